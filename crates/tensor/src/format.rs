@@ -1,0 +1,73 @@
+//! The formats that weights are stored in and computed from.
+
+use std::fmt;
+
+use crate::quant;
+
+/// How the numbers of a weight are stored. A row is a whole number of blocks; plain formats have blocks of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WeightFormat {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// The upper half of a binary32.
+    BF16,
+    /// Blocks of 32 signed bytes with one binary16 scale: [`quant::q8_0`].
+    Q8_0,
+}
+
+impl WeightFormat {
+    /// Every format, in declaration order.
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::BF16, Self::Q8_0];
+
+    /// The published name, as files and reports spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::BF16 => "BF16",
+            Self::Q8_0 => "Q8_0",
+        }
+    }
+
+    /// Weights in one block.
+    pub fn block_len(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::Q8_0 => quant::q8_0::BLOCK_LEN,
+        }
+    }
+
+    /// Bytes of one block.
+    pub fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::Q8_0 => size_of::<quant::q8_0::Block>(),
+        }
+    }
+
+    /// The alignment in bytes that a typed view of this format needs.
+    pub fn align(self) -> usize {
+        match self {
+            Self::F32 => align_of::<f32>(),
+            Self::F16 | Self::BF16 => align_of::<u16>(),
+            Self::Q8_0 => align_of::<quant::q8_0::Block>(),
+        }
+    }
+
+    /// Bytes of a row of `len` weights, or `None` when `len` is not a whole number of blocks or the size overflows.
+    pub fn row_bytes(self, len: usize) -> Option<usize> {
+        if !len.is_multiple_of(self.block_len()) {
+            return None;
+        }
+        (len / self.block_len()).checked_mul(self.block_bytes())
+    }
+}
+
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,230 @@
+//! A tensor: a format, a shape, and the bytes that hold it.
+
+use bytemuck::Pod;
+use bytes::Bytes;
+use half::{bf16, f16};
+
+use crate::{WeightFormat, quant::q8_0};
+
+/// What is wrong with the bytes or the shape of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TensorError {
+    /// The last dimension is not a whole number of blocks.
+    #[error("rows of {row_len} weights do not divide into {format} blocks of {block_len}")]
+    PartialBlock {
+        /// The storage format.
+        format: WeightFormat,
+        /// Weights in a row.
+        row_len: usize,
+        /// Weights in a block.
+        block_len: usize,
+    },
+    /// The byte length does not follow from format and shape.
+    #[error("shape {shape:?} in {format} takes {expected} bytes, found {found}")]
+    ByteLength {
+        /// The storage format.
+        format: WeightFormat,
+        /// The shape asked for.
+        shape: Vec<usize>,
+        /// Bytes that format and shape take.
+        expected: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// The shape takes more bytes than this machine can address.
+    #[error("shape {shape:?} in {format} overflows the address space")]
+    TooLarge {
+        /// The storage format.
+        format: WeightFormat,
+        /// The shape asked for.
+        shape: Vec<usize>,
+    },
+}
+
+/// A row-major tensor over shared bytes: the last dimension is contiguous and made of whole blocks.
+///
+/// Cloning is cheap (the bytes are reference counted). The bytes are aligned for the typed views below: [`Tensor::new`]
+/// copies them once when the file did not align them.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    format: WeightFormat,
+    shape: Vec<usize>,
+    data: Bytes,
+}
+
+impl Tensor {
+    /// A view of `data`, which must be exactly as long as `format` and `shape` say.
+    pub fn new(format: WeightFormat, shape: Vec<usize>, data: Bytes) -> Result<Self, TensorError> {
+        let expected = Self::byte_len(format, &shape)?;
+        if data.len() != expected {
+            return Err(TensorError::ByteLength { format, shape, expected, found: data.len() });
+        }
+        let data = if data.as_ptr().align_offset(format.align()) == 0 { data } else { aligned_copy(&data) };
+        Ok(Self { format, shape, data })
+    }
+
+    /// Bytes that a tensor of this format and shape takes. A shape without dimensions is a scalar.
+    pub fn byte_len(format: WeightFormat, shape: &[usize]) -> Result<usize, TensorError> {
+        let row_len = shape.last().copied().unwrap_or(1);
+        let too_large = || TensorError::TooLarge { format, shape: shape.to_vec() };
+        if !row_len.is_multiple_of(format.block_len()) {
+            return Err(TensorError::PartialBlock { format, row_len, block_len: format.block_len() });
+        }
+        let rows = shape.iter().rev().skip(1).try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(too_large)?;
+        format.row_bytes(row_len).and_then(|bytes| bytes.checked_mul(rows)).ok_or_else(too_large)
+    }
+
+    /// Packs `values` (row-major, as many as `shape` has) into `format`; rounding is to nearest even, or as the
+    /// format's file says.
+    pub fn from_f32(format: WeightFormat, shape: Vec<usize>, values: &[f32]) -> Result<Self, TensorError> {
+        let f32_bytes = Self::byte_len(WeightFormat::F32, &shape)?;
+        if size_of_val(values) != f32_bytes {
+            let found = size_of_val(values);
+            return Err(TensorError::ByteLength { format: WeightFormat::F32, shape, expected: f32_bytes, found });
+        }
+        let expected = Self::byte_len(format, &shape)?;
+        let mut bytes = Vec::with_capacity(expected);
+        match format {
+            WeightFormat::F32 => bytes.extend_from_slice(bytemuck::cast_slice(values)),
+            WeightFormat::F16 => values.iter().for_each(|&v| bytes.extend(f16::from_f32(v).to_le_bytes())),
+            WeightFormat::BF16 => values.iter().for_each(|&v| bytes.extend(bf16::from_f32(v).to_le_bytes())),
+            WeightFormat::Q8_0 => {
+                for block in values.as_chunks::<{ q8_0::BLOCK_LEN }>().0 {
+                    bytes.extend_from_slice(bytemuck::bytes_of(&q8_0::pack(block)));
+                }
+            }
+        }
+        Self::new(format, shape, Bytes::from(bytes))
+    }
+
+    /// How the numbers are stored.
+    pub fn format(&self) -> WeightFormat {
+        self.format
+    }
+
+    /// Dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Weights in a row: the last dimension (1 for a scalar).
+    pub fn row_len(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Rows: the product of all dimensions but the last.
+    pub fn num_rows(&self) -> usize {
+        self.shape.iter().rev().skip(1).product()
+    }
+
+    /// Bytes of one row.
+    pub fn row_bytes(&self) -> usize {
+        self.format.row_bytes(self.row_len()).expect("`new` checked the row")
+    }
+
+    /// The bytes as stored.
+    pub fn bytes(&self) -> &Bytes {
+        &self.data
+    }
+
+    /// The elements as `T`: one of f32, f16, bf16, or a format's block. `T` must be the type of [`Tensor::format`].
+    pub fn as_slice<T: Pod>(&self) -> &[T] {
+        assert_eq!(size_of::<T>(), self.format.block_bytes(), "a typed view of {} as another type", self.format);
+        bytemuck::cast_slice(&self.data)
+    }
+
+    /// Writes row `row` as f32, exactly what the stored numbers mean. `out` has [`Tensor::row_len`] elements.
+    pub fn row_to_f32(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.row_len(), "one f32 for each weight of the row");
+        let bytes = &self.data[row * self.row_bytes()..(row + 1) * self.row_bytes()];
+        match self.format {
+            WeightFormat::F32 => out.copy_from_slice(bytemuck::cast_slice(bytes)),
+            WeightFormat::F16 => widen(bytes, out, f16::to_f32),
+            WeightFormat::BF16 => widen(bytes, out, bf16::to_f32),
+            WeightFormat::Q8_0 => {
+                let blocks: &[q8_0::Block] = bytemuck::cast_slice(bytes);
+                for (out, block) in out.as_chunks_mut::<{ q8_0::BLOCK_LEN }>().0.iter_mut().zip(blocks) {
+                    *out = q8_0::unpack(block);
+                }
+            }
+        }
+    }
+
+    /// All weights as f32, row-major.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.num_rows() * self.row_len()];
+        if self.row_len() > 0 {
+            for (row, out) in values.chunks_exact_mut(self.row_len()).enumerate() {
+                self.row_to_f32(row, out);
+            }
+        }
+        values
+    }
+}
+
+fn widen<T: Pod>(bytes: &[u8], out: &mut [f32], to_f32: impl Fn(T) -> f32) {
+    for (out, &value) in out.iter_mut().zip(bytemuck::cast_slice::<u8, T>(bytes)) {
+        *out = to_f32(value);
+    }
+}
+
+/// A copy whose first byte is 4-byte aligned, which every format accepts.
+fn aligned_copy(data: &[u8]) -> Bytes {
+    struct Words(Vec<u32>, usize);
+    impl AsRef<[u8]> for Words {
+        fn as_ref(&self) -> &[u8] {
+            &bytemuck::cast_slice(&self.0)[..self.1]
+        }
+    }
+    let mut words = vec![0u32; data.len().div_ceil(4)];
+    bytemuck::cast_slice_mut::<u32, u8>(&mut words)[..data.len()].copy_from_slice(data);
+    Bytes::from_owner(Words(words, data.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_keeps_what_it_can_represent() {
+        let values: Vec<f32> = (0..128).map(|i| (i as f32 - 64.0) * 0.5).collect();
+        for format in WeightFormat::ALL {
+            let tensor = Tensor::from_f32(format, vec![2, 64], &values).unwrap();
+            let bound = if format == WeightFormat::Q8_0 { 32.0 / 127.0 * 0.51 } else { 0.0 };
+            for (found, expected) in tensor.to_f32().iter().zip(&values) {
+                assert!((found - expected).abs() <= bound, "{format}: {found} for {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn packing_what_was_unpacked_gives_the_same_blocks() {
+        let values: Vec<f32> = (0..64).map(|i| ((i * 37 % 64) as f32 - 31.0) * 0.013).collect();
+        let packed = Tensor::from_f32(WeightFormat::Q8_0, vec![64], &values).unwrap();
+        let again = Tensor::from_f32(WeightFormat::Q8_0, vec![64], &packed.to_f32()).unwrap();
+        let codes = |t: &Tensor| t.as_slice::<q8_0::Block>().iter().map(|b| b.codes).collect::<Vec<_>>();
+        assert_eq!(codes(&packed), codes(&again));
+    }
+
+    #[test]
+    fn unaligned_bytes_are_copied_once_and_read_the_same() {
+        let values = [1.0f32, -2.5, 3.25];
+        let mut shifted = vec![0u8];
+        shifted.extend_from_slice(bytemuck::cast_slice(&values));
+        for offset in [0, 1] {
+            let bytes = Bytes::from(shifted.clone()).slice(1..);
+            let bytes = if offset == 0 { Bytes::copy_from_slice(&bytes) } else { bytes };
+            assert_eq!(Tensor::new(WeightFormat::F32, vec![3], bytes).unwrap().to_f32(), values);
+        }
+    }
+
+    #[test]
+    fn wrong_sizes_are_refused_by_name() {
+        let error = Tensor::new(WeightFormat::Q8_0, vec![2, 33], Bytes::new()).unwrap_err();
+        assert_eq!(error.to_string(), "rows of 33 weights do not divide into Q8_0 blocks of 32");
+        let error = Tensor::new(WeightFormat::F16, vec![2, 3], Bytes::from_static(&[0; 11])).unwrap_err();
+        assert_eq!(error.to_string(), "shape [2, 3] in F16 takes 12 bytes, found 11");
+        let error = Tensor::byte_len(WeightFormat::F32, &[usize::MAX, usize::MAX]).unwrap_err();
+        assert!(matches!(error, TensorError::TooLarge { .. }));
+    }
+}
