@@ -1,1 +1,113 @@
-//! Placeholder.
+//! What a device backend is: it says what it supports, loads a plan with its weights, compiles it for step shapes, and
+//! replays.
+//!
+//! Knows nothing of models: only plans, tensors and step inputs.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use plan::{KvLayout, Op, Plan, StepError, StepInput, StepShape};
+use tensor::{Tensor, WeightFormat};
+
+/// Why a backend could not load, compile or run.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// An op, or a format in it, that the backend has no kernel for.
+    #[error("device `{device}` has no kernel for `{op}` with {formats}; choose another --device or weight format")]
+    Unsupported {
+        /// The device's name.
+        device: String,
+        /// The op's name.
+        op: &'static str,
+        /// The formats of the op's weights.
+        formats: String,
+    },
+    /// Tensors that do not match the plan.
+    #[error("weight `{name}` of the plan has shape {expected:?}, but the tensor given has {found:?}")]
+    WrongWeight {
+        /// The weight's name.
+        name: String,
+        /// The plan's shape.
+        expected: Vec<usize>,
+        /// The tensor's shape.
+        found: Vec<usize>,
+    },
+    /// The device's memory does not hold what was asked for.
+    #[error("device `{device}` cannot hold {what} of {needed_bytes} bytes; use a smaller --ctx-size or model")]
+    OutOfMemory {
+        /// The device's name.
+        device: String,
+        /// What did not fit: the KV cache, the activations.
+        what: &'static str,
+        /// Its size.
+        needed_bytes: u64,
+    },
+    /// A step input that contradicts the plan or the cache: a bug of the caller.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// The device failed in a way of its own.
+    #[error("device `{device}` failed: {reason}")]
+    Device {
+        /// The device's name.
+        device: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The name that flags and reports use: `cpu`.
+    pub name: String,
+    /// What it is to a person: processor, instruction set, threads.
+    pub description: String,
+    /// Memory that weights and cache can use, in bytes.
+    pub memory_bytes: u64,
+}
+
+/// A device that can run plans.
+pub trait Backend {
+    /// What the device is.
+    fn device(&self) -> &DeviceInfo;
+
+    /// Whether there is a kernel for `op` with weights in these formats (in the order of [`Op::weights`]).
+    fn supports(&self, op: &Op, formats: &[WeightFormat]) -> bool;
+
+    /// Places weights (in the order of [`Plan::weights`]) and cache on the device. Every op must be supported:
+    /// [`check_load`] says so by name.
+    fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError>;
+}
+
+/// A plan on a device, with its weights and its cache.
+pub trait Executable: Send {
+    /// Makes the program for steps of up to `shape`, so that no later step pays for it.
+    fn compile(&mut self, shape: StepShape) -> Result<(), BackendError>;
+
+    /// Runs one step with the smallest program that holds it (compiled now if there is none). Returns the logits,
+    /// (outputs, vocab_size) row-major, valid until the next step.
+    fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError>;
+}
+
+/// The checks that every backend's `load` makes first: each weight has the plan's shape, each op has a kernel.
+pub fn check_load(backend: &dyn Backend, plan: &Plan, weights: &[Tensor]) -> Result<(), BackendError> {
+    for (index, info) in plan.weights.iter().enumerate() {
+        let found = weights.get(index).map(|tensor| tensor.shape().to_vec()).unwrap_or_default();
+        if found != info.shape {
+            return Err(BackendError::WrongWeight { name: info.name.clone(), expected: info.shape.clone(), found });
+        }
+    }
+    for op in &plan.ops {
+        let formats: Vec<_> = op.weights().iter().map(|weight| weights[weight.index()].format()).collect();
+        if !backend.supports(op, &formats) {
+            let names = formats.iter().map(|format| format.name()).collect::<Vec<_>>();
+            return Err(BackendError::Unsupported {
+                device: backend.device().name.clone(),
+                op: op.name(),
+                formats: if names.is_empty() { "no weights".to_owned() } else { names.join(", ") },
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,1 +1,20 @@
-//! Placeholder.
+//! The plan: *what* a model computes, as a short list of typed ops over named weights.
+//!
+//! A model file writes textbook ops through [`Graph`]; passes fuse them; a backend compiles
+//! them. The reference interpreter is the executable meaning of every op, in f64, and the oracle of every kernel. [`StepInput`] is
+//! all that changes between two steps of one compiled plan.
+//!
+//! Knows nothing of backends, devices, file formats or weight dtypes: a weight is a name and a shape here.
+
+#![forbid(unsafe_code)]
+
+mod build;
+mod ir;
+mod step;
+
+pub use build::{AnyShape, BuildError, Graph, Heads, WeightSource, Weights};
+pub use ir::{
+    Activation, Attention, KvLayer, Linear, Norm, Op, Plan, Rope, RopeScaling, Rows, Value, ValueInfo, WeightId,
+    WeightInfo,
+};
+pub use step::{BlockCopy, KvFormat, KvLayout, SequenceSpan, StepError, StepInput, StepShape};

@@ -1,0 +1,242 @@
+//! The builder that model files write through: textbook ops, in forward order, with every weight asked for by name and
+//! shape.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use crate::{
+    Activation, Attention, KvLayer, Linear, Norm, Op, Plan, Rope, Rows, Value, ValueInfo, WeightId, WeightInfo,
+};
+
+/// Where shapes come from while a plan is built: a checkpoint's headers, or nothing at all.
+pub trait WeightSource {
+    /// The shape of the weight called `name`, if there is one.
+    fn shape(&self, name: &str) -> Option<Vec<usize>>;
+
+    /// Whether weights that are asked for with any shape exist: true only where no checkpoint stands behind the plan.
+    fn has_everything(&self) -> bool {
+        false
+    }
+}
+
+/// A source that has every weight in whatever shape it is asked for: for plans without a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct AnyShape;
+
+impl WeightSource for AnyShape {
+    fn shape(&self, _name: &str) -> Option<Vec<usize>> {
+        None
+    }
+
+    fn has_everything(&self) -> bool {
+        true
+    }
+}
+
+impl WeightSource for HashMap<String, Vec<usize>> {
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.get(name).cloned()
+    }
+}
+
+/// Why a plan could not be built from a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    /// The checkpoint lacks a weight.
+    #[error("the checkpoint has no tensor `{name}` (expected with shape {expected:?}): is a shard missing?")]
+    MissingWeight {
+        /// The name asked for.
+        name: String,
+        /// The shape that the configuration implies.
+        expected: Vec<usize>,
+    },
+    /// A weight's shape contradicts the configuration.
+    #[error("tensor `{name}` has shape {found:?}, but the configuration implies {expected:?}")]
+    WrongShape {
+        /// The name asked for.
+        name: String,
+        /// The shape in the checkpoint.
+        found: Vec<usize>,
+        /// The shape that the configuration implies.
+        expected: Vec<usize>,
+    },
+}
+
+/// The weights of a checkpoint under a name prefix, `model.layers.3.`.
+pub struct Weights<'a> {
+    source: &'a dyn WeightSource,
+    taken: &'a RefCell<Vec<WeightInfo>>,
+    prefix: String,
+}
+
+impl<'a> Weights<'a> {
+    /// The weights below `prefix`, which is joined with a dot.
+    pub fn at(&self, prefix: impl std::fmt::Display) -> Weights<'a> {
+        Weights { source: self.source, taken: self.taken, prefix: format!("{}{prefix}.", self.prefix) }
+    }
+
+    /// The weight called `name`, which must have `shape`.
+    pub fn get<const N: usize>(&self, name: &str, shape: [usize; N]) -> Result<WeightId, BuildError> {
+        let name = format!("{}{name}", self.prefix);
+        let expected = shape.to_vec();
+        match self.source.shape(&name) {
+            Some(found) if found == expected => {}
+            Some(found) => return Err(BuildError::WrongShape { name, found, expected }),
+            None if self.source.has_everything() => {}
+            None => return Err(BuildError::MissingWeight { name, expected }),
+        }
+        let mut taken = self.taken.borrow_mut();
+        // Tied weights are asked for twice and are one weight.
+        let index = taken.iter().position(|weight| weight.name == name).unwrap_or_else(|| {
+            taken.push(WeightInfo { name, shape: expected });
+            taken.len() - 1
+        });
+        Ok(WeightId(index as u32))
+    }
+
+    /// The projection `name`: `name.weight` of (out_features, in_features), and `name.bias` where `bias` says so.
+    pub fn linear(
+        &self,
+        name: &str,
+        out_features: usize,
+        in_features: usize,
+        bias: bool,
+    ) -> Result<Linear, BuildError> {
+        let weight = self.get(&format!("{name}.weight"), [out_features, in_features])?;
+        let bias = bias.then(|| self.get(&format!("{name}.bias"), [out_features])).transpose()?;
+        Ok(Linear { weight, bias })
+    }
+
+    /// The norm `name`: `name.weight` of (width,).
+    pub fn norm(&self, name: &str, width: usize, eps: f32) -> Result<Norm, BuildError> {
+        Ok(Norm { weight: self.get(&format!("{name}.weight"), [width])?, eps })
+    }
+}
+
+/// A plan under construction. Shape mistakes in a model file are bugs and panic; a checkpoint that does not fit is an
+/// error of [`Weights`].
+pub struct Graph {
+    values: Vec<ValueInfo>,
+    ropes: Vec<Rope>,
+    kv_layers: Vec<KvLayer>,
+    ops: Vec<Op>,
+}
+
+impl Graph {
+    /// Builds a plan: `forward` writes the ops and returns the logits, (outputs, vocab_size).
+    pub fn build<E: From<BuildError>>(
+        model_type: &str,
+        context_len: usize,
+        source: &dyn WeightSource,
+        forward: impl FnOnce(&mut Graph, &Weights<'_>) -> Result<Value, E>,
+    ) -> Result<Plan, E> {
+        let mut graph = Graph { values: vec![], ropes: vec![], kv_layers: vec![], ops: vec![] };
+        let taken = RefCell::new(Vec::new());
+        let logits = forward(&mut graph, &Weights { source, taken: &taken, prefix: String::new() })?;
+        let Graph { values, ropes, kv_layers, ops } = graph;
+        Ok(Plan {
+            model_type: model_type.to_owned(),
+            vocab_size: values[logits.index()].width,
+            values,
+            weights: taken.into_inner(),
+            ropes,
+            kv_layers,
+            ops,
+            logits,
+            context_len,
+        })
+    }
+
+    /// Rows of the embedding table for the step's tokens: (tokens, hidden_size).
+    pub fn embed(&mut self, table: WeightId, hidden_size: usize) -> Value {
+        let out = self.define(Rows::Tokens, hidden_size);
+        self.ops.push(Op::Embed { table, out });
+        out
+    }
+
+    /// RMSNorm of each slice of `x` that is as wide as the norm's weight.
+    pub fn rms_norm(&mut self, x: Value, norm: Norm) -> Value {
+        let out = self.define_like(x);
+        self.ops.push(Op::RmsNorm { x, norm, out });
+        out
+    }
+
+    /// x · Wᵀ + b: (rows, out_features).
+    pub fn linear(&mut self, x: Value, linear: Linear, out_features: usize) -> Value {
+        let out = self.define(self.info(x).rows, out_features);
+        self.ops.push(Op::Linear { x, linear, out });
+        out
+    }
+
+    /// Each head of `x` turned by its token's position.
+    pub fn rope(&mut self, x: Value, rope: &Rope) -> Value {
+        let index = self.ropes.iter().position(|known| known == rope).unwrap_or_else(|| {
+            self.ropes.push(rope.clone());
+            self.ropes.len() - 1
+        });
+        let out = self.define_like(x);
+        self.ops.push(Op::Rope { x, rope: index, out });
+        out
+    }
+
+    /// Causal attention of `q` over a new cache layer, to which this step's `k` and `v` are appended first.
+    pub fn attention(&mut self, q: Value, k: Value, v: Value, heads: Heads) -> Value {
+        let layer = self.kv_layers.len();
+        let Heads { heads, kv_heads, head_dim, scale, window } = heads;
+        self.kv_layers.push(KvLayer { kv_heads, head_dim });
+        self.ops.push(Op::KvWrite { layer, k, v });
+        let out = self.define_like(q);
+        self.ops.push(Op::Attention { q, attention: Attention { layer, heads, scale, window }, out });
+        out
+    }
+
+    /// activation(gate) · up.
+    pub fn glu(&mut self, gate: Value, up: Value, activation: Activation) -> Value {
+        let out = self.define_like(gate);
+        self.ops.push(Op::Glu { gate, up, activation, out });
+        out
+    }
+
+    /// a + b.
+    pub fn add(&mut self, a: Value, b: Value) -> Value {
+        let out = self.define_like(a);
+        self.ops.push(Op::Add { a, b, out });
+        out
+    }
+
+    /// The rows whose logits are wanted: (outputs, width).
+    pub fn select_outputs(&mut self, x: Value) -> Value {
+        let out = self.define(Rows::Outputs, self.info(x).width);
+        self.ops.push(Op::SelectOutputs { x, out });
+        out
+    }
+
+    fn info(&self, value: Value) -> ValueInfo {
+        self.values[value.index()]
+    }
+
+    fn define_like(&mut self, x: Value) -> Value {
+        let ValueInfo { rows, width } = self.info(x);
+        self.define(rows, width)
+    }
+
+    fn define(&mut self, rows: Rows, width: usize) -> Value {
+        self.values.push(ValueInfo { rows, width });
+        Value(u32::try_from(self.values.len() - 1).expect("a plan has fewer than 2^32 values"))
+    }
+}
+
+/// The heads of an attention layer, as a model file gives them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// `num_attention_heads`.
+    pub heads: usize,
+    /// `num_key_value_heads`.
+    pub kv_heads: usize,
+    /// Features in a head.
+    pub head_dim: usize,
+    /// Scores are q·k · scale.
+    pub scale: f32,
+    /// A token sees the last `window` positions, itself included; `None` sees all.
+    pub window: Option<usize>,
+}
