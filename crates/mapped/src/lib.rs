@@ -1,1 +1,114 @@
-//! Placeholder.
+//! Files mapped into memory, as reference-counted [`Bytes`]: the only place where files meet `unsafe`.
+//!
+//! Knows nothing of what the bytes mean. A mapping is read only and shared, so several processes that use one model
+//! share one copy of it in memory.
+//!
+//! The one promise a mapping cannot keep: if another process truncates the file, reading what is gone raises SIGBUS.
+//! [`install_sigbus_message`] turns that into a message and an exit code instead of a bare crash.
+
+#[cfg(unix)]
+mod sigbus;
+
+use std::{
+    fs::{File, Metadata, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+use memmap2::Mmap;
+
+#[cfg(unix)]
+pub use sigbus::{TRUNCATED_EXIT_CODE, install_sigbus_message};
+
+/// Why a file could not be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// There is nothing at this path.
+    #[error("there is no file `{}`: check the spelling and the current directory", path.display())]
+    Missing {
+        /// The path asked for.
+        path: PathBuf,
+    },
+    /// The path is a directory.
+    #[error("`{}` is a directory, where a file was expected", path.display())]
+    Directory {
+        /// The path asked for.
+        path: PathBuf,
+    },
+    /// A fifo, socket or device: such a file has no length to map.
+    #[error("`{}` is not a regular file (a pipe, socket or device cannot be mapped): copy it to a file first", path.display())]
+    NotRegular {
+        /// The path asked for.
+        path: PathBuf,
+    },
+    /// The file has no bytes.
+    #[error("`{}` is empty: is the download complete?", path.display())]
+    Empty {
+        /// The path asked for.
+        path: PathBuf,
+    },
+    /// The operating system refused to open the file.
+    #[error("cannot open `{}`", path.display())]
+    Open {
+        /// The path asked for.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The operating system refused to map the file.
+    #[error("cannot map the {len} bytes of `{}` into memory", path.display())]
+    Map {
+        /// The path asked for.
+        path: PathBuf,
+        /// The file's length in bytes.
+        len: u64,
+        /// What the operating system said.
+        source: io::Error,
+    },
+}
+
+/// Maps the whole of the regular file at `path`, read only. Pages are read from disk as they are touched; the mapping
+/// lives as long as the last slice of the returned bytes.
+pub fn map(path: &Path) -> Result<Bytes, MapError> {
+    let open_error = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound => MapError::Missing { path: path.into() },
+        _ => MapError::Open { path: path.into(), source },
+    };
+    // Looked at before it is opened, because opening some devices has effects; and again after, because it may have
+    // been replaced in between.
+    regular_file_len(path, &path.metadata().map_err(open_error)?)?;
+    let file = open(path).map_err(open_error)?;
+    let len = regular_file_len(path, &file.metadata().map_err(open_error)?)?;
+    let map_error = |source| MapError::Map { path: path.into(), len, source };
+    // SAFETY: the mapping is read only and we hand out shared slices of it. That nobody else writes to the file while
+    // it is mapped cannot be enforced: every reader of these bytes checks what it reads and keeps no assumption about
+    // bytes it has read before, and a file that shrinks ends the process (see `sigbus`).
+    let map = unsafe { Mmap::map(&file) }.map_err(map_error)?;
+    #[cfg(unix)]
+    let map = sigbus::Watched::new(map);
+    Ok(Bytes::from_owner(map))
+}
+
+fn regular_file_len(path: &Path, metadata: &Metadata) -> Result<u64, MapError> {
+    let path = || path.to_path_buf();
+    if metadata.is_dir() {
+        return Err(MapError::Directory { path: path() });
+    }
+    if !metadata.is_file() {
+        return Err(MapError::NotRegular { path: path() });
+    }
+    if metadata.len() == 0 {
+        return Err(MapError::Empty { path: path() });
+    }
+    Ok(metadata.len())
+}
+
+/// Opens for reading, without waiting: a file that became a fifo since it was looked at must not block.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    options.open(path)
+}

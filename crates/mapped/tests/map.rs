@@ -1,0 +1,56 @@
+//! What `map` accepts, and its message for everything else.
+
+use std::{error::Error, fs, path::Path};
+
+use mapped::map;
+
+#[test]
+fn a_file_is_mapped_whole_and_slices_keep_it_alive() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), b"0123456789").unwrap();
+    let tail = map(file.path()).unwrap().slice(7..);
+    drop(file);
+    assert_eq!(tail, &b"789"[..]);
+}
+
+#[test]
+fn everything_else_has_a_clear_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let message = |path: &Path| map(path).unwrap_err().to_string().replace(&folder.path().display().to_string(), "DIR");
+    fs::write(at("empty"), b"").unwrap();
+    assert_eq!(message(&at("absent")), "there is no file `DIR/absent`: check the spelling and the current directory");
+    assert_eq!(message(folder.path()), "`DIR` is a directory, where a file was expected");
+    assert_eq!(message(&at("empty")), "`DIR/empty` is empty: is the download complete?");
+    assert_eq!(
+        message(Path::new("/dev/null")),
+        "`/dev/null` is not a regular file (a pipe, socket or device cannot be mapped): copy it to a file first"
+    );
+    assert_eq!(message(&at("empty/inside")), "cannot open `DIR/empty/inside`: Not a directory (os error 20)");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_fifo_is_refused_without_waiting_for_a_writer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    assert!(map(&path).unwrap_err().to_string().contains("is not a regular file"));
+}
+
+#[cfg(unix)]
+#[test]
+#[expect(clippy::print_stderr, reason = "a skipped test says why")]
+fn an_unreadable_file_says_so() {
+    use std::os::unix::fs::PermissionsExt;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), b"secret").unwrap();
+    fs::set_permissions(file.path(), fs::Permissions::from_mode(0o000)).unwrap();
+    if fs::File::open(file.path()).is_ok() {
+        eprintln!("skipped: this user may read every file");
+        return;
+    }
+    let error = map(file.path()).unwrap_err();
+    assert!(error.to_string().starts_with("cannot open `"), "{error}");
+    assert_eq!(error.source().unwrap().to_string(), "Permission denied (os error 13)");
+}
