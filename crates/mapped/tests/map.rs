@@ -17,7 +17,11 @@ fn a_file_is_mapped_whole_and_slices_keep_it_alive() {
 fn everything_else_has_a_clear_message() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let message = |path: &Path| map(path).unwrap_err().to_string().replace(&folder.path().display().to_string(), "DIR");
+    let message = |path: &Path| {
+        let error = map(path).unwrap_err();
+        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+        format!("{error}{cause}").replace(&folder.path().display().to_string(), "DIR")
+    };
     fs::write(at("empty"), b"").unwrap();
     assert_eq!(message(&at("absent")), "there is no file `DIR/absent`: check the spelling and the current directory");
     assert_eq!(message(folder.path()), "`DIR` is a directory, where a file was expected");
