@@ -18,6 +18,12 @@ impl Value {
     }
 }
 
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.0)
+    }
+}
+
 impl WeightId {
     /// Its place in [`Plan::weights`], which is also its place in the list of tensors that a backend loads.
     pub fn index(self) -> usize {
@@ -378,6 +384,29 @@ impl Op {
         }
     }
 
+    /// Visits every value that the op reads or defines, for passes that renumber.
+    pub(crate) fn for_each_value_mut(&mut self, mut visit: impl FnMut(&mut Value)) {
+        match self {
+            Self::Embed { out, .. } => visit(out),
+            Self::RmsNorm { x, out, .. }
+            | Self::Linear { x, out, .. }
+            | Self::Rope { x, out, .. }
+            | Self::SelectOutputs { x, out }
+            | Self::NormGlu { x, out, .. }
+            | Self::Logits { x, out, .. } => [x, out].into_iter().for_each(visit),
+            Self::Attention { q, out, .. } => [q, out].into_iter().for_each(visit),
+            Self::KvWrite { k, v, .. } => [k, v].into_iter().for_each(visit),
+            Self::Glu { gate, up, out, .. } => [gate, up, out].into_iter().for_each(visit),
+            Self::Add { a, b, out } => [a, b, out].into_iter().for_each(visit),
+            Self::LinearResidual { x, residual, out, .. } => [x, residual, out].into_iter().for_each(visit),
+            Self::RopeKvWrite { q, k, v, q_out, .. } => [q, k, v, q_out].into_iter().for_each(visit),
+            Self::NormLinear { x, projections, .. } => {
+                visit(x);
+                projections.iter_mut().for_each(|(_, out)| visit(out));
+            }
+        }
+    }
+
     /// The weights that the op reads.
     pub fn weights(&self) -> Vec<WeightId> {
         fn of_linear(linear: &Linear) -> impl Iterator<Item = WeightId> {
@@ -450,7 +479,7 @@ impl Plan {
 impl fmt::Display for Plan {
     /// One line an op: `v3, v4 = norm_linear(v2; model.layers.0.input_layernorm.weight, …)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |values: Vec<Value>| values.iter().map(|v| format!("v{}", v.0)).collect::<Vec<_>>().join(", ");
+        let list = |values: Vec<Value>| values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
         for op in &self.ops {
             let weights = op.weights().iter().map(|&w| self.weight(w).name.clone()).collect::<Vec<_>>().join(", ");
             let outputs = list(op.outputs());

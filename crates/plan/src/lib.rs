@@ -10,11 +10,18 @@
 
 mod build;
 mod ir;
+mod memory;
+mod passes;
+pub mod reference;
 mod step;
+mod verify;
 
 pub use build::{AnyShape, BuildError, Graph, Heads, WeightSource, Weights};
 pub use ir::{
     Activation, Attention, KvLayer, Linear, Norm, Op, Plan, Rope, RopeScaling, Rows, Value, ValueInfo, WeightId,
     WeightInfo,
 };
+pub use memory::{MemoryError, MemoryPlan};
+pub use passes::{fuse, restrict_outputs};
 pub use step::{BlockCopy, KvFormat, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
+pub use verify::{VerifyError, verify};

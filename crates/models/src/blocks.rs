@@ -1,0 +1,44 @@
+//! What several architectures share word for word. What differs stays in their files.
+
+use plan::{Activation, BuildError, Graph, Linear, Value, Weights};
+
+use crate::Config;
+
+/// `mlp`: down(silu(gate(x)) · up(x)), (tokens, hidden_size).
+pub(crate) fn swiglu_mlp(
+    g: &mut Graph,
+    w: &Weights<'_>,
+    cfg: &Config,
+    bias: bool,
+    x: Value,
+) -> Result<Value, BuildError> {
+    let (hidden, intermediate) = (cfg.hidden_size, cfg.intermediate_size);
+    let gate = g.linear(x, w.linear("gate_proj", intermediate, hidden, bias)?, intermediate);
+    let up = g.linear(x, w.linear("up_proj", intermediate, hidden, bias)?, intermediate);
+    let h = g.glu(gate, up, Activation::Silu);
+    Ok(g.linear(h, w.linear("down_proj", hidden, intermediate, bias)?, hidden))
+}
+
+/// `model.embed_tokens`, then `layer` for each of `model.layers.N`, then `model.norm` and `lm_head` (the embedding table
+/// again where they are tied) on the rows whose logits are wanted: (outputs, vocab_size).
+pub(crate) fn decoder<E: From<BuildError>>(
+    g: &mut Graph,
+    w: &Weights<'_>,
+    cfg: &Config,
+    layer: impl Fn(&mut Graph, &Weights<'_>, usize, Value) -> Result<Value, E>,
+) -> Result<Value, E> {
+    let &Config { hidden_size: hidden, vocab_size: vocab, rms_norm_eps: eps, .. } = cfg;
+    let model = w.at("model");
+    let embed_tokens = model.get("embed_tokens.weight", [vocab, hidden])?;
+    let mut x = g.embed(embed_tokens, hidden);
+    for index in 0..cfg.num_hidden_layers {
+        x = layer(g, &model.at(format_args!("layers.{index}")), index, x)?;
+    }
+    let x = g.rms_norm(x, model.norm("norm", hidden, eps)?);
+    let x = g.select_outputs(x);
+    let lm_head = match cfg.tie_word_embeddings {
+        true => Linear { weight: embed_tokens, bias: None },
+        false => w.linear("lm_head", vocab, hidden, false)?,
+    };
+    Ok(g.linear(x, lm_head, vocab))
+}

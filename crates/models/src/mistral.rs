@@ -1,0 +1,40 @@
+//! Mistral: a Llama-style decoder without biases, whose every layer sees a sliding window of `sliding_window` positions
+//! (null in later releases: all of them). `head_dim` may differ from hidden_size / num_attention_heads. Reference: the
+//! checkpoint's published modelling code.
+
+use plan::{Graph, Plan, Value, WeightSource, Weights};
+use serde_json::json;
+
+use crate::{Config, ModelError, blocks};
+
+pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Result<Plan, ModelError> {
+    let defaults = json!({
+        "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "sliding_window": 4096,
+    });
+    let cfg = Config::read(config, &defaults)?;
+    Graph::build("mistral", cfg.max_position_embeddings, source, |g, w| {
+        blocks::decoder(g, w, &cfg, |g, w, _, x| layer(g, w, &cfg, x))
+    })
+}
+
+fn layer(g: &mut Graph, w: &Weights<'_>, cfg: &Config, x: Value) -> Result<Value, ModelError> {
+    let &Config { hidden_size: hidden, rms_norm_eps: eps, .. } = cfg;
+    let h = g.rms_norm(x, w.norm("input_layernorm", hidden, eps)?);
+    let h = attention(g, &w.at("self_attn"), cfg, h)?;
+    let x = g.add(x, h);
+    let h = g.rms_norm(x, w.norm("post_attention_layernorm", hidden, eps)?);
+    let h = blocks::swiglu_mlp(g, &w.at("mlp"), cfg, false, h)?;
+    Ok(g.add(x, h))
+}
+
+fn attention(g: &mut Graph, w: &Weights<'_>, cfg: &Config, x: Value) -> Result<Value, ModelError> {
+    let &Config { hidden_size: hidden, head_dim, .. } = cfg;
+    let (q_width, kv_width) = (cfg.num_attention_heads * head_dim, cfg.num_key_value_heads * head_dim);
+    let q = g.linear(x, w.linear("q_proj", q_width, hidden, false)?, q_width);
+    let k = g.linear(x, w.linear("k_proj", kv_width, hidden, false)?, kv_width);
+    let v = g.linear(x, w.linear("v_proj", kv_width, hidden, false)?, kv_width);
+    let (q, k) = (g.rope(q, &cfg.rope), g.rope(k, &cfg.rope));
+    let o = g.attention(q, k, v, cfg.heads(cfg.sliding_window));
+    Ok(g.linear(o, w.linear("o_proj", hidden, q_width, false)?, hidden))
+}

@@ -1,0 +1,142 @@
+//! The architectures by name, and the one way from a `config.json` to a verified plan.
+
+use plan::{BuildError, Plan, VerifyError, WeightSource, verify};
+use serde_json::Value;
+
+use crate::{ConfigError, llama, mistral, qwen2, qwen3};
+
+/// Why a checkpoint has no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// An architecture that no file here covers.
+    #[error("architecture `{found}` is not supported; supported: {}", SUPPORTED.join(", "))]
+    UnknownArchitecture {
+        /// `model_type`, or the class in `architectures`.
+        found: String,
+    },
+    /// Neither `model_type` nor `architectures`.
+    #[error("config.json names no architecture: `model_type` is missing, expected one of {}", SUPPORTED.join(", "))]
+    NoArchitecture,
+    /// A field of config.json.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A weight that is missing or has another shape.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A model file wrote a plan that does not verify: a bug here, not in the checkpoint.
+    #[error("the plan of this model is inconsistent (please report it): {0}")]
+    Verify(#[from] VerifyError),
+}
+
+type Build = fn(&Value, &dyn WeightSource) -> Result<Plan, ModelError>;
+
+/// `model_type`, the class in `architectures`, and the file.
+const ARCHITECTURES: [(&str, &str, Build); 4] = [
+    ("llama", "LlamaForCausalLM", llama::plan),
+    ("mistral", "MistralForCausalLM", mistral::plan),
+    ("qwen2", "Qwen2ForCausalLM", qwen2::plan),
+    ("qwen3", "Qwen3ForCausalLM", qwen3::plan),
+];
+
+/// Every `model_type` that [`build_plan`] covers.
+pub const SUPPORTED: [&str; ARCHITECTURES.len()] = {
+    let mut names = [""; ARCHITECTURES.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = ARCHITECTURES[index].0;
+        index += 1;
+    }
+    names
+};
+
+/// The plan of the model that `config`, a `config.json`, describes, in textbook ops. Every weight is asked of `source`
+/// by name and shape.
+pub fn build_plan(config: &Value, source: &dyn WeightSource) -> Result<Plan, ModelError> {
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    let class = config.pointer("/architectures/0").and_then(Value::as_str);
+    let known = ARCHITECTURES.iter().find(|(name, known_class, _)| match model_type {
+        Some(model_type) => model_type == *name,
+        None => class == Some(known_class),
+    });
+    let Some((_, _, build)) = known else {
+        return Err(match model_type.or(class) {
+            Some(found) => ModelError::UnknownArchitecture { found: found.to_owned() },
+            None => ModelError::NoArchitecture,
+        });
+    };
+    let plan = build(config, source)?;
+    verify(&plan)?;
+    Ok(plan)
+}
+
+/// The tensors among `names` that `plan` does not read: each is a part of the model that would be silently left out, so
+/// a loader refuses them.
+///
+/// Two kinds are harmless and not reported: the head of a model whose head is tied to the embedding, which some
+/// checkpoints store a second time, and `rotary_emb.inv_freq`, which old ones store although it follows from the
+/// configuration.
+pub fn unread<'a>(plan: &Plan, names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let read: std::collections::HashSet<_> = plan.weights.iter().map(|weight| weight.name.as_str()).collect();
+    let harmless = |name: &str| name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq");
+    names.into_iter().filter(|name| !read.contains(name) && !harmless(name)).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use plan::AnyShape;
+    use serde_json::json;
+
+    use super::*;
+
+    fn tiny() -> Value {
+        json!({
+            "model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12,
+            "num_hidden_layers": 1, "num_attention_heads": 2,
+        })
+    }
+
+    #[test]
+    fn an_unknown_architecture_is_refused_with_the_list_of_known_ones() {
+        let error = build_plan(&json!({ "model_type": "mamba" }), &AnyShape).unwrap_err().to_string();
+        assert_eq!(error, "architecture `mamba` is not supported; supported: llama, mistral, qwen2, qwen3");
+        let error = build_plan(&json!({ "architectures": ["GPT2LMHeadModel"] }), &AnyShape).unwrap_err().to_string();
+        assert!(error.starts_with("architecture `GPT2LMHeadModel` is not supported"), "{error}");
+        let error = build_plan(&json!([]), &AnyShape).unwrap_err().to_string();
+        assert!(error.starts_with("config.json names no architecture"), "{error}");
+    }
+
+    #[test]
+    fn the_class_stands_in_for_a_missing_model_type() {
+        let mut config = tiny();
+        config.as_object_mut().unwrap().remove("model_type");
+        config["architectures"] = json!(["LlamaForCausalLM"]);
+        assert_eq!(build_plan(&config, &AnyShape).unwrap().model_type, "llama");
+    }
+
+    #[test]
+    fn tensors_that_nobody_reads_are_named() {
+        let mut config = tiny();
+        config["tie_word_embeddings"] = json!(true);
+        let plan = build_plan(&config, &AnyShape).unwrap();
+        let extra = "model.layers.0.self_attn.q_proj.bias";
+        let inv_freq = "model.layers.0.self_attn.rotary_emb.inv_freq";
+        let names = plan.weights.iter().map(|weight| weight.name.as_str());
+        assert_eq!(unread(&plan, names.chain(["lm_head.weight", inv_freq, extra])), [extra]);
+    }
+
+    #[test]
+    fn a_missing_or_misshapen_tensor_is_named_with_both_shapes() {
+        let plan = build_plan(&tiny(), &AnyShape).unwrap();
+        let all = || plan.weights.iter().map(|weight| (weight.name.clone(), weight.shape.clone()));
+        let mut shapes: std::collections::HashMap<_, _> = all().collect();
+        assert_eq!(build_plan(&tiny(), &shapes).unwrap(), plan);
+        shapes.insert("model.layers.0.mlp.up_proj.weight".to_owned(), vec![12, 9]);
+        let error = build_plan(&tiny(), &shapes).unwrap_err().to_string();
+        let expected =
+            "tensor `model.layers.0.mlp.up_proj.weight` has shape [12, 9], but the configuration implies [12, 8]";
+        assert_eq!(error, expected);
+        shapes.remove("model.layers.0.mlp.up_proj.weight");
+        let error = build_plan(&tiny(), &shapes).unwrap_err().to_string();
+        assert!(error.starts_with("the checkpoint has no tensor `model.layers.0.mlp.up_proj.weight`"), "{error}");
+    }
+}
