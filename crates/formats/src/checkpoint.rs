@@ -1,0 +1,512 @@
+//! A whole checkpoint: configuration, tokenizer, chat templates and named tensors, whatever files it comes in.
+//!
+//! Names and configuration are those of Hugging Face checkpoints; a GGUF file is translated by `gguf_names`. Files
+//! are opened by the caller's function, so that nothing here maps memory; a checkpoint inside the binary or a test is
+//! a list of named bytes.
+
+use std::{collections::BTreeMap, error::Error, fs, io, path::Path};
+
+use bytes::Bytes;
+use half::{bf16, f16};
+use serde_json::Value as Json;
+use tensor::{Tensor, WeightFormat, quant::q8_0};
+
+use crate::{
+    Completeness, FormatError,
+    config::{ChatTemplates, ModelConfig},
+    error::shown,
+    gguf::{Gguf, vocabulary::GgufVocabulary},
+    gguf_names,
+    safetensors::Safetensors,
+    shards::ShardIndex,
+};
+
+const CONFIG: &str = "config.json";
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Opens a file and returns all of its bytes, usually as a mapping.
+pub type OpenFile<'a> = dyn Fn(&Path) -> Result<Bytes, Box<dyn Error + Send + Sync>> + 'a;
+
+/// An open checkpoint. Tensors are read when they are asked for; until then a mapped file costs no memory.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// `config.json`, or what it would be: always an object.
+    pub config: Json,
+    /// `generation_config.json`, or what it would be; an empty object when there is none.
+    pub generation_config: Json,
+    /// The vocabulary, in the form the checkpoint has it.
+    pub tokenizer: TokenizerSource,
+    /// The chat templates.
+    pub chat_templates: ChatTemplates,
+    /// What else the files say of themselves, for reports: keys and values in words, in the file's order.
+    pub metadata: Vec<(String, String)>,
+    files: Vec<WeightFile>,
+    tensors: BTreeMap<String, Location>,
+    ignored: Vec<String>,
+}
+
+/// Where the vocabulary is.
+#[derive(Clone, Debug)]
+pub enum TokenizerSource {
+    /// `tokenizer.json`, and `tokenizer_config.json` (an empty object when there is none).
+    HuggingFace {
+        /// The file, unread.
+        tokenizer_json: Bytes,
+        /// Which special tokens there are and what is added to a prompt.
+        tokenizer_config: Json,
+    },
+    /// The keys of a GGUF file.
+    Gguf(Box<GgufVocabulary>),
+    /// There is none.
+    None,
+}
+
+/// What is known of a tensor before it is read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorInfo {
+    /// The checkpoint's name.
+    pub name: String,
+    /// The name in the file.
+    pub source_name: String,
+    /// The published name of its type.
+    pub type_name: &'static str,
+    /// The format it is computed from; `None` for types that [`Checkpoint::tensor`] refuses.
+    pub format: Option<WeightFormat>,
+    /// Dimensions, outermost first.
+    pub shape: Vec<u64>,
+    /// Its size in the file.
+    pub bytes: u64,
+    /// The file it lies in.
+    pub file: String,
+}
+
+#[derive(Debug)]
+struct WeightFile {
+    name: String,
+    container: Container,
+}
+
+#[derive(Debug)]
+enum Container {
+    Gguf { gguf: Box<Gguf>, architecture: String },
+    Safetensors(Safetensors),
+}
+
+#[derive(Debug)]
+struct Location {
+    file: usize,
+    source_name: String,
+}
+
+impl Checkpoint {
+    /// Opens a folder (safetensors, single or sharded, with `config.json`; or one GGUF file), a `.gguf` file, or a
+    /// `.safetensors` file with `config.json` beside it.
+    pub fn open(path: &Path, open_file: &OpenFile<'_>) -> Result<Self, FormatError> {
+        Self::open_as(path, open_file, Completeness::Whole)
+    }
+
+    /// As [`Checkpoint::open`], for files of which the data may be missing: tells names, shapes and configuration.
+    pub fn open_headers(path: &Path, open_file: &OpenFile<'_>) -> Result<Self, FormatError> {
+        Self::open_as(path, open_file, Completeness::HeaderOnly)
+    }
+
+    /// A checkpoint in memory, as the files a folder would hold.
+    pub fn from_bytes(files: &[(&str, Bytes)]) -> Result<Self, FormatError> {
+        let read = |name: &str| {
+            let found = files.iter().find(|(file, _)| *file == name);
+            found.map(|(_, bytes)| bytes.clone()).ok_or_else(|| missing_file(name, ""))
+        };
+        let names = files.iter().map(|(name, _)| (*name).into()).collect();
+        Folder { path: "memory".into(), names, read: &read, completeness: Completeness::Whole }.open()
+    }
+
+    fn open_as(path: &Path, open_file: &OpenFile<'_>, completeness: Completeness) -> Result<Self, FormatError> {
+        let shown_path = shown(&path.display().to_string());
+        let is_dir = match path.metadata() {
+            Ok(metadata) => metadata.is_dir(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(FormatError::MissingPath { path: shown_path });
+            }
+            Err(source) => return Err(FormatError::Folder { path: shown_path, source }),
+        };
+        let folder_path = if is_dir { path } else { path.parent().unwrap_or(Path::new("")) };
+        let read = |name: &str| open_file(&folder_path.join(name)).map_err(FormatError::Open);
+        let folder =
+            |names| Folder { path: shown(&folder_path.display().to_string()), names, read: &read, completeness };
+        if is_dir {
+            return folder(list(path).map_err(|source| FormatError::Folder { path: shown_path, source })?).open();
+        }
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if name.ends_with(".safetensors") || name == INDEX {
+            let listing_path = if folder_path.as_os_str().is_empty() { Path::new(".") } else { folder_path };
+            let names = list(listing_path).map_err(|source| FormatError::Folder { path: shown_path, source })?;
+            return folder(names).open_safetensors(&name);
+        }
+        // Whatever it is called: a file in a content-addressed cache has no extension.
+        let bytes = folder(Vec::new()).read(&name)?;
+        if name.ends_with(".gguf") || bytes.starts_with(b"GGUF") {
+            return Self::from_gguf(&name, bytes, completeness);
+        }
+        Err(FormatError::UnknownExtension { path: shown_path })
+    }
+
+    /// The tensor with this checkpoint name: a view of the file, except where rows have to be put back in the
+    /// checkpoint's order (q and k of the GGUF architecture `llama`). Vectors (norms, biases) are checked to be
+    /// finite; matrices by [`Checkpoint::check_finite`], because that reads them.
+    pub fn tensor(&self, name: &str) -> Result<Tensor, FormatError> {
+        let (location, file) = self.locate(name)?;
+        let tensor = file.tensor(&location.source_name, &self.config).map_err(|error| error.in_file(&file.name))?;
+        if tensor.shape().len() <= 1 {
+            finite(name, &tensor).map_err(|error| error.in_file(&file.name))?;
+        }
+        Ok(tensor)
+    }
+
+    /// Reads a tensor and says where the first NaN or infinity is, if there is one.
+    pub fn check_finite(&self, name: &str) -> Result<(), FormatError> {
+        let (location, file) = self.locate(name)?;
+        let tensor = file.tensor(&location.source_name, &self.config);
+        tensor.and_then(|tensor| finite(name, &tensor)).map_err(|error| error.in_file(&file.name))
+    }
+
+    /// The checkpoint's names of all tensors, sorted.
+    pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// What is known of every tensor, sorted by name.
+    pub fn tensor_infos(&self) -> impl ExactSizeIterator<Item = TensorInfo> {
+        self.tensors.iter().map(|(name, location)| {
+            let file = &self.files[location.file];
+            file.info(name, &location.source_name).expect("the location was made from this file's table")
+        })
+    }
+
+    /// Tensors in the files that are no weights: RoPE tables that the configuration implies.
+    pub fn ignored(&self) -> &[String] {
+        &self.ignored
+    }
+
+    /// Bytes of all tensors.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensor_infos().map(|info| info.bytes).sum()
+    }
+
+    /// The files that hold the tensors.
+    pub fn weight_files(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.files.iter().map(|file| file.name.as_str())
+    }
+
+    /// The configuration with typed getters.
+    pub fn model_config(&self) -> ModelConfig {
+        ModelConfig::new(CONFIG, self.config.as_object().cloned().unwrap_or_default())
+    }
+
+    /// The ids that end a generation: those of `generation_config.json`, or else of `config.json`.
+    pub fn eos_token_ids(&self) -> Result<Vec<u32>, FormatError> {
+        let generation = self.generation_config.as_object().cloned().unwrap_or_default();
+        let ids = ModelConfig::new("generation_config.json", generation).token_ids("eos_token_id")?;
+        if ids.is_empty() { self.model_config().token_ids("eos_token_id") } else { Ok(ids) }
+    }
+
+    fn locate(&self, name: &str) -> Result<(&Location, &WeightFile), FormatError> {
+        let found = self.tensors.get(name).and_then(|location| Some((location, self.files.get(location.file)?)));
+        found.ok_or_else(|| FormatError::MissingTensor { tensor: shown(name), found: self.tensors.len() })
+    }
+
+    fn from_gguf(name: &str, bytes: Bytes, completeness: Completeness) -> Result<Self, FormatError> {
+        Self::read_gguf(name, bytes, completeness).map_err(|error| error.in_file(name))
+    }
+
+    fn read_gguf(name: &str, bytes: Bytes, completeness: Completeness) -> Result<Self, FormatError> {
+        let gguf = Gguf::read_as(bytes, completeness)?;
+        let parts = gguf.metadata().u64("split.count")?.unwrap_or(1);
+        if parts > 1 {
+            let part = gguf.metadata().u64("split.no")?.unwrap_or(0).saturating_add(1);
+            return Err(FormatError::SplitGguf { part, parts });
+        }
+        let vocabulary = GgufVocabulary::read(gguf.metadata())?;
+        let config = gguf_names::config(&gguf, vocabulary.as_ref(), completeness)?;
+        let mut tensors = BTreeMap::new();
+        let mut ignored = Vec::new();
+        for info in gguf.tensors() {
+            if gguf_names::is_configuration(info) {
+                ignored.push(info.name().into());
+                continue;
+            }
+            let location = Location { file: 0, source_name: info.name().into() };
+            let checkpoint_name = gguf_names::checkpoint_name(info.name());
+            if tensors.insert(checkpoint_name, location).is_some() {
+                return Err(FormatError::DuplicateTensor { tensor: shown(info.name()) });
+            }
+        }
+        let metadata = gguf.metadata().iter().map(|(key, value)| (shown(key), value.summary())).collect();
+        let generation_config = gguf_names::generation_config(vocabulary.as_ref());
+        let chat_templates = gguf_chat_templates(&gguf)?;
+        let architecture = gguf_names::architecture(gguf.metadata())?.into();
+        let container = Container::Gguf { gguf: Box::new(gguf), architecture };
+        Ok(Self {
+            config: config.into(),
+            generation_config: generation_config.into(),
+            tokenizer: vocabulary.map_or(TokenizerSource::None, |v| TokenizerSource::Gguf(Box::new(v))),
+            chat_templates,
+            metadata,
+            files: vec![WeightFile { name: name.into(), container }],
+            tensors,
+            ignored,
+        })
+    }
+}
+
+/// A folder on disk or in memory: the names in it, and a way to read one.
+struct Folder<'a> {
+    /// For messages.
+    path: String,
+    names: Vec<String>,
+    read: &'a dyn Fn(&str) -> Result<Bytes, FormatError>,
+    completeness: Completeness,
+}
+
+impl Folder<'_> {
+    /// Chooses the weights: `model.safetensors`, else the index, else the one GGUF file, else the one safetensors file.
+    fn open(&self) -> Result<Checkpoint, FormatError> {
+        if let Some(name) = [SINGLE, INDEX].into_iter().find(|name| self.has(name)) {
+            return self.open_safetensors(name);
+        }
+        let with = |end: &str| self.names.iter().filter(|name| name.ends_with(end)).map(String::as_str).collect();
+        let mut ggufs: Vec<&str> = with(".gguf");
+        ggufs.retain(|name| !name.starts_with("mmproj")); // the vision part of a model, never the whole
+        let safetensors: Vec<&str> = with(".safetensors");
+        match (ggufs.as_slice(), safetensors.as_slice()) {
+            ([name], _) => Checkpoint::from_gguf(name, self.read(name)?, self.completeness),
+            ([], [name]) => self.open_safetensors(name),
+            ([], []) => Err(FormatError::NoWeights { path: self.path.clone(), found: self.other_weights() }),
+            ([], many) | (many, _) => {
+                Err(FormatError::SeveralModels { path: self.path.clone(), files: shown(&many.join(", ")) })
+            }
+        }
+    }
+
+    /// What else is there, when there are no weights that can be read.
+    fn other_weights(&self) -> &'static str {
+        let any = |ends: &[&str]| self.names.iter().any(|name| ends.iter().any(|end| name.ends_with(end)));
+        if any(&[".bin", ".pt", ".pth", ".ckpt"]) {
+            "; it has weights as Python pickles, which can run code when they are read: convert them to safetensors"
+        } else if any(&[".safetensors.part", ".gguf.part", ".incomplete"]) {
+            "; it has a download that was not finished: start it again"
+        } else if self.names.is_empty() {
+            "; it is empty"
+        } else {
+            ""
+        }
+    }
+
+    /// The checkpoint whose weights are in the file `name`, or in the shards of the index that lists it.
+    fn open_safetensors(&self, name: &str) -> Result<Checkpoint, FormatError> {
+        let index = if name != SINGLE && self.has(INDEX) {
+            let index = ShardIndex::read(&self.read(INDEX)?).map_err(|error| error.in_file(INDEX))?;
+            Some(index).filter(|index| name == INDEX || index.shards().contains_key(name))
+        } else {
+            None
+        };
+        // The configuration first: its absence is the more telling message.
+        if !self.has(CONFIG) {
+            return Err(missing_file(CONFIG, ", and says what model they are"));
+        }
+        let config = self.json(CONFIG)?;
+        let mut files = Vec::new();
+        match &index {
+            None => files.push(self.weights(name, None)?),
+            Some(index) => {
+                for (shard, listed) in index.shards() {
+                    if !self.has(shard) {
+                        return Err(missing_file(shard, &format!(" ({listed} tensors are listed there): fetch it")));
+                    }
+                    files.push(self.weights(shard, Some(index))?);
+                }
+            }
+        }
+        let tokenizer_config = self.optional_json("tokenizer_config.json")?;
+        let jinja = self.optional("chat_template.jinja")?;
+        let template_json = self.optional_json("chat_template.json")?;
+        let chat_templates = ChatTemplates::read(
+            tokenizer_config.as_ref().unwrap_or(&ModelConfig::default()),
+            jinja.as_ref(),
+            template_json.as_ref(),
+        )?;
+        let tokenizer_config = tokenizer_config.unwrap_or_default().into_value();
+        let tokenizer = match self.optional("tokenizer.json")? {
+            Some(tokenizer_json) => TokenizerSource::HuggingFace { tokenizer_json, tokenizer_config },
+            None => TokenizerSource::None,
+        };
+        let generation_config = self.optional_json("generation_config.json")?.unwrap_or_default();
+        let mut checkpoint = Checkpoint {
+            config: config.into_value(),
+            generation_config: generation_config.into_value(),
+            tokenizer,
+            chat_templates,
+            metadata: Vec::new(),
+            files,
+            tensors: BTreeMap::new(),
+            ignored: Vec::new(),
+        };
+        checkpoint.index_safetensors()?;
+        Ok(checkpoint)
+    }
+
+    fn weights(&self, name: &str, index: Option<&ShardIndex>) -> Result<WeightFile, FormatError> {
+        let bytes = self.read(name)?;
+        let read = || {
+            let file = Safetensors::read_as(bytes, self.completeness)?;
+            index.map_or(Ok(()), |index| index.check(name, &file))?;
+            Ok(WeightFile { name: name.into(), container: Container::Safetensors(file) })
+        };
+        read().map_err(|error: FormatError| error.in_file(name))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.names.iter().any(|file| file == name)
+    }
+
+    /// The bytes of a file that must be one of ours: not a placeholder that a failed download left behind.
+    fn read(&self, name: &str) -> Result<Bytes, FormatError> {
+        let bytes = (self.read)(name)?;
+        check_placeholder(&bytes).map_err(|error| error.in_file(name))?;
+        Ok(bytes)
+    }
+
+    fn optional(&self, name: &str) -> Result<Option<Bytes>, FormatError> {
+        if self.has(name) { self.read(name).map(Some) } else { Ok(None) }
+    }
+
+    fn json(&self, name: &str) -> Result<ModelConfig, FormatError> {
+        ModelConfig::read(name, &self.read(name)?)
+    }
+
+    fn optional_json(&self, name: &str) -> Result<Option<ModelConfig>, FormatError> {
+        if self.has(name) { self.json(name).map(Some) } else { Ok(None) }
+    }
+}
+
+impl Checkpoint {
+    fn index_safetensors(&mut self) -> Result<(), FormatError> {
+        for (file, weights) in self.files.iter().enumerate() {
+            let Container::Safetensors(safetensors) = &weights.container else { continue };
+            for info in safetensors.tensors() {
+                if is_rope_table(info.name()) {
+                    self.ignored.push(info.name().into());
+                    continue;
+                }
+                let location = Location { file, source_name: info.name().into() };
+                if self.tensors.insert(info.name().into(), location).is_some() {
+                    let error = FormatError::DuplicateTensor { tensor: shown(info.name()) };
+                    return Err(error.in_file(&weights.name));
+                }
+            }
+            if file == 0 {
+                self.metadata = safetensors.metadata().iter().map(|(k, v)| (shown(k), shown(v))).collect();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl WeightFile {
+    fn tensor(&self, source_name: &str, config: &Json) -> Result<Tensor, FormatError> {
+        match &self.container {
+            Container::Safetensors(file) => file.tensor(source_name),
+            Container::Gguf { gguf, architecture } => {
+                let tensor = gguf.tensor(source_name)?;
+                let config = config.as_object();
+                match config.and_then(|config| gguf_names::reordered_heads(source_name, architecture, config)) {
+                    Some(heads) => gguf_names::in_checkpoint_order(&shown(source_name), &tensor, heads),
+                    None => Ok(tensor),
+                }
+            }
+        }
+    }
+
+    fn info(&self, name: &str, source_name: &str) -> Option<TensorInfo> {
+        let (type_name, format, shape, bytes) = match &self.container {
+            Container::Safetensors(file) => {
+                let info = file.tensor_info(source_name)?;
+                (info.dtype(), info.weight_format(), info.shape().to_vec(), info.range().len())
+            }
+            Container::Gguf { gguf, .. } => {
+                let info = gguf.tensor_info(source_name)?;
+                (info.ggml_type().name(), info.ggml_type().weight_format(), info.shape(), info.range().len())
+            }
+        };
+        let (name, source_name, file) = (name.into(), source_name.into(), self.name.clone());
+        Some(TensorInfo { name, source_name, type_name, format, shape, bytes, file })
+    }
+}
+
+/// `tokenizer.chat_template`, and `tokenizer.chat_template.NAME` for others.
+fn gguf_chat_templates(gguf: &Gguf) -> Result<ChatTemplates, FormatError> {
+    const KEY: &str = "tokenizer.chat_template";
+    let metadata = gguf.metadata();
+    let mut templates = ChatTemplates { default: metadata.str(KEY)?.map(String::from), named: Vec::new() };
+    for (key, _) in metadata.iter() {
+        if let Some(name) = key.strip_prefix(KEY).and_then(|rest| rest.strip_prefix('.'))
+            && let Some(template) = metadata.str(key)?
+        {
+            templates.named.push((name.into(), template.into()));
+        }
+    }
+    Ok(templates)
+}
+
+/// Buffers that old checkpoints hold beside the weights, and that follow from the configuration.
+fn is_rope_table(name: &str) -> bool {
+    [".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"].iter().any(|end| name.ends_with(end))
+}
+
+/// What a failed download leaves under the name of a model.
+fn check_placeholder(bytes: &[u8]) -> Result<(), FormatError> {
+    if bytes.is_empty() {
+        return Err(FormatError::Empty);
+    }
+    if bytes.starts_with(b"version https://git-lfs.github.com/spec/") {
+        return Err(FormatError::LfsPointer);
+    }
+    let start: Vec<u8> = bytes.trim_ascii_start().iter().take(14).map(u8::to_ascii_lowercase).collect();
+    if start.starts_with(b"<!doctype html") || start.starts_with(b"<html") {
+        return Err(FormatError::WebPage);
+    }
+    Ok(())
+}
+
+fn missing_file(name: &str, why: &str) -> FormatError {
+    FormatError::MissingFile { file: shown(name), why: why.into() }
+}
+
+/// The names in a folder, sorted.
+fn list(path: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// An error that names the first NaN or infinity. In block formats only scales can be one.
+fn finite(name: &str, tensor: &Tensor) -> Result<(), FormatError> {
+    let first = match tensor.format() {
+        WeightFormat::F32 => first_bad(tensor.as_slice::<f32>(), |&v| v, 1),
+        WeightFormat::F16 => first_bad(tensor.as_slice::<f16>(), |v| v.to_f32(), 1),
+        WeightFormat::BF16 => first_bad(tensor.as_slice::<bf16>(), |v| v.to_f32(), 1),
+        WeightFormat::Q8_0 => first_bad(tensor.as_slice::<q8_0::Block>(), |v| v.scale.to_f32(), q8_0::BLOCK_LEN),
+    };
+    match first {
+        Some((index, value)) => Err(FormatError::NotFinite { tensor: shown(name), value, index }),
+        None => Ok(()),
+    }
+}
+
+fn first_bad<T>(values: &[T], value: impl Fn(&T) -> f32, block_len: usize) -> Option<(usize, f32)> {
+    let mut values = values.iter().map(value).enumerate();
+    values.find(|(_, value)| !value.is_finite()).map(|(i, value)| (i * block_len, value))
+}

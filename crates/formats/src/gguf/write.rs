@@ -1,0 +1,132 @@
+//! Writing GGUF version 3: the header, then each tensor at a multiple of the alignment.
+
+use std::io::{self, Write};
+
+use bytes::Bytes;
+use tensor::Tensor;
+
+use super::{DEFAULT_ALIGNMENT, GgmlType, Gguf, Value};
+use crate::FormatError;
+
+/// What goes into a GGUF file, in order. Nothing is checked here that [`Gguf::read`] does not check again.
+#[derive(Clone, Debug, Default)]
+pub struct GgufWriter {
+    metadata: Vec<(String, Value)>,
+    tensors: Vec<Entry>,
+    alignment: Option<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    name: String,
+    ggml_type: GgmlType,
+    /// Innermost first, as in the file.
+    dims: Vec<u64>,
+    data: Bytes,
+}
+
+impl GgufWriter {
+    /// An empty file.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Everything that is in `gguf`, to be changed or written again.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self, FormatError> {
+        let mut writer = Self::new();
+        for (key, value) in gguf.metadata().iter() {
+            writer.metadata(key, value.clone());
+        }
+        for info in gguf.tensors() {
+            writer.raw_tensor(info.name(), info.ggml_type(), info.dims(), gguf.tensor_bytes(info)?);
+        }
+        Ok(writer)
+    }
+
+    /// Adds a key. `general.alignment` also sets the alignment of the data.
+    pub fn metadata(&mut self, key: &str, value: Value) -> &mut Self {
+        if let ("general.alignment", Value::U32(alignment)) = (key, &value) {
+            self.alignment = Some(*alignment);
+        }
+        self.metadata.push((key.into(), value));
+        self
+    }
+
+    /// Adds a tensor.
+    pub fn tensor(&mut self, name: &str, tensor: &Tensor) -> &mut Self {
+        let dims: Vec<u64> = tensor.shape().iter().rev().map(|&d| d as u64).collect();
+        self.raw_tensor(name, GgmlType::of(tensor.format()), &dims, tensor.bytes().clone())
+    }
+
+    /// Adds a tensor of any type; `dims` are innermost first.
+    pub fn raw_tensor(&mut self, name: &str, ggml_type: GgmlType, dims: &[u64], data: Bytes) -> &mut Self {
+        self.tensors.push(Entry { name: name.into(), ggml_type, dims: dims.into(), data });
+        self
+    }
+
+    /// Writes the file, without holding it in memory.
+    pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
+        let alignment = u64::from(self.alignment.unwrap_or(DEFAULT_ALIGNMENT)).max(1);
+        let mut header = Vec::new();
+        header.extend(b"GGUF");
+        header.extend(3u32.to_le_bytes());
+        header.extend((self.tensors.len() as u64).to_le_bytes());
+        header.extend((self.metadata.len() as u64).to_le_bytes());
+        for (key, value) in &self.metadata {
+            write_string(&mut header, key);
+            header.extend((value.value_type() as u32).to_le_bytes());
+            write_value(&mut header, value);
+        }
+        let mut offset = 0u64;
+        for tensor in &self.tensors {
+            write_string(&mut header, &tensor.name);
+            header.extend((tensor.dims.len() as u32).to_le_bytes());
+            tensor.dims.iter().for_each(|dim| header.extend(dim.to_le_bytes()));
+            header.extend(tensor.ggml_type.id().to_le_bytes());
+            header.extend(offset.to_le_bytes());
+            offset = (offset + tensor.data.len() as u64).next_multiple_of(alignment);
+        }
+        out.write_all(&header)?;
+        write_padding(out, header.len(), alignment)?;
+        for tensor in &self.tensors {
+            out.write_all(&tensor.data)?;
+            write_padding(out, tensor.data.len(), alignment)?;
+        }
+        Ok(())
+    }
+
+    /// The file in memory.
+    pub fn to_bytes(&self) -> Bytes {
+        let mut out = Vec::new();
+        self.write_to(&mut out).expect("writing to a Vec does not fail");
+        out.into()
+    }
+}
+
+fn write_string(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+fn write_value(out: &mut Vec<u8>, value: &Value) {
+    match value {
+        Value::U8(v) => out.extend(v.to_le_bytes()),
+        Value::I8(v) => out.extend(v.to_le_bytes()),
+        Value::U16(v) => out.extend(v.to_le_bytes()),
+        Value::I16(v) => out.extend(v.to_le_bytes()),
+        Value::U32(v) => out.extend(v.to_le_bytes()),
+        Value::I32(v) => out.extend(v.to_le_bytes()),
+        Value::F32(v) => out.extend(v.to_le_bytes()),
+        Value::Bool(v) => out.push(u8::from(*v)),
+        Value::String(v) => write_string(out, v),
+        Value::Array(v) => v.write_to(out),
+        Value::U64(v) => out.extend(v.to_le_bytes()),
+        Value::I64(v) => out.extend(v.to_le_bytes()),
+        Value::F64(v) => out.extend(v.to_le_bytes()),
+    }
+}
+
+fn write_padding(out: &mut impl Write, written: usize, alignment: u64) -> io::Result<()> {
+    let padding = (written as u64).next_multiple_of(alignment) - written as u64;
+    io::copy(&mut io::Read::take(io::repeat(0), padding), out).map(|_| ())
+}

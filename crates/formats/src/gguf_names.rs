@@ -1,0 +1,328 @@
+//! The one table from GGUF's names to those of Hugging Face checkpoints: tensors, and metadata to `config.json` keys.
+//!
+//! Sources   llama.cpp's `gguf-py/gguf/constants.py` and `tensor_mapping.py` for GGUF's names; `config.json` of the
+//!           published checkpoints for the others.
+//! Rows      llama.cpp's converter stores the rows of `q_proj` and `k_proj` of the `llama` architecture in another
+//!           order (pairs that RoPE rotates lie beside each other); [`checkpoint_row_order`] says which, and the
+//!           checkpoint reader undoes it. Other architectures keep the checkpoint's order.
+
+use serde_json::{Map, Value as Json, json};
+use tensor::Tensor;
+
+use crate::{
+    Completeness, FormatError,
+    gguf::{Gguf, GgufTensor, Metadata, Value, vocabulary::GgufVocabulary},
+};
+
+/// Tensors outside the layers.
+const MODEL_TENSORS: [(&str, &str); 3] = [
+    ("token_embd.weight", "model.embed_tokens.weight"),
+    ("output_norm.weight", "model.norm.weight"),
+    ("output.weight", "lm_head.weight"),
+];
+
+/// Tensors of layer N: `blk.N.X.weight` is `model.layers.N.Y.weight`, and the same for `bias`.
+const LAYER_TENSORS: [(&str, &str); 11] = [
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// What each RoPE frequency is divided by (Llama 3): part of the configuration here, not a weight.
+pub const ROPE_FREQS: &str = "rope_freqs.weight";
+
+/// `general.architecture`, the `model_type` and the class in `config.json`. Mistral's checkpoints were converted as
+/// `llama`; with a sliding window they are told apart again below.
+const ARCHITECTURES: [(&str, &str, &str); 4] = [
+    ("llama", "llama", "LlamaForCausalLM"),
+    ("mistral", "mistral", "MistralForCausalLM"),
+    ("qwen2", "qwen2", "Qwen2ForCausalLM"),
+    ("qwen3", "qwen3", "Qwen3ForCausalLM"),
+];
+
+/// Keys that are copied, `{architecture}.X` to `Y`, when they are there.
+const COPIED_INTEGERS: [(&str, &str); 8] = [
+    ("block_count", "num_hidden_layers"),
+    ("embedding_length", "hidden_size"),
+    ("feed_forward_length", "intermediate_size"),
+    ("context_length", "max_position_embeddings"),
+    ("attention.key_length", "head_dim"),
+    ("attention.sliding_window", "sliding_window"),
+    ("expert_count", "num_local_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+];
+
+/// Floats that are copied in the same way.
+const COPIED_FLOATS: [(&str, &str); 2] =
+    [("attention.layer_norm_rms_epsilon", "rms_norm_eps"), ("rope.freq_base", "rope_theta")];
+
+/// The checkpoint's name of a GGUF tensor; a name that is not in the table stays as it is, so that it is reported by
+/// the name the user can find in the file.
+pub fn checkpoint_name(gguf_name: &str) -> String {
+    if let Some((_, name)) = MODEL_TENSORS.iter().find(|(gguf, _)| *gguf == gguf_name) {
+        return (*name).into();
+    }
+    layer_tensor(gguf_name).unwrap_or_else(|| gguf_name.into())
+}
+
+fn layer_tensor(gguf_name: &str) -> Option<String> {
+    let (layer, rest) = gguf_name.strip_prefix("blk.")?.split_once('.')?;
+    let (tensor, kind) = rest.split_once('.').filter(|(_, kind)| ["weight", "bias"].contains(kind))?;
+    let (_, name) = LAYER_TENSORS.iter().find(|(gguf, _)| *gguf == tensor)?;
+    // Only the plain decimal form, so that no two names of a file become one.
+    let layer = layer.parse::<u32>().ok().filter(|number| number.to_string() == layer)?;
+    Some(format!("model.layers.{layer}.{name}.{kind}"))
+}
+
+/// How many heads the rows of this tensor were reordered by, or `None` when its rows are as in the checkpoint.
+pub(crate) fn reordered_heads(gguf_name: &str, architecture: &str, config: &Map<String, Json>) -> Option<usize> {
+    if !["llama", "mistral"].contains(&architecture) {
+        return None;
+    }
+    let key = match gguf_name.strip_prefix("blk.")?.split_once('.')?.1.split_once('.')?.0 {
+        "attn_q" => "num_attention_heads",
+        "attn_k" => "num_key_value_heads",
+        _ => return None,
+    };
+    config.get(key)?.as_u64()?.try_into().ok()
+}
+
+/// For each row of the checkpoint, the row of the GGUF tensor that holds it. Within a head of `2h` rows the checkpoint
+/// has the first halves of all RoPE pairs, then the second halves; the file has pair after pair.
+pub(crate) fn checkpoint_row_order(rows: usize, heads: usize) -> Option<impl Iterator<Item = usize>> {
+    let head_dim = rows.checked_div(heads)?;
+    let divides = head_dim.checked_mul(heads) == Some(rows) && head_dim.is_multiple_of(2);
+    divides.then(|| {
+        (0..heads).flat_map(move |head| {
+            (0..2).flat_map(move |half| (0..head_dim / 2).map(move |pair| head * head_dim + 2 * pair + half))
+        })
+    })
+}
+
+/// The `config.json` that a checkpoint of this file would have. `rope_freq_factors` holds [`ROPE_FREQS`], one for each
+/// pair of a head: the frequency of pair i is divided by factor i.
+///
+/// Without the data section there are no factors, and the configuration is complete but for them.
+pub(crate) fn config(
+    gguf: &Gguf,
+    vocabulary: Option<&GgufVocabulary>,
+    completeness: Completeness,
+) -> Result<Map<String, Json>, FormatError> {
+    let metadata = gguf.metadata();
+    let architecture = architecture(metadata)?;
+    let key = |name: &str| format!("{architecture}.{name}");
+    let mut config = Map::new();
+    for (gguf_key, name) in COPIED_INTEGERS {
+        if let Some(value) = metadata.u64(&key(gguf_key))? {
+            config.insert(name.into(), value.into());
+        }
+    }
+    for (gguf_key, name) in COPIED_FLOATS {
+        if let Some(value) = metadata.f64(&key(gguf_key))? {
+            config.insert(name.into(), value.into());
+        }
+    }
+    let heads = per_layer(metadata, &key("attention.head_count"))?;
+    let kv_heads = per_layer(metadata, &key("attention.head_count_kv"))?.or(heads);
+    let head_dim = metadata.u64(&key("attention.key_length"))?;
+    let head_dim = head_dim.or_else(|| metadata.u64(&key("embedding_length")).ok()??.checked_div(heads?));
+    insert(&mut config, "num_attention_heads", heads);
+    insert(&mut config, "num_key_value_heads", kv_heads);
+    insert(&mut config, "head_dim", head_dim);
+    if let (Some(rope_dims), Some(head_dim)) = (metadata.u64(&key("rope.dimension_count"))?, head_dim)
+        && rope_dims != head_dim
+    {
+        config.insert("partial_rotary_factor".into(), json!(rope_dims as f64 / head_dim as f64));
+    }
+    let embedding_rows = gguf.tensor_info("token_embd.weight").and_then(|info| info.shape().first().copied());
+    let vocab_size = match embedding_rows {
+        Some(rows) => Some(rows),
+        None => metadata.u64(&key("vocab_size"))?.or(vocabulary.map(|v| v.tokens.len() as u64)),
+    };
+    insert(&mut config, "vocab_size", vocab_size);
+    config.insert("hidden_act".into(), "silu".into());
+    config.insert("tie_word_embeddings".into(), gguf.tensor_info("output.weight").is_none().into());
+    config.insert("attention_bias".into(), gguf.tensor_info("blk.0.attn_q.bias").is_some().into());
+    config.insert("mlp_bias".into(), gguf.tensor_info("blk.0.ffn_up.bias").is_some().into());
+    insert(&mut config, "bos_token_id", vocabulary.and_then(|v| v.bos_token_id));
+    insert(&mut config, "eos_token_id", vocabulary.and_then(|v| v.eos_token_id));
+    insert(&mut config, "rope_scaling", rope_scaling(metadata, &key)?);
+    if completeness == Completeness::Whole {
+        insert(&mut config, "rope_freq_factors", rope_freq_factors(gguf)?);
+    }
+    let (model_type, class) = model_type(architecture, &config);
+    config.insert("model_type".into(), model_type.into());
+    insert(&mut config, "architectures", class.map(|class| [class]).as_ref().map(|list| json!(list)));
+    Ok(config)
+}
+
+/// `generation_config.json` as the vocabulary implies it: every token that ends a turn ends the generation.
+pub(crate) fn generation_config(vocabulary: Option<&GgufVocabulary>) -> Map<String, Json> {
+    let mut config = Map::new();
+    let Some(vocabulary) = vocabulary else { return config };
+    insert(&mut config, "bos_token_id", vocabulary.bos_token_id);
+    insert(&mut config, "pad_token_id", vocabulary.padding_token_id);
+    let mut ends = Vec::new();
+    for id in [vocabulary.eos_token_id, vocabulary.eot_token_id, vocabulary.eom_token_id].into_iter().flatten() {
+        if !ends.contains(&id) {
+            ends.push(id);
+        }
+    }
+    insert(&mut config, "eos_token_id", (!ends.is_empty()).then(|| json!(ends)));
+    config
+}
+
+pub(crate) fn architecture(metadata: &Metadata) -> Result<&str, FormatError> {
+    const KEY: &str = "general.architecture";
+    metadata
+        .str(KEY)?
+        .ok_or_else(|| FormatError::MissingKey { key: KEY.into(), expected: "the architecture's name".into() })
+}
+
+fn model_type<'a>(architecture: &'a str, config: &Map<String, Json>) -> (&'a str, Option<&'static str>) {
+    let used = |key: &str| config.get(key).and_then(Json::as_u64).is_some_and(|value| value > 0);
+    match architecture {
+        "llama" if used("num_local_experts") => ("mixtral", Some("MixtralForCausalLM")),
+        "llama" if used("sliding_window") => ("mistral", Some("MistralForCausalLM")),
+        _ => match ARCHITECTURES.iter().find(|(gguf, ..)| *gguf == architecture) {
+            Some((_, model_type, class)) => (model_type, Some(class)),
+            // Left as it is: whoever builds the model says which architectures there are.
+            None => (architecture, None),
+        },
+    }
+}
+
+/// A number, or a list with one number per layer that are all the same.
+fn per_layer(metadata: &Metadata, key: &str) -> Result<Option<u64>, FormatError> {
+    if !matches!(metadata.get(key), Some(Value::Array(_))) {
+        return metadata.u64(key);
+    }
+    let layers = metadata.i32s(key)?.unwrap_or_default();
+    let same = layers.first().filter(|first| layers.iter().all(|layer| layer == *first));
+    let same = same.and_then(|&layer| u64::try_from(layer).ok());
+    same.map(Some).ok_or_else(|| FormatError::WrongValue {
+        key: key.into(),
+        expected: "the same positive number in every layer".into(),
+        found: "a list of different ones".into(),
+    })
+}
+
+/// `rope_scaling` in `config.json`'s form, when the file has one.
+fn rope_scaling(metadata: &Metadata, key: &dyn Fn(&str) -> String) -> Result<Option<Json>, FormatError> {
+    let linear = metadata.f64(&key("rope.scale_linear"))?; // before `rope.scaling.*` existed
+    let (rope_type, factor) = match metadata.str(&key("rope.scaling.type"))? {
+        None if linear.is_some_and(|factor| factor != 1.0) => ("linear", linear),
+        None | Some("none") => return Ok(None),
+        Some(rope_type) => (rope_type, metadata.f64(&key("rope.scaling.factor"))?),
+    };
+    let mut scaling = Map::new();
+    scaling.insert("rope_type".into(), rope_type.into());
+    insert(&mut scaling, "factor", factor);
+    insert(
+        &mut scaling,
+        "original_max_position_embeddings",
+        metadata.u64(&key("rope.scaling.original_context_length"))?,
+    );
+    insert(&mut scaling, "attention_factor", metadata.f64(&key("rope.scaling.attn_factor"))?);
+    insert(&mut scaling, "beta_fast", metadata.f64(&key("rope.scaling.yarn_beta_fast"))?);
+    insert(&mut scaling, "beta_slow", metadata.f64(&key("rope.scaling.yarn_beta_slow"))?);
+    Ok(Some(scaling.into()))
+}
+
+fn rope_freq_factors(gguf: &Gguf) -> Result<Option<Json>, FormatError> {
+    /// Far above half of any head's size.
+    const FACTORS_MAX: u64 = 1 << 12;
+    let Some(info) = gguf.tensor_info(ROPE_FREQS) else { return Ok(None) };
+    let wrong = |found: String| FormatError::WrongValue {
+        key: ROPE_FREQS.into(),
+        expected: format!("up to {FACTORS_MAX} positive finite factors"),
+        found,
+    };
+    let len: u64 = info.dims().iter().fold(1, |len, &dim| len.saturating_mul(dim));
+    if len > FACTORS_MAX {
+        return Err(wrong(format!("{len} elements")));
+    }
+    let factors = gguf.tensor(ROPE_FREQS)?.to_f32();
+    match factors.iter().find(|&&factor| !(factor.is_finite() && factor > 0.0)) {
+        Some(factor) => Err(wrong(factor.to_string())),
+        None => Ok(Some(json!(factors))),
+    }
+}
+
+fn insert(map: &mut Map<String, Json>, key: &str, value: Option<impl Into<Json>>) {
+    if let Some(value) = value {
+        map.insert(key.into(), value.into());
+    }
+}
+
+/// Whether a tensor is part of the configuration rather than a weight.
+pub(crate) fn is_configuration(info: &GgufTensor) -> bool {
+    info.name() == ROPE_FREQS
+}
+
+/// The rows of `tensor` in the checkpoint's order, copied. A vector is a column of one-element rows.
+pub(crate) fn in_checkpoint_order(name: &str, tensor: &Tensor, heads: usize) -> Result<Tensor, FormatError> {
+    let bytes = tensor.bytes();
+    let (rows, row_bytes) = match tensor.shape() {
+        [len] => (*len, bytes.len().checked_div(*len).unwrap_or(0)),
+        _ => (tensor.num_rows(), tensor.row_bytes()),
+    };
+    let wrong = || FormatError::Heads { tensor: name.into(), rows, heads };
+    let order = checkpoint_row_order(rows, heads).ok_or_else(wrong)?;
+    let mut reordered = Vec::with_capacity(bytes.len());
+    for row in order {
+        let start = row.checked_mul(row_bytes).ok_or_else(wrong)?;
+        let end = start.checked_add(row_bytes).ok_or_else(wrong)?;
+        reordered.extend_from_slice(bytes.get(start..end).ok_or_else(wrong)?);
+    }
+    Tensor::new(tensor.format(), tensor.shape().to_vec(), reordered.into()).map_err(|_| wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_table_and_others_stay() {
+        for (gguf, expected) in [
+            ("token_embd.weight", "model.embed_tokens.weight"),
+            ("blk.3.attn_q.weight", "model.layers.3.self_attn.q_proj.weight"),
+            ("blk.12.attn_k.bias", "model.layers.12.self_attn.k_proj.bias"),
+            ("blk.0.attn_q_norm.weight", "model.layers.0.self_attn.q_norm.weight"),
+            ("blk.0.ffn_norm.weight", "model.layers.0.post_attention_layernorm.weight"),
+            ("blk.03.attn_q.weight", "blk.03.attn_q.weight"),
+            ("blk.3.attn_q.scale", "blk.3.attn_q.scale"),
+            ("blk.3.ffn_gate_exps.weight", "blk.3.ffn_gate_exps.weight"),
+            ("blk.x.attn_q.weight", "blk.x.attn_q.weight"),
+        ] {
+            assert_eq!(checkpoint_name(gguf), expected);
+        }
+    }
+
+    #[test]
+    fn row_order_is_the_inverse_of_the_converter() {
+        // The converter views the rows as (heads, 2, head_dim / 2), swaps the last two axes and flattens.
+        let (heads, head_dim) = (3, 8);
+        let mut stored = Vec::new();
+        for head in 0..heads {
+            for pair in 0..head_dim / 2 {
+                for half in 0..2 {
+                    stored.push(head * head_dim + half * head_dim / 2 + pair);
+                }
+            }
+        }
+        let restored: Vec<usize> =
+            checkpoint_row_order(heads * head_dim, heads).unwrap().map(|row| stored[row]).collect();
+        assert_eq!(restored, (0..heads * head_dim).collect::<Vec<_>>());
+        assert!(checkpoint_row_order(9, 3).is_none() && checkpoint_row_order(8, 0).is_none());
+        assert!(checkpoint_row_order(10, 4).is_none());
+    }
+}

@@ -1,0 +1,163 @@
+//! JSON from a file nobody vouches for: bounded depth, a bounded number of values, no key twice.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use crate::{
+    FormatError,
+    error::shown,
+    limits::{Budget, DEPTH_MAX, JSON_VALUES_MAX, at_most},
+};
+
+/// Reads one JSON object; `what` names it in errors.
+pub(crate) fn parse_object(bytes: &[u8], what: &str) -> Result<Map<String, Value>, FormatError> {
+    let mut values_left = JSON_VALUES_MAX;
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = Bounded { depth_left: DEPTH_MAX, values_left: &mut values_left }.deserialize(&mut json);
+    let value = value.and_then(|value| json.end().map(|()| value));
+    match value.map_err(|source| FormatError::Json { what: what.into(), source })? {
+        Value::Object(map) => Ok(map),
+        other => Err(FormatError::WrongValue {
+            key: what.into(),
+            expected: "a JSON object".into(),
+            found: kind(&other).into(),
+        }),
+    }
+}
+
+/// What a JSON value is, for messages.
+pub(crate) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// Builds a [`Value`] as serde_json does, within bounds.
+struct Bounded<'a> {
+    depth_left: u32,
+    values_left: &'a mut u64,
+}
+
+impl Bounded<'_> {
+    fn inner<E: serde::de::Error>(&mut self) -> Result<Bounded<'_>, E> {
+        let depth_left = self.depth_left.checked_sub(1);
+        let depth_left = depth_left.ok_or_else(|| E::custom(format_args!("nested more than {DEPTH_MAX} deep")))?;
+        Ok(Bounded { depth_left, values_left: self.values_left })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Bounded<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        let values_left = self.values_left.checked_sub(1);
+        *self.values_left =
+            values_left.ok_or_else(|| D::Error::custom(format_args!("more than {JSON_VALUES_MAX} values")))?;
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Bounded<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(value) = seq.next_element_seed(self.inner()?)? {
+            list.push(value);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            if map.contains_key(&key) {
+                return Err(A::Error::custom(format_args!("key `{}` occurs twice", shown(&key))));
+            }
+            let value = entries.next_value_seed(self.inner()?)?;
+            map.insert(key, value);
+        }
+        Ok(Value::Object(map))
+    }
+}
+
+/// An object whose values are all strings, in its order; at most `limit` of them, and no key twice.
+pub(crate) struct StringMap<'a> {
+    /// What the entries are, in the plural, for errors.
+    pub(crate) what: &'static str,
+    pub(crate) limit: u64,
+    pub(crate) budget: &'a mut Budget,
+}
+
+impl<'de> DeserializeSeed<'de> for StringMap<'_> {
+    type Value = Vec<(String, String)>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for StringMap<'_> {
+    type Value = Vec<(String, String)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of strings")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        // Twice: a vector that grows holds its old and new half for a moment. Then the sorted keys.
+        let entry_bytes = 2 * size_of::<(String, String)>() + size_of::<&str>();
+        let mut entries: Vec<(String, String)> = Vec::new();
+        while let Some((key, value)) = map.next_entry::<String, String>()? {
+            at_most(self.limit, entries.len() as u64 + 1, &self.what).map_err(A::Error::custom)?;
+            let bytes = entry_bytes + key.len() + value.len();
+            self.budget.take(bytes as u64, &self.what).map_err(A::Error::custom)?;
+            entries.push((key, value));
+        }
+        let mut keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
+        keys.sort_unstable();
+        match keys.array_windows().find(|[a, b]| a == b) {
+            Some([key, _]) => Err(A::Error::custom(format_args!("key `{}` occurs twice", shown(key)))),
+            None => Ok(entries),
+        }
+    }
+}
