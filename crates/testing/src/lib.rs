@@ -1,1 +1,18 @@
-//! Placeholder.
+//! What tests of several crates share: deterministic generators of tensors, models and steps; derived tolerances; golden
+//! files.
+//!
+//! Knows nothing of backends: they bring themselves, and are compared with `plan::reference`.
+
+#![forbid(unsafe_code)]
+
+pub mod golden;
+pub mod random;
+pub mod steps;
+pub mod tiny;
+pub mod tolerance;
+
+pub use golden::{Golden, goldens};
+pub use random::Rng;
+pub use steps::{BlockPool, Sequence};
+pub use tiny::{MODEL_TYPES, tiny_model};
+pub use tolerance::{ActivationRounding, ErrorAnalysis};

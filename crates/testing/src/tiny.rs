@@ -1,0 +1,103 @@
+//! Tiny random models of every architecture, in every weight format.
+
+use std::sync::Arc;
+
+use plan::{AnyShape, Plan};
+use serde_json::{Value, json};
+use tensor::{Tensor, WeightFormat};
+
+use crate::Rng;
+
+/// The architectures that [`tiny_model`] makes: all there are.
+pub const MODEL_TYPES: [&str; models::SUPPORTED.len()] = models::SUPPORTED;
+
+/// A random model of two layers or three: its plan in textbook ops, and its weights in the order of the plan.
+///
+/// Shapes are as odd as the format allows: head counts that are no powers of two, heads that do not add up to the hidden
+/// size, vocabularies that are no multiple of anything, and where the architecture has them biases, windows, tied heads
+/// and stretched rotary frequencies. Projections and embeddings are in `format`; norms and biases as files have them,
+/// in `format` beside 16-bit projections and in F32 beside quantised ones.
+pub fn tiny_model(model_type: &str, seed: u64, format: WeightFormat) -> (Arc<Plan>, Vec<Tensor>) {
+    let mut rng = Rng::new(seed ^ 0x7143_0000);
+    let config = tiny_config(model_type, &mut rng, format);
+    let plan = models::build_plan(&config, &AnyShape).expect("a valid configuration");
+    let weights = random_weights(&plan, &mut rng, format);
+    (Arc::new(plan), weights)
+}
+
+/// Random weights for `plan` that keep activations of the order of one: projections have a deviation of
+/// 1/√in_features, norms lie around one.
+pub fn random_weights(plan: &Plan, rng: &mut Rng, format: WeightFormat) -> Vec<Tensor> {
+    let vector_format = if format.block_len() > 1 { WeightFormat::F32 } else { format };
+    plan.weights
+        .iter()
+        .map(|weight| match weight.shape[..] {
+            [_] if weight.name.ends_with("bias") => rng.tensor(vector_format, &weight.shape, 0.0, 0.4),
+            [_] => rng.tensor(vector_format, &weight.shape, 1.0, 0.3),
+            _ if weight.name.contains("embed_tokens") => rng.tensor(format, &weight.shape, 0.0, 0.5),
+            [.., in_features] => rng.tensor(format, &weight.shape, 0.0, 1.4 / (in_features as f32).sqrt()),
+            [] => unreachable!("the verifier refuses weights without dimensions"),
+        })
+        .collect()
+}
+
+fn tiny_config(model_type: &str, rng: &mut Rng, format: WeightFormat) -> Value {
+    let block = format.block_len();
+    let kv_heads = rng.pick(&[1, 2, 3]);
+    let heads = kv_heads * rng.pick(&[1, 2, 3]);
+    // o_proj reads heads · head_dim features, which have to be whole blocks.
+    let head_dim = if block == 1 { rng.pick(&[6, 10, 14, 16]) } else { block * rng.pick(&[1, 2]) };
+    let layers = rng.pick(&[2, 3]);
+    let mut config = json!({
+        "model_type": model_type,
+        "vocab_size": 83 + rng.below(60),
+        "hidden_size": if block == 1 { 31 + rng.below(20) } else { block * (2 + rng.below(2)) },
+        "intermediate_size": if block == 1 { 43 + rng.below(30) } else { block * (1 + rng.below(4)) },
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": rng.below(2) == 0,
+    });
+    match model_type {
+        "llama" => {
+            config["attention_bias"] = json!(rng.below(2) == 0);
+            config["mlp_bias"] = json!(rng.below(2) == 0);
+            if rng.below(2) == 0 {
+                config["rope_theta"] = json!(1000.0);
+                config["rope_scaling"] = json!({
+                    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                });
+            }
+        }
+        "mistral" => config["sliding_window"] = rng.pick(&[Some(5), Some(33), None]).into(),
+        _ => {
+            config["use_sliding_window"] = json!(true);
+            config["sliding_window"] = json!(9);
+            config["max_window_layers"] = json!(1);
+        }
+    }
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_architecture_comes_in_every_format_and_the_seed_decides() {
+        for model_type in MODEL_TYPES {
+            for format in WeightFormat::ALL {
+                let (plan, weights) = tiny_model(model_type, 7, format);
+                assert!(plan.weights.iter().zip(&weights).all(|(info, tensor)| info.shape == tensor.shape()));
+                assert!(weights.iter().any(|tensor| tensor.format() == format));
+                let (again, same) = tiny_model(model_type, 7, format);
+                assert_eq!(plan, again);
+                assert!(weights.iter().zip(&same).all(|(a, b)| a.bytes() == b.bytes()));
+            }
+        }
+    }
+}

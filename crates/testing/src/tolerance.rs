@@ -1,0 +1,314 @@
+//! Tolerances. A bound on what correct f32 arithmetic may differ from the reference by is *derived*, by a running error
+//! analysis beside the reference's own computation: no kernel of the right meaning exceeds it, in whatever order it
+//! adds, and one that drops or doubles a term does.
+
+use std::sync::Arc;
+
+use plan::reference::{self, KvCache, LinearWeights, NormWeights, RowPlace};
+use plan::{Activation, Attention, BlockCopy, KvFormat, KvLayout, Norm, Op, Plan, Rope, StepInput, Value};
+use tensor::{Tensor, WeightFormat};
+
+/// Logits of a whole f32 model: the largest difference relative to the largest logit. Two orders above what rounding
+/// alone was seen to do (`f64_max_abs_difference` in the goldens' source.toml is about 1e-6 of the largest logit).
+pub const LOGITS_RELATIVE: f64 = 1e-4;
+
+/// Normalised mean square error of a whole model whose activations are rounded to `rounding` before each projection.
+///
+/// F32: (1e-5)², ten times below [`LOGITS_RELATIVE`] because it is an average. BF16 rounds each activation by at most
+/// 2^-9 of itself, Q8 by 1/254 of its block's largest, about 1/80 of a deviation: with 20 roundings one after another, each
+/// amplified about once, an NMSE of 20 · (2^-9)² / 3 and 20 · (1/80)² / 3, and an order of magnitude for peaked attention.
+pub fn model_nmse_max(rounding: ActivationRounding) -> f64 {
+    match rounding {
+        ActivationRounding::F32 => 1e-10,
+        ActivationRounding::BF16 => 3e-4,
+        ActivationRounding::Q8Blocks => 1e-2,
+    }
+}
+
+/// Σ(found - expected)² / Σ expected².
+pub fn nmse(found: impl IntoIterator<Item = f64>, expected: &[f64]) -> f64 {
+    let error: f64 = found.into_iter().zip(expected).map(|(found, expected)| (found - expected).powi(2)).sum();
+    error / expected.iter().map(|x| x * x).sum::<f64>().max(f64::MIN_POSITIVE)
+}
+
+/// What a backend does to the activations that a projection reads, as it must state for each weight format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActivationRounding {
+    /// Nothing: products of f32.
+    F32,
+    /// Each is rounded to bf16, to nearest: by at most 2^-9 of itself.
+    BF16,
+    /// Blocks of 32 are rounded to signed bytes times the largest magnitude / 127, the scale itself kept in f16 or wider.
+    Q8Blocks,
+}
+
+impl ActivationRounding {
+    /// What each of `x` may move by; blocks begin at multiples of 32.
+    fn error(self, x: &[f64], error: &[f64]) -> Vec<f64> {
+        match self {
+            Self::F32 => vec![0.0; x.len()],
+            Self::BF16 => x.iter().zip(error).map(|(x, e)| (x.abs() + e) / 256.0).collect(),
+            Self::Q8Blocks => x
+                .chunks(32)
+                .zip(error.chunks(32))
+                .flat_map(|(x, e)| {
+                    let max = x.iter().zip(e).map(|(x, e)| x.abs() + e).fold(0.0, f64::max);
+                    // Half a code, and the scale's own rounding over at most 127 codes.
+                    std::iter::repeat_n(max * (0.5 / 127.0 + 1.0 / 1024.0), x.len())
+                })
+                .collect(),
+        }
+    }
+}
+
+/// Half the distance from 1 to the next f32.
+const ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// The relative error of `roundings` f32 operations one after another (Higham, 2002, lemma 3.1).
+fn gamma(roundings: usize) -> f64 {
+    let total = roundings as f64 * ROUNDOFF;
+    total / (1.0 - total)
+}
+
+/// Elements with what each may be off by.
+#[derive(Clone, Debug, Default)]
+struct Bounded {
+    value: Vec<f64>,
+    error: Vec<f64>,
+}
+
+impl Bounded {
+    fn exact(value: Vec<f64>) -> Self {
+        Self { error: vec![0.0; value.len()], value }
+    }
+
+    fn zip(value: Vec<f64>, error: Vec<f64>) -> Self {
+        assert_eq!(value.len(), error.len(), "a bound for each element");
+        Self { value, error }
+    }
+}
+
+/// Runs a plan of textbook ops, and beside every value how far f32 arithmetic may be from it.
+///
+/// Bounds are worst cases and grow with depth: they are sharp for one op or a few, and say little about a whole model.
+pub struct ErrorAnalysis {
+    plan: Arc<Plan>,
+    weights: Vec<Vec<f32>>,
+    rounding: Vec<ActivationRounding>,
+    cache: KvCache,
+    cache_error: KvCache,
+}
+
+impl ErrorAnalysis {
+    /// An analysis of `plan` on a backend that rounds activations as `rounding` says for each weight format.
+    pub fn new(
+        plan: Arc<Plan>,
+        weights: &[Tensor],
+        kv: KvLayout,
+        rounding: fn(WeightFormat) -> ActivationRounding,
+    ) -> Self {
+        Self {
+            weights: weights.iter().map(Tensor::to_f32).collect(),
+            rounding: weights.iter().map(|tensor| rounding(tensor.format())).collect(),
+            cache: KvCache::new(&plan.kv_layers, kv),
+            cache_error: KvCache::new(&plan.kv_layers, KvLayout { format: KvFormat::F32, ..kv }),
+            plan,
+        }
+    }
+
+    /// Runs a step. Returns the logits and the bound of each.
+    ///
+    /// # Panics
+    /// When the plan holds fused ops, or the input does not fit.
+    pub fn run(&mut self, input: &StepInput) -> (Vec<f64>, Vec<f64>) {
+        input.check(self.plan.vocab_size, self.cache.layout()).expect("a well-formed step");
+        for &BlockCopy { from, to } in &input.block_copies {
+            self.cache.copy_block(from as usize, to as usize);
+            self.cache_error.copy_block(from as usize, to as usize);
+        }
+        let rows = RowPlace::of_step(input, self.cache.layout());
+        let plan = self.plan.clone();
+        let mut values = vec![Bounded::default(); plan.values.len()];
+        for op in &plan.ops {
+            let value = |v: Value| &values[v.index()];
+            let width = |v: Value| plan.value(v).width;
+            let result = match *op {
+                Op::Embed { table, out } => {
+                    Bounded::exact(reference::embed(&self.weights[table.index()], width(out), &input.token_ids))
+                }
+                Op::RmsNorm { x, norm, .. } => self.rms_norm(value(x), norm),
+                Op::Linear { x, linear, .. } => self.linear(value(x), linear, width(x)),
+                Op::Rope { x, rope: index, .. } => rope(value(x), &plan.ropes[index], &rows),
+                Op::KvWrite { layer, k, v } => {
+                    self.kv_write(layer, value(k), value(v), &rows);
+                    continue;
+                }
+                Op::Attention { q, attention: ref attend, .. } => self.attention(value(q), attend, &rows),
+                Op::Glu { gate, up, activation, .. } => glu(value(gate), value(up), activation),
+                Op::Add { a, b, .. } => add(value(a), value(b)),
+                Op::SelectOutputs { x, .. } => {
+                    let select = |x: &[f64], width| reference::select_outputs(x, width, &input.output_rows);
+                    Bounded::zip(select(&value(x).value, width(x)), select(&value(x).error, width(x)))
+                }
+                ref fused => panic!("the analysis is of textbook ops, not of `{}`", fused.name()),
+            };
+            values[op.outputs()[0].index()] = result;
+        }
+        let Bounded { value, error } = std::mem::take(&mut values[plan.logits.index()]);
+        (value, error)
+    }
+
+    fn rms_norm(&self, x: &Bounded, norm: Norm) -> Bounded {
+        let weight = &self.weights[norm.weight.index()];
+        let width = weight.len();
+        let value = reference::rms_norm(&x.value, NormWeights { weight, eps: norm.eps });
+        let slices = x.value.chunks_exact(width).zip(x.error.chunks_exact(width)).zip(value.chunks_exact(width));
+        let error = slices.flat_map(|((x, e), y)| {
+            let square = x.iter().map(|x| x * x).sum::<f64>() / width as f64;
+            let square_error = x.iter().zip(e).map(|(x, e)| 2.0 * x.abs() * e + e * e).sum::<f64>() / width as f64;
+            let square_error = square_error + gamma(width + 2) * (square + square_error);
+            let eps = f64::from(norm.eps);
+            let scale = 1.0 / (square + eps).sqrt();
+            // d(s^-1/2) / s^-1/2 = -ds / 2s, at the least s there may be.
+            let scale_relative = 0.5 * square_error / (square - square_error).max(0.0).mul_add(1.0, eps);
+            let relative = scale_relative + gamma(6);
+            let element = move |((e, y), w): ((&f64, &f64), &f32)| {
+                (f64::from(*w).abs() * scale * e) * (1.0 + relative) + y.abs() * relative
+            };
+            e.iter().zip(y).zip(weight).map(element).collect::<Vec<_>>()
+        });
+        let error = error.collect();
+        Bounded::zip(value, error)
+    }
+
+    fn linear(&self, x: &Bounded, linear: plan::Linear, in_features: usize) -> Bounded {
+        let weight = &self.weights[linear.weight.index()];
+        let bias = linear.bias.map(|bias| self.weights[bias.index()].as_slice());
+        let value = reference::linear(&x.value, LinearWeights { weight, in_features, bias });
+        let rounding = self.rounding[linear.weight.index()];
+        let out_features = weight.len() / in_features;
+        let mut error = Vec::with_capacity(value.len());
+        for (x, e) in x.value.chunks_exact(in_features).zip(x.error.chunks_exact(in_features)) {
+            let rounded: Vec<f64> = rounding.error(x, e).iter().zip(e).map(|(r, e)| r + e).collect();
+            for (out, row) in weight.chunks_exact(in_features).enumerate().take(out_features) {
+                let mut magnitude = bias.map_or(0.0, |bias| f64::from(bias[out]).abs());
+                let mut moved = 0.0;
+                for ((x, e), &w) in x.iter().zip(&rounded).zip(row) {
+                    let w = f64::from(w).abs();
+                    magnitude += w * (x.abs() + e);
+                    moved += w * e;
+                }
+                // k · ε · Σ|w·x|, the sum with its bias, and what x itself was off by.
+                error.push(moved + gamma(in_features + 2) * magnitude);
+            }
+        }
+        Bounded::zip(value, error)
+    }
+
+    fn kv_write(&mut self, layer: usize, k: &Bounded, v: &Bounded, rows: &[RowPlace]) {
+        reference::kv_write(&mut self.cache, layer, &k.value, &v.value, rows);
+        let narrow = self.cache.layout().format == KvFormat::F16;
+        let stored = |x: &Bounded| -> Vec<f64> {
+            let element = |(x, e): (&f64, &f64)| match *e {
+                // The same number rounds to the same number.
+                0.0 => 0.0,
+                // Otherwise both may round by half a unit of f16: 2^-11 each, or 2^-25 where f16 is subnormal.
+                e if narrow => e + (x.abs() + e) / 1024.0 + 1.0 / (1u64 << 24) as f64,
+                e => e,
+            };
+            x.value.iter().zip(&x.error).map(element).collect()
+        };
+        reference::kv_write(&mut self.cache_error, layer, &stored(k), &stored(v), rows);
+    }
+
+    fn attention(&self, q: &Bounded, attention: &Attention, rows: &[RowPlace]) -> Bounded {
+        let value = reference::attention(&q.value, attention, &self.cache, rows);
+        let layer = self.cache.layer(attention.layer);
+        let scale = f64::from(attention.scale).abs();
+        let row_width = attention.heads * layer.head_dim;
+        let mut error = Vec::with_capacity(value.len());
+        for ((q, q_error), row) in q.value.chunks_exact(row_width).zip(q.error.chunks_exact(row_width)).zip(rows) {
+            let first = attention.window.map_or(0, |window| (row.position + 1).saturating_sub(window));
+            let slots = &row.slots[first..=row.position];
+            let heads = q.chunks_exact(layer.head_dim).zip(q_error.chunks_exact(layer.head_dim));
+            for (head, (q, q_error)) in heads.enumerate() {
+                let kv_head = head * layer.kv_heads / attention.heads;
+                let mut scores = Vec::with_capacity(slots.len());
+                let mut score_error: f64 = 0.0;
+                for &slot in slots {
+                    let k = self.cache.k(attention.layer, slot, kv_head);
+                    let k_error = self.cache_error.k(attention.layer, slot, kv_head);
+                    let (mut score, mut magnitude, mut moved) = (0.0, 0.0, 0.0);
+                    for ((q, qe), (k, ke)) in q.iter().zip(q_error).zip(k.iter().zip(k_error)) {
+                        score += q * k;
+                        magnitude += (q.abs() + qe) * (k.abs() + ke);
+                        moved += q.abs() * ke + k.abs() * qe + qe * ke;
+                    }
+                    scores.push(score * f64::from(attention.scale));
+                    score_error = score_error.max(scale * (moved + gamma(layer.head_dim + 3) * magnitude));
+                }
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let min = scores.iter().copied().fold(f64::INFINITY, f64::min);
+                let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                // Each weight is off by e^δ, and so is their sum; then the exponential of a rounded argument, a sum
+                // over all positions, and rescaling whenever a kernel that streams meets a new maximum.
+                let arithmetic = gamma(2 * slots.len() + 32) + 4.0 * (max - min) * ROUNDOFF;
+                let relative = (2.0 * score_error).exp_m1() + arithmetic;
+                let mut head_error = vec![0.0; layer.head_dim];
+                for (weight, &slot) in weights.iter().zip(slots) {
+                    let v = self.cache.v(attention.layer, slot, kv_head);
+                    let v_error = self.cache_error.v(attention.layer, slot, kv_head);
+                    for ((out, v), e) in head_error.iter_mut().zip(v).zip(v_error) {
+                        *out += weight / sum * (e + relative * (v.abs() + e));
+                    }
+                }
+                error.extend(head_error);
+            }
+        }
+        Bounded::zip(value, error)
+    }
+}
+
+fn rope(x: &Bounded, rope: &Rope, rows: &[RowPlace]) -> Bounded {
+    let value = reference::rope(&x.value, rope, rows);
+    let half = rope.head_dim / 2;
+    let frequencies = rope.frequencies();
+    let heads_per_row = x.value.len() / rope.head_dim / rows.len().max(1);
+    let mut error = Vec::with_capacity(value.len());
+    let heads = x.value.chunks_exact(rope.head_dim).zip(x.error.chunks_exact(rope.head_dim));
+    for (index, (x, e)) in heads.enumerate() {
+        let position = rows[index / heads_per_row].position as f64;
+        error.extend((0..rope.head_dim).map(|i| {
+            let (pair, other) = (i % half, (i + half) % rope.head_dim);
+            // Sine and cosine of an angle that may itself be rounded to f32.
+            let turned = gamma(4) + 2.0 * position * frequencies[pair] * ROUNDOFF;
+            let (a, b) = (x[i].abs() + e[i], x[other].abs() + e[other]);
+            e[i] + e[other] + turned * (a + b)
+        }));
+    }
+    Bounded::zip(value, error)
+}
+
+fn glu(gate: &Bounded, up: &Bounded, activation: Activation) -> Bounded {
+    let value = reference::glu(&gate.value, &up.value, activation);
+    let ones = vec![1.0; value.len()];
+    let activated = reference::glu(&gate.value, &ones, activation);
+    let error = (0..value.len()).map(|i| {
+        let (g, up_value, up_error) = (gate.value[i], up.value[i].abs(), up.error[i]);
+        // |silu'| < 1.1; the exponential of a rounded argument is off by |g| · ε.
+        let own = activated[i].abs() * (gamma(16) + 2.0 * g.abs() * ROUNDOFF) + f64::from(f32::MIN_POSITIVE);
+        let activated_error = 1.1 * gate.error[i] + own;
+        (activated_error * (up_value + up_error) + activated[i].abs() * up_error) * (1.0 + gamma(2))
+            + gamma(2) * value[i].abs()
+    });
+    let error = error.collect();
+    Bounded::zip(value, error)
+}
+
+fn add(a: &Bounded, b: &Bounded) -> Bounded {
+    let value = reference::add(&a.value, &b.value);
+    let error = a.error.iter().zip(&b.error).zip(&value).map(|((a, b), y)| (a + b) * (1.0 + ROUNDOFF) + ROUNDOFF * y.abs());
+    let error = error.collect();
+    Bounded::zip(value, error)
+}
