@@ -5,6 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
+pub mod reference;
+
 use std::sync::Arc;
 
 use plan::{KvLayout, Op, Plan, StepError, StepInput, StepShape};
