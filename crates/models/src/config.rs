@@ -93,8 +93,7 @@ impl Config {
         let hidden_size = fields.required("hidden_size", width.clone())?;
         let num_hidden_layers = fields.required("num_hidden_layers", 1..=LAYERS_MAX)?;
         let num_attention_heads = fields.required("num_attention_heads", width.clone())?;
-        let num_key_value_heads =
-            fields.optional("num_key_value_heads", width.clone())?.unwrap_or(num_attention_heads);
+        let num_key_value_heads = fields.optional("num_key_value_heads", width.clone())?.unwrap_or(num_attention_heads);
         if !num_attention_heads.is_multiple_of(num_key_value_heads) {
             let expected = format!("a divisor of `num_attention_heads`, {num_attention_heads}");
             return Err(invalid("num_key_value_heads", num_key_value_heads, expected));
@@ -103,7 +102,8 @@ impl Config {
             Some(head_dim) => head_dim,
             None if hidden_size.is_multiple_of(num_attention_heads) => hidden_size / num_attention_heads,
             None => {
-                let expected = format!("a multiple of `num_attention_heads`, {num_attention_heads}, without `head_dim`");
+                let expected =
+                    format!("a multiple of `num_attention_heads`, {num_attention_heads}, without `head_dim`");
                 return Err(invalid("hidden_size", hidden_size, expected));
             }
         };
@@ -221,7 +221,11 @@ fn rope(fields: &Fields<'_>, head_dim: usize) -> Result<Rope, ConfigError> {
         None => scaling,
         Some(factors) if scaling == RopeScaling::None => RopeScaling::Factors(factors),
         Some(_) => {
-            return Err(invalid("rope_freq_factors", "given", format!("none beside the scaling of `{}`", parameters.path)));
+            return Err(invalid(
+                "rope_freq_factors",
+                "given",
+                format!("none beside the scaling of `{}`", parameters.path),
+            ));
         }
     };
     Ok(Rope { head_dim, theta, scaling })
@@ -234,7 +238,9 @@ fn rope_freq_factors(fields: &Fields<'_>, head_dim: usize) -> Result<Option<Vec<
     let factors = value.as_array().map(|list| list.iter().map(positive_f32).collect::<Option<Vec<_>>>());
     match factors {
         Some(Some(factors)) if factors.len() == head_dim / 2 => Ok(Some(factors)),
-        _ => Err(invalid(field, show(value), format!("{} positive numbers, one for each pair of a head", head_dim / 2))),
+        _ => {
+            Err(invalid(field, show(value), format!("{} positive numbers, one for each pair of a head", head_dim / 2)))
+        }
     }
 }
 
@@ -286,7 +292,9 @@ impl<'a> Fields<'a> {
     fn one_of(&self, field: &str, known: &[&'a str], default: &'a str) -> Result<&'a str, ConfigError> {
         let Some(value) = self.get(field) else { return Ok(default) };
         let found = known.iter().copied().find(|&known| value.as_str() == Some(known));
-        found.ok_or_else(|| invalid(self.name(field), show(value), format!("{}; others are not implemented", known.join(", "))))
+        found.ok_or_else(|| {
+            invalid(self.name(field), show(value), format!("{}; others are not implemented", known.join(", ")))
+        })
     }
 
     fn refuse_unless_null(&self, field: &str, expected: &str) -> Result<(), ConfigError> {

@@ -308,7 +308,8 @@ fn glu(gate: &Bounded, up: &Bounded, activation: Activation) -> Bounded {
 
 fn add(a: &Bounded, b: &Bounded) -> Bounded {
     let value = reference::add(&a.value, &b.value);
-    let error = a.error.iter().zip(&b.error).zip(&value).map(|((a, b), y)| (a + b) * (1.0 + ROUNDOFF) + ROUNDOFF * y.abs());
+    let error =
+        a.error.iter().zip(&b.error).zip(&value).map(|((a, b), y)| (a + b) * (1.0 + ROUNDOFF) + ROUNDOFF * y.abs());
     let error = error.collect();
     Bounded::zip(value, error)
 }

@@ -14,9 +14,11 @@ pub fn linear(x: &[f64], linear: LinearWeights<'_>) -> Vec<f64> {
     let dot = |x: &[f64], w: &[f32]| x.iter().zip(w).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
     x.chunks_exact(linear.in_features)
         .flat_map(|x| {
-            linear.weight.chunks_exact(linear.in_features).enumerate().map(move |(out, w)| {
-                dot(x, w) + linear.bias.map_or(0.0, |bias| f64::from(bias[out]))
-            })
+            linear
+                .weight
+                .chunks_exact(linear.in_features)
+                .enumerate()
+                .map(move |(out, w)| dot(x, w) + linear.bias.map_or(0.0, |bias| f64::from(bias[out])))
         })
         .collect()
 }

@@ -56,9 +56,12 @@ impl RowPlace {
         let mut rows = Vec::with_capacity(input.token_ids.len());
         for sequence in &input.sequences {
             let table = input.table(sequence);
-            let slot = |position: usize| table[position / kv.block_len] as usize * kv.block_len + position % kv.block_len;
+            let slot =
+                |position: usize| table[position / kv.block_len] as usize * kv.block_len + position % kv.block_len;
             let slots: Arc<[usize]> = (0..sequence.kv_len()).map(slot).collect();
-            rows.extend((sequence.first_position..sequence.kv_len()).map(|position| Self { position, slots: slots.clone() }));
+            rows.extend(
+                (sequence.first_position..sequence.kv_len()).map(|position| Self { position, slots: slots.clone() }),
+            );
         }
         rows
     }
