@@ -64,6 +64,9 @@ const COPIED_INTEGERS: [(&str, &str); 8] = [
 const COPIED_FLOATS: [(&str, &str); 2] =
     [("attention.layer_norm_rms_epsilon", "rms_norm_eps"), ("rope.freq_base", "rope_theta")];
 
+/// What `rope.freq_base` is when it is not there.
+const ROPE_THETA_DEFAULT: f64 = 10_000.0;
+
 /// The checkpoint's name of a GGUF tensor; a name that is not in the table stays as it is, so that it is reported by
 /// the name the user can find in the file.
 pub fn checkpoint_name(gguf_name: &str) -> String {
@@ -130,6 +133,7 @@ pub(crate) fn config(
             config.insert(name.into(), value.into());
         }
     }
+    config.entry("rope_theta").or_insert(ROPE_THETA_DEFAULT.into());
     let heads = per_layer(metadata, &key("attention.head_count"))?;
     let kv_heads = per_layer(metadata, &key("attention.head_count_kv"))?.or(heads);
     let head_dim = metadata.u64(&key("attention.key_length"))?;

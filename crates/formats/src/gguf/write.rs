@@ -13,7 +13,7 @@ use crate::FormatError;
 pub struct GgufWriter {
     metadata: Vec<(String, Value)>,
     tensors: Vec<Entry>,
-    alignment: Option<u32>,
+    alignment: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -45,8 +45,8 @@ impl GgufWriter {
 
     /// Adds a key. `general.alignment` also sets the alignment of the data.
     pub fn metadata(&mut self, key: &str, value: Value) -> &mut Self {
-        if let ("general.alignment", Value::U32(alignment)) = (key, &value) {
-            self.alignment = Some(*alignment);
+        if let ("general.alignment", Some(alignment)) = (key, value.as_u64()) {
+            self.alignment = Some(alignment);
         }
         self.metadata.push((key.into(), value));
         self
@@ -66,7 +66,7 @@ impl GgufWriter {
 
     /// Writes the file, without holding it in memory.
     pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
-        let alignment = u64::from(self.alignment.unwrap_or(DEFAULT_ALIGNMENT)).max(1);
+        let alignment = self.alignment.unwrap_or(DEFAULT_ALIGNMENT.into()).max(1);
         let mut header = Vec::new();
         header.extend(b"GGUF");
         header.extend(3u32.to_le_bytes());

@@ -1,0 +1,247 @@
+//! Valid checkpoints in every form give the same names, configuration and numbers.
+
+mod valid;
+
+use std::{fs, path::Path};
+
+use bytes::Bytes;
+use formats::{
+    Checkpoint, TokenizerSource,
+    gguf::{Array, Gguf, GgufWriter, Value},
+    safetensors,
+};
+use serde_json::json;
+use tensor::{Tensor, WeightFormat};
+use valid::{HEAD_DIM, HEADS, HIDDEN, KV_HEADS};
+
+fn open_gguf(writer: &GgufWriter) -> Checkpoint {
+    Checkpoint::from_bytes(&[("model.gguf", writer.to_bytes())]).unwrap()
+}
+
+fn assert_same(found: &Tensor, expected: &Tensor, name: &str) {
+    assert_eq!((found.format(), found.shape()), (expected.format(), expected.shape()), "{name}");
+    assert_eq!(found.bytes(), expected.bytes(), "{name}");
+}
+
+#[test]
+fn safetensors_give_back_what_was_written_single_and_sharded() {
+    for folder in [valid::folder(), valid::sharded_folder()] {
+        let checkpoint = Checkpoint::from_bytes(&folder).unwrap();
+        assert_eq!(checkpoint.tensor_names().len(), valid::tensors().len());
+        for (name, expected) in valid::tensors() {
+            assert_same(&checkpoint.tensor(&name).unwrap(), &expected, &name);
+        }
+        assert_eq!(checkpoint.config["hidden_size"], 32);
+        assert_eq!(checkpoint.eos_token_ids().unwrap(), [2, 1]);
+        let bytes: usize = valid::tensors().iter().map(|(_, tensor)| tensor.bytes().len()).sum();
+        assert_eq!(checkpoint.total_bytes(), bytes as u64);
+    }
+    let checkpoint = Checkpoint::from_bytes(&valid::folder()).unwrap();
+    assert_eq!(checkpoint.chat_templates.default.as_deref(), Some("{{ messages }}"));
+    assert_eq!(checkpoint.metadata, [("format".to_string(), "pt".to_string())]);
+    let TokenizerSource::HuggingFace { tokenizer_json, tokenizer_config } = checkpoint.tokenizer else { panic!() };
+    assert_eq!((&tokenizer_json[..], &tokenizer_config["eos_token"]), (&b"{}"[..], &json!("</s>")));
+}
+
+#[test]
+fn gguf_gives_checkpoint_names_configuration_and_vocabulary() {
+    let checkpoint = open_gguf(&valid::gguf_writer("qwen2"));
+    for (name, expected) in valid::tensors() {
+        assert_same(&checkpoint.tensor(&name).unwrap(), &expected, &name);
+    }
+    let expected = json!({
+        "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 512,
+        "head_dim": 8, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 3, "hidden_act": "silu", "tie_word_embeddings": true,
+        "attention_bias": false, "mlp_bias": false, "bos_token_id": 1, "eos_token_id": 2, "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+    });
+    assert_eq!(checkpoint.config, expected);
+    assert_eq!(checkpoint.generation_config, json!({"bos_token_id": 1, "eos_token_id": [2]}));
+    assert_eq!(checkpoint.chat_templates.default.as_deref(), Some("{{ messages }}"));
+    let TokenizerSource::Gguf(vocabulary) = &checkpoint.tokenizer else { panic!() };
+    assert_eq!(vocabulary.tokens, ["<unk>", "<s>", "é"]);
+    assert_eq!((&vocabulary.scores[..], &vocabulary.token_types[..]), (&[0.0, -1.0, -2.5][..], &[2, 3, 1][..]));
+    assert_eq!(
+        (vocabulary.bos_token_id, vocabulary.add_bos_token, vocabulary.add_eos_token),
+        (Some(1), Some(true), None)
+    );
+}
+
+/// The rows of a tensor as the converter of the `llama` architecture stores them.
+fn converted(tensor: &Tensor, heads: usize) -> Tensor {
+    let rows = tensor.shape()[0];
+    let (row_bytes, head_dim) = (tensor.bytes().len() / rows, rows / heads);
+    let mut bytes = Vec::new();
+    for head in 0..heads {
+        for pair in 0..head_dim / 2 {
+            for half in 0..2 {
+                let row = head * head_dim + half * head_dim / 2 + pair;
+                bytes.extend_from_slice(&tensor.bytes()[row * row_bytes..][..row_bytes]);
+            }
+        }
+    }
+    Tensor::new(tensor.format(), tensor.shape().to_vec(), bytes.into()).unwrap()
+}
+
+#[test]
+fn rows_of_q_and_k_of_the_llama_architecture_come_back_in_the_checkpoints_order() {
+    let mut writer = GgufWriter::new();
+    let layer = |name: &str| format!("model.layers.0.self_attn.{name}");
+    let rows = |heads| heads * HEAD_DIM;
+    let tensors = [
+        ("blk.0.attn_q.weight", layer("q_proj.weight"), HEADS, WeightFormat::Q8_0, vec![rows(HEADS), HIDDEN]),
+        ("blk.0.attn_q.bias", layer("q_proj.bias"), HEADS, WeightFormat::F32, vec![rows(HEADS)]),
+        ("blk.0.attn_k.weight", layer("k_proj.weight"), KV_HEADS, WeightFormat::BF16, vec![rows(KV_HEADS), HIDDEN]),
+        ("blk.0.attn_k.bias", layer("k_proj.bias"), KV_HEADS, WeightFormat::F16, vec![rows(KV_HEADS)]),
+        ("blk.0.attn_v.weight", layer("v_proj.weight"), 0, WeightFormat::F16, vec![rows(KV_HEADS), HIDDEN]),
+    ];
+    writer.metadata("general.architecture", Value::String("llama".into()));
+    writer.metadata("llama.attention.head_count", Value::U32(HEADS as u32));
+    writer.metadata("llama.attention.head_count_kv", Value::U32(KV_HEADS as u32));
+    for (start, (gguf_name, _, heads, format, shape)) in tensors.iter().enumerate() {
+        let tensor = valid::ramp(*format, shape, start as i32);
+        writer.tensor(gguf_name, &if *heads == 0 { tensor } else { converted(&tensor, *heads) });
+    }
+    let checkpoint = open_gguf(&writer);
+    for (start, (_, name, _, format, shape)) in tensors.iter().enumerate() {
+        assert_same(&checkpoint.tensor(name).unwrap(), &valid::ramp(*format, shape, start as i32), name);
+    }
+}
+
+#[test]
+fn tensors_are_views_of_the_file() {
+    let file = valid::gguf_writer("qwen2").to_bytes();
+    let inside = |bytes: &Bytes| file.as_ptr_range().contains(&bytes.as_ptr());
+    let checkpoint = Checkpoint::from_bytes(&[("model.gguf", file.clone())]).unwrap();
+    for (name, _) in valid::tensors() {
+        assert!(inside(checkpoint.tensor(&name).unwrap().bytes()), "{name} was copied");
+    }
+}
+
+#[test]
+fn rope_tables_are_configuration_not_weights() {
+    let mut writer = valid::gguf_writer("llama");
+    writer.tensor("rope_freqs.weight", &Tensor::from_f32(WeightFormat::F32, vec![4], &[1.0, 1.0, 2.5, 8.0]).unwrap());
+    let checkpoint = open_gguf(&writer);
+    assert_eq!(checkpoint.config["rope_freq_factors"], json!([1.0, 1.0, 2.5, 8.0]));
+    assert_eq!(checkpoint.ignored(), ["rope_freqs.weight"]);
+    assert!(checkpoint.tensor_names().all(|name| !name.contains("rope")));
+
+    let mut tensors = valid::tensors();
+    let inv_freq = "model.layers.0.self_attn.rotary_emb.inv_freq";
+    tensors.push((inv_freq.into(), valid::ramp(WeightFormat::F32, &[4], 0)));
+    let mut folder = valid::folder();
+    folder[1].1 = safetensors::write(&tensors, &[]).unwrap();
+    let checkpoint = Checkpoint::from_bytes(&folder).unwrap();
+    assert_eq!(checkpoint.ignored(), [inv_freq]);
+    assert!(checkpoint.tensor(inv_freq).is_err());
+}
+
+#[test]
+fn metadata_says_more_than_the_architecture() {
+    let with = |keys: &[(&str, Value)]| {
+        let mut writer = valid::gguf_writer("llama");
+        keys.iter().for_each(|(key, value)| {
+            writer.metadata(key, value.clone());
+        });
+        open_gguf(&writer).config
+    };
+    let sliding = with(&[("llama.attention.sliding_window", Value::U32(4096))]);
+    assert_eq!((&sliding["model_type"], &sliding["sliding_window"]), (&json!("mistral"), &json!(4096)));
+    assert_eq!(with(&[("llama.expert_count", Value::U32(8))])["model_type"], "mixtral");
+    let scaled = with(&[
+        ("llama.rope.scaling.type", Value::String("yarn".into())),
+        ("llama.rope.scaling.factor", Value::F32(4.0)),
+        ("llama.rope.scaling.original_context_length", Value::U32(8192)),
+    ]);
+    let expected = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192});
+    assert_eq!(scaled["rope_scaling"], expected);
+    assert_eq!(with(&[("llama.rope.dimension_count", Value::U32(4))])["partial_rotary_factor"], 0.5);
+    let many_ends = with(&[("tokenizer.ggml.eot_token_id", Value::U32(0))]);
+    assert_eq!(many_ends["eos_token_id"], 2);
+}
+
+#[test]
+fn a_vocabulary_alone_is_a_checkpoint_without_tensors() {
+    let mut writer = GgufWriter::new();
+    writer
+        .metadata("general.architecture", Value::String("llama".into()))
+        .metadata("tokenizer.ggml.model", Value::String("gpt2".into()))
+        .metadata("tokenizer.ggml.tokens", Value::Array(Array::of_strings(["a", "b"])))
+        .metadata("tokenizer.ggml.merges", Value::Array(Array::of_strings(["a b"])));
+    let checkpoint = open_gguf(&writer);
+    assert_eq!(checkpoint.config["vocab_size"], 2);
+    assert_eq!(checkpoint.tensor_names().len(), 0);
+}
+
+#[test]
+fn headers_alone_tell_names_shapes_and_configuration() {
+    let whole = valid::gguf_writer("llama").to_bytes();
+    let data_start = Gguf::read(whole.clone()).unwrap().tensors()[0].range().start();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, &whole[..data_start as usize + 10]).unwrap();
+    let open = |path: &Path| Ok(mapped::map(path)?);
+    assert!(Checkpoint::open(&path, &open).is_err());
+    let checkpoint = Checkpoint::open_headers(&path, &open).unwrap();
+    assert_eq!(checkpoint.config["hidden_size"], 32);
+    let info = checkpoint.tensor_infos().find(|info| info.name == "model.norm.weight").unwrap();
+    assert_eq!((info.source_name.as_str(), info.type_name, info.bytes), ("output_norm.weight", "F32", 128));
+    assert!(checkpoint.tensor("model.norm.weight").is_err());
+}
+
+#[test]
+fn every_kind_of_path_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |path: &Path| Ok(mapped::map(path)?);
+    let opens = |path: &Path| Checkpoint::open(path, &open).unwrap().tensor("model.norm.weight").unwrap();
+    let write = |name: &str, files: &[(&str, Bytes)]| {
+        let path = folder.path().join(name);
+        fs::create_dir(&path).unwrap();
+        files.iter().for_each(|(file, bytes)| fs::write(path.join(file), bytes).unwrap());
+        path
+    };
+    let single = write("single", &valid::folder());
+    let sharded = write("sharded", &valid::sharded_folder());
+    let gguf = write("gguf", &[("any-name.gguf", valid::gguf_writer("llama").to_bytes()), ("README.md", "x".into())]);
+    fs::write(gguf.join("sha256-1234"), valid::gguf_writer("llama").to_bytes()).unwrap();
+    for path in [
+        single.clone(),
+        single.join("model.safetensors"),
+        sharded.clone(),
+        sharded.join("model.safetensors.index.json"),
+        sharded.join("model-00002-of-00002.safetensors"),
+        gguf.clone(),
+        gguf.join("any-name.gguf"),
+        gguf.join("sha256-1234"),
+    ] {
+        assert_eq!(opens(&path).shape(), [HIDDEN], "{}", path.display());
+    }
+}
+
+#[test]
+fn what_is_read_can_be_written_again() {
+    let file = valid::gguf_writer("llama").to_bytes();
+    let again = GgufWriter::from_gguf(&Gguf::read(file.clone()).unwrap()).unwrap().to_bytes();
+    assert_eq!(file, again);
+    let file = valid::folder().remove(1).1;
+    let again = safetensors::rewrite(&safetensors::Safetensors::read(file.clone()).unwrap()).unwrap();
+    assert_eq!(file, again);
+}
+
+#[test]
+fn damaged_numbers_are_found_when_asked_for() {
+    let mut tensors = valid::tensors();
+    let mut values = tensors[0].1.to_f32();
+    values[40] = f32::INFINITY;
+    tensors[0].1 = Tensor::from_f32(WeightFormat::F16, vec![3, HIDDEN], &values).unwrap();
+    let mut folder = valid::folder();
+    folder[1].1 = safetensors::write(&tensors, &[]).unwrap();
+    let checkpoint = Checkpoint::from_bytes(&folder).unwrap();
+    let error = checkpoint.check_finite("model.embed_tokens.weight").unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    let expected = "tensor `model.embed_tokens.weight` holds inf at element 40: the file is damaged, fetch it again";
+    assert_eq!(cause, expected);
+    checkpoint.check_finite("model.norm.weight").unwrap();
+}
