@@ -123,16 +123,14 @@ fn check_order(plan: &Plan, op: &Op, seen: &mut Seen) -> Checked {
 fn check_cache(op: &Op, seen: &mut Seen) -> Checked {
     match *op {
         Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } => {
-            if std::mem::replace(&mut seen.written[layer], true) {
-                return Err(format!("writes cache layer {layer} a second time"));
-            }
+            let before = std::mem::replace(&mut seen.written[layer], true);
+            if before { Err(format!("writes cache layer {layer} a second time")) } else { Ok(()) }
         }
         Op::Attention { ref attention, .. } if !seen.written[attention.layer] => {
-            return Err(format!("reads cache layer {} before it is written", attention.layer));
+            Err(format!("reads cache layer {} before it is written", attention.layer))
         }
-        _ => {}
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn check_ends(plan: &Plan, seen: &Seen) -> Checked {

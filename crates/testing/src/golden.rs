@@ -52,6 +52,15 @@ pub fn golden_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden")
 }
 
+/// A file or folder of the test data that is too large or too foreign for the source tree: below `HOTMETAL_TEST_DATA`,
+/// or beside the checkout. The error is the reason why it is not there.
+pub fn test_data(relative: &str) -> Result<PathBuf, String> {
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
+    let root = std::env::var_os("HOTMETAL_TEST_DATA").map_or_else(beside, PathBuf::from);
+    let path = root.join(relative);
+    if path.exists() { Ok(path) } else { Err(format!("no {}; HOTMETAL_TEST_DATA may say where it is", path.display())) }
+}
+
 /// All goldens whose checkpoint lies beside them, by name.
 ///
 /// # Panics

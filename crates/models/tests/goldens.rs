@@ -1,0 +1,126 @@
+//! Every architecture against Hugging Face transformers: the plan of each golden checkpoint through the reference
+//! interpreter, textbook and fused, in every way to cut a prompt into steps.
+
+use std::sync::Arc;
+
+use plan::reference::Interpreter;
+use plan::{KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
+use tensor::Tensor;
+use testing::tolerance::LOGITS_RELATIVE;
+use testing::{BlockPool, Golden, Rng, goldens};
+
+const KV: KvLayout = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 16 };
+/// Greedy steps that were decided by less than this may go either way.
+const MARGIN_MIN: f32 = 1e-4;
+
+/// The logits of `tokens` at every position, in steps of `chunk` tokens over shuffled blocks.
+fn logits(plan: &Arc<Plan>, weights: &[Tensor], tokens: &[u32], chunk: usize) -> Vec<f64> {
+    let mut interpreter = Interpreter::new(plan.clone(), weights.to_vec(), KV).unwrap();
+    let mut sequence = BlockPool::new(&KV, &mut Rng::new(chunk as u64)).sequence(tokens.to_vec());
+    let mut logits = Vec::new();
+    while sequence.remaining() > 0 {
+        let step = sequence.next_step(chunk.min(sequence.remaining()));
+        logits.extend(interpreter.run(&step).unwrap());
+    }
+    logits
+}
+
+/// The goldens in the tree, and that of the trained story model where its checkpoint is at hand.
+fn all_goldens() -> Vec<Golden> {
+    let mut all = goldens();
+    match testing::golden::test_data("models/stories260K-hf") {
+        Ok(checkpoint) => {
+            all.push(Golden::read(&testing::golden::golden_folder().join("stories260K"), &checkpoint));
+        }
+        Err(reason) => skipped(&reason),
+    }
+    all
+}
+
+#[expect(clippy::print_stderr, reason = "a test that leaves something out says so")]
+fn skipped(reason: &str) {
+    eprintln!("skipped: {reason}");
+}
+
+fn forms(golden: &Golden) -> (Vec<(&'static str, Arc<Plan>)>, Vec<Tensor>) {
+    let (textbook, weights) = golden.model();
+    let fused = Arc::new(fuse((*textbook).clone()));
+    let restricted = Arc::new(restrict_outputs((*textbook).clone()));
+    let both = Arc::new(fuse((*restricted).clone()));
+    assert!(fused.ops.len() < textbook.ops.len() / 2, "{}: fusion did little:\n{fused}", golden.name);
+    (vec![("textbook", textbook), ("fused", fused), ("restricted", restricted), ("restricted, fused", both)], weights)
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for golden in all_goldens() {
+        let (forms, weights) = forms(&golden);
+        let expected: Vec<f64> = golden.expected.logits.iter().flatten().map(|&x| f64::from(x)).collect();
+        let largest = expected.iter().fold(0f64, |max, x| max.max(x.abs()));
+        let mut first: Option<Vec<f64>> = None;
+        for (form, plan) in &forms {
+            let found = logits(plan, &weights, &golden.expected.prompt_token_ids, usize::MAX);
+            assert_eq!(found.len(), expected.len());
+            let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(worst <= LOGITS_RELATIVE * largest, "{}, {form}: off by {worst:e} of {largest}", golden.name);
+            // Passes change no bit.
+            assert_eq!(first.get_or_insert(found.clone()), &found, "{}, {form}", golden.name);
+        }
+    }
+}
+
+#[test]
+fn a_prompt_in_one_piece_in_chunks_and_token_by_token_gives_the_same_bits() {
+    for golden in all_goldens() {
+        let (forms, weights) = forms(&golden);
+        for (form, plan) in &forms {
+            let whole = logits(plan, &weights, &golden.expected.prompt_token_ids, usize::MAX);
+            for chunk in [1, 7, 16] {
+                let found = logits(plan, &weights, &golden.expected.prompt_token_ids, chunk);
+                assert!(found == whole, "{}, {form}: chunks of {chunk}", golden.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_text_is_that_of_transformers() {
+    for golden in all_goldens() {
+        let (forms, weights) = forms(&golden);
+        let expected = &golden.expected.greedy;
+        assert!(expected.token_ids.len() >= 128, "{}", golden.name);
+        for (form, plan) in forms.iter().take(2) {
+            let mut interpreter = Interpreter::new(plan.clone(), weights.clone(), KV).unwrap();
+            let table: Vec<u32> = (0..KV.num_blocks as u32).rev().collect();
+            let mut next = expected.prompt_token_ids.clone();
+            let mut position = 0;
+            for (index, &token) in expected.token_ids.iter().enumerate() {
+                let mut step = StepInput::default();
+                step.push_sequence(&next, position, &table);
+                step.output_rows = vec![next.len() as u32 - 1];
+                position += next.len();
+                let logits = interpreter.run(&step).unwrap();
+                let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+                let decided = expected.margins[index] > MARGIN_MIN;
+                assert!(best == token as usize || !decided, "{}, {form}: token {index} is {best}", golden.name);
+                next = vec![token];
+            }
+        }
+    }
+}
+
+/// What the goldens are evidence of: every architecture is there, and the folders name where they come from.
+#[test]
+fn every_architecture_has_a_golden_with_its_source() {
+    let goldens = goldens();
+    for model_type in models::SUPPORTED {
+        assert!(goldens.iter().any(|golden| golden.config["model_type"] == model_type), "no golden of {model_type}");
+    }
+    for golden in &goldens {
+        let source = testing::golden::golden_folder().join(&golden.name).join("source.toml");
+        let source = std::fs::read_to_string(&source).unwrap_or_else(|error| panic!("{}: {error}", source.display()));
+        for key in ["tool", "command", "date", "license", "sha256"] {
+            assert!(source.contains(key), "{}: source.toml has no {key}", golden.name);
+        }
+    }
+}
