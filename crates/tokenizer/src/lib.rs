@@ -1,1 +1,30 @@
-//! Placeholder.
+//! Text to token ids and back.
+//!
+//! Loads `tokenizer.json` ([`Tokenizer::from_json`]) and the vocabularies inside GGUF files
+//! ([`Tokenizer::from_gguf`]), encodes through the `tokenizers` library, and decodes token by token
+//! ([`StreamDecoder`]).
+//!
+//! Whatever the bytes of a tokenizer or of a text, the answer is a value or an error: no panic, no
+//! time that grows faster than the text (times its logarithm), no silent other tokens.
+//!
+//! It deliberately does not know files, GGUF's container format, models or devices: its callers hand
+//! it bytes and plain data. It numbers no token itself: ids are those in the files.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod gguf_vocab;
+mod load;
+mod pre_tokenizer;
+mod splitter;
+mod spm;
+mod stream_decode;
+mod tokenizer;
+mod vocabulary;
+
+pub use error::TokenizerError;
+pub use gguf_vocab::GgufVocabulary;
+pub use load::{JSON_BYTES_MAX, LoadOptions};
+pub use pre_tokenizer::known_pre_tokenizers;
+pub use stream_decode::StreamDecoder;
+pub use tokenizer::{ParseSpecial, Segment, TEXT_BYTES_MAX, Tokenizer};

@@ -1,0 +1,319 @@
+//! Vocabularies embedded in GGUF files, given as plain data.
+
+use ahash::AHashMap;
+use tokenizers::models::bpe::BPE;
+use tokenizers::normalizers::{NFC, Prepend, Replace, Sequence};
+use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper};
+
+use crate::error::{TokenizerError, guarded};
+use crate::load::split_merge;
+use crate::pre_tokenizer::{Named, PreTokenizer};
+use crate::spm::Spm;
+use crate::stream_decode::{DecodeRule, Invalid, Leading};
+use crate::tokenizer::{AddedTokens, Model, Roles, Tokenizer};
+use crate::vocabulary::{TokenBytes, Vocabulary, fallback_byte};
+
+const FILE: &str = "GGUF metadata";
+const LOADING: &str = "loading a GGUF vocabulary";
+
+/// SentencePiece's mark for a space.
+const SPACE_MARK: &str = "▁";
+
+/// The `tokenizer.ggml.*` values of a GGUF file; each field says which.
+#[derive(Clone, Debug, Default)]
+pub struct GgufVocabulary {
+    /// `model`: `gpt2` (byte-level BPE) or `llama` (SentencePiece BPE).
+    pub model: String,
+    /// `pre`: the pre-tokenizer, for `gpt2`. Old files have none: empty.
+    pub pre: String,
+    /// `tokens`: the text of each id.
+    pub tokens: Vec<String>,
+    /// `scores`: one for each token, for `llama`; else may be empty.
+    pub scores: Vec<f32>,
+    /// `token_type`: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; may be empty.
+    pub token_types: Vec<i32>,
+    /// `merges`: pairs in the form `a b`, best first, for `gpt2`.
+    pub merges: Vec<String>,
+    /// `bos_token_id`.
+    pub bos_id: Option<u32>,
+    /// `eos_token_id`.
+    pub eos_id: Option<u32>,
+    /// `eot_token_id`: ends a turn, hence a generation.
+    pub eot_id: Option<u32>,
+    /// `eom_token_id`: ends a message, hence a generation.
+    pub eom_id: Option<u32>,
+    /// `unknown_token_id`.
+    pub unk_id: Option<u32>,
+    /// `padding_token_id`.
+    pub pad_id: Option<u32>,
+    /// `add_bos_token`.
+    pub add_bos: Option<bool>,
+    /// `add_eos_token`.
+    pub add_eos: Option<bool>,
+    /// `add_space_prefix`, for `llama`.
+    pub add_space_prefix: Option<bool>,
+}
+
+/// `token_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TokenType {
+    /// Made from text by merges: normal, unused, undefined.
+    Piece,
+    Unknown,
+    Control,
+    UserDefined,
+    Byte,
+}
+
+/// Control tokens that end a turn in the chat formats in use: many files name but one end token.
+const TURN_ENDS: &[&str] = &[
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|eot|>",
+    "<EOT>",
+    "<｜end▁of▁sentence｜>",
+    "<|return|>",
+    "<|call|>",
+];
+
+impl Tokenizer {
+    /// A tokenizer from the vocabulary in a GGUF file.
+    ///
+    /// # Errors
+    /// Kinds and pre-tokenizers that are not covered, by name; arrays of different lengths; ids and
+    /// merges that refer to no token.
+    pub fn from_gguf(vocabulary: GgufVocabulary) -> Result<Self, TokenizerError> {
+        guarded(LOADING, || {
+            let types = vocabulary.checked_types()?;
+            match vocabulary.model.as_str() {
+                "gpt2" => byte_level(vocabulary, &types),
+                "llama" => sentence_piece(vocabulary, &types),
+                _ => Err(TokenizerError::UnknownModel { model: crate::error::shortened(&vocabulary.model, 100) }),
+            }
+        })
+    }
+}
+
+fn byte_level(vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
+    let named = Named::find(&vocabulary.pre)?;
+    let merges: Vec<(String, String)> = vocabulary
+        .merges
+        .iter()
+        .map(|merge| {
+            let (a, b) = split_merge(merge).ok_or_else(|| {
+                let message = format!("has `{merge}`, which is not two tokens with one space between");
+                TokenizerError::field(FILE, "tokenizer.ggml.merges", message)
+            })?;
+            Ok((a.to_owned(), b.to_owned()))
+        })
+        .collect::<Result<_, TokenizerError>>()?;
+    // Control tokens stay out of the model: no text can merge into one.
+    let mut vocab = AHashMap::with_capacity(vocabulary.tokens.len());
+    for (id, token) in vocabulary.pieces(types) {
+        vocab.entry(token.clone()).or_insert(id);
+    }
+    let model =
+        BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(named.ignore_merges).build().map_err(|error| {
+            TokenizerError::field(FILE, "tokenizer.ggml.merges", format!("are not usable: {error}"))
+        })?;
+
+    Parts {
+        model: Model::Library(ModelWrapper::BPE(model)),
+        normalizer: named.nfc.then(|| NFC.into()),
+        pre_tokenizer: named.pre_tokenizer(),
+        token_bytes: TokenBytes::ByteLevel,
+        decode_rule: DecodeRule { leading: Leading::Strip { byte: b' ', count: 0 }, invalid: Invalid::OnePerPart },
+        add_bos: named.add_bos,
+    }
+    .assemble(&vocabulary, types)
+}
+
+fn sentence_piece(vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
+    if vocabulary.scores.len() != vocabulary.tokens.len() {
+        let (scores, tokens) = (vocabulary.scores.len(), vocabulary.tokens.len());
+        let message = format!("has {scores} values for {tokens} tokens; model `llama` needs one for each");
+        return Err(TokenizerError::field(FILE, "tokenizer.ggml.scores", message));
+    }
+    let mut pieces = AHashMap::with_capacity(vocabulary.tokens.len());
+    for (id, token) in vocabulary.pieces(types) {
+        let score = vocabulary.scores.get(id as usize).copied();
+        let score = score.expect("one for each token, as checked above");
+        pieces.entry(token.clone()).or_insert((id, score));
+    }
+    let mut byte_ids = Box::new([None; 256]);
+    for ((id, token), kind) in (0u32..).zip(&vocabulary.tokens).zip(types) {
+        if let (TokenType::Byte, Some(byte)) = (kind, fallback_byte(token)) {
+            byte_ids[usize::from(byte)].get_or_insert(id);
+        }
+    }
+    let unk_id = vocabulary.unk_id;
+    let space_prefix = vocabulary.add_space_prefix.unwrap_or(true);
+    let to_marks = Replace::new(" ", SPACE_MARK).map_err(|error| TokenizerError::library(LOADING, error))?;
+    let mut normalizers: Vec<NormalizerWrapper> = vec![to_marks.into()];
+    if space_prefix {
+        normalizers.insert(0, Prepend::new(SPACE_MARK.to_owned()).into());
+    }
+
+    Parts {
+        model: Model::Spm(Spm::new(pieces, byte_ids, unk_id)),
+        normalizer: Some(Sequence::new(normalizers).into()),
+        pre_tokenizer: PreTokenizer::default(),
+        token_bytes: TokenBytes::Text { replace: vec![(SPACE_MARK.to_owned(), " ".to_owned())], byte_fallback: true },
+        decode_rule: DecodeRule {
+            leading: Leading::Strip { byte: b' ', count: usize::from(space_prefix) },
+            invalid: Invalid::OnePerByte,
+        },
+        add_bos: true,
+    }
+    .assemble(&vocabulary, types)
+}
+
+/// What the two kinds of vocabulary differ in.
+struct Parts {
+    model: Model,
+    normalizer: Option<NormalizerWrapper>,
+    pre_tokenizer: PreTokenizer,
+    token_bytes: TokenBytes,
+    decode_rule: DecodeRule,
+    /// BOS before a text, where the file does not say.
+    add_bos: bool,
+}
+
+impl Parts {
+    fn assemble(self, vocabulary: &GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
+        let roles = vocabulary.roles(self.add_bos, types)?;
+        let is_spm = matches!(self.model, Model::Spm(_));
+        let added = AddedTokens::new(vocabulary.added_tokens(types, is_spm), None)
+            .map_err(|error| TokenizerError::library(LOADING, error))?;
+        let tokens = (0u32..).zip(vocabulary.tokens.iter().map(String::as_str));
+        let is_special = |id: u32| {
+            let kind = types.get(id as usize);
+            matches!(kind, Some(TokenType::Control | TokenType::Unknown))
+        };
+        Ok(Tokenizer {
+            vocabulary: Vocabulary::new(FILE, tokens, is_special, &self.token_bytes)?,
+            normalizer: self.normalizer,
+            pre_tokenizer: self.pre_tokenizer,
+            model: self.model,
+            added,
+            decode_rule: self.decode_rule,
+            roles,
+        })
+    }
+}
+
+impl GgufVocabulary {
+    /// One type for each token.
+    fn checked_types(&self) -> Result<Vec<TokenType>, TokenizerError> {
+        let tokens = self.tokens.len();
+        if tokens == 0 || u32::try_from(tokens).is_err() {
+            let message = format!("has {tokens} tokens; between 1 and 2^32 - 1 are needed");
+            return Err(TokenizerError::field(FILE, "tokenizer.ggml.tokens", message));
+        }
+        if self.token_types.is_empty() {
+            return Ok(self.guessed_types());
+        }
+        if self.token_types.len() != tokens {
+            let types = self.token_types.len();
+            let message = format!("has {types} values for {tokens} tokens; one for each is needed");
+            return Err(TokenizerError::field(FILE, "tokenizer.ggml.token_type", message));
+        }
+        let types = self.token_types.iter().map(|kind| match kind {
+            2 => TokenType::Unknown,
+            3 => TokenType::Control,
+            4 => TokenType::UserDefined,
+            6 => TokenType::Byte,
+            _ => TokenType::Piece,
+        });
+        Ok(types.collect())
+    }
+
+    /// Types for a file without them: tokens with a role are control tokens.
+    fn guessed_types(&self) -> Vec<TokenType> {
+        let control = [self.bos_id, self.eos_id, self.eot_id, self.eom_id, self.pad_id];
+        let kind = |(id, token): (u32, &String)| {
+            if self.unk_id == Some(id) {
+                TokenType::Unknown
+            } else if control.contains(&Some(id)) {
+                TokenType::Control
+            } else if self.model == "llama" && fallback_byte(token).is_some() {
+                TokenType::Byte
+            } else {
+                TokenType::Piece
+            }
+        };
+        (0u32..).zip(&self.tokens).map(kind).collect()
+    }
+
+    /// What text may merge into. User-defined tokens are found in the text first, but merges name them.
+    fn pieces<'a>(&'a self, types: &'a [TokenType]) -> impl Iterator<Item = (u32, &'a String)> {
+        let tokens = (0u32..).zip(&self.tokens).zip(types);
+        let is_piece = |kind: &TokenType| matches!(kind, TokenType::Piece | TokenType::UserDefined);
+        tokens.filter(move |(_, kind)| is_piece(kind)).map(|(token, _)| token)
+    }
+
+    /// Tokens that are found in the text before the model sees it.
+    fn added_tokens(&self, types: &[TokenType], is_spm: bool) -> Vec<(u32, AddedToken)> {
+        let mut added = Vec::new();
+        for ((id, token), kind) in (0u32..).zip(&self.tokens).zip(types) {
+            let special = match kind {
+                TokenType::Control | TokenType::Unknown => true,
+                TokenType::UserDefined => false,
+                TokenType::Piece | TokenType::Byte => continue,
+            };
+            if token.is_empty() {
+                continue;
+            }
+            // Runs of spaces are written with marks, but stand as spaces in a text.
+            let text = if is_spm && !special { token.replace(SPACE_MARK, " ") } else { token.clone() };
+            added.push((id, AddedToken::from(text, special).normalized(false)));
+        }
+        added
+    }
+
+    fn roles(&self, add_bos: bool, types: &[TokenType]) -> Result<Roles, TokenizerError> {
+        let checked = |key: &str, id: Option<u32>| match id {
+            Some(id) if id as usize >= self.tokens.len() => Err(TokenizerError::field(
+                FILE,
+                format!("tokenizer.ggml.{key}"),
+                format!("is {id}, but the vocabulary has {} tokens", self.tokens.len()),
+            )),
+            id => Ok(id),
+        };
+        let bos = checked("bos_token_id", self.bos_id)?;
+        let eos = checked("eos_token_id", self.eos_id)?;
+        let mut ends: Vec<u32> = eos.into_iter().collect();
+        ends.extend(checked("eot_token_id", self.eot_id)?);
+        ends.extend(checked("eom_token_id", self.eom_id)?);
+        let controls = (0u32..).zip(&self.tokens).zip(types);
+        let controls = controls.filter(|(_, kind)| **kind == TokenType::Control);
+        let controls: Vec<(u32, &str)> = controls.map(|((id, token), _)| (id, token.as_str())).collect();
+        // In the Harmony format `<|end|>` ends a message in the middle of a generation.
+        let harmony = controls.iter().any(|(_, token)| *token == "<|call|>");
+        for &(id, token) in &controls {
+            if TURN_ENDS.contains(&token) && !(harmony && token == "<|end|>") {
+                ends.push(id);
+            }
+        }
+        let mut seen = Vec::new();
+        ends.retain(|id| {
+            let new = !seen.contains(id);
+            seen.push(*id);
+            new
+        });
+        let with = |wanted: bool, id: Option<u32>| id.filter(|_| wanted).into_iter().collect();
+        Ok(Roles {
+            bos,
+            unk: checked("unknown_token_id", self.unk_id)?,
+            pad: checked("padding_token_id", self.pad_id)?,
+            prefix: with(self.add_bos.unwrap_or(add_bos), bos),
+            suffix: with(self.add_eos.unwrap_or(false), eos),
+            eos: ends,
+        })
+    }
+}

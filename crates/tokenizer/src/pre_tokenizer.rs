@@ -1,0 +1,341 @@
+//! From text to words: the steps of a pre-tokenizer, by their description in `tokenizer.json` or by
+//! the name that a GGUF file gives.
+//!
+//! Whatever splits by a pattern goes through [`Splitter`]; the rest is the `tokenizers` library's.
+
+use serde::Deserialize;
+use serde_json::Value;
+use tokenizers::pattern::Invert;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::{PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper, SplitDelimiterBehavior};
+
+use crate::error::{TokenizerError, shortened};
+use crate::splitter::{Refusal, Splitter};
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const KIMI_K2: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BAILING: &str =
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+const SEED: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+const DEEPSEEK3_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+const DEEPSEEK_CJK: &str = "[一-龥ࠀ-一가-퟿]+";
+const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+
+/// A pre-tokenizer known by name: byte-level BPE after splits by these patterns, one after the other.
+pub(crate) struct Named {
+    /// The values of `tokenizer.ggml.pre`.
+    names: &'static [&'static str],
+    patterns: &'static [&'static str],
+    /// A word that is a token is that token, whatever the merges say.
+    pub(crate) ignore_merges: bool,
+    /// The text starts with BOS, unless the file says otherwise.
+    pub(crate) add_bos: bool,
+    /// The published tokenizer composes characters first (NFC).
+    pub(crate) nfc: bool,
+}
+
+/// Plain splits: no flag set.
+const fn named(names: &'static [&'static str], patterns: &'static [&'static str]) -> Named {
+    Named { names, patterns, ignore_merges: false, add_bos: false, nfc: false }
+}
+
+/// The patterns are those published with the models; the names are GGUF's.
+const NAMED: &[Named] = &[
+    named(&["default", ""], &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]),
+    named(
+        &[
+            "gpt-2",
+            "phi-2",
+            "jina-es",
+            "jina-de",
+            "jina-v2-es",
+            "jina-v2-de",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "modern-bert",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "exaone4",
+        ],
+        &[GPT2],
+    ),
+    named(&["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"], &[r"\p{N}", GPT2]),
+    Named {
+        ignore_merges: true,
+        add_bos: true,
+        ..named(&["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"], &[LLAMA3])
+    },
+    named(&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], &[LLAMA3]),
+    Named { nfc: true, ..named(&["qwen2"], &[QWEN2]) },
+    named(&["deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "grok-2"], &[QWEN2]),
+    Named { nfc: true, ..named(&["qwen35"], &[QWEN35]) },
+    named(&["gpt-4o", "llama4", "minimax-m2"], &[GPT4O]),
+    Named { ignore_merges: true, add_bos: true, ..named(&["tekken"], &[TEKKEN]) },
+    named(&["kimi-k2"], &[KIMI_K2]),
+    named(
+        &["deepseek-llm"],
+        &[r"[\r\n]", DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", DEEPSEEK_CJK, r"\p{N}+"],
+    ),
+    named(&["deepseek-coder"], &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, r"\p{N}"]),
+    named(&["deepseek-v3", "hunyuan-dense"], &[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3_WORDS]),
+    named(&["falcon"], &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"]),
+    named(&["bloom", "gpt3-finnish", "poro-chat"], &[BLOOM]),
+    named(&["viking"], &[BLOOM, r"\p{N}"]),
+    named(&["bailingmoe", "bailingmoe2", "llada-moe"], &[BAILING]),
+    named(&["seed-coder"], &[SEED]),
+];
+
+impl Named {
+    /// The entry for a value of `tokenizer.ggml.pre`.
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownPreTokenizer`], with all names: other splits are other tokens.
+    pub(crate) fn find(name: &str) -> Result<&'static Self, TokenizerError> {
+        NAMED.iter().find(|entry| entry.names.contains(&name)).ok_or_else(|| TokenizerError::UnknownPreTokenizer {
+            name: shortened(name, 100),
+            known: known_pre_tokenizers().join(", "),
+        })
+    }
+
+    pub(crate) fn pre_tokenizer(&self) -> PreTokenizer {
+        let mut steps: Vec<Step> = self.patterns.iter().map(|pattern| known(pattern)).collect();
+        steps.push(Step::to_byte_level());
+        PreTokenizer { steps }
+    }
+}
+
+/// The names of all pre-tokenizers that GGUF vocabularies may ask for.
+#[must_use]
+pub fn known_pre_tokenizers() -> Vec<&'static str> {
+    let names = NAMED.iter().flat_map(|entry| entry.names);
+    names.copied().filter(|name| !name.is_empty()).collect()
+}
+
+fn known(pattern: &str) -> Step {
+    Step::Split {
+        splitter: Splitter::linear(pattern).expect("a test compiles every pattern in the table"),
+        behavior: SplitDelimiterBehavior::Isolated,
+        invert: false,
+    }
+}
+
+/// Splits text into the words that the model sees one at a time.
+#[derive(Debug, Default)]
+pub(crate) struct PreTokenizer {
+    steps: Vec<Step>,
+}
+
+#[derive(Debug)]
+enum Step {
+    Split {
+        splitter: Splitter,
+        behavior: SplitDelimiterBehavior,
+        invert: bool,
+    },
+    /// A space before text that starts without one.
+    PrefixSpace,
+    /// `▁` for spaces, and before the text; `later` is for text that something precedes.
+    Metaspace {
+        first: Metaspace,
+        later: Metaspace,
+    },
+    Library(PreTokenizerWrapper),
+}
+
+impl Step {
+    /// Bytes to GPT-2's alphabet; its own split, which may fail silently, stays off.
+    fn to_byte_level() -> Self {
+        Self::Library(ByteLevel::new(false, false, false).into())
+    }
+}
+
+/// `Split` in `tokenizer.json`.
+#[derive(Deserialize)]
+struct SplitJson {
+    pattern: PatternJson,
+    behavior: SplitDelimiterBehavior,
+    #[serde(default)]
+    invert: bool,
+}
+
+#[derive(Deserialize)]
+enum PatternJson {
+    String(String),
+    Regex(String),
+}
+
+/// `ByteLevel` in `tokenizer.json`.
+#[derive(Deserialize)]
+struct ByteLevelJson {
+    add_prefix_space: bool,
+    #[serde(default = "default_true")]
+    use_regex: bool,
+}
+
+fn default_true() -> bool {
+    true
+}
+
+impl PreTokenizer {
+    /// The steps of `pre_tokenizer` in `tokenizer.json`; `null` has none.
+    pub(crate) fn from_json(
+        file: &'static str,
+        json: &Value,
+        allow_unknown_patterns: bool,
+    ) -> Result<Self, TokenizerError> {
+        let mut pre_tokenizer = Self::default();
+        if !json.is_null() {
+            let mut reader = Reader { file, allow_unknown_patterns, steps: &mut pre_tokenizer.steps };
+            reader.read("pre_tokenizer", json)?;
+        }
+        Ok(pre_tokenizer)
+    }
+
+    /// Splits `text`, of which `at_start` says that nothing comes before it.
+    pub(crate) fn pre_tokenize(&self, text: &mut PreTokenizedString, at_start: bool) -> tokenizers::Result<()> {
+        for step in &self.steps {
+            match step {
+                Step::Split { splitter, behavior, invert: false } => {
+                    text.split(|_, part| part.split(splitter, *behavior))?
+                }
+                Step::Split { splitter, behavior, .. } => {
+                    text.split(|_, part| part.split(Invert(splitter), *behavior))?
+                }
+                Step::PrefixSpace => text.split(|_, mut part| {
+                    if !part.get().starts_with(' ') {
+                        part.prepend(" ");
+                    }
+                    Ok([part])
+                })?,
+                Step::Metaspace { first, .. } if at_start => first.pre_tokenize(text)?,
+                Step::Metaspace { later, .. } => later.pre_tokenize(text)?,
+                Step::Library(step) => step.pre_tokenize(text)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Reader<'a> {
+    file: &'static str,
+    allow_unknown_patterns: bool,
+    steps: &'a mut Vec<Step>,
+}
+
+impl Reader<'_> {
+    /// Appends the steps of one element; the JSON reader has bounded the depth.
+    fn read(&mut self, path: &str, json: &Value) -> Result<(), TokenizerError> {
+        match json.get("type").and_then(Value::as_str) {
+            Some("Sequence") => {
+                let parts = json.get("pretokenizers").and_then(Value::as_array);
+                let parts = parts
+                    .ok_or_else(|| TokenizerError::field(self.file, path, "is a Sequence without `pretokenizers`"))?;
+                for (index, part) in parts.iter().enumerate() {
+                    self.read(&format!("{path}.pretokenizers[{index}]"), part)?;
+                }
+            }
+            Some("Split") => {
+                let split: SplitJson = self.part(path, json)?;
+                let (pattern, splitter) = match split.pattern {
+                    PatternJson::String(text) => {
+                        let splitter = Splitter::literal(&text);
+                        (text, splitter)
+                    }
+                    PatternJson::Regex(pattern) if self.allow_unknown_patterns => {
+                        let splitter = Splitter::any(&pattern);
+                        (pattern, splitter)
+                    }
+                    PatternJson::Regex(pattern) => {
+                        let splitter = Splitter::linear(&pattern);
+                        (pattern, splitter)
+                    }
+                };
+                self.steps.push(Step::Split {
+                    splitter: splitter.map_err(|reason| unknown(self.file, path, &pattern, reason))?,
+                    behavior: split.behavior,
+                    invert: split.invert,
+                });
+            }
+            Some("ByteLevel") => {
+                let byte_level: ByteLevelJson = self.part(path, json)?;
+                if byte_level.add_prefix_space {
+                    self.steps.push(Step::PrefixSpace);
+                }
+                if byte_level.use_regex {
+                    self.steps.push(known(GPT2));
+                }
+                self.steps.push(Step::to_byte_level());
+            }
+            Some("Metaspace") => {
+                let first: Metaspace = self.part(path, json)?;
+                let mut later = first.clone();
+                if later.prepend_scheme == PrependScheme::First {
+                    later.prepend_scheme = PrependScheme::Never;
+                }
+                self.steps.push(Step::Metaspace { first, later });
+            }
+            _ => self.steps.push(Step::Library(self.part(path, json)?)),
+        }
+        Ok(())
+    }
+
+    fn part<T: for<'de> Deserialize<'de>>(&self, path: &str, json: &Value) -> Result<T, TokenizerError> {
+        T::deserialize(json).map_err(|error| TokenizerError::field(self.file, path, format!("is not usable: {error}")))
+    }
+}
+
+/// Refuses patterns in the normalizer that might fail silently: `Replace` is the one that has any.
+pub(crate) fn check_normalizer(file: &'static str, path: &str, json: &Value) -> Result<(), TokenizerError> {
+    if let Some(parts) = json.get("normalizers").and_then(Value::as_array) {
+        for (index, part) in parts.iter().enumerate() {
+            check_normalizer(file, &format!("{path}.normalizers[{index}]"), part)?;
+        }
+    }
+    let pattern = json.get("pattern").and_then(|pattern| pattern.get("Regex"));
+    if let Some(pattern) = pattern.and_then(Value::as_str) {
+        match Splitter::linear(pattern) {
+            Ok(Splitter::Automaton { whitespace_tail: false, .. }) => {}
+            Ok(_) => return Err(unknown(file, path, pattern, "needs look-around in a normalizer")),
+            Err(reason) => return Err(unknown(file, path, pattern, reason)),
+        }
+    }
+    Ok(())
+}
+
+fn unknown(file: &'static str, path: &str, pattern: &str, reason: Refusal) -> TokenizerError {
+    TokenizerError::UnknownPattern { file, field: format!("{path}.pattern"), pattern: shortened(pattern, 200), reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pattern_in_the_table_is_linear() {
+        for entry in NAMED {
+            entry.pre_tokenizer();
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names = known_pre_tokenizers();
+        names.sort_unstable();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}
