@@ -1,0 +1,74 @@
+//! The sizes and limits that an engine is made with.
+
+use plan::KvLayout;
+
+use crate::EngineError;
+
+/// The sizes and limits of an engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// The paged cache that the executable was loaded with.
+    pub kv: KvLayout,
+    /// Tokens that a sequence may have, prompt and generated. At most the model's, and at most the cache's.
+    pub context_len: usize,
+    /// Ids that the model has logits for.
+    pub vocab_size: usize,
+    /// Tokens that end a text unless the request says `ignore_eos`.
+    pub eos_token_ids: Vec<u32>,
+    /// Tokens computed in one step, over all sequences: at least `max_sequences`, so that decodes always fit.
+    pub max_batch_tokens: usize,
+    /// Sequences that run at a time (a request with n completions counts n).
+    pub max_sequences: usize,
+    /// Sequences that may wait to be started; more are refused.
+    pub max_waiting: usize,
+    /// Prompt tokens that may wait to be started; more are refused.
+    pub max_waiting_tokens: usize,
+    /// Whether finished prompts and texts are kept for reuse while blocks are free.
+    pub prefix_cache: bool,
+    /// Steps of waiting that make up for one level of priority.
+    pub aging_steps: u32,
+}
+
+impl EngineConfig {
+    /// A configuration with the default limits: 16 sequences, 512 tokens a step, 256 waiting.
+    pub fn new(kv: KvLayout, context_len: usize, vocab_size: usize, eos_token_ids: Vec<u32>) -> Self {
+        Self {
+            kv,
+            context_len,
+            vocab_size,
+            eos_token_ids,
+            max_batch_tokens: 512,
+            max_sequences: 16,
+            max_waiting: 256,
+            max_waiting_tokens: kv.num_blocks.saturating_mul(kv.block_len).saturating_mul(4),
+            prefix_cache: true,
+            aging_steps: 64,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        let at_least = |name, found: usize, least: usize, why: &str| {
+            if found >= least {
+                return Ok(());
+            }
+            Err(EngineError::Config { name, found, expected: format!("at least {least}{why}") })
+        };
+        at_least("kv.block_len", self.kv.block_len, 1, "")?;
+        at_least("kv.num_blocks", self.kv.num_blocks, 1, "")?;
+        at_least("vocab_size", self.vocab_size, 1, "")?;
+        at_least("context_len", self.context_len, 2, ": one token of prompt and one to generate")?;
+        at_least("max_sequences", self.max_sequences, 1, "")?;
+        at_least("max_batch_tokens", self.max_batch_tokens, self.max_sequences, ", the max_sequences")?;
+        at_least("max_waiting", self.max_waiting, 1, "")?;
+        let most = self.kv.num_blocks.saturating_mul(self.kv.block_len);
+        if self.context_len > most {
+            let expected = format!("at most {most}, the tokens that the KV cache holds");
+            return Err(EngineError::Config { name: "context_len", found: self.context_len, expected });
+        }
+        if self.kv.num_blocks >= u32::MAX as usize {
+            let expected = format!("below {}", u32::MAX);
+            return Err(EngineError::Config { name: "kv.num_blocks", found: self.kv.num_blocks, expected });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! A backend that computes nothing but remembers everything: for tests of whatever stands above a backend.
+//!
+//! Its cache stores tokens in place of keys and values, block by block, and its logits are a hash of a sequence's
+//! tokens *as read back through its block table*. So a wrong block, a missing copy, a stale prefix or another
+//! sequence's write changes the text. Faults can be planted at any step.
+
+use backend::{BackendError, Executable};
+use plan::{KvLayout, StepError, StepInput, StepShape};
+
+/// What goes wrong in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The device fails, after it has written to the cache.
+    Error,
+    /// A row of logits has a value that is no number.
+    NotANumber {
+        /// Which output of the step, modulo their number.
+        output: usize,
+    },
+}
+
+/// Decides what goes wrong in a step (they are counted from 0).
+pub type Faults = Box<dyn FnMut(u64, &StepInput) -> Option<Fault> + Send>;
+
+/// The null device with a paged cache of tokens.
+pub struct NullExecutable {
+    kv: KvLayout,
+    vocab_size: usize,
+    /// (num_blocks, block_len); none where nothing was written yet.
+    slots: Vec<Option<u32>>,
+    logits: Vec<f32>,
+    num_steps: u64,
+    faults: Option<Faults>,
+}
+
+impl NullExecutable {
+    /// A device without faults.
+    pub fn new(kv: KvLayout, vocab_size: usize) -> Self {
+        let slots = vec![None; kv.num_blocks * kv.block_len];
+        Self { kv, vocab_size, slots, logits: Vec::new(), num_steps: 0, faults: None }
+    }
+
+    /// The same, with faults where `faults` says so.
+    pub fn with_faults(self, faults: Faults) -> Self {
+        Self { faults: Some(faults), ..self }
+    }
+
+    fn slot(&self, table: &[u32], position: usize) -> usize {
+        table[position / self.kv.block_len] as usize * self.kv.block_len + position % self.kv.block_len
+    }
+
+    fn copy_blocks(&mut self, input: &StepInput) {
+        let block_len = self.kv.block_len;
+        for copy in &input.block_copies {
+            let from = copy.from as usize * block_len;
+            self.slots.copy_within(from..from + block_len, copy.to as usize * block_len);
+        }
+    }
+
+    fn write(&mut self, input: &StepInput) {
+        for sequence in &input.sequences {
+            for row in 0..sequence.num_rows {
+                let slot = self.slot(input.table(sequence), sequence.first_position + row);
+                self.slots[slot] = Some(input.token_ids[sequence.first_row + row]);
+            }
+        }
+    }
+
+    /// A block that one sequence writes is in no other's table.
+    fn check_exclusive(&self, input: &StepInput) -> Result<(), StepError> {
+        for (index, writer) in input.sequences.iter().enumerate() {
+            let written = &input.table(writer)[writer.first_position / self.kv.block_len..];
+            for (other_index, other) in input.sequences.iter().enumerate() {
+                let shared = written.iter().find(|block| input.table(other).contains(block));
+                if let Some(block) = shared.filter(|_| other_index != index) {
+                    return Err(StepError(format!("block {block} is written by {index} and held by {other_index}")));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Executable for NullExecutable {
+    fn compile(&mut self, _shape: StepShape) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        input.check(self.vocab_size, &self.kv)?;
+        self.check_exclusive(input)?;
+        let step = self.num_steps;
+        self.num_steps += 1;
+        self.copy_blocks(input);
+        self.write(input);
+        let fault = self.faults.as_mut().and_then(|faults| faults(step, input));
+        if fault == Some(Fault::Error) {
+            return Err(BackendError::Device { device: "null".to_owned(), reason: format!("planted at step {step}") });
+        }
+        self.logits.clear();
+        for &row in &input.output_rows {
+            let row = row as usize;
+            let sequence = input.sequences.iter().find(|s| row < s.first_row + s.num_rows);
+            let sequence = sequence.expect("checked: sequences cover all rows");
+            let mut state = TokenHash::default();
+            for position in 0..=sequence.first_position + row - sequence.first_row {
+                let slot = self.slot(input.table(sequence), position);
+                let Some(token) = self.slots[slot] else {
+                    return Err(StepError(format!("position {position} is read before it is written")).into());
+                };
+                state.push(token);
+            }
+            self.logits.extend(state.logits(self.vocab_size));
+        }
+        if let Some(Fault::NotANumber { output }) = fault
+            && !input.output_rows.is_empty()
+        {
+            let row = output % input.output_rows.len();
+            self.logits[row * self.vocab_size + step as usize % self.vocab_size] = f32::NAN;
+        }
+        Ok(&self.logits)
+    }
+}
+
+/// The logits (vocab_size,) that the null device gives after `tokens`: what a test compares a whole engine with.
+pub fn null_logits(tokens: &[u32], vocab_size: usize) -> Vec<f32> {
+    let mut state = TokenHash::default();
+    tokens.iter().for_each(|&token| state.push(token));
+    state.logits(vocab_size).collect()
+}
+
+/// A hash of tokens in their order.
+#[derive(Clone, Copy, Debug, Default)]
+struct TokenHash(u64);
+
+impl TokenHash {
+    fn push(&mut self, token: u32) {
+        self.0 = mix(self.0 ^ (u64::from(token) + 1));
+    }
+
+    /// Numbers from -8 to 8.
+    fn logits(self, vocab_size: usize) -> impl Iterator<Item = f32> {
+        (0..vocab_size as u64).map(move |id| (mix(self.0 ^ (id << 32)) >> 40) as f32 / 1_048_576.0 - 8.0)
+    }
+}
+
+/// The mixing function of splitmix64, a bijection (public domain, S. Vigna).
+fn mix(mut z: u64) -> u64 {
+    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,66 @@
+//! The tokens still in the race, and what is done to all of them: scaling, softmax, the draw.
+
+/// A token that may be chosen. A list of them is always in ascending order of ids.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Candidate {
+    pub(super) id: u32,
+    pub(super) logit: f32,
+}
+
+/// All tokens of the vocabulary.
+pub(super) fn fill(candidates: &mut Vec<Candidate>, logits: &[f32]) {
+    candidates.clear();
+    candidates.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit }));
+}
+
+/// The index of the largest logit, the first of equals; none of none.
+pub(super) fn likeliest(logits: impl Iterator<Item = f32>) -> Option<usize> {
+    let mut best = None;
+    for (index, logit) in logits.enumerate() {
+        if best.is_none_or(|(_, largest)| logit > largest) {
+            best = Some((index, logit));
+        }
+    }
+    best.map(|(index, _)| index)
+}
+
+/// The largest logit, -inf of none.
+pub(super) fn max_logit(candidates: &[Candidate]) -> f32 {
+    candidates.iter().map(|candidate| candidate.logit).fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// Σ exp(logit - max): what the candidates' weights are divided by to give probabilities.
+pub(super) fn weight_sum(candidates: &[Candidate], max: f32) -> f64 {
+    candidates.iter().map(|candidate| f64::from((candidate.logit - max).exp())).sum()
+}
+
+/// Divides the logits by `temperature`. The largest is moved to 0 first, which no softmax sees, so that no small
+/// temperature overflows. 0 is for the choice at the end of the chain, and leaves them alone.
+pub(super) fn temperature(candidates: &mut [Candidate], temperature: f32) {
+    if temperature == 0.0 || temperature == 1.0 {
+        return;
+    }
+    let max = max_logit(candidates);
+    for candidate in candidates {
+        candidate.logit = (candidate.logit - max) / temperature;
+    }
+}
+
+/// The index at which the running sum of probabilities passes `uniform`, a number in [0, 1); none of none.
+pub(super) fn draw(candidates: &[Candidate], uniform: f64) -> Option<usize> {
+    let max = max_logit(candidates);
+    let target = uniform * weight_sum(candidates, max);
+    let mut sum = 0.0;
+    let mut last = None;
+    for (index, candidate) in candidates.iter().enumerate() {
+        let weight = f64::from((candidate.logit - max).exp());
+        sum += weight;
+        if weight > 0.0 {
+            last = Some(index);
+        }
+        if sum > target {
+            break;
+        }
+    }
+    last
+}

@@ -1,0 +1,135 @@
+//! The sampler: logits of one row → one token, in a chain of steps that each sequence chooses for itself.
+//!
+//! The logit bias comes first; then the steps in the order of [`SamplingParams::order`], which is llama.cpp's unless
+//! the request says otherwise: penalties, DRY, top-k, typical, top-p, min-p, XTC, temperature. A step whose parameter
+//! is neutral does nothing. At last one token is drawn from the softmax of what is left; at temperature 0 the likeliest
+//! is taken instead, the lowest id of equals.
+//!
+//! The random numbers of a token depend on the seed, the completion's number and the token's index only (ChaCha8, one
+//! stream a token), so a text is the same in any batch, after preemption, and on every run. Candidates stay in the
+//! order of their ids throughout, so the draw does not depend on how a filter was computed; the vocabulary is never
+//! sorted.
+
+mod candidates;
+mod filters;
+mod logprobs;
+mod params;
+mod penalties;
+mod rng;
+
+pub use logprobs::{TokenLogprob, TokenLogprobs};
+pub use params::{Dry, SamplerStep, SamplingParams, Xtc};
+
+use candidates::{Candidate, likeliest};
+use filters::Ranked;
+
+use crate::Failure;
+
+/// A token that was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampledToken {
+    /// Its id.
+    pub id: u32,
+    /// Its log-probability and the likeliest alternatives, if the request wants them.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// What a sequence holds so far: the penalties look back on it.
+#[derive(Clone, Copy, Debug)]
+pub struct History<'a> {
+    /// Prompt and generated tokens.
+    pub tokens: &'a [u32],
+    /// Tokens of the prompt.
+    pub prompt_len: usize,
+}
+
+impl<'a> History<'a> {
+    /// The last `last_n` tokens, all without a bound.
+    fn window(&self, last_n: Option<usize>) -> &'a [u32] {
+        &self.tokens[self.tokens.len() - last_n.map_or(self.tokens.len(), |n| n.min(self.tokens.len()))..]
+    }
+
+    /// The generated ones of the last `last_n` tokens.
+    fn generated_window(&self, last_n: Option<usize>) -> &'a [u32] {
+        let generated = self.tokens.len() - self.prompt_len;
+        self.window(Some(last_n.map_or(generated, |n| n.min(generated))))
+    }
+}
+
+/// Chooses tokens. Holds memory that is reused from token to token, and nothing else.
+#[derive(Clone, Debug, Default)]
+pub struct Sampler {
+    candidates: Vec<Candidate>,
+    ranked: Vec<Ranked>,
+    penalties: penalties::Scratch,
+}
+
+impl Sampler {
+    /// Chooses the token after `history` from `logits` (vocab_size,). `completion` tells the completions of one request
+    /// apart, so that each has random numbers of its own.
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        params: &SamplingParams,
+        history: History<'_>,
+        completion: usize,
+    ) -> Result<SampledToken, Failure> {
+        check_finite(logits, history)?;
+        let id = if params.is_plain_greedy() {
+            likeliest(logits.iter().copied()).ok_or(Failure::NoTokenLeft)? as u32
+        } else {
+            self.run_chain(logits, params, history, completion)?
+        };
+        let logprobs = params.logprobs.map(|count| logprobs::logprobs(logits, id, count, &mut self.ranked));
+        Ok(SampledToken { id, logprobs })
+    }
+
+    fn run_chain(
+        &mut self,
+        logits: &[f32],
+        params: &SamplingParams,
+        history: History<'_>,
+        completion: usize,
+    ) -> Result<u32, Failure> {
+        let Self { candidates, ranked, penalties: scratch } = self;
+        let draws = rng::draws(params.seed, completion, history.tokens.len() - history.prompt_len);
+        candidates::fill(candidates, logits);
+        penalties::logit_bias(candidates, &params.logit_bias);
+        for step in &params.order {
+            match step {
+                SamplerStep::Penalties => penalties::repetition(candidates, params, history, scratch),
+                SamplerStep::Dry => penalties::dry(candidates, &params.dry, history, scratch),
+                SamplerStep::TopK => filters::top_k(candidates, params.top_k, ranked),
+                SamplerStep::Typical => filters::typical(candidates, params.typical_p, ranked),
+                SamplerStep::TopP => filters::top_p(candidates, params.top_p, ranked),
+                SamplerStep::MinP => filters::min_p(candidates, params.min_p),
+                SamplerStep::Xtc => filters::xtc(candidates, &params.xtc, draws.xtc),
+                SamplerStep::Temperature => candidates::temperature(candidates, params.temperature),
+            }
+        }
+        let chosen = if params.temperature == 0.0 {
+            likeliest(candidates.iter().map(|candidate| candidate.logit))
+        } else {
+            candidates::draw(candidates, draws.pick)
+        };
+        chosen.map(|index| candidates[index].id).ok_or(Failure::NoTokenLeft)
+    }
+}
+
+/// A logit that is not a number is a fault of this sequence's computation, found before anything is chosen from it.
+fn check_finite(logits: &[f32], history: History<'_>) -> Result<(), Failure> {
+    // Without an early exit this is a few vector instructions for each cache line.
+    if logits.iter().fold(true, |finite, logit| finite & logit.is_finite()) {
+        return Ok(());
+    }
+    let faulty = logits.iter().position(|logit| !logit.is_finite()).unwrap_or_default();
+    let value = match logits.get(faulty) {
+        Some(logit) if logit.is_nan() => "NaN",
+        Some(logit) if *logit < 0.0 => "-inf",
+        _ => "inf",
+    };
+    Err(Failure::Numeric { position: history.tokens.len(), token_id: faulty as u32, value })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,291 @@
+//! Which sequences compute which tokens in a step: continuous batching, chunked prefill, preemption by recompute.
+//!
+//! Sequences are served in the order of their [`Place`]: by priority and arrival, a blend that ages. In a step,
+//!
+//! 1. every running sequence in decode gets a place to write its token. If no block is free, the running sequence that
+//!    stands last loses its own and goes back to the queue: its tokens will be computed again, from the prefix cache as
+//!    far as they are still there;
+//! 2. waiting sequences start, in order and without overtaking, while there is room: a place among the running, blocks
+//!    for all their tokens, and tokens left in the budget;
+//! 3. the budget is given out: one token to each decode, the rest to prefills, in order, in chunks.
+//!
+//! The sequence that stands first is never preempted and always in the batch, and it fits the pool alone (a request
+//! that does not is refused). So every step brings some sequence nearer to its end.
+
+use crate::batch::{Batch, Scheduled};
+use crate::config::EngineConfig;
+use crate::error::EngineError;
+use crate::kv_cache::{KvCache, NoFreeBlock};
+use crate::request::{Failure, FinishReason, Output, Request, RequestId};
+use crate::sampler::Sampler;
+use crate::sequence::{Place, Sequence};
+
+/// The sequences, running and waiting. Plain data: no device, no clock but the count of steps.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    config: EngineConfig,
+    /// In the order of their places, as are those that wait.
+    running: Vec<Sequence>,
+    waiting: Vec<Sequence>,
+    /// Completions that branched off in this step.
+    forked: Vec<Sequence>,
+    num_steps: u64,
+    num_requests: u64,
+    num_preemptions: u64,
+}
+
+impl Scheduler {
+    pub(crate) fn new(config: EngineConfig) -> Self {
+        Self {
+            config,
+            running: Vec::new(),
+            waiting: Vec::new(),
+            forked: Vec::new(),
+            num_steps: 0,
+            num_requests: 0,
+            num_preemptions: 0,
+        }
+    }
+
+    pub(crate) fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    pub(crate) fn running(&self) -> &[Sequence] {
+        &self.running
+    }
+
+    pub(crate) fn waiting(&self) -> &[Sequence] {
+        &self.waiting
+    }
+
+    pub(crate) fn num_steps(&self) -> u64 {
+        self.num_steps
+    }
+
+    pub(crate) fn num_preemptions(&self) -> u64 {
+        self.num_preemptions
+    }
+
+    /// Takes a request into the queue.
+    pub(crate) fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
+        request.check(&self.config)?;
+        let new = || self.waiting.iter().filter(|sequence| sequence.cached_tokens.is_none());
+        let sequences = new().map(Sequence::width).sum::<usize>() + request.num_completions;
+        let tokens = new().map(|sequence| sequence.tokens.len()).sum::<usize>() + request.prompt.len();
+        for (waiting, limit, unit) in
+            [(sequences, self.config.max_waiting, "sequences"), (tokens, self.config.max_waiting_tokens, "tokens")]
+        {
+            if waiting > limit {
+                return Err(EngineError::QueueFull { waiting, limit, unit });
+            }
+        }
+        let id = RequestId(self.num_requests);
+        self.num_requests += 1;
+        let ahead = i64::from(request.priority) * i64::from(self.config.aging_steps);
+        let place = Place { rank: self.num_steps as i64 - ahead, request: id, completion: 0 };
+        insert_in_order(&mut self.waiting, Sequence::new(place, request));
+        Ok(id)
+    }
+
+    /// Fills `batch` with the next step and reserves its blocks.
+    pub(crate) fn schedule(&mut self, kv: &mut KvCache, batch: &mut Batch) {
+        batch.clear();
+        self.num_steps += 1;
+        let preempted = self.reserve_for_decodes(kv, batch);
+        // Who was just preempted would only take back what was won.
+        if !preempted {
+            self.start_waiting(kv);
+        }
+        self.share_out_budget(batch);
+    }
+
+    /// A block for each running decode to write in; preempts from the end of the order. Returns whether it did.
+    fn reserve_for_decodes(&mut self, kv: &mut KvCache, batch: &mut Batch) -> bool {
+        let mut preempted = false;
+        let mut index = 0;
+        while index < self.running.len() {
+            let sequence = &mut self.running[index];
+            if !sequence.is_decode() {
+                index += 1;
+                continue;
+            }
+            match kv.make_writable(&mut sequence.table, sequence.num_computed) {
+                Ok(copy) => {
+                    batch.copies.extend(copy);
+                    index += 1;
+                }
+                Err(NoFreeBlock) => {
+                    self.preempt_last(kv); // perhaps this very one
+                    preempted = true;
+                }
+            }
+        }
+        preempted
+    }
+
+    fn preempt_last(&mut self, kv: &mut KvCache) {
+        let mut sequence = self.running.pop().expect("a running sequence asks for the block");
+        kv.free(&mut sequence.table, sequence.request.cache_domain);
+        sequence.num_computed = 0;
+        self.num_preemptions += 1;
+        tracing::debug!(request = %sequence.place.request, tokens = sequence.tokens.len(), "preempted");
+        insert_in_order(&mut self.waiting, sequence);
+    }
+
+    fn start_waiting(&mut self, kv: &mut KvCache) {
+        let mut width: usize = self.running.iter().map(Sequence::width).sum();
+        while let Some(next) = self.waiting.first_mut() {
+            width += next.width();
+            if width > self.config.max_sequences || !tokens_left_for(next, &self.running, &self.config) {
+                break;
+            }
+            // A spare block for each that runs: without it, its next one would preempt who just started.
+            let spare = self.running.len();
+            let Ok((table, cached)) = kv.admit(next.request.cache_domain, &next.tokens, spare) else { break };
+            next.table = table;
+            next.num_computed = cached;
+            next.cached_tokens.get_or_insert(cached);
+            let next = self.waiting.remove(0);
+            insert_in_order(&mut self.running, next);
+        }
+    }
+
+    fn share_out_budget(&self, batch: &mut Batch) {
+        let mut budget = self.config.max_batch_tokens;
+        for decode in [true, false] {
+            for (index, sequence) in self.running.iter().enumerate() {
+                if sequence.is_decode() != decode || budget == 0 {
+                    continue;
+                }
+                let num_tokens = sequence.num_pending().min(budget);
+                budget -= num_tokens;
+                batch.items.push(Scheduled { index, num_tokens, wants_token: num_tokens == sequence.num_pending() });
+            }
+        }
+    }
+
+    /// Takes the step's result in: `logits` (outputs, vocab_size). Chooses tokens, finishes, branches, frees.
+    pub(crate) fn commit(
+        &mut self,
+        batch: &Batch,
+        logits: &[f32],
+        sampler: &mut Sampler,
+        kv: &mut KvCache,
+        outputs: &mut Vec<Output>,
+    ) {
+        let mut rows = logits.chunks_exact(self.config.vocab_size);
+        for item in &batch.items {
+            let sequence = &mut self.running[item.index];
+            sequence.num_computed += item.num_tokens;
+            if !item.wants_token {
+                continue;
+            }
+            let row = rows.next().expect("the step checked that there is a row for each output");
+            let completions = sequence.place.completion..sequence.place.completion + sequence.width();
+            sequence.num_forks = 0;
+            for completion in completions.rev() {
+                let is_fork = completion != sequence.place.completion;
+                let sampled = sampler.sample(row, &sequence.request.sampling, sequence.history(), completion);
+                if sampled.is_ok() {
+                    // Finite logits: what they were computed from is fit to be used again.
+                    kv.publish(&mut sequence.table, &sequence.tokens[..sequence.num_computed]);
+                }
+                let mut fork = is_fork.then(|| sequence.fork(completion, kv.fork(&sequence.table)));
+                let target = fork.as_mut().unwrap_or(sequence);
+                let (token, finish) = match sampled {
+                    Ok(token) => {
+                        let finish = target.append(token.id, &self.config);
+                        (Some(token), finish)
+                    }
+                    Err(failure) => (None, Some(FinishReason::Error(failure))),
+                };
+                if matches!(finish, Some(FinishReason::Error(Failure::Numeric { .. }))) {
+                    kv.discard(&mut target.table, target.request.cache_domain);
+                }
+                target.finished = finish.is_some();
+                outputs.push(target.output(token, finish));
+                self.forked.extend(fork);
+            }
+        }
+        for fork in self.forked.drain(..) {
+            insert_in_order(&mut self.running, fork);
+        }
+        self.sweep(kv);
+    }
+
+    /// Ends the sequences of a step that failed: what it wrote of them is unknown.
+    pub(crate) fn fail(&mut self, batch: &Batch, reason: &str, kv: &mut KvCache, outputs: &mut Vec<Output>) {
+        for item in &batch.items {
+            let sequence = &mut self.running[item.index];
+            sequence.finished = true;
+            sequence.end(&FinishReason::Error(Failure::Backend(reason.to_owned())), outputs);
+        }
+        self.sweep(kv);
+    }
+
+    /// Ends the sequences that `ends` picks, running and waiting.
+    pub(crate) fn cancel(&mut self, ends: impl Fn(&Sequence) -> bool, kv: &mut KvCache) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        for sequence in self.running.iter_mut().chain(&mut self.waiting).filter(|sequence| ends(sequence)) {
+            sequence.finished = true;
+            sequence.end(&FinishReason::Cancelled, &mut outputs);
+        }
+        self.sweep(kv);
+        self.waiting.retain(|sequence| !sequence.finished);
+        outputs
+    }
+
+    /// Removes the finished, and frees their blocks.
+    fn sweep(&mut self, kv: &mut KvCache) {
+        self.running.retain_mut(|sequence| {
+            if sequence.finished {
+                kv.free(&mut sequence.table, sequence.request.cache_domain);
+            }
+            !sequence.finished
+        });
+    }
+
+    /// Whether all that must hold between two steps does.
+    pub(crate) fn check(&self, kv: &KvCache) -> Result<(), String> {
+        kv.check(self.running.iter().map(|sequence| &sequence.table))?;
+        for (name, sequences) in [("running", &self.running), ("waiting", &self.waiting)] {
+            if !sequences.is_sorted_by(|a, b| a.place < b.place) {
+                return Err(format!("{name} sequences are out of order"));
+            }
+        }
+        let width: usize = self.running.iter().map(Sequence::width).sum();
+        if width > self.config.max_sequences {
+            return Err(format!("{width} sequences run, of at most {}", self.config.max_sequences));
+        }
+        for sequence in &self.running {
+            let held = sequence.table.blocks().len();
+            let needed = kv.blocks_for(sequence.num_computed);
+            let most = kv.blocks_for(sequence.tokens.len());
+            if sequence.num_pending() == 0 || sequence.finished || held < needed || held > most {
+                return Err(format!("{:?} holds {held} blocks, needs {needed} to {most}", sequence.place));
+            }
+        }
+        for sequence in &self.waiting {
+            if !sequence.table.blocks().is_empty() || sequence.num_computed != 0 {
+                return Err(format!("{:?} waits and holds blocks", sequence.place));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the step's budget reaches `next`, after the decodes and the prefills that stand before it.
+fn tokens_left_for(next: &Sequence, running: &[Sequence], config: &EngineConfig) -> bool {
+    let before: usize = running
+        .iter()
+        .filter(|sequence| sequence.is_decode() || sequence.place < next.place)
+        .map(Sequence::num_pending)
+        .sum();
+    before < config.max_batch_tokens
+}
+
+fn insert_in_order(sequences: &mut Vec<Sequence>, sequence: Sequence) {
+    let index = sequences.partition_point(|other| other.place < sequence.place);
+    sequences.insert(index, sequence);
+}

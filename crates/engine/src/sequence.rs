@@ -1,0 +1,124 @@
+//! One text in the making.
+
+use std::sync::Arc;
+
+use crate::kv_cache::BlockTable;
+use crate::request::{Output, Request, RequestId, Usage};
+use crate::sampler::{History, SampledToken};
+use crate::{EngineConfig, FinishReason};
+
+/// A sequence's place in the order in which sequences are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    /// The step of its arrival, earlier by `aging_steps` for each level of priority. As it never changes, whoever
+    /// arrives long enough after stands behind, however high its priority: nobody waits for ever.
+    pub(crate) rank: i64,
+    /// Of equals, the request that came first.
+    pub(crate) request: RequestId,
+    /// Of one request, the first completion.
+    pub(crate) completion: usize,
+}
+
+/// One completion of a request: tokens, how many of them are computed, and the blocks that hold their keys and values.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) place: Place,
+    /// The request, but for its prompt, which is at the beginning of `tokens`.
+    pub(crate) request: Arc<Request>,
+    /// Prompt and generated tokens.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt_len: usize,
+    /// Tokens whose keys and values are in the cache.
+    pub(crate) num_computed: usize,
+    pub(crate) table: BlockTable,
+    /// Completions that branch off when the prompt is computed.
+    pub(crate) num_forks: usize,
+    /// Tokens found in the prefix cache at the first start; none before it.
+    pub(crate) cached_tokens: Option<usize>,
+    pub(crate) finished: bool,
+}
+
+impl Sequence {
+    pub(crate) fn new(place: Place, mut request: Request) -> Self {
+        let tokens = std::mem::take(&mut request.prompt);
+        Self {
+            place,
+            prompt_len: tokens.len(),
+            tokens,
+            num_computed: 0,
+            table: BlockTable::new(request.cache_domain),
+            num_forks: request.num_completions - 1,
+            request: Arc::new(request),
+            cached_tokens: None,
+            finished: false,
+        }
+    }
+
+    /// Another completion of the same prompt, with `table` for the same blocks.
+    pub(crate) fn fork(&self, completion: usize, table: BlockTable) -> Self {
+        Self {
+            place: Place { completion, ..self.place },
+            request: Arc::clone(&self.request),
+            tokens: self.tokens.clone(),
+            prompt_len: self.prompt_len,
+            num_computed: self.num_computed,
+            table,
+            num_forks: 0,
+            cached_tokens: self.cached_tokens,
+            finished: false,
+        }
+    }
+
+    /// Tokens that are not computed yet; the logits after the last of them give the next.
+    pub(crate) fn num_pending(&self) -> usize {
+        self.tokens.len() - self.num_computed
+    }
+
+    /// Whether a single token is to be computed. Until then it is in prefill, and has blocks for all its tokens.
+    pub(crate) fn is_decode(&self) -> bool {
+        self.num_pending() == 1
+    }
+
+    /// Sequences that it counts as: itself, and those that will branch off.
+    pub(crate) fn width(&self) -> usize {
+        1 + self.num_forks
+    }
+
+    pub(crate) fn history(&self) -> History<'_> {
+        History { tokens: &self.tokens, prompt_len: self.prompt_len }
+    }
+
+    /// Appends a token; says whether it is the last, and why.
+    pub(crate) fn append(&mut self, token_id: u32, config: &EngineConfig) -> Option<FinishReason> {
+        self.tokens.push(token_id);
+        let is_eos = !self.request.ignore_eos && config.eos_token_ids.contains(&token_id);
+        if is_eos || self.request.stop_token_ids.contains(&token_id) {
+            return Some(FinishReason::Stop { token_id });
+        }
+        match self.request.max_tokens {
+            Some(max_tokens) if self.num_generated() >= max_tokens => Some(FinishReason::Length),
+            None if self.tokens.len() >= config.context_len => Some(FinishReason::Context),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn output(&self, token: Option<SampledToken>, finish: Option<FinishReason>) -> Output {
+        let usage = Usage {
+            prompt_tokens: self.prompt_len,
+            cached_tokens: self.cached_tokens.unwrap_or(0),
+            generated_tokens: self.num_generated(),
+        };
+        Output { request: self.place.request, completion: self.place.completion, token, finish, usage }
+    }
+
+    /// The last output of this sequence and of those that would have branched off.
+    pub(crate) fn end(&self, reason: &FinishReason, outputs: &mut Vec<Output>) {
+        for completion in self.place.completion..self.place.completion + self.width() {
+            outputs.push(Output { completion, ..self.output(None, Some(reason.clone())) });
+        }
+    }
+
+    fn num_generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+}
