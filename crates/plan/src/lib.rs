@@ -25,3 +25,6 @@ pub use memory::{MemoryError, MemoryPlan};
 pub use passes::{fuse, restrict_outputs};
 pub use step::{BlockCopy, KvFormat, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
 pub use verify::{VerifyError, verify};
+
+#[cfg(test)]
+mod test_plans;

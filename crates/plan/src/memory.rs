@@ -139,3 +139,41 @@ fn meet(a: &(usize, usize), b: &(usize, usize)) -> bool {
 fn values(plan: &Plan) -> impl Iterator<Item = Value> + use<> {
     (0..plan.values.len() as u32).map(Value)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuse;
+    use crate::test_plans::decoder;
+
+    const SHAPE: StepShape = StepShape { tokens: 7, sequences: 2, outputs: 3 };
+
+    #[test]
+    fn the_checker_finds_what_overlaps_and_what_leaves_the_arena() {
+        let plan = fuse(decoder());
+        let memory = MemoryPlan::new(&plan, SHAPE);
+        memory.check(&plan).unwrap();
+        // An op's result over its operand.
+        let mut faulty = memory.clone();
+        faulty.offsets[1] = faulty.offsets[0];
+        assert!(matches!(faulty.check(&plan), Err(MemoryError::Overlap { a: Value(1), b: Value(0), .. })));
+        // The residual stream over what is computed beside it.
+        let mut faulty = memory.clone();
+        faulty.offsets[5] = faulty.offsets[0];
+        assert!(matches!(faulty.check(&plan), Err(MemoryError::Overlap { .. })));
+        for wrong in [memory.len, memory.offsets[0] + 1] {
+            let mut faulty = memory.clone();
+            faulty.offsets[0] = wrong;
+            let error = faulty.check(&plan).unwrap_err();
+            assert!(matches!(error, MemoryError::Misplaced { value: Value(0), .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn values_whose_lives_do_not_meet_share_memory() {
+        let plan = decoder();
+        let memory = MemoryPlan::new(&plan, SHAPE);
+        let sum: usize = values(&plan).map(|value| size(&plan, SHAPE, value)).sum();
+        assert!(memory.len * 3 < sum, "{} of {sum}", memory.len);
+    }
+}

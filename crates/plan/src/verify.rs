@@ -28,7 +28,7 @@ pub enum VerifyError {
 /// A fault without its place: the callers below add it.
 type Checked<T = ()> = Result<T, String>;
 
-/// Checks that every value is defined once and before it is used, that rows, widths and weight shapes agree in every
+/// Checks that every value is defined once, before it is used, and used at all, that rows, widths and weight shapes agree in every
 /// op, that each layer's cache is written once and before it is read, that every weight is used, and that the logits
 /// are (outputs, vocab_size).
 pub fn verify(plan: &Plan) -> Result<(), VerifyError> {
@@ -36,6 +36,7 @@ pub fn verify(plan: &Plan) -> Result<(), VerifyError> {
     check_tables(plan).map_err(whole)?;
     let mut seen = Seen {
         defined: vec![false; plan.values.len()],
+        used: vec![false; plan.values.len()],
         written: vec![false; plan.kv_layers.len()],
         read: vec![false; plan.weights.len()],
     };
@@ -51,6 +52,7 @@ pub fn verify(plan: &Plan) -> Result<(), VerifyError> {
 /// What the ops so far have done.
 struct Seen {
     defined: Vec<bool>,
+    used: Vec<bool>,
     written: Vec<bool>,
     read: Vec<bool>,
 }
@@ -89,7 +91,7 @@ fn check_order(plan: &Plan, op: &Op, seen: &mut Seen) -> Checked {
         match seen.defined.get(value.index()) {
             None => return Err(format!("reads {value}, but the plan has {} values", plan.values.len())),
             Some(false) => return Err(format!("reads {value} before it is defined")),
-            Some(true) => {}
+            Some(true) => seen.used[value.index()] = true,
         }
     }
     for value in op.outputs() {
@@ -145,9 +147,13 @@ fn check_ends(plan: &Plan, seen: &Seen) -> Checked {
     }
     let expected = ValueInfo { rows: Rows::Outputs, width: plan.vocab_size };
     match plan.values.get(plan.logits.index()) {
-        Some(&found) if found == expected => Ok(()),
-        Some(found) => Err(format!("the logits are {}, expected {}", show(*found), show(expected))),
-        None => Err(format!("the logits are {}, but the plan has {} values", plan.logits, plan.values.len())),
+        Some(&found) if found == expected => {}
+        Some(&found) => return Err(format!("the logits are {}, expected {}", show(found), show(expected))),
+        None => return Err(format!("the logits are {}, but the plan has {} values", plan.logits, plan.values.len())),
+    }
+    match (0..plan.values.len()).find(|&value| !seen.used[value] && value != plan.logits.index()) {
+        Some(value) => Err(format!("value v{value} is never used")),
+        None => Ok(()),
     }
 }
 
@@ -326,4 +332,185 @@ fn show(info: ValueInfo) -> String {
         Rows::Outputs => "outputs",
     };
     format!("({rows}, {})", info.width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_plans::{HIDDEN, VOCAB, decoder};
+    use crate::{KvLayer, RopeScaling, ValueInfo, fuse};
+
+    type Fault = fn(&mut Plan);
+
+    /// The first op with this name.
+    fn op<'a>(plan: &'a mut Plan, name: &str) -> &'a mut Op {
+        plan.ops.iter_mut().find(|op| op.name() == name).unwrap()
+    }
+
+    fn check(plan: &Plan, faults: &[(&str, Fault)]) {
+        verify(plan).unwrap();
+        for (expected, fault) in faults {
+            let mut faulty = plan.clone();
+            fault(&mut faulty);
+            let error = verify(&faulty).expect_err(expected).to_string();
+            assert!(error.contains(expected), "expected `{expected}`, found `{error}`");
+        }
+    }
+
+    /// Sets a field of an op whose variant is known.
+    macro_rules! set {
+        ($plan:expr, $name:literal, $variant:ident . $field:ident = $value:expr) => {
+            match op($plan, $name) {
+                Op::$variant { $field, .. } => *$field = $value,
+                _ => unreachable!(),
+            }
+        };
+    }
+
+    #[test]
+    fn each_fault_in_the_tables_is_named() {
+        check(
+            &decoder(),
+            &[
+                ("plan `test`: value v3 has no width", |p| p.values[3].width = 0),
+                ("weight `norm.weight` has the empty shape [0]", |p| p.weights.last_mut().unwrap().shape = vec![0]),
+                ("weight `embed_tokens.weight` is listed twice", |p| p.weights.push(p.weights[0].clone())),
+                ("weight `extra` is never used", |p| {
+                    p.weights.push(crate::WeightInfo { name: "extra".to_owned(), shape: vec![1] });
+                }),
+                ("rope 0 has head_dim 3, expected an even number", |p| p.ropes[0].head_dim = 3),
+                ("rope 0 has 1 factors for 2 pairs", |p| p.ropes[0].scaling = RopeScaling::Factors(vec![1.0])),
+                ("cache layer 1 is empty", |p| p.kv_layers[1].kv_heads = 0),
+                ("cache layer 2 is never written", |p| p.kv_layers.push(KvLayer { kv_heads: 1, head_dim: 4 })),
+                ("value v38 is never defined", |p| p.values.push(ValueInfo { rows: Rows::Tokens, width: 1 })),
+                ("value v38 is never used", |p| {
+                    let out = Value(p.values.len() as u32);
+                    p.values.push(p.value(p.logits));
+                    p.ops.push(Op::Add { a: Value(37), b: Value(37), out });
+                }),
+                ("the logits are (tokens, 12), expected (outputs, 20)", |p| p.logits = Value(0)),
+                ("the logits are v99, but the plan has 38 values", |p| p.logits = Value(99)),
+                ("weight `embed_tokens.weight` has shape [20, 12], expected [21, 12]", |p| p.vocab_size = VOCAB + 1),
+            ],
+        );
+    }
+
+    #[test]
+    fn each_fault_in_the_order_of_ops_is_named() {
+        check(
+            &decoder(),
+            &[
+                ("op 0 `rms_norm`: reads v0 before it is defined", |p| p.ops.swap(0, 1)),
+                ("op 0 `rms_norm`: reads v0 before it is defined", |p| drop(p.ops.remove(0))),
+                ("op 2 `embed`: defines v0 a second time", |p| p.ops.insert(2, p.ops[0].clone())),
+                ("op 1 `rms_norm`: reads v77, but the plan has 38 values", |p| {
+                    set!(p, "rms_norm", RmsNorm.x = Value(77))
+                }),
+                ("defines v77, but the plan has 38 values", |p| set!(p, "glu", Glu.out = Value(77))),
+                ("op 0 `embed`: reads weight 99, but the plan has 30", |p| {
+                    set!(p, "embed", Embed.table = WeightId(99))
+                }),
+                ("`rope`: uses rope 1, but the plan has 1", |p| set!(p, "rope", Rope.rope = 1)),
+                ("`kv_write`: uses cache layer 2, but the plan has 2", |p| set!(p, "kv_write", KvWrite.layer = 2)),
+                ("`kv_write`: writes cache layer 0 a second time", |p| {
+                    let write = op(p, "kv_write").clone();
+                    p.ops.insert(11, write);
+                }),
+                ("`attention`: reads cache layer 1 before it is written", |p| match op(p, "attention") {
+                    Op::Attention { attention, .. } => attention.layer = 1,
+                    _ => unreachable!(),
+                }),
+            ],
+        );
+    }
+
+    #[test]
+    fn each_fault_in_the_shapes_of_textbook_ops_is_named() {
+        check(
+            &decoder(),
+            &[
+                ("`rms_norm`: `out` (v1) is (outputs, 12), expected (tokens, 12)", |p| {
+                    p.values[1].rows = Rows::Outputs
+                }),
+                ("`rms_norm`: eps is NaN", |p| match op(p, "rms_norm") {
+                    Op::RmsNorm { norm, .. } => norm.eps = f32::NAN,
+                    _ => unreachable!(),
+                }),
+                ("weight `0.input_layernorm.weight` has shape [5], expected a divisor of width 12", |p| {
+                    p.weights[1].shape = vec![5];
+                }),
+                ("`linear`: weight `0.q_proj.weight` has shape [8, 13], expected [8, 12]", |p| {
+                    p.weights[2].shape = vec![8, HIDDEN + 1];
+                }),
+                ("`linear`: weight `0.q_proj.bias` has shape [7], expected [8]", |p| p.weights[3].shape = vec![7]),
+                ("`linear`: `out` (v2) is (outputs, 8), expected (tokens, 8)", |p| p.values[2].rows = Rows::Outputs),
+                ("`rope`: `x` (v5) has width 8, expected a multiple of head_dim 6", |p| {
+                    p.ropes[0].head_dim = 6;
+                    p.ropes[0].scaling = RopeScaling::None;
+                }),
+                ("`kv_write`: `k` (v8) is (tokens, 4), expected (tokens, 8)", |p| p.kv_layers[0].kv_heads = 2),
+                ("`attention`: 3 heads do not divide over 2 key/value heads", |p| {
+                    p.kv_layers[0] = KvLayer { kv_heads: 2, head_dim: 2 };
+                    match op(p, "attention") {
+                        Op::Attention { attention, .. } => attention.heads = 3,
+                        _ => unreachable!(),
+                    }
+                }),
+                ("`attention`: `q` (v7) is (tokens, 8), expected (tokens, 12)", |p| match op(p, "attention") {
+                    Op::Attention { attention, .. } => attention.heads = 3,
+                    _ => unreachable!(),
+                }),
+                ("`attention`: a window of no positions", |p| match op(p, "attention") {
+                    Op::Attention { attention, .. } => attention.window = Some(0),
+                    _ => unreachable!(),
+                }),
+                ("`glu`: `up` (v12) is (tokens, 12), expected (tokens, 7)", |p| set!(p, "glu", Glu.up = Value(12))),
+                ("`add`: `b` (v1) is (tokens, 12), expected (tokens, 8)", |p| {
+                    set!(p, "add", Add.a = Value(2));
+                    set!(p, "add", Add.b = Value(1));
+                }),
+                ("`select_outputs`: `out` (v36) is (tokens, 12), expected (outputs, 12)", |p| {
+                    p.values[36].rows = Rows::Tokens;
+                }),
+            ],
+        );
+    }
+
+    #[test]
+    fn each_fault_in_the_shapes_of_fused_ops_is_named() {
+        check(
+            &fuse(decoder()),
+            &[
+                ("`norm_linear`: no projection", |p| {
+                    let Op::NormLinear { projections, .. } = op(p, "norm_linear") else { unreachable!() };
+                    projections.clear();
+                }),
+                ("`norm_linear`: weight `0.input_layernorm.weight` has shape [6], expected [12]", |p| {
+                    p.weights[1].shape = vec![6];
+                }),
+                ("`norm_linear`: weight `0.k_proj.weight` has shape [5, 12], expected [4, 12]", |p| {
+                    p.weights[4].shape = vec![5, HIDDEN];
+                }),
+                ("`rope_kv_write`: rope 0 is for heads of 4, cache layer 0 has 2", |p| {
+                    p.kv_layers[0] = KvLayer { kv_heads: 2, head_dim: 2 };
+                }),
+                ("`rope_kv_write`: weight `0.k_norm.weight` has shape [8], expected [4]", |p| {
+                    p.weights.iter_mut().find(|w| w.name == "0.k_norm.weight").unwrap().shape = vec![8];
+                }),
+                ("`rope_kv_write`: `v` (v1) is (tokens, 8), expected (tokens, 4)", |p| {
+                    set!(p, "rope_kv_write", RopeKvWrite.v = Value(1));
+                }),
+                ("`linear_residual`: `residual` (v1) is (tokens, 8), expected (tokens, 12)", |p| {
+                    set!(p, "linear_residual", LinearResidual.residual = Value(1));
+                }),
+                ("`norm_glu`: weight `0.up_proj.weight` has shape [8, 12], expected [7, 12]", |p| {
+                    p.weights.iter_mut().find(|w| w.name == "0.up_proj.weight").unwrap().shape = vec![8, HIDDEN];
+                }),
+                ("`logits`: weight `norm.weight` has shape [3], expected [12]", |p| {
+                    p.weights.last_mut().unwrap().shape = vec![3];
+                }),
+                ("`logits`: `out` (v17) is (tokens, 20), expected (outputs, 20)", |p| p.values[17].rows = Rows::Tokens),
+            ],
+        );
+    }
 }

@@ -39,3 +39,138 @@ fn run(mut plan: Plan, pass: fn(&mut Plan)) -> Plan {
     }
     plan
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_plans::{HIDDEN, VOCAB, decoder, plan_of};
+    use crate::{Activation, Graph, Heads, Rope, RopeScaling, Value};
+
+    fn op_names(plan: &Plan) -> Vec<&'static str> {
+        plan.ops.iter().map(|op| op.name()).collect()
+    }
+
+    #[test]
+    fn a_decoder_becomes_the_fused_ops() {
+        let text = fuse(decoder()).to_string();
+        let expected = "\
+v0 = embed(; embed_tokens.weight)
+v1, v2, v3 = norm_linear(v0; 0.input_layernorm.weight, 0.q_proj.weight, 0.q_proj.bias, 0.k_proj.weight, 0.k_proj.bias, 0.v_proj.weight, 0.v_proj.bias)
+v4 = rope_kv_write(v1, v2, v3; 0.q_norm.weight, 0.k_norm.weight)
+v5 = attention(v4; )
+v6 = linear_residual(v5, v0; 0.o_proj.weight)
+v7 = norm_glu(v6; 0.post_attention_layernorm.weight, 0.gate_proj.weight, 0.up_proj.weight)
+v8 = linear_residual(v7, v6; 0.down_proj.weight)
+";
+        assert!(text.starts_with(expected), "{text}");
+        assert!(text.ends_with("v17 = logits(v16; norm.weight, embed_tokens.weight)\n"), "{text}");
+    }
+
+    #[test]
+    fn the_last_layer_is_restricted_to_output_rows() {
+        let plan = fuse(restrict_outputs(decoder()));
+        let expected =
+            ["select_outputs", "select_outputs", "linear_residual", "norm_glu", "linear_residual", "norm_linear"];
+        assert!(op_names(&plan).ends_with(&expected), "{plan}");
+        // Nothing else is left to restrict.
+        assert_eq!(restrict_outputs(decoder()), restrict_outputs(restrict_outputs(decoder())));
+    }
+
+    #[test]
+    fn fusing_twice_is_fusing_once() {
+        assert_eq!(fuse(fuse(decoder())), fuse(decoder()));
+    }
+
+    #[test]
+    fn logits_are_found_in_each_order() {
+        type Tail = fn(&mut Graph, &crate::Weights<'_>, Value) -> Value;
+        let norm_select: Tail = |g, w, x| {
+            let x = g.rms_norm(x, w.norm("norm", HIDDEN, 1e-6).unwrap());
+            let x = g.select_outputs(x);
+            g.linear(x, w.linear("head", VOCAB, HIDDEN, true).unwrap(), VOCAB)
+        };
+        let select_norm: Tail = |g, w, x| {
+            let x = g.select_outputs(x);
+            let x = g.rms_norm(x, w.norm("norm", HIDDEN, 1e-6).unwrap());
+            g.linear(x, w.linear("head", VOCAB, HIDDEN, true).unwrap(), VOCAB)
+        };
+        let select_last: Tail = |g, w, x| {
+            let x = g.rms_norm(x, w.norm("norm", HIDDEN, 1e-6).unwrap());
+            let x = g.linear(x, w.linear("head", VOCAB, HIDDEN, true).unwrap(), VOCAB);
+            g.select_outputs(x)
+        };
+        for tail in [norm_select, select_norm, select_last] {
+            let plan = plan_of(|g, w| {
+                let x = g.embed(w.get("table", [VOCAB, HIDDEN])?, HIDDEN);
+                Ok(tail(g, w, x))
+            });
+            assert_eq!(op_names(&fuse(plan)), ["embed", "logits"]);
+        }
+    }
+
+    /// Every intermediate below has a second reader, which a fused op would leave without it.
+    #[test]
+    fn what_others_read_is_not_fused_away() {
+        let square = |g: &mut Graph, w: &crate::Weights<'_>, name: &str, x| {
+            Ok::<_, crate::BuildError>(g.linear(x, w.linear(name, VOCAB, VOCAB, false)?, VOCAB))
+        };
+        // The normalised row is also added.
+        let plan = plan_of(|g, w| {
+            let x = g.embed(w.get("table", [VOCAB, VOCAB])?, VOCAB);
+            let h = g.rms_norm(x, w.norm("norm", VOCAB, 1e-6)?);
+            let y = square(g, w, "proj", h)?;
+            let sum = g.add(h, y);
+            Ok(g.select_outputs(sum))
+        });
+        assert_eq!(op_names(&fuse(plan)), ["embed", "rms_norm", "linear_residual", "select_outputs"]);
+
+        // The projection is also added to itself.
+        let plan = plan_of(|g, w| {
+            let x = g.embed(w.get("table", [VOCAB, VOCAB])?, VOCAB);
+            let y = square(g, w, "proj", x)?;
+            let sum = g.add(y, y);
+            Ok(g.select_outputs(sum))
+        });
+        assert_eq!(op_names(&fuse(plan)), ["embed", "linear", "add", "select_outputs"]);
+
+        // The gate is also its own up, and the gate of a second unit.
+        let plan = plan_of(|g, w| {
+            let x = g.embed(w.get("table", [VOCAB, VOCAB])?, VOCAB);
+            let h = g.rms_norm(x, w.norm("norm", VOCAB, 1e-6)?);
+            let gate = square(g, w, "gate", h)?;
+            let up = square(g, w, "up", h)?;
+            let a = g.glu(gate, up, Activation::Silu);
+            let b = g.glu(gate, gate, Activation::Silu);
+            let y = g.glu(a, b, Activation::Silu);
+            Ok(g.select_outputs(y))
+        });
+        assert_eq!(op_names(&fuse(plan)), ["embed", "norm_linear", "glu", "glu", "glu", "select_outputs"]);
+    }
+
+    #[test]
+    fn a_norm_of_slices_is_not_taken_for_a_norm_of_rows() {
+        let plan = plan_of(|g, w| {
+            let x = g.embed(w.get("table", [VOCAB, HIDDEN])?, HIDDEN);
+            let h = g.rms_norm(x, w.norm("norm", HIDDEN / 3, 1e-6)?);
+            let h = g.select_outputs(h);
+            Ok(g.linear(h, w.linear("head", VOCAB, HIDDEN, false)?, VOCAB))
+        });
+        assert_eq!(op_names(&fuse(plan)), ["embed", "rms_norm", "select_outputs", "linear"]);
+    }
+
+    #[test]
+    fn a_turned_query_that_others_read_earlier_stays_apart_from_the_cache_write() {
+        let heads = Heads { heads: 2, kv_heads: 2, head_dim: 4, scale: 0.5, window: None };
+        let rope = Rope { head_dim: 4, theta: 100.0, scaling: RopeScaling::None };
+        let plan = plan_of(|g, w| {
+            let embed = |g: &mut Graph, name: &str| Ok::<_, crate::BuildError>(g.embed(w.get(name, [8, 8])?, 8));
+            let (q, k, v) = (embed(g, "q")?, embed(g, "k")?, embed(g, "v")?);
+            let (q, k) = (g.rope(q, &rope), g.rope(k, &rope));
+            let v = g.add(v, q);
+            let o = g.attention(q, k, v, heads);
+            Ok(g.select_outputs(o))
+        });
+        let names = op_names(&fuse(plan));
+        assert_eq!(names[3..], ["rope", "rope", "add", "kv_write", "attention", "select_outputs"]);
+    }
+}

@@ -62,29 +62,16 @@ impl<'a> Rewrite<'a> {
     }
 }
 
-/// Removes ops whose results nobody reads and values that nobody defines, and numbers the rest in order of definition.
+/// Removes values that no op defines any more, and numbers the rest in order of definition.
 pub(super) fn compact(plan: &mut Plan) {
-    let mut wanted = vec![false; plan.values.len()];
-    wanted[plan.logits.index()] = true;
-    let mut ops = Vec::with_capacity(plan.ops.len());
-    for op in plan.ops.drain(..).rev() {
-        let writes_cache = matches!(op, Op::KvWrite { .. } | Op::RopeKvWrite { .. });
-        if writes_cache || op.outputs().iter().any(|value| wanted[value.index()]) {
-            op.inputs().iter().for_each(|value| wanted[value.index()] = true);
-            ops.push(op);
-        }
-    }
-    ops.reverse();
-
     let mut values = Vec::new();
     let mut renumbered = vec![None; plan.values.len()];
-    for value in ops.iter().flat_map(Op::outputs) {
+    for value in plan.ops.iter().flat_map(Op::outputs) {
         renumbered[value.index()] = Some(Value(values.len() as u32));
         values.push(plan.values[value.index()]);
     }
     let renumber = |value: &mut Value| *value = renumbered[value.index()].expect("a value is defined before use");
-    ops.iter_mut().for_each(|op| op.for_each_value_mut(renumber));
+    plan.ops.iter_mut().for_each(|op| op.for_each_value_mut(renumber));
     renumber(&mut plan.logits);
     plan.values = values;
-    plan.ops = ops;
 }
