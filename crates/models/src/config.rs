@@ -325,3 +325,241 @@ fn show(value: &Value) -> String {
 fn invalid(field: impl Into<String>, found: impl ToString, expected: impl Into<String>) -> ConfigError {
     ConfigError::Invalid { field: field.into(), found: found.to_string(), expected: expected.into() }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn tiny() -> Value {
+        json!({
+            "vocab_size": 16, "hidden_size": 24, "intermediate_size": 12, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "max_position_embeddings": 99, "rms_norm_eps": 1e-6, "rope_theta": 10000,
+        })
+    }
+
+    fn read(changes: Value) -> Result<Config, ConfigError> {
+        let mut config = tiny();
+        for (field, value) in changes.as_object().unwrap() {
+            config[field] = value.clone();
+        }
+        Config::read(&config, &json!({}))
+    }
+
+    #[test]
+    fn what_is_absent_follows_from_the_rest_as_in_transformers() {
+        let config = read(json!({})).unwrap();
+        assert_eq!((config.head_dim, config.num_key_value_heads), (6, 4));
+        assert_eq!(config.rope, Rope { head_dim: 6, theta: 10000.0, scaling: RopeScaling::None });
+        assert!(!config.tie_word_embeddings && !config.attention_bias && config.sliding_window.is_none());
+    }
+
+    #[test]
+    fn a_null_is_a_value_and_a_lack_takes_the_default() {
+        let defaults = json!({ "sliding_window": 4096, "num_key_value_heads": 2 });
+        let absent = Config::read(&tiny(), &defaults).unwrap();
+        assert_eq!((absent.sliding_window, absent.num_key_value_heads), (Some(4096), 2));
+        let mut config = tiny();
+        config["sliding_window"] = Value::Null;
+        config["num_key_value_heads"] = Value::Null;
+        let null = Config::read(&config, &defaults).unwrap();
+        assert_eq!((null.sliding_window, null.num_key_value_heads), (None, 4));
+    }
+
+    #[test]
+    fn both_spellings_of_the_rotary_embedding_are_read() {
+        let llama3 = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 64.0,
+        };
+        let parameters = json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64, "rope_theta": 500000.0,
+        });
+        let expected = Rope { head_dim: 6, theta: 500_000.0, scaling: llama3 };
+        assert_eq!(read(json!({ "rope_parameters": parameters })).unwrap().rope, expected);
+        assert_eq!(read(json!({ "rope_scaling": parameters, "rope_theta": 500000 })).unwrap().rope, expected);
+        // The key of transformers before 4.43.
+        let linear = read(json!({ "rope_scaling": { "type": "linear", "factor": 2.0 } })).unwrap().rope;
+        assert_eq!(linear, Rope { head_dim: 6, theta: 10000.0, scaling: RopeScaling::Linear { factor: 2.0 } });
+        let factors = read(json!({ "rope_freq_factors": [1.0, 2.0, 8.5] })).unwrap().rope;
+        assert_eq!(factors.scaling, RopeScaling::Factors(vec![1.0, 2.0, 8.5]));
+    }
+
+    #[test]
+    fn the_window_of_a_layer_is_that_of_its_type() {
+        let sliding = |changes| {
+            let config = read(changes).unwrap();
+            (0..3).map(|layer| config.window_of_layer(layer)).collect::<Result<Vec<_>, _>>()
+        };
+        let window = json!({ "use_sliding_window": true, "sliding_window": 7, "max_window_layers": 1 });
+        assert_eq!(sliding(window.clone()).unwrap(), [None, Some(7), Some(7)]);
+        let mut unused = window.clone();
+        unused["use_sliding_window"] = json!(false);
+        assert_eq!(sliding(unused.clone()).unwrap(), [None; 3]);
+        let types = json!(["sliding_attention", "full_attention", "full_attention"]);
+        let mut typed = window;
+        typed["layer_types"] = types.clone();
+        assert_eq!(sliding(typed).unwrap(), [Some(7), None, None]);
+        unused["layer_types"] = types;
+        let expected = "config.json: `layer_types[0]` is sliding_attention, expected full_attention, because there is \
+                        no `sliding_window` in use";
+        assert_eq!(sliding(unused).unwrap_err().to_string(), expected);
+    }
+
+    #[test]
+    fn each_fault_is_named_with_what_was_found_and_expected() {
+        let llama3 = json!({ "rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4 });
+        let faults = [
+            (json!({ "vocab_size": null }), "config.json has no `vocab_size`, expected an integer from 1 to 16777216"),
+            (json!({ "hidden_size": -1 }), "config.json: `hidden_size` is -1, expected an integer from 1 to 16777216"),
+            (
+                json!({ "hidden_size": "24" }),
+                "config.json: `hidden_size` is \"24\", expected an integer from 1 to 16777216",
+            ),
+            (
+                json!({ "num_hidden_layers": 1e9 as u64 }),
+                "config.json: `num_hidden_layers` is 1000000000, expected an integer from 1 to 1024",
+            ),
+            (
+                json!({ "num_key_value_heads": 3 }),
+                "config.json: `num_key_value_heads` is 3, expected a divisor of `num_attention_heads`, 4",
+            ),
+            (
+                json!({ "num_attention_heads": 5 }),
+                "config.json: `hidden_size` is 24, expected a multiple of `num_attention_heads`, 5, without `head_dim`",
+            ),
+            (
+                json!({ "head_dim": 7 }),
+                "config.json: `head_dim` is 7, expected an even number, which the rotary embedding pairs up",
+            ),
+            (
+                json!({ "head_dim": 16777216 }),
+                "config.json: `head_dim` is 16777216, expected at most 16777216 features over 4 heads",
+            ),
+            (json!({ "rms_norm_eps": 0 }), "config.json: `rms_norm_eps` is 0, expected a positive number"),
+            (json!({ "rms_norm_eps": 1e-60 }), "config.json: `rms_norm_eps` is 1e-60, expected a positive number"),
+            (json!({ "rope_theta": "big" }), "config.json: `rope_theta` is \"big\", expected a positive number"),
+            (json!({ "tie_word_embeddings": 1 }), "config.json: `tie_word_embeddings` is 1, expected true or false"),
+            (
+                json!({ "hidden_act": "gelu" }),
+                "config.json: `hidden_act` is \"gelu\", expected silu, swish; others are not implemented",
+            ),
+            (
+                json!({ "quantization_config": { "quant_method": "gptq" } }),
+                "config.json: `quantization_config` is {\"quant_method\":\"gptq\"}, expected no pre-quantised weights: it is not implemented",
+            ),
+            (json!({ "rope_scaling": "yarn" }), "config.json: `rope_scaling` is \"yarn\", expected an object or null"),
+            (
+                json!({ "rope_scaling": { "rope_type": "yarn" } }),
+                "config.json: `rope_scaling.rope_type` is \"yarn\", expected default, linear, llama3; others are not implemented",
+            ),
+            (
+                json!({ "rope_scaling": { "type": "dynamic" } }),
+                "config.json: `rope_scaling.type` is \"dynamic\", expected default, linear, llama3; others are not implemented",
+            ),
+            (
+                json!({ "rope_scaling": { "type": "linear" } }),
+                "config.json has no `rope_scaling.factor`, expected a positive number",
+            ),
+            (
+                json!({ "rope_scaling": llama3 }),
+                "config.json: `rope_scaling.low_freq_factor` is 4, expected less than `high_freq_factor`, 4",
+            ),
+            (
+                json!({ "rope_parameters": { "full_attention": {} } }),
+                "config.json: `rope_parameters.full_attention` is {}, expected one rotary embedding for all layers: it is not implemented",
+            ),
+            (json!({ "partial_rotary_factor": 0.5 }), "config.json: `partial_rotary_factor` is 0.5, expected 1"),
+            (
+                json!({ "rope_freq_factors": [1.0, 2.0] }),
+                "config.json: `rope_freq_factors` is [1.0,2.0], expected 3 positive numbers, one for each pair of a head",
+            ),
+            (
+                json!({ "rope_freq_factors": [1, 2, 3], "rope_scaling": { "type": "linear", "factor": 2 } }),
+                "config.json: `rope_freq_factors` is given, expected none beside the scaling of `rope_scaling`",
+            ),
+            (
+                json!({ "layer_types": ["full_attention"] }),
+                "config.json: `layer_types` is a list of 1, expected a list of 3, one for each layer",
+            ),
+            (
+                json!({ "layer_types": [1, 2, 3] }),
+                "config.json: `layer_types[0]` is 1, expected full_attention or sliding_attention",
+            ),
+            (
+                json!({ "sliding_window": 0 }),
+                "config.json: `sliding_window` is 0, expected an integer from 1 to 4294967296",
+            ),
+        ];
+        for (changes, expected) in faults {
+            let error = read(changes.clone()).expect_err(expected).to_string();
+            assert_eq!(error, expected, "{changes}");
+        }
+    }
+
+    #[test]
+    fn a_long_value_is_cut_in_the_message() {
+        let error = read(json!({ "rope_scaling": "é".repeat(1000) })).unwrap_err().to_string();
+        assert!(error.len() < 250 && error.contains("…"), "{error}");
+    }
+
+    /// Any JSON in any field gives a configuration or an error.
+    #[test]
+    fn no_value_of_any_field_panics() {
+        let odd = [
+            json!(null),
+            json!(true),
+            json!(0),
+            json!(1),
+            json!(2),
+            json!(3),
+            json!(-1),
+            json!(0.5),
+            json!(1e300),
+            json!(u64::MAX),
+            json!(i64::MIN),
+            json!(1e-300),
+            json!(""),
+            json!("silu"),
+            json!([]),
+            json!([1, 2, 3]),
+            json!({}),
+            json!({ "rope_type": "linear", "factor": 1e-300 }),
+            json!({ "rope_type": null }),
+        ];
+        let mut config = tiny();
+        for field in [
+            "head_dim",
+            "num_key_value_heads",
+            "rope_parameters",
+            "rope_scaling",
+            "rope_freq_factors",
+            "layer_types",
+            "sliding_window",
+            "hidden_act",
+        ] {
+            config[field] = Value::Null;
+        }
+        let fields: Vec<String> = config.as_object().unwrap().keys().cloned().collect();
+        for a in &fields {
+            for b in &fields {
+                for (x, y) in odd.iter().flat_map(|x| odd.iter().map(move |y| (x, y))) {
+                    let mut config = config.clone();
+                    config[a] = x.clone();
+                    config[b] = y.clone();
+                    for model_type in crate::SUPPORTED {
+                        config["model_type"] = json!(model_type);
+                        // Tables, not tensors: a plan of a thousand layers is small.
+                        if config["num_hidden_layers"].as_u64().is_none_or(|layers| layers < 10) {
+                            let _ = crate::build_plan(&config, &plan::AnyShape);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
