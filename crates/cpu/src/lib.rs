@@ -1,1 +1,343 @@
-//! Placeholder.
+//! The CPU backend: plans compiled to instruction lists, run by a team of threads with one barrier an op.
+//!
+//! Weights stay where they are, mapped; the cache is one allocation. Every kernel is written once over the vectors of
+//! `simd`, whose levels (scalar, AVX2, AVX-512, NEON) give the same bits; see `kernels` for the order of accumulation that
+//! makes results independent of batch, chunking and threads as well.
+//!
+//! Knows nothing of models, files, flags or the environment.
+
+mod isa;
+mod kernels;
+mod kv_cache;
+mod memory;
+mod pool;
+mod program;
+mod shared;
+mod simd;
+mod step;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use backend::{Backend, BackendError, DeviceInfo, Executable, check_load};
+use plan::{KvLayout, Op, Plan, StepInput, StepShape};
+use tensor::{Tensor, WeightFormat};
+
+pub use isa::{Isa, IsaLevel};
+
+use kernels::quantize::QuantizedBlock;
+use kernels::rope::RopeTable;
+use kv_cache::{KvCache, LayerPlace};
+use pool::{Team, WorkerPanic};
+use program::{Program, Sizes, Source};
+use shared::{AlignedBuffer, SharedSlice};
+use step::{RowPlace, Scratch, Step};
+
+/// The device's name in flags and reports.
+const DEVICE: &str = "cpu";
+
+/// How the backend uses the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads of a step, the caller included; `None` uses every processor that the process may run on.
+    pub threads: Option<usize>,
+    /// The instruction set; `None` uses the richest.
+    pub isa: Option<IsaLevel>,
+    /// Whether worker threads keep to one processor each. The calling thread is never moved.
+    pub pin: bool,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        Self { threads: None, isa: None, pin: true }
+    }
+}
+
+/// Why the backend could not be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CpuError {
+    /// An instruction set that this processor lacks.
+    #[error("this processor has no {wanted}; it has {}", .available.join(", "))]
+    NoIsa {
+        /// The level asked for.
+        wanted: IsaLevel,
+        /// The levels that it has.
+        available: Vec<&'static str>,
+    },
+    /// A thread count outside what makes sense.
+    #[error("{threads} threads asked for; between 1 and {max} are possible")]
+    Threads {
+        /// The count asked for.
+        threads: usize,
+        /// The largest count.
+        max: usize,
+    },
+}
+
+/// The processors of this machine.
+#[derive(Clone, Debug)]
+pub struct CpuBackend {
+    device: DeviceInfo,
+    isa: Isa,
+    threads: usize,
+    pin: bool,
+}
+
+impl CpuBackend {
+    /// The largest team: beyond any machine, so a mistyped number does not start a million threads.
+    pub const MAX_THREADS: usize = 1024;
+
+    /// The backend with `options`. Starts no threads: each executable has its own team.
+    pub fn new(options: CpuOptions) -> Result<Self, CpuError> {
+        let isa = match options.isa {
+            None => Isa::best(),
+            Some(wanted) => Isa::new(wanted).ok_or_else(|| CpuError::NoIsa {
+                wanted,
+                available: Isa::available().into_iter().map(|isa| isa.level().name()).collect(),
+            })?,
+        };
+        let threads = match options.threads {
+            None => std::thread::available_parallelism().map_or(1, usize::from).min(Self::MAX_THREADS),
+            Some(threads) if (1..=Self::MAX_THREADS).contains(&threads) => threads,
+            Some(threads) => return Err(CpuError::Threads { threads, max: Self::MAX_THREADS }),
+        };
+        let plural = if threads == 1 { "" } else { "s" };
+        let device = DeviceInfo {
+            name: DEVICE.to_owned(),
+            description: format!("{}, {isa}, {threads} thread{plural}", isa::processor_name()),
+            memory_bytes: memory::total_bytes(),
+        };
+        Ok(Self { device, isa, threads, pin: options.pin })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads of a step, the caller included.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+}
+
+impl Backend for CpuBackend {
+    fn device(&self) -> &DeviceInfo {
+        &self.device
+    }
+
+    fn supports(&self, op: &Op, formats: &[WeightFormat]) -> bool {
+        // Every op, with weights in every format; a match without a wildcard, so that a new one is decided here.
+        let has_op = match op {
+            Op::Embed { .. }
+            | Op::RmsNorm { .. }
+            | Op::Linear { .. }
+            | Op::Rope { .. }
+            | Op::KvWrite { .. }
+            | Op::Attention { .. }
+            | Op::Glu { .. }
+            | Op::Add { .. }
+            | Op::SelectOutputs { .. }
+            | Op::NormLinear { .. }
+            | Op::NormGlu { .. }
+            | Op::LinearResidual { .. }
+            | Op::RopeKvWrite { .. }
+            | Op::Logits { .. } => true,
+        };
+        has_op
+            && formats.iter().all(|format| match format {
+                WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 | WeightFormat::Q8_0 => true,
+            })
+    }
+
+    fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {
+        check_load(self, &plan, &weights)?;
+        let layout_error = || out_of_memory("a KV cache", u64::MAX);
+        let (layers, len) = kv_cache::place_layers(&plan.kv_layers, kv).ok_or_else(layout_error)?;
+        let bytes = (len as u64).saturating_mul(kv.format.bytes() as u64);
+        if memory::available_bytes().is_some_and(|available| bytes > available) {
+            return Err(out_of_memory("a KV cache", bytes));
+        }
+        let cache = KvCache::zeroed(kv.format, len).ok_or_else(|| out_of_memory("a KV cache", bytes))?;
+        let team = Team::new(self.threads, self.pin).map_err(|error| BackendError::Device {
+            device: DEVICE.to_owned(),
+            reason: format!("cannot start {} threads: {error}", self.threads),
+        })?;
+        let mut vectors = vec![vec![]; weights.len()];
+        for weight in vector_weights(&plan) {
+            if vectors[weight].is_empty() {
+                vectors[weight] = weights[weight].to_f32();
+            }
+        }
+        let ropes = plan.ropes.iter().map(RopeTable::new).collect();
+        Ok(Box::new(CpuExecutable {
+            isa: self.isa,
+            plan,
+            kv,
+            weights,
+            vectors,
+            ropes,
+            layers,
+            cache,
+            team,
+            programs: vec![],
+            memory: Memory::default(),
+            rows: vec![],
+        }))
+    }
+}
+
+/// Norms and biases: what kernels read as f32 vectors.
+fn vector_weights(plan: &Plan) -> impl Iterator<Item = usize> {
+    let bias = |linear: &plan::Linear| linear.bias.map(plan::WeightId::index);
+    let norm = |norm: &plan::Norm| Some(norm.weight.index());
+    let of_op = move |op: &Op| -> Vec<Option<usize>> {
+        match op {
+            Op::RmsNorm { norm: n, .. } => vec![norm(n)],
+            Op::Linear { linear, .. } | Op::LinearResidual { linear, .. } => vec![bias(linear)],
+            Op::NormLinear { norm: n, projections, .. } => {
+                std::iter::once(norm(n)).chain(projections.iter().map(|(linear, _)| bias(linear))).collect()
+            }
+            Op::NormGlu { norm: n, gate, up, .. } => vec![norm(n), bias(gate), bias(up)],
+            Op::RopeKvWrite { q_norm, k_norm, .. } => {
+                vec![q_norm.as_ref().and_then(norm), k_norm.as_ref().and_then(norm)]
+            }
+            Op::Logits { norm: n, head, .. } => vec![norm(n), bias(head)],
+            Op::Embed { .. }
+            | Op::Rope { .. }
+            | Op::KvWrite { .. }
+            | Op::Attention { .. }
+            | Op::Glu { .. }
+            | Op::Add { .. }
+            | Op::SelectOutputs { .. } => vec![],
+        }
+    };
+    plan.ops.iter().flat_map(of_op).flatten()
+}
+
+fn out_of_memory(what: &'static str, needed_bytes: u64) -> BackendError {
+    BackendError::OutOfMemory { device: DEVICE.to_owned(), what, needed_bytes }
+}
+
+/// A plan with its weights, cache and threads.
+struct CpuExecutable {
+    isa: Isa,
+    plan: Arc<Plan>,
+    kv: KvLayout,
+    weights: Vec<Tensor>,
+    vectors: Vec<Vec<f32>>,
+    ropes: Vec<RopeTable>,
+    layers: Vec<LayerPlace>,
+    cache: KvCache,
+    team: Team,
+    /// By shape, ascending.
+    programs: Vec<Program>,
+    memory: Memory,
+    /// Where each row of the current step stands; kept for its memory.
+    rows: Vec<RowPlace>,
+}
+
+/// The memory of steps, as large as the largest program needs.
+#[derive(Default)]
+struct Memory {
+    sizes: Sizes,
+    arena: AlignedBuffer<f32>,
+    quantized: AlignedBuffer<QuantizedBlock>,
+    scratch: Vec<Scratch>,
+}
+
+impl Memory {
+    fn new(sizes: Sizes, threads: usize) -> Option<Self> {
+        Some(Self {
+            sizes,
+            arena: AlignedBuffer::zeroed(sizes.arena)?,
+            quantized: AlignedBuffer::zeroed(sizes.quantized)?,
+            scratch: (0..threads).map(|_| Scratch::new(sizes.worker)).collect::<Option<_>>()?,
+        })
+    }
+}
+
+impl Executable for CpuExecutable {
+    fn compile(&mut self, shape: StepShape) -> Result<(), BackendError> {
+        let Err(place) = self.programs.binary_search_by_key(&shape, |program| program.shape) else { return Ok(()) };
+        let source = Source {
+            plan: &self.plan,
+            weights: &self.weights,
+            layers: &self.layers,
+            max_positions: self.kv.num_blocks.saturating_mul(self.kv.block_len).min(self.plan.context_len),
+            threads: self.team.count(),
+        };
+        let program = source.compile(shape);
+        let sizes = self.memory.sizes.max(program.sizes);
+        if sizes != self.memory.sizes {
+            // The old memory goes first: nothing in it outlives a step, and two would not fit where one does.
+            self.memory = Memory::default();
+            let bytes = (sizes.arena as u64).saturating_mul(size_of::<f32>() as u64);
+            if memory::available_bytes().is_some_and(|available| bytes > available) {
+                self.programs.clear();
+                return Err(out_of_memory("activations", bytes));
+            }
+            let Some(memory) = Memory::new(sizes, self.team.count()) else {
+                self.programs.clear();
+                return Err(out_of_memory("activations", bytes));
+            };
+            self.memory = memory;
+        }
+        self.rows.reserve(shape.tokens.saturating_sub(self.rows.len()));
+        self.programs.insert(place, program);
+        Ok(())
+    }
+
+    fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        input.check(self.plan.vocab_size, &self.kv)?;
+        let shape = input.shape();
+        let holds = |programs: &[Program]| programs.iter().position(|program| program.shape.holds(shape));
+        let index = match holds(&self.programs) {
+            Some(index) => index,
+            None => {
+                self.compile(shape.bucket())?;
+                holds(&self.programs).expect("a bucket holds what it was made from")
+            }
+        };
+        place_rows(input, self.kv.block_len, &mut self.rows);
+        let program = &self.programs[index];
+        program.turns.iter().for_each(|turns| turns.0.store(0, Ordering::Relaxed));
+        let step = Step {
+            isa: self.isa,
+            program,
+            input,
+            rows: &self.rows,
+            weights: &self.weights,
+            vectors: &self.vectors,
+            ropes: &self.ropes,
+            layers: &self.layers,
+            arena: SharedSlice::new(&mut self.memory.arena),
+            quantized: SharedSlice::new(&mut self.memory.quantized),
+            kv: self.cache.share(),
+        };
+        let scratch = SharedSlice::new(&mut self.memory.scratch);
+        let job = |worker: &pool::Worker<'_>| {
+            // SAFETY: each worker has the element of its own index.
+            let own = unsafe { scratch.write(worker.index..worker.index + 1) };
+            step.run(worker, &mut own[0]);
+        };
+        self.team.run(&job).map_err(|WorkerPanic(message)| BackendError::Device {
+            device: DEVICE.to_owned(),
+            reason: format!("a kernel panicked: {message}"),
+        })?;
+        let logits = program.logits;
+        Ok(&self.memory.arena[logits..logits + shape.outputs * self.plan.vocab_size])
+    }
+}
+
+/// Where each row of `input` stands.
+fn place_rows(input: &StepInput, block_len: usize, rows: &mut Vec<RowPlace>) {
+    rows.clear();
+    for sequence in &input.sequences {
+        let table = input.table(sequence);
+        rows.extend((sequence.first_position..sequence.kv_len()).map(|position| RowPlace {
+            position,
+            slot: (table[position / block_len], position % block_len),
+        }));
+    }
+}

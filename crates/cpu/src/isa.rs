@@ -1,0 +1,179 @@
+//! Instruction sets: the only place that asks the CPU what it has.
+
+use std::fmt;
+
+use crate::simd::{Kernel, Simd, scalar::Scalar};
+
+/// An instruction set that kernels are compiled for, from plainest to richest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum IsaLevel {
+    /// Plain Rust.
+    Scalar,
+    /// aarch64 NEON.
+    Neon,
+    /// x86-64 AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// As [`IsaLevel::Avx512`], with VNNI's byte dot products.
+    Avx512Vnni,
+}
+
+impl IsaLevel {
+    /// Every level, plainest first.
+    pub const ALL: [Self; 5] = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Vnni];
+
+    /// The name that flags and reports use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Neon => "neon",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512vnni",
+        }
+    }
+}
+
+impl fmt::Display for IsaLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An instruction set that this CPU has: only [`Isa::new`] makes one, after asking the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Isa(IsaLevel);
+
+impl Isa {
+    /// `level`, if this CPU has it.
+    pub fn new(level: IsaLevel) -> Option<Self> {
+        cpu_has(level).then_some(Self(level))
+    }
+
+    /// Every level that this CPU has, plainest first.
+    pub fn available() -> Vec<Self> {
+        IsaLevel::ALL.into_iter().filter_map(Self::new).collect()
+    }
+
+    /// The richest level that this CPU has.
+    pub fn best() -> Self {
+        Self::available().pop().unwrap_or(Self::scalar())
+    }
+
+    /// The level that every CPU has.
+    pub fn scalar() -> Self {
+        Self(IsaLevel::Scalar)
+    }
+
+    /// Which level it is.
+    pub fn level(self) -> IsaLevel {
+        self.0
+    }
+
+    /// Runs `kernel` compiled for this level: the only way into `#[target_feature]` code.
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[cfg(target_arch = "x86_64")]
+        use crate::simd::{avx2::Avx2, avx512::Avx512};
+        match self.0 {
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx2 => unsafe { Avx2::assume() }.vectorize(kernel),
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx512 => unsafe { Avx512::<false>::assume() }.vectorize(kernel),
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx512Vnni => unsafe { Avx512::<true>::assume() }.vectorize(kernel),
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::Neon => unsafe { crate::simd::neon::Neon::assume() }.vectorize(kernel),
+            // Levels of other architectures cannot be made here.
+            _ => Scalar.vectorize(kernel),
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn cpu_has(level: IsaLevel) -> bool {
+    let avx2 = || {
+        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+    };
+    let avx512 = || {
+        avx2()
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+    };
+    match level {
+        IsaLevel::Scalar => true,
+        // Miri interprets no vector instructions to speak of.
+        _ if cfg!(miri) => false,
+        IsaLevel::Avx2 => avx2(),
+        IsaLevel::Avx512 => avx512(),
+        IsaLevel::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
+        IsaLevel::Neon => false,
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn cpu_has(level: IsaLevel) -> bool {
+    match level {
+        IsaLevel::Scalar => true,
+        _ if cfg!(miri) => false,
+        IsaLevel::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+        _ => false,
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn cpu_has(level: IsaLevel) -> bool {
+    level == IsaLevel::Scalar
+}
+
+/// What the processor calls itself, where it says so.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn processor_name() -> String {
+    use std::arch::x86_64::__cpuid;
+    const FIRST: u32 = 0x8000_0002;
+    const LAST: u32 = 0x8000_0004;
+    if cfg!(miri) || __cpuid(0x8000_0000).eax < LAST {
+        return "x86-64".to_owned();
+    }
+    let mut bytes = Vec::with_capacity(48);
+    for leaf in FIRST..=LAST {
+        let registers = __cpuid(leaf);
+        for register in [registers.eax, registers.ebx, registers.ecx, registers.edx] {
+            bytes.extend(register.to_le_bytes());
+        }
+    }
+    String::from_utf8_lossy(&bytes).trim_matches(['\0', ' ']).to_owned()
+}
+
+/// What the processor calls itself, where it says so.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn processor_name() -> String {
+    std::env::consts::ARCH.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scalar_is_always_there_and_the_best_is_the_last() {
+        let available = Isa::available();
+        assert_eq!(available.first(), Some(&Isa::scalar()));
+        assert_eq!(available.last(), Some(&Isa::best()));
+        for level in IsaLevel::ALL {
+            assert_eq!(Isa::new(level).is_some(), available.iter().any(|isa| isa.level() == level), "{level}");
+        }
+    }
+}

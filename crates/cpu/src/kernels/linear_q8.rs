@@ -1,0 +1,149 @@
+//! `linear` with W in Q8_0: activations are quantised too ([`super::quantize`]), products are exact integers.
+//!
+//! Shapes    x (m, k / 32) blocks; W (n, k / 32) blocks; y (m, n) f32; any n and m, k % 32 == 0.
+//! Layout    W as the file has it: 34-byte blocks, f16 scale first. Sixteen rows at a time, one in each lane.
+//! Bytes     n·k·34/32 for W. (4864, 896): 4.6 MB.
+//! Roofline  m = 1: 2 operations over 1.06 bytes, bound by memory.
+//! Accuracy  sum over blocks in order: acc = fma(Σ codes · codes, scale of w · scale of x, acc). |error| <= (k / 32 + 2) ·
+//!           ε · Σ|w·x| from exact arithmetic on the quantised activations; what quantising them adds, Σ over blocks of
+//!           max|x| / 254 · Σ|w|, is the price of bytes. The same bits at every level.
+//! Versions  direct: blocks where they lie, partial sums of two rows folded to one lane a row, for few rows of x.
+//!           panel: sixteen rows copied side by side once, then no sum crosses lanes, from [`PANEL_MIN_ROWS`] rows on.
+//!           Both at every level.
+
+use std::ops::Range;
+
+use tensor::quant::q8_0;
+
+use super::linear::Output;
+use super::quantize::QuantizedBlock;
+use crate::simd::{Kernel, LANES, PANEL_ROWS, PanelBlock, Simd};
+
+/// Rows of x from which copying a panel pays; guessed from operation counts (a copied block costs about 20 rows' work).
+pub(crate) const PANEL_MIN_ROWS: usize = 24;
+
+/// Rows of x that go through a panel together.
+const PANEL_TILE_ROWS: usize = 8;
+
+/// Some columns of a projection with Q8_0 weights, for all rows.
+pub(crate) struct LinearQ8<'a> {
+    /// (n, blocks).
+    pub(crate) weights: &'a [q8_0::Block],
+    /// (m, blocks).
+    pub(crate) x: &'a [QuantizedBlock],
+    /// Rows of x.
+    pub(crate) rows: usize,
+    /// Blocks in a row: k / 32.
+    pub(crate) blocks: usize,
+    /// Which rows of W.
+    pub(crate) columns: Range<usize>,
+    pub(crate) output: Output<'a>,
+    /// Room for `blocks` of a panel; empty for the direct version.
+    pub(crate) panel: &'a mut [PanelBlock],
+}
+
+impl Kernel for LinearQ8<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let mut column = self.columns.start;
+        while column < self.columns.end {
+            let width = PANEL_ROWS.min(self.columns.end - column);
+            // Lanes beyond the last row repeat it; their results are dropped.
+            let mut rows: [&[q8_0::Block]; PANEL_ROWS] = [&[]; PANEL_ROWS];
+            for lane in 0..PANEL_ROWS {
+                let row = column + lane.min(width - 1);
+                rows[lane] = &self.weights[row * self.blocks..(row + 1) * self.blocks];
+            }
+            if self.panel.is_empty() {
+                self.direct(s, &rows, column, width);
+            } else {
+                self.through_panel(s, &rows, column, width);
+            }
+            column += width;
+        }
+    }
+}
+
+impl LinearQ8<'_> {
+    #[inline(always)]
+    fn direct<S: Simd>(&self, s: S, rows: &[&[q8_0::Block]; PANEL_ROWS], column: usize, width: usize) {
+        for m in 0..self.rows {
+            let x = &self.x[m * self.blocks..(m + 1) * self.blocks];
+            let mut sums = s.splat(0.0);
+            for block in 0..self.blocks {
+                let scales = s.mul(s.q8_scales(rows, block), s.splat(x[block].scale));
+                sums = s.mul_add(s.q8_dots(rows, block, &x[block]), scales, sums);
+            }
+            self.put(s, m, column, width, sums);
+        }
+    }
+
+    #[inline(always)]
+    fn through_panel<S: Simd>(&mut self, s: S, rows: &[&[q8_0::Block]; PANEL_ROWS], column: usize, width: usize) {
+        for block in 0..self.blocks {
+            self.panel[block] = pack_panel_block::<S>(rows, block);
+        }
+        let mut row = 0;
+        while self.rows - row >= PANEL_TILE_ROWS {
+            self.panel_tile::<S, PANEL_TILE_ROWS>(s, row, column, width);
+            row += PANEL_TILE_ROWS;
+        }
+        while row < self.rows {
+            self.panel_tile::<S, 1>(s, row, column, width);
+            row += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn panel_tile<S: Simd, const MR: usize>(&self, s: S, row: usize, column: usize, width: usize) {
+        let panel = &self.panel[..self.blocks];
+        let mut x: [&[QuantizedBlock]; MR] = [&[]; MR];
+        for m in 0..MR {
+            x[m] = &self.x[(row + m) * self.blocks..(row + m + 1) * self.blocks];
+        }
+        let mut sums = [s.splat(0.0); MR];
+        for (block, w) in panel.iter().enumerate() {
+            let mut x_block = [&x[0][block]; MR];
+            for m in 0..MR {
+                x_block[m] = &x[m][block];
+            }
+            let dots = s.panel_dots(&w.codes, x_block);
+            let scales = s.load(&w.scales);
+            for m in 0..MR {
+                sums[m] = s.mul_add(dots[m], s.mul(scales, s.splat(x_block[m].scale)), sums[m]);
+            }
+        }
+        for m in 0..MR {
+            self.put(s, row + m, column, width, sums[m]);
+        }
+    }
+
+    #[inline(always)]
+    fn put<S: Simd>(&self, s: S, row: usize, column: usize, width: usize, sums: S::F32) {
+        let mut lanes = [0.0; LANES];
+        s.store(sums, &mut lanes);
+        if width == LANES {
+            self.output.put(row, column, lanes);
+        } else {
+            for (lane, &sum) in lanes[..width].iter().enumerate() {
+                self.output.put(row, column + lane, [sum]);
+            }
+        }
+    }
+}
+
+/// Block `block` of sixteen rows, side by side.
+#[inline(always)]
+pub(crate) fn pack_panel_block<S: Simd>(rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize) -> PanelBlock {
+    let mut panel = PanelBlock { codes: [[0; 64]; 8], scales: [0.0; LANES] };
+    for (lane, row) in rows.iter().enumerate() {
+        let codes: [u8; 32] = bytemuck::cast(row[block].codes);
+        for (group, four) in codes.as_chunks::<4>().0.iter().enumerate() {
+            panel.codes[group][4 * lane..4 * lane + 4].copy_from_slice(&four.map(|code| code ^ S::PANEL_XOR));
+        }
+        panel.scales[lane] = row[block].scale.to_f32();
+    }
+    panel
+}

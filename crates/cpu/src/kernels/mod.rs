@@ -1,0 +1,31 @@
+//! The kernels, each written once over the vector vocabulary of [`crate::simd`].
+//!
+//! # One order of accumulation
+//!
+//! An element of a result is always computed by the same operations in the same order, whatever else is in the step,
+//! however it is split over threads, and at every instruction set:
+//!
+//! - A dot product of floats has sixteen accumulators; number l takes the products k = l, l + 16, … in order, each by one
+//!   fused multiply-add, and the sixteen are summed by halves. One row or sixty-four, the tile only decides how many
+//!   outputs are under way at once.
+//! - A dot product with Q8_0 weights is exact in integers within each block of 32, and takes the blocks in order with
+//!   one fused multiply-add each.
+//! - Attention treats positions in groups of [`attention::SPLIT`] that begin at multiples of it, and merges the groups in
+//!   order, whether one thread did them all or each another.
+//!
+//! What it costs. AVX2 and NEON need two and four registers for an accumulator, which leaves smaller register tiles
+//! (3 × 2 outputs, not 4 × 3): prefill there is bound by loads before multiplications. The scalar level needs a fused
+//! multiply-add, which is a library call on x86-64 without FMA. A float GEMM reads weights along k and sums across lanes at the
+//! end of each output: about 10 % at k = 896 and less above. Nothing is lost in decode, which waits for memory. K is
+//! never split over threads, so a projection with fewer than sixteen outputs a thread leaves threads idle.
+
+pub(crate) mod attention;
+pub(crate) mod elementwise;
+pub(crate) mod linear;
+pub(crate) mod linear_q8;
+pub(crate) mod math;
+pub(crate) mod quantize;
+pub(crate) mod rms_norm;
+pub(crate) mod rope;
+#[cfg(test)]
+pub(crate) mod test_values;

@@ -1,0 +1,45 @@
+//! `rope`: each head turned by its token's position, feature i paired with i + head_dim / 2.
+//!
+//! Shapes    x (head_dim,) in place; angles (head_dim / 2,) of cosines, then as many sines, for the token.
+//! Accuracy  angles in f64, rounded to f32 once; two products and a sum in f32.
+//! Versions  plain Rust, vectorised by the compiler: the angles of a token are computed once a step for all its heads
+//!           and layers, and what is left is a few thousand multiplications.
+
+use plan::Rope;
+
+/// The frequencies of one rotary embedding.
+#[derive(Clone, Debug)]
+pub(crate) struct RopeTable {
+    frequencies: Vec<f64>,
+}
+
+impl RopeTable {
+    pub(crate) fn new(rope: &Rope) -> Self {
+        Self { frequencies: rope.frequencies() }
+    }
+
+    /// f32 in one token's angles.
+    pub(crate) fn width(&self) -> usize {
+        2 * self.frequencies.len()
+    }
+
+    /// Writes cosines and sines for a token at `position`.
+    pub(crate) fn angles(&self, position: usize, out: &mut [f32]) {
+        let (cos, sin) = out.split_at_mut(self.frequencies.len());
+        for ((&frequency, cos), sin) in self.frequencies.iter().zip(cos).zip(sin) {
+            let (s, c) = (position as f64 * frequency).sin_cos();
+            (*cos, *sin) = (c as f32, s as f32);
+        }
+    }
+}
+
+/// Turns one head in place.
+#[inline(always)]
+pub(crate) fn rotate(head: &mut [f32], angles: &[f32]) {
+    let half = head.len() / 2;
+    let (cos, sin) = angles.split_at(half);
+    let (first, second) = head.split_at_mut(half);
+    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}

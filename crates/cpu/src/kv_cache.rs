@@ -1,0 +1,181 @@
+//! The paged key/value cache: one allocation for all layers, zeroed by the system page by page as it is first used.
+//!
+//! A block of one layer holds, for each kv head, its keys as (head_dim, block_len) and its values as (block_len,
+//! head_dim), so that one head of one block is contiguous. Keys are transposed so that scores of sixteen positions are
+//! computed lane by lane, without a sum across lanes; both inner dimensions are padded to sixteen with zeros.
+
+use half::f16;
+use plan::{BlockCopy, KvFormat, KvLayer, KvLayout};
+
+use crate::kernels::linear::Widen;
+use crate::shared::{AlignedBuffer, SharedSlice};
+use crate::simd::LANES;
+
+/// A number that the cache is made of.
+pub(crate) trait KvElement: Widen + Send + Sync {
+    /// Rounded to nearest even.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl KvElement for f32 {
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl KvElement for f16 {
+    fn from_f32(value: f32) -> Self {
+        f16::from_f32(value)
+    }
+}
+
+/// Where one layer's keys and values lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LayerPlace {
+    /// Where its first block begins, in elements.
+    start: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) block_len: usize,
+}
+
+impl LayerPlace {
+    /// Positions in a row of transposed keys: the block's, padded.
+    pub(crate) fn key_stride(&self) -> usize {
+        self.block_len.next_multiple_of(LANES)
+    }
+
+    /// Features in a row of values: the head's, padded.
+    pub(crate) fn value_stride(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    fn head_keys(&self) -> usize {
+        self.head_dim * self.key_stride()
+    }
+
+    fn head_values(&self) -> usize {
+        self.block_len * self.value_stride()
+    }
+
+    /// Elements in one block of this layer.
+    fn block_size(&self) -> usize {
+        self.kv_heads * (self.head_keys() + self.head_values())
+    }
+
+    /// Where the keys of a head begin, (head_dim, [`Self::key_stride`]).
+    pub(crate) fn keys(&self, block: u32, kv_head: usize) -> std::ops::Range<usize> {
+        let start =
+            self.start + block as usize * self.block_size() + kv_head * (self.head_keys() + self.head_values());
+        start..start + self.head_keys()
+    }
+
+    /// Where the values of a head begin, (block_len, [`Self::value_stride`]).
+    pub(crate) fn values(&self, block: u32, kv_head: usize) -> std::ops::Range<usize> {
+        let start = self.keys(block, kv_head).end;
+        start..start + self.head_values()
+    }
+}
+
+/// The places of all layers, and the elements that they take together; `None` when that overflows.
+pub(crate) fn place_layers(layers: &[KvLayer], layout: KvLayout) -> Option<(Vec<LayerPlace>, usize)> {
+    let mut start = 0usize;
+    let mut places = Vec::with_capacity(layers.len());
+    for layer in layers {
+        let place =
+            LayerPlace { start, kv_heads: layer.kv_heads, head_dim: layer.head_dim, block_len: layout.block_len };
+        let key_stride = layout.block_len.checked_next_multiple_of(LANES)?;
+        let keys = layer.head_dim.checked_mul(key_stride)?;
+        let values = layer.head_dim.checked_next_multiple_of(LANES)?.checked_mul(layout.block_len)?;
+        let block = keys.checked_add(values)?.checked_mul(layer.kv_heads)?;
+        start = start.checked_add(block.checked_mul(layout.num_blocks)?)?;
+        places.push(place);
+    }
+    Some((places, start))
+}
+
+/// The cache's memory.
+pub(crate) enum KvCache {
+    F32(AlignedBuffer<f32>),
+    F16(AlignedBuffer<f16>),
+}
+
+impl KvCache {
+    /// Room for `len` elements, or `None` when the system does not give it.
+    pub(crate) fn zeroed(format: KvFormat, len: usize) -> Option<Self> {
+        Some(match format {
+            KvFormat::F32 => Self::F32(AlignedBuffer::zeroed(len)?),
+            KvFormat::F16 => Self::F16(AlignedBuffer::zeroed(len)?),
+        })
+    }
+
+    /// The cache as all workers of a step see it.
+    pub(crate) fn share(&mut self) -> SharedKv<'_> {
+        match self {
+            Self::F32(buffer) => SharedKv::F32(SharedSlice::new(buffer)),
+            Self::F16(buffer) => SharedKv::F16(SharedSlice::new(buffer)),
+        }
+    }
+}
+
+/// The cache during a step.
+pub(crate) enum SharedKv<'a> {
+    F32(SharedSlice<'a, f32>),
+    F16(SharedSlice<'a, f16>),
+}
+
+/// Runs `$body` with `$cache` bound to the shared slice, whatever its elements.
+macro_rules! with_elements {
+    ($kv:expr, $cache:ident => $body:expr) => {
+        match $kv {
+            $crate::kv_cache::SharedKv::F32($cache) => $body,
+            $crate::kv_cache::SharedKv::F16($cache) => $body,
+        }
+    };
+}
+pub(crate) use with_elements;
+
+/// Writes one token's key and value of one head at `place` in `block`.
+///
+/// # Safety
+///
+/// No other worker touches this token's place in this head until the next barrier.
+pub(crate) unsafe fn write_token<E: KvElement>(
+    cache: &SharedSlice<'_, E>,
+    layer: &LayerPlace,
+    kv_head: usize,
+    (block, place): (u32, usize),
+    (k, v): (&[f32], &[f32]),
+) {
+    let keys = layer.keys(block, kv_head);
+    for (feature, &k) in k.iter().enumerate() {
+        let index = keys.start + feature * layer.key_stride() + place;
+        // SAFETY: one element of this token's place; the caller owes that nobody else is there.
+        unsafe { cache.set(index, E::from_f32(k)) };
+    }
+    let start = layer.values(block, kv_head).start + place * layer.value_stride();
+    // SAFETY: this token's row of values; the caller owes that nobody else is there.
+    let row = unsafe { cache.write(start..start + v.len()) };
+    for (out, &v) in row.iter_mut().zip(v) {
+        *out = E::from_f32(v);
+    }
+}
+
+/// Makes all copies, in order, for one head of one layer.
+///
+/// # Safety
+///
+/// No other worker touches this head of this layer until the next barrier.
+pub(crate) unsafe fn copy_blocks<E: KvElement>(
+    cache: &SharedSlice<'_, E>,
+    layer: &LayerPlace,
+    kv_head: usize,
+    copies: &[BlockCopy],
+) {
+    for copy in copies.iter().filter(|copy| copy.from != copy.to) {
+        let from = layer.keys(copy.from, kv_head).start..layer.values(copy.from, kv_head).end;
+        let to = layer.keys(copy.to, kv_head).start..layer.values(copy.to, kv_head).end;
+        // SAFETY: blocks differ, so the ranges do not overlap; the caller owes that nobody else is there.
+        unsafe { cache.write(to).copy_from_slice(cache.read(from)) }
+    }
+}

@@ -1,0 +1,232 @@
+//! AVX2 with FMA and F16C: two registers a vector, lanes 0 to 7 and 8 to 15.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+use tensor::quant::q8_0;
+
+use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
+use crate::kernels::quantize::QuantizedBlock;
+
+/// The proof that this CPU has avx2, fma and f16c.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// # Safety
+    ///
+    /// The CPU must have avx2, fma and f16c.
+    pub(crate) unsafe fn assume() -> Self {
+        Self(())
+    }
+}
+
+/// One word of two registers from one of one register.
+macro_rules! both {
+    ($intrinsic:ident($($vector:expr),+)) => {
+        // SAFETY: a value of `Avx2` exists, so the CPU has the features.
+        unsafe { [$intrinsic($($vector[0]),+), $intrinsic($($vector[1]),+)] }
+    };
+}
+
+impl Simd for Avx2 {
+    type F32 = [__m256; 2];
+
+    const PANEL_XOR: u8 = 0;
+
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn inner<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: `self` proves the features.
+        unsafe { inner(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::F32 {
+        // SAFETY: `self` proves the features.
+        [unsafe { _mm256_set1_ps(value) }; 2]
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; LANES]) -> Self::F32 {
+        // SAFETY: `self` proves the features; the halves of sixteen f32, at any alignment.
+        unsafe { [_mm256_loadu_ps(values.as_ptr()), _mm256_loadu_ps(values.as_ptr().add(8))] }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, values: &[f16; LANES]) -> Self::F32 {
+        let halves: *const __m128i = values.as_ptr().cast();
+        // SAFETY: `self` proves the features; sixteen halves are two times 16 bytes, at any alignment.
+        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves.add(1)))] }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, values: &[bf16; LANES]) -> Self::F32 {
+        let halves: *const __m128i = values.as_ptr().cast();
+        // SAFETY: `self` proves the features; sixteen halves are two times 16 bytes, at any alignment.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves.add(1)));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))]
+        }
+    }
+
+    #[inline(always)]
+    fn store(self, vector: Self::F32, out: &mut [f32; LANES]) {
+        // SAFETY: `self` proves the features; room for two times eight f32, at any alignment.
+        unsafe {
+            _mm256_storeu_ps(out.as_mut_ptr(), vector[0]);
+            _mm256_storeu_ps(out.as_mut_ptr().add(8), vector[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        both!(_mm256_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        both!(_mm256_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        both!(_mm256_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        both!(_mm256_div_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
+        both!(_mm256_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        both!(_mm256_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        both!(_mm256_min_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn exp2_of_low_bits(self, biased: Self::F32) -> Self::F32 {
+        // SAFETY: `self` proves the features.
+        biased.map(|lanes| unsafe {
+            let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(lanes));
+            _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_castps_si256(_mm256_set1_ps(1.0))))
+        })
+    }
+
+    #[inline(always)]
+    fn sum(self, v: Self::F32) -> f32 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let v = _mm256_add_ps(v[0], v[1]);
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: Self::F32) -> f32 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let v = _mm256_max_ps(v[0], v[1]);
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    fn q8_dots(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> Self::F32 {
+        // SAFETY: `self` proves the features; every load is of the 32 codes of a block.
+        unsafe {
+            let x_codes = _mm256_loadu_si256(x.codes.as_ptr().cast());
+            let row = |row: usize| byte_products(_mm256_loadu_si256(rows[row][block].codes.as_ptr().cast()), x_codes);
+            // Eight partial sums of each of four rows become the row sums of each 128-bit part.
+            let fold = |first: usize| {
+                _mm256_hadd_epi32(
+                    _mm256_hadd_epi32(row(first), row(first + 1)),
+                    _mm256_hadd_epi32(row(first + 2), row(first + 3)),
+                )
+            };
+            let eight = |first: usize| {
+                let (low, high) = (fold(first), fold(first + 4));
+                _mm256_cvtepi32_ps(_mm256_add_epi32(
+                    _mm256_permute2x128_si256::<0x20>(low, high),
+                    _mm256_permute2x128_si256::<0x31>(low, high),
+                ))
+            };
+            [eight(0), eight(8)]
+        }
+    }
+
+    #[inline(always)]
+    fn q8_scales(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize) -> Self::F32 {
+        let scale = |row: usize| rows[row][block].scale.to_bits().cast_signed();
+        // SAFETY: `self` proves the features.
+        let eight = |r: usize| unsafe {
+            _mm256_cvtph_ps(_mm_setr_epi16(
+                scale(r),
+                scale(r + 1),
+                scale(r + 2),
+                scale(r + 3),
+                scale(r + 4),
+                scale(r + 5),
+                scale(r + 6),
+                scale(r + 7),
+            ))
+        };
+        [eight(0), eight(8)]
+    }
+
+    #[inline(always)]
+    fn panel_dots<const MR: usize>(self, codes: &PanelCodes, x: [&QuantizedBlock; MR]) -> [Self::F32; MR] {
+        // SAFETY: `self` proves the features; every load is of half a 64-byte group of codes.
+        unsafe {
+            let mut dots = [[_mm256_setzero_ps(); 2]; MR];
+            for half in 0..2 {
+                let mut sums = [_mm256_setzero_si256(); MR];
+                for group in 0..8 {
+                    let w = _mm256_loadu_si256(codes[group].as_ptr().add(32 * half).cast());
+                    for row in 0..MR {
+                        let products = byte_products(w, _mm256_set1_epi32(x[row].four(group)));
+                        sums[row] = _mm256_add_epi32(sums[row], products);
+                    }
+                }
+                for row in 0..MR {
+                    dots[row][half] = _mm256_cvtepi32_ps(sums[row]);
+                }
+            }
+            dots
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: a prefetch of any address is a hint, which cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}
+
+/// Sums of four neighbouring products. Exact: |w| <= 128 and |x| <= 127, so a pair stays below 2¹⁵.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn byte_products(w: __m256i, x: __m256i) -> __m256i {
+    let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+}

@@ -1,0 +1,280 @@
+//! AVX-512 (F, BW, DQ, VL), with or without VNNI: one register a vector.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+use tensor::quant::q8_0;
+
+use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
+use crate::kernels::quantize::QuantizedBlock;
+
+/// The proof that this CPU has avx512f, avx512bw, avx512dq and avx512vl, and avx512vnni where `VNNI`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512<const VNNI: bool>(());
+
+impl<const VNNI: bool> Avx512<VNNI> {
+    /// # Safety
+    ///
+    /// The CPU must have the features that the type stands for.
+    pub(crate) unsafe fn assume() -> Self {
+        Self(())
+    }
+}
+
+impl<const VNNI: bool> Simd for Avx512<VNNI> {
+    type F32 = __m512;
+
+    /// `vpdpbusd` takes one unsigned operand: weights are shifted up by 128, and 128 · Σx is subtracted again.
+    const PANEL_XOR: u8 = if VNNI { 0x80 } else { 0 };
+
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        fn with_vnni<K: Kernel>(simd: Avx512<true>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        fn without<K: Kernel>(simd: Avx512<false>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        if VNNI {
+            // SAFETY: `self` proves the features.
+            unsafe { with_vnni(Avx512(()), kernel) }
+        } else {
+            // SAFETY: `self` proves the features.
+            unsafe { without(Avx512(()), kernel) }
+        }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; LANES]) -> __m512 {
+        // SAFETY: `self` proves the features; sixteen f32, at any alignment.
+        unsafe { _mm512_loadu_ps(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, values: &[f16; LANES]) -> __m512 {
+        // SAFETY: `self` proves the features; sixteen halves are 32 bytes, at any alignment.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(values.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, values: &[bf16; LANES]) -> __m512 {
+        // SAFETY: `self` proves the features; sixteen halves are 32 bytes, at any alignment.
+        unsafe {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(values.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
+    }
+
+    #[inline(always)]
+    fn store(self, vector: __m512, out: &mut [f32; LANES]) {
+        // SAFETY: `self` proves the features; room for sixteen f32, at any alignment.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), vector) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn exp2_of_low_bits(self, biased: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(biased));
+            _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_castps_si512(_mm512_set1_ps(1.0))))
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self, v: __m512) -> f32 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    fn sum_4(self, v: [__m512; 4]) -> [f32; 4] {
+        // SAFETY: `self` proves the features; the last store writes four f32.
+        unsafe {
+            // Halves of 8 lanes: two vectors side by side in one register, then the usual tree for all four at once.
+            let fold_8 = |a: __m512, b: __m512| {
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
+            };
+            let (ab, cd) = (fold_8(v[0], v[1]), fold_8(v[2], v[3]));
+            // Quarters of 4 lanes: a, b, c, d in the four 128-bit parts.
+            let quarters = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd),
+                _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd),
+            );
+            let pairs = _mm512_add_ps(quarters, _mm512_shuffle_ps::<0b01_00_11_10>(quarters, quarters));
+            let sums = _mm512_add_ps(pairs, _mm512_shuffle_ps::<0b10_11_00_01>(pairs, pairs));
+            let mut out = [0.0; 4];
+            let first_of_each = _mm512_maskz_compress_ps(0b0001_0001_0001_0001, sums);
+            _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(first_of_each));
+            out
+        }
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: __m512) -> f32 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let v = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    fn q8_dots(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> __m512 {
+        // SAFETY: `self` proves the features; every load is of the 32 codes of a block.
+        unsafe {
+            let codes = |row: usize| _mm256_loadu_si256(rows[row][block].codes.as_ptr().cast());
+            let x_codes = _mm512_broadcast_i64x4(_mm256_loadu_si256(x.codes.as_ptr().cast()));
+            // Two rows a register, four apart, so that the folding below leaves the rows in order.
+            let pair = |row: usize| {
+                let w = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(codes(row)), codes(row + 4));
+                if VNNI {
+                    let shifted = _mm512_xor_si512(w, _mm512_set1_epi8(i8::MIN));
+                    _mm512_dpbusd_epi32(_mm512_setzero_si512(), shifted, x_codes)
+                } else {
+                    let signed = _mm512_mask_sub_epi8(
+                        x_codes,
+                        _mm512_movepi8_mask(w),
+                        _mm512_setzero_si512(),
+                        x_codes,
+                    );
+                    let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed);
+                    _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))
+                }
+            };
+            // Four registers of eight partial sums a row become one with row sums of each 128-bit part.
+            let fold = |first: usize| {
+                let (a, b, c, d) = (pair(first), pair(first + 1), pair(first + 2), pair(first + 3));
+                let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+                let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+                _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+            };
+            let (low, high) = (fold(0), fold(8));
+            let sums = _mm512_add_epi32(
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(low, high),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(low, high),
+            );
+            let shift = if VNNI { x.minus_128_sum } else { 0 };
+            _mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_set1_epi32(shift)))
+        }
+    }
+
+    #[inline(always)]
+    fn q8_scales(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize) -> __m512 {
+        let scale = |row: usize| rows[row][block].scale.to_bits().cast_signed();
+        // SAFETY: `self` proves the features.
+        unsafe {
+            _mm512_cvtph_ps(_mm256_setr_epi16(
+                scale(0),
+                scale(1),
+                scale(2),
+                scale(3),
+                scale(4),
+                scale(5),
+                scale(6),
+                scale(7),
+                scale(8),
+                scale(9),
+                scale(10),
+                scale(11),
+                scale(12),
+                scale(13),
+                scale(14),
+                scale(15),
+            ))
+        }
+    }
+
+    #[inline(always)]
+    fn panel_dots<const MR: usize>(self, codes: &PanelCodes, x: [&QuantizedBlock; MR]) -> [__m512; MR] {
+        // SAFETY: `self` proves the features; every load is of one 64-byte group of codes.
+        unsafe {
+            let mut sums = [_mm512_setzero_si512(); MR];
+            for row in 0..MR {
+                sums[row] = _mm512_set1_epi32(if VNNI { x[row].minus_128_sum } else { 0 });
+            }
+            for group in 0..8 {
+                let w = _mm512_loadu_si512(codes[group].as_ptr().cast());
+                for row in 0..MR {
+                    let four = _mm512_set1_epi32(x[row].four(group));
+                    if VNNI {
+                        sums[row] = _mm512_dpbusd_epi32(sums[row], w, four);
+                    } else {
+                        let signed = _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w), _mm512_setzero_si512(), four);
+                        let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed);
+                        sums[row] = _mm512_add_epi32(sums[row], _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+                    }
+                }
+            }
+            let mut dots = [_mm512_setzero_ps(); MR];
+            for row in 0..MR {
+                dots[row] = _mm512_cvtepi32_ps(sums[row]);
+            }
+            dots
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: a prefetch of any address is a hint, which cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}

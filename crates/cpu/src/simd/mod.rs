@@ -1,0 +1,227 @@
+//! The vector vocabulary that kernels are written in: sixteen f32 at a time, at every instruction set.
+//!
+//! A kernel is written once, against [`Simd`]; each level is one file here that says what the words mean. All levels
+//! have the same sixteen lanes and every word is exactly defined (fused multiply-add, round to nearest even, one tree
+//! for sums), so **a kernel gives the same bits at every level**: AVX2 uses two registers, NEON four, scalar an array.
+//! What that costs is in `docs` of [`crate::kernels`].
+//!
+//! A value of a level's type is the proof that the CPU has it: only [`crate::Isa`] makes one.
+
+use half::{bf16, f16};
+use tensor::quant::q8_0;
+
+use crate::kernels::quantize::QuantizedBlock;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+pub(crate) mod scalar;
+
+/// f32 in one vector, at every level.
+pub(crate) const LANES: usize = 16;
+
+/// Rows of a Q8_0 weight that are multiplied together: one per lane.
+pub(crate) const PANEL_ROWS: usize = LANES;
+
+/// The codes of one block of each of sixteen rows: entry g holds codes 4g..4g + 4 of row r at bytes 4r..4r + 4.
+pub(crate) type PanelCodes = [[u8; 64]; 8];
+
+/// One block column of a panel: sixteen rows of a Q8_0 weight, lanes side by side, so that no sum crosses lanes.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub(crate) struct PanelBlock {
+    /// Codes, each xored with [`Simd::PANEL_XOR`].
+    pub(crate) codes: PanelCodes,
+    /// The scale of each row.
+    pub(crate) scales: [f32; LANES],
+}
+
+/// A computation over some level's vectors; [`Simd::vectorize`] compiles it for that level.
+pub(crate) trait Kernel {
+    /// What it returns.
+    type Output;
+    /// The computation. Everything it calls down to the words of `S` must be `#[inline(always)]`: only what is inlined
+    /// is compiled for the level.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// What one instruction set can do to sixteen f32. Every method gives the same bits at every level.
+pub(crate) trait Simd: Copy {
+    /// Sixteen f32.
+    type F32: Copy;
+
+    /// What the codes of a panel are xored with, so that the level's byte products can be used as they are.
+    const PANEL_XOR: u8;
+
+    /// Whether a vector is one register of 32, so that tiles of sixteen and more accumulators stay in registers.
+    const WIDE: bool;
+
+    /// Runs `kernel` compiled for this level.
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
+
+    /// `value` in every lane.
+    fn splat(self, value: f32) -> Self::F32;
+    /// Sixteen consecutive values.
+    fn load(self, values: &[f32; LANES]) -> Self::F32;
+    /// Sixteen binary16, widened exactly.
+    fn load_f16(self, values: &[f16; LANES]) -> Self::F32;
+    /// Sixteen bfloat16, widened exactly.
+    fn load_bf16(self, values: &[bf16; LANES]) -> Self::F32;
+    /// Writes the lanes in order.
+    fn store(self, vector: Self::F32, out: &mut [f32; LANES]);
+
+    /// a + b.
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// a - b.
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// a · b.
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// a / b.
+    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// a · b + c, rounded once.
+    fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+    /// a > b ? a : b, so b where either is NaN.
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// a < b ? a : b, so b where either is NaN.
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// 2ⁿ for the integer n in the low nine bits of each lane's mantissa: what adding 1.5 · 2²³ leaves there.
+    fn exp2_of_low_bits(self, biased: Self::F32) -> Self::F32;
+
+    /// The sum of all lanes by halves: l + (l + 8), then + 4, + 2, + 1.
+    fn sum(self, vector: Self::F32) -> f32;
+    /// The sums of four vectors, each as [`Simd::sum`] has it.
+    #[inline(always)]
+    fn sum_4(self, vectors: [Self::F32; 4]) -> [f32; 4] {
+        [self.sum(vectors[0]), self.sum(vectors[1]), self.sum(vectors[2]), self.sum(vectors[3])]
+    }
+    /// The largest lane, by [`Simd::max`] in the order of [`Simd::sum`].
+    fn max_lane(self, vector: Self::F32) -> f32;
+
+    /// Σ codes · codes of block `block` of each of sixteen rows with one activation block: exact integers.
+    fn q8_dots(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> Self::F32;
+    /// The scales of block `block` of sixteen rows.
+    fn q8_scales(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize) -> Self::F32;
+    /// As [`Simd::q8_dots`], from a panel and for several activation rows.
+    fn panel_dots<const MR: usize>(self, codes: &PanelCodes, x: [&QuantizedBlock; MR]) -> [Self::F32; MR];
+
+    /// Asks for the cache line that holds `at`; a hint, which may point anywhere.
+    fn prefetch<T>(self, at: *const T);
+
+    /// The first `values.len() < 16` lanes from `values`, the rest zero.
+    #[inline(always)]
+    fn load_partial(self, values: &[f32]) -> Self::F32 {
+        let mut padded = [0.0; LANES];
+        padded[..values.len()].copy_from_slice(values);
+        self.load(&padded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+
+    /// Runs every word on the same lanes and returns all results, to be compared between levels.
+    struct EveryWord([f32; LANES], [f32; LANES], [f32; LANES]);
+
+    impl Kernel for EveryWord {
+        type Output = Vec<u32>;
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Vec<u32> {
+            let (a, b, c) = (s.load(&self.0), s.load(&self.1), s.load(&self.2));
+            let halves = self.0.map(f16::from_f32);
+            let uppers = self.0.map(bf16::from_f32);
+            let biased = s.add(s.splat(12_582_912.0), s.min(s.max(b, s.splat(-126.0)), s.splat(127.0)));
+            let vectors = [
+                s.splat(self.0[3]),
+                s.load_f16(&halves),
+                s.load_bf16(&uppers),
+                s.add(a, b),
+                s.sub(a, b),
+                s.mul(a, b),
+                s.div(a, b),
+                s.mul_add(a, b, c),
+                s.max(a, b),
+                s.min(a, b),
+                s.exp2_of_low_bits(biased),
+                s.load_partial(&self.0[..5]),
+            ];
+            let mut bits = Vec::new();
+            for vector in vectors {
+                let mut lanes = [0.0; LANES];
+                s.store(vector, &mut lanes);
+                bits.extend(lanes.map(canonical));
+            }
+            bits.extend([s.sum(a), s.max_lane(b)].map(canonical));
+            bits.extend(s.sum_4([a, b, c, s.add(a, c)]).map(canonical));
+            bits
+        }
+    }
+
+    /// Bits, with one NaN for all: which payload an operation keeps is not part of the contract.
+    fn canonical(value: f32) -> u32 {
+        if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }
+    }
+
+    #[test]
+    fn every_word_gives_the_same_bits_at_every_level() {
+        let special = [0.0, -0.0, 1.0, -1.5, 1e-40, -1e-45, 3.4e38, -3.4e38, 65504.0, 6e-8, f32::INFINITY, f32::NAN];
+        let mut rng = crate::kernels::test_values::Rng::new(7);
+        for round in 0..200 {
+            let mut lane = |_| if round % 2 == 1 { special[rng.below(special.len())] } else { rng.normal() * 3.0 };
+            let (a, b, c) =
+                (std::array::from_fn(&mut lane), std::array::from_fn(&mut lane), std::array::from_fn(&mut lane));
+            let expected = Isa::scalar().run(EveryWord(a, b, c));
+            for isa in Isa::available() {
+                assert_eq!(isa.run(EveryWord(a, b, c)), expected, "{isa} of {a:?}, {b:?}, {c:?}");
+            }
+        }
+    }
+
+    /// The int8 words on blocks that hold every byte value.
+    struct Bytes<'a>([&'a [q8_0::Block]; PANEL_ROWS], &'a QuantizedBlock);
+
+    impl Kernel for Bytes<'_> {
+        type Output = ([f32; LANES], [f32; LANES], [f32; LANES]);
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Self::Output {
+            let mut out = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+            s.store(s.q8_dots(&self.0, 0, self.1), &mut out.0);
+            s.store(s.q8_scales(&self.0, 0), &mut out.1);
+            let panel = crate::kernels::linear_q8::pack_panel_block::<S>(&self.0, 0);
+            let [dots] = s.panel_dots(&panel.codes, [self.1]);
+            s.store(dots, &mut out.2);
+            out
+        }
+    }
+
+    #[test]
+    fn integer_dot_products_are_exact_for_every_byte() {
+        let mut rng = crate::kernels::test_values::Rng::new(8);
+        for _ in 0..100 {
+            let blocks: [q8_0::Block; PANEL_ROWS] = std::array::from_fn(|_| q8_0::Block {
+                scale: f16::from_bits((rng.below(0x7c00)) as u16),
+                codes: std::array::from_fn(|_| {
+                    if rng.below(3) == 0 { i8::MIN } else { (rng.below(256) as i32 - 128) as i8 }
+                }),
+            });
+            let codes = std::array::from_fn(|_| {
+                if rng.below(3) == 0 { 127 } else { (rng.below(255) as i32 - 127) as i8 }
+            });
+            let x = QuantizedBlock::new(codes, 1.0);
+            let expected = blocks.map(|block| {
+                (0..32).map(|i| i32::from(block.codes[i]) * i32::from(codes[i])).sum::<i32>() as f32
+            });
+            let rows = std::array::from_fn(|row| std::slice::from_ref(&blocks[row]));
+            for isa in Isa::available() {
+                let (dots, scales, panel) = isa.run(Bytes(rows, &x));
+                assert_eq!(dots, expected, "{isa}");
+                assert_eq!(panel, expected, "{isa}");
+                assert_eq!(scales, blocks.map(|block| block.scale.to_f32()), "{isa}");
+            }
+        }
+    }
+}

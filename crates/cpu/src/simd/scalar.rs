@@ -1,0 +1,144 @@
+//! Plain Rust: runs on every CPU, and says what each word means.
+
+use half::{bf16, f16};
+use tensor::quant::q8_0;
+
+use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
+use crate::kernels::quantize::QuantizedBlock;
+
+/// The level that every CPU has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scalar;
+
+impl Scalar {
+    #[inline(always)]
+    fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
+        std::array::from_fn(|lane| f(a[lane], b[lane]))
+    }
+}
+
+impl Simd for Scalar {
+    type F32 = [f32; LANES];
+
+    const PANEL_XOR: u8 = 0;
+
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::F32 {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; LANES]) -> Self::F32 {
+        *values
+    }
+
+    #[inline(always)]
+    fn load_f16(self, values: &[f16; LANES]) -> Self::F32 {
+        values.map(f16::to_f32)
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, values: &[bf16; LANES]) -> Self::F32 {
+        values.map(bf16::to_f32)
+    }
+
+    #[inline(always)]
+    fn store(self, vector: Self::F32, out: &mut [f32; LANES]) {
+        *out = vector;
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        Self::zip(a, b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        Self::zip(a, b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        Self::zip(a, b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        Self::zip(a, b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
+        std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        Self::zip(a, b, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        Self::zip(a, b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn exp2_of_low_bits(self, biased: Self::F32) -> Self::F32 {
+        biased.map(|lane| f32::from_bits((lane.to_bits() << 23).wrapping_add(1f32.to_bits())))
+    }
+
+    #[inline(always)]
+    fn sum(self, mut v: Self::F32) -> f32 {
+        for half in [8, 4, 2, 1] {
+            for lane in 0..half {
+                v[lane] += v[lane + half];
+            }
+        }
+        v[0]
+    }
+
+    #[inline(always)]
+    fn max_lane(self, mut v: Self::F32) -> f32 {
+        for half in [8, 4, 2, 1] {
+            for lane in 0..half {
+                v[lane] = if v[lane] > v[lane + half] { v[lane] } else { v[lane + half] };
+            }
+        }
+        v[0]
+    }
+
+    #[inline(always)]
+    fn q8_dots(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> Self::F32 {
+        rows.map(|row| {
+            let products = row[block].codes.iter().zip(&x.codes).map(|(&w, &x)| i32::from(w) * i32::from(x));
+            products.sum::<i32>() as f32
+        })
+    }
+
+    #[inline(always)]
+    fn q8_scales(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize) -> Self::F32 {
+        rows.map(|row| row[block].scale.to_f32())
+    }
+
+    #[inline(always)]
+    fn panel_dots<const MR: usize>(self, codes: &PanelCodes, x: [&QuantizedBlock; MR]) -> [Self::F32; MR] {
+        x.map(|x| {
+            std::array::from_fn(|row| {
+                let products = (0..32).map(|i| {
+                    i32::from(codes[i / 4][row * 4 + i % 4].cast_signed()) * i32::from(x.codes[i])
+                });
+                products.sum::<i32>() as f32
+            })
+        })
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, _at: *const T) {}
+}
