@@ -75,6 +75,16 @@ pub fn goldens() -> Vec<Golden> {
 }
 
 impl Golden {
+    /// What is expected of the golden called `name`, without its checkpoint.
+    ///
+    /// # Panics
+    /// When the file is missing or malformed.
+    pub fn read_expected(name: &str) -> Expected {
+        let path = golden_folder().join(name).join("golden.json");
+        let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        serde_json::from_slice(&bytes).expect("golden.json as documented")
+    }
+
     /// The golden in `folder` of the checkpoint in `checkpoint`, which may be another folder.
     ///
     /// # Panics
