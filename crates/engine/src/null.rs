@@ -5,14 +5,15 @@
 //! sequence's write changes the text. Faults can be planted at any step.
 
 use backend::{BackendError, Executable};
-use plan::{KvLayout, StepError, StepInput, StepShape};
+use plan::{KvLayout, SequenceSpan, StepError, StepInput, StepShape};
 
 /// What goes wrong in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The device fails, after it has written to the cache.
     Error,
-    /// A row of logits has a value that is no number.
+    /// A row of logits has a value that is no number, and so have the keys and values that its sequence wrote in the
+    /// step: whoever reads them gets such logits too.
     NotANumber {
         /// Which output of the step, modulo their number.
         output: usize,
@@ -26,17 +27,25 @@ pub type Faults = Box<dyn FnMut(u64, &StepInput) -> Option<Fault> + Send>;
 pub struct NullExecutable {
     kv: KvLayout,
     vocab_size: usize,
-    /// (num_blocks, block_len); none where nothing was written yet.
-    slots: Vec<Option<u32>>,
+    /// (num_blocks, block_len).
+    slots: Vec<Slot>,
     logits: Vec<f32>,
     num_steps: u64,
     faults: Option<Faults>,
 }
 
+/// What stands in place of a token's keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Empty,
+    Token(u32),
+    NotANumber,
+}
+
 impl NullExecutable {
     /// A device without faults.
     pub fn new(kv: KvLayout, vocab_size: usize) -> Self {
-        let slots = vec![None; kv.num_blocks * kv.block_len];
+        let slots = vec![Slot::Empty; kv.num_blocks * kv.block_len];
         Self { kv, vocab_size, slots, logits: Vec::new(), num_steps: 0, faults: None }
     }
 
@@ -61,8 +70,18 @@ impl NullExecutable {
         for sequence in &input.sequences {
             for row in 0..sequence.num_rows {
                 let slot = self.slot(input.table(sequence), sequence.first_position + row);
-                self.slots[slot] = Some(input.token_ids[sequence.first_row + row]);
+                self.slots[slot] = Slot::Token(input.token_ids[sequence.first_row + row]);
             }
+        }
+    }
+
+    /// Spoils what the sequence of the `output`-th output has written.
+    fn spoil(&mut self, input: &StepInput, output: usize) {
+        let Some(&row) = input.output_rows.get(output % input.output_rows.len().max(1)) else { return };
+        let sequence = sequence_of(input, row as usize);
+        for row in 0..sequence.num_rows {
+            let slot = self.slot(input.table(sequence), sequence.first_position + row);
+            self.slots[slot] = Slot::NotANumber;
         }
     }
 
@@ -94,32 +113,38 @@ impl Executable for NullExecutable {
         self.copy_blocks(input);
         self.write(input);
         let fault = self.faults.as_mut().and_then(|faults| faults(step, input));
-        if fault == Some(Fault::Error) {
-            return Err(BackendError::Device { device: "null".to_owned(), reason: format!("planted at step {step}") });
+        match fault {
+            Some(Fault::Error) => {
+                let reason = format!("planted at step {step}");
+                return Err(BackendError::Device { device: "null".to_owned(), reason });
+            }
+            Some(Fault::NotANumber { output }) => self.spoil(input, output),
+            None => {}
         }
         self.logits.clear();
         for &row in &input.output_rows {
             let row = row as usize;
-            let sequence = input.sequences.iter().find(|s| row < s.first_row + s.num_rows);
-            let sequence = sequence.expect("checked: sequences cover all rows");
-            let mut state = TokenHash::default();
+            let sequence = sequence_of(input, row);
+            let (mut state, mut is_sound) = (TokenHash::default(), true);
             for position in 0..=sequence.first_position + row - sequence.first_row {
-                let slot = self.slot(input.table(sequence), position);
-                let Some(token) = self.slots[slot] else {
-                    return Err(StepError(format!("position {position} is read before it is written")).into());
-                };
-                state.push(token);
+                match self.slots[self.slot(input.table(sequence), position)] {
+                    Slot::Token(token) => state.push(token),
+                    Slot::NotANumber => is_sound = false,
+                    Slot::Empty => {
+                        return Err(StepError(format!("position {position} is read before it is written")).into());
+                    }
+                }
             }
-            self.logits.extend(state.logits(self.vocab_size));
-        }
-        if let Some(Fault::NotANumber { output }) = fault
-            && !input.output_rows.is_empty()
-        {
-            let row = output % input.output_rows.len();
-            self.logits[row * self.vocab_size + step as usize % self.vocab_size] = f32::NAN;
+            self.logits.extend(state.logits(self.vocab_size).map(|logit| if is_sound { logit } else { f32::NAN }));
         }
         Ok(&self.logits)
     }
+}
+
+/// The sequence that `row` belongs to.
+fn sequence_of(input: &StepInput, row: usize) -> &SequenceSpan {
+    let sequence = input.sequences.iter().find(|sequence| row < sequence.first_row + sequence.num_rows);
+    sequence.expect("the step was checked: sequences cover all rows")
 }
 
 /// The logits (vocab_size,) that the null device gives after `tokens`: what a test compares a whole engine with.
