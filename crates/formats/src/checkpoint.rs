@@ -4,7 +4,7 @@
 //! are opened by the caller's function, so that nothing here maps memory; a checkpoint inside the binary or a test is
 //! a list of named bytes.
 
-use std::{collections::BTreeMap, error::Error, fs, io, path::Path};
+use std::{error::Error, fs, io, path::Path};
 
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -42,7 +42,8 @@ pub struct Checkpoint {
     /// What else the files say of themselves, for reports: keys and values in words, in the file's order.
     pub metadata: Vec<(String, String)>,
     files: Vec<WeightFile>,
-    tensors: BTreeMap<String, Location>,
+    /// Sorted by name.
+    tensors: Vec<Location>,
     ignored: Vec<String>,
 }
 
@@ -93,10 +94,14 @@ enum Container {
     Safetensors(Safetensors),
 }
 
+/// Where a tensor is. There may be hundreds of thousands, so this is small.
 #[derive(Debug)]
 struct Location {
-    file: usize,
-    source_name: String,
+    /// The checkpoint's name.
+    name: String,
+    file: u32,
+    /// In the file's own table.
+    index: u32,
 }
 
 impl Checkpoint {
@@ -128,19 +133,19 @@ impl Checkpoint {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(FormatError::MissingPath { path: shown_path });
             }
-            Err(source) => return Err(FormatError::Folder { path: shown_path, source }),
+            Err(source) => return Err(FormatError::Path { path: shown_path, source }),
         };
         let folder_path = if is_dir { path } else { path.parent().unwrap_or(Path::new("")) };
         let read = |name: &str| open_file(&folder_path.join(name)).map_err(FormatError::Open);
         let folder =
             |names| Folder { path: shown(&folder_path.display().to_string()), names, read: &read, completeness };
         if is_dir {
-            return folder(list(path).map_err(|source| FormatError::Folder { path: shown_path, source })?).open();
+            return folder(list(path).map_err(|source| FormatError::Path { path: shown_path, source })?).open();
         }
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         if name.ends_with(".safetensors") || name == INDEX {
             let listing_path = if folder_path.as_os_str().is_empty() { Path::new(".") } else { folder_path };
-            let names = list(listing_path).map_err(|source| FormatError::Folder { path: shown_path, source })?;
+            let names = list(listing_path).map_err(|source| FormatError::Path { path: shown_path, source })?;
             return folder(names).open_safetensors(&name);
         }
         // Whatever it is called: a file in a content-addressed cache has no extension.
@@ -156,7 +161,7 @@ impl Checkpoint {
     /// finite; matrices by [`Checkpoint::check_finite`], because that reads them.
     pub fn tensor(&self, name: &str) -> Result<Tensor, FormatError> {
         let (location, file) = self.locate(name)?;
-        let tensor = file.tensor(&location.source_name, &self.config).map_err(|error| error.in_file(&file.name))?;
+        let tensor = file.tensor(location.index, &self.config).map_err(|error| error.in_file(&file.name))?;
         if tensor.shape().len() <= 1 {
             finite(name, &tensor).map_err(|error| error.in_file(&file.name))?;
         }
@@ -166,20 +171,21 @@ impl Checkpoint {
     /// Reads a tensor and says where the first NaN or infinity is, if there is one.
     pub fn check_finite(&self, name: &str) -> Result<(), FormatError> {
         let (location, file) = self.locate(name)?;
-        let tensor = file.tensor(&location.source_name, &self.config);
+        let tensor = file.tensor(location.index, &self.config);
         tensor.and_then(|tensor| finite(name, &tensor)).map_err(|error| error.in_file(&file.name))
     }
 
     /// The checkpoint's names of all tensors, sorted.
     pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.tensors.keys().map(String::as_str)
+        self.tensors.iter().map(|location| location.name.as_str())
     }
 
     /// What is known of every tensor, sorted by name.
     pub fn tensor_infos(&self) -> impl ExactSizeIterator<Item = TensorInfo> {
-        self.tensors.iter().map(|(name, location)| {
-            let file = &self.files[location.file];
-            file.info(name, &location.source_name).expect("the location was made from this file's table")
+        self.tensors.iter().map(|location| {
+            let file = self.files.get(location.file as usize);
+            let info = file.and_then(|file| file.info(&location.name, location.index));
+            info.expect("locations are made from the tables of these files")
         })
     }
 
@@ -211,8 +217,10 @@ impl Checkpoint {
     }
 
     fn locate(&self, name: &str) -> Result<(&Location, &WeightFile), FormatError> {
-        let found = self.tensors.get(name).and_then(|location| Some((location, self.files.get(location.file)?)));
-        found.ok_or_else(|| FormatError::MissingTensor { tensor: shown(name), found: self.tensors.len() })
+        let missing = || FormatError::MissingTensor { tensor: shown(name), found: self.tensors.len() };
+        let at = self.tensors.binary_search_by(|location| location.name.as_str().cmp(name)).map_err(|_| missing())?;
+        let location = self.tensors.get(at).ok_or_else(missing)?;
+        Ok((location, self.files.get(location.file as usize).ok_or_else(missing)?))
     }
 
     fn from_gguf(name: &str, bytes: Bytes, completeness: Completeness) -> Result<Self, FormatError> {
@@ -228,19 +236,16 @@ impl Checkpoint {
         }
         let vocabulary = GgufVocabulary::read(gguf.metadata())?;
         let config = gguf_names::config(&gguf, vocabulary.as_ref(), completeness)?;
-        let mut tensors = BTreeMap::new();
+        let mut tensors = Vec::with_capacity(gguf.tensors().len());
         let mut ignored = Vec::new();
-        for info in gguf.tensors() {
+        for (index, info) in (0..).zip(gguf.tensors()) {
             if gguf_names::is_configuration(info) {
                 ignored.push(info.name().into());
-                continue;
-            }
-            let location = Location { file: 0, source_name: info.name().into() };
-            let checkpoint_name = gguf_names::checkpoint_name(info.name());
-            if tensors.insert(checkpoint_name, location).is_some() {
-                return Err(FormatError::DuplicateTensor { tensor: shown(info.name()) });
+            } else {
+                tensors.push(Location { name: gguf_names::checkpoint_name(info.name()), file: 0, index });
             }
         }
+        sort_by_name(&mut tensors)?;
         let metadata = gguf.metadata().iter().map(|(key, value)| (shown(key), value.summary())).collect();
         let generation_config = gguf_names::generation_config(vocabulary.as_ref());
         let chat_templates = gguf_chat_templates(&gguf)?;
@@ -348,7 +353,7 @@ impl Folder<'_> {
             chat_templates,
             metadata: Vec::new(),
             files,
-            tensors: BTreeMap::new(),
+            tensors: Vec::new(),
             ignored: Vec::new(),
         };
         checkpoint.index_safetensors()?;
@@ -391,51 +396,60 @@ impl Folder<'_> {
 
 impl Checkpoint {
     fn index_safetensors(&mut self) -> Result<(), FormatError> {
-        for (file, weights) in self.files.iter().enumerate() {
+        for (file, weights) in (0..).zip(&self.files) {
             let Container::Safetensors(safetensors) = &weights.container else { continue };
-            for info in safetensors.tensors() {
+            self.tensors.reserve(safetensors.tensors().len());
+            for (index, info) in (0..).zip(safetensors.tensors()) {
                 if is_rope_table(info.name()) {
                     self.ignored.push(info.name().into());
-                    continue;
-                }
-                let location = Location { file, source_name: info.name().into() };
-                if self.tensors.insert(info.name().into(), location).is_some() {
-                    let error = FormatError::DuplicateTensor { tensor: shown(info.name()) };
-                    return Err(error.in_file(&weights.name));
+                } else {
+                    self.tensors.push(Location { name: info.name().into(), file, index });
                 }
             }
             if file == 0 {
                 self.metadata = safetensors.metadata().iter().map(|(k, v)| (shown(k), shown(v))).collect();
             }
         }
-        Ok(())
+        sort_by_name(&mut self.tensors)
+    }
+}
+
+/// Also refuses a name that occurs twice, in one file or in two.
+fn sort_by_name(tensors: &mut [Location]) -> Result<(), FormatError> {
+    tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    match tensors.array_windows().find(|[a, b]| a.name == b.name) {
+        Some([twice, _]) => Err(FormatError::DuplicateTensor { tensor: shown(&twice.name) }),
+        None => Ok(()),
     }
 }
 
 impl WeightFile {
-    fn tensor(&self, source_name: &str, config: &Json) -> Result<Tensor, FormatError> {
+    fn tensor(&self, index: u32, config: &Json) -> Result<Tensor, FormatError> {
+        let no_such = || FormatError::MissingTensor { tensor: index.to_string(), found: 0 };
         match &self.container {
-            Container::Safetensors(file) => file.tensor(source_name),
+            Container::Safetensors(file) => file.read_tensor(file.tensors().get(index as usize).ok_or_else(no_such)?),
             Container::Gguf { gguf, architecture } => {
-                let tensor = gguf.tensor(source_name)?;
+                let info = gguf.tensors().get(index as usize).ok_or_else(no_such)?;
+                let tensor = gguf.read_tensor(info)?;
                 let config = config.as_object();
-                match config.and_then(|config| gguf_names::reordered_heads(source_name, architecture, config)) {
-                    Some(heads) => gguf_names::in_checkpoint_order(&shown(source_name), &tensor, heads),
+                match config.and_then(|config| gguf_names::reordered_heads(info.name(), architecture, config)) {
+                    Some(heads) => gguf_names::in_checkpoint_order(&shown(info.name()), &tensor, heads),
                     None => Ok(tensor),
                 }
             }
         }
     }
 
-    fn info(&self, name: &str, source_name: &str) -> Option<TensorInfo> {
-        let (type_name, format, shape, bytes) = match &self.container {
+    fn info(&self, name: &str, index: u32) -> Option<TensorInfo> {
+        let (source_name, type_name, format, shape, bytes) = match &self.container {
             Container::Safetensors(file) => {
-                let info = file.tensor_info(source_name)?;
-                (info.dtype(), info.weight_format(), info.shape().to_vec(), info.range().len())
+                let info = file.tensors().get(index as usize)?;
+                (info.name(), info.dtype(), info.weight_format(), info.shape().to_vec(), info.range().len())
             }
             Container::Gguf { gguf, .. } => {
-                let info = gguf.tensor_info(source_name)?;
-                (info.ggml_type().name(), info.ggml_type().weight_format(), info.shape(), info.range().len())
+                let info = gguf.tensors().get(index as usize)?;
+                let ggml_type = info.ggml_type();
+                (info.name(), ggml_type.name(), ggml_type.weight_format(), info.shape(), info.range().len())
             }
         };
         let (name, source_name, file) = (name.into(), source_name.into(), self.name.clone());

@@ -46,6 +46,18 @@ pub enum FormatError {
         /// How many are allowed here.
         limit: u64,
     },
+    /// A count of things that the rest of the file cannot hold.
+    #[error(
+        "{found} {what} are announced, which the {left} bytes that are left cannot hold: is the download complete?"
+    )]
+    TooManyForFile {
+        /// What is counted, in the plural.
+        what: String,
+        /// How many the file claims.
+        found: u64,
+        /// Bytes up to the end of the file.
+        left: u64,
+    },
     /// Memory out of proportion to the file.
     #[error(
         "reading {what} needs more memory than a file of {file_len} bytes may ask for: the file is damaged or hostile"
@@ -96,6 +108,20 @@ pub enum FormatError {
         /// What it holds.
         found: String,
     },
+    /// A boolean that is neither 0 nor 1.
+    #[error("{what} is the byte {found}, where a boolean is 0 or 1")]
+    NotBoolean {
+        /// The key or element.
+        what: String,
+        /// The byte found.
+        found: u8,
+    },
+    /// JSON of another kind than an object.
+    #[error("the JSON is {found}, where an object is expected")]
+    NotAnObject {
+        /// What it is.
+        found: &'static str,
+    },
     /// Not the JSON that was expected here.
     #[error("{what} is not valid")]
     Json {
@@ -141,6 +167,16 @@ pub enum FormatError {
         type_name: String,
         /// Elements in a block.
         block_len: u64,
+    },
+    /// Elements smaller than a byte that end inside one.
+    #[error("tensor `{tensor}` of type {type_name} and shape {shape:?} does not fill whole bytes")]
+    PartialByte {
+        /// The tensor.
+        tensor: String,
+        /// The storage type.
+        type_name: String,
+        /// Dimensions, outermost first.
+        shape: Vec<u64>,
     },
     /// The byte range does not follow from type and shape.
     #[error("tensor `{tensor}` has {found} bytes of data, where {type_name} of shape {shape:?} takes {expected}")]
@@ -299,9 +335,9 @@ pub enum FormatError {
         /// The path asked for.
         path: String,
     },
-    /// A folder that could not be listed.
-    #[error("cannot list the folder `{path}`")]
-    Folder {
+    /// A path that could not be looked at.
+    #[error("cannot open `{path}`")]
+    Path {
         /// The path asked for.
         path: String,
         /// What the operating system said.

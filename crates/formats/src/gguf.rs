@@ -127,14 +127,18 @@ impl Gguf {
         info.range.slice(&self.file, &info.described())
     }
 
-    /// The tensor with this name, as a view of the file. Its shape is outermost first. Types that are not computed
-    /// with are refused by name.
+    /// The tensor with this name; see [`Gguf::read_tensor`].
     pub fn tensor(&self, name: &str) -> Result<Tensor, FormatError> {
         let missing = || FormatError::MissingTensor { tensor: shown(name), found: self.tensors.len() };
-        let info = self.tensor_info(name).ok_or_else(missing)?;
+        self.read_tensor(self.tensor_info(name).ok_or_else(missing)?)
+    }
+
+    /// A tensor of the table, as a view of the file. Its shape is outermost first. Types that are not computed with
+    /// are refused by name.
+    pub fn read_tensor(&self, info: &GgufTensor) -> Result<Tensor, FormatError> {
         let Some(format) = info.ggml_type.weight_format() else {
             let type_name = format!("{} ({})", info.ggml_type.id(), info.ggml_type.name());
-            return Err(FormatError::UnsupportedType { tensor: shown(name), type_name, covered: COVERED });
+            return Err(FormatError::UnsupportedType { tensor: shown(&info.name), type_name, covered: COVERED });
         };
         let overflow = || FormatError::Overflow { what: info.described() };
         let shape: Option<Vec<usize>> = info.shape().into_iter().map(|d| usize::try_from(d).ok()).collect();
@@ -346,7 +350,9 @@ impl<'a> Reader<'a> {
         let count = u64::from_le_bytes(self.array(&format_args!("the number of {what}"))?);
         let left = (self.data.len() as u64).saturating_sub(self.at);
         at_most(limit, count, &what)?;
-        at_most(left / bytes_min, count, &format_args!("{what} in the {left} bytes that are left"))?;
+        if count > left / bytes_min {
+            return Err(FormatError::TooManyForFile { what: what.into(), found: count, left });
+        }
         usize::try_from(count).map_err(|_| FormatError::Overflow { what: what.into() })
     }
 

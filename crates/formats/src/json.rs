@@ -15,15 +15,11 @@ use crate::{
 pub(crate) fn parse_object(bytes: &[u8], what: &str) -> Result<Map<String, Value>, FormatError> {
     let mut values_left = JSON_VALUES_MAX;
     let mut json = serde_json::Deserializer::from_slice(bytes);
-    let value = Bounded { depth_left: DEPTH_MAX, values_left: &mut values_left }.deserialize(&mut json);
+    let value = Bounded::new(DEPTH_MAX, &mut values_left).deserialize(&mut json);
     let value = value.and_then(|value| json.end().map(|()| value));
     match value.map_err(|source| FormatError::Json { what: what.into(), source })? {
         Value::Object(map) => Ok(map),
-        other => Err(FormatError::WrongValue {
-            key: what.into(),
-            expected: "a JSON object".into(),
-            found: kind(&other).into(),
-        }),
+        other => Err(FormatError::NotAnObject { found: kind(&other) }),
     }
 }
 
@@ -40,12 +36,17 @@ pub(crate) fn kind(value: &Value) -> &'static str {
 }
 
 /// Builds a [`Value`] as serde_json does, within bounds.
-struct Bounded<'a> {
+pub(crate) struct Bounded<'a> {
     depth_left: u32,
     values_left: &'a mut u64,
 }
 
-impl Bounded<'_> {
+impl<'a> Bounded<'a> {
+    /// A value of at most `depth` containers in each other and `values_left` values, which it takes away.
+    pub(crate) fn new(depth: u32, values_left: &'a mut u64) -> Self {
+        Self { depth_left: depth, values_left }
+    }
+
     fn inner<E: serde::de::Error>(&mut self) -> Result<Bounded<'_>, E> {
         let depth_left = self.depth_left.checked_sub(1);
         let depth_left = depth_left.ok_or_else(|| E::custom(format_args!("nested more than {DEPTH_MAX} deep")))?;

@@ -139,18 +139,19 @@ impl Safetensors {
         info.range.slice(&self.file, &format_args!("tensor `{}`", shown(&info.name)))
     }
 
-    /// The tensor with this name, as a view of the file. Types that are not computed with are refused by name.
+    /// The tensor with this name; see [`Safetensors::read_tensor`].
     pub fn tensor(&self, name: &str) -> Result<Tensor, FormatError> {
         let missing = || FormatError::MissingTensor { tensor: shown(name), found: self.tensors.len() };
-        let info = self.tensor_info(name).ok_or_else(missing)?;
+        self.read_tensor(self.tensor_info(name).ok_or_else(missing)?)
+    }
+
+    /// A tensor of the header, as a view of the file. Types that are not computed with are refused by name.
+    pub fn read_tensor(&self, info: &SafetensorsTensor) -> Result<Tensor, FormatError> {
+        let tensor = shown(&info.name);
         let Some(format) = info.weight_format() else {
-            return Err(FormatError::UnsupportedType {
-                tensor: shown(name),
-                type_name: info.dtype.into(),
-                covered: COVERED,
-            });
+            return Err(FormatError::UnsupportedType { tensor, type_name: info.dtype.into(), covered: COVERED });
         };
-        let overflow = || FormatError::Overflow { what: format!("tensor `{}`", shown(name)) };
+        let overflow = || FormatError::Overflow { what: format!("tensor `{tensor}`") };
         let shape: Option<Vec<usize>> = info.shape.iter().map(|&d| usize::try_from(d).ok()).collect();
         Tensor::new(format, shape.ok_or_else(overflow)?, self.tensor_bytes(info)?).map_err(|_| overflow())
     }
@@ -259,8 +260,12 @@ fn check_entry(name: String, entry: Entry) -> Result<SafetensorsTensor, FormatEr
     })?;
     let bits = shape.iter().try_fold(bits, |bits, &dim| bits.checked_mul(dim));
     let bits = bits.ok_or_else(|| FormatError::Overflow { what: format!("tensor `{tensor}`") })?;
-    let (type_name, found, expected) = (dtype.into(), range.len(), bits.div_ceil(8));
-    if found != expected || !bits.is_multiple_of(8) {
+    let type_name = dtype.into();
+    if !bits.is_multiple_of(8) {
+        return Err(FormatError::PartialByte { tensor, type_name, shape });
+    }
+    let (found, expected) = (range.len(), bits / 8);
+    if found != expected {
         return Err(FormatError::DataLength { tensor, type_name, shape, found, expected });
     }
     Ok(SafetensorsTensor { name, dtype, shape, range })
@@ -276,14 +281,14 @@ fn check_coverage(tensors: &mut [SafetensorsTensor], data_len: Option<u64>) -> R
         if range.start() < end {
             return Err(FormatError::Overlap { first: shown(previous), second: shown(&tensor.name) });
         }
-        if range.start() > end {
-            return Err(FormatError::Hole { start: end, end: range.start() });
-        }
         if let Some(file_len) = data_len
             && range.end() > file_len
         {
             let what = format!("the data of tensor `{}`", shown(&tensor.name));
             return Err(FormatError::Truncated { what, end: range.end(), file_len });
+        }
+        if range.start() > end {
+            return Err(FormatError::Hole { start: end, end: range.start() });
         }
         end = range.end();
         previous = &tensor.name;
@@ -302,7 +307,7 @@ struct Header {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with `dtype`, `shape` and `data_offsets`")]
 struct Entry {
     dtype: String,
     shape: Shape,
@@ -383,4 +388,5 @@ impl<'de> Deserialize<'de> for Shape {
 
 /// First byte and the byte after the last, counted from the start of the data.
 #[derive(Deserialize)]
+#[serde(expecting = "a list of two offsets")]
 struct Offsets(u64, u64);

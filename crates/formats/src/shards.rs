@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 
 use crate::{
     FormatError,
     error::shown,
-    json::StringMap,
-    limits::{Budget, TENSORS_MAX},
+    json::{Bounded, StringMap},
+    limits::{Budget, DEPTH_MAX, JSON_VALUES_MAX, TENSORS_MAX},
     safetensors::Safetensors,
 };
 
@@ -85,10 +85,12 @@ impl<'de> Visitor<'de> for IndexSeed<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut values_left = JSON_VALUES_MAX;
         let mut weight_map = None;
         while let Some(key) = map.next_key::<String>()? {
             if key != "weight_map" {
-                map.next_value::<IgnoredAny>()?; // `metadata`, whose `total_size` is wrong as often as right
+                // `metadata`, whose `total_size` is wrong as often as right: parsed for its form, and dropped.
+                map.next_value_seed(Bounded::new(DEPTH_MAX - 1, &mut values_left))?;
                 continue;
             }
             let seed = StringMap { what: "tensors", limit: TENSORS_MAX, budget: self.budget };

@@ -253,10 +253,7 @@ pub(super) fn read_value(
         ValueType::Bool => match u8::from_le_bytes(reader.array(what)?) {
             0 => Value::Bool(false),
             1 => Value::Bool(true),
-            other => {
-                let (expected, found) = ("a boolean (0 or 1)".into(), format!("the byte {other}"));
-                return Err(FormatError::WrongValue { key: what.to_string(), expected, found });
-            }
+            found => return Err(FormatError::NotBoolean { what: what.to_string(), found }),
         },
         ValueType::String => Value::String(reader.string(u64::MAX, budget, what)?),
         ValueType::Array => Value::Array(read_array(reader, depth_left, what)?),
