@@ -26,7 +26,7 @@ pub(super) fn top_k(candidates: &mut Vec<Candidate>, k: usize, ranked: &mut Vec<
         return;
     }
     ranked.clear();
-    ranked.extend(candidates.iter().map(|candidate| by_likelihood(candidate)));
+    ranked.extend(candidates.iter().map(by_likelihood));
     let (_, &mut last, _) = ranked.select_nth_unstable_by(k - 1, Ranked::order);
     candidates.retain(|candidate| by_likelihood(candidate).order(&last).is_le());
 }

@@ -1,15 +1,13 @@
 //! Random worlds and small programs on the null device: whatever happens to other requests, each one gets the text that
 //! it would get alone, and no block is lost.
 
-mod watched;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use engine::null::Fault;
 use engine::{CacheDomain, Dry, EngineConfig, EngineError, Request, SamplingParams, Xtc};
 use plan::{KvFormat, KvLayout};
 
-use watched::{Coverage, Watched};
+use crate::watched::{Coverage, Watched};
 
 const VOCAB_SIZE: usize = 12;
 

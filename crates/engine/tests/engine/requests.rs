@@ -1,0 +1,295 @@
+//! The engine from outside: what a caller relies on, one thing a test.
+
+use engine::null::NullExecutable;
+use engine::{
+    CacheDomain, Engine, EngineConfig, EngineError, Failure, FinishReason, Output, Request, RequestId, Sampler,
+    SamplingParams,
+};
+use plan::{KvFormat, KvLayout, StepInput, StepShape};
+
+use crate::watched::{Watched, alone};
+
+const VOCAB_SIZE: usize = 50;
+const EOS: u32 = 0;
+
+fn config() -> EngineConfig {
+    let kv = KvLayout { format: KvFormat::F32, block_len: 4, num_blocks: 64 };
+    EngineConfig {
+        max_batch_tokens: 16,
+        max_sequences: 4,
+        max_waiting: 8,
+        ..EngineConfig::new(kv, 128, VOCAB_SIZE, vec![EOS])
+    }
+}
+
+fn engine(config: EngineConfig) -> Engine {
+    Engine::new(Box::new(NullExecutable::new(config.kv, config.vocab_size)), config).unwrap()
+}
+
+fn request(prompt: &[u32], max_tokens: usize) -> Request {
+    Request {
+        max_tokens: Some(max_tokens),
+        ignore_eos: true,
+        ..Request::new(prompt.to_vec(), SamplingParams { seed: 7, ..SamplingParams::default() })
+    }
+}
+
+/// All outputs until nothing is left to do.
+fn run(engine: &mut Engine) -> Vec<Output> {
+    let mut outputs = Vec::new();
+    while engine.has_work() {
+        outputs.extend(engine.step());
+    }
+    outputs
+}
+
+fn text(outputs: &[Output], request: RequestId, completion: usize) -> Vec<u32> {
+    let own = outputs.iter().filter(|output| output.request == request && output.completion == completion);
+    own.filter_map(|output| output.token.as_ref().map(|token| token.id)).collect()
+}
+
+fn last(outputs: &[Output], request: RequestId) -> &Output {
+    outputs.iter().rfind(|output| output.request == request).unwrap()
+}
+
+/// What the request's first completion gets alone, without an engine.
+fn expected_text(config: &EngineConfig, request: &Request, len: usize) -> Vec<u32> {
+    let mut tokens = request.prompt.clone();
+    for _ in 0..len {
+        let next = alone(&mut Sampler::default(), config, request, &tokens, 0);
+        tokens.push(next.id);
+    }
+    tokens.split_off(request.prompt.len())
+}
+
+#[test]
+fn a_text_ends_at_max_tokens_and_counts_are_given_with_it() {
+    let mut engine = engine(config());
+    let id = engine.submit(request(&[1, 2, 3], 5)).unwrap();
+    let outputs = run(&mut engine);
+    assert_eq!(text(&outputs, id, 0), expected_text(&config(), &request(&[1, 2, 3], 5), 5));
+    let end = last(&outputs, id);
+    assert_eq!(end.finish, Some(FinishReason::Length));
+    assert_eq!((end.usage.prompt_tokens, end.usage.generated_tokens, end.usage.cached_tokens), (3, 5, 0));
+}
+
+#[test]
+fn the_end_token_ends_a_text_unless_ignored_and_a_stop_token_does_always() {
+    let free = request(&[9], 40);
+    let tokens = expected_text(&config(), &free, 40);
+    let stop = tokens[10];
+    let ends_at = |id: u32| tokens.iter().position(|&token| token == id).unwrap() + 1;
+
+    let with_eos = EngineConfig { eos_token_ids: vec![stop], ..config() };
+    for (config, ignore_eos, stop_token_ids, expected) in [
+        (with_eos.clone(), false, vec![], ends_at(stop)),
+        (with_eos, true, vec![], 40),
+        (config(), true, vec![stop], ends_at(stop)),
+    ] {
+        let mut engine = engine(config);
+        let id = engine.submit(Request { ignore_eos, stop_token_ids, ..free.clone() }).unwrap();
+        let outputs = run(&mut engine);
+        assert_eq!(text(&outputs, id, 0), tokens[..expected]);
+        let finish = if expected < 40 { FinishReason::Stop { token_id: stop } } else { FinishReason::Length };
+        assert_eq!(last(&outputs, id).finish, Some(finish));
+    }
+}
+
+#[test]
+fn without_max_tokens_a_text_fills_the_context() {
+    let mut engine = engine(config());
+    let id = engine.submit(Request { max_tokens: None, ..request(&[1; 100], 1) }).unwrap();
+    let outputs = run(&mut engine);
+    assert_eq!(text(&outputs, id, 0).len(), 28);
+    assert_eq!(last(&outputs, id).finish, Some(FinishReason::Context));
+}
+
+#[test]
+fn a_long_prompt_is_computed_in_chunks_while_others_go_on() {
+    let mut engine = engine(config());
+    let short = engine.submit(request(&[1], 20)).unwrap();
+    engine.step();
+    let long = engine.submit(request(&[2; 45], 1)).unwrap();
+    // 15 tokens are left beside the decode: three steps, the third with the first token.
+    for step in 0..3 {
+        let outputs = engine.step();
+        assert!(outputs.iter().any(|output| output.request == short), "step {step}");
+        assert_eq!(outputs.iter().any(|output| output.request == long), step == 2, "step {step}");
+    }
+}
+
+#[test]
+fn chunks_batch_and_cache_do_not_change_a_text() {
+    let prompt: Vec<u32> = (0..37).map(|i| i * 7 % 50).collect();
+    let expected = expected_text(&config(), &request(&prompt, 12), 12);
+    for max_batch_tokens in [4, 5, 7, 64, 512] {
+        let mut engine = engine(EngineConfig { max_batch_tokens, ..config() });
+        let first = engine.submit(request(&prompt, 12)).unwrap();
+        let outputs = run(&mut engine);
+        assert_eq!(text(&outputs, first, 0), expected);
+        for i in 0..3 {
+            engine.submit(request(&[i, i, i], 30)).unwrap();
+        }
+        let again = engine.submit(request(&prompt, 12)).unwrap();
+        let outputs = run(&mut engine);
+        assert_eq!(text(&outputs, again, 0), expected);
+        assert_eq!(last(&outputs, again).usage.cached_tokens, 36);
+    }
+}
+
+#[test]
+fn a_prefix_is_not_shared_across_domains() {
+    let mut engine = engine(config());
+    let cached = |engine: &mut Engine, domain| {
+        let id = engine.submit(Request { cache_domain: CacheDomain(domain), ..request(&[5; 20], 1) }).unwrap();
+        last(&run(engine), id).usage.cached_tokens
+    };
+    assert_eq!(cached(&mut engine, 1), 0);
+    assert_eq!(cached(&mut engine, 2), 0);
+    assert_eq!(cached(&mut engine, 1), 16);
+}
+
+#[test]
+fn completions_share_the_prompts_blocks_and_differ() {
+    let mut engine = engine(config());
+    let id = engine.submit(Request { num_completions: 4, ..request(&[1; 41], 10) }).unwrap();
+    for _ in 0..4 {
+        engine.step();
+    }
+    // 11 blocks for the prompt; three of the four wrote into a copy of the last one.
+    let stats = engine.stats();
+    assert_eq!((stats.num_running, stats.num_blocks - stats.num_free_blocks), (4, 14));
+    let rest = run(&mut engine);
+    let texts: std::collections::BTreeSet<_> = (0..4).map(|completion| text(&rest, id, completion)).collect();
+    assert_eq!(texts.len(), 4);
+}
+
+#[test]
+fn a_cancelled_request_frees_its_blocks_at_once() {
+    let mut engine = engine(config());
+    let running = engine.submit(Request { num_completions: 2, ..request(&[1; 30], 50) }).unwrap();
+    let other = engine.submit(request(&[2; 3], 5)).unwrap();
+    for _ in 0..5 {
+        engine.step();
+    }
+    let ended = engine.cancel_completion(running, 1).unwrap();
+    assert_eq!((ended.completion, ended.finish), (1, Some(FinishReason::Cancelled)));
+    let ended = engine.cancel(running);
+    assert_eq!(ended.len(), 1);
+    assert!(engine.cancel(running).is_empty());
+    engine.check_invariants().unwrap();
+    let outputs = run(&mut engine);
+    assert!(outputs.iter().all(|output| output.request == other));
+    let stats = engine.stats();
+    assert_eq!(stats.num_free_blocks, stats.num_blocks);
+}
+
+#[test]
+fn a_full_queue_refuses_and_recovers() {
+    let mut engine = engine(EngineConfig { max_waiting_tokens: 30, ..config() });
+    for _ in 0..8 {
+        engine.submit(request(&[1], 1)).unwrap();
+    }
+    assert_eq!(
+        engine.submit(request(&[1], 1)).unwrap_err().to_string(),
+        "the queue is full: 9 sequences wait and at most 8 may; try again when some have finished"
+    );
+    run(&mut engine);
+    engine.submit(request(&[1; 20], 1)).unwrap();
+    assert_eq!(
+        engine.submit(request(&[1; 11], 1)).unwrap_err(),
+        EngineError::QueueFull { waiting: 31, limit: 30, unit: "tokens" }
+    );
+    engine.submit(request(&[1; 10], 1)).unwrap();
+    run(&mut engine);
+}
+
+#[test]
+fn higher_priority_starts_first() {
+    let mut engine = engine(EngineConfig { max_sequences: 1, ..config() });
+    let ids = [-5, 0, 5].map(|priority| engine.submit(Request { priority, ..request(&[1], 1) }).unwrap());
+    let order: Vec<RequestId> = run(&mut engine).iter().map(|output| output.request).collect();
+    assert_eq!(order, [ids[2], ids[1], ids[0]]);
+}
+
+/// Urgent requests keep coming faster than they can be served, and yet one that is not urgent is.
+#[test]
+fn a_request_of_low_priority_does_not_starve() {
+    let aging_steps = 10;
+    let mut watched = Watched::new(EngineConfig { max_sequences: 2, aging_steps, ..config() });
+    let patient = watched.submit(Request { priority: -1, ..request(&[1, 2], 3) }).unwrap();
+    for step in 0..400 {
+        // The queue is full of urgent ones at all times.
+        while watched.submit(Request { priority: 3, ..request(&[3, 4, 5], 4) }).is_ok() {}
+        let outputs = watched.step(None).unwrap();
+        if outputs.iter().any(|output| output.request == patient && output.finish.is_some()) {
+            // Only those that came within 4 levels · 10 steps go first, 4 steps each and two at a time; with those that
+            // waited by then.
+            assert!(step > 40 && step < 40 + 8 * 4 + 10, "after {step} steps");
+            return;
+        }
+    }
+    panic!("still waiting");
+}
+
+#[test]
+fn who_stands_last_is_preempted_and_still_gets_its_text() {
+    // Two texts of 40 tokens, and blocks for 60.
+    let kv = KvLayout { format: KvFormat::F32, block_len: 4, num_blocks: 15 };
+    let config = EngineConfig { kv, context_len: 60, ..config() };
+    let mut watched = Watched::new(config);
+    let first = watched.submit(request(&[1; 5], 35)).unwrap();
+    let second = watched.submit(request(&[2; 5], 35)).unwrap();
+    let mut ends = Vec::new();
+    while watched.live().len() > 0 {
+        let outputs = watched.step(None).unwrap();
+        ends.extend(outputs.into_iter().filter(|output| output.finish.is_some()).map(|output| output.request));
+    }
+    assert_eq!(ends, [first, second]);
+    assert!(watched.engine.stats().num_preemptions >= 1);
+}
+
+/// A device that returns the wrong number of logits.
+struct Short;
+
+impl backend::Executable for Short {
+    fn compile(&mut self, _: StepShape) -> Result<(), backend::BackendError> {
+        let (device, reason) = ("short".to_owned(), "no compiler".to_owned());
+        Err(backend::BackendError::Device { device, reason })
+    }
+
+    fn replay(&mut self, _: &StepInput) -> Result<&[f32], backend::BackendError> {
+        Ok(&[0.0; 3])
+    }
+}
+
+#[test]
+fn a_device_that_answers_wrongly_ends_the_requests_and_not_the_engine() {
+    let mut engine = Engine::new(Box::new(Short), config()).unwrap();
+    for _ in 0..2 {
+        let id = engine.submit(request(&[1], 5)).unwrap();
+        let outputs = engine.step();
+        let reason = "the device returned 3 logits instead of 50".to_owned();
+        assert_eq!(last(&outputs, id).finish, Some(FinishReason::Error(Failure::Backend(reason))));
+        assert!(!engine.has_work());
+    }
+    assert_eq!(engine.warm_up(8).unwrap_err().to_string(), "device `short` failed: no compiler");
+}
+
+#[test]
+fn a_configuration_that_cannot_work_is_refused() {
+    let refusal = |config: EngineConfig| {
+        let executable = Box::new(NullExecutable::new(config.kv, config.vocab_size));
+        Engine::new(executable, config).err().unwrap().to_string()
+    };
+    assert_eq!(
+        refusal(EngineConfig { max_batch_tokens: 3, ..config() }),
+        "engine configuration: max_batch_tokens is 3, but must be at least 4, the max_sequences"
+    );
+    assert_eq!(
+        refusal(EngineConfig { context_len: 257, ..config() }),
+        "engine configuration: context_len is 257, but must be at most 256, the tokens that the KV cache holds"
+    );
+    assert!(refusal(EngineConfig { context_len: 1, ..config() }).contains("context_len is 1"));
+    assert!(refusal(EngineConfig { max_sequences: 0, ..config() }).contains("max_sequences is 0"));
+}
