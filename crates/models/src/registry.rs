@@ -113,6 +113,18 @@ mod tests {
         assert_eq!(build_plan(&config, &AnyShape).unwrap().model_type, "llama");
     }
 
+    /// As deep as a configuration may be: work grows with the layers, not with their square.
+    #[test]
+    fn the_deepest_plan_is_built_and_fused_at_once() {
+        let mut config = tiny();
+        config["num_hidden_layers"] = json!(1024);
+        let start = std::time::Instant::now();
+        let plan = plan::fuse(build_plan(&config, &AnyShape).unwrap());
+        assert_eq!(plan.kv_layers.len(), 1024);
+        let elapsed = start.elapsed();
+        assert!(elapsed.as_secs() < 5, "{elapsed:?}");
+    }
+
     #[test]
     fn tensors_that_nobody_reads_are_named() {
         let mut config = tiny();

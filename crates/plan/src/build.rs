@@ -65,8 +65,15 @@ pub enum BuildError {
 /// The weights of a checkpoint under a name prefix, `model.layers.3.`.
 pub struct Weights<'a> {
     source: &'a dyn WeightSource,
-    taken: &'a RefCell<Vec<WeightInfo>>,
+    taken: &'a RefCell<Taken>,
     prefix: String,
+}
+
+/// The weights that were asked for, in the order in which they first were.
+#[derive(Default)]
+struct Taken {
+    weights: Vec<WeightInfo>,
+    indices: HashMap<String, usize>,
 }
 
 impl<'a> Weights<'a> {
@@ -87,11 +94,12 @@ impl<'a> Weights<'a> {
         }
         let mut taken = self.taken.borrow_mut();
         // Tied weights are asked for twice and are one weight.
-        let index = taken.iter().position(|weight| weight.name == name).unwrap_or_else(|| {
-            taken.push(WeightInfo { name, shape: expected });
-            taken.len() - 1
+        let Taken { weights, indices } = &mut *taken;
+        let index = *indices.entry(name.clone()).or_insert_with(|| {
+            weights.push(WeightInfo { name, shape: expected });
+            weights.len() - 1
         });
-        Ok(WeightId(index as u32))
+        Ok(WeightId(u32::try_from(index).expect("a plan has fewer than 2^32 weights")))
     }
 
     /// The projection `name`: `name.weight` of (out_features, in_features), and `name.bias` where `bias` says so.
@@ -131,14 +139,14 @@ impl Graph {
         forward: impl FnOnce(&mut Graph, &Weights<'_>) -> Result<Value, E>,
     ) -> Result<Plan, E> {
         let mut graph = Graph { values: vec![], ropes: vec![], kv_layers: vec![], ops: vec![] };
-        let taken = RefCell::new(Vec::new());
+        let taken = RefCell::default();
         let logits = forward(&mut graph, &Weights { source, taken: &taken, prefix: String::new() })?;
         let Graph { values, ropes, kv_layers, ops } = graph;
         Ok(Plan {
             model_type: model_type.to_owned(),
             vocab_size: values[logits.index()].width,
             values,
-            weights: taken.into_inner(),
+            weights: taken.into_inner().weights,
             ropes,
             kv_layers,
             ops,

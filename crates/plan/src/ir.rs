@@ -176,7 +176,7 @@ pub struct Attention {
 /// the ops it replaces.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// out[t] = table[token_ids[t]]; table (vocab_size, hidden_size).
+    /// `out[t] = table[token_ids[t]]`; table (vocab_size, hidden_size).
     Embed {
         /// (vocab_size, hidden_size).
         table: WeightId,
@@ -248,7 +248,7 @@ pub enum Op {
         /// (rows, width).
         out: Value,
     },
-    /// out[i] = x[output_rows[i]]: only these rows go on to the logits.
+    /// `out[i] = x[output_rows[i]]`: only these rows go on to the logits.
     SelectOutputs {
         /// (tokens, width).
         x: Value,
@@ -310,7 +310,7 @@ pub enum Op {
         /// As `q`.
         q_out: Value,
     },
-    /// out = norm(x[output_rows]) · headᵀ + b.
+    /// `out = norm(x[output_rows]) · headᵀ + b`.
     Logits {
         /// (tokens, hidden_size).
         x: Value,

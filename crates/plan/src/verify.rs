@@ -1,5 +1,7 @@
 //! The verifier: what every pass and every backend may rely on. Run on each plan that is built and between passes.
 
+use std::collections::HashSet;
+
 use crate::{Linear, Norm, Op, Plan, RopeScaling, Rows, Value, ValueInfo, WeightId};
 
 /// What is wrong with a plan: always a bug of a model file or a pass.
@@ -61,11 +63,12 @@ fn check_tables(plan: &Plan) -> Checked {
     if let Some(index) = plan.values.iter().position(|value| value.width == 0) {
         return Err(format!("value v{index} has no width"));
     }
-    for (index, weight) in plan.weights.iter().enumerate() {
+    let mut names = HashSet::new();
+    for weight in &plan.weights {
         if weight.shape.is_empty() || weight.shape.contains(&0) {
             return Err(format!("weight `{}` has the empty shape {:?}", weight.name, weight.shape));
         }
-        if plan.weights[..index].iter().any(|other| other.name == weight.name) {
+        if !names.insert(&weight.name) {
             return Err(format!("weight `{}` is listed twice", weight.name));
         }
     }

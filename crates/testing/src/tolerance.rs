@@ -313,3 +313,68 @@ fn add(a: &Bounded, b: &Bounded) -> Bounded {
     let error = error.collect();
     Bounded::zip(value, error)
 }
+
+#[cfg(test)]
+mod tests {
+    use plan::{AnyShape, BuildError, Graph};
+
+    use super::*;
+    use crate::Rng;
+
+    const KV: KvLayout = KvLayout { format: KvFormat::F32, block_len: 4, num_blocks: 4 };
+
+    /// Any order of summation in f32 stays within the bound; one missing product, or one activation in bf16, does not.
+    #[test]
+    fn the_bound_of_a_projection_holds_for_every_order_and_catches_a_dropped_term() {
+        let (n, k) = (5, 300);
+        let plan = Graph::build("op", 16, &AnyShape, |g, w| {
+            let x = g.embed(w.get("x", [n, k])?, k);
+            let y = g.linear(x, w.linear("proj", n, k, false)?, n);
+            Ok::<_, BuildError>(g.select_outputs(y))
+        });
+        let mut rng = Rng::new(3);
+        let weights =
+            [rng.tensor(WeightFormat::F32, &[n, k], 0.0, 1.0), rng.tensor(WeightFormat::F32, &[n, k], 0.0, 1.0)];
+        let mut input = StepInput::default();
+        input.push_sequence(&[3], 0, &[0]);
+        input.output_rows = vec![0];
+        let mut analysis = ErrorAnalysis::new(Arc::new(plan.unwrap()), &weights, KV, |_| ActivationRounding::F32);
+        let (expected, bound) = analysis.run(&input);
+
+        let (x, w) = (weights[0].to_f32()[3 * k..4 * k].to_vec(), weights[1].to_f32());
+        let mut order: Vec<usize> = (0..k).collect();
+        for _ in 0..50 {
+            rng.shuffle(&mut order);
+            for (out, w) in w.chunks_exact(k).enumerate() {
+                let sum = |order: &[usize]| f64::from(order.iter().map(|&i| x[i] * w[i]).sum::<f32>());
+                let off = |sum: f64| (sum - expected[out]).abs();
+                assert!(off(sum(&order)) <= bound[out]);
+                // The bound itself is small beside one typical product.
+                assert!(bound[out] < 0.02, "{}", bound[out]);
+                let largest =
+                    *order.iter().max_by(|&&a, &&b| (x[a] * w[a]).abs().total_cmp(&(x[b] * w[b]).abs())).unwrap();
+                let without: Vec<usize> = order.iter().copied().filter(|&i| i != largest).collect();
+                assert!(off(sum(&without)) > bound[out]);
+            }
+        }
+    }
+
+    #[test]
+    fn activation_rounding_is_bounded_by_what_it_says() {
+        let mut rng = Rng::new(4);
+        let x: Vec<f64> = (0..96).map(|_| f64::from(rng.normal())).collect();
+        let exact = vec![0.0; x.len()];
+        let bound = ActivationRounding::Q8Blocks.error(&x, &exact);
+        for (block, bound) in x.chunks(32).zip(bound.chunks(32)) {
+            let scale = block.iter().fold(0f64, |max, x| max.max(x.abs())) / 127.0;
+            assert!(block.iter().zip(bound).all(|(x, bound)| ((x / scale).round() * scale - x).abs() <= *bound));
+        }
+        let bound = ActivationRounding::BF16.error(&x, &exact);
+        for (x, bound) in x.iter().zip(bound) {
+            let truncated = f32::from_bits((*x as f32).to_bits() & 0xFFFF_0000);
+            // Truncation is off by up to twice what rounding to nearest is.
+            assert!((f64::from(truncated) - x).abs() <= 2.0 * bound);
+        }
+        assert_eq!(ActivationRounding::F32.error(&x, &exact), exact);
+    }
+}

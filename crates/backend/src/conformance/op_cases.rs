@@ -1,0 +1,244 @@
+//! Every op in the smallest plan that shows its result, at widths around lanes, tiles and blocks.
+
+use plan::{Activation, AnyShape, BuildError, Graph, Heads, Plan, Rope, RopeScaling, Value, Weights, verify};
+use tensor::{Tensor, WeightFormat};
+use testing::Rng;
+
+use super::CACHE_TOKENS;
+
+/// An op in the smallest plan that shows its result as logits.
+pub(super) struct OpCase {
+    pub(super) name: String,
+    pub(super) seed: u64,
+    pub(super) reads_cache: bool,
+    forward: Forward,
+}
+
+type Forward = Box<dyn Fn(&mut Graph, &Weights<'_>) -> Result<Value, BuildError>>;
+
+impl OpCase {
+    /// In textbook ops.
+    pub(super) fn plan(&self) -> Plan {
+        let plan =
+            Graph::build("op", CACHE_TOKENS, &AnyShape, |g, w| (self.forward)(g, w)).expect("every weight is there");
+        verify(&plan).unwrap_or_else(|error| panic!("{}: {error}", self.name));
+        plan
+    }
+
+    /// Inputs are tables in F32, so that they set no block size and no rounding; the rest is in `format`, but vectors
+    /// beside quantised matrices in F32, as checkpoints have them.
+    pub(super) fn weights(&self, plan: &Plan, rng: &mut Rng, format: WeightFormat) -> Vec<Tensor> {
+        let mut weights = testing::tiny::random_weights(plan, rng, WeightFormat::F32);
+        for (tensor, info) in weights.iter_mut().zip(&plan.weights) {
+            let vector_beside_blocks = info.shape.len() == 1 && format.block_len() > 1;
+            if !info.name.starts_with("input") && !vector_beside_blocks {
+                *tensor = Tensor::from_f32(format, info.shape.clone(), &tensor.to_f32()).expect("rows of whole blocks");
+            }
+        }
+        weights
+    }
+}
+
+/// A random value of (tokens, width) in a plan whose logits are `vocab_size` wide.
+fn input(g: &mut Graph, w: &Weights<'_>, name: &str, vocab_size: usize, width: usize) -> Result<Value, BuildError> {
+    Ok(g.embed(w.get(&format!("input_{name}.embed_tokens.weight"), [vocab_size, width])?, width))
+}
+
+const EPS: f32 = 1e-5;
+
+/// The cases of every op, textbook and fused, with rows of whole blocks of `format`.
+pub(super) fn op_cases(format: WeightFormat) -> Vec<OpCase> {
+    let mut cases = Vec::new();
+    let mut push = |name: String, reads_cache, forward: Forward| {
+        let seed = cases.len() as u64;
+        cases.push(OpCase { name, seed, reads_cache, forward });
+    };
+    // Widths around lanes, unrolled loops and blocks; the widths of results have no blocks to keep to.
+    let in_widths: &[usize] =
+        if format.block_len() == 1 { &[1, 7, 31, 32, 33, 64, 100, 257] } else { &[32, 64, 96, 288] };
+    let out_widths: &[usize] = &[1, 3, 16, 33, 130];
+
+    for &k in in_widths {
+        push(
+            format!("embed of {k}"),
+            false,
+            Box::new(move |g, w| {
+                let x = g.embed(w.get("embed_tokens.weight", [k, k])?, k);
+                Ok(g.select_outputs(x))
+            }),
+        );
+        for (index, &n) in out_widths.iter().enumerate() {
+            let bias = index % 2 == 0;
+            push(
+                format!("linear {k} to {n}, bias {bias}"),
+                false,
+                Box::new(move |g, w| {
+                    let x = input(g, w, "x", n, k)?;
+                    let y = g.linear(x, w.linear("proj", n, k, bias)?, n);
+                    Ok(g.select_outputs(y))
+                }),
+            );
+            push(
+                format!("linear {k} to {n} plus residual, bias {bias}"),
+                false,
+                Box::new(move |g, w| {
+                    let (x, residual) = (input(g, w, "x", n, k)?, input(g, w, "residual", n, n)?);
+                    let y = g.linear(x, w.linear("proj", n, k, bias)?, n);
+                    let sum = g.add(residual, y);
+                    Ok(g.select_outputs(sum))
+                }),
+            );
+            push(
+                format!("norm of {k}, then {} projections to {n}, bias {bias}", 1 + index % 3),
+                false,
+                Box::new(move |g, w| {
+                    let x = input(g, w, "x", n, k)?;
+                    let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
+                    let mut sum = g.linear(h, w.linear("proj_0", n, k, bias)?, n);
+                    for projection in 1..=index % 3 {
+                        let y = g.linear(h, w.linear(&format!("proj_{projection}"), n, k, !bias)?, n);
+                        sum = g.add(sum, y);
+                    }
+                    Ok(g.select_outputs(sum))
+                }),
+            );
+            push(
+                format!("norm of {k}, then gated unit of {n}, bias {bias}"),
+                false,
+                Box::new(move |g, w| {
+                    let x = input(g, w, "x", n, k)?;
+                    let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
+                    let gate = g.linear(h, w.linear("gate_proj", n, k, bias)?, n);
+                    let up = g.linear(h, w.linear("up_proj", n, k, bias)?, n);
+                    let y = g.glu(gate, up, Activation::Silu);
+                    Ok(g.select_outputs(y))
+                }),
+            );
+            push(
+                format!("norm of {k}, then head of {n}, bias {bias}"),
+                false,
+                Box::new(move |g, w| {
+                    let x = input(g, w, "x", n, k)?;
+                    let x = g.rms_norm(x, w.norm("norm", k, EPS)?);
+                    let x = g.select_outputs(x);
+                    Ok(g.linear(x, w.linear("lm_head", n, k, bias)?, n))
+                }),
+            );
+        }
+    }
+    // Wider than the tiles of any kernel, and one more.
+    let (k, n) = if format.block_len() == 1 { (1025, 71) } else { (1056, 71) };
+    push(
+        format!("linear {k} to {n}"),
+        false,
+        Box::new(move |g, w| {
+            let x = input(g, w, "x", n, k)?;
+            let y = g.linear(x, w.linear("proj", n, k, true)?, n);
+            Ok(g.select_outputs(y))
+        }),
+    );
+    for &n in out_widths {
+        push(
+            format!("add of {n}"),
+            false,
+            Box::new(move |g, w| {
+                let (a, b) = (input(g, w, "a", n, n)?, input(g, w, "b", n, n)?);
+                let y = g.add(a, b);
+                Ok(g.select_outputs(y))
+            }),
+        );
+        push(
+            format!("gated unit of {n}"),
+            false,
+            Box::new(move |g, w| {
+                let (gate, up) = (input(g, w, "gate", n, n)?, input(g, w, "up", n, n)?);
+                let y = g.glu(gate, up, Activation::Silu);
+                Ok(g.select_outputs(y))
+            }),
+        );
+        for heads in [1, 3] {
+            push(
+                format!("norm of {heads} slices of {n}"),
+                false,
+                Box::new(move |g, w| {
+                    let x = input(g, w, "x", heads * n, heads * n)?;
+                    let y = g.rms_norm(x, w.norm("norm", n, EPS)?);
+                    Ok(g.select_outputs(y))
+                }),
+            );
+        }
+    }
+    for (index, (heads, kv_heads, head_dim)) in HEADS.into_iter().enumerate() {
+        let rope = rope_of(head_dim, index);
+        let turned = rope.clone();
+        push(
+            format!("rope of {heads} heads of {head_dim}, {:?}", rope.scaling),
+            false,
+            Box::new(move |g, w| {
+                let x = input(g, w, "x", heads * head_dim, heads * head_dim)?;
+                let y = g.rope(x, &turned);
+                Ok(g.select_outputs(y))
+            }),
+        );
+        for window in [None, Some(1), Some(6)] {
+            let shape = Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window };
+            push(
+                format!("attention of {shape:?}"),
+                true,
+                Box::new(move |g, w| attention_case(g, w, shape, None, false)),
+            );
+        }
+        for norms in [false, true] {
+            let rope = rope.clone();
+            let shape = Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window: None };
+            push(
+                format!("rope, cache write and attention of {shape:?}, norms {norms}, {:?}", rope.scaling),
+                true,
+                Box::new(move |g, w| attention_case(g, w, shape, Some(&rope), norms)),
+            );
+        }
+    }
+    cases
+}
+
+/// Heads, key/value heads and head_dim: one, many and odd ratios; head sizes of small and of real models.
+const HEADS: [(usize, usize, usize); 6] = [(1, 1, 2), (2, 2, 6), (3, 1, 10), (6, 2, 16), (4, 2, 64), (7, 1, 32)];
+
+/// Rotary embeddings of every kind, in turn.
+fn rope_of(head_dim: usize, index: usize) -> Rope {
+    let scaling = match index % 4 {
+        0 => RopeScaling::None,
+        1 => RopeScaling::Linear { factor: 4.0 },
+        2 => RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 64.0,
+        },
+        _ => RopeScaling::Factors((0..head_dim / 2).map(|pair| 1.0 + 0.5 * pair as f32).collect()),
+    };
+    Rope { head_dim, theta: 1000.0, scaling }
+}
+
+fn attention_case(
+    g: &mut Graph,
+    w: &Weights<'_>,
+    shape: Heads,
+    rope: Option<&Rope>,
+    norms: bool,
+) -> Result<Value, BuildError> {
+    let Heads { heads, kv_heads, head_dim, .. } = shape;
+    let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
+    let mut q = input(g, w, "q", q_width, q_width)?;
+    let mut k = input(g, w, "k", q_width, kv_width)?;
+    let v = input(g, w, "v", q_width, kv_width)?;
+    if norms {
+        q = g.rms_norm(q, w.norm("q_norm", head_dim, EPS)?);
+        k = g.rms_norm(k, w.norm("k_norm", head_dim, EPS)?);
+    }
+    if let Some(rope) = rope {
+        (q, k) = (g.rope(q, rope), g.rope(k, rope));
+    }
+    let o = g.attention(q, k, v, shape);
+    Ok(g.select_outputs(o))
+}
