@@ -12,6 +12,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chat_template;
+#[cfg(test)]
+#[path = "../tests/vocab/cpu_time.rs"]
+mod cpu_time;
 mod error;
 mod gguf_vocab;
 mod load;
