@@ -334,12 +334,13 @@ fn the_order_of_the_chain_is_the_requests() {
 
 #[test]
 fn wrong_parameters_are_named() {
-    let refusal = |change: &dyn Fn(&mut SamplingParams)| {
+    type Change<'a> = &'a dyn Fn(&mut SamplingParams);
+    let refusal = |change: Change<'_>| {
         let mut params = SamplingParams::default();
         change(&mut params);
         params.check(10).map_err(|error| error.to_string())
     };
-    let cases: [(&dyn Fn(&mut SamplingParams), &str); 16] = [
+    let cases: [(Change<'_>, &str); 16] = [
         (&|p| p.temperature = f32::NAN, "temperature is NaN, but must be from 0 to 100"),
         (&|p| p.top_p = 0.0, "top_p is 0, but must be above 0 and at most 1"),
         (&|p| p.min_p = 1.5, "min_p is 1.5, but must be from 0 to 1"),
