@@ -148,8 +148,9 @@ impl Checkpoint {
             let names = list(listing_path).map_err(|source| FormatError::Path { path: shown_path, source })?;
             return folder(names).open_safetensors(&name);
         }
+        let bytes = open_file(path).map_err(FormatError::Open)?;
+        check_placeholder(&bytes).map_err(|error| error.in_file(&name))?;
         // Whatever it is called: a file in a content-addressed cache has no extension.
-        let bytes = folder(Vec::new()).read(&name)?;
         if name.ends_with(".gguf") || bytes.starts_with(b"GGUF") {
             return Self::from_gguf(&name, bytes, completeness);
         }
@@ -328,7 +329,7 @@ impl Folder<'_> {
                     if !self.has(shard) {
                         return Err(missing_file(shard, &format!(" ({listed} tensors are listed there): fetch it")));
                     }
-                    files.push(self.weights(shard, Some(index))?);
+                    files.push(self.weights(shard, Some((index, listed)))?);
                 }
             }
         }
@@ -360,11 +361,12 @@ impl Folder<'_> {
         Ok(checkpoint)
     }
 
-    fn weights(&self, name: &str, index: Option<&ShardIndex>) -> Result<WeightFile, FormatError> {
+    /// A file of weights; for a shard, with its index and how many tensors that lists in it.
+    fn weights(&self, name: &str, index: Option<(&ShardIndex, usize)>) -> Result<WeightFile, FormatError> {
         let bytes = self.read(name)?;
         let read = || {
             let file = Safetensors::read_as(bytes, self.completeness)?;
-            index.map_or(Ok(()), |index| index.check(name, &file))?;
+            index.map_or(Ok(()), |(index, listed)| index.check(name, listed, &file))?;
             Ok(WeightFile { name: name.into(), container: Container::Safetensors(file) })
         };
         read().map_err(|error: FormatError| error.in_file(name))

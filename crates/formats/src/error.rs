@@ -211,9 +211,9 @@ pub enum FormatError {
         second: String,
     },
     /// Bytes that belong to no tensor, in a format that allows none.
-    #[error("bytes {start} to {end} of the data belong to no tensor: the file is damaged")]
+    #[error("bytes {start} to {end} belong to no tensor: the file is damaged")]
     Hole {
-        /// First byte, counted from the start of the data section.
+        /// The first of them.
         start: u64,
         /// The byte after the last.
         end: u64,

@@ -3,7 +3,7 @@
 //! Sources   llama.cpp's `gguf-py/gguf/constants.py` and `tensor_mapping.py` for GGUF's names; `config.json` of the
 //!           published checkpoints for the others.
 //! Rows      llama.cpp's converter stores the rows of `q_proj` and `k_proj` of the `llama` architecture in another
-//!           order (pairs that RoPE rotates lie beside each other); [`checkpoint_row_order`] says which, and the
+//!           order (pairs that RoPE rotates lie beside each other); `checkpoint_row_order` says which, and the
 //!           checkpoint reader undoes it. Other architectures keep the checkpoint's order.
 
 use serde_json::{Map, Value as Json, json};

@@ -97,23 +97,15 @@ impl Safetensors {
         let parsed = parsed.and_then(|header| json.end().map(|()| header));
         let Header { metadata, entries } =
             parsed.map_err(|source| FormatError::Json { what: "the header".into(), source })?;
-        let data_len = match completeness {
-            Completeness::Whole => Some((file.len() as u64).saturating_sub(header_range.end())),
-            Completeness::HeaderOnly => None,
-        };
         let mut tensors = Vec::with_capacity(entries.len());
         for (name, entry) in entries {
             tensors.push(check_entry(name, entry)?);
         }
-        check_coverage(&mut tensors, data_len)?;
+        let file_len = (completeness == Completeness::Whole).then_some(file.len() as u64);
+        check_coverage(&mut tensors, header_range.end(), file_len)?;
         tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         if let Some([first, _]) = tensors.array_windows().find(|[a, b]| a.name == b.name) {
             return Err(FormatError::DuplicateTensor { tensor: shown(&first.name) });
-        }
-        for tensor in &mut tensors {
-            let range = tensor.range.offset_by(header_range.end());
-            tensor.range =
-                range.ok_or_else(|| FormatError::Overflow { what: format!("tensor `{}`", shown(&tensor.name)) })?;
         }
         Ok(Self { metadata, tensors, file })
     }
@@ -271,30 +263,36 @@ fn check_entry(name: String, entry: Entry) -> Result<SafetensorsTensor, FormatEr
     Ok(SafetensorsTensor { name, dtype, shape, range })
 }
 
-/// Tensors lie end to end from 0 to the end of the data, in any order. Leaves them sorted by offset.
-fn check_coverage(tensors: &mut [SafetensorsTensor], data_len: Option<u64>) -> Result<(), FormatError> {
+/// Puts ranges where they are in the file, and checks that they lie end to end from the start of the data to the end
+/// of the file, in any order. Leaves them sorted by offset.
+fn check_coverage(
+    tensors: &mut [SafetensorsTensor],
+    data_start: u64,
+    file_len: Option<u64>,
+) -> Result<(), FormatError> {
     tensors.sort_unstable_by_key(|tensor| tensor.range.start());
-    let mut end = 0;
+    let mut end = data_start;
     let mut previous = "";
-    for tensor in &*tensors {
-        let range = tensor.range;
+    for tensor in tensors {
+        let what = || format!("the data of tensor `{}`", shown(&tensor.name));
+        let range = tensor.range.offset_by(data_start).ok_or_else(|| FormatError::Overflow { what: what() })?;
         if range.start() < end {
             return Err(FormatError::Overlap { first: shown(previous), second: shown(&tensor.name) });
         }
-        if let Some(file_len) = data_len
+        if let Some(file_len) = file_len
             && range.end() > file_len
         {
-            let what = format!("the data of tensor `{}`", shown(&tensor.name));
-            return Err(FormatError::Truncated { what, end: range.end(), file_len });
+            return Err(FormatError::Truncated { what: what(), end: range.end(), file_len });
         }
         if range.start() > end {
             return Err(FormatError::Hole { start: end, end: range.start() });
         }
         end = range.end();
+        tensor.range = range;
         previous = &tensor.name;
     }
-    match data_len {
-        Some(data_len) if end < data_len => Err(FormatError::Hole { start: end, end: data_len }),
+    match file_len {
+        Some(file_len) if end < file_len => Err(FormatError::Hole { start: end, end: file_len }),
         _ => Ok(()),
     }
 }

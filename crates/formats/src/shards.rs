@@ -43,8 +43,8 @@ impl ShardIndex {
         shards
     }
 
-    /// Checks that the shard holds the tensors that the index lists there, and no others.
-    pub(crate) fn check(&self, shard: &str, file: &Safetensors) -> Result<(), FormatError> {
+    /// Checks that the shard holds the `count` tensors that the index lists there, and no others.
+    pub(crate) fn check(&self, shard: &str, count: usize, file: &Safetensors) -> Result<(), FormatError> {
         let listed = |tensor: &str| {
             let at = self.shard_of.binary_search_by(|(name, _)| name.as_str().cmp(tensor)).ok()?;
             self.shard_of.get(at).filter(|(_, listed)| listed == shard)
@@ -52,8 +52,11 @@ impl ShardIndex {
         if let Some(extra) = file.tensors().iter().find(|tensor| listed(tensor.name()).is_none()) {
             return Err(FormatError::NotInIndex { tensor: shown(extra.name()), shard: shown(shard) });
         }
-        let here = self.shard_of.iter().filter(|(_, listed)| listed == shard);
-        match here.into_iter().find(|(tensor, _)| file.tensor_info(tensor).is_none()) {
+        if file.tensors().len() == count {
+            return Ok(()); // all of them are listed here and none twice, so none that is listed is missing
+        }
+        let missing = |(tensor, listed): &&(String, String)| listed == shard && file.tensor_info(tensor).is_none();
+        match self.shard_of.iter().find(missing) {
             Some((tensor, _)) => Err(FormatError::NotInShard { tensor: shown(tensor), shard: shown(shard) }),
             None => Ok(()),
         }

@@ -1,19 +1,20 @@
-//! A real trained model, published as GGUF and as a Hugging Face folder, is the same either way.
+//! Real files: a trained model, published as GGUF and as a Hugging Face folder, is the same either way; vocabularies
+//! of other models are read.
 
 use std::path::{Path, PathBuf};
 
 use formats::{Checkpoint, TokenizerSource};
 
-/// Where the shared test data is, if it is here.
+/// A folder of the shared test data, if it is here.
 #[expect(clippy::print_stderr, reason = "a skipped test says why")]
-fn models() -> Option<PathBuf> {
+fn data(folder: &str) -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-    let models = std::env::var_os("HOTMETAL_TEST_DATA").map_or_else(beside, PathBuf::from).join("models");
-    if !models.is_dir() {
-        eprintln!("skipped: no test data at {} (HOTMETAL_TEST_DATA names another place)", models.display());
+    let path = std::env::var_os("HOTMETAL_TEST_DATA").map_or_else(beside, PathBuf::from).join(folder);
+    if !path.is_dir() {
+        eprintln!("skipped: no test data at {} (HOTMETAL_TEST_DATA names another place)", path.display());
         return None;
     }
-    Some(models)
+    Some(path)
 }
 
 fn open(path: &Path) -> Checkpoint {
@@ -22,7 +23,7 @@ fn open(path: &Path) -> Checkpoint {
 
 #[test]
 fn gguf_and_safetensors_hold_the_same_model() {
-    let Some(models) = models() else { return };
+    let Some(models) = data("models") else { return };
     let gguf = open(&models.join("stories260K-f16.gguf"));
     let folder = open(&models.join("stories260K-hf"));
     for name in folder.tensor_names() {
@@ -42,7 +43,7 @@ fn gguf_and_safetensors_hold_the_same_model() {
 
 #[test]
 fn gguf_and_config_json_say_the_same() {
-    let Some(models) = models() else { return };
+    let Some(models) = data("models") else { return };
     let gguf = open(&models.join("stories260K-f16.gguf"));
     let folder = open(&models.join("stories260K-hf"));
     for (key, expected) in folder.config.as_object().unwrap() {
@@ -55,4 +56,21 @@ fn gguf_and_config_json_say_the_same() {
     assert_eq!((vocabulary.tokens.len(), vocabulary.scores.len(), vocabulary.token_types.len()), (512, 512, 512));
     assert_eq!(vocabulary.tokens[3], "<0x00>");
     assert!(matches!(folder.tokenizer, TokenizerSource::HuggingFace { .. }));
+}
+
+#[test]
+fn real_vocabularies_are_read() {
+    let Some(folder) = data("vocab") else { return };
+    for (file, model, tokens, merges) in [
+        ("ggml-vocab-gpt-2.gguf", "gpt2", 50257, 50000),
+        ("ggml-vocab-starcoder.gguf", "gpt2", 49152, 48872),
+        ("ggml-vocab-llama-spm.gguf", "llama", 32000, 0),
+        ("ggml-vocab-phi-3.gguf", "llama", 32064, 0),
+    ] {
+        let checkpoint = open(&folder.join(file));
+        let TokenizerSource::Gguf(vocabulary) = &checkpoint.tokenizer else { panic!("{file}: a vocabulary") };
+        let found = (vocabulary.model.as_str(), vocabulary.tokens.len(), vocabulary.merges.len());
+        assert_eq!(found, (model, tokens, merges), "{file}");
+        assert_eq!(vocabulary.token_types.len(), tokens, "{file}");
+    }
 }

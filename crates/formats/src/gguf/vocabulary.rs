@@ -81,7 +81,8 @@ impl GgufVocabulary {
             eot_token_id: token_id("eot")?,
             eom_token_id: token_id("eom")?,
             unknown_token_id: token_id("unknown")?,
-            padding_token_id: token_id("padding")?,
+            // Published files have ids past the vocabulary here; nothing is padded with it.
+            padding_token_id: token_id("padding").ok().flatten(),
             add_bos_token: flag("add_bos_token")?,
             add_eos_token: flag("add_eos_token")?,
             add_space_prefix: flag("add_space_prefix")?,
