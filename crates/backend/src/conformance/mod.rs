@@ -224,24 +224,23 @@ impl<'a> Suite<'a> {
         for input in random_steps(&mut rng, plan.vocab_size, &kv, &[1, 3, 9, 40]) {
             let expected = interpreter.run(&input).expect("a well-formed step");
             let Some(found) = self.replay(case, &mut *executable, &input) else { return };
-            if let Some(fault) = self.far(weights, &found, &expected) {
+            if let Some(fault) = self.far(weights, kv, &found, &expected) {
                 return self.fail(case, format!("{:?}: {fault}", input.shape()));
             }
         }
     }
 
     /// What is wrong with the logits of a whole model.
-    fn far(&self, weights: &[Tensor], found: &[f32], expected: &[f64]) -> Option<String> {
+    fn far(&self, weights: &[Tensor], kv: KvLayout, found: &[f32], expected: &[f64]) -> Option<String> {
         if found.len() != expected.len() {
             return Some(format!("{} logits, expected {}", found.len(), expected.len()));
         }
-        let rounding = weights.iter().map(|tensor| (self.claims.activations)(tensor.format()));
-        let rounding = rounding.max_by(|a, b| tolerance::model_nmse_max(*a).total_cmp(&tolerance::model_nmse_max(*b)));
-        let rounding = rounding.unwrap_or(ActivationRounding::F32);
+        let most = |tensor: &Tensor| tolerance::model_nmse_max((self.claims.activations)(tensor.format()), kv.format);
+        let most = weights.iter().map(most).fold(0.0, f64::max);
         let error = nmse(found.iter().map(|&x| f64::from(x)), expected);
         // Written so that NaN is a failure.
-        let near = error <= tolerance::model_nmse_max(rounding);
-        (!near).then(|| format!("NMSE {error:.1e}, at most {:.1e}", tolerance::model_nmse_max(rounding)))
+        let near = error <= most;
+        (!near).then(|| format!("NMSE {error:.1e}, at most {most:.1e}"))
     }
 
     fn cache_case(&mut self, case: &str, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) {
@@ -278,7 +277,7 @@ impl<'a> Suite<'a> {
         for input in [prompt, fork, both] {
             let expected = interpreter.run(&input).expect("a well-formed step");
             let Some(found) = self.replay(case, &mut *executable, &input) else { return };
-            if let Some(fault) = self.far(weights, &found, &expected) {
+            if let Some(fault) = self.far(weights, kv, &found, &expected) {
                 return self.fail(case, format!("{:?}: {fault}", input.shape()));
             }
         }
