@@ -234,6 +234,7 @@ fn build(
         decode_rule,
         roles: Roles::default(),
     };
+    check_post_processor("post_processor", &json.post_processor)?;
     let post_processor =
         Option::<PostProcessorWrapper>::deserialize(&json.post_processor).map_err(part("post_processor"))?;
     tokenizer.roles = read_roles(&tokenizer, config, post_processor, unk.as_deref())?;
@@ -416,6 +417,24 @@ fn set_presence(ids: &mut Vec<u32>, id: Option<u32>, wanted: bool, at: usize) {
     } else if !ids.contains(&id) {
         ids.insert(at, id);
     }
+}
+
+/// Refuses a template that uses a token without saying what it is: the library would panic.
+fn check_post_processor(path: &str, json: &Value) -> Result<(), TokenizerError> {
+    let list = |field| json.get(field).and_then(Value::as_array).into_iter().flatten();
+    for (index, part) in list("processors").enumerate() {
+        check_post_processor(&format!("{path}.processors[{index}]"), part)?;
+    }
+    for part in list("single").chain(list("pair")) {
+        let id = part.get("SpecialToken").and_then(|token| token.get("id"));
+        if let Some(id) = id.and_then(Value::as_str)
+            && json.get("special_tokens").is_none_or(|tokens| tokens.get(id).is_none())
+        {
+            let message = format!("uses `{id}`, which its `special_tokens` do not have");
+            return Err(TokenizerError::field(FILE, path, message));
+        }
+    }
+    Ok(())
 }
 
 /// What the post-processor puts before and after a text, found by giving it one token.

@@ -26,7 +26,8 @@ const BAILING: &str =
 const SEED: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK3_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
-const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+// Code points that normalization would change are written as numbers.
+const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1F7D}ᾀ-ᾴᾶ-ᾼ\x{1FBE}ῂ-ῄῆ-ῌῐ-\x{1FD3}ῖ-\x{1FDB}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 const DEEPSEEK_CJK: &str = "[一-龥ࠀ-一가-퟿]+";
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
@@ -321,7 +322,21 @@ fn unknown(file: &'static str, path: &str, pattern: &str, reason: Refusal) -> To
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use tokenizers::pattern::Pattern;
+
     use super::*;
+    use crate::cpu_time;
+
+    /// Every pattern of the table, once.
+    fn patterns() -> Vec<&'static str> {
+        let mut patterns: Vec<&str> = NAMED.iter().flat_map(|entry| entry.patterns).copied().collect();
+        patterns.sort_unstable();
+        patterns.dedup();
+        patterns
+    }
 
     #[test]
     fn every_pattern_in_the_table_is_linear() {
@@ -337,5 +352,84 @@ mod tests {
         let count = names.len();
         names.dedup();
         assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_with_the_known_ones() {
+        let error = Named::find("qwen9").err().expect("no such name").to_string();
+        assert!(error.contains("`qwen9`") && error.contains("llama-bpe"), "{error}");
+    }
+
+    /// Text in which every branch of the patterns gets its turn.
+    fn text() -> impl Strategy<Value = String> {
+        let part = prop_oneof![
+            4 => prop::sample::select(vec![
+                " ", "  ", "\n", "\r\n", "\t", "\u{a0}", "\u{3000}", "\u{85}", "\u{200b}",
+            ]),
+            4 => prop::sample::select(vec![
+                "a", "Z", "aB", "word", "'s", "'LL", "'ve", "'\u{17f}", "é", "e\u{301}", "ǅ", "ʰ", "ª", "ß", "я",
+            ]),
+            2 => prop::sample::select(vec!["中", "文字", "かな", "한", "ក", "ा", "\u{10400}", "ẞ"]),
+            2 => prop::sample::select(vec!["1", "23", "4567", "½", "٣", "Ⅷ"]),
+            2 => prop::sample::select(vec![
+                "!", "..", "$", "/", "。", "😀", "👩\u{200d}💻", "<|x|>", "_", "\0", "~/", "`", "！",
+            ]),
+        ];
+        prop::collection::vec(part, 0..24).prop_map(|parts| parts.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+        /// The published pattern on a backtracking engine, which has look-ahead, says the same.
+        #[test]
+        fn automata_split_as_the_published_patterns_do(text in text()) {
+            thread_local! {
+                static BOTH: Vec<(fancy_regex::Regex, Splitter)> = patterns()
+                    .into_iter()
+                    .map(|p| (fancy_regex::Regex::new(p).expect(p), Splitter::linear(p).expect(p)))
+                    .collect();
+            }
+            BOTH.with(|both| {
+                for (published, splitter) in both.iter() {
+                    let expected = published.find_matches(&text).expect("short text");
+                    let found = splitter.find_matches(&text).expect("linear");
+                    prop_assert_eq!(found, expected, "{}", published.as_str());
+                }
+                Ok(())
+            })?;
+        }
+    }
+
+    /// Runs of everything that a pattern repeats, and of what makes it look far ahead in vain.
+    const FAMILIES: [&str; 12] = ["a", " ", "a ", " a", "1", "😀", "\n", " \n", "'s", "中", "A!", "\t \u{a0}"];
+
+    fn run_of(family: &str, bytes: usize) -> String {
+        let mut text = family.repeat(bytes / family.len());
+        // What comes last decides on look-ahead; a word is the worst.
+        text.push('x');
+        text
+    }
+
+    #[test]
+    fn every_pattern_takes_linear_time_on_runs_of_a_mebibyte() {
+        for pattern in patterns() {
+            let splitter = Splitter::linear(pattern).expect(pattern);
+            for family in FAMILIES {
+                let time = |bytes: usize| {
+                    let text = run_of(family, bytes);
+                    cpu_time::shortest(3, || {
+                        let mut last = 0;
+                        let found = splitter.for_each_match(&text, |_, end| last = end);
+                        found.expect("linear");
+                        assert!(last <= text.len());
+                    })
+                };
+                // 2.6 for each doubling, the bound for all parsers here, is 17.6 for eight times the text.
+                let (short, long) = (time(128 << 10), time(1 << 20));
+                let bound = short.max(Duration::from_millis(2)).mul_f64(17.6);
+                assert!(long <= bound, "{pattern} on {family:?}: {short:?}, then {long:?}");
+            }
+        }
     }
 }

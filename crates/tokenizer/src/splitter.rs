@@ -93,7 +93,7 @@ impl Splitter {
     }
 
     /// Calls `found` with the byte range of each match, from left to right.
-    fn for_each_match(&self, text: &str, mut found: impl FnMut(usize, usize)) -> Result<(), TokenizerError> {
+    pub(crate) fn for_each_match(&self, text: &str, mut found: impl FnMut(usize, usize)) -> Result<(), TokenizerError> {
         match self {
             Self::Automaton { regex, whitespace_tail } => {
                 let mut at = 0;

@@ -107,3 +107,65 @@ impl<'a> Reader<'a> {
         }
     }
 }
+
+/// GPT-2's bytes as characters.
+pub(crate) fn to_byte_level(text: &str) -> String {
+    use tokenizers::{NormalizedString, Normalizer as _, normalizers::byte_level::ByteLevel};
+    let mut text = NormalizedString::from(text);
+    ByteLevel::new().normalize(&mut text).expect("any text");
+    text.get().to_owned()
+}
+
+/// A `tokenizer.json` with byte-level BPE that makes each of `words` one token, its ids after the 256
+/// bytes; `rest` replaces or adds fields.
+pub(crate) fn byte_level_json(words: &[&str], rest: serde_json::Value) -> serde_json::Value {
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+    let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+    alphabet.sort_unstable();
+    let mut vocab: Vec<String> = alphabet.into_iter().map(String::from).collect();
+    let mut merges = Vec::new();
+    for word in words {
+        let mut token = String::new();
+        for c in to_byte_level(word).chars() {
+            let longer = format!("{token}{c}");
+            if !token.is_empty() && !vocab.contains(&longer) {
+                merges.push(format!("{token} {c}"));
+                vocab.push(longer.clone());
+            }
+            token = longer;
+        }
+    }
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        vocab.into_iter().zip((0..).map(serde_json::Value::from)).collect();
+    let mut json = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": null,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+    });
+    for (field, value) in rest.as_object().into_iter().flatten() {
+        json[field] = value.clone();
+    }
+    json
+}
+
+/// An entry of `added_tokens`; `flags` replaces or adds fields.
+pub(crate) fn added(id: u32, content: &str, flags: serde_json::Value) -> serde_json::Value {
+    let mut token = serde_json::json!({
+        "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true,
+    });
+    for (field, value) in flags.as_object().into_iter().flatten() {
+        token[field] = value.clone();
+    }
+    token
+}
+
+/// Loads what is expected to load.
+pub(crate) fn load(json: &serde_json::Value) -> tokenizer::Tokenizer {
+    let bytes = serde_json::to_vec(json).expect("a value");
+    tokenizer::Tokenizer::from_json(&bytes, None, &Default::default()).expect("a good tokenizer.json")
+}

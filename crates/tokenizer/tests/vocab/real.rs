@@ -1,8 +1,6 @@
 //! Real vocabularies from GGUF files, against the ids that their makers' tokenizers give.
 
-mod common;
-
-use common::{read_gguf_vocabulary, test_data};
+use crate::common::{read_gguf_vocabulary, test_data};
 use tokenizer::{ParseSpecial, Tokenizer};
 
 /// Loads `ggml-vocab-<name>.gguf` and compares every string of its `.inp` with its `.out`.

@@ -1,0 +1,182 @@
+//! GGUF vocabularies: roles, tokens found in text, long runs, and what is refused.
+
+use std::time::Duration;
+
+use crate::common::{read_gguf_vocabulary, test_data, to_byte_level};
+use crate::cpu_time;
+use tokenizer::{GgufVocabulary, ParseSpecial, Tokenizer, known_pre_tokenizers};
+
+/// Bytes, `he`, `hel`, and a chat format's control tokens.
+fn byte_level(pre: &str) -> GgufVocabulary {
+    let mut tokens: Vec<String> = (0..=255u8)
+        .map(|byte| match byte {
+            0..0x80 => to_byte_level(&char::from(byte).to_string()),
+            // The second byte of U+0080 to U+00BF is 0x80 to 0xBF; leading bytes come from themselves.
+            0x80..0xC0 => to_byte_level(&char::from(byte).to_string()).chars().skip(1).collect(),
+            _ => char::from(byte).to_string(),
+        })
+        .collect();
+    tokens.extend(["he", "hel", "<|im_start|>", "<|im_end|>", "<think>"].map(String::from));
+    let mut token_types = vec![1; 258];
+    token_types.extend([3, 3, 4]);
+    GgufVocabulary {
+        model: "gpt2".to_owned(),
+        pre: pre.to_owned(),
+        tokens,
+        token_types,
+        merges: vec!["h e".to_owned(), "he l".to_owned()],
+        bos_id: Some(258),
+        eos_id: Some(258),
+        ..GgufVocabulary::default()
+    }
+}
+
+/// `▁`, `a`, `▁a`, a run of spaces that is user-defined, and all bytes.
+fn sentence_piece() -> GgufVocabulary {
+    let pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -3.0, 1), ("a", -2.0, 1)];
+    let more = [("▁a", -1.0, 1), ("▁▁▁▁", 0.0, 4)];
+    let mut vocabulary = GgufVocabulary {
+        model: "llama".to_owned(),
+        bos_id: Some(1),
+        eos_id: Some(2),
+        unk_id: Some(0),
+        ..GgufVocabulary::default()
+    };
+    let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), 0.0, 6));
+    let pieces = pieces.into_iter().chain(more).map(|(text, score, kind)| (text.to_owned(), score, kind));
+    for (text, score, kind) in pieces.chain(bytes) {
+        vocabulary.tokens.push(text);
+        vocabulary.scores.push(score);
+        vocabulary.token_types.push(kind);
+    }
+    vocabulary
+}
+
+#[test]
+fn every_named_pre_tokenizer_loads_and_round_trips() {
+    let text = "he said: héllo, 12345 wörld's  \n\n\t中文 かな 한국 😀 x = y;  ";
+    for name in known_pre_tokenizers() {
+        let tokenizer = Tokenizer::from_gguf(byte_level(name)).expect(name);
+        let ids = tokenizer.encode(text, ParseSpecial::No).expect(name);
+        assert_eq!(tokenizer.decode(&ids, false), text, "{name}");
+    }
+}
+
+#[test]
+fn control_tokens_end_turns_and_never_come_from_text() {
+    let tokenizer = Tokenizer::from_gguf(byte_level("qwen2")).expect("good");
+    assert_eq!(tokenizer.eos_ids(), [258, 259]);
+    assert_eq!((tokenizer.bos_id(), tokenizer.add_bos()), (Some(258), false));
+    let text = "<|im_start|>hel<think><|im_end|>";
+    assert_eq!(tokenizer.encode(text, ParseSpecial::Yes).expect("covered"), [258, 257, 260, 259]);
+    let plain = tokenizer.encode(text, ParseSpecial::No).expect("covered");
+    assert!(plain.contains(&260) && !plain.contains(&258) && !plain.contains(&259));
+    assert_eq!(tokenizer.decode(&plain, true), text);
+    assert_eq!(tokenizer.decode(&[258, 257, 259], true), "hel");
+}
+
+#[test]
+fn llama_bpe_starts_with_bos_and_takes_whole_words_first() {
+    let tokenizer = Tokenizer::from_gguf(byte_level("llama-bpe")).expect("good");
+    assert!(tokenizer.add_bos());
+    assert_eq!(tokenizer.encode_with_special_tokens("hel", ParseSpecial::No).expect("covered"), [258, 257]);
+    let without = GgufVocabulary { add_bos: Some(false), ..byte_level("llama-bpe") };
+    assert!(!Tokenizer::from_gguf(without).expect("good").add_bos());
+}
+
+#[test]
+fn qwen_composes_characters_as_its_published_tokenizer_does() {
+    let tokenizer = Tokenizer::from_gguf(byte_level("qwen2")).expect("good");
+    let encode = |text| tokenizer.encode(text, ParseSpecial::No).expect("covered");
+    assert_eq!(encode("e\u{301}"), encode("é"));
+}
+
+#[test]
+fn sentence_piece_has_spaces_bytes_and_user_defined_tokens() {
+    let tokenizer = Tokenizer::from_gguf(sentence_piece()).expect("good");
+    let encode = |text| tokenizer.encode(text, ParseSpecial::Yes).expect("covered");
+    assert!(tokenizer.add_bos());
+    assert_eq!(encode("a a"), [5, 5]);
+    assert_eq!(encode("<s>a"), [1, 5]);
+    assert_eq!(encode("a    a"), [5, 6, 5]);
+    let newline = 7 + u32::from(b'\n');
+    assert_eq!(encode("a\n"), [5, newline]);
+    assert_eq!(tokenizer.token_bytes(newline), Some(&b"\n"[..]));
+    assert_eq!(tokenizer.token_bytes(5), Some(&b" a"[..]));
+    assert_eq!(tokenizer.decode(&encode("a\n é"), false), "a\n é");
+    let plain = tokenizer.encode("<s>", ParseSpecial::No).expect("covered");
+    assert!(!plain.contains(&1));
+    assert_eq!(tokenizer.decode(&plain, true), "<s>");
+
+    let bare = GgufVocabulary { add_space_prefix: Some(false), ..sentence_piece() };
+    let bare = Tokenizer::from_gguf(bare).expect("good");
+    assert_eq!(bare.encode("a a", ParseSpecial::No).expect("covered"), [4, 5]);
+    assert_eq!(bare.decode(&[5], false), " a");
+}
+
+#[test]
+fn without_byte_tokens_a_run_of_unknown_characters_is_one_token() {
+    let mut vocabulary = sentence_piece();
+    for (token, kind) in vocabulary.tokens.iter_mut().zip(&mut vocabulary.token_types) {
+        if *kind == 6 {
+            *kind = 5;
+            token.insert(0, '?');
+        }
+    }
+    let tokenizer = Tokenizer::from_gguf(vocabulary).expect("good");
+    assert_eq!(tokenizer.encode("aéé中a", ParseSpecial::No).expect("unk"), [5, 0, 4]);
+}
+
+#[test]
+fn types_may_be_missing() {
+    let vocabulary = GgufVocabulary { token_types: Vec::new(), ..sentence_piece() };
+    let tokenizer = Tokenizer::from_gguf(vocabulary).expect("good");
+    assert!(tokenizer.is_special(0) && tokenizer.is_special(1) && tokenizer.is_special(2));
+    assert_eq!(tokenizer.encode("a\n", ParseSpecial::No).expect("covered"), [5, 17]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let with = |change: fn(&mut GgufVocabulary)| {
+        let mut vocabulary = byte_level("gpt-2");
+        change(&mut vocabulary);
+        Tokenizer::from_gguf(vocabulary).expect_err("refused").to_string()
+    };
+    for (error, expected) in [
+        (with(|v| v.pre = "qwen9".into()), "`qwen9` (`tokenizer.ggml.pre`) is unknown; known are: default, gpt-2"),
+        (with(|v| v.model = "t5".into()), "`t5` (`tokenizer.ggml.model`)"),
+        (with(|v| v.tokens.clear()), "`tokenizer.ggml.tokens` has 0 tokens"),
+        (with(|v| v.token_types.truncate(3)), "`tokenizer.ggml.token_type` has 3 values for 261 tokens"),
+        (with(|v| v.merges.push("ab".into())), "has `ab`, which is not two tokens"),
+        (with(|v| v.merges.push("a b c".into())), "has `a b c`, which is not two tokens"),
+        (with(|v| v.merges.push("h <|im_end|>".into())), "out of vocabulary"),
+        (with(|v| v.eos_id = Some(261)), "`tokenizer.ggml.eos_token_id` is 261, but the vocabulary has 261 tokens"),
+        (with(|v| v.model = "llama".into()), "`tokenizer.ggml.scores` has 0 values for 261 tokens"),
+    ] {
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+}
+
+/// Whole encoding, on real vocabularies: no error, the text comes back, and time stays in proportion.
+#[test]
+fn long_runs_encode_in_linear_time() {
+    for name in ["gpt-2", "llama-spm"] {
+        let Some(file) = test_data(&format!("vocab/ggml-vocab-{name}.gguf")) else {
+            return;
+        };
+        let tokenizer = Tokenizer::from_gguf(read_gguf_vocabulary(&file)).expect("real");
+        for family in ["a", " ", "a ", "1", "😀", "\n", " \n", "'s", "中", "A!", "\t \u{a0}", "é́"] {
+            let time = |bytes: usize| {
+                let text = family.repeat(bytes / family.len());
+                cpu_time::shortest(1, || {
+                    let ids = tokenizer.encode(&text, ParseSpecial::No).expect("covered");
+                    assert!(tokenizer.decode(&ids, false) == text, "{name} on {family:?}");
+                })
+            };
+            // 2.6 for each doubling, the bound for all parsers here, is 17.6 for eight times the text.
+            let (short, long) = (time(64 << 10), time(512 << 10));
+            let bound = short.max(Duration::from_millis(20)).mul_f64(17.6);
+            assert!(long <= bound, "{name} on {family:?}: {short:?}, then {long:?}");
+        }
+    }
+}

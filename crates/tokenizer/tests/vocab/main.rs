@@ -1,0 +1,7 @@
+//! Tokenizers through the public interface.
+
+mod common;
+mod cpu_time;
+mod gguf;
+mod json;
+mod real;
