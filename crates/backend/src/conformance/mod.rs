@@ -16,7 +16,7 @@ use testing::tolerance::{self, nmse};
 use testing::{ActivationRounding, BlockPool, ErrorAnalysis, MODEL_TYPES, Rng, Sequence, tiny_model};
 
 use crate::{Backend, BackendError, Executable};
-use op_cases::{OpCase, op_cases};
+use op_cases::{OpCase, SHORT, weighted_op_cases, weightless_op_cases};
 
 /// What a backend says it can do, and is held to.
 #[derive(Clone, Debug)]
@@ -49,9 +49,13 @@ pub fn run(backend: &dyn Backend, claims: &Claims) {
 /// Every op alone, textbook and fused, in every weight format at ragged sizes, within derived bounds.
 pub fn ops(backend: &dyn Backend, claims: &Claims) {
     let mut suite = Suite::new(backend, claims);
-    for &format in &claims.formats {
-        for case in op_cases(format) {
-            for &kv in &suite.kv_layouts(if case.reads_cache { 2 } else { 1 }) {
+    for (index, &format) in claims.formats.iter().enumerate() {
+        let mut cases = weighted_op_cases(format);
+        if index == 0 {
+            cases.extend(weightless_op_cases());
+        }
+        for case in cases {
+            for &kv in &suite.kv_layouts(if case.lens == SHORT { 1 } else { usize::MAX }) {
                 suite.op_case(&case, format, kv);
             }
         }
@@ -119,8 +123,10 @@ pub fn refusals(backend: &dyn Backend, claims: &Claims) {
 
 /// Tokens of the cache that cases run in, whatever its block length.
 const CACHE_TOKENS: usize = 480;
-/// Tokens of the sequences in model cases: more than one block of any length that is common, and no multiple of one.
+/// Tokens of the sequences that are cut in many ways: several blocks of any length that is common, and a multiple of none;
+/// and for the first case of each architecture's format, more positions than a kernel takes at once.
 const SEQUENCE_LEN: usize = 75;
+const SEQUENCE_LEN_LONG: usize = 301;
 
 struct Suite<'a> {
     backend: &'a dyn Backend,
@@ -193,7 +199,7 @@ impl<'a> Suite<'a> {
         let textbook = Arc::new(op.plan());
         let weights = op.weights(&textbook, &mut rng, format);
         let mut analysis = ErrorAnalysis::new(textbook.clone(), &weights, kv, self.claims.activations);
-        let steps = random_steps(&mut rng, textbook.vocab_size, &kv, &[1, 2, 5, 17]);
+        let steps = random_steps(&mut rng, textbook.vocab_size, &kv, &op.lens);
         let expected: Vec<_> = steps.iter().map(|input| analysis.run(input)).collect();
         let fused = Arc::new(fuse((*textbook).clone()));
         let forms = if fused == textbook { vec![textbook] } else { vec![textbook, fused] };
@@ -286,7 +292,8 @@ impl<'a> Suite<'a> {
     fn batch_case(&mut self, case: &str, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) {
         self.cases += 1;
         let mut rng = Rng::new(7);
-        let tokens = rng.tokens(SEQUENCE_LEN, plan.vocab_size);
+        let len = if self.cases == 1 { SEQUENCE_LEN_LONG } else { SEQUENCE_LEN };
+        let tokens = rng.tokens(len, plan.vocab_size);
         let others: Vec<_> = [1, 7, 30].iter().map(|&len| rng.tokens(len, plan.vocab_size)).collect();
         let mut first: Option<Vec<f32>> = None;
         let cuts: &[(&str, usize, bool)] = if self.claims.bit_exact {
@@ -294,8 +301,8 @@ impl<'a> Suite<'a> {
                 ("token by token", 1, false),
                 ("in chunks of 7", 7, false),
                 ("in chunks of 64", 64, false),
-                ("whole", SEQUENCE_LEN, false),
-                ("whole in a batch", SEQUENCE_LEN, true),
+                ("whole", usize::MAX, false),
+                ("whole in a batch", usize::MAX, true),
                 ("in chunks of 7 in a batch", 7, true),
                 ("token by token in a batch", 1, true),
             ]
@@ -304,7 +311,7 @@ impl<'a> Suite<'a> {
         };
         for &(cut, chunk, batched) in cuts {
             // Other blocks each time, but in the same order for the same batch: a seed of its own.
-            let mut rng = Rng::new(if self.claims.bit_exact { 8 + chunk as u64 } else { 8 });
+            let mut rng = Rng::new(if self.claims.bit_exact { 8 ^ chunk as u64 } else { 8 });
             let others = if batched { &others[..] } else { &[] };
             let Some(mut executable) = self.load(case, plan, weights, kv) else { return };
             let Some(found) = self.drive(case, &mut *executable, &tokens, chunk, others, &mut rng, kv) else { return };

@@ -10,7 +10,8 @@ use super::CACHE_TOKENS;
 pub(super) struct OpCase {
     pub(super) name: String,
     pub(super) seed: u64,
-    pub(super) reads_cache: bool,
+    /// Tokens of the sequences that it is run on.
+    pub(super) lens: [usize; 4],
     forward: Forward,
 }
 
@@ -45,33 +46,41 @@ fn input(g: &mut Graph, w: &Weights<'_>, name: &str, vocab_size: usize, width: u
 }
 
 const EPS: f32 = 1e-5;
+/// Widths of results, which have no blocks to keep to.
+const OUT_WIDTHS: [usize; 5] = [1, 3, 16, 33, 130];
 
-/// The cases of every op, textbook and fused, with rows of whole blocks of `format`.
-pub(super) fn op_cases(format: WeightFormat) -> Vec<OpCase> {
+/// Sequences for ops that treat each row alone.
+pub(super) const SHORT: [usize; 4] = [1, 2, 5, 17];
+/// Sequences over several blocks of the cache.
+const CACHED: [usize; 4] = [1, 2, 33, 70];
+/// A sequence over more positions than a kernel takes at once.
+const LONG: [usize; 4] = [1, 2, 20, 330];
+
+/// The cases of every op that reads weights, textbook and fused, with rows of whole blocks of `format`.
+pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
     let mut cases = Vec::new();
-    let mut push = |name: String, reads_cache, forward: Forward| {
+    let mut push = |name: String, lens, forward: Forward| {
         let seed = cases.len() as u64;
-        cases.push(OpCase { name, seed, reads_cache, forward });
+        cases.push(OpCase { name, seed, lens, forward });
     };
-    // Widths around lanes, unrolled loops and blocks; the widths of results have no blocks to keep to.
+    // Widths around lanes, unrolled loops and blocks.
     let in_widths: &[usize] =
         if format.block_len() == 1 { &[1, 7, 31, 32, 33, 64, 100, 257] } else { &[32, 64, 96, 288] };
-    let out_widths: &[usize] = &[1, 3, 16, 33, 130];
 
     for &k in in_widths {
         push(
             format!("embed of {k}"),
-            false,
+            SHORT,
             Box::new(move |g, w| {
                 let x = g.embed(w.get("embed_tokens.weight", [k, k])?, k);
                 Ok(g.select_outputs(x))
             }),
         );
-        for (index, &n) in out_widths.iter().enumerate() {
+        for (index, n) in OUT_WIDTHS.into_iter().enumerate() {
             let bias = index % 2 == 0;
             push(
                 format!("linear {k} to {n}, bias {bias}"),
-                false,
+                SHORT,
                 Box::new(move |g, w| {
                     let x = input(g, w, "x", n, k)?;
                     let y = g.linear(x, w.linear("proj", n, k, bias)?, n);
@@ -80,7 +89,7 @@ pub(super) fn op_cases(format: WeightFormat) -> Vec<OpCase> {
             );
             push(
                 format!("linear {k} to {n} plus residual, bias {bias}"),
-                false,
+                SHORT,
                 Box::new(move |g, w| {
                     let (x, residual) = (input(g, w, "x", n, k)?, input(g, w, "residual", n, n)?);
                     let y = g.linear(x, w.linear("proj", n, k, bias)?, n);
@@ -90,7 +99,7 @@ pub(super) fn op_cases(format: WeightFormat) -> Vec<OpCase> {
             );
             push(
                 format!("norm of {k}, then {} projections to {n}, bias {bias}", 1 + index % 3),
-                false,
+                SHORT,
                 Box::new(move |g, w| {
                     let x = input(g, w, "x", n, k)?;
                     let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
@@ -104,7 +113,7 @@ pub(super) fn op_cases(format: WeightFormat) -> Vec<OpCase> {
             );
             push(
                 format!("norm of {k}, then gated unit of {n}, bias {bias}"),
-                false,
+                SHORT,
                 Box::new(move |g, w| {
                     let x = input(g, w, "x", n, k)?;
                     let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
@@ -116,7 +125,7 @@ pub(super) fn op_cases(format: WeightFormat) -> Vec<OpCase> {
             );
             push(
                 format!("norm of {k}, then head of {n}, bias {bias}"),
-                false,
+                SHORT,
                 Box::new(move |g, w| {
                     let x = input(g, w, "x", n, k)?;
                     let x = g.rms_norm(x, w.norm("norm", k, EPS)?);
@@ -130,36 +139,18 @@ pub(super) fn op_cases(format: WeightFormat) -> Vec<OpCase> {
     let (k, n) = if format.block_len() == 1 { (1025, 71) } else { (1056, 71) };
     push(
         format!("linear {k} to {n}"),
-        false,
+        SHORT,
         Box::new(move |g, w| {
             let x = input(g, w, "x", n, k)?;
             let y = g.linear(x, w.linear("proj", n, k, true)?, n);
             Ok(g.select_outputs(y))
         }),
     );
-    for &n in out_widths {
-        push(
-            format!("add of {n}"),
-            false,
-            Box::new(move |g, w| {
-                let (a, b) = (input(g, w, "a", n, n)?, input(g, w, "b", n, n)?);
-                let y = g.add(a, b);
-                Ok(g.select_outputs(y))
-            }),
-        );
-        push(
-            format!("gated unit of {n}"),
-            false,
-            Box::new(move |g, w| {
-                let (gate, up) = (input(g, w, "gate", n, n)?, input(g, w, "up", n, n)?);
-                let y = g.glu(gate, up, Activation::Silu);
-                Ok(g.select_outputs(y))
-            }),
-        );
+    for n in OUT_WIDTHS {
         for heads in [1, 3] {
             push(
                 format!("norm of {heads} slices of {n}"),
-                false,
+                SHORT,
                 Box::new(move |g, w| {
                     let x = input(g, w, "x", heads * n, heads * n)?;
                     let y = g.rms_norm(x, w.norm("norm", n, EPS)?);
@@ -170,31 +161,65 @@ pub(super) fn op_cases(format: WeightFormat) -> Vec<OpCase> {
     }
     for (index, (heads, kv_heads, head_dim)) in HEADS.into_iter().enumerate() {
         let rope = rope_of(head_dim, index);
+        for norms in [false, true] {
+            let rope = rope.clone();
+            let shape = Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window: None };
+            push(
+                format!("rope, cache write and attention of {shape:?}, norms {norms}, {:?}", rope.scaling),
+                CACHED,
+                Box::new(move |g, w| attention_case(g, w, shape, Some(&rope), norms)),
+            );
+        }
+    }
+    cases
+}
+
+/// The cases of ops without weights.
+pub(super) fn weightless_op_cases() -> Vec<OpCase> {
+    let mut cases = Vec::new();
+    let mut push = |name: String, lens, forward: Forward| {
+        let seed = cases.len() as u64;
+        cases.push(OpCase { name, seed, lens, forward });
+    };
+    for n in OUT_WIDTHS {
+        push(
+            format!("add of {n}"),
+            SHORT,
+            Box::new(move |g, w| {
+                let (a, b) = (input(g, w, "a", n, n)?, input(g, w, "b", n, n)?);
+                let y = g.add(a, b);
+                Ok(g.select_outputs(y))
+            }),
+        );
+        push(
+            format!("gated unit of {n}"),
+            SHORT,
+            Box::new(move |g, w| {
+                let (gate, up) = (input(g, w, "gate", n, n)?, input(g, w, "up", n, n)?);
+                let y = g.glu(gate, up, Activation::Silu);
+                Ok(g.select_outputs(y))
+            }),
+        );
+    }
+    for (index, (heads, kv_heads, head_dim)) in HEADS.into_iter().enumerate() {
+        let rope = rope_of(head_dim, index);
         let turned = rope.clone();
         push(
             format!("rope of {heads} heads of {head_dim}, {:?}", rope.scaling),
-            false,
+            SHORT,
             Box::new(move |g, w| {
                 let x = input(g, w, "x", heads * head_dim, heads * head_dim)?;
                 let y = g.rope(x, &turned);
                 Ok(g.select_outputs(y))
             }),
         );
-        for window in [None, Some(1), Some(6)] {
+        let lens = if index == 2 { LONG } else { CACHED };
+        for window in [None, Some(1), Some(6), Some(50)] {
             let shape = Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window };
             push(
                 format!("attention of {shape:?}"),
-                true,
+                lens,
                 Box::new(move |g, w| attention_case(g, w, shape, None, false)),
-            );
-        }
-        for norms in [false, true] {
-            let rope = rope.clone();
-            let shape = Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window: None };
-            push(
-                format!("rope, cache write and attention of {shape:?}, norms {norms}, {:?}", rope.scaling),
-                true,
-                Box::new(move |g, w| attention_case(g, w, shape, Some(&rope), norms)),
             );
         }
     }
