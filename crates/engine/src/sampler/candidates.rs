@@ -14,14 +14,16 @@ pub(super) fn fill(candidates: &mut Vec<Candidate>, logits: &[f32]) {
 }
 
 /// The index of the largest logit, the first of equals; none of none.
-pub(super) fn likeliest(logits: impl Iterator<Item = f32>) -> Option<usize> {
-    let mut best = None;
-    for (index, logit) in logits.enumerate() {
-        if best.is_none_or(|(_, largest)| logit > largest) {
-            best = Some((index, logit));
+pub(super) fn likeliest(logits: &[f32]) -> Option<usize> {
+    let (chunks, rest) = logits.as_chunks::<16>();
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for chunk in chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = if logit > *lane { logit } else { *lane };
         }
     }
-    best.map(|(index, _)| index)
+    let max = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter().position(|&logit| logit == max)
 }
 
 /// The largest logit, -inf of none.

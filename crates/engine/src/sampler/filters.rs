@@ -11,6 +11,8 @@ use super::params::Xtc;
 pub(super) struct Ranked {
     pub(super) key: f32,
     pub(super) id: u32,
+    /// exp(logit - max), where masses are summed; 0 elsewhere.
+    weight: f32,
 }
 
 impl Ranked {
@@ -25,17 +27,44 @@ pub(super) fn top_k(candidates: &mut Vec<Candidate>, k: usize, ranked: &mut Vec<
     if k == 0 || k >= candidates.len() {
         return;
     }
+    rank_likeliest(candidates.iter().map(|candidate| (candidate.id, candidate.logit)), k, ranked);
+    if let Some(last) = ranked.iter().max_by(|a, b| a.order(b)) {
+        candidates.retain(|candidate| by_likelihood(candidate).order(last).is_le());
+    }
+}
+
+/// Leaves the `k` likeliest of `logits` (id, logit) in `ranked`, all if there are fewer, in no order.
+pub(super) fn rank_likeliest(logits: impl Iterator<Item = (u32, f32)> + Clone, k: usize, ranked: &mut Vec<Ranked>) {
+    // Of so many groups, k have a likeliest member at or above the k-th of those: so have the k likeliest of all. A
+    // pass over groups and one over logits is all that touches the vocabulary; 8·k groups leave little more than k.
+    let num_groups = k.saturating_mul(8).max(1);
     ranked.clear();
-    ranked.extend(candidates.iter().map(by_likelihood));
-    let (_, &mut last, _) = ranked.select_nth_unstable_by(k - 1, Ranked::order);
-    candidates.retain(|candidate| by_likelihood(candidate).order(&last).is_le());
+    ranked.resize(num_groups, Ranked { key: f32::INFINITY, id: 0, weight: 0.0 });
+    for (group, (_, logit)) in (0..num_groups).cycle().zip(logits.clone()) {
+        ranked[group].key = ranked[group].key.min(-logit);
+    }
+    let bound = if k == 0 { f32::NEG_INFINITY } else { ranked.select_nth_unstable_by(k - 1, Ranked::order).1.key };
+    ranked.clear();
+    ranked.extend(logits.filter(|&(_, logit)| -logit <= bound).map(|(id, logit)| Ranked {
+        key: -logit,
+        id,
+        weight: 0.0,
+    }));
+    if k > 0 && k < ranked.len() {
+        ranked.select_nth_unstable_by(k - 1, Ranked::order);
+    }
+    ranked.truncate(k);
 }
 
 /// Keeps the likeliest whose probabilities sum to `p`, the one that reaches it included; 1 keeps all.
 pub(super) fn top_p(candidates: &mut Vec<Candidate>, p: f32, ranked: &mut Vec<Ranked>) {
-    if p < 1.0 {
-        keep_mass(candidates, p, ranked, |candidate, _, _| by_likelihood(candidate).key);
+    if p >= 1.0 {
+        return;
     }
+    // All n candidates with a probability below (1 - p) / n have no more than 1 - p together, so the cut is above them.
+    // (Half of it: no rounding reaches that far.)
+    let least = (1.0 - f64::from(p)) / candidates.len() as f64 / 2.0;
+    keep_mass(candidates, p, least, ranked, |candidate, _, _| by_likelihood(candidate).key);
 }
 
 /// Locally typical sampling (arXiv 2202.00666): keeps those whose surprise, -ln p, is closest to the expected surprise,
@@ -51,7 +80,7 @@ pub(super) fn typical(candidates: &mut Vec<Candidate>, p: f32, ranked: &mut Vec<
         let weight = f64::from((candidate.logit - max).exp());
         if weight > 0.0 { entropy - weight / sum * (f64::from(candidate.logit - max) - sum.ln()) } else { entropy }
     });
-    keep_mass(candidates, p, ranked, |candidate, max, sum| {
+    keep_mass(candidates, p, 0.0, ranked, |candidate, max, sum| {
         (sum.ln() - f64::from(candidate.logit - max) - entropy).abs() as f32
     });
 }
@@ -79,48 +108,43 @@ pub(super) fn xtc(candidates: &mut Vec<Candidate>, xtc: &Xtc, uniform: f64) {
 }
 
 fn by_likelihood(candidate: &Candidate) -> Ranked {
-    Ranked { key: -candidate.logit, id: candidate.id }
+    Ranked { key: -candidate.logit, id: candidate.id, weight: 0.0 }
 }
 
 /// Keeps candidates in the order of `key` (of candidate, largest logit, weight sum) until their probabilities sum to
-/// `mass`, the one that reaches it included. Only as much as it takes is sorted: mass is usually reached within few.
+/// `mass`, the one that reaches it included. The cut is found by halving, in linear time. Candidates of a probability
+/// below `least` are known to come after it.
 fn keep_mass(
     candidates: &mut Vec<Candidate>,
     mass: f32,
+    least: f64,
     ranked: &mut Vec<Ranked>,
     key: impl Fn(&Candidate, f32, f64) -> f32,
 ) {
-    if candidates.is_empty() {
-        return;
-    }
     let max = max_logit(candidates);
     let sum = weight_sum(candidates, max);
-    let rank = |candidate: &Candidate| Ranked { key: key(candidate, max, sum), id: candidate.id };
-    ranked.clear();
-    ranked.extend(candidates.iter().map(rank));
-
-    let goal = f64::from(mass) * sum;
-    let weight = |id: u32| {
-        let index = candidates.binary_search_by_key(&id, |candidate| candidate.id).expect("ids come from candidates");
-        f64::from((candidates[index].logit - max).exp())
+    let rank = |candidate: &Candidate| {
+        let weight = (candidate.logit - max).exp();
+        Ranked { key: key(candidate, max, sum), id: candidate.id, weight }
     };
-    let (mut reached, mut sorted) = (0.0, 0);
-    let mut last = ranked[0];
-    while sorted < ranked.len() && reached < goal {
-        let rest = &mut ranked[sorted..];
-        let part = (sorted * 3).max(64).min(rest.len()); // the sorted part grows fourfold: a guess, not measured
-        if part < rest.len() {
-            rest.select_nth_unstable_by(part - 1, Ranked::order);
-        }
-        rest[..part].sort_unstable_by(Ranked::order);
-        for candidate in &rest[..part] {
-            reached += weight(candidate.id);
-            last = *candidate;
-            if reached >= goal {
-                break;
-            }
-        }
-        sorted += part;
+    ranked.clear();
+    ranked.extend(candidates.iter().map(rank).filter(|ranked| f64::from(ranked.weight) >= least * sum));
+
+    let mut missing = f64::from(mass) * sum;
+    let mut part = ranked.as_mut_slice();
+    while part.len() > 1 {
+        let middle = part.len() / 2;
+        part.select_nth_unstable_by(middle, Ranked::order);
+        let (before, after) = part.split_at_mut(middle);
+        let weight: f64 = before.iter().map(|ranked| f64::from(ranked.weight)).sum();
+        part = if weight >= missing {
+            before
+        } else {
+            missing -= weight;
+            after
+        };
     }
-    candidates.retain(|candidate| rank(candidate).order(&last).is_le());
+    if let Some(&last) = part.first() {
+        candidates.retain(|candidate| rank(candidate).order(&last).is_le());
+    }
 }

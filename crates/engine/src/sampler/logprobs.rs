@@ -1,7 +1,7 @@
 //! Log-probabilities of a chosen token and of its likeliest alternatives.
 
 use super::candidates::likeliest;
-use super::filters::Ranked;
+use super::filters::{Ranked, rank_likeliest};
 
 /// Log-probabilities of one prediction: of the model's own distribution, before bias, penalties, filters and
 /// temperature.
@@ -24,20 +24,14 @@ pub struct TokenLogprob {
 
 /// The log-softmax of `logits` at `chosen` and at the `count` largest.
 pub(super) fn logprobs(logits: &[f32], chosen: u32, count: usize, ranked: &mut Vec<Ranked>) -> TokenLogprobs {
-    let max = likeliest(logits.iter().copied()).map_or(0.0, |index| logits[index]);
-    let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
+    let max = likeliest(logits).map_or(0.0, |index| logits[index]);
+    let sum: f64 = logits.iter().map(|logit| f64::from((logit - max).exp())).sum();
     let logprob = |id: u32| (f64::from(logits[id as usize] - max) - sum.ln()) as f32;
 
-    ranked.clear();
-    ranked.extend((0..).zip(logits).map(|(id, logit)| Ranked { key: -logit, id }));
-    let count = count.min(ranked.len());
-    if count > 0 && count < ranked.len() {
-        ranked.select_nth_unstable_by(count - 1, Ranked::order);
-    }
-    let top = &mut ranked[..count];
-    top.sort_unstable_by(Ranked::order);
+    rank_likeliest((0..).zip(logits.iter().copied()), count, ranked);
+    ranked.sort_unstable_by(Ranked::order);
     TokenLogprobs {
         logprob: logprob(chosen),
-        top: top.iter().map(|&Ranked { id, .. }| TokenLogprob { id, logprob: logprob(id) }).collect(),
+        top: ranked.iter().map(|&Ranked { id, .. }| TokenLogprob { id, logprob: logprob(id) }).collect(),
     }
 }

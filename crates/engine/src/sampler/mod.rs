@@ -76,7 +76,7 @@ impl Sampler {
     ) -> Result<SampledToken, Failure> {
         check_finite(logits, history)?;
         let id = if params.is_plain_greedy() {
-            likeliest(logits.iter().copied()).ok_or(Failure::NoTokenLeft)? as u32
+            likeliest(logits).ok_or(Failure::NoTokenLeft)? as u32
         } else {
             self.run_chain(logits, params, history, completion)?
         };
@@ -108,7 +108,8 @@ impl Sampler {
             }
         }
         let chosen = if params.temperature == 0.0 {
-            likeliest(candidates.iter().map(|candidate| candidate.logit))
+            filters::top_k(candidates, 1, ranked);
+            (!candidates.is_empty()).then_some(0)
         } else {
             candidates::draw(candidates, draws.pick)
         };
