@@ -2,6 +2,8 @@
 //!
 //! `golden/chat_template/source.toml` says what made the goldens.
 
+#![expect(clippy::print_stdout, reason = "a test says how much it compared or why it was skipped")]
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,11 @@
 //! What a template can show, found out by rendering marked conversations and looking for the marks.
 
+use std::cell::RefCell;
+
 use serde_json::{Value as Json, json};
 use time::PrimitiveDateTime;
 
-use super::{ChatTemplate, RenderInput};
+use super::{ChatTemplate, RenderInput, TemplateError};
 
 /// What a template can show.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,9 +60,15 @@ const MARK: &str = "mark5f1d0c";
 const OTHER_MARK: &str = "other7b2e9a";
 
 impl Capabilities {
-    /// Renders what the template may or may not show. A render that fails shows nothing.
-    pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
-        let probe = Probe { template };
+    /// Renders what the template may or may not show. A render that fails shows nothing; one that exceeds a limit
+    /// condemns the template.
+    pub(super) fn probe(template: &ChatTemplate) -> Result<Capabilities, TemplateError> {
+        let probe = Probe { template, exceeded: RefCell::new(None) };
+        let capabilities = Capabilities::found(&probe);
+        probe.exceeded.into_inner().map_or(Ok(capabilities), Err)
+    }
+
+    fn found(probe: &Probe<'_>) -> Capabilities {
         let user = |content: &str| json!({ "role": "user", "content": content });
         let part = json!([{ "type": "text", "text": MARK }]);
         let with_part = probe.render(&[json!({ "role": "user", "content": part })]);
@@ -130,6 +138,8 @@ impl Capabilities {
 
 struct Probe<'t> {
     template: &'t ChatTemplate,
+    /// The limit that some render exceeded. Nothing is rendered after that.
+    exceeded: RefCell<Option<TemplateError>>,
 }
 
 impl Probe<'_> {
@@ -141,7 +151,17 @@ impl Probe<'_> {
     }
 
     fn render_input(&self, input: &RenderInput<'_>) -> Option<String> {
-        self.template.render_messages(input.messages.to_vec(), input, 0).ok()
+        if self.exceeded.borrow().is_some() {
+            return None;
+        }
+        match self.template.render_messages(input.messages.to_vec(), input, 0) {
+            Ok(text) => Some(text),
+            Err(error @ (TemplateError::Exhausted { .. } | TemplateError::OutputTooLarge { .. })) => {
+                self.exceeded.replace(Some(error));
+                None
+            }
+            Err(_) => None,
+        }
     }
 
     fn render(&self, messages: &[Json]) -> Option<String> {

@@ -6,11 +6,11 @@ use minijinja::{Error, Value};
 
 use super::args::Args;
 use super::functions::holds;
-use super::methods::{self, capitalize, replace, split_at_spaces, split_lines, strip, width_of};
+use super::methods::{self, capitalize, replace, split_at_spaces, split_lines, strip, strip_charged, width_of};
 use super::ops::{self, get_attribute, join_strings};
 use super::value::{
-    Number, as_dict, as_int, as_list, as_number, as_str, charge, charge_elements, compare, equal, fail, iterate, list,
-    to_str, tuple, type_name,
+    Number, TRANSFORMED_PER_COPIED, as_dict, as_int, as_list, as_number, as_str, charge, charge_elements, compare,
+    equal, fail, iterate, list, to_str, tuple, type_name,
 };
 use super::{json, printf};
 
@@ -123,7 +123,7 @@ fn only(args: Args) -> Result<Value, Error> {
 /// A filter of the value's string alone.
 fn text(args: Args, filter: fn(&str) -> String) -> Result<Value, Error> {
     let text = to_str(&only(args)?)?;
-    charge(text.len())?;
+    charge(text.len().saturating_mul(TRANSFORMED_PER_COPIED))?;
     Ok(Value::from(filter(&text)))
 }
 
@@ -403,6 +403,8 @@ fn folded(value: &Value, fold: bool) -> Result<Value, Error> {
 
 /// The values in the order of their keys; equal ones keep their order, also in reverse.
 fn sorted(mut keyed: Vec<(Value, Value)>, reverse: bool) -> Result<Vec<Value>, Error> {
+    // Each comparison of n·log(n) is charged as part of an element visited.
+    charge_elements(keyed.len().saturating_mul(keyed.len().max(2).ilog2() as usize) / 2)?;
     let mut failure = None;
     keyed.sort_by(|(a, _), (b, _)| {
         let order = compare(a, b).unwrap_or_else(|error| {
@@ -607,8 +609,5 @@ fn title(text: &str) -> String {
 
 fn trim(args: Args) -> Result<Value, Error> {
     let [value, chars] = args.bind(1, ["value", "chars"])?;
-    let text = to_str(&value.unwrap_or_default())?;
-    let chars = chars.filter(|chars| !chars.is_none());
-    charge(text.len())?;
-    Ok(Value::from(strip(&text, chars.as_ref().map(as_str).transpose()?, true, true)))
+    strip_charged(&to_str(&value.unwrap_or_default())?, chars, true, true)
 }

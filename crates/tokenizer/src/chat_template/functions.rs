@@ -33,7 +33,8 @@ pub(super) fn set_clock(now: PrimitiveDateTime) {
 
 /// Puts every global, filter, test and method that templates may use into an empty environment.
 pub(super) fn install(env: &mut Environment<'_>) {
-    let globals: [(&str, fn(Args) -> Result<Value, Error>); 6] = [
+    type Global = fn(Args) -> Result<Value, Error>;
+    let globals: [(&str, Global); 6] = [
         ("range", range),
         ("dict", make_dict),
         ("namespace", namespace),

@@ -6,8 +6,8 @@ use minijinja::{Error, Value};
 use super::args::Args;
 use super::printf::MAX_WIDTH;
 use super::value::{
-    Number, as_dict, as_int, as_list, as_number, as_str, charge_elements, compare, fail, float_repr, from_json, push,
-    type_name,
+    Number, as_dict, as_int, as_list, as_number, as_str, charge, charge_elements, compare, fail, float_repr, from_json,
+    push, type_name,
 };
 
 /// The filter `tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, whose defaults are
@@ -54,6 +54,9 @@ fn indentation(indent: &Value) -> Result<String, Error> {
         spaces => Err(fail(format!("tojson() was asked to indent by {spaces}, at most {MAX_WIDTH} is allowed"))),
     }
 }
+
+/// What one escaped character is charged.
+const ESCAPE_BYTES: usize = 16;
 
 struct Writer {
     out: String,
@@ -143,36 +146,33 @@ impl Writer {
 
     fn write_str(&mut self, text: &str) -> Result<(), Error> {
         push(&mut self.out, "\"")?;
-        // Runs without escapes are copied whole.
-        let mut rest = text;
-        while let Some(at) = rest.find(|c: char| self.escapes(c)) {
-            let (plain, tail) = rest.split_at(at);
-            push(&mut self.out, plain)?;
-            let mut chars = tail.chars();
-            if let Some(c) = chars.next() {
-                push(&mut self.out, &escape(c))?;
-            }
-            rest = chars.as_str();
+        let (mut copied, ensure_ascii) = (0, self.ensure_ascii);
+        for (at, c) in text.char_indices().filter(|(_, c)| is_escaped(*c, ensure_ascii)) {
+            // Runs without escapes are copied whole; an escape takes as long as many bytes of a run.
+            push(&mut self.out, text.get(copied..at).unwrap_or(""))?;
+            charge(ESCAPE_BYTES)?;
+            write_escape(&mut self.out, c);
+            copied = at + c.len_utf8();
         }
-        push(&mut self.out, rest)?;
+        push(&mut self.out, text.get(copied..).unwrap_or(""))?;
         push(&mut self.out, "\"")
-    }
-
-    fn escapes(&self, c: char) -> bool {
-        c < ' ' || c == '"' || c == '\\' || (self.ensure_ascii && c > '~')
     }
 }
 
-fn escape(c: char) -> String {
+fn is_escaped(c: char, ensure_ascii: bool) -> bool {
+    c < ' ' || c == '"' || c == '\\' || (ensure_ascii && c > '~')
+}
+
+fn write_escape(out: &mut String, c: char) {
     match c {
-        '"' => "\\\"".to_owned(),
-        '\\' => "\\\\".to_owned(),
-        '\n' => "\\n".to_owned(),
-        '\r' => "\\r".to_owned(),
-        '\t' => "\\t".to_owned(),
-        '\u{8}' => "\\b".to_owned(),
-        '\u{c}' => "\\f".to_owned(),
-        c => c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect(),
+        '"' => out.push_str("\\\""),
+        '\\' => out.push_str("\\\\"),
+        '\n' => out.push_str("\\n"),
+        '\r' => out.push_str("\\r"),
+        '\t' => out.push_str("\\t"),
+        '\u{8}' => out.push_str("\\b"),
+        '\u{c}' => out.push_str("\\f"),
+        c => out.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}"))),
     }
 }
 

@@ -10,7 +10,7 @@ use minijinja::machinery::ast::{self, BinOpKind, CallArg, CompareOpKind, Expr, S
 
 use super::TemplateError;
 use super::methods::is_method_name;
-use super::ops::{self, Native};
+use super::ops::{self, Native, Operator};
 
 /// The most elements in one literal or arguments in one lowered call.
 const MAX_ELEMENTS: usize = 4_096;
@@ -236,7 +236,7 @@ fn expr<'s>(node: &Expr<'s>) -> Result<Expr<'s>, TemplateError> {
 
 fn lower_binary<'s>(binary: &Spanned<ast::BinOp<'s>>) -> Result<Expr<'s>, TemplateError> {
     let span = binary.span();
-    let function: (&'static str, fn(&[Value]) -> Result<Value, minijinja::Error>) = match binary.op {
+    let (name, function): (&'static str, Operator) = match binary.op {
         BinOpKind::ScAnd | BinOpKind::ScOr => {
             let lowered = ast::BinOp { op: binary.op, left: expr(&binary.left)?, right: expr(&binary.right)? };
             return Ok(Expr::BinOp(Spanned::new(lowered, span)));
@@ -272,7 +272,7 @@ fn lower_binary<'s>(binary: &Spanned<ast::BinOp<'s>>) -> Result<Expr<'s>, Templa
     }
     terms.push(expr(left)?);
     terms.reverse();
-    Ok(call(function.0, function.1, within(terms, span)?, span))
+    Ok(call(name, function, within(terms, span)?, span))
 }
 
 fn spelling(op: CompareOpKind) -> &'static str {
@@ -355,12 +355,7 @@ fn constant<'s>(value: Value, span: Span) -> Expr<'s> {
 }
 
 /// A call of one of our functions on `args`.
-fn call<'s>(
-    name: &'static str,
-    function: fn(&[Value]) -> Result<Value, minijinja::Error>,
-    args: Vec<Expr<'s>>,
-    span: Span,
-) -> Expr<'s> {
+fn call<'s>(name: &'static str, function: Operator, args: Vec<Expr<'s>>, span: Span) -> Expr<'s> {
     let callee = constant(Native::value(name, function), span);
     Expr::Call(Spanned::new(ast::Call { expr: callee, args: args.into_iter().map(CallArg::Pos).collect() }, span))
 }

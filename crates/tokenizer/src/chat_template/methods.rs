@@ -11,7 +11,8 @@ use super::functions::is_cased;
 use super::ops::join_strings;
 use super::printf::{self, MAX_WIDTH};
 use super::value::{
-    as_dict, as_int, as_list, as_str, charge, charge_elements, equal, fail, iterate, list, tuple, type_name,
+    TRANSFORMED_PER_COPIED, as_dict, as_int, as_list, as_str, charge, charge_elements, equal, fail, iterate, list,
+    tuple, type_name,
 };
 
 const STR: &[&str] = &[
@@ -224,6 +225,7 @@ fn str_method(text: &str, name: &str, args: Args) -> Result<Value, Error> {
         _ => {}
     }
     let [] = args.bind(0, [])?;
+    charge(text.len().saturating_mul(TRANSFORMED_PER_COPIED))?;
     let all = |test: fn(char) -> bool| Value::from(!text.is_empty() && text.chars().all(test));
     Ok(match name {
         "lower" => Value::from(text.to_lowercase()),
@@ -259,9 +261,17 @@ pub(super) fn strip<'a>(text: &'a str, chars: Option<&str>, left: bool, right: b
 
 fn stripped(text: &str, args: Args, left: bool, right: bool) -> Result<Value, Error> {
     let [chars] = args.bind(0, ["chars"])?;
+    strip_charged(text, chars, left, right)
+}
+
+/// [`strip`] of characters that a template gives, charged for the set made of them and each one looked up in it.
+pub(super) fn strip_charged(text: &str, chars: Option<Value>, left: bool, right: bool) -> Result<Value, Error> {
     let chars = chars.filter(|chars| !chars.is_none());
-    charge(chars.as_ref().and_then(|chars| chars.as_str()).map_or(0, str::len))?;
-    Ok(Value::from(strip(text, chars.as_ref().map(as_str).transpose()?, left, right)))
+    let chars = chars.as_ref().map(as_str).transpose()?;
+    let set_bytes = chars.map_or(0, |chars| chars.len().saturating_mul(4 * TRANSFORMED_PER_COPIED));
+    let looked_up = if chars.is_some() { text.len().saturating_mul(TRANSFORMED_PER_COPIED) } else { text.len() };
+    charge(set_bytes.saturating_add(looked_up))?;
+    Ok(Value::from(strip(text, chars, left, right)))
 }
 
 fn split(text: &str, args: Args, from_right: bool) -> Result<Value, Error> {

@@ -33,7 +33,7 @@ mod worker;
 use serde_json::Value as Json;
 use time::PrimitiveDateTime;
 
-pub use capabilities::Capabilities;
+pub use capabilities::{Capabilities, Content};
 use worker::{Job, Worker};
 
 /// A compiled chat template. Cheap to share: renders take `&self`, from any thread, one at a time.
@@ -91,7 +91,8 @@ pub struct Limits {
     pub source_bytes: usize,
     /// Steps of the template engine per render.
     pub fuel: u64,
-    /// Bytes that a render may copy in all, each element of a list counted as 64: this bounds its memory as well.
+    /// Bytes that a render may copy in all, beside 16 for each byte of input; lists and dicts count by what their
+    /// elements take. A render's memory is bounded by it.
     pub budget_bytes: u64,
     /// Bytes of output that are always allowed; four times the input's bytes come on top.
     pub output_bytes: u64,
@@ -99,7 +100,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { source_bytes: 256 << 10, fuel: 2_000_000, budget_bytes: 512 << 20, output_bytes: 1 << 20 }
+        Limits { source_bytes: 256 << 10, fuel: 2_000_000, budget_bytes: 256 << 20, output_bytes: 1 << 20 }
     }
 }
 
@@ -195,7 +196,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// When the source is too long or too deep, or is not a template.
+    /// When the source is too long or too deep, is not a template, or exceeds a limit on a conversation of two words.
     pub fn new(source: &str) -> Result<ChatTemplate, TemplateError> {
         ChatTemplate::with_limits(source, Limits::default())
     }
@@ -211,7 +212,7 @@ impl ChatTemplate {
         }
         let worker = Worker::start(normalized(source), limits.clone())?;
         let mut template = ChatTemplate { worker, limits, capabilities: Capabilities::default() };
-        template.capabilities = Capabilities::probe(&template);
+        template.capabilities = Capabilities::probe(&template)?;
         Ok(template)
     }
 
@@ -290,7 +291,12 @@ impl ChatTemplate {
         variables.insert("documents".to_owned(), or_null(input.documents));
         variables.insert("add_generation_prompt".to_owned(), input.add_generation_prompt.into());
         let output_bytes_max = self.limits.output_bytes.saturating_add(bytes.saturating_mul(4));
-        self.worker.render(Job { variables, now: input.now, output_bytes_max })
+        self.worker.render(Job {
+            variables,
+            now: input.now,
+            output_bytes_max,
+            budget_bytes: self.limits.budget_bytes.saturating_add(bytes.saturating_mul(16)),
+        })
     }
 }
 

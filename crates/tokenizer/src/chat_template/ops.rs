@@ -12,14 +12,17 @@ use super::value::{
 };
 use super::{methods, printf};
 
+/// An operator: its operands in order, already evaluated.
+pub(super) type Operator = fn(&[Value]) -> Result<Value, Error>;
+
 /// A function of ours that compiled templates call without looking up a name.
 pub(super) struct Native {
     name: &'static str,
-    function: fn(&[Value]) -> Result<Value, Error>,
+    function: Operator,
 }
 
 impl Native {
-    pub(super) fn value(name: &'static str, function: fn(&[Value]) -> Result<Value, Error>) -> Value {
+    pub(super) fn value(name: &'static str, function: Operator) -> Value {
         Value::from_object(Native { name, function })
     }
 }

@@ -18,10 +18,14 @@ use super::methods;
 
 /// How deep containers may nest. JSON arrives at most 128 deep; templates wrap a few more levels around it.
 pub(super) const MAX_DEPTH: u16 = 256;
-/// What one element of a container is charged: a value, and its share of a hash table.
-const ELEMENT_BYTES: usize = 64;
+/// What one element of a list is charged.
+const ELEMENT_BYTES: usize = size_of::<Value>();
+/// What one entry of a dict is charged: two values, a hash and a share of the table.
+const ENTRY_BYTES: usize = 3 * ELEMENT_BYTES;
 /// Comparing is charged less than copying: it takes no memory.
 const COMPARED_PER_COPIED: usize = 16;
+/// Going through text character by character is charged more.
+pub(super) const TRANSFORMED_PER_COPIED: usize = 4;
 
 thread_local! {
     /// Bytes that the render on this thread may still copy. Renders own their thread, so this is one render's.
@@ -127,7 +131,7 @@ impl Dict {
 
 /// Makes a dict; a key that comes twice keeps its first place and its last value.
 pub(super) fn dict(pairs: Vec<(Value, Value)>) -> Result<Value, Error> {
-    charge_elements(pairs.len())?;
+    charge(pairs.len().saturating_mul(ENTRY_BYTES))?;
     let depth = depth_around(pairs.iter().map(|(_, value)| value))?;
     let mut entries = IndexMap::with_capacity(pairs.len());
     for (key, value) in pairs {
@@ -505,7 +509,7 @@ pub(super) fn push(out: &mut String, text: &str) -> Result<(), Error> {
 }
 
 fn write_repr_of_str(out: &mut String, text: &str) -> Result<(), Error> {
-    charge(text.len() + 2)?;
+    charge(text.len().saturating_mul(TRANSFORMED_PER_COPIED))?;
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
     for c in text.chars() {

@@ -28,6 +28,7 @@ pub(super) struct Job {
     pub(super) variables: serde_json::Map<String, serde_json::Value>,
     pub(super) now: PrimitiveDateTime,
     pub(super) output_bytes_max: u64,
+    pub(super) budget_bytes: u64,
 }
 
 /// The thread of one template. Renders wait for each other; each takes milliseconds.
@@ -115,7 +116,7 @@ fn serve(
         return Ok(());
     }
     for (job, reply) in jobs {
-        let render = AssertUnwindSafe(|| render(&env, &instructions, &blocks, limits, job));
+        let render = AssertUnwindSafe(|| render(&env, &instructions, &blocks, job));
         // The client may be gone.
         let _ = reply.send(catch_unwind(render).unwrap_or(Err(TemplateError::Panicked)));
     }
@@ -126,11 +127,10 @@ fn render<'s>(
     env: &'s Environment<'s>,
     instructions: &Instructions<'s>,
     blocks: &BTreeMap<&'s str, Instructions<'s>>,
-    limits: &Limits,
     job: Job,
 ) -> Result<String, TemplateError> {
     set_clock(job.now);
-    value::set_budget(limits.budget_bytes, job.output_bytes_max.saturating_mul(EMISSIONS_PER_BYTE));
+    value::set_budget(job.budget_bytes, job.output_bytes_max.saturating_mul(EMISSIONS_PER_BYTE));
     let variables = serde_json::Value::Object(job.variables);
     let root = value::from_json(&variables).map_err(|error| template_error(&error, job.output_bytes_max))?;
     drop(variables);
