@@ -64,7 +64,7 @@ pub(super) fn top_p(candidates: &mut Vec<Candidate>, p: f32, ranked: &mut Vec<Ra
     // All n candidates with a probability below (1 - p) / n have no more than 1 - p together, so the cut is above them.
     // (Half of it: no rounding reaches that far.)
     let least = (1.0 - f64::from(p)) / candidates.len() as f64 / 2.0;
-    keep_mass(candidates, p, least, ranked, |candidate, _, _| by_likelihood(candidate).key);
+    keep_mass(candidates, p, least, ranked, |candidate| by_likelihood(candidate).key);
 }
 
 /// Locally typical sampling (arXiv 2202.00666): keeps those whose surprise, -ln p, is closest to the expected surprise,
@@ -75,13 +75,14 @@ pub(super) fn typical(candidates: &mut Vec<Candidate>, p: f32, ranked: &mut Vec<
     }
     let max = max_logit(candidates);
     let sum = weight_sum(candidates, max);
-    // ln p = logit - max - ln sum, and the entropy is the mean of -ln p. What has no weight has no share in it.
+    let log_sum = sum.ln();
+    // ln p = logit - max - log_sum, and the entropy is the mean of -ln p. What has no weight has no share in it.
     let entropy = candidates.iter().fold(0.0, |entropy, candidate| {
         let weight = f64::from((candidate.logit - max).exp());
-        if weight > 0.0 { entropy - weight / sum * (f64::from(candidate.logit - max) - sum.ln()) } else { entropy }
+        if weight > 0.0 { entropy - weight / sum * (f64::from(candidate.logit - max) - log_sum) } else { entropy }
     });
-    keep_mass(candidates, p, 0.0, ranked, |candidate, max, sum| {
-        (sum.ln() - f64::from(candidate.logit - max) - entropy).abs() as f32
+    keep_mass(candidates, p, 0.0, ranked, |candidate| {
+        (log_sum - f64::from(candidate.logit - max) - entropy).abs() as f32
     });
 }
 
@@ -111,7 +112,7 @@ fn by_likelihood(candidate: &Candidate) -> Ranked {
     Ranked { key: -candidate.logit, id: candidate.id, weight: 0.0 }
 }
 
-/// Keeps candidates in the order of `key` (of candidate, largest logit, weight sum) until their probabilities sum to
+/// Keeps candidates in the order of `key` until their probabilities sum to
 /// `mass`, the one that reaches it included. The cut is found by halving, in linear time. Candidates of a probability
 /// below `least` are known to come after it.
 fn keep_mass(
@@ -119,13 +120,13 @@ fn keep_mass(
     mass: f32,
     least: f64,
     ranked: &mut Vec<Ranked>,
-    key: impl Fn(&Candidate, f32, f64) -> f32,
+    key: impl Fn(&Candidate) -> f32,
 ) {
     let max = max_logit(candidates);
     let sum = weight_sum(candidates, max);
     let rank = |candidate: &Candidate| {
         let weight = (candidate.logit - max).exp();
-        Ranked { key: key(candidate, max, sum), id: candidate.id, weight }
+        Ranked { key: key(candidate), id: candidate.id, weight }
     };
     ranked.clear();
     ranked.extend(candidates.iter().map(rank).filter(|ranked| f64::from(ranked.weight) >= least * sum));

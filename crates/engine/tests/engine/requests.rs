@@ -1,6 +1,6 @@
 //! The engine from outside: what a caller relies on, one thing a test.
 
-use engine::null::NullExecutable;
+use engine::null::{Fault, NullExecutable};
 use engine::{
     CacheDomain, Engine, EngineConfig, EngineError, Failure, FinishReason, Output, Request, RequestId, Sampler,
     SamplingParams,
@@ -147,6 +147,24 @@ fn a_prefix_is_not_shared_across_domains() {
     assert_eq!(cached(&mut engine, 1), 0);
     assert_eq!(cached(&mut engine, 2), 0);
     assert_eq!(cached(&mut engine, 1), 16);
+}
+
+#[test]
+fn blocks_of_a_text_with_a_numeric_fault_are_not_reused() {
+    let mut watched = Watched::new(config());
+    let mut cached_tokens = |last_fault: Option<Fault>| {
+        let id = watched.submit(request(&[5; 21], 3)).unwrap();
+        // Two chunks of prompt with the first token, a second token, and the third or the fault.
+        let mut outputs = Vec::new();
+        while watched.tokens(id, 0).is_some_and(|tokens| tokens.len() < 23) {
+            outputs.extend(watched.step(None).unwrap());
+        }
+        outputs.extend(watched.step(last_fault).unwrap());
+        last(&outputs, id).usage.cached_tokens
+    };
+    assert_eq!(cached_tokens(None), 0);
+    assert_eq!(cached_tokens(Some(Fault::NotANumber { output: 0 })), 20);
+    assert_eq!(cached_tokens(None), 0);
 }
 
 #[test]

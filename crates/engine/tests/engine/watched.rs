@@ -103,6 +103,11 @@ impl Watched {
         self.live.keys().copied()
     }
 
+    /// The text of a live completion, prompt included.
+    pub(crate) fn tokens(&self, request: RequestId, completion: usize) -> Option<&[u32]> {
+        self.live.get(&(request, completion)).map(|live| live.tokens.as_slice())
+    }
+
     pub(crate) fn cancel(&mut self, request: RequestId) -> Result<(), String> {
         let outputs = self.engine.cancel(request);
         let expected: Vec<_> = self.live().filter(|&(id, _)| id == request).collect();
