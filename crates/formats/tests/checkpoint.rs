@@ -245,3 +245,48 @@ fn damaged_numbers_are_found_when_asked_for() {
     assert_eq!(cause, expected);
     checkpoint.check_finite("model.norm.weight").unwrap();
 }
+
+#[test]
+fn a_scale_that_is_infinite_is_found_in_a_block_format() {
+    let mut bytes = valid::ramp(WeightFormat::Q8_0, &[2, 64], 0).bytes().to_vec();
+    bytes[3 * 34..3 * 34 + 2].copy_from_slice(&0x7c00u16.to_le_bytes());
+    let mut writer = valid::gguf_writer("qwen2");
+    writer.tensor("blk.0.ffn_up.weight", &Tensor::new(WeightFormat::Q8_0, vec![2, 64], bytes.into()).unwrap());
+    let checkpoint = open_gguf(&writer);
+    let error = checkpoint.check_finite("model.layers.0.mlp.up_proj.weight").unwrap_err();
+    assert!(std::error::Error::source(&error).unwrap().to_string().contains("holds inf at element 96"));
+    assert_eq!(checkpoint.weight_files().collect::<Vec<_>>(), ["model.gguf"]);
+}
+
+#[test]
+fn gguf_has_templates_by_name_and_integers_of_any_width() {
+    let mut writer = GgufWriter::new();
+    let nested = Array::of_arrays([&Array::of_i32(&[1, -2]), &Array::of_f32(&[])]);
+    writer
+        .metadata("general.architecture", Value::String("qwen3".into()))
+        .metadata("tokenizer.chat_template.tool_use", Value::String("T".into()))
+        .metadata("qwen3.block_count", Value::I8(3))
+        .metadata("qwen3.embedding_length", Value::I16(48))
+        .metadata("qwen3.attention.head_count", Value::Array(Array::of_i32(&[4, 4, 4])))
+        .metadata("qwen3.feed_forward_length", Value::U8(200))
+        .metadata("x.nested", Value::Array(nested.clone()));
+    let checkpoint = open_gguf(&writer);
+    assert_eq!(checkpoint.chat_templates.named, [("tool_use".to_string(), "T".to_string())]);
+    let numbers = ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"];
+    assert_eq!(numbers.map(|key| checkpoint.config[key].as_u64()), [Some(3), Some(48), Some(4), Some(4), Some(12)]);
+    assert!(checkpoint.metadata.contains(&("x.nested".into(), "2 × Array".into())));
+
+    let gguf = Gguf::read(writer.to_bytes()).unwrap();
+    assert_eq!((gguf.version(), gguf.alignment()), (3, 32));
+    let inner: Vec<Value> = nested.values("x.nested").map(Result::unwrap).collect();
+    assert_eq!(inner, [Value::Array(Array::of_i32(&[1, -2])), Value::Array(Array::of_f32(&[]))]);
+    assert_eq!(gguf.metadata().get("x.nested"), Some(&Value::Array(nested)));
+    assert_eq!(gguf.metadata().i32s("qwen3.attention.head_count").unwrap(), Some(vec![4, 4, 4]));
+}
+
+#[test]
+fn a_format_that_safetensors_does_not_have_is_not_written() {
+    let tensors = [("x".to_string(), valid::ramp(WeightFormat::Q8_0, &[1, 32], 0))];
+    let error = safetensors::write(&tensors, &[]).unwrap_err().to_string();
+    assert_eq!(error, "tensor `x` is of type Q8_0, which no reader here covers; covered are F32, F16, BF16");
+}

@@ -1,6 +1,8 @@
 //! The tensor types of GGUF: every published id, with its name and block size.
 //!
-//! Source    `enum ggml_type` and the block structs of ggml, as of November 2026. Ids are never reused.
+//! Source    `enum ggml_type` and the block structs of ggml, as of November 2026. Ids are never reused. All sizes but
+//!           one also agree with the `gguf` Python package (0.19); Q8_1 has 40 bytes there and 36 in ggml itself, and
+//!           is in no published file.
 
 use tensor::WeightFormat;
 

@@ -60,6 +60,9 @@ fn files_beside_the_weights() {
     report.refuses("an empty configuration", &config(""));
     report.refuses("a configuration cut short", &config(r#"{"hidden_size": 12"#));
     report.refuses("a configuration that is a list", &config("[]"));
+    report.refuses("a configuration that is null", &config("null"));
+    report.refuses("a configuration that is a boolean", &config("true"));
+    report.refuses("a configuration that is a number", &config("-7"));
     report.refuses("a configuration that is a string", &config(r#""llama""#));
     report.refuses("a key twice", &config(r#"{"hidden_size": 1, "hidden_size": 2}"#));
     report.refuses("NaN, as Python writes it", &config(r#"{"rms_norm_eps": NaN}"#));

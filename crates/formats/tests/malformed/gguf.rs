@@ -155,6 +155,10 @@ fn tensors() {
         llama(2, 0).tensor("one", &[8], F32, 0).tensor("other", &[8], F32, 0).data(64).done()
     });
     refuses("a tensor twice", llama(2, 0).tensor("x", &[8], F32, 0).tensor("x", &[8], F32, 32).data(64).done());
+    refuses("one tensor under both of its names", {
+        let first = llama(2, 0).tensor("token_embd.weight", &[8], F32, 0);
+        first.tensor("model.embed_tokens.weight", &[8], F32, 32).data(64).done()
+    });
     refuses("a name that is not UTF-8", {
         llama(1, 0).u64(1).bytes(b"\xff").u32(1).u64(8).u32(F32).u64(0).data(64).done()
     });
