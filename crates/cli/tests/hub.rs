@@ -366,13 +366,16 @@ fn a_pull_killed_at_200_random_moments_is_always_resumed() {
     let files =
         vec![text("config.json", "{}"), weights("model.safetensors", 600_000), text("tokenizer.json", "{\"a\": 1}")];
     let server = Server::start(files.clone(), |_| Act::Slowly(Duration::from_micros(200)));
+    let started = Instant::now();
+    Home::new(&server).run(&["pull", "org/repo"]).succeeded();
+    let whole_us = started.elapsed().as_micros() as u64; // on this machine, as busy as it is
     let mut home = Home::new(&server);
     let mut random = 12345_u64;
     let mut completed = 0;
     for _ in 0..200 {
         let mut pull = home.command(&["pull", "org/repo"]).spawn().unwrap();
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        thread::sleep(Duration::from_micros((random >> 33) % 45_000));
+        thread::sleep(Duration::from_micros((random >> 33) % (whole_us * 5 / 4)));
         let ended = pull.try_wait().unwrap();
         pull.kill().unwrap(); // SIGKILL
         pull.wait().unwrap();
@@ -406,7 +409,7 @@ fn two_pulls_at_once_share_the_work() {
 
 #[test]
 fn rm_waits_for_no_pull_but_refuses() {
-    let server = Server::start(one_gguf(200_000), |_| Act::Slowly(Duration::from_millis(100)));
+    let server = Server::start(one_gguf(200_000), |_| Act::Slowly(Duration::from_millis(200)));
     let home = Home::new(&server);
     let mut pull = home.command(&["pull", "org/repo"]).spawn().unwrap();
     while server.gets().is_empty() {

@@ -339,6 +339,19 @@ fn a_crash_at_any_call_is_resumed_whatever_the_disk_kept() {
 }
 
 #[test]
+fn a_finished_pull_survives_a_power_cut() {
+    for (torn, names) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (_folder, repo) = new_cache();
+        let disk = FaultyDisk::new(usize::MAX, Fault::Crash);
+        pull(&disk, &repo).unwrap();
+        let loss = Loss { torn, names };
+        disk.state.borrow().lose(loss);
+        assert!(repo.reference("main").exists(), "{loss:?}");
+        check_invariants(&repo, &format!("{loss:?}"));
+    }
+}
+
+#[test]
 fn a_full_disk_is_told_with_the_file_and_the_missing_bytes() {
     let mut messages = Vec::new();
     for k in 1.. {

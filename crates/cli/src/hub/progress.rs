@@ -32,7 +32,7 @@ impl FileProgress {
             Shown::Lines
         } else {
             let style =
-                "{msg:30!} {bar:24} {binary_bytes:>10} / {binary_total_bytes:10} {binary_bytes_per_sec:>12} {eta:>4}";
+                "{msg:32!} {wide_bar} {binary_bytes:>9}/{binary_total_bytes} {binary_bytes_per_sec:>11} {eta:>4}";
             let style = ProgressStyle::with_template(style).expect("the template is a constant and well formed");
             let bar = ProgressBar::with_draw_target(Some(size), ProgressDrawTarget::stderr()).with_style(style);
             Shown::Bar(bar.with_message(name.to_owned()))
