@@ -6,6 +6,7 @@
 //!
 //! Knows nothing of models, files, flags or the environment.
 
+mod bandwidth;
 mod isa;
 mod kernels;
 mod kv_cache;

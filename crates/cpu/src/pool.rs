@@ -317,6 +317,10 @@ fn pin_to(_processor: usize) {}
 mod tests {
     use super::*;
 
+    fn add_one(count: &AtomicUsize) {
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
     #[test]
     fn every_worker_sees_what_the_others_wrote_before_the_barrier() {
         for count in [1, 2, 3, 5] {
@@ -342,8 +346,8 @@ mod tests {
         let next = AtomicUsize::new(0);
         let (turns, shares): ([AtomicUsize; 10], [AtomicUsize; 10]) = Default::default();
         team.run(&|worker| {
-            worker.take_turns(&next, 10).for_each(|item| drop(turns[item].fetch_add(1, Ordering::Relaxed)));
-            worker.share(10).for_each(|item| drop(shares[item].fetch_add(1, Ordering::Relaxed)));
+            worker.take_turns(&next, 10).for_each(|item| add_one(&turns[item]));
+            worker.share(10).for_each(|item| add_one(&shares[item]));
         })
         .unwrap();
         assert!(turns.iter().chain(&shares).all(|count| count.load(Ordering::Relaxed) == 1));
@@ -377,7 +381,7 @@ mod tests {
         for _ in 0..3 {
             thread::sleep(SPIN_BEFORE_PARK * 3);
             let ran = AtomicUsize::new(0);
-            team.run(&|_| drop(ran.fetch_add(1, Ordering::Relaxed))).unwrap();
+            team.run(&|_| add_one(&ran)).unwrap();
             assert_eq!(ran.load(Ordering::Relaxed), 2);
         }
     }

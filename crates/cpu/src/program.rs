@@ -129,8 +129,7 @@ pub(crate) struct Project {
     pub(crate) select: bool,
     pub(crate) norm: Option<NormRef>,
     pub(crate) projections: Vec<Projection>,
-    /// Whether some weight multiplies floats, and whether some multiplies quantised rows.
-    pub(crate) floats: bool,
+    /// Whether some weight multiplies quantised rows.
     pub(crate) quantized: bool,
     pub(crate) variant: ProjectVariant,
     /// Where shared normalised rows are.
@@ -402,8 +401,7 @@ impl Compiler<'_> {
         let x = self.place(x);
         let k = x.width;
         let tensors = || projections.iter().flat_map(|p| [Some(p.linear), p.up]).flatten().map(|l| &self.source.weights[l.weight]);
-        let is_q8 = |tensor: &&Tensor| tensor.format() == WeightFormat::Q8_0;
-        let (quantized, floats) = (tensors().any(|t| is_q8(&t)), tensors().any(|t| !is_q8(&t)));
+        let quantized = tensors().any(|tensor| tensor.format() == WeightFormat::Q8_0);
         let rows = if select { self.shape.outputs } else { self.rows(x.rows) };
         let columns = projections.iter().map(|projection| projection.out.width).sum();
         let row_bytes = tensors().map(Tensor::row_bytes).max().unwrap_or(0);
@@ -422,7 +420,7 @@ impl Compiler<'_> {
         if projections.iter().any(|projection| projection.up.is_some()) {
             worker.up = worker.up.max(rows * variant.chunk_columns);
         }
-        Work::Project(Project { x, select, norm: norm.map(NormRef::from), projections, floats, quantized, variant, rows_start })
+        Work::Project(Project { x, select, norm: norm.map(NormRef::from), projections, quantized, variant, rows_start })
     }
 }
 

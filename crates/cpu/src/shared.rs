@@ -29,11 +29,6 @@ impl<'a, T> SharedSlice<'a, T> {
         Self { start: slice.as_mut_ptr(), len: slice.len(), borrow: PhantomData }
     }
 
-    /// Elements in the slice.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
     /// The elements of `range`, to read.
     ///
     /// # Safety

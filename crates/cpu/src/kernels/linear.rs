@@ -26,6 +26,12 @@ const NARROW_ROWS: usize = 3;
 /// Rows of W in it.
 const NARROW_COLUMNS: usize = 2;
 
+/// Bytes of each row of W that are asked for ahead of use while few rows of x make the weights' way from memory the
+/// bound; with [`TILE_COLUMNS`] rows at once this covers the latency of memory.
+pub(crate) const PREFETCH_BYTES: usize = 1024;
+/// Rows of x in a tile up to which weights are asked for ahead.
+const PREFETCH_MAX_ROWS: usize = 4;
+
 /// A weight that widens to f32 exactly.
 pub(crate) trait Widen: bytemuck::Pod {
     /// Sixteen weights.
@@ -214,7 +220,15 @@ fn dot_tile<S: Simd, W: Widen, const MR: usize, const NR: usize>(
         w_vectors[n] = &w[n].as_chunks().0[..vectors];
     }
     let mut sums = [[s.splat(0.0); NR]; MR];
+    let ahead = PREFETCH_BYTES / size_of::<[W; LANES]>();
     for i in 0..vectors {
+        if MR <= PREFETCH_MAX_ROWS {
+            // Past the end of these rows come those of the next tile, which lie behind the last of these.
+            let next = if i + ahead < vectors { (i + ahead) * LANES } else { (i + ahead) * LANES + (NR - 1) * k };
+            for n in 0..NR {
+                s.prefetch(w[n].as_ptr().wrapping_add(next));
+            }
+        }
         let mut weights = [s.splat(0.0); NR];
         for n in 0..NR {
             weights[n] = W::load(s, &w_vectors[n][i]);

@@ -25,6 +25,9 @@ pub(crate) const PANEL_MIN_ROWS: usize = 24;
 /// Rows of x that go through a panel together.
 const PANEL_TILE_ROWS: usize = 8;
 
+/// Blocks of each row of W that are asked for ahead of use: sixteen rows of them cover the latency of memory.
+const PREFETCH_BLOCKS: usize = 8;
+
 /// Some columns of a projection with Q8_0 weights, for all rows.
 pub(crate) struct LinearQ8<'a> {
     /// (n, blocks).
@@ -71,11 +74,8 @@ impl LinearQ8<'_> {
     fn direct<S: Simd>(&self, s: S, rows: &[&[q8_0::Block]; PANEL_ROWS], column: usize, width: usize) {
         for m in 0..self.rows {
             let x = &self.x[m * self.blocks..(m + 1) * self.blocks];
-            let mut sums = s.splat(0.0);
-            for block in 0..self.blocks {
-                let scales = s.mul(s.q8_scales(rows, block), s.splat(x[block].scale));
-                sums = s.mul_add(s.q8_dots(rows, block, &x[block]), scales, sums);
-            }
+            // Later rows find the weights in the cache.
+            let sums = if m == 0 { dot_16::<S, true>(s, rows, x) } else { dot_16::<S, false>(s, rows, x) };
             self.put(s, m, column, width, sums);
         }
     }
@@ -132,6 +132,30 @@ impl LinearQ8<'_> {
             }
         }
     }
+}
+
+/// One row of x with sixteen of W.
+#[inline(always)]
+fn dot_16<S: Simd, const PREFETCH: bool>(
+    s: S,
+    rows: &[&[q8_0::Block]; PANEL_ROWS],
+    x: &[QuantizedBlock],
+) -> S::F32 {
+    let blocks = x.len();
+    let mut sums = s.splat(0.0);
+    for block in 0..blocks {
+        if PREFETCH {
+            let next = block + PREFETCH_BLOCKS;
+            // Past the end of these rows come those of the next sixteen, which lie behind the last of these.
+            let next = if next < blocks { next } else { next + (PANEL_ROWS - 1) * blocks };
+            for row in rows {
+                s.prefetch(row.as_ptr().wrapping_add(next));
+            }
+        }
+        let scales = s.mul(s.q8_scales(rows, block), s.splat(x[block].scale));
+        sums = s.mul_add(s.q8_dots(rows, block, &x[block]), scales, sums);
+    }
+    sums
 }
 
 /// Block `block` of sixteen rows, side by side.

@@ -27,5 +27,3 @@ pub(crate) mod math;
 pub(crate) mod quantize;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
-#[cfg(test)]
-pub(crate) mod test_values;

@@ -18,11 +18,6 @@ impl RopeTable {
         Self { frequencies: rope.frequencies() }
     }
 
-    /// f32 in one token's angles.
-    pub(crate) fn width(&self) -> usize {
-        2 * self.frequencies.len()
-    }
-
     /// Writes cosines and sines for a token at `position`.
     pub(crate) fn angles(&self, position: usize, out: &mut [f32]) {
         let (cos, sin) = out.split_at_mut(self.frequencies.len());

@@ -122,11 +122,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn exp2_of_low_bits(self, biased: Self::F32) -> Self::F32 {
-        // SAFETY: `self` proves the features.
-        biased.map(|lanes| unsafe {
-            let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(lanes));
-            _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_castps_si256(_mm256_set1_ps(1.0))))
-        })
+        both!(exp2_of_low_bits(biased))
     }
 
     #[inline(always)]
@@ -153,45 +149,14 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn q8_dots(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> Self::F32 {
-        // SAFETY: `self` proves the features; every load is of the 32 codes of a block.
-        unsafe {
-            let x_codes = _mm256_loadu_si256(x.codes.as_ptr().cast());
-            let row = |row: usize| byte_products(_mm256_loadu_si256(rows[row][block].codes.as_ptr().cast()), x_codes);
-            // Eight partial sums of each of four rows become the row sums of each 128-bit part.
-            let fold = |first: usize| {
-                _mm256_hadd_epi32(
-                    _mm256_hadd_epi32(row(first), row(first + 1)),
-                    _mm256_hadd_epi32(row(first + 2), row(first + 3)),
-                )
-            };
-            let eight = |first: usize| {
-                let (low, high) = (fold(first), fold(first + 4));
-                _mm256_cvtepi32_ps(_mm256_add_epi32(
-                    _mm256_permute2x128_si256::<0x20>(low, high),
-                    _mm256_permute2x128_si256::<0x31>(low, high),
-                ))
-            };
-            [eight(0), eight(8)]
-        }
+        // SAFETY: `self` proves the features.
+        unsafe { [q8_dots_8(&rows.as_chunks().0[0], block, x), q8_dots_8(&rows.as_chunks().0[1], block, x)] }
     }
 
     #[inline(always)]
     fn q8_scales(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize) -> Self::F32 {
-        let scale = |row: usize| rows[row][block].scale.to_bits().cast_signed();
         // SAFETY: `self` proves the features.
-        let eight = |r: usize| unsafe {
-            _mm256_cvtph_ps(_mm_setr_epi16(
-                scale(r),
-                scale(r + 1),
-                scale(r + 2),
-                scale(r + 3),
-                scale(r + 4),
-                scale(r + 5),
-                scale(r + 6),
-                scale(r + 7),
-            ))
-        };
-        [eight(0), eight(8)]
+        unsafe { [q8_scales_8(&rows.as_chunks().0[0], block), q8_scales_8(&rows.as_chunks().0[1], block)] }
     }
 
     #[inline(always)]
@@ -229,4 +194,54 @@ impl Simd for Avx2 {
 fn byte_products(w: __m256i, x: __m256i) -> __m256i {
     let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
     _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn exp2_of_low_bits(biased: __m256) -> __m256 {
+    let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(biased));
+    _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_castps_si256(_mm256_set1_ps(1.0))))
+}
+
+/// Eight exact sums.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn q8_dots_8(rows: &[&[q8_0::Block]; 8], block: usize, x: &QuantizedBlock) -> __m256 {
+    let x_codes = load_codes(&x.codes);
+    let products = |row: usize| byte_products(load_codes(&rows[row][block].codes), x_codes);
+    // Eight partial sums of each of four rows become the row sums of each 128-bit part.
+    let fold_4 = |first: usize| {
+        _mm256_hadd_epi32(
+            _mm256_hadd_epi32(products(first), products(first + 1)),
+            _mm256_hadd_epi32(products(first + 2), products(first + 3)),
+        )
+    };
+    let (low, high) = (fold_4(0), fold_4(4));
+    _mm256_cvtepi32_ps(_mm256_add_epi32(
+        _mm256_permute2x128_si256::<0x20>(low, high),
+        _mm256_permute2x128_si256::<0x31>(low, high),
+    ))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn q8_scales_8(rows: &[&[q8_0::Block]; 8], block: usize) -> __m256 {
+    let scale = |row: usize| rows[row][block].scale.to_bits().cast_signed();
+    _mm256_cvtph_ps(_mm_setr_epi16(
+        scale(0),
+        scale(1),
+        scale(2),
+        scale(3),
+        scale(4),
+        scale(5),
+        scale(6),
+        scale(7),
+    ))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_codes(codes: &[i8; 32]) -> __m256i {
+    // SAFETY: 32 bytes, at any alignment.
+    unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) }
 }

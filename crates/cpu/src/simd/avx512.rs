@@ -144,26 +144,9 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn sum_4(self, v: [__m512; 4]) -> [f32; 4] {
-        // SAFETY: `self` proves the features; the last store writes four f32.
-        unsafe {
-            // Halves of 8 lanes: two vectors side by side in one register, then the usual tree for all four at once.
-            let fold_8 = |a: __m512, b: __m512| {
-                _mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
-            };
-            let (ab, cd) = (fold_8(v[0], v[1]), fold_8(v[2], v[3]));
-            // Quarters of 4 lanes: a, b, c, d in the four 128-bit parts.
-            let quarters = _mm512_add_ps(
-                _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd),
-                _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd),
-            );
-            let pairs = _mm512_add_ps(quarters, _mm512_shuffle_ps::<0b01_00_11_10>(quarters, quarters));
-            let sums = _mm512_add_ps(pairs, _mm512_shuffle_ps::<0b10_11_00_01>(pairs, pairs));
-            let mut out = [0.0; 4];
-            let first_of_each = _mm512_maskz_compress_ps(0b0001_0001_0001_0001, sums);
-            _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(first_of_each));
-            out
-        }
+    fn sum_4(self, vectors: [__m512; 4]) -> [f32; 4] {
+        // SAFETY: `self` proves the features.
+        unsafe { sum_4(vectors) }
     }
 
     #[inline(always)]
@@ -179,41 +162,12 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn q8_dots(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> __m512 {
-        // SAFETY: `self` proves the features; every load is of the 32 codes of a block.
-        unsafe {
-            let codes = |row: usize| _mm256_loadu_si256(rows[row][block].codes.as_ptr().cast());
-            let x_codes = _mm512_broadcast_i64x4(_mm256_loadu_si256(x.codes.as_ptr().cast()));
-            // Two rows a register, four apart, so that the folding below leaves the rows in order.
-            let pair = |row: usize| {
-                let w = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(codes(row)), codes(row + 4));
-                if VNNI {
-                    let shifted = _mm512_xor_si512(w, _mm512_set1_epi8(i8::MIN));
-                    _mm512_dpbusd_epi32(_mm512_setzero_si512(), shifted, x_codes)
-                } else {
-                    let signed = _mm512_mask_sub_epi8(
-                        x_codes,
-                        _mm512_movepi8_mask(w),
-                        _mm512_setzero_si512(),
-                        x_codes,
-                    );
-                    let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed);
-                    _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))
-                }
-            };
-            // Four registers of eight partial sums a row become one with row sums of each 128-bit part.
-            let fold = |first: usize| {
-                let (a, b, c, d) = (pair(first), pair(first + 1), pair(first + 2), pair(first + 3));
-                let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-                let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-                _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
-            };
-            let (low, high) = (fold(0), fold(8));
-            let sums = _mm512_add_epi32(
-                _mm512_shuffle_i32x4::<0b10_00_10_00>(low, high),
-                _mm512_shuffle_i32x4::<0b11_01_11_01>(low, high),
-            );
-            let shift = if VNNI { x.minus_128_sum } else { 0 };
-            _mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_set1_epi32(shift)))
+        if VNNI {
+            // SAFETY: `self` proves the features.
+            unsafe { q8_dots_vnni(rows, block, x) }
+        } else {
+            // SAFETY: `self` proves the features.
+            unsafe { q8_dots(rows, block, x) }
         }
     }
 
@@ -258,9 +212,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
                     if VNNI {
                         sums[row] = _mm512_dpbusd_epi32(sums[row], w, four);
                     } else {
-                        let signed = _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w), _mm512_setzero_si512(), four);
-                        let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed);
-                        sums[row] = _mm512_add_epi32(sums[row], _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+                        sums[row] = _mm512_add_epi32(sums[row], byte_products(w, four));
                     }
                 }
             }
@@ -277,4 +229,95 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         // SAFETY: a prefetch of any address is a hint, which cannot fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn sum_4(v: [__m512; 4]) -> [f32; 4] {
+    // Halves of 8 lanes: two vectors side by side in one register, then the usual tree for all four at once.
+    let fold_8 = |a: __m512, b: __m512| {
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
+    };
+    let (ab, cd) = (fold_8(v[0], v[1]), fold_8(v[2], v[3]));
+    // Quarters of 4 lanes: a, b, c, d in the four 128-bit parts.
+    let quarters = _mm512_add_ps(
+        _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd),
+        _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd),
+    );
+    let pairs = _mm512_add_ps(quarters, _mm512_shuffle_ps::<0b01_00_11_10>(quarters, quarters));
+    let sums = _mm512_add_ps(pairs, _mm512_shuffle_ps::<0b10_11_00_01>(pairs, pairs));
+    let first_of_each = _mm512_maskz_compress_ps(0b0001_0001_0001_0001, sums);
+    let mut out = [0.0; 4];
+    // SAFETY: room for four f32, at any alignment.
+    unsafe { _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(first_of_each)) };
+    out
+}
+
+/// Sixteen exact sums from products of bytes that `vpdpbusd` makes of weights shifted up by 128.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn q8_dots_vnni(rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> __m512 {
+    let x_codes = _mm512_broadcast_i64x4(load_codes(&x.codes));
+    let products = |row: usize| {
+        let shifted = _mm512_xor_si512(two_rows(rows, row, block), _mm512_set1_epi8(i8::MIN));
+        _mm512_dpbusd_epi32(_mm512_setzero_si512(), shifted, x_codes)
+    };
+    let low = fold_4([products(0), products(1), products(2), products(3)]);
+    let high = fold_4([products(8), products(9), products(10), products(11)]);
+    let sums = _mm512_add_epi32(fold_rows(low, high), _mm512_set1_epi32(x.minus_128_sum));
+    _mm512_cvtepi32_ps(sums)
+}
+
+/// Sixteen exact sums from products of pairs of bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn q8_dots(rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> __m512 {
+    let x_codes = _mm512_broadcast_i64x4(load_codes(&x.codes));
+    let products = |row: usize| byte_products(two_rows(rows, row, block), x_codes);
+    let low = fold_4([products(0), products(1), products(2), products(3)]);
+    let high = fold_4([products(8), products(9), products(10), products(11)]);
+    _mm512_cvtepi32_ps(fold_rows(low, high))
+}
+
+/// Sums of four neighbouring products. Exact: |w| <= 128 and |x| <= 127, so a pair stays below 2¹⁵.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn byte_products(w: __m512i, x: __m512i) -> __m512i {
+    let signed = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+    let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed);
+    _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl")]
+fn load_codes(codes: &[i8; 32]) -> __m256i {
+    // SAFETY: 32 bytes, at any alignment.
+    unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) }
+}
+
+/// Block `block` of rows `row` and `row + 4`, so that the folding leaves the rows in order.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl")]
+fn two_rows(rows: &[&[q8_0::Block]; PANEL_ROWS], row: usize, block: usize) -> __m512i {
+    let low = _mm512_castsi256_si512(load_codes(&rows[row][block].codes));
+    _mm512_inserti64x4::<1>(low, load_codes(&rows[row + 4][block].codes))
+}
+
+/// Of four registers with eight partial sums of two rows each: the sums of each 128-bit part, four rows side by side.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn fold_4([a, b, c, d]: [__m512i; 4]) -> __m512i {
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+}
+
+/// The sums of sixteen rows from two times the parts of eight.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn fold_rows(low: __m512i, high: __m512i) -> __m512i {
+    _mm512_add_epi32(
+        _mm512_shuffle_i32x4::<0b10_00_10_00>(low, high),
+        _mm512_shuffle_i32x4::<0b11_01_11_01>(low, high),
+    )
 }

@@ -121,6 +121,8 @@ pub(crate) trait Simd: Copy {
 
 #[cfg(test)]
 mod tests {
+    use testing::random::Rng;
+
     use super::*;
     use crate::Isa;
 
@@ -169,7 +171,7 @@ mod tests {
     #[test]
     fn every_word_gives_the_same_bits_at_every_level() {
         let special = [0.0, -0.0, 1.0, -1.5, 1e-40, -1e-45, 3.4e38, -3.4e38, 65504.0, 6e-8, f32::INFINITY, f32::NAN];
-        let mut rng = crate::kernels::test_values::Rng::new(7);
+        let mut rng = Rng::new(7);
         for round in 0..200 {
             let mut lane = |_| if round % 2 == 1 { special[rng.below(special.len())] } else { rng.normal() * 3.0 };
             let (a, b, c) =
@@ -200,7 +202,7 @@ mod tests {
 
     #[test]
     fn integer_dot_products_are_exact_for_every_byte() {
-        let mut rng = crate::kernels::test_values::Rng::new(8);
+        let mut rng = Rng::new(8);
         for _ in 0..100 {
             let blocks: [q8_0::Block; PANEL_ROWS] = std::array::from_fn(|_| q8_0::Block {
                 scale: f16::from_bits((rng.below(0x7c00)) as u16),
