@@ -123,7 +123,7 @@ fn byte_level(vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tokeniz
         })?;
 
     Parts {
-        model: Model::Library(ModelWrapper::BPE(model)),
+        model: Model::Library(Box::new(ModelWrapper::BPE(model))),
         normalizer: named.nfc.then(|| NFC.into()),
         pre_tokenizer: named.pre_tokenizer(),
         token_bytes: TokenBytes::ByteLevel,

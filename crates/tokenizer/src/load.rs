@@ -156,10 +156,11 @@ impl Tokenizer {
         options: &LoadOptions,
     ) -> Result<Self, TokenizerError> {
         let json: TokenizerJson<'_> = parse(FILE, tokenizer_json)?;
-        let config: TokenizerConfig = match tokenizer_config {
+        let config: Option<TokenizerConfig> = match tokenizer_config {
             Some(config) => parse(CONFIG_FILE, config)?,
-            None => TokenizerConfig::default(),
+            None => None,
         };
+        let config = config.unwrap_or_default();
         guarded(LOADING, || build(json, &config, options))
     }
 }
@@ -229,7 +230,7 @@ fn build(
         vocabulary,
         normalizer,
         pre_tokenizer,
-        model: Model::Library(model),
+        model: Model::Library(Box::new(model)),
         added,
         decode_rule,
         roles: Roles::default(),

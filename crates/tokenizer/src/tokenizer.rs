@@ -62,7 +62,7 @@ pub(crate) struct Roles {
 /// From a word to tokens.
 #[derive(Debug)]
 pub(crate) enum Model {
-    Library(ModelWrapper),
+    Library(Box<ModelWrapper>),
     Spm(Spm),
 }
 
@@ -73,7 +73,7 @@ impl Model {
                 let tokens = model.tokenize(word)?;
                 // The library leaves out characters that a BPE vocabulary without unknown token lacks.
                 let covered = tokens.last().map_or(0, |token| token.offsets.1);
-                if matches!(model, ModelWrapper::BPE(_)) && covered != word.len() {
+                if matches!(**model, ModelWrapper::BPE(_)) && covered != word.len() {
                     return Err(Box::new(TokenizerError::NotInVocabulary { piece: shortened(word, 40) }));
                 }
                 Ok(tokens)

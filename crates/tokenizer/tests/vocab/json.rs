@@ -4,6 +4,7 @@
 use std::sync::{LazyLock, Mutex};
 
 use crate::common::{added, byte_level_json, load, test_data};
+use crate::cpu_time;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokenizer::{LoadOptions, ParseSpecial, Segment, StreamDecoder, Tokenizer, TokenizerError};
@@ -285,6 +286,8 @@ fn roles_come_from_the_config() {
     tokenizer.add_eos_ids(&[eos.expect("added"), pad.expect("added"), 1 << 30]);
     assert_eq!(tokenizer.eos_ids(), [eos.expect("added"), pad.expect("added")]);
 
+    assert_eq!(load(Value::Null).expect("no config").eos_ids().len(), 0);
+
     let error = load(json!({"eos_token": "</s>"})).expect_err("no such token").to_string();
     assert_eq!(error, "`tokenizer_config.json`: field `eos_token` names `</s>`, which `tokenizer.json` does not have");
 }
@@ -393,6 +396,35 @@ fn depth_is_bounded() {
         let error = Tokenizer::from_json(json.as_bytes(), None, &LoadOptions::default());
         assert!(matches!(error.expect_err("too deep"), TokenizerError::Json { .. }));
     }
+}
+
+/// A vocabulary of the size of Qwen's: the time is printed, and bounded so that only a new order fails.
+#[test]
+fn a_vocabulary_of_150_000_loads_at_once() {
+    let mut json = byte_level_json(&[], json!({}));
+    let letters: Vec<String> = ('a'..='z').map(String::from).collect();
+    let mut tokens = letters.clone();
+    let mut merges = Vec::new();
+    let mut at = 0;
+    while tokens.len() < 150_000 {
+        let left = tokens[at].clone();
+        merges.extend(letters.iter().map(|right| json!([left, right])));
+        tokens.extend(letters.iter().map(|right| format!("{left}{right}")));
+        at += 1;
+    }
+    let vocab = json["model"]["vocab"].as_object_mut().expect("a map");
+    for token in tokens {
+        let id = vocab.len();
+        vocab.entry(token).or_insert(id.into());
+    }
+    json["model"]["merges"] = merges.into();
+    let bytes = serde_json::to_vec(&json).expect("a value");
+    let time = cpu_time::shortest(2, || {
+        let tokenizer = Tokenizer::from_json(&bytes, None, &LoadOptions::default()).expect("good");
+        assert!(tokenizer.vocab_size() > 150_000);
+    });
+    println!("{} bytes of tokenizer.json: {time:?}", bytes.len());
+    assert!(time < std::time::Duration::from_secs(5), "{time:?}");
 }
 
 /// No byte of a good file, flipped, makes more than an error.

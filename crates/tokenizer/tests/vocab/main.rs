@@ -1,5 +1,7 @@
 //! Tokenizers through the public interface.
 
+#![expect(clippy::print_stdout, reason = "tests say what they skip and what they measured")]
+
 mod common;
 mod cpu_time;
 mod gguf;
