@@ -19,9 +19,9 @@ pub struct EngineConfig {
     pub max_batch_tokens: usize,
     /// Sequences that run at a time (a request with n completions counts n).
     pub max_sequences: usize,
-    /// Sequences that may wait to be started; more are refused.
+    /// Sequences that may wait, preempted ones included; more are refused.
     pub max_waiting: usize,
-    /// Prompt tokens that may wait to be started; more are refused.
+    /// Tokens of sequences that may wait, preempted ones included; more are refused.
     pub max_waiting_tokens: usize,
     /// Whether finished prompts and texts are kept for reuse while blocks are free.
     pub prefix_cache: bool,
@@ -59,7 +59,9 @@ impl EngineConfig {
         at_least("context_len", self.context_len, 2, ": one token of prompt and one to generate")?;
         at_least("max_sequences", self.max_sequences, 1, "")?;
         at_least("max_batch_tokens", self.max_batch_tokens, self.max_sequences, ", the max_sequences")?;
-        at_least("max_waiting", self.max_waiting, 1, "")?;
+        // What can never wait would be told for ever to try again.
+        at_least("max_waiting", self.max_waiting, self.max_sequences, ", the max_sequences")?;
+        at_least("max_waiting_tokens", self.max_waiting_tokens, self.context_len, ", the context_len")?;
         let most = self.kv.num_blocks.saturating_mul(self.kv.block_len);
         if self.context_len > most {
             let expected = format!("at most {most}, the tokens that the KV cache holds");

@@ -70,9 +70,9 @@ impl Scheduler {
     /// Takes a request into the queue.
     pub(crate) fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
         request.check(&self.config)?;
-        let new = || self.waiting.iter().filter(|sequence| sequence.cached_tokens.is_none());
-        let sequences = new().map(Sequence::width).sum::<usize>() + request.num_completions;
-        let tokens = new().map(|sequence| sequence.tokens.len()).sum::<usize>() + request.prompt.len();
+        // The preempted count too: under pressure, fewer new ones are taken, and the queue stays bounded.
+        let sequences = self.waiting.iter().map(Sequence::width).sum::<usize>() + request.num_completions;
+        let tokens = self.waiting.iter().map(|sequence| sequence.tokens.len()).sum::<usize>() + request.prompt.len();
         for (waiting, limit, unit) in
             [(sequences, self.config.max_waiting, "sequences"), (tokens, self.config.max_waiting_tokens, "tokens")]
         {

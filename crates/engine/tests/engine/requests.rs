@@ -2,8 +2,7 @@
 
 use engine::null::{Fault, NullExecutable};
 use engine::{
-    CacheDomain, Engine, EngineConfig, EngineError, Failure, FinishReason, Output, Request, RequestId, Sampler,
-    SamplingParams,
+    CacheDomain, Engine, EngineConfig, EngineError, Failure, FinishReason, Output, Request, RequestId, SamplingParams,
 };
 use plan::{KvFormat, KvLayout, StepInput, StepShape};
 
@@ -56,7 +55,7 @@ fn last(outputs: &[Output], request: RequestId) -> &Output {
 fn expected_text(config: &EngineConfig, request: &Request, len: usize) -> Vec<u32> {
     let mut tokens = request.prompt.clone();
     for _ in 0..len {
-        let next = alone(&mut Sampler::default(), config, request, &tokens, 0);
+        let next = alone(config, request, &tokens, 0);
         tokens.push(next.id);
     }
     tokens.split_off(request.prompt.len())
@@ -204,7 +203,7 @@ fn a_cancelled_request_frees_its_blocks_at_once() {
 
 #[test]
 fn a_full_queue_refuses_and_recovers() {
-    let mut engine = engine(EngineConfig { max_waiting_tokens: 30, ..config() });
+    let mut engine = engine(EngineConfig { max_waiting_tokens: 30, context_len: 30, ..config() });
     for _ in 0..8 {
         engine.submit(request(&[1], 1)).unwrap();
     }
@@ -309,5 +308,7 @@ fn a_configuration_that_cannot_work_is_refused() {
         "engine configuration: context_len is 257, but must be at most 256, the tokens that the KV cache holds"
     );
     assert!(refusal(EngineConfig { context_len: 1, ..config() }).contains("context_len is 1"));
+    assert!(refusal(EngineConfig { max_waiting_tokens: 127, ..config() }).contains("at least 128, the context_len"));
+    assert!(refusal(EngineConfig { max_waiting: 3, ..config() }).contains("at least 4, the max_sequences"));
     assert!(refusal(EngineConfig { max_sequences: 0, ..config() }).contains("max_sequences is 0"));
 }

@@ -44,7 +44,7 @@ fn random_config(random: &mut Random) -> EngineConfig {
     EngineConfig {
         max_batch_tokens: max_sequences + random.between(0, 12),
         max_sequences,
-        max_waiting: random.between(1, 10),
+        max_waiting: max_sequences + random.between(0, 6),
         max_waiting_tokens: random.between(40, 200),
         prefix_cache: !random.one_in(8),
         aging_steps: random.between(1, 20) as u32,

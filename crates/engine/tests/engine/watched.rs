@@ -63,7 +63,6 @@ pub(crate) struct Watched {
     device: Arc<Mutex<Device>>,
     copies: Arc<Mutex<u64>>,
     live: BTreeMap<(RequestId, usize), Live>,
-    sampler: Sampler,
     pub(crate) coverage: Coverage,
 }
 
@@ -83,7 +82,6 @@ impl Watched {
             device,
             copies,
             live: BTreeMap::new(),
-            sampler: Sampler::default(),
             coverage: Coverage::default(),
         }
     }
@@ -146,8 +144,9 @@ impl Watched {
         self.engine.check_invariants()?;
         let stats = self.engine.stats();
         let config = self.engine.config();
-        if stats.num_waiting > config.max_waiting + config.max_sequences {
-            return Err(format!("{} wait, of at most {}", stats.num_waiting, config.max_waiting));
+        let most = config.max_waiting + config.max_sequences;
+        if self.live.len() > most || stats.num_waiting > most {
+            return Err(format!("{} live, of at most {most}, in {stats:?}", self.live.len()));
         }
         if self.live.is_empty() && (self.engine.has_work() || stats.num_free_blocks != stats.num_blocks) {
             return Err(format!("everything has ended, yet {stats:?}"));
@@ -208,7 +207,7 @@ impl Watched {
         let key = (output.request, output.completion);
         let config = self.engine.config();
         let live = self.live.get_mut(&key).ok_or_else(|| format!("an output after the end: {output:?}"))?;
-        let expected = alone(&mut self.sampler, config, &live.request, &live.tokens, key.1);
+        let expected = alone(config, &live.request, &live.tokens, key.1);
         if output.token.as_ref() != Some(&expected) {
             return Err(format!("{key:?} got {:?} after {:?}; alone, {expected:?}", output.token, live.tokens));
         }
@@ -248,16 +247,10 @@ impl Watched {
     }
 }
 
-/// The token that a request gets with nothing else going on: the sampler on the logits of its own tokens.
-pub(crate) fn alone(
-    sampler: &mut Sampler,
-    config: &EngineConfig,
-    request: &Request,
-    tokens: &[u32],
-    completion: usize,
-) -> SampledToken {
+/// The token that a request gets with nothing else going on: a fresh sampler on the logits of its own tokens.
+pub(crate) fn alone(config: &EngineConfig, request: &Request, tokens: &[u32], completion: usize) -> SampledToken {
     let history = History { tokens, prompt_len: request.prompt.len() };
-    sampler.sample(&null_logits(tokens, config.vocab_size), &request.sampling, history, completion).unwrap()
+    Sampler::default().sample(&null_logits(tokens, config.vocab_size), &request.sampling, history, completion).unwrap()
 }
 
 /// Whether a text ends with its last token.
