@@ -132,3 +132,36 @@ fn real_templates_render_as_jinja2_renders_them() {
     assert!(compared > 800);
     report(compared, &differences);
 }
+
+#[test]
+fn what_real_templates_show_is_found() {
+    let Some(folder) = real_templates() else {
+        println!("skipped: no folder of real templates (../shared/data/templates or HOTMETAL_TEST_DATA)");
+        return;
+    };
+    // Read off the templates by eye. SmolLM3 takes its tools under names of its own; DeepSeek's leaves them to the
+    // system message.
+    let cases = [
+        ("Qwen-Qwen3-0.6B", true, true, true, true),
+        ("Qwen-Qwen2.5-7B-Instruct", true, true, true, false),
+        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", true, true, true, false),
+        ("meta-llama-Llama-3.2-3B-Instruct", true, true, true, false),
+        ("openai-gpt-oss-120b", true, true, true, true),
+        ("GLM-4.7-Flash", true, true, true, true),
+        ("deepseek-ai-DeepSeek-V3.1", true, false, true, true),
+        ("HuggingFaceTB-SmolLM3-3B", true, false, false, true),
+        ("google-gemma-2-2b-it", false, false, false, false),
+        ("microsoft-Phi-3.5-mini-instruct", true, false, false, false),
+    ];
+    for (name, system, tools, tool_calls, thinking) in cases {
+        let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).expect("a template");
+        let template = ChatTemplate::new(&source).expect("a template");
+        let found = (
+            template.supports_system(),
+            template.supports_tools(),
+            template.supports_tool_calls(),
+            template.supports_thinking(),
+        );
+        assert_eq!(found, (system, tools, tool_calls, thinking), "{name}: {:?}", template.capabilities());
+    }
+}

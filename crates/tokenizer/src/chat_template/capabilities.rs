@@ -165,7 +165,14 @@ impl Probe<'_> {
     }
 
     fn render(&self, messages: &[Json]) -> Option<String> {
-        self.render_input(&Self::input(messages))
+        if let Some(text) = self.render_input(&Self::input(messages)) {
+            return Some(text);
+        }
+        // Some templates are for conversations with tools only.
+        let tools = [tool("probe")];
+        let mut input = Self::input(messages);
+        input.tools = Some(&tools);
+        self.render_input(&input)
     }
 
     fn shows(&self, messages: &[Json], mark: &str) -> bool {
@@ -173,10 +180,7 @@ impl Probe<'_> {
     }
 
     fn shows_tools(&self, user: &Json) -> bool {
-        let parameters = json!({ "type": "object", "properties": { "value": { "type": "string", "description": "a value" } }, "required": ["value"] });
-        let tools = [
-            json!({ "type": "function", "function": { "name": MARK, "description": "a tool", "parameters": parameters } }),
-        ];
+        let tools = [tool(MARK)];
         let messages = [user.clone()];
         let mut input = Self::input(&messages);
         input.tools = Some(&tools);
@@ -194,6 +198,22 @@ impl Probe<'_> {
         let mut input_messages = vec![user.clone(), thought];
         let at_the_end = self.shows(&input_messages, MARK);
         input_messages.push(user.clone());
-        at_the_end || self.shows(&input_messages, MARK) || with(true) != with(false)
+        let before_a_call = || {
+            // gpt-oss shows what led to a tool call, and nothing else.
+            let call =
+                json!({ "id": "call00001", "type": "function", "function": { "name": "probe", "arguments": {} } });
+            let thought =
+                json!({ "role": "assistant", "reasoning_content": MARK, "thinking": MARK, "tool_calls": [call] });
+            let result = json!({ "role": "tool", "tool_call_id": "call00001", "name": "probe", "content": answer });
+            self.shows(&[user.clone(), thought, result], MARK)
+        };
+        at_the_end || self.shows(&input_messages, MARK) || before_a_call() || with(true) != with(false)
     }
+}
+
+/// A tool as OpenAI's API has it.
+fn tool(name: &str) -> Json {
+    let value = json!({ "type": "string", "description": "a value" });
+    let parameters = json!({ "type": "object", "properties": { "value": value }, "required": ["value"] });
+    json!({ "type": "function", "function": { "name": name, "description": "a tool", "parameters": parameters } })
 }
