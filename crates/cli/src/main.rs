@@ -1,2 +1,127 @@
-//! Placeholder.
-fn main() {}
+//! `hotmetal`: runs open-weight language models on the machine in front of you.
+//!
+//! One file a command. This crate is the only one that reads arguments and environment, that names concrete backends, and
+//! that prints. It knows nothing of kernels.
+
+#![forbid(unsafe_code)]
+
+mod builtin;
+mod completions;
+mod doctor;
+mod fit;
+mod generate;
+mod hub;
+mod inspect;
+mod interrupt;
+mod list;
+mod load;
+mod output;
+mod pull;
+mod repl;
+mod rm;
+mod run;
+mod sampling_args;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::output::{OutputError, note};
+
+/// Runs open-weight language models on the machine in front of you.
+#[derive(Parser)]
+#[command(name = "hotmetal", version, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    /// Say more on standard error; twice for still more
+    #[arg(long, short = 'v', global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(Box<run::RunArgs>),
+    Inspect(inspect::InspectArgs),
+    Plan(fit::FitArgs),
+    List(list::ListArgs),
+    Pull(pull::PullArgs),
+    Rm(rm::RmArgs),
+    Doctor(doctor::DoctorArgs),
+    Completions(completions::CompletionsArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_logging(cli.verbose);
+    #[cfg(unix)]
+    if let Err(error) = mapped::install_sigbus_message() {
+        tracing::warn!("a model file that is truncated while in use will end the program without a message: {error}");
+    }
+    let result = match &cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Inspect(args) => inspect::inspect(args),
+        Command::Plan(args) => fit::plan(args),
+        Command::List(args) => list::list(args),
+        Command::Pull(args) => pull::pull(args),
+        Command::Rm(args) => rm::rm(args),
+        Command::Doctor(args) => doctor::doctor(args),
+        Command::Completions(args) => completions::completions(args, &mut Cli::command()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if matches!(error.downcast_ref(), Some(OutputError::ReaderGone)) => ExitCode::SUCCESS,
+        Err(error) => {
+            note(&format!("error: {}", chain(&error)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The chain of causes on one line, each cause once: libraries often put their cause into their own message.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+/// Logs go to stderr: warnings always, more with `-v`.
+fn start_logging(verbose: u8) {
+    let level = match verbose {
+        0 => tracing::Level::WARN,
+        1 => tracing::Level::INFO,
+        2 => tracing::Level::DEBUG,
+        _ => tracing::Level::TRACE,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_chain_says_each_cause_once() {
+        let error = anyhow::anyhow!("disk full").context("cannot write: disk full").context("cannot save");
+        assert_eq!(chain(&error), "cannot save: cannot write: disk full");
+    }
+}

@@ -1,0 +1,204 @@
+//! `hotmetal plan`: what of a model fits into this machine's memory, and how fast it would be, from headers alone.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use formats::Checkpoint;
+use plan::{KvFormat, Plan};
+use serde_json::{Value, json};
+
+use crate::load::{self, ModelArgs};
+use crate::{output, units};
+
+/// Show what of a model fits into this memory, and how fast it would be; headers are enough
+#[derive(Args, Debug)]
+pub(crate) struct FitArgs {
+    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO[:FILE]; without it, the built-in model
+    #[arg(value_name = "MODEL")]
+    model: Option<String>,
+
+    /// How to print it
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = FitFormat::Text)]
+    output_format: FitFormat,
+
+    #[command(flatten)]
+    model_args: ModelArgs,
+}
+
+/// How `plan` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FitFormat {
+    /// Tables.
+    Text,
+    /// One object.
+    Json,
+}
+
+/// Context lengths of the tables, in tokens; those beyond the model's own are left out.
+const CONTEXTS: [usize; 8] = [512, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
+/// Sequences at a time.
+const SEQUENCES: [usize; 4] = [1, 4, 16, 64];
+
+/// What a model takes and what the machine has.
+struct Fit {
+    weight_bytes: u64,
+    /// Weights that a decode step reads: all but the embedding table, of which it reads a row, unless the head is tied.
+    active_bytes: u64,
+    kv_bytes_per_token: u64,
+    context_len: usize,
+    memory_bytes: u64,
+    /// Measured, in bytes per second.
+    bandwidth: f64,
+}
+
+impl Fit {
+    fn new(plan: &Plan, checkpoint: &Checkpoint, kv: KvFormat, memory_bytes: u64, bandwidth: f64) -> Self {
+        let sizes: HashMap<_, _> = checkpoint.tensor_infos().map(|info| (info.name, info.bytes)).collect();
+        let bytes_of = |name: &str| sizes.get(name).copied().unwrap_or(0);
+        let is_looked_up = |index: usize| {
+            let reads = plan.ops.iter().filter(|op| op.weights().iter().any(|weight| weight.index() == index));
+            reads.into_iter().all(|op| matches!(op, plan::Op::Embed { .. }))
+        };
+        let weight_bytes = plan.weights.iter().map(|weight| bytes_of(&weight.name)).sum();
+        let looked_up: u64 =
+            plan.weights.iter().enumerate().filter(|&(i, _)| is_looked_up(i)).map(|(_, w)| bytes_of(&w.name)).sum();
+        Self {
+            weight_bytes,
+            active_bytes: weight_bytes - looked_up,
+            kv_bytes_per_token: plan.kv_bytes_per_token(kv) as u64,
+            context_len: plan.context_len,
+            memory_bytes,
+            bandwidth,
+        }
+    }
+
+    fn contexts(&self) -> Vec<usize> {
+        let mut contexts: Vec<_> = CONTEXTS.into_iter().filter(|&context| context < self.context_len).collect();
+        contexts.push(self.context_len);
+        contexts
+    }
+
+    fn kv_bytes(&self, context: usize, sequences: usize) -> u64 {
+        self.kv_bytes_per_token.saturating_mul((context * sequences) as u64)
+    }
+
+    /// Whether weights and cache fit together. Weights are mapped, so a model that does not fit still runs, from disk.
+    fn fits(&self, context: usize, sequences: usize) -> bool {
+        self.weight_bytes.saturating_add(self.kv_bytes(context, sequences)) <= self.memory_bytes
+    }
+
+    /// Tokens per second of one sequence at `depth` tokens, when nothing but memory is waited for.
+    fn tokens_per_s(&self, depth: usize) -> f64 {
+        self.bandwidth / (self.active_bytes + self.kv_bytes(depth, 1)).max(1) as f64
+    }
+}
+
+/// Runs `hotmetal plan`.
+pub(crate) fn plan(args: &FitArgs) -> Result<()> {
+    let (checkpoint, name) = load::open(args.model.as_deref(), true)?;
+    let plan = load::plan_of(&checkpoint)?;
+    let backend = load::backend(&args.model_args)?;
+    let kv = load::kv_format(&args.model_args, checkpoint.tensor_infos().map(|info| info.format));
+    let device = backend.device();
+    let bandwidth = load::cpu_backend(&args.model_args)?.read_bandwidth();
+    let fit = Fit::new(&plan, &checkpoint, kv, device.memory_bytes, bandwidth);
+    let text = match args.output_format {
+        FitFormat::Text => as_text(&fit, &plan, &name, kv, &device.description)?,
+        FitFormat::Json => format!("{}\n", as_json(&fit, &plan, &name, &device.description)),
+    };
+    output::stdout(&text)?;
+    Ok(())
+}
+
+fn as_text(fit: &Fit, plan: &Plan, name: &str, kv: KvFormat, device: &str) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    writeln!(out, "model      {name}: {}, {} layers", plan.model_type, plan.kv_layers.len())?;
+    writeln!(
+        out,
+        "weights    {} ({} read for each token)",
+        units::bytes(fit.weight_bytes),
+        units::bytes(fit.active_bytes)
+    )?;
+    writeln!(out, "KV cache   {} a token ({kv:?})", units::bytes(fit.kv_bytes_per_token))?;
+    writeln!(out, "device     {device}")?;
+    writeln!(out, "memory     {}", units::bytes(fit.memory_bytes))?;
+    writeln!(out, "bandwidth  {:.1} GB/s reading, measured just now", fit.bandwidth / 1e9)?;
+    writeln!(out, "\nWeights and KV cache, context × sequences (✗ does not fit):\n")?;
+    write!(out, "{:>9}", "context")?;
+    for sequences in SEQUENCES {
+        write!(out, "{:>14}", format!("× {sequences}"))?;
+    }
+    writeln!(out, "   tok/s at this depth, at most")?;
+    for context in fit.contexts() {
+        write!(out, "{context:>9}")?;
+        for sequences in SEQUENCES {
+            let bytes = units::bytes(fit.weight_bytes.saturating_add(fit.kv_bytes(context, sequences)));
+            write!(out, "{:>14}", if fit.fits(context, sequences) { bytes } else { format!("✗ {bytes}") })?;
+        }
+        writeln!(out, "{:>12.1}", fit.tokens_per_s(context))?;
+    }
+    if !fit.fits(1, 1) {
+        writeln!(
+            out,
+            "\nThe weights alone are larger than the free memory: the model would run at the speed of the disk. A more \
+             strongly quantised file, or a smaller model, fits."
+        )?;
+    }
+    Ok(out)
+}
+
+fn as_json(fit: &Fit, plan: &Plan, name: &str, device: &str) -> Value {
+    let rows: Vec<_> = fit
+        .contexts()
+        .into_iter()
+        .flat_map(|context| SEQUENCES.map(|sequences| (context, sequences)))
+        .map(|(context, sequences)| {
+            json!({
+                "context": context, "sequences": sequences, "kv_bytes": fit.kv_bytes(context, sequences),
+                "fits": fit.fits(context, sequences),
+            })
+        })
+        .collect();
+    let speeds: Vec<_> = fit
+        .contexts()
+        .into_iter()
+        .map(|depth| json!({"depth": depth, "tokens_per_s_max": fit.tokens_per_s(depth)}))
+        .collect();
+    json!({
+        "model": name, "model_type": plan.model_type, "device": device, "weight_bytes": fit.weight_bytes,
+        "active_bytes": fit.active_bytes, "kv_bytes_per_token": fit.kv_bytes_per_token,
+        "context_len": fit.context_len, "memory_bytes": fit.memory_bytes, "bandwidth_gb_s": fit.bandwidth / 1e9,
+        "memory": rows, "decode": speeds,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fit() -> Fit {
+        Fit {
+            weight_bytes: 1000,
+            active_bytes: 800,
+            kv_bytes_per_token: 2,
+            context_len: 600,
+            memory_bytes: 2500,
+            bandwidth: 1e6,
+        }
+    }
+
+    #[test]
+    fn what_fits_is_weights_and_cache_together() {
+        let fit = fit();
+        assert_eq!(fit.contexts(), [512, 600]);
+        assert!(fit.fits(600, 1) && fit.fits(750, 1) && !fit.fits(751, 1) && !fit.fits(600, 2));
+    }
+
+    #[test]
+    fn speed_is_bandwidth_over_the_bytes_of_a_token() {
+        assert!((fit().tokens_per_s(0) - 1250.0).abs() < 1e-9);
+        assert!((fit().tokens_per_s(100) - 1000.0).abs() < 1e-9);
+    }
+}

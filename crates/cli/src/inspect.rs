@@ -1,0 +1,254 @@
+//! `hotmetal inspect`: what is in a model, from its headers.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use formats::{Checkpoint, TensorInfo, TokenizerSource};
+use serde_json::{Map, Value, json};
+
+use crate::{load, output, units};
+
+/// Show architecture, tensors, types, sizes, metadata and chat template of a model
+#[derive(Args, Debug)]
+pub(crate) struct InspectArgs {
+    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO[:FILE]; without it, the built-in model
+    #[arg(value_name = "MODEL")]
+    model: Option<String>,
+
+    /// How to print it
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = InspectFormat::Text)]
+    output_format: InspectFormat,
+
+    /// The ops that the model computes, fused as a backend gets them
+    #[arg(long)]
+    ops: bool,
+}
+
+/// How `inspect` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum InspectFormat {
+    /// For people.
+    Text,
+    /// One object.
+    Json,
+}
+
+/// Runs `hotmetal inspect`.
+pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
+    let (checkpoint, name) = load::open(args.model.as_deref(), true)?;
+    // A model that cannot run can still be looked at.
+    let plan = load::plan_of(&checkpoint);
+    if args.ops {
+        output::stdout(&plan::fuse(plan::restrict_outputs(plan?)).to_string())?;
+        return Ok(());
+    }
+    let mut tensors: Vec<_> = checkpoint.tensor_infos().collect();
+    tensors.sort_by_cached_key(|tensor| natural(&tensor.name));
+    let trouble = plan.err().map(|error| format!("{error:#}"));
+    let refused: Vec<_> = types(&tensors).into_iter().filter(|t| !t.computed).map(|t| t.name).collect();
+    let trouble = match (trouble, refused.is_empty()) {
+        (None, false) => Some(format!("weights of type {} are not computed yet", refused.join(", "))),
+        (trouble, _) => trouble,
+    };
+    let text = match args.output_format {
+        InspectFormat::Text => as_text(&checkpoint, &name, &tensors, trouble.as_deref())?,
+        InspectFormat::Json => format!("{}\n", as_json(&checkpoint, &name, &tensors, trouble.as_deref())),
+    };
+    output::stdout(&text)?;
+    Ok(())
+}
+
+/// Sums over the tensors of one type.
+struct TypeSum {
+    name: &'static str,
+    computed: bool,
+    tensors: usize,
+    bytes: u64,
+}
+
+fn types(tensors: &[TensorInfo]) -> Vec<TypeSum> {
+    let mut sums: BTreeMap<&'static str, TypeSum> = BTreeMap::new();
+    for tensor in tensors {
+        let computed = tensor.format.is_some();
+        let sum =
+            sums.entry(tensor.type_name).or_insert(TypeSum { name: tensor.type_name, computed, tensors: 0, bytes: 0 });
+        sum.tensors += 1;
+        sum.bytes = sum.bytes.saturating_add(tensor.bytes);
+    }
+    let mut sums: Vec<_> = sums.into_values().collect();
+    sums.sort_by_key(|sum| std::cmp::Reverse(sum.bytes));
+    sums
+}
+
+fn num_elements(tensor: &TensorInfo) -> u64 {
+    tensor.shape.iter().fold(1, |n: u64, &d| n.saturating_mul(d))
+}
+
+fn num_parameters(tensors: &[TensorInfo]) -> u64 {
+    tensors.iter().fold(0, |n: u64, tensor| n.saturating_add(num_elements(tensor)))
+}
+
+fn as_text(
+    checkpoint: &Checkpoint,
+    name: &str,
+    tensors: &[TensorInfo],
+    trouble: Option<&str>,
+) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let config = &checkpoint.config;
+    let field = |key: &str| config.get(key).map_or_else(|| "?".to_owned(), printable_value);
+    writeln!(out, "model         {}", printable(name))?;
+    writeln!(out, "architecture  {}", field("model_type"))?;
+    writeln!(out, "parameters    {}", units::count(num_parameters(tensors)))?;
+    writeln!(out, "size          {}", units::bytes(checkpoint.total_bytes()))?;
+    for sum in types(tensors) {
+        let note = if sum.computed { "" } else { " (not computed yet)" };
+        writeln!(out, "  {:<11} {} in {} tensors{note}", sum.name, units::bytes(sum.bytes), sum.tensors)?;
+    }
+    writeln!(out, "tokenizer     {}", describe_tokenizer(&checkpoint.tokenizer))?;
+    match trouble {
+        None => writeln!(out, "runs here     yes")?,
+        Some(reason) => writeln!(out, "runs here     no: {}", printable(reason))?,
+    }
+    section(&mut out, "configuration")?;
+    key_values(&mut out, config)?;
+    if checkpoint.generation_config.as_object().is_some_and(|map| !map.is_empty()) {
+        section(&mut out, "generation configuration")?;
+        key_values(&mut out, &checkpoint.generation_config)?;
+    }
+    if !checkpoint.metadata.is_empty() {
+        section(&mut out, "metadata")?;
+        for (key, value) in &checkpoint.metadata {
+            writeln!(out, "{} = {}", printable(key), shortened(&printable(value)))?;
+        }
+    }
+    section(&mut out, "tensors")?;
+    let width = tensors.iter().map(|tensor| tensor.name.chars().count()).max().unwrap_or(0).min(80);
+    for tensor in tensors {
+        let shape = tensor.shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(" × ");
+        let size = units::bytes(tensor.bytes);
+        writeln!(out, "{:<width$}  {:<6} {:>10}  {shape}", printable(&tensor.name), tensor.type_name, size)?;
+    }
+    for ignored in checkpoint.ignored() {
+        writeln!(out, "{} (ignored: it follows from the configuration)", printable(ignored))?;
+    }
+    for (title, template) in templates(checkpoint) {
+        section(&mut out, &title)?;
+        writeln!(out, "{}", printable_lines(&template))?;
+    }
+    Ok(out)
+}
+
+fn as_json(checkpoint: &Checkpoint, name: &str, tensors: &[TensorInfo], trouble: Option<&str>) -> Value {
+    let types: Map<String, Value> = types(tensors)
+        .into_iter()
+        .map(|sum| (sum.name.to_owned(), json!({"tensors": sum.tensors, "bytes": sum.bytes, "computed": sum.computed})))
+        .collect();
+    let tensors_json: Vec<_> = tensors
+        .iter()
+        .map(|tensor| {
+            json!({
+                "name": tensor.name, "source_name": tensor.source_name, "type": tensor.type_name,
+                "shape": tensor.shape, "bytes": tensor.bytes, "file": tensor.file,
+            })
+        })
+        .collect();
+    json!({
+        "model": name,
+        "model_type": checkpoint.config.get("model_type"),
+        "parameters": num_parameters(tensors),
+        "bytes": checkpoint.total_bytes(),
+        "types": types,
+        "runs_here": trouble.is_none(),
+        "trouble": trouble,
+        "config": checkpoint.config,
+        "generation_config": checkpoint.generation_config,
+        "metadata": checkpoint.metadata.iter().map(|(k, v)| (k.clone(), json!(v))).collect::<Map<_, _>>(),
+        "tokenizer": describe_tokenizer(&checkpoint.tokenizer),
+        "chat_template": checkpoint.chat_templates.default,
+        "tensors": tensors_json,
+        "ignored": checkpoint.ignored(),
+    })
+}
+
+fn templates(checkpoint: &Checkpoint) -> Vec<(String, String)> {
+    let default = checkpoint.chat_templates.default.iter().map(|text| ("chat template".to_owned(), text.clone()));
+    let named = checkpoint.chat_templates.named.iter();
+    default.chain(named.map(|(name, text)| (format!("chat template `{}`", printable(name)), text.clone()))).collect()
+}
+
+fn describe_tokenizer(source: &TokenizerSource) -> String {
+    match source {
+        TokenizerSource::HuggingFace { tokenizer_json, .. } => {
+            format!("tokenizer.json ({})", units::bytes(tokenizer_json.len() as u64))
+        }
+        TokenizerSource::Gguf(vocabulary) => {
+            let pre = vocabulary.pre.as_deref().map(|pre| format!(", pre-tokenizer {}", printable(pre)));
+            let kind = printable(&vocabulary.model);
+            format!(
+                "in the GGUF: {kind}, {} tokens{}",
+                units::count(vocabulary.tokens.len() as u64),
+                pre.unwrap_or_default()
+            )
+        }
+        TokenizerSource::None => "none".to_owned(),
+    }
+}
+
+fn section(out: &mut String, title: &str) -> std::fmt::Result {
+    writeln!(out, "\n── {title}")
+}
+
+fn key_values(out: &mut String, object: &Value) -> std::fmt::Result {
+    for (key, value) in object.as_object().into_iter().flatten() {
+        writeln!(out, "{} = {}", printable(key), shortened(&printable_value(value)))?;
+    }
+    Ok(())
+}
+
+fn printable_value(value: &Value) -> String {
+    value.as_str().map_or_else(|| printable(&value.to_string()), printable)
+}
+
+/// Text from a file, without the control characters that would let it write over the terminal.
+fn printable(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
+}
+
+fn printable_lines(text: &str) -> String {
+    text.lines().map(printable).collect::<Vec<_>>().join("\n")
+}
+
+fn shortened(text: &str) -> String {
+    const MOST: usize = 160;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}… ({} characters)", &text[..end], text.chars().count()),
+        None => text.to_owned(),
+    }
+}
+
+/// A key that sorts `layers.10` behind `layers.9`.
+fn natural(name: &str) -> Vec<(String, u64)> {
+    let part = |part: &str| (if part.parse::<u64>().is_ok() { "" } else { part }.to_owned(), part.parse().unwrap_or(0));
+    name.split('.').map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_sort_by_number() {
+        let mut names = ["a.10.x", "a.9.x", "a.b", "a.1.x"];
+        names.sort_by_cached_key(|name| natural(name));
+        assert_eq!(names, ["a.1.x", "a.9.x", "a.10.x", "a.b"]);
+    }
+
+    #[test]
+    fn text_from_files_cannot_write_over_the_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
+        assert_eq!(shortened(&"é".repeat(200)).chars().count(), 160 + "… (200 characters)".chars().count());
+    }
+}

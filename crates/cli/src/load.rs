@@ -1,0 +1,360 @@
+//! Where the parts meet: name → file → weights → model → plan → backend → engine.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use backend::Backend;
+use clap::{Args, ValueEnum};
+use engine::{Engine, EngineConfig};
+use formats::{Checkpoint, TokenizerSource};
+use plan::{KvFormat, KvLayout, Plan};
+use serde_json::Value;
+use tensor::{Tensor, WeightFormat};
+use time::OffsetDateTime;
+use tokenizer::chat_template::{ChatTemplate, RenderInput};
+use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Tokenizer, TokenizerError};
+
+use crate::{builtin, hub, units};
+
+/// Tokens in a block of the KV cache.
+const KV_BLOCK_LEN: usize = 32;
+/// The most of the free memory that the cache takes when no `--ctx-size` is given.
+const KV_MEMORY_SHARE: u64 = 4;
+/// A weight that is known to be no larger than this is checked for NaN and infinity at load: norms and biases.
+const FINITE_CHECK_BYTES: u64 = 1 << 20;
+
+/// Flags that say where and how a model runs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// Tokens that prompt and text may have together [default: what the model was made for, if memory allows]
+    #[arg(long, short = 'c', alias = "max-model-len", value_name = "N")]
+    pub(crate) ctx_size: Option<usize>,
+
+    /// Where to compute: cpu, or reference (plain f64, for comparison)
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: String,
+
+    /// CPU threads [default: one for each core]
+    #[arg(long, short = 't', value_name = "N")]
+    pub(crate) threads: Option<usize>,
+
+    /// Instruction set of the CPU kernels [default: the best there is]
+    #[arg(long, value_name = "LEVEL", value_parser = parse_isa)]
+    pub(crate) isa: Option<cpu::IsaLevel>,
+
+    /// Element type of the KV cache [default: f32 for F32 weights, f16 for all others]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) kv_type: Option<KvType>,
+
+    /// A Jinja file to use in place of the model's chat template
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
+
+    /// Accept tokenizers whose patterns can take very long on hostile text
+    #[arg(long)]
+    pub(crate) allow_unknown_patterns: bool,
+}
+
+/// Element types of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvType {
+    /// Exact.
+    F32,
+    /// Half the bytes.
+    F16,
+}
+
+impl From<KvType> for KvFormat {
+    fn from(kv: KvType) -> Self {
+        match kv {
+            KvType::F32 => Self::F32,
+            KvType::F16 => Self::F16,
+        }
+    }
+}
+
+/// A loaded model, ready to generate.
+pub(crate) struct Model {
+    /// As the user named it.
+    pub(crate) name: String,
+    /// What it runs on, in words.
+    pub(crate) device: String,
+    /// Tokens that a sequence may have.
+    pub(crate) context_len: usize,
+    /// From the start of the load to its end.
+    pub(crate) load_time: Duration,
+    /// `generation_config.json`.
+    pub(crate) generation_config: Value,
+    pub(crate) engine: Engine,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    chat_template: Option<ChatTemplate>,
+}
+
+/// Whether a positional argument is meant as a model: a path that exists or looks like one, or ORG/REPO.
+pub(crate) fn names_a_model(text: &str) -> bool {
+    let is_one_word = !text.is_empty() && !text.contains(char::is_whitespace);
+    let has_ending = text.ends_with(".gguf") || text.ends_with(".safetensors");
+    let is_path = text.starts_with(['/', '.', '~']) && text.contains('/');
+    let is_repo = text.contains('/') && text.parse::<hub::ModelRef>().is_ok();
+    is_one_word && (Path::new(text).exists() || has_ending || is_path || is_repo)
+}
+
+/// Opens the checkpoint that `name` stands for (the built-in one without a name); with `headers_only`, files whose data
+/// has not arrived yet are enough. Returns it with its name for messages.
+pub(crate) fn open(name: Option<&str>, headers_only: bool) -> Result<(Checkpoint, String)> {
+    let Some(name) = name else {
+        return Ok((
+            builtin::open().context("the built-in model is damaged: please report it")?,
+            builtin::NAME.to_owned(),
+        ));
+    };
+    let path = locate(name)?;
+    let open_file = |path: &Path| mapped::map(path).map_err(Into::into);
+    let checkpoint = match headers_only {
+        true => Checkpoint::open_headers(&path, &open_file),
+        false => Checkpoint::open(&path, &open_file),
+    };
+    Ok((checkpoint.with_context(|| format!("cannot load `{name}`"))?, name.to_owned()))
+}
+
+fn locate(name: &str) -> Result<PathBuf> {
+    let path = Path::new(name);
+    if path.exists() {
+        return Ok(path.to_owned());
+    }
+    let is_repo = name.parse::<hub::ModelRef>().is_ok();
+    if is_repo {
+        if let Some(path) = hub::resolve(name)? {
+            return Ok(path);
+        }
+        bail!("`{name}` is neither a path nor a model in the cache; `hotmetal pull {name}` downloads it");
+    }
+    bail!(
+        "there is no model at `{name}`: expected a folder, a .gguf or .safetensors file, or the ORG/REPO of a cached \
+         model (`hotmetal list` shows them)"
+    );
+}
+
+/// The shapes in a checkpoint, for the model files.
+fn shapes(checkpoint: &Checkpoint) -> HashMap<String, Vec<usize>> {
+    // A dimension beyond the address space fits no configuration, and is refused as the wrong shape that it is.
+    let dimension = |&d: &u64| usize::try_from(d).unwrap_or(usize::MAX);
+    checkpoint.tensor_infos().map(|info| (info.name, info.shape.iter().map(dimension).collect())).collect()
+}
+
+/// The textbook plan of a checkpoint. Every tensor must be read by some op.
+pub(crate) fn plan_of(checkpoint: &Checkpoint) -> Result<Plan> {
+    let plan = models::build_plan(&checkpoint.config, &shapes(checkpoint))?;
+    let unread = models::unread(&plan, checkpoint.tensor_names());
+    if let Some(first) = unread.first() {
+        bail!(
+            "{} tensors are not part of a `{}` model as its configuration describes it, the first of them `{first}`: \
+             the configuration or the weights are another model's",
+            unread.len(),
+            plan.model_type,
+        );
+    }
+    Ok(plan)
+}
+
+/// The backend that `--device`, `--threads` and `--isa` name.
+pub(crate) fn backend(args: &ModelArgs) -> Result<Box<dyn Backend>> {
+    match args.device.as_str() {
+        "cpu" => Ok(Box::new(cpu_backend(args)?)),
+        "reference" => Ok(Box::new(backend::reference::ReferenceBackend::new())),
+        other => bail!("there is no device `{other}`; this build has: cpu, reference"),
+    }
+}
+
+/// The processors, as `--threads` and `--isa` say.
+pub(crate) fn cpu_backend(args: &ModelArgs) -> Result<cpu::CpuBackend> {
+    Ok(cpu::CpuBackend::new(cpu::CpuOptions { threads: args.threads, isa: args.isa, pin: true })?)
+}
+
+fn parse_isa(name: &str) -> Result<cpu::IsaLevel, String> {
+    let known = cpu::IsaLevel::ALL.map(cpu::IsaLevel::name);
+    let level = cpu::IsaLevel::ALL.into_iter().find(|level| level.name() == name);
+    level.ok_or_else(|| format!("expected one of {}", known.join(", ")))
+}
+
+/// Loads the model that `name` stands for, the built-in one without a name.
+pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
+    let begun = Instant::now();
+    let (checkpoint, name) = open(name, false)?;
+    let in_model = || format!("cannot load `{name}`");
+    // The vocabulary takes as long as everything else together, so it is built beside it.
+    let (tokenizer, rest) = std::thread::scope(|scope| {
+        let tokenizer = scope.spawn(|| load_tokenizer(&checkpoint, args.allow_unknown_patterns));
+        let rest = load_weights(&checkpoint, args);
+        (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
+    });
+    let (plan, backend, weights) = rest.with_context(in_model)?;
+    let mut tokenizer = tokenizer.with_context(in_model)?;
+    tokenizer.add_eos_ids(&checkpoint.eos_token_ids()?);
+    if tokenizer.vocab_size() > plan.vocab_size {
+        bail!(
+            "{}: the tokenizer has {} tokens and the model logits for {}: they do not belong together",
+            in_model(),
+            tokenizer.vocab_size(),
+            plan.vocab_size
+        );
+    }
+    let kv_format = kv_format(args, weights.iter().map(|weight| Some(weight.format())));
+    let context_len = context_len(&plan, args.ctx_size, kv_format, backend.device().memory_bytes)?;
+    let kv = KvLayout { format: kv_format, block_len: KV_BLOCK_LEN, num_blocks: context_len.div_ceil(KV_BLOCK_LEN) };
+    let device = backend.device().description.clone();
+    let config = EngineConfig::new(kv, context_len, plan.vocab_size, tokenizer.eos_ids().to_vec());
+    let executable = backend.load(Arc::new(plan), weights, kv).with_context(in_model)?;
+    let engine = Engine::new(executable, config)?;
+    let chat_template = load_chat_template(&checkpoint, args.chat_template.as_deref())?;
+    Ok(Model {
+        name,
+        device,
+        context_len,
+        load_time: begun.elapsed(),
+        generation_config: checkpoint.generation_config,
+        engine,
+        tokenizer: Arc::new(tokenizer),
+        chat_template,
+    })
+}
+
+fn load_weights(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
+    let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
+    let backend = backend(args)?;
+    let mut weights = Vec::with_capacity(plan.weights.len());
+    for weight in &plan.weights {
+        let tensor = checkpoint.tensor(&weight.name)?;
+        if tensor.bytes().len() as u64 <= FINITE_CHECK_BYTES && weight.shape.len() == 1 {
+            checkpoint.check_finite(&weight.name)?;
+        }
+        weights.push(tensor);
+    }
+    Ok((plan, backend, weights))
+}
+
+fn load_tokenizer(checkpoint: &Checkpoint, allow_unknown_patterns: bool) -> Result<Tokenizer> {
+    match &checkpoint.tokenizer {
+        TokenizerSource::HuggingFace { tokenizer_json, tokenizer_config } => {
+            let config = serde_json::to_vec(tokenizer_config)?;
+            let options = LoadOptions { allow_unknown_patterns };
+            Tokenizer::from_json(tokenizer_json, Some(&config), &options).map_err(|error| {
+                let hint = "; --allow-unknown-patterns accepts such a pattern from a source that you trust";
+                let hint = if matches!(error, TokenizerError::UnknownPattern { .. }) { hint } else { "" };
+                anyhow!("{error}{hint}")
+            })
+        }
+        TokenizerSource::Gguf(vocabulary) => {
+            let v = vocabulary.as_ref().clone();
+            Ok(Tokenizer::from_gguf(GgufVocabulary {
+                model: v.model,
+                pre: v.pre.unwrap_or_default(),
+                tokens: v.tokens,
+                scores: v.scores,
+                token_types: v.token_types,
+                merges: v.merges,
+                bos_id: v.bos_token_id,
+                eos_id: v.eos_token_id,
+                eot_id: v.eot_token_id,
+                eom_id: v.eom_token_id,
+                unk_id: v.unknown_token_id,
+                pad_id: v.padding_token_id,
+                add_bos: v.add_bos_token,
+                add_eos: v.add_eos_token,
+                add_space_prefix: v.add_space_prefix,
+            })?)
+        }
+        TokenizerSource::None => bail!(
+            "the model has no tokenizer: a folder needs tokenizer.json beside the weights, a GGUF file its \
+             tokenizer.ggml keys"
+        ),
+    }
+}
+
+fn load_chat_template(checkpoint: &Checkpoint, file: Option<&Path>) -> Result<Option<ChatTemplate>> {
+    let source = match file {
+        Some(path) => Some(
+            std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read the chat template `{}`", path.display()))?,
+        ),
+        None => checkpoint.chat_templates.default.clone(),
+    };
+    let Some(source) = source else { return Ok(None) };
+    let template = ChatTemplate::new(&source)
+        .context("cannot use the model's chat template (--raw works without it, --chat-template replaces it)")?;
+    for warning in template.warnings() {
+        tracing::info!("{warning}");
+    }
+    Ok(Some(template))
+}
+
+/// What `--kv-type` says, or exact where the weights are, and half precision otherwise.
+pub(crate) fn kv_format(args: &ModelArgs, mut weights: impl Iterator<Item = Option<WeightFormat>>) -> KvFormat {
+    let all_f32 = weights.all(|format| format == Some(WeightFormat::F32));
+    args.kv_type.map_or(if all_f32 { KvFormat::F32 } else { KvFormat::F16 }, Into::into)
+}
+
+/// What `--ctx-size` says, or what the model was made for as far as a share of the memory holds its cache.
+fn context_len(plan: &Plan, asked: Option<usize>, kv: KvFormat, memory_bytes: u64) -> Result<usize> {
+    if let Some(asked) = asked {
+        if asked > plan.context_len {
+            bail!(
+                "--ctx-size {asked} is more than the {} tokens that the model was made for; text beyond them would be \
+                 noise",
+                plan.context_len
+            );
+        }
+        if asked < 2 {
+            bail!("--ctx-size {asked} leaves no room: one token of prompt and one to generate make 2");
+        }
+        return Ok(asked);
+    }
+    let per_token = plan.kv_bytes_per_token(kv) as u64;
+    let affordable = memory_bytes / KV_MEMORY_SHARE / per_token.max(1);
+    let affordable = usize::try_from(affordable).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN;
+    let chosen = plan.context_len.min(affordable.max(2 * KV_BLOCK_LEN));
+    if chosen < plan.context_len {
+        tracing::info!(
+            "context of {chosen} tokens: the model's {} would take {} of cache; --ctx-size sets another",
+            plan.context_len,
+            units::bytes(per_token * plan.context_len as u64),
+        );
+    }
+    Ok(chosen)
+}
+
+impl Model {
+    /// The ids of a text to continue, with what the model expects before one.
+    pub(crate) fn encode_raw(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.tokenizer.prefix_ids().to_vec();
+        ids.extend(self.tokenizer.encode(text, ParseSpecial::No)?);
+        Ok(ids)
+    }
+
+    /// The ids of a conversation that the model is to answer, through its chat template.
+    pub(crate) fn encode_chat(&self, messages: &[Value], think: Option<bool>) -> Result<Vec<u32>> {
+        let Some(template) = &self.chat_template else {
+            bail!(
+                "`{}` has no chat template: use --raw to continue text, or give one with --chat-template FILE",
+                self.name
+            );
+        };
+        let now = OffsetDateTime::now_local().unwrap_or_else(|_| OffsetDateTime::now_utc());
+        let now = time::PrimitiveDateTime::new(now.date(), now.time());
+        let text_of = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
+        // Most templates call it `enable_thinking`, which has a field of its own; DeepSeek and Granite `thinking`.
+        let extra = think.map(|think| ("thinking".to_owned(), Value::Bool(think))).into_iter().collect();
+        let rendered = template.render(&RenderInput {
+            extra,
+            bos_token: text_of(self.tokenizer.bos_id()),
+            eos_token: text_of(self.tokenizer.eos_ids().first().copied()),
+            enable_thinking: think,
+            ..RenderInput::new(messages, now)
+        })?;
+        Ok(self.tokenizer.encode(&rendered, ParseSpecial::Yes)?)
+    }
+}

@@ -1,0 +1,241 @@
+//! `hotmetal run`: one prompt, or a conversation.
+
+use std::io::{IsTerminal, Read};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use crate::generate::{Generation, GenerationOptions};
+use crate::load::{self, Model, ModelArgs};
+use crate::output::{note, stdout};
+use crate::sampling_args::SamplingArgs;
+use crate::{interrupt, repl, units};
+
+/// Generate text from a prompt.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO[:FILE]; without it the built-in model runs
+    #[arg(value_name = "MODEL")]
+    first: Option<String>,
+
+    /// The prompt; without it, -p, -f or standard input
+    #[arg(value_name = "PROMPT")]
+    second: Option<String>,
+
+    /// The model, when the first argument is to be the prompt
+    #[arg(long, short = 'm', value_name = "MODEL")]
+    model: Option<String>,
+
+    /// The prompt
+    #[arg(long, short = 'p', value_name = "TEXT")]
+    prompt: Option<String>,
+
+    /// Read the prompt from a file
+    #[arg(long, short = 'f', value_name = "FILE", conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+
+    /// Hold a conversation; /help lists its commands
+    #[arg(long, short = 'i', visible_alias = "chat", conflicts_with_all = ["file", "raw"])]
+    interactive: bool,
+
+    /// The system message
+    #[arg(long, alias = "system-prompt", value_name = "TEXT")]
+    system: Option<String>,
+
+    /// Continue the prompt as it is, without the chat template
+    #[arg(long)]
+    raw: bool,
+
+    /// Let models that can, think first (or not); without it the template decides
+    #[arg(long, value_name = "BOOL")]
+    think: Option<bool>,
+
+    /// Generate at most N tokens [default: until the model ends or the context is full]
+    #[arg(long = "max-tokens", short = 'n', aliases = ["n-predict", "predict"], value_name = "N")]
+    max_tokens: Option<usize>,
+
+    /// Stop before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+
+    /// Go on past end-of-text tokens
+    #[arg(long)]
+    ignore_eos: bool,
+
+    /// What goes to standard output
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    output_format: OutputFormat,
+
+    #[command(flatten)]
+    model_args: ModelArgs,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OutputFormat {
+    /// The text, as it is generated.
+    Text,
+    /// One object with text, token ids, finish reason, seed and timings.
+    Json,
+    /// Nothing: for timing.
+    None,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    let (model_name, positional_prompt) = split_positionals(args)?;
+    let prompt = read_prompt(args, positional_prompt)?;
+    let interactive = args.interactive || (prompt.is_none() && std::io::stdin().is_terminal());
+    if interactive && args.output_format != OutputFormat::Text {
+        bail!("a conversation is text: --output-format goes with a prompt (-p, -f or standard input)");
+    }
+    // Before the weights are touched: what is missing should not cost a load.
+    if !interactive && prompt.is_none() {
+        bail!("no prompt: give one as an argument, with -p TEXT, with -f FILE or on standard input, or chat with -i");
+    }
+    let mut model = load::load(model_name.as_deref(), &args.model_args)?;
+    let mut options = GenerationOptions::new(&model, &args.sampling)?;
+    options.max_tokens = args.max_tokens;
+    options.stop.clone_from(&args.stop);
+    options.ignore_eos = args.ignore_eos;
+    interrupt::install();
+    if interactive {
+        return repl::run(&mut model, options, args.system.as_deref(), args.think, prompt);
+    }
+    let prompt = prompt.unwrap_or_default();
+    let prompt_ids = if args.raw {
+        if args.system.is_some() {
+            bail!("--system needs the chat template: leave out --raw, or put the text into the prompt");
+        }
+        model.encode_raw(&prompt)?
+    } else {
+        let mut messages = Vec::new();
+        messages.extend(args.system.as_ref().map(|text| json!({"role": "system", "content": text})));
+        messages.push(json!({"role": "user", "content": prompt}));
+        model.encode_chat(&messages, args.think)?
+    };
+    one_prompt(&mut model, prompt_ids, &options, args.output_format)
+}
+
+fn one_prompt(
+    model: &mut Model,
+    prompt_ids: Vec<u32>,
+    options: &GenerationOptions,
+    format: OutputFormat,
+) -> Result<()> {
+    let mut ends_in_newline = true;
+    let generation = model.generate(prompt_ids, options, &mut |text| {
+        if format == OutputFormat::Text && !text.is_empty() {
+            ends_in_newline = text.ends_with('\n');
+            stdout(text)?;
+        }
+        Ok(())
+    })?;
+    match format {
+        OutputFormat::Text if !ends_in_newline => stdout("\n")?,
+        OutputFormat::Json => stdout(&format!("{}\n", to_json(&generation, model)))?,
+        _ => {}
+    }
+    note(&statistics(&generation, model));
+    if let Some(error) = &generation.error {
+        bail!("generation failed after {} tokens: {error}", generation.token_ids.len());
+    }
+    Ok(())
+}
+
+/// With one positional argument it is the model if it names one, and the prompt otherwise.
+fn split_positionals(args: &RunArgs) -> Result<(Option<String>, Option<String>)> {
+    let (first, second) = (args.first.clone(), args.second.clone());
+    if args.model.is_some() {
+        if second.is_some() {
+            bail!("with --model there is one positional argument, the prompt; found two");
+        }
+        return Ok((args.model.clone(), first));
+    }
+    let Some(only) = first else { return Ok((None, None)) };
+    if second.is_some() || load::names_a_model(&only) {
+        return Ok((Some(only), second));
+    }
+    if args.prompt.is_some() || args.file.is_some() {
+        // The prompt is elsewhere, so this was meant as a model: let the loader say what is wrong with it.
+        return Ok((Some(only), None));
+    }
+    Ok((None, Some(only)))
+}
+
+fn read_prompt(args: &RunArgs, positional: Option<String>) -> Result<Option<String>> {
+    let flag = args.prompt.is_some() || args.file.is_some();
+    if flag && positional.is_some() {
+        bail!("the prompt is given twice: as an argument and with -p or -f");
+    }
+    if let Some(text) = args.prompt.clone().or(positional) {
+        return Ok(Some(text));
+    }
+    if let Some(path) = &args.file {
+        let bytes = std::fs::read(path).with_context(|| format!("cannot read the prompt file `{}`", path.display()))?;
+        let text = String::from_utf8(bytes)
+            .map_err(|error| error.utf8_error())
+            .with_context(|| format!("the prompt file `{}` is not UTF-8 text", path.display()))?;
+        // An editor's last newline is not part of the prompt.
+        return Ok(Some(text.strip_suffix('\n').map_or(text.clone(), |text| text.trim_end_matches('\r').to_owned())));
+    }
+    if std::io::stdin().is_terminal() || args.interactive {
+        return Ok(None);
+    }
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from standard input as UTF-8 text")?;
+    let text = text.trim_end_matches(['\n', '\r']).to_owned();
+    Ok((!text.is_empty()).then_some(text))
+}
+
+fn to_json(generation: &Generation, model: &Model) -> Value {
+    let ms = |d: std::time::Duration| (d.as_secs_f64() * 1e6).round() / 1e3;
+    let rate = |n, d| units::per_second(n, d).map(|rate| (rate * 100.0).round() / 100.0);
+    json!({
+        "model": model.name,
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "prompt_token_ids": generation.prompt_token_ids,
+        "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
+        "cached_tokens": generation.cached_tokens,
+        "sampling": generation.sampling,
+        "device": model.device,
+        "context_len": model.context_len,
+        "timings": {
+            "load_ms": ms(model.load_time),
+            "prompt_ms": ms(generation.prompt_time),
+            "decode_ms": ms(generation.decode_time),
+            "ttft_ms": ms(generation.first_token_time),
+            "total_ms": ms(generation.prompt_time + generation.decode_time),
+            "prompt_tokens_per_s": rate(generation.computed_prompt_tokens(), generation.prompt_time),
+            "decode_tokens_per_s": rate(generation.decode_steps(), generation.decode_time),
+        },
+        "error": generation.error,
+    })
+}
+
+/// `load 12 ms · prompt 14 tokens in 3.1 ms (4516 tok/s) · 128 tokens in 80 ms (1590 tok/s) · stop · seed 42`.
+pub(crate) fn statistics(generation: &Generation, model: &Model) -> String {
+    let rate = |n, d| units::per_second(n, d).map(|r| format!(" ({r:.0} tok/s)")).unwrap_or_default();
+    let cached = match generation.cached_tokens {
+        0 => String::new(),
+        n => format!(" + {n} cached"),
+    };
+    format!(
+        "load {} · prompt {} tokens{cached} in {}{} · {} tokens in {}{} · {} · seed {}",
+        units::duration(model.load_time),
+        generation.computed_prompt_tokens(),
+        units::duration(generation.prompt_time),
+        rate(generation.computed_prompt_tokens(), generation.prompt_time),
+        generation.token_ids.len(),
+        units::duration(generation.decode_time),
+        rate(generation.decode_steps(), generation.decode_time),
+        generation.finish_reason,
+        generation.seed,
+    )
+}

@@ -1,0 +1,105 @@
+//! Flags that say how the next token is chosen. A flag that is absent leaves the model's own default
+//! (`generation_config.json`), and where that is silent, ours.
+
+use clap::Args;
+
+/// Sampling flags; the names are llama.cpp's, with the OpenAI spellings as aliases.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Seed of the random choices; the same seed gives the same text [default: random, and reported]
+    #[arg(long, short = 's', value_name = "N")]
+    pub(crate) seed: Option<u64>,
+
+    /// Randomness of the choice; 0 always takes the likeliest token
+    #[arg(long = "temp", alias = "temperature", value_name = "T", allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+
+    /// Keep the K likeliest tokens; 0 keeps all
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<usize>,
+
+    /// Keep the likeliest tokens whose probabilities sum to P; 1 keeps all
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+
+    /// Keep tokens at least P times as likely as the likeliest; 0 keeps all
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+
+    /// Locally typical sampling, mass P; 1 keeps all
+    #[arg(long = "typical", alias = "typical-p", value_name = "P", allow_negative_numbers = true)]
+    pub(crate) typical_p: Option<f32>,
+
+    /// Divide (or multiply, when negative) the logits of tokens seen before; 1 is off
+    #[arg(long, alias = "repetition-penalty", value_name = "F", allow_negative_numbers = true)]
+    pub(crate) repeat_penalty: Option<f32>,
+
+    /// Tokens that the penalties look back on; 0 is off [default: -1, the whole context]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) repeat_last_n: Option<i64>,
+
+    /// Subtract F from the logits of tokens seen before
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+
+    /// Subtract F from the logits of tokens for each time they were seen
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+
+    /// DRY: penalty on continuing a repeated sequence; 0 is off
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub(crate) dry_multiplier: Option<f32>,
+
+    /// DRY: growth of the penalty with each repeated token
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub(crate) dry_base: Option<f32>,
+
+    /// DRY: repeated tokens that go unpunished
+    #[arg(long, value_name = "N")]
+    pub(crate) dry_allowed_length: Option<usize>,
+
+    /// DRY: text that ends a repetition; may be given several times [default: newline, ':', '"', '*']
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) dry_sequence_breaker: Vec<String>,
+
+    /// XTC: probability of dropping the likeliest tokens; 0 is off
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) xtc_probability: Option<f32>,
+
+    /// XTC: tokens above this probability can be dropped, but for the last of them
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) xtc_threshold: Option<f32>,
+
+    /// Add a bias to a token's logit, as ID=BIAS (`15043=-1.5`, `15043=-inf` bans it); may be given several times
+    #[arg(long, value_name = "ID=BIAS", value_parser = parse_logit_bias)]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+}
+
+/// `ID=BIAS`, or llama.cpp's `ID+BIAS` and `ID-BIAS`.
+fn parse_logit_bias(text: &str) -> Result<(u32, f32), String> {
+    let malformed = || format!("expected ID=BIAS such as 15043=-1.5, found `{text}`");
+    let split = text.find(['=', '+', '-']).ok_or_else(malformed)?;
+    let (id, bias) = text.split_at(split);
+    let bias = bias.strip_prefix('=').unwrap_or(bias);
+    match (id.parse(), bias.parse::<f32>()) {
+        (Ok(id), Ok(bias)) if !bias.is_nan() => Ok((id, bias)),
+        _ => Err(malformed()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logit_bias_takes_both_dialects() {
+        assert_eq!(parse_logit_bias("5=1.5"), Ok((5, 1.5)));
+        assert_eq!(parse_logit_bias("5=-1.5"), Ok((5, -1.5)));
+        assert_eq!(parse_logit_bias("5+2"), Ok((5, 2.0)));
+        assert_eq!(parse_logit_bias("5-inf"), Ok((5, f32::NEG_INFINITY)));
+        for bad in ["", "5", "x=1", "5=", "5=nan", "-5=1"] {
+            assert!(parse_logit_bias(bad).is_err(), "{bad}");
+        }
+    }
+}

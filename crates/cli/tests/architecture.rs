@@ -1,0 +1,136 @@
+//! The rules of ARCHITECTURE.md that a machine can hold: which crate may depend on which, where `unsafe`, processor
+//! detection and the environment may appear, and that documents name files that exist.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is above this crate")
+}
+
+/// Each crate with the crates of ours that it may name in `[dependencies]`.
+const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
+    ("tensor", &[]),
+    ("mapped", &[]),
+    ("formats", &["tensor"]),
+    ("tokenizer", &[]),
+    ("plan", &["tensor"]),
+    ("models", &["plan"]),
+    // `testing` behind the feature `conformance`, which no binary has.
+    ("backend", &["plan", "tensor", "testing"]),
+    ("cpu", &["backend", "plan", "tensor"]),
+    ("engine", &["backend", "plan"]),
+    ("testing", &["models", "plan", "tensor"]),
+    ("cli", &["backend", "cpu", "engine", "formats", "mapped", "models", "plan", "tensor", "tokenizer"]),
+];
+
+/// Crates that may hold `unsafe`; all others forbid it.
+const MAY_BE_UNSAFE: [&str; 2] = ["cpu", "mapped"];
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for path in entries.map(|entry| entry.expect("a readable entry").path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+/// Lines of code that contain `word`, as `path:line`, without comment lines.
+fn uses(folder: &Path, word: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for file in rust_files(folder) {
+        let text = fs::read_to_string(&file).expect("source is UTF-8");
+        for (index, line) in text.lines().enumerate() {
+            let line = line.trim_start();
+            if line.contains(word) && !line.starts_with("//") {
+                found.push(format!("{}:{}", file.display(), index + 1));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn crates_depend_one_way() {
+    let ours: BTreeMap<_, _> = MAY_DEPEND_ON.into_iter().collect();
+    let folders: BTreeSet<String> = fs::read_dir(root().join("crates"))
+        .expect("crates/ exists")
+        .map(|entry| entry.expect("a readable entry").file_name().into_string().expect("UTF-8 names"))
+        .collect();
+    assert_eq!(folders, ours.keys().map(|name| (*name).to_owned()).collect(), "a new crate gets a line in this table");
+    for (name, allowed) in &ours {
+        let manifest = fs::read_to_string(root().join("crates").join(name).join("Cargo.toml")).expect("a manifest");
+        let manifest: toml::Table = manifest.parse().expect("a manifest is TOML");
+        let Some(dependencies) = manifest.get("dependencies").and_then(toml::Value::as_table) else { continue };
+        for dependency in dependencies.keys().filter(|dependency| ours.contains_key(dependency.as_str())) {
+            assert!(allowed.contains(&dependency.as_str()), "`{name}` must not depend on `{dependency}`");
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_stays_where_it_is_allowed() {
+    for (name, _) in MAY_DEPEND_ON {
+        let source = root().join("crates").join(name).join("src");
+        let entry = if name == "cli" { "main.rs" } else { "lib.rs" };
+        let text = fs::read_to_string(source.join(entry)).expect("each crate has an entry file");
+        let forbids = text.contains("#![forbid(unsafe_code)]");
+        assert_eq!(forbids, !MAY_BE_UNSAFE.contains(&name), "`#![forbid(unsafe_code)]` in `{name}`");
+    }
+}
+
+#[test]
+fn every_crate_says_what_it_is() {
+    for (name, _) in MAY_DEPEND_ON {
+        let entry = if name == "cli" { "main.rs" } else { "lib.rs" };
+        let text = fs::read_to_string(root().join("crates").join(name).join("src").join(entry)).expect("an entry file");
+        assert!(text.starts_with("//! "), "`{name}` opens with what it does");
+    }
+}
+
+#[test]
+fn processor_and_environment_are_asked_in_one_place() {
+    for (name, _) in MAY_DEPEND_ON {
+        let source = root().join("crates").join(name).join("src");
+        if name != "cpu" {
+            for word in ["target_arch", "is_x86_feature_detected", "is_aarch64_feature_detected"] {
+                assert_eq!(uses(&source, word), [""; 0], "`{word}` outside `cpu`");
+            }
+        }
+        if name != "cli" {
+            for word in ["env::var", "env::args"] {
+                let found = uses(&source, word);
+                let found: Vec<_> = found.iter().filter(|at| !at.contains("/testing/")).collect();
+                assert_eq!(found, [""; 0], "`{word}` outside `cli`");
+            }
+        }
+    }
+}
+
+/// Paths in back quotes that look like files of ours must exist, so that the documents keep up with the tree.
+#[test]
+fn documents_name_files_that_exist() {
+    let root = root();
+    for document in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "THREAT_MODEL.md"] {
+        let text = fs::read_to_string(root.join(document)).unwrap_or_else(|error| panic!("{document}: {error}"));
+        let mut quoted = text.split('`').skip(1).step_by(2);
+        let names_a_file = |word: &&str| {
+            let has_end = [".rs", ".md", ".toml", ".py", ".sh"].iter().any(|end| word.ends_with(end));
+            has_end && word.contains('/') && !word.contains(['<', '*', ' ', '{', '$'])
+        };
+        for word in quoted.by_ref().filter(names_a_file) {
+            let exists = root.join(word).exists() || root.join("crates").join(word).exists();
+            assert!(exists, "{document} names `{word}`, which does not exist");
+        }
+    }
+}

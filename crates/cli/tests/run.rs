@@ -1,0 +1,276 @@
+//! `hotmetal run` as a user meets it: real processes, exact output, one clear message for each mistake.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn hotmetal(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hotmetal"));
+    command.args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1");
+    command
+}
+
+fn output(args: &[&str]) -> Output {
+    hotmetal(args).output().expect("the binary starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
+}
+
+/// Runs, expects success, and returns stdout.
+fn succeed(args: &[&str]) -> String {
+    let output = output(args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn json(args: &[&str]) -> Value {
+    let args: Vec<_> = args.iter().copied().chain(["--output-format", "json"]).collect();
+    serde_json::from_str(&succeed(&args)).expect("one JSON object")
+}
+
+/// Runs, expects exit code `code` and nothing on stdout, and returns stderr.
+fn fail(code: i32, args: &[&str]) -> String {
+    let output = output(args);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+    assert_eq!(text(&output.stdout), "", "{args:?} prints nothing");
+    assert!(!stderr.contains("panicked"), "{args:?}: {stderr}");
+    stderr
+}
+
+fn with_stdin(args: &[&str], input: &str) -> Output {
+    let mut child = hotmetal(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("the child reads");
+    child.wait_with_output().expect("the child ends")
+}
+
+#[expect(clippy::print_stderr, reason = "a skipped test says why")]
+fn shared_model(name: &str) -> Option<PathBuf> {
+    let found = testing::golden::test_data(&format!("models/{name}"));
+    found.map_err(|reason| eprintln!("skipped: {reason}")).ok()
+}
+
+fn golden_folder(name: &str) -> String {
+    format!("{}/../models/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn greedy_text_from_the_built_in_model_is_fluent_and_the_same_every_time() {
+    let first = succeed(&["run", "Once upon a time", "--temp", "0", "-n", "60"]);
+    assert!(first.split_whitespace().count() > 30, "{first}");
+    assert_eq!(first, succeed(&["run", "Once upon a time", "--temp", "0", "-n", "60"]));
+    assert_eq!(first, succeed(&["run", "-p", "Once upon a time", "--temp", "0", "-n", "60", "--threads", "1"]));
+}
+
+#[test]
+fn json_holds_what_others_rely_on() {
+    let object = json(&["run", "Hello", "-n", "12", "--seed", "7"]);
+    assert_eq!(object["seed"], 7);
+    assert!(object["text"].is_string());
+    let ids = object["token_ids"].as_array().expect("ids");
+    assert!(!ids.is_empty() && ids.len() <= 12);
+    assert!(!object["prompt_token_ids"].as_array().expect("ids").is_empty());
+    assert!(["stop", "length"].contains(&object["finish_reason"].as_str().expect("a word")));
+    for key in ["load_ms", "prompt_ms", "decode_ms", "ttft_ms", "total_ms"] {
+        assert!(object["timings"][key].as_f64().expect(key) >= 0.0);
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text_and_another_seed_another() {
+    let run = |seed: &str| json(&["run", "Tell me a story", "-n", "40", "--temp", "1", "--seed", seed])["text"].clone();
+    assert_eq!(run("1"), run("1"));
+    let distinct: std::collections::HashSet<_> = ["1", "2", "3", "4"].map(|seed| run(seed).to_string()).into();
+    assert!(distinct.len() > 1);
+}
+
+#[test]
+fn a_prompt_comes_from_an_argument_a_flag_a_file_or_standard_input() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("prompt.txt");
+    std::fs::write(&file, "Once upon a time\n").expect("a file");
+    let flags = ["--temp", "0", "-n", "8"];
+    let expected = succeed(&[&["run", "Once upon a time"][..], &flags].concat());
+    assert_eq!(succeed(&[&["run", "-p", "Once upon a time"][..], &flags].concat()), expected);
+    assert_eq!(succeed(&[&["run", "-f", file.to_str().expect("UTF-8")][..], &flags].concat()), expected);
+    let piped = with_stdin(&[&["run"][..], &flags].concat(), "Once upon a time\n");
+    assert_eq!(text(&piped.stdout), expected);
+}
+
+#[test]
+fn output_format_none_prints_only_the_figures() {
+    let output = output(&["run", "Hello", "-n", "4", "--output-format", "none"]);
+    assert!(output.status.success());
+    assert_eq!(text(&output.stdout), "");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("tok/s") && stderr.contains("load"), "{stderr}");
+}
+
+#[test]
+fn raw_continues_and_chat_answers() {
+    let raw = json(&["run", "--raw", "Once upon a time", "--temp", "0", "-n", "8"]);
+    let chat = json(&["run", "Once upon a time", "--temp", "0", "-n", "8"]);
+    let len = |object: &Value| object["prompt_token_ids"].as_array().expect("ids").len();
+    assert!(len(&chat) > len(&raw), "the template adds its control tokens");
+}
+
+#[test]
+fn a_stop_string_is_not_printed_and_ends_the_text() {
+    let whole =
+        json(&["run", "Once upon a time", "--temp", "0", "-n", "60"])["text"].as_str().expect("text").to_owned();
+    let stop = whole.split_whitespace().nth(9).expect("ten words");
+    let object = json(&["run", "Once upon a time", "--temp", "0", "-n", "60", "--stop", stop]);
+    let cut = object["text"].as_str().expect("text");
+    assert_eq!(object["finish_reason"], "stop");
+    assert!(whole.starts_with(cut) && !cut.contains(stop), "{cut}");
+    assert_eq!(&whole[cut.len()..cut.len() + stop.len()], stop);
+}
+
+#[test]
+fn a_bias_of_minus_infinity_bans_a_token() {
+    let free = json(&["run", "Once upon a time", "--temp", "0", "-n", "4"]);
+    let first = free["token_ids"][0].as_u64().expect("an id");
+    let bias = format!("{first}=-inf");
+    let banned = json(&["run", "Once upon a time", "--temp", "0", "-n", "4", "--logit-bias", &bias]);
+    assert!(banned["token_ids"].as_array().expect("ids").iter().all(|id| id.as_u64() != Some(first)));
+}
+
+#[test]
+fn mistakes_get_one_clear_message() {
+    let cases: [(i32, &[&str], &[&str]); 13] = [
+        (1, &["run", "/no/such/model.gguf", "hi"], &["/no/such/model.gguf"]),
+        (1, &["run", "no-such-org/no-such-repo", "hi"], &["no-such-org/no-such-repo", "pull"]),
+        (1, &["run", "-f", "/no/such/prompt.txt"], &["/no/such/prompt.txt"]),
+        (1, &["run"], &["no prompt"]),
+        (1, &["run", "hi", "-p", "there"], &["twice"]),
+        (1, &["run", "hi", "--ctx-size", "4", "-n", "9"], &["4"]),
+        (1, &["run", "hi", "--temp=-1"], &["temperature"]),
+        (1, &["run", "hi", "--top-p", "2"], &["top_p"]),
+        (1, &["run", "hi", "--device", "abacus"], &["abacus", "cpu"]),
+        (1, &["run", "hi", "--raw", "--system", "x"], &["--raw"]),
+        (2, &["run", "--no-such-flag"], &["--no-such-flag"]),
+        (2, &["run", "-i", "-f", "x"], &["cannot be used with"]),
+        (2, &["run", "hi", "-n", "many"], &["many"]),
+    ];
+    for (code, args, expected) in cases {
+        let stderr = fail(code, args);
+        for word in expected {
+            assert!(stderr.contains(word), "{args:?} should mention `{word}`: {stderr}");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_is_refused_with_both_numbers() {
+    let long = "word ".repeat(300);
+    let stderr = fail(1, &["run", &long, "--ctx-size", "128"]);
+    assert!(stderr.contains("128") && stderr.contains("tokens") && stderr.contains("--ctx-size"), "{stderr}");
+}
+
+#[test]
+fn an_unknown_architecture_is_refused_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(Path::new(&golden_folder("qwen2")).join(name), folder.path().join(name)).expect("a copy");
+    }
+    let config = std::fs::read_to_string(folder.path().join("config.json")).expect("JSON");
+    let mut config: Value = serde_json::from_str(&config).expect("JSON");
+    config["model_type"] = "zeppelin".into();
+    config["architectures"] = serde_json::json!(["ZeppelinForCausalLM"]);
+    std::fs::write(folder.path().join("config.json"), config.to_string()).expect("a file");
+    let stderr = fail(1, &["run", folder.path().to_str().expect("UTF-8"), "hi"]);
+    assert!(stderr.contains("zeppelin") && stderr.contains("qwen2"), "{stderr}");
+}
+
+#[test]
+fn nothing_is_written_and_no_network_is_needed_in_an_empty_directory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = hotmetal(&["run", "Hello", "-n", "4"])
+        .current_dir(folder.path())
+        .env_clear()
+        .env("HOME", folder.path())
+        .output()
+        .expect("the binary starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_program_quietly() {
+    let mut child = hotmetal(&["run", "Once upon a time", "-n", "400", "--ignore-eos"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("the child ends");
+    assert!(!text(&output.stderr).contains("panicked"), "{}", text(&output.stderr));
+    assert!(output.status.code().is_some(), "ended by itself, not by a signal");
+}
+
+#[cfg(unix)]
+#[test]
+fn the_first_ctrl_c_stops_the_generation_and_not_the_program() {
+    let mut child = hotmetal(&["run", "Once upon a time", "--ignore-eos", "--output-format", "json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    std::thread::sleep(Duration::from_millis(400));
+    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
+    assert!(interrupted.success());
+    let begun = Instant::now();
+    let running = child.try_wait().expect("a child").is_none();
+    let output = child.wait_with_output().expect("the child ends");
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    let object: Value = serde_json::from_str(&text(&output.stdout)).expect("what was generated is still reported");
+    // A fast machine can fill the context before the signal arrives; then there was nothing to stop.
+    assert!(!running || object["finish_reason"] == "cancelled" || object["finish_reason"] == "context", "{object}");
+}
+
+#[test]
+fn a_conversation_remembers_obeys_its_commands_and_saves() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = folder.path().join("chat.json");
+    let script = format!(
+        "/help\nHello\n/stats\nAnd a story?\n/regen\n/system You are brief.\n/system\n/nope\nHello again\n/save {}\n/bye\n",
+        saved.display()
+    );
+    let output = with_stdin(&["run", "-i", "-n", "12", "--seed", "1"], &script);
+    let stderr = text(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    for word in ["/regen", "tok/s", "cached", "You are brief.", "unknown command /nope"] {
+        assert!(stderr.contains(word), "`{word}` in {stderr}");
+    }
+    let object: Value = serde_json::from_str(&std::fs::read_to_string(saved).expect("saved")).expect("JSON");
+    let roles: Vec<_> = object["messages"].as_array().expect("messages").iter().map(|m| m["role"].clone()).collect();
+    assert_eq!(roles, ["system", "user", "assistant"]);
+}
+
+#[test]
+fn gguf_and_safetensors_of_one_model_tell_the_same_story() {
+    let (Some(gguf), Some(folder)) = (shared_model("stories260K-f16.gguf"), shared_model("stories260K-hf")) else {
+        return;
+    };
+    let story = |path: &Path| {
+        let path = path.to_str().expect("UTF-8");
+        json(&["run", path, "Once upon a time", "--raw", "--temp", "0", "-n", "100"])
+    };
+    let (from_gguf, from_folder) = (story(&gguf), story(&folder));
+    assert_eq!(from_gguf["prompt_token_ids"], from_folder["prompt_token_ids"]);
+    let told = from_gguf["text"].as_str().expect("text");
+    assert!(told.contains("Lily") || told.contains("little"), "{told}");
+    // The GGUF holds the weights rounded to F16, so that a late token may differ; the beginning must not.
+    let ids = |object: &Value| object["token_ids"].as_array().expect("ids")[..40].to_vec();
+    assert_eq!(ids(&from_gguf), ids(&from_folder));
+}
