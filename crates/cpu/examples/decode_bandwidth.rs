@@ -56,7 +56,14 @@ fn main() {
     }
 }
 
-fn measure(plan: &Arc<Plan>, weights: &[Tensor], format: WeightFormat, bytes: usize, threads: usize, isa: Option<IsaLevel>) {
+fn measure(
+    plan: &Arc<Plan>,
+    weights: &[Tensor],
+    format: WeightFormat,
+    bytes: usize,
+    threads: usize,
+    isa: Option<IsaLevel>,
+) {
     let options = CpuOptions { threads: Some(threads), isa, pin: true };
     let backend = CpuBackend::new(options).expect("an instruction set of this machine");
     let kv = KvLayout { format: KvFormat::F16, block_len: BLOCK_LEN, num_blocks: CONTEXT / BLOCK_LEN };
@@ -66,7 +73,9 @@ fn measure(plan: &Arc<Plan>, weights: &[Tensor], format: WeightFormat, bytes: us
     let read = read_bandwidth(weights, threads);
     for depth in [0, 2048] {
         // The cache below `depth` need not be filled: zeros are read as fast.
-        let ms = median_ms(threads, if depth == 0 { 40 } else { 20 }, |index| step(&mut *executable, &[1], depth + index, &blocks));
+        let ms = median_ms(threads, if depth == 0 { 40 } else { 20 }, |index| {
+            step(&mut *executable, &[1], depth + index, &blocks)
+        });
         let gb_s = bytes as f64 / ms / 1e6;
         println!(
             "{format} {} {threads}t decode@{depth}: {:.1} tok/s, {ms:.2} ms, {gb_s:.1} GB/s, {:.0} % of {read:.1} GB/s read",
@@ -79,7 +88,8 @@ fn measure(plan: &Arc<Plan>, weights: &[Tensor], format: WeightFormat, bytes: us
         let prompt: Vec<u32> = (0..tokens).collect();
         let ms = median_ms(threads, 3, |_| step(&mut *executable, &prompt, 0, &blocks));
         // Two operations a weight of the layers and token; the head runs for one row.
-        let parameters = plan.kv_layers.len() * (HIDDEN * (2 * HEADS + 2 * KV_HEADS) * HEAD_DIM + 3 * HIDDEN * INTERMEDIATE);
+        let parameters =
+            plan.kv_layers.len() * (HIDDEN * (2 * HEADS + 2 * KV_HEADS) * HEAD_DIM + 3 * HIDDEN * INTERMEDIATE);
         let flop = 2.0 * (parameters * tokens as usize + HIDDEN * VOCAB) as f64;
         println!(
             "{format} {} {threads}t prefill {tokens}: {:.0} tok/s, {ms:.1} ms, {:.0} GFLOP/s",

@@ -26,7 +26,8 @@ impl CpuBackend {
             let checksum = AtomicU32::new(0);
             let begun = Instant::now();
             let read = team.run(&|worker| {
-                let part = &data[worker.share(data.len() / LANES).start * LANES..worker.share(data.len() / LANES).end * LANES];
+                let part =
+                    &data[worker.share(data.len() / LANES).start * LANES..worker.share(data.len() / LANES).end * LANES];
                 // Keeps the compiler from leaving out loads whose values nobody uses.
                 checksum.fetch_add(sum(isa, part).to_bits(), Ordering::Relaxed);
             });

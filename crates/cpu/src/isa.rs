@@ -102,9 +102,8 @@ impl fmt::Display for Isa {
 
 #[cfg(target_arch = "x86_64")]
 fn cpu_has(level: IsaLevel) -> bool {
-    let avx2 = || {
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
-    };
+    let avx2 =
+        || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
     let avx512 = || {
         avx2()
             && is_x86_feature_detected!("avx512f")

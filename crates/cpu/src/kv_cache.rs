@@ -65,8 +65,7 @@ impl LayerPlace {
 
     /// Where the keys of a head begin, (head_dim, [`Self::key_stride`]).
     pub(crate) fn keys(&self, block: u32, kv_head: usize) -> std::ops::Range<usize> {
-        let start =
-            self.start + block as usize * self.block_size() + kv_head * (self.head_keys() + self.head_values());
+        let start = self.start + block as usize * self.block_size() + kv_head * (self.head_keys() + self.head_values());
         start..start + self.head_keys()
     }
 

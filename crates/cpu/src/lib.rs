@@ -336,9 +336,9 @@ fn place_rows(input: &StepInput, block_len: usize, rows: &mut Vec<RowPlace>) {
     rows.clear();
     for sequence in &input.sequences {
         let table = input.table(sequence);
-        rows.extend((sequence.first_position..sequence.kv_len()).map(|position| RowPlace {
-            position,
-            slot: (table[position / block_len], position % block_len),
-        }));
+        rows.extend(
+            (sequence.first_position..sequence.kv_len())
+                .map(|position| RowPlace { position, slot: (table[position / block_len], position % block_len) }),
+        );
     }
 }

@@ -9,7 +9,8 @@ pub(crate) fn total_bytes() -> u64 {
 /// Bytes that can still be allocated without swapping; `None` where the system does not say.
 pub(crate) fn available_bytes() -> Option<u64> {
     let machine = meminfo("MemAvailable:")?;
-    let group = group_limit().map(|limit| limit.saturating_sub(number_in("/sys/fs/cgroup/memory.current").unwrap_or(0)));
+    let group =
+        group_limit().map(|limit| limit.saturating_sub(number_in("/sys/fs/cgroup/memory.current").unwrap_or(0)));
     Some(group.map_or(machine, |group| machine.min(group)))
 }
 

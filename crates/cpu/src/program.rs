@@ -95,17 +95,47 @@ pub(crate) enum Work {
     /// The step's block copies.
     CopyBlocks,
     /// Cosines and sines of each token's position.
-    Angles { rope: usize, out: Place },
-    Embed { table: usize, out: Place },
-    RmsNorm { x: Place, norm: NormRef, out: Place },
+    Angles {
+        rope: usize,
+        out: Place,
+    },
+    Embed {
+        table: usize,
+        out: Place,
+    },
+    RmsNorm {
+        x: Place,
+        norm: NormRef,
+        out: Place,
+    },
     Project(Project),
-    Rope { x: Place, head_dim: usize, angles: Place, out: Place },
-    KvWrite { layer: usize, k: Place, v: Place },
+    Rope {
+        x: Place,
+        head_dim: usize,
+        angles: Place,
+        out: Place,
+    },
+    KvWrite {
+        layer: usize,
+        k: Place,
+        v: Place,
+    },
     RopeKvWrite(RopeKvWrite),
     Attend(Attend),
-    SiluMul { gate: Place, up: Place, out: Place },
-    Add { a: Place, b: Place, out: Place },
-    SelectOutputs { x: Place, out: Place },
+    SiluMul {
+        gate: Place,
+        up: Place,
+        out: Place,
+    },
+    Add {
+        a: Place,
+        b: Place,
+        out: Place,
+    },
+    SelectOutputs {
+        x: Place,
+        out: Place,
+    },
 }
 
 /// A norm: its weight and epsilon.
@@ -318,9 +348,7 @@ impl Compiler<'_> {
     fn work(&mut self, op: &Op, rows_start: usize, partials: usize) -> Work {
         match *op {
             Op::Embed { table, out } => Work::Embed { table: table.index(), out: self.place(out) },
-            Op::RmsNorm { x, norm, out } => {
-                Work::RmsNorm { x: self.place(x), norm: norm.into(), out: self.place(out) }
-            }
+            Op::RmsNorm { x, norm, out } => Work::RmsNorm { x: self.place(x), norm: norm.into(), out: self.place(out) },
             Op::Linear { x, linear, out } => {
                 let projection = self.projection(linear, out, None);
                 self.project(x, None, false, vec![projection], rows_start)
@@ -400,7 +428,9 @@ impl Compiler<'_> {
     ) -> Work {
         let x = self.place(x);
         let k = x.width;
-        let tensors = || projections.iter().flat_map(|p| [Some(p.linear), p.up]).flatten().map(|l| &self.source.weights[l.weight]);
+        let tensors = || {
+            projections.iter().flat_map(|p| [Some(p.linear), p.up]).flatten().map(|l| &self.source.weights[l.weight])
+        };
         let quantized = tensors().any(|tensor| tensor.format() == WeightFormat::Q8_0);
         let rows = if select { self.shape.outputs } else { self.rows(x.rows) };
         let columns = projections.iter().map(|projection| projection.out.width).sum();
@@ -435,7 +465,10 @@ mod tests {
                 for (columns, row_bytes) in [(1, 4), (64, 128), (4864, 1792), (151_936, 952)] {
                     let variant = choose_project(rows, columns, row_bytes, threads);
                     assert!(variant.chunk_columns >= LANES && variant.chunk_columns.is_multiple_of(LANES));
-                    assert!(rows <= REDUNDANT_ROWS || variant.chunk_columns * row_bytes <= (256 << 10).max(LANES * row_bytes));
+                    assert!(
+                        rows <= REDUNDANT_ROWS
+                            || variant.chunk_columns * row_bytes <= (256 << 10).max(LANES * row_bytes)
+                    );
                     assert_eq!(variant.redundant, threads > 1 && rows <= REDUNDANT_ROWS);
                     assert_eq!(variant.panel, rows >= PANEL_MIN_ROWS);
                 }

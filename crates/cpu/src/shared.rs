@@ -79,6 +79,8 @@ impl<'a, T> SharedSlice<'a, T> {
 pub(crate) struct AlignedBuffer<T: Pod> {
     start: NonNull<T>,
     len: usize,
+    /// What was allocated: `start` is the first aligned place in it. `None` when `len` is zero.
+    allocation: Option<(NonNull<u8>, Layout)>,
 }
 
 // SAFETY: it owns its elements, which are plain data.
@@ -96,30 +98,30 @@ impl<T: Pod> AlignedBuffer<T> {
         if len == 0 {
             return Some(Self::default());
         }
-        let layout = Self::layout(len)?;
-        // SAFETY: the layout has a size, since `len` and `T` have.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }.cast())?;
-        Some(Self { start, len })
-    }
-
-    fn layout(len: usize) -> Option<Layout> {
-        Layout::array::<T>(len).ok()?.align_to(Self::ALIGN).ok()
+        // The standard allocator clears memory of a larger alignment by writing to it, so we align within a larger piece.
+        let bytes = len.checked_mul(size_of::<T>())?.checked_add(Self::ALIGN)?;
+        let layout = Layout::from_size_align(bytes, 1).ok()?;
+        // SAFETY: the layout has a size.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let offset = base.align_offset(Self::ALIGN);
+        // SAFETY: the offset is below `ALIGN`, and so many bytes more than `len` elements take were allocated.
+        let start = unsafe { base.add(offset) }.cast();
+        Some(Self { start, len, allocation: Some((base, layout)) })
     }
 }
 
 impl<T: Pod> Default for AlignedBuffer<T> {
     /// No elements.
     fn default() -> Self {
-        Self { start: NonNull::dangling(), len: 0 }
+        Self { start: NonNull::dangling(), len: 0, allocation: None }
     }
 }
 
 impl<T: Pod> Drop for AlignedBuffer<T> {
     fn drop(&mut self) {
-        if self.len > 0 {
-            let layout = Self::layout(self.len).expect("the layout that it was allocated with");
+        if let Some((base, layout)) = self.allocation {
             // SAFETY: allocated in `zeroed` with this very layout.
-            unsafe { dealloc(self.start.as_ptr().cast(), layout) }
+            unsafe { dealloc(base.as_ptr(), layout) }
         }
     }
 }

@@ -30,9 +30,13 @@ fn every_instruction_set_conforms() {
     }
 }
 
+/// Ops one by one are the same on a team as on one thread (`determinism.rs`); whole models are run on both.
 #[test]
 fn teams_conform() {
     for threads in [2, 3] {
-        conformance::run(&backend(Isa::best().level(), threads), &claims());
+        let backend = backend(Isa::best().level(), threads);
+        conformance::models(&backend, &claims());
+        conformance::caches(&backend, &claims());
+        conformance::batches(&backend, &claims());
     }
 }

@@ -84,8 +84,8 @@ impl<E> Tile<'_, E> {
     /// The positions of `split` that `row` sees; empty when none.
     fn visible_in(&self, row: usize, split: usize) -> Range<usize> {
         let visible = self.visible(row);
-        let start = visible.start.max(split * SPLIT);
-        start..visible.end.min((split + 1) * SPLIT).max(start)
+        let (first, end) = (split * SPLIT, (split + 1) * SPLIT);
+        visible.start.clamp(first, end)..visible.end.clamp(first, end)
     }
 
     fn query(&self, row: usize) -> &[f32] {

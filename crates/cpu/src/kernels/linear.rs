@@ -260,3 +260,87 @@ fn dot_tile<S: Simd, W: Widen, const MR: usize, const NR: usize>(
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use testing::random::Rng;
+
+    use super::*;
+    use crate::Isa;
+
+    /// y of `rows` rows, on one level.
+    fn linear<W: Widen>(isa: Isa, weights: &[W], x: &[f32], (rows, n, k): (usize, usize, usize)) -> Vec<f32> {
+        let mut y = vec![f32::INFINITY; rows * n];
+        let values = &SharedSlice::new(&mut y);
+        let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
+        isa.run(LinearFloat { weights, x, rows, k, columns: 0..n, output });
+        y
+    }
+
+    fn check<W: Widen + PartialEq + std::fmt::Debug>(pack: fn(f32) -> W, magnitude: f32) {
+        let mut rng = Rng::new(1);
+        for k in [1, 2, 15, 16, 17, 31, 32, 33, 100] {
+            for (rows, n) in [(1, 1), (1, 9), (2, 5), (3, 4), (4, 7), (7, 3), (13, 6)] {
+                let weights: Vec<W> = (0..n * k).map(|_| pack(rng.normal() * magnitude)).collect();
+                let x: Vec<f32> = (0..rows * k).map(|_| rng.normal() * magnitude).collect();
+                let expected = linear(Isa::scalar(), &weights, &x, (rows, n, k));
+                for isa in Isa::available() {
+                    let y = linear(isa, &weights, &x, (rows, n, k));
+                    assert_eq!(y, expected, "{isa} ({rows}, {n}, {k})");
+                    for row in 0..rows {
+                        let alone = linear(isa, &weights, &x[row * k..(row + 1) * k], (1, n, k));
+                        assert_eq!(y[row * n..(row + 1) * n], alone, "{isa} row {row} of ({rows}, {n}, {k})");
+                    }
+                }
+                for (at, &y) in expected.iter().enumerate() {
+                    let (row, column) = (at / n, at % n);
+                    let products =
+                        (0..k).map(|i| f64::from(x[row * k + i]) * f64::from(weights[column * k + i].widen()));
+                    let (sum, absolute) = products.fold((0.0, 0.0), |(sum, abs), p| (sum + p, abs + p.abs()));
+                    // The header's bound, and the spacing of denormals for each rounding.
+                    let bound = (k / LANES + 6) as f64 * (f64::from(f32::EPSILON) * absolute + 1e-45);
+                    assert!((f64::from(y) - sum).abs() <= bound, "({rows}, {n}, {k}) at {at}: {y} for {sum}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_shape_is_within_the_bound_and_the_same_bits_alone_and_at_every_level() {
+        for magnitude in [1.0, 100.0, 1e-3] {
+            check::<f32>(|w| w, magnitude);
+            check::<f16>(f16::from_f32, magnitude);
+            check::<bf16>(bf16::from_f32, magnitude);
+        }
+        // Products of denormals, and sums near the largest number.
+        check::<f32>(|w| w, 1e-22);
+        check::<f32>(|w| w, 1e18);
+        check::<f16>(f16::from_f32, 1e-6);
+    }
+
+    #[test]
+    fn nan_stays_in_its_row_and_its_column() {
+        let (rows, n, k) = (7, 6, 33);
+        let mut weights = vec![1f32; n * k];
+        let mut x = vec![1f32; rows * k];
+        weights[2 * k + 32] = f32::NAN;
+        x[5 * k + 3] = f32::NAN;
+        for isa in Isa::available() {
+            let y = linear(isa, &weights, &x, (rows, n, k));
+            for (at, y) in y.iter().enumerate() {
+                assert_eq!(y.is_nan(), at / n == 5 || at % n == 2, "{isa} at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn bias_and_residual_are_added_in_order() {
+        let weights = [2f32; 3];
+        let mut values = vec![1.0, 10.0, 20.0, 30.0, 0.0, 0.0, 0.0];
+        let shared = &SharedSlice::new(&mut values);
+        let bias = Some(&[0.5, 0.25, 0.125][..]);
+        let output = Output { values: shared, start: 4, stride: 3, first_column: 0, bias, residual: Some(1) };
+        Isa::best().run(LinearFloat { weights: &weights, x: &[3.0], rows: 1, k: 1, columns: 0..3, output });
+        assert_eq!(values[4..], [16.5, 26.25, 36.125]);
+    }
+}

@@ -136,11 +136,7 @@ impl LinearQ8<'_> {
 
 /// One row of x with sixteen of W.
 #[inline(always)]
-fn dot_16<S: Simd, const PREFETCH: bool>(
-    s: S,
-    rows: &[&[q8_0::Block]; PANEL_ROWS],
-    x: &[QuantizedBlock],
-) -> S::F32 {
+fn dot_16<S: Simd, const PREFETCH: bool>(s: S, rows: &[&[q8_0::Block]; PANEL_ROWS], x: &[QuantizedBlock]) -> S::F32 {
     let blocks = x.len();
     let mut sums = s.splat(0.0);
     for block in 0..blocks {
@@ -170,4 +166,88 @@ pub(crate) fn pack_panel_block<S: Simd>(rows: &[&[q8_0::Block]; PANEL_ROWS], blo
         panel.scales[lane] = row[block].scale.to_f32();
     }
     panel
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable;
+    use half::f16;
+    use testing::random::Rng;
+
+    use super::*;
+    use crate::Isa;
+    use crate::kernels::quantize::{BLOCK_LEN, quantize_row};
+    use crate::shared::SharedSlice;
+
+    fn linear(
+        isa: Isa,
+        weights: &[q8_0::Block],
+        x: &[QuantizedBlock],
+        (rows, n, blocks): (usize, usize, usize),
+        panel: bool,
+    ) -> Vec<f32> {
+        let mut y = vec![f32::INFINITY; rows * n];
+        let values = &SharedSlice::new(&mut y);
+        let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
+        let mut room = vec![PanelBlock::zeroed(); if panel { blocks } else { 0 }];
+        isa.run(LinearQ8 { weights, x, rows, blocks, columns: 0..n, output, panel: &mut room });
+        y
+    }
+
+    #[test]
+    fn every_shape_version_and_level_gives_the_same_bits_within_the_bound() {
+        let mut rng = Rng::new(2);
+        for (rows, n, blocks) in [(1, 1, 1), (1, 16, 3), (2, 17, 2), (8, 15, 1), (9, 33, 4), (17, 5, 7)] {
+            let values: Vec<f32> = (0..n * blocks * BLOCK_LEN).map(|_| rng.normal()).collect();
+            let weights = q8_0::pack_row(&values).unwrap();
+            let floats: Vec<f32> = (0..rows * blocks * BLOCK_LEN).map(|_| rng.normal()).collect();
+            let mut x = vec![QuantizedBlock::zeroed(); rows * blocks];
+            quantize_row(&floats, &mut x);
+            let expected = linear(Isa::scalar(), &weights, &x, (rows, n, blocks), false);
+            for isa in Isa::available() {
+                for panel in [false, true] {
+                    let y = linear(isa, &weights, &x, (rows, n, blocks), panel);
+                    assert_eq!(y, expected, "{isa}, panel {panel}, ({rows}, {n}, {blocks})");
+                }
+                let alone = linear(isa, &weights, &x[..blocks], (1, n, blocks), false);
+                assert_eq!(expected[..n], alone, "{isa}");
+            }
+            for (at, &y) in expected.iter().enumerate() {
+                let (row, column) = (at / n, at % n);
+                let (mut sum, mut absolute, mut quantisation) = (0.0, 0.0, 0.0);
+                for block in 0..blocks {
+                    let w = q8_0::unpack(&weights[column * blocks + block]);
+                    let start = (row * blocks + block) * BLOCK_LEN;
+                    let floats = &floats[start..start + BLOCK_LEN];
+                    let max = floats.iter().fold(0f32, |max, x| max.max(x.abs()));
+                    for (w, x) in w.iter().zip(floats) {
+                        let product = f64::from(*w) * f64::from(*x);
+                        sum += product;
+                        absolute += product.abs();
+                        quantisation += f64::from(max) / 254.0 * f64::from(w.abs());
+                    }
+                }
+                let bound = quantisation * 1.001 + (blocks + 2) as f64 * f64::from(f32::EPSILON) * absolute;
+                assert!((f64::from(y) - sum).abs() <= bound, "({rows}, {n}, {blocks}) at {at}: {y} for {sum}");
+            }
+        }
+    }
+
+    #[test]
+    fn nan_scales_stay_in_their_row_and_column() {
+        let (rows, n, blocks) = (9, 18, 2);
+        let mut weights = vec![q8_0::Block { scale: f16::ONE, codes: [1; BLOCK_LEN] }; n * blocks];
+        let mut x = vec![QuantizedBlock::new([1; BLOCK_LEN], 1.0); rows * blocks];
+        weights[17 * blocks + 1].scale = f16::NAN;
+        x[8 * blocks].scale = f32::NAN;
+        for isa in Isa::available() {
+            for panel in [false, true] {
+                let y = linear(isa, &weights, &x, (rows, n, blocks), panel);
+                for (at, y) in y.iter().enumerate() {
+                    assert_eq!(y.is_nan(), at / n == 8 || at % n == 17, "{isa}, panel {panel}, at {at}");
+                    assert!(y.is_nan() || *y == 64.0);
+                }
+            }
+        }
+    }
 }

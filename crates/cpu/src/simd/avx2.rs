@@ -227,16 +227,7 @@ fn q8_dots_8(rows: &[&[q8_0::Block]; 8], block: usize, x: &QuantizedBlock) -> __
 #[target_feature(enable = "avx2,f16c")]
 fn q8_scales_8(rows: &[&[q8_0::Block]; 8], block: usize) -> __m256 {
     let scale = |row: usize| rows[row][block].scale.to_bits().cast_signed();
-    _mm256_cvtph_ps(_mm_setr_epi16(
-        scale(0),
-        scale(1),
-        scale(2),
-        scale(3),
-        scale(4),
-        scale(5),
-        scale(6),
-        scale(7),
-    ))
+    _mm256_cvtph_ps(_mm_setr_epi16(scale(0), scale(1), scale(2), scale(3), scale(4), scale(5), scale(6), scale(7)))
 }
 
 #[inline]

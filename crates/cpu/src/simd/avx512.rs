@@ -240,10 +240,8 @@ fn sum_4(v: [__m512; 4]) -> [f32; 4] {
     };
     let (ab, cd) = (fold_8(v[0], v[1]), fold_8(v[2], v[3]));
     // Quarters of 4 lanes: a, b, c, d in the four 128-bit parts.
-    let quarters = _mm512_add_ps(
-        _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd),
-        _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd),
-    );
+    let quarters =
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
     let pairs = _mm512_add_ps(quarters, _mm512_shuffle_ps::<0b01_00_11_10>(quarters, quarters));
     let sums = _mm512_add_ps(pairs, _mm512_shuffle_ps::<0b10_11_00_01>(pairs, pairs));
     let first_of_each = _mm512_maskz_compress_ps(0b0001_0001_0001_0001, sums);
@@ -316,8 +314,5 @@ fn fold_4([a, b, c, d]: [__m512i; 4]) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn fold_rows(low: __m512i, high: __m512i) -> __m512i {
-    _mm512_add_epi32(
-        _mm512_shuffle_i32x4::<0b10_00_10_00>(low, high),
-        _mm512_shuffle_i32x4::<0b11_01_11_01>(low, high),
-    )
+    _mm512_add_epi32(_mm512_shuffle_i32x4::<0b10_00_10_00>(low, high), _mm512_shuffle_i32x4::<0b11_01_11_01>(low, high))
 }

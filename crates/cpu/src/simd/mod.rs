@@ -210,13 +210,11 @@ mod tests {
                     if rng.below(3) == 0 { i8::MIN } else { (rng.below(256) as i32 - 128) as i8 }
                 }),
             });
-            let codes = std::array::from_fn(|_| {
-                if rng.below(3) == 0 { 127 } else { (rng.below(255) as i32 - 127) as i8 }
-            });
+            let codes =
+                std::array::from_fn(|_| if rng.below(3) == 0 { 127 } else { (rng.below(255) as i32 - 127) as i8 });
             let x = QuantizedBlock::new(codes, 1.0);
-            let expected = blocks.map(|block| {
-                (0..32).map(|i| i32::from(block.codes[i]) * i32::from(codes[i])).sum::<i32>() as f32
-            });
+            let expected = blocks
+                .map(|block| (0..32).map(|i| i32::from(block.codes[i]) * i32::from(codes[i])).sum::<i32>() as f32);
             let rows = std::array::from_fn(|row| std::slice::from_ref(&blocks[row]));
             for isa in Isa::available() {
                 let (dots, scales, panel) = isa.run(Bytes(rows, &x));

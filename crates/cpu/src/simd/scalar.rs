@@ -131,9 +131,8 @@ impl Simd for Scalar {
     fn panel_dots<const MR: usize>(self, codes: &PanelCodes, x: [&QuantizedBlock; MR]) -> [Self::F32; MR] {
         x.map(|x| {
             std::array::from_fn(|row| {
-                let products = (0..32).map(|i| {
-                    i32::from(codes[i / 4][row * 4 + i % 4].cast_signed()) * i32::from(x.codes[i])
-                });
+                let products =
+                    (0..32).map(|i| i32::from(codes[i / 4][row * 4 + i % 4].cast_signed()) * i32::from(x.codes[i]));
                 products.sum::<i32>() as f32
             })
         })

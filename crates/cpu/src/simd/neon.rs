@@ -1,0 +1,304 @@
+//! NEON (Advanced SIMD of every aarch64): four registers a vector, lanes 0 to 3, 4 to 7, and so on.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use half::{bf16, f16};
+use tensor::quant::q8_0;
+
+use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
+use crate::kernels::quantize::QuantizedBlock;
+
+/// The proof that this CPU has neon.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Neon(());
+
+impl Neon {
+    /// # Safety
+    ///
+    /// The CPU must have neon.
+    pub(crate) unsafe fn assume() -> Self {
+        Self(())
+    }
+}
+
+/// One word of four registers from one of one register.
+macro_rules! all {
+    ($intrinsic:ident($($vector:expr),+)) => {
+        // SAFETY: a value of `Neon` exists, so the CPU has the feature.
+        unsafe {
+            [
+                $intrinsic($($vector[0]),+),
+                $intrinsic($($vector[1]),+),
+                $intrinsic($($vector[2]),+),
+                $intrinsic($($vector[3]),+),
+            ]
+        }
+    };
+}
+
+impl Simd for Neon {
+    type F32 = [float32x4_t; 4];
+
+    const PANEL_XOR: u8 = 0;
+
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "neon")]
+        fn inner<K: Kernel>(simd: Neon, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: `self` proves the feature.
+        unsafe { inner(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::F32 {
+        // SAFETY: `self` proves the feature.
+        [unsafe { vdupq_n_f32(value) }; 4]
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; LANES]) -> Self::F32 {
+        let at = values.as_ptr();
+        // SAFETY: `self` proves the feature; quarters of sixteen f32.
+        unsafe { [vld1q_f32(at), vld1q_f32(at.add(4)), vld1q_f32(at.add(8)), vld1q_f32(at.add(12))] }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, values: &[f16; LANES]) -> Self::F32 {
+        let at: *const u16 = values.as_ptr().cast();
+        // SAFETY: `self` proves the feature; quarters of sixteen halves.
+        unsafe {
+            [
+                widen_f16(vld1_u16(at)),
+                widen_f16(vld1_u16(at.add(4))),
+                widen_f16(vld1_u16(at.add(8))),
+                widen_f16(vld1_u16(at.add(12))),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, values: &[bf16; LANES]) -> Self::F32 {
+        let at: *const u16 = values.as_ptr().cast();
+        // SAFETY: `self` proves the feature; quarters of sixteen halves.
+        unsafe {
+            [
+                widen_bf16(vld1_u16(at)),
+                widen_bf16(vld1_u16(at.add(4))),
+                widen_bf16(vld1_u16(at.add(8))),
+                widen_bf16(vld1_u16(at.add(12))),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn store(self, vector: Self::F32, out: &mut [f32; LANES]) {
+        let at = out.as_mut_ptr();
+        // SAFETY: `self` proves the feature; room for four quarters of sixteen f32.
+        unsafe {
+            vst1q_f32(at, vector[0]);
+            vst1q_f32(at.add(4), vector[1]);
+            vst1q_f32(at.add(8), vector[2]);
+            vst1q_f32(at.add(12), vector[3]);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        all!(vaddq_f32(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        all!(vsubq_f32(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        all!(vmulq_f32(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        all!(vdivq_f32(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
+        all!(vfmaq_f32(c, a, b))
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        all!(greater(a, b))
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        all!(less(a, b))
+    }
+
+    #[inline(always)]
+    fn exp2_of_low_bits(self, biased: Self::F32) -> Self::F32 {
+        all!(exp2_of_low_bits(biased))
+    }
+
+    #[inline(always)]
+    fn sum(self, v: Self::F32) -> f32 {
+        // SAFETY: `self` proves the feature.
+        unsafe { sum(v) }
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: Self::F32) -> f32 {
+        // SAFETY: `self` proves the feature.
+        unsafe { max_lane(v) }
+    }
+
+    #[inline(always)]
+    fn q8_dots(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> Self::F32 {
+        let (rows, _) = rows.as_chunks::<4>();
+        // SAFETY: `self` proves the feature.
+        unsafe {
+            [
+                q8_dots_4(&rows[0], block, x),
+                q8_dots_4(&rows[1], block, x),
+                q8_dots_4(&rows[2], block, x),
+                q8_dots_4(&rows[3], block, x),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn q8_scales(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize) -> Self::F32 {
+        let mut scales = [f16::ZERO; LANES];
+        for row in 0..PANEL_ROWS {
+            scales[row] = rows[row][block].scale;
+        }
+        self.load_f16(&scales)
+    }
+
+    #[inline(always)]
+    fn panel_dots<const MR: usize>(self, codes: &PanelCodes, x: [&QuantizedBlock; MR]) -> [Self::F32; MR] {
+        let mut dots = [self.splat(0.0); MR];
+        for row in 0..MR {
+            // SAFETY: `self` proves the feature.
+            dots[row] = unsafe { panel_dots(codes, x[row]) };
+        }
+        dots
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: a prefetch of any address is a hint, which cannot fault.
+        unsafe { asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly)) }
+    }
+}
+
+/// Four binary16 as f32, exactly. The conversion is part of every Advanced SIMD, but its intrinsic wants the f16 type.
+#[inline]
+#[target_feature(enable = "neon")]
+fn widen_f16(halves: uint16x4_t) -> float32x4_t {
+    let wide: float32x4_t;
+    // SAFETY: one instruction from one register to another.
+    unsafe {
+        asm!("fcvtl {wide:v}.4s, {halves:v}.4h", wide = lateout(vreg) wide, halves = in(vreg) halves,
+             options(pure, nomem, nostack, preserves_flags));
+    }
+    wide
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn widen_bf16(halves: uint16x4_t) -> float32x4_t {
+    vreinterpretq_f32_u32(vshll_n_u16::<16>(halves))
+}
+
+/// a > b ? a : b. The instruction `fmax` treats NaN and zeros otherwise.
+#[inline]
+#[target_feature(enable = "neon")]
+fn greater(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    vbslq_f32(vcgtq_f32(a, b), a, b)
+}
+
+/// a < b ? a : b.
+#[inline]
+#[target_feature(enable = "neon")]
+fn less(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    vbslq_f32(vcltq_f32(a, b), a, b)
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn exp2_of_low_bits(biased: float32x4_t) -> float32x4_t {
+    let exponent = vshlq_n_u32::<23>(vreinterpretq_u32_f32(biased));
+    vreinterpretq_f32_u32(vaddq_u32(exponent, vdupq_n_u32(1f32.to_bits())))
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn sum(v: [float32x4_t; 4]) -> f32 {
+    let v = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
+    let pairs = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+    vget_lane_f32::<0>(pairs) + vget_lane_f32::<1>(pairs)
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn max_lane(v: [float32x4_t; 4]) -> f32 {
+    let v = greater(greater(v[0], v[2]), greater(v[1], v[3]));
+    let (low, high) = (vget_low_f32(v), vget_high_f32(v));
+    let pairs = vbsl_f32(vcgt_f32(low, high), low, high);
+    let (a, b) = (vget_lane_f32::<0>(pairs), vget_lane_f32::<1>(pairs));
+    if a > b { a } else { b }
+}
+
+/// Four exact sums.
+#[inline]
+#[target_feature(enable = "neon")]
+fn q8_dots_4(rows: &[&[q8_0::Block]; 4], block: usize, x: &QuantizedBlock) -> float32x4_t {
+    let (x_low, x_high) = load_codes(&x.codes);
+    let products = |row: usize| {
+        let (w_low, w_high) = load_codes(&rows[row][block].codes);
+        vaddq_s32(byte_products(w_low, x_low), byte_products(w_high, x_high))
+    };
+    let (ab, cd) = (vpaddq_s32(products(0), products(1)), vpaddq_s32(products(2), products(3)));
+    vcvtq_f32_s32(vpaddq_s32(ab, cd))
+}
+
+/// Sixteen exact sums from a panel.
+#[inline]
+#[target_feature(enable = "neon")]
+fn panel_dots(codes: &PanelCodes, x: &QuantizedBlock) -> [float32x4_t; 4] {
+    let mut sums = [vdupq_n_s32(0); 4];
+    for (group, codes) in codes.iter().enumerate() {
+        let x = vreinterpretq_s8_s32(vdupq_n_s32(x.four(group)));
+        for (sum, codes) in sums.iter_mut().zip(codes.as_chunks::<16>().0) {
+            // SAFETY: sixteen bytes.
+            let w = unsafe { vld1q_s8(codes.as_ptr().cast()) };
+            *sum = vaddq_s32(*sum, byte_products(w, x));
+        }
+    }
+    [vcvtq_f32_s32(sums[0]), vcvtq_f32_s32(sums[1]), vcvtq_f32_s32(sums[2]), vcvtq_f32_s32(sums[3])]
+}
+
+/// Sums of four neighbouring products, exact.
+#[inline]
+#[target_feature(enable = "neon")]
+fn byte_products(w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    let low = vmull_s8(vget_low_s8(w), vget_low_s8(x));
+    let high = vmull_s8(vget_high_s8(w), vget_high_s8(x));
+    // Each product is below 2¹⁴ in magnitude or 2¹⁴ itself, so the pairwise sums are made in 32 bits.
+    vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high))
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn load_codes(codes: &[i8; 32]) -> (int8x16_t, int8x16_t) {
+    // SAFETY: the halves of 32 bytes.
+    unsafe { (vld1q_s8(codes.as_ptr()), vld1q_s8(codes.as_ptr().add(16))) }
+}
