@@ -390,7 +390,7 @@ impl Compiler<'_> {
                     q_out: self.place(q_out),
                 })
             }
-            Op::Attention { q, ref attention, out } => {
+            Op::Attention { q, attention, out } => {
                 let layer = self.source.layers[attention.layer];
                 let group = attention.heads.div_ceil(layer.kv_heads);
                 let rows = group * attention::tile_queries(group);
@@ -398,7 +398,7 @@ impl Compiler<'_> {
                 self.sizes.worker.attention = self.sizes.worker.attention.max(len);
                 let split = choose_attention_split(self.shape.tokens, layer.kv_heads, self.source.threads) > 0;
                 Work::Attend(Attend {
-                    attention: attention.clone(),
+                    attention,
                     q: self.place(q),
                     out: self.place(out),
                     partials,

@@ -47,7 +47,6 @@ impl<'a, T> SharedSlice<'a, T> {
     ///
     /// Until the next barrier no other worker touches `range`, and this one drops the result before it asks for any
     /// part of `range` again.
-    #[expect(clippy::mut_from_ref, reason = "splitting a shared slice is what the type is for")]
     #[inline(always)]
     pub(crate) unsafe fn write(&self, range: Range<usize>) -> &'a mut [T] {
         self.check(&range);

@@ -14,6 +14,8 @@
 //! Versions  every level, from one text. `sequential`: a tile of rows takes its splits one after another. `split`: splits
 //!           of a row go to different workers and are merged after a barrier; for decoding few rows.
 
+#![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
+
 use std::ops::Range;
 
 use crate::kv_cache::{KvElement, LayerPlace};

@@ -10,6 +10,8 @@
 //!           [`NARROW_ROWS`] × [`NARROW_COLUMNS`] where a vector takes more than one register. The tile does not change
 //!           an output's bits, see [`crate::kernels`].
 
+#![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
+
 use std::ops::Range;
 
 use half::{bf16, f16};

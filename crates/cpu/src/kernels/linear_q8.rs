@@ -11,6 +11,8 @@
 //!           panel: sixteen rows copied side by side once, then no sum crosses lanes, from [`PANEL_MIN_ROWS`] rows on.
 //!           Both at every level.
 
+#![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
+
 use std::ops::Range;
 
 use tensor::quant::q8_0;

@@ -11,7 +11,7 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
     /// Adding it rounds to an integer, which then stands in the low bits.
     const ROUND: f32 = 12_582_912.0;
     /// ln 2 in two parts: the product of the first with n is exact.
-    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // The order of the operands keeps a NaN of x.
     let x = s.min(s.splat(88.3), s.max(s.splat(-87.3), x));

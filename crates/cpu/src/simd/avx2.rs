@@ -1,5 +1,7 @@
 //! AVX2 with FMA and F16C: two registers a vector, lanes 0 to 7 and 8 to 15.
 
+#![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
+
 use std::arch::x86_64::*;
 
 use half::{bf16, f16};

@@ -1,5 +1,7 @@
 //! AVX-512 (F, BW, DQ, VL), with or without VNNI: one register a vector.
 
+#![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
+
 use std::arch::x86_64::*;
 
 use half::{bf16, f16};
