@@ -185,12 +185,20 @@ fn hash<D: Digest>(mut digest: D, part: &mut dyn DiskFile) -> io::Result<String>
 /// has none by a hard link; or else by a copy.
 pub(super) fn place(disk: &dyn Disk, repo: &RepoCache, commit: &str, file: &RemoteFile) -> Result<(), HubError> {
     let (blob, pointer) = (repo.blob(&file.etag), repo.pointer(commit, &file.name));
-    if fs::canonicalize(&pointer).is_ok_and(|shown| fs::canonicalize(&blob).is_ok_and(|blob| shown == blob)) {
+    let is_shown =
+        || fs::canonicalize(&pointer).is_ok_and(|shown| fs::canonicalize(&blob).is_ok_and(|blob| shown == blob));
+    if is_shown() {
         return Ok(());
     }
     create_parent(disk, &pointer)?;
-    if fs::symlink_metadata(&pointer).is_ok() {
-        disk.remove_file(&pointer).map_err(disk_error("replace", &pointer))?;
+    // Asked again, for another process may have made the link since, and may be removing an old one just now.
+    if fs::symlink_metadata(&pointer).is_ok() && !is_shown() {
+        match disk.remove_file(&pointer) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(disk_error("replace", &pointer)(error));
+            }
+            _ => {}
+        }
     }
     let up = "../".repeat(file.name.split('/').count() + 1);
     let target = Path::new(&up).join("blobs").join(&file.etag);
