@@ -152,7 +152,7 @@ fn mistakes_get_one_clear_message() {
         (1, &["run", "no-such-org/no-such-repo", "hi"], &["no-such-org/no-such-repo", "pull"]),
         (1, &["run", "-f", "/no/such/prompt.txt"], &["/no/such/prompt.txt"]),
         (1, &["run"], &["no prompt"]),
-        (1, &["run", "hi", "-p", "there"], &["twice"]),
+        (1, &["run", "-m", "some/model", "hi", "-p", "there"], &["twice"]),
         (1, &["run", "hi", "--ctx-size", "4", "-n", "9"], &["4"]),
         (1, &["run", "hi", "--temp=-1"], &["temperature"]),
         (1, &["run", "hi", "--top-p", "2"], &["top_p"]),
@@ -243,10 +243,10 @@ fn a_conversation_remembers_obeys_its_commands_and_saves() {
     let folder = tempfile::tempdir().expect("a folder");
     let saved = folder.path().join("chat.json");
     let script = format!(
-        "/help\nHello\n/stats\nAnd a story?\n/regen\n/system You are brief.\n/system\n/nope\nHello again\n/save {}\n/bye\n",
+        "/help\nTell me a story about a fox and a lantern.\nAnd then?\n/regen\n/stats\n/system You are brief.\n/system\n/nope\nHello again\n/save {}\n/bye\n",
         saved.display()
     );
-    let output = with_stdin(&["run", "-i", "-n", "12", "--seed", "1"], &script);
+    let output = with_stdin(&["run", "-i", "-n", "40", "--seed", "1"], &script);
     let stderr = text(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     for word in ["/regen", "tok/s", "cached", "You are brief.", "unknown command /nope"] {
