@@ -90,6 +90,21 @@ fn unsafe_code_stays_where_it_is_allowed() {
 }
 
 #[test]
+fn every_file_with_unsafe_is_listed() {
+    let list = fs::read_to_string(root().join("docs/unsafe.md")).expect("docs/unsafe.md exists");
+    let crates = root().join("crates");
+    for name in MAY_BE_UNSAFE {
+        for place in uses(&crates.join(name).join("src"), "unsafe ") {
+            let file = place.rsplit_once(':').map_or(place.as_str(), |(file, _)| file);
+            let file = Path::new(file).strip_prefix(&crates).expect("a source file").display().to_string();
+            let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder).to_owned();
+            let listed = [file.clone(), folder].iter().any(|path| list.contains(&format!("`{path}`")));
+            assert!(listed, "docs/unsafe.md does not list `{file}`");
+        }
+    }
+}
+
+#[test]
 fn every_crate_says_what_it_is() {
     for (name, _) in MAY_DEPEND_ON {
         let entry = if name == "cli" { "main.rs" } else { "lib.rs" };

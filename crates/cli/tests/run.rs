@@ -274,3 +274,50 @@ fn gguf_and_safetensors_of_one_model_tell_the_same_story() {
     let ids = |object: &Value| object["token_ids"].as_array().expect("ids")[..40].to_vec();
     assert_eq!(ids(&from_gguf), ids(&from_folder));
 }
+
+#[test]
+fn inspect_shows_what_is_in_a_model() {
+    let text = succeed(&["inspect"]);
+    for word in ["qwen3", "BF16", "runs here     yes", "model.layers.6.mlp.down_proj.weight", "chat template"] {
+        assert!(text.contains(word), "`{word}` in {text}");
+    }
+    let object: Value = serde_json::from_str(&succeed(&["inspect", "--output-format", "json"])).expect("JSON");
+    assert_eq!(object["model_type"], "qwen3");
+    assert_eq!(object["runs_here"], true);
+    assert!(object["parameters"].as_u64().expect("a count") > 5_000_000);
+    let ops = succeed(&["inspect", "--ops"]);
+    assert!(ops.contains("norm_linear") && ops.contains("rope_kv_write"), "{ops}");
+}
+
+#[test]
+fn plan_needs_headers_only() {
+    let whole = std::fs::read(Path::new(&golden_folder("qwen2")).join("model.safetensors")).expect("a golden");
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::copy(Path::new(&golden_folder("qwen2")).join("config.json"), folder.path().join("config.json"))
+        .expect("a copy");
+    let header_len = 8 + u64::from_le_bytes(whole[..8].try_into().expect("eight bytes")) as usize;
+    std::fs::write(folder.path().join("model.safetensors"), &whole[..header_len]).expect("a file");
+    let path = folder.path().to_str().expect("UTF-8");
+    let object: Value = serde_json::from_str(&succeed(&["plan", path, "--output-format", "json"])).expect("JSON");
+    assert_eq!(object["weight_bytes"].as_u64().expect("bytes") as usize, whole.len() - header_len);
+    assert!(object["bandwidth_gb_s"].as_f64().expect("a figure") > 0.1);
+    let stderr = fail(1, &["run", path, "hi"]);
+    assert!(stderr.contains("model.safetensors") && stderr.contains("download"), "{stderr}");
+}
+
+#[test]
+fn doctor_proves_the_text_right_on_this_machine() {
+    let report = succeed(&["doctor"]);
+    assert!(report.contains("equal those of transformers") && !report.contains('✗'), "{report}");
+}
+
+#[test]
+fn every_instruction_set_and_thread_count_gives_the_same_text() {
+    let run = |extra: &[&str]| {
+        succeed(&[&["run", "Tell me a story about a fox", "--seed", "3", "-n", "40"][..], extra].concat())
+    };
+    let expected = run(&[]);
+    assert_eq!(run(&["--isa", "scalar"]), expected);
+    assert_eq!(run(&["--threads", "1"]), expected);
+    assert_eq!(run(&["--threads", "3"]), expected);
+}
