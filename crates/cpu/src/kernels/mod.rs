@@ -13,11 +13,17 @@
 //! - Attention treats positions in groups of [`attention::SPLIT`] that begin at multiples of it, and merges the groups in
 //!   order, whether one thread did them all or each another.
 //!
-//! What it costs. AVX2 and NEON need two and four registers for an accumulator, which leaves smaller register tiles
-//! (3 × 2 outputs, not 4 × 3): prefill there is bound by loads before multiplications. The scalar level needs a fused
-//! multiply-add, which is a library call on x86-64 without FMA. A float GEMM reads weights along k and sums across lanes at the
-//! end of each output: about 10 % at k = 896 and less above. Nothing is lost in decode, which waits for memory. K is
-//! never split over threads, so a projection with fewer than sixteen outputs a thread leaves threads idle.
+//! # What it costs
+//!
+//! - AVX2 and NEON need two and four registers for an accumulator, which leaves smaller register tiles (3 × 2 outputs
+//!   instead of 6 × 4): prefill there is bound by loads before multiplications.
+//! - The scalar level needs a fused multiply-add, which is a library call where the baseline has none (x86-64).
+//! - A float GEMM reads weights along k and sums across lanes at the end of each output: about 10 % at k = 896, less
+//!   above.
+//! - A dot product is never split over threads along k, so a projection with fewer than sixteen outputs a thread leaves
+//!   threads idle.
+//!
+//! Decode loses nothing: it waits for memory.
 
 pub(crate) mod attention;
 pub(crate) mod elementwise;

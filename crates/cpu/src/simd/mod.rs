@@ -3,7 +3,7 @@
 //! A kernel is written once, against [`Simd`]; each level is one file here that says what the words mean. All levels
 //! have the same sixteen lanes and every word is exactly defined (fused multiply-add, round to nearest even, one tree
 //! for sums), so **a kernel gives the same bits at every level**: AVX2 uses two registers, NEON four, scalar an array.
-//! What that costs is in `docs` of [`crate::kernels`].
+//! [`crate::kernels`] says what that costs.
 //!
 //! A value of a level's type is the proof that the CPU has it: only [`crate::Isa`] makes one.
 
