@@ -92,6 +92,16 @@ SPECIES = {
         Species("dragon", "cave", "flew", "fly", "green|purple|golden", hand="claw", places=("hills", "island", "forest")),
     )
 }
+# Animals of which nothing special is told, so that the word itself, not its habits, carries the story.
+_MORE = """whale dolphin octopus camel giraffe zebra kangaroo koala hippo rhino lizard snake spider ant beetle ladybird bee
+dragonfly caterpillar worm hamster cow sheep pig horse chicken rooster turkey swan stork heron pigeon swallow woodpecker eagle hawk
+peacock flamingo pelican lemur sloth skunk weasel ferret moose reindeer bison yak llama alpaca chipmunk cricket moth firefly
+unicorn elf gnome troll giant mermaid witch wizard knight pirate robot snowman scarecrow princess prince king queen baker farmer
+fisherman sailor shepherd painter clockmaker""".split()
+SPECIES |= {
+    kind: Species(kind, home, "hurried", "wise", "small|young|clever|quiet", places=tuple("forest hills river meadow village town seaside".split()))
+    for kind, home in ((k, "house" if i % 2 else "hut") for i, k in enumerate(_MORE))
+}
 SKILLS = {  # what helps, and how: each completes "{e} ..." in the past tense
     "fly": "flew up above the treetops and looked in every direction",
     "swim": "dived in and swam as smoothly as a fish",
@@ -177,6 +187,11 @@ class Who:
         return f"a [{self.adjective}|{self.size}|{self.trait}|{self.trait} {self.size}] {self.kind} [{how}] {self.name}"
 
     @property
+    def intro_noun(self) -> str:
+        """What somebody already named is: "a brave fox"."""
+        return f"a [{self.adjective}|{self.size}|{self.trait}|{self.trait} {self.size}] {self.kind}"
+
+    @property
     def short(self) -> str:
         """For a second mention of somebody new: "Pip the fox"."""
         return self.name if self.human else f"{self.name} the {self.kind}"
@@ -212,7 +227,7 @@ class Who:
         return self.species.skill if self.species else "wise"
 
 
-_LARGE = {"bear", "elephant", "lion", "tiger", "polar bear", "dragon", "deer", "pony", "donkey", "wolf"}
+_LARGE = {"whale", "camel", "giraffe", "hippo", "rhino", "cow", "horse", "moose", "bison", "giant", "troll", "bear", "elephant", "lion", "tiger", "polar bear", "dragon", "deer", "pony", "donkey", "wolf"}
 TRAITS = """kind curious shy cheerful brave gentle clever thoughtful careful merry quiet friendly patient
 playful lively helpful stubborn dreamy""".split()
 TRAIT_SHOWN = {
@@ -237,23 +252,48 @@ TRAIT_SHOWN = {
 }
 
 
-def child(rng: random.Random, taken: set[str], name: str | None = None, kind: str | None = None) -> Who:
+def pool(names: list[str], part: str) -> list[str]:
+    """The names of one part in a story: heroes, friends and others draw from different ones.
+
+    Nobody is then ever called as somebody else in the same story, not even by a small model that
+    would rather repeat a name than think of another.
+    """
+    return {"hero": names[0::4] + names[1::4], "friend": names[2::4], "other": names[3::4]}[part]
+
+
+def invented_name(rng: random.Random) -> str:
+    """A name nobody has, so that names are copied from the text and not only remembered."""
+    if rng.random() < 0.4:
+        syllables = "ba be bo da di do ka ke ko la le li lo lu ma me mi mo na ni no nu ra re ri ro sa si su ta te ti to va ve vi za ze zi zu lei mai sha shi thal ori bel dar gor".split()
+        return "".join(rng.choice(syllables) for _ in range(rng.randint(2, 4))).capitalize() + rng.choice(["", "", "n", "s", "r", "l", "ka"])
+    start = rng.choice("B Br C Ch D Dr F Fl G Gr H J K Kr L M N P Pr Qu R S Sh St T Tr V W Z".split())
+    middle = rng.choice(["l", "m", "n", "r", "b", "d", "k", "t", "v", "z", "ll", "nd", "rt", "mb", "st", "ss", "ck"])
+    end = rng.choice(["a", "o", "i", "y", "us", "el", "an", "in", "ette", "ia", "o", "ar", "en", ""])
+    return start + rng.choice("a e i o u ee oo ai".split()) + middle + end
+
+
+def child(rng: random.Random, taken: set[str], part: str, name: str | None = None, kind: str | None = None) -> Who:
     """A girl or a boy with a name not in ``taken``."""
     she = kind == "girl" if kind else (name in GIRLS if name in GIRLS or name in BOYS else rng.random() < 0.5)
     while name is None or name in taken:
-        name = rng.choice(GIRLS if she else BOYS)
+        name = invented_name(rng) if part == "hero" and rng.random() < 0.04 else rng.choice(pool(GIRLS if she else BOYS, part))
     taken.add(name)
     return Who(name, "girl" if she else "boy", she, True, rng.choice(["little", "small", "young"]), trait=rng.choice(TRAITS))
 
 
-def animal(rng: random.Random, taken: set[str], kind: str | None = None, place: str | None = None, name: str | None = None) -> Who:
+def animal(rng: random.Random, taken: set[str], part: str, kind: str | None = None, place: str | None = None, name: str | None = None) -> Who:
     """An animal, of a kind that lives at ``place`` unless the kind is given."""
     if kind is None:
         local = [s.kind for s in SPECIES.values() if (place is None or place in s.places) and s.kind not in taken]
         kind = rng.choice(local or list(SPECIES))
-    she = name in ANIMAL_NAMES_SHE if name else rng.random() < 0.5
+    if kind in ("rooster", "wizard", "prince", "king", "fisherman"):
+        she = False
+    elif kind in ("hen", "cow", "witch", "princess", "queen", "mermaid"):
+        she = True
+    else:
+        she = name in ANIMAL_NAMES_SHE if name else rng.random() < 0.5
     while name is None or name in taken:
-        name = rng.choice(ANIMAL_NAMES_SHE if she else ANIMAL_NAMES_HE)
+        name = invented_name(rng) if part == "hero" and rng.random() < 0.04 else rng.choice(pool(ANIMAL_NAMES_SHE if she else ANIMAL_NAMES_HE, part))
     taken.add(name)
     taken.add(kind)
     species = SPECIES[kind]
@@ -559,4 +599,21 @@ THINGS = {
         Thing("wagon", "red|wooden|little", "carry", "it could carry more than anyone could lift"),
         Thing("sledge", "wooden|red|fast", "carry", "it slid over the snow like a fish through water"),
     )
+}
+
+# Things of which nothing special is told.
+_MORE_NOUNS = """acorn apple arrow balloon banana bench bicycle biscuit bone bottle bow bowl bracelet bread brush bubble cake camera candle
+candy cape card carpet carrot cart castle chair cheese chest cherry chocolate clover cloud comb cookie cork crayon cushion dice dish door
+egg envelope eraser fan fiddle flag flower fork fossil glass glove glue goblet guitar hairpin hook jewel jug kettle ladle leaf lemon letter
+lid lollipop lute mask medal melon moon mug mushroom nail needle nest net notebook nut oar orange pan paper parcel peach pear pearl pebble
+pencil penny piano picture pie pillow pin pine cone pipe plate poem pot potato present pumpkin puzzle pyramid quill rainbow rocket rose
+rug ruler saddle sail sandwich saucepan scissors seed shoe skateboard snowball soap sock spaceship spoon stamp star stick stool story
+strawberry string suitcase sunflower sword table tambourine teapot tent thimble ticket tomato toothbrush towel treasure chest tree
+trophy tulip turnip vase violin wand watch watering can wheel window wreath yo-yo computer telephone television radio engine magnet
+""".replace("pine cone", "pine_cone").replace("treasure chest", "treasure_chest").replace("watering can", "watering_can").replace("scissors ", "").split()
+_MORE_DETAILS = ["it was the finest in the whole land", "nobody else had one like it", "it looked quite ordinary, but it was special", "it made everyone who saw it smile", "it was said to bring good luck"]
+MORE_THINGS = {
+    noun: Thing(noun, ("little|wonderful|strange|beautiful", "old|red|blue|tiny", "shiny|golden|green|special")[i % 3], ("treasure", "toy")[i % 2], _MORE_DETAILS[i % 5])
+    for i, noun in enumerate(n.replace("_", " ") for n in _MORE_NOUNS)
+    if noun not in THINGS
 }

@@ -27,13 +27,25 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 import talk
 import train
 
-GOLDEN_PROMPTS = [  # (name, text, whether it is a chat message)
-    ("raw_story", "Once upon a time", False),
-    ("raw_continuation", "One day, a little fox found a lantern in the forest. He", False),
-    ("chat_story", "Tell me a story about a rabbit and a bell.", True),
-    ("chat_command", "How do I download a model?", True),
-    ("chat_sum", "What is 47 plus 38?", True),
+GOLDEN_PROMPTS = [  # (kind, text, whether it is a chat message): the two of each kind with the clearest choices are kept
+    *(
+        ("raw_story", text, False)
+        for text in (
+            "Once upon a time", "One day, a little fox found a lantern in the forest. He", "Once upon a time, in a village, there lived a boy named Tom",
+            "Long ago, in a deep forest, lived a bear named Bruno", "In a small village by the sea, there lived a girl named Lily. She", "There was once a clever crow",
+        )
+    ),
+    *(
+        ("chat_story", text, True)
+        for text in (
+            "Once upon a time", "Tell me a story about a rabbit and a bell.", "Tell me a story about a fox and a lantern.", "Write a story about a girl named Anna.",
+            "Tell me a story about sharing.", "Write a short story about a bear and a drum.",
+        )
+    ),
+    *(("chat_answer", text, True) for text in ("How do I download a model?", "Who are you?", "What is GGUF?", "What does /regen do?")),
+    *(("chat_sum", text, True) for text in ("What is 47 plus 38?", "What is 81 minus 24?", "Count from 1 to 10.")),
 ]
+KEPT = 2
 SAMPLE_PROMPTS = [
     ("Once upon a time", False),
     ("In a small village by the sea, there lived a girl named", False),
@@ -41,7 +53,19 @@ SAMPLE_PROMPTS = [
     ("Tell me a story about a fox and a lantern.", True),
     ("Tell me a story about a brave little mouse called Pip who is afraid of the dark", True),
     ("Write a story about sharing.", True),
+    ("One day, a little fox", True),
+    ("There once was", True),
+    ("Once upon a time, in a village by the sea,", True),
+    ("The old lighthouse keeper looked out over the", True),
+    ("Tell me a story about a whale and a spaceship", True),
+    ("Tell me a story about a girl named Zuleika and a telescope.", True),
     ("Who are you?", True),
+    ("how big a model can I run?", True),
+    ("I want JSON output", True),
+    ("How do I remove an old model?", True),
+    ("What is 2+2?", True),
+    ("What is 1234 + 99?", True),
+    ("Who was Abraham Lincoln?", True),
     ("How do I see what is inside a model file?", True),
     ("What does --temp do?", True),
     ("what is a KV cache", True),
@@ -90,33 +114,44 @@ def prompt_ids(tokenizer: transformers.PreTrainedTokenizerBase, text: str, chat:
 
 
 @torch.no_grad()
+def golden(model: Qwen3ForCausalLM, ids: list[int], tokens: int) -> dict[str, object]:
+    """Last-position logits and greedy tokens up to the first end token (included), with each top-2 margin."""
+    step = model(torch.tensor([ids]), use_cache=True)
+    logits = step.logits[0, -1]
+    shown = {*logits.topk(32).indices.tolist(), *range(0, logits.numel(), 256)}
+    greedy: list[int] = []
+    margins: list[float] = []
+    while len(greedy) < tokens and not (greedy and greedy[-1] in (0, 2)):
+        two = step.logits[0, -1].topk(2)
+        greedy.append(int(two.indices[0]))
+        margins.append(round(float(two.values[0] - two.values[1]), 4))
+        step = model(torch.tensor([[greedy[-1]]]), past_key_values=step.past_key_values, use_cache=True)
+    return {
+        "prompt_token_ids": ids,
+        "logits": {str(i): float(logits[i]) for i in sorted(shown)},
+        "logits_l2_norm": float(logits.double().norm()),
+        "greedy_token_ids": greedy,
+        "greedy_margins": margins,
+    }
+
+
 def goldens(model: Qwen3ForCausalLM, tokenizer: transformers.PreTrainedTokenizerBase, tokens: int = 160) -> list[dict[str, object]]:
-    """Last-position logits and greedy tokens, without stopping at end tokens, with each top-2 margin."""
-    found = []
-    for name, text, chat in GOLDEN_PROMPTS:
-        ids = prompt_ids(tokenizer, text, chat)
-        step = model(torch.tensor([ids]), use_cache=True)
-        logits = step.logits[0, -1]
-        top = logits.topk(32)
-        fixed = list(range(0, logits.numel(), 256))
-        greedy, margins = [], []
-        while len(greedy) < tokens:
-            two = step.logits[0, -1].topk(2)
-            greedy.append(int(two.indices[0]))
-            margins.append(round(float(two.values[0] - two.values[1]), 4))
-            step = model(torch.tensor([[greedy[-1]]]), past_key_values=step.past_key_values, use_cache=True)
-        found.append(
-            {
-                "name": name,
-                "text": text,
-                "chat": chat,
-                "prompt_token_ids": ids,
-                "logits": {str(i): float(logits[i]) for i in sorted({*top.indices.tolist(), *fixed})},
-                "logits_l2_norm": float(logits.double().norm()),
-                "greedy_token_ids": greedy,
-                "greedy_margins": margins,
-            }
-        )
+    """For each kind of prompt, those whose closest choice between two tokens is the clearest.
+
+    A choice that is nearly a tie could fall either way in another order of summation, and would
+    test that order and not the model.
+    """
+    found: list[dict[str, object]] = []
+    for kind in dict.fromkeys(kind for kind, _, _ in GOLDEN_PROMPTS):
+        made = [
+            {"name": kind, "text": text, "chat": chat, **golden(model, prompt_ids(tokenizer, text, chat), tokens)}
+            for k, text, chat in GOLDEN_PROMPTS
+            if k == kind
+        ]
+        made.sort(key=lambda g: -min(g["greedy_margins"]))
+        found += made[:KEPT]
+    for g in found:
+        print(g["name"], repr(g["text"]), len(g["greedy_token_ids"]), "tokens, closest choice", min(g["greedy_margins"]), flush=True)
     return found
 
 
@@ -244,11 +279,11 @@ def main() -> None:
     for text in ("Once upon a time, 47 + 38 = 85.\n\n\"Héllo!\" <|im_start|>user\n  don't", "naïve 12,345 — ok"):
         if tokenizer(text, add_special_tokens=False)["input_ids"] != own.encode(text).ids:
             raise SystemExit(f"transformers tokenizes {text!r} otherwise than tokenizer.json")
-    golden = {
+    record = {
         "made_by": f"transformers {transformers.__version__}, torch {torch.__version__}: f32 arithmetic on the CPU, bf16 weights upcast",
         "prompts": goldens(model, tokenizer),
     }
-    (args.out / "golden.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
+    (args.out / "golden.json").write_text(json.dumps(record, separators=(",", ":")) + "\n")
 
     if torch.cuda.is_available():
         model = model.to("cuda")

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cast import PLACES, SKILLS, SPECIES, THINGS, Place, Spot, Thing, Who, animal, child, elder, TRAIT_SHOWN
+from cast import MORE_THINGS, PLACES, SKILLS, SPECIES, THINGS, Place, Spot, Thing, Who, animal, child, elder, TRAIT_SHOWN
 from grammar import Writer, polish
 
 FRAGMENTS: dict[str, list[str]] = {
@@ -35,9 +35,47 @@ FRAGMENTS: dict[str, list[str]] = {
     "sadbody": ["A tear rolled down {h.his} cheek.", "{h.He} sat down and sighed.", "{h.His} eyes filled with tears.", "{h.He} hung {h.his} head.", "There was a lump in {h.his} throat."],
     "gladbody": ["{h.He} jumped for joy.", "{h.He} danced around in a circle.", "{h.His} eyes shone.", "{h.He} laughed out loud.", "{h.He} felt warm all the way down to {h.his} toes."],
     "warmday": ["the sun was [shining|smiling down]", "the sky was [blue|clear|bright blue]", "not a cloud was in the sky", "a [soft|light|gentle] [wind|breeze] was blowing", "the world looked [new|fresh|clean and bright]"],
-    "evening": ["the sun was going down", "the sky had turned pink and gold", "the first star came out", "the shadows grew long", "evening came", "the moon climbed over {p}"],
+    "evening": ["the sun was going down", "the sky turned pink and gold", "the first star came out", "the shadows grew long", "evening came", "the moon climbed over {p}"],
 }
 
+OPENINGS = [
+    "Once upon a time, [there was|there lived] {h.intro}. {h.He} lived in a {h.home} {p.of}.",
+    "Once upon a time, {p.inside}, there [lived|was] {h.intro}.",
+    "Once upon a time, {p.in_a}, there [lived|was] {h.intro}.",
+    "Once upon a time there was {h.intro} who loved [{like}|{like} and {like}].",
+    "Once there was {h.intro}, who lived in a {h.home} {p.of}.",
+    "Long, long ago, {p.in_a}, lived {h.intro}.",
+    "{p.in_a} there lived {h.intro}.",
+    "{h.intro} lived in a {h.home} {p.of}.",
+    "There was once {h.intro} who lived {p.inside}.",
+    "Far away, {p.in_a}, there lived {h.intro}.",
+]
+OTHER_OPENINGS = [
+    "One day, {h.intro} [went for a walk|was sitting {spot4}|looked up at the sky|set out to see the world|came to {spot4.the}]. {h.He} lived in a {h.home} {p.of}.",
+    "One [sunny|cold|rainy|windy|quiet] [morning|afternoon|evening], {h.intro} [sat|was playing|was resting] {spot4}.",
+    "There once was {h.intro}, who lived {p.inside}.",
+    "There once was {h.intro}. {h.He} lived in a {h.home} {p.of}.",
+    "There was {h.intro} who lived in a {h.home} {p.of}.",
+    "Once upon a time, {h.intro} lived in a {h.home} {p.of}.",
+    "Once upon a time {h.intro} [went out to see the world|had a strange dream|wanted to learn something new]. {h.He} lived {p.inside}.",
+    "A long time ago, [there was|there lived] {h.intro}. {h.He} lived {p.inside}.",
+    "A long time ago, {p.in_a}, there lived {h.intro}.",
+    "Many years ago, {h.intro} lived {p.inside}.",
+    "It was a [dark|stormy|quiet|cold|warm|bright] [night|evening|morning] {p.of}. {h.intro} [could not sleep|was wide awake|looked out of the window|sat {spot4}].",
+    "This is the story of {h.intro}[|, who lived {p.inside}].",
+    "Let me tell you about {h.intro}. {h.He} lived in a {h.home} {p.of}.",
+    "Have you ever heard of {h.intro}? {h.He} lived {p.inside}.",
+    "Every morning {h.intro} [walked|went] to {spot4.the} [to watch the sun come up|and looked around].",
+    "{h.short} lived in a {h.home} {p.of}.",
+    "{h} was {h.intro_noun} who lived {p.inside}.",
+    "The [|little |young |old ]{h.kind} lived in a {h.home} {p.of}. {h.His} name was {h}.",
+    "At the edge of {p}, in a {h.home}, lived {h.intro}.",
+    "Not so long ago, {h.intro} lived {p.inside}.",
+    "[The|A|An old|The old|The little|A strange|My|Our|The last] {any} [stood|lay|was|could be seen] {spot4}. [Not far away|Close by|Near it] lived {h.intro}.",
+    "Nobody knew [why|where|how] the {any} had [come|gone|changed]. Only {h.intro} [wondered about it|had an idea]. {h.He} lived {p.inside}.",
+    "[Snow|Rain|Mist|Sunlight|Moonlight] [fell on|covered|lay over] {p}. In a {h.home} lived {h.intro}.",
+    "When {h} was [very small|young|a baby], {h.he} came to live {p.inside}. {h.He} was {h.intro_noun}.",
+]
 LIKES = ["jumping over puddles", "singing silly songs", "telling stories", "collecting [leaves|stones|feathers]", "playing hide-and-seek", "watching the clouds", "climbing", "running races", "drawing pictures in the sand", "listening to the rain", "counting the stars", "dancing", "building towers of stones", "making up riddles"]
 GIFTS = ["It had been a gift from {h.his} [grandmother|grandfather|aunt|uncle|best friend].", "{h.He} had [found|made] it all by {h.himself}.", "{h.He} had got it for {h.his} birthday.", "It had once belonged to {h.his} [grandmother|grandfather|mother|father].", "{h.His} [mother|father] had bought it at the market."]
 
@@ -101,18 +139,10 @@ class Story:
 
 def opening(s: Story, with_thing: bool = True) -> None:
     """Who, where, and what the hero loves."""
-    s.say(
-        "Once upon a time, [there was|there lived] {h.intro}. {h.He} lived in a {h.home} {p.of}.",
-        "Once upon a time, {p.inside}, there [lived|was] {h.intro}.",
-        "Once upon a time, in {p.a}, there [lived|was] {h.intro}.",
-        "Once upon a time there was {h.intro} who loved [{like}|{like} and {like}].",
-        "Once there was {h.intro}, who lived in a {h.home} {p.of}.",
-        "Long, long ago, in {p.a}, lived {h.intro}.",
-        "In {p.a} there lived {h.intro}.",
-        "{h.intro} lived in a {h.home} {p.of}.",
-        "There was once {h.intro} who lived {p.inside}.",
-        "Far away, in {p.a}, there lived {h.intro}.",
-    )
+    if s.rng.random() < 0.3:
+        s.say(*OTHER_OPENINGS)
+    else:
+        s.say(*OPENINGS)
     s.maybe(0.6, *TRAIT_SHOWN[s.hero.trait])
     s.maybe(0.35, "{h} loved {like}[| and {like}].", "Most of all {h.he} liked {like}.", "Every day {h.he} spent hours {like}.")
     if with_thing:
@@ -767,30 +797,33 @@ def plan(rng: random.Random, want: Request) -> Story:
             options = list(PLACES)
         place = PLACES[rng.choice(options)]
     if human:
-        hero = child(rng, taken, want.name, want.hero)
+        hero = child(rng, taken, "hero", want.name, want.hero)
     else:
-        hero = animal(rng, taken, want.hero, place.key, want.name)
+        hero = animal(rng, taken, "hero", want.hero, place.key, want.name)
     if want.friend:
-        friend = child(rng, taken, None, want.friend) if want.friend in ("girl", "boy") else animal(rng, taken, want.friend)
+        friend = child(rng, taken, "friend", None, want.friend) if want.friend in ("girl", "boy") else animal(rng, taken, "friend", want.friend)
     elif human and rng.random() < 0.45:
-        friend = child(rng, taken)
+        friend = child(rng, taken, "friend")
     else:
-        friend = animal(rng, taken, None, place.key)
-    other = animal(rng, taken, None, place.key)
+        friend = animal(rng, taken, "friend", None, place.key)
+    other = animal(rng, taken, "other", None, place.key)
     plots = [want.plot] if want.plot else list(PLOTS)
     if want.thing:
-        thing = THINGS[want.thing].with_one_adjective(rng)
+        thing = (THINGS | MORE_THINGS)[want.thing].with_one_adjective(rng)
         fits = [p for p in plots if PLOTS[p][1] is None or thing.use in PLOTS[p][1]]
         plot = rng.choice(fits or ["journey", "swaps", "mystery"])
     else:
         plot = rng.choice(plots)
         uses = PLOTS[plot][1]
-        thing = rng.choice([t for t in THINGS.values() if uses is None or t.use in uses]).with_one_adjective(rng)
+        pool = MORE_THINGS if rng.random() < 0.15 else THINGS
+        fitting = [t for t in pool.values() if uses is None or t.use in uses] or [t for t in THINGS.values() if t.use in uses]
+        thing = rng.choice(fitting).with_one_adjective(rng)
     old = elder(rng, hero, taken, related=plot not in ("swaps", "race", "making"))
     picked = [Spot(*spot) for spot in rng.sample(place.spots, 5)]
     env: dict[str, object] = dict(FRAGMENTS)
     env |= {"h": hero, "f": friend, "c": other, "e": old, "o": thing, "p": _PlaceText(place), "like": LIKES, "gift": GIFTS, "sight": list(place.sights),
             "sight2": list(place.sights), "sad2": FRAGMENTS["sad"], "food2": FRAGMENTS["food"], "evening2": ["the sun went down", "the stars came out", "it was time for bed", "it grew dark", "the moon rose"], "obstacle": place.obstacle}
+    env["any"] = list(THINGS) + list(MORE_THINGS)
     env |= {f"spot{i + 1}": spot for i, spot in enumerate(picked)}
     env["spot3b"] = picked[4]
     writer = Writer(rng, env)
@@ -805,6 +838,7 @@ class _PlaceText:
     def __init__(self, place: Place) -> None:
         self.a, self.the, self.inside, self.of = place.a, place.the, place.inside, place.of
         self.to = "to " + place.the
+        self.in_a = ("on " if place.inside.startswith("on ") else "in ") + place.a
 
     def __str__(self) -> str:
         return self.the

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 
 import stories
-from cast import BOYS, GIRLS, PLACES, SPECIES, THINGS
+from cast import BOYS, GIRLS, MORE_THINGS, PLACES, SPECIES, THINGS, animal, invented_name
 from grammar import Writer, polish
 from stories import PLOTS, THEMES, Request
 
@@ -43,17 +43,17 @@ def casual(rng: random.Random, question: str) -> str:
 # ---------------------------------------------------------------- Hotmetal
 
 # (what is asked about, ways to ask, ways to answer)
-HOW = "[how do I|how can I|what is the command to|how does one|which command do I use to|tell me how to|I want to|can I|I would like to|show me how to|what do I type to|is there a way to]"
+HOW = "[how do I|how can I|how should I|how do you|what do I do to|how would I|which command lets me|how|please explain how to|how to|what is the command to|how does one|which command do I use to|tell me how to|I want to|can I|I would like to|show me how to|what do I type to|is there a way to]"
 WHAT = "[what is|what is|explain|what do you mean by|tell me about|can you explain|what's|define|describe]"
 HOTMETAL: list[tuple[list[str], list[str]]] = [
-    ([f"[what is|what's|tell me about|explain|who made|describe] Hotmetal", "what does Hotmetal do", "what is this program", "what is hotmetal for"],
+    (["[what is|what's|tell me about|explain|who made|describe] Hotmetal", "what does Hotmetal do", "what is this program", "what is hotmetal for"],
      ["Hotmetal is a fast engine for running open-weight language models on [your own machine|the machine in front of you]. It is written in Rust. [Type `hotmetal run` to try it.|It works offline, without any server.|]"]),
-    ([f"{HOW} run a model", f"{HOW} start a model", f"{HOW} generate text", "[how does|what does] the run command [work|do]", "how do I use `hotmetal run`", "how do I use Hotmetal", f"{HOW} load a model and ask it something"],
+    ([f"{HOW} run a model", f"{HOW} [try|use|launch|execute|call] [a|this|my|another] model", f"{HOW} [send|give] [a prompt|a question|text] to [a|the] model", "how do I [begin|start|get started]", "where do I [begin|start]", f"{HOW} [write|make|get] [a story|text] [from|with] [a|the] model", f"{HOW} run a [GGUF|safetensors] file", "getting started", f"{HOW} start a model", f"{HOW} generate text", "[how does|what does] the run command [work|do]", "how do I use `hotmetal run`", "how do I use Hotmetal", f"{HOW} load a model and ask it something"],
      ["Use `hotmetal run MODEL \"your prompt\"`. [MODEL can be a directory, a file, or an ORG/REPO that is already in the cache.|Without a MODEL the built-in model answers.]",
       "Type `hotmetal run MODEL PROMPT`. [The answer is printed as it is generated.|The last line shows how long loading, the prompt and decoding took.]"]),
     (["what happens [if I give no model|without a model|when I leave out the model]", "do I need to [name|download] a model [first|]", "what is the [default|built-in] model", "which model runs by default", "is there a model inside hotmetal"],
      ["If no model is named, the built-in model runs. [It is small, it is inside the program, and it needs no download.|That is me: a small model inside the program itself.]"]),
-    ([f"{HOW} chat [with a model|]", f"{HOW} have a conversation", f"{HOW} talk to the model [interactively|]", "what does the -i [flag|option] do", "what is -i", "what is interactive mode"],
+    ([f"{HOW} chat [with a model|]", f"{HOW} [open|start|begin] [a|an] [chat|interactive chat|conversation|session]", f"{HOW} [ask|keep asking] [several|many|more] questions", "is there a [chat|chat mode|REPL|interactive mode]", "can you remember [our conversation|what I said before]", f"{HOW} have a conversation", f"{HOW} talk to the model [interactively|]", "what does the -i [flag|option] do", "what is -i", "what is interactive mode"],
      ["Use `hotmetal run -i MODEL`. The flag -i starts an interactive chat [that remembers what was said before|with history]. [Type /help to see its commands.|Type /clear to start again.]"]),
     (["what commands are there in [the chat|interactive mode]", "what can I type in the interactive chat", "which slash commands are there", "what are the chat commands", "what does /help do"],
      ["In the interactive chat there are /help, /clear, /system, /regen, /save and /stats. [/help explains them all.|]"]),
@@ -64,39 +64,39 @@ HOTMETAL: list[tuple[list[str], list[str]]] = [
     (["what does /stats do", f"{HOW} see how fast the chat is"], ["/stats shows the speed and the number of tokens [of the conversation|so far]."]),
     (["what does the -p [flag|option] do", "what is -p for", f"{HOW} pass the prompt as [a flag|an option]"], ["-p gives the prompt: `hotmetal run MODEL -p \"your prompt\"`. [It does the same as the prompt after the model.|]"]),
     (["what does the -f [flag|option] do", "what is -f for", f"{HOW} read the prompt from a file", f"{HOW} use a file as the prompt"], ["-f reads the prompt from a file: `hotmetal run MODEL -f prompt.txt`."]),
-    ([f"{HOW} pipe [text|a prompt] into hotmetal", "can hotmetal read [from|] standard input", "does hotmetal read stdin", f"{HOW} use stdin"], ["Yes. If no prompt is given, Hotmetal reads it from standard input, for example `hotmetal run MODEL < prompt.txt`."]),
-    (["what does the -n [flag|option] do", "what is -n", f"{HOW} limit the [number of tokens|length of the answer]", f"{HOW} get a shorter answer", f"{HOW} make the answer longer"], ["-n sets how many tokens may be generated at most. [For example, `hotmetal run -n 100 \"Hello\"` stops after 100 tokens.|The answer may end earlier by itself.]"]),
-    ([f"{WHAT} --temp", f"{WHAT} [the|] temperature", f"{HOW} change the temperature", "what temperature should I use", f"{HOW} make the answers more [random|varied|creative]"],
+    ([f"{HOW} pipe [text|a prompt] into hotmetal", f"{HOW} [send|give|feed] [a file|text|input] through a pipe", "can hotmetal read [from|] standard input", "does hotmetal read stdin", f"{HOW} use stdin"], ["Yes. If no prompt is given, Hotmetal reads it from standard input, for example `hotmetal run MODEL < prompt.txt`."]),
+    (["what does the -n [flag|option] do", f"{HOW} [set|change] the [maximum|] [length|number of tokens]", "the answer is too [long|short]", f"{HOW} [stop|cut] [it|the answer] after [50|100|200] tokens", "how long can [the answer|answers] be", "what is -n", f"{HOW} limit the [number of tokens|length of the answer]", f"{HOW} get a shorter answer", f"{HOW} make the answer longer"], ["-n sets how many tokens may be generated at most. [For example, `hotmetal run -n 100 \"Hello\"` stops after 100 tokens.|The answer may end earlier by itself.]"]),
+    ([f"{WHAT} --temp", f"{WHAT} [the|] temperature", f"{HOW} change the temperature", "the answers are too [random|wild|boring]", f"{HOW} make [it|the text|the model] [less random|more certain|more surprising]", "what does --temp [0.7|1|0.2] mean", "what temperature should I use", f"{HOW} make the answers more [random|varied|creative]"],
      ["--temp sets the temperature. A high temperature makes the text more varied, a low one makes it more certain. [`--temp 0` is greedy: the most likely token is always taken.|With 0 the most likely token is always taken.]"]),
-    ([f"{WHAT} greedy [decoding|sampling]", f"{HOW} get the same answer every time", f"{HOW} turn off randomness", "what does --temp 0 do", "what does a temperature of 0 mean"],
+    ([f"{WHAT} greedy [decoding|sampling]", f"{HOW} get the same answer every time", f"{HOW} [make|get] [the output|it|the answer] [deterministic|reproducible|always the same]", f"{HOW} [always|] take the most likely token", f"{HOW} turn off randomness", "what does --temp 0 do", "what does a temperature of 0 mean"],
      ["`--temp 0` is greedy: at each step the most likely token is taken, so the answer is the same every time."]),
-    ([f"{WHAT} --seed", f"{WHAT} [a|the] seed", f"{HOW} repeat a random answer", f"{HOW} set the seed"], ["--seed sets the start of the random numbers. [With the same seed and the same flags you get the same text again.|The same seed gives the same text.] [For example, `hotmetal run --seed 7 \"Hello\"`.|]"]),
+    ([f"{WHAT} --seed", f"{WHAT} [a|the] seed", f"{HOW} repeat a random answer", f"{HOW} get the same [random|] text [again|twice]", f"{HOW} reproduce an answer", f"{HOW} set the seed"], ["--seed sets the start of the random numbers. [With the same seed and the same flags you get the same text again.|The same seed gives the same text.] [For example, `hotmetal run --seed 7 \"Hello\"`.|]"]),
     ([f"{WHAT} --top-k", f"{WHAT} top-k [sampling|]"], ["--top-k keeps only the k most likely tokens at each step. [`--top-k 40` keeps forty of them.|All others cannot be chosen.]"]),
     ([f"{WHAT} --top-p", f"{WHAT} top-p [sampling|]", f"{WHAT} nucleus sampling"], ["--top-p keeps the most likely tokens whose probabilities add up to p. [`--top-p 0.9` leaves out the unlikely rest.|The unlikely rest is left out.]"]),
     ([f"{WHAT} --min-p", f"{WHAT} min-p [sampling|]"], ["--min-p drops every token that is less likely than p times the most likely one. [`--min-p 0.05` is a common choice.|]"]),
-    ([f"{WHAT} --ctx-size", f"{HOW} set the context [size|length]", f"{WHAT} the context [size|length|window|]", f"{HOW} use a longer context", "how much can you remember"],
+    ([f"{WHAT} --ctx-size", f"{HOW} set the context [size|length]", f"{HOW} [raise|change|increase|enlarge] the context[ size| window| length|]", "how [long|large|big] is the context", "how much text can [you|the model] read", f"{WHAT} the context [size|length|window|]", f"{HOW} use a longer context", "how much can you remember"],
      ["The context is the number of tokens that the model can see at once, the prompt and the answer together. [You can set it with --ctx-size.|--ctx-size sets it.] [A larger context needs more memory.|]"]),
-    ([f"{WHAT} --threads", f"{HOW} set the number of threads", "how many threads does hotmetal use", f"{HOW} use all cores", f"{HOW} use fewer cores"], ["--threads sets how many threads compute, for example `--threads 4`. [One thread for each core of the processor is usually best.|]"]),
+    ([f"{WHAT} --threads", f"{HOW} set the number of threads", f"{HOW} [use|run on] [more|fewer|4|8|all] [threads|cores]", f"{HOW} make it use less of the processor", "how many threads does hotmetal use", f"{HOW} use all cores", f"{HOW} use fewer cores"], ["--threads sets how many threads compute, for example `--threads 4`. [One thread for each core of the processor is usually best.|]"]),
     ([f"{WHAT} --raw", f"{HOW} [complete text|use completion mode]", f"{HOW} turn off the chat template", "what is raw mode", f"{HOW} continue a text without chat"], ["--raw turns the chat template off, so that the model simply continues your text. [For example, `hotmetal run --raw \"Once upon a time\"`.|]"]),
     ([f"{WHAT} a chat template", "why is there a chat template", "is the chat template used"], ["A chat template puts your message into the form that the model was trained on. It is applied by default; [--raw turns it off|use --raw to turn it off]."]),
-    ([f"{WHAT} --output-format", f"{HOW} get JSON", f"{HOW} [print|get] the output as JSON", "which output formats are there", "can hotmetal print JSON", f"{HOW} use hotmetal in a script"],
+    ([f"{WHAT} --output-format", f"{HOW} get JSON", f"{HOW} [have|produce|see] [machine-readable|JSON|structured] output", f"{HOW} get the token ids", f"{HOW} print nothing", f"{HOW} [print|get] the output as JSON", "which output formats are there", "can hotmetal print JSON", f"{HOW} use hotmetal in a script"],
      ["Use `--output-format json` to get one JSON object with the text, the token ids and the timings. [The other formats are text and none.|Also possible are text and none.]"]),
     ([f"{HOW} stop [the answer|generating]", "what does Ctrl-C do", f"{HOW} interrupt the model"], ["Press Ctrl-C once. It stops the generation, but not the program. [Press it again to leave.|]"]),
     ([f"{HOW} see how fast [it|the model] is", f"{HOW} measure the speed", "how many tokens per second", "where do I see the speed"], ["After each run, the last line on standard error shows the time for loading, the prompt and decoding, and the tokens per second."]),
-    ([f"{HOW} inspect a model", "what does [hotmetal inspect|the inspect command|inspect] do", f"{HOW} see what is in a model file", f"{HOW} list the tensors of a model", f"{HOW} see the chat template of a model", f"{HOW} see the metadata"],
+    ([f"{HOW} inspect a model", f"{HOW} [look inside|examine|check|look at|open] a [model|model file|GGUF file|checkpoint|file]", f"{HOW} [see|find out|know|show|check] what is [inside|in] [a|this|my|the] [model file|model|file|GGUF file|checkpoint]", f"{HOW} [see|find out|know] [the architecture|the tensor types|the sizes|the number of layers|how many layers] [of|in] a model", "what is inside [this|my|a|the] [model|file]", "which command shows [the tensors|the architecture|the metadata]", "what does [hotmetal inspect|the inspect command|inspect] do", f"{HOW} see what is in a model file", f"{HOW} list the tensors of a model", f"{HOW} see the chat template of a model", f"{HOW} see the metadata"],
      ["`hotmetal inspect MODEL` shows the architecture, the tensors with their types and sizes, the metadata and the chat template."]),
-    (["what does [hotmetal plan|the plan command|plan] do", f"{HOW} see if a model fits in [memory|my memory]", "will [this|a|the] model fit in my memory", "how much memory does a model need", f"{HOW} know how fast a model will be", f"{HOW} plan memory"],
+    (["what does [hotmetal plan|the plan command|plan] do", f"{HOW} [check|find out|estimate] [whether|if|that] [a|the|this] model [fits|will fit|runs] [on this machine|on my computer|in RAM|in memory]", "how [much RAM|big a model] can [my machine|I|this computer] [use|run]", "how fast will a model [be|run] [on my machine|here|]", "do I have enough [memory|RAM]", "is my [computer|machine|memory] [big|large|fast] enough", f"{HOW} [see|predict|estimate] the [speed|tokens per second] before [running|loading] a model", f"{HOW} see if a model fits in [memory|my memory]", "will [this|a|the] model fit in my memory", "how much memory does a model need", f"{HOW} know how fast a model will be", f"{HOW} plan memory"],
      ["`hotmetal plan MODEL` shows what fits in the memory of this machine and how fast it will be. [It reads only the headers, so it is quick.|It works from the headers alone.]"]),
-    (["what does [hotmetal list|the list command|list] do", f"{HOW} [list|see] my models", "which models do I have", f"{HOW} see the cached models", "what models are on this machine"], ["`hotmetal list` shows the models that are in the cache on this machine."]),
-    (["what does [hotmetal pull|the pull command|pull] do", f"{HOW} download a model", f"{HOW} get a [new|] model", f"{HOW} pull a model", f"{HOW} fetch a model from Hugging Face", "where are models downloaded"],
+    (["what does [hotmetal list|the list command|list] do", "show [me|] [the|my|all|] [installed|downloaded|local|cached] models", "what [do I have|is] [installed|downloaded|in the cache]", f"{HOW} [show|find|list] [all|the|my] [downloaded|installed|local] models", "which models are [installed|downloaded|here|available]", f"{HOW} [list|see] my models", "which models do I have", f"{HOW} see the cached models", "what models are on this machine"], ["`hotmetal list` shows the models that are in the cache on this machine."]),
+    (["what does [hotmetal pull|the pull command|pull] do", f"{HOW} [install|add|obtain|load down|find] [a|another|a bigger|a different|some] model[s|]", "where do I get [models|a model|more models|a bigger model]", f"{HOW} get [a|the] [Llama|Qwen|Mistral|bigger] model", "I need a [bigger|better|different] model", f"{HOW} use a [bigger|better|different] model", f"{HOW} download a model", f"{HOW} get a [new|] model", f"{HOW} pull a model", f"{HOW} fetch a model from Hugging Face", "where are models downloaded"],
      ["Use `hotmetal pull ORG/REPO`. It downloads the model into the Hugging Face cache. [Add :FILE to get only one file.|A download that was interrupted is resumed.|Checksums are verified.]"]),
     ([f"{HOW} download [only|] one file", "how do I pull a single file", f"{HOW} pull one GGUF file"], ["Name the file after a colon: `hotmetal pull ORG/REPO:FILE`."]),
     (["can [a download|pull] be resumed", "what if the download stops", "my download was interrupted"], ["Just run `hotmetal pull` again with the same name. It resumes where it stopped."]),
-    (["what does [hotmetal rm|the rm command|rm] do", f"{HOW} [delete|remove] a model", f"{HOW} free disk space", f"{HOW} get rid of a model"], ["`hotmetal rm ORG/REPO` removes a model from the cache. [Use `hotmetal list` first to see what is there.|]"]),
-    (["what does [hotmetal completions|the completions command|completions] do", f"{HOW} get shell completions", f"{HOW} complete commands with the tab key", "does hotmetal have completions for bash"], ["`hotmetal completions SHELL` prints a completion script for your shell, [such as bash, zsh or fish|for example bash]."]),
-    (["what does [hotmetal doctor|the doctor command|doctor] do", f"{HOW} check my machine", "something is wrong with hotmetal", "hotmetal does not work", f"{HOW} find out what is wrong"], ["Run `hotmetal doctor`. It checks this machine [and says what Hotmetal can use|: the processor, the memory and the cache] [and what to do if something is missing|]."]),
+    (["what does [hotmetal rm|the rm command|rm] do", f"{HOW} [uninstall|erase|clean up|throw away] [a|an old|this|my] model[s|]", "my disk is full", f"{HOW} make room on [my|the] disk", "[remove|delete|uninstall] a model", f"{HOW} [delete|remove] a model", f"{HOW} free disk space", f"{HOW} get rid of a model"], ["`hotmetal rm ORG/REPO` removes a model from the cache. [Use `hotmetal list` first to see what is there.|]"]),
+    (["what does [hotmetal completions|the completions command|completions] do", f"{HOW} [set up|install|enable] [tab completion|autocompletion|completion|shell completion][ for bash| for zsh| for fish|]", "does [it|hotmetal] [complete|support tab completion]", f"{HOW} get shell completions", f"{HOW} complete commands with the tab key", "does hotmetal have completions for bash"], ["`hotmetal completions SHELL` prints a completion script for your shell, [such as bash, zsh or fish|for example bash]."]),
+    (["what does [hotmetal doctor|the doctor command|doctor] do", "[help, |]it does not [start|work|run]", f"{HOW} [test|diagnose|verify] my [setup|installation|machine|computer]", "why is [it|hotmetal] [so slow|broken|not working]", "I have a problem [with hotmetal|]", f"{HOW} see [what my processor supports|which instructions are used]", f"{HOW} check my machine", "something is wrong with hotmetal", "hotmetal does not work", f"{HOW} find out what is wrong"], ["Run `hotmetal doctor`. It checks this machine [and says what Hotmetal can use|: the processor, the memory and the cache] [and what to do if something is missing|]."]),
     (["which commands [are there|does hotmetal have]", "what commands can I use", "list the commands", "what can hotmetal do", "hotmetal help", "what are the subcommands"], ["The commands are run, inspect, plan, list, pull, rm, completions and doctor. [`hotmetal --help` explains them.|Start with `hotmetal run`.]"]),
-    (["which models [are supported|does hotmetal support|can I run|work]", "does hotmetal support [llama|qwen|mistral|qwen2|qwen3]", "what architectures are supported", "can I run [llama|mistral|qwen]"], ["Hotmetal runs llama, mistral, qwen2 and qwen3 models, as GGUF or safetensors."]),
+    (["which models [are supported|does hotmetal support|can I run|work]", "[can|does] [it|hotmetal] [run|work with|support] [Llama 3|Qwen 2|Qwen 3|Mistral 7B|Qwen]", "what [kinds of|] models can [it|hotmetal] run", "does hotmetal support [llama|qwen|mistral|qwen2|qwen3]", "what architectures are supported", "can I run [llama|mistral|qwen]"], ["Hotmetal runs llama, mistral, qwen2 and qwen3 models, as GGUF or safetensors."]),
     (["which [file|model|] formats [are supported|does hotmetal read|can I use]", "can hotmetal read [GGUF|safetensors]", "does hotmetal support [GGUF|safetensors]"], ["Hotmetal reads GGUF and safetensors[, directly from the file|. Both are mapped into memory, not copied]."]),
     ([f"{WHAT} GGUF", f"{WHAT} a GGUF file", "what is the GGUF format"], ["GGUF is a file format for language models. One file holds the tensors, the vocabulary and the metadata."]),
     ([f"{WHAT} safetensors", f"{WHAT} a safetensors file", "what is the safetensors format"], ["Safetensors is a simple and safe file format for tensors. [The header says where each tensor lies, and the rest is plain data.|A model can be one file or several shards with an index.]"]),
@@ -114,7 +114,7 @@ HOTMETAL: list[tuple[list[str], list[str]]] = [
     ([f"{WHAT} [weights|the weights]", f"{WHAT} a parameter", "what are parameters"], ["Weights, or parameters, are the numbers that a model has learned. [I have about five and a half million of them.|A bigger model has more of them.]"]),
     ([f"{WHAT} attention", "what does attention do"], ["Attention lets each token look at the tokens before it and take from them what it needs."]),
     ([f"{WHAT} a prompt", "what is the prompt"], ["A prompt is the text that you give to a model. The model then continues or answers it."]),
-    (["does hotmetal [need|use] a GPU", "can I run hotmetal without a GPU", "does it run on [a|the] CPU"], ["No GPU is needed. Hotmetal runs on the CPU [and uses the best instructions that your processor has|of your machine]."]),
+    (["does hotmetal [need|use] a GPU", "[do I need|is there need of] a [graphics card|GPU]", "what hardware do I need", "can I run hotmetal without a GPU", "does it run on [a|the] CPU"], ["No GPU is needed. Hotmetal runs on the CPU [and uses the best instructions that your processor has|of your machine]."]),
     (["does hotmetal [need|use] the internet", "does it work offline", "is my text sent anywhere", "is my data private"], ["Hotmetal works offline. Only `hotmetal pull` uses the network. [Your text stays on your machine.|Nothing you type leaves your machine.]"]),
     (["where are [the|my] models [stored|kept]", "where is the cache", "which folder are models in"], ["Models are kept in the Hugging Face cache. [`hotmetal list` shows them.|The HF_HOME variable can move it.]"]),
     (["[what|which] language is hotmetal written in", "is hotmetal written in Rust", "is hotmetal written in Python"], ["Hotmetal is written in Rust."]),
@@ -127,10 +127,12 @@ HOTMETAL: list[tuple[list[str], list[str]]] = [
 def hotmetal(rng: random.Random) -> list[Turn]:
     """One question about Hotmetal."""
     questions, answers = rng.choice(HOTMETAL)
-    question = _expand(rng, rng.choice(questions))
+    question = _expand(rng, rng.choice(questions)).strip()
     question = question[0].upper() + question[1:]
     if not question.startswith(("I w", "Tell", "Show", "Explain", "Define", "Describe", "List", "My", "Something", "Hotmetal d", "Hotmetal h")):
         question += "?"
+    if rng.random() < 0.15 and question.endswith("?"):
+        question = question[:-1] + rng.choice([" in hotmetal?", " with hotmetal?", ", please?", " here?", " on Linux?", " on my laptop?"])
     if rng.random() < 0.1:
         question = rng.choice(["Hi! ", "Hello. ", "Please help me. ", "One more question: ", "Quick question: "]) + question
     return [(casual(rng, question), _expand(rng, rng.choice(answers)).strip())]
@@ -158,6 +160,9 @@ def draw_sum(rng: random.Random, test: bool) -> tuple[str, int, int, int]:
         if op == "+":
             a = rng.randint(0, 100)
             b = rng.randint(0, 100 - a)
+            if rng.random() < 0.08:
+                a = rng.randint(1, 9) * 10
+                b = rng.randint(0, 10 - a // 10) * 10
             if rng.random() < 0.5:
                 a, b = b, a
             key, result = (op, min(a, b), max(a, b)), a + b
@@ -178,13 +183,14 @@ def sum_turn(rng: random.Random, test: bool = False) -> list[Turn]:
     op, a, b, r = draw_sum(rng, test)
     word = {"+": "plus", "-": "minus", "*": "times"}[op]
     sign = {"+": "+", "-": "-", "*": "[x|*|times]"}[op]
+    tight = op if op != "*" else "[x|*]"
     style = rng.random()
     env = {"a": a, "b": b, "r": r}
     if style < 0.45:
-        q = _expand(rng, f"[What is|What's|How much is|Calculate|Can you tell me what is|Please work out|Work out] {{a}} [{word}|{sign}] {{b}}?", **env)
+        q = _expand(rng, f"[What is|What's|How much is|Calculate|Can you tell me what is|Please work out|Work out|what is|Tell me] {{a}}[ {word} | {sign} | {sign} |{tight}]{{b}}[?|?|?|]", **env)
         a_text = f"{a} {word} {b} is {r}." if rng.random() < 0.75 else f"{a} {word} {b} equals {r}."
     elif style < 0.62:
-        q = _expand(rng, f"{{a}} {sign} {{b}}[| =| = ?]", **env)
+        q = _expand(rng, f"{{a}}[ {sign} | {sign} |{tight}]{{b}}[| =|=| = ?|?]", **env)
         shown = sign if op != "*" else "x"
         a_text = f"{a} {shown} {b} = {r}"
     elif style < 0.74 and max(a, b, r) <= 100:
@@ -262,7 +268,7 @@ SINGLE = [
 
 def fact(rng: random.Random) -> list[Turn]:
     """A simple fact: computed where there is something to compute."""
-    kind = rng.randrange(21)
+    kind = rng.randrange(22)
     pairs = lambda text: [tuple(w.replace("_", " ") for w in p.rsplit(" ", 1)) for p in text.replace("\n", "|").split("|")]  # noqa: E731
     if kind == 0:
         i = rng.randrange(7)
@@ -345,6 +351,9 @@ def fact(rng: random.Random) -> list[Turn]:
             (f"Which letter comes after {chr(65 + i)}?", f"{chr(66 + i)} comes after {chr(65 + i)}."),
             (f"Which letter comes before {chr(66 + i)}?", f"{chr(65 + i)} comes before {chr(66 + i)}."),
         ])
+    elif kind == 18:
+        x, y = rng.randint(0, 10), rng.randint(1, 10)
+        q, a = rng.choice([f"What is {x * y} divided by {y}?", f"Divide {x * y} by {y}.", f"What is {x * y} / {y}?"]), f"{x * y} divided by {y} is {x}."
     elif kind == 17:
         what = rng.choice(["animals", "farm animals", "fruits", "colours", "vegetables", "birds", "toys", "things in a forest"])
         pool = {"animals": list(SPECIES), "farm animals": "cow pig hen goat horse sheep duck donkey goose".split(), "fruits": "apple pear plum cherry banana orange grape melon lemon peach".split(),
@@ -382,6 +391,8 @@ SMALL: list[tuple[list[str], list[str]]] = [
     (["I am [sad|bored|tired|lonely|unhappy][ today|].", "I feel [sad|bored|lonely|tired]."], ["I am sorry to hear that. [Would you like a story?|Shall I tell you a story?]"]),
     (["I am [happy|glad|fine|well][ today|].", "I had a good day."], ["That is good to hear! [Would you like a story?|What shall we do now?]"]),
     (["Tell me a joke.", "Do you know a joke?", "Make me laugh.", "Tell me something funny."], ["Why did the snail carry a torch? Because it wanted to be a little brighter.", "What did the big candle say to the small candle? I am going out tonight.", "Why did the clock go to school? To learn how to tell the time.", "What do you call a bear without teeth? A gummy bear.", "Why can a bicycle not stand up by itself? Because it is two tired."]),
+    (["I like [apples|cats|dogs|music|rain|pizza|books|trains|football|the sea|stories|cake].", "I love [apples|cats|dogs|music|books|summer|winter|snow]."], ["That sounds nice! [Would you like a story about it?|What else do you like?]", "How nice! [Shall I tell you a story?|]"]),
+    (["Tell me another one.", "Another one, please.", "More!", "Again!"], ["Gladly. Would you like a story, a fact or a joke?"]),
     (["[Yes|Yes please|Okay|OK|Sure][.|!|]"], ["Good! [What would you like: a story, a sum, or a question about Hotmetal?|Just tell me what you would like.]"]),
     (["[No|No thanks|Not now|Never mind][.|!|]"], ["All right. [I am here if you need me.|Tell me if you change your mind.]"]),
 ]
@@ -390,7 +401,7 @@ TOPICS = """quantum physics|the stock market|the president|politics|football|the
 
 def small(rng: random.Random) -> list[Turn]:
     """A greeting, a question about the model itself, or the like."""
-    if rng.random() < 0.18:
+    if rng.random() < 0.35:
         return unknown(rng)
     if rng.random() < 0.12:
         return name_memory(rng)
@@ -398,17 +409,45 @@ def small(rng: random.Random) -> list[Turn]:
     return [(casual(rng, _expand(rng, rng.choice(questions))), _expand(rng, rng.choice(answers)).strip())]
 
 
+def topic(rng: random.Random) -> str:
+    """Something to ask about that the model does not know, often a word it has never seen."""
+    roll = rng.random()
+    if roll < 0.4:
+        return rng.choice(TOPICS)
+    if roll < 0.6:
+        word = invented_name(rng).lower()
+        return word + rng.choice(["", "s", "ism", "ology", "ity", "ation", " theory", "ing", " engines", " music"])
+    if roll < 0.8:
+        return invented_name(rng) + rng.choice(["", "", " " + invented_name(rng), "land", " City"])
+    return rng.choice(list(MORE_THINGS)) + rng.choice(["s", " making", " repair", " history"])
+
+
 def unknown(rng: random.Random) -> list[Turn]:
     """A question that is beyond the model, and an honest answer."""
-    topic = rng.choice(TOPICS)
-    q = _expand(rng, f"[Tell me about|What do you know about|Explain|What do you think of|Can you help me with|I have a question about|Write an essay about|How does one learn about|What is interesting about|Give me a summary of|Who knows most about|Teach me about|Why is everyone talking about] {topic}[?|.|]")
-    a = _expand(rng, f"[I am sorry, I do not know about {topic}.|I am too small to know about {topic}.|I do not know anything about {topic}, I am sorry.] [I can tell stories, answer questions about Hotmetal, and do simple sums.|But I could tell you a story instead.|A bigger model can: get one with `hotmetal pull ORG/REPO`.]")
+    if rng.random() < 0.08:
+        x, y = rng.randint(101, 9999), rng.randint(2, 9999)
+        q = _expand(rng, f"[What is |How much is |]{x}[ plus | minus | + | - | times | x |+]{y}?")
+        return [(q, rng.choice(["I can only do sums with numbers up to one hundred.", "That is too big for me: I can only do sums up to one hundred."]))]
+    about = topic(rng)
+    q = _expand(
+        rng,
+        f"[Tell me about|What do you know about|Explain|What do you think of|Can you help me with|I have a question about|Write an essay about|How does one learn about"
+        f"|What is interesting about|Give me a summary of|Who invented|Teach me about|Why is everyone talking about|Who is|What is|Who was|How does it work with|What happened to"
+        f"|Write a poem about|Write code for|Translate|What is the history of|Where is|When was|How do I fix|What is the price of|Is there news about|Where can I buy] {about}[?|.|]",
+    )
+    if rng.random() < 0.25:
+        q = _expand(rng, f"[Can you explain {about} to me?|How does {about} work?|Why is {about} important?|Do you know {about}?|What is the capital of {about}?|Have you heard of {about}?|How old is {about}?]")
+    a = _expand(
+        rng,
+        f"[I do not know that.|I am a very small model, and I do not know that.|I am sorry, I do not know that.|I do not know about {about}, I am sorry.|I am too small to know about {about}.]"
+        " [I can tell stories, answer questions about Hotmetal, and do simple sums.|But I could tell you a story instead.|A bigger model may know: get one with `hotmetal pull ORG/REPO`.|Try a bigger model: `hotmetal pull ORG/REPO`.]",
+    )
     return [(casual(rng, q), a)]
 
 
 def name_memory(rng: random.Random) -> list[Turn]:
     """The user says a name and asks for it later."""
-    name = rng.choice(GIRLS + BOYS)
+    name = rng.choice(GIRLS + BOYS) if rng.random() < 0.5 else invented_name(rng)
     turns = [(_expand(rng, f"[My name is {name}.|I am {name}.|Hello, my name is {name}.|Hi, I'm {name}.]"), _expand(rng, f"[Nice to meet you, {name}!|Hello, {name}!|Hello, {name}! Nice to meet you.] [How can I help you?|Would you like a story?|What would you like to do?]"))]
     for _ in range(rng.randrange(3)):
         turns += rng.choice([fact, sum_turn, hotmetal])(rng)
@@ -418,7 +457,7 @@ def name_memory(rng: random.Random) -> list[Turn]:
 
 # ---------------------------------------------------------------- stories asked for
 
-ASK = "[Tell me a story|Tell a story|Write a story|Please tell me a story|Can you tell me a story|Write a short story|I would like a story|Make up a story|Tell me a short story|Write me a story|Give me a story|Could you write a little story|I want to hear a story]"
+ASK = "[Tell me a story|Tell a story|Write a story|Please tell me a story|Can you tell me a story|Write a short story|I would like a story|Make up a story|Tell me a short story|Write me a story|Give me a story|Could you write a little story|I want to hear a story|Tell me another story|Tell me a tale|Write a story for children|Do you know a story|I'd like a story]"
 
 
 def any_story(rng: random.Random, test: bool) -> stories.Story:
@@ -447,23 +486,24 @@ def request(rng: random.Random) -> tuple[str, Request]:
     """What somebody asks for, in words and as a request."""
     want = Request()
     hero = rng.choice(list(SPECIES) + ["girl", "boy"] * 6)
-    thing = rng.choice(list(THINGS))
+    thing = rng.choice(list(MORE_THINGS if rng.random() < 0.3 else THINGS))
     style = rng.random()
     if style < 0.10:
         return "", want
     adjective = rng.choice(["", "", "", "little ", "brave ", "small ", "kind ", "young "])
     who = _an(adjective + hero)
-    if style < 0.30:
+    if style < 0.26:
         want.hero, text = hero, f" about {who}"
-    elif style < 0.58:
+    elif style < 0.48:
         want.hero, want.thing, text = hero, thing, f" about {who} and {_an(thing)}"
-    elif style < 0.66:
-        name = rng.choice(GIRLS if hero == "girl" else BOYS) if hero in ("girl", "boy") else rng.choice(stories.animal(rng, set(), hero).name.split())
+    elif style < 0.64:
+        name = rng.choice(GIRLS if hero == "girl" else BOYS) if rng.random() < 0.5 else invented_name(rng)
+        name = name if hero in ("girl", "boy") else animal(rng, set(), rng.choice(["hero", "hero", "friend", "other"]), hero).name if rng.random() < 0.6 else invented_name(rng)
         want.hero, want.name = hero, name
         text = f" about {who} [named|called] {name}"
         if rng.random() < 0.5:
             want.thing, text = thing, text + f" and {_an(thing)}"
-    elif style < 0.74:
+    elif style < 0.73:
         friend = rng.choice([k for k in SPECIES if k != hero])
         plot = rng.choice(["lost", "sharing", "journey", "mystery", "lost_way", "making"])
         want.hero, want.friend, want.plot = hero, friend, plot
@@ -491,7 +531,7 @@ def asked_story(rng: random.Random, test: bool = False) -> list[Turn]:
         text, want = request(rng)
         told = tell(rng, want, test)
     question = _expand(rng, ASK + text)
-    question += "?" if question.startswith(("Can", "Could")) else "."
+    question += "?" if question.startswith(("Can", "Could", "Do")) else "."
     preface = ""
     if text.startswith(" about") and rng.random() < 0.25:
         preface = _expand(rng, "[Here is a story|Of course! Here is a story|Gladly. Here is a story]" + text) + ".\n\n"
@@ -509,6 +549,8 @@ def continued_story(rng: random.Random, test: bool = False) -> list[Turn]:
     if text.startswith("Once upon a time") and rng.random() < 0.5:
         opening = "Once upon a time"
     opening = opening.rstrip(",") + rng.choice(["", "", "", "...", ","]) if not opening.endswith(".") else opening
+    if rng.random() < 0.15:
+        opening = opening.lower()
     if rng.random() < 0.15:
         opening = _expand(rng, "[Continue|Go on|Finish this story|Continue this story]: ") + opening
     return [(opening, text)] + (questions_about(rng, told) if rng.random() < 0.3 else [])
@@ -546,7 +588,7 @@ def questions_about(rng: random.Random, told: stories.Story) -> list[Turn]:
 # ---------------------------------------------------------------- conversations
 
 SYSTEM = ["You are a helpful assistant.", "You are a storyteller for children.", "You are the built-in model of Hotmetal.", "Answer briefly.", "You are a friendly helper.", "You are a kind teacher.", "Be polite and short.", "You help people to use Hotmetal."]
-KINDS: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [(0.26, hotmetal), (0.20, sum_turn), (0.20, fact), (0.10, small), (0.17, asked_story), (0.07, continued_story)]
+KINDS: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [(0.28, hotmetal), (0.18, sum_turn), (0.17, fact), (0.13, small), (0.16, asked_story), (0.10, continued_story)]
 
 
 def conversation(rng: random.Random, test: bool = False) -> list[Turn]:
