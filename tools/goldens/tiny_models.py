@@ -168,6 +168,16 @@ CASES = [
         published_spelling=False,
         teeth_tensors=["q_norm", "k_norm", "lm_head"],
     ),
+    Case(
+        "smollm3",
+        "smollm3",
+        dict(vocab_size=103, hidden_size=36, intermediate_size=50, num_attention_heads=6, num_key_value_heads=2,
+             num_hidden_layers=4, tie_word_embeddings=True, no_rope_layers=[1, 0, 1, 0], bos_token_id=None,
+             eos_token_id=None, pad_token_id=None,
+             rope_parameters={"rope_type": "default", "rope_theta": 5000.0}),
+        prompt_len=33,
+        teeth_config=[{"no_rope_layers": [1, 1, 1, 0]}, {"no_rope_layers": [0, 0, 1, 0]}],
+    ),
 ]
 
 COMMON = dict(num_hidden_layers=2, max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=False,

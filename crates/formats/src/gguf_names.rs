@@ -2,9 +2,9 @@
 //!
 //! Sources   llama.cpp's `gguf-py/gguf/constants.py` and `tensor_mapping.py` for GGUF's names; `config.json` of the
 //!           published checkpoints for the others.
-//! Rows      llama.cpp's converter stores the rows of `q_proj` and `k_proj` of the `llama` architecture in another
-//!           order (pairs that RoPE rotates lie beside each other); `checkpoint_row_order` says which, and the
-//!           checkpoint reader undoes it. Other architectures keep the checkpoint's order.
+//! Rows      llama.cpp's converter stores the rows of `q_proj` and `k_proj` of the `llama` architecture, and of those
+//!           whose converter is derived from it, in another order (pairs that RoPE rotates lie beside each other);
+//!           `checkpoint_row_order` says which, and the checkpoint reader undoes it. Others keep the checkpoint's order.
 
 use serde_json::{Map, Value as Json, json};
 use tensor::Tensor;
@@ -41,11 +41,12 @@ pub const ROPE_FREQS: &str = "rope_freqs.weight";
 
 /// `general.architecture`, the `model_type` and the class in `config.json`. Mistral's checkpoints were converted as
 /// `llama`; with a sliding window they are told apart again below.
-const ARCHITECTURES: [(&str, &str, &str); 4] = [
+const ARCHITECTURES: [(&str, &str, &str); 5] = [
     ("llama", "llama", "LlamaForCausalLM"),
     ("mistral", "mistral", "MistralForCausalLM"),
     ("qwen2", "qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "qwen3", "Qwen3ForCausalLM"),
+    ("smollm3", "smollm3", "SmolLM3ForCausalLM"),
 ];
 
 /// Keys that are copied, `{architecture}.X` to `Y`, when they are there.
@@ -87,7 +88,7 @@ fn layer_tensor(gguf_name: &str) -> Option<String> {
 
 /// How many heads the rows of this tensor were reordered by, or `None` when its rows are as in the checkpoint.
 pub(crate) fn reordered_heads(gguf_name: &str, architecture: &str, config: &Map<String, Json>) -> Option<usize> {
-    if !["llama", "mistral"].contains(&architecture) {
+    if !["llama", "mistral", "smollm3"].contains(&architecture) {
         return None;
     }
     let key = match gguf_name.strip_prefix("blk.")?.split_once('.')?.1.split_once('.')?.0 {
@@ -163,6 +164,10 @@ pub(crate) fn config(
         insert(&mut config, "rope_freq_factors", rope_freq_factors(gguf)?);
     }
     let (model_type, class) = model_type(architecture, &config);
+    if model_type == "mistral" {
+        // Left out, it would mean the default window of transformers; a GGUF file that names none has none.
+        config.entry("sliding_window").or_insert(Json::Null);
+    }
     config.insert("model_type".into(), model_type.into());
     insert(&mut config, "architectures", class.map(|class| [class]).as_ref().map(|list| json!(list)));
     Ok(config)

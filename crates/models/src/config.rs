@@ -314,7 +314,7 @@ fn integer(bounds: &RangeInclusive<usize>) -> String {
 }
 
 /// A value as JSON, cut where it would fill the screen.
-fn show(value: &Value) -> String {
+pub(crate) fn show(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(SHOWN_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -322,7 +322,7 @@ fn show(value: &Value) -> String {
     }
 }
 
-fn invalid(field: impl Into<String>, found: impl ToString, expected: impl Into<String>) -> ConfigError {
+pub(crate) fn invalid(field: impl Into<String>, found: impl ToString, expected: impl Into<String>) -> ConfigError {
     ConfigError::Invalid { field: field.into(), found: found.to_string(), expected: expected.into() }
 }
 

@@ -13,6 +13,7 @@ mod mistral;
 mod qwen2;
 mod qwen3;
 mod registry;
+mod smollm3;
 
 pub use config::{Config, ConfigError};
 pub use registry::{ModelError, SUPPORTED, build_plan, unread};

@@ -3,7 +3,7 @@
 use plan::{BuildError, Plan, VerifyError, WeightSource, verify};
 use serde_json::Value;
 
-use crate::{ConfigError, llama, mistral, qwen2, qwen3};
+use crate::{ConfigError, llama, mistral, qwen2, qwen3, smollm3};
 
 /// Why a checkpoint has no plan.
 #[derive(Debug, thiserror::Error)]
@@ -31,11 +31,12 @@ pub enum ModelError {
 type Build = fn(&Value, &dyn WeightSource) -> Result<Plan, ModelError>;
 
 /// `model_type`, the class in `architectures`, and the file.
-const ARCHITECTURES: [(&str, &str, Build); 4] = [
+const ARCHITECTURES: [(&str, &str, Build); 5] = [
     ("llama", "LlamaForCausalLM", llama::plan),
     ("mistral", "MistralForCausalLM", mistral::plan),
     ("qwen2", "Qwen2ForCausalLM", qwen2::plan),
     ("qwen3", "Qwen3ForCausalLM", qwen3::plan),
+    ("smollm3", "SmolLM3ForCausalLM", smollm3::plan),
 ];
 
 /// Every `model_type` that [`build_plan`] covers.
@@ -98,7 +99,7 @@ mod tests {
     #[test]
     fn an_unknown_architecture_is_refused_with_the_list_of_known_ones() {
         let error = build_plan(&json!({ "model_type": "mamba" }), &AnyShape).unwrap_err().to_string();
-        assert_eq!(error, "architecture `mamba` is not supported; supported: llama, mistral, qwen2, qwen3");
+        assert_eq!(error, "architecture `mamba` is not supported; supported: llama, mistral, qwen2, qwen3, smollm3");
         let error = build_plan(&json!({ "architectures": ["GPT2LMHeadModel"] }), &AnyShape).unwrap_err().to_string();
         assert!(error.starts_with("architecture `GPT2LMHeadModel` is not supported"), "{error}");
         let error = build_plan(&json!([]), &AnyShape).unwrap_err().to_string();
