@@ -281,7 +281,8 @@ impl Source<'_> {
             instructions.iter_mut().for_each(|instruction| instruction.barrier = true);
         }
         // Shared rows of all projections lie in one place: each is done with before the next begins.
-        let widest = self.plan.values.iter().map(|value| value.width).max().unwrap_or(0);
+        let inputs = self.plan.ops.iter().flat_map(Op::inputs);
+        let widest = inputs.map(|value| self.plan.value(value).width).max().unwrap_or(0);
         let rows_start = compiler.shared(shape.tokens.max(shape.outputs) * widest);
         let partials = compiler.reserve_partials();
         for op in &self.plan.ops {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use backend::{Backend, Executable};
 use cpu::{CpuBackend, CpuOptions, Isa, IsaLevel};
 use plan::reference::Interpreter;
-use plan::{AnyShape, BuildError, Graph, Heads, KvFormat, KvLayout, Plan, Rope, RopeScaling, StepInput, fuse};
+use plan::{
+    AnyShape, BuildError, Graph, Heads, KvFormat, KvLayout, Plan, Rope, RopeScaling, StepInput, fuse, restrict_outputs,
+};
 use tensor::{Tensor, WeightFormat};
 use testing::random::Rng;
 use testing::tiny::{random_weights, tiny_model};
@@ -50,6 +52,30 @@ fn levels_and_threads_give_the_same_bits() {
                     let found = logits(&mut *executable, &tokens, chunk, &table);
                     assert_eq!(bits(&found), bits(&expected), "{format} at {isa}, {threads} threads, by {chunk}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn fused_ops_give_the_bits_of_the_textbook_ops_that_they_replace() {
+    for model_type in testing::MODEL_TYPES {
+        for format in WeightFormat::ALL {
+            let (textbook, weights) = tiny_model(model_type, 1, format);
+            let plans = [
+                ("fused", fuse((*textbook).clone())),
+                ("restricted", restrict_outputs((*textbook).clone())),
+                ("restricted and fused", fuse(restrict_outputs((*textbook).clone()))),
+            ];
+            let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 4 };
+            let tokens = Rng::new(3).tokens(30, textbook.vocab_size);
+            let run = |plan: &Arc<Plan>, chunk| {
+                logits(&mut *load(Isa::best().level(), 2, plan, &weights, kv), &tokens, chunk, &[2, 0, 1])
+            };
+            let expected = run(&textbook, 30);
+            for (what, plan) in plans {
+                let found = run(&Arc::new(plan), 4);
+                assert_eq!(bits(&found), bits(&expected), "{model_type} in {format}, {what}");
             }
         }
     }
@@ -137,4 +163,22 @@ fn nan_stays_in_its_sequence_and_does_not_reach_back() {
         let found = logits(&mut *executable, &clean, 5, &tables[0]);
         assert_eq!(bits(&found), bits(&alone), "blocks used again");
     }
+}
+
+/// Small enough for Miri: `cargo +nightly miri test -p cpu --test determinism -- small_batch` with
+/// `MIRIFLAGS=-Zmiri-disable-isolation` checks the sharing of memory between workers.
+#[test]
+fn a_small_batch_on_a_team_gives_the_bits_of_its_parts() {
+    let plan = Arc::new(fuse(attention_plan(Some(3)).unwrap()));
+    let weights = random_weights(&plan, &mut Rng::new(1), WeightFormat::F32);
+    let kv = KvLayout { format: KvFormat::F32, block_len: 4, num_blocks: 4 };
+    let mut input = StepInput::default();
+    input.push_sequence(&[1, 2, 3, 4, 5], 0, &[3, 0]);
+    input.push_sequence(&[6], 0, &[1]);
+    input.output_rows.extend([4, 5]);
+    let found = load(IsaLevel::Scalar, 2, &plan, &weights, kv).replay(&input).unwrap().to_vec();
+    let mut alone = load(IsaLevel::Scalar, 1, &plan, &weights, kv);
+    let first = logits(&mut *alone, &[1, 2, 3, 4, 5], 2, &[0, 1]);
+    let second = logits(&mut *alone, &[6], 1, &[2]);
+    assert_eq!(bits(&found), bits(&[&first[4 * plan.vocab_size..], &second].concat()));
 }
