@@ -15,7 +15,7 @@ use crate::{output, units};
 /// Show what of a model fits into this memory, and how fast it would be; headers are enough
 #[derive(Args, Debug)]
 pub(crate) struct FitArgs {
-    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO[:FILE]; without it, the built-in model
+    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO or ORG/REPO:FILE; without it, the built-in model
     #[arg(value_name = "MODEL")]
     model: Option<String>,
 

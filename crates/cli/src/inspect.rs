@@ -13,7 +13,7 @@ use crate::{load, output, units};
 /// Show architecture, tensors, types, sizes, metadata and chat template of a model
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
-    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO[:FILE]; without it, the built-in model
+    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO or ORG/REPO:FILE; without it, the built-in model
     #[arg(value_name = "MODEL")]
     model: Option<String>,
 

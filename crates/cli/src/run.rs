@@ -16,7 +16,7 @@ use crate::{interrupt, repl, units};
 /// Generate text from a prompt.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO[:FILE]; without it the built-in model runs
+    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO or ORG/REPO:FILE; without it the built-in model runs
     #[arg(value_name = "MODEL")]
     first: Option<String>,
 
