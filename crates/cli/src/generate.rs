@@ -7,9 +7,9 @@ use engine::{Dry, FinishReason, Request, SamplingParams, StopStrings, Xtc};
 use serde_json::{Value, json};
 use tokenizer::{ParseSpecial, StreamDecoder};
 
-use crate::interrupt;
 use crate::load::{self, Model, ModelArgs};
 use crate::sampling_args::SamplingArgs;
+use crate::{interrupt, units};
 
 /// Where a repetition does not reach across, unless `--dry-sequence-breaker` says otherwise: llama.cpp's list.
 const DRY_SEQUENCE_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
@@ -144,6 +144,27 @@ impl Generation {
     /// Tokens that took a step of their own: the first comes out of the prompt's last step.
     pub(crate) fn decode_steps(&self) -> usize {
         self.token_ids.len().saturating_sub(1)
+    }
+
+    /// `load 12 ms · prompt 14 tokens in 3.1 ms (4516 tok/s) · 128 tokens in 80 ms (1590 tok/s) · stop · seed 42`.
+    pub(crate) fn statistics(&self, load_time: Duration) -> String {
+        let rate = |n, d| units::per_second(n, d).map(|r| format!(" ({r:.0} tok/s)")).unwrap_or_default();
+        let cached = match self.cached_tokens {
+            0 => String::new(),
+            n => format!(" + {n} cached"),
+        };
+        format!(
+            "load {} · prompt {} tokens{cached} in {}{} · {} tokens in {}{} · {} · seed {}",
+            units::duration(load_time),
+            self.computed_prompt_tokens(),
+            units::duration(self.prompt_time),
+            rate(self.computed_prompt_tokens(), self.prompt_time),
+            self.token_ids.len(),
+            units::duration(self.decode_time),
+            rate(self.decode_steps(), self.decode_time),
+            self.finish_reason,
+            self.seed,
+        )
     }
 }
 

@@ -8,9 +8,9 @@ use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
 use crate::generate::{Generation, GenerationOptions};
+use crate::interrupt;
 use crate::load::Model;
 use crate::output::{note, stdout};
-use crate::{interrupt, run};
 
 const HELP: &str = "\
 /help           this list
@@ -112,7 +112,7 @@ pub(crate) fn run(
                 Err(error) => note(&format!("error: {error:#}")),
             },
             Command::Stats => match &last {
-                Some(generation) => note(&run::statistics(generation, model)),
+                Some(generation) => note(&generation.statistics(model.load_time)),
                 None => note("no answer yet"),
             },
             Command::Leave => return Ok(()),

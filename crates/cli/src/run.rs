@@ -140,7 +140,7 @@ fn one_prompt(
         OutputFormat::Json => stdout(&format!("{}\n", to_json(&generation, model)))?,
         _ => {}
     }
-    note(&statistics(&generation, model));
+    note(&generation.statistics(model.load_time));
     if let Some(error) = &generation.error {
         bail!("generation failed after {} tokens: {error}", generation.token_ids.len());
     }
@@ -217,25 +217,4 @@ fn to_json(generation: &Generation, model: &Model) -> Value {
         },
         "error": generation.error,
     })
-}
-
-/// `load 12 ms · prompt 14 tokens in 3.1 ms (4516 tok/s) · 128 tokens in 80 ms (1590 tok/s) · stop · seed 42`.
-pub(crate) fn statistics(generation: &Generation, model: &Model) -> String {
-    let rate = |n, d| units::per_second(n, d).map(|r| format!(" ({r:.0} tok/s)")).unwrap_or_default();
-    let cached = match generation.cached_tokens {
-        0 => String::new(),
-        n => format!(" + {n} cached"),
-    };
-    format!(
-        "load {} · prompt {} tokens{cached} in {}{} · {} tokens in {}{} · {} · seed {}",
-        units::duration(model.load_time),
-        generation.computed_prompt_tokens(),
-        units::duration(generation.prompt_time),
-        rate(generation.computed_prompt_tokens(), generation.prompt_time),
-        generation.token_ids.len(),
-        units::duration(generation.decode_time),
-        rate(generation.decode_steps(), generation.decode_time),
-        generation.finish_reason,
-        generation.seed,
-    )
 }
