@@ -1,16 +1,19 @@
 //! How fast this machine's memory can be read: the ceiling of decode, measured, never taken from a data sheet.
 
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use crate::pool::Team;
+use crate::pool::{Team, Worker};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::{CpuBackend, Isa};
 
-/// Bytes read in one pass: beyond the caches of nearly all machines. Where the last level is larger (server processors
-/// have up to 1 GiB, shared), the figure is what weights of this size get, which is the question anyway.
+/// Bytes of the buffer that stands for weights: beyond the caches of nearly all machines. Where the last level is larger
+/// (server processors have up to 1 GiB, shared), the figure is what weights of this size get, which is the question
+/// anyway.
 const BUFFER_BYTES: usize = 512 << 20;
+/// Bytes that a pass moves at least, so that a small buffer is not gone through before the clock has ticked.
+const PASS_BYTES: usize = 256 << 20;
 /// Passes; the best one counts, since everything that disturbs a pass makes it slower.
 const PASSES: usize = 4;
 
@@ -18,23 +21,56 @@ impl CpuBackend {
     /// Bytes per second that the backend's threads read together from a buffer of 512 MiB, in order: best of four passes
     /// after one that faults the pages in. Takes about a tenth of a second, and 512 MiB for that time.
     pub fn read_bandwidth(&self) -> f64 {
-        let data = vec![1.0f32; BUFFER_BYTES / size_of::<f32>()];
-        let Ok(mut team) = Team::new(self.threads, self.pin) else { return 0.0 };
+        self.read_bandwidth_of(BUFFER_BYTES)
+    }
+
+    /// As [`CpuBackend::read_bandwidth`], from a buffer of `buffer_bytes`, again and again where that is small: what the
+    /// caches give that hold it.
+    pub fn read_bandwidth_of(&self, buffer_bytes: usize) -> f64 {
+        let data = vec![1.0f32; buffer_bytes / size_of::<f32>()];
         let isa = self.isa;
+        self.best_pass(size_of_val(data.as_slice()), |worker, repeats| {
+            let share = worker.share(data.len() / LANES);
+            let part = &data[share.start * LANES..share.end * LANES];
+            for _ in 0..repeats {
+                // Keeps the compiler from leaving out loads whose values nobody uses, or that it has done before.
+                black_box(sum(isa, black_box(part)));
+            }
+        })
+    }
+
+    /// Bytes per second that the backend's threads copy together from one buffer of `buffer_bytes` into another: each
+    /// byte counts once, though memory moves it twice or, where a store fetches its line first, three times.
+    pub fn copy_bandwidth(&self, buffer_bytes: usize) -> f64 {
+        let source = vec![1.0f32; buffer_bytes / size_of::<f32>()];
+        let mut target = vec![0.0f32; source.len()];
+        let share = source.len().div_ceil(self.threads).max(1);
+        // Each worker locks its own part only: never contended.
+        let parts: Vec<_> = target.chunks_mut(share).map(Mutex::new).collect();
+        self.best_pass(size_of_val(source.as_slice()), |worker, repeats| {
+            let (Some(part), Some(from)) = (parts.get(worker.index), source.chunks(share).nth(worker.index)) else {
+                return;
+            };
+            let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            for _ in 0..repeats {
+                part.copy_from_slice(black_box(from));
+                black_box(&mut **part);
+            }
+        })
+    }
+
+    /// Bytes per second of the best of some passes in which the team goes through a buffer of `buffer_bytes` as often as
+    /// `pass` is told to.
+    fn best_pass(&self, buffer_bytes: usize, pass: impl Fn(&Worker<'_>, usize) + Sync) -> f64 {
+        let Ok(mut team) = Team::new(self.threads, self.pin) else { return 0.0 };
+        let repeats = PASS_BYTES.div_ceil(buffer_bytes.max(1));
         let mut best = 0.0f64;
         for _ in 0..PASSES {
-            let checksum = AtomicU32::new(0);
             let begun = Instant::now();
-            let read = team.run(&|worker| {
-                let part =
-                    &data[worker.share(data.len() / LANES).start * LANES..worker.share(data.len() / LANES).end * LANES];
-                // Keeps the compiler from leaving out loads whose values nobody uses.
-                checksum.fetch_add(sum(isa, part).to_bits(), Ordering::Relaxed);
-            });
+            let done = team.run(&|worker| pass(worker, repeats));
             let elapsed = begun.elapsed().as_secs_f64();
-            black_box(checksum.into_inner());
-            if read.is_ok() {
-                best = best.max(BUFFER_BYTES as f64 / elapsed);
+            if done.is_ok() {
+                best = best.max((buffer_bytes * repeats) as f64 / elapsed);
             }
         }
         best
@@ -78,5 +114,16 @@ mod tests {
         for isa in Isa::available() {
             assert_eq!(sum(isa, &values), expected, "{isa}");
         }
+    }
+
+    #[test]
+    fn buffers_of_any_size_can_be_measured() {
+        let options = crate::CpuOptions { threads: Some(3), ..Default::default() };
+        let backend = CpuBackend::new(options).expect("any machine runs three threads");
+        // Smaller than a vector, fewer lines than threads, and uneven shares.
+        for buffer_bytes in [4, 100, 4099 * 4] {
+            assert!(backend.copy_bandwidth(buffer_bytes) > 0.0, "{buffer_bytes}");
+        }
+        assert!(backend.read_bandwidth_of(4099 * 4) > 0.0);
     }
 }
