@@ -57,16 +57,10 @@ impl Fit {
     fn new(plan: &Plan, checkpoint: &Checkpoint, kv: KvFormat, memory_bytes: u64, bandwidth: f64) -> Self {
         let sizes: HashMap<_, _> = checkpoint.tensor_infos().map(|info| (info.name, info.bytes)).collect();
         let bytes_of = |name: &str| sizes.get(name).copied().unwrap_or(0);
-        let is_looked_up = |index: usize| {
-            let reads = plan.ops.iter().filter(|op| op.weights().iter().any(|weight| weight.index() == index));
-            reads.into_iter().all(|op| matches!(op, plan::Op::Embed { .. }))
-        };
-        let weight_bytes = plan.weights.iter().map(|weight| bytes_of(&weight.name)).sum();
-        let looked_up: u64 =
-            plan.weights.iter().enumerate().filter(|&(i, _)| is_looked_up(i)).map(|(_, w)| bytes_of(&w.name)).sum();
+        let (weight_bytes, active_bytes) = weight_bytes(plan, |index| bytes_of(&plan.weights[index].name));
         Self {
             weight_bytes,
-            active_bytes: weight_bytes - looked_up,
+            active_bytes,
             kv_bytes_per_token: plan.kv_bytes_per_token(kv) as u64,
             context_len: plan.context_len,
             memory_bytes,
@@ -93,6 +87,18 @@ impl Fit {
     fn tokens_per_s(&self, depth: usize) -> f64 {
         self.bandwidth / (self.active_bytes + self.kv_bytes(depth, 1)).max(1) as f64
     }
+}
+
+/// Bytes of all weights of `plan`, and of those that each decode step reads whole: all but an embedding table of which it
+/// only looks up a row. `bytes_of` knows the size of a weight by its index.
+pub(crate) fn weight_bytes(plan: &Plan, bytes_of: impl Fn(usize) -> u64) -> (u64, u64) {
+    let is_looked_up = |index: usize| {
+        let mut reads = plan.ops.iter().filter(|op| op.weights().iter().any(|weight| weight.index() == index));
+        reads.all(|op| matches!(op, plan::Op::Embed { .. }))
+    };
+    let total = (0..plan.weights.len()).map(&bytes_of).sum();
+    let looked_up: u64 = (0..plan.weights.len()).filter(|&index| is_looked_up(index)).map(&bytes_of).sum();
+    (total, total - looked_up)
 }
 
 /// Runs `hotmetal plan`.

@@ -20,7 +20,7 @@ use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Tokenizer, TokenizerE
 use crate::{builtin, hub, units};
 
 /// Tokens in a block of the KV cache.
-const KV_BLOCK_LEN: usize = 32;
+pub(crate) const KV_BLOCK_LEN: usize = 32;
 /// The most of the free memory that the cache takes when no `--ctx-size` is given.
 const KV_MEMORY_SHARE: u64 = 4;
 /// A weight that is known to be no larger than this is checked for NaN and infinity at load: norms and biases.
@@ -175,7 +175,7 @@ pub(crate) fn cpu_backend(args: &ModelArgs) -> Result<cpu::CpuBackend> {
     Ok(cpu::CpuBackend::new(cpu::CpuOptions { threads: args.threads, isa: args.isa, pin: true })?)
 }
 
-fn parse_isa(name: &str) -> Result<cpu::IsaLevel, String> {
+pub(crate) fn parse_isa(name: &str) -> Result<cpu::IsaLevel, String> {
     let known = cpu::IsaLevel::ALL.map(cpu::IsaLevel::name);
     let level = cpu::IsaLevel::ALL.into_iter().find(|level| level.name() == name);
     level.ok_or_else(|| format!("expected one of {}", known.join(", ")))
@@ -223,7 +223,8 @@ pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
     })
 }
 
-fn load_weights(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
+/// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].
+pub(crate) fn load_weights(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
     let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
     let backend = backend(args)?;
     let mut weights = Vec::with_capacity(plan.weights.len());
