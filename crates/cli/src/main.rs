@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod builtin;
 mod completions;
 mod doctor;
@@ -44,6 +45,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::RunArgs>),
+    Bench(Box<bench::BenchArgs>),
     Inspect(inspect::InspectArgs),
     Plan(fit::FitArgs),
     List(list::ListArgs),
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
     }
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Bench(args) => bench::bench(args),
         Command::Inspect(args) => inspect::inspect(args),
         Command::Plan(args) => fit::plan(args),
         Command::List(args) => list::list(args),

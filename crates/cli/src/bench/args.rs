@@ -1,0 +1,203 @@
+//! The flags of `hotmetal bench`.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::load::{self, KvType, ModelArgs};
+
+/// Measure how fast a model runs here, beside what the memory gives
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(super) command: Option<BenchCommand>,
+
+    #[command(flatten)]
+    pub(super) measure: MeasureArgs,
+}
+
+/// What else `bench` does.
+#[derive(Debug, Subcommand)]
+pub(super) enum BenchCommand {
+    Compare(CompareArgs),
+}
+
+/// Compare two results of `bench -o json`, row by row
+#[derive(Args, Debug)]
+pub(super) struct CompareArgs {
+    /// The result before
+    #[arg(value_name = "A.json")]
+    pub(super) before: PathBuf,
+
+    /// The result after
+    #[arg(value_name = "B.json")]
+    pub(super) after: PathBuf,
+}
+
+/// What to measure and how.
+#[derive(Args, Debug)]
+pub(super) struct MeasureArgs {
+    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO or ORG/REPO:FILE; without it, the built-in model
+    #[arg(value_name = "MODEL", conflicts_with = "shape")]
+    pub(super) model: Option<String>,
+
+    /// Random weights in the exact shapes of this model, made in memory
+    #[arg(long, value_name = "NAME")]
+    pub(super) shape: Option<String>,
+
+    /// Format of the matrices of --shape [default: q8_0]
+    #[arg(long, value_name = "FORMAT", requires = "shape")]
+    pub(super) format: Option<String>,
+
+    /// Prompt lengths to measure in tokens; 0 for none
+    #[arg(long, short = 'p', value_name = "N", value_delimiter = ',', default_value = "512")]
+    pub(super) n_prompt: Vec<usize>,
+
+    /// Numbers of tokens to generate; 0 for none
+    #[arg(long, short = 'n', value_name = "N", value_delimiter = ',', default_value = "128")]
+    pub(super) n_gen: Vec<usize>,
+
+    /// A prompt of P tokens and N generated ones, timed together
+    #[arg(long, value_name = "P+N", value_delimiter = ',', value_parser = parse_pg)]
+    pub(super) pg: Vec<(usize, usize)>,
+
+    /// Tokens that are in the cache already when a test begins
+    #[arg(long, short = 'd', alias = "n-depth", value_name = "N", value_delimiter = ',', default_value = "0")]
+    pub(super) depth: Vec<usize>,
+
+    /// Sequences to decode at once
+    #[arg(long, short = 'b', value_name = "N", value_delimiter = ',', default_value = "1")]
+    pub(super) batch: Vec<usize>,
+
+    /// CPU threads [default: one for each core]
+    #[arg(long, short = 't', value_name = "N", value_delimiter = ',')]
+    pub(super) threads: Vec<usize>,
+
+    /// How often each test is repeated, after a warm-up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 5)]
+    pub(super) repetitions: usize,
+
+    /// Where to compute: cpu, or reference (plain f64, for comparison)
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(super) device: String,
+
+    /// Instruction set of the CPU kernels [default: the best there is]
+    #[arg(long, value_name = "LEVEL", value_parser = load::parse_isa)]
+    pub(super) isa: Option<cpu::IsaLevel>,
+
+    /// Element type of the KV cache [default: f32 for F32 weights, f16 for all others]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(super) kv_type: Option<KvType>,
+
+    /// Measure the memory instead of a model: reading and copying, by number of threads and size of the buffer
+    #[arg(long, conflicts_with_all = ["model", "shape", "n_prompt", "n_gen", "pg", "depth", "batch", "kv_type"])]
+    pub(super) roofline: bool,
+
+    /// How to print the result
+    #[arg(long, short = 'o', value_enum, value_name = "FORMAT", default_value_t = OutputFormat::Md)]
+    pub(super) output: OutputFormat,
+}
+
+/// How a result is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum OutputFormat {
+    /// A table with the columns of llama-bench, and more to their right.
+    Md,
+    /// One line a row, with a header.
+    Csv,
+    /// One object: what `bench compare` reads.
+    Json,
+    /// One object a row, as soon as it is measured.
+    Jsonl,
+}
+
+/// One measurement: `prompt` tokens at once and then `generate` one by one, after `depth` tokens, in `batch` sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Test {
+    pub(super) prompt: usize,
+    pub(super) generate: usize,
+    pub(super) depth: usize,
+    pub(super) batch: usize,
+}
+
+impl Test {
+    /// `pp512`, `tg128` or `pg512+128`.
+    pub(super) fn name(&self) -> String {
+        match (self.prompt, self.generate) {
+            (prompt, 0) => format!("pp{prompt}"),
+            (0, generate) => format!("tg{generate}"),
+            (prompt, generate) => format!("pg{prompt}+{generate}"),
+        }
+    }
+
+    /// Tokens in the cache of a sequence when the test ends.
+    pub(super) fn kv_len(&self) -> usize {
+        self.depth.saturating_add(self.prompt).saturating_add(self.generate)
+    }
+
+    /// Tokens that one repetition computes, over all sequences.
+    pub(super) fn num_tokens(&self) -> usize {
+        (self.prompt + self.generate) * self.batch
+    }
+}
+
+impl MeasureArgs {
+    /// The tests that the flags ask for, by ascending depth, so that a filled cache is used again.
+    pub(super) fn tests(&self) -> Result<Vec<Test>> {
+        /// Beyond any machine: a mistyped number should not overflow.
+        const MAX_BATCH: usize = 4096;
+        if self.repetitions == 0 {
+            bail!("-r 0 measures nothing: expected 1 repetition or more");
+        }
+        if let Some(batch) = self.batch.iter().find(|&&batch| batch == 0 || batch > MAX_BATCH) {
+            bail!("--batch {batch}: expected 1 to {MAX_BATCH} sequences");
+        }
+        let mut depths = self.depth.clone();
+        depths.sort_unstable();
+        depths.dedup();
+        let mut tests = Vec::new();
+        for depth in depths {
+            // A prompt is computed alone: batches are a matter of decoding.
+            let prompts = self.n_prompt.iter().map(|&prompt| Test { prompt, generate: 0, depth, batch: 1 });
+            tests.extend(prompts.filter(|test| test.prompt > 0));
+            for &batch in &self.batch {
+                let decodes = self.n_gen.iter().map(|&generate| Test { prompt: 0, generate, depth, batch });
+                let both = self.pg.iter().map(|&(prompt, generate)| Test { prompt, generate, depth, batch });
+                tests.extend(decodes.chain(both).filter(|test| test.generate > 0));
+            }
+        }
+        if tests.is_empty() {
+            bail!("nothing to measure: give prompt lengths with -p, tokens to generate with -n, or both with --pg");
+        }
+        Ok(tests)
+    }
+
+    /// The thread counts to measure with; `None` is one thread for each core.
+    pub(super) fn thread_counts(&self) -> Vec<Option<usize>> {
+        if self.threads.is_empty() { vec![None] } else { self.threads.iter().copied().map(Some).collect() }
+    }
+
+    /// As the loader takes them, with this number of threads.
+    pub(super) fn model_args(&self, threads: Option<usize>) -> ModelArgs {
+        ModelArgs {
+            ctx_size: None,
+            device: self.device.clone(),
+            threads,
+            isa: self.isa,
+            kv_type: self.kv_type,
+            chat_template: None,
+            allow_unknown_patterns: false,
+        }
+    }
+}
+
+fn parse_pg(text: &str) -> Result<(usize, usize), String> {
+    let parts =
+        text.split_once('+').and_then(|(prompt, generate)| Some((prompt.parse().ok()?, generate.parse().ok()?)));
+    match parts {
+        Some((prompt, generate)) if prompt > 0 && generate > 0 => Ok((prompt, generate)),
+        _ => Err("expected P+N, for example 512+128".to_owned()),
+    }
+}

@@ -1,0 +1,278 @@
+//! Drives a model step by step and takes the time of each: the backend alone, without sampling, text or scheduling.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use backend::{Backend, Executable};
+use plan::{KvFormat, KvLayout, Plan, StepInput};
+use tensor::{Tensor, WeightFormat};
+
+use super::args::{MeasureArgs, Test};
+use super::shapes::{self, Random};
+use crate::{builtin, fit, load};
+
+/// Tokens that a prompt's step computes: as many as the engine's.
+const PREFILL_CHUNK: usize = 512;
+/// Decode steps of a warm-up; with them, everything has been compiled, mapped and touched.
+const WARM_UP_STEPS: usize = 2;
+
+/// Where a model's weights come from.
+pub(super) enum Source<'a> {
+    /// A checkpoint, the built-in one without a name.
+    Checkpoint(Option<&'a str>),
+    /// Random ones, in this plan's shapes.
+    Random { name: &'a str, plan: Arc<Plan>, weights: Vec<Tensor> },
+}
+
+/// A model on a device, ready to be measured.
+pub(super) struct Loaded {
+    /// As the user named it.
+    pub(super) model: String,
+    /// The format that most of the matrices' bytes are in.
+    pub(super) format: WeightFormat,
+    pub(super) plan: Arc<Plan>,
+    pub(super) kv_format: KvFormat,
+    pub(super) num_parameters: u64,
+    pub(super) weight_bytes: u64,
+    /// Weights that each step reads.
+    pub(super) active_weight_bytes: u64,
+    pub(super) device: backend::DeviceInfo,
+    /// From opening the files to being able to run a step; of random weights, without the time to make them.
+    pub(super) load_time: Duration,
+    pub(super) driver: Driver,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(args: &'a MeasureArgs) -> Result<Self> {
+        let Some(name) = &args.shape else { return Ok(Self::Checkpoint(args.model.as_deref())) };
+        let format = shapes::format_of(args.format.as_deref().unwrap_or("q8_0"))?;
+        let plan = plan::fuse(plan::restrict_outputs(shapes::plan_of(name)?));
+        let memory_bytes = load::backend(&args.model_args(None))?.device().memory_bytes;
+        let weights = shapes::random_weights(&plan, format, memory_bytes)?;
+        Ok(Self::Random { name, plan: Arc::new(plan), weights })
+    }
+
+    /// Loads the model for as many sequences of as many tokens as `tests` have.
+    pub(super) fn load(&self, args: &MeasureArgs, threads: Option<usize>, tests: &[Test]) -> Result<Loaded> {
+        let args = args.model_args(threads);
+        let begun = Instant::now();
+        let (model, plan, backend, weights): (_, _, Box<dyn Backend>, _) = match self {
+            Self::Checkpoint(name) => {
+                let (checkpoint, name) = load::open(*name, false)?;
+                let (plan, backend, weights) =
+                    load::load_weights(&checkpoint, &args).with_context(|| format!("cannot load `{name}`"))?;
+                (name, Arc::new(plan), backend, weights)
+            }
+            Self::Random { name, plan, weights } => {
+                ((*name).to_owned(), plan.clone(), load::backend(&args)?, weights.clone())
+            }
+        };
+        for test in tests {
+            if test.kv_len() > plan.context_len {
+                bail!(
+                    "{} at depth {} needs a context of {} tokens, but `{model}` was made for {}",
+                    test.name(),
+                    test.depth,
+                    test.kv_len(),
+                    plan.context_len
+                );
+            }
+        }
+        let kv_len = tests.iter().map(Test::kv_len).max().unwrap_or(1);
+        let num_sequences = tests.iter().map(|test| test.batch).max().unwrap_or(1);
+        let blocks_per_sequence = kv_len.div_ceil(load::KV_BLOCK_LEN);
+        let kv_format = load::kv_format(&args, weights.iter().map(|weight| Some(weight.format())));
+        let num_blocks = blocks_per_sequence * num_sequences;
+        let kv = KvLayout { format: kv_format, block_len: load::KV_BLOCK_LEN, num_blocks };
+        let bytes_of = |index: usize| weights[index].bytes().len() as u64;
+        let (weight_bytes, active_weight_bytes) = fit::weight_bytes(&plan, bytes_of);
+        let format = main_format(&weights);
+        let device = backend.device().clone();
+        let executable = backend.load(plan.clone(), weights, kv).with_context(|| {
+            format!("cannot run `{model}` with {num_sequences} sequences of {kv_len} tokens (--batch, --depth)")
+        })?;
+        let load_time = begun.elapsed();
+        Ok(Loaded {
+            model,
+            format,
+            kv_format,
+            num_parameters: plan.weights.iter().map(|weight| weight.shape.iter().product::<usize>() as u64).sum(),
+            weight_bytes,
+            active_weight_bytes,
+            device,
+            load_time,
+            driver: Driver::new(executable, plan.vocab_size, blocks_per_sequence, num_sequences),
+            plan,
+        })
+    }
+
+    /// As it will be named in the result.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Checkpoint(name) => name.unwrap_or(builtin::NAME),
+            Self::Random { name, .. } => name,
+        }
+    }
+}
+
+fn main_format(weights: &[Tensor]) -> WeightFormat {
+    let bytes_in = |format: &WeightFormat| -> usize {
+        let matrices = weights.iter().filter(|weight| weight.shape().len() > 1 && weight.format() == *format);
+        matrices.map(|weight| weight.bytes().len()).sum()
+    };
+    WeightFormat::ALL.into_iter().max_by_key(bytes_in).unwrap_or(WeightFormat::F32)
+}
+
+/// What the clock said of one test.
+#[derive(Default)]
+pub(super) struct Times {
+    /// Of each repetition, in seconds.
+    pub(super) repetitions: Vec<f64>,
+    /// Of each decode step of all repetitions, in milliseconds.
+    pub(super) decode_steps_ms: Vec<f64>,
+    /// From the start of a prompt to its logits, in milliseconds.
+    pub(super) prompts_ms: Vec<f64>,
+}
+
+/// Runs steps on sequences that each have their own part of the cache.
+pub(super) struct Driver {
+    executable: Box<dyn Executable>,
+    vocab_size: usize,
+    blocks_per_sequence: usize,
+    sequences: Vec<Sequence>,
+    input: StepInput,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Sequence {
+    blocks: Vec<u32>,
+    /// How many tokens in the cache are still the first ones of its text.
+    filled: usize,
+    /// The likeliest token after the last step.
+    next: u32,
+}
+
+impl Driver {
+    fn new(
+        executable: Box<dyn Executable>,
+        vocab_size: usize,
+        blocks_per_sequence: usize,
+        num_sequences: usize,
+    ) -> Self {
+        let blocks = |index: usize| {
+            let first = index * blocks_per_sequence;
+            (first..first + blocks_per_sequence).map(|block| block as u32).collect()
+        };
+        let sequence = |index| Sequence { blocks: blocks(index), filled: 0, next: 0 };
+        let sequences = (0..num_sequences).map(sequence).collect();
+        Self { executable, vocab_size, blocks_per_sequence, sequences, input: StepInput::default() }
+    }
+
+    /// Warms up, then runs `test` as often as asked; `on_repetition` hears of each.
+    pub(super) fn measure(
+        &mut self,
+        test: &Test,
+        repetitions: usize,
+        on_repetition: &mut dyn FnMut(),
+    ) -> Result<Times> {
+        assert!(test.kv_len() <= self.blocks_per_sequence * load::KV_BLOCK_LEN, "the cache was made for all tests");
+        for index in 0..test.batch {
+            self.fill(index, test.depth)?;
+        }
+        let warm_up = Test { generate: test.generate.min(WARM_UP_STEPS), ..*test };
+        self.repetition(&warm_up, &mut Times::default())?;
+        let mut times = Times::default();
+        for _ in 0..repetitions {
+            self.repetition(test, &mut times)?;
+            on_repetition();
+        }
+        Ok(times)
+    }
+
+    fn repetition(&mut self, test: &Test, times: &mut Times) -> Result<()> {
+        let mut total = Duration::ZERO;
+        let prompt_end = test.depth + test.prompt;
+        if test.prompt > 0 {
+            for index in 0..test.batch {
+                let time = self.prefill(index, test.depth..prompt_end)?;
+                times.prompts_ms.push(milliseconds(time));
+                total += time;
+            }
+        }
+        for position in prompt_end..test.kv_len() {
+            let time = self.decode(test.batch, position)?;
+            times.decode_steps_ms.push(milliseconds(time));
+            total += time;
+        }
+        times.repetitions.push(total.as_secs_f64());
+        Ok(())
+    }
+
+    /// Has the first `depth` tokens of the sequence's text in the cache.
+    fn fill(&mut self, index: usize, depth: usize) -> Result<()> {
+        let filled = self.sequences[index].filled.min(depth);
+        if filled < depth {
+            self.prefill(index, filled..depth)?;
+        }
+        Ok(())
+    }
+
+    /// Computes the tokens at `positions` of the sequence's text, in chunks. Returns how long the steps took.
+    fn prefill(&mut self, index: usize, positions: Range<usize>) -> Result<Duration> {
+        let mut total = Duration::ZERO;
+        let mut begin = positions.start;
+        while begin < positions.end {
+            let end = positions.end.min(begin + PREFILL_CHUNK);
+            let tokens: Vec<u32> = (begin..end).map(|position| self.token_at(index, position)).collect();
+            self.input.clear();
+            self.input.push_sequence(&tokens, begin, &self.sequences[index].blocks);
+            if end == positions.end {
+                self.input.output_rows.push((tokens.len() - 1) as u32);
+            }
+            total += self.step(index..index + 1)?;
+            begin = end;
+        }
+        self.sequences[index].filled = positions.end;
+        Ok(total)
+    }
+
+    /// Computes the next token of the first `batch` sequences at `position`, all in one step.
+    fn decode(&mut self, batch: usize, position: usize) -> Result<Duration> {
+        self.input.clear();
+        for (row, sequence) in self.sequences[..batch].iter_mut().enumerate() {
+            self.input.push_sequence(&[sequence.next], position, &sequence.blocks);
+            self.input.output_rows.push(row as u32);
+            sequence.filled = sequence.filled.min(position);
+        }
+        self.step(0..batch)
+    }
+
+    /// Runs the step of `self.input`, whose logits are those of `sequences`. Choosing the tokens is not timed.
+    fn step(&mut self, sequences: Range<usize>) -> Result<Duration> {
+        let begun = Instant::now();
+        let logits = self.executable.replay(&self.input)?;
+        let elapsed = begun.elapsed();
+        for (sequence, logits) in self.sequences[sequences].iter_mut().zip(logits.chunks_exact(self.vocab_size)) {
+            let likeliest = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+            let Some((token, logit)) = likeliest else { bail!("the device returned no logits") };
+            // A fault would make the figures those of another computation.
+            if !logit.is_finite() {
+                bail!("the logits are not finite ({logit}): these weights cannot be measured");
+            }
+            sequence.next = token as u32;
+        }
+        Ok(elapsed)
+    }
+
+    /// A text that nobody wrote, the same each time.
+    fn token_at(&self, index: usize, position: usize) -> u32 {
+        let mut random = Random(((index as u64) << 32) ^ position as u64);
+        (random.next() % self.vocab_size as u64) as u32
+    }
+}
+
+pub(super) fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}

@@ -1,0 +1,233 @@
+//! `hotmetal bench` as a user meets it: real processes on the built-in model, each output read back, one clear message
+//! for each mistake. What is measured here is never judged: the machine may be busy.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// A small measurement: every kind of test, at two depths, one of them beyond a block of the cache.
+const SMALL: [&str; 15] =
+    ["bench", "-p", "8", "-n", "4", "--pg", "8+4", "--depth", "0,40", "--batch", "1,2", "--threads", "1", "-r", "2"];
+
+fn output(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hotmetal"));
+    command.args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1").output().expect("the binary starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
+}
+
+/// Runs, expects success with nothing on stderr, and returns stdout.
+fn succeed(args: &[&str]) -> String {
+    let output = output(args);
+    let stderr = text(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {stderr}");
+    assert_eq!(stderr, "", "{args:?}: no bar where nobody sees it");
+    text(&output.stdout)
+}
+
+fn small(format: &str) -> String {
+    succeed(&[&SMALL[..], &["-o", format]].concat())
+}
+
+/// Runs, expects a failure with nothing on stdout, and returns stderr.
+fn fail(args: &[&str]) -> String {
+    let output = output(args);
+    let stderr = text(&output.stderr);
+    assert!(!output.status.success(), "{args:?}");
+    assert_eq!(text(&output.stdout), "", "{args:?} prints nothing");
+    assert!(!stderr.contains("panicked"), "{args:?}: {stderr}");
+    stderr
+}
+
+/// Test, depth and batch of each row of [`SMALL`].
+const ROWS: [(&str, u64, u64); 10] = [
+    ("pp8", 0, 1),
+    ("tg4", 0, 1),
+    ("pg8+4", 0, 1),
+    ("tg4", 0, 2),
+    ("pg8+4", 0, 2),
+    ("pp8", 40, 1),
+    ("tg4", 40, 1),
+    ("pg8+4", 40, 1),
+    ("tg4", 40, 2),
+    ("pg8+4", 40, 2),
+];
+
+fn check_row(row: &Value, (test, depth, batch): (&str, u64, u64)) {
+    assert_eq!(row["test"], test);
+    assert_eq!(row["depth"], depth, "{row}");
+    assert_eq!(row["batch"], batch, "{row}");
+    assert_eq!(row["threads"], 1);
+    assert_eq!(row["device"], "cpu");
+    assert!(row["model"].is_string() && row["format"] == "bf16", "{row}");
+    let keys = |name: &str| row[name].as_object().expect(name).keys().map(String::as_str).collect::<Vec<_>>();
+    assert_eq!(keys("tokens_per_s"), ["median", "mean", "min", "max", "stdev"]);
+    assert_eq!(keys("latency_ms"), ["p50", "p95", "p99", "max"]);
+    assert_eq!(keys("variants"), ["isa", "kv_type"]);
+    let number = |pointer: &str| row.pointer(pointer).and_then(Value::as_f64).expect(pointer);
+    assert!(number("/tokens_per_s/min") > 0.0);
+    assert!(number("/tokens_per_s/min") <= number("/tokens_per_s/median"));
+    assert!(number("/tokens_per_s/median") <= number("/tokens_per_s/max"));
+    assert!(number("/latency_ms/p50") <= number("/latency_ms/p95"));
+    assert!(number("/latency_ms/p99") <= number("/latency_ms/max"));
+    assert!(number("/flops_per_s") > 0.0 && number("/load_ms") > 0.0 && number("/active_bytes") > 0.0);
+    assert_eq!(row["samples"].as_array().expect("samples").len(), 2);
+    // What makes no sense for a test is there, and null.
+    assert_eq!(row["ttft_ms"].is_number(), !test.starts_with("tg"), "{row}");
+    for key in ["bandwidth_gb_s", "roofline_share", "read_bandwidth_gb_s"] {
+        assert_eq!(row[key].is_number(), !test.starts_with("pp"), "{key}: {row}");
+        assert!(row.get(key).is_some());
+    }
+}
+
+#[test]
+fn json_has_every_key_and_every_test_and_compares_with_itself() {
+    let printed = small("json");
+    let result: Value = serde_json::from_str(&printed).expect("one JSON object");
+    let rows = result["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), ROWS.len());
+    rows.iter().zip(ROWS).for_each(|(row, expected)| check_row(row, expected));
+    let run = &result["run"];
+    assert_eq!(run["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(run["repetitions"], 2);
+    assert_eq!(run["weights_seed"], Value::Null);
+    assert!(run["command"].as_array().is_some_and(|command| command.len() == SMALL.len() + 3), "{run}");
+    assert!(run["date"].as_str().is_some_and(|date| date.ends_with('Z')), "{run}");
+    assert!(result["device"]["description"].is_string());
+    // A deeper cache is more to read, and weights are read once for all sequences.
+    let active = |row: usize| rows[row]["active_bytes"].as_u64().expect("a count");
+    assert!(active(6) > active(1) && active(3) > active(1) && active(3) < 2 * active(1));
+
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("the folder can be written");
+        path.to_str().expect("a UTF-8 path").to_owned()
+    };
+    let a = file("a.json", &printed);
+    let same = succeed(&["bench", "compare", &a, &a]);
+    assert_eq!(same.matches("no difference").count(), ROWS.len(), "{same}");
+    // Twice as fast without any spread, and one row that only the first has.
+    let mut faster = result.clone();
+    faster["rows"].as_array_mut().expect("rows").pop();
+    for (at, row) in faster["rows"].as_array_mut().expect("rows").iter_mut().enumerate() {
+        let speed = &result["rows"][at]["tokens_per_s"];
+        // Beyond any band: a band is at most two deviations of two samples.
+        row["tokens_per_s"]["median"] = (speed["median"].as_f64().expect("a number") * 100.0).into();
+    }
+    let compared = succeed(&["bench", "compare", &a, &file("b.json", &faster.to_string())]);
+    assert_eq!(compared.matches("% faster").count(), ROWS.len() - 1, "{compared}");
+    assert!(compared.contains("Only in the first result: 1 rows"), "{compared}");
+
+    let error = fail(&["bench", "compare", &a, &file("c.json", "{}")]);
+    assert!(error.contains("is not a result of `hotmetal bench -o json`"), "{error}");
+    let error = fail(&["bench", "compare", &a, "/nonexistent.json"]);
+    assert!(error.contains("cannot read `/nonexistent.json`"), "{error}");
+    faster["rows"] = Value::Array(vec![]);
+    let error = fail(&["bench", "compare", &a, &file("d.json", &faster.to_string())]);
+    assert!(error.contains("no row in common"), "{error}");
+}
+
+#[test]
+fn jsonl_is_a_whole_result_on_each_line() {
+    let printed = small("jsonl");
+    let rows: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).expect("an object a line")).collect();
+    assert_eq!(rows.len(), ROWS.len());
+    for (row, expected) in rows.iter().zip(ROWS) {
+        check_row(row, expected);
+        assert!(row["run"]["date"].is_string() && row["machine"]["description"].is_string());
+    }
+}
+
+#[test]
+fn markdown_begins_with_the_columns_of_llama_bench() {
+    let printed = small("md");
+    let mut lines = printed.lines();
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let header = cells(lines.next().expect("a header"));
+    assert_eq!(header[1..8], ["model", "size", "params", "backend", "threads", "test", "t/s"]);
+    assert!(lines.next().is_some_and(|line| cells(line).len() == header.len()));
+    for (line, (test, depth, batch)) in lines.by_ref().zip(ROWS) {
+        let cells = cells(line);
+        assert_eq!(cells.len(), header.len(), "{line}");
+        let depth = if depth > 0 { format!(" @ d{depth}") } else { String::new() };
+        let batch = if batch > 1 { format!(" x{batch}") } else { String::new() };
+        assert_eq!(cells[6], format!("{test}{depth}{batch}"));
+        let (mean, stdev) = cells[7].split_once(" ± ").expect("a spread");
+        assert!(mean.parse::<f64>().is_ok() && stdev.parse::<f64>().is_ok(), "{line}");
+    }
+    assert!(lines.last().is_some_and(|line| line.contains("2 repetitions")), "{printed}");
+}
+
+#[test]
+fn csv_has_a_cell_for_each_column() {
+    let printed = small("csv");
+    let lines: Vec<Vec<_>> = printed.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(lines.len(), 1 + ROWS.len());
+    assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{printed}");
+    assert_eq!(lines[0][..2], ["test", "model"]);
+    assert!(lines[1..].iter().zip(ROWS).all(|(line, (test, ..))| line[0] == test), "{printed}");
+}
+
+#[test]
+fn random_weights_have_the_shapes_of_a_model() {
+    // One thread and one token: 0.5 B parameters in an unoptimised build.
+    let args = ["bench", "--shape", "qwen2.5-0.5b", "--format", "Q8_0", "-p", "0", "-n", "1", "-r", "1", "-t", "1"];
+    let printed = succeed(&[&args[..], &["-o", "json"]].concat());
+    let result: Value = serde_json::from_str(&printed).expect("one JSON object");
+    let row = &result["rows"][0];
+    assert_eq!((&row["model"], &row["format"]), (&"qwen2.5-0.5b".into(), &"q8_0".into()));
+    assert_eq!(row["num_parameters"], 494_032_768);
+    // Matrices at 34 bytes for 32 parameters, and norms and biases in F32: the head is the table, so all are read.
+    let vectors = 24 * (2 * 896 + 896 + 2 * 128) + 896;
+    let matrices = 494_032_768 - vectors;
+    assert_eq!(row["weight_bytes"], matrices / 32 * 34 + vectors * 4);
+    let kv_bytes_of_a_token = 24 * 2 * 128 * 2;
+    assert_eq!(row["active_bytes"], matrices / 32 * 34 + vectors * 4 + kv_bytes_of_a_token);
+    assert!(result["run"]["weights_seed"].is_number());
+}
+
+#[test]
+fn mistakes_are_named_with_what_there_is() {
+    let cases: [(&[&str], &str); 11] = [
+        (
+            &["bench", "--shape", "gpt-5"],
+            "there is no shape `gpt-5`; this build has: qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b, llama-3.1-8b, \
+             devstral-small",
+        ),
+        (
+            &["bench", "--shape", "qwen3-0.6b", "--format", "q9"],
+            "there is no weight format `q9`; this build has: f32, f16, bf16, q8_0",
+        ),
+        (&["bench", "--format", "q8_0"], "--shape <NAME>"),
+        (&["bench", "model", "--shape", "qwen3-0.6b"], "cannot be used with"),
+        (&["bench", "/nonexistent.gguf"], "there is no model at `/nonexistent.gguf`"),
+        (&["bench", "-p", "0", "-n", "0"], "nothing to measure"),
+        (&["bench", "-r", "0"], "expected 1 repetition or more"),
+        (&["bench", "--batch", "0"], "--batch 0: expected 1 to"),
+        (&["bench", "--pg", "512"], "expected P+N, for example 512+128"),
+        (&["bench", "--device", "abacus"], "there is no device `abacus`"),
+        (&["bench", "--depth", "8192"], "needs a context of"),
+    ];
+    for (args, expected) in cases {
+        let error = fail(args);
+        assert!(error.contains(expected), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn the_roofline_has_a_figure_for_each_size_and_thread_count() {
+    let printed = succeed(&["bench", "--roofline", "--threads", "1", "-o", "json"]);
+    let result: Value = serde_json::from_str(&printed).expect("one JSON object");
+    let rows = result["rows"].as_array().expect("rows");
+    for kind in ["read", "copy"] {
+        let sizes: Vec<_> = rows.iter().filter(|row| row["kind"] == kind).map(|row| &row["buffer_bytes"]).collect();
+        let expected: Vec<_> = (20..=29).map(|bits| 1_u64 << bits).collect();
+        assert_eq!(sizes, expected.iter().collect::<Vec<_>>());
+    }
+    assert!(rows.iter().all(|row| row["threads"] == 1 && row["bandwidth_gb_s"].as_f64() > Some(0.0)));
+    let error = fail(&["bench", "--roofline", "--device", "reference"]);
+    assert!(error.contains("expected --device cpu"), "{error}");
+}
