@@ -119,7 +119,7 @@ fn json_has_every_key_and_every_test_and_compares_with_itself() {
     }
     let compared = succeed(&["bench", "compare", &a, &file("b.json", &faster.to_string())]);
     assert_eq!(compared.matches("% faster").count(), ROWS.len() - 1, "{compared}");
-    assert!(compared.contains("Only in the first result: 1 rows"), "{compared}");
+    assert!(compared.contains("Rows only in the first result: 1\n"), "{compared}");
 
     let error = fail(&["bench", "compare", &a, &file("c.json", "{}")]);
     assert!(error.contains("is not a result of `hotmetal bench -o json`"), "{error}");

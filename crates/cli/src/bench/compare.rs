@@ -60,7 +60,7 @@ fn table(before: &Report, after: &Report) -> Result<String> {
     let alone = |rows: &[Row]| rows.iter().filter(|&a| !pairs.iter().any(|(b, _)| is_same(a, b))).count();
     for (what, count) in [("first", alone(&before.rows)), ("second", alone(&after.rows))] {
         if count > 0 {
-            out.push_str(&format!("\nOnly in the {what} result: {count} rows.\n"));
+            out.push_str(&format!("\nRows only in the {what} result: {count}\n"));
         }
     }
     Ok(out)
