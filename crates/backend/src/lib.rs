@@ -86,10 +86,10 @@ pub trait Backend {
 
 /// A plan on a device, with its weights and its cache.
 pub trait Executable: Send {
-    /// Makes the program for steps of up to `shape`, so that no later step pays for it.
+    /// Makes the program for steps of up to `shape`, a [`StepShape::bucket`], so that no later step pays for it.
     fn compile(&mut self, shape: StepShape) -> Result<(), BackendError>;
 
-    /// Runs one step with the smallest program that holds it (compiled now if there is none). Returns the logits,
+    /// Runs one step with the program of its bucket (compiled now if there is none). Returns the logits,
     /// (outputs, vocab_size) row-major, valid until the next step.
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError>;
 }

@@ -292,14 +292,12 @@ impl Executable for CpuExecutable {
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
         input.check(self.plan.vocab_size, &self.kv)?;
         let shape = input.shape();
-        let holds = |programs: &[Program]| programs.iter().position(|program| program.shape.holds(shape));
-        let index = match holds(&self.programs) {
-            Some(index) => index,
-            None => {
-                self.compile(shape.bucket())?;
-                holds(&self.programs).expect("a bucket holds what it was made from")
-            }
-        };
+        // The program of the step's own size, never a larger one that would hold it too: kernels are chosen for the size,
+        // and those for a long prompt take more than twice the time for one token.
+        let bucket = shape.bucket();
+        self.compile(bucket)?;
+        let index =
+            self.programs.binary_search_by_key(&bucket, |program| program.shape).expect("`compile` has it or made it");
         place_rows(input, self.kv.block_len, &mut self.rows);
         let program = &self.programs[index];
         program.turns.iter().for_each(|turns| turns.0.store(0, Ordering::Relaxed));
