@@ -5,18 +5,31 @@ use plan::{Activation, BuildError, Graph, Linear, Value, Weights};
 use crate::Config;
 
 /// `mlp`: down(silu(gate(x)) · up(x)), (tokens, hidden_size).
-pub(crate) fn swiglu_mlp(
-    g: &mut Graph,
-    w: &Weights<'_>,
-    cfg: &Config,
-    bias: bool,
-    x: Value,
-) -> Result<Value, BuildError> {
+fn swiglu_mlp(g: &mut Graph, w: &Weights<'_>, cfg: &Config, bias: bool, x: Value) -> Result<Value, BuildError> {
     let (hidden, intermediate) = (cfg.hidden_size, cfg.intermediate_size);
     let gate = g.linear(x, w.linear("gate_proj", intermediate, hidden, bias)?, intermediate);
     let up = g.linear(x, w.linear("up_proj", intermediate, hidden, bias)?, intermediate);
     let h = g.glu(gate, up, Activation::Silu);
     Ok(g.linear(h, w.linear("down_proj", hidden, intermediate, bias)?, hidden))
+}
+
+/// A pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x)), (tokens, hidden_size). `attention` gets the weights
+/// of `self_attn` and the normalised rows.
+pub(crate) fn pre_norm_layer<E: From<BuildError>>(
+    g: &mut Graph,
+    w: &Weights<'_>,
+    cfg: &Config,
+    mlp_bias: bool,
+    x: Value,
+    attention: impl FnOnce(&mut Graph, &Weights<'_>, Value) -> Result<Value, E>,
+) -> Result<Value, E> {
+    let &Config { hidden_size: hidden, rms_norm_eps: eps, .. } = cfg;
+    let h = g.rms_norm(x, w.norm("input_layernorm", hidden, eps)?);
+    let h = attention(g, &w.at("self_attn"), h)?;
+    let x = g.add(x, h);
+    let h = g.rms_norm(x, w.norm("post_attention_layernorm", hidden, eps)?);
+    let h = swiglu_mlp(g, &w.at("mlp"), cfg, mlp_bias, h)?;
+    Ok(g.add(x, h))
 }
 
 /// `model.embed_tokens`, then `layer` for each of `model.layers.N`, then `model.norm` and `lm_head` (the embedding table

@@ -11,18 +11,10 @@ pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Res
     let defaults = json!({ "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0 });
     let cfg = Config::read(config, &defaults)?;
     Graph::build("llama", cfg.max_position_embeddings, source, |g, w| {
-        blocks::decoder(g, w, &cfg, |g, w, _, x| layer(g, w, &cfg, x))
+        blocks::decoder(g, w, &cfg, |g, w, _, x| {
+            blocks::pre_norm_layer(g, w, &cfg, cfg.mlp_bias, x, |g, w, h| attention(g, w, &cfg, h))
+        })
     })
-}
-
-fn layer(g: &mut Graph, w: &Weights<'_>, cfg: &Config, x: Value) -> Result<Value, ModelError> {
-    let &Config { hidden_size: hidden, rms_norm_eps: eps, .. } = cfg;
-    let h = g.rms_norm(x, w.norm("input_layernorm", hidden, eps)?);
-    let h = attention(g, &w.at("self_attn"), cfg, h)?;
-    let x = g.add(x, h);
-    let h = g.rms_norm(x, w.norm("post_attention_layernorm", hidden, eps)?);
-    let h = blocks::swiglu_mlp(g, &w.at("mlp"), cfg, cfg.mlp_bias, h)?;
-    Ok(g.add(x, h))
 }
 
 fn attention(g: &mut Graph, w: &Weights<'_>, cfg: &Config, x: Value) -> Result<Value, ModelError> {

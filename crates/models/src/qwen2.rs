@@ -14,18 +14,10 @@ pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Res
     });
     let cfg = Config::read(config, &defaults)?;
     Graph::build("qwen2", cfg.max_position_embeddings, source, |g, w| {
-        blocks::decoder(g, w, &cfg, |g, w, index, x| layer(g, w, &cfg, index, x))
+        blocks::decoder(g, w, &cfg, |g, w, index, x| {
+            blocks::pre_norm_layer(g, w, &cfg, false, x, |g, w, h| attention(g, w, &cfg, index, h))
+        })
     })
-}
-
-fn layer(g: &mut Graph, w: &Weights<'_>, cfg: &Config, index: usize, x: Value) -> Result<Value, ModelError> {
-    let &Config { hidden_size: hidden, rms_norm_eps: eps, .. } = cfg;
-    let h = g.rms_norm(x, w.norm("input_layernorm", hidden, eps)?);
-    let h = attention(g, &w.at("self_attn"), cfg, index, h)?;
-    let x = g.add(x, h);
-    let h = g.rms_norm(x, w.norm("post_attention_layernorm", hidden, eps)?);
-    let h = blocks::swiglu_mlp(g, &w.at("mlp"), cfg, false, h)?;
-    Ok(g.add(x, h))
 }
 
 fn attention(g: &mut Graph, w: &Weights<'_>, cfg: &Config, index: usize, x: Value) -> Result<Value, ModelError> {

@@ -15,30 +15,21 @@ pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Res
     let cfg = Config::read(config, &defaults)?;
     let rotates = rotating_layers(config, cfg.num_hidden_layers)?;
     Graph::build("smollm3", cfg.max_position_embeddings, source, |g, w| {
-        blocks::decoder(g, w, &cfg, |g, w, index, x| layer(g, w, &cfg, index, rotates[index], x))
+        blocks::decoder(g, w, &cfg, |g, w, index, x| {
+            let window = window_of_layer(&cfg, index, rotates[index])?;
+            blocks::pre_norm_layer(g, w, &cfg, cfg.mlp_bias, x, |g, w, h| {
+                attention(g, w, &cfg, rotates[index], window, h)
+            })
+        })
     })
 }
 
-fn layer(
-    g: &mut Graph,
-    w: &Weights<'_>,
-    cfg: &Config,
-    index: usize,
-    rotates: bool,
-    x: Value,
-) -> Result<Value, ModelError> {
-    let &Config { hidden_size: hidden, rms_norm_eps: eps, .. } = cfg;
-    // Without `layer_types`, the layers that do not rotate are the ones that slide, if any do.
-    let window = match cfg.layer_types {
-        Some(_) => cfg.window_of_layer(index)?,
-        None => cfg.sliding_window.filter(|_| cfg.use_sliding_window && !rotates),
-    };
-    let h = g.rms_norm(x, w.norm("input_layernorm", hidden, eps)?);
-    let h = attention(g, &w.at("self_attn"), cfg, rotates, window, h)?;
-    let x = g.add(x, h);
-    let h = g.rms_norm(x, w.norm("post_attention_layernorm", hidden, eps)?);
-    let h = blocks::swiglu_mlp(g, &w.at("mlp"), cfg, cfg.mlp_bias, h)?;
-    Ok(g.add(x, h))
+/// Without `layer_types`, the layers that do not rotate are the ones that slide, if any do.
+fn window_of_layer(cfg: &Config, index: usize, rotates: bool) -> Result<Option<usize>, ConfigError> {
+    match cfg.layer_types {
+        Some(_) => cfg.window_of_layer(index),
+        None => Ok(cfg.sliding_window.filter(|_| cfg.use_sliding_window && !rotates)),
+    }
 }
 
 fn attention(
