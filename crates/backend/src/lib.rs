@@ -11,7 +11,7 @@ pub mod reference;
 
 use std::sync::Arc;
 
-use plan::{KvLayout, Op, Plan, StepError, StepInput, StepShape};
+use plan::{KvLayout, Op, Plan, StepError, StepInput, StepShape, Value};
 use tensor::{Tensor, WeightFormat};
 
 /// Why a backend could not load, compile or run.
@@ -50,6 +50,9 @@ pub enum BackendError {
     /// A step input that contradicts the plan or the cache: a bug of the caller.
     #[error(transparent)]
     Step(#[from] StepError),
+    /// A device that does not show what single ops made.
+    #[error("this device does not show the results of single ops: its kernels can only be compared by their logits")]
+    Unobservable,
     /// The device failed in a way of its own.
     #[error("device `{device}` failed: {reason}")]
     Device {
@@ -92,6 +95,28 @@ pub trait Executable: Send {
     /// Runs one step with the program of its bucket (compiled now if there is none). Returns the logits,
     /// (outputs, vocab_size) row-major, valid until the next step.
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError>;
+
+    /// As [`Executable::replay`], with the same kernels and the same result, and shows `observer` what each op made. For
+    /// comparing devices: it may be much slower, and a device may not have it.
+    fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
+        let _ = (input, observer);
+        Err(BackendError::Unobservable)
+    }
+}
+
+/// Is shown the results of a step: the place of an op in [`Plan::ops`], which of its results, and the elements. Every
+/// result of every op is shown once; those of an op that writes the cache may come after those of later ops.
+pub type Observer<'a> = dyn FnMut(usize, Observed, &[f32]) + 'a;
+
+/// One result of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Observed {
+    /// A value of the plan: (rows, width).
+    Value(Value),
+    /// The keys of the step's tokens as they now stand in the cache of the op's layer: (tokens, kv_heads · head_dim).
+    CacheKeys,
+    /// The values of the step's tokens, likewise.
+    CacheValues,
 }
 
 /// The checks that every backend's `load` makes first: each weight has the plan's shape, each op has a kernel.

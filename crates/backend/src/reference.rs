@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use plan::reference::Interpreter;
+use plan::reference::{Interpreter, RowPlace};
 use plan::{KvLayout, Op, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
-use crate::{Backend, BackendError, DeviceInfo, Executable, check_load};
+use crate::{Backend, BackendError, DeviceInfo, Executable, Observed, Observer, check_load};
 
 /// The device `reference`.
 #[derive(Clone, Debug)]
@@ -60,8 +60,25 @@ impl Executable for Loaded {
     }
 
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
-        self.logits.clear();
-        self.logits.extend(self.interpreter.run(input)?.iter().map(|&logit| logit as f32));
+        self.replay_observed(input, &mut |_, _, _| {})
+    }
+
+    fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
+        let narrow = |elements: &[f64]| -> Vec<f32> { elements.iter().map(|&element| element as f32).collect() };
+        let trace = |op, _: &Op, value, elements: &[f64]| observer(op, Observed::Value(value), &narrow(elements));
+        self.logits = narrow(&self.interpreter.run_traced(input, trace)?);
+        let rows = RowPlace::of_step(input, self.interpreter.cache().layout());
+        for (index, op) in self.interpreter.plan().ops.iter().enumerate() {
+            if let Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } = *op {
+                let cache = self.interpreter.cache();
+                let heads =
+                    || rows.iter().flat_map(|row| (0..cache.layer(layer).kv_heads).map(|head| (row.slot(), head)));
+                let keys: Vec<_> = heads().flat_map(|(slot, head)| narrow(cache.k(layer, slot, head))).collect();
+                let values: Vec<_> = heads().flat_map(|(slot, head)| narrow(cache.v(layer, slot, head))).collect();
+                observer(index, Observed::CacheKeys, &keys);
+                observer(index, Observed::CacheValues, &values);
+            }
+        }
         Ok(&self.logits)
     }
 }

@@ -11,6 +11,7 @@ mod isa;
 mod kernels;
 mod kv_cache;
 mod memory;
+mod observe;
 mod pool;
 mod program;
 mod shared;
@@ -20,7 +21,7 @@ mod step;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use backend::{Backend, BackendError, DeviceInfo, Executable, check_load};
+use backend::{Backend, BackendError, DeviceInfo, Executable, Observer, check_load};
 use plan::{KvLayout, Op, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
@@ -290,20 +291,41 @@ impl Executable for CpuExecutable {
     }
 
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        let program = self.begin(input)?;
+        self.run(program, input, |step, worker, scratch| step.run(worker, scratch))?;
+        Ok(self.logits(program, input))
+    }
+
+    fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
+        observe::replay(self, input, observer)
+    }
+}
+
+impl CpuExecutable {
+    /// Checks `input` and makes ready for it. Returns the place of its program.
+    fn begin(&mut self, input: &StepInput) -> Result<usize, BackendError> {
         input.check(self.plan.vocab_size, &self.kv)?;
-        let shape = input.shape();
         // The program of the step's own size, never a larger one that would hold it too: kernels are chosen for the size,
         // and those for a long prompt take more than twice the time for one token.
-        let bucket = shape.bucket();
+        let bucket = input.shape().bucket();
         self.compile(bucket)?;
         let index =
             self.programs.binary_search_by_key(&bucket, |program| program.shape).expect("`compile` has it or made it");
         place_rows(input, self.kv.block_len, &mut self.rows);
-        let program = &self.programs[index];
-        program.turns.iter().for_each(|turns| turns.0.store(0, Ordering::Relaxed));
+        self.programs[index].turns.iter().for_each(|turns| turns.0.store(0, Ordering::Relaxed));
+        Ok(index)
+    }
+
+    /// Runs `work` on every worker, each with its own memory, on the step that [`Self::begin`] made ready.
+    fn run(
+        &mut self,
+        program: usize,
+        input: &StepInput,
+        work: impl Fn(&Step<'_>, &pool::Worker<'_>, &mut Scratch) + Sync,
+    ) -> Result<(), BackendError> {
         let step = Step {
             isa: self.isa,
-            program,
+            program: &self.programs[program],
             input,
             rows: &self.rows,
             weights: &self.weights,
@@ -318,14 +340,18 @@ impl Executable for CpuExecutable {
         let job = |worker: &pool::Worker<'_>| {
             // SAFETY: each worker has the element of its own index.
             let own = unsafe { scratch.write(worker.index..worker.index + 1) };
-            step.run(worker, &mut own[0]);
+            work(&step, worker, &mut own[0]);
         };
         self.team.run(&job).map_err(|WorkerPanic(message)| BackendError::Device {
             device: DEVICE.to_owned(),
             reason: format!("a kernel panicked: {message}"),
-        })?;
-        let logits = program.logits;
-        Ok(&self.memory.arena[logits..logits + shape.outputs * self.plan.vocab_size])
+        })
+    }
+
+    /// The result of the step that has run.
+    fn logits(&self, program: usize, input: &StepInput) -> &[f32] {
+        let start = self.programs[program].logits;
+        &self.memory.arena[start..start + input.output_rows.len() * self.plan.vocab_size]
     }
 }
 

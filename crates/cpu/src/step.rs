@@ -85,6 +85,11 @@ impl Step<'_> {
         }
     }
 
+    /// Runs one instruction as one member of the team; the end of the job is its barrier.
+    pub(crate) fn run_instruction(&self, index: usize, worker: &Worker<'_>, scratch: &mut Scratch) {
+        self.run_work(&self.program.instructions[index].work, &self.program.turns[index].0, worker, scratch);
+    }
+
     fn run_work(&self, work: &Work, turns: &AtomicUsize, worker: &Worker<'_>, scratch: &mut Scratch) {
         match *work {
             Work::CopyBlocks => self.copy_blocks(worker),

@@ -102,6 +102,11 @@ impl Interpreter {
         &self.plan
     }
 
+    /// The cache as the last step left it.
+    pub fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
     /// Runs a step. Returns the logits, (outputs, vocab_size).
     pub fn run(&mut self, input: &StepInput) -> Result<Vec<f64>, StepError> {
         self.run_traced(input, |_, _, _, _| {})
