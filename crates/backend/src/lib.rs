@@ -7,12 +7,15 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod profile;
 pub mod reference;
 
 use std::sync::Arc;
 
 use plan::{KvLayout, Op, Plan, StepError, StepInput, StepShape, Value};
 use tensor::{Tensor, WeightFormat};
+
+use crate::profile::{OpInfo, Recorder};
 
 /// Why a backend could not load, compile or run.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +49,12 @@ pub enum BackendError {
         what: &'static str,
         /// Its size.
         needed_bytes: u64,
+    },
+    /// A backend without the means to say what its steps do.
+    #[error("this device does not record {what}; `--device cpu` does")]
+    NotRecorded {
+        /// What was asked for.
+        what: &'static str,
     },
     /// A step input that contradicts the plan or the cache: a bug of the caller.
     #[error(transparent)]
@@ -101,6 +110,17 @@ pub trait Executable: Send {
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
         let _ = (input, observer);
         Err(BackendError::Unobservable)
+    }
+
+    /// What the program for steps of `shape` consists of, in its order, and how each op is computed. Compiles it if there
+    /// is none.
+    fn variants(&mut self, _shape: StepShape) -> Result<Vec<OpInfo>, BackendError> {
+        Err(BackendError::NotRecorded { what: "which kernels its programs use" })
+    }
+
+    /// Records each later step for as long as `recorder` is on. One that is off costs next to nothing.
+    fn record(&mut self, _recorder: Recorder) -> Result<(), BackendError> {
+        Err(BackendError::NotRecorded { what: "its steps" })
     }
 }
 

@@ -13,6 +13,7 @@ mod kv_cache;
 mod memory;
 mod observe;
 mod pool;
+mod profile;
 mod program;
 mod shared;
 mod simd;
@@ -21,6 +22,7 @@ mod step;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use backend::profile::{OpInfo, Recorder};
 use backend::{Backend, BackendError, DeviceInfo, Executable, Observer, check_load};
 use plan::{KvLayout, Op, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
@@ -31,6 +33,7 @@ use kernels::quantize::QuantizedBlock;
 use kernels::rope::RopeTable;
 use kv_cache::{KvCache, LayerPlace};
 use pool::{Team, WorkerPanic};
+use profile::Recording;
 use program::{Program, Sizes, Source};
 use shared::{AlignedBuffer, SharedSlice};
 use step::{RowPlace, Scratch, Step};
@@ -185,6 +188,7 @@ impl Backend for CpuBackend {
             programs: vec![],
             memory: Memory::default(),
             rows: vec![],
+            recording: None,
         }))
     }
 }
@@ -237,6 +241,8 @@ struct CpuExecutable {
     memory: Memory,
     /// Where each row of the current step stands; kept for its memory.
     rows: Vec<RowPlace>,
+    /// Of steps, for a recorder that asked for it.
+    recording: Option<Recording>,
 }
 
 /// The memory of steps, as large as the largest program needs.
@@ -291,13 +297,26 @@ impl Executable for CpuExecutable {
     }
 
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        let recorded = self.recording.as_ref().and_then(Recording::begin);
         let program = self.begin(input)?;
-        self.run(program, input, |step, worker, scratch| step.run(worker, scratch))?;
+        match recorded {
+            None => self.run(program, input, |step, worker, scratch| step.run(worker, scratch))?,
+            Some(begin_ns) => profile::run(self, begin_ns, program, input)?,
+        }
         Ok(self.logits(program, input))
     }
 
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
         observe::replay(self, input, observer)
+    }
+
+    fn variants(&mut self, shape: StepShape) -> Result<Vec<OpInfo>, BackendError> {
+        profile::variants(self, shape.bucket())
+    }
+
+    fn record(&mut self, recorder: Recorder) -> Result<(), BackendError> {
+        self.recording = Some(Recording::new(recorder, self.team.count()));
+        Ok(())
     }
 }
 

@@ -13,6 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use backend::profile::Part;
+
+use crate::profile::Lane;
+
 /// How long a worker without work keeps its core. Longer than sampling takes between two decode steps, so that a
 /// running generation never pays for a wake-up (tens of microseconds); guessed, not tuned.
 const SPIN_BEFORE_PARK: Duration = Duration::from_millis(2);
@@ -28,12 +32,40 @@ pub(crate) struct Worker<'a> {
     /// Members of the team.
     pub(crate) count: usize,
     barrier: &'a Barrier,
+    /// Where it notes the time, while steps are recorded.
+    lane: Option<&'a Lane>,
 }
 
 impl Worker<'_> {
     /// Waits until every worker is here. All writes made before are seen by all after.
     pub(crate) fn barrier(&self) {
-        self.barrier.wait(self.count);
+        match self.lane {
+            None => self.barrier.wait(self.count),
+            Some(lane) => {
+                lane.end_of(Part::Work);
+                self.barrier.wait(self.count);
+                lane.end_of(Part::Wait);
+            }
+        }
+    }
+
+    /// The same worker, noting the time in `lane`.
+    pub(crate) fn recorded_in<'b>(&'b self, lane: &'b Lane) -> Worker<'b> {
+        Worker { lane: Some(lane), ..*self }
+    }
+
+    /// Says which instruction begins.
+    pub(crate) fn begin(&self, instruction: usize) {
+        if let Some(lane) = self.lane {
+            lane.begin(instruction);
+        }
+    }
+
+    /// Says that an instruction has ended without a barrier, which would say so.
+    pub(crate) fn end(&self) {
+        if let Some(lane) = self.lane {
+            lane.end_of(Part::Work);
+        }
     }
 
     /// This worker's contiguous share of `total` equal items.
@@ -205,7 +237,7 @@ impl Shared {
     }
 
     fn run_job(&self, job: &(dyn Fn(&Worker<'_>) + Sync), index: usize, count: usize) {
-        let worker = Worker { index, count, barrier: &self.barrier };
+        let worker = Worker { index, count, barrier: &self.barrier, lane: None };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(&worker))) {
             if !panic.is::<Released>() {
                 let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);

@@ -85,6 +85,8 @@ pub(crate) struct Place {
 /// One op, or a part of one. After each there is a barrier, unless the next needs nothing of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Instruction {
+    /// The plan's op that it computes, by its place; none for what steps need besides.
+    pub(crate) op: Option<usize>,
     pub(crate) work: Work,
     pub(crate) barrier: bool,
 }
@@ -285,9 +287,9 @@ impl Source<'_> {
         let widest = inputs.map(|value| self.plan.value(value).width).max().unwrap_or(0);
         let rows_start = compiler.shared(shape.tokens.max(shape.outputs) * widest);
         let partials = compiler.reserve_partials();
-        for op in &self.plan.ops {
+        for (index, op) in self.plan.ops.iter().enumerate() {
             let work = compiler.work(op, rows_start, partials);
-            instructions.push(Instruction { work, barrier: true });
+            instructions.push(Instruction { op: Some(index), work, barrier: true });
         }
         let logits = compiler.memory.offset(self.plan.logits);
         let turns = instructions.iter().map(|_| Padded::default()).collect();
@@ -306,7 +308,7 @@ struct Compiler<'a> {
 
 impl Compiler<'_> {
     fn no_barrier(&self, work: Work) -> Instruction {
-        Instruction { work, barrier: false }
+        Instruction { op: None, work, barrier: false }
     }
 
     /// `len` f32 of the arena, on a cache line.

@@ -77,10 +77,13 @@ impl Scratch {
 impl Step<'_> {
     /// Runs the whole program as one member of the team.
     pub(crate) fn run(&self, worker: &Worker<'_>, scratch: &mut Scratch) {
-        for (instruction, turns) in self.program.instructions.iter().zip(&self.program.turns) {
+        for (index, (instruction, turns)) in self.program.instructions.iter().zip(&self.program.turns).enumerate() {
+            worker.begin(index);
             self.run_work(&instruction.work, &turns.0, worker, scratch);
             if instruction.barrier {
                 worker.barrier();
+            } else {
+                worker.end();
             }
         }
     }
