@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod claims;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod profile;
@@ -16,6 +17,8 @@ use plan::{KvLayout, Op, Plan, StepError, StepInput, StepShape, Value};
 use tensor::{Tensor, WeightFormat};
 
 use crate::profile::{OpInfo, Recorder};
+
+pub use claims::Claims;
 
 /// Why a backend could not load, compile or run.
 #[derive(Debug, thiserror::Error)]
@@ -90,6 +93,11 @@ pub trait Backend {
 
     /// Whether there is a kernel for `op` with weights in these formats (in the order of [`Op::weights`]).
     fn supports(&self, op: &Op, formats: &[WeightFormat]) -> bool;
+
+    /// What it says of its results.
+    fn claims(&self) -> Claims {
+        Claims::default()
+    }
 
     /// Places weights (in the order of [`Plan::weights`]) and cache on the device. Every op must be supported:
     /// [`check_load`] says so by name.

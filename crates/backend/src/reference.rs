@@ -6,7 +6,7 @@ use plan::reference::{Interpreter, RowPlace};
 use plan::{KvLayout, Op, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
-use crate::{Backend, BackendError, DeviceInfo, Executable, Observed, Observer, check_load};
+use crate::{Backend, BackendError, Claims, DeviceInfo, Executable, Observed, Observer, check_load};
 
 /// The device `reference`.
 #[derive(Clone, Debug)]
@@ -39,6 +39,10 @@ impl Backend for ReferenceBackend {
 
     fn supports(&self, _op: &Op, _formats: &[WeightFormat]) -> bool {
         true
+    }
+
+    fn claims(&self) -> Claims {
+        Claims { bit_exact: true, same_bits: Some("reference"), ..Claims::default() }
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {

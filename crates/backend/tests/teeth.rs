@@ -3,12 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use backend::conformance::{self, Claims};
+use backend::conformance::{Part, run_part};
 use backend::reference::ReferenceBackend;
-use backend::{Backend, BackendError, DeviceInfo, Executable};
+use backend::{Backend, BackendError, Claims, DeviceInfo, Executable};
 use plan::{KvFormat, KvLayout, Norm, Op, Plan, RopeScaling, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
-use testing::ActivationRounding;
 
 /// One way to be wrong.
 #[derive(Clone, Copy)]
@@ -33,6 +32,15 @@ impl Backend for Faulty {
 
     fn supports(&self, op: &Op, formats: &[WeightFormat]) -> bool {
         self.reference.supports(op, formats)
+    }
+
+    fn claims(&self) -> Claims {
+        Claims {
+            formats: vec![WeightFormat::F32],
+            kv_formats: vec![KvFormat::F32],
+            block_lens: vec![5],
+            ..self.reference.claims()
+        }
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {
@@ -78,16 +86,6 @@ impl Executable for FaultyExecutable {
     }
 }
 
-fn claims() -> Claims {
-    Claims {
-        formats: vec![WeightFormat::F32],
-        kv_formats: vec![KvFormat::F32],
-        block_lens: vec![5],
-        activations: |_| ActivationRounding::F32,
-        bit_exact: true,
-    }
-}
-
 fn each_op(plan: &mut Plan, change: impl Fn(&mut Op)) {
     plan.ops.iter_mut().for_each(change);
 }
@@ -101,12 +99,10 @@ fn each_norm(plan: &mut Plan, change: impl Fn(&mut Norm)) {
     });
 }
 
-type Part = fn(&dyn Backend, &Claims);
-
 fn check(part: Part, faults: &[(&str, Fault)]) {
     let run = |fault| {
         let backend = Faulty { reference: ReferenceBackend::new(), fault };
-        catch_unwind(AssertUnwindSafe(|| part(&backend, &claims()))).is_ok()
+        catch_unwind(AssertUnwindSafe(|| run_part(&[&backend], part))).is_ok()
     };
     assert!(run(Fault::None), "the suite fails without a fault");
     for (what, fault) in faults {
@@ -117,7 +113,7 @@ fn check(part: Part, faults: &[(&str, Fault)]) {
 #[test]
 fn ops_notice_wrong_arithmetic() {
     check(
-        conformance::ops,
+        Part::Ops,
         &[
             ("an eps that is off", Fault::Plan(|plan| each_norm(plan, |norm| norm.eps *= 1.1))),
             ("a score scale that is off by 1e-4", {
@@ -169,7 +165,7 @@ fn ops_notice_wrong_arithmetic() {
 #[test]
 fn caches_notice_wrong_blocks() {
     check(
-        conformance::caches,
+        Part::Caches,
         &[
             ("copies that are not made", Fault::Input(|input| input.block_copies.clear())),
             ("a block table in another order", Fault::Input(|input| input.block_tables.reverse())),
@@ -187,7 +183,7 @@ fn caches_notice_wrong_blocks() {
 #[test]
 fn models_notice_other_rows() {
     check(
-        conformance::models,
+        Part::Models,
         &[
             ("the logits of another row", {
                 Fault::Input(|input| input.output_rows.iter_mut().for_each(|row| *row = row.saturating_sub(1)))
@@ -202,7 +198,7 @@ fn models_notice_other_rows() {
 #[test]
 fn batches_notice_one_bit() {
     check(
-        conformance::batches,
+        Part::Batches,
         &[
             ("a last bit that depends on the size of the step", {
                 Fault::Logits(|input, logits| {
@@ -225,7 +221,7 @@ fn batches_notice_one_bit() {
 #[test]
 fn refusals_notice_what_is_run_anyway() {
     check(
-        conformance::refusals,
+        Part::Refusals,
         &[
             (
                 "ids that are clamped",

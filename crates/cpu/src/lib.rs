@@ -23,9 +23,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use backend::profile::{OpInfo, Recorder};
-use backend::{Backend, BackendError, DeviceInfo, Executable, Observer, check_load};
+use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, Observer, check_load};
 use plan::{KvLayout, Op, Plan, StepInput, StepShape};
-use tensor::{Tensor, WeightFormat};
+use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 pub use isa::{Isa, IsaLevel};
 
@@ -153,6 +153,18 @@ impl Backend for CpuBackend {
             && formats.iter().all(|format| match format {
                 WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 | WeightFormat::Q8_0 => true,
             })
+    }
+
+    fn claims(&self) -> Claims {
+        Claims {
+            activations: |format| match format {
+                WeightFormat::Q8_0 => ActivationRounding::Q8Blocks,
+                WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => ActivationRounding::F32,
+            },
+            bit_exact: true,
+            same_bits: Some(DEVICE),
+            ..Claims::default()
+        }
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {

@@ -7,8 +7,8 @@ use backend::reference::ReferenceBackend;
 use backend::{Backend, Observed};
 use cpu::{CpuBackend, CpuOptions};
 use plan::{KvFormat, KvLayout, Op, Plan, StepInput, fuse, restrict_outputs};
-use tensor::{Tensor, WeightFormat};
-use testing::tolerance::{ActivationRounding, model_nmse_max, nmse};
+use tensor::{ActivationRounding, Tensor, WeightFormat};
+use testing::tolerance::{model_nmse_max, nmse};
 use testing::{BlockPool, MODEL_TYPES, Rng, tiny_model};
 
 const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 60 };

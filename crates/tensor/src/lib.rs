@@ -5,9 +5,11 @@
 
 #![forbid(unsafe_code)]
 
+mod activation;
 mod format;
 pub mod quant;
 mod weight;
 
+pub use activation::ActivationRounding;
 pub use format::WeightFormat;
 pub use weight::{Tensor, TensorError};

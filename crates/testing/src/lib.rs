@@ -15,4 +15,4 @@ pub use golden::{Golden, goldens};
 pub use random::Rng;
 pub use steps::{BlockPool, Sequence};
 pub use tiny::{MODEL_TYPES, tiny_model};
-pub use tolerance::{ActivationRounding, ErrorAnalysis};
+pub use tolerance::ErrorAnalysis;

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use plan::reference::{self, KvCache, LinearWeights, NormWeights, RowPlace};
-use plan::{Activation, Attention, BlockCopy, KvFormat, KvLayout, Norm, Op, Plan, Rope, StepInput, Value};
-use tensor::{Tensor, WeightFormat};
+use plan::{Activation, Attention, BlockCopy, KvFormat, KvLayout, Norm, Op, Plan, Rope, StepInput, Value, WeightId};
+use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 /// Logits of a whole f32 model: the largest difference relative to the largest logit. Two orders above what rounding
 /// alone was seen to do (`f64_max_abs_difference` in the goldens' source.toml is about 1e-6 of the largest logit).
@@ -34,39 +34,33 @@ pub fn model_nmse_max(rounding: ActivationRounding, kv: KvFormat) -> f64 {
     activations + cache
 }
 
+/// [`model_nmse_max`] of the coarsest rounding that `activations` does for any of these matrices.
+pub fn nmse_max(weights: &[Tensor], activations: fn(WeightFormat) -> ActivationRounding, kv: KvFormat) -> f64 {
+    let matrices = weights.iter().filter(|tensor| tensor.shape().len() > 1);
+    let of = |tensor: &Tensor| model_nmse_max(activations(tensor.format()), kv);
+    matrices.map(of).fold(model_nmse_max(ActivationRounding::F32, kv), f64::max)
+}
+
 /// Σ(found - expected)² / Σ expected².
 pub fn nmse(found: impl IntoIterator<Item = f64>, expected: &[f64]) -> f64 {
     let error: f64 = found.into_iter().zip(expected).map(|(found, expected)| (found - expected).powi(2)).sum();
     error / expected.iter().map(|x| x * x).sum::<f64>().max(f64::MIN_POSITIVE)
 }
 
-/// What a backend does to the activations that a projection reads, as it must state for each weight format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ActivationRounding {
-    /// Nothing: products of f32.
-    F32,
-    /// Each is rounded to bf16, to nearest: by at most 2^-9 of itself.
-    BF16,
-    /// Blocks of 32 are rounded to signed bytes times the largest magnitude / 127, the scale itself kept in f16 or wider.
-    Q8Blocks,
-}
-
-impl ActivationRounding {
-    /// What each of `x` may move by; blocks begin at multiples of 32.
-    fn error(self, x: &[f64], error: &[f64]) -> Vec<f64> {
-        match self {
-            Self::F32 => vec![0.0; x.len()],
-            Self::BF16 => x.iter().zip(error).map(|(x, e)| (x.abs() + e) / 256.0).collect(),
-            Self::Q8Blocks => x
-                .chunks(32)
-                .zip(error.chunks(32))
-                .flat_map(|(x, e)| {
-                    let max = x.iter().zip(e).map(|(x, e)| x.abs() + e).fold(0.0, f64::max);
-                    // Half a code, and the scale's own rounding over at most 127 codes.
-                    std::iter::repeat_n(max * (0.5 / 127.0 + 1.0 / 1024.0), x.len())
-                })
-                .collect(),
-        }
+/// What each of `x`, which is itself off by `error`, may move by when it is rounded; blocks begin at multiples of 32.
+fn rounding_error(rounding: ActivationRounding, x: &[f64], error: &[f64]) -> Vec<f64> {
+    match rounding {
+        ActivationRounding::F32 => vec![0.0; x.len()],
+        ActivationRounding::BF16 => x.iter().zip(error).map(|(x, e)| (x.abs() + e) / 256.0).collect(),
+        ActivationRounding::Q8Blocks => x
+            .chunks(32)
+            .zip(error.chunks(32))
+            .flat_map(|(x, e)| {
+                let max = x.iter().zip(e).map(|(x, e)| x.abs() + e).fold(0.0, f64::max);
+                // Half a code, and the scale's own rounding over at most 127 codes.
+                std::iter::repeat_n(max * (0.5 / 127.0 + 1.0 / 1024.0), x.len())
+            })
+            .collect(),
     }
 }
 
@@ -81,13 +75,16 @@ fn gamma(roundings: usize) -> f64 {
 
 /// Elements with what each may be off by.
 #[derive(Clone, Debug, Default)]
-struct Bounded {
-    value: Vec<f64>,
-    error: Vec<f64>,
+pub struct Bounded {
+    /// What exact arithmetic gives.
+    pub value: Vec<f64>,
+    /// How far from that a correct kernel may be, element by element.
+    pub error: Vec<f64>,
 }
 
 impl Bounded {
-    fn exact(value: Vec<f64>) -> Self {
+    /// Elements that are what they are.
+    pub fn exact(value: Vec<f64>) -> Self {
         Self { error: vec![0.0; value.len()], value }
     }
 
@@ -95,14 +92,30 @@ impl Bounded {
         assert_eq!(value.len(), error.len(), "a bound for each element");
         Self { value, error }
     }
+
+    /// The element of `found` that is furthest outside its bound, with its error as a share of the bound; over 1 is outside,
+    /// and so is NaN. `None` for no elements.
+    ///
+    /// # Panics
+    /// When `found` has another length.
+    pub fn worst(&self, found: &[f32]) -> Option<(usize, f64)> {
+        assert_eq!(found.len(), self.value.len(), "a result for each element");
+        let shares = found.iter().zip(&self.value).zip(&self.error).map(|((&found, expected), bound)| {
+            // The bounds leave out terms of second order, and the result itself is rounded to f32.
+            let rounded = expected.abs() * f64::from(f32::EPSILON) + f64::from(f32::MIN_POSITIVE);
+            let share = (f64::from(found) - expected).abs() / (1.01 * bound + rounded);
+            if share.is_nan() { f64::INFINITY } else { share }
+        });
+        shares.enumerate().max_by(|a, b| a.1.total_cmp(&b.1))
+    }
 }
 
-/// Runs a plan of textbook ops, and beside every value how far f32 arithmetic may be from it.
+/// Runs a plan, and beside every value how far f32 arithmetic may be from it.
 ///
 /// Bounds are worst cases and grow with depth: they are sharp for one op or a few, and say little about a whole model.
 pub struct ErrorAnalysis {
     plan: Arc<Plan>,
-    weights: Vec<Vec<f32>>,
+    weights: Vec<Tensor>,
     rounding: Vec<ActivationRounding>,
     cache: KvCache,
     cache_error: KvCache,
@@ -117,7 +130,7 @@ impl ErrorAnalysis {
         rounding: fn(WeightFormat) -> ActivationRounding,
     ) -> Self {
         Self {
-            weights: weights.iter().map(Tensor::to_f32).collect(),
+            weights: weights.to_vec(),
             rounding: weights.iter().map(|tensor| rounding(tensor.format())).collect(),
             cache: KvCache::new(&plan.kv_layers, kv),
             cache_error: KvCache::new(&plan.kv_layers, KvLayout { format: KvFormat::F32, ..kv }),
@@ -125,50 +138,105 @@ impl ErrorAnalysis {
         }
     }
 
-    /// Runs a step. Returns the logits and the bound of each.
+    /// Runs a step. Returns the logits with their bounds.
     ///
     /// # Panics
-    /// When the plan holds fused ops, or the input does not fit.
-    pub fn run(&mut self, input: &StepInput) -> (Vec<f64>, Vec<f64>) {
+    /// When the input does not fit.
+    pub fn run(&mut self, input: &StepInput) -> Bounded {
+        let rows = self.begin(input);
+        let plan = self.plan.clone();
+        let mut values = vec![Bounded::default(); plan.values.len()];
+        for op in &plan.ops {
+            let results = self.run_op(op, input, &rows, &values);
+            for (value, result) in op.outputs().into_iter().zip(results) {
+                values[value.index()] = result;
+            }
+        }
+        std::mem::take(&mut values[plan.logits.index()])
+    }
+
+    /// Makes the step's block copies. Returns where its rows stand.
+    ///
+    /// # Panics
+    /// When the input does not fit.
+    pub fn begin(&mut self, input: &StepInput) -> Vec<RowPlace> {
         input.check(self.plan.vocab_size, self.cache.layout()).expect("a well-formed step");
         for &BlockCopy { from, to } in &input.block_copies {
             self.cache.copy_block(from as usize, to as usize);
             self.cache_error.copy_block(from as usize, to as usize);
         }
-        let rows = RowPlace::of_step(input, self.cache.layout());
-        let plan = self.plan.clone();
-        let mut values = vec![Bounded::default(); plan.values.len()];
-        for op in &plan.ops {
-            let value = |v: Value| &values[v.index()];
-            let width = |v: Value| plan.value(v).width;
-            let result = match *op {
-                Op::Embed { table, out } => {
-                    Bounded::exact(reference::embed(&self.weights[table.index()], width(out), &input.token_ids))
-                }
-                Op::RmsNorm { x, norm, .. } => self.rms_norm(value(x), norm),
-                Op::Linear { x, linear, .. } => self.linear(value(x), linear, width(x)),
-                Op::Rope { x, rope: index, .. } => rope(value(x), &plan.ropes[index], &rows),
-                Op::KvWrite { layer, k, v } => {
-                    self.kv_write(layer, value(k), value(v), &rows);
-                    continue;
-                }
-                Op::Attention { q, attention: ref attend, .. } => self.attention(value(q), attend, &rows),
-                Op::Glu { gate, up, activation, .. } => glu(value(gate), value(up), activation),
-                Op::Add { a, b, .. } => add(value(a), value(b)),
-                Op::SelectOutputs { x, .. } => {
-                    let select = |x: &[f64], width| reference::select_outputs(x, width, &input.output_rows);
-                    Bounded::zip(select(&value(x).value, width(x)), select(&value(x).error, width(x)))
-                }
-                ref fused => panic!("the analysis is of textbook ops, not of `{}`", fused.name()),
-            };
-            values[op.outputs()[0].index()] = result;
+        RowPlace::of_step(input, self.cache.layout())
+    }
+
+    /// Runs one op, textbook or fused, on `values`, one for each of the plan's, of which it reads its operands. Returns
+    /// what it defines, in the order of [`Op::outputs`].
+    pub fn run_op(&mut self, op: &Op, input: &StepInput, rows: &[RowPlace], values: &[Bounded]) -> Vec<Bounded> {
+        let value = |v: Value| &values[v.index()];
+        let width = |v: Value| self.plan.value(v).width;
+        let select = |v: Value| {
+            let select = |x: &[f64]| reference::select_outputs(x, width(v), &input.output_rows);
+            Bounded::zip(select(&value(v).value), select(&value(v).error))
+        };
+        match *op {
+            Op::Embed { table, out } => {
+                vec![Bounded::exact(reference::embed(&self.weight(table), width(out), &input.token_ids))]
+            }
+            Op::RmsNorm { x, norm, .. } => vec![self.rms_norm(value(x), norm)],
+            Op::Linear { x, linear, .. } => vec![self.linear(value(x), linear)],
+            Op::Rope { x, rope: index, .. } => vec![rope(value(x), &self.plan.ropes[index], rows)],
+            Op::KvWrite { layer, k, v } => {
+                self.kv_write(layer, value(k), value(v), rows);
+                vec![]
+            }
+            Op::Attention { q, attention: ref attend, .. } => vec![self.attention(value(q), attend, rows)],
+            Op::Glu { gate, up, activation, .. } => vec![glu(value(gate), value(up), activation)],
+            Op::Add { a, b, .. } => vec![add(value(a), value(b))],
+            Op::SelectOutputs { x, .. } => vec![select(x)],
+            Op::NormLinear { x, norm, ref projections } => {
+                let normed = self.rms_norm(value(x), norm);
+                projections.iter().map(|&(linear, _)| self.linear(&normed, linear)).collect()
+            }
+            Op::NormGlu { x, norm, gate, up, activation, .. } => {
+                let normed = self.rms_norm(value(x), norm);
+                vec![glu(&self.linear(&normed, gate), &self.linear(&normed, up), activation)]
+            }
+            Op::LinearResidual { x, linear, residual, .. } => {
+                vec![add(value(residual), &self.linear(value(x), linear))]
+            }
+            Op::RopeKvWrite { q, k, v, q_norm, k_norm, rope: index, layer, .. } => {
+                let turn = |x: &Bounded, norm: Option<Norm>| match norm {
+                    Some(norm) => rope(&self.rms_norm(x, norm), &self.plan.ropes[index], rows),
+                    None => rope(x, &self.plan.ropes[index], rows),
+                };
+                let (q, k) = (turn(value(q), q_norm), turn(value(k), k_norm));
+                self.kv_write(layer, &k, value(v), rows);
+                vec![q]
+            }
+            Op::Logits { x, norm, head, .. } => vec![self.linear(&self.rms_norm(&select(x), norm), head)],
         }
-        let Bounded { value, error } = std::mem::take(&mut values[plan.logits.index()]);
-        (value, error)
+    }
+
+    /// Keys and values of `rows` as they stand in the cache of `layer`, each (rows, kv_heads · head_dim).
+    pub fn written(&self, layer: usize, rows: &[RowPlace]) -> (Bounded, Bounded) {
+        let heads = || rows.iter().flat_map(|row| (0..self.cache.layer(layer).kv_heads).map(|head| (row.slot(), head)));
+        let of = |head: fn(&KvCache, usize, usize, usize) -> &[f64]| {
+            let all = |cache: &KvCache| heads().flat_map(|(slot, h)| head(cache, layer, slot, h).to_vec()).collect();
+            Bounded::zip(all(&self.cache), all(&self.cache_error))
+        };
+        (of(KvCache::k), of(KvCache::v))
+    }
+
+    /// Has `keys` and `values` of `rows` in the cache of `layer`, as they are.
+    pub fn overwrite(&mut self, layer: usize, keys: &[f64], values: &[f64], rows: &[RowPlace]) {
+        self.kv_write(layer, &Bounded::exact(keys.to_vec()), &Bounded::exact(values.to_vec()), rows);
+    }
+
+    fn weight(&self, weight: WeightId) -> Vec<f32> {
+        self.weights[weight.index()].to_f32()
     }
 
     fn rms_norm(&self, x: &Bounded, norm: Norm) -> Bounded {
-        let weight = &self.weights[norm.weight.index()];
+        let weight = &self.weight(norm.weight);
         let width = weight.len();
         let value = reference::rms_norm(&x.value, NormWeights { weight, eps: norm.eps });
         let slices = x.value.chunks_exact(width).zip(x.error.chunks_exact(width)).zip(value.chunks_exact(width));
@@ -190,15 +258,17 @@ impl ErrorAnalysis {
         Bounded::zip(value, error)
     }
 
-    fn linear(&self, x: &Bounded, linear: plan::Linear, in_features: usize) -> Bounded {
-        let weight = &self.weights[linear.weight.index()];
-        let bias = linear.bias.map(|bias| self.weights[bias.index()].as_slice());
+    fn linear(&self, x: &Bounded, linear: plan::Linear) -> Bounded {
+        let in_features = self.plan.weight(linear.weight).shape[1];
+        let weight = &self.weight(linear.weight);
+        let bias = linear.bias.map(|bias| self.weight(bias));
+        let bias = bias.as_deref();
         let value = reference::linear(&x.value, LinearWeights { weight, in_features, bias });
         let rounding = self.rounding[linear.weight.index()];
         let out_features = weight.len() / in_features;
         let mut error = Vec::with_capacity(value.len());
         for (x, e) in x.value.chunks_exact(in_features).zip(x.error.chunks_exact(in_features)) {
-            let rounded: Vec<f64> = rounding.error(x, e).iter().zip(e).map(|(r, e)| r + e).collect();
+            let rounded: Vec<f64> = rounding_error(rounding, x, e).iter().zip(e).map(|(r, e)| r + e).collect();
             for (out, row) in weight.chunks_exact(in_features).enumerate().take(out_features) {
                 let mut magnitude = bias.map_or(0.0, |bias| f64::from(bias[out]).abs());
                 let mut moved = 0.0;
@@ -348,7 +418,7 @@ mod tests {
         input.push_sequence(&[3], 0, &[0]);
         input.output_rows = vec![0];
         let mut analysis = ErrorAnalysis::new(Arc::new(plan.unwrap()), &weights, KV, |_| ActivationRounding::F32);
-        let (expected, bound) = analysis.run(&input);
+        let Bounded { value: expected, error: bound } = analysis.run(&input);
 
         let (x, w) = (weights[0].to_f32()[3 * k..4 * k].to_vec(), weights[1].to_f32());
         let mut order: Vec<usize> = (0..k).collect();
@@ -373,17 +443,17 @@ mod tests {
         let mut rng = Rng::new(4);
         let x: Vec<f64> = (0..96).map(|_| f64::from(rng.normal())).collect();
         let exact = vec![0.0; x.len()];
-        let bound = ActivationRounding::Q8Blocks.error(&x, &exact);
+        let bound = rounding_error(ActivationRounding::Q8Blocks, &x, &exact);
         for (block, bound) in x.chunks(32).zip(bound.chunks(32)) {
             let scale = block.iter().fold(0f64, |max, x| max.max(x.abs())) / 127.0;
             assert!(block.iter().zip(bound).all(|(x, bound)| ((x / scale).round() * scale - x).abs() <= *bound));
         }
-        let bound = ActivationRounding::BF16.error(&x, &exact);
+        let bound = rounding_error(ActivationRounding::BF16, &x, &exact);
         for (x, bound) in x.iter().zip(bound) {
             let truncated = f32::from_bits((*x as f32).to_bits() & 0xFFFF_0000);
             // Truncation is off by up to twice what rounding to nearest is.
             assert!((f64::from(truncated) - x).abs() <= 2.0 * bound);
         }
-        assert_eq!(ActivationRounding::F32.error(&x, &exact), exact);
+        assert_eq!(rounding_error(ActivationRounding::F32, &x, &exact), exact);
     }
 }

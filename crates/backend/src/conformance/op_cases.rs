@@ -1,12 +1,22 @@
 //! Every op in the smallest plan that shows its result, at widths around lanes, tiles and blocks.
 
-use plan::{Activation, AnyShape, BuildError, Graph, Heads, Plan, Rope, RopeScaling, Value, Weights, verify};
-use tensor::{Tensor, WeightFormat};
-use testing::Rng;
+use std::sync::Arc;
 
-use super::CACHE_TOKENS;
+use plan::{
+    Activation, AnyShape, BuildError, Graph, Heads, KvLayout, Plan, Rope, RopeScaling, StepInput, Value, Weights, fuse,
+    verify,
+};
+use tensor::{ActivationRounding, Tensor, WeightFormat};
+use testing::tolerance::Bounded;
+use testing::{ErrorAnalysis, Rng};
+
+use super::model_cases::random_steps;
+use super::trial::{Trial, replay};
+use super::{CACHE_TOKENS, Outcome, distinct};
+use crate::Backend;
 
 /// An op in the smallest plan that shows its result as logits.
+#[derive(Clone)]
 pub(super) struct OpCase {
     pub(super) name: String,
     pub(super) seed: u64,
@@ -15,11 +25,45 @@ pub(super) struct OpCase {
     forward: Forward,
 }
 
-type Forward = Box<dyn Fn(&mut Graph, &Weights<'_>) -> Result<Value, BuildError>>;
+type Forward = Arc<dyn Fn(&mut Graph, &Weights<'_>) -> Result<Value, BuildError>>;
 
 impl OpCase {
+    /// The plan in textbook ops, and fused where that is another.
+    pub(super) fn forms(&self) -> Vec<Arc<Plan>> {
+        let textbook = self.plan();
+        let fused = fuse(textbook.clone());
+        if fused == textbook { vec![textbook.into()] } else { vec![textbook.into(), fused.into()] }
+    }
+
+    /// Every form on random steps, within the bound of its error analysis.
+    pub(super) fn run(&self, format: WeightFormat, kv: KvLayout, backends: &[&dyn Backend]) -> Vec<Vec<Outcome>> {
+        let forms = self.forms();
+        let mut rng = Rng::new(self.seed);
+        let weights = self.weights(&forms[0], &mut rng, format);
+        let steps = random_steps(&mut rng, forms[0].vocab_size, &kv, &self.lens);
+        // Backends that round alike have their bounds in common.
+        let mut known: Vec<([ActivationRounding; WeightFormat::ALL.len()], Vec<Bounded>)> = Vec::new();
+        let mut outcomes = Vec::new();
+        for &backend in backends {
+            let activations = backend.claims().activations;
+            let rounding = WeightFormat::ALL.map(activations);
+            if known.last().is_none_or(|(of, _)| *of != rounding) {
+                let mut analysis = ErrorAnalysis::new(forms[0].clone(), &weights, kv, activations);
+                known.push((rounding, steps.iter().map(|input| analysis.run(input)).collect()));
+            }
+            let expected = known.last().map_or(&[][..], |(_, expected)| expected);
+            let outcome = |plan: &Arc<Plan>| {
+                let mut trial = Trial::new(backend, kv);
+                let fault = trial.op(plan, &weights, &steps, expected).err();
+                Outcome { ops: distinct(plan.ops.iter()), worst: trial.worst, fault }
+            };
+            outcomes.push(forms.iter().map(outcome).collect());
+        }
+        outcomes
+    }
+
     /// In textbook ops.
-    pub(super) fn plan(&self) -> Plan {
+    fn plan(&self) -> Plan {
         let plan =
             Graph::build("op", CACHE_TOKENS, &AnyShape, |g, w| (self.forward)(g, w)).expect("every weight is there");
         verify(&plan).unwrap_or_else(|error| panic!("{}: {error}", self.name));
@@ -28,7 +72,7 @@ impl OpCase {
 
     /// Inputs are tables in F32, so that they set no block size and no rounding; the rest is in `format`, but vectors
     /// beside quantised matrices in F32, as checkpoints have them.
-    pub(super) fn weights(&self, plan: &Plan, rng: &mut Rng, format: WeightFormat) -> Vec<Tensor> {
+    fn weights(&self, plan: &Plan, rng: &mut Rng, format: WeightFormat) -> Vec<Tensor> {
         let mut weights = testing::tiny::random_weights(plan, rng, WeightFormat::F32);
         for (tensor, info) in weights.iter_mut().zip(&plan.weights) {
             let vector_beside_blocks = info.shape.len() == 1 && format.block_len() > 1;
@@ -37,6 +81,23 @@ impl OpCase {
             }
         }
         weights
+    }
+}
+
+impl Trial<'_> {
+    fn op(
+        &mut self,
+        plan: &Arc<Plan>,
+        weights: &[Tensor],
+        steps: &[StepInput],
+        expected: &[Bounded],
+    ) -> Result<(), String> {
+        let mut executable = self.load(plan, weights)?;
+        for (input, expected) in steps.iter().zip(expected) {
+            let found = replay(&mut *executable, input)?;
+            self.within(input, &found, expected)?;
+        }
+        Ok(())
     }
 }
 
@@ -71,7 +132,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
         push(
             format!("embed of {k}"),
             SHORT,
-            Box::new(move |g, w| {
+            Arc::new(move |g, w| {
                 let x = g.embed(w.get("embed_tokens.weight", [k, k])?, k);
                 Ok(g.select_outputs(x))
             }),
@@ -81,7 +142,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             push(
                 format!("linear {k} to {n}, bias {bias}"),
                 SHORT,
-                Box::new(move |g, w| {
+                Arc::new(move |g, w| {
                     let x = input(g, w, "x", n, k)?;
                     let y = g.linear(x, w.linear("proj", n, k, bias)?, n);
                     Ok(g.select_outputs(y))
@@ -90,7 +151,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             push(
                 format!("linear {k} to {n} plus residual, bias {bias}"),
                 SHORT,
-                Box::new(move |g, w| {
+                Arc::new(move |g, w| {
                     let (x, residual) = (input(g, w, "x", n, k)?, input(g, w, "residual", n, n)?);
                     let y = g.linear(x, w.linear("proj", n, k, bias)?, n);
                     let sum = g.add(residual, y);
@@ -100,7 +161,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             push(
                 format!("norm of {k}, then {} projections to {n}, bias {bias}", 1 + index % 3),
                 SHORT,
-                Box::new(move |g, w| {
+                Arc::new(move |g, w| {
                     let x = input(g, w, "x", n, k)?;
                     let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
                     let mut sum = g.linear(h, w.linear("proj_0", n, k, bias)?, n);
@@ -114,7 +175,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             push(
                 format!("norm of {k}, then gated unit of {n}, bias {bias}"),
                 SHORT,
-                Box::new(move |g, w| {
+                Arc::new(move |g, w| {
                     let x = input(g, w, "x", n, k)?;
                     let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
                     let gate = g.linear(h, w.linear("gate_proj", n, k, bias)?, n);
@@ -126,7 +187,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             push(
                 format!("norm of {k}, then head of {n}, bias {bias}"),
                 SHORT,
-                Box::new(move |g, w| {
+                Arc::new(move |g, w| {
                     let x = input(g, w, "x", n, k)?;
                     let x = g.rms_norm(x, w.norm("norm", k, EPS)?);
                     let x = g.select_outputs(x);
@@ -140,7 +201,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
     push(
         format!("linear {k} to {n}"),
         SHORT,
-        Box::new(move |g, w| {
+        Arc::new(move |g, w| {
             let x = input(g, w, "x", n, k)?;
             let y = g.linear(x, w.linear("proj", n, k, true)?, n);
             Ok(g.select_outputs(y))
@@ -151,7 +212,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             push(
                 format!("norm of {heads} slices of {n}"),
                 SHORT,
-                Box::new(move |g, w| {
+                Arc::new(move |g, w| {
                     let x = input(g, w, "x", heads * n, heads * n)?;
                     let y = g.rms_norm(x, w.norm("norm", n, EPS)?);
                     Ok(g.select_outputs(y))
@@ -167,7 +228,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             push(
                 format!("rope, cache write and attention of {shape:?}, norms {norms}, {:?}", rope.scaling),
                 CACHED,
-                Box::new(move |g, w| attention_case(g, w, shape, Some(&rope), norms)),
+                Arc::new(move |g, w| attention_case(g, w, shape, Some(&rope), norms)),
             );
         }
     }
@@ -185,7 +246,7 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
         push(
             format!("add of {n}"),
             SHORT,
-            Box::new(move |g, w| {
+            Arc::new(move |g, w| {
                 let (a, b) = (input(g, w, "a", n, n)?, input(g, w, "b", n, n)?);
                 let y = g.add(a, b);
                 Ok(g.select_outputs(y))
@@ -194,7 +255,7 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
         push(
             format!("gated unit of {n}"),
             SHORT,
-            Box::new(move |g, w| {
+            Arc::new(move |g, w| {
                 let (gate, up) = (input(g, w, "gate", n, n)?, input(g, w, "up", n, n)?);
                 let y = g.glu(gate, up, Activation::Silu);
                 Ok(g.select_outputs(y))
@@ -207,7 +268,7 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
         push(
             format!("rope of {heads} heads of {head_dim}, {:?}", rope.scaling),
             SHORT,
-            Box::new(move |g, w| {
+            Arc::new(move |g, w| {
                 let x = input(g, w, "x", heads * head_dim, heads * head_dim)?;
                 let y = g.rope(x, &turned);
                 Ok(g.select_outputs(y))
@@ -219,7 +280,7 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
             push(
                 format!("attention of {shape:?}"),
                 lens,
-                Box::new(move |g, w| attention_case(g, w, shape, None, false)),
+                Arc::new(move |g, w| attention_case(g, w, shape, None, false)),
             );
         }
     }

@@ -1,0 +1,37 @@
+//! What a backend says of its results.
+
+use plan::KvFormat;
+use tensor::{ActivationRounding, WeightFormat};
+
+/// What a backend says it can do and how near to the reference it comes: the conformance suite and `hotmetal verify` hold
+/// it to that, and to nothing else.
+#[derive(Clone, Debug)]
+pub struct Claims {
+    /// Weight formats that it computes from.
+    pub formats: Vec<WeightFormat>,
+    /// Formats that its cache comes in.
+    pub kv_formats: Vec<KvFormat>,
+    /// Block lengths of the cache to try it with: one that it likes, one that it does not.
+    pub block_lens: Vec<usize>,
+    /// What it does to the activations that meet weights of each format. All tolerances follow from it.
+    pub activations: fn(WeightFormat) -> ActivationRounding,
+    /// Whether a token's logits are the same bits however the step around it is cut: in one piece, in chunks, token by
+    /// token, alone and in any batch.
+    pub bit_exact: bool,
+    /// A name for its arithmetic: backends that give the same name give the same bits for every op.
+    pub same_bits: Option<&'static str>,
+}
+
+impl Default for Claims {
+    /// Every format, in f32 arithmetic of an order that nobody knows.
+    fn default() -> Self {
+        Self {
+            formats: WeightFormat::ALL.to_vec(),
+            kv_formats: vec![KvFormat::F32, KvFormat::F16],
+            block_lens: vec![16, 5],
+            activations: |_| ActivationRounding::F32,
+            bit_exact: false,
+            same_bits: None,
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! One attempt: what was run, and how far off the worst of it was.
+
+use plan::{KvLayout, Plan, StepInput};
+use std::sync::Arc;
+use tensor::Tensor;
+use testing::tolerance::{self, Bounded, nmse};
+
+use crate::{Backend, Claims, Executable};
+
+/// The result that came nearest to its tolerance, or went furthest beyond.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Worst {
+    /// How far off it was.
+    pub error: f64,
+    /// How far off it might have been.
+    pub tolerance: f64,
+    /// What the two are.
+    pub measure: Measure,
+}
+
+/// What an error is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Of one element, with a bound derived for that element.
+    Element,
+    /// Normalised mean square error of all elements: Σ(found - expected)² / Σ expected².
+    Nmse,
+}
+
+impl Worst {
+    /// The error as a share of the tolerance: over 1 is too much.
+    pub fn share(&self) -> f64 {
+        match self.error / self.tolerance {
+            share if share.is_nan() => f64::INFINITY,
+            share => share,
+        }
+    }
+}
+
+/// A backend with what it claims, the cache of the case, and the worst so far.
+pub(super) struct Trial<'a> {
+    pub(super) backend: &'a dyn Backend,
+    pub(super) claims: Claims,
+    pub(super) kv: KvLayout,
+    pub(super) worst: Option<Worst>,
+}
+
+impl<'a> Trial<'a> {
+    pub(super) fn new(backend: &'a dyn Backend, kv: KvLayout) -> Self {
+        Self { backend, claims: backend.claims(), kv, worst: None }
+    }
+
+    pub(super) fn load(&self, plan: &Arc<Plan>, weights: &[Tensor]) -> Result<Box<dyn Executable>, String> {
+        self.backend.load(plan.clone(), weights.to_vec(), self.kv).map_err(|error| error.to_string())
+    }
+
+    /// Whether every element of `found` is within its bound.
+    pub(super) fn within(&mut self, input: &StepInput, found: &[f32], expected: &Bounded) -> Result<(), String> {
+        same_len(input, found.len(), expected.value.len())?;
+        let Some((index, share)) = expected.worst(found) else { return Ok(()) };
+        let (value, bound) = (expected.value[index], expected.error[index]);
+        let error = (f64::from(found[index]) - value).abs();
+        // A bound of nothing leaves the rounding of the result, which is in the share.
+        self.note(Worst {
+            error,
+            tolerance: if share > 0.0 { error / share } else { bound },
+            measure: Measure::Element,
+        });
+        if share <= 1.0 {
+            return Ok(());
+        }
+        Err(format!("{:?}: element {index} is {:e}, expected {value:e} ± {bound:.1e}", input.shape(), found[index]))
+    }
+
+    /// Whether the logits of a whole model are near enough.
+    pub(super) fn near(
+        &mut self,
+        weights: &[Tensor],
+        input: &StepInput,
+        found: &[f32],
+        expected: &[f64],
+    ) -> Result<(), String> {
+        same_len(input, found.len(), expected.len())?;
+        let tolerance = tolerance::nmse_max(weights, self.claims.activations, self.kv.format);
+        let error = nmse(found.iter().map(|&x| f64::from(x)), expected);
+        let worst = Worst { error, tolerance, measure: Measure::Nmse };
+        self.note(worst);
+        if worst.share() <= 1.0 {
+            return Ok(());
+        }
+        Err(format!("{:?}: NMSE {error:.1e}, at most {tolerance:.1e}", input.shape()))
+    }
+
+    fn note(&mut self, worst: Worst) {
+        if self.worst.is_none_or(|so_far| so_far.share() < worst.share()) {
+            self.worst = Some(worst);
+        }
+    }
+}
+
+/// One step's logits.
+pub(super) fn replay(executable: &mut dyn Executable, input: &StepInput) -> Result<Vec<f32>, String> {
+    executable.replay(input).map(<[f32]>::to_vec).map_err(|error| format!("{:?}: {error}", input.shape()))
+}
+
+fn same_len(input: &StepInput, found: usize, expected: usize) -> Result<(), String> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!("{:?}: {found} results, expected {expected}", input.shape()))
+}

@@ -1,0 +1,12 @@
+//! What kernels do to the activations that they multiply with stored weights.
+
+/// How activations are rounded before they meet weights of some format: a kernel's choice, which its results are judged by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActivationRounding {
+    /// Not at all: products of f32.
+    F32,
+    /// Each to bf16, to nearest: by at most 2^-9 of itself.
+    BF16,
+    /// Blocks of 32 to signed bytes times the largest magnitude / 127, the scale itself kept in f16 or wider.
+    Q8Blocks,
+}
