@@ -36,20 +36,54 @@ pub(super) struct CompareArgs {
     pub(super) after: PathBuf,
 }
 
-/// What to measure and how.
-#[derive(Args, Debug)]
-pub(super) struct MeasureArgs {
+/// Which model is measured, and where.
+#[derive(Args, Clone, Debug)]
+pub(super) struct TargetArgs {
     /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO or ORG/REPO:FILE; without it, the built-in model
     #[arg(value_name = "MODEL", conflicts_with = "shape")]
-    pub(super) model: Option<String>,
+    pub(crate) model: Option<String>,
 
     /// Random weights in the exact shapes of this model, made in memory
     #[arg(long, value_name = "NAME")]
-    pub(super) shape: Option<String>,
+    pub(crate) shape: Option<String>,
 
     /// Format of the matrices of --shape [default: q8_0]
     #[arg(long, value_name = "FORMAT", requires = "shape")]
-    pub(super) format: Option<String>,
+    pub(crate) format: Option<String>,
+
+    /// Where to compute: cpu, or reference (plain f64, for comparison)
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: String,
+
+    /// Instruction set of the CPU kernels [default: the best there is]
+    #[arg(long, value_name = "LEVEL", value_parser = load::parse_isa)]
+    pub(crate) isa: Option<cpu::IsaLevel>,
+
+    /// Element type of the KV cache [default: f32 for F32 weights, f16 for all others]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) kv_type: Option<KvType>,
+}
+
+impl TargetArgs {
+    /// As the loader takes them, with this number of threads.
+    pub(crate) fn model_args(&self, threads: Option<usize>) -> ModelArgs {
+        ModelArgs {
+            ctx_size: None,
+            device: self.device.clone(),
+            threads,
+            isa: self.isa,
+            kv_type: self.kv_type,
+            chat_template: None,
+            allow_unknown_patterns: false,
+        }
+    }
+}
+
+/// What to measure and how.
+#[derive(Args, Debug)]
+pub(super) struct MeasureArgs {
+    #[command(flatten)]
+    pub(super) target: TargetArgs,
 
     /// Prompt lengths to measure in tokens; 0 for none
     #[arg(long, short = 'p', value_name = "N", value_delimiter = ',', default_value = "512")]
@@ -78,18 +112,6 @@ pub(super) struct MeasureArgs {
     /// How often each test is repeated, after a warm-up
     #[arg(long, short = 'r', value_name = "N", default_value_t = 5)]
     pub(super) repetitions: usize,
-
-    /// Where to compute: cpu, or reference (plain f64, for comparison)
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    pub(super) device: String,
-
-    /// Instruction set of the CPU kernels [default: the best there is]
-    #[arg(long, value_name = "LEVEL", value_parser = load::parse_isa)]
-    pub(super) isa: Option<cpu::IsaLevel>,
-
-    /// Element type of the KV cache [default: f32 for F32 weights, f16 for all others]
-    #[arg(long, value_enum, value_name = "TYPE")]
-    pub(super) kv_type: Option<KvType>,
 
     /// Measure the memory instead of a model: reading and copying, by number of threads and size of the buffer
     #[arg(long, conflicts_with_all = ["model", "shape", "n_prompt", "n_gen", "pg", "depth", "batch", "kv_type"])]
@@ -177,19 +199,6 @@ impl MeasureArgs {
     /// The thread counts to measure with; `None` is one thread for each core.
     pub(super) fn thread_counts(&self) -> Vec<Option<usize>> {
         if self.threads.is_empty() { vec![None] } else { self.threads.iter().copied().map(Some).collect() }
-    }
-
-    /// As the loader takes them, with this number of threads.
-    pub(super) fn model_args(&self, threads: Option<usize>) -> ModelArgs {
-        ModelArgs {
-            ctx_size: None,
-            device: self.device.clone(),
-            threads,
-            isa: self.isa,
-            kv_type: self.kv_type,
-            chat_template: None,
-            allow_unknown_patterns: false,
-        }
     }
 }
 

@@ -37,15 +37,15 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
 fn measure(args: &MeasureArgs) -> Result<()> {
     let tests = args.tests()?;
     // Asks for the device before anything large is made.
-    let device = load::backend(&args.model_args(None))?.device().clone();
-    let facts = Facts::collect(args.repetitions, args.shape.as_ref().map(|_| shapes::SEED));
+    let device = load::backend(&args.target.model_args(None))?.device().clone();
+    let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| shapes::SEED));
     let mut report = Report::new(&device, facts);
     let thread_counts = args.thread_counts();
     let progress = progress(thread_counts.len() * tests.len() * args.repetitions, "making weights");
-    let source = Source::new(args)?;
+    let source = Source::new(&args.target)?;
     for threads in thread_counts {
         progress.set_message(format!("loading {}", source.name()));
-        let mut loaded = source.load(args, threads, &tests)?;
+        let mut loaded = source.load(&args.target.model_args(threads), &tests)?;
         let mut ceiling = Ceiling::new(args, threads, &tests)?;
         for test in &tests {
             progress.set_message(format!("{} @ {} × {}", test.name(), test.depth, test.batch));
@@ -86,10 +86,10 @@ struct Ceiling {
 
 impl Ceiling {
     fn new(args: &MeasureArgs, threads: Option<usize>, tests: &[Test]) -> Result<Self> {
-        if args.device != CPU {
+        if args.target.device != CPU {
             return Ok(Self { cpu: None, last: 0.0, threads: 1, isa: "none" });
         }
-        let cpu = load::cpu_backend(&args.model_args(threads))?;
+        let cpu = load::cpu_backend(&args.target.model_args(threads))?;
         let (threads, isa) = (cpu.threads(), cpu.isa().level().name());
         let decodes = tests.iter().any(|test| test.generate > 0);
         let last = if decodes { cpu.read_bandwidth() } else { 0.0 };

@@ -23,16 +23,19 @@ struct Point {
 
 /// Runs `hotmetal bench --roofline`.
 pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
-    if args.device != CPU {
-        bail!("--roofline measures the memory of the processors: expected --device {CPU}, found `{}`", args.device);
+    if args.target.device != CPU {
+        bail!(
+            "--roofline measures the memory of the processors: expected --device {CPU}, found `{}`",
+            args.target.device
+        );
     }
     let facts = Facts::collect(1, None);
-    let device: Device = load::backend(&args.model_args(None))?.device().into();
+    let device: Device = load::backend(&args.target.model_args(None))?.device().into();
     let counts = thread_counts(args)?;
     let progress = progress(counts.len() * SIZES_MIB.len() * 2, "reading and copying");
     let mut points = Vec::new();
     for threads in counts {
-        let cpu = load::cpu_backend(&args.model_args(Some(threads)))?;
+        let cpu = load::cpu_backend(&args.target.model_args(Some(threads)))?;
         for buffer_bytes in SIZES_MIB.map(|mib| mib << 20) {
             let read = cpu.read_bandwidth_of(buffer_bytes);
             progress.inc(1);
@@ -61,7 +64,7 @@ fn thread_counts(args: &MeasureArgs) -> Result<Vec<usize>> {
     if !args.threads.is_empty() {
         return Ok(args.threads.clone());
     }
-    let all = load::cpu_backend(&args.model_args(None))?.threads();
+    let all = load::cpu_backend(&args.target.model_args(None))?.threads();
     let mut counts: Vec<_> = std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|&n| n < all).collect();
     counts.push(all);
     Ok(counts)

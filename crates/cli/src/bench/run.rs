@@ -9,9 +9,10 @@ use backend::{Backend, Executable};
 use plan::{KvFormat, KvLayout, Plan, StepInput};
 use tensor::{Tensor, WeightFormat};
 
-use super::args::{MeasureArgs, Test};
+use super::args::{TargetArgs, Test};
 use super::shapes::{self, Random};
-use crate::{builtin, fit, load};
+use crate::load::{self, ModelArgs};
+use crate::{builtin, fit};
 
 /// Tokens that a prompt's step computes: as many as the engine's.
 const PREFILL_CHUNK: usize = 512;
@@ -19,11 +20,19 @@ const PREFILL_CHUNK: usize = 512;
 const WARM_UP_STEPS: usize = 2;
 
 /// Where a model's weights come from.
-pub(super) enum Source<'a> {
+pub(crate) enum Source<'a> {
     /// A checkpoint, the built-in one without a name.
     Checkpoint(Option<&'a str>),
     /// Random ones, in this plan's shapes.
     Random { name: &'a str, plan: Arc<Plan>, weights: Vec<Tensor> },
+}
+
+/// What a model on a device is made of.
+pub(crate) struct Parts {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) backend: Box<dyn Backend>,
+    /// In the order of the plan.
+    pub(crate) weights: Vec<Tensor>,
 }
 
 /// A model on a device, ready to be measured.
@@ -45,7 +54,7 @@ pub(super) struct Loaded {
 }
 
 impl<'a> Source<'a> {
-    pub(super) fn new(args: &'a MeasureArgs) -> Result<Self> {
+    pub(crate) fn new(args: &'a TargetArgs) -> Result<Self> {
         let Some(name) = &args.shape else { return Ok(Self::Checkpoint(args.model.as_deref())) };
         let format = shapes::format_of(args.format.as_deref().unwrap_or("q8_0"))?;
         let plan = plan::fuse(plan::restrict_outputs(shapes::plan_of(name)?));
@@ -54,21 +63,26 @@ impl<'a> Source<'a> {
         Ok(Self::Random { name, plan: Arc::new(plan), weights })
     }
 
-    /// Loads the model for as many sequences of as many tokens as `tests` have.
-    pub(super) fn load(&self, args: &MeasureArgs, threads: Option<usize>, tests: &[Test]) -> Result<Loaded> {
-        let args = args.model_args(threads);
-        let begun = Instant::now();
-        let (model, plan, backend, weights): (_, _, Box<dyn Backend>, _) = match self {
+    /// Plan and weights, and the backend that `args` name.
+    pub(crate) fn open(&self, args: &ModelArgs) -> Result<Parts> {
+        match self {
             Self::Checkpoint(name) => {
                 let (checkpoint, name) = load::open(*name, false)?;
                 let (plan, backend, weights) =
-                    load::load_weights(&checkpoint, &args).with_context(|| format!("cannot load `{name}`"))?;
-                (name, Arc::new(plan), backend, weights)
+                    load::load_weights(&checkpoint, args).with_context(|| format!("cannot load `{name}`"))?;
+                Ok(Parts { plan: Arc::new(plan), backend, weights })
             }
-            Self::Random { name, plan, weights } => {
-                ((*name).to_owned(), plan.clone(), load::backend(&args)?, weights.clone())
+            Self::Random { plan, weights, .. } => {
+                Ok(Parts { plan: plan.clone(), backend: load::backend(args)?, weights: weights.clone() })
             }
-        };
+        }
+    }
+
+    /// Loads the model for as many sequences of as many tokens as `tests` have.
+    pub(super) fn load(&self, args: &ModelArgs, tests: &[Test]) -> Result<Loaded> {
+        let begun = Instant::now();
+        let Parts { plan, backend, weights } = self.open(args)?;
+        let model = self.name().to_owned();
         for test in tests {
             if test.kv_len() > plan.context_len {
                 bail!(
@@ -83,7 +97,7 @@ impl<'a> Source<'a> {
         let kv_len = tests.iter().map(Test::kv_len).max().unwrap_or(1);
         let num_sequences = tests.iter().map(|test| test.batch).max().unwrap_or(1);
         let blocks_per_sequence = kv_len.div_ceil(load::KV_BLOCK_LEN);
-        let kv_format = load::kv_format(&args, weights.iter().map(|weight| Some(weight.format())));
+        let kv_format = load::kv_format(args, weights.iter().map(|weight| Some(weight.format())));
         let num_blocks = blocks_per_sequence * num_sequences;
         let kv = KvLayout { format: kv_format, block_len: load::KV_BLOCK_LEN, num_blocks };
         let bytes_of = |index: usize| weights[index].bytes().len() as u64;
@@ -109,7 +123,7 @@ impl<'a> Source<'a> {
     }
 
     /// As it will be named in the result.
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match self {
             Self::Checkpoint(name) => name.unwrap_or(builtin::NAME),
             Self::Random { name, .. } => name,
