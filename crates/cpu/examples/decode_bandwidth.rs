@@ -64,7 +64,7 @@ fn measure(
     threads: usize,
     isa: Option<IsaLevel>,
 ) {
-    let options = CpuOptions { threads: Some(threads), isa, pin: true };
+    let options = CpuOptions { threads: Some(threads), isa, pin: true, repack: true };
     let backend = CpuBackend::new(options).expect("an instruction set of this machine");
     let kv = KvLayout { format: KvFormat::F16, block_len: BLOCK_LEN, num_blocks: CONTEXT / BLOCK_LEN };
     let mut executable = backend.load(plan.clone(), weights.to_vec(), kv).expect("memory for the cache");

@@ -12,7 +12,7 @@ mod kernels;
 mod kv_cache;
 mod memory;
 mod observe;
-mod peaks;
+mod packed;
 mod pool;
 mod profile;
 mod program;
@@ -29,11 +29,11 @@ use plan::{KvLayout, Op, Plan, StepInput, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 pub use isa::{Isa, IsaLevel};
-pub use peaks::{Peak, PeakClass, peak, peak_of_format, peaks};
 
 use kernels::quantize::QuantizedBlock;
 use kernels::rope::RopeTable;
 use kv_cache::{KvCache, LayerPlace};
+use packed::Repacking;
 use pool::{Team, WorkerPanic};
 use profile::Recording;
 use program::{Program, Sizes, Source};
@@ -52,11 +52,14 @@ pub struct CpuOptions {
     pub isa: Option<IsaLevel>,
     /// Whether worker threads keep to one processor each. The calling thread is never moved.
     pub pin: bool,
+    /// Whether Q8_0 weights are copied during the first steps into the layout that streams best (see `packed`). Where the memory that is
+    /// left does not hold the copy, and with `false`, they are used where they are: no copy, slower steps, the same bits.
+    pub repack: bool,
 }
 
 impl Default for CpuOptions {
     fn default() -> Self {
-        Self { threads: None, isa: None, pin: true }
+        Self { threads: None, isa: None, pin: true, repack: true }
     }
 }
 
@@ -88,6 +91,7 @@ pub struct CpuBackend {
     isa: Isa,
     threads: usize,
     pin: bool,
+    repack: bool,
 }
 
 impl CpuBackend {
@@ -114,7 +118,7 @@ impl CpuBackend {
             description: format!("{}, {isa}, {threads} thread{plural}", isa::processor_name()),
             memory_bytes: memory::total_bytes(),
         };
-        Ok(Self { device, isa, threads, pin: options.pin })
+        Ok(Self { device, isa, threads, pin: options.pin, repack: options.repack })
     }
 
     /// The instruction set in use.
@@ -188,12 +192,14 @@ impl Backend for CpuBackend {
                 vectors[weight] = weights[weight].to_f32();
             }
         }
+        let repacking = if self.repack { Repacking::new(&plan, &weights) } else { Repacking::never(&weights) };
         let ropes = plan.ropes.iter().map(RopeTable::new).collect();
         Ok(Box::new(CpuExecutable {
             isa: self.isa,
             plan,
             kv,
             weights,
+            repacking,
             vectors,
             ropes,
             layers,
@@ -235,6 +241,10 @@ fn vector_weights(plan: &Plan) -> impl Iterator<Item = usize> {
     plan.ops.iter().flat_map(of_op).flatten()
 }
 
+fn kernel_panicked(WorkerPanic(message): WorkerPanic) -> BackendError {
+    BackendError::Device { device: DEVICE.to_owned(), reason: format!("a kernel panicked: {message}") }
+}
+
 fn out_of_memory(what: &'static str, needed_bytes: u64) -> BackendError {
     BackendError::OutOfMemory { device: DEVICE.to_owned(), what, needed_bytes }
 }
@@ -245,6 +255,7 @@ struct CpuExecutable {
     plan: Arc<Plan>,
     kv: KvLayout,
     weights: Vec<Tensor>,
+    repacking: Repacking,
     vectors: Vec<Vec<f32>>,
     ropes: Vec<RopeTable>,
     layers: Vec<LayerPlace>,
@@ -344,6 +355,9 @@ impl CpuExecutable {
         self.compile(bucket)?;
         let index =
             self.programs.binary_search_by_key(&bucket, |program| program.shape).expect("`compile` has it or made it");
+        self.repacking
+            .before_step(self.isa, &mut self.team, &self.weights, input.token_ids.len())
+            .map_err(kernel_panicked)?;
         place_rows(input, self.kv.block_len, &mut self.rows);
         self.programs[index].turns.iter().for_each(|turns| turns.0.store(0, Ordering::Relaxed));
         Ok(index)
@@ -362,6 +376,7 @@ impl CpuExecutable {
             input,
             rows: &self.rows,
             weights: &self.weights,
+            packed: self.repacking.packed(),
             vectors: &self.vectors,
             ropes: &self.ropes,
             layers: &self.layers,
@@ -375,10 +390,7 @@ impl CpuExecutable {
             let own = unsafe { scratch.write(worker.index..worker.index + 1) };
             work(&step, worker, &mut own[0]);
         };
-        self.team.run(&job).map_err(|WorkerPanic(message)| BackendError::Device {
-            device: DEVICE.to_owned(),
-            reason: format!("a kernel panicked: {message}"),
-        })
+        self.team.run(&job).map_err(kernel_panicked)
     }
 
     /// The result of the step that has run.

@@ -6,8 +6,9 @@ use plan::{Activation, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Valu
 use tensor::{Tensor, WeightFormat};
 
 use crate::kernels::attention;
-use crate::kernels::linear_q8::PANEL_MIN_ROWS;
+use crate::kernels::linear_q8::{self, PANEL_MIN_ROWS};
 use crate::kv_cache::LayerPlace;
+use crate::packed::Panel;
 use crate::pool::Padded;
 use crate::simd::LANES;
 
@@ -45,8 +46,10 @@ pub(crate) struct WorkerSizes {
     pub(crate) quantized: usize,
     /// f32 of the up projection of a chunk.
     pub(crate) up: usize,
-    /// Blocks of a panel of Q8_0 weights.
+    /// Bytes of a panel of Q8_0 weights.
     pub(crate) panel: usize,
+    /// f32 of sums between pieces of k.
+    pub(crate) sums: usize,
     /// f32 of scores and partial results.
     pub(crate) attention: usize,
 }
@@ -69,6 +72,7 @@ impl WorkerSizes {
             quantized: self.quantized.max(other.quantized),
             up: self.up.max(other.up),
             panel: self.panel.max(other.panel),
+            sums: self.sums.max(other.sums),
             attention: self.attention.max(other.attention),
         }
     }
@@ -227,7 +231,7 @@ pub(crate) struct Attend {
 pub(crate) struct ProjectVariant {
     /// Every worker prepares all rows for itself; otherwise they share the work and meet at one more barrier.
     pub(crate) redundant: bool,
-    /// Q8_0 weights go through a panel.
+    /// Q8_0 weights that are not in panels already are packed on the way.
     pub(crate) panel: bool,
     /// Columns that a worker takes at a time: a multiple of sixteen.
     pub(crate) chunk_columns: usize,
@@ -448,7 +452,10 @@ impl Compiler<'_> {
             self.sizes.quantized = self.sizes.quantized.max(rows * blocks);
         }
         if quantized && variant.panel {
-            worker.panel = worker.panel.max(blocks);
+            worker.panel = worker.panel.max(Panel::bytes(blocks));
+        }
+        if quantized {
+            worker.sums = worker.sums.max(linear_q8::sums_len(rows, blocks));
         }
         if projections.iter().any(|projection| projection.up.is_some()) {
             worker.up = worker.up.max(rows * variant.chunk_columns);

@@ -16,15 +16,16 @@ use crate::Isa;
 use crate::kernels::attention::{self, MergeSplit, OneSplit, Sequential, Tile};
 use crate::kernels::elementwise::{self, SiluMul};
 use crate::kernels::linear::{LinearFloat, Output, Widen};
-use crate::kernels::linear_q8::LinearQ8;
+use crate::kernels::linear_q8::{self, LinearQ8};
 use crate::kernels::quantize::{BLOCK_LEN, QuantizedBlock, quantize_row};
 use crate::kernels::rms_norm::{RmsNorm, rms_norm};
 use crate::kernels::rope::{RopeTable, rotate};
 use crate::kv_cache::{self, KvElement, LayerPlace, SharedKv, with_elements};
+use crate::packed::{PackedQ8, Panel};
 use crate::pool::Worker;
 use crate::program::{Attend, LinearRef, NormRef, Place, Program, Project, Projection, RopeKvWrite, Work, WorkerSizes};
 use crate::shared::{AlignedBuffer, SharedSlice};
-use crate::simd::{Kernel, PanelBlock, Simd};
+use crate::simd::{Kernel, Simd};
 
 /// Where a row of the step stands.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,6 +44,8 @@ pub(crate) struct Step<'a> {
     /// Where each row stands.
     pub(crate) rows: &'a [RowPlace],
     pub(crate) weights: &'a [Tensor],
+    /// Q8_0 weights of projections in panels, by their place in the plan.
+    pub(crate) packed: &'a [Option<PackedQ8>],
     /// Norms and biases as f32, by their place in the plan; empty for other weights.
     pub(crate) vectors: &'a [Vec<f32>],
     pub(crate) ropes: &'a [RopeTable],
@@ -57,7 +60,8 @@ pub(crate) struct Scratch {
     rows: AlignedBuffer<f32>,
     quantized: AlignedBuffer<QuantizedBlock>,
     up: AlignedBuffer<f32>,
-    panel: AlignedBuffer<PanelBlock>,
+    panel: AlignedBuffer<u8>,
+    sums: AlignedBuffer<f32>,
     attention: AlignedBuffer<f32>,
 }
 
@@ -69,6 +73,7 @@ impl Scratch {
             quantized: AlignedBuffer::zeroed(sizes.quantized)?,
             up: AlignedBuffer::zeroed(sizes.up)?,
             panel: AlignedBuffer::zeroed(sizes.panel)?,
+            sums: AlignedBuffer::zeroed(sizes.sums)?,
             attention: AlignedBuffer::zeroed(sizes.attention)?,
         })
     }
@@ -211,17 +216,17 @@ impl Step<'_> {
     }
 
     fn project(&self, project: &Project, turns: &AtomicUsize, worker: &Worker<'_>, scratch: &mut Scratch) {
-        let Scratch { rows: own_rows, quantized: own_blocks, up, panel, .. } = scratch;
+        let Scratch { rows: own_rows, quantized: own_blocks, up, panel, sums, .. } = scratch;
         let x = self.prepare(project, worker, own_rows, own_blocks);
         let chunk_columns = project.variant.chunk_columns;
         let chunks = |projection: &Projection| projection.out.width.div_ceil(chunk_columns);
-        let panel = if project.variant.panel { &mut panel[..] } else { &mut [] };
+        let mut room = Room { panel: if project.variant.panel { panel } else { &mut [] }, sums };
         for mut chunk in worker.take_turns(turns, project.projections.iter().map(chunks).sum()) {
             for projection in &project.projections {
                 if chunk < chunks(projection) {
                     let start = chunk * chunk_columns;
                     let columns = start..(start + chunk_columns).min(projection.out.width);
-                    self.project_columns(projection, &x, columns, up, panel);
+                    self.project_columns(projection, &x, columns, up, &mut room);
                     break;
                 }
                 chunk -= chunks(projection);
@@ -280,18 +285,18 @@ impl Step<'_> {
         x: &Operand<'_>,
         columns: Range<usize>,
         up: &mut [f32],
-        panel: &mut [PanelBlock],
+        room: &mut Room<'_>,
     ) {
         let Place { start, width, .. } = projection.out;
         let residual = projection.residual;
         let output = Output { values: &self.arena, start, stride: width, first_column: 0, bias: None, residual };
-        self.multiply(projection.linear, x, columns.clone(), output, panel);
+        self.multiply(projection.linear, x, columns.clone(), output, room);
         let Some(linear) = projection.up else { return };
         let up = &mut up[..x.rows * columns.len()];
         let values = &SharedSlice::new(up);
         let (stride, first_column) = (columns.len(), columns.start);
         let output = Output { values, start: 0, stride, first_column, bias: None, residual: None };
-        self.multiply(linear, x, columns.clone(), output, panel);
+        self.multiply(linear, x, columns.clone(), output, room);
         for row in 0..x.rows {
             let gate = start + row * width + columns.start;
             // SAFETY: these columns are this worker's alone in this op.
@@ -309,7 +314,7 @@ impl Step<'_> {
         x: &Operand<'_>,
         columns: Range<usize>,
         output: Output<'_>,
-        panel: &mut [PanelBlock],
+        room: &mut Room<'_>,
     ) {
         let tensor = &self.weights[linear.weight];
         let output = Output { bias: linear.bias.map(|bias| self.vectors[bias].as_slice()), ..output };
@@ -319,9 +324,16 @@ impl Step<'_> {
             WeightFormat::BF16 => self.multiply_floats::<bf16>(tensor, x, columns, output),
             WeightFormat::Q8_0 => {
                 let blocks = x.k / BLOCK_LEN;
-                let panel = if panel.is_empty() { panel } else { &mut panel[..blocks] };
                 let &Operand { rows, blocks: x, .. } = x;
-                self.isa.run(LinearQ8 { weights: tensor.as_slice(), x, rows, blocks, columns, output, panel });
+                let Room { panel, sums } = room;
+                let weights = match &self.packed[linear.weight] {
+                    Some(packed) => linear_q8::Weights::Packed(packed),
+                    None => {
+                        let panel = if panel.is_empty() { panel } else { &mut panel[..Panel::bytes(blocks)] };
+                        linear_q8::Weights::File { blocks: tensor.as_slice(), panel }
+                    }
+                };
+                self.isa.run(LinearQ8 { weights, x, rows, blocks, columns, output, sums });
             }
         }
     }
@@ -464,6 +476,14 @@ fn for_my_turns<G>(
     }
 }
 
+/// A worker's own memory for one projection.
+struct Room<'a> {
+    /// For a panel that is packed on the way; empty where none is.
+    panel: &'a mut [u8],
+    /// For sums between pieces of k.
+    sums: &'a mut [f32],
+}
+
 /// The rows that a projection multiplies, as floats, as quantised blocks, or both.
 struct Operand<'a> {
     rows: usize,
@@ -496,7 +516,7 @@ impl Kernel for PrepareRow<'_> {
             }
         };
         if !quantized.is_empty() {
-            quantize_row(row, quantized);
+            quantize_row(s, row, quantized);
         }
     }
 }

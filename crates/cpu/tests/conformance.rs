@@ -5,7 +5,7 @@ use backend::conformance::{self, Part};
 use cpu::{CpuBackend, CpuOptions, Isa, IsaLevel};
 
 fn backend(isa: IsaLevel, threads: usize) -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), pin: false }).unwrap()
+    CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), pin: false, repack: true }).unwrap()
 }
 
 #[test]

@@ -15,7 +15,8 @@ use testing::tiny::{random_weights, tiny_model};
 use testing::tolerance::nmse;
 
 fn load(isa: IsaLevel, threads: usize, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) -> Box<dyn Executable> {
-    let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), pin: false }).unwrap();
+    let backend =
+        CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), pin: false, repack: true }).unwrap();
     backend.load(plan.clone(), weights.to_vec(), kv).unwrap()
 }
 

@@ -17,7 +17,7 @@ fn executables(golden: &Golden) -> Vec<(Isa, Box<dyn Executable>)> {
     let (textbook, weights) = golden.model();
     let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
     let load = |isa: Isa| {
-        let options = CpuOptions { threads: Some(2), isa: Some(isa.level()), pin: false };
+        let options = CpuOptions { threads: Some(2), isa: Some(isa.level()), pin: false, repack: true };
         let backend = CpuBackend::new(options).expect("an available level");
         (isa, backend.load(plan.clone(), weights.clone(), KV).expect("a tiny model loads"))
     };

@@ -29,8 +29,8 @@ impl Model {
     }
 
     fn engine(&self, threads: usize, kv: KvLayout, change: impl FnOnce(&mut EngineConfig)) -> Engine {
-        let backend =
-            CpuBackend::new(CpuOptions { threads: Some(threads), isa: None, pin: false }).expect("a processor");
+        let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: None, pin: false, repack: true })
+            .expect("a processor");
         let executable: Box<dyn Executable> =
             backend.load(self.plan.clone(), self.weights.clone(), kv).expect("a tiny model loads");
         let mut config = EngineConfig::new(kv, 96, self.plan.vocab_size, vec![0]);

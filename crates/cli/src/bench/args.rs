@@ -59,6 +59,10 @@ pub(super) struct TargetArgs {
     #[arg(long, value_name = "LEVEL", value_parser = load::parse_isa)]
     pub(crate) isa: Option<cpu::IsaLevel>,
 
+    /// Use Q8_0 weights where the file has them, without the copy that streams better
+    #[arg(long)]
+    pub(crate) no_repack: bool,
+
     /// Element type of the KV cache [default: f32 for F32 weights, f16 for all others]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) kv_type: Option<KvType>,
@@ -72,6 +76,7 @@ impl TargetArgs {
             device: self.device.clone(),
             threads,
             isa: self.isa,
+            no_repack: self.no_repack,
             kv_type: self.kv_type,
             chat_template: None,
             allow_unknown_patterns: false,
@@ -113,7 +118,7 @@ pub(super) struct MeasureArgs {
     #[arg(long, short = 'r', value_name = "N", default_value_t = 5)]
     pub(super) repetitions: usize,
 
-    /// Measure the machine instead of a model: reading and copying by threads and size, each class of instructions
+    /// Measure the memory instead of a model: reading and copying, by number of threads and size of the buffer
     #[arg(long, conflicts_with_all = ["model", "shape", "n_prompt", "n_gen", "pg", "depth", "batch", "kv_type"])]
     pub(super) roofline: bool,
 

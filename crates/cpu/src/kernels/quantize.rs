@@ -6,7 +6,9 @@
 //!           `linear_q8`, from the same projection of unrounded activations.
 //! Edge      a block with a NaN or an infinity has scale NaN, so the whole row of outputs is NaN, as it would be in floats;
 //!           a block whose largest value is below 127 · 2⁻¹²⁶ counts as zero.
-//! Versions  plain Rust without a sum, which the compiler vectorises at every level.
+//! Versions  every level, from one text: a block is two vectors.
+
+use crate::simd::{LANES, Simd};
 
 /// Values in a block, as in the weights.
 pub(crate) const BLOCK_LEN: usize = tensor::quant::q8_0::BLOCK_LEN;
@@ -43,42 +45,79 @@ impl QuantizedBlock {
 
 /// Quantises `x` into `out`, a block for each 32 values.
 #[inline(always)]
-pub(crate) fn quantize_row(x: &[f32], out: &mut [QuantizedBlock]) {
+pub(crate) fn quantize_row<S: Simd>(s: S, x: &[f32], out: &mut [QuantizedBlock]) {
     let (blocks, rest) = x.as_chunks::<BLOCK_LEN>();
     debug_assert!(rest.is_empty() && blocks.len() == out.len());
     for (x, out) in blocks.iter().zip(out) {
-        // The largest magnitude by bits: for magnitudes the order is the same, and NaN is above infinity.
-        let max_bits = x.iter().fold(0u32, |max, value| max.max(value.to_bits() & 0x7fff_ffff));
-        let max = f32::from_bits(max_bits);
-        let scale = max / 127.0;
-        let (scale, inverse) = if !max.is_finite() {
+        let halves: &[[f32; LANES]; 2] = bytemuck::cast_ref(x);
+        let (low, high) = (s.load(&halves[0]), s.load(&halves[1]));
+        let zero = s.splat(0.0);
+        let magnitude = s.max(s.max(low, s.sub(zero, low)), s.max(high, s.sub(zero, high)));
+        let scale = s.max_lane(magnitude) / 127.0;
+        // 0 · x is not zero for what is not finite: NaN, which the largest magnitude may have passed over, too.
+        let finite = s.sum(s.add(s.mul(low, zero), s.mul(high, zero))) == 0.0;
+        let (scale, inverse) = if !finite {
             (f32::NAN, 0.0)
         } else if scale < f32::MIN_POSITIVE {
             (0.0, 0.0)
         } else {
             (scale, 1.0 / scale)
         };
-        // Adding 1.5 · 2²³ rounds to nearest even and leaves the integer in the low bits.
-        const ROUND: f32 = 12_582_912.0;
-        let mut codes = [0i8; BLOCK_LEN];
-        for (code, x) in codes.iter_mut().zip(x) {
-            let rounded = (x * inverse + ROUND).to_bits().cast_signed() - ROUND.to_bits().cast_signed();
-            *code = rounded.clamp(-127, 127) as i8;
-        }
-        *out = QuantizedBlock::new(codes, scale);
+        let (low, low_sum) = quantize(s, low, inverse);
+        let (high, high_sum) = quantize(s, high, inverse);
+        out.codes[..LANES].copy_from_slice(&low);
+        out.codes[LANES..].copy_from_slice(&high);
+        out.scale = scale;
+        // Whole numbers far below 2²⁴: the sum is exact in any order.
+        out.minus_128_sum = s.sum(s.mul(s.add(low_sum, high_sum), s.splat(-128.0))) as i32;
     }
 }
 
+/// The codes of sixteen values, as bytes and as floats.
+#[inline(always)]
+fn quantize<S: Simd>(s: S, x: S::F32, inverse: f32) -> ([i8; LANES], S::F32) {
+    // Adding 1.5 · 2²³ rounds to nearest even and leaves the integer in the low bits.
+    let round = s.splat(12_582_912.0);
+    // The order of operands makes -127 of NaN.
+    let scaled = s.max(s.mul(x, s.splat(inverse)), s.splat(-127.0));
+    let biased = s.add(s.min(scaled, s.splat(127.0)), round);
+    (s.low_bytes(biased), s.sub(biased, round))
+}
+
 #[cfg(test)]
-mod tests {
+pub(in crate::kernels) mod tests {
     use testing::random::Rng;
 
     use super::*;
+    use crate::Isa;
+    use crate::simd::Kernel;
 
+    pub(in crate::kernels) struct QuantizeRow<'a>(
+        pub(in crate::kernels) &'a [f32],
+        pub(in crate::kernels) &'a mut [QuantizedBlock],
+    );
+
+    impl Kernel for QuantizeRow<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            quantize_row(s, self.0, self.1);
+        }
+    }
+
+    /// `x` quantised, at every level the same.
     fn quantize(x: &[f32]) -> Vec<QuantizedBlock> {
-        let mut out = vec![bytemuck::Zeroable::zeroed(); x.len() / BLOCK_LEN];
-        quantize_row(x, &mut out);
-        out
+        let on = |isa: Isa| {
+            let mut out = vec![bytemuck::Zeroable::zeroed(); x.len() / BLOCK_LEN];
+            isa.run(QuantizeRow(x, &mut out));
+            out
+        };
+        let expected = on(Isa::scalar());
+        for isa in Isa::available() {
+            let found = on(isa);
+            assert_eq!(bytemuck::cast_slice::<_, u8>(&found), bytemuck::cast_slice::<_, u8>(&expected), "{isa}");
+        }
+        expected
     }
 
     #[test]

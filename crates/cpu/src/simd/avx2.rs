@@ -128,6 +128,26 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn low_bytes(self, vector: Self::F32) -> [i8; LANES] {
+        let mut bytes = [0; LANES];
+        // SAFETY: `self` proves the features; sixteen bytes, at any alignment.
+        unsafe {
+            // The low bytes of four words come first in each 128-bit part, then the parts side by side.
+            let first = _mm256_setr_epi8(
+                0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1,
+                -1, -1, -1, -1, -1,
+            );
+            let order = _mm256_setr_epi32(0, 4, 1, 1, 1, 1, 1, 1);
+            for half in 0..2 {
+                let picked = _mm256_shuffle_epi8(_mm256_castps_si256(vector[half]), first);
+                let eight = _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(picked, order));
+                _mm_storel_epi64(bytes.as_mut_ptr().add(8 * half).cast(), eight);
+            }
+        }
+        bytes
+    }
+
+    #[inline(always)]
     fn sum(self, v: Self::F32) -> f32 {
         // SAFETY: `self` proves the features.
         unsafe {
@@ -162,21 +182,27 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn panel_dots<const MR: usize>(self, codes: &PanelCodes, x: [&QuantizedBlock; MR]) -> [Self::F32; MR] {
+    fn panel_dots<const MR: usize, const NP: usize>(
+        self,
+        codes: [&PanelCodes; NP],
+        x: [&QuantizedBlock; MR],
+    ) -> [[Self::F32; NP]; MR] {
         // SAFETY: `self` proves the features; every load is of half a 64-byte group of codes.
         unsafe {
-            let mut dots = [[_mm256_setzero_ps(); 2]; MR];
-            for half in 0..2 {
-                let mut sums = [_mm256_setzero_si256(); MR];
-                for group in 0..8 {
-                    let w = _mm256_loadu_si256(codes[group].as_ptr().add(32 * half).cast());
-                    for row in 0..MR {
-                        let products = byte_products(w, _mm256_set1_epi32(x[row].four(group)));
-                        sums[row] = _mm256_add_epi32(sums[row], products);
+            let mut dots = [[[_mm256_setzero_ps(); 2]; NP]; MR];
+            for panel in 0..NP {
+                for half in 0..2 {
+                    let mut sums = [_mm256_setzero_si256(); MR];
+                    for group in 0..8 {
+                        let w = _mm256_loadu_si256(codes[panel][group].as_ptr().add(32 * half).cast());
+                        for row in 0..MR {
+                            let products = byte_products(w, _mm256_set1_epi32(x[row].four(group)));
+                            sums[row] = _mm256_add_epi32(sums[row], products);
+                        }
                     }
-                }
-                for row in 0..MR {
-                    dots[row][half] = _mm256_cvtepi32_ps(sums[row]);
+                    for row in 0..MR {
+                        dots[row][panel][half] = _mm256_cvtepi32_ps(sums[row]);
+                    }
                 }
             }
             dots

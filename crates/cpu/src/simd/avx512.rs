@@ -135,6 +135,14 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn low_bytes(self, vector: __m512) -> [i8; LANES] {
+        let mut bytes = [0; LANES];
+        // SAFETY: `self` proves the features; sixteen bytes, at any alignment.
+        unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(vector))) };
+        bytes
+    }
+
+    #[inline(always)]
     fn sum(self, v: __m512) -> f32 {
         // SAFETY: `self` proves the features.
         unsafe {
@@ -200,30 +208,47 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn panel_dots<const MR: usize>(self, codes: &PanelCodes, x: [&QuantizedBlock; MR]) -> [__m512; MR] {
+    fn panel_dots<const MR: usize, const NP: usize>(
+        self,
+        codes: [&PanelCodes; NP],
+        x: [&QuantizedBlock; MR],
+    ) -> [[__m512; NP]; MR] {
         // SAFETY: `self` proves the features; every load is of one 64-byte group of codes.
         unsafe {
-            let mut sums = [_mm512_setzero_si512(); MR];
+            let mut sums = [[_mm512_setzero_si512(); NP]; MR];
             for row in 0..MR {
-                sums[row] = _mm512_set1_epi32(if VNNI { x[row].minus_128_sum } else { 0 });
+                sums[row] = [_mm512_set1_epi32(if VNNI { x[row].minus_128_sum } else { 0 }); NP];
             }
             for group in 0..8 {
-                let w = _mm512_loadu_si512(codes[group].as_ptr().cast());
+                let mut w = [_mm512_setzero_si512(); NP];
+                for panel in 0..NP {
+                    w[panel] = _mm512_loadu_si512(codes[panel][group].as_ptr().cast());
+                }
                 for row in 0..MR {
                     let four = _mm512_set1_epi32(x[row].four(group));
-                    if VNNI {
-                        sums[row] = _mm512_dpbusd_epi32(sums[row], w, four);
-                    } else {
-                        sums[row] = _mm512_add_epi32(sums[row], byte_products(w, four));
+                    for panel in 0..NP {
+                        sums[row][panel] = if VNNI {
+                            _mm512_dpbusd_epi32(sums[row][panel], w[panel], four)
+                        } else {
+                            _mm512_add_epi32(sums[row][panel], byte_products(w[panel], four))
+                        };
                     }
                 }
             }
-            let mut dots = [_mm512_setzero_ps(); MR];
+            let mut dots = [[_mm512_setzero_ps(); NP]; MR];
             for row in 0..MR {
-                dots[row] = _mm512_cvtepi32_ps(sums[row]);
+                for panel in 0..NP {
+                    dots[row][panel] = _mm512_cvtepi32_ps(sums[row][panel]);
+                }
             }
             dots
         }
+    }
+
+    #[inline(always)]
+    fn panel_codes(self, rows: [&q8_0::Block; PANEL_ROWS], out: &mut PanelCodes) {
+        // SAFETY: `self` proves the features.
+        unsafe { panel_codes(rows, _mm512_set1_epi8(Self::PANEL_XOR.cast_signed()), out) }
     }
 
     #[inline(always)]
@@ -293,6 +318,38 @@ fn byte_products(w: __m512i, x: __m512i) -> __m512i {
 fn load_codes(codes: &[i8; 32]) -> __m256i {
     // SAFETY: 32 bytes, at any alignment.
     unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) }
+}
+
+/// A transposition of 16 × 8 words: rows j and j + 8 share a register, so that 8 × 8 words are transposed in each half.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn panel_codes(rows: [&q8_0::Block; PANEL_ROWS], xor: __m512i, out: &mut PanelCodes) {
+    let mut r = [_mm512_setzero_si512(); 8];
+    for j in 0..8 {
+        let low = _mm512_castsi256_si512(load_codes(&rows[j].codes));
+        r[j] = _mm512_xor_si512(_mm512_inserti64x4::<1>(low, load_codes(&rows[j + 8].codes)), xor);
+    }
+    // Words of two rows, then of four: in each 128-bit part, word w of rows 0 to 3 (or 4 to 7).
+    let mut quads = [_mm512_setzero_si512(); 8];
+    for half in 0..2 {
+        let [a, b, c, d] = [r[4 * half], r[4 * half + 1], r[4 * half + 2], r[4 * half + 3]];
+        let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        quads[4 * half] = _mm512_unpacklo_epi64(ab_low, cd_low);
+        quads[4 * half + 1] = _mm512_unpackhi_epi64(ab_low, cd_low);
+        quads[4 * half + 2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+        quads[4 * half + 3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+    }
+    let low_parts = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+    let high_parts = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    for word in 0..4 {
+        let (first, second) = (quads[word], quads[word + 4]);
+        for (group, parts) in [(word, low_parts), (word + 4, high_parts)] {
+            let codes = _mm512_permutex2var_epi64(first, parts, second);
+            // SAFETY: 64 bytes, at any alignment.
+            unsafe { _mm512_storeu_si512(out[group].as_mut_ptr().cast(), codes) };
+        }
+    }
 }
 
 /// Block `block` of rows `row` and `row + 4`, so that the folding leaves the rows in order.

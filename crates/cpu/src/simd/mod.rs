@@ -29,16 +29,6 @@ pub(crate) const PANEL_ROWS: usize = LANES;
 /// The codes of one block of each of sixteen rows: entry g holds codes 4g..4g + 4 of row r at bytes 4r..4r + 4.
 pub(crate) type PanelCodes = [[u8; 64]; 8];
 
-/// One block column of a panel: sixteen rows of a Q8_0 weight, lanes side by side, so that no sum crosses lanes.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-pub(crate) struct PanelBlock {
-    /// Codes, each xored with [`Simd::PANEL_XOR`].
-    pub(crate) codes: PanelCodes,
-    /// The scale of each row.
-    pub(crate) scales: [f32; LANES],
-}
-
 /// A computation over some level's vectors; [`Simd::vectorize`] compiles it for that level.
 pub(crate) trait Kernel {
     /// What it returns.
@@ -90,6 +80,9 @@ pub(crate) trait Simd: Copy {
     /// 2ⁿ for the integer n in the low nine bits of each lane's mantissa: what adding 1.5 · 2²³ leaves there.
     fn exp2_of_low_bits(self, biased: Self::F32) -> Self::F32;
 
+    /// The low byte of each lane's bits.
+    fn low_bytes(self, vector: Self::F32) -> [i8; LANES];
+
     /// The sum of all lanes by halves: l + (l + 8), then + 4, + 2, + 1.
     fn sum(self, vector: Self::F32) -> f32;
     /// The sums of four vectors, each as [`Simd::sum`] has it.
@@ -104,8 +97,23 @@ pub(crate) trait Simd: Copy {
     fn q8_dots(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> Self::F32;
     /// The scales of block `block` of sixteen rows.
     fn q8_scales(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize) -> Self::F32;
-    /// As [`Simd::q8_dots`], from a panel and for several activation rows.
-    fn panel_dots<const MR: usize>(self, codes: &PanelCodes, x: [&QuantizedBlock; MR]) -> [Self::F32; MR];
+    /// As [`Simd::q8_dots`], from several panels and for several activation rows.
+    fn panel_dots<const MR: usize, const NP: usize>(
+        self,
+        codes: [&PanelCodes; NP],
+        x: [&QuantizedBlock; MR],
+    ) -> [[Self::F32; NP]; MR];
+
+    /// The codes of sixteen rows' blocks side by side, xored with [`Simd::PANEL_XOR`].
+    #[inline(always)]
+    fn panel_codes(self, rows: [&q8_0::Block; PANEL_ROWS], out: &mut PanelCodes) {
+        for (lane, row) in rows.iter().enumerate() {
+            let codes: [u8; 32] = bytemuck::cast(row.codes);
+            for (group, four) in codes.as_chunks::<4>().0.iter().enumerate() {
+                out[group][4 * lane..4 * lane + 4].copy_from_slice(&four.map(|code| code ^ Self::PANEL_XOR));
+            }
+        }
+    }
 
     /// Asks for the cache line that holds `at`; a hint, which may point anywhere.
     fn prefetch<T>(self, at: *const T);
@@ -125,6 +133,7 @@ mod tests {
 
     use super::*;
     use crate::Isa;
+    use crate::packed::{PackPanel, Panel};
 
     /// Runs every word on the same lanes and returns all results, to be compared between levels.
     struct EveryWord([f32; LANES], [f32; LANES], [f32; LANES]);
@@ -158,6 +167,7 @@ mod tests {
                 bits.extend(lanes.map(canonical));
             }
             bits.extend([s.sum(a), s.max_lane(b)].map(canonical));
+            bits.extend(s.low_bytes(biased).map(|byte| u32::from(byte.cast_unsigned())));
             bits.extend(s.sum_4([a, b, c, s.add(a, c)]).map(canonical));
             bits
         }
@@ -193,8 +203,9 @@ mod tests {
             let mut out = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
             s.store(s.q8_dots(&self.0, 0, self.1), &mut out.0);
             s.store(s.q8_scales(&self.0, 0), &mut out.1);
-            let panel = crate::kernels::linear_q8::pack_panel_block::<S>(&self.0, 0);
-            let [dots] = s.panel_dots(&panel.codes, [self.1]);
+            let mut bytes = vec![0; Panel::bytes(1)];
+            PackPanel { rows: self.0.map(Some), out: &mut bytes }.run(s);
+            let [[dots]] = s.panel_dots([&Panel::new(&bytes, 1).codes[0]], [self.1]);
             s.store(dots, &mut out.2);
             out
         }

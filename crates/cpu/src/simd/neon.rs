@@ -148,6 +148,13 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn low_bytes(self, vector: Self::F32) -> [i8; LANES] {
+        let mut lanes = [0.0; LANES];
+        self.store(vector, &mut lanes);
+        lanes.map(|value: f32| value.to_bits() as i8)
+    }
+
+    #[inline(always)]
     fn sum(self, v: Self::F32) -> f32 {
         // SAFETY: `self` proves the feature.
         unsafe { sum(v) }
@@ -183,11 +190,17 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn panel_dots<const MR: usize>(self, codes: &PanelCodes, x: [&QuantizedBlock; MR]) -> [Self::F32; MR] {
-        let mut dots = [self.splat(0.0); MR];
+    fn panel_dots<const MR: usize, const NP: usize>(
+        self,
+        codes: [&PanelCodes; NP],
+        x: [&QuantizedBlock; MR],
+    ) -> [[Self::F32; NP]; MR] {
+        let mut dots = [[self.splat(0.0); NP]; MR];
         for row in 0..MR {
-            // SAFETY: `self` proves the feature.
-            dots[row] = unsafe { panel_dots(codes, x[row]) };
+            for panel in 0..NP {
+                // SAFETY: `self` proves the feature.
+                dots[row][panel] = unsafe { panel_dots(codes[panel], x[row]) };
+            }
         }
         dots
     }

@@ -95,6 +95,11 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn low_bytes(self, vector: Self::F32) -> [i8; LANES] {
+        vector.map(|value| value.to_bits() as i8)
+    }
+
+    #[inline(always)]
     fn sum(self, mut v: Self::F32) -> f32 {
         for half in [8, 4, 2, 1] {
             for lane in 0..half {
@@ -128,14 +133,17 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn panel_dots<const MR: usize>(self, codes: &PanelCodes, x: [&QuantizedBlock; MR]) -> [Self::F32; MR] {
-        x.map(|x| {
-            std::array::from_fn(|row| {
-                let products =
-                    (0..32).map(|i| i32::from(codes[i / 4][row * 4 + i % 4].cast_signed()) * i32::from(x.codes[i]));
-                products.sum::<i32>() as f32
-            })
-        })
+    fn panel_dots<const MR: usize, const NP: usize>(
+        self,
+        codes: [&PanelCodes; NP],
+        x: [&QuantizedBlock; MR],
+    ) -> [[Self::F32; NP]; MR] {
+        let dot = |codes: &PanelCodes, x: &QuantizedBlock, row: usize| {
+            let products =
+                (0..32).map(|i| i32::from(codes[i / 4][row * 4 + i % 4].cast_signed()) * i32::from(x.codes[i]));
+            products.sum::<i32>() as f32
+        };
+        x.map(|x| codes.map(|codes| std::array::from_fn(|row| dot(codes, x, row))))
     }
 
     #[inline(always)]
