@@ -15,7 +15,7 @@ use serde_json::Value;
 use tensor::{Tensor, WeightFormat};
 use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
-use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Tokenizer, TokenizerError};
+use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Texts, Tokenizer, TokenizerError};
 
 use crate::{builtin, hub, units};
 
@@ -193,11 +193,12 @@ pub(crate) fn parse_isa(name: &str) -> Result<cpu::IsaLevel, String> {
 /// Loads the model that `name` stands for, the built-in one without a name.
 pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
     let begun = Instant::now();
-    let (checkpoint, name) = open(name, false)?;
+    let (mut checkpoint, name) = open(name, false)?;
     let in_model = || format!("cannot load `{name}`");
-    // The vocabulary takes as long as everything else together, so it is built beside it.
+    // Beside the weights, which wait for memory.
+    let vocabulary = std::mem::replace(&mut checkpoint.tokenizer, TokenizerSource::None);
     let (tokenizer, rest) = std::thread::scope(|scope| {
-        let tokenizer = scope.spawn(|| load_tokenizer(&checkpoint, args.allow_unknown_patterns));
+        let tokenizer = scope.spawn(|| load_tokenizer(vocabulary, args.allow_unknown_patterns));
         let rest = load_weights(&checkpoint, args);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
@@ -247,37 +248,38 @@ pub(crate) fn load_weights(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<
     Ok((plan, backend, weights))
 }
 
-fn load_tokenizer(checkpoint: &Checkpoint, allow_unknown_patterns: bool) -> Result<Tokenizer> {
-    match &checkpoint.tokenizer {
+fn load_tokenizer(vocabulary: TokenizerSource, allow_unknown_patterns: bool) -> Result<Tokenizer> {
+    let texts = |strings: formats::gguf::Strings| {
+        let (text, ends) = strings.into_parts();
+        Texts::from_parts(text, ends).expect("the parts of whole strings")
+    };
+    match vocabulary {
         TokenizerSource::HuggingFace { tokenizer_json, tokenizer_config } => {
-            let config = serde_json::to_vec(tokenizer_config)?;
+            let config = serde_json::to_vec(&tokenizer_config)?;
             let options = LoadOptions { allow_unknown_patterns };
-            Tokenizer::from_json(tokenizer_json, Some(&config), &options).map_err(|error| {
+            Tokenizer::from_json(&tokenizer_json, Some(&config), &options).map_err(|error| {
                 let hint = "; --allow-unknown-patterns accepts such a pattern from a source that you trust";
                 let hint = if matches!(error, TokenizerError::UnknownPattern { .. }) { hint } else { "" };
                 anyhow!("{error}{hint}")
             })
         }
-        TokenizerSource::Gguf(vocabulary) => {
-            let v = vocabulary.as_ref().clone();
-            Ok(Tokenizer::from_gguf(GgufVocabulary {
-                model: v.model,
-                pre: v.pre.unwrap_or_default(),
-                tokens: v.tokens,
-                scores: v.scores,
-                token_types: v.token_types,
-                merges: v.merges,
-                bos_id: v.bos_token_id,
-                eos_id: v.eos_token_id,
-                eot_id: v.eot_token_id,
-                eom_id: v.eom_token_id,
-                unk_id: v.unknown_token_id,
-                pad_id: v.padding_token_id,
-                add_bos: v.add_bos_token,
-                add_eos: v.add_eos_token,
-                add_space_prefix: v.add_space_prefix,
-            })?)
-        }
+        TokenizerSource::Gguf(v) => Ok(Tokenizer::from_gguf(GgufVocabulary {
+            model: v.model,
+            pre: v.pre.unwrap_or_default(),
+            tokens: texts(v.tokens),
+            scores: v.scores,
+            token_types: v.token_types,
+            merges: texts(v.merges),
+            bos_id: v.bos_token_id,
+            eos_id: v.eos_token_id,
+            eot_id: v.eot_token_id,
+            eom_id: v.eom_token_id,
+            unk_id: v.unknown_token_id,
+            pad_id: v.padding_token_id,
+            add_bos: v.add_bos_token,
+            add_eos: v.add_eos_token,
+            add_space_prefix: v.add_space_prefix,
+        })?),
         TokenizerSource::None => bail!(
             "the model has no tokenizer: a folder needs tokenizer.json beside the weights, a GGUF file its \
              tokenizer.ggml keys"

@@ -9,6 +9,7 @@
 //!
 //! What the names and keys mean for a model is in `gguf_names`, not here.
 
+mod strings;
 mod types;
 mod value;
 pub mod vocabulary;
@@ -19,6 +20,7 @@ use std::fmt::Display;
 use bytes::Bytes;
 use tensor::Tensor;
 
+pub use strings::Strings;
 pub use types::GgmlType;
 pub use value::{Array, Metadata, Value, ValueType};
 pub use write::GgufWriter;

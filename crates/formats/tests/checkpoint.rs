@@ -60,7 +60,7 @@ fn gguf_gives_checkpoint_names_configuration_and_vocabulary() {
     assert_eq!(checkpoint.generation_config, json!({"bos_token_id": 1, "eos_token_id": [2]}));
     assert_eq!(checkpoint.chat_templates.default.as_deref(), Some("{{ messages }}"));
     let TokenizerSource::Gguf(vocabulary) = &checkpoint.tokenizer else { panic!() };
-    assert_eq!(vocabulary.tokens, ["<unk>", "<s>", "é"]);
+    assert_eq!(vocabulary.tokens.iter().collect::<Vec<_>>(), ["<unk>", "<s>", "é"]);
     assert_eq!((&vocabulary.scores[..], &vocabulary.token_types[..]), (&[0.0, -1.0, -2.5][..], &[2, 3, 1][..]));
     assert_eq!(
         (vocabulary.bos_token_id, vocabulary.add_bos_token, vocabulary.add_eos_token),

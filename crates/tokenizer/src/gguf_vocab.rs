@@ -1,15 +1,15 @@
 //! Vocabularies embedded in GGUF files, given as plain data.
 
-use ahash::AHashMap;
-use tokenizers::models::bpe::BPE;
 use tokenizers::normalizers::{NFC, Prepend, Replace, Sequence};
-use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper};
+use tokenizers::{AddedToken, NormalizerWrapper};
 
+use crate::bpe::{Bpe, BpeOptions};
 use crate::error::{TokenizerError, guarded};
 use crate::load::split_merge;
 use crate::pre_tokenizer::{Named, PreTokenizer};
 use crate::spm::Spm;
 use crate::stream_decode::{DecodeRule, Invalid, Leading};
+use crate::texts::{Texts, TokenTable};
 use crate::tokenizer::{AddedTokens, Model, Roles, Tokenizer};
 use crate::vocabulary::{TokenBytes, Vocabulary, fallback_byte};
 
@@ -27,13 +27,13 @@ pub struct GgufVocabulary {
     /// `pre`: the pre-tokenizer, for `gpt2`. Old files have none: empty.
     pub pre: String,
     /// `tokens`: the text of each id.
-    pub tokens: Vec<String>,
+    pub tokens: Texts,
     /// `scores`: one for each token, for `llama`; else may be empty.
     pub scores: Vec<f32>,
     /// `token_type`: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; may be empty.
     pub token_types: Vec<i32>,
     /// `merges`: pairs in the form `a b`, best first, for `gpt2`.
-    pub merges: Vec<String>,
+    pub merges: Texts,
     /// `bos_token_id`.
     pub bos_id: Option<u32>,
     /// `eos_token_id`.
@@ -99,54 +99,44 @@ impl Tokenizer {
     }
 }
 
-fn byte_level(vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
+fn byte_level(mut vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
     let named = Named::find(&vocabulary.pre)?;
-    let merges: Vec<(String, String)> = vocabulary
-        .merges
-        .iter()
-        .map(|merge| {
-            let (a, b) = split_merge(merge).ok_or_else(|| {
-                let message = format!("has `{merge}`, which is not two tokens with one space between");
-                TokenizerError::field(FILE, "tokenizer.ggml.merges", message)
-            })?;
-            Ok((a.to_owned(), b.to_owned()))
-        })
-        .collect::<Result<_, TokenizerError>>()?;
-    // Control tokens stay out of the model: no text can merge into one.
-    let mut vocab = AHashMap::with_capacity(vocabulary.tokens.len());
-    for (id, token) in vocabulary.pieces(types) {
-        vocab.entry(token.clone()).or_insert(id);
+    let around = Around::read(&vocabulary, types, named.add_bos, false)?;
+    let merges = std::mem::take(&mut vocabulary.merges);
+    if let Some(merge) = merges.iter().find(|merge| split_merge(merge).is_none()) {
+        let message = format!("has `{merge}`, which is not two tokens with one space between");
+        return Err(TokenizerError::field(FILE, "tokenizer.ggml.merges", message));
     }
-    let model =
-        BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(named.ignore_merges).build().map_err(|error| {
-            TokenizerError::field(FILE, "tokenizer.ggml.merges", format!("are not usable: {error}"))
-        })?;
-
-    Parts {
-        model: Model::Library(Box::new(ModelWrapper::BPE(model))),
+    let tables = vocabulary.tables(types, TokenBytes::ByteLevel)?;
+    // Control tokens stay out of the model: no text can merge into one. Of tokens with one text the first counts.
+    let mut tokens = TokenTable::with_capacity(types.len());
+    for id in pieces(types) {
+        tokens.insert(&tables, id);
+    }
+    let options = BpeOptions { ignore_merges: named.ignore_merges, ..BpeOptions::default() };
+    let pairs = merges.iter().map(|merge| split_merge(merge).expect("checked above"));
+    let model = Bpe::new(&tables, tokens, pairs, options)
+        .map_err(|error| TokenizerError::field(FILE, "tokenizer.ggml.merges", format!("are not usable: {error}")))?;
+    Ok(Tokenizer {
+        vocabulary: tables,
         normalizer: named.nfc.then(|| NFC.into()),
         pre_tokenizer: named.pre_tokenizer(),
-        token_bytes: TokenBytes::ByteLevel,
+        model: Model::Bpe(model),
+        added: around.added,
         decode_rule: DecodeRule { leading: Leading::Strip { byte: b' ', count: 0 }, invalid: Invalid::OnePerPart },
-        add_bos: named.add_bos,
-    }
-    .assemble(&vocabulary, types)
+        roles: around.roles,
+    })
 }
 
-fn sentence_piece(vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
+fn sentence_piece(mut vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
     if vocabulary.scores.len() != vocabulary.tokens.len() {
         let (scores, tokens) = (vocabulary.scores.len(), vocabulary.tokens.len());
         let message = format!("has {scores} values for {tokens} tokens; model `llama` needs one for each");
         return Err(TokenizerError::field(FILE, "tokenizer.ggml.scores", message));
     }
-    let mut pieces = AHashMap::with_capacity(vocabulary.tokens.len());
-    for (id, token) in vocabulary.pieces(types) {
-        let score = vocabulary.scores.get(id as usize).copied();
-        let score = score.expect("one for each token, as checked above");
-        pieces.entry(token.clone()).or_insert((id, score));
-    }
+    let around = Around::read(&vocabulary, types, true, true)?;
     let mut byte_ids = Box::new([None; 256]);
-    for ((id, token), kind) in (0u32..).zip(&vocabulary.tokens).zip(types) {
+    for ((id, token), kind) in (0u32..).zip(vocabulary.tokens.iter()).zip(types) {
         if let (TokenType::Byte, Some(byte)) = (kind, fallback_byte(token)) {
             byte_ids[usize::from(byte)].get_or_insert(id);
         }
@@ -158,52 +148,46 @@ fn sentence_piece(vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tok
     if space_prefix {
         normalizers.insert(0, Prepend::new(SPACE_MARK.to_owned()).into());
     }
-
-    Parts {
-        model: Model::Spm(Spm::new(pieces, byte_ids, unk_id)),
+    let token_bytes = TokenBytes::Text { replace: vec![(SPACE_MARK.to_owned(), " ".to_owned())], byte_fallback: true };
+    let scores = std::mem::take(&mut vocabulary.scores);
+    let tables = vocabulary.tables(types, token_bytes)?;
+    let model = Spm::new(&tables, pieces(types), scores, byte_ids, unk_id);
+    Ok(Tokenizer {
+        vocabulary: tables,
         normalizer: Some(Sequence::new(normalizers).into()),
         pre_tokenizer: PreTokenizer::default(),
-        token_bytes: TokenBytes::Text { replace: vec![(SPACE_MARK.to_owned(), " ".to_owned())], byte_fallback: true },
+        model: Model::Spm(model),
+        added: around.added,
         decode_rule: DecodeRule {
             leading: Leading::Strip { byte: b' ', count: usize::from(space_prefix) },
             invalid: Invalid::OnePerByte,
         },
-        add_bos: true,
-    }
-    .assemble(&vocabulary, types)
+        roles: around.roles,
+    })
 }
 
-/// What the two kinds of vocabulary differ in.
-struct Parts {
-    model: Model,
-    normalizer: Option<NormalizerWrapper>,
-    pre_tokenizer: PreTokenizer,
-    token_bytes: TokenBytes,
-    decode_rule: DecodeRule,
-    /// BOS before a text, where the file does not say.
-    add_bos: bool,
+/// What text may merge into. User-defined tokens are found in the text first, but merges name them.
+fn pieces(types: &[TokenType]) -> impl Iterator<Item = u32> {
+    let is_piece = |kind: &TokenType| matches!(kind, TokenType::Piece | TokenType::UserDefined);
+    (0u32..).zip(types).filter(move |(_, kind)| is_piece(kind)).map(|(id, _)| id)
 }
 
-impl Parts {
-    fn assemble(self, vocabulary: &GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
-        let roles = vocabulary.roles(self.add_bos, types)?;
-        let is_spm = matches!(self.model, Model::Spm(_));
-        let added = AddedTokens::new(vocabulary.added_tokens(types, is_spm), None)
-            .map_err(|error| TokenizerError::library(LOADING, error))?;
-        let tokens = (0u32..).zip(vocabulary.tokens.iter().map(String::as_str));
-        let is_special = |id: u32| {
-            let kind = types.get(id as usize);
-            matches!(kind, Some(TokenType::Control | TokenType::Unknown))
-        };
-        Ok(Tokenizer {
-            vocabulary: Vocabulary::new(FILE, tokens, is_special, &self.token_bytes)?,
-            normalizer: self.normalizer,
-            pre_tokenizer: self.pre_tokenizer,
-            model: self.model,
-            added,
-            decode_rule: self.decode_rule,
-            roles,
-        })
+/// What is found in a text before the model sees it, and put around it.
+struct Around {
+    added: AddedTokens,
+    roles: Roles,
+}
+
+impl Around {
+    fn read(
+        vocabulary: &GgufVocabulary,
+        types: &[TokenType],
+        add_bos: bool,
+        is_spm: bool,
+    ) -> Result<Self, TokenizerError> {
+        let roles = vocabulary.roles(add_bos, types)?;
+        let added = AddedTokens::new(vocabulary.added_tokens(types, is_spm), None);
+        Ok(Self { added: added.map_err(|error| TokenizerError::library(LOADING, error))?, roles })
     }
 }
 
@@ -236,7 +220,7 @@ impl GgufVocabulary {
     /// Types for a file without them: tokens with a role are control tokens.
     fn guessed_types(&self) -> Vec<TokenType> {
         let control = [self.bos_id, self.eos_id, self.eot_id, self.eom_id, self.pad_id];
-        let kind = |(id, token): (u32, &String)| {
+        let kind = |(id, token): (u32, &str)| {
             if self.unk_id == Some(id) {
                 TokenType::Unknown
             } else if control.contains(&Some(id)) {
@@ -247,20 +231,21 @@ impl GgufVocabulary {
                 TokenType::Piece
             }
         };
-        (0u32..).zip(&self.tokens).map(kind).collect()
+        (0u32..).zip(self.tokens.iter()).map(kind).collect()
     }
 
-    /// What text may merge into. User-defined tokens are found in the text first, but merges name them.
-    fn pieces<'a>(&'a self, types: &'a [TokenType]) -> impl Iterator<Item = (u32, &'a String)> {
-        let tokens = (0u32..).zip(&self.tokens).zip(types);
-        let is_piece = |kind: &TokenType| matches!(kind, TokenType::Piece | TokenType::UserDefined);
-        tokens.filter(move |(_, kind)| is_piece(kind)).map(|(token, _)| token)
+    /// The tables of all tokens.
+    fn tables(self, types: &[TokenType], token_bytes: TokenBytes) -> Result<Vocabulary, TokenizerError> {
+        let mut tables = Vocabulary::new(FILE, self.tokens, 0..types.len() as u32, token_bytes)?;
+        let special = |kind: &TokenType| matches!(kind, TokenType::Control | TokenType::Unknown);
+        tables.mark_special((0u32..).zip(types).filter(|(_, kind)| special(kind)).map(|(id, _)| id));
+        Ok(tables)
     }
 
     /// Tokens that are found in the text before the model sees it.
     fn added_tokens(&self, types: &[TokenType], is_spm: bool) -> Vec<(u32, AddedToken)> {
         let mut added = Vec::new();
-        for ((id, token), kind) in (0u32..).zip(&self.tokens).zip(types) {
+        for ((id, token), kind) in (0u32..).zip(self.tokens.iter()).zip(types) {
             let special = match kind {
                 TokenType::Control | TokenType::Unknown => true,
                 TokenType::UserDefined => false,
@@ -270,7 +255,7 @@ impl GgufVocabulary {
                 continue;
             }
             // Runs of spaces are written with marks, but stand as spaces in a text.
-            let text = if is_spm && !special { token.replace(SPACE_MARK, " ") } else { token.clone() };
+            let text = if is_spm && !special { token.replace(SPACE_MARK, " ") } else { token.to_owned() };
             added.push((id, AddedToken::from(text, special).normalized(false)));
         }
         added
@@ -290,9 +275,9 @@ impl GgufVocabulary {
         let mut ends: Vec<u32> = eos.into_iter().collect();
         ends.extend(checked("eot_token_id", self.eot_id)?);
         ends.extend(checked("eom_token_id", self.eom_id)?);
-        let controls = (0u32..).zip(&self.tokens).zip(types);
+        let controls = (0u32..).zip(self.tokens.iter()).zip(types);
         let controls = controls.filter(|(_, kind)| **kind == TokenType::Control);
-        let controls: Vec<(u32, &str)> = controls.map(|((id, token), _)| (id, token.as_str())).collect();
+        let controls: Vec<(u32, &str)> = controls.map(|((id, token), _)| (id, token)).collect();
         // In the Harmony format `<|end|>` ends a message in the middle of a generation.
         let harmony = controls.iter().any(|(_, token)| *token == "<|call|>");
         for &(id, token) in &controls {

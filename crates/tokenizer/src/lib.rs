@@ -1,7 +1,7 @@
 //! Text to token ids and back.
 //!
 //! Loads `tokenizer.json` ([`Tokenizer::from_json`]) and the vocabularies inside GGUF files
-//! ([`Tokenizer::from_gguf`]), encodes through the `tokenizers` library, and decodes token by token
+//! ([`Tokenizer::from_gguf`]), encodes as the `tokenizers` library does, and decodes token by token
 //! ([`StreamDecoder`]).
 //!
 //! Whatever the bytes of a tokenizer or of a text, the answer is a value or an error: no panic, no
@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bpe;
 pub mod chat_template;
 #[cfg(test)]
 #[path = "../tests/vocab/cpu_time.rs"]
@@ -23,6 +24,7 @@ mod pre_tokenizer;
 mod splitter;
 mod spm;
 mod stream_decode;
+mod texts;
 mod tokenizer;
 mod vocabulary;
 
@@ -31,4 +33,5 @@ pub use gguf_vocab::GgufVocabulary;
 pub use load::{JSON_BYTES_MAX, LoadOptions};
 pub use pre_tokenizer::known_pre_tokenizers;
 pub use stream_decode::StreamDecoder;
+pub use texts::Texts;
 pub use tokenizer::{ParseSpecial, Segment, TEXT_BYTES_MAX, Tokenizer};

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 use ahash::AHashMap;
-use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokenizers::models::bpe::BPE;
@@ -12,9 +13,11 @@ use tokenizers::{
     AddedToken, Encoding, Model as _, ModelWrapper, NormalizerWrapper, PostProcessor as _, PostProcessorWrapper, Token,
 };
 
+use crate::bpe::{Bpe, BpeOptions};
 use crate::error::{TokenizerError, guarded};
 use crate::pre_tokenizer::{PreTokenizer, check_normalizer};
 use crate::stream_decode::{DecodeRule, Invalid, Leading};
+use crate::texts::{Texts, TokenTable};
 use crate::tokenizer::{AddedTokens, Model, Roles, Tokenizer};
 use crate::vocabulary::{TokenBytes, Vocabulary};
 
@@ -34,7 +37,7 @@ pub struct LoadOptions {
 
 /// `tokenizer.json`; truncation and padding do not concern inference and are not read.
 #[derive(serde::Deserialize)]
-struct TokenizerJson<'a> {
+struct TokenizerJson<M> {
     #[serde(default)]
     added_tokens: Vec<AddedTokenJson>,
     #[serde(default)]
@@ -45,8 +48,7 @@ struct TokenizerJson<'a> {
     post_processor: Value,
     #[serde(default)]
     decoder: Value,
-    #[serde(borrow)]
-    model: &'a RawValue,
+    model: M,
 }
 
 #[derive(serde::Deserialize)]
@@ -63,51 +65,189 @@ struct ModelKind<'a> {
     kind: Option<Cow<'a, str>>,
 }
 
+/// `model`, read or not.
+enum ModelJson<'a> {
+    Bpe(BpeJson),
+    Unread(&'a RawValue),
+}
+
+/// A `model` that says first that it is BPE, as all do that the library writes today: read with the rest of the file.
+/// Any other is an error, and so is one that is malformed; [`ModelJson::Unread`] then finds out what it is.
+struct BpeFirst(BpeJson);
+
+impl<'de> Deserialize<'de> for BpeFirst {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = BpeFirst;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a model that says first that it is BPE")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<BpeFirst, A::Error> {
+                let is_bpe = fields.next_key::<Cow<'de, str>>()?.is_some_and(|name| name == "type")
+                    && fields.next_value::<Cow<'de, str>>()? == "BPE";
+                if !is_bpe {
+                    return Err(de::Error::invalid_type(de::Unexpected::Map, &self));
+                }
+                let bpe = BpeJson::deserialize(MapAccessDeserializer::new(fields))?;
+                if bpe.kind.is_some() { Err(de::Error::duplicate_field("type")) } else { Ok(BpeFirst(bpe)) }
+            }
+        }
+        deserializer.deserialize_map(Fields)
+    }
+}
+
 /// `model` of type BPE. Read here rather than by the library, whose reader goes through a tree of
 /// JSON values: four times the time for a vocabulary of 150,000.
 #[derive(serde::Deserialize)]
 struct BpeJson {
+    #[serde(rename = "type")]
+    kind: Option<IgnoredAny>,
     unk_token: Option<String>,
     continuing_subword_prefix: Option<String>,
     end_of_word_suffix: Option<String>,
     fuse_unk: Option<bool>,
     byte_fallback: Option<bool>,
     ignore_merges: Option<bool>,
-    vocab: AHashMap<String, u32>,
-    merges: Vec<Merge>,
+    vocab: TokenIds,
+    merges: Merges,
 }
 
-/// A pair to merge: `"a b"`, or `["a", "b"]` where tokens may contain spaces.
-struct Merge(String, String);
+/// `vocab` of a BPE model, in the order of the file: `texts[i]` has the id `ids[i]`.
+#[derive(Default)]
+struct TokenIds {
+    texts: Texts,
+    ids: Vec<u32>,
+}
 
-impl<'de> Deserialize<'de> for Merge {
+impl<'de> Deserialize<'de> for TokenIds {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pair;
-        impl<'de> Visitor<'de> for Pair {
-            type Value = Merge;
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = TokenIds;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a merge, as \"a b\" or [\"a\", \"b\"]")
+                f.write_str("a map")
             }
 
-            fn visit_str<E: de::Error>(self, pair: &str) -> Result<Merge, E> {
-                match split_merge(pair) {
-                    Some((a, b)) => Ok(Merge(a.to_owned(), b.to_owned())),
-                    None => Err(E::invalid_value(de::Unexpected::Str(pair), &self)),
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<TokenIds, A::Error> {
+                let mut vocab = TokenIds::default();
+                while entries.next_key_seed(PushOnto(&mut vocab.texts))?.is_some() {
+                    vocab.ids.push(entries.next_value()?);
                 }
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Merge, A::Error> {
-                let missing = |_| de::Error::invalid_length(0, &"two tokens");
-                let a = pair.next_element()?.ok_or(()).map_err(missing)?;
-                let b = pair.next_element()?.ok_or(()).map_err(missing)?;
-                match pair.next_element::<de::IgnoredAny>()? {
-                    None => Ok(Merge(a, b)),
-                    Some(_) => Err(de::Error::invalid_length(3, &"two tokens")),
-                }
+                Ok(vocab)
             }
         }
-        deserializer.deserialize_any(Pair)
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+impl TokenIds {
+    /// Whether an id is never that of two texts, here or among the added tokens.
+    fn names_each_id_once(&self, added: &AddedTokens) -> bool {
+        let mut by_id: Vec<(u32, usize)> = self.ids.iter().copied().zip(0..).collect();
+        by_id.sort_unstable();
+        let text = |id: u32| {
+            let at = by_id.binary_search_by_key(&id, |&(id, _)| id).ok()?;
+            self.texts.get(by_id[at].1)
+        };
+        by_id.array_windows().all(|[a, b]| a.0 != b.0)
+            && added.texts().all(|(id, added)| text(id).is_none_or(|text| text == added))
+    }
+}
+
+/// Reads a string to the end of texts, without a `String` of its own.
+struct PushOnto<'a>(&'a mut Texts);
+
+impl<'de> DeserializeSeed<'de> for PushOnto<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for PushOnto<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<(), E> {
+        self.0.push(text);
+        Ok(())
+    }
+}
+
+/// Pairs to merge, best first; the two tokens of each one after the other.
+#[derive(Default)]
+struct Merges(Texts);
+
+impl Merges {
+    fn pairs(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        let token = |at| self.0.get(at).expect("two for each pair");
+        (0..self.0.len() / 2).map(move |pair| (token(2 * pair), token(2 * pair + 1)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Merges {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Merges;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a sequence")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<Merges, A::Error> {
+                let mut merges = Merges::default();
+                while pairs.next_element_seed(PushMergeOnto(&mut merges.0))?.is_some() {}
+                Ok(merges)
+            }
+        }
+        deserializer.deserialize_seq(Pairs)
+    }
+}
+
+/// Reads a pair to merge: `"a b"`, or `["a", "b"]` where tokens may contain spaces.
+struct PushMergeOnto<'a>(&'a mut Texts);
+
+impl<'de> DeserializeSeed<'de> for PushMergeOnto<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for PushMergeOnto<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a merge, as \"a b\" or [\"a\", \"b\"]")
+    }
+
+    fn visit_str<E: de::Error>(self, pair: &str) -> Result<(), E> {
+        let (a, b) = split_merge(pair).ok_or_else(|| E::invalid_value(de::Unexpected::Str(pair), &self))?;
+        self.0.push(a);
+        self.0.push(b);
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<(), A::Error> {
+        for _ in 0..2 {
+            if pair.next_element_seed(PushOnto(self.0))?.is_none() {
+                return Err(de::Error::invalid_length(0, &"two tokens"));
+            }
+        }
+        match pair.next_element::<IgnoredAny>()? {
+            None => Ok(()),
+            Some(_) => Err(de::Error::invalid_length(3, &"two tokens")),
+        }
     }
 }
 
@@ -155,13 +295,24 @@ impl Tokenizer {
         tokenizer_config: Option<&[u8]>,
         options: &LoadOptions,
     ) -> Result<Self, TokenizerError> {
-        let json: TokenizerJson<'_> = parse(FILE, tokenizer_json)?;
+        // Twice the time, but only for files that are rare, or no good.
+        let json = match parse(FILE, tokenizer_json) {
+            Ok(json) => TokenizerJson::<BpeFirst>::with_model(json, |BpeFirst(bpe)| ModelJson::Bpe(bpe)),
+            Err(_) => TokenizerJson::<&RawValue>::with_model(parse(FILE, tokenizer_json)?, ModelJson::Unread),
+        };
         let config: Option<TokenizerConfig> = match tokenizer_config {
             Some(config) => parse(CONFIG_FILE, config)?,
             None => None,
         };
         let config = config.unwrap_or_default();
         guarded(LOADING, || build(json, &config, options))
+    }
+}
+
+impl<M> TokenizerJson<M> {
+    fn with_model<N>(self, convert: impl FnOnce(M) -> N) -> TokenizerJson<N> {
+        let Self { added_tokens, normalizer, pre_tokenizer, post_processor, decoder, model } = self;
+        TokenizerJson { added_tokens, normalizer, pre_tokenizer, post_processor, decoder, model: convert(model) }
     }
 }
 
@@ -174,67 +325,48 @@ fn parse<'a, T: Deserialize<'a>>(file: &'static str, json: &'a [u8]) -> Result<T
 }
 
 fn build(
-    json: TokenizerJson<'_>,
+    json: TokenizerJson<ModelJson<'_>>,
     config: &TokenizerConfig,
     options: &LoadOptions,
 ) -> Result<Tokenizer, TokenizerError> {
-    let library = |error| TokenizerError::library(LOADING, error);
-    let part = |field: &'static str| {
-        move |error: serde_json::Error| TokenizerError::field(FILE, field, format!("is not usable: {error}"))
-    };
-
     check_normalizer(FILE, "normalizer", &json.normalizer)?;
     let normalizer = Option::<NormalizerWrapper>::deserialize(&json.normalizer).map_err(part("normalizer"))?;
     let pre_tokenizer = PreTokenizer::from_json(FILE, &json.pre_tokenizer, options.allow_unknown_patterns)?;
     let (token_bytes, decode_rule) = read_decoder(&json.decoder)?;
 
     let added = json.added_tokens.into_iter().map(|added| (added.id, added.token));
-    let added = AddedTokens::new(added.collect(), normalizer.as_ref()).map_err(library)?;
-    let added_texts: Vec<(u32, String)> = added.texts().collect();
-    let vocabulary = |model: &mut dyn Iterator<Item = (&str, u32)>| {
-        let mut tokens: Vec<(u32, &str)> = Vec::new();
-        for (text, id) in model {
-            if let Some(other) = added.token_to_id(text).filter(|&other| other != id) {
-                return Err(TokenizerError::field(
-                    FILE,
-                    "added_tokens",
-                    format!("gives `{text}` the id {other}, but `model.vocab` gives it {id}"),
-                ));
+    let added = AddedTokens::new(added.collect(), normalizer.as_ref())
+        .map_err(|error| TokenizerError::library(LOADING, error))?;
+
+    let bpe = match json.model {
+        ModelJson::Bpe(bpe) => Ok(bpe),
+        ModelJson::Unread(model) => {
+            let kind: ModelKind<'_> = serde_json::from_str(model.get()).map_err(part("model"))?;
+            match kind.kind.as_deref() {
+                // GPT-2's files are older than the field.
+                Some("BPE") | None => Ok(serde_json::from_str(model.get()).map_err(part("model"))?),
+                Some(_) => Err(model),
             }
-            tokens.push((id, text));
         }
-        tokens.extend(added_texts.iter().map(|(id, text)| (*id, text.as_str())));
-        Vocabulary::new(FILE, tokens.into_iter(), |id| added.is_special(id), &token_bytes)
     };
-
-    let kind: ModelKind<'_> = serde_json::from_str(json.model.get()).map_err(part("model"))?;
-    let (model, vocabulary, unk) = match kind.kind.as_deref() {
-        // GPT-2's files are older than the field.
-        Some("BPE") | None => {
-            let bpe: BpeJson = serde_json::from_str(json.model.get()).map_err(part("model"))?;
-            let vocabulary = vocabulary(&mut bpe.vocab.iter().map(|(text, &id)| (text.as_str(), id)))?;
+    let (vocabulary, model, unk) = match bpe {
+        Ok(bpe) => {
             let unk = bpe.unk_token.clone();
-            (ModelWrapper::BPE(build_bpe(bpe)?), vocabulary, unk)
+            let (vocabulary, model) = bpe_model(bpe, &added, token_bytes)?;
+            (vocabulary, model, unk)
         }
-        Some(_) => {
-            let value: Value = serde_json::from_str(json.model.get()).map_err(part("model"))?;
+        Err(other) => {
+            let value: Value = serde_json::from_str(other.get()).map_err(part("model"))?;
             let model = ModelWrapper::deserialize(&value).map_err(part("model"))?;
-            let texts = model.get_vocab();
-            let vocabulary = vocabulary(&mut texts.iter().map(|(text, &id)| (text.as_str(), id)))?;
+            let vocab = model.get_vocab().into_iter().collect();
+            let vocabulary = vocabulary_of(&vocab, &added, token_bytes)?;
             let unk = value.get("unk_token").and_then(Value::as_str).map(str::to_owned);
-            (model, vocabulary, unk)
+            (vocabulary, Model::Library(Box::new(model)), unk)
         }
     };
 
-    let mut tokenizer = Tokenizer {
-        vocabulary,
-        normalizer,
-        pre_tokenizer,
-        model: Model::Library(Box::new(model)),
-        added,
-        decode_rule,
-        roles: Roles::default(),
-    };
+    let mut tokenizer =
+        Tokenizer { vocabulary, normalizer, pre_tokenizer, model, added, decode_rule, roles: Roles::default() };
     check_post_processor("post_processor", &json.post_processor)?;
     let post_processor =
         Option::<PostProcessorWrapper>::deserialize(&json.post_processor).map_err(part("post_processor"))?;
@@ -242,10 +374,56 @@ fn build(
     Ok(tokenizer)
 }
 
-fn build_bpe(json: BpeJson) -> Result<BPE, TokenizerError> {
+fn part(field: &'static str) -> impl FnOnce(serde_json::Error) -> TokenizerError {
+    move |error| TokenizerError::field(FILE, field, format!("is not usable: {error}"))
+}
+
+/// A BPE model as ours, or as the library's where ours leaves something out.
+fn bpe_model(
+    mut json: BpeJson,
+    added: &AddedTokens,
+    token_bytes: TokenBytes,
+) -> Result<(Vocabulary, Model), TokenizerError> {
+    let affix = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    let affixes = affix(&json.continuing_subword_prefix) || affix(&json.end_of_word_suffix);
+    if affixes || !json.vocab.names_each_id_once(added) {
+        let vocab = json.vocab.texts.iter().map(str::to_owned).zip(json.vocab.ids.iter().copied()).collect();
+        return library_bpe(vocab, json, added, token_bytes);
+    }
+
+    let TokenIds { texts, ids } = std::mem::take(&mut json.vocab);
+    let vocabulary = vocabulary_with(texts, &ids, added, token_bytes.clone())?;
+    let mut tokens = TokenTable::with_capacity(ids.len());
+    let twice = ids.iter().filter(|&&id| tokens.insert(&vocabulary, id).is_some()).count();
+    let unk_id = json.unk_token.as_ref().map(|unk| tokens.get(&vocabulary, unk));
+    if twice > 0 || unk_id == Some(None) {
+        let vocab = ids.iter().map(|&id| (vocabulary.raw_text(id).to_owned(), id)).collect();
+        return library_bpe(vocab, json, added, token_bytes);
+    }
+
+    check_added(added, |text| tokens.get(&vocabulary, text))?;
+    let byte_id = |byte| tokens.get(&vocabulary, &format!("<0x{byte:02X}>"));
+    let options = BpeOptions {
+        ignore_merges: json.ignore_merges.unwrap_or(false),
+        byte_ids: json.byte_fallback.unwrap_or(false).then(|| Box::new(std::array::from_fn(byte_id))),
+        unk_id: unk_id.flatten(),
+        fuse_unk: json.fuse_unk.unwrap_or(false),
+    };
+    let model = Bpe::new(&vocabulary, tokens, json.merges.pairs(), options);
+    let model = model.map_err(|error| TokenizerError::field(FILE, "model", format!("is not usable: {error}")))?;
+    Ok((vocabulary, Model::Bpe(model)))
+}
+
+fn library_bpe(
+    vocab: AHashMap<String, u32>,
+    json: BpeJson,
+    added: &AddedTokens,
+    token_bytes: TokenBytes,
+) -> Result<(Vocabulary, Model), TokenizerError> {
+    let vocabulary = vocabulary_of(&vocab, added, token_bytes)?;
     if let Some(prefix) = json.continuing_subword_prefix.as_deref() {
         // The library cuts the prefix off without looking.
-        if let Some(Merge(_, b)) = json.merges.iter().find(|merge| !merge.1.starts_with(prefix)) {
+        if let Some((_, b)) = json.merges.pairs().find(|(_, b)| !b.starts_with(prefix)) {
             return Err(TokenizerError::field(
                 FILE,
                 "model.merges",
@@ -255,9 +433,9 @@ fn build_bpe(json: BpeJson) -> Result<BPE, TokenizerError> {
             ));
         }
     }
-    let merges = json.merges.into_iter().map(|Merge(a, b)| (a, b)).collect();
+    let merges = json.merges.pairs().map(|(a, b)| (a.to_owned(), b.to_owned())).collect();
     let mut builder = BPE::builder()
-        .vocab_and_merges(json.vocab, merges)
+        .vocab_and_merges(vocab, merges)
         .fuse_unk(json.fuse_unk.unwrap_or(false))
         .byte_fallback(json.byte_fallback.unwrap_or(false))
         .ignore_merges(json.ignore_merges.unwrap_or(false));
@@ -270,7 +448,45 @@ fn build_bpe(json: BpeJson) -> Result<BPE, TokenizerError> {
     if let Some(suffix) = json.end_of_word_suffix {
         builder = builder.end_of_word_suffix(suffix);
     }
-    builder.build().map_err(|error| TokenizerError::field(FILE, "model", format!("is not usable: {error}")))
+    let model =
+        builder.build().map_err(|error| TokenizerError::field(FILE, "model", format!("is not usable: {error}")))?;
+    Ok((vocabulary, Model::Library(Box::new(ModelWrapper::BPE(model)))))
+}
+
+/// The tables of a model's tokens and the added ones.
+fn vocabulary_of(
+    vocab: &AHashMap<String, u32>,
+    added: &AddedTokens,
+    token_bytes: TokenBytes,
+) -> Result<Vocabulary, TokenizerError> {
+    check_added(added, |text| vocab.get(text).copied())?;
+    let ids: Vec<u32> = vocab.values().copied().collect();
+    vocabulary_with(vocab.keys().collect(), &ids, added, token_bytes)
+}
+
+fn vocabulary_with(
+    mut texts: Texts,
+    ids: &[u32],
+    added: &AddedTokens,
+    token_bytes: TokenBytes,
+) -> Result<Vocabulary, TokenizerError> {
+    let (added_ids, added_texts): (Vec<u32>, Vec<String>) = added.texts().unzip();
+    added_texts.iter().for_each(|text| texts.push(text));
+    let ids = ids.iter().chain(&added_ids).copied();
+    let mut vocabulary = Vocabulary::new(FILE, texts, ids, token_bytes)?;
+    vocabulary.mark_special(added_ids.iter().copied().filter(|&id| added.is_special(id)));
+    Ok(vocabulary)
+}
+
+/// Refuses an added token to which the model gives another id.
+fn check_added(added: &AddedTokens, model_id: impl Fn(&str) -> Option<u32>) -> Result<(), TokenizerError> {
+    for (text, id) in added.ids() {
+        if let Some(other) = model_id(text).filter(|&other| other != id) {
+            let message = format!("gives `{text}` the id {id}, but `model.vocab` gives it {other}");
+            return Err(TokenizerError::field(FILE, "added_tokens", message));
+        }
+    }
+    Ok(())
 }
 
 /// One step of `decoder`.

@@ -8,15 +8,17 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use ahash::AHashMap;
-
 use crate::error::{TokenizerError, shortened};
+use crate::texts::TokenTable;
+use crate::vocabulary::Vocabulary;
 
-/// Pieces with their scores, and the byte tokens for text that no piece covers.
+/// Pieces with their scores, and the byte tokens for text that no piece covers. The texts of the pieces are in the
+/// [`Vocabulary`] that every call is given.
 #[derive(Debug)]
 pub(crate) struct Spm {
-    /// Piece to (id, score).
-    pieces: AHashMap<String, (u32, f32)>,
+    pieces: TokenTable,
+    /// By id.
+    scores: Vec<f32>,
     /// Bytes of the longest piece: longer pairs need no look-up.
     piece_bytes_max: usize,
     /// `byte_ids[b]` is the token of byte `b`, where the vocabulary has one.
@@ -61,21 +63,29 @@ impl PartialEq for Merge {
 impl Eq for Merge {}
 
 impl Spm {
+    /// A model of these pieces, the first counting of several with one text; a score for each id of the vocabulary.
     pub(crate) fn new(
-        pieces: AHashMap<String, (u32, f32)>,
+        vocabulary: &Vocabulary,
+        ids: impl Iterator<Item = u32>,
+        scores: Vec<f32>,
         byte_ids: Box<[Option<u32>; 256]>,
         unk_id: Option<u32>,
     ) -> Self {
-        let piece_bytes_max = pieces.keys().map(String::len).max().unwrap_or(0);
-        Self { pieces, piece_bytes_max, byte_ids, unk_id }
+        let mut pieces = TokenTable::with_capacity(scores.len());
+        let mut piece_bytes_max = 0;
+        for id in ids {
+            pieces.insert(vocabulary, id);
+            piece_bytes_max = piece_bytes_max.max(vocabulary.raw_text(id).len());
+        }
+        Self { pieces, scores, piece_bytes_max, byte_ids, unk_id }
     }
 
-    pub(crate) fn token_to_id(&self, piece: &str) -> Option<u32> {
-        self.pieces.get(piece).map(|&(id, _)| id)
+    pub(crate) fn token_to_id(&self, vocabulary: &Vocabulary, piece: &str) -> Option<u32> {
+        self.pieces.get(vocabulary, piece)
     }
 
     /// The ids of `text`, whose spaces are already `▁`. O(n log n) in its bytes.
-    pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+    pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let mut symbols: Vec<Symbol> = text
             .char_indices()
             .enumerate()
@@ -92,7 +102,7 @@ impl Spm {
 
         let mut queue = BinaryHeap::new();
         for left in 0..symbols.len() {
-            queue.extend(self.merge_at(text, &symbols, Some(left)));
+            queue.extend(self.merge_at(vocabulary, text, &symbols, Some(left)));
         }
         while let Some(Merge { left, right, end, .. }) = queue.pop() {
             let merged_away = symbols[left].start == symbols[left].end;
@@ -106,15 +116,15 @@ impl Spm {
             if let Some(next) = symbols[left].next {
                 symbols[next].prev = Some(left);
             }
-            queue.extend(self.merge_at(text, &symbols, symbols[left].prev));
-            queue.extend(self.merge_at(text, &symbols, Some(left)));
+            queue.extend(self.merge_at(vocabulary, text, &symbols, symbols[left].prev));
+            queue.extend(self.merge_at(vocabulary, text, &symbols, Some(left)));
         }
 
         let mut ids = Vec::with_capacity(symbols.len() / 2);
         let mut unknown_before = false;
         for symbol in symbols.iter().filter(|symbol| symbol.start < symbol.end) {
             let piece = &text[symbol.start..symbol.end];
-            if let Some(id) = self.token_to_id(piece) {
+            if let Some(id) = self.token_to_id(vocabulary, piece) {
                 ids.push(id);
                 unknown_before = false;
             } else if let Some(bytes) = self.byte_tokens(piece) {
@@ -134,14 +144,15 @@ impl Spm {
     }
 
     /// The merge of `left` with its right neighbour, if their text is a piece.
-    fn merge_at(&self, text: &str, symbols: &[Symbol], left: Option<usize>) -> Option<Merge> {
+    fn merge_at(&self, vocabulary: &Vocabulary, text: &str, symbols: &[Symbol], left: Option<usize>) -> Option<Merge> {
         let left = left?;
         let right = symbols[left].next?;
         let (start, end) = (symbols[left].start, symbols[right].end);
         if end - start > self.piece_bytes_max {
             return None;
         }
-        let &(_, score) = self.pieces.get(&text[start..end])?;
+        let id = self.pieces.get(vocabulary, &text[start..end])?;
+        let score = *self.scores.get(id as usize)?;
         Some(Merge { score, left, right, end })
     }
 
@@ -153,36 +164,40 @@ impl Spm {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vocabulary::TokenBytes;
 
-    fn spm(pieces: &[(&str, f32)]) -> Spm {
-        let pieces =
-            pieces.iter().enumerate().map(|(id, &(piece, score))| (piece.to_owned(), (id as u32, score))).collect();
-        Spm::new(pieces, Box::new([None; 256]), None)
+    /// The ids of `text` by these pieces.
+    fn encode(pieces: &[(&str, f32)], text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let (texts, scores): (Vec<&str>, Vec<f32>) = pieces.iter().copied().unzip();
+        let ids = 0..pieces.len() as u32;
+        let vocabulary = Vocabulary::new("pieces", texts.into_iter().collect(), ids.clone(), TokenBytes::ByteLevel);
+        let vocabulary = vocabulary.expect("few ids");
+        Spm::new(&vocabulary, ids, scores, Box::new([None; 256]), None).encode(&vocabulary, text)
     }
 
     #[test]
     fn equal_scores_merge_from_the_left() {
-        let spm = spm(&[("a", -9.0), ("b", -9.0), ("ab", -1.0), ("ba", -1.0)]);
-        assert_eq!(spm.encode("aba").expect("covered"), [2, 0]);
-        assert_eq!(spm.encode("bab").expect("covered"), [3, 1]);
+        let pieces = [("a", -9.0), ("b", -9.0), ("ab", -1.0), ("ba", -1.0)];
+        assert_eq!(encode(&pieces, "aba").expect("covered"), [2, 0]);
+        assert_eq!(encode(&pieces, "bab").expect("covered"), [3, 1]);
     }
 
     #[test]
     fn better_scores_merge_first_and_unlock_longer_pieces() {
-        let spm = spm(&[("a", -9.0), ("aa", -1.0), ("aaa", -2.0), ("b", -9.0)]);
+        let pieces = [("a", -9.0), ("aa", -1.0), ("aaa", -2.0), ("b", -9.0)];
         // aa aa, and the piece of three never gets its turn; then aa aa a, with one pair left.
-        assert_eq!(spm.encode("aaaa").expect("covered"), [1, 1]);
-        assert_eq!(spm.encode("aaaaa").expect("covered"), [1, 2]);
+        assert_eq!(encode(&pieces, "aaaa").expect("covered"), [1, 1]);
+        assert_eq!(encode(&pieces, "aaaaa").expect("covered"), [1, 2]);
     }
 
     #[test]
     fn characters_need_not_be_pieces_to_be_merged() {
-        assert_eq!(spm(&[("€a", -1.0)]).encode("€a").expect("covered"), [0]);
+        assert_eq!(encode(&[("€a", -1.0)], "€a").expect("covered"), [0]);
     }
 
     #[test]
     fn uncovered_text_is_an_error_and_not_left_out() {
-        let error = spm(&[("a", 0.0)]).encode("a€").expect_err("no bytes, no unk");
+        let error = encode(&[("a", 0.0)], "a€").expect_err("no bytes, no unk");
         assert!(error.to_string().contains('€'), "{error}");
     }
 }

@@ -77,38 +77,32 @@ impl<T: Borrow<Tokenizer>> StreamDecoder<T> {
         if *skip_special && tokenizer.is_special(id) {
             return;
         }
-        let Some(mut bytes) = tokenizer.token_bytes(id) else {
+        let held = pending.len();
+        if !tokenizer.vocabulary.push_bytes(id, pending) {
             return;
-        };
+        }
         let is_first = std::mem::replace(first, false);
         let rule = &tokenizer.decode_rule;
-        let rewritten;
         match rule.leading {
             Leading::Strip { byte, .. } => {
-                while *strip > 0 && !bytes.is_empty() {
-                    match bytes.strip_prefix(&[byte]) {
-                        Some(rest) => {
-                            bytes = rest;
-                            *strip -= 1;
-                        }
-                        None => *strip = 0,
+                while *strip > 0 && pending.len() > held {
+                    if pending[held] == byte {
+                        pending.remove(held);
+                        *strip -= 1;
+                    } else {
+                        *strip = 0;
                     }
                 }
             }
             Leading::InFirstToken(dropped) if is_first => {
                 let token = tokenizer.id_to_token(id).unwrap_or_default();
-                rewritten = token.replace(dropped, "");
-                bytes = rewritten.as_bytes();
+                pending.truncate(held);
+                pending.extend_from_slice(token.replace(dropped, "").as_bytes());
             }
             Leading::InFirstToken(_) => {}
         }
-        if pending.is_empty() {
-            take_whole(bytes, rule.invalid, text, pending);
-        } else {
-            let mut joined = std::mem::take(pending);
-            joined.extend_from_slice(bytes);
-            take_whole(&joined, rule.invalid, text, pending);
-        }
+        let whole = take_whole(pending, rule.invalid, text);
+        pending.drain(..whole);
     }
 
     /// Ends the text: what was held back can no longer become a character.
@@ -122,28 +116,30 @@ impl<T: Borrow<Tokenizer>> StreamDecoder<T> {
     }
 }
 
-/// Moves all whole characters of `bytes` to `text`, replaces what can never be whole, and leaves an
-/// incomplete character at the end in `pending`.
-fn take_whole(mut bytes: &[u8], invalid: Invalid, text: &mut String, pending: &mut Vec<u8>) {
+/// Appends all whole characters of `bytes` to `text`, and replaces what can never be whole; returns how many bytes that
+/// took. The others are the start of a character.
+fn take_whole(bytes: &[u8], invalid: Invalid, text: &mut String) -> usize {
+    let mut at = 0;
     loop {
-        let error = match std::str::from_utf8(bytes) {
+        let rest = bytes.get(at..).unwrap_or_default();
+        let error = match std::str::from_utf8(rest) {
             Ok(whole) => {
                 text.push_str(whole);
-                return;
+                return bytes.len();
             }
             Err(error) => error,
         };
-        let (whole, rest) = bytes.split_at(error.valid_up_to());
+        let (whole, _) = rest.split_at(error.valid_up_to());
         text.push_str(std::str::from_utf8(whole).expect("valid up to here"));
+        at += whole.len();
         let Some(bad) = error.error_len() else {
-            pending.extend_from_slice(rest);
-            return;
+            return at;
         };
         let replacements = match invalid {
             Invalid::OnePerPart => 1,
             Invalid::OnePerByte => bad,
         };
         text.extend(std::iter::repeat_n('\u{FFFD}', replacements));
-        bytes = rest.get(bad..).unwrap_or_default();
+        at += bad;
     }
 }

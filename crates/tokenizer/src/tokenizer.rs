@@ -6,6 +6,7 @@ use tokenizers::{
     PreTokenizedString, Token,
 };
 
+use crate::bpe::Bpe;
 use crate::error::{TokenizerError, guarded, shortened};
 use crate::pre_tokenizer::PreTokenizer;
 use crate::spm::Spm;
@@ -62,13 +63,17 @@ pub(crate) struct Roles {
 /// From a word to tokens.
 #[derive(Debug)]
 pub(crate) enum Model {
-    Library(Box<ModelWrapper>),
+    Bpe(Bpe),
     Spm(Spm),
+    Library(Box<ModelWrapper>),
 }
 
 impl Model {
-    fn encode_word(&self, word: &str) -> tokenizers::Result<Vec<Token>> {
+    fn encode_word(&self, vocabulary: &Vocabulary, word: &str) -> tokenizers::Result<Vec<Token>> {
+        let token = |id| Token::new(id, String::new(), (0, 0));
         match self {
+            Self::Bpe(bpe) => Ok(bpe.encode(vocabulary, word)?.into_iter().map(token).collect()),
+            Self::Spm(spm) => Ok(spm.encode(vocabulary, word)?.into_iter().map(token).collect()),
             Self::Library(model) => {
                 let tokens = model.tokenize(word)?;
                 // The library leaves out characters that a BPE vocabulary without unknown token lacks.
@@ -78,18 +83,14 @@ impl Model {
                 }
                 Ok(tokens)
             }
-            Self::Spm(spm) => {
-                let ids = spm.encode(word)?;
-                let token = |id| Token::new(id, String::new(), (0, 0));
-                Ok(ids.into_iter().map(token).collect())
-            }
         }
     }
 
-    fn token_to_id(&self, token: &str) -> Option<u32> {
+    fn token_to_id(&self, vocabulary: &Vocabulary, token: &str) -> Option<u32> {
         match self {
+            Self::Bpe(bpe) => bpe.token_to_id(vocabulary, token),
+            Self::Spm(spm) => spm.token_to_id(vocabulary, token),
             Self::Library(model) => model.token_to_id(token),
-            Self::Spm(spm) => spm.token_to_id(token),
         }
     }
 }
@@ -139,6 +140,11 @@ impl AddedTokens {
 
     pub(crate) fn token_to_id(&self, token: &str) -> Option<u32> {
         self.all.get_vocab().get(token).copied()
+    }
+
+    /// (text as the files have it, id) of all added tokens.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.all.get_vocab().iter().map(|(text, &id)| (text.as_str(), id))
     }
 }
 
@@ -258,7 +264,7 @@ impl Tokenizer {
             let failed = |error| TokenizerError::library("encoding text", error);
             let mut parts: PreTokenizedString = added.extract_and_normalize(self.normalizer.as_ref(), text);
             self.pre_tokenizer.pre_tokenize(&mut parts, at_start).map_err(failed)?;
-            parts.tokenize(|word| self.model.encode_word(word.get())).map_err(failed)?;
+            parts.tokenize(|word| self.model.encode_word(&self.vocabulary, word.get())).map_err(failed)?;
             let encoding = parts.into_encoding(None, 0, OffsetType::None).map_err(failed)?;
             Ok(encoding.get_ids().to_vec())
         })
@@ -283,8 +289,9 @@ impl Tokenizer {
     /// They may be part of a character. A leading space that [`Tokenizer::decode`] drops from the
     /// start of a text is in them.
     #[must_use]
-    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
-        self.vocabulary.bytes(id)
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.vocabulary.push_bytes(id, &mut bytes).then_some(bytes)
     }
 
     /// The token of `id` as it stands in the vocabulary (`Ġthe`, `▁the`).
@@ -297,7 +304,7 @@ impl Tokenizer {
     #[must_use]
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         let added = self.added.token_to_id(token);
-        added.or_else(|| self.model.token_to_id(token))
+        added.or_else(|| self.model.token_to_id(&self.vocabulary, token))
     }
 
     /// One more than the largest id. A model's embedding may have more rows, for alignment.

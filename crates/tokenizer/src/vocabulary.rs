@@ -1,13 +1,16 @@
 //! Ids and what they stand for: the token's text, the bytes that it adds to a decoded text, and flags.
 
 use crate::error::TokenizerError;
+use crate::texts::Texts;
 
-/// Tables over all ids, flat: a vocabulary of 150,000 tokens is five allocations.
+/// Tables over all ids, flat: a vocabulary of 150,000 tokens is three allocations.
 #[derive(Debug, Default)]
 pub(crate) struct Vocabulary {
-    texts: Flat,
-    bytes: Flat,
+    /// All texts; `spans[id]` says where that of `id` lies.
+    text: String,
+    spans: Vec<(u32, u32)>,
     kinds: Vec<Kind>,
+    rule: TokenBytes,
 }
 
 /// What an id is.
@@ -22,45 +25,27 @@ pub(crate) enum Kind {
     Special,
 }
 
-/// Byte strings one after the other; string `i` ends at `ends[i]`.
-#[derive(Debug, Default)]
-struct Flat {
-    data: Vec<u8>,
-    ends: Vec<usize>,
-}
-
-impl Flat {
-    fn push(&mut self, bytes: &[u8]) {
-        self.data.extend_from_slice(bytes);
-        self.ends.push(self.data.len());
-    }
-
-    fn get(&self, index: usize) -> Option<&[u8]> {
-        let end = *self.ends.get(index)?;
-        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
-        self.data.get(start..end)
-    }
-}
-
 /// How a token's text becomes bytes, as the Hugging Face decoder of the same name does it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TokenBytes {
     /// Each character stands for a byte (GPT-2's alphabet); a token with any other character is itself.
+    #[default]
     ByteLevel,
     /// Texts are replaced in the token, in order; with `byte_fallback`, `<0x0A>` is that byte.
     Text { replace: Vec<(String, String)>, byte_fallback: bool },
 }
 
 impl TokenBytes {
-    fn of(&self, text: &str, alphabet: &Alphabet, out: &mut Vec<u8>) {
-        out.clear();
+    /// Appends the bytes of a token.
+    fn push_bytes(&self, text: &str, out: &mut Vec<u8>) {
         match self {
             Self::ByteLevel => {
+                let start = out.len();
                 for c in text.chars() {
-                    match alphabet.byte(c) {
+                    match ALPHABET.byte(c) {
                         Some(byte) => out.push(byte),
                         None => {
-                            out.clear();
+                            out.truncate(start);
                             out.extend_from_slice(text.as_bytes());
                             return;
                         }
@@ -95,23 +80,26 @@ pub(crate) fn fallback_byte(text: &str) -> Option<u8> {
 
 /// GPT-2's bytes as printable characters: those that print stand for themselves, the others are
 /// numbered from U+0100 on.
-pub(crate) struct Alphabet {
+struct Alphabet {
     byte_of: [Option<u8>; 0x144],
 }
 
+const ALPHABET: &Alphabet = &Alphabet::new();
+
 impl Alphabet {
-    pub(crate) fn new() -> Self {
+    const fn new() -> Self {
         let mut byte_of = [None; 0x144];
         let mut unprintable = 0x100;
-        for byte in 0..=u8::MAX {
-            let prints = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-            let code = if prints {
-                usize::from(byte)
+        let mut code = 0;
+        while code < 0x100 {
+            let byte = code as u8;
+            if matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) {
+                byte_of[code] = Some(byte);
             } else {
+                byte_of[unprintable] = Some(byte);
                 unprintable += 1;
-                unprintable - 1
-            };
-            byte_of[code] = Some(byte);
+            }
+            code += 1;
         }
         Self { byte_of }
     }
@@ -122,47 +110,45 @@ impl Alphabet {
 }
 
 impl Vocabulary {
-    /// Builds the tables from (id, text) pairs in any order, a later pair replacing an earlier one.
+    /// Builds the tables: `texts[i]` is the token `ids[i]`, and a later token of an id replaces an earlier one.
     ///
     /// # Errors
     /// Ids so far above the number of tokens that the tables would be mostly holes.
-    pub(crate) fn new<'t>(
+    pub(crate) fn new(
         file: &'static str,
-        tokens: impl Iterator<Item = (u32, &'t str)> + Clone,
-        is_special: impl Fn(u32) -> bool,
-        rule: &TokenBytes,
+        texts: Texts,
+        ids: impl Iterator<Item = u32> + Clone,
+        rule: TokenBytes,
     ) -> Result<Self, TokenizerError> {
-        let count = tokens.clone().count();
-        let ids = tokens.clone().map(|(id, _)| id as usize + 1).max().unwrap_or(0);
+        let count = texts.len();
+        let len = ids.clone().max().map_or(0, |id| id as usize + 1);
         let ids_max = count.saturating_mul(4).saturating_add(65_536);
-        if ids > ids_max {
+        if len > ids_max {
             return Err(TokenizerError::field(
                 file,
                 "vocab",
-                format!("gives the id {} in a vocabulary of {count} tokens; ids must be below {ids_max}", ids - 1),
+                format!("gives the id {} in a vocabulary of {count} tokens; ids must be below {ids_max}", len - 1),
             ));
         }
-        let mut texts = vec![None; ids];
-        for (id, text) in tokens {
-            texts[id as usize] = Some(text);
+        let (text, ends) = texts.into_parts();
+        let mut spans = vec![(0, 0); len];
+        let mut kinds = vec![Kind::Absent; len];
+        let mut start = 0;
+        for (id, end) in ids.zip(ends) {
+            spans[id as usize] = (start, end);
+            kinds[id as usize] = Kind::Plain;
+            start = end;
         }
-        let alphabet = Alphabet::new();
-        let mut vocabulary = Self::default();
-        let mut bytes = Vec::new();
-        for (id, text) in (0u32..).zip(texts) {
-            bytes.clear();
-            let kind = match text {
-                None => Kind::Absent,
-                Some(text) => {
-                    rule.of(text, &alphabet, &mut bytes);
-                    if is_special(id) { Kind::Special } else { Kind::Plain }
-                }
-            };
-            vocabulary.texts.push(text.unwrap_or("").as_bytes());
-            vocabulary.bytes.push(&bytes);
-            vocabulary.kinds.push(kind);
+        Ok(Self { text, spans, kinds, rule })
+    }
+
+    /// Makes tokens special.
+    pub(crate) fn mark_special(&mut self, ids: impl Iterator<Item = u32>) {
+        for id in ids {
+            if let Some(kind) = self.kinds.get_mut(id as usize) {
+                *kind = Kind::Special;
+            }
         }
-        Ok(vocabulary)
     }
 
     /// One more than the largest id.
@@ -175,17 +161,22 @@ impl Vocabulary {
     }
 
     pub(crate) fn text(&self, id: u32) -> Option<&str> {
-        match self.kind(id) {
-            Kind::Absent => None,
-            _ => std::str::from_utf8(self.texts.get(id as usize)?).ok(),
-        }
+        (self.kind(id) != Kind::Absent).then(|| self.raw_text(id))
     }
 
-    pub(crate) fn bytes(&self, id: u32) -> Option<&[u8]> {
-        match self.kind(id) {
-            Kind::Absent => None,
-            _ => self.bytes.get(id as usize),
+    /// The text of an id, empty for those of no token.
+    pub(crate) fn raw_text(&self, id: u32) -> &str {
+        let &(start, end) = self.spans.get(id as usize).unwrap_or(&(0, 0));
+        self.text.get(start as usize..end as usize).expect("spans are of whole texts")
+    }
+
+    /// Appends what `id` adds to a decoded text; false for an id of no token.
+    pub(crate) fn push_bytes(&self, id: u32, out: &mut Vec<u8>) -> bool {
+        let text = self.text(id);
+        if let Some(text) = text {
+            self.rule.push_bytes(text, out);
         }
+        text.is_some()
     }
 }
 
@@ -195,7 +186,7 @@ mod tests {
 
     #[test]
     fn the_alphabet_is_gpt2s() {
-        let alphabet = Alphabet::new();
+        let alphabet = ALPHABET;
         for (c, byte) in [('!', b'!'), ('Ġ', b' '), ('Ċ', b'\n'), ('ÿ', 0xFF), ('Ń', 0xAD)] {
             assert_eq!(alphabet.byte(c), Some(byte), "{c}");
         }
@@ -207,9 +198,8 @@ mod tests {
 
     #[test]
     fn far_ids_are_refused() {
-        let rule = TokenBytes::ByteLevel;
-        let tokens = [(u32::MAX, "a")];
-        let error = Vocabulary::new("tokenizer.json", tokens.into_iter(), |_| false, &rule)
+        let texts = ["a"].into_iter().collect();
+        let error = Vocabulary::new("tokenizer.json", texts, [u32::MAX].into_iter(), TokenBytes::ByteLevel)
             .expect_err("a table of 4 billion holes");
         assert!(error.to_string().contains("4294967295"), "{error}");
     }

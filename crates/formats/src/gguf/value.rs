@@ -1,5 +1,7 @@
 //! GGUF metadata: typed values under unique keys, in the file's order.
 
+use std::convert::Infallible;
+
 use bytes::Bytes;
 
 use crate::{
@@ -8,7 +10,7 @@ use crate::{
     limits::{Budget, ByteRange, DEPTH_MAX},
 };
 
-use super::Reader;
+use super::{Reader, strings::Strings};
 
 /// The type of a metadata value; the discriminants are the ids in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -345,15 +347,25 @@ impl Metadata {
     }
 
     /// The array of strings under `key`, if there is one.
-    pub fn strings(&self, key: &str) -> Result<Option<Vec<String>>, FormatError> {
-        self.array(key, "an array of strings", |value| match value {
-            Value::String(v) => Ok(v),
-            other => Err(other),
-        })
+    pub fn strings(&self, key: &str) -> Result<Option<Strings>, FormatError> {
+        match self.get(key) {
+            Some(Value::Array(array)) if array.element == ValueType::String => {
+                Strings::read(&mut Reader::new(&array.bytes), array.len, key).map(Some)
+            }
+            _ => {
+                let none = self.array(key, "an array of strings", Err::<Infallible, _>)?;
+                Ok(none.map(|_| Strings::default()))
+            }
+        }
     }
 
     /// The array of floats under `key`, if there is one and none of them is NaN.
     pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, FormatError> {
+        if let Some(values) = self.words(key, ValueType::F32, f32::from_le_bytes)
+            && !values.iter().any(|v| v.is_nan())
+        {
+            return Ok(Some(values));
+        }
         self.array(key, "an array of floats without NaN", |value| match value {
             Value::F32(v) if !v.is_nan() => Ok(v),
             other => Err(other),
@@ -362,10 +374,20 @@ impl Metadata {
 
     /// The array of integers under `key`, if there is one and all of them fit.
     pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, FormatError> {
+        if let Some(values) = self.words(key, ValueType::I32, i32::from_le_bytes) {
+            return Ok(Some(values));
+        }
         self.array(key, "an array of 32-bit integers", |value| match value {
             Value::I32(v) => Ok(v),
             other => other.as_u64().and_then(|v| v.try_into().ok()).ok_or(other),
         })
+    }
+
+    /// The array under `key` if its elements are of this type of 4 bytes: without a [`Value`] for each.
+    fn words<T>(&self, key: &str, element: ValueType, from_bytes: fn([u8; 4]) -> T) -> Option<Vec<T>> {
+        let Some(Value::Array(array)) = self.get(key) else { return None };
+        let (words, _) = array.bytes.as_chunks::<4>();
+        (array.element == element).then(|| words.iter().map(|word| from_bytes(*word)).collect())
     }
 
     fn typed<'a, T>(

@@ -1,6 +1,6 @@
 //! The vocabulary inside a GGUF file, as data. What it means to tokenise with it is not known here.
 
-use super::Metadata;
+use super::{Metadata, Strings};
 use crate::FormatError;
 
 /// The `tokenizer.ggml.*` keys of a GGUF file. Lists that are there have one entry per token; ids are below the
@@ -12,13 +12,13 @@ pub struct GgufVocabulary {
     /// The pre-tokeniser's name, for byte-level BPE.
     pub pre: Option<String>,
     /// The text of each token, by id.
-    pub tokens: Vec<String>,
+    pub tokens: Strings,
     /// SentencePiece scores; empty when absent.
     pub scores: Vec<f32>,
     /// 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte; empty when absent.
     pub token_types: Vec<i32>,
     /// BPE merges, two tokens separated by a space, in order of rank; empty when absent.
-    pub merges: Vec<String>,
+    pub merges: Strings,
     /// Beginning of a sequence.
     pub bos_token_id: Option<u32>,
     /// End of a sequence.

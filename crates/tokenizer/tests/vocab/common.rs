@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tokenizer::GgufVocabulary;
+use tokenizer::{GgufVocabulary, Texts};
 
 /// A file of the test data, or `None`, said aloud, where the data is not at hand.
 pub(crate) fn test_data(path: &str) -> Option<PathBuf> {
@@ -22,13 +22,17 @@ pub(crate) fn read_gguf_vocabulary(file: &std::path::Path) -> GgufVocabulary {
     let gguf = formats::gguf::Gguf::read_header(bytes).expect("well-formed");
     let read =
         formats::gguf::vocabulary::GgufVocabulary::read(gguf.metadata()).expect("well-formed").expect("a vocabulary");
+    let texts = |strings: formats::gguf::Strings| {
+        let (text, ends) = strings.into_parts();
+        Texts::from_parts(text, ends).expect("whole strings")
+    };
     GgufVocabulary {
         model: read.model,
         pre: read.pre.unwrap_or_default(),
-        tokens: read.tokens,
+        tokens: texts(read.tokens),
         scores: read.scores,
         token_types: read.token_types,
-        merges: read.merges,
+        merges: texts(read.merges),
         bos_id: read.bos_token_id,
         eos_id: read.eos_token_id,
         eot_id: read.eot_token_id,

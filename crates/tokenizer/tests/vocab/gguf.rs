@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::common::{read_gguf_vocabulary, test_data, to_byte_level};
 use crate::cpu_time;
-use tokenizer::{GgufVocabulary, ParseSpecial, Tokenizer, known_pre_tokenizers};
+use tokenizer::{GgufVocabulary, ParseSpecial, Texts, Tokenizer, known_pre_tokenizers};
 
 /// Bytes, `he`, `hel`, and a chat format's control tokens.
 fn byte_level(pre: &str) -> GgufVocabulary {
@@ -22,9 +22,9 @@ fn byte_level(pre: &str) -> GgufVocabulary {
     GgufVocabulary {
         model: "gpt2".to_owned(),
         pre: pre.to_owned(),
-        tokens,
+        tokens: tokens.into_iter().collect(),
         token_types,
-        merges: vec!["h e".to_owned(), "he l".to_owned()],
+        merges: ["h e", "he l"].into_iter().collect(),
         bos_id: Some(258),
         eos_id: Some(258),
         ..GgufVocabulary::default()
@@ -45,7 +45,7 @@ fn sentence_piece() -> GgufVocabulary {
     let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), 0.0, 6));
     let pieces = pieces.into_iter().chain(more).map(|(text, score, kind)| (text.to_owned(), score, kind));
     for (text, score, kind) in pieces.chain(bytes) {
-        vocabulary.tokens.push(text);
+        vocabulary.tokens.push(&text);
         vocabulary.scores.push(score);
         vocabulary.token_types.push(kind);
     }
@@ -101,8 +101,8 @@ fn sentence_piece_has_spaces_bytes_and_user_defined_tokens() {
     assert_eq!(encode("a    a"), [5, 6, 5]);
     let newline = 7 + u32::from(b'\n');
     assert_eq!(encode("a\n"), [5, newline]);
-    assert_eq!(tokenizer.token_bytes(newline), Some(&b"\n"[..]));
-    assert_eq!(tokenizer.token_bytes(5), Some(&b" a"[..]));
+    assert_eq!(tokenizer.token_bytes(newline).as_deref(), Some(&b"\n"[..]));
+    assert_eq!(tokenizer.token_bytes(5).as_deref(), Some(&b" a"[..]));
     assert_eq!(tokenizer.decode(&encode("a\n é"), false), "a\n é");
     let plain = tokenizer.encode("<s>", ParseSpecial::No).expect("covered");
     assert!(!plain.contains(&1));
@@ -117,12 +117,14 @@ fn sentence_piece_has_spaces_bytes_and_user_defined_tokens() {
 #[test]
 fn without_byte_tokens_a_run_of_unknown_characters_is_one_token() {
     let mut vocabulary = sentence_piece();
-    for (token, kind) in vocabulary.tokens.iter_mut().zip(&mut vocabulary.token_types) {
-        if *kind == 6 {
+    let no_byte = |(text, kind): (&str, &mut i32)| match kind {
+        6 => {
             *kind = 5;
-            token.insert(0, '?');
+            format!("?{text}")
         }
-    }
+        _ => text.to_owned(),
+    };
+    vocabulary.tokens = vocabulary.tokens.iter().zip(&mut vocabulary.token_types).map(no_byte).collect();
     let tokenizer = Tokenizer::from_gguf(vocabulary).expect("good");
     assert_eq!(tokenizer.encode("aéé中a", ParseSpecial::No).expect("unk"), [5, 0, 4]);
 }
@@ -145,11 +147,11 @@ fn what_does_not_fit_is_refused_by_name() {
     for (error, expected) in [
         (with(|v| v.pre = "qwen9".into()), "`qwen9` (`tokenizer.ggml.pre`) is unknown; known are: default, gpt-2"),
         (with(|v| v.model = "t5".into()), "`t5` (`tokenizer.ggml.model`)"),
-        (with(|v| v.tokens.clear()), "`tokenizer.ggml.tokens` has 0 tokens"),
+        (with(|v| v.tokens = Texts::default()), "`tokenizer.ggml.tokens` has 0 tokens"),
         (with(|v| v.token_types.truncate(3)), "`tokenizer.ggml.token_type` has 3 values for 261 tokens"),
-        (with(|v| v.merges.push("ab".into())), "has `ab`, which is not two tokens"),
-        (with(|v| v.merges.push("a b c".into())), "has `a b c`, which is not two tokens"),
-        (with(|v| v.merges.push("h <|im_end|>".into())), "out of vocabulary"),
+        (with(|v| v.merges.push("ab")), "has `ab`, which is not two tokens"),
+        (with(|v| v.merges.push("a b c")), "has `a b c`, which is not two tokens"),
+        (with(|v| v.merges.push("h <|im_end|>")), "out of vocabulary"),
         (with(|v| v.eos_id = Some(261)), "`tokenizer.ggml.eos_token_id` is 261, but the vocabulary has 261 tokens"),
         (with(|v| v.model = "llama".into()), "`tokenizer.ggml.scores` has 0 values for 261 tokens"),
     ] {

@@ -2,6 +2,7 @@
 
 #![expect(clippy::print_stdout, reason = "tests say what they skip and what they measured")]
 
+mod bpe;
 mod common;
 mod cpu_time;
 mod gguf;
