@@ -10,7 +10,7 @@ fn root() -> PathBuf {
 }
 
 /// Each crate with the crates of ours that it may name in `[dependencies]`.
-const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
     ("tensor", &[]),
     ("mapped", &[]),
     ("formats", &["tensor"]),
@@ -20,13 +20,14 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
     // `testing` behind the feature `conformance`, which no binary has.
     ("backend", &["plan", "tensor", "testing"]),
     ("cpu", &["backend", "plan", "tensor"]),
+    ("gpu", &["backend", "plan", "tensor"]),
     ("engine", &["backend", "plan"]),
     ("testing", &["models", "plan", "tensor"]),
     ("cli", &["backend", "cpu", "engine", "formats", "mapped", "models", "plan", "tensor", "tokenizer"]),
 ];
 
 /// Crates that may hold `unsafe`; all others forbid it.
-const MAY_BE_UNSAFE: [&str; 2] = ["cpu", "mapped"];
+const MAY_BE_UNSAFE: [&str; 3] = ["cpu", "gpu", "mapped"];
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();

@@ -1,0 +1,32 @@
+// embed: y[row] = table[ids[row]].
+//
+// Shapes    table (vocab_size, k) in any weight format; ids (rows,); y (rows, stride >= k), f32.
+// Grid      (chunks of a row / 128, rows); a thread widens one 16-byte chunk.
+// Bytes     one row of the table each, once. Bound by latency.
+struct EmbedParams {
+  Ptr<const u32x4> table;
+  Ptr<const f16> scales;
+  Ptr<const i32> ids;
+  Ptr<const i32> rows;
+  Ptr<f32> y;
+  i32 k, stride;
+};
+
+template <class W>
+FN void embed(CONST EmbedParams& p, GROUP NoGroup&, Lane t) {
+  const i32 row = t.gy, chunks = (p.k + W::LEN - 1) / W::LEN, chunk = (t.gx * t.simds + t.simd) * SIMD + t.lane;
+  let_next_start();
+  wait_for_previous();
+  if (row < p.rows[0] && chunk < chunks) {
+    f32 w[W::LEN];
+    const f32 scale = W::widen(w, W::load(p.table, p.scales, i64(p.ids[row]) * chunks + chunk));
+    UNROLL for (i32 i = 0; i < W::LEN; i++) {
+      const i32 column = chunk * W::LEN + i;
+      if (column < p.k) p.y[i64(row) * p.stride + column] = w[i] * scale;
+    }
+  }
+}
+KERNEL(embed_f32, EmbedParams, NoGroup, 128, embed<WeightF32>)
+KERNEL(embed_f16, EmbedParams, NoGroup, 128, embed<WeightF16>)
+KERNEL(embed_bf16, EmbedParams, NoGroup, 128, embed<WeightBF16>)
+KERNEL(embed_q8_0, EmbedParams, NoGroup, 128, embed<WeightQ8_0>)

@@ -1,0 +1,72 @@
+// Parts that kernels are made of, one definition each: the weight formats and the group-wide sum.
+//
+// A weight's rows lie as chunks of 16 bytes of LEN numbers each, the last chunk of a row filled up with zeros. `chunk` is
+// what one lane loads; `widen` makes f32 of it. A product is (Σ w·x) · scale for each chunk.
+
+struct WeightF32 {
+  enum { LEN = 4 };
+  struct Chunk { u32x4 bits; };
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 at) { return {load_once(values, at)}; }
+  static PART Chunk none() { return {make16(0, 0, 0, 0)}; }
+  static PART f32 widen(THREAD f32 (&w)[4], Chunk c) {
+    w[0] = bits_to_f32(c.bits.x); w[1] = bits_to_f32(c.bits.y); w[2] = bits_to_f32(c.bits.z); w[3] = bits_to_f32(c.bits.w);
+    return 1.f;
+  }
+};
+
+struct WeightF16 {
+  enum { LEN = 8 };
+  struct Chunk { u32x4 pairs; };
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 at) { return {load_once(values, at)}; }
+  static PART Chunk none() { return {make16(0, 0, 0, 0)}; }
+  static PART f32 widen(THREAD f32 (&w)[8], Chunk c) {
+    const f32x2 a = f16x2_to_f32(c.pairs.x), b = f16x2_to_f32(c.pairs.y), d = f16x2_to_f32(c.pairs.z), e = f16x2_to_f32(c.pairs.w);
+    w[0] = a.x; w[1] = a.y; w[2] = b.x; w[3] = b.y; w[4] = d.x; w[5] = d.y; w[6] = e.x; w[7] = e.y;
+    return 1.f;
+  }
+};
+
+struct WeightBF16 {
+  enum { LEN = 8 };
+  struct Chunk { u32x4 pairs; };
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 at) { return {load_once(values, at)}; }
+  static PART Chunk none() { return {make16(0, 0, 0, 0)}; }
+  static PART f32 widen(THREAD f32 (&w)[8], Chunk c) {
+    const f32x2 a = bf16x2_to_f32(c.pairs.x), b = bf16x2_to_f32(c.pairs.y), d = bf16x2_to_f32(c.pairs.z), e = bf16x2_to_f32(c.pairs.w);
+    w[0] = a.x; w[1] = a.y; w[2] = b.x; w[3] = b.y; w[4] = d.x; w[5] = d.y; w[6] = e.x; w[7] = e.y;
+    return 1.f;
+  }
+};
+
+// Q8_0 in split planes: codes of all rows, and scales of all rows, one for 32 codes, which are two chunks.
+struct WeightQ8_0 {
+  enum { LEN = 16 };
+  struct Chunk { u32x4 codes; f16 scale; };
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 at) {
+    return {load_once(values, at), load_once(scales, at >> 1)};
+  }
+  static PART Chunk none() { return {make16(0, 0, 0, 0), to_f16(0.f)}; }
+  static PART f32 widen(THREAD f32 (&w)[16], Chunk c) {
+    const f32x4 a = i8x4_to_f32(c.codes.x), b = i8x4_to_f32(c.codes.y), d = i8x4_to_f32(c.codes.z), e = i8x4_to_f32(c.codes.w);
+    w[0] = a.x; w[1] = a.y; w[2] = a.z; w[3] = a.w; w[4] = b.x; w[5] = b.y; w[6] = b.z; w[7] = b.w;
+    w[8] = d.x; w[9] = d.y; w[10] = d.z; w[11] = d.w; w[12] = e.x; w[13] = e.y; w[14] = e.z; w[15] = e.w;
+    return to_f32(c.scale);
+  }
+};
+
+enum { GROUP_THREADS = 128, GROUP_SIMDS = 4 };
+
+struct SumGroup { f32 part[GROUP_SIMDS]; };
+
+// The sum of `v` over the group, the same in every thread.
+FN f32 sum_group(f32 v, GROUP SumGroup& g, Lane t) {
+  v = sum_lanes<SIMD>(v);
+  if (t.lane == 0) g.part[t.simd] = v;
+  group_barrier();
+  f32 sum = g.part[0];
+  UNROLL for (i32 s = 1; s < GROUP_SIMDS; s++) sum += g.part[s];
+  return sum;
+}
+
+// x · sigmoid(x)
+FN f32 silu(f32 x) { return x / (1.f + exp32(-x)); }

@@ -1,0 +1,85 @@
+// Portability layer, CUDA (NVRTC or nvcc, no header needed). The same names as in metal.h and sim.h.
+#pragma once
+typedef int i32; typedef unsigned u32; typedef long long i64;
+typedef float f32;
+struct f16 { unsigned short bits; };
+struct bf16 { unsigned short bits; };
+typedef uint4 u32x4; typedef float2 f32x2; typedef float4 f32x4;
+#define GROUP
+#define THREAD
+#define CONST const
+#define FN static __device__ __forceinline__
+#define PART __device__ __forceinline__  // a static member function
+#define UNROLL _Pragma("unroll")
+static constexpr i32 SIMD = 32;
+struct NoGroup {};
+struct Lane { i32 gx, gy, gz, simd, lane, simds; };
+
+#define KERNEL(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                                  \
+  extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ PARAMS p) {                      \
+    __shared__ GROUPMEM g;                                                                                            \
+    const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, (i32)threadIdx.x >> 5, (i32)threadIdx.x & 31,  \
+                    THREADS / 32};                                                                                    \
+    __VA_ARGS__(p, g, t);                                                                                             \
+  }
+
+// A pointer to device memory.
+template <class T> using Ptr = T*;
+template <class T> FN T* offset(T* p, i64 i) { return p + i; }
+template <class T> FN bool given(T* p) { return p != nullptr; }
+FN u32x4 load_once(const u32x4* p, i64 i) {  // read-only data used once: weights
+  u32x4 r;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3},[%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p + i));
+  return r;
+}
+FN f16 load_once(const f16* p, i64 i) { f16 r; asm volatile("ld.global.nc.u16 %0,[%1];" : "=h"(r.bits) : "l"(p + i)); return r; }
+
+// Programmatic dependent launch: the kernel may start before the one ahead of it in the step has ended. Nothing that
+// kernels write may be touched before wait_for_previous(); sim.h checks that.
+FN void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+FN void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+FN void group_barrier() { __syncthreads(); }
+FN void simd_barrier() { __syncwarp(); }
+FN f32 shuffle_xor(f32 v, i32 mask) { return __shfl_xor_sync(~0u, v, mask); }
+// Over each L consecutive lanes, L a power of two; every lane gets the result.
+template <i32 L> FN f32 sum_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v += shuffle_xor(v, m); return v; }
+template <i32 L> FN f32 max_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v = fmaxf(v, shuffle_xor(v, m)); return v; }
+
+FN f32 bits_to_f32(u32 bits) { return __uint_as_float(bits); }
+FN f32 to_f32(f32 v) { return v; }
+FN f32 to_f32(bf16 v) { return __uint_as_float((u32)v.bits << 16); }
+FN f32 to_f32(f16 v) { f32 r; asm("cvt.f32.f16 %0,%1;" : "=f"(r) : "h"(v.bits)); return r; }
+FN f16 to_f16(f32 v) { f16 r; asm("cvt.rn.f16.f32 %0,%1;" : "=h"(r.bits) : "f"(v)); return r; }
+FN void store(f32* p, i64 i, f32 v) { p[i] = v; }
+FN void store(f16* p, i64 i, f32 v) { p[i] = to_f16(v); }
+FN f32x2 f16x2_to_f32(u32 v) {
+  f32x2 r;
+  asm("{.reg .b16 a, b; mov.b32 {a,b},%2; cvt.f32.f16 %0,a; cvt.f32.f16 %1,b;}" : "=f"(r.x), "=f"(r.y) : "r"(v));
+  return r;
+}
+FN f32x2 bf16x2_to_f32(u32 v) { return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)); }
+FN f32x4 i8x4_to_f32(u32 v) {  // code + 128 into the mantissa of 2^23, then subtract: faster than I2F
+  v ^= 0x80808080u;
+  f32x4 r;
+  r.x = __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7540)) - 8388736.f;
+  r.y = __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7541)) - 8388736.f;
+  r.z = __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7542)) - 8388736.f;
+  r.w = __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7543)) - 8388736.f;
+  return r;
+}
+FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return make_uint4(x, y, z, w); }
+FN f32 exp32(f32 x) { return expf(x); }
+FN f32 inv_sqrt(f32 x) { return 1.f / sqrtf(x); }
+FN f32 fma32(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
+FN f32 max32(f32 a, f32 b) { return fmaxf(a, b); }
+FN i32 mini(i32 a, i32 b) { return min(a, b); }
+FN i32 maxi(i32 a, i32 b) { return max(a, b); }

@@ -1,0 +1,64 @@
+// Portability layer, Metal Shading Language 3.x: parameters hold GPU addresses. The same names as in cuda.h and sim.h.
+// No Apple compiler has seen this text yet.
+#pragma once
+#include <metal_stdlib>
+using namespace metal;
+typedef int i32; typedef uint u32; typedef long i64;
+typedef float f32; typedef half f16; typedef bfloat bf16;
+typedef uint4 u32x4; typedef float2 f32x2; typedef float4 f32x4;
+#define GROUP threadgroup
+#define THREAD thread
+#define CONST constant
+#define FN static inline __attribute__((always_inline))
+#define PART inline __attribute__((always_inline))  // a static member function
+#define UNROLL _Pragma("clang loop unroll(full)")
+#ifndef GROUP_LOCAL
+#define GROUP_LOCAL threadgroup
+#endif
+#define SIMD 32
+struct NoGroup { char unused; };
+struct Lane { i32 gx, gy, gz, simd, lane, simds; };
+
+#define KERNEL(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                             \
+  [[kernel, max_total_threads_per_threadgroup(THREADS)]] void NAME(                                              \
+      constant PARAMS& p [[buffer(0)]], uint3 gid [[threadgroup_position_in_grid]],                              \
+      uint sg [[simdgroup_index_in_threadgroup]], uint ln [[thread_index_in_simdgroup]]) {                       \
+    GROUP_LOCAL GROUPMEM NAME##_group;                                                                           \
+    const Lane t = {(i32)gid.x, (i32)gid.y, (i32)gid.z, (i32)sg, (i32)ln, THREADS / 32};                         \
+    __VA_ARGS__(p, NAME##_group, t);                                                                             \
+  }
+
+// A pointer to device memory.
+template <class T> using Ptr = device T*;
+template <class T> FN device T* offset(device T* p, i64 i) { return p + i; }
+template <class T> FN bool given(device T* p) { return p != nullptr; }
+FN u32x4 load_once(device const u32x4* p, i64 i) { return p[i]; }
+FN f16 load_once(device const f16* p, i64 i) { return p[i]; }
+
+// Between kernels of a step the encoder has barriers.
+FN void wait_for_previous() {}
+FN void let_next_start() {}
+FN void group_barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
+FN void simd_barrier() { simdgroup_barrier(mem_flags::mem_threadgroup); }
+FN f32 shuffle_xor(f32 v, i32 m) { return simd_shuffle_xor(v, (ushort)m); }
+// Over each L consecutive lanes, L a power of two; every lane gets the result.
+template <i32 L> FN f32 sum_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v += shuffle_xor(v, m); return v; }
+template <i32 L> FN f32 max_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v = max(v, shuffle_xor(v, m)); return v; }
+
+FN f32 bits_to_f32(u32 bits) { return as_type<f32>(bits); }
+FN f32 to_f32(f32 v) { return v; }
+FN f32 to_f32(f16 v) { return f32(v); }
+FN f32 to_f32(bf16 v) { return f32(v); }
+FN f16 to_f16(f32 v) { return f16(v); }
+FN void store(device f32* p, i64 i, f32 v) { p[i] = v; }
+FN void store(device f16* p, i64 i, f32 v) { p[i] = f16(v); }
+FN f32x2 f16x2_to_f32(u32 v) { return float2(as_type<half2>(v)); }
+FN f32x2 bf16x2_to_f32(u32 v) { return float2(as_type<float>(v << 16), as_type<float>(v & 0xffff0000u)); }
+FN f32x4 i8x4_to_f32(u32 v) { return float4(as_type<char4>(v)); }
+FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return uint4(x, y, z, w); }
+FN f32 exp32(f32 x) { return precise::exp(x); }
+FN f32 inv_sqrt(f32 x) { return 1.f / precise::sqrt(x); }
+FN f32 fma32(f32 a, f32 b, f32 c) { return fma(a, b, c); }
+FN f32 max32(f32 a, f32 b) { return max(a, b); }
+FN i32 mini(i32 a, i32 b) { return min(a, b); }
+FN i32 maxi(i32 a, i32 b) { return max(a, b); }

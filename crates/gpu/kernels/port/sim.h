@@ -1,0 +1,355 @@
+// Portability layer, simulator: the kernel text as C++ on the processor, to find faults rather than to be fast.
+//
+// One fibre a thread of a group; SIMD groups and groups meet at every collective operation. Reported, with kernel, SIMD
+// group and lane, and the launch ends with an error:
+//   - a collective operation that part of a SIMD group or of a group reaches, or where lanes call different ones;
+//   - an access through a Ptr outside every operand of the launch, to the byte, misaligned, or a write to one that is
+//     only read;
+//   - an access before wait_for_previous() to an operand that an earlier kernel of the step may write;
+//   - an index outside an array in group memory or registers, a write around group memory, 32-bit overflow, a bad shift.
+// Group memory is full of NaN before each group; the driver fills results with NaN before each launch.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+typedef int32_t i32; typedef uint32_t u32; typedef int64_t i64;
+typedef float f32;
+struct f16 { uint16_t bits; };
+struct bf16 { uint16_t bits; };
+struct alignas(16) u32x4 { u32 x, y, z, w; };
+struct f32x2 { f32 x, y; };
+struct alignas(16) f32x4 { f32 x, y, z, w; };
+#define GROUP
+#define THREAD
+#define CONST const
+#define FN static inline
+#define PART inline  // a static member function
+#define UNROLL
+static constexpr i32 SIMD = 32;
+struct NoGroup {};
+struct Lane { i32 gx, gy, gz, simd, lane, simds; };
+
+namespace sim {
+
+// ---- what Rust passes and registers
+enum Access : u32 { CONSTANT = 0, READ = 1, WRITE = 2, READ_WRITE = 3 };
+struct Operand { uint64_t address, len; u32 access, padding; };
+typedef void (*Body)(const void* params, void* group, Lane t);
+struct Kernel;
+inline Kernel* kernels = nullptr;
+struct Kernel {
+  const char* name; size_t params_size, group_size; i32 threads; Body body; Kernel* next;
+  Kernel(const char* n, size_t p, size_t g, i32 t, Body b)
+      : name(n), params_size(p), group_size(g), threads(t), body(b), next(kernels) { kernels = this; }
+};
+
+// ---- fibres
+enum State { RUN, AT_SIMD, AT_GROUP, DONE };
+struct Fibre {
+  void* sp; State state; const char* at; bool waited;
+  u32 turn; f32 slot[2];         // what it gave to the last two exchanges
+  u32 result_turn; f32 result;   // of the first lane of some: what they made together, and in which exchange
+};
+constexpr i32 MAX_THREADS = 256, STACK = 64 << 10;
+constexpr size_t CANARY = 64;
+
+struct Machine {
+  Fibre fibre[MAX_THREADS];
+  i32 current = -1;                      // -1 outside fibres
+  void* main_sp = nullptr;
+  char* stacks = nullptr;
+  const Kernel* kernel = nullptr;
+  const void* params = nullptr;
+  std::vector<uint64_t> group;           // group memory between two canaries
+  const Operand* operands = nullptr;
+  size_t num_operands = 0, last = 0;
+  i32 gx = 0, gy = 0, gz = 0;
+  bool failed = false;
+  char error[512];
+  ~Machine() { free(stacks); }
+  char* group_memory() { return (char*)group.data() + CANARY; }
+};
+inline thread_local Machine machine;
+
+// void sim_switch(void** save, void* to): stores callee-saved registers on this stack and takes those on the other.
+extern "C" void sim_switch(void** save, void* to);
+#if defined(__x86_64__)
+constexpr i32 SAVED_WORDS = 6;
+asm(".text\n.weak sim_switch\nsim_switch:\n push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
+    " mov %rsp,(%rdi)\n mov %rsi,%rsp\n pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n");
+#elif defined(__aarch64__)
+constexpr i32 SAVED_WORDS = 20;
+asm(".text\n.weak sim_switch\nsim_switch:\n sub sp,sp,#160\n"
+    " stp x19,x20,[sp]\n stp x21,x22,[sp,#16]\n stp x23,x24,[sp,#32]\n stp x25,x26,[sp,#48]\n stp x27,x28,[sp,#64]\n"
+    " stp x29,x30,[sp,#80]\n stp d8,d9,[sp,#96]\n stp d10,d11,[sp,#112]\n stp d12,d13,[sp,#128]\n stp d14,d15,[sp,#144]\n"
+    " mov x9,sp\n str x9,[x0]\n mov sp,x1\n"
+    " ldp x19,x20,[sp]\n ldp x21,x22,[sp,#16]\n ldp x23,x24,[sp,#32]\n ldp x25,x26,[sp,#48]\n ldp x27,x28,[sp,#64]\n"
+    " ldp x29,x30,[sp,#80]\n ldp d8,d9,[sp,#96]\n ldp d10,d11,[sp,#112]\n ldp d12,d13,[sp,#128]\n ldp d14,d15,[sp,#144]\n"
+    " add sp,sp,#160\n ret\n");
+#else
+#error "the simulator switches fibres on x86-64 and aarch64: add this processor's callee-saved registers"
+#endif
+
+inline void block(State state, const char* at) {
+  Machine& m = machine;
+  Fibre& f = m.fibre[m.current];
+  f.state = state;
+  f.at = at;
+  sim_switch(&f.sp, m.main_sp);
+}
+
+// Records the first fault and never comes back: the fibre is not run again.
+template <class... A> [[noreturn]] inline void fail(const char* format, A... a) {
+  Machine& m = machine;
+  char what[320];
+  snprintf(what, sizeof what, format, a...);
+  if (m.current < 0) { fprintf(stderr, "simulator: %s\n", what); abort(); }
+  if (!m.failed)
+    snprintf(m.error, sizeof m.error, "`%s`, group (%d, %d, %d), SIMD group %d, lane %d: %s", m.kernel->name, m.gx, m.gy,
+             m.gz, m.current / SIMD, m.current % SIMD, what);
+  m.failed = true;
+  for (;;) block(DONE, "");
+}
+inline void report(const char* format, const char* at, i32 n, i32 of, i32 where) {
+  Machine& m = machine;
+  char what[320];
+  snprintf(what, sizeof what, format, at, n, of, where);
+  if (!m.failed) snprintf(m.error, sizeof m.error, "`%s`, group (%d, %d, %d): %s", m.kernel->name, m.gx, m.gy, m.gz, what);
+  m.failed = true;
+}
+
+inline void entry() {
+  Machine& m = machine;
+  const i32 i = m.current;
+  m.kernel->body(m.params, m.group_memory(), Lane{m.gx, m.gy, m.gz, i / SIMD, i % SIMD, m.kernel->threads / SIMD});
+  for (;;) block(DONE, "");
+}
+
+// The address of an access of `size` bytes, if the launch may make it.
+inline void check(uint64_t at, size_t size, size_t align, bool write) {
+  Machine& m = machine;
+  const auto allows = [&](const Operand& o) {
+    return at >= o.address && at + size <= o.address + o.len && (!write || o.access >= WRITE);
+  };
+  if (m.last >= m.num_operands || !allows(m.operands[m.last])) {
+    size_t i = 0;
+    while (i < m.num_operands && !allows(m.operands[i])) i++;
+    if (i == m.num_operands) {
+      for (size_t j = 0; j < m.num_operands; j++) {
+        const Operand& o = m.operands[j];
+        if (at >= o.address && at + size <= o.address + o.len)
+          fail("write to operand %d, which is only read, at byte %lld", (i32)j, (long long)(at - o.address));
+      }
+      i32 near = -1;
+      uint64_t off = ~0ull;
+      for (size_t j = 0; j < m.num_operands; j++) {
+        const Operand& o = m.operands[j];
+        const uint64_t d = at < o.address ? o.address - at : at + size - (o.address + o.len);
+        if (d < off) { off = d; near = (i32)j; }
+      }
+      fail("access of %d bytes outside every operand, %lld bytes %s operand %d", (i32)size, (long long)off,
+           near >= 0 && at < m.operands[near].address ? "before" : "past the end of", near);
+    }
+    m.last = i;
+  }
+  if (at % align) fail("misaligned access of %d bytes", (i32)size);
+  if (m.operands[m.last].access != CONSTANT && !m.fibre[m.current].waited)
+    fail("access to operand %d before wait_for_previous()", (i32)m.last);
+}
+
+inline i32 count(i32 from, i32 n, State state) {
+  i32 c = 0;
+  for (i32 i = from; i < from + n; i++) c += machine.fibre[i].state == state;
+  return c;
+}
+inline void resume(i32 i) {
+  Machine& m = machine;
+  m.current = i;
+  sim_switch(&m.main_sp, m.fibre[i].sp);
+  m.current = -1;
+}
+
+inline void run_group(i32 threads, bool reverse) {
+  Machine& m = machine;
+  for (i32 i = 0; i < threads; i++) {
+    // The top of each stack: a return address to `entry`, below what the switch pops.
+    uint64_t* top = (uint64_t*)(m.stacks + (size_t)(i + 1) * STACK) - 8;
+#if defined(__x86_64__)
+    top[0] = (uint64_t)entry;
+    uint64_t* sp = top - SAVED_WORDS;
+    memset(sp, 0, SAVED_WORDS * 8);
+#else
+    uint64_t* sp = top - SAVED_WORDS;
+    memset(sp, 0, SAVED_WORDS * 8);
+    sp[11] = (uint64_t)entry;
+#endif
+    m.fibre[i] = {sp, RUN, "", false, 0, {0, 0}, 0, 0};
+  }
+  const i32 simds = threads / SIMD;
+  for (;;) {
+    for (i32 k = 0; k < simds; k++) {
+      const i32 first = (reverse ? simds - 1 - k : k) * SIMD;
+      for (;;) {
+        for (i32 l = 0; l < SIMD; l++) {
+          const i32 i = first + (reverse ? SIMD - 1 - l : l);
+          if (m.fibre[i].state == RUN) resume(i);
+          if (m.failed) return;
+        }
+        const i32 n = count(first, SIMD, AT_SIMD);
+        if (!n) break;
+        const char* at = nullptr;
+        bool same = n == SIMD;
+        for (i32 l = 0; l < SIMD; l++) {
+          if (m.fibre[first + l].state != AT_SIMD) continue;
+          if (at && at != m.fibre[first + l].at) same = false;
+          at = m.fibre[first + l].at;
+        }
+        if (!same) return report("divergent %s: %d of %d lanes of SIMD group %d reached it together", at, n, SIMD, first / SIMD);
+        for (i32 l = 0; l < SIMD; l++) m.fibre[first + l].state = RUN;
+      }
+    }
+    const i32 n = count(0, threads, AT_GROUP);
+    if (!n) return;
+    if (n != threads) return report("divergent %s: %d of %d threads reached it", "group barrier", n, threads, 0);
+    for (i32 i = 0; i < threads; i++) m.fibre[i].state = RUN;
+  }
+}
+
+}  // namespace sim
+
+// Runs one launch: 0, or 1 with a message in `error`.
+extern "C" i32 hotmetal_sim_launch(const char* name, const void* params, uint64_t params_size, u32 gx, u32 gy,
+                                          u32 gz, u32 threads, const sim::Operand* operands, uint64_t num_operands,
+                                          i32 reverse, char* error, uint64_t error_size) {
+  using namespace sim;
+  Machine& m = machine;
+  Kernel* kernel = kernels;
+  while (kernel && strcmp(kernel->name, name)) kernel = kernel->next;
+  if (!kernel) { snprintf(error, error_size, "there is no kernel `%s`", name); return 1; }
+  if (kernel->params_size != params_size || kernel->threads != (i32)threads) {
+    snprintf(error, error_size, "`%s` takes %zu bytes of parameters and %d threads, not %llu and %u", name,
+             kernel->params_size, kernel->threads, (unsigned long long)params_size, threads);
+    return 1;
+  }
+  if (!m.stacks) m.stacks = (char*)malloc((size_t)MAX_THREADS * STACK);
+  m.kernel = kernel; m.params = params; m.operands = operands; m.num_operands = num_operands; m.last = 0;
+  m.failed = false;
+  m.group.resize((kernel->group_size + 7) / 8 + 2 * CANARY / 8);
+  for (u32 i = 0; i < gx * gy * gz && !m.failed; i++) {
+    const u32 at = reverse ? gx * gy * gz - 1 - i : i;
+    m.gx = (i32)(at % gx); m.gy = (i32)(at / gx % gy); m.gz = (i32)(at / gx / gy);
+    char* group = m.group_memory();
+    memset(group - CANARY, 0xa5, CANARY);
+    memset(group, 0xff, kernel->group_size);
+    memset(group + kernel->group_size, 0xa5, CANARY);
+    run_group(kernel->threads, reverse);
+    for (size_t c = 0; c < CANARY && !m.failed; c++)
+      if ((unsigned char)group[c - CANARY] != 0xa5 || (unsigned char)group[kernel->group_size + c] != 0xa5)
+        report("%s was written to%.0d%.0d%.0d", "memory around the group's", 0, 0, 0);
+  }
+  if (m.failed) snprintf(error, error_size, "%s", m.error);
+  return m.failed;
+}
+
+// What the compiler's checks call (-fsanitize=bounds,…): the data begins with where it happened.
+#define SIM_CHECK(NAME, WHAT)                                                             \
+  extern "C" void __ubsan_handle_##NAME##_abort(void* data, ...) {                 \
+    struct Place { const char* file; u32 line, column; };                                 \
+    const Place* place = (const Place*)data;                                              \
+    sim::fail("%s at %s:%u", WHAT, place->file, place->line);                             \
+  }
+SIM_CHECK(out_of_bounds, "index outside an array")
+SIM_CHECK(add_overflow, "32-bit overflow")
+SIM_CHECK(sub_overflow, "32-bit overflow")
+SIM_CHECK(mul_overflow, "32-bit overflow")
+SIM_CHECK(negate_overflow, "32-bit overflow")
+SIM_CHECK(divrem_overflow, "division by zero")
+SIM_CHECK(shift_out_of_bounds, "bad shift")
+
+#define KERNEL(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                              \
+  static void sim_body_##NAME(const void* p, void* g, Lane t) { __VA_ARGS__(*(const PARAMS*)p, *(GROUPMEM*)g, t); } \
+  static sim::Kernel sim_kernel_##NAME(#NAME, sizeof(PARAMS), sizeof(GROUPMEM), THREADS, sim_body_##NAME);
+
+// A pointer to device memory; every access is checked.
+template <class T> struct Ptr {
+  T* at;
+  explicit operator Ptr<const T>() const { return {at}; }
+  T& operator[](i64 i) const {
+    T* p = (T*)((uint64_t)at + (uint64_t)(i * (i64)sizeof(T)));
+    sim::check((uint64_t)p, sizeof(T), alignof(T), !std::is_const<T>::value);
+    return *p;
+  }
+};
+template <class T> FN Ptr<T> offset(Ptr<T> p, i64 i) { return {(T*)((uint64_t)p.at + (uint64_t)(i * (i64)sizeof(T)))}; }
+template <class T> FN bool given(Ptr<T> p) { return p.at != nullptr; }
+FN u32x4 load_once(Ptr<const u32x4> p, i64 i) { return p[i]; }
+FN f16 load_once(Ptr<const f16> p, i64 i) { return p[i]; }
+
+FN void wait_for_previous() { sim::machine.fibre[sim::machine.current].waited = true; }
+FN void let_next_start() {}
+FN void group_barrier() { sim::block(sim::AT_GROUP, "group barrier"); }
+FN void simd_barrier() { sim::block(sim::AT_SIMD, "simd barrier"); }
+// Meets the other lanes. Two slots in turn: nobody comes to the next exchange but one before all have read this one.
+FN void exchange(f32 v, const char* what) {
+  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  f.slot[++f.turn & 1] = v;
+  sim::block(sim::AT_SIMD, what);
+}
+FN f32 shuffle_xor(f32 v, i32 mask) {
+  exchange(v, "shuffle_xor");
+  const i32 i = sim::machine.current;
+  return sim::machine.fibre[i ^ mask].slot[sim::machine.fibre[i].turn & 1];
+}
+// Over each L consecutive lanes, L a power of two; every lane gets the result, which the first to ask computes.
+template <i32 L, class F> FN f32 reduce_lanes(f32 v, const char* what, F join) {
+  exchange(v, what);
+  sim::Machine& m = sim::machine;
+  const u32 turn = m.fibre[m.current].turn;
+  sim::Fibre* f = m.fibre + m.current / L * L;
+  if (f->result_turn != turn) {
+    f32 s[L];
+    for (i32 i = 0; i < L; i++) s[i] = f[i].slot[turn & 1];
+    for (i32 n = L / 2; n; n /= 2) for (i32 i = 0; i < n; i++) s[i] = join(s[i], s[i + n]);
+    f->result_turn = turn;
+    f->result = s[0];
+  }
+  return f->result;
+}
+template <i32 L> FN f32 sum_lanes(f32 v) { return reduce_lanes<L>(v, "sum_lanes", [](f32 a, f32 b) { return a + b; }); }
+template <i32 L> FN f32 max_lanes(f32 v) { return reduce_lanes<L>(v, "max_lanes", [](f32 a, f32 b) { return std::fmax(a, b); }); }
+
+FN f32 bits_to_f32(u32 bits) { f32 v; memcpy(&v, &bits, 4); return v; }
+FN u32 f32_to_bits(f32 v) { u32 bits; memcpy(&bits, &v, 4); return bits; }
+FN f32 to_f32(f32 v) { return v; }
+FN f32 to_f32(bf16 v) { return bits_to_f32((u32)v.bits << 16); }
+FN f32 to_f32(f16 v) {
+  const u32 magnitude = v.bits & 0x7fffu, sign = (u32)(v.bits & 0x8000u) << 16;
+  if (magnitude >= 0x7c00u) return bits_to_f32(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+  if (magnitude >= 0x400u) return bits_to_f32(sign | ((magnitude << 13) + 0x38000000u));
+  const f32 subnormal = (f32)magnitude * (1.f / 16777216.f);
+  return sign ? -subnormal : subnormal;
+}
+FN f16 to_f16(f32 v) {  // to nearest even
+  const u32 bits = f32_to_bits(v), magnitude = bits & 0x7fffffffu;
+  const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000u);
+  if (magnitude > 0x7f800000u) return {(uint16_t)(sign | 0x7e00u)};
+  if (magnitude >= 0x477ff000u) return {(uint16_t)(sign | 0x7c00u)};
+  if (magnitude < 0x38800000u) return {(uint16_t)(sign | (u32)std::nearbyint(bits_to_f32(magnitude) * 16777216.f))};
+  return {(uint16_t)(sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1)) >> 13)};
+}
+FN void store(Ptr<f32> p, i64 i, f32 v) { p[i] = v; }
+FN void store(Ptr<f16> p, i64 i, f32 v) { p[i] = to_f16(v); }
+FN f32x2 f16x2_to_f32(u32 v) { return {to_f32(f16{(uint16_t)v}), to_f32(f16{(uint16_t)(v >> 16)})}; }
+FN f32x2 bf16x2_to_f32(u32 v) { return {bits_to_f32(v << 16), bits_to_f32(v & 0xffff0000u)}; }
+FN f32x4 i8x4_to_f32(u32 v) { return {(f32)(int8_t)v, (f32)(int8_t)(v >> 8), (f32)(int8_t)(v >> 16), (f32)(int8_t)(v >> 24)}; }
+FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+FN f32 exp32(f32 x) { return std::exp(x); }
+FN f32 inv_sqrt(f32 x) { return 1 / std::sqrt(x); }
+FN f32 fma32(f32 a, f32 b, f32 c) { return std::fma(a, b, c); }
+FN f32 max32(f32 a, f32 b) { return std::fmax(a, b); }
+FN i32 mini(i32 a, i32 b) { return a < b ? a : b; }
+FN i32 maxi(i32 a, i32 b) { return a > b ? a : b; }

@@ -1,0 +1,60 @@
+//! Drivers: what a device can do for the backend, in few calls. Everything above them is shared.
+
+#[cfg(feature = "sim")]
+pub(crate) mod sim;
+#[cfg(all(test, feature = "sim"))]
+mod sim_faults;
+
+use crate::launch::Launch;
+use crate::params::Address;
+
+/// Why a driver could not do as asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum DriverError {
+    /// The device has no room.
+    #[error("no room for {bytes} bytes")]
+    OutOfMemory { bytes: u64 },
+    /// The device, or its system driver, failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The launches of a step, ready to run again and again; an index that its driver gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Recording(pub(crate) usize);
+
+/// One model's use of a device: its memory, its queue, its recorded steps. All of it goes when the driver is dropped.
+///
+/// Work is done in the order of the calls. Uploads and launches may return before they are done; downloads and steps
+/// wait.
+pub(crate) trait Driver: Send {
+    /// Memory of `bytes`, aligned to 256.
+    fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError>;
+
+    /// Gives back what [`Driver::allocate`] gave.
+    fn free(&mut self, address: Address);
+
+    /// Copies to the device. `bytes` may be changed once the call returns.
+    fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), DriverError>;
+
+    /// Copies from the device.
+    fn download(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), DriverError>;
+
+    /// Runs one kernel.
+    fn launch(&mut self, launch: &Launch) -> Result<(), DriverError>;
+
+    /// Makes a recording of `launches`, in order.
+    fn record(&mut self, launches: &[Launch]) -> Result<Recording, DriverError>;
+
+    /// Forgets all recordings.
+    fn forget_recordings(&mut self);
+
+    /// One step: copies `input` to its place on the device, runs `recording`, and returns so many f32 from
+    /// the place of `output`.
+    fn step(
+        &mut self,
+        recording: Recording,
+        input: (Address, &[i32]),
+        output: (Address, usize),
+    ) -> Result<&[f32], DriverError>;
+}

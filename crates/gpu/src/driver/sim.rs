@@ -1,0 +1,203 @@
+//! The simulator as a device: the kernel text, compiled as C++ by the build script, on the processor.
+//!
+//! Slow and strict. What it finds is in the header of `kernels/port/sim.h`; here memory is poisoned, results of each
+//! launch too, and launches run in one thread order or the other.
+
+use std::alloc::{self, Layout};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char, c_void};
+
+use super::{Driver, DriverError, Recording};
+use crate::launch::{Access, GROUP_THREADS, Launch};
+use crate::params::Address;
+
+/// In which order the simulator runs the threads of a SIMD group, the SIMD groups of a group and the groups of a launch.
+/// What depends on it is a race.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ThreadOrder {
+    /// First to last.
+    #[default]
+    Forward,
+    /// Last to first.
+    Reverse,
+}
+
+/// As `sim::Operand` in the kernel text.
+#[repr(C)]
+struct SimOperand {
+    address: u64,
+    bytes: u64,
+    access: u32,
+    padding: u32,
+}
+
+unsafe extern "C" {
+    fn hotmetal_sim_launch(
+        name: *const c_char,
+        params: *const c_void,
+        params_size: u64,
+        groups_x: u32,
+        groups_y: u32,
+        groups_z: u32,
+        threads: u32,
+        operands: *const SimOperand,
+        num_operands: u64,
+        reverse: i32,
+        error: *mut c_char,
+        error_size: u64,
+    ) -> i32;
+}
+
+/// NaN as f32 and as f16, and no index of anything.
+const POISON: u8 = 0xff;
+
+pub(crate) struct SimDriver {
+    order: ThreadOrder,
+    memory_bytes: u64,
+    allocated_bytes: u64,
+    allocations: HashMap<Address, Layout>,
+    recordings: Vec<Vec<Launch>>,
+    outputs: Vec<f32>,
+}
+
+impl SimDriver {
+    pub(crate) fn new(order: ThreadOrder, memory_bytes: u64) -> Self {
+        Self {
+            order,
+            memory_bytes,
+            allocated_bytes: 0,
+            allocations: HashMap::new(),
+            recordings: vec![],
+            outputs: vec![],
+        }
+    }
+
+    /// The bytes of an allocation, if `address` and `len` lie in one.
+    fn check(&self, address: Address, len: usize) {
+        let inside = |(start, layout): (&Address, &Layout)| {
+            address.0 >= start.0 && address.0 + len as u64 <= start.0 + layout.size() as u64
+        };
+        assert!(self.allocations.iter().any(inside), "{len} bytes at {address:?} are not allocated");
+    }
+}
+
+impl Driver for SimDriver {
+    fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError> {
+        let out_of_memory = DriverError::OutOfMemory { bytes };
+        if bytes.max(1) > self.memory_bytes - self.allocated_bytes {
+            return Err(out_of_memory);
+        }
+        let layout = usize::try_from(bytes.max(1)).ok().and_then(|size| Layout::from_size_align(size, 256).ok());
+        let Some(layout) = layout else { return Err(out_of_memory) };
+        // SAFETY: the size is not zero.
+        let memory = unsafe { alloc::alloc(layout) };
+        if memory.is_null() {
+            return Err(out_of_memory);
+        }
+        // SAFETY: just allocated, this long.
+        unsafe { memory.write_bytes(POISON, layout.size()) };
+        let address = Address(memory as u64);
+        self.allocated_bytes += layout.size() as u64;
+        self.allocations.insert(address, layout);
+        Ok(address)
+    }
+
+    fn free(&mut self, address: Address) {
+        let layout = self.allocations.remove(&address).expect("only what was allocated is freed");
+        self.allocated_bytes -= layout.size() as u64;
+        // SAFETY: allocated with this layout, and no longer known.
+        unsafe { alloc::dealloc(address.0 as *mut u8, layout) };
+    }
+
+    fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), DriverError> {
+        self.check(to, bytes.len());
+        // SAFETY: inside one allocation, as just checked, which no Rust reference points into.
+        unsafe { (to.0 as *mut u8).copy_from(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn download(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), DriverError> {
+        self.check(from, bytes.len());
+        // SAFETY: inside one allocation, as just checked; poisoned or written, never uninitialised.
+        unsafe { (from.0 as *const u8).copy_to(bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<(), DriverError> {
+        let operands: Vec<_> = launch
+            .operands
+            .iter()
+            .map(|operand| {
+                let bytes = operand.region.bytes;
+                self.check(operand.region.address, bytes as usize);
+                if operand.access == Access::Write {
+                    // SAFETY: inside one allocation, as just checked, which no Rust reference points into.
+                    unsafe { (operand.region.address.0 as *mut u8).write_bytes(POISON, bytes as usize) };
+                }
+                let access = operand.access as u32;
+                SimOperand { address: operand.region.address.0, bytes, access, padding: 0 }
+            })
+            .collect();
+        let name = CString::new(launch.kernel).expect("kernel names hold no NUL");
+        let mut error = [0 as c_char; 512];
+        let [x, y, z] = launch.groups;
+        // SAFETY: pointers and lengths are of the same slices; the kernel touches nothing but `operands`, which lie in
+        // allocations of this driver, because every access is checked against them.
+        let failed = unsafe {
+            hotmetal_sim_launch(
+                name.as_ptr(),
+                launch.params.as_ptr().cast(),
+                size_of_val(&launch.params[..]) as u64,
+                x,
+                y,
+                z,
+                GROUP_THREADS,
+                operands.as_ptr(),
+                operands.len() as u64,
+                (self.order == ThreadOrder::Reverse).into(),
+                error.as_mut_ptr(),
+                error.len() as u64,
+            )
+        };
+        if failed == 0 {
+            return Ok(());
+        }
+        // SAFETY: the call ended the message with NUL.
+        let message = unsafe { CStr::from_ptr(error.as_ptr()) };
+        Err(DriverError::Failed(message.to_string_lossy().into_owned()))
+    }
+
+    fn record(&mut self, launches: &[Launch]) -> Result<Recording, DriverError> {
+        self.recordings.push(launches.to_vec());
+        Ok(Recording(self.recordings.len() - 1))
+    }
+
+    fn forget_recordings(&mut self) {
+        self.recordings.clear();
+    }
+
+    fn step(
+        &mut self,
+        recording: Recording,
+        (to, input): (Address, &[i32]),
+        (output, num_outputs): (Address, usize),
+    ) -> Result<&[f32], DriverError> {
+        self.upload(to, bytemuck::cast_slice(input))?;
+        let launches = std::mem::take(&mut self.recordings[recording.0]);
+        let done = launches.iter().try_for_each(|launch| self.launch(launch));
+        self.recordings[recording.0] = launches;
+        done?;
+        let mut outputs = std::mem::take(&mut self.outputs);
+        outputs.resize(num_outputs, 0.0);
+        self.download(output, bytemuck::cast_slice_mut(&mut outputs))?;
+        self.outputs = outputs;
+        Ok(&self.outputs)
+    }
+}
+
+impl Drop for SimDriver {
+    fn drop(&mut self) {
+        let addresses: Vec<_> = self.allocations.keys().copied().collect();
+        addresses.into_iter().for_each(|address| self.free(address));
+    }
+}

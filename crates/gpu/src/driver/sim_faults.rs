@@ -1,0 +1,100 @@
+//! The kernels of `kernels/planted_faults.h`: each is wrong in one way, and the simulator has to say so.
+
+use super::sim::{SimDriver, ThreadOrder};
+use super::{Driver, DriverError};
+use crate::launch::{Access, Launch, Region};
+use crate::params::{Address, FaultParams};
+
+/// Elements of the result: no multiple of anything.
+const LEN: usize = 101;
+/// Bytes from `y` to `x`, as the kernel that writes to its input knows.
+const X_AT: u64 = 4096;
+
+/// Runs a planted fault on two groups; its result, or what the simulator said.
+fn run(kernel: &'static str, order: ThreadOrder) -> Result<Vec<f32>, String> {
+    let mut driver = SimDriver::new(order, 1 << 20);
+    let memory = Region { address: driver.allocate(3 * X_AT).unwrap(), bytes: 3 * X_AT };
+    // Memory on both sides is the driver's own, so that only a check of operands can tell.
+    let (y, x) = (memory.part(X_AT, LEN as u64 * 4), memory.part(2 * X_AT, LEN as u64 * 4));
+    driver.upload(x.address, bytemuck::cast_slice(&[1f32; LEN])).unwrap();
+    let params = FaultParams { y: y.address, x: x.address, n: LEN as i32, one: 1 };
+    let launch = Launch::new(kernel, [2, 1, 1], &params).with(Access::Write, y).with(Access::Read, x);
+    match driver.launch(&launch) {
+        Err(DriverError::Failed(message)) => Err(message),
+        Err(error) => panic!("{error}"),
+        Ok(()) => {
+            let mut found = vec![0f32; LEN];
+            driver.download(y.address, bytemuck::cast_slice_mut(&mut found)).unwrap();
+            Ok(found)
+        }
+    }
+}
+
+#[test]
+fn what_a_kernel_may_not_do_is_reported() {
+    let cases = [
+        ("fault_barrier_by_some", "divergent group barrier: 64 of 128 threads"),
+        ("fault_return_before_barrier", "divergent group barrier: 101 of 128 threads"),
+        ("fault_sum_by_some", "divergent sum_lanes: 20 of 32 lanes of SIMD group"),
+        ("fault_sum_beside_max", "divergent max_lanes: 32 of 32 lanes of SIMD group"),
+        ("fault_read_outside", "access of 4 bytes outside every operand"),
+        ("fault_write_outside", "access of 4 bytes outside every operand"),
+        ("fault_write_just_past", "4 bytes past the end of operand 0"),
+        ("fault_write_just_before", "4 bytes before operand 0"),
+        ("fault_write_to_input", "write to operand 1, which is only read, at byte 0"),
+        ("fault_group_index_outside", "index outside an array at"),
+        ("fault_overflow", "32-bit overflow at"),
+        ("fault_read_before_wait", "access to operand 1 before wait_for_previous()"),
+        ("fault_misaligned", "misaligned access of 4 bytes"),
+    ];
+    for (kernel, expected) in cases {
+        for order in [ThreadOrder::Forward, ThreadOrder::Reverse] {
+            let message = run(kernel, order).expect_err(kernel);
+            assert!(message.contains(expected), "{kernel}, {order:?}: {message}");
+            assert!(message.starts_with(&format!("`{kernel}`, group (")), "{message}");
+        }
+    }
+}
+
+#[test]
+fn the_place_of_a_fault_is_named() {
+    let message = run("fault_write_just_past", ThreadOrder::Forward).unwrap_err();
+    assert!(message.starts_with("`fault_write_just_past`, group (0, 0, 0), SIMD group 0, lane 0: "), "{message}");
+    let message = run("fault_group_index_outside", ThreadOrder::Forward).unwrap_err();
+    assert!(message.contains("SIMD group 3, lane 31") && message.contains("planted_faults.h:"), "{message}");
+}
+
+#[test]
+fn races_make_the_thread_orders_disagree() {
+    for kernel in ["fault_no_barrier", "fault_groups_race"] {
+        let [forward, reverse] = [ThreadOrder::Forward, ThreadOrder::Reverse].map(|order| run(kernel, order).unwrap());
+        let bits = |found: &[f32]| found.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_ne!(bits(&forward), bits(&reverse), "{kernel}");
+    }
+}
+
+#[test]
+fn what_was_never_written_is_nan() {
+    let found = run("fault_group_memory_unwritten", ThreadOrder::Forward).unwrap();
+    assert!(found.iter().all(|x| x.is_nan()));
+    let found = run("fault_result_unwritten", ThreadOrder::Forward).unwrap();
+    assert!(found[LEN - 1].is_nan() && found[..LEN - 1].iter().all(|&x| x == 1.0));
+}
+
+#[test]
+fn launches_that_do_not_fit_their_kernel_are_refused() {
+    let message = run("no_such_kernel", ThreadOrder::Forward).unwrap_err();
+    assert_eq!(message, "there is no kernel `no_such_kernel`");
+    let launch = Launch::new("fault_overflow", [1, 1, 1], &Address(0));
+    let error = SimDriver::new(ThreadOrder::Forward, 0).launch(&launch).unwrap_err().to_string();
+    assert_eq!(error, "`fault_overflow` takes 24 bytes of parameters and 128 threads, not 8 and 128");
+}
+
+#[test]
+fn memory_has_an_end() {
+    let mut driver = SimDriver::new(ThreadOrder::Forward, 1000);
+    let first = driver.allocate(600).unwrap();
+    assert_eq!(driver.allocate(401), Err(DriverError::OutOfMemory { bytes: 401 }));
+    driver.free(first);
+    assert!(driver.allocate(1000).is_ok());
+}

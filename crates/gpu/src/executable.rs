@@ -1,0 +1,270 @@
+//! A plan on a device: its memory, and a recorded program for each step shape.
+
+use std::sync::Arc;
+
+use backend::{BackendError, Executable, Observed, Observer};
+use half::f16;
+use plan::{KvFormat, KvLayout, Op, Plan, Rope, StepInput, StepShape};
+use tensor::Tensor;
+
+use crate::driver::{Driver, DriverError, Recording};
+use crate::kv_cache::{KvCache, LayerCache};
+use crate::launch::Region;
+use crate::lower::{self, ArenaLayout, OpLaunches, Source};
+use crate::step_input::max_positions;
+use crate::weights::DeviceWeights;
+
+/// Rows of a step that a grid has room for.
+const TOKENS_MAX: usize = 65_535;
+
+pub(crate) struct GpuExecutable {
+    device: String,
+    driver: Box<dyn Driver>,
+    plan: Arc<Plan>,
+    weights: DeviceWeights,
+    angles: Vec<Region>,
+    cache: KvCache,
+    memory: Memory,
+    /// By shape, ascending; all placed in `memory`.
+    programs: Vec<Program>,
+    /// The step input as it is uploaded; kept for its memory.
+    words: Vec<i32>,
+    /// Logits without the padding between rows, where there is any.
+    logits: Vec<f32>,
+}
+
+/// The memory that all programs share, as large as the largest needs.
+#[derive(Default)]
+struct Memory {
+    arena: Region,
+    step: Region,
+}
+
+/// A program: what a step of up to its shape runs.
+struct Program {
+    layout: ArenaLayout,
+    ops: Vec<OpLaunches>,
+    recording: Recording,
+}
+
+/// An error of the driver as one of the backend: about `what` where memory is short.
+pub(crate) fn device_error(device: String, what: &'static str) -> impl Fn(DriverError) -> BackendError {
+    move |error| match error {
+        DriverError::OutOfMemory { bytes } => {
+            BackendError::OutOfMemory { device: device.clone(), what, needed_bytes: bytes }
+        }
+        DriverError::Failed(reason) => BackendError::Device { device: device.clone(), reason },
+    }
+}
+
+impl GpuExecutable {
+    pub(crate) fn load(
+        device: String,
+        mut driver: Box<dyn Driver>,
+        plan: Arc<Plan>,
+        tensors: &[Tensor],
+        kv: KvLayout,
+    ) -> Result<Self, BackendError> {
+        let error = |what| device_error(device.clone(), what);
+        let cache_error = error("a KV cache");
+        let cache_bytes = KvCache::bytes(&plan.kv_layers, &kv)
+            .ok_or_else(|| cache_error(DriverError::OutOfMemory { bytes: u64::MAX }))?;
+        let weights = DeviceWeights::upload(&mut *driver, &plan, tensors).map_err(error("weights"))?;
+        let cache = KvCache::allocate(&mut *driver, &plan.kv_layers, kv, cache_bytes).map_err(cache_error)?;
+        let angles = plan.ropes.iter().map(|rope| upload_angles(&mut *driver, rope, max_positions(&plan, &kv)));
+        let angles = angles.collect::<Result<_, _>>().map_err(error("rotary angles"))?;
+        Ok(Self {
+            device,
+            driver,
+            plan,
+            weights,
+            angles,
+            cache,
+            memory: Memory::default(),
+            programs: vec![],
+            words: vec![],
+            logits: vec![],
+        })
+    }
+
+    fn source(&self) -> Source<'_> {
+        Source { plan: &self.plan, weights: &self.weights, angles: &self.angles, cache: &self.cache }
+    }
+
+    fn error(&self, what: &'static str) -> impl Fn(DriverError) -> BackendError + use<> {
+        device_error(self.device.clone(), what)
+    }
+
+    /// Memory for a program of `layout`. Where that is more than there is, all programs go: they know the old addresses.
+    fn reserve(&mut self, layout: &ArenaLayout) -> Result<(), BackendError> {
+        let needed = [layout.bytes, layout.step.bytes()];
+        let held = [self.memory.arena.bytes, self.memory.step.bytes];
+        if needed[0] <= held[0] && needed[1] <= held[1] {
+            return Ok(());
+        }
+        self.driver.forget_recordings();
+        self.programs.clear();
+        for region in [std::mem::take(&mut self.memory.arena), std::mem::take(&mut self.memory.step)] {
+            if region.bytes > 0 {
+                self.driver.free(region.address);
+            }
+        }
+        let error = self.error("activations");
+        let [arena, step] = [needed[0].max(held[0]), needed[1].max(held[1])];
+        self.memory.arena = Region { address: self.driver.allocate(arena).map_err(&error)?, bytes: arena };
+        self.memory.step = Region { address: self.driver.allocate(step).map_err(&error)?, bytes: step };
+        Ok(())
+    }
+
+    /// Checks `input`, makes its program if there is none, and copies blocks. Returns the program's place.
+    fn begin(&mut self, input: &StepInput) -> Result<usize, BackendError> {
+        input.check(self.plan.vocab_size, &self.cache.layout)?;
+        let bucket = input.shape().bucket();
+        self.compile(bucket)?;
+        let index = self.find(bucket).expect("`compile` has it or made it");
+        let mut words = std::mem::take(&mut self.words);
+        let encoded = self.programs[index].layout.step.encode(input, &mut words);
+        self.words = words;
+        encoded?;
+        for copy in input.block_copies.iter().filter(|copy| copy.from != copy.to) {
+            for layer in 0..self.cache.layers.len() {
+                let launch = lower::block_copy(&self.cache, layer, copy.from, copy.to);
+                self.driver.launch(&launch).map_err(device_error(self.device.clone(), "a launch"))?;
+            }
+        }
+        Ok(index)
+    }
+
+    fn find(&self, shape: StepShape) -> Result<usize, usize> {
+        self.programs.binary_search_by_key(&shape, |program| program.layout.step.shape)
+    }
+
+    fn layer(&self, op: usize) -> Option<LayerCache> {
+        match self.plan.ops[op] {
+            Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } => Some(self.cache.layers[layer]),
+            _ => None,
+        }
+    }
+
+    /// The rows of a value, one after another.
+    fn read_value(&mut self, program: usize, value: plan::Value, input: &StepInput) -> Result<Vec<f32>, BackendError> {
+        let place = self.source().place(&self.programs[program].layout, self.memory.arena, value);
+        let rows = match place.rows {
+            plan::Rows::Tokens => input.token_ids.len(),
+            plan::Rows::Outputs => input.output_rows.len(),
+        };
+        let mut padded = vec![0f32; rows * place.stride];
+        let bytes = bytemuck::cast_slice_mut(&mut padded);
+        self.driver.download(place.region.address, bytes).map_err(self.error("a value"))?;
+        Ok(padded.chunks_exact(place.stride).flat_map(|row| &row[..place.width]).copied().collect())
+    }
+
+    /// One plane of the cache for the tokens of `input`: (tokens, kv_heads · head_dim).
+    fn read_cache(&mut self, layer: LayerCache, plane: Region, input: &StepInput) -> Result<Vec<f32>, BackendError> {
+        let KvLayout { format, block_len, .. } = self.cache.layout;
+        let (heads, head_dim) = (layer.layer.kv_heads, layer.layer.head_dim);
+        let mut bytes = vec![0u8; head_dim * format.bytes()];
+        let mut found = Vec::with_capacity(input.token_ids.len() * heads * head_dim);
+        for sequence in &input.sequences {
+            let table = input.table(sequence);
+            for position in sequence.first_position..sequence.kv_len() {
+                let block = table[position / block_len] as usize;
+                for head in 0..heads {
+                    let at = (block * heads + head) * block_len + position % block_len;
+                    let from = plane.part((at * bytes.len()) as u64, bytes.len() as u64).address;
+                    self.driver.download(from, &mut bytes).map_err(self.error("the cache"))?;
+                    match format {
+                        KvFormat::F32 => found.extend(bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x))),
+                        KvFormat::F16 => {
+                            found.extend(bytes.as_chunks().0.iter().map(|&x| f16::from_le_bytes(x).to_f32()));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Executable for GpuExecutable {
+    fn compile(&mut self, shape: StepShape) -> Result<(), BackendError> {
+        if self.find(shape).is_ok() {
+            return Ok(());
+        }
+        if shape.tokens > TOKENS_MAX {
+            let reason = format!("a step of {} tokens is too large: at most {TOKENS_MAX}", shape.tokens);
+            return Err(BackendError::Device { device: self.device.clone(), reason });
+        }
+        let layout = self.source().lay_out(shape);
+        self.reserve(&layout)?;
+        let ops = self.source().lower(&layout, self.memory.arena, self.memory.step);
+        let launches: Vec<_> = ops.iter().flat_map(|op| &op.launches).cloned().collect();
+        let recording = self.driver.record(&launches).map_err(self.error("a program"))?;
+        let place = self.find(shape).expect_err("not there a moment ago");
+        self.programs.insert(place, Program { layout, ops, recording });
+        Ok(())
+    }
+
+    fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        let index = self.begin(input)?;
+        let program = &self.programs[index];
+        let logits = self.source().place(&program.layout, self.memory.arena, self.plan.logits);
+        let (rows, device) = (input.output_rows.len(), self.device.clone());
+        let found = self
+            .driver
+            .step(
+                program.recording,
+                (self.memory.step.address, &self.words),
+                (logits.region.address, rows * logits.stride),
+            )
+            .map_err(device_error(device, "a step"))?;
+        if logits.stride == logits.width {
+            return Ok(found);
+        }
+        self.logits.clear();
+        self.logits.extend(found.chunks_exact(logits.stride).flat_map(|row| &row[..logits.width]));
+        Ok(&self.logits)
+    }
+
+    fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
+        let index = self.begin(input)?;
+        let step = self.memory.step.address;
+        self.driver.upload(step, bytemuck::cast_slice(&self.words)).map_err(self.error("a step"))?;
+        let mut logits = vec![];
+        for place in 0..self.programs[index].ops.len() {
+            let OpLaunches { op, ref launches } = self.programs[index].ops[place];
+            let done = launches.iter().try_for_each(|launch| self.driver.launch(launch));
+            done.map_err(self.error("a launch"))?;
+            for value in self.plan.clone().ops[op].outputs() {
+                let found = self.read_value(index, value, input)?;
+                observer(op, Observed::Value(value), &found);
+                if value == self.plan.logits {
+                    logits = found;
+                }
+            }
+            if let Some(layer) = self.layer(op) {
+                observer(op, Observed::CacheKeys, &self.read_cache(layer, layer.keys, input)?);
+                observer(op, Observed::CacheValues, &self.read_cache(layer, layer.values, input)?);
+            }
+        }
+        self.logits = logits;
+        Ok(&self.logits)
+    }
+}
+
+/// (positions, head_dim / 2) of cosine and sine, computed in f64.
+fn upload_angles(driver: &mut dyn Driver, rope: &Rope, positions: usize) -> Result<Region, DriverError> {
+    let frequencies = rope.frequencies();
+    let angles: Vec<[f32; 2]> = (0..positions)
+        .flat_map(|position| {
+            frequencies.iter().map(move |frequency| {
+                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                [cos as f32, sin as f32]
+            })
+        })
+        .collect();
+    let bytes = size_of_val(&angles[..]) as u64;
+    let region = Region { address: driver.allocate(bytes)?, bytes };
+    driver.upload(region.address, bytemuck::cast_slice(&angles))?;
+    Ok(region)
+}

@@ -1,0 +1,75 @@
+//! One kernel launch as data: which kernel, how many groups, its parameters, and every operand that it may touch.
+
+use bytemuck::Pod;
+
+use crate::params::Address;
+
+/// Threads in a group, of every kernel.
+pub(crate) const GROUP_THREADS: u32 = 128;
+/// SIMD groups in a group.
+pub(crate) const GROUP_SIMDS: usize = 4;
+
+/// A piece of device memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub(crate) address: Address,
+    pub(crate) bytes: u64,
+}
+
+impl Region {
+    /// The `bytes` that begin `offset` bytes into this region.
+    pub(crate) fn part(self, offset: u64, bytes: u64) -> Self {
+        debug_assert!(offset + bytes <= self.bytes, "a part lies inside");
+        Self { address: Address(self.address.0 + offset), bytes }
+    }
+}
+
+/// What a kernel may do with an operand. The simulator holds it to that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Access {
+    /// Read; nothing in the step writes it, so it may be read before the kernel ahead has ended.
+    Constant = 0,
+    /// Read.
+    Read = 1,
+    /// Written, at least what later kernels read of it; what was there is lost.
+    Write = 2,
+    /// Written in part, or read and written.
+    Update = 3,
+}
+
+/// An operand of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operand {
+    pub(crate) region: Region,
+    pub(crate) access: Access,
+}
+
+/// A kernel launch.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    /// The name of the entry point in the kernel text.
+    pub(crate) kernel: &'static str,
+    /// Groups in x, y and z.
+    pub(crate) groups: [u32; 3],
+    /// The parameter struct, in words so that it is aligned.
+    pub(crate) params: Vec<u64>,
+    pub(crate) operands: Vec<Operand>,
+}
+
+impl Launch {
+    /// A launch of `groups` without operands yet.
+    pub(crate) fn new(kernel: &'static str, groups: [usize; 3], params: &impl Pod) -> Self {
+        let groups = groups.map(|n| u32::try_from(n).expect("grids are bounded by the sizes of tensors"));
+        let params = bytemuck::cast_slice(std::slice::from_ref(params)).to_vec();
+        Self { kernel, groups, params, operands: vec![] }
+    }
+
+    /// Adds an operand, unless it is absent.
+    pub(crate) fn with(mut self, access: Access, region: Region) -> Self {
+        if region.bytes > 0 {
+            self.operands.push(Operand { region, access });
+        }
+        self
+    }
+}

@@ -1,0 +1,162 @@
+//! The GPU backend: plans lowered to kernel launches, recorded once for each step shape and replayed.
+//!
+//! The kernels (`kernels/`) are one text in the common subset of CUDA C++ and the Metal Shading Language; a header for
+//! each compiler (`kernels/port/`) makes up the difference, and a third one compiles the text for the processor, as a
+//! simulator that checks every access, barrier and shuffle. Everything above the drivers is shared: lowering, memory,
+//! the step input that is uploaded in one copy, and the replay.
+//!
+//! Knows nothing of models, files, flags or the environment.
+
+mod dispatch;
+mod driver;
+mod executable;
+pub mod kernel_source;
+mod kv_cache;
+mod launch;
+mod lower;
+mod params;
+mod step_input;
+mod weights;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, check_load};
+use plan::{KvLayout, Op, Plan};
+use tensor::{Tensor, WeightFormat};
+
+use driver::{Driver, DriverError};
+
+#[cfg(feature = "sim")]
+pub use driver::sim::ThreadOrder;
+
+/// The simulator's name in flags and reports.
+#[cfg(feature = "sim")]
+const SIM: &str = "sim";
+/// The widest head that the attention kernels hold in registers.
+const HEAD_DIM_MAX: usize = 256;
+
+/// A GPU, or the simulator of one.
+#[derive(Clone, Debug)]
+pub struct GpuBackend {
+    device: DeviceInfo,
+    system: System,
+}
+
+/// What runs the kernels.
+#[derive(Clone, Debug)]
+enum System {
+    #[cfg(feature = "sim")]
+    Sim(ThreadOrder),
+}
+
+impl GpuBackend {
+    /// The simulator, with `memory_bytes` of device memory.
+    #[cfg(feature = "sim")]
+    pub fn simulator(order: ThreadOrder, memory_bytes: u64) -> Self {
+        let device =
+            DeviceInfo { name: SIM.to_owned(), description: format!("GPU simulator, threads {order:?}"), memory_bytes };
+        Self { device, system: System::Sim(order) }
+    }
+
+    fn open(&self) -> Result<Box<dyn Driver>, DriverError> {
+        match self.system {
+            #[cfg(feature = "sim")]
+            System::Sim(order) => Ok(Box::new(driver::sim::SimDriver::new(order, self.device.memory_bytes))),
+        }
+    }
+
+    /// An error of the driver, about `what` where it is one of memory.
+    fn error(&self, what: &'static str) -> impl Fn(DriverError) -> BackendError {
+        executable::device_error(self.device.name.clone(), what)
+    }
+}
+
+impl Backend for GpuBackend {
+    fn device(&self) -> &DeviceInfo {
+        &self.device
+    }
+
+    fn supports(&self, op: &Op, formats: &[WeightFormat]) -> bool {
+        // A match without a wildcard, so that a new op or format is decided here.
+        let matrices: &[WeightFormat] = match op {
+            Op::Embed { .. } | Op::Linear { .. } | Op::LinearResidual { .. } => &formats[..1],
+            // One launch computes all projections, and so from one format.
+            Op::NormLinear { projections, .. } => {
+                let mut rest = &formats[1..];
+                let mut first = None;
+                for (linear, _) in projections {
+                    if *first.get_or_insert(rest[0]) != rest[0] {
+                        return false;
+                    }
+                    rest = &rest[1 + usize::from(linear.bias.is_some())..];
+                }
+                &formats[1..2]
+            }
+            Op::NormGlu { gate, .. } => {
+                let up = formats[2 + usize::from(gate.bias.is_some())];
+                if up != formats[1] {
+                    return false;
+                }
+                &formats[1..2]
+            }
+            Op::Logits { .. } => &formats[1..2],
+            Op::RmsNorm { .. }
+            | Op::Rope { .. }
+            | Op::KvWrite { .. }
+            | Op::Attention { .. }
+            | Op::Glu { .. }
+            | Op::Add { .. }
+            | Op::SelectOutputs { .. }
+            | Op::RopeKvWrite { .. } => &[],
+        };
+        matrices.iter().all(|format| match format {
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 | WeightFormat::Q8_0 => true,
+        })
+    }
+
+    fn claims(&self) -> Claims {
+        Claims {
+            bit_exact: true,
+            same_bits: Some(match self.system {
+                #[cfg(feature = "sim")]
+                System::Sim(_) => SIM,
+            }),
+            ..Claims::default()
+        }
+    }
+
+    fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {
+        check_load(self, &plan, &weights)?;
+        self.check_sizes(&plan, &weights, &kv)?;
+        let driver = self.open().map_err(self.error("a context"))?;
+        Ok(Box::new(executable::GpuExecutable::load(self.device.name.clone(), driver, plan, &weights, kv)?))
+    }
+}
+
+impl GpuBackend {
+    /// What kernels take for granted: heads that fit their registers, and indices of 32 bits where they use them.
+    fn check_sizes(&self, plan: &Plan, weights: &[Tensor], kv: &KvLayout) -> Result<(), BackendError> {
+        let refuse = |reason: String| Err(BackendError::Device { device: self.device.name.clone(), reason });
+        let rope_heads = plan.ops.iter().filter_map(|op| match *op {
+            Op::RopeKvWrite { rope, .. } => Some(plan.ropes[rope].head_dim),
+            _ => None,
+        });
+        let heads: HashSet<_> = plan.kv_layers.iter().map(|layer| layer.head_dim).chain(rope_heads).collect();
+        if let Some(head_dim) = heads.into_iter().find(|&head_dim| head_dim > HEAD_DIM_MAX) {
+            return refuse(format!("its attention is for heads of up to {HEAD_DIM_MAX} features, not {head_dim}"));
+        }
+        let small = |n: usize| i32::try_from(n).is_ok();
+        if let Some(index) = weights.iter().position(|weight| !small(weight.num_rows()) || !small(weight.row_len())) {
+            return refuse(format!("weight `{}` has a dimension over 2^31", plan.weights[index].name));
+        }
+        if !kv.num_blocks.checked_mul(kv.block_len).is_some_and(small) {
+            return Err(BackendError::OutOfMemory {
+                device: self.device.name.clone(),
+                what: "a KV cache",
+                needed_bytes: kv_cache::KvCache::bytes(&plan.kv_layers, kv).unwrap_or(u64::MAX),
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,204 @@
+//! What kernels are given: one `#[repr(C)]` struct for each struct of the kernel text.
+//!
+//! The text declares them again, since a kernel should read by itself; [`layout_assertions`] is C++ that fails to compile
+//! where the two disagree, and goes into every compilation of the kernels. The build script includes this file too.
+
+use bytemuck::{Pod, Zeroable};
+
+/// An address in device memory; 0 where an operand is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[repr(transparent)]
+pub(crate) struct Address(pub(crate) u64);
+
+/// Declares the struct, and its size and offsets under the name that the kernel text has for it.
+macro_rules! params {
+    ($($(#[$doc:meta])* $text:literal struct $name:ident { $($field:ident: $type:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+            #[repr(C)]
+            pub(crate) struct $name { $(pub(crate) $field: $type,)* }
+        )*
+
+        /// C++ that compiles only where the kernel text lays its structs out as this file does.
+        pub(crate) fn layout_assertions() -> String {
+            let mut text = String::new();
+            $(
+                for name in $text.split(' ') {
+                    text += &assertion(&format!("sizeof({name})"), size_of::<$name>());
+                    $(
+                        text += &assertion(
+                            &format!("__builtin_offsetof({name}, {})", stringify!($field)),
+                            std::mem::offset_of!($name, $field),
+                        );
+                    )*
+                }
+            )*
+            text
+        }
+    };
+}
+
+fn assertion(what: &str, expected: usize) -> String {
+    format!("static_assert({what} == {expected}, \"{what} is {expected} in params.rs\");\n")
+}
+
+params! {
+    /// `embed.h`
+    "EmbedParams" struct EmbedParams {
+        table: Address,
+        scales: Address,
+        ids: Address,
+        rows: Address,
+        y: Address,
+        k: i32,
+        stride: i32,
+    }
+
+    /// `rms_norm.h`
+    "RmsNormParams" struct RmsNormParams {
+        x: Address,
+        gain: Address,
+        rows: Address,
+        select: Address,
+        y: Address,
+        width: i32,
+        x_stride: i32,
+        y_stride: i32,
+        eps: f32,
+    }
+
+    /// `linear.h`: one of the weights.
+    "LinearSegment" struct LinearSegment {
+        weight: Address,
+        scales: Address,
+        bias: Address,
+        up: Address,
+        up_scales: Address,
+        up_bias: Address,
+        y: Address,
+        n: i32,
+        groups: i32,
+        y_stride: i32,
+        padding: i32,
+    }
+
+    /// `linear.h`
+    "LinearParams" struct LinearParams {
+        segments: [LinearSegment; 3],
+        x: Address,
+        residual: Address,
+        rows: Address,
+        k: i32,
+        x_stride: i32,
+        residual_stride: i32,
+        padding: i32,
+    }
+
+    /// `rope_kv_write.h`
+    "RopeKvWriteParams<f32> RopeKvWriteParams<f16>" struct RopeKvWriteParams {
+        q: Address,
+        k: Address,
+        v: Address,
+        q_gain: Address,
+        k_gain: Address,
+        angles: Address,
+        rows: Address,
+        positions: Address,
+        slots: Address,
+        q_out: Address,
+        keys: Address,
+        values: Address,
+        heads: i32,
+        kv_heads: i32,
+        head_dim: i32,
+        block_len: i32,
+        q_stride: i32,
+        kv_stride: i32,
+        q_out_stride: i32,
+        padding: i32,
+        q_eps: f32,
+        k_eps: f32,
+    }
+
+    /// `rope_kv_write.h`
+    "RopeParams" struct RopeParams {
+        x: Address,
+        angles: Address,
+        rows: Address,
+        positions: Address,
+        y: Address,
+        heads: i32,
+        head_dim: i32,
+        x_stride: i32,
+        y_stride: i32,
+    }
+
+    /// `rope_kv_write.h`
+    "KvWriteParams<f32> KvWriteParams<f16>" struct KvWriteParams {
+        k: Address,
+        v: Address,
+        rows: Address,
+        slots: Address,
+        keys: Address,
+        values: Address,
+        kv_heads: i32,
+        head_dim: i32,
+        block_len: i32,
+        kv_stride: i32,
+    }
+
+    /// `rope_kv_write.h`
+    "BlockCopyParams" struct BlockCopyParams {
+        keys: Address,
+        values: Address,
+        from: i32,
+        to: i32,
+        block_halves: i32,
+        padding: i32,
+    }
+
+    /// `attention.h`
+    "AttentionParams<f32> AttentionParams<f16>" struct AttentionParams {
+        q: Address,
+        keys: Address,
+        values: Address,
+        rows: Address,
+        positions: Address,
+        table_starts: Address,
+        blocks: Address,
+        out: Address,
+        partials: Address,
+        heads: i32,
+        kv_heads: i32,
+        head_dim: i32,
+        block_len: i32,
+        window: i32,
+        max_splits: i32,
+        q_stride: i32,
+        out_stride: i32,
+        scale: f32,
+        split_groups: i32,
+    }
+
+    /// `elementwise.h`
+    "ElementwiseParams" struct ElementwiseParams {
+        a: Address,
+        b: Address,
+        rows: Address,
+        select: Address,
+        y: Address,
+        width: i32,
+        a_stride: i32,
+        b_stride: i32,
+        y_stride: i32,
+    }
+
+    /// `planted_faults.h`, of tests.
+    "FaultParams" struct FaultParams {
+        y: Address,
+        x: Address,
+        n: i32,
+        one: i32,
+    }
+}

@@ -1,0 +1,140 @@
+//! Weights on the device. Matrices keep their format, laid out for 16-byte loads (`kernels/parts.h`); vectors (norms and
+//! biases) are f32.
+
+use half::f16;
+use plan::{Plan, WeightId};
+use tensor::quant::q8_0;
+use tensor::{Tensor, WeightFormat};
+
+use crate::driver::{Driver, DriverError};
+use crate::launch::Region;
+
+/// Where allocations in the one big one begin: what every load width and bulk copy is happy with.
+const ALIGN: u64 = 256;
+/// Host bytes that are repacked at a time.
+const PIECE_BYTES: usize = 16 << 20;
+
+/// A weight on the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceWeight {
+    pub(crate) format: WeightFormat,
+    /// Rows of 16-byte chunks; of Q8_0 the codes.
+    pub(crate) values: Region,
+    /// The scales of Q8_0, one f16 for 32 codes; otherwise empty.
+    pub(crate) scales: Region,
+    /// Output features.
+    pub(crate) rows: usize,
+    /// Input features.
+    pub(crate) row_len: usize,
+}
+
+/// All weights of a plan.
+pub(crate) struct DeviceWeights {
+    weights: Vec<DeviceWeight>,
+}
+
+impl DeviceWeights {
+    /// Copies `tensors`, in the order of the plan, into one allocation.
+    pub(crate) fn upload(driver: &mut dyn Driver, plan: &Plan, tensors: &[Tensor]) -> Result<Self, DriverError> {
+        let mut bytes = 0;
+        let mut reserve = |len: u64| {
+            let start = bytes;
+            bytes += len.next_multiple_of(ALIGN);
+            start
+        };
+        let places: Vec<_> = tensors
+            .iter()
+            .map(|tensor| {
+                let format = device_format(tensor);
+                let rows = tensor.num_rows() as u64;
+                let values = rows * row_chunks(format, tensor.row_len()) as u64 * 16;
+                let scales = if format == WeightFormat::Q8_0 { rows * (tensor.row_len() / 32) as u64 * 2 } else { 0 };
+                ((reserve(values), values), (reserve(scales), scales))
+            })
+            .collect();
+        let all = Region { address: driver.allocate(bytes)?, bytes };
+        let mut weights = Vec::with_capacity(tensors.len());
+        for (tensor, ((values_at, values), (scales_at, scales))) in tensors.iter().zip(places) {
+            debug_assert!(plan.weights.len() == tensors.len(), "`check_load` compared them");
+            let weight = DeviceWeight {
+                format: device_format(tensor),
+                values: all.part(values_at, values),
+                scales: if scales == 0 { Region::default() } else { all.part(scales_at, scales) },
+                rows: tensor.num_rows(),
+                row_len: tensor.row_len(),
+            };
+            weight.fill(driver, tensor)?;
+            weights.push(weight);
+        }
+        Ok(Self { weights })
+    }
+
+    pub(crate) fn get(&self, weight: WeightId) -> &DeviceWeight {
+        &self.weights[weight.index()]
+    }
+
+    /// The f32 vector `weight`, or an absent operand.
+    pub(crate) fn vector(&self, weight: Option<WeightId>) -> Region {
+        weight.map_or(Region::default(), |weight| self.get(weight).values)
+    }
+}
+
+impl DeviceWeight {
+    fn fill(&self, driver: &mut dyn Driver, tensor: &Tensor) -> Result<(), DriverError> {
+        let row_bytes = row_chunks(self.format, self.row_len) * 16;
+        if tensor.format() == self.format && tensor.row_bytes() == row_bytes {
+            return driver.upload(self.values.address, tensor.bytes());
+        }
+        let piece_rows = (PIECE_BYTES / row_bytes.max(1)).max(1);
+        let (mut values, mut scales) = (vec![], vec![]);
+        for first in (0..self.rows).step_by(piece_rows) {
+            values.clear();
+            scales.clear();
+            for row in first..(first + piece_rows).min(self.rows) {
+                self.pack_row(tensor, row, &mut values, &mut scales);
+                values.resize((row - first + 1) * row_bytes, 0);
+            }
+            let values_at = (first * row_bytes) as u64;
+            driver.upload(self.values.part(values_at, values.len() as u64).address, &values)?;
+            if !scales.is_empty() {
+                let scales_at = (first * (self.row_len / q8_0::BLOCK_LEN) * size_of::<f16>()) as u64;
+                driver.upload(self.scales.part(scales_at, scales.len() as u64).address, &scales)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends one row as it lies on the device, without padding.
+    fn pack_row(&self, tensor: &Tensor, row: usize, values: &mut Vec<u8>, scales: &mut Vec<u8>) {
+        if self.format != tensor.format() {
+            let mut floats = vec![0f32; self.row_len];
+            tensor.row_to_f32(row, &mut floats);
+            return values.extend_from_slice(bytemuck::cast_slice(&floats));
+        }
+        let bytes = &tensor.bytes()[row * tensor.row_bytes()..(row + 1) * tensor.row_bytes()];
+        match self.format {
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => values.extend_from_slice(bytes),
+            WeightFormat::Q8_0 => {
+                for block in bytemuck::cast_slice::<u8, q8_0::Block>(bytes) {
+                    values.extend_from_slice(bytemuck::cast_slice(&block.codes));
+                    scales.extend_from_slice(&block.scale.to_le_bytes());
+                }
+            }
+        }
+    }
+}
+
+/// What a tensor is stored as: vectors in f32, matrices as they are.
+fn device_format(tensor: &Tensor) -> WeightFormat {
+    if tensor.shape().len() == 1 { WeightFormat::F32 } else { tensor.format() }
+}
+
+/// 16-byte chunks of a row, the last filled up.
+fn row_chunks(format: WeightFormat, row_len: usize) -> usize {
+    let len = match format {
+        WeightFormat::F32 => 4,
+        WeightFormat::F16 | WeightFormat::BF16 => 8,
+        WeightFormat::Q8_0 => 16,
+    };
+    row_len.div_ceil(len)
+}

@@ -1,0 +1,102 @@
+//! The same bits: in either thread order, with attention split over groups or not, with ops fused or not (but for norms of
+//! single heads, which `rope_kv_write` sums in an order of its own), observed or not.
+
+use std::sync::Arc;
+
+use backend::{Backend, Executable};
+use gpu::{GpuBackend, ThreadOrder};
+use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput, fuse};
+use tensor::{Tensor, WeightFormat};
+use testing::Rng;
+use testing::tiny::{random_weights, tiny_model};
+
+fn load(order: ThreadOrder, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) -> Box<dyn Executable> {
+    GpuBackend::simulator(order, 1 << 30).load(plan.clone(), weights.to_vec(), kv).unwrap()
+}
+
+/// The bits of the logits at every position of `tokens`, in steps of `chunk`.
+fn bits(executable: &mut dyn Executable, tokens: &[u32], chunk: usize, table: &[u32]) -> Vec<u32> {
+    let mut bits = Vec::new();
+    for (index, chunk_tokens) in tokens.chunks(chunk).enumerate() {
+        let mut input = StepInput::default();
+        input.push_sequence(chunk_tokens, index * chunk, table);
+        input.output_rows.extend(0..chunk_tokens.len() as u32);
+        bits.extend(executable.replay(&input).unwrap().iter().map(|x| x.to_bits()));
+    }
+    bits
+}
+
+#[test]
+fn both_thread_orders_and_both_forms_of_the_plan_give_the_same_bits() {
+    for (model_type, format) in [("qwen2", WeightFormat::Q8_0), ("llama", WeightFormat::BF16)] {
+        let (textbook, weights) = tiny_model(model_type, 1, format);
+        let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 2 };
+        let tokens = Rng::new(3).tokens(20, textbook.vocab_size);
+        let expected = bits(&mut *load(ThreadOrder::Forward, &textbook, &weights, kv), &tokens, 20, &[1, 0]);
+        let fused = Arc::new(fuse((*textbook).clone()));
+        for order in [ThreadOrder::Forward, ThreadOrder::Reverse] {
+            let found = bits(&mut *load(order, &fused, &weights, kv), &tokens, 7, &[1, 0]);
+            assert!(found == expected, "{model_type} in {format}, {order:?}");
+        }
+    }
+}
+
+/// One attention layer, nothing else, over up to 700 positions.
+fn attention_plan(window: Option<usize>) -> Plan {
+    let heads = Heads { heads: 3, kv_heads: 1, head_dim: 6, scale: 0.5, window };
+    Graph::build("attention", 700, &AnyShape, |g, w| {
+        let q = g.embed(w.get("embed_q", [18, 18])?, 18);
+        let k = g.embed(w.get("embed_k", [18, 6])?, 6);
+        let v = g.embed(w.get("embed_v", [18, 6])?, 6);
+        let o = g.attention(q, k, v, heads);
+        Ok::<_, plan::BuildError>(g.select_outputs(o))
+    })
+    .unwrap()
+}
+
+#[test]
+fn attention_gives_the_same_bits_however_its_splits_are_shared() {
+    const LEN: usize = 530;
+    for window in [None, Some(300)] {
+        let plan = Arc::new(attention_plan(window));
+        let weights = random_weights(&plan, &mut Rng::new(1), WeightFormat::F32);
+        let tokens = Rng::new(2).tokens(LEN, plan.vocab_size);
+        let kv = KvLayout { format: KvFormat::F32, block_len: 100, num_blocks: 7 };
+        let table: Vec<u32> = vec![6, 0, 3, 1, 5, 2, 4];
+        let mut executable = load(ThreadOrder::Forward, &plan, &weights, kv);
+        // Many rows: one group takes all splits.
+        let whole = bits(&mut *executable, &tokens, LEN, &table);
+        // One row: each split has a group, and another kernel folds them.
+        for position in [0, 255, 256, 511, 512, LEN - 1] {
+            let mut input = StepInput::default();
+            input.push_sequence(&tokens[position..=position], position, &table);
+            input.output_rows.push(0);
+            let found = executable.replay(&input).unwrap().iter().map(|x| x.to_bits());
+            let width = plan.vocab_size;
+            assert!(found.eq(whole[position * width..][..width].iter().copied()), "{window:?}, position {position}");
+        }
+    }
+}
+
+#[test]
+fn an_observed_step_gives_the_same_bits_and_shows_every_result() {
+    let (textbook, weights) = tiny_model("llama", 1, WeightFormat::F16);
+    let plan = Arc::new(fuse((*textbook).clone()));
+    let kv = KvLayout { format: KvFormat::F16, block_len: 5, num_blocks: 4 };
+    let mut input = StepInput::default();
+    input.push_sequence(&[3, 1, 4, 1, 5, 9, 2], 0, &[2, 0]);
+    input.output_rows.extend([2, 6]);
+    let expected = load(ThreadOrder::Forward, &plan, &weights, kv).replay(&input).unwrap().to_vec();
+    let mut observed = load(ThreadOrder::Forward, &plan, &weights, kv);
+    let mut shown = vec![0; plan.ops.len()];
+    let mut observer = |op: usize, _, elements: &[f32]| {
+        assert!(elements.iter().all(|x| x.is_finite()), "op {op}");
+        shown[op] += 1;
+    };
+    let found = observed.replay_observed(&input, &mut observer).unwrap();
+    assert_eq!(found, expected);
+    for (op, shown) in plan.ops.iter().zip(shown) {
+        let cache = if op.name().contains("kv_write") { 2 } else { 0 };
+        assert_eq!(shown, op.outputs().len() + cache, "{}", op.name());
+    }
+}
