@@ -15,10 +15,13 @@ pub struct ReferenceBackend {
 }
 
 impl ReferenceBackend {
+    /// The device's name in flags and reports.
+    pub const NAME: &'static str = "reference";
+
     /// The backend. It has no memory limit of its own.
     pub fn new() -> Self {
         let device = DeviceInfo {
-            name: "reference".to_owned(),
+            name: Self::NAME.to_owned(),
             description: "the plan interpreter, f64, one thread".to_owned(),
             memory_bytes: u64::MAX,
         };
@@ -42,7 +45,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn claims(&self) -> Claims {
-        Claims { bit_exact: true, same_bits: Some("reference"), ..Claims::default() }
+        Claims { bit_exact: true, same_bits: Some(Self::NAME), ..Claims::default() }
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {

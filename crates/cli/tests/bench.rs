@@ -76,10 +76,13 @@ fn check_row(row: &Value, (test, depth, batch): (&str, u64, u64)) {
     assert_eq!(row["samples"].as_array().expect("samples").len(), 2);
     // What makes no sense for a test is there, and null.
     assert_eq!(row["ttft_ms"].is_number(), !test.starts_with("tg"), "{row}");
-    for key in ["bandwidth_gb_s", "roofline_share", "read_bandwidth_gb_s"] {
+    for key in ["bandwidth_gb_s", "read_bandwidth_gb_s"] {
         assert_eq!(row[key].is_number(), !test.starts_with("pp"), "{key}: {row}");
         assert!(row.get(key).is_some());
     }
+    assert_eq!(row["peak_flops_per_s"].is_number(), test.starts_with("pp"), "{row}");
+    assert_eq!(row["peak_class"].is_string(), test.starts_with("pp"), "{row}");
+    assert!(number("/roofline_share") > 0.0);
 }
 
 #[test]
@@ -95,6 +98,9 @@ fn json_has_every_key_and_every_test_and_compares_with_itself() {
     assert_eq!(run["weights_seed"], Value::Null);
     assert!(run["command"].as_array().is_some_and(|command| command.len() == SMALL.len() + 3), "{run}");
     assert!(run["date"].as_str().is_some_and(|date| date.ends_with('Z')), "{run}");
+    assert_eq!(result["profiled"], false);
+    assert!(run["rustc"].as_str().is_some_and(|rustc| rustc.starts_with("rustc ")), "{run}");
+    assert!(run["build"].is_string() && run["system"].is_string() && run["processors"].is_number(), "{run}");
     assert!(result["device"]["description"].is_string());
     // A deeper cache is more to read, and weights are read once for all sequences.
     let active = |row: usize| rows[row]["active_bytes"].as_u64().expect("a count");
@@ -125,6 +131,11 @@ fn json_has_every_key_and_every_test_and_compares_with_itself() {
     assert!(error.contains("is not a result of `hotmetal bench -o json`"), "{error}");
     let error = fail(&["bench", "compare", &a, "/nonexistent.json"]);
     assert!(error.contains("cannot read `/nonexistent.json`"), "{error}");
+    let error = fail(&["bench", "compare", &a, &file("e.json", &printed.replacen("false", "true", 1))]);
+    assert!(error.contains("e.json` was measured while a profiler looked on"), "{error}");
+    let other = printed.replace("\"bf16\"", "\"q8_0\"");
+    let error = fail(&["bench", "compare", &a, &file("f.json", &other)]);
+    assert!(error.contains("bf16 on cpu, the second") && error.contains("q8_0 on cpu"), "{error}");
     faster["rows"] = Value::Array(vec![]);
     let error = fail(&["bench", "compare", &a, &file("d.json", &faster.to_string())]);
     assert!(error.contains("no row in common"), "{error}");
@@ -227,7 +238,13 @@ fn the_roofline_has_a_figure_for_each_size_and_thread_count() {
         let expected: Vec<_> = (20..=29).map(|bits| 1_u64 << bits).collect();
         assert_eq!(sizes, expected.iter().collect::<Vec<_>>());
     }
-    assert!(rows.iter().all(|row| row["threads"] == 1 && row["bandwidth_gb_s"].as_f64() > Some(0.0)));
+    assert!(rows.iter().all(|row| row["threads"] == 1));
+    let memory = rows.iter().filter(|row| row["kind"] != "peak");
+    assert!(memory.clone().all(|row| row["bandwidth_gb_s"].as_f64() > Some(0.0)));
+    let peaks: Vec<_> = rows.iter().filter(|row| row["kind"] == "peak").collect();
+    assert_eq!(peaks.len(), rows.len() - memory.count());
+    assert_eq!(peaks.first().map(|row| &row["class"]), Some(&"f32_fma".into()), "every processor multiplies");
+    assert!(peaks.iter().all(|row| row["ops_per_s"].as_f64() > Some(0.0) && row["instruction"].is_string()));
     let error = fail(&["bench", "--roofline", "--device", "reference"]);
     assert!(error.contains("expected --device cpu"), "{error}");
 }

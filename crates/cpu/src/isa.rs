@@ -137,6 +137,81 @@ fn cpu_has(level: IsaLevel) -> bool {
     level == IsaLevel::Scalar
 }
 
+/// Instructions beside the levels, which no level asks for; the peaks of the processor are measured with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) enum Extension {
+    /// `vdpbf16ps` on 512 bits.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
+    /// `vpdpbusd` on 256 bits.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
+    /// Tiles and their bfloat16 products.
+    #[cfg(target_arch = "x86_64")]
+    AmxBf16,
+    /// Tiles and their int8 products.
+    #[cfg(target_arch = "x86_64")]
+    AmxInt8,
+    /// `sdot`.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
+    /// `smmla`.
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
+    /// `bfdot` and `bfmmla`.
+    #[cfg(target_arch = "aarch64")]
+    NeonBf16,
+}
+
+/// Whether this CPU has `extension` and the system lets the process use it.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has(extension: Extension) -> bool {
+    // Leaf 7, EDX: the detection macro for these is not stable yet.
+    const AMX_BF16: u32 = 1 << 22;
+    const AMX_TILE: u32 = 1 << 24;
+    const AMX_INT8: u32 = 1 << 25;
+    let amx = |bits: u32| {
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & bits == bits && tiles_are_allowed()
+    };
+    match extension {
+        _ if cfg!(miri) => false,
+        Extension::Avx512Bf16 => cpu_has(IsaLevel::Avx512) && is_x86_feature_detected!("avx512bf16"),
+        Extension::AvxVnni => cpu_has(IsaLevel::Avx2) && is_x86_feature_detected!("avxvnni"),
+        Extension::AmxBf16 => amx(AMX_TILE | AMX_BF16),
+        Extension::AmxInt8 => amx(AMX_TILE | AMX_INT8),
+    }
+}
+
+/// Asks the system for the tile registers, which it grants on request only: their state is large. Threads that begin
+/// later inherit the answer.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn tiles_are_allowed() -> bool {
+    // From the kernel's asm/prctl.h and asm/fpu/types.h.
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: this request takes a number and touches none of our memory; an old kernel refuses it.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+/// Nobody has tried the tiles on other systems yet.
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn tiles_are_allowed() -> bool {
+    false
+}
+
+/// Whether this CPU has `extension` and the system lets the process use it.
+#[cfg(target_arch = "aarch64")]
+pub(crate) fn has(extension: Extension) -> bool {
+    match extension {
+        _ if cfg!(miri) => false,
+        Extension::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
+        Extension::NeonI8mm => std::arch::is_aarch64_feature_detected!("i8mm"),
+        Extension::NeonBf16 => std::arch::is_aarch64_feature_detected!("bf16"),
+    }
+}
+
 /// What the processor calls itself, where it says so.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn processor_name() -> String {

@@ -13,6 +13,7 @@ mod kv_cache;
 mod memory;
 mod observe;
 mod packed;
+mod peaks;
 mod pool;
 mod profile;
 mod program;
@@ -29,6 +30,7 @@ use plan::{KvLayout, Op, Plan, StepInput, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 pub use isa::{Isa, IsaLevel};
+pub use peaks::{Peak, PeakClass, peak, peak_of_format, peaks};
 
 use kernels::quantize::QuantizedBlock;
 use kernels::rope::RopeTable;

@@ -5,9 +5,14 @@
 //! The suite is data: [`cases`] lists what there is to run, [`Case::run`] runs one and says how far off the worst result
 //! was, in numbers. A backend's tests call [`run`], or a part of it, which panics with every fault that was found;
 //! `hotmetal verify` runs the same cases on the machine in front of it. Backends are held to what they [claim](Claims).
+//!
+//! Two devices are compared op by op, on any model, by [`checkpoints`], and token by token by [`parity`].
 
+pub mod checkpoints;
+mod meaning;
 mod model_cases;
 mod op_cases;
+pub mod parity;
 mod trial;
 
 use std::fmt;

@@ -118,7 +118,7 @@ pub(super) struct MeasureArgs {
     #[arg(long, short = 'r', value_name = "N", default_value_t = 5)]
     pub(super) repetitions: usize,
 
-    /// Measure the memory instead of a model: reading and copying, by number of threads and size of the buffer
+    /// Measure the machine instead of a model: reading and copying by threads and size, each class of instructions
     #[arg(long, conflicts_with_all = ["model", "shape", "n_prompt", "n_gen", "pg", "depth", "batch", "kv_type"])]
     pub(super) roofline: bool,
 

@@ -11,6 +11,7 @@ mod work;
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
+use tensor::WeightFormat;
 
 pub(crate) use args::BenchArgs;
 
@@ -46,11 +47,11 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     for threads in thread_counts {
         progress.set_message(format!("loading {}", source.name()));
         let mut loaded = source.load(&args.target.model_args(threads), &tests)?;
-        let mut ceiling = Ceiling::new(args, threads, &tests)?;
+        let mut ceiling = Ceiling::new(args, threads, &tests, loaded.format)?;
         for test in &tests {
             progress.set_message(format!("{} @ {} × {}", test.name(), test.depth, test.batch));
             let times = loaded.driver.measure(test, args.repetitions, &mut || progress.inc(1))?;
-            let row = row(&loaded, test, &times, ceiling.beside(test), ceiling.threads, ceiling.isa);
+            let row = row(&loaded, test, &times, &ceiling.beside(test, loaded.format), &ceiling);
             if args.output == OutputFormat::Jsonl {
                 progress.suspend(|| stdout(&report.as_json_line(&row)))?;
             }
@@ -75,36 +76,54 @@ fn progress(steps: usize, message: &'static str) -> ProgressBar {
     ProgressBar::new(steps as u64).with_style(style).with_message(message)
 }
 
-/// The read bandwidth of the threads that are measured, taken before and after each decode test: on virtual machines it
+/// What the threads that are measured read and compute at most, taken before and after each test: on virtual machines it
 /// changes within minutes, so a test is judged by the better of its two neighbours.
 struct Ceiling {
     cpu: Option<cpu::CpuBackend>,
-    last: f64,
+    last_read: f64,
+    last_peak: Option<cpu::Peak>,
     threads: usize,
     isa: &'static str,
 }
 
+/// The ceilings of one test; `None` where nothing is to be compared with it.
+struct Beside {
+    /// Bytes per second, where tokens are decoded.
+    read: Option<f64>,
+    /// Where a prompt is computed alone.
+    peak: Option<cpu::Peak>,
+}
+
 impl Ceiling {
-    fn new(args: &MeasureArgs, threads: Option<usize>, tests: &[Test]) -> Result<Self> {
+    fn new(args: &MeasureArgs, threads: Option<usize>, tests: &[Test], format: WeightFormat) -> Result<Self> {
         if args.target.device != CPU {
-            return Ok(Self { cpu: None, last: 0.0, threads: 1, isa: "none" });
+            return Ok(Self { cpu: None, last_read: 0.0, last_peak: None, threads: 1, isa: "none" });
         }
         let cpu = load::cpu_backend(&args.target.model_args(threads))?;
         let (threads, isa) = (cpu.threads(), cpu.isa().level().name());
         let decodes = tests.iter().any(|test| test.generate > 0);
-        let last = if decodes { cpu.read_bandwidth() } else { 0.0 };
-        Ok(Self { last, threads, isa, cpu: Some(cpu) })
+        let prompts = tests.iter().any(|test| test.generate == 0);
+        let last_read = if decodes { cpu.read_bandwidth() } else { 0.0 };
+        let last_peak = if prompts { cpu::peak_of_format(format, threads) } else { None };
+        Ok(Self { cpu: Some(cpu), last_read, last_peak, threads, isa })
     }
 
-    /// Bytes per second, just after `test`; `None` where nothing is to be compared with it.
-    fn beside(&mut self, test: &Test) -> Option<f64> {
-        let cpu = self.cpu.as_ref().filter(|_| test.generate > 0)?;
-        let now = cpu.read_bandwidth();
-        Some(std::mem::replace(&mut self.last, now).max(now))
+    /// The ceilings of `test`, just after it.
+    fn beside(&mut self, test: &Test, format: WeightFormat) -> Beside {
+        let Some(cpu) = &self.cpu else { return Beside { read: None, peak: None } };
+        if test.generate > 0 {
+            let now = cpu.read_bandwidth();
+            let before = std::mem::replace(&mut self.last_read, now);
+            return Beside { read: Some(before.max(now)), peak: None };
+        }
+        let now = cpu::peak_of_format(format, self.threads);
+        let before = std::mem::replace(&mut self.last_peak, now);
+        let best = before.into_iter().chain(now).max_by(|a, b| a.ops_per_s.total_cmp(&b.ops_per_s));
+        Beside { read: None, peak: best }
     }
 }
 
-fn row(loaded: &Loaded, test: &Test, times: &Times, ceiling: Option<f64>, threads: usize, isa: &'static str) -> Row {
+fn row(loaded: &Loaded, test: &Test, times: &Times, beside: &Beside, ceiling: &Ceiling) -> Row {
     let work =
         Work { plan: &loaded.plan, kv_format: loaded.kv_format, active_weight_bytes: loaded.active_weight_bytes };
     let samples: Vec<f64> = times.repetitions.iter().map(|seconds| test.num_tokens() as f64 / seconds).collect();
@@ -112,12 +131,14 @@ fn row(loaded: &Loaded, test: &Test, times: &Times, ceiling: Option<f64>, thread
     let latencies = if decodes { &times.decode_steps_ms } else { &times.prompts_ms };
     let active_bytes = work.active_bytes(test);
     let bandwidth = decodes.then(|| active_bytes as f64 / (median(&times.decode_steps_ms) / 1e3));
+    let flops_per_s = work.flops(test) / median(&times.repetitions);
+    let of_read = bandwidth.zip(beside.read).map(|(bandwidth, read)| bandwidth / read);
     Row {
         test: test.name(),
         model: loaded.model.clone(),
         format: loaded.format.name().to_ascii_lowercase(),
         device: loaded.device.name.clone(),
-        threads,
+        threads: ceiling.threads,
         batch: test.batch,
         depth: test.depth,
         tokens_per_s: Summary::of(&samples),
@@ -127,11 +148,16 @@ fn row(loaded: &Loaded, test: &Test, times: &Times, ceiling: Option<f64>, thread
         load_ms: milliseconds(loaded.load_time),
         active_bytes,
         bandwidth_gb_s: bandwidth.map(|bytes_per_s| bytes_per_s / 1e9),
-        flops_per_s: work.flops(test) / median(&times.repetitions),
-        read_bandwidth_gb_s: ceiling.map(|bytes_per_s| bytes_per_s / 1e9),
-        roofline_share: bandwidth.zip(ceiling).map(|(bandwidth, ceiling)| bandwidth / ceiling),
+        flops_per_s,
+        read_bandwidth_gb_s: beside.read.map(|bytes_per_s| bytes_per_s / 1e9),
+        peak_flops_per_s: beside.peak.map(|peak| peak.ops_per_s),
+        peak_class: beside.peak.map(|peak| peak.class.name().to_owned()),
+        roofline_share: of_read.or_else(|| beside.peak.map(|peak| flops_per_s / peak.ops_per_s)),
         weight_bytes: loaded.weight_bytes,
         num_parameters: loaded.num_parameters,
-        variants: Variants { isa: isa.to_owned(), kv_type: format!("{:?}", loaded.kv_format).to_ascii_lowercase() },
+        variants: Variants {
+            isa: ceiling.isa.to_owned(),
+            kv_type: format!("{:?}", loaded.kv_format).to_ascii_lowercase(),
+        },
     }
 }

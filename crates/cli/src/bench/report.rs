@@ -1,7 +1,5 @@
 //! A result: its rows, the facts that it is worth nothing without, and the ways to print it.
 
-use std::fmt::Write;
-
 use backend::DeviceInfo;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -14,6 +12,9 @@ use crate::units;
 /// What `bench -o json` prints and `bench compare` reads.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Report {
+    /// Whether a profiler looked on: such figures are never compared.
+    #[serde(default)]
+    pub(super) profiled: bool,
     pub(super) device: Device,
     pub(super) run: Facts,
     pub(super) rows: Vec<Row>,
@@ -31,8 +32,19 @@ pub(super) struct Device {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Facts {
     pub(super) version: String,
-    /// Of the source, where the build was told it in `HOTMETAL_COMMIT`.
+    /// Of the source that was built: from `HOTMETAL_COMMIT`, or from the checkout, with `+` where it had been edited.
     pub(super) commit: Option<String>,
+    /// The compiler, and how it was to optimise: `release` or `debug`.
+    #[serde(default)]
+    pub(super) rustc: Option<String>,
+    #[serde(default)]
+    pub(super) build: Option<String>,
+    /// System and architecture.
+    #[serde(default)]
+    pub(super) system: Option<String>,
+    /// Processors that the process may run on.
+    #[serde(default)]
+    pub(super) processors: Option<usize>,
     /// When it began, UTC.
     pub(super) date: String,
     pub(super) command: Vec<String>,
@@ -69,7 +81,15 @@ pub(super) struct Row {
     pub(super) flops_per_s: f64,
     /// What the same threads read from memory, measured beside this test.
     pub(super) read_bandwidth_gb_s: Option<f64>,
-    /// `bandwidth_gb_s / read_bandwidth_gb_s`. More than 1 where the weights stay in a cache.
+    /// What the same threads compute with the class of instructions that the format's products are made of, measured
+    /// beside this test; where nothing is decoded.
+    #[serde(default)]
+    pub(super) peak_flops_per_s: Option<f64>,
+    /// The name of that class.
+    #[serde(default)]
+    pub(super) peak_class: Option<String>,
+    /// Where tokens are decoded, `bandwidth_gb_s / read_bandwidth_gb_s`, more than 1 where the weights stay in a cache;
+    /// of a prompt, `flops_per_s / peak_flops_per_s`.
     pub(super) roofline_share: Option<f64>,
     pub(super) weight_bytes: u64,
     pub(super) num_parameters: u64,
@@ -88,12 +108,35 @@ impl Facts {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: option_env!("HOTMETAL_COMMIT").map(str::to_owned),
+            rustc: option_env!("HOTMETAL_RUSTC").map(str::to_owned),
+            build: Some(if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned()),
+            system: Some(format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
+            processors: std::thread::available_parallelism().ok().map(usize::from),
             date: OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default(),
             command: std::env::args().collect(),
             repetitions,
             load_average: load_average(),
             weights_seed,
         }
+    }
+}
+
+impl Facts {
+    /// What a figure is worth nothing without, on one line.
+    pub(super) fn line(&self, device: &Device) -> String {
+        let mut out = format!("{}; hotmetal {}", device.description, self.version);
+        if let Some(commit) = &self.commit {
+            out.push_str(&format!(" ({commit})"));
+        }
+        if self.build.as_deref() == Some("debug") {
+            out.push_str(", built without optimisation");
+        }
+        if let Some([load, ..]) = self.load_average {
+            out.push_str(&format!("; load average {load:.2}"));
+        }
+        let plural = if self.repetitions == 1 { "" } else { "s" };
+        out.push_str(&format!("; {}; {} repetition{plural}", self.date, self.repetitions));
+        out
     }
 }
 
@@ -112,7 +155,16 @@ impl From<&DeviceInfo> for Device {
 
 impl Report {
     pub(super) fn new(device: &DeviceInfo, run: Facts) -> Self {
-        Self { device: device.into(), run, rows: Vec::new() }
+        Self { profiled: false, device: device.into(), run, rows: Vec::new() }
+    }
+
+    /// Which models in which formats on which devices: `qwen2.5-0.5b q8_0 on cpu`.
+    pub(super) fn subjects(&self) -> String {
+        let mut names: Vec<_> =
+            self.rows.iter().map(|row| format!("{} {} on {}", row.model, row.format, row.device)).collect();
+        names.sort();
+        names.dedup();
+        if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     }
 
     pub(super) fn as_json(&self) -> String {
@@ -122,6 +174,7 @@ impl Report {
     /// A row that says by itself where it comes from.
     pub(super) fn as_json_line(&self, row: &Row) -> String {
         let mut line = json!(row);
+        line["profiled"] = json!(self.profiled);
         line["machine"] = json!(self.device);
         line["run"] = json!(self.run);
         format!("{line}\n")
@@ -131,8 +184,8 @@ impl Report {
         let mut out = String::from(
             "test,model,format,device,threads,batch,depth,tokens_per_s_median,tokens_per_s_mean,tokens_per_s_min,\
              tokens_per_s_max,tokens_per_s_stdev,latency_ms_p50,latency_ms_p95,latency_ms_p99,latency_ms_max,ttft_ms,\
-             load_ms,active_bytes,bandwidth_gb_s,flops_per_s,read_bandwidth_gb_s,roofline_share,isa,kv_type,\
-             repetitions,version,commit,date\n",
+             load_ms,active_bytes,bandwidth_gb_s,flops_per_s,read_bandwidth_gb_s,peak_flops_per_s,peak_class,\
+             roofline_share,isa,kv_type,repetitions,version,commit,date\n",
         );
         let optional = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
         for row in &self.rows {
@@ -160,6 +213,8 @@ impl Report {
                 optional(row.bandwidth_gb_s),
                 row.flops_per_s.to_string(),
                 optional(row.read_bandwidth_gb_s),
+                optional(row.peak_flops_per_s),
+                row.peak_class.clone().unwrap_or_default(),
                 optional(row.roofline_share),
                 row.variants.isa.clone(),
                 row.variants.kv_type.clone(),
@@ -178,7 +233,7 @@ impl Report {
     pub(super) fn as_markdown(&self) -> String {
         let mut out = String::from(
             "| model | size | params | backend | threads | test | t/s | median | ms p50 | ms p95 | ms p99 | ms max | \
-             GB/s | of read | GFLOP/s | ttft ms | load ms |\n\
+             GB/s | GFLOP/s | of ceiling | ttft ms | load ms |\n\
              | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | \
              ---: | ---: |\n",
         );
@@ -199,28 +254,25 @@ impl Report {
                 format!("{:.2}", latency.p99),
                 format!("{:.2}", latency.max),
                 or_dash(row.bandwidth_gb_s.map(|value| format!("{value:.1}"))),
-                or_dash(row.roofline_share.map(|value| format!("{:.0} %", 100.0 * value))),
                 format!("{:.0}", row.flops_per_s / 1e9),
+                or_dash(row.ceiling()),
                 or_dash(row.ttft_ms.map(|value| format!("{value:.1}"))),
                 format!("{:.1}", row.load_ms),
             ];
             out.push_str(&format!("| {} |\n", cells.join(" | ")));
         }
-        let run = &self.run;
-        write!(out, "\n{}; hotmetal {}", self.device.description, run.version).expect("a string takes any text");
-        if let Some(commit) = &run.commit {
-            out.push_str(&format!(" ({commit})"));
-        }
-        if let Some([load, ..]) = run.load_average {
-            out.push_str(&format!("; load average {load:.2}"));
-        }
-        let plural = if run.repetitions == 1 { "" } else { "s" };
-        out.push_str(&format!("; {}; {} repetition{plural}\n", run.date, run.repetitions));
+        out.push_str(&format!("\n{}\n", self.run.line(&self.device)));
         out
     }
 }
 
 impl Row {
+    /// `82 % of read`, `61 % of int8_dot`: how near the measured ceiling, and which it is.
+    fn ceiling(&self) -> Option<String> {
+        let which = self.peak_class.as_deref().unwrap_or("read");
+        self.roofline_share.map(|share| format!("{:.0} % of {which}", 100.0 * share))
+    }
+
     /// As llama-bench writes it, and the batch where there is one: `tg128 @ d2048 x8`.
     pub(super) fn label(&self) -> String {
         let mut label = self.test.clone();
