@@ -248,7 +248,7 @@ pub(crate) fn load_weights(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<
     Ok((plan, backend, weights))
 }
 
-fn load_tokenizer(vocabulary: TokenizerSource, allow_unknown_patterns: bool) -> Result<Tokenizer> {
+pub(crate) fn load_tokenizer(vocabulary: TokenizerSource, allow_unknown_patterns: bool) -> Result<Tokenizer> {
     let texts = |strings: formats::gguf::Strings| {
         let (text, ends) = strings.into_parts();
         Texts::from_parts(text, ends).expect("the parts of whole strings")

@@ -23,6 +23,7 @@ mod rm;
 mod run;
 mod sampling_args;
 mod units;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -46,6 +47,7 @@ struct Cli {
 enum Command {
     Run(Box<run::RunArgs>),
     Bench(Box<bench::BenchArgs>),
+    Verify(verify::VerifyArgs),
     Inspect(inspect::InspectArgs),
     Plan(fit::FitArgs),
     List(list::ListArgs),
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
+        Command::Verify(args) => verify::verify(args),
         Command::Inspect(args) => inspect::inspect(args),
         Command::Plan(args) => fit::plan(args),
         Command::List(args) => list::list(args),

@@ -17,7 +17,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
     ("tokenizer", &[]),
     ("plan", &["tensor"]),
     ("models", &["plan"]),
-    // `testing` behind the feature `conformance`, which no binary has.
+    // `testing` for the conformance suite, behind the feature of that name.
     ("backend", &["plan", "tensor", "testing"]),
     ("cpu", &["backend", "plan", "tensor"]),
     ("gpu", &["backend", "plan", "tensor"]),

@@ -34,11 +34,21 @@ pub fn model_nmse_max(rounding: ActivationRounding, kv: KvFormat) -> f64 {
     activations + cache
 }
 
-/// [`model_nmse_max`] of the coarsest rounding that `activations` does for any of these matrices.
-pub fn nmse_max(weights: &[Tensor], activations: fn(WeightFormat) -> ActivationRounding, kv: KvFormat) -> f64 {
-    let matrices = weights.iter().filter(|tensor| tensor.shape().len() > 1);
-    let of = |tensor: &Tensor| model_nmse_max(activations(tensor.format()), kv);
-    matrices.map(of).fold(model_nmse_max(ActivationRounding::F32, kv), f64::max)
+/// As [`model_nmse_max`], but of one result of one op in a step that may be a single row: in an F16 cache that is seen so
+/// closely, one number that goes the other way can be a good part of all, so all of them may, by 2^-10 of themselves.
+pub fn checkpoint_nmse_max(rounding: ActivationRounding, kv: KvFormat) -> f64 {
+    let cache = match kv {
+        KvFormat::F32 => 0.0,
+        KvFormat::F16 => 1.0 / (1u64 << 20) as f64,
+    };
+    model_nmse_max(rounding, KvFormat::F32) + cache
+}
+
+/// The coarsest rounding that `activations` does for any of these matrices.
+pub fn coarsest(weights: &[Tensor], activations: fn(WeightFormat) -> ActivationRounding) -> ActivationRounding {
+    let roundings = weights.iter().filter(|tensor| tensor.shape().len() > 1).map(|tensor| activations(tensor.format()));
+    let size = |rounding: &ActivationRounding| model_nmse_max(*rounding, KvFormat::F32);
+    roundings.max_by(|a, b| size(a).total_cmp(&size(b))).unwrap_or(ActivationRounding::F32)
 }
 
 /// Σ(found - expected)² / Σ expected².

@@ -9,10 +9,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plan::{KvLayout, Op, Plan, StepInput, Value, WeightId, fuse, restrict_outputs};
-use tensor::Tensor;
+use plan::{KvFormat, KvLayout, Op, Plan, StepInput, Value, WeightId, fuse, restrict_outputs};
+use tensor::{Tensor, WeightFormat};
 use testing::tolerance::{self, Bounded};
-use testing::{BlockPool, ErrorAnalysis, Rng};
+use testing::{BlockPool, ErrorAnalysis, Rng, tiny_model};
 
 use super::meaning::{Counterpart, counterparts};
 use super::model_cases::random_steps;
@@ -51,6 +51,15 @@ pub struct Work {
 }
 
 impl Work {
+    /// A tiny random model of an architecture, one of [`MODEL_TYPES`](super::MODEL_TYPES): its textbook plan, and
+    /// [`Work::mixed`] for it.
+    pub fn tiny(model_type: &str, format: WeightFormat, kv_format: KvFormat) -> (Arc<Plan>, Self) {
+        let (textbook, weights) = tiny_model(model_type, 20, format);
+        let kv = KvLayout { format: kv_format, block_len: 16, num_blocks: 30 };
+        let work = Self::mixed(&textbook, weights, kv);
+        (textbook, work)
+    }
+
     /// Steps that mix several sequences of random tokens in blocks in any order: prefill chunks and decodes, with the
     /// logits of many rows wanted.
     pub fn mixed(plan: &Plan, weights: Vec<Tensor>, kv: KvLayout) -> Self {
@@ -74,6 +83,11 @@ impl Work {
         }
         Self { weights, kv, steps }
     }
+}
+
+/// A text that nobody wrote, the same each time.
+pub fn random_prompt(num_tokens: usize, vocab_size: usize) -> Vec<u32> {
+    Rng::new(23).tokens(num_tokens, vocab_size)
 }
 
 /// One result of one op, in the step where it was worst.
@@ -231,7 +245,8 @@ pub(super) fn nmse_max(a: &Claims, b: &Claims, work: &Work) -> f64 {
     if a.same_bits.is_some() && a.same_bits == b.same_bits {
         return 0.0;
     }
-    let of = |claims: &Claims| tolerance::nmse_max(&work.weights, claims.activations, work.kv.format);
+    let rounding = |claims: &Claims| tolerance::coarsest(&work.weights, claims.activations);
+    let of = |claims| tolerance::checkpoint_nmse_max(rounding(claims), work.kv.format);
     of(a) + of(b)
 }
 

@@ -19,12 +19,12 @@ use std::fmt;
 
 use plan::{KvLayout, Op};
 use tensor::WeightFormat;
-use testing::MODEL_TYPES;
 
 use crate::{Backend, Claims};
 use model_cases::ModelCase;
 use op_cases::{OpCase, SHORT, weighted_op_cases, weightless_op_cases};
 
+pub use testing::MODEL_TYPES;
 pub use trial::{Measure, Worst};
 
 /// A part of the suite.

@@ -31,6 +31,7 @@ impl Worst {
     /// The error as a share of the tolerance: over 1 is too much.
     pub fn share(&self) -> f64 {
         match self.error / self.tolerance {
+            _ if self.error == 0.0 => 0.0,
             share if share.is_nan() => f64::INFINITY,
             share => share,
         }
@@ -81,7 +82,8 @@ impl<'a> Trial<'a> {
         expected: &[f64],
     ) -> Result<(), String> {
         same_len(input, found.len(), expected.len())?;
-        let tolerance = tolerance::nmse_max(weights, self.claims.activations, self.kv.format);
+        let rounding = tolerance::coarsest(weights, self.claims.activations);
+        let tolerance = tolerance::model_nmse_max(rounding, self.kv.format);
         let error = nmse(found.iter().map(|&x| f64::from(x)), expected);
         let worst = Worst { error, tolerance, measure: Measure::Nmse };
         self.note(worst);

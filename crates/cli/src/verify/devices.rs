@@ -1,0 +1,92 @@
+//! The devices that can be verified, by name: the one place of this command that knows which there are.
+
+use anyhow::{Result, bail};
+use backend::Backend;
+use backend::reference::ReferenceBackend;
+
+use super::args::VerifyArgs;
+use crate::load::{self, ModelArgs};
+
+const CPU: &str = "cpu";
+
+/// A device, or one of the ways in which a device computes.
+pub(super) struct Named {
+    /// `avx2, 1 thread`
+    pub(super) name: String,
+    pub(super) backend: Box<dyn Backend>,
+}
+
+/// What `--device` names, in every way that it computes: the CPU at each instruction set on one thread, and at its best
+/// with the weights as the file has them, and on one thread for each core.
+pub(super) fn variants(args: &VerifyArgs) -> Result<Vec<Named>> {
+    if args.device != CPU {
+        if !args.isa.is_empty() {
+            bail!("--isa chooses instruction sets of the CPU: expected --device {CPU}, found `{}`", args.device);
+        }
+        return Ok(vec![named(&args.device, args)?]);
+    }
+    let levels: Vec<_> = match args.isa.as_slice() {
+        [] => cpu::Isa::available().into_iter().map(cpu::Isa::level).collect(),
+        chosen => chosen.to_vec(),
+    };
+    let mut variants = Vec::new();
+    let threads = args.threads.or(Some(1));
+    for &level in &levels {
+        variants.push(processors(Some(level), threads, true)?);
+    }
+    variants.push(processors(levels.last().copied(), threads, false)?);
+    if args.threads.is_none() {
+        let team = processors(levels.last().copied(), None, true)?;
+        if variants.iter().all(|variant| variant.name != team.name) {
+            variants.push(team);
+        }
+    }
+    Ok(variants)
+}
+
+/// What `--device` names, in the ways in which models are compared: the instruction sets that `--isa` lists, or the best.
+pub(super) fn for_models(args: &VerifyArgs) -> Result<Vec<Named>> {
+    if args.device != CPU || args.isa.is_empty() {
+        return Ok(vec![named(&args.device, args)?]);
+    }
+    args.isa.iter().map(|&level| processors(Some(level), args.threads, true)).collect()
+}
+
+/// The device of that name.
+pub(super) fn named(name: &str, args: &VerifyArgs) -> Result<Named> {
+    if name == ReferenceBackend::NAME {
+        return Ok(Named { name: name.to_owned(), backend: Box::new(ReferenceBackend::new()) });
+    }
+    let level = if name == CPU { None } else { cpu::IsaLevel::ALL.into_iter().find(|level| level.name() == name) };
+    if level.is_none() && name != CPU {
+        let levels: Vec<_> = cpu::Isa::available().into_iter().map(|isa| isa.level().name()).collect();
+        bail!(
+            "there is no device `{name}`; this build has: {CPU} (here: {}), {}",
+            levels.join(", "),
+            ReferenceBackend::NAME
+        );
+    }
+    processors(level, args.threads, true)
+}
+
+/// Bytes of memory that this machine has.
+pub(super) fn memory_bytes(args: &VerifyArgs) -> Result<u64> {
+    Ok(named(CPU, args)?.backend.device().memory_bytes)
+}
+
+fn processors(isa: Option<cpu::IsaLevel>, threads: Option<usize>, repack: bool) -> Result<Named> {
+    let backend = load::cpu_backend(&ModelArgs {
+        ctx_size: None,
+        device: CPU.to_owned(),
+        threads,
+        isa,
+        no_repack: !repack,
+        kv_type: None,
+        chat_template: None,
+        allow_unknown_patterns: false,
+    })?;
+    let plural = if backend.threads() == 1 { "" } else { "s" };
+    let unpacked = if repack { "" } else { ", not repacked" };
+    let name = format!("{}, {} thread{plural}{unpacked}", backend.isa(), backend.threads());
+    Ok(Named { name, backend: Box::new(backend) })
+}

@@ -1,0 +1,106 @@
+//! The kernels of a device against the reference: the suite that its tests run, on this machine.
+
+use anyhow::{Result, bail};
+use backend::Backend;
+use backend::conformance::{self, Case, Measure, Part};
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use super::args::VerifyArgs;
+use super::devices::Named;
+
+/// What came of one form of one case on one variant of the device.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct KernelResult {
+    pub(super) part: &'static str,
+    /// The ops that ran.
+    pub(super) ops: Vec<&'static str>,
+    /// Shapes in words, or an architecture.
+    pub(super) case: String,
+    pub(super) format: &'static str,
+    pub(super) kv_type: String,
+    pub(super) block_len: usize,
+    pub(super) variant: String,
+    /// What `error` and `tolerance` are: of one element, or normalised mean squares of all.
+    pub(super) measure: Option<&'static str>,
+    pub(super) error: Option<f64>,
+    pub(super) tolerance: Option<f64>,
+    /// The error as a share of the tolerance.
+    pub(super) share: Option<f64>,
+    pub(super) fault: Option<String>,
+}
+
+impl std::fmt::Display for KernelResult {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { ops, case, format, kv_type, block_len, variant, .. } = self;
+        let ops = shown_ops(ops).join(" + ");
+        write!(f, "{ops} ({case}) in {format}, cache {kv_type} in blocks of {block_len}, on {variant}")
+    }
+}
+
+/// Ops without those that are in every case to make its input and show its result.
+pub(super) fn shown_ops<'a>(ops: &'a [&'static str]) -> Vec<&'a str> {
+    let is_frame = |op: &&'static str| matches!(*op, "embed" | "select_outputs");
+    let shown: Vec<_> = ops.iter().filter(|op| !is_frame(op)).copied().collect();
+    if shown.is_empty() { ops.to_vec() } else { shown }
+}
+
+/// The cases that the flags ask for.
+pub(super) fn cases(args: &VerifyArgs, variants: &[Named]) -> Result<Vec<Case>> {
+    let Some(first) = variants.first() else { return Ok(Vec::new()) };
+    let mut claims = first.backend.claims();
+    claims.formats.retain(|&format| args.wants_format(format));
+    let mut cases = conformance::cases(&claims, args.quick);
+    if !args.op.is_empty() {
+        let mut known: Vec<_> = cases.iter().flat_map(|case| &case.ops).copied().collect();
+        known.sort_unstable();
+        known.dedup();
+        if let Some(unknown) = args.op.iter().find(|op| !known.contains(&op.as_str())) {
+            bail!("there is no op `{unknown}` among the cases; there are: {}", known.join(", "));
+        }
+        cases.retain(|case| case.part == Part::Ops && shown_ops(&case.ops).iter().any(|op| wants_op(args, op)));
+    }
+    if cases.is_empty() {
+        bail!("the flags leave no kernel to check");
+    }
+    Ok(cases)
+}
+
+fn wants_op(args: &VerifyArgs, op: &str) -> bool {
+    args.op.is_empty() || args.op.iter().any(|wanted| wanted == op)
+}
+
+/// Runs `cases` on all `variants`.
+pub(super) fn run(args: &VerifyArgs, cases: &[Case], variants: &[Named], progress: &ProgressBar) -> Vec<KernelResult> {
+    let backends: Vec<&dyn Backend> = variants.iter().map(|variant| &*variant.backend).collect();
+    let mut results = Vec::new();
+    for case in cases {
+        progress.set_message(case.name.clone());
+        for (variant, outcomes) in variants.iter().zip(case.run(&backends)) {
+            // Of a case with several forms, only those with the op that is asked for.
+            for outcome in
+                outcomes.into_iter().filter(|outcome| shown_ops(&outcome.ops).iter().any(|op| wants_op(args, op)))
+            {
+                results.push(KernelResult {
+                    part: case.part.name(),
+                    ops: outcome.ops,
+                    case: case.name.clone(),
+                    format: case.format.name(),
+                    kv_type: format!("{:?}", case.kv.format).to_ascii_lowercase(),
+                    block_len: case.kv.block_len,
+                    variant: variant.name.clone(),
+                    measure: outcome.worst.map(|worst| match worst.measure {
+                        Measure::Element => "element",
+                        Measure::Nmse => "nmse",
+                    }),
+                    error: outcome.worst.map(|worst| worst.error),
+                    tolerance: outcome.worst.map(|worst| worst.tolerance),
+                    share: outcome.worst.map(|worst| worst.share()),
+                    fault: outcome.fault,
+                });
+            }
+        }
+        progress.inc(1);
+    }
+    results
+}

@@ -1,0 +1,90 @@
+//! `hotmetal verify`: whether kernels and models compute on this machine what they should.
+//!
+//! What is checked, and how near is near enough, is `backend::conformance`; here are the names of devices, what is run for
+//! which flags, and how it is told.
+
+mod args;
+mod devices;
+mod kernels;
+mod models;
+mod report;
+
+use anyhow::{Result, anyhow, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+
+pub(crate) use args::VerifyArgs;
+
+use crate::output::stdout;
+use args::OutputFormat;
+use devices::Named;
+use models::Subject;
+use report::Report;
+
+/// Runs `hotmetal verify`. Fails when anything is not as it should be.
+pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
+    let other = devices::named(&args.against, args)?;
+    // Kernels are those of the device, whatever the model.
+    let (variants, cases) = match args.model {
+        Some(_) => (Vec::new(), Vec::new()),
+        None => {
+            let variants = devices::variants(args)?;
+            let cases = kernels::cases(args, &variants)?;
+            (variants, cases)
+        }
+    };
+    let for_models = devices::for_models(args)?;
+    let subjects = if args.op.is_empty() { models::subjects(args)? } else { Vec::new() };
+    let pairs = pairs(args, &subjects, &for_models, &other, &variants)?;
+    let steps: usize = pairs.iter().map(|(subject, device, other)| subject.num_steps(args, device, other)).sum();
+
+    let progress = progress(cases.len() + steps);
+    let of_kernels = kernels::run(args, &cases, &variants, &progress);
+    let mut of_models = Vec::with_capacity(pairs.len());
+    for (subject, device, other) in pairs {
+        of_models.push(subject.compare(args, device, other, &progress)?);
+    }
+    progress.finish_and_clear();
+
+    let first = for_models.first().ok_or_else(|| anyhow!("there is no device to verify"))?;
+    let names = variants.iter().map(|variant| variant.name.clone()).collect();
+    let report = Report::new(first.backend.device(), names, of_kernels, of_models);
+    match args.output {
+        OutputFormat::Text => stdout(&report.as_text())?,
+        OutputFormat::Json => stdout(&report.as_json())?,
+    }
+    report.verdict().map_or(Ok(()), |verdict| Err(anyhow!(verdict)))
+}
+
+/// Which model is compared on which two devices: each of the first with the other, and where the small models are, also
+/// the other ways in which the device computes with the first.
+fn pairs<'a>(
+    args: &VerifyArgs,
+    subjects: &'a [Subject],
+    for_models: &'a [Named],
+    other: &'a Named,
+    variants: &'a [Named],
+) -> Result<Vec<(&'a Subject, &'a Named, &'a Named)>> {
+    let mut pairs = Vec::new();
+    for subject in subjects {
+        for device in for_models {
+            if device.name == other.name && args.model.is_some() {
+                bail!("{} is both the device and what it is compared with: choose another --against", device.name);
+            }
+            if device.name != other.name {
+                pairs.push((subject, device, other));
+            }
+        }
+        // Each way to compute against one of them is enough: what two of them may differ by is what each claims.
+        let Some(first) = for_models.first().filter(|_| subject.is_small()) else { continue };
+        let others = variants.iter().filter(|variant| for_models.iter().all(|device| device.name != variant.name));
+        pairs.extend(others.map(|variant| (subject, variant, first)));
+    }
+    Ok(pairs)
+}
+
+/// A bar on stderr; nothing where that is not a terminal.
+fn progress(steps: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:48!} {wide_bar} {percent:>3}% {eta:>4}")
+        .expect("the template is a constant and well formed");
+    ProgressBar::new(steps as u64).with_style(style)
+}
