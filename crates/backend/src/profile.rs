@@ -50,8 +50,9 @@ impl Recorder {
         self.0.on.store(on, Ordering::Relaxed);
     }
 
-    /// Takes a step's record in.
+    /// Takes a step's record in, and notes when that was.
     pub fn push(&self, step: StepRecord) {
+        let step = StepRecord { recorded_ns: self.now_ns(), ..step };
         self.0.steps.lock().unwrap_or_else(PoisonError::into_inner).push(step);
     }
 
@@ -73,8 +74,11 @@ pub struct StepRecord {
     pub shape: StepShape,
     /// When the backend was given the step.
     pub begin_ns: u64,
-    /// When its results were ready. What comes after is the recording's own price.
+    /// When its results were ready.
     pub end_ns: u64,
+    /// When the record was made and handed over, which [`Recorder::push`] notes: since the end, that is the recording's own
+    /// price.
+    pub recorded_ns: u64,
     /// What the program does, in its order.
     pub ops: Arc<[OpInfo]>,
     /// What each of `ops` had to move and compute in this step.

@@ -117,9 +117,19 @@ fn a_recorder_shares_its_steps_and_gives_each_once() {
     let begin_ns = shared.now_ns();
     let shape = StepShape { tokens: 1, sequences: 1, outputs: 1 };
     let (ops, lanes) = ([].into(), [].into());
-    shared.push(StepRecord { shape, begin_ns, end_ns: shared.now_ns(), ops, costs: vec![], lanes, events: vec![] });
+    shared.push(StepRecord {
+        shape,
+        begin_ns,
+        end_ns: shared.now_ns(),
+        recorded_ns: 0,
+        ops,
+        costs: vec![],
+        lanes,
+        events: vec![],
+    });
     let steps = recorder.take();
-    assert!(steps.len() == 1 && steps[0].begin_ns <= steps[0].end_ns && steps[0].end_ns <= recorder.now_ns());
+    assert!(steps.len() == 1 && steps[0].begin_ns <= steps[0].end_ns && steps[0].end_ns <= steps[0].recorded_ns);
+    assert!(steps[0].recorded_ns <= recorder.now_ns());
     assert!(shared.take().is_empty());
 }
 

@@ -99,6 +99,7 @@ impl Recording {
             shape: input.shape(),
             begin_ns,
             end_ns,
+            recorded_ns: end_ns,
             costs: program.instructions.iter().map(|instruction| facts.cost(instruction, input)).collect(),
             ops,
             lanes: self.lanes.clone(),
