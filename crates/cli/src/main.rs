@@ -17,6 +17,7 @@ mod interrupt;
 mod list;
 mod load;
 mod output;
+mod profile;
 mod pull;
 mod repl;
 mod rm;
@@ -48,6 +49,7 @@ enum Command {
     Run(Box<run::RunArgs>),
     Bench(Box<bench::BenchArgs>),
     Verify(verify::VerifyArgs),
+    Profile(Box<profile::ProfileArgs>),
     Inspect(inspect::InspectArgs),
     Plan(fit::FitArgs),
     List(list::ListArgs),
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
         Command::Verify(args) => verify::verify(args),
+        Command::Profile(args) => profile::profile(args),
         Command::Inspect(args) => inspect::inspect(args),
         Command::Plan(args) => fit::plan(args),
         Command::List(args) => list::list(args),

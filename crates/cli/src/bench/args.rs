@@ -38,7 +38,7 @@ pub(super) struct CompareArgs {
 
 /// Which model is measured, and where.
 #[derive(Args, Clone, Debug)]
-pub(super) struct TargetArgs {
+pub(crate) struct TargetArgs {
     /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO or ORG/REPO:FILE; without it, the built-in model
     #[arg(value_name = "MODEL", conflicts_with = "shape")]
     pub(crate) model: Option<String>,

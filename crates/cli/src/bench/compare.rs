@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use serde::Deserialize;
 
 use super::args::CompareArgs;
 use super::report::{Report, Row};
@@ -27,15 +28,23 @@ pub(super) fn compare(args: &CompareArgs) -> Result<()> {
 
 fn read(path: &Path) -> Result<Report> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))?;
-    let report: Report = serde_json::from_str(&text)
-        .with_context(|| format!("`{}` is not a result of `hotmetal bench -o json`", path.display()))?;
-    if report.profiled {
+    let foreign = || format!("`{}` is not a result of `hotmetal bench -o json`", path.display());
+    // Asked first, so that a result of `hotmetal profile`, which has other rows, is told from a foreign file.
+    let Marked { profiled } = serde_json::from_str(&text).with_context(foreign)?;
+    if profiled {
         bail!(
             "`{}` was measured while a profiler looked on, which slows it down: compare results without",
             path.display()
         );
     }
-    Ok(report)
+    serde_json::from_str(&text).with_context(foreign)
+}
+
+/// The one field that every result has.
+#[derive(Deserialize)]
+struct Marked {
+    #[serde(default)]
+    profiled: bool,
 }
 
 fn table(before: &Report, after: &Report) -> Result<String> {

@@ -13,14 +13,18 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use tensor::WeightFormat;
 
-pub(crate) use args::BenchArgs;
+pub(crate) use args::{BenchArgs, TargetArgs};
+pub(crate) use report::{Device, Facts};
+pub(crate) use run::{Parts, Source, main_format};
+pub(crate) use shapes::SEED;
+pub(crate) use statistics::{Percentiles, median};
 
 use crate::load;
 use crate::output::stdout;
 use args::{BenchCommand, MeasureArgs, OutputFormat, Test};
-use report::{Facts, Report, Row, Variants};
-use run::{Loaded, Source, Times, milliseconds};
-use statistics::{Percentiles, Summary, median};
+use report::{Report, Row, Variants};
+use run::{Loaded, Times, milliseconds};
+use statistics::Summary;
 use work::Work;
 
 /// The device whose memory we can measure.

@@ -22,15 +22,15 @@ pub(super) struct Report {
 
 /// The machine.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub(super) struct Device {
+pub(crate) struct Device {
     pub(super) name: String,
-    pub(super) description: String,
+    pub(crate) description: String,
     pub(super) memory_bytes: u64,
 }
 
 /// What the run was.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Facts {
+pub(crate) struct Facts {
     pub(super) version: String,
     /// Of the source that was built: from `HOTMETAL_COMMIT`, or from the checkout, with `+` where it had been edited.
     pub(super) commit: Option<String>,
@@ -104,7 +104,7 @@ pub(super) struct Variants {
 }
 
 impl Facts {
-    pub(super) fn collect(repetitions: usize, weights_seed: Option<u64>) -> Self {
+    pub(crate) fn collect(repetitions: usize, weights_seed: Option<u64>) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: option_env!("HOTMETAL_COMMIT").map(str::to_owned),

@@ -131,7 +131,8 @@ impl<'a> Source<'a> {
     }
 }
 
-fn main_format(weights: &[Tensor]) -> WeightFormat {
+/// The format that most of the matrices' bytes are in.
+pub(crate) fn main_format(weights: &[Tensor]) -> WeightFormat {
     let bytes_in = |format: &WeightFormat| -> usize {
         let matrices = weights.iter().filter(|weight| weight.shape().len() > 1 && weight.format() == *format);
         matrices.map(|weight| weight.bytes().len()).sum()

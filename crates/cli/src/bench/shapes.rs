@@ -11,7 +11,7 @@ use crate::units;
 /// `config.json` of each model, as published, without what does not change the computation.
 const SHAPES: &str = include_str!("shapes.json");
 /// What the values follow from, together with format and shape.
-pub(super) const SEED: u64 = 0x686f_746d_6574_616c;
+pub(crate) const SEED: u64 = 0x686f_746d_6574_616c;
 /// Bytes of the random pattern that weights are cut from.
 const PATTERN_BYTES: usize = 1 << 20;
 /// Weights begin where a mapped file's would at best: at a cache line.

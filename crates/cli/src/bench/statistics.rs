@@ -15,9 +15,9 @@ pub(super) struct Summary {
 
 /// Of milliseconds, over all steps of all repetitions.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub(super) struct Percentiles {
+pub(crate) struct Percentiles {
     pub(super) p50: f64,
-    pub(super) p95: f64,
+    pub(crate) p95: f64,
     pub(super) p99: f64,
     pub(super) max: f64,
 }
@@ -39,14 +39,14 @@ impl Summary {
 }
 
 impl Percentiles {
-    pub(super) fn of(samples: &[f64]) -> Self {
+    pub(crate) fn of(samples: &[f64]) -> Self {
         let sorted = sorted(samples);
         let [p50, p95, p99, max] = [0.5, 0.95, 0.99, 1.0].map(|q| quantile(&sorted, q));
         Self { p50, p95, p99, max }
     }
 }
 
-pub(super) fn median(samples: &[f64]) -> f64 {
+pub(crate) fn median(samples: &[f64]) -> f64 {
     quantile(&sorted(samples), 0.5)
 }
 

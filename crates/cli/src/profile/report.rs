@@ -1,0 +1,190 @@
+//! A profile as text: tables for people, one object for programs.
+
+use std::fmt::Write;
+
+use backend::profile::OpInfo;
+use plan::StepShape;
+use serde::Serialize;
+use serde_json::json;
+
+use super::summary::{OpRow, Summary};
+use crate::bench::{Device, Facts};
+
+/// What `profile -o json` prints. Its figures are those of a program that watches itself: `profiled` keeps them from being
+/// compared with any other's.
+#[derive(Serialize)]
+pub(super) struct Report {
+    pub(super) profiled: bool,
+    pub(super) device: Device,
+    pub(super) run: Facts,
+    pub(super) model: String,
+    pub(super) format: String,
+    pub(super) threads: usize,
+    /// How tokens were sampled.
+    pub(super) sampling: &'static str,
+    /// Whether they were decoded to text.
+    pub(super) decodes_text: bool,
+    pub(super) phases: Vec<Summary>,
+}
+
+impl Report {
+    pub(super) fn as_json(&self) -> String {
+        format!("{:#}\n", json!(self))
+    }
+
+    pub(super) fn as_markdown(&self) -> String {
+        let mut out = format!("{} {}, {}\n", self.model, self.format.to_ascii_uppercase(), self.device.description);
+        for phase in &self.phases {
+            out.push_str(&phase_table(phase, self.decodes_text));
+        }
+        out.push_str(
+            "\nAn op takes what its threads take on average, their waits included. GB/s count weights and cache, each byte \
+             once.\nThese figures are of a program that watches itself: `hotmetal bench` measures how fast it is alone.\n",
+        );
+        out
+    }
+}
+
+fn phase_table(phase: &Summary, decodes_text: bool) -> String {
+    let plural = |n: usize| if n == 1 { "" } else { "s" };
+    let mut out = format!(
+        "\n### {} @ d{}: {:.1} ms in {} step{}, {} time{} recorded\n\n\
+         | op | shape | format | count | total ms | mean µs | p95 µs | waiting | GB/s | GFLOP/s | of roofline | of wall |\n\
+         | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+        phase.test,
+        phase.depth,
+        phase.wall_ms,
+        phase.steps,
+        plural(phase.steps),
+        phase.repetitions,
+        plural(phase.repetitions),
+    );
+    for op in &phase.ops {
+        out.push_str(&op_line(op));
+    }
+    for part in phase.rest.iter().filter(|part| decodes_text || part.part != "decode text") {
+        let (total, mean, share) = (part.total_ms, part.mean_us, percent(part.wall_share));
+        writeln!(out, "| *{}* | | | {} | {total:.2} | {mean:.1} | | | | | | {share} |", part.part, phase.steps)
+            .expect("a string takes any text");
+    }
+    let total = phase.wall_ms * phase.parts_share;
+    writeln!(out, "| **sum** | | | | {total:.2} | | | | | | | {} |\n", percent(phase.parts_share))
+        .expect("a string takes any text");
+    for thread in &phase.threads {
+        let share = |ms: f64| percent(ms / phase.wall_ms);
+        let (work, wait, idle) = (share(thread.work_ms), share(thread.wait_ms), share(thread.idle_ms));
+        writeln!(out, "- {}: {work} working, {wait} waiting at barriers, {idle} outside ops", thread.thread)
+            .expect("a string takes any text");
+    }
+    let ceiling = &phase.ceiling;
+    write!(out, "- measured beside it: {:.1} GB/s read", ceiling.read_bandwidth_gb_s).expect("a string takes any text");
+    if let (Some(flops), Some(instruction)) = (ceiling.peak_flops_per_s, ceiling.peak_instruction) {
+        write!(out, ", {:.0} GFLOP/s with {instruction}", flops / 1e9).expect("a string takes any text");
+    }
+    let recording = &phase.recording;
+    writeln!(
+        out,
+        "\n- recording: {:.0} clock readings of {:.0} ns for each step and thread, {} of wall; {:.2} tok/s recorded, \
+         {:.2} tok/s in the runs between",
+        recording.clock_readings,
+        recording.clock_reading_ns,
+        percent(recording.wall_share),
+        phase.tokens_per_s,
+        phase.unrecorded_tokens_per_s,
+    )
+    .expect("a string takes any text");
+    out
+}
+
+fn op_line(op: &OpRow) -> String {
+    let number =
+        |value: Option<f64>, scale: f64| value.map_or("–".to_owned(), |value| format!("{:.1}", value / scale));
+    let cells = [
+        op.op.to_owned(),
+        op.shape.clone(),
+        op.format.clone(),
+        op.count.to_string(),
+        format!("{:.2}", op.total_ms),
+        format!("{:.1}", op.mean_us),
+        format!("{:.1}", op.p95_us),
+        percent(op.wait_ms / op.total_ms.max(f64::MIN_POSITIVE)),
+        number(op.bandwidth_gb_s, 1.0),
+        number(op.flops_per_s, 1e9),
+        op.roofline_share.map_or("–".to_owned(), percent),
+        percent(op.wall_share),
+    ];
+    format!("| {} |\n", cells.join(" | "))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+/// The kernels of the programs for steps of some shapes.
+#[derive(Serialize)]
+pub(super) struct VariantsReport {
+    pub(super) device: Device,
+    pub(super) model: String,
+    pub(super) format: String,
+    pub(super) threads: usize,
+    pub(super) programs: Vec<ProgramRow>,
+}
+
+/// The kernels of one program.
+#[derive(Serialize)]
+pub(super) struct ProgramRow {
+    /// `pp512` or `tg64`.
+    pub(super) test: String,
+    /// Tokens of a step.
+    pub(super) tokens: usize,
+    pub(super) ops: Vec<VariantRow>,
+}
+
+/// How one kind of op is computed.
+#[derive(Serialize)]
+pub(super) struct VariantRow {
+    pub(super) op: &'static str,
+    pub(super) shape: String,
+    pub(super) format: String,
+    pub(super) variant: String,
+    /// Ops of this kind in the program.
+    pub(super) count: usize,
+}
+
+impl ProgramRow {
+    /// The kinds among `ops`, in the order of the program.
+    pub(super) fn new(test: String, shape: StepShape, ops: &[OpInfo]) -> Self {
+        let mut rows: Vec<VariantRow> = Vec::new();
+        for info in ops {
+            let (op, shape, format, variant) = (info.name, info.shape(shape), info.format(), info.variant.clone());
+            let known = rows
+                .iter_mut()
+                .find(|row| (row.op, &row.shape, &row.format, &row.variant) == (op, &shape, &format, &variant));
+            match known {
+                Some(row) => row.count += 1,
+                None => rows.push(VariantRow { op, shape, format, variant, count: 1 }),
+            }
+        }
+        Self { test, tokens: shape.tokens, ops: rows }
+    }
+}
+
+impl VariantsReport {
+    pub(super) fn as_json(&self) -> String {
+        format!("{:#}\n", json!(self))
+    }
+
+    pub(super) fn as_markdown(&self) -> String {
+        let mut out = format!("{} {}, {}\n", self.model, self.format.to_ascii_uppercase(), self.device.description);
+        for program in &self.programs {
+            let plural = if program.tokens == 1 { "" } else { "s" };
+            write!(out, "\n### {}: {} token{plural} a step\n\n", program.test, program.tokens)
+                .expect("a string takes any text");
+            out.push_str("| op | shape | format | count | kernel |\n| --- | --- | --- | ---: | --- |\n");
+            for VariantRow { op, shape, format, variant, count } in &program.ops {
+                writeln!(out, "| {op} | {shape} | {format} | {count} | {variant} |").expect("a string takes any text");
+            }
+        }
+        out
+    }
+}
