@@ -25,11 +25,14 @@ use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, check_load}
 use plan::{KvLayout, Op, Plan};
 use tensor::{Tensor, WeightFormat};
 
+use driver::cuda::{CudaDevice, CudaDriver};
 use driver::{Driver, DriverError};
 
 #[cfg(feature = "sim")]
 pub use driver::sim::ThreadOrder;
 
+/// The name of NVIDIA GPUs in flags and reports.
+const CUDA: &str = "cuda";
 /// The simulator's name in flags and reports.
 #[cfg(feature = "sim")]
 const SIM: &str = "sim";
@@ -46,11 +49,59 @@ pub struct GpuBackend {
 /// What runs the kernels.
 #[derive(Clone, Debug)]
 enum System {
+    Cuda(CudaDevice),
     #[cfg(feature = "sim")]
     Sim(ThreadOrder),
 }
 
+/// Why there is no GPU to compute on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GpuError {
+    /// No NVIDIA driver on this machine.
+    #[error("this machine has no NVIDIA driver (libcuda was not found); use --device cpu")]
+    NoDriver,
+    /// Fewer devices than asked for.
+    #[error("there is no CUDA device {ordinal}: the driver shows {found}")]
+    NoDevice {
+        /// The number asked for.
+        ordinal: usize,
+        /// Devices that there are.
+        found: usize,
+    },
+    /// A device from before what kernels are compiled for.
+    #[error("`{name}` has compute capability {major}.{minor}, and 8.0 is the least; use --device cpu")]
+    TooOld {
+        /// The device.
+        name: String,
+        /// Its compute capability.
+        major: u32,
+        /// Its compute capability.
+        minor: u32,
+    },
+    /// The driver does not answer.
+    #[error("the NVIDIA driver failed: {reason}")]
+    Driver {
+        /// What it said.
+        reason: String,
+    },
+}
+
 impl GpuBackend {
+    /// The NVIDIA GPU of this number, as the driver counts. Loads the driver; takes no memory yet.
+    pub fn cuda(ordinal: usize) -> Result<Self, GpuError> {
+        let found = CudaDevice::find(ordinal)?;
+        let CudaDevice { ref name, capability: (major, minor), multiprocessors, memory_bytes, .. } = found;
+        if kernel_source::image(found.capability).is_none() {
+            return Err(GpuError::TooOld { name: name.clone(), major, minor });
+        }
+        let device = DeviceInfo {
+            name: CUDA.to_owned(),
+            description: format!("{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors"),
+            memory_bytes,
+        };
+        Ok(Self { device, system: System::Cuda(found) })
+    }
+
     /// The simulator, with `memory_bytes` of device memory.
     #[cfg(feature = "sim")]
     pub fn simulator(order: ThreadOrder, memory_bytes: u64) -> Self {
@@ -61,6 +112,7 @@ impl GpuBackend {
 
     fn open(&self) -> Result<Box<dyn Driver>, DriverError> {
         match self.system {
+            System::Cuda(ref device) => Ok(Box::new(CudaDriver::open(device)?)),
             #[cfg(feature = "sim")]
             System::Sim(order) => Ok(Box::new(driver::sim::SimDriver::new(order, self.device.memory_bytes))),
         }
@@ -116,14 +168,12 @@ impl Backend for GpuBackend {
     }
 
     fn claims(&self) -> Claims {
-        Claims {
-            bit_exact: true,
-            same_bits: Some(match self.system {
-                #[cfg(feature = "sim")]
-                System::Sim(_) => SIM,
-            }),
-            ..Claims::default()
-        }
+        let arithmetic = match self.system {
+            System::Cuda(_) => CUDA,
+            #[cfg(feature = "sim")]
+            System::Sim(_) => SIM,
+        };
+        Claims { bit_exact: true, same_bits: Some(arithmetic), ..Claims::default() }
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {

@@ -28,7 +28,7 @@ macro_rules! params {
                     text += &assertion(&format!("sizeof({name})"), size_of::<$name>());
                     $(
                         text += &assertion(
-                            &format!("__builtin_offsetof({name}, {})", stringify!($field)),
+                            &format!("FIELD_OFFSET({name}, {})", stringify!($field)),
                             std::mem::offset_of!($name, $field),
                         );
                     )*

@@ -16,6 +16,7 @@ typedef uint4 u32x4; typedef float2 f32x2; typedef float4 f32x4;
 #define GROUP_LOCAL threadgroup
 #endif
 #define SIMD 32
+#define FIELD_OFFSET(STRUCT, FIELD) __builtin_offsetof(STRUCT, FIELD)
 struct NoGroup { char unused; };
 struct Lane { i32 gx, gy, gz, simd, lane, simds; };
 

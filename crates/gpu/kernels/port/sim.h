@@ -30,6 +30,7 @@ struct alignas(16) f32x4 { f32 x, y, z, w; };
 #define PART inline  // a static member function
 #define UNROLL
 static constexpr i32 SIMD = 32;
+#define FIELD_OFFSET(STRUCT, FIELD) __builtin_offsetof(STRUCT, FIELD)
 struct NoGroup {};
 struct Lane { i32 gx, gy, gz, simd, lane, simds; };
 

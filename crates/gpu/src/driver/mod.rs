@@ -1,5 +1,6 @@
 //! Drivers: what a device can do for the backend, in few calls. Everything above them is shared.
 
+pub(crate) mod cuda;
 #[cfg(feature = "sim")]
 pub(crate) mod sim;
 #[cfg(all(test, feature = "sim"))]

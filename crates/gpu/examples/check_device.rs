@@ -1,0 +1,256 @@
+//! Holds the first CUDA device to everything that the simulator is held to, all of it; then measures decoding.
+//!
+//! ```sh
+//! cargo run --release -p gpu --example check_device -- conformance goldens parity
+//! cargo run --release -p gpu --example check_device -- decode:llama-3.1-8b:q8_0:1:8192
+//! ```
+//!
+//! `decode:SHAPE:FORMAT:BATCH:DEPTH` and `prefill:SHAPE:FORMAT:TOKENS` use random weights in the shapes of `hotmetal
+//! bench`; what is timed is whole steps, upload of the input and download of the logits included.
+
+#![expect(clippy::print_stdout, reason = "a tool that reports")]
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use backend::conformance::cases;
+use backend::{Backend, Executable};
+use bytes::Bytes;
+use cpu::{CpuBackend, CpuOptions};
+use gpu::GpuBackend;
+use plan::{AnyShape, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
+use tensor::{Tensor, WeightFormat};
+use testing::tolerance::LOGITS_RELATIVE;
+use testing::{MODEL_TYPES, Rng, goldens, tiny_model};
+
+type Checked<T = ()> = Result<T, Box<dyn Error>>;
+
+fn main() -> Checked {
+    let device = GpuBackend::cuda(0)?;
+    println!("{}", device.device().description);
+    for job in std::env::args().skip(1) {
+        let parts: Vec<_> = job.split(':').collect();
+        let begun = Instant::now();
+        match parts[..] {
+            ["conformance"] => conformance(&device)?,
+            ["goldens"] => golden_texts(&device)?,
+            ["parity"] => parity(&device)?,
+            ["decode", shape, format, batch, depth] => {
+                decode(&device, shape, format, batch.parse()?, depth.parse()?)?;
+            }
+            ["prefill", shape, format, tokens] => prefill(&device, shape, format, tokens.parse()?)?,
+            _ => return Err(format!("what is `{job}`? See the top of this file").into()),
+        }
+        println!("  {job}: {:.1} s", begun.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+/// Every case of the suite.
+fn conformance(device: &GpuBackend) -> Checked {
+    let cases = cases(&device.claims(), false);
+    let (mut faults, mut outcomes) = (vec![], 0);
+    for case in &cases {
+        for outcome in case.run(&[device]).into_iter().flatten() {
+            outcomes += 1;
+            faults.extend(outcome.fault.map(|fault| format!("{case} as [{}]: {fault}", outcome.ops.join(" "))));
+        }
+    }
+    println!("conformance: {} cases, {outcomes} outcomes, {} faults", cases.len(), faults.len());
+    faults.iter().take(20).for_each(|fault| println!("  {fault}"));
+    if faults.is_empty() { Ok(()) } else { Err("the device does not conform".into()) }
+}
+
+const KV: KvLayout = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 16 };
+
+/// One sequence's step, blocks in reverse.
+fn step(tokens: &[u32], position: usize, output_rows: impl Iterator<Item = u32>) -> StepInput {
+    let table: Vec<u32> = (0..KV.num_blocks as u32).rev().collect();
+    let mut step = StepInput::default();
+    step.push_sequence(tokens, position, &table);
+    step.output_rows = output_rows.collect();
+    step
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).map_or(0, |id| id as u32)
+}
+
+/// Logits and greedy texts of transformers.
+fn golden_texts(device: &GpuBackend) -> Checked {
+    for golden in goldens() {
+        let (textbook, weights) = golden.model();
+        let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
+        let mut executable = device.load(plan.clone(), weights.clone(), KV)?;
+        let tokens = &golden.expected.prompt_token_ids;
+        let expected: Vec<f32> = golden.expected.logits.iter().flatten().copied().collect();
+        let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
+        let found = executable.replay(&step(tokens, 0, 0..tokens.len() as u32))?;
+        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        if worst.is_nan() || worst > LOGITS_RELATIVE as f32 * largest {
+            return Err(format!("{}: logits are off by {worst:e} of {largest:e}", golden.name).into());
+        }
+        let mut executable = device.load(plan, weights, KV)?;
+        let greedy = &golden.expected.greedy;
+        let (mut next, mut position) = (greedy.prompt_token_ids.clone(), 0);
+        for (index, &token) in greedy.token_ids.iter().enumerate() {
+            let last = next.len() as u32 - 1;
+            let best = argmax(executable.replay(&step(&next, position, std::iter::once(last)))?);
+            if best != token && greedy.margins[index] > 1e-3 {
+                return Err(format!("{}: token {index} is {best}, expected {token}", golden.name).into());
+            }
+            position += next.len();
+            next = vec![token];
+        }
+        println!("{}: logits within {worst:.1e} of {largest:.1}, {} tokens", golden.name, greedy.token_ids.len());
+    }
+    Ok(())
+}
+
+/// 128 greedy tokens of tiny models in every format beside the CPU's; the CPU rounds activations for Q8_0, so its own
+/// second choice counts as equal where the first is ahead by less than that.
+fn parity(device: &GpuBackend) -> Checked {
+    let cpu = CpuBackend::new(CpuOptions { threads: Some(2), isa: None, ..CpuOptions::default() })?;
+    for format in WeightFormat::ALL {
+        let margin_min = if format == WeightFormat::Q8_0 { 0.3 } else { 1e-3 };
+        for model_type in MODEL_TYPES {
+            let (textbook, weights) = tiny_model(model_type, 5, format);
+            let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
+            let mut ours = device.load(plan.clone(), weights.clone(), KV)?;
+            let mut theirs = cpu.load(plan.clone(), weights, KV)?;
+            let mut next = Rng::new(6).tokens(9, plan.vocab_size);
+            let (mut position, mut close) = (0, 0);
+            for index in 0..128 {
+                let input = step(&next, position, std::iter::once(next.len() as u32 - 1));
+                let expected = theirs.replay(&input)?;
+                let token = argmax(expected);
+                let best = argmax(ours.replay(&input)?);
+                if best != token {
+                    let margin = expected[token as usize] - expected[best as usize];
+                    if margin > margin_min {
+                        return Err(format!("{model_type} in {format}: token {index} is {best}, not {token}").into());
+                    }
+                    close += 1;
+                }
+                position += next.len();
+                next = vec![token];
+            }
+            println!("{model_type} in {format}: 128 tokens as on the CPU, {close} of them near a tie");
+        }
+    }
+    Ok(())
+}
+
+/// A plan in the shape of that name, with random weights; all matrices are cut from one pattern.
+fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
+    let shapes: serde_json::Value = serde_json::from_str(include_str!("../../cli/src/bench/shapes.json"))?;
+    let config = shapes.get(shape).ok_or_else(|| format!("there is no shape `{shape}`"))?;
+    let plan = fuse(restrict_outputs(models::build_plan(config, &AnyShape)?));
+    let format = WeightFormat::ALL.into_iter().find(|known| known.name().eq_ignore_ascii_case(format));
+    let format = format.ok_or("there is no such format")?;
+    let mut largest = 0;
+    for weight in plan.weights.iter().filter(|weight| weight.shape.len() > 1) {
+        largest = largest.max(Tensor::byte_len(format, &weight.shape)?);
+    }
+    let values: Vec<f32> = {
+        let mut rng = Rng::new(1);
+        (0..1 << 20).map(|_| rng.normal() * 0.02).collect()
+    };
+    let block = Tensor::from_f32(format, vec![values.len()], &values)?;
+    let mut pattern = Vec::with_capacity(largest + block.bytes().len());
+    while pattern.len() < largest {
+        pattern.extend_from_slice(block.bytes());
+    }
+    let pattern = Bytes::from(pattern);
+    let mut weights = vec![];
+    for weight in &plan.weights {
+        weights.push(match weight.shape[..] {
+            [len] => Tensor::from_f32(WeightFormat::F32, vec![len], &vec![1.0; len])?,
+            _ => {
+                let bytes = pattern.slice(..Tensor::byte_len(format, &weight.shape)?);
+                Tensor::new(format, weight.shape.clone(), bytes)?
+            }
+        });
+    }
+    Ok((Arc::new(plan), weights))
+}
+
+const BLOCK_LEN: usize = 32;
+
+fn load(
+    device: &GpuBackend,
+    shape: &str,
+    format: &str,
+    sequences: usize,
+    positions: usize,
+) -> Checked<(u64, Box<dyn Executable>)> {
+    let (plan, weights) = model(shape, format)?;
+    let bytes = weights.iter().map(|weight| weight.bytes().len() as u64).sum();
+    let begun = Instant::now();
+    let blocks = positions.div_ceil(BLOCK_LEN) * sequences;
+    let kv = KvLayout { format: KvFormat::F16, block_len: BLOCK_LEN, num_blocks: blocks };
+    let executable = device.load(plan, weights, kv)?;
+    println!("{shape} {format}: {:.2} GB loaded in {:.2} s", bytes as f64 / 1e9, begun.elapsed().as_secs_f64());
+    Ok((bytes, executable))
+}
+
+fn table(sequence: usize, positions: usize) -> Vec<u32> {
+    let blocks = positions.div_ceil(BLOCK_LEN);
+    (sequence * blocks..(sequence + 1) * blocks).map(|block| block as u32).collect()
+}
+
+/// Milliseconds: least, median, most.
+fn spread(mut times: Vec<Duration>) -> [f64; 3] {
+    times.sort();
+    [times[0], times[times.len() / 2], times[times.len() - 1]].map(|time| time.as_secs_f64() * 1e3)
+}
+
+fn decode(device: &GpuBackend, shape: &str, format: &str, batch: usize, depth: usize) -> Checked {
+    const WARM_UP: usize = 20;
+    const STEPS: usize = 200;
+    let positions = depth + WARM_UP + STEPS + 1;
+    let (bytes, mut executable) = load(device, shape, format, batch, positions)?;
+    let tables: Vec<_> = (0..batch).map(|sequence| table(sequence, positions)).collect();
+    let (mut input, mut times, mut token) = (StepInput::default(), vec![], 0);
+    for index in 0..WARM_UP + STEPS {
+        input.clear();
+        for table in &tables {
+            let row = input.push_sequence(&[token], depth + index, table);
+            input.output_rows.push(row as u32);
+        }
+        let begun = Instant::now();
+        let logits = executable.replay(&input)?;
+        if index >= WARM_UP {
+            times.push(begun.elapsed());
+        }
+        token = u32::from(logits[0] > 0.0);
+    }
+    let [least, median, most] = spread(times);
+    println!(
+        "decode {shape} {format} batch {batch} at {depth}: {median:.3} ms a step ({least:.3} to {most:.3}), {:.0} tokens/s, \
+         {:.0} GB/s of weights",
+        1e3 / median * batch as f64,
+        bytes as f64 / median / 1e6,
+    );
+    Ok(())
+}
+
+fn prefill(device: &GpuBackend, shape: &str, format: &str, tokens: usize) -> Checked {
+    let (_, mut executable) = load(device, shape, format, 1, tokens)?;
+    let mut input = StepInput::default();
+    input.push_sequence(&vec![1; tokens], 0, &table(0, tokens));
+    input.output_rows.push(tokens as u32 - 1);
+    let mut times = vec![];
+    for index in 0..4 {
+        let begun = Instant::now();
+        executable.replay(&input)?;
+        if index > 0 {
+            times.push(begun.elapsed());
+        }
+    }
+    let [least, median, most] = spread(times);
+    let rate = tokens as f64 / median * 1e3;
+    println!("prefill {shape} {format} {tokens} tokens: {median:.1} ms ({least:.1} to {most:.1}), {rate:.0} tokens/s");
+    Ok(())
+}

@@ -1,0 +1,343 @@
+//! NVIDIA GPUs, through the CUDA driver, which is loaded when the first device is asked for: the binary needs no toolkit,
+//! and starts on machines without one.
+//!
+//! A step is one graph launch. Its kernels may start before the one ahead has ended (programmatic dependent launch), up
+//! to where they wait for it.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CStr, CString, c_void};
+use std::ptr;
+
+use cudarc::driver::result::{self, DriverError as CudaError};
+use cudarc::driver::sys;
+
+use super::{Driver, DriverError, Recording};
+use crate::GpuError;
+use crate::kernel_source;
+use crate::launch::{GROUP_THREADS, Launch};
+use crate::params::Address;
+
+/// A device that was found.
+#[derive(Clone, Debug)]
+pub(crate) struct CudaDevice {
+    ordinal: i32,
+    pub(crate) name: String,
+    pub(crate) memory_bytes: u64,
+    /// Compute capability.
+    pub(crate) capability: (u32, u32),
+    pub(crate) multiprocessors: u32,
+}
+
+impl CudaDevice {
+    /// The device of this number, as the driver counts.
+    pub(crate) fn find(ordinal: usize) -> Result<Self, GpuError> {
+        // SAFETY: opens and closes the driver's library, whose initialisers are the driver's own.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(GpuError::NoDriver);
+        }
+        let failed = |error: CudaError| GpuError::Driver { reason: describe(error) };
+        result::init().map_err(failed)?;
+        let found = result::device::get_count().map_err(failed)?;
+        let number = i32::try_from(ordinal).ok().filter(|&ordinal| ordinal < found);
+        let Some(number) = number else {
+            return Err(GpuError::NoDevice { ordinal, found: usize::try_from(found).unwrap_or(0) });
+        };
+        let device = result::device::get(number).map_err(failed)?;
+        let attribute = |attribute| {
+            // SAFETY: the device was just found.
+            let value = unsafe { result::device::get_attribute(device, attribute) };
+            value.map(|value| u32::try_from(value).unwrap_or(0)).map_err(failed)
+        };
+        use sys::CUdevice_attribute as Attribute;
+        Ok(Self {
+            ordinal: number,
+            name: result::device::get_name(device).map_err(failed)?,
+            // SAFETY: the device was just found.
+            memory_bytes: unsafe { result::device::total_mem(device) }.map_err(failed)? as u64,
+            capability: (
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        })
+    }
+}
+
+/// One model's context on a device.
+pub(crate) struct CudaDriver {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    module: sys::CUmodule,
+    functions: HashMap<&'static str, sys::CUfunction>,
+    allocations: HashSet<Address>,
+    recordings: Vec<sys::CUgraphExec>,
+    input: Pinned,
+    output: Pinned,
+    /// Whether kernels may start before the one ahead has ended.
+    early_start: bool,
+}
+
+// SAFETY: the handles belong to this value alone, and the driver accepts them from any thread: each method makes the
+// context current on the thread that calls it.
+unsafe impl Send for CudaDriver {}
+
+impl CudaDriver {
+    pub(crate) fn open(device: &CudaDevice) -> Result<Self, DriverError> {
+        let image = kernel_source::image(device.capability).ok_or_else(|| {
+            let (major, minor) = device.capability;
+            DriverError::Failed(format!("`{}` has compute capability {major}.{minor}; 8.0 is needed", device.name))
+        })?;
+        let device = result::device::get(device.ordinal).map_err(failed)?;
+        // SAFETY: the device exists; the context is released in `drop`.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed)?;
+        let mut driver = Self {
+            device,
+            context,
+            stream: ptr::null_mut(),
+            module: ptr::null_mut(),
+            functions: HashMap::new(),
+            allocations: HashSet::new(),
+            recordings: vec![],
+            input: Pinned::default(),
+            output: Pinned::default(),
+            early_start: image.has_early_start,
+        };
+        driver.enter()?;
+        driver.stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed)?;
+        // SAFETY: a whole image, which the driver checks and copies; PTX ends with NUL.
+        driver.module = unsafe { result::module::load_data(image.bytes.as_ptr().cast()) }.map_err(failed)?;
+        Ok(driver)
+    }
+
+    /// Makes the context current on this thread.
+    fn enter(&self) -> Result<(), DriverError> {
+        // SAFETY: retained until `drop`.
+        unsafe { result::ctx::set_current(self.context) }.map_err(failed)
+    }
+
+    fn function(&mut self, kernel: &'static str) -> Result<sys::CUfunction, DriverError> {
+        if let Some(&function) = self.functions.get(kernel) {
+            return Ok(function);
+        }
+        let name = CString::new(kernel).expect("kernel names hold no NUL");
+        // SAFETY: the module is loaded until `drop`.
+        let function = unsafe { result::module::get_function(self.module, name) }
+            .map_err(|error| DriverError::Failed(format!("kernel `{kernel}`: {}", describe(error))))?;
+        self.functions.insert(kernel, function);
+        Ok(function)
+    }
+
+    fn enqueue(&mut self, launch: &Launch) -> Result<(), DriverError> {
+        let function = self.function(launch.kernel)?;
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let [x, y, z] = launch.groups;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: GROUP_THREADS,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: self.stream,
+            attrs: &raw mut attribute,
+            numAttrs: self.early_start.into(),
+        };
+        let mut params = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
+        // SAFETY: the kernel takes one struct, of the size and layout that `params` has (`layout_assertions`); the driver
+        // copies it before the call returns. Kernels touch only their operands: the simulator checks that.
+        let launched =
+            unsafe { sys::cuLaunchKernelEx(&raw const config, function, params.as_mut_ptr(), ptr::null_mut()) };
+        launched
+            .result()
+            .map_err(|error| DriverError::Failed(format!("launch of `{}`: {}", launch.kernel, describe(error))))
+    }
+
+    fn synchronize(&self) -> Result<(), DriverError> {
+        // SAFETY: the stream lives until `drop`.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(failed)
+    }
+}
+
+impl Driver for CudaDriver {
+    fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError> {
+        self.enter()?;
+        let size = usize::try_from(bytes.max(1)).map_err(|_| DriverError::OutOfMemory { bytes })?;
+        // SAFETY: plain memory; whoever reads it has written it before.
+        match unsafe { result::malloc_sync(size) } {
+            Ok(address) => {
+                self.allocations.insert(Address(address));
+                Ok(Address(address))
+            }
+            Err(CudaError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(DriverError::OutOfMemory { bytes }),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    fn free(&mut self, address: Address) {
+        assert!(self.allocations.remove(&address), "only what was allocated is freed");
+        // An error of the device is reported by the call that needs it next.
+        // SAFETY: allocated by `allocate`, and no longer known; the call waits for work that still uses it.
+        let _ = self.enter().and_then(|()| unsafe { result::free_sync(address.0) }.map_err(failed));
+    }
+
+    fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), DriverError> {
+        self.enter()?;
+        // SAFETY: inside an allocation, as lowering lays things out. From pageable memory the driver copies to its own
+        // staging memory before the call returns.
+        unsafe { result::memcpy_htod_async(to.0, bytes, self.stream) }.map_err(failed)
+    }
+
+    fn download(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), DriverError> {
+        self.enter()?;
+        // SAFETY: inside an allocation; nothing touches `bytes` before the wait below.
+        unsafe { result::memcpy_dtoh_async(bytes, from.0, self.stream) }.map_err(failed)?;
+        self.synchronize()
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<(), DriverError> {
+        self.enter()?;
+        self.enqueue(launch)
+    }
+
+    fn record(&mut self, launches: &[Launch]) -> Result<Recording, DriverError> {
+        self.enter()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives until `drop`.
+        unsafe { result::stream::begin_capture(self.stream, mode) }.map_err(failed)?;
+        let enqueued = launches.iter().try_for_each(|launch| self.enqueue(launch));
+        // SAFETY: as above; the capture ends whatever happened.
+        let graph = unsafe { result::stream::end_capture(self.stream) };
+        enqueued?;
+        let graph = graph.map_err(failed)?;
+        // SAFETY: the graph was just made.
+        let recording = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
+        // SAFETY: the graph is not needed any more.
+        unsafe { result::graph::destroy(graph) }.map_err(failed)?;
+        let recording = recording.map_err(failed)?;
+        self.recordings.push(recording);
+        // SAFETY: just made, on a stream that lives.
+        unsafe { result::graph::upload(recording, self.stream) }.map_err(failed)?;
+        Ok(Recording(self.recordings.len() - 1))
+    }
+
+    fn forget_recordings(&mut self) {
+        // What cannot be done here is reported by the call that needs the device next.
+        let _ = self.enter().and_then(|()| self.synchronize());
+        for recording in self.recordings.drain(..) {
+            // SAFETY: made by `record`, not running, and no longer known.
+            let _ = unsafe { result::graph::exec_destroy(recording) };
+        }
+    }
+
+    fn step(
+        &mut self,
+        recording: Recording,
+        (to, input): (Address, &[i32]),
+        (from, num_outputs): (Address, usize),
+    ) -> Result<&[f32], DriverError> {
+        self.enter()?;
+        self.input.reserve(size_of_val(input))?;
+        self.output.reserve(num_outputs * size_of::<f32>())?;
+        let stream = self.stream;
+        // SAFETY: the queue is empty after every step, so no copy is under way.
+        let staged = unsafe { self.input.slice_mut(input.len()) };
+        staged.copy_from_slice(input);
+        // SAFETY: to the allocation of the step input; the memory is left alone until the wait below.
+        unsafe { result::memcpy_htod_async(to.0, staged, stream) }.map_err(failed)?;
+        // SAFETY: made by `record`.
+        unsafe { result::graph::launch(self.recordings[recording.0], stream) }.map_err(failed)?;
+        if num_outputs > 0 {
+            // SAFETY: as for the input.
+            let found = unsafe { self.output.slice_mut::<f32>(num_outputs) };
+            // SAFETY: from the arena, as lowering laid it out; left alone until the wait below.
+            unsafe { result::memcpy_dtoh_async(found, from.0, stream) }.map_err(failed)?;
+        }
+        self.synchronize()?;
+        // SAFETY: the copy has ended.
+        Ok(unsafe { self.output.slice_mut(num_outputs) })
+    }
+}
+
+impl Drop for CudaDriver {
+    fn drop(&mut self) {
+        self.forget_recordings();
+        let allocations: Vec<_> = self.allocations.iter().copied().collect();
+        allocations.into_iter().for_each(|address| self.free(address));
+        self.input.free();
+        self.output.free();
+        // SAFETY: each was made in `open`, and is not used again. A lost device fails these calls, and then there is
+        // nothing to give back.
+        unsafe {
+            if !self.module.is_null() {
+                let _ = result::module::unload(self.module);
+            }
+            if !self.stream.is_null() {
+                let _ = result::stream::destroy(self.stream);
+            }
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}
+
+/// Page-locked host memory, which copies go to and from at full speed.
+#[derive(Default)]
+struct Pinned {
+    address: usize,
+    bytes: usize,
+}
+
+impl Pinned {
+    /// Room for `bytes`; what was there is lost where it grows.
+    fn reserve(&mut self, bytes: usize) -> Result<(), DriverError> {
+        if bytes > self.bytes {
+            self.free();
+            let size = bytes.next_power_of_two().max(4096);
+            // SAFETY: plain memory.
+            self.address = unsafe { result::malloc_host(size, 0) }.map_err(failed)? as usize;
+            self.bytes = size;
+            // SAFETY: just allocated, this long: initialised before it is seen as a slice.
+            unsafe { (self.address as *mut u8).write_bytes(0, size) };
+        }
+        Ok(())
+    }
+
+    /// The first `len` elements.
+    ///
+    /// # Safety
+    /// No copy from or to the memory is under way.
+    unsafe fn slice_mut<T: bytemuck::Pod>(&mut self, len: usize) -> &mut [T] {
+        if len == 0 {
+            return &mut [];
+        }
+        assert!(len * size_of::<T>() <= self.bytes, "inside the memory");
+        // SAFETY: page-aligned, as long as just checked, initialised, borrowed as `self` is; any bytes are a `T`.
+        unsafe { std::slice::from_raw_parts_mut(self.address as *mut T, len) }
+    }
+
+    fn free(&mut self) {
+        if self.bytes > 0 {
+            // SAFETY: allocated in `reserve`, and no longer known.
+            let _ = unsafe { result::free_host(self.address as *mut c_void) };
+            *self = Self::default();
+        }
+    }
+}
+
+fn failed(error: CudaError) -> DriverError {
+    DriverError::Failed(describe(error))
+}
+
+/// The driver's own name for the error, and its words.
+fn describe(error: CudaError) -> String {
+    let text = |text: Result<&CStr, CudaError>| text.map(|text| text.to_string_lossy().into_owned());
+    match (text(error.error_name()), text(error.error_string())) {
+        (Ok(name), Ok(words)) => format!("{name}: {words}"),
+        _ => format!("CUDA error {}", error.0 as u32),
+    }
+}
