@@ -234,3 +234,21 @@ fn refusals_notice_what_is_run_anyway() {
         ],
     );
 }
+
+/// Both are within their bounds, but not the same to the bit as they claim.
+#[test]
+fn twins_that_differ_by_a_bit_are_noticed() {
+    let with = |fault| Faulty { reference: ReferenceBackend::new(), fault };
+    let right = with(Fault::None);
+    let off = with(Fault::Logits(|_, logits| {
+        if let Some(last) = logits.last_mut() {
+            *last = last.next_up();
+        }
+    }));
+    for part in [Part::Ops, Part::Models] {
+        run_part(&[&right, &right], part);
+        run_part(&[&off, &off], part);
+        let together = catch_unwind(AssertUnwindSafe(|| run_part(&[&right, &off], part)));
+        assert!(together.is_err(), "{part}: the difference is not noticed");
+    }
+}

@@ -153,7 +153,7 @@ fn mistakes_are_named_with_what_there_is() {
     let cases: [(&[&str], &str); 9] = [
         (&["--op", "convolution"], "there is no op `convolution` among the cases; there are: add, attention, embed"),
         (&["--format", "q9"], "expected one of f32, f16, bf16, q8_0"),
-        (&["--against", "abacus"], "there is no device `abacus`; this build has: cpu (here: scalar"),
+        (&["--against", "abacus"], "`abacus` is neither a device nor an instruction set of this processor (scalar"),
         (&["--device", "abacus"], "there is no device `abacus`"),
         (&["--isa", "mmx"], "expected one of scalar"),
         (&["--device", "reference", "--isa", "scalar"], "--isa chooses instruction sets of the CPU"),

@@ -142,11 +142,12 @@ impl Case {
         Self { part, name: model.model_type.to_owned(), format, kv, ops, kind: Kind::Model(model) }
     }
 
-    /// Runs the case on each of `backends`, which share their claims. Returns for each an outcome for each form.
+    /// Runs the case on each of `backends`, which compute from the same formats; those that claim the same arithmetic are
+    /// held to the same bits. Returns for each an outcome for each form.
     pub fn run(&self, backends: &[&dyn Backend]) -> Vec<Vec<Outcome>> {
         match &self.kind {
             Kind::Op(op) => op.run(self.format, self.kv, backends),
-            Kind::Model(model) => backends.iter().map(|&backend| model.run(self, backend)).collect(),
+            Kind::Model(model) => model.run(self, backends),
         }
     }
 }

@@ -8,7 +8,7 @@ use plan::{BlockCopy, KvLayout, Plan, StepInput, StepShape, fuse, restrict_outpu
 use tensor::{Tensor, WeightFormat};
 use testing::{BlockPool, Rng, Sequence, tiny_model};
 
-use super::trial::{Trial, replay};
+use super::trial::{Trial, Twins, replay};
 use super::{Case, Outcome, Part, distinct};
 use crate::{Backend, BackendError, Executable};
 
@@ -38,36 +38,46 @@ impl ModelCase {
         }
     }
 
-    pub(super) fn run(&self, case: &Case, backend: &dyn Backend) -> Vec<Outcome> {
-        let outcome = |(weights, plan): (Vec<Tensor>, Arc<Plan>)| {
+    pub(super) fn run(&self, case: &Case, backends: &[&dyn Backend]) -> Vec<Vec<Outcome>> {
+        let forms = self.forms(case.part, case.format);
+        let mut twins = Twins::default();
+        let mut outcome = |backend, form: usize, weights: &[Tensor], plan: &Arc<Plan>| {
             let mut trial = Trial::new(backend, case.kv);
             let result = match case.part {
-                Part::Models | Part::Ops => trial.model(&plan, &weights),
-                Part::Caches => trial.cache(&plan, &weights),
-                Part::Batches => {
-                    trial.batch(&plan, &weights, if self.first { SEQUENCE_LEN_LONG } else { SEQUENCE_LEN })
+                Part::Models | Part::Ops => {
+                    trial.model(plan, weights).and_then(|found| twins.check(backend, form, found))
                 }
-                Part::Refusals => trial.refusals(&plan, &weights),
+                Part::Caches => trial.cache(plan, weights),
+                Part::Batches => trial.batch(plan, weights, if self.first { SEQUENCE_LEN_LONG } else { SEQUENCE_LEN }),
+                Part::Refusals => trial.refusals(plan, weights),
             };
             Outcome { ops: distinct(plan.ops.iter()), worst: trial.worst, fault: result.err() }
         };
-        self.forms(case.part, case.format).into_iter().map(outcome).collect()
+        let mut outcomes = Vec::with_capacity(backends.len());
+        for &backend in backends {
+            let of_form =
+                |(form, (weights, plan)): (usize, &(Vec<Tensor>, Arc<Plan>))| outcome(backend, form, weights, plan);
+            outcomes.push(forms.iter().enumerate().map(of_form).collect());
+        }
+        outcomes
     }
 }
 
 impl Trial<'_> {
-    fn model(&mut self, plan: &Arc<Plan>, weights: &[Tensor]) -> Result<(), String> {
+    fn model(&mut self, plan: &Arc<Plan>, weights: &[Tensor]) -> Result<Vec<Vec<f32>>, String> {
         let mut executable = self.load(plan, weights)?;
         // A program that is made before it is needed runs smaller steps too.
         let shape = StepShape { tokens: 32, sequences: 4, outputs: 32 };
         executable.compile(shape).map_err(|error| format!("compile: {error}"))?;
         let mut interpreter = interpreter(plan, weights, self.kv);
+        let mut all = Vec::new();
         for input in random_steps(&mut Rng::new(5), plan.vocab_size, &self.kv, &[1, 3, 9, 40]) {
             let expected = interpreter.run(&input).expect("a well-formed step");
             let found = replay(&mut *executable, &input)?;
             self.near(weights, &input, &found, &expected)?;
+            all.push(found);
         }
-        Ok(())
+        Ok(all)
     }
 
     fn cache(&mut self, plan: &Arc<Plan>, weights: &[Tensor]) -> Result<(), String> {

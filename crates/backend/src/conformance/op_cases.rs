@@ -11,7 +11,7 @@ use testing::tolerance::Bounded;
 use testing::{ErrorAnalysis, Rng};
 
 use super::model_cases::random_steps;
-use super::trial::{Trial, replay};
+use super::trial::{Trial, Twins, replay};
 use super::{CACHE_TOKENS, Outcome, distinct};
 use crate::Backend;
 
@@ -44,6 +44,7 @@ impl OpCase {
         // Backends that round alike have their bounds in common.
         let mut known: Vec<([ActivationRounding; WeightFormat::ALL.len()], Vec<Bounded>)> = Vec::new();
         let mut outcomes = Vec::new();
+        let mut twins = Twins::default();
         for &backend in backends {
             let activations = backend.claims().activations;
             let rounding = WeightFormat::ALL.map(activations);
@@ -52,12 +53,13 @@ impl OpCase {
                 known.push((rounding, steps.iter().map(|input| analysis.run(input)).collect()));
             }
             let expected = known.last().map_or(&[][..], |(_, expected)| expected);
-            let outcome = |plan: &Arc<Plan>| {
+            let outcome = |(form, plan): (usize, &Arc<Plan>)| {
                 let mut trial = Trial::new(backend, kv);
-                let fault = trial.op(plan, &weights, &steps, expected).err();
+                let found = trial.op(plan, &weights, &steps, expected);
+                let fault = found.and_then(|found| twins.check(backend, form, found)).err();
                 Outcome { ops: distinct(plan.ops.iter()), worst: trial.worst, fault }
             };
-            outcomes.push(forms.iter().map(outcome).collect());
+            outcomes.push(forms.iter().enumerate().map(outcome).collect());
         }
         outcomes
     }
@@ -91,13 +93,15 @@ impl Trial<'_> {
         weights: &[Tensor],
         steps: &[StepInput],
         expected: &[Bounded],
-    ) -> Result<(), String> {
+    ) -> Result<Vec<Vec<f32>>, String> {
         let mut executable = self.load(plan, weights)?;
+        let mut all = Vec::with_capacity(steps.len());
         for (input, expected) in steps.iter().zip(expected) {
             let found = replay(&mut *executable, input)?;
             self.within(input, &found, expected)?;
+            all.push(found);
         }
-        Ok(())
+        Ok(all)
     }
 }
 

@@ -1,7 +1,9 @@
 //! One attempt: what was run, and how far off the worst of it was.
 
-use plan::{KvLayout, Plan, StepInput};
+use std::collections::HashMap;
 use std::sync::Arc;
+
+use plan::{KvLayout, Plan, StepInput};
 use tensor::Tensor;
 use testing::tolerance::{self, Bounded, nmse};
 
@@ -97,6 +99,33 @@ impl<'a> Trial<'a> {
         if self.worst.is_none_or(|so_far| so_far.share() < worst.share()) {
             self.worst = Some(worst);
         }
+    }
+}
+
+/// What the first backend of each arithmetic found, so that others of the same can be held to its bits.
+#[derive(Default)]
+pub(super) struct Twins {
+    /// By arithmetic and form.
+    first: HashMap<(&'static str, usize), Twin>,
+}
+
+/// A backend in words, and what it found in each step.
+type Twin = (String, Vec<Vec<f32>>);
+
+impl Twins {
+    /// Holds what `backend` found in each step with form `form` of the case to what its twins found.
+    pub(super) fn check(&mut self, backend: &dyn Backend, form: usize, found: Vec<Vec<f32>>) -> Result<(), String> {
+        let Some(arithmetic) = backend.claims().same_bits else { return Ok(()) };
+        let description = || backend.device().description.clone();
+        let (twin, expected) = self.first.entry((arithmetic, form)).or_insert_with(|| (description(), found.clone()));
+        for (step, (found, expected)) in found.iter().zip(&*expected).enumerate() {
+            let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+            if let Some(at) = found.iter().zip(expected).position(|pair| !same(pair)) {
+                let (found, expected) = (found[at], expected[at]);
+                return Err(format!("step {step}: element {at} is {found:e}, but {expected:e} on {twin}, to the bit"));
+            }
+        }
+        Ok(())
     }
 }
 

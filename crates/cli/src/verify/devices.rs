@@ -1,8 +1,7 @@
 //! The devices that can be verified, by name: the one place of this command that knows which there are.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use backend::Backend;
-use backend::reference::ReferenceBackend;
 
 use super::args::VerifyArgs;
 use crate::load::{self, ModelArgs};
@@ -52,21 +51,18 @@ pub(super) fn for_models(args: &VerifyArgs) -> Result<Vec<Named>> {
     args.isa.iter().map(|&level| processors(Some(level), args.threads, true)).collect()
 }
 
-/// The device of that name.
+/// The device of that name; an instruction set is the CPU with it.
 pub(super) fn named(name: &str, args: &VerifyArgs) -> Result<Named> {
-    if name == ReferenceBackend::NAME {
-        return Ok(Named { name: name.to_owned(), backend: Box::new(ReferenceBackend::new()) });
+    let level = cpu::IsaLevel::ALL.into_iter().find(|level| level.name() == name);
+    if level.is_some() || name == CPU {
+        return processors(level, args.threads, true);
     }
-    let level = if name == CPU { None } else { cpu::IsaLevel::ALL.into_iter().find(|level| level.name() == name) };
-    if level.is_none() && name != CPU {
+    let backend = load::backend(&ModelArgs { device: name.to_owned(), ..model_args(None, args.threads, true) });
+    let backend = backend.with_context(|| {
         let levels: Vec<_> = cpu::Isa::available().into_iter().map(|isa| isa.level().name()).collect();
-        bail!(
-            "there is no device `{name}`; this build has: {CPU} (here: {}), {}",
-            levels.join(", "),
-            ReferenceBackend::NAME
-        );
-    }
-    processors(level, args.threads, true)
+        format!("`{name}` is neither a device nor an instruction set of this processor ({})", levels.join(", "))
+    })?;
+    Ok(Named { name: name.to_owned(), backend })
 }
 
 /// Bytes of memory that this machine has.
@@ -75,7 +71,15 @@ pub(super) fn memory_bytes(args: &VerifyArgs) -> Result<u64> {
 }
 
 fn processors(isa: Option<cpu::IsaLevel>, threads: Option<usize>, repack: bool) -> Result<Named> {
-    let backend = load::cpu_backend(&ModelArgs {
+    let backend = load::cpu_backend(&model_args(isa, threads, repack))?;
+    let plural = if backend.threads() == 1 { "" } else { "s" };
+    let unpacked = if repack { "" } else { ", not repacked" };
+    let name = format!("{}, {} thread{plural}{unpacked}", backend.isa(), backend.threads());
+    Ok(Named { name, backend: Box::new(backend) })
+}
+
+fn model_args(isa: Option<cpu::IsaLevel>, threads: Option<usize>, repack: bool) -> ModelArgs {
+    ModelArgs {
         ctx_size: None,
         device: CPU.to_owned(),
         threads,
@@ -84,9 +88,5 @@ fn processors(isa: Option<cpu::IsaLevel>, threads: Option<usize>, repack: bool) 
         kv_type: None,
         chat_template: None,
         allow_unknown_patterns: false,
-    })?;
-    let plural = if backend.threads() == 1 { "" } else { "s" };
-    let unpacked = if repack { "" } else { ", not repacked" };
-    let name = format!("{}, {} thread{plural}{unpacked}", backend.isa(), backend.threads());
-    Ok(Named { name, backend: Box::new(backend) })
+    }
 }
