@@ -17,11 +17,14 @@ pub enum IsaLevel {
     Avx512,
     /// As [`IsaLevel::Avx512`], with VNNI's byte dot products.
     Avx512Vnni,
+    /// As [`IsaLevel::Avx512Vnni`], with bfloat16 dot products: activations that meet BF16 weights are rounded to bfloat16,
+    /// so results with those differ from the other levels' by up to 2⁻⁸ Σ|w·x|.
+    Avx512Bf16,
 }
 
 impl IsaLevel {
     /// Every level, plainest first.
-    pub const ALL: [Self; 5] = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Vnni];
+    pub const ALL: [Self; 6] = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
 
     /// The name that flags and reports use.
     pub fn name(self) -> &'static str {
@@ -31,6 +34,7 @@ impl IsaLevel {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512vnni",
+            Self::Avx512Bf16 => "avx512bf16",
         }
     }
 }
@@ -56,9 +60,15 @@ impl Isa {
         IsaLevel::ALL.into_iter().filter_map(Self::new).collect()
     }
 
-    /// The richest level that this CPU has.
+    /// The fastest level that this CPU has.
     pub fn best() -> Self {
-        Self::available().pop().unwrap_or(Self::scalar())
+        let mut levels = Self::available().into_iter();
+        levels.rfind(|isa| isa.level() != IsaLevel::Avx512Bf16 || bf16_dot_is_fast()).unwrap_or(Self::scalar())
+    }
+
+    /// Whether activations that meet BF16 weights are rounded to bfloat16 at this level.
+    pub fn rounds_to_bf16(self) -> bool {
+        self.0 == IsaLevel::Avx512Bf16
     }
 
     /// The level that every CPU has.
@@ -81,10 +91,13 @@ impl Isa {
             IsaLevel::Avx2 => unsafe { Avx2::assume() }.vectorize(kernel),
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512 => unsafe { Avx512::<false>::assume() }.vectorize(kernel),
+            IsaLevel::Avx512 => unsafe { Avx512::<false, false>::assume() }.vectorize(kernel),
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512Vnni => unsafe { Avx512::<true>::assume() }.vectorize(kernel),
+            IsaLevel::Avx512Vnni => unsafe { Avx512::<true, false>::assume() }.vectorize(kernel),
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx512Bf16 => unsafe { Avx512::<true, true>::assume() }.vectorize(kernel),
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "aarch64")]
             IsaLevel::Neon => unsafe { crate::simd::neon::Neon::assume() }.vectorize(kernel),
@@ -118,6 +131,7 @@ fn cpu_has(level: IsaLevel) -> bool {
         IsaLevel::Avx2 => avx2(),
         IsaLevel::Avx512 => avx512(),
         IsaLevel::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
+        IsaLevel::Avx512Bf16 => cpu_has(IsaLevel::Avx512Vnni) && is_x86_feature_detected!("avx512bf16"),
         IsaLevel::Neon => false,
     }
 }
@@ -135,6 +149,19 @@ fn cpu_has(level: IsaLevel) -> bool {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn cpu_has(level: IsaLevel) -> bool {
     level == IsaLevel::Scalar
+}
+
+/// Whether `vdpbf16ps` takes less time than the two f32 multiply-adds that it replaces. On a Sapphire Rapids server it
+/// takes four times that of one (122 against 246 GFLOP/s a thread, registers only); on Zen 5 it is twice as fast.
+#[cfg(target_arch = "x86_64")]
+fn bf16_dot_is_fast() -> bool {
+    let leaf = std::arch::x86_64::__cpuid(0);
+    [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn bf16_dot_is_fast() -> bool {
+    false
 }
 
 /// Instructions beside the levels, which no level asks for; the peaks of the processor are measured with them.
@@ -242,10 +269,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scalar_is_always_there_and_the_best_is_the_last() {
+    fn scalar_is_always_there_and_the_best_is_one_of_the_last() {
         let available = Isa::available();
         assert_eq!(available.first(), Some(&Isa::scalar()));
-        assert_eq!(available.last(), Some(&Isa::best()));
+        assert!(available.iter().rev().take(2).any(|&isa| isa == Isa::best()));
         for level in IsaLevel::ALL {
             assert_eq!(Isa::new(level).is_some(), available.iter().any(|isa| isa.level() == level), "{level}");
         }

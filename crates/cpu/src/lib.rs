@@ -26,6 +26,7 @@ use std::sync::atomic::Ordering;
 
 use backend::profile::{OpInfo, Recorder};
 use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, Observer, check_load};
+use half::bf16;
 use plan::{KvLayout, Op, Plan, StepInput, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
@@ -164,7 +165,7 @@ impl Backend for CpuBackend {
     }
 
     fn claims(&self) -> Claims {
-        Claims {
+        let plain = Claims {
             activations: |format| match format {
                 WeightFormat::Q8_0 => ActivationRounding::Q8Blocks,
                 WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => ActivationRounding::F32,
@@ -172,7 +173,16 @@ impl Backend for CpuBackend {
             bit_exact: true,
             same_bits: Some(DEVICE),
             ..Claims::default()
+        };
+        if !self.isa.rounds_to_bf16() {
+            return plain;
         }
+        let activations = |format| match format {
+            WeightFormat::Q8_0 => ActivationRounding::Q8Blocks,
+            WeightFormat::BF16 => ActivationRounding::BF16,
+            WeightFormat::F32 | WeightFormat::F16 => ActivationRounding::F32,
+        };
+        Claims { activations, same_bits: Some("cpu, BF16 activations"), ..plain }
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {
@@ -278,6 +288,7 @@ struct Memory {
     sizes: Sizes,
     arena: AlignedBuffer<f32>,
     quantized: AlignedBuffer<QuantizedBlock>,
+    rounded: AlignedBuffer<bf16>,
     scratch: Vec<Scratch>,
 }
 
@@ -287,6 +298,7 @@ impl Memory {
             sizes,
             arena: AlignedBuffer::zeroed(sizes.arena)?,
             quantized: AlignedBuffer::zeroed(sizes.quantized)?,
+            rounded: AlignedBuffer::zeroed(sizes.rounded)?,
             scratch: (0..threads).map(|_| Scratch::new(sizes.worker)).collect::<Option<_>>()?,
         })
     }
@@ -301,6 +313,7 @@ impl Executable for CpuExecutable {
             layers: &self.layers,
             max_positions: self.kv.num_blocks.saturating_mul(self.kv.block_len).min(self.plan.context_len),
             threads: self.team.count(),
+            isa: self.isa,
         };
         let program = source.compile(shape);
         let sizes = self.memory.sizes.max(program.sizes);
@@ -384,6 +397,7 @@ impl CpuExecutable {
             layers: &self.layers,
             arena: SharedSlice::new(&mut self.memory.arena),
             quantized: SharedSlice::new(&mut self.memory.quantized),
+            rounded: SharedSlice::new(&mut self.memory.rounded),
             kv: self.cache.share(),
         };
         let scratch = SharedSlice::new(&mut self.memory.scratch);

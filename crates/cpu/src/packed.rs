@@ -235,7 +235,6 @@ fn pack(isa: Isa, team: &mut Team, tensor: &Tensor) -> Result<Option<PackedQ8>, 
             }
         }
     })?;
-    drop(into);
     Ok(Some(packed))
 }
 

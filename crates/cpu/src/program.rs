@@ -5,8 +5,9 @@ use std::sync::atomic::AtomicUsize;
 use plan::{Activation, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Value};
 use tensor::{Tensor, WeightFormat};
 
-use crate::kernels::attention;
+use crate::Isa;
 use crate::kernels::linear_q8::{self, PANEL_MIN_ROWS};
+use crate::kernels::{attention, linear};
 use crate::kv_cache::LayerPlace;
 use crate::packed::Panel;
 use crate::pool::Padded;
@@ -33,6 +34,8 @@ pub(crate) struct Sizes {
     pub(crate) arena: usize,
     /// Blocks of quantised activations that all workers share.
     pub(crate) quantized: usize,
+    /// Activations rounded to bfloat16 that all workers share.
+    pub(crate) rounded: usize,
     /// What each worker has for itself.
     pub(crate) worker: WorkerSizes,
 }
@@ -44,6 +47,8 @@ pub(crate) struct WorkerSizes {
     pub(crate) rows: usize,
     /// Blocks of quantised rows.
     pub(crate) quantized: usize,
+    /// Activations of rounded rows.
+    pub(crate) rounded: usize,
     /// f32 of the up projection of a chunk.
     pub(crate) up: usize,
     /// Bytes of a panel of Q8_0 weights.
@@ -60,6 +65,7 @@ impl Sizes {
         Self {
             arena: self.arena.max(other.arena),
             quantized: self.quantized.max(other.quantized),
+            rounded: self.rounded.max(other.rounded),
             worker: self.worker.max(other.worker),
         }
     }
@@ -70,6 +76,7 @@ impl WorkerSizes {
         Self {
             rows: self.rows.max(other.rows),
             quantized: self.quantized.max(other.quantized),
+            rounded: self.rounded.max(other.rounded),
             up: self.up.max(other.up),
             panel: self.panel.max(other.panel),
             sums: self.sums.max(other.sums),
@@ -167,6 +174,8 @@ pub(crate) struct Project {
     pub(crate) projections: Vec<Projection>,
     /// Whether some weight multiplies quantised rows.
     pub(crate) quantized: bool,
+    /// Whether some weight multiplies rows rounded to bfloat16.
+    pub(crate) rounded: bool,
     pub(crate) variant: ProjectVariant,
     /// Where shared normalised rows are.
     pub(crate) rows_start: usize,
@@ -175,7 +184,7 @@ pub(crate) struct Project {
 impl Project {
     /// Whether rows are changed before they are multiplied; otherwise they are read where they are.
     pub(crate) fn prepares(&self) -> bool {
-        self.norm.is_some() || self.quantized
+        self.norm.is_some() || self.quantized || self.rounded
     }
 }
 
@@ -266,6 +275,7 @@ pub(crate) struct Source<'a> {
     /// Positions that the cache has room for.
     pub(crate) max_positions: usize,
     pub(crate) threads: usize,
+    pub(crate) isa: Isa,
 }
 
 impl Source<'_> {
@@ -439,6 +449,7 @@ impl Compiler<'_> {
             projections.iter().flat_map(|p| [Some(p.linear), p.up]).flatten().map(|l| &self.source.weights[l.weight])
         };
         let quantized = tensors().any(|tensor| tensor.format() == WeightFormat::Q8_0);
+        let rounded = self.source.isa.rounds_to_bf16() && tensors().any(|t| t.format() == WeightFormat::BF16);
         let rows = if select { self.shape.outputs } else { self.rows(x.rows) };
         let columns = projections.iter().map(|projection| projection.out.width).sum();
         let row_bytes = tensors().map(Tensor::row_bytes).max().unwrap_or(0);
@@ -447,9 +458,11 @@ impl Compiler<'_> {
         let worker = &mut self.sizes.worker;
         if variant.redundant {
             worker.rows = worker.rows.max(rows * k);
-            worker.quantized = worker.quantized.max(rows * blocks);
-        } else if quantized {
-            self.sizes.quantized = self.sizes.quantized.max(rows * blocks);
+            worker.quantized = worker.quantized.max(if quantized { rows * blocks } else { 0 });
+            worker.rounded = worker.rounded.max(if rounded { rows * k } else { 0 });
+        } else {
+            self.sizes.quantized = self.sizes.quantized.max(if quantized { rows * blocks } else { 0 });
+            self.sizes.rounded = self.sizes.rounded.max(if rounded { rows * k } else { 0 });
         }
         if quantized && variant.panel {
             worker.panel = worker.panel.max(Panel::bytes(blocks));
@@ -457,10 +470,14 @@ impl Compiler<'_> {
         if quantized {
             worker.sums = worker.sums.max(linear_q8::sums_len(rows, blocks));
         }
+        if rows > 1 {
+            worker.sums = worker.sums.max(linear::sums_len(variant.chunk_columns, k));
+        }
         if projections.iter().any(|projection| projection.up.is_some()) {
             worker.up = worker.up.max(rows * variant.chunk_columns);
         }
-        Work::Project(Project { x, select, norm: norm.map(NormRef::from), projections, quantized, variant, rows_start })
+        let norm = norm.map(NormRef::from);
+        Work::Project(Project { x, select, norm, projections, quantized, rounded, variant, rows_start })
     }
 }
 

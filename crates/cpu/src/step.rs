@@ -52,6 +52,7 @@ pub(crate) struct Step<'a> {
     pub(crate) layers: &'a [LayerPlace],
     pub(crate) arena: SharedSlice<'a, f32>,
     pub(crate) quantized: SharedSlice<'a, QuantizedBlock>,
+    pub(crate) rounded: SharedSlice<'a, bf16>,
     pub(crate) kv: SharedKv<'a>,
 }
 
@@ -59,6 +60,7 @@ pub(crate) struct Step<'a> {
 pub(crate) struct Scratch {
     rows: AlignedBuffer<f32>,
     quantized: AlignedBuffer<QuantizedBlock>,
+    rounded: AlignedBuffer<bf16>,
     up: AlignedBuffer<f32>,
     panel: AlignedBuffer<u8>,
     sums: AlignedBuffer<f32>,
@@ -71,6 +73,7 @@ impl Scratch {
         Some(Self {
             rows: AlignedBuffer::zeroed(sizes.rows)?,
             quantized: AlignedBuffer::zeroed(sizes.quantized)?,
+            rounded: AlignedBuffer::zeroed(sizes.rounded)?,
             up: AlignedBuffer::zeroed(sizes.up)?,
             panel: AlignedBuffer::zeroed(sizes.panel)?,
             sums: AlignedBuffer::zeroed(sizes.sums)?,
@@ -216,8 +219,8 @@ impl Step<'_> {
     }
 
     fn project(&self, project: &Project, turns: &AtomicUsize, worker: &Worker<'_>, scratch: &mut Scratch) {
-        let Scratch { rows: own_rows, quantized: own_blocks, up, panel, sums, .. } = scratch;
-        let x = self.prepare(project, worker, own_rows, own_blocks);
+        let Scratch { rows, quantized, rounded, up, panel, sums, .. } = scratch;
+        let x = self.prepare(project, worker, Prepared { rows, quantized, rounded });
         let chunk_columns = project.variant.chunk_columns;
         let chunks = |projection: &Projection| projection.out.width.div_ceil(chunk_columns);
         let mut room = Room { panel: if project.variant.panel { panel } else { &mut [] }, sums };
@@ -234,48 +237,49 @@ impl Step<'_> {
         }
     }
 
-    /// The rows that a projection multiplies: chosen, normalised, quantised, as its weights need them.
-    fn prepare<'a>(
-        &'a self,
-        project: &Project,
-        worker: &Worker<'_>,
-        own_rows: &'a mut [f32],
-        own_blocks: &'a mut [QuantizedBlock],
-    ) -> Operand<'a> {
+    /// The rows that a projection multiplies: chosen, normalised, quantised, rounded, as its weights need them.
+    fn prepare<'a>(&'a self, project: &Project, worker: &Worker<'_>, own: Prepared<'a>) -> Operand<'a> {
         let Place { start, width: k, rows } = project.x;
         let rows = if project.select { self.num_rows(Rows::Outputs) } else { self.num_rows(rows) };
-        let blocks = if project.quantized { k / BLOCK_LEN } else { 0 };
         let norm = project.norm.map(|norm| (self.vectors[norm.weight].as_slice(), norm.eps));
         assert!(norm.is_some() || !project.select, "chosen rows are normalised: they are copied on the way");
-        let prepare = |row: usize, out: &mut [f32], quantized: &mut [QuantizedBlock]| {
-            let source = if project.select { self.input.output_rows[row] as usize } else { row };
-            self.isa.run(PrepareRow { x: self.row(project.x, source), norm, out, quantized });
-        };
-        let width = if norm.is_some() { k } else { 0 };
         // SAFETY: operands were written before the last barrier, shared rows before the one below.
         let in_arena = |start: usize| unsafe { self.arena.read(start..start + rows * k) };
         if !project.prepares() {
-            return Operand { rows, k, floats: in_arena(start), blocks: &[] };
+            return Operand { rows, k, floats: in_arena(start), blocks: &[], rounded: &[] };
         }
+        let width = if norm.is_some() { k } else { 0 };
+        let blocks = if project.quantized { k / BLOCK_LEN } else { 0 };
+        let halves = if project.rounded { k } else { 0 };
+        let prepare = |row: usize, out: Prepared<'_>| {
+            let source = if project.select { self.input.output_rows[row] as usize } else { row };
+            self.isa.run(PrepareRow { x: self.row(project.x, source), norm, out });
+        };
         if project.variant.redundant {
             for row in 0..rows {
-                let out = &mut own_rows[row * width..(row + 1) * width];
-                prepare(row, out, &mut own_blocks[row * blocks..(row + 1) * blocks]);
+                let rows = &mut own.rows[row * width..(row + 1) * width];
+                let quantized = &mut own.quantized[row * blocks..(row + 1) * blocks];
+                prepare(row, Prepared { rows, quantized, rounded: &mut own.rounded[row * halves..(row + 1) * halves] });
             }
-            let floats = if norm.is_some() { &own_rows[..rows * k] } else { in_arena(start) };
-            return Operand { rows, k, floats, blocks: &own_blocks[..rows * blocks] };
+            let floats = if norm.is_some() { &own.rows[..rows * k] } else { in_arena(start) };
+            let (blocks, rounded) = (&own.quantized[..rows * blocks], &own.rounded[..rows * halves]);
+            return Operand { rows, k, floats, blocks, rounded };
         }
         for row in worker.share(rows) {
             let start = project.rows_start + row * width;
             // SAFETY: each row is in one worker's share.
-            let out = unsafe { self.arena.write(start..start + width) };
+            let rows = unsafe { self.arena.write(start..start + width) };
             // SAFETY: as above.
-            prepare(row, out, unsafe { self.quantized.write(row * blocks..(row + 1) * blocks) });
+            let quantized = unsafe { self.quantized.write(row * blocks..(row + 1) * blocks) };
+            // SAFETY: as above.
+            let rounded = unsafe { self.rounded.write(row * halves..(row + 1) * halves) };
+            prepare(row, Prepared { rows, quantized, rounded });
         }
         worker.barrier();
         let floats = in_arena(if norm.is_some() { project.rows_start } else { start });
         // SAFETY: written before the barrier just passed, and by nobody until the next.
-        Operand { rows, k, floats, blocks: unsafe { self.quantized.read(0..rows * blocks) } }
+        let (blocks, rounded) = unsafe { (self.quantized.read(0..rows * blocks), self.rounded.read(0..rows * halves)) };
+        Operand { rows, k, floats, blocks, rounded }
     }
 
     /// Some columns of one weight's result.
@@ -319,9 +323,14 @@ impl Step<'_> {
         let tensor = &self.weights[linear.weight];
         let output = Output { bias: linear.bias.map(|bias| self.vectors[bias].as_slice()), ..output };
         match tensor.format() {
-            WeightFormat::F32 => self.multiply_floats::<f32>(tensor, x, columns, output),
-            WeightFormat::F16 => self.multiply_floats::<f16>(tensor, x, columns, output),
-            WeightFormat::BF16 => self.multiply_floats::<bf16>(tensor, x, columns, output),
+            WeightFormat::F32 => self.multiply_floats::<f32>(tensor, x, columns, output, room.sums),
+            WeightFormat::F16 => self.multiply_floats::<f16>(tensor, x, columns, output, room.sums),
+            WeightFormat::BF16 if self.isa.rounds_to_bf16() => {
+                let &Operand { rows, k, rounded: x, .. } = x;
+                let weights: &[bf16] = tensor.as_slice();
+                self.isa.run(LinearFloat { weights, x, x_stride: k, rows, k, columns, output, sums: room.sums });
+            }
+            WeightFormat::BF16 => self.multiply_floats::<bf16>(tensor, x, columns, output, room.sums),
             WeightFormat::Q8_0 => {
                 let blocks = x.k / BLOCK_LEN;
                 let &Operand { rows, blocks: x, .. } = x;
@@ -338,9 +347,25 @@ impl Step<'_> {
         }
     }
 
-    fn multiply_floats<W: Widen>(&self, tensor: &Tensor, x: &Operand<'_>, columns: Range<usize>, output: Output<'_>) {
+    fn multiply_floats<W: Widen>(
+        &self,
+        tensor: &Tensor,
+        x: &Operand<'_>,
+        columns: Range<usize>,
+        output: Output<'_>,
+        sums: &mut [f32],
+    ) {
         let &Operand { rows, k, floats: x, .. } = x;
-        self.isa.run(LinearFloat::<W> { weights: tensor.as_slice(), x, rows, k, columns, output });
+        self.isa.run(LinearFloat::<W, f32> {
+            weights: tensor.as_slice(),
+            x,
+            x_stride: k,
+            rows,
+            k,
+            columns,
+            output,
+            sums,
+        });
     }
 
     fn attend(&self, attend: &Attend, turns: &AtomicUsize, worker: &Worker<'_>, scratch: &mut Scratch) {
@@ -484,7 +509,7 @@ struct Room<'a> {
     sums: &'a mut [f32],
 }
 
-/// The rows that a projection multiplies, as floats, as quantised blocks, or both.
+/// The rows that a projection multiplies, in each form that one of its weights needs.
 struct Operand<'a> {
     rows: usize,
     k: usize,
@@ -492,31 +517,43 @@ struct Operand<'a> {
     floats: &'a [f32],
     /// (rows, k / 32), where some weight multiplies quantised rows.
     blocks: &'a [QuantizedBlock],
+    /// (rows, k), where some weight multiplies rounded rows.
+    rounded: &'a [bf16],
 }
 
-/// Normalises a row where there is a norm, and quantises it where there is room for it.
+/// Where prepared rows go; a form that nothing needs is empty.
+struct Prepared<'a> {
+    /// Normalised.
+    rows: &'a mut [f32],
+    quantized: &'a mut [QuantizedBlock],
+    /// To bfloat16.
+    rounded: &'a mut [bf16],
+}
+
+/// Normalises a row where there is a norm, and quantises and rounds it where there is room for it.
 struct PrepareRow<'a> {
     x: &'a [f32],
     norm: Option<(&'a [f32], f32)>,
-    /// The normalised row.
-    out: &'a mut [f32],
-    quantized: &'a mut [QuantizedBlock],
+    out: Prepared<'a>,
 }
 
 impl Kernel for PrepareRow<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { x, norm, out, quantized } = self;
+        let Self { x, norm, out } = self;
         let row = match norm {
             None => x,
             Some((weight, eps)) => {
-                rms_norm(s, x, weight, eps, out);
-                &*out
+                rms_norm(s, x, weight, eps, out.rows);
+                &*out.rows
             }
         };
-        if !quantized.is_empty() {
-            quantize_row(s, row, quantized);
+        if !out.quantized.is_empty() {
+            quantize_row(s, row, out.quantized);
+        }
+        for (rounded, &value) in out.rounded.iter_mut().zip(row) {
+            *rounded = bf16::from_f32(value);
         }
     }
 }

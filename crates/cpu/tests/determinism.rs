@@ -44,14 +44,18 @@ fn levels_and_threads_give_the_same_bits() {
         let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 8 };
         let table: Vec<u32> = (0..8).rev().collect();
         let tokens = Rng::new(3).tokens(50, plan.vocab_size);
-        let expected = logits(&mut *load(IsaLevel::Scalar, 1, &plan, &weights, kv), &tokens, 50, &table);
-        assert!(expected.iter().all(|x| x.is_finite()));
+        let on_one_thread = |isa: IsaLevel| logits(&mut *load(isa, 1, &plan, &weights, kv), &tokens, 50, &table);
+        let plain = on_one_thread(IsaLevel::Scalar);
+        assert!(plain.iter().all(|x| x.is_finite()));
         for isa in Isa::available() {
+            // A level that rounds activations is compared with itself.
+            let rounds = isa.rounds_to_bf16() && format == WeightFormat::BF16;
+            let expected = if rounds { on_one_thread(isa.level()) } else { plain.clone() };
             for threads in [1, 2, 3] {
                 let mut executable = load(isa.level(), threads, &plan, &weights, kv);
                 for chunk in [50, 7] {
                     let found = logits(&mut *executable, &tokens, chunk, &table);
-                    assert_eq!(bits(&found), bits(&expected), "{format} at {isa}, {threads} threads, by {chunk}");
+                    assert!(bits(&found) == bits(&expected), "{format} at {isa}, {threads} threads, by {chunk}");
                 }
             }
         }

@@ -6,6 +6,8 @@
 //!           (4864, 896) in F16: 8.7 MB.
 //! Roofline  m = 1: 2 flop over 2 bytes, bound by memory. m >= 16: bound by multiplications.
 //! Accuracy  f32 accumulation in 16 partial sums: |error| <= (k / 16 + 6) · ε · Σ|w·x| against the f64 reference.
+//!           At a level with bfloat16 dot products, BF16 weights meet activations rounded to bfloat16, as they do in most
+//!           engines: up to 2⁻⁹ · Σ|w·x| more.
 //! Versions  every level, from one text; the register tile is [`TILE_ROWS`] × [`TILE_COLUMNS`] outputs, or
 //!           [`NARROW_ROWS`] × [`NARROW_COLUMNS`] where a vector takes more than one register. The tile does not change
 //!           an output's bits, see [`crate::kernels`].
@@ -32,6 +34,9 @@ const NARROW_COLUMNS: usize = 2;
 /// bound; with [`TILE_COLUMNS`] rows at once this covers the latency of memory. Measured on a Sapphire Rapids server with
 /// `examples/decode_bandwidth.rs`: none 66 % of read bandwidth, 512 84 %, 1024 88 % (F16, one thread).
 pub(crate) const PREFETCH_BYTES: usize = 1024;
+/// Features of a piece of k: six rows of it as f32 take 24 KiB, half of the first-level cache.
+const PIECE: usize = 1024;
+
 /// Rows of x in a tile up to which weights are asked for ahead.
 const PREFETCH_MAX_ROWS: usize = 4;
 
@@ -125,11 +130,13 @@ impl Output<'_> {
 }
 
 /// Some columns of a projection, for all rows.
-pub(crate) struct LinearFloat<'a, W> {
+pub(crate) struct LinearFloat<'a, W, X> {
     /// (n, k).
     pub(crate) weights: &'a [W],
-    /// (m, k).
-    pub(crate) x: &'a [f32],
+    /// (m, x_stride).
+    pub(crate) x: &'a [X],
+    /// From a row of x to the next: k, and what its vectors are padded to.
+    pub(crate) x_stride: usize,
     /// Rows of x.
     pub(crate) rows: usize,
     /// Features of a row of x.
@@ -137,13 +144,85 @@ pub(crate) struct LinearFloat<'a, W> {
     /// Which rows of W.
     pub(crate) columns: Range<usize>,
     pub(crate) output: Output<'a>,
+    /// Room for [`sums_len`] sums between pieces of k.
+    pub(crate) sums: &'a mut [f32],
 }
 
-impl<W: Widen> Kernel for LinearFloat<'_, W> {
+/// f32 that `columns` columns need between pieces of k features.
+pub(crate) fn sums_len(columns: usize, k: usize) -> usize {
+    if k > PIECE { TILE_ROWS * columns.next_multiple_of(TILE_COLUMNS) * LANES } else { 0 }
+}
+
+/// How sixteen lanes take in the products of some consecutive weights and activations.
+pub(crate) trait Multiply<X>: bytemuck::Pod {
+    /// Consecutive weights that are multiplied at once.
+    const WIDTH: usize;
+    /// Weights as they are multiplied.
+    type Weights<S: Simd>: Copy;
+
+    /// [`Multiply::WIDTH`] weights.
+    fn weights<S: Simd>(s: S, weights: &[Self]) -> Self::Weights<S>;
+    /// Fewer weights, zeros after.
+    fn partial<S: Simd>(s: S, weights: &[Self]) -> Self::Weights<S>;
+    /// sums + w · x for each lane's weights, in order.
+    fn multiply<S: Simd>(s: S, w: Self::Weights<S>, x: &[X], sums: S::F32) -> S::F32;
+    /// As [`Multiply::multiply`] with fewer activations than weights.
+    fn multiply_partial<S: Simd>(s: S, w: Self::Weights<S>, x: &[X], sums: S::F32) -> S::F32;
+}
+
+/// Lane l takes the products k = l, l + 16, …, each by one fused multiply-add.
+impl<W: Widen> Multiply<f32> for W {
+    const WIDTH: usize = LANES;
+    type Weights<S: Simd> = S::F32;
+
+    #[inline(always)]
+    fn weights<S: Simd>(s: S, weights: &[W]) -> S::F32 {
+        W::load(s, weights.as_array().expect("WIDTH long"))
+    }
+    #[inline(always)]
+    fn partial<S: Simd>(s: S, weights: &[W]) -> S::F32 {
+        W::load_partial(s, weights)
+    }
+    #[inline(always)]
+    fn multiply<S: Simd>(s: S, w: S::F32, x: &[f32], sums: S::F32) -> S::F32 {
+        s.mul_add(w, s.load(x.as_array().expect("WIDTH long")), sums)
+    }
+    #[inline(always)]
+    fn multiply_partial<S: Simd>(s: S, w: S::F32, x: &[f32], sums: S::F32) -> S::F32 {
+        s.mul_add(w, s.load_partial(x), sums)
+    }
+}
+
+/// Activations rounded to bfloat16, multiplied two at a time: see [`Simd::dot_bf16`].
+impl Multiply<bf16> for bf16 {
+    const WIDTH: usize = 2 * LANES;
+    type Weights<S: Simd> = S::Bf16;
+
+    #[inline(always)]
+    fn weights<S: Simd>(s: S, weights: &[bf16]) -> S::Bf16 {
+        s.load_bf16_pairs(weights.as_array().expect("WIDTH long"))
+    }
+    #[inline(always)]
+    fn partial<S: Simd>(s: S, weights: &[bf16]) -> S::Bf16 {
+        let mut padded = [bf16::ZERO; 2 * LANES];
+        padded[..weights.len()].copy_from_slice(weights);
+        s.load_bf16_pairs(&padded)
+    }
+    #[inline(always)]
+    fn multiply<S: Simd>(s: S, w: S::Bf16, x: &[bf16], sums: S::F32) -> S::F32 {
+        s.dot_bf16(w, s.load_bf16_pairs(x.as_array().expect("WIDTH long")), sums)
+    }
+    #[inline(always)]
+    fn multiply_partial<S: Simd>(s: S, w: S::Bf16, x: &[bf16], sums: S::F32) -> S::F32 {
+        s.dot_bf16(w, <Self as Multiply<bf16>>::partial(s, x), sums)
+    }
+}
+
+impl<X: bytemuck::Pod, W: Multiply<X>> Kernel for LinearFloat<'_, W, X> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let rows = self.rows;
         let mut row = 0;
         if S::WIDE {
@@ -172,96 +251,138 @@ impl<W: Widen> Kernel for LinearFloat<'_, W> {
     }
 }
 
-impl<W: Widen> LinearFloat<'_, W> {
-    /// All columns for `MR` rows: x stays in the first-level cache, the columns' weights in the second.
+impl<X: bytemuck::Pod, W: Multiply<X>> LinearFloat<'_, W, X> {
+    /// All columns for `MR` rows, k in pieces: a piece of x stays in the first-level cache while the columns pass, whose
+    /// weights stay in the second. A single row waits for memory, whatever the order, and takes k in one piece.
     #[inline(always)]
-    fn row_tile<S: Simd, const MR: usize, const NR: usize>(&self, s: S, row: usize) {
+    fn row_tile<S: Simd, const MR: usize, const NR: usize>(&mut self, s: S, row: usize) {
         let k = self.k;
-        let mut x: [&[f32]; MR] = [&[]; MR];
+        let piece_len = if MR == 1 { k } else { PIECE };
+        let mut start = 0;
+        loop {
+            let piece = start..(start + piece_len).min(k);
+            let mut column = self.columns.start;
+            while column + NR <= self.columns.end {
+                self.piece::<S, MR, NR>(s, row, column, piece.clone());
+                column += NR;
+            }
+            while column < self.columns.end {
+                self.piece::<S, MR, 1>(s, row, column, piece.clone());
+                column += 1;
+            }
+            start = piece.end;
+            if start == k {
+                break;
+            }
+        }
+    }
+
+    /// Adds a piece of k to the sums of a tile, and writes them where it is the last.
+    #[inline(always)]
+    fn piece<S: Simd, const MR: usize, const NR: usize>(
+        &mut self,
+        s: S,
+        row: usize,
+        column: usize,
+        piece: Range<usize>,
+    ) {
+        let mut sums = [[s.splat(0.0); NR]; MR];
+        let kept = (column - self.columns.start) * TILE_ROWS * LANES;
+        let kept = kept..kept + NR * MR * LANES;
+        if piece.start > 0 {
+            let (kept, _) = self.sums[kept.clone()].as_chunks();
+            for m in 0..MR {
+                for n in 0..NR {
+                    sums[m][n] = s.load(&kept[m * NR + n]);
+                }
+            }
+        }
+        let mut x: [&[X]; MR] = [&[]; MR];
         for m in 0..MR {
-            x[m] = &self.x[(row + m) * k..(row + m + 1) * k];
+            let first = (row + m) * self.x_stride;
+            x[m] = &self.x[first + piece.start..first + piece.end];
         }
-        let weights = |column: usize| &self.weights[column * k..(column + 1) * k];
-        let mut column = self.columns.start;
-        while column + NR <= self.columns.end {
-            let mut w: [&[W]; NR] = [&[]; NR];
-            for n in 0..NR {
-                w[n] = weights(column + n);
-            }
-            let sums = dot_tile(s, x, w);
-            for m in 0..MR {
-                self.output.put(row + m, column, sums[m]);
-            }
-            column += NR;
+        let mut w: [&[W]; NR] = [&[]; NR];
+        for n in 0..NR {
+            let first = (column + n) * self.k;
+            w[n] = &self.weights[first + piece.start..first + piece.end];
         }
-        while column < self.columns.end {
-            let sums = dot_tile(s, x, [weights(column)]);
+        // Past the end of these rows come those of the next tile, which lie behind the last of these.
+        let sums = dot_tile(s, x, w, (NR - 1) * self.k, sums);
+        if piece.end < self.k {
+            let (kept, _) = self.sums[kept].as_chunks_mut();
             for m in 0..MR {
-                self.output.put(row + m, column, sums[m]);
+                for n in 0..NR {
+                    s.store(sums[m][n], &mut kept[m * NR + n]);
+                }
             }
-            column += 1;
+            return;
+        }
+        for m in 0..MR {
+            let mut out = [0.0; NR];
+            if NR == 4 {
+                let four = s.sum_4([sums[m][0], sums[m][1 % NR], sums[m][2 % NR], sums[m][3 % NR]]);
+                out.copy_from_slice(&four[..NR]);
+            } else {
+                for n in 0..NR {
+                    out[n] = s.sum(sums[m][n]);
+                }
+            }
+            self.output.put(row + m, column, out);
         }
     }
 }
 
-/// x[m] · w[n] for each pair, all equally long.
+/// sums[m][n] + x[m] · w[n], lane by lane; all rows are equally long. What follows a row's end is `next_tile` weights on.
 #[inline(always)]
-fn dot_tile<S: Simd, W: Widen, const MR: usize, const NR: usize>(
+fn dot_tile<S: Simd, X: bytemuck::Pod, W: Multiply<X>, const MR: usize, const NR: usize>(
     s: S,
-    x: [&[f32]; MR],
+    x: [&[X]; MR],
     w: [&[W]; NR],
-) -> [[f32; NR]; MR] {
+    next_tile: usize,
+    mut sums: [[S::F32; NR]; MR],
+) -> [[S::F32; NR]; MR] {
     let k = x[0].len();
-    let vectors = k / LANES;
+    let width = W::WIDTH;
+    let whole = k / width * width;
     // Cut to one known length, so that the loop needs no checks.
-    let mut x_vectors: [&[[f32; LANES]]; MR] = [&[]; MR];
-    let mut w_vectors: [&[[W; LANES]]; NR] = [&[]; NR];
+    let mut x_whole: [&[X]; MR] = [&[]; MR];
+    let mut w_whole: [&[W]; NR] = [&[]; NR];
     for m in 0..MR {
-        x_vectors[m] = &x[m].as_chunks().0[..vectors];
+        x_whole[m] = &x[m][..whole];
     }
     for n in 0..NR {
-        w_vectors[n] = &w[n].as_chunks().0[..vectors];
+        w_whole[n] = &w[n][..whole];
     }
-    let mut sums = [[s.splat(0.0); NR]; MR];
-    let ahead = PREFETCH_BYTES / size_of::<[W; LANES]>();
-    for i in 0..vectors {
+    let ahead = PREFETCH_BYTES / size_of::<W>();
+    let mut i = 0;
+    while i < whole {
         if MR <= PREFETCH_MAX_ROWS {
-            // Past the end of these rows come those of the next tile, which lie behind the last of these.
-            let next = if i + ahead < vectors { (i + ahead) * LANES } else { (i + ahead) * LANES + (NR - 1) * k };
+            let next = if i + ahead < whole { i + ahead } else { i + ahead + next_tile };
             for n in 0..NR {
                 s.prefetch(w[n].as_ptr().wrapping_add(next));
             }
         }
-        let mut weights = [s.splat(0.0); NR];
-        for n in 0..NR {
-            weights[n] = W::load(s, &w_vectors[n][i]);
+        let mut weights = [W::weights(s, &w_whole[0][i..i + width]); NR];
+        for n in 1..NR {
+            weights[n] = W::weights(s, &w_whole[n][i..i + width]);
         }
         for m in 0..MR {
-            let x = s.load(&x_vectors[m][i]);
             for n in 0..NR {
-                sums[m][n] = s.mul_add(weights[n], x, sums[m][n]);
+                sums[m][n] = W::multiply(s, weights[n], &x_whole[m][i..i + width], sums[m][n]);
             }
         }
+        i += width;
     }
-    if vectors * LANES < k {
+    if whole < k {
         for n in 0..NR {
-            let weights = W::load_partial(s, &w[n][vectors * LANES..]);
+            let weights = W::partial(s, &w[n][whole..]);
             for m in 0..MR {
-                sums[m][n] = s.mul_add(weights, s.load_partial(&x[m][vectors * LANES..]), sums[m][n]);
+                sums[m][n] = W::multiply_partial(s, weights, &x[m][whole..], sums[m][n]);
             }
         }
     }
-    let mut out = [[0.0; NR]; MR];
-    for m in 0..MR {
-        if NR == 4 {
-            out[m].copy_from_slice(&s.sum_4([sums[m][0], sums[m][1 % NR], sums[m][2 % NR], sums[m][3 % NR]])[..NR]);
-        } else {
-            for n in 0..NR {
-                out[m][n] = s.sum(sums[m][n]);
-            }
-        }
-    }
-    out
+    sums
 }
 
 #[cfg(test)]
@@ -276,14 +397,15 @@ mod tests {
         let mut y = vec![f32::INFINITY; rows * n];
         let values = &SharedSlice::new(&mut y);
         let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
-        isa.run(LinearFloat { weights, x, rows, k, columns: 0..n, output });
+        let mut sums = vec![f32::NAN; sums_len(n, k)];
+        isa.run(LinearFloat { weights, x, x_stride: k, rows, k, columns: 0..n, output, sums: &mut sums });
         y
     }
 
     fn check<W: Widen + PartialEq + std::fmt::Debug>(pack: fn(f32) -> W, magnitude: f32) {
         let mut rng = Rng::new(1);
-        for k in [1, 2, 15, 16, 17, 31, 32, 33, 100] {
-            for (rows, n) in [(1, 1), (1, 9), (2, 5), (3, 4), (4, 7), (7, 3), (13, 6)] {
+        for k in [1, 2, 15, 16, 17, 31, 32, 33, 100, PIECE, 2 * PIECE + 5] {
+            for (rows, n) in [(1, 1), (1, 9), (2, 5), (3, 4), (4, 7), (7, 3), (13, 6), (8, 8)] {
                 let weights: Vec<W> = (0..n * k).map(|_| pack(rng.normal() * magnitude)).collect();
                 let x: Vec<f32> = (0..rows * k).map(|_| rng.normal() * magnitude).collect();
                 let expected = linear(Isa::scalar(), &weights, &x, (rows, n, k));
@@ -301,7 +423,8 @@ mod tests {
                         (0..k).map(|i| f64::from(x[row * k + i]) * f64::from(weights[column * k + i].widen()));
                     let (sum, absolute) = products.fold((0.0, 0.0), |(sum, abs), p| (sum + p, abs + p.abs()));
                     // The header's bound, and the spacing of denormals for each rounding.
-                    let bound = (k / LANES + 6) as f64 * (f64::from(f32::EPSILON) * absolute + 1e-45);
+                    let bound =
+                        (k / LANES + 6) as f64 * f64::from(f32::EPSILON) * absolute + (k + 2 * LANES) as f64 * 1e-45;
                     assert!((f64::from(y) - sum).abs() <= bound, "({rows}, {n}, {k}) at {at}: {y} for {sum}");
                 }
             }
@@ -319,6 +442,38 @@ mod tests {
         check::<f32>(|w| w, 1e-22);
         check::<f32>(|w| w, 1e18);
         check::<f16>(f16::from_f32, 1e-6);
+    }
+
+    #[test]
+    fn rounded_activations_give_the_bits_of_the_plain_meaning() {
+        let mut rng = Rng::new(4);
+        for k in [1, 31, 32, 33, 100, PIECE + 40] {
+            for (rows, n) in [(1, 1), (1, 9), (2, 5), (7, 6), (13, 4)] {
+                let weights: Vec<bf16> = (0..n * k).map(|_| bf16::from_f32(rng.normal())).collect();
+                let x: Vec<bf16> = (0..rows * k).map(|_| bf16::from_f32(rng.normal())).collect();
+                let on = |isa: Isa, x: &[bf16]| {
+                    let rows = x.len() / k;
+                    let mut y = vec![f32::INFINITY; rows * n];
+                    let values = &SharedSlice::new(&mut y);
+                    let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
+                    let sums = &mut vec![f32::NAN; sums_len(n, k)];
+                    let weights = &weights[..];
+                    isa.run(LinearFloat { weights, x, x_stride: k, rows, k, columns: 0..n, output, sums });
+                    y
+                };
+                let expected = on(Isa::scalar(), &x);
+                for isa in Isa::available() {
+                    assert_eq!(on(isa, &x), expected, "{isa} ({rows}, {n}, {k})");
+                    assert_eq!(on(isa, &x[..k]), expected[..n], "{isa} ({n}, {k}) alone");
+                }
+                for (at, &y) in expected.iter().enumerate() {
+                    let products = (0..k).map(|i| x[at / n * k + i].to_f64() * weights[at % n * k + i].to_f64());
+                    let (sum, absolute) = products.fold((0.0, 0.0), |(sum, abs), p| (sum + p, abs + p.abs()));
+                    let bound = (k / LANES + 6) as f64 * f64::from(f32::EPSILON) * absolute;
+                    assert!((f64::from(y) - sum).abs() <= bound, "({rows}, {n}, {k}) at {at}: {y} for {sum}");
+                }
+            }
+        }
     }
 
     #[test]
@@ -343,7 +498,9 @@ mod tests {
         let shared = &SharedSlice::new(&mut values);
         let bias = Some(&[0.5, 0.25, 0.125][..]);
         let output = Output { values: shared, start: 4, stride: 3, first_column: 0, bias, residual: Some(1) };
-        Isa::best().run(LinearFloat { weights: &weights, x: &[3.0], rows: 1, k: 1, columns: 0..3, output });
+        let x = &[3.0];
+        let sums = &mut [];
+        Isa::best().run(LinearFloat { weights: &weights, x, x_stride: 1, rows: 1, k: 1, columns: 0..3, output, sums });
         assert_eq!(values[4..], [16.5, 26.25, 36.125]);
     }
 }

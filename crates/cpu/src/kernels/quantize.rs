@@ -29,7 +29,7 @@ const _: () = assert!(size_of::<QuantizedBlock>() == 40);
 
 impl QuantizedBlock {
     /// A block of `codes`, none of them -128.
-    #[inline(always)]
+    #[cfg(test)]
     pub(crate) fn new(codes: [i8; BLOCK_LEN], scale: f32) -> Self {
         let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
         Self { codes, scale, minus_128_sum: -128 * sum }

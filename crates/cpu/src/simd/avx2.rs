@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use tensor::quant::q8_0;
 
+use super::scalar::Scalar;
 use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
 use crate::kernels::quantize::QuantizedBlock;
 
@@ -125,6 +126,21 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn exp2_of_low_bits(self, biased: Self::F32) -> Self::F32 {
         both!(exp2_of_low_bits(biased))
+    }
+
+    /// Not faster than f32 here, so the plain meaning does.
+    type Bf16 = [bf16; 2 * LANES];
+
+    #[inline(always)]
+    fn load_bf16_pairs(self, values: &[bf16; 2 * LANES]) -> Self::Bf16 {
+        *values
+    }
+
+    #[inline(always)]
+    fn dot_bf16(self, a: Self::Bf16, b: Self::Bf16, sums: Self::F32) -> Self::F32 {
+        let mut lanes = [0.0; LANES];
+        self.store(sums, &mut lanes);
+        self.load(&Scalar.dot_bf16(a, b, lanes))
     }
 
     #[inline(always)]

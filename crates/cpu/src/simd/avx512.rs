@@ -10,11 +10,12 @@ use tensor::quant::q8_0;
 use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
 use crate::kernels::quantize::QuantizedBlock;
 
-/// The proof that this CPU has avx512f, avx512bw, avx512dq and avx512vl, and avx512vnni where `VNNI`.
+/// The proof that this CPU has avx512f, avx512bw, avx512dq and avx512vl, avx512vnni where `VNNI`, and that and
+/// avx512bf16 where `BF16`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512<const VNNI: bool>(());
+pub(crate) struct Avx512<const VNNI: bool, const BF16: bool>(());
 
-impl<const VNNI: bool> Avx512<VNNI> {
+impl<const VNNI: bool, const BF16: bool> Avx512<VNNI, BF16> {
     /// # Safety
     ///
     /// The CPU must have the features that the type stands for.
@@ -23,7 +24,7 @@ impl<const VNNI: bool> Avx512<VNNI> {
     }
 }
 
-impl<const VNNI: bool> Simd for Avx512<VNNI> {
+impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     type F32 = __m512;
 
     /// `vpdpbusd` takes one unsigned operand: weights are shifted up by 128, and 128 · Σx is subtracted again.
@@ -33,15 +34,22 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
+        fn with_bf16<K: Kernel>(simd: Avx512<true, true>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-        fn with_vnni<K: Kernel>(simd: Avx512<true>, kernel: K) -> K::Output {
+        fn with_vnni<K: Kernel>(simd: Avx512<true, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn without<K: Kernel>(simd: Avx512<false>, kernel: K) -> K::Output {
+        fn without<K: Kernel>(simd: Avx512<false, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
-        if VNNI {
+        if BF16 {
+            // SAFETY: `self` proves the features.
+            unsafe { with_bf16(Avx512(()), kernel) }
+        } else if VNNI {
             // SAFETY: `self` proves the features.
             unsafe { with_vnni(Avx512(()), kernel) }
         } else {
@@ -132,6 +140,20 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
             let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(biased));
             _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_castps_si512(_mm512_set1_ps(1.0))))
         }
+    }
+
+    type Bf16 = __m512i;
+
+    #[inline(always)]
+    fn load_bf16_pairs(self, values: &[bf16; 2 * LANES]) -> __m512i {
+        // SAFETY: `self` proves the features; 64 bytes, at any alignment.
+        unsafe { _mm512_loadu_si512(values.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn dot_bf16(self, a: __m512i, b: __m512i, sums: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { if BF16 { dot_bf16(a, b, sums) } else { dot_bf16_by_halves(a, b, sums) } }
     }
 
     #[inline(always)]
@@ -302,6 +324,24 @@ fn q8_dots(rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock
     let low = fold_4([products(0), products(1), products(2), products(3)]);
     let high = fold_4([products(8), products(9), products(10), products(11)]);
     _mm512_cvtepi32_ps(fold_rows(low, high))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn dot_bf16(a: __m512i, b: __m512i, sums: __m512) -> __m512 {
+    // SAFETY: the same 64 bytes as another type.
+    let pairs = |v| unsafe { std::mem::transmute::<__m512i, __m512bh>(v) };
+    _mm512_dpbf16_ps(sums, pairs(a), pairs(b))
+}
+
+/// What `vdpbf16ps` does, up to its treatment of subnormal numbers.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn dot_bf16_by_halves(a: __m512i, b: __m512i, sums: __m512) -> __m512 {
+    let upper = _mm512_set1_epi32(0xffff_0000u32.cast_signed());
+    let odd = |v| _mm512_castsi512_ps(_mm512_and_si512(v, upper));
+    let even = |v| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v));
+    _mm512_fmadd_ps(even(a), even(b), _mm512_fmadd_ps(odd(a), odd(b), sums))
 }
 
 /// Sums of four neighbouring products. Exact: |w| <= 128 and |x| <= 127, so a pair stays below 2¹⁵.

@@ -46,6 +46,9 @@ pub(crate) trait Simd: Copy {
     /// What the codes of a panel are xored with, so that the level's byte products can be used as they are.
     const PANEL_XOR: u8;
 
+    /// Thirty-two bfloat16.
+    type Bf16: Copy;
+
     /// Whether a vector is one register of 32, so that tiles of sixteen and more accumulators stay in registers.
     const WIDE: bool;
 
@@ -79,6 +82,11 @@ pub(crate) trait Simd: Copy {
     fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// 2ⁿ for the integer n in the low nine bits of each lane's mantissa: what adding 1.5 · 2²³ leaves there.
     fn exp2_of_low_bits(self, biased: Self::F32) -> Self::F32;
+
+    /// Thirty-two consecutive bfloat16, two for each lane.
+    fn load_bf16_pairs(self, values: &[bf16; 2 * LANES]) -> Self::Bf16;
+    /// For each lane a fused multiply-add of its odd products, then of its even ones. Subnormal numbers may count as zero.
+    fn dot_bf16(self, a: Self::Bf16, b: Self::Bf16, sums: Self::F32) -> Self::F32;
 
     /// The low byte of each lane's bits.
     fn low_bytes(self, vector: Self::F32) -> [i8; LANES];
@@ -146,8 +154,13 @@ mod tests {
             let halves = self.0.map(f16::from_f32);
             let uppers = self.0.map(bf16::from_f32);
             let biased = s.add(s.splat(12_582_912.0), s.min(s.max(b, s.splat(-126.0)), s.splat(127.0)));
+            // Levels differ in what they make of subnormal numbers here.
+            let normal = |value: f32| if value.is_subnormal() { 0.0 } else { value };
+            let pairs = std::array::from_fn(|i| bf16::from_f32(normal([self.0, self.1].as_flattened()[i])));
+            let (pairs, sums) = (s.load_bf16_pairs(&pairs), s.load(&self.2.map(normal)));
             let vectors = [
                 s.splat(self.0[3]),
+                s.dot_bf16(pairs, pairs, sums),
                 s.load_f16(&halves),
                 s.load_bf16(&uppers),
                 s.add(a, b),

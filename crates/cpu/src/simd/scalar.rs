@@ -94,6 +94,19 @@ impl Simd for Scalar {
         biased.map(|lane| f32::from_bits((lane.to_bits() << 23).wrapping_add(1f32.to_bits())))
     }
 
+    type Bf16 = [bf16; 2 * LANES];
+
+    #[inline(always)]
+    fn load_bf16_pairs(self, values: &[bf16; 2 * LANES]) -> Self::Bf16 {
+        *values
+    }
+
+    #[inline(always)]
+    fn dot_bf16(self, a: Self::Bf16, b: Self::Bf16, sums: Self::F32) -> Self::F32 {
+        let product = |i: usize, sum: f32| a[i].to_f32().mul_add(b[i].to_f32(), sum);
+        std::array::from_fn(|lane| product(2 * lane, product(2 * lane + 1, sums[lane])))
+    }
+
     #[inline(always)]
     fn low_bytes(self, vector: Self::F32) -> [i8; LANES] {
         vector.map(|value| value.to_bits() as i8)
