@@ -120,6 +120,12 @@ pub trait Executable: Send {
         Err(BackendError::Unobservable)
     }
 
+    /// Does now what later steps would do little by little, such as bringing weights into a faster layout: what is measured
+    /// after it is the steady state.
+    fn settle(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// What the program for steps of `shape` consists of, in its order, and how each op is computed. Compiles it if there
     /// is none.
     fn variants(&mut self, _shape: StepShape) -> Result<Vec<OpInfo>, BackendError> {

@@ -187,58 +187,87 @@ pub struct Cost {
     pub flops: u64,
 }
 
-impl Cost {
-    /// Of `op` in the step of `input`, with weights of `weight_bytes` and a cache in `kv_format`.
-    pub fn of(
-        plan: &Plan,
-        op: &Op,
-        weight_bytes: &dyn Fn(WeightId) -> u64,
-        kv_format: KvFormat,
-        input: &StepInput,
-    ) -> Self {
-        let kv_row_bytes = |layer: usize| {
+/// What every op of a plan has to do, in proportion to the step: worked out once, so that a record takes microseconds.
+#[derive(Clone, Debug)]
+pub struct CostModel {
+    /// In the order of [`Plan::ops`].
+    ops: Vec<OpCost>,
+    /// Bytes that a token takes in the cache of all layers.
+    kv_bytes_per_token: u64,
+}
+
+/// How the cost of an op grows.
+#[derive(Clone, Debug)]
+enum OpCost {
+    /// With its rows.
+    Rows { rows: Rows, bytes: u64, bytes_per_row: u64, flops_per_row: u64 },
+    /// With the positions that each token sees.
+    Positions { window: Option<usize>, bytes_per_position: u64, flops_per_position: u64 },
+}
+
+impl CostModel {
+    /// Of `plan`, with weights of `weight_bytes` and a cache in `kv_format`.
+    pub fn new(plan: &Plan, weight_bytes: &dyn Fn(WeightId) -> u64, kv_format: KvFormat) -> Self {
+        let kv_bytes = |layer: usize| {
             let layer = &plan.kv_layers[layer];
             (2 * layer.kv_heads * layer.head_dim * kv_format.bytes()) as u64
         };
-        let num_tokens = input.token_ids.len() as u64;
-        match *op {
+        let per_token = |bytes_per_row| OpCost::Rows { rows: Rows::Tokens, bytes: 0, bytes_per_row, flops_per_row: 0 };
+        let cost = |op: &Op| match *op {
             Op::Embed { table, .. } => {
                 let vocab_size = plan.weight(table).shape.first().map_or(1, |&rows| rows.max(1)) as u64;
-                Self { bytes: num_tokens * (weight_bytes(table) / vocab_size), flops: 0 }
+                per_token(weight_bytes(table) / vocab_size)
             }
-            Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } => {
-                Self { bytes: num_tokens * kv_row_bytes(layer), flops: 0 }
+            Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } => per_token(kv_bytes(layer)),
+            Op::Attention { attention, .. } => OpCost::Positions {
+                window: attention.window,
+                bytes_per_position: kv_bytes(attention.layer),
+                // Scores, and the sum that they weigh.
+                flops_per_position: (4 * attention.heads * plan.kv_layers[attention.layer].head_dim) as u64,
+            },
+            _ => {
+                let matrices = op.weights().into_iter().filter(|&weight| is_matrix(plan, weight));
+                let products: usize = matrices.map(|weight| plan.weight(weight).shape.iter().product::<usize>()).sum();
+                OpCost::Rows {
+                    rows: rows_of(plan, op),
+                    bytes: op.weights().into_iter().map(weight_bytes).sum(),
+                    bytes_per_row: 0,
+                    flops_per_row: 2 * products as u64,
+                }
             }
-            Op::Attention { attention, .. } => {
-                let mut cost = Self::default();
-                let seen = |kv_len: usize| attention.window.map_or(kv_len, |window| kv_len.min(window));
-                let flops_per_kv = 4 * attention.heads * plan.kv_layers[attention.layer].head_dim;
+        };
+        Self { ops: plan.ops.iter().map(cost).collect(), kv_bytes_per_token: plan.kv_bytes_per_token(kv_format) as u64 }
+    }
+
+    /// Of op number `index` in the step of `input`.
+    pub fn of_op(&self, index: usize, input: &StepInput) -> Cost {
+        match self.ops[index] {
+            OpCost::Rows { rows, bytes, bytes_per_row, flops_per_row } => {
+                let rows = match rows {
+                    Rows::Tokens => input.token_ids.len(),
+                    Rows::Outputs => input.output_rows.len(),
+                } as u64;
+                Cost { bytes: bytes + rows * bytes_per_row, flops: rows * flops_per_row }
+            }
+            OpCost::Positions { window, bytes_per_position, flops_per_position } => {
+                let mut cost = Cost::default();
+                let seen = |kv_len: usize| window.map_or(kv_len, |window| kv_len.min(window));
                 for sequence in &input.sequences {
                     // The first row sees farthest back.
                     let from = sequence.first_position + 1 - seen(sequence.first_position + 1);
-                    cost.bytes += (sequence.kv_len() - from) as u64 * kv_row_bytes(attention.layer);
-                    for position in sequence.first_position..sequence.kv_len() {
-                        cost.flops += (flops_per_kv * seen(position + 1)) as u64;
-                    }
-                }
-                cost
-            }
-            _ => {
-                let rows = match rows_of(plan, op) {
-                    Rows::Tokens => num_tokens,
-                    Rows::Outputs => input.output_rows.len() as u64,
-                };
-                let mut cost = Self::default();
-                for weight in op.weights() {
-                    cost.bytes += weight_bytes(weight);
-                    if is_matrix(plan, weight) {
-                        let len: usize = plan.weight(weight).shape.iter().product();
-                        cost.flops += 2 * rows * len as u64;
-                    }
+                    cost.bytes += (sequence.kv_len() - from) as u64 * bytes_per_position;
+                    let positions: usize = (sequence.first_position..sequence.kv_len()).map(|at| seen(at + 1)).sum();
+                    cost.flops += positions as u64 * flops_per_position;
                 }
                 cost
             }
         }
+    }
+
+    /// Of copying the step's blocks, each of `block_len` tokens: read once, written once.
+    pub fn of_copies(&self, block_len: usize, input: &StepInput) -> Cost {
+        let tokens = (input.block_copies.len() * block_len) as u64;
+        Cost { bytes: 2 * tokens * self.kv_bytes_per_token, flops: 0 }
     }
 }
 

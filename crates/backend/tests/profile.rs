@@ -1,11 +1,11 @@
 //! What ops cost and what they are called, on a plan small enough to count by hand.
 
-use backend::profile::{Cost, OpInfo, Recorder, StepRecord};
+use backend::profile::{Cost, CostModel, OpInfo, Recorder, StepRecord};
 use backend::reference::ReferenceBackend;
 use backend::{Backend, BackendError};
 use plan::{
-    AnyShape, Attention, BuildError, Graph, Heads, KvFormat, KvLayout, Op, Plan, Rope, RopeScaling, Rows, StepInput,
-    StepShape, WeightId, fuse, restrict_outputs,
+    AnyShape, Attention, BlockCopy, BuildError, Graph, Heads, KvFormat, KvLayout, Op, Plan, Rope, RopeScaling, Rows,
+    StepInput, StepShape, WeightId, fuse, restrict_outputs,
 };
 use tensor::{Tensor, WeightFormat};
 
@@ -44,11 +44,16 @@ fn step(num_tokens: usize, position: usize) -> StepInput {
     input
 }
 
-/// Name and cost of each op, with weights of four bytes an element.
-fn costs(plan: &Plan, input: &StepInput) -> Vec<(&'static str, Cost)> {
+fn model(plan: &Plan) -> CostModel {
+    // Four bytes an element.
     let weight_bytes = |weight: WeightId| 4 * plan.weight(weight).shape.iter().product::<usize>() as u64;
-    let cost = |op: &Op| (op.name(), Cost::of(plan, op, &weight_bytes, KvFormat::F16, input));
-    plan.ops.iter().map(cost).collect()
+    CostModel::new(plan, &weight_bytes, KvFormat::F16)
+}
+
+/// Name and cost of each op.
+fn costs(plan: &Plan, input: &StepInput) -> Vec<(&'static str, Cost)> {
+    let model = model(plan);
+    plan.ops.iter().enumerate().map(|(index, op)| (op.name(), model.of_op(index, input))).collect()
 }
 
 #[test]
@@ -66,6 +71,14 @@ fn costs_are_those_counted_by_hand() {
     // Of the last layer, only the row that gives logits is computed.
     let o = |rows: u64| Cost { bytes: 4 * 8 * 8, flops: 2 * rows * 8 * 8 };
     assert_eq!(of("linear_residual"), [o(3), o(1)]);
+}
+
+#[test]
+fn copies_move_every_layer_twice() {
+    let mut input = step(1, 0);
+    assert_eq!(model(&plan()).of_copies(4, &input), Cost::default());
+    input.block_copies.push(BlockCopy { from: 0, to: 1 });
+    assert_eq!(model(&plan()).of_copies(4, &input), Cost { bytes: 2 * 4 * 2 * 16, flops: 0 });
 }
 
 #[test]

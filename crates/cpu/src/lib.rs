@@ -350,6 +350,12 @@ impl Executable for CpuExecutable {
         observe::replay(self, input, observer)
     }
 
+    fn settle(&mut self) -> Result<(), BackendError> {
+        // What a step of no end of rows can bear.
+        let Self { isa, team, weights, .. } = self;
+        self.repacking.before_step(*isa, team, weights, usize::MAX).map_err(kernel_panicked)
+    }
+
     fn variants(&mut self, shape: StepShape) -> Result<Vec<OpInfo>, BackendError> {
         profile::variants(self, shape.bucket())
     }

@@ -9,13 +9,14 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-use backend::profile::{Cost, Event, OpInfo, Part, Recorder, StepRecord, nanoseconds_since};
+use backend::profile::{Cost, CostModel, Event, OpInfo, Part, Recorder, StepRecord, nanoseconds_since};
 use backend::{BackendError, Executable};
 use plan::{KvLayout, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
+use crate::packed::PackedQ8;
 use crate::pool::{Padded, Worker};
-use crate::program::{Instruction, Program, Work};
+use crate::program::{Instruction, Program, Project, Work};
 use crate::shared::SharedSlice;
 use crate::{CpuExecutable, Isa};
 
@@ -55,8 +56,17 @@ pub(crate) struct Recording {
     /// Each worker's events of the current step.
     events: Vec<Padded<Vec<Event>>>,
     lanes: Arc<[String]>,
-    /// Of each program that has been recorded.
-    ops: Vec<(StepShape, Arc<[OpInfo]>)>,
+    /// Of the executable's plan; none before the first record.
+    costs: Option<CostModel>,
+    ops: Vec<Known>,
+}
+
+/// What a program does that has been recorded.
+struct Known {
+    shape: StepShape,
+    /// Weights in panels at that time: with more of them it has other kernels.
+    num_packed: usize,
+    ops: Arc<[OpInfo]>,
 }
 
 impl Recording {
@@ -66,6 +76,7 @@ impl Recording {
             recorder,
             events: (0..threads).map(|_| Padded::default()).collect(),
             lanes: (0..threads).map(|index| format!("cpu-{index}")).collect(),
+            costs: None,
             ops: vec![],
         }
     }
@@ -87,20 +98,22 @@ impl Recording {
     /// Hands over the record of the step that has just ended.
     fn end(&mut self, begin_ns: u64, program: &Program, facts: &Facts<'_>, input: &StepInput) {
         let end_ns = self.recorder.now_ns();
-        let ops = match self.ops.iter().find(|(shape, _)| *shape == program.shape) {
-            Some((_, ops)) => ops.clone(),
+        let (shape, num_packed) = (program.shape, facts.packed.iter().flatten().count());
+        let ops = match self.ops.iter().find(|known| (known.shape, known.num_packed) == (shape, num_packed)) {
+            Some(known) => known.ops.clone(),
             None => {
                 let ops: Arc<[OpInfo]> = facts.ops(program).into();
-                self.ops.push((program.shape, ops.clone()));
+                self.ops.push(Known { shape, num_packed, ops: ops.clone() });
                 ops
             }
         };
+        let costs = self.costs.get_or_insert_with(|| facts.costs());
         self.recorder.push(StepRecord {
             shape: input.shape(),
             begin_ns,
             end_ns,
             recorded_ns: end_ns,
-            costs: program.instructions.iter().map(|instruction| facts.cost(instruction, input)).collect(),
+            costs: program.instructions.iter().map(|instruction| cost(instruction, costs, facts.kv, input)).collect(),
             ops,
             lanes: self.lanes.clone(),
             events: self.events.iter().flat_map(|Padded(events)| events).copied().collect(),
@@ -160,13 +173,15 @@ struct Facts<'a> {
     isa: Isa,
     plan: &'a Plan,
     weights: &'a [Tensor],
+    /// Those of them that are in panels.
+    packed: &'a [Option<PackedQ8>],
     kv: KvLayout,
 }
 
 impl<'a> Facts<'a> {
     fn of(executable: &'a CpuExecutable) -> Self {
-        let CpuExecutable { isa, plan, weights, kv, .. } = executable;
-        Self { isa: *isa, plan, weights, kv: *kv }
+        let CpuExecutable { isa, plan, weights, repacking, kv, .. } = executable;
+        Self { isa: *isa, plan, weights, packed: repacking.packed(), kv: *kv }
     }
 
     /// What each instruction of `program` is.
@@ -182,17 +197,24 @@ impl<'a> Facts<'a> {
         program.instructions.iter().map(info).collect()
     }
 
-    fn cost(&self, instruction: &Instruction, input: &StepInput) -> Cost {
-        let Some(op) = instruction.op else {
-            let copied = match instruction.work {
-                Work::CopyBlocks => input.block_copies.len() * self.kv.block_len,
-                _ => 0,
-            };
-            // Read once, written once.
-            return Cost { bytes: (2 * copied * self.plan.kv_bytes_per_token(self.kv.format)) as u64, flops: 0 };
-        };
+    fn costs(&self) -> CostModel {
         let weight_bytes = |weight: plan::WeightId| self.weights[weight.index()].bytes().len() as u64;
-        Cost::of(self.plan, &self.plan.ops[op], &weight_bytes, self.kv.format, input)
+        CostModel::new(self.plan, &weight_bytes, self.kv.format)
+    }
+
+    /// How the Q8_0 weights of a projection lie that is computed now; empty where it has none.
+    fn layout(&self, project: &Project) -> &'static str {
+        if !project.quantized {
+            return "";
+        }
+        let linears = project.projections.iter().flat_map(|projection| [Some(projection.linear), projection.up]);
+        let quantized = |weight: &usize| self.weights[*weight].format() == WeightFormat::Q8_0;
+        let mut weights = linears.flatten().map(|linear| linear.weight).filter(quantized);
+        match weights.all(|weight| self.packed[weight].is_some()) {
+            true => ", packed panels",
+            false if project.variant.panel => ", panels packed on the way",
+            false => ", rows of the file",
+        }
     }
 
     /// Which of its ways an instruction takes: instruction set first, then what was chosen for the size.
@@ -200,14 +222,13 @@ impl<'a> Facts<'a> {
         let isa = self.isa;
         match work {
             Work::Project(project) => {
-                let variant = project.variant;
                 let rows = match project.prepares() {
                     false => "",
-                    true if variant.redundant => ", rows prepared by each thread",
+                    true if project.variant.redundant => ", rows prepared by each thread",
                     true => ", rows prepared once",
                 };
-                let panel = if project.quantized && variant.panel { ", panels" } else { "" };
-                format!("{isa}, {} columns a turn{rows}{panel}", variant.chunk_columns)
+                let weights = self.layout(project);
+                format!("{isa}{weights}, {} columns a turn{rows}", project.variant.chunk_columns)
             }
             Work::Attend(attend) if attend.max_splits > 0 => format!("{isa}, split over the cache where it is long"),
             Work::Attend(_) => format!("{isa}, tile by tile"),
@@ -220,6 +241,14 @@ impl<'a> Facts<'a> {
             | Work::Add { .. }
             | Work::SelectOutputs { .. } => "plain".to_owned(),
         }
+    }
+}
+
+fn cost(instruction: &Instruction, costs: &CostModel, kv: KvLayout, input: &StepInput) -> Cost {
+    match (instruction.op, &instruction.work) {
+        (Some(op), _) => costs.of_op(op, input),
+        (None, Work::CopyBlocks) => costs.of_copies(kv.block_len, input),
+        (None, _) => Cost::default(),
     }
 }
 

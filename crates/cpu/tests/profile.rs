@@ -90,3 +90,15 @@ fn variants_name_what_records_name() {
     let head = ops.last().expect("there are ops");
     assert_eq!((head.name, head.format().as_str(), head.layer), ("norm_linear", "q8_0", None));
 }
+
+#[test]
+fn a_settled_executable_has_its_weights_packed_and_says_so() {
+    let shape = StepShape { tokens: 1, sequences: 1, outputs: 1 };
+    let head = |executable: &mut dyn Executable| executable.variants(shape).unwrap().last().unwrap().variant.clone();
+    let mut executable = load(2);
+    assert!(head(&mut *executable).contains(", rows of the file, "), "{}", head(&mut *executable));
+    let expected = run(&mut *load(2));
+    executable.settle().unwrap();
+    assert!(head(&mut *executable).contains(", packed panels, "), "{}", head(&mut *executable));
+    assert_eq!(run(&mut *executable), expected);
+}
