@@ -11,7 +11,7 @@ mod trace;
 
 use anyhow::Result;
 use plan::StepShape;
-use tensor::WeightFormat;
+use tensor::{Tensor, WeightFormat};
 
 pub(crate) use args::ProfileArgs;
 
@@ -21,7 +21,7 @@ use crate::output::{note, stdout};
 use args::OutputFormat;
 use report::{ProgramRow, Report, VariantsReport};
 use run::{Phase, Session};
-use summary::{Ceiling, summarize};
+use summary::{Ceiling, Peak, summarize};
 use trace::TraceFile;
 
 /// Runs `hotmetal profile`.
@@ -38,15 +38,16 @@ fn record(args: &ProfileArgs) -> Result<()> {
     let source = Source::new(&args.target)?;
     let parts = source.open(&args.target.model_args(args.threads))?;
     let format = main_format(&parts.weights);
+    let meter = Meter::new(&args.target, args.threads, &parts.weights)?;
     let mut session = Session::new(&args.target, parts, args.threads, &phases)?;
-    let meter = Meter::new(&args.target, args.threads, format)?;
+
     let clock_reading_ns = session.clock_reading_ns();
     let mut before = meter.ceiling();
     let (mut all, mut summaries) = (Vec::new(), Vec::new());
     for phase in phases {
         let measured = session.measure(phase, args.repetitions)?;
         let after = meter.ceiling();
-        let ceiling = std::mem::replace(&mut before, after).or_better(after);
+        let ceiling = std::mem::replace(&mut before, after.clone()).or_better(after);
         if let Phase::Prefill { depth, .. } = phase
             && measured.depth != depth
         {
@@ -92,6 +93,7 @@ fn variants(args: &ProfileArgs) -> Result<()> {
     let num_blocks = plan.context_len.div_ceil(load::KV_BLOCK_LEN);
     let kv = plan::KvLayout { format: kv_format, block_len: load::KV_BLOCK_LEN, num_blocks };
     let mut executable = backend.load(plan, weights, kv)?;
+    executable.settle()?;
     let mut programs = Vec::new();
     for phase in phases {
         let shape = StepShape { tokens: phase.tokens_of_a_step(), sequences: 1, outputs: 1 };
@@ -114,12 +116,17 @@ fn variants(args: &ProfileArgs) -> Result<()> {
 /// Measures what the threads of the profiled device could do at best.
 struct Meter {
     cpu: cpu::CpuBackend,
-    format: WeightFormat,
+    /// Formats whose products are measured; F32 is that of ops without matrices.
+    formats: Vec<WeightFormat>,
 }
 
 impl Meter {
-    fn new(target: &TargetArgs, threads: Option<usize>, format: WeightFormat) -> Result<Self> {
-        Ok(Self { cpu: load::cpu_backend(&target.model_args(threads))?, format })
+    fn new(target: &TargetArgs, threads: Option<usize>, weights: &[Tensor]) -> Result<Self> {
+        let matrices = weights.iter().filter(|weight| weight.shape().len() > 1).map(Tensor::format);
+        let mut formats: Vec<_> = matrices.chain([WeightFormat::F32]).collect();
+        formats.sort_unstable();
+        formats.dedup();
+        Ok(Self { cpu: load::cpu_backend(&target.model_args(threads))?, formats })
     }
 
     fn threads(&self) -> usize {
@@ -127,11 +134,11 @@ impl Meter {
     }
 
     fn ceiling(&self) -> Ceiling {
-        let peak = cpu::peak_of_format(self.format, self.threads());
-        Ceiling {
-            read_bandwidth_gb_s: self.cpu.read_bandwidth() / 1e9,
-            peak_flops_per_s: peak.map(|peak| peak.ops_per_s),
-            peak_instruction: peak.map(|peak| peak.instruction),
-        }
+        let peak = |&format: &WeightFormat| {
+            let cpu::Peak { instruction, ops_per_s, .. } = cpu::peak_of_format(format, self.threads())?;
+            Some(Peak { format: format.name().to_ascii_lowercase(), flops_per_s: ops_per_s, instruction })
+        };
+        let read_bandwidth_gb_s = self.cpu.read_bandwidth() / 1e9;
+        Ceiling { read_bandwidth_gb_s, peaks: self.formats.iter().filter_map(peak).collect() }
     }
 }

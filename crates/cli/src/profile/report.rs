@@ -7,7 +7,7 @@ use plan::StepShape;
 use serde::Serialize;
 use serde_json::json;
 
-use super::summary::{OpRow, Summary};
+use super::summary::{OpRow, Peak, Summary};
 use crate::bench::{Device, Facts};
 
 /// What `profile -o json` prints. Its figures are those of a program that watches itself: `profiled` keeps them from being
@@ -78,8 +78,8 @@ fn phase_table(phase: &Summary, decodes_text: bool) -> String {
     }
     let ceiling = &phase.ceiling;
     write!(out, "- measured beside it: {:.1} GB/s read", ceiling.read_bandwidth_gb_s).expect("a string takes any text");
-    if let (Some(flops), Some(instruction)) = (ceiling.peak_flops_per_s, ceiling.peak_instruction) {
-        write!(out, ", {:.0} GFLOP/s with {instruction}", flops / 1e9).expect("a string takes any text");
+    for Peak { format, flops_per_s, instruction } in &ceiling.peaks {
+        write!(out, ", {:.0} GFLOP/s in {format} ({instruction})", flops_per_s / 1e9).expect("a string takes any text");
     }
     let recording = &phase.recording;
     writeln!(

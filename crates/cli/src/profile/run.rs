@@ -119,6 +119,7 @@ impl Session {
         let mut executable = backend.load(plan, weights, kv).context("cannot run the model")?;
         let recorder = Recorder::new();
         executable.record(recorder.clone())?;
+        executable.settle()?;
         let config =
             EngineConfig { max_batch_tokens: STEP_TOKENS, ..EngineConfig::new(kv, longest, vocab_size, vec![]) };
         let engine = Engine::new(executable, config)?;

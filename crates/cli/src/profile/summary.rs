@@ -10,20 +10,38 @@ use super::run::{Measured, Trial};
 use crate::bench::{Percentiles, median};
 
 /// What the machine gives, measured before and after the phase: on virtual machines it changes within minutes.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Ceiling {
     /// What the same threads read from memory.
     pub(super) read_bandwidth_gb_s: f64,
-    /// The most that they compute with the vectors that products of the weights' format can be made of, and how.
-    pub(super) peak_flops_per_s: Option<f64>,
-    pub(super) peak_instruction: Option<&'static str>,
+    pub(super) peaks: Vec<Peak>,
+}
+
+/// The most that the same threads compute with the vectors that products of weights in a format can be made of.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Peak {
+    pub(super) format: String,
+    pub(super) flops_per_s: f64,
+    pub(super) instruction: &'static str,
 }
 
 impl Ceiling {
     /// The better of two measurements: everything that disturbs one makes it lower.
-    pub(super) fn or_better(self, other: Self) -> Self {
-        let peak = if other.peak_flops_per_s > self.peak_flops_per_s { other } else { self };
-        Self { read_bandwidth_gb_s: self.read_bandwidth_gb_s.max(other.read_bandwidth_gb_s), ..peak }
+    pub(super) fn or_better(mut self, other: Self) -> Self {
+        self.read_bandwidth_gb_s = self.read_bandwidth_gb_s.max(other.read_bandwidth_gb_s);
+        for (peak, other) in self.peaks.iter_mut().zip(other.peaks) {
+            if other.flops_per_s > peak.flops_per_s {
+                *peak = other;
+            }
+        }
+        self
+    }
+
+    /// The peak of ops with matrices in `format`, the highest where there are several (`bf16+q8_0`); that of F32 without.
+    fn flops_per_s(&self, format: &str) -> Option<f64> {
+        let format = if format.is_empty() { "f32" } else { format };
+        let of_format = self.peaks.iter().filter(|peak| format.split('+').any(|name| name == peak.format));
+        of_format.map(|peak| peak.flops_per_s).max_by(f64::total_cmp)
     }
 }
 
@@ -226,7 +244,7 @@ impl Group {
         let total_ns: f64 = elapsed_ns.iter().sum();
         // Nanoseconds that the ceiling allows: bytes by GB/s.
         let memory_ns = bytes / ceiling.read_bandwidth_gb_s;
-        let arithmetic_ns = ceiling.peak_flops_per_s.map_or(0.0, |peak| flops / peak * 1e9);
+        let arithmetic_ns = ceiling.flops_per_s(&format).map_or(0.0, |peak| flops / peak * 1e9);
         OpRow {
             op,
             shape,
@@ -320,8 +338,15 @@ mod tests {
         Measured { phase: Phase::Prefill { tokens: 4, depth: 0 }, depth: 0, recorded, unrecorded_ns: vec![800.0] }
     }
 
+    /// Of F32 and Q8_0.
+    fn ceiling_of(read_bandwidth_gb_s: f64, peaks: [f64; 2]) -> Ceiling {
+        let peak =
+            |(format, flops_per_s): (&str, f64)| Peak { format: format.to_owned(), flops_per_s, instruction: "" };
+        Ceiling { read_bandwidth_gb_s, peaks: ["f32", "q8_0"].into_iter().zip(peaks).map(peak).collect() }
+    }
+
     fn ceiling() -> Ceiling {
-        Ceiling { read_bandwidth_gb_s: 10.0, peak_flops_per_s: Some(4e9), peak_instruction: None }
+        ceiling_of(10.0, [4e9, 8e9])
     }
 
     #[test]
@@ -345,9 +370,11 @@ mod tests {
 
     #[test]
     fn of_two_ceilings_the_better_counts() {
-        let other = Ceiling { read_bandwidth_gb_s: 9.0, peak_flops_per_s: Some(5e9), peak_instruction: Some("fast") };
-        for best in [ceiling().or_better(other), other.or_better(ceiling())] {
-            assert_eq!((best.read_bandwidth_gb_s, best.peak_instruction), (10.0, Some("fast")));
+        let other = || ceiling_of(9.0, [5e9, 7e9]);
+        for best in [ceiling().or_better(other()), other().or_better(ceiling())] {
+            assert_eq!(best.read_bandwidth_gb_s, 10.0);
+            assert_eq!((best.flops_per_s(""), best.flops_per_s("q8_0")), (Some(5e9), Some(8e9)));
+            assert_eq!((best.flops_per_s("f32+q8_0"), best.flops_per_s("bf16")), (Some(8e9), None));
         }
     }
 
