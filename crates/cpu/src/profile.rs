@@ -222,13 +222,19 @@ impl<'a> Facts<'a> {
         let isa = self.isa;
         match work {
             Work::Project(project) => {
-                let rows = match project.prepares() {
-                    false => "",
-                    true if project.variant.redundant => ", rows prepared by each thread",
-                    true => ", rows prepared once",
+                let operand = match (project.quantized, project.rounded) {
+                    (false, false) => "f32",
+                    (true, false) => "int8",
+                    (false, true) => "bf16",
+                    (true, true) => "int8 and bf16",
                 };
-                let weights = self.layout(project);
-                format!("{isa}{weights}, {} columns a turn{rows}", project.variant.chunk_columns)
+                let prepared = match project.prepares() {
+                    false => "",
+                    true if project.variant.redundant => " made by each thread",
+                    true => " made once",
+                };
+                let (layout, columns) = (self.layout(project), project.variant.chunk_columns);
+                format!("{isa}{layout}, rows in {operand}{prepared}, {columns} columns a turn")
             }
             Work::Attend(attend) if attend.max_splits > 0 => format!("{isa}, split over the cache where it is long"),
             Work::Attend(_) => format!("{isa}, tile by tile"),
