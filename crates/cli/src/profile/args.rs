@@ -8,6 +8,9 @@ use clap::{Args, ValueEnum};
 use super::run::Phase;
 use crate::bench::TargetArgs;
 
+/// Recorded decode steps: some hundred MiB of events on a machine with many processors.
+const MAX_STEPS: usize = 8192;
+
 /// Show where the time of prefill and decode goes: op by op, thread by thread, and on the host
 #[derive(Args, Debug)]
 pub(crate) struct ProfileArgs {
@@ -61,6 +64,13 @@ impl ProfileArgs {
     pub(super) fn phases(&self) -> Result<Vec<Phase>> {
         if self.repetitions == 0 {
             bail!("-r 0 records nothing: expected 1 repetition or more");
+        }
+        if self.n_gen.saturating_mul(self.repetitions) > MAX_STEPS {
+            bail!(
+                "-n {} and -r {}: expected {MAX_STEPS} tokens in all at most, because every event is kept",
+                self.n_gen,
+                self.repetitions
+            );
         }
         let mut phases = Vec::new();
         if self.n_prompt > 0 {

@@ -40,7 +40,6 @@ fn record(args: &ProfileArgs) -> Result<()> {
     let format = main_format(&parts.weights);
     let meter = Meter::new(&args.target, args.threads, &parts.weights)?;
     let mut session = Session::new(&args.target, parts, args.threads, &phases)?;
-
     let clock_reading_ns = session.clock_reading_ns();
     let mut before = meter.ceiling();
     let (mut all, mut summaries) = (Vec::new(), Vec::new());
@@ -90,7 +89,7 @@ fn variants(args: &ProfileArgs) -> Result<()> {
     let Parts { plan, backend, weights } = source.open(&model_args)?;
     let (device, format) = (Device::from(backend.device()), main_format(&weights));
     let kv_format = load::kv_format(&model_args, weights.iter().map(|weight| Some(weight.format())));
-    let num_blocks = plan.context_len.div_ceil(load::KV_BLOCK_LEN);
+    let num_blocks = run::longest_request(&plan, &phases)?.div_ceil(load::KV_BLOCK_LEN);
     let kv = plan::KvLayout { format: kv_format, block_len: load::KV_BLOCK_LEN, num_blocks };
     let mut executable = backend.load(plan, weights, kv)?;
     executable.settle()?;

@@ -67,9 +67,18 @@ fn phase_table(phase: &Summary, decodes_text: bool) -> String {
         writeln!(out, "| *{}* | | | {} | {total:.2} | {mean:.1} | | | | | | {share} |", part.part, phase.steps)
             .expect("a string takes any text");
     }
-    let total = phase.wall_ms * phase.parts_share;
-    writeln!(out, "| **sum** | | | | {total:.2} | | | | | | | {} |\n", percent(phase.parts_share))
-        .expect("a string takes any text");
+    let waiting = phase.ops.iter().map(|op| op.wait_ms).sum::<f64>() / phase.wall_ms;
+    writeln!(
+        out,
+        "| **sum** | | | | {:.2} | | | {} | {:.1} | {:.1} | {} | {} |\n",
+        phase.wall_ms * phase.parts_share,
+        percent(waiting),
+        phase.bandwidth_gb_s,
+        phase.flops_per_s / 1e9,
+        percent(phase.roofline_share),
+        percent(phase.parts_share),
+    )
+    .expect("a string takes any text");
     for thread in &phase.threads {
         let share = |ms: f64| percent(ms / phase.wall_ms);
         let (work, wait, idle) = (share(thread.work_ms), share(thread.wait_ms), share(thread.idle_ms));

@@ -228,7 +228,7 @@ impl Session {
 }
 
 /// Tokens of the longest request of `phases`, which the model must have been made for.
-fn longest_request(plan: &Plan, phases: &[Phase]) -> Result<usize> {
+pub(super) fn longest_request(plan: &Plan, phases: &[Phase]) -> Result<usize> {
     let mut longest = 0;
     for phase in phases {
         let (prompt, generated) = phase.request_len();

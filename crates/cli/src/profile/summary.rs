@@ -63,6 +63,11 @@ pub(super) struct Summary {
     pub(super) tokens_per_s: f64,
     /// By the median of the runs in between, which were not recorded.
     pub(super) unrecorded_tokens_per_s: f64,
+    /// Weights and cache that all ops had to move, by the wall time.
+    pub(super) bandwidth_gb_s: f64,
+    pub(super) flops_per_s: f64,
+    /// The time that the ceiling allows all ops, by the wall time.
+    pub(super) roofline_share: f64,
     /// Largest share first.
     pub(super) ops: Vec<OpRow>,
     /// What is not an op, in the order of a step.
@@ -151,6 +156,11 @@ pub(super) fn summarize(measured: &Measured, ceiling: Ceiling, clock_reading_ns:
     }
     let clock_readings = num_events as f64 / (num_steps * threads.len()).max(1) as f64;
     let recording_ns = clock_readings * clock_reading_ns * num_steps as f64 + rest.record;
+    let sum_of =
+        |figure: &dyn Fn(&Kind, &Group) -> f64| groups.iter().map(|(kind, group)| figure(kind, group)).sum::<f64>();
+    let bandwidth_gb_s = sum_of(&|_, group| group.bytes) / wall_ns;
+    let flops_per_s = sum_of(&|_, group| group.flops) / wall_ns * 1e9;
+    let roofline_share = sum_of(&|kind, group| group.allowed_ns(kind, &ceiling)) / wall_ns;
     let mut ops: Vec<_> = groups.into_iter().map(|(kind, group)| group.into_row(kind, &ceiling, wall_ns)).collect();
     ops.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
     let rest = rest.into_rows(num_steps, wall_ns);
@@ -167,6 +177,9 @@ pub(super) fn summarize(measured: &Measured, ceiling: Ceiling, clock_reading_ns:
         parts_share: parts_ms * 1e6 / wall_ns,
         tokens_per_s: tokens / (median(&recorded_ns) / 1e9),
         unrecorded_tokens_per_s: tokens / (median(&measured.unrecorded_ns) / 1e9),
+        bandwidth_gb_s,
+        flops_per_s,
+        roofline_share,
         ops,
         rest,
         threads,
@@ -239,12 +252,18 @@ fn add_lanes(record: &StepRecord, threads: &mut Vec<ThreadRow>, rest: &mut Rest)
 }
 
 impl Group {
-    fn into_row(self, (op, shape, format, variant): Kind, ceiling: &Ceiling, wall_ns: f64) -> OpRow {
+    /// Nanoseconds that the ceiling allows: for the bytes or for the arithmetic, whichever takes longer.
+    fn allowed_ns(&self, (_, _, format, _): &Kind, ceiling: &Ceiling) -> f64 {
+        let memory_ns = self.bytes / ceiling.read_bandwidth_gb_s;
+        let arithmetic_ns = ceiling.flops_per_s(format).map_or(0.0, |peak| self.flops / peak * 1e9);
+        memory_ns.max(arithmetic_ns)
+    }
+
+    fn into_row(self, kind: Kind, ceiling: &Ceiling, wall_ns: f64) -> OpRow {
+        let allowed_ns = self.allowed_ns(&kind, ceiling);
+        let (op, shape, format, variant) = kind;
         let Self { elapsed_ns, wait_ns, bytes, flops } = self;
         let total_ns: f64 = elapsed_ns.iter().sum();
-        // Nanoseconds that the ceiling allows: bytes by GB/s.
-        let memory_ns = bytes / ceiling.read_bandwidth_gb_s;
-        let arithmetic_ns = ceiling.flops_per_s(&format).map_or(0.0, |peak| flops / peak * 1e9);
         OpRow {
             op,
             shape,
@@ -257,7 +276,7 @@ impl Group {
             wait_ms: wait_ns / 1e6,
             bandwidth_gb_s: (bytes > 0.0).then(|| bytes / total_ns),
             flops_per_s: (flops > 0.0).then(|| flops / total_ns * 1e9),
-            roofline_share: (bytes > 0.0).then(|| memory_ns.max(arithmetic_ns) / total_ns),
+            roofline_share: (bytes > 0.0).then(|| allowed_ns / total_ns),
             wall_share: total_ns / wall_ns,
         }
     }
@@ -395,6 +414,10 @@ mod tests {
         assert_eq!((second.bandwidth_gb_s, second.flops_per_s, second.roofline_share), (None, None, None));
         let threads: Vec<_> = summary.threads.iter().map(|t| (t.thread.as_str(), (t.idle_ms * 1e6).round())).collect();
         assert_eq!(threads, [("a", 220.0), ("b", 340.0)]);
+        // All in all, by the wall time.
+        near(summary.bandwidth_gb_s, 2.4);
+        near(summary.flops_per_s, 1.2e9);
+        near(summary.roofline_share, 0.3);
         near(summary.recording.clock_readings, 2.5);
         near(summary.recording.wall_share, (5.0 + 10.0) / 1000.0);
     }
