@@ -22,7 +22,7 @@ use tensor::WeightFormat;
 
 use crate::{Backend, Claims};
 use model_cases::ModelCase;
-use op_cases::{OpCase, SHORT, weighted_op_cases, weightless_op_cases};
+use op_cases::{OpCase, weighted_op_cases, weightless_op_cases};
 
 pub use testing::MODEL_TYPES;
 pub use trial::{Measure, Worst};
@@ -114,7 +114,7 @@ pub fn cases(claims: &Claims, quick: bool) -> Vec<Case> {
         }
         for op in ops.into_iter().filter(|op| !quick || op.seed % 4 == 0) {
             // Ops that treat each row alone are not the cache's business.
-            let layouts = kv_layouts(claims, if op.lens == SHORT { 1 } else { usize::MAX });
+            let layouts = kv_layouts(claims, if op.is_row_by_row() { 1 } else { usize::MAX });
             for kv in layouts {
                 cases.push(Case {
                     part: Part::Ops,

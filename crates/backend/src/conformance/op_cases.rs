@@ -64,6 +64,11 @@ impl OpCase {
         outcomes
     }
 
+    /// Whether it treats each row alone, so that the cache does not matter.
+    pub(super) fn is_row_by_row(&self) -> bool {
+        [SHORT, TALL].contains(&self.lens)
+    }
+
     /// In textbook ops.
     fn plan(&self) -> Plan {
         let plan =
@@ -115,7 +120,9 @@ const EPS: f32 = 1e-5;
 const OUT_WIDTHS: [usize; 5] = [1, 3, 16, 33, 130];
 
 /// Sequences for ops that treat each row alone.
-pub(super) const SHORT: [usize; 4] = [1, 2, 5, 17];
+const SHORT: [usize; 4] = [1, 2, 5, 17];
+/// A prompt long enough for kernels that go over many rows in tiles of tiles.
+const TALL: [usize; 4] = [1, 2, 30, 200];
 /// Sequences over several blocks of the cache.
 const CACHED: [usize; 4] = [1, 2, 33, 70];
 /// A sequence over more positions than a kernel takes at once.
@@ -208,6 +215,20 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
         Arc::new(move |g, w| {
             let x = input(g, w, "x", n, k)?;
             let y = g.linear(x, w.linear("proj", n, k, true)?, n);
+            Ok(g.select_outputs(y))
+        }),
+    );
+    // And with more rows than any kernel takes at once.
+    let (k, n) = if format.block_len() == 1 { (2049, 39) } else { (2080, 39) };
+    push(
+        format!("norm of {k}, then gated unit of {n}, many rows"),
+        TALL,
+        Arc::new(move |g, w| {
+            let x = input(g, w, "x", n, k)?;
+            let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
+            let gate = g.linear(h, w.linear("gate_proj", n, k, false)?, n);
+            let up = g.linear(h, w.linear("up_proj", n, k, false)?, n);
+            let y = g.glu(gate, up, Activation::Silu);
             Ok(g.select_outputs(y))
         }),
     );
