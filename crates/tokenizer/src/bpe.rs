@@ -41,10 +41,14 @@ pub(crate) struct BpeOptions {
     pub(crate) fuse_unk: bool,
 }
 
-/// A merge names a text that is no token.
+/// A merge that is none.
 #[derive(Debug, Error)]
-#[error("token `{0}` of a merge is out of vocabulary")]
-pub(crate) struct NoToken(String);
+pub(crate) enum BadMerge {
+    #[error("has `{0}`, which is not two tokens with one space between")]
+    NotTwo(String),
+    #[error("is not usable: token `{0}` of a merge is out of vocabulary")]
+    NoToken(String),
+}
 
 /// A part of a word, linked to its neighbours.
 #[derive(Clone, Copy)]
@@ -60,21 +64,33 @@ struct Symbol {
 type Queue = BinaryHeap<Reverse<(u32, u32)>>;
 
 impl Bpe {
-    /// A model of these tokens and these merges, best first. Of two merges of one pair the later counts.
+    /// A model of these tokens and these merges, best first: two tokens each, or what was found in their place. Of two
+    /// merges of one pair the later counts.
     pub(crate) fn new<'t>(
         vocabulary: &Vocabulary,
         tokens: TokenTable,
-        merges: impl ExactSizeIterator<Item = (&'t str, &'t str)>,
+        merges: impl ExactSizeIterator<Item = Result<(&'t str, &'t str), &'t str>>,
         options: BpeOptions,
-    ) -> Result<Self, NoToken> {
+    ) -> Result<Self, BadMerge> {
         let mut table = Merges::with_capacity(merges.len());
         let mut joined = String::new();
-        let id = |text: &str| tokens.get(vocabulary, text).ok_or_else(|| NoToken(text.to_owned()));
-        for (left, right) in merges {
-            joined.clear();
-            joined.push_str(left);
-            joined.push_str(right);
-            table.push(Merge { left: id(left)?, right: id(right)?, merged: id(&joined)? });
+        // Merges mostly stand in the order of the tokens that they make.
+        let mut next = 0;
+        let id = |text: &str| tokens.get(vocabulary, text).ok_or_else(|| BadMerge::NoToken(text.to_owned()));
+        for merge in merges {
+            let (left, right) = merge.map_err(|found| BadMerge::NotTwo(found.to_owned()))?;
+            let (left_id, right_id) = (id(left)?, id(right)?);
+            let is_next = tokens.contains(next) && vocabulary.raw_text(next).strip_prefix(left) == Some(right);
+            let merged = if is_next {
+                next
+            } else {
+                joined.clear();
+                joined.push_str(left);
+                joined.push_str(right);
+                id(&joined)?
+            };
+            table.push(Merge { left: left_id, right: right_id, merged });
+            next = merged.wrapping_add(1);
         }
         Ok(Self { tokens, merges: table, options })
     }
@@ -202,8 +218,8 @@ struct Merge {
 }
 
 impl Merge {
-    fn pair(self) -> (u32, u32) {
-        (self.left, self.right)
+    fn pair(self) -> u64 {
+        pair(self.left, self.right)
     }
 }
 
@@ -238,7 +254,13 @@ impl Merges {
     }
 
     fn rank(&self, left: u32, right: u32) -> Option<u32> {
-        let hash = self.hasher.hash_one((left, right));
-        self.ranks.find(hash, |&rank| self.by_rank[rank as usize].pair() == (left, right)).copied()
+        let pair = pair(left, right);
+        let hash = self.hasher.hash_one(pair);
+        self.ranks.find(hash, |&rank| self.by_rank[rank as usize].pair() == pair).copied()
     }
+}
+
+/// Two ids as one number.
+fn pair(left: u32, right: u32) -> u64 {
+    u64::from(left) << 32 | u64::from(right)
 }

@@ -103,20 +103,16 @@ fn byte_level(mut vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tok
     let named = Named::find(&vocabulary.pre)?;
     let around = Around::read(&vocabulary, types, named.add_bos, false)?;
     let merges = std::mem::take(&mut vocabulary.merges);
-    if let Some(merge) = merges.iter().find(|merge| split_merge(merge).is_none()) {
-        let message = format!("has `{merge}`, which is not two tokens with one space between");
-        return Err(TokenizerError::field(FILE, "tokenizer.ggml.merges", message));
-    }
     let tables = vocabulary.tables(types, TokenBytes::ByteLevel)?;
     // Control tokens stay out of the model: no text can merge into one. Of tokens with one text the first counts.
-    let mut tokens = TokenTable::with_capacity(types.len());
+    let mut tokens = TokenTable::new(&tables);
     for id in pieces(types) {
         tokens.insert(&tables, id);
     }
     let options = BpeOptions { ignore_merges: named.ignore_merges, ..BpeOptions::default() };
-    let pairs = merges.iter().map(|merge| split_merge(merge).expect("checked above"));
+    let pairs = merges.iter().map(|merge| split_merge(merge).ok_or(merge));
     let model = Bpe::new(&tables, tokens, pairs, options)
-        .map_err(|error| TokenizerError::field(FILE, "tokenizer.ggml.merges", format!("are not usable: {error}")))?;
+        .map_err(|error| TokenizerError::field(FILE, "tokenizer.ggml.merges", error.to_string()))?;
     Ok(Tokenizer {
         vocabulary: tables,
         normalizer: named.nfc.then(|| NFC.into()),
@@ -245,12 +241,13 @@ impl GgufVocabulary {
     /// Tokens that are found in the text before the model sees it.
     fn added_tokens(&self, types: &[TokenType], is_spm: bool) -> Vec<(u32, AddedToken)> {
         let mut added = Vec::new();
-        for ((id, token), kind) in (0u32..).zip(self.tokens.iter()).zip(types) {
+        for (id, kind) in (0u32..).zip(types) {
             let special = match kind {
                 TokenType::Control | TokenType::Unknown => true,
                 TokenType::UserDefined => false,
                 TokenType::Piece | TokenType::Byte => continue,
             };
+            let token = self.tokens.get(id as usize).unwrap_or_default();
             if token.is_empty() {
                 continue;
             }
@@ -275,9 +272,9 @@ impl GgufVocabulary {
         let mut ends: Vec<u32> = eos.into_iter().collect();
         ends.extend(checked("eot_token_id", self.eot_id)?);
         ends.extend(checked("eom_token_id", self.eom_id)?);
-        let controls = (0u32..).zip(self.tokens.iter()).zip(types);
-        let controls = controls.filter(|(_, kind)| **kind == TokenType::Control);
-        let controls: Vec<(u32, &str)> = controls.map(|((id, token), _)| (id, token)).collect();
+        let controls = (0u32..).zip(types).filter(|(_, kind)| **kind == TokenType::Control);
+        let controls: Vec<(u32, &str)> =
+            controls.map(|(id, _)| (id, self.tokens.get(id as usize).unwrap_or_default())).collect();
         // In the Harmony format `<|end|>` ends a message in the middle of a generation.
         let harmony = controls.iter().any(|(_, token)| *token == "<|call|>");
         for &(id, token) in &controls {

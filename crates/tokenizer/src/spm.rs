@@ -71,7 +71,7 @@ impl Spm {
         byte_ids: Box<[Option<u32>; 256]>,
         unk_id: Option<u32>,
     ) -> Self {
-        let mut pieces = TokenTable::with_capacity(scores.len());
+        let mut pieces = TokenTable::new(vocabulary);
         let mut piece_bytes_max = 0;
         for id in ids {
             pieces.insert(vocabulary, id);

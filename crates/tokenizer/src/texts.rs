@@ -83,12 +83,25 @@ impl<T: AsRef<str>> FromIterator<T> for Texts {
 pub(crate) struct TokenTable {
     ids: HashTable<u32>,
     hasher: RandomState,
+    /// The tokens of one character among the first; byte-level vocabularies have their 256 there.
+    of_char: Box<[Option<u32>; CHARS]>,
+    /// By id: whether the token is in the table.
+    present: Vec<bool>,
 }
 
+/// Up to where characters are looked up without a hash: GPT-2's alphabet ends at U+0143.
+const CHARS: usize = 0x180;
+
 impl TokenTable {
-    /// For this many tokens.
-    pub(crate) fn with_capacity(tokens: usize) -> Self {
-        Self { ids: HashTable::with_capacity(tokens), hasher: RandomState::new() }
+    /// For tokens of this vocabulary.
+    pub(crate) fn new(vocabulary: &Vocabulary) -> Self {
+        let len = vocabulary.len();
+        Self {
+            ids: HashTable::with_capacity(len),
+            hasher: RandomState::new(),
+            of_char: Box::new([None; CHARS]),
+            present: vec![false; len],
+        }
     }
 
     /// Adds a token of the vocabulary, unless one with its text is there already: then returns that one.
@@ -98,13 +111,36 @@ impl TokenTable {
         let before = self.ids.find(hash, |&other| vocabulary.raw_text(other) == text).copied();
         if before.is_none() {
             self.ids.insert_unique(hash, id, |&other| self.hasher.hash_one(vocabulary.raw_text(other)));
+            if let Some(at) = code(text) {
+                self.of_char[at] = Some(id);
+            }
+            if let Some(present) = self.present.get_mut(id as usize) {
+                *present = true;
+            }
         }
         before
     }
 
     pub(crate) fn get(&self, vocabulary: &Vocabulary, text: &str) -> Option<u32> {
+        if let Some(at) = code(text) {
+            return self.of_char[at];
+        }
         let hash = self.hasher.hash_one(text);
         self.ids.find(hash, |&id| vocabulary.raw_text(id) == text).copied()
+    }
+
+    /// Whether `id` is what [`TokenTable::get`] returns for its text.
+    pub(crate) fn contains(&self, id: u32) -> bool {
+        self.present.get(id as usize) == Some(&true)
+    }
+}
+
+/// The place of a text in [`TokenTable::of_char`], if it is one of those characters.
+fn code(text: &str) -> Option<usize> {
+    match *text.as_bytes() {
+        [ascii] => Some(ascii.into()),
+        [0xC2..=0xC5, _] => text.chars().next().map(|c| c as usize),
+        _ => None,
     }
 }
 

@@ -309,7 +309,9 @@ fn a_merge_of_no_token_is_refused_by_name() {
         let error = Tokenizer::from_json(&bytes, None, &Default::default()).expect_err("refused").to_string();
         assert_eq!(
             error,
-            format!("`tokenizer.json`: field `model` is not usable: token `{named}` of a merge is out of vocabulary")
+            format!(
+                "`tokenizer.json`: field `model.merges` is not usable: token `{named}` of a merge is out of vocabulary"
+            )
         );
     }
 }
