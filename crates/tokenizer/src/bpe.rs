@@ -1,9 +1,9 @@
 //! Byte-pair encoding as the `tokenizers` library does it, on tables that are built at once.
 //!
-//! The library's tables hold a `String` for every token and merge, and take half the time in which a small model
-//! starts. Here a token is its id, a merge its rank, and both tables are flat. The ids are the library's for every
-//! word, which the tests hold it to; what is rare (an affix on the tokens inside a word, ids that two tokens share)
-//! stays with the library.
+//! The library's tables hold a `String` for every token and two entries for every merge, and take half the time in
+//! which a small model starts. Here the one hash table is that of the tokens: two tokens merge if their joined text is
+//! a token that is made of these two, which each token knows. The ids are the library's for every word, which the tests
+//! hold it to; what is rare (an affix on the tokens inside a word, ids that two tokens share) stays with the library.
 //!
 //! Source    Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units" (2016): of all
 //!           pairs of neighbours that may merge, the one of the lowest rank does, the leftmost of several.
@@ -12,8 +12,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use ahash::RandomState;
-use hashbrown::HashTable;
+use ahash::AHashMap;
 use thiserror::Error;
 
 use crate::error::{TokenizerError, shortened};
@@ -25,6 +24,8 @@ use crate::vocabulary::Vocabulary;
 pub(crate) struct Bpe {
     tokens: TokenTable,
     merges: Merges,
+    /// Bytes of the longest token: no longer text is looked up.
+    token_bytes_max: usize,
     options: BpeOptions,
 }
 
@@ -60,8 +61,9 @@ struct Symbol {
     next: Option<u32>,
 }
 
-/// What may be merged next: (rank, position of the left symbol). Stale once either symbol was merged elsewhere.
-type Queue = BinaryHeap<Reverse<(u32, u32)>>;
+/// What may be merged next: (rank, position of the left symbol, id of what they make). Stale once either symbol was
+/// merged elsewhere.
+type Queue = BinaryHeap<Reverse<(u32, u32, u32)>>;
 
 impl Bpe {
     /// A model of these tokens and these merges, best first: two tokens each, or what was found in their place. Of two
@@ -72,14 +74,15 @@ impl Bpe {
         merges: impl ExactSizeIterator<Item = Result<(&'t str, &'t str), &'t str>>,
         options: BpeOptions,
     ) -> Result<Self, BadMerge> {
-        let mut table = Merges::with_capacity(merges.len());
+        let mut table = Merges { of_token: vec![Split::NONE; vocabulary.len()], others: AHashMap::new() };
         let mut joined = String::new();
+        let mut token_bytes_max = 0;
         // Merges mostly stand in the order of the tokens that they make.
         let mut next = 0;
         let id = |text: &str| tokens.get(vocabulary, text).ok_or_else(|| BadMerge::NoToken(text.to_owned()));
-        for merge in merges {
+        for (rank, merge) in (0u32..).zip(merges) {
             let (left, right) = merge.map_err(|found| BadMerge::NotTwo(found.to_owned()))?;
-            let (left_id, right_id) = (id(left)?, id(right)?);
+            (id(left)?, id(right)?);
             let is_next = tokens.contains(next) && vocabulary.raw_text(next).strip_prefix(left) == Some(right);
             let merged = if is_next {
                 next
@@ -89,10 +92,11 @@ impl Bpe {
                 joined.push_str(right);
                 id(&joined)?
             };
-            table.push(Merge { left: left_id, right: right_id, merged });
+            table.insert(merged, Split { left_len: left.len() as u32, rank });
+            token_bytes_max = token_bytes_max.max(left.len() + right.len());
             next = merged.wrapping_add(1);
         }
-        Ok(Self { tokens, merges: table, options })
+        Ok(Self { tokens, merges: table, token_bytes_max, options })
     }
 
     pub(crate) fn token_to_id(&self, vocabulary: &Vocabulary, token: &str) -> Option<u32> {
@@ -113,7 +117,7 @@ impl Bpe {
             return Err(TokenizerError::TextTooLong { bytes: word.len(), limit: u32::MAX as usize });
         }
         let mut symbols = self.symbols(vocabulary, word)?;
-        self.merge(&mut symbols);
+        self.merge(vocabulary, &mut symbols);
         Ok(symbols.iter().filter(|symbol| symbol.len > 0).map(|symbol| symbol.id).collect())
     }
 
@@ -149,48 +153,59 @@ impl Bpe {
         piece.bytes().map(|byte| byte_ids[usize::from(byte)]).collect()
     }
 
-    fn merge(&self, symbols: &mut [Symbol]) {
+    fn merge(&self, vocabulary: &Vocabulary, symbols: &mut [Symbol]) {
+        let mut pairs = Pairs { bpe: self, vocabulary, joined: String::new() };
         let mut queue = Queue::with_capacity(symbols.len());
         for at in 0..symbols.len() {
-            self.queue_at(symbols, Some(at as u32), &mut queue);
+            pairs.queue(symbols, Some(at as u32), &mut queue);
         }
-        while let Some(Reverse((rank, at))) = queue.pop() {
-            let merged = self.merges.by_rank[rank as usize].merged;
+        while let Some(Reverse((_, at, merged))) = queue.pop() {
             let left = symbols[at as usize];
-            // The pair may have changed since it was queued, and its merge with it.
-            let (Some(_), Some(next)) =
-                (self.rank_at(symbols, at).filter(|&now| self.merged(now) == merged), left.next)
-            else {
-                continue;
-            };
+            // The pair may have changed since it was queued, and what it makes with it.
+            let now = pairs.merge_at(symbols, at).map(|(_, merged)| merged);
+            let Some(next) = left.next.filter(|_| now == Some(merged)) else { continue };
             let right = symbols[next as usize];
             symbols[at as usize] = Symbol { id: merged, len: left.len + right.len, next: right.next, ..left };
             symbols[next as usize].len = 0;
             if let Some(after) = right.next {
                 symbols[after as usize].prev = Some(at);
             }
-            self.queue_at(symbols, left.prev, &mut queue);
-            self.queue_at(symbols, Some(at), &mut queue);
+            pairs.queue(symbols, left.prev, &mut queue);
+            pairs.queue(symbols, Some(at), &mut queue);
         }
     }
+}
 
-    fn queue_at(&self, symbols: &[Symbol], at: Option<u32>, queue: &mut Queue) {
+/// Looks up pairs of neighbours, with the memory that it takes.
+struct Pairs<'a> {
+    bpe: &'a Bpe,
+    vocabulary: &'a Vocabulary,
+    joined: String,
+}
+
+impl Pairs<'_> {
+    fn queue(&mut self, symbols: &[Symbol], at: Option<u32>, queue: &mut Queue) {
         if let Some(at) = at
-            && let Some(rank) = self.rank_at(symbols, at)
+            && let Some((rank, merged)) = self.merge_at(symbols, at)
         {
-            queue.push(Reverse((rank, at)));
+            queue.push(Reverse((rank, at, merged)));
         }
     }
 
-    /// The rank of the merge of the symbol at `at` with its right neighbour, if there is one.
-    fn rank_at(&self, symbols: &[Symbol], at: u32) -> Option<u32> {
+    /// The rank of the merge of the symbol at `at` with its right neighbour and what they make, if they merge.
+    fn merge_at(&mut self, symbols: &[Symbol], at: u32) -> Option<(u32, u32)> {
         let left = symbols[at as usize];
         let right = symbols[left.next.filter(|_| left.len > 0)? as usize];
-        self.merges.rank(left.id, right.id)
-    }
-
-    fn merged(&self, rank: u32) -> u32 {
-        self.merges.by_rank[rank as usize].merged
+        let (left, right) = (self.vocabulary.raw_text(left.id), self.vocabulary.raw_text(right.id));
+        if left.len() + right.len() > self.bpe.token_bytes_max {
+            return None;
+        }
+        self.joined.clear();
+        self.joined.push_str(left);
+        self.joined.push_str(right);
+        let merged = self.bpe.tokens.get(self.vocabulary, &self.joined)?;
+        let rank = self.bpe.merges.rank(merged, left.len() as u32)?;
+        Some((rank, merged))
     }
 }
 
@@ -209,58 +224,41 @@ impl Symbols {
     }
 }
 
-/// Two tokens that become one.
+/// Of which two tokens a token is made: its first `left_len` bytes and the others.
 #[derive(Clone, Copy, Debug)]
-struct Merge {
-    left: u32,
-    right: u32,
-    merged: u32,
+struct Split {
+    left_len: u32,
+    rank: u32,
 }
 
-impl Merge {
-    fn pair(self) -> u64 {
-        pair(self.left, self.right)
-    }
+impl Split {
+    const NONE: Self = Self { left_len: u32::MAX, rank: u32::MAX };
 }
 
-/// Merges in the order of their ranks, and ranks by pair.
+/// The merges, by what they make. One token for each text, so token and length say which two are merged.
 #[derive(Debug)]
 struct Merges {
-    by_rank: Vec<Merge>,
-    ranks: HashTable<u32>,
-    hasher: RandomState,
+    /// By id: the first merge that makes the token. Trained vocabularies have no other.
+    of_token: Vec<Split>,
+    /// (id, `left_len`) to rank.
+    others: AHashMap<(u32, u32), u32>,
 }
 
 impl Merges {
-    fn with_capacity(merges: usize) -> Self {
-        Self {
-            by_rank: Vec::with_capacity(merges),
-            ranks: HashTable::with_capacity(merges),
-            hasher: RandomState::new(),
+    fn insert(&mut self, merged: u32, split: Split) {
+        let first = &mut self.of_token[merged as usize];
+        if first.left_len == Split::NONE.left_len || first.left_len == split.left_len {
+            *first = split;
+        } else {
+            self.others.insert((merged, split.left_len), split.rank);
         }
     }
 
-    fn push(&mut self, merge: Merge) {
-        let rank = self.by_rank.len() as u32;
-        let Self { by_rank, ranks, hasher } = self;
-        by_rank.push(merge);
-        let hash = hasher.hash_one(merge.pair());
-        match ranks.find_mut(hash, |&other| by_rank[other as usize].pair() == merge.pair()) {
-            Some(before) => *before = rank,
-            None => {
-                ranks.insert_unique(hash, rank, |&other| hasher.hash_one(by_rank[other as usize].pair()));
-            }
+    fn rank(&self, merged: u32, left_len: u32) -> Option<u32> {
+        let first = self.of_token[merged as usize];
+        if first.left_len == left_len {
+            return Some(first.rank);
         }
+        self.others.get(&(merged, left_len)).copied()
     }
-
-    fn rank(&self, left: u32, right: u32) -> Option<u32> {
-        let pair = pair(left, right);
-        let hash = self.hasher.hash_one(pair);
-        self.ranks.find(hash, |&rank| self.by_rank[rank as usize].pair() == pair).copied()
-    }
-}
-
-/// Two ids as one number.
-fn pair(left: u32, right: u32) -> u64 {
-    u64::from(left) << 32 | u64::from(right)
 }
