@@ -347,6 +347,20 @@ impl<'a> Reader<'a> {
         Ok(bytes.try_into().expect("`take` returns as many bytes as it was asked for"))
     }
 
+    /// The bytes of a string.
+    fn string_bytes(&mut self, what: &dyn Display) -> Result<&'a [u8], FormatError> {
+        // What is there, at once: a vocabulary has hundreds of thousands.
+        let rest = usize::try_from(self.at).ok().and_then(|at| self.data.get(at..));
+        if let Some((len, rest)) = rest.and_then(<[u8]>::split_first_chunk::<8>)
+            && let Some(bytes) = usize::try_from(u64::from_le_bytes(*len)).ok().and_then(|len| rest.get(..len))
+        {
+            self.at += (len.len() + bytes.len()) as u64;
+            return Ok(bytes);
+        }
+        let len = u64::from_le_bytes(self.array(what)?);
+        self.take(len, what)
+    }
+
     /// A count of entries that take at least `bytes_min` each, compared with the bytes that are left.
     fn count(&mut self, limit: u64, bytes_min: u64, what: &str) -> Result<usize, FormatError> {
         let count = u64::from_le_bytes(self.array(&format_args!("the number of {what}"))?);

@@ -49,8 +49,7 @@ impl Strings {
         let mut ends = Vec::with_capacity(usize::try_from(len).map_err(|_| too_many())?);
         for i in 0..len {
             let what = format_args!("element {i} of key `{key}`");
-            let bytes = u64::from_le_bytes(reader.array(&what)?);
-            text.extend_from_slice(reader.take(bytes, &what)?);
+            text.extend_from_slice(reader.string_bytes(&what)?);
             ends.push(u32::try_from(text.len()).map_err(|_| too_many())?);
         }
         // All of it at once, and no character across an end: a third of the time of one string after the other.

@@ -281,8 +281,7 @@ fn read_array(reader: &mut Reader<'_>, depth_left: u32, what: &dyn std::fmt::Dis
     match element {
         ValueType::String => {
             for _ in 0..len {
-                let string_bytes = u64::from_le_bytes(reader.array(what)?);
-                reader.skip(string_bytes, what)?;
+                reader.string_bytes(what)?;
             }
         }
         ValueType::Array => {
