@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use backend::Backend;
+use backend::{Backend, Executable};
 use clap::{Args, ValueEnum};
 use engine::{Engine, EngineConfig};
 use formats::{Checkpoint, TokenizerSource};
@@ -23,8 +23,6 @@ use crate::{builtin, hub, units};
 pub(crate) const KV_BLOCK_LEN: usize = 32;
 /// The most of the free memory that the cache takes when no `--ctx-size` is given.
 const KV_MEMORY_SHARE: u64 = 4;
-/// A weight that is known to be no larger than this is checked for NaN and infinity at load: norms and biases.
-const FINITE_CHECK_BYTES: u64 = 1 << 20;
 
 /// Flags that say where and how a model runs.
 #[derive(Args, Clone, Debug)]
@@ -195,32 +193,24 @@ pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
     let begun = Instant::now();
     let (mut checkpoint, name) = open(name, false)?;
     let in_model = || format!("cannot load `{name}`");
-    // Beside the weights, which wait for memory.
+    // The vocabulary takes as long as everything else together, so it is built beside it.
     let vocabulary = std::mem::replace(&mut checkpoint.tokenizer, TokenizerSource::None);
     let (tokenizer, rest) = std::thread::scope(|scope| {
         let tokenizer = scope.spawn(|| load_tokenizer(vocabulary, args.allow_unknown_patterns));
-        let rest = load_weights(&checkpoint, args);
+        let rest = load_all_but_tokenizer(&checkpoint, args);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
-    let (plan, backend, weights) = rest.with_context(in_model)?;
+    let Loaded { executable, device, vocab_size, kv, context_len, chat_template } = rest.with_context(in_model)?;
     let mut tokenizer = tokenizer.with_context(in_model)?;
     tokenizer.add_eos_ids(&checkpoint.eos_token_ids()?);
-    if tokenizer.vocab_size() > plan.vocab_size {
+    if tokenizer.vocab_size() > vocab_size {
         bail!(
-            "{}: the tokenizer has {} tokens and the model logits for {}: they do not belong together",
+            "{}: the tokenizer has {} tokens and the model logits for {vocab_size}: they do not belong together",
             in_model(),
             tokenizer.vocab_size(),
-            plan.vocab_size
         );
     }
-    let kv_format = kv_format(args, weights.iter().map(|weight| Some(weight.format())));
-    let context_len = context_len(&plan, args.ctx_size, kv_format, backend.device().memory_bytes)?;
-    let kv = KvLayout { format: kv_format, block_len: KV_BLOCK_LEN, num_blocks: context_len.div_ceil(KV_BLOCK_LEN) };
-    let device = backend.device().description.clone();
-    let config = EngineConfig::new(kv, context_len, plan.vocab_size, tokenizer.eos_ids().to_vec());
-    let executable = backend.load(Arc::new(plan), weights, kv).with_context(in_model)?;
-    let engine = Engine::new(executable, config)?;
-    let chat_template = load_chat_template(&checkpoint, args.chat_template.as_deref())?;
+    let engine = Engine::new(executable, EngineConfig::new(kv, context_len, vocab_size, tokenizer.eos_ids().to_vec()))?;
     Ok(Model {
         name,
         device,
@@ -233,17 +223,35 @@ pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
     })
 }
 
+/// All of a model but its tokenizer.
+struct Loaded {
+    executable: Box<dyn Executable>,
+    device: String,
+    vocab_size: usize,
+    kv: KvLayout,
+    context_len: usize,
+    chat_template: Option<ChatTemplate>,
+}
+
+fn load_all_but_tokenizer(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<Loaded> {
+    let (plan, backend, weights) = load_weights(checkpoint, args)?;
+    let kv_format = kv_format(args, weights.iter().map(|weight| Some(weight.format())));
+    let context_len = context_len(&plan, args.ctx_size, kv_format, backend.device().memory_bytes)?;
+    let kv = KvLayout { format: kv_format, block_len: KV_BLOCK_LEN, num_blocks: context_len.div_ceil(KV_BLOCK_LEN) };
+    let device = backend.device().description.clone();
+    let vocab_size = plan.vocab_size;
+    let executable = backend.load(Arc::new(plan), weights, kv)?;
+    let chat_template = load_chat_template(checkpoint, args.chat_template.as_deref())?;
+    Ok(Loaded { executable, device, vocab_size, kv, context_len, chat_template })
+}
+
 /// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].
 pub(crate) fn load_weights(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
     let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
     let backend = backend(args)?;
     let mut weights = Vec::with_capacity(plan.weights.len());
     for weight in &plan.weights {
-        let tensor = checkpoint.tensor(&weight.name)?;
-        if tensor.bytes().len() as u64 <= FINITE_CHECK_BYTES && weight.shape.len() == 1 {
-            checkpoint.check_finite(&weight.name)?;
-        }
-        weights.push(tensor);
+        weights.push(checkpoint.tensor(&weight.name)?);
     }
     Ok((plan, backend, weights))
 }
