@@ -82,7 +82,8 @@ impl Bpe {
         let id = |text: &str| tokens.get(vocabulary, text).ok_or_else(|| BadMerge::NoToken(text.to_owned()));
         for (rank, merge) in (0u32..).zip(merges) {
             let (left, right) = merge.map_err(|found| BadMerge::NotTwo(found.to_owned()))?;
-            (id(left)?, id(right)?);
+            id(left)?;
+            id(right)?;
             let is_next = tokens.contains(next) && vocabulary.raw_text(next).strip_prefix(left) == Some(right);
             let merged = if is_next {
                 next
