@@ -10,6 +10,7 @@ mod bandwidth;
 mod isa;
 mod kernels;
 mod kv_cache;
+pub mod ladder;
 mod memory;
 mod observe;
 mod packed;
