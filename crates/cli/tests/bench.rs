@@ -65,7 +65,12 @@ fn check_row(row: &Value, (test, depth, batch): (&str, u64, u64)) {
     let keys = |name: &str| row[name].as_object().expect(name).keys().map(String::as_str).collect::<Vec<_>>();
     assert_eq!(keys("tokens_per_s"), ["median", "mean", "min", "max", "stdev"]);
     assert_eq!(keys("latency_ms"), ["p50", "p95", "p99", "max"]);
-    assert_eq!(keys("variants"), ["isa", "kv_type"]);
+    assert_eq!(keys("variants"), ["isa", "kv_type", "kernels"]);
+    let kernels = row["variants"]["kernels"].as_array().expect("a list");
+    assert!(
+        kernels.iter().any(|kernel| kernel.as_str().is_some_and(|kernel| kernel.starts_with("norm_glu: "))),
+        "{row}"
+    );
     let number = |pointer: &str| row.pointer(pointer).and_then(Value::as_f64).expect(pointer);
     assert!(number("/tokens_per_s/min") > 0.0);
     assert!(number("/tokens_per_s/min") <= number("/tokens_per_s/median"));
@@ -247,4 +252,156 @@ fn the_roofline_has_a_figure_for_each_size_and_thread_count() {
     assert!(peaks.iter().all(|row| row["ops_per_s"].as_f64() > Some(0.0) && row["instruction"].is_string()));
     let error = fail(&["bench", "--roofline", "--device", "reference"]);
     assert!(error.contains("expected --device cpu"), "{error}");
+}
+
+/// A page that asks for nothing from elsewhere, whose elements are closed in order. Returns its text.
+fn check_page(path: &str) -> String {
+    let page = std::fs::read_to_string(path).expect("the page was written");
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("prefers-color-scheme: dark"), "{page}");
+    for outside in ["http", "src=", "<script", "<link", "@import", "url("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    let mut open = Vec::new();
+    for tag in page.split('<').skip(1).filter_map(|rest| rest.split('>').next()) {
+        let name = tag.split(|c: char| c.is_whitespace() || c == '/').find(|word| !word.is_empty()).unwrap_or_default();
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), Some(name), "</{name}> closes what was opened last");
+        } else if !tag.ends_with('/') && !["!DOCTYPE", "meta"].contains(&name) {
+            open.push(name);
+        }
+    }
+    assert_eq!(open, [""; 0], "every element is closed");
+    assert!(!page.contains("NaN") && !page.contains("inf\""), "every place is a number");
+    page
+}
+
+#[test]
+fn a_report_shows_every_row_and_needs_nothing_else() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("a UTF-8 path").to_owned();
+    let direct = path("direct.html");
+    let printed = succeed(&[&SMALL[..], &["-o", "json", "--report", &direct]].concat());
+    let page = check_page(&direct);
+    for title in ["Tokens per second by depth", "Tokens per second by batch", "Latency distribution", "load average"] {
+        assert_eq!(page.matches(&format!("<h2>{title}<")).count(), usize::from(title != "load average"), "{title}");
+    }
+    assert_eq!(page.matches("<tr>").count(), ROWS.len() + 1);
+    // The same page from the result.
+    let result = path("result.json");
+    std::fs::write(&result, &printed).expect("the folder can be written");
+    let again = path("again.html");
+    assert_eq!(succeed(&["bench", "report", &result, "-o", &again]), "");
+    assert_eq!(check_page(&again), page);
+
+    let empty = path("empty.json");
+    let mut value: Value = serde_json::from_str(&printed).expect("one JSON object");
+    value["rows"] = Value::Array(vec![]);
+    std::fs::write(&empty, value.to_string()).expect("the folder can be written");
+    assert!(fail(&["bench", "report", &empty, "-o", &again]).contains("the results have no rows"));
+    assert!(fail(&["bench", "report", &result, "-o", "/nonexistent/page.html"]).contains("cannot write"));
+}
+
+#[test]
+fn the_start_is_timed_in_new_processes() {
+    let output = output(&["bench", "--startup", "-t", "1", "-r", "2", "-o", "json"]);
+    let (built_in, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && stderr.contains("no figure without the file in the cache"), "{stderr}");
+    let result: Value = serde_json::from_str(&built_in).expect("one JSON object");
+    let rows = result["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 1, "the built-in model is in no file of its own: {built_in}");
+    assert_eq!((&rows[0]["file_cache"], &rows[0]["model"]), (&"warm".into(), &"built-in model".into()));
+    assert_eq!(rows[0]["samples"].as_array().map(Vec::len), Some(2));
+    assert!(rows[0]["first_token_ms"]["median"].as_f64() > Some(0.0));
+    let error = fail(&["bench", "/nonexistent.gguf", "--startup"]);
+    assert!(error.contains("there is no model at `/nonexistent.gguf`"), "{error}");
+    assert!(fail(&["bench", "--startup", "-p", "5"]).contains("cannot be used with"));
+}
+
+/// The ops of the built-in model at the plainest level, with hardly any weights to rotate.
+const KERNELS: [&str; 17] = [
+    "bench",
+    "kernels",
+    "--op",
+    "norm_linear,rope_kv_write,attention,logits,glu,gemv",
+    "--format",
+    "bf16,q8_0",
+    "-m",
+    "1,5",
+    "--isa",
+    "scalar",
+    "-t",
+    "1",
+    "-r",
+    "2",
+    "--depth",
+    "33",
+    "--rotate=1",
+];
+
+#[test]
+fn kernels_are_measured_alone_and_compared_with_the_reference() {
+    let printed = succeed(&[&KERNELS[..], &["-o", "json"]].concat());
+    let result: Value = serde_json::from_str(&printed).expect("one JSON object");
+    assert_eq!(result["rotation"]["bytes"], 1 << 20);
+    let rows = result["rows"].as_array().expect("rows");
+    let of = |op: &str, format: &str| {
+        let of_op = rows.iter().filter(|row| row["op"] == op && row["format"] == format);
+        of_op.map(|row| row["rows"].as_u64().expect("a count")).collect::<Vec<_>>()
+    };
+    // Matrices in each format, the cache in one; both numbers of rows.
+    for (op, format) in
+        [("norm_linear", "bf16"), ("norm_linear", "q8_0"), ("logits", "q8_0"), ("attention", "f16"), ("glu", "f32")]
+    {
+        assert_eq!(of(op, format), [1, 5], "{op} {format}");
+    }
+    assert_eq!(of("gemv", "bf16").len(), 6, "five rungs and the shipped kernel");
+    assert_eq!(of("gemv", "q8_0").len(), 7, "six rungs and the shipped kernel");
+    for row in rows {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key}: {row}"));
+        // Integers of eight bits are the coarsest arithmetic here.
+        assert!(number("max_error") < if row["format"] == "q8_0" { 2e-2 } else { 1e-3 }, "{row}");
+        assert!(number("bytes") > 0.0 && number("copies") >= 1.0, "{row}");
+        assert_eq!((&row["isa"], &row["threads"]), (&"scalar".into(), &1.into()), "{row}");
+        assert!(row["variants"].as_array().is_some_and(|variants| !variants.is_empty()), "{row}");
+        if row["time_us"].is_object() && row["bound"].is_string() {
+            assert!(number("roofline_share") > 0.0 && number("read_bandwidth_gb_s") > 0.0, "{row}");
+        }
+    }
+    let heads = |row: &&Value| row["op"] == "logits";
+    assert!(rows.iter().filter(heads).all(|row| row["evicted"] == true && row["copies"] == 1));
+    // A matrix takes its time, whatever else the machine does.
+    let is_timed = |row: &Value| row["time_us"]["median"].as_f64() > Some(0.0);
+    assert!(rows.iter().filter(|row| row["op"] == "norm_linear" || row["op"] == "gemv").all(is_timed), "{printed}");
+
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("a UTF-8 path").to_owned();
+    let (result_path, page_path) = (path("kernels.json"), path("kernels.html"));
+    std::fs::write(&result_path, &printed).expect("the folder can be written");
+    assert_eq!(succeed(&["bench", "report", &result_path, "-o", &page_path]), "");
+    let page = check_page(&page_path);
+    let placed = rows.iter().filter(|row| row["flops_per_s"].is_number()).count();
+    assert!(page.contains("Roofline, 1 thread<") && page.contains("reading "), "{page}");
+    let legend = page.matches("<li>").count();
+    assert_eq!(page.matches("<circle").count(), placed + legend, "a dot for each kernel that computes");
+    assert_eq!(page.matches("<tr>").count(), rows.len() + 1);
+    let error = fail(&["bench", "compare", &result_path, &result_path]);
+    assert!(error.contains("is not a result of `hotmetal bench -o json`"), "{error}");
+
+    let printed = succeed(&[&KERNELS[..], &["--op", "gemv", "-o", "csv"]].concat());
+    let lines: Vec<_> = printed.lines().collect();
+    // Quoted cells have commas of their own.
+    assert!(lines[0].starts_with("op,shape,format,") && lines.len() > 10, "{printed}");
+    let error = fail(&["bench", "kernels", "--op", "abacus"]);
+    assert!(error.contains("has no op `abacus`; it has: add, attention, embed, gemv, glu"), "{error}");
+    for (args, expected) in [
+        (&["-m", "0"][..], "--rows 0: expected 1 to"),
+        (&["-r", "0"], "expected 1 repetition or more"),
+        (&["--rotate", "0"], "--rotate: expected 1 to"),
+        (&["--device", "reference", "--isa", "scalar"], "--isa is about the CPU kernels"),
+        (&["--format", "q9"], "there is no weight format `q9`"),
+        (&["--shape", "gpt-5"], "there is no shape `gpt-5`"),
+    ] {
+        let error = fail(&[&["bench", "kernels"], args].concat());
+        assert!(error.contains(expected), "{args:?}: {error}");
+    }
 }

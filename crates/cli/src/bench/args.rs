@@ -21,7 +21,102 @@ pub(crate) struct BenchArgs {
 /// What else `bench` does.
 #[derive(Debug, Subcommand)]
 pub(super) enum BenchCommand {
+    Kernels(Box<KernelsArgs>),
     Compare(CompareArgs),
+    Report(ReportArgs),
+}
+
+/// Make one page of results of `bench -o json` and `bench kernels -o json`
+#[derive(Args, Debug)]
+pub(super) struct ReportArgs {
+    /// Results to show together
+    #[arg(value_name = "RESULT.json", required = true)]
+    pub(super) results: Vec<PathBuf>,
+
+    /// The page to write
+    #[arg(long, short = 'o', value_name = "OUT.html")]
+    pub(super) output: PathBuf,
+}
+
+/// Measure each op of a model by itself, and the steps from a textbook loop to the shipped kernel
+#[derive(Args, Debug)]
+pub(super) struct KernelsArgs {
+    /// The model whose ops and shapes are measured, as for `bench`; without it, the built-in model
+    #[arg(value_name = "MODEL", conflicts_with = "shape")]
+    pub(super) model: Option<String>,
+
+    /// A known model's shapes instead of a file's
+    #[arg(long, value_name = "NAME")]
+    pub(super) shape: Option<String>,
+
+    /// Ops to measure, as plans name them, or gemv for the ladder [default: all]
+    #[arg(long, value_name = "OP", value_delimiter = ',')]
+    pub(super) op: Vec<String>,
+
+    /// Formats of the matrices [default: all]
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',')]
+    pub(super) format: Vec<String>,
+
+    /// Instruction sets of the CPU kernels [default: all that this processor has]
+    #[arg(long, value_name = "LEVEL", value_delimiter = ',', value_parser = load::parse_isa)]
+    pub(super) isa: Vec<cpu::IsaLevel>,
+
+    /// Rows that an op computes at once: tokens of a step
+    #[arg(long, short = 'm', value_name = "M", value_delimiter = ',', default_value = "1,2,4,8,16,64,512")]
+    pub(super) rows: Vec<usize>,
+
+    /// CPU threads [default: one for each core]
+    #[arg(long, short = 't', value_name = "N", value_delimiter = ',')]
+    pub(super) threads: Vec<usize>,
+
+    /// Tokens in the cache before the rows of an attention
+    #[arg(long, short = 'd', value_name = "N", default_value_t = 1024)]
+    pub(super) depth: usize,
+
+    /// Samples of each time, after a warm-up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 5)]
+    pub(super) repetitions: usize,
+
+    /// MiB of weights that are gone through before the first are read again [default: as much as no cache holds]
+    #[arg(long, value_name = "MIB")]
+    pub(super) rotate: Option<u64>,
+
+    /// Where to compute: cpu, or reference (plain f64, for comparison)
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(super) device: String,
+
+    /// Element type of the KV cache [default: f16]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(super) kv_type: Option<KvType>,
+
+    /// How to print the result
+    #[arg(long, short = 'o', value_enum, value_name = "FORMAT", default_value_t = OutputFormat::Md)]
+    pub(super) output: OutputFormat,
+
+    /// Also write the result as a page with plots
+    #[arg(long, value_name = "OUT.html")]
+    pub(super) report: Option<PathBuf>,
+}
+
+impl KernelsArgs {
+    /// As the loader takes them, with these threads and this instruction set.
+    pub(super) fn model_args(&self, threads: Option<usize>, isa: Option<cpu::IsaLevel>) -> ModelArgs {
+        ModelArgs {
+            ctx_size: None,
+            device: self.device.clone(),
+            threads,
+            isa,
+            kv_type: self.kv_type,
+            chat_template: None,
+            allow_unknown_patterns: false,
+            no_repack: false,
+        }
+    }
+
+    /// Whether `op` was asked for.
+    pub(super) fn wants(&self, op: &str) -> bool {
+        self.op.is_empty() || self.op.iter().any(|wanted| wanted == op)
+    }
 }
 
 /// Compare two results of `bench -o json`, row by row
@@ -122,9 +217,17 @@ pub(super) struct MeasureArgs {
     #[arg(long, conflicts_with_all = ["model", "shape", "n_prompt", "n_gen", "pg", "depth", "batch", "kv_type"])]
     pub(super) roofline: bool,
 
+    /// Measure from the start of a new process to its first token, with the model's file in the system's cache and without
+    #[arg(long, conflicts_with_all = ["roofline", "n_prompt", "n_gen", "pg", "depth", "batch", "kv_type", "report"])]
+    pub(super) startup: bool,
+
     /// How to print the result
     #[arg(long, short = 'o', value_enum, value_name = "FORMAT", default_value_t = OutputFormat::Md)]
     pub(super) output: OutputFormat,
+
+    /// Also write the result as a page with plots
+    #[arg(long, value_name = "OUT.html", conflicts_with = "roofline")]
+    pub(super) report: Option<PathBuf>,
 }
 
 /// How a result is printed.

@@ -158,6 +158,7 @@ mod tests {
             tokens_per_s: Summary::of(samples),
             samples: samples.to_vec(),
             latency_ms: Percentiles::of(&[1.0]),
+            latency_quantiles_ms: vec![],
             ttft_ms: None,
             load_ms: 0.0,
             active_bytes: 0,
@@ -169,7 +170,7 @@ mod tests {
             roofline_share: None,
             weight_bytes: 0,
             num_parameters: 0,
-            variants: Variants { isa: "scalar".to_owned(), kv_type: "f16".to_owned() },
+            variants: Variants { isa: "scalar".to_owned(), kv_type: "f16".to_owned(), kernels: vec![] },
         }
     }
 

@@ -2,10 +2,13 @@
 
 mod args;
 mod compare;
+mod html;
+mod kernels;
 mod report;
 mod roofline;
 mod run;
 mod shapes;
+mod startup;
 mod statistics;
 mod work;
 
@@ -24,7 +27,7 @@ use crate::output::stdout;
 use args::{BenchCommand, MeasureArgs, OutputFormat, Test};
 use report::{Report, Row, Variants};
 use run::{Loaded, Times, milliseconds};
-use statistics::Summary;
+use statistics::{Summary, twentieths};
 use work::Work;
 
 /// The device whose memory we can measure.
@@ -33,7 +36,10 @@ const CPU: &str = "cpu";
 /// Runs `hotmetal bench`.
 pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     match &args.command {
+        Some(BenchCommand::Kernels(args)) => kernels::kernels(args),
         Some(BenchCommand::Compare(args)) => compare::compare(args),
+        Some(BenchCommand::Report(args)) => html::report(args),
+        None if args.measure.startup => startup::startup(&args.measure),
         None if args.measure.roofline => roofline::roofline(&args.measure),
         None => measure(&args.measure),
     }
@@ -55,7 +61,8 @@ fn measure(args: &MeasureArgs) -> Result<()> {
         for test in &tests {
             progress.set_message(format!("{} @ {} × {}", test.name(), test.depth, test.batch));
             let times = loaded.driver.measure(test, args.repetitions, &mut || progress.inc(1))?;
-            let row = row(&loaded, test, &times, &ceiling.beside(test, loaded.format), &ceiling);
+            let kernels = loaded.driver.kernels(test)?;
+            let row = row(&loaded, test, &times, &ceiling.beside(test, loaded.format), &ceiling, kernels);
             if args.output == OutputFormat::Jsonl {
                 progress.suspend(|| stdout(&report.as_json_line(&row)))?;
             }
@@ -69,7 +76,10 @@ fn measure(args: &MeasureArgs) -> Result<()> {
         OutputFormat::Json => stdout(&report.as_json())?,
         OutputFormat::Jsonl => {}
     }
-    Ok(())
+    match &args.report {
+        Some(path) => html::write(path, &[report], &[]),
+        None => Ok(()),
+    }
 }
 
 /// A bar on stderr; nothing where that is not a terminal.
@@ -127,7 +137,7 @@ impl Ceiling {
     }
 }
 
-fn row(loaded: &Loaded, test: &Test, times: &Times, beside: &Beside, ceiling: &Ceiling) -> Row {
+fn row(loaded: &Loaded, test: &Test, times: &Times, beside: &Beside, ceiling: &Ceiling, kernels: Vec<String>) -> Row {
     let work =
         Work { plan: &loaded.plan, kv_format: loaded.kv_format, active_weight_bytes: loaded.active_weight_bytes };
     let samples: Vec<f64> = times.repetitions.iter().map(|seconds| test.num_tokens() as f64 / seconds).collect();
@@ -148,6 +158,7 @@ fn row(loaded: &Loaded, test: &Test, times: &Times, beside: &Beside, ceiling: &C
         tokens_per_s: Summary::of(&samples),
         samples,
         latency_ms: Percentiles::of(latencies),
+        latency_quantiles_ms: twentieths(latencies),
         ttft_ms: (test.prompt > 0).then(|| median(&times.prompts_ms)),
         load_ms: milliseconds(loaded.load_time),
         active_bytes,
@@ -162,6 +173,7 @@ fn row(loaded: &Loaded, test: &Test, times: &Times, beside: &Beside, ceiling: &C
         variants: Variants {
             isa: ceiling.isa.to_owned(),
             kv_type: format!("{:?}", loaded.kv_format).to_ascii_lowercase(),
+            kernels,
         },
     }
 }

@@ -71,6 +71,9 @@ pub(super) struct Row {
     pub(super) samples: Vec<f64>,
     /// Of a decode step; of a whole prompt where nothing is decoded.
     pub(super) latency_ms: Percentiles,
+    /// The same times from the 0th to the 100th percentile, in steps of five.
+    #[serde(default)]
+    pub(super) latency_quantiles_ms: Vec<f64>,
     /// From the start of a prompt to the logits of its first new token.
     pub(super) ttft_ms: Option<f64>,
     pub(super) load_ms: f64,
@@ -101,6 +104,9 @@ pub(super) struct Row {
 pub(super) struct Variants {
     pub(super) isa: String,
     pub(super) kv_type: String,
+    /// What the device says that it computes each op with, `op: variant`, each once; empty where it does not say.
+    #[serde(default)]
+    pub(super) kernels: Vec<String>,
 }
 
 impl Facts {
@@ -268,7 +274,7 @@ impl Report {
 
 impl Row {
     /// `82 % of read`, `61 % of int8_dot`: how near the measured ceiling, and which it is.
-    fn ceiling(&self) -> Option<String> {
+    pub(super) fn ceiling(&self) -> Option<String> {
         let which = self.peak_class.as_deref().unwrap_or("read");
         self.roofline_share.map(|share| format!("{:.0} % of {which}", 100.0 * share))
     }
@@ -293,7 +299,7 @@ fn parameters(n: u64) -> String {
 }
 
 /// A cell of a CSV file (RFC 4180).
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
 

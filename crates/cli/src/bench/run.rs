@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use backend::{Backend, Executable};
-use plan::{KvFormat, KvLayout, Plan, StepInput};
+use backend::{Backend, BackendError, Executable};
+use plan::{KvFormat, KvLayout, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
 use super::args::{TargetArgs, Test};
@@ -223,6 +223,27 @@ impl Driver {
         }
         times.repetitions.push(total.as_secs_f64());
         Ok(())
+    }
+
+    /// Which kernels the steps of `test` are made of, `op: variant`; none where the device does not say.
+    pub(super) fn kernels(&mut self, test: &Test) -> Result<Vec<String>> {
+        let shape = match test.generate {
+            0 => StepShape { tokens: test.prompt.min(PREFILL_CHUNK), sequences: 1, outputs: 1 },
+            _ => StepShape { tokens: test.batch, sequences: test.batch, outputs: test.batch },
+        };
+        let infos = match self.executable.variants(shape.bucket()) {
+            Ok(infos) => infos,
+            Err(BackendError::NotRecorded { .. }) => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
+        let mut kernels = Vec::new();
+        for info in infos {
+            let kernel = format!("{}: {}", info.name, info.variant);
+            if !kernels.contains(&kernel) {
+                kernels.push(kernel);
+            }
+        }
+        Ok(kernels)
     }
 
     /// Has the first `depth` tokens of the sequence's text in the cache.

@@ -19,14 +19,19 @@ const ALIGN: usize = 64;
 /// About 2e-4 in binary16: the scale of each Q8_0 block, so that weights have a deviation of 0.015.
 const Q8_0_SCALE: [u8; 2] = 0x0a8e_u16.to_le_bytes();
 
-/// The textbook plan of the model that `name` stands for.
-pub(super) fn plan_of(name: &str) -> Result<Plan> {
-    let shapes: Map<String, Value> = serde_json::from_str(SHAPES).context("the table of shapes is malformed")?;
-    let Some(config) = shapes.get(name) else {
+/// The `config.json` of the model that `name` stands for.
+pub(super) fn config_of(name: &str) -> Result<Value> {
+    let mut shapes: Map<String, Value> = serde_json::from_str(SHAPES).context("the table of shapes is malformed")?;
+    let Some(config) = shapes.remove(name) else {
         let known: Vec<_> = shapes.keys().map(String::as_str).collect();
         bail!("there is no shape `{name}`; this build has: {}", known.join(", "));
     };
-    Ok(models::build_plan(config, &AnyShape)?)
+    Ok(config)
+}
+
+/// The textbook plan of that model.
+pub(super) fn plan_of(name: &str) -> Result<Plan> {
+    Ok(models::build_plan(&config_of(name)?, &AnyShape)?)
 }
 
 /// The format of that name, in any case.
@@ -68,13 +73,13 @@ pub(super) fn random_weights(plan: &Plan, format: WeightFormat, memory_bytes: u6
 }
 
 /// Whole blocks of one format with random contents; cutting from it is as fast as copying memory.
-struct Pattern {
+pub(super) struct Pattern {
     block_bytes: usize,
     bytes: Vec<u8>,
 }
 
 impl Pattern {
-    fn new(format: WeightFormat) -> Self {
+    pub(super) fn new(format: WeightFormat) -> Self {
         let block_bytes = format.block_bytes();
         // An odd number of blocks, so that no row of a matrix is like the next.
         let num_bytes = ((PATTERN_BYTES / block_bytes) | 1) * block_bytes;
@@ -100,7 +105,7 @@ impl Pattern {
     }
 
     /// `len` bytes, whole blocks, from a block that `start` chooses.
-    fn cut(&self, len: usize, start: u64) -> Result<Bytes> {
+    pub(super) fn cut(&self, len: usize, start: u64) -> Result<Bytes> {
         let mut out: Vec<u8> = Vec::new();
         out.try_reserve_exact(len + ALIGN).with_context(|| format!("no memory for a weight of {len} bytes"))?;
         out.resize(out.as_ptr().align_offset(ALIGN).min(ALIGN), 0);

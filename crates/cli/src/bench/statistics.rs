@@ -50,6 +50,12 @@ pub(crate) fn median(samples: &[f64]) -> f64 {
     quantile(&sorted(samples), 0.5)
 }
 
+/// The 0th, 5th, … 100th percentile: how the samples are distributed.
+pub(super) fn twentieths(samples: &[f64]) -> Vec<f64> {
+    let sorted = sorted(samples);
+    (0..=20).map(|n| quantile(&sorted, f64::from(n) / 20.0)).collect()
+}
+
 fn sorted(samples: &[f64]) -> Vec<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -75,6 +81,8 @@ mod tests {
         let expected = Summary { median: 2.5, mean: 2.5, min: 1.0, max: 4.0, stdev: (5.0f64 / 3.0).sqrt() };
         assert_eq!(found, expected);
         let samples: Vec<f64> = (0..=100).rev().map(f64::from).collect();
+        let rounded: Vec<_> = twentieths(&samples).into_iter().map(f64::round).collect();
+        assert_eq!(rounded, (0..=20).map(|n| f64::from(5 * n)).collect::<Vec<_>>());
         assert_eq!(Percentiles::of(&samples), Percentiles { p50: 50.0, p95: 95.0, p99: 99.0, max: 100.0 });
     }
 

@@ -1,0 +1,288 @@
+//! `hotmetal bench kernels`: each op of a model by itself, in every weight format and at every instruction set, through the
+//! same trait as whole models, and the steps from a textbook loop to the shipped kernel.
+
+mod cases;
+mod ladder;
+mod measure;
+mod report;
+
+use anyhow::{Context, Result, bail};
+use backend::BackendError;
+use plan::KvFormat;
+use tensor::WeightFormat;
+
+use super::args::{KernelsArgs, OutputFormat};
+use super::report::Facts;
+use super::{CPU, html, progress, shapes};
+use crate::output::{note, stdout};
+use crate::{load, units};
+use cases::Case;
+use measure::{Measured, Subject, Timer};
+use report::Rotation;
+pub(super) use report::{KernelReport, KernelRow};
+
+/// Sizes among which the rotation is chosen, in MiB.
+const ROTATIONS_MIB: [u64; 4] = [64, 128, 256, 512];
+/// A buffer that is read no more than this much faster than the largest is held by no cache to speak of.
+const NO_CACHE: f64 = 1.1;
+/// The name of the ladder among ops.
+const GEMV: &str = "gemv";
+
+/// Where and how one op runs.
+struct Place {
+    isa: Option<cpu::IsaLevel>,
+    threads: usize,
+    backend: Box<dyn backend::Backend>,
+}
+
+/// Runs `hotmetal bench kernels`.
+pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
+    check(args)?;
+    let formats = formats(args)?;
+    let (model, cases) = cases(args)?;
+    let places = places(args)?;
+    let first = places.first().context("there is no instruction set to measure with")?;
+    let rotation = rotation(args)?;
+    let facts = Facts::collect(args.repetitions, Some(shapes::SEED));
+    let mut report = KernelReport::new(first.backend.device(), facts, model, rotation);
+    let kv_format = args.kv_type.map_or(KvFormat::F16, Into::into);
+
+    let subjects: Vec<_> = cases
+        .iter()
+        .filter(|case| args.wants(case.op()))
+        .flat_map(|case| {
+            // One format stands for all where the op has no matrix.
+            let formats = if case.has_matrices() { &formats[..] } else { &formats[..1] };
+            formats.iter().map(move |&format| (case, format))
+        })
+        .collect();
+    let has_ladder = args.device == CPU && args.wants(GEMV);
+    let progress = progress(subjects.len() * places.len() * args.rows.len(), "");
+    for (case, format) in subjects {
+        let mut subject = Subject::new(case, format, kv_format, args.depth, report.rotation.bytes)?;
+        for place in &places {
+            let mut rows = Vec::new();
+            for &count in &args.rows {
+                progress.set_message(format!("{} {} × {count}", case.op(), case.shape()));
+                // The comparison first: it takes programs of its own.
+                match subject.max_error(&*place.backend, count) {
+                    Ok(error) => rows.push((count, error)),
+                    Err(error) if matches!(error.downcast_ref(), Some(BackendError::Unsupported { .. })) => {
+                        progress.suspend(|| note(&format!("left out: {error}")));
+                        break;
+                    }
+                    Err(error) => return Err(error).with_context(|| format!("{} {}", case.op(), case.shape())),
+                }
+            }
+            let ceiling = Ceiling::measure(args, place, format, report.rotation.bytes)?;
+            let max_rows = args.rows.iter().copied().max().unwrap_or(1);
+            let bytes = report.rotation.bytes;
+            let mut timer = Timer::new(&mut subject, &*place.backend, args.repetitions, max_rows, bytes);
+            for (count, max_error) in rows {
+                progress.set_message(format!("{} {} × {count}", case.op(), case.shape()));
+                let measured = timer.measure(count)?;
+                let row = row(case, format, kv_format, place, count, &measured, &ceiling, max_error);
+                emit(args, &mut report, row, &progress)?;
+                progress.inc(1);
+            }
+        }
+    }
+    if has_ladder && let Some((projection, _)) = ladder_shape(&cases) {
+        for format in formats {
+            for row in ladder::rows(args, projection, format, &places, report.rotation.bytes)? {
+                emit(args, &mut report, row, &progress)?;
+            }
+        }
+    }
+    progress.finish_and_clear();
+    match args.output {
+        OutputFormat::Md => stdout(&report.as_markdown())?,
+        OutputFormat::Csv => stdout(&report.as_csv())?,
+        OutputFormat::Json => stdout(&report.as_json())?,
+        OutputFormat::Jsonl => {}
+    }
+    match &args.report {
+        Some(path) => html::write(path, &[], &[report]),
+        None => Ok(()),
+    }
+}
+
+fn emit(
+    args: &KernelsArgs,
+    report: &mut KernelReport,
+    row: KernelRow,
+    progress: &indicatif::ProgressBar,
+) -> Result<()> {
+    if args.output == OutputFormat::Jsonl {
+        progress.suspend(|| stdout(&report.as_json_line(&row)))?;
+    }
+    report.rows.push(row);
+    Ok(())
+}
+
+fn check(args: &KernelsArgs) -> Result<()> {
+    if args.repetitions == 0 {
+        bail!("-r 0 measures nothing: expected 1 repetition or more");
+    }
+    /// Beyond any prompt's step: a mistyped number should not take all memory.
+    const MAX_ROWS: usize = 1 << 16;
+    if let Some(rows) = args.rows.iter().find(|&&rows| rows == 0 || rows > MAX_ROWS) {
+        bail!("--rows {rows}: expected 1 to {MAX_ROWS}");
+    }
+    /// Beyond any model's context.
+    const MAX_DEPTH: usize = 1 << 20;
+    if args.depth > MAX_DEPTH {
+        bail!("--depth {}: expected at most {MAX_DEPTH} tokens", args.depth);
+    }
+    if args.rotate.is_some_and(|mib| mib == 0 || mib > 1 << 20) {
+        bail!("--rotate: expected 1 to {} MiB", 1 << 20);
+    }
+    if args.device != CPU && !args.isa.is_empty() {
+        bail!("--isa is about the CPU kernels, but the device is `{}`", args.device);
+    }
+    Ok(())
+}
+
+fn formats(args: &KernelsArgs) -> Result<Vec<WeightFormat>> {
+    if args.format.is_empty() {
+        return Ok(WeightFormat::ALL.to_vec());
+    }
+    args.format.iter().map(|name| shapes::format_of(name)).collect()
+}
+
+/// The model's name, and its ops: as they run first, then the textbook ones that these are made of.
+fn cases(args: &KernelsArgs) -> Result<(String, Vec<Case>)> {
+    let (model, textbook) = match &args.shape {
+        Some(name) => (name.clone(), shapes::plan_of(name)?),
+        None => {
+            let (checkpoint, name) = load::open(args.model.as_deref(), true)?;
+            let plan = load::plan_of(&checkpoint).with_context(|| format!("cannot load `{name}`"))?;
+            (name, plan)
+        }
+    };
+    let fused = plan::fuse(textbook.clone());
+    let all = cases::cases_of(&[&fused, &textbook]);
+    let known: Vec<_> = all.iter().map(Case::op).chain([GEMV]).collect();
+    if let Some(unknown) = args.op.iter().find(|op| !known.contains(&op.as_str())) {
+        let mut names = known;
+        names.sort_unstable();
+        names.dedup();
+        bail!("`{model}` has no op `{unknown}`; it has: {}", names.join(", "));
+    }
+    let ladder_only = args.op.iter().all(|op| op == GEMV) && !args.op.is_empty();
+    // The ladder takes its shape from the model's projections.
+    let wanted = |case: &Case| args.wants(case.op()) || (ladder_only && matches!(case, Case::Linear(_)));
+    let cases = all.into_iter().filter(|case| wanted(case)).collect();
+    Ok((model, cases))
+}
+
+/// Every instruction set with every number of threads, or the device alone where it has neither.
+fn places(args: &KernelsArgs) -> Result<Vec<Place>> {
+    if args.device != CPU {
+        let backend = load::backend(&args.model_args(None, None))?;
+        return Ok(vec![Place { isa: None, threads: 1, backend }]);
+    }
+    let levels = match args.isa.as_slice() {
+        [] => cpu::Isa::available().into_iter().map(cpu::Isa::level).collect(),
+        levels => levels.to_vec(),
+    };
+    let counts = if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
+    let mut places = Vec::new();
+    for threads in counts {
+        for &level in &levels {
+            let cpu = load::cpu_backend(&args.model_args(threads, Some(level)))?;
+            places.push(Place { isa: Some(level), threads: cpu.threads(), backend: Box::new(cpu) });
+        }
+    }
+    Ok(places)
+}
+
+/// How much weights rotate through: as asked, or the least at which reading is as slow as it gets.
+fn rotation(args: &KernelsArgs) -> Result<Rotation> {
+    if let Some(mib) = args.rotate {
+        return Ok(Rotation { bytes: mib << 20, reason: "as asked".to_owned() });
+    }
+    let largest = ROTATIONS_MIB[ROTATIONS_MIB.len() - 1];
+    if args.device != CPU {
+        return Ok(Rotation { bytes: largest << 20, reason: "more than the caches of devices hold".to_owned() });
+    }
+    let cpu = load::cpu_backend(&args.model_args(None, None))?;
+    let read = |mib: u64| cpu.read_bandwidth_of((mib << 20) as usize) / 1e9;
+    let slowest = read(largest);
+    let measured: Vec<_> =
+        ROTATIONS_MIB.iter().map(|&mib| (mib, if mib == largest { slowest } else { read(mib) })).collect();
+    let chosen = measured.iter().find(|(_, gb_s)| *gb_s <= NO_CACHE * slowest).map_or(largest, |&(mib, _)| mib);
+    let curve: Vec<_> = measured.iter().map(|(mib, gb_s)| format!("{mib} MiB at {gb_s:.1}")).collect();
+    let reason = format!("the least that is read as slowly as more; {} GB/s", curve.join(", "));
+    Ok(Rotation { bytes: chosen << 20, reason })
+}
+
+/// What an op is compared with, measured just before it.
+struct Ceiling {
+    /// Bytes per second of reading as much as weights rotate through.
+    read: Option<f64>,
+    peak: Option<cpu::Peak>,
+}
+
+impl Ceiling {
+    fn measure(args: &KernelsArgs, place: &Place, format: WeightFormat, rotation_bytes: u64) -> Result<Self> {
+        if args.device != CPU {
+            return Ok(Self { read: None, peak: None });
+        }
+        // The machine's ceiling, not the instruction set's.
+        let cpu = load::cpu_backend(&args.model_args(Some(place.threads), None))?;
+        let read = cpu.read_bandwidth_of(usize::try_from(rotation_bytes).unwrap_or(usize::MAX));
+        Ok(Self { read: Some(read), peak: cpu::peak_of_format(format, place.threads) })
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "a row has that many columns")]
+fn row(
+    case: &Case,
+    format: WeightFormat,
+    kv_format: KvFormat,
+    place: &Place,
+    rows: usize,
+    measured: &Measured,
+    ceiling: &Ceiling,
+    max_error: f64,
+) -> KernelRow {
+    let name = |name: &str| name.to_ascii_lowercase();
+    // Attention multiplies floats, whatever the weights are.
+    let peak = if case.has_matrices() { ceiling.peak } else { None };
+    let format = match () {
+        () if case.has_matrices() => name(format.name()),
+        () if case.has_cache() => name(&format!("{kv_format:?}")),
+        () => name(WeightFormat::F32.name()),
+    };
+    KernelRow {
+        op: case.op().to_owned(),
+        shape: case.shape(),
+        format,
+        device: place.backend.device().name.clone(),
+        isa: place.isa.map_or("none", cpu::IsaLevel::name).to_owned(),
+        threads: place.threads,
+        rows,
+        variants: measured.variants.clone(),
+        copies: measured.copies,
+        evicted: measured.evicted,
+        max_error: Some(max_error),
+        ..KernelRow::of(
+            measured.seconds.as_ref(),
+            case.counted(measured.cost, rows),
+            case.is_bound_by_memory().then_some(ceiling.read).flatten(),
+            peak,
+        )
+    }
+}
+
+/// The projection that the ladder climbs: the largest of a layer, with its number of weights.
+fn ladder_shape(cases: &[Case]) -> Option<(cases::Projection, usize)> {
+    let projections = cases.iter().flat_map(Case::projections);
+    projections.map(|p| (p, p.in_features * p.out_features)).max_by_key(|&(_, weights)| weights)
+}
+
+/// A size for people, in messages.
+fn size(bytes: u64) -> String {
+    units::bytes(bytes)
+}

@@ -1,0 +1,192 @@
+//! A GGUF file in the exact shapes of a published model, with random weights and a vocabulary of the same size that nobody
+//! trained, for as long as it is needed.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use formats::gguf::{Array, GgufWriter, Value};
+use formats::gguf_names::{ROPE_FREQS, checkpoint_name};
+use plan::{Plan, Rope, RopeScaling};
+use tensor::{Tensor, WeightFormat};
+
+use super::super::shapes;
+
+/// Tensors as GGUF names them: what they are called in checkpoints is asked of the table in `formats`.
+const MODEL_TENSORS: [&str; 3] = ["token_embd.weight", "output_norm.weight", "output.weight"];
+const LAYER_TENSORS: [&str; 11] = [
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_q_norm",
+    "attn_k_norm",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+];
+/// Integers of the configuration, as `{architecture}.X` and in `config.json`.
+const INTEGERS: [(&str, &str); 7] = [
+    ("block_count", "num_hidden_layers"),
+    ("embedding_length", "hidden_size"),
+    ("feed_forward_length", "intermediate_size"),
+    ("context_length", "max_position_embeddings"),
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.key_length", "head_dim"),
+];
+const FLOATS: [(&str, &str); 2] =
+    [("attention.layer_norm_rms_epsilon", "rms_norm_eps"), ("rope.freq_base", "rope_theta")];
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+
+/// The file, in a folder of its own; both go when this does.
+pub(super) struct ModelFile {
+    folder: PathBuf,
+    path: PathBuf,
+}
+
+impl ModelFile {
+    /// Writes the model `name` with matrices in `format`.
+    pub(super) fn write(name: &str, format: WeightFormat, memory_bytes: u64) -> Result<Self> {
+        let config = shapes::config_of(name)?;
+        let plan = shapes::plan_of(name)?;
+        let weights = shapes::random_weights(&plan, format, memory_bytes)?;
+        let folder = std::env::temp_dir().join(format!("hotmetal-startup-{}", std::process::id()));
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder `{}`", folder.display()))?;
+        let file = Self { path: folder.join("model.gguf"), folder };
+        let written = || format!("cannot write `{}`", file.path.display());
+        let mut out = BufWriter::new(File::create(&file.path).with_context(written)?);
+        gguf(name, &config, &plan, &weights)?.write_to(&mut out).with_context(written)?;
+        out.flush().with_context(written)?;
+        // Without this, pages wait in memory for the disk, and reading them is never cold.
+        out.get_ref().sync_all().with_context(written)?;
+        Ok(file)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ModelFile {
+    fn drop(&mut self) {
+        // Nothing can be done about a folder that stays; it is in the place for such.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn gguf(name: &str, config: &serde_json::Value, plan: &Plan, weights: &[Tensor]) -> Result<GgufWriter> {
+    let architecture = plan.model_type.as_str();
+    let mut out = GgufWriter::new();
+    out.metadata("general.architecture", Value::String(architecture.to_owned()));
+    out.metadata("general.name", Value::String(name.to_owned()));
+    for (key, field) in INTEGERS {
+        if let Some(value) = config.get(field).and_then(serde_json::Value::as_u64) {
+            out.metadata(&format!("{architecture}.{key}"), Value::U32(u32::try_from(value)?));
+        }
+    }
+    for (key, field) in FLOATS {
+        if let Some(value) = config.get(field).and_then(serde_json::Value::as_f64) {
+            out.metadata(&format!("{architecture}.{key}"), Value::F32(value as f32));
+        }
+    }
+    vocabulary(&mut out, plan.vocab_size)?;
+    let layers = (0..plan.kv_layers.len()).flat_map(|layer| {
+        LAYER_TENSORS
+            .iter()
+            .flat_map(move |tensor| ["weight", "bias"].map(|kind| format!("blk.{layer}.{tensor}.{kind}")))
+    });
+    let names = MODEL_TENSORS.iter().map(|&name| name.to_owned()).chain(layers);
+    let names: HashMap<String, String> = names.map(|gguf_name| (checkpoint_name(&gguf_name), gguf_name)).collect();
+    for (info, tensor) in plan.weights.iter().zip(weights) {
+        let gguf_name = names.get(&info.name).with_context(|| format!("GGUF has no name for `{}`", info.name))?;
+        out.tensor(gguf_name, tensor);
+    }
+    if let Some(rope) = plan.ropes.iter().find(|rope| rope.scaling != RopeScaling::None) {
+        out.tensor(ROPE_FREQS, &frequency_factors(rope)?);
+    }
+    Ok(out)
+}
+
+/// What scaling divides each frequency by.
+fn frequency_factors(rope: &Rope) -> Result<Tensor> {
+    let plain = Rope { scaling: RopeScaling::None, ..rope.clone() }.frequencies();
+    let factors: Vec<f32> =
+        plain.iter().zip(rope.frequencies()).map(|(plain, scaled)| (plain / scaled) as f32).collect();
+    Ok(Tensor::from_f32(WeightFormat::F32, vec![factors.len()], &factors)?)
+}
+
+/// Byte-level BPE of `vocab_size` tokens: the bytes, then all words of two letters, of three and so on, each merged from a
+/// shorter one and a letter, as published vocabularies are built; the end of a text last.
+fn vocabulary(out: &mut GgufWriter, vocab_size: usize) -> Result<()> {
+    let mut tokens: Vec<String> = (0..=255).map(|byte| printable(byte).to_string()).collect();
+    let mut merges = Vec::new();
+    let letters: Vec<String> = ('a'..='z').map(String::from).collect();
+    let mut shorter = letters.clone();
+    while tokens.len() + 1 < vocab_size {
+        let mut longer = Vec::with_capacity(shorter.len() * letters.len());
+        for (word, letter) in shorter.iter().flat_map(|word| letters.iter().map(move |letter| (word, letter))) {
+            if tokens.len() + 1 == vocab_size {
+                break;
+            }
+            merges.push(format!("{word} {letter}"));
+            longer.push(format!("{word}{letter}"));
+            tokens.push(format!("{word}{letter}"));
+        }
+        shorter = longer;
+    }
+    let mut types = vec![NORMAL; tokens.len()];
+    tokens.push("<|endoftext|>".to_owned());
+    types.push(CONTROL);
+    let eos = u32::try_from(tokens.len() - 1)?;
+    out.metadata("tokenizer.ggml.model", Value::String("gpt2".to_owned()));
+    out.metadata("tokenizer.ggml.pre", Value::String("qwen2".to_owned()));
+    out.metadata("tokenizer.ggml.tokens", Value::Array(Array::of_strings(tokens.iter().map(String::as_str))));
+    out.metadata("tokenizer.ggml.token_type", Value::Array(Array::of_i32(&types)));
+    out.metadata("tokenizer.ggml.merges", Value::Array(Array::of_strings(merges.iter().map(String::as_str))));
+    out.metadata("tokenizer.ggml.eos_token_id", Value::U32(eos));
+    out.metadata("tokenizer.ggml.add_bos_token", Value::Bool(false));
+    Ok(())
+}
+
+/// The character that stands for a byte in GPT-2's vocabularies: itself where it can be seen, or one from U+0100 on, in
+/// order.
+fn printable(byte: u8) -> char {
+    let is_seen = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    if is_seen(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|&other| !is_seen(other)).count() as u32;
+    char::from_u32(0x100 + before).expect("there are 68 of these, all letters")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_the_characters_of_gpt_2() {
+        assert_eq!([b'A', b' ', b'\n', 0, 0xad, 0xff].map(printable), ['A', 'Ġ', 'Ċ', 'Ā', 'Ń', 'ÿ']);
+    }
+
+    #[test]
+    fn every_shape_has_a_name_for_each_weight_and_a_vocabulary_of_its_size() {
+        for name in ["qwen2.5-0.5b", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b", "devstral-small"] {
+            let plan = shapes::plan_of(name).unwrap();
+            // Names and shapes only: an empty tensor stands for each.
+            let empty = Tensor::from_f32(WeightFormat::F32, vec![1], &[0.0]).unwrap();
+            let weights = vec![empty; plan.weights.len()];
+            let file = gguf(name, &shapes::config_of(name).unwrap(), &plan, &weights).unwrap();
+            let gguf = formats::gguf::Gguf::read_header(file.to_bytes()).unwrap();
+            let tokens = gguf.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap();
+            assert_eq!(tokens.len(), plan.vocab_size, "{name}");
+            let distinct: std::collections::HashSet<_> = tokens.iter().collect();
+            assert_eq!(distinct.len(), plan.vocab_size, "{name}");
+        }
+    }
+}
