@@ -33,9 +33,11 @@ pub(super) fn variants(args: &VerifyArgs) -> Result<Vec<Named>> {
     for &level in &levels {
         variants.push(processors(Some(level), threads, true)?);
     }
-    variants.push(processors(levels.last().copied(), threads, false)?);
+    // The best of those listed, or of all.
+    let best = args.isa.last().copied();
+    variants.push(processors(best, threads, false)?);
     if args.threads.is_none() {
-        let team = processors(levels.last().copied(), None, true)?;
+        let team = processors(best, None, true)?;
         if variants.iter().all(|variant| variant.name != team.name) {
             variants.push(team);
         }

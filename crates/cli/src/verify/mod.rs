@@ -55,8 +55,8 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
     report.verdict().map_or(Ok(()), |verdict| Err(anyhow!(verdict)))
 }
 
-/// Which model is compared on which two devices: each of the first with the other, and where the small models are, also
-/// the other ways in which the device computes with the first.
+/// Which model is compared on which two devices: each of `for_models` with `other`, and small models also on all other
+/// ways in which the device computes.
 fn pairs<'a>(
     args: &VerifyArgs,
     subjects: &'a [Subject],
@@ -74,10 +74,19 @@ fn pairs<'a>(
                 pairs.push((subject, device, other));
             }
         }
-        // Each way to compute against one of them is enough: what two of them may differ by is what each claims.
-        let Some(first) = for_models.first().filter(|_| subject.is_small()) else { continue };
-        let others = variants.iter().filter(|variant| for_models.iter().all(|device| device.name != variant.name));
-        pairs.extend(others.map(|variant| (subject, variant, first)));
+        if !subject.is_small() {
+            continue;
+        }
+        // Ways to compute that claim the same arithmetic have to give the same bits: one of them beside `other` is enough.
+        let mut seen: Vec<&Named> = for_models.iter().collect();
+        for variant in variants.iter().filter(|variant| for_models.iter().all(|device| device.name != variant.name)) {
+            let arithmetic = variant.backend.claims().same_bits;
+            let twin = seen.iter().find(|named| arithmetic.is_some() && named.backend.claims().same_bits == arithmetic);
+            if twin.is_some() || variant.name != other.name {
+                pairs.push((subject, variant, twin.copied().unwrap_or(other)));
+            }
+            seen.push(variant);
+        }
     }
     Ok(pairs)
 }
