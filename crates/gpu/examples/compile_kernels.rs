@@ -47,7 +47,17 @@ fn write(path: &Path, bytes: &[u8], check: bool) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Machine code of one architecture, or PTX. No kernel may spill registers.
+/// Bytes of registers that a kernel may store to memory. Only `attention_f32` does, for one architecture.
+const SPILL_BUDGET: u32 = 32;
+
+/// The most that any kernel spills: `…, 20 bytes spill stores, …`.
+fn spilled_bytes(log: &str) -> u32 {
+    let spills = log.lines().filter_map(|line| line.split_once(" bytes spill stores"));
+    let bytes = spills.filter_map(|(before, _)| before.rsplit(' ').next()?.parse().ok());
+    bytes.max().unwrap_or(0)
+}
+
+/// Machine code of one architecture, or PTX.
 fn compile(architecture: Image) -> Result<Vec<u8>, Box<dyn Error>> {
     let text = CString::new(cuda())?;
     let mut program = std::ptr::null_mut();
@@ -76,8 +86,8 @@ fn compile(architecture: Image) -> Result<Vec<u8>, Box<dyn Error>> {
     )?;
     let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy().into_owned();
     compiled.result().map_err(|error| format!("{}: {error:?}\n{log}", architecture.target))?;
-    if log.contains("spill") {
-        return Err(format!("{}: kernels spill registers\n{log}", architecture.target).into());
+    if spilled_bytes(&log) > SPILL_BUDGET {
+        return Err(format!("{}: kernels spill over {SPILL_BUDGET} bytes\n{log}", architecture.target).into());
     }
     if !log.trim().is_empty() {
         println!("{}:\n{log}", architecture.target);

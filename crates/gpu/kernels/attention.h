@@ -3,8 +3,8 @@
 //
 // Shapes    q, out (rows, heads · head_dim), f32; the cache as in rope_kv_write.h; head_dim <= 256.
 // Tables    positions[row]; blocks[table_starts[row] + p / block_len] holds position p.
-// Grid      (kv heads · ceil(group / G), rows, splits). A SIMD group takes 32 / L positions at a time, L lanes each, all
-//           G query heads at once, so that K and V are read once for them.
+// Grid      (kv heads · ceil(group / G), rows, splits). A SIMD group takes 32 / L positions side by side, L lanes each, and
+//           AT_ONCE such sets before a maximum moves; all G query heads at once, so that K and V are read once for them.
 // Bytes     K and V of the positions, once for G heads. Bound by memory at small batches.
 // Accuracy  f32, online softmax: rescaled when a maximum moves.
 // Order     positions are taken in splits of ATTENTION_SPLIT that begin at multiples of it; in a split, by position modulo
@@ -32,7 +32,7 @@ struct AttentionParams {
   i32 split_groups;
 };
 
-enum { ATTENTION_SPLIT = 256, ATTENTION_DIM = 256 };
+enum { ATTENTION_SPLIT = 64 };
 #define ATTENTION_NONE -1e30f
 
 // What positions made of one query head: weighted values, and the maximum and sum that the weights refer to.
@@ -47,20 +47,35 @@ FN void attention_fold(THREAD AttentionFold& to, f32 acc, f32 top, f32 sum) {
   to.top = now;
 }
 
-// A lane's share of a head: features i · L · V + lane · V + j.
-template <i32 L, i32 C, i32 V, class E>
-FN void attention_load(THREAD f32 (&to)[C], Ptr<const E> from, i32 lane, i32 head_dim) {
-  UNROLL for (i32 i = 0; i < C / V; i++)
-    UNROLL for (i32 j = 0; j < V; j++) {
-      const i32 d = (i * L + lane) * V + j;
-      to[i * V + j] = d < head_dim ? to_f32(from[d]) : 0.f;
-    }
-}
+// How a head is shared by L lanes, C features each: any head of up to 256 features, lane by lane …
+template <class E> struct HeadAny {
+  enum { DIM = 256, L = 32, C = 8, AT_ONCE = 1 };
+  struct Chunk { f32 x[8]; };
+  static PART i32 feature(i32 i, i32 lane) { return i * 32 + lane; }
+  static PART Chunk load(Ptr<const E> head, i32 lane, i32 head_dim) {
+    Chunk c;
+    UNROLL for (i32 i = 0; i < 8; i++) c.x[i] = i * 32 + lane < head_dim ? to_f32(head[i * 32 + lane]) : 0.f;
+    return c;
+  }
+  static PART void widen(THREAD f32 (&to)[8], Chunk c) { UNROLL for (i32 i = 0; i < 8; i++) to[i] = c.x[i]; }
+};
 
-// G query heads, D features at most, L lanes a position, V consecutive features a load.
-template <class E, i32 G, i32 D, i32 L, i32 V>
-FN void attention(CONST AttentionParams<E>& p, GROUP AttentionGroup<G, D>& g, Lane t) {
-  enum { C = D / L, PARTS = SIMD / L * GROUP_SIMDS, STATES = G * D / GROUP_THREADS };
+// … or a head of exactly D features of f16, 16 bytes a lane, N positions at once.
+template <i32 D, i32 N> struct HeadF16 {
+  enum { DIM = D, L = D / 8, C = 8, AT_ONCE = N };
+  struct Chunk { u32x4 pairs; };
+  static PART i32 feature(i32 i, i32 lane) { return lane * 8 + i; }
+  static PART Chunk load(Ptr<const f16> head, i32 lane, i32 head_dim) { return {vectors16(head)[lane]}; }
+  static PART void widen(THREAD f32 (&to)[8], Chunk c) {
+    const f32x2 a = f16x2_to_f32(c.pairs.x), b = f16x2_to_f32(c.pairs.y), d = f16x2_to_f32(c.pairs.z), e = f16x2_to_f32(c.pairs.w);
+    to[0] = a.x; to[1] = a.y; to[2] = b.x; to[3] = b.y; to[4] = d.x; to[5] = d.y; to[6] = e.x; to[7] = e.y;
+  }
+};
+
+// G query heads, H as above.
+template <class E, class H, i32 G>
+FN void attention(CONST AttentionParams<E>& p, GROUP AttentionGroup<G, H::DIM>& g, Lane t) {
+  enum { L = H::L, C = H::C, D = H::DIM, N = H::AT_ONCE, PARTS = SIMD / L * GROUP_SIMDS, STATES = G * D / GROUP_THREADS };
   const i32 row = t.gy, part = t.simd * (SIMD / L) + t.lane / L, lane = t.lane % L, group = p.heads / p.kv_heads;
   const i32 chunks = (group + G - 1) / G, kv_head = t.gx / chunks, first_head = kv_head * group + t.gx % chunks * G;
   const i32 heads = mini(G, group - t.gx % chunks * G);
@@ -71,7 +86,10 @@ FN void attention(CONST AttentionParams<E>& p, GROUP AttentionGroup<G, D>& g, La
   const Ptr<const i32> table = offset(p.blocks, p.table_starts[row]);
   f32 q[G][C];
   UNROLL for (i32 h = 0; h < G; h++)
-    if (h < heads) attention_load<L, C, V>(q[h], offset(p.q, i64(row) * p.q_stride + (first_head + h) * p.head_dim), lane, p.head_dim);
+    UNROLL for (i32 i = 0; i < C; i++) {
+      const i32 d = H::feature(i, lane);
+      q[h][i] = h < heads && d < p.head_dim ? p.q[i64(row) * p.q_stride + (first_head + h) * p.head_dim + d] : 0.f;
+    }
   AttentionFold state[STATES];
   const i32 splits = position / ATTENTION_SPLIT, stride = given(p.partials) ? p.split_groups : 1;
   const i32 first_split = first / ATTENTION_SPLIT;
@@ -83,24 +101,50 @@ FN void attention(CONST AttentionParams<E>& p, GROUP AttentionGroup<G, D>& g, La
       sum[h] = 0;
       UNROLL for (i32 i = 0; i < C; i++) acc[h][i] = 0;
     }
-    for (i32 base = begin / PARTS * PARTS; base < end; base += PARTS) {
-      const i32 at = base + part;
-      const bool live = at >= begin && at < end;
-      const i32 clamped = mini(maxi(at, begin), end - 1);
-      const i64 from = kv_at(table[clamped / p.block_len] * p.block_len + clamped % p.block_len, kv_head, p.kv_heads, p.block_len, p.head_dim);
-      f32 key[C], value[C];
-      attention_load<L, C, V>(key, offset(p.keys, from), lane, p.head_dim);
-      attention_load<L, C, V>(value, offset(p.values, from), lane, p.head_dim);
-      UNROLL for (i32 h = 0; h < G; h++)
-        if (h < heads) {
-          f32 s = 0;
-          UNROLL for (i32 i = 0; i < C; i++) s = fma32(q[h][i], key[i], s);
-          s = sum_lanes<L>(s) * p.scale;
-          const f32 now = live ? max32(top[h], s) : top[h], keep = exp32(top[h] - now), weight = live ? exp32(s - now) : 0.f;
-          top[h] = now;
-          sum[h] = fma32(sum[h], keep, weight);
-          UNROLL for (i32 i = 0; i < C; i++) acc[h][i] = fma32(weight, value[i], acc[h][i] * keep);
+    for (i32 base = begin / (PARTS * N) * (PARTS * N); base < end; base += PARTS * N) {
+      typename H::Chunk keys[N], values[N];
+      UNROLL for (i32 u = 0; u < N; u++) {
+        const i32 at = mini(maxi(base + u * PARTS + part, begin), end - 1), block = at / p.block_len;
+        const i64 from = ((i64(table[block]) * p.kv_heads + kv_head) * p.block_len + at - block * p.block_len) * p.head_dim;
+        keys[u] = H::load(offset(p.keys, from), lane, p.head_dim);
+        values[u] = H::load(offset(p.values, from), lane, p.head_dim);
+      }
+      f32 score[N][G];
+      UNROLL for (i32 u = 0; u < N; u++) {
+        const i32 at = base + u * PARTS + part;
+        f32 key[C];
+        H::widen(key, keys[u]);
+        UNROLL for (i32 h = 0; h < G; h++) {
+          score[u][h] = ATTENTION_NONE;
+          if (h < heads) {
+            f32 s = 0;
+            UNROLL for (i32 i = 0; i < C; i++) s = fma32(q[h][i], key[i], s);
+            s = sum_lanes<L>(s) * p.scale;
+            if (at >= begin && at < end) score[u][h] = s;
+          }
         }
+      }
+      // The maximum moves once for all positions at hand.
+      UNROLL for (i32 h = 0; h < G; h++) {
+        f32 now = top[h];
+        UNROLL for (i32 u = 0; u < N; u++) now = max32(now, score[u][h]);
+        const f32 keep = exp32(top[h] - now);
+        top[h] = now;
+        sum[h] *= keep;
+        UNROLL for (i32 i = 0; i < C; i++) acc[h][i] *= keep;
+      }
+      UNROLL for (i32 u = 0; u < N; u++) {
+        const i32 at = base + u * PARTS + part;
+        const bool live = at >= begin && at < end;
+        f32 value[C];
+        H::widen(value, values[u]);
+        UNROLL for (i32 h = 0; h < G; h++) {
+          const f32 weight = live ? exp32(score[u][h] - top[h]) : 0.f;
+          sum[h] += weight;
+          // What a position beyond the end holds is nobody's business, NaN included.
+          UNROLL for (i32 i = 0; i < C; i++) acc[h][i] = live ? fma32(weight, value[i], acc[h][i]) : acc[h][i];
+        }
+      }
     }
     // The parts of a SIMD group, then those of the group.
     UNROLL for (i32 h = 0; h < G; h++)
@@ -113,7 +157,7 @@ FN void attention(CONST AttentionParams<E>& p, GROUP AttentionGroup<G, D>& g, La
         UNROLL for (i32 i = 0; i < C; i++) {
           f32 a = acc[h][i] * keep;
           UNROLL for (i32 m = L; m < SIMD; m *= 2) a += shuffle_xor(a, m);
-          if (t.lane < L) g.acc[t.simd][h][(i / V * L + lane) * V + i % V] = a;
+          if (t.lane < L) g.acc[t.simd][h][H::feature(i, lane)] = a;
         }
         if (t.lane == 0) { g.top[t.simd][h] = now; g.sum[t.simd][h] = total; }
       }
@@ -144,11 +188,15 @@ FN void attention(CONST AttentionParams<E>& p, GROUP AttentionGroup<G, D>& g, La
         p.out[i64(row) * p.out_stride + (first_head + h) * p.head_dim + d] = state[j].acc / state[j].sum;
     }
 }
-#define ATTENTION(NAME, E, G, D, L, V) \
-  typedef AttentionGroup<G, D> attention_##NAME##_memory; \
-  KERNEL(attention_##NAME, AttentionParams<E>, attention_##NAME##_memory, 128, attention<E, G, D, L, V>)
-ATTENTION(f32, f32, 4, 256, 32, 1)
-ATTENTION(f16, f16, 4, 256, 32, 1)
+#define ATTENTION(NAME, E, G, ...)                                           \
+  typedef __VA_ARGS__ attention_##NAME##_head;                                \
+  typedef AttentionGroup<G, __VA_ARGS__::DIM> attention_##NAME##_memory;      \
+  KERNEL(attention_##NAME, AttentionParams<E>, attention_##NAME##_memory, 128, attention<E, attention_##NAME##_head, G>)
+ATTENTION(f32, f32, 4, HeadAny<f32>)
+ATTENTION(f16, f16, 4, HeadAny<f16>)
+ATTENTION(f16_d64, f16, 4, HeadF16<64, 4>)
+ATTENTION(f16_d64_g8, f16, 8, HeadF16<64, 2>)  // with more at once, registers do not suffice
+ATTENTION(f16_d128, f16, 4, HeadF16<128, 4>)
 
 // attention_combine: the partial results of all splits, folded in order.  Grid (heads, rows).
 template <class E>
@@ -158,15 +206,21 @@ FN void attention_combine(CONST AttentionParams<E>& p, GROUP NoGroup&, Lane t) {
   wait_for_previous();
   if (row >= p.rows[0]) return;  // the whole group
   const i32 position = p.positions[row], first = p.window > 0 ? maxi(0, position + 1 - p.window) : 0;
+  const i32 first_split = first / ATTENTION_SPLIT, splits = position / ATTENTION_SPLIT + 1 - first_split;
+  const i64 from = ((i64(row) * p.heads + head) * p.max_splits + first_split) * (p.head_dim + 2);
+  const Ptr<const f32> partials = offset(Ptr<const f32>(p.partials), from);
   for (i32 d = t.simd * SIMD + t.lane; d < p.head_dim; d += GROUP_THREADS) {
     AttentionFold all;
     all.acc = all.top = all.sum = 0;
-    for (i32 split = first / ATTENTION_SPLIT; split <= position / ATTENTION_SPLIT; split++) {
-      const Ptr<const f32> from = offset(Ptr<const f32>(p.partials), ((i64(row) * p.heads + head) * p.max_splits + split) * (p.head_dim + 2));
-      if (split == first / ATTENTION_SPLIT) {
-        all.acc = from[d]; all.top = from[p.head_dim]; all.sum = from[p.head_dim + 1];
-      } else {
-        attention_fold(all, from[d], from[p.head_dim], from[p.head_dim + 1]);
+    for (i32 base = 0; base < splits; base += 8) {
+      f32 acc[8], top[8], sum[8];
+      UNROLL for (i32 j = 0; j < 8; j++) {
+        const Ptr<const f32> split = offset(partials, i64(mini(base + j, splits - 1)) * (p.head_dim + 2));
+        acc[j] = split[d]; top[j] = split[p.head_dim]; sum[j] = split[p.head_dim + 1];
+      }
+      UNROLL for (i32 j = 0; j < 8; j++) {
+        if (base + j == 0) { all.acc = acc[j]; all.top = top[j]; all.sum = sum[j]; }
+        else if (base + j < splits) attention_fold(all, acc[j], top[j], sum[j]);
       }
     }
     p.out[i64(row) * p.out_stride + head * p.head_dim + d] = all.acc / all.sum;

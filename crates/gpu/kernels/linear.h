@@ -1,9 +1,9 @@
 // linear: y = x · Wᵀ + b for up to three weights that read the same rows (Q, K and V), with an epilogue: `residual` is
-// added, or with two planes y = silu(x · Wᵀ + b) · (x · Upᵀ + c).
+// added, or with two planes y = silu(x · Wᵀ + b) · (x · Upᵀ + c). norm_linear: of one row, normalised on the way.
 //
 // Shapes    x (rows, k), f32, rows on 16 bytes; W (n, k) in any weight format; b (n,), f32; y (rows, n), f32.
 // Grid      (groups of all segments, rows / M); each SIMD group makes R outputs of M rows, W is read once for M rows.
-// Bytes     n·k of W, once; x from the L1 cache.  Bound by memory at small M.
+// Bytes     n·k of W, once; x once a group, from the cache. Bound by memory at small M.
 // Accuracy  f32; |error| <= (k + 2) · ε · Σ|w·x|.
 // Order     a lane adds the chunks c ≡ lane (mod 32) in order, then lanes by halves, then bias, then residual, whatever M,
 //           R and U are: a row's result does not depend on the rows beside it.
@@ -23,9 +23,17 @@ struct LinearParams {
   Ptr<const f32x4> x;
   Ptr<const f32> residual;
   Ptr<const i32> rows;
+  Ptr<const f32x4> gain;    // norm_linear: (k,)
+  Ptr<const i32> select;    // norm_linear: the row is select[0], or 0 where this is absent
   i32 k, x_stride;
-  i32 residual_stride, padding;
+  i32 residual_stride;
+  f32 eps;
 };
+
+// A piece of the rows of activations, M of them one after another, in the order in which lanes read them: vector i of a
+// chunk beside vector i of the next chunk, so that 32 lanes read 512 bytes in a row.
+enum { LINEAR_VECTORS = 2048 };
+struct LinearGroup { f32x4 x[LINEAR_VECTORS]; SumGroup sum; };
 
 // U chunks of each of N rows of weights that one lane has in flight.
 template <class W, i32 N, i32 U> struct LinearTile { typename W::Chunk chunk[N][U]; };
@@ -45,21 +53,6 @@ FN void linear_load(THREAD LinearTile<W, N, U>& tile, CONST LinearSegment& s, i3
   }
 }
 
-// The activations of chunk `c` of one row; with TAIL, zero past the row's end.
-template <bool TAIL, i32 LEN>
-FN void linear_x(THREAD f32 (&to)[LEN], Ptr<const f32x4> x, i32 c, i32 k) {
-  UNROLL for (i32 i = 0; i < LEN / 4; i++) {
-    const i32 at = c * (LEN / 4) + i;
-    f32x4 v;
-    v.x = v.y = v.z = v.w = 0.f;
-    if (!TAIL || at * 4 < k) v = x[at];
-    to[i * 4] = v.x;
-    to[i * 4 + 1] = !TAIL || at * 4 + 1 < k ? v.y : 0.f;
-    to[i * 4 + 2] = !TAIL || at * 4 + 2 < k ? v.z : 0.f;
-    to[i * 4 + 3] = !TAIL || at * 4 + 3 < k ? v.w : 0.f;
-  }
-}
-
 // Two chains of additions a chunk, so that they overlap.
 template <i32 LEN>
 FN f32 linear_dot(THREAD const f32 (&w)[LEN], THREAD const f32 (&x)[LEN]) {
@@ -71,52 +64,58 @@ FN f32 linear_dot(THREAD const f32 (&w)[LEN], THREAD const f32 (&x)[LEN]) {
   return a + b;
 }
 
-template <bool TAIL, class W, i32 M, i32 N, i32 U>
-FN void linear_add(THREAD f32 (&sum)[M][N], THREAD const LinearTile<W, N, U>& tile, THREAD const Ptr<const f32x4> (&x)[M], i32 first, i32 k) {
+// Adds one tile, whose first chunk is `first` chunks into the piece (a multiple of 32, without the lane).
+template <class W, i32 M, i32 N, i32 U>
+FN void linear_add(THREAD f32 (&sum)[M][N], THREAD const LinearTile<W, N, U>& tile, GROUP const LinearGroup& g, i32 first, i32 lane) {
+  enum { V = W::LEN / 4 };
   UNROLL for (i32 u = 0; u < U; u++) {
     f32 w[N][W::LEN], scale[N];
     UNROLL for (i32 r = 0; r < N; r++) scale[r] = W::widen(w[r], tile.chunk[r][u]);
     UNROLL for (i32 m = 0; m < M; m++) {
       f32 v[W::LEN];
-      linear_x<TAIL, W::LEN>(v, x[m], first + u * SIMD, k);
+      UNROLL for (i32 i = 0; i < V; i++) {
+        const f32x4 x = g.x[m * (LINEAR_VECTORS / M) + (first + u * SIMD) * V + i * SIMD + lane];
+        v[i * 4] = x.x; v[i * 4 + 1] = x.y; v[i * 4 + 2] = x.z; v[i * 4 + 3] = x.w;
+      }
       UNROLL for (i32 r = 0; r < N; r++) sum[m][r] = fma32(linear_dot<W::LEN>(w[r], v), scale[r], sum[m][r]);
     }
   }
 }
 
-// M rows, R outputs a SIMD group, U chunks of each in flight, P planes (2 with an up weight).
-template <class W, i32 M, i32 R, i32 U, i32 P>
-FN void linear(CONST LinearParams& p, GROUP NoGroup&, Lane t) {
-  enum { N = R * P };
-  i32 segment = 0, group = t.gx;
-  while (segment < 2 && group >= p.segments[segment].groups) group -= p.segments[segment++].groups;
-  CONST LinearSegment& s = p.segments[segment];
-  const i32 row = (group * t.simds + t.simd) * R, chunks = (p.k + W::LEN - 1) / W::LEN, whole = p.k / W::LEN;
-  LinearTile<W, N, U> tile, next;
-  let_next_start();
-  // Weights are asked for before the kernel ahead has ended.
-  if (SIMD * U <= whole) linear_load<false, W, R>(tile, s, row, t.lane, chunks);
-  else linear_load<true, W, R>(tile, s, row, t.lane, chunks);
-  wait_for_previous();
-  const i32 rows = p.rows[0], first_row = t.gy * M;
-  if (first_row >= rows) return;  // the whole group
-  Ptr<const f32x4> x[M];
-  f32 sum[M][N];
-  UNROLL for (i32 m = 0; m < M; m++) {
-    x[m] = offset(p.x, i64(mini(first_row + m, rows - 1)) * p.x_stride);
-    UNROLL for (i32 r = 0; r < N; r++) sum[m][r] = 0;
-  }
-  for (i32 base = 0; base < chunks; base += SIMD * U) {
-    const i32 after = base + SIMD * U;
-    if (after + SIMD * U <= whole) linear_load<false, W, R>(next, s, row, after + t.lane, chunks);
-    else if (after < chunks) linear_load<true, W, R>(next, s, row, after + t.lane, chunks);
-    if (after <= whole) linear_add<false, W, M, N, U>(sum, tile, x, base + t.lane, p.k);
-    else linear_add<true, W, M, N, U>(sum, tile, x, base + t.lane, p.k);
-    tile = next;
-  }
+// Fills group memory with `vectors` of each row from vector `begin` on, zeros past the rows' end.
+template <class W, i32 M, bool NORM>
+FN void linear_stage(CONST LinearParams& p, GROUP LinearGroup& g, THREAD const Ptr<const f32x4> (&x)[M], f32 scale, i32 begin, i32 vectors, Lane t) {
+  enum { V = W::LEN / 4 };
+  UNROLL for (i32 m = 0; m < M; m++)
+    for (i32 i = t.simd * SIMD + t.lane; i < vectors; i += GROUP_THREADS) {
+      f32x4 v = row_vector(x[m], begin + i, p.k);
+      if (NORM) {
+        const f32x4 gain = row_vector(p.gain, begin + i, p.k);
+        v.x = v.x * scale * gain.x; v.y = v.y * scale * gain.y; v.z = v.z * scale * gain.z; v.w = v.w * scale * gain.w;
+      }
+      const i32 chunk = i / V;
+      g.x[m * (LINEAR_VECTORS / M) + chunk / SIMD * (SIMD * V) + i % V * SIMD + chunk % SIMD] = v;
+    }
+}
+
+// Where a group works: a segment, and the first of its SIMD group's rows there.
+struct LinearPlace { i32 segment, row; };
+
+FN LinearPlace linear_place(CONST LinearParams& p, i32 outputs, Lane t) {
+  LinearPlace place;
+  i32 group = t.gx;
+  place.segment = 0;
+  while (place.segment < 2 && group >= p.segments[place.segment].groups) group -= p.segments[place.segment++].groups;
+  place.row = (group * t.simds + t.simd) * outputs;
+  return place;
+}
+
+// Adds up the lanes, then bias, activation and residual.
+template <i32 M, i32 R, i32 P>
+FN void linear_finish(CONST LinearParams& p, CONST LinearSegment& s, THREAD const f32 (&sum)[M][R * P], i32 row, i32 first_row, i32 rows, Lane t) {
   UNROLL for (i32 m = 0; m < M; m++)
     UNROLL for (i32 r = 0; r < R; r++) {
-      f32 y = sum_lanes<SIMD>(sum[m][r]), up = P == 2 ? sum_lanes<SIMD>(sum[m][N - R + r]) : 0.f;
+      f32 y = sum_lanes<SIMD>(sum[m][r]), up = P == 2 ? sum_lanes<SIMD>(sum[m][R * P - R + r]) : 0.f;
       const i32 column = row + r, y_row = first_row + m;
       if (t.lane == 0 && column < s.n && y_row < rows) {
         if (given(s.bias)) y += s.bias[column];
@@ -130,12 +129,56 @@ FN void linear(CONST LinearParams& p, GROUP NoGroup&, Lane t) {
     }
 }
 
-#define LINEAR(FORMAT, W, R1, U1, R4, U4)                                                    \
-  KERNEL(linear_##FORMAT##_m1, LinearParams, NoGroup, 128, linear<W, 1, R1, U1, 1>)          \
-  KERNEL(linear_##FORMAT##_m4, LinearParams, NoGroup, 128, linear<W, 4, R4, U4, 1>)          \
-  KERNEL(linear_glu_##FORMAT##_m1, LinearParams, NoGroup, 128, linear<W, 1, R1, U1 / 2, 2>)  \
-  KERNEL(linear_glu_##FORMAT##_m4, LinearParams, NoGroup, 128, linear<W, 4, R4, U4 / 2, 2>)
-LINEAR(f32, WeightF32, 2, 4, 2, 2)
-LINEAR(f16, WeightF16, 2, 4, 2, 2)
-LINEAR(bf16, WeightBF16, 2, 4, 2, 2)
-LINEAR(q8_0, WeightQ8_0, 2, 4, 2, 2)
+// M rows, R outputs a SIMD group, U chunks of each in flight, P planes (2 with an up weight). With NORM the one row is
+// normalised on the way, by every group for itself: cheaper than a kernel before it.
+template <class W, i32 M, i32 R, i32 U, i32 P, bool NORM>
+FN void linear(CONST LinearParams& p, GROUP LinearGroup& g, Lane t) {
+  enum { N = R * P, TILE = SIMD * U, PIECE = LINEAR_VECTORS / M / (W::LEN / 4) };  // in chunks
+  static_assert(PIECE % TILE == 0, "a piece is whole tiles");
+  const LinearPlace place = linear_place(p, R, t);
+  CONST LinearSegment& s = p.segments[place.segment];
+  const i32 row = place.row, chunks = (p.k + W::LEN - 1) / W::LEN, whole = p.k / W::LEN;
+  LinearTile<W, N, U> tile, next;
+  let_next_start();
+  // Weights are asked for before the kernel ahead has ended.
+  if (TILE <= whole) linear_load<false, W, R>(tile, s, row, t.lane, chunks);
+  else linear_load<true, W, R>(tile, s, row, t.lane, chunks);
+  wait_for_previous();
+  const i32 rows = p.rows[0], first_row = t.gy * M;
+  if (first_row >= rows) return;  // the whole group
+  Ptr<const f32x4> x[M];
+  f32 sum[M][N];
+  UNROLL for (i32 m = 0; m < M; m++) {
+    const i32 x_row = given(p.select) ? p.select[0] : mini(first_row + m, rows - 1);
+    x[m] = offset(p.x, i64(x_row) * p.x_stride);
+    UNROLL for (i32 r = 0; r < N; r++) sum[m][r] = 0;
+  }
+  const f32 scale = NORM ? row_scale(x[0], p.k, p.eps, g.sum, t) : 1.f;
+  for (i32 piece = 0; piece < chunks; piece += PIECE) {
+    const i32 end = mini(piece + PIECE, (chunks + TILE - 1) / TILE * TILE);
+    if (piece > 0) group_barrier();
+    linear_stage<W, M, NORM>(p, g, x, scale, piece * (W::LEN / 4), (end - piece) * (W::LEN / 4), t);
+    group_barrier();
+    for (i32 base = piece; base < end; base += TILE) {
+      const i32 after = base + TILE;
+      if (after + TILE <= whole) linear_load<false, W, R>(next, s, row, after + t.lane, chunks);
+      else if (after < chunks) linear_load<true, W, R>(next, s, row, after + t.lane, chunks);
+      linear_add<W, M, N, U>(sum, tile, g, base - piece, t.lane);
+      tile = next;
+    }
+  }
+  linear_finish<M, R, P>(p, s, sum, row, first_row, rows, t);
+}
+
+// R outputs a SIMD group: as `dispatch.rs` has it.
+#define LINEAR(FORMAT, W, R, U)                                                                           \
+  KERNEL(linear_##FORMAT##_m1, LinearParams, LinearGroup, 128, linear<W, 1, R, U, 1, false>)              \
+  KERNEL(linear_##FORMAT##_m4, LinearParams, LinearGroup, 128, linear<W, 4, R, U / 2, 1, false>)          \
+  KERNEL(linear_glu_##FORMAT##_m1, LinearParams, LinearGroup, 128, linear<W, 1, R, U / 2, 2, false>)      \
+  KERNEL(linear_glu_##FORMAT##_m4, LinearParams, LinearGroup, 128, linear<W, 4, R, U / 4, 2, false>)      \
+  KERNEL(norm_linear_##FORMAT##_m1, LinearParams, LinearGroup, 128, linear<W, 1, R, U, 1, true>)          \
+  KERNEL(norm_linear_glu_##FORMAT##_m1, LinearParams, LinearGroup, 128, linear<W, 1, R, U / 2, 2, true>)
+LINEAR(f32, WeightF32, 2, 4)
+LINEAR(f16, WeightF16, 2, 4)
+LINEAR(bf16, WeightBF16, 2, 4)
+LINEAR(q8_0, WeightQ8_0, 2, 4)

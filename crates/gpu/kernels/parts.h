@@ -70,3 +70,29 @@ FN f32 sum_group(f32 v, GROUP SumGroup& g, Lane t) {
 
 // x · sigmoid(x)
 FN f32 silu(f32 x) { return x / (1.f + exp32(-x)); }
+
+// A vector of a row of `width` f32, with zeros past its end.
+FN f32x4 row_vector(Ptr<const f32x4> row, i32 i, i32 width) {
+  f32x4 v;
+  v.x = v.y = v.z = v.w = 0.f;
+  if (i * 4 < width) v = row[i];
+  if (i * 4 + 3 >= width) {
+    if (i * 4 + 1 >= width) v.y = 0.f;
+    if (i * 4 + 2 >= width) v.z = 0.f;
+    v.w = 0.f;
+  }
+  return v;
+}
+
+// 1 / sqrt(mean(x²) + eps) of a row, the same in every thread of the group: four loads of each thread are under way, and
+// a thread adds its vectors in order, whoever calls.
+FN f32 row_scale(Ptr<const f32x4> row, i32 width, f32 eps, GROUP SumGroup& g, Lane t) {
+  f32 squares = 0;
+  for (i32 base = t.simd * SIMD + t.lane; base * 4 < width; base += 4 * GROUP_THREADS) {
+    f32x4 v[4];
+    UNROLL for (i32 j = 0; j < 4; j++) v[j] = row_vector(row, base + j * GROUP_THREADS, width);
+    UNROLL for (i32 j = 0; j < 4; j++)
+      squares = fma32(v[j].w, v[j].w, fma32(v[j].z, v[j].z, fma32(v[j].y, v[j].y, fma32(v[j].x, v[j].x, squares))));
+  }
+  return inv_sqrt(sum_group(squares, g, t) / f32(width) + eps);
+}

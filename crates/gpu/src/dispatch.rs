@@ -15,26 +15,69 @@ pub(crate) struct LinearVariant {
     pub(crate) outputs: usize,
 }
 
-/// The variant for up to `rows` rows; with `glu`, of gate and up at once.
-pub(crate) fn linear(format: WeightFormat, rows: usize, glu: bool) -> LinearVariant {
+/// What a projection is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinearKind {
+    /// Itself.
+    Plain,
+    /// A gated unit: gate and up at once.
+    Glu,
+    /// One row that is normalised on the way.
+    Norm,
+    /// Both.
+    NormGlu,
+}
+
+/// Whether rows are normalised by the kernel that multiplies them, and not by one before it: every group does it again,
+/// which pays for one row.
+pub(crate) fn normalises_on_the_way(rows: usize) -> bool {
+    rows == 1
+}
+
+/// The variant for up to `rows` rows.
+pub(crate) fn linear(format: WeightFormat, rows: usize, kind: LinearKind) -> LinearVariant {
     let one = rows == 1;
-    let kernel = match (format, glu, one) {
-        (WeightFormat::F32, false, true) => "linear_f32_m1",
-        (WeightFormat::F32, false, false) => "linear_f32_m4",
-        (WeightFormat::F32, true, true) => "linear_glu_f32_m1",
-        (WeightFormat::F32, true, false) => "linear_glu_f32_m4",
-        (WeightFormat::F16, false, true) => "linear_f16_m1",
-        (WeightFormat::F16, false, false) => "linear_f16_m4",
-        (WeightFormat::F16, true, true) => "linear_glu_f16_m1",
-        (WeightFormat::F16, true, false) => "linear_glu_f16_m4",
-        (WeightFormat::BF16, false, true) => "linear_bf16_m1",
-        (WeightFormat::BF16, false, false) => "linear_bf16_m4",
-        (WeightFormat::BF16, true, true) => "linear_glu_bf16_m1",
-        (WeightFormat::BF16, true, false) => "linear_glu_bf16_m4",
-        (WeightFormat::Q8_0, false, true) => "linear_q8_0_m1",
-        (WeightFormat::Q8_0, false, false) => "linear_q8_0_m4",
-        (WeightFormat::Q8_0, true, true) => "linear_glu_q8_0_m1",
-        (WeightFormat::Q8_0, true, false) => "linear_glu_q8_0_m4",
+    let [plain_one, plain_four, glu_one, glu_four, norm, norm_glu] = match format {
+        WeightFormat::F32 => [
+            "linear_f32_m1",
+            "linear_f32_m4",
+            "linear_glu_f32_m1",
+            "linear_glu_f32_m4",
+            "norm_linear_f32_m1",
+            "norm_linear_glu_f32_m1",
+        ],
+        WeightFormat::F16 => [
+            "linear_f16_m1",
+            "linear_f16_m4",
+            "linear_glu_f16_m1",
+            "linear_glu_f16_m4",
+            "norm_linear_f16_m1",
+            "norm_linear_glu_f16_m1",
+        ],
+        WeightFormat::BF16 => [
+            "linear_bf16_m1",
+            "linear_bf16_m4",
+            "linear_glu_bf16_m1",
+            "linear_glu_bf16_m4",
+            "norm_linear_bf16_m1",
+            "norm_linear_glu_bf16_m1",
+        ],
+        WeightFormat::Q8_0 => [
+            "linear_q8_0_m1",
+            "linear_q8_0_m4",
+            "linear_glu_q8_0_m1",
+            "linear_glu_q8_0_m4",
+            "norm_linear_q8_0_m1",
+            "norm_linear_glu_q8_0_m1",
+        ],
+    };
+    let kernel = match kind {
+        LinearKind::Plain if one => plain_one,
+        LinearKind::Plain => plain_four,
+        LinearKind::Glu if one => glu_one,
+        LinearKind::Glu => glu_four,
+        LinearKind::Norm => norm,
+        LinearKind::NormGlu => norm_glu,
     };
     LinearVariant { kernel, rows: if one { 1 } else { 4 }, outputs: 2 * GROUP_SIMDS }
 }
@@ -78,9 +121,9 @@ pub(crate) struct AttentionVariant {
 }
 
 /// Positions of a split, as in `kernels/attention.h`.
-const ATTENTION_SPLIT: usize = 256;
-/// Groups that fill a device: two for each multiprocessor of the largest known. Guessed.
-const DEVICE_GROUPS: usize = 264;
+const ATTENTION_SPLIT: usize = 64;
+/// Groups that fill a device: four for each multiprocessor of the largest known. Guessed.
+const DEVICE_GROUPS: usize = 528;
 /// Rows above which partial results take more memory than they are worth.
 const SPLIT_ROWS_MAX: usize = 16;
 
@@ -89,24 +132,30 @@ pub(crate) fn attention_splits(max_positions: usize) -> usize {
     max_positions.div_ceil(ATTENTION_SPLIT)
 }
 
-/// The variant for up to `rows` rows of `heads` on `kv_heads`, over up to `max_positions`.
-pub(crate) fn attention(
-    format: KvFormat,
-    (rows, heads, kv_heads): (usize, usize, usize),
-    max_positions: usize,
-) -> AttentionVariant {
-    let heads_of_group = 4;
-    let groups = rows * kv_heads * (heads / kv_heads).div_ceil(heads_of_group);
-    let splits = attention_splits(max_positions);
-    let split = splits > 1 && rows <= SPLIT_ROWS_MAX && groups < DEVICE_GROUPS;
-    AttentionVariant {
-        kernel: match format {
-            KvFormat::F32 => "attention_f32",
-            KvFormat::F16 => "attention_f16",
-        },
-        heads: heads_of_group,
-        split_groups: if split { DEVICE_GROUPS.div_ceil(groups).min(splits) } else { 0 },
-    }
+/// What attention is computed of, in a step of up to so many rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionShape {
+    pub(crate) rows: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) max_positions: usize,
+}
+
+/// The variant for `shape`.
+pub(crate) fn attention(format: KvFormat, shape: AttentionShape) -> AttentionVariant {
+    let group = shape.heads / shape.kv_heads;
+    let (kernel, heads) = match (format, shape.head_dim) {
+        (KvFormat::F16, 64) if group > 4 => ("attention_f16_d64_g8", 8),
+        (KvFormat::F16, 64) => ("attention_f16_d64", 4),
+        (KvFormat::F16, 128) => ("attention_f16_d128", 4),
+        (KvFormat::F16, _) => ("attention_f16", 4),
+        (KvFormat::F32, _) => ("attention_f32", 4),
+    };
+    let groups = shape.rows * shape.kv_heads * group.div_ceil(heads);
+    let splits = attention_splits(shape.max_positions);
+    let split = splits > 1 && shape.rows <= SPLIT_ROWS_MAX && groups < DEVICE_GROUPS;
+    AttentionVariant { kernel, heads, split_groups: if split { DEVICE_GROUPS.div_ceil(groups).min(splits) } else { 0 } }
 }
 
 #[cfg(test)]
@@ -116,23 +165,39 @@ mod tests {
     #[test]
     fn one_row_has_kernels_of_its_own() {
         for format in WeightFormat::ALL {
-            for glu in [false, true] {
-                let (one, more) = (linear(format, 1, glu), linear(format, 2, glu));
+            for kind in [LinearKind::Plain, LinearKind::Glu] {
+                let (one, more) = (linear(format, 1, kind), linear(format, 2, kind));
                 assert!(one.kernel.ends_with("_m1") && one.rows == 1, "{one:?}");
                 assert!(more.kernel.ends_with("_m4") && more.rows == 4, "{more:?}");
-                assert_eq!(one.kernel.contains("glu"), glu);
+                assert_eq!(one.kernel.contains("glu"), kind == LinearKind::Glu);
                 assert!(one.kernel.contains(&format.name().to_lowercase()));
             }
+            assert!(linear(format, 1, LinearKind::NormGlu).kernel.starts_with("norm_linear_glu_"));
         }
+        assert!(normalises_on_the_way(1) && !normalises_on_the_way(2));
     }
 
     #[test]
     fn attention_is_split_where_rows_do_not_fill_the_device() {
-        let groups = |rows, max_positions| attention(KvFormat::F16, (rows, 32, 8), max_positions).split_groups;
-        assert_eq!(groups(1, 256), 0);
-        assert_eq!(groups(1, 8192), 32);
-        assert_eq!(groups(1, 131_072), 17 * 2 - 1);
-        assert_eq!(groups(16, 8192), 3);
+        let of = |rows, max_positions| AttentionShape { rows, heads: 32, kv_heads: 8, head_dim: 128, max_positions };
+        let groups = |rows, max_positions| attention(KvFormat::F16, of(rows, max_positions)).split_groups;
+        assert_eq!(groups(1, 64), 0);
+        assert_eq!(groups(1, 2048), 32);
+        assert_eq!(groups(1, 131_072), 66);
+        assert_eq!(groups(16, 8192), 5);
         assert_eq!(groups(17, 8192), 0);
+    }
+
+    #[test]
+    fn common_heads_have_kernels_of_their_own() {
+        let kernel = |format, heads, head_dim| {
+            let shape = AttentionShape { rows: 1, heads, kv_heads: 2, head_dim, max_positions: 256 };
+            attention(format, shape).kernel
+        };
+        assert_eq!(kernel(KvFormat::F16, 14, 64), "attention_f16_d64_g8");
+        assert_eq!(kernel(KvFormat::F16, 8, 64), "attention_f16_d64");
+        assert_eq!(kernel(KvFormat::F16, 8, 128), "attention_f16_d128");
+        assert_eq!(kernel(KvFormat::F16, 8, 96), "attention_f16");
+        assert_eq!(kernel(KvFormat::F32, 8, 128), "attention_f32");
     }
 }

@@ -87,13 +87,10 @@ pub enum GpuError {
 }
 
 impl GpuBackend {
-    /// The NVIDIA GPU of this number, as the driver counts. Loads the driver; takes no memory yet.
+    /// The NVIDIA GPU of this number, as the driver counts. Loads the driver and the kernels.
     pub fn cuda(ordinal: usize) -> Result<Self, GpuError> {
         let found = CudaDevice::find(ordinal)?;
         let CudaDevice { ref name, capability: (major, minor), multiprocessors, memory_bytes, .. } = found;
-        if kernel_source::image(found.capability).is_none() {
-            return Err(GpuError::TooOld { name: name.clone(), major, minor });
-        }
         let device = DeviceInfo {
             name: CUDA.to_owned(),
             description: format!("{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors"),

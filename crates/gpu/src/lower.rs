@@ -2,12 +2,12 @@
 
 use plan::{Activation, Attention, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Value, WeightId};
 
-use crate::dispatch;
+use crate::dispatch::{self, LinearKind};
 use crate::kv_cache::KvCache;
 use crate::launch::{Access, GROUP_SIMDS, GROUP_THREADS, Launch, Region};
 use crate::params::{
-    Address, AttentionParams, BlockCopyParams, ElementwiseParams, EmbedParams, KvWriteParams, LinearParams,
-    LinearSegment, RmsNormParams, RopeKvWriteParams, RopeParams,
+    AttentionParams, BlockCopyParams, ElementwiseParams, EmbedParams, KvWriteParams, LinearParams, LinearSegment,
+    RmsNormParams, RopeKvWriteParams, RopeParams,
 };
 use crate::step_input::{StepLayout, StepRegions, max_positions};
 use crate::weights::DeviceWeights;
@@ -80,7 +80,8 @@ impl Source<'_> {
             Op::Logits { x, .. } => (x, Rows::Outputs),
             _ => return 0,
         };
-        num_rows(rows, shape) * self.plan.value(x).width.next_multiple_of(ROW_ALIGN)
+        let (rows, width) = (num_rows(rows, shape), self.plan.value(x).width);
+        if dispatch::normalises_on_the_way(rows) { 0 } else { rows * width.next_multiple_of(ROW_ALIGN) }
     }
 
     /// f32 of the partial results of an attention that is split.
@@ -94,8 +95,15 @@ impl Source<'_> {
     }
 
     fn attention_variant(&self, attention: &Attention, shape: StepShape) -> dispatch::AttentionVariant {
-        let kv_heads = self.cache.layers[attention.layer].layer.kv_heads;
-        dispatch::attention(self.cache.layout.format, (shape.tokens, attention.heads, kv_heads), self.max_positions())
+        let layer = self.cache.layers[attention.layer].layer;
+        let shape = dispatch::AttentionShape {
+            rows: shape.tokens,
+            heads: attention.heads,
+            kv_heads: layer.kv_heads,
+            head_dim: layer.head_dim,
+            max_positions: self.max_positions(),
+        };
+        dispatch::attention(self.cache.layout.format, shape)
     }
 
     fn max_positions(&self) -> usize {
@@ -152,6 +160,21 @@ fn index(n: usize) -> i32 {
     i32::try_from(n).expect("sizes of one tensor fit 32 bits: `load` checks them")
 }
 
+/// Weights that one launch of `linear` multiplies with.
+const SEGMENTS: usize = 3;
+
+/// A projection, with the up projection of a gated unit, and where its result goes.
+type Projection = (Linear, Option<Linear>, Place);
+
+/// A norm that the projection makes itself.
+struct OnTheWay {
+    norm: Norm,
+    /// The row that is wanted, where not all are.
+    select: Region,
+    /// What is left of the rows then.
+    rows: Rows,
+}
+
 struct Program<'a> {
     source: &'a Source<'a>,
     layout: &'a ArenaLayout,
@@ -166,24 +189,19 @@ impl Program<'_> {
         match *op {
             Op::Embed { table, out } => vec![self.embed(table, place(out))],
             Op::RmsNorm { x, norm, out } => vec![self.rms_norm(place(x), norm, false, place(out))],
-            Op::Linear { x, linear, out } => vec![self.linear(place(x), &[(linear, place(out))], None)],
+            Op::Linear { x, linear, out } => vec![self.linear(place(x), &[(linear, None, place(out))], None)],
             Op::NormLinear { x, norm, ref projections } => {
-                let normed = self.normed(place(x), place(x).rows);
-                let projections: Vec<_> = projections.iter().map(|&(linear, out)| (linear, place(out))).collect();
-                let norm = self.rms_norm(place(x), norm, false, normed);
-                let linears = projections.chunks(3).map(|three| self.linear(normed, three, None));
-                std::iter::once(norm).chain(linears).collect()
+                let projections: Vec<_> = projections.iter().map(|&(linear, out)| (linear, None, place(out))).collect();
+                self.norm_linear(place(x), norm, place(x).rows, &projections)
             }
             Op::NormGlu { x, norm, gate, up, activation: Activation::Silu, out } => {
-                let normed = self.normed(place(x), place(x).rows);
-                vec![self.rms_norm(place(x), norm, false, normed), self.linear_glu(normed, gate, up, place(out))]
+                self.norm_linear(place(x), norm, place(x).rows, &[(gate, Some(up), place(out))])
             }
             Op::LinearResidual { x, linear, residual, out } => {
-                vec![self.linear(place(x), &[(linear, place(out))], Some(place(residual)))]
+                vec![self.linear(place(x), &[(linear, None, place(out))], Some(place(residual)))]
             }
             Op::Logits { x, norm, head, out } => {
-                let normed = self.normed(place(x), Rows::Outputs);
-                vec![self.rms_norm(place(x), norm, true, normed), self.linear(normed, &[(head, place(out))], None)]
+                self.norm_linear(place(x), norm, Rows::Outputs, &[(head, None, place(out))])
             }
             Op::Rope { x, rope, out } => vec![self.rope(place(x), rope, place(out))],
             Op::KvWrite { layer, k, v } => vec![self.kv_write(layer, place(k), place(v))],
@@ -250,7 +268,7 @@ impl Program<'_> {
     fn rms_norm(&self, x: Place, norm: Norm, select: bool, out: Place) -> Launch {
         let gain = self.vector(Some(norm.weight));
         let width = self.source.weights.get(norm.weight).row_len;
-        let select = if select && x.rows == Rows::Tokens { self.step.output_rows } else { Region::default() };
+        let select = if select { self.step.output_rows } else { Region::default() };
         let params = RmsNormParams {
             x: x.region.address,
             gain: gain.address,
@@ -258,9 +276,11 @@ impl Program<'_> {
             select: select.address,
             y: out.region.address,
             width: index(width),
+            slices: index(x.width / width),
             x_stride: index(x.stride),
             y_stride: index(out.stride),
             eps: norm.eps,
+            padding: 0,
         };
         Launch::new("rms_norm_f32", [x.width / width, self.rows(out.rows), 1], &params)
             .with(Access::Read, x.region)
@@ -270,40 +290,64 @@ impl Program<'_> {
             .with(Access::Write, out.region)
     }
 
-    /// Up to three projections of the same rows, all weights in one format.
-    fn linear(&self, x: Place, projections: &[(Linear, Place)], residual: Option<Place>) -> Launch {
-        self.linear_launch(x, projections.iter().map(|&(linear, out)| (linear, None, out)), residual)
+    /// Projections of the normalised rows of `x`: those that are outputs, where `rows` are.
+    fn norm_linear(&self, x: Place, norm: Norm, rows: Rows, projections: &[Projection]) -> Vec<Launch> {
+        let select = rows == Rows::Outputs && x.rows == Rows::Tokens;
+        if dispatch::normalises_on_the_way(self.rows(rows)) {
+            let norm = OnTheWay { norm, select: if select { self.step.output_rows } else { Region::default() }, rows };
+            return projections.chunks(SEGMENTS).map(|some| self.linear_launch(x, Some(&norm), some, None)).collect();
+        }
+        let normed = self.normed(x, rows);
+        let linears = projections.chunks(SEGMENTS).map(|some| self.linear(normed, some, None));
+        std::iter::once(self.rms_norm(x, norm, select, normed)).chain(linears).collect()
     }
 
-    fn linear_glu(&self, x: Place, gate: Linear, up: Linear, out: Place) -> Launch {
-        self.linear_launch(x, std::iter::once((gate, Some(up), out)), None)
+    /// Up to three projections of the same rows, all weights in one format.
+    fn linear(&self, x: Place, projections: &[Projection], residual: Option<Place>) -> Launch {
+        self.linear_launch(x, None, projections, residual)
     }
 
     fn linear_launch(
         &self,
         x: Place,
-        projections: impl Iterator<Item = (Linear, Option<Linear>, Place)>,
+        norm: Option<&OnTheWay>,
+        projections: &[Projection],
         residual: Option<Place>,
     ) -> Launch {
-        let rows = self.rows(x.rows);
+        let live_rows = norm.map_or(x.rows, |norm| norm.rows);
+        let rows = self.rows(live_rows);
+        let gain = self.vector(norm.map(|norm| norm.norm.weight));
+        let select = norm.map_or(Region::default(), |norm| norm.select);
+        let residual_region = residual.map_or(Region::default(), |residual| residual.region);
         let mut params = LinearParams {
             x: x.region.address,
-            residual: residual.map_or(Address::default(), |residual| residual.region.address),
-            rows: self.live(x.rows).address,
+            residual: residual_region.address,
+            rows: self.live(live_rows).address,
+            gain: gain.address,
+            select: select.address,
             k: index(x.width),
             x_stride: index(x.stride / ROW_ALIGN),
             residual_stride: index(residual.map_or(0, |residual| residual.stride)),
+            eps: norm.map_or(0.0, |norm| norm.norm.eps),
             ..LinearParams::default()
         };
         let mut operands = vec![
             (Access::Read, x.region),
-            (Access::Read, residual.map_or(Region::default(), |residual| residual.region)),
-            (Access::Constant, self.live(x.rows)),
+            (Access::Read, residual_region),
+            (Access::Constant, self.live(live_rows)),
+            (Access::Constant, gain),
+            (Access::Constant, select),
         ];
         let (mut groups, mut variant) = (0, None);
-        for (segment, (linear, up, out)) in params.segments.iter_mut().zip(projections) {
+        for (segment, &(linear, up, out)) in params.segments.iter_mut().zip(projections) {
             let weight = self.source.weights.get(linear.weight);
-            let chosen = dispatch::linear(weight.format, rows, up.is_some());
+            let kind = match (norm.is_some(), up.is_some()) {
+                (false, false) => LinearKind::Plain,
+                (false, true) => LinearKind::Glu,
+                (true, false) => LinearKind::Norm,
+                (true, true) => LinearKind::NormGlu,
+            };
+            let chosen = dispatch::linear(weight.format, rows, kind);
             debug_assert!(variant.is_none_or(|variant| variant == chosen), "`supports` holds to one format");
             variant = Some(chosen);
             let bias = self.vector(linear.bias);

@@ -63,9 +63,11 @@ params! {
         select: Address,
         y: Address,
         width: i32,
+        slices: i32,
         x_stride: i32,
         y_stride: i32,
         eps: f32,
+        padding: i32,
     }
 
     /// `linear.h`: one of the weights.
@@ -89,10 +91,12 @@ params! {
         x: Address,
         residual: Address,
         rows: Address,
+        gain: Address,
+        select: Address,
         k: i32,
         x_stride: i32,
         residual_stride: i32,
-        padding: i32,
+        eps: f32,
     }
 
     /// `rope_kv_write.h`

@@ -28,6 +28,9 @@ struct Lane { i32 gx, gy, gz, simd, lane, simds; };
 template <class T> using Ptr = T*;
 template <class T> FN T* offset(T* p, i64 i) { return p + i; }
 template <class T> FN bool given(T* p) { return p != nullptr; }
+// The same memory, in other units.
+FN const f32* scalars(const f32x4* p) { return reinterpret_cast<const f32*>(p); }
+FN const u32x4* vectors16(const f16* p) { return reinterpret_cast<const u32x4*>(p); }
 FN u32x4 load_once(const u32x4* p, i64 i) {  // read-only data used once: weights
   u32x4 r;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3},[%4];"

@@ -33,6 +33,9 @@ struct Lane { i32 gx, gy, gz, simd, lane, simds; };
 template <class T> using Ptr = device T*;
 template <class T> FN device T* offset(device T* p, i64 i) { return p + i; }
 template <class T> FN bool given(device T* p) { return p != nullptr; }
+// The same memory, in other units.
+FN device const f32* scalars(device const f32x4* p) { return (device const f32*)p; }
+FN device const u32x4* vectors16(device const f16* p) { return (device const u32x4*)p; }
 FN u32x4 load_once(device const u32x4* p, i64 i) { return p[i]; }
 FN f16 load_once(device const f16* p, i64 i) { return p[i]; }
 

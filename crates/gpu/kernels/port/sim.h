@@ -287,6 +287,9 @@ template <class T> struct Ptr {
 };
 template <class T> FN Ptr<T> offset(Ptr<T> p, i64 i) { return {(T*)((uint64_t)p.at + (uint64_t)(i * (i64)sizeof(T)))}; }
 template <class T> FN bool given(Ptr<T> p) { return p.at != nullptr; }
+// The same memory, in other units.
+FN Ptr<const f32> scalars(Ptr<const f32x4> p) { return {(const f32*)p.at}; }
+FN Ptr<const u32x4> vectors16(Ptr<const f16> p) { return {(const u32x4*)p.at}; }
 FN u32x4 load_once(Ptr<const u32x4> p, i64 i) { return p[i]; }
 FN f16 load_once(Ptr<const f16> p, i64 i) { return p[i]; }
 

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
+use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError as CudaError};
 use cudarc::driver::sys;
@@ -20,7 +21,7 @@ use crate::params::Address;
 /// A device that was found.
 #[derive(Clone, Debug)]
 pub(crate) struct CudaDevice {
-    ordinal: i32,
+    context: Arc<Context>,
     pub(crate) name: String,
     pub(crate) memory_bytes: u64,
     /// Compute capability.
@@ -49,33 +50,84 @@ impl CudaDevice {
             value.map(|value| u32::try_from(value).unwrap_or(0)).map_err(failed)
         };
         use sys::CUdevice_attribute as Attribute;
+        let name = result::device::get_name(device).map_err(failed)?;
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let Some(image) = kernel_source::image((major, minor)) else {
+            return Err(GpuError::TooOld { name, major, minor });
+        };
         Ok(Self {
-            ordinal: number,
-            name: result::device::get_name(device).map_err(failed)?,
+            context: Arc::new(Context::new(device, &image).map_err(failed)?),
+            name,
             // SAFETY: the device was just found.
             memory_bytes: unsafe { result::device::total_mem(device) }.map_err(failed)? as u64,
-            capability: (
-                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-            ),
+            capability: (major, minor),
             multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         })
     }
 }
 
-/// One model's context on a device.
-pub(crate) struct CudaDriver {
+/// A device's context with the kernels in it: it takes a third of a second to make, and all models share it.
+struct Context {
     device: sys::CUdevice,
-    context: sys::CUcontext,
-    stream: sys::CUstream,
+    handle: sys::CUcontext,
     module: sys::CUmodule,
+    /// Whether kernels may start before the one ahead has ended.
+    early_start: bool,
+}
+
+// SAFETY: the handles are only read, and the driver accepts them from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn new(device: sys::CUdevice, image: &kernel_source::LoadedImage) -> Result<Self, CudaError> {
+        // SAFETY: the device exists; the context is released in `drop`.
+        let handle = unsafe { result::primary_ctx::retain(device) }?;
+        let mut context = Self { device, handle, module: ptr::null_mut(), early_start: image.has_early_start };
+        context.enter()?;
+        // SAFETY: a whole image, which the driver checks and copies; PTX ends with NUL.
+        context.module = unsafe { result::module::load_data(image.bytes.as_ptr().cast()) }?;
+        Ok(context)
+    }
+
+    /// Makes the context current on this thread.
+    fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: retained until `drop`.
+        unsafe { result::ctx::set_current(self.handle) }
+    }
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let _ = self.enter();
+        // SAFETY: each was made in `new`, and is not used again. A lost device fails these calls, and then there is
+        // nothing to give back.
+        unsafe {
+            if !self.module.is_null() {
+                let _ = result::module::unload(self.module);
+            }
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}
+
+/// One model's use of a device.
+pub(crate) struct CudaDriver {
+    context: Arc<Context>,
+    stream: sys::CUstream,
     functions: HashMap<&'static str, sys::CUfunction>,
     allocations: HashSet<Address>,
     recordings: Vec<sys::CUgraphExec>,
     input: Pinned,
     output: Pinned,
-    /// Whether kernels may start before the one ahead has ended.
-    early_start: bool,
 }
 
 // SAFETY: the handles belong to this value alone, and the driver accepts them from any thread: each method makes the
@@ -84,36 +136,21 @@ unsafe impl Send for CudaDriver {}
 
 impl CudaDriver {
     pub(crate) fn open(device: &CudaDevice) -> Result<Self, DriverError> {
-        let image = kernel_source::image(device.capability).ok_or_else(|| {
-            let (major, minor) = device.capability;
-            DriverError::Failed(format!("`{}` has compute capability {major}.{minor}; 8.0 is needed", device.name))
-        })?;
-        let device = result::device::get(device.ordinal).map_err(failed)?;
-        // SAFETY: the device exists; the context is released in `drop`.
-        let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed)?;
-        let mut driver = Self {
-            device,
-            context,
-            stream: ptr::null_mut(),
-            module: ptr::null_mut(),
+        device.context.enter().map_err(failed)?;
+        Ok(Self {
+            context: device.context.clone(),
+            stream: result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed)?,
             functions: HashMap::new(),
             allocations: HashSet::new(),
             recordings: vec![],
             input: Pinned::default(),
             output: Pinned::default(),
-            early_start: image.has_early_start,
-        };
-        driver.enter()?;
-        driver.stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed)?;
-        // SAFETY: a whole image, which the driver checks and copies; PTX ends with NUL.
-        driver.module = unsafe { result::module::load_data(image.bytes.as_ptr().cast()) }.map_err(failed)?;
-        Ok(driver)
+        })
     }
 
     /// Makes the context current on this thread.
     fn enter(&self) -> Result<(), DriverError> {
-        // SAFETY: retained until `drop`.
-        unsafe { result::ctx::set_current(self.context) }.map_err(failed)
+        self.context.enter().map_err(failed)
     }
 
     fn function(&mut self, kernel: &'static str) -> Result<sys::CUfunction, DriverError> {
@@ -121,8 +158,8 @@ impl CudaDriver {
             return Ok(function);
         }
         let name = CString::new(kernel).expect("kernel names hold no NUL");
-        // SAFETY: the module is loaded until `drop`.
-        let function = unsafe { result::module::get_function(self.module, name) }
+        // SAFETY: the module is loaded as long as the context lives.
+        let function = unsafe { result::module::get_function(self.context.module, name) }
             .map_err(|error| DriverError::Failed(format!("kernel `{kernel}`: {}", describe(error))))?;
         self.functions.insert(kernel, function);
         Ok(function)
@@ -146,7 +183,7 @@ impl CudaDriver {
             sharedMemBytes: 0,
             hStream: self.stream,
             attrs: &raw mut attribute,
-            numAttrs: self.early_start.into(),
+            numAttrs: self.context.early_start.into(),
         };
         let mut params = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
         // SAFETY: the kernel takes one struct, of the size and layout that `params` has (`layout_assertions`); the driver
@@ -271,17 +308,8 @@ impl Drop for CudaDriver {
         allocations.into_iter().for_each(|address| self.free(address));
         self.input.free();
         self.output.free();
-        // SAFETY: each was made in `open`, and is not used again. A lost device fails these calls, and then there is
-        // nothing to give back.
-        unsafe {
-            if !self.module.is_null() {
-                let _ = result::module::unload(self.module);
-            }
-            if !self.stream.is_null() {
-                let _ = result::stream::destroy(self.stream);
-            }
-            let _ = result::primary_ctx::release(self.device);
-        }
+        // SAFETY: made in `open`, and not used again; where the device is lost, there is nothing to give back.
+        let _ = unsafe { result::stream::destroy(self.stream) };
     }
 }
 
