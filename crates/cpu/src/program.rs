@@ -53,6 +53,8 @@ pub(crate) struct WorkerSizes {
     pub(crate) up: usize,
     /// Bytes of a panel of Q8_0 weights.
     pub(crate) panel: usize,
+    /// f32 of widened weights.
+    pub(crate) widened: usize,
     /// f32 of sums between pieces of k.
     pub(crate) sums: usize,
     /// f32 of scores and partial results.
@@ -79,6 +81,7 @@ impl WorkerSizes {
             rounded: self.rounded.max(other.rounded),
             up: self.up.max(other.up),
             panel: self.panel.max(other.panel),
+            widened: self.widened.max(other.widened),
             sums: self.sums.max(other.sums),
             attention: self.attention.max(other.attention),
         }
@@ -469,6 +472,10 @@ impl Compiler<'_> {
         }
         if quantized {
             worker.sums = worker.sums.max(linear_q8::sums_len(rows, blocks));
+        }
+        let halves = tensors().any(|t| matches!(t.format(), WeightFormat::F16 | WeightFormat::BF16));
+        if halves && rows >= linear::WIDEN_MIN_ROWS {
+            worker.widened = worker.widened.max(variant.chunk_columns * k);
         }
         if rows > 1 {
             worker.sums = worker.sums.max(linear::sums_len(variant.chunk_columns, k));

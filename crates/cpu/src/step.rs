@@ -15,7 +15,7 @@ use tensor::{Tensor, WeightFormat};
 use crate::Isa;
 use crate::kernels::attention::{self, MergeSplit, OneSplit, Sequential, Tile};
 use crate::kernels::elementwise::{self, SiluMul};
-use crate::kernels::linear::{LinearFloat, Output, Widen};
+use crate::kernels::linear::{self, LinearFloat, Output, Widen, WidenAll};
 use crate::kernels::linear_q8::{self, LinearQ8};
 use crate::kernels::quantize::{BLOCK_LEN, QuantizedBlock, quantize_row};
 use crate::kernels::rms_norm::{RmsNorm, rms_norm};
@@ -63,6 +63,7 @@ pub(crate) struct Scratch {
     rounded: AlignedBuffer<bf16>,
     up: AlignedBuffer<f32>,
     panel: AlignedBuffer<u8>,
+    widened: AlignedBuffer<f32>,
     sums: AlignedBuffer<f32>,
     attention: AlignedBuffer<f32>,
 }
@@ -76,6 +77,7 @@ impl Scratch {
             rounded: AlignedBuffer::zeroed(sizes.rounded)?,
             up: AlignedBuffer::zeroed(sizes.up)?,
             panel: AlignedBuffer::zeroed(sizes.panel)?,
+            widened: AlignedBuffer::zeroed(sizes.widened)?,
             sums: AlignedBuffer::zeroed(sizes.sums)?,
             attention: AlignedBuffer::zeroed(sizes.attention)?,
         })
@@ -219,11 +221,11 @@ impl Step<'_> {
     }
 
     fn project(&self, project: &Project, turns: &AtomicUsize, worker: &Worker<'_>, scratch: &mut Scratch) {
-        let Scratch { rows, quantized, rounded, up, panel, sums, .. } = scratch;
+        let Scratch { rows, quantized, rounded, up, panel, widened, sums, .. } = scratch;
         let x = self.prepare(project, worker, Prepared { rows, quantized, rounded });
         let chunk_columns = project.variant.chunk_columns;
         let chunks = |projection: &Projection| projection.out.width.div_ceil(chunk_columns);
-        let mut room = Room { panel: if project.variant.panel { panel } else { &mut [] }, sums };
+        let mut room = Room { panel: if project.variant.panel { panel } else { &mut [] }, widened, sums };
         for mut chunk in worker.take_turns(turns, project.projections.iter().map(chunks).sum()) {
             for projection in &project.projections {
                 if chunk < chunks(projection) {
@@ -323,18 +325,19 @@ impl Step<'_> {
         let tensor = &self.weights[linear.weight];
         let output = Output { bias: linear.bias.map(|bias| self.vectors[bias].as_slice()), ..output };
         match tensor.format() {
-            WeightFormat::F32 => self.multiply_floats::<f32>(tensor, x, columns, output, room.sums),
-            WeightFormat::F16 => self.multiply_floats::<f16>(tensor, x, columns, output, room.sums),
+            WeightFormat::F32 => self.multiply_floats::<f32>(tensor, x, columns, output, room),
+            WeightFormat::F16 => self.multiply_floats::<f16>(tensor, x, columns, output, room),
             WeightFormat::BF16 if self.isa.rounds_to_bf16() => {
                 let &Operand { rows, k, rounded: x, .. } = x;
                 let weights: &[bf16] = tensor.as_slice();
-                self.isa.run(LinearFloat { weights, x, x_stride: k, rows, k, columns, output, sums: room.sums });
+                let sums = &mut *room.sums;
+                self.isa.run(LinearFloat { weights, first_row: 0, x, x_stride: k, rows, k, columns, output, sums });
             }
-            WeightFormat::BF16 => self.multiply_floats::<bf16>(tensor, x, columns, output, room.sums),
+            WeightFormat::BF16 => self.multiply_floats::<bf16>(tensor, x, columns, output, room),
             WeightFormat::Q8_0 => {
                 let blocks = x.k / BLOCK_LEN;
                 let &Operand { rows, blocks: x, .. } = x;
-                let Room { panel, sums } = room;
+                let Room { panel, sums, .. } = room;
                 let weights = match &self.packed[linear.weight] {
                     Some(packed) => linear_q8::Weights::Packed(packed),
                     None => {
@@ -353,19 +356,19 @@ impl Step<'_> {
         x: &Operand<'_>,
         columns: Range<usize>,
         output: Output<'_>,
-        sums: &mut [f32],
+        room: &mut Room<'_>,
     ) {
         let &Operand { rows, k, floats: x, .. } = x;
-        self.isa.run(LinearFloat::<W, f32> {
-            weights: tensor.as_slice(),
-            x,
-            x_stride: k,
-            rows,
-            k,
-            columns,
-            output,
-            sums,
-        });
+        let weights: &[W] = tensor.as_slice();
+        let Room { widened, sums, .. } = room;
+        if !widened.is_empty() && rows >= linear::WIDEN_MIN_ROWS {
+            let out = &mut widened[..columns.len() * k];
+            self.isa.run(WidenAll { weights: &weights[columns.start * k..columns.end * k], out: &mut *out });
+            let (weights, first_row) = (&*out, columns.start);
+            self.isa.run(LinearFloat { weights, first_row, x, x_stride: k, rows, k, columns, output, sums });
+        } else {
+            self.isa.run(LinearFloat { weights, first_row: 0, x, x_stride: k, rows, k, columns, output, sums });
+        }
     }
 
     fn attend(&self, attend: &Attend, turns: &AtomicUsize, worker: &Worker<'_>, scratch: &mut Scratch) {
@@ -505,6 +508,8 @@ fn for_my_turns<G>(
 struct Room<'a> {
     /// For a panel that is packed on the way; empty where none is.
     panel: &'a mut [u8],
+    /// For weights of a chunk as f32; empty where they are widened in each tile.
+    widened: &'a mut [f32],
     /// For sums between pieces of k.
     sums: &'a mut [f32],
 }

@@ -131,8 +131,9 @@ impl Output<'_> {
 
 /// Some columns of a projection, for all rows.
 pub(crate) struct LinearFloat<'a, W, X> {
-    /// (n, k).
+    /// Rows of W from `first_row` on, k features each.
     pub(crate) weights: &'a [W],
+    pub(crate) first_row: usize,
     /// (m, x_stride).
     pub(crate) x: &'a [X],
     /// From a row of x to the next: k, and what its vectors are padded to.
@@ -146,6 +147,30 @@ pub(crate) struct LinearFloat<'a, W, X> {
     pub(crate) output: Output<'a>,
     /// Room for [`sums_len`] sums between pieces of k.
     pub(crate) sums: &'a mut [f32],
+}
+
+/// Rows of x from which it pays to widen F16 and BF16 weights once, before all tiles of rows pass over them, and not in
+/// each tile.
+pub(crate) const WIDEN_MIN_ROWS: usize = 4 * TILE_ROWS;
+
+/// Weights as f32, exactly: `out` has one for each.
+pub(crate) struct WidenAll<'a, W> {
+    pub(crate) weights: &'a [W],
+    pub(crate) out: &'a mut [f32],
+}
+
+impl<W: Widen> Kernel for WidenAll<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (weights, rest) = self.weights.as_chunks();
+        let (out, out_rest) = self.out.as_chunks_mut();
+        for (weights, out) in weights.iter().zip(out) {
+            s.store(W::load(s, weights), out);
+        }
+        out_rest.iter_mut().zip(rest).for_each(|(out, weight)| *out = weight.widen());
+    }
 }
 
 /// f32 that `columns` columns need between pieces of k features.
@@ -304,7 +329,7 @@ impl<X: bytemuck::Pod, W: Multiply<X>> LinearFloat<'_, W, X> {
         }
         let mut w: [&[W]; NR] = [&[]; NR];
         for n in 0..NR {
-            let first = (column + n) * self.k;
+            let first = (column + n - self.first_row) * self.k;
             w[n] = &self.weights[first + piece.start..first + piece.end];
         }
         // Past the end of these rows come those of the next tile, which lie behind the last of these.
@@ -398,7 +423,7 @@ mod tests {
         let values = &SharedSlice::new(&mut y);
         let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
         let mut sums = vec![f32::NAN; sums_len(n, k)];
-        isa.run(LinearFloat { weights, x, x_stride: k, rows, k, columns: 0..n, output, sums: &mut sums });
+        isa.run(LinearFloat { weights, first_row: 0, x, x_stride: k, rows, k, columns: 0..n, output, sums: &mut sums });
         y
     }
 
@@ -458,7 +483,17 @@ mod tests {
                     let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
                     let sums = &mut vec![f32::NAN; sums_len(n, k)];
                     let weights = &weights[..];
-                    isa.run(LinearFloat { weights, x, x_stride: k, rows, k, columns: 0..n, output, sums });
+                    isa.run(LinearFloat {
+                        weights,
+                        first_row: 0,
+                        x,
+                        x_stride: k,
+                        rows,
+                        k,
+                        columns: 0..n,
+                        output,
+                        sums,
+                    });
                     y
                 };
                 let expected = on(Isa::scalar(), &x);
@@ -500,7 +535,17 @@ mod tests {
         let output = Output { values: shared, start: 4, stride: 3, first_column: 0, bias, residual: Some(1) };
         let x = &[3.0];
         let sums = &mut [];
-        Isa::best().run(LinearFloat { weights: &weights, x, x_stride: 1, rows: 1, k: 1, columns: 0..3, output, sums });
+        Isa::best().run(LinearFloat {
+            weights: &weights,
+            first_row: 0,
+            x,
+            x_stride: 1,
+            rows: 1,
+            k: 1,
+            columns: 0..3,
+            output,
+            sums,
+        });
         assert_eq!(values[4..], [16.5, 26.25, 36.125]);
     }
 }
