@@ -13,6 +13,8 @@ pub enum IsaLevel {
     Neon,
     /// x86-64 AVX2, FMA and F16C.
     Avx2,
+    /// As [`IsaLevel::Avx2`], with AVX-VNNI's byte dot products.
+    AvxVnni,
     /// x86-64 AVX-512 F, BW, DQ and VL.
     Avx512,
     /// As [`IsaLevel::Avx512`], with VNNI's byte dot products.
@@ -24,7 +26,8 @@ pub enum IsaLevel {
 
 impl IsaLevel {
     /// Every level, plainest first.
-    pub const ALL: [Self; 6] = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
+    pub const ALL: [Self; 7] =
+        [Self::Scalar, Self::Neon, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
 
     /// The name that flags and reports use.
     pub fn name(self) -> &'static str {
@@ -32,6 +35,7 @@ impl IsaLevel {
             Self::Scalar => "scalar",
             Self::Neon => "neon",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512vnni",
             Self::Avx512Bf16 => "avx512bf16",
@@ -88,7 +92,10 @@ impl Isa {
         match self.0 {
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx2 => unsafe { Avx2::assume() }.vectorize(kernel),
+            IsaLevel::Avx2 => unsafe { Avx2::<false>::assume() }.vectorize(kernel),
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::AvxVnni => unsafe { Avx2::<true>::assume() }.vectorize(kernel),
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "x86_64")]
             IsaLevel::Avx512 => unsafe { Avx512::<false, false>::assume() }.vectorize(kernel),
@@ -129,6 +136,7 @@ fn cpu_has(level: IsaLevel) -> bool {
         // Miri interprets no vector instructions to speak of.
         _ if cfg!(miri) => false,
         IsaLevel::Avx2 => avx2(),
+        IsaLevel::AvxVnni => avx2() && is_x86_feature_detected!("avxvnni"),
         IsaLevel::Avx512 => avx512(),
         IsaLevel::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
         IsaLevel::Avx512Bf16 => cpu_has(IsaLevel::Avx512Vnni) && is_x86_feature_detected!("avx512bf16"),

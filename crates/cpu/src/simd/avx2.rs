@@ -1,4 +1,4 @@
-//! AVX2 with FMA and F16C: two registers a vector, lanes 0 to 7 and 8 to 15.
+//! AVX2 with FMA and F16C, with or without AVX-VNNI: two registers a vector, lanes 0 to 7 and 8 to 15.
 
 #![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
 
@@ -11,14 +11,14 @@ use super::scalar::Scalar;
 use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
 use crate::kernels::quantize::QuantizedBlock;
 
-/// The proof that this CPU has avx2, fma and f16c.
+/// The proof that this CPU has avx2, fma and f16c, and avxvnni where `VNNI`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
     ///
-    /// The CPU must have avx2, fma and f16c.
+    /// The CPU must have the features that the type stands for.
     pub(crate) unsafe fn assume() -> Self {
         Self(())
     }
@@ -32,21 +32,31 @@ macro_rules! both {
     };
 }
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type F32 = [__m256; 2];
 
-    const PANEL_XOR: u8 = 0;
+    /// `vpdpbusd` takes one unsigned operand: weights are shifted up by 128, and 128 · Σx is subtracted again.
+    const PANEL_XOR: u8 = if VNNI { 0x80 } else { 0 };
 
     const WIDE: bool = false;
 
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        fn inner<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        fn with_vnni<K: Kernel>(simd: Avx2<true>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
-        // SAFETY: `self` proves the features.
-        unsafe { inner(self, kernel) }
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn without<K: Kernel>(simd: Avx2<false>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        if VNNI {
+            // SAFETY: `self` proves the features.
+            unsafe { with_vnni(Avx2(()), kernel) }
+        } else {
+            // SAFETY: `self` proves the features.
+            unsafe { without(Avx2(()), kernel) }
+        }
     }
 
     #[inline(always)]
@@ -209,11 +219,18 @@ impl Simd for Avx2 {
             for panel in 0..NP {
                 for half in 0..2 {
                     let mut sums = [_mm256_setzero_si256(); MR];
+                    for row in 0..MR {
+                        sums[row] = _mm256_set1_epi32(if VNNI { x[row].minus_128_sum } else { 0 });
+                    }
                     for group in 0..8 {
                         let w = _mm256_loadu_si256(codes[panel][group].as_ptr().add(32 * half).cast());
                         for row in 0..MR {
-                            let products = byte_products(w, _mm256_set1_epi32(x[row].four(group)));
-                            sums[row] = _mm256_add_epi32(sums[row], products);
+                            let four = _mm256_set1_epi32(x[row].four(group));
+                            sums[row] = if VNNI {
+                                _mm256_dpbusd_avx_epi32(sums[row], w, four)
+                            } else {
+                                _mm256_add_epi32(sums[row], byte_products(w, four))
+                            };
                         }
                     }
                     for row in 0..MR {
@@ -223,6 +240,12 @@ impl Simd for Avx2 {
             }
             dots
         }
+    }
+
+    #[inline(always)]
+    fn panel_codes(self, rows: [&q8_0::Block; PANEL_ROWS], out: &mut PanelCodes) {
+        // SAFETY: `self` proves the features.
+        unsafe { panel_codes(rows, _mm256_set1_epi8(Self::PANEL_XOR.cast_signed()), out) }
     }
 
     #[inline(always)]
@@ -245,6 +268,38 @@ fn byte_products(w: __m256i, x: __m256i) -> __m256i {
 fn exp2_of_low_bits(biased: __m256) -> __m256 {
     let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(biased));
     _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_castps_si256(_mm256_set1_ps(1.0))))
+}
+
+/// Two transpositions of 8 × 8 words: rows 0 to 7 make the first half of each group of codes, rows 8 to 15 the second.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn panel_codes(rows: [&q8_0::Block; PANEL_ROWS], xor: __m256i, out: &mut PanelCodes) {
+    for half in 0..2 {
+        let mut r = [_mm256_setzero_si256(); 8];
+        for j in 0..8 {
+            r[j] = _mm256_xor_si256(load_codes(&rows[8 * half + j].codes), xor);
+        }
+        // Words of two rows, then of four: in each 128-bit part, word w of rows 0 to 3 (or 4 to 7).
+        let mut quads = [_mm256_setzero_si256(); 8];
+        for four in 0..2 {
+            let [a, b, c, d] = [r[4 * four], r[4 * four + 1], r[4 * four + 2], r[4 * four + 3]];
+            let (ab_low, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+            let (cd_low, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+            quads[4 * four] = _mm256_unpacklo_epi64(ab_low, cd_low);
+            quads[4 * four + 1] = _mm256_unpackhi_epi64(ab_low, cd_low);
+            quads[4 * four + 2] = _mm256_unpacklo_epi64(ab_high, cd_high);
+            quads[4 * four + 3] = _mm256_unpackhi_epi64(ab_high, cd_high);
+        }
+        for word in 0..4 {
+            let (first, second) = (quads[word], quads[word + 4]);
+            let low = _mm256_permute2x128_si256::<0x20>(first, second);
+            let high = _mm256_permute2x128_si256::<0x31>(first, second);
+            for (group, codes) in [(word, low), (word + 4, high)] {
+                // SAFETY: half of 64 bytes, at any alignment.
+                unsafe { _mm256_storeu_si256(out[group].as_mut_ptr().add(32 * half).cast(), codes) };
+            }
+        }
+    }
 }
 
 /// Eight exact sums.
