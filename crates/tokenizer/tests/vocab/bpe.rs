@@ -196,6 +196,7 @@ prop_compose! {
     fn small()(
         present in prop::collection::vec(prop::bool::weighted(0.8), CHARS.len()),
         pairs in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..14),
+        splits in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..12),
         bytes in prop::collection::vec(prop::bool::weighted(0.9), 256),
         has_bytes in any::<bool>(),
         odd in prop::collection::vec((0..5u32, any::<prop::sample::Index>()), 0..3),
@@ -210,9 +211,13 @@ prop_compose! {
         }
         let singles = texts.len();
         let mut merges = Vec::new();
-        for (a, b) in pairs {
-            // Mostly of characters and what was merged of them; `<unk>` and bytes may merge too.
-            let (a, b) = (a.get(&texts).clone(), b.get(&texts).clone());
+        for (at, (a, b)) in pairs.into_iter().enumerate() {
+            // `<unk>` and bytes may merge too, but mostly characters do and what was merged of them.
+            let of = if at % 3 == 0 { 0..texts.len() } else { 1..texts.len().min(4) };
+            let (mut a, b) = (a.get(&texts[of.clone()]).clone(), b.get(&texts[of]).clone());
+            if at % 2 == 0 && texts.len() > singles {
+                a = texts[singles + at % (texts.len() - singles)].clone();
+            }
             if a.len() + b.len() > 24 {
                 continue;
             }
@@ -220,6 +225,18 @@ prop_compose! {
                 texts.push(format!("{a}{b}"));
             }
             merges.push((a, b));
+        }
+        // Other ways to make what is made already, before or after it.
+        for (text, at) in splits {
+            let text = text.get(&texts).clone();
+            let ways: Vec<(String, String)> = (1..text.len())
+                .filter_map(|at| text.split_at_checked(at))
+                .filter(|(a, b)| texts.iter().any(|text| text == a) && texts.iter().any(|text| text == b))
+                .map(|(a, b)| (a.to_owned(), b.to_owned()))
+                .collect();
+            if !ways.is_empty() {
+                merges.insert(at.index(merges.len() + 1), at.get(&ways).clone());
+            }
         }
         let mut vocab: Vec<(String, u32)> = texts.into_iter().zip(0..).collect();
         for (what, at) in odd {
@@ -255,7 +272,8 @@ prop_compose! {
 /// A word: characters that are tokens, characters that are not, and what tokens are spelled with.
 fn word() -> impl Strategy<Value = String> {
     let part = prop_oneof![
-        8 => prop::sample::select(CHARS.to_vec()).prop_map(str::to_owned),
+        4 => prop::sample::select(CHARS.to_vec()).prop_map(str::to_owned),
+        8 => prop::sample::select(CHARS[..3].to_vec()).prop_map(str::to_owned),
         1 => prop::sample::select(vec!["ab", "bc", "x", "ü", "<unk>", "<0x61>", "\u{10FFFF}"]).prop_map(str::to_owned),
         1 => (prop::sample::select(CHARS.to_vec()), 1..30usize).prop_map(|(c, n)| c.repeat(n)),
     ];
