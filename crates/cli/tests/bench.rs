@@ -207,7 +207,7 @@ fn random_weights_have_the_shapes_of_a_model() {
 
 #[test]
 fn mistakes_are_named_with_what_there_is() {
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 12] = [
         (
             &["bench", "--shape", "gpt-5"],
             "there is no shape `gpt-5`; this build has: qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b, llama-3.1-8b, \
@@ -226,6 +226,7 @@ fn mistakes_are_named_with_what_there_is() {
         (&["bench", "--pg", "512"], "expected P+N, for example 512+128"),
         (&["bench", "--device", "abacus"], "there is no device `abacus`"),
         (&["bench", "--depth", "8192"], "needs a context of"),
+        (&["bench", "--clock", "cpu"], "--clock cpu times one thread"),
     ];
     for (args, expected) in cases {
         let error = fail(args);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::clock::Clock;
 use crate::load::{self, KvType, ModelArgs};
 
 /// Measure how fast a model runs here, beside what the memory gives
@@ -212,6 +213,10 @@ pub(super) struct MeasureArgs {
     /// How often each test is repeated, after a warm-up
     #[arg(long, short = 'r', value_name = "N", default_value_t = 5)]
     pub(super) repetitions: usize,
+
+    /// What times a step; cpu is the processor time of one thread, which a busy machine falsifies little
+    #[arg(long, value_enum, value_name = "CLOCK", default_value_t = Clock::Wall)]
+    pub(super) clock: Clock,
 
     /// Measure the machine instead of a model: reading and copying by threads and size, each class of instructions
     #[arg(long, conflicts_with_all = ["model", "shape", "n_prompt", "n_gen", "pg", "depth", "batch", "kv_type"])]

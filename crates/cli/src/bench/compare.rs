@@ -53,7 +53,7 @@ fn table(before: &Report, after: &Report) -> Result<String> {
         before.rows.iter().filter_map(|a| Some((a, after.rows.iter().find(|b| is_same(a, b))?))).collect();
     if pairs.is_empty() {
         bail!(
-            "the results have no row in common: rows pair by test, model, format, device, threads, batch and depth; the \
+            "the results have no row in common: rows pair by test, model, format, device, threads, batch, depth and clock; the \
              first has {}, the second {}",
             before.subjects(),
             after.subjects()
@@ -91,8 +91,8 @@ fn table(before: &Report, after: &Report) -> Result<String> {
 }
 
 /// What makes two rows the same measurement.
-fn key(row: &Row) -> (&str, &str, &str, &str, usize, usize, usize) {
-    (&row.test, &row.model, &row.format, &row.device, row.threads, row.batch, row.depth)
+fn key(row: &Row) -> (&str, &str, &str, &str, usize, usize, usize, &str) {
+    (&row.test, &row.model, &row.format, &row.device, row.threads, row.batch, row.depth, &row.clock)
 }
 
 /// How much faster, and how sure that is.
@@ -155,6 +155,7 @@ mod tests {
             threads: 1,
             batch: 1,
             depth: 0,
+            clock: "wall".to_owned(),
             tokens_per_s: Summary::of(samples),
             samples: samples.to_vec(),
             latency_ms: Percentiles::of(&[1.0]),

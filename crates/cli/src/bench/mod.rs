@@ -1,6 +1,7 @@
 //! `hotmetal bench`: how fast a model runs on this machine, beside what its memory gives in the same minutes.
 
 mod args;
+mod clock;
 mod compare;
 mod html;
 mod kernels;
@@ -25,6 +26,7 @@ pub(crate) use statistics::{Percentiles, median};
 use crate::load;
 use crate::output::stdout;
 use args::{BenchCommand, MeasureArgs, OutputFormat, Test};
+use clock::Clock;
 use report::{Report, Row, Variants};
 use run::{Loaded, Times, milliseconds};
 use statistics::{Summary, twentieths};
@@ -47,6 +49,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
 
 fn measure(args: &MeasureArgs) -> Result<()> {
     let tests = args.tests()?;
+    args.clock.check(&args.threads)?;
     // Asks for the device before anything large is made.
     let device = load::backend(&args.target.model_args(None))?.device().clone();
     let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| shapes::SEED));
@@ -57,6 +60,7 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     for threads in thread_counts {
         progress.set_message(format!("loading {}", source.name()));
         let mut loaded = source.load(&args.target.model_args(threads), &tests)?;
+        loaded.driver.clock = args.clock;
         let mut ceiling = Ceiling::new(args, threads, &tests, loaded.format)?;
         for test in &tests {
             progress.set_message(format!("{} @ {} × {}", test.name(), test.depth, test.batch));
@@ -94,6 +98,7 @@ fn progress(steps: usize, message: &'static str) -> ProgressBar {
 /// changes within minutes, so a test is judged by the better of its two neighbours.
 struct Ceiling {
     cpu: Option<cpu::CpuBackend>,
+    clock: Clock,
     last_read: f64,
     last_peak: Option<cpu::Peak>,
     threads: usize,
@@ -111,22 +116,22 @@ struct Beside {
 impl Ceiling {
     fn new(args: &MeasureArgs, threads: Option<usize>, tests: &[Test], format: WeightFormat) -> Result<Self> {
         if args.target.device != CPU {
-            return Ok(Self { cpu: None, last_read: 0.0, last_peak: None, threads: 1, isa: "none" });
+            return Ok(Self { cpu: None, clock: args.clock, last_read: 0.0, last_peak: None, threads: 1, isa: "none" });
         }
         let cpu = load::cpu_backend(&args.target.model_args(threads))?;
         let (threads, isa) = (cpu.threads(), cpu.isa().level().name());
         let decodes = tests.iter().any(|test| test.generate > 0);
         let prompts = tests.iter().any(|test| test.generate == 0);
-        let last_read = if decodes { cpu.read_bandwidth() } else { 0.0 };
+        let last_read = if decodes { read_bandwidth(&cpu, args.clock) } else { 0.0 };
         let last_peak = if prompts { cpu::peak_of_format(format, threads) } else { None };
-        Ok(Self { cpu: Some(cpu), last_read, last_peak, threads, isa })
+        Ok(Self { cpu: Some(cpu), clock: args.clock, last_read, last_peak, threads, isa })
     }
 
     /// The ceilings of `test`, just after it.
     fn beside(&mut self, test: &Test, format: WeightFormat) -> Beside {
         let Some(cpu) = &self.cpu else { return Beside { read: None, peak: None } };
         if test.generate > 0 {
-            let now = cpu.read_bandwidth();
+            let now = read_bandwidth(cpu, self.clock);
             let before = std::mem::replace(&mut self.last_read, now);
             return Beside { read: Some(before.max(now)), peak: None };
         }
@@ -134,6 +139,14 @@ impl Ceiling {
         let before = std::mem::replace(&mut self.last_peak, now);
         let best = before.into_iter().chain(now).max_by(|a, b| a.ops_per_s.total_cmp(&b.ops_per_s));
         Beside { read: None, peak: best }
+    }
+}
+
+/// In the time of the clock that steps are measured by.
+fn read_bandwidth(cpu: &cpu::CpuBackend, clock: Clock) -> f64 {
+    match clock {
+        Clock::Wall => cpu.read_bandwidth(),
+        Clock::Cpu => clock::read_bandwidth_of_this_thread(),
     }
 }
 
@@ -155,6 +168,7 @@ fn row(loaded: &Loaded, test: &Test, times: &Times, beside: &Beside, ceiling: &C
         threads: ceiling.threads,
         batch: test.batch,
         depth: test.depth,
+        clock: ceiling.clock.name().to_owned(),
         tokens_per_s: Summary::of(&samples),
         samples,
         latency_ms: Percentiles::of(latencies),

@@ -65,6 +65,9 @@ pub(super) struct Row {
     pub(super) threads: usize,
     pub(super) batch: usize,
     pub(super) depth: usize,
+    /// What timed the steps: `wall`, or `cpu` for the processor time of the one thread.
+    #[serde(default = "wall")]
+    pub(super) clock: String,
     /// Over the repetitions.
     pub(super) tokens_per_s: Summary,
     /// Tokens per second of each repetition, in order.
@@ -97,6 +100,10 @@ pub(super) struct Row {
     pub(super) weight_bytes: u64,
     pub(super) num_parameters: u64,
     pub(super) variants: Variants,
+}
+
+fn wall() -> String {
+    "wall".to_owned()
 }
 
 /// Which of several ways was taken.
@@ -188,7 +195,7 @@ impl Report {
 
     pub(super) fn as_csv(&self) -> String {
         let mut out = String::from(
-            "test,model,format,device,threads,batch,depth,tokens_per_s_median,tokens_per_s_mean,tokens_per_s_min,\
+            "test,model,format,device,threads,batch,depth,clock,tokens_per_s_median,tokens_per_s_mean,tokens_per_s_min,\
              tokens_per_s_max,tokens_per_s_stdev,latency_ms_p50,latency_ms_p95,latency_ms_p99,latency_ms_max,ttft_ms,\
              load_ms,active_bytes,bandwidth_gb_s,flops_per_s,read_bandwidth_gb_s,peak_flops_per_s,peak_class,\
              roofline_share,isa,kv_type,repetitions,version,commit,date\n",
@@ -204,6 +211,7 @@ impl Report {
                 row.threads.to_string(),
                 row.batch.to_string(),
                 row.depth.to_string(),
+                row.clock.clone(),
                 rate.median.to_string(),
                 rate.mean.to_string(),
                 rate.min.to_string(),
@@ -287,6 +295,9 @@ impl Row {
         }
         if self.batch > 1 {
             label.push_str(&format!(" x{}", self.batch));
+        }
+        if self.clock != wall() {
+            label.push_str(&format!(", {} time", self.clock));
         }
         label
     }

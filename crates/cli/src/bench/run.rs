@@ -10,6 +10,7 @@ use plan::{KvFormat, KvLayout, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
 use super::args::{TargetArgs, Test};
+use super::clock::Clock;
 use super::shapes::{self, Random};
 use crate::load::{self, ModelArgs};
 use crate::{builtin, fit};
@@ -158,6 +159,8 @@ pub(super) struct Driver {
     blocks_per_sequence: usize,
     sequences: Vec<Sequence>,
     input: StepInput,
+    /// What times a step.
+    pub(super) clock: Clock,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -182,7 +185,7 @@ impl Driver {
         };
         let sequence = |index| Sequence { blocks: blocks(index), filled: 0, next: 0 };
         let sequences = (0..num_sequences).map(sequence).collect();
-        Self { executable, vocab_size, blocks_per_sequence, sequences, input: StepInput::default() }
+        Self { executable, vocab_size, blocks_per_sequence, sequences, input: StepInput::default(), clock: Clock::Wall }
     }
 
     /// Warms up, then runs `test` as often as asked; `on_repetition` hears of each.
@@ -289,7 +292,7 @@ impl Driver {
     fn step(&mut self, sequences: Range<usize>) -> Result<Duration> {
         // A program that an earlier, larger step left would do, but one of the step's own size is what is measured.
         self.executable.compile(self.input.shape().bucket())?;
-        let begun = Instant::now();
+        let begun = self.clock.start();
         let logits = self.executable.replay(&self.input)?;
         let elapsed = begun.elapsed();
         for (sequence, logits) in self.sequences[sequences].iter_mut().zip(logits.chunks_exact(self.vocab_size)) {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 340.0;
-const LEFT: f64 = 70.0;
+const LEFT: f64 = 80.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 52.0;
