@@ -40,6 +40,7 @@ pub(crate) enum Access {
 
 /// An operand of a launch.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "sim"), expect(dead_code, reason = "it is the simulator that holds kernels to it"))]
 pub(crate) struct Operand {
     pub(crate) region: Region,
     pub(crate) access: Access,
