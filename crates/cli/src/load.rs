@@ -32,7 +32,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, short = 'c', alias = "max-model-len", value_name = "N")]
     pub(crate) ctx_size: Option<usize>,
 
-    /// Where to compute: cpu, or reference (plain f64, for comparison)
+    /// Where to compute: cpu, cuda or cuda:N (an NVIDIA GPU), or reference (plain f64, for comparison)
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: String,
 
@@ -168,7 +168,11 @@ pub(crate) fn backend(args: &ModelArgs) -> Result<Box<dyn Backend>> {
     match args.device.as_str() {
         "cpu" => Ok(Box::new(cpu_backend(args)?)),
         "reference" => Ok(Box::new(backend::reference::ReferenceBackend::new())),
-        other => bail!("there is no device `{other}`; this build has: cpu, reference"),
+        "cuda" => Ok(Box::new(gpu::GpuBackend::cuda(0)?)),
+        other => match other.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()) {
+            Some(ordinal) => Ok(Box::new(gpu::GpuBackend::cuda(ordinal)?)),
+            None => bail!("there is no device `{other}`; this build has: cpu, cuda, cuda:N, reference"),
+        },
     }
 }
 

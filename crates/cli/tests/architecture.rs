@@ -23,7 +23,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
     ("gpu", &["backend", "plan", "tensor"]),
     ("engine", &["backend", "plan"]),
     ("testing", &["models", "plan", "tensor"]),
-    ("cli", &["backend", "cpu", "engine", "formats", "mapped", "models", "plan", "tensor", "tokenizer"]),
+    ("cli", &["backend", "cpu", "engine", "formats", "gpu", "mapped", "models", "plan", "tensor", "tokenizer"]),
 ];
 
 /// Crates that may hold `unsafe`; all others forbid it.
