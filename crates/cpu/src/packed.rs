@@ -103,7 +103,7 @@ impl PackedQ8 {
 
     /// Room for `tensor`, not filled; `None` when the system does not give the memory.
     pub(crate) fn reserve(tensor: &Tensor) -> Option<Self> {
-        let bytes = AlignedBuffer::zeroed(Self::bytes_of(tensor))?;
+        let bytes = AlignedBuffer::zeroed_in_large_pages(Self::bytes_of(tensor))?;
         Some(Self { blocks: tensor.row_len() / q8_0::BLOCK_LEN, bytes })
     }
 

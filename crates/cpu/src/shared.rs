@@ -91,18 +91,28 @@ impl<T: Pod> AlignedBuffer<T> {
     /// Two cache lines: what the adjacent-line prefetcher fetches together.
     const ALIGN: usize = 128;
 
-    /// A large page. Buffers of several are made of such, where the system does that on request.
+    /// A large page.
     const LARGE_PAGE: usize = 2 << 20;
 
     /// `len` zeroes, or `None` when the system does not give the memory.
     pub(crate) fn zeroed(len: usize) -> Option<Self> {
+        Self::allocate(len, Self::ALIGN)
+    }
+
+    /// As [`AlignedBuffer::zeroed`], in large pages where the system has them and `len` fills one: for what is written
+    /// through soon and streamed often. A cache of which each layer begins to fill a little would pay for whole pages.
+    pub(crate) fn zeroed_in_large_pages(len: usize) -> Option<Self> {
+        let large = len.saturating_mul(size_of::<T>()) >= Self::LARGE_PAGE;
+        Self::allocate(len, if large { Self::LARGE_PAGE } else { Self::ALIGN })
+    }
+
+    fn allocate(len: usize, align: usize) -> Option<Self> {
         const { assert!(size_of::<T>() > 0 && align_of::<T>() <= Self::ALIGN) };
         if len == 0 {
             return Some(Self::default());
         }
         // The standard allocator clears memory of a larger alignment by writing to it, so we align within a larger piece.
         let used = len.checked_mul(size_of::<T>())?;
-        let align = if used >= 4 * Self::LARGE_PAGE { Self::LARGE_PAGE } else { Self::ALIGN };
         let bytes = used.checked_add(align)?;
         let layout = Layout::from_size_align(bytes, 1).ok()?;
         // SAFETY: the layout has a size.
@@ -173,6 +183,12 @@ mod tests {
             assert!(buffer.iter().all(|&v| v == 0.0) && buffer.len() == len);
             buffer.fill(1.0);
             assert!(len == 0 || buffer.as_ptr().addr().is_multiple_of(128));
+        }
+        for len in [0, 1, 2 << 20] {
+            let mut buffer = AlignedBuffer::<u16>::zeroed_in_large_pages(len).unwrap();
+            assert!(buffer.iter().all(|&v| v == 0) && buffer.len() == len);
+            buffer.fill(1);
+            assert!(len < 1 << 20 || buffer.as_ptr().addr().is_multiple_of(2 << 20));
         }
         assert!(AlignedBuffer::<f32>::zeroed(usize::MAX / 2).is_none());
     }

@@ -32,7 +32,7 @@ const NARROW_COLUMNS: usize = 2;
 
 /// Bytes of each row of W that are asked for ahead of use while few rows of x make the weights' way from memory the
 /// bound; with [`TILE_COLUMNS`] rows at once this covers the latency of memory. Measured on a Sapphire Rapids server with
-/// `examples/decode_bandwidth.rs`: none 66 % of read bandwidth, 512 84 %, 1024 88 % (F16, one thread).
+/// `bench --clock cpu`: none 66 % of read bandwidth, 512 84 %, 1024 88 % (F16, one thread).
 pub(crate) const PREFETCH_BYTES: usize = 1024;
 /// Features of a piece of k: six rows of it as f32 take 24 KiB, half of the first-level cache.
 const PIECE: usize = 1024;
