@@ -82,7 +82,7 @@ pub(super) struct KernelsArgs {
     #[arg(long, value_name = "MIB")]
     pub(super) rotate: Option<u64>,
 
-    /// Where to compute: cpu, or reference (plain f64, for comparison)
+    /// Where to compute: cpu, cuda or cuda:N, or reference (plain f64, for comparison)
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(super) device: String,
 
@@ -147,7 +147,7 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "FORMAT", requires = "shape")]
     pub(crate) format: Option<String>,
 
-    /// Where to compute: cpu, or reference (plain f64, for comparison)
+    /// Where to compute: cpu, cuda or cuda:N, or reference (plain f64, for comparison)
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: String,
 
