@@ -1,4 +1,4 @@
-//! The GEMV ladder: y[n] = W[n, k] · x[k] from the textbook loop upwards, one idea a rung, for `bench kernels` to show what
+//! The GEMV ladder: y = W · x from the textbook loop upwards, one idea a rung, for `bench kernels` to show what
 //! each idea is worth. None of this is used to run models; the last rung there is the backend's own kernel.
 //!
 //! Shapes    W (n, k) row-major as the file has it; x (k,); y (n,). Any n and k; one thread.

@@ -72,8 +72,12 @@ impl<E> Tile<'_, E> {
 
     /// The splits that any row sees.
     pub(crate) fn splits(&self) -> Range<usize> {
-        let last = self.first_position + self.queries;
-        self.visible(0).start / SPLIT..last.div_ceil(SPLIT)
+        self.visible(0).start / SPLIT..self.kv_len().div_ceil(SPLIT)
+    }
+
+    /// Positions that the last query sees.
+    fn kv_len(&self) -> usize {
+        self.first_position + self.queries
     }
 
     /// The positions that `row` sees.
@@ -173,6 +177,23 @@ pub(crate) fn finish(partial: &[f32], out: &mut [f32]) {
     }
 }
 
+/// Runs the function for as many of the rows that are left as registers hold: the sums of each are a chain of their own, and
+/// a core needs about eight chains to be busy. Whatever the number of heads in a group, its keys pass once or twice.
+macro_rules! by_rows {
+    ($simd:ident, $left:expr, $run:ident::<$s:ident, $e:ident>($($argument:expr),*)) => {
+        match $left.min(if $simd::WIDE { 8 } else { 4 }) {
+            8 => $run::<$s, $e, 8>($($argument),*),
+            7 => $run::<$s, $e, 7>($($argument),*),
+            6 => $run::<$s, $e, 6>($($argument),*),
+            5 => $run::<$s, $e, 5>($($argument),*),
+            4 => $run::<$s, $e, 4>($($argument),*),
+            3 => $run::<$s, $e, 3>($($argument),*),
+            2 => $run::<$s, $e, 2>($($argument),*),
+            _ => $run::<$s, $e, 1>($($argument),*),
+        }
+    };
+}
+
 /// Partial results of all rows of `tile` over the positions of `split`, into `partials`.
 #[inline(always)]
 fn attend_split<S: Simd, E: KvElement>(
@@ -199,15 +220,7 @@ fn attend_split<S: Simd, E: KvElement>(
     let mut row = 0;
     while row < rows {
         let left = rows - row;
-        row += if S::WIDE && left >= 8 {
-            weigh_rows::<S, E, 8>(s, tile, split, row, scores, partials)
-        } else if left >= 4 {
-            weigh_rows::<S, E, 4>(s, tile, split, row, scores, partials)
-        } else if left >= 2 {
-            weigh_rows::<S, E, 2>(s, tile, split, row, scores, partials)
-        } else {
-            weigh_rows::<S, E, 1>(s, tile, split, row, scores, partials)
-        };
+        row += by_rows!(S, left, weigh_rows::<S, E>(s, tile, split, row, scores, partials));
     }
 }
 
@@ -225,22 +238,30 @@ fn score_split<S: Simd, E: KvElement>(s: S, tile: &Tile<'_, E>, split: usize, sc
         let end = (vector_start + LANES).min(vector_start - place + block_len).min(positions.end);
         // SAFETY: the cache was written before the last barrier, and nobody writes to it in this op.
         let keys = unsafe { tile.cache.read(tile.layer.keys(tile.table[position / block_len], tile.kv_head)) };
+        if place == 0 {
+            prefetch_head(s, tile, position / block_len + 1);
+        }
         let lanes = position - vector_start..end - vector_start;
         let index = position - split * SPLIT;
         let mut row = 0;
         while row < tile.rows() {
             let left = tile.rows() - row;
-            row += if S::WIDE && left >= 8 {
-                score_rows::<S, E, 8>(s, tile, row, &keys[place..], stride, lanes.clone(), index, scores)
-            } else if left >= 4 {
-                score_rows::<S, E, 4>(s, tile, row, &keys[place..], stride, lanes.clone(), index, scores)
-            } else if left >= 2 {
-                score_rows::<S, E, 2>(s, tile, row, &keys[place..], stride, lanes.clone(), index, scores)
-            } else {
-                score_rows::<S, E, 1>(s, tile, row, &keys[place..], stride, lanes.clone(), index, scores)
-            };
+            let keys = &keys[place..];
+            row += by_rows!(S, left, score_rows::<S, E>(s, tile, row, keys, stride, lanes.clone(), index, scores));
         }
         position = end;
+    }
+}
+
+/// Asks for the keys and values of a head in one block: hardware does not look past the page that it reads from.
+#[inline(always)]
+fn prefetch_head<S: Simd, E: KvElement>(s: S, tile: &Tile<'_, E>, index: usize) {
+    let Some(&block) = tile.table.get(index).filter(|_| index * tile.layer.block_len < tile.kv_len()) else { return };
+    let head = tile.layer.keys(block, tile.kv_head).start..tile.layer.values(block, tile.kv_head).end;
+    // SAFETY: the cache was written before the last barrier, and nobody writes to it in this op.
+    let head = unsafe { tile.cache.read(head) };
+    for line in head.chunks(64 / size_of::<E>()) {
+        s.prefetch(line.as_ptr());
     }
 }
 
