@@ -172,7 +172,7 @@ fn bf16_dot_is_fast() -> bool {
     false
 }
 
-/// Instructions beside the levels, which no level asks for; the peaks of the processor are measured with them.
+/// Instructions whose peak is measured by themselves, whatever level uses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) enum Extension {
@@ -213,7 +213,7 @@ pub(crate) fn has(extension: Extension) -> bool {
     match extension {
         _ if cfg!(miri) => false,
         Extension::Avx512Bf16 => cpu_has(IsaLevel::Avx512) && is_x86_feature_detected!("avx512bf16"),
-        Extension::AvxVnni => cpu_has(IsaLevel::Avx2) && is_x86_feature_detected!("avxvnni"),
+        Extension::AvxVnni => cpu_has(IsaLevel::AvxVnni),
         Extension::AmxBf16 => amx(AMX_TILE | AMX_BF16),
         Extension::AmxInt8 => amx(AMX_TILE | AMX_INT8),
     }

@@ -56,8 +56,9 @@ pub struct CpuOptions {
     pub isa: Option<IsaLevel>,
     /// Whether worker threads keep to one processor each. The calling thread is never moved.
     pub pin: bool,
-    /// Whether Q8_0 weights are copied during the first steps into the layout that streams best (see `packed`). Where the memory that is
-    /// left does not hold the copy, and with `false`, they are used where they are: no copy, slower steps, the same bits.
+    /// Whether Q8_0 weights are copied during the first steps into the layout that streams best (see `packed`). Where the
+    /// memory that is left does not hold the copy, and with `false`, they are used where they are: no copy, slower steps,
+    /// the same bits.
     pub repack: bool,
 }
 

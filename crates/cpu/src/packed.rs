@@ -198,10 +198,7 @@ impl Repacking {
         rows: usize,
     ) -> Result<(), WorkerPanic> {
         let for_rows = rows.saturating_mul(Self::ROW_BYTES);
-        let mut budget = if self.begun { for_rows.max(Self::STEP_BYTES) } else { for_rows };
-        if !self.begun && budget < Self::STEP_BYTES {
-            budget = 0;
-        }
+        let mut budget = if self.begun || for_rows >= Self::STEP_BYTES { for_rows.max(Self::STEP_BYTES) } else { 0 };
         self.begun = true;
         while budget > 0 {
             let Some(&index) = self.waiting.front() else { break };

@@ -7,8 +7,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use tensor::quant::q8_0;
 
-use super::scalar::Scalar;
-use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
+use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd, scalar};
 use crate::kernels::quantize::QuantizedBlock;
 
 /// The proof that this CPU has avx2, fma and f16c, and avxvnni where `VNNI`.
@@ -148,9 +147,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     fn dot_bf16(self, a: Self::Bf16, b: Self::Bf16, sums: Self::F32) -> Self::F32 {
-        let mut lanes = [0.0; LANES];
-        self.store(sums, &mut lanes);
-        self.load(&Scalar.dot_bf16(a, b, lanes))
+        scalar::dot_bf16(self, a, b, sums)
     }
 
     #[inline(always)]

@@ -6,8 +6,7 @@ use std::arch::asm;
 use half::{bf16, f16};
 use tensor::quant::q8_0;
 
-use super::scalar::Scalar;
-use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
+use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd, scalar};
 use crate::kernels::quantize::QuantizedBlock;
 
 /// The proof that this CPU has neon.
@@ -158,9 +157,7 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn dot_bf16(self, a: Self::Bf16, b: Self::Bf16, sums: Self::F32) -> Self::F32 {
-        let mut lanes = [0.0; LANES];
-        self.store(sums, &mut lanes);
-        self.load(&Scalar.dot_bf16(a, b, lanes))
+        scalar::dot_bf16(self, a, b, sums)
     }
 
     #[inline(always)]

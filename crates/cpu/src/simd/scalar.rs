@@ -17,6 +17,14 @@ impl Scalar {
     }
 }
 
+/// [`Simd::dot_bf16`] at a level that has no faster way.
+#[inline(always)]
+pub(super) fn dot_bf16<S: Simd>(s: S, a: [bf16; 2 * LANES], b: [bf16; 2 * LANES], sums: S::F32) -> S::F32 {
+    let mut lanes = [0.0; LANES];
+    s.store(sums, &mut lanes);
+    s.load(&Scalar.dot_bf16(a, b, lanes))
+}
+
 impl Simd for Scalar {
     type F32 = [f32; LANES];
 
