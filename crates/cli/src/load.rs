@@ -168,9 +168,9 @@ pub(crate) fn backend(args: &ModelArgs) -> Result<Box<dyn Backend>> {
     match args.device.as_str() {
         "cpu" => Ok(Box::new(cpu_backend(args)?)),
         "reference" => Ok(Box::new(backend::reference::ReferenceBackend::new())),
-        "cuda" => Ok(Box::new(gpu::GpuBackend::cuda(0)?)),
+        "cuda" => Ok(Box::new(gpu::GpuBackend::cuda(0, gpu::GpuOptions::default())?)),
         other => match other.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()) {
-            Some(ordinal) => Ok(Box::new(gpu::GpuBackend::cuda(ordinal)?)),
+            Some(ordinal) => Ok(Box::new(gpu::GpuBackend::cuda(ordinal, gpu::GpuOptions::default())?)),
             None => bail!("there is no device `{other}`; this build has: cpu, cuda, cuda:N, reference"),
         },
     }

@@ -18,7 +18,7 @@ use backend::conformance::cases;
 use backend::{Backend, Executable};
 use bytes::Bytes;
 use cpu::{CpuBackend, CpuOptions};
-use gpu::GpuBackend;
+use gpu::{GpuBackend, GpuOptions};
 use plan::{AnyShape, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::tolerance::LOGITS_RELATIVE;
@@ -27,7 +27,7 @@ use testing::{MODEL_TYPES, Rng, goldens, tiny_model};
 type Checked<T = ()> = Result<T, Box<dyn Error>>;
 
 fn main() -> Checked {
-    let device = GpuBackend::cuda(0)?;
+    let device = GpuBackend::cuda(0, GpuOptions::default())?;
     println!("{}", device.device().description);
     for job in std::env::args().skip(1) {
         let parts: Vec<_> = job.split(':').collect();

@@ -5,6 +5,28 @@ use tensor::WeightFormat;
 
 use crate::launch::GROUP_SIMDS;
 
+/// What of a device and of its options variants depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Groups that run at once, at one a multiprocessor.
+    pub(crate) multiprocessors: usize,
+    /// Whether copies to group memory run on their own, beside the threads (compute capability 9.0 and on).
+    pub(crate) bulk_copies: bool,
+    /// Matrix instructions that there are.
+    pub(crate) matrix: Matrix,
+    /// Whether a token's results must not depend on the tokens beside it.
+    pub(crate) batch_invariant: bool,
+}
+
+/// Matrix instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Matrix {
+    /// Of a SIMD group: m16n8k16 and m16n8k32.
+    SimdGroup,
+    /// Of four SIMD groups, from group memory (compute capability 9.0 alone).
+    FourSimdGroups,
+}
+
 /// A variant of `linear`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinearVariant {
@@ -122,8 +144,8 @@ pub(crate) struct AttentionVariant {
 
 /// Positions of a split, as in `kernels/attention.h`.
 const ATTENTION_SPLIT: usize = 64;
-/// Groups that fill a device: four for each multiprocessor of the largest known. Guessed.
-const DEVICE_GROUPS: usize = 528;
+/// Groups for each multiprocessor that fill a device. Guessed.
+const MULTIPROCESSOR_GROUPS: usize = 4;
 /// Rows above which partial results take more memory than they are worth.
 const SPLIT_ROWS_MAX: usize = 16;
 
@@ -143,7 +165,7 @@ pub(crate) struct AttentionShape {
 }
 
 /// The variant for `shape`.
-pub(crate) fn attention(format: KvFormat, shape: AttentionShape) -> AttentionVariant {
+pub(crate) fn attention(target: &Target, format: KvFormat, shape: AttentionShape) -> AttentionVariant {
     let group = shape.heads / shape.kv_heads;
     let (kernel, heads) = match (format, shape.head_dim) {
         (KvFormat::F16, 64) if group > 4 => ("attention_f16_d64_g8", 8),
@@ -154,13 +176,17 @@ pub(crate) fn attention(format: KvFormat, shape: AttentionShape) -> AttentionVar
     };
     let groups = shape.rows * shape.kv_heads * group.div_ceil(heads);
     let splits = attention_splits(shape.max_positions);
-    let split = splits > 1 && shape.rows <= SPLIT_ROWS_MAX && groups < DEVICE_GROUPS;
-    AttentionVariant { kernel, heads, split_groups: if split { DEVICE_GROUPS.div_ceil(groups).min(splits) } else { 0 } }
+    let fill = target.multiprocessors * MULTIPROCESSOR_GROUPS;
+    let split = splits > 1 && shape.rows <= SPLIT_ROWS_MAX && groups < fill;
+    AttentionVariant { kernel, heads, split_groups: if split { fill.div_ceil(groups).min(splits) } else { 0 } }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const H200: Target =
+        Target { multiprocessors: 132, bulk_copies: true, matrix: Matrix::FourSimdGroups, batch_invariant: false };
 
     #[test]
     fn one_row_has_kernels_of_its_own() {
@@ -180,7 +206,7 @@ mod tests {
     #[test]
     fn attention_is_split_where_rows_do_not_fill_the_device() {
         let of = |rows, max_positions| AttentionShape { rows, heads: 32, kv_heads: 8, head_dim: 128, max_positions };
-        let groups = |rows, max_positions| attention(KvFormat::F16, of(rows, max_positions)).split_groups;
+        let groups = |rows, max_positions| attention(&H200, KvFormat::F16, of(rows, max_positions)).split_groups;
         assert_eq!(groups(1, 64), 0);
         assert_eq!(groups(1, 2048), 32);
         assert_eq!(groups(1, 131_072), 66);
@@ -192,7 +218,7 @@ mod tests {
     fn common_heads_have_kernels_of_their_own() {
         let kernel = |format, heads, head_dim| {
             let shape = AttentionShape { rows: 1, heads, kv_heads: 2, head_dim, max_positions: 256 };
-            attention(format, shape).kernel
+            attention(&H200, format, shape).kernel
         };
         assert_eq!(kernel(KvFormat::F16, 14, 64), "attention_f16_d64_g8");
         assert_eq!(kernel(KvFormat::F16, 8, 64), "attention_f16_d64");

@@ -7,6 +7,7 @@ use half::f16;
 use plan::{KvFormat, KvLayout, Op, Plan, Rope, StepInput, StepShape};
 use tensor::Tensor;
 
+use crate::dispatch::Target;
 use crate::driver::{Driver, DriverError, Recording};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::launch::Region;
@@ -20,6 +21,7 @@ const TOKENS_MAX: usize = 65_535;
 pub(crate) struct GpuExecutable {
     device: String,
     driver: Box<dyn Driver>,
+    target: Target,
     plan: Arc<Plan>,
     weights: DeviceWeights,
     angles: Vec<Region>,
@@ -61,6 +63,7 @@ impl GpuExecutable {
     pub(crate) fn load(
         device: String,
         mut driver: Box<dyn Driver>,
+        target: Target,
         plan: Arc<Plan>,
         tensors: &[Tensor],
         kv: KvLayout,
@@ -76,6 +79,7 @@ impl GpuExecutable {
         Ok(Self {
             device,
             driver,
+            target,
             plan,
             weights,
             angles,
@@ -88,7 +92,13 @@ impl GpuExecutable {
     }
 
     fn source(&self) -> Source<'_> {
-        Source { plan: &self.plan, weights: &self.weights, angles: &self.angles, cache: &self.cache }
+        Source {
+            plan: &self.plan,
+            weights: &self.weights,
+            angles: &self.angles,
+            cache: &self.cache,
+            target: self.target,
+        }
     }
 
     fn error(&self, what: &'static str) -> impl Fn(DriverError) -> BackendError + use<> {

@@ -4,7 +4,7 @@ use bytemuck::Pod;
 
 use crate::params::Address;
 
-/// Threads in a group, of every kernel.
+/// Threads in a group, of every kernel that [`Launch::with_groups_of`] says nothing of.
 pub(crate) const GROUP_THREADS: u32 = 128;
 /// SIMD groups in a group.
 pub(crate) const GROUP_SIMDS: usize = 4;
@@ -53,6 +53,10 @@ pub(crate) struct Launch {
     pub(crate) kernel: &'static str,
     /// Groups in x, y and z.
     pub(crate) groups: [u32; 3],
+    /// Threads in a group.
+    pub(crate) threads: u32,
+    /// Bytes of group memory beside what the kernel declares itself: those of a `KERNEL_DYNAMIC`.
+    pub(crate) group_bytes: u32,
     /// The parameter struct, in words so that it is aligned.
     pub(crate) params: Vec<u64>,
     pub(crate) operands: Vec<Operand>,
@@ -63,7 +67,13 @@ impl Launch {
     pub(crate) fn new(kernel: &'static str, groups: [usize; 3], params: &impl Pod) -> Self {
         let groups = groups.map(|n| u32::try_from(n).expect("grids are bounded by the sizes of tensors"));
         let params = bytemuck::cast_slice(std::slice::from_ref(params)).to_vec();
-        Self { kernel, groups, params, operands: vec![] }
+        Self { kernel, groups, threads: GROUP_THREADS, group_bytes: 0, params, operands: vec![] }
+    }
+
+    /// Groups of so many threads, with so many bytes of group memory.
+    #[expect(dead_code, reason = "the first kernel that needs it comes with the next change")]
+    pub(crate) fn with_groups_of(self, threads: u32, group_bytes: u32) -> Self {
+        Self { threads, group_bytes, ..self }
     }
 
     /// Adds an operand, unless it is absent.

@@ -25,6 +25,7 @@ use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, check_load}
 use plan::{KvLayout, Op, Plan};
 use tensor::{Tensor, WeightFormat};
 
+use dispatch::{Matrix, Target};
 use driver::cuda::{CudaDevice, CudaDriver};
 use driver::{Driver, DriverError};
 
@@ -43,7 +44,15 @@ const HEAD_DIM_MAX: usize = 256;
 #[derive(Clone, Debug)]
 pub struct GpuBackend {
     device: DeviceInfo,
+    options: GpuOptions,
     system: System,
+}
+
+/// How a GPU computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuOptions {
+    /// A token's results do not depend on the tokens beside it, bit for bit, at the price of matrix instructions.
+    pub batch_invariant: bool,
 }
 
 /// What runs the kernels.
@@ -88,7 +97,7 @@ pub enum GpuError {
 
 impl GpuBackend {
     /// The NVIDIA GPU of this number, as the driver counts. Loads the driver and the kernels.
-    pub fn cuda(ordinal: usize) -> Result<Self, GpuError> {
+    pub fn cuda(ordinal: usize, options: GpuOptions) -> Result<Self, GpuError> {
         let found = CudaDevice::find(ordinal)?;
         let CudaDevice { ref name, capability: (major, minor), multiprocessors, memory_bytes, .. } = found;
         let device = DeviceInfo {
@@ -96,15 +105,15 @@ impl GpuBackend {
             description: format!("{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors"),
             memory_bytes,
         };
-        Ok(Self { device, system: System::Cuda(found) })
+        Ok(Self { device, options, system: System::Cuda(found) })
     }
 
     /// The simulator, with `memory_bytes` of device memory.
     #[cfg(feature = "sim")]
-    pub fn simulator(order: ThreadOrder, memory_bytes: u64) -> Self {
+    pub fn simulator(order: ThreadOrder, memory_bytes: u64, options: GpuOptions) -> Self {
         let device =
             DeviceInfo { name: SIM.to_owned(), description: format!("GPU simulator, threads {order:?}"), memory_bytes };
-        Self { device, system: System::Sim(order) }
+        Self { device, options, system: System::Sim(order) }
     }
 
     fn open(&self) -> Result<Box<dyn Driver>, DriverError> {
@@ -112,6 +121,23 @@ impl GpuBackend {
             System::Cuda(ref device) => Ok(Box::new(CudaDriver::open(device)?)),
             #[cfg(feature = "sim")]
             System::Sim(order) => Ok(Box::new(driver::sim::SimDriver::new(order, self.device.memory_bytes))),
+        }
+    }
+
+    fn target(&self) -> Target {
+        let GpuOptions { batch_invariant } = self.options;
+        match self.system {
+            System::Cuda(CudaDevice { multiprocessors, capability, .. }) => Target {
+                multiprocessors: multiprocessors as usize,
+                bulk_copies: capability >= (9, 0),
+                matrix: if capability.0 == 9 { Matrix::FourSimdGroups } else { Matrix::SimdGroup },
+                batch_invariant,
+            },
+            // Few, so that small models have more work than groups.
+            #[cfg(feature = "sim")]
+            System::Sim(_) => {
+                Target { multiprocessors: 3, bulk_copies: true, matrix: Matrix::SimdGroup, batch_invariant }
+            }
         }
     }
 
@@ -177,7 +203,14 @@ impl Backend for GpuBackend {
         check_load(self, &plan, &weights)?;
         self.check_sizes(&plan, &weights, &kv)?;
         let driver = self.open().map_err(self.error("a context"))?;
-        Ok(Box::new(executable::GpuExecutable::load(self.device.name.clone(), driver, plan, &weights, kv)?))
+        Ok(Box::new(executable::GpuExecutable::load(
+            self.device.name.clone(),
+            driver,
+            self.target(),
+            plan,
+            &weights,
+            kv,
+        )?))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use plan::{Activation, Attention, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Value, WeightId};
 
-use crate::dispatch::{self, LinearKind};
+use crate::dispatch::{self, LinearKind, Target};
 use crate::kv_cache::KvCache;
 use crate::launch::{Access, GROUP_SIMDS, GROUP_THREADS, Launch, Region};
 use crate::params::{
@@ -23,6 +23,7 @@ pub(crate) struct Source<'a> {
     /// (positions, head_dim / 2) of cosine and sine, one for each of [`Plan::ropes`].
     pub(crate) angles: &'a [Region],
     pub(crate) cache: &'a KvCache,
+    pub(crate) target: Target,
 }
 
 /// Where a program's values lie, before it is known where memory is.
@@ -103,7 +104,7 @@ impl Source<'_> {
             head_dim: layer.head_dim,
             max_positions: self.max_positions(),
         };
-        dispatch::attention(self.cache.layout.format, shape)
+        dispatch::attention(&self.target, self.cache.layout.format, shape)
     }
 
     fn max_positions(&self) -> usize {

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use backend::{Backend, Executable};
-use gpu::{GpuBackend, ThreadOrder};
+use gpu::{GpuBackend, GpuOptions, ThreadOrder};
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput, fuse};
 use tensor::{Tensor, WeightFormat};
 use testing::Rng;
 use testing::tiny::{random_weights, tiny_model};
 
 fn load(order: ThreadOrder, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) -> Box<dyn Executable> {
-    GpuBackend::simulator(order, 1 << 30).load(plan.clone(), weights.to_vec(), kv).unwrap()
+    GpuBackend::simulator(order, 1 << 30, GpuOptions::default()).load(plan.clone(), weights.to_vec(), kv).unwrap()
 }
 
 /// The bits of the logits at every position of `tokens`, in steps of `chunk`.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use backend::{Backend, Executable};
-use gpu::{GpuBackend, ThreadOrder};
+use gpu::{GpuBackend, GpuOptions, ThreadOrder};
 use plan::{KvFormat, KvLayout, StepInput, fuse, restrict_outputs};
 use testing::tolerance::LOGITS_RELATIVE;
 use testing::{Golden, goldens};
@@ -18,7 +18,7 @@ const GREEDY_STEPS: usize = 8;
 fn executable(golden: &Golden) -> Box<dyn Executable> {
     let (textbook, weights) = golden.model();
     let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
-    let backend = GpuBackend::simulator(ThreadOrder::Forward, 1 << 30);
+    let backend = GpuBackend::simulator(ThreadOrder::Forward, 1 << 30, GpuOptions::default());
     backend.load(plan, weights, KV).expect("a tiny model loads")
 }
 

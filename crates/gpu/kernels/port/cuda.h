@@ -24,6 +24,15 @@ struct Lane { i32 gx, gy, gz, simd, lane, simds; };
     __VA_ARGS__(p, g, t);                                                                                             \
   }
 
+// A kernel whose group memory has the size that the launch says: GROUPMEM is how it begins.
+#define KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                          \
+  extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ PARAMS p) {                      \
+    extern __shared__ __align__(1024) unsigned char group_memory[];                                                   \
+    const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, (i32)threadIdx.x >> 5, (i32)threadIdx.x & 31,  \
+                    THREADS / 32};                                                                                    \
+    __VA_ARGS__(p, *reinterpret_cast<GROUPMEM*>(group_memory), t);                                                    \
+  }
+
 // A pointer to device memory.
 template <class T> using Ptr = T*;
 template <class T> FN T* offset(T* p, i64 i) { return p + i; }

@@ -29,6 +29,16 @@ struct Lane { i32 gx, gy, gz, simd, lane, simds; };
     __VA_ARGS__(p, NAME##_group, t);                                                                             \
   }
 
+// A kernel whose group memory has the size that the launch says: GROUPMEM is how it begins.
+#define KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                     \
+  [[kernel, max_total_threads_per_threadgroup(THREADS)]] void NAME(                                              \
+      constant PARAMS& p [[buffer(0)]], threadgroup GROUPMEM* g [[threadgroup(0)]],                              \
+      uint3 gid [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],                    \
+      uint ln [[thread_index_in_simdgroup]]) {                                                                   \
+    const Lane t = {(i32)gid.x, (i32)gid.y, (i32)gid.z, (i32)sg, (i32)ln, THREADS / 32};                         \
+    __VA_ARGS__(p, *g, t);                                                                                       \
+  }
+
 // A pointer to device memory.
 template <class T> using Ptr = device T*;
 template <class T> FN device T* offset(device T* p, i64 i) { return p + i; }

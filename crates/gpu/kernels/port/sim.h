@@ -43,9 +43,9 @@ typedef void (*Body)(const void* params, void* group, Lane t);
 struct Kernel;
 inline Kernel* kernels = nullptr;
 struct Kernel {
-  const char* name; size_t params_size, group_size; i32 threads; Body body; Kernel* next;
-  Kernel(const char* n, size_t p, size_t g, i32 t, Body b)
-      : name(n), params_size(p), group_size(g), threads(t), body(b), next(kernels) { kernels = this; }
+  const char* name; size_t params_size, group_size; bool dynamic; i32 threads; Body body; Kernel* next;
+  Kernel(const char* n, size_t p, size_t g, bool d, i32 t, Body b)
+      : name(n), params_size(p), group_size(g), dynamic(d), threads(t), body(b), next(kernels) { kernels = this; }
 };
 
 // ---- fibres
@@ -55,7 +55,7 @@ struct Fibre {
   u32 turn; f32 slot[2];         // what it gave to the last two exchanges
   u32 result_turn; f32 result;   // of the first lane of some: what they made together, and in which exchange
 };
-constexpr i32 MAX_THREADS = 256, STACK = 64 << 10;
+constexpr i32 MAX_THREADS = 1024, STACK = 64 << 10;
 constexpr size_t CANARY = 64;
 
 struct Machine {
@@ -224,8 +224,8 @@ inline void run_group(i32 threads, bool reverse) {
 
 // Runs one launch: 0, or 1 with a message in `error`.
 extern "C" i32 hotmetal_sim_launch(const char* name, const void* params, uint64_t params_size, u32 gx, u32 gy,
-                                          u32 gz, u32 threads, const sim::Operand* operands, uint64_t num_operands,
-                                          i32 reverse, char* error, uint64_t error_size) {
+                                          u32 gz, u32 threads, uint64_t group_bytes, const sim::Operand* operands,
+                                          uint64_t num_operands, i32 reverse, char* error, uint64_t error_size) {
   using namespace sim;
   Machine& m = machine;
   Kernel* kernel = kernels;
@@ -236,20 +236,27 @@ extern "C" i32 hotmetal_sim_launch(const char* name, const void* params, uint64_
              kernel->params_size, kernel->threads, (unsigned long long)params_size, threads);
     return 1;
   }
+  // What a kernel declares itself is not in `group_bytes`.
+  if (kernel->dynamic ? group_bytes < kernel->group_size : group_bytes != 0) {
+    snprintf(error, error_size, "`%s` declares %zu bytes of group memory%s, not %llu", name, kernel->group_size,
+             kernel->dynamic ? " or more" : " itself", (unsigned long long)group_bytes);
+    return 1;
+  }
+  const size_t group_size = kernel->dynamic ? (size_t)group_bytes : kernel->group_size;
   if (!m.stacks) m.stacks = (char*)malloc((size_t)MAX_THREADS * STACK);
   m.kernel = kernel; m.params = params; m.operands = operands; m.num_operands = num_operands; m.last = 0;
   m.failed = false;
-  m.group.resize((kernel->group_size + 7) / 8 + 2 * CANARY / 8);
+  m.group.resize((group_size + 7) / 8 + 2 * CANARY / 8);
   for (u32 i = 0; i < gx * gy * gz && !m.failed; i++) {
     const u32 at = reverse ? gx * gy * gz - 1 - i : i;
     m.gx = (i32)(at % gx); m.gy = (i32)(at / gx % gy); m.gz = (i32)(at / gx / gy);
     char* group = m.group_memory();
     memset(group - CANARY, 0xa5, CANARY);
-    memset(group, 0xff, kernel->group_size);
-    memset(group + kernel->group_size, 0xa5, CANARY);
+    memset(group, 0xff, group_size);
+    memset(group + group_size, 0xa5, CANARY);
     run_group(kernel->threads, reverse);
     for (size_t c = 0; c < CANARY && !m.failed; c++)
-      if ((unsigned char)group[c - CANARY] != 0xa5 || (unsigned char)group[kernel->group_size + c] != 0xa5)
+      if ((unsigned char)group[c - CANARY] != 0xa5 || (unsigned char)group[group_size + c] != 0xa5)
         report("%s was written to%.0d%.0d%.0d", "memory around the group's", 0, 0, 0);
   }
   if (m.failed) snprintf(error, error_size, "%s", m.error);
@@ -271,9 +278,12 @@ SIM_CHECK(negate_overflow, "32-bit overflow")
 SIM_CHECK(divrem_overflow, "division by zero")
 SIM_CHECK(shift_out_of_bounds, "bad shift")
 
-#define KERNEL(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                              \
+#define SIM_KERNEL(NAME, PARAMS, GROUPMEM, DYNAMIC, THREADS, ...)                                                 \
   static void sim_body_##NAME(const void* p, void* g, Lane t) { __VA_ARGS__(*(const PARAMS*)p, *(GROUPMEM*)g, t); } \
-  static sim::Kernel sim_kernel_##NAME(#NAME, sizeof(PARAMS), sizeof(GROUPMEM), THREADS, sim_body_##NAME);
+  static sim::Kernel sim_kernel_##NAME(#NAME, sizeof(PARAMS), sizeof(GROUPMEM), DYNAMIC, THREADS, sim_body_##NAME);
+#define KERNEL(NAME, PARAMS, GROUPMEM, THREADS, ...) SIM_KERNEL(NAME, PARAMS, GROUPMEM, false, THREADS, __VA_ARGS__)
+// A kernel whose group memory has the size that the launch says: GROUPMEM is how it begins.
+#define KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, ...) SIM_KERNEL(NAME, PARAMS, GROUPMEM, true, THREADS, __VA_ARGS__)
 
 // A pointer to device memory; every access is checked.
 template <class T> struct Ptr {

@@ -15,7 +15,7 @@ use cudarc::driver::sys;
 use super::{Driver, DriverError, Recording};
 use crate::GpuError;
 use crate::kernel_source;
-use crate::launch::{GROUP_THREADS, Launch};
+use crate::launch::Launch;
 use crate::params::Address;
 
 /// A device that was found.
@@ -74,6 +74,8 @@ struct Context {
     module: sys::CUmodule,
     /// Whether kernels may start before the one ahead has ended.
     early_start: bool,
+    /// Group memory that a group can have.
+    group_memory_bytes: i32,
 }
 
 // SAFETY: the handles are only read, and the driver accepts them from any thread.
@@ -85,11 +87,36 @@ impl Context {
     fn new(device: sys::CUdevice, image: &kernel_source::LoadedImage) -> Result<Self, CudaError> {
         // SAFETY: the device exists; the context is released in `drop`.
         let handle = unsafe { result::primary_ctx::retain(device) }?;
-        let mut context = Self { device, handle, module: ptr::null_mut(), early_start: image.has_early_start };
+        let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let mut context = Self {
+            device,
+            handle,
+            module: ptr::null_mut(),
+            early_start: image.has_early_start,
+            // SAFETY: the device exists.
+            group_memory_bytes: unsafe { result::device::get_attribute(device, most) }?,
+        };
         context.enter()?;
         // SAFETY: a whole image, which the driver checks and copies; PTX ends with NUL.
         context.module = unsafe { result::module::load_data(image.bytes.as_ptr().cast()) }?;
         Ok(context)
+    }
+
+    /// Lets `function` have all group memory that a group can have, and the multiprocessors keep as much of their first
+    /// cache for group memory as they can, whatever kernel it is: they have to be idle to change that, and then no kernel
+    /// could start before the one ahead has ended.
+    fn give_group_memory(&self, function: sys::CUfunction) -> Result<(), CudaError> {
+        use sys::CUfunction_attribute as Attribute;
+        // SAFETY: the function is the caller's, of a module that lives.
+        unsafe {
+            let declared =
+                result::function::get_function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+            let most = self.group_memory_bytes - declared;
+            let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            result::function::set_function_attribute(function, dynamic, most)?;
+            let preferred = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            result::function::set_function_attribute(function, preferred, 100)
+        }
     }
 
     /// Makes the context current on this thread.
@@ -161,6 +188,7 @@ impl CudaDriver {
         // SAFETY: the module is loaded as long as the context lives.
         let function = unsafe { result::module::get_function(self.context.module, name) }
             .map_err(|error| DriverError::Failed(format!("kernel `{kernel}`: {}", describe(error))))?;
+        self.context.give_group_memory(function).map_err(failed)?;
         self.functions.insert(kernel, function);
         Ok(function)
     }
@@ -177,10 +205,10 @@ impl CudaDriver {
             gridDimX: x,
             gridDimY: y,
             gridDimZ: z,
-            blockDimX: GROUP_THREADS,
+            blockDimX: launch.threads,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: 0,
+            sharedMemBytes: launch.group_bytes,
             hStream: self.stream,
             attrs: &raw mut attribute,
             numAttrs: self.context.early_start.into(),

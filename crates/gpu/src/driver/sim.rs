@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 
 use super::{Driver, DriverError, Recording};
-use crate::launch::{Access, GROUP_THREADS, Launch};
+use crate::launch::{Access, Launch};
 use crate::params::Address;
 
 /// In which order the simulator runs the threads of a SIMD group, the SIMD groups of a group and the groups of a launch.
@@ -40,6 +40,7 @@ unsafe extern "C" {
         groups_y: u32,
         groups_z: u32,
         threads: u32,
+        group_bytes: u64,
         operands: *const SimOperand,
         num_operands: u64,
         reverse: i32,
@@ -151,7 +152,8 @@ impl Driver for SimDriver {
                 x,
                 y,
                 z,
-                GROUP_THREADS,
+                launch.threads,
+                launch.group_bytes.into(),
                 operands.as_ptr(),
                 operands.len() as u64,
                 (self.order == ThreadOrder::Reverse).into(),
