@@ -86,6 +86,24 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
 }
 
+/// What a model takes of a device's memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Weights, as the device lays them out.
+    pub weights: u64,
+    /// The cache of all layers.
+    pub kv_cache: u64,
+    /// Activations of the largest step, its input, rotary angles.
+    pub activations: u64,
+}
+
+impl Footprint {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.kv_cache).saturating_add(self.activations)
+    }
+}
+
 /// A device that can run plans.
 pub trait Backend {
     /// What the device is.
@@ -97,6 +115,12 @@ pub trait Backend {
     /// What it says of its results.
     fn claims(&self) -> Claims {
         Claims::default()
+    }
+
+    /// What [`Backend::load`] and steps of up to `largest` take of the device's memory. `None` where nothing has to fit,
+    /// because weights are used where the file is mapped.
+    fn footprint(&self, _plan: &Plan, _weights: &[Tensor], _kv: &KvLayout, _largest: StepShape) -> Option<Footprint> {
+        None
     }
 
     /// Places weights (in the order of [`Plan::weights`]) and cache on the device. Every op must be supported:

@@ -1,6 +1,7 @@
 //! `hotmetal doctor`: what this machine is, and the proof that the text is right on it.
 
 use anyhow::{Result, bail};
+use backend::Backend;
 use clap::Args;
 
 use crate::load::{self, ModelArgs};
@@ -31,6 +32,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
     let device = backend.device();
     checks.push(note("device", &device.description));
     checks.push(note("memory", &units::bytes(device.memory_bytes)));
+    checks.extend(gpus());
     let bandwidth = load::cpu_backend(&args.model_args)?.read_bandwidth();
     checks.push(note("bandwidth", &format!("{:.1} GB/s reading, measured just now", bandwidth / 1e9)));
     checks.push(cache());
@@ -47,6 +49,21 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
 
 fn note(what: &'static str, found: &str) -> Check {
     Check { what, found: found.to_owned(), ok: true }
+}
+
+/// A line for each GPU, or why there is none.
+fn gpus() -> Vec<Check> {
+    let of = |(ordinal, found): (usize, Result<gpu::GpuBackend, gpu::GpuError>)| match found {
+        Ok(found) => {
+            let device = found.device();
+            note("gpu", &format!("cuda:{ordinal}, {}, {} free", device.description, units::bytes(device.memory_bytes)))
+        }
+        Err(error) => note("gpu", &format!("cuda:{ordinal} cannot be used: {error}")),
+    };
+    match gpu::GpuBackend::all_cuda(gpu::GpuOptions::default()) {
+        Ok(found) => found.into_iter().enumerate().map(of).collect(),
+        Err(error) => vec![note("gpu", &format!("none: {error}"))],
+    }
 }
 
 fn cache() -> Check {

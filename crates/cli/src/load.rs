@@ -2,27 +2,37 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use backend::{Backend, Executable};
+use backend::{Backend, Executable, Footprint, check_load};
 use clap::{Args, ValueEnum};
 use engine::{Engine, EngineConfig};
 use formats::{Checkpoint, TokenizerSource};
-use plan::{KvFormat, KvLayout, Plan};
+use plan::{KvFormat, KvLayout, Plan, StepShape};
 use serde_json::Value;
 use tensor::{Tensor, WeightFormat};
 use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Texts, Tokenizer, TokenizerError};
 
+use crate::output::note;
 use crate::{builtin, hub, units};
 
 /// Tokens in a block of the KV cache.
 pub(crate) const KV_BLOCK_LEN: usize = 32;
 /// The most of the free memory that the cache takes when no `--ctx-size` is given.
 const KV_MEMORY_SHARE: u64 = 4;
+/// The largest step of an engine with the default limits.
+const LARGEST_STEP: StepShape = StepShape { tokens: 512, sequences: 16, outputs: 16 };
+/// What a device's system takes for kernels and recorded programs. Guessed.
+const RESERVE_BYTES: u64 = 256 << 20;
+
+/// What `--device` may be besides `cuda:N` and `reference`.
+pub(crate) const AUTO: &str = "auto";
+const CPU: &str = "cpu";
+const CUDA: &str = "cuda";
 
 /// Flags that say where and how a model runs.
 #[derive(Args, Clone, Debug)]
@@ -32,9 +42,13 @@ pub(crate) struct ModelArgs {
     #[arg(long, short = 'c', alias = "max-model-len", value_name = "N")]
     pub(crate) ctx_size: Option<usize>,
 
-    /// Where to compute: cpu, cuda or cuda:N (an NVIDIA GPU), or reference (plain f64, for comparison)
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    /// Where to compute: auto (the first GPU if the model fits it, else the CPU), cpu, cuda or cuda:N (an NVIDIA GPU), or
+    /// reference (plain f64, for comparison)
+    #[arg(long, value_name = "DEVICE", default_value = AUTO)]
     pub(crate) device: String,
+
+    #[command(flatten)]
+    pub(crate) gpu: GpuArgs,
 
     /// CPU threads [default: one for each core]
     #[arg(long, short = 't', value_name = "N")]
@@ -59,6 +73,20 @@ pub(crate) struct ModelArgs {
     /// Accept tokenizers whose patterns can take very long on hostile text
     #[arg(long)]
     pub(crate) allow_unknown_patterns: bool,
+}
+
+/// Flags of GPUs.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct GpuArgs {
+    /// GPU: a text does not depend on those computed beside it, bit for bit, as on the CPU; batches and prompts take longer
+    #[arg(long)]
+    pub(crate) batch_invariant: bool,
+}
+
+impl GpuArgs {
+    fn options(&self) -> gpu::GpuOptions {
+        gpu::GpuOptions { batch_invariant: self.batch_invariant }
+    }
 }
 
 /// Element types of the KV cache.
@@ -163,15 +191,31 @@ pub(crate) fn plan_of(checkpoint: &Checkpoint) -> Result<Plan> {
     Ok(plan)
 }
 
+/// The first GPU. Found once: its context takes a third of a second to make.
+fn first_gpu(args: &GpuArgs) -> Result<gpu::GpuBackend, gpu::GpuError> {
+    static FIRST: OnceLock<Result<gpu::GpuBackend, gpu::GpuError>> = OnceLock::new();
+    let found = FIRST.get_or_init(|| gpu::GpuBackend::cuda(0, gpu::GpuOptions::default())).clone()?;
+    Ok(found.with_options(args.options()))
+}
+
+/// The device that `--device` stands for where no model has a say: `auto` is the first GPU, the CPU without one.
+pub(crate) fn resolve(device: &str) -> &str {
+    match device {
+        AUTO if first_gpu(&GpuArgs::default()).is_ok() => CUDA,
+        AUTO => CPU,
+        other => other,
+    }
+}
+
 /// The backend that `--device`, `--threads` and `--isa` name.
 pub(crate) fn backend(args: &ModelArgs) -> Result<Box<dyn Backend>> {
-    match args.device.as_str() {
-        "cpu" => Ok(Box::new(cpu_backend(args)?)),
+    match resolve(&args.device) {
+        CPU => Ok(Box::new(cpu_backend(args)?)),
         "reference" => Ok(Box::new(backend::reference::ReferenceBackend::new())),
-        "cuda" => Ok(Box::new(gpu::GpuBackend::cuda(0, gpu::GpuOptions::default())?)),
+        CUDA => Ok(Box::new(first_gpu(&args.gpu)?)),
         other => match other.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()) {
-            Some(ordinal) => Ok(Box::new(gpu::GpuBackend::cuda(ordinal, gpu::GpuOptions::default())?)),
-            None => bail!("there is no device `{other}`; this build has: cpu, cuda, cuda:N, reference"),
+            Some(ordinal) => Ok(Box::new(gpu::GpuBackend::cuda(ordinal, args.gpu.options())?)),
+            None => bail!("there is no device `{other}`; this build has: auto, cpu, cuda, cuda:N, reference"),
         },
     }
 }
@@ -238,10 +282,8 @@ struct Loaded {
 }
 
 fn load_all_but_tokenizer(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<Loaded> {
-    let (plan, backend, weights) = load_weights(checkpoint, args)?;
-    let kv_format = kv_format(args, weights.iter().map(|weight| Some(weight.format())));
-    let context_len = context_len(&plan, args.ctx_size, kv_format, backend.device().memory_bytes)?;
-    let kv = KvLayout { format: kv_format, block_len: KV_BLOCK_LEN, num_blocks: context_len.div_ceil(KV_BLOCK_LEN) };
+    let (plan, weights) = plan_and_weights(checkpoint)?;
+    let Placed { backend, kv, context_len } = place(args, &plan, &weights)?;
     let device = backend.device().description.clone();
     let vocab_size = plan.vocab_size;
     let executable = backend.load(Arc::new(plan), weights, kv)?;
@@ -251,13 +293,109 @@ fn load_all_but_tokenizer(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<L
 
 /// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].
 pub(crate) fn load_weights(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
+    let (plan, weights) = plan_and_weights(checkpoint)?;
+    Ok((plan, backend(args)?, weights))
+}
+
+fn plan_and_weights(checkpoint: &Checkpoint) -> Result<(Plan, Vec<Tensor>)> {
     let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
-    let backend = backend(args)?;
     let mut weights = Vec::with_capacity(plan.weights.len());
     for weight in &plan.weights {
         weights.push(checkpoint.tensor(&weight.name)?);
     }
-    Ok((plan, backend, weights))
+    Ok((plan, weights))
+}
+
+/// A device with room for a model, and for a cache of this size.
+struct Placed {
+    backend: Box<dyn Backend>,
+    kv: KvLayout,
+    context_len: usize,
+}
+
+/// Where `--device` says, or for `auto` on the first GPU if the model fits it, else on the CPU; says which and why.
+fn place(args: &ModelArgs, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
+    if args.device != AUTO {
+        return place_on(backend(args)?, args, plan, weights);
+    }
+    let on_gpu = first_gpu(&args.gpu).map_err(anyhow::Error::from).and_then(|gpu| {
+        check_load(&gpu, plan, weights)?;
+        place_on(Box::new(gpu), args, plan, weights)
+    });
+    match on_gpu {
+        Ok(placed) => {
+            let device = placed.backend.device();
+            note(&format!("device: {CUDA} ({}), where the model fits; --device chooses another", device.description));
+            Ok(placed)
+        }
+        Err(why) => {
+            let line = format!("device: {CPU}, because {why:#}");
+            // A machine without a GPU has no choice, and nothing to explain.
+            if matches!(why.downcast_ref(), Some(gpu::GpuError::NoDriver)) {
+                tracing::info!("{line}");
+            } else {
+                note(&line);
+            }
+            place_on(Box::new(cpu_backend(args)?), args, plan, weights)
+        }
+    }
+}
+
+/// The cache that a model gets on this device. Refuses what does not fit.
+fn place_on(backend: Box<dyn Backend>, args: &ModelArgs, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
+    let format = kv_format(args, weights.iter().map(|weight| Some(weight.format())));
+    let layout = |context_len: usize| KvLayout {
+        format,
+        block_len: KV_BLOCK_LEN,
+        num_blocks: context_len.div_ceil(KV_BLOCK_LEN),
+    };
+    let memory_bytes = backend.device().memory_bytes;
+    // Activations grow with the context, so what they leave at the model's own is left at any.
+    let most = backend.footprint(plan, weights, &layout(plan.context_len), LARGEST_STEP);
+    let room = most.map_or(memory_bytes, |most| room_for_cache(memory_bytes, &most));
+    let context_len = context_len(plan, args.ctx_size, format, memory_bytes, room)?;
+    let kv = layout(context_len);
+    check_fits(&*backend, plan, weights, &kv, LARGEST_STEP)?;
+    Ok(Placed { backend, kv, context_len })
+}
+
+/// Bytes that weights and activations leave for a cache.
+fn room_for_cache(memory_bytes: u64, footprint: &Footprint) -> u64 {
+    memory_bytes.saturating_sub(footprint.weights).saturating_sub(footprint.activations).saturating_sub(RESERVE_BYTES)
+}
+
+/// Refuses a model that does not fit `backend` with a cache of `kv` and steps of up to `largest`, with the sizes and what
+/// would fit.
+pub(crate) fn check_fits(
+    backend: &dyn Backend,
+    plan: &Plan,
+    weights: &[Tensor],
+    kv: &KvLayout,
+    largest: StepShape,
+) -> Result<()> {
+    let Some(footprint) = backend.footprint(plan, weights, kv, largest) else { return Ok(()) };
+    let device = backend.device();
+    if footprint.total().saturating_add(RESERVE_BYTES) <= device.memory_bytes {
+        return Ok(());
+    }
+    let room = room_for_cache(device.memory_bytes, &footprint);
+    let per_token = plan.kv_bytes_per_token(kv.format).max(1) as u64;
+    let tokens = usize::try_from(room / per_token).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN;
+    let remedy = match tokens {
+        0 => "the weights alone do not fit: use a more strongly quantised file, a smaller model, or --device cpu"
+            .to_owned(),
+        _ => format!("--ctx-size {tokens} would fit"),
+    };
+    bail!(
+        "{} of weights, {} of KV cache for {} tokens and {} of activations do not fit the {} that are free on `{}`; \
+         {remedy}",
+        units::bytes(footprint.weights),
+        units::bytes(footprint.kv_cache),
+        kv.num_blocks * kv.block_len,
+        units::bytes(footprint.activations),
+        units::bytes(device.memory_bytes),
+        device.name,
+    );
 }
 
 pub(crate) fn load_tokenizer(vocabulary: TokenizerSource, allow_unknown_patterns: bool) -> Result<Tokenizer> {
@@ -323,7 +461,8 @@ pub(crate) fn kv_format(args: &ModelArgs, mut weights: impl Iterator<Item = Opti
 }
 
 /// What `--ctx-size` says, or what the model was made for as far as a share of the memory holds its cache.
-fn context_len(plan: &Plan, asked: Option<usize>, kv: KvFormat, memory_bytes: u64) -> Result<usize> {
+/// `room` is what the device has left for it.
+fn context_len(plan: &Plan, asked: Option<usize>, kv: KvFormat, memory_bytes: u64, room: u64) -> Result<usize> {
     if let Some(asked) = asked {
         if asked > plan.context_len {
             bail!(
@@ -338,7 +477,7 @@ fn context_len(plan: &Plan, asked: Option<usize>, kv: KvFormat, memory_bytes: u6
         return Ok(asked);
     }
     let per_token = plan.kv_bytes_per_token(kv) as u64;
-    let affordable = memory_bytes / KV_MEMORY_SHARE / per_token.max(1);
+    let affordable = (memory_bytes / KV_MEMORY_SHARE).min(room) / per_token.max(1);
     let affordable = usize::try_from(affordable).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN;
     let chosen = plan.context_len.min(affordable.max(2 * KV_BLOCK_LEN));
     if chosen < plan.context_len {
@@ -380,5 +519,79 @@ impl Model {
             ..RenderInput::new(messages, now)
         })?;
         Ok(self.tokenizer.encode(&rendered, ParseSpecial::Yes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend::{BackendError, DeviceInfo};
+    use plan::{AnyShape, Op};
+
+    use super::*;
+
+    /// A device on which the weights take 1 MiB and activations half of that.
+    struct Device(DeviceInfo);
+
+    impl Backend for Device {
+        fn device(&self) -> &DeviceInfo {
+            &self.0
+        }
+
+        fn supports(&self, _: &Op, _: &[WeightFormat]) -> bool {
+            true
+        }
+
+        fn footprint(&self, plan: &Plan, _: &[Tensor], kv: &KvLayout, _: StepShape) -> Option<Footprint> {
+            let kv_cache = (plan.kv_bytes_per_token(kv.format) * kv.num_blocks * kv.block_len) as u64;
+            Some(Footprint { weights: 1 << 20, kv_cache, activations: 1 << 19 })
+        }
+
+        fn load(&self, _: Arc<Plan>, _: Vec<Tensor>, _: KvLayout) -> Result<Box<dyn Executable>, BackendError> {
+            Err(BackendError::Unobservable)
+        }
+    }
+
+    /// With so many bytes more than the reserve.
+    fn device(bytes: u64) -> Box<dyn Backend> {
+        let memory_bytes = RESERVE_BYTES + bytes;
+        Box::new(Device(DeviceInfo { name: "small".to_owned(), description: String::new(), memory_bytes }))
+    }
+
+    fn args(ctx_size: Option<usize>) -> ModelArgs {
+        ModelArgs {
+            ctx_size,
+            device: CPU.to_owned(),
+            gpu: GpuArgs::default(),
+            threads: None,
+            isa: None,
+            no_repack: false,
+            kv_type: None,
+            chat_template: None,
+            allow_unknown_patterns: false,
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_a_device_is_refused_with_the_sizes_and_what_would() {
+        let config = serde_json::json!({
+            "model_type": "llama", "vocab_size": 64, "hidden_size": 256, "intermediate_size": 64,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        });
+        let plan = models::build_plan(&config, &AnyShape).unwrap();
+        let per_token = plan.kv_bytes_per_token(KvFormat::F32) as u64;
+        let error = |bytes, ctx_size| {
+            place_on(device(bytes), &args(ctx_size), &plan, &[])
+                .map(|placed| placed.context_len)
+                .unwrap_err()
+                .to_string()
+        };
+        let found = error((3 << 19) + 100 * per_token, Some(128));
+        assert!(found.starts_with("1.00 MiB of weights, 512 KiB of KV cache for 128 tokens and 512 KiB of"), "{found}");
+        assert!(found.ends_with("that are free on `small`; --ctx-size 96 would fit"), "{found}");
+        assert!(error(1 << 20, Some(32)).contains("the weights alone do not fit"));
+        // Without a size asked for, the cache takes what is there.
+        let placed = place_on(device((3 << 19) + 100 * per_token), &args(None), &plan, &[]).unwrap();
+        assert_eq!((placed.context_len, placed.kv.num_blocks), (96, 3));
+        assert_eq!(place_on(device(1 << 40), &args(None), &plan, &[]).unwrap().context_len, 4096);
     }
 }

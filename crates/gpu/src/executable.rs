@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backend::{BackendError, Executable, Observed, Observer};
+use backend::{BackendError, Executable, Footprint, Observed, Observer};
 use half::f16;
 use plan::{KvFormat, KvLayout, Op, Plan, Rope, StepInput, StepShape};
 use tensor::Tensor;
@@ -12,6 +12,7 @@ use crate::driver::{Driver, DriverError, Recording};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::launch::Region;
 use crate::lower::{self, ArenaLayout, OpLaunches, Source};
+use crate::params::Address;
 use crate::step_input::max_positions;
 use crate::weights::DeviceWeights;
 
@@ -57,6 +58,32 @@ pub(crate) fn device_error(device: String, what: &'static str) -> impl Fn(Driver
         }
         DriverError::Failed(reason) => BackendError::Device { device: device.clone(), reason },
     }
+}
+
+/// What `plan` takes of a device with a cache of `kv` and steps of up to `largest`.
+pub(crate) fn footprint(
+    target: Target,
+    plan: &Plan,
+    tensors: &[Tensor],
+    kv: KvLayout,
+    largest: StepShape,
+) -> Footprint {
+    let weights = DeviceWeights::bytes(tensors);
+    let Some(kv_cache) = KvCache::bytes(&plan.kv_layers, &kv) else {
+        return Footprint { weights, kv_cache: u64::MAX, activations: 0 };
+    };
+    // Sizes alone are asked for, so nothing has to lie anywhere.
+    let nowhere = Region { address: Address::default(), bytes: kv_cache };
+    let cache = KvCache::at(nowhere, &plan.kv_layers, kv);
+    let source = Source { plan, weights: &DeviceWeights::default(), angles: &[], cache: &cache, target };
+    // Steps of one token may want more than those of many: attention is split for them.
+    let decode = StepShape { tokens: largest.sequences, ..largest };
+    let of_one = StepShape { tokens: 1, sequences: 1, outputs: 1 };
+    let layouts = [largest, decode, of_one].map(|shape| source.lay_out(shape.bucket()));
+    let arena = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
+    let step = layouts.iter().map(|layout| layout.step.bytes()).max().unwrap_or(0);
+    let angles = plan.ropes.iter().map(|rope| (max_positions(plan, &kv) * rope.head_dim) as u64 * 4).sum::<u64>();
+    Footprint { weights, kv_cache, activations: arena + step + angles }
 }
 
 impl GpuExecutable {

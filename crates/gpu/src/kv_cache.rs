@@ -38,7 +38,11 @@ impl KvCache {
         layout: KvLayout,
         bytes: u64,
     ) -> Result<Self, DriverError> {
-        let all = Region { address: driver.allocate(bytes)?, bytes };
+        Ok(Self::at(Region { address: driver.allocate(bytes)?, bytes }, layers, layout))
+    }
+
+    /// The cache that lies in `all`.
+    pub(crate) fn at(all: Region, layers: &[KvLayer], layout: KvLayout) -> Self {
         let mut start = 0;
         let layers = layers
             .iter()
@@ -50,7 +54,7 @@ impl KvCache {
                 LayerCache { layer, keys, values }
             })
             .collect();
-        Ok(Self { layout, layers })
+        Self { layout, layers }
     }
 }
 

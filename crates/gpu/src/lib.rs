@@ -21,8 +21,8 @@ mod weights;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, check_load};
-use plan::{KvLayout, Op, Plan};
+use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, Footprint, check_load};
+use plan::{KvLayout, Op, Plan, StepShape};
 use tensor::{Tensor, WeightFormat};
 
 use dispatch::{Matrix, Target};
@@ -106,6 +106,16 @@ impl GpuBackend {
             memory_bytes,
         };
         Ok(Self { device, options, system: System::Cuda(found) })
+    }
+
+    /// Every NVIDIA GPU of this machine, by its number, or why it cannot be used.
+    pub fn all_cuda(options: GpuOptions) -> Result<Vec<Result<Self, GpuError>>, GpuError> {
+        Ok((0..CudaDevice::count()?).map(|ordinal| Self::cuda(ordinal, options)).collect())
+    }
+
+    /// The same device, computing in another way.
+    pub fn with_options(self, options: GpuOptions) -> Self {
+        Self { options, ..self }
     }
 
     /// The simulator, with `memory_bytes` of device memory.
@@ -197,6 +207,10 @@ impl Backend for GpuBackend {
             System::Sim(_) => SIM,
         };
         Claims { bit_exact: true, same_bits: Some(arithmetic), ..Claims::default() }
+    }
+
+    fn footprint(&self, plan: &Plan, weights: &[Tensor], kv: &KvLayout, largest: StepShape) -> Option<Footprint> {
+        Some(executable::footprint(self.target(), plan, weights, *kv, largest))
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {

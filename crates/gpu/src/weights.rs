@@ -14,6 +14,9 @@ const ALIGN: u64 = 256;
 /// Host bytes that are repacked at a time.
 const PIECE_BYTES: usize = 16 << 20;
 
+/// Start and length in the allocation of all weights, in bytes.
+type Piece = (u64, u64);
+
 /// A weight on the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceWeight {
@@ -29,29 +32,20 @@ pub(crate) struct DeviceWeight {
 }
 
 /// All weights of a plan.
+#[derive(Default)]
 pub(crate) struct DeviceWeights {
     weights: Vec<DeviceWeight>,
 }
 
 impl DeviceWeights {
+    /// Bytes that `tensors` take on a device.
+    pub(crate) fn bytes(tensors: &[Tensor]) -> u64 {
+        Self::places(tensors).1
+    }
+
     /// Copies `tensors`, in the order of the plan, into one allocation.
     pub(crate) fn upload(driver: &mut dyn Driver, plan: &Plan, tensors: &[Tensor]) -> Result<Self, DriverError> {
-        let mut bytes = 0;
-        let mut reserve = |len: u64| {
-            let start = bytes;
-            bytes += len.next_multiple_of(ALIGN);
-            start
-        };
-        let places: Vec<_> = tensors
-            .iter()
-            .map(|tensor| {
-                let format = device_format(tensor);
-                let rows = tensor.num_rows() as u64;
-                let values = rows * row_chunks(format, tensor.row_len()) as u64 * 16;
-                let scales = if format == WeightFormat::Q8_0 { rows * (tensor.row_len() / 32) as u64 * 2 } else { 0 };
-                ((reserve(values), values), (reserve(scales), scales))
-            })
-            .collect();
+        let (places, bytes) = Self::places(tensors);
         let all = Region { address: driver.allocate(bytes)?, bytes };
         let mut weights = Vec::with_capacity(tensors.len());
         for (tensor, ((values_at, values), (scales_at, scales))) in tensors.iter().zip(places) {
@@ -67,6 +61,27 @@ impl DeviceWeights {
             weights.push(weight);
         }
         Ok(Self { weights })
+    }
+
+    /// Where values and scales of each of `tensors` lie, start and length, and the bytes of all.
+    fn places(tensors: &[Tensor]) -> (Vec<(Piece, Piece)>, u64) {
+        let mut bytes = 0;
+        let mut reserve = |len: u64| {
+            let start = bytes;
+            bytes += len.next_multiple_of(ALIGN);
+            start
+        };
+        let places = tensors
+            .iter()
+            .map(|tensor| {
+                let format = device_format(tensor);
+                let rows = tensor.num_rows() as u64;
+                let values = rows * row_chunks(format, tensor.row_len()) as u64 * 16;
+                let scales = if format == WeightFormat::Q8_0 { rows * (tensor.row_len() / 32) as u64 * 2 } else { 0 };
+                ((reserve(values), values), (reserve(scales), scales))
+            })
+            .collect();
+        (places, bytes)
     }
 
     pub(crate) fn get(&self, weight: WeightId) -> &DeviceWeight {

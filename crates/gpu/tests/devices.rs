@@ -1,6 +1,12 @@
-//! Asking for devices that may not be there.
+//! Asking for devices that may not be there, or that may be too small.
 
-use gpu::{GpuBackend, GpuError, GpuOptions};
+use std::sync::Arc;
+
+use backend::Backend;
+use gpu::{GpuBackend, GpuError, GpuOptions, ThreadOrder};
+use plan::{KvFormat, KvLayout, StepInput, StepShape, fuse, restrict_outputs};
+use tensor::WeightFormat;
+use testing::tiny::tiny_model;
 
 #[test]
 fn a_machine_without_a_driver_or_a_device_says_so() {
@@ -13,4 +19,33 @@ fn a_machine_without_a_driver_or_a_device_says_so() {
         // A driver without a device to drive does not even begin.
         error => assert!(error.to_string().starts_with("the NVIDIA driver failed: "), "{error}"),
     }
+}
+
+/// What a model is said to take is enough for its largest steps, and less is not enough to load it.
+#[test]
+fn a_model_fits_in_its_footprint() {
+    let (textbook, weights) = tiny_model("qwen2", 1, WeightFormat::Q8_0);
+    let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
+    let kv = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks: 64 };
+    let largest = StepShape { tokens: 32, sequences: 4, outputs: 4 };
+    let of = |bytes| GpuBackend::simulator(ThreadOrder::Forward, bytes, GpuOptions::default());
+    let footprint = of(1 << 30).footprint(&plan, &weights, &kv, largest).unwrap();
+    let exact: u64 = weights.iter().map(|weight| weight.bytes().len() as u64).sum();
+    assert!(footprint.weights >= exact && footprint.weights < exact + exact / 4, "{footprint:?}, {exact}");
+
+    let mut executable = of(footprint.total()).load(plan.clone(), weights.clone(), kv).unwrap();
+    for tokens in [1, 8, 1] {
+        let mut input = StepInput::default();
+        for sequence in 0..4 {
+            let row = input.push_sequence(&vec![1; tokens], 0, &[sequence]);
+            input.output_rows.push((row + tokens - 1) as u32);
+        }
+        executable.replay(&input).unwrap();
+    }
+    let mut input = StepInput::default();
+    input.push_sequence(&[1], 0, &[0]);
+    executable.replay(&input).unwrap();
+
+    let Err(error) = of(footprint.weights + footprint.kv_cache - 1).load(plan, weights, kv) else { panic!() };
+    assert!(error.to_string().starts_with("device `sim` cannot hold a KV cache of "), "{error}");
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::clock::Clock;
-use crate::load::{self, KvType, ModelArgs};
+use crate::load::{self, GpuArgs, KvType, ModelArgs};
 
 /// Measure how fast a model runs here, beside what the memory gives
 #[derive(Args, Debug)]
@@ -82,9 +82,13 @@ pub(super) struct KernelsArgs {
     #[arg(long, value_name = "MIB")]
     pub(super) rotate: Option<u64>,
 
-    /// Where to compute: cpu, cuda or cuda:N, or reference (plain f64, for comparison)
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    /// Where to compute: auto (the first GPU, the CPU without one), cpu, cuda or cuda:N (an NVIDIA GPU), or reference
+    /// (plain f64, for comparison)
+    #[arg(long, value_name = "DEVICE", default_value = load::AUTO)]
     pub(super) device: String,
+
+    #[command(flatten)]
+    pub(super) gpu: GpuArgs,
 
     /// Element type of the KV cache [default: f16]
     #[arg(long, value_enum, value_name = "TYPE")]
@@ -100,11 +104,17 @@ pub(super) struct KernelsArgs {
 }
 
 impl KernelsArgs {
+    /// The device that `--device` stands for.
+    pub(super) fn device(&self) -> &str {
+        load::resolve(&self.device)
+    }
+
     /// As the loader takes them, with these threads and this instruction set.
     pub(super) fn model_args(&self, threads: Option<usize>, isa: Option<cpu::IsaLevel>) -> ModelArgs {
         ModelArgs {
             ctx_size: None,
-            device: self.device.clone(),
+            device: self.device().to_owned(),
+            gpu: self.gpu.clone(),
             threads,
             isa,
             kv_type: self.kv_type,
@@ -147,9 +157,13 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "FORMAT", requires = "shape")]
     pub(crate) format: Option<String>,
 
-    /// Where to compute: cpu, cuda or cuda:N, or reference (plain f64, for comparison)
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    /// Where to compute: auto (the first GPU, the CPU without one), cpu, cuda or cuda:N (an NVIDIA GPU), or reference
+    /// (plain f64, for comparison)
+    #[arg(long, value_name = "DEVICE", default_value = load::AUTO)]
     pub(crate) device: String,
+
+    #[command(flatten)]
+    pub(crate) gpu: GpuArgs,
 
     /// Instruction set of the CPU kernels [default: the best there is]
     #[arg(long, value_name = "LEVEL", value_parser = load::parse_isa)]
@@ -165,11 +179,17 @@ pub(crate) struct TargetArgs {
 }
 
 impl TargetArgs {
+    /// The device that `--device` stands for: figures are of one device, so a model that does not fit it is refused.
+    pub(crate) fn device(&self) -> &str {
+        load::resolve(&self.device)
+    }
+
     /// As the loader takes them, with this number of threads.
     pub(crate) fn model_args(&self, threads: Option<usize>) -> ModelArgs {
         ModelArgs {
             ctx_size: None,
-            device: self.device.clone(),
+            device: self.device().to_owned(),
+            gpu: self.gpu.clone(),
             threads,
             isa: self.isa,
             no_repack: self.no_repack,

@@ -115,7 +115,7 @@ struct Beside {
 
 impl Ceiling {
     fn new(args: &MeasureArgs, threads: Option<usize>, tests: &[Test], format: WeightFormat) -> Result<Self> {
-        if args.target.device != CPU {
+        if args.target.device() != CPU {
             return Ok(Self { cpu: None, clock: args.clock, last_read: 0.0, last_peak: None, threads: 1, isa: "none" });
         }
         let cpu = load::cpu_backend(&args.target.model_args(threads))?;

@@ -31,10 +31,10 @@ struct Point {
 
 /// Runs `hotmetal bench --roofline`.
 pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
-    if args.target.device != CPU {
+    if args.target.device() != CPU {
         bail!(
             "--roofline measures the processors and their memory: expected --device {CPU}, found `{}`",
-            args.target.device
+            args.target.device()
         );
     }
     let facts = Facts::collect(1, None);

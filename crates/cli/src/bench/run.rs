@@ -105,6 +105,8 @@ impl<'a> Source<'a> {
         let (weight_bytes, active_weight_bytes) = fit::weight_bytes(&plan, bytes_of);
         let format = main_format(&weights);
         let device = backend.device().clone();
+        let largest = StepShape { tokens: PREFILL_CHUNK, sequences: num_sequences, outputs: num_sequences };
+        load::check_fits(&*backend, &plan, &weights, &kv, largest)?;
         let mut executable = backend.load(plan.clone(), weights, kv).with_context(|| {
             format!("cannot run `{model}` with {num_sequences} sequences of {kv_len} tokens (--batch, --depth)")
         })?;

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use tensor::WeightFormat;
 
-use crate::load::{self, KvType};
+use crate::load::{self, GpuArgs, KvType};
 
 /// Check that kernels and models compute here what they should
 ///
@@ -21,9 +21,13 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "DEVICE", default_value = "reference")]
     pub(super) against: String,
 
-    /// Where to compute: cpu, an instruction set of this processor, or reference
+    /// Where to compute: cpu, an instruction set of this processor, cuda or cuda:N, auto (the first GPU, the CPU without
+    /// one), or reference
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(super) device: String,
+
+    #[command(flatten)]
+    pub(super) gpu: GpuArgs,
 
     /// CPU threads [default: kernels on one and on one for each core, models on one for each core]
     #[arg(long, short = 't', value_name = "N")]

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use backend::Backend;
 
 use super::args::VerifyArgs;
-use crate::load::{self, ModelArgs};
+use crate::load::{self, GpuArgs, ModelArgs};
 
 const CPU: &str = "cpu";
 
@@ -18,11 +18,12 @@ pub(super) struct Named {
 /// What `--device` names, in every way that it computes: the CPU at each instruction set on one thread, and at its best
 /// with the weights as the file has them, and on one thread for each core.
 pub(super) fn variants(args: &VerifyArgs) -> Result<Vec<Named>> {
-    if args.device != CPU {
+    let device = load::resolve(&args.device);
+    if device != CPU {
         if !args.isa.is_empty() {
-            bail!("--isa chooses instruction sets of the CPU: expected --device {CPU}, found `{}`", args.device);
+            bail!("--isa chooses instruction sets of the CPU: expected --device {CPU}, found `{device}`");
         }
-        return Ok(vec![named(&args.device, args)?]);
+        return Ok(vec![named(device, args)?]);
     }
     let levels: Vec<_> = match args.isa.as_slice() {
         [] => cpu::Isa::available().into_iter().map(cpu::Isa::level).collect(),
@@ -47,8 +48,9 @@ pub(super) fn variants(args: &VerifyArgs) -> Result<Vec<Named>> {
 
 /// What `--device` names, in the ways in which models are compared: the instruction sets that `--isa` lists, or the best.
 pub(super) fn for_models(args: &VerifyArgs) -> Result<Vec<Named>> {
-    if args.device != CPU || args.isa.is_empty() {
-        return Ok(vec![named(&args.device, args)?]);
+    let device = load::resolve(&args.device);
+    if device != CPU || args.isa.is_empty() {
+        return Ok(vec![named(device, args)?]);
     }
     args.isa.iter().map(|&level| processors(Some(level), args.threads, true)).collect()
 }
@@ -59,7 +61,11 @@ pub(super) fn named(name: &str, args: &VerifyArgs) -> Result<Named> {
     if level.is_some() || name == CPU {
         return processors(level, args.threads, true);
     }
-    let backend = load::backend(&ModelArgs { device: name.to_owned(), ..model_args(None, args.threads, true) });
+    let backend = load::backend(&ModelArgs {
+        device: name.to_owned(),
+        gpu: args.gpu.clone(),
+        ..model_args(None, args.threads, true)
+    });
     let backend = backend.with_context(|| {
         let levels: Vec<_> = cpu::Isa::available().into_iter().map(|isa| isa.level().name()).collect();
         format!("`{name}` is neither a device nor an instruction set of this processor ({})", levels.join(", "))
@@ -84,6 +90,7 @@ fn model_args(isa: Option<cpu::IsaLevel>, threads: Option<usize>, repack: bool) 
     ModelArgs {
         ctx_size: None,
         device: CPU.to_owned(),
+        gpu: GpuArgs::default(),
         threads,
         isa,
         no_repack: !repack,

@@ -23,6 +23,7 @@ use crate::params::Address;
 pub(crate) struct CudaDevice {
     context: Arc<Context>,
     pub(crate) name: String,
+    /// What nobody used when it was found.
     pub(crate) memory_bytes: u64,
     /// Compute capability.
     pub(crate) capability: (u32, u32),
@@ -30,18 +31,23 @@ pub(crate) struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// The device of this number, as the driver counts.
-    pub(crate) fn find(ordinal: usize) -> Result<Self, GpuError> {
+    /// How many there are. Loads the driver.
+    pub(crate) fn count() -> Result<usize, GpuError> {
         // SAFETY: opens and closes the driver's library, whose initialisers are the driver's own.
         if !unsafe { sys::is_culib_present() } {
             return Err(GpuError::NoDriver);
         }
         let failed = |error: CudaError| GpuError::Driver { reason: describe(error) };
         result::init().map_err(failed)?;
-        let found = result::device::get_count().map_err(failed)?;
-        let number = i32::try_from(ordinal).ok().filter(|&ordinal| ordinal < found);
-        let Some(number) = number else {
-            return Err(GpuError::NoDevice { ordinal, found: usize::try_from(found).unwrap_or(0) });
+        Ok(usize::try_from(result::device::get_count().map_err(failed)?).unwrap_or(0))
+    }
+
+    /// The device of this number, as the driver counts.
+    pub(crate) fn find(ordinal: usize) -> Result<Self, GpuError> {
+        let found = Self::count()?;
+        let failed = |error: CudaError| GpuError::Driver { reason: describe(error) };
+        let Some(number) = i32::try_from(ordinal).ok().filter(|_| ordinal < found) else {
+            return Err(GpuError::NoDevice { ordinal, found });
         };
         let device = result::device::get(number).map_err(failed)?;
         let attribute = |attribute| {
@@ -56,11 +62,12 @@ impl CudaDevice {
         let Some(image) = kernel_source::image((major, minor)) else {
             return Err(GpuError::TooOld { name, major, minor });
         };
+        let context = Arc::new(Context::new(device, &image).map_err(failed)?);
+        let (free_bytes, _) = result::mem_get_info().map_err(failed)?;
         Ok(Self {
-            context: Arc::new(Context::new(device, &image).map_err(failed)?),
+            context,
             name,
-            // SAFETY: the device was just found.
-            memory_bytes: unsafe { result::device::total_mem(device) }.map_err(failed)? as u64,
+            memory_bytes: free_bytes as u64,
             capability: (major, minor),
             multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         })

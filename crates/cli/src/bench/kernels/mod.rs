@@ -56,7 +56,7 @@ pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
             formats.iter().map(move |&format| (case, format))
         })
         .collect();
-    let has_ladder = args.device == CPU && args.wants(GEMV);
+    let has_ladder = args.device() == CPU && args.wants(GEMV);
     let progress = progress(subjects.len() * places.len() * args.rows.len(), "");
     for (case, format) in subjects {
         let mut subject = Subject::new(case, format, kv_format, args.depth, report.rotation.bytes)?;
@@ -137,7 +137,7 @@ fn check(args: &KernelsArgs) -> Result<()> {
     if args.rotate.is_some_and(|mib| mib == 0 || mib > 1 << 20) {
         bail!("--rotate: expected 1 to {} MiB", 1 << 20);
     }
-    if args.device != CPU && !args.isa.is_empty() {
+    if args.device() != CPU && !args.isa.is_empty() {
         bail!("--isa is about the CPU kernels, but the device is `{}`", args.device);
     }
     Ok(())
@@ -178,7 +178,7 @@ fn cases(args: &KernelsArgs) -> Result<(String, Vec<Case>)> {
 
 /// Every instruction set with every number of threads, or the device alone where it has neither.
 fn places(args: &KernelsArgs) -> Result<Vec<Place>> {
-    if args.device != CPU {
+    if args.device() != CPU {
         let backend = load::backend(&args.model_args(None, None))?;
         return Ok(vec![Place { isa: None, threads: 1, backend }]);
     }
@@ -203,7 +203,7 @@ fn rotation(args: &KernelsArgs) -> Result<Rotation> {
         return Ok(Rotation { bytes: mib << 20, reason: "as asked".to_owned() });
     }
     let largest = ROTATIONS_MIB[ROTATIONS_MIB.len() - 1];
-    if args.device != CPU {
+    if args.device() != CPU {
         return Ok(Rotation { bytes: largest << 20, reason: "more than the caches of devices hold".to_owned() });
     }
     let cpu = load::cpu_backend(&args.model_args(None, None))?;
@@ -226,7 +226,7 @@ struct Ceiling {
 
 impl Ceiling {
     fn measure(args: &KernelsArgs, place: &Place, format: WeightFormat, rotation_bytes: u64) -> Result<Self> {
-        if args.device != CPU {
+        if args.device() != CPU {
             return Ok(Self { read: None, peak: None });
         }
         // The machine's ceiling, not the instruction set's.
