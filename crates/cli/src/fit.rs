@@ -10,7 +10,7 @@ use plan::{KvFormat, Plan};
 use serde_json::{Value, json};
 
 use crate::load::{self, ModelArgs};
-use crate::{output, units};
+use crate::{explain, output, units};
 
 /// Show what of a model fits into this memory, and how fast it would be; headers are enough
 #[derive(Args, Debug)]
@@ -22,6 +22,10 @@ pub(crate) struct FitArgs {
     /// How to print it
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = FitFormat::Text)]
     output_format: FitFormat,
+
+    /// Only show which kernel computes each op, by the rows of a step
+    #[arg(long, conflicts_with = "output_format")]
+    explain_dispatch: bool,
 
     #[command(flatten)]
     model_args: ModelArgs,
@@ -103,6 +107,10 @@ pub(crate) fn weight_bytes(plan: &Plan, bytes_of: impl Fn(usize) -> u64) -> (u64
 
 /// Runs `hotmetal plan`.
 pub(crate) fn plan(args: &FitArgs) -> Result<()> {
+    if args.explain_dispatch {
+        let (checkpoint, name) = load::open(args.model.as_deref(), false)?;
+        return explain::of_checkpoint(&checkpoint, &name, &args.model_args);
+    }
     let (checkpoint, name) = load::open(args.model.as_deref(), true)?;
     let plan = load::plan_of(&checkpoint)?;
     let backend = load::backend(&args.model_args)?;

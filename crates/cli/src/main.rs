@@ -9,6 +9,7 @@ mod bench;
 mod builtin;
 mod completions;
 mod doctor;
+mod explain;
 mod fit;
 mod generate;
 mod hub;

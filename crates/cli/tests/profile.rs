@@ -219,3 +219,16 @@ fn mistakes_are_named() {
         assert!(error.contains(expected), "{args:?}: {error}");
     }
 }
+
+#[test]
+fn three_commands_show_which_kernel_computes_what() {
+    for command in ["plan", "bench", "verify"] {
+        let (found, _) = succeed(&[command, "--explain-dispatch", "--device", "cpu"]);
+        assert!(found.contains("| op | format | features | rows | device | variant |"), "{found}");
+        for op in ["embed", "norm_linear", "attention", "norm_glu", "linear_residual"] {
+            assert!(found.contains(&format!("\n| {op} | ")), "{command}: no {op} in {found}");
+        }
+    }
+    let error = fail(&["plan", "--explain-dispatch", "--device", "reference"]);
+    assert!(error.contains("does not record which kernels"), "{error}");
+}

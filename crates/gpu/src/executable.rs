@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use backend::profile::{CostModel, OpInfo, Recorder};
 use backend::{BackendError, Executable, Footprint, Observed, Observer};
 use half::f16;
 use plan::{KvFormat, KvLayout, Op, Plan, Rope, StepInput, StepShape};
@@ -13,6 +14,7 @@ use crate::kv_cache::{KvCache, LayerCache};
 use crate::launch::Region;
 use crate::lower::{self, ArenaLayout, OpLaunches, Source};
 use crate::params::Address;
+use crate::profile;
 use crate::step_input::max_positions;
 use crate::weights::DeviceWeights;
 
@@ -34,6 +36,8 @@ pub(crate) struct GpuExecutable {
     words: Vec<i32>,
     /// Logits without the padding between rows, where there is any.
     logits: Vec<f32>,
+    costs: CostModel,
+    recording: Option<profile::Recording>,
 }
 
 /// The memory that all programs share, as large as the largest needs.
@@ -47,6 +51,8 @@ struct Memory {
 struct Program {
     layout: ArenaLayout,
     ops: Vec<OpLaunches>,
+    /// What `ops` are.
+    infos: Arc<[OpInfo]>,
     recording: Recording,
 }
 
@@ -103,6 +109,7 @@ impl GpuExecutable {
         let cache = KvCache::allocate(&mut *driver, &plan.kv_layers, kv, cache_bytes).map_err(cache_error)?;
         let angles = plan.ropes.iter().map(|rope| upload_angles(&mut *driver, rope, max_positions(&plan, &kv)));
         let angles = angles.collect::<Result<_, _>>().map_err(error("rotary angles"))?;
+        let costs = profile::costs(&plan, tensors, cache.layout.format);
         Ok(Self {
             device,
             driver,
@@ -115,6 +122,8 @@ impl GpuExecutable {
             programs: vec![],
             words: vec![],
             logits: vec![],
+            costs,
+            recording: None,
         })
     }
 
@@ -170,6 +179,21 @@ impl GpuExecutable {
             }
         }
         Ok(index)
+    }
+
+    /// A step that is timed op by op, and leaves a record.
+    fn replay_recorded(&mut self, input: &StepInput, begin_ns: u64) -> Result<&[f32], BackendError> {
+        let index = self.begin(input)?;
+        let step = self.memory.step.address;
+        self.driver.upload(step, bytemuck::cast_slice(&self.words)).map_err(self.error("a step"))?;
+        let launches: Vec<_> = self.programs[index].ops.iter().map(|op| &op.launches[..]).collect();
+        let edges = self.driver.time(&launches).map_err(device_error(self.device.clone(), "a step"))?;
+        let done_ns = self.recording.as_ref().map_or(begin_ns, profile::Recording::now_ns);
+        self.logits = self.read_value(index, self.plan.logits, input)?;
+        let Program { ops, infos, .. } = &self.programs[index];
+        let recording = self.recording.as_ref().expect("it said when the step began");
+        recording.end(begin_ns, done_ns, &edges, ops, infos, input);
+        Ok(&self.logits)
     }
 
     fn find(&self, shape: StepShape) -> Result<usize, usize> {
@@ -238,11 +262,15 @@ impl Executable for GpuExecutable {
         let launches: Vec<_> = ops.iter().flat_map(|op| &op.launches).cloned().collect();
         let recording = self.driver.record(&launches).map_err(self.error("a program"))?;
         let place = self.find(shape).expect_err("not there a moment ago");
-        self.programs.insert(place, Program { layout, ops, recording });
+        let infos = profile::infos(&self.plan, &self.weights, &ops).into();
+        self.programs.insert(place, Program { layout, ops, infos, recording });
         Ok(())
     }
 
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        if let Some(begin_ns) = self.recording.as_ref().and_then(profile::Recording::begin) {
+            return self.replay_recorded(input, begin_ns);
+        }
         let index = self.begin(input)?;
         let program = &self.programs[index];
         let logits = self.source().place(&program.layout, self.memory.arena, self.plan.logits);
@@ -261,6 +289,18 @@ impl Executable for GpuExecutable {
         self.logits.clear();
         self.logits.extend(found.chunks_exact(logits.stride).flat_map(|row| &row[..logits.width]));
         Ok(&self.logits)
+    }
+
+    fn variants(&mut self, shape: StepShape) -> Result<Vec<OpInfo>, BackendError> {
+        let bucket = shape.bucket();
+        self.compile(bucket)?;
+        let index = self.find(bucket).expect("`compile` has it or made it");
+        Ok(self.programs[index].infos.to_vec())
+    }
+
+    fn record(&mut self, recorder: Recorder) -> Result<(), BackendError> {
+        self.recording = Some(profile::Recording::new(recorder, &self.device, self.costs.clone()));
+        Ok(())
     }
 
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {

@@ -15,6 +15,7 @@ mod kv_cache;
 mod launch;
 mod lower;
 mod params;
+mod profile;
 mod step_input;
 mod weights;
 

@@ -238,6 +238,10 @@ pub(super) struct MeasureArgs {
     #[arg(long, value_enum, value_name = "CLOCK", default_value_t = Clock::Wall)]
     pub(super) clock: Clock,
 
+    /// Only show which kernel computes each op, by the rows of a step
+    #[arg(long, conflicts_with_all = ["n_prompt", "n_gen", "pg", "depth", "batch", "report", "roofline", "startup"])]
+    pub(super) explain_dispatch: bool,
+
     /// Measure the machine instead of a model: reading and copying by threads and size, each class of instructions
     #[arg(long, conflicts_with_all = ["model", "shape", "n_prompt", "n_gen", "pg", "depth", "batch", "kv_type"])]
     pub(super) roofline: bool,

@@ -23,8 +23,8 @@ pub(crate) use run::{Parts, Source, main_format};
 pub(crate) use shapes::SEED;
 pub(crate) use statistics::{Percentiles, median};
 
-use crate::load;
 use crate::output::stdout;
+use crate::{explain, load};
 use args::{BenchCommand, MeasureArgs, OutputFormat, Test};
 use clock::Clock;
 use report::{Report, Row, Variants};
@@ -41,10 +41,19 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         Some(BenchCommand::Kernels(args)) => kernels::kernels(args),
         Some(BenchCommand::Compare(args)) => compare::compare(args),
         Some(BenchCommand::Report(args)) => html::report(args),
+        None if args.measure.explain_dispatch => explain_dispatch(&args.measure),
         None if args.measure.startup => startup::startup(&args.measure),
         None if args.measure.roofline => roofline::roofline(&args.measure),
         None => measure(&args.measure),
     }
+}
+
+fn explain_dispatch(args: &MeasureArgs) -> Result<()> {
+    let source = Source::new(&args.target)?;
+    let model_args = args.target.model_args(args.thread_counts()[0]);
+    let Parts { plan, backend, weights } = source.open(&model_args)?;
+    let kv_format = load::kv_format(&model_args, weights.iter().map(|weight| Some(weight.format())));
+    Ok(stdout(&explain::dispatch(source.name(), plan, &*backend, weights, kv_format)?)?)
 }
 
 fn measure(args: &MeasureArgs) -> Result<()> {

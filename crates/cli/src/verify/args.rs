@@ -61,6 +61,10 @@ pub(crate) struct VerifyArgs {
     #[arg(long, short = 'n', value_name = "N", default_value_t = 128)]
     pub(super) n_predict: usize,
 
+    /// Only show which kernel computes each op, by the rows of a step
+    #[arg(long)]
+    pub(super) explain_dispatch: bool,
+
     /// How to print the result
     #[arg(long, short = 'o', value_enum, value_name = "FORMAT", default_value_t = OutputFormat::Text)]
     pub(super) output: OutputFormat,

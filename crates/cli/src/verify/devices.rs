@@ -73,6 +73,16 @@ pub(super) fn named(name: &str, args: &VerifyArgs) -> Result<Named> {
     Ok(Named { name: name.to_owned(), backend })
 }
 
+/// The flags as the loader takes them.
+pub(super) fn as_loaded(args: &VerifyArgs) -> ModelArgs {
+    ModelArgs {
+        device: args.device.clone(),
+        gpu: args.gpu.clone(),
+        kv_type: args.kv_type,
+        ..model_args(args.isa.last().copied(), args.threads, true)
+    }
+}
+
 /// Bytes of memory that this machine has.
 pub(super) fn memory_bytes(args: &VerifyArgs) -> Result<u64> {
     Ok(named(CPU, args)?.backend.device().memory_bytes)

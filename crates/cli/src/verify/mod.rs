@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub(crate) use args::VerifyArgs;
 
 use crate::output::stdout;
+use crate::{explain, load};
 use args::OutputFormat;
 use devices::Named;
 use models::Subject;
@@ -22,6 +23,10 @@ use report::Report;
 
 /// Runs `hotmetal verify`. Fails when anything is not as it should be.
 pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
+    if args.explain_dispatch {
+        let (checkpoint, name) = load::open(args.model.as_deref(), false)?;
+        return explain::of_checkpoint(&checkpoint, &name, &devices::as_loaded(args));
+    }
     let other = devices::named(&args.against, args)?;
     // Kernels are those of the device, whatever the model.
     let (variants, cases) = match args.model {

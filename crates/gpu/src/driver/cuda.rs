@@ -277,6 +277,18 @@ impl Driver for CudaDriver {
         self.enqueue(launch)
     }
 
+    fn time(&mut self, ops: &[&[Launch]]) -> Result<Vec<u64>, DriverError> {
+        self.enter()?;
+        let mut events = Events(Vec::with_capacity(ops.len() + 1));
+        events.mark(self.stream)?;
+        for launches in ops {
+            launches.iter().try_for_each(|launch| self.enqueue(launch))?;
+            events.mark(self.stream)?;
+        }
+        self.synchronize()?;
+        events.edges_ns()
+    }
+
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DriverError> {
         self.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -345,6 +357,37 @@ impl Drop for CudaDriver {
         self.output.free();
         // SAFETY: made in `open`, and not used again; where the device is lost, there is nothing to give back.
         let _ = unsafe { result::stream::destroy(self.stream) };
+    }
+}
+
+/// Marks in a queue, each with the time at which the device passed it.
+struct Events(Vec<sys::CUevent>);
+
+impl Events {
+    /// Adds a mark at the end of `stream`.
+    fn mark(&mut self, stream: sys::CUstream) -> Result<(), DriverError> {
+        self.0.push(result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(failed)?);
+        // SAFETY: the event was just made, and the stream lives.
+        unsafe { result::event::record(self.0[self.0.len() - 1], stream) }.map_err(failed)
+    }
+
+    /// When each was passed, in nanoseconds since the first. All have been.
+    fn edges_ns(&self) -> Result<Vec<u64>, DriverError> {
+        let since_first = |&event: &sys::CUevent| {
+            // SAFETY: both events were made and recorded, and live.
+            let ms = unsafe { result::event::elapsed(self.0[0], event) }.map_err(failed)?;
+            Ok((f64::from(ms) * 1e6) as u64)
+        };
+        self.0.iter().map(since_first).collect()
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        for &event in &self.0 {
+            // SAFETY: made in `mark`, and not used again.
+            let _ = unsafe { result::event::destroy(event) };
+        }
     }
 }
 

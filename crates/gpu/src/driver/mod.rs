@@ -6,6 +6,8 @@ pub(crate) mod sim;
 #[cfg(all(test, feature = "sim"))]
 mod sim_faults;
 
+use std::time::Instant;
+
 use crate::launch::Launch;
 use crate::params::Address;
 
@@ -43,6 +45,18 @@ pub(crate) trait Driver: Send {
 
     /// Runs one kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), DriverError>;
+
+    /// Runs the kernels of some ops, one op after another, and waits. Returns the device's time in nanoseconds at the begin
+    /// of each op and at the end of the last.
+    fn time(&mut self, ops: &[&[Launch]]) -> Result<Vec<u64>, DriverError> {
+        let begun = Instant::now();
+        let mut edges = vec![0];
+        for launches in ops {
+            launches.iter().try_for_each(|launch| self.launch(launch))?;
+            edges.push(begun.elapsed().as_nanos() as u64);
+        }
+        Ok(edges)
+    }
 
     /// Makes a recording of `launches`, in order.
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DriverError>;
