@@ -194,8 +194,19 @@ pub(crate) fn plan_of(checkpoint: &Checkpoint) -> Result<Plan> {
 /// The first GPU. Found once: its context takes a third of a second to make.
 fn first_gpu(args: &GpuArgs) -> Result<gpu::GpuBackend, gpu::GpuError> {
     static FIRST: OnceLock<Result<gpu::GpuBackend, gpu::GpuError>> = OnceLock::new();
-    let found = FIRST.get_or_init(|| gpu::GpuBackend::cuda(0, gpu::GpuOptions::default())).clone()?;
+    let found = FIRST.get_or_init(|| cuda(0, gpu::GpuOptions::default())).clone()?;
     Ok(found.with_options(args.options()))
+}
+
+/// An NVIDIA GPU, with the kernels of this binary, or with those of the folder `HOTMETAL_KERNEL_SRC`, compiled now.
+fn cuda(ordinal: usize, options: gpu::GpuOptions) -> Result<gpu::GpuBackend, gpu::GpuError> {
+    let Some(folder) = std::env::var_os("HOTMETAL_KERNEL_SRC").filter(|folder| !folder.is_empty()) else {
+        return gpu::GpuBackend::cuda(ordinal, options);
+    };
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache")));
+    let source = gpu::KernelSource { folder: folder.into(), cache: cache.map(|cache| cache.join("hotmetal/kernels")) };
+    gpu::GpuBackend::cuda_from_source(ordinal, options, &source)
 }
 
 /// The device that `--device` stands for where no model has a say: `auto` is the first GPU, the CPU without one.
@@ -214,7 +225,7 @@ pub(crate) fn backend(args: &ModelArgs) -> Result<Box<dyn Backend>> {
         "reference" => Ok(Box::new(backend::reference::ReferenceBackend::new())),
         CUDA => Ok(Box::new(first_gpu(&args.gpu)?)),
         other => match other.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()) {
-            Some(ordinal) => Ok(Box::new(gpu::GpuBackend::cuda(ordinal, args.gpu.options())?)),
+            Some(ordinal) => Ok(Box::new(cuda(ordinal, args.gpu.options())?)),
             None => bail!("there is no device `{other}`; this build has: auto, cpu, cuda, cuda:N, reference"),
         },
     }

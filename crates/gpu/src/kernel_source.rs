@@ -1,8 +1,12 @@
 //! The kernel text as one string, for CUDA's compiler, and what that compiler made of it.
 //!
-//! `examples/compile_kernels.rs` writes the files in `kernels/cuda`, which the binary carries: users need only a driver.
+//! `cargo xtask kernels` writes the files in `kernels/cuda`, which the binary carries: users need only a driver.
+
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use crate::params::layout_assertions;
+use crate::{GpuError, nvrtc};
 
 /// What is compiled ahead of time for one CUDA architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +20,10 @@ pub struct Image {
 }
 
 impl Image {
+    fn loaded(&self, bytes: Vec<u8>) -> LoadedImage {
+        LoadedImage { bytes, has_early_start: self.capability >= (9, 0) }
+    }
+
     /// Machine code, or PTX.
     pub fn is_machine_code(&self) -> bool {
         self.target.starts_with("sm_")
@@ -54,10 +62,51 @@ pub(crate) struct LoadedImage {
 
 /// The image for a device of this compute capability: machine code of the same generation, the newest that the device
 /// runs, or PTX for one that came after them. `None` for devices older than all.
-pub(crate) fn image(capability: (u32, u32)) -> Option<LoadedImage> {
-    let (index, image) = choose(capability)?;
+pub(crate) fn image(capability: (u32, u32)) -> Result<Option<LoadedImage>, GpuError> {
+    let Some((index, image)) = choose(capability) else { return Ok(None) };
     let bytes = miniz_oxide::inflate::decompress_to_vec(PACKED[index]).expect("tests unpack every image");
-    Some(LoadedImage { bytes, has_early_start: image.capability >= (9, 0) })
+    Ok(Some(image.loaded(bytes)))
+}
+
+/// What has the kernels for a device of some compute capability; `None` for devices older than all.
+pub(crate) type ImageOf<'a> = dyn Fn((u32, u32)) -> Result<Option<LoadedImage>, GpuError> + 'a;
+
+/// Kernels as text in a folder: `all.h` and what it includes, as in `kernels`.
+#[derive(Clone, Debug)]
+pub struct KernelSource {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Where what was compiled is kept, by the hash of the text; nowhere without it.
+    pub cache: Option<PathBuf>,
+}
+
+impl KernelSource {
+    /// As [`image`], compiled now, or found in the cache.
+    pub(crate) fn image(&self, capability: (u32, u32)) -> Result<Option<LoadedImage>, GpuError> {
+        let Some((_, image)) = choose(capability) else { return Ok(None) };
+        let text = text(&|name| {
+            let path = self.folder.join(name);
+            fs::read_to_string(&path).map_err(|error| GpuError::KernelSource { path, reason: error.to_string() })
+        })?;
+        let kept = self.cache.as_ref().map(|cache| cache.join(format!("{:016x}-{}", hash(&text), image.target)));
+        if let Some(bytes) = kept.as_ref().and_then(|path| fs::read(path).ok()) {
+            return Ok(Some(image.loaded(bytes)));
+        }
+        let compiled = nvrtc::compile(&text, image.target)?;
+        if let Some(path) = kept {
+            // Without a cache it is compiled again next time.
+            let _ = keep(&path, &compiled.image);
+        }
+        Ok(Some(image.loaded(compiled.image)))
+    }
+}
+
+/// Writes a file that others see whole or not at all.
+fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    fs::write(&partial, bytes)?;
+    fs::rename(partial, path)
 }
 
 fn choose(capability: (u32, u32)) -> Option<(usize, &'static Image)> {
@@ -68,10 +117,15 @@ fn choose(capability: (u32, u32)) -> Option<(usize, &'static Image)> {
     machine_code.or_else(|| images().find(|(_, image)| !image.is_machine_code() && image.capability <= capability))
 }
 
-/// FNV-1a of the text that is compiled.
+/// The hash of the text that is compiled.
 pub fn source_hash() -> u64 {
+    hash(&cuda())
+}
+
+/// FNV-1a.
+fn hash(text: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-    cuda().bytes().fold(0xcbf2_9ce4_8422_2325, step)
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// The files of `kernels/all.h`, in its order.
@@ -85,18 +139,28 @@ const KERNELS: [(&str, &str); 7] = [
     ("elementwise.h", include_str!("../kernels/elementwise.h")),
 ];
 
+const PORT: (&str, &str) = ("port/cuda.h", include_str!("../kernels/port/cuda.h"));
+
 /// Every kernel in CUDA C++, self-contained, with the checks of struct layouts.
 pub fn cuda() -> String {
-    let port = [("port/cuda.h", include_str!("../kernels/port/cuda.h"))];
+    let carried = |name: &str| {
+        let file = std::iter::once(&PORT).chain(&KERNELS).find(|(known, _)| *known == name);
+        Ok::<_, std::convert::Infallible>(file.expect("`text` asks for these").1.to_owned())
+    };
+    text(&carried).unwrap_or_else(|never| match never {})
+}
+
+/// The same of the files that `read` has.
+fn text<E>(read: &dyn Fn(&str) -> Result<String, E>) -> Result<String, E> {
     let mut text = String::new();
-    for (name, file) in port.iter().chain(&KERNELS) {
-        text += &format!("#line 1 \"{name}\"\n{}", file.replace("#pragma once", ""));
+    for (name, _) in std::iter::once(&PORT).chain(&KERNELS) {
+        text += &format!("#line 1 \"{name}\"\n{}", read(name)?.replace("#pragma once", ""));
     }
     // Structs of kernels that only tests have are not in the text.
     let shipped = |line: &&str| !line.contains("FaultParams");
     text += "#line 1 \"params.rs\"\n";
     layout_assertions().lines().filter(shipped).for_each(|line| text.extend([line, "\n"]));
-    text
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -116,7 +180,28 @@ mod tests {
     fn the_images_were_made_of_this_text() {
         let recorded = include_str!("../kernels/cuda/source.fnv").trim();
         let current = format!("{:016x}", source_hash());
-        assert_eq!(recorded, current, "the kernels changed: run `cargo run -p gpu --example compile_kernels`");
+        assert_eq!(recorded, current, "the kernels changed: run `cargo xtask kernels`");
+    }
+
+    #[test]
+    fn a_folder_of_kernels_is_the_same_text() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let read = |name: &str| fs::read_to_string(folder.join(name));
+        assert!(text(&read).unwrap() == cuda());
+        let missing = KernelSource { folder: folder.join("nowhere"), cache: None };
+        let Err(error) = missing.image((9, 0)) else { panic!("there is no such folder") };
+        assert!(error.to_string().contains("nowhere/port/cuda.h`"), "{error}");
+    }
+
+    #[test]
+    fn what_was_compiled_from_this_text_is_taken_from_the_cache() {
+        let cache = std::env::temp_dir().join(format!("hotmetal-kernels-{}", std::process::id()));
+        let (_, image) = choose((9, 0)).unwrap();
+        keep(&cache.join(format!("{:016x}-{}", source_hash(), image.target)), b"kept").unwrap();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let found = KernelSource { folder, cache: Some(cache.clone()) }.image((9, 0)).unwrap().unwrap();
+        assert_eq!(found.bytes, b"kept");
+        fs::remove_dir_all(cache).unwrap();
     }
 
     #[test]

@@ -14,12 +14,14 @@ pub mod kernel_source;
 mod kv_cache;
 mod launch;
 mod lower;
+pub mod nvrtc;
 mod params;
 mod profile;
 mod step_input;
 mod weights;
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, Footprint, check_load};
@@ -29,6 +31,9 @@ use tensor::{Tensor, WeightFormat};
 use dispatch::{Matrix, Target};
 use driver::cuda::{CudaDevice, CudaDriver};
 use driver::{Driver, DriverError};
+use kernel_source::ImageOf;
+
+pub use kernel_source::KernelSource;
 
 #[cfg(feature = "sim")]
 pub use driver::sim::ThreadOrder;
@@ -88,6 +93,17 @@ pub enum GpuError {
         /// Its compute capability.
         minor: u32,
     },
+    /// Kernels that are to be compiled from source, and cannot be read.
+    #[error("cannot read the kernel source `{}`: {reason}", path.display())]
+    KernelSource {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
+    /// Kernels that are to be compiled from source, and cannot be.
+    #[error(transparent)]
+    Compiler(#[from] nvrtc::NvrtcError),
     /// The driver does not answer.
     #[error("the NVIDIA driver failed: {reason}")]
     Driver {
@@ -99,7 +115,16 @@ pub enum GpuError {
 impl GpuBackend {
     /// The NVIDIA GPU of this number, as the driver counts. Loads the driver and the kernels.
     pub fn cuda(ordinal: usize, options: GpuOptions) -> Result<Self, GpuError> {
-        let found = CudaDevice::find(ordinal)?;
+        Self::cuda_with(ordinal, options, &kernel_source::image)
+    }
+
+    /// As [`GpuBackend::cuda`], with kernels that are compiled now, from the files in a folder: for whoever works on them.
+    pub fn cuda_from_source(ordinal: usize, options: GpuOptions, source: &KernelSource) -> Result<Self, GpuError> {
+        Self::cuda_with(ordinal, options, &|capability| source.image(capability))
+    }
+
+    fn cuda_with(ordinal: usize, options: GpuOptions, image: &ImageOf<'_>) -> Result<Self, GpuError> {
+        let found = CudaDevice::find(ordinal, image)?;
         let CudaDevice { ref name, capability: (major, minor), multiprocessors, memory_bytes, .. } = found;
         let device = DeviceInfo {
             name: CUDA.to_owned(),

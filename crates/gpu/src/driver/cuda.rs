@@ -42,8 +42,8 @@ impl CudaDevice {
         Ok(usize::try_from(result::device::get_count().map_err(failed)?).unwrap_or(0))
     }
 
-    /// The device of this number, as the driver counts.
-    pub(crate) fn find(ordinal: usize) -> Result<Self, GpuError> {
+    /// The device of this number, as the driver counts, with the kernels that `image` has for it.
+    pub(crate) fn find(ordinal: usize, image: &kernel_source::ImageOf<'_>) -> Result<Self, GpuError> {
         let found = Self::count()?;
         let failed = |error: CudaError| GpuError::Driver { reason: describe(error) };
         let Some(number) = i32::try_from(ordinal).ok().filter(|_| ordinal < found) else {
@@ -59,7 +59,7 @@ impl CudaDevice {
         let name = result::device::get_name(device).map_err(failed)?;
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let Some(image) = kernel_source::image((major, minor)) else {
+        let Some(image) = image((major, minor))? else {
             return Err(GpuError::TooOld { name, major, minor });
         };
         let context = Arc::new(Context::new(device, &image).map_err(failed)?);

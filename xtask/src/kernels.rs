@@ -1,0 +1,104 @@
+//! `cargo xtask kernels`: compiles the kernels for every CUDA architecture that the binary carries, and writes them to
+//! `crates/gpu/kernels/cuda`. Says what each kernel takes of the registers, and fails where one spills over the budget.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use gpu::kernel_source::{ARCHITECTURES, SOURCE_HASH_FILE, cuda, source_hash};
+use gpu::nvrtc::{self, Usage};
+
+/// Bytes of registers that a kernel may store to memory. What spills more is too much for a thread: make it do less.
+const SPILL_BUDGET: u32 = 32;
+
+/// Compile the kernels for every CUDA architecture. Needs NVRTC 12.9 and no GPU: `pip install nvidia-cuda-nvrtc-cu12==12.9.86`
+/// and LD_LIBRARY_PATH at its `nvidia/cuda_nvrtc/lib`
+#[derive(Args)]
+pub(crate) struct KernelsArgs {
+    /// Write nothing; fail where the files in the tree are not what the kernels compile to
+    #[arg(long)]
+    check: bool,
+
+    /// Print the text that is compiled, and no more
+    #[arg(long, conflicts_with = "check")]
+    source: bool,
+
+    /// Only architectures whose name begins with this, for example sm_90; nothing is written
+    #[arg(long, value_name = "TARGET", conflicts_with = "source")]
+    only: Option<String>,
+
+    /// Every kernel, not only those that spill
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// Runs `cargo xtask kernels`.
+pub(crate) fn kernels(args: &KernelsArgs) -> Result<()> {
+    let text = cuda();
+    if args.source {
+        print!("{text}");
+        return Ok(());
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/gpu/kernels/cuda");
+    let is_asked = |target: &str| args.only.as_ref().is_none_or(|only| target.starts_with(only.as_str()));
+    let (mut total, mut over) = (0, Vec::new());
+    for architecture in ARCHITECTURES.iter().filter(|architecture| is_asked(architecture.target)) {
+        let compiled = nvrtc::compile(&text, architecture.target)?;
+        let packed = miniz_oxide::deflate::compress_to_vec(&compiled.image, 9);
+        total += packed.len();
+        let usages = compiled.usages();
+        println!("{}", summary(architecture.target, compiled.image.len(), packed.len(), &usages));
+        for usage in &usages {
+            if args.verbose || usage.spilled_bytes > 0 {
+                println!("  {}", line(usage));
+            }
+            if usage.spilled_bytes > SPILL_BUDGET {
+                over.push(format!("{} for {} spills {} bytes", usage.kernel, architecture.target, usage.spilled_bytes));
+            }
+        }
+        if args.only.is_none() {
+            keep(&folder.join(architecture.file), &packed, args.check)?;
+        }
+    }
+    if !over.is_empty() {
+        bail!("over the budget of {SPILL_BUDGET} bytes: {}", over.join(", "));
+    }
+    println!("together {total} bytes");
+    if args.only.is_none() {
+        keep(&folder.join(SOURCE_HASH_FILE), format!("{:016x}\n", source_hash()).as_bytes(), args.check)?;
+    }
+    Ok(())
+}
+
+/// Writes a file of the tree, or fails where it is another.
+fn keep(path: &Path, bytes: &[u8], check: bool) -> Result<()> {
+    if !check {
+        return std::fs::write(path, bytes).with_context(|| format!("cannot write `{}`", path.display()));
+    }
+    let found = std::fs::read(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    if found != bytes {
+        bail!("{} is not what the kernels compile to: run `cargo xtask kernels`", path.display());
+    }
+    Ok(())
+}
+
+fn summary(target: &str, bytes: usize, packed: usize, usages: &[Usage]) -> String {
+    let mut out = format!("{target}: {bytes} bytes, {packed} packed");
+    if let Some(most) = usages.iter().max_by_key(|usage| usage.registers) {
+        let spilling = usages.iter().filter(|usage| usage.spilled_bytes > 0).count();
+        let _ = write!(
+            out,
+            "; {} kernels, {spilling} spill, most registers {} ({})",
+            usages.len(),
+            most.registers,
+            most.kernel
+        );
+    }
+    out
+}
+
+fn line(usage: &Usage) -> String {
+    let Usage { kernel, registers, spilled_bytes } = usage;
+    format!("{kernel:<40} {registers:>3} registers, {spilled_bytes:>3} bytes spilled")
+}

@@ -1,0 +1,27 @@
+//! Repeated chores of this repository: `cargo xtask --help`.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, reason = "a tool that reports")]
+
+mod kernels;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", arg_required_else_help = true)]
+struct Chores {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    Kernels(kernels::KernelsArgs),
+}
+
+fn main() -> Result<()> {
+    match Chores::parse().chore {
+        Chore::Kernels(args) => kernels::kernels(&args),
+    }
+}
