@@ -81,7 +81,7 @@ impl Kernel for PackPanel<'_> {
                     *lane = found;
                 }
             }
-            s.panel_codes(lanes, &mut codes[block]);
+            s.interleave(lanes.map(|lane| bytemuck::cast_ref(&lane.codes)), S::PANEL_XOR, &mut codes[block]);
             for (scale, lane) in scales[block].iter_mut().zip(lanes) {
                 *scale = lane.scale;
             }

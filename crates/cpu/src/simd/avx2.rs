@@ -240,9 +240,9 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn panel_codes(self, rows: [&q8_0::Block; PANEL_ROWS], out: &mut PanelCodes) {
+    fn interleave(self, rows: [&[u8; 32]; PANEL_ROWS], xor: u8, out: &mut PanelCodes) {
         // SAFETY: `self` proves the features.
-        unsafe { panel_codes(rows, _mm256_set1_epi8(Self::PANEL_XOR.cast_signed()), out) }
+        unsafe { interleave(rows, _mm256_set1_epi8(xor.cast_signed()), out) }
     }
 
     #[inline(always)]
@@ -270,11 +270,11 @@ fn exp2_of_low_bits(biased: __m256) -> __m256 {
 /// Two transpositions of 8 × 8 words: rows 0 to 7 make the first half of each group of codes, rows 8 to 15 the second.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn panel_codes(rows: [&q8_0::Block; PANEL_ROWS], xor: __m256i, out: &mut PanelCodes) {
+fn interleave(rows: [&[u8; 32]; PANEL_ROWS], xor: __m256i, out: &mut PanelCodes) {
     for half in 0..2 {
         let mut r = [_mm256_setzero_si256(); 8];
         for j in 0..8 {
-            r[j] = _mm256_xor_si256(load_codes(&rows[8 * half + j].codes), xor);
+            r[j] = _mm256_xor_si256(load_codes(bytemuck::cast_ref(rows[8 * half + j])), xor);
         }
         // Words of two rows, then of four: in each 128-bit part, word w of rows 0 to 3 (or 4 to 7).
         let mut quads = [_mm256_setzero_si256(); 8];

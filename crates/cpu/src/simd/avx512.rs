@@ -268,9 +268,9 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     }
 
     #[inline(always)]
-    fn panel_codes(self, rows: [&q8_0::Block; PANEL_ROWS], out: &mut PanelCodes) {
+    fn interleave(self, rows: [&[u8; 32]; PANEL_ROWS], xor: u8, out: &mut PanelCodes) {
         // SAFETY: `self` proves the features.
-        unsafe { panel_codes(rows, _mm512_set1_epi8(Self::PANEL_XOR.cast_signed()), out) }
+        unsafe { interleave(rows, _mm512_set1_epi8(xor.cast_signed()), out) }
     }
 
     #[inline(always)]
@@ -363,11 +363,11 @@ fn load_codes(codes: &[i8; 32]) -> __m256i {
 /// A transposition of 16 × 8 words: rows j and j + 8 share a register, so that 8 × 8 words are transposed in each half.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn panel_codes(rows: [&q8_0::Block; PANEL_ROWS], xor: __m512i, out: &mut PanelCodes) {
+fn interleave(rows: [&[u8; 32]; PANEL_ROWS], xor: __m512i, out: &mut PanelCodes) {
     let mut r = [_mm512_setzero_si512(); 8];
     for j in 0..8 {
-        let low = _mm512_castsi256_si512(load_codes(&rows[j].codes));
-        r[j] = _mm512_xor_si512(_mm512_inserti64x4::<1>(low, load_codes(&rows[j + 8].codes)), xor);
+        let low = _mm512_castsi256_si512(load_codes(bytemuck::cast_ref(rows[j])));
+        r[j] = _mm512_xor_si512(_mm512_inserti64x4::<1>(low, load_codes(bytemuck::cast_ref(rows[j + 8]))), xor);
     }
     // Words of two rows, then of four: in each 128-bit part, word w of rows 0 to 3 (or 4 to 7).
     let mut quads = [_mm512_setzero_si512(); 8];

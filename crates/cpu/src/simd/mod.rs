@@ -112,13 +112,12 @@ pub(crate) trait Simd: Copy {
         x: [&QuantizedBlock; MR],
     ) -> [[Self::F32; NP]; MR];
 
-    /// The codes of sixteen rows' blocks side by side, xored with [`Simd::PANEL_XOR`].
+    /// Thirty-two bytes of each of sixteen rows side by side, four by four, xored with `xor`.
     #[inline(always)]
-    fn panel_codes(self, rows: [&q8_0::Block; PANEL_ROWS], out: &mut PanelCodes) {
+    fn interleave(self, rows: [&[u8; 32]; PANEL_ROWS], xor: u8, out: &mut PanelCodes) {
         for (lane, row) in rows.iter().enumerate() {
-            let codes: [u8; 32] = bytemuck::cast(row.codes);
-            for (group, four) in codes.as_chunks::<4>().0.iter().enumerate() {
-                out[group][4 * lane..4 * lane + 4].copy_from_slice(&four.map(|code| code ^ Self::PANEL_XOR));
+            for (group, four) in row.as_chunks::<4>().0.iter().enumerate() {
+                out[group][4 * lane..4 * lane + 4].copy_from_slice(&four.map(|byte| byte ^ xor));
             }
         }
     }
