@@ -22,12 +22,23 @@ pub enum IsaLevel {
     /// As [`IsaLevel::Avx512Vnni`], with bfloat16 dot products: activations that meet BF16 weights are rounded to bfloat16,
     /// so results with those differ from the other levels' by up to 2⁻⁸ Σ|w·x|.
     Avx512Bf16,
+    /// As [`IsaLevel::Avx512Vnni`], with BF16 weights multiplied in tiles (AMX): rounded activations and the same bound as at
+    /// [`IsaLevel::Avx512Bf16`], in another order.
+    Avx512Amx,
 }
 
 impl IsaLevel {
     /// Every level, plainest first.
-    pub const ALL: [Self; 7] =
-        [Self::Scalar, Self::Neon, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
+    pub const ALL: [Self; 8] = [
+        Self::Scalar,
+        Self::Neon,
+        Self::Avx2,
+        Self::AvxVnni,
+        Self::Avx512,
+        Self::Avx512Vnni,
+        Self::Avx512Bf16,
+        Self::Avx512Amx,
+    ];
 
     /// The name that flags and reports use.
     pub fn name(self) -> &'static str {
@@ -39,6 +50,7 @@ impl IsaLevel {
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512vnni",
             Self::Avx512Bf16 => "avx512bf16",
+            Self::Avx512Amx => "avx512amx",
         }
     }
 }
@@ -72,7 +84,12 @@ impl Isa {
 
     /// Whether activations that meet BF16 weights are rounded to bfloat16 at this level.
     pub fn rounds_to_bf16(self) -> bool {
-        self.0 == IsaLevel::Avx512Bf16
+        matches!(self.0, IsaLevel::Avx512Bf16 | IsaLevel::Avx512Amx)
+    }
+
+    /// Whether BF16 weights are multiplied in tiles at this level.
+    pub(crate) fn has_tiles(self) -> bool {
+        self.0 == IsaLevel::Avx512Amx
     }
 
     /// The level that every CPU has.
@@ -98,13 +115,16 @@ impl Isa {
             IsaLevel::AvxVnni => unsafe { Avx2::<true>::assume() }.vectorize(kernel),
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512 => unsafe { Avx512::<false, false>::assume() }.vectorize(kernel),
+            IsaLevel::Avx512 => unsafe { Avx512::<false, false, false>::assume() }.vectorize(kernel),
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512Vnni => unsafe { Avx512::<true, false>::assume() }.vectorize(kernel),
+            IsaLevel::Avx512Vnni => unsafe { Avx512::<true, false, false>::assume() }.vectorize(kernel),
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512Bf16 => unsafe { Avx512::<true, true>::assume() }.vectorize(kernel),
+            IsaLevel::Avx512Bf16 => unsafe { Avx512::<true, true, false>::assume() }.vectorize(kernel),
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx512Amx => unsafe { Avx512::<true, false, true>::assume() }.vectorize(kernel),
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "aarch64")]
             IsaLevel::Neon => unsafe { crate::simd::neon::Neon::assume() }.vectorize(kernel),
@@ -140,6 +160,7 @@ fn cpu_has(level: IsaLevel) -> bool {
         IsaLevel::Avx512 => avx512(),
         IsaLevel::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
         IsaLevel::Avx512Bf16 => cpu_has(IsaLevel::Avx512Vnni) && is_x86_feature_detected!("avx512bf16"),
+        IsaLevel::Avx512Amx => cpu_has(IsaLevel::Avx512Vnni) && has(Extension::AmxBf16),
         IsaLevel::Neon => false,
     }
 }

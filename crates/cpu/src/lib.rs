@@ -56,7 +56,7 @@ pub struct CpuOptions {
     pub isa: Option<IsaLevel>,
     /// Whether worker threads keep to one processor each. The calling thread is never moved.
     pub pin: bool,
-    /// Whether Q8_0 weights are copied during the first steps into the layout that streams best (see `packed`). Where the
+    /// Whether Q8_0 weights, and BF16 ones that are multiplied in tiles, are copied during the first steps into the layout that streams best (see `packed`). Where the
     /// memory that is left does not hold the copy, and with `false`, they are used where they are: no copy, slower steps,
     /// the same bits.
     pub repack: bool,
@@ -167,24 +167,25 @@ impl Backend for CpuBackend {
     }
 
     fn claims(&self) -> Claims {
-        let plain = Claims {
-            activations: |format| match format {
+        /// `bf16` is what happens to activations that meet BF16 weights.
+        const fn rounding(format: WeightFormat, bf16: ActivationRounding) -> ActivationRounding {
+            match format {
                 WeightFormat::Q8_0 => ActivationRounding::Q8Blocks,
-                WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => ActivationRounding::F32,
-            },
-            bit_exact: true,
-            same_bits: Some(DEVICE),
-            ..Claims::default()
-        };
-        if !self.isa.rounds_to_bf16() {
-            return plain;
+                WeightFormat::BF16 => bf16,
+                WeightFormat::F32 | WeightFormat::F16 => ActivationRounding::F32,
+            }
         }
-        let activations = |format| match format {
-            WeightFormat::Q8_0 => ActivationRounding::Q8Blocks,
-            WeightFormat::BF16 => ActivationRounding::BF16,
-            WeightFormat::F32 | WeightFormat::F16 => ActivationRounding::F32,
+        let rounds = self.isa.rounds_to_bf16();
+        let activations: fn(WeightFormat) -> ActivationRounding = match rounds {
+            false => |format| rounding(format, ActivationRounding::F32),
+            true => |format| rounding(format, ActivationRounding::BF16),
         };
-        Claims { activations, same_bits: Some("cpu, BF16 activations"), ..plain }
+        let same_bits = match (rounds, self.isa.has_tiles()) {
+            (false, _) => DEVICE,
+            (true, false) => "cpu, BF16 activations",
+            (true, true) => "cpu, BF16 activations in tiles",
+        };
+        Claims { activations, bit_exact: true, same_bits: Some(same_bits), ..Claims::default() }
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {
@@ -206,7 +207,8 @@ impl Backend for CpuBackend {
                 vectors[weight] = weights[weight].to_f32();
             }
         }
-        let repacking = if self.repack { Repacking::new(&plan, &weights) } else { Repacking::never(&weights) };
+        let repacking =
+            if self.repack { Repacking::new(self.isa, &plan, &weights) } else { Repacking::never(&weights) };
         let ropes = plan.ropes.iter().map(RopeTable::new).collect();
         Ok(Box::new(CpuExecutable {
             isa: self.isa,

@@ -1,34 +1,36 @@
-//! Q8_0 weights laid out as kernels stream them, made by the first steps.
+//! Weights laid out as kernels stream them, made by the first steps: Q8_0, and BF16 where it is multiplied in tiles.
 //!
 //! Sixteen rows of a weight are a *panel*, one row in each lane: no sum crosses lanes, several rows of activations share
 //! what is loaded, and a projection reads one stream of memory instead of sixteen.
 //!
-//! Layout    panel p holds rows 16p to 16p + 16 and begins on a cache line: first the codes of its k / 32 blocks, 512 bytes
-//!           each ([`PanelCodes`]), then their scales, sixteen f16 each. Rows beyond the last are zero. The same bytes as in
-//!           the file in all, up to the last panel and the rounding to cache lines.
+//! Layout    panel p holds rows 16p to 16p + 16 and begins on a cache line. Q8_0: first the codes of its k / 32 blocks, 512
+//!           bytes each ([`PanelCodes`]), then their scales, sixteen f16 each. BF16: a [`PairBlock`] for each 32 features,
+//!           the last filled up with zeros. Rows beyond the last are zero. The same bytes as in the file in all, up to the
+//!           last panel and the rounding to cache lines or blocks.
 //! Cost      one pass over the weights by all threads; twice their size in address space, of which the file's half is
 //!           page cache that the system takes back when it needs it.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
-use half::f16;
+use half::{bf16, f16};
 use plan::{Op, Plan, WeightId};
 use tensor::quant::q8_0;
 use tensor::{Tensor, WeightFormat};
 
 use crate::pool::{Team, WorkerPanic};
 use crate::shared::{AlignedBuffer, SharedSlice};
-use crate::simd::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
+use crate::simd::{Kernel, LANES, PANEL_ROWS, PairBlock, PanelCodes, Simd, TILE_FEATURES};
 use crate::{Isa, memory};
 
 /// A cache line.
 const LINE: usize = 64;
 
-/// Blocks of each row that packing asks for ahead of use.
-const PREFETCH_BLOCKS: usize = 16;
+/// Bytes of each row that packing asks for ahead of use.
+const PREFETCH_BYTES: usize = 512;
 
-/// Sixteen rows of a weight, side by side.
+/// Sixteen rows of a Q8_0 weight, side by side.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel<'a> {
     /// (blocks,).
@@ -75,7 +77,7 @@ impl Kernel for PackPanel<'_> {
             let mut lanes = [&zero; PANEL_ROWS];
             for (lane, row) in lanes.iter_mut().zip(&rows) {
                 if full {
-                    s.prefetch(row.as_ptr().wrapping_add(block + PREFETCH_BLOCKS));
+                    s.prefetch(row.as_ptr().wrapping_add(block).cast::<u8>().wrapping_add(PREFETCH_BYTES));
                     *lane = &row[block];
                 } else if let Some(found) = row.get(block) {
                     *lane = found;
@@ -89,29 +91,64 @@ impl Kernel for PackPanel<'_> {
     }
 }
 
-/// A Q8_0 weight in panels.
-pub(crate) struct PackedQ8 {
-    blocks: usize,
+/// Copies sixteen rows of bfloat16 into a panel; `None` is a row of zeros.
+pub(crate) struct PackPairs<'a> {
+    pub(crate) rows: [Option<&'a [bf16]>; PANEL_ROWS],
+    /// One for each [`TILE_FEATURES`] features.
+    pub(crate) out: &'a mut [PairBlock],
+}
+
+impl Kernel for PackPairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let zeros = [bf16::ZERO; TILE_FEATURES];
+        for (block, out) in self.out.iter_mut().enumerate() {
+            let start = block * TILE_FEATURES;
+            let mut padded = [zeros; PANEL_ROWS];
+            let mut lanes = [&zeros; PANEL_ROWS];
+            for ((lane, row), padded) in lanes.iter_mut().zip(self.rows).zip(&mut padded) {
+                let Some(row) = row else { continue };
+                s.prefetch(row.as_ptr().wrapping_add(start).cast::<u8>().wrapping_add(PREFETCH_BYTES));
+                *lane = match row[start..].first_chunk() {
+                    Some(features) => features,
+                    None => {
+                        padded[..row.len() - start].copy_from_slice(&row[start..]);
+                        padded
+                    }
+                };
+            }
+            let halves: &mut [PanelCodes; 2] = bytemuck::cast_mut(out);
+            for (index, half) in halves.iter_mut().enumerate() {
+                s.interleave(lanes.map(|lane| &bytemuck::cast_ref::<_, [[u8; 32]; 2]>(lane)[index]), 0, half);
+            }
+        }
+    }
+}
+
+/// A weight in panels.
+pub(crate) struct Packed {
+    panel_bytes: usize,
     bytes: AlignedBuffer<u8>,
 }
 
-impl PackedQ8 {
-    /// Bytes that `tensor` takes in panels.
-    pub(crate) fn bytes_of(tensor: &Tensor) -> usize {
-        tensor.num_rows().div_ceil(PANEL_ROWS) * Panel::bytes(tensor.row_len() / q8_0::BLOCK_LEN)
-    }
-
-    /// Room for `tensor`, not filled; `None` when the system does not give the memory.
+impl Packed {
+    /// Room for `tensor`, not filled; `None` when the system does not give the memory, or its format has no panels.
     pub(crate) fn reserve(tensor: &Tensor) -> Option<Self> {
-        let bytes = AlignedBuffer::zeroed_in_large_pages(Self::bytes_of(tensor))?;
-        Some(Self { blocks: tensor.row_len() / q8_0::BLOCK_LEN, bytes })
+        let panel_bytes = panel_bytes(tensor)?;
+        Some(Self { panel_bytes, bytes: AlignedBuffer::zeroed_in_large_pages(bytes_of(tensor))? })
     }
 
-    /// Panel `index`.
+    /// Panel `index` of a Q8_0 weight of `blocks` blocks a row.
     #[inline(always)]
-    pub(crate) fn panel(&self, index: usize) -> Panel<'_> {
-        let bytes = Panel::bytes(self.blocks);
-        Panel::new(&self.bytes[index * bytes..(index + 1) * bytes], self.blocks)
+    pub(crate) fn panel(&self, index: usize, blocks: usize) -> Panel<'_> {
+        Panel::new(&self.bytes[index * self.panel_bytes..(index + 1) * self.panel_bytes], blocks)
+    }
+
+    /// Some consecutive panels of a BF16 weight.
+    pub(crate) fn pairs(&self, panels: Range<usize>) -> &[PairBlock] {
+        bytemuck::cast_slice(&self.bytes[panels.start * self.panel_bytes..panels.end * self.panel_bytes])
     }
 
     /// The memory, to be filled panel by panel by several threads.
@@ -120,12 +157,26 @@ impl PackedQ8 {
     }
 }
 
-/// The rows of panel `index` of a weight of `blocks` blocks a row.
+/// Bytes of one panel of `tensor`; `None` where its format has none.
+fn panel_bytes(tensor: &Tensor) -> Option<usize> {
+    match tensor.format() {
+        WeightFormat::Q8_0 => Some(Panel::bytes(tensor.row_len() / q8_0::BLOCK_LEN)),
+        WeightFormat::BF16 => Some(tensor.row_len().div_ceil(TILE_FEATURES) * size_of::<PairBlock>()),
+        WeightFormat::F32 | WeightFormat::F16 => None,
+    }
+}
+
+/// Bytes that `tensor` takes in panels.
+fn bytes_of(tensor: &Tensor) -> usize {
+    tensor.num_rows().div_ceil(PANEL_ROWS) * panel_bytes(tensor).unwrap_or(0)
+}
+
+/// The rows of panel `index` of a weight of `row_len` elements a row.
 #[inline(always)]
-pub(crate) fn panel_rows(weights: &[q8_0::Block], blocks: usize, index: usize) -> [Option<&[q8_0::Block]>; PANEL_ROWS] {
+pub(crate) fn panel_rows<T>(weights: &[T], row_len: usize, index: usize) -> [Option<&[T]>; PANEL_ROWS] {
     std::array::from_fn(|lane| {
         let row = index * PANEL_ROWS + lane;
-        weights.get(row * blocks..(row + 1) * blocks)
+        weights.get(row * row_len..(row + 1) * row_len)
     })
 }
 
@@ -135,20 +186,29 @@ pub(crate) fn panel_rows(weights: &[q8_0::Block], blocks: usize, index: usize) -
 ///
 /// As [`SharedSlice::write`], for this panel.
 pub(crate) unsafe fn pack_panel(isa: Isa, tensor: &Tensor, into: &SharedSlice<'_, u8>, index: usize) {
-    let blocks = tensor.row_len() / q8_0::BLOCK_LEN;
-    let bytes = Panel::bytes(blocks);
+    let Some(bytes) = panel_bytes(tensor) else { return };
     // SAFETY: what the caller owes.
     let out = unsafe { into.write(index * bytes..(index + 1) * bytes) };
-    isa.run(PackPanel { rows: panel_rows(tensor.as_slice(), blocks, index), out });
+    match tensor.format() {
+        WeightFormat::Q8_0 => {
+            let rows = panel_rows(tensor.as_slice(), tensor.row_len() / q8_0::BLOCK_LEN, index);
+            isa.run(PackPanel { rows, out });
+        }
+        WeightFormat::BF16 => {
+            let rows = panel_rows(tensor.as_slice(), tensor.row_len(), index);
+            isa.run(PackPairs { rows, out: bytemuck::cast_slice_mut(out) });
+        }
+        WeightFormat::F32 | WeightFormat::F16 => {}
+    }
 }
 
-/// The Q8_0 weights of projections, and which of them are in panels by now.
+/// The weights of projections, and which of them are in panels by now.
 ///
 /// Packing all of them before the first step would make the first token wait for twice the weights' bytes. So the first
 /// short step uses them where the file has them, and every later one packs some more before it begins: a generation pays
 /// for it over some tens of tokens, a long prompt at once. No bit depends on how far it has come.
 pub(crate) struct Repacking {
-    packed: Vec<Option<PackedQ8>>,
+    packed: Vec<Option<Packed>>,
     /// Weights still to be packed, in the order of their use.
     waiting: VecDeque<usize>,
     /// Whether a step has run.
@@ -166,17 +226,21 @@ impl Repacking {
     }
 
     /// Nothing is packed yet; nothing will be where memory does not hold the copy.
-    pub(crate) fn new(plan: &Plan, weights: &[Tensor]) -> Self {
+    pub(crate) fn new(isa: Isa, plan: &Plan, weights: &[Tensor]) -> Self {
         let mut this = Self::never(weights);
         let projections = plan.ops.iter().filter(|op| !matches!(op, Op::Embed { .. }));
         let mut seen = BTreeSet::new();
-        let is_matrix = |tensor: &Tensor| tensor.format() == WeightFormat::Q8_0 && tensor.shape().len() == 2;
+        let is_packed = |tensor: &Tensor| match tensor.format() {
+            WeightFormat::Q8_0 => tensor.shape().len() == 2,
+            WeightFormat::BF16 => tensor.shape().len() == 2 && isa.has_tiles(),
+            WeightFormat::F32 | WeightFormat::F16 => false,
+        };
         this.waiting = projections
             .flat_map(Op::weights)
             .map(WeightId::index)
-            .filter(|&index| is_matrix(&weights[index]) && seen.insert(index))
+            .filter(|&index| is_packed(&weights[index]) && seen.insert(index))
             .collect();
-        let bytes: u64 = this.waiting.iter().map(|&index| PackedQ8::bytes_of(&weights[index]) as u64).sum();
+        let bytes: u64 = this.waiting.iter().map(|&index| bytes_of(&weights[index]) as u64).sum();
         // Activations and other programs need some of what is left.
         if memory::available_bytes().is_some_and(|available| bytes > available / 10 * 9) {
             this.waiting.clear();
@@ -185,7 +249,7 @@ impl Repacking {
     }
 
     /// The weights in panels, by their place in the plan.
-    pub(crate) fn packed(&self) -> &[Option<PackedQ8>] {
+    pub(crate) fn packed(&self) -> &[Option<Packed>] {
         &self.packed
     }
 
@@ -210,17 +274,17 @@ impl Repacking {
             };
             self.packed[index] = Some(packed);
             self.waiting.pop_front();
-            budget = budget.saturating_sub(PackedQ8::bytes_of(tensor));
+            budget = budget.saturating_sub(bytes_of(tensor));
         }
         Ok(())
     }
 }
 
 /// `tensor` in panels, made by all threads; `None` when the system does not give the memory.
-fn pack(isa: Isa, team: &mut Team, tensor: &Tensor) -> Result<Option<PackedQ8>, WorkerPanic> {
+fn pack(isa: Isa, team: &mut Team, tensor: &Tensor) -> Result<Option<Packed>, WorkerPanic> {
     /// Panels in a turn.
     const TURN: usize = 4;
-    let Some(mut packed) = PackedQ8::reserve(tensor) else { return Ok(None) };
+    let Some(mut packed) = Packed::reserve(tensor) else { return Ok(None) };
     let panels = tensor.num_rows().div_ceil(PANEL_ROWS);
     let into = packed.share();
     let next = AtomicUsize::new(0);
@@ -250,7 +314,7 @@ mod tests {
                 Tensor::from_f32(tensor::WeightFormat::Q8_0, vec![n, blocks * 32], &values).expect("whole blocks");
             let rows: &[q8_0::Block] = tensor.as_slice();
             for isa in Isa::available() {
-                let mut packed = PackedQ8::reserve(&tensor).expect("memory");
+                let mut packed = Packed::reserve(&tensor).expect("memory");
                 let shared = packed.share();
                 for panel in 0..n.div_ceil(PANEL_ROWS) {
                     // SAFETY: one thread.
@@ -258,7 +322,7 @@ mod tests {
                 }
                 let xor = isa.run(XorOf);
                 for row in 0..n.next_multiple_of(PANEL_ROWS) {
-                    let panel = packed.panel(row / PANEL_ROWS);
+                    let panel = packed.panel(row / PANEL_ROWS, blocks);
                     let lane = row % PANEL_ROWS;
                     for block in 0..blocks {
                         let zero = q8_0::Block { scale: f16::ZERO, codes: [0; 32] };
@@ -268,6 +332,34 @@ mod tests {
                             let found = panel.codes[block][k / 4][4 * lane + k % 4] ^ xor;
                             assert_eq!(found, code.cast_unsigned(), "{isa} row {row} block {block} code {k}");
                         }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_pair_is_in_its_lane_and_the_rest_is_zero() {
+        for (n, k) in [(1, 1), (16, 32), (17, 33), (40, 100)] {
+            let values: Vec<f32> = (0..n * k).map(|index| index as f32).collect();
+            let tensor = Tensor::from_f32(WeightFormat::BF16, vec![n, k], &values).expect("any length");
+            let rows: &[bf16] = tensor.as_slice();
+            for isa in Isa::available() {
+                let mut packed = Packed::reserve(&tensor).expect("memory");
+                let (shared, panels) = (packed.share(), n.div_ceil(PANEL_ROWS));
+                for panel in 0..panels {
+                    // SAFETY: one thread.
+                    unsafe { pack_panel(isa, &tensor, &shared, panel) };
+                }
+                let blocks = k.div_ceil(TILE_FEATURES);
+                let pairs = packed.pairs(0..panels);
+                assert_eq!(pairs.len(), panels * blocks);
+                for row in 0..panels * PANEL_ROWS {
+                    for feature in 0..blocks * TILE_FEATURES {
+                        let block = &pairs[row / PANEL_ROWS * blocks + feature / TILE_FEATURES];
+                        let found = block[feature % TILE_FEATURES / 2][row % PANEL_ROWS * 2 + feature % 2];
+                        let expected = if row < n && feature < k { rows[row * k + feature] } else { bf16::ZERO };
+                        assert_eq!(found, expected, "{isa} ({n}, {k}) row {row} feature {feature}");
                     }
                 }
             }

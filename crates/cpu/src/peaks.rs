@@ -53,11 +53,12 @@ impl PeakClass {
         }
     }
 
-    /// The vector instructions that products with weights in `format` can be made of. Matrix instructions are left out:
-    /// no kernel here uses them yet.
+    /// The instructions that products with weights in `format` can be made of. Matrix instructions for int8 are left out: they
+    /// lose to dot products where a scale belongs to every 32 of them.
     fn of(format: WeightFormat) -> &'static [Self] {
         match format {
             WeightFormat::F32 | WeightFormat::F16 => &[Self::F32Fma],
+            WeightFormat::BF16 if cfg!(target_arch = "x86_64") => &[Self::F32Fma, Self::Bf16Dot, Self::Bf16Matrix],
             WeightFormat::BF16 => &[Self::F32Fma, Self::Bf16Dot],
             WeightFormat::Q8_0 => &[Self::F32Fma, Self::Int8Dot],
         }
@@ -104,7 +105,7 @@ pub fn peak(class: PeakClass, threads: usize) -> Option<Peak> {
     Some(Peak { class, instruction, ops_per_s })
 }
 
-/// The ceiling of a prefill with weights in `format`: the fastest of the vector classes that its products can be made of.
+/// The ceiling of a prefill with weights in `format`: the fastest of the classes that its products can be made of.
 /// For bfloat16 that is f32 on some processors, whose `vdpbf16ps` takes more than twice as long.
 pub fn peak_of_format(format: WeightFormat, threads: usize) -> Option<Peak> {
     let peaks = PeakClass::of(format).iter().filter_map(|&class| peak(class, threads));
@@ -189,6 +190,7 @@ mod native {
     use super::{Isa, Loop, PeakClass, black_box};
     use crate::IsaLevel;
     use crate::isa::{Extension, has};
+    use crate::simd::amx::TileConfig;
 
     /// Vector accumulators: two units with a latency of four to six cycles.
     const STREAMS: usize = 12;
@@ -287,28 +289,6 @@ mod native {
         black_box(sums);
     }
 
-    /// 16 rows of 64 bytes in each of the eight tiles.
-    #[repr(C, align(64))]
-    struct TileConfig {
-        palette: u8,
-        start_row: u8,
-        reserved: [u8; 14],
-        row_bytes: [u16; 16],
-        rows: [u8; 16],
-    }
-    const _: () = assert!(size_of::<TileConfig>() == 64);
-
-    impl TileConfig {
-        const ALL_TILES: Self = {
-            let (mut row_bytes, mut rows, mut tile) = ([0; 16], [0; 16], 0);
-            while tile < 8 {
-                (row_bytes[tile], rows[tile]) = (64, 16);
-                tile += 1;
-            }
-            Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
-        };
-    }
-
     /// A tile full of one byte pattern.
     #[repr(C, align(64))]
     struct Tile([u32; 256]);
@@ -316,7 +296,7 @@ mod native {
     /// The loop over one tile instruction: four accumulators, two tiles for each operand.
     macro_rules! tile_loop {
         ($instruction:literal, $pattern:expr, $repeats:expr) => {{
-            let (config, operand) = (TileConfig::ALL_TILES, Tile([black_box($pattern); 256]));
+            let (config, operand) = (TileConfig::new([16; 8]), Tile([black_box($pattern); 256]));
             // SAFETY: the caller has the instruction and the system's leave to use tiles; `config` and `operand` are as
             // large as the instructions read; all tiles are named as overwritten and given back at the end.
             unsafe {

@@ -14,7 +14,7 @@ use backend::{BackendError, Executable};
 use plan::{KvLayout, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
-use crate::packed::PackedQ8;
+use crate::packed::Packed;
 use crate::pool::{Padded, Worker};
 use crate::program::{Instruction, Program, Project, Work};
 use crate::shared::SharedSlice;
@@ -174,7 +174,7 @@ struct Facts<'a> {
     plan: &'a Plan,
     weights: &'a [Tensor],
     /// Those of them that are in panels.
-    packed: &'a [Option<PackedQ8>],
+    packed: &'a [Option<Packed>],
     kv: KvLayout,
 }
 
@@ -202,17 +202,22 @@ impl<'a> Facts<'a> {
         CostModel::new(self.plan, &weight_bytes, self.kv.format)
     }
 
-    /// How the Q8_0 weights of a projection lie that is computed now; empty where it has none.
+    /// How the weights of a projection lie that come in panels; empty where it has none.
     fn layout(&self, project: &Project) -> &'static str {
-        if !project.quantized {
+        let tiles = self.isa.has_tiles();
+        let in_panels = |weight: &usize| match self.weights[*weight].format() {
+            WeightFormat::Q8_0 => true,
+            WeightFormat::BF16 => tiles,
+            WeightFormat::F32 | WeightFormat::F16 => false,
+        };
+        let linears = project.projections.iter().flat_map(|projection| [Some(projection.linear), projection.up]);
+        let mut weights = linears.flatten().map(|linear| linear.weight).filter(in_panels).peekable();
+        if weights.peek().is_none() {
             return "";
         }
-        let linears = project.projections.iter().flat_map(|projection| [Some(projection.linear), projection.up]);
-        let quantized = |weight: &usize| self.weights[*weight].format() == WeightFormat::Q8_0;
-        let mut weights = linears.flatten().map(|linear| linear.weight).filter(quantized);
         match weights.all(|weight| self.packed[weight].is_some()) {
             true => ", packed panels",
-            false if project.variant.panel => ", panels packed on the way",
+            false if project.variant.panel || (tiles && project.rounded) => ", panels packed on the way",
             false => ", rows of the file",
         }
     }

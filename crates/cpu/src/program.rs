@@ -7,7 +7,7 @@ use tensor::{Tensor, WeightFormat};
 
 use crate::Isa;
 use crate::kernels::linear_q8::{self, PANEL_MIN_ROWS};
-use crate::kernels::{attention, linear};
+use crate::kernels::{attention, linear, linear_tiles};
 use crate::kv_cache::LayerPlace;
 use crate::packed::Panel;
 use crate::pool::Padded;
@@ -51,7 +51,7 @@ pub(crate) struct WorkerSizes {
     pub(crate) rounded: usize,
     /// f32 of the up projection of a chunk.
     pub(crate) up: usize,
-    /// Bytes of a panel of Q8_0 weights.
+    /// Bytes of weights that are packed on the way.
     pub(crate) panel: usize,
     /// f32 of widened weights.
     pub(crate) widened: usize,
@@ -250,13 +250,23 @@ pub(crate) struct ProjectVariant {
 }
 
 /// Chooses how `columns` outputs in all are computed for `rows` rows by `threads` workers, with weights of `row_bytes` a
-/// column.
-pub(crate) fn choose_project(rows: usize, columns: usize, row_bytes: usize, threads: usize) -> ProjectVariant {
+/// column, `tiles`: in tiles.
+pub(crate) fn choose_project(
+    rows: usize,
+    columns: usize,
+    row_bytes: usize,
+    threads: usize,
+    tiles: bool,
+) -> ProjectVariant {
     /// Weights of a chunk that stay in the second-level cache while all rows pass.
     const CHUNK_BYTES: usize = 256 << 10;
+    /// The same for tiles, which read the rows as fast as the weights, so that each chunk costs a pass over them: two
+    /// thirds of the cache of the processors that have tiles.
+    const TILES_CHUNK_BYTES: usize = 1280 << 10;
     /// Chunks a worker takes in an op, so that one that is interrupted costs little.
     const TURNS: usize = 8;
-    let for_cache = if rows <= REDUNDANT_ROWS { usize::MAX } else { CHUNK_BYTES / row_bytes.max(1) };
+    let chunk_bytes = if tiles { TILES_CHUNK_BYTES } else { CHUNK_BYTES };
+    let for_cache = if rows <= REDUNDANT_ROWS { usize::MAX } else { chunk_bytes / row_bytes.max(1) };
     let for_balance = if threads == 1 { usize::MAX } else { columns.div_ceil(threads * TURNS) };
     let for_scratch = if rows <= REDUNDANT_ROWS { 4096 } else { 128 };
     let columns = for_cache.min(for_balance).min(for_scratch);
@@ -456,16 +466,17 @@ impl Compiler<'_> {
         let rows = if select { self.shape.outputs } else { self.rows(x.rows) };
         let columns = projections.iter().map(|projection| projection.out.width).sum();
         let row_bytes = tensors().map(Tensor::row_bytes).max().unwrap_or(0);
-        let variant = choose_project(rows, columns, row_bytes, self.source.threads);
+        let tiles = rounded && self.source.isa.has_tiles();
+        let variant = choose_project(rows, columns, row_bytes, self.source.threads, tiles);
         let blocks = k / crate::kernels::quantize::BLOCK_LEN;
         let worker = &mut self.sizes.worker;
         if variant.redundant {
             worker.rows = worker.rows.max(rows * k);
             worker.quantized = worker.quantized.max(if quantized { rows * blocks } else { 0 });
-            worker.rounded = worker.rounded.max(if rounded { rows * k } else { 0 });
+            worker.rounded = worker.rounded.max(if rounded { rows * linear_tiles::padded(k) } else { 0 });
         } else {
             self.sizes.quantized = self.sizes.quantized.max(if quantized { rows * blocks } else { 0 });
-            self.sizes.rounded = self.sizes.rounded.max(if rounded { rows * k } else { 0 });
+            self.sizes.rounded = self.sizes.rounded.max(if rounded { rows * linear_tiles::padded(k) } else { 0 });
         }
         if quantized && variant.panel {
             worker.panel = worker.panel.max(Panel::bytes(blocks));
@@ -473,8 +484,16 @@ impl Compiler<'_> {
         if quantized {
             worker.sums = worker.sums.max(linear_q8::sums_len(rows, blocks));
         }
-        let halves = tensors().any(|t| matches!(t.format(), WeightFormat::F16 | WeightFormat::BF16));
-        if halves && rows >= linear::WIDEN_MIN_ROWS {
+        if tiles {
+            worker.panel = worker.panel.max(linear_tiles::group_bytes(k));
+            worker.sums = worker.sums.max(linear_tiles::SUMS_LEN);
+        }
+        let widens = tensors().any(|tensor| match tensor.format() {
+            WeightFormat::F16 => true,
+            WeightFormat::BF16 => !rounded,
+            WeightFormat::F32 | WeightFormat::Q8_0 => false,
+        });
+        if widens && rows >= linear::WIDEN_MIN_ROWS {
             worker.widened = worker.widened.max(variant.chunk_columns * k);
         }
         if rows > 1 {
@@ -497,7 +516,7 @@ mod tests {
         for rows in [1, 4, 5, 64, 512] {
             for threads in [1, 2, 16] {
                 for (columns, row_bytes) in [(1, 4), (64, 128), (4864, 1792), (151_936, 952)] {
-                    let variant = choose_project(rows, columns, row_bytes, threads);
+                    let variant = choose_project(rows, columns, row_bytes, threads, false);
                     assert!(variant.chunk_columns >= LANES && variant.chunk_columns.is_multiple_of(LANES));
                     assert!(
                         rows <= REDUNDANT_ROWS
@@ -509,7 +528,7 @@ mod tests {
             }
         }
         // Decode on two threads: about eight turns each.
-        assert_eq!(choose_project(1, 4864, 1792, 2).chunk_columns, 304);
+        assert_eq!(choose_project(1, 4864, 1792, 2, false).chunk_columns, 304);
     }
 
     #[test]

@@ -17,11 +17,12 @@ use crate::kernels::attention::{self, MergeSplit, OneSplit, Sequential, Tile};
 use crate::kernels::elementwise::{self, SiluMul};
 use crate::kernels::linear::{self, LinearFloat, Output, Widen, WidenAll};
 use crate::kernels::linear_q8::{self, LinearQ8};
+use crate::kernels::linear_tiles::{self, LinearTiles};
 use crate::kernels::quantize::{BLOCK_LEN, QuantizedBlock, quantize_row};
 use crate::kernels::rms_norm::{RmsNorm, rms_norm};
 use crate::kernels::rope::{RopeTable, rotate};
 use crate::kv_cache::{self, KvElement, LayerPlace, SharedKv, with_elements};
-use crate::packed::{PackedQ8, Panel};
+use crate::packed::{Packed, Panel};
 use crate::pool::Worker;
 use crate::program::{Attend, LinearRef, NormRef, Place, Program, Project, Projection, RopeKvWrite, Work, WorkerSizes};
 use crate::shared::{AlignedBuffer, SharedSlice};
@@ -44,8 +45,8 @@ pub(crate) struct Step<'a> {
     /// Where each row stands.
     pub(crate) rows: &'a [RowPlace],
     pub(crate) weights: &'a [Tensor],
-    /// Q8_0 weights of projections in panels, by their place in the plan.
-    pub(crate) packed: &'a [Option<PackedQ8>],
+    /// Weights of projections in panels, by their place in the plan.
+    pub(crate) packed: &'a [Option<Packed>],
     /// Norms and biases as f32, by their place in the plan; empty for other weights.
     pub(crate) vectors: &'a [Vec<f32>],
     pub(crate) ropes: &'a [RopeTable],
@@ -225,7 +226,7 @@ impl Step<'_> {
         let x = self.prepare(project, worker, Prepared { rows, quantized, rounded });
         let chunk_columns = project.variant.chunk_columns;
         let chunks = |projection: &Projection| projection.out.width.div_ceil(chunk_columns);
-        let mut room = Room { panel: if project.variant.panel { panel } else { &mut [] }, widened, sums };
+        let mut room = Room { panel, packs: project.variant.panel, widened, sums };
         for mut chunk in worker.take_turns(turns, project.projections.iter().map(chunks).sum()) {
             for projection in &project.projections {
                 if chunk < chunks(projection) {
@@ -252,7 +253,7 @@ impl Step<'_> {
         }
         let width = if norm.is_some() { k } else { 0 };
         let blocks = if project.quantized { k / BLOCK_LEN } else { 0 };
-        let halves = if project.rounded { k } else { 0 };
+        let halves = if project.rounded { linear_tiles::padded(k) } else { 0 };
         let prepare = |row: usize, out: Prepared<'_>| {
             let source = if project.select { self.input.output_rows[row] as usize } else { row };
             self.isa.run(PrepareRow { x: self.row(project.x, source), norm, out });
@@ -327,21 +328,32 @@ impl Step<'_> {
         match tensor.format() {
             WeightFormat::F32 => self.multiply_floats::<f32>(tensor, x, columns, output, room),
             WeightFormat::F16 => self.multiply_floats::<f16>(tensor, x, columns, output, room),
+            WeightFormat::BF16 if self.isa.has_tiles() => {
+                let &Operand { rows, k, rounded: x, .. } = x;
+                let weights = match &self.packed[linear.weight] {
+                    Some(packed) => linear_tiles::Weights::Packed(packed),
+                    None => {
+                        let panels = &mut room.panel[..linear_tiles::group_bytes(k)];
+                        linear_tiles::Weights::File { values: tensor.as_slice(), panels }
+                    }
+                };
+                self.isa.run(LinearTiles { weights, x, rows, k, columns, output, sums: room.sums });
+            }
             WeightFormat::BF16 if self.isa.rounds_to_bf16() => {
                 let &Operand { rows, k, rounded: x, .. } = x;
                 let weights: &[bf16] = tensor.as_slice();
-                let sums = &mut *room.sums;
-                self.isa.run(LinearFloat { weights, first_row: 0, x, x_stride: k, rows, k, columns, output, sums });
+                let (x_stride, sums) = (linear_tiles::padded(k), &mut *room.sums);
+                self.isa.run(LinearFloat { weights, first_row: 0, x, x_stride, rows, k, columns, output, sums });
             }
             WeightFormat::BF16 => self.multiply_floats::<bf16>(tensor, x, columns, output, room),
             WeightFormat::Q8_0 => {
                 let blocks = x.k / BLOCK_LEN;
                 let &Operand { rows, blocks: x, .. } = x;
-                let Room { panel, sums, .. } = room;
+                let Room { panel, packs, sums, .. } = room;
                 let weights = match &self.packed[linear.weight] {
                     Some(packed) => linear_q8::Weights::Packed(packed),
                     None => {
-                        let panel = if panel.is_empty() { panel } else { &mut panel[..Panel::bytes(blocks)] };
+                        let panel = if *packs { &mut panel[..Panel::bytes(blocks)] } else { &mut [] };
                         linear_q8::Weights::File { blocks: tensor.as_slice(), panel }
                     }
                 };
@@ -506,8 +518,10 @@ fn for_my_turns<G>(
 
 /// A worker's own memory for one projection.
 struct Room<'a> {
-    /// For a panel that is packed on the way; empty where none is.
+    /// For panels that are packed on the way.
     panel: &'a mut [u8],
+    /// Whether Q8_0 weights are.
+    packs: bool,
     /// For weights of a chunk as f32; empty where they are widened in each tile.
     widened: &'a mut [f32],
     /// For sums between pieces of k.
@@ -522,7 +536,7 @@ struct Operand<'a> {
     floats: &'a [f32],
     /// (rows, k / 32), where some weight multiplies quantised rows.
     blocks: &'a [QuantizedBlock],
-    /// (rows, k), where some weight multiplies rounded rows.
+    /// (rows, [`linear_tiles::padded`] k), where some weight multiplies rounded rows.
     rounded: &'a [bf16],
 }
 
@@ -531,7 +545,7 @@ struct Prepared<'a> {
     /// Normalised.
     rows: &'a mut [f32],
     quantized: &'a mut [QuantizedBlock],
-    /// To bfloat16.
+    /// To bfloat16, with zeros after.
     rounded: &'a mut [bf16],
 }
 
@@ -557,8 +571,19 @@ impl Kernel for PrepareRow<'_> {
         if !out.quantized.is_empty() {
             quantize_row(s, row, out.quantized);
         }
-        for (rounded, &value) in out.rounded.iter_mut().zip(row) {
-            *rounded = bf16::from_f32(value);
+        if !out.rounded.is_empty() {
+            round_row(s, row, out.rounded);
         }
     }
+}
+
+/// `x` rounded to bfloat16 into `out`, zeros after.
+#[inline(always)]
+fn round_row<S: Simd>(s: S, x: &[f32], out: &mut [bf16]) {
+    let (values, zeros) = out.split_at_mut(x.len());
+    let (vectors, rest) = x.as_chunks();
+    let (out, out_rest) = values.as_chunks_mut();
+    out.iter_mut().zip(vectors).for_each(|(out, x)| *out = s.round_bf16(s.load(x)));
+    out_rest.iter_mut().zip(rest).for_each(|(out, &x)| *out = bf16::from_f32(x));
+    zeros.fill(bf16::ZERO);
 }

@@ -127,6 +127,18 @@ impl Output<'_> {
         // SAFETY: these columns are this worker's alone in this op, and the slice does not outlive the statement.
         unsafe { self.values.write(self.start + place..self.start + place + N) }.copy_from_slice(&sums);
     }
+
+    /// As [`Output::put`], for any number of sums.
+    #[inline(always)]
+    pub(crate) fn put_row(&self, row: usize, column: usize, sums: &[f32]) {
+        let (vectors, rest) = sums.as_chunks::<LANES>();
+        for (index, sums) in vectors.iter().enumerate() {
+            self.put(row, column + index * LANES, *sums);
+        }
+        for (index, &sum) in rest.iter().enumerate() {
+            self.put(row, column + vectors.len() * LANES + index, [sum]);
+        }
+    }
 }
 
 /// Some columns of a projection, for all rows.

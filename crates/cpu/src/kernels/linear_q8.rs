@@ -21,7 +21,7 @@ use tensor::quant::q8_0;
 
 use super::linear::Output;
 use super::quantize::QuantizedBlock;
-use crate::packed::{PackPanel, PackedQ8, Panel, panel_rows};
+use crate::packed::{PackPanel, Packed, Panel, panel_rows};
 use crate::simd::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
 
 /// Rows of x from which packing a panel on the way pays. Measured with `bench --no-repack` on a Sapphire Rapids server: 2
@@ -52,7 +52,7 @@ pub(crate) enum Weights<'a> {
         panel: &'a mut [u8],
     },
     /// In panels.
-    Packed(&'a PackedQ8),
+    Packed(&'a Packed),
 }
 
 /// Some columns of a projection with Q8_0 weights, for all rows.
@@ -91,12 +91,12 @@ impl Kernel for LinearQ8<'_> {
                 if rows > FEW_ROWS && S::WIDE {
                     while column + PANEL_ROWS < end {
                         let panel = column / PANEL_ROWS;
-                        tiles.many([packed.panel(panel), packed.panel(panel + 1)], column);
+                        tiles.many([packed.panel(panel, blocks), packed.panel(panel + 1, blocks)], column);
                         column += 2 * PANEL_ROWS;
                     }
                 }
                 while column < end {
-                    tiles.one_panel(packed.panel(column / PANEL_ROWS), column);
+                    tiles.one_panel(packed.panel(column / PANEL_ROWS, blocks), column);
                     column += PANEL_ROWS;
                 }
             }
@@ -340,7 +340,7 @@ mod tests {
         let values = &SharedSlice::new(&mut y);
         let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
         let mut sums = vec![f32::NAN; sums_len(rows, blocks)];
-        let mut packed = PackedQ8::reserve(tensor).unwrap();
+        let mut packed = Packed::reserve(tensor).unwrap();
         for panel in 0..n.div_ceil(PANEL_ROWS) {
             // SAFETY: one thread.
             unsafe { pack_panel(isa, tensor, &packed.share(), panel) };

@@ -10,6 +10,8 @@
 //!   outputs are under way at once.
 //! - A dot product with Q8_0 weights is exact in integers within each block of 32, and takes the blocks in order with
 //!   one fused multiply-add each.
+//! - A dot product of BF16 weights in tiles takes 32 products after another: the even and the odd ones are each a chain of
+//!   fused multiply-adds from zero, and their sum is added.
 //! - Attention treats positions in groups of [`attention::SPLIT`] that begin at multiples of it, and merges the groups in
 //!   order, whether one thread did them all or each another.
 //!
@@ -29,6 +31,7 @@ pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod linear;
 pub(crate) mod linear_q8;
+pub(crate) mod linear_tiles;
 pub(crate) mod math;
 pub(crate) mod quantize;
 pub(crate) mod rms_norm;

@@ -1,4 +1,4 @@
-//! AVX-512 (F, BW, DQ, VL), with or without VNNI: one register a vector.
+//! AVX-512 (F, BW, DQ, VL), with or without VNNI, bfloat16 dot products and tiles: one register a vector.
 
 #![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
 
@@ -7,24 +7,24 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use tensor::quant::q8_0;
 
-use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
+use super::{Kernel, LANES, PANEL_ROWS, PairBlock, PanelCodes, Simd, amx, scalar};
 use crate::kernels::quantize::QuantizedBlock;
 
 /// The proof that this CPU has avx512f, avx512bw, avx512dq and avx512vl, avx512vnni where `VNNI`, and that and
-/// avx512bf16 where `BF16`.
+/// avx512bf16 where `BF16`, that and AMX's bfloat16 tiles where `TILES`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512<const VNNI: bool, const BF16: bool>(());
+pub(crate) struct Avx512<const VNNI: bool, const BF16: bool, const TILES: bool>(());
 
-impl<const VNNI: bool, const BF16: bool> Avx512<VNNI, BF16> {
+impl<const VNNI: bool, const BF16: bool, const TILES: bool> Avx512<VNNI, BF16, TILES> {
     /// # Safety
     ///
-    /// The CPU must have the features that the type stands for.
+    /// The CPU must have the features that the type stands for, and the system must let the process use them.
     pub(crate) unsafe fn assume() -> Self {
         Self(())
     }
 }
 
-impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
+impl<const VNNI: bool, const BF16: bool, const TILES: bool> Simd for Avx512<VNNI, BF16, TILES> {
     type F32 = __m512;
 
     /// `vpdpbusd` takes one unsigned operand: weights are shifted up by 128, and 128 · Σx is subtracted again.
@@ -35,18 +35,26 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
-        fn with_bf16<K: Kernel>(simd: Avx512<true, true>, kernel: K) -> K::Output {
+        fn with_bf16<K: Kernel>(simd: Avx512<true, true, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-        fn with_vnni<K: Kernel>(simd: Avx512<true, false>, kernel: K) -> K::Output {
+        fn with_vnni<K: Kernel>(simd: Avx512<true, false, false>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // Tiles are used in assembly, which needs no feature of the compiler.
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        fn with_tiles<K: Kernel>(simd: Avx512<true, false, true>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn without<K: Kernel>(simd: Avx512<false, false>, kernel: K) -> K::Output {
+        fn without<K: Kernel>(simd: Avx512<false, false, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
-        if BF16 {
+        if TILES {
+            // SAFETY: `self` proves the features.
+            unsafe { with_tiles(Avx512(()), kernel) }
+        } else if BF16 {
             // SAFETY: `self` proves the features.
             unsafe { with_bf16(Avx512(()), kernel) }
         } else if VNNI {
@@ -154,6 +162,22 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     fn dot_bf16(self, a: __m512i, b: __m512i, sums: __m512) -> __m512 {
         // SAFETY: `self` proves the features.
         unsafe { if BF16 { dot_bf16(a, b, sums) } else { dot_bf16_by_halves(a, b, sums) } }
+    }
+
+    #[inline(always)]
+    fn tile_products(self, x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
+        if TILES {
+            // SAFETY: `self` proves that tiles may be used.
+            unsafe { amx::tile_products(x, blocks, panels, sums) }
+        } else {
+            scalar::tile_products(x, blocks, panels, sums);
+        }
+    }
+
+    #[inline(always)]
+    fn round_bf16(self, vector: __m512) -> [bf16; LANES] {
+        // SAFETY: `self` proves the features.
+        unsafe { round_bf16(vector) }
     }
 
     #[inline(always)]
@@ -332,6 +356,24 @@ fn dot_bf16(a: __m512i, b: __m512i, sums: __m512) -> __m512 {
     // SAFETY: the same 64 bytes as another type.
     let pairs = |v| unsafe { std::mem::transmute::<__m512i, __m512bh>(v) };
     _mm512_dpbf16_ps(sums, pairs(a), pairs(b))
+}
+
+/// In integers: the instruction for it takes subnormal numbers for zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn round_bf16(vector: __m512) -> [bf16; LANES] {
+    let bits = _mm512_castps_si512(vector);
+    // Half of the last place that stays, and just below that where the place is even.
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    // NaN must not become infinity by losing its low bits.
+    let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+    let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(vector, vector);
+    let upper = _mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(rounded, is_nan, quiet));
+    let mut out = [bf16::ZERO; LANES];
+    // SAFETY: room for sixteen halves, at any alignment.
+    unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(upper)) };
+    out
 }
 
 /// What `vdpbf16ps` does, up to its treatment of subnormal numbers.

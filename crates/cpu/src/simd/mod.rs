@@ -13,6 +13,8 @@ use tensor::quant::q8_0;
 use crate::kernels::quantize::QuantizedBlock;
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
@@ -28,6 +30,15 @@ pub(crate) const PANEL_ROWS: usize = LANES;
 
 /// The codes of one block of each of sixteen rows: entry g holds codes 4g..4g + 4 of row r at bytes 4r..4r + 4.
 pub(crate) type PanelCodes = [[u8; 64]; 8];
+
+/// bfloat16 of a row in a tile.
+pub(crate) const TILE_FEATURES: usize = 2 * LANES;
+
+/// Rows that [`Simd::tile_products`] takes at most: two tiles.
+pub(crate) const TILE_PAIR_ROWS: usize = 2 * LANES;
+
+/// Thirty-two features of each of sixteen rows: entry p holds features 2p and 2p + 1 of row r at 2r and 2r + 1.
+pub(crate) type PairBlock = [[bf16; TILE_FEATURES]; LANES];
 
 /// A computation over some level's vectors; [`Simd::vectorize`] compiles it for that level.
 pub(crate) trait Kernel {
@@ -87,6 +98,23 @@ pub(crate) trait Simd: Copy {
     fn load_bf16_pairs(self, values: &[bf16; 2 * LANES]) -> Self::Bf16;
     /// For each lane a fused multiply-add of its odd products, then of its even ones. Subnormal numbers may count as zero.
     fn dot_bf16(self, a: Self::Bf16, b: Self::Bf16, sums: Self::F32) -> Self::F32;
+
+    /// The products of bfloat16 matrices: `x` is (rows, 32 · blocks) with up to [`TILE_PAIR_ROWS`] rows, `panels` has
+    /// `blocks` for each sixteen columns of `sums`, which is (rows, columns). For each output, block after block adds the
+    /// sum of its even and its odd products, each a chain of fused multiply-adds that begins at zero. Subnormal numbers may
+    /// count as zero.
+    #[inline(always)]
+    fn tile_products(self, x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
+        scalar::tile_products(x, blocks, panels, sums);
+    }
+
+    /// Each lane to the nearest bfloat16, to even at a tie; NaN stays NaN.
+    #[inline(always)]
+    fn round_bf16(self, vector: Self::F32) -> [bf16; LANES] {
+        let mut lanes = [0.0; LANES];
+        self.store(vector, &mut lanes);
+        lanes.map(bf16::from_f32)
+    }
 
     /// The low byte of each lane's bits.
     fn low_bytes(self, vector: Self::F32) -> [i8; LANES];
@@ -181,6 +209,8 @@ mod tests {
             bits.extend([s.sum(a), s.max_lane(b)].map(canonical));
             bits.extend(s.low_bytes(biased).map(|byte| u32::from(byte.cast_unsigned())));
             bits.extend(s.sum_4([a, b, c, s.add(a, c)]).map(canonical));
+            // Far from 1, so that few are equal after rounding; NaN is any that is one.
+            bits.extend(s.round_bf16(s.mul(a, s.splat(1.234_567))).map(|x| canonical(x.to_f32())));
             bits
         }
     }

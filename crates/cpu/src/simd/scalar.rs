@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use tensor::quant::q8_0;
 
-use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
+use super::{Kernel, LANES, PANEL_ROWS, PairBlock, PanelCodes, Simd, TILE_FEATURES};
 use crate::kernels::quantize::QuantizedBlock;
 
 /// The level that every CPU has.
@@ -23,6 +23,26 @@ pub(super) fn dot_bf16<S: Simd>(s: S, a: [bf16; 2 * LANES], b: [bf16; 2 * LANES]
     let mut lanes = [0.0; LANES];
     s.store(sums, &mut lanes);
     s.load(&Scalar.dot_bf16(a, b, lanes))
+}
+
+/// [`Simd::tile_products`] at a level that has no faster way.
+pub(super) fn tile_products(x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
+    let columns = panels.len() / blocks * LANES;
+    for (x, sums) in x.chunks_exact(blocks * TILE_FEATURES).zip(sums.chunks_exact_mut(columns)) {
+        for (column, sum) in sums.iter_mut().enumerate() {
+            let panel = &panels[column / LANES * blocks..][..blocks];
+            *sum = 0.0;
+            for (x, pairs) in x.as_chunks::<TILE_FEATURES>().0.iter().zip(panel) {
+                let (mut even, mut odd) = (0f32, 0f32);
+                for (pair, x) in pairs.iter().zip(x.as_chunks::<2>().0) {
+                    let [w_even, w_odd] = pair.as_chunks::<2>().0[column % LANES];
+                    even = x[0].to_f32().mul_add(w_even.to_f32(), even);
+                    odd = x[1].to_f32().mul_add(w_odd.to_f32(), odd);
+                }
+                *sum += even + odd;
+            }
+        }
+    }
 }
 
 impl Simd for Scalar {
