@@ -59,6 +59,9 @@ pub enum BackendError {
         /// What was asked for.
         what: &'static str,
     },
+    /// A device that steps cannot be queued on, or a step that was not.
+    #[error("no step is under way on this device: a bug of the caller")]
+    NotQueued,
     /// A step input that contradicts the plan or the cache: a bug of the caller.
     #[error(transparent)]
     Step(#[from] StepError),
@@ -128,6 +131,30 @@ pub trait Backend {
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError>;
 }
 
+/// What a device says of an output row when it is the device that chooses the token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// The id with the largest logit, the lowest of equals. Some id of the vocabulary where a logit is not finite.
+    pub token_id: u32,
+    /// The first logit that is not finite, with its id.
+    pub fault: Option<(u32, f32)>,
+}
+
+/// What a device was asked to do since it was loaded; in steady state only `steps` and `waits` grow, both by one a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Steps that were submitted.
+    pub steps: u64,
+    /// Times that the host waited for the device.
+    pub waits: u64,
+    /// Allocations, on the device and of memory that it copies from and to.
+    pub allocations: u64,
+    /// Kernels that were looked up by name.
+    pub look_ups: u64,
+    /// Kernels that were launched one by one, and not as part of a recorded step.
+    pub launches: u64,
+}
+
 /// A plan on a device, with its weights and its cache.
 pub trait Executable: Send {
     /// Makes the program for steps of up to `shape`, a [`StepShape::bucket`], so that no later step pays for it.
@@ -136,6 +163,29 @@ pub trait Executable: Send {
     /// Runs one step with the program of its bucket (compiled now if there is none). Returns the logits,
     /// (outputs, vocab_size) row-major, valid until the next step.
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError>;
+
+    /// Whether steps can be queued now. It may change from step to step; what is under way can always be collected.
+    fn can_queue(&self) -> bool {
+        false
+    }
+
+    /// Queues a step whose tokens the device chooses: for each output row the likeliest. Its token ids may be
+    /// [`plan::FED`] by the step queued before it, so that it can be queued while the host does not know them yet. At most
+    /// two steps are under way; neither [`Executable::replay`] nor the like may be called meanwhile.
+    fn enqueue(&mut self, _input: &StepInput) -> Result<(), BackendError> {
+        Err(BackendError::NotQueued)
+    }
+
+    /// Waits for the oldest step under way. Returns its choices, (outputs,), valid until the next call. They are those that
+    /// the logits of [`Executable::replay`] give.
+    fn collect(&mut self) -> Result<&[Choice], BackendError> {
+        Err(BackendError::NotQueued)
+    }
+
+    /// What the device was asked to do; all zero where nobody counts.
+    fn counters(&self) -> Counters {
+        Counters::default()
+    }
 
     /// As [`Executable::replay`], with the same kernels and the same result, and shows `observer` what each op made. For
     /// comparing devices: it may be much slower, and a device may not have it.

@@ -1,15 +1,19 @@
 //! What one step computes: the schedule, and the step input made from it.
 
-use plan::{BlockCopy, StepInput};
+use plan::{BlockCopy, FED, StepInput};
 
 use crate::kv_cache::KvCache;
-use crate::sequence::Sequence;
+use crate::sequence::{Place, Sequence};
 
 /// Tokens of one running sequence, computed in this step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scheduled {
-    /// Its index among the running sequences.
-    pub(crate) index: usize,
+    /// Which it is.
+    pub(crate) place: Place,
+    /// Its index among the running sequences; `None` once it has ended while the step was under way.
+    pub(crate) index: Option<usize>,
+    /// The output of the step before that is its token, where the host does not know that yet.
+    pub(crate) fed: Option<u32>,
     /// Its next so many tokens.
     pub(crate) num_tokens: usize,
     /// Whether they are all it has: then a token is to be chosen.
@@ -36,17 +40,27 @@ impl Batch {
         self.items.is_empty()
     }
 
+    /// Rows whose tokens are chosen.
+    pub(crate) fn num_outputs(&self) -> usize {
+        self.items.iter().filter(|item| item.wants_token).count()
+    }
+
     /// Writes the step down for the backend.
     pub(crate) fn step_input(&mut self, running: &[Sequence], kv: &KvCache) -> &StepInput {
         let input = &mut self.input;
         input.clear();
         input.block_copies.extend_from_slice(&self.copies);
         for item in &self.items {
-            let sequence = &running[item.index];
-            let (first, end) = (sequence.num_computed, sequence.num_computed + item.num_tokens);
+            let sequence = &running[item.index.expect("a step is written down when it is scheduled")];
+            // A token that the step before makes stands behind those that are known.
+            let first = if item.fed.is_some() { sequence.tokens.len() } else { sequence.num_computed };
+            let end = first + item.num_tokens;
             debug_assert!(kv.is_writable(&sequence.table, first, end), "a shared block would be written");
             let table = &sequence.table.blocks()[..kv.blocks_for(end)];
-            let first_row = input.push_sequence(&sequence.tokens[first..end], first, table);
+            let first_row = match item.fed {
+                Some(output) => input.push_sequence(&[FED | output], first, table),
+                None => input.push_sequence(&sequence.tokens[first..end], first, table),
+            };
             if item.wants_token {
                 input.output_rows.push((first_row + item.num_tokens - 1) as u32);
             }

@@ -27,6 +27,8 @@ pub struct EngineConfig {
     pub prefix_cache: bool,
     /// Steps of waiting that make up for one level of priority.
     pub aging_steps: u32,
+    /// Whether a step is submitted before the tokens of the one before are read, where the device chooses them.
+    pub run_ahead: bool,
 }
 
 impl EngineConfig {
@@ -43,6 +45,7 @@ impl EngineConfig {
             max_waiting_tokens: kv.num_blocks.saturating_mul(kv.block_len).saturating_mul(4),
             prefix_cache: true,
             aging_steps: 64,
+            run_ahead: true,
         }
     }
 

@@ -4,8 +4,10 @@
 //! tokens *as read back through its block table*. So a wrong block, a missing copy, a stale prefix or another
 //! sequence's write changes the text. Faults can be planted at any step.
 
-use backend::{BackendError, Executable};
-use plan::{KvLayout, SequenceSpan, StepError, StepInput, StepShape};
+use std::collections::VecDeque;
+
+use backend::{BackendError, Choice, Executable};
+use plan::{FED, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
 
 /// What goes wrong in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,16 @@ pub struct NullExecutable {
     logits: Vec<f32>,
     num_steps: u64,
     faults: Option<Faults>,
+    queue: Option<Queue>,
+}
+
+/// Steps that are under way. They are computed when they are collected, in their order: what the device sees is the same.
+#[derive(Default)]
+struct Queue {
+    steps: VecDeque<StepInput>,
+    /// Inputs that were, kept for their memory.
+    spare: Vec<StepInput>,
+    choices: Vec<Choice>,
 }
 
 /// What stands in place of a token's keys and values.
@@ -46,12 +58,17 @@ impl NullExecutable {
     /// A device without faults.
     pub fn new(kv: KvLayout, vocab_size: usize) -> Self {
         let slots = vec![Slot::Empty; kv.num_blocks * kv.block_len];
-        Self { kv, vocab_size, slots, logits: Vec::new(), num_steps: 0, faults: None }
+        Self { kv, vocab_size, slots, logits: Vec::new(), num_steps: 0, faults: None, queue: None }
     }
 
     /// The same, with faults where `faults` says so.
     pub fn with_faults(self, faults: Faults) -> Self {
         Self { faults: Some(faults), ..self }
+    }
+
+    /// The same, choosing tokens itself where it is asked to.
+    pub fn with_queue(self) -> Self {
+        Self { queue: Some(Queue::default()), ..self }
     }
 
     fn slot(&self, table: &[u32], position: usize) -> usize {
@@ -105,6 +122,34 @@ impl Executable for NullExecutable {
         Ok(())
     }
 
+    fn can_queue(&self) -> bool {
+        self.queue.is_some()
+    }
+
+    fn enqueue(&mut self, input: &StepInput) -> Result<(), BackendError> {
+        let queue = self.queue.as_mut().ok_or(BackendError::NotQueued)?;
+        if queue.steps.len() == 2 {
+            return Err(StepError("two steps are under way".to_owned()).into());
+        }
+        let mut step = queue.spare.pop().unwrap_or_default();
+        step.clear();
+        step.token_ids.extend_from_slice(&input.token_ids);
+        step.sequences.extend_from_slice(&input.sequences);
+        step.block_tables.extend_from_slice(&input.block_tables);
+        step.output_rows.extend_from_slice(&input.output_rows);
+        step.block_copies.extend_from_slice(&input.block_copies);
+        queue.steps.push_back(step);
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<&[Choice], BackendError> {
+        let mut queue = self.queue.take().ok_or(BackendError::NotQueued)?;
+        let done = self.collect_from(&mut queue);
+        self.queue = Some(queue);
+        done?;
+        Ok(self.queue.as_ref().map_or(&[], |queue| &queue.choices))
+    }
+
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
         input.check(self.vocab_size, &self.kv)?;
         self.check_exclusive(input)?;
@@ -138,6 +183,34 @@ impl Executable for NullExecutable {
             self.logits.extend(state.logits(self.vocab_size).map(|logit| if is_sound { logit } else { f32::NAN }));
         }
         Ok(&self.logits)
+    }
+}
+
+impl NullExecutable {
+    /// Computes the oldest step of `queue`, whose choices still are those of the step before it.
+    fn collect_from(&mut self, queue: &mut Queue) -> Result<(), BackendError> {
+        let mut step = queue.steps.pop_front().ok_or(BackendError::NotQueued)?;
+        for id in &mut step.token_ids {
+            if let Some(output) = id.checked_sub(FED) {
+                // Those of a step that failed are anything, and nobody is to be shown what comes of them.
+                *id = queue.choices.get(output as usize).map_or(0, |choice| choice.token_id);
+            }
+        }
+        queue.choices.clear();
+        let done = self.replay(&step).map(drop);
+        queue.spare.push(step);
+        done?;
+        queue.choices.extend(self.logits.chunks_exact(self.vocab_size).map(|logits| {
+            let mut best = 0;
+            for (id, logit) in logits.iter().enumerate() {
+                if *logit > logits[best] {
+                    best = id;
+                }
+            }
+            let faulty = logits.iter().position(|logit| !logit.is_finite());
+            Choice { token_id: best as u32, fault: faulty.map(|id| (id as u32, logits[id])) }
+        }));
+        Ok(())
     }
 }
 

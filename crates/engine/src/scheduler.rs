@@ -12,13 +12,24 @@
 //! The sequence that stands first is never preempted and always in the batch, and it fits the pool alone (a request
 //! that does not is refused). So every step brings some sequence nearer to its end.
 
+use backend::Choice;
+
 use crate::batch::{Batch, Scheduled};
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_cache::{KvCache, NoFreeBlock};
 use crate::request::{Failure, FinishReason, Output, Request, RequestId};
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, take_choice};
 use crate::sequence::{Place, Sequence};
+
+/// What a step made for each of its output rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Made<'a> {
+    /// (outputs, vocab_size): the sampler chooses.
+    Logits(&'a [f32]),
+    /// The device has chosen.
+    Choices(&'a [Choice]),
+}
 
 /// The sequences, running and waiting. Plain data: no device, no clock but the count of steps.
 #[derive(Debug)]
@@ -32,6 +43,7 @@ pub(crate) struct Scheduler {
     num_steps: u64,
     num_requests: u64,
     num_preemptions: u64,
+    num_ahead: u64,
 }
 
 impl Scheduler {
@@ -44,6 +56,7 @@ impl Scheduler {
             num_steps: 0,
             num_requests: 0,
             num_preemptions: 0,
+            num_ahead: 0,
         }
     }
 
@@ -65,6 +78,10 @@ impl Scheduler {
 
     pub(crate) fn num_preemptions(&self) -> u64 {
         self.num_preemptions
+    }
+
+    pub(crate) fn num_ahead(&self) -> u64 {
+        self.num_ahead
     }
 
     /// Takes a request into the queue.
@@ -160,33 +177,87 @@ impl Scheduler {
                 }
                 let num_tokens = sequence.num_pending().min(budget);
                 budget -= num_tokens;
-                batch.items.push(Scheduled { index, num_tokens, wants_token: num_tokens == sequence.num_pending() });
+                let wants_token = num_tokens == sequence.num_pending();
+                let place = sequence.place;
+                batch.items.push(Scheduled { place, index: Some(index), fed: None, num_tokens, wants_token });
             }
         }
     }
 
-    /// Takes the step's result in: `logits` (outputs, vocab_size). Chooses tokens, finishes, branches, frees.
+    /// Whether every token of `batch` is the likeliest.
+    pub(crate) fn wants_likeliest(&self, batch: &Batch) -> bool {
+        let mut sequences = batch.items.iter().filter(|item| item.wants_token).filter_map(|item| item.index);
+        sequences.all(|index| self.running[index].request.sampling.is_likeliest())
+    }
+
+    /// Finds the sequences of a step that is under way again, some of which may have ended. Whether any is left.
+    pub(crate) fn find_again(&self, batch: &mut Batch) -> bool {
+        for item in &mut batch.items {
+            item.index = self.running.binary_search_by(|sequence| sequence.place.cmp(&item.place)).ok();
+        }
+        batch.items.iter().any(|item| item.index.is_some())
+    }
+
+    /// Fills `next` with the step after `batch`, which is under way, for the tokens that it will make, and reserves its
+    /// blocks. Returns whether there is one: not where anything else would have to be decided first, such as who starts,
+    /// who gives up blocks, or what a prompt that is not computed yet goes on with.
+    pub(crate) fn follow(&mut self, batch: &Batch, kv: &mut KvCache, next: &mut Batch) -> bool {
+        next.clear();
+        let width: usize = self.running.iter().map(Sequence::width).sum();
+        let starts = self.waiting.first().is_some_and(|next| width + next.width() <= self.config.max_sequences);
+        let all_run = batch.items.iter().filter(|item| item.index.is_some()).count() == self.running.len();
+        if starts || !all_run || width != self.running.len() || batch.items.iter().any(|item| !item.wants_token) {
+            return false;
+        }
+        for (output, item) in (0..).zip(&batch.items) {
+            let Some(index) = item.index else { continue };
+            let sequence = &mut self.running[index];
+            if sequence.ends_with_next(&self.config) {
+                continue;
+            }
+            if !kv.extend(&mut sequence.table, sequence.tokens.len()) {
+                return false;
+            }
+            let scheduled = Scheduled { fed: Some(output), num_tokens: 1, wants_token: true, ..*item };
+            next.items.push(scheduled);
+        }
+        let any = !next.is_empty();
+        self.num_steps += u64::from(any);
+        self.num_ahead += u64::from(any);
+        any
+    }
+
+    /// Takes the step's result in. Chooses tokens, finishes, branches, frees.
     pub(crate) fn commit(
         &mut self,
         batch: &Batch,
-        logits: &[f32],
+        made: Made<'_>,
         sampler: &mut Sampler,
         kv: &mut KvCache,
         outputs: &mut Vec<Output>,
     ) {
-        let mut rows = logits.chunks_exact(self.config.vocab_size);
+        let mut num_outputs = 0;
         for item in &batch.items {
-            let sequence = &mut self.running[item.index];
+            let output = num_outputs;
+            num_outputs += usize::from(item.wants_token);
+            let Some(index) = item.index else { continue };
+            let sequence = &mut self.running[index];
             sequence.num_computed += item.num_tokens;
             if !item.wants_token {
                 continue;
             }
-            let row = rows.next().expect("the step checked that there is a row for each output");
             let completions = sequence.place.completion..sequence.place.completion + sequence.width();
             sequence.num_forks = 0;
             for completion in completions.rev() {
                 let is_fork = completion != sequence.place.completion;
-                let sampled = sampler.sample(row, &sequence.request.sampling, sequence.history(), completion);
+                let history = sequence.history();
+                let sampled = match made {
+                    Made::Choices(choices) => take_choice(&choices[output], history),
+                    Made::Logits(logits) => {
+                        let row = &logits[output * self.config.vocab_size..][..self.config.vocab_size];
+                        sampler.sample(row, &sequence.request.sampling, history, completion)
+                    }
+                };
                 if sampled.is_ok() {
                     // Finite logits: what they were computed from is fit to be used again.
                     kv.publish(&mut sequence.table, &sequence.tokens[..sequence.num_computed]);
@@ -216,8 +287,8 @@ impl Scheduler {
 
     /// Ends the sequences of a step that failed: what it wrote of them is unknown.
     pub(crate) fn fail(&mut self, batch: &Batch, reason: &str, kv: &mut KvCache, outputs: &mut Vec<Output>) {
-        for item in &batch.items {
-            let sequence = &mut self.running[item.index];
+        for index in batch.items.iter().filter_map(|item| item.index) {
+            let sequence = &mut self.running[index];
             sequence.finished = true;
             sequence.end(&FinishReason::Error(Failure::Backend(reason.to_owned())), outputs);
         }

@@ -88,6 +88,14 @@ impl Sequence {
         History { tokens: &self.tokens, prompt_len: self.prompt_len }
     }
 
+    /// Whether the next token is the last, whatever it is.
+    pub(crate) fn ends_with_next(&self, config: &EngineConfig) -> bool {
+        match self.request.max_tokens {
+            Some(max_tokens) => self.num_generated() + 1 >= max_tokens,
+            None => self.tokens.len() + 1 >= config.context_len,
+        }
+    }
+
     /// Appends a token; says whether it is the last, and why.
     pub(crate) fn append(&mut self, token_id: u32, config: &EngineConfig) -> Option<FinishReason> {
         self.tokens.push(token_id);

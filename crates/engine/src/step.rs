@@ -1,6 +1,6 @@
 //! The engine: the one place where scheduler, backend and sampler meet.
 
-use backend::Executable;
+use backend::{BackendError, Executable};
 use plan::StepShape;
 
 use crate::batch::Batch;
@@ -9,7 +9,7 @@ use crate::error::EngineError;
 use crate::kv_cache::KvCache;
 use crate::request::{Output, Request, RequestId};
 use crate::sampler::Sampler;
-use crate::scheduler::Scheduler;
+use crate::scheduler::{Made, Scheduler};
 
 /// Requests in, tokens out, one step at a time.
 pub struct Engine {
@@ -17,7 +17,21 @@ pub struct Engine {
     scheduler: Scheduler,
     kv: KvCache,
     batch: Batch,
+    /// The step after `batch`.
+    next: Batch,
+    /// Whether `next` is under way already.
+    is_ahead: bool,
     sampler: Sampler,
+}
+
+/// How a step was given to the device.
+enum Submitted {
+    /// It is under way.
+    Queued,
+    /// Not yet: its logits are wanted.
+    Replay,
+    /// It could not be.
+    Failed(BackendError),
 }
 
 /// What an engine is doing.
@@ -25,6 +39,8 @@ pub struct Engine {
 pub struct EngineStats {
     /// Steps so far.
     pub num_steps: u64,
+    /// Steps that were submitted before the tokens of the one before were read.
+    pub num_ahead: u64,
     /// Times that a sequence lost its blocks to another.
     pub num_preemptions: u64,
     /// Sequences that run.
@@ -48,6 +64,8 @@ impl Engine {
             kv: KvCache::new(&config.kv, config.prefix_cache),
             scheduler: Scheduler::new(config),
             batch: Batch::default(),
+            next: Batch::default(),
+            is_ahead: false,
             sampler: Sampler::default(),
         })
     }
@@ -80,23 +98,73 @@ impl Engine {
     /// room for a sequence's next tokens. What `outputs` held before is gone.
     pub fn step_into(&mut self, outputs: &mut Vec<Output>) {
         outputs.clear();
-        let Self { executable, scheduler, kv, batch, sampler } = self;
-        scheduler.schedule(kv, batch);
-        if batch.is_empty() {
-            return;
-        }
-        let input = batch.step_input(scheduler.running(), kv);
-        let expected = input.output_rows.len() * scheduler.config().vocab_size;
-        match executable.replay(input) {
-            Ok(logits) if logits.len() == expected => scheduler.commit(batch, logits, sampler, kv, outputs),
-            Ok(logits) => {
-                let reason = format!("the device returned {} logits instead of {expected}", logits.len());
+        let made = match self.submit_step() {
+            None => return,
+            Some(Submitted::Queued) => {
+                self.run_ahead();
+                self.executable.collect().map(Made::Choices)
+            }
+            Some(Submitted::Failed(error)) => Err(error),
+            Some(Submitted::Replay) => {
+                let input = self.batch.step_input(self.scheduler.running(), &self.kv);
+                self.executable.replay(input).map(Made::Logits)
+            }
+        };
+        let Self { scheduler, kv, batch, sampler, .. } = self;
+        let (found, expected, what) = match made {
+            Ok(Made::Logits(logits)) => (logits.len(), batch.num_outputs() * scheduler.config().vocab_size, "logits"),
+            Ok(Made::Choices(choices)) => (choices.len(), batch.num_outputs(), "tokens"),
+            Err(_) => (0, 0, ""),
+        };
+        match made {
+            Ok(made) if found == expected => scheduler.commit(batch, made, sampler, kv, outputs),
+            Ok(_) => {
+                let reason = format!("the device returned {found} {what} instead of {expected}");
                 scheduler.fail(batch, &reason, kv, outputs);
             }
             Err(error) => {
                 tracing::warn!(%error, sequences = batch.items.len(), "a step failed");
                 scheduler.fail(batch, &error.to_string(), kv, outputs);
             }
+        }
+    }
+
+    /// Makes `batch` the step that this call is about: the one that is under way already, or a new one, which is queued if
+    /// the device can choose all its tokens. `None` where there is nothing to do.
+    fn submit_step(&mut self) -> Option<Submitted> {
+        let Self { executable, scheduler, kv, batch, next, is_ahead, .. } = self;
+        if std::mem::take(is_ahead) {
+            std::mem::swap(batch, next);
+            if scheduler.find_again(batch) {
+                return Some(Submitted::Queued);
+            }
+            // All its sequences have ended in the step before, or were cancelled: what it makes is nobody's.
+            if let Err(error) = executable.collect() {
+                tracing::warn!(%error, "a step failed that nobody waits for");
+            }
+        }
+        scheduler.schedule(kv, batch);
+        if batch.is_empty() {
+            return None;
+        }
+        if !executable.can_queue() || !scheduler.wants_likeliest(batch) {
+            return Some(Submitted::Replay);
+        }
+        let queued = executable.enqueue(batch.step_input(scheduler.running(), kv));
+        Some(queued.map_or_else(Submitted::Failed, |()| Submitted::Queued))
+    }
+
+    /// Queues the step after `batch` before the host knows the tokens that it begins with. A token that ends its text is
+    /// seen after that: then the row was computed for nothing.
+    fn run_ahead(&mut self) {
+        let Self { executable, scheduler, kv, batch, next, is_ahead, .. } = self;
+        if !scheduler.config().run_ahead || !executable.can_queue() || !scheduler.follow(batch, kv, next) {
+            return;
+        }
+        match executable.enqueue(next.step_input(scheduler.running(), kv)) {
+            Ok(()) => *is_ahead = true,
+            // The step that is scheduled in its place will say so to those who wait for it.
+            Err(error) => tracing::warn!(%error, "a step could not be submitted ahead"),
         }
     }
 
@@ -128,6 +196,7 @@ impl Engine {
     pub fn stats(&self) -> EngineStats {
         EngineStats {
             num_steps: self.scheduler.num_steps(),
+            num_ahead: self.scheduler.num_ahead(),
             num_preemptions: self.scheduler.num_preemptions(),
             num_running: self.scheduler.running().len(),
             num_waiting: self.scheduler.waiting().len(),

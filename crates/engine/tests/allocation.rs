@@ -34,14 +34,27 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn a_decode_step_allocates_nothing() {
-    let kv = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 64 };
-    let config = EngineConfig::new(kv, 256, 1000, vec![]);
-    let mut engine = Engine::new(Box::new(NullExecutable::new(kv, 1000)), config).unwrap();
-    let params = [
-        SamplingParams::greedy(),
-        SamplingParams { repetition_penalty: 1.1, top_k: 40, top_p: 0.9, min_p: 0.05, ..SamplingParams::default() },
-        SamplingParams { typical_p: 0.9, temperature: 0.7, ..SamplingParams::default() },
-    ];
+    steps_allocate_nothing(
+        NullExecutable::new(KV, 1000),
+        [
+            SamplingParams::greedy(),
+            SamplingParams { repetition_penalty: 1.1, top_k: 40, top_p: 0.9, min_p: 0.05, ..SamplingParams::default() },
+            SamplingParams { typical_p: 0.9, temperature: 0.7, ..SamplingParams::default() },
+        ],
+    );
+}
+
+#[test]
+fn a_decode_step_that_is_submitted_ahead_allocates_nothing() {
+    let greedy = || SamplingParams::greedy();
+    let engine = steps_allocate_nothing(NullExecutable::new(KV, 1000).with_queue(), [greedy(), greedy(), greedy()]);
+    assert!(engine.stats().num_ahead >= 100, "{:?}", engine.stats());
+}
+
+const KV: KvLayout = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 64 };
+
+fn steps_allocate_nothing(executable: NullExecutable, params: [SamplingParams; 3]) -> Engine {
+    let mut engine = Engine::new(Box::new(executable), EngineConfig::new(KV, 256, 1000, vec![])).unwrap();
     for sampling in params {
         engine.submit(Request { max_tokens: Some(200), ..Request::new(vec![1; 10], sampling) }).unwrap();
     }
@@ -57,4 +70,5 @@ fn a_decode_step_allocates_nothing() {
         assert_eq!(outputs.len(), 3);
     }
     assert_eq!(ALLOCATIONS.get() - before, 0);
+    engine
 }

@@ -23,7 +23,7 @@ pub use ir::{
 };
 pub use memory::{MemoryError, MemoryPlan};
 pub use passes::{fuse, restrict_outputs};
-pub use step::{BlockCopy, KvFormat, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
+pub use step::{BlockCopy, FED, KvFormat, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
 pub use verify::{VerifyError, verify};
 
 #[cfg(test)]

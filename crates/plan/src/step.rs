@@ -86,6 +86,9 @@ pub struct BlockCopy {
     pub to: u32,
 }
 
+/// In place of a token id: the token that the device chose for an output of the step before, whose number is added.
+pub const FED: u32 = 1 << 31;
+
 /// What a step is given. Position p of a sequence lives in block `table[p / block_len]`, place `p % block_len`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepInput {
@@ -144,9 +147,18 @@ impl StepInput {
     /// Checks everything that a kernel relies on: ids below `vocab_size`, rows covered in order, tables long enough and
     /// inside the pool, output rows ascending and inside the step.
     pub fn check(&self, vocab_size: usize, kv: &KvLayout) -> Result<(), StepError> {
+        self.check_fed(vocab_size, kv, 0)
+    }
+
+    /// As [`StepInput::check`], of a step whose ids may be [`FED`] by the `outputs` of the one before.
+    pub fn check_fed(&self, vocab_size: usize, kv: &KvLayout, outputs: usize) -> Result<(), StepError> {
         let fail = |what: String| Err(StepError(what));
-        if let Some(id) = self.token_ids.iter().find(|&&id| id as usize >= vocab_size) {
-            return fail(format!("token id {id} with a vocabulary of {vocab_size}"));
+        let is_known = |id: u32| match id.checked_sub(FED) {
+            Some(output) => (output as usize) < outputs,
+            None => (id as usize) < vocab_size,
+        };
+        if let Some(id) = self.token_ids.iter().find(|&&id| !is_known(id)) {
+            return fail(format!("token id {id} with a vocabulary of {vocab_size} and {outputs} outputs before"));
         }
         let in_pool = |block: u32| (block as usize) < kv.num_blocks;
         if let Some(block) = self.block_tables.iter().find(|&&block| !in_pool(block)) {
@@ -214,6 +226,15 @@ mod tests {
             let error = input.check(10, &KV).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_step_is_fed_by_outputs_that_there_were() {
+        let mut input = two_sequences();
+        input.token_ids[3] = FED | 1;
+        input.check_fed(10, &KV, 2).unwrap();
+        assert!(input.check_fed(10, &KV, 1).is_err());
+        assert!(input.check(10, &KV).is_err());
     }
 
     #[test]

@@ -130,6 +130,15 @@ impl KvCache {
         Ok(Some(BlockCopy { from, to }))
     }
 
+    /// Makes `position` writable, as [`KvCache::make_writable`], if that takes no copy; says whether it did.
+    pub(crate) fn extend(&mut self, table: &mut BlockTable, position: usize) -> bool {
+        let index = position / self.block_len;
+        if index == table.blocks.len() {
+            return self.allocate().map(|block| table.blocks.push(block)).is_ok();
+        }
+        self.pool.ref_count(table.blocks[index]) == 1
+    }
+
     /// A second table of the same blocks.
     pub(crate) fn fork(&mut self, table: &BlockTable) -> BlockTable {
         for &block in &table.blocks {

@@ -20,6 +20,7 @@ mod rng;
 pub use logprobs::{TokenLogprob, TokenLogprobs};
 pub use params::{Dry, SamplerStep, SamplingParams, Xtc};
 
+use backend::Choice;
 use candidates::{Candidate, likeliest};
 use filters::Ranked;
 
@@ -117,6 +118,14 @@ impl Sampler {
     }
 }
 
+/// What [`Sampler::sample`] gives where the likeliest token is wanted and the device has found it.
+pub(crate) fn take_choice(choice: &Choice, history: History<'_>) -> Result<SampledToken, Failure> {
+    match choice.fault {
+        Some((token_id, logit)) => Err(numeric_fault(logit, token_id, history)),
+        None => Ok(SampledToken { id: choice.token_id, logprobs: None }),
+    }
+}
+
 /// A logit that is not a number is a fault of this sequence's computation, found before anything is chosen from it.
 fn check_finite(logits: &[f32], history: History<'_>) -> Result<(), Failure> {
     // Without an early exit this is a few vector instructions for each cache line.
@@ -124,12 +133,16 @@ fn check_finite(logits: &[f32], history: History<'_>) -> Result<(), Failure> {
         return Ok(());
     }
     let faulty = logits.iter().position(|logit| !logit.is_finite()).unwrap_or_default();
-    let value = match logits.get(faulty) {
-        Some(logit) if logit.is_nan() => "NaN",
-        Some(logit) if *logit < 0.0 => "-inf",
+    Err(numeric_fault(logits.get(faulty).copied().unwrap_or(f32::NAN), faulty as u32, history))
+}
+
+fn numeric_fault(logit: f32, token_id: u32, history: History<'_>) -> Failure {
+    let value = match logit {
+        logit if logit.is_nan() => "NaN",
+        logit if logit < 0.0 => "-inf",
         _ => "inf",
     };
-    Err(Failure::Numeric { position: history.tokens.len(), token_id: faulty as u32, value })
+    Failure::Numeric { position: history.tokens.len(), token_id, value }
 }
 
 #[cfg(test)]

@@ -157,6 +157,11 @@ impl SamplingParams {
                 .all(|&step| self.is_neutral(step))
     }
 
+    /// Whether a device that knows nothing but the likeliest token can choose.
+    pub(crate) fn is_likeliest(&self) -> bool {
+        self.is_plain_greedy() && self.logprobs.is_none()
+    }
+
     /// Whether `step` does nothing with these parameters.
     fn is_neutral(&self, step: SamplerStep) -> bool {
         match step {

@@ -150,7 +150,7 @@ fn a_prefix_is_not_shared_across_domains() {
 
 #[test]
 fn blocks_of_a_text_with_a_numeric_fault_are_not_reused() {
-    let mut watched = Watched::new(config());
+    let mut watched = Watched::new(config(), false);
     let mut cached_tokens = |last_fault: Option<Fault>| {
         let id = watched.submit(request(&[5; 21], 3)).unwrap();
         // Two chunks of prompt with the first token, a second token, and the third or the fault.
@@ -233,7 +233,7 @@ fn higher_priority_starts_first() {
 #[test]
 fn a_request_of_low_priority_does_not_starve() {
     let aging_steps = 10;
-    let mut watched = Watched::new(EngineConfig { max_sequences: 2, aging_steps, ..config() });
+    let mut watched = Watched::new(EngineConfig { max_sequences: 2, aging_steps, ..config() }, false);
     let patient = watched.submit(Request { priority: -1, ..request(&[1, 2], 3) }).unwrap();
     for step in 0..400 {
         // The queue is full of urgent ones at all times.
@@ -254,7 +254,7 @@ fn who_stands_last_is_preempted_and_still_gets_its_text() {
     // Two texts of 40 tokens, and blocks for 60.
     let kv = KvLayout { format: KvFormat::F32, block_len: 4, num_blocks: 15 };
     let config = EngineConfig { kv, context_len: 60, ..config() };
-    let mut watched = Watched::new(config);
+    let mut watched = Watched::new(config, false);
     let first = watched.submit(request(&[1; 5], 35)).unwrap();
     let second = watched.submit(request(&[2; 5], 35)).unwrap();
     let mut ends = Vec::new();

@@ -52,8 +52,12 @@ fn random_config(random: &mut Random) -> EngineConfig {
     }
 }
 
-fn random_sampling(random: &mut Random) -> SamplingParams {
+/// In some worlds nearly everybody wants the likeliest token, so that steps run ahead.
+fn random_sampling(random: &mut Random, mostly_greedy: bool) -> SamplingParams {
     let seed = random.next();
+    if mostly_greedy && !random.one_in(12) {
+        return SamplingParams::greedy();
+    }
     match random.between(0, 5) {
         0 => SamplingParams::greedy(),
         1 => SamplingParams { seed, logprobs: Some(2), ..SamplingParams::default() },
@@ -78,7 +82,7 @@ fn random_sampling(random: &mut Random) -> SamplingParams {
 }
 
 /// A request whose prompt begins like many others.
-fn random_request(random: &mut Random, config: &EngineConfig, families: &[Vec<u32>]) -> Request {
+fn random_request(random: &mut Random, config: &EngineConfig, families: &[Vec<u32>], mostly_greedy: bool) -> Request {
     let family = &families[random.between(0, families.len() - 1)];
     let mut prompt = family[..random.between(0, family.len())].to_vec();
     prompt.extend((0..random.between(1, 6)).map(|_| random.token()));
@@ -91,7 +95,7 @@ fn random_request(random: &mut Random, config: &EngineConfig, families: &[Vec<u3
         num_completions: if random.one_in(4) { random.between(1, config.max_sequences.min(3)) } else { 1 },
         priority: random.between(0, 4) as i8 - 2,
         cache_domain: CacheDomain(random.between(0, 1) as u64),
-        ..Request::new(prompt, random_sampling(random))
+        ..Request::new(prompt, random_sampling(random, mostly_greedy))
     }
 }
 
@@ -109,10 +113,12 @@ fn run_world(seed: u64, num_steps: usize) -> Result<Coverage, String> {
     let config = random_config(random);
     let families: Vec<Vec<u32>> = (0..3).map(|_| (0..16).map(|_| random.token()).collect()).collect();
     let load = random.between(1, 8);
-    let mut world = Watched::new(config.clone());
+    let queues = random.one_in(2);
+    let mostly_greedy = queues && !random.one_in(4);
+    let mut world = Watched::new(config.clone(), queues);
     for _ in 0..num_steps {
         if random.one_in(load) {
-            match world.submit(random_request(random, &config, &families)) {
+            match world.submit(random_request(random, &config, &families, mostly_greedy)) {
                 Ok(_) | Err(EngineError::QueueFull { .. }) => {}
                 Err(refused) => return Err(refused.to_string()),
             }
@@ -169,6 +175,7 @@ fn every_request_of_a_random_world_gets_the_text_that_it_gets_alone() {
             ("refused", total.refused, 1),
             ("cached tokens", total.cached_tokens, 5),
             ("preemptions", total.preemptions, 1),
+            ("steps ahead", total.ahead, 20),
             ("copies", total.copies, 1),
         ] {
             assert!(count >= per_world * num_worlds, "only {count} {what} in {num_worlds} worlds: {total:?}");
@@ -181,8 +188,10 @@ fn every_request_of_a_random_world_gets_the_text_that_it_gets_alone() {
 fn every_small_program_keeps_its_texts_and_its_blocks() {
     const OPERATIONS: u32 = 9;
     let length = from_env("HOTMETAL_PROGRAM_LENGTH", 5) as u32;
-    for program in 0..u64::from(OPERATIONS).pow(length) {
-        named(&format!("program={program} length={length}"), || {
+    for (program, ahead) in
+        (0..u64::from(OPERATIONS).pow(length)).flat_map(|program| [(program, false), (program, true)])
+    {
+        named(&format!("program={program} length={length} ahead={ahead}"), || {
             let kv = KvLayout { format: KvFormat::F32, block_len: 2, num_blocks: 4 };
             let config = EngineConfig {
                 max_sequences: 3,
@@ -191,13 +200,14 @@ fn every_small_program_keeps_its_texts_and_its_blocks() {
                 aging_steps: 2,
                 ..EngineConfig::new(kv, 8, VOCAB_SIZE, vec![0])
             };
-            let sampling = || SamplingParams { seed: 3, ..SamplingParams::default() };
+            let sampled = SamplingParams { seed: 3, ..SamplingParams::default() };
+            let sampling = || if ahead { SamplingParams::greedy() } else { sampled.clone() };
             let request = |prompt: &[u32], max_tokens| Request {
                 max_tokens: Some(max_tokens),
                 ignore_eos: true,
                 ..Request::new(prompt.to_vec(), sampling())
             };
-            let mut world = Watched::new(config);
+            let mut world = Watched::new(config, ahead);
             let mut rest = program;
             for _ in 0..length {
                 let operation = rest % u64::from(OPERATIONS);

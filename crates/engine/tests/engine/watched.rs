@@ -30,6 +30,7 @@ pub(crate) struct Coverage {
     pub(crate) refused: u64,
     pub(crate) cached_tokens: u64,
     pub(crate) preemptions: u64,
+    pub(crate) ahead: u64,
     pub(crate) copies: u64,
     pub(crate) longest_wait: u64,
 }
@@ -45,6 +46,7 @@ impl Coverage {
         self.refused += other.refused;
         self.cached_tokens += other.cached_tokens;
         self.preemptions += other.preemptions;
+        self.ahead += other.ahead;
         self.copies += other.copies;
         self.longest_wait = self.longest_wait.max(other.longest_wait);
     }
@@ -62,12 +64,14 @@ pub(crate) struct Watched {
     pub(crate) engine: Engine,
     device: Arc<Mutex<Device>>,
     copies: Arc<Mutex<u64>>,
+    queues: bool,
     live: BTreeMap<(RequestId, usize), Live>,
     pub(crate) coverage: Coverage,
 }
 
 impl Watched {
-    pub(crate) fn new(config: EngineConfig) -> Self {
+    /// An engine on a device that chooses likeliest tokens itself, or does not.
+    pub(crate) fn new(config: EngineConfig, queues: bool) -> Self {
         let device = Arc::new(Mutex::new(Device::default()));
         let copies = Arc::new(Mutex::new(0));
         let (told, counted) = (Arc::clone(&device), Arc::clone(&copies));
@@ -77,8 +81,10 @@ impl Watched {
             *counted.lock().unwrap() += input.block_copies.len() as u64;
             device.fault
         }));
+        let executable = if queues { executable.with_queue() } else { executable };
         Self {
             engine: Engine::new(Box::new(executable), config).unwrap(),
+            queues,
             device,
             copies,
             live: BTreeMap::new(),
@@ -152,6 +158,7 @@ impl Watched {
             return Err(format!("everything has ended, yet {stats:?}"));
         }
         self.coverage.preemptions = stats.num_preemptions;
+        self.coverage.ahead = stats.num_ahead;
         self.coverage.copies = *self.copies.lock().unwrap();
         Ok(outputs)
     }
@@ -190,7 +197,10 @@ impl Watched {
                 self.check_token(output)?;
             }
         }
+        // A fault may hit a row, or a step, whose sequences have ended while it was under way.
         let (fewest, most) = match fault {
+            Some(Fault::Error) if self.queues && outputs.len() == seen.len() => (0, usize::MAX),
+            Some(Fault::NotANumber { .. }) if self.queues => (0, 1),
             None => (0, 0),
             Some(Fault::Error) if outputs.len() == seen.len() => (1, usize::MAX),
             Some(Fault::Error) => return Err("a failed step gave tokens".to_owned()),
