@@ -1,7 +1,7 @@
 //! Holds the first CUDA device to everything that the simulator is held to, all of it; then measures decoding.
 //!
 //! ```sh
-//! cargo run --release -p gpu --example check_device -- conformance goldens parity
+//! cargo run --release -p gpu --example check_device -- conformance goldens parity gemm
 //! cargo run --release -p gpu --example check_device -- decode:llama-3.1-8b:q8_0:1:8192
 //! ```
 //!
@@ -15,12 +15,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backend::conformance::cases;
-use backend::{Backend, Executable};
+use backend::{Backend, Executable, Observed};
 use bytes::Bytes;
 use cpu::{CpuBackend, CpuOptions};
 use gpu::{GpuBackend, GpuOptions};
 use plan::{AnyShape, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
+use testing::tiny::random_weights;
 use testing::tolerance::LOGITS_RELATIVE;
 use testing::{MODEL_TYPES, Rng, goldens, tiny_model};
 
@@ -37,6 +38,7 @@ fn main() -> Checked {
             ["conformance", shard, shards] => conformance(&device, shard.parse()?, shards.parse()?)?,
             ["goldens"] => golden_texts(&device)?,
             ["parity"] => parity(&device)?,
+            ["gemm"] => gemm(&device)?,
             ["decode", shape, format, batch, depth] => {
                 decode(&device, shape, format, batch.parse()?, depth.parse()?)?;
             }
@@ -143,6 +145,57 @@ fn parity(device: &GpuBackend) -> Checked {
                 next = vec![token];
             }
             println!("{model_type} in {format}: 128 tokens as on the CPU, {close} of them near a tie");
+        }
+    }
+    Ok(())
+}
+
+/// Every result of every op of many rows, computed with matrix instructions, beside those of the kernels that the
+/// simulator is held to: shapes that fill no tile.
+fn gemm(device: &GpuBackend) -> Checked {
+    let exact = device.clone().with_options(GpuOptions { batch_invariant: true });
+    let config = serde_json::json!({
+        "model_type": "qwen2", "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 1, "vocab_size": 515, "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0, "max_position_embeddings": 4096, "tie_word_embeddings": false,
+    });
+    let plan = Arc::new(fuse(restrict_outputs(models::build_plan(&config, &AnyShape)?)));
+    for format in [WeightFormat::F16, WeightFormat::BF16, WeightFormat::Q8_0] {
+        let weights = random_weights(&plan, &mut Rng::new(8), format);
+        // In deviations of a row: sums of rounded products, amplified by the ops before.
+        let most = if format == WeightFormat::BF16 { 0.2 } else { 0.03 };
+        for tokens in [65, 100, 300, 1999] {
+            let kv = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 128 };
+            let mut input = StepInput::default();
+            let table: Vec<u32> = (0..128).collect();
+            input.push_sequence(&Rng::new(9).tokens(tokens, plan.vocab_size), 0, &table);
+            input.output_rows = (0..tokens as u32).collect();
+            let mut expected = vec![];
+            let mut collect = |_: usize, _: Observed, found: &[f32]| expected.push(found.to_vec());
+            exact.load(plan.clone(), weights.clone(), kv)?.replay_observed(&input, &mut collect)?;
+            let (mut worst, mut index) = (0f32, 0);
+            let mut compare = |_: usize, _: Observed, found: &[f32]| {
+                let width = found.len() / tokens;
+                for (found, expected) in found.chunks(width).zip(expected[index].chunks(width)) {
+                    let square = expected.iter().map(|x| x * x).sum::<f32>() / width as f32;
+                    for (found, expected) in found.iter().zip(expected) {
+                        let off = (found - expected).abs() / square.sqrt();
+                        worst = if off <= worst { worst } else { off };
+                    }
+                }
+                index += 1;
+            };
+            let mut executable = device.load(plan.clone(), weights.clone(), kv)?;
+            executable.replay_observed(&input, &mut compare)?;
+            println!("gemm {format} {tokens} tokens: {index} results, off by at most {worst:.1e} deviations");
+            if worst.is_nan() || worst > most {
+                return Err(format!("{format}, {tokens} tokens: off by {worst:e} deviations").into());
+            }
+            // Twice the same, and as when observed.
+            let logits = executable.replay(&input)?.to_vec();
+            if logits != executable.replay(&input)? {
+                return Err(format!("{format}, {tokens} tokens: not the same bits again").into());
+            }
         }
     }
     Ok(())

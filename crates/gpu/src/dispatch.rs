@@ -104,6 +104,96 @@ pub(crate) fn linear(format: WeightFormat, rows: usize, kind: LinearKind) -> Lin
     LinearVariant { kernel, rows: if one { 1 } else { 4 }, outputs: 2 * GROUP_SIMDS }
 }
 
+/// Projections of many rows, all with weights of one format.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GemmShape<'a> {
+    pub(crate) format: WeightFormat,
+    pub(crate) rows: usize,
+    /// Input features.
+    pub(crate) k: usize,
+    /// Whether gate and up are computed at once.
+    pub(crate) glu: bool,
+    /// Output features of each projection.
+    pub(crate) features: &'a [usize],
+}
+
+/// A variant of `gemm`, as `kernels/sm90/gemm.h` has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GemmVariant {
+    pub(crate) kernel: &'static str,
+    /// The kernel that makes the operand of rows, and the one that normalises them before.
+    pub(crate) activations: [&'static str; 2],
+    /// Rows of a tile.
+    pub(crate) rows: usize,
+    /// Groups of a cluster.
+    pub(crate) cluster: usize,
+    /// Output features that a cluster makes at once.
+    pub(crate) features: usize,
+}
+
+/// Rows from which on projections are gemms.
+const GEMM_ROWS_MIN: usize = 65;
+/// Input features that a row of activations may have.
+const GEMM_K_MAX: usize = 32_768;
+/// Groups in clusters of more than two that run at once, out of 132 multiprocessors: clusters do not cross certain borders.
+const CLUSTERED_GROUPS_MAX: usize = 64;
+
+/// Whether any projection of so many rows may be a gemm.
+pub(crate) fn has_gemm(target: &Target, rows: usize) -> bool {
+    target.matrix == Matrix::FourSimdGroups && !target.batch_invariant && rows >= GEMM_ROWS_MIN
+}
+
+/// The gemm for `shape`, if there is one: the variant that takes the fewest rounds of the multiprocessors, each as long as
+/// its share of k.
+pub(crate) fn gemm(target: &Target, shape: GemmShape<'_>) -> Option<GemmVariant> {
+    if !has_gemm(target, shape.rows) || shape.k > GEMM_K_MAX {
+        return None;
+    }
+    let (large, small, activations) = match (shape.format, shape.glu) {
+        (WeightFormat::F32, _) => return None,
+        (WeightFormat::F16, false) => ("gemm_f16_t256", "gemm_f16_t128", ["activations_f16", "norm_activations_f16"]),
+        (WeightFormat::F16, true) => {
+            ("gemm_glu_f16_t256", "gemm_glu_f16_t128", ["activations_f16", "norm_activations_f16"])
+        }
+        (WeightFormat::BF16, false) => {
+            ("gemm_bf16_t256", "gemm_bf16_t128", ["activations_bf16", "norm_activations_bf16"])
+        }
+        (WeightFormat::BF16, true) => {
+            ("gemm_glu_bf16_t256", "gemm_glu_bf16_t128", ["activations_bf16", "norm_activations_bf16"])
+        }
+        (WeightFormat::Q8_0, false) => {
+            ("gemm_q8_0_t256", "gemm_q8_0_t128", ["activations_q8_0", "norm_activations_q8_0"])
+        }
+        (WeightFormat::Q8_0, true) => {
+            ("gemm_glu_q8_0_t256", "gemm_glu_q8_0_t128", ["activations_q8_0", "norm_activations_q8_0"])
+        }
+    };
+    // Gate and up share the 128 features of a group's tile.
+    let group_features = if shape.glu { 64 } else { 128 };
+    let variant = |rows, cluster| match rows {
+        256 => GemmVariant { kernel: large, activations, rows, cluster, features: 2 * group_features },
+        _ => GemmVariant { kernel: small, activations, rows, cluster, features: group_features },
+    };
+    // In stages of 64 by 128 features by 128 rows; measured: a large tile's are a sixth faster, and the sum over a
+    // cluster takes as long as about eight.
+    let cost = |variant: &GemmVariant| {
+        let per_rows: usize = shape.features.iter().map(|n| n.div_ceil(variant.features)).sum();
+        let tiles = per_rows * shape.rows.div_ceil(variant.rows);
+        let rounds = (tiles * variant.cluster).div_ceil(target.multiprocessors / variant.cluster * variant.cluster);
+        let stages = shape.k.div_ceil(64);
+        match (variant.rows, variant.cluster) {
+            (256, _) => Some(rounds * (2 * stages * 6 / 7 + 8)),
+            (_, 1) => Some(rounds * (stages + 8)),
+            (_, cluster) if cluster > 2 && tiles * cluster > CLUSTERED_GROUPS_MAX => None,
+            // A cluster shares k in pieces of 256.
+            (_, cluster) => Some(rounds * (stages.div_ceil(4).div_ceil(cluster) * 4 + 16)),
+        }
+    };
+    let variants = [variant(256, 2), variant(128, 1), variant(128, 2), variant(128, 4), variant(128, 8)];
+    let costs = variants.into_iter().filter_map(|variant| Some((cost(&variant)?, variant)));
+    costs.min_by_key(|&(cost, _)| cost).map(|(_, variant)| variant)
+}
+
 pub(crate) fn embed(format: WeightFormat) -> &'static str {
     match format {
         WeightFormat::F32 => "embed_f32",
@@ -201,6 +291,26 @@ mod tests {
             assert!(linear(format, 1, LinearKind::NormGlu).kernel.starts_with("norm_linear_glu_"));
         }
         assert!(normalises_on_the_way(1) && !normalises_on_the_way(2));
+    }
+
+    #[test]
+    fn many_rows_are_gemms_unless_a_row_must_not_depend_on_the_others() {
+        let shape = |rows, features| GemmShape { format: WeightFormat::Q8_0, rows, k: 4096, glu: false, features };
+        let of = |rows, features| gemm(&H200, shape(rows, features)).map(|variant| (variant.rows, variant.cluster));
+        assert_eq!(of(64, &[4096]), None);
+        assert_eq!(of(2048, &[4096, 1024, 1024]), Some((256, 2)));
+        assert_eq!(of(2048, &[896]), Some((128, 1)));
+        assert_eq!(of(128, &[28_672]), Some((128, 1)));
+        assert_eq!(of(128, &[4096]), Some((128, 2)));
+        assert_eq!(of(128, &[896]), Some((128, 8)));
+        let glu = GemmShape { glu: true, features: &[14_336], ..shape(2048, &[]) };
+        assert_eq!(
+            gemm(&H200, glu).map(|variant| (variant.kernel, variant.features)),
+            Some(("gemm_glu_q8_0_t256", 128))
+        );
+        assert_eq!(gemm(&H200, GemmShape { format: WeightFormat::F32, ..glu }), None);
+        assert_eq!(gemm(&Target { batch_invariant: true, ..H200 }, glu), None);
+        assert_eq!(gemm(&Target { matrix: Matrix::SimdGroup, ..H200 }, glu), None);
     }
 
     #[test]

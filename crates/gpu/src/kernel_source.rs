@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use crate::params::layout_assertions;
 use crate::{GpuError, nvrtc};
 
-/// What is compiled ahead of time for one CUDA architecture.
+/// What is compiled ahead of time for one CUDA architecture. `sm_90a` has instructions that later ones lack, so it runs on
+/// 9.0 alone; there is no 9.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Image {
     /// Its name for the compiler: `sm_` for machine code, `compute_` for PTX, which the driver compiles at load.
@@ -44,7 +45,7 @@ images! {
     "sm_80" 8 0 "sm_80.cubin.z"
     "sm_86" 8 6 "sm_86.cubin.z"
     "sm_89" 8 9 "sm_89.cubin.z"
-    "sm_90" 9 0 "sm_90.cubin.z"
+    "sm_90a" 9 0 "sm_90a.cubin.z"
     "sm_100" 10 0 "sm_100.cubin.z"
     "sm_120" 12 0 "sm_120.cubin.z"
     "compute_80" 8 0 "compute_80.ptx.z"
@@ -139,12 +140,25 @@ const KERNELS: [(&str, &str); 7] = [
     ("elementwise.h", include_str!("../kernels/elementwise.h")),
 ];
 
+/// Files for one architecture alone, empty for others: beside each of their kernels there is one of all that computes the
+/// same.
+const SM90_KERNELS: [(&str, &str); 3] = [
+    ("sm90/hopper.h", include_str!("../kernels/sm90/hopper.h")),
+    ("sm90/activations.h", include_str!("../kernels/sm90/activations.h")),
+    ("sm90/gemm.h", include_str!("../kernels/sm90/gemm.h")),
+];
+
 const PORT: (&str, &str) = ("port/cuda.h", include_str!("../kernels/port/cuda.h"));
+
+/// The files of the text, in order.
+fn all() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+    std::iter::once(&PORT).chain(&KERNELS).chain(&SM90_KERNELS)
+}
 
 /// Every kernel in CUDA C++, self-contained, with the checks of struct layouts.
 pub fn cuda() -> String {
     let carried = |name: &str| {
-        let file = std::iter::once(&PORT).chain(&KERNELS).find(|(known, _)| *known == name);
+        let file = all().find(|(known, _)| *known == name);
         Ok::<_, std::convert::Infallible>(file.expect("`text` asks for these").1.to_owned())
     };
     text(&carried).unwrap_or_else(|never| match never {})
@@ -153,14 +167,11 @@ pub fn cuda() -> String {
 /// The same of the files that `read` has.
 fn text<E>(read: &dyn Fn(&str) -> Result<String, E>) -> Result<String, E> {
     let mut text = String::new();
-    for (name, _) in std::iter::once(&PORT).chain(&KERNELS) {
+    for (name, _) in all() {
         text += &format!("#line 1 \"{name}\"\n{}", read(name)?.replace("#pragma once", ""));
     }
     // Structs of kernels that only tests have are not in the text.
-    let shipped = |line: &&str| !line.contains("FaultParams");
-    text += "#line 1 \"params.rs\"\n";
-    layout_assertions().lines().filter(shipped).for_each(|line| text.extend([line, "\n"]));
-    Ok(text)
+    Ok(text + "#line 1 \"params.rs\"\n" + &layout_assertions(|name| name != "FaultParams"))
 }
 
 #[cfg(test)]
@@ -215,6 +226,8 @@ mod tests {
                 let found = bytes.windows(kernel.len()).any(|window| window == kernel.as_bytes());
                 assert!(found, "{} lacks `{kernel}`", image.target);
             }
+            let has_gemm = bytes.windows(8).any(|window| window == b"gemm_f16");
+            assert_eq!(has_gemm, image.target == "sm_90a", "{}", image.target);
         }
     }
 
@@ -225,7 +238,7 @@ mod tests {
         assert_eq!(target((8, 0)), Some("sm_80"));
         assert_eq!(target((8, 7)), Some("sm_86"));
         assert_eq!(target((8, 9)), Some("sm_89"));
-        assert_eq!(target((9, 0)), Some("sm_90"));
+        assert_eq!(target((9, 0)), Some("sm_90a"));
         assert_eq!(target((10, 3)), Some("sm_100"));
         assert_eq!(target((11, 0)), Some("compute_80"));
         assert_eq!(target((12, 1)), Some("sm_120"));

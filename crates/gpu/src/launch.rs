@@ -46,6 +46,41 @@ pub(crate) struct Operand {
     pub(crate) access: Access,
 }
 
+/// A number of a tensor that is copied in tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    F16,
+    BF16,
+    /// As bytes.
+    I8,
+}
+
+impl Element {
+    pub(crate) fn bytes(self) -> u64 {
+        match self {
+            Self::F16 | Self::BF16 => 2,
+            Self::I8 => 1,
+        }
+    }
+}
+
+/// A tensor in device memory as copies of its tiles see it. What a tile has beyond the tensor comes as zeros.
+#[derive(Clone, Debug)]
+pub(crate) struct TileMap {
+    /// Where the driver writes it in the parameters, in bytes.
+    pub(crate) at: usize,
+    pub(crate) address: Address,
+    pub(crate) element: Element,
+    /// In elements, innermost first.
+    pub(crate) dims: Vec<u64>,
+    /// Bytes from one to the next, of every dimension but the innermost: multiples of 16.
+    pub(crate) strides: Vec<u64>,
+    /// In elements, innermost first.
+    pub(crate) tile: Vec<u32>,
+    /// Whether 16-byte pieces of its rows, 128 bytes each, are placed so that eight rows of a column lie in as many banks.
+    pub(crate) swizzled: bool,
+}
+
 /// A kernel launch.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
@@ -57,8 +92,12 @@ pub(crate) struct Launch {
     pub(crate) threads: u32,
     /// Bytes of group memory beside what the kernel declares itself: those of a `KERNEL_DYNAMIC`.
     pub(crate) group_bytes: u32,
+    /// Groups side by side that run at once and reach each other's group memory; 1: on their own.
+    pub(crate) cluster: u32,
     /// The parameter struct, in words so that it is aligned.
     pub(crate) params: Vec<u64>,
+    /// What of the parameters the driver fills in.
+    pub(crate) maps: Vec<TileMap>,
     pub(crate) operands: Vec<Operand>,
 }
 
@@ -67,11 +106,19 @@ impl Launch {
     pub(crate) fn new(kernel: &'static str, groups: [usize; 3], params: &impl Pod) -> Self {
         let groups = groups.map(|n| u32::try_from(n).expect("grids are bounded by the sizes of tensors"));
         let params = bytemuck::cast_slice(std::slice::from_ref(params)).to_vec();
-        Self { kernel, groups, threads: GROUP_THREADS, group_bytes: 0, params, operands: vec![] }
+        Self {
+            kernel,
+            groups,
+            threads: GROUP_THREADS,
+            group_bytes: 0,
+            cluster: 1,
+            params,
+            maps: vec![],
+            operands: vec![],
+        }
     }
 
     /// Groups of so many threads, with so many bytes of group memory.
-    #[expect(dead_code, reason = "the first kernel that needs it comes with the next change")]
     pub(crate) fn with_groups_of(self, threads: u32, group_bytes: u32) -> Self {
         Self { threads, group_bytes, ..self }
     }

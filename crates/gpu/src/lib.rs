@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, Footprint, check_load};
 use plan::{KvLayout, Op, Plan, StepShape};
-use tensor::{Tensor, WeightFormat};
+use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 use dispatch::{Matrix, Target};
 use driver::cuda::{CudaDevice, CudaDriver};
@@ -232,7 +232,19 @@ impl Backend for GpuBackend {
             #[cfg(feature = "sim")]
             System::Sim(_) => SIM,
         };
-        Claims { bit_exact: true, same_bits: Some(arithmetic), ..Claims::default() }
+        // Gemms of many rows round what they multiply, and are chosen by how many rows there are.
+        let Target { matrix, batch_invariant, .. } = self.target();
+        let exact = matrix != Matrix::FourSimdGroups || batch_invariant;
+        let activations: fn(WeightFormat) -> ActivationRounding = if exact {
+            |_| ActivationRounding::F32
+        } else {
+            |format| match format {
+                WeightFormat::F32 => ActivationRounding::F32,
+                WeightFormat::F16 | WeightFormat::Q8_0 => ActivationRounding::F16,
+                WeightFormat::BF16 => ActivationRounding::BF16,
+            }
+        };
+        Claims { activations, bit_exact: exact, same_bits: Some(arithmetic), ..Claims::default() }
     }
 
     fn footprint(&self, plan: &Plan, weights: &[Tensor], kv: &KvLayout, largest: StepShape) -> Option<Footprint> {

@@ -1,16 +1,17 @@
 //! Lowering: a plan and a step shape become a list of kernel launches with every operand placed.
 
 use plan::{Activation, Attention, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Value, WeightId};
+use tensor::WeightFormat;
 
-use crate::dispatch::{self, LinearKind, Target};
+use crate::dispatch::{self, GemmShape, GemmVariant, LinearKind, Target};
 use crate::kv_cache::KvCache;
-use crate::launch::{Access, GROUP_SIMDS, GROUP_THREADS, Launch, Region};
+use crate::launch::{Access, Element, GROUP_SIMDS, GROUP_THREADS, Launch, Region, TileMap};
 use crate::params::{
-    AttentionParams, BlockCopyParams, ElementwiseParams, EmbedParams, KvWriteParams, LinearParams, LinearSegment,
-    RmsNormParams, RopeKvWriteParams, RopeParams,
+    ActivationParams, AttentionParams, BlockCopyParams, ElementwiseParams, EmbedParams, GemmParams, GemmSegment,
+    KvWriteParams, LinearParams, LinearSegment, RmsNormParams, RopeKvWriteParams, RopeParams,
 };
 use crate::step_input::{StepLayout, StepRegions, max_positions};
-use crate::weights::DeviceWeights;
+use crate::weights::{DeviceWeight, DeviceWeights};
 
 /// Rows of values begin at multiples of this many f32, so that kernels load 16 bytes at a time.
 const ROW_ALIGN: usize = 4;
@@ -61,7 +62,7 @@ impl Source<'_> {
         let mut padded = self.plan.clone();
         padded.values.iter_mut().for_each(|value| value.width = value.width.next_multiple_of(ROW_ALIGN));
         let memory = MemoryPlan::new(&padded, shape);
-        let scratch = self.plan.ops.iter().map(|op| self.scratch_len(op, shape)).max().unwrap_or(0) as u64 * F32;
+        let scratch = self.plan.ops.iter().map(|op| self.scratch_bytes(op, shape)).max().unwrap_or(0);
         let partials = self.plan.ops.iter().map(|op| self.partials_len(op, shape)).max().unwrap_or(0) as u64 * F32;
         let values = (memory.len as u64 * F32).next_multiple_of(256);
         let scratch_end = values + scratch.next_multiple_of(256);
@@ -74,15 +75,20 @@ impl Source<'_> {
         }
     }
 
-    /// f32 of the normalised rows of a fused op.
-    fn scratch_len(&self, op: &Op, shape: StepShape) -> usize {
-        let (x, rows) = match *op {
-            Op::NormLinear { x, .. } | Op::NormGlu { x, .. } => (x, self.plan.value(x).rows),
-            Op::Logits { x, .. } => (x, Rows::Outputs),
+    /// Bytes of an op's rows between its kernels: normalised, or as the operand of a gemm.
+    fn scratch_bytes(&self, op: &Op, shape: StepShape) -> u64 {
+        let (x, normed, rows) = match *op {
+            Op::NormLinear { x, .. } | Op::NormGlu { x, .. } => (x, true, self.plan.value(x).rows),
+            Op::Logits { x, .. } => (x, true, Rows::Outputs),
+            Op::Linear { x, .. } | Op::LinearResidual { x, .. } => (x, false, self.plan.value(x).rows),
             _ => return 0,
         };
         let (rows, width) = (num_rows(rows, shape), self.plan.value(x).width);
-        if dispatch::normalises_on_the_way(rows) { 0 } else { rows * width.next_multiple_of(ROW_ALIGN) }
+        // Which of the two it is may depend on weights, and there may be none yet.
+        let normed = normed && !dispatch::normalises_on_the_way(rows);
+        let normed = if normed { (rows * width.next_multiple_of(ROW_ALIGN)) as u64 * F32 } else { 0 };
+        let gemm = if dispatch::has_gemm(&self.target, rows) { GemmOperand::bytes(rows, width) } else { 0 };
+        normed.max(gemm)
     }
 
     /// f32 of the partial results of an attention that is split.
@@ -176,6 +182,97 @@ struct OnTheWay {
     rows: Rows,
 }
 
+/// Threads of a gemm's groups, and their group memory: as `kernels/sm90/gemm.h` has them.
+const GEMM_THREADS: u32 = 384;
+const GEMM_GROUP_BYTES: u32 = 227 << 10;
+/// Numbers of k in a stage, output features and rows of one copy.
+const GEMM_TILE: [u32; 3] = [64, 128, 128];
+
+/// Rows as a gemm takes them: 16-bit numbers, and what each row is to be multiplied by.
+struct GemmOperand {
+    rows: Region,
+    scales: Region,
+    num_rows: usize,
+    k: usize,
+    /// Numbers from row to row.
+    stride: usize,
+}
+
+impl GemmOperand {
+    /// Numbers that a thread of `kernels/sm90/activations.h` holds.
+    const THREAD_NUMBERS: usize = 32;
+
+    fn stride(k: usize) -> usize {
+        k.next_multiple_of(GEMM_TILE[0] as usize)
+    }
+
+    /// Bytes of its rows.
+    fn row_bytes(num_rows: usize, k: usize) -> u64 {
+        (num_rows * Self::stride(k) * 2) as u64
+    }
+
+    /// Bytes of all of it.
+    fn bytes(num_rows: usize, k: usize) -> u64 {
+        Self::row_bytes(num_rows, k) + num_rows as u64 * F32
+    }
+
+    fn new(scratch: Region, num_rows: usize, k: usize) -> Self {
+        let row_bytes = Self::row_bytes(num_rows, k);
+        Self {
+            rows: scratch.part(0, row_bytes),
+            scales: scratch.part(row_bytes, num_rows as u64 * F32),
+            num_rows,
+            k,
+            stride: Self::stride(k),
+        }
+    }
+
+    fn tiles(&self, at: usize, element: Element) -> TileMap {
+        TileMap {
+            at,
+            address: self.rows.address,
+            // Codes meet f16.
+            element: if element == Element::BF16 { Element::BF16 } else { Element::F16 },
+            dims: vec![self.stride as u64, self.num_rows as u64],
+            strides: vec![self.stride as u64 * 2],
+            tile: vec![GEMM_TILE[0], GEMM_TILE[2]],
+            swizzled: true,
+        }
+    }
+}
+
+/// What a gemm copies of a weight.
+fn element(format: WeightFormat) -> Element {
+    match format {
+        WeightFormat::F16 => Element::F16,
+        WeightFormat::BF16 => Element::BF16,
+        WeightFormat::Q8_0 => Element::I8,
+        WeightFormat::F32 => unreachable!("`dispatch::gemm` has none for f32"),
+    }
+}
+
+/// Whether a gemm can read `weight`: it reads eight scales at once, so rows of them must begin on 16 bytes.
+fn tiles_can_be_copied(weight: &DeviceWeight) -> bool {
+    weight.format != WeightFormat::F32 && weight.scale_stride().is_multiple_of(8)
+}
+
+/// Tiles of a weight's rows; of gate and up, eight rows of each in turn.
+fn weight_tiles(at: usize, weight: &DeviceWeight, up: Option<&DeviceWeight>) -> TileMap {
+    let element = element(weight.format);
+    let row_bytes = weight.values.bytes / weight.rows as u64;
+    let [k, features, _] = GEMM_TILE;
+    let (dims, strides, tile) = match up {
+        None => (vec![weight.row_len as u64, weight.rows as u64], vec![row_bytes], vec![k, features]),
+        Some(up) => (
+            vec![weight.row_len as u64, 8, 2, weight.rows as u64 / 8],
+            vec![row_bytes, up.values.address.0 - weight.values.address.0, 8 * row_bytes],
+            vec![k, 8, 2, features / 16],
+        ),
+    };
+    let swizzled = element.bytes() == 2;
+    TileMap { at, address: weight.values.address, element, dims, strides, tile, swizzled }
+}
+
 struct Program<'a> {
     source: &'a Source<'a>,
     layout: &'a ArenaLayout,
@@ -190,7 +287,7 @@ impl Program<'_> {
         match *op {
             Op::Embed { table, out } => vec![self.embed(table, place(out))],
             Op::RmsNorm { x, norm, out } => vec![self.rms_norm(place(x), norm, false, place(out))],
-            Op::Linear { x, linear, out } => vec![self.linear(place(x), &[(linear, None, place(out))], None)],
+            Op::Linear { x, linear, out } => self.linear(place(x), &[(linear, None, place(out))], None),
             Op::NormLinear { x, norm, ref projections } => {
                 let projections: Vec<_> = projections.iter().map(|&(linear, out)| (linear, None, place(out))).collect();
                 self.norm_linear(place(x), norm, place(x).rows, &projections)
@@ -199,7 +296,7 @@ impl Program<'_> {
                 self.norm_linear(place(x), norm, place(x).rows, &[(gate, Some(up), place(out))])
             }
             Op::LinearResidual { x, linear, residual, out } => {
-                vec![self.linear(place(x), &[(linear, None, place(out))], Some(place(residual)))]
+                self.linear(place(x), &[(linear, None, place(out))], Some(place(residual)))
             }
             Op::Logits { x, norm, head, out } => {
                 self.norm_linear(place(x), norm, Rows::Outputs, &[(head, None, place(out))])
@@ -294,18 +391,167 @@ impl Program<'_> {
     /// Projections of the normalised rows of `x`: those that are outputs, where `rows` are.
     fn norm_linear(&self, x: Place, norm: Norm, rows: Rows, projections: &[Projection]) -> Vec<Launch> {
         let select = rows == Rows::Outputs && x.rows == Rows::Tokens;
+        if let Some(launches) = self.gemm(x, Some(norm), select, rows, projections, None) {
+            return launches;
+        }
         if dispatch::normalises_on_the_way(self.rows(rows)) {
             let norm = OnTheWay { norm, select: if select { self.step.output_rows } else { Region::default() }, rows };
             return projections.chunks(SEGMENTS).map(|some| self.linear_launch(x, Some(&norm), some, None)).collect();
         }
         let normed = self.normed(x, rows);
-        let linears = projections.chunks(SEGMENTS).map(|some| self.linear(normed, some, None));
+        let linears = projections.chunks(SEGMENTS).map(|some| self.linear_launch(normed, None, some, None));
         std::iter::once(self.rms_norm(x, norm, select, normed)).chain(linears).collect()
     }
 
     /// Up to three projections of the same rows, all weights in one format.
-    fn linear(&self, x: Place, projections: &[Projection], residual: Option<Place>) -> Launch {
-        self.linear_launch(x, None, projections, residual)
+    fn linear(&self, x: Place, projections: &[Projection], residual: Option<Place>) -> Vec<Launch> {
+        let gemm = self.gemm(x, None, false, x.rows, projections, residual);
+        gemm.unwrap_or_else(|| vec![self.linear_launch(x, None, projections, residual)])
+    }
+
+    /// Projections on matrix instructions, where there are some for these rows and weights. With `select`, row i is made
+    /// from the row of `x` that is the i-th output.
+    fn gemm(
+        &self,
+        x: Place,
+        norm: Option<Norm>,
+        select: bool,
+        rows: Rows,
+        projections: &[Projection],
+        residual: Option<Place>,
+    ) -> Option<Vec<Launch>> {
+        let num_rows = self.rows(rows);
+        let weight = |(linear, ..): &Projection| self.source.weights.get(linear.weight);
+        if !dispatch::has_gemm(&self.source.target, num_rows)
+            || !projections.iter().map(weight).all(tiles_can_be_copied)
+        {
+            return None;
+        }
+        let glu = projections.iter().any(|(_, up, _)| up.is_some());
+        if glu && !projections.iter().all(|&(gate, up, _)| self.up_follows_gate(gate, up)) {
+            return None;
+        }
+        let scratch = self.arena.part(self.layout.scratch.0, GemmOperand::bytes(num_rows, x.width));
+        let operand = GemmOperand::new(scratch, num_rows, x.width);
+        let mut launches = vec![];
+        for some in projections.chunks(SEGMENTS) {
+            let features: Vec<_> = some.iter().map(|projection| weight(projection).rows).collect();
+            let format = weight(&some[0]).format;
+            let shape = GemmShape { format, rows: num_rows, k: x.width, glu, features: &features };
+            let variant = dispatch::gemm(&self.source.target, shape)?;
+            if launches.is_empty() {
+                launches.push(self.activations(x, norm, select, rows, &operand, &variant));
+            }
+            launches.push(self.gemm_launch(&operand, rows, &variant, some, residual));
+        }
+        Some(launches)
+    }
+
+    /// Whether the gate of a gated unit and its up projection are one tensor to a copy of tiles.
+    fn up_follows_gate(&self, gate: Linear, up: Option<Linear>) -> bool {
+        let Some(up) = up else { return false };
+        let [gate, up] = [gate, up].map(|linear| self.source.weights.get(linear.weight));
+        gate.rows.is_multiple_of(8) && tiles_can_be_copied(up) && up.values.address.0 > gate.values.address.0
+    }
+
+    /// Makes the operand of a gemm from rows of `x`.
+    fn activations(
+        &self,
+        x: Place,
+        norm: Option<Norm>,
+        select: bool,
+        rows: Rows,
+        operand: &GemmOperand,
+        variant: &GemmVariant,
+    ) -> Launch {
+        let gain = self.vector(norm.map(|norm| norm.weight));
+        let select = if select { self.step.output_rows } else { Region::default() };
+        let params = ActivationParams {
+            x: x.region.address,
+            gain: gain.address,
+            rows: self.live(rows).address,
+            select: select.address,
+            y: operand.rows.address,
+            row_scales: operand.scales.address,
+            k: index(x.width),
+            x_stride: index(x.stride),
+            y_stride: index(operand.stride),
+            eps: norm.map_or(0.0, |norm| norm.eps),
+        };
+        let kernel = variant.activations[usize::from(norm.is_some())];
+        let threads = operand.stride.div_ceil(GemmOperand::THREAD_NUMBERS).next_multiple_of(32);
+        Launch::new(kernel, [self.rows(rows), 1, 1], &params)
+            .with_groups_of(threads as u32, 0)
+            .with(Access::Read, x.region)
+            .with(Access::Constant, gain)
+            .with(Access::Constant, self.live(rows))
+            .with(Access::Constant, select)
+            .with(Access::Write, operand.rows)
+            .with(Access::Write, operand.scales)
+    }
+
+    fn gemm_launch(
+        &self,
+        operand: &GemmOperand,
+        rows: Rows,
+        variant: &GemmVariant,
+        projections: &[Projection],
+        residual: Option<Place>,
+    ) -> Launch {
+        let residual_region = residual.map_or(Region::default(), |residual| residual.region);
+        let mut params = GemmParams {
+            residual: residual_region.address,
+            rows: self.live(rows).address,
+            k: index(operand.k),
+            residual_stride: index(residual.map_or(0, |residual| residual.stride)),
+            ..GemmParams::default()
+        };
+        let mut operands =
+            vec![(Access::Read, operand.rows), (Access::Read, residual_region), (Access::Constant, self.live(rows))];
+        let mut maps = vec![];
+        let mut format = None;
+        for (place, (segment, &(linear, up, out))) in params.segments.iter_mut().zip(projections).enumerate() {
+            let weight = self.source.weights.get(linear.weight);
+            let bias = self.vector(linear.bias);
+            format = Some(weight.format);
+            params.scale_stride = index(weight.scale_stride());
+            operands.extend([weight.values, weight.scales, bias].map(|region| (Access::Constant, region)));
+            operands.push((Access::Write, out.region));
+            *segment = GemmSegment {
+                scales: weight.scales.address,
+                bias: bias.address,
+                y: out.region.address,
+                n: index(weight.rows),
+                tiles: index(weight.rows.div_ceil(variant.features)),
+                y_stride: index(out.stride),
+                ..GemmSegment::default()
+            };
+            params.tiles += segment.tiles;
+            let up = up.map(|up| {
+                let (weight, bias) = (self.source.weights.get(up.weight), self.vector(up.bias));
+                operands.extend([weight.values, weight.scales, bias].map(|region| (Access::Constant, region)));
+                segment.up_scales = weight.scales.address;
+                segment.up_bias = bias.address;
+                weight
+            });
+            let at = std::mem::offset_of!(GemmParams, segments) + place * size_of::<GemmSegment>();
+            maps.push(weight_tiles(at + std::mem::offset_of!(GemmSegment, weight), weight, up));
+        }
+        let element = element(format.expect("at least one projection"));
+        if element != Element::BF16 {
+            params.row_scales = operand.scales.address;
+            operands.push((Access::Read, operand.scales));
+        }
+        maps.push(operand.tiles(std::mem::offset_of!(GemmParams, x), element));
+        let tiles = params.tiles as usize * operand.num_rows.div_ceil(variant.rows);
+        let clusters = tiles.min(self.source.target.multiprocessors / variant.cluster);
+        let launch = Launch {
+            cluster: variant.cluster as u32,
+            maps,
+            ..Launch::new(variant.kernel, [clusters * variant.cluster, 1, 1], &params)
+                .with_groups_of(GEMM_THREADS, GEMM_GROUP_BYTES)
+        };
+        operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
     }
 
     fn linear_launch(

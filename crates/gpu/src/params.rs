@@ -10,6 +10,9 @@ use bytemuck::{Pod, Zeroable};
 #[repr(transparent)]
 pub(crate) struct Address(pub(crate) u64);
 
+/// Room for a tensor map, which the driver writes there ([`crate::launch::TileMap`]).
+pub(crate) type TensorMap = [u64; 16];
+
 /// Declares the struct, and its size and offsets under the name that the kernel text has for it.
 macro_rules! params {
     ($($(#[$doc:meta])* $text:literal struct $name:ident { $($field:ident: $type:ty,)* })*) => {
@@ -20,11 +23,11 @@ macro_rules! params {
             pub(crate) struct $name { $(pub(crate) $field: $type,)* }
         )*
 
-        /// C++ that compiles only where the kernel text lays its structs out as this file does.
-        pub(crate) fn layout_assertions() -> String {
+        /// C++ that compiles only where the kernel text lays its structs out as this file does: those that are `wanted`.
+        pub(crate) fn layout_assertions(wanted: fn(&str) -> bool) -> String {
             let mut text = String::new();
             $(
-                for name in $text.split(' ') {
+                for name in $text.split(' ').filter(|name| wanted(name)) {
                     text += &assertion(&format!("sizeof({name})"), size_of::<$name>());
                     $(
                         text += &assertion(
@@ -183,6 +186,48 @@ params! {
         out_stride: i32,
         scale: f32,
         split_groups: i32,
+    }
+
+    /// `sm90/activations.h`
+    "ActivationParams" struct ActivationParams {
+        x: Address,
+        gain: Address,
+        rows: Address,
+        select: Address,
+        y: Address,
+        row_scales: Address,
+        k: i32,
+        x_stride: i32,
+        y_stride: i32,
+        eps: f32,
+    }
+
+    /// `sm90/gemm.h`: one of the weights.
+    "GemmSegment" struct GemmSegment {
+        weight: TensorMap,
+        scales: Address,
+        up_scales: Address,
+        bias: Address,
+        up_bias: Address,
+        y: Address,
+        n: i32,
+        tiles: i32,
+        y_stride: i32,
+        padding: [i32; 3],
+    }
+
+    /// `sm90/gemm.h`
+    "GemmParams" struct GemmParams {
+        x: TensorMap,
+        segments: [GemmSegment; 3],
+        row_scales: Address,
+        residual: Address,
+        rows: Address,
+        k: i32,
+        scale_stride: i32,
+        residual_stride: i32,
+        tiles: i32,
+        padding: [i32; 6],
     }
 
     /// `elementwise.h`

@@ -95,6 +95,11 @@ impl DeviceWeights {
 }
 
 impl DeviceWeight {
+    /// Scales from row to row, of Q8_0; otherwise 0.
+    pub(crate) fn scale_stride(&self) -> usize {
+        self.scales.bytes as usize / size_of::<f16>() / self.rows.max(1)
+    }
+
     fn fill(&self, driver: &mut dyn Driver, tensor: &Tensor) -> Result<(), DriverError> {
         let row_bytes = row_chunks(self.format, self.row_len) * 16;
         if tensor.format() == self.format && tensor.row_bytes() == row_bytes {

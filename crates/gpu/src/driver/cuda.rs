@@ -15,7 +15,7 @@ use cudarc::driver::sys;
 use super::{Driver, DriverError, Recording};
 use crate::GpuError;
 use crate::kernel_source;
-use crate::launch::Launch;
+use crate::launch::{Element, Launch, TileMap};
 use crate::params::Address;
 
 /// A device that was found.
@@ -202,12 +202,23 @@ impl CudaDriver {
 
     fn enqueue(&mut self, launch: &Launch) -> Result<(), DriverError> {
         let function = self.function(launch.kernel)?;
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
         let [x, y, z] = launch.groups;
+        let mut attributes = [
+            sys::CUlaunchAttribute {
+                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                pad: [0; 4],
+                value: sys::CUlaunchAttributeValue {
+                    programmaticStreamSerializationAllowed: self.context.early_start.into(),
+                },
+            },
+            sys::CUlaunchAttribute {
+                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                pad: [0; 4],
+                value: sys::CUlaunchAttributeValue {
+                    clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: launch.cluster, y: 1, z: 1 },
+                },
+            },
+        ];
         let config = sys::CUlaunchConfig {
             gridDimX: x,
             gridDimY: y,
@@ -217,12 +228,19 @@ impl CudaDriver {
             blockDimZ: 1,
             sharedMemBytes: launch.group_bytes,
             hStream: self.stream,
-            attrs: &raw mut attribute,
-            numAttrs: self.context.early_start.into(),
+            attrs: attributes.as_mut_ptr(),
+            // Devices without an early start have no clusters either.
+            numAttrs: if launch.cluster > 1 { 2 } else { self.context.early_start.into() },
         };
-        let mut params = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
+        let mut filled = launch.params.clone();
+        for map in &launch.maps {
+            let words = map.at / size_of::<u64>();
+            filled[words..words + 16].copy_from_slice(&encode(map)?);
+        }
+        let mut params = [filled.as_mut_ptr().cast::<c_void>()];
         // SAFETY: the kernel takes one struct, of the size and layout that `params` has (`layout_assertions`); the driver
-        // copies it before the call returns. Kernels touch only their operands: the simulator checks that.
+        // copies it before the call returns. Kernels touch only their operands: the simulator checks
+        // that, and compute-sanitizer of those in `kernels/sm90`.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&raw const config, function, params.as_mut_ptr(), ptr::null_mut()) };
         launched
@@ -389,6 +407,41 @@ impl Drop for Events {
             let _ = unsafe { result::event::destroy(event) };
         }
     }
+}
+
+/// The tensor map of `map`, as copies take it.
+fn encode(map: &TileMap) -> Result<[u64; 16], DriverError> {
+    use sys::CUtensorMapDataType as Type;
+    use sys::CUtensorMapSwizzle as Swizzle;
+    let rank = map.dims.len();
+    assert!(rank <= 5 && map.strides.len() + 1 == rank && map.tile.len() == rank, "one length for each dimension");
+    let element = match map.element {
+        Element::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        Element::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        Element::I8 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+    };
+    let swizzle = if map.swizzled { Swizzle::CU_TENSOR_MAP_SWIZZLE_128B } else { Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE };
+    let steps = [1u32; 5];
+    let mut encoded = sys::CUtensorMap { opaque: [0; 16] };
+    // SAFETY: every array has as many lengths as the tensor has dimensions; nothing is read of the tensor itself.
+    let done = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut encoded,
+            element,
+            rank as u32,
+            map.address.0 as *mut c_void,
+            map.dims.as_ptr(),
+            map.strides.as_ptr(),
+            map.tile.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    done.result().map_err(|error| DriverError::Failed(format!("tensor map {map:?}: {}", describe(error))))?;
+    Ok(encoded.opaque)
 }
 
 /// Page-locked host memory, which copies go to and from at full speed.

@@ -1,0 +1,106 @@
+// activations: rows of f32, normalised or not, as the operands of matrix instructions: f16 with a power of two for each row,
+// by which nothing overflows and nothing that matters is lost, or bf16, which has the range of f32.
+//
+// Shapes    x (rows, k), f32, rows on 16 bytes; gain (k,); y (rows, k rounded up to 64), f16 or bf16, zeros past k.
+// Scales    y · row_scales = x, to 11 bits (bf16: 8): the largest of a row is in [2^13, 2^14).
+// Order     as x; SHUFFLED (for Q8_0, see gemm.h): place 16 s + 8 h + 2 t + i of each 64 has number 16 t + 4 s + 2 h + i.
+// Grid      (rows); a group a row, which it holds in registers: k <= 32 · threads <= 32768. Bytes: x and y, once.
+
+struct ActivationParams {
+  Ptr<const f32x4> x;
+  Ptr<const f32x4> gain;    // norm_activations
+  Ptr<const i32> rows;
+  Ptr<const i32> select;    // row i of y is made from row select[i] of x
+  Ptr<u32> y;               // pairs
+  Ptr<f32> row_scales;
+  i32 k, x_stride;  // in f32
+  i32 y_stride;     // in 16-bit numbers
+  f32 eps;
+};
+
+#if __CUDA_ARCH_FEAT_SM90_ALL
+
+struct ActivationGroup { f32 part[2][32]; };
+
+FN u32 pair_f16(f32 low, f32 high) { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+FN u32 pair_bf16(f32 low, f32 high) { u32 r; asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+FN f32 largest(f32x4 v) { return max32(max32(fabsf(v.x), fabsf(v.y)), max32(fabsf(v.z), fabsf(v.w))); }
+
+// y of one lane's vector. SHUFFLED: 16 lanes have 64 numbers, lane 4 t + s those from 16 t + 4 s on, and each lane writes
+// two pairs that follow each other, of different lanes.
+template <bool SHUFFLED>
+FN void activation_store(Ptr<u32> y, i32 vector, u32 low, u32 high, i32 lane, bool in) {
+  uint2 pairs = make_uint2(low, high);
+  if (SHUFFLED) {
+    const i32 q = lane % 16, from = lane - q + q % 2 * 8 + q / 4;
+    const u32 low_a = __shfl_sync(~0u, low, from), high_a = __shfl_sync(~0u, high, from);
+    const u32 low_b = __shfl_sync(~0u, low, from + 4), high_b = __shfl_sync(~0u, high, from + 4);
+    pairs = q & 2 ? make_uint2(high_a, high_b) : make_uint2(low_a, low_b);
+  }
+  if (in) reinterpret_cast<uint2*>(y)[vector] = pairs;
+}
+
+template <bool NORM, bool BF16, bool SHUFFLED>
+FN void activations(CONST ActivationParams& p, GROUP ActivationGroup& g, Lane t) {
+  enum { VECTORS = 8 };  // of a thread, at most
+  let_next_start();
+  wait_for_previous();
+  if (t.gx >= p.rows[0]) return;  // the whole group
+  const i32 source = given(p.select) ? p.select[t.gx] : t.gx, threads = t.simds * SIMD, thread = t.simd * SIMD + t.lane;
+  const Ptr<const f32x4> row = p.x + i64(source) * (p.x_stride / 4);
+  f32x4 v[VECTORS];
+  UNROLL for (i32 j = 0; j < VECTORS; j++) v[j] = row_vector(row, thread + j * threads, p.k);
+  if (NORM) {
+    f32 squares = 0.f;
+    UNROLL for (i32 j = 0; j < VECTORS; j++)
+      squares = fma32(v[j].w, v[j].w, fma32(v[j].z, v[j].z, fma32(v[j].y, v[j].y, fma32(v[j].x, v[j].x, squares))));
+    squares = sum_lanes<SIMD>(squares);
+    if (t.lane == 0) g.part[0][t.simd] = squares;
+    group_barrier();
+    squares = sum_lanes<SIMD>(t.lane < t.simds ? g.part[0][t.lane] : 0.f);
+    const f32 scale = inv_sqrt(squares / f32(p.k) + p.eps);
+    UNROLL for (i32 j = 0; j < VECTORS; j++) {
+      const f32x4 gain = row_vector(p.gain, thread + j * threads, p.k);
+      v[j].x *= scale * gain.x; v[j].y *= scale * gain.y; v[j].z *= scale * gain.z; v[j].w *= scale * gain.w;
+    }
+  }
+  f32 factor = 1.f;
+  if (!BF16) {
+    f32 most = 0.f;
+    UNROLL for (i32 j = 0; j < VECTORS; j++) most = max32(most, largest(v[j]));
+    most = max_lanes<SIMD>(most);
+    if (t.lane == 0) g.part[1][t.simd] = most;
+    group_barrier();
+    most = max_lanes<SIMD>(t.lane < t.simds ? g.part[1][t.lane] : 0.f);
+    // The exponent alone: 2^e <= most < 2^(e + 1). What is far too small for f16 to tell from 0 stays so.
+    const i32 exponent = mini(maxi((i32)(__float_as_uint(most) >> 23), 14), 253);
+    factor = bits_to_f32((u32)(most == 0.f ? 127 : 267 - exponent) << 23);
+    if (thread == 0) p.row_scales[t.gx] = bits_to_f32((u32)(most == 0.f ? 127 : exponent - 13) << 23);
+  }
+  const Ptr<u32> y = p.y + i64(t.gx) * (p.y_stride / 2);
+  UNROLL for (i32 j = 0; j < VECTORS; j++) {
+    // A row is whole 64s: all 16 lanes that exchange are inside, or none.
+    const i32 vector = thread + j * threads;
+    if (thread - t.lane + j * threads < p.y_stride / 4) {
+      const u32 low = BF16 ? pair_bf16(v[j].x, v[j].y) : pair_f16(v[j].x * factor, v[j].y * factor);
+      const u32 high = BF16 ? pair_bf16(v[j].z, v[j].w) : pair_f16(v[j].z * factor, v[j].w * factor);
+      activation_store<SHUFFLED>(y, vector, low, high, t.lane, vector < p.y_stride / 4);
+    }
+  }
+}
+
+// Of as many threads as a row needs.
+#define ACTIVATION_KERNEL(NAME, ...)                                                                                        \
+  extern "C" __global__ void __launch_bounds__(1024) NAME(const __grid_constant__ ActivationParams p) {                     \
+    __shared__ ActivationGroup g;                                                                                           \
+    const Lane t = {(i32)blockIdx.x, 0, 0, (i32)threadIdx.x >> 5, (i32)threadIdx.x & 31, (i32)blockDim.x >> 5};             \
+    __VA_ARGS__(p, g, t);                                                                                                   \
+  }
+#define ACTIVATIONS(FORMAT, BF16, SHUFFLED)                                                \
+  ACTIVATION_KERNEL(activations_##FORMAT, activations<false, BF16, SHUFFLED>)              \
+  ACTIVATION_KERNEL(norm_activations_##FORMAT, activations<true, BF16, SHUFFLED>)
+ACTIVATIONS(f16, false, false)
+ACTIVATIONS(bf16, true, false)
+ACTIVATIONS(q8_0, false, true)
+
+#endif

@@ -1,0 +1,452 @@
+// gemm: linear (see linear.h: the same segments, epilogues and meaning) for many rows, on Hopper's matrix instructions.
+//
+// Shapes    x (rows, k), f16 or bf16, rows of whole 64s, filled up with zeros, each times `row_scales`; W (n, k) in F16, BF16
+//           or Q8_0; y (rows, n), f32. With a GLU gate and up share a tile, in turns of eight rows: one thread has both.
+// Work      a group of one SIMD group that copies and eight that multiply makes tiles of 128 features (64 of each, in a GLU)
+//           by TOKENS rows, one after another. TOKENS = 256: two groups of a cluster share the rows of x, half copied by
+//           each. TOKENS = 128: the groups of a cluster share the sum over k, and then each finishes part of the tile.
+// Bytes     W once for TOKENS rows from the second cache, x once for 256 features. Bound by arithmetic from about 256 rows on.
+// Accuracy  products of 11 bits (BF16: 8), sums in f32. The weights of Q8_0 are code · scale rounded to f16: by 2^-11.
+// Order     a tile's products by 16s of k, partial sums of a cluster by rank: fixed by shapes alone, but a row's bits depend
+//           on TOKENS and the cluster, and so on how many rows there are.
+
+struct GemmSegment {
+  TensorMap weight;  // (k, n); in a GLU (k, 8, 2, n / 8), the third over gate and up
+  Ptr<const f16> scales;
+  Ptr<const f16> up_scales;
+  Ptr<const f32> bias;
+  Ptr<const f32> up_bias;
+  Ptr<f32> y;
+  i32 n, tiles;  // output features; tiles of them: of a cluster where that shares x
+  i32 y_stride, padding[3];
+};
+struct GemmParams {
+  TensorMap x;
+  GemmSegment segments[3];
+  Ptr<const f32> row_scales;  // by which products are multiplied; absent: 1
+  Ptr<const f32> residual;
+  Ptr<const i32> rows;
+  i32 k, scale_stride;  // of a row of W's scales, in f16
+  i32 residual_stride, tiles;  // of all segments
+  i32 padding[6];
+};
+
+#if __CUDA_ARCH_FEAT_SM90_ALL
+
+enum {
+  GEMM_K = 64,              // of k in a stage: 128 bytes of x
+  GEMM_FEATURES = 128,      // rows of weights in a tile
+  GEMM_UNIT = 4,            // stages that one load of scales is for
+  GEMM_TOKEN_TILES = 8,     // tiles of rows that go through the second cache together
+  GEMM_MULTIPLIERS = 8,     // SIMD groups that multiply
+  GEMM_STAGES_MAX = 8,
+  GEMM_HEADER = 1024,
+  GEMM_MEMORY = 227 * 1024, // of a group
+  // Sums on their way to y lie in lines of 64 features of a token with a gap after them, so that neither writing nor
+  // reading meets a bank twice; GEMM_PASS tokens at a time.
+  GEMM_PASS = 32,
+  GEMM_LINE = 68 * 4,
+  GEMM_BUFFER = GEMM_PASS * GEMM_LINE
+};
+
+struct GemmF16 {
+  enum { STAGE = GEMM_FEATURES * GEMM_K * 2, IN_REGISTERS = 0 };
+  template <i32 T, i32 R> static PART void multiply(f32 (&sum)[R], unsigned long long w, unsigned long long x) { MatrixOp<T>::f16(sum, w, x); }
+};
+struct GemmBF16 {
+  enum { STAGE = GEMM_FEATURES * GEMM_K * 2, IN_REGISTERS = 0 };
+  template <i32 T, i32 R> static PART void multiply(f32 (&sum)[R], unsigned long long w, unsigned long long x) { MatrixOp<T>::bf16(sum, w, x); }
+};
+// Codes become f16 on the way to the matrix instruction, which takes W from registers. So that a thread finds its share of
+// 64 codes of a row in 16 bytes, x comes with each 64 of k in the order of `activations.h`.
+struct GemmQ8_0 { enum { STAGE = GEMM_FEATURES * GEMM_K, IN_REGISTERS = 1 }; };
+
+// Group memory. `full` and `empty` are of a stage; `summed` and `read` of the partial sums of a cluster.
+struct GemmGroup {
+  unsigned long long full[GEMM_STAGES_MAX], empty[GEMM_STAGES_MAX], summed, read;
+  unsigned char fill[GEMM_HEADER - 16 * GEMM_STAGES_MAX - 16];
+  unsigned char buffers[16];  // then the stages
+};
+
+template <class W, i32 TOKENS> struct GemmShape {
+  enum {
+    X = TOKENS * GEMM_K * 2,
+    STAGE = W::STAGE + X,
+    STAGES = (GEMM_MEMORY - GEMM_HEADER - 4 * GEMM_BUFFER) / STAGE,
+    STAGES_OF_PARTS = (GEMM_MEMORY - GEMM_HEADER - 2 * TOKENS * GEMM_LINE) / STAGE,
+    SHARED = TOKENS == 256,      // rows of x, by two groups
+    SUMS = TOKENS / 2            // f32 of a thread: 64 features by TOKENS over 128 threads
+  };
+};
+
+// Where a tile is.
+struct GemmTile { i32 segment, row, token, begin, end; };  // `begin` and `end` of k, in stages
+
+template <bool SHARED, bool GLU>
+FN GemmTile gemm_tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 tokens, u32 rank, u32 size) {
+  const i32 block = index / (GEMM_TOKEN_TILES * p.tiles), left = token_tiles - block * GEMM_TOKEN_TILES;
+  const i32 wide = mini(left, GEMM_TOKEN_TILES), inside = index - block * GEMM_TOKEN_TILES * p.tiles;
+  i32 feature = inside / wide;
+  GemmTile tile;
+  tile.token = (block * GEMM_TOKEN_TILES + inside - feature * wide) * tokens;
+  tile.segment = 0;
+  while (tile.segment < 2 && feature >= p.segments[tile.segment].tiles) feature -= p.segments[tile.segment++].tiles;
+  tile.row = (SHARED ? feature * 2 + (i32)rank : feature) * (GLU ? GEMM_FEATURES / 2 : GEMM_FEATURES);
+  const i32 stages = (p.k + GEMM_K - 1) / GEMM_K;
+  tile.begin = 0;
+  tile.end = stages;
+  if (!SHARED) {
+    const i32 units = (stages + GEMM_UNIT - 1) / GEMM_UNIT;
+    tile.begin = units * (i32)rank / (i32)size * GEMM_UNIT;
+    tile.end = mini(units * ((i32)rank + 1) / (i32)size * GEMM_UNIT, stages);
+  }
+  return tile;
+}
+
+template <bool GLU>
+FN void gemm_copy_weight(CONST GemmParams& p, GemmTile tile, i32 stage, u32 to, u32 barrier) {
+  if (GLU) copy_tile_4d(to, p.segments[tile.segment].weight, barrier, stage * GEMM_K, 0, 0, tile.row / 8);
+  else copy_tile_2d(to, p.segments[tile.segment].weight, barrier, stage * GEMM_K, tile.row);
+}
+
+template <i32 TOKENS>
+FN void gemm_copy_x(CONST GemmParams& p, GemmTile tile, i32 stage, u32 to, u32 barrier, u32 rank) {
+  enum { HALF = 128 };
+  if (TOKENS == 256) copy_tile_2d_to_all(to + rank * (HALF * GEMM_K * 2), p.x, barrier, stage * GEMM_K, tile.token + (i32)rank * HALF, 3);
+  else copy_tile_2d(to, p.x, barrier, stage * GEMM_K, tile.token);
+}
+
+// One thread: copies stage after stage, as they become empty.
+template <class W, i32 TOKENS, bool GLU>
+FN void gemm_copy(CONST GemmParams& p, u32 full, u32 empty, u32 stages, i32 depth, i32 first, i32 step, i32 tiles, i32 token_tiles, u32 rank, u32 size) {
+  typedef GemmShape<W, TOKENS> Shape;
+  i32 slot = 0, filled = 0;
+  u32 phase = 1;
+  ROLL for (i32 index = first; index < tiles; index += step) {
+    const GemmTile tile = gemm_tile<Shape::SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
+    i32 stage = tile.begin;
+    if (index == first) {
+      // Weights are asked for before the kernel ahead, which makes x, has ended.
+      filled = mini(depth, tile.end - tile.begin);
+      ROLL for (i32 i = 0; i < filled; i++) {
+        barrier_expect(full + i * 8, Shape::STAGE);
+        gemm_copy_weight<GLU>(p, tile, stage + i, stages + i * Shape::STAGE, full + i * 8);
+      }
+      wait_for_previous();
+      ROLL for (i32 i = 0; i < filled; i++)
+        gemm_copy_x<TOKENS>(p, tile, stage + i, stages + i * Shape::STAGE + W::STAGE, full + i * 8, rank);
+      stage += filled;
+      slot = filled;
+      if (slot == depth) { slot = 0; phase ^= 1; }
+    }
+    ROLL for (; stage < tile.end; stage++) {
+      barrier_wait(empty + slot * 8, phase);
+      barrier_expect(full + slot * 8, Shape::STAGE);
+      gemm_copy_weight<GLU>(p, tile, stage, stages + slot * Shape::STAGE, full + slot * 8);
+      gemm_copy_x<TOKENS>(p, tile, stage, stages + slot * Shape::STAGE + W::STAGE, full + slot * 8, rank);
+      if (++slot == depth) { slot = 0; phase ^= 1; }
+    }
+  }
+}
+
+// A place in the ring of stages.
+struct GemmRing { u32 full, empty, stages; i32 depth, slot; u32 phase; };
+
+FN void gemm_next(GemmRing& ring) {
+  if (++ring.slot == ring.depth) { ring.slot = 0; ring.phase ^= 1; }
+}
+// This SIMD group has read the stage: in the memory of each group that copies to it.
+template <bool SHARED> FN void gemm_release(GemmRing& ring, i32 slot, i32 lane) {
+  if (SHARED) { if (lane < 2) barrier_arrive_at(ring.empty + slot * 8, lane); }
+  else if (lane == 0) barrier_arrive(ring.empty + slot * 8);
+}
+
+// F16, BF16: sum += W · xᵀ over the tile's stages, both from group memory.
+template <class W, i32 TOKENS, i32 R>
+FN void gemm_multiply(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 lane) {
+  typedef GemmShape<W, TOKENS> Shape;
+  i32 before = -1;
+  ROLL for (i32 stage = tile.begin; stage < tile.end; stage++) {
+    barrier_wait(ring.full + ring.slot * 8, ring.phase);
+    const u32 at = ring.stages + ring.slot * Shape::STAGE;
+    const unsigned long long w = tile_descriptor(at + half * (W::STAGE / 2)), x = tile_descriptor(at + W::STAGE);
+    matrix_begin();
+    UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) W::template multiply<TOKENS>(sum, w + 2 * i, x + 2 * i);
+    matrix_commit();
+    matrix_wait<1>();
+    if (before >= 0) gemm_release<Shape::SHARED>(ring, before, lane);
+    before = ring.slot;
+    gemm_next(ring);
+  }
+  matrix_wait<0>();
+  if (before >= 0) gemm_release<Shape::SHARED>(ring, before, lane);
+}
+
+// Four codes as two pairs of f16: 1024 + 128 + code has the code in its low bits, and the difference is exact.
+FN void gemm_widen(u32& low, u32& high, u32 codes, u32 scale) {
+  const u32 biased = codes ^ 0x80808080u;
+  asm("{.reg .b32 a, b; prmt.b32 a,%2,0x64646464,0x4140; prmt.b32 b,%2,0x64646464,0x4342;"
+      "sub.rn.f16x2 a,a,%3; sub.rn.f16x2 b,b,%3; mul.rn.f16x2 %0,a,%4; mul.rn.f16x2 %1,b,%4;}"
+      : "=r"(low), "=r"(high) : "r"(biased), "r"(0x64806480u), "r"(scale));
+}
+
+// What one matrix instruction takes of a thread: four codes of row g and four of row g + 8, of the 16 of its SIMD group.
+FN void gemm_fragment(u32 (&w)[4], u32 a, u32 b, u32 scale_a, u32 scale_b) {
+  gemm_widen(w[0], w[2], a, scale_a);
+  gemm_widen(w[1], w[3], b, scale_b);
+}
+
+template <i32 TOKENS, bool GLU, i32 R>
+FN void gemm_multiply_q8_0(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
+  typedef GemmShape<GemmQ8_0, TOKENS> Shape;
+  CONST GemmSegment& s = p.segments[tile.segment];
+  const i32 g = lane / 4, t = lane % 4;
+  const i32 first = tile.row + (GLU ? half * 32 + simd * 8 : half * 64 + simd * 16) + g;
+  const i64 row_a = mini(first, s.n - 1), row_b = mini(GLU ? first : first + 8, s.n - 1);
+  const u32x4* scales_a = vectors16(s.scales + row_a * p.scale_stride);
+  const u32x4* scales_b = vectors16((GLU ? s.up_scales : s.scales) + row_b * p.scale_stride);
+  const u32 pick = t < 2 ? 0x1010 : 0x3232;  // which scale of a pair: a stage has two
+  const u32 share = (half * 64 + simd * 16 + g) * GEMM_K + t * 16;
+  i32 before = -1;
+  u32 w[2][4][4];
+  u32x4 next_a = load_once(scales_a, tile.begin / GEMM_UNIT), next_b = load_once(scales_b, tile.begin / GEMM_UNIT);
+  ROLL for (i32 unit = tile.begin; unit < tile.end; unit += GEMM_UNIT) {
+    const u32 pairs_a[4] = {next_a.x, next_a.y, next_a.z, next_a.w}, pairs_b[4] = {next_b.x, next_b.y, next_b.z, next_b.w};
+    if (unit + GEMM_UNIT < tile.end) {
+      next_a = load_once(scales_a, unit / GEMM_UNIT + 1);
+      next_b = load_once(scales_b, unit / GEMM_UNIT + 1);
+    }
+    UNROLL for (i32 j = 0; j < GEMM_UNIT; j++) {
+      if (unit + j < tile.end) {
+        barrier_wait(ring.full + ring.slot * 8, ring.phase);
+        const u32 at = ring.stages + ring.slot * Shape::STAGE;
+        const u32x4 a = load_group_bits(at + share), b = load_group_bits(at + share + 8 * GEMM_K);
+        const u32 scale_a = __byte_perm(pairs_a[j], 0, pick), scale_b = __byte_perm(pairs_b[j], 0, pick);
+        gemm_fragment(w[j & 1][0], a.x, b.x, scale_a, scale_b);
+        gemm_fragment(w[j & 1][1], a.y, b.y, scale_a, scale_b);
+        gemm_fragment(w[j & 1][2], a.z, b.z, scale_a, scale_b);
+        gemm_fragment(w[j & 1][3], a.w, b.w, scale_a, scale_b);
+        const unsigned long long x = tile_descriptor(at + GemmQ8_0::STAGE);
+        matrix_begin();
+        UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) MatrixOp<TOKENS>::f16(sum, w[j & 1][i], x + 2 * i);
+        matrix_commit();
+        // The multiplication before this one has ended: its registers and its stage are free.
+        matrix_wait<1>();
+        if (before >= 0) gemm_release<Shape::SHARED>(ring, before, lane);
+        before = ring.slot;
+        gemm_next(ring);
+      }
+    }
+  }
+  matrix_wait<0>();
+  if (before >= 0) gemm_release<Shape::SHARED>(ring, before, lane);
+}
+
+template <class W> struct GemmSum {
+  template <i32 TOKENS, bool GLU, i32 R>
+  static PART void run(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
+    gemm_multiply<W, TOKENS>(sum, p, ring, tile, half, lane);
+  }
+};
+template <> struct GemmSum<GemmQ8_0> {
+  template <i32 TOKENS, bool GLU, i32 R>
+  static PART void run(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
+    gemm_multiply_q8_0<TOKENS, GLU>(sum, p, ring, tile, half, simd, lane);
+  }
+};
+
+// Writes N times four sums of a thread to lines of 64 features (in a GLU, 32 of gate, then 32 of up), 8 tokens apart: each of features f and f + 8 (in a GLU: of gate and up) and of two
+// tokens one after the other.
+template <bool GLU, i32 N, i32 R>
+FN void gemm_stage(u32 to, const f32 (&sum)[R], i32 first, i32 simd, i32 lane) {
+  const u32 at = to + lane % 4 * (2 * GEMM_LINE) + (GLU ? simd * 8 + lane / 4 : simd * 16 + lane / 4) * 4;
+  enum { SECOND = GLU ? 32 * 4 : 8 * 4 };
+  UNROLL for (i32 j = 0; j < N; j++)
+    UNROLL for (i32 e = 0; e < 2; e++) {
+      store_group(at + (8 * j + e) * GEMM_LINE, sum[(first + j) * 4 + e]);
+      store_group(at + (8 * j + e) * GEMM_LINE + SECOND, sum[(first + j) * 4 + 2 + e]);
+    }
+}
+
+// What a thread finishes: four features of every STEP-th token of four SIMD groups' part of a tile.
+template <bool GLU> struct GemmColumn {
+  enum { STEP = GLU ? 16 : 8, PASSES = GEMM_PASS / STEP };
+  i32 feature, token;  // of `token`s in the buffer
+  u32 place;           // in a line
+  bool in;
+  f32x4 bias, up_bias;
+};
+
+template <bool GLU>
+FN GemmColumn<GLU> gemm_column(CONST GemmSegment& s, GemmTile tile, i32 half, i32 thread) {
+  GemmColumn<GLU> c;
+  const i32 lanes = GLU ? 8 : 16;
+  c.token = thread / lanes;
+  c.place = thread % lanes * 16;
+  c.feature = tile.row + half * (lanes * 4) + thread % lanes * 4;
+  c.in = c.feature < s.n;
+  if (!c.in) c.feature = 0;  // what is read for nothing is there, at least
+  c.bias = c.up_bias = make_float4(0.f, 0.f, 0.f, 0.f);
+  if (given(s.bias)) c.bias = *reinterpret_cast<const f32x4*>(s.bias + c.feature);
+  if (GLU && given(s.up_bias)) c.up_bias = *reinterpret_cast<const f32x4*>(s.up_bias + c.feature);
+  return c;
+}
+
+// What N tokens of a column need beside their sums, asked for early.
+template <i32 N> struct GemmExtra { f32 scale[N]; f32x4 residual[N]; };
+
+template <bool GLU, i32 N>
+FN void gemm_ask(GemmExtra<N>& extra, CONST GemmParams& p, const GemmColumn<GLU>& c, i32 token, i32 rows) {
+  UNROLL for (i32 i = 0; i < N; i++) extra.scale[i] = 1.f;
+  if (given(p.row_scales)) {
+    UNROLL for (i32 i = 0; i < N; i++) extra.scale[i] = p.row_scales[mini(token + i * c.STEP, rows - 1)];
+  }
+  UNROLL for (i32 i = 0; i < N; i++) extra.residual[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+  if (!GLU && given(p.residual)) {
+    UNROLL for (i32 i = 0; i < N; i++)
+      extra.residual[i] = *reinterpret_cast<const f32x4*>(p.residual + i64(mini(token + i * c.STEP, rows - 1)) * p.residual_stride + c.feature);
+  }
+}
+
+FN f32x4 gemm_scaled(f32x4 v, f32 scale, f32x4 bias) {
+  return make_float4(fma32(v.x, scale, bias.x), fma32(v.y, scale, bias.y), fma32(v.z, scale, bias.z), fma32(v.w, scale, bias.w));
+}
+
+// One token of a column: v are its sums, up those of up.
+template <bool GLU>
+FN void gemm_finish(CONST GemmSegment& s, const GemmColumn<GLU>& c, f32x4 v, f32x4 up, f32 scale, f32x4 residual, i32 token, i32 rows) {
+  v = gemm_scaled(v, scale, c.bias);
+  if (GLU) {
+    up = gemm_scaled(up, scale, c.up_bias);
+    v = make_float4(silu(v.x) * up.x, silu(v.y) * up.y, silu(v.z) * up.z, silu(v.w) * up.w);
+  } else {
+    v = make_float4(v.x + residual.x, v.y + residual.y, v.z + residual.z, v.w + residual.w);
+  }
+  if (c.in && token < rows) *reinterpret_cast<f32x4*>(s.y + i64(token) * s.y_stride + c.feature) = v;
+}
+
+// A whole tile: pass by pass through two buffers of group memory.
+template <i32 TOKENS, bool GLU, i32 R>
+FN void gemm_finish_tile(CONST GemmParams& p, const f32 (&sum)[R], GemmTile tile, u32 buffers, i32 half, i32 simd, i32 lane, i32 rows) {
+  typedef GemmColumn<GLU> Column;
+  CONST GemmSegment& s = p.segments[tile.segment];
+  const Column c = gemm_column<GLU>(s, tile, half, simd * SIMD + lane);
+  const u32 mine = buffers + half * (2 * GEMM_BUFFER);
+  GemmExtra<Column::PASSES> extra, next;
+  gemm_ask<GLU, Column::PASSES>(extra, p, c, tile.token + c.token, rows);
+  UNROLL for (i32 pass = 0; pass < TOKENS / GEMM_PASS; pass++) {
+    const u32 buffer = mine + (pass & 1) * GEMM_BUFFER;
+    gemm_stage<GLU, GEMM_PASS / 8>(buffer, sum, pass * (GEMM_PASS / 8), simd, lane);
+    const i32 token = tile.token + pass * GEMM_PASS + c.token;
+    if (pass + 1 < TOKENS / GEMM_PASS) gemm_ask<GLU, Column::PASSES>(next, p, c, token + GEMM_PASS, rows);
+    // Nobody writes to this buffer before the barrier after the next.
+    four_simds_barrier(1 + half);
+    UNROLL for (i32 i = 0; i < Column::PASSES; i++) {
+      const u32 at = buffer + (c.token + i * Column::STEP) * GEMM_LINE + c.place;
+      const f32x4 v = load_group(at), up = GLU ? load_group(at + 32 * 4) : v;
+      gemm_finish<GLU>(s, c, v, up, extra.scale[i], extra.residual[i], token + i * Column::STEP, rows);
+    }
+    extra = next;
+  }
+}
+
+// A part of the tile for each group of the cluster: every group has sums over part of k, which are added rank by rank.
+template <i32 TOKENS, bool GLU, i32 R>
+FN void gemm_finish_part(CONST GemmParams& p, const f32 (&sum)[R], GemmTile tile, u32 buffers, u32 summed, u32 read, u32 phase, i32 half, i32 simd, i32 lane, i32 rows, u32 rank, u32 size) {
+  typedef GemmColumn<GLU> Column;
+  CONST GemmSegment& s = p.segments[tile.segment];
+  const Column c = gemm_column<GLU>(s, tile, half, simd * SIMD + lane);
+  const u32 mine = buffers + half * (TOKENS * GEMM_LINE);
+  barrier_wait(read, phase ^ 1);
+  gemm_stage<GLU, TOKENS / 8>(mine, sum, 0, simd, lane);
+  simd_barrier();
+  if (lane < (i32)size) barrier_publish_at(summed, lane);
+  const i32 part = TOKENS / (i32)size, first = part * (i32)rank + c.token;
+  GemmExtra<1> extra;
+  barrier_observe(summed, phase);
+  ROLL for (i32 i = 0; i < part; i += Column::STEP) {
+    const i32 token = tile.token + first + i;
+    gemm_ask<GLU, 1>(extra, p, c, token, rows);
+    const u32 at = mine + (first + i) * GEMM_LINE + c.place;
+    f32x4 v = load_cluster(at, 0), up = GLU ? load_cluster(at + 32 * 4, 0) : v;
+    for (u32 r = 1; r < size; r++) {
+      const f32x4 a = load_cluster(at, r);
+      v = make_float4(v.x + a.x, v.y + a.y, v.z + a.z, v.w + a.w);
+      if (GLU) {
+        const f32x4 b = load_cluster(at + 32 * 4, r);
+        up = make_float4(up.x + b.x, up.y + b.y, up.z + b.z, up.w + b.w);
+      }
+    }
+    gemm_finish<GLU>(s, c, v, up, extra.scale[0], extra.residual[0], token, rows);
+  }
+  simd_barrier();
+  if (lane < (i32)size) barrier_arrive_at(read, lane);
+}
+
+template <class W, i32 TOKENS, bool GLU>
+FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) {
+  typedef GemmShape<W, TOKENS> Shape;
+  const u32 rank = cluster_rank(), size = cluster_size();
+  const bool parts = !Shape::SHARED && size > 1;
+  const u32 full = group_address(g.full), empty = group_address(g.empty), summed = group_address(&g.summed), read = group_address(&g.read);
+  const u32 buffers = group_address(g.buffers);
+  const u32 stages = buffers + (parts ? 2 * TOKENS * GEMM_LINE : 4 * GEMM_BUFFER);
+  const i32 depth = parts ? (i32)Shape::STAGES_OF_PARTS : (i32)Shape::STAGES;
+  let_next_start();
+  if (t.simd == 0 && t.lane == 0) {
+    for (i32 i = 0; i < depth; i++) {
+      barrier_init(full + i * 8, 1);
+      barrier_init(empty + i * 8, GEMM_MULTIPLIERS * (Shape::SHARED ? 2 : 1));
+    }
+    barrier_init(summed, GEMM_MULTIPLIERS * size);
+    barrier_init(read, GEMM_MULTIPLIERS * size);
+    barriers_are_ready();
+  }
+  cluster_barrier();
+  const i32 rows = p.rows[0], token_tiles = (rows + TOKENS - 1) / TOKENS, tiles = p.tiles * token_tiles;
+  const i32 first = t.gx / (i32)size, step = (i32)gridDim.x / (i32)size;
+  if (t.simd < 4) {
+    give_registers<40>();
+    if (t.simd == 0 && t.lane == 0) {
+      gemm_copy<W, TOKENS, GLU>(p, full, empty, stages, depth, first, step, tiles, token_tiles, rank, size);
+    }
+    simd_barrier();
+  } else {
+    take_registers<232>();
+    const i32 half = t.simd / 4 - 1, simd = t.simd & 3;
+    GemmRing ring = {full, empty, stages, depth, 0, 0};
+    u32 phase = 0;
+    wait_for_previous();
+    ROLL for (i32 index = first; index < tiles; index += step) {
+      const GemmTile tile = gemm_tile<Shape::SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
+      f32 sum[Shape::SUMS];
+      UNROLL for (i32 i = 0; i < Shape::SUMS; i++) sum[i] = 0.f;
+      GemmSum<W>::template run<TOKENS, GLU>(sum, p, ring, tile, half, simd, t.lane);
+      if (parts) {
+        gemm_finish_part<TOKENS, GLU>(p, sum, tile, buffers, summed, read, phase, half, simd, t.lane, rows, rank, size);
+        phase ^= 1;
+      } else {
+        gemm_finish_tile<TOKENS, GLU>(p, sum, tile, buffers, half, simd, t.lane, rows);
+      }
+    }
+  }
+  // Nobody leaves while others still reach into its memory.
+  cluster_barrier();
+}
+
+#define GEMM_KERNEL(NAME, ...)                                                                                              \
+  extern "C" __global__ void __launch_bounds__(384, 1) NAME(const __grid_constant__ GemmParams p) {                         \
+    extern __shared__ __align__(1024) unsigned char group_memory[];                                                         \
+    const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, (i32)threadIdx.x >> 5, (i32)threadIdx.x & 31, 12};   \
+    __VA_ARGS__(p, *reinterpret_cast<GemmGroup*>(group_memory), t);                                                         \
+  }
+#define GEMM(FORMAT, W)                                                \
+  GEMM_KERNEL(gemm_##FORMAT##_t256, gemm<W, 256, false>)               \
+  GEMM_KERNEL(gemm_##FORMAT##_t128, gemm<W, 128, false>)               \
+  GEMM_KERNEL(gemm_glu_##FORMAT##_t256, gemm<W, 256, true>)            \
+  GEMM_KERNEL(gemm_glu_##FORMAT##_t128, gemm<W, 128, true>)
+GEMM(f16, GemmF16)
+GEMM(bf16, GemmBF16)
+GEMM(q8_0, GemmQ8_0)
+
+#endif
