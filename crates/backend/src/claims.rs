@@ -1,7 +1,7 @@
 //! What a backend says of its results.
 
 use plan::KvFormat;
-use tensor::{ActivationRounding, WeightFormat};
+use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 /// What a backend says it can do and how near to the reference it comes: the conformance suite and `hotmetal verify` hold
 /// it to that, and to nothing else.
@@ -20,6 +20,18 @@ pub struct Claims {
     pub bit_exact: bool,
     /// A name for its arithmetic: backends that give the same name give the same bits for every op.
     pub same_bits: Option<&'static str>,
+    /// A format whose products it computes in a way of its own, and the name of that: only backends that give the same here,
+    /// too, give the same bits where a matrix is in that format.
+    pub own_bits: Option<(WeightFormat, &'static str)>,
+}
+
+impl Claims {
+    /// The name of its arithmetic with these weights; `None` where it gives none.
+    pub fn arithmetic(&self, weights: &[Tensor]) -> Option<(&'static str, Option<&'static str>)> {
+        let is_matrix_in = |format, tensor: &Tensor| tensor.format() == format && tensor.shape().len() > 1;
+        let own = self.own_bits.filter(|&(format, _)| weights.iter().any(|tensor| is_matrix_in(format, tensor)));
+        self.same_bits.map(|name| (name, own.map(|(_, name)| name)))
+    }
 }
 
 impl Default for Claims {
@@ -32,6 +44,7 @@ impl Default for Claims {
             activations: |_| ActivationRounding::F32,
             bit_exact: false,
             same_bits: None,
+            own_bits: None,
         }
     }
 }

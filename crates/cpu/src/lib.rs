@@ -180,12 +180,9 @@ impl Backend for CpuBackend {
             false => |format| rounding(format, ActivationRounding::F32),
             true => |format| rounding(format, ActivationRounding::BF16),
         };
-        let same_bits = match (rounds, self.isa.has_tiles()) {
-            (false, _) => DEVICE,
-            (true, false) => "cpu, BF16 activations",
-            (true, true) => "cpu, BF16 activations in tiles",
-        };
-        Claims { activations, bit_exact: true, same_bits: Some(same_bits), ..Claims::default() }
+        let own_bits =
+            rounds.then(|| (WeightFormat::BF16, if self.isa.has_tiles() { "tiles" } else { "dot products" }));
+        Claims { activations, bit_exact: true, same_bits: Some(DEVICE), own_bits, ..Claims::default() }
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {

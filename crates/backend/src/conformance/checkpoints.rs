@@ -242,7 +242,8 @@ pub fn num_ops(device: &Side<'_>, other: &Side<'_>, work: &Work) -> usize {
 
 /// What two devices may differ by: nothing where both claim the same arithmetic, otherwise what each claims.
 pub(super) fn nmse_max(a: &Claims, b: &Claims, work: &Work) -> f64 {
-    if a.same_bits.is_some() && a.same_bits == b.same_bits {
+    let arithmetic = a.arithmetic(&work.weights);
+    if arithmetic.is_some() && arithmetic == b.arithmetic(&work.weights) {
         return 0.0;
     }
     let rounding = |claims: &Claims| tolerance::coarsest(&work.weights, claims.activations);

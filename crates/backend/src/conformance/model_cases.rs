@@ -45,7 +45,7 @@ impl ModelCase {
             let mut trial = Trial::new(backend, case.kv);
             let result = match case.part {
                 Part::Models | Part::Ops => {
-                    trial.model(plan, weights).and_then(|found| twins.check(backend, form, found))
+                    trial.model(plan, weights).and_then(|found| twins.check(backend, form, weights, found))
                 }
                 Part::Caches => trial.cache(plan, weights),
                 Part::Batches => trial.batch(plan, weights, if self.first { SEQUENCE_LEN_LONG } else { SEQUENCE_LEN }),

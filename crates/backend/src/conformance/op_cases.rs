@@ -56,7 +56,7 @@ impl OpCase {
             let outcome = |(form, plan): (usize, &Arc<Plan>)| {
                 let mut trial = Trial::new(backend, kv);
                 let found = trial.op(plan, &weights, &steps, expected);
-                let fault = found.and_then(|found| twins.check(backend, form, found)).err();
+                let fault = found.and_then(|found| twins.check(backend, form, &weights, found)).err();
                 Outcome { ops: distinct(plan.ops.iter()), worst: trial.worst, fault }
             };
             outcomes.push(forms.iter().enumerate().map(outcome).collect());

@@ -106,7 +106,7 @@ impl<'a> Trial<'a> {
 #[derive(Default)]
 pub(super) struct Twins {
     /// By arithmetic and form.
-    first: HashMap<(&'static str, usize), Twin>,
+    first: HashMap<((&'static str, Option<&'static str>), usize), Twin>,
 }
 
 /// A backend in words, and what it found in each step.
@@ -114,8 +114,14 @@ type Twin = (String, Vec<Vec<f32>>);
 
 impl Twins {
     /// Holds what `backend` found in each step with form `form` of the case to what its twins found.
-    pub(super) fn check(&mut self, backend: &dyn Backend, form: usize, found: Vec<Vec<f32>>) -> Result<(), String> {
-        let Some(arithmetic) = backend.claims().same_bits else { return Ok(()) };
+    pub(super) fn check(
+        &mut self,
+        backend: &dyn Backend,
+        form: usize,
+        weights: &[Tensor],
+        found: Vec<Vec<f32>>,
+    ) -> Result<(), String> {
+        let Some(arithmetic) = backend.claims().arithmetic(weights) else { return Ok(()) };
         let description = || backend.device().description.clone();
         let (twin, expected) = self.first.entry((arithmetic, form)).or_insert_with(|| (description(), found.clone()));
         for (step, (found, expected)) in found.iter().zip(&*expected).enumerate() {

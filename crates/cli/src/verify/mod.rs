@@ -85,8 +85,9 @@ fn pairs<'a>(
         // Ways to compute that claim the same arithmetic have to give the same bits: one of them beside `other` is enough.
         let mut seen: Vec<&Named> = for_models.iter().collect();
         for variant in variants.iter().filter(|variant| for_models.iter().all(|device| device.name != variant.name)) {
-            let arithmetic = variant.backend.claims().same_bits;
-            let twin = seen.iter().find(|named| arithmetic.is_some() && named.backend.claims().same_bits == arithmetic);
+            let arithmetic_of = |named: &Named| named.backend.claims().arithmetic(subject.weights());
+            let arithmetic = arithmetic_of(variant);
+            let twin = seen.iter().find(|named| arithmetic.is_some() && arithmetic_of(named) == arithmetic);
             if twin.is_some() || variant.name != other.name {
                 pairs.push((subject, variant, twin.copied().unwrap_or(other)));
             }

@@ -218,6 +218,10 @@ impl Subject {
         self.prompt.is_none()
     }
 
+    pub(super) fn weights(&self) -> &[Tensor] {
+        &self.work.weights
+    }
+
     fn sides<'a>(&self, device: &'a Named, other: &'a Named) -> (Side<'a>, Side<'a>) {
         (Side::new(&*device.backend, &self.textbook), Side::new(&*other.backend, &self.textbook))
     }
