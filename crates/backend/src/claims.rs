@@ -15,6 +15,8 @@ pub struct Claims {
     pub block_lens: Vec<usize>,
     /// What it does to the activations that meet weights of each format. All tolerances follow from it.
     pub activations: fn(WeightFormat) -> ActivationRounding,
+    /// What its attention does to queries and to the weights of values, with a cache of each format.
+    pub attention: fn(KvFormat) -> ActivationRounding,
     /// Whether a token's logits are the same bits however the step around it is cut: in one piece, in chunks, token by
     /// token, alone and in any batch.
     pub bit_exact: bool,
@@ -42,6 +44,7 @@ impl Default for Claims {
             kv_formats: vec![KvFormat::F32, KvFormat::F16],
             block_lens: vec![16, 5],
             activations: |_| ActivationRounding::F32,
+            attention: |_| ActivationRounding::F32,
             bit_exact: false,
             same_bits: None,
             own_bits: None,

@@ -5,4 +5,6 @@
 #include "linear.h"
 #include "rope_kv_write.h"
 #include "attention.h"
+#include "attention_f16.h"
+#include "attention_tiles.h"
 #include "elementwise.h"

@@ -1,230 +1,286 @@
 // attention: out = softmax(q · Kᵀ · scale) · V over the cached positions of the row's sequence up to its own, or the last
-// `window` of them. Query head h reads key/value head h / group.
+// `window` of them. Query head h reads key/value head h / group. For few rows of each sequence; attention_tiles.h is for
+// many.
 //
 // Shapes    q, out (rows, heads · head_dim), f32; the cache as in rope_kv_write.h; head_dim <= 256.
-// Tables    positions[row]; blocks[table_starts[row] + p / block_len] holds position p.
-// Grid      (kv heads · ceil(group / G), rows, splits). A SIMD group takes 32 / L positions side by side, L lanes each, and
-//           AT_ONCE such sets before a maximum moves; all G query heads at once, so that K and V are read once for them.
+// Tables    items[i]: a row, and how many positions of its sequence were there before this step; positions[row];
+//           blocks[table_starts[row] + p / block_len] holds position p.
+// Grid      (kv heads · ceil(group / G), items, splits). A group takes G query heads at once, so that K and V are read
+//           once for them, and one split of the positions.
 // Bytes     K and V of the positions, once for G heads. Bound by memory at small batches.
-// Accuracy  f32, online softmax: rescaled when a maximum moves.
-// Order     positions are taken in splits of ATTENTION_SPLIT that begin at multiples of it; in a split, by position modulo
-//           the positions under way; splits are folded in order. So a row's result depends neither on the rows beside it
-//           nor on how many groups share its splits.
+// Accuracy  f32, online softmax: rescaled when a maximum moves; weights are powers of two of scores times log2(e).
+// Order     a row's positions are cut into at most `max_splits` splits of the same length, a multiple of ATTENTION_TILE, by
+//           the number of its positions alone, and folded in order: so a row's result does not depend on the rows beside
+//           it. The group that ends last folds them: it learns so from a counter, which it sets to zero again.
 //
-// With `partials`, group z takes splits z, z + grid z, … and leaves each one's result to attention_combine; without, one
-// group takes all of them, in the same order.
+// With `max_splits` 1 a group takes all positions. With LOOP it takes all splits, one after another, and the result is
+// the same bits as that of as many groups.
 template <class E>
 struct AttentionParams {
   Ptr<const f32> q;
   Ptr<const E> keys;
   Ptr<const E> values;
-  Ptr<const i32> rows;
+  Ptr<const i32> num_items;
+  Ptr<const i32x2> items;
   Ptr<const i32> positions;
   Ptr<const i32> table_starts;
   Ptr<const i32> blocks;
   Ptr<f32> out;
-  Ptr<f32> partials;  // (rows, heads, max_splits, head_dim + 2): sums, maximum, sum of weights
+  Ptr<f32x4> partials;  // (items, heads, max_splits, D): weighted values
+  Ptr<f32x2> stats;     // (items, heads, max_splits): the maximum that they refer to, and the sum of the weights
+  Ptr<u32> counters;    // (items, grid x): splits that are done; zero between launches
   i32 heads, kv_heads;
   i32 head_dim, block_len;
   i32 window, max_splits;  // window 0: all
   i32 q_stride, out_stride;
   f32 scale;
-  i32 split_groups;
+  i32 min_tiles;           // of a split
 };
 
-enum { ATTENTION_SPLIT = 64 };
-#define ATTENTION_NONE -1e30f
+enum { ATTENTION_TILE = 16, ATTENTION_WHOLE = 16 };  // positions of a tile, and tiles that are not cut
+#define ATTENTION_NONE -1e30f    // less than any score
+#define ATTENTION_MASKED -3e38f  // and less than that: its weight is 0
+#define LOG2_E 1.44269504089f
 
-// What positions made of one query head: weighted values, and the maximum and sum that the weights refer to.
-template <i32 G, i32 D> struct AttentionGroup { f32 acc[GROUP_SIMDS][G][D]; f32 top[GROUP_SIMDS][G]; f32 sum[GROUP_SIMDS][G]; };
-
-struct AttentionFold { f32 acc, top, sum; };
-
-FN void attention_fold(THREAD AttentionFold& to, f32 acc, f32 top, f32 sum) {
-  const f32 now = max32(to.top, top), keep = exp32(to.top - now), take = exp32(top - now);
-  to.acc = fma32(acc, take, to.acc * keep);
-  to.sum = fma32(sum, take, to.sum * keep);
-  to.top = now;
-}
-
-// How a head is shared by L lanes, C features each: any head of up to 256 features, lane by lane …
-template <class E> struct HeadAny {
-  enum { DIM = 256, L = 32, C = 8, AT_ONCE = 1 };
-  struct Chunk { f32 x[8]; };
-  static PART i32 feature(i32 i, i32 lane) { return i * 32 + lane; }
-  static PART Chunk load(Ptr<const E> head, i32 lane, i32 head_dim) {
-    Chunk c;
-    UNROLL for (i32 i = 0; i < 8; i++) c.x[i] = i * 32 + lane < head_dim ? to_f32(head[i * 32 + lane]) : 0.f;
-    return c;
-  }
-  static PART void widen(THREAD f32 (&to)[8], Chunk c) { UNROLL for (i32 i = 0; i < 8; i++) to[i] = c.x[i]; }
+// What one group works on.
+struct AttentionWork {
+  i32 row, settled, position, first;      // the first position that the row sees
+  i32 kv_head, first_head, heads;         // query heads of the group
+  i32 splits, split_len;
+  i32 counter;
 };
 
-// … or a head of exactly D features of f16, 16 bytes a lane, N positions at once.
-template <i32 D, i32 N> struct HeadF16 {
-  enum { DIM = D, L = D / 8, C = 8, AT_ONCE = N };
-  struct Chunk { u32x4 pairs; };
-  static PART i32 feature(i32 i, i32 lane) { return lane * 8 + i; }
-  static PART Chunk load(Ptr<const f16> head, i32 lane, i32 head_dim) { return {vectors16(head)[lane]}; }
-  static PART void widen(THREAD f32 (&to)[8], Chunk c) {
-    const f32x2 a = f16x2_to_f32(c.pairs.x), b = f16x2_to_f32(c.pairs.y), d = f16x2_to_f32(c.pairs.z), e = f16x2_to_f32(c.pairs.w);
-    to[0] = a.x; to[1] = a.y; to[2] = b.x; to[3] = b.y; to[4] = d.x; to[5] = d.y; to[6] = e.x; to[7] = e.y;
-  }
-};
+// How a row's positions are cut.
+struct AttentionCut { i32 position, first, splits, split_len; };  // the first position that the row sees
 
-// G query heads, H as above.
-template <class E, class H, i32 G>
-FN void attention(CONST AttentionParams<E>& p, GROUP AttentionGroup<G, H::DIM>& g, Lane t) {
-  enum { L = H::L, C = H::C, D = H::DIM, N = H::AT_ONCE, PARTS = SIMD / L * GROUP_SIMDS, STATES = G * D / GROUP_THREADS };
-  const i32 row = t.gy, part = t.simd * (SIMD / L) + t.lane / L, lane = t.lane % L, group = p.heads / p.kv_heads;
-  const i32 chunks = (group + G - 1) / G, kv_head = t.gx / chunks, first_head = kv_head * group + t.gx % chunks * G;
-  const i32 heads = mini(G, group - t.gx % chunks * G);
-  let_next_start();
-  wait_for_previous();
-  if (row >= p.rows[0]) return;  // the whole group
-  const i32 position = p.positions[row], first = p.window > 0 ? maxi(0, position + 1 - p.window) : 0;
-  const Ptr<const i32> table = offset(p.blocks, p.table_starts[row]);
-  f32 q[G][C];
-  UNROLL for (i32 h = 0; h < G; h++)
-    UNROLL for (i32 i = 0; i < C; i++) {
-      const i32 d = H::feature(i, lane);
-      q[h][i] = h < heads && d < p.head_dim ? p.q[i64(row) * p.q_stride + (first_head + h) * p.head_dim + d] : 0.f;
-    }
-  AttentionFold state[STATES];
-  const i32 splits = position / ATTENTION_SPLIT, stride = given(p.partials) ? p.split_groups : 1;
-  const i32 first_split = first / ATTENTION_SPLIT;
-  for (i32 split = first_split + t.gz; split <= splits; split += stride) {
-    const i32 begin = maxi(first, split * ATTENTION_SPLIT), end = mini((split + 1) * ATTENTION_SPLIT, position + 1);
-    f32 acc[G][C], top[G], sum[G];
-    UNROLL for (i32 h = 0; h < G; h++) {
-      top[h] = ATTENTION_NONE;
-      sum[h] = 0;
-      UNROLL for (i32 i = 0; i < C; i++) acc[h][i] = 0;
-    }
-    for (i32 base = begin / (PARTS * N) * (PARTS * N); base < end; base += PARTS * N) {
-      typename H::Chunk keys[N], values[N];
-      UNROLL for (i32 u = 0; u < N; u++) {
-        const i32 at = mini(maxi(base + u * PARTS + part, begin), end - 1), block = at / p.block_len;
-        const i64 from = ((i64(table[block]) * p.kv_heads + kv_head) * p.block_len + at - block * p.block_len) * p.head_dim;
-        keys[u] = H::load(offset(p.keys, from), lane, p.head_dim);
-        values[u] = H::load(offset(p.values, from), lane, p.head_dim);
-      }
-      f32 score[N][G];
-      UNROLL for (i32 u = 0; u < N; u++) {
-        const i32 at = base + u * PARTS + part;
-        f32 key[C];
-        H::widen(key, keys[u]);
-        UNROLL for (i32 h = 0; h < G; h++) {
-          score[u][h] = ATTENTION_NONE;
-          if (h < heads) {
-            f32 s = 0;
-            UNROLL for (i32 i = 0; i < C; i++) s = fma32(q[h][i], key[i], s);
-            s = sum_lanes<L>(s) * p.scale;
-            if (at >= begin && at < end) score[u][h] = s;
-          }
-        }
-      }
-      // The maximum moves once for all positions at hand.
-      UNROLL for (i32 h = 0; h < G; h++) {
-        f32 now = top[h];
-        UNROLL for (i32 u = 0; u < N; u++) now = max32(now, score[u][h]);
-        const f32 keep = exp32(top[h] - now);
-        top[h] = now;
-        sum[h] *= keep;
-        UNROLL for (i32 i = 0; i < C; i++) acc[h][i] *= keep;
-      }
-      UNROLL for (i32 u = 0; u < N; u++) {
-        const i32 at = base + u * PARTS + part;
-        const bool live = at >= begin && at < end;
-        f32 value[C];
-        H::widen(value, values[u]);
-        UNROLL for (i32 h = 0; h < G; h++) {
-          const f32 weight = live ? exp32(score[u][h] - top[h]) : 0.f;
-          sum[h] += weight;
-          // What a position beyond the end holds is nobody's business, NaN included.
-          UNROLL for (i32 i = 0; i < C; i++) acc[h][i] = live ? fma32(weight, value[i], acc[h][i]) : acc[h][i];
-        }
-      }
-    }
-    // The parts of a SIMD group, then those of the group.
-    UNROLL for (i32 h = 0; h < G; h++)
-      if (h < heads) {
-        f32 now = top[h];
-        UNROLL for (i32 m = L; m < SIMD; m *= 2) now = max32(now, shuffle_xor(now, m));
-        const f32 keep = exp32(top[h] - now);
-        f32 total = sum[h] * keep;
-        UNROLL for (i32 m = L; m < SIMD; m *= 2) total += shuffle_xor(total, m);
-        UNROLL for (i32 i = 0; i < C; i++) {
-          f32 a = acc[h][i] * keep;
-          UNROLL for (i32 m = L; m < SIMD; m *= 2) a += shuffle_xor(a, m);
-          if (t.lane < L) g.acc[t.simd][h][H::feature(i, lane)] = a;
-        }
-        if (t.lane == 0) { g.top[t.simd][h] = now; g.sum[t.simd][h] = total; }
-      }
-    group_barrier();
-    UNROLL for (i32 j = 0; j < STATES; j++) {
-      const i32 item = j * GROUP_THREADS + t.simd * SIMD + t.lane, h = item / D, d = item % D;
-      if (h < heads && d < p.head_dim) {
-        AttentionFold all;
-        all.acc = g.acc[0][h][d]; all.top = g.top[0][h]; all.sum = g.sum[0][h];
-        UNROLL for (i32 s = 1; s < GROUP_SIMDS; s++) attention_fold(all, g.acc[s][h][d], g.top[s][h], g.sum[s][h]);
-        if (given(p.partials)) {
-          const i64 to = ((i64(row) * p.heads + first_head + h) * p.max_splits + split) * (p.head_dim + 2);
-          p.partials[to + d] = all.acc;
-          if (d == 0) { p.partials[to + p.head_dim] = all.top; p.partials[to + p.head_dim + 1] = all.sum; }
-        } else if (split == first_split) {
-          state[j] = all;
-        } else {
-          attention_fold(state[j], all.acc, all.top, all.sum);
-        }
-      }
-    }
-    group_barrier();
-  }
-  if (!given(p.partials))
-    UNROLL for (i32 j = 0; j < STATES; j++) {
-      const i32 item = j * GROUP_THREADS + t.simd * SIMD + t.lane, h = item / D, d = item % D;
-      if (h < heads && d < p.head_dim)
-        p.out[i64(row) * p.out_stride + (first_head + h) * p.head_dim + d] = state[j].acc / state[j].sum;
-    }
-}
-#define ATTENTION(NAME, E, G, ...)                                           \
-  typedef __VA_ARGS__ attention_##NAME##_head;                                \
-  typedef AttentionGroup<G, __VA_ARGS__::DIM> attention_##NAME##_memory;      \
-  KERNEL(attention_##NAME, AttentionParams<E>, attention_##NAME##_memory, 128, attention<E, attention_##NAME##_head, G>)
-ATTENTION(f32, f32, 4, HeadAny<f32>)
-ATTENTION(f16, f16, 4, HeadAny<f16>)
-ATTENTION(f16_d64, f16, 4, HeadF16<64, 4>)
-ATTENTION(f16_d64_g8, f16, 8, HeadF16<64, 2>)  // with more at once, registers do not suffice
-ATTENTION(f16_d128, f16, 4, HeadF16<128, 4>)
-
-// attention_combine: the partial results of all splits, folded in order.  Grid (heads, rows).
 template <class E>
-FN void attention_combine(CONST AttentionParams<E>& p, GROUP NoGroup&, Lane t) {
-  const i32 row = t.gy, head = t.gx;
-  let_next_start();
-  wait_for_previous();
-  if (row >= p.rows[0]) return;  // the whole group
-  const i32 position = p.positions[row], first = p.window > 0 ? maxi(0, position + 1 - p.window) : 0;
-  const i32 first_split = first / ATTENTION_SPLIT, splits = position / ATTENTION_SPLIT + 1 - first_split;
-  const i64 from = ((i64(row) * p.heads + head) * p.max_splits + first_split) * (p.head_dim + 2);
-  const Ptr<const f32> partials = offset(Ptr<const f32>(p.partials), from);
-  for (i32 d = t.simd * SIMD + t.lane; d < p.head_dim; d += GROUP_THREADS) {
-    AttentionFold all;
-    all.acc = all.top = all.sum = 0;
-    for (i32 base = 0; base < splits; base += 8) {
-      f32 acc[8], top[8], sum[8];
-      UNROLL for (i32 j = 0; j < 8; j++) {
-        const Ptr<const f32> split = offset(partials, i64(mini(base + j, splits - 1)) * (p.head_dim + 2));
-        acc[j] = split[d]; top[j] = split[p.head_dim]; sum[j] = split[p.head_dim + 1];
-      }
-      UNROLL for (i32 j = 0; j < 8; j++) {
-        if (base + j == 0) { all.acc = acc[j]; all.top = top[j]; all.sum = sum[j]; }
-        else if (base + j < splits) attention_fold(all, acc[j], top[j], sum[j]);
-      }
+FN AttentionCut attention_cut(CONST AttentionParams<E>& p, i32 row) {
+  AttentionCut cut;
+  cut.position = p.positions[row];
+  cut.first = p.window > 0 ? maxi(0, cut.position + 1 - p.window) : 0;
+  const i32 tiles = (cut.position - cut.first) / ATTENTION_TILE + 1;
+  const i32 each = tiles <= ATTENTION_WHOLE ? tiles : maxi((tiles - 1) / p.max_splits + 1, mini(p.min_tiles, tiles));
+  cut.split_len = each * ATTENTION_TILE;
+  cut.splits = (tiles - 1) / each + 1;
+  return cut;
+}
+
+// Groups without work leave at once; but a kernel may not end before the one ahead has, so one of them stays that long.
+template <class E>
+FN bool attention_has_work(CONST AttentionParams<E>& p, Lane t) {
+  if (t.gy < p.num_items[0] && t.gz < attention_cut(p, p.items[t.gy].x).splits) return true;
+  if (t.gx + t.gy + t.gz == 0) wait_for_previous();
+  return false;
+}
+
+template <class E>
+FN AttentionWork attention_work(CONST AttentionParams<E>& p, i32 heads_max, Lane t) {
+  AttentionWork w;
+  const i32 group = p.heads / p.kv_heads, chunks = (group + heads_max - 1) / heads_max, chunk = t.gx % chunks;
+  w.kv_head = t.gx / chunks;
+  w.first_head = w.kv_head * group + chunk * heads_max;
+  w.heads = mini(heads_max, group - chunk * heads_max);
+  const i32x2 item = p.items[t.gy];
+  w.row = item.x;
+  w.counter = t.gy * (p.kv_heads * chunks) + t.gx;
+  w.settled = item.y;
+  const AttentionCut cut = attention_cut(p, w.row);
+  w.position = cut.position;
+  w.first = cut.first;
+  w.splits = cut.splits;
+  w.split_len = cut.split_len;
+  return w;
+}
+
+// Which row of the cache, counted in heads, holds a position.
+template <class E>
+FN i32 attention_slot(CONST AttentionParams<E>& p, Ptr<const i32> table, i32 kv_head, i32 position) {
+  const i32 block = position / p.block_len;
+  return (table[block] * p.kv_heads + kv_head) * p.block_len + position - block * p.block_len;
+}
+
+// What the SIMD groups made of G query heads of up to D features: weighted values, and the maximum and sum that the weights
+// refer to.
+template <i32 G, i32 D> struct AttentionResult { f32 acc[G][D + 4]; f32 top[G], sum[G]; };
+template <i32 G, i32 D> struct AttentionGroup { enum { SIMDS = GROUP_SIMDS }; AttentionResult<G, D> of[SIMDS]; u32 is_last; };
+
+struct AttentionState { f32x4 acc; f32 top, sum; };
+
+FN AttentionState attention_nothing() {
+  AttentionState state;
+  state.acc.x = state.acc.y = state.acc.z = state.acc.w = state.sum = 0;
+  state.top = ATTENTION_NONE;
+  return state;
+}
+
+// Both scaled to the maximum of both.
+FN void attention_fold(THREAD AttentionState& to, THREAD const AttentionState& next) {
+  const f32 top = max32(to.top, next.top), keep = exp2_32(to.top - top), take = exp2_32(next.top - top);
+  to.acc.x = fma32(next.acc.x, take, to.acc.x * keep);
+  to.acc.y = fma32(next.acc.y, take, to.acc.y * keep);
+  to.acc.z = fma32(next.acc.z, take, to.acc.z * keep);
+  to.acc.w = fma32(next.acc.w, take, to.acc.w * keep);
+  to.sum = fma32(next.sum, take, to.sum * keep);
+  to.top = top;
+}
+
+// What the SIMD groups of a group found for four features of a head. M is an AttentionGroup, or something like it.
+template <class M>
+FN AttentionState attention_merge(GROUP const M& g, i32 h, i32 d) {
+  AttentionState all = attention_nothing();
+  UNROLL for (i32 s = 0; s < M::SIMDS; s++) {
+    AttentionState next;
+    next.acc.x = g.of[s].acc[h][d]; next.acc.y = g.of[s].acc[h][d + 1];
+    next.acc.z = g.of[s].acc[h][d + 2]; next.acc.w = g.of[s].acc[h][d + 3];
+    next.top = g.of[s].top[h];
+    next.sum = g.of[s].sum[h];
+    attention_fold(all, next);
+  }
+  return all;
+}
+
+template <class E>
+FN void attention_store(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, i32 h, i32 d, THREAD const AttentionState& all) {
+  const i64 to = i64(w.row) * p.out_stride + (w.first_head + h) * p.head_dim + d;
+  const f32 scale = 1.f / all.sum;
+  if (d < p.head_dim) p.out[to] = all.acc.x * scale;
+  if (d + 1 < p.head_dim) p.out[to + 1] = all.acc.y * scale;
+  if (d + 2 < p.head_dim) p.out[to + 2] = all.acc.z * scale;
+  if (d + 3 < p.head_dim) p.out[to + 3] = all.acc.w * scale;
+}
+
+// Merges what the SIMD groups left in group memory, and stores it: as the result where there is one split; otherwise as
+// one of the splits, which the group that ends last folds.
+template <i32 D, class E, class M>
+FN void attention_finish(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, i32 split, GROUP M& g, Lane t) {
+  enum { VECTORS = D / 4, THREADS = M::SIMDS * SIMD, AHEAD = 16 };
+  const i32 thread = t.simd * SIMD + t.lane;
+  const i64 first = (i64(t.gy) * p.heads + w.first_head) * p.max_splits;
+  group_barrier();
+  for (i32 item = thread; item < w.heads * VECTORS; item += THREADS) {
+    const i32 h = item / VECTORS, v = item % VECTORS;
+    const AttentionState all = attention_merge(g, h, v * 4);
+    if (w.splits == 1) {
+      attention_store(p, w, h, v * 4, all);
+    } else {
+      const i64 to = first + h * p.max_splits + split;
+      p.partials[to * VECTORS + v] = all.acc;
+      f32x2 stat;
+      stat.x = all.top; stat.y = all.sum;
+      if (v == 0) p.stats[to] = stat;
     }
-    p.out[i64(row) * p.out_stride + head * p.head_dim + d] = all.acc / all.sum;
+  }
+  if (w.splits == 1) return;  // the whole group
+  group_barrier();
+  if (thread == 0) g.is_last = count_group(p.counters, w.counter, u32(w.splits));
+  group_barrier();
+  if (g.is_last == 0) return;  // the whole group
+  for (i32 item = thread; item < w.heads * VECTORS; item += THREADS) {
+    const i32 h = item / VECTORS, v = item % VECTORS;
+    const i64 from = first + h * p.max_splits;
+    AttentionState all = attention_nothing();
+    for (i32 base = 0; base < w.splits; base += AHEAD) {
+      AttentionState next[AHEAD];
+      UNROLL for (i32 j = 0; j < AHEAD; j++) {
+        const i64 at = from + mini(base + j, w.splits - 1);
+        const f32x2 stat = p.stats[at];
+        next[j].acc = p.partials[at * VECTORS + v];
+        next[j].top = stat.x;
+        next[j].sum = stat.y;
+      }
+      UNROLL for (i32 j = 0; j < AHEAD; j++)
+        if (base + j < w.splits) attention_fold(all, next[j]);
+    }
+    attention_store(p, w, h, v * 4, all);
   }
 }
-KERNEL(attention_combine_f32, AttentionParams<f32>, NoGroup, 128, attention_combine<f32>)
-KERNEL(attention_combine_f16, AttentionParams<f16>, NoGroup, 128, attention_combine<f16>)
+
+// All splits one after another, folded as above.
+template <i32 G, i32 D, i32 SIMDS> struct AttentionStates { enum { THREADS = SIMDS * SIMD, COUNT = (G * D / 4 + THREADS - 1) / THREADS }; AttentionState of[COUNT]; };
+
+template <i32 G, i32 D, class M>
+FN void attention_add_split(THREAD AttentionStates<G, D, M::SIMDS>& states, THREAD const AttentionWork& w, i32 split, GROUP const M& g, Lane t) {
+  enum { VECTORS = D / 4 };
+  group_barrier();
+  UNROLL for (i32 j = 0; j < AttentionStates<G, D, M::SIMDS>::COUNT; j++) {
+    const i32 item = j * M::SIMDS * SIMD + t.simd * SIMD + t.lane, h = item / VECTORS, v = item % VECTORS;
+    if (split == 0) states.of[j] = attention_nothing();
+    if (h < w.heads) attention_fold(states.of[j], attention_merge(g, h, v * 4));
+  }
+  group_barrier();
+}
+
+template <class E, i32 G, i32 D, i32 SIMDS>
+FN void attention_store_all(CONST AttentionParams<E>& p, THREAD const AttentionStates<G, D, SIMDS>& states, THREAD const AttentionWork& w, Lane t) {
+  enum { VECTORS = D / 4 };
+  UNROLL for (i32 j = 0; j < AttentionStates<G, D, SIMDS>::COUNT; j++) {
+    const i32 item = j * SIMDS * SIMD + t.simd * SIMD + t.lane, h = item / VECTORS;
+    if (h < w.heads) attention_store(p, w, h, item % VECTORS * 4, states.of[j]);
+  }
+}
+
+// Any format, and any head of up to 256 features: a lane has each 32nd of a position's, and a SIMD group a position.
+template <class E, i32 G>
+FN void attention_any_split(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, THREAD const f32 (&q)[G][8], i32 split, GROUP AttentionGroup<G, 256>& g, Lane t) {
+  const Ptr<const i32> table = offset(p.blocks, p.table_starts[w.row]);
+  const i32 begin = w.first + split * w.split_len, end = mini(begin + w.split_len, w.position + 1);
+  f32 acc[G][8], top[G], sum[G];
+  UNROLL for (i32 h = 0; h < G; h++) {
+    top[h] = ATTENTION_NONE;
+    sum[h] = 0;
+    UNROLL for (i32 i = 0; i < 8; i++) acc[h][i] = 0;
+  }
+  for (i32 at = begin + t.simd; at < end; at += GROUP_SIMDS) {
+    const i64 from = i64(attention_slot(p, table, w.kv_head, at)) * p.head_dim;
+    f32 key[8], value[8];
+    UNROLL for (i32 i = 0; i < 8; i++) {
+      const bool live = i * SIMD + t.lane < p.head_dim;
+      key[i] = live ? to_f32(p.keys[from + i * SIMD + t.lane]) : 0.f;
+      value[i] = live ? to_f32(p.values[from + i * SIMD + t.lane]) : 0.f;
+    }
+    UNROLL for (i32 h = 0; h < G; h++) {
+      f32 score = 0;
+      UNROLL for (i32 i = 0; i < 8; i++) score = fma32(q[h][i], key[i], score);
+      score = sum_lanes<SIMD>(score) * (p.scale * LOG2_E);
+      const f32 now = max32(top[h], score), keep = exp2_32(top[h] - now), weight = exp2_32(score - now);
+      top[h] = now;
+      sum[h] = fma32(sum[h], keep, weight);
+      UNROLL for (i32 i = 0; i < 8; i++) acc[h][i] = fma32(weight, value[i], acc[h][i] * keep);
+    }
+  }
+  UNROLL for (i32 h = 0; h < G; h++) {
+    UNROLL for (i32 i = 0; i < 8; i++) g.of[t.simd].acc[h][i * SIMD + t.lane] = acc[h][i];
+    if (t.lane == 0) { g.of[t.simd].top[h] = top[h]; g.of[t.simd].sum[h] = sum[h]; }
+  }
+}
+
+template <class E, i32 G, bool LOOP>
+FN void attention_any(CONST AttentionParams<E>& p, GROUP AttentionGroup<G, 256>& g, Lane t) {
+  let_next_start();
+  if (!attention_has_work(p, t)) return;  // the whole group
+  const AttentionWork w = attention_work(p, G, t);
+  wait_for_previous();
+  f32 q[G][8];
+  UNROLL for (i32 h = 0; h < G; h++)
+    UNROLL for (i32 i = 0; i < 8; i++) {
+      const i32 d = i * SIMD + t.lane;
+      q[h][i] = h < w.heads && d < p.head_dim ? p.q[i64(w.row) * p.q_stride + (w.first_head + h) * p.head_dim + d] : 0.f;
+    }
+  if (LOOP) {
+    AttentionStates<G, 256, GROUP_SIMDS> states;
+    for (i32 split = 0; split < w.splits; split++) {
+      attention_any_split(p, w, q, split, g, t);
+      attention_add_split<G, 256>(states, w, split, g, t);
+    }
+    attention_store_all(p, states, w, t);
+  } else {
+    attention_any_split(p, w, q, t.gz, g, t);
+    attention_finish<256>(p, w, t.gz, g, t);
+  }
+}
+#define ATTENTION_ANY(E)                                                                                                        \
+  typedef AttentionGroup<4, 256> attention_##E##_memory;                                                                        \
+  KERNEL(attention_##E, AttentionParams<E>, attention_##E##_memory, 128, attention_any<E, 4, false>)                            \
+  KERNEL(attention_##E##_loop, AttentionParams<E>, attention_##E##_memory, 128, attention_any<E, 4, true>)
+ATTENTION_ANY(f32)
+ATTENTION_ANY(f16)

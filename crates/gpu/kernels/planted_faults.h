@@ -5,6 +5,7 @@ struct FaultParams {
   i32 n, one;
 };
 struct FaultGroup { f32 values[128]; };
+struct FaultCopies { u32x4 chunk; };
 
 FN i32 fault_thread(Lane t) { return t.simd * SIMD + t.lane; }
 
@@ -52,6 +53,25 @@ FN void misaligned(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
   y.at = (f32*)((char*)y.at + 1);
   if (fault_thread(t) == 0) y[0] = 1;
 }
+
+// What the step wrote may not be asked for before the wait; what it did not, may.
+FN void copy_before_wait(CONST FaultParams& p, GROUP FaultCopies& g, Lane t) {
+  const Ptr<const u32x4> x = {(const u32x4*)p.x.at};
+  if (fault_thread(t) == 0) copy16_async(g.chunk, x, 0);
+  copies_asked();
+  copies_arrived<0>();
+  wait_for_previous();
+  if (fault_thread(t) == 0) p.y[0] = bits_to_f32(g.chunk.x);
+}
+FN void copy_not_awaited(CONST FaultParams& p, GROUP FaultCopies& g, Lane t) {
+  const Ptr<const u32x4> x = {(const u32x4*)p.x.at};
+  wait_for_previous();
+  if (fault_thread(t) == 0) copy16_async(g.chunk, x, 0);
+  copies_asked();
+  if (fault_thread(t) == 0) p.y[0] = bits_to_f32(g.chunk.x);
+}
+KERNEL(fault_copy_before_wait, FaultParams, FaultCopies, 128, copy_before_wait)
+KERNEL(fault_copy_not_awaited, FaultParams, FaultCopies, 128, copy_not_awaited)
 
 #define FAULT(NAME) KERNEL(fault_##NAME, FaultParams, FaultGroup, 128, NAME)
 FAULT(barrier_by_some) FAULT(return_before_barrier) FAULT(sum_by_some) FAULT(sum_beside_max) FAULT(read_outside)

@@ -14,6 +14,8 @@ pub(crate) struct Target {
     pub(crate) bulk_copies: bool,
     /// Matrix instructions that there are.
     pub(crate) matrix: Matrix,
+    /// Bytes of group memory that a group may have.
+    pub(crate) group_bytes_max: u32,
     /// Whether a token's results must not depend on the tokens beside it.
     pub(crate) batch_invariant: bool,
 }
@@ -208,41 +210,44 @@ pub(crate) fn embed(format: WeightFormat) -> &'static str {
 pub(crate) struct KvKernels {
     pub(crate) rope_kv_write: &'static str,
     pub(crate) kv_write: &'static str,
-    pub(crate) combine: &'static str,
 }
 
 pub(crate) fn kv(format: KvFormat) -> KvKernels {
     match format {
-        KvFormat::F32 => {
-            KvKernels { rope_kv_write: "rope_kv_write_f32", kv_write: "kv_write_f32", combine: "attention_combine_f32" }
-        }
-        KvFormat::F16 => {
-            KvKernels { rope_kv_write: "rope_kv_write_f16", kv_write: "kv_write_f16", combine: "attention_combine_f16" }
-        }
+        KvFormat::F32 => KvKernels { rope_kv_write: "rope_kv_write_f32", kv_write: "kv_write_f32" },
+        KvFormat::F16 => KvKernels { rope_kv_write: "rope_kv_write_f16", kv_write: "kv_write_f16" },
     }
 }
 
-/// How `attention` is cut into groups.
+/// A kernel of `attention.h` or `attention_f16.h`, and how a row's positions are cut for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttentionVariant {
     pub(crate) kernel: &'static str,
     /// Query heads of a group.
     pub(crate) heads: usize,
-    /// Groups that share the splits of a row, each result going to `attention_combine`; 0: one group takes all splits.
-    pub(crate) split_groups: usize,
+    /// Features of a head that it has room for.
+    pub(crate) dim: usize,
+    pub(crate) threads: u32,
+    pub(crate) group_bytes: u32,
+    /// Splits of a row at most.
+    pub(crate) max_splits: usize,
+    /// Whether one group takes all of them, one after another.
+    pub(crate) loops: bool,
 }
 
-/// Positions of a split, as in `kernels/attention.h`.
-const ATTENTION_SPLIT: usize = 64;
-/// Groups for each multiprocessor that fill a device. Guessed.
-const MULTIPROCESSOR_GROUPS: usize = 4;
-/// Rows above which partial results take more memory than they are worth.
+/// Positions of a tile, as in `kernels/attention.h`.
+const ATTENTION_TILE: usize = 16;
+/// Tiles of a split, where there are more than one: with fewer, folding costs more than it saves.
+pub(crate) const ATTENTION_MIN_TILES: usize = 6;
+/// Splits that are folded at once; more are no faster.
+const ATTENTION_SPLITS_MAX: usize = 16;
+/// Bytes that each SIMD group of `attention_f16.h` keeps on their way, with what it found; and those of the group itself.
+const ATTENTION_SIMD_BYTES: u32 = (24 << 10) + 64;
+const ATTENTION_GROUP_BYTES: u32 = 16;
+/// Groups of the kernels without matrix instructions that a multiprocessor runs at once.
+const ATTENTION_ANY_GROUPS: usize = 4;
+/// Rows above which partial results take more memory than they are worth, where all rows must be cut alike.
 const SPLIT_ROWS_MAX: usize = 16;
-
-/// Splits of a sequence of `max_positions`.
-pub(crate) fn attention_splits(max_positions: usize) -> usize {
-    max_positions.div_ceil(ATTENTION_SPLIT)
-}
 
 /// What attention is computed of, in a step of up to so many rows.
 #[derive(Clone, Copy, Debug)]
@@ -254,29 +259,94 @@ pub(crate) struct AttentionShape {
     pub(crate) max_positions: usize,
 }
 
-/// The variant for `shape`.
+/// The variant for rows that are alone in their sequence, or few.
+///
+/// A row is cut so that there are as many groups as the device runs at once, whatever rows are beside it where results must
+/// not depend on those.
 pub(crate) fn attention(target: &Target, format: KvFormat, shape: AttentionShape) -> AttentionVariant {
-    let group = shape.heads / shape.kv_heads;
-    let (kernel, heads) = match (format, shape.head_dim) {
-        (KvFormat::F16, 64) if group > 4 => ("attention_f16_d64_g8", 8),
-        (KvFormat::F16, 64) => ("attention_f16_d64", 4),
-        (KvFormat::F16, 128) => ("attention_f16_d128", 4),
-        (KvFormat::F16, _) => ("attention_f16", 4),
-        (KvFormat::F32, _) => ("attention_f32", 4),
+    let matrix = match (format, shape.head_dim) {
+        (KvFormat::F16, 64) => Some(["attention_f16_d64", "attention_f16_d64_loop", "attention_f16_d64_wide"]),
+        (KvFormat::F16, 128) => Some(["attention_f16_d128", "attention_f16_d128_loop", "attention_f16_d128_wide"]),
+        _ => None,
     };
-    let groups = shape.rows * shape.kv_heads * group.div_ceil(heads);
-    let splits = attention_splits(shape.max_positions);
-    let fill = target.multiprocessors * MULTIPROCESSOR_GROUPS;
-    let split = splits > 1 && shape.rows <= SPLIT_ROWS_MAX && groups < fill;
-    AttentionVariant { kernel, heads, split_groups: if split { fill.div_ceil(groups).min(splits) } else { 0 } }
+    let heads = if matrix.is_some() { 8 } else { 4 };
+    let groups_of_row = shape.kv_heads * (shape.heads / shape.kv_heads).div_ceil(heads);
+    let rows = if target.batch_invariant { 1 } else { shape.rows.max(1) };
+    let loops = target.batch_invariant && shape.rows > SPLIT_ROWS_MAX;
+    let most = shape.max_positions.div_ceil(ATTENTION_TILE * ATTENTION_MIN_TILES).max(1);
+    let max_splits = |at_once: usize| (at_once / (rows * groups_of_row)).clamp(1, most.min(ATTENTION_SPLITS_MAX));
+    let Some([four, four_loop, eight]) = matrix else {
+        let kernel = match (format, loops) {
+            (KvFormat::F32, false) => "attention_f32",
+            (KvFormat::F32, true) => "attention_f32_loop",
+            (KvFormat::F16, false) => "attention_f16",
+            (KvFormat::F16, true) => "attention_f16_loop",
+        };
+        let max_splits = max_splits(target.multiprocessors * ATTENTION_ANY_GROUPS);
+        return AttentionVariant { kernel, heads, dim: 256, threads: 128, group_bytes: 0, max_splits, loops };
+    };
+    let bytes = |simds: u32| simds * ATTENTION_SIMD_BYTES + ATTENTION_GROUP_BYTES;
+    let wide =
+        !target.batch_invariant && rows * groups_of_row <= target.multiprocessors && bytes(8) <= target.group_bytes_max;
+    let (kernel, simds) = match (wide, loops) {
+        (true, _) => (eight, 8),
+        (false, true) => (four_loop, 4),
+        (false, false) => (four, 4),
+    };
+    AttentionVariant {
+        kernel,
+        heads,
+        dim: shape.head_dim,
+        threads: simds * 32,
+        group_bytes: bytes(simds),
+        // One for each of four fifths of the multiprocessors: with more, memory is slower.
+        max_splits: max_splits(target.multiprocessors * 4 / 5),
+        loops,
+    }
+}
+
+/// Counters that steps need whose attention has up to so many heads: rows are cut where there are few groups of them.
+pub(crate) fn attention_counters(target: &Target, heads: usize) -> usize {
+    (target.multiprocessors * ATTENTION_ANY_GROUPS).max(SPLIT_ROWS_MAX * heads)
+}
+
+/// A kernel of `attention_tiles.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AttentionTilesVariant {
+    pub(crate) kernel: &'static str,
+    pub(crate) group_bytes: u32,
+}
+
+/// Rows of a tile, as in `kernels/attention_tiles.h`.
+pub(crate) const ATTENTION_TILE_ROWS: usize = 128;
+/// Rows of a sequence up to which each is for itself.
+pub(crate) const ATTENTION_SINGLES_MAX: usize = 16;
+
+/// The variant for many rows of a sequence, if there is one: it rounds to f16, and gives a row other bits than
+/// [`attention`].
+pub(crate) fn attention_tiles(target: &Target, format: KvFormat, head_dim: usize) -> Option<AttentionTilesVariant> {
+    let (kernel, dim) = match (format, head_dim) {
+        (KvFormat::F16, 64) => ("attention_tiles_d64", 64),
+        (KvFormat::F16, 128) => ("attention_tiles_d128", 128),
+        _ => return None,
+    };
+    // Queries, keys and values of 64 positions and of the next 64; a scale for each row, and slots.
+    let group_bytes = (ATTENTION_TILE_ROWS as u32 + 4 * 64) * dim * 2 + 1024;
+    let fits = !target.batch_invariant && group_bytes <= target.group_bytes_max;
+    fits.then_some(AttentionTilesVariant { kernel, group_bytes })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const H200: Target =
-        Target { multiprocessors: 132, bulk_copies: true, matrix: Matrix::FourSimdGroups, batch_invariant: false };
+    const H200: Target = Target {
+        multiprocessors: 132,
+        bulk_copies: true,
+        matrix: Matrix::FourSimdGroups,
+        group_bytes_max: 227 << 10,
+        batch_invariant: false,
+    };
 
     #[test]
     fn one_row_has_kernels_of_its_own() {
@@ -314,14 +384,29 @@ mod tests {
     }
 
     #[test]
-    fn attention_is_split_where_rows_do_not_fill_the_device() {
+    fn attention_is_cut_so_that_the_device_is_full() {
         let of = |rows, max_positions| AttentionShape { rows, heads: 32, kv_heads: 8, head_dim: 128, max_positions };
-        let groups = |rows, max_positions| attention(&H200, KvFormat::F16, of(rows, max_positions)).split_groups;
-        assert_eq!(groups(1, 64), 0);
-        assert_eq!(groups(1, 2048), 32);
-        assert_eq!(groups(1, 131_072), 66);
-        assert_eq!(groups(16, 8192), 5);
-        assert_eq!(groups(17, 8192), 0);
+        let variant = |rows, max_positions| attention(&H200, KvFormat::F16, of(rows, max_positions));
+        let splits = |rows, max_positions| variant(rows, max_positions).max_splits;
+        assert_eq!([splits(1, 96), splits(1, 97), splits(1, 2048), splits(1, 131_072)], [1, 2, 13, 13]);
+        assert_eq!([splits(2, 8192), splits(4, 8192), splits(8, 8192), splits(128, 8192)], [6, 3, 1, 1]);
+        assert_eq!(variant(16, 8192).kernel, "attention_f16_d128_wide");
+        assert_eq!(variant(17, 8192).kernel, "attention_f16_d128");
+        let small = Target { group_bytes_max: 99 << 10, ..H200 };
+        assert_eq!(attention(&small, KvFormat::F16, of(1, 8192)).kernel, "attention_f16_d128");
+    }
+
+    #[test]
+    fn rows_beside_a_row_change_nothing_where_they_must_not() {
+        let target = Target { batch_invariant: true, ..H200 };
+        for head_dim in [64, 96, 128] {
+            let of = |rows| AttentionShape { rows, heads: 32, kv_heads: 8, head_dim, max_positions: 8192 };
+            let [one, few, many] = [1, 16, 17].map(|rows| attention(&target, KvFormat::F16, of(rows)));
+            assert_eq!(one, few);
+            assert_eq!(many, AttentionVariant { kernel: many.kernel, loops: true, ..one });
+            assert_eq!(many.kernel, format!("{}_loop", one.kernel));
+            assert_eq!(attention_tiles(&target, KvFormat::F16, head_dim), None);
+        }
     }
 
     #[test]
@@ -330,10 +415,13 @@ mod tests {
             let shape = AttentionShape { rows: 1, heads, kv_heads: 2, head_dim, max_positions: 256 };
             attention(&H200, format, shape).kernel
         };
-        assert_eq!(kernel(KvFormat::F16, 14, 64), "attention_f16_d64_g8");
-        assert_eq!(kernel(KvFormat::F16, 8, 64), "attention_f16_d64");
-        assert_eq!(kernel(KvFormat::F16, 8, 128), "attention_f16_d128");
+        assert_eq!(kernel(KvFormat::F16, 14, 64), "attention_f16_d64_wide");
+        assert_eq!(kernel(KvFormat::F16, 8, 128), "attention_f16_d128_wide");
         assert_eq!(kernel(KvFormat::F16, 8, 96), "attention_f16");
         assert_eq!(kernel(KvFormat::F32, 8, 128), "attention_f32");
+        let tiles = |format, head_dim| attention_tiles(&H200, format, head_dim).map(|variant| variant.kernel);
+        assert_eq!(tiles(KvFormat::F16, 64), Some("attention_tiles_d64"));
+        assert_eq!(tiles(KvFormat::F16, 128), Some("attention_tiles_d128"));
+        assert_eq!([tiles(KvFormat::F16, 96), tiles(KvFormat::F32, 128)], [None, None]);
     }
 }

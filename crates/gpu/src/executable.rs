@@ -8,7 +8,7 @@ use half::f16;
 use plan::{KvFormat, KvLayout, Op, Plan, Rope, StepInput, StepShape};
 use tensor::Tensor;
 
-use crate::dispatch::Target;
+use crate::dispatch::{self, Target};
 use crate::driver::{Driver, DriverError, Recording};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::launch::Region;
@@ -29,6 +29,7 @@ pub(crate) struct GpuExecutable {
     weights: DeviceWeights,
     angles: Vec<Region>,
     cache: KvCache,
+    counters: Region,
     memory: Memory,
     /// By shape, ascending; all placed in `memory`.
     programs: Vec<Program>,
@@ -81,7 +82,8 @@ pub(crate) fn footprint(
     // Sizes alone are asked for, so nothing has to lie anywhere.
     let nowhere = Region { address: Address::default(), bytes: kv_cache };
     let cache = KvCache::at(nowhere, &plan.kv_layers, kv);
-    let source = Source { plan, weights: &DeviceWeights::default(), angles: &[], cache: &cache, target };
+    let source =
+        Source { plan, weights: &DeviceWeights::default(), angles: &[], cache: &cache, target, counters: nowhere };
     // Steps of one token may want more than those of many: attention is split for them.
     let decode = StepShape { tokens: largest.sequences, ..largest };
     let of_one = StepShape { tokens: 1, sequences: 1, outputs: 1 };
@@ -89,7 +91,7 @@ pub(crate) fn footprint(
     let arena = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
     let step = layouts.iter().map(|layout| layout.step.bytes()).max().unwrap_or(0);
     let angles = plan.ropes.iter().map(|rope| (max_positions(plan, &kv) * rope.head_dim) as u64 * 4).sum::<u64>();
-    Footprint { weights, kv_cache, activations: arena + step + angles }
+    Footprint { weights, kv_cache, activations: arena + step + angles + counters_len(plan, &target) as u64 * 4 }
 }
 
 impl GpuExecutable {
@@ -109,6 +111,7 @@ impl GpuExecutable {
         let cache = KvCache::allocate(&mut *driver, &plan.kv_layers, kv, cache_bytes).map_err(cache_error)?;
         let angles = plan.ropes.iter().map(|rope| upload_angles(&mut *driver, rope, max_positions(&plan, &kv)));
         let angles = angles.collect::<Result<_, _>>().map_err(error("rotary angles"))?;
+        let counters = allocate_counters(&mut *driver, &plan, &target).map_err(error("counters"))?;
         let costs = profile::costs(&plan, tensors, cache.layout.format);
         Ok(Self {
             device,
@@ -118,6 +121,7 @@ impl GpuExecutable {
             weights,
             angles,
             cache,
+            counters,
             memory: Memory::default(),
             programs: vec![],
             words: vec![],
@@ -134,6 +138,7 @@ impl GpuExecutable {
             angles: &self.angles,
             cache: &self.cache,
             target: self.target,
+            counters: self.counters,
         }
     }
 
@@ -327,6 +332,23 @@ impl Executable for GpuExecutable {
         self.logits = logits;
         Ok(&self.logits)
     }
+}
+
+/// Counters of attention, all zero: one for each group of a row whose positions other groups share.
+fn allocate_counters(driver: &mut dyn Driver, plan: &Plan, target: &Target) -> Result<Region, DriverError> {
+    let zeros = vec![0u32; counters_len(plan, target)];
+    let bytes = size_of_val(&zeros[..]) as u64;
+    let region = Region { address: driver.allocate(bytes)?, bytes };
+    driver.upload(region.address, bytemuck::cast_slice(&zeros))?;
+    Ok(region)
+}
+
+fn counters_len(plan: &Plan, target: &Target) -> usize {
+    let heads = plan.ops.iter().filter_map(|op| match *op {
+        Op::Attention { ref attention, .. } => Some(attention.heads),
+        _ => None,
+    });
+    dispatch::attention_counters(target, heads.max().unwrap_or(0))
 }
 
 /// (positions, head_dim / 2) of cosine and sine, computed in f64.

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, Footprint, check_load};
-use plan::{KvLayout, Op, Plan, StepShape};
+use plan::{KvFormat, KvLayout, Op, Plan, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 use dispatch::{Matrix, Target};
@@ -163,17 +163,22 @@ impl GpuBackend {
     fn target(&self) -> Target {
         let GpuOptions { batch_invariant } = self.options;
         match self.system {
-            System::Cuda(CudaDevice { multiprocessors, capability, .. }) => Target {
-                multiprocessors: multiprocessors as usize,
-                bulk_copies: capability >= (9, 0),
-                matrix: if capability.0 == 9 { Matrix::FourSimdGroups } else { Matrix::SimdGroup },
+            System::Cuda(ref device) => Target {
+                multiprocessors: device.multiprocessors as usize,
+                bulk_copies: device.capability >= (9, 0),
+                matrix: if device.capability.0 == 9 { Matrix::FourSimdGroups } else { Matrix::SimdGroup },
+                group_bytes_max: device.group_bytes_max(),
                 batch_invariant,
             },
             // Few, so that small models have more work than groups.
             #[cfg(feature = "sim")]
-            System::Sim(_) => {
-                Target { multiprocessors: 3, bulk_copies: true, matrix: Matrix::SimdGroup, batch_invariant }
-            }
+            System::Sim(_) => Target {
+                multiprocessors: 3,
+                bulk_copies: true,
+                matrix: Matrix::SimdGroup,
+                group_bytes_max: 227 << 10,
+                batch_invariant,
+            },
         }
     }
 
@@ -234,8 +239,8 @@ impl Backend for GpuBackend {
         };
         // Gemms of many rows round what they multiply, and are chosen by how many rows there are.
         let Target { matrix, batch_invariant, .. } = self.target();
-        let exact = matrix != Matrix::FourSimdGroups || batch_invariant;
-        let activations: fn(WeightFormat) -> ActivationRounding = if exact {
+        let activations: fn(WeightFormat) -> ActivationRounding = if matrix != Matrix::FourSimdGroups || batch_invariant
+        {
             |_| ActivationRounding::F32
         } else {
             |format| match format {
@@ -244,7 +249,16 @@ impl Backend for GpuBackend {
                 WeightFormat::BF16 => ActivationRounding::BF16,
             }
         };
-        Claims { activations, bit_exact: exact, same_bits: Some(arithmetic), ..Claims::default() }
+        // So does attention of many rows of a sequence.
+        let attention: fn(KvFormat) -> ActivationRounding = if batch_invariant {
+            |_| ActivationRounding::F32
+        } else {
+            |format| match format {
+                KvFormat::F32 => ActivationRounding::F32,
+                KvFormat::F16 => ActivationRounding::F16,
+            }
+        };
+        Claims { activations, attention, bit_exact: batch_invariant, same_bits: Some(arithmetic), ..Claims::default() }
     }
 
     fn footprint(&self, plan: &Plan, weights: &[Tensor], kv: &KvLayout, largest: StepShape) -> Option<Footprint> {

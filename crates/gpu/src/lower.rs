@@ -10,12 +10,14 @@ use crate::params::{
     ActivationParams, AttentionParams, BlockCopyParams, ElementwiseParams, EmbedParams, GemmParams, GemmSegment,
     KvWriteParams, LinearParams, LinearSegment, RmsNormParams, RopeKvWriteParams, RopeParams,
 };
-use crate::step_input::{StepLayout, StepRegions, max_positions};
+use crate::step_input::{AttentionItems, StepLayout, StepRegions, max_positions};
 use crate::weights::{DeviceWeight, DeviceWeights};
 
 /// Rows of values begin at multiples of this many f32, so that kernels load 16 bytes at a time.
 const ROW_ALIGN: usize = 4;
 const F32: u64 = size_of::<f32>() as u64;
+/// f32 beside the weighted values of a split: their maximum, and the sum of their weights.
+const STATS_LEN: usize = 2;
 
 /// What a program is lowered from.
 pub(crate) struct Source<'a> {
@@ -25,6 +27,8 @@ pub(crate) struct Source<'a> {
     pub(crate) angles: &'a [Region],
     pub(crate) cache: &'a KvCache,
     pub(crate) target: Target,
+    /// Counters of attention, zero between launches.
+    pub(crate) counters: Region,
 }
 
 /// Where a program's values lie, before it is known where memory is.
@@ -67,7 +71,7 @@ impl Source<'_> {
         let values = (memory.len as u64 * F32).next_multiple_of(256);
         let scratch_end = values + scratch.next_multiple_of(256);
         ArenaLayout {
-            step: StepLayout::new(shape, self.plan, &self.cache.layout),
+            step: StepLayout::new(shape, self.plan, &self.cache.layout, self.has_attention_tiles()),
             memory,
             scratch: (values, scratch),
             partials: (scratch_end, partials),
@@ -91,20 +95,22 @@ impl Source<'_> {
         normed.max(gemm)
     }
 
-    /// f32 of the partial results of an attention that is split.
+    /// f32 of the partial results of an attention whose rows are cut.
     fn partials_len(&self, op: &Op, shape: StepShape) -> usize {
         let Op::Attention { ref attention, .. } = *op else { return 0 };
-        if self.attention_variant(attention, shape).split_groups == 0 {
+        let singles = self.attention_items(shape).singles;
+        let variant = self.attention_variant(attention, singles);
+        if variant.max_splits == 1 || variant.loops {
             return 0;
         }
-        let head_dim = self.cache.layers[attention.layer].layer.head_dim;
-        shape.tokens * attention.heads * self.max_splits() * (head_dim + 2)
+        singles * attention.heads * variant.max_splits * (variant.dim + STATS_LEN)
     }
 
-    fn attention_variant(&self, attention: &Attention, shape: StepShape) -> dispatch::AttentionVariant {
+    /// For `rows` that are taken for themselves.
+    fn attention_variant(&self, attention: &Attention, rows: usize) -> dispatch::AttentionVariant {
         let layer = self.cache.layers[attention.layer].layer;
         let shape = dispatch::AttentionShape {
-            rows: shape.tokens,
+            rows,
             heads: attention.heads,
             kv_heads: layer.kv_heads,
             head_dim: layer.head_dim,
@@ -113,12 +119,21 @@ impl Source<'_> {
         dispatch::attention(&self.target, self.cache.layout.format, shape)
     }
 
-    fn max_positions(&self) -> usize {
-        max_positions(self.plan, &self.cache.layout)
+    fn attention_tiles(&self, head_dim: usize) -> Option<dispatch::AttentionTilesVariant> {
+        dispatch::attention_tiles(&self.target, self.cache.layout.format, head_dim)
     }
 
-    fn max_splits(&self) -> usize {
-        dispatch::attention_splits(self.max_positions())
+    /// Whether there are kernels for many rows of a sequence, for all layers.
+    fn has_attention_tiles(&self) -> bool {
+        self.cache.layers.iter().all(|layer| self.attention_tiles(layer.layer.head_dim).is_some())
+    }
+
+    fn attention_items(&self, shape: StepShape) -> AttentionItems {
+        AttentionItems::new(shape, self.has_attention_tiles())
+    }
+
+    fn max_positions(&self) -> usize {
+        max_positions(self.plan, &self.cache.layout)
     }
 
     /// The launches of every op, with the arena at `arena` and the step input at `step`.
@@ -725,54 +740,111 @@ impl Program<'_> {
     }
 
     fn attention(&self, q: Place, attention: &Attention, out: Place) -> Vec<Launch> {
-        let cache = &self.source.cache.layers[attention.layer];
-        let variant = self.source.attention_variant(attention, self.shape);
-        let split = variant.split_groups > 0;
+        let AttentionItems { singles, tiles } = self.layout.step.attention;
+        let mut launches = vec![];
+        if singles > 0 {
+            launches.push(self.attention_singles(q, attention, out, singles));
+        }
+        if tiles > 0 {
+            // What the one kernel writes is not lost.
+            let access = if singles > 0 { Access::Update } else { Access::Write };
+            launches.push(self.attention_tiles(q, attention, out, tiles).with(access, out.region));
+        }
+        launches
+    }
+
+    /// Rows that are alone in their sequence, or few: each for itself.
+    fn attention_singles(&self, q: Place, attention: &Attention, out: Place, singles: usize) -> Launch {
+        let variant = self.source.attention_variant(attention, singles);
         let (offset, bytes) = self.layout.partials;
-        let partials = if split { self.arena.part(offset, bytes) } else { Region::default() };
+        let is_cut = variant.max_splits > 1 && !variant.loops;
+        let (mut partials, mut stats, mut counters) = (Region::default(), Region::default(), Region::default());
+        let chunks =
+            (attention.heads / self.source.cache.layers[attention.layer].layer.kv_heads).div_ceil(variant.heads);
+        let groups_of_row = self.source.cache.layers[attention.layer].layer.kv_heads * chunks;
+        if is_cut {
+            let all = self.arena.part(offset, bytes);
+            let splits = (singles * attention.heads * variant.max_splits) as u64;
+            partials = all.part(0, splits * variant.dim as u64 * F32);
+            stats = all.part(partials.bytes, splits * STATS_LEN as u64 * F32);
+            counters = self.source.counters.part(0, (singles * groups_of_row) as u64 * 4);
+        }
         let params = AttentionParams {
+            num_items: self.step.num_singles.address,
+            items: self.step.singles.address,
+            partials: partials.address,
+            stats: stats.address,
+            counters: counters.address,
+            max_splits: index(variant.max_splits),
+            min_tiles: index(dispatch::ATTENTION_MIN_TILES),
+            ..self.attention_params(q, attention, out)
+        };
+        let splits = if is_cut { variant.max_splits } else { 1 };
+        self.attention_launch(variant.kernel, [groups_of_row, singles, splits], &params, q, attention)
+            .with_groups_of(variant.threads, variant.group_bytes)
+            .with(Access::Constant, self.step.num_singles)
+            .with(Access::Constant, self.step.singles)
+            .with(Access::Write, out.region)
+            .with(Access::Write, partials)
+            .with(Access::Write, stats)
+            .with(Access::Update, counters)
+    }
+
+    /// Many rows of a sequence, together.
+    fn attention_tiles(&self, q: Place, attention: &Attention, out: Place, tiles: usize) -> Launch {
+        let layer = self.source.cache.layers[attention.layer].layer;
+        let variant = self.source.attention_tiles(layer.head_dim).expect("there are tiles where there is a kernel");
+        let params = AttentionParams {
+            num_items: self.step.num_tiles.address,
+            items: self.step.tiles.address,
+            ..self.attention_params(q, attention, out)
+        };
+        self.attention_launch(variant.kernel, [attention.heads, tiles, 1], &params, q, attention)
+            .with_groups_of(GROUP_THREADS, variant.group_bytes)
+            .with(Access::Constant, self.step.num_tiles)
+            .with(Access::Constant, self.step.tiles)
+    }
+
+    /// What the kernels of attention have in common.
+    fn attention_params(&self, q: Place, attention: &Attention, out: Place) -> AttentionParams {
+        let cache = &self.source.cache.layers[attention.layer];
+        AttentionParams {
             q: q.region.address,
             keys: cache.keys.address,
             values: cache.values.address,
-            rows: self.live(q.rows).address,
             positions: self.step.positions.address,
             table_starts: self.step.table_starts.address,
             blocks: self.step.blocks.address,
             out: out.region.address,
-            partials: partials.address,
             heads: index(attention.heads),
             kv_heads: index(cache.layer.kv_heads),
             head_dim: index(cache.layer.head_dim),
             block_len: index(self.source.cache.layout.block_len),
             // A window beyond any position is no window.
             window: attention.window.map_or(0, |window| window.min(self.source.max_positions()) as i32),
-            max_splits: index(self.source.max_splits()),
             q_stride: index(q.stride),
             out_stride: index(out.stride),
             scale: attention.scale,
-            split_groups: index(variant.split_groups),
-        };
-        let chunks = (attention.heads / cache.layer.kv_heads).div_ceil(variant.heads);
-        let rows = self.rows(q.rows);
-        let groups = [cache.layer.kv_heads * chunks, rows, variant.split_groups.max(1)];
-        let launch = Launch::new(variant.kernel, groups, &params)
+            ..AttentionParams::default()
+        }
+    }
+
+    fn attention_launch(
+        &self,
+        kernel: &'static str,
+        groups: [usize; 3],
+        params: &AttentionParams,
+        q: Place,
+        attention: &Attention,
+    ) -> Launch {
+        let cache = &self.source.cache.layers[attention.layer];
+        Launch::new(kernel, groups, params)
             .with(Access::Read, q.region)
             .with(Access::Read, cache.keys)
             .with(Access::Read, cache.values)
-            .with(Access::Constant, self.live(q.rows))
             .with(Access::Constant, self.step.positions)
             .with(Access::Constant, self.step.table_starts)
-            .with(Access::Constant, self.step.blocks);
-        if !split {
-            return vec![launch.with(Access::Write, out.region)];
-        }
-        let kernel = dispatch::kv(self.source.cache.layout.format).combine;
-        let combine = Launch::new(kernel, [attention.heads, rows, 1], &params)
-            .with(Access::Read, partials)
-            .with(Access::Constant, self.live(q.rows))
-            .with(Access::Constant, self.step.positions)
-            .with(Access::Write, out.region);
-        vec![launch.with(Access::Write, partials), combine]
+            .with(Access::Constant, self.step.blocks)
     }
 
     fn elementwise(&self, kernel: &'static str, a: Place, b: Option<Place>, out: Place) -> Launch {

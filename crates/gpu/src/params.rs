@@ -165,17 +165,20 @@ params! {
         padding: i32,
     }
 
-    /// `attention.h`
+    /// `attention.h`, and those that follow it
     "AttentionParams<f32> AttentionParams<f16>" struct AttentionParams {
         q: Address,
         keys: Address,
         values: Address,
-        rows: Address,
+        num_items: Address,
+        items: Address,
         positions: Address,
         table_starts: Address,
         blocks: Address,
         out: Address,
         partials: Address,
+        stats: Address,
+        counters: Address,
         heads: i32,
         kv_heads: i32,
         head_dim: i32,
@@ -185,7 +188,7 @@ params! {
         q_stride: i32,
         out_stride: i32,
         scale: f32,
-        split_groups: i32,
+        min_tiles: i32,
     }
 
     /// `sm90/activations.h`

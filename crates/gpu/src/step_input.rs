@@ -3,6 +3,7 @@
 
 use plan::{KvLayout, Plan, StepError, StepInput, StepShape};
 
+use crate::dispatch::{ATTENTION_SINGLES_MAX, ATTENTION_TILE_ROWS};
 use crate::launch::Region;
 
 /// Where each part begins, in i32.
@@ -14,17 +15,50 @@ pub(crate) struct StepLayout {
     slots: usize,
     table_starts: usize,
     output_rows: usize,
+    single_items: usize,
+    tile_items: usize,
     blocks: usize,
     len: usize,
+    pub(crate) attention: AttentionItems,
     block_len: usize,
     max_positions: usize,
 }
 
-/// Live rows: tokens, outputs; then nothing up to 16 bytes.
+/// Live rows: tokens, outputs; and live items of attention: singles, tiles.
 const HEADER_LEN: usize = 4;
+/// An item of attention: a row and the positions before the step's first of its sequence; or the first row of a tile and
+/// its rows.
+const ITEM_LEN: usize = 2;
+
+/// Room for the items that attention takes in a step: rows for themselves, and tiles of rows of one sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AttentionItems {
+    pub(crate) singles: usize,
+    pub(crate) tiles: usize,
+}
+
+impl AttentionItems {
+    /// For steps of up to `shape`, `tiles` where there is a kernel for them.
+    pub(crate) fn new(shape: StepShape, tiles: bool) -> Self {
+        let StepShape { tokens, sequences, .. } = shape;
+        if !tiles || tokens <= ATTENTION_SINGLES_MAX {
+            return Self { singles: tokens, tiles: 0 };
+        }
+        // The only sequence of a step has all of its rows.
+        let singles = if sequences == 1 { 0 } else { tokens.min(sequences * ATTENTION_SINGLES_MAX) };
+        Self { singles, tiles: tokens / ATTENTION_TILE_ROWS + sequences.min(tokens) }
+    }
+
+    /// Whether a sequence's rows make tiles.
+    fn makes_tiles(&self, num_rows: usize) -> bool {
+        self.tiles > 0 && (self.singles == 0 || num_rows > ATTENTION_SINGLES_MAX)
+    }
+}
 
 impl StepLayout {
-    pub(crate) fn new(shape: StepShape, plan: &Plan, kv: &KvLayout) -> Self {
+    /// With `tiles` where attention has a kernel for many rows of a sequence.
+    pub(crate) fn new(shape: StepShape, plan: &Plan, kv: &KvLayout, tiles: bool) -> Self {
+        let attention = AttentionItems::new(shape, tiles);
         let max_positions = max_positions(plan, kv);
         let mut len = HEADER_LEN;
         let mut reserve = |count: usize| {
@@ -39,8 +73,11 @@ impl StepLayout {
             slots: reserve(shape.tokens),
             table_starts: reserve(shape.tokens),
             output_rows: reserve(shape.outputs),
+            single_items: reserve(attention.singles * ITEM_LEN),
+            tile_items: reserve(attention.tiles * ITEM_LEN),
             blocks: reserve(shape.sequences * max_positions.div_ceil(kv.block_len)),
             len,
+            attention,
             block_len: kv.block_len,
             max_positions,
         }
@@ -59,6 +96,7 @@ impl StepLayout {
         words[1] = input.output_rows.len() as i32;
         copy(&mut words[self.token_ids..], &input.token_ids);
         copy(&mut words[self.output_rows..], &input.output_rows);
+        let (mut singles, mut tiles) = (0, 0);
         for sequence in &input.sequences {
             if sequence.kv_len() > self.max_positions {
                 let (kv_len, most) = (sequence.kv_len(), self.max_positions);
@@ -73,7 +111,22 @@ impl StepLayout {
                 words[self.slots + row] = (block * self.block_len + position % self.block_len) as i32;
                 words[self.table_starts + row] = table_start;
             }
+            let rows = sequence.first_row..sequence.first_row + sequence.num_rows;
+            let mut push = |start: usize, count: &mut usize, item: [usize; ITEM_LEN]| {
+                let at = start + *count * ITEM_LEN;
+                words[at..at + ITEM_LEN].copy_from_slice(&item.map(|n| n as i32));
+                *count += 1;
+            };
+            if self.attention.makes_tiles(sequence.num_rows) {
+                for row in rows.clone().step_by(ATTENTION_TILE_ROWS) {
+                    push(self.tile_items, &mut tiles, [row, ATTENTION_TILE_ROWS.min(rows.end - row)]);
+                }
+            } else {
+                rows.for_each(|row| push(self.single_items, &mut singles, [row, sequence.first_position]));
+            }
         }
+        words[2] = singles as i32;
+        words[3] = tiles as i32;
         Ok(())
     }
 
@@ -89,6 +142,10 @@ impl StepLayout {
             slots: part(self.slots, self.shape.tokens),
             table_starts: part(self.table_starts, self.shape.tokens),
             output_rows: part(self.output_rows, self.shape.outputs),
+            num_singles: part(2, 1),
+            num_tiles: part(3, 1),
+            singles: part(self.single_items, self.attention.singles * ITEM_LEN),
+            tiles: part(self.tile_items, self.attention.tiles * ITEM_LEN),
             blocks: part(self.blocks, self.len - self.blocks),
         }
     }
@@ -117,6 +174,13 @@ pub(crate) struct StepRegions {
     /// Where the row's block table begins in `blocks`.
     pub(crate) table_starts: Region,
     pub(crate) output_rows: Region,
+    /// Live items of attention.
+    pub(crate) num_singles: Region,
+    pub(crate) num_tiles: Region,
+    /// (row, positions before the step) of rows that attention takes for themselves.
+    pub(crate) singles: Region,
+    /// (first row, rows) of those that it takes together.
+    pub(crate) tiles: Region,
     pub(crate) blocks: Region,
 }
 
@@ -133,14 +197,15 @@ mod tests {
         input.push_sequence(&[11, 12, 13], 3, &[7, 2, 5]);
         input.push_sequence(&[14], 0, &[1]);
         input.output_rows = vec![2, 3];
-        let layout = StepLayout::new(input.shape().bucket(), &plan, &kv);
+        let layout = StepLayout::new(input.shape().bucket(), &plan, &kv, true);
         let mut words = vec![];
         layout.encode(&input, &mut words).unwrap();
-        assert_eq!(words[..2], [4, 2]);
+        assert_eq!(words[..4], [4, 2, 4, 0]);
         assert_eq!(words[layout.token_ids..][..4], [11, 12, 13, 14]);
         assert_eq!(words[layout.positions..][..4], [3, 4, 5, 0]);
         assert_eq!(words[layout.slots..][..4], [31, 8, 9, 4]);
         assert_eq!(words[layout.table_starts..][..4], [0, 0, 0, 2]);
+        assert_eq!(words[layout.single_items..][..8], [0, 3, 1, 3, 2, 3, 3, 0]);
         // The third block of the first table is not reached.
         assert_eq!(words[layout.blocks..], [7, 2, 1]);
         assert!(words.len() * 4 <= layout.bytes() as usize);
@@ -149,5 +214,32 @@ mod tests {
         input.block_tables = vec![0; 200];
         input.sequences[0].table_len = 160;
         assert!(layout.encode(&input, &mut words).unwrap_err().to_string().contains("603 tokens where 32"));
+    }
+
+    #[test]
+    fn many_rows_of_a_sequence_are_tiles() {
+        let (plan, _) = testing::tiny_model("llama", 1, tensor::WeightFormat::F32);
+        let kv = KvLayout { format: KvFormat::F16, block_len: 50, num_blocks: 8 };
+        let encoded = |lens: &[(usize, usize)], tiles| {
+            let mut input = StepInput::default();
+            for &(len, position) in lens {
+                input.push_sequence(&vec![1; len], position, &[0, 1, 2, 3, 4, 5]);
+            }
+            let layout = StepLayout::new(input.shape().bucket(), &plan, &KvLayout { num_blocks: 16, ..kv }, tiles);
+            let mut words = vec![];
+            layout.encode(&input, &mut words).unwrap();
+            let items = |start: usize, count: i32, room: usize| {
+                assert!(count as usize <= room, "{count} items, room for {room}");
+                words[start..start + 2 * count as usize].to_vec()
+            };
+            let AttentionItems { singles, tiles } = layout.attention;
+            (items(layout.single_items, words[2], singles), items(layout.tile_items, words[3], tiles))
+        };
+        let max_positions = plan.context_len.min(256);
+        assert!(max_positions >= 20, "the tiny model has room");
+        assert_eq!(encoded(&[(17, 2), (2, 9)], true), (vec![17, 9, 18, 9], vec![0, 17]));
+        assert_eq!(encoded(&[(17, 0)], true), (vec![], vec![0, 17]));
+        assert!(encoded(&[(16, 0)], true).1.is_empty());
+        assert_eq!(encoded(&[(17, 0)], false).0.len(), 34);
     }
 }

@@ -1,4 +1,4 @@
-//! The same bits: in either thread order, with attention split over groups or not, with ops fused or not (but for norms of
+//! The same bits, where a token's results must not depend on those beside it: in either thread order, with attention split over groups or not, with ops fused or not (but for norms of
 //! single heads, which `rope_kv_write` sums in an order of its own), observed or not.
 
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use testing::Rng;
 use testing::tiny::{random_weights, tiny_model};
 
 fn load(order: ThreadOrder, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) -> Box<dyn Executable> {
-    GpuBackend::simulator(order, 1 << 30, GpuOptions::default()).load(plan.clone(), weights.to_vec(), kv).unwrap()
+    let options = GpuOptions { batch_invariant: true };
+    GpuBackend::simulator(order, 1 << 30, options).load(plan.clone(), weights.to_vec(), kv).unwrap()
 }
 
 /// The bits of the logits at every position of `tokens`, in steps of `chunk`.

@@ -47,11 +47,16 @@ pub fn checkpoint_nmse_max(rounding: ActivationRounding, kv: KvFormat) -> f64 {
     model_nmse_max(rounding, KvFormat::F32) + cache
 }
 
-/// The coarsest rounding that `activations` does for any of these matrices.
-pub fn coarsest(weights: &[Tensor], activations: fn(WeightFormat) -> ActivationRounding) -> ActivationRounding {
+/// The coarsest rounding that `activations` does for any of these matrices, and attention.
+pub fn coarsest(
+    weights: &[Tensor],
+    activations: fn(WeightFormat) -> ActivationRounding,
+    attention: ActivationRounding,
+) -> ActivationRounding {
     let roundings = weights.iter().filter(|tensor| tensor.shape().len() > 1).map(|tensor| activations(tensor.format()));
     let size = |rounding: &ActivationRounding| model_nmse_max(*rounding, KvFormat::F32);
-    roundings.max_by(|a, b| size(a).total_cmp(&size(b))).unwrap_or(ActivationRounding::F32)
+    let coarser = |a, b| if size(&b) > size(&a) { b } else { a };
+    roundings.fold(attention, coarser)
 }
 
 /// Σ(found - expected)² / Σ expected².
@@ -135,6 +140,7 @@ pub struct ErrorAnalysis {
     plan: Arc<Plan>,
     weights: Vec<Tensor>,
     rounding: Vec<ActivationRounding>,
+    attention_rounding: ActivationRounding,
     cache: KvCache,
     cache_error: KvCache,
 }
@@ -150,10 +156,17 @@ impl ErrorAnalysis {
         Self {
             weights: weights.to_vec(),
             rounding: weights.iter().map(|tensor| rounding(tensor.format())).collect(),
+            attention_rounding: ActivationRounding::F32,
             cache: KvCache::new(&plan.kv_layers, kv),
             cache_error: KvCache::new(&plan.kv_layers, KvLayout { format: KvFormat::F32, ..kv }),
             plan,
         }
+    }
+
+    /// The same where attention rounds queries, and the weights of values, to `rounding`.
+    #[must_use]
+    pub fn with_attention(self, rounding: ActivationRounding) -> Self {
+        Self { attention_rounding: rounding, ..self }
     }
 
     /// Runs a step. Returns the logits with their bounds.
@@ -324,7 +337,11 @@ impl ErrorAnalysis {
         let scale = f64::from(attention.scale).abs();
         let row_width = attention.heads * layer.head_dim;
         let mut error = Vec::with_capacity(value.len());
-        for ((q, q_error), row) in q.value.chunks_exact(row_width).zip(q.error.chunks_exact(row_width)).zip(rows) {
+        let rounded = rounding_error(self.attention_rounding, &q.value, &q.error);
+        let q_error: Vec<f64> = q.error.iter().zip(rounded).map(|(error, rounded)| error + rounded).collect();
+        // Of a weight of 1, which is the largest.
+        let weight_error = rounding_error(self.attention_rounding, &[1.0], &[0.0])[0];
+        for ((q, q_error), row) in q.value.chunks_exact(row_width).zip(q_error.chunks_exact(row_width)).zip(rows) {
             let first = attention.window.map_or(0, |window| (row.position + 1).saturating_sub(window));
             let slots = &row.slots[first..=row.position];
             let heads = q.chunks_exact(layer.head_dim).zip(q_error.chunks_exact(layer.head_dim));
@@ -351,7 +368,7 @@ impl ErrorAnalysis {
                 // Each weight is off by e^δ, and so is their sum; then the exponential of a rounded argument, a sum
                 // over all positions, and rescaling whenever a kernel that streams meets a new maximum.
                 let arithmetic = gamma(2 * slots.len() + 32) + 4.0 * (max - min) * ROUNDOFF;
-                let relative = (2.0 * score_error).exp_m1() + arithmetic;
+                let relative = (2.0 * score_error).exp_m1() + arithmetic + weight_error;
                 let mut head_error = vec![0.0; layer.head_dim];
                 for (weight, &slot) in weights.iter().zip(slots) {
                     let v = self.cache.v(attention.layer, slot, kv_head);

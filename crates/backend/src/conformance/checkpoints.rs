@@ -193,7 +193,10 @@ pub fn compare(
     let nmse_max = nmse_max(&claims, &other.backend.claims(), work);
     let places = places(&device.plan, &other.plan);
     let is_reference = other.backend.device().name == ReferenceBackend::NAME;
-    let mut analysis = is_reference.then(|| ErrorAnalysis::new(device.plan.clone(), weights, *kv, claims.activations));
+    let mut analysis = is_reference.then(|| {
+        let analysis = ErrorAnalysis::new(device.plan.clone(), weights, *kv, claims.activations);
+        analysis.with_attention((claims.attention)(kv.format))
+    });
 
     let mut checkpoints: BTreeMap<Key, Checkpoint> = BTreeMap::new();
     let mut in_place: BTreeMap<Key, InPlace> = BTreeMap::new();
@@ -246,7 +249,8 @@ pub(super) fn nmse_max(a: &Claims, b: &Claims, work: &Work) -> f64 {
     if arithmetic.is_some() && arithmetic == b.arithmetic(&work.weights) {
         return 0.0;
     }
-    let rounding = |claims: &Claims| tolerance::coarsest(&work.weights, claims.activations);
+    let attention = |claims: &Claims| (claims.attention)(work.kv.format);
+    let rounding = |claims: &Claims| tolerance::coarsest(&work.weights, claims.activations, attention(claims));
     let of = |claims| tolerance::checkpoint_nmse_max(rounding(claims), work.kv.format);
     of(a) + of(b)
 }

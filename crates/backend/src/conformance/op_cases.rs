@@ -13,7 +13,7 @@ use testing::{ErrorAnalysis, Rng};
 use super::model_cases::random_steps;
 use super::trial::{Trial, Twins, replay};
 use super::{CACHE_TOKENS, Outcome, distinct};
-use crate::Backend;
+use crate::{Backend, Claims};
 
 /// An op in the smallest plan that shows its result as logits.
 #[derive(Clone)]
@@ -42,14 +42,17 @@ impl OpCase {
         let weights = self.weights(&forms[0], &mut rng, format);
         let steps = random_steps(&mut rng, forms[0].vocab_size, &kv, &self.lens);
         // Backends that round alike have their bounds in common.
-        let mut known: Vec<([ActivationRounding; WeightFormat::ALL.len()], Vec<Bounded>)> = Vec::new();
+        let mut known: Vec<([ActivationRounding; WeightFormat::ALL.len() + 1], Vec<Bounded>)> = Vec::new();
         let mut outcomes = Vec::new();
         let mut twins = Twins::default();
         for &backend in backends {
-            let activations = backend.claims().activations;
-            let rounding = WeightFormat::ALL.map(activations);
+            let Claims { activations, attention, .. } = backend.claims();
+            let attention = attention(kv.format);
+            let mut rounding = [attention; WeightFormat::ALL.len() + 1];
+            rounding.iter_mut().zip(WeightFormat::ALL).for_each(|(rounding, format)| *rounding = activations(format));
             if known.last().is_none_or(|(of, _)| *of != rounding) {
-                let mut analysis = ErrorAnalysis::new(forms[0].clone(), &weights, kv, activations);
+                let analysis = ErrorAnalysis::new(forms[0].clone(), &weights, kv, activations);
+                let mut analysis = analysis.with_attention(attention);
                 known.push((rounding, steps.iter().map(|input| analysis.run(input)).collect()));
             }
             let expected = known.last().map_or(&[][..], |(_, expected)| expected);

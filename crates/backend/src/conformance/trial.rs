@@ -84,7 +84,8 @@ impl<'a> Trial<'a> {
         expected: &[f64],
     ) -> Result<(), String> {
         same_len(input, found.len(), expected.len())?;
-        let rounding = tolerance::coarsest(weights, self.claims.activations);
+        let attention = (self.claims.attention)(self.kv.format);
+        let rounding = tolerance::coarsest(weights, self.claims.activations, attention);
         let tolerance = tolerance::model_nmse_max(rounding, self.kv.format);
         let error = nmse(found.iter().map(|&x| f64::from(x)), expected);
         let worst = Worst { error, tolerance, measure: Measure::Nmse };

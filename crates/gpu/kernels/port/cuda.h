@@ -4,7 +4,7 @@ typedef int i32; typedef unsigned u32; typedef long long i64;
 typedef float f32;
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
-typedef uint4 u32x4; typedef float2 f32x2; typedef float4 f32x4;
+typedef uint4 u32x4; typedef int2 i32x2; typedef float2 f32x2; typedef float4 f32x4;
 #define GROUP
 #define THREAD
 #define CONST const
@@ -40,6 +40,7 @@ template <class T> FN bool given(T* p) { return p != nullptr; }
 // The same memory, in other units.
 FN const f32* scalars(const f32x4* p) { return reinterpret_cast<const f32*>(p); }
 FN const u32x4* vectors16(const f16* p) { return reinterpret_cast<const u32x4*>(p); }
+FN const f32x4* vectors4(const f32* p) { return reinterpret_cast<const f32x4*>(p); }
 FN u32x4 load_once(const u32x4* p, i64 i) {  // read-only data used once: weights
   u32x4 r;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3},[%4];"
@@ -62,12 +63,24 @@ FN void let_next_start() {
 }
 FN void group_barrier() { __syncthreads(); }
 FN void simd_barrier() { __syncwarp(); }
+// One thread counts its group, after a group barrier: 1 for the last of `groups`, which then sees, after another barrier, what
+// all of them wrote to device memory before; and the counter is zero again.
+FN u32 count_group(u32* counters, i64 i, u32 groups) {
+  u32 before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0,[%1],1;" : "=r"(before) : "l"(counters + i) : "memory");
+  if (before + 1 < groups) return 0;
+  counters[i] = 0;
+  return 1;
+}
+FN bool any_lane(bool v) { return __any_sync(~0u, v); }
+FN i32 shuffle(i32 v, i32 lane) { return __shfl_sync(~0u, v, lane); }
 FN f32 shuffle_xor(f32 v, i32 mask) { return __shfl_xor_sync(~0u, v, mask); }
 // Over each L consecutive lanes, L a power of two; every lane gets the result.
 template <i32 L> FN f32 sum_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v += shuffle_xor(v, m); return v; }
 template <i32 L> FN f32 max_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v = fmaxf(v, shuffle_xor(v, m)); return v; }
 
 FN f32 bits_to_f32(u32 bits) { return __uint_as_float(bits); }
+FN u32 f32_to_bits(f32 v) { return __float_as_uint(v); }
 FN f32 to_f32(f32 v) { return v; }
 FN f32 to_f32(bf16 v) { return __uint_as_float((u32)v.bits << 16); }
 FN f32 to_f32(f16 v) { f32 r; asm("cvt.f32.f16 %0,%1;" : "=f"(r) : "h"(v.bits)); return r; }
@@ -79,6 +92,7 @@ FN f32x2 f16x2_to_f32(u32 v) {
   asm("{.reg .b16 a, b; mov.b32 {a,b},%2; cvt.f32.f16 %0,a; cvt.f32.f16 %1,b;}" : "=f"(r.x), "=f"(r.y) : "r"(v));
   return r;
 }
+FN u32 f32x2_to_f16x2(f32 a, f32 b) { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
 FN f32x2 bf16x2_to_f32(u32 v) { return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)); }
 FN f32x4 i8x4_to_f32(u32 v) {  // code + 128 into the mantissa of 2^23, then subtract: faster than I2F
   v ^= 0x80808080u;
@@ -91,8 +105,36 @@ FN f32x4 i8x4_to_f32(u32 v) {  // code + 128 into the mantissa of 2^23, then sub
 }
 FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return make_uint4(x, y, z, w); }
 FN f32 exp32(f32 x) { return expf(x); }
+FN f32 exp2_32(f32 x) { f32 r; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x)); return r; }  // to 2 units in the last place
+FN f32 abs32(f32 x) { return fabsf(x); }
 FN f32 inv_sqrt(f32 x) { return 1.f / sqrtf(x); }
 FN f32 fma32(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
 FN f32 max32(f32 a, f32 b) { return fmaxf(a, b); }
 FN i32 mini(i32 a, i32 b) { return min(a, b); }
 FN i32 maxi(i32 a, i32 b) { return max(a, b); }
+
+#define MATRIX_16X8X16 1
+// c (16, 8) += a (16, 16) · b (16, 8), of f16 with sums in f32, by the lanes of a SIMD group together. With g = lane / 4 and
+// i = lane % 4 · 2, a lane has of c the columns i and i + 1 of row g, then of row g + 8; of a the columns i and i + 1 of rows
+// g and g + 8, then i + 8 and i + 9 of both; of b the rows i and i + 1 of column g, then i + 8 and i + 9.
+FN void mma_f16_16x8x16(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Four matrices of 8 rows of 16 bytes, as mma_f16_16x8x16 has its operands: lane l says where row l % 8 of matrix l / 8 is.
+FN void load_matrices(u32 (&to)[4], const u32x4& row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"((u32)__cvta_generic_to_shared(&row)) : "memory");
+}
+// The same of matrices of halves, each turned: rows become columns.
+FN void load_matrices_turned(u32 (&to)[4], const u32x4& row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"((u32)__cvta_generic_to_shared(&row)) : "memory");
+}
+// Copies from device to group memory that run on: asked for one by one, then closed to a batch, which has arrived when all but
+// the last N batches have. That is for the thread that asked; others need a barrier too.
+FN void copy16_async(u32x4& to, const u32x4* from, i64 i) {
+  asm volatile("cp.async.cg.shared.global [%0],[%1],16;" :: "r"((u32)__cvta_generic_to_shared(&to)), "l"(from + i) : "memory");
+}
+FN void copies_asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <i32 N> FN void copies_arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }

@@ -5,7 +5,7 @@
 using namespace metal;
 typedef int i32; typedef uint u32; typedef long i64;
 typedef float f32; typedef half f16; typedef bfloat bf16;
-typedef uint4 u32x4; typedef float2 f32x2; typedef float4 f32x4;
+typedef uint4 u32x4; typedef int2 i32x2; typedef float2 f32x2; typedef float4 f32x4;
 #define GROUP threadgroup
 #define THREAD thread
 #define CONST constant
@@ -46,6 +46,7 @@ template <class T> FN bool given(device T* p) { return p != nullptr; }
 // The same memory, in other units.
 FN device const f32* scalars(device const f32x4* p) { return (device const f32*)p; }
 FN device const u32x4* vectors16(device const f16* p) { return (device const u32x4*)p; }
+FN device const f32x4* vectors4(device const f32* p) { return (device const f32x4*)p; }
 FN u32x4 load_once(device const u32x4* p, i64 i) { return p[i]; }
 FN f16 load_once(device const f16* p, i64 i) { return p[i]; }
 
@@ -54,12 +55,27 @@ FN void wait_for_previous() {}
 FN void let_next_start() {}
 FN void group_barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
 FN void simd_barrier() { simdgroup_barrier(mem_flags::mem_threadgroup); }
+// One thread counts its group, after a group barrier: 1 for the last of `groups`, which then sees, after another barrier, what
+// all of them wrote to device memory before; and the counter is zero again. Metal's atomics are relaxed, and its group
+// barriers order device memory within a group alone: it is the fences (Metal 3.2) that order the writes of all groups,
+// which the specification promises, and no device has shown yet.
+FN u32 count_group(device u32* counters, i64 i, u32 groups) {
+  atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);
+  device atomic_uint* counter = (device atomic_uint*)(counters + i);
+  if (atomic_fetch_add_explicit(counter, 1u, memory_order_relaxed) + 1 < groups) return 0;
+  atomic_store_explicit(counter, 0u, memory_order_relaxed);
+  atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);
+  return 1;
+}
+FN bool any_lane(bool v) { return simd_any(v); }
+FN i32 shuffle(i32 v, i32 lane) { return simd_shuffle(v, (ushort)lane); }
 FN f32 shuffle_xor(f32 v, i32 m) { return simd_shuffle_xor(v, (ushort)m); }
 // Over each L consecutive lanes, L a power of two; every lane gets the result.
 template <i32 L> FN f32 sum_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v += shuffle_xor(v, m); return v; }
 template <i32 L> FN f32 max_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v = max(v, shuffle_xor(v, m)); return v; }
 
 FN f32 bits_to_f32(u32 bits) { return as_type<f32>(bits); }
+FN u32 f32_to_bits(f32 v) { return as_type<u32>(v); }
 FN f32 to_f32(f32 v) { return v; }
 FN f32 to_f32(f16 v) { return f32(v); }
 FN f32 to_f32(bf16 v) { return f32(v); }
@@ -67,12 +83,17 @@ FN f16 to_f16(f32 v) { return f16(v); }
 FN void store(device f32* p, i64 i, f32 v) { p[i] = v; }
 FN void store(device f16* p, i64 i, f32 v) { p[i] = f16(v); }
 FN f32x2 f16x2_to_f32(u32 v) { return float2(as_type<half2>(v)); }
+FN u32 f32x2_to_f16x2(f32 a, f32 b) { return as_type<u32>(half2(a, b)); }
 FN f32x2 bf16x2_to_f32(u32 v) { return float2(as_type<float>(v << 16), as_type<float>(v & 0xffff0000u)); }
 FN f32x4 i8x4_to_f32(u32 v) { return float4(as_type<char4>(v)); }
 FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return uint4(x, y, z, w); }
 FN f32 exp32(f32 x) { return precise::exp(x); }
+FN f32 exp2_32(f32 x) { return exp2(x); }
+FN f32 abs32(f32 x) { return abs(x); }
 FN f32 inv_sqrt(f32 x) { return 1.f / precise::sqrt(x); }
 FN f32 fma32(f32 a, f32 b, f32 c) { return fma(a, b, c); }
 FN f32 max32(f32 a, f32 b) { return max(a, b); }
 FN i32 mini(i32 a, i32 b) { return min(a, b); }
 FN i32 maxi(i32 a, i32 b) { return max(a, b); }
+
+// It has matrix instructions of 8 by 8 alone, whose lanes hold nobody knows what: no MATRIX_16X8X16.

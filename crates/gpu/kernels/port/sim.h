@@ -5,7 +5,8 @@
 //   - a collective operation that part of a SIMD group or of a group reaches, or where lanes call different ones;
 //   - an access through a Ptr outside every operand of the launch, to the byte, misaligned, or a write to one that is
 //     only read;
-//   - an access before wait_for_previous() to an operand that an earlier kernel of the step may write;
+//   - an access before wait_for_previous() to an operand that an earlier kernel of the step may write; but what copy16_async
+//     asks for need only not have been written in the step;
 //   - an index outside an array in group memory or registers, a write around group memory, 32-bit overflow, a bad shift.
 // Group memory is full of NaN before each group; the driver fills results with NaN before each launch.
 #pragma once
@@ -15,12 +16,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <type_traits>
+#include <unordered_set>
 #include <vector>
 typedef int32_t i32; typedef uint32_t u32; typedef int64_t i64;
 typedef float f32;
 struct f16 { uint16_t bits; };
 struct bf16 { uint16_t bits; };
 struct alignas(16) u32x4 { u32 x, y, z, w; };
+struct i32x2 { i32 x, y; };
 struct f32x2 { f32 x, y; };
 struct alignas(16) f32x4 { f32 x, y, z, w; };
 #define GROUP
@@ -50,10 +53,14 @@ struct Kernel {
 
 // ---- fibres
 enum State { RUN, AT_SIMD, AT_GROUP, DONE };
+struct Copy { void* to; const void* from; u32 batch; };
 struct Fibre {
   void* sp; State state; const char* at; bool waited;
   u32 turn; f32 slot[2];         // what it gave to the last two exchanges
+  f32 given[2][12];              // and what it gave beside that, where that is not enough
   u32 result_turn; f32 result;   // of the first lane of some: what they made together, and in which exchange
+  std::vector<Copy> copies;      // that it asked for and that have not arrived
+  u32 batch;                     // the one that it asks for
 };
 constexpr i32 MAX_THREADS = 1024, STACK = 64 << 10;
 constexpr size_t CANARY = 64;
@@ -69,6 +76,8 @@ struct Machine {
   const Operand* operands = nullptr;
   size_t num_operands = 0, last = 0;
   i32 gx = 0, gy = 0, gz = 0;
+  std::vector<Operand> step_regions;          // what kernels of the step wrote, as a whole
+  std::unordered_set<uint64_t> step_writes;   // and in part: by the index of 16 bytes
   bool failed = false;
   char error[512];
   ~Machine() { free(stacks); }
@@ -130,8 +139,16 @@ inline void entry() {
   for (;;) block(DONE, "");
 }
 
-// The address of an access of `size` bytes, if the launch may make it.
-inline void check(uint64_t at, size_t size, size_t align, bool write) {
+// Whether a kernel ahead in the step wrote to any of 16 bytes.
+inline bool written_in_step(uint64_t at) {
+  for (const Operand& o : machine.step_regions)
+    if (at + 16 > o.address && at < o.address + o.len) return true;
+  return machine.step_writes.count(at / 16) > 0;
+}
+
+// The address of an access of `size` bytes, if the launch may make it; with `settled` before the wait too, to what the step
+// did not write.
+inline void check(uint64_t at, size_t size, size_t align, bool write, bool settled = false) {
   Machine& m = machine;
   const auto allows = [&](const Operand& o) {
     return at >= o.address && at + size <= o.address + o.len && (!write || o.access >= WRITE);
@@ -158,8 +175,10 @@ inline void check(uint64_t at, size_t size, size_t align, bool write) {
     m.last = i;
   }
   if (at % align) fail("misaligned access of %d bytes", (i32)size);
-  if (m.operands[m.last].access != CONSTANT && !m.fibre[m.current].waited)
+  if (m.operands[m.last].access != CONSTANT && !m.fibre[m.current].waited && !(settled && !written_in_step(at)))
     fail("access to operand %d before wait_for_previous()", (i32)m.last);
+  if (write && m.operands[m.last].access == READ_WRITE)
+    for (uint64_t i = at / 16; i * 16 < at + size; i++) m.step_writes.insert(i);
 }
 
 inline i32 count(i32 from, i32 n, State state) {
@@ -188,7 +207,9 @@ inline void run_group(i32 threads, bool reverse) {
     memset(sp, 0, SAVED_WORDS * 8);
     sp[11] = (uint64_t)entry;
 #endif
-    m.fibre[i] = {sp, RUN, "", false, 0, {0, 0}, 0, 0};
+    Fibre& f = m.fibre[i];
+    f.sp = sp; f.state = RUN; f.at = ""; f.waited = false; f.turn = f.result_turn = f.batch = 0;
+    f.copies.clear();
   }
   const i32 simds = threads / SIMD;
   for (;;) {
@@ -221,6 +242,12 @@ inline void run_group(i32 threads, bool reverse) {
 }
 
 }  // namespace sim
+
+// What was written so far is of steps before.
+extern "C" void hotmetal_sim_begin_step() {
+  sim::machine.step_regions.clear();
+  sim::machine.step_writes.clear();
+}
 
 // Runs one launch: 0, or 1 with a message in `error`.
 extern "C" i32 hotmetal_sim_launch(const char* name, const void* params, uint64_t params_size, u32 gx, u32 gy,
@@ -259,6 +286,8 @@ extern "C" i32 hotmetal_sim_launch(const char* name, const void* params, uint64_
       if ((unsigned char)group[c - CANARY] != 0xa5 || (unsigned char)group[group_size + c] != 0xa5)
         report("%s was written to%.0d%.0d%.0d", "memory around the group's", 0, 0, 0);
   }
+  for (size_t i = 0; i < num_operands; i++)
+    if (operands[i].access == WRITE) m.step_regions.push_back(operands[i]);
   if (m.failed) snprintf(error, error_size, "%s", m.error);
   return m.failed;
 }
@@ -300,6 +329,7 @@ template <class T> FN bool given(Ptr<T> p) { return p.at != nullptr; }
 // The same memory, in other units.
 FN Ptr<const f32> scalars(Ptr<const f32x4> p) { return {(const f32*)p.at}; }
 FN Ptr<const u32x4> vectors16(Ptr<const f16> p) { return {(const u32x4*)p.at}; }
+FN Ptr<const f32x4> vectors4(Ptr<const f32> p) { return {(const f32x4*)p.at}; }
 FN u32x4 load_once(Ptr<const u32x4> p, i64 i) { return p[i]; }
 FN f16 load_once(Ptr<const f16> p, i64 i) { return p[i]; }
 
@@ -336,8 +366,22 @@ template <i32 L, class F> FN f32 reduce_lanes(f32 v, const char* what, F join) {
 template <i32 L> FN f32 sum_lanes(f32 v) { return reduce_lanes<L>(v, "sum_lanes", [](f32 a, f32 b) { return a + b; }); }
 template <i32 L> FN f32 max_lanes(f32 v) { return reduce_lanes<L>(v, "max_lanes", [](f32 a, f32 b) { return std::fmax(a, b); }); }
 
+FN bool any_lane(bool v) { return reduce_lanes<SIMD>(v ? 1.f : 0.f, "any_lane", [](f32 a, f32 b) { return std::fmax(a, b); }) > 0; }
+// One thread counts its group, after a group barrier: 1 for the last of `groups`, which then sees, after another barrier, what
+// all of them wrote to device memory before; and the counter is zero again.
+FN u32 count_group(Ptr<u32> counters, i64 i, u32 groups) {
+  if (++counters[i] < groups) return 0;
+  counters[i] = 0;
+  return 1;
+}
+
 FN f32 bits_to_f32(u32 bits) { f32 v; memcpy(&v, &bits, 4); return v; }
 FN u32 f32_to_bits(f32 v) { u32 bits; memcpy(&bits, &v, 4); return bits; }
+FN i32 shuffle(i32 v, i32 lane) {
+  exchange(bits_to_f32((u32)v), "shuffle");
+  const i32 i = sim::machine.current;
+  return (i32)f32_to_bits(sim::machine.fibre[i / SIMD * SIMD + lane].slot[sim::machine.fibre[i].turn & 1]);
+}
 FN f32 to_f32(f32 v) { return v; }
 FN f32 to_f32(bf16 v) { return bits_to_f32((u32)v.bits << 16); }
 FN f32 to_f32(f16 v) {
@@ -358,12 +402,80 @@ FN f16 to_f16(f32 v) {  // to nearest even
 FN void store(Ptr<f32> p, i64 i, f32 v) { p[i] = v; }
 FN void store(Ptr<f16> p, i64 i, f32 v) { p[i] = to_f16(v); }
 FN f32x2 f16x2_to_f32(u32 v) { return {to_f32(f16{(uint16_t)v}), to_f32(f16{(uint16_t)(v >> 16)})}; }
+FN u32 f32x2_to_f16x2(f32 a, f32 b) { return (u32)to_f16(a).bits | (u32)to_f16(b).bits << 16; }
 FN f32x2 bf16x2_to_f32(u32 v) { return {bits_to_f32(v << 16), bits_to_f32(v & 0xffff0000u)}; }
 FN f32x4 i8x4_to_f32(u32 v) { return {(f32)(int8_t)v, (f32)(int8_t)(v >> 8), (f32)(int8_t)(v >> 16), (f32)(int8_t)(v >> 24)}; }
 FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 FN f32 exp32(f32 x) { return std::exp(x); }
+FN f32 exp2_32(f32 x) { return std::exp2(x); }
+FN f32 abs32(f32 x) { return std::fabs(x); }
 FN f32 inv_sqrt(f32 x) { return 1 / std::sqrt(x); }
 FN f32 fma32(f32 a, f32 b, f32 c) { return std::fma(a, b, c); }
 FN f32 max32(f32 a, f32 b) { return std::fmax(a, b); }
 FN i32 mini(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 maxi(i32 a, i32 b) { return a > b ? a : b; }
+
+#define MATRIX_16X8X16 1
+// c (16, 8) += a (16, 16) · b (16, 8), of f16 with sums in f32, by the lanes of a SIMD group together. With g = lane / 4 and
+// i = lane % 4 · 2, a lane has of c the columns i and i + 1 of row g, then of row g + 8; of a the columns i and i + 1 of rows
+// g and g + 8, then i + 8 and i + 9 of both; of b the rows i and i + 1 of column g, then i + 8 and i + 9.
+FN void mma_f16_16x8x16(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  sim::Machine& m = sim::machine;
+  sim::Fibre& f = m.fibre[m.current];
+  const u32 words[6] = {a0, a1, a2, a3, b0, b1};
+  for (i32 i = 0; i < 6; i++) {
+    const f32x2 pair = f16x2_to_f32(words[i]);
+    f.given[(f.turn + 1) & 1][i * 2] = pair.x;
+    f.given[(f.turn + 1) & 1][i * 2 + 1] = pair.y;
+  }
+  exchange(0.f, "mma_f16_16x8x16");
+  const i32 first = m.current / SIMD * SIMD, lane = m.current % SIMD, turn = f.turn & 1;
+  for (i32 i = 0; i < 4; i++)
+    for (i32 k = 0; k < 4; k++) {
+      const f32* a = m.fibre[first + lane / 4 * 4 + k].given[turn] + i / 2 * 2;
+      const f32* b = m.fibre[first + (lane % 4 * 2 + i % 2) * 4 + k].given[turn] + 8;
+      c[i] += a[0] * b[0] + a[1] * b[1] + a[4] * b[2] + a[5] * b[3];
+    }
+}
+// Four matrices of 8 rows of 16 bytes, as mma_f16_16x8x16 has its operands: lane l says where row l % 8 of matrix l / 8 is.
+FN const uint16_t* matrix_row(i32 row) {
+  const sim::Machine& m = sim::machine;
+  const uint16_t* at;
+  memcpy(&at, m.fibre[m.current / SIMD * SIMD + row].given[m.fibre[m.current].turn & 1], sizeof at);
+  return at;
+}
+FN void give_matrix_row(const u32x4& row, const char* what) {
+  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  const u32x4* at = &row;
+  memcpy(f.given[(f.turn + 1) & 1], &at, sizeof at);
+  exchange(0.f, what);
+}
+FN void load_matrices(u32 (&to)[4], const u32x4& row) {
+  give_matrix_row(row, "load_matrices");
+  const i32 lane = sim::machine.current % SIMD;
+  for (i32 m = 0; m < 4; m++) memcpy(&to[m], matrix_row(m * 8 + lane / 4) + lane % 4 * 2, 4);
+}
+// The same of matrices of halves, each turned: rows become columns.
+FN void load_matrices_turned(u32 (&to)[4], const u32x4& row) {
+  give_matrix_row(row, "load_matrices_turned");
+  const i32 lane = sim::machine.current % SIMD;
+  for (i32 m = 0; m < 4; m++)
+    to[m] = (u32)matrix_row(m * 8 + lane % 4 * 2)[lane / 4] | (u32)matrix_row(m * 8 + lane % 4 * 2 + 1)[lane / 4] << 16;
+}
+// Copies from device to group memory that run on: asked for one by one, then closed to a batch, which has arrived when all but
+// the last N batches have. That is for the thread that asked; others need a barrier too. Until then there is NaN.
+FN void copy16_async(u32x4& to, Ptr<const u32x4> from, i64 i) {
+  const uint64_t at = (uint64_t)from.at + (uint64_t)(i * (i64)sizeof(u32x4));
+  sim::check(at, sizeof(u32x4), alignof(u32x4), false, true);
+  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  memset(&to, 0xff, sizeof to);
+  f.copies.push_back({&to, (const void*)at, f.batch});
+}
+FN void copies_asked() { sim::machine.fibre[sim::machine.current].batch++; }
+template <i32 N> FN void copies_arrived() {
+  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  size_t arrived = 0;
+  for (; arrived < f.copies.size() && f.copies[arrived].batch + N < f.batch; arrived++)
+    memcpy(f.copies[arrived].to, f.copies[arrived].from, sizeof(u32x4));
+  f.copies.erase(f.copies.begin(), f.copies.begin() + (std::ptrdiff_t)arrived);
+}

@@ -72,6 +72,11 @@ impl CudaDevice {
             multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         })
     }
+
+    /// Bytes of group memory that a group may have.
+    pub(crate) fn group_bytes_max(&self) -> u32 {
+        u32::try_from(self.context.group_memory_bytes).unwrap_or(0)
+    }
 }
 
 /// A device's context with the kernels in it: it takes a third of a second to make, and all models share it.

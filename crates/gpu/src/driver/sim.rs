@@ -32,6 +32,7 @@ struct SimOperand {
 }
 
 unsafe extern "C" {
+    fn hotmetal_sim_begin_step();
     fn hotmetal_sim_launch(
         name: *const c_char,
         params: *const c_void,
@@ -112,6 +113,9 @@ impl Driver for SimDriver {
 
     fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), DriverError> {
         self.check(to, bytes.len());
+        // A step begins with its input.
+        // SAFETY: forgets what was noted of this thread's launches.
+        unsafe { hotmetal_sim_begin_step() };
         // SAFETY: inside one allocation, as just checked, which no Rust reference points into.
         unsafe { (to.0 as *mut u8).copy_from(bytes.as_ptr(), bytes.len()) };
         Ok(())

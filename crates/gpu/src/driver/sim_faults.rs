@@ -82,6 +82,32 @@ fn what_was_never_written_is_nan() {
 }
 
 #[test]
+fn what_the_step_wrote_is_not_read_before_the_wait() {
+    let mut driver = SimDriver::new(ThreadOrder::Forward, 1 << 20);
+    let memory = Region { address: driver.allocate(3 * X_AT).unwrap(), bytes: 3 * X_AT };
+    let (y, x) = (memory.part(X_AT, LEN as u64 * 4), memory.part(2 * X_AT, LEN as u64 * 4));
+    let launch = |kernel, y: Region, x: Region, access| {
+        let params = FaultParams { y: y.address, x: x.address, n: LEN as i32, one: 1 };
+        Launch::new(kernel, [1, 1, 1], &params).with(access, y).with(Access::Read, x)
+    };
+    let copy = launch("fault_copy_before_wait", y, x, Access::Write);
+    for access in [Access::Write, Access::Update] {
+        driver.upload(x.address, bytemuck::cast_slice(&[1f32; LEN])).unwrap();
+        assert_eq!(driver.launch(&copy), Ok(()), "{access:?}");
+        // A kernel that writes all of `x`.
+        driver.launch(&launch("fault_groups_race", x, y, access)).unwrap();
+        let error = driver.launch(&copy).unwrap_err().to_string();
+        assert!(error.contains("access to operand 1 before wait_for_previous()"), "{access:?}: {error}");
+    }
+}
+
+#[test]
+fn copies_that_are_not_awaited_are_nan() {
+    let found = run("fault_copy_not_awaited", ThreadOrder::Forward).unwrap();
+    assert!(found[0].is_nan());
+}
+
+#[test]
 fn launches_that_do_not_fit_their_kernel_are_refused() {
     let message = run("no_such_kernel", ThreadOrder::Forward).unwrap_err();
     assert_eq!(message, "there is no kernel `no_such_kernel`");

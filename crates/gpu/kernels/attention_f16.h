@@ -1,0 +1,258 @@
+// attention_f16_d64, attention_f16_d128: attention of attention.h, from an f16 cache of heads of exactly so many features,
+// by matrix instructions that take eight query heads of a group at once.
+//
+// Fragments K and V go from the cache to registers, 16 bytes a load, as the instructions want them. Which features are
+//           multiplied together is free, so a lane's 16 bytes of K serve two instructions; and 16 bytes of V of two
+//           positions make eight pairs of them.
+// Accuracy  a query is two halves, what f16 keeps of it and what is left, and so is each weight: they are the upper and the
+//           lower eight rows of the instruction, so nothing is lost against f32 and nothing is paid. Queries are scaled
+//           by a power of two that is their own, and weights by 2^15, so that f16 holds them.
+
+#if MATRIX_16X8X16
+// Query heads that are multiplied at once.
+enum { MATRIX_HEADS = 8 };
+#define WEIGHT_SHIFT 15.f
+
+// Two f32 as two pairs of halves: what f16 keeps, and what is left.
+struct Halves { u32 high, low; };
+
+FN Halves split_halves(f32 a, f32 b) {
+  Halves h;
+  h.high = f32x2_to_f16x2(a, b);
+  const f32x2 kept = f16x2_to_f32(h.high);
+  h.low = f32x2_to_f16x2(a - kept.x, b - kept.y);
+  return h;
+}
+
+// The power of two at or below a magnitude, and the one that scales by its inverse.
+FN u32 exponent_of(f32 magnitude) { return f32_to_bits(magnitude) & 0x7f800000u; }
+FN f32 inverse_power(u32 exponent) { return bits_to_f32(0x7f000000u - exponent); }
+
+// A lane's part of the query of head lane / 4: of each 32 features, eight that begin at lane % 4 · 8.
+template <i32 D> struct QueryRows { u32 high[D / 32][4], low[D / 32][4]; f32 scale; };
+
+template <i32 D>
+FN QueryRows<D> load_query(CONST AttentionParams<f16>& p, THREAD const AttentionWork& w, i32 lane) {
+  QueryRows<D> rows;
+  const i32 head = lane / 4;
+  const bool live = head < w.heads;
+  const Ptr<const f32x4> from = vectors4(offset(p.q, i64(w.row) * p.q_stride + (w.first_head + (live ? head : 0)) * D + lane % 4 * 8));
+  f32x4 q[D / 16];
+  UNROLL for (i32 j = 0; j < D / 32; j++) { q[2 * j] = from[j * 8]; q[2 * j + 1] = from[j * 8 + 1]; }
+  f32 most = 0;
+  UNROLL for (i32 j = 0; j < D / 16; j++)
+    most = max32(max32(max32(abs32(q[j].x), abs32(q[j].y)), max32(abs32(q[j].z), abs32(q[j].w))), most);
+  most = max32(most, shuffle_xor(most, 1));
+  most = max32(most, shuffle_xor(most, 2));
+  const u32 exponent = exponent_of(most);
+  const f32 inverse = live ? inverse_power(exponent) : 0.f;
+  UNROLL for (i32 j = 0; j < D / 16; j++) {
+    const Halves a = split_halves(q[j].x * inverse, q[j].y * inverse), b = split_halves(q[j].z * inverse, q[j].w * inverse);
+    rows.high[j / 2][j % 2 * 2] = a.high; rows.high[j / 2][j % 2 * 2 + 1] = b.high;
+    rows.low[j / 2][j % 2 * 2] = a.low; rows.low[j / 2][j % 2 * 2 + 1] = b.low;
+  }
+  rows.scale = bits_to_f32(exponent) * (p.scale * LOG2_E);
+  return rows;
+}
+
+// K and V of 16 positions. Chunk i of 16 bytes of row r lies at place i ^ chunk_turn(r): so a SIMD group's loads of 16 bytes a
+// lane, of K (rows lane / 4, chunks lane % 4) and of V (rows lane % 4 · 2, chunks lane / 4), find all banks at once.
+template <i32 D> struct CacheTile { u32x4 keys[ATTENTION_TILE][D / 8], values[ATTENTION_TILE][D / 8]; };
+
+FN i32 chunk_turn(i32 row) { return (row & 6) ^ (row & 1) << 2; }
+
+// What a SIMD group has in group memory: tiles on their way, then its result.
+template <i32 D> struct MatrixMemory {
+  enum { STAGES = 3 * 128 / D };  // 24 KiB
+  union {
+    CacheTile<D> tiles[STAGES];
+    f32 acc[MATRIX_HEADS][D + 4];
+  };
+  f32 top[MATRIX_HEADS], sum[MATRIX_HEADS];
+};
+template <i32 D, i32 W> struct MatrixGroup { enum { SIMDS = W }; MatrixMemory<D> of[SIMDS]; u32 is_last; };
+
+// The lower and the upper halves of two words.
+FN u32 lower_halves(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
+FN u32 upper_halves(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
+
+// acc += weights · V, of all features: weights of the positions lane % 4 · 2 and the next are `a`, of those 8 further `b`.
+template <i32 D>
+FN void add_values(THREAD f32 (&acc)[D / 8][4], GROUP const CacheTile<D>& tile, Halves a, Halves b, i32 lane) {
+  UNROLL for (i32 j = 0; j < D / 64; j++) {
+    u32x4 v[4];
+    UNROLL for (i32 n = 0; n < 4; n++) {
+      const i32 row = n / 2 * 8 + lane % 4 * 2 + n % 2;
+      v[n] = tile.values[row][(j * 8 + lane / 4) ^ chunk_turn(row)];
+    }
+    mma_f16_16x8x16(acc[j * 8], a.high, a.low, b.high, b.low, lower_halves(v[0].x, v[1].x), lower_halves(v[2].x, v[3].x));
+    mma_f16_16x8x16(acc[j * 8 + 1], a.high, a.low, b.high, b.low, upper_halves(v[0].x, v[1].x), upper_halves(v[2].x, v[3].x));
+    mma_f16_16x8x16(acc[j * 8 + 2], a.high, a.low, b.high, b.low, lower_halves(v[0].y, v[1].y), lower_halves(v[2].y, v[3].y));
+    mma_f16_16x8x16(acc[j * 8 + 3], a.high, a.low, b.high, b.low, upper_halves(v[0].y, v[1].y), upper_halves(v[2].y, v[3].y));
+    mma_f16_16x8x16(acc[j * 8 + 4], a.high, a.low, b.high, b.low, lower_halves(v[0].z, v[1].z), lower_halves(v[2].z, v[3].z));
+    mma_f16_16x8x16(acc[j * 8 + 5], a.high, a.low, b.high, b.low, upper_halves(v[0].z, v[1].z), upper_halves(v[2].z, v[3].z));
+    mma_f16_16x8x16(acc[j * 8 + 6], a.high, a.low, b.high, b.low, lower_halves(v[0].w, v[1].w), lower_halves(v[2].w, v[3].w));
+    mma_f16_16x8x16(acc[j * 8 + 7], a.high, a.low, b.high, b.low, upper_halves(v[0].w, v[1].w), upper_halves(v[2].w, v[3].w));
+  }
+}
+
+// The tiles of a SIMD group: every so many of a split as the group has SIMD groups, from `begin` on, `stride` positions apart.
+struct MatrixTiles {
+  i32 begin, end, stride, count;
+  i32 slots, ahead;  // of the positions of two tiles, a lane each; and of two more
+};
+
+// A lane's slot in the tiles 2 · pair and 2 · pair + 1; of the row's own position where there are none left.
+FN i32 tile_slots(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD const AttentionWork& w, THREAD const MatrixTiles& tiles, i32 pair, i32 lane) {
+  const i32 tile = pair * 2 + lane / ATTENTION_TILE;
+  return attention_slot(p, table, w.kv_head, mini(tiles.begin + tile * tiles.stride + lane % ATTENTION_TILE, w.position));
+}
+
+FN MatrixTiles matrix_tiles(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD const AttentionWork& w, i32 split, Lane t) {
+  MatrixTiles tiles;
+  const i32 first = w.first + split * w.split_len;
+  tiles.begin = first + t.simd * ATTENTION_TILE;
+  tiles.end = mini(first + w.split_len, w.position + 1);
+  tiles.stride = t.simds * ATTENTION_TILE;
+  tiles.count = maxi(0, (tiles.end - tiles.begin + tiles.stride - 1) / tiles.stride);
+  tiles.slots = tile_slots(p, table, w, tiles, 0, t.lane);
+  tiles.ahead = tile_slots(p, table, w, tiles, 1, t.lane);
+  return tiles;
+}
+
+// Asks for the SIMD group's tile `index`, which must be the next.
+template <i32 D>
+FN void ask_for_tile(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD const AttentionWork& w, THREAD MatrixTiles& tiles, i32 index,
+                     GROUP CacheTile<D>& to, i32 lane) {
+  enum { CHUNKS = D / 8, ROWS = SIMD / CHUNKS };
+  if (index > 0 && index % 2 == 0) {
+    tiles.slots = tiles.ahead;
+    tiles.ahead = tile_slots(p, table, w, tiles, index / 2 + 1, lane);
+  }
+  UNROLL for (i32 i = 0; i < ATTENTION_TILE / ROWS; i++) {
+    const i32 row = i * ROWS + lane / CHUNKS, chunk = lane % CHUNKS, place = chunk ^ chunk_turn(row);
+    const i64 from = i64(shuffle(tiles.slots, index % 2 * ATTENTION_TILE + row)) * CHUNKS + chunk;
+    copy16_async(to.keys[row][place], vectors16(p.keys), from);
+    copy16_async(to.values[row][place], vectors16(p.values), from);
+  }
+}
+
+// What a lane has of the rows of the instruction: of weighted values, and of the head lane / 4.
+template <i32 D> struct MatrixState { f32 acc[D / 8][4]; f32 top, sum; };
+
+// Queries against 16 positions, of which those from `end` on are not there.
+template <i32 D>
+FN void matrix_tile(THREAD MatrixState<D>& s, THREAD const QueryRows<D>& q, GROUP const CacheTile<D>& tile, i32 at, i32 end, i32 lane) {
+  f32 score[2][2];
+  UNROLL for (i32 n = 0; n < 2; n++) {
+    f32 a[4], b[4];  // two sums, since an instruction waits for the one before that adds to the same
+    UNROLL for (i32 i = 0; i < 4; i++) a[i] = b[i] = 0;
+    const i32 row = n * 8 + lane / 4;
+    UNROLL for (i32 j = 0; j < D / 32; j++) {
+      const u32x4 k = tile.keys[row][(j * 4 + lane % 4) ^ chunk_turn(row)];
+      mma_f16_16x8x16(a, q.high[j][0], q.low[j][0], q.high[j][1], q.low[j][1], k.x, k.y);
+      mma_f16_16x8x16(b, q.high[j][2], q.low[j][2], q.high[j][3], q.low[j][3], k.z, k.w);
+    }
+    const i32 position = at + n * 8 + lane % 4 * 2;
+    score[n][0] = position < end ? ((a[0] + b[0]) + (a[2] + b[2])) * q.scale : ATTENTION_MASKED;
+    score[n][1] = position + 1 < end ? ((a[1] + b[1]) + (a[3] + b[3])) * q.scale : ATTENTION_MASKED;
+  }
+  f32 now = max32(max32(s.top, max32(score[0][0], score[0][1])), max32(score[1][0], score[1][1]));
+  now = max32(now, shuffle_xor(now, 1));
+  now = max32(now, shuffle_xor(now, 2));
+  if (any_lane(now > s.top)) {
+    const f32 keep = exp2_32(s.top - now);
+    s.sum *= keep;
+    UNROLL for (i32 j = 0; j < D / 8; j++) UNROLL for (i32 i = 0; i < 4; i++) s.acc[j][i] *= keep;
+    s.top = now;
+  }
+  const f32 shifted = s.top - WEIGHT_SHIFT;
+  UNROLL for (i32 n = 0; n < 2; n++)
+    UNROLL for (i32 i = 0; i < 2; i++) {
+      score[n][i] = exp2_32(score[n][i] - shifted);
+      s.sum += score[n][i];
+    }
+  add_values(s.acc, tile, split_halves(score[0][0], score[0][1]), split_halves(score[1][0], score[1][1]), lane);
+}
+
+// The tiles of a SIMD group, of which the first STAGES have been asked for; leaves what they make in group memory.
+template <i32 D>
+FN void matrix_split(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD const AttentionWork& w, THREAD const QueryRows<D>& q,
+                     THREAD MatrixTiles& tiles, GROUP MatrixMemory<D>& g, i32 lane) {
+  enum { STAGES = MatrixMemory<D>::STAGES };
+  MatrixState<D> s;
+  s.top = ATTENTION_NONE;
+  s.sum = 0;
+  UNROLL for (i32 j = 0; j < D / 8; j++) UNROLL for (i32 i = 0; i < 4; i++) s.acc[j][i] = 0;
+  for (i32 index = 0, stage = 0; index < tiles.count; index++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
+    copies_arrived<STAGES - 1>();
+    simd_barrier();  // all lanes have theirs
+    matrix_tile(s, q, g.tiles[stage], tiles.begin + index * tiles.stride, tiles.end, lane);
+    simd_barrier();  // none reads what is asked for next
+    if (index + STAGES < tiles.count) ask_for_tile(p, table, w, tiles, index + STAGES, g.tiles[stage], lane);
+    copies_asked();
+  }
+  s.sum += shuffle_xor(s.sum, 1);
+  s.sum += shuffle_xor(s.sum, 2);
+  const i32 head = lane / 4;
+  UNROLL for (i32 j = 0; j < D / 64; j++)
+    UNROLL for (i32 i = 0; i < 8; i++) {
+      const i32 d = j * 64 + lane % 4 * 16 + i;
+      g.acc[head][d] = s.acc[j * 8 + i][0] + s.acc[j * 8 + i][2];
+      g.acc[head][d + 8] = s.acc[j * 8 + i][1] + s.acc[j * 8 + i][3];
+    }
+  if (lane % 4 == 0) { g.top[head] = s.top - WEIGHT_SHIFT; g.sum[head] = s.sum; }
+}
+
+template <i32 D, i32 W, bool LOOP>
+FN void attention_matrix(CONST AttentionParams<f16>& p, GROUP MatrixGroup<D, W>& g, Lane t) {
+  enum { STAGES = MatrixMemory<D>::STAGES };
+  let_next_start();
+  if (!attention_has_work(p, t)) return;  // the whole group
+  const AttentionWork w = attention_work(p, MATRIX_HEADS, t);
+  const Ptr<const i32> table = offset(p.blocks, p.table_starts[w.row]);
+  GROUP MatrixMemory<D>& own = g.of[t.simd];
+  MatrixTiles tiles = matrix_tiles(p, table, w, t.gz, t);
+  // What earlier steps wrote may be read before this step's kernels have written the rest.
+  i32 asked = 0;
+  for (; asked < STAGES && asked < tiles.count; asked++) {
+    const i32 last = tiles.begin + asked * tiles.stride + ATTENTION_TILE - 1;
+    if (mini(last, w.position) >= w.settled) break;
+    ask_for_tile(p, table, w, tiles, asked, own.tiles[asked], t.lane);
+    copies_asked();
+  }
+  wait_for_previous();
+  for (; asked < STAGES; asked++) {
+    if (asked < tiles.count) ask_for_tile(p, table, w, tiles, asked, own.tiles[asked], t.lane);
+    copies_asked();
+  }
+  const QueryRows<D> q = load_query<D>(p, w, t.lane);
+  if (!LOOP) {
+    matrix_split(p, table, w, q, tiles, own, t.lane);
+    attention_finish<D>(p, w, t.gz, g, t);
+    return;
+  }
+  AttentionStates<MATRIX_HEADS, D, W> states;
+  for (i32 split = 0; split < w.splits; split++) {
+    if (split > 0) {
+      tiles = matrix_tiles(p, table, w, split, t);
+      for (i32 i = 0; i < STAGES; i++) {
+        if (i < tiles.count) ask_for_tile(p, table, w, tiles, i, own.tiles[i], t.lane);
+        copies_asked();
+      }
+    }
+    matrix_split(p, table, w, q, tiles, own, t.lane);
+    attention_add_split<MATRIX_HEADS, D>(states, w, split, g, t);
+  }
+  attention_store_all(p, states, w, t);
+}
+// Two groups of four SIMD groups share a multiprocessor; one of eight has it alone, where there are few rows.
+#define ATTENTION_MATRIX(D)                                                                                                  \
+  typedef MatrixGroup<D, 4> attention_d##D##_memory;                                                                         \
+  typedef MatrixGroup<D, 8> attention_d##D##_wide_memory;                                                                    \
+  KERNEL_DYNAMIC(attention_f16_d##D, AttentionParams<f16>, attention_d##D##_memory, 128, attention_matrix<D, 4, false>)      \
+  KERNEL_DYNAMIC(attention_f16_d##D##_loop, AttentionParams<f16>, attention_d##D##_memory, 128, attention_matrix<D, 4, true>) \
+  KERNEL_DYNAMIC(attention_f16_d##D##_wide, AttentionParams<f16>, attention_d##D##_wide_memory, 256, attention_matrix<D, 8, false>)
+ATTENTION_MATRIX(64)
+ATTENTION_MATRIX(128)
+#endif

@@ -1,0 +1,119 @@
+//! Attention of heads that have matrix instructions, against the reference: rows alone and in tiles, over splits, blocks,
+//! windows and groups of query heads of all sizes. Conformance has other heads, and all layouts.
+
+use std::sync::Arc;
+
+use backend::{Backend, Executable};
+use gpu::{GpuBackend, GpuOptions, ThreadOrder};
+use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput};
+use tensor::{ActivationRounding, WeightFormat};
+use testing::tiny::random_weights;
+use testing::{ErrorAnalysis, Rng};
+
+const VOCAB: usize = 40;
+
+/// One attention layer, nothing else.
+fn attention_plan(heads: Heads) -> Arc<Plan> {
+    let (q_width, kv_width) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
+    let plan = Graph::build("attention", 400, &AnyShape, |g, w| {
+        let q = g.embed(w.get("embed_q", [VOCAB, q_width])?, q_width);
+        let k = g.embed(w.get("embed_k", [VOCAB, kv_width])?, kv_width);
+        let v = g.embed(w.get("embed_v", [VOCAB, kv_width])?, kv_width);
+        let o = g.attention(q, k, v, heads);
+        Ok::<_, plan::BuildError>(g.select_outputs(o))
+    });
+    Arc::new(plan.unwrap())
+}
+
+/// A step of (sequence, tokens, position).
+type Step = &'static [(usize, usize, usize)];
+
+/// Rows that grow two sequences, together and alone: with more than 16 rows of one they are tiles.
+const STEPS: [Step; 7] = [
+    &[(0, 40, 0)],
+    &[(0, 1, 40), (1, 20, 0)],
+    &[(0, 1, 41), (1, 1, 20)],
+    &[(0, 260, 42)],
+    &[(0, 1, 302)],
+    &[(1, 5, 21), (0, 3, 303)],
+    &[(0, 18, 306), (1, 2, 26)],
+];
+
+fn input(rng: &mut Rng, step: Step, tables: &[Vec<u32>]) -> StepInput {
+    let mut input = StepInput::default();
+    for &(sequence, len, position) in step {
+        input.push_sequence(&rng.tokens(len, VOCAB), position, &tables[sequence]);
+    }
+    input.output_rows.extend(0..input.token_ids.len() as u32);
+    input
+}
+
+/// Holds every step to its bounds: those of f32 but for tiles, and for all where rows must be alike.
+fn check(heads: Heads, block_len: usize, order: ThreadOrder, options: GpuOptions) {
+    let plan = attention_plan(heads);
+    let weights = random_weights(&plan, &mut Rng::new(1), WeightFormat::F32);
+    let kv = KvLayout { format: KvFormat::F16, block_len, num_blocks: 360_usize.div_ceil(block_len) + 1 };
+    let mut blocks: Vec<u32> = (0..kv.num_blocks as u32).rev().collect();
+    let tables = [blocks.split_off(28_usize.div_ceil(block_len)), blocks];
+    let analysis =
+        |rounding| ErrorAnalysis::new(plan.clone(), &weights, kv, |_| ActivationRounding::F32).with_attention(rounding);
+    let (mut exact, mut rounded) = (analysis(ActivationRounding::F32), analysis(ActivationRounding::F16));
+    let backend = GpuBackend::simulator(order, 1 << 30, options);
+    let mut executable = backend.load(plan.clone(), weights.clone(), kv).unwrap();
+    let mut rng = Rng::new(2);
+    for step in STEPS {
+        let input = input(&mut rng, step, &tables);
+        let found = executable.replay(&input).unwrap();
+        let has_tiles = !options.batch_invariant && step.iter().any(|&(_, len, _)| len > 16);
+        let bounds = [exact.run(&input), rounded.run(&input)];
+        let (at, share) = bounds[usize::from(has_tiles)].worst(found).unwrap();
+        let row = at / plan.vocab_size;
+        assert!(share <= 1.0, "{heads:?}, {step:?}, {order:?}, {options:?}: row {row}, {at}: {share} of its bound");
+    }
+}
+
+fn heads(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> Heads {
+    Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
+}
+
+const MATRIX: GpuOptions = GpuOptions { batch_invariant: false };
+const ALIKE: GpuOptions = GpuOptions { batch_invariant: true };
+
+#[test]
+fn heads_of_64_are_those_of_the_reference() {
+    check(heads(7, 1, 64, None), 16, ThreadOrder::Forward, MATRIX);
+    check(heads(4, 2, 64, Some(50)), 5, ThreadOrder::Reverse, MATRIX);
+    check(heads(12, 1, 64, None), 32, ThreadOrder::Reverse, ALIKE);
+}
+
+#[test]
+fn heads_of_128_are_those_of_the_reference() {
+    check(heads(4, 1, 128, None), 32, ThreadOrder::Reverse, MATRIX);
+    check(heads(9, 1, 128, Some(70)), 24, ThreadOrder::Forward, MATRIX);
+    check(heads(3, 1, 128, Some(100)), 16, ThreadOrder::Forward, ALIKE);
+}
+
+#[test]
+fn a_row_beside_others_has_its_bits() {
+    for head_dim in [64, 128, 96] {
+        let plan = attention_plan(heads(3, 1, head_dim, None));
+        let weights = random_weights(&plan, &mut Rng::new(1), WeightFormat::F32);
+        let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 20 };
+        let backend = GpuBackend::simulator(ThreadOrder::Forward, 1 << 30, ALIKE);
+        let tokens = Rng::new(3).tokens(310, VOCAB);
+        let table: Vec<u32> = (0..20).rev().collect();
+        let bits = |executable: &mut dyn Executable, position: usize, len: usize| {
+            let mut input = StepInput::default();
+            input.push_sequence(&tokens[position..position + len], position, &table);
+            input.output_rows.push(len as u32 - 1);
+            executable.replay(&input).unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        let mut alone = backend.load(plan.clone(), weights.clone(), kv).unwrap();
+        let mut together = backend.load(plan.clone(), weights.clone(), kv).unwrap();
+        bits(&mut *alone, 0, 280);
+        let expected: Vec<_> = (280..310).map(|position| bits(&mut *alone, position, 1)).collect();
+        bits(&mut *together, 0, 280);
+        assert_eq!(bits(&mut *together, 280, 10), expected[9], "{head_dim}");
+        assert_eq!(bits(&mut *together, 290, 20), expected[29], "{head_dim}");
+    }
+}
