@@ -297,9 +297,9 @@ impl Memory {
     fn new(sizes: Sizes, threads: usize) -> Option<Self> {
         Some(Self {
             sizes,
-            arena: AlignedBuffer::zeroed(sizes.arena)?,
-            quantized: AlignedBuffer::zeroed(sizes.quantized)?,
-            rounded: AlignedBuffer::zeroed(sizes.rounded)?,
+            arena: AlignedBuffer::zeroed_in_large_pages(sizes.arena)?,
+            quantized: AlignedBuffer::zeroed_in_large_pages(sizes.quantized)?,
+            rounded: AlignedBuffer::zeroed_in_large_pages(sizes.rounded)?,
             scratch: (0..threads).map(|_| Scratch::new(sizes.worker)).collect::<Option<_>>()?,
         })
     }

@@ -249,24 +249,41 @@ pub(crate) struct ProjectVariant {
     pub(crate) chunk_columns: usize,
 }
 
+/// What weights are multiplied by, as far as that decides how many of them a worker takes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operand {
+    /// f32 or bfloat16 vectors.
+    Floats,
+    /// Quantised blocks.
+    Blocks,
+    /// bfloat16 in tiles.
+    Tiles,
+}
+
+impl Operand {
+    /// Weights of a chunk, which stay in the second-level cache while all rows pass. Where these are read as fast as the
+    /// weights, so that each chunk costs a pass over them, it is a larger part of the cache.
+    fn chunk_bytes(self) -> usize {
+        match self {
+            Self::Floats => 256 << 10,
+            Self::Blocks => 512 << 10,
+            Self::Tiles => 1280 << 10,
+        }
+    }
+}
+
 /// Chooses how `columns` outputs in all are computed for `rows` rows by `threads` workers, with weights of `row_bytes` a
-/// column, `tiles`: in tiles.
+/// column.
 pub(crate) fn choose_project(
     rows: usize,
     columns: usize,
     row_bytes: usize,
     threads: usize,
-    tiles: bool,
+    operand: Operand,
 ) -> ProjectVariant {
-    /// Weights of a chunk that stay in the second-level cache while all rows pass.
-    const CHUNK_BYTES: usize = 256 << 10;
-    /// The same for tiles, which read the rows as fast as the weights, so that each chunk costs a pass over them: two
-    /// thirds of the cache of the processors that have tiles.
-    const TILES_CHUNK_BYTES: usize = 1280 << 10;
     /// Chunks a worker takes in an op, so that one that is interrupted costs little.
     const TURNS: usize = 8;
-    let chunk_bytes = if tiles { TILES_CHUNK_BYTES } else { CHUNK_BYTES };
-    let for_cache = if rows <= REDUNDANT_ROWS { usize::MAX } else { chunk_bytes / row_bytes.max(1) };
+    let for_cache = if rows <= REDUNDANT_ROWS { usize::MAX } else { operand.chunk_bytes() / row_bytes.max(1) };
     let for_balance = if threads == 1 { usize::MAX } else { columns.div_ceil(threads * TURNS) };
     let for_scratch = if rows <= REDUNDANT_ROWS { 4096 } else { 128 };
     let columns = for_cache.min(for_balance).min(for_scratch);
@@ -467,7 +484,12 @@ impl Compiler<'_> {
         let columns = projections.iter().map(|projection| projection.out.width).sum();
         let row_bytes = tensors().map(Tensor::row_bytes).max().unwrap_or(0);
         let tiles = rounded && self.source.isa.has_tiles();
-        let variant = choose_project(rows, columns, row_bytes, self.source.threads, tiles);
+        let operand = match quantized {
+            _ if tiles => Operand::Tiles,
+            true => Operand::Blocks,
+            false => Operand::Floats,
+        };
+        let variant = choose_project(rows, columns, row_bytes, self.source.threads, operand);
         let blocks = k / crate::kernels::quantize::BLOCK_LEN;
         let worker = &mut self.sizes.worker;
         if variant.redundant {
@@ -516,7 +538,7 @@ mod tests {
         for rows in [1, 4, 5, 64, 512] {
             for threads in [1, 2, 16] {
                 for (columns, row_bytes) in [(1, 4), (64, 128), (4864, 1792), (151_936, 952)] {
-                    let variant = choose_project(rows, columns, row_bytes, threads, false);
+                    let variant = choose_project(rows, columns, row_bytes, threads, Operand::Floats);
                     assert!(variant.chunk_columns >= LANES && variant.chunk_columns.is_multiple_of(LANES));
                     assert!(
                         rows <= REDUNDANT_ROWS
@@ -528,7 +550,7 @@ mod tests {
             }
         }
         // Decode on two threads: about eight turns each.
-        assert_eq!(choose_project(1, 4864, 1792, 2, false).chunk_columns, 304);
+        assert_eq!(choose_project(1, 4864, 1792, 2, Operand::Floats).chunk_columns, 304);
     }
 
     #[test]

@@ -37,6 +37,9 @@ const TILE_ROWS: usize = 6;
 /// Blocks of k in a piece: two panels of it are 34 KiB.
 const PIECE_BLOCKS: usize = 32;
 
+/// Bytes of x in a strip of rows: with the weights of a chunk they stay in the second-level cache while its panels pass.
+const STRIP_BYTES: usize = 512 << 10;
+
 /// Bytes of a panel that are asked for ahead of use while its weights pass once.
 const PREFETCH_BYTES: usize = 2048;
 
@@ -86,18 +89,25 @@ impl Kernel for LinearQ8<'_> {
         let Range { start, end } = columns;
         let mut tiles = Tiles { s, x, rows, blocks, end, output, sums };
         match weights {
-            Weights::Packed(packed) => {
-                let mut column = start;
-                if rows > FEW_ROWS && S::WIDE {
-                    while column + PANEL_ROWS < end {
+            Weights::Packed(packed) if rows > FEW_ROWS && S::WIDE => {
+                let strip = STRIP_BYTES / (blocks * size_of::<QuantizedBlock>()) / TILE_ROWS * TILE_ROWS;
+                let strip = strip.max(TILE_ROWS);
+                for row in (0..rows).step_by(strip) {
+                    let rows = row..(row + strip).min(rows);
+                    for column in (start..end).step_by(2 * PANEL_ROWS) {
                         let panel = column / PANEL_ROWS;
-                        tiles.many([packed.panel(panel, blocks), packed.panel(panel + 1, blocks)], column);
-                        column += 2 * PANEL_ROWS;
+                        if column + PANEL_ROWS < end {
+                            let panels = [packed.panel(panel, blocks), packed.panel(panel + 1, blocks)];
+                            tiles.many(panels, column, rows.clone());
+                        } else {
+                            tiles.many([packed.panel(panel, blocks)], column, rows.clone());
+                        }
                     }
                 }
-                while column < end {
+            }
+            Weights::Packed(packed) => {
+                for column in (start..end).step_by(PANEL_ROWS) {
                     tiles.one_panel(packed.panel(column / PANEL_ROWS, blocks), column);
-                    column += PANEL_ROWS;
                 }
             }
             Weights::File { blocks: weights, panel } => {
@@ -140,7 +150,7 @@ impl<S: Simd> Tiles<'_, S> {
             6 => self.few::<6>(panel, column),
             7 => self.few::<7>(panel, column),
             FEW_ROWS => self.few::<FEW_ROWS>(panel, column),
-            _ => self.many([panel], column),
+            _ => self.many([panel], column, 0..self.rows),
         }
     }
 
@@ -151,22 +161,22 @@ impl<S: Simd> Tiles<'_, S> {
         self.put(0, column, &sums);
     }
 
-    /// All rows in tiles, k in pieces.
+    /// Some rows in tiles, k in pieces.
     #[inline(always)]
-    fn many<const NP: usize>(&mut self, panels: [Panel<'_>; NP], column: usize) {
+    fn many<const NP: usize>(&mut self, panels: [Panel<'_>; NP], column: usize, rows: Range<usize>) {
         let mut start = 0;
         loop {
             let piece = start..(start + PIECE_BLOCKS).min(self.blocks);
-            let mut row = 0;
-            while self.rows - row >= TILE_ROWS {
+            let mut row = rows.start;
+            while rows.end - row >= TILE_ROWS {
                 self.piece::<TILE_ROWS, NP>(panels, column, row, piece.clone());
                 row += TILE_ROWS;
             }
-            while self.rows - row >= 2 {
+            while rows.end - row >= 2 {
                 self.piece::<2, NP>(panels, column, row, piece.clone());
                 row += 2;
             }
-            if row < self.rows {
+            if row < rows.end {
                 self.piece::<1, NP>(panels, column, row, piece.clone());
             }
             start = piece.end;
