@@ -137,8 +137,19 @@ pub(crate) struct GemmVariant {
 const GEMM_ROWS_MIN: usize = 65;
 /// Input features that a row of activations may have.
 const GEMM_K_MAX: usize = 32_768;
-/// Groups in clusters of more than two that run at once, out of 132 multiprocessors: clusters do not cross certain borders.
-const CLUSTERED_GROUPS_MAX: usize = 64;
+
+/// Clusters of so many groups that run at once, at one group a multiprocessor. They do not cross certain borders: of 132
+/// multiprocessors, 39 clusters of three were counted, 30 of four and 15 of eight; devices with others may have fewer.
+fn clusters_max(target: &Target, groups: usize) -> usize {
+    let of_132 = match groups {
+        1 => 132,
+        2 => 66,
+        3 => 36,
+        4 => 28,
+        _ => 14,
+    };
+    of_132 * target.multiprocessors / 132
+}
 
 /// Whether any projection of so many rows may be a gemm.
 pub(crate) fn has_gemm(target: &Target, rows: usize) -> bool {
@@ -151,7 +162,7 @@ pub(crate) fn gemm(target: &Target, shape: GemmShape<'_>) -> Option<GemmVariant>
     if !has_gemm(target, shape.rows) || shape.k > GEMM_K_MAX {
         return None;
     }
-    let (large, small, activations) = match (shape.format, shape.glu) {
+    let (wide, narrow, activations) = match (shape.format, shape.glu) {
         (WeightFormat::F32, _) => return None,
         (WeightFormat::F16, false) => ("gemm_f16_t256", "gemm_f16_t128", ["activations_f16", "norm_activations_f16"]),
         (WeightFormat::F16, true) => {
@@ -173,26 +184,28 @@ pub(crate) fn gemm(target: &Target, shape: GemmShape<'_>) -> Option<GemmVariant>
     // Gate and up share the 128 features of a group's tile.
     let group_features = if shape.glu { 64 } else { 128 };
     let variant = |rows, cluster| match rows {
-        256 => GemmVariant { kernel: large, activations, rows, cluster, features: 2 * group_features },
-        _ => GemmVariant { kernel: small, activations, rows, cluster, features: group_features },
+        256 => GemmVariant { kernel: wide, activations, rows, cluster, features: 2 * group_features },
+        _ => GemmVariant { kernel: narrow, activations, rows, cluster, features: group_features },
     };
-    // In stages of 64 by 128 features by 128 rows; measured: a large tile's are a sixth faster, and the sum over a
-    // cluster takes as long as about eight.
+    // In stages of 64 by 128 features by 128 rows. Measured: those of a large tile are a sixth faster; the end of a tile takes
+    // as long as eight, with the sum over a cluster as twenty.
     let cost = |variant: &GemmVariant| {
         let per_rows: usize = shape.features.iter().map(|n| n.div_ceil(variant.features)).sum();
         let tiles = per_rows * shape.rows.div_ceil(variant.rows);
-        let rounds = (tiles * variant.cluster).div_ceil(target.multiprocessors / variant.cluster * variant.cluster);
+        let clusters = clusters_max(target, variant.cluster);
+        let rounds = tiles.div_ceil(clusters.max(1));
         let stages = shape.k.div_ceil(64);
         match (variant.rows, variant.cluster) {
             (256, _) => Some(rounds * (2 * stages * 6 / 7 + 8)),
             (_, 1) => Some(rounds * (stages + 8)),
-            (_, cluster) if cluster > 2 && tiles * cluster > CLUSTERED_GROUPS_MAX => None,
+            (_, cluster) if cluster > 2 && tiles > clusters => None,
             // A cluster shares k in pieces of 256.
-            (_, cluster) => Some(rounds * (stages.div_ceil(4).div_ceil(cluster) * 4 + 16)),
+            (_, cluster) => Some(rounds * (stages.div_ceil(4).div_ceil(cluster) * 4 + 20)),
         }
     };
-    let variants = [variant(256, 2), variant(128, 1), variant(128, 2), variant(128, 4), variant(128, 8)];
-    let costs = variants.into_iter().filter_map(|variant| Some((cost(&variant)?, variant)));
+    let small = [1, 2, 3, 4, 8].map(|cluster| variant(128, cluster));
+    let variants = std::iter::once(variant(256, 2)).chain(small);
+    let costs = variants.filter_map(|variant| Some((cost(&variant)?, variant)));
     costs.min_by_key(|&(cost, _)| cost).map(|(_, variant)| variant)
 }
 
@@ -371,7 +384,8 @@ mod tests {
         assert_eq!(of(2048, &[4096, 1024, 1024]), Some((256, 2)));
         assert_eq!(of(2048, &[896]), Some((128, 1)));
         assert_eq!(of(128, &[28_672]), Some((128, 1)));
-        assert_eq!(of(128, &[4096]), Some((128, 2)));
+        assert_eq!(of(128, &[4096, 1024, 1024]), Some((128, 2)));
+        assert_eq!(of(128, &[4096]), Some((128, 3)));
         assert_eq!(of(128, &[896]), Some((128, 8)));
         let glu = GemmShape { glu: true, features: &[14_336], ..shape(2048, &[]) };
         assert_eq!(

@@ -46,6 +46,7 @@ enum {
   // reading meets a bank twice; GEMM_PASS tokens at a time.
   GEMM_PASS = 32,
   GEMM_LINE = 68 * 4,
+  GEMM_GAP = 64 * 4,
   GEMM_BUFFER = GEMM_PASS * GEMM_LINE
 };
 
@@ -157,6 +158,7 @@ FN void gemm_next(GemmRing& ring) {
 }
 // This SIMD group has read the stage: in the memory of each group that copies to it.
 template <bool SHARED> FN void gemm_release(GemmRing& ring, i32 slot, i32 lane) {
+  simd_barrier();
   if (SHARED) { if (lane < 2) barrier_arrive_at(ring.empty + slot * 8, lane); }
   else if (lane == 0) barrier_arrive(ring.empty + slot * 8);
 }
@@ -208,27 +210,34 @@ FN void gemm_multiply_q8_0(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, G
   const u32 pick = t < 2 ? 0x1010 : 0x3232;  // which scale of a pair: a stage has two
   const u32 share = (half * 64 + simd * 16 + g) * GEMM_K + t * 16;
   i32 before = -1;
-  u32 w[2][4][4];
-  u32x4 next_a = load_once(scales_a, tile.begin / GEMM_UNIT), next_b = load_once(scales_b, tile.begin / GEMM_UNIT);
-  ROLL for (i32 unit = tile.begin; unit < tile.end; unit += GEMM_UNIT) {
-    const u32 pairs_a[4] = {next_a.x, next_a.y, next_a.z, next_a.w}, pairs_b[4] = {next_b.x, next_b.y, next_b.z, next_b.w};
-    if (unit + GEMM_UNIT < tile.end) {
-      next_a = load_once(scales_a, unit / GEMM_UNIT + 1);
-      next_b = load_once(scales_b, unit / GEMM_UNIT + 1);
+  enum { AT_ONCE = TOKENS == 256 ? 2 : 4 };  // stages whose fragments have registers of their own
+  u32 w[AT_ONCE][4][4];
+  u32x4 unit_a, unit_b, next_a = load_once(scales_a, tile.begin / GEMM_UNIT), next_b = load_once(scales_b, tile.begin / GEMM_UNIT);
+  ROLL for (i32 stage = tile.begin; stage < tile.end; stage += AT_ONCE) {
+    const bool rest = stage % GEMM_UNIT != 0;
+    if (!rest) {
+      unit_a = next_a;
+      unit_b = next_b;
+      if (stage + GEMM_UNIT < tile.end) {
+        next_a = load_once(scales_a, stage / GEMM_UNIT + 1);
+        next_b = load_once(scales_b, stage / GEMM_UNIT + 1);
+      }
     }
-    UNROLL for (i32 j = 0; j < GEMM_UNIT; j++) {
-      if (unit + j < tile.end) {
+    const u32 pairs_a[4] = {rest ? unit_a.z : unit_a.x, rest ? unit_a.w : unit_a.y, unit_a.z, unit_a.w};
+    const u32 pairs_b[4] = {rest ? unit_b.z : unit_b.x, rest ? unit_b.w : unit_b.y, unit_b.z, unit_b.w};
+    UNROLL for (i32 j = 0; j < AT_ONCE; j++) {
+      if (stage + j < tile.end) {
         barrier_wait(ring.full + ring.slot * 8, ring.phase);
         const u32 at = ring.stages + ring.slot * Shape::STAGE;
         const u32x4 a = load_group_bits(at + share), b = load_group_bits(at + share + 8 * GEMM_K);
         const u32 scale_a = __byte_perm(pairs_a[j], 0, pick), scale_b = __byte_perm(pairs_b[j], 0, pick);
-        gemm_fragment(w[j & 1][0], a.x, b.x, scale_a, scale_b);
-        gemm_fragment(w[j & 1][1], a.y, b.y, scale_a, scale_b);
-        gemm_fragment(w[j & 1][2], a.z, b.z, scale_a, scale_b);
-        gemm_fragment(w[j & 1][3], a.w, b.w, scale_a, scale_b);
+        gemm_fragment(w[j][0], a.x, b.x, scale_a, scale_b);
+        gemm_fragment(w[j][1], a.y, b.y, scale_a, scale_b);
+        gemm_fragment(w[j][2], a.z, b.z, scale_a, scale_b);
+        gemm_fragment(w[j][3], a.w, b.w, scale_a, scale_b);
         const unsigned long long x = tile_descriptor(at + GemmQ8_0::STAGE);
         matrix_begin();
-        UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) MatrixOp<TOKENS>::f16(sum, w[j & 1][i], x + 2 * i);
+        UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) MatrixOp<TOKENS>::f16(sum, w[j][i], x + 2 * i);
         matrix_commit();
         // The multiplication before this one has ended: its registers and its stage are free.
         matrix_wait<1>();
@@ -292,25 +301,30 @@ FN GemmColumn<GLU> gemm_column(CONST GemmSegment& s, GemmTile tile, i32 half, i3
   return c;
 }
 
-// What N tokens of a column need beside their sums, asked for early.
-template <i32 N> struct GemmExtra { f32 scale[N]; f32x4 residual[N]; };
+// Residuals of N tokens of a column, asked for early: they come from far.
+template <i32 N> struct GemmResidual { f32x4 v[N]; };
 
 template <bool GLU, i32 N>
-FN void gemm_ask(GemmExtra<N>& extra, CONST GemmParams& p, const GemmColumn<GLU>& c, i32 token, i32 rows) {
-  UNROLL for (i32 i = 0; i < N; i++) extra.scale[i] = 1.f;
-  if (given(p.row_scales)) {
-    UNROLL for (i32 i = 0; i < N; i++) extra.scale[i] = p.row_scales[mini(token + i * c.STEP, rows - 1)];
-  }
-  UNROLL for (i32 i = 0; i < N; i++) extra.residual[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+FN void gemm_ask(GemmResidual<N>& residual, CONST GemmParams& p, const GemmColumn<GLU>& c, i32 token, i32 rows) {
+  UNROLL for (i32 i = 0; i < N; i++) residual.v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   if (!GLU && given(p.residual)) {
     UNROLL for (i32 i = 0; i < N; i++)
-      extra.residual[i] = *reinterpret_cast<const f32x4*>(p.residual + i64(mini(token + i * c.STEP, rows - 1)) * p.residual_stride + c.feature);
+      residual.v[i] = *reinterpret_cast<const f32x4*>(p.residual + i64(mini(token + i * c.STEP, rows - 1)) * p.residual_stride + c.feature);
   }
+}
+
+FN f32 gemm_row_scale(CONST GemmParams& p, i32 token, i32 rows) {
+  return given(p.row_scales) ? p.row_scales[mini(token, rows - 1)] : 1.f;
 }
 
 FN f32x4 gemm_scaled(f32x4 v, f32 scale, f32x4 bias) {
   return make_float4(fma32(v.x, scale, bias.x), fma32(v.y, scale, bias.y), fma32(v.z, scale, bias.z), fma32(v.w, scale, bias.w));
 }
+
+FN f32x4 gemm_added(f32x4 a, f32x4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
+// silu(gate) · up, with a quotient within 2^-22 of itself: an exact one takes as long as all the rest that is left to do.
+FN f32 gemm_gated(f32 gate, f32 up) { return __fdividef(gate, 1.f + exp32(-gate)) * up; }
 
 // One token of a column: v are its sums, up those of up.
 template <bool GLU>
@@ -318,35 +332,42 @@ FN void gemm_finish(CONST GemmSegment& s, const GemmColumn<GLU>& c, f32x4 v, f32
   v = gemm_scaled(v, scale, c.bias);
   if (GLU) {
     up = gemm_scaled(up, scale, c.up_bias);
-    v = make_float4(silu(v.x) * up.x, silu(v.y) * up.y, silu(v.z) * up.z, silu(v.w) * up.w);
+    v = make_float4(gemm_gated(v.x, up.x), gemm_gated(v.y, up.y), gemm_gated(v.z, up.z), gemm_gated(v.w, up.w));
   } else {
-    v = make_float4(v.x + residual.x, v.y + residual.y, v.z + residual.z, v.w + residual.w);
+    v = gemm_added(v, residual);
   }
   if (c.in && token < rows) *reinterpret_cast<f32x4*>(s.y + i64(token) * s.y_stride + c.feature) = v;
 }
 
-// A whole tile: pass by pass through two buffers of group memory.
+// What rows of a tile are multiplied by: a thread of four SIMD groups has that of every 128th, since before the sums.
+template <i32 TOKENS> struct GemmScales { f32 of[TOKENS / 128]; };
+
+// A whole tile: pass by pass through two buffers of group memory. Scales travel in the gaps of lines.
 template <i32 TOKENS, bool GLU, i32 R>
-FN void gemm_finish_tile(CONST GemmParams& p, const f32 (&sum)[R], GemmTile tile, u32 buffers, i32 half, i32 simd, i32 lane, i32 rows) {
+FN void gemm_finish_tile(CONST GemmParams& p, const f32 (&sum)[R], const GemmScales<TOKENS>& scales, GemmTile tile, u32 buffers, i32 half, i32 simd, i32 lane, i32 rows) {
   typedef GemmColumn<GLU> Column;
+  enum { PASSES = TOKENS / GEMM_PASS, N = Column::PASSES };
   CONST GemmSegment& s = p.segments[tile.segment];
   const Column c = gemm_column<GLU>(s, tile, half, simd * SIMD + lane);
   const u32 mine = buffers + half * (2 * GEMM_BUFFER);
-  GemmExtra<Column::PASSES> extra, next;
-  gemm_ask<GLU, Column::PASSES>(extra, p, c, tile.token + c.token, rows);
-  UNROLL for (i32 pass = 0; pass < TOKENS / GEMM_PASS; pass++) {
+  const i32 first = tile.token + c.token;
+  GemmResidual<N> residual, next, last;
+  gemm_ask<GLU, N>(residual, p, c, first, rows);
+  gemm_ask<GLU, N>(next, p, c, first + GEMM_PASS, rows);
+  UNROLL for (i32 pass = 0; pass < PASSES; pass++) {
     const u32 buffer = mine + (pass & 1) * GEMM_BUFFER;
     gemm_stage<GLU, GEMM_PASS / 8>(buffer, sum, pass * (GEMM_PASS / 8), simd, lane);
-    const i32 token = tile.token + pass * GEMM_PASS + c.token;
-    if (pass + 1 < TOKENS / GEMM_PASS) gemm_ask<GLU, Column::PASSES>(next, p, c, token + GEMM_PASS, rows);
+    if (simd == pass % 4) store_group(buffer + lane * GEMM_LINE + GEMM_GAP, scales.of[pass / 4]);
+    if (pass + 2 < PASSES) gemm_ask<GLU, N>(last, p, c, first + (pass + 2) * GEMM_PASS, rows);
     // Nobody writes to this buffer before the barrier after the next.
     four_simds_barrier(1 + half);
-    UNROLL for (i32 i = 0; i < Column::PASSES; i++) {
-      const u32 at = buffer + (c.token + i * Column::STEP) * GEMM_LINE + c.place;
-      const f32x4 v = load_group(at), up = GLU ? load_group(at + 32 * 4) : v;
-      gemm_finish<GLU>(s, c, v, up, extra.scale[i], extra.residual[i], token + i * Column::STEP, rows);
+    UNROLL for (i32 i = 0; i < N; i++) {
+      const u32 line = buffer + (c.token + i * Column::STEP) * GEMM_LINE;
+      const f32x4 v = load_group(line + c.place), up = GLU ? load_group(line + c.place + 32 * 4) : v;
+      gemm_finish<GLU>(s, c, v, up, load_group_scalar(line + GEMM_GAP), residual.v[i], first + pass * GEMM_PASS + i * Column::STEP, rows);
     }
-    extra = next;
+    residual = next;
+    next = last;
   }
 }
 
@@ -361,23 +382,27 @@ FN void gemm_finish_part(CONST GemmParams& p, const f32 (&sum)[R], GemmTile tile
   gemm_stage<GLU, TOKENS / 8>(mine, sum, 0, simd, lane);
   simd_barrier();
   if (lane < (i32)size) barrier_publish_at(summed, lane);
-  const i32 part = TOKENS / (i32)size, first = part * (i32)rank + c.token;
-  GemmExtra<1> extra;
-  barrier_observe(summed, phase);
-  ROLL for (i32 i = 0; i < part; i += Column::STEP) {
-    const i32 token = tile.token + first + i;
-    gemm_ask<GLU, 1>(extra, p, c, token, rows);
-    const u32 at = mine + (first + i) * GEMM_LINE + c.place;
-    f32x4 v = load_cluster(at, 0), up = GLU ? load_cluster(at + 32 * 4, 0) : v;
-    for (u32 r = 1; r < size; r++) {
-      const f32x4 a = load_cluster(at, r);
-      v = make_float4(v.x + a.x, v.y + a.y, v.z + a.z, v.w + a.w);
-      if (GLU) {
-        const f32x4 b = load_cluster(at + 32 * 4, r);
-        up = make_float4(up.x + b.x, up.y + b.y, up.z + b.z, up.w + b.w);
-      }
-    }
-    gemm_finish<GLU>(s, c, v, up, extra.scale[0], extra.residual[0], token, rows);
+  enum { STEPS = TOKENS / Column::STEP };
+  const i32 first = STEPS * (i32)rank / (i32)size, end = STEPS * ((i32)rank + 1) / (i32)size;
+  enum { BATCH = 4 };  // whose loads are under way together
+  ROLL for (i32 i = first; i < end; i += BATCH) {
+    const i32 token = tile.token + i * Column::STEP + c.token;
+    GemmResidual<BATCH> residual;
+    f32 scales[BATCH];
+    UNROLL for (i32 j = 0; j < BATCH; j++) scales[j] = gemm_row_scale(p, token + j * Column::STEP, rows);
+    gemm_ask<GLU, BATCH>(residual, p, c, token, rows);
+    if (i == first) barrier_observe(summed, phase);
+    f32x4 v[BATCH], up[BATCH];
+    UNROLL for (i32 j = 0; j < BATCH; j++) v[j] = up[j] = make_float4(0.f, 0.f, 0.f, 0.f);
+    ROLL for (u32 r = 0; r < size; r++)
+      UNROLL for (i32 j = 0; j < BATCH; j++)
+        if (i + j < end) {
+          const u32 at = mine + ((i + j) * Column::STEP + c.token) * GEMM_LINE + c.place;
+          v[j] = gemm_added(v[j], load_cluster(at, r));
+          if (GLU) up[j] = gemm_added(up[j], load_cluster(at + 32 * 4, r));
+        }
+    UNROLL for (i32 j = 0; j < BATCH; j++)
+      if (i + j < end) gemm_finish<GLU>(s, c, v[j], up[j], scales[j], residual.v[j], token + j * Column::STEP, rows);
   }
   simd_barrier();
   if (lane < (i32)size) barrier_arrive_at(read, lane);
@@ -421,12 +446,15 @@ FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) {
       const GemmTile tile = gemm_tile<Shape::SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
       f32 sum[Shape::SUMS];
       UNROLL for (i32 i = 0; i < Shape::SUMS; i++) sum[i] = 0.f;
+      GemmScales<TOKENS> scales;
+      UNROLL for (i32 i = 0; i < TOKENS / 128; i++)
+        scales.of[i] = gemm_row_scale(p, tile.token + i * 128 + simd * SIMD + t.lane, rows);
       GemmSum<W>::template run<TOKENS, GLU>(sum, p, ring, tile, half, simd, t.lane);
       if (parts) {
         gemm_finish_part<TOKENS, GLU>(p, sum, tile, buffers, summed, read, phase, half, simd, t.lane, rows, rank, size);
         phase ^= 1;
       } else {
-        gemm_finish_tile<TOKENS, GLU>(p, sum, tile, buffers, half, simd, t.lane, rows);
+        gemm_finish_tile<TOKENS, GLU>(p, sum, scales, tile, buffers, half, simd, t.lane, rows);
       }
     }
   }

@@ -53,6 +53,11 @@ FN f32x4 load_group(u32 address) {
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
   return v;
 }
+FN f32 load_group_scalar(u32 address) {
+  f32 v;
+  asm volatile("ld.shared.f32 %0,[%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
 FN f32x4 load_cluster(u32 address, u32 rank) {
   f32x4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
