@@ -5,13 +5,8 @@ use std::sync::Arc;
 
 use backend::{Backend, Executable};
 use cpu::{CpuBackend, CpuOptions, Isa};
-use plan::{KvFormat, KvLayout, StepInput, fuse, restrict_outputs};
-use testing::tolerance::LOGITS_RELATIVE;
-use testing::{Golden, goldens};
-
-const KV: KvLayout = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 16 };
-/// Greedy steps that were decided by less than this may go either way.
-const MARGIN_MIN: f32 = 1e-3;
+use plan::{StepInput, fuse, restrict_outputs};
+use testing::{GOLDEN_KV, Golden, goldens};
 
 fn executables(golden: &Golden) -> Vec<(Isa, Box<dyn Executable>)> {
     let (textbook, weights) = golden.model();
@@ -19,31 +14,21 @@ fn executables(golden: &Golden) -> Vec<(Isa, Box<dyn Executable>)> {
     let load = |isa: Isa| {
         let options = CpuOptions { threads: Some(2), isa: Some(isa.level()), pin: false, repack: true };
         let backend = CpuBackend::new(options).expect("an available level");
-        (isa, backend.load(plan.clone(), weights.clone(), KV).expect("a tiny model loads"))
+        (isa, backend.load(plan.clone(), weights.clone(), GOLDEN_KV).expect("a tiny model loads"))
     };
     Isa::available().into_iter().map(load).collect()
 }
 
-fn step(tokens: &[u32], position: usize, output_rows: impl Iterator<Item = u32>) -> StepInput {
-    let table: Vec<u32> = (0..KV.num_blocks as u32).rev().collect();
-    let mut step = StepInput::default();
-    step.push_sequence(tokens, position, &table);
-    step.output_rows = output_rows.collect();
-    step
+fn replay(executable: &mut dyn Executable, step: &StepInput) -> Result<Vec<f32>, String> {
+    executable.replay(step).map(<[f32]>::to_vec).map_err(|error| error.to_string())
 }
 
 #[test]
 fn logits_are_those_of_transformers_at_every_level() {
     for golden in goldens() {
-        let tokens = &golden.expected.prompt_token_ids;
-        let expected: Vec<f32> = golden.expected.logits.iter().flatten().copied().collect();
-        let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
         for (isa, mut executable) in executables(&golden) {
-            let found = executable.replay(&step(tokens, 0, 0..tokens.len() as u32)).expect("a step");
-            assert_eq!(found.len(), expected.len());
-            let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            let bound = LOGITS_RELATIVE as f32 * largest;
-            assert!(worst <= bound, "{} at {isa}: off by {worst:e}, {bound:e} allowed", golden.name);
+            let checked = golden.check_logits(|step| replay(&mut *executable, step));
+            assert!(checked.is_ok(), "at {isa}: {checked:?}");
         }
     }
 }
@@ -51,20 +36,10 @@ fn logits_are_those_of_transformers_at_every_level() {
 #[test]
 fn greedy_text_is_that_of_transformers_at_every_level() {
     for golden in goldens() {
-        let expected = &golden.expected.greedy;
-        assert!(expected.token_ids.len() >= 128, "{}", golden.name);
+        assert!(golden.expected.greedy.token_ids.len() >= 128, "{}", golden.name);
         for (isa, mut executable) in executables(&golden) {
-            let mut next = expected.prompt_token_ids.clone();
-            let mut position = 0;
-            for (index, &token) in expected.token_ids.iter().enumerate() {
-                let last = next.len() as u32 - 1;
-                let logits = executable.replay(&step(&next, position, std::iter::once(last))).expect("a step");
-                let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).expect("logits");
-                let decided = expected.margins[index] > MARGIN_MIN;
-                assert!(best == token as usize || !decided, "{} at {isa}: token {index} is {best}", golden.name);
-                position += next.len();
-                next = vec![token];
-            }
+            let checked = golden.check_greedy(usize::MAX, |step| replay(&mut *executable, step));
+            assert!(checked.is_ok(), "at {isa}: {checked:?}");
         }
     }
 }

@@ -22,8 +22,7 @@ use gpu::{GpuBackend, GpuOptions};
 use plan::{AnyShape, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::tiny::random_weights;
-use testing::tolerance::LOGITS_RELATIVE;
-use testing::{MODEL_TYPES, Rng, goldens, tiny_model};
+use testing::{GOLDEN_KV, MODEL_TYPES, Rng, golden_step, goldens, tiny_model};
 
 type Checked<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -70,17 +69,6 @@ fn conformance(device: &GpuBackend, shard: usize, shards: usize) -> Checked {
     if faults.is_empty() { Ok(()) } else { Err("the device does not conform".into()) }
 }
 
-const KV: KvLayout = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 16 };
-
-/// One sequence's step, blocks in reverse.
-fn step(tokens: &[u32], position: usize, output_rows: impl Iterator<Item = u32>) -> StepInput {
-    let table: Vec<u32> = (0..KV.num_blocks as u32).rev().collect();
-    let mut step = StepInput::default();
-    step.push_sequence(tokens, position, &table);
-    step.output_rows = output_rows.collect();
-    step
-}
-
 fn argmax(logits: &[f32]) -> u32 {
     (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).map_or(0, |id| id as u32)
 }
@@ -90,28 +78,12 @@ fn golden_texts(device: &GpuBackend) -> Checked {
     for golden in goldens() {
         let (textbook, weights) = golden.model();
         let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
-        let mut executable = device.load(plan.clone(), weights.clone(), KV)?;
-        let tokens = &golden.expected.prompt_token_ids;
-        let expected: Vec<f32> = golden.expected.logits.iter().flatten().copied().collect();
-        let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
-        let found = executable.replay(&step(tokens, 0, 0..tokens.len() as u32))?;
-        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        if worst.is_nan() || worst > LOGITS_RELATIVE as f32 * largest {
-            return Err(format!("{}: logits are off by {worst:e} of {largest:e}", golden.name).into());
-        }
-        let mut executable = device.load(plan, weights, KV)?;
-        let greedy = &golden.expected.greedy;
-        let (mut next, mut position) = (greedy.prompt_token_ids.clone(), 0);
-        for (index, &token) in greedy.token_ids.iter().enumerate() {
-            let last = next.len() as u32 - 1;
-            let best = argmax(executable.replay(&step(&next, position, std::iter::once(last)))?);
-            if best != token && greedy.margins[index] > 1e-3 {
-                return Err(format!("{}: token {index} is {best}, expected {token}", golden.name).into());
-            }
-            position += next.len();
-            next = vec![token];
-        }
-        println!("{}: logits within {worst:.1e} of {largest:.1}, {} tokens", golden.name, greedy.token_ids.len());
+        let mut executable = device.load(plan, weights, GOLDEN_KV)?;
+        let mut replay =
+            |step: &StepInput| executable.replay(step).map(<[f32]>::to_vec).map_err(|error| error.to_string());
+        let worst = golden.check_logits(&mut replay)?;
+        golden.check_greedy(usize::MAX, &mut replay)?;
+        println!("{}: logits within {worst:.1e}, {} tokens", golden.name, golden.expected.greedy.token_ids.len());
     }
     Ok(())
 }
@@ -125,12 +97,12 @@ fn parity(device: &GpuBackend) -> Checked {
         for model_type in MODEL_TYPES {
             let (textbook, weights) = tiny_model(model_type, 5, format);
             let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
-            let mut ours = device.load(plan.clone(), weights.clone(), KV)?;
-            let mut theirs = cpu.load(plan.clone(), weights, KV)?;
+            let mut ours = device.load(plan.clone(), weights.clone(), GOLDEN_KV)?;
+            let mut theirs = cpu.load(plan.clone(), weights, GOLDEN_KV)?;
             let mut next = Rng::new(6).tokens(9, plan.vocab_size);
             let (mut position, mut close) = (0, 0);
             for index in 0..128 {
-                let input = step(&next, position, std::iter::once(next.len() as u32 - 1));
+                let input = golden_step(&next, position, std::iter::once(next.len() as u32 - 1));
                 let expected = theirs.replay(&input)?;
                 let token = argmax(expected);
                 let best = argmax(ours.replay(&input)?);

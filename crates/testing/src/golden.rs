@@ -7,10 +7,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use plan::Plan;
+use plan::{KvFormat, KvLayout, Plan, StepInput};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use tensor::{Tensor, WeightFormat};
+
+use crate::tolerance::LOGITS_RELATIVE;
+
+/// A cache that holds the prompt or the greedy text of any golden.
+pub const GOLDEN_KV: KvLayout = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 16 };
+
+/// Greedy tokens that were decided by less than this may go either way.
+const MARGIN_MIN: f32 = 1e-3;
 
 /// One checkpoint and its expected results.
 #[derive(Clone, Debug)]
@@ -121,4 +129,54 @@ impl Golden {
         let weights = plan.weights.iter().map(|weight| self.tensors[&weight.name].clone()).collect();
         (Arc::new(plan), weights)
     }
+
+    /// Holds the logits that `replay` gives for the prompt in one step to those of the published implementation. Returns by
+    /// how much they are off at most; the error says by how much too much, or what `replay` said.
+    pub fn check_logits(&self, replay: impl FnOnce(&StepInput) -> Result<Vec<f32>, String>) -> Result<f32, String> {
+        let tokens = &self.expected.prompt_token_ids;
+        let expected: Vec<f32> = self.expected.logits.iter().flatten().copied().collect();
+        let found = replay(&golden_step(tokens, 0, 0..tokens.len() as u32))?;
+        if found.len() != expected.len() {
+            return Err(format!("{}: {} logits, expected {}", self.name, found.len(), expected.len()));
+        }
+        let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
+        let bound = LOGITS_RELATIVE as f32 * largest;
+        let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+        // The largest, or NaN where one is.
+        let worst = off.reduce(|a, b| if b > a || b.is_nan() { b } else { a }).unwrap_or(0.0);
+        if worst <= bound {
+            return Ok(worst);
+        }
+        Err(format!("{}: logits are off by {worst:e}, {bound:e} allowed", self.name))
+    }
+
+    /// Holds the first `tokens` of the greedy text to the published implementation's: `replay` gives the last row's logits
+    /// for steps that follow each other. The error names the token that went another way, or is what `replay` said.
+    pub fn check_greedy(
+        &self,
+        tokens: usize,
+        mut replay: impl FnMut(&StepInput) -> Result<Vec<f32>, String>,
+    ) -> Result<(), String> {
+        let Greedy { prompt_token_ids, token_ids, margins } = &self.expected.greedy;
+        let (mut next, mut position) = (prompt_token_ids.clone(), 0);
+        for (index, (&token, &margin)) in token_ids.iter().zip(margins).enumerate().take(tokens) {
+            let logits = replay(&golden_step(&next, position, std::iter::once(next.len() as u32 - 1)))?;
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+            if best != Some(token as usize) && margin > MARGIN_MIN {
+                return Err(format!("{}: token {index} is {best:?}, expected {token}", self.name));
+            }
+            position += next.len();
+            next = vec![token];
+        }
+        Ok(())
+    }
+}
+
+/// A step of one sequence in [`GOLDEN_KV`], whose blocks lie in reverse.
+pub fn golden_step(tokens: &[u32], position: usize, output_rows: impl Iterator<Item = u32>) -> StepInput {
+    let table: Vec<u32> = (0..GOLDEN_KV.num_blocks as u32).rev().collect();
+    let mut step = StepInput::default();
+    step.push_sequence(tokens, position, &table);
+    step.output_rows = output_rows.collect();
+    step
 }

@@ -11,7 +11,7 @@ pub mod steps;
 pub mod tiny;
 pub mod tolerance;
 
-pub use golden::{Golden, goldens};
+pub use golden::{GOLDEN_KV, Golden, golden_step, goldens};
 pub use random::Rng;
 pub use steps::{BlockPool, Sequence};
 pub use tiny::{MODEL_TYPES, tiny_model};
