@@ -11,6 +11,10 @@ pub enum IsaLevel {
     Scalar,
     /// aarch64 NEON.
     Neon,
+    /// As [`IsaLevel::Neon`], with dot products of bytes.
+    NeonDot,
+    /// As [`IsaLevel::NeonDot`], with products of matrices of bytes.
+    NeonI8mm,
     /// x86-64 AVX2, FMA and F16C.
     Avx2,
     /// As [`IsaLevel::Avx2`], with AVX-VNNI's byte dot products.
@@ -29,9 +33,11 @@ pub enum IsaLevel {
 
 impl IsaLevel {
     /// Every level, plainest first.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Scalar,
         Self::Neon,
+        Self::NeonDot,
+        Self::NeonI8mm,
         Self::Avx2,
         Self::AvxVnni,
         Self::Avx512,
@@ -45,6 +51,8 @@ impl IsaLevel {
         match self {
             Self::Scalar => "scalar",
             Self::Neon => "neon",
+            Self::NeonDot => "neondot",
+            Self::NeonI8mm => "neoni8mm",
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
@@ -104,6 +112,8 @@ impl Isa {
 
     /// Runs `kernel` compiled for this level: the only way into `#[target_feature]` code.
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[cfg(target_arch = "aarch64")]
+        use crate::simd::neon::Neon;
         #[cfg(target_arch = "x86_64")]
         use crate::simd::{avx2::Avx2, avx512::Avx512};
         match self.0 {
@@ -127,7 +137,13 @@ impl Isa {
             IsaLevel::Avx512Amx => unsafe { Avx512::<true, false, true>::assume() }.vectorize(kernel),
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "aarch64")]
-            IsaLevel::Neon => unsafe { crate::simd::neon::Neon::assume() }.vectorize(kernel),
+            IsaLevel::Neon => unsafe { Neon::<false, false>::assume() }.vectorize(kernel),
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::NeonDot => unsafe { Neon::<true, false>::assume() }.vectorize(kernel),
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::NeonI8mm => unsafe { Neon::<true, true>::assume() }.vectorize(kernel),
             // Levels of other architectures cannot be made here.
             _ => Scalar.vectorize(kernel),
         }
@@ -161,7 +177,7 @@ fn cpu_has(level: IsaLevel) -> bool {
         IsaLevel::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
         IsaLevel::Avx512Bf16 => cpu_has(IsaLevel::Avx512Vnni) && is_x86_feature_detected!("avx512bf16"),
         IsaLevel::Avx512Amx => cpu_has(IsaLevel::Avx512Vnni) && has(Extension::AmxBf16),
-        IsaLevel::Neon => false,
+        IsaLevel::Neon | IsaLevel::NeonDot | IsaLevel::NeonI8mm => false,
     }
 }
 
@@ -171,6 +187,8 @@ fn cpu_has(level: IsaLevel) -> bool {
         IsaLevel::Scalar => true,
         _ if cfg!(miri) => false,
         IsaLevel::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+        IsaLevel::NeonDot => cpu_has(IsaLevel::Neon) && has(Extension::NeonDot),
+        IsaLevel::NeonI8mm => cpu_has(IsaLevel::NeonDot) && has(Extension::NeonI8mm),
         _ => false,
     }
 }

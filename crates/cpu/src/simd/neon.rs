@@ -1,4 +1,5 @@
-//! NEON (Advanced SIMD of every aarch64): four registers a vector, lanes 0 to 3, 4 to 7, and so on.
+//! NEON (Advanced SIMD of every aarch64), with or without dot products and matrix products of bytes: four registers a
+//! vector, lanes 0 to 3, 4 to 7, and so on. Those products have no stable intrinsics yet, so they are assembly.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -9,14 +10,14 @@ use tensor::quant::q8_0;
 use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd, scalar};
 use crate::kernels::quantize::QuantizedBlock;
 
-/// The proof that this CPU has neon.
+/// The proof that this CPU has neon, dotprod where `DOT`, and i8mm where `I8MM`, which comes with `DOT` only.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Neon(());
+pub(crate) struct Neon<const DOT: bool, const I8MM: bool>(());
 
-impl Neon {
+impl<const DOT: bool, const I8MM: bool> Neon<DOT, I8MM> {
     /// # Safety
     ///
-    /// The CPU must have neon.
+    /// The CPU must have the features that the type stands for.
     pub(crate) unsafe fn assume() -> Self {
         Self(())
     }
@@ -37,7 +38,7 @@ macro_rules! all {
     };
 }
 
-impl Simd for Neon {
+impl<const DOT: bool, const I8MM: bool> Simd for Neon<DOT, I8MM> {
     type F32 = [float32x4_t; 4];
 
     const PANEL_XOR: u8 = 0;
@@ -46,12 +47,28 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "neon")]
-        fn inner<K: Kernel>(simd: Neon, kernel: K) -> K::Output {
+        #[target_feature(enable = "neon,dotprod,i8mm")]
+        fn with_i8mm<K: Kernel>(simd: Neon<true, true>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
-        // SAFETY: `self` proves the feature.
-        unsafe { inner(self, kernel) }
+        #[target_feature(enable = "neon,dotprod")]
+        fn with_dot<K: Kernel>(simd: Neon<true, false>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        #[target_feature(enable = "neon")]
+        fn without<K: Kernel>(simd: Neon<false, false>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        if I8MM {
+            // SAFETY: `self` proves the features.
+            unsafe { with_i8mm(Neon(()), kernel) }
+        } else if DOT {
+            // SAFETY: `self` proves the features.
+            unsafe { with_dot(Neon(()), kernel) }
+        } else {
+            // SAFETY: `self` proves the feature.
+            unsafe { without(Neon(()), kernel) }
+        }
     }
 
     #[inline(always)]
@@ -182,15 +199,12 @@ impl Simd for Neon {
     #[inline(always)]
     fn q8_dots(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> Self::F32 {
         let (rows, _) = rows.as_chunks::<4>();
-        // SAFETY: `self` proves the feature.
-        unsafe {
-            [
-                q8_dots_4(&rows[0], block, x),
-                q8_dots_4(&rows[1], block, x),
-                q8_dots_4(&rows[2], block, x),
-                q8_dots_4(&rows[3], block, x),
-            ]
+        let mut dots = self.splat(0.0);
+        for (dots, rows) in dots.iter_mut().zip(rows) {
+            // SAFETY: `self` proves the features.
+            *dots = unsafe { if DOT { q8_dots_4_sdot(rows, block, x) } else { q8_dots_4(rows, block, x) } };
         }
+        dots
     }
 
     #[inline(always)]
@@ -209,10 +223,19 @@ impl Simd for Neon {
         x: [&QuantizedBlock; MR],
     ) -> [[Self::F32; NP]; MR] {
         let mut dots = [[self.splat(0.0); NP]; MR];
-        for row in 0..MR {
-            for panel in 0..NP {
-                // SAFETY: `self` proves the feature.
-                dots[row][panel] = unsafe { panel_dots(codes[panel], x[row]) };
+        for panel in 0..NP {
+            let mut row = 0;
+            while I8MM && row + 2 <= MR {
+                // SAFETY: `self` proves the features.
+                [dots[row][panel], dots[row + 1][panel]] =
+                    unsafe { panel_dots_smmla(codes[panel], [x[row], x[row + 1]]) };
+                row += 2;
+            }
+            while row < MR {
+                let (codes, x) = (codes[panel], x[row]);
+                // SAFETY: `self` proves the features.
+                dots[row][panel] = unsafe { if DOT { panel_dots_sdot(codes, x) } else { panel_dots(codes, x) } };
+                row += 1;
             }
         }
         dots
@@ -304,12 +327,98 @@ fn panel_dots(codes: &PanelCodes, x: &QuantizedBlock) -> [float32x4_t; 4] {
     for (group, codes) in codes.iter().enumerate() {
         let x = vreinterpretq_s8_s32(vdupq_n_s32(x.four(group)));
         for (sum, codes) in sums.iter_mut().zip(codes.as_chunks::<16>().0) {
-            // SAFETY: sixteen bytes.
-            let w = unsafe { vld1q_s8(codes.as_ptr().cast()) };
-            *sum = vaddq_s32(*sum, byte_products(w, x));
+            *sum = vaddq_s32(*sum, byte_products(load_16(codes), x));
         }
     }
     [vcvtq_f32_s32(sums[0]), vcvtq_f32_s32(sums[1]), vcvtq_f32_s32(sums[2]), vcvtq_f32_s32(sums[3])]
+}
+
+/// As [`q8_dots_4`], by dot products.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn q8_dots_4_sdot(rows: &[&[q8_0::Block]; 4], block: usize, x: &QuantizedBlock) -> float32x4_t {
+    let (x_low, x_high) = load_codes(&x.codes);
+    let products = |row: usize| {
+        let (w_low, w_high) = load_codes(&rows[row][block].codes);
+        sdot(sdot(vdupq_n_s32(0), w_low, x_low), w_high, x_high)
+    };
+    let (ab, cd) = (vpaddq_s32(products(0), products(1)), vpaddq_s32(products(2), products(3)));
+    vcvtq_f32_s32(vpaddq_s32(ab, cd))
+}
+
+/// As [`panel_dots`], by dot products: four rows of weights in a register.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn panel_dots_sdot(codes: &PanelCodes, x: &QuantizedBlock) -> [float32x4_t; 4] {
+    let mut sums = [vdupq_n_s32(0); 4];
+    for (group, codes) in codes.iter().enumerate() {
+        let x = vreinterpretq_s8_s32(vdupq_n_s32(x.four(group)));
+        for (sum, codes) in sums.iter_mut().zip(codes.as_chunks::<16>().0) {
+            *sum = sdot(*sum, load_16(codes), x);
+        }
+    }
+    sums.map(|sum| vcvtq_f32_s32(sum))
+}
+
+/// As [`panel_dots`] for two rows of x, by products of matrices: eight codes of two rows of weights in a register, from two
+/// groups of four.
+#[inline]
+#[target_feature(enable = "neon,dotprod,i8mm")]
+fn panel_dots_smmla(codes: &PanelCodes, x: [&QuantizedBlock; 2]) -> [[float32x4_t; 4]; 2] {
+    // For each two rows of weights: their products with the first row of x and with the second, row by row.
+    let mut sums = [vdupq_n_s32(0); 8];
+    for (index, groups) in codes.as_chunks::<2>().0.iter().enumerate() {
+        let eight = |x: &QuantizedBlock| {
+            let (first, second) = (x.four(2 * index), x.four(2 * index + 1));
+            i64::from(first.cast_unsigned()) | i64::from(second) << 32
+        };
+        let x = vreinterpretq_s8_s64(vcombine_s64(vcreate_s64(eight(x[0]) as u64), vcreate_s64(eight(x[1]) as u64)));
+        for quarter in 0..4 {
+            let [first, second] =
+                [0, 1].map(|group: usize| vreinterpretq_s32_s8(load_16(&groups[group].as_chunks::<16>().0[quarter])));
+            let (low, high) = (vzip1q_s32(first, second), vzip2q_s32(first, second));
+            sums[2 * quarter] = smmla(sums[2 * quarter], vreinterpretq_s8_s32(low), x);
+            sums[2 * quarter + 1] = smmla(sums[2 * quarter + 1], vreinterpretq_s8_s32(high), x);
+        }
+    }
+    let mut dots = [[vdupq_n_f32(0.0); 4]; 2];
+    for quarter in 0..4 {
+        let (low, high) = (sums[2 * quarter], sums[2 * quarter + 1]);
+        dots[0][quarter] = vcvtq_f32_s32(vuzp1q_s32(low, high));
+        dots[1][quarter] = vcvtq_f32_s32(vuzp2q_s32(low, high));
+    }
+    dots
+}
+
+/// Adds to each lane the products of its four bytes, exactly.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn sdot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: one instruction from registers to a register.
+    unsafe {
+        asm!("sdot {sums:v}.4s, {a:v}.16b, {b:v}.16b", sums = inout(vreg) sums, a = in(vreg) a, b = in(vreg) b,
+             options(pure, nomem, nostack, preserves_flags));
+    }
+    sums
+}
+
+/// Adds the products of two rows of eight bytes with two others, exactly: a0 · b0, a0 · b1, a1 · b0, a1 · b1.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+fn smmla(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: one instruction from registers to a register.
+    unsafe {
+        asm!("smmla {sums:v}.4s, {a:v}.16b, {b:v}.16b", sums = inout(vreg) sums, a = in(vreg) a, b = in(vreg) b,
+             options(pure, nomem, nostack, preserves_flags));
+    }
+    sums
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn load_16(codes: &[u8; 16]) -> int8x16_t {
+    // SAFETY: sixteen bytes.
+    unsafe { vld1q_s8(codes.as_ptr().cast()) }
 }
 
 /// Sums of four neighbouring products, exact.
