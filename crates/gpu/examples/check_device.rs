@@ -6,7 +6,9 @@
 //! ```
 //!
 //! `decode:SHAPE:FORMAT:BATCH:DEPTH` and `prefill:SHAPE:FORMAT:TOKENS` use random weights in the shapes of `hotmetal
-//! bench`; what is timed is whole steps, upload of the input and download of the logits included.
+//! bench`; what is timed is whole steps, upload of the input and download of what was made included: in decode the tokens,
+//! each step submitted before those of the one before are read. `steady:SHAPE:FORMAT:TOKENS` holds the counters of a long
+//! run to one submission and one wait a step.
 
 #![expect(clippy::print_stdout, reason = "a tool that reports")]
 
@@ -15,11 +17,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backend::conformance::cases;
-use backend::{Backend, Executable, Observed};
+use backend::{Backend, Counters, Executable, Observed};
 use bytes::Bytes;
 use cpu::{CpuBackend, CpuOptions};
 use gpu::{GpuBackend, GpuOptions};
-use plan::{AnyShape, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
+use plan::{AnyShape, FED, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::tiny::random_weights;
 use testing::{GOLDEN_KV, MODEL_TYPES, Rng, golden_step, goldens, tiny_model};
@@ -41,6 +43,7 @@ fn main() -> Checked {
             ["decode", shape, format, batch, depth] => {
                 decode(&device, shape, format, batch.parse()?, depth.parse()?)?;
             }
+            ["steady", shape, format, tokens] => steady(&device, shape, format, tokens.parse()?)?,
             ["prefill", shape, format, tokens] => prefill(&device, shape, format, tokens.parse()?)?,
             _ => return Err(format!("what is `{job}`? See the top of this file").into()),
         }
@@ -243,20 +246,8 @@ fn decode(device: &GpuBackend, shape: &str, format: &str, batch: usize, depth: u
     let positions = depth + WARM_UP + STEPS + 1;
     let (bytes, mut executable) = load(device, shape, format, batch, positions)?;
     let tables: Vec<_> = (0..batch).map(|sequence| table(sequence, positions)).collect();
-    let (mut input, mut times, mut token) = (StepInput::default(), vec![], 0);
-    for index in 0..WARM_UP + STEPS {
-        input.clear();
-        for table in &tables {
-            let row = input.push_sequence(&[token], depth + index, table);
-            input.output_rows.push(row as u32);
-        }
-        let begun = Instant::now();
-        let logits = executable.replay(&input)?;
-        if index >= WARM_UP {
-            times.push(begun.elapsed());
-        }
-        token = u32::from(logits[0] > 0.0);
-    }
+    let times = run_ahead(&mut *executable, &tables, depth, WARM_UP + STEPS, |_| Ok(()))?;
+    let times = times[WARM_UP..].to_vec();
     let [least, median, most] = spread(times);
     println!(
         "decode {shape} {format} batch {batch} at {depth}: {median:.3} ms a step ({least:.3} to {most:.3}), {:.0} tokens/s, \
@@ -265,6 +256,70 @@ fn decode(device: &GpuBackend, shape: &str, format: &str, batch: usize, depth: u
         bytes as f64 / median / 1e6,
     );
     Ok(())
+}
+
+/// Decodes `steps` tokens after `depth` as the engine does: each step is submitted before the tokens of the one before are
+/// read. Returns the time from each step's tokens to the next step's.
+fn run_ahead(
+    executable: &mut dyn Executable,
+    tables: &[Vec<u32>],
+    depth: usize,
+    steps: usize,
+    mut after_step: impl FnMut(&dyn Executable) -> Checked,
+) -> Checked<Vec<Duration>> {
+    let (mut input, mut times) = (StepInput::default(), Vec::with_capacity(steps));
+    let mut fill = |position: usize| {
+        input.clear();
+        for (output, table) in (0..).zip(tables) {
+            let token = if position == depth { 1 } else { FED | output };
+            let row = input.push_sequence(&[token], position, table);
+            input.output_rows.push(row as u32);
+        }
+        input.clone()
+    };
+    executable.enqueue(&fill(depth))?;
+    let mut last = Instant::now();
+    for index in 1..=steps {
+        if index < steps {
+            executable.enqueue(&fill(depth + index))?;
+        }
+        let choices = executable.collect()?;
+        if let Some(fault) = choices.iter().find_map(|choice| choice.fault) {
+            return Err(format!("the logits of step {index} hold {} for token {}", fault.1, fault.0).into());
+        }
+        times.push(last.elapsed());
+        last = Instant::now();
+        after_step(executable)?;
+    }
+    Ok(times)
+}
+
+/// Many tokens: every step is one submission and one wait, nothing is allocated, and memory stays as it was.
+fn steady(device: &GpuBackend, shape: &str, format: &str, tokens: usize) -> Checked {
+    let (_, mut executable) = load(device, shape, format, 1, tokens)?;
+    let free_bytes = || Ok::<_, Box<dyn Error>>(GpuBackend::cuda(0, GpuOptions::default())?.device().memory_bytes);
+    let (mut first, mut free_before, mut step) = (Counters::default(), 0, 0);
+    let times = run_ahead(&mut *executable, &[table(0, tokens)], 0, tokens, |executable| {
+        step += 1;
+        match step {
+            100 => (first, free_before) = (executable.counters(), free_bytes()?),
+            _ if step > 100 && step < tokens => {
+                let now = executable.counters();
+                let steps = step as u64 - 100;
+                let expected = Counters { steps: first.steps + steps, waits: first.waits + steps, ..first };
+                if now != expected {
+                    return Err(format!("after {step} tokens {now:?}, expected {expected:?}").into());
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    })?;
+    let (lost, [_, median, _]) = (free_before.saturating_sub(free_bytes()?), spread(times));
+    println!(
+        "steady {shape} {format}: {tokens} tokens of {median:.3} ms, one submission and one wait each, {lost} bytes lost"
+    );
+    if lost > 0 { Err("memory is not flat".into()) } else { Ok(()) }
 }
 
 fn prefill(device: &GpuBackend, shape: &str, format: &str, tokens: usize) -> Checked {

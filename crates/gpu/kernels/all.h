@@ -8,3 +8,4 @@
 #include "attention_f16.h"
 #include "attention_tiles.h"
 #include "elementwise.h"
+#include "choose.h"

@@ -154,10 +154,10 @@ FN void attention_store(CONST AttentionParams<E>& p, THREAD const AttentionWork&
 template <i32 D, class E, class M>
 FN void attention_finish(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, i32 split, GROUP M& g, Lane t) {
   enum { VECTORS = D / 4, THREADS = M::SIMDS * SIMD, AHEAD = 16 };
-  const i32 thread = t.simd * SIMD + t.lane;
+  const i32 own = t.simd * SIMD + t.lane;
   const i64 first = (i64(t.gy) * p.heads + w.first_head) * p.max_splits;
   group_barrier();
-  for (i32 item = thread; item < w.heads * VECTORS; item += THREADS) {
+  for (i32 item = own; item < w.heads * VECTORS; item += THREADS) {
     const i32 h = item / VECTORS, v = item % VECTORS;
     const AttentionState all = attention_merge(g, h, v * 4);
     if (w.splits == 1) {
@@ -172,10 +172,10 @@ FN void attention_finish(CONST AttentionParams<E>& p, THREAD const AttentionWork
   }
   if (w.splits == 1) return;  // the whole group
   group_barrier();
-  if (thread == 0) g.is_last = count_group(p.counters, w.counter, u32(w.splits));
+  if (own == 0) g.is_last = count_group(p.counters, w.counter, u32(w.splits));
   group_barrier();
   if (g.is_last == 0) return;  // the whole group
-  for (i32 item = thread; item < w.heads * VECTORS; item += THREADS) {
+  for (i32 item = own; item < w.heads * VECTORS; item += THREADS) {
     const i32 h = item / VECTORS, v = item % VECTORS;
     const i64 from = first + h * p.max_splits;
     AttentionState all = attention_nothing();

@@ -1,4 +1,4 @@
-// embed: y[row] = table[ids[row]].
+// embed: y[row] = table[ids[row]]. A negative id is fed by the step before: the token that was chosen for output id & 2^31-1.
 //
 // Shapes    table (vocab_size, k) in any weight format; ids (rows,); y (rows, stride >= k), f32.
 // Grid      (chunks of a row / 128, rows); a thread widens one 16-byte chunk.
@@ -8,6 +8,7 @@ struct EmbedParams {
   Ptr<const f16> scales;
   Ptr<const i32> ids;
   Ptr<const i32> rows;
+  Ptr<const i32> chosen;  // (outputs of the step before, 4), the ids first
   Ptr<f32> y;
   i32 k, stride;
 };
@@ -18,8 +19,10 @@ FN void embed(CONST EmbedParams& p, GROUP NoGroup&, Lane t) {
   let_next_start();
   wait_for_previous();
   if (row < p.rows[0] && chunk < chunks) {
+    i32 id = p.ids[row];
+    if (id < 0) id = p.chosen[i64(id & 0x7fffffff) * 4];
     f32 w[W::LEN];
-    const f32 scale = W::widen(w, W::load(p.table, p.scales, i64(p.ids[row]) * chunks + chunk));
+    const f32 scale = W::widen(w, W::load(p.table, p.scales, i64(id) * chunks + chunk));
     UNROLL for (i32 i = 0; i < W::LEN; i++) {
       const i32 column = chunk * W::LEN + i;
       if (column < p.k) p.y[i64(row) * p.stride + column] = w[i] * scale;

@@ -21,13 +21,13 @@ FN void rms_norm(CONST RmsNormParams& p, GROUP SumGroup& g, Lane t) {
   let_next_start();
   wait_for_previous();
   if (t.gy >= p.rows[0]) return;  // the whole group
-  const i32 source = given(p.select) ? p.select[t.gy] : t.gy, thread = t.simd * SIMD + t.lane;
+  const i32 source = given(p.select) ? p.select[t.gy] : t.gy, first = t.simd * SIMD + t.lane;
   const Ptr<const f32x4> row = offset(p.x, i64(source) * (p.x_stride / 4));
   const Ptr<f32> y = offset(p.y, i64(t.gy) * p.y_stride + i64(t.gx) * p.width);
   if (p.slices == 1 || p.width % 4 == 0) {  // one slice, or slices that begin on 16 bytes
     const Ptr<const f32x4> x = offset(row, i64(t.gx) * (p.width / 4));
     const f32 scale = row_scale(x, p.width, p.eps, g, t);
-    for (i32 i = thread; i * 4 < p.width; i += GROUP_THREADS) {
+    for (i32 i = first; i * 4 < p.width; i += GROUP_THREADS) {
       const f32x4 v = x[i], gain = row_vector(p.gain, i, p.width);
       y[i * 4] = v.x * scale * gain.x;
       if (i * 4 + 1 < p.width) y[i * 4 + 1] = v.y * scale * gain.y;
@@ -38,8 +38,8 @@ FN void rms_norm(CONST RmsNormParams& p, GROUP SumGroup& g, Lane t) {
   }
   const Ptr<const f32> x = offset(scalars(row), i64(t.gx) * p.width), gain = scalars(p.gain);
   f32 squares = 0;
-  for (i32 i = thread; i < p.width; i += GROUP_THREADS) squares = fma32(x[i], x[i], squares);
+  for (i32 i = first; i < p.width; i += GROUP_THREADS) squares = fma32(x[i], x[i], squares);
   const f32 scale = inv_sqrt(sum_group(squares, g, t) / f32(p.width) + p.eps);
-  for (i32 i = thread; i < p.width; i += GROUP_THREADS) y[i] = x[i] * scale * gain[i];
+  for (i32 i = first; i < p.width; i += GROUP_THREADS) y[i] = x[i] * scale * gain[i];
 }
 KERNEL(rms_norm_f32, RmsNormParams, SumGroup, 128, rms_norm)

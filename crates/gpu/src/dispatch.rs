@@ -349,6 +349,11 @@ pub(crate) fn attention_tiles(target: &Target, format: KvFormat, head_dim: usize
     fits.then_some(AttentionTilesVariant { kernel, group_bytes })
 }
 
+/// Groups that go through a row of `n` logits: four turns of each thread, as far as the kernel that joins them can take them.
+pub(crate) fn choose_parts(n: usize) -> usize {
+    n.div_ceil(4 * 4 * 32 * GROUP_SIMDS).clamp(1, 64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use backend::profile::{CostModel, OpInfo, Recorder};
-use backend::{BackendError, Executable, Footprint, Observed, Observer};
+use backend::{BackendError, Choice, Counters, Executable, Footprint, Observed, Observer};
 use half::f16;
-use plan::{KvFormat, KvLayout, Op, Plan, Rope, StepInput, StepShape};
+use plan::{KvFormat, KvLayout, Op, Plan, Rope, StepError, StepInput, StepShape};
 use tensor::Tensor;
 
 use crate::dispatch::{self, Target};
-use crate::driver::{Driver, DriverError, Recording};
+use crate::driver::{Driver, DriverError, Recording, STEPS_MAX};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::launch::Region;
 use crate::lower::{self, ArenaLayout, OpLaunches, Source};
-use crate::params::Address;
+use crate::params::{Address, Chosen};
 use crate::profile;
 use crate::step_input::max_positions;
 use crate::weights::DeviceWeights;
@@ -31,12 +31,20 @@ pub(crate) struct GpuExecutable {
     cache: KvCache,
     counters: Region,
     memory: Memory,
+    /// The tokens that a step chooses, for the step after it; a place of their own, since the arena may move.
+    chosen: Region,
+    /// Outputs of the step queued last.
+    last_outputs: usize,
+    /// Those of the step collected last.
+    choices: Vec<Choice>,
     /// By shape, ascending; all placed in `memory`.
     programs: Vec<Program>,
     /// The step input as it is uploaded; kept for its memory.
     words: Vec<i32>,
     /// Logits without the padding between rows, where there is any.
     logits: Vec<f32>,
+    /// Whether the last step was queued.
+    queues: bool,
     costs: CostModel,
     recording: Option<profile::Recording>,
 }
@@ -54,8 +62,14 @@ struct Program {
     ops: Vec<OpLaunches>,
     /// What `ops` are.
     infos: Arc<[OpInfo]>,
-    recording: Recording,
+    /// Its ops.
+    recording: Option<Recording>,
+    /// Its ops, and then the choice of a token for each output.
+    choosing: Option<Recording>,
 }
+
+/// Bytes of the tokens that the largest step chooses.
+const CHOSEN_BYTES: u64 = (TOKENS_MAX * size_of::<Chosen>()) as u64;
 
 /// An error of the driver as one of the backend: about `what` where memory is short.
 pub(crate) fn device_error(device: String, what: &'static str) -> impl Fn(DriverError) -> BackendError {
@@ -82,8 +96,15 @@ pub(crate) fn footprint(
     // Sizes alone are asked for, so nothing has to lie anywhere.
     let nowhere = Region { address: Address::default(), bytes: kv_cache };
     let cache = KvCache::at(nowhere, &plan.kv_layers, kv);
-    let source =
-        Source { plan, weights: &DeviceWeights::default(), angles: &[], cache: &cache, target, counters: nowhere };
+    let source = Source {
+        plan,
+        weights: &DeviceWeights::default(),
+        angles: &[],
+        cache: &cache,
+        target,
+        chosen: Region::default(),
+        counters: nowhere,
+    };
     // Steps of one token may want more than those of many: attention is split for them.
     let decode = StepShape { tokens: largest.sequences, ..largest };
     let of_one = StepShape { tokens: 1, sequences: 1, outputs: 1 };
@@ -91,7 +112,8 @@ pub(crate) fn footprint(
     let arena = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
     let step = layouts.iter().map(|layout| layout.step.bytes()).max().unwrap_or(0);
     let angles = plan.ropes.iter().map(|rope| (max_positions(plan, &kv) * rope.head_dim) as u64 * 4).sum::<u64>();
-    Footprint { weights, kv_cache, activations: arena + step + angles + counters_len(plan, &target) as u64 * 4 }
+    let counters = counters_len(plan, &target) as u64 * 4;
+    Footprint { weights, kv_cache, activations: arena + step + angles + counters + CHOSEN_BYTES }
 }
 
 impl GpuExecutable {
@@ -112,6 +134,7 @@ impl GpuExecutable {
         let angles = plan.ropes.iter().map(|rope| upload_angles(&mut *driver, rope, max_positions(&plan, &kv)));
         let angles = angles.collect::<Result<_, _>>().map_err(error("rotary angles"))?;
         let counters = allocate_counters(&mut *driver, &plan, &target).map_err(error("counters"))?;
+        let chosen = driver.allocate(CHOSEN_BYTES).map_err(error("activations"))?;
         let costs = profile::costs(&plan, tensors, cache.layout.format);
         Ok(Self {
             device,
@@ -123,9 +146,13 @@ impl GpuExecutable {
             cache,
             counters,
             memory: Memory::default(),
+            chosen: Region { address: chosen, bytes: CHOSEN_BYTES },
+            last_outputs: 0,
+            choices: vec![],
             programs: vec![],
             words: vec![],
             logits: vec![],
+            queues: false,
             costs,
             recording: None,
         })
@@ -139,6 +166,7 @@ impl GpuExecutable {
             cache: &self.cache,
             target: self.target,
             counters: self.counters,
+            chosen: self.chosen,
         }
     }
 
@@ -167,9 +195,34 @@ impl GpuExecutable {
         Ok(())
     }
 
+    /// Steps under way that nobody has collected are of no more use.
+    fn drain(&mut self) -> Result<(), BackendError> {
+        while self.driver.num_under_way() > 0 {
+            self.driver.collect().map_err(device_error(self.device.clone(), "a step"))?;
+        }
+        Ok(())
+    }
+
+    /// The recording of a program, made when it is asked for first.
+    fn recording(&mut self, index: usize, chooses: bool) -> Result<Recording, BackendError> {
+        let program = &self.programs[index];
+        let made = if chooses { program.choosing } else { program.recording };
+        if let Some(recording) = made {
+            return Ok(recording);
+        }
+        let mut launches: Vec<_> = program.ops.iter().flat_map(|op| &op.launches).cloned().collect();
+        if chooses {
+            launches.extend(self.source().choose(&program.layout, self.memory.arena, self.memory.step));
+        }
+        let recording = self.driver.record(&launches).map_err(self.error("a program"))?;
+        let program = &mut self.programs[index];
+        *(if chooses { &mut program.choosing } else { &mut program.recording }) = Some(recording);
+        Ok(recording)
+    }
+
     /// Checks `input`, makes its program if there is none, and copies blocks. Returns the program's place.
-    fn begin(&mut self, input: &StepInput) -> Result<usize, BackendError> {
-        input.check(self.plan.vocab_size, &self.cache.layout)?;
+    fn begin(&mut self, input: &StepInput, outputs_before: usize) -> Result<usize, BackendError> {
+        input.check_fed(self.plan.vocab_size, &self.cache.layout, outputs_before)?;
         let bucket = input.shape().bucket();
         self.compile(bucket)?;
         let index = self.find(bucket).expect("`compile` has it or made it");
@@ -188,7 +241,8 @@ impl GpuExecutable {
 
     /// A step that is timed op by op, and leaves a record.
     fn replay_recorded(&mut self, input: &StepInput, begin_ns: u64) -> Result<&[f32], BackendError> {
-        let index = self.begin(input)?;
+        self.drain()?;
+        let index = self.begin(input, 0)?;
         let step = self.memory.step.address;
         self.driver.upload(step, bytemuck::cast_slice(&self.words)).map_err(self.error("a step"))?;
         let launches: Vec<_> = self.programs[index].ops.iter().map(|op| &op.launches[..]).collect();
@@ -264,30 +318,66 @@ impl Executable for GpuExecutable {
         let layout = self.source().lay_out(shape);
         self.reserve(&layout)?;
         let ops = self.source().lower(&layout, self.memory.arena, self.memory.step);
-        let launches: Vec<_> = ops.iter().flat_map(|op| &op.launches).cloned().collect();
-        let recording = self.driver.record(&launches).map_err(self.error("a program"))?;
         let place = self.find(shape).expect_err("not there a moment ago");
         let infos = profile::infos(&self.plan, &self.weights, &ops).into();
-        self.programs.insert(place, Program { layout, ops, infos, recording });
+        self.programs.insert(place, Program { layout, ops, infos, recording: None, choosing: None });
+        // In the way that steps were asked for last.
+        self.recording(place, self.queues).map(drop)
+    }
+
+    fn can_queue(&self) -> bool {
+        // What is recorded is one step after another.
+        self.recording.as_ref().is_none_or(|recording| !recording.is_on())
+    }
+
+    fn enqueue(&mut self, input: &StepInput) -> Result<(), BackendError> {
+        if self.driver.num_under_way() == STEPS_MAX {
+            return Err(StepError(format!("a step more than the {STEPS_MAX} that can be under way")).into());
+        }
+        self.queues = true;
+        let index = self.begin(input, self.last_outputs)?;
+        let recording = self.recording(index, true)?;
+        let (outputs, device) = (input.output_rows.len(), self.device.clone());
+        let output = (self.chosen.address, outputs * (size_of::<Chosen>() / size_of::<u32>()));
+        self.driver
+            .enqueue(recording, (self.memory.step.address, &self.words), output)
+            .map_err(device_error(device, "a step"))?;
+        self.last_outputs = outputs;
         Ok(())
+    }
+
+    fn collect(&mut self) -> Result<&[Choice], BackendError> {
+        if self.driver.num_under_way() == 0 {
+            return Err(BackendError::NotQueued);
+        }
+        let found = self.driver.collect().map_err(device_error(self.device.clone(), "a step"))?;
+        self.choices.clear();
+        self.choices.extend(bytemuck::cast_slice::<u32, Chosen>(found).iter().map(|chosen| Choice {
+            token_id: chosen.token_id as u32,
+            fault: u32::try_from(chosen.faulty).ok().map(|id| (id, f32::from_bits(chosen.faulty_bits))),
+        }));
+        Ok(&self.choices)
+    }
+
+    fn counters(&self) -> Counters {
+        self.driver.counters()
     }
 
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
         if let Some(begin_ns) = self.recording.as_ref().and_then(profile::Recording::begin) {
             return self.replay_recorded(input, begin_ns);
         }
-        let index = self.begin(input)?;
+        self.drain()?;
+        self.queues = false;
+        let index = self.begin(input, 0)?;
+        let recording = self.recording(index, false)?;
         let program = &self.programs[index];
         let logits = self.source().place(&program.layout, self.memory.arena, self.plan.logits);
         let (rows, device) = (input.output_rows.len(), self.device.clone());
-        let found = self
-            .driver
-            .step(
-                program.recording,
-                (self.memory.step.address, &self.words),
-                (logits.region.address, rows * logits.stride),
-            )
-            .map_err(device_error(device, "a step"))?;
+        let error = device_error(device, "a step");
+        let output = (logits.region.address, rows * logits.stride);
+        self.driver.enqueue(recording, (self.memory.step.address, &self.words), output).map_err(&error)?;
+        let found: &[f32] = bytemuck::cast_slice(self.driver.collect().map_err(&error)?);
         if logits.stride == logits.width {
             return Ok(found);
         }
@@ -309,7 +399,8 @@ impl Executable for GpuExecutable {
     }
 
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
-        let index = self.begin(input)?;
+        self.drain()?;
+        let index = self.begin(input, 0)?;
         let step = self.memory.step.address;
         self.driver.upload(step, bytemuck::cast_slice(&self.words)).map_err(self.error("a step"))?;
         let mut logits = vec![];

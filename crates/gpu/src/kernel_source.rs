@@ -130,7 +130,7 @@ fn hash(text: &str) -> u64 {
 }
 
 /// The files of `kernels/all.h`, in its order.
-const KERNELS: [(&str, &str); 9] = [
+const KERNELS: [(&str, &str); 10] = [
     ("parts.h", include_str!("../kernels/parts.h")),
     ("embed.h", include_str!("../kernels/embed.h")),
     ("rms_norm.h", include_str!("../kernels/rms_norm.h")),
@@ -140,6 +140,7 @@ const KERNELS: [(&str, &str); 9] = [
     ("attention_f16.h", include_str!("../kernels/attention_f16.h")),
     ("attention_tiles.h", include_str!("../kernels/attention_tiles.h")),
     ("elementwise.h", include_str!("../kernels/elementwise.h")),
+    ("choose.h", include_str!("../kernels/choose.h")),
 ];
 
 /// Files for one architecture alone, empty for others: beside each of their kernels there is one of all that computes the

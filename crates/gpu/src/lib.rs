@@ -36,7 +36,7 @@ use kernel_source::ImageOf;
 pub use kernel_source::KernelSource;
 
 #[cfg(feature = "sim")]
-pub use driver::sim::ThreadOrder;
+pub use driver::sim::{SimFault, SimFaults, ThreadOrder};
 
 /// The name of NVIDIA GPUs in flags and reports.
 const CUDA: &str = "cuda";
@@ -66,7 +66,7 @@ pub struct GpuOptions {
 enum System {
     Cuda(CudaDevice),
     #[cfg(feature = "sim")]
-    Sim(ThreadOrder),
+    Sim(ThreadOrder, SimFaults),
 }
 
 /// Why there is no GPU to compute on.
@@ -149,14 +149,25 @@ impl GpuBackend {
     pub fn simulator(order: ThreadOrder, memory_bytes: u64, options: GpuOptions) -> Self {
         let device =
             DeviceInfo { name: SIM.to_owned(), description: format!("GPU simulator, threads {order:?}"), memory_bytes };
-        Self { device, options, system: System::Sim(order) }
+        Self { device, options, system: System::Sim(order, SimFaults::default()) }
+    }
+
+    /// The simulator, with faults that can be planted while it runs.
+    #[cfg(feature = "sim")]
+    pub fn with_faults(self, faults: SimFaults) -> Self {
+        match self.system {
+            System::Sim(order, _) => Self { system: System::Sim(order, faults), ..self },
+            System::Cuda(_) => self,
+        }
     }
 
     fn open(&self) -> Result<Box<dyn Driver>, DriverError> {
         match self.system {
             System::Cuda(ref device) => Ok(Box::new(CudaDriver::open(device)?)),
             #[cfg(feature = "sim")]
-            System::Sim(order) => Ok(Box::new(driver::sim::SimDriver::new(order, self.device.memory_bytes))),
+            System::Sim(order, ref faults) => {
+                Ok(Box::new(driver::sim::SimDriver::new(order, self.device.memory_bytes, faults.clone())))
+            }
         }
     }
 
@@ -172,7 +183,7 @@ impl GpuBackend {
             },
             // Few, so that small models have more work than groups.
             #[cfg(feature = "sim")]
-            System::Sim(_) => Target {
+            System::Sim(..) => Target {
                 multiprocessors: 3,
                 bulk_copies: true,
                 matrix: Matrix::SimdGroup,
@@ -235,7 +246,7 @@ impl Backend for GpuBackend {
         let arithmetic = match self.system {
             System::Cuda(_) => CUDA,
             #[cfg(feature = "sim")]
-            System::Sim(_) => SIM,
+            System::Sim(..) => SIM,
         };
         // Gemms of many rows round what they multiply, and are chosen by how many rows there are.
         let Target { matrix, batch_invariant, .. } = self.target();

@@ -7,8 +7,9 @@ use crate::dispatch::{self, GemmShape, GemmVariant, LinearKind, Target};
 use crate::kv_cache::KvCache;
 use crate::launch::{Access, Element, GROUP_SIMDS, GROUP_THREADS, Launch, Region, TileMap};
 use crate::params::{
-    ActivationParams, AttentionParams, BlockCopyParams, ElementwiseParams, EmbedParams, GemmParams, GemmSegment,
-    KvWriteParams, LinearParams, LinearSegment, RmsNormParams, RopeKvWriteParams, RopeParams,
+    ActivationParams, AttentionParams, BlockCopyParams, ChooseParams, ChoosePart, Chosen, ElementwiseParams,
+    EmbedParams, GemmParams, GemmSegment, KvWriteParams, LinearParams, LinearSegment, RmsNormParams, RopeKvWriteParams,
+    RopeParams,
 };
 use crate::step_input::{AttentionItems, StepLayout, StepRegions, max_positions};
 use crate::weights::{DeviceWeight, DeviceWeights};
@@ -29,6 +30,8 @@ pub(crate) struct Source<'a> {
     pub(crate) target: Target,
     /// Counters of attention, zero between launches.
     pub(crate) counters: Region,
+    /// Where the tokens lie that a step chooses: a [`Chosen`] for each output.
+    pub(crate) chosen: Region,
 }
 
 /// Where a program's values lie, before it is known where memory is.
@@ -39,6 +42,8 @@ pub(crate) struct ArenaLayout {
     /// Bytes from the start of the arena: rows that an op needs between its kernels, and partial results of attention.
     scratch: (u64, u64),
     partials: (u64, u64),
+    /// What is found in the parts of rows of logits.
+    choose_parts: (u64, u64),
     /// All of it.
     pub(crate) bytes: u64,
 }
@@ -70,12 +75,15 @@ impl Source<'_> {
         let partials = self.plan.ops.iter().map(|op| self.partials_len(op, shape)).max().unwrap_or(0) as u64 * F32;
         let values = (memory.len as u64 * F32).next_multiple_of(256);
         let scratch_end = values + scratch.next_multiple_of(256);
+        let partials_end = scratch_end + partials.next_multiple_of(256);
+        let parts = dispatch::choose_parts(self.plan.vocab_size) * shape.outputs * size_of::<ChoosePart>();
         ArenaLayout {
             step: StepLayout::new(shape, self.plan, &self.cache.layout, self.has_attention_tiles()),
             memory,
             scratch: (values, scratch),
             partials: (scratch_end, partials),
-            bytes: scratch_end + partials.next_multiple_of(256),
+            choose_parts: (partials_end, parts as u64),
+            bytes: partials_end + (parts as u64).next_multiple_of(256),
         }
     }
 
@@ -141,6 +149,34 @@ impl Source<'_> {
         let program = Program { source: self, layout, arena, step: layout.step.place(step), shape: layout.step.shape };
         let ops = self.plan.ops.iter().enumerate();
         ops.map(|(index, op)| OpLaunches { op: index, launches: program.op(op) }).collect()
+    }
+
+    /// The launches that choose a token for each output row.
+    pub(crate) fn choose(&self, layout: &ArenaLayout, arena: Region, step: Region) -> [Launch; 2] {
+        let logits = self.place(layout, arena, self.plan.logits);
+        let (outputs, rows) = (layout.step.shape.outputs, layout.step.place(step).num_outputs);
+        let parts = arena.part(layout.choose_parts.0, layout.choose_parts.1);
+        let chosen = self.chosen.part(0, (outputs * size_of::<Chosen>()) as u64);
+        let num_parts = dispatch::choose_parts(logits.width);
+        let params = ChooseParams {
+            logits: logits.region.address,
+            rows: rows.address,
+            parts: parts.address,
+            chosen: chosen.address,
+            n: index(logits.width),
+            stride: index(logits.stride / ROW_ALIGN),
+            num_parts: index(num_parts),
+            padding: 0,
+        };
+        let launch = |kernel, groups| {
+            Launch::new(kernel, [groups, outputs, 1], &params)
+                .with(Access::Read, logits.region)
+                .with(Access::Constant, rows)
+        };
+        [
+            launch("choose_part_f32", num_parts).with(Access::Write, parts),
+            launch("choose_f32", 1).with(Access::Read, parts).with(Access::Write, chosen),
+        ]
     }
 
     /// Where `value` lies once the arena is at `arena`.
@@ -363,6 +399,7 @@ impl Program<'_> {
             scales: table.scales.address,
             ids: self.step.token_ids.address,
             rows: self.live(out.rows).address,
+            chosen: self.source.chosen.address,
             y: out.region.address,
             k: index(out.width),
             stride: index(out.stride),
@@ -374,6 +411,7 @@ impl Program<'_> {
             .with(Access::Constant, table.scales)
             .with(Access::Constant, self.step.token_ids)
             .with(Access::Constant, self.live(out.rows))
+            .with(Access::Read, self.source.chosen)
             .with(Access::Write, out.region)
     }
 

@@ -53,6 +53,7 @@ params! {
         scales: Address,
         ids: Address,
         rows: Address,
+        chosen: Address,
         y: Address,
         k: i32,
         stride: i32,
@@ -244,6 +245,34 @@ params! {
         a_stride: i32,
         b_stride: i32,
         y_stride: i32,
+    }
+
+    /// `choose.h`: what is found for an output row.
+    "Chosen" struct Chosen {
+        token_id: i32,
+        faulty: i32,
+        faulty_bits: u32,
+        padding: i32,
+    }
+
+    /// `choose.h`: what is found in a part of a row.
+    "ChoosePart" struct ChoosePart {
+        value: f32,
+        token_id: i32,
+        faulty: i32,
+        padding: i32,
+    }
+
+    /// `choose.h`
+    "ChooseParams" struct ChooseParams {
+        logits: Address,
+        rows: Address,
+        parts: Address,
+        chosen: Address,
+        n: i32,
+        stride: i32,
+        num_parts: i32,
+        padding: i32,
     }
 
     /// `planted_faults.h`, of tests.

@@ -41,6 +41,10 @@ impl Recording {
         self.recorder.is_on().then(|| self.recorder.now_ns())
     }
 
+    pub(crate) fn is_on(&self) -> bool {
+        self.recorder.is_on()
+    }
+
     pub(crate) fn now_ns(&self) -> u64 {
         self.recorder.now_ns()
     }

@@ -121,7 +121,12 @@ impl Session {
         executable.record(recorder.clone())?;
         executable.settle()?;
         let config =
-            EngineConfig { max_batch_tokens: STEP_TOKENS, ..EngineConfig::new(kv, longest, vocab_size, vec![]) };
+            // A step that was submitted before recording began would have no record.
+            EngineConfig {
+                max_batch_tokens: STEP_TOKENS,
+                run_ahead: false,
+                ..EngineConfig::new(kv, longest, vocab_size, vec![])
+            };
         let engine = Engine::new(executable, config)?;
         Ok(Self { engine, recorder, tokenizer: tokenizer_of(target)?, vocab_size, num_runs: 0 })
     }

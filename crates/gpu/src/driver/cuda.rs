@@ -12,7 +12,9 @@ use std::sync::Arc;
 use cudarc::driver::result::{self, DriverError as CudaError};
 use cudarc::driver::sys;
 
-use super::{Driver, DriverError, Recording};
+use backend::Counters;
+
+use super::{Driver, DriverError, Recording, STEPS_MAX};
 use crate::GpuError;
 use crate::kernel_source;
 use crate::launch::{Element, Launch, TileMap};
@@ -165,8 +167,38 @@ pub(crate) struct CudaDriver {
     functions: HashMap<&'static str, sys::CUfunction>,
     allocations: HashSet<Address>,
     recordings: Vec<sys::CUgraphExec>,
+    /// Of the steps under way; others are free.
+    slots: [Slot; STEPS_MAX],
+    /// The slot of the oldest step under way.
+    oldest: usize,
+    under_way: usize,
+    counters: Counters,
+}
+
+/// Where the host's side of a step is.
+struct Slot {
     input: Pinned,
     output: Pinned,
+    num_words: usize,
+    /// Behind the last copy.
+    done: sys::CUevent,
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self { input: Pinned::default(), output: Pinned::default(), num_words: 0, done: ptr::null_mut() }
+    }
+}
+
+impl Slot {
+    /// Makes it ready for a step with so many bytes; returns how many allocations that took.
+    fn reserve(&mut self, input_bytes: usize, output_bytes: usize) -> Result<u64, DriverError> {
+        if self.done.is_null() {
+            let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+            self.done = result::event::create(flags).map_err(failed)?;
+        }
+        Ok(u64::from(self.input.reserve(input_bytes)?) + u64::from(self.output.reserve(output_bytes)?))
+    }
 }
 
 // SAFETY: the handles belong to this value alone, and the driver accepts them from any thread: each method makes the
@@ -182,8 +214,10 @@ impl CudaDriver {
             functions: HashMap::new(),
             allocations: HashSet::new(),
             recordings: vec![],
-            input: Pinned::default(),
-            output: Pinned::default(),
+            slots: Default::default(),
+            oldest: 0,
+            under_way: 0,
+            counters: Counters::default(),
         })
     }
 
@@ -196,6 +230,7 @@ impl CudaDriver {
         if let Some(&function) = self.functions.get(kernel) {
             return Ok(function);
         }
+        self.counters.look_ups += 1;
         let name = CString::new(kernel).expect("kernel names hold no NUL");
         // SAFETY: the module is loaded as long as the context lives.
         let function = unsafe { result::module::get_function(self.context.module, name) }
@@ -205,7 +240,7 @@ impl CudaDriver {
         Ok(function)
     }
 
-    fn enqueue(&mut self, launch: &Launch) -> Result<(), DriverError> {
+    fn enqueue_kernel(&mut self, launch: &Launch) -> Result<(), DriverError> {
         let function = self.function(launch.kernel)?;
         let [x, y, z] = launch.groups;
         let mut attributes = [
@@ -253,7 +288,8 @@ impl CudaDriver {
             .map_err(|error| DriverError::Failed(format!("launch of `{}`: {}", launch.kernel, describe(error))))
     }
 
-    fn synchronize(&self) -> Result<(), DriverError> {
+    fn synchronize(&mut self) -> Result<(), DriverError> {
+        self.counters.waits += 1;
         // SAFETY: the stream lives until `drop`.
         unsafe { result::stream::synchronize(self.stream) }.map_err(failed)
     }
@@ -266,6 +302,7 @@ impl Driver for CudaDriver {
         // SAFETY: plain memory; whoever reads it has written it before.
         match unsafe { result::malloc_sync(size) } {
             Ok(address) => {
+                self.counters.allocations += 1;
                 self.allocations.insert(Address(address));
                 Ok(Address(address))
             }
@@ -297,7 +334,8 @@ impl Driver for CudaDriver {
 
     fn launch(&mut self, launch: &Launch) -> Result<(), DriverError> {
         self.enter()?;
-        self.enqueue(launch)
+        self.counters.launches += 1;
+        self.enqueue_kernel(launch)
     }
 
     fn time(&mut self, ops: &[&[Launch]]) -> Result<Vec<u64>, DriverError> {
@@ -305,7 +343,7 @@ impl Driver for CudaDriver {
         let mut events = Events(Vec::with_capacity(ops.len() + 1));
         events.mark(self.stream)?;
         for launches in ops {
-            launches.iter().try_for_each(|launch| self.enqueue(launch))?;
+            launches.iter().try_for_each(|launch| self.enqueue_kernel(launch))?;
             events.mark(self.stream)?;
         }
         self.synchronize()?;
@@ -317,7 +355,7 @@ impl Driver for CudaDriver {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives until `drop`.
         unsafe { result::stream::begin_capture(self.stream, mode) }.map_err(failed)?;
-        let enqueued = launches.iter().try_for_each(|launch| self.enqueue(launch));
+        let enqueued = launches.iter().try_for_each(|launch| self.enqueue_kernel(launch));
         // SAFETY: as above; the capture ends whatever happened.
         let graph = unsafe { result::stream::end_capture(self.stream) };
         enqueued?;
@@ -342,32 +380,57 @@ impl Driver for CudaDriver {
         }
     }
 
-    fn step(
+    fn enqueue(
         &mut self,
         recording: Recording,
         (to, input): (Address, &[i32]),
-        (from, num_outputs): (Address, usize),
-    ) -> Result<&[f32], DriverError> {
+        (from, num_words): (Address, usize),
+    ) -> Result<(), DriverError> {
         self.enter()?;
-        self.input.reserve(size_of_val(input))?;
-        self.output.reserve(num_outputs * size_of::<f32>())?;
+        assert!(self.under_way < STEPS_MAX, "no more steps are under way than there is room for");
+        let slot = &mut self.slots[(self.oldest + self.under_way) % STEPS_MAX];
+        self.counters.allocations += slot.reserve(size_of_val(input), num_words * size_of::<u32>())?;
+        slot.num_words = num_words;
         let stream = self.stream;
-        // SAFETY: the queue is empty after every step, so no copy is under way.
-        let staged = unsafe { self.input.slice_mut(input.len()) };
+        // SAFETY: the slot's last step was collected, so no copy from or to it is under way.
+        let staged = unsafe { slot.input.slice_mut(input.len()) };
         staged.copy_from_slice(input);
-        // SAFETY: to the allocation of the step input; the memory is left alone until the wait below.
+        // SAFETY: to the allocation of the step input; the memory is left alone until the step is collected.
         unsafe { result::memcpy_htod_async(to.0, staged, stream) }.map_err(failed)?;
         // SAFETY: made by `record`.
         unsafe { result::graph::launch(self.recordings[recording.0], stream) }.map_err(failed)?;
-        if num_outputs > 0 {
+        if num_words > 0 {
             // SAFETY: as for the input.
-            let found = unsafe { self.output.slice_mut::<f32>(num_outputs) };
-            // SAFETY: from the arena, as lowering laid it out; left alone until the wait below.
+            let found = unsafe { slot.output.slice_mut::<u32>(num_words) };
+            // SAFETY: from an allocation, as lowering laid it out; left alone until the step is collected.
             unsafe { result::memcpy_dtoh_async(found, from.0, stream) }.map_err(failed)?;
         }
-        self.synchronize()?;
+        // SAFETY: `reserve` made the event, and the stream lives.
+        unsafe { result::event::record(slot.done, stream) }.map_err(failed)?;
+        self.under_way += 1;
+        self.counters.steps += 1;
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<&[u32], DriverError> {
+        self.enter()?;
+        assert!(self.under_way > 0, "a step is under way");
+        let slot = &mut self.slots[self.oldest];
+        self.oldest = (self.oldest + 1) % STEPS_MAX;
+        self.under_way -= 1;
+        self.counters.waits += 1;
+        // SAFETY: the event was recorded behind the step.
+        unsafe { result::event::synchronize(slot.done) }.map_err(failed)?;
         // SAFETY: the copy has ended.
-        Ok(unsafe { self.output.slice_mut(num_outputs) })
+        Ok(unsafe { slot.output.slice_mut(slot.num_words) })
+    }
+
+    fn num_under_way(&self) -> usize {
+        self.under_way
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
     }
 }
 
@@ -376,8 +439,14 @@ impl Drop for CudaDriver {
         self.forget_recordings();
         let allocations: Vec<_> = self.allocations.iter().copied().collect();
         allocations.into_iter().for_each(|address| self.free(address));
-        self.input.free();
-        self.output.free();
+        for slot in &mut self.slots {
+            slot.input.free();
+            slot.output.free();
+            if !slot.done.is_null() {
+                // SAFETY: made in `reserve`, and not used again.
+                let _ = unsafe { result::event::destroy(slot.done) };
+            }
+        }
         // SAFETY: made in `open`, and not used again; where the device is lost, there is nothing to give back.
         let _ = unsafe { result::stream::destroy(self.stream) };
     }
@@ -457,9 +526,10 @@ struct Pinned {
 }
 
 impl Pinned {
-    /// Room for `bytes`; what was there is lost where it grows.
-    fn reserve(&mut self, bytes: usize) -> Result<(), DriverError> {
-        if bytes > self.bytes {
+    /// Room for `bytes`; what was there is lost where it grows. Returns whether it did.
+    fn reserve(&mut self, bytes: usize) -> Result<bool, DriverError> {
+        let grows = bytes > self.bytes;
+        if grows {
             self.free();
             let size = bytes.next_power_of_two().max(4096);
             // SAFETY: plain memory.
@@ -468,7 +538,7 @@ impl Pinned {
             // SAFETY: just allocated, this long: initialised before it is seen as a slice.
             unsafe { (self.address as *mut u8).write_bytes(0, size) };
         }
-        Ok(())
+        Ok(grows)
     }
 
     /// The first `len` elements.

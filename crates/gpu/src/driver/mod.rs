@@ -8,6 +8,8 @@ mod sim_faults;
 
 use std::time::Instant;
 
+use backend::Counters;
+
 use crate::launch::Launch;
 use crate::params::Address;
 
@@ -64,12 +66,24 @@ pub(crate) trait Driver: Send {
     /// Forgets all recordings.
     fn forget_recordings(&mut self);
 
-    /// One step: copies `input` to its place on the device, runs `recording`, and returns so many f32 from
-    /// the place of `output`.
-    fn step(
+    /// Queues a step: copies `input` to its place on the device, runs `recording`, and copies so many words from the place
+    /// of `output`. At most [`STEPS_MAX`] are under way.
+    fn enqueue(
         &mut self,
         recording: Recording,
         input: (Address, &[i32]),
         output: (Address, usize),
-    ) -> Result<&[f32], DriverError>;
+    ) -> Result<(), DriverError>;
+
+    /// Waits for the oldest step under way, of which there is one. Returns the words of its output.
+    fn collect(&mut self) -> Result<&[u32], DriverError>;
+
+    /// Steps under way.
+    fn num_under_way(&self) -> usize;
+
+    /// What the device was asked to do.
+    fn counters(&self) -> Counters;
 }
+
+/// Steps that are under way at a time.
+pub(crate) const STEPS_MAX: usize = 2;

@@ -4,10 +4,13 @@
 //! launch too, and launches run in one thread order or the other.
 
 use std::alloc::{self, Layout};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Driver, DriverError, Recording};
+use backend::Counters;
+
+use super::{Driver, DriverError, Recording, STEPS_MAX};
 use crate::launch::{Access, Launch};
 use crate::params::Address;
 
@@ -20,6 +23,49 @@ pub enum ThreadOrder {
     Forward,
     /// Last to first.
     Reverse,
+}
+
+/// What is to go wrong on a simulated device. Clones share it, so that it can be planted while the device runs.
+#[derive(Clone, Debug, Default)]
+pub struct SimFaults(Arc<Mutex<Option<SimFault>>>);
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SimFault {
+    /// One call of the driver fails, after so many that do not.
+    OneCall {
+        /// Those before it.
+        after: usize,
+    },
+    /// Nothing can be allocated.
+    OutOfMemory,
+    /// Every call fails.
+    Lost,
+}
+
+impl SimFaults {
+    /// From the next call of the driver on; `None` for no more of it.
+    pub fn set(&self, fault: Option<SimFault>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+    }
+
+    /// What a call gets that allocates so many bytes, if any.
+    fn of_call(&self, allocates: Option<u64>) -> Result<(), DriverError> {
+        let mut fault = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&mut *fault, allocates) {
+            (Some(SimFault::OneCall { after: 0 }), _) => {
+                *fault = None;
+                Err(DriverError::Failed("planted".to_owned()))
+            }
+            (Some(SimFault::OneCall { after }), _) => {
+                *after -= 1;
+                Ok(())
+            }
+            (Some(SimFault::OutOfMemory), Some(bytes)) => Err(DriverError::OutOfMemory { bytes }),
+            (Some(SimFault::Lost), _) => Err(DriverError::Failed("planted: the device is lost".to_owned())),
+            (Some(SimFault::OutOfMemory) | None, _) => Ok(()),
+        }
+    }
 }
 
 /// As `sim::Operand` in the kernel text.
@@ -59,18 +105,26 @@ pub(crate) struct SimDriver {
     allocated_bytes: u64,
     allocations: HashMap<Address, Layout>,
     recordings: Vec<Vec<Launch>>,
-    outputs: Vec<f32>,
+    /// Of the steps under way, the oldest first: they have been computed already.
+    outputs: VecDeque<Vec<u32>>,
+    /// Of the step that was collected last.
+    collected: Vec<u32>,
+    counters: Counters,
+    faults: SimFaults,
 }
 
 impl SimDriver {
-    pub(crate) fn new(order: ThreadOrder, memory_bytes: u64) -> Self {
+    pub(crate) fn new(order: ThreadOrder, memory_bytes: u64, faults: SimFaults) -> Self {
         Self {
             order,
             memory_bytes,
             allocated_bytes: 0,
             allocations: HashMap::new(),
             recordings: vec![],
-            outputs: vec![],
+            outputs: VecDeque::new(),
+            collected: vec![],
+            counters: Counters::default(),
+            faults,
         }
     }
 
@@ -83,52 +137,9 @@ impl SimDriver {
     }
 }
 
-impl Driver for SimDriver {
-    fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError> {
-        let out_of_memory = DriverError::OutOfMemory { bytes };
-        if bytes.max(1) > self.memory_bytes - self.allocated_bytes {
-            return Err(out_of_memory);
-        }
-        let layout = usize::try_from(bytes.max(1)).ok().and_then(|size| Layout::from_size_align(size, 256).ok());
-        let Some(layout) = layout else { return Err(out_of_memory) };
-        // SAFETY: the size is not zero.
-        let memory = unsafe { alloc::alloc(layout) };
-        if memory.is_null() {
-            return Err(out_of_memory);
-        }
-        // SAFETY: just allocated, this long.
-        unsafe { memory.write_bytes(POISON, layout.size()) };
-        let address = Address(memory as u64);
-        self.allocated_bytes += layout.size() as u64;
-        self.allocations.insert(address, layout);
-        Ok(address)
-    }
-
-    fn free(&mut self, address: Address) {
-        let layout = self.allocations.remove(&address).expect("only what was allocated is freed");
-        self.allocated_bytes -= layout.size() as u64;
-        // SAFETY: allocated with this layout, and no longer known.
-        unsafe { alloc::dealloc(address.0 as *mut u8, layout) };
-    }
-
-    fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), DriverError> {
-        self.check(to, bytes.len());
-        // A step begins with its input.
-        // SAFETY: forgets what was noted of this thread's launches.
-        unsafe { hotmetal_sim_begin_step() };
-        // SAFETY: inside one allocation, as just checked, which no Rust reference points into.
-        unsafe { (to.0 as *mut u8).copy_from(bytes.as_ptr(), bytes.len()) };
-        Ok(())
-    }
-
-    fn download(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), DriverError> {
-        self.check(from, bytes.len());
-        // SAFETY: inside one allocation, as just checked; poisoned or written, never uninitialised.
-        unsafe { (from.0 as *const u8).copy_to(bytes.as_mut_ptr(), bytes.len()) };
-        Ok(())
-    }
-
-    fn launch(&mut self, launch: &Launch) -> Result<(), DriverError> {
+impl SimDriver {
+    /// Runs a kernel, one by one or as part of a step.
+    fn run(&mut self, launch: &Launch) -> Result<(), DriverError> {
         let operands: Vec<_> = launch
             .operands
             .iter()
@@ -172,8 +183,65 @@ impl Driver for SimDriver {
         let message = unsafe { CStr::from_ptr(error.as_ptr()) };
         Err(DriverError::Failed(message.to_string_lossy().into_owned()))
     }
+}
+
+impl Driver for SimDriver {
+    fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError> {
+        self.faults.of_call(Some(bytes))?;
+        let out_of_memory = DriverError::OutOfMemory { bytes };
+        if bytes.max(1) > self.memory_bytes - self.allocated_bytes {
+            return Err(out_of_memory);
+        }
+        let layout = usize::try_from(bytes.max(1)).ok().and_then(|size| Layout::from_size_align(size, 256).ok());
+        let Some(layout) = layout else { return Err(out_of_memory) };
+        // SAFETY: the size is not zero.
+        let memory = unsafe { alloc::alloc(layout) };
+        if memory.is_null() {
+            return Err(out_of_memory);
+        }
+        // SAFETY: just allocated, this long.
+        unsafe { memory.write_bytes(POISON, layout.size()) };
+        let address = Address(memory as u64);
+        self.counters.allocations += 1;
+        self.allocated_bytes += layout.size() as u64;
+        self.allocations.insert(address, layout);
+        Ok(address)
+    }
+
+    fn free(&mut self, address: Address) {
+        let layout = self.allocations.remove(&address).expect("only what was allocated is freed");
+        self.allocated_bytes -= layout.size() as u64;
+        // SAFETY: allocated with this layout, and no longer known.
+        unsafe { alloc::dealloc(address.0 as *mut u8, layout) };
+    }
+
+    fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), DriverError> {
+        self.faults.of_call(None)?;
+        self.check(to, bytes.len());
+        // A step begins with its input.
+        // SAFETY: forgets what was noted of this thread's launches.
+        unsafe { hotmetal_sim_begin_step() };
+        // SAFETY: inside one allocation, as just checked, which no Rust reference points into.
+        unsafe { (to.0 as *mut u8).copy_from(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn download(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), DriverError> {
+        self.faults.of_call(None)?;
+        self.check(from, bytes.len());
+        // SAFETY: inside one allocation, as just checked; poisoned or written, never uninitialised.
+        unsafe { (from.0 as *const u8).copy_to(bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<(), DriverError> {
+        self.faults.of_call(None)?;
+        self.counters.launches += 1;
+        self.run(launch)
+    }
 
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DriverError> {
+        self.faults.of_call(None)?;
         self.recordings.push(launches.to_vec());
         Ok(Recording(self.recordings.len() - 1))
     }
@@ -182,22 +250,39 @@ impl Driver for SimDriver {
         self.recordings.clear();
     }
 
-    fn step(
+    fn enqueue(
         &mut self,
         recording: Recording,
         (to, input): (Address, &[i32]),
-        (output, num_outputs): (Address, usize),
-    ) -> Result<&[f32], DriverError> {
+        (from, num_words): (Address, usize),
+    ) -> Result<(), DriverError> {
+        assert!(self.outputs.len() < STEPS_MAX, "no more steps are under way than there is room for");
         self.upload(to, bytemuck::cast_slice(input))?;
         let launches = std::mem::take(&mut self.recordings[recording.0]);
-        let done = launches.iter().try_for_each(|launch| self.launch(launch));
+        let done = launches.iter().try_for_each(|launch| self.run(launch));
         self.recordings[recording.0] = launches;
         done?;
-        let mut outputs = std::mem::take(&mut self.outputs);
-        outputs.resize(num_outputs, 0.0);
-        self.download(output, bytemuck::cast_slice_mut(&mut outputs))?;
-        self.outputs = outputs;
-        Ok(&self.outputs)
+        let mut output = std::mem::take(&mut self.collected);
+        output.resize(num_words, 0);
+        self.download(from, bytemuck::cast_slice_mut(&mut output))?;
+        self.outputs.push_back(output);
+        self.counters.steps += 1;
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<&[u32], DriverError> {
+        self.counters.waits += 1;
+        self.collected = self.outputs.pop_front().expect("a step is under way");
+        self.faults.of_call(None)?;
+        Ok(&self.collected)
+    }
+
+    fn num_under_way(&self) -> usize {
+        self.outputs.len()
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
     }
 }
 

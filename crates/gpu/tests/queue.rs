@@ -1,0 +1,198 @@
+//! Tokens that the device chooses: they are those that the logits give, whatever the logits are, and an engine that runs
+//! ahead with them gives the texts that it gives without. In steady state a step is one submission and one wait.
+
+use std::sync::Arc;
+
+use backend::{Backend, BackendError, Choice, Counters, Executable};
+use engine::{Engine, EngineConfig, FinishReason, Request, SamplingParams};
+use gpu::{GpuBackend, GpuOptions, ThreadOrder};
+use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, StepShape, fuse, restrict_outputs};
+use tensor::{Tensor, WeightFormat};
+use testing::{Rng, tiny_model};
+
+const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks: 64 };
+
+fn simulator(order: ThreadOrder) -> GpuBackend {
+    GpuBackend::simulator(order, 1 << 30, GpuOptions::default())
+}
+
+/// The logits after a token are its row of this table.
+fn table_plan(vocab_size: usize) -> Arc<Plan> {
+    let plan = Graph::build("table", 64, &AnyShape, |g, w| {
+        let x = g.embed(w.get("table", [vocab_size, vocab_size])?, vocab_size);
+        Ok::<_, plan::BuildError>(g.select_outputs(x))
+    });
+    Arc::new(plan.unwrap())
+}
+
+/// Steps of one token for each of `tokens`, as many sequences.
+fn rows(tokens: &[u32]) -> StepInput {
+    let mut input = StepInput::default();
+    for (block, &token) in (0..).zip(tokens) {
+        let row = input.push_sequence(&[token], 0, &[block]);
+        input.output_rows.push(row as u32);
+    }
+    input
+}
+
+#[test]
+fn the_choice_is_what_the_logits_say_ties_and_faults_included() {
+    // Several groups a row, the last of them with less to do.
+    const VOCAB_SIZE: usize = 2501;
+    let mut rng = Rng::new(7);
+    let mut table: Vec<f32> = (0..VOCAB_SIZE * VOCAB_SIZE).map(|_| rng.normal()).collect();
+    let mut set = |row: usize, values: &[(usize, f32)]| {
+        values.iter().for_each(|&(id, value)| table[row * VOCAB_SIZE + id] = value);
+    };
+    // The first of equals, in other threads, groups and places of a vector; zeros of both signs are equal.
+    set(0, &[(2500, 9.0), (2049, 9.0), (700, 9.0)]);
+    set(1, &[(0, 9.0), (1, 9.0)]);
+    set(3, &[(5, f32::NAN), (2499, f32::INFINITY)]);
+    set(4, &[(2500, f32::NEG_INFINITY)]);
+    set(5, &[(3, f32::INFINITY)]);
+    let all = |value: f32| (0..VOCAB_SIZE).map(|id| (id, value)).collect::<Vec<_>>();
+    set(6, &all(-0.0));
+    set(6, &[(1234, 0.0)]);
+    set(7, &all(f32::NAN));
+    set(8, &all(f32::MIN));
+    let weights = vec![Tensor::from_f32(WeightFormat::F32, vec![VOCAB_SIZE, VOCAB_SIZE], &table).unwrap()];
+    let of = |row: usize| {
+        let logits = &table[row * VOCAB_SIZE..][..VOCAB_SIZE];
+        let mut best = 0;
+        for (id, logit) in logits.iter().enumerate() {
+            if *logit > logits[best] {
+                best = id;
+            }
+        }
+        let faulty = logits.iter().position(|logit| !logit.is_finite());
+        (best as u32, faulty.map(|id| (id as u32, logits[id].to_bits())))
+    };
+    for order in [ThreadOrder::Forward, ThreadOrder::Reverse] {
+        let mut executable = simulator(order).load(table_plan(VOCAB_SIZE), weights.clone(), KV).unwrap();
+        let tokens: Vec<u32> = (0..13).collect();
+        executable.enqueue(&rows(&tokens)).unwrap();
+        for (row, choice) in executable.collect().unwrap().iter().enumerate() {
+            let (best, fault) = of(row);
+            assert_eq!(choice.fault.map(|(id, logit)| (id, logit.to_bits())), fault, "row {row}, {order:?}");
+            assert!((choice.token_id as usize) < VOCAB_SIZE, "row {row}, {order:?}");
+            if fault.is_none() {
+                assert_eq!(choice.token_id, best, "row {row}, {order:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_is_fed_by_the_one_before_while_that_is_under_way() {
+    let (textbook, weights) = tiny_model("qwen2", 3, WeightFormat::F16);
+    let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
+    let load = || simulator(ThreadOrder::Forward).load(plan.clone(), weights.clone(), KV).unwrap();
+    let step = |ids: [u32; 2], position: usize| {
+        let mut input = StepInput::default();
+        for (id, table) in ids.into_iter().zip([[3, 1], [0, 2]]) {
+            let row = input.push_sequence(&[id], position, &table);
+            input.output_rows.push(row as u32);
+        }
+        input
+    };
+    let mut waits = load();
+    let mut expected = vec![[5, 9]];
+    for position in 0..12 {
+        waits.enqueue(&step(expected[position], position)).unwrap();
+        let choices = waits.collect().unwrap();
+        expected.push([choices[0].token_id, choices[1].token_id]);
+    }
+    // The rows change places, so that each is fed by the other's output.
+    let mut ahead = load();
+    ahead.enqueue(&step(expected[0], 0)).unwrap();
+    for position in 0..11 {
+        ahead.enqueue(&step([FED, FED | 1], position + 1)).unwrap();
+        let found: Vec<_> = ahead.collect().unwrap().iter().map(|choice| choice.token_id).collect();
+        assert_eq!(found, expected[position + 1], "position {position}");
+    }
+    assert!(matches!(ahead.enqueue(&step([FED | 2, 0], 12)), Err(BackendError::Step(_))), "there were two outputs");
+    ahead.enqueue(&step([FED, FED | 1], 12)).unwrap();
+    assert!(ahead.enqueue(&step([FED, FED | 1], 13)).is_err(), "two are under way");
+    // Whatever nobody collects is gone when logits are asked for.
+    ahead.replay(&step([1, 2], 0)).unwrap();
+    assert!(matches!(ahead.collect(), Err(BackendError::NotQueued)));
+}
+
+/// The same executable, but for its queue.
+struct NoQueue(Box<dyn Executable>);
+
+impl Executable for NoQueue {
+    fn compile(&mut self, shape: StepShape) -> Result<(), BackendError> {
+        self.0.compile(shape)
+    }
+
+    fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        self.0.replay(input)
+    }
+}
+
+#[test]
+fn an_engine_gives_the_same_texts_with_and_without_the_queue() {
+    let (textbook, weights) = tiny_model("llama", 4, WeightFormat::Q8_0);
+    let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
+    let texts = |queues: bool, run_ahead: bool| {
+        let executable = simulator(ThreadOrder::Forward).load(plan.clone(), weights.clone(), KV).unwrap();
+        let executable = if queues { executable } else { Box::new(NoQueue(executable)) };
+        let config = EngineConfig { run_ahead, ..EngineConfig::new(KV, 64, plan.vocab_size, vec![2]) };
+        let mut engine = Engine::new(executable, config).unwrap();
+        let mut texts = vec![vec![]; 5];
+        for index in 0..5 {
+            // One of them samples, so that steps of logits come between; they end at different times.
+            let sampling = if index == 3 { SamplingParams::default() } else { SamplingParams::greedy() };
+            let prompt = Rng::new(index as u64).tokens(3 + index, plan.vocab_size);
+            let mut request = Request::new(prompt, sampling);
+            request.max_tokens = Some(6 + 5 * index);
+            request.stop_token_ids = vec![7, 11];
+            engine.submit(request).unwrap();
+        }
+        let mut ends = 0;
+        while engine.has_work() {
+            for output in engine.step() {
+                assert!(!matches!(output.finish, Some(FinishReason::Error(_))), "{output:?}");
+                // Requests are numbered from 0.
+                let index: usize = output.request.to_string().parse().unwrap();
+                texts[index].extend(output.token.map(|token| token.id));
+                ends += usize::from(output.finish.is_some());
+            }
+        }
+        assert_eq!(ends, 5);
+        let ahead = engine.stats().num_ahead;
+        assert_eq!(ahead > 0, queues && run_ahead, "{ahead} steps ahead");
+        texts
+    };
+    let expected = texts(false, false);
+    assert_eq!(texts(true, false), expected);
+    assert_eq!(texts(true, true), expected);
+}
+
+#[test]
+fn in_steady_state_a_step_is_one_submission_and_one_wait() {
+    let (textbook, weights) = tiny_model("llama", 4, WeightFormat::F16);
+    let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
+    let mut executable = simulator(ThreadOrder::Forward).load(plan, weights, KV).unwrap();
+    let mut input = StepInput::default();
+    let table: Vec<u32> = (0..4).collect();
+    let mut step = |executable: &mut dyn Executable, position: usize, id: u32| {
+        input.clear();
+        input.push_sequence(&[id], position, &table);
+        input.output_rows.push(0);
+        executable.enqueue(&input).unwrap();
+    };
+    step(&mut *executable, 0, 1);
+    step(&mut *executable, 1, FED);
+    let before = executable.counters();
+    for position in 2..30 {
+        assert_eq!(executable.collect().unwrap().len(), 1);
+        step(&mut *executable, position, FED);
+    }
+    let after = executable.counters();
+    let expected = Counters { steps: before.steps + 28, waits: before.waits + 28, ..before };
+    assert_eq!(after, expected, "no allocation, no look-up, no launch beside the recorded step");
+    let choices: &[Choice] = executable.collect().unwrap();
+    assert!(choices[0].fault.is_none());
+}
