@@ -1,31 +1,14 @@
 //! `hotmetal bench` as a user meets it: real processes on the built-in model, each output read back, one clear message
 //! for each mistake. What is measured here is never judged: the machine may be busy.
 
-use std::process::{Command, Output, Stdio};
-
+use process::{output, succeed, text};
 use serde_json::Value;
+
+mod process;
 
 /// A small measurement: every kind of test, at two depths, one of them beyond a block of the cache.
 const SMALL: [&str; 15] =
     ["bench", "-p", "8", "-n", "4", "--pg", "8+4", "--depth", "0,40", "--batch", "1,2", "--threads", "1", "-r", "2"];
-
-fn output(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hotmetal"));
-    command.args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1").output().expect("the binary starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
-}
-
-/// Runs, expects success with nothing on stderr, and returns stdout.
-fn succeed(args: &[&str]) -> String {
-    let output = output(args);
-    let stderr = text(&output.stderr);
-    assert!(output.status.success(), "{args:?}: {stderr}");
-    assert_eq!(stderr, "", "{args:?}: no bar where nobody sees it");
-    text(&output.stdout)
-}
 
 fn small(format: &str) -> String {
     succeed(&[&SMALL[..], &["-o", format]].concat())

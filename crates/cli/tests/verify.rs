@@ -2,27 +2,19 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
+use process::text;
 use serde_json::Value;
 
+mod process;
+
 fn output(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hotmetal"));
-    command.arg("verify").args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1");
-    command.output().expect("the binary starts")
+    process::output(&[&["verify"], args].concat())
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
-}
-
-/// Runs, expects success with nothing on stderr, and returns stdout.
 fn succeed(args: &[&str]) -> String {
-    let output = output(args);
-    let stderr = text(&output.stderr);
-    assert!(output.status.success(), "{args:?}: {stderr}");
-    assert_eq!(stderr, "", "{args:?}: no bar where nobody sees it");
-    text(&output.stdout)
+    process::succeed(&[&["verify"], args].concat())
 }
 
 fn json(printed: &str) -> Value {
