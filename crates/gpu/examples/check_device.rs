@@ -91,12 +91,15 @@ fn golden_texts(device: &GpuBackend) -> Checked {
     Ok(())
 }
 
-/// 128 greedy tokens of tiny models in every format beside the CPU's; the CPU rounds activations for Q8_0, so its own
+/// 128 greedy tokens of tiny models in every format beside the CPU's; activations for BF16 and Q8_0 are rounded, so the CPU's own
 /// second choice counts as equal where the first is ahead by less than that.
 fn parity(device: &GpuBackend) -> Checked {
     let cpu = CpuBackend::new(CpuOptions { threads: Some(2), isa: None, ..CpuOptions::default() })?;
     for format in WeightFormat::ALL {
-        let margin_min = if format == WeightFormat::Q8_0 { 0.3 } else { 1e-3 };
+        let margin_min = match format {
+            WeightFormat::F32 | WeightFormat::F16 => 1e-3,
+            WeightFormat::BF16 | WeightFormat::Q8_0 => 0.3,
+        };
         for model_type in MODEL_TYPES {
             let (textbook, weights) = tiny_model(model_type, 5, format);
             let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));

@@ -4,6 +4,7 @@
 #include "rms_norm.h"
 #include "linear.h"
 #include "rope_kv_write.h"
+#include "linear_stream.h"
 #include "attention.h"
 #include "attention_f16.h"
 #include "attention_tiles.h"

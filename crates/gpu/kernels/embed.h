@@ -22,7 +22,7 @@ FN void embed(CONST EmbedParams& p, GROUP NoGroup&, Lane t) {
     i32 id = p.ids[row];
     if (id < 0) id = p.chosen[i64(id & 0x7fffffff) * 4];
     f32 w[W::LEN];
-    const f32 scale = W::widen(w, W::load(p.table, p.scales, i64(id) * chunks + chunk));
+    const f32 scale = W::widen(w, W::load(p.table, p.scales, id, chunks, chunk));
     UNROLL for (i32 i = 0; i < W::LEN; i++) {
       const i32 column = chunk * W::LEN + i;
       if (column < p.k) p.y[i64(row) * p.stride + column] = w[i] * scale;

@@ -46,8 +46,8 @@ FN void linear_load(THREAD LinearTile<W, N, U>& tile, CONST LinearSegment& s, i3
     UNROLL for (i32 r = 0; r < N; r++) {
       if (TAIL) tile.chunk[r][u] = W::none();
       if (!TAIL || c < chunks) {
-        const i64 at = i64(mini(row + r % R, s.n - 1)) * chunks + c;
-        tile.chunk[r][u] = r < R ? W::load(s.weight, s.scales, at) : W::load(s.up, s.up_scales, at);
+        const i64 at = mini(row + r % R, s.n - 1);
+        tile.chunk[r][u] = r < R ? W::load(s.weight, s.scales, at, chunks, c) : W::load(s.up, s.up_scales, at, chunks, c);
       }
     }
   }

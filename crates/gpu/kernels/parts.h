@@ -1,12 +1,14 @@
 // Parts that kernels are made of, one definition each: the weight formats and the group-wide sum.
 //
-// A weight's rows lie as chunks of 16 bytes of LEN numbers each, the last chunk of a row filled up with zeros. `chunk` is
-// what one lane loads; `widen` makes f32 of it. A product is (Σ w·x) · scale for each chunk.
+// A weight's rows lie as `chunks` chunks of 16 bytes of LEN numbers each, the last filled up with zeros. `Chunk` is what
+// one lane loads; `widen` makes f32 of it. A product is (Σ w·x) · scale for each chunk.
 
 struct WeightF32 {
   enum { LEN = 4 };
   struct Chunk { u32x4 bits; };
-  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 at) { return {load_once(values, at)}; }
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    return {load_once(values, row * chunks + c)};
+  }
   static PART Chunk none() { return {make16(0, 0, 0, 0)}; }
   static PART f32 widen(THREAD f32 (&w)[4], Chunk c) {
     w[0] = bits_to_f32(c.bits.x); w[1] = bits_to_f32(c.bits.y); w[2] = bits_to_f32(c.bits.z); w[3] = bits_to_f32(c.bits.w);
@@ -17,7 +19,9 @@ struct WeightF32 {
 struct WeightF16 {
   enum { LEN = 8 };
   struct Chunk { u32x4 pairs; };
-  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 at) { return {load_once(values, at)}; }
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    return {load_once(values, row * chunks + c)};
+  }
   static PART Chunk none() { return {make16(0, 0, 0, 0)}; }
   static PART f32 widen(THREAD f32 (&w)[8], Chunk c) {
     const f32x2 a = f16x2_to_f32(c.pairs.x), b = f16x2_to_f32(c.pairs.y), d = f16x2_to_f32(c.pairs.z), e = f16x2_to_f32(c.pairs.w);
@@ -29,7 +33,9 @@ struct WeightF16 {
 struct WeightBF16 {
   enum { LEN = 8 };
   struct Chunk { u32x4 pairs; };
-  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 at) { return {load_once(values, at)}; }
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    return {load_once(values, row * chunks + c)};
+  }
   static PART Chunk none() { return {make16(0, 0, 0, 0)}; }
   static PART f32 widen(THREAD f32 (&w)[8], Chunk c) {
     const f32x2 a = bf16x2_to_f32(c.pairs.x), b = bf16x2_to_f32(c.pairs.y), d = bf16x2_to_f32(c.pairs.z), e = bf16x2_to_f32(c.pairs.w);
@@ -38,12 +44,15 @@ struct WeightBF16 {
   }
 };
 
-// Q8_0 in split planes: codes of all rows, and scales of all rows, one for 32 codes, which are two chunks.
+// Scales of a row of k codes of Q8_0: one for 32 codes, filled up to 16 bytes, which copies come in.
+FN i32 q8_scales(i32 k) { return (k / 32 + 7) / 8 * 8; }
+
+// Q8_0 in split planes: codes of all rows, and scales of all rows; a block of 32 codes is two chunks.
 struct WeightQ8_0 {
   enum { LEN = 16 };
   struct Chunk { u32x4 codes; f16 scale; };
-  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 at) {
-    return {load_once(values, at), load_once(scales, at >> 1)};
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    return {load_once(values, row * chunks + c), load_once(scales, row * q8_scales(chunks * 16) + (c >> 1))};
   }
   static PART Chunk none() { return {make16(0, 0, 0, 0), to_f16(0.f)}; }
   static PART f32 widen(THREAD f32 (&w)[16], Chunk c) {

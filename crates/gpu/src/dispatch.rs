@@ -4,6 +4,7 @@ use plan::KvFormat;
 use tensor::WeightFormat;
 
 use crate::launch::GROUP_SIMDS;
+use crate::weights::{row_bytes, scale_row_bytes};
 
 /// What of a device and of its options variants depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,6 +208,115 @@ pub(crate) fn gemm(target: &Target, shape: GemmShape<'_>) -> Option<GemmVariant>
     let variants = std::iter::once(variant(256, 2)).chain(small);
     let costs = variants.filter_map(|variant| Some((cost(&variant)?, variant)));
     costs.min_by_key(|&(cost, _)| cost).map(|(_, variant)| variant)
+}
+
+/// What `linear_stream` computes beside projections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamKind {
+    /// Nothing.
+    Plain,
+    /// A gated unit.
+    Glu,
+    /// Rotation and the write to the cache.
+    Rope,
+}
+
+/// How `linear_stream` is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StreamVariant {
+    pub(crate) kernel: &'static str,
+    pub(crate) groups: usize,
+    /// Of the ring of each SIMD group.
+    pub(crate) stages: usize,
+    pub(crate) stage_rows: usize,
+    /// Where activations begin in group memory, and the rings.
+    pub(crate) x_at: usize,
+    pub(crate) ring_at: usize,
+    pub(crate) group_bytes: usize,
+}
+
+/// As in `kernels/linear_stream.h`.
+pub(crate) const STREAM_THREADS: u32 = 512;
+const STREAM_SIMDS: usize = 16;
+const STREAM_STAGES_MAX: usize = 8;
+const STREAM_STAGE_BYTES: usize = 2048;
+const STREAM_SCALES: usize = 128;
+/// Bytes of its barriers and sums.
+const STREAM_HEADER: usize = 1152;
+/// Features that its threads hold to normalise them.
+const STREAM_NORM_K_MAX: usize = 8_192;
+/// What the device keeps of each group's memory for itself.
+const GROUP_MEMORY_RESERVED: usize = 1024;
+/// Percent of group memory for kernels with a norm. The others have the rest: kernels of a layer take turns, so that one of
+/// each is on every multiprocessor; two of the same, and other multiprocessors would have none (a fifth slower).
+const STREAM_NORM_SHARE: usize = 42;
+
+/// The variant that streams weights through group memory, for one row of `k` features: where copies run by themselves,
+/// results may depend on the batch, and its memory suffices. `norm`: the row is normalised on the way.
+pub(crate) fn linear_stream(
+    target: &Target,
+    format: WeightFormat,
+    kind: StreamKind,
+    norm: bool,
+    k: usize,
+) -> Option<StreamVariant> {
+    let [plain, glu, norm_plain, norm_glu, norm_rope] = match format {
+        WeightFormat::F32 => return None,
+        WeightFormat::F16 => [
+            "linear_stream_f16",
+            "linear_glu_stream_f16",
+            "norm_linear_stream_f16",
+            "norm_linear_glu_stream_f16",
+            "norm_linear_rope_stream_f16",
+        ],
+        WeightFormat::BF16 => [
+            "linear_stream_bf16",
+            "linear_glu_stream_bf16",
+            "norm_linear_stream_bf16",
+            "norm_linear_glu_stream_bf16",
+            "norm_linear_rope_stream_bf16",
+        ],
+        WeightFormat::Q8_0 => [
+            "linear_stream_q8_0",
+            "linear_glu_stream_q8_0",
+            "norm_linear_stream_q8_0",
+            "norm_linear_glu_stream_q8_0",
+            "norm_linear_rope_stream_q8_0",
+        ],
+    };
+    let kernel = match (kind, norm) {
+        (StreamKind::Plain, false) => plain,
+        (StreamKind::Glu, false) => glu,
+        (StreamKind::Plain, true) => norm_plain,
+        (StreamKind::Glu, true) => norm_glu,
+        (StreamKind::Rope, true) => norm_rope,
+        (StreamKind::Rope, false) => return None,
+    };
+    if target.batch_invariant || !target.bulk_copies || (norm && k > STREAM_NORM_K_MAX) {
+        return None;
+    }
+    let planes = if kind == StreamKind::Plain { 1 } else { 2 };
+    let piece = STREAM_STAGE_BYTES / planes;
+    let (row, scale_row) = (row_bytes(format, k), scale_row_bytes(format, k));
+    let quantised = scale_row > 0;
+    let x_bytes = if quantised { k + k / 8 } else { row.div_ceil(512) * 1024 };
+    let group_memory = target.group_bytes_max as usize;
+    let small = group_memory * STREAM_NORM_SHARE / 100 / 1024 * 1024;
+    let group_bytes = if norm { small } else { group_memory.checked_sub(small + GROUP_MEMORY_RESERVED)? };
+    let ring_at = STREAM_HEADER + x_bytes.next_multiple_of(128);
+    let stage = planes * (piece + if quantised { STREAM_SCALES } else { 0 });
+    let stages = group_bytes.checked_sub(ring_at)? / (STREAM_SIMDS * stage);
+    let short_rows = (piece / row).min(STREAM_SIMDS / 2);
+    Some(StreamVariant {
+        kernel,
+        groups: target.multiprocessors,
+        stages: stages.min(STREAM_STAGES_MAX),
+        stage_rows: short_rows.min(if quantised { STREAM_SCALES / scale_row } else { short_rows }).max(1),
+        x_at: STREAM_HEADER,
+        ring_at,
+        group_bytes,
+    })
+    .filter(|variant| variant.stages > 0)
 }
 
 pub(crate) fn embed(format: WeightFormat) -> &'static str {

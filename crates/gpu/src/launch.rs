@@ -22,6 +22,11 @@ impl Region {
         debug_assert!(offset + bytes <= self.bytes, "a part lies inside");
         Self { address: Address(self.address.0 + offset), bytes }
     }
+
+    /// Whether the two share no byte.
+    pub(crate) fn is_apart(self, other: Self) -> bool {
+        self.address.0 + self.bytes <= other.address.0 || other.address.0 + other.bytes <= self.address.0
+    }
 }
 
 /// What a kernel may do with an operand. The simulator holds it to that.

@@ -248,16 +248,22 @@ impl Backend for GpuBackend {
             #[cfg(feature = "sim")]
             System::Sim(..) => SIM,
         };
-        // Gemms of many rows round what they multiply, and are chosen by how many rows there are.
-        let Target { matrix, batch_invariant, .. } = self.target();
-        let activations: fn(WeightFormat) -> ActivationRounding = if matrix != Matrix::FourSimdGroups || batch_invariant
-        {
+        let Target { matrix, bulk_copies, batch_invariant, .. } = self.target();
+        // Gemms of many rows round what they multiply, and are chosen by how many rows there are; so does the kernel that
+        // streams Q8_0 for one row.
+        let activations: fn(WeightFormat) -> ActivationRounding = if batch_invariant || !bulk_copies {
             |_| ActivationRounding::F32
+        } else if matrix != Matrix::FourSimdGroups {
+            |format| match format {
+                WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => ActivationRounding::F32,
+                WeightFormat::Q8_0 => ActivationRounding::Q8Blocks,
+            }
         } else {
             |format| match format {
                 WeightFormat::F32 => ActivationRounding::F32,
-                WeightFormat::F16 | WeightFormat::Q8_0 => ActivationRounding::F16,
+                WeightFormat::F16 => ActivationRounding::F16,
                 WeightFormat::BF16 => ActivationRounding::BF16,
+                WeightFormat::Q8_0 => ActivationRounding::Q8Blocks,
             }
         };
         // So does attention of many rows of a sequence.

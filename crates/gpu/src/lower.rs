@@ -1,15 +1,15 @@
 //! Lowering: a plan and a step shape become a list of kernel launches with every operand placed.
 
-use plan::{Activation, Attention, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Value, WeightId};
+use plan::{Activation, Attention, KvFormat, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Value, WeightId};
 use tensor::WeightFormat;
 
-use crate::dispatch::{self, GemmShape, GemmVariant, LinearKind, Target};
+use crate::dispatch::{self, GemmShape, GemmVariant, LinearKind, STREAM_THREADS, StreamKind, StreamVariant, Target};
 use crate::kv_cache::KvCache;
 use crate::launch::{Access, Element, GROUP_SIMDS, GROUP_THREADS, Launch, Region, TileMap};
 use crate::params::{
     ActivationParams, AttentionParams, BlockCopyParams, ChooseParams, ChoosePart, Chosen, ElementwiseParams,
-    EmbedParams, GemmParams, GemmSegment, KvWriteParams, LinearParams, LinearSegment, RmsNormParams, RopeKvWriteParams,
-    RopeParams,
+    EmbedParams, GemmParams, GemmSegment, KvWriteParams, LinearParams, LinearSegment, LinearStreamParams,
+    RmsNormParams, RopeKvWriteParams, RopeParams,
 };
 use crate::step_input::{AttentionItems, StepLayout, StepRegions, max_positions};
 use crate::weights::{DeviceWeight, DeviceWeights};
@@ -48,7 +48,7 @@ pub(crate) struct ArenaLayout {
     pub(crate) bytes: u64,
 }
 
-/// The launches of one op.
+/// The launches of one op; none where those of the op ahead do its work too.
 #[derive(Clone, Debug)]
 pub(crate) struct OpLaunches {
     /// Its place in [`Plan::ops`].
@@ -147,8 +147,18 @@ impl Source<'_> {
     /// The launches of every op, with the arena at `arena` and the step input at `step`.
     pub(crate) fn lower(&self, layout: &ArenaLayout, arena: Region, step: Region) -> Vec<OpLaunches> {
         let program = Program { source: self, layout, arena, step: layout.step.place(step), shape: layout.step.shape };
-        let ops = self.plan.ops.iter().enumerate();
-        ops.map(|(index, op)| OpLaunches { op: index, launches: program.op(op) }).collect()
+        let mut ops = Vec::with_capacity(self.plan.ops.len());
+        while let Some(op) = self.plan.ops.get(ops.len()) {
+            let index = ops.len();
+            let both = self.plan.ops.get(index + 1).and_then(|next| program.norm_linear_rope(op, next));
+            if let Some(launch) = both {
+                ops.push(OpLaunches { op: index, launches: vec![launch] });
+                ops.push(OpLaunches { op: index + 1, launches: vec![] });
+            } else {
+                ops.push(OpLaunches { op: index, launches: program.op(op) });
+            }
+        }
+        ops
     }
 
     /// The launches that choose a token for each output row.
@@ -616,6 +626,11 @@ impl Program<'_> {
     ) -> Launch {
         let live_rows = norm.map_or(x.rows, |norm| norm.rows);
         let rows = self.rows(live_rows);
+        if rows == 1
+            && let Some(variant) = self.stream_variant(x, norm.is_some(), projections)
+        {
+            return self.stream_launch(&variant, x, norm, projections, residual, LinearStreamParams::default());
+        }
         let gain = self.vector(norm.map(|norm| norm.norm.weight));
         let select = norm.map_or(Region::default(), |norm| norm.select);
         let residual_region = residual.map_or(Region::default(), |residual| residual.region);
@@ -675,6 +690,133 @@ impl Program<'_> {
         let variant = variant.expect("at least one projection");
         let launch = Launch::new(variant.kernel, [groups, rows.div_ceil(variant.rows), 1], &params);
         operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
+    }
+
+    /// The variant of `linear_stream` for these projections, if there is one.
+    fn stream_variant(&self, x: Place, norm: bool, projections: &[Projection]) -> Option<StreamVariant> {
+        let (linear, up, _) = projections[0];
+        let kind = if up.is_some() { StreamKind::Glu } else { StreamKind::Plain };
+        let format = self.source.weights.get(linear.weight).format;
+        dispatch::linear_stream(&self.source.target, format, kind, norm, x.width)
+    }
+
+    /// One row's projections by `linear_stream`; `params` has what is not theirs.
+    fn stream_launch(
+        &self,
+        variant: &StreamVariant,
+        x: Place,
+        norm: Option<&OnTheWay>,
+        projections: &[Projection],
+        residual: Option<Place>,
+        params: LinearStreamParams,
+    ) -> Launch {
+        let live = self.live(norm.map_or(x.rows, |norm| norm.rows));
+        let gain = self.vector(norm.map(|norm| norm.norm.weight));
+        let select = norm.map_or(Region::default(), |norm| norm.select);
+        let residual = residual.map_or(Region::default(), |residual| residual.region);
+        let mut params = LinearStreamParams {
+            x: x.region.address,
+            residual: residual.address,
+            rows: live.address,
+            gain: gain.address,
+            select: select.address,
+            k: index(x.width),
+            x_stride: index(x.stride / ROW_ALIGN),
+            stages: index(variant.stages),
+            stage_rows: index(variant.stage_rows),
+            x_at: index(variant.x_at),
+            ring_at: index(variant.ring_at),
+            eps: norm.map_or(0.0, |norm| norm.norm.eps),
+            groups: index(variant.groups),
+            ..params
+        };
+        let mut operands = vec![
+            (Access::Read, x.region),
+            (Access::Read, residual),
+            (Access::Constant, live),
+            (Access::Constant, gain),
+            (Access::Constant, select),
+        ];
+        // Where there are pairs, what is counted is pairs.
+        let per_unit = if params.head_dim > 0 { 2 } else { 1 };
+        for (segment, &(linear, up, out)) in params.segments.iter_mut().zip(projections) {
+            let (weight, bias) = (self.source.weights.get(linear.weight), self.vector(linear.bias));
+            let up = up.map(|up| (self.source.weights.get(up.weight), self.vector(up.bias)));
+            let up_weight = up.map(|(weight, _)| (weight.values, weight.scales)).unwrap_or_default();
+            let up_bias = up.map_or(Region::default(), |(_, bias)| bias);
+            let constants = [weight.values, weight.scales, bias, up_weight.0, up_weight.1, up_bias];
+            operands.extend(constants.map(|region| (Access::Constant, region)));
+            operands.push((Access::Write, out.region));
+            *segment = LinearSegment {
+                weight: weight.values.address,
+                scales: weight.scales.address,
+                bias: bias.address,
+                up: up_weight.0.address,
+                up_scales: up_weight.1.address,
+                up_bias: up_bias.address,
+                y: out.region.address,
+                n: index(weight.rows),
+                groups: index(weight.rows / per_unit),
+                ..LinearSegment::default()
+            };
+            params.units += segment.groups;
+        }
+        let group_bytes = u32::try_from(variant.group_bytes).expect("group memory is smaller than 2^32 bytes");
+        let launch =
+            Launch::new(variant.kernel, [variant.groups, 1, 1], &params).with_groups_of(STREAM_THREADS, group_bytes);
+        operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
+    }
+
+    /// Q, K and V, and what `rope_kv_write` does with them, in one launch: for one row, where the two ops follow each
+    /// other and `linear_stream` can do it.
+    fn norm_linear_rope(&self, op: &Op, next: &Op) -> Option<Launch> {
+        let Op::NormLinear { x, norm, ref projections } = *op else { return None };
+        let Op::RopeKvWrite { q, k, v, q_norm: None, k_norm: None, rope, layer, q_out } = *next else { return None };
+        let [(q_linear, q_to), (k_linear, k_to), (v_linear, v_to)] = projections[..] else { return None };
+        let cache = &self.source.cache.layers[layer];
+        let head_dim = self.source.plan.ropes[rope].head_dim;
+        let [x, q_to, k_to, v_to, q_out] = [x, q_to, k_to, v_to, q_out].map(|value| self.place(value));
+        let follows = [q, k, v].map(|value| self.place(value).region) == [q_to, k_to, v_to].map(|to| to.region);
+        // The turned queries are written while the op ahead reads its row: that must not be the same memory.
+        let apart = q_out.region.is_apart(x.region);
+        if !follows
+            || !apart
+            || self.rows(x.rows) != 1
+            || head_dim != cache.layer.head_dim
+            || !head_dim.is_multiple_of(2)
+        {
+            return None;
+        }
+        if self.source.cache.layout.format != KvFormat::F16 {
+            return None;
+        }
+        let format = self.source.weights.get(q_linear.weight).format;
+        let variant = dispatch::linear_stream(&self.source.target, format, StreamKind::Rope, true, x.width)?;
+        let angles = self.source.angles[rope];
+        let params = LinearStreamParams {
+            angles: angles.address,
+            positions: self.step.positions.address,
+            slots: self.step.slots.address,
+            q_out: q_out.region.address,
+            keys: cache.keys.address,
+            values: cache.values.address,
+            head_dim: index(head_dim),
+            kv_heads: index(cache.layer.kv_heads),
+            block_len: index(self.source.cache.layout.block_len),
+            ..LinearStreamParams::default()
+        };
+        let norm = OnTheWay { norm, select: Region::default(), rows: x.rows };
+        let projections = [(q_linear, None, q_to), (k_linear, None, k_to), (v_linear, None, v_to)];
+        let launch = self.stream_launch(&variant, x, Some(&norm), &projections, None, params);
+        Some(
+            launch
+                .with(Access::Constant, angles)
+                .with(Access::Constant, self.step.positions)
+                .with(Access::Constant, self.step.slots)
+                .with(Access::Write, q_out.region)
+                .with(Access::Update, cache.keys)
+                .with(Access::Update, cache.values),
+        )
     }
 
     fn rope(&self, x: Place, rope: usize, out: Place) -> Launch {

@@ -103,6 +103,34 @@ params! {
         eps: f32,
     }
 
+    /// `linear_stream.h`
+    "LinearStreamParams" struct LinearStreamParams {
+        segments: [LinearSegment; 3],
+        x: Address,
+        residual: Address,
+        rows: Address,
+        gain: Address,
+        select: Address,
+        angles: Address,
+        positions: Address,
+        slots: Address,
+        q_out: Address,
+        keys: Address,
+        values: Address,
+        k: i32,
+        x_stride: i32,
+        units: i32,
+        stages: i32,
+        stage_rows: i32,
+        x_at: i32,
+        ring_at: i32,
+        head_dim: i32,
+        kv_heads: i32,
+        block_len: i32,
+        eps: f32,
+        groups: i32,
+    }
+
     /// `rope_kv_write.h`
     "RopeKvWriteParams<f32> RopeKvWriteParams<f16>" struct RopeKvWriteParams {
         q: Address,

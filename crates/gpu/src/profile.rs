@@ -13,13 +13,18 @@ use tensor::Tensor;
 use crate::lower::OpLaunches;
 use crate::weights::DeviceWeights;
 
-/// What a program's ops are and which kernels compute them.
+/// What a program's ops are and which kernels compute them; an op without launches is computed by those of the op ahead.
 pub(crate) fn infos(plan: &Plan, weights: &DeviceWeights, ops: &[OpLaunches]) -> Vec<OpInfo> {
     let format = |weight| weights.get(weight).format;
-    let variant = |op: &OpLaunches| {
+    let mut ahead = String::new();
+    let mut variant = |op: &OpLaunches| {
+        if op.launches.is_empty() {
+            return format!("in {ahead}");
+        }
         let mut kernels: Vec<_> = op.launches.iter().map(|launch| launch.kernel).collect();
         kernels.dedup();
-        kernels.join(" + ")
+        ahead = kernels.join(" + ");
+        ahead.clone()
     };
     ops.iter().map(|op| OpInfo::of(plan, op.op, &format, variant(op))).collect()
 }

@@ -23,7 +23,7 @@ pub(crate) struct DeviceWeight {
     pub(crate) format: WeightFormat,
     /// Rows of 16-byte chunks; of Q8_0 the codes.
     pub(crate) values: Region,
-    /// The scales of Q8_0, one f16 for 32 codes; otherwise empty.
+    /// The scales of Q8_0, one f16 for 32 codes, rows filled up to 16 bytes; otherwise empty.
     pub(crate) scales: Region,
     /// Output features.
     pub(crate) rows: usize,
@@ -76,8 +76,8 @@ impl DeviceWeights {
             .map(|tensor| {
                 let format = device_format(tensor);
                 let rows = tensor.num_rows() as u64;
-                let values = rows * row_chunks(format, tensor.row_len()) as u64 * 16;
-                let scales = if format == WeightFormat::Q8_0 { rows * (tensor.row_len() / 32) as u64 * 2 } else { 0 };
+                let values = rows * row_bytes(format, tensor.row_len()) as u64;
+                let scales = rows * scale_row_bytes(format, tensor.row_len()) as u64;
                 ((reserve(values), values), (reserve(scales), scales))
             })
             .collect();
@@ -101,7 +101,8 @@ impl DeviceWeight {
     }
 
     fn fill(&self, driver: &mut dyn Driver, tensor: &Tensor) -> Result<(), DriverError> {
-        let row_bytes = row_chunks(self.format, self.row_len) * 16;
+        let row_bytes = row_bytes(self.format, self.row_len);
+        let scale_row_bytes = scale_row_bytes(self.format, self.row_len);
         if tensor.format() == self.format && tensor.row_bytes() == row_bytes {
             return driver.upload(self.values.address, tensor.bytes());
         }
@@ -113,11 +114,12 @@ impl DeviceWeight {
             for row in first..(first + piece_rows).min(self.rows) {
                 self.pack_row(tensor, row, &mut values, &mut scales);
                 values.resize((row - first + 1) * row_bytes, 0);
+                scales.resize((row - first + 1) * scale_row_bytes, 0);
             }
             let values_at = (first * row_bytes) as u64;
             driver.upload(self.values.part(values_at, values.len() as u64).address, &values)?;
             if !scales.is_empty() {
-                let scales_at = (first * (self.row_len / q8_0::BLOCK_LEN) * size_of::<f16>()) as u64;
+                let scales_at = (first * scale_row_bytes) as u64;
                 driver.upload(self.scales.part(scales_at, scales.len() as u64).address, &scales)?;
             }
         }
@@ -147,6 +149,19 @@ impl DeviceWeight {
 /// What a tensor is stored as: vectors in f32, matrices as they are.
 fn device_format(tensor: &Tensor) -> WeightFormat {
     if tensor.shape().len() == 1 { WeightFormat::F32 } else { tensor.format() }
+}
+
+/// Bytes of the scales of a row, filled up to 16, which copies on the device come in: `q8_scales` of `kernels/parts.h`.
+pub(crate) fn scale_row_bytes(format: WeightFormat, row_len: usize) -> usize {
+    match format {
+        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => 0,
+        WeightFormat::Q8_0 => (row_len / q8_0::BLOCK_LEN * size_of::<f16>()).next_multiple_of(16),
+    }
+}
+
+/// Bytes of a row of values.
+pub(crate) fn row_bytes(format: WeightFormat, row_len: usize) -> usize {
+    row_chunks(format, row_len) * 16
 }
 
 /// 16-byte chunks of a row, the last filled up.

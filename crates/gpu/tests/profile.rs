@@ -30,6 +30,7 @@ fn every_op_of_a_program_names_its_kernels() {
     for info in &infos {
         assert!(!info.variant.is_empty(), "{info:?}");
     }
+    assert!(infos.iter().any(|info| info.name == "rope_kv_write" && info.variant == "in norm_linear_rope_stream_q8_0"));
     let head = infos.last().unwrap();
     assert_eq!((head.name, head.format().as_str()), ("norm_linear", "q8_0"));
     assert!(infos.iter().any(|info| info.variant.contains("attention")));

@@ -25,8 +25,15 @@ struct Lane { i32 gx, gy, gz, simd, lane, simds; };
   }
 
 // A kernel whose group memory has the size that the launch says: GROUPMEM is how it begins.
-#define KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                          \
-  extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ PARAMS p) {                      \
+#define KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, ...) KERNEL_BESIDE(NAME, PARAMS, GROUPMEM, THREADS, 1, __VA_ARGS__)
+// The same, in registers that let so many groups run at once on a multiprocessor.
+#if __CUDA_ARCH__ < 1200
+#define GROUPS_BESIDE(N) N
+#else  // group memory of 100 KB holds one
+#define GROUPS_BESIDE(N) 1
+#endif
+#define KERNEL_BESIDE(NAME, PARAMS, GROUPMEM, THREADS, GROUPS, ...)                                                   \
+  extern "C" __global__ void __launch_bounds__(THREADS, GROUPS_BESIDE(GROUPS)) NAME(const __grid_constant__ PARAMS p) {                      \
     extern __shared__ __align__(1024) unsigned char group_memory[];                                                   \
     const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, (i32)threadIdx.x >> 5, (i32)threadIdx.x & 31,  \
                     THREADS / 32};                                                                                    \
@@ -103,6 +110,41 @@ FN f32x4 i8x4_to_f32(u32 v) {  // code + 128 into the mantissa of 2^23, then sub
   r.w = __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7543)) - 8388736.f;
   return r;
 }
+FN i32 round_to_i32(f32 x) { return __float2int_rn(x); }  // to nearest even
+// Four products of signed bytes, added to `sum`.
+FN i32 dot_i8x4(u32 a, u32 b, i32 sum) { return __dp4a((i32)a, (i32)b, sum); }
+
+// Group memory by its byte, for kernels whose group memory has parts of sizes that the launch decides.
+template <class T> using GroupPtr = T*;
+template <class T, class G> FN GroupPtr<T> group_at(G& g, i32 byte) {
+  return reinterpret_cast<T*>(reinterpret_cast<unsigned char*>(&g) + byte);
+}
+
+// Copies from device to group memory that run beside the threads. A barrier counts phases: in each, one thread says how
+// many bytes will come, asks for the copies, and all wait for its end by the phase's parity, 0 first.
+#if __CUDA_ARCH__ >= 900
+#define HAS_BULK_COPIES
+struct CopyBarrier { unsigned long long state; };
+// Group memory as instructions address it.
+FN u32 group_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+FN void begin_barrier(CopyBarrier& b) { asm volatile("mbarrier.init.shared.b64 [%0],1;" ::"r"(group_address(&b)) : "memory"); }
+FN void show_barriers() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }  // after begin_barrier, to the copies
+FN void expect_copies(CopyBarrier& b, i32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(group_address(&b)), "r"(bytes) : "memory");
+}
+// `bytes` is a multiple of 16. Read-only data used once: weights.
+FN void copy_to_group(u32x4* to, const u32x4* from, i32 bytes, CopyBarrier& b) {
+  asm volatile(
+      "{.reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once,1.0;"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],once;}"
+      ::"r"(group_address(to)), "l"(from), "r"(bytes), "r"(group_address(&b)) : "memory");
+}
+FN void wait_for_copies(CopyBarrier& b, u32 parity) {
+  asm volatile(
+      "{.reg .pred done;\nAGAIN: mbarrier.try_wait.parity.shared.b64 done,[%0],%1;\n@!done bra AGAIN;}"
+      ::"r"(group_address(&b)), "r"(parity) : "memory");
+}
+#endif
 FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return make_uint4(x, y, z, w); }
 FN f32 exp32(f32 x) { return expf(x); }
 FN f32 exp2_32(f32 x) { f32 r; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x)); return r; }  // to 2 units in the last place

@@ -7,6 +7,7 @@
 //     only read;
 //   - an access before wait_for_previous() to an operand that an earlier kernel of the step may write; but what copy16_async
 //     asks for need only not have been written in the step;
+//   - a wait for a bulk copy that nobody has asked for, bytes that do not add up, a copy that nobody waited for;
 //   - an index outside an array in group memory or registers, a write around group memory, 32-bit overflow, a bad shift.
 // Group memory is full of NaN before each group; the driver fills results with NaN before each launch.
 #pragma once
@@ -16,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <type_traits>
+#include <map>
 #include <unordered_set>
 #include <vector>
 typedef int32_t i32; typedef uint32_t u32; typedef int64_t i64;
@@ -52,16 +54,22 @@ struct Kernel {
 };
 
 // ---- fibres
-enum State { RUN, AT_SIMD, AT_GROUP, DONE };
+enum State { RUN, AT_SIMD, AT_GROUP, AT_COPY, DONE };
 struct Copy { void* to; const void* from; u32 batch; };
 struct Fibre {
   void* sp; State state; const char* at; bool waited;
+  void* barrier; u32 parity;     // what it waits for where it is AT_COPY
   u32 turn; f32 slot[2];         // what it gave to the last two exchanges
   f32 given[2][12];              // and what it gave beside that, where that is not enough
   u32 result_turn; f32 result;   // of the first lane of some: what they made together, and in which exchange
   std::vector<Copy> copies;      // that it asked for and that have not arrived
   u32 batch;                     // the one that it asks for
 };
+
+// A phase of a barrier for copies ends when the bytes that were announced have come. They come as late as they can: when
+// a thread waits for them; until then NaN lies where they go.
+struct BulkCopy { void* to; const void* from; size_t bytes; };
+struct CopyBarrier { uint32_t phase, expected; };
 constexpr i32 MAX_THREADS = 1024, STACK = 64 << 10;
 constexpr size_t CANARY = 64;
 
@@ -73,12 +81,14 @@ struct Machine {
   const Kernel* kernel = nullptr;
   const void* params = nullptr;
   std::vector<uint64_t> group;           // group memory between two canaries
+  size_t group_size = 0;
   const Operand* operands = nullptr;
   size_t num_operands = 0, last = 0;
   i32 gx = 0, gy = 0, gz = 0;
   std::vector<Operand> step_regions;          // what kernels of the step wrote, as a whole
   std::unordered_set<uint64_t> step_writes;   // and in part: by the index of 16 bytes
   bool failed = false;
+  std::map<const CopyBarrier*, std::vector<BulkCopy>> bulk_copies;  // those under way
   char error[512];
   ~Machine() { free(stacks); }
   char* group_memory() { return (char*)group.data() + CANARY; }
@@ -181,6 +191,21 @@ inline void check(uint64_t at, size_t size, size_t align, bool write, bool settl
     for (uint64_t i = at / 16; i * 16 < at + size; i++) m.step_writes.insert(i);
 }
 
+// Whether the fibre's wait for copies is over; ends the phase if all its copies have been asked for.
+inline bool copies_have_come(Fibre& f) {
+  CopyBarrier& b = *(CopyBarrier*)f.barrier;
+  if ((b.phase & 1) != f.parity) return true;
+  std::vector<BulkCopy>& copies = machine.bulk_copies[&b];
+  size_t bytes = 0;
+  for (const BulkCopy& c : copies) bytes += c.bytes;
+  if (!b.expected || bytes != b.expected) return false;
+  for (const BulkCopy& c : copies) memcpy(c.to, c.from, c.bytes);
+  copies.clear();
+  b.expected = 0;
+  b.phase++;
+  return true;
+}
+
 inline i32 count(i32 from, i32 n, State state) {
   i32 c = 0;
   for (i32 i = from; i < from + n; i++) c += machine.fibre[i].state == state;
@@ -213,14 +238,21 @@ inline void run_group(i32 threads, bool reverse) {
   }
   const i32 simds = threads / SIMD;
   for (;;) {
+    bool moved = false;
     for (i32 k = 0; k < simds; k++) {
       const i32 first = (reverse ? simds - 1 - k : k) * SIMD;
       for (;;) {
+        bool again = false;
         for (i32 l = 0; l < SIMD; l++) {
           const i32 i = first + (reverse ? SIMD - 1 - l : l);
-          if (m.fibre[i].state == RUN) resume(i);
+          Fibre& f = m.fibre[i];
+          if (f.state == AT_COPY && copies_have_come(f)) f.state = RUN;
+          if (f.state == RUN) { resume(i); again = true; }
           if (m.failed) return;
         }
+        moved = moved || again;
+        // What one lane asked for another may have waited for.
+        if (again && count(first, SIMD, AT_COPY)) continue;
         const i32 n = count(first, SIMD, AT_SIMD);
         if (!n) break;
         const char* at = nullptr;
@@ -233,6 +265,10 @@ inline void run_group(i32 threads, bool reverse) {
         if (!same) return report("divergent %s: %d of %d lanes of SIMD group %d reached it together", at, n, SIMD, first / SIMD);
         for (i32 l = 0; l < SIMD; l++) m.fibre[first + l].state = RUN;
       }
+    }
+    if (count(0, threads, AT_COPY)) {
+      if (moved) continue;
+      return report("%s that have not all been asked for: %d of %d threads wait", "copies", count(0, threads, AT_COPY), threads, 0);
     }
     const i32 n = count(0, threads, AT_GROUP);
     if (!n) return;
@@ -273,6 +309,7 @@ extern "C" i32 hotmetal_sim_launch(const char* name, const void* params, uint64_
   if (!m.stacks) m.stacks = (char*)malloc((size_t)MAX_THREADS * STACK);
   m.kernel = kernel; m.params = params; m.operands = operands; m.num_operands = num_operands; m.last = 0;
   m.failed = false;
+  m.group_size = group_size;
   m.group.resize((group_size + 7) / 8 + 2 * CANARY / 8);
   for (u32 i = 0; i < gx * gy * gz && !m.failed; i++) {
     const u32 at = reverse ? gx * gy * gz - 1 - i : i;
@@ -282,6 +319,9 @@ extern "C" i32 hotmetal_sim_launch(const char* name, const void* params, uint64_
     memset(group, 0xff, group_size);
     memset(group + group_size, 0xa5, CANARY);
     run_group(kernel->threads, reverse);
+    for (const auto& barrier : m.bulk_copies)
+      if (!barrier.second.empty() && !m.failed) report("%s that nobody waited for: %d%.0d%.0d", "copies", (i32)barrier.second.size(), 0, 0);
+    m.bulk_copies.clear();
     for (size_t c = 0; c < CANARY && !m.failed; c++)
       if ((unsigned char)group[c - CANARY] != 0xa5 || (unsigned char)group[group_size + c] != 0xa5)
         report("%s was written to%.0d%.0d%.0d", "memory around the group's", 0, 0, 0);
@@ -313,6 +353,7 @@ SIM_CHECK(shift_out_of_bounds, "bad shift")
 #define KERNEL(NAME, PARAMS, GROUPMEM, THREADS, ...) SIM_KERNEL(NAME, PARAMS, GROUPMEM, false, THREADS, __VA_ARGS__)
 // A kernel whose group memory has the size that the launch says: GROUPMEM is how it begins.
 #define KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, ...) SIM_KERNEL(NAME, PARAMS, GROUPMEM, true, THREADS, __VA_ARGS__)
+#define KERNEL_BESIDE(NAME, PARAMS, GROUPMEM, THREADS, GROUPS, ...) KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, __VA_ARGS__)
 
 // A pointer to device memory; every access is checked.
 template <class T> struct Ptr {
@@ -375,6 +416,44 @@ FN u32 count_group(Ptr<u32> counters, i64 i, u32 groups) {
   return 1;
 }
 
+// Group memory by its byte, every access checked.
+template <class T> struct GroupPtr {
+  char* at;
+  T& operator[](i32 i) const {
+    sim::Machine& m = sim::machine;
+    char* p = at + (i64)i * (i64)sizeof(T);
+    if (p < m.group_memory() || p + sizeof(T) > m.group_memory() + m.group_size)
+      sim::fail("access of %d bytes at byte %lld of %lld of group memory", (i32)sizeof(T), (long long)(p - m.group_memory()), (long long)m.group_size);
+    if ((uint64_t)p % alignof(T)) sim::fail("misaligned access of %d bytes of group memory", (i32)sizeof(T));
+    return *(T*)p;
+  }
+};
+template <class T, class G> FN GroupPtr<T> group_at(G& g, i32 byte) { return {(char*)&g + byte}; }
+
+// Copies from device to group memory that run beside the threads: as in cuda.h.
+#define HAS_BULK_COPIES
+typedef sim::CopyBarrier CopyBarrier;
+FN void begin_barrier(CopyBarrier& b) { b = {0, 0}; }
+FN void show_barriers() {}
+FN void expect_copies(CopyBarrier& b, i32 bytes) {
+  if (b.expected) sim::fail("copies announced while others are under way");
+  b.expected = (uint32_t)bytes;
+}
+FN void copy_to_group(GroupPtr<u32x4> to, Ptr<const u32x4> from, i32 bytes, CopyBarrier& b) {
+  if (bytes <= 0 || bytes % 16) sim::fail("copy of %d bytes", bytes);
+  sim::check((uint64_t)from.at, (size_t)bytes, 16, false);
+  (void)to[0];
+  (void)to[bytes / 16 - 1];
+  memset(to.at, 0xff, (size_t)bytes);
+  sim::machine.bulk_copies[&b].push_back({to.at, from.at, (size_t)bytes});
+}
+FN void wait_for_copies(CopyBarrier& b, u32 parity) {
+  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  f.barrier = &b;
+  f.parity = parity;
+  while (!sim::copies_have_come(f)) sim::block(sim::AT_COPY, "wait for copies");
+}
+
 FN f32 bits_to_f32(u32 bits) { f32 v; memcpy(&v, &bits, 4); return v; }
 FN u32 f32_to_bits(f32 v) { u32 bits; memcpy(&bits, &v, 4); return bits; }
 FN i32 shuffle(i32 v, i32 lane) {
@@ -405,6 +484,12 @@ FN f32x2 f16x2_to_f32(u32 v) { return {to_f32(f16{(uint16_t)v}), to_f32(f16{(uin
 FN u32 f32x2_to_f16x2(f32 a, f32 b) { return (u32)to_f16(a).bits | (u32)to_f16(b).bits << 16; }
 FN f32x2 bf16x2_to_f32(u32 v) { return {bits_to_f32(v << 16), bits_to_f32(v & 0xffff0000u)}; }
 FN f32x4 i8x4_to_f32(u32 v) { return {(f32)(int8_t)v, (f32)(int8_t)(v >> 8), (f32)(int8_t)(v >> 16), (f32)(int8_t)(v >> 24)}; }
+FN i32 round_to_i32(f32 x) { return (i32)std::nearbyint(x); }  // to nearest even
+// Four products of signed bytes, added to `sum`.
+FN i32 dot_i8x4(u32 a, u32 b, i32 sum) {
+  for (i32 i = 0; i < 32; i += 8) sum += (i32)(int8_t)(a >> i) * (i32)(int8_t)(b >> i);
+  return sum;
+}
 FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 FN f32 exp32(f32 x) { return std::exp(x); }
 FN f32 exp2_32(f32 x) { return std::exp2(x); }

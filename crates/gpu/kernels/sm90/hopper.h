@@ -7,8 +7,6 @@ struct alignas(64) TensorMap { u32 words[32]; };
 #if __CUDA_ARCH_FEAT_SM90_ALL
 #define ROLL _Pragma("unroll 1")
 
-// Group memory as these instructions address it.
-FN u32 group_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 // The same place in another group of the cluster.
 FN u32 cluster_address(u32 address, u32 rank) {
   u32 r;
