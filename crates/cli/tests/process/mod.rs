@@ -3,17 +3,17 @@
 use std::process::{Command, Output, Stdio};
 
 /// Runs it offline, with nothing to read.
-pub fn output(args: &[&str]) -> Output {
+pub(crate) fn output(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hotmetal"));
     command.args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1").output().expect("the binary starts")
 }
 
-pub fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
 }
 
 /// Runs, expects success with nothing on stderr, and returns stdout.
-pub fn succeed(args: &[&str]) -> String {
+pub(crate) fn succeed(args: &[&str]) -> String {
     let output = output(args);
     let stderr = text(&output.stderr);
     assert!(output.status.success(), "{args:?}: {stderr}");
