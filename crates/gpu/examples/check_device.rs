@@ -128,7 +128,7 @@ fn parity(device: &GpuBackend) -> Checked {
     Ok(())
 }
 
-/// Every result of every op of many rows, computed with matrix instructions, beside those of the kernels that the
+/// Every result of every op of more than one row, computed with matrix instructions, beside those of the kernels that the
 /// simulator is held to: shapes that fill no tile.
 fn gemm(device: &GpuBackend) -> Checked {
     let exact = device.clone().with_options(GpuOptions { batch_invariant: true });
@@ -142,7 +142,7 @@ fn gemm(device: &GpuBackend) -> Checked {
         let weights = random_weights(&plan, &mut Rng::new(8), format);
         // In deviations of a row: sums of rounded products, amplified by the ops before.
         let most = if format == WeightFormat::BF16 { 0.2 } else { 0.03 };
-        for tokens in [65, 100, 300, 1999] {
+        for tokens in [2, 7, 16, 29, 33, 65, 100, 300, 1999] {
             let kv = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 128 };
             let mut input = StepInput::default();
             let table: Vec<u32> = (0..128).collect();

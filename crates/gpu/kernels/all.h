@@ -3,6 +3,7 @@
 #include "embed.h"
 #include "rms_norm.h"
 #include "linear.h"
+#include "linear_batch.h"
 #include "rope_kv_write.h"
 #include "linear_stream.h"
 #include "attention.h"

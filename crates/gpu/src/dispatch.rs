@@ -11,6 +11,8 @@ use crate::weights::{row_bytes, scale_row_bytes};
 pub(crate) struct Target {
     /// Groups that run at once, at one a multiprocessor.
     pub(crate) multiprocessors: usize,
+    /// Whether the groups of a launch may wait for each other, as long as all run at once.
+    pub(crate) groups_meet: bool,
     /// Whether copies to group memory run on their own, beside the threads (compute capability 9.0 and on).
     pub(crate) bulk_copies: bool,
     /// Matrix instructions that there are.
@@ -107,6 +109,128 @@ pub(crate) fn linear(format: WeightFormat, rows: usize, kind: LinearKind) -> Lin
     LinearVariant { kernel, rows: if one { 1 } else { 4 }, outputs: 2 * GROUP_SIMDS }
 }
 
+/// Projections of a few rows, all with weights of one format.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchShape<'a> {
+    pub(crate) format: WeightFormat,
+    pub(crate) rows: usize,
+    /// Input features.
+    pub(crate) k: usize,
+    /// Whether gate and up are computed at once.
+    pub(crate) glu: bool,
+    /// Output features of each projection.
+    pub(crate) features: &'a [usize],
+}
+
+/// How `linear_batch` is launched: `kernels/linear_batch.h` says what these are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BatchVariant {
+    pub(crate) kernel: &'static str,
+    pub(crate) threads: u32,
+    pub(crate) group_bytes: usize,
+    /// Groups of a team, and teams.
+    pub(crate) slices: usize,
+    pub(crate) teams: usize,
+    pub(crate) slice_steps: usize,
+    pub(crate) k_simds: usize,
+    /// Output features of a tile.
+    pub(crate) tile: usize,
+    /// Tiles of all projections.
+    pub(crate) tiles: usize,
+    /// Bytes of messages: sums, and squares.
+    pub(crate) partials_bytes: u64,
+    pub(crate) squares_bytes: u64,
+}
+
+/// Rows of one of its kernels: as `LINEAR_BATCH` in `kernels/linear_batch.h` has them.
+#[derive(Clone, Copy, Debug)]
+struct BatchRows {
+    rows: usize,
+    finishers: usize,
+    stages: usize,
+}
+
+const BATCH_ROWS: [BatchRows; 3] = [
+    BatchRows { rows: 8, finishers: 2, stages: 3 },
+    BatchRows { rows: 16, finishers: 2, stages: 3 },
+    BatchRows { rows: 32, finishers: 4, stages: 2 },
+];
+/// Rows up to which it pays, or fits.
+const BATCH_ROWS_MAX: usize = BATCH_ROWS[2].rows;
+/// SIMD groups that multiply.
+const BATCH_MULTIPLIERS: usize = 8;
+/// Bytes of `LinearBatchGroup`.
+const BATCH_HEADER: usize = 784;
+
+/// Whether any projection of so many rows may be a `linear_batch`.
+pub(crate) fn has_batch(target: &Target, rows: usize) -> bool {
+    !target.batch_invariant && (2..=BATCH_ROWS_MAX).contains(&rows)
+}
+
+/// The variant for `shape`, if there is one: how it is cut follows from the weights alone, so that bits do not depend on the
+/// rows.
+pub(crate) fn linear_batch(target: &Target, shape: BatchShape<'_>) -> Option<BatchVariant> {
+    if !has_batch(target, shape.rows) {
+        return None;
+    }
+    // Features and bytes of a step of one row, and what all 32 rows of a stage take.
+    let (features, stage, kernels) = match shape.format {
+        WeightFormat::F32 => return None,
+        WeightFormat::F16 => (64, 4096, ["linear_batch_f16_t8", "linear_batch_f16_t16", "linear_batch_f16_t32"]),
+        WeightFormat::BF16 => (64, 4096, ["linear_batch_bf16_t8", "linear_batch_bf16_t16", "linear_batch_bf16_t32"]),
+        WeightFormat::Q8_0 => (128, 4352, ["linear_batch_q8_0_t8", "linear_batch_q8_0_t16", "linear_batch_q8_0_t32"]),
+    };
+    let group_bytes = |rows: &BatchRows, slice_steps: usize, k_simds: usize| {
+        let ring = BATCH_MULTIPLIERS * rows.stages * stage;
+        let partials = k_simds * rows.rows * (32 * (BATCH_MULTIPLIERS / k_simds) + 4) * 4;
+        BATCH_HEADER + ring + partials + slice_steps * features * (4 + 2 * rows.rows)
+    };
+    let steps = shape.k.div_ceil(features);
+    let slices_max = if target.groups_meet { target.multiprocessors.min(steps) } else { 1 };
+    let mut best: Option<(usize, BatchVariant)> = None;
+    let place = BATCH_ROWS.iter().position(|rows| shape.rows <= rows.rows)?;
+    let rows = &BATCH_ROWS[place];
+    for slices in 1..=slices_max {
+        let slice_steps = steps.div_ceil(slices);
+        if steps.div_ceil(slice_steps) != slices {
+            continue;
+        }
+        for k_simds in [1, 2, 4, 8] {
+            if group_bytes(&BATCH_ROWS[2], slice_steps, k_simds) > target.group_bytes_max as usize {
+                continue;
+            }
+            let row_simds = BATCH_MULTIPLIERS / k_simds;
+            let tile = row_simds * if shape.glu { 16 } else { 32 };
+            let tiles: usize = shape.features.iter().map(|n| n.div_ceil(tile)).sum();
+            let teams = tiles.min(target.multiprocessors / slices).max(1);
+            // In nanoseconds, as measured on 132 multiprocessors: a step of all SIMD groups, and the end of a tile; then what
+            // grows with slices, and putting a slice into group memory.
+            let tile_time = slice_steps.div_ceil(k_simds) * 940 + 400;
+            let once = 150 * slices + slice_steps * features + if k_simds == 1 { 1000 } else { 0 };
+            let cost = tiles.div_ceil(teams) * tile_time + once;
+            if best.as_ref().is_some_and(|&(least, _)| least <= cost) {
+                continue;
+            }
+            let (messages, message) = (if slices > 1 { slices } else { 0 }, 16);
+            let variant = BatchVariant {
+                kernel: kernels[place],
+                threads: ((BATCH_MULTIPLIERS + rows.finishers) * 32) as u32,
+                group_bytes: group_bytes(rows, slice_steps, k_simds),
+                slices,
+                teams,
+                slice_steps,
+                k_simds,
+                tile,
+                tiles,
+                partials_bytes: (tiles * messages * rows.rows * row_simds * 8 * message) as u64,
+                squares_bytes: (teams * messages * rows.finishers * slices * rows.rows * message) as u64,
+            };
+            best = Some((cost, variant));
+        }
+    }
+    best.map(|(_, variant)| variant)
+}
+
 /// Projections of many rows, all with weights of one format.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemmShape<'a> {
@@ -135,7 +259,7 @@ pub(crate) struct GemmVariant {
 }
 
 /// Rows from which on projections are gemms.
-const GEMM_ROWS_MIN: usize = 65;
+const GEMM_ROWS_MIN: usize = BATCH_ROWS_MAX + 1;
 /// Input features that a row of activations may have.
 const GEMM_K_MAX: usize = 32_768;
 
@@ -470,6 +594,7 @@ mod tests {
 
     const H200: Target = Target {
         multiprocessors: 132,
+        groups_meet: true,
         bulk_copies: true,
         matrix: Matrix::FourSimdGroups,
         group_bytes_max: 227 << 10,
@@ -492,10 +617,47 @@ mod tests {
     }
 
     #[test]
+    fn few_rows_share_weights_and_are_cut_alike_however_many_they_are() {
+        let shape = |format, rows, k, features| BatchShape { format, rows, k, glu: false, features };
+        let of = |target: &Target, shape| {
+            linear_batch(target, shape).map(|found| (found.kernel, found.slices, found.k_simds))
+        };
+        for format in [WeightFormat::F16, WeightFormat::BF16, WeightFormat::Q8_0] {
+            for (k, features) in [(4096, &[4096, 1024, 1024][..]), (14_336, &[4096]), (896, &[1152]), (32, &[1])] {
+                let [two, sixteen, many] = [2, 16, 32].map(|rows| {
+                    linear_batch(&H200, shape(format, rows, k, features)).expect("a variant for every shape")
+                });
+                assert!(
+                    two.kernel.ends_with("_t8") && sixteen.kernel.ends_with("_t16") && many.kernel.ends_with("_t32")
+                );
+                for other in [sixteen, many] {
+                    assert_eq!(
+                        (two.slices, two.k_simds, two.slice_steps),
+                        (other.slices, other.k_simds, other.slice_steps)
+                    );
+                }
+                assert!(
+                    many.slices * many.teams <= H200.multiprocessors
+                        && many.group_bytes <= H200.group_bytes_max as usize
+                );
+                assert_eq!(many.partials_bytes > 0, many.slices > 1);
+            }
+        }
+        assert_eq!(of(&H200, shape(WeightFormat::F16, 8, 4096, &[4096])), Some(("linear_batch_f16_t8", 4, 2)));
+        assert_eq!(of(&H200, shape(WeightFormat::F16, 1, 4096, &[4096])), None);
+        assert_eq!(of(&H200, shape(WeightFormat::F16, 33, 4096, &[4096])), None);
+        assert_eq!(of(&H200, shape(WeightFormat::F32, 8, 4096, &[4096])), None);
+        let alone = Target { groups_meet: false, ..H200 };
+        assert_eq!(of(&alone, shape(WeightFormat::F16, 8, 512, &[512])).map(|found| found.1), Some(1));
+        assert_eq!(of(&alone, shape(WeightFormat::F16, 8, 14_336, &[512])), None);
+        assert_eq!(of(&Target { batch_invariant: true, ..H200 }, shape(WeightFormat::F16, 8, 4096, &[4096])), None);
+    }
+
+    #[test]
     fn many_rows_are_gemms_unless_a_row_must_not_depend_on_the_others() {
         let shape = |rows, features| GemmShape { format: WeightFormat::Q8_0, rows, k: 4096, glu: false, features };
         let of = |rows, features| gemm(&H200, shape(rows, features)).map(|variant| (variant.rows, variant.cluster));
-        assert_eq!(of(64, &[4096]), None);
+        assert_eq!(of(32, &[4096]), None);
         assert_eq!(of(2048, &[4096, 1024, 1024]), Some((256, 2)));
         assert_eq!(of(2048, &[896]), Some((128, 1)));
         assert_eq!(of(128, &[28_672]), Some((128, 1)));

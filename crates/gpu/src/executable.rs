@@ -54,6 +54,15 @@ pub(crate) struct GpuExecutable {
 struct Memory {
     arena: Region,
     step: Region,
+    /// What groups of a launch tell each other. Between launches all its bits are set: nothing has been said.
+    messages: Region,
+}
+
+impl Memory {
+    /// Bits that no message has.
+    const NOTHING_SAID: u8 = 0xff;
+    /// Bytes of messages that are written at a time.
+    const PIECE_BYTES: u64 = 16 << 20;
 }
 
 /// A program: what a step of up to its shape runs.
@@ -113,7 +122,8 @@ pub(crate) fn footprint(
     let step = layouts.iter().map(|layout| layout.step.bytes()).max().unwrap_or(0);
     let angles = plan.ropes.iter().map(|rope| (max_positions(plan, &kv) * rope.head_dim) as u64 * 4).sum::<u64>();
     let counters = counters_len(plan, &target) as u64 * 4;
-    Footprint { weights, kv_cache, activations: arena + step + angles + counters + CHOSEN_BYTES }
+    let messages = layouts.iter().map(|layout| layout.messages).max().unwrap_or(0);
+    Footprint { weights, kv_cache, activations: arena + step + messages + angles + counters + CHOSEN_BYTES }
 }
 
 impl GpuExecutable {
@@ -176,22 +186,32 @@ impl GpuExecutable {
 
     /// Memory for a program of `layout`. Where that is more than there is, all programs go: they know the old addresses.
     fn reserve(&mut self, layout: &ArenaLayout) -> Result<(), BackendError> {
-        let needed = [layout.bytes, layout.step.bytes()];
-        let held = [self.memory.arena.bytes, self.memory.step.bytes];
-        if needed[0] <= held[0] && needed[1] <= held[1] {
+        let needed = [layout.bytes, layout.step.bytes(), layout.messages];
+        let held = [self.memory.arena, self.memory.step, self.memory.messages].map(|region| region.bytes);
+        if needed.iter().zip(held).all(|(&needed, held)| needed <= held) {
             return Ok(());
         }
         self.driver.forget_recordings();
         self.programs.clear();
-        for region in [std::mem::take(&mut self.memory.arena), std::mem::take(&mut self.memory.step)] {
+        let Memory { arena, step, messages } = std::mem::take(&mut self.memory);
+        for region in [arena, step, messages] {
             if region.bytes > 0 {
                 self.driver.free(region.address);
             }
         }
         let error = self.error("activations");
-        let [arena, step] = [needed[0].max(held[0]), needed[1].max(held[1])];
-        self.memory.arena = Region { address: self.driver.allocate(arena).map_err(&error)?, bytes: arena };
-        self.memory.step = Region { address: self.driver.allocate(step).map_err(&error)?, bytes: step };
+        let mut allocate = |place: usize| {
+            let bytes = needed[place].max(held[place]);
+            let address = if bytes == 0 { Address::default() } else { self.driver.allocate(bytes).map_err(&error)? };
+            Ok::<_, BackendError>(Region { address, bytes })
+        };
+        self.memory = Memory { arena: allocate(0)?, step: allocate(1)?, messages: allocate(2)? };
+        let messages = self.memory.messages;
+        let piece = vec![Memory::NOTHING_SAID; messages.bytes.min(Memory::PIECE_BYTES) as usize];
+        for start in (0..messages.bytes).step_by(Memory::PIECE_BYTES as usize) {
+            let part = messages.part(start, (messages.bytes - start).min(Memory::PIECE_BYTES));
+            self.driver.upload(part.address, &piece[..part.bytes as usize]).map_err(&error)?;
+        }
         Ok(())
     }
 
@@ -317,7 +337,7 @@ impl Executable for GpuExecutable {
         }
         let layout = self.source().lay_out(shape);
         self.reserve(&layout)?;
-        let ops = self.source().lower(&layout, self.memory.arena, self.memory.step);
+        let ops = self.source().lower(&layout, self.memory.arena, self.memory.step, self.memory.messages);
         let place = self.find(shape).expect_err("not there a moment ago");
         let infos = profile::infos(&self.plan, &self.weights, &ops).into();
         self.programs.insert(place, Program { layout, ops, infos, recording: None, choosing: None });

@@ -130,11 +130,12 @@ fn hash(text: &str) -> u64 {
 }
 
 /// The files of `kernels/all.h`, in its order.
-const KERNELS: [(&str, &str); 11] = [
+const KERNELS: [(&str, &str); 12] = [
     ("parts.h", include_str!("../kernels/parts.h")),
     ("embed.h", include_str!("../kernels/embed.h")),
     ("rms_norm.h", include_str!("../kernels/rms_norm.h")),
     ("linear.h", include_str!("../kernels/linear.h")),
+    ("linear_batch.h", include_str!("../kernels/linear_batch.h")),
     ("rope_kv_write.h", include_str!("../kernels/rope_kv_write.h")),
     ("linear_stream.h", include_str!("../kernels/linear_stream.h")),
     ("attention.h", include_str!("../kernels/attention.h")),

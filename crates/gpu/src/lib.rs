@@ -178,6 +178,7 @@ impl GpuBackend {
                 multiprocessors: device.multiprocessors as usize,
                 bulk_copies: device.capability >= (9, 0),
                 matrix: if device.capability.0 == 9 { Matrix::FourSimdGroups } else { Matrix::SimdGroup },
+                groups_meet: true,
                 group_bytes_max: device.group_bytes_max(),
                 batch_invariant,
             },
@@ -187,6 +188,7 @@ impl GpuBackend {
                 multiprocessors: 3,
                 bulk_copies: true,
                 matrix: Matrix::SimdGroup,
+                groups_meet: false,
                 group_bytes_max: 227 << 10,
                 batch_invariant,
             },
@@ -248,16 +250,11 @@ impl Backend for GpuBackend {
             #[cfg(feature = "sim")]
             System::Sim(..) => SIM,
         };
-        let Target { matrix, bulk_copies, batch_invariant, .. } = self.target();
-        // Gemms of many rows round what they multiply, and are chosen by how many rows there are; so does the kernel that
+        // Matrix instructions round what they multiply, and are chosen by how many rows there are; so does the kernel that
         // streams Q8_0 for one row.
-        let activations: fn(WeightFormat) -> ActivationRounding = if batch_invariant || !bulk_copies {
+        let GpuOptions { batch_invariant } = self.options;
+        let activations: fn(WeightFormat) -> ActivationRounding = if batch_invariant {
             |_| ActivationRounding::F32
-        } else if matrix != Matrix::FourSimdGroups {
-            |format| match format {
-                WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => ActivationRounding::F32,
-                WeightFormat::Q8_0 => ActivationRounding::Q8Blocks,
-            }
         } else {
             |format| match format {
                 WeightFormat::F32 => ActivationRounding::F32,

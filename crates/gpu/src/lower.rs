@@ -3,13 +3,16 @@
 use plan::{Activation, Attention, KvFormat, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Value, WeightId};
 use tensor::WeightFormat;
 
-use crate::dispatch::{self, GemmShape, GemmVariant, LinearKind, STREAM_THREADS, StreamKind, StreamVariant, Target};
+use crate::dispatch::{
+    self, BatchShape, BatchVariant, GemmShape, GemmVariant, LinearKind, STREAM_THREADS, StreamKind, StreamVariant,
+    Target,
+};
 use crate::kv_cache::KvCache;
 use crate::launch::{Access, Element, GROUP_SIMDS, GROUP_THREADS, Launch, Region, TileMap};
 use crate::params::{
     ActivationParams, AttentionParams, BlockCopyParams, ChooseParams, ChoosePart, Chosen, ElementwiseParams,
-    EmbedParams, GemmParams, GemmSegment, KvWriteParams, LinearParams, LinearSegment, LinearStreamParams,
-    RmsNormParams, RopeKvWriteParams, RopeParams,
+    EmbedParams, GemmParams, GemmSegment, KvWriteParams, LinearBatchParams, LinearParams, LinearSegment,
+    LinearStreamParams, RmsNormParams, RopeKvWriteParams, RopeParams,
 };
 use crate::step_input::{AttentionItems, StepLayout, StepRegions, max_positions};
 use crate::weights::{DeviceWeight, DeviceWeights};
@@ -46,6 +49,8 @@ pub(crate) struct ArenaLayout {
     choose_parts: (u64, u64),
     /// All of it.
     pub(crate) bytes: u64,
+    /// Bytes that groups of one launch need to tell each other something: outside the arena.
+    pub(crate) messages: u64,
 }
 
 /// The launches of one op; none where those of the op ahead do its work too.
@@ -84,7 +89,33 @@ impl Source<'_> {
             partials: (scratch_end, partials),
             choose_parts: (partials_end, parts as u64),
             bytes: partials_end + (parts as u64).next_multiple_of(256),
+            messages: self.plan.ops.iter().map(|op| self.messages_bytes(op, shape)).max().unwrap_or(0),
         }
+    }
+
+    /// Bytes of messages of an op's projections, whatever format their weights are in: there may be none yet.
+    fn messages_bytes(&self, op: &Op, shape: StepShape) -> u64 {
+        let (x, rows, glu, linears) = match *op {
+            Op::Linear { x, linear, .. } | Op::LinearResidual { x, linear, .. } => {
+                (x, self.plan.value(x).rows, false, vec![linear])
+            }
+            Op::NormLinear { x, ref projections, .. } => {
+                (x, self.plan.value(x).rows, false, projections.iter().map(|&(linear, _)| linear).collect())
+            }
+            Op::NormGlu { x, gate, .. } => (x, self.plan.value(x).rows, true, vec![gate]),
+            Op::Logits { x, head, .. } => (x, Rows::Outputs, false, vec![head]),
+            _ => return 0,
+        };
+        let features: Vec<_> = linears.iter().map(|linear| self.plan.weight(linear.weight).shape[0]).collect();
+        let (rows, k) = (num_rows(rows, shape), self.plan.value(x).width);
+        let bytes = |format| {
+            features.chunks(SEGMENTS).filter_map(move |features| {
+                let shape = BatchShape { format, rows, k, glu, features };
+                let variant = dispatch::linear_batch(&self.target, shape)?;
+                Some(variant.partials_bytes + variant.squares_bytes)
+            })
+        };
+        WeightFormat::ALL.into_iter().flat_map(bytes).max().unwrap_or(0)
     }
 
     /// Bytes of an op's rows between its kernels: normalised, or as the operand of a gemm.
@@ -144,9 +175,10 @@ impl Source<'_> {
         max_positions(self.plan, &self.cache.layout)
     }
 
-    /// The launches of every op, with the arena at `arena` and the step input at `step`.
-    pub(crate) fn lower(&self, layout: &ArenaLayout, arena: Region, step: Region) -> Vec<OpLaunches> {
-        let program = Program { source: self, layout, arena, step: layout.step.place(step), shape: layout.step.shape };
+    /// The launches of every op, with the arena at `arena`, the step input at `step` and messages at `messages`.
+    pub(crate) fn lower(&self, layout: &ArenaLayout, arena: Region, step: Region, messages: Region) -> Vec<OpLaunches> {
+        let (step, shape) = (layout.step.place(step), layout.step.shape);
+        let program = Program { source: self, layout, arena, step, shape, messages };
         let mut ops = Vec::with_capacity(self.plan.ops.len());
         while let Some(op) = self.plan.ops.get(ops.len()) {
             let index = ops.len();
@@ -340,6 +372,7 @@ struct Program<'a> {
     arena: Region,
     step: StepRegions,
     shape: StepShape,
+    messages: Region,
 }
 
 impl Program<'_> {
@@ -454,7 +487,8 @@ impl Program<'_> {
     /// Projections of the normalised rows of `x`: those that are outputs, where `rows` are.
     fn norm_linear(&self, x: Place, norm: Norm, rows: Rows, projections: &[Projection]) -> Vec<Launch> {
         let select = rows == Rows::Outputs && x.rows == Rows::Tokens;
-        if let Some(launches) = self.gemm(x, Some(norm), select, rows, projections, None) {
+        let batch = self.linear_batch(x, Some(norm), select, rows, projections, None);
+        if let Some(launches) = batch.or_else(|| self.gemm(x, Some(norm), select, rows, projections, None)) {
             return launches;
         }
         if dispatch::normalises_on_the_way(self.rows(rows)) {
@@ -468,8 +502,73 @@ impl Program<'_> {
 
     /// Up to three projections of the same rows, all weights in one format.
     fn linear(&self, x: Place, projections: &[Projection], residual: Option<Place>) -> Vec<Launch> {
-        let gemm = self.gemm(x, None, false, x.rows, projections, residual);
-        gemm.unwrap_or_else(|| vec![self.linear_launch(x, None, projections, residual)])
+        let batch = self.linear_batch(x, None, false, x.rows, projections, residual);
+        let launches = batch.or_else(|| self.gemm(x, None, false, x.rows, projections, residual));
+        launches.unwrap_or_else(|| vec![self.linear_launch(x, None, projections, residual)])
+    }
+
+    /// Projections of a few rows on matrix instructions, as [`Self::gemm`] of many.
+    fn linear_batch(
+        &self,
+        x: Place,
+        norm: Option<Norm>,
+        select: bool,
+        rows: Rows,
+        projections: &[Projection],
+        residual: Option<Place>,
+    ) -> Option<Vec<Launch>> {
+        let num_rows = self.rows(rows);
+        let weight = |linear: Linear| self.source.weights.get(linear.weight);
+        // Scales are copied in pairs.
+        let pairs = |&(linear, up, _): &Projection| {
+            [Some(linear), up].into_iter().flatten().all(|linear| weight(linear).scale_stride().is_multiple_of(2))
+        };
+        if !dispatch::has_batch(&self.source.target, num_rows) || !projections.iter().all(pairs) {
+            return None;
+        }
+        let norm = norm.map(|norm| {
+            let select = if select { self.step.output_rows } else { Region::default() };
+            OnTheWay { norm, select, rows }
+        });
+        let launches = projections.chunks(SEGMENTS).map(|some| {
+            let glu = some.iter().any(|(_, up, _)| up.is_some());
+            let features: Vec<_> = some.iter().map(|&(linear, ..)| weight(linear).rows).collect();
+            let format = weight(some[0].0).format;
+            let shape = BatchShape { format, rows: num_rows, k: x.width, glu, features: &features };
+            let variant = dispatch::linear_batch(&self.source.target, shape)?;
+            Some(self.linear_batch_launch(x, norm.as_ref(), &variant, some, residual))
+        });
+        launches.collect()
+    }
+
+    fn linear_batch_launch(
+        &self,
+        x: Place,
+        norm: Option<&OnTheWay>,
+        variant: &BatchVariant,
+        projections: &[Projection],
+        residual: Option<Place>,
+    ) -> Launch {
+        let (linear, operands) = self.linear_params(x, norm, variant.tile, projections, residual);
+        let partials = self.messages.part(0, variant.partials_bytes);
+        let squares = self.messages.part(variant.partials_bytes, variant.squares_bytes);
+        let scale_stride = self.source.weights.get(projections[0].0.weight).scale_stride();
+        let params = LinearBatchParams {
+            linear,
+            partials: partials.address,
+            squares: squares.address,
+            tiles: index(variant.tiles),
+            teams: index(variant.teams),
+            slices: index(variant.slices),
+            slice_steps: index(variant.slice_steps),
+            k_simds: index(variant.k_simds),
+            scale_stride: index(scale_stride),
+        };
+        let launch = Launch::new(variant.kernel, [variant.slices * variant.teams, 1, 1], &params)
+            .with_groups_of(variant.threads, variant.group_bytes as u32)
+            .with(Access::Update, partials)
+            .with(Access::Update, squares);
+        operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
     }
 
     /// Projections on matrix instructions, where there are some for these rows and weights. With `select`, row i is made
@@ -624,13 +723,36 @@ impl Program<'_> {
         projections: &[Projection],
         residual: Option<Place>,
     ) -> Launch {
-        let live_rows = norm.map_or(x.rows, |norm| norm.rows);
-        let rows = self.rows(live_rows);
+        let rows = self.rows(norm.map_or(x.rows, |norm| norm.rows));
         if rows == 1
             && let Some(variant) = self.stream_variant(x, norm.is_some(), projections)
         {
             return self.stream_launch(&variant, x, norm, projections, residual, LinearStreamParams::default());
         }
+        let (linear, up, _) = projections[0];
+        let kind = match (norm.is_some(), up.is_some()) {
+            (false, false) => LinearKind::Plain,
+            (false, true) => LinearKind::Glu,
+            (true, false) => LinearKind::Norm,
+            (true, true) => LinearKind::NormGlu,
+        };
+        let variant = dispatch::linear(self.source.weights.get(linear.weight).format, rows, kind);
+        let (params, operands) = self.linear_params(x, norm, variant.outputs, projections, residual);
+        let groups = params.segments.iter().map(|segment| segment.groups as usize).sum();
+        let launch = Launch::new(variant.kernel, [groups, rows.div_ceil(variant.rows), 1], &params);
+        operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
+    }
+
+    /// The parameters of `linear` where a group makes so many `outputs`, and its operands.
+    fn linear_params(
+        &self,
+        x: Place,
+        norm: Option<&OnTheWay>,
+        outputs: usize,
+        projections: &[Projection],
+        residual: Option<Place>,
+    ) -> (LinearParams, Vec<(Access, Region)>) {
+        let live_rows = norm.map_or(x.rows, |norm| norm.rows);
         let gain = self.vector(norm.map(|norm| norm.norm.weight));
         let select = norm.map_or(Region::default(), |norm| norm.select);
         let residual_region = residual.map_or(Region::default(), |residual| residual.region);
@@ -653,18 +775,10 @@ impl Program<'_> {
             (Access::Constant, gain),
             (Access::Constant, select),
         ];
-        let (mut groups, mut variant) = (0, None);
+        let format = self.source.weights.get(projections[0].0.weight).format;
         for (segment, &(linear, up, out)) in params.segments.iter_mut().zip(projections) {
             let weight = self.source.weights.get(linear.weight);
-            let kind = match (norm.is_some(), up.is_some()) {
-                (false, false) => LinearKind::Plain,
-                (false, true) => LinearKind::Glu,
-                (true, false) => LinearKind::Norm,
-                (true, true) => LinearKind::NormGlu,
-            };
-            let chosen = dispatch::linear(weight.format, rows, kind);
-            debug_assert!(variant.is_none_or(|variant| variant == chosen), "`supports` holds to one format");
-            variant = Some(chosen);
+            debug_assert!(weight.format == format, "`supports` holds to one format");
             let bias = self.vector(linear.bias);
             operands.extend([weight.values, weight.scales, bias].map(|region| (Access::Constant, region)));
             operands.push((Access::Write, out.region));
@@ -674,7 +788,7 @@ impl Program<'_> {
                 bias: bias.address,
                 y: out.region.address,
                 n: index(weight.rows),
-                groups: index(weight.rows.div_ceil(chosen.outputs)),
+                groups: index(weight.rows.div_ceil(outputs)),
                 y_stride: index(out.stride),
                 ..LinearSegment::default()
             };
@@ -685,11 +799,8 @@ impl Program<'_> {
                 segment.up_scales = weight.scales.address;
                 segment.up_bias = bias.address;
             }
-            groups += weight.rows.div_ceil(chosen.outputs);
         }
-        let variant = variant.expect("at least one projection");
-        let launch = Launch::new(variant.kernel, [groups, rows.div_ceil(variant.rows), 1], &params);
-        operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
+        (params, operands)
     }
 
     /// The variant of `linear_stream` for these projections, if there is one.

@@ -131,6 +131,19 @@ params! {
         groups: i32,
     }
 
+    /// `linear_batch.h`
+    "LinearBatchParams" struct LinearBatchParams {
+        linear: LinearParams,
+        partials: Address,
+        squares: Address,
+        tiles: i32,
+        teams: i32,
+        slices: i32,
+        slice_steps: i32,
+        k_simds: i32,
+        scale_stride: i32,
+    }
+
     /// `rope_kv_write.h`
     "RopeKvWriteParams<f32> RopeKvWriteParams<f16>" struct RopeKvWriteParams {
         q: Address,

@@ -11,7 +11,16 @@ use testing::Rng;
 use testing::tiny::{random_weights, tiny_model};
 
 fn load(order: ThreadOrder, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) -> Box<dyn Executable> {
-    let options = GpuOptions { batch_invariant: true };
+    load_with(GpuOptions { batch_invariant: true }, order, plan, weights, kv)
+}
+
+fn load_with(
+    options: GpuOptions,
+    order: ThreadOrder,
+    plan: &Arc<Plan>,
+    weights: &[Tensor],
+    kv: KvLayout,
+) -> Box<dyn Executable> {
     GpuBackend::simulator(order, 1 << 30, options).load(plan.clone(), weights.to_vec(), kv).unwrap()
 }
 
@@ -39,6 +48,29 @@ fn both_thread_orders_and_both_forms_of_the_plan_give_the_same_bits() {
             let found = bits(&mut *load(order, &fused, &weights, kv), &tokens, 7, &[1, 0]);
             assert!(found == expected, "{model_type} in {format}, {order:?}");
         }
+    }
+}
+
+/// The kernels for few rows round, but alike for any number of them.
+#[test]
+fn two_rows_to_thirty_two_give_the_same_bits_on_matrix_instructions() {
+    for (model_type, format) in
+        [("qwen2", WeightFormat::Q8_0), ("llama", WeightFormat::BF16), ("llama", WeightFormat::F16)]
+    {
+        let (textbook, weights) = tiny_model(model_type, 1, format);
+        let plan = Arc::new(fuse((*textbook).clone()));
+        let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 2 };
+        let tokens = Rng::new(3).tokens(24, textbook.vocab_size);
+        let found = |order, chunk| {
+            let mut executable = load_with(GpuOptions::default(), order, &plan, &weights, kv);
+            bits(&mut *executable, &tokens, chunk, &[1, 0])
+        };
+        let expected = found(ThreadOrder::Forward, 24);
+        for chunk in [2, 12] {
+            assert!(found(ThreadOrder::Reverse, chunk) == expected, "{model_type} in {format}, {chunk} at a time");
+        }
+        let exact = bits(&mut *load(ThreadOrder::Forward, &plan, &weights, kv), &tokens, 24, &[1, 0]);
+        assert!(exact != expected, "{model_type} in {format}: other kernels computed it");
     }
 }
 

@@ -32,6 +32,11 @@ fn ops_conform() {
 }
 
 #[test]
+fn ops_of_few_rows_conform() {
+    conforms(Part::Ops, &BOTH, false, |index, _| index % 16 == 7);
+}
+
+#[test]
 fn models_conform() {
     conforms(Part::Models, &BOTH[..1], false, |index, _| index % 4 == 0);
 }

@@ -39,7 +39,6 @@ struct Lane { i32 gx, gy, gz, simd, lane, simds; };
                     THREADS / 32};                                                                                    \
     __VA_ARGS__(p, *reinterpret_cast<GROUPMEM*>(group_memory), t);                                                    \
   }
-
 // A pointer to device memory.
 template <class T> using Ptr = T*;
 template <class T> FN T* offset(T* p, i64 i) { return p + i; }
@@ -180,3 +179,53 @@ FN void copy16_async(u32x4& to, const u32x4* from, i64 i) {
 }
 FN void copies_asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <i32 N> FN void copies_arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+
+// As copy16_async, to a byte of group memory, and of two f16 that begin on 4 bytes; where `in` is false zeros come. Others of a
+// SIMD group see them after simd_barrier().
+template <class G> FN void copy16_async(G& g, i32 byte, const u32x4* from, i64 i, bool in) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16,%2;"
+               ::"r"((u32)__cvta_generic_to_shared(&g) + byte), "l"(from + i), "r"(in ? 16 : 0) : "memory");
+}
+template <class G> FN void copy4_async(G& g, i32 byte, const f16* from, i64 i, bool in) {
+  asm volatile("cp.async.ca.shared.global [%0],[%1],4,%2;"
+               ::"r"((u32)__cvta_generic_to_shared(&g) + byte), "l"(from + i), "r"(in ? 4 : 0) : "memory");
+}
+// As group_barrier, of the first SIMDS SIMD groups.
+template <i32 SIMDS> FN void simds_barrier() { asm volatile("bar.sync 1,%0;" ::"n"(SIMDS * 32) : "memory"); }
+
+// Messages between groups of a launch that run at the same time: all bits of their memory are set until one is sent, and
+// whoever has seen it sets them again. Results that are not a number have other bits.
+#define GROUPS_MEET
+FN f32x4 look(const f32x4* from, i64 i) {
+  f32x4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from + i) : "memory");
+  return v;
+}
+FN bool has_come(f32x4 v) {
+  return __float_as_uint(v.x) != ~0u && __float_as_uint(v.y) != ~0u && __float_as_uint(v.z) != ~0u && __float_as_uint(v.w) != ~0u;
+}
+FN void send(f32x4* to, i64 i, f32x4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0],{%1,%2,%3,%4};" ::"l"(to + i), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+FN void forget(f32x4* at, i64 i) { asm volatile("st.relaxed.gpu.global.v4.u32 [%0],{%1,%1,%1,%1};" ::"l"(at + i), "r"(~0u) : "memory"); }
+// A word of group memory that another SIMD group may be changing, and a moment between two looks at it.
+FN i32 flag(const i32& word) { return *(volatile const i32*)&word; }
+FN void pause() { __nanosleep(64); }
+
+// As mma_f16_16x8x16, of bf16.
+FN void mma_bf16_16x8x16(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+struct u32x2 { u32 x, y; };
+FN u32 to_f16x2(f32 x, f32 y) { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(y), "f"(x)); return r; }
+FN u32 to_bf16x2(f32 x, f32 y) { u32 r; asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(y), "f"(x)); return r; }
+// Four signed bytes times `scale`: byte + 128 into the mantissa of 1024, subtract, multiply; rounded once.
+FN u32x2 i8x4_to_f16x4(u32 v, f16 scale) {
+  v ^= 0x80808080u;
+  const u32 scales = scale.bits * 0x10001u;
+  u32x2 r;
+  asm("{.reg .b32 a; sub.f16x2 a,%1,%2; mul.f16x2 %0,a,%3;}" : "=r"(r.x) : "r"(__byte_perm(v, 0x64646464u, 0x4140)), "r"(0x64806480u), "r"(scales));
+  asm("{.reg .b32 a; sub.f16x2 a,%1,%2; mul.f16x2 %0,a,%3;}" : "=r"(r.y) : "r"(__byte_perm(v, 0x64646464u, 0x4342)), "r"(0x64806480u), "r"(scales));
+  return r;
+}

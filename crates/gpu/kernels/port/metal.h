@@ -30,7 +30,6 @@ struct Lane { i32 gx, gy, gz, simd, lane, simds; };
   }
 
 // A kernel whose group memory has the size that the launch says: GROUPMEM is how it begins.
-#define KERNEL_BESIDE(NAME, PARAMS, GROUPMEM, THREADS, GROUPS, ...) KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, __VA_ARGS__)
 #define KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                     \
   [[kernel, max_total_threads_per_threadgroup(THREADS)]] void NAME(                                              \
       constant PARAMS& p [[buffer(0)]], threadgroup GROUPMEM* g [[threadgroup(0)]],                              \
@@ -39,6 +38,7 @@ struct Lane { i32 gx, gy, gz, simd, lane, simds; };
     const Lane t = {(i32)gid.x, (i32)gid.y, (i32)gid.z, (i32)sg, (i32)ln, THREADS / 32};                         \
     __VA_ARGS__(p, *g, t);                                                                                       \
   }
+#define KERNEL_BESIDE(NAME, PARAMS, GROUPMEM, THREADS, GROUPS, ...) KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, __VA_ARGS__)
 
 // A pointer to device memory.
 template <class T> using Ptr = device T*;
@@ -111,3 +111,4 @@ FN i32 mini(i32 a, i32 b) { return min(a, b); }
 FN i32 maxi(i32 a, i32 b) { return max(a, b); }
 
 // It has matrix instructions of 8 by 8 alone, whose lanes hold nobody knows what: no MATRIX_16X8X16.
+// Groups of a launch cannot be relied on to run at the same time: GROUPS_MEET is not defined.

@@ -55,7 +55,7 @@ struct Kernel {
 
 // ---- fibres
 enum State { RUN, AT_SIMD, AT_GROUP, AT_COPY, DONE };
-struct Copy { void* to; const void* from; u32 batch; };
+struct Copy { void* to; const void* from; size_t bytes; u32 batch; };
 struct Fibre {
   void* sp; State state; const char* at; bool waited;
   void* barrier; u32 parity;     // what it waits for where it is AT_COPY
@@ -64,6 +64,7 @@ struct Fibre {
   u32 result_turn; f32 result;   // of the first lane of some: what they made together, and in which exchange
   std::vector<Copy> copies;      // that it asked for and that have not arrived
   u32 batch;                     // the one that it asks for
+  i32 meeting;                   // how many threads it waits for where it is AT_GROUP
 };
 
 // A phase of a barrier for copies ends when the bytes that were announced have come. They come as late as they can: when
@@ -272,7 +273,14 @@ inline void run_group(i32 threads, bool reverse) {
     }
     const i32 n = count(0, threads, AT_GROUP);
     if (!n) return;
-    if (n != threads) return report("divergent %s: %d of %d threads reached it", "group barrier", n, threads, 0);
+    // The first so many threads may meet without the others.
+    i32 meeting = 0;
+    while (meeting < threads && m.fibre[meeting].state == AT_GROUP && m.fibre[meeting].meeting == m.fibre[0].meeting) meeting++;
+    if (meeting > 0 && meeting < threads && meeting == m.fibre[0].meeting && meeting == n) {
+      for (i32 i = 0; i < meeting; i++) m.fibre[i].state = RUN;
+      continue;
+    }
+    if (n != threads || meeting != threads) return report("divergent %s: %d of %d threads reached it", "group barrier", n, threads, 0);
     for (i32 i = 0; i < threads; i++) m.fibre[i].state = RUN;
   }
 }
@@ -376,7 +384,13 @@ FN f16 load_once(Ptr<const f16> p, i64 i) { return p[i]; }
 
 FN void wait_for_previous() { sim::machine.fibre[sim::machine.current].waited = true; }
 FN void let_next_start() {}
-FN void group_barrier() { sim::block(sim::AT_GROUP, "group barrier"); }
+FN void meet(i32 threads) {
+  sim::machine.fibre[sim::machine.current].meeting = threads;
+  sim::block(sim::AT_GROUP, "group barrier");
+}
+FN void group_barrier() { meet(sim::machine.kernel->threads); }
+// As group_barrier, of the first SIMDS SIMD groups.
+template <i32 SIMDS> FN void simds_barrier() { meet(SIMDS * SIMD); }
 FN void simd_barrier() { sim::block(sim::AT_SIMD, "simd barrier"); }
 // Meets the other lanes. Two slots in turn: nobody comes to the next exchange but one before all have read this one.
 FN void exchange(f32 v, const char* what) {
@@ -504,16 +518,14 @@ FN i32 maxi(i32 a, i32 b) { return a > b ? a : b; }
 // c (16, 8) += a (16, 16) · b (16, 8), of f16 with sums in f32, by the lanes of a SIMD group together. With g = lane / 4 and
 // i = lane % 4 · 2, a lane has of c the columns i and i + 1 of row g, then of row g + 8; of a the columns i and i + 1 of rows
 // g and g + 8, then i + 8 and i + 9 of both; of b the rows i and i + 1 of column g, then i + 8 and i + 9.
-FN void mma_f16_16x8x16(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+FN void multiply_16x8x16(f32 (&c)[4], const f32x2 (&pairs)[6], const char* what) {
   sim::Machine& m = sim::machine;
   sim::Fibre& f = m.fibre[m.current];
-  const u32 words[6] = {a0, a1, a2, a3, b0, b1};
   for (i32 i = 0; i < 6; i++) {
-    const f32x2 pair = f16x2_to_f32(words[i]);
-    f.given[(f.turn + 1) & 1][i * 2] = pair.x;
-    f.given[(f.turn + 1) & 1][i * 2 + 1] = pair.y;
+    f.given[(f.turn + 1) & 1][i * 2] = pairs[i].x;
+    f.given[(f.turn + 1) & 1][i * 2 + 1] = pairs[i].y;
   }
-  exchange(0.f, "mma_f16_16x8x16");
+  exchange(0.f, what);
   const i32 first = m.current / SIMD * SIMD, lane = m.current % SIMD, turn = f.turn & 1;
   for (i32 i = 0; i < 4; i++)
     for (i32 k = 0; k < 4; k++) {
@@ -521,6 +533,15 @@ FN void mma_f16_16x8x16(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32
       const f32* b = m.fibre[first + (lane % 4 * 2 + i % 2) * 4 + k].given[turn] + 8;
       c[i] += a[0] * b[0] + a[1] * b[1] + a[4] * b[2] + a[5] * b[3];
     }
+}
+FN void mma_f16_16x8x16(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  multiply_16x8x16(c, {f16x2_to_f32(a0), f16x2_to_f32(a1), f16x2_to_f32(a2), f16x2_to_f32(a3), f16x2_to_f32(b0), f16x2_to_f32(b1)},
+                   "mma_f16_16x8x16");
+}
+// As mma_f16_16x8x16, of bf16.
+FN void mma_bf16_16x8x16(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  multiply_16x8x16(c, {bf16x2_to_f32(a0), bf16x2_to_f32(a1), bf16x2_to_f32(a2), bf16x2_to_f32(a3), bf16x2_to_f32(b0), bf16x2_to_f32(b1)},
+                   "mma_bf16_16x8x16");
 }
 // Four matrices of 8 rows of 16 bytes, as mma_f16_16x8x16 has its operands: lane l says where row l % 8 of matrix l / 8 is.
 FN const uint16_t* matrix_row(i32 row) {
@@ -554,13 +575,51 @@ FN void copy16_async(u32x4& to, Ptr<const u32x4> from, i64 i) {
   sim::check(at, sizeof(u32x4), alignof(u32x4), false, true);
   sim::Fibre& f = sim::machine.fibre[sim::machine.current];
   memset(&to, 0xff, sizeof to);
-  f.copies.push_back({&to, (const void*)at, f.batch});
+  f.copies.push_back({&to, (const void*)at, sizeof to, f.batch});
 }
 FN void copies_asked() { sim::machine.fibre[sim::machine.current].batch++; }
 template <i32 N> FN void copies_arrived() {
   sim::Fibre& f = sim::machine.fibre[sim::machine.current];
   size_t arrived = 0;
   for (; arrived < f.copies.size() && f.copies[arrived].batch + N < f.batch; arrived++)
-    memcpy(f.copies[arrived].to, f.copies[arrived].from, sizeof(u32x4));
+    memcpy(f.copies[arrived].to, f.copies[arrived].from, f.copies[arrived].bytes);
   f.copies.erase(f.copies.begin(), f.copies.begin() + (std::ptrdiff_t)arrived);
+}
+
+// As copy16_async, to a byte of group memory, and of two f16 that begin on 4 bytes; where `in` is false zeros come.
+template <class T, class G, class F> FN void copy_async(G& g, i32 byte, Ptr<const F> from, i64 i, bool in) {
+  static const T zeros = {};
+  const GroupPtr<T> to = group_at<T>(g, byte);
+  const uint64_t at = (uint64_t)from.at + (uint64_t)(i * (i64)sizeof(F));
+  if (in) sim::check(at, sizeof(T), alignof(T), false, true);
+  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  memset(&to[0], 0xff, sizeof(T));
+  f.copies.push_back({to.at, in ? (const void*)at : &zeros, sizeof(T), f.batch});
+}
+template <class G> FN void copy16_async(G& g, i32 byte, Ptr<const u32x4> from, i64 i, bool in) { copy_async<u32x4>(g, byte, from, i, in); }
+template <class G> FN void copy4_async(G& g, i32 byte, Ptr<const f16> from, i64 i, bool in) { copy_async<u32>(g, byte, from, i, in); }
+
+// Messages between groups of a launch. Groups run one after another here: a launch must not need any.
+#define GROUPS_MEET
+FN f32x4 look(Ptr<f32x4> from, i64 i) { return from[i]; }
+FN bool has_come(f32x4 v) {
+  if (f32_to_bits(v.x) == ~0u) sim::fail("wait for a message that no group before has sent%.0d", 0);
+  return true;
+}
+FN void send(Ptr<f32x4> to, i64 i, f32x4 v) { to[i] = v; }
+FN void forget(Ptr<f32x4> at, i64 i) { memset(&at[i], 0xff, sizeof(f32x4)); }
+FN i32 flag(const i32& word) { return word; }
+FN void pause() { sim::fail("wait for another SIMD group%.0d", 0); }
+
+struct alignas(8) u32x2 { u32 x, y; };
+FN u32 to_f16x2(f32 x, f32 y) { return to_f16(x).bits | (u32)to_f16(y).bits << 16; }
+FN u32 to_bf16(f32 v) {  // to nearest even
+  const u32 bits = f32_to_bits(v);
+  return std::isnan(v) ? 0x7fffu : (u32)(((uint64_t)bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+FN u32 to_bf16x2(f32 x, f32 y) { return to_bf16(x) | to_bf16(y) << 16; }
+FN u32x2 i8x4_to_f16x4(u32 v, f16 scale) {
+  const f32x4 codes = i8x4_to_f32(v);
+  const f32 s = to_f32(scale);
+  return {to_f16x2(codes.x * s, codes.y * s), to_f16x2(codes.z * s, codes.w * s)};
 }
