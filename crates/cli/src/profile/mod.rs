@@ -41,6 +41,11 @@ fn record(args: &ProfileArgs) -> Result<()> {
     let meter = Meter::new(&args.target, args.threads, &parts.weights)?;
     let mut session = Session::new(&args.target, parts, args.threads, &phases)?;
     let clock_reading_ns = session.clock_reading_ns();
+    if device.name != "cpu" {
+        note(
+            "the ceilings are those of this machine's processor: shares of the roofline say nothing of another device yet",
+        );
+    }
     let mut before = meter.ceiling();
     let (mut all, mut summaries) = (Vec::new(), Vec::new());
     for phase in phases {
