@@ -5,6 +5,7 @@
 //!           is in no published file.
 
 use tensor::WeightFormat;
+use tensor::quant::PackedFormat;
 
 /// A published tensor type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,7 +74,8 @@ static REMOVED: [(u32, &str); 8] = [
 ];
 
 /// The types that weights are computed from, as a message lists them.
-pub(crate) const COVERED: &str = "F32, F16, BF16, Q8_0";
+pub(crate) const COVERED: &str =
+    "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4";
 
 impl GgmlType {
     /// Every published type, by id.
@@ -111,9 +113,16 @@ impl GgmlType {
         self.0.block_bytes
     }
 
-    /// The format that weights of this type are computed from, if there is one yet.
+    /// The format that weights of this type are computed from, if there is one yet: its own, or Q8_0 for those that are
+    /// expanded when they are read.
     pub fn weight_format(self) -> Option<WeightFormat> {
-        WeightFormat::ALL.into_iter().find(|format| format.name() == self.name())
+        let own = WeightFormat::ALL.into_iter().find(|format| format.name() == self.name());
+        own.or_else(|| self.packed_format().map(|_| WeightFormat::Q8_0))
+    }
+
+    /// What is expanded when it is read.
+    pub(crate) fn packed_format(self) -> Option<PackedFormat> {
+        PackedFormat::from_name(self.name())
     }
 
     /// The type that stores this weight format.
@@ -141,7 +150,15 @@ mod tests {
             assert_eq!(ggml.block_len(), format.block_len() as u64, "{format}");
             assert_eq!(ggml.block_bytes(), format.block_bytes() as u64, "{format}");
         }
-        assert_eq!(COVERED, WeightFormat::ALL.map(WeightFormat::name).join(", "));
+        for &format in PackedFormat::ALL {
+            let ggml = GgmlType::all().find(|ggml| ggml.packed_format() == Some(format)).unwrap();
+            assert_eq!(ggml.weight_format(), Some(WeightFormat::Q8_0));
+            assert_eq!(ggml.block_len(), format.block_len() as u64, "{ggml:?}");
+            assert_eq!(ggml.block_bytes(), format.block_bytes() as u64, "{ggml:?}");
+        }
+        let names = WeightFormat::ALL.map(WeightFormat::name).into_iter();
+        let names: Vec<_> = names.chain(PackedFormat::ALL.iter().map(|format| format.name())).collect();
+        assert_eq!(COVERED, names.join(", "));
     }
 
     #[test]

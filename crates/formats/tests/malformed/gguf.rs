@@ -177,7 +177,7 @@ fn tensors() {
     });
     refuses("RoPE factors of zero", llama(1, 0).tensor("rope_freqs.weight", &[4], F32, 0).data(32).done());
     refuses("a million RoPE factors", llama(1, 0).tensor("rope_freqs.weight", &[1 << 20], F32, 0).data(4 << 20).done());
-    refuses("RoPE factors in Q4_0", llama(1, 0).tensor("rope_freqs.weight", &[32], 2, 0).data(32).done());
+    refuses("RoPE factors in IQ2_S", llama(1, 0).tensor("rope_freqs.weight", &[256], 22, 0).data(96).done());
     for (what, bad) in [("a norm with NaN", f32::NAN), ("a norm with an infinity", f32::NEG_INFINITY)] {
         let mut writer = GgufWriter::new();
         writer.metadata("general.architecture", Value::String("llama".into()));

@@ -1,3 +1,19 @@
-//! Block formats, one file each: the block as a type, the packer, and the exact inverse.
+//! Block formats, one file each: the block as a type, and its exact meaning; the packer of those that are written.
 
+mod packed;
+
+pub mod iq4_nl;
+pub mod iq4_xs;
+pub mod mxfp4;
+pub mod q2_k;
+pub mod q3_k;
+pub mod q4_0;
+pub mod q4_1;
+pub mod q4_k;
+pub mod q5_0;
+pub mod q5_1;
+pub mod q5_k;
+pub mod q6_k;
 pub mod q8_0;
+
+pub use packed::{PackedBlock, PackedFormat};

@@ -23,6 +23,13 @@ pub struct Block {
 
 const _: () = assert!(size_of::<Block>() == 34 && align_of::<Block>() == 2);
 
+impl Block {
+    /// Writes the weights that the block stands for to the first 32 of `weights`.
+    pub(super) fn write(&self, weights: &mut [f32]) {
+        weights[..BLOCK_LEN].copy_from_slice(&unpack(self));
+    }
+}
+
 /// Packs 32 weights. Non-finite weights have no meaning here: they pack to an undefined (but valid) block.
 pub fn pack(weights: &[f32; BLOCK_LEN]) -> Block {
     let max = weights.iter().fold(0f32, |max, w| max.max(w.abs()));

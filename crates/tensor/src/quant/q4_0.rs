@@ -1,0 +1,43 @@
+//! Q4_0: blocks of 32 weights of four bits and one scale.
+//!
+//! Layout    18 bytes: `scale` (f16), 16 bytes of codes; byte j has weight j in its lower and weight j + 16 in its upper half.
+//! Meaning   `weight = scale · (code - 8)`.
+//! Source    the GGUF specification (ggml `block_q4_0`).
+
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+
+use super::{PackedBlock, packed::halves, q8_0};
+
+/// Weights in one block.
+pub const BLOCK_LEN: usize = 32;
+
+/// One block as it lies in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Block {
+    /// What every code is multiplied by.
+    pub scale: f16,
+    /// The codes, two a byte.
+    pub codes: [u8; 16],
+}
+
+const _: () = assert!(size_of::<Block>() == 18 && align_of::<Block>() <= 2);
+
+impl Block {
+    fn codes(&self) -> [i8; BLOCK_LEN] {
+        halves(&self.codes).map(|code| code as i8 - 8)
+    }
+}
+
+impl PackedBlock for Block {
+    const LEN: usize = BLOCK_LEN;
+
+    fn unpack(&self, weights: &mut [f32]) {
+        q8_0::Block { scale: self.scale, codes: self.codes() }.write(weights);
+    }
+
+    fn to_q8_0(&self, blocks: &mut [q8_0::Block]) {
+        blocks[0] = q8_0::Block { scale: self.scale, codes: self.codes() };
+    }
+}

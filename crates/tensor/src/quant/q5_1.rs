@@ -1,0 +1,41 @@
+//! Q5_1: blocks of 32 weights of five bits, a scale and a minimum.
+//!
+//! Layout    24 bytes: `scale` and `minimum` (f16), 4 bytes of fifth bits and 16 of the lower four as in Q5_0.
+//! Meaning   `weight = scale · code + minimum`.
+//! Source    the GGUF specification (ggml `block_q5_1`).
+
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+
+use super::{PackedBlock, packed::halves};
+
+/// Weights in one block.
+pub const BLOCK_LEN: usize = 32;
+
+/// One block as it lies in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Block {
+    /// What every code is multiplied by.
+    pub scale: f16,
+    /// What is added.
+    pub minimum: f16,
+    /// The fifth bit of each code.
+    pub high: [u8; 4],
+    /// The lower four bits, two a byte.
+    pub codes: [u8; 16],
+}
+
+const _: () = assert!(size_of::<Block>() == 24 && align_of::<Block>() <= 2);
+
+impl PackedBlock for Block {
+    const LEN: usize = BLOCK_LEN;
+
+    fn unpack(&self, weights: &mut [f32]) {
+        let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
+        let (low, high) = (halves(&self.codes), u32::from_le_bytes(self.high));
+        for (j, weight) in weights.iter_mut().enumerate() {
+            *weight = scale * f32::from(low[j] | ((high >> j & 1) as u8) << 4) + minimum;
+        }
+    }
+}

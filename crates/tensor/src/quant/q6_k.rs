@@ -1,0 +1,50 @@
+//! Q6_K: blocks of 256 weights of six bits; each 16 have a scale of eight.
+//!
+//! Layout    210 bytes: 128 bytes of the lower four bits, 64 of the upper two, 16 scales (i8), `scale` (f16). Of each 128 weights,
+//!           64 bytes have the lower bits of weight j in the lower and of j + 64 in the upper half, and 32 bytes the upper
+//!           bits of j, j + 32, j + 64 and j + 96, lowest first.
+//! Meaning   `weight = scale · scales[i] · (code - 32)`.
+//! Source    the GGUF specification (ggml `block_q6_K`).
+
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+
+use super::PackedBlock;
+
+/// Weights in one block.
+pub const BLOCK_LEN: usize = 256;
+
+/// One block as it lies in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Block {
+    /// The lower four bits, two a byte.
+    pub codes: [u8; 128],
+    /// The upper two bits, four a byte.
+    pub high: [u8; 64],
+    /// The scales of each 16 weights.
+    pub scales: [i8; 16],
+    /// What scales are multiplied by.
+    pub scale: f16,
+}
+
+const _: () = assert!(size_of::<Block>() == 210 && align_of::<Block>() <= 2);
+
+impl PackedBlock for Block {
+    const LEN: usize = BLOCK_LEN;
+
+    fn unpack(&self, weights: &mut [f32]) {
+        let scale = self.scale.to_f32();
+        for (i, (sixteen, &of)) in weights.as_chunks_mut::<16>().0.iter_mut().zip(&self.scales).enumerate() {
+            let scale = scale * f32::from(of);
+            // Of the 128 that the sixteen are part of.
+            let (half, first) = (i / 8, i % 8 * 16);
+            for (j, weight) in sixteen.iter_mut().enumerate() {
+                let at = first + j;
+                let low = self.codes[half * 64 + at % 64] >> (at / 64 * 4) & 15;
+                let high = self.high[half * 32 + at % 32] >> (at / 32 * 2) & 3;
+                *weight = scale * f32::from((low | high << 4) as i8 - 32);
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Block formats that files hold: every weight as the published decoder has it, bit for bit
+//! (`tools/goldens/packed_formats.py`); and what becomes of it in Q8_0.
+
+use tensor::quant::{PackedFormat, q8_0};
+
+/// The blocks of a golden file, and their weights.
+fn golden(format: PackedFormat) -> (Vec<u8>, Vec<f32>) {
+    let path = format!("{}/tests/golden/{}.bin", env!("CARGO_MANIFEST_DIR"), format.name());
+    let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let blocks = bytes.len() / (format.block_bytes() + 4 * format.block_len());
+    let (blocks, weights) = bytes.split_at(blocks * format.block_bytes());
+    (blocks.to_vec(), weights.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
+}
+
+fn expanded(format: PackedFormat, blocks: &[u8], len: usize) -> Vec<q8_0::Block> {
+    let mut expanded = vec![q8_0::pack(&[0.0; 32]); len / q8_0::BLOCK_LEN];
+    format.to_q8_0(blocks, &mut expanded);
+    expanded
+}
+
+#[test]
+fn weights_are_those_of_the_published_decoder() {
+    for &format in PackedFormat::ALL {
+        let (blocks, expected) = golden(format);
+        assert!(expected.len() >= 6 * format.block_len(), "{}", format.name());
+        let mut found = vec![f32::NAN; expected.len()];
+        format.unpack(&blocks, &mut found);
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            // A product with zero may have either sign.
+            assert!(found == expected, "{} {i}: {found}, not {expected}", format.name());
+        }
+        assert_eq!(PackedFormat::from_name(format.name()), Some(format));
+    }
+}
+
+#[test]
+fn formats_of_one_scale_for_32_codes_are_the_same_in_q8_0() {
+    for format in [PackedFormat::Q4_0, PackedFormat::Q5_0, PackedFormat::IQ4_NL] {
+        let (blocks, weights) = golden(format);
+        let found: Vec<f32> = expanded(format, &blocks, weights.len()).iter().flat_map(q8_0::unpack).collect();
+        assert_eq!(found, weights, "{}", format.name());
+    }
+}
+
+#[test]
+fn others_lose_no_more_than_q8_0_does() {
+    for &format in PackedFormat::ALL {
+        let (blocks, weights) = golden(format);
+        let expanded = expanded(format, &blocks, weights.len());
+        for (i, (block, expected)) in expanded.iter().zip(weights.as_chunks::<32>().0).enumerate() {
+            let largest = expected.iter().fold(0f32, |largest, weight| largest.max(weight.abs()));
+            // Half a step, and what the scale's own rounding to f16 costs; below its smallest numbers f16 keeps less.
+            let most = largest * (0.5 / 127.0 + 1.0 / 1024.0) + 127.0 * 2f32.powi(-24);
+            for (found, expected) in q8_0::unpack(block).iter().zip(expected) {
+                assert!((found - expected).abs() <= most, "{} block {i}: {found}, not {expected}", format.name());
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+"""What the block formats of GGUF stand for, by the published decoder (the `gguf` package).
+
+    pip install gguf==0.19.0 numpy
+    python tools/goldens/packed_formats.py crates/tensor/tests/golden
+
+Writes FORMAT.bin: blocks of random bits (scales made finite), then the weights that they stand for, as f32.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGML_QUANT_SIZES
+from gguf.quants import dequantize
+
+# Where a block has its f16 numbers.
+HALVES = {
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2],
+    "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": [],
+}
+BLOCKS = 6
+
+
+def main(folder: Path) -> None:
+    rng = np.random.default_rng(4)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, halves in HALVES.items():
+        kind = GGMLQuantizationType[name]
+        _, size = GGML_QUANT_SIZES[kind]
+        blocks = rng.integers(0, 256, (BLOCKS, size), dtype=np.uint8)
+        for at in halves:
+            # Of usual sizes, of the smallest, and zero.
+            scales = (rng.standard_normal(BLOCKS) * 0.01).astype(np.float16)
+            scales[1], scales[2] = 0.0, np.float16(6e-8)
+            blocks[:, at : at + 2] = scales.view(np.uint8).reshape(BLOCKS, 2)
+        if name == "MXFP4":
+            blocks[:, 0] = [127, 0, 1, 100, 140, 118]
+        weights = dequantize(blocks, kind).astype(np.float32)
+        (folder / f"{name}.bin").write_bytes(blocks.tobytes() + weights.tobytes())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
