@@ -134,7 +134,8 @@ pub trait Backend {
 /// What a device says of an output row when it is the device that chooses the token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// The id with the largest logit, the lowest of equals. Some id of the vocabulary where a logit is not finite.
+    /// The id that [`plan::sampling::choose`] chooses, as [`StepInput::sampling`] says: without it the id with the largest logit,
+    /// the lowest of equals. Some id of the vocabulary where a logit is not finite.
     pub token_id: u32,
     /// The first logit that is not finite, with its id.
     pub fault: Option<(u32, f32)>,
@@ -169,7 +170,7 @@ pub trait Executable: Send {
         false
     }
 
-    /// Queues a step whose tokens the device chooses: for each output row the likeliest. Its token ids may be
+    /// Queues a step whose tokens the device chooses, as [`StepInput::sampling`] says. Its token ids may be
     /// [`plan::FED`] by the step queued before it, so that it can be queued while the host does not know them yet. At most
     /// two steps are under way; neither [`Executable::replay`] nor the like may be called meanwhile.
     fn enqueue(&mut self, _input: &StepInput) -> Result<(), BackendError> {

@@ -16,8 +16,17 @@ pub(crate) struct Scheduled {
     pub(crate) fed: Option<u32>,
     /// Its next so many tokens.
     pub(crate) num_tokens: usize,
+    /// Rows of them, before the last, whose logits say how likely the prompt's next token was.
+    pub(crate) num_scored: usize,
     /// Whether they are all it has: then a token is to be chosen.
     pub(crate) wants_token: bool,
+}
+
+impl Scheduled {
+    /// Rows of logits.
+    pub(crate) fn num_outputs(&self) -> usize {
+        self.num_scored + usize::from(self.wants_token)
+    }
 }
 
 /// A step's schedule. Kept from step to step, so that its memory is reused.
@@ -40,13 +49,13 @@ impl Batch {
         self.items.is_empty()
     }
 
-    /// Rows whose tokens are chosen.
+    /// Rows of logits.
     pub(crate) fn num_outputs(&self) -> usize {
-        self.items.iter().filter(|item| item.wants_token).count()
+        self.items.iter().map(Scheduled::num_outputs).sum()
     }
 
-    /// Writes the step down for the backend.
-    pub(crate) fn step_input(&mut self, running: &[Sequence], kv: &KvCache) -> &StepInput {
+    /// Writes the step down for the backend, which is to choose the tokens where it `chooses`.
+    pub(crate) fn step_input(&mut self, running: &[Sequence], kv: &KvCache, chooses: bool) -> &StepInput {
         let input = &mut self.input;
         input.clear();
         input.block_copies.extend_from_slice(&self.copies);
@@ -61,9 +70,19 @@ impl Batch {
                 Some(output) => input.push_sequence(&[FED | output], first, table),
                 None => input.push_sequence(&sequence.tokens[first..end], first, table),
             };
+            if item.num_scored > 0 {
+                let rows = sequence.rows_to_score(item.num_tokens);
+                input.output_rows.extend(rows.map(|position| (first_row + position - first) as u32));
+            }
             if item.wants_token {
                 input.output_rows.push((first_row + item.num_tokens - 1) as u32);
+                if chooses {
+                    input.sampling.push(sequence.row_sampling(item.fed.is_some()));
+                }
             }
+        }
+        if input.sampling.iter().all(|row| row.temperature == 0.0) {
+            input.sampling.clear();
         }
         input
     }

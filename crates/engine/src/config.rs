@@ -17,6 +17,8 @@ pub struct EngineConfig {
     pub eos_token_ids: Vec<u32>,
     /// Tokens computed in one step, over all sequences: at least `max_sequences`, so that decodes always fit.
     pub max_batch_tokens: usize,
+    /// Rows of logits made in one step: more than `max_sequences`. The rest is for log-probabilities of prompts.
+    pub max_batch_outputs: usize,
     /// Sequences that run at a time (a request with n completions counts n).
     pub max_sequences: usize,
     /// Sequences that may wait, preempted ones included; more are refused.
@@ -29,10 +31,14 @@ pub struct EngineConfig {
     pub aging_steps: u32,
     /// Whether a step is submitted before the tokens of the one before are read, where the device chooses them.
     pub run_ahead: bool,
+    /// Whether the device draws tokens of sampled requests too, where it can, so that these run ahead. Off by default: the
+    /// kernel that draws is held to the sampler in the simulator, and has not run on a device.
+    pub draws_on_device: bool,
 }
 
 impl EngineConfig {
-    /// A configuration with the default limits: 16 sequences, 512 tokens a step, 256 waiting.
+    /// A configuration with the default limits: 16 sequences, 512 tokens and 64 outputs a step, 256
+    /// waiting.
     pub fn new(kv: KvLayout, context_len: usize, vocab_size: usize, eos_token_ids: Vec<u32>) -> Self {
         Self {
             kv,
@@ -40,12 +46,14 @@ impl EngineConfig {
             vocab_size,
             eos_token_ids,
             max_batch_tokens: 512,
+            max_batch_outputs: 64,
             max_sequences: 16,
             max_waiting: 256,
             max_waiting_tokens: kv.num_blocks.saturating_mul(kv.block_len).saturating_mul(4),
             prefix_cache: true,
             aging_steps: 64,
             run_ahead: true,
+            draws_on_device: false,
         }
     }
 
@@ -62,6 +70,7 @@ impl EngineConfig {
         at_least("context_len", self.context_len, 2, ": one token of prompt and one to generate")?;
         at_least("max_sequences", self.max_sequences, 1, "")?;
         at_least("max_batch_tokens", self.max_batch_tokens, self.max_sequences, ", the max_sequences")?;
+        at_least("max_batch_outputs", self.max_batch_outputs, self.max_sequences + 1, ", one over the max_sequences")?;
         // What can never wait would be told for ever to try again.
         at_least("max_waiting", self.max_waiting, self.max_sequences, ", the max_sequences")?;
         at_least("max_waiting_tokens", self.max_waiting_tokens, self.context_len, ", the context_len")?;

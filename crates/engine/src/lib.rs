@@ -30,6 +30,9 @@ mod stop;
 pub use config::EngineConfig;
 pub use error::EngineError;
 pub use request::{CacheDomain, Failure, FinishReason, Output, Request, RequestId, Usage};
-pub use sampler::{Dry, History, SampledToken, Sampler, SamplerStep, SamplingParams, TokenLogprob, TokenLogprobs, Xtc};
+pub use sampler::{
+    Dry, Grammar, GrammarState, History, SampledToken, Sampler, SamplerStep, SamplingParams, TokenLogprob,
+    TokenLogprobs, TokenSet, Xtc,
+};
 pub use step::{Engine, EngineStats};
 pub use stop::{StopStrings, StopText};

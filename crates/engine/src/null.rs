@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use backend::{BackendError, Choice, Executable};
+use plan::sampling::choose;
 use plan::{FED, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
 
 /// What goes wrong in a step.
@@ -138,6 +139,7 @@ impl Executable for NullExecutable {
         step.block_tables.extend_from_slice(&input.block_tables);
         step.output_rows.extend_from_slice(&input.output_rows);
         step.block_copies.extend_from_slice(&input.block_copies);
+        step.sampling.extend_from_slice(&input.sampling);
         queue.steps.push_back(step);
         Ok(())
     }
@@ -198,19 +200,16 @@ impl NullExecutable {
         }
         queue.choices.clear();
         let done = self.replay(&step).map(drop);
+        if done.is_ok() {
+            queue.choices.extend(self.logits.chunks_exact(self.vocab_size).enumerate().map(|(output, logits)| {
+                let how = step.sampling.get(output).copied().unwrap_or_default();
+                let faulty = logits.iter().position(|logit| !logit.is_finite());
+                let token_id = if faulty.is_some() { 0 } else { choose(logits, &how) as u32 };
+                Choice { token_id, fault: faulty.map(|id| (id as u32, logits[id])) }
+            }));
+        }
         queue.spare.push(step);
-        done?;
-        queue.choices.extend(self.logits.chunks_exact(self.vocab_size).map(|logits| {
-            let mut best = 0;
-            for (id, logit) in logits.iter().enumerate() {
-                if *logit > logits[best] {
-                    best = id;
-                }
-            }
-            let faulty = logits.iter().position(|logit| !logit.is_finite());
-            Choice { token_id: best as u32, fault: faulty.map(|id| (id as u32, logits[id])) }
-        }));
-        Ok(())
+        done
     }
 }
 

@@ -1,6 +1,9 @@
 //! What a caller asks for, and what it gets back.
 
-use crate::sampler::{SampledToken, SamplingParams};
+use std::sync::Arc;
+
+use crate::sampler::check_top_logprobs;
+use crate::sampler::{Grammar, SampledToken, SamplingParams, TokenLogprobs};
 use crate::{EngineConfig, EngineError};
 
 /// A request: continue `prompt` as `sampling` says, until one of the limits.
@@ -10,9 +13,14 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How each next token is chosen.
     pub sampling: SamplingParams,
-    /// Tokens to generate, at least one; none = until the context is full. A prompt and `max_tokens` that do not fit
-    /// the context together are refused, never cut.
+    /// Tokens to generate; none = until the context is full. At least one, or 0 where the prompt's log-probabilities are
+    /// all that is wanted. A prompt and `max_tokens` that do not fit the context together are refused, never cut.
     pub max_tokens: Option<usize>,
+    /// Return log-probabilities of the prompt's own tokens, and of so many alternatives to each, up to 20. The prompt is
+    /// then computed in full, whatever the prefix cache holds.
+    pub prompt_logprobs: Option<usize>,
+    /// What the text must be: only tokens that it allows are chosen.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// Tokens that end the text, besides the model's own.
     pub stop_token_ids: Vec<u32>,
     /// Go on after the model's end-of-text tokens (not after `stop_token_ids`).
@@ -21,6 +29,9 @@ pub struct Request {
     pub num_completions: usize,
     /// Higher goes first; waiting makes up for it, so nobody starves.
     pub priority: i8,
+    /// Who asks, where several take turns: each caller's next request stands behind as many of every other. Without one,
+    /// who came first goes first.
+    pub caller: Option<u64>,
     /// Whose cached prefixes may be used: only requests of one domain share blocks.
     pub cache_domain: CacheDomain,
 }
@@ -32,10 +43,13 @@ impl Request {
             prompt,
             sampling,
             max_tokens: None,
+            prompt_logprobs: None,
+            grammar: None,
             stop_token_ids: Vec::new(),
             ignore_eos: false,
             num_completions: 1,
             priority: 0,
+            caller: None,
             cache_domain: CacheDomain::default(),
         }
     }
@@ -46,9 +60,10 @@ impl Request {
         if self.prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        if self.max_tokens == Some(0) {
+        if self.max_tokens == Some(0) && self.prompt_logprobs.is_none() {
             return Err(EngineError::parameter("max_tokens", 0, "at least 1"));
         }
+        check_top_logprobs("prompt_logprobs", self.prompt_logprobs)?;
         let (prompt, max_tokens) = (self.prompt.len(), self.max_tokens.unwrap_or(1));
         if prompt.checked_add(max_tokens).is_none_or(|total| total > context_len) {
             // A count that overflows is as wrong as one that does not fit; the message adds the two.
@@ -90,6 +105,9 @@ pub struct Output {
     pub request: RequestId,
     /// Which of its completions, from 0.
     pub completion: usize,
+    /// Log-probabilities of the prompt's next tokens, where the request wants them: of the second token in the first of
+    /// these lists, for nothing predicts the first. They come once, before or with the first token of any completion.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
     /// The new token; none when it ended without one. The token that ended a text is here too, for the caller to hide.
     pub token: Option<SampledToken>,
     /// Why it ended, if it did; nothing more comes after.
@@ -106,7 +124,7 @@ pub enum FinishReason {
         /// The token.
         token_id: u32,
     },
-    /// `max_tokens` were generated.
+    /// `max_tokens` were generated, which may be none.
     Length,
     /// The context is full (only without `max_tokens`).
     Context,
@@ -130,8 +148,11 @@ pub enum Failure {
         value: &'static str,
     },
     /// Every token was ruled out.
-    #[error("no token is left to choose: logit_bias rules out all of them")]
+    #[error("no token is left to choose: logit_bias, or the grammar, rules out all of them")]
     NoTokenLeft,
+    /// The grammar could not go on.
+    #[error("the grammar failed: {0}")]
+    Grammar(String),
     /// The backend failed in a step that this sequence was part of.
     #[error("the step failed: {0}")]
     Backend(String),

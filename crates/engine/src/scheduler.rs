@@ -1,6 +1,7 @@
 //! Which sequences compute which tokens in a step: continuous batching, chunked prefill, preemption by recompute.
 //!
-//! Sequences are served in the order of their [`Place`]: by priority and arrival, a blend that ages. In a step,
+//! Sequences are served in the order of their [`Place`]: by priority and arrival, or the turn of whoever asks, a blend that
+//! ages. In a step,
 //!
 //! 1. every running sequence in decode gets a place to write its token. If no block is free, the running sequence that
 //!    stands last loses its own and goes back to the queue: its tokens will be computed again, from the prefix cache as
@@ -12,6 +13,8 @@
 //! The sequence that stands first is never preempted and always in the batch, and it fits the pool alone (a request
 //! that does not is refused). So every step brings some sequence nearer to its end.
 
+use std::collections::HashMap;
+
 use backend::Choice;
 
 use crate::batch::{Batch, Scheduled};
@@ -19,7 +22,7 @@ use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_cache::{KvCache, NoFreeBlock};
 use crate::request::{Failure, FinishReason, Output, Request, RequestId};
-use crate::sampler::{Sampler, take_choice};
+use crate::sampler::{History, Sampler, TokenLogprobs, take_choice};
 use crate::sequence::{Place, Sequence};
 
 /// What a step made for each of its output rows.
@@ -44,6 +47,26 @@ pub(crate) struct Scheduler {
     num_requests: u64,
     num_preemptions: u64,
     num_ahead: u64,
+    turns: Turns,
+}
+
+/// Turns of callers that share an engine (start-time fair queueing): a turn is `aging_steps` long, as a level of priority.
+#[derive(Debug, Default)]
+struct Turns {
+    /// When a caller's next turn begins.
+    next: HashMap<u64, i64>,
+    /// The latest turn that was taken: who has waited for nothing until now begins here.
+    now: i64,
+}
+
+impl Turns {
+    /// When the next turn of `caller` begins. It is over `len` later.
+    fn next(&mut self, caller: u64, len: i64) -> i64 {
+        let next = self.next.entry(caller).or_default();
+        let turn = self.now.max(*next);
+        *next = turn.saturating_add(len);
+        turn
+    }
 }
 
 impl Scheduler {
@@ -57,6 +80,7 @@ impl Scheduler {
             num_requests: 0,
             num_preemptions: 0,
             num_ahead: 0,
+            turns: Turns::default(),
         }
     }
 
@@ -100,7 +124,9 @@ impl Scheduler {
         let id = RequestId(self.num_requests);
         self.num_requests += 1;
         let ahead = i64::from(request.priority) * i64::from(self.config.aging_steps);
-        let place = Place { rank: self.num_steps as i64 - ahead, request: id, completion: 0 };
+        let turn_len = i64::from(self.config.aging_steps) * request.num_completions as i64;
+        let turn = request.caller.map(|caller| self.turns.next(caller, turn_len));
+        let place = Place { rank: turn.unwrap_or(self.num_steps as i64) - ahead, request: id, completion: 0 };
         insert_in_order(&mut self.waiting, Sequence::new(place, request));
         Ok(id)
     }
@@ -159,10 +185,16 @@ impl Scheduler {
             }
             // A spare block for each that runs: without it, its next one would preempt who just started.
             let spare = self.running.len();
-            let Ok((table, cached)) = kv.admit(next.request.cache_domain, &next.tokens, spare) else { break };
+            // What is found in the cache has no logits.
+            let from_cache = !next.is_scored();
+            let admitted = kv.admit(next.request.cache_domain, &next.tokens, spare, from_cache);
+            let Ok((table, cached)) = admitted else { break };
             next.table = table;
             next.num_computed = cached;
             next.cached_tokens.get_or_insert(cached);
+            if next.request.caller.is_some() {
+                self.turns.now = self.turns.now.max(next.place.rank);
+            }
             let next = self.waiting.remove(0);
             insert_in_order(&mut self.running, next);
         }
@@ -170,24 +202,45 @@ impl Scheduler {
 
     fn share_out_budget(&self, batch: &mut Batch) {
         let mut budget = self.config.max_batch_tokens;
+        // Each that runs may want a row of its own.
+        let mut scored_budget = self.config.max_batch_outputs - self.running.len();
         for decode in [true, false] {
             for (index, sequence) in self.running.iter().enumerate() {
                 if sequence.is_decode() != decode || budget == 0 {
                     continue;
                 }
-                let num_tokens = sequence.num_pending().min(budget);
+                let mut num_tokens = sequence.num_pending().min(budget);
+                let too_many = sequence.rows_to_score(num_tokens).len().saturating_sub(scored_budget);
+                // Behind the last row that is scored there is at most one, the prompt's last.
+                if too_many > 0 {
+                    num_tokens = sequence.rows_to_score(num_tokens).end - too_many - sequence.num_computed;
+                }
+                if num_tokens == 0 {
+                    continue;
+                }
+                let num_scored = sequence.rows_to_score(num_tokens).len();
+                scored_budget -= num_scored;
                 budget -= num_tokens;
                 let wants_token = num_tokens == sequence.num_pending();
                 let place = sequence.place;
-                batch.items.push(Scheduled { place, index: Some(index), fed: None, num_tokens, wants_token });
+                let index = Some(index);
+                batch.items.push(Scheduled { place, index, fed: None, num_tokens, num_scored, wants_token });
             }
         }
     }
 
-    /// Whether every token of `batch` is the likeliest.
-    pub(crate) fn wants_likeliest(&self, batch: &Batch) -> bool {
-        let mut sequences = batch.items.iter().filter(|item| item.wants_token).filter_map(|item| item.index);
-        sequences.all(|index| self.running[index].request.sampling.is_likeliest())
+    /// Whether a device can choose every token of `batch`, and nothing else is wanted of it.
+    pub(crate) fn is_for_device(&self, batch: &Batch) -> bool {
+        let mut indices = batch.items.iter().filter(|item| item.num_outputs() > 0).filter_map(|item| item.index);
+        indices.all(|index| {
+            let sequence = &self.running[index];
+            let sampling = &sequence.request.sampling;
+            // Completions that branch off here are drawn apart, from the same row.
+            let is_drawn_once = sequence.width() == 1 || sampling.is_likeliest();
+            let is_for_device =
+                if self.config.draws_on_device { sampling.is_for_device() } else { sampling.is_likeliest() };
+            is_for_device && is_drawn_once && sequence.grammar.is_none() && !sequence.is_scored()
+        })
     }
 
     /// Finds the sequences of a step that is under way again, some of which may have ended. Whether any is left.
@@ -218,7 +271,7 @@ impl Scheduler {
             if !kv.extend(&mut sequence.table, sequence.tokens.len()) {
                 return false;
             }
-            let scheduled = Scheduled { fed: Some(output), num_tokens: 1, wants_token: true, ..*item };
+            let scheduled = Scheduled { fed: Some(output), num_tokens: 1, num_scored: 0, wants_token: true, ..*item };
             next.items.push(scheduled);
         }
         let any = !next.is_empty();
@@ -236,26 +289,52 @@ impl Scheduler {
         kv: &mut KvCache,
         outputs: &mut Vec<Output>,
     ) {
+        let vocab_size = self.config.vocab_size;
         let mut num_outputs = 0;
         for item in &batch.items {
-            let output = num_outputs;
-            num_outputs += usize::from(item.wants_token);
+            let first_output = num_outputs;
+            let output = first_output + item.num_scored;
+            num_outputs += item.num_outputs();
             let Some(index) = item.index else { continue };
             let sequence = &mut self.running[index];
+            let scored = match made {
+                Made::Logits(logits) if item.num_scored > 0 => {
+                    let rows = &logits[first_output * vocab_size..output * vocab_size];
+                    score(sequence, rows, item.num_tokens, vocab_size, sampler)
+                }
+                _ => Ok(Vec::new()),
+            };
             sequence.num_computed += item.num_tokens;
+            let mut scored = match scored {
+                Ok(scored) => scored,
+                Err(failure) => {
+                    sequence.finished = true;
+                    kv.discard(&mut sequence.table, sequence.request.cache_domain);
+                    sequence.end(&FinishReason::Error(failure), outputs);
+                    continue;
+                }
+            };
             if !item.wants_token {
+                if !scored.is_empty() {
+                    outputs.push(Output { prompt_logprobs: scored, ..sequence.output(None, None) });
+                }
                 continue;
             }
             let completions = sequence.place.completion..sequence.place.completion + sequence.width();
             sequence.num_forks = 0;
             for completion in completions.rev() {
                 let is_fork = completion != sequence.place.completion;
+                let mut grammar = if is_fork { sequence.start_grammar() } else { sequence.grammar.take() };
                 let history = sequence.history();
                 let sampled = match made {
                     Made::Choices(choices) => take_choice(&choices[output], history),
                     Made::Logits(logits) => {
-                        let row = &logits[output * self.config.vocab_size..][..self.config.vocab_size];
-                        sampler.sample(row, &sequence.request.sampling, history, completion)
+                        let row = &logits[output * vocab_size..][..vocab_size];
+                        let sampling = &sequence.request.sampling;
+                        match &mut grammar {
+                            Some(grammar) => sampler.sample_within(&mut **grammar, row, sampling, history, completion),
+                            None => sampler.sample(row, sampling, history, completion),
+                        }
                     }
                 };
                 if sampled.is_ok() {
@@ -264,7 +343,10 @@ impl Scheduler {
                 }
                 let mut fork = is_fork.then(|| sequence.fork(completion, kv.fork(&sequence.table)));
                 let target = fork.as_mut().unwrap_or(sequence);
+                target.grammar = grammar;
                 let (token, finish) = match sampled {
+                    // The prompt was all that was asked about.
+                    Ok(_) if target.request.max_tokens == Some(0) => (None, Some(FinishReason::Length)),
                     Ok(token) => {
                         let finish = target.append(token.id, &self.config);
                         (Some(token), finish)
@@ -275,7 +357,8 @@ impl Scheduler {
                     kv.discard(&mut target.table, target.request.cache_domain);
                 }
                 target.finished = finish.is_some();
-                outputs.push(target.output(token, finish));
+                let prompt_logprobs = std::mem::take(&mut scored);
+                outputs.push(Output { prompt_logprobs, ..target.output(token, finish) });
                 self.forked.extend(fork);
             }
         }
@@ -354,6 +437,26 @@ fn tokens_left_for(next: &Sequence, running: &[Sequence], config: &EngineConfig)
         .map(Sequence::num_pending)
         .sum();
     before < config.max_batch_tokens
+}
+
+/// The log-probabilities of the prompt's tokens that follow on `rows` of logits, of a step over `num_tokens` of them.
+fn score(
+    sequence: &mut Sequence,
+    rows: &[f32],
+    num_tokens: usize,
+    vocab_size: usize,
+    sampler: &mut Sampler,
+) -> Result<Vec<TokenLogprobs>, Failure> {
+    let count = sequence.request.prompt_logprobs.unwrap_or_default();
+    let positions = sequence.rows_to_score(num_tokens);
+    sequence.num_scored = positions.end;
+    positions
+        .zip(rows.chunks_exact(vocab_size))
+        .map(|(position, logits)| {
+            let history = History { tokens: &sequence.tokens[..=position], prompt_len: sequence.prompt_len };
+            sampler.score(logits, sequence.tokens[position + 1], count, history)
+        })
+        .collect()
 }
 
 fn insert_in_order(sequences: &mut Vec<Sequence>, sequence: Sequence) {

@@ -1,16 +1,19 @@
 //! One text in the making.
 
+use std::ops::Range;
 use std::sync::Arc;
+
+use plan::sampling::RowSampling;
 
 use crate::kv_cache::BlockTable;
 use crate::request::{Output, Request, RequestId, Usage};
-use crate::sampler::{History, SampledToken};
+use crate::sampler::{GrammarState, History, SampledToken};
 use crate::{EngineConfig, FinishReason};
 
 /// A sequence's place in the order in which sequences are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
-    /// The step of its arrival, earlier by `aging_steps` for each level of priority. As it never changes, whoever
+    /// The step of its arrival, or its caller's turn; earlier by `aging_steps` for each level of priority. As it never changes, whoever
     /// arrives long enough after stands behind, however high its priority: nobody waits for ever.
     pub(crate) rank: i64,
     /// Of equals, the request that came first.
@@ -35,6 +38,10 @@ pub(crate) struct Sequence {
     pub(crate) num_forks: usize,
     /// Tokens found in the prefix cache at the first start; none before it.
     pub(crate) cached_tokens: Option<usize>,
+    /// Positions of the prompt whose next token's log-probability was given out.
+    pub(crate) num_scored: usize,
+    /// Where its text is in the request's grammar.
+    pub(crate) grammar: Option<Box<dyn GrammarState>>,
     pub(crate) finished: bool,
 }
 
@@ -48,8 +55,10 @@ impl Sequence {
             num_computed: 0,
             table: BlockTable::new(request.cache_domain),
             num_forks: request.num_completions - 1,
+            grammar: request.grammar.as_ref().map(|grammar| grammar.start()),
             request: Arc::new(request),
             cached_tokens: None,
+            num_scored: 0,
             finished: false,
         }
     }
@@ -65,8 +74,15 @@ impl Sequence {
             table,
             num_forks: 0,
             cached_tokens: self.cached_tokens,
+            num_scored: self.num_scored,
+            grammar: None,
             finished: false,
         }
+    }
+
+    /// The request's grammar where a text begins.
+    pub(crate) fn start_grammar(&self) -> Option<Box<dyn GrammarState>> {
+        self.request.grammar.as_ref().map(|grammar| grammar.start())
     }
 
     /// Tokens that are not computed yet; the logits after the last of them give the next.
@@ -79,6 +95,18 @@ impl Sequence {
         self.num_pending() == 1
     }
 
+    /// Whether log-probabilities of the prompt are still owed.
+    pub(crate) fn is_scored(&self) -> bool {
+        self.request.prompt_logprobs.is_some() && self.num_scored + 1 < self.prompt_len
+    }
+
+    /// Of the next `num_tokens` to be computed, the positions whose logits say how likely the prompt's next token was.
+    pub(crate) fn rows_to_score(&self, num_tokens: usize) -> Range<usize> {
+        let first = self.num_computed.max(self.num_scored);
+        let end = (self.num_computed + num_tokens).min(self.prompt_len - 1);
+        if self.is_scored() { first..end.max(first) } else { 0..0 }
+    }
+
     /// Sequences that it counts as: itself, and those that will branch off.
     pub(crate) fn width(&self) -> usize {
         1 + self.num_forks
@@ -86,6 +114,11 @@ impl Sequence {
 
     pub(crate) fn history(&self) -> History<'_> {
         History { tokens: &self.tokens, prompt_len: self.prompt_len }
+    }
+
+    /// How a device chooses the next token, or the one after it.
+    pub(crate) fn row_sampling(&self, after_next: bool) -> RowSampling {
+        self.request.sampling.of_device(self.place.completion, self.num_generated() + usize::from(after_next))
     }
 
     /// Whether the next token is the last, whatever it is.
@@ -116,7 +149,8 @@ impl Sequence {
             cached_tokens: self.cached_tokens.unwrap_or(0),
             generated_tokens: self.num_generated(),
         };
-        Output { request: self.place.request, completion: self.place.completion, token, finish, usage }
+        let Place { request, completion, .. } = self.place;
+        Output { request, completion, prompt_logprobs: Vec::new(), token, finish, usage }
     }
 
     /// The last output of this sequence and of those that would have branched off.

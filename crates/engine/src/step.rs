@@ -106,7 +106,7 @@ impl Engine {
             }
             Some(Submitted::Failed(error)) => Err(error),
             Some(Submitted::Replay) => {
-                let input = self.batch.step_input(self.scheduler.running(), &self.kv);
+                let input = self.batch.step_input(self.scheduler.running(), &self.kv, false);
                 self.executable.replay(input).map(Made::Logits)
             }
         };
@@ -147,10 +147,10 @@ impl Engine {
         if batch.is_empty() {
             return None;
         }
-        if !executable.can_queue() || !scheduler.wants_likeliest(batch) {
+        if !executable.can_queue() || !scheduler.is_for_device(batch) {
             return Some(Submitted::Replay);
         }
-        let queued = executable.enqueue(batch.step_input(scheduler.running(), kv));
+        let queued = executable.enqueue(batch.step_input(scheduler.running(), kv, true));
         Some(queued.map_or_else(Submitted::Failed, |()| Submitted::Queued))
     }
 
@@ -161,7 +161,7 @@ impl Engine {
         if !scheduler.config().run_ahead || !executable.can_queue() || !scheduler.follow(batch, kv, next) {
             return;
         }
-        match executable.enqueue(next.step_input(scheduler.running(), kv)) {
+        match executable.enqueue(next.step_input(scheduler.running(), kv, true)) {
             Ok(()) => *is_ahead = true,
             // The step that is scheduled in its place will say so to those who wait for it.
             Err(error) => tracing::warn!(%error, "a step could not be submitted ahead"),

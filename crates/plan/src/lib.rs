@@ -13,6 +13,7 @@ mod ir;
 mod memory;
 mod passes;
 pub mod reference;
+pub mod sampling;
 mod step;
 mod verify;
 

@@ -1,5 +1,7 @@
 //! All that changes between two steps of one compiled plan: which tokens, where they stand, which cache blocks.
 
+use crate::sampling::RowSampling;
+
 /// How keys and values are stored in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvFormat {
@@ -90,7 +92,7 @@ pub struct BlockCopy {
 pub const FED: u32 = 1 << 31;
 
 /// What a step is given. Position p of a sequence lives in block `table[p / block_len]`, place `p % block_len`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepInput {
     /// (tokens,), sequence after sequence.
     pub token_ids: Vec<u32>,
@@ -100,6 +102,8 @@ pub struct StepInput {
     pub block_tables: Vec<u32>,
     /// Rows whose logits are wanted, ascending.
     pub output_rows: Vec<u32>,
+    /// How the device chooses the token of each output row, where it does; empty: the likeliest of all of them.
+    pub sampling: Vec<RowSampling>,
     /// Copies to make before anything else, in order.
     pub block_copies: Vec<BlockCopy>,
 }
@@ -116,6 +120,7 @@ impl StepInput {
         self.sequences.clear();
         self.block_tables.clear();
         self.output_rows.clear();
+        self.sampling.clear();
         self.block_copies.clear();
     }
 
@@ -184,6 +189,10 @@ impl StepInput {
         if row != self.token_ids.len() {
             return fail(format!("sequences cover {row} of {} rows", self.token_ids.len()));
         }
+        let (sampled, outputs) = (self.sampling.len(), self.output_rows.len());
+        if sampled != 0 && sampled != outputs {
+            return fail(format!("ways to choose {sampled} tokens of {outputs} output rows"));
+        }
         let ascending = self.output_rows.is_sorted_by(|a, b| a < b);
         if !ascending || self.output_rows.last().is_some_and(|&last| last as usize >= row) {
             return fail(format!("output rows {:?} of {row}", self.output_rows));
@@ -210,7 +219,7 @@ mod tests {
     fn a_well_formed_step_passes_and_each_fault_is_named() {
         two_sequences().check(10, &KV).unwrap();
         type Fault = fn(&mut StepInput);
-        let faults: [(&str, Fault); 8] = [
+        let faults: [(&str, Fault); 9] = [
             ("token id 10", |s| s.token_ids[0] = 10),
             ("block 8", |s| s.block_tables[0] = 8),
             ("copy", |s| s.block_copies.push(BlockCopy { from: 0, to: 8 })),
@@ -219,6 +228,7 @@ mod tests {
             ("more blocks", |s| s.sequences[0].first_position = 6),
             ("cover 4 of 5", |s| s.token_ids.push(1)),
             ("output rows", |s| s.output_rows = vec![3, 2]),
+            ("1 tokens of 2", |s| s.sampling.push(RowSampling::default())),
         ];
         for (expected, fault) in faults {
             let mut input = two_sequences();

@@ -76,17 +76,18 @@ impl KvCache {
         self.index.len()
     }
 
-    /// Gives a sequence blocks for all of `tokens`, cached ones for as long a prefix as there are (never for the last
-    /// token, whose logits are wanted). Leaves `spare` blocks free, or none of this happens. Returns the cached tokens.
+    /// Gives a sequence blocks for all of `tokens`; with `from_cache`, cached ones for as long a prefix as there are (never
+    /// for the last token, whose logits are wanted). Leaves `spare` blocks free, or none of this happens. Returns the cached tokens.
     pub(crate) fn admit(
         &mut self,
         domain: CacheDomain,
         tokens: &[u32],
         spare: usize,
+        from_cache: bool,
     ) -> Result<(BlockTable, usize), NoFreeBlock> {
         let mut table = BlockTable::new(domain);
         let mut parent = Parent::Root(domain);
-        let full_blocks = if self.prefix_reuse { (tokens.len() - 1) / self.block_len } else { 0 };
+        let full_blocks = if self.prefix_reuse && from_cache { (tokens.len() - 1) / self.block_len } else { 0 };
         for chunk in tokens.chunks_exact(self.block_len).take(full_blocks) {
             let Some((block, next)) = self.index.find(parent, chunk) else { break };
             self.pool.retain(block);
@@ -227,28 +228,28 @@ mod tests {
     #[test]
     fn a_published_prefix_is_found_but_for_the_last_token() {
         let mut kv = cache(8);
-        let (mut table, cached) = kv.admit(DOMAIN, &tokens(8), 0).unwrap();
+        let (mut table, cached) = kv.admit(DOMAIN, &tokens(8), 0, true).unwrap();
         assert_eq!(cached, 0);
         kv.publish(&mut table, &tokens(8));
         let blocks = table.blocks.clone();
         kv.free(&mut table, DOMAIN);
         // 8 tokens are cached, but the last must be computed; of 9, it is the ninth.
         for (len, expected) in [(8, 4), (9, 8), (4, 0), (5, 4)] {
-            let (mut table, cached) = kv.admit(DOMAIN, &tokens(len), 0).unwrap();
+            let (mut table, cached) = kv.admit(DOMAIN, &tokens(len), 0, true).unwrap();
             assert_eq!(cached, expected, "{len} tokens");
             assert_eq!(table.blocks[..cached / 4], blocks[..cached / 4]);
             kv.check(std::iter::once(&table)).unwrap();
             kv.free(&mut table, DOMAIN);
         }
-        assert_eq!(kv.admit(CacheDomain(1), &tokens(9), 0).unwrap().1, 0);
+        assert_eq!(kv.admit(CacheDomain(1), &tokens(9), 0, true).unwrap().1, 0);
     }
 
     #[test]
     fn admission_is_all_or_nothing() {
         let mut kv = cache(4);
-        let (table, _) = kv.admit(DOMAIN, &tokens(8), 0).unwrap();
-        assert_eq!(kv.admit(DOMAIN, &tokens(12), 0).unwrap_err(), NoFreeBlock);
-        assert_eq!(kv.admit(DOMAIN, &tokens(8), 1).unwrap_err(), NoFreeBlock);
+        let (table, _) = kv.admit(DOMAIN, &tokens(8), 0, true).unwrap();
+        assert_eq!(kv.admit(DOMAIN, &tokens(12), 0, true).unwrap_err(), NoFreeBlock);
+        assert_eq!(kv.admit(DOMAIN, &tokens(8), 1, true).unwrap_err(), NoFreeBlock);
         assert_eq!(kv.num_free(), 2);
         kv.check(std::iter::once(&table)).unwrap();
     }
@@ -256,7 +257,7 @@ mod tests {
     #[test]
     fn a_forked_block_is_copied_by_the_first_to_write_and_kept_by_the_last() {
         let mut kv = cache(4);
-        let (mut parent, _) = kv.admit(DOMAIN, &tokens(6), 0).unwrap();
+        let (mut parent, _) = kv.admit(DOMAIN, &tokens(6), 0, true).unwrap();
         let mut child = kv.fork(&parent);
         assert!(!kv.is_writable(&parent, 6, 7));
         let copy = kv.make_writable(&mut child, 6).unwrap().unwrap();
@@ -270,22 +271,22 @@ mod tests {
     #[test]
     fn the_beginning_of_a_cached_chain_outlives_its_end() {
         let mut kv = cache(3);
-        let (mut table, _) = kv.admit(DOMAIN, &tokens(12), 0).unwrap();
+        let (mut table, _) = kv.admit(DOMAIN, &tokens(12), 0, true).unwrap();
         kv.publish(&mut table, &tokens(12));
         kv.free(&mut table, DOMAIN);
-        let mut other = kv.admit(DOMAIN, &[99, 98], 0).unwrap().0;
+        let mut other = kv.admit(DOMAIN, &[99, 98], 0, true).unwrap().0;
         kv.free(&mut other, DOMAIN);
-        let (_, cached) = kv.admit(DOMAIN, &tokens(12), 0).unwrap();
+        let (_, cached) = kv.admit(DOMAIN, &tokens(12), 0, true).unwrap();
         assert_eq!(cached, 8);
     }
 
     #[test]
     fn discarded_blocks_are_never_found_again() {
         let mut kv = cache(4);
-        let (mut table, _) = kv.admit(DOMAIN, &tokens(8), 0).unwrap();
+        let (mut table, _) = kv.admit(DOMAIN, &tokens(8), 0, true).unwrap();
         kv.publish(&mut table, &tokens(8));
         kv.discard(&mut table, DOMAIN);
         assert_eq!((kv.num_cached(), kv.num_free()), (0, 4));
-        assert_eq!(kv.admit(DOMAIN, &tokens(9), 0).unwrap().1, 0);
+        assert_eq!(kv.admit(DOMAIN, &tokens(9), 0, true).unwrap().1, 0);
     }
 }

@@ -1,5 +1,7 @@
 //! The tokens still in the race, and what is done to all of them: scaling, softmax, the draw.
 
+use plan::sampling::{pick_of, weight};
+
 /// A token that may be chosen. A list of them is always in ascending order of ids.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
@@ -31,9 +33,9 @@ pub(super) fn max_logit(candidates: &[Candidate]) -> f32 {
     candidates.iter().map(|candidate| candidate.logit).fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// Σ exp(logit - max): what the candidates' weights are divided by to give probabilities.
-pub(super) fn weight_sum(candidates: &[Candidate], max: f32) -> f64 {
-    candidates.iter().map(|candidate| f64::from((candidate.logit - max).exp())).sum()
+/// The sum of the candidates' weights: what these are divided by to give probabilities.
+pub(super) fn weight_sum(candidates: &[Candidate], max: f32) -> u64 {
+    candidates.iter().map(|candidate| weight(max - candidate.logit)).sum()
 }
 
 /// Divides the logits by `temperature`. The largest is moved to 0 first, which no softmax sees, so that no small
@@ -48,21 +50,13 @@ pub(super) fn temperature(candidates: &mut [Candidate], temperature: f32) {
     }
 }
 
-/// The index at which the running sum of probabilities passes `uniform`, a number in [0, 1); none of none.
-pub(super) fn draw(candidates: &[Candidate], uniform: f64) -> Option<usize> {
+/// The index at which the running sum of weights exceeds `pick` of the whole, in units of 2^-64; none of none.
+pub(super) fn draw(candidates: &[Candidate], pick: u64) -> Option<usize> {
     let max = max_logit(candidates);
-    let target = uniform * weight_sum(candidates, max);
-    let mut sum = 0.0;
-    let mut last = None;
-    for (index, candidate) in candidates.iter().enumerate() {
-        let weight = f64::from((candidate.logit - max).exp());
-        sum += weight;
-        if weight > 0.0 {
-            last = Some(index);
-        }
-        if sum > target {
-            break;
-        }
-    }
-    last
+    let target = pick_of(pick, weight_sum(candidates, max));
+    let mut sum = 0;
+    candidates.iter().position(|candidate| {
+        sum += weight(max - candidate.logit);
+        sum > target
+    })
 }

@@ -3,6 +3,8 @@
 
 use std::cmp::Ordering;
 
+use plan::sampling::{share, share_of, weight};
+
 use super::candidates::{Candidate, max_logit, weight_sum};
 use super::params::Xtc;
 
@@ -11,8 +13,8 @@ use super::params::Xtc;
 pub(super) struct Ranked {
     pub(super) key: f32,
     pub(super) id: u32,
-    /// exp(logit - max), where masses are summed; 0 elsewhere.
-    weight: f32,
+    /// Where weights are summed; 0 elsewhere.
+    weight: u64,
 }
 
 impl Ranked {
@@ -39,7 +41,7 @@ pub(super) fn rank_likeliest(logits: impl Iterator<Item = (u32, f32)> + Clone, k
     // pass over groups and one over logits is all that touches the vocabulary; 8·k groups leave little more than k.
     let num_groups = k.saturating_mul(8).max(1);
     ranked.clear();
-    ranked.resize(num_groups, Ranked { key: f32::INFINITY, id: 0, weight: 0.0 });
+    ranked.resize(num_groups, Ranked { key: f32::INFINITY, id: 0, weight: 0 });
     for (group, (_, logit)) in (0..num_groups).cycle().zip(logits.clone()) {
         ranked[group].key = ranked[group].key.min(-logit);
     }
@@ -48,7 +50,7 @@ pub(super) fn rank_likeliest(logits: impl Iterator<Item = (u32, f32)> + Clone, k
     ranked.extend(logits.filter(|&(_, logit)| -logit <= bound).map(|(id, logit)| Ranked {
         key: -logit,
         id,
-        weight: 0.0,
+        weight: 0,
     }));
     if k > 0 && k < ranked.len() {
         ranked.select_nth_unstable_by(k - 1, Ranked::order);
@@ -75,11 +77,11 @@ pub(super) fn typical(candidates: &mut Vec<Candidate>, p: f32, ranked: &mut Vec<
     }
     let max = max_logit(candidates);
     let sum = weight_sum(candidates, max);
-    let log_sum = sum.ln();
+    let log_sum = (sum as f64 / weight(0.0) as f64).ln();
     // ln p = logit - max - log_sum, and the entropy is the mean of -ln p. What has no weight has no share in it.
     let entropy = candidates.iter().fold(0.0, |entropy, candidate| {
-        let weight = f64::from((candidate.logit - max).exp());
-        if weight > 0.0 { entropy - weight / sum * (f64::from(candidate.logit - max) - log_sum) } else { entropy }
+        let share = weight(max - candidate.logit) as f64 / sum as f64;
+        if share > 0.0 { entropy - share * (f64::from(candidate.logit - max) - log_sum) } else { entropy }
     });
     keep_mass(candidates, p, 0.0, ranked, |candidate| {
         (log_sum - f64::from(candidate.logit - max) - entropy).abs() as f32
@@ -101,15 +103,15 @@ pub(super) fn xtc(candidates: &mut Vec<Candidate>, xtc: &Xtc, uniform: f64) {
         return;
     }
     let max = max_logit(candidates);
-    let least_weight = f64::from(xtc.threshold) * weight_sum(candidates, max);
-    let is_top = |candidate: &Candidate| f64::from((candidate.logit - max).exp()) >= least_weight;
+    let least_weight = f64::from(xtc.threshold) * weight_sum(candidates, max) as f64;
+    let is_top = |candidate: &Candidate| weight(max - candidate.logit) as f64 >= least_weight;
     let top = candidates.iter().filter(|candidate| is_top(candidate)).map(by_likelihood);
     let Some(spared) = top.max_by(Ranked::order) else { return };
     candidates.retain(|candidate| candidate.id == spared.id || !is_top(candidate));
 }
 
 fn by_likelihood(candidate: &Candidate) -> Ranked {
-    Ranked { key: -candidate.logit, id: candidate.id, weight: 0.0 }
+    Ranked { key: -candidate.logit, id: candidate.id, weight: 0 }
 }
 
 /// Keeps candidates in the order of `key` until their probabilities sum to
@@ -124,20 +126,18 @@ fn keep_mass(
 ) {
     let max = max_logit(candidates);
     let sum = weight_sum(candidates, max);
-    let rank = |candidate: &Candidate| {
-        let weight = (candidate.logit - max).exp();
-        Ranked { key: key(candidate), id: candidate.id, weight }
-    };
+    let rank =
+        |candidate: &Candidate| Ranked { key: key(candidate), id: candidate.id, weight: weight(max - candidate.logit) };
     ranked.clear();
-    ranked.extend(candidates.iter().map(rank).filter(|ranked| f64::from(ranked.weight) >= least * sum));
+    ranked.extend(candidates.iter().map(rank).filter(|ranked| ranked.weight as f64 >= least * sum as f64));
 
-    let mut missing = f64::from(mass) * sum;
+    let mut missing = share_of(share(mass), sum);
     let mut part = ranked.as_mut_slice();
     while part.len() > 1 {
         let middle = part.len() / 2;
         part.select_nth_unstable_by(middle, Ranked::order);
         let (before, after) = part.split_at_mut(middle);
-        let weight: f64 = before.iter().map(|ranked| f64::from(ranked.weight)).sum();
+        let weight: u64 = before.iter().map(|ranked| ranked.weight).sum();
         part = if weight >= missing {
             before
         } else {

@@ -1,6 +1,6 @@
 //! The sampler: logits of one row → one token, in a chain of steps that each sequence chooses for itself.
 //!
-//! The logit bias comes first; then the steps in the order of [`SamplingParams::order`], which is llama.cpp's unless
+//! What a grammar rules out is gone from the start. The logit bias comes first; then the steps in the order of [`SamplingParams::order`], which is llama.cpp's unless
 //! the request says otherwise: penalties, DRY, top-k, typical, top-p, min-p, XTC, temperature. A step whose parameter
 //! is neutral does nothing. At last one token is drawn from the softmax of what is left; at temperature 0 the likeliest
 //! is taken instead, the lowest id of equals.
@@ -12,13 +12,17 @@
 
 mod candidates;
 mod filters;
+mod grammar;
 mod logprobs;
 mod params;
 mod penalties;
 mod rng;
 
+pub use grammar::{Grammar, GrammarState, TokenSet};
 pub use logprobs::{TokenLogprob, TokenLogprobs};
 pub use params::{Dry, SamplerStep, SamplingParams, Xtc};
+
+pub(crate) use params::check_top_logprobs;
 
 use backend::Choice;
 use candidates::{Candidate, likeliest};
@@ -63,6 +67,7 @@ pub struct Sampler {
     candidates: Vec<Candidate>,
     ranked: Vec<Ranked>,
     penalties: penalties::Scratch,
+    allowed: TokenSet,
 }
 
 impl Sampler {
@@ -79,10 +84,43 @@ impl Sampler {
         let id = if params.is_plain_greedy() {
             likeliest(logits).ok_or(Failure::NoTokenLeft)? as u32
         } else {
-            self.run_chain(logits, params, history, completion)?
+            self.run_chain(logits, params, history, completion, false)?
         };
+        Ok(self.sampled(logits, id, params))
+    }
+
+    /// As [`Sampler::sample`], from the tokens that `grammar` allows, which is then told of the choice.
+    pub fn sample_within(
+        &mut self,
+        grammar: &mut dyn GrammarState,
+        logits: &[f32],
+        params: &SamplingParams,
+        history: History<'_>,
+        completion: usize,
+    ) -> Result<SampledToken, Failure> {
+        check_finite(logits, history)?;
+        self.allowed.clear(logits.len());
+        grammar.allow(&mut self.allowed).map_err(Failure::Grammar)?;
+        let id = self.run_chain(logits, params, history, completion, true)?;
+        grammar.accept(id).map_err(Failure::Grammar)?;
+        Ok(self.sampled(logits, id, params))
+    }
+
+    /// Log-probabilities of `token` after `history`, and of `count` alternatives.
+    pub(crate) fn score(
+        &mut self,
+        logits: &[f32],
+        token: u32,
+        count: usize,
+        history: History<'_>,
+    ) -> Result<TokenLogprobs, Failure> {
+        check_finite(logits, history)?;
+        Ok(logprobs::logprobs(logits, token, count, &mut self.ranked))
+    }
+
+    fn sampled(&mut self, logits: &[f32], id: u32, params: &SamplingParams) -> SampledToken {
         let logprobs = params.logprobs.map(|count| logprobs::logprobs(logits, id, count, &mut self.ranked));
-        Ok(SampledToken { id, logprobs })
+        SampledToken { id, logprobs }
     }
 
     fn run_chain(
@@ -91,10 +129,14 @@ impl Sampler {
         params: &SamplingParams,
         history: History<'_>,
         completion: usize,
+        only_allowed: bool,
     ) -> Result<u32, Failure> {
-        let Self { candidates, ranked, penalties: scratch } = self;
+        let Self { candidates, ranked, penalties: scratch, allowed } = self;
         let draws = rng::draws(params.seed, completion, history.tokens.len() - history.prompt_len);
         candidates::fill(candidates, logits);
+        if only_allowed {
+            candidates.retain(|candidate| allowed.contains(candidate.id));
+        }
         penalties::logit_bias(candidates, &params.logit_bias);
         for step in &params.order {
             match step {

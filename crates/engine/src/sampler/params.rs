@@ -1,5 +1,8 @@
 //! The parameters of the sampler, with their ranges.
 
+use plan::sampling::{RowSampling, share};
+
+use super::rng;
 use crate::EngineError;
 
 /// Most entries of a logit bias.
@@ -114,6 +117,14 @@ impl SamplerStep {
     }
 }
 
+/// Whether so many alternatives may be asked for.
+pub(crate) fn check_top_logprobs(name: &'static str, count: Option<usize>) -> Result<(), EngineError> {
+    match count.filter(|&count| count > TOP_LOGPROBS_MAX) {
+        Some(count) => Err(EngineError::parameter(name, count, format!("at most {TOP_LOGPROBS_MAX}"))),
+        None => Ok(()),
+    }
+}
+
 impl Default for SamplingParams {
     fn default() -> Self {
         Self {
@@ -162,6 +173,34 @@ impl SamplingParams {
         self.is_plain_greedy() && self.logprobs.is_none()
     }
 
+    /// Whether a device can choose, which knows no penalties, DRY, typical sampling, XTC, biases and log-probabilities, and
+    /// filters in the default order alone.
+    pub(crate) fn is_for_device(&self) -> bool {
+        const STEPS: [SamplerStep; 4] =
+            [SamplerStep::TopK, SamplerStep::TopP, SamplerStep::MinP, SamplerStep::Temperature];
+        let mut steps = STEPS.iter();
+        // Each of those that do something comes behind the one before.
+        let mut active = self.order.iter().filter(|&&step| !self.is_neutral(step));
+        let in_order = active.all(|step| steps.any(|known| known == step));
+        self.is_likeliest()
+            || (self.temperature > 0.0 && in_order && self.logit_bias.is_empty() && self.logprobs.is_none())
+    }
+
+    /// How a device chooses the `index`-th token of a completion, as the sampler would, where it can.
+    pub(crate) fn of_device(&self, completion: usize, index: usize) -> RowSampling {
+        if self.is_likeliest() {
+            return RowSampling::default();
+        }
+        RowSampling {
+            temperature: self.temperature,
+            // More than there are tokens keeps all.
+            top_k: u32::try_from(self.top_k).unwrap_or(0),
+            top_p: share(self.top_p),
+            min_p_ln: self.min_p.ln(),
+            pick: rng::draws(self.seed, completion, index).pick,
+        }
+    }
+
     /// Whether `step` does nothing with these parameters.
     fn is_neutral(&self, step: SamplerStep) -> bool {
         match step {
@@ -198,9 +237,7 @@ impl SamplingParams {
         within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
         within("xtc_probability", self.xtc.probability, 0.0, 1.0)?;
         within("xtc_threshold", self.xtc.threshold, 0.0, 1.0)?;
-        if let Some(count) = self.logprobs.filter(|&count| count > TOP_LOGPROBS_MAX) {
-            return Err(EngineError::parameter("top_logprobs", count, format!("at most {TOP_LOGPROBS_MAX}")));
-        }
+        check_top_logprobs("top_logprobs", self.logprobs)?;
         self.check_dry(vocab_size)?;
         self.check_logit_bias(vocab_size)?;
         self.check_order()

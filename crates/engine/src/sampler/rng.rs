@@ -3,13 +3,13 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// The random numbers of one token, each in [0, 1). All are always drawn, so that switching one step on does not change
+/// The random numbers of one token. All are always drawn, so that switching one step on does not change
 /// what another one sees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Draws {
-    /// For the choice.
-    pub(super) pick: f64,
-    /// For XTC.
+    /// For the choice, 53 bits in units of 2^-64.
+    pub(super) pick: u64,
+    /// For XTC, in [0, 1).
     pub(super) xtc: f64,
 }
 
@@ -20,6 +20,6 @@ pub(super) fn draws(seed: u64, completion: usize, index: usize) -> Draws {
     key[8..16].copy_from_slice(&(completion as u64).to_le_bytes());
     let mut rng = ChaCha8Rng::from_seed(key);
     rng.set_stream(index as u64);
-    let mut uniform = || (rng.next_u64() >> 11) as f64 * f64::from_bits(0x3ca0_0000_0000_0000); // 53 bits · 2^-53
-    Draws { pick: uniform(), xtc: uniform() }
+    let mut bits = || rng.next_u64() >> 11;
+    Draws { pick: bits() << 11, xtc: bits() as f64 * f64::from_bits(0x3ca0_0000_0000_0000) } // 53 bits · 2^-53
 }

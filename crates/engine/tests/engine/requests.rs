@@ -1,12 +1,15 @@
 //! The engine from outside: what a caller relies on, one thing a test.
 
+use std::sync::Arc;
+
 use engine::null::{Fault, NullExecutable};
 use engine::{
-    CacheDomain, Engine, EngineConfig, EngineError, Failure, FinishReason, Output, Request, RequestId, SamplingParams,
+    CacheDomain, Engine, EngineConfig, EngineError, Failure, FinishReason, Grammar, GrammarState, Output, Request,
+    RequestId, SamplingParams, TokenSet,
 };
 use plan::{KvFormat, KvLayout, StepInput, StepShape};
 
-use crate::watched::{Watched, alone};
+use crate::watched::{Watched, alone, scored_alone};
 
 const VOCAB_SIZE: usize = 50;
 const EOS: u32 = 0;
@@ -311,4 +314,161 @@ fn a_configuration_that_cannot_work_is_refused() {
     assert!(refusal(EngineConfig { max_waiting_tokens: 127, ..config() }).contains("at least 128, the context_len"));
     assert!(refusal(EngineConfig { max_waiting: 3, ..config() }).contains("at least 4, the max_sequences"));
     assert!(refusal(EngineConfig { max_sequences: 0, ..config() }).contains("max_sequences is 0"));
+}
+
+/// However small the steps, and with the whole prompt in the cache.
+#[test]
+fn the_prompt_is_scored_token_by_token() {
+    let prompt: Vec<u32> = (0..23).map(|i| i * 7 % 50).collect();
+    for (max_batch_tokens, max_batch_outputs) in [(16, 5), (4, 64), (64, 64), (7, 8)] {
+        let config = EngineConfig { max_batch_tokens, max_batch_outputs, ..config() };
+        let mut engine = engine(config.clone());
+        engine.submit(request(&prompt, 2)).unwrap();
+        run(&mut engine);
+        for (max_tokens, completions) in [(0, 1), (3, 1), (2, 2)] {
+            let wanted =
+                Request { prompt_logprobs: Some(2), num_completions: completions, ..request(&prompt, max_tokens) };
+            engine.submit(wanted.clone()).unwrap();
+            let outputs = run(&mut engine);
+            let found: Vec<_> = outputs.iter().flat_map(|output| output.prompt_logprobs.clone()).collect();
+            let expected: Vec<_> = (1..prompt.len()).map(|index| scored_alone(&config, &wanted, index)).collect();
+            assert_eq!(found, expected);
+            assert_eq!(outputs.iter().filter(|output| output.token.is_some()).count(), max_tokens * completions);
+            assert!(outputs.iter().all(|output| output.usage.cached_tokens == 0));
+            engine.check_invariants().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_prompt_without_anything_wanted_of_it_is_refused() {
+    let error = engine(config()).submit(request(&[1, 2], 0)).unwrap_err();
+    assert_eq!(error.to_string(), "max_tokens is 0, but must be at least 1");
+    let error = engine(config()).submit(Request { prompt_logprobs: Some(21), ..request(&[1, 2], 0) }).unwrap_err();
+    assert_eq!(error.to_string(), "prompt_logprobs is 21, but must be at most 20");
+}
+
+/// Counts up from `next`, and ends at 20.
+#[derive(Clone, Debug)]
+struct Counting {
+    next: u32,
+}
+
+impl Grammar for Counting {
+    fn start(&self) -> Box<dyn GrammarState> {
+        Box::new(self.clone())
+    }
+}
+
+impl GrammarState for Counting {
+    fn allow(&mut self, allowed: &mut TokenSet) -> Result<(), String> {
+        allowed.insert(if self.next > 20 { EOS } else { self.next });
+        Ok(())
+    }
+
+    fn accept(&mut self, token_id: u32) -> Result<(), String> {
+        if token_id == 19 && self.next == 19 {
+            return Err("nineteen".to_owned());
+        }
+        self.next += 2;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_text_keeps_to_its_grammar_and_each_completion_has_its_own() {
+    let constrained = |next, temperature| Request {
+        grammar: Some(Arc::new(Counting { next })),
+        sampling: SamplingParams { temperature, logprobs: Some(1), ..SamplingParams::default() },
+        max_tokens: Some(40),
+        num_completions: 2,
+        ..Request::new(vec![1, 2, 3], SamplingParams::default())
+    };
+    // A device that could choose by itself is not asked to.
+    for executable in
+        [NullExecutable::new(config().kv, VOCAB_SIZE), NullExecutable::new(config().kv, VOCAB_SIZE).with_queue()]
+    {
+        let mut engine = Engine::new(Box::new(executable), config()).unwrap();
+        for temperature in [0.0, 1.0] {
+            let id = engine.submit(constrained(10, temperature)).unwrap();
+            let outputs = run(&mut engine);
+            for completion in 0..2 {
+                assert_eq!(text(&outputs, id, completion), [10, 12, 14, 16, 18, 20, EOS]);
+            }
+            assert_eq!(last(&outputs, id).finish, Some(FinishReason::Stop { token_id: EOS }));
+            let failing = engine.submit(constrained(15, temperature)).unwrap();
+            let outputs = run(&mut engine);
+            let reason = FinishReason::Error(Failure::Grammar("nineteen".to_owned()));
+            assert_eq!(last(&outputs, failing).finish, Some(reason));
+            engine.check_invariants().unwrap();
+            assert_eq!(engine.stats().num_free_blocks, engine.stats().num_blocks);
+        }
+    }
+}
+
+/// The state goes with a sequence that loses its place.
+#[test]
+fn a_preempted_text_goes_on_in_its_grammar() {
+    let kv = KvLayout { num_blocks: 6, ..config().kv };
+    let config = EngineConfig { kv, context_len: 24, max_waiting_tokens: 64, ..config() };
+    let mut engine = engine(config);
+    let constrained = |next| Request {
+        grammar: Some(Arc::new(Counting { next })),
+        ..Request::new(vec![next; 5], SamplingParams::default())
+    };
+    let ids = [2, 4, 6].map(|next| (next, engine.submit(constrained(next)).unwrap()));
+    let outputs = run(&mut engine);
+    assert!(engine.stats().num_preemptions > 0);
+    for (next, id) in ids {
+        let expected: Vec<u32> = (next..=20).step_by(2).chain([EOS]).collect();
+        assert_eq!(text(&outputs, id, 0), expected);
+    }
+}
+
+/// Whoever fills the queue does not keep others from their turn, and gets all of it while nobody else asks.
+#[test]
+fn callers_take_turns() {
+    let mut engine = engine(EngineConfig { max_sequences: 1, ..config() });
+    let submit = |engine: &mut Engine, caller| {
+        let request = Request { caller: Some(caller), ..request(&[1, 2, 3], 2) };
+        engine.submit(request).unwrap()
+    };
+    let of_first: Vec<RequestId> = (0..4).map(|_| submit(&mut engine, 1)).collect();
+    let mut ends = Vec::new();
+    let ended = |outputs: Vec<Output>, ends: &mut Vec<RequestId>| {
+        ends.extend(outputs.iter().filter(|output| output.finish.is_some()).map(|output| output.request));
+    };
+    ended(engine.step(), &mut ends);
+    let of_second: Vec<RequestId> = (0..2).map(|_| submit(&mut engine, 2)).collect();
+    ended(run(&mut engine), &mut ends);
+    let [a, b, c, d] = of_first[..] else { panic!("four requests") };
+    let [x, y] = of_second[..] else { panic!("two requests") };
+    assert_eq!(ends, [a, x, b, y, c, d]);
+    // What was taken while nobody else asked is not held against anyone.
+    let late = [2, 2, 2, 1].map(|caller| submit(&mut engine, caller));
+    let mut ends = Vec::new();
+    ended(run(&mut engine), &mut ends);
+    assert_eq!(ends, [late[0], late[1], late[3], late[2]]);
+}
+
+/// A caller with priority goes first for as long as its level is worth, and no longer.
+#[test]
+fn nobody_waits_for_ever_for_a_turn() {
+    let mut engine = engine(EngineConfig { max_sequences: 1, aging_steps: 4, ..config() });
+    let of = |caller, priority| Request { caller: Some(caller), priority, ..request(&[caller as u32, 2, 3], 2) };
+    let patient = engine.submit(of(1, 0)).unwrap();
+    let mut outputs = Vec::new();
+    for _ in 0..200 {
+        // Two who always want more, with a priority.
+        for caller in [2, 3] {
+            if engine.stats().num_waiting < 6 {
+                engine.submit(of(caller, 2)).unwrap();
+            }
+        }
+        outputs.extend(engine.step());
+        if outputs.iter().any(|output| output.request == patient && output.finish.is_some()) {
+            return;
+        }
+    }
+    panic!("never served");
 }

@@ -42,7 +42,9 @@ fn random_config(random: &mut Random) -> EngineConfig {
     let context_len = random.between(3, 40).min(kv.block_len * kv.num_blocks);
     let max_sequences = random.between(1, 6);
     EngineConfig {
+        draws_on_device: true,
         max_batch_tokens: max_sequences + random.between(0, 12),
+        max_batch_outputs: max_sequences + random.between(1, 6),
         max_sequences,
         max_waiting: max_sequences + random.between(0, 6),
         max_waiting_tokens: random.between(40, 200),
@@ -52,11 +54,13 @@ fn random_config(random: &mut Random) -> EngineConfig {
     }
 }
 
-/// In some worlds nearly everybody wants the likeliest token, so that steps run ahead.
+/// In some worlds nearly everybody wants what the device can choose, so that steps run ahead.
 fn random_sampling(random: &mut Random, mostly_greedy: bool) -> SamplingParams {
     let seed = random.next();
     if mostly_greedy && !random.one_in(12) {
-        return SamplingParams::greedy();
+        let drawn =
+            SamplingParams { seed, temperature: 1.5, top_k: 7, top_p: 0.9, min_p: 0.02, ..SamplingParams::default() };
+        return if random.one_in(3) { drawn } else { SamplingParams::greedy() };
     }
     match random.between(0, 5) {
         0 => SamplingParams::greedy(),
@@ -88,8 +92,12 @@ fn random_request(random: &mut Random, config: &EngineConfig, families: &[Vec<u3
     prompt.extend((0..random.between(1, 6)).map(|_| random.token()));
     prompt.truncate(config.context_len - 1);
     let room = config.context_len - prompt.len();
+    // A step with such a prompt in it is not run ahead of.
+    let prompt_logprobs = (!mostly_greedy && random.one_in(8)).then(|| random.between(0, 3));
+    let least = if prompt_logprobs.is_some() { 0 } else { 1 };
     Request {
-        max_tokens: (!random.one_in(4)).then(|| random.between(1, room)),
+        prompt_logprobs,
+        max_tokens: (!random.one_in(4)).then(|| random.between(least, room)),
         stop_token_ids: if random.one_in(4) { vec![random.token()] } else { vec![] },
         ignore_eos: random.one_in(3),
         num_completions: if random.one_in(4) { random.between(1, config.max_sequences.min(3)) } else { 1 },
@@ -114,7 +122,7 @@ fn run_world(seed: u64, num_steps: usize) -> Result<Coverage, String> {
     let families: Vec<Vec<u32>> = (0..3).map(|_| (0..16).map(|_| random.token()).collect()).collect();
     let load = random.between(1, 8);
     let queues = random.one_in(2);
-    let mostly_greedy = queues && !random.one_in(4);
+    let mostly_greedy = queues && !random.one_in(6);
     let mut world = Watched::new(config.clone(), queues);
     for _ in 0..num_steps {
         if random.one_in(load) {
@@ -177,6 +185,7 @@ fn every_request_of_a_random_world_gets_the_text_that_it_gets_alone() {
             ("preemptions", total.preemptions, 1),
             ("steps ahead", total.ahead, 20),
             ("copies", total.copies, 1),
+            ("scored tokens", total.scored, 20),
         ] {
             assert!(count >= per_world * num_worlds, "only {count} {what} in {num_worlds} worlds: {total:?}");
         }

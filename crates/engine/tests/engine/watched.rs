@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use engine::null::{Fault, NullExecutable, null_logits};
 use engine::{
     Engine, EngineConfig, EngineError, Failure, FinishReason, History, Output, Request, RequestId, SampledToken,
-    Sampler,
+    Sampler, SamplingParams, TokenLogprobs,
 };
 
 /// What the device is told and tells.
@@ -33,6 +33,7 @@ pub(crate) struct Coverage {
     pub(crate) ahead: u64,
     pub(crate) copies: u64,
     pub(crate) longest_wait: u64,
+    pub(crate) scored: u64,
 }
 
 impl Coverage {
@@ -48,6 +49,7 @@ impl Coverage {
         self.preemptions += other.preemptions;
         self.ahead += other.ahead;
         self.copies += other.copies;
+        self.scored += other.scored;
         self.longest_wait = self.longest_wait.max(other.longest_wait);
     }
 }
@@ -66,6 +68,8 @@ pub(crate) struct Watched {
     copies: Arc<Mutex<u64>>,
     queues: bool,
     live: BTreeMap<(RequestId, usize), Live>,
+    /// Tokens of a request's prompt whose log-probabilities have come.
+    scored: BTreeMap<RequestId, usize>,
     pub(crate) coverage: Coverage,
 }
 
@@ -88,6 +92,7 @@ impl Watched {
             device,
             copies,
             live: BTreeMap::new(),
+            scored: BTreeMap::new(),
             coverage: Coverage::default(),
         }
     }
@@ -96,7 +101,8 @@ impl Watched {
         let (shared, tokens) = (Arc::new(request.clone()), request.prompt.clone());
         let id = self.engine.submit(request).inspect_err(|_| self.coverage.refused += 1)?;
         for completion in 0..shared.num_completions {
-            let live = Live { request: Arc::clone(&shared), tokens: tokens.clone(), since: self.coverage.steps };
+            let (request, since) = (Arc::clone(&shared), self.coverage.steps);
+            let live = Live { request, tokens: tokens.clone(), since };
             self.live.insert((id, completion), live);
         }
         Ok(id)
@@ -177,6 +183,9 @@ impl Watched {
         if num_tokens > self.engine.config().max_batch_tokens {
             return Err(format!("{num_tokens} tokens in a step"));
         }
+        if num_outputs > self.engine.config().max_batch_outputs {
+            return Err(format!("{num_outputs} outputs in a step"));
+        }
         let mut seen = BTreeSet::new();
         let mut failed = BTreeSet::new();
         for output in outputs {
@@ -217,6 +226,27 @@ impl Watched {
         let key = (output.request, output.completion);
         let config = self.engine.config();
         let live = self.live.get_mut(&key).ok_or_else(|| format!("an output after the end: {output:?}"))?;
+        let scored = self.scored.entry(output.request).or_default();
+        for found in &output.prompt_logprobs {
+            *scored += 1;
+            let expected = scored_alone(config, &live.request, *scored);
+            if *found != expected {
+                return Err(format!("{found:?} for token {scored} of the prompt, expected {expected:?}"));
+            }
+            self.coverage.scored += 1;
+        }
+        let owed = live.request.prompt_logprobs.map_or(0, |_| live.request.prompt.len() - 1 - *scored);
+        if output.token.is_none() && output.finish.is_none() && !output.prompt_logprobs.is_empty() {
+            return Ok(());
+        }
+        if owed > 0 {
+            return Err(format!("the log-probabilities of {owed} tokens of the prompt did not come: {output:?}"));
+        }
+        if live.request.max_tokens == Some(0) {
+            let sound = output.token.is_none() && output.finish == Some(FinishReason::Length);
+            self.live.remove(&key);
+            return if sound { Ok(()) } else { Err(format!("{output:?} where no token was asked for")) };
+        }
         let expected = alone(config, &live.request, &live.tokens, key.1);
         if output.token.as_ref() != Some(&expected) {
             return Err(format!("{key:?} got {:?} after {:?}; alone, {expected:?}", output.token, live.tokens));
@@ -261,6 +291,20 @@ impl Watched {
 pub(crate) fn alone(config: &EngineConfig, request: &Request, tokens: &[u32], completion: usize) -> SampledToken {
     let history = History { tokens, prompt_len: request.prompt.len() };
     Sampler::default().sample(&null_logits(tokens, config.vocab_size), &request.sampling, history, completion).unwrap()
+}
+
+/// The log-probabilities of the prompt's token `index`: what the sampler says of it where it has no other choice.
+pub(crate) fn scored_alone(config: &EngineConfig, request: &Request, index: usize) -> TokenLogprobs {
+    let sampling = SamplingParams {
+        logprobs: request.prompt_logprobs,
+        logit_bias: vec![(request.prompt[index], 100.0)],
+        ..SamplingParams::greedy()
+    };
+    let history = History { tokens: &request.prompt[..index], prompt_len: request.prompt.len().min(index) };
+    let logits = null_logits(&request.prompt[..index], config.vocab_size);
+    let sampled = Sampler::default().sample(&logits, &sampling, history, 0).unwrap();
+    assert_eq!(sampled.id, request.prompt[index]);
+    sampled.logprobs.unwrap()
 }
 
 /// Whether a text ends with its last token.

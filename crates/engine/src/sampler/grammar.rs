@@ -1,0 +1,73 @@
+//! Where a text has to keep to a grammar: who knows it says, before each choice, which tokens may come next.
+
+use std::fmt::Debug;
+
+/// A grammar. The engine knows nothing of it but which tokens it allows.
+pub trait Grammar: Debug + Send + Sync {
+    /// The grammar at the beginning of a text; each completion has a state of its own.
+    fn start(&self) -> Box<dyn GrammarState>;
+}
+
+/// How far a text has come in its grammar. Runs on the thread that steps, between two steps: it has to be quick.
+pub trait GrammarState: Debug + Send {
+    /// Adds all tokens that may come next to an empty `allowed`, end-of-text tokens included where the text may end.
+    fn allow(&mut self, allowed: &mut TokenSet) -> Result<(), String>;
+
+    /// Takes the token that was chosen among them.
+    fn accept(&mut self, token_id: u32) -> Result<(), String>;
+}
+
+/// A set of token ids below the size of a vocabulary.
+#[derive(Clone, Debug, Default)]
+pub struct TokenSet {
+    /// Bit i % 32 of word i / 32 is token i.
+    words: Vec<u32>,
+    vocab_size: usize,
+}
+
+impl TokenSet {
+    /// Empties the set and makes it one for ids below `vocab_size`.
+    pub fn clear(&mut self, vocab_size: usize) {
+        self.words.clear();
+        self.words.resize(vocab_size.div_ceil(32), 0);
+        self.vocab_size = vocab_size;
+    }
+
+    /// Adds a token; one outside the vocabulary is none.
+    pub fn insert(&mut self, id: u32) {
+        if (id as usize) < self.vocab_size {
+            self.words[id as usize / 32] |= 1 << (id % 32);
+        }
+    }
+
+    /// Adds all tokens whose bit is set in `words`, 32 a word, the lowest bit first.
+    pub fn insert_words(&mut self, words: &[u32]) {
+        for (word, more) in self.words.iter_mut().zip(words) {
+            *word |= more;
+        }
+    }
+
+    /// Whether a token is in the set.
+    pub fn contains(&self, id: u32) -> bool {
+        let word = self.words.get(id as usize / 32);
+        (id as usize) < self.vocab_size && word.is_some_and(|word| word >> (id % 32) & 1 == 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_holds_what_was_put_in_and_nothing_beyond_the_vocabulary() {
+        let mut set = TokenSet::default();
+        set.clear(70);
+        set.insert_words(&[1 << 31, 0, u32::MAX]);
+        set.insert(33);
+        set.insert(70);
+        let found: Vec<u32> = (0..200).filter(|&id| set.contains(id)).collect();
+        assert_eq!(found, [31, 33, 64, 65, 66, 67, 68, 69]);
+        set.clear(70);
+        assert!((0..200).all(|id| !set.contains(id)));
+    }
+}
