@@ -32,6 +32,8 @@ fn compile_simulator() {
         .opt_level(2)
         .flag(format!("-fsanitize={bounds},signed-integer-overflow,shift,integer-divide-by-zero"))
         .flag("-fno-sanitize-recover=all")
+        // What a kernel rounds is rounded.
+        .flag("-ffp-contract=off")
         // Kernel functions take what their kind of kernel is given, needed or not.
         .flag("-Wno-unused-parameter")
         .warnings_into_errors(true)

@@ -1,27 +1,31 @@
 //! Holds the first CUDA device to everything that the simulator is held to, all of it; then measures decoding.
 //!
 //! ```sh
-//! cargo run --release -p gpu --example check_device -- conformance goldens parity gemm
+//! cargo run --release -p gpu --example check_device -- conformance goldens parity gemm draws
 //! cargo run --release -p gpu --example check_device -- decode:llama-3.1-8b:q8_0:1:8192
 //! ```
 //!
-//! `decode:SHAPE:FORMAT:BATCH:DEPTH` and `prefill:SHAPE:FORMAT:TOKENS` use random weights in the shapes of `hotmetal
+//! `profile:SHAPE:FORMAT:BATCH:DEPTH` times each kind of op by itself. `decode:SHAPE:FORMAT:BATCH:DEPTH`, `sampled:…` (tokens
+//! are drawn, not the likeliest) and `prefill:SHAPE:FORMAT:TOKENS` use random weights in the shapes of `hotmetal
 //! bench`; what is timed is whole steps, upload of the input and download of what was made included: in decode the tokens,
 //! each step submitted before those of the one before are read. `steady:SHAPE:FORMAT:TOKENS` holds the counters of a long
 //! run to one submission and one wait a step.
 
 #![expect(clippy::print_stdout, reason = "a tool that reports")]
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backend::conformance::cases;
+use backend::profile::Recorder;
 use backend::{Backend, Counters, Executable, Observed};
 use bytes::Bytes;
 use cpu::{CpuBackend, CpuOptions};
 use gpu::{GpuBackend, GpuOptions};
-use plan::{AnyShape, FED, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
+use plan::sampling::{RowSampling, choose, share};
+use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::tiny::random_weights;
 use testing::{GOLDEN_KV, MODEL_TYPES, Rng, golden_step, goldens, tiny_model};
@@ -40,8 +44,32 @@ fn main() -> Checked {
             ["goldens"] => golden_texts(&device)?,
             ["parity"] => parity(&device)?,
             ["gemm"] => gemm(&device)?,
+            ["draws"] => draws(&device)?,
             ["decode", shape, format, batch, depth] => {
-                decode(&device, shape, format, batch.parse()?, depth.parse()?)?;
+                decode(&device, shape, format, batch.parse()?, depth.parse()?, RowSampling::default())?;
+            }
+            ["sampled", shape, format, batch, depth] => {
+                for how in [
+                    RowSampling { temperature: 0.8, min_p_ln: f32::NEG_INFINITY, ..RowSampling::default() },
+                    RowSampling {
+                        temperature: 0.8,
+                        top_k: 40,
+                        top_p: share(0.95),
+                        min_p_ln: 0.05f32.ln(),
+                        ..RowSampling::default()
+                    },
+                    RowSampling {
+                        temperature: 0.8,
+                        top_p: share(0.95),
+                        min_p_ln: f32::NEG_INFINITY,
+                        ..RowSampling::default()
+                    },
+                ] {
+                    decode(&device, shape, format, batch.parse()?, depth.parse()?, how)?;
+                }
+            }
+            ["profile", shape, format, batch, depth] => {
+                profile(&device, shape, format, batch.parse()?, depth.parse()?)?;
             }
             ["steady", shape, format, tokens] => steady(&device, shape, format, tokens.parse()?)?,
             ["prefill", shape, format, tokens] => prefill(&device, shape, format, tokens.parse()?)?,
@@ -131,7 +159,7 @@ fn parity(device: &GpuBackend) -> Checked {
 /// Every result of every op of more than one row, computed with matrix instructions, beside those of the kernels that the
 /// simulator is held to: shapes that fill no tile.
 fn gemm(device: &GpuBackend) -> Checked {
-    let exact = device.clone().with_options(GpuOptions { batch_invariant: true });
+    let exact = device.clone().with_options(GpuOptions { batch_invariant: true, ..GpuOptions::default() })?;
     let config = serde_json::json!({
         "model_type": "qwen2", "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": 2,
         "num_attention_heads": 8, "num_key_value_heads": 1, "vocab_size": 515, "rms_norm_eps": 1e-6,
@@ -176,6 +204,58 @@ fn gemm(device: &GpuBackend) -> Checked {
             }
         }
     }
+    Ok(())
+}
+
+/// Tokens drawn from random logits, each as a full sort draws it.
+fn draws(device: &GpuBackend) -> Checked {
+    const VOCAB_SIZE: usize = 3001;
+    const ROWS: usize = 64;
+    let plan = Graph::build("table", 64, &AnyShape, |g, w| {
+        let x = g.embed(w.get("table", [VOCAB_SIZE, VOCAB_SIZE])?, VOCAB_SIZE);
+        Ok::<_, plan::BuildError>(g.select_outputs(x))
+    })?;
+    let mut rng = Rng::new(21);
+    let mut table = vec![0f32; VOCAB_SIZE * VOCAB_SIZE];
+    for (row, logits) in table.chunks_exact_mut(VOCAB_SIZE).take(ROWS).enumerate() {
+        let scale = [0.0, 0.5, 2.0, 4.0, 30.0][row % 5];
+        // Some of them in steps, so that many are equal.
+        let step = if row % 3 == 0 { 0.25 } else { 0.0 };
+        for logit in logits {
+            *logit = rng.normal() * scale;
+            if step > 0.0 {
+                *logit = (*logit / step).round() * step;
+            }
+        }
+    }
+    let weights = vec![Tensor::from_f32(WeightFormat::F32, vec![VOCAB_SIZE, VOCAB_SIZE], &table)?];
+    let kv = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks: ROWS };
+    let mut executable = device.load(Arc::new(plan), weights, kv)?;
+    let mut drawn = 0;
+    for round in 0..100 {
+        let mut input = StepInput::default();
+        for row in 0..ROWS as u32 {
+            let at = input.push_sequence(&[row], 0, &[row]);
+            input.output_rows.push(at as u32);
+            input.sampling.push(RowSampling {
+                temperature: rng.pick(&[1.0, 0.8, 0.05, 3.0]),
+                top_k: rng.pick(&[0, 1, 40, 1000]),
+                top_p: share(rng.pick(&[1.0, 0.95, 0.3])),
+                min_p_ln: rng.pick(&[0.0f32, 0.05]).ln(),
+                pick: rng.next_u64(),
+            });
+        }
+        executable.enqueue(&input)?;
+        for (row, choice) in executable.collect()?.iter().enumerate() {
+            let expected = choose(&table[row * VOCAB_SIZE..][..VOCAB_SIZE], &input.sampling[row]);
+            if choice.token_id as usize != expected {
+                let how = &input.sampling[row];
+                return Err(format!("round {round}, row {row}: {}, not {expected}: {how:?}", choice.token_id).into());
+            }
+            drawn += 1;
+        }
+    }
+    println!("draws: {drawn} tokens, each as a full sort draws it");
     Ok(())
 }
 
@@ -243,21 +323,60 @@ fn spread(mut times: Vec<Duration>) -> [f64; 3] {
     [times[0], times[times.len() / 2], times[times.len() - 1]].map(|time| time.as_secs_f64() * 1e3)
 }
 
-fn decode(device: &GpuBackend, shape: &str, format: &str, batch: usize, depth: usize) -> Checked {
+fn decode(
+    device: &GpuBackend,
+    shape: &str,
+    format: &str,
+    batch: usize,
+    depth: usize,
+    sampling: RowSampling,
+) -> Checked {
     const WARM_UP: usize = 20;
     const STEPS: usize = 200;
     let positions = depth + WARM_UP + STEPS + 1;
     let (bytes, mut executable) = load(device, shape, format, batch, positions)?;
     let tables: Vec<_> = (0..batch).map(|sequence| table(sequence, positions)).collect();
-    let times = run_ahead(&mut *executable, &tables, depth, WARM_UP + STEPS, |_| Ok(()))?;
+    let times = run_ahead(&mut *executable, &tables, depth, WARM_UP + STEPS, sampling, |_| Ok(()))?;
     let times = times[WARM_UP..].to_vec();
     let [least, median, most] = spread(times);
     println!(
-        "decode {shape} {format} batch {batch} at {depth}: {median:.3} ms a step ({least:.3} to {most:.3}), {:.0} tokens/s, \
+        "decode {shape} {format} batch {batch} at {depth}, {}: {median:.3} ms a step ({least:.3} to {most:.3}), {:.0} tokens/s, \
          {:.0} GB/s of weights",
+        if sampling.temperature == 0.0 { "likeliest".to_owned() } else { format!("{sampling:?}") },
         1e3 / median * batch as f64,
         bytes as f64 / median / 1e6,
     );
+    Ok(())
+}
+
+/// Microseconds that ops of one name, shape and variant take in a step, launched one after another.
+fn profile(device: &GpuBackend, shape: &str, format: &str, batch: usize, depth: usize) -> Checked {
+    const STEPS: usize = 8;
+    let (_, mut executable) = load(device, shape, format, batch, depth + 1)?;
+    let mut input = StepInput::default();
+    for sequence in 0..batch {
+        let row = input.push_sequence(&[1], depth, &table(sequence, depth + 1));
+        input.output_rows.push(row as u32);
+    }
+    let recorder = Recorder::new();
+    executable.record(recorder.clone())?;
+    let mut times = BTreeMap::<String, (usize, u64)>::new();
+    for step in 0..=STEPS {
+        recorder.set_on(step > 0);
+        executable.replay(&input)?;
+        for record in recorder.take() {
+            for event in &record.events {
+                let op = &record.ops[event.op as usize];
+                let kind = format!("{} {}x{} {}", op.name, op.out_features, op.in_features, op.variant);
+                let (count, ns) = times.entry(kind).or_default();
+                *count += 1;
+                *ns += event.end_ns - event.begin_ns;
+            }
+        }
+    }
+    for (kind, (count, ns)) in times {
+        println!("{:5} x {:8.1} us  {kind}", count / STEPS, ns as f64 / count as f64 / 1e3);
+    }
     Ok(())
 }
 
@@ -268,6 +387,7 @@ fn run_ahead(
     tables: &[Vec<u32>],
     depth: usize,
     steps: usize,
+    sampling: RowSampling,
     mut after_step: impl FnMut(&dyn Executable) -> Checked,
 ) -> Checked<Vec<Duration>> {
     let (mut input, mut times) = (StepInput::default(), Vec::with_capacity(steps));
@@ -277,6 +397,11 @@ fn run_ahead(
             let token = if position == depth { 1 } else { FED | output };
             let row = input.push_sequence(&[token], position, table);
             input.output_rows.push(row as u32);
+            if sampling.temperature > 0.0 {
+                // Another number each time.
+                let pick = (position as u64 * 31 + u64::from(output)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                input.sampling.push(RowSampling { pick, ..sampling });
+            }
         }
         input.clone()
     };
@@ -302,7 +427,8 @@ fn steady(device: &GpuBackend, shape: &str, format: &str, tokens: usize) -> Chec
     let (_, mut executable) = load(device, shape, format, 1, tokens)?;
     let free_bytes = || Ok::<_, Box<dyn Error>>(GpuBackend::cuda(0, GpuOptions::default())?.device().memory_bytes);
     let (mut first, mut free_before, mut step) = (Counters::default(), 0, 0);
-    let times = run_ahead(&mut *executable, &[table(0, tokens)], 0, tokens, |executable| {
+    let sampling = RowSampling::default();
+    let times = run_ahead(&mut *executable, &[table(0, tokens)], 0, tokens, sampling, |executable| {
         step += 1;
         match step {
             100 => (first, free_before) = (executable.counters(), free_bytes()?),

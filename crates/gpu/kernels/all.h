@@ -11,3 +11,5 @@
 #include "attention_tiles.h"
 #include "elementwise.h"
 #include "choose.h"
+#include "sample.h"
+#include "roofline.h"

@@ -3,6 +3,7 @@
 use plan::KvFormat;
 use tensor::WeightFormat;
 
+use crate::forced::{self, ForcedVariants, Kernel};
 use crate::launch::GROUP_SIMDS;
 use crate::weights::{row_bytes, scale_row_bytes};
 
@@ -21,6 +22,27 @@ pub(crate) struct Target {
     pub(crate) group_bytes_max: u32,
     /// Whether a token's results must not depend on the tokens beside it.
     pub(crate) batch_invariant: bool,
+    /// What is forced for any op, and for the op at hand ([`Target::of`]).
+    pub(crate) forced: ForcedVariants,
+    pub(crate) kernel: Option<Kernel>,
+}
+
+impl Target {
+    /// The target for the op of that name.
+    pub(crate) fn of(&self, op: &str) -> Self {
+        Self { kernel: self.forced.of(op), ..*self }
+    }
+
+    /// The kernels that compute the op of that name here, in some shapes at least.
+    pub(crate) fn kernels_of(&self, op: &str) -> Vec<Kernel> {
+        let is_here = |kernel: &Kernel| match kernel {
+            Kernel::Linear | Kernel::Attention | Kernel::AttentionF16 => true,
+            Kernel::LinearStream => self.bulk_copies && !self.batch_invariant,
+            Kernel::LinearBatch => !self.batch_invariant,
+            Kernel::Gemm => self.matrix == Matrix::FourSimdGroups && !self.batch_invariant,
+        };
+        forced::kernels_of(op).iter().copied().filter(is_here).collect()
+    }
 }
 
 /// Matrix instructions.
@@ -59,6 +81,15 @@ pub(crate) enum LinearKind {
 /// which pays for one row.
 pub(crate) fn normalises_on_the_way(rows: usize) -> bool {
     rows == 1
+}
+
+/// Kernels of projections on matrix instructions, in the order in which they are tried.
+pub(crate) fn on_matrices(target: &Target) -> &'static [Kernel] {
+    match target.kernel {
+        Some(Kernel::Linear) => &[],
+        Some(Kernel::LinearBatch) => &[Kernel::LinearBatch, Kernel::Gemm],
+        _ => &[Kernel::Gemm, Kernel::LinearBatch],
+    }
 }
 
 /// The variant for up to `rows` rows.
@@ -109,9 +140,9 @@ pub(crate) fn linear(format: WeightFormat, rows: usize, kind: LinearKind) -> Lin
     LinearVariant { kernel, rows: if one { 1 } else { 4 }, outputs: 2 * GROUP_SIMDS }
 }
 
-/// Projections of a few rows, all with weights of one format.
+/// Projections of the same rows, all with weights of one format.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BatchShape<'a> {
+pub(crate) struct ProjectionsShape<'a> {
     pub(crate) format: WeightFormat,
     pub(crate) rows: usize,
     /// Input features.
@@ -169,7 +200,7 @@ pub(crate) fn has_batch(target: &Target, rows: usize) -> bool {
 
 /// The variant for `shape`, if there is one: how it is cut follows from the weights alone, so that bits do not depend on the
 /// rows.
-pub(crate) fn linear_batch(target: &Target, shape: BatchShape<'_>) -> Option<BatchVariant> {
+pub(crate) fn linear_batch(target: &Target, shape: ProjectionsShape<'_>) -> Option<BatchVariant> {
     if !has_batch(target, shape.rows) {
         return None;
     }
@@ -231,37 +262,53 @@ pub(crate) fn linear_batch(target: &Target, shape: BatchShape<'_>) -> Option<Bat
     best.map(|(_, variant)| variant)
 }
 
-/// Projections of many rows, all with weights of one format.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct GemmShape<'a> {
-    pub(crate) format: WeightFormat,
-    pub(crate) rows: usize,
-    /// Input features.
-    pub(crate) k: usize,
-    /// Whether gate and up are computed at once.
-    pub(crate) glu: bool,
-    /// Output features of each projection.
-    pub(crate) features: &'a [usize],
-}
-
-/// A variant of `gemm`, as `kernels/sm90/gemm.h` has them.
+/// A variant of `gemm`, as `kernels/sm90/gemm.h` has them, or of `gemm_narrow`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GemmVariant {
     pub(crate) kernel: &'static str,
     /// The kernel that makes the operand of rows, and the one that normalises them before.
     pub(crate) activations: [&'static str; 2],
+    pub(crate) activation_threads: u32,
     /// Rows of a tile.
     pub(crate) rows: usize,
     /// Groups of a cluster.
     pub(crate) cluster: usize,
     /// Output features that a cluster makes at once.
     pub(crate) features: usize,
+    pub(crate) threads: u32,
+    /// How `gemm_narrow` is cut.
+    pub(crate) narrow: Option<NarrowCut>,
 }
 
-/// Rows from which on projections are gemms.
-const GEMM_ROWS_MIN: usize = BATCH_ROWS_MAX + 1;
-/// Input features that a row of activations may have.
+/// As `kernels/sm90/gemm_narrow.h` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NarrowCut {
+    /// Rows of weights of a tile.
+    pub(crate) height: usize,
+    /// Times 128 bytes of each row that a stage has.
+    pub(crate) columns: usize,
+    pub(crate) stages: usize,
+}
+
+/// Rows from which on projections are gemms of tiles.
+const GEMM_ROWS_MIN: usize = NARROW_ROWS[2] + 1;
+/// Threads of a gemm's groups, and their group memory.
+const GEMM_THREADS: u32 = 384;
+pub(crate) const GEMM_GROUP_BYTES: usize = 227 << 10;
+/// Input features that a row of activations may have, and those that each thread holds of up to half as many.
 const GEMM_K_MAX: usize = 32_768;
+const ACTIVATION_FEATURES: usize = 16;
+
+/// Rows of its kernels.
+const NARROW_ROWS: [usize; 3] = [8, 16, 32];
+const NARROW_THREADS: u32 = 576;
+const NARROW_STAGES_MAX: usize = 24;
+const NARROW_HEADER: usize = 1024;
+/// Bytes of weights of a stage, and of the scales of Q8_0.
+const NARROW_STAGE: usize = 128 * 128;
+const NARROW_STAGE_SCALES: usize = 128 * 16;
+/// Of k, by which groups share it.
+const NARROW_UNIT: usize = 512;
 
 /// Clusters of so many groups that run at once, at one group a multiprocessor. They do not cross certain borders: of 132
 /// multiprocessors, 39 clusters of three were counted, 30 of four and 15 of eight; devices with others may have fewer.
@@ -278,39 +325,127 @@ fn clusters_max(target: &Target, groups: usize) -> usize {
 
 /// Whether any projection of so many rows may be a gemm.
 pub(crate) fn has_gemm(target: &Target, rows: usize) -> bool {
-    target.matrix == Matrix::FourSimdGroups && !target.batch_invariant && rows >= GEMM_ROWS_MIN
+    target.matrix == Matrix::FourSimdGroups && !target.batch_invariant && rows >= 2
 }
 
-/// The gemm for `shape`, if there is one: the variant that takes the fewest rounds of the multiprocessors, each as long as
-/// its share of k.
-pub(crate) fn gemm(target: &Target, shape: GemmShape<'_>) -> Option<GemmVariant> {
-    if !has_gemm(target, shape.rows) || shape.k > GEMM_K_MAX {
+/// The kernels that make a gemm's operand of rows of `k` features, and their threads.
+fn activations(format: WeightFormat, k: usize) -> ([&'static str; 2], u32) {
+    let wide = k.div_ceil(ACTIVATION_FEATURES) > 1024;
+    let kernels = match (format, wide) {
+        (WeightFormat::BF16, false) => ["activations_bf16", "norm_activations_bf16"],
+        (WeightFormat::BF16, true) => ["activations_wide_bf16", "norm_activations_wide_bf16"],
+        (WeightFormat::Q8_0, false) => ["activations_q8_0", "norm_activations_q8_0"],
+        (WeightFormat::Q8_0, true) => ["activations_wide_q8_0", "norm_activations_wide_q8_0"],
+        (WeightFormat::F16 | WeightFormat::F32, false) => ["activations_f16", "norm_activations_f16"],
+        (WeightFormat::F16 | WeightFormat::F32, true) => ["activations_wide_f16", "norm_activations_wide_f16"],
+    };
+    let features = if wide { 2 * ACTIVATION_FEATURES } else { ACTIVATION_FEATURES };
+    (kernels, k.div_ceil(features).next_multiple_of(32) as u32)
+}
+
+/// The gemm for `shape`, if there is one.
+pub(crate) fn gemm(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
+    if !has_gemm(target, shape.rows) || shape.k > GEMM_K_MAX || shape.format == WeightFormat::F32 {
         return None;
     }
-    let (wide, narrow, activations) = match (shape.format, shape.glu) {
-        (WeightFormat::F32, _) => return None,
-        (WeightFormat::F16, false) => ("gemm_f16_t256", "gemm_f16_t128", ["activations_f16", "norm_activations_f16"]),
-        (WeightFormat::F16, true) => {
-            ("gemm_glu_f16_t256", "gemm_glu_f16_t128", ["activations_f16", "norm_activations_f16"])
-        }
-        (WeightFormat::BF16, false) => {
-            ("gemm_bf16_t256", "gemm_bf16_t128", ["activations_bf16", "norm_activations_bf16"])
-        }
-        (WeightFormat::BF16, true) => {
-            ("gemm_glu_bf16_t256", "gemm_glu_bf16_t128", ["activations_bf16", "norm_activations_bf16"])
-        }
-        (WeightFormat::Q8_0, false) => {
-            ("gemm_q8_0_t256", "gemm_q8_0_t128", ["activations_q8_0", "norm_activations_q8_0"])
-        }
-        (WeightFormat::Q8_0, true) => {
-            ("gemm_glu_q8_0_t256", "gemm_glu_q8_0_t128", ["activations_q8_0", "norm_activations_q8_0"])
+    if shape.rows < GEMM_ROWS_MIN { gemm_narrow(target, shape) } else { gemm_tiles(target, shape) }
+}
+
+/// The cut of up to 32 rows that streams the weights soonest: whose tiles are equal shares for the multiprocessors.
+fn gemm_narrow(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
+    // Features in 128 bytes of a row; nanoseconds that a stage takes at least, of one and of two columns, by rows.
+    let (features, stage_times, scales, kernels) = match shape.format {
+        WeightFormat::F32 => return None,
+        WeightFormat::F16 => (
+            64,
+            [[200, 260, 330], [250, 280, 330]],
+            0,
+            ["gemm_narrow_f16_t8", "gemm_narrow_f16_t16", "gemm_narrow_f16_t32"],
+        ),
+        WeightFormat::BF16 => (
+            64,
+            [[200, 260, 330], [250, 280, 330]],
+            0,
+            ["gemm_narrow_bf16_t8", "gemm_narrow_bf16_t16", "gemm_narrow_bf16_t32"],
+        ),
+        WeightFormat::Q8_0 => {
+            let kernels = ["gemm_narrow_q8_0_t8", "gemm_narrow_q8_0_t16", "gemm_narrow_q8_0_t32"];
+            (128, [[350, 420, 520], [470, 500, 600]], NARROW_STAGE_SCALES, kernels)
         }
     };
+    let place = NARROW_ROWS.iter().position(|&rows| shape.rows <= rows)?;
+    let rows = NARROW_ROWS[place];
+    let units = shape.k.div_ceil(NARROW_UNIT);
+    let (activations, activation_threads) = activations(shape.format, shape.k);
+    let mut best: Option<(usize, GemmVariant)> = None;
+    for height in (16..=128).step_by(16) {
+        let columns = if height <= 64 { 2 } else { 1 };
+        let outputs = if shape.glu { height / 2 } else { height };
+        let tiles: usize = shape.features.iter().map(|n| n.div_ceil(outputs)).sum();
+        for cluster in [1, 2] {
+            let clusters = clusters_max(target, cluster);
+            if cluster > 1 && (tiles > clusters || units < cluster) {
+                continue;
+            }
+            // All that stream share 4,500 bytes a nanosecond, and each takes 44 at most; rows come from the second cache.
+            let stages = units.div_ceil(cluster) * (NARROW_UNIT / (columns * features));
+            let bytes = columns * (height * 128 + rows * features);
+            let round = |tiles: usize| {
+                let stream = bytes * (tiles * cluster).max(4500 / 44) / 4500;
+                stages * stream.max(stage_times[columns - 1][place]) + if cluster > 1 { 900 } else { 500 }
+            };
+            let left = if tiles.is_multiple_of(clusters) { 0 } else { round(tiles % clusters) };
+            let cost = tiles / clusters * round(clusters) + left;
+            if best.as_ref().is_some_and(|&(least, _)| least <= cost) {
+                continue;
+            }
+            let pairs = (rows / 2).div_ceil(cluster);
+            let sums = height * (rows + 2) * 4 + if cluster > 1 { cluster * height * (2 * pairs + 2) * 4 } else { 0 };
+            let stage = NARROW_STAGE + scales + 2 * rows * features * 2;
+            // Every second stage belongs to the same SIMD groups.
+            let stages = ((GEMM_GROUP_BYTES - NARROW_HEADER - sums) / stage).min(NARROW_STAGES_MAX) / 2 * 2;
+            let variant = GemmVariant {
+                kernel: kernels[place],
+                activations,
+                activation_threads,
+                rows,
+                cluster,
+                features: outputs,
+                threads: NARROW_THREADS,
+                narrow: Some(NarrowCut { height, columns, stages }),
+            };
+            best = Some((cost, variant));
+        }
+    }
+    best.map(|(_, variant)| variant)
+}
+
+/// Of many rows: the variant that takes the fewest rounds of the multiprocessors, each as long as its share of k.
+fn gemm_tiles(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
+    let [wide, narrow] = match (shape.format, shape.glu) {
+        (WeightFormat::F32, _) => return None,
+        (WeightFormat::F16, false) => ["gemm_f16_t256", "gemm_f16_t128"],
+        (WeightFormat::F16, true) => ["gemm_glu_f16_t256", "gemm_glu_f16_t128"],
+        (WeightFormat::BF16, false) => ["gemm_bf16_t256", "gemm_bf16_t128"],
+        (WeightFormat::BF16, true) => ["gemm_glu_bf16_t256", "gemm_glu_bf16_t128"],
+        (WeightFormat::Q8_0, false) => ["gemm_q8_0_t256", "gemm_q8_0_t128"],
+        (WeightFormat::Q8_0, true) => ["gemm_glu_q8_0_t256", "gemm_glu_q8_0_t128"],
+    };
+    let (activations, activation_threads) = activations(shape.format, shape.k);
     // Gate and up share the 128 features of a group's tile.
     let group_features = if shape.glu { 64 } else { 128 };
-    let variant = |rows, cluster| match rows {
-        256 => GemmVariant { kernel: wide, activations, rows, cluster, features: 2 * group_features },
-        _ => GemmVariant { kernel: narrow, activations, rows, cluster, features: group_features },
+    let variant = |rows, cluster| {
+        let (kernel, features) = if rows == 256 { (wide, 2 * group_features) } else { (narrow, group_features) };
+        GemmVariant {
+            kernel,
+            activations,
+            activation_threads,
+            rows,
+            cluster,
+            features,
+            threads: GEMM_THREADS,
+            narrow: None,
+        }
     };
     // In stages of 64 by 128 features by 128 rows. Measured: those of a large tile are a sixth faster; the end of a tile takes
     // as long as eight, with the sum over a cluster as twenty.
@@ -416,7 +551,8 @@ pub(crate) fn linear_stream(
         (StreamKind::Rope, true) => norm_rope,
         (StreamKind::Rope, false) => return None,
     };
-    if target.batch_invariant || !target.bulk_copies || (norm && k > STREAM_NORM_K_MAX) {
+    let is_other = target.kernel == Some(Kernel::Linear);
+    if is_other || target.batch_invariant || !target.bulk_copies || (norm && k > STREAM_NORM_K_MAX) {
         return None;
     }
     let planes = if kind == StreamKind::Plain { 1 } else { 2 };
@@ -512,6 +648,7 @@ pub(crate) struct AttentionShape {
 /// not depend on those.
 pub(crate) fn attention(target: &Target, format: KvFormat, shape: AttentionShape) -> AttentionVariant {
     let matrix = match (format, shape.head_dim) {
+        _ if target.kernel == Some(Kernel::Attention) => None,
         (KvFormat::F16, 64) => Some(["attention_f16_d64", "attention_f16_d64_loop", "attention_f16_d64_wide"]),
         (KvFormat::F16, 128) => Some(["attention_f16_d128", "attention_f16_d128_loop", "attention_f16_d128_wide"]),
         _ => None,
@@ -579,7 +716,7 @@ pub(crate) fn attention_tiles(target: &Target, format: KvFormat, head_dim: usize
     };
     // Queries, keys and values of 64 positions and of the next 64; a scale for each row, and slots.
     let group_bytes = (ATTENTION_TILE_ROWS as u32 + 4 * 64) * dim * 2 + 1024;
-    let fits = !target.batch_invariant && group_bytes <= target.group_bytes_max;
+    let fits = target.kernel.is_none() && !target.batch_invariant && group_bytes <= target.group_bytes_max;
     fits.then_some(AttentionTilesVariant { kernel, group_bytes })
 }
 
@@ -599,6 +736,8 @@ mod tests {
         matrix: Matrix::FourSimdGroups,
         group_bytes_max: 227 << 10,
         batch_invariant: false,
+        forced: ForcedVariants::NONE,
+        kernel: None,
     };
 
     #[test]
@@ -618,7 +757,7 @@ mod tests {
 
     #[test]
     fn few_rows_share_weights_and_are_cut_alike_however_many_they_are() {
-        let shape = |format, rows, k, features| BatchShape { format, rows, k, glu: false, features };
+        let shape = |format, rows, k, features| ProjectionsShape { format, rows, k, glu: false, features };
         let of = |target: &Target, shape| {
             linear_batch(target, shape).map(|found| (found.kernel, found.slices, found.k_simds))
         };
@@ -655,23 +794,52 @@ mod tests {
 
     #[test]
     fn many_rows_are_gemms_unless_a_row_must_not_depend_on_the_others() {
-        let shape = |rows, features| GemmShape { format: WeightFormat::Q8_0, rows, k: 4096, glu: false, features };
+        let shape =
+            |rows, features| ProjectionsShape { format: WeightFormat::Q8_0, rows, k: 4096, glu: false, features };
         let of = |rows, features| gemm(&H200, shape(rows, features)).map(|variant| (variant.rows, variant.cluster));
-        assert_eq!(of(32, &[4096]), None);
+        assert_eq!(of(1, &[4096]), None);
         assert_eq!(of(2048, &[4096, 1024, 1024]), Some((256, 2)));
         assert_eq!(of(2048, &[896]), Some((128, 1)));
         assert_eq!(of(128, &[28_672]), Some((128, 1)));
         assert_eq!(of(128, &[4096, 1024, 1024]), Some((128, 2)));
         assert_eq!(of(128, &[4096]), Some((128, 3)));
         assert_eq!(of(128, &[896]), Some((128, 8)));
-        let glu = GemmShape { glu: true, features: &[14_336], ..shape(2048, &[]) };
+        let glu = ProjectionsShape { glu: true, features: &[14_336], ..shape(2048, &[]) };
         assert_eq!(
             gemm(&H200, glu).map(|variant| (variant.kernel, variant.features)),
             Some(("gemm_glu_q8_0_t256", 128))
         );
-        assert_eq!(gemm(&H200, GemmShape { format: WeightFormat::F32, ..glu }), None);
-        assert_eq!(gemm(&Target { batch_invariant: true, ..H200 }, glu), None);
-        assert_eq!(gemm(&Target { matrix: Matrix::SimdGroup, ..H200 }, glu), None);
+        for rows in [8, 2048] {
+            let glu = ProjectionsShape { rows, ..glu };
+            assert_eq!(gemm(&H200, ProjectionsShape { format: WeightFormat::F32, ..glu }), None);
+            assert_eq!(gemm(&Target { batch_invariant: true, ..H200 }, glu), None);
+            assert_eq!(gemm(&Target { matrix: Matrix::SimdGroup, ..H200 }, glu), None);
+        }
+    }
+
+    #[test]
+    fn few_rows_stream_weights_through_equal_shares() {
+        let cut = |format, rows, k, glu, features| {
+            let variant = gemm(&H200, ProjectionsShape { format, rows, k, glu, features }).expect("a variant");
+            let cut = variant.narrow.expect("for few rows");
+            (variant.rows, variant.cluster, cut.height, cut.columns)
+        };
+        for format in [WeightFormat::F16, WeightFormat::BF16, WeightFormat::Q8_0] {
+            assert_eq!(cut(format, 2, 4096, true, &[14_336]), (8, 1, 112, 1));
+            assert_eq!(cut(format, 2, 14_336, false, &[4096]), (8, 2, 64, 2));
+            for (rows, tile) in [(2, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32)] {
+                for (k, features) in [(32, &[1][..]), (896, &[896, 128, 128]), (4096, &[128_256]), (14_336, &[4096])] {
+                    let shape = ProjectionsShape { format, rows, k, glu: false, features };
+                    let variant = gemm(&H200, shape).expect("a variant for every shape");
+                    let cut = variant.narrow.expect("for few rows");
+                    assert_eq!(variant.rows, tile);
+                    assert!(cut.stages >= 4 && cut.stages.is_multiple_of(2), "{shape:?}: {variant:?}");
+                    assert!(cut.height <= 128 / cut.columns && variant.cluster <= k.div_ceil(NARROW_UNIT));
+                    let tiles: usize = features.iter().map(|n| n.div_ceil(variant.features)).sum();
+                    assert!(variant.cluster == 1 || tiles <= 66, "{shape:?}: one tile for a cluster");
+                }
+            }
+        }
     }
 
     #[test]
@@ -698,6 +866,32 @@ mod tests {
             assert_eq!(many.kernel, format!("{}_loop", one.kernel));
             assert_eq!(attention_tiles(&target, KvFormat::F16, head_dim), None);
         }
+    }
+
+    #[test]
+    fn what_is_forced_is_taken_where_it_can_be() {
+        let target = |forced: &[&str]| {
+            let forced = forced.iter().map(|text| text.parse().unwrap()).collect();
+            Target { forced, ..H200 }
+        };
+        let of = |forced: &str, op| target(&[forced]).of(op);
+        assert_eq!(target(&["norm_glu=gemm"]).of("logits").kernel, None);
+        assert_eq!(on_matrices(&H200), [Kernel::Gemm, Kernel::LinearBatch]);
+        assert_eq!(on_matrices(&of("logits=linear_batch", "logits")), [Kernel::LinearBatch, Kernel::Gemm]);
+        let plain = of("norm_glu=linear", "norm_glu");
+        assert!(on_matrices(&plain).is_empty());
+        assert_eq!(linear_stream(&plain, WeightFormat::F16, StreamKind::Glu, true, 4096), None);
+        let shape = AttentionShape { rows: 1, heads: 32, kv_heads: 8, head_dim: 128, max_positions: 256 };
+        let kernel = |forced| attention(&of(forced, "attention"), KvFormat::F16, shape).kernel;
+        assert_eq!(kernel("attention=attention"), "attention_f16");
+        assert_eq!(kernel("attention=attention_f16"), "attention_f16_d128_wide");
+        for forced in ["attention=attention", "attention=attention_f16"] {
+            assert_eq!(attention_tiles(&of(forced, "attention"), KvFormat::F16, 128), None);
+        }
+        assert_eq!(H200.kernels_of("linear").len(), 4);
+        assert_eq!(Target { batch_invariant: true, ..H200 }.kernels_of("linear"), [Kernel::Linear]);
+        let older = Target { matrix: Matrix::SimdGroup, bulk_copies: false, ..H200 };
+        assert_eq!(older.kernels_of("norm_glu"), [Kernel::Linear, Kernel::LinearBatch]);
     }
 
     #[test]

@@ -43,8 +43,8 @@ pub(crate) struct GpuExecutable {
     words: Vec<i32>,
     /// Logits without the padding between rows, where there is any.
     logits: Vec<f32>,
-    /// Whether the last step was queued.
-    queues: bool,
+    /// What the last step ended with.
+    end: End,
     costs: CostModel,
     recording: Option<profile::Recording>,
 }
@@ -73,8 +73,27 @@ struct Program {
     infos: Arc<[OpInfo]>,
     /// Its ops.
     recording: Option<Recording>,
-    /// Its ops, and then the choice of a token for each output.
+    /// Its ops, and then the choice of a token for each output: the likeliest, or as the step input says.
     choosing: Option<Recording>,
+    sampling: Option<Recording>,
+}
+
+/// What a program ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Logits,
+    Likeliest,
+    Sampled,
+}
+
+impl Program {
+    fn recording_of(&mut self, end: End) -> &mut Option<Recording> {
+        match end {
+            End::Logits => &mut self.recording,
+            End::Likeliest => &mut self.choosing,
+            End::Sampled => &mut self.sampling,
+        }
+    }
 }
 
 /// Bytes of the tokens that the largest step chooses.
@@ -162,7 +181,7 @@ impl GpuExecutable {
             programs: vec![],
             words: vec![],
             logits: vec![],
-            queues: false,
+            end: End::Logits,
             costs,
             recording: None,
         })
@@ -224,19 +243,21 @@ impl GpuExecutable {
     }
 
     /// The recording of a program, made when it is asked for first.
-    fn recording(&mut self, index: usize, chooses: bool) -> Result<Recording, BackendError> {
-        let program = &self.programs[index];
-        let made = if chooses { program.choosing } else { program.recording };
-        if let Some(recording) = made {
+    fn recording(&mut self, index: usize, end: End) -> Result<Recording, BackendError> {
+        if let Some(recording) = *self.programs[index].recording_of(end) {
             return Ok(recording);
         }
+        let program = &self.programs[index];
         let mut launches: Vec<_> = program.ops.iter().flat_map(|op| &op.launches).cloned().collect();
-        if chooses {
-            launches.extend(self.source().choose(&program.layout, self.memory.arena, self.memory.step));
+        let (arena, step) = (self.memory.arena, self.memory.step);
+        if end != End::Logits {
+            launches.extend(self.source().choose(&program.layout, arena, step));
+        }
+        if end == End::Sampled {
+            launches.push(self.source().sample(&program.layout, arena, step));
         }
         let recording = self.driver.record(&launches).map_err(self.error("a program"))?;
-        let program = &mut self.programs[index];
-        *(if chooses { &mut program.choosing } else { &mut program.recording }) = Some(recording);
+        *self.programs[index].recording_of(end) = Some(recording);
         Ok(recording)
     }
 
@@ -340,9 +361,9 @@ impl Executable for GpuExecutable {
         let ops = self.source().lower(&layout, self.memory.arena, self.memory.step, self.memory.messages);
         let place = self.find(shape).expect_err("not there a moment ago");
         let infos = profile::infos(&self.plan, &self.weights, &ops).into();
-        self.programs.insert(place, Program { layout, ops, infos, recording: None, choosing: None });
+        self.programs.insert(place, Program { layout, ops, infos, recording: None, choosing: None, sampling: None });
         // In the way that steps were asked for last.
-        self.recording(place, self.queues).map(drop)
+        self.recording(place, self.end).map(drop)
     }
 
     fn can_queue(&self) -> bool {
@@ -354,9 +375,9 @@ impl Executable for GpuExecutable {
         if self.driver.num_under_way() == STEPS_MAX {
             return Err(StepError(format!("a step more than the {STEPS_MAX} that can be under way")).into());
         }
-        self.queues = true;
+        self.end = if input.sampling.is_empty() { End::Likeliest } else { End::Sampled };
         let index = self.begin(input, self.last_outputs)?;
-        let recording = self.recording(index, true)?;
+        let recording = self.recording(index, self.end)?;
         let (outputs, device) = (input.output_rows.len(), self.device.clone());
         let output = (self.chosen.address, outputs * (size_of::<Chosen>() / size_of::<u32>()));
         self.driver
@@ -388,9 +409,9 @@ impl Executable for GpuExecutable {
             return self.replay_recorded(input, begin_ns);
         }
         self.drain()?;
-        self.queues = false;
+        self.end = End::Logits;
         let index = self.begin(input, 0)?;
-        let recording = self.recording(index, false)?;
+        let recording = self.recording(index, End::Logits)?;
         let program = &self.programs[index];
         let logits = self.source().place(&program.layout, self.memory.arena, self.plan.logits);
         let (rows, device) = (input.output_rows.len(), self.device.clone());

@@ -130,7 +130,7 @@ fn hash(text: &str) -> u64 {
 }
 
 /// The files of `kernels/all.h`, in its order.
-const KERNELS: [(&str, &str); 12] = [
+const KERNELS: [(&str, &str); 14] = [
     ("parts.h", include_str!("../kernels/parts.h")),
     ("embed.h", include_str!("../kernels/embed.h")),
     ("rms_norm.h", include_str!("../kernels/rms_norm.h")),
@@ -143,14 +143,18 @@ const KERNELS: [(&str, &str); 12] = [
     ("attention_tiles.h", include_str!("../kernels/attention_tiles.h")),
     ("elementwise.h", include_str!("../kernels/elementwise.h")),
     ("choose.h", include_str!("../kernels/choose.h")),
+    ("sample.h", include_str!("../kernels/sample.h")),
+    ("roofline.h", include_str!("../kernels/roofline.h")),
 ];
 
 /// Files for one architecture alone, empty for others: beside each of their kernels there is one of all that computes the
 /// same.
-const SM90_KERNELS: [(&str, &str); 3] = [
+const SM90_KERNELS: [(&str, &str); 5] = [
     ("sm90/hopper.h", include_str!("../kernels/sm90/hopper.h")),
     ("sm90/activations.h", include_str!("../kernels/sm90/activations.h")),
     ("sm90/gemm.h", include_str!("../kernels/sm90/gemm.h")),
+    ("sm90/gemm_narrow.h", include_str!("../kernels/sm90/gemm_narrow.h")),
+    ("sm90/roofline.h", include_str!("../kernels/sm90/roofline.h")),
 ];
 
 const PORT: (&str, &str) = ("port/cuda.h", include_str!("../kernels/port/cuda.h"));

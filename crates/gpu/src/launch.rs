@@ -97,6 +97,8 @@ pub(crate) struct Launch {
     pub(crate) threads: u32,
     /// Bytes of group memory beside what the kernel declares itself: those of a `KERNEL_DYNAMIC`.
     pub(crate) group_bytes: u32,
+    /// Whether it may start before the kernel ahead has ended, as all kernels but those that measure that do.
+    pub(crate) early_start: bool,
     /// Groups side by side that run at once and reach each other's group memory; 1: on their own.
     pub(crate) cluster: u32,
     /// The parameter struct, in words so that it is aligned.
@@ -116,6 +118,7 @@ impl Launch {
             groups,
             threads: GROUP_THREADS,
             group_bytes: 0,
+            early_start: true,
             cluster: 1,
             params,
             maps: vec![],

@@ -10,6 +10,7 @@
 mod dispatch;
 mod driver;
 mod executable;
+mod forced;
 pub mod kernel_source;
 mod kv_cache;
 mod launch;
@@ -17,6 +18,7 @@ mod lower;
 pub mod nvrtc;
 mod params;
 mod profile;
+mod roofline;
 mod step_input;
 mod weights;
 
@@ -33,7 +35,9 @@ use driver::cuda::{CudaDevice, CudaDriver};
 use driver::{Driver, DriverError};
 use kernel_source::ImageOf;
 
+pub use forced::{ForcedVariant, ForcedVariantError, ForcedVariants};
 pub use kernel_source::KernelSource;
+pub use roofline::{Bandwidth, Cost, Peak, Roofline};
 
 #[cfg(feature = "sim")]
 pub use driver::sim::{SimFault, SimFaults, ThreadOrder};
@@ -59,6 +63,8 @@ pub struct GpuBackend {
 pub struct GpuOptions {
     /// A token's results do not depend on the tokens beside it, bit for bit, at the price of matrix instructions.
     pub batch_invariant: bool,
+    /// Kernels that are taken wherever they can be, for whoever compares them.
+    pub forced: ForcedVariants,
 }
 
 /// What runs the kernels.
@@ -67,6 +73,20 @@ enum System {
     Cuda(CudaDevice),
     #[cfg(feature = "sim")]
     Sim(ThreadOrder, SimFaults),
+}
+
+impl System {
+    /// What it is to a person, and what is forced, so that every report says so.
+    fn description(&self, forced: ForcedVariants) -> String {
+        let device = match self {
+            Self::Cuda(CudaDevice { name, capability: (major, minor), multiprocessors, .. }) => {
+                format!("{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors")
+            }
+            #[cfg(feature = "sim")]
+            Self::Sim(order, _) => format!("GPU simulator, threads {order:?}"),
+        };
+        if forced == ForcedVariants::NONE { device } else { format!("{device}, forced: {forced}") }
+    }
 }
 
 /// Why there is no GPU to compute on.
@@ -104,6 +124,18 @@ pub enum GpuError {
     /// Kernels that are to be compiled from source, and cannot be.
     #[error(transparent)]
     Compiler(#[from] nvrtc::NvrtcError),
+    /// A kernel is forced that this device lacks, or that it must not use as it is to compute.
+    #[error("`{kernel}` cannot compute `{op}` on `{device}` as it is to; what can: {known}")]
+    NoVariant {
+        /// The device.
+        device: String,
+        /// The op.
+        op: &'static str,
+        /// The kernel.
+        kernel: &'static str,
+        /// Kernels that can.
+        known: String,
+    },
     /// The driver does not answer.
     #[error("the NVIDIA driver failed: {reason}")]
     Driver {
@@ -125,13 +157,9 @@ impl GpuBackend {
 
     fn cuda_with(ordinal: usize, options: GpuOptions, image: &ImageOf<'_>) -> Result<Self, GpuError> {
         let found = CudaDevice::find(ordinal, image)?;
-        let CudaDevice { ref name, capability: (major, minor), multiprocessors, memory_bytes, .. } = found;
-        let device = DeviceInfo {
-            name: CUDA.to_owned(),
-            description: format!("{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors"),
-            memory_bytes,
-        };
-        Ok(Self { device, options, system: System::Cuda(found) })
+        let memory_bytes = found.memory_bytes;
+        let device = DeviceInfo { name: CUDA.to_owned(), description: String::new(), memory_bytes };
+        Self { device, options: GpuOptions::default(), system: System::Cuda(found) }.with_options(options)
     }
 
     /// Every NVIDIA GPU of this machine, by its number, or why it cannot be used.
@@ -139,17 +167,27 @@ impl GpuBackend {
         Ok((0..CudaDevice::count()?).map(|ordinal| Self::cuda(ordinal, options)).collect())
     }
 
-    /// The same device, computing in another way.
-    pub fn with_options(self, options: GpuOptions) -> Self {
-        Self { options, ..self }
+    /// The same device, computing in another way. What is forced must be something that it can do.
+    pub fn with_options(self, options: GpuOptions) -> Result<Self, GpuError> {
+        let mut backend = Self { options, ..self };
+        let target = backend.target();
+        for (op, kernel) in options.forced.iter() {
+            let known = target.kernels_of(op);
+            if !known.contains(&kernel) {
+                let (device, known) = (backend.device.name.clone(), forced::names(&known));
+                return Err(GpuError::NoVariant { device, op, kernel: kernel.name(), known });
+            }
+        }
+        backend.device.description = backend.system.description(options.forced);
+        Ok(backend)
     }
 
     /// The simulator, with `memory_bytes` of device memory.
     #[cfg(feature = "sim")]
     pub fn simulator(order: ThreadOrder, memory_bytes: u64, options: GpuOptions) -> Self {
-        let device =
-            DeviceInfo { name: SIM.to_owned(), description: format!("GPU simulator, threads {order:?}"), memory_bytes };
-        Self { device, options, system: System::Sim(order, SimFaults::default()) }
+        let system = System::Sim(order, SimFaults::default());
+        let device = DeviceInfo { name: SIM.to_owned(), description: system.description(options.forced), memory_bytes };
+        Self { device, options, system }
     }
 
     /// The simulator, with faults that can be planted while it runs.
@@ -172,7 +210,7 @@ impl GpuBackend {
     }
 
     fn target(&self) -> Target {
-        let GpuOptions { batch_invariant } = self.options;
+        let GpuOptions { batch_invariant, forced } = self.options;
         match self.system {
             System::Cuda(ref device) => Target {
                 multiprocessors: device.multiprocessors as usize,
@@ -181,6 +219,8 @@ impl GpuBackend {
                 groups_meet: true,
                 group_bytes_max: device.group_bytes_max(),
                 batch_invariant,
+                forced,
+                kernel: None,
             },
             // Few, so that small models have more work than groups.
             #[cfg(feature = "sim")]
@@ -191,6 +231,8 @@ impl GpuBackend {
                 groups_meet: false,
                 group_bytes_max: 227 << 10,
                 batch_invariant,
+                forced,
+                kernel: None,
             },
         }
     }
@@ -252,7 +294,7 @@ impl Backend for GpuBackend {
         };
         // Matrix instructions round what they multiply, and are chosen by how many rows there are; so does the kernel that
         // streams Q8_0 for one row.
-        let GpuOptions { batch_invariant } = self.options;
+        let GpuOptions { batch_invariant, .. } = self.options;
         let activations: fn(WeightFormat) -> ActivationRounding = if batch_invariant {
             |_| ActivationRounding::F32
         } else {

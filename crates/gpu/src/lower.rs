@@ -4,15 +4,16 @@ use plan::{Activation, Attention, KvFormat, Linear, MemoryPlan, Norm, Op, Plan, 
 use tensor::WeightFormat;
 
 use crate::dispatch::{
-    self, BatchShape, BatchVariant, GemmShape, GemmVariant, LinearKind, STREAM_THREADS, StreamKind, StreamVariant,
-    Target,
+    self, BatchVariant, GEMM_GROUP_BYTES, GemmVariant, LinearKind, ProjectionsShape, STREAM_THREADS, StreamKind,
+    StreamVariant, Target,
 };
+use crate::forced::Kernel;
 use crate::kv_cache::KvCache;
 use crate::launch::{Access, Element, GROUP_SIMDS, GROUP_THREADS, Launch, Region, TileMap};
 use crate::params::{
     ActivationParams, AttentionParams, BlockCopyParams, ChooseParams, ChoosePart, Chosen, ElementwiseParams,
     EmbedParams, GemmParams, GemmSegment, KvWriteParams, LinearBatchParams, LinearParams, LinearSegment,
-    LinearStreamParams, RmsNormParams, RopeKvWriteParams, RopeParams,
+    LinearStreamParams, RmsNormParams, RopeKvWriteParams, RopeParams, SampleParams,
 };
 use crate::step_input::{AttentionItems, StepLayout, StepRegions, max_positions};
 use crate::weights::{DeviceWeight, DeviceWeights};
@@ -110,7 +111,7 @@ impl Source<'_> {
         let (rows, k) = (num_rows(rows, shape), self.plan.value(x).width);
         let bytes = |format| {
             features.chunks(SEGMENTS).filter_map(move |features| {
-                let shape = BatchShape { format, rows, k, glu, features };
+                let shape = ProjectionsShape { format, rows, k, glu, features };
                 let variant = dispatch::linear_batch(&self.target, shape)?;
                 Some(variant.partials_bytes + variant.squares_bytes)
             })
@@ -130,7 +131,8 @@ impl Source<'_> {
         // Which of the two it is may depend on weights, and there may be none yet.
         let normed = normed && !dispatch::normalises_on_the_way(rows);
         let normed = if normed { (rows * width.next_multiple_of(ROW_ALIGN)) as u64 * F32 } else { 0 };
-        let gemm = if dispatch::has_gemm(&self.target, rows) { GemmOperand::bytes(rows, width) } else { 0 };
+        let gemm =
+            if dispatch::has_gemm(&self.target.of(op.name()), rows) { GemmOperand::bytes(rows, width) } else { 0 };
         normed.max(gemm)
     }
 
@@ -155,11 +157,11 @@ impl Source<'_> {
             head_dim: layer.head_dim,
             max_positions: self.max_positions(),
         };
-        dispatch::attention(&self.target, self.cache.layout.format, shape)
+        dispatch::attention(&self.target.of("attention"), self.cache.layout.format, shape)
     }
 
     fn attention_tiles(&self, head_dim: usize) -> Option<dispatch::AttentionTilesVariant> {
-        dispatch::attention_tiles(&self.target, self.cache.layout.format, head_dim)
+        dispatch::attention_tiles(&self.target.of("attention"), self.cache.layout.format, head_dim)
     }
 
     /// Whether there are kernels for many rows of a sequence, for all layers.
@@ -178,10 +180,11 @@ impl Source<'_> {
     /// The launches of every op, with the arena at `arena`, the step input at `step` and messages at `messages`.
     pub(crate) fn lower(&self, layout: &ArenaLayout, arena: Region, step: Region, messages: Region) -> Vec<OpLaunches> {
         let (step, shape) = (layout.step.place(step), layout.step.shape);
-        let program = Program { source: self, layout, arena, step, shape, messages };
+        let program = Program { source: self, target: self.target, layout, arena, step, shape, messages };
         let mut ops = Vec::with_capacity(self.plan.ops.len());
         while let Some(op) = self.plan.ops.get(ops.len()) {
             let index = ops.len();
+            let program = Program { target: self.target.of(op.name()), ..program };
             let both = self.plan.ops.get(index + 1).and_then(|next| program.norm_linear_rope(op, next));
             if let Some(launch) = both {
                 ops.push(OpLaunches { op: index, launches: vec![launch] });
@@ -221,6 +224,27 @@ impl Source<'_> {
         ]
     }
 
+    /// The launch that draws the tokens of output rows which the step input wants drawn, behind [`Self::choose`].
+    pub(crate) fn sample(&self, layout: &ArenaLayout, arena: Region, step: Region) -> Launch {
+        let logits = self.place(layout, arena, self.plan.logits);
+        let (outputs, step) = (layout.step.shape.outputs, layout.step.place(step));
+        let chosen = self.chosen.part(0, (outputs * size_of::<Chosen>()) as u64);
+        let params = SampleParams {
+            logits: logits.region.address,
+            rows: step.num_outputs.address,
+            sampling: step.sampling.address,
+            chosen: chosen.address,
+            n: index(logits.width),
+            stride: index(logits.stride / ROW_ALIGN),
+        };
+        Launch::new("sample_f32", [1, outputs, 1], &params)
+            .with_groups_of(SAMPLE_THREADS, 0)
+            .with(Access::Read, logits.region)
+            .with(Access::Constant, step.num_outputs)
+            .with(Access::Constant, step.sampling)
+            .with(Access::Update, chosen)
+    }
+
     /// Where `value` lies once the arena is at `arena`.
     pub(crate) fn place(&self, layout: &ArenaLayout, arena: Region, value: Value) -> Place {
         let info = self.plan.value(value);
@@ -255,6 +279,9 @@ fn num_rows(rows: Rows, shape: StepShape) -> usize {
     }
 }
 
+/// Threads of a group of `kernels/sample.h`.
+const SAMPLE_THREADS: u32 = 512;
+
 /// A size as kernels count.
 fn index(n: usize) -> i32 {
     i32::try_from(n).expect("sizes of one tensor fit 32 bits: `load` checks them")
@@ -275,9 +302,6 @@ struct OnTheWay {
     rows: Rows,
 }
 
-/// Threads of a gemm's groups, and their group memory: as `kernels/sm90/gemm.h` has them.
-const GEMM_THREADS: u32 = 384;
-const GEMM_GROUP_BYTES: u32 = 227 << 10;
 /// Numbers of k in a stage, output features and rows of one copy.
 const GEMM_TILE: [u32; 3] = [64, 128, 128];
 
@@ -292,9 +316,6 @@ struct GemmOperand {
 }
 
 impl GemmOperand {
-    /// Numbers that a thread of `kernels/sm90/activations.h` holds.
-    const THREAD_NUMBERS: usize = 32;
-
     fn stride(k: usize) -> usize {
         k.next_multiple_of(GEMM_TILE[0] as usize)
     }
@@ -320,7 +341,8 @@ impl GemmOperand {
         }
     }
 
-    fn tiles(&self, at: usize, element: Element) -> TileMap {
+    /// Tiles of so many of its rows.
+    fn tiles(&self, at: usize, element: Element, rows: usize) -> TileMap {
         TileMap {
             at,
             address: self.rows.address,
@@ -328,19 +350,49 @@ impl GemmOperand {
             element: if element == Element::BF16 { Element::BF16 } else { Element::F16 },
             dims: vec![self.stride as u64, self.num_rows as u64],
             strides: vec![self.stride as u64 * 2],
-            tile: vec![GEMM_TILE[0], GEMM_TILE[2]],
+            tile: vec![GEMM_TILE[0], rows as u32],
             swizzled: true,
         }
     }
 }
 
-/// What a gemm copies of a weight.
-fn element(format: WeightFormat) -> Element {
-    match format {
-        WeightFormat::F16 => Element::F16,
-        WeightFormat::BF16 => Element::BF16,
-        WeightFormat::Q8_0 => Element::I8,
-        WeightFormat::F32 => unreachable!("`dispatch::gemm` has none for f32"),
+/// A matrix whose tiles a gemm copies.
+#[derive(Clone, Copy)]
+struct Matrix {
+    region: Region,
+    rows: usize,
+    row_len: usize,
+    element: Element,
+}
+
+impl Matrix {
+    fn values(weight: &DeviceWeight) -> Self {
+        let element = match weight.format {
+            WeightFormat::F16 => Element::F16,
+            WeightFormat::BF16 => Element::BF16,
+            WeightFormat::Q8_0 => Element::I8,
+            WeightFormat::F32 => unreachable!("`dispatch::gemm` has none for f32"),
+        };
+        Self { region: weight.values, rows: weight.rows, row_len: weight.row_len, element }
+    }
+
+    fn scales(weight: &DeviceWeight) -> Self {
+        Self { region: weight.scales, rows: weight.rows, row_len: weight.scale_stride(), element: Element::F16 }
+    }
+
+    /// Tiles of its rows; of gate and up, eight rows of each in turn.
+    fn tiles(self, at: usize, up: Option<Self>, tile: [u32; 2], swizzled: bool) -> TileMap {
+        let row_bytes = self.region.bytes / self.rows as u64;
+        let [k, features] = tile;
+        let (dims, strides, tile) = match up {
+            None => (vec![self.row_len as u64, self.rows as u64], vec![row_bytes], vec![k, features]),
+            Some(up) => (
+                vec![self.row_len as u64, 8, 2, self.rows as u64 / 8],
+                vec![row_bytes, up.region.address.0 - self.region.address.0, 8 * row_bytes],
+                vec![k, 8, 2, features / 16],
+            ),
+        };
+        TileMap { at, address: self.region.address, element: self.element, dims, strides, tile, swizzled }
     }
 }
 
@@ -349,25 +401,11 @@ fn tiles_can_be_copied(weight: &DeviceWeight) -> bool {
     weight.format != WeightFormat::F32 && weight.scale_stride().is_multiple_of(8)
 }
 
-/// Tiles of a weight's rows; of gate and up, eight rows of each in turn.
-fn weight_tiles(at: usize, weight: &DeviceWeight, up: Option<&DeviceWeight>) -> TileMap {
-    let element = element(weight.format);
-    let row_bytes = weight.values.bytes / weight.rows as u64;
-    let [k, features, _] = GEMM_TILE;
-    let (dims, strides, tile) = match up {
-        None => (vec![weight.row_len as u64, weight.rows as u64], vec![row_bytes], vec![k, features]),
-        Some(up) => (
-            vec![weight.row_len as u64, 8, 2, weight.rows as u64 / 8],
-            vec![row_bytes, up.values.address.0 - weight.values.address.0, 8 * row_bytes],
-            vec![k, 8, 2, features / 16],
-        ),
-    };
-    let swizzled = element.bytes() == 2;
-    TileMap { at, address: weight.values.address, element, dims, strides, tile, swizzled }
-}
-
+#[derive(Clone, Copy)]
 struct Program<'a> {
     source: &'a Source<'a>,
+    /// For the op at hand.
+    target: Target,
     layout: &'a ArenaLayout,
     arena: Region,
     step: StepRegions,
@@ -487,8 +525,7 @@ impl Program<'_> {
     /// Projections of the normalised rows of `x`: those that are outputs, where `rows` are.
     fn norm_linear(&self, x: Place, norm: Norm, rows: Rows, projections: &[Projection]) -> Vec<Launch> {
         let select = rows == Rows::Outputs && x.rows == Rows::Tokens;
-        let batch = self.linear_batch(x, Some(norm), select, rows, projections, None);
-        if let Some(launches) = batch.or_else(|| self.gemm(x, Some(norm), select, rows, projections, None)) {
+        if let Some(launches) = self.on_matrices(x, Some(norm), select, rows, projections, None) {
             return launches;
         }
         if dispatch::normalises_on_the_way(self.rows(rows)) {
@@ -502,9 +539,24 @@ impl Program<'_> {
 
     /// Up to three projections of the same rows, all weights in one format.
     fn linear(&self, x: Place, projections: &[Projection], residual: Option<Place>) -> Vec<Launch> {
-        let batch = self.linear_batch(x, None, false, x.rows, projections, residual);
-        let launches = batch.or_else(|| self.gemm(x, None, false, x.rows, projections, residual));
+        let launches = self.on_matrices(x, None, false, x.rows, projections, residual);
         launches.unwrap_or_else(|| vec![self.linear_launch(x, None, projections, residual)])
+    }
+
+    /// Projections on matrix instructions, where there is a kernel for them.
+    fn on_matrices(
+        &self,
+        x: Place,
+        norm: Option<Norm>,
+        select: bool,
+        rows: Rows,
+        projections: &[Projection],
+        residual: Option<Place>,
+    ) -> Option<Vec<Launch>> {
+        dispatch::on_matrices(&self.target).iter().find_map(|kernel| match kernel {
+            Kernel::Gemm => self.gemm(x, norm, select, rows, projections, residual),
+            _ => self.linear_batch(x, norm, select, rows, projections, residual),
+        })
     }
 
     /// Projections of a few rows on matrix instructions, as [`Self::gemm`] of many.
@@ -523,7 +575,7 @@ impl Program<'_> {
         let pairs = |&(linear, up, _): &Projection| {
             [Some(linear), up].into_iter().flatten().all(|linear| weight(linear).scale_stride().is_multiple_of(2))
         };
-        if !dispatch::has_batch(&self.source.target, num_rows) || !projections.iter().all(pairs) {
+        if !dispatch::has_batch(&self.target, num_rows) || !projections.iter().all(pairs) {
             return None;
         }
         let norm = norm.map(|norm| {
@@ -534,8 +586,8 @@ impl Program<'_> {
             let glu = some.iter().any(|(_, up, _)| up.is_some());
             let features: Vec<_> = some.iter().map(|&(linear, ..)| weight(linear).rows).collect();
             let format = weight(some[0].0).format;
-            let shape = BatchShape { format, rows: num_rows, k: x.width, glu, features: &features };
-            let variant = dispatch::linear_batch(&self.source.target, shape)?;
+            let shape = ProjectionsShape { format, rows: num_rows, k: x.width, glu, features: &features };
+            let variant = dispatch::linear_batch(&self.target, shape)?;
             Some(self.linear_batch_launch(x, norm.as_ref(), &variant, some, residual))
         });
         launches.collect()
@@ -584,9 +636,7 @@ impl Program<'_> {
     ) -> Option<Vec<Launch>> {
         let num_rows = self.rows(rows);
         let weight = |(linear, ..): &Projection| self.source.weights.get(linear.weight);
-        if !dispatch::has_gemm(&self.source.target, num_rows)
-            || !projections.iter().map(weight).all(tiles_can_be_copied)
-        {
+        if !dispatch::has_gemm(&self.target, num_rows) || !projections.iter().map(weight).all(tiles_can_be_copied) {
             return None;
         }
         let glu = projections.iter().any(|(_, up, _)| up.is_some());
@@ -599,8 +649,8 @@ impl Program<'_> {
         for some in projections.chunks(SEGMENTS) {
             let features: Vec<_> = some.iter().map(|projection| weight(projection).rows).collect();
             let format = weight(&some[0]).format;
-            let shape = GemmShape { format, rows: num_rows, k: x.width, glu, features: &features };
-            let variant = dispatch::gemm(&self.source.target, shape)?;
+            let shape = ProjectionsShape { format, rows: num_rows, k: x.width, glu, features: &features };
+            let variant = dispatch::gemm(&self.target, shape)?;
             if launches.is_empty() {
                 launches.push(self.activations(x, norm, select, rows, &operand, &variant));
             }
@@ -641,9 +691,8 @@ impl Program<'_> {
             eps: norm.map_or(0.0, |norm| norm.eps),
         };
         let kernel = variant.activations[usize::from(norm.is_some())];
-        let threads = operand.stride.div_ceil(GemmOperand::THREAD_NUMBERS).next_multiple_of(32);
         Launch::new(kernel, [self.rows(rows), 1, 1], &params)
-            .with_groups_of(threads as u32, 0)
+            .with_groups_of(variant.activation_threads, 0)
             .with(Access::Read, x.region)
             .with(Access::Constant, gain)
             .with(Access::Constant, self.live(rows))
@@ -671,11 +720,10 @@ impl Program<'_> {
         let mut operands =
             vec![(Access::Read, operand.rows), (Access::Read, residual_region), (Access::Constant, self.live(rows))];
         let mut maps = vec![];
-        let mut format = None;
+        let mut element = Element::F16;
         for (place, (segment, &(linear, up, out))) in params.segments.iter_mut().zip(projections).enumerate() {
             let weight = self.source.weights.get(linear.weight);
             let bias = self.vector(linear.bias);
-            format = Some(weight.format);
             params.scale_stride = index(weight.scale_stride());
             operands.extend([weight.values, weight.scales, bias].map(|region| (Access::Constant, region)));
             operands.push((Access::Write, out.region));
@@ -694,24 +742,45 @@ impl Program<'_> {
                 operands.extend([weight.values, weight.scales, bias].map(|region| (Access::Constant, region)));
                 segment.up_scales = weight.scales.address;
                 segment.up_bias = bias.address;
+                params.glu = 1;
                 weight
             });
             let at = std::mem::offset_of!(GemmParams, segments) + place * size_of::<GemmSegment>();
-            maps.push(weight_tiles(at + std::mem::offset_of!(GemmSegment, weight), weight, up));
+            let values = Matrix::values(weight);
+            element = values.element;
+            let (tile, swizzled) = match variant.narrow {
+                Some(cut) => ([128 / element.bytes() as u32, cut.height as u32], true),
+                None => ([GEMM_TILE[0], GEMM_TILE[1]], element.bytes() == 2),
+            };
+            maps.push(values.tiles(
+                at + std::mem::offset_of!(GemmSegment, weight),
+                up.map(Matrix::values),
+                tile,
+                swizzled,
+            ));
+            if variant.narrow.is_some() && weight.format == WeightFormat::Q8_0 {
+                let at = at + std::mem::offset_of!(GemmSegment, scale_tiles);
+                maps.push(Matrix::scales(weight).tiles(at, up.map(Matrix::scales), [8, tile[1]], false));
+            }
         }
-        let element = element(format.expect("at least one projection"));
         if element != Element::BF16 {
             params.row_scales = operand.scales.address;
             operands.push((Access::Read, operand.scales));
         }
-        maps.push(operand.tiles(std::mem::offset_of!(GemmParams, x), element));
+        if let Some(cut) = variant.narrow {
+            params.stages = index(cut.stages);
+            params.height = index(cut.height);
+            params.columns = index(cut.columns);
+        }
+        let rows = variant.rows.min(GEMM_TILE[2] as usize);
+        maps.push(operand.tiles(std::mem::offset_of!(GemmParams, x), element, rows));
         let tiles = params.tiles as usize * operand.num_rows.div_ceil(variant.rows);
-        let clusters = tiles.min(self.source.target.multiprocessors / variant.cluster);
+        let clusters = tiles.min(self.target.multiprocessors / variant.cluster);
         let launch = Launch {
             cluster: variant.cluster as u32,
             maps,
             ..Launch::new(variant.kernel, [clusters * variant.cluster, 1, 1], &params)
-                .with_groups_of(GEMM_THREADS, GEMM_GROUP_BYTES)
+                .with_groups_of(variant.threads, GEMM_GROUP_BYTES as u32)
         };
         operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
     }
@@ -808,7 +877,7 @@ impl Program<'_> {
         let (linear, up, _) = projections[0];
         let kind = if up.is_some() { StreamKind::Glu } else { StreamKind::Plain };
         let format = self.source.weights.get(linear.weight).format;
-        dispatch::linear_stream(&self.source.target, format, kind, norm, x.width)
+        dispatch::linear_stream(&self.target, format, kind, norm, x.width)
     }
 
     /// One row's projections by `linear_stream`; `params` has what is not theirs.
@@ -902,7 +971,7 @@ impl Program<'_> {
             return None;
         }
         let format = self.source.weights.get(q_linear.weight).format;
-        let variant = dispatch::linear_stream(&self.source.target, format, StreamKind::Rope, true, x.width)?;
+        let variant = dispatch::linear_stream(&self.target, format, StreamKind::Rope, true, x.width)?;
         let angles = self.source.angles[rope];
         let params = LinearStreamParams {
             angles: angles.address,

@@ -250,6 +250,7 @@ params! {
     /// `sm90/gemm.h`: one of the weights.
     "GemmSegment" struct GemmSegment {
         weight: TensorMap,
+        scale_tiles: TensorMap,
         scales: Address,
         up_scales: Address,
         bias: Address,
@@ -272,7 +273,11 @@ params! {
         scale_stride: i32,
         residual_stride: i32,
         tiles: i32,
-        padding: [i32; 6],
+        glu: i32,
+        stages: i32,
+        height: i32,
+        columns: i32,
+        padding: [i32; 2],
     }
 
     /// `elementwise.h`
@@ -314,6 +319,39 @@ params! {
         stride: i32,
         num_parts: i32,
         padding: i32,
+    }
+
+    /// `sample.h`: how the token of an output row is drawn.
+    "RowSampling" struct RowSampling {
+        temperature: f32,
+        min_p_ln: f32,
+        top_k: u32,
+        top_p: u32,
+        pick_low: u32,
+        pick_high: u32,
+        padding: [i32; 2],
+    }
+
+    /// `sample.h`
+    "SampleParams" struct SampleParams {
+        logits: Address,
+        rows: Address,
+        sampling: Address,
+        chosen: Address,
+        n: i32,
+        stride: i32,
+    }
+
+    /// `roofline.h`
+    "RooflineParams" struct RooflineParams {
+        from: Address,
+        to: Address,
+        found: Address,
+        counter: Address,
+        vectors: i32,
+        rounds: i32,
+        groups: i32,
+        stages: i32,
     }
 
     /// `planted_faults.h`, of tests.

@@ -1,10 +1,11 @@
 //! The step input on the device: one array of i32 that is uploaded in one copy, and all that changes between two replays
 //! of a program.
 
-use plan::{KvLayout, Plan, StepError, StepInput, StepShape};
+use plan::{KvLayout, Plan, StepError, StepInput, StepShape, sampling};
 
 use crate::dispatch::{ATTENTION_SINGLES_MAX, ATTENTION_TILE_ROWS};
 use crate::launch::Region;
+use crate::params::RowSampling;
 
 /// Where each part begins, in i32.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +16,7 @@ pub(crate) struct StepLayout {
     slots: usize,
     table_starts: usize,
     output_rows: usize,
+    sampling: usize,
     single_items: usize,
     tile_items: usize,
     blocks: usize,
@@ -29,6 +31,7 @@ const HEADER_LEN: usize = 4;
 /// An item of attention: a row and the positions before the step's first of its sequence; or the first row of a tile and
 /// its rows.
 const ITEM_LEN: usize = 2;
+const SAMPLING_LEN: usize = size_of::<RowSampling>() / size_of::<i32>();
 
 /// Room for the items that attention takes in a step: rows for themselves, and tiles of rows of one sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +76,7 @@ impl StepLayout {
             slots: reserve(shape.tokens),
             table_starts: reserve(shape.tokens),
             output_rows: reserve(shape.outputs),
+            sampling: reserve(shape.outputs * SAMPLING_LEN),
             single_items: reserve(attention.singles * ITEM_LEN),
             tile_items: reserve(attention.tiles * ITEM_LEN),
             blocks: reserve(shape.sequences * max_positions.div_ceil(kv.block_len)),
@@ -96,6 +100,8 @@ impl StepLayout {
         words[1] = input.output_rows.len() as i32;
         copy(&mut words[self.token_ids..], &input.token_ids);
         copy(&mut words[self.output_rows..], &input.output_rows);
+        let rows = words[self.sampling..].chunks_exact_mut(SAMPLING_LEN).zip(&input.sampling);
+        rows.for_each(|(words, row)| words.copy_from_slice(bytemuck::cast_slice(&[row_sampling(row)])));
         let (mut singles, mut tiles) = (0, 0);
         for sequence in &input.sequences {
             if sequence.kv_len() > self.max_positions {
@@ -142,6 +148,7 @@ impl StepLayout {
             slots: part(self.slots, self.shape.tokens),
             table_starts: part(self.table_starts, self.shape.tokens),
             output_rows: part(self.output_rows, self.shape.outputs),
+            sampling: part(self.sampling, self.shape.outputs * SAMPLING_LEN),
             num_singles: part(2, 1),
             num_tiles: part(3, 1),
             singles: part(self.single_items, self.attention.singles * ITEM_LEN),
@@ -154,6 +161,18 @@ impl StepLayout {
 /// The positions that a sequence can have: what the model was made for, or what the cache holds.
 pub(crate) fn max_positions(plan: &Plan, kv: &KvLayout) -> usize {
     plan.context_len.min(kv.num_blocks.saturating_mul(kv.block_len))
+}
+
+fn row_sampling(row: &sampling::RowSampling) -> RowSampling {
+    RowSampling {
+        temperature: row.temperature,
+        min_p_ln: row.min_p_ln,
+        top_k: row.top_k,
+        top_p: row.top_p,
+        pick_low: row.pick as u32,
+        pick_high: (row.pick >> 32) as u32,
+        padding: [0; 2],
+    }
 }
 
 fn copy(to: &mut [i32], from: &[u32]) {
@@ -174,6 +193,8 @@ pub(crate) struct StepRegions {
     /// Where the row's block table begins in `blocks`.
     pub(crate) table_starts: Region,
     pub(crate) output_rows: Region,
+    /// A [`RowSampling`] for each output.
+    pub(crate) sampling: Region,
     /// Live items of attention.
     pub(crate) num_singles: Region,
     pub(crate) num_tiles: Region,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use backend::{Backend, Executable};
-use gpu::{GpuBackend, GpuOptions, ThreadOrder};
+use gpu::{ForcedVariants, GpuBackend, GpuOptions, ThreadOrder};
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput};
 use tensor::{ActivationRounding, WeightFormat};
 use testing::tiny::random_weights;
@@ -76,8 +76,8 @@ fn heads(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) 
     Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
 }
 
-const MATRIX: GpuOptions = GpuOptions { batch_invariant: false };
-const ALIKE: GpuOptions = GpuOptions { batch_invariant: true };
+const MATRIX: GpuOptions = GpuOptions { batch_invariant: false, forced: ForcedVariants::NONE };
+const ALIKE: GpuOptions = GpuOptions { batch_invariant: true, ..MATRIX };
 
 #[test]
 fn heads_of_64_are_those_of_the_reference() {

@@ -11,7 +11,7 @@ use testing::Rng;
 use testing::tiny::{random_weights, tiny_model};
 
 fn load(order: ThreadOrder, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) -> Box<dyn Executable> {
-    load_with(GpuOptions { batch_invariant: true }, order, plan, weights, kv)
+    load_with(GpuOptions { batch_invariant: true, ..GpuOptions::default() }, order, plan, weights, kv)
 }
 
 fn load_with(

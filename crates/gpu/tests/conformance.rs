@@ -8,8 +8,8 @@ use gpu::{GpuBackend, GpuOptions, ThreadOrder};
 
 /// Runs the cases of `part` that `wanted` picks by their place and name, on simulators of `orders`.
 fn conforms(part: Part, orders: &[ThreadOrder], batch_invariant: bool, wanted: impl Fn(usize, &str) -> bool) {
-    let simulators: Vec<_> =
-        orders.iter().map(|&order| GpuBackend::simulator(order, 1 << 30, GpuOptions { batch_invariant })).collect();
+    let options = GpuOptions { batch_invariant, ..GpuOptions::default() };
+    let simulators: Vec<_> = orders.iter().map(|&order| GpuBackend::simulator(order, 1 << 30, options)).collect();
     let backends: Vec<_> = simulators.iter().map(|simulator| simulator as &dyn Backend).collect();
     let cases = cases(&backends[0].claims(), false).into_iter().filter(|case| case.part == part);
     let cases: Vec<_> = cases.enumerate().filter(|(index, case)| wanted(*index, &case.name)).collect();

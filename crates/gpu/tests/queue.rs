@@ -6,6 +6,7 @@ use std::sync::Arc;
 use backend::{Backend, BackendError, Choice, Counters, Executable};
 use engine::{Engine, EngineConfig, FinishReason, Request, SamplingParams};
 use gpu::{GpuBackend, GpuOptions, ThreadOrder};
+use plan::sampling::{RowSampling, choose, share};
 use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, StepShape, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::{Rng, tiny_model};
@@ -138,12 +139,15 @@ fn an_engine_gives_the_same_texts_with_and_without_the_queue() {
     let texts = |queues: bool, run_ahead: bool| {
         let executable = simulator(ThreadOrder::Forward).load(plan.clone(), weights.clone(), KV).unwrap();
         let executable = if queues { executable } else { Box::new(NoQueue(executable)) };
-        let config = EngineConfig { run_ahead, ..EngineConfig::new(KV, 64, plan.vocab_size, vec![2]) };
+        let config =
+            EngineConfig { run_ahead, draws_on_device: true, ..EngineConfig::new(KV, 64, plan.vocab_size, vec![2]) };
         let mut engine = Engine::new(executable, config).unwrap();
         let mut texts = vec![vec![]; 5];
         for index in 0..5 {
-            // One of them samples, so that steps of logits come between; they end at different times.
-            let sampling = if index == 3 { SamplingParams::default() } else { SamplingParams::greedy() };
+            // One of them wants what the device does not know, so that steps of logits come between; they end at different
+            // times.
+            let logprobs = SamplingParams { logprobs: Some(1), ..SamplingParams::default() };
+            let sampling = if index == 3 { logprobs } else { SamplingParams::greedy() };
             let prompt = Rng::new(index as u64).tokens(3 + index, plan.vocab_size);
             let mut request = Request::new(prompt, sampling);
             request.max_tokens = Some(6 + 5 * index);
@@ -195,4 +199,88 @@ fn in_steady_state_a_step_is_one_submission_and_one_wait() {
     assert_eq!(after, expected, "no allocation, no look-up, no launch beside the recorded step");
     let choices: &[Choice] = executable.collect().unwrap();
     assert!(choices[0].fault.is_none());
+}
+
+/// Rows of logits that are hard to rank, and ways to draw from them.
+#[test]
+fn what_is_drawn_is_what_a_full_sort_draws_ties_and_faults_included() {
+    const VOCAB_SIZE: usize = 1501;
+    let mut rng = Rng::new(11);
+    let normal = |rng: &mut Rng, scale: f32| (0..VOCAB_SIZE).map(|_| rng.normal() * scale).collect::<Vec<_>>();
+    let mut rows = vec![normal(&mut rng, 1.0), normal(&mut rng, 3.0), normal(&mut rng, 40.0)];
+    // A few values, many times; one value; far apart; a spike; the ends of f32; zeros of both signs.
+    rows.push((0..VOCAB_SIZE).map(|id| ((id * 7919) % 5) as f32 * 0.25).collect());
+    rows.push(vec![-3.5; VOCAB_SIZE]);
+    rows.push((0..VOCAB_SIZE).map(|id| -(id as f32)).collect());
+    rows.push((0..VOCAB_SIZE).map(|id| if id == 1500 { 30.0 } else { 0.0 }).collect());
+    rows.push((0..VOCAB_SIZE).map(|id| [f32::MAX, f32::MIN, 1e30, 1e-40][id % 4]).collect());
+    rows.push((0..VOCAB_SIZE).map(|id| if id % 3 == 0 { -0.0 } else { 0.0 }).collect());
+    let mut faulty = normal(&mut rng, 1.0);
+    faulty[77] = f32::NAN;
+    rows.push(faulty);
+    let mut table = vec![0f32; VOCAB_SIZE * VOCAB_SIZE];
+    for (row, logits) in rows.iter().enumerate() {
+        table[row * VOCAB_SIZE..][..VOCAB_SIZE].copy_from_slice(logits);
+    }
+    let weights = vec![Tensor::from_f32(WeightFormat::F32, vec![VOCAB_SIZE, VOCAB_SIZE], &table).unwrap()];
+    let ways = |rng: &mut Rng, round: usize| RowSampling {
+        temperature: [1.0, 0.7, 0.01, 2.5, 0.0][(rng.next_u64() % 5) as usize],
+        top_k: [0, 1, 40, 700, 5000][(round + rng.next_u64() as usize % 2) % 5],
+        top_p: share([1.0, 0.95, 0.5, 1e-6][(rng.next_u64() % 4) as usize]),
+        min_p_ln: [0.0f32, 0.05, 1.0][(rng.next_u64() % 3) as usize].ln(),
+        pick: rng.next_u64(),
+    };
+    for order in [ThreadOrder::Forward, ThreadOrder::Reverse] {
+        let mut executable = simulator(order).load(table_plan(VOCAB_SIZE), weights.clone(), KV).unwrap();
+        for round in 0..5 {
+            let tokens: Vec<u32> = (0..rows.len() as u32).collect();
+            let mut input = self::rows(&tokens);
+            input.sampling = tokens.iter().map(|_| ways(&mut rng, round)).collect();
+            executable.enqueue(&input).unwrap();
+            for (row, choice) in executable.collect().unwrap().iter().enumerate() {
+                let how = &input.sampling[row];
+                match rows[row].iter().position(|logit| !logit.is_finite()) {
+                    Some(id) => assert_eq!(choice.fault.map(|(id, _)| id), Some(id as u32)),
+                    None => {
+                        assert_eq!(choice.token_id as usize, choose(&rows[row], how), "row {row}, {how:?}, {order:?}")
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_engine_draws_the_same_texts_on_the_device_and_on_the_host() {
+    let (textbook, weights) = tiny_model("qwen2", 4, WeightFormat::F16);
+    let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
+    let texts = |queues: bool| {
+        let executable = simulator(ThreadOrder::Forward).load(plan.clone(), weights.clone(), KV).unwrap();
+        let executable = if queues { executable } else { Box::new(NoQueue(executable)) };
+        let config = EngineConfig { draws_on_device: true, ..EngineConfig::new(KV, 64, plan.vocab_size, vec![]) };
+        let mut engine = Engine::new(executable, config).unwrap();
+        let mut texts = vec![vec![]; 5];
+        for seed in 0..5 {
+            let all = SamplingParams { seed, ..SamplingParams::default() };
+            let sampling = match seed {
+                0 => all,
+                1 => SamplingParams { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, ..all },
+                2 => SamplingParams { temperature: 1.5, top_p: 0.7, ..all },
+                3 => SamplingParams { top_k: 3, ..all },
+                _ => SamplingParams::greedy(),
+            };
+            let mut request = Request::new(Rng::new(seed).tokens(4, plan.vocab_size), sampling);
+            request.max_tokens = Some(12 + seed as usize);
+            engine.submit(request).unwrap();
+        }
+        while engine.has_work() {
+            for output in engine.step() {
+                let index: usize = output.request.to_string().parse().unwrap();
+                texts[index].extend(output.token.map(|token| token.id));
+            }
+        }
+        assert_eq!(engine.stats().num_ahead > 10, queues, "{:?}", engine.stats());
+        texts
+    };
+    assert_eq!(texts(true), texts(false));
 }

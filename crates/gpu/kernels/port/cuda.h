@@ -1,6 +1,6 @@
 // Portability layer, CUDA (NVRTC or nvcc, no header needed). The same names as in metal.h and sim.h.
 #pragma once
-typedef int i32; typedef unsigned u32; typedef long long i64;
+typedef int i32; typedef unsigned u32; typedef long long i64; typedef unsigned long long u64;
 typedef float f32;
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
@@ -150,6 +150,12 @@ FN f32 exp2_32(f32 x) { f32 r; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x
 FN f32 abs32(f32 x) { return fabsf(x); }
 FN f32 inv_sqrt(f32 x) { return 1.f / sqrtf(x); }
 FN f32 fma32(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
+// A product that is rounded, whatever it is added to.
+FN f32 mul_rounded(f32 a, f32 b) { return __fmul_rn(a, b); }
+// The upper half of a product.
+FN u32 mul_high(u32 a, u32 b) { return __umulhi(a, b); }
+FN u64 mul_high_u64(u64 a, u64 b) { return __umul64hi(a, b); }
+FN u64 sum_lanes_u64(u64 v) { UNROLL for (i32 m = SIMD / 2; m; m >>= 1) v += __shfl_xor_sync(~0u, v, m); return v; }
 FN f32 max32(f32 a, f32 b) { return fmaxf(a, b); }
 FN i32 mini(i32 a, i32 b) { return min(a, b); }
 FN i32 maxi(i32 a, i32 b) { return max(a, b); }
@@ -208,6 +214,14 @@ FN void send(f32x4* to, i64 i, f32x4 v) {
   asm volatile("st.relaxed.gpu.global.v4.f32 [%0],{%1,%2,%3,%4};" ::"l"(to + i), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 FN void forget(f32x4* at, i64 i) { asm volatile("st.relaxed.gpu.global.v4.u32 [%0],{%1,%1,%1,%1};" ::"l"(at + i), "r"(~0u) : "memory"); }
+// One thread of each group of a launch whose groups all run at once, after a group barrier: goes on when `until` have come to
+// the counter, which no other launch uses.
+FN void meet_groups(u32* counter, u32 until) {
+  asm volatile("red.add.release.gpu.global.u32 [%0],1;" ::"l"(counter) : "memory");
+  u32 come;
+  do asm volatile("ld.acquire.gpu.global.u32 %0,[%1];" : "=r"(come) : "l"(counter) : "memory");
+  while (come < until);
+}
 // A word of group memory that another SIMD group may be changing, and a moment between two looks at it.
 FN i32 flag(const i32& word) { return *(volatile const i32*)&word; }
 FN void pause() { __nanosleep(64); }

@@ -3,7 +3,7 @@
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
-typedef int i32; typedef uint u32; typedef long i64;
+typedef int i32; typedef uint u32; typedef long i64; typedef ulong u64;
 typedef float f32; typedef half f16; typedef bfloat bf16;
 typedef uint4 u32x4; typedef int2 i32x2; typedef float2 f32x2; typedef float4 f32x4;
 #define GROUP threadgroup
@@ -106,6 +106,19 @@ FN f32 exp2_32(f32 x) { return exp2(x); }
 FN f32 abs32(f32 x) { return abs(x); }
 FN f32 inv_sqrt(f32 x) { return 1.f / precise::sqrt(x); }
 FN f32 fma32(f32 a, f32 b, f32 c) { return fma(a, b, c); }
+// A product that is rounded, whatever it is added to.
+FN f32 mul_rounded(f32 a, f32 b) {
+#pragma clang fp contract(off)
+  return a * b;
+}
+// The upper half of a product.
+FN u32 mul_high(u32 a, u32 b) { return mulhi(a, b); }
+FN u64 mul_high_u64(u64 a, u64 b) { return mulhi(a, b); }
+FN u64 sum_lanes_u64(u64 v) {
+  UNROLL for (i32 m = SIMD / 2; m; m >>= 1)
+    v += u64(simd_shuffle_xor(u32(v), (ushort)m)) | u64(simd_shuffle_xor(u32(v >> 32), (ushort)m)) << 32;
+  return v;
+}
 FN f32 max32(f32 a, f32 b) { return max(a, b); }
 FN i32 mini(i32 a, i32 b) { return min(a, b); }
 FN i32 maxi(i32 a, i32 b) { return max(a, b); }

@@ -20,7 +20,7 @@
 #include <map>
 #include <unordered_set>
 #include <vector>
-typedef int32_t i32; typedef uint32_t u32; typedef int64_t i64;
+typedef int32_t i32; typedef uint32_t u32; typedef int64_t i64; typedef uint64_t u64;
 typedef float f32;
 struct f16 { uint16_t bits; };
 struct bf16 { uint16_t bits; };
@@ -510,6 +510,23 @@ FN f32 exp2_32(f32 x) { return std::exp2(x); }
 FN f32 abs32(f32 x) { return std::fabs(x); }
 FN f32 inv_sqrt(f32 x) { return 1 / std::sqrt(x); }
 FN f32 fma32(f32 a, f32 b, f32 c) { return std::fma(a, b, c); }
+// A product that is rounded, whatever it is added to: the build script turns fusing off.
+FN f32 mul_rounded(f32 a, f32 b) { return a * b; }
+// The upper half of a product.
+FN u32 mul_high(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
+FN u64 mul_high_u64(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
+FN u64 sum_lanes_u64(u64 v) {
+  sim::Machine& m = sim::machine;
+  sim::Fibre& f = m.fibre[m.current];
+  memcpy(f.given[(f.turn + 1) & 1], &v, sizeof v);
+  exchange(0.f, "sum_lanes_u64");
+  u64 sum = 0;
+  for (i32 l = 0; l < SIMD; l++) {
+    memcpy(&v, m.fibre[m.current / SIMD * SIMD + l].given[f.turn & 1], sizeof v);
+    sum += v;
+  }
+  return sum;
+}
 FN f32 max32(f32 a, f32 b) { return std::fmax(a, b); }
 FN i32 mini(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 maxi(i32 a, i32 b) { return a > b ? a : b; }
@@ -608,6 +625,9 @@ FN bool has_come(f32x4 v) {
 }
 FN void send(Ptr<f32x4> to, i64 i, f32x4 v) { to[i] = v; }
 FN void forget(Ptr<f32x4> at, i64 i) { memset(&at[i], 0xff, sizeof(f32x4)); }
+FN void meet_groups(Ptr<u32> counter, u32 until) {
+  if (++counter[0] < until) sim::fail("wait for a group that has not run%.0d", 0);
+}
 FN i32 flag(const i32& word) { return word; }
 FN void pause() { sim::fail("wait for another SIMD group%.0d", 0); }
 

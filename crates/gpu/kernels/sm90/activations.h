@@ -4,7 +4,7 @@
 // Shapes    x (rows, k), f32, rows on 16 bytes; gain (k,); y (rows, k rounded up to 64), f16 or bf16, zeros past k.
 // Scales    y · row_scales = x, to 11 bits (bf16: 8): the largest of a row is in [2^13, 2^14).
 // Order     as x; SHUFFLED (for Q8_0, see gemm.h): place 16 s + 8 h + 2 t + i of each 64 has number 16 t + 4 s + 2 h + i.
-// Grid      (rows); a group a row, which it holds in registers: k <= 32 · threads <= 32768. Bytes: x and y, once.
+// Grid      (rows); a group a row, which it holds in registers: k <= 16 · threads <= 16384 (wide: twice that). Bytes: x and y, once.
 
 struct ActivationParams {
   Ptr<const f32x4> x;
@@ -40,14 +40,17 @@ FN void activation_store(Ptr<u32> y, i32 vector, u32 low, u32 high, i32 lane, bo
   if (in) reinterpret_cast<uint2*>(y)[vector] = pairs;
 }
 
-template <bool NORM, bool BF16, bool SHUFFLED>
+// VECTORS of a thread, at most: where they are few, it has the gain's too, before the kernel ahead has ended.
+template <bool NORM, bool BF16, bool SHUFFLED, i32 VECTORS>
 FN void activations(CONST ActivationParams& p, GROUP ActivationGroup& g, Lane t) {
-  enum { VECTORS = 8 };  // of a thread, at most
+  enum { EARLY = NORM && VECTORS <= 4 };
   let_next_start();
-  wait_for_previous();
   if (t.gx >= p.rows[0]) return;  // the whole group
   const i32 source = given(p.select) ? p.select[t.gx] : t.gx, threads = t.simds * SIMD, thread = t.simd * SIMD + t.lane;
   const Ptr<const f32x4> row = p.x + i64(source) * (p.x_stride / 4);
+  f32x4 gains[EARLY ? VECTORS : 1];
+  if (EARLY) UNROLL for (i32 j = 0; j < VECTORS; j++) gains[j] = row_vector(p.gain, thread + j * threads, p.k);
+  wait_for_previous();
   f32x4 v[VECTORS];
   UNROLL for (i32 j = 0; j < VECTORS; j++) v[j] = row_vector(row, thread + j * threads, p.k);
   if (NORM) {
@@ -60,7 +63,7 @@ FN void activations(CONST ActivationParams& p, GROUP ActivationGroup& g, Lane t)
     squares = sum_lanes<SIMD>(t.lane < t.simds ? g.part[0][t.lane] : 0.f);
     const f32 scale = inv_sqrt(squares / f32(p.k) + p.eps);
     UNROLL for (i32 j = 0; j < VECTORS; j++) {
-      const f32x4 gain = row_vector(p.gain, thread + j * threads, p.k);
+      const f32x4 gain = EARLY ? gains[EARLY ? j : 0] : row_vector(p.gain, thread + j * threads, p.k);
       v[j].x *= scale * gain.x; v[j].y *= scale * gain.y; v[j].z *= scale * gain.z; v[j].w *= scale * gain.w;
     }
   }
@@ -97,8 +100,10 @@ FN void activations(CONST ActivationParams& p, GROUP ActivationGroup& g, Lane t)
     __VA_ARGS__(p, g, t);                                                                                                   \
   }
 #define ACTIVATIONS(FORMAT, BF16, SHUFFLED)                                                \
-  ACTIVATION_KERNEL(activations_##FORMAT, activations<false, BF16, SHUFFLED>)              \
-  ACTIVATION_KERNEL(norm_activations_##FORMAT, activations<true, BF16, SHUFFLED>)
+  ACTIVATION_KERNEL(activations_##FORMAT, activations<false, BF16, SHUFFLED, 4>)           \
+  ACTIVATION_KERNEL(activations_wide_##FORMAT, activations<false, BF16, SHUFFLED, 8>)      \
+  ACTIVATION_KERNEL(norm_activations_##FORMAT, activations<true, BF16, SHUFFLED, 4>)       \
+  ACTIVATION_KERNEL(norm_activations_wide_##FORMAT, activations<true, BF16, SHUFFLED, 8>)
 ACTIVATIONS(f16, false, false)
 ACTIVATIONS(bf16, true, false)
 ACTIVATIONS(q8_0, false, true)

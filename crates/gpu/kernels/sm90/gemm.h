@@ -11,7 +11,8 @@
 //           on TOKENS and the cluster, and so on how many rows there are.
 
 struct GemmSegment {
-  TensorMap weight;  // (k, n); in a GLU (k, 8, 2, n / 8), the third over gate and up
+  TensorMap weight;       // (k, n); in a GLU (k, 8, 2, n / 8), the third over gate and up
+  TensorMap scale_tiles;  // gemm_narrow: (scales of a row, n), or (scales of a row, 8, 2, n / 8)
   Ptr<const f16> scales;
   Ptr<const f16> up_scales;
   Ptr<const f32> bias;
@@ -28,7 +29,7 @@ struct GemmParams {
   Ptr<const i32> rows;
   i32 k, scale_stride;  // of a row of W's scales, in f16
   i32 residual_stride, tiles;  // of all segments
-  i32 padding[6];
+  i32 glu, stages, height, columns, padding[2];  // gemm_narrow: stages of the ring, rows of weights of a tile
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL

@@ -43,12 +43,24 @@ FN void barrier_observe(u32 barrier, u32 phase) {
       "{.reg .pred done; wait: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done,[%0],%1; @!done bra wait;}"
       :: "r"(barrier), "r"(phase) : "memory");
 }
+// Stores to group memory of a group of the cluster that report to a barrier there, as copies do.
+FN void send_to(u32 address, u32 barrier, u32 rank, f32 a, f32 b) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0],{%1,%2},[%3];"
+               :: "r"(cluster_address(address, rank)), "f"(a), "f"(b), "r"(cluster_address(barrier, rank)) : "memory");
+}
+FN void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+FN void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 // A barrier of four SIMD groups, one of 16 that there are; the first is group_barrier's.
 FN void four_simds_barrier(i32 which) { asm volatile("bar.sync %0,128;" :: "r"(which) : "memory"); }
 
 FN f32x4 load_group(u32 address) {
   f32x4 v;
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+  return v;
+}
+FN f32x2 load_group_pair(u32 address) {
+  f32x2 v;
+  asm volatile("ld.shared.v2.f32 {%0,%1},[%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
   return v;
 }
 FN f32 load_group_scalar(u32 address) {
@@ -66,6 +78,9 @@ FN u32x4 load_group_bits(u32 address) {
   u32x4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
   return v;
+}
+FN void store_group_pair(u32 address, f32 a, f32 b) {
+  asm volatile("st.shared.v2.f32 [%0],{%1,%2};" :: "r"(address), "f"(a), "f"(b) : "memory");
 }
 FN void store_group(u32 address, f32 v) { asm volatile("st.shared.f32 [%0],%1;" :: "r"(address), "f"(v) : "memory"); }
 
@@ -101,7 +116,15 @@ FN void matrix_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "m
 template <i32 N> FN void matrix_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
 
 #define ACC_8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define ACC_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define ACC_16(d, i) ACC_8(d, i), ACC_8(d, i + 8)
 #define ACC_64(d, i) ACC_8(d, i), ACC_8(d, i + 8), ACC_8(d, i + 16), ACC_8(d, i + 24), ACC_8(d, i + 32), ACC_8(d, i + 40), ACC_8(d, i + 48), ACC_8(d, i + 56)
+#define REGISTERS_4 "{%0,%1,%2,%3}"
+#define REGISTERS_8 "{%0,%1,%2,%3,%4,%5,%6,%7}"
+#define REGISTERS_16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
+#define REGISTERS_32 \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
 #define REGISTERS_64 \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
   "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
@@ -134,8 +157,16 @@ template <i32 N> FN void matrix_wait() { asm volatile("wgmma.wait_group.sync.ali
     }                                                                                                                       \
   };
 template <i32 N> struct MatrixOp;
+#define ACC_D4 ACC_4(d, 0)
+#define ACC_D8 ACC_8(d, 0)
+#define ACC_D16 ACC_16(d, 0)
+#define ACC_D32 ACC_16(d, 0), ACC_16(d, 16)
 #define ACC_D64 ACC_64(d, 0)
 #define ACC_D128 ACC_64(d, 0), ACC_64(d, 64)
+MATRIX_OPS(8, 4, ACC_D4, "%4", "%5", "%4", "%5", "%6", "%7", "%8")
+MATRIX_OPS(16, 8, ACC_D8, "%8", "%9", "%8", "%9", "%10", "%11", "%12")
+MATRIX_OPS(32, 16, ACC_D16, "%16", "%17", "%16", "%17", "%18", "%19", "%20")
+MATRIX_OPS(64, 32, ACC_D32, "%32", "%33", "%32", "%33", "%34", "%35", "%36")
 MATRIX_OPS(128, 64, ACC_D64, "%64", "%65", "%64", "%65", "%66", "%67", "%68")
 MATRIX_OPS(256, 128, ACC_D128, "%128", "%129", "%128", "%129", "%130", "%131", "%132")
 

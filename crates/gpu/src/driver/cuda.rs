@@ -248,7 +248,7 @@ impl CudaDriver {
                 id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                 pad: [0; 4],
                 value: sys::CUlaunchAttributeValue {
-                    programmaticStreamSerializationAllowed: self.context.early_start.into(),
+                    programmaticStreamSerializationAllowed: (self.context.early_start && launch.early_start).into(),
                 },
             },
             sys::CUlaunchAttribute {

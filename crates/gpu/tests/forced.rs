@@ -1,0 +1,80 @@
+//! Kernels that are forced: taken where they can be, said wherever kernels are said, and as right as those of the table.
+
+use std::sync::Arc;
+
+use backend::Backend;
+use gpu::{GpuBackend, GpuError, GpuOptions, ThreadOrder};
+use plan::{KvFormat, KvLayout, StepInput, StepShape, fuse, restrict_outputs};
+use tensor::WeightFormat;
+use testing::tiny_model;
+
+const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks: 16 };
+const ROWS: usize = 4;
+
+fn forcing(forced: &[&str]) -> GpuBackend {
+    let forced = forced.iter().map(|text| text.parse().unwrap()).collect();
+    GpuBackend::simulator(ThreadOrder::Forward, 1 << 30, GpuOptions { forced, ..GpuOptions::default() })
+}
+
+/// Each op of a step of four rows, once, with its kernels; and the logits of such a step.
+fn kernels_and_logits(backend: &GpuBackend) -> (Vec<String>, Vec<f32>) {
+    let (textbook, weights) = tiny_model("llama", 3, WeightFormat::F16);
+    let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
+    let mut executable = backend.load(plan, weights, KV).unwrap();
+    let shape = StepShape { tokens: ROWS, sequences: ROWS, outputs: ROWS };
+    let infos = executable.variants(shape).unwrap();
+    let mut kernels: Vec<_> = infos.iter().map(|info| format!("{}: {}", info.name, info.variant)).collect();
+    kernels.dedup();
+    let mut input = StepInput::default();
+    for block in 0..ROWS as u32 {
+        let row = input.push_sequence(&[block + 5], 0, &[block]);
+        input.output_rows.push(row as u32);
+    }
+    (kernels, executable.replay(&input).unwrap().to_vec())
+}
+
+#[test]
+fn what_is_forced_computes_the_same_and_is_said() {
+    let (table, expected) = kernels_and_logits(&forcing(&[]));
+    let of = |kernels: &[String], op: &str| {
+        let found = kernels.iter().find(|kernel| kernel.starts_with(&format!("{op}: ")));
+        found.unwrap_or_else(|| panic!("no {op} in {kernels:?}")).clone()
+    };
+    assert!(of(&table, "norm_glu").contains("linear_batch_f16"), "{table:?}");
+    for (forced, op, kernel) in [
+        ("norm_glu=linear", "norm_glu", "rms_norm_f32 + linear_glu_f16_m4"),
+        ("linear_residual=linear", "linear_residual", "linear_f16_m4"),
+        ("attention=attention", "attention", "attention_f16"),
+        // It is for one row: with more, all is as ever.
+        ("norm_glu=linear_stream", "norm_glu", "linear_batch_f16_t8"),
+    ] {
+        let backend = forcing(&[forced]);
+        assert!(backend.device().description.ends_with(&format!(", forced: {forced}")));
+        let (kernels, logits) = kernels_and_logits(&backend);
+        assert_eq!(of(&kernels, op), format!("{op}: {kernel}"));
+        let others = |kernels: &[String]| {
+            let others = kernels.iter().filter(|kernel| !kernel.starts_with(&format!("{op}: ")));
+            others.cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(others(&kernels), others(&table), "{forced}");
+        let largest = expected.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        for (found, expected) in logits.iter().zip(&expected) {
+            assert!((found - expected).abs() <= 0.01 * largest, "{forced}: {found}, not {expected}");
+        }
+    }
+}
+
+#[test]
+fn what_the_device_cannot_do_is_refused_with_what_it_can() {
+    let refused = |batch_invariant, forced: &str| {
+        let forced = [forced.parse().unwrap()].into_iter().collect();
+        forcing(&[]).with_options(GpuOptions { batch_invariant, forced }).unwrap_err()
+    };
+    let error = refused(false, "norm_glu=gemm");
+    assert!(matches!(error, GpuError::NoVariant { op: "norm_glu", kernel: "gemm", .. }));
+    assert_eq!(
+        error.to_string(),
+        "`gemm` cannot compute `norm_glu` on `sim` as it is to; what can: linear, linear_stream, linear_batch"
+    );
+    assert!(refused(true, "logits=linear_batch").to_string().ends_with("what can: linear"));
+}
