@@ -18,6 +18,11 @@ const PROMPT: usize = 512;
 /// Tokens that the cache has room for: attention may be computed in other ways for longer texts.
 const CONTEXT: usize = 8192;
 
+/// Where tokens are chosen.
+const CHOSEN_ON_DEVICE: &str = "The likeliest tokens are chosen on the device. Steps with any other sampler, a bias, a grammar or \
+     log-probabilities give their logits to the host.\n";
+const CHOSEN_ON_HOST: &str = "Tokens are chosen by the host.\n";
+
 /// The same op in every layer: what is dispatched on, and the variant for each number of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Line {
@@ -50,11 +55,12 @@ pub(crate) fn dispatch(
     executable.settle()?;
     let lines = lines(&mut *executable)?;
     Ok(format!(
-        "{name} on {} ({}), KV cache in {}, up to {CONTEXT} tokens of context\n\n{}",
+        "{name} on {} ({}), KV cache in {}, up to {CONTEXT} tokens of context\n\n{}\n{}",
         device.name,
         device.description,
         format!("{format:?}").to_ascii_lowercase(),
         table(&lines, &device.name),
+        if executable.can_queue() { CHOSEN_ON_DEVICE } else { CHOSEN_ON_HOST },
     ))
 }
 

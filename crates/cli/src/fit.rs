@@ -5,9 +5,10 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use formats::Checkpoint;
+use formats::{Checkpoint, TensorInfo};
 use plan::{KvFormat, Plan};
 use serde_json::{Value, json};
+use tensor::Tensor;
 
 use crate::load::{self, ModelArgs};
 use crate::{explain, output, units};
@@ -59,7 +60,8 @@ struct Fit {
 
 impl Fit {
     fn new(plan: &Plan, checkpoint: &Checkpoint, kv: KvFormat, memory_bytes: u64, bandwidth: f64) -> Self {
-        let sizes: HashMap<_, _> = checkpoint.tensor_infos().map(|info| (info.name, info.bytes)).collect();
+        let sizes: HashMap<_, _> =
+            checkpoint.tensor_infos().map(|info| (info.name.clone(), read_bytes(&info))).collect();
         let bytes_of = |name: &str| sizes.get(name).copied().unwrap_or(0);
         let (weight_bytes, active_bytes) = weight_bytes(plan, |index| bytes_of(&plan.weights[index].name));
         Self {
@@ -91,6 +93,13 @@ impl Fit {
     fn tokens_per_s(&self, depth: usize) -> f64 {
         self.bandwidth / (self.active_bytes + self.kv_bytes(depth, 1)).max(1) as f64
     }
+}
+
+/// Bytes of a tensor once it is read: more than in the file where its type is expanded.
+fn read_bytes(info: &TensorInfo) -> u64 {
+    let shape: Option<Vec<usize>> = info.shape.iter().map(|&dimension| usize::try_from(dimension).ok()).collect();
+    let expanded = info.format.zip(shape).and_then(|(format, shape)| Tensor::byte_len(format, &shape).ok());
+    expanded.map_or(info.bytes, |bytes| bytes as u64)
 }
 
 /// Bytes of all weights of `plan`, and of those that each decode step reads whole: all but an embedding table of which it

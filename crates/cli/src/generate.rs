@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use engine::{Dry, FinishReason, Request, SamplingParams, StopStrings, Xtc};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokenizer::{ParseSpecial, StreamDecoder};
 
 use crate::load::{self, Model, ModelArgs};
@@ -27,7 +27,7 @@ pub(crate) struct GenerationOptions {
 impl GenerationOptions {
     /// What the flags say, on top of what the model's `generation_config.json` says, on top of our defaults.
     pub(crate) fn new(model: &Model, args: &SamplingArgs) -> Result<Self> {
-        let seed = args.seed.unwrap_or_else(random_seed);
+        let seed = args.seed.unwrap_or_else(server::random_seed);
         let sampling = SamplingParams { seed, ..sampling_params(model, args)? };
         Ok(Self { max_tokens: None, stop: Vec::new(), ignore_eos: false, seed, sampling })
     }
@@ -39,7 +39,8 @@ impl GenerationOptions {
     }
 }
 
-fn sampling_params(model: &Model, args: &SamplingArgs) -> Result<SamplingParams> {
+/// The parameters, but for the seed.
+pub(crate) fn sampling_params(model: &Model, args: &SamplingArgs) -> Result<SamplingParams> {
     let from_model = |key: &str| -> Result<Option<f32>> {
         match model.generation_config.get(key) {
             None | Some(Value::Null) => Ok(None),
@@ -101,13 +102,6 @@ fn sampling_params(model: &Model, args: &SamplingArgs) -> Result<SamplingParams>
         logit_bias: args.logit_bias.clone(),
         ..whole
     })
-}
-
-/// A seed that nobody chose: the standard library's own per-process randomness.
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    // 32 bits, so that the seed in a report is easy to type.
-    std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xffff_ffff
 }
 
 /// What came of a prompt.
@@ -190,7 +184,7 @@ impl Model {
             finish_reason: "cancelled",
             error: None,
             seed: options.seed,
-            sampling: report(&request.sampling),
+            sampling: server::describe_sampling(&request.sampling),
             first_token_time: Duration::ZERO,
             prompt_time: Duration::ZERO,
             decode_time: Duration::ZERO,
@@ -259,17 +253,6 @@ fn describe(finish: &FinishReason) -> (&'static str, Option<String>) {
         FinishReason::Cancelled => ("cancelled", None),
         FinishReason::Error(failure) => ("error", Some(failure.to_string())),
     }
-}
-
-/// The parameters as the report names them.
-fn report(sampling: &SamplingParams) -> Value {
-    json!({
-        "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
-        "min_p": sampling.min_p, "typical_p": sampling.typical_p,
-        "repetition_penalty": sampling.repetition_penalty, "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty, "repeat_last_n": sampling.repeat_last_n,
-        "dry_multiplier": sampling.dry.multiplier, "xtc_probability": sampling.xtc.probability,
-    })
 }
 
 /// Generates greedily from the built-in model and compares with what Hugging Face transformers generated. They may part

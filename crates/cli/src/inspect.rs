@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use formats::{Checkpoint, TensorInfo, TokenizerSource};
 use serde_json::{Map, Value, json};
+use tensor::WeightFormat;
 
 use crate::{load, output, units};
 
@@ -47,7 +48,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
     let mut tensors: Vec<_> = checkpoint.tensor_infos().collect();
     tensors.sort_by_cached_key(|tensor| natural(&tensor.name));
     let trouble = plan.err().map(|error| format!("{error:#}"));
-    let refused: Vec<_> = types(&tensors).into_iter().filter(|t| !t.computed).map(|t| t.name).collect();
+    let refused: Vec<_> = types(&tensors).into_iter().filter(|t| t.format.is_none()).map(|t| t.name).collect();
     let trouble = match (trouble, refused.is_empty()) {
         (None, false) => Some(format!("weights of type {} are not computed yet", refused.join(", "))),
         (trouble, _) => trouble,
@@ -63,7 +64,8 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
 /// Sums over the tensors of one type.
 struct TypeSum {
     name: &'static str,
-    computed: bool,
+    /// What it is computed as.
+    format: Option<WeightFormat>,
     tensors: usize,
     bytes: u64,
 }
@@ -71,9 +73,8 @@ struct TypeSum {
 fn types(tensors: &[TensorInfo]) -> Vec<TypeSum> {
     let mut sums: BTreeMap<&'static str, TypeSum> = BTreeMap::new();
     for tensor in tensors {
-        let computed = tensor.format.is_some();
-        let sum =
-            sums.entry(tensor.type_name).or_insert(TypeSum { name: tensor.type_name, computed, tensors: 0, bytes: 0 });
+        let (name, format) = (tensor.type_name, tensor.format);
+        let sum = sums.entry(name).or_insert(TypeSum { name, format, tensors: 0, bytes: 0 });
         sum.tensors += 1;
         sum.bytes = sum.bytes.saturating_add(tensor.bytes);
     }
@@ -104,7 +105,11 @@ fn as_text(
     writeln!(out, "parameters    {}", units::count(num_parameters(tensors)))?;
     writeln!(out, "size          {}", units::bytes(checkpoint.total_bytes()))?;
     for sum in types(tensors) {
-        let note = if sum.computed { "" } else { " (not computed yet)" };
+        let note = match sum.format {
+            None => " (not computed yet)".to_owned(),
+            Some(format) if format.name() != sum.name => format!(" (expanded to {format})"),
+            Some(_) => String::new(),
+        };
         writeln!(out, "  {:<11} {} in {} tensors{note}", sum.name, units::bytes(sum.bytes), sum.tensors)?;
     }
     writeln!(out, "tokenizer     {}", describe_tokenizer(&checkpoint.tokenizer))?;
@@ -144,7 +149,13 @@ fn as_text(
 fn as_json(checkpoint: &Checkpoint, name: &str, tensors: &[TensorInfo], trouble: Option<&str>) -> Value {
     let types: Map<String, Value> = types(tensors)
         .into_iter()
-        .map(|sum| (sum.name.to_owned(), json!({"tensors": sum.tensors, "bytes": sum.bytes, "computed": sum.computed})))
+        .map(|sum| {
+            let computed_as = sum.format.map(WeightFormat::name);
+            let computed = computed_as.is_some();
+            let sums =
+                json!({"tensors": sum.tensors, "bytes": sum.bytes, "computed": computed, "computed_as": computed_as});
+            (sum.name.to_owned(), sums)
+        })
         .collect();
     let tensors_json: Vec<_> = tensors
         .iter()

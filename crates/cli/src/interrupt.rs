@@ -9,11 +9,17 @@ const EXIT_INTERRUPTED: i32 = 130;
 
 /// Installs the handler. Call once, before the first generation.
 pub(crate) fn install() {
+    on_first(|| {});
+}
+
+/// Calls `act` at the first Ctrl-C (or SIGTERM, or SIGHUP); the second ends the program.
+pub(crate) fn on_first(act: impl Fn() + Send + 'static) {
     // Where no handler can be installed the default stays: Ctrl-C ends the program, which is an acceptable answer.
-    let installed = ctrlc::set_handler(|| {
+    let installed = ctrlc::set_handler(move || {
         if REQUESTED.swap(true, Ordering::SeqCst) {
             std::process::exit(EXIT_INTERRUPTED);
         }
+        act();
     });
     if let Err(error) = installed {
         tracing::warn!("no Ctrl-C handler: {error}");

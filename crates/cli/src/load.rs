@@ -1,6 +1,6 @@
 //! Where the parts meet: name → file → weights → model → plan → backend → engine.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use backend::{Backend, Executable, Footprint, check_load};
 use clap::{Args, ValueEnum};
 use engine::{Engine, EngineConfig};
-use formats::{Checkpoint, TokenizerSource};
+use formats::{Checkpoint, TensorInfo, TokenizerSource};
 use plan::{KvFormat, KvLayout, Plan, StepShape};
 use serde_json::Value;
 use tensor::{Tensor, WeightFormat};
@@ -24,14 +24,12 @@ use crate::{builtin, hub, units};
 pub(crate) const KV_BLOCK_LEN: usize = 32;
 /// The most of the free memory that the cache takes when no `--ctx-size` is given.
 const KV_MEMORY_SHARE: u64 = 4;
-/// The largest step of an engine with the default limits.
-const LARGEST_STEP: StepShape = StepShape { tokens: 512, sequences: 16, outputs: 16 };
 /// What a device's system takes for kernels and recorded programs. Guessed.
 const RESERVE_BYTES: u64 = 256 << 20;
 
 /// What `--device` may be besides `cuda:N` and `reference`.
 pub(crate) const AUTO: &str = "auto";
-const CPU: &str = "cpu";
+pub(crate) const CPU: &str = "cpu";
 const CUDA: &str = "cuda";
 
 /// Flags that say where and how a model runs.
@@ -81,11 +79,27 @@ pub(crate) struct GpuArgs {
     /// GPU: a text does not depend on those computed beside it, bit for bit, as on the CPU; batches and prompts take longer
     #[arg(long)]
     pub(crate) batch_invariant: bool,
+
+    /// GPU: compute OP with this kernel wherever it can, for example norm_glu=linear; may be given for several ops
+    #[arg(long, value_name = "OP=KERNEL", value_delimiter = ',')]
+    pub(crate) force_variant: Vec<gpu::ForcedVariant>,
 }
 
 impl GpuArgs {
+    /// Refuses what is about GPUs alone where none of `devices` is one.
+    pub(crate) fn check(&self, devices: &[&str]) -> Result<()> {
+        if !self.force_variant.is_empty() && !devices.iter().any(|device| is_gpu(device)) {
+            bail!(
+                "--force-variant is about the kernels of GPUs: expected --device cuda, found `{}`",
+                devices.join("`, `")
+            );
+        }
+        Ok(())
+    }
+
     fn options(&self) -> gpu::GpuOptions {
-        gpu::GpuOptions { batch_invariant: self.batch_invariant }
+        let forced = self.force_variant.iter().copied().collect();
+        gpu::GpuOptions { batch_invariant: self.batch_invariant, forced }
     }
 }
 
@@ -107,6 +121,55 @@ impl From<KvType> for KvFormat {
     }
 }
 
+/// How much an engine does at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EngineSizes {
+    /// Sequences that run at a time.
+    pub(crate) max_sequences: usize,
+    /// Tokens computed in one step.
+    pub(crate) max_batch_tokens: usize,
+    /// Sequences that may wait.
+    pub(crate) max_waiting: usize,
+    /// Tokens of all sequences that the KV cache holds.
+    pub(crate) kv_tokens: KvTokens,
+}
+
+/// Tokens of all sequences that a KV cache holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KvTokens {
+    /// Those of one context.
+    OneContext,
+    /// A context for each sequence, as far as a share of the memory holds them.
+    AsMemoryAllows,
+    /// So many, or one context if that is more.
+    AtLeast(usize),
+}
+
+impl EngineSizes {
+    /// For one text at a time.
+    const SINGLE: Self =
+        Self { max_sequences: 16, max_batch_tokens: 512, max_waiting: 256, kv_tokens: KvTokens::OneContext };
+
+    /// Rows of logits in a step: one for each sequence, and some for prompts that are scored.
+    fn max_batch_outputs(&self) -> usize {
+        self.max_sequences.saturating_add(48)
+    }
+
+    fn largest_step(&self) -> StepShape {
+        StepShape { tokens: self.max_batch_tokens, sequences: self.max_sequences, outputs: self.max_batch_outputs() }
+    }
+
+    fn config(&self, kv: KvLayout, context_len: usize, vocab_size: usize, eos_token_ids: Vec<u32>) -> EngineConfig {
+        EngineConfig {
+            max_sequences: self.max_sequences,
+            max_batch_tokens: self.max_batch_tokens,
+            max_batch_outputs: self.max_batch_outputs(),
+            max_waiting: self.max_waiting,
+            ..EngineConfig::new(kv, context_len, vocab_size, eos_token_ids)
+        }
+    }
+}
+
 /// A loaded model, ready to generate.
 pub(crate) struct Model {
     /// As the user named it.
@@ -121,7 +184,7 @@ pub(crate) struct Model {
     pub(crate) generation_config: Value,
     pub(crate) engine: Engine,
     pub(crate) tokenizer: Arc<Tokenizer>,
-    chat_template: Option<ChatTemplate>,
+    pub(crate) chat_template: Option<ChatTemplate>,
 }
 
 /// Whether a positional argument is meant as a model: a path that exists or looks like one, or ORG/REPO.
@@ -195,7 +258,7 @@ pub(crate) fn plan_of(checkpoint: &Checkpoint) -> Result<Plan> {
 fn first_gpu(args: &GpuArgs) -> Result<gpu::GpuBackend, gpu::GpuError> {
     static FIRST: OnceLock<Result<gpu::GpuBackend, gpu::GpuError>> = OnceLock::new();
     let found = FIRST.get_or_init(|| cuda(0, gpu::GpuOptions::default())).clone()?;
-    Ok(found.with_options(args.options()))
+    found.with_options(args.options())
 }
 
 /// An NVIDIA GPU, with the kernels of this binary, or with those of the folder `HOTMETAL_KERNEL_SRC`, compiled now.
@@ -220,15 +283,32 @@ pub(crate) fn resolve(device: &str) -> &str {
 
 /// The backend that `--device`, `--threads` and `--isa` name.
 pub(crate) fn backend(args: &ModelArgs) -> Result<Box<dyn Backend>> {
+    if let Some(gpu) = gpu_backend(args)? {
+        return Ok(Box::new(gpu));
+    }
+    args.gpu.check(&[&args.device])?;
     match resolve(&args.device) {
         CPU => Ok(Box::new(cpu_backend(args)?)),
         "reference" => Ok(Box::new(backend::reference::ReferenceBackend::new())),
-        CUDA => Ok(Box::new(first_gpu(&args.gpu)?)),
-        other => match other.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()) {
-            Some(ordinal) => Ok(Box::new(cuda(ordinal, args.gpu.options())?)),
-            None => bail!("there is no device `{other}`; this build has: auto, cpu, cuda, cuda:N, reference"),
-        },
+        other => bail!("there is no device `{other}`; this build has: auto, cpu, cuda, cuda:N, reference"),
     }
+}
+
+/// Whether `--device` names a GPU.
+pub(crate) fn is_gpu(device: &str) -> bool {
+    let device = resolve(device);
+    device == CUDA || device.strip_prefix("cuda:").is_some_and(|ordinal| ordinal.parse::<usize>().is_ok())
+}
+
+/// The GPU that `--device` names, if it names one.
+pub(crate) fn gpu_backend(args: &ModelArgs) -> Result<Option<gpu::GpuBackend>> {
+    Ok(match resolve(&args.device) {
+        CUDA => Some(first_gpu(&args.gpu)?),
+        other => match other.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()) {
+            Some(ordinal) => Some(cuda(ordinal, args.gpu.options())?),
+            None => None,
+        },
+    })
 }
 
 /// The processors, as `--threads` and `--isa` say.
@@ -247,8 +327,13 @@ pub(crate) fn parse_isa(name: &str) -> Result<cpu::IsaLevel, String> {
     level.ok_or_else(|| format!("expected one of {}", known.join(", ")))
 }
 
-/// Loads the model that `name` stands for, the built-in one without a name.
+/// Loads the model that `name` stands for, the built-in one without a name, for one text at a time.
 pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
+    load_with(name, args, &EngineSizes::SINGLE)
+}
+
+/// As [`load`], for as much at a time as `sizes` says.
+pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSizes) -> Result<Model> {
     let begun = Instant::now();
     let (mut checkpoint, name) = open(name, false)?;
     let in_model = || format!("cannot load `{name}`");
@@ -256,7 +341,7 @@ pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
     let vocabulary = std::mem::replace(&mut checkpoint.tokenizer, TokenizerSource::None);
     let (tokenizer, rest) = std::thread::scope(|scope| {
         let tokenizer = scope.spawn(|| load_tokenizer(vocabulary, args.allow_unknown_patterns));
-        let rest = load_all_but_tokenizer(&checkpoint, args);
+        let rest = load_all_but_tokenizer(&checkpoint, args, sizes);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
     let Loaded { executable, device, vocab_size, kv, context_len, chat_template } = rest.with_context(in_model)?;
@@ -269,7 +354,8 @@ pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
             tokenizer.vocab_size(),
         );
     }
-    let engine = Engine::new(executable, EngineConfig::new(kv, context_len, vocab_size, tokenizer.eos_ids().to_vec()))?;
+    let engine = sizes.config(kv, context_len, vocab_size, tokenizer.eos_ids().to_vec());
+    let engine = Engine::new(executable, engine)?;
     Ok(Model {
         name,
         device,
@@ -292,9 +378,9 @@ struct Loaded {
     chat_template: Option<ChatTemplate>,
 }
 
-fn load_all_but_tokenizer(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<Loaded> {
+fn load_all_but_tokenizer(checkpoint: &Checkpoint, args: &ModelArgs, sizes: &EngineSizes) -> Result<Loaded> {
     let (plan, weights) = plan_and_weights(checkpoint)?;
-    let Placed { backend, kv, context_len } = place(args, &plan, &weights)?;
+    let Placed { backend, kv, context_len } = place(args, sizes, &plan, &weights)?;
     let device = backend.device().description.clone();
     let vocab_size = plan.vocab_size;
     let executable = backend.load(Arc::new(plan), weights, kv)?;
@@ -310,9 +396,18 @@ pub(crate) fn load_weights(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<
 
 fn plan_and_weights(checkpoint: &Checkpoint) -> Result<(Plan, Vec<Tensor>)> {
     let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
+    let begun = Instant::now();
     let mut weights = Vec::with_capacity(plan.weights.len());
     for weight in &plan.weights {
         weights.push(checkpoint.tensor(&weight.name)?);
+    }
+    let is_expanded = |info: &TensorInfo| info.format == Some(WeightFormat::Q8_0) && info.type_name != "Q8_0";
+    let expanded: BTreeSet<_> = checkpoint.tensor_infos().filter(is_expanded).map(|info| info.type_name).collect();
+    if !expanded.is_empty() {
+        let names = expanded.into_iter().collect::<Vec<_>>().join(", ");
+        let bytes = weights.iter().map(|weight| weight.bytes().len() as u64).sum();
+        let (seconds, bytes) = (begun.elapsed().as_secs_f64(), units::bytes(bytes));
+        note(&format!("weights: {names} expanded to Q8_0 in {seconds:.1} s, {bytes} in memory"));
     }
     Ok((plan, weights))
 }
@@ -325,13 +420,13 @@ struct Placed {
 }
 
 /// Where `--device` says, or for `auto` on the first GPU if the model fits it, else on the CPU; says which and why.
-fn place(args: &ModelArgs, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
+fn place(args: &ModelArgs, sizes: &EngineSizes, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
     if args.device != AUTO {
-        return place_on(backend(args)?, args, plan, weights);
+        return place_on(backend(args)?, args, sizes, plan, weights);
     }
     let on_gpu = first_gpu(&args.gpu).map_err(anyhow::Error::from).and_then(|gpu| {
         check_load(&gpu, plan, weights)?;
-        place_on(Box::new(gpu), args, plan, weights)
+        place_on(Box::new(gpu), args, sizes, plan, weights)
     });
     match on_gpu {
         Ok(placed) => {
@@ -339,6 +434,8 @@ fn place(args: &ModelArgs, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
             note(&format!("device: {CUDA} ({}), where the model fits; --device chooses another", device.description));
             Ok(placed)
         }
+        // What is forced is refused where it cannot be, and not left out.
+        Err(why) if !args.gpu.force_variant.is_empty() => Err(why),
         Err(why) => {
             let line = format!("device: {CPU}, because {why:#}");
             // A machine without a GPU has no choice, and nothing to explain.
@@ -347,26 +444,34 @@ fn place(args: &ModelArgs, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
             } else {
                 note(&line);
             }
-            place_on(Box::new(cpu_backend(args)?), args, plan, weights)
+            place_on(Box::new(cpu_backend(args)?), args, sizes, plan, weights)
         }
     }
 }
 
 /// The cache that a model gets on this device. Refuses what does not fit.
-fn place_on(backend: Box<dyn Backend>, args: &ModelArgs, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
+fn place_on(
+    backend: Box<dyn Backend>,
+    args: &ModelArgs,
+    sizes: &EngineSizes,
+    plan: &Plan,
+    weights: &[Tensor],
+) -> Result<Placed> {
     let format = kv_format(args, weights.iter().map(|weight| Some(weight.format())));
-    let layout = |context_len: usize| KvLayout {
-        format,
-        block_len: KV_BLOCK_LEN,
-        num_blocks: context_len.div_ceil(KV_BLOCK_LEN),
-    };
+    let layout =
+        |tokens: usize| KvLayout { format, block_len: KV_BLOCK_LEN, num_blocks: tokens.div_ceil(KV_BLOCK_LEN) };
     let memory_bytes = backend.device().memory_bytes;
     // Activations grow with the context, so what they leave at the model's own is left at any.
-    let most = backend.footprint(plan, weights, &layout(plan.context_len), LARGEST_STEP);
+    let most = backend.footprint(plan, weights, &layout(plan.context_len), sizes.largest_step());
     let room = most.map_or(memory_bytes, |most| room_for_cache(memory_bytes, &most));
-    let context_len = context_len(plan, args.ctx_size, format, memory_bytes, room)?;
-    let kv = layout(context_len);
-    check_fits(&*backend, plan, weights, &kv, LARGEST_STEP)?;
+    let affordable = affordable_tokens(plan, format, memory_bytes, room);
+    let context_len = context_len(plan, args.ctx_size, format, affordable)?;
+    let kv = layout(match sizes.kv_tokens {
+        KvTokens::OneContext => context_len,
+        KvTokens::AsMemoryAllows => context_len.saturating_mul(sizes.max_sequences).min(affordable).max(context_len),
+        KvTokens::AtLeast(tokens) => tokens.max(context_len),
+    });
+    check_fits(&*backend, plan, weights, &kv, sizes.largest_step())?;
     Ok(Placed { backend, kv, context_len })
 }
 
@@ -471,9 +576,15 @@ pub(crate) fn kv_format(args: &ModelArgs, mut weights: impl Iterator<Item = Opti
     args.kv_type.map_or(if all_f32 { KvFormat::F32 } else { KvFormat::F16 }, Into::into)
 }
 
-/// What `--ctx-size` says, or what the model was made for as far as a share of the memory holds its cache.
-/// `room` is what the device has left for it.
-fn context_len(plan: &Plan, asked: Option<usize>, kv: KvFormat, memory_bytes: u64, room: u64) -> Result<usize> {
+/// Tokens whose cache a share of the memory holds. `room` is what the device has left for it.
+fn affordable_tokens(plan: &Plan, kv: KvFormat, memory_bytes: u64, room: u64) -> usize {
+    let per_token = plan.kv_bytes_per_token(kv).max(1) as u64;
+    let affordable = (memory_bytes / KV_MEMORY_SHARE).min(room) / per_token;
+    usize::try_from(affordable).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN
+}
+
+/// What `--ctx-size` says, or what the model was made for as far as memory affords its cache.
+fn context_len(plan: &Plan, asked: Option<usize>, kv: KvFormat, affordable: usize) -> Result<usize> {
     if let Some(asked) = asked {
         if asked > plan.context_len {
             bail!(
@@ -487,15 +598,12 @@ fn context_len(plan: &Plan, asked: Option<usize>, kv: KvFormat, memory_bytes: u6
         }
         return Ok(asked);
     }
-    let per_token = plan.kv_bytes_per_token(kv) as u64;
-    let affordable = (memory_bytes / KV_MEMORY_SHARE).min(room) / per_token.max(1);
-    let affordable = usize::try_from(affordable).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN;
     let chosen = plan.context_len.min(affordable.max(2 * KV_BLOCK_LEN));
     if chosen < plan.context_len {
         tracing::info!(
             "context of {chosen} tokens: the model's {} would take {} of cache; --ctx-size sets another",
             plan.context_len,
-            units::bytes(per_token * plan.context_len as u64),
+            units::bytes((plan.kv_bytes_per_token(kv) * plan.context_len) as u64),
         );
     }
     Ok(chosen)
@@ -591,7 +699,7 @@ mod tests {
         let plan = models::build_plan(&config, &AnyShape).unwrap();
         let per_token = plan.kv_bytes_per_token(KvFormat::F32) as u64;
         let error = |bytes, ctx_size| {
-            place_on(device(bytes), &args(ctx_size), &plan, &[])
+            place_on(device(bytes), &args(ctx_size), &EngineSizes::SINGLE, &plan, &[])
                 .map(|placed| placed.context_len)
                 .unwrap_err()
                 .to_string()
@@ -601,8 +709,17 @@ mod tests {
         assert!(found.ends_with("that are free on `small`; --ctx-size 96 would fit"), "{found}");
         assert!(error(1 << 20, Some(32)).contains("the weights alone do not fit"));
         // Without a size asked for, the cache takes what is there.
-        let placed = place_on(device((3 << 19) + 100 * per_token), &args(None), &plan, &[]).unwrap();
-        assert_eq!((placed.context_len, placed.kv.num_blocks), (96, 3));
-        assert_eq!(place_on(device(1 << 40), &args(None), &plan, &[]).unwrap().context_len, 4096);
+        let placed = |bytes, kv_tokens| {
+            let sizes = EngineSizes { kv_tokens, ..EngineSizes::SINGLE };
+            let placed = place_on(device(bytes), &args(None), &sizes, &plan, &[]).unwrap();
+            (placed.context_len, placed.kv.num_blocks)
+        };
+        assert_eq!(placed((3 << 19) + 100 * per_token, KvTokens::OneContext), (96, 3));
+        assert_eq!(placed((3 << 19) + 100 * per_token, KvTokens::AsMemoryAllows), (96, 3));
+        assert_eq!(placed(1 << 40, KvTokens::OneContext), (4096, 128));
+        // A context for each sequence, where there is memory for that.
+        assert_eq!(placed(1 << 40, KvTokens::AsMemoryAllows), (4096, 16 * 128));
+        assert_eq!(placed(1 << 40, KvTokens::AtLeast(5000)), (4096, 157));
+        assert_eq!(placed(1 << 40, KvTokens::AtLeast(7)), (4096, 128));
     }
 }

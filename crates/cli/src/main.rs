@@ -7,6 +7,7 @@
 
 mod bench;
 mod builtin;
+mod ceiling;
 mod completions;
 mod doctor;
 mod explain;
@@ -24,6 +25,7 @@ mod repl;
 mod rm;
 mod run;
 mod sampling_args;
+mod serve;
 mod units;
 mod verify;
 
@@ -48,6 +50,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::RunArgs>),
+    Serve(Box<serve::ServeArgs>),
     Bench(Box<bench::BenchArgs>),
     Verify(verify::VerifyArgs),
     Profile(Box<profile::ProfileArgs>),
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
     }
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Serve(args) => serve::serve(args),
         Command::Bench(args) => bench::bench(args),
         Command::Verify(args) => verify::verify(args),
         Command::Profile(args) => profile::profile(args),

@@ -10,7 +10,7 @@ fn root() -> PathBuf {
 }
 
 /// Each crate with the crates of ours that it may name in `[dependencies]`.
-const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 13] = [
     ("tensor", &[]),
     ("mapped", &[]),
     ("formats", &["tensor"]),
@@ -23,7 +23,11 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
     ("gpu", &["backend", "plan", "tensor"]),
     ("engine", &["backend", "plan"]),
     ("testing", &["models", "plan", "tensor"]),
-    ("cli", &["backend", "cpu", "engine", "formats", "gpu", "mapped", "models", "plan", "tensor", "tokenizer"]),
+    ("server", &["engine", "tokenizer"]),
+    (
+        "cli",
+        &["backend", "cpu", "engine", "formats", "gpu", "mapped", "models", "plan", "server", "tensor", "tokenizer"],
+    ),
 ];
 
 /// Crates that may hold `unsafe`; all others forbid it.

@@ -142,7 +142,7 @@ fn what_is_not_finite_is_named_by_layer_and_op() {
 fn mistakes_are_named_with_what_there_is() {
     let model = golden("qwen3");
     let model = path(&model);
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["--op", "convolution"], "there is no op `convolution` among the cases; there are: add, attention, embed"),
         (&["--format", "q9"], "expected one of f32, f16, bf16, q8_0"),
         (&["--against", "abacus"], "`abacus` is neither a device nor an instruction set of this processor (scalar"),
@@ -150,6 +150,10 @@ fn mistakes_are_named_with_what_there_is() {
         (&["--isa", "mmx"], "expected one of scalar"),
         (&["--device", "reference", "--isa", "scalar"], "--isa chooses instruction sets of the CPU"),
         (&[model, "--isa", "scalar", "--against", "scalar"], "is both the device and what it is compared with"),
+        (
+            &["--force-variant", "norm_glu=linear"],
+            "--force-variant is about the kernels of GPUs: expected --device cuda",
+        ),
         (&[model, "-n", "5000"], "are more than the 256 tokens"),
         (&[model, "--prompt", "Hello"], "no --prompt without a tokenizer"),
     ];

@@ -242,7 +242,7 @@ pub(super) struct MeasureArgs {
     #[arg(long, conflicts_with_all = ["n_prompt", "n_gen", "pg", "depth", "batch", "report", "roofline", "startup"])]
     pub(super) explain_dispatch: bool,
 
-    /// Measure the machine instead of a model: reading and copying by threads and size, each class of instructions
+    /// Measure the device instead of a model: reading and copying, each class of instructions; of a GPU, launches and barriers too
     #[arg(long, conflicts_with_all = ["model", "shape", "n_prompt", "n_gen", "pg", "depth", "batch", "kv_type"])]
     pub(super) roofline: bool,
 

@@ -158,6 +158,7 @@ mod tests {
             clock: "wall".to_owned(),
             tokens_per_s: Summary::of(samples),
             samples: samples.to_vec(),
+            default_tokens_per_s: None,
             latency_ms: Percentiles::of(&[1.0]),
             latency_quantiles_ms: vec![],
             ttft_ms: None,

@@ -3,6 +3,7 @@
 mod args;
 mod clock;
 mod compare;
+mod gpu_roofline;
 mod html;
 mod kernels;
 mod report;
@@ -23,6 +24,8 @@ pub(crate) use run::{Parts, Source, main_format};
 pub(crate) use shapes::SEED;
 pub(crate) use statistics::{Percentiles, median};
 
+use crate::ceiling::{Meter, Peak};
+use crate::load::CPU;
 use crate::output::stdout;
 use crate::{explain, load};
 use args::{BenchCommand, MeasureArgs, OutputFormat, Test};
@@ -31,9 +34,6 @@ use report::{Report, Row, Variants};
 use run::{Loaded, Times, milliseconds};
 use statistics::{Summary, twentieths};
 use work::Work;
-
-/// The device whose memory we can measure.
-const CPU: &str = "cpu";
 
 /// Runs `hotmetal bench`.
 pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
@@ -64,18 +64,26 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| shapes::SEED));
     let mut report = Report::new(&device, facts);
     let thread_counts = args.thread_counts();
-    let progress = progress(thread_counts.len() * tests.len() * args.repetitions, "making weights");
+    // What batch invariance costs is measured beside it; the CPU has it for nothing.
+    let has_price = args.target.gpu.batch_invariant && load::gpu_backend(&args.target.model_args(None))?.is_some();
+    let times = if has_price { 2 } else { 1 };
+    let progress = progress(thread_counts.len() * tests.len() * args.repetitions * times, "making weights");
     let source = Source::new(&args.target)?;
     for threads in thread_counts {
         progress.set_message(format!("loading {}", source.name()));
+        let default_rates = match has_price {
+            true => default_rates(args, &source, threads, &tests, &progress)?,
+            false => Vec::new(),
+        };
         let mut loaded = source.load(&args.target.model_args(threads), &tests)?;
         loaded.driver.clock = args.clock;
         let mut ceiling = Ceiling::new(args, threads, &tests, loaded.format)?;
-        for test in &tests {
+        for (index, test) in tests.iter().enumerate() {
             progress.set_message(format!("{} @ {} × {}", test.name(), test.depth, test.batch));
             let times = loaded.driver.measure(test, args.repetitions, &mut || progress.inc(1))?;
             let kernels = loaded.driver.kernels(test)?;
-            let row = row(&loaded, test, &times, &ceiling.beside(test, loaded.format), &ceiling, kernels);
+            let mut row = row(&loaded, test, &times, &ceiling.beside(test, loaded.format)?, &ceiling, kernels);
+            row.default_tokens_per_s = default_rates.get(index).copied();
             if args.output == OutputFormat::Jsonl {
                 progress.suspend(|| stdout(&report.as_json_line(&row)))?;
             }
@@ -95,6 +103,26 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     }
 }
 
+/// The median tokens per second of each test without `--batch-invariant`. That model is gone when this returns: a device need
+/// not hold two.
+fn default_rates(
+    args: &MeasureArgs,
+    source: &Source<'_>,
+    threads: Option<usize>,
+    tests: &[Test],
+    progress: &ProgressBar,
+) -> Result<Vec<f64>> {
+    let mut model_args = args.target.model_args(threads);
+    model_args.gpu.batch_invariant = false;
+    let mut loaded = source.load(&model_args, tests)?;
+    let mut rates = Vec::with_capacity(tests.len());
+    for test in tests {
+        let times = loaded.driver.measure(test, args.repetitions, &mut || progress.inc(1))?;
+        rates.push(test.num_tokens() as f64 / median(&times.repetitions));
+    }
+    Ok(rates)
+}
+
 /// A bar on stderr; nothing where that is not a terminal.
 fn progress(steps: usize, message: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:32!} {wide_bar} {pos}/{len} {eta:>4}")
@@ -103,15 +131,13 @@ fn progress(steps: usize, message: &'static str) -> ProgressBar {
     ProgressBar::new(steps as u64).with_style(style).with_message(message)
 }
 
-/// What the threads that are measured read and compute at most, taken before and after each test: on virtual machines it
+/// What the device that is measured reads and computes at most, taken before and after each test: on virtual machines it
 /// changes within minutes, so a test is judged by the better of its two neighbours.
 struct Ceiling {
-    cpu: Option<cpu::CpuBackend>,
+    meter: Meter,
     clock: Clock,
-    last_read: f64,
-    last_peak: Option<cpu::Peak>,
-    threads: usize,
-    isa: &'static str,
+    last_read: Option<f64>,
+    last_peak: Option<Peak>,
 }
 
 /// The ceilings of one test; `None` where nothing is to be compared with it.
@@ -119,43 +145,41 @@ struct Beside {
     /// Bytes per second, where tokens are decoded.
     read: Option<f64>,
     /// Where a prompt is computed alone.
-    peak: Option<cpu::Peak>,
+    peak: Option<Peak>,
 }
 
 impl Ceiling {
     fn new(args: &MeasureArgs, threads: Option<usize>, tests: &[Test], format: WeightFormat) -> Result<Self> {
-        if args.target.device() != CPU {
-            return Ok(Self { cpu: None, clock: args.clock, last_read: 0.0, last_peak: None, threads: 1, isa: "none" });
+        let meter = Meter::new(&args.target.model_args(threads))?;
+        let mut ceiling = Self { meter, clock: args.clock, last_read: None, last_peak: None };
+        if tests.iter().any(|test| test.generate > 0) {
+            ceiling.last_read = ceiling.read()?;
         }
-        let cpu = load::cpu_backend(&args.target.model_args(threads))?;
-        let (threads, isa) = (cpu.threads(), cpu.isa().level().name());
-        let decodes = tests.iter().any(|test| test.generate > 0);
-        let prompts = tests.iter().any(|test| test.generate == 0);
-        let last_read = if decodes { read_bandwidth(&cpu, args.clock) } else { 0.0 };
-        let last_peak = if prompts { cpu::peak_of_format(format, threads) } else { None };
-        Ok(Self { cpu: Some(cpu), clock: args.clock, last_read, last_peak, threads, isa })
+        if tests.iter().any(|test| test.generate == 0) {
+            ceiling.last_peak = ceiling.meter.peak_of_format(format)?;
+        }
+        Ok(ceiling)
     }
 
     /// The ceilings of `test`, just after it.
-    fn beside(&mut self, test: &Test, format: WeightFormat) -> Beside {
-        let Some(cpu) = &self.cpu else { return Beside { read: None, peak: None } };
+    fn beside(&mut self, test: &Test, format: WeightFormat) -> Result<Beside> {
         if test.generate > 0 {
-            let now = read_bandwidth(cpu, self.clock);
+            let now = self.read()?;
             let before = std::mem::replace(&mut self.last_read, now);
-            return Beside { read: Some(before.max(now)), peak: None };
+            return Ok(Beside { read: before.into_iter().chain(now).reduce(f64::max), peak: None });
         }
-        let now = cpu::peak_of_format(format, self.threads);
+        let now = self.meter.peak_of_format(format)?;
         let before = std::mem::replace(&mut self.last_peak, now);
         let best = before.into_iter().chain(now).max_by(|a, b| a.ops_per_s.total_cmp(&b.ops_per_s));
-        Beside { read: None, peak: best }
+        Ok(Beside { read: None, peak: best })
     }
-}
 
-/// In the time of the clock that steps are measured by.
-fn read_bandwidth(cpu: &cpu::CpuBackend, clock: Clock) -> f64 {
-    match clock {
-        Clock::Wall => cpu.read_bandwidth(),
-        Clock::Cpu => clock::read_bandwidth_of_this_thread(),
+    /// In the time of the clock that steps are measured by.
+    fn read(&self) -> Result<Option<f64>> {
+        match (&self.meter, self.clock) {
+            (Meter::Cpu(_), Clock::Cpu) => Ok(Some(clock::read_bandwidth_of_this_thread())),
+            (meter, _) => meter.read_bandwidth(),
+        }
     }
 }
 
@@ -174,12 +198,13 @@ fn row(loaded: &Loaded, test: &Test, times: &Times, beside: &Beside, ceiling: &C
         model: loaded.model.clone(),
         format: loaded.format.name().to_ascii_lowercase(),
         device: loaded.device.name.clone(),
-        threads: ceiling.threads,
+        threads: ceiling.meter.threads(),
         batch: test.batch,
         depth: test.depth,
         clock: ceiling.clock.name().to_owned(),
         tokens_per_s: Summary::of(&samples),
         samples,
+        default_tokens_per_s: None,
         latency_ms: Percentiles::of(latencies),
         latency_quantiles_ms: twentieths(latencies),
         ttft_ms: (test.prompt > 0).then(|| median(&times.prompts_ms)),
@@ -189,12 +214,12 @@ fn row(loaded: &Loaded, test: &Test, times: &Times, beside: &Beside, ceiling: &C
         flops_per_s,
         read_bandwidth_gb_s: beside.read.map(|bytes_per_s| bytes_per_s / 1e9),
         peak_flops_per_s: beside.peak.map(|peak| peak.ops_per_s),
-        peak_class: beside.peak.map(|peak| peak.class.name().to_owned()),
+        peak_class: beside.peak.map(|peak| peak.class.to_owned()),
         roofline_share: of_read.or_else(|| beside.peak.map(|peak| flops_per_s / peak.ops_per_s)),
         weight_bytes: loaded.weight_bytes,
         num_parameters: loaded.num_parameters,
         variants: Variants {
-            isa: ceiling.isa.to_owned(),
+            isa: ceiling.meter.isa().to_owned(),
             kv_type: format!("{:?}", loaded.kv_format).to_ascii_lowercase(),
             kernels,
         },

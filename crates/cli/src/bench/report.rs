@@ -72,6 +72,9 @@ pub(super) struct Row {
     pub(super) tokens_per_s: Summary,
     /// Tokens per second of each repetition, in order.
     pub(super) samples: Vec<f64>,
+    /// The median of the same test without `--batch-invariant`, where that was given and has a price.
+    #[serde(default)]
+    pub(super) default_tokens_per_s: Option<f64>,
     /// Of a decode step; of a whole prompt where nothing is decoded.
     pub(super) latency_ms: Percentiles,
     /// The same times from the 0th to the 100th percentile, in steps of five.
@@ -85,7 +88,7 @@ pub(super) struct Row {
     /// Active bytes by the median step; none where nothing is decoded.
     pub(super) bandwidth_gb_s: Option<f64>,
     pub(super) flops_per_s: f64,
-    /// What the same threads read from memory, measured beside this test.
+    /// What the same device, with the same threads, reads from memory, measured beside this test.
     pub(super) read_bandwidth_gb_s: Option<f64>,
     /// What the same threads compute with the class of instructions that the format's products are made of, measured
     /// beside this test; where nothing is decoded.
@@ -198,7 +201,7 @@ impl Report {
             "test,model,format,device,threads,batch,depth,clock,tokens_per_s_median,tokens_per_s_mean,tokens_per_s_min,\
              tokens_per_s_max,tokens_per_s_stdev,latency_ms_p50,latency_ms_p95,latency_ms_p99,latency_ms_max,ttft_ms,\
              load_ms,active_bytes,bandwidth_gb_s,flops_per_s,read_bandwidth_gb_s,peak_flops_per_s,peak_class,\
-             roofline_share,isa,kv_type,repetitions,version,commit,date\n",
+             roofline_share,default_tokens_per_s,isa,kv_type,repetitions,version,commit,date\n",
         );
         let optional = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
         for row in &self.rows {
@@ -230,6 +233,7 @@ impl Report {
                 optional(row.peak_flops_per_s),
                 row.peak_class.clone().unwrap_or_default(),
                 optional(row.roofline_share),
+                optional(row.default_tokens_per_s),
                 row.variants.isa.clone(),
                 row.variants.kv_type.clone(),
                 self.run.repetitions.to_string(),
@@ -275,6 +279,10 @@ impl Report {
             ];
             out.push_str(&format!("| {} |\n", cells.join(" | ")));
         }
+        let prices: String = self.rows.iter().filter_map(Row::price).map(|price| format!("- {price}\n")).collect();
+        if !prices.is_empty() {
+            out.push_str(&format!("\nThe price of --batch-invariant:\n{prices}"));
+        }
         out.push_str(&format!("\n{}\n", self.run.line(&self.device)));
         out
     }
@@ -285,6 +293,12 @@ impl Row {
     pub(super) fn ceiling(&self) -> Option<String> {
         let which = self.peak_class.as_deref().unwrap_or("read");
         self.roofline_share.map(|share| format!("{:.0} % of {which}", 100.0 * share))
+    }
+
+    /// What batch invariance costs, where that was measured: `tg128 x8: 1.31 × the time, 520.3 t/s instead of 681.9`.
+    fn price(&self) -> Option<String> {
+        let default = self.default_tokens_per_s?;
+        Some(price_line(&self.label(), self.tokens_per_s.median, default))
     }
 
     /// As llama-bench writes it, and the batch where there is one: `tg128 @ d2048 x8`.
@@ -301,6 +315,10 @@ impl Row {
         }
         label
     }
+}
+
+fn price_line(label: &str, tokens_per_s: f64, default: f64) -> String {
+    format!("{label}: {:.2} × the time, {tokens_per_s:.1} t/s instead of {default:.1}", default / tokens_per_s)
 }
 
 /// `494.03 M`, as llama-bench writes it.
@@ -324,5 +342,6 @@ mod tests {
         assert_eq!(parameters(8_030_261_248), "8.03 B");
         assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
         assert_eq!(quoted("pg512+128"), "pg512+128");
+        assert_eq!(price_line("tg128 x8", 500.0, 650.0), "tg128 x8: 1.30 × the time, 500.0 t/s instead of 650.0");
     }
 }

@@ -1,12 +1,12 @@
 //! `hotmetal bench --roofline`: what the memory gives, by threads and by size of the buffer, and what each class of
-//! instructions computes.
+//! instructions computes. Of a GPU: `gpu_roofline`.
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use super::args::{MeasureArgs, OutputFormat};
 use super::report::{Device, Facts};
-use super::{CPU, progress};
+use super::{CPU, gpu_roofline, progress};
 use crate::load;
 use crate::output::stdout;
 use crate::units;
@@ -31,14 +31,18 @@ struct Point {
 
 /// Runs `hotmetal bench --roofline`.
 pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
+    let facts = Facts::collect(1, None);
+    let model_args = args.target.model_args(None);
+    let device: Device = load::backend(&model_args)?.device().into();
+    if let Some(gpu) = load::gpu_backend(&model_args)? {
+        return Ok(stdout(&gpu_roofline::measured(&gpu, &device, &facts, args.output)?)?);
+    }
     if args.target.device() != CPU {
         bail!(
-            "--roofline measures the processors and their memory: expected --device {CPU}, found `{}`",
-            args.target.device()
+            "--roofline measures processors and GPUs, and `{}` is neither: expected --device {CPU} or cuda",
+            device.name
         );
     }
-    let facts = Facts::collect(1, None);
-    let device: Device = load::backend(&args.target.model_args(None))?.device().into();
     let counts = thread_counts(args)?;
     let progress = progress(counts.len() * (SIZES_MIB.len() * 2 + 1), "reading, copying, computing");
     let mut roofline = Roofline { memory: Vec::new(), peaks: Vec::new() };

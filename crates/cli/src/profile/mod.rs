@@ -9,15 +9,15 @@ mod run;
 mod summary;
 mod trace;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use plan::StepShape;
 use tensor::{Tensor, WeightFormat};
 
 pub(crate) use args::ProfileArgs;
 
 use crate::bench::{Device, Facts, Parts, SEED, Source, TargetArgs, main_format};
-use crate::load;
 use crate::output::{note, stdout};
+use crate::{ceiling, load};
 use args::OutputFormat;
 use report::{ProgramRow, Report, VariantsReport};
 use run::{Phase, Session};
@@ -41,16 +41,11 @@ fn record(args: &ProfileArgs) -> Result<()> {
     let meter = Meter::new(&args.target, args.threads, &parts.weights)?;
     let mut session = Session::new(&args.target, parts, args.threads, &phases)?;
     let clock_reading_ns = session.clock_reading_ns();
-    if device.name != "cpu" {
-        note(
-            "the ceilings are those of this machine's processor: shares of the roofline say nothing of another device yet",
-        );
-    }
-    let mut before = meter.ceiling();
+    let mut before = meter.ceiling()?;
     let (mut all, mut summaries) = (Vec::new(), Vec::new());
     for phase in phases {
         let measured = session.measure(phase, args.repetitions)?;
-        let after = meter.ceiling();
+        let after = meter.ceiling()?;
         let ceiling = std::mem::replace(&mut before, after.clone()).or_better(after);
         if let Phase::Prefill { depth, .. } = phase
             && measured.depth != depth
@@ -117,9 +112,9 @@ fn variants(args: &ProfileArgs) -> Result<()> {
     Ok(())
 }
 
-/// Measures what the threads of the profiled device could do at best.
+/// Measures what the profiled device could do at best.
 struct Meter {
-    cpu: cpu::CpuBackend,
+    meter: ceiling::Meter,
     /// Formats whose products are measured; F32 is that of ops without matrices.
     formats: Vec<WeightFormat>,
 }
@@ -130,19 +125,23 @@ impl Meter {
         let mut formats: Vec<_> = matrices.chain([WeightFormat::F32]).collect();
         formats.sort_unstable();
         formats.dedup();
-        Ok(Self { cpu: load::cpu_backend(&target.model_args(threads))?, formats })
+        Ok(Self { meter: ceiling::Meter::new(&target.model_args(threads))?, formats })
     }
 
     fn threads(&self) -> usize {
-        self.cpu.threads()
+        self.meter.threads()
     }
 
-    fn ceiling(&self) -> Ceiling {
-        let peak = |&format: &WeightFormat| {
-            let cpu::Peak { instruction, ops_per_s, .. } = cpu::peak_of_format(format, self.threads())?;
-            Some(Peak { format: format.name().to_ascii_lowercase(), flops_per_s: ops_per_s, instruction })
-        };
-        let read_bandwidth_gb_s = self.cpu.read_bandwidth() / 1e9;
-        Ceiling { read_bandwidth_gb_s, peaks: self.formats.iter().filter_map(peak).collect() }
+    fn ceiling(&self) -> Result<Ceiling> {
+        let mut peaks = Vec::new();
+        for format in &self.formats {
+            if let Some(ceiling::Peak { instruction, ops_per_s, .. }) = self.meter.peak_of_format(*format)? {
+                let format = format.name().to_ascii_lowercase();
+                peaks.push(Peak { format, flops_per_s: ops_per_s, instruction });
+            }
+        }
+        // Nothing that can be recorded is without one.
+        let read_bandwidth_gb_s = self.meter.read_bandwidth()?.context("no room to measure the memory in")? / 1e9;
+        Ok(Ceiling { read_bandwidth_gb_s, peaks })
     }
 }

@@ -63,7 +63,7 @@ pub(super) fn named(name: &str, args: &VerifyArgs) -> Result<Named> {
     }
     let backend = load::backend(&ModelArgs {
         device: name.to_owned(),
-        gpu: args.gpu.clone(),
+        gpu: if load::is_gpu(name) { args.gpu.clone() } else { GpuArgs::default() },
         ..model_args(None, args.threads, true)
     });
     let backend = backend.with_context(|| {

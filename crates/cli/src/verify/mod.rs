@@ -27,6 +27,7 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
         let (checkpoint, name) = load::open(args.model.as_deref(), false)?;
         return explain::of_checkpoint(&checkpoint, &name, &devices::as_loaded(args));
     }
+    args.gpu.check(&[&args.device, &args.against])?;
     let other = devices::named(&args.against, args)?;
     // Kernels are those of the device, whatever the model.
     let (variants, cases) = match args.model {

@@ -14,6 +14,7 @@ use tensor::WeightFormat;
 use super::args::{KernelsArgs, OutputFormat};
 use super::report::Facts;
 use super::{CPU, html, progress, shapes};
+use crate::ceiling::{Meter, Peak};
 use crate::output::{note, stdout};
 use crate::{load, units};
 use cases::Case;
@@ -221,18 +222,18 @@ fn rotation(args: &KernelsArgs) -> Result<Rotation> {
 struct Ceiling {
     /// Bytes per second of reading as much as weights rotate through.
     read: Option<f64>,
-    peak: Option<cpu::Peak>,
+    peak: Option<Peak>,
 }
 
 impl Ceiling {
     fn measure(args: &KernelsArgs, place: &Place, format: WeightFormat, rotation_bytes: u64) -> Result<Self> {
-        if args.device() != CPU {
-            return Ok(Self { read: None, peak: None });
-        }
         // The machine's ceiling, not the instruction set's.
-        let cpu = load::cpu_backend(&args.model_args(Some(place.threads), None))?;
-        let read = cpu.read_bandwidth_of(usize::try_from(rotation_bytes).unwrap_or(usize::MAX));
-        Ok(Self { read: Some(read), peak: cpu::peak_of_format(format, place.threads) })
+        let meter = Meter::new(&args.model_args(Some(place.threads), None))?;
+        let read = match &meter {
+            Meter::Cpu(cpu) => Some(cpu.read_bandwidth_of(usize::try_from(rotation_bytes).unwrap_or(usize::MAX))),
+            meter => meter.read_bandwidth()?,
+        };
+        Ok(Self { read, peak: meter.peak_of_format(format)? })
     }
 }
 

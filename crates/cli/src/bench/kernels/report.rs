@@ -8,6 +8,7 @@ use serde_json::json;
 use super::super::report::{Device, Facts, quoted};
 use super::super::statistics::Summary;
 use super::size;
+use crate::ceiling::Peak;
 
 /// The rows with what they are worth nothing without.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -91,7 +92,7 @@ impl KernelRow {
     }
 
     /// The figures of `seconds` for `cost`, beside the ceilings; what was measured is filled in by the caller.
-    pub(super) fn of(seconds: Option<&Summary>, cost: Cost, read: Option<f64>, peak: Option<cpu::Peak>) -> Self {
+    pub(super) fn of(seconds: Option<&Summary>, cost: Cost, read: Option<f64>, peak: Option<Peak>) -> Self {
         let median = seconds.map(|seconds| seconds.median);
         let per_s = |count: u64| median.filter(|_| count > 0).map(|seconds| count as f64 / seconds);
         let by_memory = read.map(|read| cost.bytes as f64 / read).filter(|seconds| *seconds > 0.0);
@@ -127,7 +128,7 @@ impl KernelRow {
             flops_per_s: per_s(cost.flops),
             read_bandwidth_gb_s: read.map(|bytes_per_s| bytes_per_s / 1e9),
             peak_flops_per_s: peak.map(|peak| peak.ops_per_s),
-            peak_class: peak.map(|peak| peak.class.name().to_owned()),
+            peak_class: peak.map(|peak| peak.class.to_owned()),
             bound: floor.map(|(_, bound)| bound.to_owned()),
             roofline_share: floor.zip(median).map(|((floor, _), seconds)| floor / seconds),
             max_error: None,

@@ -1,0 +1,251 @@
+//! `hotmetal serve`: a model for many clients, over HTTP.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use server::{ApiKey, App, Ended, Options, ServedModel, Shutdown};
+
+use crate::load::{self, EngineSizes, KvTokens, ModelArgs};
+use crate::output::note;
+use crate::sampling_args::SamplingArgs;
+use crate::{generate, interrupt};
+
+/// Where a key may stand, besides in a file.
+const API_KEY_VARIABLE: &str = "HOTMETAL_API_KEY";
+/// What clients call the built-in model.
+const BUILTIN_NAME: &str = "hotmetal-builtin";
+/// Threads that read requests and write answers; the model computes on others.
+const HTTP_THREADS: usize = 2;
+
+/// Serve a model over HTTP, in OpenAI's interface.
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO; without it the built-in model is served
+    #[arg(value_name = "MODEL")]
+    model: Option<String>,
+
+    /// Address to listen on; one that others can reach needs a key, or --no-auth
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+
+    /// Port to listen on; 0 takes a free one, and says which
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    port: u16,
+
+    /// What clients call the model [default: its file's or repository's name]
+    #[arg(long, aliases = ["served-model-name", "model-name"], value_name = "NAME")]
+    alias: Option<String>,
+
+    #[command(flatten)]
+    access: AccessArgs,
+
+    #[command(flatten)]
+    limits: LimitArgs,
+
+    #[command(flatten)]
+    model_args: ModelArgs,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// Who may use the server.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Access")]
+struct AccessArgs {
+    /// A file with a key on each line, one of which a request has to show; HOTMETAL_API_KEY holds one too
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+
+    /// Let everybody who reaches the address use the server
+    #[arg(long)]
+    no_auth: bool,
+
+    /// Answer under this host name too, besides localhost and addresses; may be given several times
+    #[arg(long, alias = "allowed-hosts", value_name = "NAME")]
+    allowed_host: Vec<String>,
+
+    /// Let pages of this origin (`https://example.org`) use the server from a browser; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<String>,
+}
+
+/// How much at a time, and how long.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Limits")]
+struct LimitArgs {
+    /// Texts that are generated at a time
+    #[arg(long, short = 'p', alias = "max-num-seqs", value_name = "N", default_value_t = 16)]
+    parallel: usize,
+
+    /// Tokens computed in one step: more reads prompts faster, fewer keeps the others' tokens coming
+    #[arg(long, alias = "max-num-batched-tokens", value_name = "N", default_value_t = 512)]
+    batch_tokens: usize,
+
+    /// Tokens of all texts that the KV cache holds [default: a context for each, as far as a share of the memory does]
+    #[arg(long, value_name = "N")]
+    kv_tokens: Option<usize>,
+
+    /// Texts that may wait; more are told to try again
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    queue: usize,
+
+    /// Bytes of a request's body
+    #[arg(long, value_name = "N", default_value_t = 8 << 20)]
+    max_body_bytes: usize,
+
+    /// Seconds for an answer
+    #[arg(long, value_name = "S", default_value_t = 3600)]
+    request_timeout: u64,
+
+    /// Seconds that a reader of a stream may not read
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    stall_timeout: u64,
+
+    /// Seconds for answers to end after Ctrl-C or SIGTERM
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    drain_timeout: u64,
+
+    /// Connections at a time
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    max_connections: usize,
+}
+
+/// Runs the command.
+pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
+    if args.sampling.seed.is_some() {
+        bail!("--seed would give all requests the same random choices: each says its own");
+    }
+    let options = options(args)?;
+    let address = SocketAddr::new(args.host, args.port);
+    options.check_address(address, args.access.no_auth)?;
+    let listener = std::net::TcpListener::bind(address)
+        .with_context(|| format!("cannot listen on {address}; is another server there? --port chooses another port"))?;
+    let address = listener.local_addr().context("the system does not say where it listens")?;
+    listener.set_nonblocking(true).context("the system gives no socket that can be waited for")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(HTTP_THREADS)
+        .enable_all()
+        .build()
+        .context("cannot start the threads that read requests")?;
+
+    let name = name_of(args);
+    let app = App::new(options, &name);
+    let shutdown = Shutdown::default();
+    let asked = shutdown.clone();
+    interrupt::on_first(move || {
+        note("shutting down: answers under way may end; once more stops at once");
+        asked.ask();
+    });
+    note(&format!("listening on http://{address}, loading `{name}`"));
+    let failure = Arc::new(Mutex::new(None));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if let Err(error) = load_into(&app, args, name.clone()) {
+                app.failed("the model could not be loaded");
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        });
+        let ended = runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            Ok::<_, std::io::Error>(server::serve(app.clone(), listener, shutdown).await)
+        });
+        match ended.context("cannot wait for connections")? {
+            Ended::Drained => Ok(()),
+            Ended::Stopped => {
+                note("some answers took too long and were ended");
+                Ok(())
+            }
+            Ended::Failed => {
+                let error = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+                Err(error.unwrap_or_else(|| anyhow!("the engine failed in a way that is a bug")))
+            }
+        }
+    })
+}
+
+fn load_into(app: &App, args: &ServeArgs, name: String) -> Result<()> {
+    let limits = &args.limits;
+    let sizes = EngineSizes {
+        max_sequences: limits.parallel,
+        max_batch_tokens: limits.batch_tokens,
+        max_waiting: limits.queue,
+        kv_tokens: limits.kv_tokens.map_or(KvTokens::AsMemoryAllows, KvTokens::AtLeast),
+    };
+    let model = load::load_with(args.model.as_deref(), &args.model_args, &sizes)?;
+    let defaults = generate::sampling_params(&model, &args.sampling)?;
+    defaults.check(model.engine.config().vocab_size)?;
+    let kv = model.engine.config().kv;
+    let ready = format!(
+        "ready: {} on {}; context of {} tokens, {} at a time, KV cache of {} tokens",
+        name,
+        model.device,
+        model.context_len,
+        limits.parallel,
+        kv.num_blocks * kv.block_len,
+    );
+    app.ready(ServedModel {
+        name,
+        device: model.device,
+        version: env!("CARGO_PKG_VERSION"),
+        defaults,
+        tokenizer: model.tokenizer,
+        chat_template: model.chat_template,
+        engine: model.engine,
+        load_time: model.load_time,
+    })
+    .context("cannot start the engine's thread")?;
+    note(&ready);
+    Ok(())
+}
+
+fn options(args: &ServeArgs) -> Result<Options> {
+    let ServeArgs { access, limits, .. } = args;
+    Ok(Options {
+        api_keys: api_keys(access.api_key_file.as_deref())?,
+        allowed_hosts: access.allowed_host.clone(),
+        cors_origins: access.cors_origin.clone(),
+        body_bytes_max: limits.max_body_bytes,
+        request_time_max: Duration::from_secs(limits.request_timeout),
+        stall_time_max: Duration::from_secs(limits.stall_timeout),
+        drain_time_max: Duration::from_secs(limits.drain_timeout),
+        connections_max: limits.max_connections,
+        ..Options::default()
+    })
+}
+
+fn api_keys(file: Option<&Path>) -> Result<Vec<ApiKey>> {
+    let mut keys = Vec::new();
+    if let Some(file) = file {
+        let text =
+            std::fs::read_to_string(file).with_context(|| format!("cannot read the keys in `{}`", file.display()))?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        for key in lines {
+            keys.push(ApiKey::new(key).with_context(|| format!("in `{}`", file.display()))?);
+        }
+        if keys.is_empty() {
+            bail!("`{}` holds no key: write one on each line", file.display());
+        }
+    }
+    if let Ok(key) = std::env::var(API_KEY_VARIABLE) {
+        keys.push(ApiKey::new(&key).with_context(|| format!("in {API_KEY_VARIABLE}"))?);
+    }
+    Ok(keys)
+}
+
+/// What clients call the model.
+fn name_of(args: &ServeArgs) -> String {
+    if let Some(alias) = &args.alias {
+        return alias.clone();
+    }
+    let Some(model) = &args.model else { return BUILTIN_NAME.to_owned() };
+    let path = Path::new(model);
+    // A file or a folder has a path that is nobody's business.
+    let of_path = if path.is_dir() { path.file_name() } else { path.file_stem() };
+    let of_path = of_path.filter(|_| path.exists()).map(|name| name.to_string_lossy().into_owned());
+    of_path.unwrap_or_else(|| model.clone())
+}

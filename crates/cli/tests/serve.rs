@@ -1,0 +1,306 @@
+//! `hotmetal serve` as a user meets it: a real process, a real socket, the built-in model.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// A server on a port of its own. Killed with the test.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+    /// What it has said on stderr after the address.
+    notes: std::thread::JoinHandle<String>,
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hotmetal"));
+    command.arg("serve").args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1").env_remove("HOTMETAL_API_KEY");
+    command
+}
+
+impl Server {
+    /// Starts a server, waits until it is ready.
+    fn start(args: &[&str]) -> Self {
+        let mut child = command(&["--port", "0", "--device", "cpu"])
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        lines.read_line(&mut line).expect("a line");
+        let address = line.split("http://").nth(1).and_then(|rest| rest.split([',', '\n']).next());
+        let address = address.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("an address in `{line}`"));
+        let notes = std::thread::spawn(move || {
+            let mut rest = String::new();
+            lines.read_to_string(&mut rest).expect("notes are UTF-8");
+            rest
+        });
+        let server = Self { child, address, notes };
+        let begun = Instant::now();
+        while server.get("/health").0 != 200 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the model is never ready");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).expect("somebody listens");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+        stream
+    }
+
+    /// Sends bytes, and returns all that comes back until the server closes.
+    fn raw(&self, bytes: &[u8]) -> String {
+        let mut stream = self.connect();
+        stream.write_all(bytes).expect("the server reads");
+        let mut answer = Vec::new();
+        // A server that refuses may close before it has read all.
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    fn send(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\
+             Connection: close\r\n\r\n",
+            self.address
+        );
+        let answer = self.raw((head + body).as_bytes());
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("an answer, found `{answer}`"));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        (status, if head.contains("chunked") { unchunked(body) } else { body.to_owned() })
+    }
+
+    fn get(&self, path: &str) -> (u16, String) {
+        self.send("GET", path, "")
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let (status, answer) = self.send("POST", path, &body.to_string());
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str(&answer).expect("JSON")
+    }
+
+    #[cfg(unix)]
+    fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
+        assert!(sent.success());
+    }
+
+    fn wait(mut self) -> (ExitStatus, String) {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                let notes = std::mem::replace(&mut self.notes, std::thread::spawn(String::new));
+                return (status, notes.join().expect("notes"));
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "the server does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut text = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).expect("a chunk's size");
+        if size == 0 {
+            break;
+        }
+        text.push_str(&rest[..size]);
+        body = &rest[size + 2..];
+    }
+    text
+}
+
+fn refused(args: &[&str]) -> String {
+    let output = command(args).output().expect("the binary starts");
+    assert_eq!(output.status.code(), Some(1), "{args:?}");
+    String::from_utf8(output.stderr).expect("UTF-8")
+}
+
+#[test]
+fn the_server_says_what_run_says() {
+    let prompt = "Once upon a time";
+    let run = Command::new(env!("CARGO_BIN_EXE_hotmetal"))
+        .args(["run", "--device", "cpu", "--raw", "--temp", "0", "-n", "40", "--output-format", "json", "-p", prompt])
+        .output()
+        .expect("the binary starts");
+    let run: Value = serde_json::from_slice(&run.stdout).expect("JSON");
+    let server = Server::start(&[]);
+    let request = json!({"prompt": prompt, "max_tokens": 40, "temperature": 0, "return_token_ids": true});
+    let answer = server.post("/v1/completions", &request);
+    assert_eq!(answer["choices"][0]["text"], run["text"]);
+    assert_eq!(answer["choices"][0]["token_ids"], run["token_ids"]);
+    assert_eq!(answer["model"], "hotmetal-builtin");
+    assert!(answer["x_hotmetal"]["device"].as_str().is_some_and(|device| !device.is_empty()), "{answer}");
+
+    // A conversation, in a stream.
+    let chat = json!({
+        "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 30, "seed": 5, "stream": true,
+        "stream_options": {"include_usage": true},
+    });
+    let (status, events) = server.send("POST", "/v1/chat/completions", &chat.to_string());
+    assert_eq!(status, 200);
+    assert!(events.ends_with("data: [DONE]\n\n"), "{events}");
+    let events = events.split_terminator("\n\n").filter_map(|event| event.strip_prefix("data: {"));
+    let events: Vec<Value> = events.map(|event| serde_json::from_str(&format!("{{{event}")).expect("JSON")).collect();
+    let text: String = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    assert!(text.split_whitespace().count() > 5, "{text}");
+    assert_eq!(events.last().expect("usage")["usage"]["completion_tokens"], 30);
+}
+
+#[test]
+fn what_is_not_http_or_not_for_us_is_turned_away_and_the_server_stays() {
+    let server = Server::start(&[]);
+    let status = |answer: &str| answer.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok()).unwrap_or(0);
+    let close = "Connection: close\r\n\r\n";
+    let address = server.address;
+    assert_eq!(status(&server.raw(b"\x16\x03\x01\x02\x00garbage\r\n\r\n")), 400);
+    assert_eq!(
+        status(&server.raw(format!("GET /v1/models HTTP/1.1\r\nHost: evil.example\r\n{close}").as_bytes())),
+        421
+    );
+    assert_eq!(status(&server.raw(format!("GET /v1/models HTTP/1.1\r\n{close}").as_bytes())), 421);
+    let many: String = (0..100).map(|i| format!("X-{i}: 1\r\n")).collect();
+    let many = server.raw(format!("GET /health HTTP/1.1\r\nHost: {address}\r\n{many}{close}").as_bytes());
+    assert_eq!(status(&many), 431, "{many}");
+    let lying = format!(
+        "POST /tokenize HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: 1073741824\r\n{close}"
+    );
+    assert_eq!(status(&server.raw(lying.as_bytes())), 413);
+    // Two lengths: what one reader takes for a body, another takes for a request.
+    let smuggled = format!(
+        "POST /tokenize HTTP/1.1\r\nHost: {address}\r\nContent-Length: 4\r\nContent-Length: 11\r\n{close}GET / HTTP/"
+    );
+    assert_eq!(status(&server.raw(smuggled.as_bytes())), 400);
+    assert_eq!(server.get("/health").0, 200);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_lets_answers_end_and_a_second_one_does_not() {
+    // The answer takes a while, and is whole.
+    let server = Server::start(&[]);
+    let body = json!({"prompt": "Once", "max_tokens": 600, "ignore_eos": true, "stream": true}).to_string();
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        server.address,
+        body.len()
+    );
+    let mut stream = server.connect();
+    stream.write_all(request.as_bytes()).expect("the server reads");
+    let mut first = [0; 16];
+    stream.read_exact(&mut first).expect("an answer begins");
+    let mut busy = server.connect();
+    server.signal("-TERM");
+    std::thread::sleep(Duration::from_millis(50));
+    // A connection that was open already is not used for anything new.
+    let _ = busy.write_all(format!("GET /v1/models HTTP/1.1\r\nHost: {}\r\n\r\n", server.address).as_bytes());
+    let mut refusal = String::new();
+    let _ = busy.read_to_string(&mut refusal);
+    assert!(refusal.is_empty() || refusal.starts_with("HTTP/1.1 503"), "{refusal}");
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).expect("the answer ends");
+    assert!(rest.contains("data: [DONE]") && rest.contains("\"finish_reason\":\"length\""), "{rest}");
+    let (status, notes) = server.wait();
+    assert!(status.success() && notes.contains("shutting down"), "{status} {notes}");
+
+    // With no time to drain, the stream is told so.
+    let server = Server::start(&["--drain-timeout", "0"]);
+    let mut stream = server.connect();
+    stream.write_all(request.as_bytes()).expect("the server reads");
+    stream.read_exact(&mut first).expect("an answer begins");
+    server.signal("-TERM");
+    let mut rest = String::new();
+    let _ = stream.read_to_string(&mut rest);
+    assert!(rest.contains("\"code\":\"draining\"") && rest.contains("data: [DONE]"), "{rest}");
+    assert!(server.wait().0.success());
+
+    let server = Server::start(&[]);
+    let mut stream = server.connect();
+    stream.write_all(request.as_bytes()).expect("the server reads");
+    stream.read_exact(&mut first).expect("an answer begins");
+    server.signal("-INT");
+    std::thread::sleep(Duration::from_millis(50));
+    server.signal("-INT");
+    assert_eq!(server.wait().0.code(), Some(130));
+}
+
+#[test]
+fn a_key_protects_what_a_file_holds_and_prompts_are_in_no_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "a-key-of-some-length\n\nanother-key-of-it\n").expect("written");
+    let server = Server::start(&["--api-key-file", keys.to_str().expect("UTF-8"), "-vvv"]);
+    assert_eq!(server.get("/v1/models").0, 401);
+    let canary = "xylophone canary";
+    let body = json!({"messages": [{"role": "user", "content": canary}], "max_tokens": 4, "user": canary}).to_string();
+    let answer = server.raw(
+        format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer another-key-of-it\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        )
+        .as_bytes(),
+    );
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    #[cfg(unix)]
+    {
+        server.signal("-TERM");
+        let (_, notes) = server.wait();
+        assert!(notes.contains("answered"), "{notes}");
+        assert!(!notes.contains("xylophone") && !notes.contains("another-key"), "{notes}");
+    }
+}
+
+#[test]
+fn a_server_that_would_be_open_or_cannot_work_is_not_started() {
+    for host in ["0.0.0.0", "::", "192.0.2.1"] {
+        let error = refused(&["--host", host, "--port", "0"]);
+        assert!(error.contains("--api-key-file") && error.contains("--no-auth"), "{error}");
+    }
+    assert!(refused(&["--seed", "1"]).contains("--seed"));
+    assert!(refused(&["--api-key-file", "/nonexistent"]).contains("cannot read the keys"));
+    let error = refused(&["./nothing.gguf", "--port", "0"]);
+    assert!(error.contains("there is no model at `./nothing.gguf`"), "{error}");
+    let error = refused(&["--port", "0", "--device", "cpu", "--temp", "-1"]);
+    assert!(error.contains("temperature is -1"), "{error}");
+    let error = refused(&["--port", "0", "--device", "cpu", "--parallel", "0"]);
+    assert!(error.contains("max_sequences is 0"), "{error}");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port().to_string();
+    assert!(refused(&["--port", &port]).contains("--port chooses another"));
+}
+
+/// Each `curl` of the documentation, sent as it stands there.
+#[test]
+fn the_examples_of_the_documentation_work() {
+    let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/serving.md");
+    let text = std::fs::read_to_string(document).expect("the document is there").replace("\\\n", "");
+    let server = Server::start(&[]);
+    let mut tried = 0;
+    for example in text.split("```sh\n").skip(1).filter_map(|block| block.split("```").next()) {
+        let path = example.split("http://127.0.0.1:8080").nth(1).and_then(|rest| rest.split_whitespace().next());
+        let body = example.split("-d '").nth(1).and_then(|rest| rest.split('\'').next());
+        let (path, body) = (path.expect("a path"), body.expect("a body"));
+        let (status, answer) = server.send("POST", path, body);
+        assert_eq!(status, 200, "{example}{answer}");
+        tried += 1;
+    }
+    assert!(tried >= 4, "{tried} examples");
+}

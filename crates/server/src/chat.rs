@@ -1,0 +1,301 @@
+//! `/v1/chat/completions`.
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+use tokenizer::ParseSpecial;
+use tokenizer::chat_template::{ChatTemplate, RenderInput};
+
+use crate::app::{App, Serving};
+use crate::body::read_json;
+use crate::choice::Delta;
+use crate::error::ApiError;
+use crate::fields::{Field, Fields, applied, only};
+use crate::generation::{self, Format, Plan, blocking, random_id, unix_time};
+use crate::reply::{Part, ReplyReader, ToolSyntax};
+use crate::sampling::{self, Settings};
+use crate::security::KeyNumber;
+use crate::tools::{self, ToolChoice};
+use crate::{grammar, logprobs, messages};
+
+/// Fields of a conversation that is to be rendered; `/apply-template` and `/tokenize` have them too.
+pub(crate) const PROMPT_FIELDS: &[Field] = &[
+    applied("messages"),
+    applied("tools"),
+    applied("chat_template_kwargs"),
+    applied("reasoning_effort"),
+    applied("add_generation_prompt"),
+    only("continue_final_message", |value| value == false, "an answer begins with a message of its own"),
+    only("chat_template", |_| false, "the server's --chat-template says it"),
+    only("documents", is_empty, "templates are given messages and tools"),
+];
+
+/// Fields of this route alone.
+pub(crate) const FIELDS: &[Field] = &[
+    applied("max_tokens"),
+    applied("max_completion_tokens"),
+    applied("logprobs"),
+    applied("top_logprobs"),
+    only("functions", is_empty, "it is the old name of `tools`"),
+    only("function_call", |value| value == "none", "it is the old name of `tool_choice`"),
+    only("modalities", |value| *value == json!(["text"]), "answers are text"),
+    only("audio", |_| false, "answers are text"),
+    only("prediction", |_| false, "nothing is speculated from it"),
+    only("web_search_options", |_| false, "the server opens no connection"),
+    only("verbosity", |value| value == "medium", "the model decides"),
+    only("echo", |value| value == false, "it belongs to /v1/completions"),
+];
+
+const KNOWN: &[&[Field]] = &[sampling::FIELDS, grammar::FIELDS, tools::FIELDS, PROMPT_FIELDS, FIELDS];
+
+fn is_empty(value: &Value) -> bool {
+    value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// What a conversation is rendered from.
+pub(crate) struct Conversation {
+    messages: Vec<Value>,
+    tools: Vec<Value>,
+    extra: Map<String, Value>,
+    add_generation_prompt: bool,
+}
+
+impl Conversation {
+    /// Takes the fields of a conversation.
+    pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Self, ApiError> {
+        let template = template_of(serving)?;
+        let messages = messages::check(fields.required("messages")?, template.capabilities())?;
+        let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
+        if let Some(effort) = fields.string("reasoning_effort")? {
+            if !uses_effort(template) {
+                let message = "this model's chat template does not look at `reasoning_effort`";
+                return Err(ApiError::unsupported("reasoning_effort", message));
+            }
+            extra.insert("reasoning_effort".to_owned(), effort.into());
+        }
+        let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
+        let tools = tools::take(fields, serving)?;
+        Ok(Self { messages, tools, extra, add_generation_prompt })
+    }
+
+    /// The text that the model sees.
+    pub(crate) fn render(&self, serving: &Serving) -> Result<String, ApiError> {
+        let tokenizer = &serving.tokenizer;
+        let text_of = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
+        let input = RenderInput {
+            tools: Some(&*self.tools).filter(|tools| !tools.is_empty()),
+            add_generation_prompt: self.add_generation_prompt,
+            bos_token: text_of(tokenizer.bos_id()),
+            eos_token: text_of(tokenizer.eos_ids().first().copied()),
+            extra: self.extra.clone(),
+            ..RenderInput::new(&self.messages, now())
+        };
+        template_of(serving)?.render(&input).map_err(|error| ApiError::invalid("messages", error.to_string()))
+    }
+
+    /// The ids that the model sees.
+    pub(crate) fn encode(&self, serving: &Serving) -> Result<Vec<u32>, ApiError> {
+        Ok(serving.tokenizer.encode(&self.render(serving)?, ParseSpecial::Yes)?)
+    }
+}
+
+fn template_of(serving: &Serving) -> Result<&ChatTemplate, ApiError> {
+    let missing = "this model has no chat template, so it holds no conversations: /v1/completions continues text, and the \
+                   server's --chat-template gives it one";
+    serving.chat_template.as_ref().ok_or_else(|| ApiError::unsupported("messages", missing))
+}
+
+/// Whether the template writes something else for another effort.
+fn uses_effort(template: &ChatTemplate) -> bool {
+    let messages = [json!({"role": "user", "content": "x"})];
+    let rendered = |effort: &str| {
+        let extra = Map::from_iter([("reasoning_effort".to_owned(), effort.into())]);
+        template.render(&RenderInput { extra, ..RenderInput::new(&messages, now()) }).ok()
+    };
+    rendered("low") != rendered("high")
+}
+
+/// The local time, which some templates tell the model.
+pub(crate) fn now() -> time::PrimitiveDateTime {
+    let now = time::OffsetDateTime::now_local().unwrap_or_else(|_| time::OffsetDateTime::now_utc());
+    time::PrimitiveDateTime::new(now.date(), now.time())
+}
+
+/// Answers a conversation.
+pub(crate) async fn chat_completions(
+    State(app): State<App>,
+    Extension(KeyNumber(key)): Extension<KeyNumber>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let serving = app.serving()?;
+    let body = read_json(request, &app.inner.options).await?;
+    let prepared = std::sync::Arc::clone(&serving);
+    let (plan, prompt, wants_logprobs) = blocking(move || prepare(body, &prepared, key)).await?;
+    let format = ChatFormat {
+        id: random_id("chatcmpl"),
+        created: unix_time(),
+        wants_logprobs,
+        return_token_ids: plan.settings.return_token_ids,
+        num_calls: vec![0; plan.settings.num_completions],
+        prompt_ids: plan.settings.return_token_ids.then(|| prompt.clone()),
+        serving: std::sync::Arc::clone(&serving),
+    };
+    generation::respond(&app, serving, vec![prompt], plan, format).await
+}
+
+fn prepare(body: Value, serving: &Serving, key: u64) -> Result<(Plan, Vec<u32>, bool), ApiError> {
+    let mut fields = Fields::new(body, KNOWN)?;
+    let mut conversation = Conversation::take(&mut fields, serving)?;
+    let mut settings = Settings::take(&mut fields, serving, key)?;
+    let (max_tokens, max_tokens_field) = max_tokens(&mut fields)?;
+    settings.sampling.logprobs = top_logprobs(&mut fields)?;
+    let choice = ToolChoice::take(&mut fields, &conversation.tools, serving)?;
+    fields.finish(KNOWN)?;
+    if choice.grammar.is_some() && settings.grammar.is_some() {
+        let message = "the text cannot be a call of a tool and keep to another grammar";
+        return Err(ApiError::invalid("tool_choice", message));
+    }
+    settings.grammar = choice.grammar.or(settings.grammar);
+    if choice.none {
+        conversation.tools.clear();
+    }
+    let wants_logprobs = settings.sampling.logprobs.is_some();
+    settings.sampling.check(serving.engine.config().vocab_size)?;
+    let prompt = conversation.render(serving)?;
+    let syntax = serving.dialect.tools.filter(|_| !conversation.tools.is_empty());
+    if matches!(syntax, Some(ToolSyntax::MistralList | ToolSyntax::MistralArgs)) {
+        // The tokens that calls begin with are special.
+        settings.text.skip_special = false;
+    }
+    let reasoning = serving.dialect.reasoning(&prompt);
+    settings.text.reply = Some(ReplyReader::new(reasoning, syntax, tools::names(&conversation.tools)));
+    settings.text.one_call = choice.one_call;
+    let ids = serving.tokenizer.encode(&prompt, ParseSpecial::Yes)?;
+    let plan = Plan { settings, max_tokens, prompt_logprobs: None, prompt_field: "messages", max_tokens_field };
+    Ok((plan, ids, wants_logprobs))
+}
+
+/// The newer name of the field and the older one; both, if they agree.
+fn max_tokens(fields: &mut Fields) -> Result<(Option<usize>, &'static str), ApiError> {
+    match (fields.count("max_completion_tokens")?, fields.count("max_tokens")?) {
+        (Some(a), Some(b)) if a != b => {
+            Err(ApiError::invalid("max_tokens", "`max_tokens` contradicts `max_completion_tokens`"))
+        }
+        (Some(count), _) => Ok((Some(count), "max_completion_tokens")),
+        (None, count) => Ok((count, "max_tokens")),
+    }
+}
+
+fn top_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    match fields.count("top_logprobs")? {
+        Some(_) if !wanted => Err(ApiError::invalid("top_logprobs", "`top_logprobs` goes with `logprobs`: true")),
+        count => Ok(wanted.then_some(count.unwrap_or(0))),
+    }
+}
+
+struct ChatFormat {
+    id: String,
+    created: u64,
+    wants_logprobs: bool,
+    return_token_ids: bool,
+    /// Calls of each choice that have begun.
+    num_calls: Vec<usize>,
+    prompt_ids: Option<Vec<u32>>,
+    serving: std::sync::Arc<Serving>,
+}
+
+impl ChatFormat {
+    /// What a choice has besides its text.
+    fn choice(&self, index: usize, name: &str, message: Value, delta: &Delta) -> Value {
+        let logprobs = self.wants_logprobs.then(|| logprobs::chat(&self.serving.tokenizer, &delta.tokens));
+        delta.entry(index, (name, message), logprobs, self.return_token_ids)
+    }
+}
+
+impl Format for ChatFormat {
+    fn envelope(&self, choices: Vec<Value>, is_chunk: bool) -> Value {
+        let object = if is_chunk { "chat.completion.chunk" } else { "chat.completion" };
+        let mut envelope = json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.serving.name, "choices": choices,
+        });
+        if let Some(ids) = self.prompt_ids.as_ref().filter(|_| !is_chunk) {
+            envelope["prompt_token_ids"] = json!(ids);
+        }
+        envelope
+    }
+
+    fn opening(&mut self) -> Vec<Value> {
+        let message = json!({"role": "assistant", "content": ""});
+        let choice = |index| self.choice(index, "delta", message.clone(), &Delta::default());
+        (0..self.num_calls.len()).map(choice).collect()
+    }
+
+    fn chunk(&mut self, index: usize, delta: Delta) -> Option<Value> {
+        let says_nothing = delta.parts.is_empty() && delta.finish.is_none();
+        let hides_ids = !self.return_token_ids || delta.token_ids.is_empty();
+        let hides_logprobs = !self.wants_logprobs || delta.tokens.is_empty();
+        if says_nothing && hides_ids && hides_logprobs {
+            return None;
+        }
+        let mut message = json!({});
+        let mut calls = Vec::new();
+        for part in &delta.parts {
+            match part {
+                Part::Content(text) => append(&mut message, "content", text),
+                Part::Reasoning(text) => append(&mut message, "reasoning_content", text),
+                Part::Call { name } => {
+                    let function = json!({"name": name, "arguments": ""});
+                    let number = self.num_calls[index];
+                    calls.push(json!({"index": number, "id": call_id(), "type": "function", "function": function}));
+                    self.num_calls[index] += 1;
+                }
+                Part::Arguments(text) => {
+                    let number = self.num_calls[index].saturating_sub(1);
+                    calls.push(json!({"index": number, "function": {"arguments": text}}));
+                }
+            }
+        }
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.into();
+        }
+        Some(self.choice(index, "delta", message, &delta))
+    }
+
+    fn whole(&mut self, index: usize, text: Delta) -> Value {
+        let mut message = json!({"role": "assistant", "content": null, "refusal": null});
+        let mut calls: Vec<(&str, String)> = Vec::new();
+        for part in &text.parts {
+            match (part, calls.last_mut()) {
+                (Part::Content(text), _) => append(&mut message, "content", text),
+                (Part::Reasoning(text), _) => append(&mut message, "reasoning_content", text),
+                (Part::Call { name }, _) => calls.push((name, String::new())),
+                (Part::Arguments(text), Some((_, arguments))) => arguments.push_str(text),
+                (Part::Arguments(_), None) => {}
+            }
+        }
+        if calls.is_empty() {
+            append(&mut message, "content", "");
+        } else {
+            let call = |(name, arguments): (&str, String)| json!({"id": call_id(), "type": "function", "function": {"name": name, "arguments": arguments}});
+            message["tool_calls"] = calls.into_iter().map(call).collect();
+        }
+        self.choice(index, "message", message, &text)
+    }
+}
+
+/// Appends to a text in a message; a `null` is none yet.
+fn append(message: &mut Value, name: &str, text: &str) {
+    match &mut message[name] {
+        Value::String(before) => before.push_str(text),
+        none => *none = text.into(),
+    }
+}
+
+/// Nine letters and digits: what Mistral's templates ask of an id.
+fn call_id() -> String {
+    let id = random_id("");
+    id[id.len() - 9..].to_owned()
+}

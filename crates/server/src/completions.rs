@@ -1,0 +1,245 @@
+//! `/v1/completions`: text, or token ids, to be continued, echoed or scored.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use engine::TokenLogprobs;
+use serde_json::{Value, json};
+use tokenizer::{ParseSpecial, StreamDecoder};
+
+use crate::app::{App, Serving};
+use crate::body::read_json;
+use crate::choice::Delta;
+use crate::error::ApiError;
+use crate::fields::{Field, Fields, applied, only, token_ids, wrong};
+use crate::generation::{self, Format, Plan, blocking, random_id, unix_time};
+use crate::grammar;
+use crate::logprobs::TextLogprobs;
+use crate::sampling::{self, PROMPTS_MAX, Settings};
+use crate::security::KeyNumber;
+
+/// What OpenAI's interface generates where nothing is said.
+const MAX_TOKENS: usize = 16;
+
+/// Fields of this route alone.
+pub(crate) const FIELDS: &[Field] = &[
+    applied("prompt"),
+    applied("max_tokens"),
+    applied("echo"),
+    applied("logprobs"),
+    applied("add_special_tokens"),
+    only("suffix", |value| value == "", "the model continues text and fills no gap"),
+    only("prompt_logprobs", |_| false, "`echo` with `logprobs` gives them"),
+];
+
+const KNOWN: &[&[Field]] = &[sampling::FIELDS, grammar::FIELDS, FIELDS];
+
+/// Continues prompts.
+pub(crate) async fn completions(
+    State(app): State<App>,
+    Extension(KeyNumber(key)): Extension<KeyNumber>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let serving = app.serving()?;
+    let body = read_json(request, &app.inner.options).await?;
+    let prepared = Arc::clone(&serving);
+    let (plan, prompts, format) = blocking(move || prepare(body, &prepared, key)).await?;
+    generation::respond(&app, serving, prompts, plan, format).await
+}
+
+fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<Vec<u32>>, TextFormat), ApiError> {
+    let mut fields = Fields::new(body, KNOWN)?;
+    let mut settings = Settings::take(&mut fields, serving, key)?;
+    let prompts = take_prompts(&mut fields, serving)?;
+    let echo = fields.boolean("echo")?.unwrap_or(false);
+    let logprobs = fields.count("logprobs")?;
+    let max_tokens = fields.count("max_tokens")?.unwrap_or(MAX_TOKENS);
+    fields.finish(KNOWN)?;
+    if max_tokens == 0 && !echo {
+        return Err(ApiError::invalid(
+            "max_tokens",
+            "`max_tokens`: 0 goes with `echo`: true, which then is all there is",
+        ));
+    }
+    settings.sampling.logprobs = logprobs;
+    let vocab_size = serving.engine.config().vocab_size;
+    settings
+        .sampling
+        .check(vocab_size)
+        .map_err(|error| ApiError::from(error).with_param("top_logprobs", "logprobs"))?;
+    // Without tokens to generate, the engine is asked about the prompt alone.
+    let prompt_logprobs = if max_tokens == 0 { Some(logprobs.unwrap_or(0)) } else { logprobs.filter(|_| echo) };
+    let format = TextFormat {
+        id: random_id("cmpl"),
+        created: unix_time(),
+        logprobs: logprobs.is_some(),
+        return_token_ids: settings.return_token_ids,
+        num_completions: settings.num_completions,
+        echo: echo.then(|| prompts.iter().map(|prompt| Echo::new(prompt, serving, &settings)).collect()),
+        // In a stream, how many characters of each choice have been sent; at the start, nothing at all.
+        sent: vec![None; prompts.len() * settings.num_completions],
+        serving: Arc::clone(serving),
+    };
+    let plan = Plan {
+        settings,
+        max_tokens: Some(max_tokens),
+        prompt_logprobs,
+        prompt_field: "prompt",
+        max_tokens_field: "max_tokens",
+    };
+    Ok((plan, prompts.into_iter().map(|prompt| prompt.ids).collect(), format))
+}
+
+struct Prompt {
+    ids: Vec<u32>,
+    /// As the request has it; none of one that is given as ids.
+    text: Option<String>,
+}
+
+/// One text or several, or one list of token ids or several.
+fn take_prompts(fields: &mut Fields, serving: &Serving) -> Result<Vec<Prompt>, ApiError> {
+    let special = fields.boolean("add_special_tokens")?;
+    let from_text = |text: String| {
+        let mut ids = if special.unwrap_or(true) { serving.tokenizer.prefix_ids().to_vec() } else { Vec::new() };
+        ids.extend(serving.tokenizer.encode(&text, ParseSpecial::No)?);
+        Ok::<_, ApiError>(Prompt { ids, text: Some(text) })
+    };
+    let from_ids = |value: &Value| {
+        if special.is_some() {
+            let message = "`add_special_tokens` is about text; token ids are taken as they are";
+            return Err(ApiError::invalid("add_special_tokens", message));
+        }
+        Ok(Prompt { ids: token_ids("prompt", value)?, text: None })
+    };
+    let prompts = match fields.required("prompt")? {
+        Value::String(text) => vec![from_text(text)?],
+        Value::Array(items) if items.first().is_some_and(Value::is_number) => vec![from_ids(&Value::Array(items))?],
+        Value::Array(items) if items.len() <= PROMPTS_MAX => {
+            let prompt = |item: Value| match item {
+                Value::String(text) => from_text(text),
+                Value::Array(_) => from_ids(&item),
+                other => Err(wrong("prompt", &other, "texts, or lists of token ids")),
+            };
+            items.into_iter().map(prompt).collect::<Result<_, _>>()?
+        }
+        Value::Array(items) => {
+            let message = format!("`prompt` is a list of {}, at most {PROMPTS_MAX} are taken", items.len());
+            return Err(ApiError::invalid("prompt", message));
+        }
+        other => return Err(wrong("prompt", &other, "a text, a list of token ids, or a list of either")),
+    };
+    match prompts.iter().any(|prompt| prompt.ids.is_empty()) || prompts.is_empty() {
+        true => Err(ApiError::invalid("prompt", "`prompt` has no tokens, and the model needs at least one")),
+        false => Ok(prompts),
+    }
+}
+
+/// A prompt that is part of the answer.
+struct Echo {
+    ids: Vec<u32>,
+    text: String,
+    /// Of its tokens from the second, if they were asked for.
+    logprobs: Vec<TokenLogprobs>,
+}
+
+impl Echo {
+    fn new(prompt: &Prompt, serving: &Serving, settings: &Settings) -> Self {
+        let decode = || serving.tokenizer.decode(&prompt.ids, settings.text.skip_special);
+        let text = prompt.text.clone().unwrap_or_else(decode);
+        Self { ids: prompt.ids.clone(), text, logprobs: Vec::new() }
+    }
+
+    /// Adds the prompt's tokens.
+    fn push_logprobs(&self, serving: &Serving, into: &mut TextLogprobs) {
+        let (mut decoder, mut characters) = (StreamDecoder::new(&*serving.tokenizer, false), 0);
+        for (index, &id) in self.ids.iter().enumerate() {
+            let logprobs = index.checked_sub(1).and_then(|before| self.logprobs.get(before));
+            into.push(&serving.tokenizer, id, logprobs, characters);
+            characters += decoder.push(id).chars().count();
+        }
+    }
+}
+
+struct TextFormat {
+    id: String,
+    created: u64,
+    logprobs: bool,
+    return_token_ids: bool,
+    num_completions: usize,
+    /// One a prompt, if prompts are echoed.
+    echo: Option<Vec<Echo>>,
+    sent: Vec<Option<Sent>>,
+    serving: Arc<Serving>,
+}
+
+/// How much of a completion has been sent, without the prompt.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sent {
+    bytes: usize,
+    characters: usize,
+}
+
+impl TextFormat {
+    fn entry(&mut self, index: usize, delta: &Delta) -> Value {
+        let place = index / self.num_completions;
+        let echo = self.echo.as_ref().map(|echo| &echo[place]);
+        let sent = self.sent[index];
+        let is_first = sent.is_none();
+        let mut sent = sent.unwrap_or_default();
+        let mut logprobs = self.logprobs.then(TextLogprobs::default);
+        if let (Some(logprobs), Some(echo), true) = (&mut logprobs, echo, is_first) {
+            echo.push_logprobs(&self.serving, logprobs);
+        }
+        if let Some(logprobs) = &mut logprobs {
+            let before = echo.map_or(0, |echo| echo.text.chars().count());
+            for placed in &delta.tokens {
+                // A token may begin in text that was sent already, where characters are spread over tokens.
+                let inside = placed.start.saturating_sub(sent.bytes).min(delta.text.len());
+                let inside = delta.text.get(..inside).map_or(0, |text| text.chars().count());
+                let offset = before + sent.characters + inside;
+                logprobs.push(&self.serving.tokenizer, placed.token.id, placed.token.logprobs.as_ref(), offset);
+            }
+        }
+        sent.bytes += delta.text.len();
+        sent.characters += delta.text.chars().count();
+        self.sent[index] = Some(sent);
+        let text = match echo {
+            Some(echo) if is_first => format!("{}{}", echo.text, delta.text),
+            _ => delta.text.clone(),
+        };
+        let logprobs = logprobs.map(TextLogprobs::into_json);
+        delta.entry(index, ("text", text.into()), logprobs, self.return_token_ids)
+    }
+}
+
+impl Format for TextFormat {
+    fn envelope(&self, choices: Vec<Value>, _: bool) -> Value {
+        json!({
+            "id": self.id, "object": "text_completion", "created": self.created, "model": self.serving.name,
+            "choices": choices,
+        })
+    }
+
+    fn scored(&mut self, place: usize, logprobs: Vec<TokenLogprobs>) {
+        if let Some(echo) = &mut self.echo {
+            echo[place].logprobs.extend(logprobs);
+        }
+    }
+
+    fn chunk(&mut self, index: usize, delta: Delta) -> Option<Value> {
+        let says_nothing = delta.text.is_empty() && delta.finish.is_none() && delta.tokens.is_empty();
+        let hides_ids = !self.return_token_ids || delta.token_ids.is_empty();
+        let is_first = self.echo.is_some() && self.sent[index].is_none();
+        if says_nothing && hides_ids && !is_first {
+            return None;
+        }
+        Some(self.entry(index, &delta))
+    }
+
+    fn whole(&mut self, index: usize, text: Delta) -> Value {
+        self.entry(index, &text)
+    }
+}

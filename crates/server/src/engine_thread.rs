@@ -1,0 +1,253 @@
+//! The thread that owns the engine: takes requests and cancellations between steps, and hands out what steps make.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use engine::{Engine, EngineConfig, EngineError, EngineStats, FinishReason, Output, Request, RequestId};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+
+/// What the thread is asked to do.
+enum Command {
+    /// Take all of these, or none. Outputs come with the place of their request in the list.
+    Submit {
+        requests: Vec<Request>,
+        outputs: UnboundedSender<(usize, Output)>,
+        reply: oneshot::Sender<Result<Vec<RequestId>, EngineError>>,
+    },
+    Cancel(RequestId),
+    CancelCompletion(RequestId, usize),
+}
+
+/// How the rest of the server reaches the engine. Cheap to clone; the thread ends with the last of them.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineHandle {
+    commands: mpsc::Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: EngineConfig,
+    stats: Mutex<EngineStats>,
+    failed: AtomicBool,
+}
+
+/// Why the engine gave no answer.
+#[derive(Debug)]
+pub(crate) enum SubmitError {
+    /// It refuses the request.
+    Refused(EngineError),
+    /// It has ended, by a bug.
+    Gone,
+}
+
+impl EngineHandle {
+    /// Starts the thread.
+    pub(crate) fn start(engine: Engine) -> std::io::Result<Self> {
+        let (commands, received) = mpsc::channel();
+        let shared = Arc::new(Shared {
+            config: engine.config().clone(),
+            stats: Mutex::new(engine.stats()),
+            failed: AtomicBool::new(false),
+        });
+        let thread = EngineThread { engine, subscribers: HashMap::new(), shared: Arc::clone(&shared) };
+        std::thread::Builder::new().name("engine".to_owned()).spawn(move || thread.run(&received))?;
+        Ok(Self { commands, shared })
+    }
+
+    pub(crate) fn config(&self) -> &EngineConfig {
+        &self.shared.config
+    }
+
+    /// As of the last step.
+    pub(crate) fn stats(&self) -> EngineStats {
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the thread has ended by a bug.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.shared.failed.load(Ordering::Acquire)
+    }
+
+    /// Submits all of `requests`, or none.
+    pub(crate) async fn submit(&self, requests: Vec<Request>) -> Result<Running, SubmitError> {
+        let live = requests.iter().map(|request| request.num_completions).sum();
+        let (outputs, received) = unbounded_channel();
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Submit { requests, outputs, reply };
+        self.commands.send(command).map_err(|_| SubmitError::Gone)?;
+        let ids = answer.await.map_err(|_| SubmitError::Gone)?.map_err(SubmitError::Refused)?;
+        Ok(Running { ids, live, outputs: received, put_back: None, engine: self.clone() })
+    }
+}
+
+/// Requests under way. Dropped, they are cancelled: before the next step their blocks are free.
+#[derive(Debug)]
+pub(crate) struct Running {
+    ids: Vec<RequestId>,
+    /// Completions that have not ended.
+    live: usize,
+    outputs: UnboundedReceiver<(usize, Output)>,
+    put_back: Option<(usize, Output)>,
+    engine: EngineHandle,
+}
+
+impl Running {
+    /// The next output, with the place of its request; nothing once all have ended, or the engine has. Safe to drop
+    /// while it waits.
+    pub(crate) async fn next(&mut self) -> Option<(usize, Output)> {
+        if let Some(next) = self.put_back.take() {
+            return Some(next);
+        }
+        if self.live == 0 {
+            return None;
+        }
+        let next = self.outputs.recv().await?;
+        self.live -= usize::from(next.1.finish.is_some());
+        Some(next)
+    }
+
+    /// Makes this the next output, again: a part of it was dealt with.
+    pub(crate) fn put_back(&mut self, place: usize, output: Output) {
+        self.put_back = Some((place, output));
+    }
+
+    /// Whether some completion has not ended.
+    pub(crate) fn is_live(&self) -> bool {
+        self.live > 0
+    }
+
+    /// Ends one completion, of which nothing more comes.
+    pub(crate) fn end_completion(&mut self, place: usize, completion: usize) {
+        self.live -= 1;
+        // Where the engine is gone, so is the completion.
+        let _ = self.engine.commands.send(Command::CancelCompletion(self.ids[place], completion));
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for &id in self.ids.iter().filter(|_| self.live > 0) {
+            let _ = self.engine.commands.send(Command::Cancel(id));
+        }
+    }
+}
+
+/// Who waits for a request's outputs.
+struct Subscriber {
+    place: usize,
+    outputs: UnboundedSender<(usize, Output)>,
+    /// Completions that have not ended.
+    live: usize,
+}
+
+struct EngineThread {
+    engine: Engine,
+    subscribers: HashMap<RequestId, Subscriber>,
+    shared: Arc<Shared>,
+}
+
+impl EngineThread {
+    /// Runs until nobody can ask for anything any more, or a bug ends it. Then all who wait see their stream end.
+    fn run(mut self, commands: &mpsc::Receiver<Command>) {
+        let ended = catch_unwind(AssertUnwindSafe(|| self.serve(commands)));
+        if ended.is_err() {
+            tracing::error!("the engine failed in a way that is a bug; all requests end");
+            self.shared.failed.store(true, Ordering::Release);
+        }
+    }
+
+    fn serve(&mut self, commands: &mpsc::Receiver<Command>) {
+        let mut outputs = Vec::new();
+        loop {
+            if !self.engine.has_work() {
+                self.publish_stats();
+                match commands.recv() {
+                    Ok(command) => self.execute(command),
+                    Err(mpsc::RecvError) => return,
+                }
+            }
+            commands.try_iter().for_each(|command| self.execute(command));
+            self.engine.step_into(&mut outputs);
+            // Before the outputs: whoever has seen an answer's end sees counts that include it.
+            self.publish_stats();
+            outputs.drain(..).for_each(|output| self.hand_out(output));
+        }
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Submit { requests, outputs, reply } => self.submit(requests, outputs, reply),
+            Command::Cancel(id) => {
+                self.subscribers.remove(&id);
+                self.engine.cancel(id);
+            }
+            Command::CancelCompletion(id, completion) => {
+                if self.engine.cancel_completion(id, completion).is_some() {
+                    self.count_end(id);
+                }
+            }
+        }
+    }
+
+    fn submit(
+        &mut self,
+        requests: Vec<Request>,
+        outputs: UnboundedSender<(usize, Output)>,
+        reply: oneshot::Sender<Result<Vec<RequestId>, EngineError>>,
+    ) {
+        let mut ids = Vec::with_capacity(requests.len());
+        for (place, request) in requests.into_iter().enumerate() {
+            let live = request.num_completions;
+            match self.engine.submit(request) {
+                Ok(id) => {
+                    self.subscribers.insert(id, Subscriber { place, outputs: outputs.clone(), live });
+                    ids.push(id);
+                }
+                Err(error) => {
+                    ids.into_iter().for_each(|id| self.forget(id));
+                    // Whoever has gone needs no reason.
+                    let _ = reply.send(Err(error));
+                    return;
+                }
+            }
+        }
+        if let Err(Ok(ids)) = reply.send(Ok(ids)) {
+            ids.into_iter().for_each(|id| self.forget(id));
+        }
+    }
+
+    fn forget(&mut self, id: RequestId) {
+        self.subscribers.remove(&id);
+        self.engine.cancel(id);
+    }
+
+    fn hand_out(&mut self, output: Output) {
+        let (id, ends) = (output.request, output.finish.is_some());
+        if let Some(FinishReason::Error(failure)) = &output.finish {
+            tracing::warn!(request = %id, %failure, "a completion failed");
+        }
+        let Some(subscriber) = self.subscribers.get(&id) else { return };
+        if subscriber.outputs.send((subscriber.place, output)).is_err() {
+            self.forget(id);
+        } else if ends {
+            self.count_end(id);
+        }
+    }
+
+    fn count_end(&mut self, id: RequestId) {
+        if let Some(subscriber) = self.subscribers.get_mut(&id) {
+            subscriber.live -= 1;
+            if subscriber.live == 0 {
+                self.subscribers.remove(&id);
+            }
+        }
+    }
+
+    fn publish_stats(&self) {
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.engine.stats();
+    }
+}

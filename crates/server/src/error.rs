@@ -1,0 +1,141 @@
+//! Errors in OpenAI's form: status, message, the field at fault, a code that programs can compare.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use engine::EngineError;
+use serde_json::{Value, json};
+use tokenizer::TokenizerError;
+
+/// Seconds after which a client that was turned away may try again.
+const RETRY_AFTER_S: u64 = 1;
+
+/// What a client is told instead of an answer.
+#[derive(Clone, Debug)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    kind: &'static str,
+    message: String,
+    param: Option<String>,
+    code: Option<&'static str>,
+    retry: bool,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, message: message.into(), param: None, code: None, retry: false }
+    }
+
+    /// A field with a value that cannot be used.
+    pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::bad_request(message) }
+    }
+
+    /// A field, or a value of it, that nothing here would apply.
+    pub(crate) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code: Some("unsupported_parameter"), ..Self::invalid(param, message) }
+    }
+
+    /// A request that cannot be used, for a reason beyond one field.
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// A refusal with a status of its own.
+    pub(crate) fn refused(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { code: Some(code), ..Self::new(status, "invalid_request_error", message) }
+    }
+
+    /// A model that is not served here.
+    pub(crate) fn no_such_model(asked: &str, served: &str) -> Self {
+        let message = format!("the model `{asked}` is not served here; `{served}` is");
+        let error = Self::refused(StatusCode::NOT_FOUND, "model_not_found", message);
+        Self { param: Some("model".to_owned()), ..error }
+    }
+
+    /// Not now, but perhaps later.
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
+        Self { code: Some(code), retry: true, ..error }
+    }
+
+    /// More is waiting than may.
+    pub(crate) fn too_many(message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        Self { code: Some("queue_full"), retry: true, ..error }
+    }
+
+    /// It took longer than a request may.
+    pub(crate) fn timed_out(message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message);
+        Self { code: Some("timeout"), ..error }
+    }
+
+    /// Something failed that the client has no part in.
+    pub(crate) fn internal(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code: Some(code), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message) }
+    }
+
+    /// The same, about a field inside `outer`.
+    pub(crate) fn within(mut self, outer: &str) -> Self {
+        self.param = Some(self.param.map_or(outer.to_owned(), |inner| format!("{outer}.{inner}")));
+        self
+    }
+
+    /// What an EngineError's own name for a field is in a request.
+    pub(crate) fn with_param(mut self, from: &str, to: &str) -> Self {
+        if self.param.as_deref() == Some(from) {
+            self.param = Some(to.to_owned());
+        }
+        self
+    }
+
+    /// OpenAI's form.
+    pub(crate) fn to_json(&self) -> Value {
+        let Self { message, kind, param, code, .. } = self;
+        json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = json_response(self.status, &self.to_json());
+        if self.retry {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// A response with a JSON body.
+pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {
+    let mut response = Response::new(Body::from(value.to_string()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        let message = error.to_string();
+        match error {
+            EngineError::QueueFull { .. } => Self::too_many(message),
+            EngineError::ContextExceeded { .. } => {
+                Self { code: Some("context_length_exceeded"), ..Self::invalid("max_tokens", message) }
+            }
+            EngineError::EmptyPrompt => Self::invalid("prompt", message),
+            EngineError::UnknownToken { what, .. } => Self::invalid(what, message),
+            EngineError::Parameter { name, .. } => Self::invalid(name, message),
+            EngineError::Config { .. } | EngineError::Backend(_) => Self::internal("engine", message),
+        }
+    }
+}
+
+impl From<TokenizerError> for ApiError {
+    fn from(error: TokenizerError) -> Self {
+        Self::bad_request(error.to_string())
+    }
+}

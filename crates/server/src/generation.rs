@@ -1,0 +1,333 @@
+//! From prompts to an answer, whole or as a stream, whatever route asked.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use engine::{Failure, TokenLogprobs};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{sleep_until, timeout};
+
+use crate::app::{App, Serving};
+use crate::choice::{Choice, Delta, Finish};
+use crate::engine_thread::{Running, SubmitError};
+use crate::error::{ApiError, json_response};
+use crate::listen::turns_true;
+use crate::sampling::{Settings, describe};
+use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
+
+/// How a route writes its answers.
+pub(crate) trait Format: Send + 'static {
+    /// The object around `choices`.
+    fn envelope(&self, choices: Vec<Value>, is_chunk: bool) -> Value;
+
+    /// What stands in `choices` before a stream's first text.
+    fn opening(&mut self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    /// Takes log-probabilities of the tokens of prompt `place`; they come before any text of its completions.
+    fn scored(&mut self, _place: usize, _logprobs: Vec<TokenLogprobs>) {}
+
+    /// An entry of `choices` in a chunk; nothing if there is nothing to say.
+    fn chunk(&mut self, index: usize, delta: Delta) -> Option<Value>;
+
+    /// An entry of `choices` in a whole answer.
+    fn whole(&mut self, index: usize, text: Delta) -> Value;
+}
+
+/// What a request is made of, besides its prompts.
+pub(crate) struct Plan {
+    pub(crate) settings: Settings,
+    pub(crate) max_tokens: Option<usize>,
+    /// How many alternatives to each token of the prompt are wanted, if they are.
+    pub(crate) prompt_logprobs: Option<usize>,
+    /// What the route calls the prompt, and the count of tokens to generate.
+    pub(crate) prompt_field: &'static str,
+    pub(crate) max_tokens_field: &'static str,
+}
+
+/// A request under way.
+pub(crate) struct Job {
+    app: App,
+    serving: Arc<Serving>,
+    settings: Settings,
+    running: Running,
+    /// `num_completions` of each prompt, in the order of the prompts.
+    choices: Vec<Choice>,
+    prompt_tokens: usize,
+    begun: Instant,
+    first_token: Option<Instant>,
+    last_token: Instant,
+    stop: watch::Receiver<bool>,
+}
+
+/// Something that happened to a request.
+enum Event {
+    Scored(usize, Vec<TokenLogprobs>),
+    Text(usize, Delta),
+}
+
+/// Runs what blocks (templates, tokenising) where it holds up nobody.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let failed = |_| ApiError::internal("internal", "preparing the request failed in a way that is a bug");
+    tokio::task::spawn_blocking(work).await.map_err(failed)?
+}
+
+/// Submits the prompts and answers as the request wants it.
+pub(crate) async fn respond(
+    app: &App,
+    serving: Arc<Serving>,
+    prompts: Vec<Vec<u32>>,
+    plan: Plan,
+    mut format: impl Format,
+) -> Result<Response, ApiError> {
+    let job = Job::start(app, serving, prompts, plan).await?;
+    if !job.settings.stream {
+        let answer = job.whole(&mut format).await?;
+        return Ok(json_response(StatusCode::OK, &answer));
+    }
+    let (sender, response) = sse::channel(app.inner.options.stall_time_max);
+    tokio::spawn(async move {
+        if job.stream(format, &sender).await == Err(ReaderGone) {
+            tracing::info!("the reader of a stream has gone");
+        }
+    });
+    Ok(response)
+}
+
+impl Job {
+    async fn start(app: &App, serving: Arc<Serving>, prompts: Vec<Vec<u32>>, plan: Plan) -> Result<Self, ApiError> {
+        let Plan { settings, max_tokens, prompt_logprobs, prompt_field, max_tokens_field } = plan;
+        let begun = Instant::now();
+        let prompt_tokens = prompts.iter().map(Vec::len).sum();
+        let context_len = serving.engine.config().context_len;
+        let prompt_too_long = prompts.iter().any(|prompt| prompt.len() >= context_len);
+        let text = Arc::new(settings.text.clone());
+        let choices = (0..prompts.len() * settings.num_completions)
+            .map(|_| Choice::new(Arc::clone(&serving.tokenizer), Arc::clone(&text)))
+            .collect::<Result<_, _>>()?;
+        let request = |prompt| settings.request(prompt, max_tokens, prompt_logprobs);
+        let submitted = serving.engine.submit(prompts.into_iter().map(request).collect()).await;
+        let running = submitted.map_err(|error| match error {
+            SubmitError::Gone => engine_gone(),
+            SubmitError::Refused(error) => {
+                let field = if prompt_too_long { prompt_field } else { max_tokens_field };
+                ApiError::from(error).with_param("max_tokens", field).with_param("prompt", prompt_field)
+            }
+        });
+        let running = running.inspect_err(|_| app.inner.metrics.refused())?;
+        app.inner.metrics.started(prompt_tokens);
+        let stop = app.inner.stop.subscribe();
+        let app = app.clone();
+        Ok(Self {
+            app,
+            serving,
+            settings,
+            running,
+            choices,
+            prompt_tokens,
+            begun,
+            first_token: None,
+            last_token: begun,
+            stop,
+        })
+    }
+
+    /// Waits for the next event; nothing once all completions have ended. Safe to drop while it waits.
+    async fn next(&mut self) -> Result<Option<Event>, ApiError> {
+        let time_max = self.app.inner.options.request_time_max;
+        let output = tokio::select! {
+            output = self.running.next() => output,
+            () = sleep_until((self.begun + time_max).into()) => {
+                return Err(ApiError::timed_out(format!("the answer took longer than {} s", time_max.as_secs())));
+            }
+            () = turns_true(&mut self.stop) => {
+                return Err(ApiError::unavailable("draining", "the server was shut down before the answer was whole"));
+            }
+        };
+        let Some((place, mut output)) = output else {
+            return if self.running.is_live() { Err(engine_gone()) } else { Ok(None) };
+        };
+        if !output.prompt_logprobs.is_empty() {
+            let scored = std::mem::take(&mut output.prompt_logprobs);
+            if output.token.is_some() || output.finish.is_some() {
+                // The rest of it comes next.
+                self.running.put_back(place, output);
+            }
+            return Ok(Some(Event::Scored(place, scored)));
+        }
+        if output.token.is_some() {
+            self.count_token();
+        }
+        let completion = output.completion;
+        let ended_by_engine = output.finish.is_some();
+        let index = place * self.settings.num_completions + completion;
+        let choice = &mut self.choices[index];
+        let delta = choice.push(output);
+        if let Some(Finish { failure: Some(failure), .. }) = &delta.finish {
+            return Err(failed(failure));
+        }
+        if choice.finished && !ended_by_engine {
+            self.running.end_completion(place, completion);
+        }
+        Ok(Some(Event::Text(index, delta)))
+    }
+
+    fn count_token(&mut self) {
+        let (now, metrics) = (Instant::now(), &self.app.inner.metrics);
+        match self.first_token {
+            None => {
+                self.first_token = Some(now);
+                metrics.first_token(now - self.begun);
+            }
+            Some(_) => metrics.next_token(now - self.last_token),
+        }
+        self.last_token = now;
+    }
+
+    async fn whole(mut self, format: &mut impl Format) -> Result<Value, ApiError> {
+        let mut texts: Vec<Delta> = vec![Delta::default(); self.choices.len()];
+        while let Some(event) = self.next().await? {
+            match event {
+                Event::Scored(place, logprobs) => format.scored(place, logprobs),
+                Event::Text(index, delta) => texts[index].append(delta),
+            }
+        }
+        self.finished(texts.iter().filter_map(|text| text.finish.as_ref()));
+        let choices = texts.into_iter().enumerate().map(|(index, text)| format.whole(index, text)).collect();
+        let mut answer = format.envelope(choices, false);
+        answer["usage"] = self.usage();
+        answer["x_hotmetal"] = self.facts();
+        Ok(answer)
+    }
+
+    async fn stream(mut self, mut format: impl Format, sender: &EventSender) -> Result<(), ReaderGone> {
+        for choice in format.opening() {
+            let chunk = self.chunk(&format, vec![choice]);
+            sender.send(&chunk).await?;
+        }
+        let mut finishes: Vec<Finish> = Vec::new();
+        loop {
+            let next = tokio::select! {
+                next = timeout(KEEP_ALIVE, self.next()) => next,
+                () = sender.gone() => return Err(ReaderGone),
+            };
+            match next {
+                Err(_) => sender.keep_alive().await?,
+                Ok(Ok(Some(Event::Scored(place, logprobs)))) => format.scored(place, logprobs),
+                Ok(Ok(Some(Event::Text(index, delta)))) => {
+                    finishes.extend(delta.finish.clone());
+                    let Some(choice) = format.chunk(index, delta) else { continue };
+                    let mut chunk = self.chunk(&format, vec![choice]);
+                    if !self.running.is_live() {
+                        chunk["x_hotmetal"] = self.facts();
+                    }
+                    sender.send(&chunk).await?;
+                }
+                Ok(Ok(None)) => break,
+                Ok(Err(error)) => {
+                    sender.send(&error.to_json()).await?;
+                    return sender.done().await;
+                }
+            }
+        }
+        self.finished(finishes.iter());
+        if self.settings.include_usage {
+            let mut chunk = format.envelope(Vec::new(), true);
+            chunk["usage"] = self.usage();
+            sender.send(&chunk).await?;
+        }
+        sender.done().await
+    }
+
+    fn chunk(&self, format: &impl Format, choices: Vec<Value>) -> Value {
+        let mut chunk = format.envelope(choices, true);
+        if self.settings.include_usage {
+            chunk["usage"] = if self.settings.continuous_usage { self.usage() } else { Value::Null };
+        }
+        chunk
+    }
+
+    fn finished<'a>(&self, finishes: impl Iterator<Item = &'a Finish>) {
+        self.app.inner.metrics.finished(
+            finishes.map(|finish| finish.reason),
+            self.generated_tokens(),
+            self.begun.elapsed(),
+        );
+    }
+
+    fn generated_tokens(&self) -> usize {
+        self.choices.iter().map(|choice| choice.usage.generated_tokens).sum()
+    }
+
+    /// Of each prompt once, however many completions it has.
+    fn cached_tokens(&self) -> usize {
+        self.choices.iter().step_by(self.settings.num_completions).map(|choice| choice.usage.cached_tokens).sum()
+    }
+
+    fn usage(&self) -> Value {
+        let (prompt, generated) = (self.prompt_tokens, self.generated_tokens());
+        json!({
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens()},
+        })
+    }
+
+    /// What was really used.
+    fn facts(&self) -> Value {
+        let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+        let first_token = self.first_token.unwrap_or(self.last_token);
+        let decode = self.last_token - first_token;
+        // The first token comes out of the prompt's last step.
+        let decoded = self.generated_tokens().saturating_sub(self.choices.len());
+        let rate =
+            (decoded > 0 && !decode.is_zero()).then(|| (decoded as f64 / decode.as_secs_f64() * 100.0).round() / 100.0);
+        let mut facts = json!({
+            "device": self.serving.device,
+            "context_len": self.serving.engine.config().context_len,
+            "seed": self.settings.sampling.seed,
+            "sampling": describe(&self.settings.sampling),
+            "cached_tokens": self.cached_tokens(),
+            "timings": {"ttft_ms": ms(first_token - self.begun), "decode_ms": ms(decode), "decode_tokens_per_s": rate},
+        });
+        for (name, value) in &self.settings.labels {
+            facts[name] = value.clone();
+        }
+        facts
+    }
+}
+
+fn engine_gone() -> ApiError {
+    ApiError::internal("engine_failed", "the engine failed in a way that is a bug; the server has to be restarted")
+}
+
+/// A failure of one completion. Its words may name token ids, never text.
+fn failed(failure: &Failure) -> ApiError {
+    let code = match failure {
+        Failure::Numeric { .. } => "numeric_fault",
+        Failure::NoTokenLeft => "no_token_left",
+        Failure::Grammar(_) => "grammar_failed",
+        Failure::Backend(_) => "step_failed",
+    };
+    ApiError::internal(code, failure.to_string())
+}
+
+/// `chatcmpl-…`: an id for an answer, unlike any other.
+pub(crate) fn random_id(prefix: &str) -> String {
+    use std::hash::{BuildHasher, Hasher};
+    let random = || std::collections::hash_map::RandomState::new().build_hasher().finish();
+    format!("{prefix}-{:016x}{:016x}", random(), random())
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
+    use std::time::{SystemTime, UNIX_EPOCH};
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,44 @@
+//! The HTTP server: OpenAI's interface over the engine, for many clients at a time.
+//!
+//! One thread owns the engine and steps it ([`App::ready`] starts it); everything else (reading requests, tokenising,
+//! templates, detokenising, writing streams) runs beside it and talks to it by messages. A client that goes away takes
+//! its request with it: the handle of a request cancels it when it is dropped, before the next step.
+//!
+//! Never silent: a route lists its fields (`fields.rs`), each is applied or refused with its name, and an answer says under
+//! `x_hotmetal` what was really used. One layer outside the router (`security.rs`) checks host, origin and key.
+//!
+//! Knows no device and no file format, reads no argument and no environment: its caller loads a [`ServedModel`] and
+//! hands it over. [`App::router`] is the whole interface without a socket; [`serve`] puts it on one.
+
+#![forbid(unsafe_code)]
+
+mod app;
+mod body;
+mod chat;
+mod choice;
+mod completions;
+mod engine_thread;
+mod error;
+mod fields;
+mod generation;
+mod grammar;
+mod info;
+mod listen;
+mod logprobs;
+mod messages;
+mod metrics;
+mod options;
+mod page;
+mod reply;
+mod sampling;
+mod security;
+mod sse;
+#[cfg(test)]
+mod tests;
+mod tokens;
+mod tools;
+
+pub use app::{App, ServedModel};
+pub use listen::{Ended, Shutdown, serve};
+pub use options::{ApiKey, Options, OptionsError};
+pub use sampling::{describe as describe_sampling, random_seed};

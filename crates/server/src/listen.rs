@@ -1,0 +1,148 @@
+//! The router on a socket: connections are counted and timed, and a shutdown waits for requests under way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::app::App;
+
+const HEADER_BYTES_MAX: usize = 32 << 10;
+const HEADERS_MAX: usize = 64;
+/// How often it is looked whether the engine still lives.
+const WATCH_INTERVAL: Duration = Duration::from_millis(200);
+/// Time for streams that were told to end to say so.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Asks a server to shut down. Cheap to clone, and may be used from any thread.
+#[derive(Clone, Debug)]
+pub struct Shutdown(Arc<watch::Sender<bool>>);
+
+impl Default for Shutdown {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
+}
+
+impl Shutdown {
+    /// No new request is taken; those under way may end.
+    pub fn ask(&self) {
+        self.0.send_replace(true);
+    }
+
+    async fn asked(&self) {
+        turns_true(&mut self.0.subscribe()).await;
+    }
+}
+
+/// Returns once `flag` is true; never, if whoever would say so has gone.
+pub(crate) async fn turns_true(flag: &mut watch::Receiver<bool>) {
+    if flag.wait_for(|flag| *flag).await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// Why a server has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was asked to, and all requests have ended.
+    Drained,
+    /// It was asked to, and some requests took too long: they were told so.
+    Stopped,
+    /// The model cannot be served, or no longer.
+    Failed,
+}
+
+/// Answers on `listener` until `shutdown` is asked for or nothing can be served any more.
+pub async fn serve(app: App, listener: TcpListener, shutdown: Shutdown) -> Ended {
+    let router = app.router();
+    let places = Arc::new(Semaphore::new(app.inner.options.connections_max));
+    let closing = watch::Sender::new(false);
+    let mut connections = JoinSet::new();
+    let failed = loop {
+        tokio::select! {
+            () = shutdown.asked() => break false,
+            () = engine_failure(&app) => break true,
+            Some(_) = connections.join_next() => {}
+            accepted = accept(&listener, &places) => match accepted {
+                Ok((stream, place)) => {
+                    let router = router.clone();
+                    connections.spawn(connection(app.clone(), router, stream, place, closing.subscribe()));
+                }
+                Err(error) => {
+                    // Out of file descriptors, say: others may close some.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    sleep(Duration::from_millis(50)).await;
+                }
+            },
+        }
+    };
+    drop(listener);
+    app.drain();
+    closing.send_replace(true);
+    let all_end = async { while connections.join_next().await.is_some() {} };
+    if failed {
+        // All who wait have been told: their streams ended with the engine.
+        let _ = timeout(LAST_WORDS, all_end).await;
+        return Ended::Failed;
+    }
+    tokio::pin!(all_end);
+    if timeout(app.inner.options.drain_time_max, &mut all_end).await.is_ok() {
+        return Ended::Drained;
+    }
+    app.stop_requests();
+    let _ = timeout(LAST_WORDS, all_end).await;
+    Ended::Stopped
+}
+
+async fn engine_failure(app: &App) {
+    while !app.has_failed() {
+        sleep(WATCH_INTERVAL).await;
+    }
+}
+
+/// The next connection, once there is a place for it.
+async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.map_err(std::io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, place))
+}
+
+async fn connection(
+    app: App,
+    router: Router,
+    stream: TcpStream,
+    place: OwnedSemaphorePermit,
+    mut closing: watch::Receiver<bool>,
+) {
+    // A token is a few bytes, and should not wait for more of them.
+    let _ = stream.set_nodelay(true);
+    app.inner.metrics.connected();
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(app.inner.options.header_time_max)
+        .max_buf_size(HEADER_BYTES_MAX)
+        .max_headers(HEADERS_MAX);
+    let served = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    tokio::pin!(served);
+    let ended = tokio::select! {
+        ended = &mut served => ended,
+        () = turns_true(&mut closing) => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended");
+    }
+    app.inner.metrics.disconnected();
+    drop(place);
+}

@@ -1,0 +1,67 @@
+//! Log-probabilities as OpenAI's two interfaces write them.
+
+use engine::{TokenLogprob, TokenLogprobs};
+use serde_json::{Map, Value, json};
+use tokenizer::Tokenizer;
+
+use crate::choice::PlacedToken;
+
+/// A token as text: its bytes, with U+FFFD where they are part of a character only.
+pub(crate) fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
+    String::from_utf8_lossy(&tokenizer.token_bytes(id).unwrap_or_default()).into_owned()
+}
+
+/// `choices[].logprobs` of a chat completion.
+pub(crate) fn chat(tokenizer: &Tokenizer, tokens: &[PlacedToken]) -> Value {
+    let entry = |id: u32, logprob: f32| {
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        json!({"token": String::from_utf8_lossy(&bytes), "logprob": logprob, "bytes": bytes})
+    };
+    let content: Vec<Value> = tokens
+        .iter()
+        .filter_map(|placed| {
+            let TokenLogprobs { logprob, top } = placed.token.logprobs.as_ref()?;
+            let top: Vec<Value> = top.iter().map(|top| entry(top.id, top.logprob)).collect();
+            let mut entry = entry(placed.token.id, *logprob);
+            entry["top_logprobs"] = top.into();
+            Some(entry)
+        })
+        .collect();
+    json!({"content": content, "refusal": null})
+}
+
+/// `choices[].logprobs` of a completion: lists over tokens.
+#[derive(Debug, Default)]
+pub(crate) struct TextLogprobs {
+    tokens: Vec<String>,
+    logprobs: Vec<Option<f32>>,
+    top: Vec<Value>,
+    offsets: Vec<usize>,
+}
+
+impl TextLogprobs {
+    /// Adds a token whose text begins after `offset` characters. The first of a prompt has no log-probability.
+    pub(crate) fn push(&mut self, tokenizer: &Tokenizer, id: u32, logprobs: Option<&TokenLogprobs>, offset: usize) {
+        let text = token_text(tokenizer, id);
+        let top = logprobs.filter(|logprobs| !logprobs.top.is_empty()).map(|logprobs| {
+            // OpenAI's interface names the chosen token among the likeliest, whether it is one or not. Of tokens with one
+            // text, the likelier stands for all.
+            let chosen = TokenLogprob { id, logprob: logprobs.logprob };
+            let mut map = Map::new();
+            for TokenLogprob { id, logprob } in logprobs.top.iter().chain([&chosen]) {
+                map.entry(token_text(tokenizer, *id)).or_insert_with(|| json!(logprob));
+            }
+            Value::Object(map)
+        });
+        self.tokens.push(text);
+        self.logprobs.push(logprobs.map(|logprobs| logprobs.logprob));
+        self.top.push(top.unwrap_or_default());
+        self.offsets.push(offset);
+    }
+
+    pub(crate) fn into_json(self) -> Value {
+        json!({
+            "tokens": self.tokens, "token_logprobs": self.logprobs, "top_logprobs": self.top, "text_offset": self.offsets,
+        })
+    }
+}

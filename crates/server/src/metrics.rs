@@ -1,0 +1,211 @@
+//! Counters and distributions for Prometheus: under vLLM's names, which gateways know, and under our own.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+
+use crate::app::Serving;
+
+/// Upper bounds in seconds.
+const TTFT_S: &[f64] = &[0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 40.0, 160.0];
+const ITL_S: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0];
+const E2E_S: &[f64] = &[0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0];
+const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0];
+
+/// What has happened since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics(Mutex<Counts>);
+
+#[derive(Debug)]
+struct Counts {
+    prompt_tokens: u64,
+    generated_tokens: u64,
+    finished: BTreeMap<&'static str, u64>,
+    /// Answers by route and status.
+    answers: BTreeMap<(String, u16), u64>,
+    refused: u64,
+    connections: u64,
+    ttft: Histogram,
+    itl: Histogram,
+    e2e: Histogram,
+    request_prompt_tokens: Histogram,
+    request_generated_tokens: Histogram,
+}
+
+#[derive(Debug)]
+struct Histogram {
+    bounds: &'static [f64],
+    /// How many were at most each bound, and above the one before.
+    counts: Vec<u64>,
+    sum: f64,
+    total: u64,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            prompt_tokens: 0,
+            generated_tokens: 0,
+            finished: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            refused: 0,
+            connections: 0,
+            ttft: Histogram::new(TTFT_S),
+            itl: Histogram::new(ITL_S),
+            e2e: Histogram::new(E2E_S),
+            request_prompt_tokens: Histogram::new(TOKENS),
+            request_generated_tokens: Histogram::new(TOKENS),
+        }
+    }
+}
+
+impl Histogram {
+    fn new(bounds: &'static [f64]) -> Self {
+        Self { bounds, counts: vec![0; bounds.len()], sum: 0.0, total: 0 }
+    }
+
+    fn observe(&mut self, value: f64) {
+        if let Some(index) = self.bounds.iter().position(|&bound| value <= bound) {
+            self.counts[index] += 1;
+        }
+        self.sum += value;
+        self.total += 1;
+    }
+
+    fn write(&self, out: &mut String, name: &str, help: &str, labels: &str) {
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
+        let mut below = 0;
+        for (bound, count) in self.bounds.iter().zip(&self.counts) {
+            below += count;
+            let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {below}");
+        }
+        let Self { sum, total, .. } = self;
+        let _ = writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {total}");
+        let _ = writeln!(out, "{name}_sum{{{labels}}} {sum}\n{name}_count{{{labels}}} {total}");
+    }
+}
+
+impl Metrics {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn answered(&self, route: &str, status: StatusCode) {
+        *self.counts().answers.entry((route.to_owned(), status.as_u16())).or_default() += 1;
+    }
+
+    /// The engine refused a request: its queue is full, or it does not fit.
+    pub(crate) fn refused(&self) {
+        self.counts().refused += 1;
+    }
+
+    pub(crate) fn connected(&self) {
+        self.counts().connections += 1;
+    }
+
+    pub(crate) fn disconnected(&self) {
+        self.counts().connections -= 1;
+    }
+
+    pub(crate) fn started(&self, prompt_tokens: usize) {
+        let mut counts = self.counts();
+        counts.prompt_tokens += prompt_tokens as u64;
+        counts.request_prompt_tokens.observe(prompt_tokens as f64);
+    }
+
+    pub(crate) fn first_token(&self, time: Duration) {
+        let mut counts = self.counts();
+        counts.generated_tokens += 1;
+        counts.ttft.observe(time.as_secs_f64());
+    }
+
+    pub(crate) fn next_token(&self, time: Duration) {
+        let mut counts = self.counts();
+        counts.generated_tokens += 1;
+        counts.itl.observe(time.as_secs_f64());
+    }
+
+    pub(crate) fn finished(&self, reasons: impl Iterator<Item = &'static str>, tokens: usize, time: Duration) {
+        let mut counts = self.counts();
+        reasons.for_each(|reason| *counts.finished.entry(reason).or_default() += 1);
+        counts.request_generated_tokens.observe(tokens as f64);
+        counts.e2e.observe(time.as_secs_f64());
+    }
+
+    /// Everything, in Prometheus' text format; of the engine only where there is one.
+    pub(crate) fn write(&self, serving: Option<&Serving>) -> String {
+        let mut out = String::new();
+        let counts = self.counts();
+        let _ = writeln!(out, "# HELP hotmetal_http_answers_total Answers by route and status.");
+        let _ = writeln!(out, "# TYPE hotmetal_http_answers_total counter");
+        for ((route, status), count) in &counts.answers {
+            let _ = writeln!(out, "hotmetal_http_answers_total{{route=\"{route}\",status=\"{status}\"}} {count}");
+        }
+        single(&mut out, "hotmetal_connections", "gauge", "Open connections.", "", counts.connections);
+        if let Some(serving) = serving {
+            write_engine(&mut out, &counts, serving);
+        }
+        out
+    }
+}
+
+fn write_engine(out: &mut String, counts: &Counts, serving: &Serving) {
+    let name = serving.name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let model = &*format!("model_name=\"{name}\"");
+    let stats = serving.engine.stats();
+    let used = stats.num_blocks - stats.num_free_blocks;
+    let share = used as f64 / stats.num_blocks as f64;
+    let mut gauge = |name, help, value: f64| single(out, name, "gauge", help, model, value);
+    gauge("vllm:num_requests_running", "Sequences that run.", stats.num_running as f64);
+    gauge("vllm:num_requests_waiting", "Sequences that wait.", stats.num_waiting as f64);
+    gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", share);
+    gauge("hotmetal_kv_blocks", "Blocks of the KV cache.", stats.num_blocks as f64);
+    gauge("hotmetal_kv_blocks_used", "Blocks that sequences hold.", used as f64);
+    gauge("hotmetal_kv_blocks_cached", "Blocks whose tokens can be reused.", stats.num_cached_blocks as f64);
+    let mut counter = |name, help, value: u64| single(out, name, "counter", help, model, value);
+    counter("vllm:num_preemptions_total", "Sequences that lost their blocks to another.", stats.num_preemptions);
+    counter("vllm:prompt_tokens_total", "Tokens of prompts.", counts.prompt_tokens);
+    counter("vllm:generation_tokens_total", "Tokens generated.", counts.generated_tokens);
+    counter("hotmetal_steps_total", "Steps of the engine.", stats.num_steps);
+    counter(
+        "hotmetal_steps_ahead_total",
+        "Steps submitted before the tokens of the one before were read.",
+        stats.num_ahead,
+    );
+    counter("hotmetal_requests_refused_total", "Requests that the engine refused.", counts.refused);
+    let _ = writeln!(out, "# HELP vllm:request_success_total Completions that ended, by reason.");
+    let _ = writeln!(out, "# TYPE vllm:request_success_total counter");
+    for (reason, count) in &counts.finished {
+        let _ = writeln!(out, "vllm:request_success_total{{{model},finished_reason=\"{reason}\"}} {count}");
+    }
+    counts.ttft.write(out, "vllm:time_to_first_token_seconds", "From a request to its first token.", model);
+    counts.itl.write(out, "vllm:inter_token_latency_seconds", "From one token of a request to the next.", model);
+    counts.e2e.write(out, "vllm:e2e_request_latency_seconds", "From a request to its last token.", model);
+    counts.request_prompt_tokens.write(out, "vllm:request_prompt_tokens", "Tokens of a request's prompts.", model);
+    let help = "Tokens that a request generated.";
+    counts.request_generated_tokens.write(out, "vllm:request_generation_tokens", help, model);
+}
+
+fn single(out: &mut String, name: &str, kind: &str, help: &str, labels: &str, value: impl std::fmt::Display) {
+    let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_distribution_counts_all_up_to_each_bound() {
+        let mut histogram = Histogram::new(&[1.0, 2.0]);
+        [0.5, 1.0, 1.5, 7.0].into_iter().for_each(|value| histogram.observe(value));
+        let mut out = String::new();
+        histogram.write(&mut out, "x", "Help.", "a=\"b\"");
+        let expected = "# HELP x Help.\n# TYPE x histogram\nx_bucket{a=\"b\",le=\"1\"} 2\nx_bucket{a=\"b\",le=\"2\"} 3\n\
+                        x_bucket{a=\"b\",le=\"+Inf\"} 4\nx_sum{a=\"b\"} 10\nx_count{a=\"b\"} 4\n";
+        assert_eq!(out, expected);
+    }
+}

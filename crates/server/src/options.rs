@@ -1,0 +1,176 @@
+//! What a server is told at its start: who may ask, and how much.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+/// Fewest bytes of a key: 128 bits, written in base64 or the like.
+const KEY_BYTES_MIN: usize = 16;
+
+/// Who may use the server, and the limits of a request.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Keys of which a request has to show one; none = nobody is asked.
+    pub api_keys: Vec<ApiKey>,
+    /// Names, besides localhost and IP addresses, that a request may give as its host.
+    pub allowed_hosts: Vec<String>,
+    /// Origins (`https://example.org`) whose pages may use the server from a browser.
+    pub cors_origins: Vec<String>,
+    /// Bytes of a body.
+    pub body_bytes_max: usize,
+    /// Time for a request's headers, and for its body.
+    pub header_time_max: Duration,
+    /// Time for a request's body.
+    pub body_time_max: Duration,
+    /// Time for an answer, from the end of the body to its last token.
+    pub request_time_max: Duration,
+    /// Time that a reader of a stream may not read.
+    pub stall_time_max: Duration,
+    /// Connections at a time.
+    pub connections_max: usize,
+    /// Time for requests to end after a shutdown was asked for.
+    pub drain_time_max: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            api_keys: Vec::new(),
+            allowed_hosts: Vec::new(),
+            cors_origins: Vec::new(),
+            body_bytes_max: 8 << 20,
+            header_time_max: Duration::from_secs(10),
+            body_time_max: Duration::from_secs(60),
+            request_time_max: Duration::from_secs(3600),
+            stall_time_max: Duration::from_secs(30),
+            connections_max: 1024,
+            drain_time_max: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Why a server cannot start with these options.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OptionsError {
+    /// Anybody on the network could use the server.
+    #[error(
+        "{address} can be reached from the network, and no key protects it: give one with --api-key-file FILE or \
+         HOTMETAL_API_KEY, bind 127.0.0.1, or say --no-auth if everybody may use it"
+    )]
+    Unprotected {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// A key that can be guessed.
+    #[error("an API key has {found} bytes, and needs at least {KEY_BYTES_MIN}: `openssl rand -hex 16` makes one")]
+    ShortKey {
+        /// Its length.
+        found: usize,
+    },
+    /// A key that cannot stand in a header.
+    #[error("an API key may hold only visible ASCII characters, because it has to stand in a header")]
+    UnusableKey,
+}
+
+impl Options {
+    /// Whether a server with these options may listen on `address`.
+    pub fn check_address(&self, address: SocketAddr, no_auth: bool) -> Result<(), OptionsError> {
+        // An IPv4 address in IPv6's clothes is that address.
+        let ip = match address.ip() {
+            IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4),
+            ip => ip,
+        };
+        if ip.is_loopback() || !self.api_keys.is_empty() || no_auth {
+            return Ok(());
+        }
+        Err(OptionsError::Unprotected { address })
+    }
+
+    /// The number of the key that was shown, counted from 1; 0 where none is asked for, nothing if it is wrong.
+    pub(crate) fn authenticate(&self, shown: Option<&str>) -> Option<u64> {
+        if self.api_keys.is_empty() {
+            return Some(0);
+        }
+        let shown = Sha256::digest(shown?.as_bytes());
+        let mut number = None;
+        // Every key is compared, whichever it is.
+        for (index, key) in (1..).zip(&self.api_keys) {
+            if bool::from(key.0.ct_eq(&shown[..])) {
+                number = Some(index);
+            }
+        }
+        number
+    }
+}
+
+/// A key, as its digest: memory that is dumped or printed does not show it.
+#[derive(Clone)]
+pub struct ApiKey([u8; 32]);
+
+impl ApiKey {
+    /// A key of at least 16 visible ASCII characters.
+    pub fn new(key: &str) -> Result<Self, OptionsError> {
+        if key.len() < KEY_BYTES_MIN {
+            return Err(OptionsError::ShortKey { found: key.len() });
+        }
+        if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(OptionsError::UnusableKey);
+        }
+        Ok(Self(Sha256::digest(key.as_bytes()).into()))
+    }
+}
+
+impl std::fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ApiKey(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_loopback_address_goes_without_a_key() {
+        let open = Options::default();
+        let with_key = Options { api_keys: vec![ApiKey::new("0123456789abcdef").unwrap()], ..Options::default() };
+        let loopback = ["127.0.0.1:8080", "127.0.0.2:1", "127.255.255.255:0", "[::1]:8080", "[::ffff:127.0.0.1]:80"];
+        let public = [
+            "0.0.0.0:8080",
+            "[::]:8080",
+            "192.168.1.7:80",
+            "10.0.0.1:80",
+            "[fe80::1]:80",
+            "[::ffff:10.0.0.1]:80",
+            "8.8.8.8:443",
+        ];
+        for address in loopback {
+            open.check_address(address.parse().unwrap(), false).unwrap();
+        }
+        for address in public {
+            let address = address.parse().unwrap();
+            let refused = open.check_address(address, false).unwrap_err();
+            assert!(refused.to_string().contains("--no-auth"), "{refused}");
+            open.check_address(address, true).unwrap();
+            with_key.check_address(address, false).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_key_is_its_digest_and_tells_nothing() {
+        let keys = ["0123456789abcdef", "fedcba9876543210"];
+        let api_keys: Vec<ApiKey> = keys.iter().map(|key| ApiKey::new(key).unwrap()).collect();
+        assert_eq!(format!("{api_keys:?}"), "[ApiKey(..), ApiKey(..)]");
+        let options = Options { api_keys, ..Options::default() };
+        assert_eq!(options.authenticate(Some(keys[0])), Some(1));
+        assert_eq!(options.authenticate(Some(keys[1])), Some(2));
+        for wrong in [None, Some(""), Some("0123456789abcdeF"), Some("0123456789abcdef ")] {
+            assert_eq!(options.authenticate(wrong), None);
+        }
+        assert_eq!(Options::default().authenticate(None), Some(0));
+        assert_eq!(ApiKey::new("short").unwrap_err(), OptionsError::ShortKey { found: 5 });
+        assert_eq!(ApiKey::new("0123456789abcde\n").unwrap_err(), OptionsError::UnusableKey);
+    }
+}

@@ -1,0 +1,619 @@
+//! What a model's text is made of: reasoning, content, calls of tools. Taken apart as it comes, so that a stream shows
+//! each part as soon as it is certain; the parts do not depend on how the text was cut.
+
+use serde_json::Value;
+
+/// How a model writes calls of tools; known by what its chat template makes of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ToolSyntax {
+    /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen have it.
+    Hermes,
+    /// `{"name": …, "parameters": {…}}` and nothing else, as Llama 3 has it.
+    Llama3,
+    /// `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, as Mistral's models have it.
+    MistralList,
+    /// `[TOOL_CALLS]name[ARGS]{…}`, as Mistral's newer models have it.
+    MistralArgs,
+}
+
+/// How a text may begin with reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reasoning {
+    /// There is none: `<think>` is text like any other.
+    None,
+    /// The text begins with `<think>`, if the model thinks.
+    Tagged,
+    /// The prompt has opened it: the text goes on thinking until `</think>`.
+    Open,
+}
+
+/// A part of a reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Content(String),
+    Reasoning(String),
+    /// A call of this function begins.
+    Call {
+        name: String,
+    },
+    /// The next piece of the last call's arguments.
+    Arguments(String),
+}
+
+const THINK: &str = "<think>";
+const THINK_END: &str = "</think>";
+
+/// What is being read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Mode {
+    /// The beginning, where reasoning may open.
+    Start,
+    Reasoning,
+    /// Space before content, which is dropped after reasoning.
+    AfterReasoning,
+    /// The beginning of content, where Llama 3 may write a call.
+    ContentStart,
+    Content,
+    /// A name, up to `[ARGS]`.
+    CallName,
+    /// The object of a call, or the arguments alone.
+    Call(CallReader),
+    /// Between or behind calls.
+    AfterCall,
+}
+
+/// Takes a text apart.
+#[derive(Clone, Debug)]
+pub(crate) struct ReplyReader {
+    syntax: Option<ToolSyntax>,
+    /// Functions that are offered: text that looks like a call of another is text, where syntax does not tell.
+    functions: Vec<String>,
+    mode: Mode,
+    buffer: String,
+    /// Some of the reasoning was given out.
+    has_thought: bool,
+    num_calls: usize,
+}
+
+impl ReplyReader {
+    pub(crate) fn new(reasoning: Reasoning, syntax: Option<ToolSyntax>, functions: Vec<String>) -> Self {
+        let mode = match reasoning {
+            Reasoning::None => Mode::ContentStart,
+            Reasoning::Tagged => Mode::Start,
+            Reasoning::Open => Mode::Reasoning,
+        };
+        Self { syntax, functions, mode, buffer: String::new(), has_thought: false, num_calls: 0 }
+    }
+
+    /// Calls that are whole.
+    pub(crate) fn num_calls(&self) -> usize {
+        self.num_calls
+    }
+
+    /// Takes the next piece of text; adds what is certain now.
+    pub(crate) fn push(&mut self, text: &str, parts: &mut Vec<Part>) {
+        self.buffer.push_str(text);
+        while self.advance(parts, false) {}
+    }
+
+    /// The text has ended; adds what was held back.
+    pub(crate) fn finish(&mut self, parts: &mut Vec<Part>) {
+        while self.advance(parts, true) {}
+    }
+
+    /// One thing more, if there is one to say.
+    fn advance(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
+        match &mut self.mode {
+            Mode::Start => self.start(ended),
+            Mode::Reasoning => self.reasoning(parts, ended),
+            Mode::AfterReasoning => {
+                let trimmed = self.buffer.trim_start().len();
+                self.buffer.drain(..self.buffer.len() - trimmed);
+                let found = trimmed > 0;
+                if found {
+                    self.mode = Mode::ContentStart;
+                }
+                found
+            }
+            Mode::ContentStart => self.content_start(ended),
+            Mode::Content => self.content(parts, ended),
+            Mode::CallName => self.call_name(parts, ended),
+            Mode::Call(_) => self.call(parts, ended),
+            Mode::AfterCall => self.after_call(ended),
+        }
+    }
+
+    fn start(&mut self, ended: bool) -> bool {
+        let rest = self.buffer.trim_start();
+        if let Some(thought) = rest.strip_prefix(THINK) {
+            self.buffer = thought.to_owned();
+            self.mode = Mode::Reasoning;
+            return true;
+        }
+        if (THINK.starts_with(rest) && !ended) || self.buffer.is_empty() {
+            return false;
+        }
+        self.mode = Mode::ContentStart;
+        true
+    }
+
+    fn reasoning(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
+        if !self.has_thought {
+            let trimmed = self.buffer.trim_start_matches('\n').len();
+            self.buffer.drain(..self.buffer.len() - trimmed);
+        }
+        let (text, found) = take_until(&mut self.buffer, THINK_END, ended);
+        self.has_thought |= !text.is_empty();
+        push_part(parts, Part::Reasoning(text));
+        if found {
+            self.mode = Mode::AfterReasoning;
+        }
+        found
+    }
+
+    fn content_start(&mut self, ended: bool) -> bool {
+        if self.buffer.is_empty() {
+            return false;
+        }
+        if self.syntax != Some(ToolSyntax::Llama3) {
+            self.mode = Mode::Content;
+            return true;
+        }
+        const TAG: &str = "<|python_tag|>";
+        let rest = self.buffer.trim_start();
+        let call = rest.strip_prefix(TAG).unwrap_or(rest).trim_start();
+        if call.starts_with('{') {
+            self.buffer = call.to_owned();
+            self.mode = Mode::Call(CallReader::object());
+        } else if ended || !(rest.is_empty() || TAG.starts_with(rest) || call.is_empty()) {
+            self.mode = Mode::Content;
+        } else {
+            return false;
+        }
+        true
+    }
+
+    fn content(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
+        let (opener, mode) = match self.syntax {
+            Some(ToolSyntax::Hermes) => ("<tool_call>", Mode::Call(CallReader::object())),
+            Some(ToolSyntax::MistralList) => ("[TOOL_CALLS]", Mode::AfterCall),
+            Some(ToolSyntax::MistralArgs) => ("[TOOL_CALLS]", Mode::CallName),
+            Some(ToolSyntax::Llama3) | None => {
+                push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
+                return false;
+            }
+        };
+        let (text, found) = take_until(&mut self.buffer, opener, ended);
+        push_part(parts, Part::Content(text));
+        if found {
+            self.mode = mode;
+        }
+        found
+    }
+
+    fn call_name(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
+        let Some((name, rest)) = self.buffer.split_once("[ARGS]") else {
+            if ended && !self.buffer.is_empty() {
+                push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
+            }
+            return false;
+        };
+        let (name, rest) = (name.trim().to_owned(), rest.to_owned());
+        self.mode = Mode::Call(CallReader::arguments(name));
+        self.buffer = rest;
+        true
+    }
+
+    fn call(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
+        let Mode::Call(reader) = &mut self.mode else { return false };
+        let read = reader.push(&self.buffer);
+        self.buffer.drain(..read);
+        let is_offered = |name: &String| self.syntax != Some(ToolSyntax::Llama3) || self.functions.contains(name);
+        let is_call = reader.state != CallState::Failed && reader.name.as_ref().is_none_or(is_offered);
+        if !reader.announced && (!is_call || (ended && !reader.is_certain())) {
+            // It is no call after all: the text is what the model said.
+            let opener = match (self.syntax, &reader.name) {
+                (Some(ToolSyntax::Hermes), _) => "<tool_call>".to_owned(),
+                (Some(ToolSyntax::MistralArgs), Some(name)) => format!("{name}[ARGS]"),
+                _ => String::new(),
+            };
+            push_part(parts, Part::Content(format!("{opener}{}", reader.raw)));
+            self.mode = Mode::Content;
+            return true;
+        }
+        reader.take_parts(parts);
+        let is_whole = reader.is_whole();
+        if is_whole || !is_call {
+            self.num_calls += usize::from(is_whole);
+            self.mode = Mode::AfterCall;
+        }
+        is_whole || !is_call
+    }
+
+    /// Drops what stands between calls, and finds out what comes.
+    fn after_call(&mut self, ended: bool) -> bool {
+        let rest = self.buffer.trim_start().to_owned();
+        if rest.is_empty() {
+            return false;
+        }
+        let closers: &[&str] = match self.syntax {
+            Some(ToolSyntax::Hermes) => &["</tool_call>"],
+            Some(ToolSyntax::MistralList) => &["[", "]", ","],
+            Some(ToolSyntax::Llama3) => &[";"],
+            _ => &[],
+        };
+        if let Some(rest) = closers.iter().find_map(|closer| rest.strip_prefix(closer)) {
+            self.buffer = rest.to_owned();
+            return true;
+        }
+        if !ended && closers.iter().any(|closer| closer.starts_with(&rest)) {
+            return false;
+        }
+        let is_next =
+            rest.starts_with('{') && matches!(self.syntax, Some(ToolSyntax::MistralList | ToolSyntax::Llama3));
+        self.mode = if is_next { Mode::Call(CallReader::object()) } else { Mode::Content };
+        self.buffer = rest;
+        true
+    }
+}
+
+/// Takes the text before `marker`, and the marker; without one, all that cannot be its beginning.
+fn take_until(buffer: &mut String, marker: &str, ended: bool) -> (String, bool) {
+    if let Some(at) = buffer.find(marker) {
+        let rest = buffer.split_off(at + marker.len());
+        let mut text = std::mem::replace(buffer, rest);
+        text.truncate(at);
+        return (text, true);
+    }
+    let mut keep = 0;
+    if !ended {
+        keep = (1..marker.len()).rev().find(|&length| buffer.ends_with(&marker[..length])).unwrap_or(0);
+    }
+    let rest = buffer.split_off(buffer.len() - keep);
+    (std::mem::replace(buffer, rest), false)
+}
+
+/// Appends a part, to the last one if both are of a kind.
+pub(crate) fn push_part(parts: &mut Vec<Part>, part: Part) {
+    match (parts.last_mut(), part) {
+        (_, Part::Content(text) | Part::Reasoning(text) | Part::Arguments(text)) if text.is_empty() => {}
+        (Some(Part::Content(before)), Part::Content(text))
+        | (Some(Part::Reasoning(before)), Part::Reasoning(text))
+        | (Some(Part::Arguments(before)), Part::Arguments(text)) => before.push_str(&text),
+        (_, part) => parts.push(part),
+    }
+}
+
+/// Reads a call: an object with a name and arguments, or the arguments alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct CallReader {
+    /// All that was read.
+    raw: String,
+    state: CallState,
+    /// The object is the arguments, of a function whose name came before it.
+    is_bare: bool,
+    name: Option<String>,
+    /// The call was given out.
+    announced: bool,
+    /// Open objects and lists.
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+    /// Where the member that is being read begins, and its value.
+    member: usize,
+    value: Option<usize>,
+    /// Whether that value is the arguments.
+    in_arguments: bool,
+    /// What of the arguments is certain, as places in `raw`, and how much of it was given out.
+    arguments: Option<(usize, usize)>,
+    given_out: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum CallState {
+    #[default]
+    Open,
+    Inside,
+    Whole,
+    Failed,
+}
+
+impl CallReader {
+    fn object() -> Self {
+        Self::default()
+    }
+
+    fn arguments(name: String) -> Self {
+        Self { is_bare: true, name: Some(name), ..Self::default() }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.state == CallState::Whole
+    }
+
+    /// Reads up to the end of the call; returns how many bytes that took.
+    fn push(&mut self, text: &str) -> usize {
+        for (at, character) in text.char_indices() {
+            if matches!(self.state, CallState::Whole | CallState::Failed) {
+                return at;
+            }
+            self.raw.push(character);
+            self.read(character);
+        }
+        text.len()
+    }
+
+    fn read(&mut self, character: char) {
+        let at = self.raw.len();
+        match character {
+            _ if self.escaped => self.escaped = false,
+            '\\' if self.in_string => self.escaped = true,
+            '"' if self.depth > 0 => self.in_string = !self.in_string,
+            _ if self.in_string => {}
+            '{' | '[' => self.open(character, at),
+            '}' | ']' => self.close(at),
+            ':' if self.depth == 1 && self.value.is_none() => self.end_key(at),
+            ',' if self.depth == 1 => self.end_member(at),
+            _ if self.depth == 0 && !character.is_whitespace() => self.state = CallState::Failed,
+            _ => {}
+        }
+        let is_inside = self.depth > usize::from(!self.is_bare);
+        if self.in_arguments && is_inside {
+            self.extend_arguments(at);
+        }
+    }
+
+    fn open(&mut self, character: char, at: usize) {
+        self.depth += 1;
+        if self.depth == 1 {
+            self.state = if character == '{' { CallState::Inside } else { CallState::Failed };
+            self.member = at;
+            self.in_arguments = self.is_bare;
+        }
+        if self.in_arguments && self.arguments.is_none() {
+            self.arguments = Some((at - 1, at));
+        }
+    }
+
+    fn close(&mut self, at: usize) {
+        if self.depth == 0 {
+            self.state = CallState::Failed;
+            return;
+        }
+        self.depth -= 1;
+        if self.in_arguments && self.depth == usize::from(!self.is_bare) {
+            self.extend_arguments(at);
+        }
+        if self.depth == 0 {
+            self.end_member(at);
+            let has_all = self.name.is_some() && self.arguments.is_some();
+            self.state = if has_all { CallState::Whole } else { CallState::Failed };
+        }
+    }
+
+    fn extend_arguments(&mut self, at: usize) {
+        if let Some((_, end)) = &mut self.arguments {
+            *end = at;
+        }
+    }
+
+    fn end_key(&mut self, at: usize) {
+        if self.is_bare {
+            return;
+        }
+        self.value = Some(at);
+        match serde_json::from_str::<String>(self.raw[self.member..at - 1].trim()) {
+            Ok(key) => self.in_arguments = key == "arguments" || key == "parameters",
+            Err(_) => self.state = CallState::Failed,
+        }
+    }
+
+    fn end_member(&mut self, at: usize) {
+        let value = self.value.take().map(|start| self.raw[start..at - 1].trim().to_owned());
+        if let Some(value) = value {
+            let key =
+                serde_json::from_str::<String>(self.raw[self.member..].split(':').next().unwrap_or_default().trim());
+            match (key.as_deref(), serde_json::from_str::<Value>(&value)) {
+                (Ok("name"), Ok(Value::String(name))) => self.name = Some(name),
+                (Ok("name"), _) => self.state = CallState::Failed,
+                // Some models write an object without members as nothing, or as a string of JSON.
+                (Ok("arguments" | "parameters"), Ok(value)) if !value.is_object() => self.state = CallState::Failed,
+                _ => {}
+            }
+        }
+        self.member = at;
+        self.in_arguments = self.is_bare;
+    }
+
+    /// Whether a call of a known function has begun.
+    fn is_certain(&self) -> bool {
+        self.name.is_some() && matches!(self.state, CallState::Inside | CallState::Whole)
+    }
+
+    /// Gives out what is certain.
+    fn take_parts(&mut self, parts: &mut Vec<Part>) {
+        let Some(name) = self.name.clone().filter(|_| self.is_certain() || self.announced) else { return };
+        if !self.announced {
+            self.announced = true;
+            parts.push(Part::Call { name });
+        }
+        let Some((start, end)) = self.arguments else { return };
+        let certain = &self.raw[start..end];
+        push_part(parts, Part::Arguments(certain[self.given_out..].to_owned()));
+        self.given_out = certain.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A reply put together: reasoning, content, calls with their arguments.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    struct Reply {
+        reasoning: String,
+        content: String,
+        calls: Vec<(String, String)>,
+    }
+
+    fn read(mut reader: ReplyReader, pieces: &[&str]) -> Reply {
+        let mut reply = Reply::default();
+        let mut parts = Vec::new();
+        for piece in pieces {
+            reader.push(piece, &mut parts);
+            add(&mut reply, &mut parts);
+        }
+        reader.finish(&mut parts);
+        add(&mut reply, &mut parts);
+        reply
+    }
+
+    fn add(reply: &mut Reply, parts: &mut Vec<Part>) {
+        for part in parts.drain(..) {
+            match part {
+                Part::Content(text) => reply.content.push_str(&text),
+                Part::Reasoning(text) => reply.reasoning.push_str(&text),
+                Part::Call { name } => reply.calls.push((name, String::new())),
+                Part::Arguments(text) => reply.calls.last_mut().unwrap().1.push_str(&text),
+            }
+        }
+    }
+
+    fn reader(reasoning: Reasoning, syntax: Option<ToolSyntax>) -> ReplyReader {
+        ReplyReader::new(reasoning, syntax, vec!["f".to_owned(), "g_2".to_owned()])
+    }
+
+    fn reply(reasoning: &str, content: &str, calls: &[(&str, &str)]) -> Reply {
+        let calls = calls.iter().map(|&(name, arguments)| (name.to_owned(), arguments.to_owned())).collect();
+        Reply { reasoning: reasoning.to_owned(), content: content.to_owned(), calls }
+    }
+
+    /// Texts of each family, with what they are made of.
+    fn cases() -> Vec<(Reasoning, Option<ToolSyntax>, &'static str, Reply)> {
+        use Reasoning::{None as Plain, Open, Tagged};
+        use ToolSyntax::{Hermes, Llama3, MistralArgs, MistralList};
+        let f = r#"{"a": [1, {"b": "}\"]"}], "c": "\\"}"#;
+        vec![
+            (Plain, None, "<think>a</think> b", reply("", "<think>a</think> b", &[])),
+            (Tagged, None, "<think>\na < b\n</think>\n\nSo.", reply("a < b\n", "So.", &[])),
+            (Tagged, None, "\n<think>\n\n</think>\n\nSo.", reply("", "So.", &[])),
+            (Tagged, None, "No thought, <b>", reply("", "No thought, <b>", &[])),
+            (Tagged, None, "<thin", reply("", "<thin", &[])),
+            (Open, None, "I think</thi</think>yes", reply("I think</thi", "yes", &[])),
+            (Open, None, "never ends </th", reply("never ends </th", "", &[])),
+            (
+                Plain,
+                Some(Hermes),
+                "Let me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>",
+                reply("", "Let me see.\n", &[("f", "{\"x\": 1}")]),
+            ),
+            (
+                Tagged,
+                Some(Hermes),
+                "<think>hm</think>\n<tool_call>{\"arguments\": {} , \"name\": \"f\"}</tool_call>\n<tool_call>\n{\"name\": \"g_2\", \"arguments\": {\"k\": \"</tool_call>\"}}\n</tool_call>",
+                reply("hm", "", &[("f", "{}"), ("g_2", "{\"k\": \"</tool_call>\"}")]),
+            ),
+            (Plain, Some(Hermes), "<tool_call>not json</tool_call>", reply("", "<tool_call>not json</tool_call>", &[])),
+            (Plain, Some(Hermes), "a <tool_cal b", reply("", "a <tool_cal b", &[])),
+            (
+                Plain,
+                Some(Hermes),
+                "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"cut",
+                reply("", "", &[("f", "{\"x\": \"cut")]),
+            ),
+            (Plain, Some(Hermes), "<tool_call>{\"name\": 7}", reply("", "<tool_call>{\"name\": 7}", &[])),
+            (
+                Plain,
+                Some(Llama3),
+                "{\"name\": \"f\", \"parameters\": {\"x\": \"{\"}}",
+                reply("", "", &[("f", "{\"x\": \"{\"}")]),
+            ),
+            (
+                Plain,
+                Some(Llama3),
+                "<|python_tag|>{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g_2\", \"parameters\": {}}",
+                reply("", "", &[("f", "{}"), ("g_2", "{}")]),
+            ),
+            (
+                Plain,
+                Some(Llama3),
+                "{\"name\": \"unknown\", \"parameters\": {}}",
+                reply("", "{\"name\": \"unknown\", \"parameters\": {}}", &[]),
+            ),
+            (Plain, Some(Llama3), "{\"answer\": 42}", reply("", "{\"answer\": 42}", &[])),
+            (Plain, Some(Llama3), "Plain {\"name\": \"f\"}", reply("", "Plain {\"name\": \"f\"}", &[])),
+            (
+                Plain,
+                Some(MistralList),
+                "Sure. [TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": [1]}}, {\"name\": \"g_2\", \"arguments\": {}}]",
+                reply("", "Sure. ", &[("f", "{\"x\": [1]}"), ("g_2", "{}")]),
+            ),
+            (
+                Plain,
+                Some(MistralArgs),
+                "[TOOL_CALLS]f[ARGS]{\"x\": {\"y\": 1}}[TOOL_CALLS]g_2[ARGS]{}",
+                reply("", "", &[("f", "{\"x\": {\"y\": 1}}"), ("g_2", "{}")]),
+            ),
+            (Plain, Some(MistralArgs), "[TOOL_CALLS]f", reply("", "f", &[])),
+            (
+                Plain,
+                Some(Hermes),
+                Box::leak(format!("<tool_call>{{\"name\": \"f\", \"arguments\": {f}}}</tool_call>").into_boxed_str()),
+                reply("", "", &[("f", f)]),
+            ),
+        ]
+    }
+
+    #[test]
+    fn texts_are_taken_apart() {
+        for (reasoning, syntax, text, expected) in cases() {
+            assert_eq!(read(reader(reasoning, syntax), &[text]), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_parts_do_not_depend_on_how_the_text_was_cut() {
+        for (reasoning, syntax, text, expected) in cases() {
+            let characters: Vec<String> = text.chars().map(String::from).collect();
+            let characters: Vec<&str> = characters.iter().map(String::as_str).collect();
+            assert_eq!(read(reader(reasoning, syntax), &characters), expected, "{text}");
+            for cut in (0..=text.len()).filter(|&cut| text.is_char_boundary(cut)) {
+                assert_eq!(read(reader(reasoning, syntax), &[&text[..cut], &text[cut..]]), expected, "{text} at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_call_is_shown_as_soon_as_it_is_certain() {
+        let mut reader = reader(Reasoning::None, Some(ToolSyntax::Hermes));
+        let mut parts = Vec::new();
+        reader.push("<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"lo", &mut parts);
+        assert_eq!(parts, [Part::Call { name: "f".to_owned() }, Part::Arguments("{\"x\": \"lo".to_owned())]);
+        assert_eq!(reader.num_calls(), 0);
+        parts.clear();
+        reader.push("ng\"}}", &mut parts);
+        assert_eq!(parts, [Part::Arguments("ng\"}".to_owned())]);
+        assert_eq!(reader.num_calls(), 1);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(3000))]
+        #[test]
+        fn any_text_in_any_pieces_is_taken_apart_alike(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec![
+                    "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "{", "}", "[", "]", "\"", "\\",
+                    ":", ",", ";", "\"name\"", "\"f\"", "\"arguments\"", "\"parameters\"", " ", "\n", "a", "é", "<", "<t", "1",
+                ]), 0..24),
+            which in 0usize..5,
+            reasoning in 0usize..3,
+        ) {
+            let syntax = [None, Some(ToolSyntax::Hermes), Some(ToolSyntax::Llama3), Some(ToolSyntax::MistralList), Some(ToolSyntax::MistralArgs)][which];
+            let reasoning = [Reasoning::None, Reasoning::Tagged, Reasoning::Open][reasoning];
+            let whole = read(reader(reasoning, syntax), &[&pieces.concat()]);
+            prop_assert_eq!(read(reader(reasoning, syntax), &pieces), whole);
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The fields that every generating route has: how tokens are chosen, when a text ends, how it is sent.
+
+use std::sync::Arc;
+
+use engine::{CacheDomain, Dry, Grammar, Request, SamplerStep, SamplingParams, Xtc};
+use serde_json::{Map, Value, json};
+use tokenizer::ParseSpecial;
+
+use crate::app::Serving;
+use crate::choice::TextOptions;
+use crate::error::ApiError;
+use crate::fields::{Field, Fields, applied, only, wrong};
+
+/// Prompts of one request.
+pub(crate) const PROMPTS_MAX: usize = 64;
+/// Bytes of `user`, and of `metadata` as JSON.
+const LABEL_BYTES_MAX: usize = 4096;
+
+/// Fields of all generating routes.
+pub(crate) const FIELDS: &[Field] = &[
+    applied("model"),
+    applied("stream"),
+    applied("stream_options"),
+    applied("n"),
+    applied("stop"),
+    applied("stop_token_ids"),
+    applied("ignore_eos"),
+    applied("include_stop_str_in_output"),
+    applied("skip_special_tokens"),
+    applied("return_token_ids"),
+    applied("seed"),
+    applied("temperature"),
+    applied("top_p"),
+    applied("top_k"),
+    applied("min_p"),
+    applied("typical_p"),
+    applied("presence_penalty"),
+    applied("frequency_penalty"),
+    applied("repetition_penalty"),
+    applied("repeat_penalty"),
+    applied("repeat_last_n"),
+    applied("dry_multiplier"),
+    applied("dry_base"),
+    applied("dry_allowed_length"),
+    applied("dry_penalty_last_n"),
+    applied("dry_sequence_breakers"),
+    applied("xtc_probability"),
+    applied("xtc_threshold"),
+    applied("samplers"),
+    applied("logit_bias"),
+    applied("priority"),
+    applied("cache_salt"),
+    applied("user"),
+    applied("metadata"),
+    only("best_of", |value| value == 1, "each text is sampled once and none is thrown away"),
+    only("store", |value| value == false, "nothing is stored here"),
+    only("service_tier", |value| value == "auto" || value == "default", "there is one tier"),
+    only("use_beam_search", |value| value == false, "texts are sampled"),
+    only("cache_prompt", |value| value == true, "the prefix cache serves all; `cache_salt` keeps a prompt apart"),
+    only("min_tokens", |value| value == 0, "a text ends where the model ends it; `ignore_eos` goes on"),
+    only("length_penalty", |value| value == 1 || value == 1.0, "it belongs to beam search"),
+    only("truncate_prompt_tokens", |_| false, "a prompt is never cut; send what fits"),
+];
+
+/// What a request asks of the engine and of the text.
+pub(crate) struct Settings {
+    pub(crate) sampling: SamplingParams,
+    pub(crate) text: TextOptions,
+    pub(crate) num_completions: usize,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) continuous_usage: bool,
+    pub(crate) return_token_ids: bool,
+    /// `user` and `metadata`, given back.
+    pub(crate) labels: Map<String, Value>,
+    pub(crate) grammar: Option<Arc<dyn Grammar>>,
+    ignore_eos: bool,
+    caller: u64,
+    priority: i8,
+    cache_domain: CacheDomain,
+}
+
+impl Settings {
+    /// Takes the shared fields. `key` is the number of the API key that was shown.
+    pub(crate) fn take(fields: &mut Fields, serving: &Serving, key: u64) -> Result<Self, ApiError> {
+        serving.check_model(fields.string("model")?.as_deref())?;
+        let stream = fields.boolean("stream")?.unwrap_or(false);
+        let (include_usage, continuous_usage) = stream_options(fields, stream)?;
+        let text = TextOptions {
+            stop: fields.strings("stop")?.unwrap_or_default(),
+            stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
+            include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
+            skip_special: fields.boolean("skip_special_tokens")?.unwrap_or(true),
+            reply: None,
+            one_call: false,
+        };
+        let vocab_size = serving.engine.config().vocab_size;
+        let grammar = serving.grammars.take(fields, &serving.tokenizer, vocab_size)?;
+        // Said before anything is computed, in the words of those that watch for them.
+        engine::StopStrings::new(&text.stop)?;
+        Ok(Self {
+            text,
+            num_completions: fields.integer("n", 1, 1024)?.map_or(1, |n| n as usize),
+            stream,
+            include_usage,
+            continuous_usage,
+            return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
+            labels: labels(fields)?,
+            ignore_eos: match fields.boolean("ignore_eos")?.unwrap_or(false) {
+                true if grammar.is_some() => {
+                    let message = "`ignore_eos` would let the text go on where its grammar has ended";
+                    return Err(ApiError::invalid("ignore_eos", message));
+                }
+                ignore_eos => ignore_eos,
+            },
+            grammar,
+            caller: key,
+            // vLLM's sense: lower goes first.
+            priority: fields.integer("priority", -127, 127)?.map_or(0, |priority| -(priority as i8)),
+            cache_domain: cache_domain(key, fields.string("cache_salt")?.as_deref()),
+            sampling: sampling(fields, serving)?,
+        })
+    }
+
+    /// The engine's request for one prompt.
+    pub(crate) fn request(&self, prompt: Vec<u32>, max_tokens: Option<usize>, scored: Option<usize>) -> Request {
+        Request {
+            max_tokens,
+            prompt_logprobs: scored,
+            grammar: self.grammar.clone(),
+            stop_token_ids: self.text.stop_token_ids.clone(),
+            ignore_eos: self.ignore_eos,
+            num_completions: self.num_completions,
+            // The keys take turns.
+            caller: Some(self.caller),
+            priority: self.priority,
+            cache_domain: self.cache_domain,
+            ..Request::new(prompt, self.sampling.clone())
+        }
+    }
+}
+
+/// Whether a stream ends with its usage, and whether each chunk has it.
+fn stream_options(fields: &mut Fields, stream: bool) -> Result<(bool, bool), ApiError> {
+    const KNOWN: &[&[Field]] = &[&[
+        applied("include_usage"),
+        applied("continuous_usage_stats"),
+        only("include_obfuscation", |value| value == false, "chunks are not padded"),
+    ]];
+    let Some(options) = fields.take("stream_options") else { return Ok((false, false)) };
+    if !stream {
+        return Err(ApiError::invalid("stream_options", "`stream_options` goes with `stream`: true"));
+    }
+    let within = |error: ApiError| error.within("stream_options");
+    let mut options = Fields::new(options, KNOWN).map_err(within)?;
+    let include = options.boolean("include_usage").map_err(within)?.unwrap_or(false);
+    let continuous = options.boolean("continuous_usage_stats").map_err(within)?.unwrap_or(false);
+    if continuous && !include {
+        let message = "`continuous_usage_stats` goes with `include_usage`: true";
+        return Err(ApiError::invalid("stream_options.continuous_usage_stats", message));
+    }
+    Ok((include, continuous))
+}
+
+fn labels(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    let mut labels = Map::new();
+    labels.extend(fields.string("user")?.map(|user| ("user".to_owned(), user.into())));
+    labels.extend(fields.object("metadata")?.map(|metadata| ("metadata".to_owned(), metadata.into())));
+    for (name, value) in &labels {
+        let bytes = value.to_string().len();
+        if bytes > LABEL_BYTES_MAX {
+            return Err(ApiError::invalid(
+                name,
+                format!("`{name}` has {bytes} bytes, at most {LABEL_BYTES_MAX} are kept"),
+            ));
+        }
+    }
+    Ok(labels)
+}
+
+/// Prompts of one key, and of one salt within it, share cached prefixes.
+fn cache_domain(key: u64, salt: Option<&str>) -> CacheDomain {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let Some(salt) = salt else { return CacheDomain(key) };
+    let mut hasher = DefaultHasher::new();
+    (key, salt).hash(&mut hasher);
+    // Out of the way of the keys' own numbers.
+    CacheDomain(hasher.finish() | 1 << 63)
+}
+
+fn sampling(fields: &mut Fields, serving: &Serving) -> Result<SamplingParams, ApiError> {
+    let defaults = serving.defaults.clone();
+    let (repetition_penalty, repetition_field) =
+        match (fields.number("repetition_penalty")?, fields.number("repeat_penalty")?) {
+            (Some(a), Some(b)) if a != b => {
+                return Err(ApiError::invalid("repeat_penalty", "`repeat_penalty` contradicts `repetition_penalty`"));
+            }
+            (None, Some(penalty)) => (penalty, "repeat_penalty"),
+            (penalty, _) => (penalty.unwrap_or(defaults.repetition_penalty), "repetition_penalty"),
+        };
+    let look_back = |found: Option<i64>, default| match found {
+        None => default,
+        Some(-1) => None,
+        Some(count) => Some(count as usize),
+    };
+    let sampling = SamplingParams {
+        temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
+        // vLLM writes -1 where llama.cpp writes 0.
+        top_k: fields.integer("top_k", -1, i64::from(u32::MAX))?.map_or(defaults.top_k, |k| k.max(0) as usize),
+        top_p: fields.number("top_p")?.unwrap_or(defaults.top_p),
+        min_p: fields.number("min_p")?.unwrap_or(defaults.min_p),
+        typical_p: fields.number("typical_p")?.unwrap_or(defaults.typical_p),
+        repetition_penalty,
+        presence_penalty: fields.number("presence_penalty")?.unwrap_or(defaults.presence_penalty),
+        frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(defaults.frequency_penalty),
+        repeat_last_n: look_back(fields.integer("repeat_last_n", -1, i64::from(u32::MAX))?, defaults.repeat_last_n),
+        dry: Dry {
+            multiplier: fields.number("dry_multiplier")?.unwrap_or(defaults.dry.multiplier),
+            base: fields.number("dry_base")?.unwrap_or(defaults.dry.base),
+            allowed_length: fields.count("dry_allowed_length")?.unwrap_or(defaults.dry.allowed_length),
+            last_n: look_back(fields.integer("dry_penalty_last_n", -1, i64::from(u32::MAX))?, defaults.dry.last_n),
+            sequence_breakers: match fields.strings("dry_sequence_breakers")? {
+                Some(texts) => sequence_breakers(&texts, serving)?,
+                None => defaults.dry.sequence_breakers,
+            },
+        },
+        xtc: Xtc {
+            probability: fields.number("xtc_probability")?.unwrap_or(defaults.xtc.probability),
+            threshold: fields.number("xtc_threshold")?.unwrap_or(defaults.xtc.threshold),
+        },
+        logit_bias: fields.object("logit_bias")?.map_or(Ok(defaults.logit_bias), logit_bias)?,
+        seed: fields.integer("seed", 0, i64::MAX)?.map_or_else(random_seed, |seed| seed as u64),
+        logprobs: None,
+        order: fields.strings("samplers")?.map_or(Ok(defaults.order), |names| order(&names))?,
+    };
+    let checked = sampling.check(serving.engine.config().vocab_size);
+    checked.map_err(|error| ApiError::from(error).with_param("repetition_penalty", repetition_field))?;
+    Ok(sampling)
+}
+
+fn sequence_breakers(texts: &[String], serving: &Serving) -> Result<Vec<Vec<u32>>, ApiError> {
+    let encode = |text: &String| serving.tokenizer.encode(text, ParseSpecial::No);
+    let breakers = texts.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+    match breakers.iter().position(Vec::is_empty) {
+        Some(index) => Err(ApiError::invalid(
+            format!("dry_sequence_breakers[{index}]"),
+            "a sequence breaker has to be a text of at least one token",
+        )),
+        None => Ok(breakers),
+    }
+}
+
+/// `{"15043": -1.5}`; -100 bans a token, as in OpenAI's interface.
+fn logit_bias(map: Map<String, Value>) -> Result<Vec<(u32, f32)>, ApiError> {
+    let entry = |(id, bias): (String, Value)| {
+        let malformed = || wrong("logit_bias", &json!(id), "token ids as keys and numbers as values");
+        let bias = bias.as_f64().ok_or_else(malformed)? as f32;
+        let id = id.parse().map_err(|_| malformed())?;
+        Ok((id, if bias == -100.0 { f32::NEG_INFINITY } else { bias }))
+    };
+    map.into_iter().map(entry).collect()
+}
+
+fn order(names: &[String]) -> Result<Vec<SamplerStep>, ApiError> {
+    let step = |name: &String| {
+        let found = SamplerStep::ALL.into_iter().find(|step| step.name() == name);
+        found.ok_or_else(|| {
+            let known = SamplerStep::ALL.map(SamplerStep::name).join(", ");
+            ApiError::invalid("samplers", format!("there is no sampler `{name}`; there are: {known}"))
+        })
+    };
+    names.iter().map(step).collect()
+}
+
+/// A seed that nobody chose: the standard library's own randomness. 32 bits, so that it is easy to type.
+pub fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xffff_ffff
+}
+
+/// Sampling parameters as answers and reports name them.
+pub fn describe(sampling: &SamplingParams) -> Value {
+    // As it was written: 0.7, where the f32 nearest to it has more digits than anybody asked for.
+    let number = |value: f32| json!(value.to_string().parse::<f64>().unwrap_or(value.into()));
+    let bias: Map<String, Value> = sampling
+        .logit_bias
+        .iter()
+        .map(|&(id, bias)| (id.to_string(), if bias.is_finite() { number(bias) } else { json!(-100) }))
+        .collect();
+    json!({
+        "temperature": number(sampling.temperature), "top_k": sampling.top_k, "top_p": number(sampling.top_p),
+        "min_p": number(sampling.min_p), "typical_p": number(sampling.typical_p),
+        "repetition_penalty": number(sampling.repetition_penalty),
+        "presence_penalty": number(sampling.presence_penalty),
+        "frequency_penalty": number(sampling.frequency_penalty), "repeat_last_n": sampling.repeat_last_n,
+        "dry_multiplier": number(sampling.dry.multiplier), "dry_base": number(sampling.dry.base),
+        "dry_allowed_length": sampling.dry.allowed_length, "dry_penalty_last_n": sampling.dry.last_n,
+        "dry_sequence_breakers": sampling.dry.sequence_breakers,
+        "xtc_probability": number(sampling.xtc.probability), "xtc_threshold": number(sampling.xtc.threshold),
+        "logit_bias": bias,
+        "samplers": sampling.order.iter().map(|step| step.name()).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,231 @@
+//! The layer outside the router: every request passes it, whatever its route. Host, origin, key; and the name under
+//! which the request is found in the log.
+
+use std::net::IpAddr;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::generation::random_id;
+use crate::options::Options;
+use crate::page;
+
+/// Whether a path tells nothing and is asked by those who have no key: load balancers, and browsers, which cannot show one
+/// before they have the page that asks for it.
+fn is_open(path: &str) -> bool {
+    path == "/health" || page::ROUTES.contains(&path)
+}
+
+/// Which key was shown, as [`Options::authenticate`] counts them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeyNumber(pub(crate) u64);
+
+/// Puts the layer around `routes`.
+pub(crate) fn protect(routes: Router, app: &App) -> Router {
+    // Around each route, where the router has said which one it is; and the fallbacks, which belong to it too.
+    routes.layer(from_fn_with_state(app.clone(), check))
+}
+
+async fn check(State(app): State<App>, mut request: Request<Body>, next: Next) -> Response {
+    let options = &app.inner.options;
+    let id = random_id("req");
+    let origin = request.headers().get(header::ORIGIN).cloned();
+    let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    let method = request.method().clone();
+    let begun = std::time::Instant::now();
+    let response = match admit(&request, options) {
+        Ok(Admitted::Preflight) => preflight(),
+        Ok(Admitted::Request(key)) => {
+            request.extensions_mut().insert(key);
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    };
+    let mut response = response;
+    if let Some(origin) = origin.filter(|origin| is_listed(origin, options)) {
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::VARY, HeaderValue::from_static("origin"));
+    }
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert("x-request-id", id);
+    }
+    let status = response.status();
+    app.inner.metrics.answered(&route, status);
+    // Never what was said: names, sizes and times alone.
+    tracing::info!(%id, %method, route, status = status.as_u16(), ms = begun.elapsed().as_millis() as u64, "answered");
+    response
+}
+
+enum Admitted {
+    /// A browser asks whether a listed origin may ask.
+    Preflight,
+    Request(KeyNumber),
+}
+
+fn admit(request: &Request<Body>, options: &Options) -> Result<Admitted, ApiError> {
+    let headers = request.headers();
+    let host = request.uri().authority().map(|authority| authority.as_str());
+    check_host(host.or(headers.get(header::HOST).and_then(|host| host.to_str().ok())), options)?;
+    check_origin(request.method(), headers, options)?;
+    if request.method() == Method::OPTIONS
+        && headers.get(header::ORIGIN).is_some_and(|origin| is_listed(origin, options))
+    {
+        return Ok(Admitted::Preflight);
+    }
+    if is_open(request.uri().path()) {
+        return Ok(Admitted::Request(KeyNumber(0)));
+    }
+    match options.authenticate(shown_key(headers)) {
+        Some(key) => Ok(Admitted::Request(KeyNumber(key))),
+        None => {
+            let message = "this server wants a key: send it as `Authorization: Bearer KEY`";
+            Err(ApiError::refused(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
+        }
+    }
+}
+
+fn shown_key(headers: &HeaderMap) -> Option<&str> {
+    let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let bearer = authorization.and_then(|value| value.split_once(' '));
+    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key.trim());
+    bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()))
+}
+
+/// A page whose name was made to point here (DNS rebinding) sends its own name as the host. An address is no name.
+fn check_host(host: Option<&str>, options: &Options) -> Result<(), ApiError> {
+    let name = host.and_then(host_name);
+    let known = name.as_deref().is_some_and(|name| {
+        name == "localhost"
+            || name.parse::<IpAddr>().is_ok()
+            || options.allowed_hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
+    });
+    if known {
+        return Ok(());
+    }
+    let message = "this server does not answer under this host name; --allowed-host NAME lets it";
+    Err(ApiError::refused(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message))
+}
+
+/// The name in `name:port`, in lower case, an IPv6 address without its brackets; nothing of what is neither.
+fn host_name(host: &str) -> Option<String> {
+    let (name, port) = match host.strip_prefix('[') {
+        Some(rest) => {
+            let (name, rest) = rest.split_once(']')?;
+            name.parse::<std::net::Ipv6Addr>().ok()?;
+            (name, if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
+        }
+        None => host.split_once(':').map_or((host, None), |(name, port)| (name, Some(port))),
+    };
+    if port.is_some_and(|port| port.parse::<u16>().is_err()) {
+        return None;
+    }
+    Some(name.to_ascii_lowercase())
+}
+
+/// A page of another origin may ask nothing that acts, unless its origin is listed.
+fn check_origin(method: &Method, headers: &HeaderMap, options: &Options) -> Result<(), ApiError> {
+    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
+    let is_safe = matches!(*method, Method::GET | Method::HEAD);
+    if is_safe || is_listed(origin, options) || is_own(origin, headers) {
+        return Ok(());
+    }
+    let message = "pages of this origin may not use the server; --cors-origin ORIGIN lets them";
+    Err(ApiError::refused(StatusCode::FORBIDDEN, "foreign_origin", message))
+}
+
+/// Whether the page comes from this server: its origin is a scheme and the host that it asks.
+fn is_own(origin: &HeaderValue, headers: &HeaderMap) -> bool {
+    let origin = origin.to_str().unwrap_or_default();
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let own = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    !host.is_empty() && own.is_some_and(|own| own.eq_ignore_ascii_case(host))
+}
+
+fn is_listed(origin: &HeaderValue, options: &Options) -> bool {
+    options.cors_origins.iter().any(|listed| listed.as_bytes() == origin.as_bytes())
+}
+
+fn preflight() -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    let allowed = HeaderValue::from_static("authorization, content-type, x-api-key");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_addresses_localhost_or_listed() {
+        let options = Options { allowed_hosts: vec!["my.box".to_owned()], ..Options::default() };
+        let good = [
+            "localhost",
+            "localhost:8080",
+            "LOCALHOST:80",
+            "127.0.0.1",
+            "127.0.0.1:8080",
+            "192.168.1.7:8080",
+            "[::1]",
+            "[::1]:8080",
+            "my.box",
+            "My.Box:443",
+        ];
+        let bad = [
+            "",
+            "evil.com",
+            "localhost.evil.com",
+            "evil.com:8080",
+            "localhost:8080:1",
+            "localhost:",
+            "localhost:x",
+            "[::1",
+            "[::1]x",
+            "[evil]",
+            "127.0.0.1.evil.com",
+            "localhost/",
+            "my.box.evil",
+            "user@localhost",
+            "a b",
+        ];
+        for host in good {
+            check_host(Some(host), &options).unwrap_or_else(|_| panic!("{host} is refused"));
+        }
+        for host in bad {
+            assert!(check_host(Some(host), &options).is_err(), "{host} is let in");
+        }
+        assert!(check_host(None, &options).is_err());
+    }
+
+    #[test]
+    fn origins_are_none_our_own_or_listed() {
+        let options = Options { cors_origins: vec!["https://app.example".to_owned()], ..Options::default() };
+        let admitted = |method: Method, origin: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_static("localhost:8080"));
+            headers.insert(header::ORIGIN, HeaderValue::from_str(origin).unwrap());
+            check_origin(&method, &headers, &options).is_ok()
+        };
+        for origin in ["http://localhost:8080", "https://app.example"] {
+            assert!(admitted(Method::POST, origin), "{origin} is refused");
+        }
+        for origin in
+            ["null", "http://evil.com", "http://localhost", "http://localhost:8081", "https://app.example.evil", ""]
+        {
+            assert!(!admitted(Method::POST, origin) && !admitted(Method::OPTIONS, origin), "{origin} is let in");
+            assert!(admitted(Method::GET, origin));
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! Every field of every route is applied or refused by name: the matrix is made from the routes' own lists.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fields::{Field, Rule};
+use crate::{chat, completions, grammar, sampling, tokens, tools};
+
+/// A route, its fields, and a body that it answers.
+struct Route {
+    path: &'static str,
+    known: Vec<&'static [Field]>,
+    body: Value,
+}
+
+fn routes() -> Vec<Route> {
+    let conversation = json!([{"role": "user", "content": "Hello there"}]);
+    vec![
+        Route {
+            path: CHAT,
+            known: vec![sampling::FIELDS, grammar::FIELDS, tools::FIELDS, chat::PROMPT_FIELDS, chat::FIELDS],
+            body: hello(),
+        },
+        Route {
+            path: TEXT,
+            known: vec![sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
+            body: json!({"prompt": "Once upon a time", "max_tokens": 8, "seed": 3}),
+        },
+        Route {
+            path: "/tokenize",
+            known: vec![tokens::TOKENIZE, chat::PROMPT_FIELDS],
+            body: json!({"messages": conversation}),
+        },
+        Route { path: "/detokenize", known: vec![tokens::DETOKENIZE], body: json!({"tokens": [5, 2, 6]}) },
+        Route {
+            path: "/apply-template",
+            known: vec![tokens::APPLY_TEMPLATE, chat::PROMPT_FIELDS],
+            body: json!({"messages": conversation}),
+        },
+    ]
+}
+
+/// What a route does about a field: other fields to send with it, its value, and whether the answer shows it.
+struct Case {
+    with: Value,
+    value: Value,
+    shows: fn(&Value, &Value) -> bool,
+}
+
+fn case(value: Value, shows: fn(&Value, &Value) -> bool) -> Option<Case> {
+    Some(Case { with: json!({}), value, shows })
+}
+
+fn case_with(with: Value, value: Value, shows: fn(&Value, &Value) -> bool) -> Option<Case> {
+    Some(Case { with, value, shows })
+}
+
+/// A field whose value comes back as it was among the sampling parameters.
+macro_rules! reported {
+    ($name:literal, $value:expr) => {
+        case(json!($value), |_, answer| {
+            let found = &answer["x_hotmetal"]["sampling"][$name];
+            let value = json!($value);
+            match (found.as_f64(), value.as_f64()) {
+                (Some(found), Some(value)) => (found - value).abs() < 1e-6,
+                _ => *found == value,
+            }
+        })
+    };
+}
+
+/// The case of an applied field. A field without one fails the test. `before` is the answer without the field.
+fn applied_case(path: &str, name: &str) -> Option<Case> {
+    match (path, name) {
+        (_, "model") => case(json!(MODEL), |_, answer| answer.get("error").is_none()),
+        (_, "stream") => None, // sent by `stream`, in tests of its own: the answer is no JSON
+        (_, "stream_options") => None,
+        (_, "n") => case(json!(3), |_, answer| answer["choices"].as_array().unwrap().len() == 3),
+        (_, "stop") => case(json!(["e"]), |before, answer| before["choices"] != answer["choices"]),
+        (_, "stop_token_ids") => {
+            case(json!((0..2000).collect::<Vec<u32>>()), |_, answer| answer["choices"][0]["stop_reason"].is_u64())
+        }
+        (_, "ignore_eos") => case_with(json!({"logit_bias": {"2": 100}, "max_tokens": 3}), json!(true), |_, answer| {
+            answer["choices"][0]["finish_reason"] == "length"
+        }),
+        (_, "include_stop_str_in_output") => case_with(json!({"stop": ["e"]}), json!(true), |_, answer| {
+            let choice = &answer["choices"][0];
+            let text = choice["text"].as_str().or(choice["message"]["content"].as_str()).unwrap();
+            choice["finish_reason"] == "stop" && text.ends_with('e')
+        }),
+        ("/detokenize", "skip_special_tokens") => {
+            case(json!(true), |before, answer| before["prompt"].as_str() > answer["prompt"].as_str())
+        }
+        (_, "skip_special_tokens") => case_with(json!({"logit_bias": {"1": 100}}), json!(false), |_, answer| {
+            answer.to_string().contains("<|im_start|>")
+        }),
+        (_, "return_token_ids") => {
+            case(json!(true), |_, answer| answer["choices"][0]["token_ids"].as_array().unwrap().len() == 8)
+        }
+        (_, "seed") => case(json!(77), |before, answer| {
+            answer["x_hotmetal"]["seed"] == 77 && before["choices"] != answer["choices"]
+        }),
+        (_, "temperature") => reported!("temperature", 0.25),
+        (_, "top_p") => reported!("top_p", 0.5),
+        (_, "top_k") => reported!("top_k", 7),
+        (_, "min_p") => reported!("min_p", 0.125),
+        (_, "typical_p") => reported!("typical_p", 0.75),
+        (_, "presence_penalty") => reported!("presence_penalty", 0.5),
+        (_, "frequency_penalty") => reported!("frequency_penalty", -0.5),
+        (_, "repetition_penalty") => reported!("repetition_penalty", 1.25),
+        (_, "repeat_penalty") => {
+            case(json!(1.25), |_, answer| answer["x_hotmetal"]["sampling"]["repetition_penalty"] == 1.25)
+        }
+        (_, "repeat_last_n") => reported!("repeat_last_n", 33),
+        (_, "dry_multiplier") => reported!("dry_multiplier", 0.5),
+        (_, "dry_base") => reported!("dry_base", 2.0),
+        (_, "dry_allowed_length") => reported!("dry_allowed_length", 3),
+        (_, "dry_penalty_last_n") => reported!("dry_penalty_last_n", 44),
+        (_, "dry_sequence_breakers") => case(json!(["\n"]), |_, answer| {
+            answer["x_hotmetal"]["sampling"]["dry_sequence_breakers"].as_array().unwrap().len() == 1
+        }),
+        (_, "xtc_probability") => reported!("xtc_probability", 0.5),
+        (_, "xtc_threshold") => reported!("xtc_threshold", 0.25),
+        (_, "samplers") => reported!("samplers", ["top_p", "temperature"]),
+        (_, "logit_bias") => {
+            case(json!({"300": 100}), |_, answer| answer["x_hotmetal"]["sampling"]["logit_bias"]["300"] == 100.0)
+        }
+        // Who goes first shows where requests wait: `load` holds it; here, that it is read.
+        (_, "priority") => case(json!(5), |before, answer| before["choices"] == answer["choices"]),
+        (_, "cache_salt") => case(json!("mine"), |_, answer| answer["x_hotmetal"]["cached_tokens"] == 0),
+        (_, "user") => case(json!("somebody"), |_, answer| answer["x_hotmetal"]["user"] == "somebody"),
+        (_, "metadata") => case(json!({"a": "b"}), |_, answer| answer["x_hotmetal"]["metadata"]["a"] == "b"),
+        (CHAT, "max_tokens" | "max_completion_tokens") => {
+            case_with(json!({"max_tokens": null}), json!(5), |_, answer| answer["usage"]["completion_tokens"] == 5)
+        }
+        (_, "max_tokens") => case(json!(5), |_, answer| answer["usage"]["completion_tokens"] == 5),
+        (CHAT, "logprobs") => {
+            case(json!(true), |_, answer| answer["choices"][0]["logprobs"]["content"].as_array().unwrap().len() == 8)
+        }
+        (CHAT, "top_logprobs") => case_with(json!({"logprobs": true}), json!(4), |_, answer| {
+            answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"].as_array().unwrap().len() == 4
+        }),
+        (TEXT, "logprobs") => case(json!(2), |_, answer| {
+            answer["choices"][0]["logprobs"]["top_logprobs"][0].as_object().unwrap().len() >= 2
+        }),
+        (TEXT, "echo") => case(json!(true), |_, answer| {
+            answer["choices"][0]["text"].as_str().unwrap().starts_with("Once upon a time")
+        }),
+        (TEXT, "prompt") => {
+            case(json!("Another beginning of a tale"), |before, answer| before["choices"] != answer["choices"])
+        }
+        // The vocabulary has nothing to put before a text, so that it is read shows where it contradicts.
+        (TEXT, "add_special_tokens") => case(json!(false), |before, answer| before["choices"] == answer["choices"]),
+        ("/tokenize", "prompt") => {
+            case_with(json!({"messages": null}), json!("a b"), |_, answer| answer["count"].as_u64() > Some(0))
+        }
+        ("/tokenize", "content") => {
+            case_with(json!({"messages": null}), json!("a b"), |_, answer| answer["count"].as_u64() > Some(0))
+        }
+        ("/tokenize", "add_special_tokens") => {
+            case_with(json!({"messages": null, "prompt": "a"}), json!(false), |_, answer| answer["count"] == 1)
+        }
+        ("/tokenize", "add_special") => {
+            case_with(json!({"messages": null, "content": "a"}), json!(true), |_, answer| answer["count"] == 1)
+        }
+        ("/tokenize", "parse_special") => {
+            case_with(json!({"messages": null, "content": "<|im_end|>"}), json!(false), |_, answer| {
+                answer["count"].as_u64() > Some(1)
+            })
+        }
+        ("/tokenize", "return_token_strs") => case(json!(true), |_, answer| answer["token_strs"][0] == "<|im_start|>"),
+        ("/tokenize", "with_pieces") => case(json!(true), |_, answer| answer["tokens"][0]["piece"] == "<|im_start|>"),
+        ("/detokenize", "tokens") => case(json!([5, 7]), |before, answer| before["prompt"] != answer["prompt"]),
+        (_, "messages") => case(json!([{"role": "user", "content": "Other words"}]), |before, answer| before != answer),
+        // The built-in template looks at nothing of it: what it does is in the tokenizer's tests.
+        (_, "chat_template_kwargs") => {
+            case(json!({"add_generation_prompt": 1}), |_, answer| answer.get("error").is_none())
+        }
+        (_, "response_format") => {
+            case(json!({"type": "json_object"}), |before, answer| before["choices"] != answer["choices"])
+        }
+        (_, "structured_outputs") => {
+            case(json!({"regex": "[ab]{4}"}), |before, answer| before["choices"] != answer["choices"])
+        }
+        // The built-in template shows none: they are refused by name here, and applied in `structure`.
+        (_, "tools" | "parallel_tool_calls") => None,
+        (_, "tool_choice") => case(json!("none"), |before, answer| before["choices"] == answer["choices"]),
+        (_, "reasoning_effort") => None, // refused by name, below
+        (CHAT, "add_generation_prompt") => case(json!(false), |before, answer| {
+            before["usage"]["prompt_tokens"].as_u64() > answer["usage"]["prompt_tokens"].as_u64()
+        }),
+        (_, "add_generation_prompt") => {
+            case(json!(false), |before, answer| before.to_string().len() > answer.to_string().len())
+        }
+        _ => panic!("`{name}` of {path} is applied, and no case shows it"),
+    }
+}
+
+/// Names that other servers know and no route here does.
+const FOREIGN: [&str; 10] = [
+    "prompt_cache_key",
+    "guided_json",
+    "best",
+    "num_predict",
+    "mirostat",
+    "grammar",
+    "lora",
+    "cachePrompt",
+    "Model",
+    "",
+];
+
+#[tokio::test]
+async fn every_field_of_every_route_is_applied_or_refused_by_name() {
+    let app = app();
+    let routes = routes();
+    let mut all: BTreeSet<&str> = FOREIGN.into();
+    all.extend(routes.iter().flat_map(|route| route.known.iter().copied().flatten()).map(|field| field.name));
+    for Route { path, known, body } in &routes {
+        let before = ok(&app, path, body).await;
+        for name in &all {
+            let field = known.iter().copied().flatten().find(|field| field.name == *name);
+            let (with, value, shows) = match field.map(|field| field.rule) {
+                Some(Rule::Applied) => match applied_case(path, name) {
+                    Some(Case { with, value, shows }) => (with, value, Some(shows)),
+                    None => continue,
+                },
+                Some(Rule::Only { .. }) | None => (json!({}), json!(12345), None),
+            };
+            let mut body = body.clone();
+            body.as_object_mut().unwrap().extend(with.as_object().unwrap().clone());
+            body[name] = value;
+            let (status, _, answer) = post(&app, path, &body).await;
+            match shows {
+                Some(shows) => {
+                    assert_eq!(status, StatusCode::OK, "{path} {name}: {answer}");
+                    assert!(shows(&before, &answer), "{path} does not show `{name}`: {answer}");
+                }
+                None => {
+                    assert_eq!(status, StatusCode::BAD_REQUEST, "{path} {name}: {answer}");
+                    assert_eq!(answer["error"]["param"], *name, "{path}: {answer}");
+                    assert_eq!(answer["error"]["code"], "unsupported_parameter");
+                }
+            }
+            // A null is as good as none.
+            body[name] = Value::Null;
+            let (status, _, answer) = post(&app, path, &body).await;
+            let is_needed = ["messages", "tokens", "prompt"].contains(name);
+            if !FOREIGN.contains(name) && !is_needed {
+                assert!(status == StatusCode::OK || answer["error"]["param"] != *name, "{path} {name}: null: {answer}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_field_of_the_wrong_type_or_range_is_named() {
+    let app = app();
+    for Route { path, known, body } in routes() {
+        for field in known.iter().copied().flatten().filter(|field| matches!(field.rule, Rule::Applied)) {
+            let mut wrong = vec![json!({"a": {"b": [1]}}), json!([[null]]), json!(1e300), json!("\u{0}x")];
+            if ["prompt", "content", "stop", "user", "cache_salt", "dry_sequence_breakers"].contains(&field.name) {
+                wrong.pop(); // text is what they are
+            }
+            if ["metadata", "chat_template_kwargs"].contains(&field.name) {
+                wrong.remove(0);
+            }
+            for value in wrong {
+                let mut body = body.clone();
+                body[field.name] = value.clone();
+                if field.name == "top_logprobs" {
+                    body["logprobs"] = json!(true);
+                }
+                if ["add_special", "parse_special", "add_special_tokens", "content", "prompt"].contains(&field.name) {
+                    body.as_object_mut().unwrap().remove("messages");
+                    if field.name.starts_with("add") || field.name.starts_with("parse") {
+                        let text = if field.name == "add_special_tokens" { "prompt" } else { "content" };
+                        body[text] = json!("a");
+                    }
+                }
+                let (status, _, answer) = post(&app, path, &body).await;
+                let is_other_model = field.name == "model" && value.is_string();
+                let expected = if is_other_model { StatusCode::NOT_FOUND } else { StatusCode::BAD_REQUEST };
+                assert_eq!(status, expected, "{path} {} {value}: {answer}", field.name);
+                let param = answer["error"]["param"].as_str().unwrap_or_default();
+                let names_it = param.split(['.', '[']).next() == Some(field.name);
+                assert!(names_it || param == "messages[0]", "{path} {} {value}: {answer}", field.name);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn fields_that_contradict_each_other_are_refused() {
+    let app = app();
+    let cases = [
+        (CHAT, json!({"max_tokens": 3, "max_completion_tokens": 4}), "max_tokens"),
+        (CHAT, json!({"top_logprobs": 3}), "top_logprobs"),
+        (CHAT, json!({"repeat_penalty": 1.1, "repetition_penalty": 1.2}), "repeat_penalty"),
+        (CHAT, json!({"stream_options": {"include_usage": true}}), "stream_options"),
+        (CHAT, json!({"stream": true, "stream_options": {"include_it": true}}), "stream_options.include_it"),
+        (
+            CHAT,
+            json!({"stream": true, "stream_options": {"continuous_usage_stats": true}}),
+            "stream_options.continuous_usage_stats",
+        ),
+        (CHAT, json!({"reasoning_effort": "high"}), "reasoning_effort"),
+        (CHAT, json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools"),
+        ("/apply-template", json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools"),
+        (CHAT, json!({"tool_choice": "auto"}), "tool_choice"),
+        (CHAT, json!({"parallel_tool_calls": true}), "parallel_tool_calls"),
+        (CHAT, json!({"response_format": {"type": "yaml"}}), "response_format.type"),
+        (CHAT, json!({"response_format": {"type": "text", "x": 1}}), "response_format.x"),
+        (CHAT, json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
+        (CHAT, json!({"response_format": {"type": "text", "json_schema": {"a": 1}}}), "response_format.json_schema"),
+        (CHAT, json!({"structured_outputs": {"regex": "("}}), "structured_outputs"),
+        (CHAT, json!({"structured_outputs": {"grammar": "start: nothing"}}), "structured_outputs"),
+        (CHAT, json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}), "structured_outputs.choice"),
+        (CHAT, json!({"structured_outputs": {"json": {"type": "object", "minProperties": "x"}}}), "structured_outputs"),
+        (
+            CHAT,
+            json!({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}),
+            "structured_outputs",
+        ),
+        (CHAT, json!({"structured_outputs": {"regex": "a"}, "ignore_eos": true}), "ignore_eos"),
+        (CHAT, json!({"model": "gpt-4"}), "model"),
+        (CHAT, json!({"samplers": ["top_k", "top_k"]}), "samplers"),
+        (CHAT, json!({"samplers": ["mirostat"]}), "samplers"),
+        (CHAT, json!({"samplers": ["top_k"]}), "samplers"),
+        (CHAT, json!({"logit_bias": {"99999": 1}}), "logit_bias"),
+        (CHAT, json!({"logit_bias": {"x": 1}}), "logit_bias"),
+        (CHAT, json!({"stop": [""]}), "stop"),
+        (CHAT, json!({"stop_token_ids": [99999]}), "stop_token_ids"),
+        (CHAT, json!({"n": 17}), "n"),
+        (CHAT, json!({"seed": -1}), "seed"),
+        (CHAT, json!({"temperature": -0.1}), "temperature"),
+        (CHAT, json!({"top_p": 0}), "top_p"),
+        (CHAT, json!({"max_tokens": 0}), "max_tokens"),
+        (CHAT, json!({"max_tokens": 300}), "max_tokens"),
+        (CHAT, json!({"max_tokens": null, "max_completion_tokens": 300}), "max_completion_tokens"),
+        (CHAT, json!({"messages": [{"role": "user", "content": "x".repeat(4000)}]}), "messages"),
+        (TEXT, json!({"prompt": vec![7; 300]}), "prompt"),
+        (TEXT, json!({"prompt": []}), "prompt"),
+        (TEXT, json!({"prompt": ""}), "prompt"),
+        (TEXT, json!({"prompt": [[1], []]}), "prompt"),
+        (TEXT, json!({"prompt": [99999]}), "prompt"),
+        (TEXT, json!({"prompt": [1], "add_special_tokens": true}), "add_special_tokens"),
+        (TEXT, json!({"prompt": vec!["a"; 65]}), "prompt"),
+        (TEXT, json!({"max_tokens": 0}), "max_tokens"),
+        (TEXT, json!({"logprobs": 21}), "logprobs"),
+        ("/detokenize", json!({"tokens": [4096]}), "tokens"),
+        ("/tokenize", json!({"prompt": "a", "content": "b", "messages": null}), "content"),
+        ("/tokenize", json!({"parse_special": true}), "parse_special"),
+    ];
+    for (path, change, param) in cases {
+        let mut body = routes().into_iter().find(|route| route.path == path).unwrap().body;
+        body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let (status, _, answer) = post(&app, path, &body).await;
+        let expected = if param == "model" { StatusCode::NOT_FOUND } else { StatusCode::BAD_REQUEST };
+        assert_eq!(status, expected, "{change}: {answer}");
+        assert_eq!(answer["error"]["param"], param, "{change}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn messages_are_checked_field_by_field() {
+    let app = app();
+    let user = |content: Value| json!([{"role": "user", "content": content}]);
+    let cases = [
+        (json!([]), "messages"),
+        (json!({"role": "user"}), "messages"),
+        (json!(["hi"]), "messages[0]"),
+        (json!([{"content": "x"}]), "messages[0].role"),
+        (json!([{"role": "wizard", "content": "x"}]), "messages[0].role"),
+        (json!([{"role": "user"}]), "messages[0].content"),
+        (user(json!(7)), "messages[0].content"),
+        (user(json!([{"type": "image_url", "image_url": {"url": "http://x/"}}])), "messages[0].content[0]"),
+        (user(json!([{"type": "text", "text": "a", "cache_control": {}}])), "messages[0].content[0]"),
+        (json!([{"role": "user", "content": "x", "wibble": 1}]), "messages[0].wibble"),
+        (json!([{"role": "user", "content": "x", "tool_calls": [{}]}]), "messages[0].tool_calls"),
+        (
+            json!([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{}]}]),
+            "messages[1].tool_calls[0]",
+        ),
+        (json!([{"role": "user", "content": "x", "name": 7}]), "messages[0].name"),
+    ];
+    for (messages, param) in cases {
+        let mut body = hello();
+        body["messages"] = messages.clone();
+        let (status, _, answer) = post(&app, CHAT, &body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{messages}: {answer}");
+        assert_eq!(answer["error"]["param"], param, "{messages}: {answer}");
+    }
+    // What OpenAI's own answers hold may come back.
+    let mut body = hello();
+    body["messages"] = json!([
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "y", "refusal": null, "annotations": [], "tool_calls": null, "audio": null},
+        {"role": "user", "content": "z"},
+    ]);
+    let rendered = ok(&app, "/apply-template", &json!({"messages": body["messages"]})).await;
+    let expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\ny<|im_end|>\n\
+                    <|im_start|>user\nz<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(rendered["prompt"], expected);
+    ok(&app, CHAT, &body).await;
+}

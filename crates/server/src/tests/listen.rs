@@ -1,0 +1,82 @@
+//! On a socket: who is slow, who comes too many, how it ends.
+
+use std::net::SocketAddr;
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::*;
+use crate::{Ended, Shutdown, serve};
+
+async fn start(options: Options) -> (App, SocketAddr, Shutdown, JoinHandle<Ended>) {
+    let app = loading(options);
+    serve_on(&app, config(), None);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let shutdown = Shutdown::default();
+    let served = tokio::spawn(serve(app.clone(), listener, shutdown.clone()));
+    (app, address, shutdown, served)
+}
+
+const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+/// Asks for the health on an open connection; returns the status line.
+async fn ask(stream: &mut TcpStream) -> String {
+    stream.write_all(HEALTH).await.unwrap();
+    let mut answer = [0; 15];
+    stream.read_exact(&mut answer).await.unwrap();
+    String::from_utf8(answer.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn who_sends_headers_too_slowly_is_let_go_and_others_are_answered() {
+    let options = Options { header_time_max: Duration::from_millis(100), ..Options::default() };
+    let (_app, address, shutdown, served) = start(options).await;
+    let mut slow = Vec::new();
+    for _ in 0..50 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /health HTTP/1.1\r\nHost: loc").await.unwrap();
+        slow.push(stream);
+    }
+    assert_eq!(ask(&mut TcpStream::connect(address).await.unwrap()).await, "HTTP/1.1 200 OK");
+    for mut stream in slow {
+        let mut rest = Vec::new();
+        // With an answer or without one, the connection ends.
+        let ended = timeout(Duration::from_secs(5), stream.read_to_end(&mut rest)).await;
+        assert!(ended.is_ok(), "a slow client holds its connection");
+    }
+    shutdown.ask();
+    assert_eq!(served.await.unwrap(), Ended::Drained);
+}
+
+#[tokio::test]
+async fn one_connection_too_many_waits_for_another_to_end() {
+    let (_app, address, shutdown, served) = start(Options { connections_max: 2, ..Options::default() }).await;
+    let mut first = TcpStream::connect(address).await.unwrap();
+    let mut second = TcpStream::connect(address).await.unwrap();
+    assert_eq!((ask(&mut first).await, ask(&mut second).await), ("HTTP/1.1 200 OK".into(), "HTTP/1.1 200 OK".into()));
+    let mut third = TcpStream::connect(address).await.unwrap();
+    assert!(timeout(Duration::from_millis(100), ask(&mut third)).await.is_err(), "a third was answered");
+    drop(first);
+    let mut rest = [0; 15];
+    timeout(Duration::from_secs(5), third.read_exact(&mut rest)).await.unwrap().unwrap();
+    assert_eq!(&rest, b"HTTP/1.1 200 OK");
+    shutdown.ask();
+    assert_eq!(served.await.unwrap(), Ended::Drained);
+}
+
+#[tokio::test]
+async fn a_reader_that_does_not_read_loses_its_request() {
+    let app = loading(Options { stall_time_max: Duration::from_millis(50), ..Options::default() });
+    let kv = KvLayout { num_blocks: 512, ..config().kv };
+    serve_on(&app, EngineConfig::new(kv, 256, VOCAB_SIZE, vec![2, 0]), None);
+    // More events than are kept for a reader.
+    let body = json!({"prompt": "Once", "max_tokens": 200, "n": 8, "ignore_eos": true, "stream": true, "return_token_ids": true});
+    let response = send(&app, request(Method::POST, TEXT, &body.to_string())).await;
+    idle(&app).await;
+    let text = String::from_utf8(bytes(response).await.to_vec()).unwrap();
+    assert!(!text.contains("[DONE]"), "it was not whole");
+}

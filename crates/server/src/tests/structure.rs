@@ -1,0 +1,266 @@
+//! Texts that keep to a grammar, calls of tools, reasoning.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::reply::{Reasoning, ToolSyntax};
+use crate::tools::Dialect;
+
+/// A template that shows tools and calls as Hermes' does, and thinks.
+const HERMES: &str = r#"{% if tools %}Tools: {{ tools | tojson }}
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>
+{{ m.reasoning_content }}
+</think>
+{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"#;
+
+const LLAMA: &str = r#"{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"#;
+
+fn app_with(template: &str) -> App {
+    let app = loading(Options::default());
+    let kv = KvLayout { num_blocks: 128, ..config().kv };
+    let config = EngineConfig::new(kv, 1024, VOCAB_SIZE, vec![2, 0]);
+    serve_with(&app, config, None, ChatTemplate::new(template).unwrap());
+    app
+}
+
+fn text_of(answer: &Value) -> &str {
+    let choice = &answer["choices"][0];
+    choice["text"].as_str().or(choice["message"]["content"].as_str()).unwrap()
+}
+
+fn with(change: Value) -> Value {
+    let mut body = hello();
+    body["max_tokens"] = json!(120);
+    body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn a_text_keeps_to_its_grammar_whatever_the_model_would_say() {
+    let app = app();
+    let schema = json!({
+        "type": "object", "additionalProperties": false, "required": ["ok", "n"],
+        "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 2, 3]}},
+    });
+    let mut whole = 0;
+    for seed in 0..8 {
+        let ask = async |change: Value| {
+            let mut body = with(change);
+            body["seed"] = json!(seed);
+            let answer = ok(&app, CHAT, &body).await;
+            (text_of(&answer).to_owned(), answer["choices"][0]["finish_reason"] == "stop")
+        };
+        let (text, ended) = ask(json!({"structured_outputs": {"regex": "[a-c]{3}-[0-9]{2}"}})).await;
+        let bytes = text.as_bytes();
+        assert!(
+            ended && bytes.len() == 6 && bytes[..3].iter().all(|b| (b'a'..=b'c').contains(b)) && bytes[3] == b'-',
+            "{text}"
+        );
+        let (text, _) = ask(json!({"structured_outputs": {"choice": ["red", "gre|en", "(blue)"]}})).await;
+        assert!(["red", "gre|en", "(blue)"].contains(&text.as_str()), "{text}");
+        let (text, _) =
+            ask(json!({"structured_outputs": {"grammar": "start: \"x\" y\ny: \"1\" | \"2\""}, "temperature": 0})).await;
+        assert!(["x1", "x2"].contains(&text.as_str()), "{text}");
+        let format = json!({"type": "json_schema", "json_schema": {"name": "s", "strict": true, "schema": schema}});
+        let (text, ended) = ask(json!({"response_format": format})).await;
+        if ended {
+            let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+            assert!(value["ok"].is_boolean() && [1, 2, 3].iter().any(|n| value["n"] == *n), "{value}");
+            whole += 1;
+        }
+    }
+    assert!(whole >= 4, "{whole} of 8 objects were whole");
+    // Each of several completions, in a stream, and in completions.
+    let body =
+        json!({"prompt": "x", "n": 3, "structured_outputs": {"regex": "[01]{5}"}, "seed": 1, "temperature": 1.5});
+    let answer = ok(&app, TEXT, &body).await;
+    for choice in answer["choices"].as_array().unwrap() {
+        let text = choice["text"].as_str().unwrap();
+        assert!(text.len() == 5 && text.bytes().all(|byte| byte == b'0' || byte == b'1'), "{text}");
+    }
+}
+
+fn weather() -> Value {
+    json!([{"type": "function", "function": {
+        "name": "get_weather", "description": "The weather somewhere.",
+        "parameters": {
+            "type": "object", "additionalProperties": false, "required": ["unit"],
+            "properties": {"unit": {"enum": ["C", "F"]}},
+        },
+    }}])
+}
+
+#[tokio::test]
+async fn a_model_that_has_to_call_calls_and_its_stream_says_the_same() {
+    for template in [HERMES, LLAMA] {
+        let app = app_with(template);
+        for choice in [json!("required"), json!({"type": "function", "function": {"name": "get_weather"}})] {
+            let mut ended = 0;
+            for seed in 0..4 {
+                let mut body = with(json!({"tools": weather(), "tool_choice": choice, "seed": seed}));
+                let answer = ok(&app, CHAT, &body).await;
+                let answer = &answer["choices"][0];
+                if answer["finish_reason"] != "tool_calls" {
+                    assert_eq!(answer["finish_reason"], "length");
+                    continue;
+                }
+                ended += 1;
+                let call = &answer["message"]["tool_calls"][0];
+                assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("get_weather")));
+                let arguments = call["function"]["arguments"].as_str().unwrap();
+                let value: Value = serde_json::from_str(arguments).unwrap();
+                assert!(["C", "F"].iter().any(|unit| value["unit"] == *unit), "{arguments}");
+                assert!(answer["message"]["content"].is_null(), "{answer}");
+
+                body["stream"] = json!(true);
+                let (mut name, mut streamed, mut finish) = (String::new(), String::new(), Value::Null);
+                for event in stream(&app, CHAT, &body).await {
+                    let choice = &event["choices"][0];
+                    for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+                        assert_eq!(call["index"], 0);
+                        name.push_str(call["function"]["name"].as_str().unwrap_or_default());
+                        streamed.push_str(call["function"]["arguments"].as_str().unwrap());
+                        assert!(arguments.starts_with(&streamed), "{streamed} begins {arguments}");
+                    }
+                    finish = choice["finish_reason"].clone();
+                }
+                assert_eq!((name.as_str(), streamed.as_str(), finish), ("get_weather", arguments, json!("tool_calls")));
+            }
+            assert!(ended > 0, "no call was whole");
+        }
+        idle(&app).await;
+    }
+}
+
+#[tokio::test]
+async fn tools_are_shown_checked_and_answered() {
+    let app = app_with(HERMES);
+    let rendered = ok(&app, "/apply-template", &json!({"messages": hello()["messages"], "tools": weather()})).await;
+    assert!(rendered["prompt"].as_str().unwrap().contains("get_weather"));
+    let tokens = |body: &Value| body["usage"]["prompt_tokens"].as_u64().unwrap();
+    let offered = ok(&app, CHAT, &with(json!({"tools": weather(), "max_tokens": 2}))).await;
+    let hidden = ok(&app, CHAT, &with(json!({"tools": weather(), "tool_choice": "none", "max_tokens": 2}))).await;
+    assert!(tokens(&offered) > tokens(&hidden));
+    // A call and its result come back.
+    let call = json!({"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments": "{\"unit\": \"C\"}"}});
+    let messages = json!([
+        {"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "12"},
+    ]);
+    ok(&app, CHAT, &with(json!({"messages": messages, "tools": weather(), "max_tokens": 2}))).await;
+    let function = |change: Value| {
+        let mut tools = weather();
+        tools[0]["function"].as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        json!({"tools": tools})
+    };
+    for (change, param) in [
+        (json!({"tools": [{"type": "retrieval"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
+        (function(json!({"name": "two words"})), "tools[0].function.name"),
+        (function(json!({"strict": true})), "tools[0].function.strict"),
+        (function(json!({"returns": {}})), "tools[0].function.returns"),
+        (
+            json!({"tools": weather(), "tool_choice": {"type": "function", "function": {"name": "other"}}}),
+            "tool_choice",
+        ),
+        (json!({"tools": weather(), "tool_choice": "sometimes"}), "tool_choice"),
+        (
+            json!({"tools": weather(), "tool_choice": "required", "response_format": {"type": "json_object"}}),
+            "tool_choice",
+        ),
+    ] {
+        let (status, _, answer) = post(&app, CHAT, &with(change.clone())).await;
+        assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{change}: {answer}");
+    }
+}
+
+#[test]
+fn what_a_template_makes_of_a_call_says_how_the_model_writes_one() {
+    let dialect = |source: &str| Dialect::of(&ChatTemplate::new(source).unwrap());
+    assert_eq!(dialect(HERMES).tools, Some(ToolSyntax::Hermes));
+    assert_eq!(dialect(LLAMA).tools, Some(ToolSyntax::Llama3));
+    assert_eq!(Dialect::of(&chat_template()).tools, None);
+    assert_eq!(dialect(HERMES).reasoning("<|im_start|>assistant\n"), Reasoning::Tagged);
+    assert_eq!(dialect(HERMES).reasoning("<|im_start|>assistant\n<think>\n"), Reasoning::Open);
+    assert_eq!(dialect(LLAMA).reasoning("<|im_start|>assistant\n"), Reasoning::None);
+}
+
+#[expect(clippy::print_stderr, reason = "a skipped test says why")]
+#[test]
+fn real_templates_are_recognised() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/templates");
+    if !folder.exists() {
+        eprintln!("skipped: no {}", folder.display());
+        return;
+    }
+    for (file, tools, thinks) in [
+        ("Qwen-Qwen2.5-7B-Instruct", Some(ToolSyntax::Hermes), false),
+        ("Qwen-Qwen3-0.6B", Some(ToolSyntax::Hermes), true),
+        ("Qwen-QwQ-32B", Some(ToolSyntax::Hermes), true),
+        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", Some(ToolSyntax::Hermes), false),
+        ("meta-llama-Llama-3.1-8B-Instruct", Some(ToolSyntax::Llama3), false),
+        ("meta-llama-Llama-3.2-3B-Instruct", Some(ToolSyntax::Llama3), false),
+        ("mistralai-Mistral-Nemo-Instruct-2407", Some(ToolSyntax::MistralList), false),
+        ("unsloth-mistral-Devstral-Small-2507", Some(ToolSyntax::MistralArgs), false),
+        // Forms that are not read yet are none, so that tools are refused and not misread.
+        ("GLM-4.7-Flash", None, true),
+        ("openai-gpt-oss-120b", None, false),
+        ("deepseek-ai-DeepSeek-V3.1", None, true),
+        ("google-gemma-2-2b-it", None, false),
+        ("microsoft-Phi-3.5-mini-instruct", None, false),
+    ] {
+        let source = std::fs::read_to_string(folder.join(format!("{file}.jinja"))).unwrap();
+        let dialect = Dialect::of(&ChatTemplate::new(&source).unwrap());
+        assert_eq!(dialect.tools, tools, "{file}");
+        assert_eq!(dialect.reasoning("x") == Reasoning::Tagged, thinks, "{file}");
+    }
+}
+
+/// Whatever a grammar asks for, the answer comes in bounded time, and the server stays.
+#[tokio::test]
+async fn hostile_grammars_are_refused_or_honoured_in_bounded_time() {
+    let app = app();
+    let nested = (0..20).fold(json!({"type": "string"}), |inner, _| json!({"type": "array", "items": inner}));
+    let wide: Vec<String> = (0..3000).map(|i| format!("choice number {i}")).collect();
+    let cases = [
+        json!({"structured_outputs": {"regex": "((a{0,100}){0,100}){0,100}"}}),
+        json!({"structured_outputs": {"regex": "(.*a){60}.*(b|c){90}"}}),
+        json!({"structured_outputs": {"regex": "[a-z]{1,1000000}"}}),
+        json!({"structured_outputs": {"regex": "(a|aa)+$"}}),
+        json!({"structured_outputs": {"regex": "x".repeat(70_000)}}),
+        json!({"structured_outputs": {"grammar": "start: start"}}),
+        json!({"structured_outputs": {"grammar": "start: start start | \"a\""}}),
+        json!({"structured_outputs": {"grammar": "start: a*\na: b*\nb: start*"}}),
+        json!({"structured_outputs": {"grammar": "start: /(/"}}),
+        json!({"structured_outputs": {"choice": wide}}),
+        json!({"structured_outputs": {"json": {"$ref": "#"}}}),
+        json!({"structured_outputs": {"json": {"$ref": "http://example.com/schema"}}}),
+        json!({"structured_outputs": {"json": nested}}),
+        json!({"structured_outputs": {"json": {"type": "string", "pattern": "(a*)*b", "minLength": 100_000}}}),
+        json!({"structured_outputs": {"json": {"type": "array", "minItems": 1_000_000_000}}}),
+    ];
+    for case in cases {
+        let begun = std::time::Instant::now();
+        let mut body = with(case.clone());
+        body["max_tokens"] = json!(6);
+        let (status, _, answer) = post(&app, CHAT, &body).await;
+        let time = begun.elapsed();
+        // Slow where tests run without optimisation; unbounded is something else.
+        assert!(time < Duration::from_secs(20), "{time:?} for {:.80}", case.to_string());
+        let code = &answer["error"]["code"];
+        let told = status.is_success() || code == "unsupported_parameter" || code == "grammar_failed" || code.is_null();
+        assert!(told, "{status} {answer} for {:.80}", case.to_string());
+    }
+    ok(&app, CHAT, &hello()).await;
+    idle(&app).await;
+}

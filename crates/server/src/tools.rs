@@ -1,0 +1,242 @@
+//! Calls of tools: what may be offered, how the model is made to call, and how it writes a call.
+
+use std::sync::Arc;
+
+use engine::Grammar;
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Map, Value, json};
+use tokenizer::chat_template::{ChatTemplate, RenderInput};
+
+use crate::app::Serving;
+use crate::chat::now;
+use crate::error::ApiError;
+use crate::fields::{Field, Fields, applied, only, wrong};
+use crate::grammar::bounded_space;
+use crate::reply::{Reasoning, ToolSyntax};
+
+const TOOLS_MAX: usize = 128;
+const TOOL_BYTES_MAX: usize = 64 << 10;
+const NAME_BYTES_MAX: usize = 64;
+
+/// Fields of routes that generate with tools; `tools` itself belongs to the conversation.
+pub(crate) const FIELDS: &[Field] = &[applied("tool_choice"), applied("parallel_tool_calls")];
+
+/// How a model writes what is more than text; known by what its chat template makes of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Dialect {
+    pub(crate) tools: Option<ToolSyntax>,
+    thinks: bool,
+}
+
+impl Dialect {
+    /// Found out by rendering a conversation in which all of it happens.
+    pub(crate) fn of(template: &ChatTemplate) -> Self {
+        Self { tools: tool_syntax(template), thinks: thinks(template) }
+    }
+
+    /// How an answer to this rendered prompt may begin.
+    pub(crate) fn reasoning(&self, prompt: &str) -> Reasoning {
+        if prompt.trim_end().ends_with("<think>") {
+            Reasoning::Open
+        } else if self.thinks {
+            Reasoning::Tagged
+        } else {
+            Reasoning::None
+        }
+    }
+}
+
+/// A conversation with the special tokens that some templates cannot do without.
+fn probe(messages: &[Value]) -> RenderInput<'_> {
+    RenderInput { bos_token: Some(""), eos_token: Some(""), ..RenderInput::new(messages, now()) }
+}
+
+fn tool_syntax(template: &ChatTemplate) -> Option<ToolSyntax> {
+    let function = |name: &str| {
+        let parameters = json!({"type": "object", "properties": {"listed_key": {"type": "string"}}, "required": []});
+        json!({"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}})
+    };
+    let call = json!({"id": "call00001", "type": "function",
+        "function": {"name": "called_function", "arguments": {"called_key": "called_value"}}});
+    let messages = [
+        json!({"role": "user", "content": "x"}),
+        json!({"role": "assistant", "content": "", "tool_calls": [call]}),
+        json!({"role": "tool", "tool_call_id": "call00001", "name": "called_function", "content": "y"}),
+    ];
+    let tools = [function("listed_function")];
+    let text = template.render(&RenderInput { tools: Some(&tools), ..probe(&messages) }).ok()?;
+    let (before, after) = text.split_once("called_function")?;
+    let near = |marker: &str| before.rfind(marker).is_some_and(|at| before.len() - at < 64);
+    let names_first = before.ends_with("\"name\": \"") || before.ends_with("\"name\":\"");
+    let parameters = after.find("parameters").is_some_and(|at| at < 16);
+    match () {
+        () if before.ends_with("[TOOL_CALLS]") && after.starts_with("[ARGS]") => Some(ToolSyntax::MistralArgs),
+        () if near("[TOOL_CALLS]") && names_first => Some(ToolSyntax::MistralList),
+        () if near("<tool_call>") && (names_first || near("arguments")) => Some(ToolSyntax::Hermes),
+        () if names_first && parameters => Some(ToolSyntax::Llama3),
+        () => None,
+    }
+}
+
+fn thinks(template: &ChatTemplate) -> bool {
+    let user = json!({"role": "user", "content": "x"});
+    let thought = json!({"role": "assistant", "content": "y", "reasoning_content": "z"});
+    let asked = [user.clone()];
+    let answered = [user, thought];
+    let renders = [
+        probe(&asked),
+        RenderInput { enable_thinking: Some(false), ..probe(&asked) },
+        RenderInput { add_generation_prompt: false, ..probe(&answered) },
+    ];
+    renders
+        .iter()
+        .any(|input| template.render(input).is_ok_and(|text| text.contains("<think>") || text.contains("</think>")))
+}
+
+/// Takes `tools`, as the template is shown them.
+pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Vec<Value>, ApiError> {
+    let tools = match fields.take("tools") {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(tools)) => tools,
+        Some(other) => return Err(wrong("tools", &other, "a list of tools")),
+    };
+    if tools.len() > TOOLS_MAX {
+        return Err(ApiError::invalid(
+            "tools",
+            format!("`tools` has {} tools, at most {TOOLS_MAX} are taken", tools.len()),
+        ));
+    }
+    let shows = serving.chat_template.as_ref().is_some_and(ChatTemplate::supports_tools);
+    if !tools.is_empty() && !shows {
+        return Err(ApiError::unsupported("tools", "this model's chat template cannot show tools"));
+    }
+    if !tools.is_empty() && serving.dialect.tools.is_none() {
+        let message = "this server does not read calls of tools in the form that this model writes them";
+        return Err(ApiError::unsupported("tools", message));
+    }
+    tools.into_iter().enumerate().map(|(index, tool)| check(&format!("tools[{index}]"), tool)).collect()
+}
+
+fn check(at: &str, tool: Value) -> Result<Value, ApiError> {
+    const TOOL: &[&[Field]] =
+        &[&[only("type", |value| value == "function", "functions are what can be called"), applied("function")]];
+    const FUNCTION: &[&[Field]] = &[&[
+        applied("name"),
+        applied("description"),
+        applied("parameters"),
+        only(
+            "strict",
+            |value| value == false,
+            "arguments are held to their schema where `tool_choice` makes the model call",
+        ),
+    ]];
+    let bytes = tool.to_string().len();
+    if bytes > TOOL_BYTES_MAX {
+        return Err(ApiError::invalid(at, format!("`{at}` has {bytes} bytes, at most {TOOL_BYTES_MAX} are taken")));
+    }
+    let inside = format!("{at}.function");
+    let within = |error: ApiError| error.within(&inside);
+    let mut fields = Fields::new(tool.clone(), TOOL).map_err(|error| error.within(at))?;
+    let function = fields.required("function").map_err(|error| error.within(at))?;
+    let mut function = Fields::new(function, FUNCTION).map_err(within)?;
+    let name = function.string("name").map_err(within)?.unwrap_or_default();
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_name) {
+        let expected = format!("1 to {NAME_BYTES_MAX} letters, digits, `_`, `-` or `.`");
+        return Err(wrong(&format!("{inside}.name"), &json!(name), expected));
+    }
+    function.string("description").map_err(within)?;
+    function.object("parameters").map_err(within)?;
+    Ok(tool)
+}
+
+/// The functions' names.
+pub(crate) fn names(tools: &[Value]) -> Vec<String> {
+    tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).map(str::to_owned).collect()
+}
+
+/// What `tool_choice` and `parallel_tool_calls` say.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ToolChoice {
+    /// No tool is offered.
+    pub(crate) none: bool,
+    /// The text ends behind its first call.
+    pub(crate) one_call: bool,
+    /// The text is a call.
+    pub(crate) grammar: Option<Arc<dyn Grammar>>,
+}
+
+impl ToolChoice {
+    /// Takes the fields that say whether, which and how many of `tools` are called.
+    pub(crate) fn take(fields: &mut Fields, tools: &[Value], serving: &Serving) -> Result<Self, ApiError> {
+        let parallel = fields.boolean("parallel_tool_calls")?;
+        let choice = fields.take("tool_choice");
+        if tools.is_empty() {
+            return match (parallel, choice) {
+                (Some(_), _) => {
+                    Err(ApiError::invalid("parallel_tool_calls", "`parallel_tool_calls` goes with `tools`"))
+                }
+                (None, Some(choice)) if choice != "none" => {
+                    Err(ApiError::invalid("tool_choice", "`tool_choice` goes with `tools`"))
+                }
+                _ => Ok(Self { none: true, ..Self::default() }),
+            };
+        }
+        let one_call = parallel == Some(false);
+        match choice.as_ref() {
+            None => Ok(Self { one_call, ..Self::default() }),
+            Some(Value::String(choice)) if choice == "auto" => Ok(Self { one_call, ..Self::default() }),
+            Some(Value::String(choice)) if choice == "none" => Ok(Self { none: true, one_call, ..Self::default() }),
+            Some(Value::String(choice)) if choice == "required" => Self::forced(tools, serving),
+            Some(choice @ Value::Object(_)) => {
+                let name = choice["function"]["name"].as_str().unwrap_or_default();
+                let chosen: Vec<Value> =
+                    tools.iter().filter(|tool| tool["function"]["name"] == name).cloned().collect();
+                let whole = *choice == json!({"type": "function", "function": {"name": name}});
+                if chosen.is_empty() || !whole {
+                    let expected = "{\"type\": \"function\", \"function\": {\"name\": …}} with the name of a tool";
+                    return Err(wrong("tool_choice", choice, expected));
+                }
+                Self::forced(&chosen, serving)
+            }
+            Some(other) => Err(wrong("tool_choice", other, "none, auto, required or a function")),
+        }
+    }
+
+    /// The text is a call of one of `tools`, with arguments of its schema.
+    fn forced(tools: &[Value], serving: &Serving) -> Result<Self, ApiError> {
+        let arguments = match serving.dialect.tools {
+            Some(ToolSyntax::Hermes) => "arguments",
+            Some(ToolSyntax::Llama3) => "parameters",
+            _ => {
+                let message = "this model cannot be made to call: its calls begin with tokens that no text holds";
+                return Err(ApiError::unsupported("tool_choice", message));
+            }
+        };
+        let call = |tool: &Value| {
+            let function = &tool["function"];
+            let schema = match &function["parameters"] {
+                Value::Object(schema) => Value::Object(schema.clone()),
+                _ => json!({"type": "object"}),
+            };
+            let properties = Map::from_iter([
+                ("name".to_owned(), json!({"const": function["name"]})),
+                (arguments.to_owned(), schema),
+            ]);
+            json!({
+                "type": "object", "properties": properties, "required": ["name", arguments], "additionalProperties": false,
+            })
+        };
+        let schema = bounded_space(json!({"anyOf": tools.iter().map(call).collect::<Vec<_>>()}));
+        let lark = match serving.dialect.tools {
+            Some(ToolSyntax::Hermes) => {
+                format!("start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\ncall: %json {schema}\n")
+            }
+            _ => format!("start: %json {schema}\n"),
+        };
+        let vocab_size = serving.engine.config().vocab_size;
+        let grammar = TopLevelGrammar::from_lark(lark);
+        let grammar = serving.grammars.compile("tool_choice", grammar, &serving.tokenizer, vocab_size)?;
+        Ok(Self { none: false, one_call: true, grammar: Some(grammar) })
+    }
+}

@@ -1,0 +1,86 @@
+"""OpenAI's own Python client against a running `hotmetal serve` of the built-in model.
+
+usage: openai_client.py http://127.0.0.1:PORT      (needs the `openai` package)
+
+Chat, streams, log-probabilities, several completions, structured output through the client's own parser, completions with
+echo, models, token counts, and errors as the client's exceptions. Exits with a traceback at the first thing that is wrong.
+"""
+
+import sys
+
+import openai
+from pydantic import BaseModel
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+MESSAGES = [{"role": "user", "content": "Tell me a story."}]
+
+
+def chat(client, model):
+    request = dict(model=model, messages=MESSAGES, max_tokens=30, seed=1)
+    whole = client.chat.completions.create(**request, logprobs=True, top_logprobs=2)
+    choice = whole.choices[0]
+    assert choice.finish_reason == "length" and whole.usage.completion_tokens == 30, whole
+    assert len(choice.logprobs.content) == 30 and len(choice.logprobs.content[0].top_logprobs) == 2
+    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+
+    chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == choice.message.content, text
+    assert chunks[-1].usage.completion_tokens == 30, chunks[-1]
+
+    several = client.chat.completions.create(**{**request, "max_tokens": 8}, n=3, temperature=1.2)
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+
+    stream = client.chat.completions.create(**{**request, "max_tokens": 500}, stream=True, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()  # the server goes on serving others
+
+
+def structured(client, model):
+    request = dict(model=model, messages=MESSAGES, max_tokens=300, temperature=0)
+    parsed = client.chat.completions.parse(**request, response_format=Person).choices[0].message.parsed
+    assert isinstance(parsed, Person), parsed
+    answer = client.chat.completions.create(**request, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+    assert answer.choices[0].message.content in ("yes", "no"), answer
+
+
+def completions(client, model):
+    answer = client.completions.create(model=model, prompt=["Once", "The"], max_tokens=5, echo=True, logprobs=1, seed=1)
+    first, second = answer.choices
+    assert first.text.startswith("Once") and second.text.startswith("The"), answer
+    assert first.logprobs.token_logprobs[0] is None and "".join(first.logprobs.tokens) == first.text, first
+    scored = client.completions.create(model=model, prompt=first.text, max_tokens=0, echo=True, logprobs=1).choices[0]
+    assert scored.text == first.text and len(scored.logprobs.token_logprobs) == len(scored.logprobs.tokens), scored
+
+
+def errors(client, model):
+    cases = [
+        (dict(temperature=-1), openai.BadRequestError, "temperature"),
+        (dict(model="another"), openai.NotFoundError, "model"),
+        (dict(extra_body={"wibble": 1}), openai.BadRequestError, "wibble"),
+        (dict(tools=[{"type": "function", "function": {"name": "f"}}]), openai.BadRequestError, "tools"),
+        (dict(max_tokens=100_000), openai.BadRequestError, "max_tokens"),
+    ]
+    for change, expected, param in cases:
+        try:
+            client.chat.completions.create(**{**dict(model=model, messages=MESSAGES, max_tokens=2), **change})
+        except expected as error:
+            assert error.body["param"] == param, error
+        else:
+            raise AssertionError(f"{change} was accepted")
+
+
+def main():
+    client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0)
+    model = client.models.list().data[0].id
+    for test in (chat, structured, completions, errors):
+        test(client, model)
+        print(f"{test.__name__}: ok")
+
+
+main()
