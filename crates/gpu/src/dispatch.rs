@@ -28,6 +28,21 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    /// An Apple GPU of so many cores, whose groups have so much memory: the system says how much, 32 KiB on all there are.
+    #[cfg_attr(not(any(feature = "sim", target_os = "macos")), expect(dead_code, reason = "for Metal and its simulator"))]
+    pub(crate) fn metal(cores: usize, group_bytes_max: u32, batch_invariant: bool, forced: ForcedVariants) -> Self {
+        Self {
+            multiprocessors: cores,
+            groups_meet: false,
+            bulk_copies: false,
+            matrix: Matrix::EightByEight,
+            group_bytes_max,
+            batch_invariant,
+            forced,
+            kernel: None,
+        }
+    }
+
     /// The target for the op of that name.
     pub(crate) fn of(&self, op: &str) -> Self {
         Self { kernel: self.forced.of(op), ..*self }
@@ -36,9 +51,10 @@ impl Target {
     /// The kernels that compute the op of that name here, in some shapes at least.
     pub(crate) fn kernels_of(&self, op: &str) -> Vec<Kernel> {
         let is_here = |kernel: &Kernel| match kernel {
-            Kernel::Linear | Kernel::Attention | Kernel::AttentionF16 => true,
+            Kernel::Linear | Kernel::Attention => true,
+            Kernel::AttentionF16 => self.matrix >= Matrix::SimdGroup,
             Kernel::LinearStream => self.bulk_copies && !self.batch_invariant,
-            Kernel::LinearBatch => !self.batch_invariant,
+            Kernel::LinearBatch => self.matrix >= Matrix::SimdGroup && !self.batch_invariant,
             Kernel::Gemm => self.matrix == Matrix::FourSimdGroups && !self.batch_invariant,
         };
         forced::kernels_of(op).iter().copied().filter(is_here).collect()
@@ -48,6 +64,8 @@ impl Target {
 /// Matrix instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Matrix {
+    /// Of a SIMD group, 8 by 8, whose lanes hold nobody knows which elements (Metal).
+    EightByEight,
     /// Of a SIMD group: m16n8k16 and m16n8k32.
     SimdGroup,
     /// Of four SIMD groups, from group memory (compute capability 9.0 alone).
@@ -195,7 +213,7 @@ const BATCH_HEADER: usize = 784;
 
 /// Whether any projection of so many rows may be a `linear_batch`.
 pub(crate) fn has_batch(target: &Target, rows: usize) -> bool {
-    !target.batch_invariant && (2..=BATCH_ROWS_MAX).contains(&rows)
+    target.matrix >= Matrix::SimdGroup && !target.batch_invariant && (2..=BATCH_ROWS_MAX).contains(&rows)
 }
 
 /// The variant for `shape`, if there is one: how it is cut follows from the weights alone, so that bits do not depend on the
@@ -647,8 +665,10 @@ pub(crate) struct AttentionShape {
 /// A row is cut so that there are as many groups as the device runs at once, whatever rows are beside it where results must
 /// not depend on those.
 pub(crate) fn attention(target: &Target, format: KvFormat, shape: AttentionShape) -> AttentionVariant {
+    let bytes = |simds: u32| simds * ATTENTION_SIMD_BYTES + ATTENTION_GROUP_BYTES;
+    let has_matrix = target.matrix >= Matrix::SimdGroup && bytes(4) <= target.group_bytes_max;
     let matrix = match (format, shape.head_dim) {
-        _ if target.kernel == Some(Kernel::Attention) => None,
+        _ if target.kernel == Some(Kernel::Attention) || !has_matrix => None,
         (KvFormat::F16, 64) => Some(["attention_f16_d64", "attention_f16_d64_loop", "attention_f16_d64_wide"]),
         (KvFormat::F16, 128) => Some(["attention_f16_d128", "attention_f16_d128_loop", "attention_f16_d128_wide"]),
         _ => None,
@@ -669,7 +689,6 @@ pub(crate) fn attention(target: &Target, format: KvFormat, shape: AttentionShape
         let max_splits = max_splits(target.multiprocessors * ATTENTION_ANY_GROUPS);
         return AttentionVariant { kernel, heads, dim: 256, threads: 128, group_bytes: 0, max_splits, loops };
     };
-    let bytes = |simds: u32| simds * ATTENTION_SIMD_BYTES + ATTENTION_GROUP_BYTES;
     let wide =
         !target.batch_invariant && rows * groups_of_row <= target.multiprocessors && bytes(8) <= target.group_bytes_max;
     let (kernel, simds) = match (wide, loops) {
@@ -709,6 +728,9 @@ pub(crate) const ATTENTION_SINGLES_MAX: usize = 16;
 /// The variant for many rows of a sequence, if there is one: it rounds to f16, and gives a row other bits than
 /// [`attention`].
 pub(crate) fn attention_tiles(target: &Target, format: KvFormat, head_dim: usize) -> Option<AttentionTilesVariant> {
+    if target.matrix < Matrix::SimdGroup {
+        return None;
+    }
     let (kernel, dim) = match (format, head_dim) {
         (KvFormat::F16, 64) => ("attention_tiles_d64", 64),
         (KvFormat::F16, 128) => ("attention_tiles_d128", 128),

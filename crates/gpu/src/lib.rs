@@ -40,13 +40,24 @@ pub use kernel_source::KernelSource;
 pub use roofline::{Bandwidth, Cost, Peak, Roofline};
 
 #[cfg(feature = "sim")]
-pub use driver::sim::{SimFault, SimFaults, ThreadOrder};
+pub use driver::sim::{SimDialect, SimFault, SimFaults, ThreadOrder};
 
 /// The name of NVIDIA GPUs in flags and reports.
 const CUDA: &str = "cuda";
 /// The simulator's name in flags and reports.
 #[cfg(feature = "sim")]
 const SIM: &str = "sim";
+/// The same of the simulator of Metal.
+#[cfg(feature = "sim")]
+const METAL_SIM: &str = "metal-sim";
+#[cfg(feature = "sim")]
+fn sim_name(dialect: SimDialect) -> &'static str {
+    match dialect {
+        SimDialect::Cuda => SIM,
+        SimDialect::Metal => METAL_SIM,
+    }
+}
+
 /// The widest head that the attention kernels hold in registers.
 const HEAD_DIM_MAX: usize = 256;
 
@@ -72,7 +83,7 @@ pub struct GpuOptions {
 enum System {
     Cuda(CudaDevice),
     #[cfg(feature = "sim")]
-    Sim(ThreadOrder, SimFaults),
+    Sim(SimDialect, ThreadOrder, SimFaults),
 }
 
 impl System {
@@ -83,7 +94,9 @@ impl System {
                 format!("{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors")
             }
             #[cfg(feature = "sim")]
-            Self::Sim(order, _) => format!("GPU simulator, threads {order:?}"),
+            Self::Sim(SimDialect::Cuda, order, _) => format!("GPU simulator, threads {order:?}"),
+            #[cfg(feature = "sim")]
+            Self::Sim(SimDialect::Metal, order, _) => format!("GPU simulator of Metal, threads {order:?}"),
         };
         if forced == ForcedVariants::NONE { device } else { format!("{device}, forced: {forced}") }
     }
@@ -185,8 +198,15 @@ impl GpuBackend {
     /// The simulator, with `memory_bytes` of device memory.
     #[cfg(feature = "sim")]
     pub fn simulator(order: ThreadOrder, memory_bytes: u64, options: GpuOptions) -> Self {
-        let system = System::Sim(order, SimFaults::default());
-        let device = DeviceInfo { name: SIM.to_owned(), description: system.description(options.forced), memory_bytes };
+        Self::simulator_of(SimDialect::Cuda, order, memory_bytes, options)
+    }
+
+    /// As [`GpuBackend::simulator`], of the kernel text in one dialect or the other.
+    #[cfg(feature = "sim")]
+    pub fn simulator_of(dialect: SimDialect, order: ThreadOrder, memory_bytes: u64, options: GpuOptions) -> Self {
+        let system = System::Sim(dialect, order, SimFaults::default());
+        let name = sim_name(dialect).to_owned();
+        let device = DeviceInfo { name, description: system.description(options.forced), memory_bytes };
         Self { device, options, system }
     }
 
@@ -194,7 +214,7 @@ impl GpuBackend {
     #[cfg(feature = "sim")]
     pub fn with_faults(self, faults: SimFaults) -> Self {
         match self.system {
-            System::Sim(order, _) => Self { system: System::Sim(order, faults), ..self },
+            System::Sim(dialect, order, _) => Self { system: System::Sim(dialect, order, faults), ..self },
             System::Cuda(_) => self,
         }
     }
@@ -203,8 +223,8 @@ impl GpuBackend {
         match self.system {
             System::Cuda(ref device) => Ok(Box::new(CudaDriver::open(device)?)),
             #[cfg(feature = "sim")]
-            System::Sim(order, ref faults) => {
-                Ok(Box::new(driver::sim::SimDriver::new(order, self.device.memory_bytes, faults.clone())))
+            System::Sim(dialect, order, ref faults) => {
+                Ok(Box::new(driver::sim::SimDriver::new(dialect, order, self.device.memory_bytes, faults.clone())))
             }
         }
     }
@@ -224,7 +244,9 @@ impl GpuBackend {
             },
             // Few, so that small models have more work than groups.
             #[cfg(feature = "sim")]
-            System::Sim(..) => Target {
+            System::Sim(SimDialect::Metal, ..) => Target::metal(3, 32 << 10, batch_invariant, forced),
+            #[cfg(feature = "sim")]
+            System::Sim(SimDialect::Cuda, ..) => Target {
                 multiprocessors: 3,
                 bulk_copies: true,
                 matrix: Matrix::SimdGroup,
@@ -290,7 +312,7 @@ impl Backend for GpuBackend {
         let arithmetic = match self.system {
             System::Cuda(_) => CUDA,
             #[cfg(feature = "sim")]
-            System::Sim(..) => SIM,
+            System::Sim(dialect, ..) => sim_name(dialect),
         };
         // Matrix instructions round what they multiply, and are chosen by how many rows there are; so does the kernel that
         // streams Q8_0 for one row.

@@ -110,7 +110,11 @@ impl GpuBackend {
 
     /// Loops of arithmetic, the slowest class first.
     fn loops(&self) -> Vec<Loop> {
-        let mut loops = vec![F32_LOOP, MATRIX_LOOP];
+        let mut loops = vec![F32_LOOP];
+        // Matrices of 8 by 8 have no loop of their own: their arithmetic is that of f32.
+        if self.target().matrix >= Matrix::SimdGroup {
+            loops.push(MATRIX_LOOP);
+        }
         if self.target().matrix == Matrix::FourSimdGroups {
             loops.push(FOUR_LOOP);
         }

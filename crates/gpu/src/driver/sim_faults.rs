@@ -1,6 +1,6 @@
 //! The kernels of `kernels/planted_faults.h`: each is wrong in one way, and the simulator has to say so.
 
-use super::sim::{SimDriver, SimFaults, ThreadOrder};
+use super::sim::{SimDialect, SimDriver, SimFaults, ThreadOrder};
 use super::{Driver, DriverError};
 use crate::launch::{Access, Launch, Region};
 use crate::params::{Address, FaultParams};
@@ -12,7 +12,7 @@ const X_AT: u64 = 4096;
 
 /// Runs a planted fault on two groups; its result, or what the simulator said.
 fn run(kernel: &'static str, order: ThreadOrder) -> Result<Vec<f32>, String> {
-    let mut driver = SimDriver::new(order, 1 << 20, SimFaults::default());
+    let mut driver = SimDriver::new(SimDialect::Cuda, order, 1 << 20, SimFaults::default());
     let memory = Region { address: driver.allocate(3 * X_AT).unwrap(), bytes: 3 * X_AT };
     // Memory on both sides is the driver's own, so that only a check of operands can tell.
     let (y, x) = (memory.part(X_AT, LEN as u64 * 4), memory.part(2 * X_AT, LEN as u64 * 4));
@@ -83,7 +83,7 @@ fn what_was_never_written_is_nan() {
 
 #[test]
 fn what_the_step_wrote_is_not_read_before_the_wait() {
-    let mut driver = SimDriver::new(ThreadOrder::Forward, 1 << 20, SimFaults::default());
+    let mut driver = SimDriver::new(SimDialect::Cuda, ThreadOrder::Forward, 1 << 20, SimFaults::default());
     let memory = Region { address: driver.allocate(3 * X_AT).unwrap(), bytes: 3 * X_AT };
     let (y, x) = (memory.part(X_AT, LEN as u64 * 4), memory.part(2 * X_AT, LEN as u64 * 4));
     let launch = |kernel, y: Region, x: Region, access| {
@@ -112,13 +112,13 @@ fn launches_that_do_not_fit_their_kernel_are_refused() {
     let message = run("no_such_kernel", ThreadOrder::Forward).unwrap_err();
     assert_eq!(message, "there is no kernel `no_such_kernel`");
     let launch = Launch::new("fault_overflow", [1, 1, 1], &Address(0));
-    let error = SimDriver::new(ThreadOrder::Forward, 0, SimFaults::default()).launch(&launch).unwrap_err().to_string();
+    let error = SimDriver::new(SimDialect::Cuda, ThreadOrder::Forward, 0, SimFaults::default()).launch(&launch).unwrap_err().to_string();
     assert_eq!(error, "`fault_overflow` takes 24 bytes of parameters and 128 threads, not 8 and 128");
 }
 
 #[test]
 fn memory_has_an_end() {
-    let mut driver = SimDriver::new(ThreadOrder::Forward, 1000, SimFaults::default());
+    let mut driver = SimDriver::new(SimDialect::Cuda, ThreadOrder::Forward, 1000, SimFaults::default());
     let first = driver.allocate(600).unwrap();
     assert_eq!(driver.allocate(401), Err(DriverError::OutOfMemory { bytes: 401 }));
     driver.free(first);
