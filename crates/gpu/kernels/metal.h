@@ -19,3 +19,5 @@
 #define thread thread_index
 #include "roofline.h"
 #pragma pop_macro("thread")
+#include "gemm.simdgroup_matrix.h"
+#include "attention_prefill.simdgroup_matrix.h"

@@ -315,9 +315,10 @@ impl Backend for GpuBackend {
             System::Sim(dialect, ..) => sim_name(dialect),
         };
         // Matrix instructions round what they multiply, and are chosen by how many rows there are; so does the kernel that
-        // streams Q8_0 for one row.
+        // streams Q8_0 for one row. Matrices of 8 by 8 are of f32.
         let GpuOptions { batch_invariant, .. } = self.options;
-        let activations: fn(WeightFormat) -> ActivationRounding = if batch_invariant {
+        let exact = batch_invariant || self.target().matrix == Matrix::EightByEight;
+        let activations: fn(WeightFormat) -> ActivationRounding = if exact {
             |_| ActivationRounding::F32
         } else {
             |format| match format {
