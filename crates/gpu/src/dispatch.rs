@@ -29,7 +29,10 @@ pub(crate) struct Target {
 
 impl Target {
     /// An Apple GPU of so many cores, whose groups have so much memory: the system says how much, 32 KiB on all there are.
-    #[cfg_attr(not(any(feature = "sim", target_os = "macos")), expect(dead_code, reason = "for Metal and its simulator"))]
+    #[cfg_attr(
+        not(any(feature = "sim", target_os = "macos")),
+        expect(dead_code, reason = "for Metal and its simulator")
+    )]
     pub(crate) fn metal(cores: usize, group_bytes_max: u32, batch_invariant: bool, forced: ForcedVariants) -> Self {
         Self {
             multiprocessors: cores,
@@ -129,12 +132,18 @@ fn gemm_simdgroup(target: &Target, format: WeightFormat, rows: usize, glu: bool)
         return None;
     }
     let [small, large, glu_small, glu_large] = match format {
-        WeightFormat::F32 => {
-            ["gemm_simdgroup_f32_t32", "gemm_simdgroup_f32_t64", "gemm_simdgroup_glu_f32_t32", "gemm_simdgroup_glu_f32_t64"]
-        }
-        WeightFormat::F16 => {
-            ["gemm_simdgroup_f16_t32", "gemm_simdgroup_f16_t64", "gemm_simdgroup_glu_f16_t32", "gemm_simdgroup_glu_f16_t64"]
-        }
+        WeightFormat::F32 => [
+            "gemm_simdgroup_f32_t32",
+            "gemm_simdgroup_f32_t64",
+            "gemm_simdgroup_glu_f32_t32",
+            "gemm_simdgroup_glu_f32_t64",
+        ],
+        WeightFormat::F16 => [
+            "gemm_simdgroup_f16_t32",
+            "gemm_simdgroup_f16_t64",
+            "gemm_simdgroup_glu_f16_t32",
+            "gemm_simdgroup_glu_f16_t64",
+        ],
         WeightFormat::BF16 => [
             "gemm_simdgroup_bf16_t32",
             "gemm_simdgroup_bf16_t64",

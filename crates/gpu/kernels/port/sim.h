@@ -316,6 +316,12 @@ inline void run_group(i32 threads, bool reverse) {
   }
 }
 
+inline const Kernel* find(i32 dialect, const char* name) {
+  const Kernel* kernel = dialect == METAL_TEXT ? metal_kernels() : kernels;
+  while (kernel && strcmp(kernel->name, name)) kernel = kernel->next;
+  return kernel;
+}
+
 }  // namespace sim
 
 // What was written so far is of steps before.
@@ -325,6 +331,15 @@ extern "C" void hotmetal_sim_begin_step() {
   sim::here().step_writes.clear();
 }
 
+// Threads and bytes of group memory of a kernel of a dialect, without what its launch adds: 1, or 0 if there is none.
+extern "C" i32 hotmetal_sim_kernel(i32 dialect, const char* name, u32* threads, uint64_t* group_bytes) {
+  const sim::Kernel* kernel = sim::find(dialect, name);
+  if (!kernel) return 0;
+  *threads = (u32)kernel->threads;
+  *group_bytes = kernel->dynamic ? 0 : kernel->group_size;
+  return 1;
+}
+
 // Runs one launch of a kernel of a dialect: 0, or 1 with a message in `error`.
 extern "C" i32 hotmetal_sim_launch(i32 dialect, const char* name, const void* params, uint64_t params_size, u32 gx, u32 gy,
                                           u32 gz, u32 threads, uint64_t group_bytes, const sim::Operand* operands,
@@ -332,8 +347,7 @@ extern "C" i32 hotmetal_sim_launch(i32 dialect, const char* name, const void* pa
   using namespace sim;
   make_machine();
   Machine& m = here();
-  const Kernel* kernel = dialect == METAL_TEXT ? metal_kernels() : kernels;
-  while (kernel && strcmp(kernel->name, name)) kernel = kernel->next;
+  const Kernel* kernel = find(dialect, name);
   if (!kernel) { snprintf(error, error_size, "there is no kernel `%s`", name); return 1; }
   if (kernel->params_size != params_size || kernel->threads != (i32)threads) {
     snprintf(error, error_size, "`%s` takes %zu bytes of parameters and %d threads, not %llu and %u", name,

@@ -90,6 +90,8 @@ struct SimOperand {
 
 unsafe extern "C" {
     fn hotmetal_sim_begin_step();
+    #[cfg(test)]
+    fn hotmetal_sim_kernel(dialect: i32, name: *const c_char, threads: *mut u32, group_bytes: *mut u64) -> i32;
     fn hotmetal_sim_launch(
         dialect: i32,
         name: *const c_char,
@@ -106,6 +108,16 @@ unsafe extern "C" {
         error: *mut c_char,
         error_size: u64,
     ) -> i32;
+}
+
+/// Threads of a group of a kernel, and the bytes of group memory that it declares itself; `None` where there is no such kernel.
+#[cfg(test)]
+pub(crate) fn kernel_of(dialect: SimDialect, name: &str) -> Option<(u32, u64)> {
+    let name = CString::new(name).ok()?;
+    let (mut threads, mut group_bytes) = (0, 0);
+    // SAFETY: the name ends with NUL, and both places are written before the call returns.
+    let found = unsafe { hotmetal_sim_kernel(dialect as i32, name.as_ptr(), &mut threads, &mut group_bytes) };
+    (found != 0).then_some((threads, group_bytes))
 }
 
 /// NaN as f32 and as f16, and no index of anything.

@@ -29,7 +29,7 @@ FN void misaligned(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
   if (fault_thread(t) == 0) *(device f32*)((device char*)p.y + 1) = 1;
 }
 FN void overflow(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { p.y[p.n * p.n * p.n * p.n * p.n % 2] = 1; }
-FN void group_index_outside(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { g.values[fault_thread(t) * 2 + p.one] = 1; }
+FN void group_index_outside(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { g.values[fault_thread(t) * 2 + p.one + 1] = 1; }
 FN void group_pointer_outside(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
   threadgroup f32* at = g.values;
   at[fault_thread(t) * 2 + p.one + 1] = 1;
