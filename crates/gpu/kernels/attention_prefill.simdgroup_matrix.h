@@ -5,16 +5,16 @@
 // Grid      (heads, items, 128 / 64): the last item first, since in a sequence it has most to do.
 // Tiles     a group takes 64 rows of a query head, each of its eight SIMD groups eight of them, against 32 positions after
 //           another, which lie in group memory while the next 32 come from the cache to registers.
-// Matrices  which lane has which element of one nobody knows. So scores go through group memory, where a lane finds eight of a
-//           row; weights come back that way; and sums are rescaled by a product with a diagonal matrix.
+// Matrices  which lane has which element of one nobody knows. So scores go through group memory, where a lane finds eight of
+//           a row; weights come back that way; and sums are rescaled by a product with a diagonal matrix.
 // Work      4 · 64 · 32 · D operations for 128 · D bytes from the cache: bound by arithmetic.
 // Accuracy  queries and weights are rounded to f16, sums are f32. Queries are scaled by a power of two of their own row,
 //           weights by 2^15, so that f16 holds them. Not the bits of attention.h.
 enum { PREFILL_ROWS = 64, PREFILL_SIMDS = 8, PREFILL_POSITIONS = 32, PREFILL_THREADS = 256 };
 #define PREFILL_SHIFT 15.f
 
-// What a SIMD group has for itself: queries on their way in, then scores, then results on their way out; weights of scores; and
-// a matrix that is zero but for its diagonal.
+// What a SIMD group has for itself: queries on their way in, then scores, then results on their way out; weights of scores;
+// and a matrix that is zero but for its diagonal.
 struct PrefillSimd { f32 scores[8][PREFILL_POSITIONS]; f16 weights[8][PREFILL_POSITIONS]; f32 keep[8][8]; };
 // Rows of positions begin in different banks, and on 16 bytes.
 template <i32 D> struct AttentionPrefill {
@@ -26,13 +26,18 @@ template <i32 D> struct AttentionPrefill {
 struct PrefillWork { i32 first_row, rows, position, first, last, steps, head, kv_head; };
 
 // A thread's share of 32 positions, in chunks of 16 bytes.
-template <i32 D> struct PrefillChunks { enum { COUNT = PREFILL_POSITIONS * D / 8 / PREFILL_THREADS }; u32x4 keys[COUNT], values[COUNT]; };
+template <i32 D> struct PrefillChunks {
+  enum { COUNT = PREFILL_POSITIONS * D / 8 / PREFILL_THREADS };
+  u32x4 keys[COUNT], values[COUNT];
+};
 
 template <i32 D>
-FN PrefillChunks<D> prefill_load(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD const PrefillWork& w, i32 step, i32 index) {
+FN PrefillChunks<D> prefill_load(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD const PrefillWork& w,
+    i32 step, i32 index) {
   PrefillChunks<D> chunks;
   UNROLL for (i32 j = 0; j < PrefillChunks<D>::COUNT; j++) {
-    const i32 item = j * PREFILL_THREADS + index, position = mini(w.first + step * PREFILL_POSITIONS + item / (D / 8), w.last);
+    const i32 item = j * PREFILL_THREADS + index;
+    const i32 position = mini(w.first + step * PREFILL_POSITIONS + item / (D / 8), w.last);
     const i64 from = i64(attention_slot(p, table, w.kv_head, position)) * (D / 8) + item % (D / 8);
     chunks.keys[j] = vectors16(p.keys)[from];
     chunks.values[j] = vectors16(p.values)[from];
@@ -54,7 +59,8 @@ template <i32 D> struct PrefillQueries { simdgroup_half8x8 of[D / 8]; f32 scale;
 
 // Features 4 · lane % 4 and on of each 16 of row lane / 4 are the lane's.
 template <i32 D>
-FN void prefill_queries(CONST AttentionParams<f16>& p, THREAD const PrefillWork& w, THREAD PrefillQueries<D>& queries, GROUP PrefillSimd& g, Lane t) {
+FN void prefill_queries(CONST AttentionParams<f16>& p, THREAD const PrefillWork& w, THREAD PrefillQueries<D>& queries,
+    GROUP PrefillSimd& g, Lane t) {
   const i32 row = w.first_row + mini(t.simd * 8 + t.lane / 4, w.rows - 1);
   const Ptr<const f32x4> from = vectors4(offset(p.q, i64(row) * p.q_stride + w.head * D));
   f32x4 q[D / 16];
@@ -88,8 +94,8 @@ template <i32 D> struct PrefillState { simdgroup_float8x8 acc[D / 8]; f32 top, s
 
 // Eight rows against the positions in group memory, of which the first is `begin`; `low` is the position of the first row.
 template <i32 D>
-FN void prefill_step(CONST AttentionParams<f16>& p, THREAD PrefillState<D>& s, THREAD const PrefillQueries<D>& queries, GROUP const AttentionPrefill<D>& g,
-                     GROUP PrefillSimd& own, i32 begin, i32 low, i32 lane) {
+FN void prefill_step(CONST AttentionParams<f16>& p, THREAD PrefillState<D>& s, THREAD const PrefillQueries<D>& queries,
+    GROUP const AttentionPrefill<D>& g, GROUP PrefillSimd& own, i32 begin, i32 low, i32 lane) {
   enum { LINE = D + 8 };
   UNROLL for (i32 n = 0; n < PREFILL_POSITIONS / 8; n++) {
     simdgroup_float8x8 score = make_filled_simdgroup_matrix<float, 8, 8>(0.f);
@@ -144,7 +150,8 @@ FN void prefill_step(CONST AttentionParams<f16>& p, THREAD PrefillState<D>& s, T
 }
 
 template <i32 D>
-FN void prefill_store(CONST AttentionParams<f16>& p, THREAD const PrefillWork& w, THREAD const PrefillState<D>& s, GROUP PrefillSimd& own, Lane t) {
+FN void prefill_store(CONST AttentionParams<f16>& p, THREAD const PrefillWork& w, THREAD const PrefillState<D>& s,
+    GROUP PrefillSimd& own, Lane t) {
   f32 sum = s.sum;
   sum += shuffle_xor(sum, 1);
   sum += shuffle_xor(sum, 2);

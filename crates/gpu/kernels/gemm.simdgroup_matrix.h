@@ -1,13 +1,13 @@
-// gemm_simdgroup: linear (see linear.h: the same segments, epilogues and meaning) for many rows, on Apple's matrices of 8 by 8.
-// Metal alone has this text; linear.h computes the same.
+// gemm_simdgroup: linear (see linear.h: the same segments, epilogues and meaning) for many rows, on Apple's matrices of 8 by
+// 8. Metal alone has this text; linear.h computes the same.
 //
 // Shapes    as linear.h, in every weight format.
-// Grid      (tiles of all segments, rows / T): a group makes T rows, 32 or 64, of 64 output features, or in a gated unit of 32,
-//           gate and up. Each of its four SIMD groups has half of the rows and half of the features.
-// Tiles     16 input features of both operands lie in group memory as f32, whatever the weights are: products are exact but for
-//           what Q8_0's code · scale rounds, nothing overflows, and both operands of an instruction have the type of its sums,
-//           as the specification has it. While one stage is multiplied, the next comes from memory to registers, and then to the
-//           other half of group memory: one barrier a stage.
+// Grid      (tiles of all segments, rows / T): a group makes T rows, 32 or 64, of 64 output features, or in a gated unit of
+//           32, gate and up. Each of its four SIMD groups has half of the rows and half of the features.
+// Tiles     16 input features of both operands lie in group memory as f32, whatever the weights are: products are exact but
+//           for what Q8_0's code · scale rounds, nothing overflows, and both operands of an instruction have the type of its
+//           sums, as the specification has it. While one stage is multiplied, the next comes from memory to registers, and
+//           then to the other half of group memory: one barrier a stage.
 // Bytes     W once for T rows; x once for each 64 features, from the cache. Bound by arithmetic from about 32 rows on.
 // Accuracy  f32; |error| <= (k + 2) · ε · Σ|w·x|.
 // Order     eights of input features in order, then what the matrix unit does within one: the same for every row, but not
@@ -31,7 +31,8 @@ FN GemmPiece<W> gemm_load(CONST LinearSegment& s, bool up, i32 row, i32 k, i32 c
   UNROLL for (i32 j = 0; j < GemmPiece<W>::CHUNKS; j++) {
     const i32 c = k / W::LEN + j;
     piece.chunk[j] = W::none();
-    if (c < chunks) piece.chunk[j] = up ? W::load(s.up, s.up_scales, row, chunks, c) : W::load(s.weight, s.scales, row, chunks, c);
+    const Ptr<const u32x4> values = up ? s.up : s.weight;
+    if (c < chunks) piece.chunk[j] = W::load(values, up ? s.up_scales : s.scales, row, chunks, c);
   }
   return piece;
 }
@@ -92,7 +93,8 @@ FN void gemm_simdgroup(CONST LinearParams& p, GROUP GemmTiles<T>& g, Lane t) {
       gemm_put(g, to, w[0], w[1], w[2], w[3]);
       gemm_put(g, to + 4, w[4], w[5], w[6], w[7]);
       UNROLL for (i32 j = 0; j < VECTORS; j++)
-        gemm_put(g, stage + X + (index / 4 + j * (GROUP_THREADS / 4)) * TILE_LINE + quarter * 4, v[j].x, v[j].y, v[j].z, v[j].w);
+        gemm_put(g, stage + X + (index / 4 + j * (GROUP_THREADS / 4)) * TILE_LINE + quarter * 4,
+                 v[j].x, v[j].y, v[j].z, v[j].w);
     }
     if (step + 1 < steps) {
       piece = gemm_load<W>(s, up, weight_row, (step + 1) * TILE_K + k_half, chunks);
@@ -102,7 +104,8 @@ FN void gemm_simdgroup(CONST LinearParams& p, GROUP GemmTiles<T>& g, Lane t) {
       UNROLL for (i32 k = 0; k < TILE_K; k += 8) {
         simdgroup_float8x8 w[COLUMNS];
         UNROLL for (i32 j = 0; j < COLUMNS; j++)
-          simdgroup_load(w[j], group_at<f32>(g, (before + (column_half + j * 8) * TILE_LINE + k) * 4), TILE_LINE, ulong2(0, 0), true);
+          simdgroup_load(w[j], group_at<f32>(g, (before + (column_half + j * 8) * TILE_LINE + k) * 4), TILE_LINE,
+                         ulong2(0, 0), true);
         UNROLL for (i32 i = 0; i < ROWS; i++) {
           simdgroup_float8x8 a;
           simdgroup_load(a, group_at<f32>(g, (before + X + (row_half + i * 8) * TILE_LINE + k) * 4), TILE_LINE);
@@ -115,10 +118,12 @@ FN void gemm_simdgroup(CONST LinearParams& p, GROUP GemmTiles<T>& g, Lane t) {
 
   UNROLL for (i32 i = 0; i < ROWS; i++)
     UNROLL for (i32 j = 0; j < COLUMNS; j++)
-      simdgroup_store(sum[i][j], group_at<f32>(g, ((row_half + i * 8) * TILE_OUT_LINE + column_half + j * 8) * 4), TILE_OUT_LINE);
+      simdgroup_store(sum[i][j], group_at<f32>(g, ((row_half + i * 8) * TILE_OUT_LINE + column_half + j * 8) * 4),
+                      TILE_OUT_LINE);
   group_barrier();
   for (i32 item = index; item < T * FEATURES; item += GROUP_THREADS) {
-    const i32 row = first_row + item / FEATURES, column = first + item % FEATURES, at = item / FEATURES * TILE_OUT_LINE + item % FEATURES;
+    const i32 line_out = item / FEATURES, place = item % FEATURES, at = line_out * TILE_OUT_LINE + place;
+    const i32 row = first_row + line_out, column = first + place;
     if (row < rows && column < s.n) {
       f32 y = g.at[at];
       if (given(s.bias)) y += s.bias[column];

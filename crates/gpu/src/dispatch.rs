@@ -113,8 +113,8 @@ pub(crate) fn on_matrices(target: &Target) -> &'static [Kernel] {
     }
 }
 
-/// Rows above which a projection is a gemm on matrices of 8 by 8, and of the smaller of its tiles. By then the other kernels have
-/// read the weights as often as multiplying by a whole tile takes.
+/// Rows from which on a projection is a gemm on matrices of 8 by 8, and rows of the smaller of its tiles. With as many, reading
+/// the weights for each four takes as long as multiplying by a whole tile should: by arithmetic, not measured.
 const SIMDGROUP_ROWS_MIN: usize = 5;
 const SIMDGROUP_TILE_ROWS: usize = 32;
 /// Bytes of group memory of the larger: as `GemmTiles` in `kernels/gemm.simdgroup_matrix.h`.

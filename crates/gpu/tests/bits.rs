@@ -1,5 +1,6 @@
-//! The same bits, where a token's results must not depend on those beside it: in either thread order, through CUDA's header and Metal's, with attention split over groups or not, with ops fused or not (but for norms of
-//! single heads, which `rope_kv_write` sums in an order of its own), observed or not.
+//! The same bits, where a token's results must not depend on those beside it: in either thread order, through CUDA's header
+//! and Metal's, with attention split over groups or not, with ops fused or not (but for norms of single heads, which
+//! `rope_kv_write` sums in an order of its own), observed or not.
 
 use std::sync::Arc;
 

@@ -67,18 +67,18 @@ fn refusals_conform() {
 
 #[test]
 fn ops_conform_on_metal() {
-    conforms(Metal, Part::Ops, &BOTH, false, |index, name| index % 16 == 0 || name.contains("slices"));
+    conforms(Metal, Part::Ops, &BOTH, false, |index, name| index % 24 == 8 || name.contains("slices"));
     conforms(Metal, Part::Ops, &BOTH[..1], true, |index, _| index % 64 == 8);
 }
 
 #[test]
 fn ops_of_few_rows_conform_on_metal() {
-    conforms(Metal, Part::Ops, &BOTH, false, |index, _| index % 16 == 7);
+    conforms(Metal, Part::Ops, &BOTH, false, |index, _| index % 24 == 15);
 }
 
 #[test]
 fn models_conform_on_metal() {
-    conforms(Metal, Part::Models, &BOTH[..1], false, |index, _| index % 4 == 0);
+    conforms(Metal, Part::Models, &BOTH[..1], false, |index, _| index % 4 == 2);
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn whatever_call_of_the_driver_fails_the_requests_are_answered() {
         submit(&mut sound, sampled);
         let expected = run(&mut sound, |_| ());
         let mut failures = 0;
-        for step in [0, 1, 3, 5] {
+        for &step in if dialect == Cuda { &[0, 1, 3, 5][..] } else { &[0, 1, 3] } {
             for calls in [0, 1] {
                 let mut engine = engine(dialect, &faults);
                 submit(&mut engine, sampled);

@@ -1,6 +1,6 @@
-//! Projections on matrices of 8 by 8, against the reference: every weight format, with biases, gated units and residuals; sizes
-//! that are whole tiles of nothing, rows that fill a tile in part. Results are NaN before each launch, so what no thread
-//! writes is found too. Nothing is rounded on the way, so the bounds are those of f32.
+//! Projections on matrices of 8 by 8, against the reference: every weight format, with biases, gated units and residuals;
+//! sizes that are whole tiles of nothing, rows that fill a tile in part. Results are NaN before each launch, so what no
+//! thread writes is found too. Nothing is rounded on the way, so the bounds are those of f32.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -57,7 +57,8 @@ fn every_pointer_of_the_kernels_has_its_address_space() {
         ("a keyword as a name", "FN i32 f() { const i32 thread = 1; return thread; }\n"),
         (
             "a matrix from group memory that is device memory",
-            "FN void f(CONST LinearParams& p, threadgroup f32* g) { simdgroup_float8x8 a; g = p.residual; simdgroup_load(a, g); }\n",
+            "FN void f(CONST LinearParams& p, threadgroup f32* g) {\n\
+             simdgroup_float8x8 a; g = p.residual; simdgroup_load(a, g); }\n",
         ),
         (
             "a matrix stored where it is only read",
@@ -66,11 +67,13 @@ fn every_pointer_of_the_kernels_has_its_address_space() {
         ("a matrix taken apart", "FN f32 f() { simdgroup_float8x8 a; return a.thread_elements()[0]; }\n"),
         (
             "group memory over 32 KiB",
-            "struct Big { f32 v[8193]; };\nFN void f(CONST EmbedParams& p, GROUP Big& g, Lane t) {}\nKERNEL(big, EmbedParams, Big, 128, f)\n",
+            "struct Big { f32 v[8193]; };\nFN void f(CONST EmbedParams& p, GROUP Big& g, Lane t) {}\n\
+             KERNEL(big, EmbedParams, Big, 128, f)\n",
         ),
         (
             "group memory over 32 KiB where the launch says how much",
-            "struct Big { f32 v[8193]; };\nFN void f(CONST EmbedParams& p, GROUP Big& g, Lane t) {}\nKERNEL_DYNAMIC(big, EmbedParams, Big, 128, f)\n",
+            "struct Big { f32 v[8193]; };\nFN void f(CONST EmbedParams& p, GROUP Big& g, Lane t) {}\n\
+             KERNEL_DYNAMIC(big, EmbedParams, Big, 128, f)\n",
         ),
         (
             "groups of more threads than there are",
@@ -79,9 +82,11 @@ fn every_pointer_of_the_kernels_has_its_address_space() {
     ];
     // What a fault is like that is none.
     let sound = [
-        "struct Big { f32 v[8192]; };\nFN void f(CONST EmbedParams& p, GROUP Big& g, Lane t) {}\nKERNEL(big, EmbedParams, Big, 1024, f)\n",
+        "struct Big { f32 v[8192]; };\nFN void f(CONST EmbedParams& p, GROUP Big& g, Lane t) {}\n\
+         KERNEL(big, EmbedParams, Big, 1024, f)\n",
         "FN void f(CONST EmbedParams& p, GROUP NoGroup& g, Lane t) {}\nKERNEL_DYNAMIC(any, EmbedParams, NoGroup, 128, f)\n",
-        "FN void f(CONST LinearParams& p, GROUP f32* g) { simdgroup_float8x8 a; simdgroup_load(a, p.residual); simdgroup_store(a, g); }\n",
+        "FN void f(CONST LinearParams& p, GROUP f32* g) {\n\
+         simdgroup_float8x8 a; simdgroup_load(a, p.residual); simdgroup_store(a, g); }\n",
     ];
     for text in sound {
         let errors = check(clang, text, true).unwrap();

@@ -136,8 +136,8 @@ FN f32 max32(f32 a, f32 b) { return max(a, b); }
 FN i32 mini(i32 a, i32 b) { return min(a, b); }
 FN i32 maxi(i32 a, i32 b) { return max(a, b); }
 
-// linear.h stages 32 KiB of activations and has a sum beside them: 16 bytes more than there are. Its enumerator takes another
-// name here, so that those of its uses that follow find half as many.
+// linear.h stages 32 KiB of activations and has a sum beside them: 16 bytes more than there are. Its enumerator takes
+// another name here, so that those of its uses that follow find half as many.
 #define LINEAR_VECTORS 1024
 #pragma push_macro("LINEAR_VECTORS")
 #undef LINEAR_VECTORS

@@ -75,7 +75,8 @@ struct CopyBarrier { uint32_t phase, expected; };
 constexpr i32 MAX_THREADS = 1024, STACK = 64 << 10;
 constexpr size_t CANARY = 64;
 
-// Who wrote and who read four bytes of group memory last, and in which span between barriers of the group and of the SIMD group.
+// Who wrote and who read four bytes of group memory last, and in which span between barriers of the group and of the SIMD
+// group.
 constexpr uint16_t MANY = 0xffff, SIMD_WIDE = 0x8000;  // readers: of several SIMD groups; several of one
 struct Cell { u32 write_span, write_turn, read_span, read_turn; uint16_t writer, reader; };
 
@@ -362,7 +363,8 @@ extern "C" i32 hotmetal_sim_launch(i32 dialect, const char* name, const void* pa
   }
   const size_t group_size = kernel->dynamic ? (size_t)group_bytes : kernel->group_size;
   if (dialect == METAL_TEXT && (group_size > METAL_GROUP_BYTES || kernel->threads > MAX_THREADS || group_bytes % 16)) {
-    snprintf(error, error_size, "`%s`: groups of Metal have at most %zu bytes of memory, whole 16s where the launch says how many, "
+    snprintf(error, error_size,
+             "`%s`: groups of Metal have at most %zu bytes of memory, whole 16s where the launch says how many, "
              "and %d threads, not %zu and %d", name, METAL_GROUP_BYTES, MAX_THREADS, group_size, kernel->threads);
     return 1;
   }
@@ -414,7 +416,8 @@ SIM_CHECK(shift_out_of_bounds, "bad shift")
     const Lane t = {at.gx, at.gy, at.gz, at.simd, at.lane, at.simds};                                              \
     __VA_ARGS__(*(const PARAMS*)p, *(GROUPMEM*)g, t);                                                              \
   }                                                                                                                \
-  static sim::Kernel sim_kernel_##NAME = {#NAME, sizeof(PARAMS), sizeof(GROUPMEM), DYNAMIC, THREADS, sim_body_##NAME, sim::CUDA_TEXT, nullptr}; \
+  static sim::Kernel sim_kernel_##NAME = {#NAME, sizeof(PARAMS), sizeof(GROUPMEM), DYNAMIC, THREADS,               \
+                                          sim_body_##NAME, sim::CUDA_TEXT, nullptr};                               \
   static const bool sim_listed_##NAME = sim::list(sim_kernel_##NAME);
 #define KERNEL(NAME, PARAMS, GROUPMEM, THREADS, ...) SIM_KERNEL(NAME, PARAMS, GROUPMEM, false, THREADS, __VA_ARGS__)
 // A kernel whose group memory has the size that the launch says: GROUPMEM is how it begins.

@@ -1,5 +1,5 @@
-//! The simulator as a device: the kernel text, compiled as C++ by the build script, on the processor; as CUDA sees the text, or
-//! as Metal does, through `kernels/port/metal.h`.
+//! The simulator as a device: the kernel text, compiled as C++ by the build script, on the processor; as CUDA sees the text,
+//! or as Metal does, through `kernels/port/metal.h`.
 //!
 //! Slow and strict. What it finds is in the header of `kernels/port/sim.h`; here memory is poisoned, results of each
 //! launch too, and launches run in one thread order or the other.
@@ -110,7 +110,8 @@ unsafe extern "C" {
     ) -> i32;
 }
 
-/// Threads of a group of a kernel, and the bytes of group memory that it declares itself; `None` where there is no such kernel.
+/// Threads of a group of a kernel, and the bytes of group memory that it declares itself; `None` where there is no such
+/// kernel.
 #[cfg(test)]
 pub(crate) fn kernel_of(dialect: SimDialect, name: &str) -> Option<(u32, u64)> {
     let name = CString::new(name).ok()?;

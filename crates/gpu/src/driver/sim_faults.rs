@@ -1,5 +1,5 @@
-//! The kernels of `kernels/planted_faults.h`, and those of `kernels/port/metal_sim/planted_faults.h` in Metal's words: each is
-//! wrong in one way, and the simulator has to say so.
+//! The kernels of `kernels/planted_faults.h`, and those of `kernels/port/metal_sim/planted_faults.h` in Metal's words: each
+//! is wrong in one way, and the simulator has to say so.
 
 use super::sim::{SimDialect, SimDriver, SimFaults, ThreadOrder};
 use super::{Driver, DriverError};

@@ -1,5 +1,5 @@
-//! What a device of Metal is asked for: for every op and shape of a step, a kernel that there is in Metal's words, in groups that
-//! every Apple GPU can run.
+//! What a device of Metal is asked for: for every op and shape of a step, a kernel that there is in Metal's words, in groups
+//! that every Apple GPU can run.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -32,13 +32,15 @@ float metal_half_to_float(uint16_t bits);
 uint16_t metal_float_to_half(float v);
 uint16_t metal_float_to_bfloat(float v);
 
-// Matrices of 8 by 8, of which a lane has two elements: which ones nobody knows, so they change from launch to launch and are
-// not the same for two element types.
+// Matrices of 8 by 8, of which a lane has two elements: which ones nobody knows, so they change from launch to launch and
+// are not the same for two element types.
 enum Element : int32_t { F32, F16, BF16 };
 struct Matrix { float* held; Element element; };  // a lane's elements as they are computed with
 struct ConstMatrix { const float* held; Element element; };
-void metal_matrix_load(Matrix to, const void* from, uint64_t elements_per_row, uint64_t column, uint64_t row, bool transposed);
-void metal_matrix_store(ConstMatrix from, void* to, uint64_t elements_per_row, uint64_t column, uint64_t row, bool transposed);
+void metal_matrix_load(Matrix to, const void* from, uint64_t elements_per_row, uint64_t column, uint64_t row,
+    bool transposed);
+void metal_matrix_store(ConstMatrix from, void* to, uint64_t elements_per_row, uint64_t column, uint64_t row,
+    bool transposed);
 // to = a · b + c; without `c`, to = a · b.
 void metal_matrix_multiply(Matrix to, ConstMatrix a, ConstMatrix b, const float* c);
 void metal_matrix_use(const char* what);

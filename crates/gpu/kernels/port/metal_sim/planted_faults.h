@@ -1,4 +1,5 @@
-// Kernels in Metal's words that are wrong on purpose, one fault each: src/driver/sim_faults.rs expects the simulator to say so.
+// Kernels in Metal's words that are wrong on purpose, one fault each: src/driver/sim_faults.rs expects the simulator to say
+// so.
 struct FaultParams {
   Ptr<f32> y;
   Ptr<const f32> x;
@@ -15,7 +16,9 @@ FN void return_before_barrier(CONST FaultParams& p, GROUP FaultGroup& g, Lane t)
   g.values[fault_thread(t)] = 1;
   group_barrier();
 }
-FN void shuffle_by_some(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { if (t.lane < 20) g.values[t.lane] = shuffle_xor(1.f, 1); }
+FN void shuffle_by_some(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
+  if (t.lane < 20) g.values[t.lane] = shuffle_xor(1.f, 1);
+}
 FN void shuffle_beside_any(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
   if (t.lane < 5) g.values[t.lane] = shuffle_xor(1.f, 1);
   else if (any_lane(true)) g.values[t.lane] = 1;
@@ -24,12 +27,16 @@ FN void read_outside(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { g.valu
 FN void write_outside(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { p.y[fault_thread(t)] = 1; }
 FN void write_just_past(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { if (fault_thread(t) == 0) p.y[p.n] = 1; }
 FN void write_just_before(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { if (fault_thread(t) == 0) p.y[-1] = 1; }
-FN void write_to_input(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { if (fault_thread(t) == 0) p.y[1024] = 1; }  // where the tests put x
+FN void write_to_input(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
+  if (fault_thread(t) == 0) p.y[1024] = 1;  // where the tests put x
+}
 FN void misaligned(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
   if (fault_thread(t) == 0) *(device f32*)((device char*)p.y + 1) = 1;
 }
 FN void overflow(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { p.y[p.n * p.n * p.n * p.n * p.n % 2] = 1; }
-FN void group_index_outside(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { g.values[fault_thread(t) * 2 + p.one + 1] = 1; }
+FN void group_index_outside(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
+  g.values[fault_thread(t) * 2 + p.one + 1] = 1;
+}
 FN void group_pointer_outside(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
   threadgroup f32* at = g.values;
   at[fault_thread(t) * 2 + p.one + 1] = 1;
@@ -53,8 +60,12 @@ FN void simd_barrier_too_small(CONST FaultParams& p, GROUP FaultGroup& g, Lane t
   simd_barrier();
   if (i < p.n) p.y[i] = g.values[i ^ 32];
 }
-FN void group_memory_unwritten(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { if (fault_thread(t) < p.n) p.y[fault_thread(t)] = g.values[fault_thread(t)]; }
-FN void groups_race(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { if (fault_thread(t) < p.n) p.y[fault_thread(t)] = f32(t.gx); }
+FN void group_memory_unwritten(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
+  if (fault_thread(t) < p.n) p.y[fault_thread(t)] = g.values[fault_thread(t)];
+}
+FN void groups_race(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
+  if (fault_thread(t) < p.n) p.y[fault_thread(t)] = f32(t.gx);
+}
 
 // Matrices. Each kernel but the faulty ones stages a tile in group memory, and multiplies it with itself.
 template <bool BARRIER, i32 STAGED>
@@ -108,7 +119,9 @@ FN void matrix_by_lane(CONST FaultParams& p, GROUP FaultTile& g, Lane t) {
   }
 }
 FN void matrix_in_32_threads(CONST FaultParams& p, GROUP FaultTile& g, Lane t) { tile<true, 64>(p, g, t); }
-FN void memory_of_the_launch(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) { if (fault_thread(t) < p.n) p.y[fault_thread(t)] = 1; }
+FN void memory_of_the_launch(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
+  if (fault_thread(t) < p.n) p.y[fault_thread(t)] = 1;
+}
 
 #define FAULT(NAME) KERNEL(fault_##NAME, FaultParams, FaultGroup, 128, NAME)
 FAULT(barrier_by_some) FAULT(return_before_barrier) FAULT(shuffle_by_some) FAULT(shuffle_beside_any) FAULT(read_outside)

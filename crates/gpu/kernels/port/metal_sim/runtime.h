@@ -1,8 +1,8 @@
 // The simulator's machine for kernel text that was compiled through Metal's header. Included once, after port/sim.h.
 //
-// That text has plain pointers, as Metal has. Its compiler reports each access of them (-fsanitize=thread) to the functions at
-// the end of this file, which hold it to what the launch may touch; so what port/sim.h promises of a Ptr holds of every pointer,
-// and beside it:
+// That text has plain pointers, as Metal has. Its compiler reports each access of them (-fsanitize=thread) to the functions
+// at the end of this file, which hold it to what the launch may touch; so what port/sim.h promises of a Ptr holds of every
+// pointer, and beside it:
 //   - two threads of a group that touch the same word of group memory, one of them writing, with no barrier between;
 //   - a matrix that lanes load from, or store to, different places; one in a group of exactly 32 threads;
 //   - group memory over 32 KiB.
@@ -38,8 +38,10 @@ inline bool comes_before(u32 span, u32 turn, i32 simd) {
 
 [[noreturn]] inline void fail_race(size_t byte, bool write, bool written, i32 other) {
   const char* now = write ? "written" : "read", *then = written ? "wrote" : "read";
-  if (other == MANY) fail("race in group memory: byte %lld is %s, and other SIMD groups %s it, with no barrier between", (long long)byte, now, then);
-  fail("race in group memory: byte %lld is %s, and SIMD group %d, lane %d %s it, with no barrier between", (long long)byte, now, other / SIMD, other % SIMD, then);
+  if (other == MANY) fail("race in group memory: byte %lld is %s, and other SIMD groups %s it, with no barrier between",
+      (long long)byte, now, then);
+  fail("race in group memory: byte %lld is %s, and SIMD group %d, lane %d %s it, with no barrier between",
+      (long long)byte, now, other / SIMD, other % SIMD, then);
 }
 
 inline void note_group_access(size_t at, size_t size, bool write) {
@@ -48,11 +50,13 @@ inline void note_group_access(size_t at, size_t size, bool write) {
   const i32 simd = m.current / SIMD;
   for (size_t i = at / 4; i * 4 < at + size; i++) {
     Cell& c = m.cells[i];
-    if (c.write_span == m.span && c.writer != me && !comes_before(c.write_span, c.write_turn, c.writer / SIMD)) fail_race(i * 4, write, true, c.writer);
+    if (c.write_span == m.span && c.writer != me && !comes_before(c.write_span, c.write_turn, c.writer / SIMD))
+      fail_race(i * 4, write, true, c.writer);
     if (write) {
       if (c.read_span == m.span) {
         const i32 of = c.reader == MANY ? -1 : (c.reader & ~SIMD_WIDE) / SIMD;
-        if (c.reader != me && !comes_before(c.read_span, c.read_turn, of)) fail_race(i * 4, true, false, c.reader == MANY ? MANY : c.reader & ~SIMD_WIDE);
+        if (c.reader != me && !comes_before(c.read_span, c.read_turn, of))
+          fail_race(i * 4, true, false, c.reader == MANY ? MANY : c.reader & ~SIMD_WIDE);
       }
       c.write_span = m.span; c.write_turn = m.turn[simd]; c.writer = me;
     } else {
@@ -73,7 +77,8 @@ inline void metal_access(uint64_t at, size_t size, bool write) {
   const uint64_t group = (uint64_t)m.group_memory(), params = (uint64_t)m.params;
   if (at - (group - CANARY) < m.group_size + 2 * CANARY) {
     if (at < group || at + size > group + m.group_size)
-      fail("access of %d bytes at byte %lld of %lld of group memory", (i32)size, (long long)(at - group), (long long)m.group_size);
+      fail("access of %d bytes at byte %lld of %lld of group memory", (i32)size, (long long)(at - group),
+          (long long)m.group_size);
     return note_group_access(at - group, size, write);
   }
   if (!write && at - params < m.kernel->params_size && at + size <= params + m.kernel->params_size) return;
@@ -163,7 +168,8 @@ void metal_matrix_use(const char* what) {
 }
 
 // Meets the other lanes, which must all name the same place.
-inline void same_place(const void* at, uint64_t elements_per_row, uint64_t column, uint64_t row, bool transposed, const char* what) {
+inline void same_place(const void* at, uint64_t elements_per_row, uint64_t column, uint64_t row, bool transposed,
+    const char* what) {
   metal_matrix_use(what);
   Fibre& f = here().fibre[here().current];
   const uint64_t said[5] = {(uint64_t)at, elements_per_row, column, row, transposed};
@@ -174,7 +180,8 @@ inline void same_place(const void* at, uint64_t elements_per_row, uint64_t colum
   if (memcmp(first.given[f.turn & 1], said, sizeof said)) fail("%s at another place than lane 0", what);
 }
 // Calls with each element of this lane: its slot's index, and where it lies.
-template <class F> inline void for_own_elements(Element e, uint64_t at, uint64_t elements_per_row, uint64_t column, uint64_t row, bool transposed, F f) {
+template <class F> inline void for_own_elements(Element e, uint64_t at, uint64_t elements_per_row, uint64_t column,
+    uint64_t row, bool transposed, F f) {
   for (i32 i = 0; i < 2; i++) {
     const uint64_t element = matrix_layouts[e].element_of[here().current % SIMD * 2 + i];
     uint64_t r = element / 8, c = element % 8;
@@ -182,14 +189,16 @@ template <class F> inline void for_own_elements(Element e, uint64_t at, uint64_t
     f(i, at + ((row + r) * elements_per_row + column + c) * element_bytes(e));
   }
 }
-void metal_matrix_load(Matrix to, const void* from, uint64_t elements_per_row, uint64_t column, uint64_t row, bool transposed) {
+void metal_matrix_load(Matrix to, const void* from, uint64_t elements_per_row, uint64_t column, uint64_t row,
+    bool transposed) {
   same_place(from, elements_per_row, column, row, transposed, "simdgroup_load");
   for_own_elements(to.element, (uint64_t)from, elements_per_row, column, row, transposed, [&](i32 i, uint64_t at) {
     metal_access(at, element_bytes(to.element), false);
     to.held[i] = read_element((const char*)at, to.element);
   });
 }
-void metal_matrix_store(ConstMatrix from, void* to, uint64_t elements_per_row, uint64_t column, uint64_t row, bool transposed) {
+void metal_matrix_store(ConstMatrix from, void* to, uint64_t elements_per_row, uint64_t column, uint64_t row,
+    bool transposed) {
   same_place(to, elements_per_row, column, row, transposed, "simdgroup_store");
   for_own_elements(from.element, (uint64_t)to, elements_per_row, column, row, transposed, [&](i32 i, uint64_t at) {
     metal_access(at, element_bytes(from.element), true);
