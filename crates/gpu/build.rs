@@ -25,6 +25,9 @@ fn compile_simulator() {
     // An array at the end of a struct has its bounds too.
     let is_gnu = all.cpp(true).get_compiler().is_like_gnu();
     let bounds = if is_gnu { "bounds-strict" } else { "bounds" };
+    if !is_gnu {
+        all.flag_if_supported("-fstrict-flex-arrays=3");
+    }
     all.std("c++17")
         .include("kernels")
         .include(out)

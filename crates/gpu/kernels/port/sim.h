@@ -150,7 +150,8 @@ inline void block(State state, const char* at) {
 template <class... A> [[noreturn]] inline void fail(const char* format, A... a) {
   Machine& m = here();
   char what[320];
-  snprintf(what, sizeof what, format, a...);
+  if constexpr (sizeof...(a) == 0) snprintf(what, sizeof what, "%s", format);
+  else snprintf(what, sizeof what, format, a...);
   if (m.current < 0) { fprintf(stderr, "simulator: %s\n", what); abort(); }
   if (!m.failed)
     snprintf(m.error, sizeof m.error, "`%s`, group (%d, %d, %d), SIMD group %d, lane %d: %s", m.kernel->name, m.gx, m.gy,
