@@ -32,7 +32,7 @@ struct LinearParams {
 
 // A piece of the rows of activations, M of them one after another, in the order in which lanes read them: vector i of a
 // chunk beside vector i of the next chunk, so that 32 lanes read 512 bytes in a row.
-enum { LINEAR_VECTORS = 2048 };
+enum { LINEAR_VECTORS = STAGED_BYTES / 16 };
 struct LinearGroup { f32x4 x[LINEAR_VECTORS]; SumGroup sum; };
 
 // U chunks of each of N rows of weights that one lane has in flight.

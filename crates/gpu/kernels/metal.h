@@ -13,11 +13,6 @@
 #include "elementwise.h"
 #include "choose.h"
 #include "sample.h"
-// A word of Metal is a name in this file.
-#pragma push_macro("thread")
-#undef thread
-#define thread thread_index
 #include "roofline.h"
-#pragma pop_macro("thread")
 #include "gemm.simdgroup_matrix.h"
 #include "attention_prefill.simdgroup_matrix.h"

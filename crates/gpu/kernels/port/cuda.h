@@ -12,6 +12,8 @@ typedef uint4 u32x4; typedef int2 i32x2; typedef float2 f32x2; typedef float4 f3
 #define PART __device__ __forceinline__  // a static member function
 #define UNROLL _Pragma("unroll")
 static constexpr i32 SIMD = 32;
+// Bytes of activations that a group stages at a time, beside which it has a little more.
+#define STAGED_BYTES 32768
 #define FIELD_OFFSET(STRUCT, FIELD) __INTADDR__(&((STRUCT*)0)->FIELD)  // this compiler has no __builtin_offsetof
 struct NoGroup {};
 struct Lane { i32 gx, gy, gz, simd, lane, simds; };

@@ -23,6 +23,8 @@ typedef uint4 u32x4; typedef int2 i32x2; typedef float2 f32x2; typedef float4 f3
 #define GROUP_BYTES_MAX 32768
 #define GROUP_THREADS_MAX 1024
 #define SIMD 32
+// Bytes of activations that a group stages at a time, beside which it has a little more.
+#define STAGED_BYTES 16384
 #define FIELD_OFFSET(STRUCT, FIELD) __builtin_offsetof(STRUCT, FIELD)
 struct NoGroup { char unused; };
 struct Lane { i32 gx, gy, gz, simd, lane, simds; };
@@ -135,13 +137,6 @@ FN u64 sum_lanes_u64(u64 v) {
 FN f32 max32(f32 a, f32 b) { return max(a, b); }
 FN i32 mini(i32 a, i32 b) { return min(a, b); }
 FN i32 maxi(i32 a, i32 b) { return max(a, b); }
-
-// linear.h stages 32 KiB of activations and has a sum beside them: 16 bytes more than there are. Its enumerator takes
-// another name here, so that those of its uses that follow find half as many.
-#define LINEAR_VECTORS 1024
-#pragma push_macro("LINEAR_VECTORS")
-#undef LINEAR_VECTORS
-#define LINEAR_VECTORS LINEAR_VECTORS_ELSEWHERE _Pragma("pop_macro(\"LINEAR_VECTORS\")")
 
 // It has matrix instructions of 8 by 8 alone, whose lanes hold nobody knows what: no MATRIX_16X8X16.
 // Groups of a launch cannot be relied on to run at the same time: GROUPS_MEET is not defined.

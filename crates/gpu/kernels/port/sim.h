@@ -37,6 +37,8 @@ struct alignas(16) f32x4 { f32 x, y, z, w; };
 #define PART inline  // a static member function
 #define UNROLL
 static constexpr i32 SIMD = 32;
+// Bytes of activations that a group stages at a time, beside which it has a little more.
+#define STAGED_BYTES 32768
 #define FIELD_OFFSET(STRUCT, FIELD) __builtin_offsetof(STRUCT, FIELD)
 struct NoGroup {};
 struct Lane { i32 gx, gy, gz, simd, lane, simds; };
