@@ -114,6 +114,11 @@ impl GpuBackend {
         if self.target().matrix == Matrix::FourSimdGroups {
             loops.push(FOUR_LOOP);
         }
+        // Its matrix instructions are others, and no loop has them yet.
+        #[cfg(target_os = "macos")]
+        if matches!(self.system, System::Metal(_)) {
+            loops.truncate(1);
+        }
         loops
     }
 
@@ -122,6 +127,8 @@ impl GpuBackend {
     fn sizes(&self) -> (u64, f64, usize) {
         match self.system {
             System::Cuda(_) => (1 << 30, 8e-3, 1000),
+            #[cfg(target_os = "macos")]
+            System::Metal(_) => (1 << 30, 8e-3, 1000),
             #[cfg(feature = "sim")]
             System::Sim(..) => (1 << 18, 0.0, 4),
         }

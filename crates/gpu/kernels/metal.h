@@ -1,0 +1,3 @@
+// Every kernel in the Metal Shading Language.
+#include "port/metal.h"
+#include "all.h"
