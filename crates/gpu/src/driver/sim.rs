@@ -9,6 +9,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use backend::Counters;
+use bytes::Bytes;
 
 use super::{Driver, DriverError, Recording, STEPS_MAX};
 use crate::launch::{Access, Launch};
@@ -104,6 +105,8 @@ pub(crate) struct SimDriver {
     memory_bytes: u64,
     allocated_bytes: u64,
     allocations: HashMap<Address, Layout>,
+    /// Memory of the host that kernels read.
+    in_place: Vec<Bytes>,
     recordings: Vec<Vec<Launch>>,
     /// Of the steps under way, the oldest first: they have been computed already.
     outputs: VecDeque<Vec<u32>>,
@@ -120,6 +123,7 @@ impl SimDriver {
             memory_bytes,
             allocated_bytes: 0,
             allocations: HashMap::new(),
+            in_place: vec![],
             recordings: vec![],
             outputs: VecDeque::new(),
             collected: vec![],
@@ -128,12 +132,17 @@ impl SimDriver {
         }
     }
 
-    /// The bytes of an allocation, if `address` and `len` lie in one.
+    /// That `address` and `len` lie in one allocation, or in memory of the host that is read in place.
     fn check(&self, address: Address, len: usize) {
         let inside = |(start, layout): (&Address, &Layout)| {
             address.0 >= start.0 && address.0 + len as u64 <= start.0 + layout.size() as u64
         };
-        assert!(self.allocations.iter().any(inside), "{len} bytes at {address:?} are not allocated");
+        let in_place = |bytes: &Bytes| {
+            let start = bytes.as_ptr() as u64;
+            address.0 >= start && address.0 + len as u64 <= start + bytes.len() as u64
+        };
+        let found = self.allocations.iter().any(inside) || self.in_place.iter().any(in_place);
+        assert!(found, "{len} bytes at {address:?} are not allocated");
     }
 }
 
@@ -213,6 +222,11 @@ impl Driver for SimDriver {
         self.allocated_bytes -= layout.size() as u64;
         // SAFETY: allocated with this layout, and no longer known.
         unsafe { alloc::dealloc(address.0 as *mut u8, layout) };
+    }
+
+    fn in_place(&mut self, bytes: &Bytes) -> Option<Address> {
+        self.in_place.push(bytes.clone());
+        Some(Address(bytes.as_ptr() as u64))
     }
 
     fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), DriverError> {
