@@ -53,17 +53,14 @@ fn note(what: &'static str, found: &str) -> Check {
 
 /// A line for each GPU, or why there is none.
 fn gpus() -> Vec<Check> {
-    let of = |(ordinal, found): (usize, Result<gpu::GpuBackend, gpu::GpuError>)| match found {
+    let of = |(name, found): (String, Result<gpu::GpuBackend, gpu::GpuError>)| match found {
         Ok(found) => {
             let device = found.device();
-            note("gpu", &format!("cuda:{ordinal}, {}, {} free", device.description, units::bytes(device.memory_bytes)))
+            note("gpu", &format!("{name}, {}, {} free", device.description, units::bytes(device.memory_bytes)))
         }
-        Err(error) => note("gpu", &format!("cuda:{ordinal} cannot be used: {error}")),
+        Err(error) => note("gpu", &format!("{name} cannot be used: {error}")),
     };
-    match gpu::GpuBackend::all_cuda(gpu::GpuOptions::default()) {
-        Ok(found) => found.into_iter().enumerate().map(of).collect(),
-        Err(error) => vec![note("gpu", &format!("none: {error}"))],
-    }
+    load::all_gpus().into_iter().map(of).collect()
 }
 
 fn cache() -> Check {

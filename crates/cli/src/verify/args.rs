@@ -21,8 +21,8 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "DEVICE", default_value = "reference")]
     pub(super) against: String,
 
-    /// Where to compute: cpu, an instruction set of this processor, cuda or cuda:N, auto (the first GPU, the CPU without
-    /// one), or reference
+    /// Where to compute: cpu, an instruction set of this processor, cuda or cuda:N, metal or metal:N, auto (the first NVIDIA
+    /// GPU, the CPU without one), or reference
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(super) device: String,
 
