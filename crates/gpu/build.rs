@@ -1,6 +1,8 @@
-//! With the feature `sim`: compiles the kernel text as C++ for the simulator. On macOS, with the feature `built_kernels`:
-//! compiles it with Apple's compiler. Otherwise nothing.
+//! Writes the kernel text for Metal as one file. On macOS, with the feature `built_kernels`: compiles it with Apple's compiler.
+//! With the feature `sim`: compiles the text as C++ for the simulator.
 
+#[path = "src/flatten.rs"]
+mod flatten;
 #[path = "src/params.rs"]
 mod params;
 
@@ -8,21 +10,28 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
+#[cfg(feature = "sim")]
+use flatten::OF_SM90;
+
 fn main() {
     println!("cargo::rerun-if-changed=kernels");
+    println!("cargo::rerun-if-changed=src/flatten.rs");
     println!("cargo::rerun-if-changed=src/params.rs");
     println!("cargo::rerun-if-env-changed={READY_METALLIB}");
     println!("cargo::rustc-check-cfg=cfg(metallib)");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
-    #[cfg(feature = "sim")]
-    compile_simulator(&out);
+    let metal = out.join("kernels.metal");
+    match flatten::metal(Path::new("kernels")) {
+        Ok(text) => fs::write(&metal, text).expect("OUT_DIR is writable"),
+        Err((path, error)) => println!("cargo::error=cannot read `{}`: {error}", path.display()),
+    }
     if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|target| target == "macos") && cfg!(feature = "built_kernels") {
         let library = out.join("kernels.metallib");
         let made = match env::var_os(READY_METALLIB) {
             Some(ready) => fs::copy(&ready, &library).map(drop).map_err(|error| {
                 format!("{READY_METALLIB} is `{}`, which cannot be read: {error}", Path::new(&ready).display())
             }),
-            None => compile_metal(&out, &library),
+            None => compile_metal(&metal, &library),
         };
         match made {
             Ok(()) => println!("cargo::rustc-cfg=metallib"),
@@ -32,22 +41,20 @@ fn main() {
             Err(why) => println!("cargo::error={why}"),
         }
     }
+    #[cfg(feature = "sim")]
+    compile_simulator();
 }
 
 /// The environment variable with a library of kernels that was compiled elsewhere.
 const READY_METALLIB: &str = "HOTMETAL_METALLIB";
 
 /// As the device compiles the text at start (`driver/metal.rs`), with the same arithmetic.
-fn compile_metal(out: &Path, library: &Path) -> Result<(), String> {
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    let layout = params::layout_assertions(|name| name != "FaultParams" && !params::OF_SM90.contains(&name));
-    let text = format!("#include \"metal.h\"\n{layout}");
-    let (source, object) = (out.join("kernels.metal"), out.join("kernels.air"));
-    fs::write(&source, text).map_err(|error| format!("`{}`: {error}", source.display()))?;
+fn compile_metal(source: &Path, library: &Path) -> Result<(), String> {
+    let object = source.with_extension("air");
     let mut compiler = Command::new("xcrun");
     compiler.args(["-sdk", "macosx", "metal", "-std=metal3.2", "-mmacosx-version-min=15.0", "-O2"]);
     compiler.args(["-fmetal-math-mode=safe", "-fmetal-math-fp32-functions=fast"]);
-    run(compiler.arg("-I").arg(kernels).arg("-c").arg(source).arg("-o").arg(&object))?;
+    run(compiler.arg("-c").arg(source).arg("-o").arg(&object))?;
     run(Command::new("xcrun").args(["-sdk", "macosx", "metallib"]).arg(object).arg("-o").arg(library))
 }
 
@@ -62,9 +69,10 @@ fn run(command: &mut Command) -> Result<(), String> {
 }
 
 #[cfg(feature = "sim")]
-fn compile_simulator(out: &Path) {
-    let is_in_text = |name: &str| !params::OF_SM90.contains(&name);
-    fs::write(out.join("layout.h"), params::layout_assertions(is_in_text)).expect("OUT_DIR is writable");
+fn compile_simulator() {
+    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
+    std::fs::write(out.join("layout.h"), params::layout_assertions(|name| !OF_SM90.contains(&name)))
+        .expect("OUT_DIR is writable");
     let mut build = cc::Build::new();
     // An array at the end of a struct has its bounds too.
     let bounds = if build.cpp(true).get_compiler().is_like_gnu() { "bounds-strict" } else { "bounds" };

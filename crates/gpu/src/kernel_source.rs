@@ -1,11 +1,11 @@
-//! The kernel text as one string, for CUDA's compiler and for Metal's, and what they made of it.
+//! The kernel text as one string, for CUDA's compiler, and what that compiler made of it.
 //!
-//! For CUDA `cargo xtask kernels` writes the files in `kernels/cuda`, which the binary carries: users need only a driver.
+//! `cargo xtask kernels` writes the files in `kernels/cuda`, which the binary carries: users need only a driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::params::{OF_SM90, layout_assertions};
+use crate::params::layout_assertions;
 use crate::{GpuError, nvrtc};
 
 /// What is compiled ahead of time for one CUDA architecture. `sm_90a` has instructions that later ones lack, so it runs on
@@ -85,9 +85,12 @@ impl KernelSource {
     /// As [`image`], compiled now, or found in the cache.
     pub(crate) fn image(&self, capability: (u32, u32)) -> Result<Option<LoadedImage>, GpuError> {
         let Some((_, image)) = choose(capability) else { return Ok(None) };
-        let text = Language::Cuda.in_folder(&self.folder)?;
-        let kept = self.cache.as_ref();
-        let kept = kept.map(|cache| cache.join(format!("{:016x}-{}", hash(text.as_bytes()), image.target)));
+        let text = text(&|name| {
+            let path = self.folder.join(name);
+            fs::read_to_string(&path).map_err(|error| GpuError::KernelSource { path, reason: error.to_string() })
+        })?;
+        let kept =
+            self.cache.as_ref().map(|cache| cache.join(format!("{:016x}-{}", hash(text.as_bytes()), image.target)));
         if let Some(bytes) = kept.as_ref().and_then(|path| fs::read(path).ok()) {
             return Ok(Some(image.loaded(bytes)));
         }
@@ -122,7 +125,7 @@ pub fn source_hash() -> u64 {
 }
 
 /// FNV-1a.
-fn hash(bytes: &[u8]) -> u64 {
+pub(crate) fn hash(bytes: &[u8]) -> u64 {
     let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
@@ -155,124 +158,30 @@ const SM90_KERNELS: [(&str, &str); 5] = [
     ("sm90/roofline.h", include_str!("../kernels/sm90/roofline.h")),
 ];
 
-/// Files that Metal has beside those of all.
-const METAL_KERNELS: [(&str, &str); 3] = [
-    ("metal.h", include_str!("../kernels/metal.h")),
-    ("port/metal.h", include_str!("../kernels/port/metal.h")),
-    ("all.h", include_str!("../kernels/all.h")),
-];
-
 const PORT: (&str, &str) = ("port/cuda.h", include_str!("../kernels/port/cuda.h"));
 
-/// Whose text it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Language {
-    Cuda,
-    Metal,
-}
-
-/// Reads a file of the folder `kernels`, by its name there.
-type Read<'a, E> = &'a dyn Fn(&str) -> Result<String, E>;
-
-impl Language {
-    /// Whether its text has the parameter struct of that name. Those of kernels that only tests have are in none.
-    fn has(self) -> fn(&str) -> bool {
-        match self {
-            Self::Cuda => |name| name != "FaultParams",
-            Self::Metal => |name| name != "FaultParams" && !OF_SM90.contains(&name),
-        }
-    }
-
-    /// Every kernel, with the checks of struct layouts, in the files that this program was built from.
-    fn carried(self) -> String {
-        let files = || [PORT].into_iter().chain(KERNELS).chain(SM90_KERNELS).chain(METAL_KERNELS);
-        let carried = |name: &str| {
-            let file = files().find(|(known, _)| *known == name);
-            Ok::<_, std::convert::Infallible>(file.expect("the tests ask for every file").1.to_owned())
-        };
-        self.text(&carried).unwrap_or_else(|never| match never {})
-    }
-
-    /// The same of the files that `read` has.
-    fn text<E>(self, read: Read<'_, E>) -> Result<String, E> {
-        let mut text = String::new();
-        match self {
-            Self::Cuda => {
-                for (name, _) in [PORT].iter().chain(&KERNELS).chain(&SM90_KERNELS) {
-                    text += &format!("#line 1 \"{name}\"\n{}", read(name)?.replace("#pragma once", ""));
-                }
-            }
-            Self::Metal => flatten("metal.h", read, &mut text)?,
-        }
-        Ok(text + "#line 1 \"params.rs\"\n" + &layout_assertions(self.has()))
-    }
-
-    /// The same of the files in a folder.
-    fn in_folder(self, folder: &Path) -> Result<String, GpuError> {
-        self.text(&|name| {
-            let path = folder.join(name);
-            fs::read_to_string(&path).map_err(|error| GpuError::KernelSource { path, reason: error.to_string() })
-        })
-    }
-}
-
-/// Appends the file `name`, with the files that it includes in place of the lines that do so.
-fn flatten<E>(name: &str, read: Read<'_, E>, text: &mut String) -> Result<(), E> {
-    *text += &format!("#line 1 \"{name}\"\n");
-    for (index, line) in read(name)?.lines().enumerate() {
-        if let Some(included) = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
-            flatten(included, read, text)?;
-            *text += &format!("#line {} \"{name}\"\n", index + 2);
-        } else if line != "#pragma once" {
-            *text += line;
-            text.push('\n');
-        } else {
-            text.push('\n');
-        }
-    }
-    Ok(())
+/// The files of the text, in order.
+fn all() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+    std::iter::once(&PORT).chain(&KERNELS).chain(&SM90_KERNELS)
 }
 
 /// Every kernel in CUDA C++, self-contained, with the checks of struct layouts.
 pub fn cuda() -> String {
-    Language::Cuda.carried()
+    let carried = |name: &str| {
+        let file = all().find(|(known, _)| *known == name);
+        Ok::<_, std::convert::Infallible>(file.expect("`text` asks for these").1.to_owned())
+    };
+    text(&carried).unwrap_or_else(|never| match never {})
 }
 
-/// Every kernel in the Metal Shading Language, version 3.2, with the checks of struct layouts.
-pub fn metal() -> String {
-    Language::Metal.carried()
-}
-
-/// The kernels for Apple GPUs: as text that the device compiles, or as `build.rs` had them compiled.
-#[cfg(any(test, target_os = "macos"))]
-pub(crate) enum MetalKernels {
-    Text(String),
-    Built(&'static [u8]),
-}
-
-#[cfg(any(test, target_os = "macos"))]
-impl MetalKernels {
-    /// Those in `folder`, or else those that the binary carries.
-    pub(crate) fn load(folder: Option<&Path>) -> Result<Self, GpuError> {
-        #[cfg(metallib)]
-        let built: Option<&'static [u8]> = Some(include_bytes!(concat!(env!("OUT_DIR"), "/kernels.metallib")));
-        #[cfg(not(metallib))]
-        let built = None;
-        match (folder, built) {
-            (Some(folder), _) => Language::Metal.in_folder(folder).map(Self::Text),
-            (None, Some(built)) => Ok(Self::Built(built)),
-            (None, None) if cfg!(feature = "src_kernels") => Ok(Self::Text(metal())),
-            (None, None) => Err(GpuError::Metal { reason: "this build has no kernels: see docs/metal.md".to_owned() }),
-        }
+/// The same of the files that `read` has.
+fn text<E>(read: &dyn Fn(&str) -> Result<String, E>) -> Result<String, E> {
+    let mut text = String::new();
+    for (name, _) in all() {
+        text += &format!("#line 1 \"{name}\"\n{}", read(name)?.replace("#pragma once", ""));
     }
-
-    /// What tells these kernels from others.
-    pub(crate) fn hash(&self) -> u64 {
-        match self {
-            Self::Text(text) => hash(text.as_bytes()),
-            Self::Built(bytes) => hash(bytes),
-        }
-    }
+    // Structs of kernels that only tests have are not in the text.
+    Ok(text + "#line 1 \"params.rs\"\n" + &layout_assertions(|name| name != "FaultParams"))
 }
 
 #[cfg(test)]
@@ -286,8 +195,6 @@ mod tests {
         let expected: Vec<_> = KERNELS.iter().map(|(name, _)| format!("\"{name}\"")).collect();
         assert_eq!(included, expected);
         assert!(!cuda().contains("#include"));
-        let included: Vec<_> = metal().lines().filter(|line| line.starts_with("#include")).map(str::to_owned).collect();
-        assert_eq!(included, ["#include <metal_stdlib>"]);
     }
 
     #[test]
@@ -300,32 +207,11 @@ mod tests {
     #[test]
     fn a_folder_of_kernels_is_the_same_text() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-        assert!(Language::Cuda.in_folder(&folder).unwrap() == cuda());
-        assert!(Language::Metal.in_folder(&folder).unwrap() == metal());
+        let read = |name: &str| fs::read_to_string(folder.join(name));
+        assert!(text(&read).unwrap() == cuda());
         let missing = KernelSource { folder: folder.join("nowhere"), cache: None };
         let Err(error) = missing.image((9, 0)) else { panic!("there is no such folder") };
         assert!(error.to_string().contains("nowhere/port/cuda.h`"), "{error}");
-    }
-
-    #[test]
-    fn metal_gets_the_kernels_of_a_folder_or_those_of_the_binary() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-        let of_folder = MetalKernels::load(Some(&folder)).unwrap();
-        assert!(matches!(&of_folder, MetalKernels::Text(text) if *text == metal()));
-        match MetalKernels::load(Some(&folder.join("nowhere"))) {
-            Err(error) => assert!(error.to_string().contains("nowhere/port/metal.h`"), "{error}"),
-            Ok(_) => panic!("there is no such folder"),
-        }
-        match MetalKernels::load(None) {
-            Ok(carried @ MetalKernels::Text(_)) => assert_eq!(carried.hash(), of_folder.hash()),
-            Ok(MetalKernels::Built(bytes)) => assert!(bytes.starts_with(b"MTLB")),
-            Err(error) => assert!(!cfg!(feature = "src_kernels"), "{error}"),
-        }
-        // What the two languages share is the same text.
-        for (name, kernels) in KERNELS {
-            assert!(metal().contains(&format!("#line 1 \"{name}\"\n{kernels}")), "{name}");
-        }
-        assert!(!metal().contains("GemmParams") && metal().contains("sizeof(LinearParams)"));
     }
 
     #[test]

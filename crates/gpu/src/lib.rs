@@ -10,11 +10,14 @@
 mod dispatch;
 mod driver;
 mod executable;
+#[cfg(any(test, target_os = "macos"))]
+mod flatten;
 mod forced;
 pub mod kernel_source;
 mod kv_cache;
 mod launch;
 mod lower;
+pub mod metal_source;
 pub mod nvrtc;
 mod params;
 mod profile;

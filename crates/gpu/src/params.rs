@@ -13,9 +13,6 @@ pub(crate) struct Address(pub(crate) u64);
 /// Room for a tensor map, which the driver writes there ([`crate::launch::TileMap`]).
 pub(crate) type TensorMap = [u64; 16];
 
-/// Structs of kernels for one CUDA architecture alone (`kernels/sm90`), which no other compiler sees.
-pub(crate) const OF_SM90: [&str; 3] = ["ActivationParams", "GemmSegment", "GemmParams"];
-
 /// Declares the struct, and its size and offsets under the name that the kernel text has for it.
 macro_rules! params {
     ($($(#[$doc:meta])* $text:literal struct $name:ident { $($field:ident: $type:ty,)* })*) => {

@@ -114,11 +114,6 @@ impl GpuBackend {
         if self.target().matrix == Matrix::FourSimdGroups {
             loops.push(FOUR_LOOP);
         }
-        // Its matrix instructions are others, and no loop has them yet.
-        #[cfg(target_os = "macos")]
-        if matches!(self.system, System::Metal(_)) {
-            loops.truncate(1);
-        }
         loops
     }
 

@@ -35,8 +35,8 @@ use backend::Counters;
 
 use super::hazards::Hazards;
 use super::{Driver, DriverError, Recording, STEPS_MAX};
-use crate::kernel_source::MetalKernels;
 use crate::launch::Launch;
+use crate::metal_source::MetalKernels;
 use crate::params::Address;
 use crate::{GpuError, MetalOptions};
 
@@ -58,6 +58,8 @@ const SUBMITTED_MAX: usize = 32;
 const WAIT_MS: u64 = 200;
 /// The step that is captured: prompts are over by then, as a rule.
 const CAPTURED_STEP: u64 = 4;
+/// Bytes of parameters that Metal takes with a launch.
+const PARAMS_MAX: usize = 4096;
 /// Where the parameters of an indirect command may begin.
 const PARAMS_ALIGN: usize = 256;
 /// The least version of macOS: the first with version 3.2 of the language, whose fences kernels need, and residency sets.
@@ -362,10 +364,11 @@ impl MetalDriver {
         let (pipeline, made) = self.context.pipeline(launch.kernel)?;
         self.counters.look_ups += u64::from(made);
         // Group memory comes in pieces of 16 bytes.
-        let group_bytes = (launch.group_bytes as usize).next_multiple_of(16).max(16);
+        let group_bytes = (launch.group_bytes as usize).next_multiple_of(16);
         let most = self.context.device.maxThreadgroupMemoryLength();
         let fits = launch.threads as usize <= pipeline.maxTotalThreadsPerThreadgroup()
-            && pipeline.staticThreadgroupMemoryLength() + launch.group_bytes as usize <= most
+            && pipeline.staticThreadgroupMemoryLength() + group_bytes <= most
+            && size_of_val(&launch.params[..]) <= PARAMS_MAX
             && pipeline.threadExecutionWidth() == 32;
         if !fits || launch.cluster > 1 || !launch.maps.is_empty() {
             return Err(DriverError::Failed(format!(
@@ -486,8 +489,10 @@ impl MetalDriver {
             command.setComputePipelineState(&dispatch.pipeline);
             // SAFETY: inside the buffer, which lives as long as the commands.
             unsafe { command.setKernelBuffer_offset_atIndex(&params, at, 0) };
-            // SAFETY: index 0 is the one that there is.
-            unsafe { command.setThreadgroupMemoryLength_atIndex(dispatch.group_bytes, 0) };
+            if dispatch.group_bytes > 0 {
+                // SAFETY: index 0 is the one that there is.
+                unsafe { command.setThreadgroupMemoryLength_atIndex(dispatch.group_bytes, 0) };
+            }
             if dispatch.waits {
                 command.setBarrier();
             }
@@ -560,8 +565,10 @@ impl Dispatch {
         // SAFETY: the kernel takes one struct, of the size and layout that `params` has (`layout_assertions`), and Metal
         // copies it. Kernels touch only their operands: the simulator checks that.
         unsafe { encoder.setBytes_length_atIndex(NonNull::from(params).cast(), params.len(), 0) };
-        // SAFETY: index 0 is the one that there is; where a kernel has none, nothing uses it.
-        unsafe { encoder.setThreadgroupMemoryLength_atIndex(self.group_bytes, 0) };
+        if self.group_bytes > 0 {
+            // SAFETY: index 0 is the one that there is.
+            unsafe { encoder.setThreadgroupMemoryLength_atIndex(self.group_bytes, 0) };
+        }
         encoder.dispatchThreadgroups_threadsPerThreadgroup(self.groups, self.threads);
     }
 }
@@ -650,12 +657,16 @@ impl Driver for MetalDriver {
                 timed.push(self.submit(&dispatches)?);
             }
             self.finish()?;
-            let Some(first) = timed.first() else { return Ok(vec![0]) };
-            let begun = first.GPUStartTime();
-            let since = |seconds: f64| ((seconds - begun).max(0.0) * 1e9) as u64;
-            let mut edges: Vec<_> = timed.iter().map(|commands| since(commands.GPUStartTime())).collect();
-            edges.extend(timed.last().map(|last| since(last.GPUEndTime())));
-            Ok(edges)
+            let begun = timed.first().map_or(0.0, |first| first.GPUStartTime());
+            let times = timed.iter().map(|commands| commands.GPUStartTime());
+            let times = times.chain([timed.last().map_or(0.0, |last| last.GPUEndTime())]);
+            // An op without kernels takes no time, and may not have been timed.
+            let since = times.map(|seconds| ((seconds - begun).max(0.0) * 1e9) as u64);
+            let latest = |edge: &mut u64, since: u64| {
+                *edge = since.max(*edge);
+                Some(*edge)
+            };
+            Ok(since.scan(0, latest).collect())
         })
     }
 
