@@ -22,6 +22,7 @@ pub mod nvrtc;
 mod params;
 mod profile;
 mod roofline;
+mod self_test;
 mod step_input;
 mod weights;
 
