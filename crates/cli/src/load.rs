@@ -41,8 +41,8 @@ pub(crate) struct ModelArgs {
     #[arg(long, short = 'c', alias = "max-model-len", value_name = "N")]
     pub(crate) ctx_size: Option<usize>,
 
-    /// Where to compute: auto (the first NVIDIA GPU if the model fits it, else the CPU), cpu, cuda or cuda:N (an NVIDIA GPU),
-    /// metal or metal:N (an Apple GPU), or reference (plain f64, for comparison)
+    /// Where to compute: auto (the first NVIDIA GPU if the model fits it, else the CPU), cpu, cuda or cuda:N (an NVIDIA
+    /// GPU), metal or metal:N (an Apple GPU), or reference (plain f64, for comparison)
     #[arg(long, value_name = "DEVICE", default_value = AUTO)]
     pub(crate) device: String,
 
@@ -87,7 +87,7 @@ pub(crate) struct GpuArgs {
 
     /// Apple GPU: do this in another way, for comparison; may be given for both
     #[arg(long, value_name = "WAY", value_enum, value_delimiter = ',')]
-    pub(crate) metal: Vec<MetalWay>,
+    pub(crate) metal_way: Vec<MetalWay>,
 
     /// Apple GPU: write a trace of one step to FILE, which Xcode opens; needs MTL_CAPTURE_ENABLED=1 in the environment
     #[arg(long, value_name = "FILE.gputrace")]
@@ -118,9 +118,9 @@ impl GpuArgs {
     /// Refuses what is about Apple GPUs alone where none of `devices` is one.
     fn check_metal(&self, devices: &[&str]) -> Result<()> {
         let names_metal = |device: &&str| matches!(parse_gpu(device), Some((METAL, _)));
-        if (!self.metal.is_empty() || self.capture.is_some()) && !devices.iter().any(names_metal) {
+        if (!self.metal_way.is_empty() || self.capture.is_some()) && !devices.iter().any(names_metal) {
             bail!(
-                "--metal and --capture are about Apple GPUs: expected --device metal, found `{}`",
+                "--metal-way and --capture are about Apple GPUs: expected --device metal, found `{}`",
                 devices.join("`, `")
             );
         }
@@ -131,8 +131,8 @@ impl GpuArgs {
         gpu::MetalOptions {
             source: kernel_folder(),
             cache: kernel_cache(),
-            indirect: self.metal.contains(&MetalWay::Indirect),
-            copied: self.metal.contains(&MetalWay::Copied),
+            indirect: self.metal_way.contains(&MetalWay::Indirect),
+            copied: self.metal_way.contains(&MetalWay::Copied),
             capture: self.capture.clone(),
         }
     }
@@ -344,6 +344,8 @@ pub(crate) fn all_gpus() -> Vec<(String, Result<gpu::GpuBackend, gpu::GpuError>)
     ];
     let of = |(kind, found): (&str, Result<Vec<_>, gpu::GpuError>)| match found {
         Ok(found) => found.into_iter().enumerate().map(|(number, gpu)| (format!("{kind}:{number}"), gpu)).collect(),
+        // Nobody expects one there.
+        Err(gpu::GpuError::NotMacos) => vec![],
         Err(error) => vec![(kind.to_owned(), Err(error))],
     };
     kinds.into_iter().flat_map(of).collect()

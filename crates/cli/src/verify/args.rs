@@ -41,6 +41,10 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "OP", value_delimiter = ',', conflicts_with = "model")]
     pub(super) op: Vec<String>,
 
+    /// Only models, and no kernels on their own
+    #[arg(long, conflicts_with_all = ["model", "op", "quick"])]
+    pub(super) only_models: bool,
+
     /// Only these weight formats [default: every one]
     #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = parse_format, conflicts_with = "model")]
     pub(super) format: Vec<WeightFormat>,
