@@ -1,5 +1,5 @@
-//! Writes the kernel text for Metal as one file. On macOS, with the feature `built_kernels`: compiles it with Apple's compiler.
-//! With the feature `sim`: compiles the text as C++ for the simulator.
+//! Writes the kernel text for Metal as one file. On macOS, with the feature `built_kernels`: compiles it with Apple's
+//! compiler. With the feature `sim`: compiles the text as C++ for the simulator.
 
 #[path = "src/flatten.rs"]
 mod flatten;

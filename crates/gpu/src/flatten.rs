@@ -11,8 +11,8 @@ pub(crate) const OF_SM90: [&str; 3] = ["ActivationParams", "GemmSegment", "GemmP
 /// The file that includes all others.
 const ROOT: &str = "metal.h";
 
-/// Every kernel in the Metal Shading Language, from the files in `folder`, with the checks of struct layouts; or the file that
-/// cannot be read.
+/// Every kernel in the Metal Shading Language, from the files in `folder`, with the checks of struct layouts; or the file
+/// that cannot be read.
 pub(crate) fn metal(folder: &Path) -> Result<String, (PathBuf, Error)> {
     let mut text = String::new();
     append(folder, ROOT, &mut text)?;

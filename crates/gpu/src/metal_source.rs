@@ -6,8 +6,8 @@ use std::path::Path;
 #[cfg(any(test, target_os = "macos"))]
 use crate::{GpuError, flatten, kernel_source};
 
-/// The text that this program was built from: every kernel in the Metal Shading Language, version 3.2, self-contained but for
-/// Metal's own library, with the checks of struct layouts.
+/// The text that this program was built from: every kernel in the Metal Shading Language, version 3.2, self-contained but
+/// for Metal's own library, with the checks of struct layouts.
 pub fn carried() -> &'static str {
     include_str!(concat!(env!("OUT_DIR"), "/kernels.metal"))
 }

@@ -23,6 +23,17 @@ impl Hazards {
     }
 }
 
+/// `launches` in stretches: those of one need not wait for each other, but for the stretch before.
+#[cfg(any(test, feature = "sim"))]
+pub(crate) fn stretches(launches: &[Launch]) -> Vec<&[Launch]> {
+    let mut hazards = Hazards::default();
+    let waits: Vec<_> = launches.iter().map(|launch| hazards.must_wait(launch)).collect();
+    let mut begins: Vec<_> = (1..launches.len()).filter(|&index| waits[index]).collect();
+    begins.push(launches.len());
+    let mut begin = 0;
+    begins.into_iter().map(|end| &launches[std::mem::replace(&mut begin, end)..end]).collect()
+}
+
 fn collide(a: &Operand, b: &Operand) -> bool {
     (a.access != Access::Read || b.access != Access::Read) && !a.region.is_apart(b.region)
 }
@@ -64,6 +75,18 @@ mod tests {
         assert_eq!(waits(&[&[(Read, 0)], &[(Read, 0)]]), [false, false]);
         assert_eq!(waits(&[&[(Write, 0)], &[(Write, 16)], &[(Read, 32)]]), [false, false, false]);
         assert_eq!(waits(&[&[(Constant, 0), (Write, 16)], &[(Constant, 0), (Write, 32)]]), [false, false]);
+    }
+
+    #[test]
+    fn stretches_are_all_launches_in_their_order() {
+        let launches: Vec<_> = [[(Write, 0)], [(Write, 16)], [(Read, 0)], [(Read, 16)], [(Write, 0)]]
+            .iter()
+            .map(|it| launch(it))
+            .collect();
+        let lengths: Vec<_> = stretches(&launches).iter().map(|stretch| stretch.len()).collect();
+        assert_eq!(lengths, [2, 2, 1]);
+        assert_eq!(stretches(&launches[..1]).len(), 1);
+        assert!(stretches(&[]).concat().is_empty());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Drivers: what a device can do for the backend, in few calls. Everything above them is shared.
 
 pub(crate) mod cuda;
-#[cfg(any(test, target_os = "macos"))]
+#[cfg(any(test, feature = "sim", target_os = "macos"))]
 mod hazards;
 #[cfg(target_os = "macos")]
 pub(crate) mod metal;

@@ -11,12 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use backend::Counters;
 use bytes::Bytes;
 
+use super::hazards::stretches;
 use super::{Driver, DriverError, Recording, STEPS_MAX};
 use crate::launch::{Access, Launch};
 use crate::params::Address;
 
-/// In which order the simulator runs the threads of a SIMD group, the SIMD groups of a group and the groups of a launch.
-/// What depends on it is a race.
+/// In which order the simulator runs the threads of a SIMD group, the SIMD groups of a group, the groups of a launch, and the
+/// launches of a step that need not wait for each other. What depends on it is a race.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ThreadOrder {
     /// First to last.
@@ -273,7 +274,13 @@ impl Driver for SimDriver {
         assert!(self.outputs.len() < STEPS_MAX, "no more steps are under way than there is room for");
         self.upload(to, bytemuck::cast_slice(input))?;
         let launches = std::mem::take(&mut self.recordings[recording.0]);
-        let done = launches.iter().try_for_each(|launch| self.run(launch));
+        let done = match self.order {
+            ThreadOrder::Forward => launches.iter().try_for_each(|launch| self.run(launch)),
+            ThreadOrder::Reverse => {
+                let mut stretches = stretches(&launches).into_iter();
+                stretches.try_for_each(|stretch| stretch.iter().rev().try_for_each(|launch| self.run(launch)))
+            }
+        };
         self.recordings[recording.0] = launches;
         done?;
         let mut output = std::mem::take(&mut self.collected);

@@ -1,5 +1,5 @@
-//! Apple GPUs that there are, and the kernels for them: from the binary or from source, as pipeline states that are made once
-//! and kept in an archive.
+//! Apple GPUs that there are, and the kernels for them: from the binary or from source, as pipeline states that are made
+//! once and kept in an archive.
 
 use std::collections::HashMap;
 use std::fs;
