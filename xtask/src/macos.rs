@@ -18,9 +18,9 @@ const UNPACK: &str = r#"
     mv unpacked ../debian
 "#;
 
-/// Type-check the code for macOS: the Metal driver with every set of features, and the whole program. Takes Rust's libraries for
-/// that system from rustup, with lints, or else Debian's compiler and its sources; where neither can be had, it says so and
-/// checks nothing
+/// Type-check the code for macOS: the Metal driver with every set of features, and the whole program. Takes Rust's
+/// libraries for that system from rustup, with lints, or else Debian's compiler and its sources; where neither can be had, it
+/// says so and checks nothing
 #[derive(Args)]
 pub(crate) struct CheckMacosArgs {
     /// Fail where there is no compiler for macOS
