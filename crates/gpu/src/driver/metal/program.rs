@@ -153,6 +153,7 @@ impl Indirect {
                 unsafe { command.setThreadgroupMemoryLength_atIndex(dispatch.group_bytes, 0) };
             }
             if dispatch.waits {
+                // Those behind it wait with it, it is taken: commands begin in their order.
                 command.setBarrier();
             }
             command.concurrentDispatchThreadgroups_threadsPerThreadgroup(dispatch.groups, dispatch.threads);
