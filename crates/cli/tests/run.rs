@@ -313,7 +313,7 @@ fn doctor_proves_the_text_right_on_this_machine() {
 
 #[test]
 fn doctor_tries_a_device_from_its_copies_to_its_speed() {
-    let report = succeed(&["doctor", "--full", "--device", "cpu"]);
+    let report = succeed(&["doctor", "--full", "--device", "cpu", "--threads", "1"]);
     let sections =
         ["1/", "the device", "copies", "the kernels of embed", "the kernels of linear", "one step", "128 greedy"];
     let mut rest = report.as_str();

@@ -95,7 +95,12 @@ fn sections(args: &DoctorArgs) -> Result<Vec<Section>> {
     let models = ["verify", "--only-models", "--against", against];
     add("one step of many tokens and some of one, op by op", false, &[&models[..], &["-n", "0"]].concat());
     add("128 greedy tokens", true, &[&models[..], &["-n", "128"]].concat());
-    add("the text of the built-in model through the engine", false, &["doctor", "--part", "text"]);
+    let text = ["doctor", "--part", "text"];
+    add("the text of the built-in model through the engine", false, &text);
+    let ways = || ["indirect", "copied"].into_iter().filter(|_| device.starts_with("metal"));
+    for way in ways() {
+        add(&format!("the same, {way}"), false, &[&text[..], &["--metal-way", way]].concat());
+    }
     if is_gpu {
         add("batches, caches and refusals", true, &["verify", "--quick", "--against", against]);
         add("what its memory and its instructions give", false, &["bench", "--roofline"]);
@@ -108,7 +113,7 @@ fn sections(args: &DoctorArgs) -> Result<Vec<Section>> {
             let what = format!("how fast {shape} is in {format}");
             let of_shape = [&measured[..], &["--shape", shape, "--format", format]].concat();
             add(&what, false, &of_shape);
-            for way in ["indirect", "copied"].into_iter().filter(|_| device.starts_with("metal")) {
+            for way in ways() {
                 add(&format!("{what}, {way}"), false, &[&of_shape[..], &["--metal-way", way]].concat());
             }
         }
