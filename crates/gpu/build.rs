@@ -1,5 +1,5 @@
 //! Writes the kernel text for Metal as one file. On macOS, with the feature `built_kernels`: compiles it with Apple's
-//! compiler. With the feature `sim`: compiles the text as C++ for the simulator.
+//! compiler. With the feature `sim`: compiles the text as C++ for the simulator, as CUDA sees it and as Metal does.
 
 #[path = "src/flatten.rs"]
 mod flatten;
@@ -73,12 +73,14 @@ fn compile_simulator() {
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
     std::fs::write(out.join("layout.h"), params::layout_assertions(|name| !OF_SM90.contains(&name)))
         .expect("OUT_DIR is writable");
-    let mut build = cc::Build::new();
+    let mut all = cc::Build::new();
     // An array at the end of a struct has its bounds too.
-    let bounds = if build.cpp(true).get_compiler().is_like_gnu() { "bounds-strict" } else { "bounds" };
-    build
-        .std("c++17")
-        .file("kernels/sim.cpp")
+    let is_gnu = all.cpp(true).get_compiler().is_like_gnu();
+    let bounds = if is_gnu { "bounds-strict" } else { "bounds" };
+    if !is_gnu {
+        all.flag_if_supported("-fstrict-flex-arrays=3");
+    }
+    all.std("c++17")
         .include("kernels")
         .include(out)
         // Fast enough to run a suite, whatever the profile; and each check calls back into sim.h.
@@ -89,6 +91,17 @@ fn compile_simulator() {
         .flag("-ffp-contract=off")
         // Kernel functions take what their kind of kernel is given, needed or not.
         .flag("-Wno-unused-parameter")
-        .warnings_into_errors(true)
-        .compile("hotmetal_sim_kernels");
+        .warnings_into_errors(true);
+    all.clone().file("kernels/sim.cpp").compile("hotmetal_sim_kernels");
+    all.file("kernels/sim_metal.cpp")
+        .include("kernels/port/metal_sim")
+        // Each access is a call: port/metal_sim/runtime.h has what is called, and nothing of the sanitizer is linked.
+        .flag("-fsanitize=thread,alignment")
+        .flag("-fno-exceptions")
+        // Memory is looked at in other units.
+        .flag("-fno-strict-aliasing")
+        // Attributes and pragmas of Metal's compiler.
+        .flag(if is_gnu { "-Wno-attributes" } else { "-Wno-unknown-attributes" })
+        .flag("-Wno-unknown-pragmas")
+        .compile("hotmetal_sim_metal_kernels");
 }

@@ -25,10 +25,10 @@ FN u32 roofline_fold(u32 sum, u32x4 v) { return sum ^ v.x ^ v.y ^ v.z ^ v.w; }
 
 template <bool COPY>
 FN void roofline_loads(CONST RooflineParams& p, GROUP NoGroup& g, Lane t) {
-  const i32 thread = roofline_thread(t), all = p.groups * ROOFLINE_THREADS;
+  const i32 first = roofline_thread(t), all = p.groups * ROOFLINE_THREADS;
   u32 sum = 0;
   wait_for_previous();
-  i32 i = thread;
+  i32 i = first;
   for (; i + (ROOFLINE_DEEP - 1) * all < p.vectors; i += ROOFLINE_DEEP * all) {
     u32x4 v[ROOFLINE_DEEP];
     UNROLL for (i32 j = 0; j < ROOFLINE_DEEP; j++) v[j] = load_once(p.from, i + j * all);
@@ -42,7 +42,7 @@ FN void roofline_loads(CONST RooflineParams& p, GROUP NoGroup& g, Lane t) {
     if (COPY) p.to[i] = v;
     else sum = roofline_fold(sum, v);
   }
-  if (!COPY) p.found[thread] = sum;
+  if (!COPY) p.found[first] = sum;
 }
 KERNEL(read_loads, RooflineParams, NoGroup, 512, roofline_loads<false>)
 KERNEL(copy_loads, RooflineParams, NoGroup, 512, roofline_loads<true>)

@@ -4,7 +4,7 @@ use plan::KvFormat;
 use tensor::WeightFormat;
 
 use crate::forced::{self, ForcedVariants, Kernel};
-use crate::launch::GROUP_SIMDS;
+use crate::launch::{GROUP_SIMDS, GROUP_THREADS};
 use crate::weights::{row_bytes, scale_row_bytes};
 
 /// What of a device and of its options variants depend on.
@@ -28,6 +28,24 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    /// An Apple GPU of so many cores, whose groups have so much memory: the system says how much, 32 KiB on all there are.
+    #[cfg_attr(
+        not(any(feature = "sim", target_os = "macos")),
+        expect(dead_code, reason = "for Metal and its simulator")
+    )]
+    pub(crate) fn metal(cores: usize, group_bytes_max: u32, batch_invariant: bool, forced: ForcedVariants) -> Self {
+        Self {
+            multiprocessors: cores,
+            groups_meet: false,
+            bulk_copies: false,
+            matrix: Matrix::EightByEight,
+            group_bytes_max,
+            batch_invariant,
+            forced,
+            kernel: None,
+        }
+    }
+
     /// The target for the op of that name.
     pub(crate) fn of(&self, op: &str) -> Self {
         Self { kernel: self.forced.of(op), ..*self }
@@ -36,10 +54,11 @@ impl Target {
     /// The kernels that compute the op of that name here, in some shapes at least.
     pub(crate) fn kernels_of(&self, op: &str) -> Vec<Kernel> {
         let is_here = |kernel: &Kernel| match kernel {
-            Kernel::Linear | Kernel::Attention | Kernel::AttentionF16 => true,
+            Kernel::Linear | Kernel::Attention => true,
+            Kernel::AttentionF16 => self.matrix >= Matrix::SimdGroup,
             Kernel::LinearStream => self.bulk_copies && !self.batch_invariant,
-            Kernel::LinearBatch => !self.batch_invariant,
-            Kernel::Gemm => self.matrix == Matrix::FourSimdGroups && !self.batch_invariant,
+            Kernel::LinearBatch => self.matrix >= Matrix::SimdGroup && !self.batch_invariant,
+            Kernel::Gemm => self.matrix != Matrix::SimdGroup && !self.batch_invariant,
         };
         forced::kernels_of(op).iter().copied().filter(is_here).collect()
     }
@@ -48,6 +67,8 @@ impl Target {
 /// Matrix instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Matrix {
+    /// Of a SIMD group, 8 by 8, whose lanes hold nobody knows which elements (Metal).
+    EightByEight,
     /// Of a SIMD group: m16n8k16 and m16n8k32.
     SimdGroup,
     /// Of four SIMD groups, from group memory (compute capability 9.0 alone).
@@ -92,8 +113,66 @@ pub(crate) fn on_matrices(target: &Target) -> &'static [Kernel] {
     }
 }
 
+/// Rows from which on a projection is a gemm on matrices of 8 by 8, and rows of the smaller of its tiles. With as many, reading
+/// the weights for each four takes as long as multiplying by a whole tile should: by arithmetic, not measured.
+const SIMDGROUP_ROWS_MIN: usize = 5;
+const SIMDGROUP_TILE_ROWS: usize = 32;
+/// Bytes of group memory of the larger: as `GemmTiles` in `kernels/gemm.simdgroup_matrix.h`.
+const SIMDGROUP_GROUP_BYTES: u32 = 2 * (64 + 64) * 20 * 4;
+
+/// The gemm for up to `rows` rows on matrices of 8 by 8, if there is one.
+fn gemm_simdgroup(target: &Target, format: WeightFormat, rows: usize, glu: bool) -> Option<LinearVariant> {
+    let other = target.kernel.is_some_and(|kernel| kernel != Kernel::Gemm);
+    if target.matrix != Matrix::EightByEight
+        || target.batch_invariant
+        || other
+        || rows < SIMDGROUP_ROWS_MIN
+        || SIMDGROUP_GROUP_BYTES > target.group_bytes_max
+    {
+        return None;
+    }
+    let [small, large, glu_small, glu_large] = match format {
+        WeightFormat::F32 => [
+            "gemm_simdgroup_f32_t32",
+            "gemm_simdgroup_f32_t64",
+            "gemm_simdgroup_glu_f32_t32",
+            "gemm_simdgroup_glu_f32_t64",
+        ],
+        WeightFormat::F16 => [
+            "gemm_simdgroup_f16_t32",
+            "gemm_simdgroup_f16_t64",
+            "gemm_simdgroup_glu_f16_t32",
+            "gemm_simdgroup_glu_f16_t64",
+        ],
+        WeightFormat::BF16 => [
+            "gemm_simdgroup_bf16_t32",
+            "gemm_simdgroup_bf16_t64",
+            "gemm_simdgroup_glu_bf16_t32",
+            "gemm_simdgroup_glu_bf16_t64",
+        ],
+        WeightFormat::Q8_0 => [
+            "gemm_simdgroup_q8_0_t32",
+            "gemm_simdgroup_q8_0_t64",
+            "gemm_simdgroup_glu_q8_0_t32",
+            "gemm_simdgroup_glu_q8_0_t64",
+        ],
+    };
+    let is_small = rows <= SIMDGROUP_TILE_ROWS;
+    let kernel = match (glu, is_small) {
+        (false, true) => small,
+        (false, false) => large,
+        (true, true) => glu_small,
+        (true, false) => glu_large,
+    };
+    let rows = if is_small { SIMDGROUP_TILE_ROWS } else { 2 * SIMDGROUP_TILE_ROWS };
+    Some(LinearVariant { kernel, rows, outputs: if glu { 32 } else { 64 } })
+}
+
 /// The variant for up to `rows` rows.
-pub(crate) fn linear(format: WeightFormat, rows: usize, kind: LinearKind) -> LinearVariant {
+pub(crate) fn linear(target: &Target, format: WeightFormat, rows: usize, kind: LinearKind) -> LinearVariant {
+    if let Some(gemm) = gemm_simdgroup(target, format, rows, kind == LinearKind::Glu) {
+        return gemm;
+    }
     let one = rows == 1;
     let [plain_one, plain_four, glu_one, glu_four, norm, norm_glu] = match format {
         WeightFormat::F32 => [
@@ -195,7 +274,7 @@ const BATCH_HEADER: usize = 784;
 
 /// Whether any projection of so many rows may be a `linear_batch`.
 pub(crate) fn has_batch(target: &Target, rows: usize) -> bool {
-    !target.batch_invariant && (2..=BATCH_ROWS_MAX).contains(&rows)
+    target.matrix >= Matrix::SimdGroup && !target.batch_invariant && (2..=BATCH_ROWS_MAX).contains(&rows)
 }
 
 /// The variant for `shape`, if there is one: how it is cut follows from the weights alone, so that bits do not depend on the
@@ -647,8 +726,10 @@ pub(crate) struct AttentionShape {
 /// A row is cut so that there are as many groups as the device runs at once, whatever rows are beside it where results must
 /// not depend on those.
 pub(crate) fn attention(target: &Target, format: KvFormat, shape: AttentionShape) -> AttentionVariant {
+    let bytes = |simds: u32| simds * ATTENTION_SIMD_BYTES + ATTENTION_GROUP_BYTES;
+    let has_matrix = target.matrix >= Matrix::SimdGroup && bytes(4) <= target.group_bytes_max;
     let matrix = match (format, shape.head_dim) {
-        _ if target.kernel == Some(Kernel::Attention) => None,
+        _ if target.kernel == Some(Kernel::Attention) || !has_matrix => None,
         (KvFormat::F16, 64) => Some(["attention_f16_d64", "attention_f16_d64_loop", "attention_f16_d64_wide"]),
         (KvFormat::F16, 128) => Some(["attention_f16_d128", "attention_f16_d128_loop", "attention_f16_d128_wide"]),
         _ => None,
@@ -669,7 +750,6 @@ pub(crate) fn attention(target: &Target, format: KvFormat, shape: AttentionShape
         let max_splits = max_splits(target.multiprocessors * ATTENTION_ANY_GROUPS);
         return AttentionVariant { kernel, heads, dim: 256, threads: 128, group_bytes: 0, max_splits, loops };
     };
-    let bytes = |simds: u32| simds * ATTENTION_SIMD_BYTES + ATTENTION_GROUP_BYTES;
     let wide =
         !target.batch_invariant && rows * groups_of_row <= target.multiprocessors && bytes(8) <= target.group_bytes_max;
     let (kernel, simds) = match (wide, loops) {
@@ -694,11 +774,14 @@ pub(crate) fn attention_counters(target: &Target, heads: usize) -> usize {
     (target.multiprocessors * ATTENTION_ANY_GROUPS).max(SPLIT_ROWS_MAX * heads)
 }
 
-/// A kernel of `attention_tiles.h`.
+/// A kernel of `attention_tiles.h`, or of `attention_prefill.simdgroup_matrix.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttentionTilesVariant {
     pub(crate) kernel: &'static str,
+    pub(crate) threads: u32,
     pub(crate) group_bytes: u32,
+    /// Groups that share the rows of a tile.
+    pub(crate) parts: usize,
 }
 
 /// Rows of a tile, as in `kernels/attention_tiles.h`.
@@ -709,6 +792,9 @@ pub(crate) const ATTENTION_SINGLES_MAX: usize = 16;
 /// The variant for many rows of a sequence, if there is one: it rounds to f16, and gives a row other bits than
 /// [`attention`].
 pub(crate) fn attention_tiles(target: &Target, format: KvFormat, head_dim: usize) -> Option<AttentionTilesVariant> {
+    if target.matrix == Matrix::EightByEight {
+        return attention_prefill(target, format, head_dim);
+    }
     let (kernel, dim) = match (format, head_dim) {
         (KvFormat::F16, 64) => ("attention_tiles_d64", 64),
         (KvFormat::F16, 128) => ("attention_tiles_d128", 128),
@@ -717,7 +803,24 @@ pub(crate) fn attention_tiles(target: &Target, format: KvFormat, head_dim: usize
     // Queries, keys and values of 64 positions and of the next 64; a scale for each row, and slots.
     let group_bytes = (ATTENTION_TILE_ROWS as u32 + 4 * 64) * dim * 2 + 1024;
     let fits = target.kernel.is_none() && !target.batch_invariant && group_bytes <= target.group_bytes_max;
-    fits.then_some(AttentionTilesVariant { kernel, group_bytes })
+    fits.then_some(AttentionTilesVariant { kernel, threads: GROUP_THREADS, group_bytes, parts: 1 })
+}
+
+/// Rows of a group of `attention_prefill`.
+const PREFILL_ROWS: usize = 64;
+
+/// [`attention_tiles`] on matrices of 8 by 8.
+fn attention_prefill(target: &Target, format: KvFormat, head_dim: usize) -> Option<AttentionTilesVariant> {
+    let (kernel, dim) = match (format, head_dim) {
+        (KvFormat::F16, 64) => ("attention_prefill_d64", 64),
+        (KvFormat::F16, 128) => ("attention_prefill_d128", 128),
+        _ => return None,
+    };
+    // Keys and values of 32 positions; scores, weights and a diagonal matrix of eight SIMD groups. The kernel declares them.
+    let memory = 2 * 32 * (dim + 8) * 2 + 8 * (8 * 32 * (4 + 2) + 8 * 8 * 4);
+    let fits = target.kernel.is_none() && !target.batch_invariant && memory <= target.group_bytes_max;
+    let parts = ATTENTION_TILE_ROWS / PREFILL_ROWS;
+    fits.then_some(AttentionTilesVariant { kernel, threads: 256, group_bytes: 0, parts })
 }
 
 /// Groups that go through a row of `n` logits: four turns of each thread, as far as the kernel that joins them can take them.
@@ -744,13 +847,13 @@ mod tests {
     fn one_row_has_kernels_of_its_own() {
         for format in WeightFormat::ALL {
             for kind in [LinearKind::Plain, LinearKind::Glu] {
-                let (one, more) = (linear(format, 1, kind), linear(format, 2, kind));
+                let (one, more) = (linear(&H200, format, 1, kind), linear(&H200, format, 2, kind));
                 assert!(one.kernel.ends_with("_m1") && one.rows == 1, "{one:?}");
                 assert!(more.kernel.ends_with("_m4") && more.rows == 4, "{more:?}");
                 assert_eq!(one.kernel.contains("glu"), kind == LinearKind::Glu);
                 assert!(one.kernel.contains(&format.name().to_lowercase()));
             }
-            assert!(linear(format, 1, LinearKind::NormGlu).kernel.starts_with("norm_linear_glu_"));
+            assert!(linear(&H200, format, 1, LinearKind::NormGlu).kernel.starts_with("norm_linear_glu_"));
         }
         assert!(normalises_on_the_way(1) && !normalises_on_the_way(2));
     }

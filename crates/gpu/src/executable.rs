@@ -1,5 +1,8 @@
 //! A plan on a device: its memory, and a recorded program for each step shape.
 
+#[cfg(all(test, feature = "sim"))]
+mod metal_limits;
+
 use std::sync::Arc;
 
 use backend::profile::{CostModel, OpInfo, Recorder};

@@ -46,7 +46,7 @@ pub use kernel_source::KernelSource;
 pub use roofline::{Bandwidth, Cost, Peak, Roofline};
 
 #[cfg(feature = "sim")]
-pub use driver::sim::{SimFault, SimFaults, ThreadOrder};
+pub use driver::sim::{SimDialect, SimFault, SimFaults, ThreadOrder};
 
 /// The name of NVIDIA GPUs in flags and reports.
 const CUDA: &str = "cuda";
@@ -56,6 +56,17 @@ const METAL: &str = "metal";
 /// The simulator's name in flags and reports.
 #[cfg(feature = "sim")]
 const SIM: &str = "sim";
+/// The same of the simulator of Metal.
+#[cfg(feature = "sim")]
+const METAL_SIM: &str = "metal-sim";
+#[cfg(feature = "sim")]
+fn sim_name(dialect: SimDialect) -> &'static str {
+    match dialect {
+        SimDialect::Cuda => SIM,
+        SimDialect::Metal => METAL_SIM,
+    }
+}
+
 /// The widest head that the attention kernels hold in registers.
 const HEAD_DIM_MAX: usize = 256;
 
@@ -99,7 +110,7 @@ enum System {
     #[cfg(target_os = "macos")]
     Metal(MetalDevice),
     #[cfg(feature = "sim")]
-    Sim(ThreadOrder, SimFaults),
+    Sim(SimDialect, ThreadOrder, SimFaults),
 }
 
 impl System {
@@ -114,7 +125,9 @@ impl System {
                 format!("{name}, {cores} cores or more, kernels {kernels}")
             }
             #[cfg(feature = "sim")]
-            Self::Sim(order, _) => format!("GPU simulator, threads {order:?}"),
+            Self::Sim(SimDialect::Cuda, order, _) => format!("GPU simulator, threads {order:?}"),
+            #[cfg(feature = "sim")]
+            Self::Sim(SimDialect::Metal, order, _) => format!("GPU simulator of Metal, threads {order:?}"),
         };
         if forced == ForcedVariants::NONE { device } else { format!("{device}, forced: {forced}") }
     }
@@ -257,8 +270,15 @@ impl GpuBackend {
     /// The simulator, with `memory_bytes` of device memory.
     #[cfg(feature = "sim")]
     pub fn simulator(order: ThreadOrder, memory_bytes: u64, options: GpuOptions) -> Self {
-        let system = System::Sim(order, SimFaults::default());
-        let device = DeviceInfo { name: SIM.to_owned(), description: system.description(options.forced), memory_bytes };
+        Self::simulator_of(SimDialect::Cuda, order, memory_bytes, options)
+    }
+
+    /// As [`GpuBackend::simulator`], of the kernel text in one dialect or the other.
+    #[cfg(feature = "sim")]
+    pub fn simulator_of(dialect: SimDialect, order: ThreadOrder, memory_bytes: u64, options: GpuOptions) -> Self {
+        let system = System::Sim(dialect, order, SimFaults::default());
+        let name = sim_name(dialect).to_owned();
+        let device = DeviceInfo { name, description: system.description(options.forced), memory_bytes };
         Self { device, options, system }
     }
 
@@ -266,7 +286,7 @@ impl GpuBackend {
     #[cfg(feature = "sim")]
     pub fn with_faults(self, faults: SimFaults) -> Self {
         match self.system {
-            System::Sim(order, _) => Self { system: System::Sim(order, faults), ..self },
+            System::Sim(dialect, order, _) => Self { system: System::Sim(dialect, order, faults), ..self },
             System::Cuda(_) => self,
             #[cfg(target_os = "macos")]
             System::Metal(_) => self,
@@ -279,8 +299,8 @@ impl GpuBackend {
             #[cfg(target_os = "macos")]
             System::Metal(ref device) => Ok(Box::new(MetalDriver::open(device)?)),
             #[cfg(feature = "sim")]
-            System::Sim(order, ref faults) => {
-                Ok(Box::new(driver::sim::SimDriver::new(order, self.device.memory_bytes, faults.clone())))
+            System::Sim(dialect, order, ref faults) => {
+                Ok(Box::new(driver::sim::SimDriver::new(dialect, order, self.device.memory_bytes, faults.clone())))
             }
         }
     }
@@ -299,19 +319,14 @@ impl GpuBackend {
                 kernel: None,
             },
             #[cfg(target_os = "macos")]
-            System::Metal(ref device) => Target {
-                multiprocessors: device.cores as usize,
-                bulk_copies: false,
-                matrix: Matrix::SimdGroup,
-                groups_meet: false,
-                group_bytes_max: device.group_bytes_max,
-                batch_invariant,
-                forced,
-                kernel: None,
-            },
+            System::Metal(ref device) => {
+                Target::metal(device.cores as usize, device.group_bytes_max, batch_invariant, forced)
+            }
             // Few, so that small models have more work than groups.
             #[cfg(feature = "sim")]
-            System::Sim(..) => Target {
+            System::Sim(SimDialect::Metal, ..) => Target::metal(3, 32 << 10, batch_invariant, forced),
+            #[cfg(feature = "sim")]
+            System::Sim(SimDialect::Cuda, ..) => Target {
                 multiprocessors: 3,
                 bulk_copies: true,
                 matrix: Matrix::SimdGroup,
@@ -379,12 +394,13 @@ impl Backend for GpuBackend {
             #[cfg(target_os = "macos")]
             System::Metal(_) => METAL,
             #[cfg(feature = "sim")]
-            System::Sim(..) => SIM,
+            System::Sim(dialect, ..) => sim_name(dialect),
         };
         // Matrix instructions round what they multiply, and are chosen by how many rows there are; so does the kernel that
-        // streams Q8_0 for one row.
+        // streams Q8_0 for one row. Matrices of 8 by 8 are of f32.
         let GpuOptions { batch_invariant, .. } = self.options;
-        let activations: fn(WeightFormat) -> ActivationRounding = if batch_invariant {
+        let exact = batch_invariant || self.target().matrix == Matrix::EightByEight;
+        let activations: fn(WeightFormat) -> ActivationRounding = if exact {
             |_| ActivationRounding::F32
         } else {
             |format| match format {

@@ -805,7 +805,7 @@ impl Program<'_> {
             (true, false) => LinearKind::Norm,
             (true, true) => LinearKind::NormGlu,
         };
-        let variant = dispatch::linear(self.source.weights.get(linear.weight).format, rows, kind);
+        let variant = dispatch::linear(&self.target, self.source.weights.get(linear.weight).format, rows, kind);
         let (params, operands) = self.linear_params(x, norm, variant.outputs, projections, residual);
         let groups = params.segments.iter().map(|segment| segment.groups as usize).sum();
         let launch = Launch::new(variant.kernel, [groups, rows.div_ceil(variant.rows), 1], &params);
@@ -1159,8 +1159,8 @@ impl Program<'_> {
             items: self.step.tiles.address,
             ..self.attention_params(q, attention, out)
         };
-        self.attention_launch(variant.kernel, [attention.heads, tiles, 1], &params, q, attention)
-            .with_groups_of(GROUP_THREADS, variant.group_bytes)
+        self.attention_launch(variant.kernel, [attention.heads, tiles, variant.parts], &params, q, attention)
+            .with_groups_of(variant.threads, variant.group_bytes)
             .with(Access::Constant, self.step.num_tiles)
             .with(Access::Constant, self.step.tiles)
     }

@@ -110,7 +110,11 @@ impl GpuBackend {
 
     /// Loops of arithmetic, the slowest class first.
     fn loops(&self) -> Vec<Loop> {
-        let mut loops = vec![F32_LOOP, MATRIX_LOOP];
+        let mut loops = vec![F32_LOOP];
+        // Matrices of 8 by 8 have no loop of their own: their arithmetic is that of f32.
+        if self.target().matrix >= Matrix::SimdGroup {
+            loops.push(MATRIX_LOOP);
+        }
         if self.target().matrix == Matrix::FourSimdGroups {
             loops.push(FOUR_LOOP);
         }
@@ -374,10 +378,21 @@ impl<'a> Bench<'a> {
 #[cfg(all(test, feature = "sim"))]
 mod tests {
     use super::*;
-    use crate::{GpuOptions, ThreadOrder};
+    use crate::{GpuOptions, SimDialect, ThreadOrder};
 
     fn simulator(order: ThreadOrder) -> GpuBackend {
         GpuBackend::simulator(order, 1 << 24, GpuOptions::default())
+    }
+
+    #[test]
+    fn what_metal_has_is_measured() {
+        let backend = GpuBackend::simulator_of(SimDialect::Metal, ThreadOrder::Forward, 1 << 24, GpuOptions::default());
+        let Roofline { bandwidths, peaks, costs } = backend.roofline().unwrap();
+        let kinds: Vec<_> = bandwidths.iter().map(|found| (found.kind, found.way)).collect();
+        assert_eq!(kinds, [("read", "16-byte loads"), ("copy", "16-byte loads")]);
+        assert_eq!(peaks.iter().map(|peak| peak.class).collect::<Vec<_>>(), ["f32_fma"]);
+        assert_eq!(costs.len(), 1);
+        assert_eq!(backend.peak_of_format(WeightFormat::Q8_0).unwrap().class, "f32_fma");
     }
 
     fn on_bench(test: impl Fn(&mut Bench<'_>)) {

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use backend::{Backend, Executable};
-use gpu::{ForcedVariants, GpuBackend, GpuOptions, ThreadOrder};
+use gpu::SimDialect::{Cuda, Metal};
+use gpu::{ForcedVariants, GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput};
 use tensor::{ActivationRounding, WeightFormat};
 use testing::tiny::random_weights;
@@ -49,7 +50,7 @@ fn input(rng: &mut Rng, step: Step, tables: &[Vec<u32>]) -> StepInput {
 }
 
 /// Holds every step to its bounds: those of f32 but for tiles, and for all where rows must be alike.
-fn check(heads: Heads, block_len: usize, order: ThreadOrder, options: GpuOptions) {
+fn check(dialect: SimDialect, heads: Heads, block_len: usize, order: ThreadOrder, options: GpuOptions) {
     let plan = attention_plan(heads);
     let weights = random_weights(&plan, &mut Rng::new(1), WeightFormat::F32);
     let kv = KvLayout { format: KvFormat::F16, block_len, num_blocks: 360_usize.div_ceil(block_len) + 1 };
@@ -58,7 +59,7 @@ fn check(heads: Heads, block_len: usize, order: ThreadOrder, options: GpuOptions
     let analysis =
         |rounding| ErrorAnalysis::new(plan.clone(), &weights, kv, |_| ActivationRounding::F32).with_attention(rounding);
     let (mut exact, mut rounded) = (analysis(ActivationRounding::F32), analysis(ActivationRounding::F16));
-    let backend = GpuBackend::simulator(order, 1 << 30, options);
+    let backend = GpuBackend::simulator_of(dialect, order, 1 << 30, options);
     let mut executable = backend.load(plan.clone(), weights.clone(), kv).unwrap();
     let mut rng = Rng::new(2);
     for step in STEPS {
@@ -68,7 +69,10 @@ fn check(heads: Heads, block_len: usize, order: ThreadOrder, options: GpuOptions
         let bounds = [exact.run(&input), rounded.run(&input)];
         let (at, share) = bounds[usize::from(has_tiles)].worst(found).unwrap();
         let row = at / plan.vocab_size;
-        assert!(share <= 1.0, "{heads:?}, {step:?}, {order:?}, {options:?}: row {row}, {at}: {share} of its bound");
+        assert!(
+            share <= 1.0,
+            "{dialect:?}, {heads:?}, {step:?}, {order:?}, {options:?}: row {row}, {at}: {share} of its bound"
+        );
     }
 }
 
@@ -81,16 +85,24 @@ const ALIKE: GpuOptions = GpuOptions { batch_invariant: true, ..MATRIX };
 
 #[test]
 fn heads_of_64_are_those_of_the_reference() {
-    check(heads(7, 1, 64, None), 16, ThreadOrder::Forward, MATRIX);
-    check(heads(4, 2, 64, Some(50)), 5, ThreadOrder::Reverse, MATRIX);
-    check(heads(12, 1, 64, None), 32, ThreadOrder::Reverse, ALIKE);
+    check(Cuda, heads(7, 1, 64, None), 16, ThreadOrder::Forward, MATRIX);
+    check(Cuda, heads(4, 2, 64, Some(50)), 5, ThreadOrder::Reverse, MATRIX);
+    check(Cuda, heads(12, 1, 64, None), 32, ThreadOrder::Reverse, ALIKE);
 }
 
 #[test]
 fn heads_of_128_are_those_of_the_reference() {
-    check(heads(4, 1, 128, None), 32, ThreadOrder::Reverse, MATRIX);
-    check(heads(9, 1, 128, Some(70)), 24, ThreadOrder::Forward, MATRIX);
-    check(heads(3, 1, 128, Some(100)), 16, ThreadOrder::Forward, ALIKE);
+    check(Cuda, heads(4, 1, 128, None), 32, ThreadOrder::Reverse, MATRIX);
+    check(Cuda, heads(9, 1, 128, Some(70)), 24, ThreadOrder::Forward, MATRIX);
+    check(Cuda, heads(3, 1, 128, Some(100)), 16, ThreadOrder::Forward, ALIKE);
+}
+
+#[test]
+fn heads_on_metal_are_those_of_the_reference() {
+    check(Metal, heads(7, 1, 64, None), 16, ThreadOrder::Forward, MATRIX);
+    check(Metal, heads(4, 2, 64, Some(50)), 5, ThreadOrder::Reverse, MATRIX);
+    check(Metal, heads(4, 1, 128, Some(70)), 24, ThreadOrder::Reverse, MATRIX);
+    check(Metal, heads(3, 3, 128, None), 32, ThreadOrder::Forward, MATRIX);
 }
 
 #[test]

@@ -1,17 +1,30 @@
-//! The same bits, where a token's results must not depend on those beside it: in either thread order, with attention split over groups or not, with ops fused or not (but for norms of
-//! single heads, which `rope_kv_write` sums in an order of its own), observed or not.
+//! The same bits, where a token's results must not depend on those beside it: in either thread order, through CUDA's header
+//! and Metal's, with attention split over groups or not, with ops fused or not (but for norms of single heads, which
+//! `rope_kv_write` sums in an order of its own), observed or not.
 
 use std::sync::Arc;
 
 use backend::{Backend, Executable};
-use gpu::{GpuBackend, GpuOptions, ThreadOrder};
+use gpu::SimDialect::{Cuda, Metal};
+use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput, fuse};
 use tensor::{Tensor, WeightFormat};
 use testing::Rng;
 use testing::tiny::{random_weights, tiny_model};
 
 fn load(order: ThreadOrder, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) -> Box<dyn Executable> {
-    load_with(GpuOptions { batch_invariant: true, ..GpuOptions::default() }, order, plan, weights, kv)
+    load_in(Cuda, order, plan, weights, kv)
+}
+
+fn load_in(
+    dialect: SimDialect,
+    order: ThreadOrder,
+    plan: &Arc<Plan>,
+    weights: &[Tensor],
+    kv: KvLayout,
+) -> Box<dyn Executable> {
+    let options = GpuOptions { batch_invariant: true, ..GpuOptions::default() };
+    GpuBackend::simulator_of(dialect, order, 1 << 30, options).load(plan.clone(), weights.to_vec(), kv).unwrap()
 }
 
 fn load_with(
@@ -44,9 +57,11 @@ fn both_thread_orders_and_both_forms_of_the_plan_give_the_same_bits() {
         let tokens = Rng::new(3).tokens(20, textbook.vocab_size);
         let expected = bits(&mut *load(ThreadOrder::Forward, &textbook, &weights, kv), &tokens, 20, &[1, 0]);
         let fused = Arc::new(fuse((*textbook).clone()));
-        for order in [ThreadOrder::Forward, ThreadOrder::Reverse] {
-            let found = bits(&mut *load(order, &fused, &weights, kv), &tokens, 7, &[1, 0]);
-            assert!(found == expected, "{model_type} in {format}, {order:?}");
+        for dialect in [Cuda, Metal] {
+            for order in [ThreadOrder::Forward, ThreadOrder::Reverse] {
+                let found = bits(&mut *load_in(dialect, order, &fused, &weights, kv), &tokens, 7, &[1, 0]);
+                assert!(found == expected, "{model_type} in {format}, {dialect:?}, {order:?}");
+            }
         }
     }
 }

@@ -1,15 +1,23 @@
 //! The suite that every backend passes, on the simulator. It is hundreds of times slower than a GPU, so these are samples:
 //! every 16th op case (and every norm of slices: a sample had missed a fault there), in both thread orders, and models in
-//! turn. `examples/check_device.rs` runs all of it on a device.
+//! turn; the same of the text as CUDA sees it and as Metal does. `examples/check_device.rs` runs all of it on a device.
 
 use backend::Backend;
 use backend::conformance::{Part, cases};
-use gpu::{GpuBackend, GpuOptions, ThreadOrder};
+use gpu::SimDialect::{Cuda, Metal};
+use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 
 /// Runs the cases of `part` that `wanted` picks by their place and name, on simulators of `orders`.
-fn conforms(part: Part, orders: &[ThreadOrder], batch_invariant: bool, wanted: impl Fn(usize, &str) -> bool) {
+fn conforms(
+    dialect: SimDialect,
+    part: Part,
+    orders: &[ThreadOrder],
+    batch_invariant: bool,
+    wanted: impl Fn(usize, &str) -> bool,
+) {
     let options = GpuOptions { batch_invariant, ..GpuOptions::default() };
-    let simulators: Vec<_> = orders.iter().map(|&order| GpuBackend::simulator(order, 1 << 30, options)).collect();
+    let simulator = |&order| GpuBackend::simulator_of(dialect, order, 1 << 30, options);
+    let simulators: Vec<_> = orders.iter().map(simulator).collect();
     let backends: Vec<_> = simulators.iter().map(|simulator| simulator as &dyn Backend).collect();
     let cases = cases(&backends[0].claims(), false).into_iter().filter(|case| case.part == part);
     let cases: Vec<_> = cases.enumerate().filter(|(index, case)| wanted(*index, &case.name)).collect();
@@ -27,32 +35,64 @@ const BOTH: [ThreadOrder; 2] = [ThreadOrder::Forward, ThreadOrder::Reverse];
 
 #[test]
 fn ops_conform() {
-    conforms(Part::Ops, &BOTH, false, |index, name| index % 16 == 0 || name.contains("slices"));
-    conforms(Part::Ops, &BOTH[..1], true, |index, _| index % 64 == 8);
+    conforms(Cuda, Part::Ops, &BOTH, false, |index, name| index % 16 == 0 || name.contains("slices"));
+    conforms(Cuda, Part::Ops, &BOTH[..1], true, |index, _| index % 64 == 8);
 }
 
 #[test]
 fn ops_of_few_rows_conform() {
-    conforms(Part::Ops, &BOTH, false, |index, _| index % 16 == 7);
+    conforms(Cuda, Part::Ops, &BOTH, false, |index, _| index % 16 == 7);
 }
 
 #[test]
 fn models_conform() {
-    conforms(Part::Models, &BOTH[..1], false, |index, _| index % 4 == 0);
+    conforms(Cuda, Part::Models, &BOTH[..1], false, |index, _| index % 4 == 0);
 }
 
 #[test]
 fn caches_conform() {
-    conforms(Part::Caches, &BOTH[..1], false, |index, _| index == 7);
+    conforms(Cuda, Part::Caches, &BOTH[..1], false, |index, _| index == 7);
 }
 
 #[test]
 fn batches_conform() {
-    conforms(Part::Batches, &BOTH[1..], true, |index, _| index == 3 || index == 15);
-    conforms(Part::Batches, &BOTH[..1], false, |index, _| index == 3);
+    conforms(Cuda, Part::Batches, &BOTH[1..], true, |index, _| index == 3 || index == 15);
+    conforms(Cuda, Part::Batches, &BOTH[..1], false, |index, _| index == 3);
 }
 
 #[test]
 fn refusals_conform() {
-    conforms(Part::Refusals, &BOTH, false, |_, _| true);
+    conforms(Cuda, Part::Refusals, &BOTH, false, |_, _| true);
+}
+
+#[test]
+fn ops_conform_on_metal() {
+    conforms(Metal, Part::Ops, &BOTH, false, |index, name| index % 24 == 8 || name.contains("slices"));
+    conforms(Metal, Part::Ops, &BOTH[..1], true, |index, _| index % 64 == 8);
+}
+
+#[test]
+fn ops_of_few_rows_conform_on_metal() {
+    conforms(Metal, Part::Ops, &BOTH, false, |index, _| index % 24 == 15);
+}
+
+#[test]
+fn models_conform_on_metal() {
+    conforms(Metal, Part::Models, &BOTH[..1], false, |index, _| index % 4 == 2);
+}
+
+#[test]
+fn caches_conform_on_metal() {
+    conforms(Metal, Part::Caches, &BOTH[..1], false, |index, _| index == 7);
+}
+
+#[test]
+fn batches_conform_on_metal() {
+    conforms(Metal, Part::Batches, &BOTH[1..], true, |index, _| index == 15);
+    conforms(Metal, Part::Batches, &BOTH[..1], false, |index, _| index == 3);
+}
+
+#[test]
+fn refusals_conform_on_metal() {
+    conforms(Metal, Part::Refusals, &BOTH, false, |_, _| true);
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use backend::Backend;
 use engine::{Engine, EngineConfig, FinishReason, Request, SamplingParams};
-use gpu::{GpuBackend, GpuOptions, SimFault, SimFaults, ThreadOrder};
+use gpu::SimDialect::{Cuda, Metal};
+use gpu::{GpuBackend, GpuOptions, SimDialect, SimFault, SimFaults, ThreadOrder};
 use plan::{KvFormat, KvLayout, fuse, restrict_outputs};
 use tensor::WeightFormat;
 use testing::{Rng, tiny_model};
@@ -18,11 +19,11 @@ const STEPS_MAX: usize = 100;
 /// What a request got, and how it ended.
 type Ends = BTreeMap<String, (Vec<u32>, Option<FinishReason>)>;
 
-fn engine(faults: &SimFaults) -> Engine {
+fn engine(dialect: SimDialect, faults: &SimFaults) -> Engine {
     let (textbook, weights) = tiny_model("llama", 4, WeightFormat::Q8_0);
     let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
-    let device =
-        GpuBackend::simulator(ThreadOrder::Forward, 1 << 30, GpuOptions::default()).with_faults(faults.clone());
+    let device = GpuBackend::simulator_of(dialect, ThreadOrder::Forward, 1 << 30, GpuOptions::default());
+    let device = device.with_faults(faults.clone());
     let config = EngineConfig::new(KV, 64, plan.vocab_size, vec![]);
     Engine::new(device.load(plan, weights, KV).unwrap(), config).unwrap()
 }
@@ -77,22 +78,22 @@ fn check(found: &Ends, expected: &Ends, message: &str) -> usize {
 
 #[test]
 fn whatever_call_of_the_driver_fails_the_requests_are_answered() {
-    for sampled in [false, true] {
+    for (dialect, sampled) in [(Cuda, false), (Cuda, true), (Metal, false)] {
         let faults = SimFaults::default();
-        let mut sound = engine(&faults);
+        let mut sound = engine(dialect, &faults);
         submit(&mut sound, sampled);
         let expected = run(&mut sound, |_| ());
         let mut failures = 0;
-        for step in [0, 1, 3, 5] {
+        for &step in if dialect == Cuda { &[0, 1, 3, 5][..] } else { &[0, 1, 3] } {
             for calls in [0, 1] {
-                let mut engine = engine(&faults);
+                let mut engine = engine(dialect, &faults);
                 submit(&mut engine, sampled);
                 let found = run(&mut engine, |at| {
                     if at == step {
                         faults.set(Some(SimFault::OneCall { after: calls }));
                     }
                 });
-                failures += check(&found, &expected, "device `sim` failed: planted");
+                failures += check(&found, &expected, "sim` failed: planted");
                 faults.set(None);
                 submit(&mut engine, sampled);
                 assert_eq!(check(&run(&mut engine, |_| ()), &expected, ""), 0, "the device goes on");
@@ -106,7 +107,7 @@ fn whatever_call_of_the_driver_fails_the_requests_are_answered() {
 fn a_lost_device_answers_every_request_with_the_error() {
     let faults = SimFaults::default();
     for step in [0, 1, 4] {
-        let mut engine = engine(&faults);
+        let mut engine = engine(Cuda, &faults);
         submit(&mut engine, false);
         let found = run(&mut engine, |at| {
             if at == step {
@@ -132,7 +133,7 @@ fn a_lost_device_answers_every_request_with_the_error() {
 #[test]
 fn a_step_that_has_no_room_fails_alone() {
     let faults = SimFaults::default();
-    let mut engine = engine(&faults);
+    let mut engine = engine(Cuda, &faults);
     submit(&mut engine, false);
     let expected = run(&mut engine, |_| ());
     faults.set(Some(SimFault::OutOfMemory));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use backend::Backend;
-use gpu::{GpuBackend, GpuError, GpuOptions, ThreadOrder};
+use gpu::{GpuBackend, GpuError, GpuOptions, SimDialect, ThreadOrder};
 use plan::{KvFormat, KvLayout, StepInput, StepShape, fuse, restrict_outputs};
 use tensor::WeightFormat;
 use testing::tiny_model;
@@ -12,8 +12,12 @@ const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks:
 const ROWS: usize = 4;
 
 fn forcing(forced: &[&str]) -> GpuBackend {
+    forcing_in(SimDialect::Cuda, forced)
+}
+
+fn forcing_in(dialect: SimDialect, forced: &[&str]) -> GpuBackend {
     let forced = forced.iter().map(|text| text.parse().unwrap()).collect();
-    GpuBackend::simulator(ThreadOrder::Forward, 1 << 30, GpuOptions { forced, ..GpuOptions::default() })
+    GpuBackend::simulator_of(dialect, ThreadOrder::Forward, 1 << 30, GpuOptions { forced, ..GpuOptions::default() })
 }
 
 /// Each op of a step of four rows, once, with its kernels; and the logits of such a step.
@@ -77,4 +81,43 @@ fn what_the_device_cannot_do_is_refused_with_what_it_can() {
         "`gemm` cannot compute `norm_glu` on `sim` as it is to; what can: linear, linear_stream, linear_batch"
     );
     assert!(refused(true, "logits=linear_batch").to_string().ends_with("what can: linear"));
+}
+
+#[test]
+fn metal_has_a_choice_of_its_own() {
+    // Rows enough for matrices, as one sequence.
+    let kernels_and_logits = |forced: &[&str]| {
+        let (textbook, weights) = tiny_model("llama", 3, WeightFormat::F16);
+        let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
+        let mut executable = forcing_in(SimDialect::Metal, forced).load(plan, weights, KV).unwrap();
+        let infos = executable.variants(StepShape { tokens: 16, sequences: 1, outputs: 1 }).unwrap();
+        let mut input = StepInput::default();
+        let row = input.push_sequence(&[5; 16], 0, &[1, 3]);
+        input.output_rows.push(row as u32 + 15);
+        let of = |op| infos.iter().find(|info| info.name == op).map(|info| info.variant.clone());
+        (of("norm_glu"), of("linear_residual"), executable.replay(&input).unwrap().to_vec())
+    };
+    let (glu, residual, expected) = kernels_and_logits(&[]);
+    assert_eq!(glu.as_deref(), Some("rms_norm_f32 + gemm_simdgroup_glu_f16_t32"));
+    assert_eq!(residual.as_deref(), Some("gemm_simdgroup_f16_t32"));
+    let (glu, residual, logits) = kernels_and_logits(&["norm_glu=linear"]);
+    assert_eq!(glu.as_deref(), Some("rms_norm_f32 + linear_glu_f16_m4"));
+    assert_eq!(residual.as_deref(), Some("gemm_simdgroup_f16_t32"));
+    let largest = expected.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+    for (found, expected) in logits.iter().zip(&expected) {
+        assert!((found - expected).abs() <= 1e-5 * largest, "{found}, not {expected}");
+    }
+    let forced = ["norm_glu=gemm", "attention=attention"].map(|text| text.parse().unwrap()).into_iter().collect();
+    let metal = || forcing_in(SimDialect::Metal, &[]);
+    assert!(metal().with_options(GpuOptions { forced, ..GpuOptions::default() }).is_ok());
+    for (batch_invariant, forced, known) in [
+        (false, "norm_glu=linear_batch", "linear, gemm"),
+        (false, "logits=linear_stream", "linear, gemm"),
+        (false, "attention=attention_f16", "attention"),
+        (true, "norm_glu=gemm", "linear"),
+    ] {
+        let forced = [forced.parse().unwrap()].into_iter().collect();
+        let error = metal().with_options(GpuOptions { batch_invariant, forced }).unwrap_err().to_string();
+        assert!(error.contains("on `metal-sim`") && error.ends_with(&format!("what can: {known}")), "{error}");
+    }
 }

@@ -4,17 +4,20 @@
 use std::sync::Arc;
 
 use backend::{Backend, Executable};
-use gpu::{GpuBackend, GpuOptions, ThreadOrder};
+use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 use plan::{StepInput, fuse, restrict_outputs};
 use testing::{GOLDEN_KV, Golden, goldens};
 
 /// Steps of the greedy text that are simulated.
 const GREEDY_STEPS: usize = 8;
 
-fn executable(golden: &Golden) -> Box<dyn Executable> {
+/// The kernel text as CUDA sees it, and as Metal does.
+const BOTH: [SimDialect; 2] = [SimDialect::Cuda, SimDialect::Metal];
+
+fn executable(dialect: SimDialect, golden: &Golden) -> Box<dyn Executable> {
     let (textbook, weights) = golden.model();
     let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
-    let backend = GpuBackend::simulator(ThreadOrder::Forward, 1 << 30, GpuOptions::default());
+    let backend = GpuBackend::simulator_of(dialect, ThreadOrder::Forward, 1 << 30, GpuOptions::default());
     backend.load(plan, weights, GOLDEN_KV).expect("a tiny model loads")
 }
 
@@ -25,15 +28,19 @@ fn replay(executable: &mut dyn Executable, step: &StepInput) -> Result<Vec<f32>,
 #[test]
 fn logits_are_those_of_transformers() {
     for golden in goldens() {
-        let mut executable = executable(&golden);
-        golden.check_logits(|step| replay(&mut *executable, step)).expect("transformers' logits");
+        for dialect in BOTH {
+            let mut executable = executable(dialect, &golden);
+            golden.check_logits(|step| replay(&mut *executable, step)).expect("transformers' logits");
+        }
     }
 }
 
 #[test]
 fn greedy_text_is_that_of_transformers() {
     for golden in goldens() {
-        let mut executable = executable(&golden);
-        golden.check_greedy(GREEDY_STEPS, |step| replay(&mut *executable, step)).expect("transformers' text");
+        for dialect in BOTH {
+            let mut executable = executable(dialect, &golden);
+            golden.check_greedy(GREEDY_STEPS, |step| replay(&mut *executable, step)).expect("transformers' text");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use backend::{Backend, BackendError, Choice, Counters, Executable};
 use engine::{Engine, EngineConfig, FinishReason, Request, SamplingParams};
-use gpu::{GpuBackend, GpuOptions, ThreadOrder};
+use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 use plan::sampling::{RowSampling, choose, share};
 use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, StepShape, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
@@ -13,8 +13,17 @@ use testing::{Rng, tiny_model};
 
 const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks: 64 };
 
-fn simulator(order: ThreadOrder) -> GpuBackend {
-    GpuBackend::simulator(order, 1 << 30, GpuOptions::default())
+/// The kernel text as CUDA sees it, and as Metal does.
+const BOTH: [SimDialect; 2] = [SimDialect::Cuda, SimDialect::Metal];
+/// The one in both thread orders, the other in one: there each order finds the races of a group.
+const ALL: [(SimDialect, ThreadOrder); 3] = [
+    (SimDialect::Cuda, ThreadOrder::Forward),
+    (SimDialect::Cuda, ThreadOrder::Reverse),
+    (SimDialect::Metal, ThreadOrder::Reverse),
+];
+
+fn simulator((dialect, order): (SimDialect, ThreadOrder)) -> GpuBackend {
+    GpuBackend::simulator_of(dialect, order, 1 << 30, GpuOptions::default())
 }
 
 /// The logits after a token are its row of this table.
@@ -68,7 +77,7 @@ fn the_choice_is_what_the_logits_say_ties_and_faults_included() {
         let faulty = logits.iter().position(|logit| !logit.is_finite());
         (best as u32, faulty.map(|id| (id as u32, logits[id].to_bits())))
     };
-    for order in [ThreadOrder::Forward, ThreadOrder::Reverse] {
+    for order in ALL {
         let mut executable = simulator(order).load(table_plan(VOCAB_SIZE), weights.clone(), KV).unwrap();
         let tokens: Vec<u32> = (0..13).collect();
         executable.enqueue(&rows(&tokens)).unwrap();
@@ -87,7 +96,12 @@ fn the_choice_is_what_the_logits_say_ties_and_faults_included() {
 fn a_step_is_fed_by_the_one_before_while_that_is_under_way() {
     let (textbook, weights) = tiny_model("qwen2", 3, WeightFormat::F16);
     let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
-    let load = || simulator(ThreadOrder::Forward).load(plan.clone(), weights.clone(), KV).unwrap();
+    BOTH.into_iter().for_each(|dialect| {
+        feeds_steps(&|| simulator((dialect, ThreadOrder::Forward)).load(plan.clone(), weights.clone(), KV).unwrap());
+    });
+}
+
+fn feeds_steps(load: &dyn Fn() -> Box<dyn Executable>) {
     let step = |ids: [u32; 2], position: usize| {
         let mut input = StepInput::default();
         for (id, table) in ids.into_iter().zip([[3, 1], [0, 2]]) {
@@ -136,8 +150,8 @@ impl Executable for NoQueue {
 fn an_engine_gives_the_same_texts_with_and_without_the_queue() {
     let (textbook, weights) = tiny_model("llama", 4, WeightFormat::Q8_0);
     let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
-    let texts = |queues: bool, run_ahead: bool| {
-        let executable = simulator(ThreadOrder::Forward).load(plan.clone(), weights.clone(), KV).unwrap();
+    let texts = |dialect, queues: bool, run_ahead: bool| {
+        let executable = simulator((dialect, ThreadOrder::Forward)).load(plan.clone(), weights.clone(), KV).unwrap();
         let executable = if queues { executable } else { Box::new(NoQueue(executable)) };
         let config =
             EngineConfig { run_ahead, draws_on_device: true, ..EngineConfig::new(KV, 64, plan.vocab_size, vec![2]) };
@@ -169,16 +183,18 @@ fn an_engine_gives_the_same_texts_with_and_without_the_queue() {
         assert_eq!(ahead > 0, queues && run_ahead, "{ahead} steps ahead");
         texts
     };
-    let expected = texts(false, false);
-    assert_eq!(texts(true, false), expected);
-    assert_eq!(texts(true, true), expected);
+    for dialect in BOTH {
+        let expected = texts(dialect, false, false);
+        assert_eq!(texts(dialect, true, false), expected);
+        assert_eq!(texts(dialect, true, true), expected);
+    }
 }
 
 #[test]
 fn in_steady_state_a_step_is_one_submission_and_one_wait() {
     let (textbook, weights) = tiny_model("llama", 4, WeightFormat::F16);
     let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
-    let mut executable = simulator(ThreadOrder::Forward).load(plan, weights, KV).unwrap();
+    let mut executable = simulator(ALL[0]).load(plan, weights, KV).unwrap();
     let mut input = StepInput::default();
     let table: Vec<u32> = (0..4).collect();
     let mut step = |executable: &mut dyn Executable, position: usize, id: u32| {
@@ -230,7 +246,7 @@ fn what_is_drawn_is_what_a_full_sort_draws_ties_and_faults_included() {
         min_p_ln: [0.0f32, 0.05, 1.0][(rng.next_u64() % 3) as usize].ln(),
         pick: rng.next_u64(),
     };
-    for order in [ThreadOrder::Forward, ThreadOrder::Reverse] {
+    for order in ALL {
         let mut executable = simulator(order).load(table_plan(VOCAB_SIZE), weights.clone(), KV).unwrap();
         for round in 0..5 {
             let tokens: Vec<u32> = (0..rows.len() as u32).collect();
@@ -254,8 +270,8 @@ fn what_is_drawn_is_what_a_full_sort_draws_ties_and_faults_included() {
 fn an_engine_draws_the_same_texts_on_the_device_and_on_the_host() {
     let (textbook, weights) = tiny_model("qwen2", 4, WeightFormat::F16);
     let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
-    let texts = |queues: bool| {
-        let executable = simulator(ThreadOrder::Forward).load(plan.clone(), weights.clone(), KV).unwrap();
+    let texts = |dialect, queues: bool| {
+        let executable = simulator((dialect, ThreadOrder::Forward)).load(plan.clone(), weights.clone(), KV).unwrap();
         let executable = if queues { executable } else { Box::new(NoQueue(executable)) };
         let config = EngineConfig { draws_on_device: true, ..EngineConfig::new(KV, 64, plan.vocab_size, vec![]) };
         let mut engine = Engine::new(executable, config).unwrap();
@@ -282,5 +298,7 @@ fn an_engine_draws_the_same_texts_on_the_device_and_on_the_host() {
         assert_eq!(engine.stats().num_ahead > 10, queues, "{:?}", engine.stats());
         texts
     };
-    assert_eq!(texts(true), texts(false));
+    for dialect in BOTH {
+        assert_eq!(texts(dialect, true), texts(dialect, false));
+    }
 }

@@ -12,32 +12,45 @@ typedef uint4 u32x4; typedef int2 i32x2; typedef float2 f32x2; typedef float4 f3
 #define FN static inline __attribute__((always_inline))
 #define PART inline __attribute__((always_inline))  // a static member function
 #define UNROLL _Pragma("clang loop unroll(full)")
+// What those define who check this text without a device: how group memory is declared, and a note of each kernel.
 #ifndef GROUP_LOCAL
-#define GROUP_LOCAL threadgroup
+#define GROUP_LOCAL(GROUPMEM, NAME) threadgroup GROUPMEM NAME
+#define GROUP_ARGUMENT [[threadgroup(0)]]
+#define NOTE_KERNEL(NAME, PARAMS, GROUPMEM, THREADS)
+#define NOTE_KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS)
 #endif
+// What every Apple GPU has: bytes of group memory, and threads of a group.
+#define GROUP_BYTES_MAX 32768
+#define GROUP_THREADS_MAX 1024
 #define SIMD 32
 #define FIELD_OFFSET(STRUCT, FIELD) __builtin_offsetof(STRUCT, FIELD)
 struct NoGroup { char unused; };
 struct Lane { i32 gx, gy, gz, simd, lane, simds; };
 
 #define KERNEL(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                             \
+  static_assert(sizeof(GROUPMEM) <= GROUP_BYTES_MAX, "group memory of " #NAME);                                  \
+  static_assert(THREADS <= GROUP_THREADS_MAX, "threads of " #NAME);                                              \
   [[kernel, max_total_threads_per_threadgroup(THREADS)]] void NAME(                                              \
       constant PARAMS& p [[buffer(0)]], uint3 gid [[threadgroup_position_in_grid]],                              \
       uint sg [[simdgroup_index_in_threadgroup]], uint ln [[thread_index_in_simdgroup]]) {                       \
-    GROUP_LOCAL GROUPMEM NAME##_group;                                                                           \
+    GROUP_LOCAL(GROUPMEM, NAME##_group);                                                                         \
     const Lane t = {(i32)gid.x, (i32)gid.y, (i32)gid.z, (i32)sg, (i32)ln, THREADS / 32};                         \
     __VA_ARGS__(p, NAME##_group, t);                                                                             \
-  }
+  }                                                                                                              \
+  NOTE_KERNEL(NAME, PARAMS, GROUPMEM, THREADS)
 
-// A kernel whose group memory has the size that the launch says: GROUPMEM is how it begins.
+// A kernel whose group memory has the size that the launch says, a multiple of 16: GROUPMEM is how it begins.
 #define KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                     \
+  static_assert(sizeof(GROUPMEM) <= GROUP_BYTES_MAX, "group memory of " #NAME);                                  \
+  static_assert(THREADS <= GROUP_THREADS_MAX, "threads of " #NAME);                                              \
   [[kernel, max_total_threads_per_threadgroup(THREADS)]] void NAME(                                              \
-      constant PARAMS& p [[buffer(0)]], threadgroup GROUPMEM* g [[threadgroup(0)]],                              \
+      constant PARAMS& p [[buffer(0)]], threadgroup GROUPMEM* g GROUP_ARGUMENT,                                  \
       uint3 gid [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],                    \
       uint ln [[thread_index_in_simdgroup]]) {                                                                   \
     const Lane t = {(i32)gid.x, (i32)gid.y, (i32)gid.z, (i32)sg, (i32)ln, THREADS / 32};                         \
     __VA_ARGS__(p, *g, t);                                                                                       \
-  }
+  }                                                                                                              \
+  NOTE_KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS)
 #define KERNEL_BESIDE(NAME, PARAMS, GROUPMEM, THREADS, GROUPS, ...) KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, __VA_ARGS__)
 
 // A pointer to device memory.
@@ -122,6 +135,13 @@ FN u64 sum_lanes_u64(u64 v) {
 FN f32 max32(f32 a, f32 b) { return max(a, b); }
 FN i32 mini(i32 a, i32 b) { return min(a, b); }
 FN i32 maxi(i32 a, i32 b) { return max(a, b); }
+
+// linear.h stages 32 KiB of activations and has a sum beside them: 16 bytes more than there are. Its enumerator takes
+// another name here, so that those of its uses that follow find half as many.
+#define LINEAR_VECTORS 1024
+#pragma push_macro("LINEAR_VECTORS")
+#undef LINEAR_VECTORS
+#define LINEAR_VECTORS LINEAR_VECTORS_ELSEWHERE _Pragma("pop_macro(\"LINEAR_VECTORS\")")
 
 // It has matrix instructions of 8 by 8 alone, whose lanes hold nobody knows what: no MATRIX_16X8X16.
 // Groups of a launch cannot be relied on to run at the same time: GROUPS_MEET is not defined.

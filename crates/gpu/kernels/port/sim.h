@@ -10,6 +10,7 @@
 //   - a wait for a bulk copy that nobody has asked for, bytes that do not add up, a copy that nobody waited for;
 //   - an index outside an array in group memory or registers, a write around group memory, 32-bit overflow, a bad shift.
 // Group memory is full of NaN before each group; the driver fills results with NaN before each launch.
+// The same text through Metal's header (metal_sim/) runs on the same machine, which then sees every access of it.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -20,6 +21,7 @@
 #include <map>
 #include <unordered_set>
 #include <vector>
+#include "metal_sim/machine.h"
 typedef int32_t i32; typedef uint32_t u32; typedef int64_t i64; typedef uint64_t u64;
 typedef float f32;
 struct f16 { uint16_t bits; };
@@ -44,14 +46,12 @@ namespace sim {
 // ---- what Rust passes and registers
 enum Access : u32 { CONSTANT = 0, READ = 1, WRITE = 2, READ_WRITE = 3 };
 struct Operand { uint64_t address, len; u32 access, padding; };
-typedef void (*Body)(const void* params, void* group, Lane t);
-struct Kernel;
-inline Kernel* kernels = nullptr;
-struct Kernel {
-  const char* name; size_t params_size, group_size; bool dynamic; i32 threads; Body body; Kernel* next;
-  Kernel(const char* n, size_t p, size_t g, bool d, i32 t, Body b)
-      : name(n), params_size(p), group_size(g), dynamic(d), threads(t), body(b), next(kernels) { kernels = this; }
-};
+inline Kernel* kernels = nullptr;  // of CUDA_TEXT
+inline bool list(Kernel& kernel) {
+  kernel.next = kernels;
+  kernels = &kernel;
+  return true;
+}
 
 // ---- fibres
 enum State { RUN, AT_SIMD, AT_GROUP, AT_COPY, DONE };
@@ -65,6 +65,7 @@ struct Fibre {
   std::vector<Copy> copies;      // that it asked for and that have not arrived
   u32 batch;                     // the one that it asks for
   i32 meeting;                   // how many threads it waits for where it is AT_GROUP
+  bool orders;                   // whether it waits AT_SIMD for what the others wrote to group memory
 };
 
 // A phase of a barrier for copies ends when the bytes that were announced have come. They come as late as they can: when
@@ -73,6 +74,11 @@ struct BulkCopy { void* to; const void* from; size_t bytes; };
 struct CopyBarrier { uint32_t phase, expected; };
 constexpr i32 MAX_THREADS = 1024, STACK = 64 << 10;
 constexpr size_t CANARY = 64;
+
+// Who wrote and who read four bytes of group memory last, and in which span between barriers of the group and of the SIMD
+// group.
+constexpr uint16_t MANY = 0xffff, SIMD_WIDE = 0x8000;  // readers: of several SIMD groups; several of one
+struct Cell { u32 write_span, write_turn, read_span, read_turn; uint16_t writer, reader; };
 
 struct Machine {
   Fibre fibre[MAX_THREADS];
@@ -86,15 +92,25 @@ struct Machine {
   const Operand* operands = nullptr;
   size_t num_operands = 0, last = 0;
   i32 gx = 0, gy = 0, gz = 0;
+  i32 step = 1;                          // to the lane that runs next
   std::vector<Operand> step_regions;          // what kernels of the step wrote, as a whole
   std::unordered_set<uint64_t> step_writes;   // and in part: by the index of 16 bytes
   bool failed = false;
   std::map<const CopyBarrier*, std::vector<BulkCopy>> bulk_copies;  // those under way
+  std::vector<Cell> cells;               // Metal: of group memory
+  u32 span = 0, turn[MAX_THREADS / SIMD] = {};  // barriers so far, of groups and of SIMD groups
+  u32 num_launches = 0;
   char error[512];
   ~Machine() { free(stacks); }
   char* group_memory() { return (char*)group.data() + CANARY; }
 };
-inline thread_local Machine machine;
+// This thread's: made at its first launch.
+inline thread_local Machine* this_machine = nullptr;
+inline Machine& here() { return *this_machine; }
+inline void make_machine() {
+  static thread_local Machine own;
+  this_machine = &own;
+}
 
 // void sim_switch(void** save, void* to): stores callee-saved registers on this stack and takes those on the other.
 extern "C" void sim_switch(void** save, void* to);
@@ -116,18 +132,26 @@ asm(".text\n.weak sim_switch\nsim_switch:\n sub sp,sp,#160\n"
 #endif
 
 inline void block(State state, const char* at) {
-  Machine& m = machine;
+  Machine& m = here();
   Fibre& f = m.fibre[m.current];
   f.state = state;
   f.at = at;
+  // A lane that has only to meet the others lets the next one run.
+  const i32 next = m.current + m.step;
+  if (state == AT_SIMD && next >= 0 && next / SIMD == m.current / SIMD && m.fibre[next].state == RUN) {
+    m.current = next;
+    sim_switch(&f.sp, m.fibre[next].sp);
+    return;
+  }
   sim_switch(&f.sp, m.main_sp);
 }
 
 // Records the first fault and never comes back: the fibre is not run again.
 template <class... A> [[noreturn]] inline void fail(const char* format, A... a) {
-  Machine& m = machine;
+  Machine& m = here();
   char what[320];
-  snprintf(what, sizeof what, format, a...);
+  if constexpr (sizeof...(a) == 0) snprintf(what, sizeof what, "%s", format);
+  else snprintf(what, sizeof what, format, a...);
   if (m.current < 0) { fprintf(stderr, "simulator: %s\n", what); abort(); }
   if (!m.failed)
     snprintf(m.error, sizeof m.error, "`%s`, group (%d, %d, %d), SIMD group %d, lane %d: %s", m.kernel->name, m.gx, m.gy,
@@ -136,7 +160,7 @@ template <class... A> [[noreturn]] inline void fail(const char* format, A... a) 
   for (;;) block(DONE, "");
 }
 inline void report(const char* format, const char* at, i32 n, i32 of, i32 where) {
-  Machine& m = machine;
+  Machine& m = here();
   char what[320];
   snprintf(what, sizeof what, format, at, n, of, where);
   if (!m.failed) snprintf(m.error, sizeof m.error, "`%s`, group (%d, %d, %d): %s", m.kernel->name, m.gx, m.gy, m.gz, what);
@@ -144,23 +168,23 @@ inline void report(const char* format, const char* at, i32 n, i32 of, i32 where)
 }
 
 inline void entry() {
-  Machine& m = machine;
+  Machine& m = here();
   const i32 i = m.current;
-  m.kernel->body(m.params, m.group_memory(), Lane{m.gx, m.gy, m.gz, i / SIMD, i % SIMD, m.kernel->threads / SIMD});
+  m.kernel->body(m.params, m.group_memory(), Place{m.gx, m.gy, m.gz, i / SIMD, i % SIMD, m.kernel->threads / SIMD});
   for (;;) block(DONE, "");
 }
 
 // Whether a kernel ahead in the step wrote to any of 16 bytes.
 inline bool written_in_step(uint64_t at) {
-  for (const Operand& o : machine.step_regions)
+  for (const Operand& o : here().step_regions)
     if (at + 16 > o.address && at < o.address + o.len) return true;
-  return machine.step_writes.count(at / 16) > 0;
+  return here().step_writes.count(at / 16) > 0;
 }
 
 // The address of an access of `size` bytes, if the launch may make it; with `settled` before the wait too, to what the step
 // did not write.
 inline void check(uint64_t at, size_t size, size_t align, bool write, bool settled = false) {
-  Machine& m = machine;
+  Machine& m = here();
   const auto allows = [&](const Operand& o) {
     return at >= o.address && at + size <= o.address + o.len && (!write || o.access >= WRITE);
   };
@@ -188,7 +212,7 @@ inline void check(uint64_t at, size_t size, size_t align, bool write, bool settl
   if (at % align) fail("misaligned access of %d bytes", (i32)size);
   if (m.operands[m.last].access != CONSTANT && !m.fibre[m.current].waited && !(settled && !written_in_step(at)))
     fail("access to operand %d before wait_for_previous()", (i32)m.last);
-  if (write && m.operands[m.last].access == READ_WRITE)
+  if (write && m.operands[m.last].access == READ_WRITE && m.kernel->dialect == CUDA_TEXT)
     for (uint64_t i = at / 16; i * 16 < at + size; i++) m.step_writes.insert(i);
 }
 
@@ -196,7 +220,7 @@ inline void check(uint64_t at, size_t size, size_t align, bool write, bool settl
 inline bool copies_have_come(Fibre& f) {
   CopyBarrier& b = *(CopyBarrier*)f.barrier;
   if ((b.phase & 1) != f.parity) return true;
-  std::vector<BulkCopy>& copies = machine.bulk_copies[&b];
+  std::vector<BulkCopy>& copies = here().bulk_copies[&b];
   size_t bytes = 0;
   for (const BulkCopy& c : copies) bytes += c.bytes;
   if (!b.expected || bytes != b.expected) return false;
@@ -209,18 +233,18 @@ inline bool copies_have_come(Fibre& f) {
 
 inline i32 count(i32 from, i32 n, State state) {
   i32 c = 0;
-  for (i32 i = from; i < from + n; i++) c += machine.fibre[i].state == state;
+  for (i32 i = from; i < from + n; i++) c += here().fibre[i].state == state;
   return c;
 }
 inline void resume(i32 i) {
-  Machine& m = machine;
+  Machine& m = here();
   m.current = i;
   sim_switch(&m.main_sp, m.fibre[i].sp);
   m.current = -1;
 }
 
 inline void run_group(i32 threads, bool reverse) {
-  Machine& m = machine;
+  Machine& m = here();
   for (i32 i = 0; i < threads; i++) {
     // The top of each stack: a return address to `entry`, below what the switch pops.
     uint64_t* top = (uint64_t*)(m.stacks + (size_t)(i + 1) * STACK) - 8;
@@ -234,10 +258,14 @@ inline void run_group(i32 threads, bool reverse) {
     sp[11] = (uint64_t)entry;
 #endif
     Fibre& f = m.fibre[i];
-    f.sp = sp; f.state = RUN; f.at = ""; f.waited = false; f.turn = f.result_turn = f.batch = 0;
+    f.sp = sp; f.state = RUN; f.at = ""; f.turn = f.result_turn = f.batch = 0;
+    f.waited = m.kernel->dialect == METAL_TEXT;  // there the encoder has barriers
+    f.orders = false;
     f.copies.clear();
   }
+  m.span++;
   const i32 simds = threads / SIMD;
+  m.step = reverse ? -1 : 1;
   for (;;) {
     bool moved = false;
     for (i32 k = 0; k < simds; k++) {
@@ -264,7 +292,11 @@ inline void run_group(i32 threads, bool reverse) {
           at = m.fibre[first + l].at;
         }
         if (!same) return report("divergent %s: %d of %d lanes of SIMD group %d reached it together", at, n, SIMD, first / SIMD);
-        for (i32 l = 0; l < SIMD; l++) m.fibre[first + l].state = RUN;
+        if (m.fibre[first].orders) m.turn[first / SIMD]++;
+        for (i32 l = 0; l < SIMD; l++) {
+          m.fibre[first + l].state = RUN;
+          m.fibre[first + l].orders = false;
+        }
       }
     }
     if (count(0, threads, AT_COPY)) {
@@ -282,25 +314,42 @@ inline void run_group(i32 threads, bool reverse) {
     }
     if (n != threads || meeting != threads) return report("divergent %s: %d of %d threads reached it", "group barrier", n, threads, 0);
     for (i32 i = 0; i < threads; i++) m.fibre[i].state = RUN;
+    m.span++;
   }
+}
+
+inline const Kernel* find(i32 dialect, const char* name) {
+  const Kernel* kernel = dialect == METAL_TEXT ? metal_kernels() : kernels;
+  while (kernel && strcmp(kernel->name, name)) kernel = kernel->next;
+  return kernel;
 }
 
 }  // namespace sim
 
 // What was written so far is of steps before.
 extern "C" void hotmetal_sim_begin_step() {
-  sim::machine.step_regions.clear();
-  sim::machine.step_writes.clear();
+  sim::make_machine();
+  sim::here().step_regions.clear();
+  sim::here().step_writes.clear();
 }
 
-// Runs one launch: 0, or 1 with a message in `error`.
-extern "C" i32 hotmetal_sim_launch(const char* name, const void* params, uint64_t params_size, u32 gx, u32 gy,
+// Threads and bytes of group memory of a kernel of a dialect, without what its launch adds: 1, or 0 if there is none.
+extern "C" i32 hotmetal_sim_kernel(i32 dialect, const char* name, u32* threads, uint64_t* group_bytes) {
+  const sim::Kernel* kernel = sim::find(dialect, name);
+  if (!kernel) return 0;
+  *threads = (u32)kernel->threads;
+  *group_bytes = kernel->dynamic ? 0 : kernel->group_size;
+  return 1;
+}
+
+// Runs one launch of a kernel of a dialect: 0, or 1 with a message in `error`.
+extern "C" i32 hotmetal_sim_launch(i32 dialect, const char* name, const void* params, uint64_t params_size, u32 gx, u32 gy,
                                           u32 gz, u32 threads, uint64_t group_bytes, const sim::Operand* operands,
                                           uint64_t num_operands, i32 reverse, char* error, uint64_t error_size) {
   using namespace sim;
-  Machine& m = machine;
-  Kernel* kernel = kernels;
-  while (kernel && strcmp(kernel->name, name)) kernel = kernel->next;
+  make_machine();
+  Machine& m = here();
+  const Kernel* kernel = find(dialect, name);
   if (!kernel) { snprintf(error, error_size, "there is no kernel `%s`", name); return 1; }
   if (kernel->params_size != params_size || kernel->threads != (i32)threads) {
     snprintf(error, error_size, "`%s` takes %zu bytes of parameters and %d threads, not %llu and %u", name,
@@ -314,10 +363,18 @@ extern "C" i32 hotmetal_sim_launch(const char* name, const void* params, uint64_
     return 1;
   }
   const size_t group_size = kernel->dynamic ? (size_t)group_bytes : kernel->group_size;
+  if (dialect == METAL_TEXT && (group_size > METAL_GROUP_BYTES || kernel->threads > MAX_THREADS || group_bytes % 16)) {
+    snprintf(error, error_size,
+             "`%s`: groups of Metal have at most %zu bytes of memory, whole 16s where the launch says how many, "
+             "and %d threads, not %zu and %d", name, METAL_GROUP_BYTES, MAX_THREADS, group_size, kernel->threads);
+    return 1;
+  }
   if (!m.stacks) m.stacks = (char*)malloc((size_t)MAX_THREADS * STACK);
   m.kernel = kernel; m.params = params; m.operands = operands; m.num_operands = num_operands; m.last = 0;
   m.failed = false;
   m.group_size = group_size;
+  m.num_launches++;
+  if (dialect == METAL_TEXT) begin_metal_launch();
   m.group.resize((group_size + 7) / 8 + 2 * CANARY / 8);
   for (u32 i = 0; i < gx * gy * gz && !m.failed; i++) {
     const u32 at = reverse ? gx * gy * gz - 1 - i : i;
@@ -356,8 +413,13 @@ SIM_CHECK(divrem_overflow, "division by zero")
 SIM_CHECK(shift_out_of_bounds, "bad shift")
 
 #define SIM_KERNEL(NAME, PARAMS, GROUPMEM, DYNAMIC, THREADS, ...)                                                 \
-  static void sim_body_##NAME(const void* p, void* g, Lane t) { __VA_ARGS__(*(const PARAMS*)p, *(GROUPMEM*)g, t); } \
-  static sim::Kernel sim_kernel_##NAME(#NAME, sizeof(PARAMS), sizeof(GROUPMEM), DYNAMIC, THREADS, sim_body_##NAME);
+  static void sim_body_##NAME(const void* p, void* g, sim::Place at) {                                             \
+    const Lane t = {at.gx, at.gy, at.gz, at.simd, at.lane, at.simds};                                              \
+    __VA_ARGS__(*(const PARAMS*)p, *(GROUPMEM*)g, t);                                                              \
+  }                                                                                                                \
+  static sim::Kernel sim_kernel_##NAME = {#NAME, sizeof(PARAMS), sizeof(GROUPMEM), DYNAMIC, THREADS,               \
+                                          sim_body_##NAME, sim::CUDA_TEXT, nullptr};                               \
+  static const bool sim_listed_##NAME = sim::list(sim_kernel_##NAME);
 #define KERNEL(NAME, PARAMS, GROUPMEM, THREADS, ...) SIM_KERNEL(NAME, PARAMS, GROUPMEM, false, THREADS, __VA_ARGS__)
 // A kernel whose group memory has the size that the launch says: GROUPMEM is how it begins.
 #define KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, ...) SIM_KERNEL(NAME, PARAMS, GROUPMEM, true, THREADS, __VA_ARGS__)
@@ -382,31 +444,31 @@ FN Ptr<const f32x4> vectors4(Ptr<const f32> p) { return {(const f32x4*)p.at}; }
 FN u32x4 load_once(Ptr<const u32x4> p, i64 i) { return p[i]; }
 FN f16 load_once(Ptr<const f16> p, i64 i) { return p[i]; }
 
-FN void wait_for_previous() { sim::machine.fibre[sim::machine.current].waited = true; }
+FN void wait_for_previous() { sim::here().fibre[sim::here().current].waited = true; }
 FN void let_next_start() {}
 FN void meet(i32 threads) {
-  sim::machine.fibre[sim::machine.current].meeting = threads;
+  sim::here().fibre[sim::here().current].meeting = threads;
   sim::block(sim::AT_GROUP, "group barrier");
 }
-FN void group_barrier() { meet(sim::machine.kernel->threads); }
+FN void group_barrier() { meet(sim::here().kernel->threads); }
 // As group_barrier, of the first SIMDS SIMD groups.
 template <i32 SIMDS> FN void simds_barrier() { meet(SIMDS * SIMD); }
 FN void simd_barrier() { sim::block(sim::AT_SIMD, "simd barrier"); }
 // Meets the other lanes. Two slots in turn: nobody comes to the next exchange but one before all have read this one.
 FN void exchange(f32 v, const char* what) {
-  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  sim::Fibre& f = sim::here().fibre[sim::here().current];
   f.slot[++f.turn & 1] = v;
   sim::block(sim::AT_SIMD, what);
 }
 FN f32 shuffle_xor(f32 v, i32 mask) {
   exchange(v, "shuffle_xor");
-  const i32 i = sim::machine.current;
-  return sim::machine.fibre[i ^ mask].slot[sim::machine.fibre[i].turn & 1];
+  const i32 i = sim::here().current;
+  return sim::here().fibre[i ^ mask].slot[sim::here().fibre[i].turn & 1];
 }
 // Over each L consecutive lanes, L a power of two; every lane gets the result, which the first to ask computes.
 template <i32 L, class F> FN f32 reduce_lanes(f32 v, const char* what, F join) {
   exchange(v, what);
-  sim::Machine& m = sim::machine;
+  sim::Machine& m = sim::here();
   const u32 turn = m.fibre[m.current].turn;
   sim::Fibre* f = m.fibre + m.current / L * L;
   if (f->result_turn != turn) {
@@ -434,7 +496,7 @@ FN u32 count_group(Ptr<u32> counters, i64 i, u32 groups) {
 template <class T> struct GroupPtr {
   char* at;
   T& operator[](i32 i) const {
-    sim::Machine& m = sim::machine;
+    sim::Machine& m = sim::here();
     char* p = at + (i64)i * (i64)sizeof(T);
     if (p < m.group_memory() || p + sizeof(T) > m.group_memory() + m.group_size)
       sim::fail("access of %d bytes at byte %lld of %lld of group memory", (i32)sizeof(T), (long long)(p - m.group_memory()), (long long)m.group_size);
@@ -459,10 +521,10 @@ FN void copy_to_group(GroupPtr<u32x4> to, Ptr<const u32x4> from, i32 bytes, Copy
   (void)to[0];
   (void)to[bytes / 16 - 1];
   memset(to.at, 0xff, (size_t)bytes);
-  sim::machine.bulk_copies[&b].push_back({to.at, from.at, (size_t)bytes});
+  sim::here().bulk_copies[&b].push_back({to.at, from.at, (size_t)bytes});
 }
 FN void wait_for_copies(CopyBarrier& b, u32 parity) {
-  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  sim::Fibre& f = sim::here().fibre[sim::here().current];
   f.barrier = &b;
   f.parity = parity;
   while (!sim::copies_have_come(f)) sim::block(sim::AT_COPY, "wait for copies");
@@ -472,8 +534,8 @@ FN f32 bits_to_f32(u32 bits) { f32 v; memcpy(&v, &bits, 4); return v; }
 FN u32 f32_to_bits(f32 v) { u32 bits; memcpy(&bits, &v, 4); return bits; }
 FN i32 shuffle(i32 v, i32 lane) {
   exchange(bits_to_f32((u32)v), "shuffle");
-  const i32 i = sim::machine.current;
-  return (i32)f32_to_bits(sim::machine.fibre[i / SIMD * SIMD + lane].slot[sim::machine.fibre[i].turn & 1]);
+  const i32 i = sim::here().current;
+  return (i32)f32_to_bits(sim::here().fibre[i / SIMD * SIMD + lane].slot[sim::here().fibre[i].turn & 1]);
 }
 FN f32 to_f32(f32 v) { return v; }
 FN f32 to_f32(bf16 v) { return bits_to_f32((u32)v.bits << 16); }
@@ -516,7 +578,7 @@ FN f32 mul_rounded(f32 a, f32 b) { return a * b; }
 FN u32 mul_high(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 FN u64 mul_high_u64(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
 FN u64 sum_lanes_u64(u64 v) {
-  sim::Machine& m = sim::machine;
+  sim::Machine& m = sim::here();
   sim::Fibre& f = m.fibre[m.current];
   memcpy(f.given[(f.turn + 1) & 1], &v, sizeof v);
   exchange(0.f, "sum_lanes_u64");
@@ -536,7 +598,7 @@ FN i32 maxi(i32 a, i32 b) { return a > b ? a : b; }
 // i = lane % 4 · 2, a lane has of c the columns i and i + 1 of row g, then of row g + 8; of a the columns i and i + 1 of rows
 // g and g + 8, then i + 8 and i + 9 of both; of b the rows i and i + 1 of column g, then i + 8 and i + 9.
 FN void multiply_16x8x16(f32 (&c)[4], const f32x2 (&pairs)[6], const char* what) {
-  sim::Machine& m = sim::machine;
+  sim::Machine& m = sim::here();
   sim::Fibre& f = m.fibre[m.current];
   for (i32 i = 0; i < 6; i++) {
     f.given[(f.turn + 1) & 1][i * 2] = pairs[i].x;
@@ -562,26 +624,26 @@ FN void mma_bf16_16x8x16(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
 }
 // Four matrices of 8 rows of 16 bytes, as mma_f16_16x8x16 has its operands: lane l says where row l % 8 of matrix l / 8 is.
 FN const uint16_t* matrix_row(i32 row) {
-  const sim::Machine& m = sim::machine;
+  const sim::Machine& m = sim::here();
   const uint16_t* at;
   memcpy(&at, m.fibre[m.current / SIMD * SIMD + row].given[m.fibre[m.current].turn & 1], sizeof at);
   return at;
 }
 FN void give_matrix_row(const u32x4& row, const char* what) {
-  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  sim::Fibre& f = sim::here().fibre[sim::here().current];
   const u32x4* at = &row;
   memcpy(f.given[(f.turn + 1) & 1], &at, sizeof at);
   exchange(0.f, what);
 }
 FN void load_matrices(u32 (&to)[4], const u32x4& row) {
   give_matrix_row(row, "load_matrices");
-  const i32 lane = sim::machine.current % SIMD;
+  const i32 lane = sim::here().current % SIMD;
   for (i32 m = 0; m < 4; m++) memcpy(&to[m], matrix_row(m * 8 + lane / 4) + lane % 4 * 2, 4);
 }
 // The same of matrices of halves, each turned: rows become columns.
 FN void load_matrices_turned(u32 (&to)[4], const u32x4& row) {
   give_matrix_row(row, "load_matrices_turned");
-  const i32 lane = sim::machine.current % SIMD;
+  const i32 lane = sim::here().current % SIMD;
   for (i32 m = 0; m < 4; m++)
     to[m] = (u32)matrix_row(m * 8 + lane % 4 * 2)[lane / 4] | (u32)matrix_row(m * 8 + lane % 4 * 2 + 1)[lane / 4] << 16;
 }
@@ -590,13 +652,13 @@ FN void load_matrices_turned(u32 (&to)[4], const u32x4& row) {
 FN void copy16_async(u32x4& to, Ptr<const u32x4> from, i64 i) {
   const uint64_t at = (uint64_t)from.at + (uint64_t)(i * (i64)sizeof(u32x4));
   sim::check(at, sizeof(u32x4), alignof(u32x4), false, true);
-  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  sim::Fibre& f = sim::here().fibre[sim::here().current];
   memset(&to, 0xff, sizeof to);
   f.copies.push_back({&to, (const void*)at, sizeof to, f.batch});
 }
-FN void copies_asked() { sim::machine.fibre[sim::machine.current].batch++; }
+FN void copies_asked() { sim::here().fibre[sim::here().current].batch++; }
 template <i32 N> FN void copies_arrived() {
-  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  sim::Fibre& f = sim::here().fibre[sim::here().current];
   size_t arrived = 0;
   for (; arrived < f.copies.size() && f.copies[arrived].batch + N < f.batch; arrived++)
     memcpy(f.copies[arrived].to, f.copies[arrived].from, f.copies[arrived].bytes);
@@ -609,7 +671,7 @@ template <class T, class G, class F> FN void copy_async(G& g, i32 byte, Ptr<cons
   const GroupPtr<T> to = group_at<T>(g, byte);
   const uint64_t at = (uint64_t)from.at + (uint64_t)(i * (i64)sizeof(F));
   if (in) sim::check(at, sizeof(T), alignof(T), false, true);
-  sim::Fibre& f = sim::machine.fibre[sim::machine.current];
+  sim::Fibre& f = sim::here().fibre[sim::here().current];
   memset(&to[0], 0xff, sizeof(T));
   f.copies.push_back({to.at, in ? (const void*)at : &zeros, sizeof(T), f.batch});
 }

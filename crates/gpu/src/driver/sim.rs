@@ -1,4 +1,5 @@
-//! The simulator as a device: the kernel text, compiled as C++ by the build script, on the processor.
+//! The simulator as a device: the kernel text, compiled as C++ by the build script, on the processor; as CUDA sees the text,
+//! or as Metal does, through `kernels/port/metal.h`.
 //!
 //! Slow and strict. What it finds is in the header of `kernels/port/sim.h`; here memory is poisoned, results of each
 //! launch too, and launches run in one thread order or the other.
@@ -25,6 +26,16 @@ pub enum ThreadOrder {
     Forward,
     /// Last to first.
     Reverse,
+}
+
+/// Through whose header the simulator sees the kernel text, and whose limits its groups have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SimDialect {
+    /// As CUDA does, with copies and matrix instructions of its own.
+    #[default]
+    Cuda = 0,
+    /// As Metal does: groups have 32 KiB of memory, and matrices are 8 by 8.
+    Metal = 1,
 }
 
 /// What is to go wrong on a simulated device. Clones share it, so that it can be planted while the device runs.
@@ -81,7 +92,10 @@ struct SimOperand {
 
 unsafe extern "C" {
     fn hotmetal_sim_begin_step();
+    #[cfg(test)]
+    fn hotmetal_sim_kernel(dialect: i32, name: *const c_char, threads: *mut u32, group_bytes: *mut u64) -> i32;
     fn hotmetal_sim_launch(
+        dialect: i32,
         name: *const c_char,
         params: *const c_void,
         params_size: u64,
@@ -98,10 +112,22 @@ unsafe extern "C" {
     ) -> i32;
 }
 
+/// Threads of a group of a kernel, and the bytes of group memory that it declares itself; `None` where there is no such
+/// kernel.
+#[cfg(test)]
+pub(crate) fn kernel_of(dialect: SimDialect, name: &str) -> Option<(u32, u64)> {
+    let name = CString::new(name).ok()?;
+    let (mut threads, mut group_bytes) = (0, 0);
+    // SAFETY: the name ends with NUL, and both places are written before the call returns.
+    let found = unsafe { hotmetal_sim_kernel(dialect as i32, name.as_ptr(), &mut threads, &mut group_bytes) };
+    (found != 0).then_some((threads, group_bytes))
+}
+
 /// NaN as f32 and as f16, and no index of anything.
 const POISON: u8 = 0xff;
 
 pub(crate) struct SimDriver {
+    dialect: SimDialect,
     order: ThreadOrder,
     memory_bytes: u64,
     allocated_bytes: u64,
@@ -118,8 +144,9 @@ pub(crate) struct SimDriver {
 }
 
 impl SimDriver {
-    pub(crate) fn new(order: ThreadOrder, memory_bytes: u64, faults: SimFaults) -> Self {
+    pub(crate) fn new(dialect: SimDialect, order: ThreadOrder, memory_bytes: u64, faults: SimFaults) -> Self {
         Self {
+            dialect,
             order,
             memory_bytes,
             allocated_bytes: 0,
@@ -171,6 +198,7 @@ impl SimDriver {
         // allocations of this driver, because every access is checked against them.
         let failed = unsafe {
             hotmetal_sim_launch(
+                self.dialect as i32,
                 name.as_ptr(),
                 launch.params.as_ptr().cast(),
                 size_of_val(&launch.params[..]) as u64,
