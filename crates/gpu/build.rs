@@ -1,20 +1,72 @@
-//! With the feature `sim`: compiles the kernel text as C++ for the simulator, as CUDA sees it and as Metal does. Otherwise
-//! nothing.
+//! Writes the kernel text for Metal as one file. On macOS, with the feature `built_kernels`: compiles it with Apple's
+//! compiler. With the feature `sim`: compiles the text as C++ for the simulator, as CUDA sees it and as Metal does.
 
-#[cfg(feature = "sim")]
+#[path = "src/flatten.rs"]
+mod flatten;
 #[path = "src/params.rs"]
 mod params;
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+#[cfg(feature = "sim")]
+use flatten::OF_SM90;
+
 fn main() {
     println!("cargo::rerun-if-changed=kernels");
+    println!("cargo::rerun-if-changed=src/flatten.rs");
     println!("cargo::rerun-if-changed=src/params.rs");
+    println!("cargo::rerun-if-env-changed={READY_METALLIB}");
+    println!("cargo::rustc-check-cfg=cfg(metallib)");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
+    let metal = out.join("kernels.metal");
+    match flatten::metal(Path::new("kernels")) {
+        Ok(text) => fs::write(&metal, text).expect("OUT_DIR is writable"),
+        Err((path, error)) => println!("cargo::error=cannot read `{}`: {error}", path.display()),
+    }
+    if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|target| target == "macos") && cfg!(feature = "built_kernels") {
+        let library = out.join("kernels.metallib");
+        let made = match env::var_os(READY_METALLIB) {
+            Some(ready) => fs::copy(&ready, &library).map(drop).map_err(|error| {
+                format!("{READY_METALLIB} is `{}`, which cannot be read: {error}", Path::new(&ready).display())
+            }),
+            None => compile_metal(&metal, &library),
+        };
+        match made {
+            Ok(()) => println!("cargo::rustc-cfg=metallib"),
+            Err(why) if cfg!(feature = "src_kernels") && env::var_os(READY_METALLIB).is_none() => {
+                println!("cargo::warning=kernels are compiled at start, and not now: {why}");
+            }
+            Err(why) => println!("cargo::error={why}"),
+        }
+    }
     #[cfg(feature = "sim")]
     compile_simulator();
 }
 
-/// Structs of kernels that the simulator cannot run (`kernels/sm90`).
-#[cfg(feature = "sim")]
-const OF_SM90: [&str; 3] = ["ActivationParams", "GemmSegment", "GemmParams"];
+/// The environment variable with a library of kernels that was compiled elsewhere.
+const READY_METALLIB: &str = "HOTMETAL_METALLIB";
+
+/// As the device compiles the text at start (`driver/metal.rs`), with the same arithmetic.
+fn compile_metal(source: &Path, library: &Path) -> Result<(), String> {
+    let object = source.with_extension("air");
+    let mut compiler = Command::new("xcrun");
+    compiler.args(["-sdk", "macosx", "metal", "-std=metal3.2", "-mmacosx-version-min=15.0", "-O2"]);
+    compiler.args(["-fmetal-math-mode=safe", "-fmetal-math-fp32-functions=fast"]);
+    run(compiler.arg("-c").arg(source).arg("-o").arg(&object))?;
+    run(Command::new("xcrun").args(["-sdk", "macosx", "metallib"]).arg(object).arg("-o").arg(library))
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| format!("xcrun cannot be run: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    // Cargo shows one line.
+    let words = String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+    Err(format!("xcrun failed: {words}"))
+}
 
 #[cfg(feature = "sim")]
 fn compile_simulator() {

@@ -4,6 +4,7 @@
 #![expect(clippy::print_stdout, reason = "a tool that reports")]
 
 mod kernels;
+mod macos;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -17,11 +18,13 @@ struct Chores {
 
 #[derive(Subcommand)]
 enum Chore {
+    CheckMacos(macos::CheckMacosArgs),
     Kernels(kernels::KernelsArgs),
 }
 
 fn main() -> Result<()> {
     match Chores::parse().chore {
+        Chore::CheckMacos(args) => macos::check_macos(&args),
         Chore::Kernels(args) => kernels::kernels(&args),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -27,10 +27,11 @@ const KV_MEMORY_SHARE: u64 = 4;
 /// What a device's system takes for kernels and recorded programs. Guessed.
 const RESERVE_BYTES: u64 = 256 << 20;
 
-/// What `--device` may be besides `cuda:N` and `reference`.
+/// What `--device` may be besides `cuda:N`, `metal:N` and `reference`.
 pub(crate) const AUTO: &str = "auto";
 pub(crate) const CPU: &str = "cpu";
 const CUDA: &str = "cuda";
+const METAL: &str = "metal";
 
 /// Flags that say where and how a model runs.
 #[derive(Args, Clone, Debug)]
@@ -40,8 +41,8 @@ pub(crate) struct ModelArgs {
     #[arg(long, short = 'c', alias = "max-model-len", value_name = "N")]
     pub(crate) ctx_size: Option<usize>,
 
-    /// Where to compute: auto (the first GPU if the model fits it, else the CPU), cpu, cuda or cuda:N (an NVIDIA GPU), or
-    /// reference (plain f64, for comparison)
+    /// Where to compute: auto (the first NVIDIA GPU if the model fits it, else the CPU), cpu, cuda or cuda:N (an NVIDIA
+    /// GPU), metal or metal:N (an Apple GPU), or reference (plain f64, for comparison)
     #[arg(long, value_name = "DEVICE", default_value = AUTO)]
     pub(crate) device: String,
 
@@ -83,6 +84,23 @@ pub(crate) struct GpuArgs {
     /// GPU: compute OP with this kernel wherever it can, for example norm_glu=linear; may be given for several ops
     #[arg(long, value_name = "OP=KERNEL", value_delimiter = ',')]
     pub(crate) force_variant: Vec<gpu::ForcedVariant>,
+
+    /// Apple GPU: do this in another way, for comparison; may be given for both
+    #[arg(long, value_name = "WAY", value_enum, value_delimiter = ',')]
+    pub(crate) metal_way: Vec<MetalWay>,
+
+    /// Apple GPU: write a trace of one step to FILE, which Xcode opens; needs MTL_CAPTURE_ENABLED=1 in the environment
+    #[arg(long, value_name = "FILE.gputrace")]
+    pub(crate) capture: Option<PathBuf>,
+}
+
+/// Ways in which an Apple GPU is used besides the usual one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MetalWay {
+    /// Replay steps from an indirect command buffer, and do not encode each.
+    Indirect,
+    /// Copy weights, and do not read them where the file is mapped.
+    Copied,
 }
 
 impl GpuArgs {
@@ -90,11 +108,33 @@ impl GpuArgs {
     pub(crate) fn check(&self, devices: &[&str]) -> Result<()> {
         if !self.force_variant.is_empty() && !devices.iter().any(|device| is_gpu(device)) {
             bail!(
-                "--force-variant is about the kernels of GPUs: expected --device cuda, found `{}`",
+                "--force-variant is about the kernels of GPUs: expected --device cuda or metal, found `{}`",
+                devices.join("`, `")
+            );
+        }
+        self.check_metal(devices)
+    }
+
+    /// Refuses what is about Apple GPUs alone where none of `devices` is one.
+    fn check_metal(&self, devices: &[&str]) -> Result<()> {
+        let names_metal = |device: &&str| matches!(parse_gpu(device), Some((METAL, _)));
+        if (!self.metal_way.is_empty() || self.capture.is_some()) && !devices.iter().any(names_metal) {
+            bail!(
+                "--metal-way and --capture are about Apple GPUs: expected --device metal, found `{}`",
                 devices.join("`, `")
             );
         }
         Ok(())
+    }
+
+    fn metal_options(&self) -> gpu::MetalOptions {
+        gpu::MetalOptions {
+            source: kernel_folder(),
+            cache: kernel_cache(),
+            indirect: self.metal_way.contains(&MetalWay::Indirect),
+            copied: self.metal_way.contains(&MetalWay::Copied),
+            capture: self.capture.clone(),
+        }
     }
 
     fn options(&self) -> gpu::GpuOptions {
@@ -263,13 +303,52 @@ fn first_gpu(args: &GpuArgs) -> Result<gpu::GpuBackend, gpu::GpuError> {
 
 /// An NVIDIA GPU, with the kernels of this binary, or with those of the folder `HOTMETAL_KERNEL_SRC`, compiled now.
 fn cuda(ordinal: usize, options: gpu::GpuOptions) -> Result<gpu::GpuBackend, gpu::GpuError> {
-    let Some(folder) = std::env::var_os("HOTMETAL_KERNEL_SRC").filter(|folder| !folder.is_empty()) else {
+    let Some(folder) = kernel_folder() else {
         return gpu::GpuBackend::cuda(ordinal, options);
     };
+    gpu::GpuBackend::cuda_from_source(ordinal, options, &gpu::KernelSource { folder, cache: kernel_cache() })
+}
+
+/// An Apple GPU, with kernels from where [`cuda`] has them. Found once in each way: to compile them takes seconds.
+fn metal(ordinal: usize, args: &GpuArgs) -> Result<gpu::GpuBackend, gpu::GpuError> {
+    type Found = (usize, gpu::MetalOptions, gpu::GpuBackend);
+    static FOUND: Mutex<Vec<Found>> = Mutex::new(Vec::new());
+    let wanted = args.metal_options();
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((.., backend)) = found.iter().find(|(number, options, _)| *number == ordinal && *options == wanted) {
+        return backend.clone().with_options(args.options());
+    }
+    let backend = gpu::GpuBackend::metal(ordinal, gpu::GpuOptions::default(), &wanted)?;
+    found.push((ordinal, wanted, backend.clone()));
+    backend.with_options(args.options())
+}
+
+/// Where kernels are read as text, if not those of the binary are used.
+fn kernel_folder() -> Option<PathBuf> {
+    std::env::var_os("HOTMETAL_KERNEL_SRC").filter(|folder| !folder.is_empty()).map(PathBuf::from)
+}
+
+/// Where kernels are kept that were compiled on this machine.
+fn kernel_cache() -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache")));
-    let source = gpu::KernelSource { folder: folder.into(), cache: cache.map(|cache| cache.join("hotmetal/kernels")) };
-    gpu::GpuBackend::cuda_from_source(ordinal, options, &source)
+    cache.map(|cache| cache.join("hotmetal/kernels"))
+}
+
+/// Every GPU of this machine with its name, or why it cannot be used; and for a kind of which there is none, why.
+pub(crate) fn all_gpus() -> Vec<(String, Result<gpu::GpuBackend, gpu::GpuError>)> {
+    let options = gpu::GpuOptions::default();
+    let kinds = [
+        (CUDA, gpu::GpuBackend::all_cuda(options)),
+        (METAL, gpu::GpuBackend::all_metal(options, &GpuArgs::default().metal_options())),
+    ];
+    let of = |(kind, found): (&str, Result<Vec<_>, gpu::GpuError>)| match found {
+        Ok(found) => found.into_iter().enumerate().map(|(number, gpu)| (format!("{kind}:{number}"), gpu)).collect(),
+        // Nobody expects one there.
+        Err(gpu::GpuError::NotMacos) => vec![],
+        Err(error) => vec![(kind.to_owned(), Err(error))],
+    };
+    kinds.into_iter().flat_map(of).collect()
 }
 
 /// The device that `--device` stands for where no model has a say: `auto` is the first GPU, the CPU without one.
@@ -283,31 +362,39 @@ pub(crate) fn resolve(device: &str) -> &str {
 
 /// The backend that `--device`, `--threads` and `--isa` name.
 pub(crate) fn backend(args: &ModelArgs) -> Result<Box<dyn Backend>> {
+    args.gpu.check(&[&args.device])?;
     if let Some(gpu) = gpu_backend(args)? {
         return Ok(Box::new(gpu));
     }
-    args.gpu.check(&[&args.device])?;
     match resolve(&args.device) {
         CPU => Ok(Box::new(cpu_backend(args)?)),
         "reference" => Ok(Box::new(backend::reference::ReferenceBackend::new())),
-        other => bail!("there is no device `{other}`; this build has: auto, cpu, cuda, cuda:N, reference"),
+        other => bail!(
+            "there is no device `{other}`; this build has: auto, cpu, cuda, cuda:N, {}reference",
+            if cfg!(target_os = "macos") { "metal, metal:N, " } else { "" }
+        ),
     }
 }
 
 /// Whether `--device` names a GPU.
 pub(crate) fn is_gpu(device: &str) -> bool {
-    let device = resolve(device);
-    device == CUDA || device.strip_prefix("cuda:").is_some_and(|ordinal| ordinal.parse::<usize>().is_ok())
+    parse_gpu(resolve(device)).is_some()
+}
+
+/// The kind and the number of a GPU.
+fn parse_gpu(device: &str) -> Option<(&'static str, usize)> {
+    let (kind, number) = device.split_once(':').unwrap_or((device, "0"));
+    let kind = [CUDA, METAL].into_iter().find(|&known| known == kind)?;
+    Some((kind, number.parse().ok()?))
 }
 
 /// The GPU that `--device` names, if it names one.
 pub(crate) fn gpu_backend(args: &ModelArgs) -> Result<Option<gpu::GpuBackend>> {
-    Ok(match resolve(&args.device) {
-        CUDA => Some(first_gpu(&args.gpu)?),
-        other => match other.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()) {
-            Some(ordinal) => Some(cuda(ordinal, args.gpu.options())?),
-            None => None,
-        },
+    Ok(match parse_gpu(resolve(&args.device)) {
+        None => None,
+        Some((CUDA, 0)) => Some(first_gpu(&args.gpu)?),
+        Some((CUDA, ordinal)) => Some(cuda(ordinal, args.gpu.options())?),
+        Some((_, ordinal)) => Some(metal(ordinal, &args.gpu)?),
     })
 }
 
@@ -424,6 +511,7 @@ fn place(args: &ModelArgs, sizes: &EngineSizes, plan: &Plan, weights: &[Tensor])
     if args.device != AUTO {
         return place_on(backend(args)?, args, sizes, plan, weights);
     }
+    args.gpu.check_metal(&[AUTO])?;
     let on_gpu = first_gpu(&args.gpu).map_err(anyhow::Error::from).and_then(|gpu| {
         check_load(&gpu, plan, weights)?;
         place_on(Box::new(gpu), args, sizes, plan, weights)

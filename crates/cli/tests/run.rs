@@ -312,6 +312,46 @@ fn doctor_proves_the_text_right_on_this_machine() {
 }
 
 #[test]
+fn doctor_tries_a_device_from_its_copies_to_its_speed() {
+    let report = succeed(&["doctor", "--full", "--device", "cpu", "--threads", "1"]);
+    let sections =
+        ["1/", "the device", "copies", "the kernels of embed", "the kernels of linear", "one step", "128 greedy"];
+    let mut rest = report.as_str();
+    for section in
+        sections.into_iter().chain(["through the engine", "how fast the built-in model is", "sections passed"])
+    {
+        let (_, behind) = rest.split_once(section).unwrap_or_else(|| panic!("`{section}` in its place: {report}"));
+        rest = behind;
+    }
+    assert!(report.contains("128 of 128 greedy tokens equal") && !report.contains('✗'), "{report}");
+    let stderr = fail(1, &["doctor", "--full", "--kv-type", "f32"]);
+    assert!(stderr.contains("takes no --kv-type"), "{stderr}");
+    // What fails is shown with its reason, and nothing is tried on a device that is not there.
+    let output = output(&["doctor", "--full", "--device", "abacus"]);
+    let report = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(report.contains("there is no device `abacus`") && report.contains("✗ failed with 1"), "{report}");
+    assert!(report.contains("\n0 of ") && report.ends_with("✗ the device\n") && !report.contains("2/"), "{report}");
+}
+
+#[test]
+fn apple_gpus_are_on_macos_alone() {
+    if cfg!(target_os = "macos") {
+        return;
+    }
+    for device in ["metal", "metal:1"] {
+        assert!(fail(1, &["run", "hi", "--device", device]).contains("metal: only on macOS"), "{device}");
+    }
+    assert!(text(&output(&["doctor", "--metal"]).stdout).contains("metal: only on macOS"));
+    for flags in [["--metal-way", "indirect"], ["--capture", "step.gputrace"]] {
+        for device in ["cpu", "auto"] {
+            let stderr = fail(1, &[&["run", "hi", "--device", device][..], &flags].concat());
+            assert!(stderr.contains("are about Apple GPUs: expected --device metal, found"), "{stderr}");
+        }
+    }
+}
+
+#[test]
 fn every_instruction_set_and_thread_count_gives_the_same_text() {
     let run = |extra: &[&str]| {
         succeed(&[&["run", "Tell me a story about a fox", "--seed", "3", "-n", "40"][..], extra].concat())

@@ -152,7 +152,7 @@ fn mistakes_are_named_with_what_there_is() {
         (&[model, "--isa", "scalar", "--against", "scalar"], "is both the device and what it is compared with"),
         (
             &["--force-variant", "norm_glu=linear"],
-            "--force-variant is about the kernels of GPUs: expected --device cuda",
+            "--force-variant is about the kernels of GPUs: expected --device cuda or metal",
         ),
         (&[model, "-n", "5000"], "are more than the 256 tokens"),
         (&[model, "--prompt", "Hello"], "no --prompt without a tokenizer"),

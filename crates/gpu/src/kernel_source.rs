@@ -89,7 +89,8 @@ impl KernelSource {
             let path = self.folder.join(name);
             fs::read_to_string(&path).map_err(|error| GpuError::KernelSource { path, reason: error.to_string() })
         })?;
-        let kept = self.cache.as_ref().map(|cache| cache.join(format!("{:016x}-{}", hash(&text), image.target)));
+        let kept =
+            self.cache.as_ref().map(|cache| cache.join(format!("{:016x}-{}", hash(text.as_bytes()), image.target)));
         if let Some(bytes) = kept.as_ref().and_then(|path| fs::read(path).ok()) {
             return Ok(Some(image.loaded(bytes)));
         }
@@ -120,13 +121,13 @@ fn choose(capability: (u32, u32)) -> Option<(usize, &'static Image)> {
 
 /// The hash of the text that is compiled.
 pub fn source_hash() -> u64 {
-    hash(&cuda())
+    hash(cuda().as_bytes())
 }
 
 /// FNV-1a.
-fn hash(text: &str) -> u64 {
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+pub(crate) fn hash(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// The files of `kernels/all.h`, in its order.

@@ -10,15 +10,19 @@
 mod dispatch;
 mod driver;
 mod executable;
+#[cfg(any(test, target_os = "macos"))]
+mod flatten;
 mod forced;
 pub mod kernel_source;
 mod kv_cache;
 mod launch;
 mod lower;
+pub mod metal_source;
 pub mod nvrtc;
 mod params;
 mod profile;
 mod roofline;
+mod self_test;
 mod step_input;
 mod weights;
 
@@ -32,6 +36,8 @@ use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 use dispatch::{Matrix, Target};
 use driver::cuda::{CudaDevice, CudaDriver};
+#[cfg(target_os = "macos")]
+use driver::metal::{MetalDevice, MetalDriver};
 use driver::{Driver, DriverError};
 use kernel_source::ImageOf;
 
@@ -44,6 +50,9 @@ pub use driver::sim::{SimDialect, SimFault, SimFaults, ThreadOrder};
 
 /// The name of NVIDIA GPUs in flags and reports.
 const CUDA: &str = "cuda";
+/// The name of Apple GPUs in flags and reports.
+#[cfg(target_os = "macos")]
+const METAL: &str = "metal";
 /// The simulator's name in flags and reports.
 #[cfg(feature = "sim")]
 const SIM: &str = "sim";
@@ -78,10 +87,28 @@ pub struct GpuOptions {
     pub forced: ForcedVariants,
 }
 
+/// What only Apple GPUs are told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MetalOptions {
+    /// A folder with the kernels as text (`port/metal.h` and the files of `all.h`), which are compiled now in place of those
+    /// that the binary carries: for whoever works on them.
+    pub source: Option<PathBuf>,
+    /// A folder where compiled kernels are kept from one start to the next; nowhere without it.
+    pub cache: Option<PathBuf>,
+    /// Whether a step is replayed from an indirect command buffer, and not encoded each time.
+    pub indirect: bool,
+    /// Whether weights are copied even where the device could read them in the file's mapping.
+    pub copied: bool,
+    /// A file that gets a trace of one step, for Xcode. Needs `MTL_CAPTURE_ENABLED=1` in the environment.
+    pub capture: Option<PathBuf>,
+}
+
 /// What runs the kernels.
 #[derive(Clone, Debug)]
 enum System {
     Cuda(CudaDevice),
+    #[cfg(target_os = "macos")]
+    Metal(MetalDevice),
     #[cfg(feature = "sim")]
     Sim(SimDialect, ThreadOrder, SimFaults),
 }
@@ -92,6 +119,10 @@ impl System {
         let device = match self {
             Self::Cuda(CudaDevice { name, capability: (major, minor), multiprocessors, .. }) => {
                 format!("{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors")
+            }
+            #[cfg(target_os = "macos")]
+            Self::Metal(MetalDevice { name, cores, kernels, .. }) => {
+                format!("{name}, {cores} cores or more, kernels {kernels}")
             }
             #[cfg(feature = "sim")]
             Self::Sim(SimDialect::Cuda, order, _) => format!("GPU simulator, threads {order:?}"),
@@ -149,6 +180,23 @@ pub enum GpuError {
         /// Kernels that can.
         known: String,
     },
+    /// Not a machine of Apple's.
+    #[error("metal: only on macOS, and this is not; use --device cpu")]
+    NotMacos,
+    /// Fewer Apple GPUs than asked for.
+    #[error("there is no Metal device {ordinal}: the system shows {found}; use --device cpu")]
+    NoMetalDevice {
+        /// The number asked for.
+        ordinal: usize,
+        /// Devices that there are.
+        found: usize,
+    },
+    /// The device or the system lacks something, or the kernels do not compile.
+    #[error("metal: {reason}")]
+    Metal {
+        /// What is wrong.
+        reason: String,
+    },
     /// The driver does not answer.
     #[error("the NVIDIA driver failed: {reason}")]
     Driver {
@@ -178,6 +226,30 @@ impl GpuBackend {
     /// Every NVIDIA GPU of this machine, by its number, or why it cannot be used.
     pub fn all_cuda(options: GpuOptions) -> Result<Vec<Result<Self, GpuError>>, GpuError> {
         Ok((0..CudaDevice::count()?).map(|ordinal| Self::cuda(ordinal, options)).collect())
+    }
+
+    /// The Apple GPU of this number, as the system counts. Loads the kernels, or compiles them.
+    #[cfg(target_os = "macos")]
+    pub fn metal(ordinal: usize, options: GpuOptions, metal: &MetalOptions) -> Result<Self, GpuError> {
+        let found = MetalDevice::find(ordinal, metal)?;
+        let memory_bytes = found.memory_bytes;
+        let device = DeviceInfo { name: METAL.to_owned(), description: String::new(), memory_bytes };
+        Self { device, options: GpuOptions::default(), system: System::Metal(found) }.with_options(options)
+    }
+
+    /// The Apple GPU of this number: there is none here.
+    #[cfg(not(target_os = "macos"))]
+    pub fn metal(_ordinal: usize, _options: GpuOptions, _metal: &MetalOptions) -> Result<Self, GpuError> {
+        Err(GpuError::NotMacos)
+    }
+
+    /// Every Apple GPU of this machine, by its number, or why it cannot be used.
+    pub fn all_metal(options: GpuOptions, metal: &MetalOptions) -> Result<Vec<Result<Self, GpuError>>, GpuError> {
+        #[cfg(target_os = "macos")]
+        let count = MetalDevice::count();
+        #[cfg(not(target_os = "macos"))]
+        let count = Err(GpuError::NotMacos);
+        Ok((0..count?).map(|ordinal| Self::metal(ordinal, options, metal)).collect())
     }
 
     /// The same device, computing in another way. What is forced must be something that it can do.
@@ -216,12 +288,16 @@ impl GpuBackend {
         match self.system {
             System::Sim(dialect, order, _) => Self { system: System::Sim(dialect, order, faults), ..self },
             System::Cuda(_) => self,
+            #[cfg(target_os = "macos")]
+            System::Metal(_) => self,
         }
     }
 
     fn open(&self) -> Result<Box<dyn Driver>, DriverError> {
         match self.system {
             System::Cuda(ref device) => Ok(Box::new(CudaDriver::open(device)?)),
+            #[cfg(target_os = "macos")]
+            System::Metal(ref device) => Ok(Box::new(MetalDriver::open(device)?)),
             #[cfg(feature = "sim")]
             System::Sim(dialect, order, ref faults) => {
                 Ok(Box::new(driver::sim::SimDriver::new(dialect, order, self.device.memory_bytes, faults.clone())))
@@ -242,6 +318,10 @@ impl GpuBackend {
                 forced,
                 kernel: None,
             },
+            #[cfg(target_os = "macos")]
+            System::Metal(ref device) => {
+                Target::metal(device.cores as usize, device.group_bytes_max, batch_invariant, forced)
+            }
             // Few, so that small models have more work than groups.
             #[cfg(feature = "sim")]
             System::Sim(SimDialect::Metal, ..) => Target::metal(3, 32 << 10, batch_invariant, forced),
@@ -311,6 +391,8 @@ impl Backend for GpuBackend {
     fn claims(&self) -> Claims {
         let arithmetic = match self.system {
             System::Cuda(_) => CUDA,
+            #[cfg(target_os = "macos")]
+            System::Metal(_) => METAL,
             #[cfg(feature = "sim")]
             System::Sim(dialect, ..) => sim_name(dialect),
         };

@@ -126,6 +126,8 @@ impl GpuBackend {
     fn sizes(&self) -> (u64, f64, usize) {
         match self.system {
             System::Cuda(_) => (1 << 30, 8e-3, 1000),
+            #[cfg(target_os = "macos")]
+            System::Metal(_) => (1 << 30, 8e-3, 1000),
             #[cfg(feature = "sim")]
             System::Sim(..) => (1 << 18, 0.0, 4),
         }

@@ -40,31 +40,41 @@ pub(crate) struct DeviceWeights {
 impl DeviceWeights {
     /// Bytes that `tensors` take on a device.
     pub(crate) fn bytes(tensors: &[Tensor]) -> u64 {
-        Self::places(tensors).1
+        Self::places(tensors.iter()).1
     }
 
-    /// Copies `tensors`, in the order of the plan, into one allocation.
+    /// Copies `tensors`, in the order of the plan, into one allocation, but for those that the device reads where they are.
     pub(crate) fn upload(driver: &mut dyn Driver, plan: &Plan, tensors: &[Tensor]) -> Result<Self, DriverError> {
-        let (places, bytes) = Self::places(tensors);
+        debug_assert!(plan.weights.len() == tensors.len(), "`check_load` compared them");
+        let mut in_place = |tensor| if is_as_on_device(tensor) { driver.in_place(tensor.bytes()) } else { None };
+        let in_place: Vec<_> = tensors.iter().map(&mut in_place).collect();
+        let copied = tensors.iter().zip(&in_place).filter(|(_, in_place)| in_place.is_none());
+        let (places, bytes) = Self::places(copied.map(|(tensor, _)| tensor));
         let all = Region { address: driver.allocate(bytes)?, bytes };
+        let mut places = places.into_iter();
         let mut weights = Vec::with_capacity(tensors.len());
-        for (tensor, ((values_at, values), (scales_at, scales))) in tensors.iter().zip(places) {
-            debug_assert!(plan.weights.len() == tensors.len(), "`check_load` compared them");
-            let weight = DeviceWeight {
-                format: device_format(tensor),
-                values: all.part(values_at, values),
-                scales: if scales == 0 { Region::default() } else { all.part(scales_at, scales) },
-                rows: tensor.num_rows(),
-                row_len: tensor.row_len(),
+        for (tensor, in_place) in tensors.iter().zip(in_place) {
+            let (values, scales) = match in_place {
+                Some(address) => (Region { address, bytes: tensor.bytes().len() as u64 }, Region::default()),
+                None => {
+                    let ((values_at, values), (scales_at, scales)) =
+                        places.next().expect("one for each that is copied");
+                    let scales = if scales == 0 { Region::default() } else { all.part(scales_at, scales) };
+                    (all.part(values_at, values), scales)
+                }
             };
-            weight.fill(driver, tensor)?;
+            let format = device_format(tensor);
+            let weight = DeviceWeight { format, values, scales, rows: tensor.num_rows(), row_len: tensor.row_len() };
+            if in_place.is_none() {
+                weight.fill(driver, tensor)?;
+            }
             weights.push(weight);
         }
         Ok(Self { weights })
     }
 
     /// Where values and scales of each of `tensors` lie, start and length, and the bytes of all.
-    fn places(tensors: &[Tensor]) -> (Vec<(Piece, Piece)>, u64) {
+    fn places<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> (Vec<(Piece, Piece)>, u64) {
         let mut bytes = 0;
         let mut reserve = |len: u64| {
             let start = bytes;
@@ -72,7 +82,6 @@ impl DeviceWeights {
             start
         };
         let places = tensors
-            .iter()
             .map(|tensor| {
                 let format = device_format(tensor);
                 let rows = tensor.num_rows() as u64;
@@ -103,7 +112,7 @@ impl DeviceWeight {
     fn fill(&self, driver: &mut dyn Driver, tensor: &Tensor) -> Result<(), DriverError> {
         let row_bytes = row_bytes(self.format, self.row_len);
         let scale_row_bytes = scale_row_bytes(self.format, self.row_len);
-        if tensor.format() == self.format && tensor.row_bytes() == row_bytes {
+        if tensor.format() == self.format && tensor.row_bytes() == row_bytes && scale_row_bytes == 0 {
             return driver.upload(self.values.address, tensor.bytes());
         }
         let piece_rows = (PIECE_BYTES / row_bytes.max(1)).max(1);
@@ -149,6 +158,14 @@ impl DeviceWeight {
 /// What a tensor is stored as: vectors in f32, matrices as they are.
 fn device_format(tensor: &Tensor) -> WeightFormat {
     if tensor.shape().len() == 1 { WeightFormat::F32 } else { tensor.format() }
+}
+
+/// Whether a matrix lies in the host's memory as it would on the device, so that 16-byte loads of it are aligned.
+fn is_as_on_device(tensor: &Tensor) -> bool {
+    let is_as_on_device = tensor.format() == device_format(tensor)
+        && tensor.row_bytes() == row_bytes(tensor.format(), tensor.row_len())
+        && scale_row_bytes(tensor.format(), tensor.row_len()) == 0;
+    tensor.shape().len() > 1 && is_as_on_device && (tensor.bytes().as_ptr() as usize).is_multiple_of(16)
 }
 
 /// Bytes of the scales of a row, filled up to 16, which copies on the device come in: `q8_scales` of `kernels/parts.h`.

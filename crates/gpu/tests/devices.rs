@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use backend::Backend;
-use gpu::{GpuBackend, GpuError, GpuOptions, SimDialect, ThreadOrder};
+use gpu::{GpuBackend, GpuError, GpuOptions, MetalOptions, SimDialect, ThreadOrder};
 use plan::{KvFormat, KvLayout, Plan, StepInput, StepShape, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::tiny::tiny_model;
@@ -19,6 +19,24 @@ fn a_machine_without_a_driver_or_a_device_says_so() {
         // A driver without a device to drive does not even begin.
         error => assert!(error.to_string().starts_with("the NVIDIA driver failed: "), "{error}"),
     }
+}
+
+#[test]
+fn an_apple_gpu_is_refused_where_there_is_none() {
+    let error = GpuBackend::metal(4096, GpuOptions::default(), &MetalOptions::default()).unwrap_err();
+    match error {
+        GpuError::NotMacos => assert_eq!(error.to_string(), "metal: only on macOS, and this is not; use --device cpu"),
+        GpuError::NoMetalDevice { ordinal: 4096, .. } | GpuError::Metal { .. } if cfg!(target_os = "macos") => {}
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn bytes_come_back_from_a_device_as_they_went() {
+    let of = |bytes| GpuBackend::simulator(ThreadOrder::Forward, bytes, GpuOptions::default());
+    assert!(of(1 << 30).check_copies().unwrap() > 64 << 20);
+    let error = of(1 << 20).check_copies().unwrap_err();
+    assert!(error.to_string().starts_with("device `sim` cannot hold a buffer to copy to"), "{error}");
 }
 
 /// What a model is said to take is enough for its largest steps, and less is not enough to load it.

@@ -82,7 +82,8 @@ pub(super) struct KernelsArgs {
     #[arg(long, value_name = "MIB")]
     pub(super) rotate: Option<u64>,
 
-    /// Where to compute: auto (the first GPU, the CPU without one), cpu, cuda or cuda:N (an NVIDIA GPU), or reference
+    /// Where to compute: auto (the first NVIDIA GPU, the CPU without one), cpu, cuda or cuda:N (an NVIDIA GPU), metal or
+    /// metal:N (an Apple GPU), or reference
     /// (plain f64, for comparison)
     #[arg(long, value_name = "DEVICE", default_value = load::AUTO)]
     pub(super) device: String,
@@ -157,7 +158,8 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "FORMAT", requires = "shape")]
     pub(crate) format: Option<String>,
 
-    /// Where to compute: auto (the first GPU, the CPU without one), cpu, cuda or cuda:N (an NVIDIA GPU), or reference
+    /// Where to compute: auto (the first NVIDIA GPU, the CPU without one), cpu, cuda or cuda:N (an NVIDIA GPU), metal or
+    /// metal:N (an Apple GPU), or reference
     /// (plain f64, for comparison)
     #[arg(long, value_name = "DEVICE", default_value = load::AUTO)]
     pub(crate) device: String,

@@ -39,7 +39,7 @@ pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
     }
     if args.target.device() != CPU {
         bail!(
-            "--roofline measures processors and GPUs, and `{}` is neither: expected --device {CPU} or cuda",
+            "--roofline measures processors and GPUs, and `{}` is neither: expected --device {CPU}, cuda or metal",
             device.name
         );
     }

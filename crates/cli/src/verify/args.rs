@@ -21,8 +21,8 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "DEVICE", default_value = "reference")]
     pub(super) against: String,
 
-    /// Where to compute: cpu, an instruction set of this processor, cuda or cuda:N, auto (the first GPU, the CPU without
-    /// one), or reference
+    /// Where to compute: cpu, an instruction set of this processor, cuda or cuda:N, metal or metal:N, auto (the first NVIDIA
+    /// GPU, the CPU without one), or reference
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(super) device: String,
 
@@ -40,6 +40,10 @@ pub(crate) struct VerifyArgs {
     /// Only the kernels of these ops, and no models: linear, norm_glu, …
     #[arg(long, value_name = "OP", value_delimiter = ',', conflicts_with = "model")]
     pub(super) op: Vec<String>,
+
+    /// Only models, and no kernels on their own
+    #[arg(long, conflicts_with_all = ["model", "op", "quick"])]
+    pub(super) only_models: bool,
 
     /// Only these weight formats [default: every one]
     #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = parse_format, conflicts_with = "model")]

@@ -31,6 +31,7 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
     let other = devices::named(&args.against, args)?;
     // Kernels are those of the device, whatever the model.
     let (variants, cases) = match args.model {
+        _ if args.only_models => (Vec::new(), Vec::new()),
         Some(_) => (Vec::new(), Vec::new()),
         None => {
             let variants = devices::variants(args)?;

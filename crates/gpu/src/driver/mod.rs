@@ -1,6 +1,10 @@
 //! Drivers: what a device can do for the backend, in few calls. Everything above them is shared.
 
 pub(crate) mod cuda;
+#[cfg(any(test, feature = "sim", target_os = "macos"))]
+mod hazards;
+#[cfg(target_os = "macos")]
+pub(crate) mod metal;
 #[cfg(feature = "sim")]
 pub(crate) mod sim;
 #[cfg(all(test, feature = "sim"))]
@@ -9,6 +13,7 @@ mod sim_faults;
 use std::time::Instant;
 
 use backend::Counters;
+use bytes::Bytes;
 
 use crate::launch::Launch;
 use crate::params::Address;
@@ -38,6 +43,11 @@ pub(crate) trait Driver: Send {
 
     /// Gives back what [`Driver::allocate`] gave.
     fn free(&mut self, address: Address);
+
+    /// Where kernels read `bytes` of the host without a copy, if the device can; the driver keeps them as long as it lives.
+    fn in_place(&mut self, _bytes: &Bytes) -> Option<Address> {
+        None
+    }
 
     /// Copies to the device. `bytes` may be changed once the call returns.
     fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), DriverError>;

@@ -10,13 +10,15 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use backend::Counters;
+use bytes::Bytes;
 
+use super::hazards::stretches;
 use super::{Driver, DriverError, Recording, STEPS_MAX};
 use crate::launch::{Access, Launch};
 use crate::params::Address;
 
-/// In which order the simulator runs the threads of a SIMD group, the SIMD groups of a group and the groups of a launch.
-/// What depends on it is a race.
+/// In which order the simulator runs the threads of a SIMD group, the SIMD groups of a group, the groups of a launch, and the
+/// launches of a step that need not wait for each other. What depends on it is a race.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ThreadOrder {
     /// First to last.
@@ -130,6 +132,8 @@ pub(crate) struct SimDriver {
     memory_bytes: u64,
     allocated_bytes: u64,
     allocations: HashMap<Address, Layout>,
+    /// Memory of the host that kernels read.
+    in_place: Vec<Bytes>,
     recordings: Vec<Vec<Launch>>,
     /// Of the steps under way, the oldest first: they have been computed already.
     outputs: VecDeque<Vec<u32>>,
@@ -147,6 +151,7 @@ impl SimDriver {
             memory_bytes,
             allocated_bytes: 0,
             allocations: HashMap::new(),
+            in_place: vec![],
             recordings: vec![],
             outputs: VecDeque::new(),
             collected: vec![],
@@ -155,12 +160,17 @@ impl SimDriver {
         }
     }
 
-    /// The bytes of an allocation, if `address` and `len` lie in one.
+    /// That `address` and `len` lie in one allocation, or in memory of the host that is read in place.
     fn check(&self, address: Address, len: usize) {
         let inside = |(start, layout): (&Address, &Layout)| {
             address.0 >= start.0 && address.0 + len as u64 <= start.0 + layout.size() as u64
         };
-        assert!(self.allocations.iter().any(inside), "{len} bytes at {address:?} are not allocated");
+        let in_place = |bytes: &Bytes| {
+            let start = bytes.as_ptr() as u64;
+            address.0 >= start && address.0 + len as u64 <= start + bytes.len() as u64
+        };
+        let found = self.allocations.iter().any(inside) || self.in_place.iter().any(in_place);
+        assert!(found, "{len} bytes at {address:?} are not allocated");
     }
 }
 
@@ -243,6 +253,11 @@ impl Driver for SimDriver {
         unsafe { alloc::dealloc(address.0 as *mut u8, layout) };
     }
 
+    fn in_place(&mut self, bytes: &Bytes) -> Option<Address> {
+        self.in_place.push(bytes.clone());
+        Some(Address(bytes.as_ptr() as u64))
+    }
+
     fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), DriverError> {
         self.faults.of_call(None)?;
         self.check(to, bytes.len());
@@ -287,7 +302,13 @@ impl Driver for SimDriver {
         assert!(self.outputs.len() < STEPS_MAX, "no more steps are under way than there is room for");
         self.upload(to, bytemuck::cast_slice(input))?;
         let launches = std::mem::take(&mut self.recordings[recording.0]);
-        let done = launches.iter().try_for_each(|launch| self.run(launch));
+        let done = match self.order {
+            ThreadOrder::Forward => launches.iter().try_for_each(|launch| self.run(launch)),
+            ThreadOrder::Reverse => {
+                let mut stretches = stretches(&launches).into_iter();
+                stretches.try_for_each(|stretch| stretch.iter().rev().try_for_each(|launch| self.run(launch)))
+            }
+        };
         self.recordings[recording.0] = launches;
         done?;
         let mut output = std::mem::take(&mut self.collected);

@@ -1,0 +1,184 @@
+//! The full report on a device: commands of this program, from the simplest on, each as a process of its own.
+
+use std::fmt::Write;
+use std::process::{Command, ExitStatus};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use backend::Claims;
+use backend::conformance;
+
+use super::DoctorArgs;
+use crate::load::{self, CPU, GpuArgs, ModelArgs};
+use crate::output::stdout;
+
+/// What is measured on a GPU: small enough for any, and known elsewhere.
+const SHAPE: &str = "qwen2.5-0.5b";
+/// Ops without which no other can be tried.
+const FIRST: [&str; 2] = ["embed", "select_outputs"];
+
+/// One command, and what it shows.
+struct Section {
+    what: String,
+    args: Vec<String>,
+    /// Whether its last line is enough where it succeeds.
+    brief: bool,
+}
+
+/// Prints the report. Fails if a section does.
+pub(super) fn report(args: &DoctorArgs) -> Result<()> {
+    let program = std::env::current_exe().context("this program does not know where it is")?;
+    let sections = sections(args)?;
+    stdout(&format!(
+        "hotmetal {} on {} {}\n",
+        env!("CARGO_PKG_VERSION"),
+        std::env::consts::OS,
+        std::env::consts::ARCH,
+    ))?;
+    let (mut passed, mut failed) = (0, Vec::new());
+    for (index, Section { what, args, brief }) in sections.iter().enumerate() {
+        stdout(&format!("\n{}/{} {what}\n$ hotmetal {}\n", index + 1, sections.len(), args.join(" ")))?;
+        let begun = Instant::now();
+        let output = Command::new(&program).args(args).output().context("this program cannot be started again")?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let ok = output.status.success();
+        if ok && *brief {
+            stdout(&format!("{}\n", printed.lines().last().unwrap_or_default()))?;
+        } else {
+            stdout(&printed)?;
+            stdout(&String::from_utf8_lossy(&output.stderr))?;
+        }
+        stdout(&format!("{} {} in {seconds:.1} s\n", if ok { "✓" } else { "✗" }, ended(output.status)))?;
+        if ok {
+            passed += 1;
+        } else {
+            failed.push(what.as_str());
+        }
+        if !ok && index == 0 {
+            // All the others would say the same.
+            break;
+        }
+    }
+    let mut verdict = format!("\n{passed} of {} sections passed", sections.len());
+    for what in &failed {
+        let _ = write!(verdict, "\n✗ {what}");
+    }
+    stdout(&format!("{verdict}\n"))?;
+    match failed.first() {
+        Some(first) => bail!("{passed} of {} sections passed, and not: {first}", sections.len()),
+        None => Ok(()),
+    }
+}
+
+/// What there is to find out, in the order in which it can be wrong.
+fn sections(args: &DoctorArgs) -> Result<Vec<Section>> {
+    let model = &args.model_args;
+    let device = if args.metal { "metal" } else { load::resolve(&model.device) };
+    let is_gpu = load::is_gpu(device);
+    let flags = flags(args)?;
+    let mut sections = Vec::new();
+    let mut add = |what: &str, brief: bool, command: &[&str]| {
+        let mut args: Vec<_> = command.iter().map(|&arg| arg.to_owned()).collect();
+        args.extend(["--device".to_owned(), device.to_owned()]);
+        args.extend_from_slice(&flags);
+        sections.push(Section { what: what.to_owned(), args, brief });
+    };
+    add("the device", false, &["doctor", "--part", "device"]);
+    add("copies", false, &["doctor", "--part", "copies"]);
+    for op in ops() {
+        let what = format!("the kernels of {op} against the reference");
+        add(&what, true, &["verify", "--quick", "--op", &op]);
+    }
+    // The CPU is held to the reference, all others to the CPU.
+    let against = if device == CPU { "reference" } else { CPU };
+    let models = ["verify", "--only-models", "--against", against];
+    add("one step of many tokens and some of one, op by op", false, &[&models[..], &["-n", "0"]].concat());
+    add("128 greedy tokens", true, &[&models[..], &["-n", "128"]].concat());
+    let text = ["doctor", "--part", "text"];
+    add("the text of the built-in model through the engine", false, &text);
+    let ways = || ["indirect", "copied"].into_iter().filter(|_| device.starts_with("metal"));
+    for way in ways() {
+        add(&format!("the same, {way}"), false, &[&text[..], &["--metal-way", way]].concat());
+    }
+    if is_gpu {
+        add("batches, caches and refusals", true, &["verify", "--quick", "--against", against]);
+        add("what its memory and its instructions give", false, &["bench", "--roofline"]);
+    }
+    let measured = ["bench", "-r", "3", "-p", "128", "-n", "64"];
+    add("how fast the built-in model is", false, &measured);
+    let shape = args.shape.as_deref().or(is_gpu.then_some(SHAPE));
+    for format in ["f16", "q8_0"] {
+        if let Some(shape) = shape {
+            let what = format!("how fast {shape} is in {format}");
+            let of_shape = [&measured[..], &["--shape", shape, "--format", format]].concat();
+            add(&what, false, &of_shape);
+            for way in ways() {
+                add(&format!("{what}, {way}"), false, &[&of_shape[..], &["--metal-way", way]].concat());
+            }
+        }
+    }
+    Ok(sections)
+}
+
+/// The flags that every command of the report has. Refuses those that some lack.
+fn flags(args: &DoctorArgs) -> Result<Vec<String>> {
+    let ModelArgs {
+        ctx_size,
+        device: _,
+        gpu: GpuArgs { batch_invariant, force_variant, metal_way, capture },
+        threads,
+        isa,
+        no_repack,
+        kv_type,
+        chat_template,
+        allow_unknown_patterns,
+    } = &args.model_args;
+    let refused = [
+        ("--ctx-size", ctx_size.is_some()),
+        ("--force-variant", !force_variant.is_empty()),
+        ("--metal-way", !metal_way.is_empty()),
+        ("--capture", capture.is_some()),
+        ("--no-repack", *no_repack),
+        ("--kv-type", kv_type.is_some()),
+        ("--chat-template", chat_template.is_some()),
+        ("--allow-unknown-patterns", *allow_unknown_patterns),
+    ];
+    if let Some((flag, _)) = refused.iter().find(|(_, is_given)| *is_given) {
+        bail!("the full report takes no {flag}: it is one report, whoever makes it");
+    }
+    let mut flags = Vec::new();
+    if let Some(isa) = isa {
+        flags.extend(["--isa".to_owned(), isa.name().to_owned()]);
+    }
+    if let Some(threads) = threads {
+        flags.extend(["--threads".to_owned(), threads.to_string()]);
+    }
+    if *batch_invariant {
+        flags.push("--batch-invariant".to_owned());
+    }
+    Ok(flags)
+}
+
+/// Every op that kernels compute, the simplest first.
+fn ops() -> Vec<String> {
+    let cases = conformance::cases(&Claims::default(), true);
+    let mut ops: Vec<_> =
+        cases.iter().filter(|case| case.part == conformance::Part::Ops).flat_map(|case| &case.ops).collect();
+    ops.sort_unstable_by_key(|op| (!FIRST.contains(op), *op));
+    ops.dedup();
+    ops.into_iter().map(|&op| op.to_owned()).collect()
+}
+
+/// How a process ended, in words.
+fn ended(status: ExitStatus) -> String {
+    #[cfg(unix)]
+    if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
+        return format!("killed by signal {signal}");
+    }
+    match status.code() {
+        Some(0) => "passed".to_owned(),
+        Some(code) => format!("failed with {code}"),
+        None => "failed".to_owned(),
+    }
+}

@@ -1,0 +1,137 @@
+//! `hotmetal doctor`: what this machine is, and the proof that the text is right on it.
+
+mod full;
+
+use anyhow::{Result, bail};
+use backend::Backend;
+use clap::{Args, ValueEnum};
+
+use crate::load::{self, ModelArgs};
+use crate::output::stdout;
+use crate::{generate, hub, units};
+
+/// Check this machine: processor, memory, cache, and that the built-in model says what it must
+///
+/// With --full or --metal: everything that can be wrong with a device, from the simplest on, each in a process of its own, so
+/// that a crash ends none but itself: the device, copies, each kernel, one step op by op, 128 greedy tokens, batches, and how
+/// fast it is. The report is to be pasted whole into an issue.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Everything that can be wrong with the device, in one report to paste
+    #[arg(long)]
+    full: bool,
+
+    /// As --full --device metal
+    #[arg(long, conflicts_with_all = ["full", "device", "part"])]
+    metal: bool,
+
+    /// Only one part of the report
+    #[arg(long, value_enum, value_name = "PART", hide = true, conflicts_with = "full")]
+    part: Option<Part>,
+
+    /// In the full report: also measure random weights in the exact shapes of this model [default: qwen2.5-0.5b on a GPU]
+    #[arg(long, value_name = "NAME")]
+    shape: Option<String>,
+
+    #[command(flatten)]
+    model_args: ModelArgs,
+}
+
+/// What the full report asks for in a process of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Device,
+    Copies,
+    Text,
+}
+
+/// The greedy continuation of the built-in model, made by Hugging Face transformers.
+const GOLDEN: &str = include_str!("../../builtin/golden.json");
+
+/// One line of the report.
+struct Check {
+    what: &'static str,
+    found: String,
+    ok: bool,
+}
+
+/// Runs `hotmetal doctor`. Fails if a check does.
+pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
+    if args.full || args.metal {
+        return full::report(args);
+    }
+    if args.shape.is_some() {
+        bail!("--shape is for the full report: expected --full or --metal beside it");
+    }
+    let checks = match args.part {
+        None => {
+            let mut checks = vec![note("version", env!("CARGO_PKG_VERSION"))];
+            checks.extend(device(&args.model_args)?);
+            checks.extend(gpus());
+            let bandwidth = load::cpu_backend(&args.model_args)?.read_bandwidth();
+            checks.push(note("bandwidth", &format!("{:.1} GB/s reading, measured just now", bandwidth / 1e9)));
+            checks.push(cache());
+            checks.push(golden_text(&args.model_args));
+            checks
+        }
+        Some(Part::Device) => device(&args.model_args)?,
+        Some(Part::Copies) => vec![copies(&args.model_args)?],
+        Some(Part::Text) => vec![golden_text(&args.model_args)],
+    };
+    for Check { what, found, ok } in &checks {
+        stdout(&format!("{} {what:<10} {found}\n", if *ok { "✓" } else { "✗" }))?;
+    }
+    let failed = checks.iter().filter(|check| !check.ok).count();
+    if failed > 0 {
+        bail!("{failed} of {} checks failed", checks.len());
+    }
+    Ok(())
+}
+
+fn device(args: &ModelArgs) -> Result<Vec<Check>> {
+    let backend = load::backend(args)?;
+    let device = backend.device();
+    Ok(vec![note("device", &device.description), note("memory", &units::bytes(device.memory_bytes))])
+}
+
+fn copies(args: &ModelArgs) -> Result<Check> {
+    Ok(match load::gpu_backend(args)? {
+        None => note("copies", "none: it computes in this memory"),
+        Some(gpu) => note("copies", &format!("{} went there and came back", units::bytes(gpu.check_copies()?))),
+    })
+}
+
+fn note(what: &'static str, found: &str) -> Check {
+    Check { what, found: found.to_owned(), ok: true }
+}
+
+/// A line for each GPU, or why there is none.
+fn gpus() -> Vec<Check> {
+    let of = |(name, found): (String, Result<gpu::GpuBackend, gpu::GpuError>)| match found {
+        Ok(found) => {
+            let device = found.device();
+            note("gpu", &format!("{name}, {}, {} free", device.description, units::bytes(device.memory_bytes)))
+        }
+        Err(error) => note("gpu", &format!("{name} cannot be used: {error}")),
+    };
+    load::all_gpus().into_iter().map(of).collect()
+}
+
+fn cache() -> Check {
+    match hub::Settings::from_env().and_then(|settings| {
+        let repos = hub::Cache::new(&settings.cache).repos()?;
+        Ok(format!("{} models in {}", repos.len(), settings.cache.display()))
+    }) {
+        Ok(found) => Check { what: "cache", found, ok: true },
+        Err(error) => Check { what: "cache", found: error.to_string(), ok: false },
+    }
+}
+
+/// Runs the built-in model on a prompt whose answer Hugging Face transformers gave, and compares token by token.
+fn golden_text(args: &ModelArgs) -> Check {
+    let (found, ok) = match generate::compare_with_golden(GOLDEN, args) {
+        Ok(equal) => (format!("{equal} greedy tokens of the built-in model equal those of transformers"), true),
+        Err(error) => (format!("{error:#}"), false),
+    };
+    Check { what: "text", found, ok }
+}
