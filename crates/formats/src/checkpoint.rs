@@ -9,7 +9,8 @@ use std::{error::Error, fs, io, path::Path};
 use bytes::Bytes;
 use half::{bf16, f16};
 use serde_json::Value as Json;
-use tensor::{Tensor, WeightFormat, quant::q8_0};
+use tensor::quant::{q4_0, q4_k, q6_k, q8_0};
+use tensor::{Tensor, WeightFormat};
 
 use crate::{
     Completeness, FormatError,
@@ -80,6 +81,13 @@ pub struct TensorInfo {
     pub bytes: u64,
     /// The file it lies in.
     pub file: String,
+}
+
+impl TensorInfo {
+    /// The format that it is expanded to when it is read; `None` where it stays what it is, or is refused.
+    pub fn expanded_to(&self) -> Option<WeightFormat> {
+        self.format.filter(|format| format.name() != self.type_name)
+    }
 }
 
 #[derive(Debug)]
@@ -515,6 +523,13 @@ fn finite(name: &str, tensor: &Tensor) -> Result<(), FormatError> {
         WeightFormat::F16 => first_bad(tensor.as_slice::<f16>(), |v| v.to_f32(), 1),
         WeightFormat::BF16 => first_bad(tensor.as_slice::<bf16>(), |v| v.to_f32(), 1),
         WeightFormat::Q8_0 => first_bad(tensor.as_slice::<q8_0::Block>(), |v| v.scale.to_f32(), q8_0::BLOCK_LEN),
+        WeightFormat::Q4_0 => first_bad(tensor.as_slice::<q4_0::Block>(), |v| v.scale.to_f32(), q4_0::BLOCK_LEN),
+        // A sum of two is not finite where one of them is not.
+        WeightFormat::Q4_K => {
+            let both = |v: &q4_k::Block| v.scale.to_f32() + v.minimum.to_f32();
+            first_bad(tensor.as_slice(), both, q4_k::BLOCK_LEN)
+        }
+        WeightFormat::Q6_K => first_bad(tensor.as_slice::<q6_k::Block>(), |v| v.scale.to_f32(), q6_k::BLOCK_LEN),
     };
     match first {
         Some((index, value)) => Err(FormatError::NotFinite { tensor: shown(name), value, index }),

@@ -146,7 +146,7 @@ impl Gguf {
         let overflow = || FormatError::Overflow { what: info.described() };
         let shape: Option<Vec<usize>> = info.shape().into_iter().map(|d| usize::try_from(d).ok()).collect();
         let bytes = self.tensor_bytes(info)?;
-        let bytes = match info.ggml_type.packed_format() {
+        let bytes = match info.ggml_type.expanded_from() {
             Some(packed) => expand::to_q8_0(packed, &bytes).ok_or_else(overflow)?,
             None => bytes,
         };

@@ -4,7 +4,8 @@ use bytemuck::Pod;
 use bytes::Bytes;
 use half::{bf16, f16};
 
-use crate::{WeightFormat, quant::q8_0};
+use crate::WeightFormat;
+use crate::quant::{pack_blocks, q4_0, q4_k, q6_k, q8_0, unpack_blocks};
 
 /// What is wrong with the bytes or the shape of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -93,6 +94,9 @@ impl Tensor {
                     bytes.extend_from_slice(bytemuck::bytes_of(&q8_0::pack(block)));
                 }
             }
+            WeightFormat::Q4_0 => pack_blocks(values, q4_0::pack, &mut bytes),
+            WeightFormat::Q4_K => pack_blocks(values, q4_k::pack, &mut bytes),
+            WeightFormat::Q6_K => pack_blocks(values, q6_k::pack, &mut bytes),
         }
         Self::new(format, shape, Bytes::from(bytes))
     }
@@ -147,6 +151,9 @@ impl Tensor {
                     *out = q8_0::unpack(block);
                 }
             }
+            WeightFormat::Q4_0 => unpack_blocks::<q4_0::Block>(bytes, out),
+            WeightFormat::Q4_K => unpack_blocks::<q4_k::Block>(bytes, out),
+            WeightFormat::Q6_K => unpack_blocks::<q6_k::Block>(bytes, out),
         }
     }
 
@@ -187,10 +194,18 @@ mod tests {
 
     #[test]
     fn every_format_keeps_what_it_can_represent() {
-        let values: Vec<f32> = (0..128).map(|i| (i as f32 - 64.0) * 0.5).collect();
+        let values: Vec<f32> = (0..512).map(|i| (i as f32 - 256.0) * 0.125).collect();
         for format in WeightFormat::ALL {
-            let tensor = Tensor::from_f32(format, vec![2, 64], &values).unwrap();
-            let bound = if format == WeightFormat::Q8_0 { 32.0 / 127.0 * 0.51 } else { 0.0 };
+            let tensor = Tensor::from_f32(format, vec![2, 256], &values).unwrap();
+            // Half a step of the block with the widest range, and some for the rounding of scales.
+            let bound = match format {
+                WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => 0.0,
+                WeightFormat::Q8_0 => 32.0 / 127.0 * 0.51,
+                WeightFormat::Q4_0 => 32.0 / 8.0 * 0.51,
+                // There is no minimum above zero; and a scale and a minimum are off by half of a 63rd of the largest.
+                WeightFormat::Q4_K => 32.0 / 15.0 * (0.5 + 15.0 / 126.0) + 32.0 / 126.0,
+                WeightFormat::Q6_K => 32.0 / 32.0 * 0.55,
+            };
             for (found, expected) in tensor.to_f32().iter().zip(&values) {
                 assert!((found - expected).abs() <= bound, "{format}: {found} for {expected}");
             }

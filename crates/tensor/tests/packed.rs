@@ -2,6 +2,7 @@
 //! (`tools/goldens/packed_formats.py`); and what becomes of it in Q8_0.
 
 use tensor::quant::{PackedFormat, q8_0};
+use tensor::{Tensor, WeightFormat};
 
 /// The blocks of a golden file, and their weights.
 fn golden(format: PackedFormat) -> (Vec<u8>, Vec<f32>) {
@@ -54,6 +55,26 @@ fn others_lose_no_more_than_q8_0_does() {
             for (found, expected) in q8_0::unpack(block).iter().zip(expected) {
                 assert!((found - expected).abs() <= most, "{} block {i}: {found}, not {expected}", format.name());
             }
+        }
+    }
+}
+
+#[test]
+fn what_was_unpacked_is_packed_to_the_same_weights() {
+    for format in [WeightFormat::Q4_0, WeightFormat::Q6_K, WeightFormat::Q4_K] {
+        let mut state = 1u32;
+        let mut random = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+        };
+        let values: Vec<f32> = (0..4 * 512).map(|_| random() * random()).collect();
+        let packed = Tensor::from_f32(format, vec![4, 512], &values).unwrap().to_f32();
+        let again = Tensor::from_f32(format, vec![4, 512], &packed).unwrap().to_f32();
+        let largest = packed.iter().fold(0f32, |largest, weight| largest.max(weight.abs()));
+        for (found, expected) in again.iter().zip(&packed) {
+            // Ranges that were rounded are rounded again, to units of a 63rd.
+            let most = if format == WeightFormat::Q4_K { largest / 40.0 } else { largest * 2e-3 };
+            assert!((found - expected).abs() <= most, "{format}: {found}, not {expected}");
         }
     }
 }

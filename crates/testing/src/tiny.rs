@@ -44,15 +44,29 @@ pub fn random_weights(plan: &Plan, rng: &mut Rng, format: WeightFormat) -> Vec<T
 fn tiny_config(model_type: &str, rng: &mut Rng, format: WeightFormat) -> Value {
     let block = format.block_len();
     let kv_heads = rng.pick(&[1, 2, 3]);
-    let heads = kv_heads * rng.pick(&[1, 2, 3]);
+    // Large blocks are as long as all heads together, whose number divides them then.
+    let (kv_heads, heads_in_a_block) = if block > 32 { (kv_heads.min(2), 4) } else { (kv_heads, 1) };
+    let heads = if block > 32 { heads_in_a_block } else { kv_heads * rng.pick(&[1, 2, 3]) };
     // o_proj reads heads · head_dim features, which have to be whole blocks.
-    let head_dim = if block == 1 { rng.pick(&[6, 10, 14, 16]) } else { block * rng.pick(&[1, 2]) };
+    let head_dim = match block {
+        1 => rng.pick(&[6, 10, 14, 16]),
+        32 => block * rng.pick(&[1, 2]),
+        _ => block / heads_in_a_block,
+    };
     let layers = rng.pick(&[2, 3]);
     let mut config = json!({
         "model_type": model_type,
         "vocab_size": 83 + rng.below(60),
-        "hidden_size": if block == 1 { 31 + rng.below(20) } else { block * (2 + rng.below(2)) },
-        "intermediate_size": if block == 1 { 43 + rng.below(30) } else { block * (1 + rng.below(4)) },
+        "hidden_size": match block {
+            1 => 31 + rng.below(20),
+            32 => block * (2 + rng.below(2)),
+            _ => block,
+        },
+        "intermediate_size": match block {
+            1 => 43 + rng.below(30),
+            32 => block * (1 + rng.below(4)),
+            _ => block * (1 + rng.below(2)),
+        },
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,

@@ -139,8 +139,11 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
         cases.push(OpCase { name, seed, lens, forward });
     };
     // Widths around lanes, unrolled loops and blocks.
-    let in_widths: &[usize] =
-        if format.block_len() == 1 { &[1, 7, 31, 32, 33, 64, 100, 257] } else { &[32, 64, 96, 288] };
+    let in_widths: &[usize] = match format.block_len() {
+        1 => &[1, 7, 31, 32, 33, 64, 100, 257],
+        32 => &[32, 64, 96, 288],
+        _ => &[256, 768],
+    };
 
     for &k in in_widths {
         push(
@@ -211,7 +214,8 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
         }
     }
     // Wider than the tiles of any kernel, and one more.
-    let (k, n) = if format.block_len() == 1 { (1025, 71) } else { (1056, 71) };
+    let block = format.block_len();
+    let (k, n) = ((1025usize).next_multiple_of(block), 71);
     push(
         format!("linear {k} to {n}"),
         SHORT,
@@ -222,7 +226,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
         }),
     );
     // And with more rows than any kernel takes at once.
-    let (k, n) = if format.block_len() == 1 { (2049, 39) } else { (2080, 39) };
+    let (k, n) = ((2049usize).next_multiple_of(block), 39);
     push(
         format!("norm of {k}, then gated unit of {n}, many rows"),
         TALL,

@@ -75,7 +75,7 @@ static REMOVED: [(u32, &str); 8] = [
 
 /// The types that weights are computed from, as a message lists them.
 pub(crate) const COVERED: &str =
-    "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4";
+    "F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q6_K, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q5_K, IQ4_NL, IQ4_XS, MXFP4";
 
 impl GgmlType {
     /// Every published type, by id.
@@ -116,13 +116,12 @@ impl GgmlType {
     /// The format that weights of this type are computed from, if there is one yet: its own, or Q8_0 for those that are
     /// expanded when they are read.
     pub fn weight_format(self) -> Option<WeightFormat> {
-        let own = WeightFormat::ALL.into_iter().find(|format| format.name() == self.name());
-        own.or_else(|| self.packed_format().map(|_| WeightFormat::Q8_0))
+        WeightFormat::from_name(self.name()).or_else(|| self.expanded_from().map(|_| WeightFormat::Q8_0))
     }
 
     /// What is expanded when it is read.
-    pub(crate) fn packed_format(self) -> Option<PackedFormat> {
-        PackedFormat::from_name(self.name())
+    pub(crate) fn expanded_from(self) -> Option<PackedFormat> {
+        if WeightFormat::from_name(self.name()).is_some() { None } else { PackedFormat::from_name(self.name()) }
     }
 
     /// The type that stores this weight format.
@@ -151,13 +150,15 @@ mod tests {
             assert_eq!(ggml.block_bytes(), format.block_bytes() as u64, "{format}");
         }
         for &format in PackedFormat::ALL {
-            let ggml = GgmlType::all().find(|ggml| ggml.packed_format() == Some(format)).unwrap();
-            assert_eq!(ggml.weight_format(), Some(WeightFormat::Q8_0));
+            let ggml = GgmlType::all().find(|ggml| ggml.name() == format.name()).unwrap();
+            let own = WeightFormat::from_name(format.name());
+            assert_eq!(ggml.weight_format(), Some(own.unwrap_or(WeightFormat::Q8_0)));
+            assert_eq!(ggml.expanded_from(), if own.is_some() { None } else { Some(format) });
             assert_eq!(ggml.block_len(), format.block_len() as u64, "{ggml:?}");
             assert_eq!(ggml.block_bytes(), format.block_bytes() as u64, "{ggml:?}");
         }
-        let names = WeightFormat::ALL.map(WeightFormat::name).into_iter();
-        let names: Vec<_> = names.chain(PackedFormat::ALL.iter().map(|format| format.name())).collect();
+        let expanded = GgmlType::all().filter(|ggml| ggml.expanded_from().is_some()).map(GgmlType::name);
+        let names: Vec<_> = WeightFormat::ALL.map(WeightFormat::name).into_iter().chain(expanded).collect();
         assert_eq!(COVERED, names.join(", "));
     }
 

@@ -17,3 +17,4 @@ pub mod q6_k;
 pub mod q8_0;
 
 pub use packed::{PackedBlock, PackedFormat};
+pub(crate) use packed::{pack_blocks, unpack_blocks};

@@ -56,7 +56,7 @@ macro_rules! packed_formats {
 
             /// The weights of whole blocks, exactly. `weights` is as long as they are.
             pub fn unpack(self, blocks: &[u8], weights: &mut [f32]) {
-                match self { $(Self::$name => unpack::<$block>(blocks, weights),)* }
+                match self { $(Self::$name => unpack_blocks::<$block>(blocks, weights),)* }
             }
 
             /// Whole blocks as Q8_0 ([`PackedBlock::to_q8_0`]). `expanded` has room for as many weights.
@@ -94,8 +94,18 @@ fn read<B: PackedBlock>(bytes: &[u8]) -> impl Iterator<Item = B> {
     bytes.chunks_exact(size_of::<B>()).map(bytemuck::pod_read_unaligned)
 }
 
-fn unpack<B: PackedBlock>(blocks: &[u8], weights: &mut [f32]) {
+/// The weights of whole blocks.
+pub(crate) fn unpack_blocks<B: PackedBlock>(blocks: &[u8], weights: &mut [f32]) {
     read::<B>(blocks).zip(weights.chunks_exact_mut(B::LEN)).for_each(|(block, weights)| block.unpack(weights));
+}
+
+/// Appends the blocks that `pack` makes of each `LEN` weights.
+pub(crate) fn pack_blocks<B: PackedBlock, const LEN: usize>(
+    weights: &[f32],
+    pack: impl Fn(&[f32; LEN]) -> B,
+    bytes: &mut Vec<u8>,
+) {
+    weights.as_chunks().0.iter().for_each(|block| bytes.extend_from_slice(bytemuck::bytes_of(&pack(block))));
 }
 
 fn to_q8_0<B: PackedBlock>(blocks: &[u8], expanded: &mut [q8_0::Block]) {
@@ -106,6 +116,21 @@ fn to_q8_0<B: PackedBlock>(blocks: &[u8], expanded: &mut [q8_0::Block]) {
 /// The codes of 32 weights of which a byte holds j and j + 16: the lower and the upper four bits.
 pub(super) fn halves(nibbles: &[u8; 16]) -> [u8; 32] {
     std::array::from_fn(|j| if j < 16 { nibbles[j] & 15 } else { nibbles[j - 16] >> 4 })
+}
+
+/// The inverse of [`halves`].
+pub(super) fn nibbles(codes: &[u8; 32]) -> [u8; 16] {
+    std::array::from_fn(|j| codes[j] | codes[j + 16] << 4)
+}
+
+/// 1 / `step`; 0 where there is no step, so that all codes are those of zero.
+pub(super) fn inverse(step: f32) -> f32 {
+    if step == 0.0 { 0.0 } else { 1.0 / step }
+}
+
+/// The weight of the largest magnitude, the first of equals.
+pub(super) fn farthest(weights: &[f32]) -> f32 {
+    weights.iter().fold(0.0, |farthest: f32, &weight| if weight.abs() > farthest.abs() { weight } else { farthest })
 }
 
 /// The eight six-bit scales and the eight six-bit minima that Q4_K and Q5_K keep in 12 bytes: of the first four the lower
@@ -119,4 +144,27 @@ pub(super) fn scales_and_minima(packed: &[u8; 12]) -> [(u8, u8); 8] {
             (low & 15 | packed[i - 4] >> 6 << 4, low >> 4 | packed[i] >> 6 << 4)
         }
     })
+}
+
+/// The inverse of [`scales_and_minima`].
+pub(super) fn pack_scales_and_minima(pairs: &[(u8, u8); 8]) -> [u8; 12] {
+    std::array::from_fn(|i| match i {
+        0..4 => pairs[i].0 | pairs[i + 4].0 >> 4 << 6,
+        4..8 => pairs[i - 4].1 | pairs[i].1 >> 4 << 6,
+        _ => pairs[i - 4].0 & 15 | (pairs[i - 4].1 & 15) << 4,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_and_minima_keep_their_six_bits() {
+        for seed in 0..64u8 {
+            let pairs =
+                std::array::from_fn(|i| (seed.wrapping_mul(7 + i as u8) & 63, seed.wrapping_add(9 * i as u8) & 63));
+            assert_eq!(scales_and_minima(&pack_scales_and_minima(&pairs)), pairs);
+        }
+    }
 }

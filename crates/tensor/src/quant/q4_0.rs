@@ -2,12 +2,15 @@
 //!
 //! Layout    18 bytes: `scale` (f16), 16 bytes of codes; byte j has weight j in its lower and weight j + 16 in its upper half.
 //! Meaning   `weight = scale · (code - 8)`.
+//! Packing   the weight of the largest magnitude is code 0: `scale = w / -8` rounded to f16; others to the nearest code.
+//! Error     |w - scale · (code - 8)| <= |scale| / 2, and up to |scale| opposite the largest, where codes end at 7.
 //! Source    the GGUF specification (ggml `block_q4_0`).
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::{PackedBlock, packed::halves, q8_0};
+use super::packed::{farthest, halves, inverse, nibbles};
+use super::{PackedBlock, q8_0};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 32;
@@ -40,4 +43,12 @@ impl PackedBlock for Block {
     fn to_q8_0(&self, blocks: &mut [q8_0::Block]) {
         blocks[0] = q8_0::Block { scale: self.scale, codes: self.codes() };
     }
+}
+
+/// Packs 32 finite weights.
+pub fn pack(weights: &[f32; BLOCK_LEN]) -> Block {
+    let scale = f16::from_f32(farthest(weights) / -8.0);
+    let inverse = inverse(scale.to_f32());
+    let codes = weights.map(|weight| (weight * inverse).round().clamp(-8.0, 7.0) as i8 + 8);
+    Block { scale, codes: nibbles(&codes.map(i8::cast_unsigned)) }
 }

@@ -4,12 +4,15 @@
 //!           64 bytes have the lower bits of weight j in the lower and of j + 64 in the upper half, and 32 bytes the upper
 //!           bits of j, j + 32, j + 64 and j + 96, lowest first.
 //! Meaning   `weight = scale · scales[i] · (code - 32)`.
+//! Packing   of each 16 weights that of the largest magnitude is code 0; scales are rounded to units of a 128th of the
+//!           block's largest.
 //! Source    the GGUF specification (ggml `block_q6_K`).
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
 use super::PackedBlock;
+use super::packed::{farthest, inverse};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 256;
@@ -47,4 +50,25 @@ impl PackedBlock for Block {
             }
         }
     }
+}
+
+/// Packs 256 finite weights.
+pub fn pack(weights: &[f32; BLOCK_LEN]) -> Block {
+    let (sixteens, _) = weights.as_chunks::<16>();
+    let exact: [f32; 16] = std::array::from_fn(|i| farthest(&sixteens[i]) / -32.0);
+    let scale = f16::from_f32(farthest(&exact) / -128.0);
+    let unit = scale.to_f32();
+    let scales = exact.map(|exact| (exact * inverse(unit)).round().clamp(-128.0, 127.0) as i8);
+    let (mut codes, mut high) = ([0; 128], [0; 64]);
+    for (i, (sixteen, &of)) in sixteens.iter().zip(&scales).enumerate() {
+        let inverse = inverse(unit * f32::from(of));
+        let (half, first) = (i / 8, i % 8 * 16);
+        for (j, weight) in sixteen.iter().enumerate() {
+            let at = first + j;
+            let code = ((weight * inverse).round().clamp(-32.0, 31.0) as i8 + 32).cast_unsigned();
+            codes[half * 64 + at % 64] |= (code & 15) << (at / 64 * 4);
+            high[half * 32 + at % 32] |= (code >> 4) << (at / 32 * 2);
+        }
+    }
+    Block { codes, high, scales, scale }
 }
