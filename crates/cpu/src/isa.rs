@@ -112,6 +112,22 @@ impl Isa {
 
     /// Runs `kernel` compiled for this level: the only way into `#[target_feature]` code.
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[cfg(target_arch = "x86_64")]
+        use crate::simd::avx512::Avx512;
+        match self.0 {
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx512Bf16 => unsafe { Avx512::<true, true, false>::assume() }.vectorize(kernel),
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx512Amx => unsafe { Avx512::<true, false, true>::assume() }.vectorize(kernel),
+            _ => self.run_without_bf16(kernel),
+        }
+    }
+
+    /// As [`Isa::run`], for a kernel without words of bfloat16: levels that differ in these alone share its code, of which there
+    /// is much.
+    pub(crate) fn run_without_bf16<K: Kernel>(self, kernel: K) -> K::Output {
         #[cfg(target_arch = "aarch64")]
         use crate::simd::neon::Neon;
         #[cfg(target_arch = "x86_64")]
@@ -126,15 +142,11 @@ impl Isa {
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "x86_64")]
             IsaLevel::Avx512 => unsafe { Avx512::<false, false, false>::assume() }.vectorize(kernel),
-            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512Vnni => unsafe { Avx512::<true, false, false>::assume() }.vectorize(kernel),
-            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
-            #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512Bf16 => unsafe { Avx512::<true, true, false>::assume() }.vectorize(kernel),
-            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
-            #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512Amx => unsafe { Avx512::<true, false, true>::assume() }.vectorize(kernel),
+            IsaLevel::Avx512Vnni | IsaLevel::Avx512Bf16 | IsaLevel::Avx512Amx => {
+                // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes, of VNNI at the latter two as well.
+                unsafe { Avx512::<true, false, false>::assume() }.vectorize(kernel)
+            }
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "aarch64")]
             IsaLevel::Neon => unsafe { Neon::<false, false>::assume() }.vectorize(kernel),

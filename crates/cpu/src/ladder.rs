@@ -42,6 +42,8 @@ impl Rung {
     pub fn of(format: WeightFormat) -> &'static [Self] {
         match format {
             WeightFormat::Q8_0 => &[Self::Naive, Self::Unrolled, Self::Vectors, Self::Int8, Self::Rows, Self::Prefetch],
+            // Q8_0 shows what blocks need; these differ in how codes are unpacked.
+            WeightFormat::Q4_0 | WeightFormat::Q4_K | WeightFormat::Q6_K => &[],
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
                 &[Self::Naive, Self::Unrolled, Self::Vectors, Self::Rows, Self::Prefetch]
             }
@@ -69,7 +71,7 @@ impl Rung {
 /// y = W · x as `rung` does it, on the calling thread, with the vectors of `isa`.
 ///
 /// # Panics
-/// When x or y has another length than W asks for.
+/// When x or y has another length than W asks for, or `rung` is none of [`Rung::of`] W's format.
 pub fn gemv(rung: Rung, isa: Isa, weight: &Tensor, x: &[f32], y: &mut [f32]) {
     let k = weight.row_len();
     assert_eq!((x.len(), y.len()), (k, weight.num_rows()), "lengths of x and y for a weight of {:?}", weight.shape());
@@ -80,6 +82,9 @@ pub fn gemv(rung: Rung, isa: Isa, weight: &Tensor, x: &[f32], y: &mut [f32]) {
         WeightFormat::BF16 => isa.run(Floats { rung, weights: weight.as_slice::<bf16>(), x, y }),
         WeightFormat::Q8_0 => {
             isa.run(Blocks { rung, weights: weight.as_slice::<q8_0::Block>(), x, y });
+        }
+        WeightFormat::Q4_0 | WeightFormat::Q4_K | WeightFormat::Q6_K => {
+            panic!("the ladder has no rungs for {}", weight.format())
         }
     }
 }
@@ -362,7 +367,7 @@ mod tests {
         let mut rng = Rng::new(5);
         for format in WeightFormat::ALL {
             // Rows left over from groups of four, lanes left over from vectors where the format allows.
-            let (n, k) = if format == WeightFormat::Q8_0 { (11, 224) } else { (11, 231) };
+            let (n, k) = if format.is_quantized() { (11, 256) } else { (11, 231) };
             let weight = rng.tensor(format, &[n, k], 0.0, 1.0);
             let x: Vec<f32> = (0..k).map(|_| rng.normal()).collect();
             let weights = weight.to_f32();

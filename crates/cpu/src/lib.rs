@@ -14,6 +14,7 @@ pub mod ladder;
 mod memory;
 mod observe;
 mod packed;
+mod panels;
 mod peaks;
 mod pool;
 mod profile;
@@ -56,7 +57,7 @@ pub struct CpuOptions {
     pub isa: Option<IsaLevel>,
     /// Whether worker threads keep to one processor each. The calling thread is never moved.
     pub pin: bool,
-    /// Whether Q8_0 weights, and BF16 ones that are multiplied in tiles, are copied during the first steps into the layout that streams best (see `packed`). Where the
+    /// Whether weights in blocks, and BF16 ones that are multiplied in tiles, are copied during the first steps into the layout that streams best (see `packed`). Where the
     /// memory that is left does not hold the copy, and with `false`, they are used where they are: no copy, slower steps,
     /// the same bits.
     pub repack: bool,
@@ -142,7 +143,7 @@ impl Backend for CpuBackend {
         &self.device
     }
 
-    fn supports(&self, op: &Op, formats: &[WeightFormat]) -> bool {
+    fn supports(&self, op: &Op, _formats: &[WeightFormat]) -> bool {
         // Every op, with weights in every format; a match without a wildcard, so that a new one is decided here.
         let has_op = match op {
             Op::Embed { .. }
@@ -160,19 +161,17 @@ impl Backend for CpuBackend {
             | Op::RopeKvWrite { .. }
             | Op::Logits { .. } => true,
         };
+        // There are kernels for every format.
         has_op
-            && formats.iter().all(|format| match format {
-                WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 | WeightFormat::Q8_0 => true,
-            })
     }
 
     fn claims(&self) -> Claims {
         /// `bf16` is what happens to activations that meet BF16 weights.
         const fn rounding(format: WeightFormat, bf16: ActivationRounding) -> ActivationRounding {
             match format {
-                WeightFormat::Q8_0 => ActivationRounding::Q8Blocks,
                 WeightFormat::BF16 => bf16,
                 WeightFormat::F32 | WeightFormat::F16 => ActivationRounding::F32,
+                _ => ActivationRounding::Q8Blocks,
             }
         }
         let rounds = self.isa.rounds_to_bf16();

@@ -1,12 +1,8 @@
-//! Weights laid out as kernels stream them, made by the first steps: Q8_0, and BF16 where it is multiplied in tiles.
+//! Weights laid out as kernels stream them, made by the first steps: those in blocks, and BF16 where it is multiplied in
+//! tiles.
 //!
-//! Sixteen rows of a weight are a *panel*, one row in each lane: no sum crosses lanes, several rows of activations share
-//! what is loaded, and a projection reads one stream of memory instead of sixteen.
-//!
-//! Layout    panel p holds rows 16p to 16p + 16 and begins on a cache line. Q8_0: first the codes of its k / 32 blocks, 512
-//!           bytes each ([`PanelCodes`]), then their scales, sixteen f16 each. BF16: a [`PairBlock`] for each 32 features,
-//!           the last filled up with zeros. Rows beyond the last are zero. The same bytes as in the file in all, up to the
-//!           last panel and the rounding to cache lines or blocks.
+//! Layout    blocks: panels of sixteen rows ([`crate::panels`]). BF16: panels, too, of a [`PairBlock`] for each 32 features, the
+//!           last filled up with zeros; rows beyond the last are zero.
 //! Cost      one pass over the weights by all threads; twice their size in address space, of which the file's half is
 //!           page cache that the system takes back when it needs it.
 
@@ -14,82 +10,18 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
-use half::{bf16, f16};
+use half::bf16;
 use plan::{Op, Plan, WeightId};
-use tensor::quant::q8_0;
 use tensor::{Tensor, WeightFormat};
 
+use crate::panels::{PackPanel, Panel, PanelFormat, with_panel_format};
 use crate::pool::{Team, WorkerPanic};
 use crate::shared::{AlignedBuffer, SharedSlice};
-use crate::simd::{Kernel, LANES, PANEL_ROWS, PairBlock, PanelCodes, Simd, TILE_FEATURES};
+use crate::simd::{Kernel, PANEL_ROWS, PairBlock, PanelCodes, Simd, TILE_FEATURES};
 use crate::{Isa, memory};
-
-/// A cache line.
-const LINE: usize = 64;
 
 /// Bytes of each row that packing asks for ahead of use.
 const PREFETCH_BYTES: usize = 512;
-
-/// Sixteen rows of a Q8_0 weight, side by side.
-#[derive(Clone, Copy)]
-pub(crate) struct Panel<'a> {
-    /// (blocks,).
-    pub(crate) codes: &'a [PanelCodes],
-    /// (blocks,), a scale for each row.
-    pub(crate) scales: &'a [[f16; LANES]],
-}
-
-impl<'a> Panel<'a> {
-    /// Bytes of a panel of `blocks` blocks a row.
-    pub(crate) fn bytes(blocks: usize) -> usize {
-        (blocks * (size_of::<PanelCodes>() + size_of::<[f16; LANES]>())).next_multiple_of(LINE)
-    }
-
-    /// A panel in memory of [`Panel::bytes`].
-    #[inline(always)]
-    pub(crate) fn new(bytes: &'a [u8], blocks: usize) -> Self {
-        let (codes, rest) = bytes.split_at(blocks * size_of::<PanelCodes>());
-        let scales = &rest[..blocks * size_of::<[f16; LANES]>()];
-        Self { codes: bytemuck::cast_slice(codes), scales: bytemuck::cast_slice(scales) }
-    }
-}
-
-/// Copies sixteen rows into a panel; `None` is a row of zeros.
-pub(crate) struct PackPanel<'a> {
-    pub(crate) rows: [Option<&'a [q8_0::Block]>; PANEL_ROWS],
-    /// [`Panel::bytes`] of the rows' blocks.
-    pub(crate) out: &'a mut [u8],
-}
-
-impl Kernel for PackPanel<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let zero = q8_0::Block { scale: f16::ZERO, codes: [0; q8_0::BLOCK_LEN] };
-        let blocks = self.rows.iter().flatten().map(|row| row.len()).next().unwrap_or(0);
-        let full = self.rows.iter().all(|row| row.is_some_and(|row| row.len() == blocks));
-        let (codes, rest) = self.out.split_at_mut(blocks * size_of::<PanelCodes>());
-        let codes: &mut [PanelCodes] = bytemuck::cast_slice_mut(codes);
-        let scales: &mut [[f16; LANES]] = bytemuck::cast_slice_mut(&mut rest[..blocks * size_of::<[f16; LANES]>()]);
-        let rows = self.rows.map(Option::unwrap_or_default);
-        for block in 0..blocks {
-            let mut lanes = [&zero; PANEL_ROWS];
-            for (lane, row) in lanes.iter_mut().zip(&rows) {
-                if full {
-                    s.prefetch(row.as_ptr().wrapping_add(block).cast::<u8>().wrapping_add(PREFETCH_BYTES));
-                    *lane = &row[block];
-                } else if let Some(found) = row.get(block) {
-                    *lane = found;
-                }
-            }
-            s.interleave(lanes.map(|lane| bytemuck::cast_ref(&lane.codes)), S::PANEL_XOR, &mut codes[block]);
-            for (scale, lane) in scales[block].iter_mut().zip(lanes) {
-                *scale = lane.scale;
-            }
-        }
-    }
-}
 
 /// Copies sixteen rows of bfloat16 into a panel; `None` is a row of zeros.
 pub(crate) struct PackPairs<'a> {
@@ -140,9 +72,9 @@ impl Packed {
         Some(Self { panel_bytes, bytes: AlignedBuffer::zeroed_in_large_pages(bytes_of(tensor))? })
     }
 
-    /// Panel `index` of a Q8_0 weight of `blocks` blocks a row.
+    /// Panel `index` of a weight of `blocks` blocks a row.
     #[inline(always)]
-    pub(crate) fn panel(&self, index: usize, blocks: usize) -> Panel<'_> {
+    pub(crate) fn panel<F: PanelFormat>(&self, index: usize, blocks: usize) -> Panel<'_, F> {
         Panel::new(&self.bytes[index * self.panel_bytes..(index + 1) * self.panel_bytes], blocks)
     }
 
@@ -159,11 +91,21 @@ impl Packed {
 
 /// Bytes of one panel of `tensor`; `None` where its format has none.
 fn panel_bytes(tensor: &Tensor) -> Option<usize> {
-    match tensor.format() {
-        WeightFormat::Q8_0 => Some(Panel::bytes(tensor.row_len() / q8_0::BLOCK_LEN)),
-        WeightFormat::BF16 => Some(tensor.row_len().div_ceil(TILE_FEATURES) * size_of::<PairBlock>()),
-        WeightFormat::F32 | WeightFormat::F16 => None,
-    }
+    let format = tensor.format();
+    with_panel_format!(format, F => Some(Panel::<F>::bytes(tensor.row_len() / format.block_len())), else {
+        let pairs = tensor.row_len().div_ceil(TILE_FEATURES) * size_of::<PairBlock>();
+        (format == WeightFormat::BF16).then_some(pairs)
+    })
+}
+
+/// Bytes for a panel of a weight in blocks that is packed on the way, where it is: with `packs`, or because its format has no
+/// other way.
+pub(crate) fn room_bytes(tensor: &Tensor, packs: bool) -> usize {
+    let format = tensor.format();
+    with_panel_format!(format, F => {
+        let is_packed = packs || !F::HAS_DIRECT;
+        if is_packed { Panel::<F>::bytes(tensor.row_len() / format.block_len()) } else { 0 }
+    }, else 0)
 }
 
 /// Bytes that `tensor` takes in panels.
@@ -189,17 +131,14 @@ pub(crate) unsafe fn pack_panel(isa: Isa, tensor: &Tensor, into: &SharedSlice<'_
     let Some(bytes) = panel_bytes(tensor) else { return };
     // SAFETY: what the caller owes.
     let out = unsafe { into.write(index * bytes..(index + 1) * bytes) };
-    match tensor.format() {
-        WeightFormat::Q8_0 => {
-            let rows = panel_rows(tensor.as_slice(), tensor.row_len() / q8_0::BLOCK_LEN, index);
-            isa.run(PackPanel { rows, out });
-        }
-        WeightFormat::BF16 => {
-            let rows = panel_rows(tensor.as_slice(), tensor.row_len(), index);
-            isa.run(PackPairs { rows, out: bytemuck::cast_slice_mut(out) });
-        }
-        WeightFormat::F32 | WeightFormat::F16 => {}
-    }
+    let format = tensor.format();
+    with_panel_format!(format, F => {
+        let rows = panel_rows(tensor.as_slice(), tensor.row_len() / format.block_len(), index);
+        isa.run_without_bf16(PackPanel::<F> { rows, out });
+    }, else {
+        let rows = panel_rows(tensor.as_slice(), tensor.row_len(), index);
+        isa.run(PackPairs { rows, out: bytemuck::cast_slice_mut(out) });
+    });
 }
 
 /// The weights of projections, and which of them are in panels by now.
@@ -230,10 +169,9 @@ impl Repacking {
         let mut this = Self::never(weights);
         let projections = plan.ops.iter().filter(|op| !matches!(op, Op::Embed { .. }));
         let mut seen = BTreeSet::new();
-        let is_packed = |tensor: &Tensor| match tensor.format() {
-            WeightFormat::Q8_0 => tensor.shape().len() == 2,
-            WeightFormat::BF16 => tensor.shape().len() == 2 && isa.has_tiles(),
-            WeightFormat::F32 | WeightFormat::F16 => false,
+        let in_tiles = |format| format == WeightFormat::BF16 && isa.has_tiles();
+        let is_packed = |tensor: &Tensor| {
+            tensor.shape().len() == 2 && (tensor.format().is_quantized() || in_tiles(tensor.format()))
         };
         this.waiting = projections
             .flat_map(Op::weights)
@@ -301,9 +239,12 @@ fn pack(isa: Isa, team: &mut Team, tensor: &Tensor) -> Result<Option<Packed>, Wo
 
 #[cfg(test)]
 mod tests {
+    use half::f16;
+    use tensor::quant::q8_0;
     use testing::random::Rng;
 
     use super::*;
+    use crate::panels::Q8_0;
 
     #[test]
     fn every_code_and_scale_is_in_its_lane() {
@@ -322,7 +263,7 @@ mod tests {
                 }
                 let xor = isa.run(XorOf);
                 for row in 0..n.next_multiple_of(PANEL_ROWS) {
-                    let panel = packed.panel(row / PANEL_ROWS, blocks);
+                    let panel = packed.panel::<Q8_0>(row / PANEL_ROWS, blocks);
                     let lane = row % PANEL_ROWS;
                     for block in 0..blocks {
                         let zero = q8_0::Block { scale: f16::ZERO, codes: [0; 32] };

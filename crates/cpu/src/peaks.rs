@@ -60,7 +60,7 @@ impl PeakClass {
             WeightFormat::F32 | WeightFormat::F16 => &[Self::F32Fma],
             WeightFormat::BF16 if cfg!(target_arch = "x86_64") => &[Self::F32Fma, Self::Bf16Dot, Self::Bf16Matrix],
             WeightFormat::BF16 => &[Self::F32Fma, Self::Bf16Dot],
-            WeightFormat::Q8_0 => &[Self::F32Fma, Self::Int8Dot],
+            _ => &[Self::F32Fma, Self::Int8Dot],
         }
     }
 }

@@ -14,7 +14,7 @@ use backend::{BackendError, Executable};
 use plan::{KvLayout, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
-use crate::packed::Packed;
+use crate::packed::{Packed, room_bytes};
 use crate::pool::{Padded, Worker};
 use crate::program::{Instruction, Program, Project, Work};
 use crate::shared::SharedSlice;
@@ -206,9 +206,8 @@ impl<'a> Facts<'a> {
     fn layout(&self, project: &Project) -> &'static str {
         let tiles = self.isa.has_tiles();
         let in_panels = |weight: &usize| match self.weights[*weight].format() {
-            WeightFormat::Q8_0 => true,
             WeightFormat::BF16 => tiles,
-            WeightFormat::F32 | WeightFormat::F16 => false,
+            format => format.is_quantized(),
         };
         let linears = project.projections.iter().flat_map(|projection| [Some(projection.linear), projection.up]);
         let mut weights = linears.flatten().map(|linear| linear.weight).filter(in_panels).peekable();
@@ -217,9 +216,16 @@ impl<'a> Facts<'a> {
         }
         match weights.all(|weight| self.packed[weight].is_some()) {
             true => ", packed panels",
-            false if project.variant.panel || (tiles && project.rounded) => ", panels packed on the way",
+            false if self.packs_on_the_way(project) => ", panels packed on the way",
             false => ", rows of the file",
         }
+    }
+
+    /// Whether some weight of a projection is laid out anew in each step that it is not in panels yet.
+    fn packs_on_the_way(&self, project: &Project) -> bool {
+        let linears = project.projections.iter().flat_map(|projection| [Some(projection.linear), projection.up]);
+        let in_tiles = self.isa.has_tiles() && project.rounded;
+        in_tiles || linears.flatten().any(|linear| room_bytes(&self.weights[linear.weight], project.variant.panel) > 0)
     }
 
     /// Which of its ways an instruction takes: instruction set first, then what was chosen for the size.

@@ -5,13 +5,12 @@ use std::sync::atomic::AtomicUsize;
 use plan::{Activation, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Value};
 use tensor::{Tensor, WeightFormat};
 
-use crate::Isa;
-use crate::kernels::linear_q8::{self, PANEL_MIN_ROWS};
+use crate::kernels::linear_blocks::{self, PANEL_MIN_ROWS};
 use crate::kernels::{attention, linear, linear_tiles};
 use crate::kv_cache::LayerPlace;
-use crate::packed::Panel;
 use crate::pool::Padded;
 use crate::simd::LANES;
+use crate::{Isa, packed};
 
 /// Rows up to which every worker normalises and quantises all of them for itself: cheaper than a barrier. Guessed.
 pub(crate) const REDUNDANT_ROWS: usize = 4;
@@ -243,7 +242,7 @@ pub(crate) struct Attend {
 pub(crate) struct ProjectVariant {
     /// Every worker prepares all rows for itself; otherwise they share the work and meet at one more barrier.
     pub(crate) redundant: bool,
-    /// Q8_0 weights that are not in panels already are packed on the way.
+    /// Weights in blocks that are not in panels already are packed on the way, whatever their format.
     pub(crate) panel: bool,
     /// Columns that a worker takes at a time: a multiple of sixteen.
     pub(crate) chunk_columns: usize,
@@ -478,7 +477,7 @@ impl Compiler<'_> {
         let tensors = || {
             projections.iter().flat_map(|p| [Some(p.linear), p.up]).flatten().map(|l| &self.source.weights[l.weight])
         };
-        let quantized = tensors().any(|tensor| tensor.format() == WeightFormat::Q8_0);
+        let quantized = tensors().any(|tensor| tensor.format().is_quantized());
         let rounded = self.source.isa.rounds_to_bf16() && tensors().any(|t| t.format() == WeightFormat::BF16);
         let rows = if select { self.shape.outputs } else { self.rows(x.rows) };
         let columns = projections.iter().map(|projection| projection.out.width).sum();
@@ -500,11 +499,12 @@ impl Compiler<'_> {
             self.sizes.quantized = self.sizes.quantized.max(if quantized { rows * blocks } else { 0 });
             self.sizes.rounded = self.sizes.rounded.max(if rounded { rows * linear_tiles::padded(k) } else { 0 });
         }
-        if quantized && variant.panel {
-            worker.panel = worker.panel.max(Panel::bytes(blocks));
+        for tensor in tensors() {
+            let room = packed::room_bytes(tensor, variant.panel);
+            worker.panel = worker.panel.max(room);
         }
         if quantized {
-            worker.sums = worker.sums.max(linear_q8::sums_len(rows, blocks));
+            worker.sums = worker.sums.max(linear_blocks::sums_len(rows, blocks));
         }
         if tiles {
             worker.panel = worker.panel.max(linear_tiles::group_bytes(k));
@@ -513,7 +513,7 @@ impl Compiler<'_> {
         let widens = tensors().any(|tensor| match tensor.format() {
             WeightFormat::F16 => true,
             WeightFormat::BF16 => !rounded,
-            WeightFormat::F32 | WeightFormat::Q8_0 => false,
+            _ => false,
         });
         if widens && rows >= linear::WIDEN_MIN_ROWS {
             worker.widened = worker.widened.max(variant.chunk_columns * k);

@@ -16,13 +16,14 @@ use crate::Isa;
 use crate::kernels::attention::{self, MergeSplit, OneSplit, Sequential, Tile};
 use crate::kernels::elementwise::{self, SiluMul};
 use crate::kernels::linear::{self, LinearFloat, Output, Widen, WidenAll};
-use crate::kernels::linear_q8::{self, LinearQ8};
+use crate::kernels::linear_blocks::{self, LinearBlocks};
 use crate::kernels::linear_tiles::{self, LinearTiles};
 use crate::kernels::quantize::{BLOCK_LEN, QuantizedBlock, quantize_row};
 use crate::kernels::rms_norm::{RmsNorm, rms_norm};
 use crate::kernels::rope::{RopeTable, rotate};
 use crate::kv_cache::{self, KvElement, LayerPlace, SharedKv, with_elements};
-use crate::packed::{Packed, Panel};
+use crate::packed::{self, Packed};
+use crate::panels::{PanelFormat, with_panel_format};
 use crate::pool::Worker;
 use crate::program::{Attend, LinearRef, NormRef, Place, Program, Project, Projection, RopeKvWrite, Work, WorkerSizes};
 use crate::shared::{AlignedBuffer, SharedSlice};
@@ -346,20 +347,34 @@ impl Step<'_> {
                 self.isa.run(LinearFloat { weights, first_row: 0, x, x_stride, rows, k, columns, output, sums });
             }
             WeightFormat::BF16 => self.multiply_floats::<bf16>(tensor, x, columns, output, room),
-            WeightFormat::Q8_0 => {
-                let blocks = x.k / BLOCK_LEN;
-                let &Operand { rows, blocks: x, .. } = x;
-                let Room { panel, packs, sums, .. } = room;
-                let weights = match &self.packed[linear.weight] {
-                    Some(packed) => linear_q8::Weights::Packed(packed),
-                    None => {
-                        let panel = if *packs { &mut panel[..Panel::bytes(blocks)] } else { &mut [] };
-                        linear_q8::Weights::File { blocks: tensor.as_slice(), panel }
-                    }
-                };
-                self.isa.run(LinearQ8 { weights, x, rows, blocks, columns, output, sums });
-            }
+            format => with_panel_format!(
+                format,
+                F => self.multiply_blocks::<F>(linear.weight, x, columns, output, room),
+                else unreachable!("floats are above")
+            ),
         }
+    }
+
+    fn multiply_blocks<F: PanelFormat>(
+        &self,
+        weight: usize,
+        x: &Operand<'_>,
+        columns: Range<usize>,
+        output: Output<'_>,
+        room: &mut Room<'_>,
+    ) {
+        let tensor = &self.weights[weight];
+        let blocks = x.k / BLOCK_LEN / F::X_BLOCKS;
+        let &Operand { rows, blocks: x, .. } = x;
+        let Room { panel, packs, sums, .. } = room;
+        let weights: linear_blocks::Weights<'_, F> = match &self.packed[weight] {
+            Some(packed) => linear_blocks::Weights::Packed(packed),
+            None => {
+                let panel = &mut panel[..packed::room_bytes(tensor, *packs)];
+                linear_blocks::Weights::File { blocks: tensor.as_slice(), panel }
+            }
+        };
+        self.isa.run_without_bf16(LinearBlocks { weights, x, rows, blocks, columns, output, sums });
     }
 
     fn multiply_floats<W: Widen>(
@@ -520,7 +535,7 @@ fn for_my_turns<G>(
 struct Room<'a> {
     /// For panels that are packed on the way.
     panel: &'a mut [u8],
-    /// Whether Q8_0 weights are.
+    /// Whether weights in blocks are, whatever their format.
     packs: bool,
     /// For weights of a chunk as f32; empty where they are widened in each tile.
     widened: &'a mut [f32],

@@ -8,8 +8,8 @@
 //! - A dot product of floats has sixteen accumulators; number l takes the products k = l, l + 16, … in order, each by one
 //!   fused multiply-add, and the sixteen are summed by halves. One row or sixty-four, the tile only decides how many
 //!   outputs are under way at once.
-//! - A dot product with Q8_0 weights is exact in integers within each block of 32, and takes the blocks in order with
-//!   one fused multiply-add each.
+//! - A dot product with weights in blocks is exact in integers within each 32, and takes these in order with one fused
+//!   multiply-add each, or one more where there is a minimum.
 //! - A dot product of BF16 weights in tiles takes 32 products after another: the even and the odd ones are each a chain of
 //!   fused multiply-adds from zero, and their sum is added.
 //! - Attention treats positions in groups of [`attention::SPLIT`] that begin at multiples of it, and merges the groups in
@@ -30,7 +30,7 @@
 pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod linear;
-pub(crate) mod linear_q8;
+pub(crate) mod linear_blocks;
 pub(crate) mod linear_tiles;
 pub(crate) mod math;
 pub(crate) mod quantize;

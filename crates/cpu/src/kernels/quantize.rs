@@ -1,9 +1,9 @@
-//! `quantize`: a row of activations as blocks of 32 signed bytes with an f32 scale, the other operand of Q8_0 weights.
+//! `quantize`: a row of activations as blocks of 32 signed bytes with an f32 scale, the other operand of weights in blocks.
 //!
 //! Shapes    x (k,), k % 32 == 0; k / 32 blocks.
 //! Accuracy  scale s = max|x| / 127 of the block, code = x / s to nearest even: |x - s · code| <= s / 2 · (1 + 2⁻²²).
-//!           So an output of a Q8_0 projection is off by at most Σ over blocks of s / 2 · Σ|w|, plus the rounding of
-//!           `linear_q8`, from the same projection of unrounded activations.
+//!           So an output of a projection is off by at most Σ over blocks of s / 2 · Σ|w|, plus the rounding of
+//!           `linear_blocks`, from the same projection of unrounded activations.
 //! Edge      a block with a NaN or an infinity has scale NaN, so the whole row of outputs is NaN, as it would be in floats;
 //!           a block whose largest value is below 127 · 2⁻¹²⁶ counts as zero.
 //! Versions  every level, from one text: a block is two vectors.
@@ -23,16 +23,24 @@ pub(crate) struct QuantizedBlock {
     pub(crate) scale: f32,
     /// -128 · Σ codes: undoes the shift of weights to unsigned bytes.
     pub(crate) minus_128_sum: i32,
+    /// Σ codes of each sixteen.
+    pub(crate) half_sums: [i16; 2],
 }
 
-const _: () = assert!(size_of::<QuantizedBlock>() == 40);
+const _: () = assert!(size_of::<QuantizedBlock>() == 44);
 
 impl QuantizedBlock {
     /// A block of `codes`, none of them -128.
     #[cfg(test)]
     pub(crate) fn new(codes: [i8; BLOCK_LEN], scale: f32) -> Self {
-        let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
-        Self { codes, scale, minus_128_sum: -128 * sum }
+        let half_sums = [0, LANES].map(|first| codes[first..first + LANES].iter().map(|&code| i16::from(code)).sum());
+        Self { codes, scale, minus_128_sum: -128 * half_sums.iter().map(|&sum| i32::from(sum)).sum::<i32>(), half_sums }
+    }
+
+    /// Σ codes.
+    #[inline(always)]
+    pub(crate) fn sum(&self) -> i32 {
+        -(self.minus_128_sum >> 7)
     }
 
     /// Codes 4 · `group` to 4 · `group` + 4 as one word.
@@ -68,8 +76,10 @@ pub(crate) fn quantize_row<S: Simd>(s: S, x: &[f32], out: &mut [QuantizedBlock])
         out.codes[..LANES].copy_from_slice(&low);
         out.codes[LANES..].copy_from_slice(&high);
         out.scale = scale;
-        // Whole numbers far below 2²⁴: the sum is exact in any order.
-        out.minus_128_sum = s.sum(s.mul(s.add(low_sum, high_sum), s.splat(-128.0))) as i32;
+        // Whole numbers far below 2²⁴: the sums are exact in any order.
+        let sums = [s.sum(low_sum), s.sum(high_sum)];
+        out.minus_128_sum = ((sums[0] + sums[1]) * -128.0) as i32;
+        out.half_sums = sums.map(|sum| sum as i16);
     }
 }
 
@@ -130,7 +140,9 @@ pub(in crate::kernels) mod tests {
                     let error = (f64::from(block.scale) * f64::from(code) - f64::from(x)).abs();
                     assert!(error <= f64::from(block.scale) * 0.5 * (1.0 + 2f64.powi(-22)), "{x} as {code}");
                 }
-                assert_eq!(block.minus_128_sum, block.codes.iter().map(|&c| -128 * i32::from(c)).sum::<i32>());
+                let again = QuantizedBlock::new(block.codes, block.scale);
+                assert_eq!(*block, again);
+                assert_eq!(block.sum(), block.codes.iter().map(|&c| i32::from(c)).sum::<i32>());
             }
         }
     }

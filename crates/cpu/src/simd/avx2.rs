@@ -239,6 +239,93 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
 
+    type I32 = [__m256i; 2];
+    type Bytes = [__m256i; 2];
+
+    #[inline(always)]
+    fn splat_i32(self, value: i32) -> Self::I32 {
+        // SAFETY: `self` proves the features.
+        [unsafe { _mm256_set1_epi32(value) }; 2]
+    }
+
+    #[inline(always)]
+    fn to_f32(self, sums: Self::I32) -> Self::F32 {
+        both!(_mm256_cvtepi32_ps(sums))
+    }
+
+    #[inline(always)]
+    fn splat_bytes(self, value: u8) -> Self::Bytes {
+        // SAFETY: `self` proves the features.
+        [unsafe { _mm256_set1_epi8(value.cast_signed()) }; 2]
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; 64]) -> Self::Bytes {
+        let halves: *const __m256i = bytes.as_ptr().cast();
+        // SAFETY: `self` proves the features; 64 bytes, at any alignment.
+        unsafe { [_mm256_loadu_si256(halves), _mm256_loadu_si256(halves.add(1))] }
+    }
+
+    #[inline(always)]
+    fn and_bytes(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes {
+        let mask = self.splat_bytes(mask);
+        both!(_mm256_and_si256(bytes, mask))
+    }
+
+    #[inline(always)]
+    fn or_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
+        both!(_mm256_or_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn shift_bytes_right<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes {
+        // SAFETY: `self` proves the features.
+        let by = [unsafe { _mm_cvtsi32_si128(N.cast_signed()) }; 2];
+        let shifted = both!(_mm256_srl_epi16(bytes, by));
+        // What came from the byte above goes.
+        self.and_bytes(shifted, 0xff >> N)
+    }
+
+    #[inline(always)]
+    fn shift_bytes_left<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes {
+        // SAFETY: `self` proves the features.
+        let by = [unsafe { _mm_cvtsi32_si128(N.cast_signed()) }; 2];
+        let shifted = both!(_mm256_sll_epi16(bytes, by));
+        self.and_bytes(shifted, 0xff << N)
+    }
+
+    #[inline(always)]
+    fn add_byte_products(self, sums: Self::I32, w: Self::Bytes, x: i32) -> Self::I32 {
+        let x = self.splat_i32(x);
+        if VNNI {
+            return both!(_mm256_dpbusd_avx_epi32(sums, w, x));
+        }
+        // Two products of 127 stay below 2¹⁵.
+        let pairs = both!(_mm256_maddubs_epi16(w, x));
+        // SAFETY: `self` proves the features.
+        let ones = [unsafe { _mm256_set1_epi16(1) }; 2];
+        let fours = both!(_mm256_madd_epi16(pairs, ones));
+        both!(_mm256_add_epi32(sums, fours))
+    }
+
+    #[inline(always)]
+    fn load_u8(self, values: &[u8; LANES]) -> Self::F32 {
+        let at = values.as_ptr();
+        // SAFETY: `self` proves the features; two times eight bytes, at any alignment.
+        let eights = unsafe { [_mm_loadl_epi64(at.cast()), _mm_loadl_epi64(at.add(8).cast())] };
+        let wide = both!(_mm256_cvtepu8_epi32(eights));
+        self.to_f32(wide)
+    }
+
+    #[inline(always)]
+    fn load_i8(self, values: &[i8; LANES]) -> Self::F32 {
+        let at = values.as_ptr();
+        // SAFETY: `self` proves the features; two times eight bytes, at any alignment.
+        let eights = unsafe { [_mm_loadl_epi64(at.cast()), _mm_loadl_epi64(at.add(8).cast())] };
+        let wide = both!(_mm256_cvtepi8_epi32(eights));
+        self.to_f32(wide)
+    }
+
     #[inline(always)]
     fn interleave(self, rows: [&[u8; 32]; PANEL_ROWS], xor: u8, out: &mut PanelCodes) {
         // SAFETY: `self` proves the features.

@@ -291,6 +291,86 @@ impl<const VNNI: bool, const BF16: bool, const TILES: bool> Simd for Avx512<VNNI
         }
     }
 
+    type I32 = __m512i;
+    type Bytes = __m512i;
+
+    #[inline(always)]
+    fn splat_i32(self, value: i32) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_set1_epi32(value) }
+    }
+
+    #[inline(always)]
+    fn to_f32(self, sums: __m512i) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_cvtepi32_ps(sums) }
+    }
+
+    #[inline(always)]
+    fn splat_bytes(self, value: u8) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_set1_epi8(value.cast_signed()) }
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; 64]) -> __m512i {
+        // SAFETY: `self` proves the features; 64 bytes, at any alignment.
+        unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn and_bytes(self, bytes: __m512i, mask: u8) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_and_si512(bytes, self.splat_bytes(mask)) }
+    }
+
+    #[inline(always)]
+    fn or_bytes(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn shift_bytes_right<const N: u32>(self, bytes: __m512i) -> __m512i {
+        // SAFETY: `self` proves the features.
+        let shifted = unsafe { _mm512_srli_epi16::<N>(bytes) };
+        // What came from the byte above goes.
+        self.and_bytes(shifted, 0xff >> N)
+    }
+
+    #[inline(always)]
+    fn shift_bytes_left<const N: u32>(self, bytes: __m512i) -> __m512i {
+        // SAFETY: `self` proves the features.
+        let shifted = unsafe { _mm512_slli_epi16::<N>(bytes) };
+        self.and_bytes(shifted, 0xff << N)
+    }
+
+    #[inline(always)]
+    fn add_byte_products(self, sums: __m512i, w: __m512i, x: i32) -> __m512i {
+        // SAFETY: `self` proves the features. Two products of 127 stay below 2¹⁵.
+        unsafe {
+            let x = _mm512_set1_epi32(x);
+            if VNNI {
+                _mm512_dpbusd_epi32(sums, w, x)
+            } else {
+                let pairs = _mm512_maddubs_epi16(w, x);
+                _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn load_u8(self, values: &[u8; LANES]) -> __m512 {
+        // SAFETY: `self` proves the features; sixteen bytes, at any alignment.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(values.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn load_i8(self, values: &[i8; LANES]) -> __m512 {
+        // SAFETY: `self` proves the features; sixteen bytes, at any alignment.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(values.as_ptr().cast()))) }
+    }
+
     #[inline(always)]
     fn interleave(self, rows: [&[u8; 32]; PANEL_ROWS], xor: u8, out: &mut PanelCodes) {
         // SAFETY: `self` proves the features.

@@ -60,6 +60,12 @@ pub(crate) trait Simd: Copy {
     /// Thirty-two bfloat16.
     type Bf16: Copy;
 
+    /// Sixteen sums of integers.
+    type I32: Copy;
+
+    /// Sixty-four unsigned bytes, four for each lane.
+    type Bytes: Copy;
+
     /// Whether a vector is one register of 32, so that tiles of sixteen and more accumulators stay in registers.
     const WIDE: bool;
 
@@ -140,6 +146,29 @@ pub(crate) trait Simd: Copy {
         x: [&QuantizedBlock; MR],
     ) -> [[Self::F32; NP]; MR];
 
+    /// `value` in every lane.
+    fn splat_i32(self, value: i32) -> Self::I32;
+    /// Each lane as f32, to nearest even.
+    fn to_f32(self, sums: Self::I32) -> Self::F32;
+    /// `value` in every byte.
+    fn splat_bytes(self, value: u8) -> Self::Bytes;
+    /// Sixty-four consecutive bytes.
+    fn load_bytes(self, bytes: &[u8; 64]) -> Self::Bytes;
+    /// `mask` of every byte.
+    fn and_bytes(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes;
+    /// The bits of both.
+    fn or_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Every byte shifted right by N.
+    fn shift_bytes_right<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes;
+    /// Every byte shifted left by N.
+    fn shift_bytes_left<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes;
+    /// sums + the products of each lane's four bytes of `w`, at most 127 each, with the four signed bytes of `x`. Exact.
+    fn add_byte_products(self, sums: Self::I32, w: Self::Bytes, x: i32) -> Self::I32;
+    /// Sixteen bytes, widened exactly.
+    fn load_u8(self, values: &[u8; LANES]) -> Self::F32;
+    /// Sixteen signed bytes, widened exactly.
+    fn load_i8(self, values: &[i8; LANES]) -> Self::F32;
+
     /// Thirty-two bytes of each of sixteen rows side by side, four by four, xored with `xor`.
     #[inline(always)]
     fn interleave(self, rows: [&[u8; 32]; PANEL_ROWS], xor: u8, out: &mut PanelCodes) {
@@ -168,7 +197,7 @@ mod tests {
 
     use super::*;
     use crate::Isa;
-    use crate::packed::{PackPanel, Panel};
+    use crate::panels::{PackPanel, Panel, Q8_0};
 
     /// Runs every word on the same lanes and returns all results, to be compared between levels.
     struct EveryWord([f32; LANES], [f32; LANES], [f32; LANES]);
@@ -235,6 +264,58 @@ mod tests {
         }
     }
 
+    /// The words of bytes.
+    struct ByteWords<'a>(&'a [u8; 64], i32);
+
+    impl Kernel for ByteWords<'_> {
+        type Output = Vec<[f32; LANES]>;
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Self::Output {
+            let bytes = s.load_bytes(self.0);
+            let small = s.and_bytes(bytes, 127);
+            let mixed = s.or_bytes(s.shift_bytes_left::<4>(s.and_bytes(bytes, 3)), s.shift_bytes_right::<4>(bytes));
+            let start = s.splat_i32(-77);
+            let sums =
+                [small, s.shift_bytes_right::<2>(small), mixed, s.and_bytes(s.shift_bytes_left::<2>(bytes), 127)]
+                    .map(|w| s.to_f32(s.add_byte_products(start, w, self.1)));
+            let sixteen = self.0.first_chunk().expect("sixty-four bytes");
+            let loads = [s.load_u8(sixteen), s.load_i8(bytemuck::cast_ref(sixteen))];
+            let store = |vector| {
+                let mut lanes = [0.0; LANES];
+                s.store(vector, &mut lanes);
+                lanes
+            };
+            sums.into_iter().chain(loads).map(store).collect()
+        }
+    }
+
+    #[test]
+    fn words_of_bytes_are_exact_at_every_level() {
+        let mut rng = Rng::new(9);
+        for _ in 0..100 {
+            let bytes: [u8; 64] = std::array::from_fn(|_| rng.below(256) as u8);
+            let x: [i8; 4] = std::array::from_fn(|_| if rng.below(3) == 0 { -127 } else { rng.below(255) as u8 as i8 });
+            let x = x.map(|x| x.max(-127));
+            let word = i32::from_le_bytes(x.map(i8::cast_unsigned));
+            let dots = |of: fn(u8) -> u8| {
+                let dot =
+                    |lane: usize| -> i32 { (0..4).map(|i| i32::from(of(bytes[4 * lane + i])) * i32::from(x[i])).sum() };
+                std::array::from_fn::<f32, LANES, _>(|lane| (dot(lane) - 77) as f32)
+            };
+            let expected = [
+                dots(|byte| byte & 127),
+                dots(|byte| (byte & 127) >> 2),
+                dots(|byte| (byte & 3) << 4 | byte >> 4),
+                dots(|byte| byte << 2 & 127),
+                std::array::from_fn(|lane| f32::from(bytes[lane])),
+                std::array::from_fn(|lane| f32::from(bytes[lane].cast_signed())),
+            ];
+            for isa in Isa::available() {
+                assert_eq!(isa.run(ByteWords(&bytes, word)), expected, "{isa}");
+            }
+        }
+    }
+
     /// The int8 words on blocks that hold every byte value.
     struct Bytes<'a>([&'a [q8_0::Block]; PANEL_ROWS], &'a QuantizedBlock);
 
@@ -245,9 +326,9 @@ mod tests {
             let mut out = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
             s.store(s.q8_dots(&self.0, 0, self.1), &mut out.0);
             s.store(s.q8_scales(&self.0, 0), &mut out.1);
-            let mut bytes = vec![0; Panel::bytes(1)];
-            PackPanel { rows: self.0.map(Some), out: &mut bytes }.run(s);
-            let [[dots]] = s.panel_dots([&Panel::new(&bytes, 1).codes[0]], [self.1]);
+            let mut bytes = vec![0; Panel::<Q8_0>::bytes(1)];
+            PackPanel::<Q8_0> { rows: self.0.map(Some), out: &mut bytes }.run(s);
+            let [[dots]] = s.panel_dots([&Panel::<Q8_0>::new(&bytes, 1).codes[0]], [self.1]);
             s.store(dots, &mut out.2);
             out
         }

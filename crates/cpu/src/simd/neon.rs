@@ -241,6 +241,102 @@ impl<const DOT: bool, const I8MM: bool> Simd for Neon<DOT, I8MM> {
         dots
     }
 
+    type I32 = [int32x4_t; 4];
+    type Bytes = [uint8x16_t; 4];
+
+    #[inline(always)]
+    fn splat_i32(self, value: i32) -> Self::I32 {
+        // SAFETY: `self` proves the feature.
+        [unsafe { vdupq_n_s32(value) }; 4]
+    }
+
+    #[inline(always)]
+    fn to_f32(self, sums: Self::I32) -> Self::F32 {
+        all!(vcvtq_f32_s32(sums))
+    }
+
+    #[inline(always)]
+    fn splat_bytes(self, value: u8) -> Self::Bytes {
+        // SAFETY: `self` proves the feature.
+        [unsafe { vdupq_n_u8(value) }; 4]
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; 64]) -> Self::Bytes {
+        let at = bytes.as_ptr();
+        // SAFETY: `self` proves the feature; quarters of 64 bytes.
+        unsafe { [vld1q_u8(at), vld1q_u8(at.add(16)), vld1q_u8(at.add(32)), vld1q_u8(at.add(48))] }
+    }
+
+    #[inline(always)]
+    fn and_bytes(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes {
+        let mask = self.splat_bytes(mask);
+        all!(vandq_u8(bytes, mask))
+    }
+
+    #[inline(always)]
+    fn or_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
+        all!(vorrq_u8(a, b))
+    }
+
+    #[inline(always)]
+    fn shift_bytes_right<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes {
+        // SAFETY: `self` proves the feature.
+        let by = [unsafe { vdupq_n_s8(-(N as i8)) }; 4];
+        all!(vshlq_u8(bytes, by))
+    }
+
+    #[inline(always)]
+    fn shift_bytes_left<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes {
+        // SAFETY: `self` proves the feature.
+        let by = [unsafe { vdupq_n_s8(N as i8) }; 4];
+        all!(vshlq_u8(bytes, by))
+    }
+
+    #[inline(always)]
+    fn add_byte_products(self, sums: Self::I32, w: Self::Bytes, x: i32) -> Self::I32 {
+        let mut sums = sums;
+        for quarter in 0..4 {
+            // SAFETY: `self` proves the features. Bytes up to 127 are the same signed.
+            unsafe {
+                let (w, x) = (vreinterpretq_s8_u8(w[quarter]), vreinterpretq_s8_s32(vdupq_n_s32(x)));
+                sums[quarter] =
+                    if DOT { sdot(sums[quarter], w, x) } else { vaddq_s32(sums[quarter], byte_products(w, x)) };
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn load_u8(self, values: &[u8; LANES]) -> Self::F32 {
+        // SAFETY: `self` proves the feature; sixteen bytes.
+        unsafe {
+            let bytes = vld1q_u8(values.as_ptr());
+            let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes)));
+            [
+                vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))),
+                vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))),
+                vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))),
+                vcvtq_f32_u32(vmovl_u16(vget_high_u16(high))),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn load_i8(self, values: &[i8; LANES]) -> Self::F32 {
+        // SAFETY: `self` proves the feature; sixteen bytes.
+        unsafe {
+            let bytes = vld1q_s8(values.as_ptr());
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
+            [
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(high))),
+            ]
+        }
+    }
+
     #[inline(always)]
     fn prefetch<T>(self, at: *const T) {
         // SAFETY: a prefetch of any address is a hint, which cannot fault.

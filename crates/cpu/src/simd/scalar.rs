@@ -187,6 +187,65 @@ impl Simd for Scalar {
         x.map(|x| codes.map(|codes| std::array::from_fn(|row| dot(codes, x, row))))
     }
 
+    type I32 = [i32; LANES];
+    type Bytes = [u8; 64];
+
+    #[inline(always)]
+    fn splat_i32(self, value: i32) -> Self::I32 {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn to_f32(self, sums: Self::I32) -> Self::F32 {
+        sums.map(|sum| sum as f32)
+    }
+
+    #[inline(always)]
+    fn splat_bytes(self, value: u8) -> Self::Bytes {
+        [value; 64]
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; 64]) -> Self::Bytes {
+        *bytes
+    }
+
+    #[inline(always)]
+    fn and_bytes(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes {
+        bytes.map(|byte| byte & mask)
+    }
+
+    #[inline(always)]
+    fn or_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+
+    #[inline(always)]
+    fn shift_bytes_right<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes {
+        bytes.map(|byte| byte >> N)
+    }
+
+    #[inline(always)]
+    fn shift_bytes_left<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes {
+        bytes.map(|byte| byte << N)
+    }
+
+    #[inline(always)]
+    fn add_byte_products(self, sums: Self::I32, w: Self::Bytes, x: i32) -> Self::I32 {
+        let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
+        std::array::from_fn(|lane| sums[lane] + (0..4).map(|i| i32::from(w[4 * lane + i]) * x[i]).sum::<i32>())
+    }
+
+    #[inline(always)]
+    fn load_u8(self, values: &[u8; LANES]) -> Self::F32 {
+        values.map(f32::from)
+    }
+
+    #[inline(always)]
+    fn load_i8(self, values: &[i8; LANES]) -> Self::F32 {
+        values.map(f32::from)
+    }
+
     #[inline(always)]
     fn prefetch<T>(self, _at: *const T) {}
 }

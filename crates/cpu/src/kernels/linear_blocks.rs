@@ -1,28 +1,29 @@
-//! `linear` with W in Q8_0: activations are quantised too ([`super::quantize`]), products are exact integers.
+//! `linear` with W in blocks: activations are quantised too ([`super::quantize`]), products are exact integers.
 //!
-//! Shapes    x (m, k / 32) blocks; W (n, k / 32) blocks; y (m, n) f32; any n and m, k % 32 == 0.
-//! Layout    W in panels of sixteen rows, or as the file has it: 34-byte blocks, f16 scale first. One row in each lane.
-//! Bytes     n·k·34/32 for W. (4864, 896): 4.6 MB.
-//! Roofline  m = 1: 2 operations over 1.06 bytes, bound by memory.
-//! Accuracy  sum over blocks in order: acc = fma(Σ codes · codes, scale of w · scale of x, acc). |error| <= (k / 32 + 2) ·
-//!           ε · Σ|w·x| from exact arithmetic on the quantised activations; what quantising them adds, Σ over blocks of
-//!           max|x| / 254 · Σ|w|, is the price of bytes. The same bits at every level.
+//! Shapes    x (m, k / 32) blocks; W (n, blocks); y (m, n) f32; any n and m, k a whole number of W's blocks.
+//! Layout    W in panels of sixteen rows ([`crate::panels`]), or as the file has it. One row in each lane.
+//! Bytes     n·k·34/32 for W in Q8_0, n·k·18/32 in Q4_0. (4864, 896): 4.6 MB, 2.5 MB.
+//! Roofline  m = 1: 2 operations over 1.06 or 0.56 bytes, bound by memory.
+//! Accuracy  sum over each 32 in order, as the format's file says; in Q8_0: acc = fma(Σ codes · codes, scale of w · scale of
+//!           x, acc). |error| <= (k / 32 + 2) · ε · Σ|w·x| from exact arithmetic on the quantised activations (twice that
+//!           where there are minima, and of both terms); what quantising them adds, Σ over blocks of max|x| / 254 · Σ|w|,
+//!           is the price of bytes. The same bits at every level.
 //! Versions  panels: sixteen rows side by side, made at load ([`crate::packed`]) or on the way for many rows of x. One panel
 //!           and up to [`FEW_ROWS`] rows of x at a time, so that weights pass once through a decode step of a small batch;
 //!           for more, tiles of [`TILE_ROWS`] rows and two panels, in pieces of k that stay in the first-level cache.
-//!           direct: blocks where they lie, partial sums of two rows folded to one lane a row, for few rows of x where
-//!           there was no memory for panels. All at every level.
+//!           direct (Q8_0): blocks where they lie, partial sums of two rows folded to one lane a row, for few rows of x
+//!           where there was no memory for panels; other formats are packed on the way then. All at every level.
 
 #![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
 
+use std::marker::PhantomData;
 use std::ops::Range;
-
-use tensor::quant::q8_0;
 
 use super::linear::Output;
 use super::quantize::QuantizedBlock;
-use crate::packed::{PackPanel, Packed, Panel, panel_rows};
-use crate::simd::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
+use crate::packed::{Packed, panel_rows};
+use crate::panels::{PackPanel, Panel, PanelFormat};
+use crate::simd::{Kernel, LANES, PANEL_ROWS, Simd};
 
 /// Rows of x from which packing a panel on the way pays. Measured with `bench --no-repack` on a Sapphire Rapids server: 2
 /// rows 3 % slower, 4 rows 26 % faster, 8 rows 75 % faster than the direct version.
@@ -34,7 +35,7 @@ const FEW_ROWS: usize = 8;
 /// Rows of x in a tile over two panels: 12 accumulators, 12 integer sums, two weights and one x are 27 of 32 registers.
 const TILE_ROWS: usize = 6;
 
-/// Blocks of k in a piece: two panels of it are 34 KiB.
+/// Blocks of 32 of k in a piece: two panels of it are 34 KiB in Q8_0.
 const PIECE_BLOCKS: usize = 32;
 
 /// Bytes of x in a strip of rows: with the weights of a chunk they stay in the second-level cache while its panels pass.
@@ -43,14 +44,11 @@ const STRIP_BYTES: usize = 512 << 10;
 /// Bytes of a panel that are asked for ahead of use while its weights pass once.
 const PREFETCH_BYTES: usize = 2048;
 
-/// Blocks of each row of W that the direct version asks for ahead of use: sixteen rows of them cover the latency of memory.
-const PREFETCH_BLOCKS: usize = 16;
-
 /// Where a weight's codes are.
-pub(crate) enum Weights<'a> {
+pub(crate) enum Weights<'a, F: PanelFormat> {
     /// As the file has them, (n, blocks).
     File {
-        blocks: &'a [q8_0::Block],
+        blocks: &'a [F::Block],
         /// Room for a panel; empty for the direct version.
         panel: &'a mut [u8],
     },
@@ -58,14 +56,14 @@ pub(crate) enum Weights<'a> {
     Packed(&'a Packed),
 }
 
-/// Some columns of a projection with Q8_0 weights, for all rows.
-pub(crate) struct LinearQ8<'a> {
-    pub(crate) weights: Weights<'a>,
-    /// (m, blocks).
+/// Some columns of a projection with weights in blocks, for all rows.
+pub(crate) struct LinearBlocks<'a, F: PanelFormat> {
+    pub(crate) weights: Weights<'a, F>,
+    /// (m, k / 32).
     pub(crate) x: &'a [QuantizedBlock],
     /// Rows of x.
     pub(crate) rows: usize,
-    /// Blocks in a row: k / 32.
+    /// Blocks in a row of W.
     pub(crate) blocks: usize,
     /// Which rows of W; begins at a multiple of sixteen.
     pub(crate) columns: Range<usize>,
@@ -74,12 +72,12 @@ pub(crate) struct LinearQ8<'a> {
     pub(crate) sums: &'a mut [f32],
 }
 
-/// f32 that `rows` rows need between pieces of k, of `blocks` blocks.
-pub(crate) fn sums_len(rows: usize, blocks: usize) -> usize {
-    if rows > FEW_ROWS && blocks > PIECE_BLOCKS { rows * 2 * LANES } else { 0 }
+/// f32 that `rows` rows need between pieces of k, of `x_blocks` blocks of 32.
+pub(crate) fn sums_len(rows: usize, x_blocks: usize) -> usize {
+    if rows > FEW_ROWS && x_blocks > PIECE_BLOCKS { rows * 2 * LANES } else { 0 }
 }
 
-impl Kernel for LinearQ8<'_> {
+impl<F: PanelFormat> Kernel for LinearBlocks<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -87,10 +85,10 @@ impl Kernel for LinearQ8<'_> {
         let Self { weights, x, rows, blocks, columns, output, sums } = self;
         debug_assert!(columns.start.is_multiple_of(PANEL_ROWS));
         let Range { start, end } = columns;
-        let mut tiles = Tiles { s, x, rows, blocks, end, output, sums };
+        let mut tiles = Tiles::<S, F> { s, x, rows, blocks, end, output, sums, format: PhantomData };
         match weights {
             Weights::Packed(packed) if rows > FEW_ROWS && S::WIDE => {
-                let strip = STRIP_BYTES / (blocks * size_of::<QuantizedBlock>()) / TILE_ROWS * TILE_ROWS;
+                let strip = STRIP_BYTES / (blocks * F::X_BLOCKS * size_of::<QuantizedBlock>()) / TILE_ROWS * TILE_ROWS;
                 let strip = strip.max(TILE_ROWS);
                 for row in (0..rows).step_by(strip) {
                     let rows = row..(row + strip).min(rows);
@@ -116,7 +114,7 @@ impl Kernel for LinearQ8<'_> {
                     if panel.is_empty() {
                         tiles.direct(&rows, column);
                     } else {
-                        PackPanel { rows, out: &mut *panel }.run(s);
+                        PackPanel::<F> { rows, out: &mut *panel }.run(s);
                         tiles.one_panel(Panel::new(panel, blocks), column);
                     }
                 }
@@ -126,47 +124,54 @@ impl Kernel for LinearQ8<'_> {
 }
 
 /// What all tiles of a projection share.
-struct Tiles<'a, S> {
+struct Tiles<'a, S, F> {
     s: S,
     x: &'a [QuantizedBlock],
     rows: usize,
+    /// In a row of W.
     blocks: usize,
     /// Past the last column.
     end: usize,
     output: Output<'a>,
     sums: &'a mut [f32],
+    format: PhantomData<F>,
 }
 
-impl<S: Simd> Tiles<'_, S> {
+impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
     /// All rows with the sixteen columns of a panel.
     #[inline(always)]
-    fn one_panel(&mut self, panel: Panel<'_>, column: usize) {
-        match self.rows {
-            1 => self.few::<1>(panel, column),
-            2 => self.few::<2>(panel, column),
-            3 => self.few::<3>(panel, column),
-            4 => self.few::<4>(panel, column),
-            5 => self.few::<5>(panel, column),
-            6 => self.few::<6>(panel, column),
-            7 => self.few::<7>(panel, column),
-            FEW_ROWS => self.few::<FEW_ROWS>(panel, column),
-            _ => self.many([panel], column, 0..self.rows),
+    fn one_panel(&mut self, panel: Panel<'_, F>, column: usize) {
+        if self.rows > FEW_ROWS {
+            return self.many([panel], column, 0..self.rows);
+        }
+        let mut row = 0;
+        while row < self.rows {
+            // Five and seven pass twice, from cache: there is enough code.
+            row += match self.rows - row {
+                1 => self.few::<1>(panel, column, row),
+                2 => self.few::<2>(panel, column, row),
+                3 | 5 => self.few::<3>(panel, column, row),
+                4 | 7 => self.few::<4>(panel, column, row),
+                6 => self.few::<6>(panel, column, row),
+                _ => self.few::<FEW_ROWS>(panel, column, row),
+            };
         }
     }
 
-    /// All `MR` rows, k in one piece.
+    /// `MR` rows, k in one piece. Returns how many.
     #[inline(always)]
-    fn few<const MR: usize>(&self, panel: Panel<'_>, column: usize) {
-        let sums = self.add_blocks::<MR, 1, true>([panel], 0, 0..self.blocks, [[self.s.splat(0.0)]; MR]);
-        self.put(0, column, &sums);
+    fn few<const MR: usize>(&self, panel: Panel<'_, F>, column: usize, row: usize) -> usize {
+        let sums = self.add_blocks::<MR, 1, true>([panel], row, 0..self.blocks, [[self.s.splat(0.0)]; MR]);
+        self.put(row, column, &sums);
+        MR
     }
 
     /// Some rows in tiles, k in pieces.
     #[inline(always)]
-    fn many<const NP: usize>(&mut self, panels: [Panel<'_>; NP], column: usize, rows: Range<usize>) {
+    fn many<const NP: usize>(&mut self, panels: [Panel<'_, F>; NP], column: usize, rows: Range<usize>) {
         let mut start = 0;
         loop {
-            let piece = start..(start + PIECE_BLOCKS).min(self.blocks);
+            let piece = start..(start + PIECE_BLOCKS / F::X_BLOCKS).min(self.blocks);
             let mut row = rows.start;
             while rows.end - row >= TILE_ROWS {
                 self.piece::<TILE_ROWS, NP>(panels, column, row, piece.clone());
@@ -190,7 +195,7 @@ impl<S: Simd> Tiles<'_, S> {
     #[inline(always)]
     fn piece<const MR: usize, const NP: usize>(
         &mut self,
-        panels: [Panel<'_>; NP],
+        panels: [Panel<'_, F>; NP],
         column: usize,
         row: usize,
         piece: Range<usize>,
@@ -224,7 +229,7 @@ impl<S: Simd> Tiles<'_, S> {
     #[inline(always)]
     fn add_blocks<const MR: usize, const NP: usize, const PREFETCH: bool>(
         &self,
-        panels: [Panel<'_>; NP],
+        panels: [Panel<'_, F>; NP],
         row: usize,
         range: Range<usize>,
         mut sums: [[S::F32; NP]; MR],
@@ -236,47 +241,40 @@ impl<S: Simd> Tiles<'_, S> {
         let mut x: [&[QuantizedBlock]; MR] = [&[]; MR];
         for m in 0..MR {
             let first = (row + m) * self.blocks;
-            x[m] = &self.x[first + range.start..first + range.end][..len];
+            x[m] = &self.x[(first + range.start) * F::X_BLOCKS..(first + range.end) * F::X_BLOCKS][..len * F::X_BLOCKS];
         }
         for block in 0..len {
             if PREFETCH {
                 // Past the end of this panel comes the next.
                 let at = panels[0].0.as_ptr().wrapping_add(block).cast::<u8>().wrapping_add(PREFETCH_BYTES);
-                for line in 0..size_of::<PanelCodes>() / 64 {
+                for line in 0..size_of::<F::Codes>() / 64 {
                     s.prefetch(at.wrapping_add(64 * line));
                 }
             }
-            let mut codes = [&panels[0].0[block]; NP];
-            let mut scales = [s.splat(0.0); NP];
-            for p in 0..NP {
-                codes[p] = &panels[p].0[block];
-                scales[p] = s.load_f16(&panels[p].1[block]);
+            let mut of_block = [(&panels[0].0[block], &panels[0].1[block]); NP];
+            for p in 1..NP {
+                of_block[p] = (&panels[p].0[block], &panels[p].1[block]);
             }
-            let mut x_block = [&x[0][block]; MR];
+            let mut x_blocks: [&[QuantizedBlock]; MR] = [&[]; MR];
             for m in 0..MR {
-                x_block[m] = &x[m][block];
+                x_blocks[m] = &x[m][block * F::X_BLOCKS..(block + 1) * F::X_BLOCKS];
             }
-            let dots = s.panel_dots(codes, x_block);
-            for m in 0..MR {
-                let x_scale = s.splat(x_block[m].scale);
-                for p in 0..NP {
-                    sums[m][p] = s.mul_add(dots[m][p], s.mul(scales[p], x_scale), sums[m][p]);
-                }
-            }
+            sums = F::add(s, of_block, x_blocks, sums);
         }
         sums
     }
 
     /// All rows with sixteen columns whose weights are where the file has them.
     #[inline(always)]
-    fn direct(&self, rows: &[Option<&[q8_0::Block]>; PANEL_ROWS], column: usize) {
+    fn direct(&self, rows: &[Option<&[F::Block]>; PANEL_ROWS], column: usize) {
         // Lanes beyond the last row repeat the first; their results are dropped.
         let first = rows[0].expect("a panel has a row");
         let rows = rows.map(|row| row.unwrap_or(first));
         for m in 0..self.rows {
             let x = &self.x[m * self.blocks..(m + 1) * self.blocks];
             // Later rows find the weights in the cache.
-            let sums = if m == 0 { dot_16::<S, true>(self.s, &rows, x) } else { dot_16::<S, false>(self.s, &rows, x) };
+            let sums =
+                if m == 0 { F::dot_16::<S, true>(self.s, &rows, x) } else { F::dot_16::<S, false>(self.s, &rows, x) };
             self.put(m, column, &[[sums]]);
         }
     }
@@ -301,30 +299,11 @@ impl<S: Simd> Tiles<'_, S> {
     }
 }
 
-/// One row of x with sixteen of W.
-#[inline(always)]
-fn dot_16<S: Simd, const PREFETCH: bool>(s: S, rows: &[&[q8_0::Block]; PANEL_ROWS], x: &[QuantizedBlock]) -> S::F32 {
-    let blocks = x.len();
-    let mut sums = s.splat(0.0);
-    for block in 0..blocks {
-        if PREFETCH {
-            let next = block + PREFETCH_BLOCKS;
-            // Past the end of these rows come those of the next sixteen, which lie behind the last of these.
-            let next = if next < blocks { next } else { next + (PANEL_ROWS - 1) * blocks };
-            for row in rows {
-                s.prefetch(row.as_ptr().wrapping_add(next));
-            }
-        }
-        let scales = s.mul(s.q8_scales(rows, block), s.splat(x[block].scale));
-        sums = s.mul_add(s.q8_dots(rows, block, &x[block]), scales, sums);
-    }
-    sums
-}
-
 #[cfg(test)]
 mod tests {
     use bytemuck::Zeroable;
     use half::f16;
+    use tensor::quant::q8_0;
     use tensor::{Tensor, WeightFormat};
     use testing::random::Rng;
 
@@ -333,6 +312,7 @@ mod tests {
     use crate::kernels::quantize::BLOCK_LEN;
     use crate::kernels::quantize::tests::QuantizeRow;
     use crate::packed::pack_panel;
+    use crate::panels::{Q8_0, with_panel_format};
     use crate::shared::SharedSlice;
 
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -342,67 +322,88 @@ mod tests {
         Packed,
     }
 
-    const VERSIONS: [Version; 3] = [Version::Direct, Version::OnTheWay, Version::Packed];
+    fn versions<F: PanelFormat>() -> &'static [Version] {
+        const ALL: &[Version] = &[Version::OnTheWay, Version::Packed, Version::Direct];
+        if F::HAS_DIRECT { ALL } else { &ALL[..2] }
+    }
 
-    fn linear(isa: Isa, tensor: &Tensor, x: &[QuantizedBlock], rows: usize, version: Version) -> Vec<f32> {
-        let (n, blocks) = (tensor.num_rows(), tensor.row_len() / BLOCK_LEN);
+    fn linear<F: PanelFormat>(
+        isa: Isa,
+        tensor: &Tensor,
+        x: &[QuantizedBlock],
+        rows: usize,
+        version: Version,
+    ) -> Vec<f32> {
+        let (n, x_blocks) = (tensor.num_rows(), tensor.row_len() / BLOCK_LEN);
+        let blocks = x_blocks / F::X_BLOCKS;
         let mut y = vec![f32::INFINITY; rows * n];
         let values = &SharedSlice::new(&mut y);
         let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
-        let mut sums = vec![f32::NAN; sums_len(rows, blocks)];
+        let mut sums = vec![f32::NAN; sums_len(rows, x_blocks)];
         let mut packed = Packed::reserve(tensor).unwrap();
         for panel in 0..n.div_ceil(PANEL_ROWS) {
             // SAFETY: one thread.
             unsafe { pack_panel(isa, tensor, &packed.share(), panel) };
         }
-        let mut room = vec![0; Panel::bytes(blocks)];
+        let mut room = crate::shared::AlignedBuffer::zeroed(Panel::<F>::bytes(blocks)).unwrap();
         let panel = if version == Version::OnTheWay { &mut room[..] } else { &mut [] };
-        let file = Weights::File { blocks: tensor.as_slice(), panel };
+        let file: Weights<'_, F> = Weights::File { blocks: tensor.as_slice(), panel };
         let weights = if version == Version::Packed { Weights::Packed(&packed) } else { file };
-        isa.run(LinearQ8 { weights, x, rows, blocks, columns: 0..n, output, sums: &mut sums });
+        isa.run_without_bf16(LinearBlocks { weights, x, rows, blocks, columns: 0..n, output, sums: &mut sums });
         y
     }
 
+    /// Rows of x, of W, and blocks of 32 in a row, rounded up to whole blocks of the format.
+    const SHAPES: [(usize, usize, usize); 13] = [
+        (1, 1, 1),
+        (1, 16, 3),
+        (2, 17, 2),
+        (3, 32, 1),
+        (4, 31, 2),
+        (5, 16, 2),
+        (6, 18, 1),
+        (7, 48, 1),
+        (8, 15, 1),
+        (9, 33, 4),
+        (17, 5, 7),
+        (15, 50, PIECE_BLOCKS + 3),
+        (9, 64, 2 * PIECE_BLOCKS),
+    ];
+
     #[test]
     fn every_shape_version_and_level_gives_the_same_bits_within_the_bound() {
+        for format in WeightFormat::ALL.into_iter().filter(|format| format.is_quantized()) {
+            with_panel_format!(format, F => check_shapes::<F>(format), else unreachable!());
+        }
+    }
+
+    fn check_shapes<F: PanelFormat>(format: WeightFormat) {
         let mut rng = Rng::new(2);
-        for (rows, n, blocks) in [
-            (1, 1, 1),
-            (1, 16, 3),
-            (2, 17, 2),
-            (3, 32, 1),
-            (4, 31, 2),
-            (5, 16, 2),
-            (6, 18, 1),
-            (7, 48, 1),
-            (8, 15, 1),
-            (9, 33, 4),
-            (17, 5, 7),
-            (15, 50, PIECE_BLOCKS + 3),
-            (9, 64, 2 * PIECE_BLOCKS),
-        ] {
-            let values: Vec<f32> = (0..n * blocks * BLOCK_LEN).map(|_| rng.normal()).collect();
-            let tensor = Tensor::from_f32(WeightFormat::Q8_0, vec![n, blocks * BLOCK_LEN], &values).unwrap();
-            let weights: &[q8_0::Block] = tensor.as_slice();
-            let floats: Vec<f32> = (0..rows * blocks * BLOCK_LEN).map(|_| rng.normal()).collect();
+        for (rows, n, x_blocks) in SHAPES {
+            let blocks = x_blocks.next_multiple_of(F::X_BLOCKS);
+            let k = blocks * BLOCK_LEN;
+            let values: Vec<f32> = (0..n * k).map(|_| rng.normal()).collect();
+            let tensor = Tensor::from_f32(format, vec![n, k], &values).unwrap();
+            let weights = tensor.to_f32();
+            let floats: Vec<f32> = (0..rows * k).map(|_| rng.normal()).collect();
             let mut x = vec![QuantizedBlock::zeroed(); rows * blocks];
             Isa::scalar().run(QuantizeRow(&floats, &mut x));
-            let expected = linear(Isa::scalar(), &tensor, &x, rows, Version::Direct);
+            let expected = linear::<F>(Isa::scalar(), &tensor, &x, rows, Version::OnTheWay);
             for isa in Isa::available() {
-                for version in VERSIONS {
-                    let y = linear(isa, &tensor, &x, rows, version);
-                    assert_eq!(y, expected, "{isa}, {version:?}, ({rows}, {n}, {blocks})");
-                    let alone = linear(isa, &tensor, &x[..blocks], 1, version);
-                    assert_eq!(expected[..n], alone, "{isa}, {version:?}");
+                for &version in versions::<F>() {
+                    let y = linear::<F>(isa, &tensor, &x, rows, version);
+                    assert_eq!(y, expected, "{format} {isa}, {version:?}, ({rows}, {n}, {blocks})");
+                    let alone = linear::<F>(isa, &tensor, &x[..blocks], 1, version);
+                    assert_eq!(expected[..n], alone, "{format} {isa}, {version:?}");
                 }
             }
+            // A minimum is subtracted apart: each of the two terms may be as large as four times a weight's range.
+            let terms = if format == WeightFormat::Q4_K { 4.0 } else { 1.0 };
             for (at, &y) in expected.iter().enumerate() {
                 let (row, column) = (at / n, at % n);
                 let (mut sum, mut absolute, mut quantisation) = (0.0, 0.0, 0.0);
-                for block in 0..blocks {
-                    let w = q8_0::unpack(&weights[column * blocks + block]);
-                    let start = (row * blocks + block) * BLOCK_LEN;
-                    let floats = &floats[start..start + BLOCK_LEN];
+                let of_row = floats[row * k..(row + 1) * k].chunks(BLOCK_LEN);
+                for (floats, w) in of_row.zip(weights[column * k..(column + 1) * k].chunks(BLOCK_LEN)) {
                     let max = floats.iter().fold(0f32, |max, x| max.max(x.abs()));
                     for (w, x) in w.iter().zip(floats) {
                         let product = f64::from(*w) * f64::from(*x);
@@ -411,8 +412,9 @@ mod tests {
                         quantisation += f64::from(max) / 254.0 * f64::from(w.abs());
                     }
                 }
-                let bound = quantisation * 1.001 + (blocks + 2) as f64 * f64::from(f32::EPSILON) * absolute;
-                assert!((f64::from(y) - sum).abs() <= bound, "({rows}, {n}, {blocks}) at {at}: {y} for {sum}");
+                let bound = quantisation * 1.001 + terms * (blocks + 2) as f64 * f64::from(f32::EPSILON) * absolute;
+                let error = (f64::from(y) - sum).abs();
+                assert!(error <= bound, "{format} ({rows}, {n}, {blocks}) at {at}: {y} for {sum}, {error} > {bound}");
             }
         }
     }
@@ -427,8 +429,8 @@ mod tests {
         let bytes = bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&weights));
         let tensor = Tensor::new(WeightFormat::Q8_0, vec![n, blocks * BLOCK_LEN], bytes).unwrap();
         for isa in Isa::available() {
-            for version in VERSIONS {
-                let y = linear(isa, &tensor, &x, rows, version);
+            for &version in versions::<Q8_0>() {
+                let y = linear::<Q8_0>(isa, &tensor, &x, rows, version);
                 for (at, y) in y.iter().enumerate() {
                     assert_eq!(y.is_nan(), at / n == 8 || at % n == 17, "{isa}, {version:?}, at {at}");
                     assert!(y.is_nan() || *y == 64.0);

@@ -1,0 +1,258 @@
+//! Weights in blocks, laid out as kernels stream them: a file a format.
+//!
+//! Sixteen rows of a weight are a *panel*, one row in each lane: no sum crosses lanes, several rows of activations share
+//! what is loaded, and a projection reads one stream of memory instead of sixteen. Activations are quantised to blocks of
+//! 32 signed bytes ([`crate::kernels::quantize`]), so that products are exact integers.
+//!
+//! Layout    panel p holds rows 16p to 16p + 16 and begins on a cache line: first the codes of its blocks, then their scales.
+//!           Rows beyond the last are blocks of zeros. About the same bytes as in the file, up to the last panel and the
+//!           rounding to cache lines.
+//!
+//! A format is one type that implements [`PanelFormat`], and a line in [`with_panel_format`].
+
+#![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
+
+mod q4_0;
+mod q4_k;
+mod q6_k;
+mod q8_0;
+
+use bytemuck::{Pod, Zeroable};
+
+pub(crate) use q4_0::Q4_0;
+pub(crate) use q4_k::Q4_K;
+pub(crate) use q6_k::Q6_K;
+pub(crate) use q8_0::Q8_0;
+
+use crate::kernels::quantize::QuantizedBlock;
+use crate::simd::{Kernel, PANEL_ROWS, Simd};
+
+/// A cache line.
+const LINE: usize = 64;
+
+/// Bytes of each row that packing asks for ahead of use.
+const PREFETCH_BYTES: usize = 512;
+
+/// How weights of a block format lie in panels, and what their products are.
+pub(crate) trait PanelFormat: 'static {
+    /// A block of the file.
+    type Block: Pod;
+    /// The codes of a block of each of sixteen rows, in whole cache lines.
+    type Codes: Pod;
+    /// Their scales.
+    type Scales: Pod;
+
+    /// Blocks of 32 activations that a block meets.
+    const X_BLOCKS: usize;
+
+    /// Whether [`PanelFormat::dot_16`] is there.
+    const HAS_DIRECT: bool = false;
+
+    /// Lays sixteen blocks side by side.
+    fn pack<S: Simd>(s: S, lanes: [&Self::Block; PANEL_ROWS], codes: &mut Self::Codes, scales: &mut Self::Scales);
+
+    /// sums + the products of a block of each of `NP` panels with the blocks of `MR` rows, [`PanelFormat::X_BLOCKS`] of each,
+    /// in order.
+    fn add<S: Simd, const MR: usize, const NP: usize>(
+        s: S,
+        panels: [(&Self::Codes, &Self::Scales); NP],
+        x: [&[QuantizedBlock]; MR],
+        sums: [[S::F32; NP]; MR],
+    ) -> [[S::F32; NP]; MR];
+
+    /// One row of x with sixteen of the file, as [`PanelFormat::add`] has it from panels; with `PREFETCH` asks for what
+    /// comes next.
+    fn dot_16<S: Simd, const PREFETCH: bool>(
+        _s: S,
+        _rows: &[&[Self::Block]; PANEL_ROWS],
+        _x: &[QuantizedBlock],
+    ) -> S::F32 {
+        unreachable!("formats without it are packed on the way")
+    }
+}
+
+/// Evaluates `$body` with `$F` as the [`PanelFormat`] of a [`tensor::WeightFormat`], or `$none` for formats without blocks.
+macro_rules! with_panel_format {
+    ($format:expr, $F:ident => $body:expr, else $none:expr) => {
+        match $format {
+            tensor::WeightFormat::Q8_0 => {
+                type $F = $crate::panels::Q8_0;
+                $body
+            }
+            tensor::WeightFormat::Q4_0 => {
+                type $F = $crate::panels::Q4_0;
+                $body
+            }
+            tensor::WeightFormat::Q4_K => {
+                type $F = $crate::panels::Q4_K;
+                $body
+            }
+            tensor::WeightFormat::Q6_K => {
+                type $F = $crate::panels::Q6_K;
+                $body
+            }
+            tensor::WeightFormat::F32 | tensor::WeightFormat::F16 | tensor::WeightFormat::BF16 => $none,
+        }
+    };
+}
+pub(crate) use with_panel_format;
+
+/// Sixteen rows of a weight, side by side.
+pub(crate) struct Panel<'a, F: PanelFormat> {
+    /// (blocks,).
+    pub(crate) codes: &'a [F::Codes],
+    /// (blocks,).
+    pub(crate) scales: &'a [F::Scales],
+}
+
+impl<F: PanelFormat> Clone for Panel<'_, F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F: PanelFormat> Copy for Panel<'_, F> {}
+
+impl<'a, F: PanelFormat> Panel<'a, F> {
+    /// Bytes of a panel of `blocks` blocks a row.
+    pub(crate) fn bytes(blocks: usize) -> usize {
+        (blocks * (size_of::<F::Codes>() + size_of::<F::Scales>())).next_multiple_of(LINE)
+    }
+
+    /// A panel in memory of [`Panel::bytes`].
+    #[inline(always)]
+    pub(crate) fn new(bytes: &'a [u8], blocks: usize) -> Self {
+        let (codes, rest) = bytes.split_at(blocks * size_of::<F::Codes>());
+        let scales = &rest[..blocks * size_of::<F::Scales>()];
+        Self { codes: bytemuck::cast_slice(codes), scales: bytemuck::cast_slice(scales) }
+    }
+}
+
+/// Copies sixteen rows into a panel; `None` is a row of zeros.
+pub(crate) struct PackPanel<'a, F: PanelFormat> {
+    pub(crate) rows: [Option<&'a [F::Block]>; PANEL_ROWS],
+    /// [`Panel::bytes`] of the rows' blocks.
+    pub(crate) out: &'a mut [u8],
+}
+
+impl<F: PanelFormat> Kernel for PackPanel<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // A scale of zero: the codes do not matter.
+        let zero: F::Block = Zeroable::zeroed();
+        let blocks = self.rows.iter().flatten().map(|row| row.len()).next().unwrap_or(0);
+        let full = self.rows.iter().all(|row| row.is_some_and(|row| row.len() == blocks));
+        let (codes, rest) = self.out.split_at_mut(blocks * size_of::<F::Codes>());
+        let codes: &mut [F::Codes] = bytemuck::cast_slice_mut(codes);
+        let scales: &mut [F::Scales] = bytemuck::cast_slice_mut(&mut rest[..blocks * size_of::<F::Scales>()]);
+        let rows = self.rows.map(Option::unwrap_or_default);
+        for block in 0..blocks {
+            let mut lanes = [&zero; PANEL_ROWS];
+            for (lane, row) in lanes.iter_mut().zip(&rows) {
+                if full {
+                    s.prefetch(row.as_ptr().wrapping_add(block).cast::<u8>().wrapping_add(PREFETCH_BYTES));
+                    *lane = &row[block];
+                } else if let Some(found) = row.get(block) {
+                    *lane = found;
+                }
+            }
+            F::pack(s, lanes, &mut codes[block], &mut scales[block]);
+        }
+    }
+}
+
+/// The codes of 32 weights of each of sixteen rows, four bits each: entry g holds those of 4g..4g + 4 in the lower and those of
+/// 16 + 4g.. in the upper halves of bytes 4r..4r + 4.
+type Nibbles = [[u8; 64]; 4];
+
+/// Products with unsigned codes: for each row of x and panel, what `$start` says of the row and Σ codes · x over some groups of
+/// four codes, as `$codes` unpacks them. A macro, because a closure is not compiled for the level.
+macro_rules! dots {
+    ($s:ident, $x:expr, $groups:expr, |$row:ident| $start:expr, |$p:ident, $group:ident| $codes:expr) => {{
+        let x: [&QuantizedBlock; MR] = $x;
+        let mut sums = [[$s.splat_i32(0); NP]; MR];
+        for m in 0..MR {
+            let $row = x[m];
+            sums[m] = [$s.splat_i32($start); NP];
+        }
+        for $group in $groups {
+            let mut w = [$s.splat_bytes(0); NP];
+            for $p in 0..NP {
+                w[$p] = $codes;
+            }
+            for m in 0..MR {
+                let four = x[m].four($group);
+                for p in 0..NP {
+                    sums[m][p] = $s.add_byte_products(sums[m][p], w[p], four);
+                }
+            }
+        }
+        sums
+    }};
+}
+use dots;
+
+#[cfg(test)]
+mod tests {
+    use tensor::{Tensor, WeightFormat};
+    use testing::random::Rng;
+
+    use super::*;
+    use crate::Isa;
+    use crate::simd::LANES;
+
+    /// The products of sixteen rows of one block with one row of x, and sums before them.
+    struct OneBlock<'a, F: PanelFormat> {
+        rows: [Option<&'a [F::Block]>; PANEL_ROWS],
+        x: &'a [QuantizedBlock],
+    }
+
+    impl<F: PanelFormat> Kernel for OneBlock<'_, F> {
+        type Output = [f32; LANES];
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> [f32; LANES] {
+            let mut bytes = crate::shared::AlignedBuffer::zeroed(Panel::<F>::bytes(1)).expect("memory");
+            PackPanel::<F> { rows: self.rows, out: &mut bytes }.run(s);
+            let panel = Panel::<F>::new(&bytes, 1);
+            let [[sums]] = F::add(s, [(&panel.codes[0], &panel.scales[0])], [self.x], [[s.splat(0.0)]]);
+            let mut lanes = [0.0; LANES];
+            s.store(sums, &mut lanes);
+            lanes
+        }
+    }
+
+    /// Each weight alone: what a panel makes of it is what the format says, so every code and scale is in its place.
+    #[test]
+    fn every_weight_is_in_its_lane_with_its_scale() {
+        let mut rng = Rng::new(3);
+        for format in WeightFormat::ALL.into_iter().filter(|format| format.block_len() > 1) {
+            let len = format.block_len();
+            let values: Vec<f32> = (0..13 * len).map(|_| rng.normal()).collect();
+            let tensor = Tensor::from_f32(format, vec![13, len], &values).expect("whole blocks");
+            let weights = tensor.to_f32();
+            for isa in Isa::available() {
+                for k in (0..len).step_by(if isa == Isa::scalar() { 1 } else { 7 }) {
+                    let mut x = vec![QuantizedBlock::zeroed(); len / 32];
+                    let mut codes = [0; 32];
+                    codes[k % 32] = 1;
+                    x[k / 32] = QuantizedBlock::new(codes, 1.0);
+                    let found = with_panel_format!(format, F => {
+                        let blocks: &[<F as PanelFormat>::Block] = tensor.as_slice();
+                        let rows = std::array::from_fn(|row| blocks.get(row..row + 1));
+                        isa.run(OneBlock::<F> { rows, x: &x })
+                    }, else unreachable!());
+                    for (row, found) in found.into_iter().enumerate() {
+                        let expected = if row < 13 { weights[row * len + k] } else { 0.0 };
+                        // A minimum is subtracted after the product was rounded.
+                        assert!(
+                            (found - expected).abs() <= 1e-6 * 8.0,
+                            "{format} {isa} row {row} weight {k}: {found} for {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

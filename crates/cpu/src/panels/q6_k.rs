@@ -1,0 +1,103 @@
+//! Q6_K in panels: six bits; for each 16 a scale of eight, and for each 256 what these are multiplied by.
+//!
+//! Layout    3360 bytes for 16 × 256 weights. Codes of each 128 weights, as in the file: the lower four bits of the first and
+//!           third 32, of the second and fourth, and the upper two bits of all. Then 288 bytes of scales.
+//! Products  for each 32: dot = Σ over its halves of scales[i] · Σ (code - 32) · code of x, exact in f32 (below 2²⁴), and
+//!           acc = fma(dot, scale · scale of x, acc).
+
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+use tensor::quant::q6_k;
+
+use super::{PanelFormat, dots};
+use crate::kernels::quantize::QuantizedBlock;
+use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
+
+/// The format.
+#[expect(non_camel_case_types, reason = "this is the published name")]
+pub(crate) enum Q6_K {}
+
+/// The codes of 128 weights of each of sixteen rows.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Codes {
+    /// The lower four bits: of weights j in the lower and j + 64 in the upper halves, j below 32 and above.
+    low: [PanelCodes; 2],
+    /// The upper two bits of weights j, j + 32, j + 64 and j + 96, lowest first.
+    high: PanelCodes,
+}
+
+/// The scales of sixteen blocks, one of each row in a lane.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Scales {
+    scale: [f16; LANES],
+    /// Of each 16 weights.
+    scales: [[i8; LANES]; 16],
+}
+
+impl PanelFormat for Q6_K {
+    type Block = q6_k::Block;
+    type Codes = [Codes; 2];
+    type Scales = Scales;
+
+    const X_BLOCKS: usize = 8;
+
+    #[inline(always)]
+    fn pack<S: Simd>(s: S, lanes: [&q6_k::Block; PANEL_ROWS], codes: &mut [Codes; 2], scales: &mut Scales) {
+        for (half, codes) in codes.iter_mut().enumerate() {
+            for (part, low) in codes.low.iter_mut().enumerate() {
+                s.interleave(lanes.map(|lane| &lane.codes.as_chunks::<32>().0[2 * half + part]), 0, low);
+            }
+            s.interleave(lanes.map(|lane| &lane.high.as_chunks::<32>().0[half]), 0, &mut codes.high);
+        }
+        for (row, lane) in lanes.iter().enumerate() {
+            scales.scale[row] = lane.scale;
+            for (i, &scale) in lane.scales.iter().enumerate() {
+                scales.scales[i][row] = scale;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const MR: usize, const NP: usize>(
+        s: S,
+        panels: [(&[Codes; 2], &Scales); NP],
+        x: [&[QuantizedBlock]; MR],
+        mut sums: [[S::F32; NP]; MR],
+    ) -> [[S::F32; NP]; MR] {
+        for i in 0..8 {
+            let x = x.map(|blocks| &blocks[i]);
+            let (half, part) = (i / 4, i % 4);
+            macro_rules! half_dots {
+                ($index:literal) => {
+                    dots!(s, x, 4 * $index..4 * $index + 4, |x| -32 * i32::from(x.half_sums[$index]), |p, group| {
+                        let codes = &panels[p].0[half];
+                        let low = s.load_bytes(&codes.low[part % 2][group]);
+                        let low = if part < 2 { s.and_bytes(low, 15) } else { s.shift_bytes_right::<4>(low) };
+                        let high = s.load_bytes(&codes.high[group]);
+                        let high = match part {
+                            0 => s.shift_bytes_left::<4>(s.and_bytes(high, 3)),
+                            1 => s.and_bytes(s.shift_bytes_left::<2>(high), 0x30),
+                            2 => s.and_bytes(high, 0x30),
+                            _ => s.and_bytes(s.shift_bytes_right::<2>(high), 0x30),
+                        };
+                        s.or_bytes(low, high)
+                    })
+                };
+            }
+            let (first, second) = (half_dots!(0), half_dots!(1));
+            for p in 0..NP {
+                let of = panels[p].1;
+                let scale = s.load_f16(&of.scale);
+                let scales = [s.load_i8(&of.scales[2 * i]), s.load_i8(&of.scales[2 * i + 1])];
+                for m in 0..MR {
+                    let dot = s.mul(s.to_f32(first[m][p]), scales[0]);
+                    let dot = s.mul_add(s.to_f32(second[m][p]), scales[1], dot);
+                    sums[m][p] = s.mul_add(dot, s.mul(scale, s.splat(x[m].scale)), sums[m][p]);
+                }
+            }
+        }
+        sums
+    }
+}
