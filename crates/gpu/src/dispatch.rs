@@ -1,11 +1,10 @@
 //! Which kernel computes what: the one place that knows the variants of an op and what each is for.
 
 use plan::KvFormat;
-use tensor::WeightFormat;
 
 use crate::forced::{self, ForcedVariants, Kernel};
 use crate::launch::{GROUP_SIMDS, GROUP_THREADS};
-use crate::weights::{row_bytes, scale_row_bytes};
+use crate::weights::{DeviceFormat, row_bytes, scale_row_bytes};
 
 /// What of a device and of its options variants depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +120,7 @@ const SIMDGROUP_TILE_ROWS: usize = 32;
 const SIMDGROUP_GROUP_BYTES: u32 = 2 * (64 + 64) * 20 * 4;
 
 /// The gemm for up to `rows` rows on matrices of 8 by 8, if there is one.
-fn gemm_simdgroup(target: &Target, format: WeightFormat, rows: usize, glu: bool) -> Option<LinearVariant> {
+fn gemm_simdgroup(target: &Target, format: DeviceFormat, rows: usize, glu: bool) -> Option<LinearVariant> {
     let other = target.kernel.is_some_and(|kernel| kernel != Kernel::Gemm);
     if target.matrix != Matrix::EightByEight
         || target.batch_invariant
@@ -132,25 +131,25 @@ fn gemm_simdgroup(target: &Target, format: WeightFormat, rows: usize, glu: bool)
         return None;
     }
     let [small, large, glu_small, glu_large] = match format {
-        WeightFormat::F32 => [
+        DeviceFormat::F32 => [
             "gemm_simdgroup_f32_t32",
             "gemm_simdgroup_f32_t64",
             "gemm_simdgroup_glu_f32_t32",
             "gemm_simdgroup_glu_f32_t64",
         ],
-        WeightFormat::F16 => [
+        DeviceFormat::F16 => [
             "gemm_simdgroup_f16_t32",
             "gemm_simdgroup_f16_t64",
             "gemm_simdgroup_glu_f16_t32",
             "gemm_simdgroup_glu_f16_t64",
         ],
-        WeightFormat::BF16 => [
+        DeviceFormat::BF16 => [
             "gemm_simdgroup_bf16_t32",
             "gemm_simdgroup_bf16_t64",
             "gemm_simdgroup_glu_bf16_t32",
             "gemm_simdgroup_glu_bf16_t64",
         ],
-        WeightFormat::Q8_0 => [
+        DeviceFormat::Q8_0 => [
             "gemm_simdgroup_q8_0_t32",
             "gemm_simdgroup_q8_0_t64",
             "gemm_simdgroup_glu_q8_0_t32",
@@ -169,13 +168,13 @@ fn gemm_simdgroup(target: &Target, format: WeightFormat, rows: usize, glu: bool)
 }
 
 /// The variant for up to `rows` rows.
-pub(crate) fn linear(target: &Target, format: WeightFormat, rows: usize, kind: LinearKind) -> LinearVariant {
+pub(crate) fn linear(target: &Target, format: DeviceFormat, rows: usize, kind: LinearKind) -> LinearVariant {
     if let Some(gemm) = gemm_simdgroup(target, format, rows, kind == LinearKind::Glu) {
         return gemm;
     }
     let one = rows == 1;
     let [plain_one, plain_four, glu_one, glu_four, norm, norm_glu] = match format {
-        WeightFormat::F32 => [
+        DeviceFormat::F32 => [
             "linear_f32_m1",
             "linear_f32_m4",
             "linear_glu_f32_m1",
@@ -183,7 +182,7 @@ pub(crate) fn linear(target: &Target, format: WeightFormat, rows: usize, kind: L
             "norm_linear_f32_m1",
             "norm_linear_glu_f32_m1",
         ],
-        WeightFormat::F16 => [
+        DeviceFormat::F16 => [
             "linear_f16_m1",
             "linear_f16_m4",
             "linear_glu_f16_m1",
@@ -191,7 +190,7 @@ pub(crate) fn linear(target: &Target, format: WeightFormat, rows: usize, kind: L
             "norm_linear_f16_m1",
             "norm_linear_glu_f16_m1",
         ],
-        WeightFormat::BF16 => [
+        DeviceFormat::BF16 => [
             "linear_bf16_m1",
             "linear_bf16_m4",
             "linear_glu_bf16_m1",
@@ -199,7 +198,7 @@ pub(crate) fn linear(target: &Target, format: WeightFormat, rows: usize, kind: L
             "norm_linear_bf16_m1",
             "norm_linear_glu_bf16_m1",
         ],
-        WeightFormat::Q8_0 => [
+        DeviceFormat::Q8_0 => [
             "linear_q8_0_m1",
             "linear_q8_0_m4",
             "linear_glu_q8_0_m1",
@@ -222,7 +221,7 @@ pub(crate) fn linear(target: &Target, format: WeightFormat, rows: usize, kind: L
 /// Projections of the same rows, all with weights of one format.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProjectionsShape<'a> {
-    pub(crate) format: WeightFormat,
+    pub(crate) format: DeviceFormat,
     pub(crate) rows: usize,
     /// Input features.
     pub(crate) k: usize,
@@ -285,10 +284,10 @@ pub(crate) fn linear_batch(target: &Target, shape: ProjectionsShape<'_>) -> Opti
     }
     // Features and bytes of a step of one row, and what all 32 rows of a stage take.
     let (features, stage, kernels) = match shape.format {
-        WeightFormat::F32 => return None,
-        WeightFormat::F16 => (64, 4096, ["linear_batch_f16_t8", "linear_batch_f16_t16", "linear_batch_f16_t32"]),
-        WeightFormat::BF16 => (64, 4096, ["linear_batch_bf16_t8", "linear_batch_bf16_t16", "linear_batch_bf16_t32"]),
-        WeightFormat::Q8_0 => (128, 4352, ["linear_batch_q8_0_t8", "linear_batch_q8_0_t16", "linear_batch_q8_0_t32"]),
+        DeviceFormat::F32 => return None,
+        DeviceFormat::F16 => (64, 4096, ["linear_batch_f16_t8", "linear_batch_f16_t16", "linear_batch_f16_t32"]),
+        DeviceFormat::BF16 => (64, 4096, ["linear_batch_bf16_t8", "linear_batch_bf16_t16", "linear_batch_bf16_t32"]),
+        DeviceFormat::Q8_0 => (128, 4352, ["linear_batch_q8_0_t8", "linear_batch_q8_0_t16", "linear_batch_q8_0_t32"]),
     };
     let group_bytes = |rows: &BatchRows, slice_steps: usize, k_simds: usize| {
         let ring = BATCH_MULTIPLIERS * rows.stages * stage;
@@ -408,15 +407,15 @@ pub(crate) fn has_gemm(target: &Target, rows: usize) -> bool {
 }
 
 /// The kernels that make a gemm's operand of rows of `k` features, and their threads.
-fn activations(format: WeightFormat, k: usize) -> ([&'static str; 2], u32) {
+fn activations(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32) {
     let wide = k.div_ceil(ACTIVATION_FEATURES) > 1024;
     let kernels = match (format, wide) {
-        (WeightFormat::BF16, false) => ["activations_bf16", "norm_activations_bf16"],
-        (WeightFormat::BF16, true) => ["activations_wide_bf16", "norm_activations_wide_bf16"],
-        (WeightFormat::Q8_0, false) => ["activations_q8_0", "norm_activations_q8_0"],
-        (WeightFormat::Q8_0, true) => ["activations_wide_q8_0", "norm_activations_wide_q8_0"],
-        (WeightFormat::F16 | WeightFormat::F32, false) => ["activations_f16", "norm_activations_f16"],
-        (WeightFormat::F16 | WeightFormat::F32, true) => ["activations_wide_f16", "norm_activations_wide_f16"],
+        (DeviceFormat::BF16, false) => ["activations_bf16", "norm_activations_bf16"],
+        (DeviceFormat::BF16, true) => ["activations_wide_bf16", "norm_activations_wide_bf16"],
+        (DeviceFormat::Q8_0, false) => ["activations_q8_0", "norm_activations_q8_0"],
+        (DeviceFormat::Q8_0, true) => ["activations_wide_q8_0", "norm_activations_wide_q8_0"],
+        (DeviceFormat::F16 | DeviceFormat::F32, false) => ["activations_f16", "norm_activations_f16"],
+        (DeviceFormat::F16 | DeviceFormat::F32, true) => ["activations_wide_f16", "norm_activations_wide_f16"],
     };
     let features = if wide { 2 * ACTIVATION_FEATURES } else { ACTIVATION_FEATURES };
     (kernels, k.div_ceil(features).next_multiple_of(32) as u32)
@@ -424,7 +423,7 @@ fn activations(format: WeightFormat, k: usize) -> ([&'static str; 2], u32) {
 
 /// The gemm for `shape`, if there is one.
 pub(crate) fn gemm(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
-    if !has_gemm(target, shape.rows) || shape.k > GEMM_K_MAX || shape.format == WeightFormat::F32 {
+    if !has_gemm(target, shape.rows) || shape.k > GEMM_K_MAX || shape.format == DeviceFormat::F32 {
         return None;
     }
     if shape.rows < GEMM_ROWS_MIN { gemm_narrow(target, shape) } else { gemm_tiles(target, shape) }
@@ -434,20 +433,20 @@ pub(crate) fn gemm(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmV
 fn gemm_narrow(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
     // Features in 128 bytes of a row; nanoseconds that a stage takes at least, of one and of two columns, by rows.
     let (features, stage_times, scales, kernels) = match shape.format {
-        WeightFormat::F32 => return None,
-        WeightFormat::F16 => (
+        DeviceFormat::F32 => return None,
+        DeviceFormat::F16 => (
             64,
             [[200, 260, 330], [250, 280, 330]],
             0,
             ["gemm_narrow_f16_t8", "gemm_narrow_f16_t16", "gemm_narrow_f16_t32"],
         ),
-        WeightFormat::BF16 => (
+        DeviceFormat::BF16 => (
             64,
             [[200, 260, 330], [250, 280, 330]],
             0,
             ["gemm_narrow_bf16_t8", "gemm_narrow_bf16_t16", "gemm_narrow_bf16_t32"],
         ),
-        WeightFormat::Q8_0 => {
+        DeviceFormat::Q8_0 => {
             let kernels = ["gemm_narrow_q8_0_t8", "gemm_narrow_q8_0_t16", "gemm_narrow_q8_0_t32"];
             (128, [[350, 420, 520], [470, 500, 600]], NARROW_STAGE_SCALES, kernels)
         }
@@ -502,13 +501,13 @@ fn gemm_narrow(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVaria
 /// Of many rows: the variant that takes the fewest rounds of the multiprocessors, each as long as its share of k.
 fn gemm_tiles(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
     let [wide, narrow] = match (shape.format, shape.glu) {
-        (WeightFormat::F32, _) => return None,
-        (WeightFormat::F16, false) => ["gemm_f16_t256", "gemm_f16_t128"],
-        (WeightFormat::F16, true) => ["gemm_glu_f16_t256", "gemm_glu_f16_t128"],
-        (WeightFormat::BF16, false) => ["gemm_bf16_t256", "gemm_bf16_t128"],
-        (WeightFormat::BF16, true) => ["gemm_glu_bf16_t256", "gemm_glu_bf16_t128"],
-        (WeightFormat::Q8_0, false) => ["gemm_q8_0_t256", "gemm_q8_0_t128"],
-        (WeightFormat::Q8_0, true) => ["gemm_glu_q8_0_t256", "gemm_glu_q8_0_t128"],
+        (DeviceFormat::F32, _) => return None,
+        (DeviceFormat::F16, false) => ["gemm_f16_t256", "gemm_f16_t128"],
+        (DeviceFormat::F16, true) => ["gemm_glu_f16_t256", "gemm_glu_f16_t128"],
+        (DeviceFormat::BF16, false) => ["gemm_bf16_t256", "gemm_bf16_t128"],
+        (DeviceFormat::BF16, true) => ["gemm_glu_bf16_t256", "gemm_glu_bf16_t128"],
+        (DeviceFormat::Q8_0, false) => ["gemm_q8_0_t256", "gemm_q8_0_t128"],
+        (DeviceFormat::Q8_0, true) => ["gemm_glu_q8_0_t256", "gemm_glu_q8_0_t128"],
     };
     let (activations, activation_threads) = activations(shape.format, shape.k);
     // Gate and up share the 128 features of a group's tile.
@@ -593,28 +592,28 @@ const STREAM_NORM_SHARE: usize = 42;
 /// results may depend on the batch, and its memory suffices. `norm`: the row is normalised on the way.
 pub(crate) fn linear_stream(
     target: &Target,
-    format: WeightFormat,
+    format: DeviceFormat,
     kind: StreamKind,
     norm: bool,
     k: usize,
 ) -> Option<StreamVariant> {
     let [plain, glu, norm_plain, norm_glu, norm_rope] = match format {
-        WeightFormat::F32 => return None,
-        WeightFormat::F16 => [
+        DeviceFormat::F32 => return None,
+        DeviceFormat::F16 => [
             "linear_stream_f16",
             "linear_glu_stream_f16",
             "norm_linear_stream_f16",
             "norm_linear_glu_stream_f16",
             "norm_linear_rope_stream_f16",
         ],
-        WeightFormat::BF16 => [
+        DeviceFormat::BF16 => [
             "linear_stream_bf16",
             "linear_glu_stream_bf16",
             "norm_linear_stream_bf16",
             "norm_linear_glu_stream_bf16",
             "norm_linear_rope_stream_bf16",
         ],
-        WeightFormat::Q8_0 => [
+        DeviceFormat::Q8_0 => [
             "linear_stream_q8_0",
             "linear_glu_stream_q8_0",
             "norm_linear_stream_q8_0",
@@ -658,12 +657,12 @@ pub(crate) fn linear_stream(
     .filter(|variant| variant.stages > 0)
 }
 
-pub(crate) fn embed(format: WeightFormat) -> &'static str {
+pub(crate) fn embed(format: DeviceFormat) -> &'static str {
     match format {
-        WeightFormat::F32 => "embed_f32",
-        WeightFormat::F16 => "embed_f16",
-        WeightFormat::BF16 => "embed_bf16",
-        WeightFormat::Q8_0 => "embed_q8_0",
+        DeviceFormat::F32 => "embed_f32",
+        DeviceFormat::F16 => "embed_f16",
+        DeviceFormat::BF16 => "embed_bf16",
+        DeviceFormat::Q8_0 => "embed_q8_0",
     }
 }
 
@@ -845,13 +844,13 @@ mod tests {
 
     #[test]
     fn one_row_has_kernels_of_its_own() {
-        for format in WeightFormat::ALL {
+        for format in DeviceFormat::ALL {
             for kind in [LinearKind::Plain, LinearKind::Glu] {
                 let (one, more) = (linear(&H200, format, 1, kind), linear(&H200, format, 2, kind));
                 assert!(one.kernel.ends_with("_m1") && one.rows == 1, "{one:?}");
                 assert!(more.kernel.ends_with("_m4") && more.rows == 4, "{more:?}");
                 assert_eq!(one.kernel.contains("glu"), kind == LinearKind::Glu);
-                assert!(one.kernel.contains(&format.name().to_lowercase()));
+                assert!(one.kernel.contains(&format.weight_format().name().to_lowercase()));
             }
             assert!(linear(&H200, format, 1, LinearKind::NormGlu).kernel.starts_with("norm_linear_glu_"));
         }
@@ -864,7 +863,7 @@ mod tests {
         let of = |target: &Target, shape| {
             linear_batch(target, shape).map(|found| (found.kernel, found.slices, found.k_simds))
         };
-        for format in [WeightFormat::F16, WeightFormat::BF16, WeightFormat::Q8_0] {
+        for format in [DeviceFormat::F16, DeviceFormat::BF16, DeviceFormat::Q8_0] {
             for (k, features) in [(4096, &[4096, 1024, 1024][..]), (14_336, &[4096]), (896, &[1152]), (32, &[1])] {
                 let [two, sixteen, many] = [2, 16, 32].map(|rows| {
                     linear_batch(&H200, shape(format, rows, k, features)).expect("a variant for every shape")
@@ -885,20 +884,20 @@ mod tests {
                 assert_eq!(many.partials_bytes > 0, many.slices > 1);
             }
         }
-        assert_eq!(of(&H200, shape(WeightFormat::F16, 8, 4096, &[4096])), Some(("linear_batch_f16_t8", 4, 2)));
-        assert_eq!(of(&H200, shape(WeightFormat::F16, 1, 4096, &[4096])), None);
-        assert_eq!(of(&H200, shape(WeightFormat::F16, 33, 4096, &[4096])), None);
-        assert_eq!(of(&H200, shape(WeightFormat::F32, 8, 4096, &[4096])), None);
+        assert_eq!(of(&H200, shape(DeviceFormat::F16, 8, 4096, &[4096])), Some(("linear_batch_f16_t8", 4, 2)));
+        assert_eq!(of(&H200, shape(DeviceFormat::F16, 1, 4096, &[4096])), None);
+        assert_eq!(of(&H200, shape(DeviceFormat::F16, 33, 4096, &[4096])), None);
+        assert_eq!(of(&H200, shape(DeviceFormat::F32, 8, 4096, &[4096])), None);
         let alone = Target { groups_meet: false, ..H200 };
-        assert_eq!(of(&alone, shape(WeightFormat::F16, 8, 512, &[512])).map(|found| found.1), Some(1));
-        assert_eq!(of(&alone, shape(WeightFormat::F16, 8, 14_336, &[512])), None);
-        assert_eq!(of(&Target { batch_invariant: true, ..H200 }, shape(WeightFormat::F16, 8, 4096, &[4096])), None);
+        assert_eq!(of(&alone, shape(DeviceFormat::F16, 8, 512, &[512])).map(|found| found.1), Some(1));
+        assert_eq!(of(&alone, shape(DeviceFormat::F16, 8, 14_336, &[512])), None);
+        assert_eq!(of(&Target { batch_invariant: true, ..H200 }, shape(DeviceFormat::F16, 8, 4096, &[4096])), None);
     }
 
     #[test]
     fn many_rows_are_gemms_unless_a_row_must_not_depend_on_the_others() {
         let shape =
-            |rows, features| ProjectionsShape { format: WeightFormat::Q8_0, rows, k: 4096, glu: false, features };
+            |rows, features| ProjectionsShape { format: DeviceFormat::Q8_0, rows, k: 4096, glu: false, features };
         let of = |rows, features| gemm(&H200, shape(rows, features)).map(|variant| (variant.rows, variant.cluster));
         assert_eq!(of(1, &[4096]), None);
         assert_eq!(of(2048, &[4096, 1024, 1024]), Some((256, 2)));
@@ -914,7 +913,7 @@ mod tests {
         );
         for rows in [8, 2048] {
             let glu = ProjectionsShape { rows, ..glu };
-            assert_eq!(gemm(&H200, ProjectionsShape { format: WeightFormat::F32, ..glu }), None);
+            assert_eq!(gemm(&H200, ProjectionsShape { format: DeviceFormat::F32, ..glu }), None);
             assert_eq!(gemm(&Target { batch_invariant: true, ..H200 }, glu), None);
             assert_eq!(gemm(&Target { matrix: Matrix::SimdGroup, ..H200 }, glu), None);
         }
@@ -927,7 +926,7 @@ mod tests {
             let cut = variant.narrow.expect("for few rows");
             (variant.rows, variant.cluster, cut.height, cut.columns)
         };
-        for format in [WeightFormat::F16, WeightFormat::BF16, WeightFormat::Q8_0] {
+        for format in [DeviceFormat::F16, DeviceFormat::BF16, DeviceFormat::Q8_0] {
             assert_eq!(cut(format, 2, 4096, true, &[14_336]), (8, 1, 112, 1));
             assert_eq!(cut(format, 2, 14_336, false, &[4096]), (8, 2, 64, 2));
             for (rows, tile) in [(2, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32)] {
@@ -983,7 +982,7 @@ mod tests {
         assert_eq!(on_matrices(&of("logits=linear_batch", "logits")), [Kernel::LinearBatch, Kernel::Gemm]);
         let plain = of("norm_glu=linear", "norm_glu");
         assert!(on_matrices(&plain).is_empty());
-        assert_eq!(linear_stream(&plain, WeightFormat::F16, StreamKind::Glu, true, 4096), None);
+        assert_eq!(linear_stream(&plain, DeviceFormat::F16, StreamKind::Glu, true, 4096), None);
         let shape = AttentionShape { rows: 1, heads: 32, kv_heads: 8, head_dim: 128, max_positions: 256 };
         let kernel = |forced| attention(&of(forced, "attention"), KvFormat::F16, shape).kernel;
         assert_eq!(kernel("attention=attention"), "attention_f16");

@@ -40,6 +40,7 @@ use driver::cuda::{CudaDevice, CudaDriver};
 use driver::metal::{MetalDevice, MetalDriver};
 use driver::{Driver, DriverError};
 use kernel_source::ImageOf;
+use weights::DeviceFormat;
 
 pub use forced::{ForcedVariant, ForcedVariantError, ForcedVariants};
 pub use kernel_source::KernelSource;
@@ -351,41 +352,36 @@ impl Backend for GpuBackend {
     }
 
     fn supports(&self, op: &Op, formats: &[WeightFormat]) -> bool {
-        // A match without a wildcard, so that a new op or format is decided here.
-        let matrices: &[WeightFormat] = match op {
-            Op::Embed { .. } | Op::Linear { .. } | Op::LinearResidual { .. } => &formats[..1],
+        // There are kernels for every op; formats without any become one that has them when they are uploaded. A match without
+        // a wildcard, so that a new op is decided here.
+        match op {
             // One launch computes all projections, and so from one format.
             Op::NormLinear { projections, .. } => {
                 let mut rest = &formats[1..];
                 let mut first = None;
-                for (linear, _) in projections {
-                    if *first.get_or_insert(rest[0]) != rest[0] {
-                        return false;
-                    }
+                projections.iter().all(|(linear, _)| {
+                    let format = DeviceFormat::of(rest[0]);
                     rest = &rest[1 + usize::from(linear.bias.is_some())..];
-                }
-                &formats[1..2]
+                    *first.get_or_insert(format) == format
+                })
             }
             Op::NormGlu { gate, .. } => {
                 let up = formats[2 + usize::from(gate.bias.is_some())];
-                if up != formats[1] {
-                    return false;
-                }
-                &formats[1..2]
+                DeviceFormat::of(up) == DeviceFormat::of(formats[1])
             }
-            Op::Logits { .. } => &formats[1..2],
-            Op::RmsNorm { .. }
+            Op::Embed { .. }
+            | Op::Linear { .. }
+            | Op::LinearResidual { .. }
+            | Op::Logits { .. }
+            | Op::RmsNorm { .. }
             | Op::Rope { .. }
             | Op::KvWrite { .. }
             | Op::Attention { .. }
             | Op::Glu { .. }
             | Op::Add { .. }
             | Op::SelectOutputs { .. }
-            | Op::RopeKvWrite { .. } => &[],
-        };
-        matrices.iter().all(|format| match format {
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 | WeightFormat::Q8_0 => true,
-        })
+            | Op::RopeKvWrite { .. } => true,
+        }
     }
 
     fn claims(&self) -> Claims {
@@ -407,7 +403,7 @@ impl Backend for GpuBackend {
                 WeightFormat::F32 => ActivationRounding::F32,
                 WeightFormat::F16 => ActivationRounding::F16,
                 WeightFormat::BF16 => ActivationRounding::BF16,
-                WeightFormat::Q8_0 => ActivationRounding::Q8Blocks,
+                _ => ActivationRounding::Q8Blocks,
             }
         };
         // So does attention of many rows of a sequence.
@@ -419,7 +415,15 @@ impl Backend for GpuBackend {
                 KvFormat::F16 => ActivationRounding::F16,
             }
         };
-        Claims { activations, attention, bit_exact: batch_invariant, same_bits: Some(arithmetic), ..Claims::default() }
+        Claims {
+            // Those with kernels: others are rounded to them.
+            formats: vec![WeightFormat::F32, WeightFormat::F16, WeightFormat::BF16, WeightFormat::Q8_0],
+            activations,
+            attention,
+            bit_exact: batch_invariant,
+            same_bits: Some(arithmetic),
+            ..Claims::default()
+        }
     }
 
     fn footprint(&self, plan: &Plan, weights: &[Tensor], kv: &KvLayout, largest: StepShape) -> Option<Footprint> {

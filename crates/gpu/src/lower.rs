@@ -1,7 +1,6 @@
 //! Lowering: a plan and a step shape become a list of kernel launches with every operand placed.
 
 use plan::{Activation, Attention, KvFormat, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Value, WeightId};
-use tensor::WeightFormat;
 
 use crate::dispatch::{
     self, BatchVariant, GEMM_GROUP_BYTES, GemmVariant, LinearKind, ProjectionsShape, STREAM_THREADS, StreamKind,
@@ -16,7 +15,7 @@ use crate::params::{
     LinearStreamParams, RmsNormParams, RopeKvWriteParams, RopeParams, SampleParams,
 };
 use crate::step_input::{AttentionItems, StepLayout, StepRegions, max_positions};
-use crate::weights::{DeviceWeight, DeviceWeights};
+use crate::weights::{DeviceFormat, DeviceWeight, DeviceWeights};
 
 /// Rows of values begin at multiples of this many f32, so that kernels load 16 bytes at a time.
 const ROW_ALIGN: usize = 4;
@@ -116,7 +115,7 @@ impl Source<'_> {
                 Some(variant.partials_bytes + variant.squares_bytes)
             })
         };
-        WeightFormat::ALL.into_iter().flat_map(bytes).max().unwrap_or(0)
+        DeviceFormat::ALL.into_iter().flat_map(bytes).max().unwrap_or(0)
     }
 
     /// Bytes of an op's rows between its kernels: normalised, or as the operand of a gemm.
@@ -368,10 +367,10 @@ struct Matrix {
 impl Matrix {
     fn values(weight: &DeviceWeight) -> Self {
         let element = match weight.format {
-            WeightFormat::F16 => Element::F16,
-            WeightFormat::BF16 => Element::BF16,
-            WeightFormat::Q8_0 => Element::I8,
-            WeightFormat::F32 => unreachable!("`dispatch::gemm` has none for f32"),
+            DeviceFormat::F16 => Element::F16,
+            DeviceFormat::BF16 => Element::BF16,
+            DeviceFormat::Q8_0 => Element::I8,
+            DeviceFormat::F32 => unreachable!("`dispatch::gemm` has none for f32"),
         };
         Self { region: weight.values, rows: weight.rows, row_len: weight.row_len, element }
     }
@@ -398,7 +397,7 @@ impl Matrix {
 
 /// Whether a gemm can read `weight`: it reads eight scales at once, so rows of them must begin on 16 bytes.
 fn tiles_can_be_copied(weight: &DeviceWeight) -> bool {
-    weight.format != WeightFormat::F32 && weight.scale_stride().is_multiple_of(8)
+    weight.format != DeviceFormat::F32 && weight.scale_stride().is_multiple_of(8)
 }
 
 #[derive(Clone, Copy)]
@@ -758,7 +757,7 @@ impl Program<'_> {
                 tile,
                 swizzled,
             ));
-            if variant.narrow.is_some() && weight.format == WeightFormat::Q8_0 {
+            if variant.narrow.is_some() && weight.format == DeviceFormat::Q8_0 {
                 let at = at + std::mem::offset_of!(GemmSegment, scale_tiles);
                 maps.push(Matrix::scales(weight).tiles(at, up.map(Matrix::scales), [8, tile[1]], false));
             }

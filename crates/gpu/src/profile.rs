@@ -15,7 +15,7 @@ use crate::weights::DeviceWeights;
 
 /// What a program's ops are and which kernels compute them; an op without launches is computed by those of the op ahead.
 pub(crate) fn infos(plan: &Plan, weights: &DeviceWeights, ops: &[OpLaunches]) -> Vec<OpInfo> {
-    let format = |weight| weights.get(weight).format;
+    let format = |weight| weights.get(weight).format.weight_format();
     let mut ahead = String::new();
     let mut variant = |op: &OpLaunches| {
         if op.launches.is_empty() {

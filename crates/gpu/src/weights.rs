@@ -1,9 +1,9 @@
-//! Weights on the device. Matrices keep their format, laid out for 16-byte loads (`kernels/parts.h`); vectors (norms and
-//! biases) are f32.
+//! Weights on the device. Matrices keep their format where kernels have it, laid out for 16-byte loads (`kernels/parts.h`), and
+//! become Q8_0 on the way where it is another block format; vectors (norms and biases) are f32.
 
 use half::f16;
 use plan::{Plan, WeightId};
-use tensor::quant::q8_0;
+use tensor::quant::{PackedFormat, q8_0};
 use tensor::{Tensor, WeightFormat};
 
 use crate::driver::{Driver, DriverError};
@@ -17,10 +17,43 @@ const PIECE_BYTES: usize = 16 << 20;
 /// Start and length in the allocation of all weights, in bytes.
 type Piece = (u64, u64);
 
+/// How weights are stored on a device, and what kernels are named after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceFormat {
+    F32,
+    F16,
+    BF16,
+    Q8_0,
+}
+
+impl DeviceFormat {
+    pub(crate) const ALL: [Self; 4] = [Self::F32, Self::F16, Self::BF16, Self::Q8_0];
+
+    /// What matrices in `format` are stored as.
+    pub(crate) fn of(format: WeightFormat) -> Self {
+        match format {
+            WeightFormat::F32 => Self::F32,
+            WeightFormat::F16 => Self::F16,
+            WeightFormat::BF16 => Self::BF16,
+            WeightFormat::Q8_0 | WeightFormat::Q4_0 | WeightFormat::Q4_K | WeightFormat::Q6_K => Self::Q8_0,
+        }
+    }
+
+    /// As the file format of the same blocks.
+    pub(crate) fn weight_format(self) -> WeightFormat {
+        match self {
+            Self::F32 => WeightFormat::F32,
+            Self::F16 => WeightFormat::F16,
+            Self::BF16 => WeightFormat::BF16,
+            Self::Q8_0 => WeightFormat::Q8_0,
+        }
+    }
+}
+
 /// A weight on the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceWeight {
-    pub(crate) format: WeightFormat,
+    pub(crate) format: DeviceFormat,
     /// Rows of 16-byte chunks; of Q8_0 the codes.
     pub(crate) values: Region,
     /// The scales of Q8_0, one f16 for 32 codes, rows filled up to 16 bytes; otherwise empty.
@@ -112,7 +145,7 @@ impl DeviceWeight {
     fn fill(&self, driver: &mut dyn Driver, tensor: &Tensor) -> Result<(), DriverError> {
         let row_bytes = row_bytes(self.format, self.row_len);
         let scale_row_bytes = scale_row_bytes(self.format, self.row_len);
-        if tensor.format() == self.format && tensor.row_bytes() == row_bytes && scale_row_bytes == 0 {
+        if is_kept(tensor) && tensor.row_bytes() == row_bytes {
             return driver.upload(self.values.address, tensor.bytes());
         }
         let piece_rows = (PIECE_BYTES / row_bytes.max(1)).max(1);
@@ -137,56 +170,66 @@ impl DeviceWeight {
 
     /// Appends one row as it lies on the device, without padding.
     fn pack_row(&self, tensor: &Tensor, row: usize, values: &mut Vec<u8>, scales: &mut Vec<u8>) {
-        if self.format != tensor.format() {
-            let mut floats = vec![0f32; self.row_len];
-            tensor.row_to_f32(row, &mut floats);
-            return values.extend_from_slice(bytemuck::cast_slice(&floats));
-        }
         let bytes = &tensor.bytes()[row * tensor.row_bytes()..(row + 1) * tensor.row_bytes()];
-        match self.format {
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => values.extend_from_slice(bytes),
-            WeightFormat::Q8_0 => {
-                for block in bytemuck::cast_slice::<u8, q8_0::Block>(bytes) {
-                    values.extend_from_slice(bytemuck::cast_slice(&block.codes));
-                    scales.extend_from_slice(&block.scale.to_le_bytes());
-                }
+        let mut add_blocks = |blocks: &[q8_0::Block]| {
+            for block in blocks {
+                values.extend_from_slice(bytemuck::cast_slice(&block.codes));
+                scales.extend_from_slice(&block.scale.to_le_bytes());
             }
+        };
+        match (self.format, PackedFormat::from_name(tensor.format().name())) {
+            (DeviceFormat::Q8_0, Some(packed)) => {
+                let mut blocks = vec![q8_0::Block { scale: f16::ZERO, codes: [0; 32] }; self.row_len / q8_0::BLOCK_LEN];
+                packed.to_q8_0(bytes, &mut blocks);
+                add_blocks(&blocks);
+            }
+            (DeviceFormat::Q8_0, None) => add_blocks(bytemuck::cast_slice(bytes)),
+            (DeviceFormat::F32, _) => {
+                let mut floats = vec![0f32; self.row_len];
+                tensor.row_to_f32(row, &mut floats);
+                values.extend_from_slice(bytemuck::cast_slice(&floats));
+            }
+            (DeviceFormat::F16 | DeviceFormat::BF16, _) => values.extend_from_slice(bytes),
         }
     }
 }
 
-/// What a tensor is stored as: vectors in f32, matrices as they are.
-fn device_format(tensor: &Tensor) -> WeightFormat {
-    if tensor.shape().len() == 1 { WeightFormat::F32 } else { tensor.format() }
+/// What a tensor is stored as: vectors in f32.
+fn device_format(tensor: &Tensor) -> DeviceFormat {
+    if tensor.shape().len() == 1 { DeviceFormat::F32 } else { DeviceFormat::of(tensor.format()) }
+}
+
+/// Whether a tensor's bytes are those on the device, up to padding: codes and scales of blocks lie apart there.
+fn is_kept(tensor: &Tensor) -> bool {
+    let format = device_format(tensor);
+    format != DeviceFormat::Q8_0 && format.weight_format() == tensor.format()
 }
 
 /// Whether a matrix lies in the host's memory as it would on the device, so that 16-byte loads of it are aligned.
 fn is_as_on_device(tensor: &Tensor) -> bool {
-    let is_as_on_device = tensor.format() == device_format(tensor)
-        && tensor.row_bytes() == row_bytes(tensor.format(), tensor.row_len())
-        && scale_row_bytes(tensor.format(), tensor.row_len()) == 0;
-    tensor.shape().len() > 1 && is_as_on_device && (tensor.bytes().as_ptr() as usize).is_multiple_of(16)
+    let is_padded = tensor.row_bytes() != row_bytes(device_format(tensor), tensor.row_len());
+    tensor.shape().len() > 1 && is_kept(tensor) && !is_padded && (tensor.bytes().as_ptr() as usize).is_multiple_of(16)
 }
 
 /// Bytes of the scales of a row, filled up to 16, which copies on the device come in: `q8_scales` of `kernels/parts.h`.
-pub(crate) fn scale_row_bytes(format: WeightFormat, row_len: usize) -> usize {
+pub(crate) fn scale_row_bytes(format: DeviceFormat, row_len: usize) -> usize {
     match format {
-        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => 0,
-        WeightFormat::Q8_0 => (row_len / q8_0::BLOCK_LEN * size_of::<f16>()).next_multiple_of(16),
+        DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
+        DeviceFormat::Q8_0 => (row_len / q8_0::BLOCK_LEN * size_of::<f16>()).next_multiple_of(16),
     }
 }
 
 /// Bytes of a row of values.
-pub(crate) fn row_bytes(format: WeightFormat, row_len: usize) -> usize {
+pub(crate) fn row_bytes(format: DeviceFormat, row_len: usize) -> usize {
     row_chunks(format, row_len) * 16
 }
 
 /// 16-byte chunks of a row, the last filled up.
-fn row_chunks(format: WeightFormat, row_len: usize) -> usize {
+fn row_chunks(format: DeviceFormat, row_len: usize) -> usize {
     let len = match format {
-        WeightFormat::F32 => 4,
-        WeightFormat::F16 | WeightFormat::BF16 => 8,
-        WeightFormat::Q8_0 => 16,
+        DeviceFormat::F32 => 4,
+        DeviceFormat::F16 | DeviceFormat::BF16 => 8,
+        DeviceFormat::Q8_0 => 16,
     };
     row_len.div_ceil(len)
 }

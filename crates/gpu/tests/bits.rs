@@ -8,6 +8,7 @@ use backend::{Backend, Executable};
 use gpu::SimDialect::{Cuda, Metal};
 use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput, fuse};
+use tensor::quant::{PackedFormat, q8_0};
 use tensor::{Tensor, WeightFormat};
 use testing::Rng;
 use testing::tiny::{random_weights, tiny_model};
@@ -64,6 +65,27 @@ fn both_thread_orders_and_both_forms_of_the_plan_give_the_same_bits() {
             }
         }
     }
+}
+
+/// Block formats without kernels of their own are computed as the Q8_0 that they become.
+#[test]
+fn weights_of_four_bits_give_the_bits_of_their_q8_0() {
+    let (textbook, weights) = tiny_model("llama", 1, WeightFormat::Q4_0);
+    let to_q8_0 = |tensor: &Tensor| {
+        if tensor.format() != WeightFormat::Q4_0 {
+            return tensor.clone();
+        }
+        let mut blocks = vec![q8_0::pack(&[0.0; 32]); tensor.num_rows() * tensor.row_len() / 32];
+        PackedFormat::Q4_0.to_q8_0(tensor.bytes(), &mut blocks);
+        let bytes = bytemuck::cast_slice::<_, u8>(&blocks).to_vec();
+        Tensor::new(WeightFormat::Q8_0, tensor.shape().to_vec(), bytes.into()).unwrap()
+    };
+    let expanded: Vec<_> = weights.iter().map(to_q8_0).collect();
+    let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 2 };
+    let tokens = Rng::new(3).tokens(20, textbook.vocab_size);
+    let found = bits(&mut *load(ThreadOrder::Forward, &textbook, &weights, kv), &tokens, 20, &[1, 0]);
+    let expected = bits(&mut *load(ThreadOrder::Forward, &textbook, &expanded, kv), &tokens, 20, &[1, 0]);
+    assert!(found == expected);
 }
 
 /// The kernels for few rows round, but alike for any number of them.

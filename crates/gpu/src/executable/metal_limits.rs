@@ -102,8 +102,9 @@ fn every_launch_keeps_to_what_metal_can_run() {
 #[test]
 fn kernels_that_do_not_fit_are_not_chosen() {
     use crate::dispatch::{LinearKind, attention_tiles, linear};
+    use crate::weights::DeviceFormat;
     let target = |bytes| Target::metal(10, bytes, false, ForcedVariants::NONE);
-    let of = |bytes| linear(&target(bytes), WeightFormat::F16, 100, LinearKind::Plain).kernel;
+    let of = |bytes| linear(&target(bytes), DeviceFormat::F16, 100, LinearKind::Plain).kernel;
     assert_eq!((of(32 << 10), of(16 << 10)), ("gemm_simdgroup_f16_t64", "linear_f16_m4"));
     let of = |bytes, dim| attention_tiles(&target(bytes), KvFormat::F16, dim).map(|variant| variant.kernel);
     assert_eq!(of(32 << 10, 128), Some("attention_prefill_d128"));
