@@ -66,6 +66,8 @@ struct TypeSum {
     name: &'static str,
     /// What it is computed as.
     format: Option<WeightFormat>,
+    /// That, where it is expanded to it.
+    expanded_to: Option<WeightFormat>,
     tensors: usize,
     bytes: u64,
 }
@@ -73,8 +75,8 @@ struct TypeSum {
 fn types(tensors: &[TensorInfo]) -> Vec<TypeSum> {
     let mut sums: BTreeMap<&'static str, TypeSum> = BTreeMap::new();
     for tensor in tensors {
-        let (name, format) = (tensor.type_name, tensor.format);
-        let sum = sums.entry(name).or_insert(TypeSum { name, format, tensors: 0, bytes: 0 });
+        let (name, format, expanded_to) = (tensor.type_name, tensor.format, tensor.expanded_to());
+        let sum = sums.entry(name).or_insert(TypeSum { name, format, expanded_to, tensors: 0, bytes: 0 });
         sum.tensors += 1;
         sum.bytes = sum.bytes.saturating_add(tensor.bytes);
     }
@@ -105,10 +107,10 @@ fn as_text(
     writeln!(out, "parameters    {}", units::count(num_parameters(tensors)))?;
     writeln!(out, "size          {}", units::bytes(checkpoint.total_bytes()))?;
     for sum in types(tensors) {
-        let note = match sum.format {
-            None => " (not computed yet)".to_owned(),
-            Some(format) if format.name() != sum.name => format!(" (expanded to {format})"),
-            Some(_) => String::new(),
+        let note = match (sum.format, sum.expanded_to) {
+            (None, _) => " (not computed yet)".to_owned(),
+            (_, Some(format)) => format!(" (expanded to {format})"),
+            _ => String::new(),
         };
         writeln!(out, "  {:<11} {} in {} tensors{note}", sum.name, units::bytes(sum.bytes), sum.tensors)?;
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use backend::{Backend, Executable, Footprint, check_load};
 use clap::{Args, ValueEnum};
 use engine::{Engine, EngineConfig};
-use formats::{Checkpoint, TensorInfo, TokenizerSource};
+use formats::{Checkpoint, TokenizerSource};
 use plan::{KvFormat, KvLayout, Plan, StepShape};
 use serde_json::Value;
 use tensor::{Tensor, WeightFormat};
@@ -488,8 +488,8 @@ fn plan_and_weights(checkpoint: &Checkpoint) -> Result<(Plan, Vec<Tensor>)> {
     for weight in &plan.weights {
         weights.push(checkpoint.tensor(&weight.name)?);
     }
-    let is_expanded = |info: &TensorInfo| info.format == Some(WeightFormat::Q8_0) && info.type_name != "Q8_0";
-    let expanded: BTreeSet<_> = checkpoint.tensor_infos().filter(is_expanded).map(|info| info.type_name).collect();
+    let expanded = checkpoint.tensor_infos().filter(|info| info.expanded_to().is_some());
+    let expanded: BTreeSet<_> = expanded.map(|info| info.type_name).collect();
     if !expanded.is_empty() {
         let names = expanded.into_iter().collect::<Vec<_>>().join(", ");
         let bytes = weights.iter().map(|weight| weight.bytes().len() as u64).sum();

@@ -10,6 +10,7 @@ mod builtin;
 mod ceiling;
 mod completions;
 mod doctor;
+mod eval;
 mod explain;
 mod fit;
 mod generate;
@@ -54,6 +55,7 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     Verify(verify::VerifyArgs),
     Profile(Box<profile::ProfileArgs>),
+    Eval(Box<eval::EvalArgs>),
     Inspect(inspect::InspectArgs),
     Plan(fit::FitArgs),
     List(list::ListArgs),
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(args),
         Command::Verify(args) => verify::verify(args),
         Command::Profile(args) => profile::profile(args),
+        Command::Eval(args) => eval::eval(args),
         Command::Inspect(args) => inspect::inspect(args),
         Command::Plan(args) => fit::plan(args),
         Command::List(args) => list::list(args),

@@ -84,12 +84,15 @@ impl Pattern {
         // An odd number of blocks, so that no row of a matrix is like the next.
         let num_bytes = ((PATTERN_BYTES / block_bytes) | 1) * block_bytes;
         let mut random = Random(SEED);
+        if format.is_quantized() && format != WeightFormat::Q8_0 {
+            return Self { block_bytes, bytes: packed_noise(format, num_bytes / block_bytes, &mut random) };
+        }
         // Sign and mantissa are random, the exponent is that of 1/64: no infinities, no subnormal numbers.
         let mut word = || match format {
             WeightFormat::F32 => random.next() & 0x807f_ffff_807f_ffff | 0x3c80_0000_3c80_0000,
             WeightFormat::F16 => random.next() & 0x83ff_83ff_83ff_83ff | 0x2400_2400_2400_2400,
             WeightFormat::BF16 => random.next() & 0x807f_807f_807f_807f | 0x3c80_3c80_3c80_3c80,
-            WeightFormat::Q8_0 => random.next(),
+            _ => random.next(),
         };
         let mut bytes: Vec<u8> = (0..num_bytes.div_ceil(8)).flat_map(|_| word().to_le_bytes()).collect();
         bytes.truncate(num_bytes);
@@ -118,6 +121,13 @@ impl Pattern {
         }
         Ok(Bytes::from(out).slice(first..))
     }
+}
+
+/// Blocks of numbers around zero with a deviation of 0.015, as their format packs them.
+fn packed_noise(format: WeightFormat, num_blocks: usize, random: &mut Random) -> Vec<u8> {
+    let len = num_blocks * format.block_len();
+    let values: Vec<f32> = (0..len).map(|_| ((random.next() >> 40) as f32 / (1 << 24) as f32 - 0.5) * 0.052).collect();
+    Tensor::from_f32(format, vec![len], &values).map_or_else(|_| Vec::new(), |tensor| tensor.bytes().to_vec())
 }
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).

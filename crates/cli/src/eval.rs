@@ -1,0 +1,312 @@
+//! `hotmetal eval`: how well a model predicts a text, and how far it is from another.
+//!
+//! Method    that of llama.cpp's `perplexity`, so that figures compare: the text's tokens in windows of `--ctx-size`, each on its
+//!           own, beginning with what the model expects before a text; every token of a window's second half is scored.
+//! Measures  perplexity exp(mean of -ln p), ± its standard error; against another model, the mean of KL(other ‖ this) of whole
+//!           distributions, and how often both have the same likeliest token.
+
+use std::fmt::Write;
+use std::fs;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use backend::Executable;
+use clap::{Args, ValueEnum};
+use formats::Checkpoint;
+use indicatif::{ProgressBar, ProgressStyle};
+use plan::{KvLayout, StepInput, StepShape};
+use serde_json::json;
+use tokenizer::{ParseSpecial, Tokenizer};
+
+use crate::load::{self, KV_BLOCK_LEN, ModelArgs};
+use crate::{bench, output};
+
+/// Rows of logits that are made at a time.
+const ROWS: usize = 64;
+
+/// Tell how well a model predicts a text: perplexity, and with --against its distance from another model
+#[derive(Args, Clone, Debug)]
+pub(crate) struct EvalArgs {
+    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO or ORG/REPO:FILE; without it, the built-in model
+    #[arg(value_name = "MODEL")]
+    model: Option<String>,
+
+    /// The text, in UTF-8
+    #[arg(long, short = 'f', value_name = "FILE")]
+    file: PathBuf,
+
+    /// Another model of the same vocabulary, such as the one that MODEL was quantised from: adds the divergence from it
+    #[arg(long, value_name = "MODEL")]
+    against: Option<String>,
+
+    /// Windows of the text at most [default: all]
+    #[arg(long, value_name = "N")]
+    chunks: Option<usize>,
+
+    /// How to print it
+    #[arg(long, short = 'o', value_enum, value_name = "FORMAT", default_value_t = EvalFormat::Text)]
+    output: EvalFormat,
+
+    #[command(flatten)]
+    model_args: ModelArgs,
+}
+
+/// How `eval` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum EvalFormat {
+    /// For people.
+    Text,
+    /// One object.
+    Json,
+}
+
+/// The window without `--ctx-size`.
+const WINDOW: usize = 512;
+
+/// Runs `hotmetal eval`.
+pub(crate) fn eval(args: &EvalArgs) -> Result<()> {
+    let text = fs::read_to_string(&args.file).with_context(|| format!("cannot read `{}`", args.file.display()))?;
+    let (checkpoint, name) = load::open(args.model.as_deref(), false)?;
+    let tokenizer = tokenizer_of(&checkpoint, args)?;
+    let mut model = Scored::load(&checkpoint, args).with_context(|| format!("cannot load `{name}`"))?;
+    let mut other = match &args.against {
+        None => None,
+        Some(against) => {
+            let (checkpoint, against) = load::open(Some(against), false)?;
+            let other = Scored::load(&checkpoint, args).with_context(|| format!("cannot load `{against}`"))?;
+            let tokenizer = tokenizer_of(&checkpoint, args)?;
+            Some((against, other, tokenizer))
+        }
+    };
+    let windows = windows(&tokenizer, &text, model.window, args.chunks)
+        .with_context(|| format!("cannot score `{}`", args.file.display()))?;
+    if let Some((against, other, tokenizer)) = &other {
+        let same = self::windows(tokenizer, &text, model.window, args.chunks).is_ok_and(|found| found == windows);
+        if other.vocab_size != model.vocab_size || !same {
+            bail!("`{name}` and `{against}` have different vocabularies: their predictions cannot be compared");
+        }
+    }
+    let progress = ProgressBar::new(windows.len() as u64).with_style(
+        ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, {msg}").expect("a valid template"),
+    );
+    let (mut losses, mut divergences, mut agreed) = (Mean::default(), Mean::default(), 0u64);
+    for tokens in &windows {
+        let first_scored = tokens.len() / 2;
+        let positions = first_scored..tokens.len() - 1;
+        model.start(&tokens[..first_scored])?;
+        if let Some((_, other, _)) = &mut other {
+            other.start(&tokens[..first_scored])?;
+        }
+        for start in positions.clone().step_by(ROWS) {
+            let rows = start..(start + ROWS).min(positions.end);
+            let logits = model.rows(tokens, rows.clone())?;
+            let theirs = match &mut other {
+                Some((_, other, _)) => Some(other.rows(tokens, rows.clone())?),
+                None => None,
+            };
+            let vocab_size = logits.len() / rows.len();
+            for (index, position) in rows.enumerate() {
+                let logits = &logits[index * vocab_size..(index + 1) * vocab_size];
+                let next = tokens[position + 1] as usize;
+                let log_sum = log_sum_exp(logits)
+                    .with_context(|| format!("a logit of the token after position {position} is not finite"))?;
+                losses.add(log_sum - f64::from(logits[next]));
+                if let Some(theirs) = theirs {
+                    let theirs = &theirs[index * vocab_size..(index + 1) * vocab_size];
+                    let their_log_sum = log_sum_exp(theirs)
+                        .with_context(|| format!("a logit of the other model at position {position} is not finite"))?;
+                    divergences.add(divergence(theirs, their_log_sum, logits, log_sum));
+                    agreed += u64::from(likeliest(theirs) == likeliest(logits));
+                }
+            }
+        }
+        progress.set_message(format!("perplexity {:.4}", losses.mean().exp()));
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    let perplexity = losses.mean().exp();
+    // The error of a small change of the exponent.
+    let error = perplexity * losses.standard_error();
+    let agreement = agreed as f64 / divergences.count.max(1) as f64;
+    let report = match args.output {
+        EvalFormat::Json => {
+            let against = other.as_ref().map(|(against, ..)| {
+                json!({
+                    "model": against,
+                    "kl_divergence": divergences.mean(), "kl_divergence_error": divergences.standard_error(),
+                    "same_likeliest": agreement,
+                })
+            });
+            let object = json!({
+                "model": name, "format": model.format, "device": model.device, "ctx_size": model.window,
+                "windows": windows.len(), "tokens_scored": losses.count,
+                "perplexity": perplexity, "perplexity_error": error, "nll": losses.mean(), "against": against,
+            });
+            format!("{object}\n")
+        }
+        EvalFormat::Text => {
+            let mut out = String::new();
+            writeln!(out, "model        {name} ({}), on {}", model.format, model.device)?;
+            writeln!(
+                out,
+                "text         {} tokens scored, in {} windows of {}",
+                losses.count,
+                windows.len(),
+                model.window
+            )?;
+            writeln!(out, "perplexity   {perplexity:.4} ± {error:.4}")?;
+            if let Some((against, ..)) = &other {
+                let (mean, error) = (divergences.mean(), divergences.standard_error());
+                writeln!(out, "divergence   {mean:.6} ± {error:.6} from {against}")?;
+                writeln!(out, "agreement    {:.2} % of likeliest tokens", 100.0 * agreement)?;
+            }
+            out
+        }
+    };
+    output::stdout(&report)?;
+    Ok(())
+}
+
+fn tokenizer_of(checkpoint: &Checkpoint, args: &EvalArgs) -> Result<Tokenizer> {
+    load::load_tokenizer(checkpoint.tokenizer.clone(), args.model_args.allow_unknown_patterns)
+}
+
+/// The text's tokens in windows that all have the same length.
+fn windows(tokenizer: &Tokenizer, text: &str, window: usize, most: Option<usize>) -> Result<Vec<Vec<u32>>> {
+    let prefix = tokenizer.prefix_ids();
+    let ids = tokenizer.encode(text, ParseSpecial::No)?;
+    let each = window.saturating_sub(prefix.len()).max(1);
+    if ids.len() < each {
+        bail!(
+            "the text has {} tokens, and a window takes {each}: use a longer text or a smaller --ctx-size",
+            ids.len()
+        );
+    }
+    let windows = ids.chunks_exact(each).map(|ids| [prefix, ids].concat());
+    Ok(windows.take(most.unwrap_or(usize::MAX)).collect())
+}
+
+/// A model whose logits are asked for.
+struct Scored {
+    executable: Box<dyn Executable>,
+    device: String,
+    format: String,
+    window: usize,
+    vocab_size: usize,
+    table: Vec<u32>,
+    input: StepInput,
+}
+
+impl Scored {
+    fn load(checkpoint: &Checkpoint, args: &EvalArgs) -> Result<Self> {
+        let (plan, backend, weights) = load::load_weights(checkpoint, &args.model_args)?;
+        let window = args.model_args.ctx_size.unwrap_or(WINDOW.min(plan.context_len));
+        if window < 4 || window > plan.context_len {
+            bail!("--ctx-size {window}: expected 4 to {}, which the model was made for", plan.context_len);
+        }
+        let format = load::kv_format(&args.model_args, weights.iter().map(|weight| Some(weight.format())));
+        let kv = KvLayout { format, block_len: KV_BLOCK_LEN, num_blocks: window.div_ceil(KV_BLOCK_LEN) };
+        let largest = StepShape { tokens: window, sequences: 1, outputs: ROWS };
+        load::check_fits(&*backend, &plan, &weights, &kv, largest)?;
+        let (device, format) = (backend.device().description.clone(), bench::main_format(&weights).to_string());
+        let vocab_size = plan.vocab_size;
+        let table = (0..kv.num_blocks as u32).collect();
+        let executable = backend.load(Arc::new(plan), weights, kv)?;
+        Ok(Self { executable, device, format, window, vocab_size, table, input: StepInput::default() })
+    }
+
+    /// Computes the beginning of a window, of which nothing is scored.
+    fn start(&mut self, tokens: &[u32]) -> Result<()> {
+        self.step(tokens, 0..tokens.len(), tokens.len() - 1).map(drop)
+    }
+
+    /// The logits at `rows` of the window, (rows, vocab_size), once those before are computed.
+    fn rows(&mut self, tokens: &[u32], rows: Range<usize>) -> Result<&[f32]> {
+        self.step(tokens, rows, 0)
+    }
+
+    fn step(&mut self, tokens: &[u32], rows: Range<usize>, first_output: usize) -> Result<&[f32]> {
+        self.input.clear();
+        let len = rows.len();
+        self.input.push_sequence(&tokens[rows.clone()], rows.start, &self.table[..rows.end.div_ceil(KV_BLOCK_LEN)]);
+        self.input.output_rows.extend(first_output as u32..len as u32);
+        Ok(self.executable.replay(&self.input)?)
+    }
+}
+
+/// ln Σ exp(logit); `None` where a logit is not finite.
+fn log_sum_exp(logits: &[f32]) -> Option<f64> {
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
+    let log_sum = f64::from(max) + sum.ln();
+    (log_sum.is_finite() && logits.iter().all(|logit| logit.is_finite())).then_some(log_sum)
+}
+
+/// Σ p · (ln p - ln q), p being `theirs` and q `ours`, each with its [`log_sum_exp`].
+fn divergence(theirs: &[f32], their_log_sum: f64, ours: &[f32], our_log_sum: f64) -> f64 {
+    let terms = theirs.iter().zip(ours).map(|(&theirs, &ours)| {
+        let (p, q) = (f64::from(theirs) - their_log_sum, f64::from(ours) - our_log_sum);
+        p.exp() * (p - q)
+    });
+    terms.sum()
+}
+
+/// The place of the largest, the first of equals.
+fn likeliest(logits: &[f32]) -> usize {
+    (0..logits.len()).reduce(|best, next| if logits[next] > logits[best] { next } else { best }).unwrap_or(0)
+}
+
+/// A mean and its standard error (Welford).
+#[derive(Default)]
+struct Mean {
+    count: u64,
+    mean: f64,
+    squares: f64,
+}
+
+impl Mean {
+    fn add(&mut self, value: f64) {
+        self.count += 1;
+        let before = value - self.mean;
+        self.mean += before / self.count as f64;
+        self.squares += before * (value - self.mean);
+    }
+
+    fn mean(&self) -> f64 {
+        self.mean
+    }
+
+    fn standard_error(&self) -> f64 {
+        let count = self.count as f64;
+        if self.count < 2 { 0.0 } else { (self.squares / (count - 1.0) / count).sqrt() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn means_and_errors_are_the_textbook_ones() {
+        let mut mean = Mean::default();
+        [1.0, 2.0, 3.0, 6.0].into_iter().for_each(|value| mean.add(value));
+        assert_eq!(mean.mean(), 3.0);
+        // Squares of differences 4 + 1 + 0 + 9, over 3 and over 4.
+        assert!((mean.standard_error() - (14.0f64 / 12.0).sqrt()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn divergence_is_zero_from_itself_and_known_for_two_coins() {
+        let coin = |p: f64| [p.ln() as f32 + 7.0, (1.0 - p).ln() as f32 + 7.0];
+        let of = |p: f64, q: f64| {
+            let (p, q) = (coin(p), coin(q));
+            divergence(&p, log_sum_exp(&p).unwrap(), &q, log_sum_exp(&q).unwrap())
+        };
+        assert!(of(0.3, 0.3).abs() < 1e-9);
+        let expected = 0.5 * (0.5f64 / 0.25).ln() + 0.5 * (0.5f64 / 0.75).ln();
+        assert!((of(0.5, 0.25) - expected).abs() < 1e-6);
+        assert!(log_sum_exp(&[0.0, f32::NAN]).is_none() && log_sum_exp(&[0.0, f32::INFINITY]).is_none());
+    }
+}

@@ -1,0 +1,52 @@
+//! `hotmetal eval` as a user meets it.
+
+use std::fs;
+
+use serde_json::Value;
+
+mod process;
+
+/// What the built-in model was trained to write, and words that it never met.
+const STORY: &str = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her \
+                     friends. One day, Lily saw a big red ball. She wanted to play with it, but it was too high. \
+                     Her mom came and gave her the ball. Lily was very happy and said thank you to her mom. ";
+const NOISE: &str = "Qx zj vvk 77 wq plg; oort mnb hh zzt, ii kk ww 91 uu yq xx. Trz wvw bq 3 3 3 fj jj kq. ";
+
+fn eval(text: &str, args: &[&str]) -> Value {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("text.txt");
+    fs::write(&file, text.repeat(3)).expect("room for a text");
+    let file = file.to_str().expect("a path in UTF-8");
+    let printed = process::succeed(&[&["eval", "-f", file, "--ctx-size", "64", "-o", "json"], args].concat());
+    serde_json::from_str(&printed).expect("one JSON object")
+}
+
+#[test]
+fn a_story_surprises_less_than_noise_and_a_model_agrees_with_itself() {
+    let story = eval(STORY, &[]);
+    let perplexity = |value: &Value| value["perplexity"].as_f64().expect("a number");
+    let (windows, scored) = (story["windows"].as_u64().unwrap(), story["tokens_scored"].as_u64().unwrap());
+    // Of 64 tokens the second half, each but the last by the one before it.
+    assert!(windows >= 3 && scored == windows * 31, "{story}");
+    assert!(perplexity(&story) > 1.0 && perplexity(&story) < 30.0, "{story}");
+    assert!(perplexity(&eval(NOISE, &[])) > 10.0 * perplexity(&story));
+    // In other threads and chunks the same bits, and no divergence.
+    let builtin = concat!(env!("CARGO_MANIFEST_DIR"), "/builtin");
+    let itself = eval(STORY, &["--against", builtin, "-t", "2"]);
+    assert_eq!(itself["perplexity"], story["perplexity"]);
+    assert_eq!(itself["against"]["same_likeliest"], 1.0);
+    assert!(itself["against"]["kl_divergence"].as_f64().unwrap().abs() < 1e-9, "{itself}");
+}
+
+#[test]
+fn a_text_that_is_too_short_is_refused_with_the_remedy() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("short.txt");
+    fs::write(&file, "Once upon").expect("room for a text");
+    let output = process::output(&["eval", "-f", file.to_str().unwrap()]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("a smaller --ctx-size"), "{message}");
+    let output = process::output(&["eval", "-f", "/nonexistent/text.txt"]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("/nonexistent/text.txt"), "{message}");
+}
