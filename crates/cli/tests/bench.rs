@@ -207,7 +207,7 @@ fn mistakes_are_named_with_what_there_is() {
         (&["bench", "-r", "0"], "expected 1 repetition or more"),
         (&["bench", "--batch", "0"], "--batch 0: expected 1 to"),
         (&["bench", "--pg", "512"], "expected P+N, for example 512+128"),
-        (&["bench", "--device", "cpu", "--force-variant", "logits=linear"], "expected --device cuda, found `cpu`"),
+        (&["bench", "--device", "cpu", "--force-variant", "logits=linear"], "expected --device cuda or metal, found `cpu`"),
         (&["bench", "--force-variant", "logits=gemv"], "it has: linear, linear_stream, linear_batch, gemm"),
         (&["bench", "--device", "abacus"], "there is no device `abacus`"),
         (&["bench", "--depth", "8192"], "needs a context of"),
@@ -237,7 +237,7 @@ fn the_roofline_has_a_figure_for_each_size_and_thread_count() {
     assert_eq!(peaks.first().map(|row| &row["class"]), Some(&"f32_fma".into()), "every processor multiplies");
     assert!(peaks.iter().all(|row| row["ops_per_s"].as_f64() > Some(0.0) && row["instruction"].is_string()));
     let error = fail(&["bench", "--roofline", "--device", "reference"]);
-    assert!(error.contains("expected --device cpu or cuda"), "{error}");
+    assert!(error.contains("expected --device cpu, cuda or metal"), "{error}");
 }
 
 /// A page that asks for nothing from elsewhere, whose elements are closed in order. Returns its text.
