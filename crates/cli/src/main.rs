@@ -22,6 +22,7 @@ mod load;
 mod output;
 mod profile;
 mod pull;
+mod quantize;
 mod repl;
 mod rm;
 mod run;
@@ -56,6 +57,7 @@ enum Command {
     Verify(verify::VerifyArgs),
     Profile(Box<profile::ProfileArgs>),
     Eval(Box<eval::EvalArgs>),
+    Quantize(quantize::QuantizeArgs),
     Inspect(inspect::InspectArgs),
     Plan(fit::FitArgs),
     List(list::ListArgs),
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
         Command::Verify(args) => verify::verify(args),
         Command::Profile(args) => profile::profile(args),
         Command::Eval(args) => eval::eval(args),
+        Command::Quantize(args) => quantize::quantize(args),
         Command::Inspect(args) => inspect::inspect(args),
         Command::Plan(args) => fit::plan(args),
         Command::List(args) => list::list(args),

@@ -1,6 +1,8 @@
 //! Writing GGUF version 3: the header, then each tensor at a multiple of the alignment.
 
+use std::fmt;
 use std::io::{self, Write};
+use std::rc::Rc;
 
 use bytes::Bytes;
 use tensor::Tensor;
@@ -22,7 +24,49 @@ struct Entry {
     ggml_type: GgmlType,
     /// Innermost first, as in the file.
     dims: Vec<u64>,
-    data: Bytes,
+    data: Data,
+}
+
+/// What writes a tensor's bytes when its turn comes.
+type MakeData = dyn Fn(&mut dyn Write) -> io::Result<()>;
+
+#[derive(Clone)]
+enum Data {
+    Given(Bytes),
+    Made { len: u64, make: Rc<MakeData> },
+}
+
+impl Data {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Given(bytes) => bytes.len() as u64,
+            Self::Made { len, .. } => *len,
+        }
+    }
+}
+
+impl fmt::Debug for Data {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len())
+    }
+}
+
+/// Counts what passes through.
+struct Counted<'a, W> {
+    out: &'a mut W,
+    written: u64,
+}
+
+impl<W: Write> Write for Counted<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.written += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
 }
 
 impl GgufWriter {
@@ -43,12 +87,15 @@ impl GgufWriter {
         Ok(writer)
     }
 
-    /// Adds a key. `general.alignment` also sets the alignment of the data.
+    /// Adds a key, or changes it where it is. `general.alignment` also sets the alignment of the data.
     pub fn metadata(&mut self, key: &str, value: Value) -> &mut Self {
         if let ("general.alignment", Some(alignment)) = (key, value.as_u64()) {
             self.alignment = Some(alignment);
         }
-        self.metadata.push((key.into(), value));
+        match self.metadata.iter_mut().find(|(known, _)| known == key) {
+            Some((_, known)) => *known = value,
+            None => self.metadata.push((key.into(), value)),
+        }
         self
     }
 
@@ -60,11 +107,25 @@ impl GgufWriter {
 
     /// Adds a tensor of any type; `dims` are innermost first.
     pub fn raw_tensor(&mut self, name: &str, ggml_type: GgmlType, dims: &[u64], data: Bytes) -> &mut Self {
+        self.tensors.push(Entry { name: name.into(), ggml_type, dims: dims.into(), data: Data::Given(data) });
+        self
+    }
+
+    /// Adds a tensor of `len` bytes that `make` writes when the file is written, so that they need not lie in memory before.
+    pub fn made_tensor(
+        &mut self,
+        name: &str,
+        ggml_type: GgmlType,
+        dims: &[u64],
+        len: u64,
+        make: impl Fn(&mut dyn Write) -> io::Result<()> + 'static,
+    ) -> &mut Self {
+        let data = Data::Made { len, make: Rc::new(make) };
         self.tensors.push(Entry { name: name.into(), ggml_type, dims: dims.into(), data });
         self
     }
 
-    /// Writes the file, without holding it in memory.
+    /// Writes the file, without holding it in memory. A tensor that makes another number of bytes than it said is an error.
     pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
         let alignment = self.alignment.unwrap_or(DEFAULT_ALIGNMENT.into()).max(1);
         let mut header = Vec::new();
@@ -84,12 +145,22 @@ impl GgufWriter {
             tensor.dims.iter().for_each(|dim| header.extend(dim.to_le_bytes()));
             header.extend(tensor.ggml_type.id().to_le_bytes());
             header.extend(offset.to_le_bytes());
-            offset = (offset + tensor.data.len() as u64).next_multiple_of(alignment);
+            offset = (offset + tensor.data.len()).next_multiple_of(alignment);
         }
         out.write_all(&header)?;
-        write_padding(out, header.len(), alignment)?;
+        write_padding(out, header.len() as u64, alignment)?;
         for tensor in &self.tensors {
-            out.write_all(&tensor.data)?;
+            match &tensor.data {
+                Data::Given(bytes) => out.write_all(bytes)?,
+                Data::Made { len, make } => {
+                    let mut counted = Counted { out: &mut *out, written: 0 };
+                    make(&mut counted)?;
+                    if counted.written != *len {
+                        let what = format!("tensor `{}`: {} bytes were made, not {len}", tensor.name, counted.written);
+                        return Err(io::Error::other(what));
+                    }
+                }
+            }
             write_padding(out, tensor.data.len(), alignment)?;
         }
         Ok(())
@@ -126,7 +197,7 @@ fn write_value(out: &mut Vec<u8>, value: &Value) {
     }
 }
 
-fn write_padding(out: &mut impl Write, written: usize, alignment: u64) -> io::Result<()> {
-    let padding = (written as u64).next_multiple_of(alignment) - written as u64;
+fn write_padding(out: &mut impl Write, written: u64, alignment: u64) -> io::Result<()> {
+    let padding = written.next_multiple_of(alignment) - written;
     io::copy(&mut io::Read::take(io::repeat(0), padding), out).map(|_| ())
 }
