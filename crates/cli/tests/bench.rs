@@ -207,7 +207,10 @@ fn mistakes_are_named_with_what_there_is() {
         (&["bench", "-r", "0"], "expected 1 repetition or more"),
         (&["bench", "--batch", "0"], "--batch 0: expected 1 to"),
         (&["bench", "--pg", "512"], "expected P+N, for example 512+128"),
-        (&["bench", "--device", "cpu", "--force-variant", "logits=linear"], "expected --device cuda or metal, found `cpu`"),
+        (
+            &["bench", "--device", "cpu", "--force-variant", "logits=linear"],
+            "expected --device cuda or metal, found `cpu`",
+        ),
         (&["bench", "--force-variant", "logits=gemv"], "it has: linear, linear_stream, linear_batch, gemm"),
         (&["bench", "--device", "abacus"], "there is no device `abacus`"),
         (&["bench", "--depth", "8192"], "needs a context of"),
