@@ -126,9 +126,9 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
     for (key, value) in gguf.metadata().iter() {
         writer.metadata(key, value.clone());
     }
-    writer.metadata("general.quantization_version", Value::U32(QUANTIZATION_VERSION));
+    writer.set_metadata("general.quantization_version", Value::U32(QUANTIZATION_VERSION));
     if let Some(file_type) = file_type(args.format) {
-        writer.metadata("general.file_type", Value::U32(file_type));
+        writer.set_metadata("general.file_type", Value::U32(file_type));
     }
     let mut used = vec![false; args.tensor.len()];
     for info in gguf.tensors() {

@@ -87,16 +87,24 @@ impl GgufWriter {
         Ok(writer)
     }
 
-    /// Adds a key, or changes it where it is. `general.alignment` also sets the alignment of the data.
+    /// Adds a key. `general.alignment` also sets the alignment of the data.
     pub fn metadata(&mut self, key: &str, value: Value) -> &mut Self {
         if let ("general.alignment", Some(alignment)) = (key, value.as_u64()) {
             self.alignment = Some(alignment);
         }
-        match self.metadata.iter_mut().find(|(known, _)| known == key) {
-            Some((_, known)) => *known = value,
-            None => self.metadata.push((key.into(), value)),
-        }
+        self.metadata.push((key.into(), value));
         self
+    }
+
+    /// Adds a key, or changes its value where it is there already.
+    pub fn set_metadata(&mut self, key: &str, value: Value) -> &mut Self {
+        match self.metadata.iter_mut().find(|(known, _)| known == key) {
+            Some((_, known)) => {
+                *known = value;
+                self
+            }
+            None => self.metadata(key, value),
+        }
     }
 
     /// Adds a tensor.
