@@ -6,11 +6,14 @@ use serde_json::Value;
 
 mod process;
 
-/// What the built-in model was trained to write, and words that it never met.
-const STORY: &str = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her \
-                     friends. One day, Lily saw a big red ball. She wanted to play with it, but it was too high. \
-                     Her mom came and gave her the ball. Lily was very happy and said thank you to her mom. ";
+/// Words that the built-in model never met.
 const NOISE: &str = "Qx zj vvk 77 wq plg; oort mnb hh zzt, ii kk ww 91 uu yq xx. Trz wvw bq 3 3 3 fj jj kq. ";
+
+/// A story as the built-in model tells it.
+fn story() -> String {
+    let output = process::output(&["run", "Once upon a time", "--temp", "0", "-n", "160"]);
+    process::text(&output.stdout)
+}
 
 fn eval(text: &str, args: &[&str]) -> Value {
     let folder = tempfile::tempdir().expect("a folder");
@@ -23,16 +26,17 @@ fn eval(text: &str, args: &[&str]) -> Value {
 
 #[test]
 fn a_story_surprises_less_than_noise_and_a_model_agrees_with_itself() {
-    let story = eval(STORY, &[]);
+    let text = story();
+    let story = eval(&text, &[]);
     let perplexity = |value: &Value| value["perplexity"].as_f64().expect("a number");
     let (windows, scored) = (story["windows"].as_u64().unwrap(), story["tokens_scored"].as_u64().unwrap());
     // Of 64 tokens the second half, each but the last by the one before it.
     assert!(windows >= 3 && scored == windows * 31, "{story}");
-    assert!(perplexity(&story) > 1.0 && perplexity(&story) < 30.0, "{story}");
+    assert!(perplexity(&story) > 1.0 && perplexity(&story) < 6.0, "{story}");
     assert!(perplexity(&eval(NOISE, &[])) > 10.0 * perplexity(&story));
     // In other threads and chunks the same bits, and no divergence.
     let builtin = concat!(env!("CARGO_MANIFEST_DIR"), "/builtin");
-    let itself = eval(STORY, &["--against", builtin, "-t", "2"]);
+    let itself = eval(&text, &["--against", builtin, "-t", "2"]);
     assert_eq!(itself["perplexity"], story["perplexity"]);
     assert_eq!(itself["against"]["same_likeliest"], 1.0);
     assert!(itself["against"]["kl_divergence"].as_f64().unwrap().abs() < 1e-9, "{itself}");

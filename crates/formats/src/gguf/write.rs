@@ -96,15 +96,10 @@ impl GgufWriter {
         self
     }
 
-    /// Adds a key, or changes its value where it is there already.
+    /// Adds a key in place of what there was under it.
     pub fn set_metadata(&mut self, key: &str, value: Value) -> &mut Self {
-        match self.metadata.iter_mut().find(|(known, _)| known == key) {
-            Some((_, known)) => {
-                *known = value;
-                self
-            }
-            None => self.metadata(key, value),
-        }
+        self.metadata.retain(|(known, _)| known != key);
+        self.metadata(key, value)
     }
 
     /// Adds a tensor.
