@@ -76,6 +76,8 @@ async fn a_reader_that_does_not_read_loses_its_request() {
     // More events than are kept for a reader.
     let body = json!({"prompt": "Once", "max_tokens": 200, "n": 8, "ignore_eos": true, "stream": true, "return_token_ids": true});
     let response = send(&app, request(Method::POST, TEXT, &body.to_string())).await;
+    // The engine may be done long before whoever writes has waited in vain.
+    tokio::time::sleep(Duration::from_secs(2)).await;
     idle(&app).await;
     let text = String::from_utf8(bytes(response).await.to_vec()).unwrap();
     assert!(!text.contains("[DONE]"), "it was not whole");
