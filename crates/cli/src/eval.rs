@@ -16,6 +16,7 @@ use backend::Executable;
 use clap::{Args, ValueEnum};
 use formats::Checkpoint;
 use indicatif::{ProgressBar, ProgressStyle};
+use plan::sampling::{RowSampling, choose};
 use plan::{KvLayout, StepInput, StepShape};
 use serde_json::json;
 use tokenizer::{ParseSpecial, Tokenizer};
@@ -118,7 +119,8 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<()> {
                     let their_log_sum = log_sum_exp(theirs)
                         .with_context(|| format!("a logit of the other model at position {position} is not finite"))?;
                     divergences.add(divergence(theirs, their_log_sum, logits, log_sum));
-                    agreed += u64::from(likeliest(theirs) == likeliest(logits));
+                    let likeliest = RowSampling::default();
+                    agreed += u64::from(choose(theirs, &likeliest) == choose(logits, &likeliest));
                 }
             }
         }
@@ -251,11 +253,6 @@ fn divergence(theirs: &[f32], their_log_sum: f64, ours: &[f32], our_log_sum: f64
         p.exp() * (p - q)
     });
     terms.sum()
-}
-
-/// The place of the largest, the first of equals.
-fn likeliest(logits: &[f32]) -> usize {
-    (0..logits.len()).reduce(|best, next| if logits[next] > logits[best] { next } else { best }).unwrap_or(0)
 }
 
 /// A mean and its standard error (Welford).

@@ -408,6 +408,14 @@ pub(crate) fn cpu_backend(args: &ModelArgs) -> Result<cpu::CpuBackend> {
     })?)
 }
 
+/// The weight format of that name, in any case.
+pub(crate) fn parse_weight_format(name: &str) -> Result<WeightFormat, String> {
+    let known = WeightFormat::ALL;
+    let format = known.into_iter().find(|format| format.name().eq_ignore_ascii_case(name));
+    format
+        .ok_or_else(|| format!("expected one of {}", known.map(|format| format.name().to_ascii_lowercase()).join(", ")))
+}
+
 pub(crate) fn parse_isa(name: &str) -> Result<cpu::IsaLevel, String> {
     let known = cpu::IsaLevel::ALL.map(cpu::IsaLevel::name);
     let level = cpu::IsaLevel::ALL.into_iter().find(|level| level.name() == name);

@@ -20,6 +20,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tensor::{Tensor, WeightFormat};
 
+use crate::load::parse_weight_format;
 use crate::{output, units};
 
 /// Weights of a piece: 32 MiB as f32.
@@ -38,7 +39,7 @@ pub(crate) struct QuantizeArgs {
     source: PathBuf,
 
     /// What matrices become: q8_0, q6_k, q4_k, q4_0, f16, bf16 or f32
-    #[arg(long, short = 'F', value_name = "FORMAT", value_parser = parse_format)]
+    #[arg(long, short = 'F', value_name = "FORMAT", value_parser = parse_weight_format)]
     format: WeightFormat,
 
     /// The file to write
@@ -58,13 +59,6 @@ pub(crate) struct QuantizeArgs {
     force: bool,
 }
 
-fn parse_format(name: &str) -> Result<WeightFormat, String> {
-    let known = WeightFormat::ALL;
-    let found = known.into_iter().find(|format| format.name().eq_ignore_ascii_case(name));
-    found
-        .ok_or_else(|| format!("expected one of {}", known.map(|format| format.name().to_ascii_lowercase()).join(", ")))
-}
-
 /// `--tensor NAME=FORMAT`.
 #[derive(Clone, Debug)]
 struct Override {
@@ -79,7 +73,7 @@ impl FromStr for Override {
         let Some((name, format)) = text.split_once('=').filter(|(name, _)| !name.is_empty()) else {
             return Err("expected NAME=FORMAT, for example token_embd=q8_0".to_owned());
         };
-        Ok(Self { name: name.to_owned(), format: parse_format(format)? })
+        Ok(Self { name: name.to_owned(), format: parse_weight_format(format)? })
     }
 }
 

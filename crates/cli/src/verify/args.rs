@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use tensor::WeightFormat;
 
-use crate::load::{self, GpuArgs, KvType};
+use crate::load::{self, GpuArgs, KvType, parse_weight_format};
 
 /// Check that kernels and models compute here what they should
 ///
@@ -46,7 +46,7 @@ pub(crate) struct VerifyArgs {
     pub(super) only_models: bool,
 
     /// Only these weight formats [default: every one]
-    #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = parse_format, conflicts_with = "model")]
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = parse_weight_format, conflicts_with = "model")]
     pub(super) format: Vec<WeightFormat>,
 
     /// Every op in every format, but a quarter of the shapes
@@ -88,11 +88,4 @@ impl VerifyArgs {
     pub(super) fn wants_format(&self, format: WeightFormat) -> bool {
         self.format.is_empty() || self.format.contains(&format)
     }
-}
-
-fn parse_format(name: &str) -> Result<WeightFormat, String> {
-    let known = WeightFormat::ALL;
-    let format = known.into_iter().find(|format| format.name().eq_ignore_ascii_case(name));
-    format
-        .ok_or_else(|| format!("expected one of {}", known.map(|format| format.name().to_ascii_lowercase()).join(", ")))
 }
