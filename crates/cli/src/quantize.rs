@@ -110,7 +110,7 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
         bail!("`{}` cannot be read and replaced at a time: choose another -o", source.display());
     }
     let read = || format!("cannot read `{}`", source.display());
-    let gguf = Gguf::read(mapped::map(source).with_context(read)?).with_context(read)?;
+    let gguf = Rc::new(Gguf::read(mapped::map(source).with_context(read)?).with_context(read)?);
     let bytes_in: u64 = gguf.tensors().iter().map(|info| info.range().len()).sum();
     let progress = ProgressBar::new(bytes_in).with_style(
         ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes}, {eta} left, {msg}").expect("a valid template"),
@@ -142,10 +142,15 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
         // Refused now, and not when half of the file is written.
         let shape = info.shape().into_iter().map(usize::try_from).collect::<Result<Vec<_>, _>>()?;
         let len = Tensor::byte_len(to, &shape)? as u64;
-        let tensor = gguf.read_tensor(info)?;
+        if info.ggml_type().weight_format().is_none() {
+            gguf.read_tensor(info)?;
+        }
+        // Read when its turn comes: some types are expanded then, and one tensor at a time is enough.
+        let gguf = gguf.clone();
         let (losses, name, from) = (losses.clone(), info.name().to_owned(), info.ggml_type().name());
         let make = move |out: &mut dyn Write| {
             progress.set_message(name.clone());
+            let tensor = gguf.tensor(&name).map_err(io::Error::other)?;
             let mut loss = Loss { name: name.clone(), from, to, squares: 0.0, lost: 0.0, largest: 0.0 };
             let num_rows = tensor.num_rows();
             convert(&tensor, to, out, &mut loss, &mut |rows| {
