@@ -24,9 +24,13 @@ pub(crate) struct KernelsArgs {
     #[arg(long, conflicts_with = "check")]
     source: bool,
 
-    /// Only architectures whose name begins with this, for example sm_90; nothing is written
+    /// Only architectures whose name begins with this, for example sm_90; nothing is written but for `--try`
     #[arg(long, value_name = "TARGET", conflicts_with = "source")]
     only: Option<String>,
+
+    /// With `--only`: write what it compiles, to try it on a device. Tests fail until all architectures are made
+    #[arg(long = "try", requires = "only", conflicts_with = "check")]
+    is_trial: bool,
 
     /// Every kernel, not only those that spill
     #[arg(long, short)]
@@ -57,7 +61,7 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<()> {
                 over.push(format!("{} for {} spills {} bytes", usage.kernel, architecture.target, usage.spilled_bytes));
             }
         }
-        if args.only.is_none() {
+        if args.only.is_none() || args.is_trial {
             keep(&folder.join(architecture.file), &packed, args.check)?;
         }
     }
