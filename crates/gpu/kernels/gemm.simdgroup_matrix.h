@@ -37,14 +37,16 @@ FN GemmPiece<W> gemm_load(CONST LinearSegment& s, bool up, i32 row, i32 k, i32 c
   return piece;
 }
 
+// `from`: the first of the eight in their chunk. One of sixteen is two threads', one of 32 four's.
 template <class W>
-FN void gemm_widen(THREAD f32 (&to)[8], THREAD const GemmPiece<W>& piece, bool second) {
+FN void gemm_widen(THREAD f32 (&to)[8], THREAD const GemmPiece<W>& piece, i32 from) {
   UNROLL for (i32 j = 0; j < GemmPiece<W>::CHUNKS; j++) {
     enum { TAKEN = W::LEN < 8 ? W::LEN : 8 };
     f32 w[W::LEN];
     const f32 scale = W::widen(w, piece.chunk[j]);
-    // A chunk of sixteen is two threads'.
-    UNROLL for (i32 i = 0; i < TAKEN; i++) to[j * TAKEN + i] = (W::LEN > 8 && second ? w[W::LEN - TAKEN + i] : w[i]) * scale;
+    UNROLL for (i32 first = 0; first < W::LEN; first += TAKEN)
+      if (W::LEN <= 8 || first == from)
+        UNROLL for (i32 i = 0; i < TAKEN; i++) to[j * TAKEN + i] = w[first + i] * scale;
   }
 }
 
@@ -88,7 +90,7 @@ FN void gemm_simdgroup(CONST LinearParams& p, GROUP GemmTiles<T>& g, Lane t) {
     const i32 stage = (step & 1) * STAGE, before = STAGE - stage;
     if (step < steps) {
       f32 w[8];
-      gemm_widen<W>(w, piece, k_half > 0);
+      gemm_widen<W>(w, piece, (step * TILE_K + k_half) % W::LEN);
       const i32 to = stage + line * TILE_LINE + k_half;
       gemm_put(g, to, w[0], w[1], w[2], w[3]);
       gemm_put(g, to + 4, w[4], w[5], w[6], w[7]);
@@ -150,3 +152,7 @@ GEMM_SIMDGROUP(bf16, WeightBF16, 32)
 GEMM_SIMDGROUP(bf16, WeightBF16, 64)
 GEMM_SIMDGROUP(q8_0, WeightQ8_0, 32)
 GEMM_SIMDGROUP(q8_0, WeightQ8_0, 64)
+GEMM_SIMDGROUP(q4_0, WeightQ4_0, 32)
+GEMM_SIMDGROUP(q4_0, WeightQ4_0, 64)
+GEMM_SIMDGROUP(q4_k, WeightQ4_K, 32)
+GEMM_SIMDGROUP(q4_k, WeightQ4_K, 64)

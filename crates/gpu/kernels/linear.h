@@ -178,7 +178,17 @@ FN void linear(CONST LinearParams& p, GROUP LinearGroup& g, Lane t) {
   KERNEL(linear_glu_##FORMAT##_m4, LinearParams, LinearGroup, 128, linear<W, 4, R, U / 4, 2, false>)      \
   KERNEL(norm_linear_##FORMAT##_m1, LinearParams, LinearGroup, 128, linear<W, 1, R, U, 1, true>)          \
   KERNEL(norm_linear_glu_##FORMAT##_m1, LinearParams, LinearGroup, 128, linear<W, 1, R, U / 2, 2, true>)
+// Chunks of 32 weights: with two outputs a SIMD group, one of each is all that fits registers.
+#define LINEAR_OF_32(FORMAT, W)                                                                           \
+  KERNEL(linear_##FORMAT##_m1, LinearParams, LinearGroup, 128, linear<W, 1, 2, 1, 1, false>)              \
+  KERNEL(linear_##FORMAT##_m4, LinearParams, LinearGroup, 128, linear<W, 4, 2, 1, 1, false>)              \
+  KERNEL(linear_glu_##FORMAT##_m1, LinearParams, LinearGroup, 128, linear<W, 1, 2, 1, 2, false>)          \
+  KERNEL(linear_glu_##FORMAT##_m4, LinearParams, LinearGroup, 128, linear<W, 4, 2, 1, 2, false>)          \
+  KERNEL(norm_linear_##FORMAT##_m1, LinearParams, LinearGroup, 128, linear<W, 1, 2, 1, 1, true>)          \
+  KERNEL(norm_linear_glu_##FORMAT##_m1, LinearParams, LinearGroup, 128, linear<W, 1, 2, 1, 2, true>)
 LINEAR(f32, WeightF32, 2, 4)
 LINEAR(f16, WeightF16, 2, 4)
 LINEAR(bf16, WeightBF16, 2, 4)
 LINEAR(q8_0, WeightQ8_0, 2, 4)
+LINEAR_OF_32(q4_0, WeightQ4_0)
+LINEAR_OF_32(q4_k, WeightQ4_K)

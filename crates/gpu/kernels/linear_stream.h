@@ -10,11 +10,11 @@
 //           ahead has ended. Two groups of 512 threads fit a multiprocessor, so that the next kernel's ring fills while
 //           this one runs.
 // Bytes     the weights, once; x once a group, from the cache. Bound by memory.
-// Accuracy  F16 and BF16: f32, |error| <= (k + 2) · ε · Σ|w·x|. Q8_0: activations in blocks of 32 to signed bytes times
-//           (largest magnitude / 127), exact dot products of bytes, their sum over blocks in f32.
-// Order     a lane adds the chunks (Q8_0: blocks) c ≡ lane (mod 32) in order, then lanes by halves, then bias, activation or
-//           rotation, residual. Not the order of linear.h where Q8_0 or a norm is concerned: never where results must not
-//           depend on the batch.
+// Accuracy  F16 and BF16: f32, |error| <= (k + 2) · ε · Σ|w·x|. Blocks: activations in blocks of 32 to signed bytes times
+//           (largest magnitude / 127), exact dot products with codes, their sum over blocks in f32.
+// Order     a lane adds the chunks (of blocks: those of 32) c ≡ lane (mod 32) in order, then lanes by halves, then bias,
+//           activation or rotation, residual. Not the order of linear.h where blocks or a norm are concerned: never where
+//           results must not depend on the batch.
 struct LinearStreamParams {
   LinearSegment segments[3];  // `groups` counts outputs, or pairs
   Ptr<const f32x4> x;
@@ -38,7 +38,7 @@ struct LinearStreamParams {
 };
 
 #ifdef HAS_BULK_COPIES
-enum { STREAM_SIMDS = 16, STREAM_THREADS = 512, STREAM_STAGES = 8, STREAM_SCALES = 128 };
+enum { STREAM_SIMDS = 16, STREAM_THREADS = 512, STREAM_STAGES = 8 };
 enum StreamKind { STREAM_PLAIN, STREAM_GLU, STREAM_ROPE };
 // Planes of a stage, and bytes of weights of each: of two planes half as many, so that two stages fit.
 template <StreamKind KIND> struct StreamStage { enum { PLANES = KIND == STREAM_PLAIN ? 1 : 2, PIECE = 2048 / PLANES }; };
@@ -47,9 +47,10 @@ template <StreamKind KIND> struct StreamStage { enum { PLANES = KIND == STREAM_P
 struct LinearStreamGroup { CopyBarrier full[STREAM_SIMDS][STREAM_STAGES]; f32 part[STREAM_SIMDS]; };
 static_assert(sizeof(LinearStreamGroup) <= 1152, "x begins at byte 1152");
 
-// Activations as chunks are multiplied with them: f32 for F16 and BF16 …
+// Activations as chunks are multiplied with them, those from `first` on, one a lane: f32 for F16 and BF16 …
 template <class W> struct StreamActivations {
-  enum { CHUNK = 16, SCALES = 0 };  // bytes of a chunk of weights; of the scales of a stage
+  // Bytes of a chunk of weights; of the scales of a stage; of weights for one of scales.
+  enum { CHUNK = 16, SCALES = 0, PER_SCALE = 1 };
   struct Chunk { f32x4 low, high; };
   // Vector i beside vector i of the next chunk, so that 32 lanes read 512 bytes in a row; whole chunks, with zeros.
   static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
@@ -57,9 +58,9 @@ template <class W> struct StreamActivations {
     const i32 chunk = i >> 1;
     if (i * 4 < (k + 7) / 8 * 8) x[chunk / SIMD * (SIMD * 2) + (i & 1) * SIMD + chunk % SIMD] = v;
   }
-  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 c, Chunk x, i32 lane, f32 sum) {
+  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
     typename W::Chunk chunk = W::none();
-    chunk.pairs = group_at<u32x4>(g, weights)[c];
+    chunk.pairs = group_at<u32x4>(g, weights)[first + lane];
     f32 w[8];
     W::widen(w, chunk);
     f32 a = w[0] * x.low.x, b = w[1] * x.low.y;
@@ -68,48 +69,109 @@ template <class W> struct StreamActivations {
     a = fma32(w[6], x.high.z, a); b = fma32(w[7], x.high.w, b);
     return sum + (a + b);
   }
-  static PART Chunk load(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 c, i32 lane) {
+  static PART Chunk load(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 first, i32 lane) {
     const GroupPtr<f32x4> x = group_at<f32x4>(g, x_at);
-    const i32 at = c / SIMD * (SIMD * 2) + c % SIMD;
+    const i32 at = first * 2 + lane;
     return {x[at], x[at + SIMD]};
   }
 };
 
-// … and signed bytes in blocks of 32 for Q8_0, codes first, then scales.
+// … signed bytes in blocks of 32 for the others. Eight lanes hold a block: the bytes of a lane's vector, what the block's are
+// multiplied by.
+struct StreamCodes { u32 bytes; f32 scale; };
+FN StreamCodes stream_codes(f32x4 v) {
+  const f32 largest = max_lanes<8>(max32(max32(abs32(v.x), abs32(v.y)), max32(abs32(v.z), abs32(v.w))));
+  // What is smaller than any that matters is 0, so that the quotient is finite.
+  const f32 inverse = largest > 1e-30f ? near_quotient(127.f, largest) : 0.f;
+  // The sum with 1.5 · 2^23 is rounded to a whole number, whose lowest byte is the code.
+  const f32 whole = 12582912.f;
+  const u32 a = f32_to_bits(fma32(v.x, inverse, whole)), b = f32_to_bits(fma32(v.y, inverse, whole));
+  const u32 c = f32_to_bits(fma32(v.z, inverse, whole)), d = f32_to_bits(fma32(v.w, inverse, whole));
+  StreamCodes codes;
+  codes.bytes = (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | d << 24;
+  codes.scale = largest * (1.f / 127.f);
+  return codes;
+}
+
+// Of Q8_0: codes first, then scales.
 template <> struct StreamActivations<WeightQ8_0> {
-  enum { CHUNK = 32, SCALES = STREAM_SCALES };
+  enum { CHUNK = 32, SCALES = 128, PER_SCALE = 16 };
   struct Chunk { u32x4 low, high; f32 scale; };
-  // Eight lanes hold a block.
   static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
-    const f32 largest = max_lanes<8>(max32(max32(abs32(v.x), abs32(v.y)), max32(abs32(v.z), abs32(v.w))));
-    const f32 inverse = largest > 0.f ? 127.f / largest : 0.f;
-    const u32 a = u32(round_to_i32(v.x * inverse)), b = u32(round_to_i32(v.y * inverse));
-    const u32 c = u32(round_to_i32(v.z * inverse)), d = u32(round_to_i32(v.w * inverse));
+    const StreamCodes codes = stream_codes(v);
     if (i * 4 < k) {
-      group_at<u32>(g, x_at)[i] = (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | d << 24;
-      if (i % 8 == 0) group_at<f32>(g, x_at + k)[i / 8] = largest / 127.f;
+      group_at<u32>(g, x_at)[i] = codes.bytes;
+      if (i % 8 == 0) group_at<f32>(g, x_at + k)[i / 8] = codes.scale;
     }
   }
   // Lanes four apart begin with different halves of their blocks, so that they read different banks.
-  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 c, Chunk x, i32 lane, f32 sum) {
-    const i32 first = lane >> 2 & 1;
-    const GroupPtr<u32x4> halves = group_at<u32x4>(g, weights + c * 32);
-    const u32x4 low = halves[first], high = halves[first ^ 1];
+  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
+    const i32 half = lane >> 2 & 1;
+    const GroupPtr<u32x4> halves = group_at<u32x4>(g, weights + (first + lane) * 32);
+    const u32x4 low = halves[half], high = halves[half ^ 1];
     i32 a = dot_i8x4(low.x, x.low.x, 0), b = dot_i8x4(high.x, x.high.x, 0);
     a = dot_i8x4(low.y, x.low.y, a); b = dot_i8x4(high.y, x.high.y, b);
     a = dot_i8x4(low.z, x.low.z, a); b = dot_i8x4(high.z, x.high.z, b);
     a = dot_i8x4(low.w, x.low.w, a); b = dot_i8x4(high.w, x.high.w, b);
-    return fma32(f32(a + b), to_f32(group_at<f16>(g, scales)[c]) * x.scale, sum);
+    return fma32(f32(a + b), to_f32(group_at<f16>(g, scales)[first + lane]) * x.scale, sum);
   }
-  static PART Chunk load(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 c, i32 lane) {
-    const i32 first = lane >> 2 & 1;
-    const GroupPtr<u32x4> halves = group_at<u32x4>(g, x_at + c * 32);
-    return {halves[first], halves[first ^ 1], group_at<f32>(g, x_at + k)[c]};
+  static PART Chunk load(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 first, i32 lane) {
+    const i32 half = lane >> 2 & 1;
+    const GroupPtr<u32x4> halves = group_at<u32x4>(g, x_at + (first + lane) * 32);
+    return {halves[half], halves[half ^ 1], group_at<f32>(g, x_at + k)[first + lane]};
   }
 };
 
-// Outputs one after another whose weights lie one after another: what a stage is filled with.
-struct StreamRun { i32 segment, row, count; };
+// Of four bits: of each 32 blocks first what meets the lower halves of bytes of weights, then what meets the upper ones, so
+// that lanes read 512 bytes in a row; then of each block a 16th of its scale, and its scale times its sum.
+struct StreamFourBits {
+  enum { CHUNK = 16, SCALES = 256, PER_SCALE = 8 };
+  struct Chunk { u32x4 low, high; f32x2 scale; };
+  static PART i32 scales_at(i32 x_at, i32 k) { return x_at + (k + 1023) / 1024 * 1024; }
+  static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
+    const StreamCodes codes = stream_codes(v);
+    const f32 sum = sum_lanes<8>(f32(dot_i8x4(codes.bytes, 0x01010101u, 0)));
+    if (i * 4 < k) {
+      const i32 block = i / 8;
+      group_at<u32>(g, x_at)[block / SIMD * 256 + i / 4 % 2 * 128 + block % SIMD * 4 + i % 4] = codes.bytes;
+      f32x2 scale;
+      scale.x = codes.scale / 16.f;
+      scale.y = codes.scale * sum;
+      if (i % 8 == 0) group_at<f32x2>(g, scales_at(x_at, k))[block] = scale;
+    }
+  }
+  static PART Chunk load(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 first, i32 lane) {
+    const GroupPtr<u32x4> halves = group_at<u32x4>(g, x_at);
+    const i32 at = first * 2 + lane;
+    return {halves[at], halves[at + SIMD], group_at<f32x2>(g, scales_at(x_at, k))[first + lane]};
+  }
+  // Σ code · activation, without the scale of the weights. Upper halves are multiplied where they are, by 16.
+  static PART f32 dot_codes(GROUP LinearStreamGroup& g, i32 weights, i32 c, Chunk x) {
+    const u32x4 codes = group_at<u32x4>(g, weights)[c];
+    const u32 low = 0x0f0f0f0fu, high = 0xf0f0f0f0u;
+    i32 a = dot_u8x4(codes.x & low, x.low.x, 0), b = dot_u8x4(codes.x & high, x.high.x, 0);
+    a = dot_u8x4(codes.y & low, x.low.y, a); b = dot_u8x4(codes.y & high, x.high.y, b);
+    a = dot_u8x4(codes.z & low, x.low.z, a); b = dot_u8x4(codes.z & high, x.high.z, b);
+    a = dot_u8x4(codes.w & low, x.low.w, a); b = dot_u8x4(codes.w & high, x.high.w, b);
+    return f32(a * 16 + b) * x.scale.x;
+  }
+};
+template <> struct StreamActivations<WeightQ4_0> : StreamFourBits {
+  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
+    const f32 v = fma32(-8.f, x.scale.y, dot_codes(g, weights, first + lane, x));
+    return fma32(to_f32(group_at<f16>(g, scales)[first + lane]), v, sum);
+  }
+};
+template <> struct StreamActivations<WeightQ4_K> : StreamFourBits {
+  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
+    const GroupPtr<u32> block = group_at<u32>(g, scales + (first / 8 + (lane >> 3)) * 16);
+    const ScaleQ4_K s = scale_q4_k(block[0], block[1 + (lane >> 2 & 1)], block[3], lane & 7);
+    return fma32(-s.minimum, x.scale.y, fma32(s.scale, dot_codes(g, weights, first + lane, x), sum));
+  }
+};
+
+// Outputs one after another whose weights lie one after another: up to `end`, or of one segment, or of half a head.
+struct StreamRun { i32 segment, row, left; };
 
 template <StreamKind KIND>
 FN StreamRun stream_run(CONST LinearStreamParams& p, i32 unit, i32 end) {
@@ -121,81 +183,120 @@ FN StreamRun stream_run(CONST LinearStreamParams& p, i32 unit, i32 end) {
     run.segment++;
   }
   run.row = unit;
-  run.count = mini(p.stage_rows, mini(end, p.segments[run.segment].groups) - unit);
+  run.left = mini(end, p.segments[run.segment].groups) - unit;
   if (KIND == STREAM_ROPE) {
     const i32 half = p.head_dim / 2, head = unit / half, pair = unit - head * half;
     run.row = head * p.head_dim + pair;
-    run.count = mini(run.count, half - pair);
+    run.left = mini(run.left, half - pair);
   }
   return run;
 }
 
-// Sizes of a launch in bytes.
-struct StreamSizes { i32 row, scales, pieces; };
+// Sizes of a launch in 16 bytes. Rows are one piece, and a stage may have several of them; or they are several, the last of
+// what is left.
+struct StreamSizes { i32 row, scales, pieces, last, last_scales; };
 
 template <class W, StreamKind KIND> FN StreamSizes stream_sizes(CONST LinearStreamParams& p) {
+  enum { PIECE = StreamStage<KIND>::PIECE / 16, PIECE_SCALES = PIECE / StreamActivations<W>::PER_SCALE };
   StreamSizes size;
-  size.row = (p.k + W::LEN - 1) / W::LEN * 16;
-  size.scales = StreamActivations<W>::SCALES > 0 ? q8_scales(p.k) * 2 : 0;
-  size.pieces = p.stage_rows > 1 ? 1 : (size.row + StreamStage<KIND>::PIECE - 1) / StreamStage<KIND>::PIECE;
+  size.row = (p.k + W::LEN - 1) / W::LEN;
+  size.scales = StreamActivations<W>::SCALES > 0 ? q8_scales(p.k) / 8 : 0;
+  size.pieces = p.stage_rows > 1 ? 1 : (size.row + PIECE - 1) / PIECE;
+  size.last = size.row - (size.pieces - 1) * PIECE;
+  size.last_scales = size.scales - (size.pieces - 1) * PIECE_SCALES;
   return size;
 }
 
-// What lane 0 asks for next.
-struct StreamCursor { i32 unit, piece, stage; };
+// What is asked for next: what of a run is not yet asked for lies one after another, in 16 bytes. The same in every lane, so
+// that it takes no registers of lanes; lane 0 asks.
+struct StreamCursor { i32 unit, segment, left, at, scales_at, piece, stage; };
 
 template <class W, StreamKind KIND>
 FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THREAD StreamCursor& next, StreamSizes size, i32 end, Lane t) {
-  enum { SCALES = StreamActivations<W>::SCALES, PIECE = StreamStage<KIND>::PIECE, PLANE = PIECE + SCALES, PLANES = StreamStage<KIND>::PLANES };
-  if (next.unit >= end) return;
-  const StreamRun run = stream_run<KIND>(p, next.unit, end);
-  CONST LinearSegment& s = p.segments[run.segment];
-  const i32 offset_in_row = next.piece * PIECE, bytes = mini(PIECE, run.count * size.row - offset_in_row);
-  const i32 scales_in_row = next.piece * (PIECE / 16);
-  const i32 scales = mini(size.pieces > 1 ? PIECE / 16 : run.count * size.scales, run.count * size.scales - scales_in_row);
-  const i32 to = p.ring_at + (t.simd * p.stages + next.stage) * (PLANES * PLANE);
-  GROUP CopyBarrier& barrier = g.full[t.simd][next.stage];
-  expect_copies(barrier, PLANES * (bytes + (SCALES > 0 ? scales : 0)));
-  UNROLL for (i32 plane = 0; plane < PLANES; plane++) {
-    const bool up = KIND == STREAM_GLU && plane == 1;
-    const i64 row = run.row + (KIND == STREAM_ROPE && plane == 1 ? p.head_dim / 2 : 0);
-    copy_to_group(group_at<u32x4>(g, to + plane * PLANE), offset(up ? s.up : s.weight, (row * size.row + offset_in_row) / 16),
-                  bytes, barrier);
-    if (SCALES > 0)
-      copy_to_group(group_at<u32x4>(g, to + plane * PLANE + PIECE),
-                    offset(vectors16(up ? s.up_scales : s.scales), (row * size.scales + scales_in_row) / 16), scales, barrier);
+  enum {
+    SCALES = StreamActivations<W>::SCALES, PIECE = StreamStage<KIND>::PIECE, PLANE = PIECE + SCALES, PLANES = StreamStage<KIND>::PLANES,
+    PIECE_SCALES = PIECE / StreamActivations<W>::PER_SCALE
+  };
+  if (next.left == 0) {
+    if (next.unit >= end) return;
+    const StreamRun run = stream_run<KIND>(p, next.unit, end);
+    next.unit += run.left;
+    next.segment = run.segment;
+    next.left = run.left;
+    next.at = run.row * size.row;
+    next.scales_at = run.row * size.scales;
   }
-  if (++next.piece == size.pieces) { next.piece = 0; next.unit += run.count; }
+  i32 weights = PIECE / 16, scales = PIECE_SCALES / 16;
+  if (++next.piece == size.pieces) {
+    const i32 count = mini(p.stage_rows, next.left);
+    weights = count * size.last;
+    scales = count * size.last_scales;
+    next.left -= count;
+    next.piece = 0;
+  }
+  CONST LinearSegment& s = p.segments[next.segment];
+  const i32 to = p.ring_at + (t.simd * p.stages + next.stage) * (PLANES * PLANE);
+  if (t.lane == 0) {
+    GROUP CopyBarrier& barrier = g.full[t.simd][next.stage];
+    expect_copies(barrier, PLANES * 16 * (weights + (SCALES > 0 ? scales : 0)));
+    UNROLL for (i32 plane = 0; plane < PLANES; plane++) {
+      const bool up = KIND == STREAM_GLU && plane == 1;
+      const i32 half = KIND == STREAM_ROPE && plane == 1 ? p.head_dim / 2 : 0;
+      copy_to_group(group_at<u32x4>(g, to + plane * PLANE), offset(up ? s.up : s.weight, next.at + half * size.row), weights * 16, barrier);
+      if (SCALES > 0)
+        copy_to_group(group_at<u32x4>(g, to + plane * PLANE + PIECE),
+                      offset(vectors16(up ? s.up_scales : s.scales), next.scales_at + half * size.scales), scales * 16, barrier);
+    }
+  }
+  next.at += weights;
+  next.scales_at += scales;
   if (++next.stage == p.stages) next.stage = 0;
+}
+
+// What an output, or a pair, is finished with: asked for before its weights have come.
+struct StreamRest { f32 residual, bias, other_bias; f32x2 turn; };
+
+template <StreamKind KIND>
+FN StreamRest stream_rest(CONST LinearStreamParams& p, i32 segment, i32 row, i32 position, bool in) {
+  StreamRest rest;
+  rest.residual = rest.bias = rest.other_bias = rest.turn.x = rest.turn.y = 0.f;
+  CONST LinearSegment& s = p.segments[segment];
+  if (in) {
+    if (given(s.bias)) rest.bias = s.bias[row];
+    if (KIND == STREAM_PLAIN && given(p.residual)) rest.residual = p.residual[row];
+    if (KIND == STREAM_GLU && given(s.up_bias)) rest.other_bias = s.up_bias[row];
+    if (KIND == STREAM_ROPE) {
+      const i32 half = p.head_dim / 2;
+      if (given(s.bias)) rest.other_bias = s.bias[row + half];
+      if (segment < 2) rest.turn = p.angles[i64(position) * half + row % p.head_dim];
+    }
+  }
+  return rest;
 }
 
 // One output, or a pair, to where it belongs; a lane of its own does it.
 template <StreamKind KIND>
-FN void stream_store(CONST LinearStreamParams& p, StreamRun run, i32 row, f32 a, f32 b, f32 residual) {
-  CONST LinearSegment& s = p.segments[run.segment];
-  if (given(s.bias)) a += s.bias[row];
-  if (KIND == STREAM_PLAIN) s.y[row] = a + residual;
-  if (KIND == STREAM_GLU) {
-    if (given(s.up_bias)) b += s.up_bias[row];
-    s.y[row] = silu(a) * b + residual;
-  }
+FN void stream_store(CONST LinearStreamParams& p, i32 segment, i32 row, f32 a, f32 b, StreamRest rest, i32 slot) {
+  CONST LinearSegment& s = p.segments[segment];
+  a += rest.bias;
+  if (KIND == STREAM_PLAIN) s.y[row] = a + rest.residual;
+  if (KIND == STREAM_GLU) s.y[row] = silu(a) * (b + rest.other_bias);
   if (KIND == STREAM_ROPE) {
     const i32 half = p.head_dim / 2, head = row / p.head_dim, i = row - head * p.head_dim;
-    if (given(s.bias)) b += s.bias[row + half];
+    b += rest.other_bias;
     s.y[row] = a;
     s.y[row + half] = b;
-    if (run.segment < 2) {
-      const f32x2 turn = p.angles[i64(p.positions[0]) * half + i];
-      const f32 low = a * turn.x - b * turn.y;
-      b = b * turn.x + a * turn.y;
+    if (segment < 2) {
+      const f32 low = a * rest.turn.x - b * rest.turn.y;
+      b = b * rest.turn.x + a * rest.turn.y;
       a = low;
     }
-    if (run.segment == 0) {
+    if (segment == 0) {
       p.q_out[row] = a;
       p.q_out[row + half] = b;
     } else {
-      const i64 to = kv_at(p.slots[0], head, p.kv_heads, p.block_len, p.head_dim) + i;
-      const Ptr<f16> cache = run.segment == 1 ? p.keys : p.values;
+      const i64 to = kv_at(slot, head, p.kv_heads, p.block_len, p.head_dim) + i;
+      const Ptr<f16> cache = segment == 1 ? p.keys : p.values;
       store(cache, to, a);
       store(cache, to + half, b);
     }
@@ -206,23 +307,25 @@ template <class W, StreamKind KIND, bool NORM>
 FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, Lane t) {
   typedef StreamActivations<W> Activations;
   enum { CHUNK = Activations::CHUNK, PIECE = StreamStage<KIND>::PIECE, PLANE = PIECE + Activations::SCALES, PLANES = StreamStage<KIND>::PLANES };
-  enum { XV = 4 };  // vectors of x that a thread has at once; with a norm, of all of x
+  // Vectors of x that a thread has at once; with a norm, of all of x.
+  enum { XV = NORM || Activations::SCALES == 0 ? 4 : 8 };
   const i32 worker = t.gx * STREAM_SIMDS + t.simd, workers = p.groups * STREAM_SIMDS, thread = t.simd * SIMD + t.lane;
   const i32 end = i32(i64(worker + 1) * p.units / workers);
   const StreamSizes size = stream_sizes<W, KIND>(p);
   StreamCursor next;
   next.unit = i32(i64(worker) * p.units / workers);
-  next.piece = next.stage = 0;
+  next.segment = next.left = next.at = next.scales_at = next.piece = next.stage = 0;
   i32 unit = next.unit;
   if (t.lane == 0) {
     for (i32 i = 0; i < p.stages; i++) begin_barrier(g.full[t.simd][i]);
     show_barriers();
-    for (i32 i = 0; i < p.stages; i++) stream_ask<W, KIND>(p, g, next, size, end, t);
   }
+  for (i32 i = 0; i < p.stages; i++) stream_ask<W, KIND>(p, g, next, size, end, t);
   let_next_start();
   f32x4 gain[XV], v[XV];
   if (NORM) UNROLL for (i32 j = 0; j < XV; j++) gain[j] = row_vector(p.gain, thread + j * STREAM_THREADS, p.k);
   const i32 rows = p.rows[0], selected = given(p.select) ? p.select[0] : 0;
+  const i32 position = KIND == STREAM_ROPE ? p.positions[0] : 0, slot = KIND == STREAM_ROPE ? p.slots[0] : 0;
   wait_for_previous();
   // Without a row, nobody reads the result: that of row 0 does no harm.
   const Ptr<const f32x4> x = offset(p.x, i64(rows > 0 ? selected : 0) * p.x_stride);
@@ -254,43 +357,48 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
   i32 stage = 0;
   u32 parity = 0;
   while (unit < end) {
-    const StreamRun run = stream_run<KIND>(p, unit, end);
-    f32 residual = 0.f;
-    if (given(p.residual) && t.lane < run.count) residual = p.residual[run.row + t.lane];
-    f32 sum[PLANES];
-    UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
-    for (i32 piece = 0; piece < size.pieces; piece++) {
-      wait_for_copies(g.full[t.simd][stage], parity);
-      const i32 at = p.ring_at + (t.simd * p.stages + stage) * (PLANES * PLANE);
-      const i32 first = piece * (PIECE / CHUNK);
-      const i32 chunks = mini(PIECE, size.row - piece * PIECE) / CHUNK;
-      for (i32 r = 0; r < run.count; r++) {
-        const i32 weights = at + r * size.row, scales = at + PIECE + r * size.scales;
-        if (chunks == PIECE / CHUNK) {
-          UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD) {
-            const typename Activations::Chunk chunk = Activations::load(g, p.x_at, p.k, first + c + t.lane, t.lane);
-            UNROLL for (i32 plane = 0; plane < PLANES; plane++)
-              sum[plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c + t.lane, chunk, t.lane, sum[plane]);
-          }
-        } else {
-          UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD)
-            if (c + t.lane < chunks) {
-              const typename Activations::Chunk chunk = Activations::load(g, p.x_at, p.k, first + c + t.lane, t.lane);
+    StreamRun run = stream_run<KIND>(p, unit, end);
+    unit += run.left;
+    while (run.left > 0) {
+      const i32 count = mini(p.stage_rows, run.left);
+      const StreamRest rest = stream_rest<KIND>(p, run.segment, run.row + t.lane, position, t.lane < count);
+      f32 sum[PLANES];
+      UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
+      for (i32 piece = 0; piece < size.pieces; piece++) {
+        wait_for_copies(g.full[t.simd][stage], parity);
+        const i32 at = p.ring_at + (t.simd * p.stages + stage) * (PLANES * PLANE);
+        const i32 first = piece * (PIECE / CHUNK);
+        const bool is_last = piece == size.pieces - 1;
+        const i32 chunks = is_last ? size.last / (CHUNK / 16) : PIECE / CHUNK;
+        for (i32 r = 0; r < count; r++) {
+          const i32 weights = at + r * size.row * 16, scales = at + PIECE + r * size.scales * 16;
+          if (chunks == PIECE / CHUNK) {
+            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD) {
+              const typename Activations::Chunk chunk = Activations::load(g, p.x_at, p.k, first + c, t.lane);
               UNROLL for (i32 plane = 0; plane < PLANES; plane++)
-                sum[plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c + t.lane, chunk, t.lane, sum[plane]);
+                sum[plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c, chunk, t.lane, sum[plane]);
             }
+          } else {
+            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD)
+              if (c + t.lane < chunks) {
+                const typename Activations::Chunk chunk = Activations::load(g, p.x_at, p.k, first + c, t.lane);
+                UNROLL for (i32 plane = 0; plane < PLANES; plane++)
+                  sum[plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c, chunk, t.lane, sum[plane]);
+              }
+          }
+          if (is_last) {
+            const f32 a = sum_lanes<SIMD>(sum[0]), b = i32(PLANES) == 2 ? sum_lanes<SIMD>(sum[PLANES - 1]) : 0.f;
+            if (t.lane == r) stream_store<KIND>(p, run.segment, run.row + r, a, b, rest, slot);
+            UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
+          }
         }
-        if (piece == size.pieces - 1) {
-          const f32 a = sum_lanes<SIMD>(sum[0]), b = i32(PLANES) == 2 ? sum_lanes<SIMD>(sum[PLANES - 1]) : 0.f;
-          if (t.lane == r) stream_store<KIND>(p, run, run.row + r, a, b, residual);
-          UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
-        }
+        simd_barrier();
+        stream_ask<W, KIND>(p, g, next, size, end, t);
+        if (++stage == p.stages) { stage = 0; parity ^= 1; }
       }
-      simd_barrier();
-      if (t.lane == 0) stream_ask<W, KIND>(p, g, next, size, end, t);
-      if (++stage == p.stages) { stage = 0; parity ^= 1; }
+      run.row += count;
+      run.left -= count;
     }
-    unit += run.count;
   }
 }
 
@@ -304,4 +412,6 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
 LINEAR_STREAM(f16, WeightF16)
 LINEAR_STREAM(bf16, WeightBF16)
 LINEAR_STREAM(q8_0, WeightQ8_0)
+LINEAR_STREAM(q4_0, WeightQ4_0)
+LINEAR_STREAM(q4_k, WeightQ4_K)
 #endif

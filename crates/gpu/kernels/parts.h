@@ -63,6 +63,61 @@ struct WeightQ8_0 {
   }
 };
 
+// Codes of four bits in split planes. A block of 32 is one chunk: bytes 4 i to 4 i + 3 have numbers 4 i to 4 i + 3 in their lower
+// halves and those 16 further on in their upper ones, as Q4_0 has them in files.
+FN void widen_codes(THREAD f32 (&w)[32], u32x4 codes) {
+  const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+  UNROLL for (i32 i = 0; i < 4; i++)
+    UNROLL for (i32 j = 0; j < 4; j++) {
+      w[4 * i + j] = f32(i32(words[i] >> (8 * j) & 15u));
+      w[16 + 4 * i + j] = f32(i32(words[i] >> (8 * j + 4) & 15u));
+    }
+}
+
+// Q4_0: scales as of Q8_0.
+struct WeightQ4_0 {
+  enum { LEN = 32 };
+  struct Chunk { u32x4 codes; f16 scale; };
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    return {load_once(values, row * chunks + c), load_once(scales, row * q8_scales(chunks * 32) + c)};
+  }
+  static PART Chunk none() { return {make16(0, 0, 0, 0), to_f16(0.f)}; }
+  static PART f32 widen(THREAD f32 (&w)[32], Chunk c) {
+    widen_codes(w, c.codes);
+    UNROLL for (i32 i = 0; i < 32; i++) w[i] -= 8.f;
+    return to_f32(c.scale);
+  }
+};
+
+// What each 32 of the 256 weights of a block of Q4_K are multiplied by, and what is subtracted: 16 bytes a block. The first word
+// has what scales (f16, below) and minima (above) are multiplied by; the next two a byte for each 32 weights, the scale's lower
+// four bits below the minimum's; the last a half byte, the scale's upper two bits below the minimum's.
+struct ScaleQ4_K { f32 scale, minimum; };
+// Of 32 weights, from the first word, the one of the middle two that has their byte, and the last.
+FN ScaleQ4_K scale_q4_k(u32 units, u32 bytes, u32 halves, i32 part) {
+  const u32 low = bytes >> (part % 4 * 8), high = halves >> (part * 4);
+  const f32x2 unit = f16x2_to_f32(units);
+  ScaleQ4_K s;
+  s.scale = unit.x * f32(i32((low & 15u) | (high & 3u) << 4));
+  s.minimum = unit.y * f32(i32((low >> 4 & 15u) | (high & 12u) << 2));
+  return s;
+}
+
+struct WeightQ4_K {
+  enum { LEN = 32 };
+  struct Chunk { u32x4 codes, scales; i32 part; };
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    return {load_once(values, row * chunks + c), load_once(vectors16(scales), row * (chunks / 8) + c / 8), c % 8};
+  }
+  static PART Chunk none() { return {make16(0, 0, 0, 0), make16(0, 0, 0, 0), 0}; }
+  static PART f32 widen(THREAD f32 (&w)[32], Chunk c) {
+    widen_codes(w, c.codes);
+    const ScaleQ4_K s = scale_q4_k(c.scales.x, c.part < 4 ? c.scales.y : c.scales.z, c.scales.w, c.part);
+    UNROLL for (i32 i = 0; i < 32; i++) w[i] = w[i] * s.scale - s.minimum;
+    return 1.f;
+  }
+};
+
 enum { GROUP_THREADS = 128, GROUP_SIMDS = 4 };
 
 struct SumGroup { f32 part[GROUP_SIMDS]; };

@@ -355,21 +355,13 @@ impl Backend for GpuBackend {
         // There are kernels for every op; formats without any become one that has them when they are uploaded. A match without
         // a wildcard, so that a new op is decided here.
         match op {
-            // One launch computes all projections, and so from one format.
-            Op::NormLinear { projections, .. } => {
-                let mut rest = &formats[1..];
-                let mut first = None;
-                projections.iter().all(|(linear, _)| {
-                    let format = DeviceFormat::of(rest[0]);
-                    rest = &rest[1 + usize::from(linear.bias.is_some())..];
-                    *first.get_or_insert(format) == format
-                })
-            }
+            // One kernel computes both.
             Op::NormGlu { gate, .. } => {
                 let up = formats[2 + usize::from(gate.bias.is_some())];
                 DeviceFormat::of(up) == DeviceFormat::of(formats[1])
             }
             Op::Embed { .. }
+            | Op::NormLinear { .. }
             | Op::Linear { .. }
             | Op::LinearResidual { .. }
             | Op::Logits { .. }
@@ -417,7 +409,7 @@ impl Backend for GpuBackend {
         };
         Claims {
             // Those with kernels: others are rounded to them.
-            formats: vec![WeightFormat::F32, WeightFormat::F16, WeightFormat::BF16, WeightFormat::Q8_0],
+            formats: DeviceFormat::ALL.map(DeviceFormat::weight_format).to_vec(),
             activations,
             attention,
             bit_exact: batch_invariant,

@@ -15,7 +15,7 @@ use crate::params::{
     LinearStreamParams, RmsNormParams, RopeKvWriteParams, RopeParams, SampleParams,
 };
 use crate::step_input::{AttentionItems, StepLayout, StepRegions, max_positions};
-use crate::weights::{DeviceFormat, DeviceWeight, DeviceWeights};
+use crate::weights::{DeviceFormat, DeviceWeight, DeviceWeights, row_bytes};
 
 /// Rows of values begin at multiples of this many f32, so that kernels load 16 bytes at a time.
 const ROW_ALIGN: usize = 4;
@@ -185,8 +185,8 @@ impl Source<'_> {
             let index = ops.len();
             let program = Program { target: self.target.of(op.name()), ..program };
             let both = self.plan.ops.get(index + 1).and_then(|next| program.norm_linear_rope(op, next));
-            if let Some(launch) = both {
-                ops.push(OpLaunches { op: index, launches: vec![launch] });
+            if let Some(launches) = both {
+                ops.push(OpLaunches { op: index, launches });
                 ops.push(OpLaunches { op: index + 1, launches: vec![] });
             } else {
                 ops.push(OpLaunches { op: index, launches: program.op(op) });
@@ -369,10 +369,14 @@ impl Matrix {
         let element = match weight.format {
             DeviceFormat::F16 => Element::F16,
             DeviceFormat::BF16 => Element::BF16,
-            DeviceFormat::Q8_0 => Element::I8,
+            DeviceFormat::Q8_0 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K => Element::I8,
             DeviceFormat::F32 => unreachable!("`dispatch::gemm` has none for f32"),
         };
-        Self { region: weight.values, rows: weight.rows, row_len: weight.row_len, element }
+        let row_len = match element {
+            Element::I8 => row_bytes(weight.format, weight.row_len),
+            Element::F16 | Element::BF16 => weight.row_len,
+        };
+        Self { region: weight.values, rows: weight.rows, row_len, element }
     }
 
     fn scales(weight: &DeviceWeight) -> Self {
@@ -521,8 +525,17 @@ impl Program<'_> {
             .with(Access::Write, out.region)
     }
 
-    /// Projections of the normalised rows of `x`: those that are outputs, where `rows` are.
+    /// Projections of the normalised rows of `x`: those that are outputs, where `rows` are. Those in one format together.
     fn norm_linear(&self, x: Place, norm: Norm, rows: Rows, projections: &[Projection]) -> Vec<Launch> {
+        let format = |&(linear, ..): &Projection| self.source.weights.get(linear.weight).format;
+        let mut projections = projections.to_vec();
+        // Stable, so that a model's own order stays where there is one format.
+        projections.sort_by_key(|projection| format(projection) as u8);
+        let of_one_format = projections.chunk_by(|a, b| format(a) == format(b));
+        of_one_format.flat_map(|some| self.norm_linear_of_one_format(x, norm, rows, some)).collect()
+    }
+
+    fn norm_linear_of_one_format(&self, x: Place, norm: Norm, rows: Rows, projections: &[Projection]) -> Vec<Launch> {
         let select = rows == Rows::Outputs && x.rows == Rows::Tokens;
         if let Some(launches) = self.on_matrices(x, Some(norm), select, rows, projections, None) {
             return launches;
@@ -749,7 +762,11 @@ impl Program<'_> {
             element = values.element;
             let (tile, swizzled) = match variant.narrow {
                 Some(cut) => ([128 / element.bytes() as u32, cut.height as u32], true),
-                None => ([GEMM_TILE[0], GEMM_TILE[1]], element.bytes() == 2),
+                // Of four bits, half as many bytes.
+                None => {
+                    let bytes = row_bytes(weight.format, GEMM_TILE[0] as usize) as u32;
+                    ([bytes / element.bytes() as u32, GEMM_TILE[1]], element.bytes() == 2)
+                }
             };
             maps.push(values.tiles(
                 at + std::mem::offset_of!(GemmSegment, weight),
@@ -757,9 +774,14 @@ impl Program<'_> {
                 tile,
                 swizzled,
             ));
-            if variant.narrow.is_some() && weight.format == DeviceFormat::Q8_0 {
+            if let Some(cut) = variant.narrow
+                && element == Element::I8
+            {
                 let at = at + std::mem::offset_of!(GemmSegment, scale_tiles);
-                maps.push(Matrix::scales(weight).tiles(at, up.map(Matrix::scales), [8, tile[1]], false));
+                // 16 bytes for 256 weights.
+                let is_of_two = weight.format != DeviceFormat::Q8_0 && cut.columns == 2;
+                let scales = if is_of_two { 16 } else { 8 };
+                maps.push(Matrix::scales(weight).tiles(at, up.map(Matrix::scales), [scales, tile[1]], false));
             }
         }
         if element != Element::BF16 {
@@ -795,7 +817,8 @@ impl Program<'_> {
         if rows == 1
             && let Some(variant) = self.stream_variant(x, norm.is_some(), projections)
         {
-            return self.stream_launch(&variant, x, norm, projections, residual, LinearStreamParams::default());
+            let format = self.source.weights.get(projections[0].0.weight).format;
+            return self.stream_launch(&variant, format, x, norm, projections, residual, LinearStreamParams::default());
         }
         let (linear, up, _) = projections[0];
         let kind = match (norm.is_some(), up.is_some()) {
@@ -846,7 +869,7 @@ impl Program<'_> {
         let format = self.source.weights.get(projections[0].0.weight).format;
         for (segment, &(linear, up, out)) in params.segments.iter_mut().zip(projections) {
             let weight = self.source.weights.get(linear.weight);
-            debug_assert!(weight.format == format, "`supports` holds to one format");
+            debug_assert!(weight.format == format, "a launch has weights of one format");
             let bias = self.vector(linear.bias);
             operands.extend([weight.values, weight.scales, bias].map(|region| (Access::Constant, region)));
             operands.push((Access::Write, out.region));
@@ -879,10 +902,12 @@ impl Program<'_> {
         dispatch::linear_stream(&self.target, format, kind, norm, x.width)
     }
 
-    /// One row's projections by `linear_stream`; `params` has what is not theirs.
+    /// One row's projections by `linear_stream`, of those whose weights are in `format`; `params` has what is not theirs.
+    #[expect(clippy::too_many_arguments, reason = "what a launch is made of")]
     fn stream_launch(
         &self,
         variant: &StreamVariant,
+        format: DeviceFormat,
         x: Place,
         norm: Option<&OnTheWay>,
         projections: &[Projection],
@@ -920,6 +945,10 @@ impl Program<'_> {
         let per_unit = if params.head_dim > 0 { 2 } else { 1 };
         for (segment, &(linear, up, out)) in params.segments.iter_mut().zip(projections) {
             let (weight, bias) = (self.source.weights.get(linear.weight), self.vector(linear.bias));
+            // Which segment it is says what becomes of it: others stay empty.
+            if weight.format != format {
+                continue;
+            }
             let up = up.map(|up| (self.source.weights.get(up.weight), self.vector(up.bias)));
             let up_weight = up.map(|(weight, _)| (weight.values, weight.scales)).unwrap_or_default();
             let up_bias = up.map_or(Region::default(), |(_, bias)| bias);
@@ -946,9 +975,9 @@ impl Program<'_> {
         operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
     }
 
-    /// Q, K and V, and what `rope_kv_write` does with them, in one launch: for one row, where the two ops follow each
-    /// other and `linear_stream` can do it.
-    fn norm_linear_rope(&self, op: &Op, next: &Op) -> Option<Launch> {
+    /// Q, K and V, and what `rope_kv_write` does with them, in one launch, or one for each format: for one row, where the two
+    /// ops follow each other and `linear_stream` can do it.
+    fn norm_linear_rope(&self, op: &Op, next: &Op) -> Option<Vec<Launch>> {
         let Op::NormLinear { x, norm, ref projections } = *op else { return None };
         let Op::RopeKvWrite { q, k, v, q_norm: None, k_norm: None, rope, layer, q_out } = *next else { return None };
         let [(q_linear, q_to), (k_linear, k_to), (v_linear, v_to)] = projections[..] else { return None };
@@ -969,8 +998,6 @@ impl Program<'_> {
         if self.source.cache.layout.format != KvFormat::F16 {
             return None;
         }
-        let format = self.source.weights.get(q_linear.weight).format;
-        let variant = dispatch::linear_stream(&self.target, format, StreamKind::Rope, true, x.width)?;
         let angles = self.source.angles[rope];
         let params = LinearStreamParams {
             angles: angles.address,
@@ -986,16 +1013,22 @@ impl Program<'_> {
         };
         let norm = OnTheWay { norm, select: Region::default(), rows: x.rows };
         let projections = [(q_linear, None, q_to), (k_linear, None, k_to), (v_linear, None, v_to)];
-        let launch = self.stream_launch(&variant, x, Some(&norm), &projections, None, params);
-        Some(
-            launch
+        let mut formats = projections.map(|(linear, ..)| self.source.weights.get(linear.weight).format).to_vec();
+        formats.sort_by_key(|&format| format as u8);
+        formats.dedup();
+        let launches = formats.into_iter().map(|format| {
+            let variant = dispatch::linear_stream(&self.target, format, StreamKind::Rope, true, x.width)?;
+            let launch = self
+                .stream_launch(&variant, format, x, Some(&norm), &projections, None, params)
                 .with(Access::Constant, angles)
                 .with(Access::Constant, self.step.positions)
                 .with(Access::Constant, self.step.slots)
                 .with(Access::Write, q_out.region)
                 .with(Access::Update, cache.keys)
-                .with(Access::Update, cache.values),
-        )
+                .with(Access::Update, cache.values);
+            Some(launch)
+        });
+        launches.collect()
     }
 
     fn rope(&self, x: Place, rope: usize, out: Place) -> Launch {

@@ -3,7 +3,7 @@
 
 use half::f16;
 use plan::{Plan, WeightId};
-use tensor::quant::{PackedFormat, q8_0};
+use tensor::quant::{PackedFormat, q4_0, q4_k, q8_0};
 use tensor::{Tensor, WeightFormat};
 
 use crate::driver::{Driver, DriverError};
@@ -18,16 +18,19 @@ const PIECE_BYTES: usize = 16 << 20;
 type Piece = (u64, u64);
 
 /// How weights are stored on a device, and what kernels are named after.
+#[expect(non_camel_case_types, reason = "these are the published names")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceFormat {
     F32,
     F16,
     BF16,
     Q8_0,
+    Q4_0,
+    Q4_K,
 }
 
 impl DeviceFormat {
-    pub(crate) const ALL: [Self; 4] = [Self::F32, Self::F16, Self::BF16, Self::Q8_0];
+    pub(crate) const ALL: [Self; 6] = [Self::F32, Self::F16, Self::BF16, Self::Q8_0, Self::Q4_0, Self::Q4_K];
 
     /// What matrices in `format` are stored as.
     pub(crate) fn of(format: WeightFormat) -> Self {
@@ -35,7 +38,9 @@ impl DeviceFormat {
             WeightFormat::F32 => Self::F32,
             WeightFormat::F16 => Self::F16,
             WeightFormat::BF16 => Self::BF16,
-            WeightFormat::Q8_0 | WeightFormat::Q4_0 | WeightFormat::Q4_K | WeightFormat::Q6_K => Self::Q8_0,
+            WeightFormat::Q8_0 | WeightFormat::Q6_K => Self::Q8_0,
+            WeightFormat::Q4_0 => Self::Q4_0,
+            WeightFormat::Q4_K => Self::Q4_K,
         }
     }
 
@@ -46,6 +51,8 @@ impl DeviceFormat {
             Self::F16 => WeightFormat::F16,
             Self::BF16 => WeightFormat::BF16,
             Self::Q8_0 => WeightFormat::Q8_0,
+            Self::Q4_0 => WeightFormat::Q4_0,
+            Self::Q4_K => WeightFormat::Q4_K,
         }
     }
 }
@@ -54,9 +61,9 @@ impl DeviceFormat {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceWeight {
     pub(crate) format: DeviceFormat,
-    /// Rows of 16-byte chunks; of Q8_0 the codes.
+    /// Rows of 16-byte chunks; of blocks the codes.
     pub(crate) values: Region,
-    /// The scales of Q8_0, one f16 for 32 codes, rows filled up to 16 bytes; otherwise empty.
+    /// The scales of blocks, 16 bytes for 256 codes (`kernels/parts.h`), rows filled up to 16 bytes; otherwise empty.
     pub(crate) scales: Region,
     /// Output features.
     pub(crate) rows: usize,
@@ -137,7 +144,7 @@ impl DeviceWeights {
 }
 
 impl DeviceWeight {
-    /// Scales from row to row, of Q8_0; otherwise 0.
+    /// Scales from row to row in f16, of blocks; otherwise 0.
     pub(crate) fn scale_stride(&self) -> usize {
         self.scales.bytes as usize / size_of::<f16>() / self.rows.max(1)
     }
@@ -171,7 +178,7 @@ impl DeviceWeight {
     /// Appends one row as it lies on the device, without padding.
     fn pack_row(&self, tensor: &Tensor, row: usize, values: &mut Vec<u8>, scales: &mut Vec<u8>) {
         let bytes = &tensor.bytes()[row * tensor.row_bytes()..(row + 1) * tensor.row_bytes()];
-        let mut add_blocks = |blocks: &[q8_0::Block]| {
+        let mut add_q8_0 = |blocks: &[q8_0::Block]| {
             for block in blocks {
                 values.extend_from_slice(bytemuck::cast_slice(&block.codes));
                 scales.extend_from_slice(&block.scale.to_le_bytes());
@@ -181,9 +188,21 @@ impl DeviceWeight {
             (DeviceFormat::Q8_0, Some(packed)) => {
                 let mut blocks = vec![q8_0::Block { scale: f16::ZERO, codes: [0; 32] }; self.row_len / q8_0::BLOCK_LEN];
                 packed.to_q8_0(bytes, &mut blocks);
-                add_blocks(&blocks);
+                add_q8_0(&blocks);
             }
-            (DeviceFormat::Q8_0, None) => add_blocks(bytemuck::cast_slice(bytes)),
+            (DeviceFormat::Q8_0, None) => add_q8_0(bytemuck::cast_slice(bytes)),
+            (DeviceFormat::Q4_0, _) => {
+                for block in bytemuck::cast_slice::<_, q4_0::Block>(bytes) {
+                    values.extend_from_slice(&block.codes);
+                    scales.extend_from_slice(&block.scale.to_le_bytes());
+                }
+            }
+            (DeviceFormat::Q4_K, _) => {
+                for block in bytemuck::cast_slice::<_, q4_k::Block>(bytes) {
+                    block.codes.as_chunks::<32>().0.iter().for_each(|codes| values.extend(split_halves(codes)));
+                    scales.extend(q4_k_scales(block));
+                }
+            }
             (DeviceFormat::F32, _) => {
                 let mut floats = vec![0f32; self.row_len];
                 tensor.row_to_f32(row, &mut floats);
@@ -194,6 +213,30 @@ impl DeviceWeight {
     }
 }
 
+/// 64 codes, j beside j + 32, as two blocks of 32, each with j beside j + 16.
+fn split_halves(codes: &[u8; 32]) -> [u8; 32] {
+    let mut split = [0; 32];
+    for j in 0..16 {
+        let (low, high) = (codes[j], codes[j + 16]);
+        split[j] = low & 15 | high << 4;
+        split[j + 16] = low >> 4 | high & 0xf0;
+    }
+    split
+}
+
+/// What 256 weights are scaled by, so that kernels find the numbers of each 32 by shifts alone: `ScaleQ4_K` of
+/// `kernels/parts.h`.
+fn q4_k_scales(block: &q4_k::Block) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..2].copy_from_slice(&block.scale.to_le_bytes());
+    bytes[2..4].copy_from_slice(&block.minimum.to_le_bytes());
+    for (i, (scale, minimum)) in block.scales_and_minima().into_iter().enumerate() {
+        bytes[4 + i] = scale & 15 | minimum << 4;
+        bytes[12 + i / 2] |= (scale >> 4 | minimum >> 4 << 2) << (i % 2 * 4);
+    }
+    bytes
+}
+
 /// What a tensor is stored as: vectors in f32.
 fn device_format(tensor: &Tensor) -> DeviceFormat {
     if tensor.shape().len() == 1 { DeviceFormat::F32 } else { DeviceFormat::of(tensor.format()) }
@@ -202,7 +245,7 @@ fn device_format(tensor: &Tensor) -> DeviceFormat {
 /// Whether a tensor's bytes are those on the device, up to padding: codes and scales of blocks lie apart there.
 fn is_kept(tensor: &Tensor) -> bool {
     let format = device_format(tensor);
-    format != DeviceFormat::Q8_0 && format.weight_format() == tensor.format()
+    scale_row_bytes(format, tensor.row_len()) == 0 && format.weight_format() == tensor.format()
 }
 
 /// Whether a matrix lies in the host's memory as it would on the device, so that 16-byte loads of it are aligned.
@@ -215,7 +258,10 @@ fn is_as_on_device(tensor: &Tensor) -> bool {
 pub(crate) fn scale_row_bytes(format: DeviceFormat, row_len: usize) -> usize {
     match format {
         DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
-        DeviceFormat::Q8_0 => (row_len / q8_0::BLOCK_LEN * size_of::<f16>()).next_multiple_of(16),
+        // Of Q4_K, 16 bytes for each block of 256: the same.
+        DeviceFormat::Q8_0 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K => {
+            (row_len / q8_0::BLOCK_LEN * size_of::<f16>()).next_multiple_of(16)
+        }
     }
 }
 
@@ -230,6 +276,7 @@ fn row_chunks(format: DeviceFormat, row_len: usize) -> usize {
         DeviceFormat::F32 => 4,
         DeviceFormat::F16 | DeviceFormat::BF16 => 8,
         DeviceFormat::Q8_0 => 16,
+        DeviceFormat::Q4_0 | DeviceFormat::Q4_K => 32,
     };
     row_len.div_ceil(len)
 }

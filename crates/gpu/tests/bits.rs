@@ -9,7 +9,7 @@ use gpu::SimDialect::{Cuda, Metal};
 use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput, fuse};
 use tensor::quant::{PackedFormat, q8_0};
-use tensor::{Tensor, WeightFormat};
+use tensor::{ActivationRounding, Tensor, WeightFormat};
 use testing::Rng;
 use testing::tiny::{random_weights, tiny_model};
 
@@ -69,14 +69,14 @@ fn both_thread_orders_and_both_forms_of_the_plan_give_the_same_bits() {
 
 /// Block formats without kernels of their own are computed as the Q8_0 that they become.
 #[test]
-fn weights_of_four_bits_give_the_bits_of_their_q8_0() {
-    let (textbook, weights) = tiny_model("llama", 1, WeightFormat::Q4_0);
+fn weights_of_six_bits_give_the_bits_of_their_q8_0() {
+    let (textbook, weights) = tiny_model("llama", 1, WeightFormat::Q6_K);
     let to_q8_0 = |tensor: &Tensor| {
-        if tensor.format() != WeightFormat::Q4_0 {
+        if tensor.format() != WeightFormat::Q6_K {
             return tensor.clone();
         }
         let mut blocks = vec![q8_0::pack(&[0.0; 32]); tensor.num_rows() * tensor.row_len() / 32];
-        PackedFormat::Q4_0.to_q8_0(tensor.bytes(), &mut blocks);
+        PackedFormat::Q6_K.to_q8_0(tensor.bytes(), &mut blocks);
         let bytes = bytemuck::cast_slice::<_, u8>(&blocks).to_vec();
         Tensor::new(WeightFormat::Q8_0, tensor.shape().to_vec(), bytes.into()).unwrap()
     };
@@ -86,6 +86,36 @@ fn weights_of_four_bits_give_the_bits_of_their_q8_0() {
     let found = bits(&mut *load(ThreadOrder::Forward, &textbook, &weights, kv), &tokens, 20, &[1, 0]);
     let expected = bits(&mut *load(ThreadOrder::Forward, &textbook, &expanded, kv), &tokens, 20, &[1, 0]);
     assert!(found == expected);
+}
+
+/// Files of mixed formats have Q, K and V in two of them, which no one kernel reads.
+#[test]
+fn projections_of_the_same_rows_may_differ_in_format() {
+    let (textbook, mut weights) = tiny_model("llama", 1, WeightFormat::Q4_0);
+    for (info, tensor) in textbook.weights.iter().zip(&mut weights) {
+        if info.name.contains("v_proj") {
+            let mut floats = vec![0.0; tensor.num_rows() * tensor.row_len()];
+            let rows = floats.chunks_exact_mut(tensor.row_len()).enumerate();
+            rows.for_each(|(row, floats)| tensor.row_to_f32(row, floats));
+            *tensor = Tensor::from_f32(WeightFormat::Q8_0, tensor.shape().to_vec(), &floats).unwrap();
+        }
+    }
+    let fused = Arc::new(fuse((*textbook).clone()));
+    let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 2 };
+    let tokens = Rng::new(3).tokens(20, textbook.vocab_size);
+    let expected = bits(&mut *load(ThreadOrder::Forward, &textbook, &weights, kv), &tokens, 20, &[1, 0]);
+    for chunk in [20, 7, 1] {
+        let found = bits(&mut *load(ThreadOrder::Reverse, &fused, &weights, kv), &tokens, chunk, &[1, 0]);
+        assert!(found == expected, "{chunk} at a time");
+    }
+    // One row at a time, each format's kernel turns its own part and writes it to the cache.
+    let mut executable = load_with(GpuOptions::default(), ThreadOrder::Forward, &fused, &weights, kv);
+    let found = bits(&mut *executable, &tokens, 1, &[1, 0]);
+    assert!(found != expected, "other kernels computed it");
+    let of = |bits: &[u32]| bits.iter().map(|&bits| f64::from(f32::from_bits(bits))).collect::<Vec<_>>();
+    let off = testing::tolerance::nmse(of(&found), &of(&expected));
+    let most = testing::tolerance::model_nmse_max(ActivationRounding::Q8Blocks, kv.format);
+    assert!(off < most, "off by {off:e} of the mean square");
 }
 
 /// The kernels for few rows round, but alike for any number of them.

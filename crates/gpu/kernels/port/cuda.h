@@ -17,11 +17,13 @@ static constexpr i32 SIMD = 32;
 #define FIELD_OFFSET(STRUCT, FIELD) __INTADDR__(&((STRUCT*)0)->FIELD)  // this compiler has no __builtin_offsetof
 struct NoGroup {};
 struct Lane { i32 gx, gy, gz, simd, lane, simds; };
+// The same for all lanes of a SIMD group, and the compiler knows: what follows from it takes no registers of lanes.
+FN i32 simd_of_thread() { return __shfl_sync(~0u, (i32)threadIdx.x >> 5, 0); }
 
 #define KERNEL(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                                  \
   extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ PARAMS p) {                      \
     __shared__ GROUPMEM g;                                                                                            \
-    const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, (i32)threadIdx.x >> 5, (i32)threadIdx.x & 31,  \
+    const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, simd_of_thread(), (i32)threadIdx.x & 31,       \
                     THREADS / 32};                                                                                    \
     __VA_ARGS__(p, g, t);                                                                                             \
   }
@@ -37,7 +39,7 @@ struct Lane { i32 gx, gy, gz, simd, lane, simds; };
 #define KERNEL_BESIDE(NAME, PARAMS, GROUPMEM, THREADS, GROUPS, ...)                                                   \
   extern "C" __global__ void __launch_bounds__(THREADS, GROUPS_BESIDE(GROUPS)) NAME(const __grid_constant__ PARAMS p) {                      \
     extern __shared__ __align__(1024) unsigned char group_memory[];                                                   \
-    const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, (i32)threadIdx.x >> 5, (i32)threadIdx.x & 31,  \
+    const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, simd_of_thread(), (i32)threadIdx.x & 31,       \
                     THREADS / 32};                                                                                    \
     __VA_ARGS__(p, *reinterpret_cast<GROUPMEM*>(group_memory), t);                                                    \
   }
@@ -111,9 +113,12 @@ FN f32x4 i8x4_to_f32(u32 v) {  // code + 128 into the mantissa of 2^23, then sub
   r.w = __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7543)) - 8388736.f;
   return r;
 }
-FN i32 round_to_i32(f32 x) { return __float2int_rn(x); }  // to nearest even
+FN f32 near_quotient(f32 a, f32 b) { return __fdividef(a, b); }  // within 2 ulp, for b < 2^126
 // Four products of signed bytes, added to `sum`.
 FN i32 dot_i8x4(u32 a, u32 b, i32 sum) { return __dp4a((i32)a, (i32)b, sum); }
+
+// The same of unsigned bytes and signed ones.
+FN i32 dot_u8x4(u32 a, u32 b, i32 sum) { asm("dp4a.u32.s32 %0,%1,%2,%0;" : "+r"(sum) : "r"(a), "r"(b)); return sum; }
 
 // Group memory by its byte, for kernels whose group memory has parts of sizes that the launch decides.
 template <class T> using GroupPtr = T*;

@@ -102,13 +102,11 @@ FN f32x2 f16x2_to_f32(u32 v) { return float2(as_type<half2>(v)); }
 FN u32 f32x2_to_f16x2(f32 a, f32 b) { return as_type<u32>(half2(a, b)); }
 FN f32x2 bf16x2_to_f32(u32 v) { return float2(as_type<float>(v << 16), as_type<float>(v & 0xffff0000u)); }
 FN f32x4 i8x4_to_f32(u32 v) { return float4(as_type<char4>(v)); }
-FN i32 round_to_i32(f32 x) { return i32(rint(x)); }  // to nearest even
 // Four products of signed bytes, added to `sum`.
 FN i32 dot_i8x4(u32 a, u32 b, i32 sum) {
   const int4 x = int4(as_type<char4>(a)), y = int4(as_type<char4>(b));
   return sum + x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
 }
-
 // Group memory by its byte, for kernels whose group memory has parts of sizes that the launch decides.
 template <class T> using GroupPtr = threadgroup T*;
 template <class T, class G> FN GroupPtr<T> group_at(threadgroup G& g, i32 byte) {

@@ -562,10 +562,14 @@ FN f32x2 f16x2_to_f32(u32 v) { return {to_f32(f16{(uint16_t)v}), to_f32(f16{(uin
 FN u32 f32x2_to_f16x2(f32 a, f32 b) { return (u32)to_f16(a).bits | (u32)to_f16(b).bits << 16; }
 FN f32x2 bf16x2_to_f32(u32 v) { return {bits_to_f32(v << 16), bits_to_f32(v & 0xffff0000u)}; }
 FN f32x4 i8x4_to_f32(u32 v) { return {(f32)(int8_t)v, (f32)(int8_t)(v >> 8), (f32)(int8_t)(v >> 16), (f32)(int8_t)(v >> 24)}; }
-FN i32 round_to_i32(f32 x) { return (i32)std::nearbyint(x); }  // to nearest even
+FN f32 near_quotient(f32 a, f32 b) { return a / b; }
 // Four products of signed bytes, added to `sum`.
 FN i32 dot_i8x4(u32 a, u32 b, i32 sum) {
   for (i32 i = 0; i < 32; i += 8) sum += (i32)(int8_t)(a >> i) * (i32)(int8_t)(b >> i);
+  return sum;
+}
+FN i32 dot_u8x4(u32 a, u32 b, i32 sum) {
+  for (i32 i = 0; i < 32; i += 8) sum += (i32)(uint8_t)(a >> i) * (i32)(int8_t)(b >> i);
   return sum;
 }
 FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }

@@ -3,7 +3,8 @@
 //
 // Shapes    x (rows, k), f32, rows on 16 bytes; gain (k,); y (rows, k rounded up to 64), f16 or bf16, zeros past k.
 // Scales    y · row_scales = x, to 11 bits (bf16: 8): the largest of a row is in [2^13, 2^14).
-// Order     as x; SHUFFLED (for Q8_0, see gemm.h): place 16 s + 8 h + 2 t + i of each 64 has number 16 t + 4 s + 2 h + i.
+// Order     as x, or, for codes that become operands in registers (gemm.h): place 16 s + 8 h + 2 t + i of each 64 has number
+//           16 t + 4 s + 2 h + i (bytes), or 32 (t / 2) + 8 (t % 2) + 4 (s / 2) + 16 (s % 2) + h + 2 i (four bits).
 // Grid      (rows); a group a row, which it holds in registers: k <= 16 · threads <= 16384 (wide: twice that). Bytes: x and y, once.
 
 struct ActivationParams {
@@ -26,22 +27,25 @@ FN u32 pair_f16(f32 low, f32 high) { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "
 FN u32 pair_bf16(f32 low, f32 high) { u32 r; asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 FN f32 largest(f32x4 v) { return max32(max32(fabsf(v.x), fabsf(v.y)), max32(fabsf(v.z), fabsf(v.w))); }
 
-// y of one lane's vector. SHUFFLED: 16 lanes have 64 numbers, lane 4 t + s those from 16 t + 4 s on, and each lane writes
-// two pairs that follow each other, of different lanes.
-template <bool SHUFFLED>
+enum ActivationOrder { AS_X, FOR_BYTES, FOR_FOUR_BITS };
+
+// y of one lane's vector. 16 lanes have 64 numbers, and each writes two pairs that follow each other, of different lanes.
+template <ActivationOrder ORDER>
 FN void activation_store(Ptr<u32> y, i32 vector, u32 low, u32 high, i32 lane, bool in) {
   uint2 pairs = make_uint2(low, high);
-  if (SHUFFLED) {
-    const i32 q = lane % 16, from = lane - q + q % 2 * 8 + q / 4;
-    const u32 low_a = __shfl_sync(~0u, low, from), high_a = __shfl_sync(~0u, high, from);
-    const u32 low_b = __shfl_sync(~0u, low, from + 4), high_b = __shfl_sync(~0u, high, from + 4);
+  if (ORDER != AS_X) {
+    if (ORDER == FOR_FOUR_BITS) pairs = make_uint2(__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632));
+    const i32 q = lane % 16, from = lane - q + q % 2 * 8 + (ORDER == FOR_BYTES ? q / 4 : q / 8 + q / 4 % 2 * 4);
+    enum { SECOND = ORDER == FOR_BYTES ? 4 : 2 };
+    const u32 low_a = __shfl_sync(~0u, pairs.x, from), high_a = __shfl_sync(~0u, pairs.y, from);
+    const u32 low_b = __shfl_sync(~0u, pairs.x, from + SECOND), high_b = __shfl_sync(~0u, pairs.y, from + SECOND);
     pairs = q & 2 ? make_uint2(high_a, high_b) : make_uint2(low_a, low_b);
   }
   if (in) reinterpret_cast<uint2*>(y)[vector] = pairs;
 }
 
 // VECTORS of a thread, at most: where they are few, it has the gain's too, before the kernel ahead has ended.
-template <bool NORM, bool BF16, bool SHUFFLED, i32 VECTORS>
+template <bool NORM, bool BF16, ActivationOrder ORDER, i32 VECTORS>
 FN void activations(CONST ActivationParams& p, GROUP ActivationGroup& g, Lane t) {
   enum { EARLY = NORM && VECTORS <= 4 };
   let_next_start();
@@ -87,7 +91,7 @@ FN void activations(CONST ActivationParams& p, GROUP ActivationGroup& g, Lane t)
     if (thread - t.lane + j * threads < p.y_stride / 4) {
       const u32 low = BF16 ? pair_bf16(v[j].x, v[j].y) : pair_f16(v[j].x * factor, v[j].y * factor);
       const u32 high = BF16 ? pair_bf16(v[j].z, v[j].w) : pair_f16(v[j].z * factor, v[j].w * factor);
-      activation_store<SHUFFLED>(y, vector, low, high, t.lane, vector < p.y_stride / 4);
+      activation_store<ORDER>(y, vector, low, high, t.lane, vector < p.y_stride / 4);
     }
   }
 }
@@ -96,16 +100,17 @@ FN void activations(CONST ActivationParams& p, GROUP ActivationGroup& g, Lane t)
 #define ACTIVATION_KERNEL(NAME, ...)                                                                                        \
   extern "C" __global__ void __launch_bounds__(1024) NAME(const __grid_constant__ ActivationParams p) {                     \
     __shared__ ActivationGroup g;                                                                                           \
-    const Lane t = {(i32)blockIdx.x, 0, 0, (i32)threadIdx.x >> 5, (i32)threadIdx.x & 31, (i32)blockDim.x >> 5};             \
+    const Lane t = {(i32)blockIdx.x, 0, 0, simd_of_thread(), (i32)threadIdx.x & 31, (i32)blockDim.x >> 5};             \
     __VA_ARGS__(p, g, t);                                                                                                   \
   }
-#define ACTIVATIONS(FORMAT, BF16, SHUFFLED)                                                \
-  ACTIVATION_KERNEL(activations_##FORMAT, activations<false, BF16, SHUFFLED, 4>)           \
-  ACTIVATION_KERNEL(activations_wide_##FORMAT, activations<false, BF16, SHUFFLED, 8>)      \
-  ACTIVATION_KERNEL(norm_activations_##FORMAT, activations<true, BF16, SHUFFLED, 4>)       \
-  ACTIVATION_KERNEL(norm_activations_wide_##FORMAT, activations<true, BF16, SHUFFLED, 8>)
-ACTIVATIONS(f16, false, false)
-ACTIVATIONS(bf16, true, false)
-ACTIVATIONS(q8_0, false, true)
+#define ACTIVATIONS(FORMAT, BF16, ORDER)                                                   \
+  ACTIVATION_KERNEL(activations_##FORMAT, activations<false, BF16, ORDER, 4>)           \
+  ACTIVATION_KERNEL(activations_wide_##FORMAT, activations<false, BF16, ORDER, 8>)      \
+  ACTIVATION_KERNEL(norm_activations_##FORMAT, activations<true, BF16, ORDER, 4>)       \
+  ACTIVATION_KERNEL(norm_activations_wide_##FORMAT, activations<true, BF16, ORDER, 8>)
+ACTIVATIONS(f16, false, AS_X)
+ACTIVATIONS(bf16, true, AS_X)
+ACTIVATIONS(q8_0, false, FOR_BYTES)
+ACTIVATIONS(q4, false, FOR_FOUR_BITS)
 
 #endif

@@ -1,12 +1,13 @@
 // gemm: linear (see linear.h: the same segments, epilogues and meaning) for many rows, on Hopper's matrix instructions.
 //
-// Shapes    x (rows, k), f16 or bf16, rows of whole 64s, filled up with zeros, each times `row_scales`; W (n, k) in F16, BF16
-//           or Q8_0; y (rows, n), f32. With a GLU gate and up share a tile, in turns of eight rows: one thread has both.
+// Shapes    x (rows, k), f16 or bf16, rows of whole 64s, filled up with zeros, each times `row_scales`; W (n, k) in F16, BF16,
+//           Q8_0, Q4_0 or Q4_K; y (rows, n), f32. With a GLU gate and up share a tile, in turns of eight rows: one thread has both.
 // Work      a group of one SIMD group that copies and eight that multiply makes tiles of 128 features (64 of each, in a GLU)
 //           by TOKENS rows, one after another. TOKENS = 256: two groups of a cluster share the rows of x, half copied by
 //           each. TOKENS = 128: the groups of a cluster share the sum over k, and then each finishes part of the tile.
 // Bytes     W once for TOKENS rows from the second cache, x once for 256 features. Bound by arithmetic from about 256 rows on.
-// Accuracy  products of 11 bits (BF16: 8), sums in f32. The weights of Q8_0 are code · scale rounded to f16: by 2^-11.
+// Accuracy  products of 11 bits (BF16: 8), sums in f32. The weights of blocks are code · scale rounded to f16, by 2^-11; of Q4_K
+//           scale and minimum are, too.
 // Order     a tile's products by 16s of k, partial sums of a cluster by rank: fixed by shapes alone, but a row's bits depend
 //           on TOKENS and the cluster, and so on how many rows there are.
 
@@ -51,17 +52,97 @@ enum {
   GEMM_BUFFER = GEMM_PASS * GEMM_LINE
 };
 
+// PACK: numbers in an element of a weight's map.
 struct GemmF16 {
-  enum { STAGE = GEMM_FEATURES * GEMM_K * 2, IN_REGISTERS = 0 };
+  enum { STAGE = GEMM_FEATURES * GEMM_K * 2, IN_REGISTERS = 0, PACK = 1 };
   template <i32 T, i32 R> static PART void multiply(f32 (&sum)[R], unsigned long long w, unsigned long long x) { MatrixOp<T>::f16(sum, w, x); }
 };
 struct GemmBF16 {
-  enum { STAGE = GEMM_FEATURES * GEMM_K * 2, IN_REGISTERS = 0 };
+  enum { STAGE = GEMM_FEATURES * GEMM_K * 2, IN_REGISTERS = 0, PACK = 1 };
   template <i32 T, i32 R> static PART void multiply(f32 (&sum)[R], unsigned long long w, unsigned long long x) { MatrixOp<T>::bf16(sum, w, x); }
 };
-// Codes become f16 on the way to the matrix instruction, which takes W from registers. So that a thread finds its share of
-// 64 codes of a row in 16 bytes, x comes with each 64 of k in the order of `activations.h`.
-struct GemmQ8_0 { enum { STAGE = GEMM_FEATURES * GEMM_K, IN_REGISTERS = 1 }; };
+// Blocks: codes become f16 on the way to the matrix instruction, which takes W from registers. So that a thread finds its share
+// of 64 codes of a row side by side, x comes with each 64 of k in the order of `activations.h`. The scales of 256 weights are
+// 16 bytes; what a thread multiplies its share by, and then subtracts, are two pairs of equal f16.
+struct GemmScale { u32 scale, minimum; };
+
+// Two codes as f16 with `bias` in them, which the first operation takes away without rounding.
+FN u32 gemm_unbiased(u32 pair, u32 bias, GemmScale s) {
+  u32 r;
+  asm("{.reg .b32 a; sub.rn.f16x2 a,%1,%2; mul.rn.f16x2 %0,a,%3;}" : "=r"(r) : "r"(pair), "r"(bias), "r"(s.scale));
+  return r;
+}
+// The scale of 32 codes of eight in a block of 256.
+FN GemmScale gemm_scale_of_32(u32x4 scales, i32 pair, i32 t) {
+  const u32 two = pair < 2 ? (pair == 0 ? scales.x : scales.y) : (pair == 2 ? scales.z : scales.w);
+  return {__byte_perm(two, 0, t < 2 ? 0x1010 : 0x3232), 0};
+}
+
+struct GemmQ8_0 {
+  enum { STAGE = GEMM_FEATURES * GEMM_K, IN_REGISTERS = 1, PACK = 1 };
+  typedef u32x4 Share;
+  static PART u32 place(i32 row, i32 t) { return row * GEMM_K + t * 16; }
+  static PART Share load(u32 at) { return load_group_bits(at); }
+  // Of the pair-th 64 weights of a block.
+  static PART GemmScale scale(u32x4 scales, i32 pair, i32 t) { return gemm_scale_of_32(scales, pair, t); }
+  // The four codes of a step of 16: 1024 + 128 + code has the code in its low bits.
+  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
+    const u32 biased = (step < 2 ? (step == 0 ? share.x : share.y) : (step == 2 ? share.z : share.w)) ^ 0x80808080u;
+    low = gemm_unbiased(__byte_perm(biased, 0x64646464u, 0x4140), 0x64806480u, s);
+    high = gemm_unbiased(__byte_perm(biased, 0x64646464u, 0x4342), 0x64806480u, s);
+  }
+};
+
+// Steps are the lower halves of the bytes of a word, then the upper ones, which are 1024 + 16 · code.
+struct GemmFourBits {
+  enum { STAGE = GEMM_FEATURES * GEMM_K / 2, IN_REGISTERS = 1, PACK = 2 };
+  typedef uint2 Share;
+  static PART u32 place(i32 row, i32 t) { return row * (GEMM_K / 2) + t * 8; }
+  static PART Share load(u32 at) { return load_group_two(at); }
+};
+// (a & mask) | 1024 in each half.
+FN u32 gemm_codes(u32 word, u32 mask) {
+  u32 r;
+  asm("lop3.b32 %0,%1,%2,%3,0xea;" : "=r"(r) : "r"(word), "r"(mask), "r"(0x64006400u));
+  return r;
+}
+struct GemmQ4_0 : GemmFourBits {
+  static PART GemmScale scale(u32x4 scales, i32 pair, i32 t) { return gemm_scale_of_32(scales, pair, t); }
+  static PART u32 pair(u32 word, bool upper, GemmScale s) {
+    if (!upper) return gemm_unbiased(gemm_codes(word, 0x000f000fu), 0x64086408u, s);
+    u32 r;
+    asm("{.reg .b32 a; fma.rn.f16x2 a,%1,%2,%3; mul.rn.f16x2 %0,a,%4;}"
+        : "=r"(r) : "r"(gemm_codes(word, 0x00f000f0u)), "r"(0x2c002c00u), "r"(0xd480d480u), "r"(s.scale));
+    return r;
+  }
+  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
+    const u32 word = step < 2 ? share.x : share.y;
+    low = pair(word, step % 2 == 1, s);
+    high = pair(word >> 8, step % 2 == 1, s);
+  }
+};
+struct GemmQ4_K : GemmFourBits {
+  // See `scale_q4_k`: the two numbers of six bits become f16 together.
+  static PART GemmScale scale(u32x4 scales, i32 pair, i32 t) {
+    const u32 low = (pair < 2 ? scales.y : scales.z) >> (pair % 2 * 16 + t / 2 * 8), high = scales.w >> (pair * 8 + t / 2 * 4);
+    const u32 both = (low & 15u) | (high & 3u) << 4 | (low & 0xf0u) << 12 | (high & 12u) << 18 | 0x64006400u;
+    u32 r;
+    asm("{.reg .b32 a; sub.rn.f16x2 a,%1,%2; mul.rn.f16x2 %0,a,%3;}" : "=r"(r) : "r"(both), "r"(0x64006400u), "r"(scales.x));
+    return {__byte_perm(r, 0, 0x1010), __byte_perm(r, 0, 0x3232) ^ 0x80008000u};
+  }
+  static PART u32 pair(u32 word, bool upper, GemmScale s) {
+    u32 r;
+    asm("{.reg .b32 a; fma.rn.f16x2 a,%1,%2,%3; fma.rn.f16x2 %0,a,%4,%5;}"
+        : "=r"(r) : "r"(gemm_codes(word, upper ? 0x00f000f0u : 0x000f000fu)), "r"(upper ? 0x2c002c00u : 0x3c003c00u),
+                    "r"(upper ? 0xd400d400u : 0xe400e400u), "r"(s.scale), "r"(s.minimum));
+    return r;
+  }
+  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
+    const u32 word = step < 2 ? share.x : share.y;
+    low = pair(word, step % 2 == 1, s);
+    high = pair(word >> 8, step % 2 == 1, s);
+  }
+};
 
 // Group memory. `full` and `empty` are of a stage; `summed` and `read` of the partial sums of a cluster.
 struct GemmGroup {
@@ -74,8 +155,10 @@ template <class W, i32 TOKENS> struct GemmShape {
   enum {
     X = TOKENS * GEMM_K * 2,
     STAGE = W::STAGE + X,
-    STAGES = (GEMM_MEMORY - GEMM_HEADER - 4 * GEMM_BUFFER) / STAGE,
-    STAGES_OF_PARTS = (GEMM_MEMORY - GEMM_HEADER - 2 * TOKENS * GEMM_LINE) / STAGE,
+    ROOM = (GEMM_MEMORY - GEMM_HEADER - 4 * GEMM_BUFFER) / STAGE,
+    ROOM_OF_PARTS = (GEMM_MEMORY - GEMM_HEADER - 2 * TOKENS * GEMM_LINE) / STAGE,
+    STAGES = ROOM < GEMM_STAGES_MAX ? ROOM : GEMM_STAGES_MAX,
+    STAGES_OF_PARTS = ROOM_OF_PARTS < GEMM_STAGES_MAX ? ROOM_OF_PARTS : GEMM_STAGES_MAX,
     SHARED = TOKENS == 256,      // rows of x, by two groups
     SUMS = TOKENS / 2            // f32 of a thread: 64 features by TOKENS over 128 threads
   };
@@ -105,10 +188,11 @@ FN GemmTile gemm_tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 token
   return tile;
 }
 
-template <bool GLU>
+template <class W, bool GLU>
 FN void gemm_copy_weight(CONST GemmParams& p, GemmTile tile, i32 stage, u32 to, u32 barrier) {
-  if (GLU) copy_tile_4d(to, p.segments[tile.segment].weight, barrier, stage * GEMM_K, 0, 0, tile.row / 8);
-  else copy_tile_2d(to, p.segments[tile.segment].weight, barrier, stage * GEMM_K, tile.row);
+  const i32 k = stage * (GEMM_K / W::PACK);
+  if (GLU) copy_tile_4d(to, p.segments[tile.segment].weight, barrier, k, 0, 0, tile.row / 8);
+  else copy_tile_2d(to, p.segments[tile.segment].weight, barrier, k, tile.row);
 }
 
 template <i32 TOKENS>
@@ -132,7 +216,7 @@ FN void gemm_copy(CONST GemmParams& p, u32 full, u32 empty, u32 stages, i32 dept
       filled = mini(depth, tile.end - tile.begin);
       ROLL for (i32 i = 0; i < filled; i++) {
         barrier_expect(full + i * 8, Shape::STAGE);
-        gemm_copy_weight<GLU>(p, tile, stage + i, stages + i * Shape::STAGE, full + i * 8);
+        gemm_copy_weight<W, GLU>(p, tile, stage + i, stages + i * Shape::STAGE, full + i * 8);
       }
       wait_for_previous();
       ROLL for (i32 i = 0; i < filled; i++)
@@ -144,7 +228,7 @@ FN void gemm_copy(CONST GemmParams& p, u32 full, u32 empty, u32 stages, i32 dept
     ROLL for (; stage < tile.end; stage++) {
       barrier_wait(empty + slot * 8, phase);
       barrier_expect(full + slot * 8, Shape::STAGE);
-      gemm_copy_weight<GLU>(p, tile, stage, stages + slot * Shape::STAGE, full + slot * 8);
+      gemm_copy_weight<W, GLU>(p, tile, stage, stages + slot * Shape::STAGE, full + slot * 8);
       gemm_copy_x<TOKENS>(p, tile, stage, stages + slot * Shape::STAGE + W::STAGE, full + slot * 8, rank);
       if (++slot == depth) { slot = 0; phase ^= 1; }
     }
@@ -185,31 +269,23 @@ FN void gemm_multiply(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTi
   if (before >= 0) gemm_release<Shape::SHARED>(ring, before, lane);
 }
 
-// Four codes as two pairs of f16: 1024 + 128 + code has the code in its low bits, and the difference is exact.
-FN void gemm_widen(u32& low, u32& high, u32 codes, u32 scale) {
-  const u32 biased = codes ^ 0x80808080u;
-  asm("{.reg .b32 a, b; prmt.b32 a,%2,0x64646464,0x4140; prmt.b32 b,%2,0x64646464,0x4342;"
-      "sub.rn.f16x2 a,a,%3; sub.rn.f16x2 b,b,%3; mul.rn.f16x2 %0,a,%4; mul.rn.f16x2 %1,b,%4;}"
-      : "=r"(low), "=r"(high) : "r"(biased), "r"(0x64806480u), "r"(scale));
+// What one matrix instruction takes of a thread: four numbers of row g and four of row g + 8, of the 16 of its SIMD group.
+template <class W>
+FN void gemm_fragment(u32 (&w)[4], typename W::Share a, typename W::Share b, i32 step, GemmScale scale_a, GemmScale scale_b) {
+  W::widen(w[0], w[2], a, step, scale_a);
+  W::widen(w[1], w[3], b, step, scale_b);
 }
 
-// What one matrix instruction takes of a thread: four codes of row g and four of row g + 8, of the 16 of its SIMD group.
-FN void gemm_fragment(u32 (&w)[4], u32 a, u32 b, u32 scale_a, u32 scale_b) {
-  gemm_widen(w[0], w[2], a, scale_a);
-  gemm_widen(w[1], w[3], b, scale_b);
-}
-
-template <i32 TOKENS, bool GLU, i32 R>
-FN void gemm_multiply_q8_0(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
-  typedef GemmShape<GemmQ8_0, TOKENS> Shape;
+template <class W, i32 TOKENS, bool GLU, i32 R>
+FN void gemm_multiply_codes(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
+  typedef GemmShape<W, TOKENS> Shape;
   CONST GemmSegment& s = p.segments[tile.segment];
   const i32 g = lane / 4, t = lane % 4;
   const i32 first = tile.row + (GLU ? half * 32 + simd * 8 : half * 64 + simd * 16) + g;
   const i64 row_a = mini(first, s.n - 1), row_b = mini(GLU ? first : first + 8, s.n - 1);
   const u32x4* scales_a = vectors16(s.scales + row_a * p.scale_stride);
   const u32x4* scales_b = vectors16((GLU ? s.up_scales : s.scales) + row_b * p.scale_stride);
-  const u32 pick = t < 2 ? 0x1010 : 0x3232;  // which scale of a pair: a stage has two
-  const u32 share = (half * 64 + simd * 16 + g) * GEMM_K + t * 16;
+  const u32 share = W::place(half * 64 + simd * 16 + g, t), share_b = W::place(half * 64 + simd * 16 + g + 8, t);
   i32 before = -1;
   enum { AT_ONCE = TOKENS == 256 ? 2 : 4 };  // stages whose fragments have registers of their own
   u32 w[AT_ONCE][4][4];
@@ -224,19 +300,15 @@ FN void gemm_multiply_q8_0(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, G
         next_b = load_once(scales_b, stage / GEMM_UNIT + 1);
       }
     }
-    const u32 pairs_a[4] = {rest ? unit_a.z : unit_a.x, rest ? unit_a.w : unit_a.y, unit_a.z, unit_a.w};
-    const u32 pairs_b[4] = {rest ? unit_b.z : unit_b.x, rest ? unit_b.w : unit_b.y, unit_b.z, unit_b.w};
     UNROLL for (i32 j = 0; j < AT_ONCE; j++) {
       if (stage + j < tile.end) {
         barrier_wait(ring.full + ring.slot * 8, ring.phase);
         const u32 at = ring.stages + ring.slot * Shape::STAGE;
-        const u32x4 a = load_group_bits(at + share), b = load_group_bits(at + share + 8 * GEMM_K);
-        const u32 scale_a = __byte_perm(pairs_a[j], 0, pick), scale_b = __byte_perm(pairs_b[j], 0, pick);
-        gemm_fragment(w[j][0], a.x, b.x, scale_a, scale_b);
-        gemm_fragment(w[j][1], a.y, b.y, scale_a, scale_b);
-        gemm_fragment(w[j][2], a.z, b.z, scale_a, scale_b);
-        gemm_fragment(w[j][3], a.w, b.w, scale_a, scale_b);
-        const unsigned long long x = tile_descriptor(at + GemmQ8_0::STAGE);
+        const typename W::Share a = W::load(at + share), b = W::load(at + share_b);
+        const i32 pair = j + (AT_ONCE < GEMM_UNIT && rest ? AT_ONCE : 0);
+        const GemmScale scale_a = W::scale(unit_a, pair, t), scale_b = W::scale(unit_b, pair, t);
+        UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) gemm_fragment<W>(w[j][i], a, b, i, scale_a, scale_b);
+        const unsigned long long x = tile_descriptor(at + W::STAGE);
         matrix_begin();
         UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) MatrixOp<TOKENS>::f16(sum, w[j][i], x + 2 * i);
         matrix_commit();
@@ -252,16 +324,16 @@ FN void gemm_multiply_q8_0(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, G
   if (before >= 0) gemm_release<Shape::SHARED>(ring, before, lane);
 }
 
-template <class W> struct GemmSum {
+template <class W, bool IN_REGISTERS> struct GemmSum {
   template <i32 TOKENS, bool GLU, i32 R>
   static PART void run(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
     gemm_multiply<W, TOKENS>(sum, p, ring, tile, half, lane);
   }
 };
-template <> struct GemmSum<GemmQ8_0> {
+template <class W> struct GemmSum<W, true> {
   template <i32 TOKENS, bool GLU, i32 R>
   static PART void run(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
-    gemm_multiply_q8_0<TOKENS, GLU>(sum, p, ring, tile, half, simd, lane);
+    gemm_multiply_codes<W, TOKENS, GLU>(sum, p, ring, tile, half, simd, lane);
   }
 };
 
@@ -315,7 +387,7 @@ FN void gemm_ask(GemmResidual<N>& residual, CONST GemmParams& p, const GemmColum
 }
 
 FN f32 gemm_row_scale(CONST GemmParams& p, i32 token, i32 rows) {
-  return given(p.row_scales) ? p.row_scales[mini(token, rows - 1)] : 1.f;
+  return given(p.row_scales) ? p.row_scales[maxi(mini(token, rows - 1), 0)] : 1.f;
 }
 
 FN f32x4 gemm_scaled(f32x4 v, f32 scale, f32x4 bias) {
@@ -450,7 +522,7 @@ FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) {
       GemmScales<TOKENS> scales;
       UNROLL for (i32 i = 0; i < TOKENS / 128; i++)
         scales.of[i] = gemm_row_scale(p, tile.token + i * 128 + simd * SIMD + t.lane, rows);
-      GemmSum<W>::template run<TOKENS, GLU>(sum, p, ring, tile, half, simd, t.lane);
+      GemmSum<W, W::IN_REGISTERS>::template run<TOKENS, GLU>(sum, p, ring, tile, half, simd, t.lane);
       if (parts) {
         gemm_finish_part<TOKENS, GLU>(p, sum, tile, buffers, summed, read, phase, half, simd, t.lane, rows, rank, size);
         phase ^= 1;
@@ -466,7 +538,7 @@ FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) {
 #define GEMM_KERNEL(NAME, ...)                                                                                              \
   extern "C" __global__ void __launch_bounds__(384, 1) NAME(const __grid_constant__ GemmParams p) {                         \
     extern __shared__ __align__(1024) unsigned char group_memory[];                                                         \
-    const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, (i32)threadIdx.x >> 5, (i32)threadIdx.x & 31, 12};   \
+    const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, simd_of_thread(), (i32)threadIdx.x & 31, 12};   \
     __VA_ARGS__(p, *reinterpret_cast<GemmGroup*>(group_memory), t);                                                         \
   }
 #define GEMM(FORMAT, W)                                                \
@@ -477,5 +549,7 @@ FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) {
 GEMM(f16, GemmF16)
 GEMM(bf16, GemmBF16)
 GEMM(q8_0, GemmQ8_0)
+GEMM(q4_0, GemmQ4_0)
+GEMM(q4_k, GemmQ4_K)
 
 #endif

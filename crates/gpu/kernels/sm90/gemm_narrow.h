@@ -11,8 +11,7 @@ enum {
   NARROW_MULTIPLIERS = 16,      // SIMD groups; one more copies weights, and one rows
   NARROW_HEADER = 1024,
   NARROW_STAGES_MAX = 24,
-  NARROW_WEIGHTS = 128 * 128,   // bytes of a stage
-  NARROW_UNIT = 512             // of k, by which groups share it: two stages, or a multiple
+  NARROW_WEIGHTS = 128 * 128    // bytes of a stage
 };
 struct NarrowGroup {
   unsigned long long full[NARROW_STAGES_MAX], empty[NARROW_STAGES_MAX], summed;
@@ -23,8 +22,9 @@ struct NarrowGroup {
 
 template <class W, i32 N> struct NarrowFormat {
   enum {
-    K = W::IN_REGISTERS ? 128 : 64,               // numbers in 128 bytes of a row of weights
-    SCALES = W::IN_REGISTERS ? 128 * 16 : 0,      // bytes of a stage: of eight scales of a row
+    K = W::IN_REGISTERS ? 128 * W::PACK : 64,     // numbers in 128 bytes of a row of weights
+    UNIT = K < 256 ? 512 : 4 * K,                 // of k, by which groups share it: two stages, or a multiple
+    SCALES = W::IN_REGISTERS ? 128 * 16 : 0,      // bytes of a stage: 16 of a row are the scales of 256 weights
     X_TILE = N * GEMM_K * 2,
     X_TILES = K / GEMM_K,
     STAGE = NARROW_WEIGHTS + SCALES + 2 * X_TILES * X_TILE
@@ -42,18 +42,23 @@ FN NarrowTile narrow_tile(CONST GemmParams& p, i32 index) {
 
 // Which tiles and which stages of k are a group's.
 struct NarrowShare { i32 rank, sharers, first, step, begin, count, stage_k; };
-template <i32 K>
+template <class Format>
 FN NarrowShare narrow_share(CONST GemmParams& p, i32 group) {
   NarrowShare s;
   s.rank = (i32)cluster_rank();
   s.sharers = (i32)cluster_size();
   s.first = group / s.sharers;
   s.step = (i32)gridDim.x / s.sharers;
-  s.stage_k = p.columns * K;
-  const i32 units = (p.k + NARROW_UNIT - 1) / NARROW_UNIT, each = NARROW_UNIT / s.stage_k;
+  s.stage_k = p.columns * Format::K;
+  const i32 units = (p.k + Format::UNIT - 1) / Format::UNIT, each = Format::UNIT / s.stage_k;
   s.begin = units * s.rank / s.sharers * each;
   s.count = units * (s.rank + 1) / s.sharers * each - s.begin;
   return s;
+}
+
+// Bytes of scales of a row in a stage: of 256 weights, or of two columns of as many.
+template <class W> FN i32 narrow_scales(CONST GemmParams& p) {
+  return W::IN_REGISTERS ? 16 * (W::PACK == 2 ? p.columns : 1) : 0;
 }
 
 // A place in the ring of stages: of those that copy, or of SIMD groups to whom every second belongs.
@@ -67,7 +72,7 @@ template <i32 STEP> FN void narrow_next(CONST GemmParams& p, NarrowRing& ring) {
 template <class W, i32 N>
 FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowShare& share) {
   typedef NarrowFormat<W, N> Format;
-  const i32 bytes = p.height * (p.columns * 128 + (W::IN_REGISTERS ? 16 : 0));
+  const i32 bytes = p.height * (p.columns * 128 + narrow_scales<W>(p));
   ROLL for (i32 index = share.first; index < p.tiles; index += share.step) {
     const NarrowTile tile = narrow_tile(p, index);
     CONST GemmSegment& s = p.segments[tile.segment];
@@ -77,8 +82,9 @@ FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowSh
       barrier_wait(ring.empty + ring.slot * 8, ring.phase);
       barrier_expect(full, bytes);
       ROLL for (i32 i = 0; i < p.columns; i++) {
-        if (p.glu) copy_tile_4d(to + i * (p.height * 128), s.weight, full, first + i * Format::K, 0, 0, tile.row / 8);
-        else copy_tile_2d(to + i * (p.height * 128), s.weight, full, first + i * Format::K, tile.row);
+        const i32 k = (first + i * Format::K) / W::PACK;
+        if (p.glu) copy_tile_4d(to + i * (p.height * 128), s.weight, full, k, 0, 0, tile.row / 8);
+        else copy_tile_2d(to + i * (p.height * 128), s.weight, full, k, tile.row);
       }
       if (W::IN_REGISTERS) {
         if (p.glu) copy_tile_4d(to + NARROW_WEIGHTS, s.scale_tiles, full, scales, 0, 0, tile.row / 8);
@@ -112,7 +118,7 @@ FN void narrow_copy_rows(CONST GemmParams& p, NarrowRing ring, const NarrowShare
 template <class W> struct NarrowStep {
   static PART i32 row(i32 lane) { return lane / 4; }
   template <i32 N, i32 R>
-  static PART void run(f32 (&sum)[R], u32 weights, u32 rows, u32 scales, i32 simd, i32 lane) {
+  static PART void run(f32 (&sum)[R], u32 weights, u32 rows, u32 scales, i32 scale_line, i32 simd, i32 lane) {
     const unsigned long long w = tile_descriptor(weights), x = tile_descriptor(rows);
     matrix_begin();
     UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) W::template multiply<N>(sum, w + 2 * i, x + 2 * i);
@@ -128,17 +134,14 @@ template <> struct NarrowStep<GemmQ8_0> {
   // Rows so that eight lanes read all banks.
   static PART i32 row(i32 lane) { return lane / 8 + lane / 4 % 2 * 4; }
   template <i32 N, i32 R>
-  static PART void run(f32 (&sum)[R], u32 weights, u32 rows, u32 scales, i32 simd, i32 lane) {
+  static PART void run(f32 (&sum)[R], u32 weights, u32 rows, u32 scales, i32 scale_line, i32 simd, i32 lane) {
     const i32 g = row(lane), t = lane % 4, first = simd * 16 + g;
     u32 w[2][4][4];
     UNROLL for (i32 i = 0; i < 2; i++) {
-      const u32 from = weights + first * 128 + ((i * 4 + t) ^ g) * 16, scale = scales + first * 16 + i * 4 + t / 2 * 2;
+      const u32 from = weights + first * 128 + ((i * 4 + t) ^ g) * 16, scale = scales + first * scale_line + i * 4 + t / 2 * 2;
       const u32x4 low = load_group_bits(from), high = load_group_bits(from + 8 * 128);
-      const u32 scale_low = load_scale(scale), scale_high = load_scale(scale + 128);
-      gemm_fragment(w[i][0], low.x, high.x, scale_low, scale_high);
-      gemm_fragment(w[i][1], low.y, high.y, scale_low, scale_high);
-      gemm_fragment(w[i][2], low.z, high.z, scale_low, scale_high);
-      gemm_fragment(w[i][3], low.w, high.w, scale_low, scale_high);
+      const GemmScale scale_low = {load_scale(scale), 0}, scale_high = {load_scale(scale + 8 * scale_line), 0};
+      UNROLL for (i32 j = 0; j < 4; j++) gemm_fragment<GemmQ8_0>(w[i][j], low, high, j, scale_low, scale_high);
       const unsigned long long x = tile_descriptor(rows + i * (N * GEMM_K * 2));
       matrix_begin();
       UNROLL for (i32 j = 0; j < 4; j++) MatrixOp<N>::f16(sum, w[i][j], x + 2 * j);
@@ -146,6 +149,28 @@ template <> struct NarrowStep<GemmQ8_0> {
     }
   }
 };
+template <class W> struct NarrowFourBits {
+  // Rows so that sixteen lanes read all banks.
+  static PART i32 row(i32 lane) { return lane / 16 + lane / 4 % 4 * 2; }
+  template <i32 N, i32 R>
+  static PART void run(f32 (&sum)[R], u32 weights, u32 rows, u32 scales, i32 scale_line, i32 simd, i32 lane) {
+    const i32 g = row(lane), t = lane % 4, first = simd * 16 + g;
+    const u32x4 scales_low = load_group_bits(scales + first * scale_line), scales_high = load_group_bits(scales + (first + 8) * scale_line);
+    u32 w[4][4][4];
+    UNROLL for (i32 i = 0; i < 4; i++) {
+      const u32 from = weights + first * 128 + ((i * 2 + t / 2) ^ g) * 16 + t % 2 * 8;
+      const uint2 low = load_group_two(from), high = load_group_two(from + 8 * 128);
+      const GemmScale scale_low = W::scale(scales_low, i, t), scale_high = W::scale(scales_high, i, t);
+      UNROLL for (i32 j = 0; j < 4; j++) gemm_fragment<W>(w[i][j], low, high, j, scale_low, scale_high);
+      const unsigned long long x = tile_descriptor(rows + i * (N * GEMM_K * 2));
+      matrix_begin();
+      UNROLL for (i32 j = 0; j < 4; j++) MatrixOp<N>::f16(sum, w[i][j], x + 2 * j);
+      matrix_commit();
+    }
+  }
+};
+template <> struct NarrowStep<GemmQ4_0> : NarrowFourBits<GemmQ4_0> {};
+template <> struct NarrowStep<GemmQ4_K> : NarrowFourBits<GemmQ4_K> {};
 
 // Which of four times four SIMD groups: every second stage is for two of them, a column or a block for each.
 struct NarrowRole { i32 turn, side, simd, lane; };
@@ -154,12 +179,14 @@ template <class W, i32 N, i32 R>
 FN void narrow_sum(f32 (&sum)[R], CONST GemmParams& p, NarrowRing& ring, i32 count, const NarrowRole& role) {
   typedef NarrowFormat<W, N> Format;
   const u32 weights = role.side * (p.columns == 2 ? p.height : 64) * 128;
-  const u32 scales = NARROW_WEIGHTS + (p.columns == 2 ? role.side * 8 : role.side * (64 * 16) + role.turn * 8);
+  // Of bytes, every stage has half of a row's 256 weights, and two columns are all.
+  const i32 scale_line = narrow_scales<W>(p), part = W::PACK == 2 ? 16 : 8;
+  const u32 scales = NARROW_WEIGHTS + (p.columns == 2 ? role.side * part : role.side * (64 * 16) + (W::PACK == 2 ? 0 : role.turn * 8));
   const u32 rows = NARROW_WEIGHTS + Format::SCALES + (p.columns == 2 ? role.side * (Format::X_TILES * Format::X_TILE) : 0);
   ROLL for (i32 stage = 0; stage < count; stage += 2) {
     const u32 at = ring.stages + ring.slot * Format::STAGE;
     barrier_wait(ring.full + ring.slot * 8, ring.phase);
-    NarrowStep<W>::template run<N>(sum, at + weights, at + rows, at + scales, role.simd, role.lane);
+    NarrowStep<W>::template run<N>(sum, at + weights, at + rows, at + scales, scale_line, role.simd, role.lane);
     matrix_wait<0>();
     simd_barrier();
     if (role.lane == 0) barrier_arrive(ring.empty + ring.slot * 8);
@@ -256,7 +283,7 @@ template <class W, i32 N>
 FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   typedef NarrowFormat<W, N> Format;
   enum { ITEMS = N / 8 };  // whose residual is under way together
-  const NarrowShare share = narrow_share<Format::K>(p, t.gx);
+  const NarrowShare share = narrow_share<Format>(p, t.gx);
   NarrowRing ring = {group_address(g.full), group_address(g.empty), group_address(g.stages), 0, 1};
   NarrowSums sums;
   sums.summed = group_address(&g.summed);
@@ -312,7 +339,7 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
 #define NARROW_KERNEL(NAME, ...)                                                                                            \
   extern "C" __global__ void __launch_bounds__(576, 1) NAME(const __grid_constant__ GemmParams p) {                         \
     extern __shared__ __align__(1024) unsigned char group_memory[];                                                         \
-    const Lane t = {(i32)blockIdx.x, 0, 0, (i32)threadIdx.x >> 5, (i32)threadIdx.x & 31, 18};                               \
+    const Lane t = {(i32)blockIdx.x, 0, 0, simd_of_thread(), (i32)threadIdx.x & 31, 18};                               \
     __VA_ARGS__(p, *reinterpret_cast<NarrowGroup*>(group_memory), t);                                                       \
   }
 #define NARROW(FORMAT, W)                                         \
@@ -322,4 +349,6 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
 NARROW(f16, GemmF16)
 NARROW(bf16, GemmBF16)
 NARROW(q8_0, GemmQ8_0)
+NARROW(q4_0, GemmQ4_0)
+NARROW(q4_k, GemmQ4_K)
 #endif
