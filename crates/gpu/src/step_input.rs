@@ -47,6 +47,11 @@ impl AttentionItems {
         if !tiles || tokens <= ATTENTION_SINGLES_MAX {
             return Self { singles: tokens, tiles: 0 };
         }
+        // Where there are as many sequences as rows, or nearly (sizes are rounded up), none has many rows: a kernel for tiles
+        // would have nothing to do.
+        if sequences == tokens && tokens <= 4 * ATTENTION_SINGLES_MAX {
+            return Self { singles: tokens, tiles: 0 };
+        }
         // The only sequence of a step has all of its rows.
         let singles = if sequences == 1 { 0 } else { tokens.min(sequences * ATTENTION_SINGLES_MAX) };
         Self { singles, tiles: tokens / ATTENTION_TILE_ROWS + sequences.min(tokens) }
@@ -256,11 +261,14 @@ mod tests {
             let AttentionItems { singles, tiles } = layout.attention;
             (items(layout.single_items, words[2], singles), items(layout.tile_items, words[3], tiles))
         };
+        let of = |tokens, sequences| StepShape { tokens, sequences, outputs: sequences };
         let max_positions = plan.context_len.min(256);
         assert!(max_positions >= 20, "the tiny model has room");
         assert_eq!(encoded(&[(17, 2), (2, 9)], true), (vec![17, 9, 18, 9], vec![0, 17]));
         assert_eq!(encoded(&[(17, 0)], true), (vec![], vec![0, 17]));
         assert!(encoded(&[(16, 0)], true).1.is_empty());
+        assert!(encoded(&[(1, 3); 17], true).1.is_empty() && AttentionItems::new(of(32, 32), true).tiles == 0);
+        assert!(AttentionItems::new(of(128, 128), true).tiles > 0, "one of 65 may have 64 rows");
         assert_eq!(encoded(&[(17, 0)], false).0.len(), 34);
     }
 }
