@@ -31,8 +31,7 @@ pub struct EngineConfig {
     pub aging_steps: u32,
     /// Whether a step is submitted before the tokens of the one before are read, where the device chooses them.
     pub run_ahead: bool,
-    /// Whether the device draws tokens of sampled requests too, where it can, so that these run ahead. Off by default: the
-    /// kernel that draws is held to the sampler in the simulator, and has not run on a device.
+    /// Whether the device draws tokens of sampled requests too, where it can, so that these run ahead.
     pub draws_on_device: bool,
 }
 
@@ -53,7 +52,7 @@ impl EngineConfig {
             prefix_cache: true,
             aging_steps: 64,
             run_ahead: true,
-            draws_on_device: false,
+            draws_on_device: true,
         }
     }
 
