@@ -9,12 +9,13 @@
 //! are drawn, not the likeliest) and `prefill:SHAPE:FORMAT:TOKENS` use random weights in the shapes of `hotmetal
 //! bench`; what is timed is whole steps, upload of the input and download of what was made included: in decode the tokens,
 //! each step submitted before those of the one before are read. `steady:SHAPE:FORMAT:TOKENS` holds the counters of a long
-//! run to one submission and one wait a step.
+//! run to one submission and one wait a step. Kernels are those of the folder `HOTMETAL_KERNEL_SRC`, where that is set.
 
 #![expect(clippy::print_stdout, reason = "a tool that reports")]
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ use backend::profile::Recorder;
 use backend::{Backend, Counters, Executable, Observed};
 use bytes::Bytes;
 use cpu::{CpuBackend, CpuOptions};
-use gpu::{GpuBackend, GpuOptions};
+use gpu::{GpuBackend, GpuOptions, KernelSource};
 use plan::sampling::{RowSampling, choose, share};
 use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
@@ -33,7 +34,14 @@ use testing::{GOLDEN_KV, MODEL_TYPES, Rng, golden_step, goldens, tiny_model};
 type Checked<T = ()> = Result<T, Box<dyn Error>>;
 
 fn main() -> Checked {
-    let device = GpuBackend::cuda(0, GpuOptions::default())?;
+    let options = GpuOptions::default();
+    let device = match std::env::var_os("HOTMETAL_KERNEL_SRC").map(PathBuf::from) {
+        Some(folder) => {
+            let cache = Some(folder.join("compiled"));
+            GpuBackend::cuda_from_source(0, options, &KernelSource { folder, cache })?
+        }
+        None => GpuBackend::cuda(0, options)?,
+    };
     println!("{}", device.device().description);
     for job in std::env::args().skip(1) {
         let parts: Vec<_> = job.split(':').collect();
@@ -123,7 +131,7 @@ fn golden_texts(device: &GpuBackend) -> Checked {
 /// second choice counts as equal where the first is ahead by less than that.
 fn parity(device: &GpuBackend) -> Checked {
     let cpu = CpuBackend::new(CpuOptions { threads: Some(2), isa: None, ..CpuOptions::default() })?;
-    for format in [WeightFormat::F32, WeightFormat::F16, WeightFormat::BF16, WeightFormat::Q8_0] {
+    for format in device.claims().formats {
         let margin_min = match format {
             WeightFormat::F32 | WeightFormat::F16 => 1e-3,
             _ => 0.3,
@@ -166,10 +174,15 @@ fn gemm(device: &GpuBackend) -> Checked {
         "rope_theta": 10_000.0, "max_position_embeddings": 4096, "tie_word_embeddings": false,
     });
     let plan = Arc::new(fuse(restrict_outputs(models::build_plan(&config, &AnyShape)?)));
-    for format in [WeightFormat::F16, WeightFormat::BF16, WeightFormat::Q8_0] {
+    for format in device.claims().formats.into_iter().filter(|&format| format != WeightFormat::F32) {
         let weights = random_weights(&plan, &mut Rng::new(8), format);
-        // In deviations of a row: sums of rounded products, amplified by the ops before.
-        let most = if format == WeightFormat::BF16 { 0.2 } else { 0.03 };
+        // In deviations of a row: sums of rounded products, amplified by the ops before. Of Q4_K scales and minima are rounded,
+        // which are larger than the weights.
+        let most = match format {
+            WeightFormat::BF16 => 0.2,
+            WeightFormat::Q4_K => 0.1,
+            _ => 0.03,
+        };
         for tokens in [2, 7, 16, 29, 33, 65, 100, 300, 1999] {
             let kv = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 128 };
             let mut input = StepInput::default();
@@ -259,36 +272,53 @@ fn draws(device: &GpuBackend) -> Checked {
     Ok(())
 }
 
+/// The format of a matrix in files that are called Q4_K_M: some of those that matter most have six bits.
+fn of_q4_k_m(name: &str, layers: usize) -> WeightFormat {
+    let layer = name.split('.').find_map(|part| part.parse::<usize>().ok());
+    let is_better = |layer: usize| layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
+    match layer {
+        Some(layer) if name.contains("v_proj") || name.contains("down_proj") => {
+            if is_better(layer) {
+                WeightFormat::Q6_K
+            } else {
+                WeightFormat::Q4_K
+            }
+        }
+        Some(_) => WeightFormat::Q4_K,
+        None => WeightFormat::Q6_K,
+    }
+}
+
 /// A plan in the shape of that name, with random weights; all matrices are cut from one pattern.
 fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
     let shapes: serde_json::Value = serde_json::from_str(include_str!("../../cli/src/bench/shapes.json"))?;
     let config = shapes.get(shape).ok_or_else(|| format!("there is no shape `{shape}`"))?;
     let plan = fuse(restrict_outputs(models::build_plan(config, &AnyShape)?));
-    let format = WeightFormat::ALL.into_iter().find(|known| known.name().eq_ignore_ascii_case(format));
-    let format = format.ok_or("there is no such format")?;
-    let mut largest = 0;
-    for weight in plan.weights.iter().filter(|weight| weight.shape.len() > 1) {
-        largest = largest.max(Tensor::byte_len(format, &weight.shape)?);
-    }
+    let format_of = |name: &str| {
+        if format == "q4_k_m" {
+            return Some(of_q4_k_m(name, plan.kv_layers.len()));
+        }
+        WeightFormat::ALL.into_iter().find(|known| known.name().eq_ignore_ascii_case(format))
+    };
     let values: Vec<f32> = {
         let mut rng = Rng::new(1);
         (0..1 << 20).map(|_| rng.normal() * 0.02).collect()
     };
-    let block = Tensor::from_f32(format, vec![values.len()], &values)?;
-    let mut pattern = Vec::with_capacity(largest + block.bytes().len());
-    while pattern.len() < largest {
-        pattern.extend_from_slice(block.bytes());
-    }
-    let pattern = Bytes::from(pattern);
+    let mut patterns = BTreeMap::<&str, Bytes>::new();
     let mut weights = vec![];
     for weight in &plan.weights {
-        weights.push(match weight.shape[..] {
-            [len] => Tensor::from_f32(WeightFormat::F32, vec![len], &vec![1.0; len])?,
-            _ => {
-                let bytes = pattern.slice(..Tensor::byte_len(format, &weight.shape)?);
-                Tensor::new(format, weight.shape.clone(), bytes)?
-            }
-        });
+        let &[_, _] = &weight.shape[..] else {
+            weights.push(Tensor::from_f32(WeightFormat::F32, weight.shape.clone(), &vec![1.0; weight.shape[0]])?);
+            continue;
+        };
+        let format = format_of(&weight.name).ok_or("there is no such format")?;
+        let bytes = Tensor::byte_len(format, &weight.shape)?;
+        let pattern = patterns.entry(format.name()).or_default();
+        if pattern.len() < bytes {
+            let block = Tensor::from_f32(format, vec![values.len()], &values)?;
+            *pattern = block.bytes().repeat(bytes.div_ceil(block.bytes().len())).into();
+        }
+        weights.push(Tensor::new(format, weight.shape.clone(), pattern.slice(..bytes))?);
     }
     Ok((Arc::new(plan), weights))
 }
