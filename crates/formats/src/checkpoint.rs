@@ -17,12 +17,16 @@ use crate::{
     config::{ChatTemplates, ModelConfig},
     error::shown,
     gguf::{Gguf, vocabulary::GgufVocabulary},
-    gguf_names,
-    safetensors::Safetensors,
+    gguf_names, json,
+    quantized::{self, Files, Named, QuantizedWeight, Scheme},
+    safetensors::{Safetensors, SafetensorsTensor},
     shards::ShardIndex,
 };
 
 const CONFIG: &str = "config.json";
+/// The key of it that says how weights were quantised, and the file in which ModelOpt says so.
+const QUANTIZATION: &str = "quantization_config";
+const MODELOPT_CONFIG: &str = "hf_quant_config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -42,9 +46,13 @@ pub struct Checkpoint {
     pub chat_templates: ChatTemplates,
     /// What else the files say of themselves, for reports: keys and values in words, in the file's order.
     pub metadata: Vec<(String, String)>,
+    /// How the weights were quantised: `quantization_config`, which is obeyed here and is not in `config` any more.
+    pub quantization: Option<Json>,
     files: Vec<WeightFile>,
     /// Sorted by name.
     tensors: Vec<Location>,
+    /// Those that several tensors make.
+    quantized: Vec<QuantizedWeight>,
     ignored: Vec<String>,
 }
 
@@ -81,6 +89,8 @@ pub struct TensorInfo {
     pub bytes: u64,
     /// The file it lies in.
     pub file: String,
+    /// Whether `format` is exactly what it means; so it is of what is not expanded.
+    pub exact: bool,
 }
 
 impl TensorInfo {
@@ -107,9 +117,15 @@ enum Container {
 struct Location {
     /// The checkpoint's name.
     name: String,
-    file: u32,
-    /// In the file's own table.
-    index: u32,
+    place: Place,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// In the table of a file.
+    File { file: u32, index: u32 },
+    /// In the list of quantised weights.
+    Quantized(u32),
 }
 
 impl Checkpoint {
@@ -169,19 +185,17 @@ impl Checkpoint {
     /// checkpoint's order (q and k of the GGUF architecture `llama`). Vectors (norms, biases) are checked to be
     /// finite; matrices by [`Checkpoint::check_finite`], because that reads them.
     pub fn tensor(&self, name: &str) -> Result<Tensor, FormatError> {
-        let (location, file) = self.locate(name)?;
-        let tensor = file.tensor(location.index, &self.config).map_err(|error| error.in_file(&file.name))?;
+        let (tensor, file) = self.read(name)?;
         if tensor.shape().len() <= 1 {
-            finite(name, &tensor).map_err(|error| error.in_file(&file.name))?;
+            finite(name, &tensor).map_err(|error| error.in_file(file))?;
         }
         Ok(tensor)
     }
 
     /// Reads a tensor and says where the first NaN or infinity is, if there is one.
     pub fn check_finite(&self, name: &str) -> Result<(), FormatError> {
-        let (location, file) = self.locate(name)?;
-        let tensor = file.tensor(location.index, &self.config);
-        tensor.and_then(|tensor| finite(name, &tensor)).map_err(|error| error.in_file(&file.name))
+        let (tensor, file) = self.read(name)?;
+        finite(name, &tensor).map_err(|error| error.in_file(file))
     }
 
     /// The checkpoint's names of all tensors, sorted.
@@ -192,13 +206,17 @@ impl Checkpoint {
     /// What is known of every tensor, sorted by name.
     pub fn tensor_infos(&self) -> impl ExactSizeIterator<Item = TensorInfo> {
         self.tensors.iter().map(|location| {
-            let file = self.files.get(location.file as usize);
-            let info = file.and_then(|file| file.info(&location.name, location.index));
+            let info = match location.place {
+                Place::File { file, index } => {
+                    self.files.get(file as usize).and_then(|file| file.info(&location.name, index))
+                }
+                Place::Quantized(index) => self.quantized.get(index as usize).map(|weight| self.quantized_info(weight)),
+            };
             info.expect("locations are made from the tables of these files")
         })
     }
 
-    /// Tensors in the files that are no weights: RoPE tables that the configuration implies.
+    /// Tensors in the files that are no weights: RoPE tables that the configuration implies, scales of activations.
     pub fn ignored(&self) -> &[String] {
         &self.ignored
     }
@@ -225,11 +243,36 @@ impl Checkpoint {
         if ids.is_empty() { self.model_config().token_ids("eos_token_id") } else { Ok(ids) }
     }
 
-    fn locate(&self, name: &str) -> Result<(&Location, &WeightFile), FormatError> {
+    /// The tensor with this name, and the file that an error is about.
+    fn read(&self, name: &str) -> Result<(Tensor, &str), FormatError> {
         let missing = || FormatError::MissingTensor { tensor: shown(name), found: self.tensors.len() };
         let at = self.tensors.binary_search_by(|location| location.name.as_str().cmp(name)).map_err(|_| missing())?;
-        let location = self.tensors.get(at).ok_or_else(missing)?;
-        Ok((location, self.files.get(location.file as usize).ok_or_else(missing)?))
+        let place = self.tensors.get(at).ok_or_else(missing)?.place;
+        let file = match place {
+            Place::File { file, .. } => file,
+            Place::Quantized(index) => self.quantized.get(index as usize).ok_or_else(missing)?.file,
+        };
+        let file = self.files.get(file as usize).ok_or_else(missing)?;
+        let tensor = match place {
+            Place::File { index, .. } => file.tensor(index, &self.config),
+            Place::Quantized(index) => {
+                self.quantized.get(index as usize).ok_or_else(missing)?.read(&self.files.as_slice())
+            }
+        };
+        Ok((tensor.map_err(|error| error.in_file(&file.name))?, &file.name))
+    }
+
+    fn quantized_info(&self, weight: &QuantizedWeight) -> TensorInfo {
+        TensorInfo {
+            name: weight.name.clone(),
+            source_name: weight.source_name.clone(),
+            type_name: weight.type_name,
+            format: Some(weight.format),
+            shape: weight.shape.clone(),
+            bytes: weight.bytes,
+            file: self.files.get(weight.file as usize).map_or_else(String::new, |file| file.name.clone()),
+            exact: weight.exact,
+        }
     }
 
     fn from_gguf(name: &str, bytes: Bytes, completeness: Completeness) -> Result<Self, FormatError> {
@@ -251,7 +294,8 @@ impl Checkpoint {
             if gguf_names::is_configuration(info) {
                 ignored.push(info.name().into());
             } else {
-                tensors.push(Location { name: gguf_names::checkpoint_name(info.name()), file: 0, index });
+                let place = Place::File { file: 0, index };
+                tensors.push(Location { name: gguf_names::checkpoint_name(info.name()), place });
             }
         }
         sort_by_name(&mut tensors)?;
@@ -266,8 +310,10 @@ impl Checkpoint {
             tokenizer: vocabulary.map_or(TokenizerSource::None, |v| TokenizerSource::Gguf(Box::new(v))),
             chat_templates,
             metadata,
+            quantization: None,
             files: vec![WeightFile { name: name.into(), container }],
             tensors,
+            quantized: Vec::new(),
             ignored,
         })
     }
@@ -328,7 +374,12 @@ impl Folder<'_> {
         if !self.has(CONFIG) {
             return Err(missing_file(CONFIG, ", and says what model they are"));
         }
-        let config = self.json(CONFIG)?;
+        let mut config = self.json(CONFIG)?.into_value();
+        let quantization = config.as_object_mut().and_then(|config| config.remove(QUANTIZATION));
+        let quantization = match quantization.filter(|quantization| !quantization.is_null()) {
+            None => self.optional_json(MODELOPT_CONFIG)?.map(ModelConfig::into_value),
+            found => found,
+        };
         let mut files = Vec::new();
         match &index {
             None => files.push(self.weights(name, None)?),
@@ -356,13 +407,15 @@ impl Folder<'_> {
         };
         let generation_config = self.optional_json("generation_config.json")?.unwrap_or_default();
         let mut checkpoint = Checkpoint {
-            config: config.into_value(),
+            config,
             generation_config: generation_config.into_value(),
             tokenizer,
             chat_templates,
             metadata: Vec::new(),
+            quantization,
             files,
             tensors: Vec::new(),
+            quantized: Vec::new(),
             ignored: Vec::new(),
         };
         checkpoint.index_safetensors()?;
@@ -406,21 +459,55 @@ impl Folder<'_> {
 
 impl Checkpoint {
     fn index_safetensors(&mut self) -> Result<(), FormatError> {
+        let mut names = Vec::new();
         for (file, weights) in (0..).zip(&self.files) {
             let Container::Safetensors(safetensors) = &weights.container else { continue };
-            self.tensors.reserve(safetensors.tensors().len());
+            names.reserve(safetensors.tensors().len());
             for (index, info) in (0..).zip(safetensors.tensors()) {
                 if is_rope_table(info.name()) {
                     self.ignored.push(info.name().into());
                 } else {
-                    self.tensors.push(Location { name: info.name().into(), file, index });
+                    names.push(Named { name: info.name().into(), file, index });
                 }
             }
             if file == 0 {
                 self.metadata = safetensors.metadata().iter().map(|(k, v)| (shown(k), shown(v))).collect();
             }
         }
+        if let Some(quantization) = &self.quantization {
+            let Some(map) = quantization.as_object() else {
+                let (expected, found) = ("an object".into(), json::kind(quantization).into());
+                return Err(FormatError::WrongValue { key: QUANTIZATION.into(), expected, found }.in_file(CONFIG));
+            };
+            let scheme = Scheme::read(map).map_err(|error| error.in_file(CONFIG))?;
+            names.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+            let gathered = quantized::gather(&scheme, &names, &self.files.as_slice())?;
+            (names, self.quantized) = (gathered.plain, gathered.weights);
+            self.ignored.extend(gathered.ignored);
+        }
+        let plain = names.into_iter().map(|Named { name, file, index }| (name, Place::File { file, index }));
+        let quantized = (0..).zip(&self.quantized).map(|(at, weight)| (weight.name.clone(), Place::Quantized(at)));
+        self.tensors = plain.chain(quantized).map(|(name, place)| Location { name, place }).collect();
         sort_by_name(&mut self.tensors)
+    }
+}
+
+impl Files for &[WeightFile] {
+    fn info(&self, file: u32, index: u32) -> Option<&SafetensorsTensor> {
+        match &self.get(file as usize)?.container {
+            Container::Safetensors(safetensors) => safetensors.tensors().get(index as usize),
+            Container::Gguf { .. } => None,
+        }
+    }
+
+    fn bytes(&self, file: u32, index: u32) -> Result<Bytes, FormatError> {
+        match self.get(file as usize).map(|file| &file.container) {
+            Some(Container::Safetensors(safetensors)) => match safetensors.tensors().get(index as usize) {
+                Some(info) => safetensors.tensor_bytes(info),
+                None => Err(FormatError::MissingTensor { tensor: index.to_string(), found: 0 }),
+            },
+            _ => Err(FormatError::MissingTensor { tensor: index.to_string(), found: 0 }),
+        }
     }
 }
 
@@ -463,7 +550,8 @@ impl WeightFile {
             }
         };
         let (name, source_name, file) = (name.into(), source_name.into(), self.name.clone());
-        Some(TensorInfo { name, source_name, type_name, format, shape, bytes, file })
+        let exact = format.is_some_and(|format| format.name() == type_name) || ["Q5_0", "IQ4_NL"].contains(&type_name);
+        Some(TensorInfo { name, source_name, type_name, format, shape, bytes, file, exact })
     }
 }
 

@@ -273,6 +273,33 @@ pub enum FormatError {
         heads: usize,
     },
 
+    // Quantised safetensors.
+    /// A quantisation that is not read.
+    #[error(
+        "quantization_config of {method}: `{key}` is {found}, where {expected} is read: \
+         use a checkpoint that was quantised so, or a GGUF file of the model"
+    )]
+    Quantization {
+        /// Its `quant_method`.
+        method: String,
+        /// Which field it is about.
+        key: String,
+        /// What it holds.
+        found: String,
+        /// What is read.
+        expected: String,
+    },
+    /// Tensors that do not make the weight that the configuration says they are.
+    #[error(
+        "weight `{weight}` does not fit its quantization_config: {what}; the files may be of different checkpoints"
+    )]
+    QuantizedWeight {
+        /// The weight.
+        weight: String,
+        /// What is wrong with which tensor.
+        what: String,
+    },
+
     // GGUF.
     /// Not a GGUF file.
     #[error("not a GGUF file: it starts with {found}, where \"GGUF\" is expected")]

@@ -15,6 +15,7 @@ pub mod gguf;
 pub mod gguf_names;
 mod json;
 pub mod limits;
+mod quantized;
 pub mod safetensors;
 mod shards;
 

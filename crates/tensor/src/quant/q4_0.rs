@@ -45,10 +45,14 @@ impl PackedBlock for Block {
     }
 }
 
+/// The block of these codes, each from -8 to 7: weight j is `scale · codes[j]`.
+pub fn from_codes(scale: f16, codes: &[i8; BLOCK_LEN]) -> Block {
+    Block { scale, codes: nibbles(&codes.map(|code| (code + 8).cast_unsigned() & 15)) }
+}
+
 /// Packs 32 finite weights.
 pub fn pack(weights: &[f32; BLOCK_LEN]) -> Block {
     let scale = f16::from_f32(farthest(weights) / -8.0);
     let inverse = inverse(scale.to_f32());
-    let codes = weights.map(|weight| (weight * inverse).round().clamp(-8.0, 7.0) as i8 + 8);
-    Block { scale, codes: nibbles(&codes.map(i8::cast_unsigned)) }
+    from_codes(scale, &weights.map(|weight| (weight * inverse).round().clamp(-8.0, 7.0) as i8))
 }

@@ -1,0 +1,409 @@
+//! A quantised matrix over the bytes of its tensors: what each weight is, and the same in a [`WeightFormat`].
+
+use std::num::NonZero;
+use std::thread;
+
+use bytes::Bytes;
+use half::{bf16, f16};
+use tensor::WeightFormat;
+use tensor::quant::{mxfp4, q4_0, q8_0};
+
+/// Features that are decoded at a time.
+const LEN: usize = 32;
+/// Rows that are decoded together: those of a column-major matrix share cache lines.
+const TILE_ROWS: usize = 16;
+/// Weights that are worth a thread.
+const THREAD_WEIGHTS: usize = 1 << 19;
+/// Scales that are looked at to choose between two formats that both round.
+const SCALES_MAX: usize = 4096;
+
+/// (rows, cols): `weight = scale · (code - zero)`, or `scale · number` where codes are floating-point numbers.
+pub(super) struct Matrix {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) codes: Codes,
+    pub(super) scales: Grid,
+    pub(super) zeros: Zeros,
+    pub(super) features: Features,
+    /// Features that share a scale.
+    pub(super) col_step: usize,
+}
+
+/// How codes lie.
+pub(super) enum Codes {
+    /// (rows, row_words) words of 32 bits, codes along them from the lowest bit on.
+    Rows { words: Bytes, bits: u32, row_words: usize },
+    /// (words of a column, rows), codes along a column.
+    Columns { words: Bytes, bits: u32 },
+    /// (cols, rows / 8) words; [`AWQ_SHIFT`] says where each of eight rows is.
+    Awq(Bytes),
+    /// (rows, cols) signed bytes.
+    Signed(Bytes),
+    /// (rows, cols).
+    E4m3(Bytes),
+    /// (rows, cols / 2), the first of two in the lower half.
+    E2m1(Bytes),
+}
+
+/// The bit at which the code of row 8i + j begins in its word.
+const AWQ_SHIFT: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
+
+/// Types of scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dtype {
+    F16,
+    BF16,
+    F32,
+    E4m3,
+    E8m0,
+}
+
+impl Dtype {
+    fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::E4m3 | Self::E8m0 => 1,
+        }
+    }
+}
+
+/// The scales.
+pub(super) struct Grid {
+    pub(super) bytes: Bytes,
+    pub(super) dtype: Dtype,
+    /// Rows that share one.
+    pub(super) row_step: usize,
+    pub(super) row_stride: usize,
+    pub(super) group_stride: usize,
+    /// What all are multiplied with, or with `true` divided by.
+    pub(super) global: Option<(f32, bool)>,
+}
+
+impl Grid {
+    fn len(&self) -> usize {
+        self.bytes.len() / self.dtype.size()
+    }
+
+    fn get(&self, index: usize) -> f32 {
+        let at = index * self.dtype.size();
+        let bytes = &self.bytes[at..at + self.dtype.size()];
+        let scale = match (self.dtype, bytes) {
+            (Dtype::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+            (Dtype::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+            (Dtype::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+            (Dtype::E4m3, &[code]) => e4m3(code),
+            (_, &[code]) => e8m0(code),
+            _ => f32::NAN,
+        };
+        match self.global {
+            None => scale,
+            Some((global, true)) => scale / global,
+            Some((global, false)) => scale * global,
+        }
+    }
+
+    fn at(&self, row: usize, group: usize) -> f32 {
+        self.get(row / self.row_step * self.row_stride + group * self.group_stride)
+    }
+}
+
+/// The zero points.
+pub(super) enum Zeros {
+    /// There are none: the middle of the codes.
+    Middle,
+    /// (groups, row_words): along a row of words, less `added`.
+    Gptq { words: Bytes, bits: u32, row_words: usize, added: u16 },
+    /// (groups, row_words), in AutoAWQ's order.
+    Awq { words: Bytes, row_words: usize },
+    /// (words of a column, groups): along a column of words.
+    Packed { words: Bytes, bits: u32, groups: usize },
+    /// As scales lie.
+    Signed { bytes: Bytes, row_step: usize, row_stride: usize },
+}
+
+/// The group of each feature.
+pub(super) enum Features {
+    /// Consecutive ones share a group.
+    InOrder,
+    /// Each has its own: weights were quantised in order of importance.
+    Listed(Vec<u32>),
+}
+
+fn word(words: &[u8], index: usize) -> u32 {
+    words.as_chunks().0.get(index).map_or(0, |&bytes| u32::from_le_bytes(bytes))
+}
+
+/// Code `index` of a stream of codes in words, of which word i is at `at(i)`.
+fn code(words: &[u8], bits: u32, index: usize, at: impl Fn(usize) -> usize) -> u16 {
+    let bit = index * bits as usize;
+    let (first, shift) = (bit / 32, (bit % 32) as u32);
+    let mut value = u64::from(word(words, at(first)));
+    if shift + bits > 32 {
+        value |= u64::from(word(words, at(first + 1))) << 32;
+    }
+    (value >> shift) as u16 & ((1 << bits) - 1)
+}
+
+/// The number that a code of E4M3 (of OCP: no infinities) stands for.
+pub(super) fn e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (code >> 3 & 15, code & 7);
+    let magnitude = match (exponent, mantissa) {
+        (15, 7) => f32::NAN,
+        (0, _) => f32::from(mantissa) / 512.0,
+        _ => f32::from_bits((u32::from(exponent) + 120) << 23 | u32::from(mantissa) << 20),
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+/// The power of two that a code of E8M0 stands for.
+fn e8m0(code: u8) -> f32 {
+    match code {
+        0 => f32::from_bits(0x0040_0000),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(code) << 23),
+    }
+}
+
+impl Matrix {
+    /// What it becomes, and whether that is exactly what it means.
+    pub(super) fn format(&self) -> (WeightFormat, bool) {
+        let in_blocks = self.cols.is_multiple_of(LEN)
+            && (self.col_step.is_multiple_of(LEN) || self.col_step >= self.cols)
+            && matches!(self.features, Features::InOrder);
+        let bits = match &self.codes {
+            Codes::Rows { bits, .. } | Codes::Columns { bits, .. } => Some(*bits),
+            Codes::Awq(_) => Some(4),
+            Codes::Signed(_) => Some(8),
+            Codes::E4m3(_) | Codes::E2m1(_) => None,
+        };
+        if let (true, Some(bits)) = (in_blocks, bits)
+            && self.scales_are_f16()
+        {
+            match (bits, self.is_symmetric()) {
+                (..=4, true) => return (WeightFormat::Q4_0, true),
+                (..=4, false) | (8, true) => return (WeightFormat::Q8_0, true),
+                _ => {}
+            }
+        }
+        if in_blocks
+            && matches!(self.codes, Codes::E2m1(_))
+            && self.scales.dtype == Dtype::E8m0
+            && self.doubled_is_f16()
+        {
+            return (WeightFormat::Q8_0, true);
+        }
+        self.nearest_float()
+    }
+
+    /// Whether f16 has every scale.
+    fn scales_are_f16(&self) -> bool {
+        let fits = |scale: f32| f16::from_f32(scale).to_f32() == scale;
+        self.scales.dtype == Dtype::F16 && self.scales.global.is_none()
+            || (0..self.scales.len()).all(|index| fits(self.scales.get(index)))
+    }
+
+    /// Whether f16 has half of every power of two.
+    fn doubled_is_f16(&self) -> bool {
+        // 2^-24 to 2^15.
+        self.scales.bytes.iter().all(|&exponent| (104..=143).contains(&exponent))
+    }
+
+    /// Whether every zero point is the middle of the codes.
+    fn is_symmetric(&self) -> bool {
+        match &self.zeros {
+            Zeros::Middle => true,
+            _ => {
+                let groups = self.cols.div_ceil(self.col_step).max(1);
+                (0..groups).all(|group| (0..self.rows).all(|row| self.zero(row, group) == self.middle()))
+            }
+        }
+    }
+
+    fn middle(&self) -> i16 {
+        match self.codes {
+            Codes::Rows { bits, .. } | Codes::Columns { bits, .. } => 1 << (bits - 1),
+            Codes::Awq(_) => 8,
+            Codes::Signed(_) | Codes::E4m3(_) | Codes::E2m1(_) => 0,
+        }
+    }
+
+    fn zero(&self, row: usize, group: usize) -> i16 {
+        match &self.zeros {
+            Zeros::Middle => self.middle(),
+            Zeros::Gptq { words, bits, row_words, added } => {
+                let stored = code(words, *bits, row, |word| group * row_words + word);
+                ((stored + added) & ((1 << bits) - 1)).cast_signed()
+            }
+            Zeros::Awq { words, row_words } => {
+                (word(words, group * row_words + row / 8) >> AWQ_SHIFT[row % 8] & 15) as i16
+            }
+            Zeros::Packed { words, bits, groups } => {
+                code(words, *bits, row, |word| word * groups + group).cast_signed()
+            }
+            Zeros::Signed { bytes, row_step, row_stride } => {
+                bytes.get(row / row_step * row_stride + group).map_or(0, |&zero| i16::from(zero.cast_signed()))
+            }
+        }
+    }
+
+    /// F16 or BF16, whichever is nearer to all codes with the scales, or some of them; `true` where it has each exactly.
+    fn nearest_float(&self) -> (WeightFormat, bool) {
+        let numbers: Vec<f32> = match &self.codes {
+            Codes::E4m3(_) => (0..=255).map(e4m3).filter(|number| number.is_finite()).collect(),
+            Codes::E2m1(_) => mxfp4::DOUBLED.map(|doubled| f32::from(doubled) / 2.0).to_vec(),
+            codes => {
+                let bits = match codes {
+                    Codes::Rows { bits, .. } | Codes::Columns { bits, .. } => *bits,
+                    Codes::Awq(_) => 4,
+                    _ => 8,
+                };
+                let least = if matches!(self.zeros, Zeros::Middle) { 1i16 << (bits - 1) } else { (1 << bits) - 1 };
+                (-least..least).map(f32::from).collect()
+            }
+        };
+        let stride = self.scales.len().div_ceil(SCALES_MAX).max(1);
+        let scales = (0..self.scales.len()).step_by(stride).map(|index| self.scales.get(index));
+        let (mut half, mut brain) = (0f64, 0f64);
+        for scale in scales.filter(|scale| scale.is_finite()) {
+            for number in &numbers {
+                let weight = number * scale;
+                let error = |rounded: f32| (f64::from(rounded) - f64::from(weight)).powi(2);
+                half += error(f16::from_f32(weight).to_f32());
+                brain += error(bf16::from_f32(weight).to_f32());
+            }
+        }
+        let (format, error) = if half <= brain { (WeightFormat::F16, half) } else { (WeightFormat::BF16, brain) };
+        (format, stride == 1 && error == 0.0)
+    }
+
+    /// The matrix in `format`, which [`Matrix::format`] chose; `None` where memory cannot hold it.
+    pub(super) fn decode(&self, format: WeightFormat) -> Option<Bytes> {
+        let row_bytes = format.row_bytes(self.cols)?;
+        let len = row_bytes.checked_mul(self.rows)?;
+        let mut out = Vec::new();
+        out.try_reserve_exact(len).ok()?;
+        out.resize(len, 0u8);
+        let threads = thread::available_parallelism().map_or(1, NonZero::get);
+        let threads = threads.min((self.rows * self.cols).div_ceil(THREAD_WEIGHTS)).max(1);
+        let share = self.rows.div_ceil(threads).next_multiple_of(TILE_ROWS);
+        thread::scope(|scope| {
+            for (part, out) in out.chunks_mut((share * row_bytes).max(1)).enumerate() {
+                scope.spawn(move || self.decode_rows(format, part * share, out));
+            }
+        });
+        Some(out.into())
+    }
+
+    /// Rows from `first` on, as many as `out` has room for.
+    fn decode_rows(&self, format: WeightFormat, first: usize, out: &mut [u8]) {
+        let row_bytes = format.row_bytes(self.cols).unwrap_or(0).max(1);
+        for (tile, out) in out.chunks_mut(TILE_ROWS * row_bytes).enumerate() {
+            let first = first + tile * TILE_ROWS;
+            for start in (0..self.cols).step_by(LEN) {
+                for (row, out) in (first..).zip(out.chunks_mut(row_bytes)) {
+                    let len = LEN.min(self.cols - start);
+                    let piece = format.row_bytes(start).unwrap_or(0)..format.row_bytes(start + len).unwrap_or(0);
+                    self.decode_piece(format, row, start, &mut out[piece]);
+                }
+            }
+        }
+    }
+
+    /// Up to [`LEN`] features of a row from `start` on.
+    fn decode_piece(&self, format: WeightFormat, row: usize, start: usize, out: &mut [u8]) {
+        let mut codes = [0i16; LEN];
+        self.read_codes(row, start, &mut codes);
+        match format {
+            WeightFormat::Q4_0 | WeightFormat::Q8_0 => {
+                let group = start / self.col_step;
+                let scale = self.scales.at(row, group);
+                if matches!(self.codes, Codes::E2m1(_)) {
+                    let codes = codes.map(|code| mxfp4::DOUBLED[usize::from(code.cast_unsigned() & 15)]);
+                    out.copy_from_slice(bytemuck::bytes_of(&q8_0::Block { scale: f16::from_f32(scale * 0.5), codes }));
+                    return;
+                }
+                let (scale, zero) = (f16::from_f32(scale), self.zero(row, group));
+                let codes = codes.map(|code| (code - zero) as i8);
+                if format == WeightFormat::Q4_0 {
+                    out.copy_from_slice(bytemuck::bytes_of(&q4_0::from_codes(scale, &codes)));
+                } else {
+                    out.copy_from_slice(bytemuck::bytes_of(&q8_0::Block { scale, codes }));
+                }
+            }
+            _ => {
+                let size = format.block_bytes();
+                for ((col, out), code) in (start..).zip(out.chunks_exact_mut(size)).zip(codes) {
+                    let weight = self.weight(row, col, code);
+                    match format {
+                        WeightFormat::F16 => out.copy_from_slice(&f16::from_f32(weight).to_le_bytes()),
+                        WeightFormat::BF16 => out.copy_from_slice(&bf16::from_f32(weight).to_le_bytes()),
+                        _ => out.copy_from_slice(&weight.to_le_bytes()),
+                    }
+                }
+            }
+        }
+    }
+
+    /// What a code means, rounded to f32 as the published decoders do.
+    fn weight(&self, row: usize, col: usize, code: i16) -> f32 {
+        let group = match &self.features {
+            Features::InOrder => col / self.col_step,
+            Features::Listed(groups) => groups[col] as usize,
+        };
+        let number = match self.codes {
+            Codes::E4m3(_) => e4m3(code as u8),
+            Codes::E2m1(_) => f32::from(mxfp4::DOUBLED[usize::from(code.cast_unsigned() & 15)]) * 0.5,
+            _ => f32::from(code - self.zero(row, group)),
+        };
+        number * self.scales.at(row, group)
+    }
+
+    /// The codes of a row from feature `start` on, as they are stored; zeros beyond the last.
+    fn read_codes(&self, row: usize, start: usize, out: &mut [i16; LEN]) {
+        let len = LEN.min(self.cols - start);
+        let out = &mut out[..len];
+        match &self.codes {
+            Codes::Rows { words, bits, row_words } => {
+                for (col, out) in (start..).zip(out) {
+                    *out = code(words, *bits, col, |word| row * row_words + word).cast_signed();
+                }
+            }
+            Codes::Columns { words, bits } if 32 % bits == 0 => {
+                // Words of whole codes: each is loaded once.
+                let each = (32 / bits) as usize;
+                for (index, out) in (start / each..).zip(out.chunks_mut(each)) {
+                    let word = word(words, index * self.rows + row);
+                    for (shift, out) in (0..).step_by(*bits as usize).zip(out) {
+                        *out = (word >> shift & ((1 << bits) - 1)) as i16;
+                    }
+                }
+            }
+            Codes::Columns { words, bits } => {
+                for (col, out) in (start..).zip(out) {
+                    *out = code(words, *bits, col, |word| word * self.rows + row).cast_signed();
+                }
+            }
+            Codes::Awq(words) => {
+                let (row_words, shift) = (self.rows / 8, AWQ_SHIFT[row % 8]);
+                for (col, out) in (start..).zip(out) {
+                    *out = (word(words, col * row_words + row / 8) >> shift & 15) as i16;
+                }
+            }
+            Codes::Signed(bytes) => {
+                let bytes = &bytes[row * self.cols + start..][..len];
+                out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = i16::from(byte.cast_signed()));
+            }
+            Codes::E4m3(bytes) => {
+                let bytes = &bytes[row * self.cols + start..][..len];
+                out.iter_mut().zip(bytes).for_each(|(out, &byte)| *out = i16::from(byte));
+            }
+            Codes::E2m1(bytes) => {
+                let bytes = &bytes[(row * self.cols + start) / 2..];
+                for (j, out) in out.iter_mut().enumerate() {
+                    *out = i16::from(bytes[j / 2] >> (j % 2 * 4) & 15);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Quantised safetensors: every weight as the published decoder has it, bit for bit (`tools/goldens/quantized_weights.py`).
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use formats::{Checkpoint, safetensors::Safetensors};
+use half::{bf16, f16};
+use tensor::WeightFormat;
+
+/// Every case, what it is read as, and whether that is exact.
+const CASES: [(&str, &str, WeightFormat, bool); 28] = {
+    use WeightFormat::{F16, Q4_0, Q8_0};
+    [
+        ("gptq_int4", "GPTQ INT4", Q8_0, true),
+        ("gptq_int4_symmetric", "GPTQ INT4", Q4_0, true),
+        ("gptq_int4_v2", "GPTQ INT4", Q8_0, true),
+        ("gptq_int4_act_order", "GPTQ INT4", F16, false),
+        ("gptq_int4_f32_scales", "GPTQ INT4", F16, false),
+        ("gptq_int2", "GPTQ INT2", Q8_0, true),
+        ("gptq_int3_symmetric", "GPTQ INT3", Q4_0, true),
+        ("gptq_int8_symmetric", "GPTQ INT8", Q8_0, true),
+        ("gptq_int8", "GPTQ INT8", F16, false),
+        ("awq_int4", "AWQ INT4", Q8_0, true),
+        ("packed_int4_group", "INT4", Q4_0, true),
+        ("packed_int4_zeros", "INT4", Q8_0, true),
+        ("packed_int4_channel", "INT4", Q4_0, true),
+        ("packed_int4_narrow", "INT4", F16, false),
+        ("packed_int4_group_16", "INT4", F16, false),
+        ("packed_int8_group", "INT8", Q8_0, true),
+        ("int8_channel", "INT8", Q8_0, true),
+        ("int8_channel_zeros", "INT8", F16, false),
+        ("fp8_tensor", "FP8 E4M3", F16, false),
+        ("fp8_channel", "FP8 E4M3", F16, false),
+        ("fp8_block", "FP8 E4M3", F16, false),
+        ("fp8_transformers_block", "FP8 E4M3", F16, false),
+        ("fp8_transformers_tensor", "FP8 E4M3", F16, false),
+        ("nvfp4", "NVFP4", F16, false),
+        ("nvfp4_modelopt", "NVFP4", F16, false),
+        ("mxfp4", "MXFP4", Q8_0, true),
+        ("mxfp4_gpt_oss", "MXFP4", Q8_0, true),
+        ("mxfp4_gpt_oss_wide", "MXFP4", WeightFormat::BF16, true),
+    ]
+};
+
+fn folder(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/quantized").join(case)
+}
+
+fn read(case: &str, file: &str) -> Bytes {
+    let path = folder(case).join(file);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).into()
+}
+
+fn open(case: &str) -> Checkpoint {
+    let files = ["config.json", "model.safetensors"].map(|file| (file, read(case, file)));
+    Checkpoint::from_bytes(&files).unwrap_or_else(|error| panic!("{case}: {error}"))
+}
+
+#[test]
+fn weights_are_those_of_the_published_decoders() {
+    for (case, type_name, format, exact) in CASES {
+        let checkpoint = open(case);
+        let expected = Safetensors::read(read(case, "expected.safetensors")).unwrap();
+        let infos: Vec<_> = checkpoint.tensor_infos().collect();
+        assert_eq!(infos.len(), expected.tensors().len(), "{case}");
+        let (info, expected) = (&infos[0], expected.read_tensor(&expected.tensors()[0]).unwrap());
+        assert_eq!(info.type_name, type_name, "{case}");
+        assert_eq!((info.format, info.exact), (Some(format), exact), "{case}");
+        let tensor = checkpoint.tensor(&info.name).unwrap();
+        assert_eq!((tensor.format(), tensor.shape()), (format, expected.shape()), "{case}");
+        let round = |weight: f32| match format {
+            WeightFormat::F16 => f16::from_f32(weight).to_f32(),
+            WeightFormat::BF16 => bf16::from_f32(weight).to_f32(),
+            _ => weight,
+        };
+        for (i, (found, expected)) in tensor.to_f32().into_iter().zip(expected.to_f32()).enumerate() {
+            assert!(found == round(expected), "{case} {i}: {found}, not {expected}");
+            assert!(!exact || found == expected, "{case} {i}: {found} is not exactly {expected}");
+        }
+        checkpoint.check_finite(&info.name).unwrap();
+    }
+}
+
+#[test]
+fn every_golden_is_tested() {
+    let folders = std::fs::read_dir(folder("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut folders: Vec<_> = folders.collect();
+    folders.sort_unstable();
+    let mut cases: Vec<_> = CASES.iter().map(|case| case.0.to_owned()).collect();
+    cases.sort_unstable();
+    assert_eq!(folders, cases);
+}
+
+#[test]
+fn the_configuration_is_obeyed_once_and_scales_of_activations_are_left_out() {
+    let checkpoint = open("nvfp4_modelopt");
+    assert!(checkpoint.config.get("quantization_config").is_none());
+    assert_eq!(checkpoint.quantization.as_ref().unwrap()["quant_method"], "modelopt");
+    assert_eq!(checkpoint.ignored(), ["model.layers.0.mlp.up_proj.input_scale"]);
+    let info = checkpoint.tensor_infos().next().unwrap();
+    assert_eq!(info.source_name, "model.layers.0.mlp.up_proj.weight");
+    // Codes, scales of sixteen and the scale of the tensor.
+    assert_eq!(info.bytes, 32 * 64 + 32 * 8 + 4);
+    // ModelOpt also writes it in a file of its own.
+    let files = [
+        ("config.json", Bytes::from_static(b"{}")),
+        ("hf_quant_config.json", Bytes::from_static(br#"{"quantization": {"quant_algo": "NVFP4", "group_size": 16}}"#)),
+        ("model.safetensors", read("nvfp4_modelopt", "model.safetensors")),
+    ];
+    let other = Checkpoint::from_bytes(&files).unwrap();
+    assert_eq!(other.tensor(&info.name).unwrap().bytes(), checkpoint.tensor(&info.name).unwrap().bytes());
+}
+
+#[test]
+fn headers_alone_are_enough_to_look_at() {
+    for (case, type_name, ..) in CASES {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = read(case, "model.safetensors");
+        let header = 8 + u64::from_le_bytes(*whole.first_chunk().unwrap()) as usize;
+        std::fs::write(folder.path().join("config.json"), read(case, "config.json")).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), &whole[..header]).unwrap();
+        let open = |path: &Path| Ok(mapped::map(path)?);
+        let checkpoint = Checkpoint::open_headers(folder.path(), &open).unwrap();
+        let info = checkpoint.tensor_infos().next().unwrap();
+        assert_eq!((info.type_name, info.exact), (type_name, false), "{case}");
+        assert!(checkpoint.tensor(&info.name).is_err(), "{case}");
+    }
+}
+
+#[test]
+fn large_weights_are_decoded_by_several_threads_to_the_same_bytes() {
+    // 2^21 weights, of which the first rows are those of a small one.
+    let rows = 1 << 14;
+    let small = Safetensors::read(read("packed_int4_group", "model.safetensors")).unwrap();
+    let part = |end: &str| {
+        let info = small.tensors().iter().find(|info| info.name().ends_with(end)).unwrap();
+        small.tensor_bytes(info).unwrap()
+    };
+    let (codes, scales) = (part("weight_packed"), part("weight_scale"));
+    let (codes, scales) = (codes.repeat(rows / 32), scales.repeat(rows / 32));
+    let header = serde_json::json!({
+        "x.weight_packed": {"dtype": "I32", "shape": [rows, 16], "data_offsets": [0, codes.len()]},
+        "x.weight_scale": {"dtype": "BF16", "shape": [rows, 4], "data_offsets": [codes.len(), codes.len() + scales.len()]},
+    });
+    let header = header.to_string();
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &codes, &scales].concat();
+    let files = [("config.json", read("packed_int4_group", "config.json")), ("model.safetensors", file.into())];
+    let large = Checkpoint::from_bytes(&files).unwrap().tensor("x.weight").unwrap();
+    let small = open("packed_int4_group").tensor("model.layers.0.mlp.up_proj.weight").unwrap();
+    assert_eq!(large.shape(), [rows, 128]);
+    assert!(large.bytes().chunks_exact(small.bytes().len()).all(|part| part == small.bytes()));
+}
+
+/// The messages of an error, from the outermost on.
+fn messages(error: &dyn std::error::Error) -> String {
+    let cause = error.source().map(|cause| format!(": {}", messages(cause))).unwrap_or_default();
+    format!("{error}{cause}")
+}
+
+/// The files of a case with `from` replaced by `to` in one of them, of the same length in weights.
+fn changed(case: &str, file: &str, from: &str, to: &str) -> Vec<(&'static str, Bytes)> {
+    let files = ["config.json", "model.safetensors"].map(|file| (file, read(case, file)));
+    let change = |(name, bytes): (&'static str, Bytes)| {
+        if name != file {
+            return (name, bytes);
+        }
+        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).expect("it is there");
+        (name, [&bytes[..at], to.as_bytes(), &bytes[at + from.len()..]].concat().into())
+    };
+    files.map(change).into()
+}
+
+#[test]
+fn tensors_that_do_not_fit_the_configuration_are_refused_by_name() {
+    let (config, weights) = ("config.json", "model.safetensors");
+    let cases = [
+        (
+            "gptq_int4",
+            config,
+            "\"group_size\": 32",
+            "\"group_size\": 64",
+            "up_proj.scales` has the shape [4, 32], not [2, 32]",
+        ),
+        ("gptq_int4", config, "\"bits\": 4", "\"bits\": 8", "up_proj.scales` has the shape [4, 32], not [2, 32]"),
+        ("gptq_int4", weights, "up_proj.scales", "up_proj.scalez", "there is no `model.layers.0.mlp.up_proj.scales`"),
+        ("gptq_int4", weights, "up_proj.qzeros", "up_proj.qzeroz", "there is no `model.layers.0.mlp.up_proj.qzeros`"),
+        (
+            "awq_int4",
+            config,
+            "\"group_size\": 64",
+            "\"group_size\": -1",
+            "up_proj.scales` has the shape [2, 32], not [1, 32]",
+        ),
+        ("awq_int4", weights, "\"F16\"", "\"I16\"", "up_proj.scales` is I16, not F16 or BF16 or F32"),
+        (
+            "packed_int4_zeros",
+            config,
+            "\"num_bits\": 4",
+            "\"num_bits\": 8",
+            "`weight_shape` is [32, 128], which `weight_packed`",
+        ),
+        (
+            "fp8_transformers_block",
+            config,
+            "[24, 48]",
+            "[48, 24]",
+            "up_proj.weight_scale_inv` has the shape [2, 3], not [1, 6]",
+        ),
+        (
+            "mxfp4_gpt_oss",
+            weights,
+            "up_proj_scales",
+            "up_proj_scalez",
+            "there is no `model.layers.0.mlp.up_proj_scales`",
+        ),
+        ("nvfp4_modelopt", weights, "weight_scale_2", "weight_scale_3", "up_proj.weight_scale_2`"),
+        ("gptq_int4", config, "\"gptq\"", "\"hqq\"", "`quant_method` is hqq, where gptq, awq, compressed-tensors, fp8"),
+    ];
+    for (case, file, from, to, expected) in cases {
+        let error = messages(&Checkpoint::from_bytes(&changed(case, file, from, to)).expect_err(to));
+        assert!(error.contains(expected), "{case} with {to}: {error}");
+    }
+}
+
+#[test]
+fn features_of_groups_that_are_not_there_are_refused() {
+    let file = Safetensors::read(read("gptq_int4_act_order", "model.safetensors")).unwrap();
+    let order = file.tensors().iter().find(|info| info.name().ends_with("g_idx")).unwrap().range();
+    let mut weights = read("gptq_int4_act_order", "model.safetensors").to_vec();
+    weights[order.start() as usize + 4..][..4].copy_from_slice(&4u32.to_le_bytes());
+    let files = [("config.json", read("gptq_int4_act_order", "config.json")), ("model.safetensors", weights.into())];
+    let checkpoint = Checkpoint::from_bytes(&files).unwrap();
+    let error = messages(&checkpoint.tensor("model.layers.0.mlp.up_proj.weight").unwrap_err());
+    assert!(error.contains("a feature is in group 4 of 4"), "{error}");
+}
+
+#[test]
+fn no_byte_of_a_header_or_a_configuration_makes_it_panic() {
+    for (case, ..) in CASES {
+        let files = ["config.json", "model.safetensors"].map(|file| (file, read(case, file)));
+        let header = 8 + u64::from_le_bytes(*files[1].1.first_chunk().unwrap()) as usize;
+        for (which, len) in [(0, files[0].1.len()), (1, header)] {
+            for at in 0..len {
+                let mut files = files.clone();
+                let mut bytes = files[which].1.to_vec();
+                bytes[at] = match bytes[at] {
+                    digit @ b'0'..=b'9' => b'0' + (digit - b'0' + 3) % 10,
+                    other => other ^ 1,
+                };
+                files[which].1 = bytes.into();
+                let Ok(checkpoint) = Checkpoint::from_bytes(&files) else { continue };
+                for name in checkpoint.tensor_names() {
+                    let _ = checkpoint.tensor(name);
+                }
+            }
+        }
+    }
+}
