@@ -66,17 +66,20 @@ struct TypeSum {
     name: &'static str,
     /// What it is computed as.
     format: Option<WeightFormat>,
-    /// That, where it is expanded to it.
-    expanded_to: Option<WeightFormat>,
+    /// That, where it is expanded to it, and whether exactly.
+    expanded_to: Option<(WeightFormat, bool)>,
     tensors: usize,
     bytes: u64,
 }
 
 fn types(tensors: &[TensorInfo]) -> Vec<TypeSum> {
-    let mut sums: BTreeMap<&'static str, TypeSum> = BTreeMap::new();
+    let mut sums: BTreeMap<_, TypeSum> = BTreeMap::new();
     for tensor in tensors {
-        let (name, format, expanded_to) = (tensor.type_name, tensor.format, tensor.expanded_to());
-        let sum = sums.entry(name).or_insert(TypeSum { name, format, expanded_to, tensors: 0, bytes: 0 });
+        let (name, format) = (tensor.type_name, tensor.format);
+        let expanded_to = tensor.expanded_to().map(|format| (format, tensor.exact));
+        let sum = TypeSum { name, format, expanded_to, tensors: 0, bytes: 0 };
+        // Weights of one type may be read as several formats: by their scales.
+        let sum = sums.entry((name, format, tensor.exact)).or_insert(sum);
         sum.tensors += 1;
         sum.bytes = sum.bytes.saturating_add(tensor.bytes);
     }
@@ -109,7 +112,8 @@ fn as_text(
     for sum in types(tensors) {
         let note = match (sum.format, sum.expanded_to) {
             (None, _) => " (not computed yet)".to_owned(),
-            (_, Some(format)) => format!(" (expanded to {format})"),
+            (_, Some((format, true))) => format!(" (read as {format}, which holds it exactly)"),
+            (_, Some((format, false))) => format!(" (expanded to {format}, rounded)"),
             _ => String::new(),
         };
         writeln!(out, "  {:<11} {} in {} tensors{note}", sum.name, units::bytes(sum.bytes), sum.tensors)?;
@@ -121,6 +125,10 @@ fn as_text(
     }
     section(&mut out, "configuration")?;
     key_values(&mut out, config)?;
+    if let Some(quantization) = &checkpoint.quantization {
+        section(&mut out, "quantisation")?;
+        key_values(&mut out, quantization)?;
+    }
     if checkpoint.generation_config.as_object().is_some_and(|map| !map.is_empty()) {
         section(&mut out, "generation configuration")?;
         key_values(&mut out, &checkpoint.generation_config)?;
@@ -139,7 +147,7 @@ fn as_text(
         writeln!(out, "{:<width$}  {:<6} {:>10}  {shape}", printable(&tensor.name), tensor.type_name, size)?;
     }
     for ignored in checkpoint.ignored() {
-        writeln!(out, "{} (ignored: it follows from the configuration)", printable(ignored))?;
+        writeln!(out, "{} (ignored: no weight)", printable(ignored))?;
     }
     for (title, template) in templates(checkpoint) {
         section(&mut out, &title)?;
@@ -149,16 +157,21 @@ fn as_text(
 }
 
 fn as_json(checkpoint: &Checkpoint, name: &str, tensors: &[TensorInfo], trouble: Option<&str>) -> Value {
-    let types: Map<String, Value> = types(tensors)
-        .into_iter()
-        .map(|sum| {
-            let computed_as = sum.format.map(WeightFormat::name);
-            let computed = computed_as.is_some();
-            let sums =
-                json!({"tensors": sum.tensors, "bytes": sum.bytes, "computed": computed, "computed_as": computed_as});
-            (sum.name.to_owned(), sums)
-        })
-        .collect();
+    let mut type_sums: Map<String, Value> = Map::new();
+    for sum in types(tensors) {
+        let computed_as = sum.format.map(WeightFormat::name);
+        let computed = computed_as.is_some();
+        let exact = sum.expanded_to.is_none_or(|(_, exact)| exact);
+        // The largest comes first, and has the plain name.
+        let key = match type_sums.contains_key(sum.name) {
+            false => sum.name.to_owned(),
+            true => format!("{} as {}", sum.name, computed_as.unwrap_or("nothing")),
+        };
+        let sums = json!({
+            "tensors": sum.tensors, "bytes": sum.bytes, "computed": computed, "computed_as": computed_as, "exact": exact,
+        });
+        type_sums.insert(key, sums);
+    }
     let tensors_json: Vec<_> = tensors
         .iter()
         .map(|tensor| {
@@ -173,10 +186,11 @@ fn as_json(checkpoint: &Checkpoint, name: &str, tensors: &[TensorInfo], trouble:
         "model_type": checkpoint.config.get("model_type"),
         "parameters": num_parameters(tensors),
         "bytes": checkpoint.total_bytes(),
-        "types": types,
+        "types": type_sums,
         "runs_here": trouble.is_none(),
         "trouble": trouble,
         "config": checkpoint.config,
+        "quantization": checkpoint.quantization,
         "generation_config": checkpoint.generation_config,
         "metadata": checkpoint.metadata.iter().map(|(k, v)| (k.clone(), json!(v))).collect::<Map<_, _>>(),
         "tokenizer": describe_tokenizer(&checkpoint.tokenizer),

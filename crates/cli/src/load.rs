@@ -282,7 +282,11 @@ fn shapes(checkpoint: &Checkpoint) -> HashMap<String, Vec<usize>> {
 /// The textbook plan of a checkpoint. Every tensor must be read by some op.
 pub(crate) fn plan_of(checkpoint: &Checkpoint) -> Result<Plan> {
     let plan = models::build_plan(&checkpoint.config, &shapes(checkpoint))?;
-    let unread = models::unread(&plan, checkpoint.tensor_names());
+    let mut unread = models::unread(&plan, checkpoint.tensor_names());
+    if checkpoint.quantization.is_some() {
+        // AutoGPTQ gives every projection a bias, of zeros where the model has none.
+        unread.retain(|name| !(name.ends_with(".bias") && is_zero(checkpoint, name)));
+    }
     if let Some(first) = unread.first() {
         bail!(
             "{} tensors are not part of a `{}` model as its configuration describes it, the first of them `{first}`: \
@@ -292,6 +296,11 @@ pub(crate) fn plan_of(checkpoint: &Checkpoint) -> Result<Plan> {
         );
     }
     Ok(plan)
+}
+
+/// Whether a tensor can be read and is nothing but zeros.
+fn is_zero(checkpoint: &Checkpoint, name: &str) -> bool {
+    checkpoint.tensor(name).is_ok_and(|tensor| tensor.to_f32().iter().all(|&value| value == 0.0))
 }
 
 /// The first GPU. Found once: its context takes a third of a second to make.
@@ -496,13 +505,18 @@ fn plan_and_weights(checkpoint: &Checkpoint) -> Result<(Plan, Vec<Tensor>)> {
     for weight in &plan.weights {
         weights.push(checkpoint.tensor(&weight.name)?);
     }
-    let expanded = checkpoint.tensor_infos().filter(|info| info.expanded_to().is_some());
-    let expanded: BTreeSet<_> = expanded.map(|info| info.type_name).collect();
+    let expanded: BTreeSet<_> = checkpoint
+        .tensor_infos()
+        .filter_map(|info| info.expanded_to().map(|format| (info.type_name, format, info.exact)))
+        .collect();
     if !expanded.is_empty() {
-        let names = expanded.into_iter().collect::<Vec<_>>().join(", ");
+        let words = |(name, format, exact): (&str, WeightFormat, bool)| {
+            format!("{name} {} {format}", if exact { "as" } else { "rounded to" })
+        };
+        let names = expanded.into_iter().map(words).collect::<Vec<_>>().join(", ");
         let bytes = weights.iter().map(|weight| weight.bytes().len() as u64).sum();
         let (seconds, bytes) = (begun.elapsed().as_secs_f64(), units::bytes(bytes));
-        note(&format!("weights: {names} expanded to Q8_0 in {seconds:.1} s, {bytes} in memory"));
+        note(&format!("weights: {names}, in {seconds:.1} s; {bytes} in memory"));
     }
     Ok((plan, weights))
 }
