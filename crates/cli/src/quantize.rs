@@ -220,6 +220,7 @@ fn file_type(format: WeightFormat) -> Option<u32> {
         WeightFormat::Q4_K => Some(14),
         WeightFormat::Q6_K => Some(18),
         WeightFormat::BF16 => Some(32),
+        _ => None,
     }
 }
 

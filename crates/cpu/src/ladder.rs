@@ -42,11 +42,11 @@ impl Rung {
     pub fn of(format: WeightFormat) -> &'static [Self] {
         match format {
             WeightFormat::Q8_0 => &[Self::Naive, Self::Unrolled, Self::Vectors, Self::Int8, Self::Rows, Self::Prefetch],
-            // Q8_0 shows what blocks need; these differ in how codes are unpacked.
-            WeightFormat::Q4_0 | WeightFormat::Q4_K | WeightFormat::Q6_K => &[],
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
                 &[Self::Naive, Self::Unrolled, Self::Vectors, Self::Rows, Self::Prefetch]
             }
+            // Q8_0 shows what blocks need; the others differ in how codes are unpacked.
+            _ => &[],
         }
     }
 
@@ -83,9 +83,7 @@ pub fn gemv(rung: Rung, isa: Isa, weight: &Tensor, x: &[f32], y: &mut [f32]) {
         WeightFormat::Q8_0 => {
             isa.run(Blocks { rung, weights: weight.as_slice::<q8_0::Block>(), x, y });
         }
-        WeightFormat::Q4_0 | WeightFormat::Q4_K | WeightFormat::Q6_K => {
-            panic!("the ladder has no rungs for {}", weight.format())
-        }
+        format => panic!("the ladder has no rungs for {format}"),
     }
 }
 

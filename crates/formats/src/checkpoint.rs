@@ -7,9 +7,7 @@
 use std::{error::Error, fs, io, path::Path};
 
 use bytes::Bytes;
-use half::{bf16, f16};
 use serde_json::Value as Json;
-use tensor::quant::{q4_0, q4_k, q6_k, q8_0};
 use tensor::{Tensor, WeightFormat};
 
 use crate::{
@@ -229,6 +227,14 @@ impl Checkpoint {
     /// The files that hold the tensors.
     pub fn weight_files(&self) -> impl ExactSizeIterator<Item = &str> {
         self.files.iter().map(|file| file.name.as_str())
+    }
+
+    /// All bytes of each of these files that is in safetensors.
+    pub fn weight_bytes(&self) -> impl Iterator<Item = &Bytes> {
+        self.files.iter().filter_map(|file| match &file.container {
+            Container::Safetensors(file) => Some(file.file()),
+            Container::Gguf { .. } => None,
+        })
     }
 
     /// The configuration with typed getters.
@@ -550,7 +556,7 @@ impl WeightFile {
             }
         };
         let (name, source_name, file) = (name.into(), source_name.into(), self.name.clone());
-        let exact = format.is_some_and(|format| format.name() == type_name) || ["Q5_0", "IQ4_NL"].contains(&type_name);
+        let exact = format.is_some_and(|format| format.name() == type_name);
         Some(TensorInfo { name, source_name, type_name, format, shape, bytes, file, exact })
     }
 }
@@ -606,26 +612,8 @@ fn list(path: &Path) -> io::Result<Vec<String>> {
 
 /// An error that names the first NaN or infinity. In block formats only scales can be one.
 fn finite(name: &str, tensor: &Tensor) -> Result<(), FormatError> {
-    let first = match tensor.format() {
-        WeightFormat::F32 => first_bad(tensor.as_slice::<f32>(), |&v| v, 1),
-        WeightFormat::F16 => first_bad(tensor.as_slice::<f16>(), |v| v.to_f32(), 1),
-        WeightFormat::BF16 => first_bad(tensor.as_slice::<bf16>(), |v| v.to_f32(), 1),
-        WeightFormat::Q8_0 => first_bad(tensor.as_slice::<q8_0::Block>(), |v| v.scale.to_f32(), q8_0::BLOCK_LEN),
-        WeightFormat::Q4_0 => first_bad(tensor.as_slice::<q4_0::Block>(), |v| v.scale.to_f32(), q4_0::BLOCK_LEN),
-        // A sum of two is not finite where one of them is not.
-        WeightFormat::Q4_K => {
-            let both = |v: &q4_k::Block| v.scale.to_f32() + v.minimum.to_f32();
-            first_bad(tensor.as_slice(), both, q4_k::BLOCK_LEN)
-        }
-        WeightFormat::Q6_K => first_bad(tensor.as_slice::<q6_k::Block>(), |v| v.scale.to_f32(), q6_k::BLOCK_LEN),
-    };
-    match first {
+    match tensor.first_not_finite() {
         Some((index, value)) => Err(FormatError::NotFinite { tensor: shown(name), value, index }),
         None => Ok(()),
     }
-}
-
-fn first_bad<T>(values: &[T], value: impl Fn(&T) -> f32, block_len: usize) -> Option<(usize, f32)> {
-    let mut values = values.iter().map(value).enumerate();
-    values.find(|(_, value)| !value.is_finite()).map(|(i, value)| (i * block_len, value))
 }

@@ -9,7 +9,6 @@
 //!
 //! What the names and keys mean for a model is in `gguf_names`, not here.
 
-mod expand;
 mod strings;
 mod types;
 mod value;
@@ -136,8 +135,8 @@ impl Gguf {
         self.read_tensor(self.tensor_info(name).ok_or_else(missing)?)
     }
 
-    /// A tensor of the table. Its shape is outermost first. It is a view of the file, unless its type is one that is
-    /// expanded to Q8_0: that takes a pass over it, on all cores. Types that are not computed with are refused by name.
+    /// A tensor of the table. Its shape is outermost first. It is a view of the file. Types that are not computed
+    /// with are refused by name.
     pub fn read_tensor(&self, info: &GgufTensor) -> Result<Tensor, FormatError> {
         let Some(format) = info.ggml_type.weight_format() else {
             let type_name = format!("{} ({})", info.ggml_type.id(), info.ggml_type.name());
@@ -146,10 +145,6 @@ impl Gguf {
         let overflow = || FormatError::Overflow { what: info.described() };
         let shape: Option<Vec<usize>> = info.shape().into_iter().map(|d| usize::try_from(d).ok()).collect();
         let bytes = self.tensor_bytes(info)?;
-        let bytes = match info.ggml_type.expanded_from() {
-            Some(packed) => expand::to_q8_0(packed, &bytes).ok_or_else(overflow)?,
-            None => bytes,
-        };
         Tensor::new(format, shape.ok_or_else(overflow)?, bytes).map_err(|_| overflow())
     }
 }

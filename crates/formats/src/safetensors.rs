@@ -110,6 +110,11 @@ impl Safetensors {
         Ok(Self { metadata, tensors, file })
     }
 
+    /// The whole file.
+    pub(crate) fn file(&self) -> &Bytes {
+        &self.file
+    }
+
     /// The header's `__metadata__`, in its order.
     pub fn metadata(&self) -> &[(String, String)] {
         &self.metadata

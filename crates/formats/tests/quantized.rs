@@ -9,20 +9,20 @@ use tensor::WeightFormat;
 
 /// Every case, what it is read as, and whether that is exact.
 const CASES: [(&str, &str, WeightFormat, bool); 28] = {
-    use WeightFormat::{F16, Q4_0, Q8_0};
+    use WeightFormat::{F16, MXFP4, Q4_0, Q5_0, Q8_0};
     [
-        ("gptq_int4", "GPTQ INT4", Q8_0, true),
+        ("gptq_int4", "GPTQ INT4", Q5_0, true),
         ("gptq_int4_symmetric", "GPTQ INT4", Q4_0, true),
-        ("gptq_int4_v2", "GPTQ INT4", Q8_0, true),
+        ("gptq_int4_v2", "GPTQ INT4", Q5_0, true),
         ("gptq_int4_act_order", "GPTQ INT4", F16, false),
         ("gptq_int4_f32_scales", "GPTQ INT4", F16, false),
-        ("gptq_int2", "GPTQ INT2", Q8_0, true),
+        ("gptq_int2", "GPTQ INT2", Q5_0, true),
         ("gptq_int3_symmetric", "GPTQ INT3", Q4_0, true),
         ("gptq_int8_symmetric", "GPTQ INT8", Q8_0, true),
         ("gptq_int8", "GPTQ INT8", F16, false),
-        ("awq_int4", "AWQ INT4", Q8_0, true),
+        ("awq_int4", "AWQ INT4", Q5_0, true),
         ("packed_int4_group", "INT4", Q4_0, true),
-        ("packed_int4_zeros", "INT4", Q8_0, true),
+        ("packed_int4_zeros", "INT4", Q5_0, true),
         ("packed_int4_channel", "INT4", Q4_0, true),
         ("packed_int4_narrow", "INT4", F16, false),
         ("packed_int4_group_16", "INT4", F16, false),
@@ -36,9 +36,9 @@ const CASES: [(&str, &str, WeightFormat, bool); 28] = {
         ("fp8_transformers_tensor", "FP8 E4M3", F16, false),
         ("nvfp4", "NVFP4", F16, false),
         ("nvfp4_modelopt", "NVFP4", F16, false),
-        ("mxfp4", "MXFP4", Q8_0, true),
-        ("mxfp4_gpt_oss", "MXFP4", Q8_0, true),
-        ("mxfp4_gpt_oss_wide", "MXFP4", WeightFormat::BF16, true),
+        ("mxfp4", "MXFP4", MXFP4, true),
+        ("mxfp4_gpt_oss", "MXFP4", MXFP4, true),
+        ("mxfp4_gpt_oss_wide", "MXFP4", MXFP4, true),
     ]
 };
 

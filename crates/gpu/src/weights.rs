@@ -3,7 +3,7 @@
 
 use half::f16;
 use plan::{Plan, WeightId};
-use tensor::quant::{PackedFormat, q4_0, q4_k, q8_0};
+use tensor::quant::{q4_0, q4_k, q8_0};
 use tensor::{Tensor, WeightFormat};
 
 use crate::driver::{Driver, DriverError};
@@ -38,9 +38,9 @@ impl DeviceFormat {
             WeightFormat::F32 => Self::F32,
             WeightFormat::F16 => Self::F16,
             WeightFormat::BF16 => Self::BF16,
-            WeightFormat::Q8_0 | WeightFormat::Q6_K => Self::Q8_0,
             WeightFormat::Q4_0 => Self::Q4_0,
             WeightFormat::Q4_K => Self::Q4_K,
+            _ => Self::Q8_0,
         }
     }
 
@@ -184,31 +184,30 @@ impl DeviceWeight {
                 scales.extend_from_slice(&block.scale.to_le_bytes());
             }
         };
-        match (self.format, PackedFormat::from_name(tensor.format().name())) {
-            (DeviceFormat::Q8_0, Some(packed)) => {
+        match self.format {
+            DeviceFormat::Q8_0 => {
                 let mut blocks = vec![q8_0::Block { scale: f16::ZERO, codes: [0; 32] }; self.row_len / q8_0::BLOCK_LEN];
-                packed.to_q8_0(bytes, &mut blocks);
+                tensor.format().to_q8_0(bytes, &mut blocks);
                 add_q8_0(&blocks);
             }
-            (DeviceFormat::Q8_0, None) => add_q8_0(bytemuck::cast_slice(bytes)),
-            (DeviceFormat::Q4_0, _) => {
+            DeviceFormat::Q4_0 => {
                 for block in bytemuck::cast_slice::<_, q4_0::Block>(bytes) {
                     values.extend_from_slice(&block.codes);
                     scales.extend_from_slice(&block.scale.to_le_bytes());
                 }
             }
-            (DeviceFormat::Q4_K, _) => {
+            DeviceFormat::Q4_K => {
                 for block in bytemuck::cast_slice::<_, q4_k::Block>(bytes) {
                     block.codes.as_chunks::<32>().0.iter().for_each(|codes| values.extend(split_halves(codes)));
                     scales.extend(q4_k_scales(block));
                 }
             }
-            (DeviceFormat::F32, _) => {
+            DeviceFormat::F32 => {
                 let mut floats = vec![0f32; self.row_len];
                 tensor.row_to_f32(row, &mut floats);
                 values.extend_from_slice(bytemuck::cast_slice(&floats));
             }
-            (DeviceFormat::F16 | DeviceFormat::BF16, _) => values.extend_from_slice(bytes),
+            DeviceFormat::F16 | DeviceFormat::BF16 => values.extend_from_slice(bytes),
         }
     }
 }

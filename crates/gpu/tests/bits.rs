@@ -8,7 +8,7 @@ use backend::{Backend, Executable};
 use gpu::SimDialect::{Cuda, Metal};
 use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput, fuse};
-use tensor::quant::{PackedFormat, q8_0};
+use tensor::quant::q8_0;
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 use testing::Rng;
 use testing::tiny::{random_weights, tiny_model};
@@ -76,7 +76,7 @@ fn weights_of_six_bits_give_the_bits_of_their_q8_0() {
             return tensor.clone();
         }
         let mut blocks = vec![q8_0::pack(&[0.0; 32]); tensor.num_rows() * tensor.row_len() / 32];
-        PackedFormat::Q6_K.to_q8_0(tensor.bytes(), &mut blocks);
+        WeightFormat::Q6_K.to_q8_0(tensor.bytes(), &mut blocks);
         let bytes = bytemuck::cast_slice::<_, u8>(&blocks).to_vec();
         Tensor::new(WeightFormat::Q8_0, tensor.shape().to_vec(), bytes.into()).unwrap()
     };

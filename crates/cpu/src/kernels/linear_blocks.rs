@@ -87,7 +87,7 @@ impl<F: PanelFormat> Kernel for LinearBlocks<'_, F> {
         let Range { start, end } = columns;
         let mut tiles = Tiles::<S, F> { s, x, rows, blocks, end, output, sums, format: PhantomData };
         match weights {
-            Weights::Packed(packed) if rows > FEW_ROWS && S::WIDE => {
+            Weights::Packed(packed) if F::HAS_ALL_TILES && rows > FEW_ROWS && S::WIDE => {
                 let strip = STRIP_BYTES / (blocks * F::X_BLOCKS * size_of::<QuantizedBlock>()) / TILE_ROWS * TILE_ROWS;
                 let strip = strip.max(TILE_ROWS);
                 for row in (0..rows).step_by(strip) {
@@ -141,10 +141,20 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
     /// All rows with the sixteen columns of a panel.
     #[inline(always)]
     fn one_panel(&mut self, panel: Panel<'_, F>, column: usize) {
+        let mut row = 0;
+        if !F::HAS_ALL_TILES {
+            while row < self.rows {
+                row += match self.rows - row {
+                    1 => self.few::<1>(panel, column, row),
+                    2 | 3 => self.few::<2>(panel, column, row),
+                    _ => self.few::<4>(panel, column, row),
+                };
+            }
+            return;
+        }
         if self.rows > FEW_ROWS {
             return self.many([panel], column, 0..self.rows);
         }
-        let mut row = 0;
         while row < self.rows {
             // Five and seven pass twice, from cache: there is enough code.
             row += match self.rows - row {
@@ -398,7 +408,11 @@ mod tests {
                 }
             }
             // A minimum is subtracted apart: each of the two terms may be as large as four times a weight's range.
-            let terms = if format == WeightFormat::Q4_K { 4.0 } else { 1.0 };
+            let has_minima = {
+                use WeightFormat::{Q2_K, Q4_1, Q4_K, Q5_1, Q5_K};
+                [Q4_1, Q5_1, Q2_K, Q4_K, Q5_K].contains(&format)
+            };
+            let terms = if has_minima { 4.0 } else { 1.0 };
             for (at, &y) in expected.iter().enumerate() {
                 let (row, column) = (at / n, at % n);
                 let (mut sum, mut absolute, mut quantisation) = (0.0, 0.0, 0.0);

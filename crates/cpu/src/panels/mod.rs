@@ -8,19 +8,37 @@
 //!           Rows beyond the last are blocks of zeros. About the same bytes as in the file, up to the last panel and the
 //!           rounding to cache lines.
 //!
-//! A format is one type that implements [`PanelFormat`], and a line in [`with_panel_format`].
+//! A format is one type that implements [`PanelFormat`], and a name in [`with_panel_format`].
 
 #![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
 
+mod iq4_nl;
+mod iq4_xs;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
 mod q4_0;
+mod q4_1;
 mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
 mod q6_k;
 mod q8_0;
 
 use bytemuck::{Pod, Zeroable};
 
+pub(crate) use iq4_nl::IQ4_NL;
+pub(crate) use iq4_xs::IQ4_XS;
+pub(crate) use mxfp4::MXFP4;
+pub(crate) use q2_k::Q2_K;
+pub(crate) use q3_k::Q3_K;
 pub(crate) use q4_0::Q4_0;
+pub(crate) use q4_1::Q4_1;
 pub(crate) use q4_k::Q4_K;
+pub(crate) use q5_0::Q5_0;
+pub(crate) use q5_1::Q5_1;
+pub(crate) use q5_k::Q5_K;
 pub(crate) use q6_k::Q6_K;
 pub(crate) use q8_0::Q8_0;
 
@@ -44,6 +62,10 @@ pub(crate) trait PanelFormat: 'static {
 
     /// Blocks of 32 activations that a block meets.
     const X_BLOCKS: usize;
+
+    /// Whether there are tiles of every size. Each size is code of its own at every level, which takes long to compile: formats
+    /// that few files have do with three.
+    const HAS_ALL_TILES: bool = false;
 
     /// Whether [`PanelFormat::dot_16`] is there.
     const HAS_DIRECT: bool = false;
@@ -74,23 +96,17 @@ pub(crate) trait PanelFormat: 'static {
 /// Evaluates `$body` with `$F` as the [`PanelFormat`] of a [`tensor::WeightFormat`], or `$none` for formats without blocks.
 macro_rules! with_panel_format {
     ($format:expr, $F:ident => $body:expr, else $none:expr) => {
+        $crate::panels::with_panel_format!(
+            @ Q8_0 Q4_0 Q4_K Q6_K Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q5_K IQ4_NL IQ4_XS MXFP4,
+            $format, $F => $body, else $none
+        )
+    };
+    (@ $($name:ident)*, $format:expr, $F:ident => $body:expr, else $none:expr) => {
         match $format {
-            tensor::WeightFormat::Q8_0 => {
-                type $F = $crate::panels::Q8_0;
+            $(tensor::WeightFormat::$name => {
+                type $F = $crate::panels::$name;
                 $body
-            }
-            tensor::WeightFormat::Q4_0 => {
-                type $F = $crate::panels::Q4_0;
-                $body
-            }
-            tensor::WeightFormat::Q4_K => {
-                type $F = $crate::panels::Q4_K;
-                $body
-            }
-            tensor::WeightFormat::Q6_K => {
-                type $F = $crate::panels::Q6_K;
-                $body
-            }
+            })*
             tensor::WeightFormat::F32 | tensor::WeightFormat::F16 | tensor::WeightFormat::BF16 => $none,
         }
     };
@@ -167,10 +183,51 @@ impl<F: PanelFormat> Kernel for PackPanel<'_, F> {
 /// 16 + 4g.. in the upper halves of bytes 4r..4r + 4.
 type Nibbles = [[u8; 64]; 4];
 
+/// Lays the four-bit codes of 32 weights of a row side by side with those of other rows; `bytes` have weights j and j + 16.
+#[inline(always)]
+fn pack_nibbles(bytes: &[u8; 16], row: usize, codes: &mut Nibbles) {
+    for (group, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
+        codes[group][4 * row..4 * row + 4].copy_from_slice(four);
+    }
+}
+
+/// Codes 4 · `group` to 4 · `group` + 4 of each row.
+#[inline(always)]
+fn nibbles_of<S: Simd>(s: S, codes: &Nibbles, group: usize) -> S::Bytes {
+    let both = s.load_bytes(&codes[group % 4]);
+    if group < 4 { s.and_bytes(both, 15) } else { s.shift_bytes_right::<4>(both) }
+}
+
+/// The fifth bits of the codes of 32 weights of each of sixteen rows: of weight 4g + i of row r bit g of byte 4r + i.
+type FifthBits = [u8; 64];
+
+/// Puts the fifth bits of a row in place; weight j has bit j of `high`.
+#[inline(always)]
+fn pack_fifth_bits(high: [u8; 4], row: usize, bits: &mut FifthBits) {
+    let high = u32::from_le_bytes(high);
+    for i in 0..4 {
+        bits[4 * row + i] = (0..8).fold(0, |byte, group| byte | ((high >> (4 * group + i) & 1) as u8) << group);
+    }
+}
+
+/// As [`nibbles_of`], with the fifth bits.
+#[inline(always)]
+fn five_bits_of<S: Simd>(s: S, codes: &Nibbles, high: &FifthBits, group: usize) -> S::Bytes {
+    let high = s.and_bytes(s.shift_bytes_right_by(s.load_bytes(high), group as u32), 1);
+    s.or_bytes(nibbles_of(s, codes, group), s.shift_bytes_left::<4>(high))
+}
+
 /// Products with unsigned codes: for each row of x and panel, what `$start` says of the row and Σ codes · x over some groups of
 /// four codes, as `$codes` unpacks them. A macro, because a closure is not compiled for the level.
 macro_rules! dots {
-    ($s:ident, $x:expr, $groups:expr, |$row:ident| $start:expr, |$p:ident, $group:ident| $codes:expr) => {{
+    ($s:ident, $x:expr, $groups:expr, |$row:ident| $start:expr, |$p:ident, $group:ident| $codes:expr) => {
+        dots!(@add_byte_products, $s, $x, $groups, |$row| $start, |$p, $group| $codes)
+    };
+    // Codes of up to 255.
+    (wide $s:ident, $x:expr, $groups:expr, |$row:ident| $start:expr, |$p:ident, $group:ident| $codes:expr) => {
+        dots!(@add_wide_byte_products, $s, $x, $groups, |$row| $start, |$p, $group| $codes)
+    };
+    (@$add:ident, $s:ident, $x:expr, $groups:expr, |$row:ident| $start:expr, |$p:ident, $group:ident| $codes:expr) => {{
         let x: [&QuantizedBlock; MR] = $x;
         let mut sums = [[$s.splat_i32(0); NP]; MR];
         for m in 0..MR {
@@ -185,7 +242,7 @@ macro_rules! dots {
             for m in 0..MR {
                 let four = x[m].four($group);
                 for p in 0..NP {
-                    sums[m][p] = $s.add_byte_products(sums[m][p], w[p], four);
+                    sums[m][p] = $s.$add(sums[m][p], w[p], four);
                 }
             }
         }

@@ -7,7 +7,7 @@
 use half::f16;
 use tensor::quant::q4_0;
 
-use super::{Nibbles, PanelFormat, dots};
+use super::{Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, Simd};
 
@@ -20,15 +20,14 @@ impl PanelFormat for Q4_0 {
     type Scales = [f16; LANES];
 
     const X_BLOCKS: usize = 1;
+    const HAS_ALL_TILES: bool = true;
 
     #[inline(always)]
     fn pack<S: Simd>(_: S, lanes: [&q4_0::Block; PANEL_ROWS], codes: &mut Nibbles, scales: &mut [f16; LANES]) {
         for (row, lane) in lanes.iter().enumerate() {
             scales[row] = lane.scale;
             // Weights j and j + 16 share a byte in the file, too.
-            for (group, four) in lane.codes.as_chunks::<4>().0.iter().enumerate() {
-                codes[group][4 * row..4 * row + 4].copy_from_slice(four);
-            }
+            pack_nibbles(&lane.codes, row, codes);
         }
     }
 
@@ -40,10 +39,7 @@ impl PanelFormat for Q4_0 {
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
         let x = x.map(|blocks| &blocks[0]);
-        let dots = dots!(s, x, 0..8, |x| x.minus_128_sum >> 4, |p, group| {
-            let both = s.load_bytes(&panels[p].0[group % 4]);
-            if group < 4 { s.and_bytes(both, 15) } else { s.shift_bytes_right::<4>(both) }
-        });
+        let dots = dots!(s, x, 0..8, |x| x.minus_128_sum >> 4, |p, group| nibbles_of(s, panels[p].0, group));
         for m in 0..MR {
             let x_scale = s.splat(x[m].scale);
             for p in 0..NP {

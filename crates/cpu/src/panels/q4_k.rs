@@ -34,6 +34,7 @@ impl PanelFormat for Q4_K {
     type Scales = Scales;
 
     const X_BLOCKS: usize = 8;
+    const HAS_ALL_TILES: bool = true;
 
     #[inline(always)]
     fn pack<S: Simd>(s: S, lanes: [&q4_k::Block; PANEL_ROWS], codes: &mut [PanelCodes; 4], scales: &mut Scales) {

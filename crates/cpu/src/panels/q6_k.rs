@@ -42,6 +42,7 @@ impl PanelFormat for Q6_K {
     type Scales = Scales;
 
     const X_BLOCKS: usize = 8;
+    const HAS_ALL_TILES: bool = true;
 
     #[inline(always)]
     fn pack<S: Simd>(s: S, lanes: [&q6_k::Block; PANEL_ROWS], codes: &mut [Codes; 2], scales: &mut Scales) {

@@ -22,6 +22,7 @@ impl PanelFormat for Q8_0 {
     type Scales = [f16; LANES];
 
     const X_BLOCKS: usize = 1;
+    const HAS_ALL_TILES: bool = true;
     const HAS_DIRECT: bool = true;
 
     #[inline(always)]

@@ -295,6 +295,32 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn shift_bytes_right_by(self, bytes: Self::Bytes, by: u32) -> Self::Bytes {
+        let mask = (0xff >> by) as u8;
+        // SAFETY: `self` proves the features.
+        let by = [unsafe { _mm_cvtsi32_si128(by.cast_signed()) }; 2];
+        let shifted = both!(_mm256_srl_epi16(bytes, by));
+        self.and_bytes(shifted, mask)
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: Self::Bytes) -> Self::Bytes {
+        // SAFETY: `self` proves the features; sixteen bytes, at any alignment.
+        let table = [unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) }; 2];
+        both!(_mm256_shuffle_epi8(table, indices))
+    }
+
+    #[inline(always)]
+    fn add_wide_byte_products(self, sums: Self::I32, w: Self::Bytes, x: i32) -> Self::I32 {
+        if VNNI {
+            return self.add_byte_products(sums, w, x);
+        }
+        let high = self.shift_bytes_right::<1>(self.and_bytes(w, 128));
+        let sums = self.add_byte_products(self.add_byte_products(sums, high, x), high, x);
+        self.add_byte_products(sums, self.and_bytes(w, 127), x)
+    }
+
+    #[inline(always)]
     fn add_byte_products(self, sums: Self::I32, w: Self::Bytes, x: i32) -> Self::I32 {
         let x = self.splat_i32(x);
         if VNNI {

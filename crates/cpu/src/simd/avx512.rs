@@ -346,6 +346,29 @@ impl<const VNNI: bool, const BF16: bool, const TILES: bool> Simd for Avx512<VNNI
     }
 
     #[inline(always)]
+    fn shift_bytes_right_by(self, bytes: __m512i, by: u32) -> __m512i {
+        // SAFETY: `self` proves the features.
+        let shifted = unsafe { _mm512_srl_epi16(bytes, _mm_cvtsi32_si128(by.cast_signed())) };
+        self.and_bytes(shifted, (0xff >> by) as u8)
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: __m512i) -> __m512i {
+        // SAFETY: `self` proves the features; sixteen bytes, at any alignment.
+        unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), indices) }
+    }
+
+    #[inline(always)]
+    fn add_wide_byte_products(self, sums: __m512i, w: __m512i, x: i32) -> __m512i {
+        if VNNI {
+            return self.add_byte_products(sums, w, x);
+        }
+        let high = self.shift_bytes_right::<1>(self.and_bytes(w, 128));
+        let sums = self.add_byte_products(self.add_byte_products(sums, high, x), high, x);
+        self.add_byte_products(sums, self.and_bytes(w, 127), x)
+    }
+
+    #[inline(always)]
     fn add_byte_products(self, sums: __m512i, w: __m512i, x: i32) -> __m512i {
         // SAFETY: `self` proves the features. Two products of 127 stay below 2¹⁵.
         unsafe {

@@ -162,8 +162,20 @@ pub(crate) trait Simd: Copy {
     fn shift_bytes_right<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes;
     /// Every byte shifted left by N.
     fn shift_bytes_left<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes;
+    /// Every byte shifted right by `by`, which is below 8.
+    fn shift_bytes_right_by(self, bytes: Self::Bytes, by: u32) -> Self::Bytes;
+    /// Entry i of `table` for each byte i, all below 16.
+    fn lookup(self, table: &[u8; 16], indices: Self::Bytes) -> Self::Bytes;
     /// sums + the products of each lane's four bytes of `w`, at most 127 each, with the four signed bytes of `x`. Exact.
     fn add_byte_products(self, sums: Self::I32, w: Self::Bytes, x: i32) -> Self::I32;
+    /// As [`Simd::add_byte_products`], with any bytes.
+    #[inline(always)]
+    fn add_wide_byte_products(self, sums: Self::I32, w: Self::Bytes, x: i32) -> Self::I32 {
+        // Half of the highest bit, twice.
+        let high = self.shift_bytes_right::<1>(self.and_bytes(w, 128));
+        let sums = self.add_byte_products(self.add_byte_products(sums, high, x), high, x);
+        self.add_byte_products(sums, self.and_bytes(w, 127), x)
+    }
     /// Sixteen bytes, widened exactly.
     fn load_u8(self, values: &[u8; LANES]) -> Self::F32;
     /// Sixteen signed bytes, widened exactly.
@@ -279,13 +291,20 @@ mod tests {
                 [small, s.shift_bytes_right::<2>(small), mixed, s.and_bytes(s.shift_bytes_left::<2>(bytes), 127)]
                     .map(|w| s.to_f32(s.add_byte_products(start, w, self.1)));
             let sixteen = self.0.first_chunk().expect("sixty-four bytes");
+            let table = std::array::from_fn(|i| (i * 37 % 128) as u8);
+            let more = [
+                s.add_byte_products(start, s.shift_bytes_right_by(small, 3), self.1),
+                s.add_byte_products(start, s.lookup(&table, s.and_bytes(bytes, 15)), self.1),
+                s.add_wide_byte_products(start, bytes, self.1),
+            ]
+            .map(|sums| s.to_f32(sums));
             let loads = [s.load_u8(sixteen), s.load_i8(bytemuck::cast_ref(sixteen))];
             let store = |vector| {
                 let mut lanes = [0.0; LANES];
                 s.store(vector, &mut lanes);
                 lanes
             };
-            sums.into_iter().chain(loads).map(store).collect()
+            sums.into_iter().chain(more).chain(loads).map(store).collect()
         }
     }
 
@@ -307,6 +326,9 @@ mod tests {
                 dots(|byte| (byte & 127) >> 2),
                 dots(|byte| (byte & 3) << 4 | byte >> 4),
                 dots(|byte| byte << 2 & 127),
+                dots(|byte| (byte & 127) >> 3),
+                dots(|byte| (usize::from(byte & 15) * 37 % 128) as u8),
+                dots(|byte| byte),
                 std::array::from_fn(|lane| f32::from(bytes[lane])),
                 std::array::from_fn(|lane| f32::from(bytes[lane].cast_signed())),
             ];

@@ -294,6 +294,20 @@ impl<const DOT: bool, const I8MM: bool> Simd for Neon<DOT, I8MM> {
     }
 
     #[inline(always)]
+    fn shift_bytes_right_by(self, bytes: Self::Bytes, by: u32) -> Self::Bytes {
+        // SAFETY: `self` proves the feature.
+        let by = [unsafe { vdupq_n_s8(-(by as i8)) }; 4];
+        all!(vshlq_u8(bytes, by))
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: Self::Bytes) -> Self::Bytes {
+        // SAFETY: `self` proves the feature; sixteen bytes.
+        let table = [unsafe { vld1q_u8(table.as_ptr()) }; 4];
+        all!(vqtbl1q_u8(table, indices))
+    }
+
+    #[inline(always)]
     fn add_byte_products(self, sums: Self::I32, w: Self::Bytes, x: i32) -> Self::I32 {
         let mut sums = sums;
         for quarter in 0..4 {

@@ -231,6 +231,16 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn shift_bytes_right_by(self, bytes: Self::Bytes, by: u32) -> Self::Bytes {
+        bytes.map(|byte| byte >> by)
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: Self::Bytes) -> Self::Bytes {
+        indices.map(|index| table[usize::from(index & 15)])
+    }
+
+    #[inline(always)]
     fn add_byte_products(self, sums: Self::I32, w: Self::Bytes, x: i32) -> Self::I32 {
         let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
         std::array::from_fn(|lane| sums[lane] + (0..4).map(|i| i32::from(w[4 * lane + i]) * x[i]).sum::<i32>())

@@ -5,7 +5,6 @@
 //!           is in no published file.
 
 use tensor::WeightFormat;
-use tensor::quant::PackedFormat;
 
 /// A published tensor type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -113,15 +112,9 @@ impl GgmlType {
         self.0.block_bytes
     }
 
-    /// The format that weights of this type are computed from, if there is one yet: its own, or Q8_0 for those that are
-    /// expanded when they are read.
+    /// The format that weights of this type are computed from, if there is one yet.
     pub fn weight_format(self) -> Option<WeightFormat> {
-        WeightFormat::from_name(self.name()).or_else(|| self.expanded_from().map(|_| WeightFormat::Q8_0))
-    }
-
-    /// What is expanded when it is read.
-    pub(crate) fn expanded_from(self) -> Option<PackedFormat> {
-        if WeightFormat::from_name(self.name()).is_some() { None } else { PackedFormat::from_name(self.name()) }
+        WeightFormat::from_name(self.name())
     }
 
     /// The type that stores this weight format.
@@ -149,16 +142,7 @@ mod tests {
             assert_eq!(ggml.block_len(), format.block_len() as u64, "{format}");
             assert_eq!(ggml.block_bytes(), format.block_bytes() as u64, "{format}");
         }
-        for &format in PackedFormat::ALL {
-            let ggml = GgmlType::all().find(|ggml| ggml.name() == format.name()).unwrap();
-            let own = WeightFormat::from_name(format.name());
-            assert_eq!(ggml.weight_format(), Some(own.unwrap_or(WeightFormat::Q8_0)));
-            assert_eq!(ggml.expanded_from(), if own.is_some() { None } else { Some(format) });
-            assert_eq!(ggml.block_len(), format.block_len() as u64, "{ggml:?}");
-            assert_eq!(ggml.block_bytes(), format.block_bytes() as u64, "{ggml:?}");
-        }
-        let expanded = GgmlType::all().filter(|ggml| ggml.expanded_from().is_some()).map(GgmlType::name);
-        let names: Vec<_> = WeightFormat::ALL.map(WeightFormat::name).into_iter().chain(expanded).collect();
+        let names = WeightFormat::ALL.map(WeightFormat::name);
         assert_eq!(COVERED, names.join(", "));
     }
 

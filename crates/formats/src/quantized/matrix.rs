@@ -6,7 +6,7 @@ use std::thread;
 use bytes::Bytes;
 use half::{bf16, f16};
 use tensor::WeightFormat;
-use tensor::quant::{mxfp4, q4_0, q8_0};
+use tensor::quant::{mxfp4, q4_0, q5_0, q8_0};
 
 /// Features that are decoded at a time.
 const LEN: usize = 32;
@@ -103,8 +103,12 @@ impl Grid {
         }
     }
 
+    fn index(&self, row: usize, group: usize) -> usize {
+        row / self.row_step * self.row_stride + group * self.group_stride
+    }
+
     fn at(&self, row: usize, group: usize) -> f32 {
-        self.get(row / self.row_step * self.row_stride + group * self.group_stride)
+        self.get(self.index(row, group))
     }
 }
 
@@ -182,16 +186,14 @@ impl Matrix {
         {
             match (bits, self.is_symmetric()) {
                 (..=4, true) => return (WeightFormat::Q4_0, true),
-                (..=4, false) | (8, true) => return (WeightFormat::Q8_0, true),
+                // Less their zero points, codes of four bits lie between -15 and 15.
+                (..=4, false) => return (WeightFormat::Q5_0, true),
+                (8, true) => return (WeightFormat::Q8_0, true),
                 _ => {}
             }
         }
-        if in_blocks
-            && matches!(self.codes, Codes::E2m1(_))
-            && self.scales.dtype == Dtype::E8m0
-            && self.doubled_is_f16()
-        {
-            return (WeightFormat::Q8_0, true);
+        if in_blocks && matches!(self.codes, Codes::E2m1(_)) && self.scales.dtype == Dtype::E8m0 {
+            return (WeightFormat::MXFP4, true);
         }
         self.nearest_float()
     }
@@ -201,12 +203,6 @@ impl Matrix {
         let fits = |scale: f32| f16::from_f32(scale).to_f32() == scale;
         self.scales.dtype == Dtype::F16 && self.scales.global.is_none()
             || (0..self.scales.len()).all(|index| fits(self.scales.get(index)))
-    }
-
-    /// Whether f16 has half of every power of two.
-    fn doubled_is_f16(&self) -> bool {
-        // 2^-24 to 2^15.
-        self.scales.bytes.iter().all(|&exponent| (104..=143).contains(&exponent))
     }
 
     /// Whether every zero point is the middle of the codes.
@@ -315,20 +311,19 @@ impl Matrix {
         let mut codes = [0i16; LEN];
         self.read_codes(row, start, &mut codes);
         match format {
-            WeightFormat::Q4_0 | WeightFormat::Q8_0 => {
+            WeightFormat::MXFP4 => {
+                let exponent = self.scales.bytes[self.scales.index(row, start / self.col_step)];
+                let codes = codes.map(|code| code as u8);
+                out.copy_from_slice(bytemuck::bytes_of(&mxfp4::from_codes(exponent, &codes)));
+            }
+            WeightFormat::Q4_0 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => {
                 let group = start / self.col_step;
-                let scale = self.scales.at(row, group);
-                if matches!(self.codes, Codes::E2m1(_)) {
-                    let codes = codes.map(|code| mxfp4::DOUBLED[usize::from(code.cast_unsigned() & 15)]);
-                    out.copy_from_slice(bytemuck::bytes_of(&q8_0::Block { scale: f16::from_f32(scale * 0.5), codes }));
-                    return;
-                }
-                let (scale, zero) = (f16::from_f32(scale), self.zero(row, group));
+                let (scale, zero) = (f16::from_f32(self.scales.at(row, group)), self.zero(row, group));
                 let codes = codes.map(|code| (code - zero) as i8);
-                if format == WeightFormat::Q4_0 {
-                    out.copy_from_slice(bytemuck::bytes_of(&q4_0::from_codes(scale, &codes)));
-                } else {
-                    out.copy_from_slice(bytemuck::bytes_of(&q8_0::Block { scale, codes }));
+                match format {
+                    WeightFormat::Q4_0 => out.copy_from_slice(bytemuck::bytes_of(&q4_0::from_codes(scale, &codes))),
+                    WeightFormat::Q5_0 => out.copy_from_slice(bytemuck::bytes_of(&q5_0::from_codes(scale, &codes))),
+                    _ => out.copy_from_slice(bytemuck::bytes_of(&q8_0::Block { scale, codes })),
                 }
             }
             _ => {

@@ -5,8 +5,9 @@
 //! one at a time.
 //!
 //! Formats   integers of up to four bits with f16 scales for whole multiples of 32 features are Q4_0 or, with zero points,
-//!           Q8_0 (codes less zero); of eight bits without zero points Q8_0; MXFP4 is Q8_0 where f16 has its powers of
-//!           two: all exactly. Everything else becomes F16 or BF16, whichever loses less for the scales at hand.
+//!           Q5_0 (codes less zero: -15 to 15, which Q4_1 has only where f16 has scale times zero); of eight bits without
+//!           zero points Q8_0; MXFP4 is MXFP4: all exactly. Everything else becomes F16 or BF16, whichever loses less for
+//!           the scales at hand.
 //! Source    the decoders of GPTQ (AutoGPTQ), AutoAWQ, compressed-tensors, transformers (fp8, mxfp4) and ModelOpt;
 //!           `tools/goldens/quantized_weights.py` compares.
 
@@ -533,10 +534,11 @@ impl QuantizedWeight {
             Ok(matrix) => matrix.format(),
             Err(_) => match (self.coding, self.cols.is_multiple_of(32)) {
                 (Coding::Packed { bits: 4 }, true) if self.parts.zeros.is_none() => (WeightFormat::Q4_0, false),
-                (Coding::Gptq { .. } | Coding::Packed { .. } | Coding::Awq | Coding::Int8, true) => {
+                (Coding::Gptq { bits: 8, .. } | Coding::Packed { bits: 8 } | Coding::Int8, true) => {
                     (WeightFormat::Q8_0, false)
                 }
-                (Coding::Mxfp4, true) => (WeightFormat::Q8_0, false),
+                (Coding::Gptq { .. } | Coding::Packed { .. } | Coding::Awq, true) => (WeightFormat::Q5_0, false),
+                (Coding::Mxfp4, true) => (WeightFormat::MXFP4, false),
                 _ => (WeightFormat::F16, false),
             },
         };

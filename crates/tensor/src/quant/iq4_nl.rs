@@ -7,7 +7,9 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::{PackedBlock, packed::halves, q8_0};
+use super::fit::{self, farthest, inverse};
+use super::packed::{halves, nibbles};
+use super::{PackedBlock, Packing, q8_0};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 32;
@@ -27,6 +29,16 @@ const _: () = assert!(size_of::<Block>() == 18 && align_of::<Block>() <= 2);
 /// What codes stand for: closer together around zero, where weights are.
 pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
+/// The code of the level that is nearest to `value`, the higher of two.
+pub(super) fn code_of(value: f32) -> u8 {
+    LEVELS.array_windows().take_while(|&&[low, high]| value * 2.0 >= f32::from(low) + f32::from(high)).count() as u8
+}
+
+/// The level that is nearest to `value`.
+pub(super) fn level_of(value: f32) -> f32 {
+    f32::from(LEVELS[usize::from(code_of(value))])
+}
+
 impl Block {
     fn levels(&self) -> [i8; BLOCK_LEN] {
         halves(&self.codes).map(|code| LEVELS[usize::from(code)])
@@ -35,6 +47,18 @@ impl Block {
 
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
+
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let round = |scale| f16::from_f32(scale).to_f32();
+        let scale = fit::scale(weights, farthest(weights) / -127.0, level_of, round, packing);
+        let inverse = inverse(scale);
+        let codes = nibbles(&std::array::from_fn(|j| code_of(weights[j] * inverse)));
+        Self { scale: f16::from_f32(scale), codes }
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32()
+    }
 
     fn unpack(&self, weights: &mut [f32]) {
         q8_0::Block { scale: self.scale, codes: self.levels() }.write(weights);

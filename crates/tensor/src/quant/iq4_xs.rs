@@ -8,7 +8,10 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::{PackedBlock, iq4_nl::LEVELS, packed::halves, q8_0};
+use super::fit::inverse;
+use super::iq4_nl::{LEVELS, code_of, level_of};
+use super::packed::{halves, nibbles, signed_scales};
+use super::{PackedBlock, Packing, q8_0};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 256;
@@ -30,17 +33,42 @@ pub struct Block {
 const _: () = assert!(size_of::<Block>() == 136 && align_of::<Block>() <= 2);
 
 impl Block {
+    /// The scale of each 32 weights, in units of [`Block::scale`].
+    pub fn scales(&self) -> [i8; 8] {
+        std::array::from_fn(|i| {
+            let low = self.scales_low[i / 2] >> (i % 2 * 4) & 15;
+            let high = (u16::from_le_bytes(self.scales_high) >> (2 * i) & 3) as u8;
+            (low | high << 4) as i8 - 32
+        })
+    }
+
     /// The scale of the `i`-th 32 weights, and their levels.
     fn part(&self, i: usize) -> (f32, [i8; 32]) {
-        let low = self.scales_low[i / 2] >> (i % 2 * 4) & 15;
-        let high = (u16::from_le_bytes(self.scales_high) >> (2 * i) & 3) as u8;
-        let scale = self.scale.to_f32() * f32::from((low | high << 4) as i8 - 32);
+        let scale = self.scale.to_f32() * f32::from(self.scales()[i]);
         (scale, halves(&self.codes[i]).map(|code| LEVELS[usize::from(code)]))
     }
 }
 
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
+
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let (parts, _) = weights.as_chunks::<32>();
+        let (scale, of) = signed_scales::<32, 8>(parts, -127.0, level_of, 32.0, packing);
+        let (mut high, mut scales_low, mut codes) = (0u16, [0; 4], [[0; 16]; 8]);
+        for (i, (part, of)) in parts.iter().zip(of).enumerate() {
+            let stored = (of + 32).cast_unsigned();
+            scales_low[i / 2] |= (stored & 15) << (i % 2 * 4);
+            high |= u16::from(stored >> 4) << (2 * i);
+            let inverse = inverse(scale.to_f32() * f32::from(of));
+            codes[i] = nibbles(&part.map(|weight| code_of(weight * inverse)));
+        }
+        Self { scale, scales_high: high.to_le_bytes(), scales_low, codes }
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32()
+    }
 
     fn unpack(&self, weights: &mut [f32]) {
         for (i, part) in weights.as_chunks_mut::<32>().0.iter_mut().enumerate() {

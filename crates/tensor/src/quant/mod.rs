@@ -1,5 +1,6 @@
-//! Block formats, one file each: the block as a type, and its exact meaning; the packer of those that are written.
+//! Block formats, one file each: the block as a type, its packer, and its exact meaning.
 
+mod fit;
 mod packed;
 
 pub mod iq4_nl;
@@ -16,5 +17,6 @@ pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
 
-pub use packed::{PackedBlock, PackedFormat};
-pub(crate) use packed::{pack_blocks, unpack_blocks};
+pub use fit::Packing;
+pub use packed::PackedBlock;
+pub(crate) use packed::{first_not_finite, pack_blocks, to_q8_0, unpack_blocks};

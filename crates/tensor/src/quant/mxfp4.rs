@@ -7,7 +7,8 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::{PackedBlock, packed::halves, q8_0};
+use super::packed::{halves, nibbles};
+use super::{PackedBlock, Packing, q8_0};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 32;
@@ -27,9 +28,24 @@ const _: () = assert!(size_of::<Block>() == 17 && align_of::<Block>() <= 2);
 /// Twice what codes stand for: whole numbers.
 pub const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
+/// The code that is nearest to half of `doubled`; of two as near, the one without mantissa.
+fn code_of(doubled: f32) -> u8 {
+    // Halfway between the magnitudes.
+    const ENDS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
+    let magnitude = doubled.abs();
+    let passed = |(i, &end): (usize, &f32)| magnitude > end || magnitude == end && i % 2 == 1;
+    let code = ENDS.iter().enumerate().filter(|&at| passed(at)).count() as u8;
+    if doubled < 0.0 { code | 8 } else { code }
+}
+
+/// The block of these codes, in the order of the weights.
+pub fn from_codes(exponent: u8, codes: &[u8; BLOCK_LEN]) -> Block {
+    Block { exponent, codes: nibbles(&codes.map(|code| code & 15)) }
+}
+
 impl Block {
     /// Half of the power of two; the two smallest are no normal numbers.
-    fn scale(&self) -> f32 {
+    pub fn scale(&self) -> f32 {
         f32::from_bits(match self.exponent {
             0 => 0x0020_0000,
             1 => 0x0040_0000,
@@ -44,6 +60,32 @@ impl Block {
 
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
+
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let largest = weights.iter().fold(0f32, |largest, weight| largest.max(weight.abs()));
+        // The largest number is 6, of exponent 2: 2^floor(log2(largest)) becomes 4.
+        let plain = (largest.to_bits() >> 23).saturating_sub(2).min(254) as u8;
+        let pack = |exponent: u8| {
+            let inverse = 1.0 / Self { exponent, codes: [0; 16] }.scale();
+            from_codes(exponent, &std::array::from_fn(|j| code_of(weights[j] * inverse)))
+        };
+        let lost = |block: &Self| -> f32 {
+            let mut back = [0f32; BLOCK_LEN];
+            block.unpack(&mut back);
+            weights.iter().zip(back).map(|(weight, back)| (weight - back).powi(2)).sum()
+        };
+        match packing {
+            Packing::Plain => pack(plain),
+            Packing::Searched => {
+                let tried = [plain, plain.saturating_add(1).min(254)].map(pack);
+                if lost(&tried[1]) < lost(&tried[0]) { tried[1] } else { tried[0] }
+            }
+        }
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale()
+    }
 
     fn unpack(&self, weights: &mut [f32]) {
         for (weight, doubled) in weights.iter_mut().zip(self.doubled()) {

@@ -1,14 +1,20 @@
-//! Block formats that are read from files and computed with as Q8_0.
+//! What every block format does.
 
 use bytemuck::Pod;
 use half::f16;
 
-use super::{iq4_nl, iq4_xs, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
+use super::{Packing, fit, q8_0};
 
-/// A block of a format that has no kernels of its own: what it stands for, and the blocks of Q8_0 that come nearest.
+/// A block of a format: its weights, how it is packed, and the blocks of Q8_0 that come nearest.
 pub trait PackedBlock: Pod {
     /// Weights in a block, a multiple of [`q8_0::BLOCK_LEN`].
     const LEN: usize;
+
+    /// Packs [`PackedBlock::LEN`] finite weights.
+    fn pack(weights: &[f32], packing: Packing) -> Self;
+
+    /// The sum of its scales: not finite where one of them is not.
+    fn scale_sum(&self) -> f32;
 
     /// The weights, as the format defines them in f32.
     fn unpack(&self, weights: &mut [f32]);
@@ -27,68 +33,6 @@ pub trait PackedBlock: Pod {
     }
 }
 
-/// Declares the formats: one line each.
-macro_rules! packed_formats {
-    ($($name:ident $text:literal $block:ty;)*) => {
-        /// A block format that files hold and that is expanded to [`crate::WeightFormat::Q8_0`].
-        #[expect(non_camel_case_types, reason = "these are the published names")]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum PackedFormat { $(#[doc = concat!("`", $text, "` of GGUF.")] $name,)* }
-
-        impl PackedFormat {
-            /// Every format.
-            pub const ALL: &[Self] = &[$(Self::$name),*];
-
-            /// The published name.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$name => $text,)* }
-            }
-
-            /// Weights in a block.
-            pub fn block_len(self) -> usize {
-                match self { $(Self::$name => <$block as PackedBlock>::LEN,)* }
-            }
-
-            /// Bytes of a block.
-            pub fn block_bytes(self) -> usize {
-                match self { $(Self::$name => size_of::<$block>(),)* }
-            }
-
-            /// The weights of whole blocks, exactly. `weights` is as long as they are.
-            pub fn unpack(self, blocks: &[u8], weights: &mut [f32]) {
-                match self { $(Self::$name => unpack_blocks::<$block>(blocks, weights),)* }
-            }
-
-            /// Whole blocks as Q8_0 ([`PackedBlock::to_q8_0`]). `expanded` has room for as many weights.
-            pub fn to_q8_0(self, blocks: &[u8], expanded: &mut [q8_0::Block]) {
-                match self { $(Self::$name => to_q8_0::<$block>(blocks, expanded),)* }
-            }
-        }
-    };
-}
-
-packed_formats! {
-    Q4_0 "Q4_0" q4_0::Block;
-    Q4_1 "Q4_1" q4_1::Block;
-    Q5_0 "Q5_0" q5_0::Block;
-    Q5_1 "Q5_1" q5_1::Block;
-    Q2_K "Q2_K" q2_k::Block;
-    Q3_K "Q3_K" q3_k::Block;
-    Q4_K "Q4_K" q4_k::Block;
-    Q5_K "Q5_K" q5_k::Block;
-    Q6_K "Q6_K" q6_k::Block;
-    IQ4_NL "IQ4_NL" iq4_nl::Block;
-    IQ4_XS "IQ4_XS" iq4_xs::Block;
-    MXFP4 "MXFP4" mxfp4::Block;
-}
-
-impl PackedFormat {
-    /// The format of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|format| format.name() == name)
-    }
-}
-
 /// The blocks in `bytes`, wherever these lie.
 fn read<B: PackedBlock>(bytes: &[u8]) -> impl Iterator<Item = B> {
     bytes.chunks_exact(size_of::<B>()).map(bytemuck::pod_read_unaligned)
@@ -99,18 +43,21 @@ pub(crate) fn unpack_blocks<B: PackedBlock>(blocks: &[u8], weights: &mut [f32]) 
     read::<B>(blocks).zip(weights.chunks_exact_mut(B::LEN)).for_each(|(block, weights)| block.unpack(weights));
 }
 
-/// Appends the blocks that `pack` makes of each `LEN` weights.
-pub(crate) fn pack_blocks<B: PackedBlock, const LEN: usize>(
-    weights: &[f32],
-    pack: impl Fn(&[f32; LEN]) -> B,
-    bytes: &mut Vec<u8>,
-) {
-    weights.as_chunks().0.iter().for_each(|block| bytes.extend_from_slice(bytemuck::bytes_of(&pack(block))));
+/// Appends the blocks that whole blocks of weights are packed to.
+pub(crate) fn pack_blocks<B: PackedBlock>(weights: &[f32], packing: Packing, bytes: &mut Vec<u8>) {
+    let blocks = weights.chunks_exact(B::LEN);
+    blocks.for_each(|block| bytes.extend_from_slice(bytemuck::bytes_of(&B::pack(block, packing))));
 }
 
-fn to_q8_0<B: PackedBlock>(blocks: &[u8], expanded: &mut [q8_0::Block]) {
+/// Whole blocks as Q8_0.
+pub(crate) fn to_q8_0<B: PackedBlock>(blocks: &[u8], expanded: &mut [q8_0::Block]) {
     let each = B::LEN / q8_0::BLOCK_LEN;
     read::<B>(blocks).zip(expanded.chunks_exact_mut(each)).for_each(|(block, expanded)| block.to_q8_0(expanded));
+}
+
+/// The first block with a scale that is not finite, and the sum of its scales.
+pub(crate) fn first_not_finite<B: PackedBlock>(blocks: &[u8]) -> Option<(usize, f32)> {
+    read::<B>(blocks).map(|block| block.scale_sum()).enumerate().find(|(_, sum)| !sum.is_finite())
 }
 
 /// The codes of 32 weights of which a byte holds j and j + 16: the lower and the upper four bits.
@@ -121,16 +68,6 @@ pub(super) fn halves(nibbles: &[u8; 16]) -> [u8; 32] {
 /// The inverse of [`halves`].
 pub(super) fn nibbles(codes: &[u8; 32]) -> [u8; 16] {
     std::array::from_fn(|j| codes[j] | codes[j + 16] << 4)
-}
-
-/// 1 / `step`; 0 where there is no step, so that all codes are those of zero.
-pub(super) fn inverse(step: f32) -> f32 {
-    if step == 0.0 { 0.0 } else { 1.0 / step }
-}
-
-/// The weight of the largest magnitude, the first of equals.
-pub(super) fn farthest(weights: &[f32]) -> f32 {
-    weights.iter().fold(0.0, |farthest: f32, &weight| if weight.abs() > farthest.abs() { weight } else { farthest })
 }
 
 /// The eight six-bit scales and the eight six-bit minima that Q4_K and Q5_K keep in 12 bytes: of the first four the lower
@@ -146,6 +83,18 @@ pub(super) fn scales_and_minima(packed: &[u8; 12]) -> [(u8, u8); 8] {
     })
 }
 
+/// The codes of 32 weights in five bits: the lower four as in [`halves`], the fifth of weight j in bit j of `high`.
+pub(super) fn five_bits(low: &[u8; 16], high: [u8; 4]) -> [u8; 32] {
+    let (low, high) = (halves(low), u32::from_le_bytes(high));
+    std::array::from_fn(|j| low[j] | ((high >> j & 1) as u8) << 4)
+}
+
+/// The inverse of [`five_bits`].
+pub(super) fn pack_five_bits(codes: &[u8; 32]) -> ([u8; 16], [u8; 4]) {
+    let high = codes.iter().enumerate().fold(0u32, |high, (j, code)| high | u32::from(code >> 4 & 1) << j);
+    (nibbles(&codes.map(|code| code & 15)), high.to_le_bytes())
+}
+
 /// The inverse of [`scales_and_minima`].
 pub(super) fn pack_scales_and_minima(pairs: &[(u8, u8); 8]) -> [u8; 12] {
     std::array::from_fn(|i| match i {
@@ -153,6 +102,51 @@ pub(super) fn pack_scales_and_minima(pairs: &[(u8, u8); 8]) -> [u8; 12] {
         4..8 => pairs[i - 4].1 | pairs[i].1 >> 4 << 6,
         _ => pairs[i - 4].0 & 15 | (pairs[i - 4].1 & 15) << 4,
     })
+}
+
+/// The ranges of `PARTS` parts of 256 weights: scale and minimum of each, as integers of two units that all share.
+pub(super) struct Ranges<const PARTS: usize> {
+    /// The unit of scales.
+    pub(super) scale: f16,
+    /// The unit of minima, which are subtracted.
+    pub(super) minimum: f16,
+    /// Scale and minimum of each part.
+    pub(super) pairs: [(u8, u8); PARTS],
+}
+
+impl<const PARTS: usize> Ranges<PARTS> {
+    /// For codes from 0 to `most`, and integers up to `largest`.
+    pub(super) fn of(weights: &[f32], most: f32, largest: u8, packing: Packing) -> Self {
+        let part = |i: usize| &weights[i * weights.len() / PARTS..(i + 1) * weights.len() / PARTS];
+        let exact: [(f32, f32); PARTS] = std::array::from_fn(|i| fit::range(part(i), most, true, packing));
+        let unit = |values: [f32; PARTS]| f16::from_f32(values.into_iter().fold(0.0, f32::max) / f32::from(largest));
+        let (scale, minimum) = (unit(exact.map(|pair| pair.0)), unit(exact.map(|pair| -pair.1)));
+        let units = (scale.to_f32(), minimum.to_f32());
+        let pairs = std::array::from_fn(|i| fit::units(part(i), exact[i], units, (largest, most), packing));
+        Self { scale, minimum, pairs }
+    }
+
+    /// Scale and minimum of each part.
+    pub(super) fn parts(&self) -> [(f32, f32); PARTS] {
+        let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
+        self.pairs.map(|pair| (scale * f32::from(pair.0), minimum * f32::from(pair.1)))
+    }
+}
+
+/// The scales of `PARTS` parts of `LEN` weights as signed integers of a unit that all share, from `-range` to
+/// `range - 1`; `first` is the code of the weight of the largest magnitude.
+pub(super) fn signed_scales<const LEN: usize, const PARTS: usize>(
+    parts: &[[f32; LEN]],
+    first: f32,
+    code: impl Fn(f32) -> f32 + Copy,
+    range: f32,
+    packing: Packing,
+) -> (f16, [i8; PARTS]) {
+    let exact: [f32; PARTS] =
+        std::array::from_fn(|i| fit::scale(&parts[i], fit::farthest(&parts[i]) / first, code, |scale| scale, packing));
+    let unit = f16::from_f32(fit::farthest(&exact) / -range);
+    let inverse = fit::inverse(unit.to_f32());
+    (unit, exact.map(|exact| (exact * inverse).round().clamp(-range, range - 1.0) as i8))
 }
 
 #[cfg(test)]

@@ -9,7 +9,9 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::PackedBlock;
+use super::fit::inverse;
+use super::packed::Ranges;
+use super::{PackedBlock, Packing};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 256;
@@ -32,6 +34,24 @@ const _: () = assert!(size_of::<Block>() == 84 && align_of::<Block>() <= 2);
 
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
+
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let ranges = Ranges::<16>::of(weights, 3.0, 15, packing);
+        let mut codes = [0; 64];
+        for (i, (sixteen, (scale, minimum))) in weights.as_chunks::<16>().0.iter().zip(ranges.parts()).enumerate() {
+            let inverse = inverse(scale);
+            let (first, shift) = (i / 8 * 32 + i % 2 * 16, i % 8 / 2 * 2);
+            for (byte, weight) in codes[first..].iter_mut().zip(sixteen) {
+                *byte |= (((weight + minimum) * inverse).round().clamp(0.0, 3.0) as u8) << shift;
+            }
+        }
+        let scales = ranges.pairs.map(|(scale, minimum)| scale | minimum << 4);
+        Self { scales, codes, scale: ranges.scale, minimum: ranges.minimum }
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32() + self.minimum.to_f32()
+    }
 
     fn unpack(&self, weights: &mut [f32]) {
         let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());

@@ -9,7 +9,9 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::PackedBlock;
+use super::fit::{inverse, nearest};
+use super::packed::signed_scales;
+use super::{PackedBlock, Packing};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 256;
@@ -31,7 +33,8 @@ pub struct Block {
 const _: () = assert!(size_of::<Block>() == 110 && align_of::<Block>() <= 2);
 
 impl Block {
-    fn scales(&self) -> [i8; 16] {
+    /// The scale of each 16 weights, in units of [`Block::scale`].
+    pub fn scales(&self) -> [i8; 16] {
         std::array::from_fn(|i| {
             let low = self.scales[i % 8] >> (i / 8 * 4) & 15;
             let high = self.scales[8 + i % 4] >> (i / 4 * 2) & 3;
@@ -42,6 +45,30 @@ impl Block {
 
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
+
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let (sixteens, _) = weights.as_chunks::<16>();
+        let code = nearest(-4.0, 3.0);
+        let (scale, of) = signed_scales::<16, 16>(sixteens, -4.0, code, 32.0, packing);
+        let (mut codes, mut high, mut scales) = ([0; 64], [0; 32], [0; 12]);
+        for (i, (sixteen, of)) in sixteens.iter().zip(of).enumerate() {
+            let stored = (of + 32).cast_unsigned();
+            scales[i % 8] |= (stored & 15) << (i / 8 * 4);
+            scales[8 + i % 4] |= (stored >> 4) << (i / 4 * 2);
+            let inverse = inverse(scale.to_f32() * f32::from(of));
+            let (first, shift) = (i / 8 * 32 + i % 2 * 16, i % 8 / 2 * 2);
+            for (j, weight) in sixteen.iter().enumerate() {
+                let code = (code(weight * inverse) as i8 + 4).cast_unsigned();
+                codes[first + j] |= (code & 3) << shift;
+                high[i % 2 * 16 + j] |= (code >> 2) << (i / 2);
+            }
+        }
+        Self { high, codes, scales, scale }
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32()
+    }
 
     fn unpack(&self, weights: &mut [f32]) {
         let scale = self.scale.to_f32();

@@ -9,8 +9,9 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::packed::{farthest, halves, inverse, nibbles};
-use super::{PackedBlock, q8_0};
+use super::fit::{self, farthest, inverse, nearest};
+use super::packed::{halves, nibbles};
+use super::{PackedBlock, Packing, q8_0};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 32;
@@ -36,6 +37,17 @@ impl Block {
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let (code, round) = (nearest(-8.0, 7.0), |scale| f16::from_f32(scale).to_f32());
+        let scale = fit::scale(weights, farthest(weights) / -8.0, code, round, packing);
+        let inverse = inverse(scale);
+        from_codes(f16::from_f32(scale), &std::array::from_fn(|j| code(weights[j] * inverse) as i8))
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32()
+    }
+
     fn unpack(&self, weights: &mut [f32]) {
         q8_0::Block { scale: self.scale, codes: self.codes() }.write(weights);
     }
@@ -48,11 +60,4 @@ impl PackedBlock for Block {
 /// The block of these codes, each from -8 to 7: weight j is `scale · codes[j]`.
 pub fn from_codes(scale: f16, codes: &[i8; BLOCK_LEN]) -> Block {
     Block { scale, codes: nibbles(&codes.map(|code| (code + 8).cast_unsigned() & 15)) }
-}
-
-/// Packs 32 finite weights.
-pub fn pack(weights: &[f32; BLOCK_LEN]) -> Block {
-    let scale = f16::from_f32(farthest(weights) / -8.0);
-    let inverse = inverse(scale.to_f32());
-    from_codes(scale, &weights.map(|weight| (weight * inverse).round().clamp(-8.0, 7.0) as i8))
 }

@@ -7,7 +7,9 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::{PackedBlock, packed::halves};
+use super::fit::{self, inverse};
+use super::packed::{halves, nibbles};
+use super::{PackedBlock, Packing};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 32;
@@ -28,6 +30,18 @@ const _: () = assert!(size_of::<Block>() == 20 && align_of::<Block>() <= 2);
 
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
+
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let (scale, minimum) = fit::range(weights, 15.0, false, packing);
+        let (scale, minimum) = (f16::from_f32(scale), f16::from_f32(minimum));
+        let (inverse, of_minimum) = (inverse(scale.to_f32()), minimum.to_f32());
+        let codes = std::array::from_fn(|j| ((weights[j] - of_minimum) * inverse).round().clamp(0.0, 15.0) as u8);
+        Self { scale, minimum, codes: nibbles(&codes) }
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32() + self.minimum.to_f32()
+    }
 
     fn unpack(&self, weights: &mut [f32]) {
         let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());

@@ -10,8 +10,9 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::PackedBlock;
-use super::packed::{inverse, pack_scales_and_minima, scales_and_minima};
+use super::fit::inverse;
+use super::packed::{Ranges, pack_scales_and_minima, scales_and_minima};
+use super::{PackedBlock, Packing};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 256;
@@ -42,6 +43,23 @@ impl Block {
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let ranges = Ranges::<8>::of(weights, 15.0, 63, packing);
+        let mut codes = [0; 128];
+        for (i, (part, (scale, minimum))) in weights.as_chunks::<32>().0.iter().zip(ranges.parts()).enumerate() {
+            let inverse = inverse(scale);
+            for (byte, weight) in codes[i / 2 * 32..].iter_mut().zip(part) {
+                *byte |= (((weight + minimum) * inverse).round().clamp(0.0, 15.0) as u8) << (i % 2 * 4);
+            }
+        }
+        let Ranges { scale, minimum, pairs } = ranges;
+        Self { scale, minimum, scales: pack_scales_and_minima(&pairs), codes }
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32() + self.minimum.to_f32()
+    }
+
     fn unpack(&self, weights: &mut [f32]) {
         let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
         let parts = weights.as_chunks_mut::<32>().0.iter_mut().zip(self.scales_and_minima());
@@ -52,27 +70,4 @@ impl PackedBlock for Block {
             }
         }
     }
-}
-
-/// Packs 256 finite weights.
-pub fn pack(weights: &[f32; BLOCK_LEN]) -> Block {
-    let (parts, _) = weights.as_chunks::<32>();
-    let exact: [(f32, f32); 8] = std::array::from_fn(|i| {
-        let (least, most) = parts[i].iter().fold((0f32, f32::MIN), |(least, most), &w| (least.min(w), most.max(w)));
-        ((most - least) / 15.0, -least)
-    });
-    let unit = |of: fn(&(f32, f32)) -> f32| f16::from_f32(exact.iter().map(of).fold(0.0, f32::max) / 63.0);
-    let (scale, minimum) = (unit(|pair| pair.0), unit(|pair| pair.1));
-    let (scale_unit, minimum_unit) = (scale.to_f32(), minimum.to_f32());
-    let six_bits = |value: f32, unit: f32| (value * inverse(unit)).round().min(63.0) as u8;
-    let pairs = exact.map(|(scale, minimum)| (six_bits(scale, scale_unit), six_bits(minimum, minimum_unit)));
-    let mut codes = [0; 128];
-    for (i, (part, (of_scale, of_minimum))) in parts.iter().zip(pairs).enumerate() {
-        let inverse = inverse(scale_unit * f32::from(of_scale));
-        let minimum = minimum_unit * f32::from(of_minimum);
-        for (byte, weight) in codes[i / 2 * 32..].iter_mut().zip(part) {
-            *byte |= (((weight + minimum) * inverse).round().clamp(0.0, 15.0) as u8) << (i % 2 * 4);
-        }
-    }
-    Block { scale, minimum, scales: pack_scales_and_minima(&pairs), codes }
 }

@@ -8,7 +8,9 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::{PackedBlock, packed::halves, q8_0};
+use super::fit::{self, farthest, inverse, nearest};
+use super::packed::{five_bits, pack_five_bits};
+use super::{PackedBlock, Packing, q8_0};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 32;
@@ -29,13 +31,23 @@ const _: () = assert!(size_of::<Block>() == 22 && align_of::<Block>() <= 2);
 
 impl Block {
     fn codes(&self) -> [i8; BLOCK_LEN] {
-        let (low, high) = (halves(&self.codes), u32::from_le_bytes(self.high));
-        std::array::from_fn(|j| (low[j] | ((high >> j & 1) as u8) << 4) as i8 - 16)
+        five_bits(&self.codes, self.high).map(|code| code as i8 - 16)
     }
 }
 
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
+
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let (code, round) = (nearest(-16.0, 15.0), |scale| f16::from_f32(scale).to_f32());
+        let scale = fit::scale(weights, farthest(weights) / -16.0, code, round, packing);
+        let inverse = inverse(scale);
+        from_codes(f16::from_f32(scale), &std::array::from_fn(|j| code(weights[j] * inverse) as i8))
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32()
+    }
 
     fn unpack(&self, weights: &mut [f32]) {
         q8_0::Block { scale: self.scale, codes: self.codes() }.write(weights);
@@ -44,4 +56,10 @@ impl PackedBlock for Block {
     fn to_q8_0(&self, blocks: &mut [q8_0::Block]) {
         blocks[0] = q8_0::Block { scale: self.scale, codes: self.codes() };
     }
+}
+
+/// The block of these codes, each from -16 to 15: weight j is `scale · codes[j]`.
+pub fn from_codes(scale: f16, codes: &[i8; BLOCK_LEN]) -> Block {
+    let (codes, high) = pack_five_bits(&codes.map(|code| (code + 16).cast_unsigned() & 31));
+    Block { scale, high, codes }
 }

@@ -7,7 +7,9 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::{PackedBlock, packed::halves};
+use super::fit::{self, inverse};
+use super::packed::{five_bits, pack_five_bits};
+use super::{PackedBlock, Packing};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 32;
@@ -31,11 +33,23 @@ const _: () = assert!(size_of::<Block>() == 24 && align_of::<Block>() <= 2);
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let (scale, minimum) = fit::range(weights, 31.0, false, packing);
+        let (scale, minimum) = (f16::from_f32(scale), f16::from_f32(minimum));
+        let (inverse, of_minimum) = (inverse(scale.to_f32()), minimum.to_f32());
+        let codes = std::array::from_fn(|j| ((weights[j] - of_minimum) * inverse).round().clamp(0.0, 31.0) as u8);
+        let (codes, high) = pack_five_bits(&codes);
+        Self { scale, minimum, high, codes }
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32() + self.minimum.to_f32()
+    }
+
     fn unpack(&self, weights: &mut [f32]) {
         let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
-        let (low, high) = (halves(&self.codes), u32::from_le_bytes(self.high));
-        for (j, weight) in weights.iter_mut().enumerate() {
-            *weight = scale * f32::from(low[j] | ((high >> j & 1) as u8) << 4) + minimum;
+        for (weight, code) in weights.iter_mut().zip(five_bits(&self.codes, self.high)) {
+            *weight = scale * f32::from(code) + minimum;
         }
     }
 }

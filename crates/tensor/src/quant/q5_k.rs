@@ -8,7 +8,9 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::{PackedBlock, packed::scales_and_minima};
+use super::fit::inverse;
+use super::packed::{Ranges, pack_scales_and_minima, scales_and_minima};
+use super::{PackedBlock, Packing};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 256;
@@ -31,12 +33,38 @@ pub struct Block {
 
 const _: () = assert!(size_of::<Block>() == 176 && align_of::<Block>() <= 2);
 
+impl Block {
+    /// The scale and the minimum of each 32 weights, in units of [`Block::scale`] and [`Block::minimum`].
+    pub fn scales_and_minima(&self) -> [(u8, u8); 8] {
+        scales_and_minima(&self.scales)
+    }
+}
+
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let ranges = Ranges::<8>::of(weights, 31.0, 63, packing);
+        let (mut codes, mut high) = ([0; 128], [0; 32]);
+        for (i, (part, (scale, minimum))) in weights.as_chunks::<32>().0.iter().zip(ranges.parts()).enumerate() {
+            let inverse = inverse(scale);
+            for (j, weight) in part.iter().enumerate() {
+                let code = ((weight + minimum) * inverse).round().clamp(0.0, 31.0) as u8;
+                codes[i / 2 * 32 + j] |= (code & 15) << (i % 2 * 4);
+                high[j] |= (code >> 4) << i;
+            }
+        }
+        let Ranges { scale, minimum, pairs } = ranges;
+        Self { scale, minimum, scales: pack_scales_and_minima(&pairs), high, codes }
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32() + self.minimum.to_f32()
+    }
+
     fn unpack(&self, weights: &mut [f32]) {
         let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
-        let parts = weights.as_chunks_mut::<32>().0.iter_mut().zip(scales_and_minima(&self.scales));
+        let parts = weights.as_chunks_mut::<32>().0.iter_mut().zip(self.scales_and_minima());
         for (i, (part, (of_scale, of_minimum))) in parts.enumerate() {
             let (scale, minimum) = (scale * f32::from(of_scale), minimum * f32::from(of_minimum));
             for (j, weight) in part.iter_mut().enumerate() {

@@ -11,8 +11,9 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::PackedBlock;
-use super::packed::{farthest, inverse};
+use super::fit::{inverse, nearest};
+use super::packed::signed_scales;
+use super::{PackedBlock, Packing};
 
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 256;
@@ -36,6 +37,28 @@ const _: () = assert!(size_of::<Block>() == 210 && align_of::<Block>() <= 2);
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
+    fn pack(weights: &[f32], packing: Packing) -> Self {
+        let (sixteens, _) = weights.as_chunks::<16>();
+        let code = nearest(-32.0, 31.0);
+        let (scale, scales) = signed_scales::<16, 16>(sixteens, -32.0, code, 128.0, packing);
+        let (mut codes, mut high) = ([0; 128], [0; 64]);
+        for (i, (sixteen, of)) in sixteens.iter().zip(scales).enumerate() {
+            let inverse = inverse(scale.to_f32() * f32::from(of));
+            let (half, first) = (i / 8, i % 8 * 16);
+            for (j, weight) in sixteen.iter().enumerate() {
+                let at = first + j;
+                let code = (code(weight * inverse) as i8 + 32).cast_unsigned();
+                codes[half * 64 + at % 64] |= (code & 15) << (at / 64 * 4);
+                high[half * 32 + at % 32] |= (code >> 4) << (at / 32 * 2);
+            }
+        }
+        Self { codes, high, scales, scale }
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32()
+    }
+
     fn unpack(&self, weights: &mut [f32]) {
         let scale = self.scale.to_f32();
         for (i, (sixteen, &of)) in weights.as_chunks_mut::<16>().0.iter_mut().zip(&self.scales).enumerate() {
@@ -50,25 +73,4 @@ impl PackedBlock for Block {
             }
         }
     }
-}
-
-/// Packs 256 finite weights.
-pub fn pack(weights: &[f32; BLOCK_LEN]) -> Block {
-    let (sixteens, _) = weights.as_chunks::<16>();
-    let exact: [f32; 16] = std::array::from_fn(|i| farthest(&sixteens[i]) / -32.0);
-    let scale = f16::from_f32(farthest(&exact) / -128.0);
-    let unit = scale.to_f32();
-    let scales = exact.map(|exact| (exact * inverse(unit)).round().clamp(-128.0, 127.0) as i8);
-    let (mut codes, mut high) = ([0; 128], [0; 64]);
-    for (i, (sixteen, &of)) in sixteens.iter().zip(&scales).enumerate() {
-        let inverse = inverse(unit * f32::from(of));
-        let (half, first) = (i / 8, i % 8 * 16);
-        for (j, weight) in sixteen.iter().enumerate() {
-            let at = first + j;
-            let code = ((weight * inverse).round().clamp(-32.0, 31.0) as i8 + 32).cast_unsigned();
-            codes[half * 64 + at % 64] |= (code & 15) << (at / 64 * 4);
-            high[half * 32 + at % 32] |= (code >> 4) << (at / 32 * 2);
-        }
-    }
-    Block { codes, high, scales, scale }
 }

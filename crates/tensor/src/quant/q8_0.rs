@@ -8,6 +8,8 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
+use super::{PackedBlock, Packing};
+
 /// Weights in one block.
 pub const BLOCK_LEN: usize = 32;
 
@@ -27,6 +29,27 @@ impl Block {
     /// Writes the weights that the block stands for to the first 32 of `weights`.
     pub(super) fn write(&self, weights: &mut [f32]) {
         weights[..BLOCK_LEN].copy_from_slice(&unpack(self));
+    }
+}
+
+impl PackedBlock for Block {
+    const LEN: usize = BLOCK_LEN;
+
+    /// There is nothing to search for: at eight bits the largest weight decides.
+    fn pack(weights: &[f32], _: Packing) -> Self {
+        pack(weights.first_chunk().expect("whole blocks"))
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale.to_f32()
+    }
+
+    fn unpack(&self, weights: &mut [f32]) {
+        self.write(weights);
+    }
+
+    fn to_q8_0(&self, blocks: &mut [Self]) {
+        blocks[0] = *self;
     }
 }
 

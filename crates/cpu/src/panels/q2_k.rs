@@ -1,0 +1,87 @@
+//! Q2_K in panels: two bits; for each 16 a scale and a minimum of four bits, and for each 256 what these are multiplied by.
+//!
+//! Layout    1600 bytes for 16 × 256 weights: 1024 of codes, of each 128 weights j, j + 32, j + 64 and j + 96 in a byte; 576 of
+//!           scales, those of four bits as bytes.
+//! Products  for each 32, over its halves: dot = Σ scales[i] · Σ code · code of x and least = Σ minima[i] · Σ codes of x, exact in
+//!           f32 (below 2²⁴); acc = fma(dot, scale · scale of x, acc), then acc = fma(least, -minimum · scale of x, acc).
+
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+use tensor::quant::q2_k;
+
+use super::{PanelFormat, dots};
+use crate::kernels::quantize::QuantizedBlock;
+use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
+
+/// The format.
+#[expect(non_camel_case_types, reason = "this is the published name")]
+pub(crate) enum Q2_K {}
+
+/// The scales of sixteen blocks, one of each row in a lane.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Scales {
+    scale: [f16; LANES],
+    minimum: [f16; LANES],
+    /// Of each 16 weights.
+    scales: [[u8; LANES]; 16],
+    minima: [[u8; LANES]; 16],
+}
+
+impl PanelFormat for Q2_K {
+    type Block = q2_k::Block;
+    type Codes = [PanelCodes; 2];
+    type Scales = Scales;
+
+    const X_BLOCKS: usize = 8;
+
+    #[inline(always)]
+    fn pack<S: Simd>(s: S, lanes: [&q2_k::Block; PANEL_ROWS], codes: &mut [PanelCodes; 2], scales: &mut Scales) {
+        for (half, codes) in codes.iter_mut().enumerate() {
+            s.interleave(lanes.map(|lane| &lane.codes.as_chunks::<32>().0[half]), 0, codes);
+        }
+        for (row, lane) in lanes.iter().enumerate() {
+            (scales.scale[row], scales.minimum[row]) = (lane.scale, lane.minimum);
+            for (i, both) in lane.scales.iter().enumerate() {
+                (scales.scales[i][row], scales.minima[i][row]) = (both & 15, both >> 4);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const MR: usize, const NP: usize>(
+        s: S,
+        panels: [(&[PanelCodes; 2], &Scales); NP],
+        x: [&[QuantizedBlock]; MR],
+        mut sums: [[S::F32; NP]; MR],
+    ) -> [[S::F32; NP]; MR] {
+        for i in 0..8 {
+            let x = x.map(|blocks| &blocks[i]);
+            let shift = (i % 4 * 2) as u32;
+            macro_rules! half_dots {
+                ($index:literal) => {
+                    dots!(s, x, 4 * $index..4 * $index + 4, |_x| 0, |p, group| {
+                        let four = s.load_bytes(&panels[p].0[i / 4][group]);
+                        s.and_bytes(s.shift_bytes_right_by(four, shift), 3)
+                    })
+                };
+            }
+            let (first, second) = (half_dots!(0), half_dots!(1));
+            for p in 0..NP {
+                let of = panels[p].1;
+                let (scale, minimum) = (s.load_f16(&of.scale), s.load_f16(&of.minimum));
+                let scales = [s.load_u8(&of.scales[2 * i]), s.load_u8(&of.scales[2 * i + 1])];
+                let minima = [s.load_u8(&of.minima[2 * i]), s.load_u8(&of.minima[2 * i + 1])];
+                for m in 0..MR {
+                    let dot = s.mul(s.to_f32(first[m][p]), scales[0]);
+                    let dot = s.mul_add(s.to_f32(second[m][p]), scales[1], dot);
+                    let halves = x[m].half_sums.map(|sum| s.splat(f32::from(sum)));
+                    let least = s.mul_add(halves[1], minima[1], s.mul(halves[0], minima[0]));
+                    let sum = s.mul_add(dot, s.mul(scale, s.splat(x[m].scale)), sums[m][p]);
+                    sums[m][p] = s.mul_add(least, s.mul(minimum, s.splat(-x[m].scale)), sum);
+                }
+            }
+        }
+        sums
+    }
+}

@@ -1,0 +1,94 @@
+//! Q3_K in panels: three bits; for each 16 a scale of six, and for each 256 what these are multiplied by.
+//!
+//! Layout    1824 bytes for 16 × 256 weights: 1024 of the lower two bits, as in Q2_K, 512 of the third (bit i of byte j is of
+//!           weight 32 · i + j), 288 of scales, those of six bits as signed bytes.
+//! Products  those of Q6_K: for each 32 dot = Σ over its halves of scales[i] · Σ (code - 4) · code of x, exact in f32 (below
+//!           2²⁴), and acc = fma(dot, scale · scale of x, acc).
+
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+use tensor::quant::q3_k;
+
+use super::{PanelFormat, dots};
+use crate::kernels::quantize::QuantizedBlock;
+use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
+
+/// The format.
+#[expect(non_camel_case_types, reason = "this is the published name")]
+pub(crate) enum Q3_K {}
+
+/// The codes of sixteen blocks.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Codes {
+    /// The lower two bits of each 128 weights.
+    low: [PanelCodes; 2],
+    /// The third.
+    high: PanelCodes,
+}
+
+/// The scales of sixteen blocks, one of each row in a lane.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Scales {
+    scale: [f16; LANES],
+    /// Of each 16 weights.
+    scales: [[i8; LANES]; 16],
+}
+
+impl PanelFormat for Q3_K {
+    type Block = q3_k::Block;
+    type Codes = Codes;
+    type Scales = Scales;
+
+    const X_BLOCKS: usize = 8;
+
+    #[inline(always)]
+    fn pack<S: Simd>(s: S, lanes: [&q3_k::Block; PANEL_ROWS], codes: &mut Codes, scales: &mut Scales) {
+        for (half, codes) in codes.low.iter_mut().enumerate() {
+            s.interleave(lanes.map(|lane| &lane.codes.as_chunks::<32>().0[half]), 0, codes);
+        }
+        s.interleave(lanes.map(|lane| &lane.high), 0, &mut codes.high);
+        for (row, lane) in lanes.iter().enumerate() {
+            scales.scale[row] = lane.scale;
+            for (i, scale) in lane.scales().into_iter().enumerate() {
+                scales.scales[i][row] = scale;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const MR: usize, const NP: usize>(
+        s: S,
+        panels: [(&Codes, &Scales); NP],
+        x: [&[QuantizedBlock]; MR],
+        mut sums: [[S::F32; NP]; MR],
+    ) -> [[S::F32; NP]; MR] {
+        for i in 0..8 {
+            let x = x.map(|blocks| &blocks[i]);
+            let shift = (i % 4 * 2) as u32;
+            macro_rules! half_dots {
+                ($index:literal) => {
+                    dots!(s, x, 4 * $index..4 * $index + 4, |x| -4 * i32::from(x.half_sums[$index]), |p, group| {
+                        let codes = panels[p].0;
+                        let low = s.shift_bytes_right_by(s.load_bytes(&codes.low[i / 4][group]), shift);
+                        let high = s.shift_bytes_right_by(s.load_bytes(&codes.high[group]), i as u32);
+                        s.or_bytes(s.and_bytes(low, 3), s.shift_bytes_left::<2>(s.and_bytes(high, 1)))
+                    })
+                };
+            }
+            let (first, second) = (half_dots!(0), half_dots!(1));
+            for p in 0..NP {
+                let of = panels[p].1;
+                let scale = s.load_f16(&of.scale);
+                let scales = [s.load_i8(&of.scales[2 * i]), s.load_i8(&of.scales[2 * i + 1])];
+                for m in 0..MR {
+                    let dot = s.mul(s.to_f32(first[m][p]), scales[0]);
+                    let dot = s.mul_add(s.to_f32(second[m][p]), scales[1], dot);
+                    sums[m][p] = s.mul_add(dot, s.mul(scale, s.splat(x[m].scale)), sums[m][p]);
+                }
+            }
+        }
+        sums
+    }
+}
