@@ -229,11 +229,11 @@ impl Checkpoint {
         self.files.iter().map(|file| file.name.as_str())
     }
 
-    /// All bytes of each of these files that is in safetensors.
+    /// All bytes of each of these files.
     pub fn weight_bytes(&self) -> impl Iterator<Item = &Bytes> {
-        self.files.iter().filter_map(|file| match &file.container {
-            Container::Safetensors(file) => Some(file.file()),
-            Container::Gguf { .. } => None,
+        self.files.iter().map(|file| match &file.container {
+            Container::Safetensors(file) => file.file(),
+            Container::Gguf { gguf, .. } => gguf.file(),
         })
     }
 

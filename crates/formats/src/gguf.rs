@@ -108,6 +108,11 @@ impl Gguf {
         self.alignment
     }
 
+    /// The whole file.
+    pub(crate) fn file(&self) -> &Bytes {
+        &self.file
+    }
+
     /// Keys and values.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata

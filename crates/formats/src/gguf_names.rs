@@ -86,8 +86,19 @@ fn layer_tensor(gguf_name: &str) -> Option<String> {
     Some(format!("model.layers.{layer}.{name}.{kind}"))
 }
 
+/// The GGUF name of a checkpoint's tensor: the inverse of [`checkpoint_name`]; `None` for one that GGUF has no name for.
+pub fn gguf_name(checkpoint_name: &str) -> Option<String> {
+    if let Some((name, _)) = MODEL_TENSORS.iter().find(|(_, name)| *name == checkpoint_name) {
+        return Some((*name).into());
+    }
+    let (layer, rest) = checkpoint_name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (tensor, kind) = rest.rsplit_once('.')?;
+    let (name, _) = LAYER_TENSORS.iter().find(|(_, name)| *name == tensor)?;
+    Some(format!("blk.{layer}.{name}.{kind}")).filter(|name| self::checkpoint_name(name) == checkpoint_name)
+}
+
 /// How many heads the rows of this tensor were reordered by, or `None` when its rows are as in the checkpoint.
-pub(crate) fn reordered_heads(gguf_name: &str, architecture: &str, config: &Map<String, Json>) -> Option<usize> {
+pub fn reordered_heads(gguf_name: &str, architecture: &str, config: &Map<String, Json>) -> Option<usize> {
     if !["llama", "mistral", "smollm3"].contains(&architecture) {
         return None;
     }
@@ -277,15 +288,36 @@ pub(crate) fn is_configuration(info: &GgufTensor) -> bool {
     info.name() == ROPE_FREQS
 }
 
+/// The rows of `tensor` in the order of GGUF files, copied: the inverse of what the checkpoint's reader does.
+pub fn in_file_order(name: &str, tensor: &Tensor, heads: usize) -> Result<Tensor, FormatError> {
+    let rows = tensor.shape().first().copied().unwrap_or(1);
+    let order = checkpoint_row_order(rows, heads);
+    let order = order.ok_or_else(|| FormatError::Heads { tensor: name.into(), rows, heads })?;
+    let mut inverse = vec![0; rows];
+    order.enumerate().for_each(|(row, of_file)| inverse[of_file] = row);
+    in_order(name, tensor, heads, inverse.into_iter())
+}
+
 /// The rows of `tensor` in the checkpoint's order, copied. A vector is a column of one-element rows.
 pub(crate) fn in_checkpoint_order(name: &str, tensor: &Tensor, heads: usize) -> Result<Tensor, FormatError> {
+    let rows = tensor.shape().first().copied().unwrap_or(1);
+    let order = checkpoint_row_order(rows, heads);
+    in_order(name, tensor, heads, order.ok_or_else(|| FormatError::Heads { tensor: name.into(), rows, heads })?)
+}
+
+/// The rows of `tensor` in this order, copied.
+fn in_order(
+    name: &str,
+    tensor: &Tensor,
+    heads: usize,
+    order: impl Iterator<Item = usize>,
+) -> Result<Tensor, FormatError> {
     let bytes = tensor.bytes();
     let (rows, row_bytes) = match tensor.shape() {
         [len] => (*len, bytes.len().checked_div(*len).unwrap_or(0)),
         _ => (tensor.num_rows(), tensor.row_bytes()),
     };
     let wrong = || FormatError::Heads { tensor: name.into(), rows, heads };
-    let order = checkpoint_row_order(rows, heads).ok_or_else(wrong)?;
     let mut reordered = Vec::with_capacity(bytes.len());
     for row in order {
         let start = row.checked_mul(row_bytes).ok_or_else(wrong)?;
@@ -313,7 +345,20 @@ mod tests {
             ("blk.x.attn_q.weight", "blk.x.attn_q.weight"),
         ] {
             assert_eq!(checkpoint_name(gguf), expected);
+            let known = expected.starts_with("model.");
+            assert_eq!(gguf_name(expected).as_deref(), known.then_some(gguf));
         }
+        assert_eq!(gguf_name("model.layers.03.mlp.up_proj.weight"), None);
+    }
+
+    #[test]
+    fn rows_go_to_the_order_of_files_and_back() {
+        let values: Vec<f32> = (0..12 * 3).map(|value| value as f32).collect();
+        let tensor = Tensor::from_f32(tensor::WeightFormat::F32, vec![12, 3], &values).unwrap();
+        let stored = in_file_order("q", &tensor, 2).unwrap();
+        assert_eq!(stored.to_f32()[3..6], [9.0, 10.0, 11.0]);
+        assert_eq!(in_checkpoint_order("q", &stored, 2).unwrap().to_f32(), values);
+        assert!(in_file_order("q", &tensor, 5).is_err());
     }
 
     #[test]

@@ -130,7 +130,62 @@ impl GgufWriter {
 
     /// Writes the file, without holding it in memory. A tensor that makes another number of bytes than it said is an error.
     pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
-        let alignment = self.alignment.unwrap_or(DEFAULT_ALIGNMENT.into()).max(1);
+        self.write_from(0, out, &mut |_, _| Ok(()))
+    }
+
+    /// The name of tensor `index`.
+    pub fn name(&self, index: usize) -> Option<&str> {
+        self.tensors.get(index).map(|tensor| tensor.name.as_str())
+    }
+
+    /// Bytes of the file before the data of tensor `index`, or all of them past the last.
+    pub fn bytes_before(&self, index: usize) -> u64 {
+        let header = self.header();
+        let (alignment, len) = (self.alignment(), header.len() as u64);
+        let before = self.tensors.iter().take(index);
+        len.next_multiple_of(alignment)
+            + before.map(|tensor| tensor.data.len().next_multiple_of(alignment)).sum::<u64>()
+    }
+
+    /// As [`GgufWriter::write_to`], from tensor `first` on, where [`GgufWriter::bytes_before`] it are written already: none
+    /// for 0. `done` hears of each tensor that is written, by its index.
+    pub fn write_from<W: Write>(
+        &self,
+        first: usize,
+        out: &mut W,
+        done: &mut dyn FnMut(&mut W, usize) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let alignment = self.alignment();
+        if first == 0 {
+            let header = self.header();
+            out.write_all(&header)?;
+            write_padding(out, header.len() as u64, alignment)?;
+        }
+        for (index, tensor) in self.tensors.iter().enumerate().skip(first) {
+            match &tensor.data {
+                Data::Given(bytes) => out.write_all(bytes)?,
+                Data::Made { len, make } => {
+                    let mut counted = Counted { out: &mut *out, written: 0 };
+                    make(&mut counted)?;
+                    if counted.written != *len {
+                        let what = format!("tensor `{}`: {} bytes were made, not {len}", tensor.name, counted.written);
+                        return Err(io::Error::other(what));
+                    }
+                }
+            }
+            write_padding(out, tensor.data.len(), alignment)?;
+            done(out, index)?;
+        }
+        Ok(())
+    }
+
+    fn alignment(&self) -> u64 {
+        self.alignment.unwrap_or(DEFAULT_ALIGNMENT.into()).max(1)
+    }
+
+    /// Everything before the padding in front of the data.
+    pub fn header(&self) -> Vec<u8> {
+        let alignment = self.alignment();
         let mut header = Vec::new();
         header.extend(b"GGUF");
         header.extend(3u32.to_le_bytes());
@@ -150,23 +205,7 @@ impl GgufWriter {
             header.extend(offset.to_le_bytes());
             offset = (offset + tensor.data.len()).next_multiple_of(alignment);
         }
-        out.write_all(&header)?;
-        write_padding(out, header.len() as u64, alignment)?;
-        for tensor in &self.tensors {
-            match &tensor.data {
-                Data::Given(bytes) => out.write_all(bytes)?,
-                Data::Made { len, make } => {
-                    let mut counted = Counted { out: &mut *out, written: 0 };
-                    make(&mut counted)?;
-                    if counted.written != *len {
-                        let what = format!("tensor `{}`: {} bytes were made, not {len}", tensor.name, counted.written);
-                        return Err(io::Error::other(what));
-                    }
-                }
-            }
-            write_padding(out, tensor.data.len(), alignment)?;
-        }
-        Ok(())
+        header
     }
 
     /// The file in memory.
