@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use formats::{Checkpoint, TensorInfo};
 use plan::{KvFormat, Plan};
@@ -116,6 +116,9 @@ pub(crate) fn weight_bytes(plan: &Plan, bytes_of: impl Fn(usize) -> u64) -> (u64
 
 /// Runs `hotmetal plan`.
 pub(crate) fn plan(args: &FitArgs) -> Result<()> {
+    if args.model_args.quant.is_some() {
+        bail!("--quant is of run, serve and eval: `plan` looks at a file, which `hotmetal quantize` writes");
+    }
     if args.explain_dispatch {
         let (checkpoint, name) = load::open(args.model.as_deref(), false)?;
         return explain::of_checkpoint(&checkpoint, &name, &args.model_args);

@@ -18,6 +18,7 @@ use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Texts, Tokenizer, TokenizerError};
 
 use crate::output::note;
+use crate::quantize::{mix::Mix, on_load};
 use crate::{builtin, hub, units};
 
 /// Tokens in a block of the KV cache.
@@ -60,6 +61,11 @@ pub(crate) struct ModelArgs {
     /// Use Q8_0 weights where the file has them: loads at once and takes half the memory, steps are slower
     #[arg(long)]
     pub(crate) no_repack: bool,
+
+    /// Compute with the matrices in this format: q8_0, q4_0, q4_k_m or another of `hotmetal quantize`; made when the model is
+    /// loaded for the first time, and kept in the cache folder
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) quant: Option<Mix>,
 
     /// Element type of the KV cache [default: f32 for F32 weights, f16 for all others]
     #[arg(long, value_enum, value_name = "TYPE")]
@@ -254,7 +260,8 @@ pub(crate) fn open(name: Option<&str>, headers_only: bool) -> Result<(Checkpoint
     Ok((checkpoint.with_context(|| format!("cannot load `{name}`"))?, name.to_owned()))
 }
 
-fn locate(name: &str) -> Result<PathBuf> {
+/// The path that a model's name stands for.
+pub(crate) fn locate(name: &str) -> Result<PathBuf> {
     let path = Path::new(name);
     if path.exists() {
         return Ok(path.to_owned());
@@ -339,9 +346,14 @@ fn kernel_folder() -> Option<PathBuf> {
 
 /// Where kernels are kept that were compiled on this machine.
 fn kernel_cache() -> Option<PathBuf> {
+    cache_folder().map(|cache| cache.join("kernels"))
+}
+
+/// Where what can be made again is kept.
+fn cache_folder() -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache")));
-    cache.map(|cache| cache.join("hotmetal/kernels"))
+    cache.map(|cache| cache.join("hotmetal"))
 }
 
 /// Every GPU of this machine with its name, or why it cannot be used; and for a kind of which there is none, why.
@@ -483,7 +495,7 @@ struct Loaded {
 }
 
 fn load_all_but_tokenizer(checkpoint: &Checkpoint, args: &ModelArgs, sizes: &EngineSizes) -> Result<Loaded> {
-    let (plan, weights) = plan_and_weights(checkpoint)?;
+    let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
     let Placed { backend, kv, context_len } = place(args, sizes, &plan, &weights)?;
     let device = backend.device().description.clone();
     let vocab_size = plan.vocab_size;
@@ -494,12 +506,17 @@ fn load_all_but_tokenizer(checkpoint: &Checkpoint, args: &ModelArgs, sizes: &Eng
 
 /// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].
 pub(crate) fn load_weights(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
-    let (plan, weights) = plan_and_weights(checkpoint)?;
+    let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
     Ok((plan, backend(args)?, weights))
 }
 
-fn plan_and_weights(checkpoint: &Checkpoint) -> Result<(Plan, Vec<Tensor>)> {
+fn plan_and_weights(checkpoint: &Checkpoint, quant: Option<Mix>) -> Result<(Plan, Vec<Tensor>)> {
     let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
+    if let Some(mix) = quant {
+        let folder = cache_folder().map(|cache| cache.join("quantized"));
+        let weights = on_load::weights(checkpoint, &plan, mix, folder.as_deref())?;
+        return Ok((plan, weights));
+    }
     let begun = Instant::now();
     let mut weights = Vec::with_capacity(plan.weights.len());
     for weight in &plan.weights {
@@ -794,6 +811,7 @@ mod tests {
             threads: None,
             isa: None,
             no_repack: false,
+            quant: None,
             kv_type: None,
             chat_template: None,
             allow_unknown_patterns: false,

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use formats::gguf::{GgmlType, Gguf, GgufWriter, Value};
+use formats::{Checkpoint, safetensors};
+use tensor::quant::Packing;
 use tensor::{Tensor, WeightFormat};
 
 mod process;
@@ -65,13 +67,22 @@ fn matrices_are_packed_and_the_rest_stays() {
     let formats = [WeightFormat::Q6_K, WeightFormat::F32, WeightFormat::Q4_K, WeightFormat::Q8_0, WeightFormat::F16];
     for ((name, shape), format) in TENSORS.into_iter().zip(formats) {
         let found = gguf.tensor(name).expect("every tensor is there");
-        let expected = Tensor::from_f32(format, shape.to_vec(), &original(name, shape).to_f32()).expect("it divides");
+        let values = original(name, shape).to_f32();
+        let expected = Tensor::packed(format, shape.to_vec(), &values, Packing::Searched).expect("it divides");
         assert_eq!((found.format(), found.shape()), (format, shape), "{name}");
         assert_eq!(found.bytes(), expected.bytes(), "{name}");
     }
     let receipt: serde_json::Value = serde_json::from_slice(&fs::read(&receipt).unwrap()).expect("JSON");
     let error = receipt["tensors"][1]["relative_rms_error"].as_f64().expect("a number");
     assert!(receipt["tensors"][1]["to"] == "Q4_K" && error > 0.01 && error < 0.2, "{receipt}");
+
+    assert_eq!(receipt["scales"], "searched");
+    // Plain scales lose more.
+    let (plain, plain_receipt) = (at("plain.gguf"), at("plain.json"));
+    process::succeed(&["quantize", &source, "-F", "q4_k", "-o", &plain, "--plain", "--receipt", &plain_receipt]);
+    let plain: serde_json::Value = serde_json::from_slice(&fs::read(&plain_receipt).unwrap()).expect("JSON");
+    let plain_error = plain["tensors"][1]["relative_rms_error"].as_f64().expect("a number");
+    assert!(plain["scales"] == "plain" && plain_error > 1.05 * error, "{plain_error}, {error}");
 
     // The same bytes again, under the name only when they are whole, and never over what is there.
     process::succeed(&["quantize", &source, "-F", "q4_k", "-o", &second]);
@@ -113,4 +124,217 @@ fn tensors_can_be_chosen_by_name_and_wrong_choices_are_refused() {
     assert!(fail(&["/nonexistent/model.gguf", "-F", "q4_0", "-o", other]).contains("/nonexistent/model.gguf"));
     assert!(fail(&[&source, "-F", "q4_0", "-o", &source, "--force"]).contains("another -o"));
     assert!(!Path::new(other).exists());
+}
+
+/// The folder of the built-in model.
+const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/builtin");
+
+/// What a model writes after a few words; timings go to stderr.
+fn continuation(args: &[&str]) -> String {
+    let output = process::output(&[&["run"], args, &["Once upon a time", "--temp", "0", "-n", "160"]].concat());
+    assert!(output.status.success(), "{}", process::text(&output.stderr));
+    process::text(&output.stdout)
+}
+
+fn perplexity(model: &str, text: &str) -> f64 {
+    let printed = process::succeed(&["eval", model, "-f", text, "--ctx-size", "64", "-o", "json"]);
+    let value: serde_json::Value = serde_json::from_str(&printed).expect("one JSON object");
+    value["perplexity"].as_f64().expect("a number")
+}
+
+#[test]
+fn a_folder_of_safetensors_becomes_a_file_that_says_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let (exact, four, text) = (at("bf16.gguf"), at("q4.gguf"), at("text.txt"));
+    fs::write(&text, continuation(&[]).repeat(3)).expect("room for a text");
+    process::succeed(&["quantize", BUILTIN, "-F", "bf16", "-o", &exact]);
+    let gguf = Gguf::read(fs::read(&exact).unwrap().into()).unwrap();
+    assert_eq!(gguf.metadata().str("tokenizer.ggml.pre").unwrap(), Some("qwen2"));
+    assert_eq!(gguf.metadata().u64("qwen3.block_count").unwrap(), Some(7));
+    // The same tokens and, from the same weights, the same figure to the last bit.
+    assert_eq!(perplexity(&exact, &text), perplexity(BUILTIN, &text));
+    assert_eq!(continuation(&[&exact]), continuation(&[]));
+    // Four bits cost little.
+    process::succeed(&["quantize", BUILTIN, "-F", "q4_k_m", "-o", &four]);
+    let (before, after) = (perplexity(BUILTIN, &text), perplexity(&four, &text));
+    assert!(after < 1.1 * before, "{after} from {before}");
+    assert!(fs::metadata(&four).unwrap().len() * 2 < fs::metadata(&exact).unwrap().len());
+}
+
+#[test]
+fn a_model_that_gguf_has_no_words_for_is_refused_and_leaves_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = folder.path().join("model");
+    fs::create_dir(&source).expect("room for a folder");
+    for file in ["config.json", "model.safetensors", "tokenizer_config.json"] {
+        fs::copy(Path::new(BUILTIN).join(file), source.join(file)).expect("room for a file");
+    }
+    let output = folder.path().join("out.gguf");
+    let (from, to) = (source.to_str().expect("a path in UTF-8"), output.to_str().expect("a path in UTF-8"));
+    assert!(fail(&[from, "-F", "q8_0", "-o", to]).contains("tokenizer.json"));
+    assert!(fail(&[from, "-F", "q9_9", "-o", to]).contains("q4_k_m"));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+/// A source of many tensors, and the bytes of it in Q8_0.
+fn write_large_source(folder: &Path) -> String {
+    let tensors: Vec<(String, Tensor)> = (0..12)
+        .map(|layer| (format!("blk.{layer}.ffn_up.weight"), original(&format!("{layer}"), &[256, 1024])))
+        .collect();
+    let mut writer = GgufWriter::new();
+    writer.metadata("general.architecture", Value::String("llama".into()));
+    for (name, tensor) in &tensors {
+        writer.tensor(name, tensor);
+    }
+    let path = folder.join("source.gguf");
+    fs::write(&path, writer.to_bytes()).expect("room for a file");
+    path.to_str().expect("a path in UTF-8").to_owned()
+}
+
+/// The kernel ends a process that writes beyond a limit, as a full disk or a power cut would in the middle of a tensor.
+#[cfg(unix)]
+#[test]
+fn a_run_that_was_interrupted_is_continued_to_the_same_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = write_large_source(folder.path());
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let (whole, output, receipt) = (at("whole.gguf"), at("out.gguf"), at("receipt.json"));
+    process::succeed(&["quantize", &source, "-F", "q8_0", "-o", &whole]);
+    // Units of 512 or 1024 bytes: between 1 and 2 of the 3.3 MB.
+    let script =
+        format!("ulimit -f 2000; exec {} quantize {source} -F q8_0 -o {output}", env!("CARGO_BIN_EXE_hotmetal"));
+    let cut = std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell");
+    assert!(!cut.status.success());
+    assert!(!Path::new(&output).exists() && folder.path().join(".out.gguf.partial").exists());
+    let resumed = process::output(&["quantize", &source, "-F", "q8_0", "-o", &output, "--receipt", &receipt]);
+    let note = process::text(&resumed.stderr);
+    assert!(resumed.status.success() && note.contains("by a run that was interrupted"), "{note}");
+    assert!(fs::read(&output).unwrap() == fs::read(&whole).unwrap());
+    let receipt: serde_json::Value = serde_json::from_slice(&fs::read(&receipt).unwrap()).expect("JSON");
+    assert_eq!(receipt["tensors"].as_array().map(Vec::len), Some(12));
+    let left = |folder: &Path| {
+        fs::read_dir(folder)
+            .unwrap()
+            .filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with('.'))
+            .count()
+    };
+    assert_eq!(left(folder.path()), 0);
+    // What was begun for another format is thrown away.
+    let other = at("other.gguf");
+    let script =
+        format!("ulimit -f 2000; exec {} quantize {source} -F q8_0 -o {other}", env!("CARGO_BIN_EXE_hotmetal"));
+    std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell");
+    process::succeed(&["quantize", &source, "-F", "q5_0", "-o", &other]);
+    let gguf = Gguf::read(fs::read(&other).unwrap().into()).unwrap();
+    assert!(gguf.tensors().iter().all(|info| info.ggml_type() == GgmlType::of(WeightFormat::Q5_0)));
+}
+
+#[test]
+fn quantised_safetensors_run_and_become_gguf() {
+    // The built-in model with one projection in INT4, as compressed-tensors packs it.
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| Path::new(BUILTIN).join(name);
+    let file = safetensors::Safetensors::read(fs::read(at("model.safetensors")).unwrap().into()).unwrap();
+    let packed = "model.layers.0.mlp.up_proj.weight";
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::<u8>::new());
+    let mut add = |name: &str, dtype: &str, shape: Vec<u64>, bytes: &[u8]| {
+        let offsets = [data.len(), data.len() + bytes.len()];
+        data.extend_from_slice(bytes);
+        header.insert(name.to_owned(), serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
+    };
+    let mut expected = Vec::new();
+    for info in file.tensors() {
+        if info.name() != packed {
+            add(info.name(), info.dtype(), info.shape().to_vec(), &file.tensor_bytes(info).unwrap());
+            continue;
+        }
+        let (rows, cols) = (info.shape()[0] as usize, info.shape()[1] as usize);
+        let values = file.read_tensor(info).unwrap().to_f32();
+        let four = Tensor::packed(WeightFormat::Q4_0, vec![rows, cols], &values, Packing::Searched).unwrap();
+        let blocks: &[tensor::quant::q4_0::Block] = four.as_slice();
+        let scales: Vec<u8> = blocks.iter().flat_map(|block| block.scale.to_le_bytes()).collect();
+        // The words of compressed-tensors have the codes in order; the blocks of Q4_0 have j and j + 16 in a byte.
+        let code = |block: &tensor::quant::q4_0::Block, j: usize| {
+            if j < 16 { block.codes[j] & 15 } else { block.codes[j - 16] >> 4 }
+        };
+        let words: Vec<u8> =
+            blocks.iter().flat_map(|b| (0..16).map(|i| code(b, 2 * i) | code(b, 2 * i + 1) << 4)).collect();
+        let stem = packed.trim_end_matches(".weight");
+        add(&format!("{stem}.weight_packed"), "I32", vec![rows as u64, cols as u64 / 8], &words);
+        add(&format!("{stem}.weight_scale"), "F16", vec![rows as u64, cols as u64 / 32], &scales);
+        expected = four.bytes().to_vec();
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let weights = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(at("config.json")).unwrap()).unwrap();
+    config["quantization_config"] = serde_json::json!({
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+            "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": true, "dynamic": false,
+        }}},
+    });
+    let source = folder.path().join("model");
+    fs::create_dir(&source).expect("room for a folder");
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        fs::copy(at(file), source.join(file)).expect("room for a file");
+    }
+    fs::write(source.join("config.json"), config.to_string()).expect("room for a file");
+    fs::write(source.join("model.safetensors"), weights).expect("room for a file");
+    let source = source.to_str().expect("a path in UTF-8");
+
+    let open = |path: &Path| Ok(mapped::map(path)?);
+    let tensor = Checkpoint::open(Path::new(source), &open).unwrap().tensor(packed).unwrap();
+    assert_eq!((tensor.format(), &tensor.bytes()[..]), (WeightFormat::Q4_0, &expected[..]));
+    let inspected = process::succeed(&["inspect", source]);
+    assert!(
+        inspected.contains("read as Q4_0, which holds it exactly") && inspected.contains("quant_method"),
+        "{inspected}"
+    );
+    let ran = process::output(&["run", source, "Once upon a time", "--temp", "0", "-n", "20"]);
+    let note = process::text(&ran.stderr);
+    assert!(ran.status.success() && note.contains("INT4 as Q4_0"), "{note}");
+    // What is in four bits already stays what it is.
+    let output = folder.path().join("out.gguf");
+    process::succeed(&["quantize", source, "-F", "q4_0", "-o", output.to_str().expect("a path in UTF-8"), "--plain"]);
+    let gguf = Gguf::read(fs::read(&output).unwrap().into()).unwrap();
+    assert_eq!(gguf.tensor("blk.0.ffn_up.weight").unwrap().bytes()[..], expected[..]);
+}
+
+#[test]
+fn weights_are_quantised_on_load_and_kept_for_the_next() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = |format: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hotmetal"));
+        command.args([
+            "run",
+            BUILTIN,
+            "Once upon a time",
+            "--temp",
+            "0",
+            "-n",
+            "40",
+            "--device",
+            "cpu",
+            "--quant",
+            format,
+        ]);
+        let output = command.env("XDG_CACHE_HOME", folder.path()).output().expect("the binary starts");
+        let note = process::text(&output.stderr);
+        assert!(output.status.success(), "{note}");
+        (process::text(&output.stdout), note)
+    };
+    let cache = folder.path().join("hotmetal/quantized");
+    let ((first, made), (second, found)) = (run("q4_0"), run("q4_0"));
+    assert!(made.contains("quantised to q4_0") && !found.contains("quantised"), "{made}{found}");
+    assert_eq!(first, second);
+    assert_eq!(fs::read_dir(&cache).expect("a cache").count(), 1);
+    // As from a file that was written before.
+    let file = folder.path().join("q4.gguf");
+    let file = file.to_str().expect("a path in UTF-8");
+    process::succeed(&["quantize", BUILTIN, "-F", "q4_0", "-o", file]);
+    let output = process::output(&["run", file, "Once upon a time", "--temp", "0", "-n", "40", "--device", "cpu"]);
+    assert_eq!(process::text(&output.stdout), first);
+    let refused = process::output(&["plan", BUILTIN, "--quant", "q4_0"]);
+    assert!(!refused.status.success() && process::text(&refused.stderr).contains("--quant"));
 }

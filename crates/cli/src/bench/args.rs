@@ -122,6 +122,7 @@ impl KernelsArgs {
             chat_template: None,
             allow_unknown_patterns: false,
             no_repack: false,
+            quant: None,
         }
     }
 
@@ -195,6 +196,7 @@ impl TargetArgs {
             threads,
             isa: self.isa,
             no_repack: self.no_repack,
+            quant: None,
             kv_type: self.kv_type,
             chat_template: None,
             allow_unknown_patterns: false,

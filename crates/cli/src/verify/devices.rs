@@ -104,6 +104,7 @@ fn model_args(isa: Option<cpu::IsaLevel>, threads: Option<usize>, repack: bool) 
         threads,
         isa,
         no_repack: !repack,
+        quant: None,
         kv_type: None,
         chat_template: None,
         allow_unknown_patterns: false,

@@ -1,0 +1,298 @@
+//! A checkpoint in safetensors as what a GGUF file says: metadata, vocabulary, names and the order of rows.
+//!
+//! Nothing is trusted to have been said right: the plan that the GGUF's keys give is compared with the plan of the source, and
+//! its vocabulary must cut a text of many scripts into the same tokens. What cannot be said is refused.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, bail};
+use formats::gguf::{Array, GgufWriter, Value};
+use formats::{Checkpoint, TokenizerSource, gguf_names};
+use plan::{Plan, RopeScaling};
+use serde_json::Value as Json;
+use tensor::{Tensor, WeightFormat};
+use tokenizer::{ParseSpecial, Tokenizer};
+
+use crate::load;
+
+/// What any two tokenizers that are not the same are likely to cut differently.
+const PROBE: &str = "Hello, World!  It's 1234567 o'clock; we'll see—won't WE'RE they'd I'VE?\n\n\tfn main() { x += 0x1F; }\r\n   \
+    naïve café cafe\u{301} Ünïcödé ÀÉÎ straße Ωμέγα Привет мир, как дела? שלום עולם مرحبا بالعالم ٣٤٥ \
+    नमस्ते दुनिया สวัสดี 你好，世界！今日は良い天気ですね 안녕하세요 🦀🚀👩\u{200d}👩\u{200d}👧 a\u{200d}b $100.00 50% \
+    #tag @user a_b-c/d\\e <|x|> [1,2,3] ½ ² ™ \u{a0}nbsp   end \n  ";
+
+/// The writer of a GGUF file with everything but tensors.
+pub(super) fn metadata(checkpoint: &Checkpoint, name: &str) -> Result<GgufWriter> {
+    let plan = load::plan_of(checkpoint)?;
+    let config = checkpoint.model_config();
+    let mut writer = GgufWriter::new();
+    // Mistral's models are `llama` in GGUF files.
+    let architecture = match plan.model_type.as_str() {
+        "mistral" => "llama",
+        other => other,
+    };
+    writer.metadata("general.architecture", Value::String(architecture.into()));
+    writer.metadata("general.name", Value::String(name.into()));
+    let key = |name: &str| format!("{architecture}.{name}");
+    let hidden_size = config.u64("hidden_size")?.context("config.json has no `hidden_size`")?;
+    let heads = config.u64("num_attention_heads")?.context("config.json has no `num_attention_heads`")?;
+    let head_dim = match plan.kv_layers.first() {
+        Some(layer) => layer.head_dim as u64,
+        None => hidden_size / heads.max(1),
+    };
+    let kv_heads = plan.kv_layers.first().map_or(heads, |layer| layer.kv_heads as u64);
+    let integers = [
+        ("block_count", Some(plan.kv_layers.len() as u64)),
+        ("context_length", Some(plan.context_len as u64)),
+        ("embedding_length", Some(hidden_size)),
+        ("feed_forward_length", config.u64("intermediate_size")?),
+        ("attention.head_count", Some(heads)),
+        ("attention.head_count_kv", Some(kv_heads)),
+        ("attention.key_length", Some(head_dim)),
+        ("attention.value_length", Some(head_dim)),
+        ("rope.dimension_count", Some(head_dim)),
+        ("vocab_size", Some(plan.vocab_size as u64)),
+    ];
+    for (name, value) in integers {
+        if let Some(value) = value {
+            let value = u32::try_from(value).with_context(|| format!("`{name}` is {value}, which GGUF cannot say"))?;
+            writer.metadata(&key(name), Value::U32(value));
+        }
+    }
+    if let Some(window) = plan.ops.iter().find_map(|op| match op {
+        plan::Op::Attention { attention, .. } => attention.window,
+        _ => None,
+    }) {
+        writer.metadata(&key("attention.sliding_window"), Value::U32(u32::try_from(window)?));
+    }
+    // transformers' default.
+    let epsilon = config.f64("rms_norm_eps")?.unwrap_or(1e-6);
+    writer.metadata(&key("attention.layer_norm_rms_epsilon"), Value::F32(epsilon as f32));
+    let Some(rope) = plan.ropes.first().filter(|_| plan.ropes.len() == 1) else {
+        bail!("the model has {} rotary embeddings, where a GGUF file says one", plan.ropes.len());
+    };
+    writer.metadata(&key("rope.freq_base"), Value::F32(rope.theta));
+    match &rope.scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => {
+            writer.metadata(&key("rope.scaling.type"), Value::String("linear".into()));
+            writer.metadata(&key("rope.scaling.factor"), Value::F32(*factor));
+        }
+        RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => {
+            let factors = factors(rope);
+            writer.tensor(gguf_names::ROPE_FREQS, &Tensor::from_f32(WeightFormat::F32, vec![factors.len()], &factors)?);
+        }
+    }
+    vocabulary(checkpoint, &mut writer)?;
+    if let Some(template) = &checkpoint.chat_templates.default {
+        writer.metadata("tokenizer.chat_template", Value::String(template.clone()));
+    }
+    for (name, template) in &checkpoint.chat_templates.named {
+        writer.metadata(&format!("tokenizer.chat_template.{name}"), Value::String(template.clone()));
+    }
+    Ok(writer)
+}
+
+/// What the frequency of each pair is divided by.
+fn factors(rope: &plan::Rope) -> Vec<f32> {
+    let plain = plan::Rope { scaling: RopeScaling::None, ..rope.clone() }.frequencies();
+    plain.iter().zip(rope.frequencies()).map(|(plain, scaled)| (plain / scaled) as f32).collect()
+}
+
+/// Refuses a file whose keys do not give the plan of the source.
+pub(super) fn check(source: &Checkpoint, written: &Checkpoint) -> Result<()> {
+    let (mut source, mut written) = (load::plan_of(source)?, load::plan_of(written)?);
+    // Mistral's models have another name there, and frequencies may be said in two ways.
+    written.model_type.clone_from(&source.model_type);
+    let turns = |plan: &mut Plan| -> Vec<Vec<f32>> {
+        let ropes = std::mem::take(&mut plan.ropes);
+        ropes.iter().map(|rope| rope.frequencies().into_iter().map(|frequency| frequency as f32).collect()).collect()
+    };
+    let (turns, found) = (turns(&mut source), turns(&mut written));
+    let near =
+        |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= a.abs() * 1e-6);
+    let same_turns = turns.len() == found.len() && turns.iter().zip(&found).all(|(a, b)| near(a, b));
+    if source != written || !same_turns {
+        let different = source.ops.iter().zip(&written.ops).find(|(a, b)| a != b);
+        let which = different.map(|(a, b)| format!(": `{a:?}` would be read as `{b:?}`")).unwrap_or_default();
+        bail!("what config.json says of the model cannot be said in a GGUF file{which}");
+    }
+    Ok(())
+}
+
+/// How many heads the rows of a tensor are to be reordered by.
+pub(super) fn reordered_heads(checkpoint: &Checkpoint, architecture: &str, gguf_name: &str) -> Option<usize> {
+    gguf_names::reordered_heads(gguf_name, architecture, checkpoint.config.as_object()?)
+}
+
+/// Adds `tokenizer.ggml.*`.
+fn vocabulary(checkpoint: &Checkpoint, writer: &mut GgufWriter) -> Result<()> {
+    let TokenizerSource::HuggingFace { tokenizer_json, .. } = &checkpoint.tokenizer else {
+        bail!("the model has no tokenizer.json: a GGUF file needs its vocabulary");
+    };
+    let original = load::load_tokenizer(checkpoint.tokenizer.clone(), true)?;
+    let json: Json = serde_json::from_slice(tokenizer_json).context("tokenizer.json is not JSON")?;
+    let read = Vocabulary::read(&json, &original, checkpoint)?;
+    let expected = original.encode(PROBE, ParseSpecial::Yes)?;
+    // Byte-level vocabularies name the pattern that cuts words: the first name that cuts as the original does.
+    let names: Vec<Option<&str>> = match read.model {
+        "llama" => vec![None],
+        _ => known_names().into_iter().map(Some).collect(),
+    };
+    for name in names {
+        let tokenizer = Tokenizer::from_gguf(read.as_gguf(name, &original));
+        let same = |tokenizer: &Tokenizer| {
+            let starts = tokenizer.prefix_ids() == original.prefix_ids();
+            starts && tokenizer.encode(PROBE, ParseSpecial::Yes).is_ok_and(|found| found == expected)
+        };
+        if tokenizer.is_ok_and(|tokenizer| same(&tokenizer)) {
+            read.write(name, &original, writer);
+            return Ok(());
+        }
+    }
+    bail!("the vocabulary cuts words in a way that GGUF has no name for: its file would give other tokens");
+}
+
+/// The usual ones first: several names stand for one pattern.
+fn known_names() -> Vec<&'static str> {
+    let usual = ["llama-bpe", "qwen2", "tekken", "gpt-2", "smollm"];
+    let others = tokenizer::known_pre_tokenizers().into_iter().filter(|name| !usual.contains(name));
+    usual.into_iter().chain(others).collect()
+}
+
+/// A vocabulary as GGUF has it.
+struct Vocabulary {
+    model: &'static str,
+    tokens: Vec<String>,
+    scores: Vec<f32>,
+    types: Vec<i32>,
+    merges: Vec<String>,
+    add_space_prefix: bool,
+    eos: Option<u32>,
+}
+
+impl Vocabulary {
+    fn read(json: &Json, original: &Tokenizer, checkpoint: &Checkpoint) -> Result<Self> {
+        let model = &json["model"];
+        let Some(vocab) = model["vocab"].as_object().filter(|_| model["type"] == "BPE") else {
+            bail!("tokenizer.json is no byte-pair encoding, and GGUF vocabularies are made of that alone");
+        };
+        let pieces = model["byte_fallback"] == true;
+        let added: Vec<&Json> = json["added_tokens"].as_array().into_iter().flatten().collect();
+        let ids = vocab.values().chain(added.iter().map(|token| &token["id"])).filter_map(Json::as_u64);
+        // Embeddings may have rows beyond the last token.
+        let len = ids.max().map_or(0, |last| last as usize + 1).max(original.vocab_size());
+        if len > 1 << 24 {
+            bail!("tokenizer.json has an id of {len}, beyond any vocabulary");
+        }
+        let mut tokens: Vec<String> = (0..len).map(|id| format!("[PAD{id}]")).collect();
+        let mut types = vec![5; len];
+        for (text, id) in vocab {
+            let Some(id) = id.as_u64().map(|id| id as usize) else { bail!("tokenizer.json has a token without an id") };
+            tokens[id].clone_from(text);
+            types[id] = if pieces && is_byte(text) { 6 } else { 1 };
+        }
+        for token in added {
+            let (Some(id), Some(text)) = (token["id"].as_u64(), token["content"].as_str()) else {
+                bail!("tokenizer.json has an added token without id or content");
+            };
+            tokens[id as usize] = if pieces { text.replace(' ', "▁") } else { text.to_owned() };
+            types[id as usize] = if token["special"] == true { 3 } else { 4 };
+        }
+        if let Some(unknown) = original.unk_id().filter(|_| pieces) {
+            types[unknown as usize] = 2;
+        }
+        let merges: Vec<String> = model["merges"].as_array().into_iter().flatten().filter_map(merge).collect();
+        let scores = if pieces { scores(&tokens, &merges) } else { Vec::new() };
+        let add_space_prefix = json["normalizer"].to_string().contains("\"Prepend\"")
+            || json["pre_tokenizer"].to_string().contains("\"Metaspace\"");
+        let eos = checkpoint.eos_token_ids()?.first().copied().or(original.eos_ids().first().copied());
+        let model = if pieces { "llama" } else { "gpt2" };
+        let merges = if pieces { Vec::new() } else { merges };
+        Ok(Self { model, tokens, scores, types, merges, add_space_prefix, eos })
+    }
+
+    fn as_gguf(&self, pre: Option<&str>, original: &Tokenizer) -> tokenizer::GgufVocabulary {
+        tokenizer::GgufVocabulary {
+            model: self.model.to_owned(),
+            pre: pre.unwrap_or_default().to_owned(),
+            tokens: self.tokens.iter().map(String::as_str).collect(),
+            scores: self.scores.clone(),
+            token_types: self.types.clone(),
+            merges: self.merges.iter().map(String::as_str).collect(),
+            bos_id: original.bos_id(),
+            eos_id: self.eos,
+            eot_id: None,
+            eom_id: None,
+            unk_id: original.unk_id(),
+            pad_id: original.pad_id(),
+            add_bos: Some(!original.prefix_ids().is_empty()),
+            add_eos: Some(false),
+            add_space_prefix: Some(self.add_space_prefix),
+        }
+    }
+
+    fn write(&self, pre: Option<&str>, original: &Tokenizer, writer: &mut GgufWriter) {
+        let key = |name: &str| format!("tokenizer.ggml.{name}");
+        let strings = |list: &[String]| Value::Array(Array::of_strings(list.iter().map(String::as_str)));
+        writer.metadata(&key("model"), Value::String(self.model.into()));
+        if let Some(pre) = pre {
+            writer.metadata(&key("pre"), Value::String(pre.into()));
+        }
+        writer.metadata(&key("tokens"), strings(&self.tokens));
+        if !self.scores.is_empty() {
+            writer.metadata(&key("scores"), Value::Array(Array::of_f32(&self.scores)));
+        }
+        writer.metadata(&key("token_type"), Value::Array(Array::of_i32(&self.types)));
+        if !self.merges.is_empty() {
+            writer.metadata(&key("merges"), strings(&self.merges));
+        }
+        let ids = [
+            ("bos_token_id", original.bos_id()),
+            ("eos_token_id", self.eos),
+            ("unknown_token_id", original.unk_id()),
+            ("padding_token_id", original.pad_id()),
+        ];
+        for (name, id) in ids {
+            if let Some(id) = id {
+                writer.metadata(&key(name), Value::U32(id));
+            }
+        }
+        writer.metadata(&key("add_bos_token"), Value::Bool(!original.prefix_ids().is_empty()));
+        writer.metadata(&key("add_eos_token"), Value::Bool(false));
+        if self.model == "llama" {
+            writer.metadata(&key("add_space_prefix"), Value::Bool(self.add_space_prefix));
+        }
+    }
+}
+
+/// `<0x0A>`.
+fn is_byte(token: &str) -> bool {
+    let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
+}
+
+/// A merge as `a b`, from that or from a pair.
+fn merge(json: &Json) -> Option<String> {
+    match json {
+        Json::String(text) => Some(text.clone()),
+        Json::Array(pair) => match pair.as_slice() {
+            [a, b] => Some(format!("{} {}", a.as_str()?, b.as_str()?)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Scores that merge in the order of `merges`: a piece's is less the rank of the first merge that makes it.
+fn scores(tokens: &[String], merges: &[String]) -> Vec<f32> {
+    let mut ranks: HashMap<String, usize> = HashMap::new();
+    for (rank, merge) in merges.iter().enumerate() {
+        if let Some((a, b)) = merge.split_once(' ') {
+            ranks.entry(format!("{a}{b}")).or_insert(rank);
+        }
+    }
+    let last = merges.len();
+    let score = |token: &String| -(ranks.get(token).copied().unwrap_or(last) as f32);
+    tokens.iter().map(score).collect()
+}

@@ -1,0 +1,239 @@
+//! `--quant`: weights in another format, made when a model is loaded and kept for the next time.
+//!
+//! Cache     `hotmetal/quantized` in the user's cache folder: a GGUF file with nothing but tensors for each model and
+//!           format, named by a hash of both, written beside its name first. The hash takes in names, shapes, sizes and
+//!           thousands of samples of the weights, and not every byte: reading them all would take as long as loading the
+//!           model. What was not used for longest goes when the folder grows beyond [`CACHE_BYTES_MAX`].
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use formats::gguf::{GgmlType, Gguf, GgufWriter};
+use formats::{Checkpoint, gguf_names};
+use plan::Plan;
+use sha2::{Digest, Sha256};
+use tensor::quant::Packing;
+use tensor::{Tensor, WeightFormat};
+
+use super::mix::{Mix, Model};
+use super::{Loss, convert_all};
+use crate::output::note;
+use crate::units;
+
+/// Bytes that all models together may take in the cache.
+const CACHE_BYTES_MAX: u64 = 64 << 30;
+
+/// The tensors of `plan` with their matrices as `mix` says, from the cache in `folder` or made for it.
+pub(crate) fn weights(checkpoint: &Checkpoint, plan: &Plan, mix: Mix, folder: Option<&Path>) -> Result<Vec<Tensor>> {
+    let targets = targets(checkpoint, plan, mix)?;
+    let Some(folder) = folder else {
+        note("weights: no cache folder is known (set HOME or XDG_CACHE_HOME): they are quantised anew each time");
+        return in_memory(checkpoint, &targets);
+    };
+    let path = folder.join(format!("{}.gguf", key(checkpoint, &targets)?));
+    if let Ok(found) = read(&path, &targets) {
+        // What is in use goes last. A cache that cannot be written is as good to read.
+        let _ = File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+        return Ok(found);
+    }
+    match write(checkpoint, &targets, &path) {
+        Ok(bytes) => {
+            let seen = path.display();
+            note(&format!("weights: quantised to {} ({}), kept in `{seen}`", mix.name(), units::bytes(bytes)));
+            remove_oldest(folder, &path, CACHE_BYTES_MAX);
+            read(&path, &targets).with_context(|| format!("cannot read `{}` again", path.display()))
+        }
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.into()),
+        Err(error) => {
+            note(&format!("weights: quantised to {}, and not kept in `{}`: {error}", mix.name(), folder.display()));
+            in_memory(checkpoint, &targets)
+        }
+    }
+}
+
+/// A weight, and what it becomes.
+struct Target {
+    name: String,
+    shape: Vec<usize>,
+    format: WeightFormat,
+}
+
+fn targets(checkpoint: &Checkpoint, plan: &Plan, mix: Mix) -> Result<Vec<Target>> {
+    let infos: Vec<_> = checkpoint.tensor_infos().collect();
+    let output = "lm_head.weight";
+    let model = Model { layers: plan.kv_layers.len(), tied: plan.weights.iter().all(|weight| weight.name != output) };
+    let target = |weight: &plan::WeightInfo| {
+        let at = infos.binary_search_by(|info| info.name.cmp(&weight.name));
+        let info = at.ok().and_then(|at| infos.get(at)).with_context(|| format!("no tensor `{}`", weight.name))?;
+        let Some(own) = info.format else { bail!("`{}` is of type {}, which is not read", info.name, info.type_name) };
+        let shape = weight.shape.clone();
+        let row_len = shape.last().copied().unwrap_or(0);
+        let name = gguf_names::gguf_name(&weight.name).unwrap_or_else(|| weight.name.clone());
+        let wanted = mix.format_of(&name, model);
+        let divides = |format: &WeightFormat| row_len.is_multiple_of(format.block_len());
+        let chosen = [wanted, WeightFormat::Q8_0, WeightFormat::F16].into_iter().find(divides);
+        let format = if shape.len() < 2 { own } else { chosen.unwrap_or(own) };
+        Ok(Target { name: weight.name.clone(), shape, format })
+    };
+    plan.weights.iter().map(target).collect()
+}
+
+/// What the weights are, and what becomes of them, as a name.
+fn key(checkpoint: &Checkpoint, targets: &[Target]) -> Result<String> {
+    let mut hash = Sha256::new();
+    hash.update(env!("CARGO_PKG_VERSION"));
+    hash.update(super::source::identity(checkpoint)?);
+    for target in targets {
+        hash.update(format!("{} {:?} {}", target.name, target.shape, target.format));
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The tensors in a file of the cache.
+fn read(path: &Path, targets: &[Target]) -> Result<Vec<Tensor>> {
+    let gguf = Gguf::read(mapped::map(path)?)?;
+    let tensor = |target: &Target| {
+        let tensor = gguf.tensor(&target.name)?;
+        if tensor.shape() != target.shape || tensor.format() != target.format {
+            bail!("`{}` holds another `{}`", path.display(), target.name);
+        }
+        Ok(tensor)
+    };
+    targets.iter().map(tensor).collect()
+}
+
+/// Writes a tensor as its target says.
+fn write_tensor(checkpoint: &Checkpoint, target: &Target, out: &mut dyn Write) -> io::Result<()> {
+    let tensor = checkpoint.tensor(&target.name).map_err(super::damaged)?;
+    if tensor.format() == target.format {
+        return out.write_all(tensor.bytes());
+    }
+    let mut loss = Loss::none(&target.name, "", target.format);
+    convert_all(&tensor, target.format, Packing::Searched, out, &mut loss)
+}
+
+fn in_memory(checkpoint: &Checkpoint, targets: &[Target]) -> Result<Vec<Tensor>> {
+    let tensor = |target: &Target| {
+        let mut bytes = Vec::with_capacity(Tensor::byte_len(target.format, &target.shape)?);
+        write_tensor(checkpoint, target, &mut bytes)?;
+        Ok(Tensor::new(target.format, target.shape.clone(), Bytes::from(bytes))?)
+    };
+    targets.iter().map(tensor).collect()
+}
+
+/// Writes a file of the cache, under its name when it is whole. Returns its size.
+fn write(checkpoint: &Checkpoint, targets: &[Target], path: &Path) -> io::Result<u64> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    // Of this process: another may be at the same work.
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    let written = (|| {
+        let mut out = BufWriter::with_capacity(1 << 20, File::create(&partial)?);
+        let mut header = GgufWriter::new();
+        for target in targets {
+            let len = Tensor::byte_len(target.format, &target.shape).map_err(super::damaged)? as u64;
+            let dims: Vec<u64> = target.shape.iter().rev().map(|&dim| dim as u64).collect();
+            // Written below, where the checkpoint is at hand.
+            header.made_tensor(&target.name, GgmlType::of(target.format), &dims, len, |_| Ok(()));
+        }
+        out.write_all(&header.header())?;
+        let mut at = header.header().len() as u64;
+        for (index, target) in targets.iter().enumerate() {
+            let start = header.bytes_before(index);
+            io::copy(&mut io::Read::take(io::repeat(0), start - at), &mut out)?;
+            write_tensor(checkpoint, target, &mut out)?;
+            at = start + Tensor::byte_len(target.format, &target.shape).map_err(super::damaged)? as u64;
+        }
+        let end = header.bytes_before(targets.len());
+        io::copy(&mut io::Read::take(io::repeat(0), end - at), &mut out)?;
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        fs::rename(&partial, path)?;
+        Ok(end)
+    })();
+    if written.is_err() {
+        // Best effort: the error that matters is the one above.
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}
+
+/// Removes what was not used for longest, but for `kept`, until no more than `most` bytes are left.
+fn remove_oldest(folder: &Path, kept: &Path, most: u64) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    let mut files: Vec<(SystemTime, u64, PathBuf)> = entries
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let metadata = path.metadata().ok().filter(|_| path.extension().is_some_and(|ending| ending == "gguf"))?;
+            Some((metadata.modified().ok()?, metadata.len(), path))
+        })
+        .collect();
+    files.sort_unstable();
+    let mut total: u64 = files.iter().map(|(_, len, _)| len).sum();
+    for (_, len, path) in files.into_iter().filter(|(.., path)| path != kept) {
+        if total <= most {
+            break;
+        }
+        if fs::remove_file(&path).is_ok() {
+            total -= len;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_was_not_used_for_longest_goes_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, age: u64| {
+            let path = folder.path().join(name);
+            fs::write(&path, [0; 100]).unwrap();
+            let file = File::options().append(true).open(&path).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+            path
+        };
+        let paths = [write("a.gguf", 30), write("b.gguf", 50), write("c.gguf", 10), write("d.txt", 90)];
+        let left = || paths.iter().map(|path| path.exists()).collect::<Vec<_>>();
+        remove_oldest(folder.path(), &paths[1], 300);
+        assert_eq!(left(), [true, true, true, true]);
+        // The one in use stays, though it is the oldest; other files are not counted.
+        remove_oldest(folder.path(), &paths[1], 299);
+        assert_eq!(left(), [false, true, true, true]);
+        remove_oldest(folder.path(), &paths[1], 0);
+        assert_eq!(left(), [false, true, false, true]);
+    }
+
+    #[test]
+    fn the_second_load_reads_what_the_first_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = crate::builtin::open().unwrap();
+        let plan = crate::load::plan_of(&checkpoint).unwrap();
+        let mix = "q4_0".parse().unwrap();
+        let first = weights(&checkpoint, &plan, mix, Some(folder.path())).unwrap();
+        let file = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        let written = file.metadata().unwrap().modified().unwrap();
+        let second = weights(&checkpoint, &plan, mix, Some(folder.path())).unwrap();
+        let alone = weights(&checkpoint, &plan, mix, None).unwrap();
+        for ((first, second), alone) in first.iter().zip(&second).zip(&alone) {
+            assert_eq!((first.format(), first.bytes()), (second.format(), second.bytes()));
+            assert_eq!(first.bytes(), alone.bytes());
+        }
+        assert!(first.iter().any(|tensor| tensor.format() == WeightFormat::Q4_0));
+        assert!(file.metadata().unwrap().modified().unwrap() >= written);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        // Another format is another file, and a file that is cut off is made again.
+        weights(&checkpoint, &plan, "q8_0".parse().unwrap(), Some(folder.path())).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        let whole = fs::read(&file).unwrap();
+        fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+        let again = weights(&checkpoint, &plan, mix, Some(folder.path())).unwrap();
+        assert!(fs::read(&file).unwrap() == whole && again.len() == first.len());
+    }
+}

@@ -1,0 +1,197 @@
+//! What is quantised: a GGUF file, or a checkpoint in safetensors under GGUF's names.
+
+use std::fs;
+use std::path::Path;
+use std::rc::Rc;
+
+use anyhow::{Context, Result, anyhow};
+use bytes::Bytes;
+use formats::gguf::{GgmlType, Gguf, GgufWriter};
+use formats::{Checkpoint, gguf_names};
+use sha2::{Digest, Sha256};
+use tensor::quant::Packing;
+use tensor::{Tensor, WeightFormat};
+
+use super::convert;
+use crate::load;
+
+/// A model file or folder.
+#[derive(Clone)]
+pub(super) enum Source {
+    Gguf(Rc<Gguf>),
+    Checkpoint(Rc<Checkpoint>),
+}
+
+/// A tensor of a source.
+#[derive(Clone, Debug)]
+pub(super) struct Matrix {
+    /// GGUF's name.
+    pub(super) name: String,
+    /// Dimensions, outermost first.
+    pub(super) shape: Vec<u64>,
+    /// The published name of its type.
+    pub(super) type_name: &'static str,
+    /// What it is read as.
+    pub(super) format: Option<WeightFormat>,
+    /// Its size in the file.
+    pub(super) bytes: u64,
+}
+
+impl Matrix {
+    /// Its type, and bytes of it, in a file that keeps it as it is.
+    pub(super) fn kept(&self) -> Result<(GgmlType, u64)> {
+        let found = GgmlType::all().find(|ggml| ggml.name() == self.type_name);
+        if let Some(ggml_type) = found {
+            return Ok((ggml_type, self.bytes));
+        }
+        // A vector that was quantised has no type of GGUF.
+        let name = self.type_name;
+        let format = self.format.with_context(|| format!("`{}` is of type {name}, which is not read", self.name))?;
+        let shape = self.shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>()?;
+        Ok((GgmlType::of(format), Tensor::byte_len(format, &shape)? as u64))
+    }
+}
+
+impl Source {
+    /// Opens what `name` stands for.
+    pub(super) fn open(name: &str) -> Result<Self> {
+        let path = load::locate(name)?;
+        let read = || format!("cannot read `{name}`");
+        let is_file =
+            path.is_file() && !path.extension().is_some_and(|ending| ending == "safetensors" || ending == "json");
+        if is_file {
+            let bytes = mapped::map(&path).with_context(read)?;
+            return Ok(Self::Gguf(Rc::new(Gguf::read(bytes).with_context(read)?)));
+        }
+        let (checkpoint, _) = load::open(Some(name), false)?;
+        Ok(Self::Checkpoint(Rc::new(checkpoint)))
+    }
+
+    /// Every tensor, in the order in which it is written.
+    pub(super) fn matrices(&self) -> Result<Vec<Matrix>> {
+        match self {
+            Self::Gguf(gguf) => Ok(gguf
+                .tensors()
+                .iter()
+                .map(|info| Matrix {
+                    name: info.name().to_owned(),
+                    shape: info.shape(),
+                    type_name: info.ggml_type().name(),
+                    format: info.ggml_type().weight_format(),
+                    bytes: info.range().len(),
+                })
+                .collect()),
+            Self::Checkpoint(checkpoint) => {
+                let plan = load::plan_of(checkpoint)?;
+                // The plan's order is that of use; of tied embeddings only one is kept.
+                let infos: Vec<_> = checkpoint.tensor_infos().collect();
+                let matrix = |weight: &plan::WeightInfo| {
+                    let at = infos.binary_search_by(|info| info.name.cmp(&weight.name));
+                    let info = at.ok().and_then(|at| infos.get(at)).with_context(|| format!("no `{}`", weight.name))?;
+                    let name = gguf_names::gguf_name(&info.name)
+                        .with_context(|| format!("GGUF has no name for the tensor `{}`", info.name))?;
+                    let (shape, type_name) = (info.shape.clone(), info.type_name);
+                    Ok(Matrix { name, shape, type_name, format: info.format, bytes: info.bytes })
+                };
+                plan.weights.iter().map(matrix).collect()
+            }
+        }
+    }
+
+    /// A file with everything but these.
+    pub(super) fn metadata(&self, name: &str) -> Result<GgufWriter> {
+        match self {
+            Self::Gguf(gguf) => {
+                let mut writer = GgufWriter::new();
+                for (key, value) in gguf.metadata().iter() {
+                    writer.metadata(key, value.clone());
+                }
+                Ok(writer)
+            }
+            Self::Checkpoint(checkpoint) => {
+                let name = name.trim_end_matches('/').rsplit('/').next().unwrap_or(name);
+                convert::metadata(checkpoint, name.trim_end_matches(".safetensors"))
+            }
+        }
+    }
+
+    /// A tensor, its rows in the order of GGUF files.
+    pub(super) fn tensor(&self, matrix: &Matrix) -> Result<Tensor> {
+        match self {
+            Self::Gguf(gguf) => Ok(gguf.tensor(&matrix.name)?),
+            Self::Checkpoint(checkpoint) => {
+                let tensor = checkpoint.tensor(&gguf_names::checkpoint_name(&matrix.name))?;
+                let model_type =
+                    checkpoint.config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default();
+                match convert::reordered_heads(checkpoint, model_type, &matrix.name) {
+                    Some(heads) => Ok(gguf_names::in_file_order(&matrix.name, &tensor, heads)?),
+                    None => Ok(tensor),
+                }
+            }
+        }
+    }
+
+    /// The bytes of a tensor that is kept.
+    pub(super) fn bytes(&self, matrix: &Matrix) -> Result<Bytes> {
+        match self {
+            Self::Gguf(gguf) => {
+                let info = gguf.tensor_info(&matrix.name).with_context(|| format!("no `{}`", matrix.name))?;
+                Ok(gguf.tensor_bytes(info)?)
+            }
+            Self::Checkpoint(_) => Ok(self.tensor(matrix)?.bytes().clone()),
+        }
+    }
+
+    /// Refuses a file that is not read as the source is.
+    pub(super) fn check(&self, path: &Path) -> Result<()> {
+        let Self::Checkpoint(source) = self else { return Ok(()) };
+        let open = |path: &Path| mapped::map(path).map_err(Into::into);
+        let written = Checkpoint::open(path, &open).map_err(|error| anyhow!(error))?;
+        convert::check(source, &written)
+    }
+
+    /// A hash of everything that the bytes of the file follow from but its own header: names, types, and a sample of every
+    /// tensor's bytes.
+    pub(super) fn identity(&self, packing: Packing) -> Result<String> {
+        /// Of each end.
+        const SAMPLE: usize = 4096;
+        let mut hash = Sha256::new();
+        hash.update(format!("{} {packing:?}", env!("CARGO_PKG_VERSION")));
+        match self {
+            Self::Gguf(gguf) => {
+                for info in gguf.tensors() {
+                    let bytes = gguf.tensor_bytes(info)?;
+                    hash.update(format!("{} {:?} {}", info.name(), info.dims(), info.ggml_type().name()));
+                    hash.update(&bytes[..bytes.len().min(SAMPLE)]);
+                    hash.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
+                }
+            }
+            Self::Checkpoint(checkpoint) => hash.update(identity(checkpoint)?),
+        }
+        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+/// A hash of what the weights of a checkpoint are: configuration, names, types and sizes, and samples of all of them.
+pub(super) fn identity(checkpoint: &Checkpoint) -> Result<String> {
+    /// Of a file.
+    const SAMPLES: usize = 1 << 14;
+    let mut hash = Sha256::new();
+    hash.update(format!("{} {:?}", checkpoint.config, checkpoint.quantization));
+    for info in checkpoint.tensor_infos() {
+        hash.update(format!("{info:?}"));
+    }
+    for bytes in checkpoint.weight_bytes() {
+        // The header has every offset; of the data, some bytes of every part.
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(&bytes[..bytes.len().min(1 << 16)]);
+        let step = (bytes.len() / SAMPLES).max(1);
+        bytes.iter().step_by(step).for_each(|&byte| hash.update([byte]));
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Bytes of a file, or zero.
+pub(super) fn file_len(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |metadata| metadata.len())
+}
