@@ -152,6 +152,7 @@ fn a_folder_of_safetensors_becomes_a_file_that_says_the_same() {
     let gguf = Gguf::read(fs::read(&exact).unwrap().into()).unwrap();
     assert_eq!(gguf.metadata().str("tokenizer.ggml.pre").unwrap(), Some("qwen2"));
     assert_eq!(gguf.metadata().u64("qwen3.block_count").unwrap(), Some(7));
+    assert_eq!(gguf.tensor("blk.0.attn_q_norm.weight").unwrap().format(), WeightFormat::F32);
     // The same tokens and, from the same weights, the same figure to the last bit.
     assert_eq!(perplexity(&exact, &text), perplexity(BUILTIN, &text));
     assert_eq!(continuation(&[&exact]), continuation(&[]));

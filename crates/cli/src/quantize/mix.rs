@@ -146,7 +146,7 @@ mod tests {
         use WeightFormat::{Q3_K, Q4_K, Q5_K, Q6_K};
         let of = |mix: &str, name: &str, tied| mix.parse::<Mix>().unwrap().format_of(name, Model { layers: 32, tied });
         // Of 32 layers: 0 to 3, 6, 9, …, 27, and 28 to 31.
-        let chosen = |layer: usize| layer < 4 || layer >= 28 || layer % 3 == 0;
+        let chosen = |layer: usize| !(4..28).contains(&layer) || layer.is_multiple_of(3);
         for layer in 0..32 {
             let name = |kind: &str| format!("blk.{layer}.{kind}.weight");
             let expected = if chosen(layer) { Q6_K } else { Q4_K };

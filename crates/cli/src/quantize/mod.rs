@@ -42,7 +42,7 @@ const QUANTIZATION_VERSION: u32 = 2;
 
 /// Write a GGUF file with its matrices in another format, such as four bits
 ///
-/// Vectors stay as they are. Rows that are no whole number of blocks become Q8_0, or F16. At less than six bits, the embeddings and
+/// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of blocks become Q8_0, or F16. At less than six bits, the embeddings and
 /// the output matrix become Q6_K (Q8_0 where that does not divide); mixtures such as q4_k_m give more bits to some layers, as
 /// llama.cpp does: --tensor chooses otherwise. A file that was interrupted is continued by the same command.
 #[derive(Args, Clone, Debug)]
@@ -146,7 +146,11 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
         tied: matrices.iter().all(|matrix| matrix.name != "output.weight"),
     };
     for matrix in matrices {
-        let to = target(&matrix, args.format, model, &args.tensor, &mut used)?;
+        let is_vector = matrix.shape.len() < 2;
+        let to = match is_vector {
+            true => source.vector_format(),
+            false => target(&matrix, args.format, model, &args.tensor, &mut used)?,
+        };
         let dims: Vec<u64> = matrix.shape.iter().rev().copied().collect();
         let (progress, source, losses) = (progress.clone(), source.clone(), losses.clone());
         let name = matrix.name.clone();
@@ -176,7 +180,9 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
             convert(&tensor, to, packing, out, &mut loss, &mut |rows| {
                 progress.inc(matrix.bytes * rows as u64 / num_rows.max(1) as u64);
             })?;
-            losses.borrow_mut().push(loss);
+            if !is_vector {
+                losses.borrow_mut().push(loss);
+            }
             Ok(())
         };
         writer.made_tensor(&name, GgmlType::of(to), &dims, len, make);
@@ -203,7 +209,7 @@ fn damaged(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// What a tensor becomes; `None` keeps it.
+/// What a matrix becomes.
 fn target(
     matrix: &Matrix,
     mix: Mix,
@@ -211,9 +217,6 @@ fn target(
     overrides: &[Override],
     used: &mut [bool],
 ) -> Result<Option<WeightFormat>> {
-    if matrix.shape.len() < 2 {
-        return Ok(None);
-    }
     let row_len = matrix.shape.last().copied().unwrap_or(0);
     let divides = |format: WeightFormat| row_len.is_multiple_of(format.block_len() as u64);
     let chosen = overrides.iter().zip(used).filter(|(chosen, _)| matrix.name.contains(&chosen.name));

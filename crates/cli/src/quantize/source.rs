@@ -98,6 +98,14 @@ impl Source {
         }
     }
 
+    /// What vectors become: in GGUF files of a model they are F32. `None` keeps them.
+    pub(super) fn vector_format(&self) -> Option<WeightFormat> {
+        match self {
+            Self::Gguf(_) => None,
+            Self::Checkpoint(_) => Some(WeightFormat::F32),
+        }
+    }
+
     /// A file with everything but these.
     pub(super) fn metadata(&self, name: &str) -> Result<GgufWriter> {
         match self {
