@@ -1,7 +1,7 @@
 //! A checkpoint in safetensors as what a GGUF file says: metadata, vocabulary, names and the order of rows.
 //!
-//! Nothing is trusted to have been said right: the plan that the GGUF's keys give is compared with the plan of the source, and
-//! its vocabulary must cut a text of many scripts into the same tokens. What cannot be said is refused.
+//! Nothing is trusted to have been said right: the plan that the GGUF's keys give is compared with the plan of the
+//! source, and its vocabulary must cut a text of many scripts into the same tokens. What cannot be said is refused.
 
 use std::collections::HashMap;
 

@@ -42,16 +42,18 @@ const QUANTIZATION_VERSION: u32 = 2;
 
 /// Write a GGUF file with its matrices in another format, such as four bits
 ///
-/// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of blocks become Q8_0, or F16. At less than six bits, the embeddings and
-/// the output matrix become Q6_K (Q8_0 where that does not divide); mixtures such as q4_k_m give more bits to some layers, as
-/// llama.cpp does: --tensor chooses otherwise. A file that was interrupted is continued by the same command.
+/// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of blocks
+/// become Q8_0, or F16. At less than six bits, the embeddings and the output matrix become Q6_K (Q8_0 where that does not
+/// divide); mixtures such as q4_k_m give more bits to some layers, as llama.cpp does: --tensor chooses otherwise. A file
+/// that was interrupted is continued by the same command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct QuantizeArgs {
     /// What to read: a .gguf or .safetensors file, a directory, or a cached ORG/REPO or ORG/REPO:FILE
     #[arg(value_name = "SRC")]
     source: String,
 
-    /// What matrices become: q8_0, q6_k, q5_k, q4_k, q4_0 (or any other format), f16, or a mixture such as q4_k_m, q5_k_m, q3_k_m
+    /// What matrices become: q8_0, q6_k, q5_k, q4_k, q4_0 (or any other format), f16, or a mixture such as q4_k_m,
+    /// q5_k_m, q3_k_m
     #[arg(long, short = 'F', value_name = "FORMAT")]
     format: Mix,
 
@@ -63,7 +65,8 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, value_name = "NAME=FORMAT")]
     tensor: Vec<Override>,
 
-    /// Take the scale at which the largest weight of a block just fits, and do not search for the one that loses least: faster
+    /// Take the scale at which the largest weight of a block just fits, and do not search for the one that loses least:
+    /// faster
     #[arg(long)]
     plain: bool,
 

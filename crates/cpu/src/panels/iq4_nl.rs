@@ -1,8 +1,8 @@
 //! IQ4_NL in panels: four bits that name one of 16 levels, and a scale for each 32.
 //!
 //! Layout    288 bytes for 16 × 32 weights: 256 of codes ([`Nibbles`]), 16 scales.
-//! Products  acc = fma(Σ level · code of x, scale of w · scale of x, acc); levels are multiplied plus 127, so that none is
-//!           negative, from -127 · Σ codes of x on.
+//! Products  acc = fma(Σ level · code of x, scale of w · scale of x, acc); levels are multiplied plus 127, so that none
+//!           is negative, from -127 · Σ codes of x on.
 
 use half::f16;
 use tensor::quant::iq4_nl;

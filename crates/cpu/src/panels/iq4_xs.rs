@@ -1,8 +1,8 @@
 //! IQ4_XS in panels: four bits that name one of 16 levels; for each 32 a scale of six bits, and for each 256 what these are
 //! multiplied by.
 //!
-//! Layout    2208 bytes for 16 × 256 weights: 2048 of codes, of each 32 weights [`Nibbles`]; 160 of scales, those of six bits as
-//!           signed bytes.
+//! Layout    2208 bytes for 16 × 256 weights: 2048 of codes, of each 32 weights [`Nibbles`]; 160 of scales, those of six
+//!           bits as signed bytes.
 //! Products  for each 32: acc = fma(Σ level · code of x, (scale · scales[i]) · scale of x, acc); levels as in IQ4_NL.
 
 use bytemuck::{Pod, Zeroable};

@@ -1,8 +1,9 @@
 //! MXFP4 in panels: floating-point numbers of four bits and a power of two for each 32.
 //!
-//! Layout    288 bytes for 16 × 32 weights: 256 of codes ([`Nibbles`]), 16 scales in bf16, which has every half of a power.
-//! Products  acc = fma(Σ doubled number · code of x, scale of w · scale of x, acc); doubled numbers are multiplied plus 12, so
-//!           that none is negative, from -12 · Σ codes of x on.
+//! Layout    288 bytes for 16 × 32 weights: 256 of codes ([`Nibbles`]), 16 scales in bf16, which has every half of a
+//!           power.
+//! Products  acc = fma(Σ doubled number · code of x, scale of w · scale of x, acc); doubled numbers are multiplied plus
+//!           12, so that none is negative, from -12 · Σ codes of x on.
 
 use half::bf16;
 use tensor::quant::mxfp4;

@@ -1,9 +1,10 @@
 //! Q2_K in panels: two bits; for each 16 a scale and a minimum of four bits, and for each 256 what these are multiplied by.
 //!
-//! Layout    1600 bytes for 16 × 256 weights: 1024 of codes, of each 128 weights j, j + 32, j + 64 and j + 96 in a byte; 576 of
-//!           scales, those of four bits as bytes.
-//! Products  for each 32, over its halves: dot = Σ scales[i] · Σ code · code of x and least = Σ minima[i] · Σ codes of x, exact in
-//!           f32 (below 2²⁴); acc = fma(dot, scale · scale of x, acc), then acc = fma(least, -minimum · scale of x, acc).
+//! Layout    1600 bytes for 16 × 256 weights: 1024 of codes, of each 128 weights j, j + 32, j + 64 and j + 96 in a byte;
+//!           576 of scales, those of four bits as bytes.
+//! Products  for each 32, over its halves: dot = Σ scales[i] · Σ code · code of x and least = Σ minima[i] · Σ codes of x,
+//!           exact in f32 (below 2²⁴); acc = fma(dot, scale · scale of x, acc), then acc = fma(least, -minimum · scale of
+//!           x, acc).
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;

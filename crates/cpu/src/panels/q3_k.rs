@@ -1,9 +1,9 @@
 //! Q3_K in panels: three bits; for each 16 a scale of six, and for each 256 what these are multiplied by.
 //!
-//! Layout    1824 bytes for 16 × 256 weights: 1024 of the lower two bits, as in Q2_K, 512 of the third (bit i of byte j is of
-//!           weight 32 · i + j), 288 of scales, those of six bits as signed bytes.
-//! Products  those of Q6_K: for each 32 dot = Σ over its halves of scales[i] · Σ (code - 4) · code of x, exact in f32 (below
-//!           2²⁴), and acc = fma(dot, scale · scale of x, acc).
+//! Layout    1824 bytes for 16 × 256 weights: 1024 of the lower two bits, as in Q2_K, 512 of the third (bit i of byte j
+//!           is of weight 32 · i + j), 288 of scales, those of six bits as signed bytes.
+//! Products  those of Q6_K: for each 32 dot = Σ over its halves of scales[i] · Σ (code - 4) · code of x, exact in f32
+//!           (below 2²⁴), and acc = fma(dot, scale · scale of x, acc).
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;

@@ -1,7 +1,8 @@
 //! Q4_1 in panels: four bits, a scale and a minimum for each 32.
 //!
 //! Layout    320 bytes for 16 × 32 weights: 256 of codes ([`Nibbles`]), 16 scales, 16 minima.
-//! Products  acc = fma(Σ code · code of x, scale of w · scale of x, acc), then acc = fma(minimum, scale of x · Σ codes of x, acc).
+//! Products  acc = fma(Σ code · code of x, scale of w · scale of x, acc), then acc = fma(minimum, scale of x · Σ codes of
+//!           x, acc).
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;

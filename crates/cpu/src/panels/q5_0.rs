@@ -1,8 +1,9 @@
 //! Q5_0 in panels: five bits and a scale for each 32.
 //!
-//! Layout    352 bytes for 16 × 32 weights: 256 of the lower four bits ([`Nibbles`]), 64 of the fifth ([`FifthBits`]), 16 scales.
-//! Products  acc = fma(Σ (code - 16) · code of x, scale of w · scale of x, acc); the codes are multiplied as they are, from
-//!           -16 · Σ codes of x on.
+//! Layout    352 bytes for 16 × 32 weights: 256 of the lower four bits ([`Nibbles`]), 64 of the fifth ([`FifthBits`]), 16
+//!           scales.
+//! Products  acc = fma(Σ (code - 16) · code of x, scale of w · scale of x, acc); the codes are multiplied as they are,
+//!           from -16 · Σ codes of x on.
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;

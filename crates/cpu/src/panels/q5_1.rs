@@ -2,7 +2,8 @@
 //!
 //! Layout    384 bytes for 16 × 32 weights: 256 of the lower four bits ([`Nibbles`]), 64 of the fifth ([`FifthBits`]), 16
 //!           scales, 16 minima.
-//! Products  acc = fma(Σ code · code of x, scale of w · scale of x, acc), then acc = fma(minimum, scale of x · Σ codes of x, acc).
+//! Products  acc = fma(Σ code · code of x, scale of w · scale of x, acc), then acc = fma(minimum, scale of x · Σ codes of
+//!           x, acc).
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;

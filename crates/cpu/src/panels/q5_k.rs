@@ -1,9 +1,9 @@
 //! Q5_K in panels: five bits; for each 32 a scale and a minimum of six bits, and for each 256 what these are multiplied by.
 //!
-//! Layout    2880 bytes for 16 × 256 weights: 2048 of the lower four bits, as in Q4_K, 512 of the fifth (bit i of byte j is of
-//!           weight 32 · i + j), 320 of scales, those of six bits as bytes.
-//! Products  those of Q4_K: for each 32 acc = fma(Σ code · code of x, (scale · scales[i]) · scale of x, acc), then
-//!           acc = acc - (minimum · minima[i]) · (scale of x · Σ codes of x), fused.
+//! Layout    2880 bytes for 16 × 256 weights: 2048 of the lower four bits, as in Q4_K, 512 of the fifth (bit i of byte j
+//!           is of weight 32 · i + j), 320 of scales, those of six bits as bytes.
+//! Products  those of Q4_K: for each 32 acc = fma(Σ code · code of x, (scale · scales[i]) · scale of x, acc), then acc =
+//!           acc - (minimum · minima[i]) · (scale of x · Σ codes of x), fused.
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;

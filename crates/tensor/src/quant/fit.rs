@@ -1,7 +1,7 @@
 //! Scales: the plain one, and a search for the one that loses least.
 //!
-//! The search tries the plain scale made smaller and larger by some steps; for each it rounds, solves for the scale (and the
-//! minimum) that fits these codes best in the mean square, and keeps what loses least when rounded again.
+//! The search tries the plain scale made smaller and larger by some steps; for each it rounds, solves for the scale (and
+//! the minimum) that fits these codes best in the mean square, and keeps what loses least when rounded again.
 
 /// How packers choose scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
