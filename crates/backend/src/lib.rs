@@ -62,6 +62,9 @@ pub enum BackendError {
     /// A device that steps cannot be queued on, or a step that was not.
     #[error("no step is under way on this device: a bug of the caller")]
     NotQueued,
+    /// A device, or a plan, that gives logits only.
+    #[error("this device does not give hidden states, so it makes no embeddings; `--device cpu` does")]
+    NoHiddenStates,
     /// A step input that contradicts the plan or the cache: a bug of the caller.
     #[error(transparent)]
     Step(#[from] StepError),
@@ -164,6 +167,18 @@ pub trait Executable: Send {
     /// Runs one step with the program of its bucket (compiled now if there is none). Returns the logits,
     /// (outputs, vocab_size) row-major, valid until the next step.
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError>;
+
+    /// The width of what [`Executable::replay_hidden`] returns; `None` where the device does not give it.
+    fn hidden_size(&self) -> Option<usize> {
+        None
+    }
+
+    /// As [`Executable::replay`], over the same cache, but returns what the final norm makes of the output rows, (outputs,
+    /// hidden_size) row-major, valid until the next step: what the head would make logits of. [`plan::hidden_states`] is its
+    /// meaning.
+    fn replay_hidden(&mut self, _input: &StepInput) -> Result<&[f32], BackendError> {
+        Err(BackendError::NoHiddenStates)
+    }
 
     /// Whether steps can be queued now. It may change from step to step; what is under way can always be collected.
     fn can_queue(&self) -> bool {

@@ -52,13 +52,13 @@ impl Backend for ReferenceBackend {
         check_load(self, &plan, &weights)?;
         let interpreter = Interpreter::new(plan, weights, kv)
             .map_err(|error| BackendError::Device { device: self.device.name.clone(), reason: error.to_string() })?;
-        Ok(Box::new(Loaded { interpreter, logits: Vec::new() }))
+        Ok(Box::new(Loaded { interpreter, result: Vec::new() }))
     }
 }
 
 struct Loaded {
     interpreter: Interpreter,
-    logits: Vec<f32>,
+    result: Vec<f32>,
 }
 
 impl Executable for Loaded {
@@ -70,10 +70,18 @@ impl Executable for Loaded {
         self.replay_observed(input, &mut |_, _, _| {})
     }
 
+    fn hidden_size(&self) -> Option<usize> {
+        plan::hidden_states(self.interpreter.plan()).map(|hidden| hidden.value(hidden.logits).width)
+    }
+
+    fn replay_hidden(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        self.result = narrow(&self.interpreter.run_hidden(input)?.ok_or(BackendError::NoHiddenStates)?);
+        Ok(&self.result)
+    }
+
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
-        let narrow = |elements: &[f64]| -> Vec<f32> { elements.iter().map(|&element| element as f32).collect() };
         let trace = |op, _: &Op, value, elements: &[f64]| observer(op, Observed::Value(value), &narrow(elements));
-        self.logits = narrow(&self.interpreter.run_traced(input, trace)?);
+        self.result = narrow(&self.interpreter.run_traced(input, trace)?);
         let rows = RowPlace::of_step(input, self.interpreter.cache().layout());
         for (index, op) in self.interpreter.plan().ops.iter().enumerate() {
             if let Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } = *op {
@@ -86,6 +94,10 @@ impl Executable for Loaded {
                 observer(index, Observed::CacheValues, &values);
             }
         }
-        Ok(&self.logits)
+        Ok(&self.result)
     }
+}
+
+fn narrow(elements: &[f64]) -> Vec<f32> {
+    elements.iter().map(|&element| element as f32).collect()
 }

@@ -41,7 +41,7 @@ use kv_cache::{KvCache, LayerPlace};
 use packed::Repacking;
 use pool::{Team, WorkerPanic};
 use profile::Recording;
-use program::{Program, Sizes, Source};
+use program::{End, Program, Sizes, Source};
 use shared::{AlignedBuffer, SharedSlice};
 use step::{RowPlace, Scratch, Step};
 
@@ -208,6 +208,7 @@ impl Backend for CpuBackend {
         let ropes = plan.ropes.iter().map(RopeTable::new).collect();
         Ok(Box::new(CpuExecutable {
             isa: self.isa,
+            hidden: plan::hidden_states(&plan).map(Arc::new),
             plan,
             kv,
             weights,
@@ -265,6 +266,8 @@ fn out_of_memory(what: &'static str, needed_bytes: u64) -> BackendError {
 struct CpuExecutable {
     isa: Isa,
     plan: Arc<Plan>,
+    /// The same without the head.
+    hidden: Option<Arc<Plan>>,
     kv: KvLayout,
     weights: Vec<Tensor>,
     repacking: Repacking,
@@ -273,7 +276,7 @@ struct CpuExecutable {
     layers: Vec<LayerPlace>,
     cache: KvCache,
     team: Team,
-    /// By shape, ascending.
+    /// By end and shape, ascending.
     programs: Vec<Program>,
     memory: Memory,
     /// Where each row of the current step stands; kept for its memory.
@@ -306,44 +309,27 @@ impl Memory {
 
 impl Executable for CpuExecutable {
     fn compile(&mut self, shape: StepShape) -> Result<(), BackendError> {
-        let Err(place) = self.programs.binary_search_by_key(&shape, |program| program.shape) else { return Ok(()) };
-        let source = Source {
-            plan: &self.plan,
-            weights: &self.weights,
-            layers: &self.layers,
-            max_positions: self.kv.num_blocks.saturating_mul(self.kv.block_len).min(self.plan.context_len),
-            threads: self.team.count(),
-            isa: self.isa,
-        };
-        let program = source.compile(shape);
-        let sizes = self.memory.sizes.max(program.sizes);
-        if sizes != self.memory.sizes {
-            // The old memory goes first: nothing in it outlives a step, and two would not fit where one does.
-            self.memory = Memory::default();
-            let bytes = (sizes.arena as u64).saturating_mul(size_of::<f32>() as u64);
-            if memory::available_bytes().is_some_and(|available| bytes > available) {
-                self.programs.clear();
-                return Err(out_of_memory("activations", bytes));
-            }
-            let Some(memory) = Memory::new(sizes, self.team.count()) else {
-                self.programs.clear();
-                return Err(out_of_memory("activations", bytes));
-            };
-            self.memory = memory;
-        }
-        self.rows.reserve(shape.tokens.saturating_sub(self.rows.len()));
-        self.programs.insert(place, program);
-        Ok(())
+        self.compile_to(End::Logits, shape).map(drop)
     }
 
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
         let recorded = self.recording.as_ref().and_then(Recording::begin);
-        let program = self.begin(input)?;
+        let program = self.begin(End::Logits, input)?;
         match recorded {
             None => self.run(program, input, |step, worker, scratch| step.run(worker, scratch))?,
             Some(begin_ns) => profile::run(self, begin_ns, program, input)?,
         }
-        Ok(self.logits(program, input))
+        Ok(self.result(program, input))
+    }
+
+    fn hidden_size(&self) -> Option<usize> {
+        self.hidden.as_ref().map(|hidden| hidden.value(hidden.logits).width)
+    }
+
+    fn replay_hidden(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        let program = self.begin(End::Hidden, input)?;
+        self.run(program, input, |step, worker, scratch| step.run(worker, scratch))?;
+        Ok(self.result(program, input))
     }
 
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
@@ -367,15 +353,53 @@ impl Executable for CpuExecutable {
 }
 
 impl CpuExecutable {
+    /// The place of the program for steps of up to `shape` that end so; makes it if there is none.
+    fn compile_to(&mut self, end: End, shape: StepShape) -> Result<usize, BackendError> {
+        let key = |program: &Program| (program.end, program.shape);
+        let place = match self.programs.binary_search_by_key(&(end, shape), key) {
+            Ok(place) => return Ok(place),
+            Err(place) => place,
+        };
+        let plan = match (end, &self.hidden) {
+            (End::Logits, _) => &self.plan,
+            (End::Hidden, Some(hidden)) => hidden,
+            (End::Hidden, None) => return Err(BackendError::NoHiddenStates),
+        };
+        let source = Source {
+            plan,
+            weights: &self.weights,
+            layers: &self.layers,
+            max_positions: self.kv.num_blocks.saturating_mul(self.kv.block_len).min(self.plan.context_len),
+            threads: self.team.count(),
+            isa: self.isa,
+        };
+        let program = source.compile(end, shape);
+        let sizes = self.memory.sizes.max(program.sizes);
+        if sizes != self.memory.sizes {
+            // The old memory goes first: nothing in it outlives a step, and two would not fit where one does.
+            self.memory = Memory::default();
+            let bytes = (sizes.arena as u64).saturating_mul(size_of::<f32>() as u64);
+            if memory::available_bytes().is_some_and(|available| bytes > available) {
+                self.programs.clear();
+                return Err(out_of_memory("activations", bytes));
+            }
+            let Some(memory) = Memory::new(sizes, self.team.count()) else {
+                self.programs.clear();
+                return Err(out_of_memory("activations", bytes));
+            };
+            self.memory = memory;
+        }
+        self.rows.reserve(shape.tokens.saturating_sub(self.rows.len()));
+        self.programs.insert(place, program);
+        Ok(place)
+    }
+
     /// Checks `input` and makes ready for it. Returns the place of its program.
-    fn begin(&mut self, input: &StepInput) -> Result<usize, BackendError> {
+    fn begin(&mut self, end: End, input: &StepInput) -> Result<usize, BackendError> {
         input.check(self.plan.vocab_size, &self.kv)?;
         // The program of the step's own size, never a larger one that would hold it too: kernels are chosen for the size,
         // and those for a long prompt take more than twice the time for one token.
-        let bucket = input.shape().bucket();
-        self.compile(bucket)?;
-        let index =
-            self.programs.binary_search_by_key(&bucket, |program| program.shape).expect("`compile` has it or made it");
+        let index = self.compile_to(end, input.shape().bucket())?;
         self.repacking
             .before_step(self.isa, &mut self.team, &self.weights, input.token_ids.len())
             .map_err(kernel_panicked)?;
@@ -416,9 +440,9 @@ impl CpuExecutable {
     }
 
     /// The result of the step that has run.
-    fn logits(&self, program: usize, input: &StepInput) -> &[f32] {
-        let start = self.programs[program].logits;
-        &self.memory.arena[start..start + input.output_rows.len() * self.plan.vocab_size]
+    fn result(&self, program: usize, input: &StepInput) -> &[f32] {
+        let Program { result, result_width, .. } = self.programs[program];
+        &self.memory.arena[result..result + input.output_rows.len() * result_width]
     }
 }
 

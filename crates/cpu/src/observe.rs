@@ -10,6 +10,7 @@ use plan::{MemoryPlan, Op, Rows, StepInput};
 use crate::CpuExecutable;
 use crate::kernels::linear::Widen;
 use crate::kv_cache::{KvCache, LayerPlace};
+use crate::program::End;
 use crate::step::RowPlace;
 
 /// Runs a step and shows each op's results.
@@ -18,7 +19,7 @@ pub(crate) fn replay<'a>(
     input: &StepInput,
     observer: &mut Observer<'_>,
 ) -> Result<&'a [f32], BackendError> {
-    let program = executable.begin(input)?;
+    let program = executable.begin(End::Logits, input)?;
     let plan = executable.plan.clone();
     // As the compiler laid it out.
     let memory = MemoryPlan::new(&plan, executable.programs[program].shape);
@@ -44,7 +45,7 @@ pub(crate) fn replay<'a>(
             observer(index, Observed::CacheValues, &values);
         }
     }
-    Ok(executable.logits(program, input))
+    Ok(executable.result(program, input))
 }
 
 /// Keys and values of `rows` as they lie in the cache, each (rows, kv_heads · head_dim).

@@ -16,7 +16,7 @@ use tensor::{Tensor, WeightFormat};
 
 use crate::packed::{Packed, room_bytes};
 use crate::pool::{Padded, Worker};
-use crate::program::{Instruction, Program, Project, Work};
+use crate::program::{End, Instruction, Program, Project, Work};
 use crate::shared::SharedSlice;
 use crate::{CpuExecutable, Isa};
 
@@ -46,7 +46,7 @@ pub(crate) fn run(
 /// What the program for steps of `shape`, a bucket, consists of.
 pub(crate) fn variants(executable: &mut CpuExecutable, shape: StepShape) -> Result<Vec<OpInfo>, BackendError> {
     executable.compile(shape)?;
-    let program = executable.programs.iter().find(|program| program.shape == shape);
+    let program = executable.programs.iter().find(|program| (program.end, program.shape) == (End::Logits, shape));
     Ok(Facts::of(executable).ops(program.expect("it was just compiled")))
 }
 

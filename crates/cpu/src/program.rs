@@ -15,14 +15,25 @@ use crate::{Isa, packed};
 /// Rows up to which every worker normalises and quantises all of them for itself: cheaper than a barrier. Guessed.
 pub(crate) const REDUNDANT_ROWS: usize = 4;
 
+/// What a program ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum End {
+    /// The head: (outputs, vocab_size).
+    Logits,
+    /// The final norm: (outputs, hidden_size).
+    Hidden,
+}
+
 /// A program: what every worker runs in a step of up to `shape`.
 pub(crate) struct Program {
+    pub(crate) end: End,
     pub(crate) shape: StepShape,
     pub(crate) instructions: Vec<Instruction>,
     /// One for each instruction: which of its items is next. Zeroed before a step.
     pub(crate) turns: Vec<Padded<AtomicUsize>>,
-    /// Where the logits begin in the arena.
-    pub(crate) logits: usize,
+    /// Where the result begins in the arena, and how wide its rows are.
+    pub(crate) result: usize,
+    pub(crate) result_width: usize,
     pub(crate) sizes: Sizes,
 }
 
@@ -309,7 +320,7 @@ pub(crate) struct Source<'a> {
 
 impl Source<'_> {
     /// The program for steps of up to `shape`.
-    pub(crate) fn compile(&self, shape: StepShape) -> Program {
+    pub(crate) fn compile(&self, end: End, shape: StepShape) -> Program {
         let memory = MemoryPlan::new(self.plan, shape);
         let mut compiler = Compiler { source: self, shape, sizes: Sizes::default(), angles: vec![], memory };
         compiler.sizes.arena = compiler.memory.len;
@@ -334,9 +345,10 @@ impl Source<'_> {
             let work = compiler.work(op, rows_start, partials);
             instructions.push(Instruction { op: Some(index), work, barrier: true });
         }
-        let logits = compiler.memory.offset(self.plan.logits);
+        let result = compiler.memory.offset(self.plan.logits);
+        let result_width = self.plan.value(self.plan.logits).width;
         let turns = instructions.iter().map(|_| Padded::default()).collect();
-        Program { shape, instructions, turns, logits, sizes: compiler.sizes }
+        Program { end, shape, instructions, turns, result, result_width, sizes: compiler.sizes }
     }
 }
 

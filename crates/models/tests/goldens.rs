@@ -69,6 +69,36 @@ fn logits_are_those_of_transformers() {
     }
 }
 
+/// What embeddings are made of: through the head, which is multiplied here, the states are transformers' own logits.
+#[test]
+fn hidden_states_are_what_the_head_makes_the_logits_of_transformers_from() {
+    for golden in all_goldens() {
+        let (forms, weights) = forms(&golden);
+        let expected: Vec<f64> = golden.expected.logits.iter().flatten().map(|&x| f64::from(x)).collect();
+        let largest = expected.iter().fold(0f64, |max, x| max.max(x.abs()));
+        for (form, plan) in &forms {
+            let name = |name: &str| plan.weights.iter().position(|weight| weight.name == name);
+            let head = name("lm_head.weight").or(name("model.embed_tokens.weight")).expect("a head");
+            let head = weights[head].to_f32();
+            let tokens = &golden.expected.prompt_token_ids;
+            let mut interpreter = Interpreter::new(plan.clone(), weights.clone(), KV).unwrap();
+            let table: Vec<u32> = (0..KV.num_blocks as u32).collect();
+            let mut step = StepInput::default();
+            step.push_sequence(tokens, 0, &table);
+            step.output_rows = (0..tokens.len() as u32).collect();
+            let states = interpreter.run_hidden(&step).unwrap().expect("a head over a norm");
+            let hidden_size = states.len() / tokens.len();
+            assert_eq!(head.len(), plan.vocab_size * hidden_size, "{}", golden.name);
+            let dot = |a: &[f64], b: &[f32]| a.iter().zip(b).map(|(a, &b)| a * f64::from(b)).sum::<f64>();
+            let found = states
+                .chunks_exact(hidden_size)
+                .flat_map(|state| head.chunks_exact(hidden_size).map(move |row| dot(state, row)));
+            let worst = found.zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(worst <= LOGITS_RELATIVE * largest, "{}, {form}: off by {worst:e} of {largest}", golden.name);
+        }
+    }
+}
+
 #[test]
 fn a_prompt_in_one_piece_in_chunks_and_token_by_token_gives_the_same_bits() {
     for golden in all_goldens() {

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod hidden;
 mod ir;
 mod memory;
 mod passes;
@@ -18,6 +19,7 @@ mod step;
 mod verify;
 
 pub use build::{AnyShape, BuildError, Graph, Heads, WeightSource, Weights};
+pub use hidden::hidden_states;
 pub use ir::{
     Activation, Attention, KvLayer, Linear, Norm, Op, Plan, Rope, RopeScaling, Rows, Value, ValueInfo, WeightId,
     WeightInfo,

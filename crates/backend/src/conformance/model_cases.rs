@@ -76,6 +76,15 @@ impl Trial<'_> {
             let found = replay(&mut *executable, &input)?;
             self.near(weights, &input, &found, &expected)?;
             all.push(found);
+            // The same step once more, without the head: the cache holds the same keys and values after it.
+            if executable.hidden_size().is_some() {
+                let expected = interpreter.run_hidden(&input).expect("a well-formed step");
+                let expected = expected.expect("whoever gives states runs a plan that has them");
+                let found = executable.replay_hidden(&input).map(<[f32]>::to_vec);
+                let found = found.map_err(|error| format!("hidden states, {:?}: {error}", input.shape()))?;
+                self.near(weights, &input, &found, &expected).map_err(|fault| format!("hidden states, {fault}"))?;
+                all.push(found);
+            }
         }
         Ok(all)
     }

@@ -11,6 +11,8 @@ mod restrict_outputs;
 mod rewrite;
 mod rope_kv_write;
 
+pub(crate) use rewrite::compact;
+
 use crate::{Plan, verify};
 
 /// Replaces textbook ops by the fused ops that backends are fast at. `plan` must pass [`verify`](verify()); the result
@@ -33,7 +35,7 @@ pub fn restrict_outputs(plan: Plan) -> Plan {
 
 fn run(mut plan: Plan, pass: fn(&mut Plan)) -> Plan {
     pass(&mut plan);
-    rewrite::compact(&mut plan);
+    compact(&mut plan);
     if let Err(error) = verify(&plan) {
         panic!("a pass broke the plan: {error}\n{plan}");
     }

@@ -63,7 +63,7 @@ impl<'a> Rewrite<'a> {
 }
 
 /// Removes values that no op defines any more, and numbers the rest in order of definition.
-pub(super) fn compact(plan: &mut Plan) {
+pub(crate) fn compact(plan: &mut Plan) {
     let mut values = Vec::new();
     let mut renumbered = vec![None; plan.values.len()];
     for value in plan.ops.iter().flat_map(Op::outputs) {

@@ -24,7 +24,10 @@ use std::sync::Arc;
 
 use tensor::Tensor;
 
-use crate::{BlockCopy, KvLayout, Linear, Norm, Op, Plan, StepError, StepInput, Value, VerifyError, WeightId, verify};
+use crate::{
+    BlockCopy, KvLayout, Linear, Norm, Op, Plan, StepError, StepInput, Value, VerifyError, WeightId, hidden_states,
+    verify,
+};
 
 pub use add::add;
 pub use attention::attention;
@@ -110,6 +113,16 @@ impl Interpreter {
     /// Runs a step. Returns the logits, (outputs, vocab_size).
     pub fn run(&mut self, input: &StepInput) -> Result<Vec<f64>, StepError> {
         self.run_traced(input, |_, _, _, _| {})
+    }
+
+    /// Runs a step. Returns what the final norm makes of the output rows, (outputs, hidden_size), in place of logits; the
+    /// cache is written as by [`Interpreter::run`]. `None` where the plan has no such states.
+    pub fn run_hidden(&mut self, input: &StepInput) -> Result<Option<Vec<f64>>, StepError> {
+        let Some(hidden) = hidden_states(&self.plan) else { return Ok(None) };
+        let plan = std::mem::replace(&mut self.plan, Arc::new(hidden));
+        let states = self.run(input);
+        self.plan = plan;
+        states.map(Some)
     }
 
     /// Runs a step and shows every value as soon as its op has made it: the op's place in the plan, the op, the value,
