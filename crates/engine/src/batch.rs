@@ -16,9 +16,9 @@ pub(crate) struct Scheduled {
     pub(crate) fed: Option<u32>,
     /// Its next so many tokens.
     pub(crate) num_tokens: usize,
-    /// Rows of them, before the last, whose logits say how likely the prompt's next token was.
+    /// Rows of them, before the last, whose logits say how likely the prompt's next token was, or whose states are pooled.
     pub(crate) num_scored: usize,
-    /// Whether they are all it has: then a token is to be chosen.
+    /// Whether they are all it has: then a token is to be chosen, or the embedding is whole.
     pub(crate) wants_token: bool,
 }
 
@@ -36,6 +36,8 @@ pub(crate) struct Batch {
     pub(crate) items: Vec<Scheduled>,
     /// Copies to make first, in order.
     pub(crate) copies: Vec<BlockCopy>,
+    /// Whether its rows are wanted as hidden states, for embeddings, and not as logits.
+    pub(crate) hidden: bool,
     input: StepInput,
 }
 
@@ -43,13 +45,14 @@ impl Batch {
     pub(crate) fn clear(&mut self) {
         self.items.clear();
         self.copies.clear();
+        self.hidden = false;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// Rows of logits.
+    /// Rows of logits, or of states.
     pub(crate) fn num_outputs(&self) -> usize {
         self.items.iter().map(Scheduled::num_outputs).sum()
     }

@@ -20,6 +20,7 @@ mod config;
 mod error;
 mod kv_cache;
 pub mod null;
+mod pooling;
 mod request;
 mod sampler;
 mod scheduler;
@@ -29,6 +30,7 @@ mod stop;
 
 pub use config::EngineConfig;
 pub use error::EngineError;
+pub use pooling::Pooling;
 pub use request::{CacheDomain, Failure, FinishReason, Output, Request, RequestId, Usage};
 pub use sampler::{
     Dry, Grammar, GrammarState, History, SampledToken, Sampler, SamplerStep, SamplingParams, TokenLogprob,

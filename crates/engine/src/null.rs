@@ -10,6 +10,9 @@ use backend::{BackendError, Choice, Executable};
 use plan::sampling::choose;
 use plan::{FED, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
 
+/// The width of the null device's hidden states.
+pub const NULL_HIDDEN_SIZE: usize = 8;
+
 /// What goes wrong in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -153,6 +156,21 @@ impl Executable for NullExecutable {
     }
 
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        self.run(input, self.vocab_size)
+    }
+
+    fn hidden_size(&self) -> Option<usize> {
+        Some(NULL_HIDDEN_SIZE)
+    }
+
+    fn replay_hidden(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        self.run(input, NULL_HIDDEN_SIZE)
+    }
+}
+
+impl NullExecutable {
+    /// A step whose results are so wide.
+    fn run(&mut self, input: &StepInput, width: usize) -> Result<&[f32], BackendError> {
         input.check(self.vocab_size, &self.kv)?;
         self.check_exclusive(input)?;
         let step = self.num_steps;
@@ -182,13 +200,11 @@ impl Executable for NullExecutable {
                     }
                 }
             }
-            self.logits.extend(state.logits(self.vocab_size).map(|logit| if is_sound { logit } else { f32::NAN }));
+            self.logits.extend(state.logits(width).map(|logit| if is_sound { logit } else { f32::NAN }));
         }
         Ok(&self.logits)
     }
-}
 
-impl NullExecutable {
     /// Computes the oldest step of `queue`, whose choices still are those of the step before it.
     fn collect_from(&mut self, queue: &mut Queue) -> Result<(), BackendError> {
         let mut step = queue.steps.pop_front().ok_or(BackendError::NotQueued)?;
@@ -224,6 +240,11 @@ pub fn null_logits(tokens: &[u32], vocab_size: usize) -> Vec<f32> {
     let mut state = TokenHash::default();
     tokens.iter().for_each(|&token| state.push(token));
     state.logits(vocab_size).collect()
+}
+
+/// The hidden state (NULL_HIDDEN_SIZE,) that the null device gives the last of `tokens`.
+pub fn null_state(tokens: &[u32]) -> Vec<f32> {
+    null_logits(tokens, NULL_HIDDEN_SIZE)
 }
 
 /// A hash of tokens in their order.

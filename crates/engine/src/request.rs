@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::sampler::check_top_logprobs;
 use crate::sampler::{Grammar, SampledToken, SamplingParams, TokenLogprobs};
-use crate::{EngineConfig, EngineError};
+use crate::{EngineConfig, EngineError, Pooling};
 
 /// A request: continue `prompt` as `sampling` says, until one of the limits.
 #[derive(Clone, Debug)]
@@ -19,6 +19,9 @@ pub struct Request {
     /// Return log-probabilities of the prompt's own tokens, and of so many alternatives to each, up to 20. The prompt is
     /// then computed in full, whatever the prefix cache holds.
     pub prompt_logprobs: Option<usize>,
+    /// Return an embedding of the prompt instead of a text: its tokens' states after the final norm, pooled so. Goes with
+    /// `max_tokens` of 0, one completion, and neither grammar nor log-probabilities. See [`Request::embedding`].
+    pub pooling: Option<Pooling>,
     /// What the text must be: only tokens that it allows are chosen.
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Tokens that end the text, besides the model's own.
@@ -44,6 +47,7 @@ impl Request {
             sampling,
             max_tokens: None,
             prompt_logprobs: None,
+            pooling: None,
             grammar: None,
             stop_token_ids: Vec::new(),
             ignore_eos: false,
@@ -54,13 +58,23 @@ impl Request {
         }
     }
 
+    /// The embedding of `prompt`.
+    pub fn embedding(prompt: Vec<u32>, pooling: Pooling) -> Self {
+        Self { max_tokens: Some(0), pooling: Some(pooling), ..Self::new(prompt, SamplingParams::default()) }
+    }
+
     /// Everything about the request itself; whether there is room for it is the scheduler's question.
     pub(crate) fn check(&self, config: &EngineConfig) -> Result<(), EngineError> {
         let EngineConfig { context_len, vocab_size, max_sequences, .. } = *config;
         if self.prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        if self.max_tokens == Some(0) && self.prompt_logprobs.is_none() {
+        if let Some(pooling) = self.pooling {
+            let text = self.prompt_logprobs.is_some() || self.grammar.is_some() || self.num_completions != 1;
+            if text || self.max_tokens != Some(0) {
+                return Err(EngineError::parameter("pooling", pooling.name(), "none where text is asked for"));
+            }
+        } else if self.max_tokens == Some(0) && self.prompt_logprobs.is_none() {
             return Err(EngineError::parameter("max_tokens", 0, "at least 1"));
         }
         check_top_logprobs("prompt_logprobs", self.prompt_logprobs)?;
@@ -108,6 +122,8 @@ pub struct Output {
     /// Log-probabilities of the prompt's next tokens, where the request wants them: of the second token in the first of
     /// these lists, for nothing predicts the first. They come once, before or with the first token of any completion.
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// The prompt's embedding, (hidden_size,), not normalised: with the last output of a request that asks for one.
+    pub embedding: Option<Vec<f32>>,
     /// The new token; none when it ended without one. The token that ended a text is here too, for the caller to hide.
     pub token: Option<SampledToken>,
     /// Why it ended, if it did; nothing more comes after.
@@ -145,6 +161,14 @@ pub enum Failure {
         /// The first faulty one.
         token_id: u32,
         /// `NaN`, `inf` or `-inf`.
+        value: &'static str,
+    },
+    /// The model's hidden states are not numbers.
+    #[error("numeric fault: the hidden state of token {position} holds {value}")]
+    NumericState {
+        /// The token's position in the prompt.
+        position: usize,
+        /// What it holds.
         value: &'static str,
     },
     /// Every token was ruled out.

@@ -10,7 +10,9 @@
 //!    for all their tokens, and tokens left in the budget;
 //! 3. the budget is given out: one token to each decode, the rest to prefills, in order, in chunks.
 //!
-//! The sequence that stands first is never preempted and always in the batch, and it fits the pool alone (a request
+//! A step gives logits or, for embeddings, hidden states; where both are wanted, steps take turns.
+//!
+//! The sequence that stands first is never preempted and in the batch at its kind's next turn, and it fits the pool alone (a request
 //! that does not is refused). So every step brings some sequence nearer to its end.
 
 use std::collections::HashMap;
@@ -30,6 +32,8 @@ use crate::sequence::{Place, Sequence};
 pub(crate) enum Made<'a> {
     /// (outputs, vocab_size): the sampler chooses.
     Logits(&'a [f32]),
+    /// (outputs, hidden_size), and the hidden_size.
+    States(&'a [f32], usize),
     /// The device has chosen.
     Choices(&'a [Choice]),
 }
@@ -47,6 +51,8 @@ pub(crate) struct Scheduler {
     num_requests: u64,
     num_preemptions: u64,
     num_ahead: u64,
+    /// Whether the last step gave hidden states.
+    gave_states: bool,
     turns: Turns,
 }
 
@@ -80,6 +86,7 @@ impl Scheduler {
             num_requests: 0,
             num_preemptions: 0,
             num_ahead: 0,
+            gave_states: false,
             turns: Turns::default(),
         }
     }
@@ -140,6 +147,13 @@ impl Scheduler {
         if !preempted {
             self.start_waiting(kv);
         }
+        let (embeds, writes) = self
+            .running
+            .iter()
+            .map(Sequence::is_embedding)
+            .fold((false, false), |found, embeds| (found.0 | embeds, found.1 | !embeds));
+        batch.hidden = embeds && !(writes && self.gave_states);
+        self.gave_states = batch.hidden;
         self.share_out_budget(batch);
     }
 
@@ -171,6 +185,7 @@ impl Scheduler {
         let mut sequence = self.running.pop().expect("a running sequence asks for the block");
         kv.free(&mut sequence.table, sequence.request.cache_domain);
         sequence.num_computed = 0;
+        sequence.pooled.clear();
         self.num_preemptions += 1;
         tracing::debug!(request = %sequence.place.request, tokens = sequence.tokens.len(), "preempted");
         insert_in_order(&mut self.waiting, sequence);
@@ -185,8 +200,8 @@ impl Scheduler {
             }
             // A spare block for each that runs: without it, its next one would preempt who just started.
             let spare = self.running.len();
-            // What is found in the cache has no logits.
-            let from_cache = !next.is_scored();
+            // What is found in the cache has no logits, and no states.
+            let from_cache = !next.needs_all_rows();
             let admitted = kv.admit(next.request.cache_domain, &next.tokens, spare, from_cache);
             let Ok((table, cached)) = admitted else { break };
             next.table = table;
@@ -206,11 +221,14 @@ impl Scheduler {
         let mut scored_budget = self.config.max_batch_outputs - self.running.len();
         for decode in [true, false] {
             for (index, sequence) in self.running.iter().enumerate() {
-                if sequence.is_decode() != decode || budget == 0 {
+                let is_of_step = sequence.is_embedding() == batch.hidden;
+                if !is_of_step || sequence.is_decode() != decode || budget == 0 {
                     continue;
                 }
                 let mut num_tokens = sequence.num_pending().min(budget);
-                let too_many = sequence.rows_to_score(num_tokens).len().saturating_sub(scored_budget);
+                // A row of states is as wide as any other of the step's; rows of logits are what is bounded.
+                let scored_budget_left = if batch.hidden { usize::MAX } else { scored_budget };
+                let too_many = sequence.rows_to_score(num_tokens).len().saturating_sub(scored_budget_left);
                 // Behind the last row that is scored there is at most one, the prompt's last.
                 if too_many > 0 {
                     num_tokens = sequence.rows_to_score(num_tokens).end - too_many - sequence.num_computed;
@@ -219,7 +237,9 @@ impl Scheduler {
                     continue;
                 }
                 let num_scored = sequence.rows_to_score(num_tokens).len();
-                scored_budget -= num_scored;
+                if !batch.hidden {
+                    scored_budget -= num_scored;
+                }
                 budget -= num_tokens;
                 let wants_token = num_tokens == sequence.num_pending();
                 let place = sequence.place;
@@ -297,6 +317,11 @@ impl Scheduler {
             num_outputs += item.num_outputs();
             let Some(index) = item.index else { continue };
             let sequence = &mut self.running[index];
+            if let Made::States(states, width) = made {
+                let rows = &states[first_output * width..num_outputs * width];
+                pool(sequence, item, rows, width, kv, outputs);
+                continue;
+            }
             let scored = match made {
                 Made::Logits(logits) if item.num_scored > 0 => {
                     let rows = &logits[first_output * vocab_size..output * vocab_size];
@@ -328,6 +353,7 @@ impl Scheduler {
                 let history = sequence.history();
                 let sampled = match made {
                     Made::Choices(choices) => take_choice(&choices[output], history),
+                    Made::States(..) => continue,
                     Made::Logits(logits) => {
                         let row = &logits[output * vocab_size..][..vocab_size];
                         let sampling = &sequence.request.sampling;
@@ -437,6 +463,30 @@ fn tokens_left_for(next: &Sequence, running: &[Sequence], config: &EngineConfig)
         .map(Sequence::num_pending)
         .sum();
     before < config.max_batch_tokens
+}
+
+/// Takes in the states, (rows, `width`), of the tokens of `item`; with the last of them, the embedding is whole.
+fn pool(
+    sequence: &mut Sequence,
+    item: &Scheduled,
+    rows: &[f32],
+    width: usize,
+    kv: &mut KvCache,
+    outputs: &mut Vec<Output>,
+) {
+    let first = sequence.num_computed + item.num_tokens - item.num_outputs();
+    let pooled = sequence.pooled.add(rows, width, first);
+    sequence.num_computed += item.num_tokens;
+    if let Err(failure) = pooled {
+        sequence.finished = true;
+        kv.discard(&mut sequence.table, sequence.request.cache_domain);
+        sequence.end(&FinishReason::Error(failure), outputs);
+    } else if item.wants_token {
+        kv.publish(&mut sequence.table, &sequence.tokens[..sequence.num_computed]);
+        sequence.finished = true;
+        let embedding = Some(sequence.pooled.mean());
+        outputs.push(Output { embedding, ..sequence.output(None, Some(FinishReason::Length)) });
+    }
 }
 
 /// The log-probabilities of the prompt's tokens that follow on `rows` of logits, of a step over `num_tokens` of them.

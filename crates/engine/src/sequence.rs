@@ -6,9 +6,10 @@ use std::sync::Arc;
 use plan::sampling::RowSampling;
 
 use crate::kv_cache::BlockTable;
+use crate::pooling::Pooled;
 use crate::request::{Output, Request, RequestId, Usage};
 use crate::sampler::{GrammarState, History, SampledToken};
-use crate::{EngineConfig, FinishReason};
+use crate::{EngineConfig, FinishReason, Pooling};
 
 /// A sequence's place in the order in which sequences are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,6 +41,8 @@ pub(crate) struct Sequence {
     pub(crate) cached_tokens: Option<usize>,
     /// Positions of the prompt whose next token's log-probability was given out.
     pub(crate) num_scored: usize,
+    /// States of the tokens that are computed, where an embedding is asked for.
+    pub(crate) pooled: Pooled,
     /// Where its text is in the request's grammar.
     pub(crate) grammar: Option<Box<dyn GrammarState>>,
     pub(crate) finished: bool,
@@ -59,6 +62,7 @@ impl Sequence {
             request: Arc::new(request),
             cached_tokens: None,
             num_scored: 0,
+            pooled: Pooled::default(),
             finished: false,
         }
     }
@@ -75,6 +79,7 @@ impl Sequence {
             num_forks: 0,
             cached_tokens: self.cached_tokens,
             num_scored: self.num_scored,
+            pooled: Pooled::default(),
             grammar: None,
             finished: false,
         }
@@ -100,11 +105,22 @@ impl Sequence {
         self.request.prompt_logprobs.is_some() && self.num_scored + 1 < self.prompt_len
     }
 
-    /// Of the next `num_tokens` to be computed, the positions whose logits say how likely the prompt's next token was.
+    /// Whether an embedding is asked for, and no text: it takes part in steps that give hidden states.
+    pub(crate) fn is_embedding(&self) -> bool {
+        self.request.pooling.is_some()
+    }
+
+    /// Whether every token of the prompt has to be computed, whatever the prefix cache holds.
+    pub(crate) fn needs_all_rows(&self) -> bool {
+        self.is_scored() || self.request.pooling == Some(Pooling::Mean)
+    }
+
+    /// Of the next `num_tokens` to be computed, the positions before the last whose rows are wanted: their logits say how
+    /// likely the prompt's next token was, or their states are pooled.
     pub(crate) fn rows_to_score(&self, num_tokens: usize) -> Range<usize> {
         let first = self.num_computed.max(self.num_scored);
         let end = (self.num_computed + num_tokens).min(self.prompt_len - 1);
-        if self.is_scored() { first..end.max(first) } else { 0..0 }
+        if self.needs_all_rows() { first..end.max(first) } else { 0..0 }
     }
 
     /// Sequences that it counts as: itself, and those that will branch off.
@@ -150,7 +166,7 @@ impl Sequence {
             generated_tokens: self.num_generated(),
         };
         let Place { request, completion, .. } = self.place;
-        Output { request, completion, prompt_logprobs: Vec::new(), token, finish, usage }
+        Output { request, completion, prompt_logprobs: Vec::new(), embedding: None, token, finish, usage }
     }
 
     /// The last output of this sequence and of those that would have branched off.

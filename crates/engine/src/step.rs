@@ -81,7 +81,15 @@ impl Engine {
 
     /// Takes a request. Its tokens come from [`Engine::step`].
     pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
+        if request.pooling.is_some() && self.hidden_size().is_none() {
+            return Err(EngineError::Backend(BackendError::NoHiddenStates.to_string()));
+        }
         self.scheduler.submit(request)
+    }
+
+    /// The width of embeddings; `None` where the device or the model gives none.
+    pub fn hidden_size(&self) -> Option<usize> {
+        self.executable.hidden_size()
     }
 
     /// Runs one step and returns what it did: new tokens and ends. Nothing to do gives nothing.
@@ -98,6 +106,7 @@ impl Engine {
     /// room for a sequence's next tokens. What `outputs` held before is gone.
     pub fn step_into(&mut self, outputs: &mut Vec<Output>) {
         outputs.clear();
+        let hidden_size = self.executable.hidden_size().unwrap_or_default();
         let made = match self.submit_step() {
             None => return,
             Some(Submitted::Queued) => {
@@ -105,6 +114,10 @@ impl Engine {
                 self.executable.collect().map(Made::Choices)
             }
             Some(Submitted::Failed(error)) => Err(error),
+            Some(Submitted::Replay) if self.batch.hidden => {
+                let input = self.batch.step_input(self.scheduler.running(), &self.kv, false);
+                self.executable.replay_hidden(input).map(|states| Made::States(states, hidden_size))
+            }
             Some(Submitted::Replay) => {
                 let input = self.batch.step_input(self.scheduler.running(), &self.kv, false);
                 self.executable.replay(input).map(Made::Logits)
@@ -113,6 +126,7 @@ impl Engine {
         let Self { scheduler, kv, batch, sampler, .. } = self;
         let (found, expected, what) = match made {
             Ok(Made::Logits(logits)) => (logits.len(), batch.num_outputs() * scheduler.config().vocab_size, "logits"),
+            Ok(Made::States(states, width)) => (states.len(), batch.num_outputs() * width, "states"),
             Ok(Made::Choices(choices)) => (choices.len(), batch.num_outputs(), "tokens"),
             Err(_) => (0, 0, ""),
         };
@@ -147,7 +161,7 @@ impl Engine {
         if batch.is_empty() {
             return None;
         }
-        if !executable.can_queue() || !scheduler.is_for_device(batch) {
+        if batch.hidden || !executable.can_queue() || !scheduler.is_for_device(batch) {
             return Some(Submitted::Replay);
         }
         let queued = executable.enqueue(batch.step_input(scheduler.running(), kv, true));

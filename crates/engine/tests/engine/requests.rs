@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use engine::null::{Fault, NullExecutable};
 use engine::{
-    CacheDomain, Engine, EngineConfig, EngineError, Failure, FinishReason, Grammar, GrammarState, Output, Request,
-    RequestId, SamplingParams, TokenSet,
+    CacheDomain, Engine, EngineConfig, EngineError, Failure, FinishReason, Grammar, GrammarState, Output, Pooling,
+    Request, RequestId, SamplingParams, TokenSet,
 };
 use plan::{KvFormat, KvLayout, StepInput, StepShape};
 
-use crate::watched::{Watched, alone, scored_alone};
+use crate::watched::{Watched, alone, embedded_alone, scored_alone};
 
 const VOCAB_SIZE: usize = 50;
 const EOS: u32 = 0;
@@ -471,4 +471,38 @@ fn nobody_waits_for_ever_for_a_turn() {
         }
     }
     panic!("never served");
+}
+
+#[test]
+fn an_embedding_is_the_same_in_chunks_and_beside_texts_that_go_on() {
+    let mut engine = engine(config());
+    let prompt: Vec<u32> = (0..40).map(|i| 1 + i % 20).collect();
+    let text = engine.submit(request(&[1, 2, 3], 20)).unwrap();
+    let ids = [Pooling::Mean, Pooling::Last]
+        .map(|pooling| (engine.submit(Request::embedding(prompt.clone(), pooling)).unwrap(), pooling));
+    let outputs = run(&mut engine);
+    for (id, pooling) in ids {
+        let end = last(&outputs, id);
+        assert_eq!(end.embedding, Some(embedded_alone(&prompt, pooling)), "{pooling:?}");
+        assert_eq!((end.usage.prompt_tokens, end.usage.generated_tokens), (40, 0));
+    }
+    assert_eq!(self::text(&outputs, text, 0), expected_text(&config(), &request(&[1, 2, 3], 20), 20));
+    // The text does not wait for the chunks: steps take turns.
+    let place = |id| outputs.iter().position(|output| output.request == id).unwrap();
+    assert!(place(text) < place(ids[0].0));
+}
+
+#[test]
+fn an_embedding_takes_no_field_of_a_text() {
+    let mut engine = engine(config());
+    let embedding = Request::embedding(vec![1, 2], Pooling::Mean);
+    for wrong in [
+        Request { max_tokens: Some(1), ..embedding.clone() },
+        Request { max_tokens: None, ..embedding.clone() },
+        Request { num_completions: 2, ..embedding.clone() },
+        Request { prompt_logprobs: Some(0), ..embedding },
+    ] {
+        let refused = engine.submit(wrong).unwrap_err();
+        assert!(matches!(refused, EngineError::Parameter { name: "pooling", .. }), "{refused}");
+    }
 }

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use engine::null::Fault;
-use engine::{CacheDomain, Dry, EngineConfig, EngineError, Request, SamplingParams, Xtc};
+use engine::{CacheDomain, Dry, EngineConfig, EngineError, Pooling, Request, SamplingParams, Xtc};
 use plan::{KvFormat, KvLayout};
 
 use crate::watched::{Coverage, Watched};
@@ -92,6 +92,14 @@ fn random_request(random: &mut Random, config: &EngineConfig, families: &[Vec<u3
     prompt.extend((0..random.between(1, 6)).map(|_| random.token()));
     prompt.truncate(config.context_len - 1);
     let room = config.context_len - prompt.len();
+    if !mostly_greedy && random.one_in(10) {
+        let pooling = if random.one_in(2) { Pooling::Mean } else { Pooling::Last };
+        return Request {
+            priority: random.between(0, 4) as i8 - 2,
+            cache_domain: CacheDomain(random.between(0, 1) as u64),
+            ..Request::embedding(prompt, pooling)
+        };
+    }
     // A step with such a prompt in it is not run ahead of.
     let prompt_logprobs = (!mostly_greedy && random.one_in(8)).then(|| random.between(0, 3));
     let least = if prompt_logprobs.is_some() { 0 } else { 1 };
@@ -186,6 +194,7 @@ fn every_request_of_a_random_world_gets_the_text_that_it_gets_alone() {
             ("steps ahead", total.ahead, 20),
             ("copies", total.copies, 1),
             ("scored tokens", total.scored, 20),
+            ("embeddings", total.embedded, 1),
         ] {
             assert!(count >= per_world * num_worlds, "only {count} {what} in {num_worlds} worlds: {total:?}");
         }

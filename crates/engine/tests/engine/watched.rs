@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use engine::null::{Fault, NullExecutable, null_logits};
+use engine::null::{Fault, NullExecutable, null_logits, null_state};
 use engine::{
-    Engine, EngineConfig, EngineError, Failure, FinishReason, History, Output, Request, RequestId, SampledToken,
-    Sampler, SamplingParams, TokenLogprobs,
+    Engine, EngineConfig, EngineError, Failure, FinishReason, History, Output, Pooling, Request, RequestId,
+    SampledToken, Sampler, SamplingParams, TokenLogprobs,
 };
 
 /// What the device is told and tells.
@@ -34,6 +34,7 @@ pub(crate) struct Coverage {
     pub(crate) copies: u64,
     pub(crate) longest_wait: u64,
     pub(crate) scored: u64,
+    pub(crate) embedded: u64,
 }
 
 impl Coverage {
@@ -50,6 +51,7 @@ impl Coverage {
         self.ahead += other.ahead;
         self.copies += other.copies;
         self.scored += other.scored;
+        self.embedded += other.embedded;
         self.longest_wait = self.longest_wait.max(other.longest_wait);
     }
 }
@@ -183,7 +185,9 @@ impl Watched {
         if num_tokens > self.engine.config().max_batch_tokens {
             return Err(format!("{num_tokens} tokens in a step"));
         }
-        if num_outputs > self.engine.config().max_batch_outputs {
+        // States are bounded by the tokens of a step.
+        let gives_states = self.live.values().any(|live| live.request.pooling.is_some());
+        if num_outputs > self.engine.config().max_batch_outputs && !gives_states {
             return Err(format!("{num_outputs} outputs in a step"));
         }
         let mut seen = BTreeSet::new();
@@ -196,7 +200,9 @@ impl Watched {
                 failed.insert(output.request);
                 match (failure, fault) {
                     (Failure::Backend(_), Some(Fault::Error)) => self.coverage.backend_errors += 1,
-                    (Failure::Numeric { .. }, Some(Fault::NotANumber { .. })) => self.coverage.numeric_faults += 1,
+                    (Failure::Numeric { .. } | Failure::NumericState { .. }, Some(Fault::NotANumber { .. })) => {
+                        self.coverage.numeric_faults += 1
+                    }
                     _ => return Err(format!("{output:?} with fault {fault:?}")),
                 }
                 if self.live.remove(&(output.request, output.completion)).is_none() {
@@ -226,6 +232,17 @@ impl Watched {
         let key = (output.request, output.completion);
         let config = self.engine.config();
         let live = self.live.get_mut(&key).ok_or_else(|| format!("an output after the end: {output:?}"))?;
+        if let Some(pooling) = live.request.pooling {
+            let expected = embedded_alone(&live.tokens, pooling);
+            let ends = output.token.is_none() && output.finish == Some(FinishReason::Length);
+            if !ends || output.embedding.as_ref() != Some(&expected) {
+                return Err(format!("{output:?} for an embedding; alone, {expected:?}"));
+            }
+            self.coverage.embedded += 1;
+            self.coverage.longest_wait = self.coverage.longest_wait.max(self.coverage.steps - live.since);
+            self.live.remove(&key);
+            return Ok(());
+        }
         let scored = self.scored.entry(output.request).or_default();
         for found in &output.prompt_logprobs {
             *scored += 1;
@@ -291,6 +308,19 @@ impl Watched {
 pub(crate) fn alone(config: &EngineConfig, request: &Request, tokens: &[u32], completion: usize) -> SampledToken {
     let history = History { tokens, prompt_len: request.prompt.len() };
     Sampler::default().sample(&null_logits(tokens, config.vocab_size), &request.sampling, history, completion).unwrap()
+}
+
+/// The embedding of `tokens`, from each of its beginnings.
+pub(crate) fn embedded_alone(tokens: &[u32], pooling: Pooling) -> Vec<f32> {
+    let states: Vec<_> = match pooling {
+        Pooling::Last => vec![null_state(tokens)],
+        Pooling::Mean => (1..=tokens.len()).map(|len| null_state(&tokens[..len])).collect(),
+    };
+    let mean = |index: usize| {
+        let sum = states.iter().fold(0.0, |sum, state| sum + f64::from(state[index]));
+        (sum / states.len() as f64) as f32
+    };
+    (0..states[0].len()).map(mean).collect()
 }
 
 /// The log-probabilities of the prompt's token `index`: what the sampler says of it where it has no other choice.
