@@ -18,7 +18,7 @@ use crate::grammar::Grammars;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::tools::Dialect;
-use crate::{chat, completions, info, page, security, tokens};
+use crate::{chat, completions, embeddings, info, page, security, tokens};
 
 /// A loaded model, for [`App::ready`].
 pub struct ServedModel {
@@ -49,6 +49,8 @@ pub(crate) struct Serving {
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) chat_template: Option<ChatTemplate>,
     pub(crate) engine: EngineHandle,
+    /// The width of embeddings, if the device gives any.
+    pub(crate) hidden_size: Option<usize>,
     pub(crate) grammars: Grammars,
     /// How the model writes reasoning and calls of tools.
     pub(crate) dialect: Dialect,
@@ -99,6 +101,7 @@ impl App {
     /// Starts the engine's thread and serves the model from now on.
     pub fn ready(&self, model: ServedModel) -> std::io::Result<()> {
         let ServedModel { name, device, version, defaults, tokenizer, chat_template, engine, load_time } = model;
+        let hidden_size = engine.hidden_size();
         let engine = EngineHandle::start(engine)?;
         let dialect = chat_template.as_ref().map_or_else(Dialect::default, Dialect::of);
         let serving = Serving {
@@ -109,6 +112,7 @@ impl App {
             tokenizer,
             chat_template,
             engine,
+            hidden_size,
             grammars: Grammars::default(),
             dialect,
             load_time,
@@ -138,6 +142,7 @@ impl App {
         let routes = Router::new()
             .route("/v1/chat/completions", post(chat::chat_completions))
             .route("/v1/completions", post(completions::completions))
+            .route("/v1/embeddings", post(embeddings::embeddings))
             .route("/v1/models", get(info::models))
             .route("/v1/models/{*model}", get(info::model))
             .route("/tokenize", post(tokens::tokenize))

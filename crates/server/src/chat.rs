@@ -1,5 +1,7 @@
 //! `/v1/chat/completions`.
 
+use std::sync::Arc;
+
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -9,11 +11,10 @@ use tokenizer::ParseSpecial;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 
 use crate::app::{App, Serving};
-use crate::body::read_json;
 use crate::choice::Delta;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, only};
-use crate::generation::{self, Format, Plan, blocking, random_id, unix_time};
+use crate::generation::{self, Format, Plan, prepared, random_id, unix_time};
 use crate::reply::{Part, ReplyReader, ToolSyntax};
 use crate::sampling::{self, Settings};
 use crate::security::KeyNumber;
@@ -69,7 +70,7 @@ impl Conversation {
         let messages = messages::check(fields.required("messages")?, template.capabilities())?;
         let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(effort) = fields.string("reasoning_effort")? {
-            if !uses_effort(template) {
+            if !serving.dialect.takes_effort {
                 let message = "this model's chat template does not look at `reasoning_effort`";
                 return Err(ApiError::unsupported("reasoning_effort", message));
             }
@@ -107,16 +108,6 @@ fn template_of(serving: &Serving) -> Result<&ChatTemplate, ApiError> {
     serving.chat_template.as_ref().ok_or_else(|| ApiError::unsupported("messages", missing))
 }
 
-/// Whether the template writes something else for another effort.
-fn uses_effort(template: &ChatTemplate) -> bool {
-    let messages = [json!({"role": "user", "content": "x"})];
-    let rendered = |effort: &str| {
-        let extra = Map::from_iter([("reasoning_effort".to_owned(), effort.into())]);
-        template.render(&RenderInput { extra, ..RenderInput::new(&messages, now()) }).ok()
-    };
-    rendered("low") != rendered("high")
-}
-
 /// The local time, which some templates tell the model.
 pub(crate) fn now() -> time::PrimitiveDateTime {
     let now = time::OffsetDateTime::now_local().unwrap_or_else(|_| time::OffsetDateTime::now_utc());
@@ -129,10 +120,7 @@ pub(crate) async fn chat_completions(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let serving = app.serving()?;
-    let body = read_json(request, &app.inner.options).await?;
-    let prepared = std::sync::Arc::clone(&serving);
-    let (plan, prompt, wants_logprobs) = blocking(move || prepare(body, &prepared, key)).await?;
+    let (serving, (plan, prompt, wants_logprobs)) = prepared(&app, key, request, prepare).await?;
     let format = ChatFormat {
         id: random_id("chatcmpl"),
         created: unix_time(),
@@ -140,12 +128,12 @@ pub(crate) async fn chat_completions(
         return_token_ids: plan.settings.return_token_ids,
         num_calls: vec![0; plan.settings.num_completions],
         prompt_ids: plan.settings.return_token_ids.then(|| prompt.clone()),
-        serving: std::sync::Arc::clone(&serving),
+        serving: Arc::clone(&serving),
     };
     generation::respond(&app, serving, vec![prompt], plan, format).await
 }
 
-fn prepare(body: Value, serving: &Serving, key: u64) -> Result<(Plan, Vec<u32>, bool), ApiError> {
+fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<u32>, bool), ApiError> {
     let mut fields = Fields::new(body, KNOWN)?;
     let mut conversation = Conversation::take(&mut fields, serving)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
@@ -204,7 +192,7 @@ struct ChatFormat {
     /// Calls of each choice that have begun.
     num_calls: Vec<usize>,
     prompt_ids: Option<Vec<u32>>,
-    serving: std::sync::Arc<Serving>,
+    serving: Arc<Serving>,
 }
 
 impl ChatFormat {

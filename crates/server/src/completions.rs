@@ -8,16 +8,16 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::TokenLogprobs;
 use serde_json::{Value, json};
-use tokenizer::{ParseSpecial, StreamDecoder};
+use tokenizer::StreamDecoder;
 
 use crate::app::{App, Serving};
-use crate::body::read_json;
 use crate::choice::Delta;
 use crate::error::ApiError;
-use crate::fields::{Field, Fields, applied, only, token_ids, wrong};
-use crate::generation::{self, Format, Plan, blocking, random_id, unix_time};
+use crate::fields::{Field, Fields, applied, only};
+use crate::generation::{self, Format, Plan, prepared, random_id, unix_time};
 use crate::grammar;
 use crate::logprobs::TextLogprobs;
+use crate::prompts::{self, Prompt};
 use crate::sampling::{self, PROMPTS_MAX, Settings};
 use crate::security::KeyNumber;
 
@@ -43,17 +43,14 @@ pub(crate) async fn completions(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let serving = app.serving()?;
-    let body = read_json(request, &app.inner.options).await?;
-    let prepared = Arc::clone(&serving);
-    let (plan, prompts, format) = blocking(move || prepare(body, &prepared, key)).await?;
+    let (serving, (plan, prompts, format)) = prepared(&app, key, request, prepare).await?;
     generation::respond(&app, serving, prompts, plan, format).await
 }
 
 fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<Vec<u32>>, TextFormat), ApiError> {
     let mut fields = Fields::new(body, KNOWN)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
-    let prompts = take_prompts(&mut fields, serving)?;
+    let prompts = prompts::take(&mut fields, "prompt", PROMPTS_MAX, serving)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let logprobs = fields.count("logprobs")?;
     let max_tokens = fields.count("max_tokens")?.unwrap_or(MAX_TOKENS);
@@ -91,50 +88,6 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
         max_tokens_field: "max_tokens",
     };
     Ok((plan, prompts.into_iter().map(|prompt| prompt.ids).collect(), format))
-}
-
-struct Prompt {
-    ids: Vec<u32>,
-    /// As the request has it; none of one that is given as ids.
-    text: Option<String>,
-}
-
-/// One text or several, or one list of token ids or several.
-fn take_prompts(fields: &mut Fields, serving: &Serving) -> Result<Vec<Prompt>, ApiError> {
-    let special = fields.boolean("add_special_tokens")?;
-    let from_text = |text: String| {
-        let mut ids = if special.unwrap_or(true) { serving.tokenizer.prefix_ids().to_vec() } else { Vec::new() };
-        ids.extend(serving.tokenizer.encode(&text, ParseSpecial::No)?);
-        Ok::<_, ApiError>(Prompt { ids, text: Some(text) })
-    };
-    let from_ids = |value: &Value| {
-        if special.is_some() {
-            let message = "`add_special_tokens` is about text; token ids are taken as they are";
-            return Err(ApiError::invalid("add_special_tokens", message));
-        }
-        Ok(Prompt { ids: token_ids("prompt", value)?, text: None })
-    };
-    let prompts = match fields.required("prompt")? {
-        Value::String(text) => vec![from_text(text)?],
-        Value::Array(items) if items.first().is_some_and(Value::is_number) => vec![from_ids(&Value::Array(items))?],
-        Value::Array(items) if items.len() <= PROMPTS_MAX => {
-            let prompt = |item: Value| match item {
-                Value::String(text) => from_text(text),
-                Value::Array(_) => from_ids(&item),
-                other => Err(wrong("prompt", &other, "texts, or lists of token ids")),
-            };
-            items.into_iter().map(prompt).collect::<Result<_, _>>()?
-        }
-        Value::Array(items) => {
-            let message = format!("`prompt` is a list of {}, at most {PROMPTS_MAX} are taken", items.len());
-            return Err(ApiError::invalid("prompt", message));
-        }
-        other => return Err(wrong("prompt", &other, "a text, a list of token ids, or a list of either")),
-    };
-    match prompts.iter().any(|prompt| prompt.ids.is_empty()) || prompts.is_empty() {
-        true => Err(ApiError::invalid("prompt", "`prompt` has no tokens, and the model needs at least one")),
-        false => Ok(prompts),
-    }
 }
 
 /// A prompt that is part of the answer.

@@ -36,6 +36,11 @@ impl ApiError {
         Self { code: Some("unsupported_parameter"), ..Self::invalid(param, message) }
     }
 
+    /// A prompt that the context does not hold.
+    pub(crate) fn context_exceeded(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
+    }
+
     /// A request that cannot be used, for a reason beyond one field.
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
@@ -123,9 +128,7 @@ impl From<EngineError> for ApiError {
         let message = error.to_string();
         match error {
             EngineError::QueueFull { .. } => Self::too_many(message),
-            EngineError::ContextExceeded { .. } => {
-                Self { code: Some("context_length_exceeded"), ..Self::invalid("max_tokens", message) }
-            }
+            EngineError::ContextExceeded { .. } => Self::context_exceeded("max_tokens", message),
             EngineError::EmptyPrompt => Self::invalid("prompt", message),
             EngineError::UnknownToken { what, .. } => Self::invalid(what, message),
             EngineError::Parameter { name, .. } => Self::invalid(name, message),

@@ -3,14 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::body::Body;
+use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
-use engine::{Failure, TokenLogprobs};
+use engine::{Failure, Output, TokenLogprobs};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep_until, timeout};
 
 use crate::app::{App, Serving};
+use crate::body::read_json;
 use crate::choice::{Choice, Delta, Finish};
 use crate::engine_thread::{Running, SubmitError};
 use crate::error::{ApiError, json_response};
@@ -54,14 +57,13 @@ pub(crate) struct Job {
     app: App,
     serving: Arc<Serving>,
     settings: Settings,
-    running: Running,
+    watched: Watched,
     /// `num_completions` of each prompt, in the order of the prompts.
     choices: Vec<Choice>,
     prompt_tokens: usize,
     begun: Instant,
     first_token: Option<Instant>,
     last_token: Instant,
-    stop: watch::Receiver<bool>,
 }
 
 /// Something that happened to a request.
@@ -76,6 +78,51 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let failed = |_| ApiError::internal("internal", "preparing the request failed in a way that is a bug");
     tokio::task::spawn_blocking(work).await.map_err(failed)?
+}
+
+/// Reads the body of a request of the key with number `key`, and makes of it what its route needs.
+pub(crate) async fn prepared<T: Send + 'static>(
+    app: &App,
+    key: u64,
+    request: Request<Body>,
+    prepare: fn(Value, &Arc<Serving>, u64) -> Result<T, ApiError>,
+) -> Result<(Arc<Serving>, T), ApiError> {
+    let serving = app.serving()?;
+    let body = read_json(request, &app.inner.options).await?;
+    let served = Arc::clone(&serving);
+    let made = blocking(move || prepare(body, &served, key)).await?;
+    Ok((serving, made))
+}
+
+/// Requests under way, for as long as a request may take and the server runs.
+pub(crate) struct Watched {
+    pub(crate) running: Running,
+    begun: Instant,
+    time_max: Duration,
+    stop: watch::Receiver<bool>,
+}
+
+impl Watched {
+    pub(crate) fn new(app: &App, running: Running, begun: Instant) -> Self {
+        Self { running, begun, time_max: app.inner.options.request_time_max, stop: app.inner.stop.subscribe() }
+    }
+
+    /// The next output, with the place of its request; nothing once all have ended. Safe to drop while it waits.
+    pub(crate) async fn next(&mut self) -> Result<Option<(usize, Output)>, ApiError> {
+        let output = tokio::select! {
+            output = self.running.next() => output,
+            () = sleep_until((self.begun + self.time_max).into()) => {
+                return Err(ApiError::timed_out(format!("the answer took longer than {} s", self.time_max.as_secs())));
+            }
+            () = turns_true(&mut self.stop) => {
+                return Err(ApiError::unavailable("draining", "the server was shut down before the answer was whole"));
+            }
+        };
+        match output {
+            None if self.running.is_live() => Err(engine_gone()),
+            output => Ok(output),
+        }
+    }
 }
 
 /// Submits the prompts and answers as the request wants it.
@@ -113,51 +160,33 @@ impl Job {
             .collect::<Result<_, _>>()?;
         let request = |prompt| settings.request(prompt, max_tokens, prompt_logprobs);
         let submitted = serving.engine.submit(prompts.into_iter().map(request).collect()).await;
-        let running = submitted.map_err(|error| match error {
-            SubmitError::Gone => engine_gone(),
-            SubmitError::Refused(error) => {
-                let field = if prompt_too_long { prompt_field } else { max_tokens_field };
-                ApiError::from(error).with_param("max_tokens", field).with_param("prompt", prompt_field)
-            }
+        let running = submitted.map_err(|error| {
+            error.into_api(prompt_field, if prompt_too_long { prompt_field } else { max_tokens_field })
         });
         let running = running.inspect_err(|_| app.inner.metrics.refused())?;
         app.inner.metrics.started(prompt_tokens);
-        let stop = app.inner.stop.subscribe();
-        let app = app.clone();
+        let watched = Watched::new(app, running, begun);
         Ok(Self {
-            app,
+            app: app.clone(),
             serving,
             settings,
-            running,
+            watched,
             choices,
             prompt_tokens,
             begun,
             first_token: None,
             last_token: begun,
-            stop,
         })
     }
 
     /// Waits for the next event; nothing once all completions have ended. Safe to drop while it waits.
     async fn next(&mut self) -> Result<Option<Event>, ApiError> {
-        let time_max = self.app.inner.options.request_time_max;
-        let output = tokio::select! {
-            output = self.running.next() => output,
-            () = sleep_until((self.begun + time_max).into()) => {
-                return Err(ApiError::timed_out(format!("the answer took longer than {} s", time_max.as_secs())));
-            }
-            () = turns_true(&mut self.stop) => {
-                return Err(ApiError::unavailable("draining", "the server was shut down before the answer was whole"));
-            }
-        };
-        let Some((place, mut output)) = output else {
-            return if self.running.is_live() { Err(engine_gone()) } else { Ok(None) };
-        };
+        let Some((place, mut output)) = self.watched.next().await? else { return Ok(None) };
         if !output.prompt_logprobs.is_empty() {
             let scored = std::mem::take(&mut output.prompt_logprobs);
             if output.token.is_some() || output.finish.is_some() {
                 // The rest of it comes next.
-                self.running.put_back(place, output);
+                self.watched.running.put_back(place, output);
             }
             return Ok(Some(Event::Scored(place, scored)));
         }
@@ -173,7 +202,7 @@ impl Job {
             return Err(failed(failure));
         }
         if choice.finished && !ended_by_engine {
-            self.running.end_completion(place, completion);
+            self.watched.running.end_completion(place, completion);
         }
         Ok(Some(Event::Text(index, delta)))
     }
@@ -224,7 +253,7 @@ impl Job {
                     finishes.extend(delta.finish.clone());
                     let Some(choice) = format.chunk(index, delta) else { continue };
                     let mut chunk = self.chunk(&format, vec![choice]);
-                    if !self.running.is_live() {
+                    if !self.watched.running.is_live() {
                         chunk["x_hotmetal"] = self.facts();
                     }
                     sender.send(&chunk).await?;
@@ -304,14 +333,26 @@ impl Job {
     }
 }
 
+impl SubmitError {
+    /// What a client is told, who calls the prompt `prompt_field`, and what is too long `length_field`.
+    pub(crate) fn into_api(self, prompt_field: &str, length_field: &str) -> ApiError {
+        match self {
+            Self::Gone => engine_gone(),
+            Self::Refused(error) => {
+                ApiError::from(error).with_param("max_tokens", length_field).with_param("prompt", prompt_field)
+            }
+        }
+    }
+}
+
 fn engine_gone() -> ApiError {
     ApiError::internal("engine_failed", "the engine failed in a way that is a bug; the server has to be restarted")
 }
 
 /// A failure of one completion. Its words may name token ids, never text.
-fn failed(failure: &Failure) -> ApiError {
+pub(crate) fn failed(failure: &Failure) -> ApiError {
     let code = match failure {
-        Failure::Numeric { .. } => "numeric_fault",
+        Failure::Numeric { .. } | Failure::NumericState { .. } => "numeric_fault",
         Failure::NoTokenLeft => "no_token_left",
         Failure::Grammar(_) => "grammar_failed",
         Failure::Backend(_) => "step_failed",

@@ -38,6 +38,7 @@ fn describe(serving: &Serving) -> Value {
             "max_batch_tokens": config.max_batch_tokens,
             "load_ms": serving.load_time.as_millis() as u64,
             "sampling": crate::sampling::describe(&serving.defaults),
+            "embedding_size": serving.hidden_size,
             "chat": serving.chat_template.is_some(),
             "system": serving.chat_template.as_ref().is_some_and(|template| template.supports_system()),
         },

@@ -115,8 +115,7 @@ impl Settings {
             },
             grammar,
             caller: key,
-            // vLLM's sense: lower goes first.
-            priority: fields.integer("priority", -127, 127)?.map_or(0, |priority| -(priority as i8)),
+            priority: priority(fields)?,
             cache_domain: cache_domain(key, fields.string("cache_salt")?.as_deref()),
             sampling: sampling(fields, serving)?,
         })
@@ -162,7 +161,12 @@ fn stream_options(fields: &mut Fields, stream: bool) -> Result<(bool, bool), Api
     Ok((include, continuous))
 }
 
-fn labels(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+/// In vLLM's sense: lower goes first.
+pub(crate) fn priority(fields: &mut Fields) -> Result<i8, ApiError> {
+    Ok(fields.integer("priority", -127, 127)?.map_or(0, |priority| -(priority as i8)))
+}
+
+pub(crate) fn labels(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     let mut labels = Map::new();
     labels.extend(fields.string("user")?.map(|user| ("user".to_owned(), user.into())));
     labels.extend(fields.object("metadata")?.map(|metadata| ("metadata".to_owned(), metadata.into())));
@@ -179,7 +183,7 @@ fn labels(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
 }
 
 /// Prompts of one key, and of one salt within it, share cached prefixes.
-fn cache_domain(key: u64, salt: Option<&str>) -> CacheDomain {
+pub(crate) fn cache_domain(key: u64, salt: Option<&str>) -> CacheDomain {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let Some(salt) = salt else { return CacheDomain(key) };
     let mut hasher = DefaultHasher::new();

@@ -26,12 +26,14 @@ pub(crate) const FIELDS: &[Field] = &[applied("tool_choice"), applied("parallel_
 pub(crate) struct Dialect {
     pub(crate) tools: Option<ToolSyntax>,
     thinks: bool,
+    /// Whether the template writes something else for another `reasoning_effort`.
+    pub(crate) takes_effort: bool,
 }
 
 impl Dialect {
     /// Found out by rendering a conversation in which all of it happens.
     pub(crate) fn of(template: &ChatTemplate) -> Self {
-        Self { tools: tool_syntax(template), thinks: thinks(template) }
+        Self { tools: tool_syntax(template), thinks: thinks(template), takes_effort: takes_effort(template) }
     }
 
     /// How an answer to this rendered prompt may begin.
@@ -91,6 +93,15 @@ fn thinks(template: &ChatTemplate) -> bool {
     renders
         .iter()
         .any(|input| template.render(input).is_ok_and(|text| text.contains("<think>") || text.contains("</think>")))
+}
+
+fn takes_effort(template: &ChatTemplate) -> bool {
+    let messages = [json!({"role": "user", "content": "x"})];
+    let rendered = |effort: &str| {
+        let extra = Map::from_iter([("reasoning_effort".to_owned(), effort.into())]);
+        template.render(&RenderInput { extra, ..probe(&messages) }).ok()
+    };
+    rendered("low") != rendered("high")
 }
 
 /// Takes `tools`, as the template is shown them.

@@ -21,7 +21,8 @@ async fn malformed_requests_get_the_right_status_in_the_right_form() {
         (Method::POST, CHAT, "{\"messages\": \"\\ud800\"}", StatusCode::BAD_REQUEST),
         (Method::GET, CHAT, "", StatusCode::METHOD_NOT_ALLOWED),
         (Method::POST, "/v1/models", "{}", StatusCode::METHOD_NOT_ALLOWED),
-        (Method::POST, "/v1/embeddings", "{}", StatusCode::NOT_FOUND),
+        (Method::POST, EMBED, "{}", StatusCode::BAD_REQUEST),
+        (Method::POST, "/v1/images", "{}", StatusCode::NOT_FOUND),
         (Method::GET, "//v1/models", "", StatusCode::NOT_FOUND),
         (Method::GET, "/v1/%6Dodels/../x", "", StatusCode::NOT_FOUND),
         (Method::DELETE, "/x", "", StatusCode::NOT_FOUND),
@@ -76,6 +77,7 @@ async fn a_key_is_asked_for_on_every_route_but_the_open_one() {
     let routes = [
         (Method::POST, CHAT),
         (Method::POST, TEXT),
+        (Method::POST, EMBED),
         (Method::GET, "/v1/models"),
         (Method::GET, "/v1/models/tiny"),
         (Method::POST, "/tokenize"),

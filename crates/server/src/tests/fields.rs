@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fields::{Field, Rule};
-use crate::{chat, completions, grammar, sampling, tokens, tools};
+use crate::{chat, completions, embeddings, grammar, sampling, tokens, tools};
 
 /// A route, its fields, and a body that it answers.
 struct Route {
@@ -28,6 +28,7 @@ fn routes() -> Vec<Route> {
             known: vec![sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
             body: json!({"prompt": "Once upon a time", "max_tokens": 8, "seed": 3}),
         },
+        Route { path: EMBED, known: vec![embeddings::FIELDS], body: json!({"input": "Once upon a time"}) },
         Route {
             path: "/tokenize",
             known: vec![tokens::TOKENIZE, chat::PROMPT_FIELDS],
@@ -128,6 +129,7 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
             case(json!({"300": 100}), |_, answer| answer["x_hotmetal"]["sampling"]["logit_bias"]["300"] == 100.0)
         }
         // Who goes first shows where requests wait: `load` holds it; here, that it is read.
+        (EMBED, "priority") => case(json!(5), |before, answer| before["data"] == answer["data"]),
         (_, "priority") => case(json!(5), |before, answer| before["choices"] == answer["choices"]),
         (_, "cache_salt") => case(json!("mine"), |_, answer| answer["x_hotmetal"]["cached_tokens"] == 0),
         (_, "user") => case(json!("somebody"), |_, answer| answer["x_hotmetal"]["user"] == "somebody"),
@@ -153,6 +155,22 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
         }
         // The vocabulary has nothing to put before a text, so that it is read shows where it contradicts.
         (TEXT, "add_special_tokens") => case(json!(false), |before, answer| before["choices"] == answer["choices"]),
+        (EMBED, "input") => case(json!(["Once upon a time", [5, 6, 7]]), |before, answer| {
+            before["data"][0] == answer["data"][0] && answer["data"][1]["index"] == 1
+        }),
+        (EMBED, "encoding_format") => {
+            case(json!("base64"), |_, answer| answer["data"][0]["embedding"].as_str().unwrap().len() == 44)
+        }
+        (EMBED, "dimensions") => {
+            case(json!(NULL_HIDDEN_SIZE), |_, answer| answer["x_hotmetal"]["dimensions"] == NULL_HIDDEN_SIZE)
+        }
+        (EMBED, "pooling") => case(json!("last"), |before, answer| {
+            answer["x_hotmetal"]["pooling"] == "last" && before["data"] != answer["data"]
+        }),
+        (EMBED, "normalize") => case(json!(false), |before, answer| {
+            answer["x_hotmetal"]["normalized"] == false && before["data"] != answer["data"]
+        }),
+        (EMBED, "add_special_tokens") => case(json!(false), |before, answer| before["data"] == answer["data"]),
         ("/tokenize", "prompt") => {
             case_with(json!({"messages": null}), json!("a b"), |_, answer| answer["count"].as_u64() > Some(0))
         }
@@ -247,7 +265,7 @@ async fn every_field_of_every_route_is_applied_or_refused_by_name() {
             // A null is as good as none.
             body[name] = Value::Null;
             let (status, _, answer) = post(&app, path, &body).await;
-            let is_needed = ["messages", "tokens", "prompt"].contains(name);
+            let is_needed = ["messages", "tokens", "prompt", "input"].contains(name);
             if !FOREIGN.contains(name) && !is_needed {
                 assert!(status == StatusCode::OK || answer["error"]["param"] != *name, "{path} {name}: null: {answer}");
             }
@@ -261,7 +279,9 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
     for Route { path, known, body } in routes() {
         for field in known.iter().copied().flatten().filter(|field| matches!(field.rule, Rule::Applied)) {
             let mut wrong = vec![json!({"a": {"b": [1]}}), json!([[null]]), json!(1e300), json!("\u{0}x")];
-            if ["prompt", "content", "stop", "user", "cache_salt", "dry_sequence_breakers"].contains(&field.name) {
+            if ["prompt", "input", "content", "stop", "user", "cache_salt", "dry_sequence_breakers"]
+                .contains(&field.name)
+            {
                 wrong.pop(); // text is what they are
             }
             if ["metadata", "chat_template_kwargs"].contains(&field.name) {
@@ -273,7 +293,9 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
                 if field.name == "top_logprobs" {
                     body["logprobs"] = json!(true);
                 }
-                if ["add_special", "parse_special", "add_special_tokens", "content", "prompt"].contains(&field.name) {
+                if path != EMBED
+                    && ["add_special", "parse_special", "add_special_tokens", "content", "prompt"].contains(&field.name)
+                {
                     body.as_object_mut().unwrap().remove("messages");
                     if field.name.starts_with("add") || field.name.starts_with("parse") {
                         let text = if field.name == "add_special_tokens" { "prompt" } else { "content" };
@@ -350,6 +372,15 @@ async fn fields_that_contradict_each_other_are_refused() {
         (TEXT, json!({"prompt": vec!["a"; 65]}), "prompt"),
         (TEXT, json!({"max_tokens": 0}), "max_tokens"),
         (TEXT, json!({"logprobs": 21}), "logprobs"),
+        (EMBED, json!({"dimensions": 4}), "dimensions"),
+        (EMBED, json!({"pooling": "max"}), "pooling"),
+        (EMBED, json!({"encoding_format": "int8"}), "encoding_format"),
+        (EMBED, json!({"input": []}), "input"),
+        (EMBED, json!({"input": [[1], []]}), "input"),
+        (EMBED, json!({"input": [99999]}), "input"),
+        (EMBED, json!({"input": ["a", vec![7; 257]]}), "input"),
+        (EMBED, json!({"input": vec!["a"; 2049]}), "input"),
+        (EMBED, json!({"input": [1], "add_special_tokens": true}), "add_special_tokens"),
         ("/detokenize", json!({"tokens": [4096]}), "tokens"),
         ("/tokenize", json!({"prompt": "a", "content": "b", "messages": null}), "content"),
         ("/tokenize", json!({"parse_special": true}), "parse_special"),

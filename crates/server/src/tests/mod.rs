@@ -1,6 +1,7 @@
 //! The interface as clients meet it, without a socket: the engine computes nothing but remembers everything
 //! (`engine::null`), with the built-in model's vocabulary and chat template.
 
+mod embeddings;
 mod errors;
 mod fields;
 mod generation;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::response::Response;
-use engine::null::{Faults, NullExecutable};
+use engine::null::{Faults, NULL_HIDDEN_SIZE, NullExecutable};
 use engine::{Engine, EngineConfig, EngineStats, SamplingParams};
 use http_body_util::BodyExt;
 use plan::{KvFormat, KvLayout};
@@ -158,6 +159,7 @@ async fn idle(app: &App) -> EngineStats {
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
+const EMBED: &str = "/v1/embeddings";
 
 fn hello() -> Value {
     json!({"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 8, "seed": 3})

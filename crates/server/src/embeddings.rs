@@ -1,0 +1,184 @@
+//! `/v1/embeddings`: one vector for each text, pooled from what the final norm makes of its tokens.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use engine::{CacheDomain, FinishReason, Pooling};
+use serde_json::{Map, Value, json};
+
+use crate::app::{App, Serving};
+use crate::error::{ApiError, json_response};
+use crate::fields::{Field, Fields, applied, only, wrong};
+use crate::generation::{Watched, failed, prepared};
+use crate::prompts;
+use crate::sampling::{cache_domain, labels, priority};
+use crate::security::KeyNumber;
+
+/// Texts of one request, as many as OpenAI's interface takes.
+const INPUTS_MAX: usize = 2048;
+/// Texts that the engine has at a time, of one request: the others' requests come between.
+const WAVE: usize = 16;
+
+/// Fields of this route.
+pub(crate) const FIELDS: &[Field] = &[
+    applied("model"),
+    applied("input"),
+    applied("encoding_format"),
+    applied("dimensions"),
+    applied("pooling"),
+    applied("normalize"),
+    applied("add_special_tokens"),
+    applied("priority"),
+    applied("cache_salt"),
+    applied("user"),
+    applied("metadata"),
+    only("truncate_prompt_tokens", |_| false, "a text is never cut; send what fits"),
+    only("input_type", |_| false, "the model knows one kind of text; what is to stand before a query is part of it"),
+];
+
+const KNOWN: &[&[Field]] = &[FIELDS];
+
+/// What a request asks for.
+struct Wanted {
+    inputs: Vec<Vec<u32>>,
+    pooling: Pooling,
+    normalize: bool,
+    base64: bool,
+    priority: i8,
+    cache_domain: CacheDomain,
+    caller: u64,
+    /// `user` and `metadata`, given back.
+    labels: Map<String, Value>,
+}
+
+/// Answers with the embeddings of texts.
+pub(crate) async fn embeddings(
+    State(app): State<App>,
+    Extension(KeyNumber(key)): Extension<KeyNumber>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let (serving, wanted) = prepared(&app, key, request, prepare).await?;
+    let (mut vectors, mut prompt_tokens, mut cached_tokens) = (Vec::with_capacity(wanted.inputs.len()), 0, 0);
+    let begun = std::time::Instant::now();
+    for wave in wanted.inputs.chunks(WAVE) {
+        let requests = wave.iter().map(|ids| wanted.request(ids)).collect();
+        let running = serving.engine.submit(requests).await;
+        let running = running.map_err(|error| error.into_api("input", "input"));
+        let running = running.inspect_err(|_| app.inner.metrics.refused())?;
+        let tokens = wave.iter().map(Vec::len).sum::<usize>();
+        app.inner.metrics.started(tokens);
+        prompt_tokens += tokens;
+        let mut found = vec![None; wave.len()];
+        let mut watched = Watched::new(&app, running, begun);
+        while let Some((place, output)) = watched.next().await? {
+            if let Some(FinishReason::Error(failure)) = &output.finish {
+                return Err(failed(failure));
+            }
+            cached_tokens += output.usage.cached_tokens;
+            found[place] = output.embedding;
+        }
+        for vector in found {
+            let message = "the engine ended a request without its embedding, which is a bug";
+            vectors.push(vector.ok_or_else(|| ApiError::internal("no_embedding", message))?);
+        }
+    }
+    app.inner.metrics.finished(std::iter::empty(), 0, begun.elapsed());
+    let dimensions = vectors.first().map_or(0, Vec::len);
+    let entry = |(index, vector): (usize, Vec<f32>)| json!({"object": "embedding", "index": index, "embedding": wanted.written(vector)});
+    let data: Vec<Value> = vectors.into_iter().enumerate().map(entry).collect();
+    let mut answer = json!({
+        "object": "list", "data": data, "model": serving.name,
+        "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
+        "x_hotmetal": {
+            "device": serving.device, "context_len": serving.engine.config().context_len,
+            "embedding": "hidden states of the final norm", "pooling": wanted.pooling.name(),
+            "normalized": wanted.normalize, "dimensions": dimensions, "cached_tokens": cached_tokens,
+        },
+    });
+    for (name, value) in wanted.labels {
+        answer["x_hotmetal"][name] = value;
+    }
+    Ok(json_response(StatusCode::OK, &answer))
+}
+
+fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiError> {
+    let mut fields = Fields::new(body, KNOWN)?;
+    serving.check_model(fields.string("model")?.as_deref())?;
+    let Some(hidden_size) = serving.hidden_size else {
+        let message = "this device does not give a model's hidden states, so it makes no embeddings; --device cpu does";
+        return Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "no_embeddings", message));
+    };
+    let inputs = prompts::take(&mut fields, "input", INPUTS_MAX, serving)?;
+    let context_len = serving.engine.config().context_len;
+    if let Some(index) = inputs.iter().position(|input| input.ids.len() > context_len) {
+        let found = inputs[index].ids.len();
+        let message = format!("`input[{index}]` has {found} tokens, and the context holds {context_len}");
+        return Err(ApiError::context_exceeded("input", message));
+    }
+    // A vector of a part of the features is one only of models that were trained for it.
+    if let Some(dimensions) = fields.take("dimensions")
+        && dimensions != hidden_size
+    {
+        return Err(wrong("dimensions", &dimensions, format!("{hidden_size}, the width of this model's vectors")));
+    }
+    let pooling = match fields.string("pooling")?.as_deref() {
+        // What a model that was never trained for embeddings does best.
+        None | Some("mean") => Pooling::Mean,
+        Some("last") => Pooling::Last,
+        Some(other) => return Err(wrong("pooling", &json!(other), "mean or last")),
+    };
+    let base64 = match fields.string("encoding_format")?.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(other) => return Err(wrong("encoding_format", &json!(other), "float or base64")),
+    };
+    let wanted = Wanted {
+        inputs: inputs.into_iter().map(|input| input.ids).collect(),
+        pooling,
+        normalize: fields.boolean("normalize")?.unwrap_or(true),
+        base64,
+        priority: priority(&mut fields)?,
+        cache_domain: cache_domain(key, fields.string("cache_salt")?.as_deref()),
+        caller: key,
+        labels: labels(&mut fields)?,
+    };
+    fields.finish(KNOWN)?;
+    Ok(wanted)
+}
+
+impl Wanted {
+    fn request(&self, ids: &[u32]) -> engine::Request {
+        engine::Request {
+            caller: Some(self.caller),
+            priority: self.priority,
+            cache_domain: self.cache_domain,
+            ..engine::Request::embedding(ids.to_vec(), self.pooling)
+        }
+    }
+
+    /// A vector as the answer has it: numbers, or the base64 of their 32 bits, low byte first.
+    fn written(&self, mut vector: Vec<f32>) -> Value {
+        if self.normalize {
+            normalize(&mut vector);
+        }
+        if self.base64 {
+            let bytes: Vec<u8> = vector.iter().flat_map(|feature| feature.to_le_bytes()).collect();
+            return BASE64_STANDARD.encode(bytes).into();
+        }
+        vector.into()
+    }
+}
+
+/// To length 1; a vector of zeros stays what it is.
+fn normalize(vector: &mut [f32]) {
+    let length = vector.iter().map(|&feature| f64::from(feature).powi(2)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|feature| *feature = (f64::from(*feature) / length) as f32);
+    }
+}

@@ -1,0 +1,58 @@
+//! Prompts that are no conversation: texts, or token ids as they are, one or several.
+
+use serde_json::Value;
+use tokenizer::ParseSpecial;
+
+use crate::app::Serving;
+use crate::error::ApiError;
+use crate::fields::{Fields, token_ids, wrong};
+
+/// One prompt of a request.
+pub(crate) struct Prompt {
+    pub(crate) ids: Vec<u32>,
+    /// As the request has it; none of one that is given as ids.
+    pub(crate) text: Option<String>,
+}
+
+/// Takes the prompts in the field `name`, at most `most`: one text or several, or one list of token ids or several.
+pub(crate) fn take(
+    fields: &mut Fields,
+    name: &'static str,
+    most: usize,
+    serving: &Serving,
+) -> Result<Vec<Prompt>, ApiError> {
+    let special = fields.boolean("add_special_tokens")?;
+    let from_text = |text: String| {
+        let mut ids = if special.unwrap_or(true) { serving.tokenizer.prefix_ids().to_vec() } else { Vec::new() };
+        ids.extend(serving.tokenizer.encode(&text, ParseSpecial::No)?);
+        Ok::<_, ApiError>(Prompt { ids, text: Some(text) })
+    };
+    let from_ids = |value: &Value| {
+        if special.is_some() {
+            let message = "`add_special_tokens` is about text; token ids are taken as they are";
+            return Err(ApiError::invalid("add_special_tokens", message));
+        }
+        Ok(Prompt { ids: token_ids(name, value)?, text: None })
+    };
+    let prompts = match fields.required(name)? {
+        Value::String(text) => vec![from_text(text)?],
+        Value::Array(items) if items.first().is_some_and(Value::is_number) => vec![from_ids(&Value::Array(items))?],
+        Value::Array(items) if items.len() <= most => {
+            let prompt = |item: Value| match item {
+                Value::String(text) => from_text(text),
+                Value::Array(_) => from_ids(&item),
+                other => Err(wrong(name, &other, "texts, or lists of token ids")),
+            };
+            items.into_iter().map(prompt).collect::<Result<_, _>>()?
+        }
+        Value::Array(items) => {
+            let message = format!("`{name}` is a list of {}, at most {most} are taken", items.len());
+            return Err(ApiError::invalid(name, message));
+        }
+        other => return Err(wrong(name, &other, "a text, a list of token ids, or a list of either")),
+    };
+    match prompts.iter().any(|prompt| prompt.ids.is_empty()) || prompts.is_empty() {
+        true => Err(ApiError::invalid(name, format!("`{name}` has no tokens, and the model needs at least one"))),
+        false => Ok(prompts),
+    }
+}
