@@ -18,7 +18,7 @@ use crate::grammar::Grammars;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::tools::Dialect;
-use crate::{chat, completions, embeddings, info, page, security, tokens};
+use crate::{anthropic, chat, completions, embeddings, info, page, responses, security, tokens};
 
 /// A loaded model, for [`App::ready`].
 pub struct ServedModel {
@@ -143,6 +143,9 @@ impl App {
             .route("/v1/chat/completions", post(chat::chat_completions))
             .route("/v1/completions", post(completions::completions))
             .route("/v1/embeddings", post(embeddings::embeddings))
+            .route("/v1/responses", post(responses::responses))
+            .route("/v1/messages", post(anthropic::messages))
+            .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
             .route("/v1/models", get(info::models))
             .route("/v1/models/{*model}", get(info::model))
             .route("/tokenize", post(tokens::tokenize))

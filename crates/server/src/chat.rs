@@ -133,7 +133,8 @@ pub(crate) async fn chat_completions(
     generation::respond(&app, serving, vec![prompt], plan, format).await
 }
 
-fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<u32>, bool), ApiError> {
+/// What a request asks for: the plan, the prompt's ids, and whether the answer shows log-probabilities.
+pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<u32>, bool), ApiError> {
     let mut fields = Fields::new(body, KNOWN)?;
     let mut conversation = Conversation::take(&mut fields, serving)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
@@ -275,7 +276,7 @@ impl Format for ChatFormat {
 }
 
 /// Appends to a text in a message; a `null` is none yet.
-fn append(message: &mut Value, name: &str, text: &str) {
+pub(crate) fn append(message: &mut Value, name: &str, text: &str) {
     match &mut message[name] {
         Value::String(before) => before.push_str(text),
         none => *none = text.into(),

@@ -78,6 +78,8 @@ pub(crate) struct TextOptions {
     pub(crate) reply: Option<ReplyReader>,
     /// End the text behind its first call.
     pub(crate) one_call: bool,
+    /// End the text when so many tokens of it are reasoning.
+    pub(crate) reasoning_max: Option<usize>,
 }
 
 /// A completion that is being written.
@@ -91,6 +93,8 @@ pub(crate) struct Choice {
     shown: usize,
     pending: VecDeque<PlacedToken>,
     pub(crate) usage: Usage,
+    /// Tokens generated that are reasoning.
+    pub(crate) reasoning_tokens: usize,
     pub(crate) finished: bool,
 }
 
@@ -105,6 +109,7 @@ impl Choice {
             shown: 0,
             pending: VecDeque::new(),
             usage: Usage::default(),
+            reasoning_tokens: 0,
             finished: false,
         })
     }
@@ -136,7 +141,15 @@ impl Choice {
     /// Makes parts of the text, and says that it ended by a call if it did.
     fn take_apart(&mut self, delta: &mut Delta) {
         let Some(reply) = &mut self.reply else { return };
+        let reasoned = reply.is_reasoning();
         reply.push(&delta.text, &mut delta.parts);
+        if reasoned || reply.is_reasoning() {
+            self.reasoning_tokens += delta.token_ids.len();
+        }
+        let has_thought_enough = self.options.reasoning_max.is_some_and(|most| self.reasoning_tokens >= most);
+        if has_thought_enough && reply.is_reasoning() && delta.finish.is_none() {
+            delta.finish = Some(Finish { reason: "length", stop: Value::Null, failure: None });
+        }
         let has_call = self.options.one_call && reply.num_calls() > 0;
         if has_call && delta.finish.is_none() {
             delta.finish = Some(Finish { reason: "stop", stop: Value::Null, failure: None });

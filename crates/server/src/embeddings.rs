@@ -90,7 +90,10 @@ pub(crate) async fn embeddings(
     }
     app.inner.metrics.finished(std::iter::empty(), 0, begun.elapsed());
     let dimensions = vectors.first().map_or(0, Vec::len);
-    let entry = |(index, vector): (usize, Vec<f32>)| json!({"object": "embedding", "index": index, "embedding": wanted.written(vector)});
+    let entry = |(index, vector): (usize, Vec<f32>)| {
+        let vector = wanted.written(vector);
+        json!({"object": "embedding", "index": index, "embedding": vector})
+    };
     let data: Vec<Value> = vectors.into_iter().enumerate().map(entry).collect();
     let mut answer = json!({
         "object": "list", "data": data, "model": serving.name,

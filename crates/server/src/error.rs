@@ -95,6 +95,46 @@ impl ApiError {
         self
     }
 
+    /// The same, with the field at fault under another name.
+    pub(crate) fn map_param(mut self, rename: impl FnOnce(&str) -> String) -> Self {
+        self.param = self.param.as_deref().map(rename);
+        self
+    }
+
+    /// Anthropic's form, with the field at fault besides.
+    pub(crate) fn to_anthropic_json(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "api_error",
+        };
+        let Self { message, param, code, .. } = self;
+        json!({"type": "error", "error": {"type": kind, "message": message, "param": param, "code": code}})
+    }
+
+    /// The answer on a route of Anthropic's interface.
+    pub(crate) fn into_anthropic_response(self) -> Response {
+        let body = self.to_anthropic_json();
+        self.response(&body)
+    }
+
+    fn response(&self, body: &Value) -> Response {
+        let mut response = json_response(self.status, body);
+        if self.retry {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+
     /// OpenAI's form.
     pub(crate) fn to_json(&self) -> Value {
         let Self { message, kind, param, code, .. } = self;
@@ -104,13 +144,9 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = json_response(self.status, &self.to_json());
-        if self.retry {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
-        }
-        if self.status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
+        let mut response = self.response(&self.to_json());
+        // For those who write errors in another form.
+        response.extensions_mut().insert(self);
         response
     }
 }

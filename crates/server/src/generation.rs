@@ -20,6 +20,7 @@ use crate::error::{ApiError, json_response};
 use crate::listen::turns_true;
 use crate::sampling::{Settings, describe};
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
+use crate::turn::Progress;
 
 /// How a route writes its answers.
 pub(crate) trait Format: Send + 'static {
@@ -67,7 +68,7 @@ pub(crate) struct Job {
 }
 
 /// Something that happened to a request.
-enum Event {
+pub(crate) enum Event {
     Scored(usize, Vec<TokenLogprobs>),
     Text(usize, Delta),
 }
@@ -148,7 +149,12 @@ pub(crate) async fn respond(
 }
 
 impl Job {
-    async fn start(app: &App, serving: Arc<Serving>, prompts: Vec<Vec<u32>>, plan: Plan) -> Result<Self, ApiError> {
+    pub(crate) async fn start(
+        app: &App,
+        serving: Arc<Serving>,
+        prompts: Vec<Vec<u32>>,
+        plan: Plan,
+    ) -> Result<Self, ApiError> {
         let Plan { settings, max_tokens, prompt_logprobs, prompt_field, max_tokens_field } = plan;
         let begun = Instant::now();
         let prompt_tokens = prompts.iter().map(Vec::len).sum();
@@ -180,7 +186,7 @@ impl Job {
     }
 
     /// Waits for the next event; nothing once all completions have ended. Safe to drop while it waits.
-    async fn next(&mut self) -> Result<Option<Event>, ApiError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Event>, ApiError> {
         let Some((place, mut output)) = self.watched.next().await? else { return Ok(None) };
         if !output.prompt_logprobs.is_empty() {
             let scored = std::mem::take(&mut output.prompt_logprobs);
@@ -282,7 +288,7 @@ impl Job {
         chunk
     }
 
-    fn finished<'a>(&self, finishes: impl Iterator<Item = &'a Finish>) {
+    pub(crate) fn finished<'a>(&self, finishes: impl Iterator<Item = &'a Finish>) {
         self.app.inner.metrics.finished(
             finishes.map(|finish| finish.reason),
             self.generated_tokens(),
@@ -297,6 +303,21 @@ impl Job {
     /// Of each prompt once, however many completions it has.
     fn cached_tokens(&self) -> usize {
         self.choices.iter().step_by(self.settings.num_completions).map(|choice| choice.usage.cached_tokens).sum()
+    }
+
+    pub(crate) fn is_stream(&self) -> bool {
+        self.settings.stream
+    }
+
+    /// How far the only completion of the only prompt is.
+    pub(crate) fn progress(&self) -> Progress {
+        Progress {
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens(),
+            generated_tokens: self.generated_tokens(),
+            reasoning_tokens: self.choices.iter().map(|choice| choice.reasoning_tokens).sum(),
+            facts: self.facts(),
+        }
     }
 
     fn usage(&self) -> Value {

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod anthropic;
 mod app;
 mod body;
 mod chat;
@@ -32,6 +33,7 @@ mod options;
 mod page;
 mod prompts;
 mod reply;
+mod responses;
 mod sampling;
 mod security;
 mod sse;
@@ -39,6 +41,7 @@ mod sse;
 mod tests;
 mod tokens;
 mod tools;
+mod turn;
 
 pub use app::{App, ServedModel};
 pub use listen::{Ended, Shutdown, serve};

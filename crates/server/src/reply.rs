@@ -90,6 +90,11 @@ impl ReplyReader {
         self.num_calls
     }
 
+    /// Whether what comes next is reasoning, as far as is known.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        self.mode == Mode::Reasoning
+    }
+
     /// Takes the next piece of text; adds what is certain now.
     pub(crate) fn push(&mut self, text: &str, parts: &mut Vec<Part>) {
         self.buffer.push_str(text);

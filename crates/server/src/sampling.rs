@@ -93,6 +93,7 @@ impl Settings {
             skip_special: fields.boolean("skip_special_tokens")?.unwrap_or(true),
             reply: None,
             one_call: false,
+            reasoning_max: None,
         };
         let vocab_size = serving.engine.config().vocab_size;
         let grammar = serving.grammars.take(fields, &serving.tokenizer, vocab_size)?;

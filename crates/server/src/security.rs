@@ -37,6 +37,7 @@ async fn check(State(app): State<App>, mut request: Request<Body>, next: Next) -
     let id = random_id("req");
     let origin = request.headers().get(header::ORIGIN).cloned();
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    let request_path = request.uri().path().to_owned();
     let method = request.method().clone();
     let begun = std::time::Instant::now();
     let response = match admit(&request, options) {
@@ -47,7 +48,10 @@ async fn check(State(app): State<App>, mut request: Request<Body>, next: Next) -
         }
         Err(error) => error.into_response(),
     };
-    let mut response = response;
+    let mut response = match response.extensions().get::<ApiError>() {
+        Some(error) if request_path.starts_with("/v1/messages") => error.clone().into_anthropic_response(),
+        _ => response,
+    };
     if let Some(origin) = origin.filter(|origin| is_listed(origin, options)) {
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);

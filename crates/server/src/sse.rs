@@ -61,6 +61,11 @@ impl EventSender {
         self.send_raw(format!("data: {data}\n\n")).await
     }
 
+    /// Sends an event with a name and `data`.
+    pub(crate) async fn send_named(&self, name: &str, data: &Value) -> Result<(), ReaderGone> {
+        self.send_raw(format!("event: {name}\ndata: {data}\n\n")).await
+    }
+
     /// Sends the event that ends a stream in OpenAI's interface.
     pub(crate) async fn done(&self) -> Result<(), ReaderGone> {
         self.send_raw("data: [DONE]\n\n".to_owned()).await

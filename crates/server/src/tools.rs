@@ -25,7 +25,9 @@ pub(crate) const FIELDS: &[Field] = &[applied("tool_choice"), applied("parallel_
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dialect {
     pub(crate) tools: Option<ToolSyntax>,
-    thinks: bool,
+    pub(crate) thinks: bool,
+    /// Whether the template can be told to let the model think or not.
+    pub(crate) switches_thinking: bool,
     /// Whether the template writes something else for another `reasoning_effort`.
     pub(crate) takes_effort: bool,
 }
@@ -33,7 +35,12 @@ pub(crate) struct Dialect {
 impl Dialect {
     /// Found out by rendering a conversation in which all of it happens.
     pub(crate) fn of(template: &ChatTemplate) -> Self {
-        Self { tools: tool_syntax(template), thinks: thinks(template), takes_effort: takes_effort(template) }
+        Self {
+            tools: tool_syntax(template),
+            thinks: thinks(template),
+            switches_thinking: switches_thinking(template),
+            takes_effort: takes_effort(template),
+        }
     }
 
     /// How an answer to this rendered prompt may begin.
@@ -93,6 +100,13 @@ fn thinks(template: &ChatTemplate) -> bool {
     renders
         .iter()
         .any(|input| template.render(input).is_ok_and(|text| text.contains("<think>") || text.contains("</think>")))
+}
+
+fn switches_thinking(template: &ChatTemplate) -> bool {
+    let messages = [json!({"role": "user", "content": "x"})];
+    let rendered =
+        |thinks: bool| template.render(&RenderInput { enable_thinking: Some(thinks), ..probe(&messages) }).ok();
+    rendered(true) != rendered(false)
 }
 
 fn takes_effort(template: &ChatTemplate) -> bool {

@@ -78,6 +78,7 @@ async fn a_key_is_asked_for_on_every_route_but_the_open_one() {
         (Method::POST, CHAT),
         (Method::POST, TEXT),
         (Method::POST, EMBED),
+        (Method::POST, RESPONSES),
         (Method::GET, "/v1/models"),
         (Method::GET, "/v1/models/tiny"),
         (Method::POST, "/tokenize"),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fields::{Field, Rule};
-use crate::{chat, completions, embeddings, grammar, sampling, tokens, tools};
+use crate::{anthropic, chat, completions, embeddings, grammar, responses, sampling, tokens, tools};
 
 /// A route, its fields, and a body that it answers.
 struct Route {
@@ -27,6 +27,17 @@ fn routes() -> Vec<Route> {
             path: TEXT,
             known: vec![sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
             body: json!({"prompt": "Once upon a time", "max_tokens": 8, "seed": 3}),
+        },
+        Route {
+            path: MESSAGES,
+            known: vec![anthropic::PROMPT_FIELDS, anthropic::FIELDS],
+            body: json!({"messages": conversation, "max_tokens": 8, "seed": 3}),
+        },
+        Route { path: COUNT, known: vec![anthropic::PROMPT_FIELDS], body: json!({"messages": conversation}) },
+        Route {
+            path: RESPONSES,
+            known: vec![responses::FIELDS],
+            body: json!({"input": "Hello there", "max_output_tokens": 8, "seed": 3}),
         },
         Route { path: EMBED, known: vec![embeddings::FIELDS], body: json!({"input": "Once upon a time"}) },
         Route {
@@ -75,7 +86,45 @@ macro_rules! reported {
 /// The case of an applied field. A field without one fails the test. `before` is the answer without the field.
 fn applied_case(path: &str, name: &str) -> Option<Case> {
     match (path, name) {
-        (_, "model") => case(json!(MODEL), |_, answer| answer.get("error").is_none()),
+        (MESSAGES, "seed") => case(json!(77), |before, answer| before["content"] != answer["content"]),
+        (MESSAGES, "priority") => case(json!(5), |before, answer| before["content"] == answer["content"]),
+        (MESSAGES, "stop_sequences") => case(json!(["e"]), |_, answer| answer["stop_sequence"] == "e"),
+        (MESSAGES, "max_tokens") => case(json!(5), |_, answer| answer["usage"]["output_tokens"] == 5),
+        (MESSAGES, "system") => case(json!("Be brief."), |before, answer| before["content"] != answer["content"]),
+        (COUNT, "system") => {
+            case(json!("Be brief."), |before, answer| answer["input_tokens"].as_u64() > before["input_tokens"].as_u64())
+        }
+        (COUNT, "messages") => {
+            case(json!([{"role": "user", "content": "Many more words than that"}]), |before, answer| {
+                answer["input_tokens"].as_u64() > before["input_tokens"].as_u64()
+            })
+        }
+        (MESSAGES | COUNT, "tool_choice") => {
+            case(json!({"type": "none"}), |before, answer| before["content"] == answer["content"])
+        }
+        (MESSAGES | COUNT, "thinking") => None, // refused by name here, applied in `turns`
+        // The other routes' prompts are the same, and their salts must not be.
+        (MESSAGES, "cache_salt") => case(json!("yours"), |_, answer| answer["x_hotmetal"]["cached_tokens"] == 0),
+        (RESPONSES, "cache_salt") => case(json!("ours"), |_, answer| answer["x_hotmetal"]["cached_tokens"] == 0),
+        (RESPONSES, "seed") => {
+            case(json!(77), |before, answer| before["output"][0]["content"] != answer["output"][0]["content"])
+        }
+        (RESPONSES, "priority") => {
+            case(json!(5), |before, answer| before["output"][0]["content"] == answer["output"][0]["content"])
+        }
+        (RESPONSES, "input") => case(json!("Other words"), |before, answer| {
+            before["output"][0]["content"] != answer["output"][0]["content"]
+        }),
+        (RESPONSES, "instructions") => case(json!("Be brief."), |before, answer| {
+            answer["usage"]["input_tokens"].as_u64() > before["usage"]["input_tokens"].as_u64()
+        }),
+        (RESPONSES, "max_output_tokens") => case(json!(5), |_, answer| answer["usage"]["output_tokens"] == 5),
+        (RESPONSES, "text") => case(json!({"format": {"type": "json_object"}}), |before, answer| {
+            before["output"][0]["content"] != answer["output"][0]["content"]
+        }),
+        (RESPONSES, "reasoning") => case(json!({"summary": "auto"}), |_, answer| answer["status"] == "incomplete"),
+        (RESPONSES, "tool_choice") => case(json!("none"), |_, answer| answer["tool_choice"] == "none"),
+        (_, "model") => case(json!(MODEL), |_, answer| answer["error"].is_null()),
         (_, "stream") => None, // sent by `stream`, in tests of its own: the answer is no JSON
         (_, "stream_options") => None,
         (_, "n") => case(json!(3), |_, answer| answer["choices"].as_array().unwrap().len() == 3),
@@ -265,7 +314,8 @@ async fn every_field_of_every_route_is_applied_or_refused_by_name() {
             // A null is as good as none.
             body[name] = Value::Null;
             let (status, _, answer) = post(&app, path, &body).await;
-            let is_needed = ["messages", "tokens", "prompt", "input"].contains(name);
+            let is_needed = (*path == MESSAGES && *name == "max_tokens")
+                || ["messages", "tokens", "prompt", "input"].contains(name);
             if !FOREIGN.contains(name) && !is_needed {
                 assert!(status == StatusCode::OK || answer["error"]["param"] != *name, "{path} {name}: null: {answer}");
             }
@@ -279,8 +329,18 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
     for Route { path, known, body } in routes() {
         for field in known.iter().copied().flatten().filter(|field| matches!(field.rule, Rule::Applied)) {
             let mut wrong = vec![json!({"a": {"b": [1]}}), json!([[null]]), json!(1e300), json!("\u{0}x")];
-            if ["prompt", "input", "content", "stop", "user", "cache_salt", "dry_sequence_breakers"]
-                .contains(&field.name)
+            if [
+                "prompt",
+                "input",
+                "system",
+                "instructions",
+                "content",
+                "stop",
+                "user",
+                "cache_salt",
+                "dry_sequence_breakers",
+            ]
+            .contains(&field.name)
             {
                 wrong.pop(); // text is what they are
             }

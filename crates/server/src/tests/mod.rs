@@ -9,6 +9,7 @@ mod listen;
 mod load;
 mod page;
 mod structure;
+mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use tokenizer::chat_template::ChatTemplate;
 use tokenizer::{LoadOptions, Tokenizer};
 use tower::ServiceExt;
 
-use crate::{App, Options, ServedModel};
+use crate::{App, Options, ServedModel, chat};
 
 const VOCAB_SIZE: usize = 4096;
 const MODEL: &str = "tiny";
@@ -159,6 +160,9 @@ async fn idle(app: &App) -> EngineStats {
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
+const MESSAGES: &str = "/v1/messages";
+const COUNT: &str = "/v1/messages/count_tokens";
+const RESPONSES: &str = "/v1/responses";
 const EMBED: &str = "/v1/embeddings";
 
 fn hello() -> Value {

@@ -9,7 +9,7 @@ use crate::reply::{Reasoning, ToolSyntax};
 use crate::tools::Dialect;
 
 /// A template that shows tools and calls as Hermes' does, and thinks.
-const HERMES: &str = r#"{% if tools %}Tools: {{ tools | tojson }}
+pub(super) const HERMES: &str = r#"{% if tools %}Tools: {{ tools | tojson }}
 {% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
 {% if m.reasoning_content %}<think>
 {{ m.reasoning_content }}
@@ -25,7 +25,7 @@ const LLAMA: &str = r#"{% if tools %}{{ tools | tojson }}{% endif %}{% for m in 
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"#;
 
-fn app_with(template: &str) -> App {
+pub(super) fn app_with(template: &str) -> App {
     let app = loading(Options::default());
     let kv = KvLayout { num_blocks: 128, ..config().kv };
     let config = EngineConfig::new(kv, 1024, VOCAB_SIZE, vec![2, 0]);
@@ -90,7 +90,7 @@ async fn a_text_keeps_to_its_grammar_whatever_the_model_would_say() {
     }
 }
 
-fn weather() -> Value {
+pub(super) fn weather() -> Value {
     json!([{"type": "function", "function": {
         "name": "get_weather", "description": "The weather somewhere.",
         "parameters": {

@@ -1,0 +1,546 @@
+//! `/v1/messages`: Anthropic's interface. A request becomes the conversation that `/v1/chat/completions` takes, so that both
+//! mean the same; the answer is written in blocks.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use crate::app::{App, Serving};
+use crate::chat;
+use crate::choice::Finish;
+use crate::error::{ApiError, json_response};
+use crate::fields::{Field, Fields, applied, only, string, wrong};
+use crate::generation::{Plan, prepared, random_id};
+use crate::security::KeyNumber;
+use crate::turn::{self, Block, BlockKind, Change, NamedEvent, Progress, TurnFormat};
+
+const MESSAGES_MAX: usize = 4096;
+
+/// Fields of a conversation, which `/v1/messages/count_tokens` has too.
+pub(crate) const PROMPT_FIELDS: &[Field] = &[
+    applied("model"),
+    applied("messages"),
+    applied("system"),
+    applied("tools"),
+    applied("tool_choice"),
+    applied("thinking"),
+    only("cache_control", is_cache_control, "the prefix cache serves all prompts"),
+    only("mcp_servers", |value| value.as_array().is_some_and(Vec::is_empty), "the server opens no connection"),
+];
+
+/// Fields of generating alone.
+pub(crate) const FIELDS: &[Field] = &[
+    applied("max_tokens"),
+    applied("metadata"),
+    applied("stop_sequences"),
+    applied("stream"),
+    applied("temperature"),
+    applied("top_k"),
+    applied("top_p"),
+    applied("min_p"),
+    applied("seed"),
+    applied("priority"),
+    applied("cache_salt"),
+    only("service_tier", |value| value == "auto" || value == "standard_only", "there is one tier"),
+    only("container", |_| false, "nothing is run here"),
+    only("context_management", |_| false, "a conversation is never cut; send what fits"),
+];
+
+const KNOWN: &[&[Field]] = &[PROMPT_FIELDS, FIELDS];
+
+fn is_cache_control(value: &Value) -> bool {
+    value["type"] == "ephemeral"
+}
+
+/// Answers a conversation.
+pub(crate) async fn messages(
+    State(app): State<App>,
+    Extension(KeyNumber(key)): Extension<KeyNumber>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let (serving, (plan, prompt)) = prepared(&app, key, request, prepare).await?;
+    let format = Messages { id: random_id("msg").replacen('-', "_", 1), model: serving.name.clone(), begun: false };
+    turn::respond(&app, serving, prompt, plan, format).await
+}
+
+/// Says how many tokens a conversation has.
+pub(crate) async fn count_tokens(
+    State(app): State<App>,
+    Extension(KeyNumber(key)): Extension<KeyNumber>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let (_, tokens) = prepared(&app, key, request, |body, serving, key| {
+        let mut fields = Fields::new(body, &[PROMPT_FIELDS])?;
+        let (_, prompt) = inner(&mut fields, Map::new(), None, serving, key)?;
+        fields.finish(&[PROMPT_FIELDS])?;
+        Ok(prompt.len())
+    })
+    .await?;
+    Ok(json_response(StatusCode::OK, &json!({"input_tokens": tokens})))
+}
+
+fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<u32>), ApiError> {
+    let mut fields = Fields::new(body, KNOWN)?;
+    let mut chat = Map::new();
+    let max_tokens = fields.integer("max_tokens", 1, i64::from(u32::MAX))?;
+    let max_tokens = max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "`max_tokens` is missing"))?;
+    chat.insert("max_tokens".to_owned(), max_tokens.into());
+    if let Some(stop) = fields.take("stop_sequences") {
+        if !stop.is_array() {
+            return Err(wrong("stop_sequences", &stop, "a list of strings"));
+        }
+        chat.insert("stop".to_owned(), stop);
+    }
+    for name in ["metadata", "stream", "temperature", "top_k", "top_p", "min_p", "seed", "priority", "cache_salt"] {
+        chat.extend(fields.take(name).map(|value| (name.to_owned(), value)));
+    }
+    let (plan, prompt) = inner(&mut fields, chat, Some(max_tokens as usize), serving, key)?;
+    fields.finish(KNOWN)?;
+    Ok((plan, prompt))
+}
+
+/// The inner request of a conversation, with what `chat` holds besides.
+fn inner(
+    fields: &mut Fields,
+    mut chat: Map<String, Value>,
+    max_tokens: Option<usize>,
+    serving: &Arc<Serving>,
+    key: u64,
+) -> Result<(Plan, Vec<u32>), ApiError> {
+    let mut conversation = Conversation::default();
+    if let Some(system) = fields.take("system") {
+        let text = texts("system", system)?;
+        conversation.push("system", json!({"role": "system", "content": text}));
+    }
+    let messages = match fields.required("messages")? {
+        Value::Array(messages) if (1..=MESSAGES_MAX).contains(&messages.len()) => messages,
+        other => return Err(wrong("messages", &other, format!("a list of 1 to {MESSAGES_MAX} messages"))),
+    };
+    for (index, message) in messages.into_iter().enumerate() {
+        conversation.take(&format!("messages[{index}]"), message)?;
+    }
+    if conversation.messages.last().is_some_and(|last| last["role"] == "assistant") {
+        let message = "the last message is the assistant's: an answer begins with a message of its own";
+        return Err(ApiError::unsupported("messages", message));
+    }
+    let reasoning_max = thinking(fields, &mut chat, max_tokens, serving)?;
+    tools(fields, &mut chat)?;
+    chat.extend(fields.take("model").map(|model| ("model".to_owned(), model)));
+    chat.insert("messages".to_owned(), conversation.messages.into());
+    let origins = conversation.origins;
+    let prepared = chat::prepare(chat.into(), serving, key);
+    let (mut plan, prompt, _) = prepared.map_err(|error| error.map_param(|name| outer_name(name, &origins)))?;
+    plan.settings.text.reasoning_max = reasoning_max;
+    Ok((plan, prompt))
+}
+
+/// What this interface calls a field of the inner request.
+fn outer_name(name: &str, origins: &[String]) -> String {
+    if let Some((index, rest)) = name.strip_prefix("messages[").and_then(|rest| rest.split_once(']')) {
+        let origin = index.parse().ok().and_then(|index: usize| origins.get(index));
+        return origin.map_or_else(
+            || "messages".to_owned(),
+            |origin| match rest {
+                ".role" | ".tool_calls" => origin.clone(),
+                rest => format!("{origin}{rest}"),
+            },
+        );
+    }
+    match name {
+        "stop" => "stop_sequences".to_owned(),
+        "chat_template_kwargs" => "thinking".to_owned(),
+        "parallel_tool_calls" => "tool_choice".to_owned(),
+        name => name.replace(".function.parameters", ".input_schema").replace(".function", ""),
+    }
+}
+
+/// The messages of the inner request, and where each comes from.
+#[derive(Default)]
+struct Conversation {
+    messages: Vec<Value>,
+    origins: Vec<String>,
+    /// Calls so far: their ids and the functions' names, which some templates want with the result.
+    calls: Vec<(String, String)>,
+}
+
+impl Conversation {
+    fn push(&mut self, origin: &str, message: Value) {
+        self.messages.push(message);
+        self.origins.push(origin.to_owned());
+    }
+
+    /// Adds a text of the user's, to the last message if that is the user's too.
+    fn push_user(&mut self, at: &str, text: &str) {
+        match self.messages.last_mut() {
+            Some(last) if last["role"] == "user" => chat::append(last, "content", &format!("\n{text}")),
+            _ => self.push(at, json!({"role": "user", "content": text})),
+        }
+    }
+
+    fn take(&mut self, at: &str, message: Value) -> Result<(), ApiError> {
+        const MESSAGE: &[&[Field]] = &[&[applied("role"), applied("content")]];
+        if !message.is_object() {
+            return Err(wrong(at, &message, "an object with `role` and `content`"));
+        }
+        let within = |error: ApiError| error.within(at);
+        let mut fields = Fields::new(message, MESSAGE).map_err(within)?;
+        let role = fields.required("role").and_then(|role| string("role", role)).map_err(within)?;
+        let content = fields.required("content").map_err(within)?;
+        let at_content = format!("{at}.content");
+        let blocks = match content {
+            Value::String(text) => vec![json!({"type": "text", "text": text})],
+            Value::Array(blocks) => blocks,
+            other => return Err(wrong(&at_content, &other, "a string or a list of blocks")),
+        };
+        match role.as_str() {
+            "user" => self.take_user(&at_content, blocks),
+            "assistant" => self.take_assistant(&at_content, blocks),
+            other => Err(wrong(&format!("{at}.role"), &json!(other), "user or assistant")),
+        }
+    }
+
+    fn take_user(&mut self, at: &str, blocks: Vec<Value>) -> Result<(), ApiError> {
+        const RESULT: &[&[Field]] = &[&[
+            applied("type"),
+            applied("tool_use_id"),
+            applied("content"),
+            applied("is_error"),
+            only("cache_control", is_cache_control, "the prefix cache serves all prompts"),
+        ]];
+        for (index, block) in blocks.into_iter().enumerate() {
+            let at = format!("{at}[{index}]");
+            match block["type"].as_str() {
+                Some("text") => self.push_user(&at, &text_block(&at, block)?),
+                Some("tool_result") => {
+                    let within = |error: ApiError| error.within(&at);
+                    let mut fields = Fields::new(block, RESULT).map_err(within)?;
+                    let id = fields.required("tool_use_id").and_then(|id| string("tool_use_id", id)).map_err(within)?;
+                    let is_error = fields.boolean("is_error").map_err(within)?.unwrap_or(false);
+                    let content = match fields.take("content") {
+                        Some(content) => texts(&format!("{at}.content"), content)?,
+                        None => String::new(),
+                    };
+                    // Templates know results, not whether they are good ones: the text says it.
+                    let content = if is_error { format!("Error: {content}") } else { content };
+                    let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
+                    if let Some((_, name)) = self.calls.iter().rev().find(|(call, _)| *call == id) {
+                        message["name"] = name.as_str().into();
+                    }
+                    self.push(&at, message);
+                }
+                _ => return Err(no_such_block(&at, "text and tool_result")),
+            }
+        }
+        Ok(())
+    }
+
+    fn take_assistant(&mut self, at: &str, blocks: Vec<Value>) -> Result<(), ApiError> {
+        const THINKING: &[&[Field]] =
+            &[&[applied("type"), applied("thinking"), only("signature", Value::is_string, "it is a string")]];
+        const USE: &[&[Field]] = &[&[
+            applied("type"),
+            applied("id"),
+            applied("name"),
+            applied("input"),
+            only("cache_control", is_cache_control, "the prefix cache serves all prompts"),
+        ]];
+        let mut message = json!({"role": "assistant", "content": null});
+        let mut calls = Vec::new();
+        for (index, block) in blocks.into_iter().enumerate() {
+            let at = format!("{at}[{index}]");
+            let within = |error: ApiError| error.within(&at);
+            match block["type"].as_str() {
+                Some("text") => chat::append(&mut message, "content", &text_block(&at, block)?),
+                Some("thinking") => {
+                    let mut fields = Fields::new(block, THINKING).map_err(within)?;
+                    let thought =
+                        fields.required("thinking").and_then(|text| string("thinking", text)).map_err(within)?;
+                    chat::append(&mut message, "reasoning_content", &thought);
+                }
+                Some("tool_use") => {
+                    let mut fields = Fields::new(block, USE).map_err(within)?;
+                    let mut text = |name: &'static str| {
+                        fields.required(name).and_then(|value| string(name, value)).map_err(within)
+                    };
+                    let (id, name) = (text("id")?, text("name")?);
+                    let input = fields.object("input").map_err(within)?.unwrap_or_default();
+                    self.calls.push((id.clone(), name.clone()));
+                    let function = json!({"name": name, "arguments": input});
+                    calls.push(json!({"id": id, "type": "function", "function": function}));
+                }
+                _ => return Err(no_such_block(&at, "text, thinking and tool_use")),
+            }
+        }
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.into();
+        } else if message["content"].is_null() {
+            message["content"] = "".into();
+        }
+        self.push(at, message);
+        Ok(())
+    }
+}
+
+fn no_such_block(at: &str, known: &str) -> ApiError {
+    ApiError::unsupported(
+        at,
+        format!("`{at}` is no block that is taken here; {known} are, as this model takes text only"),
+    )
+}
+
+/// The text of a text block.
+fn text_block(at: &str, block: Value) -> Result<String, ApiError> {
+    const TEXT: &[&[Field]] = &[&[
+        applied("type"),
+        applied("text"),
+        only("cache_control", is_cache_control, "the prefix cache serves all prompts"),
+        only("citations", |value| value.as_array().is_some_and(Vec::is_empty), "nothing is cited"),
+    ]];
+    if block["type"] != "text" {
+        return Err(no_such_block(at, "text blocks"));
+    }
+    let within = |error: ApiError| error.within(at);
+    let mut fields = Fields::new(block, TEXT).map_err(within)?;
+    fields.required("text").and_then(|text| string("text", text)).map_err(within)
+}
+
+/// A string, or text blocks, one a line.
+fn texts(at: &str, content: Value) -> Result<String, ApiError> {
+    match content {
+        Value::String(text) => Ok(text),
+        Value::Array(blocks) => {
+            let text = |(index, block)| text_block(&format!("{at}[{index}]"), block);
+            Ok(blocks.into_iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
+        }
+        other => Err(wrong(at, &other, "a string or a list of text blocks")),
+    }
+}
+
+/// Takes `thinking`: tells the template, and says how many tokens of reasoning there may be.
+fn thinking(
+    fields: &mut Fields,
+    chat: &mut Map<String, Value>,
+    max_tokens: Option<usize>,
+    serving: &Serving,
+) -> Result<Option<usize>, ApiError> {
+    const KNOWN: &[&[Field]] = &[&[applied("type"), applied("budget_tokens")]];
+    let Some(thinking) = fields.take("thinking") else { return Ok(None) };
+    if !thinking.is_object() {
+        return Err(wrong("thinking", &thinking, "an object with `type`"));
+    }
+    let within = |error: ApiError| error.within("thinking");
+    let mut thinking = Fields::new(thinking, KNOWN).map_err(within)?;
+    let kind = thinking.required("type").and_then(|kind| string("type", kind)).map_err(within)?;
+    let enabled = match kind.as_str() {
+        "enabled" => true,
+        "disabled" => false,
+        other => return Err(wrong("thinking.type", &json!(other), "enabled or disabled")),
+    };
+    let dialect = &serving.dialect;
+    if enabled && !dialect.thinks {
+        return Err(ApiError::unsupported("thinking", "this model's chat template knows no thinking"));
+    }
+    if !enabled && dialect.thinks && !dialect.switches_thinking {
+        return Err(ApiError::unsupported("thinking", "this model's chat template cannot keep it from thinking"));
+    }
+    if dialect.switches_thinking {
+        chat.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": enabled}));
+    }
+    let mut budget = None;
+    if enabled {
+        budget =
+            thinking.integer("budget_tokens", 1, i64::from(u32::MAX)).map_err(within)?.map(|budget| budget as usize);
+        if let (Some(budget), Some(max_tokens)) = (budget, max_tokens)
+            && budget >= max_tokens
+        {
+            let message = format!("a budget of {budget} leaves nothing of `max_tokens`: {max_tokens}");
+            return Err(ApiError::invalid("thinking.budget_tokens", message));
+        }
+    }
+    thinking.finish(KNOWN).map_err(within)?;
+    Ok(budget)
+}
+
+/// Takes `tools` and `tool_choice`, as the inner request has them.
+fn tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    const TOOL: &[&[Field]] = &[&[
+        only("type", |value| value == "custom", "the server runs no tools of its own"),
+        applied("name"),
+        applied("description"),
+        applied("input_schema"),
+        only("cache_control", is_cache_control, "the prefix cache serves all prompts"),
+        only(
+            "strict",
+            |value| value == false,
+            "arguments are held to their schema where `tool_choice` makes the model call",
+        ),
+    ]];
+    const CHOICE: &[&[Field]] = &[&[applied("type"), applied("name"), applied("disable_parallel_tool_use")]];
+    match fields.take("tools") {
+        None => {}
+        Some(Value::Array(tools)) => {
+            let tool = |(index, tool)| {
+                let at = format!("tools[{index}]");
+                let mut fields = Fields::new(tool, TOOL).map_err(|error| error.within(&at))?;
+                let mut function = Map::new();
+                for (name, inner) in [("name", "name"), ("description", "description"), ("input_schema", "parameters")]
+                {
+                    function.extend(fields.take(name).map(|value| (inner.to_owned(), value)));
+                }
+                Ok(json!({"type": "function", "function": function}))
+            };
+            let tools = tools.into_iter().enumerate().map(tool).collect::<Result<Vec<_>, ApiError>>()?;
+            chat.insert("tools".to_owned(), tools.into());
+        }
+        Some(other) => return Err(wrong("tools", &other, "a list of tools")),
+    }
+    let Some(choice) = fields.take("tool_choice") else { return Ok(()) };
+    if !choice.is_object() {
+        return Err(wrong("tool_choice", &choice, "an object with `type`"));
+    }
+    let within = |error: ApiError| error.within("tool_choice");
+    let mut choice = Fields::new(choice, CHOICE).map_err(within)?;
+    let kind = choice.required("type").and_then(|kind| string("type", kind)).map_err(within)?;
+    let inner = match kind.as_str() {
+        "auto" | "none" => json!(kind),
+        "any" => json!("required"),
+        "tool" => {
+            let name = choice.required("name").and_then(|name| string("name", name)).map_err(within)?;
+            json!({"type": "function", "function": {"name": name}})
+        }
+        other => return Err(wrong("tool_choice.type", &json!(other), "auto, any, tool or none")),
+    };
+    chat.insert("tool_choice".to_owned(), inner);
+    if let Some(single) = choice.boolean("disable_parallel_tool_use").map_err(within)? {
+        chat.insert("parallel_tool_calls".to_owned(), (!single).into());
+    }
+    choice.finish(CHOICE).map_err(within)
+}
+
+/// How this interface writes a turn.
+struct Messages {
+    id: String,
+    model: String,
+    /// A stream has said that the message begins.
+    begun: bool,
+}
+
+impl Messages {
+    fn message(&self, content: Vec<Value>, finish: Option<&Finish>, progress: &Progress) -> Value {
+        let (reason, sequence) = finish.map_or((Value::Null, Value::Null), stop_reason);
+        json!({
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
+            "stop_reason": reason, "stop_sequence": sequence, "usage": usage(progress),
+        })
+    }
+
+    /// A stream's first event, once it is known what of the prompt was cached.
+    fn begin(&mut self, progress: &Progress) -> Option<NamedEvent> {
+        if std::mem::replace(&mut self.begun, true) {
+            return None;
+        }
+        let mut message = self.message(Vec::new(), None, progress);
+        message["usage"]["output_tokens"] = 0.into();
+        Some(event("message_start", json!({"message": message})))
+    }
+}
+
+fn event(name: &'static str, mut data: Value) -> NamedEvent {
+    data["type"] = name.into();
+    NamedEvent { name, data }
+}
+
+fn stop_reason(finish: &Finish) -> (Value, Value) {
+    match (finish.reason, &finish.stop) {
+        ("tool_calls", _) => (json!("tool_use"), Value::Null),
+        ("length", _) => (json!("max_tokens"), Value::Null),
+        (_, Value::String(stop)) => (json!("stop_sequence"), json!(stop)),
+        _ => (json!("end_turn"), Value::Null),
+    }
+}
+
+/// Tokens of the prompt that were cached count apart, as in this interface.
+fn usage(progress: &Progress) -> Value {
+    json!({
+        "input_tokens": progress.prompt_tokens - progress.cached_tokens,
+        "cache_read_input_tokens": progress.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": progress.generated_tokens,
+    })
+}
+
+fn block_json(block: &Block) -> Value {
+    match &block.kind {
+        BlockKind::Text => json!({"type": "text", "text": block.text}),
+        BlockKind::Reasoning => json!({"type": "thinking", "thinking": block.text, "signature": ""}),
+        BlockKind::Call(name) => {
+            let mut call = json!({"type": "tool_use", "id": format!("toolu_{}", block.id), "name": name, "input": {}});
+            match serde_json::from_str::<Value>(&block.text) {
+                Ok(input) => call["input"] = input,
+                // Cut by `max_tokens`: what there is of it.
+                Err(_) => call["x_hotmetal"] = json!({"partial_json": block.text}),
+            }
+            call
+        }
+    }
+}
+
+impl TurnFormat for Messages {
+    fn begin(&mut self) -> Vec<NamedEvent> {
+        Vec::new()
+    }
+
+    fn changed(&mut self, blocks: &[Block], change: Change, progress: &Progress) -> Vec<NamedEvent> {
+        let mut events = Vec::from_iter(self.begin(progress));
+        events.push(match change {
+            Change::Opened(index) => {
+                let block = Block { text: String::new(), ..blocks[index].clone() };
+                let mut content_block = block_json(&block);
+                if let Some(block) = content_block.as_object_mut() {
+                    block.shift_remove("x_hotmetal");
+                }
+                event("content_block_start", json!({"index": index, "content_block": content_block}))
+            }
+            Change::Added(index, text) => {
+                let delta = match blocks[index].kind {
+                    BlockKind::Text => json!({"type": "text_delta", "text": text}),
+                    BlockKind::Reasoning => json!({"type": "thinking_delta", "thinking": text}),
+                    BlockKind::Call(_) => json!({"type": "input_json_delta", "partial_json": text}),
+                };
+                event("content_block_delta", json!({"index": index, "delta": delta}))
+            }
+            Change::Closed(index) => event("content_block_stop", json!({"index": index})),
+        });
+        events
+    }
+
+    fn end(&mut self, _: &[Block], finish: &Finish, progress: &Progress) -> Vec<NamedEvent> {
+        let (reason, sequence) = stop_reason(finish);
+        let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+        let last = json!({"delta": delta, "usage": usage(progress), "x_hotmetal": progress.facts});
+        let mut events = Vec::from_iter(self.begin(progress));
+        events.extend([event("message_delta", last), event("message_stop", json!({}))]);
+        events
+    }
+
+    fn failed(&mut self, _: &[Block], error: &ApiError) -> Vec<NamedEvent> {
+        vec![event("error", error.to_anthropic_json())]
+    }
+
+    fn whole(&mut self, blocks: &[Block], finish: &Finish, progress: &Progress) -> Value {
+        let mut message = self.message(blocks.iter().map(block_json).collect(), Some(finish), progress);
+        message["x_hotmetal"] = progress.facts.clone();
+        message
+    }
+}
+
+/// The format of an answer, for tests without a server.
+#[cfg(test)]
+pub(crate) fn tests_format() -> impl TurnFormat {
+    Messages { id: "msg".to_owned(), model: "tiny".to_owned(), begun: false }
+}

@@ -1,0 +1,614 @@
+//! `/v1/responses`: OpenAI's newer interface. A request becomes the conversation that `/v1/chat/completions` takes, so that
+//! both mean the same; the answer is written in items. Nothing is stored: a client sends the whole conversation each time.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use crate::app::{App, Serving};
+use crate::chat;
+use crate::choice::Finish;
+use crate::error::ApiError;
+use crate::fields::{Field, Fields, applied, only, string, wrong};
+use crate::generation::{Plan, prepared, random_id, unix_time};
+use crate::security::KeyNumber;
+use crate::turn::{self, Block, BlockKind, Change, NamedEvent, Progress, TurnFormat};
+
+const ITEMS_MAX: usize = 4096;
+
+/// Fields of this route.
+pub(crate) const FIELDS: &[Field] = &[
+    applied("model"),
+    applied("input"),
+    applied("instructions"),
+    applied("max_output_tokens"),
+    applied("tools"),
+    applied("tool_choice"),
+    applied("parallel_tool_calls"),
+    applied("text"),
+    applied("reasoning"),
+    applied("stream"),
+    applied("stream_options"),
+    applied("temperature"),
+    applied("top_p"),
+    applied("top_k"),
+    applied("min_p"),
+    applied("presence_penalty"),
+    applied("frequency_penalty"),
+    applied("repetition_penalty"),
+    applied("seed"),
+    applied("priority"),
+    applied("cache_salt"),
+    applied("metadata"),
+    applied("user"),
+    only("store", |value| value == false, "nothing is stored here; send the whole conversation each time"),
+    only("previous_response_id", |_| false, "nothing is stored here; send the whole conversation each time"),
+    only("conversation", |_| false, "nothing is stored here; send the whole conversation each time"),
+    only("background", |value| value == false, "an answer is given to whoever waits for it"),
+    only("truncation", |value| value == "disabled", "a conversation is never cut; send what fits"),
+    only("include", |value| value.as_array().is_some_and(Vec::is_empty), "answers hold all that there is"),
+    only("service_tier", |value| value == "auto" || value == "default", "there is one tier"),
+    only("prompt", |_| false, "there are no stored prompts; `input` is the prompt"),
+    only("top_logprobs", |value| value == 0, "/v1/chat/completions gives log-probabilities"),
+    only("max_tool_calls", |_| false, "the server runs no tools of its own"),
+];
+
+const KNOWN: &[&[Field]] = &[FIELDS];
+
+/// Fields that the inner request has under the same name.
+const SAME: &[&str] = &[
+    "model",
+    "parallel_tool_calls",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "priority",
+    "cache_salt",
+    "metadata",
+    "user",
+];
+
+/// Answers a conversation.
+pub(crate) async fn responses(
+    State(app): State<App>,
+    Extension(KeyNumber(key)): Extension<KeyNumber>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let (serving, (plan, prompt, echoed)) = prepared(&app, key, request, prepare).await?;
+    let format =
+        Responses { id: random_id("resp").replacen('-', "_", 1), created: unix_time(), echoed, sequence_number: 0 };
+    turn::respond(&app, serving, prompt, plan, format).await
+}
+
+/// The plan, the prompt's ids, and what of the request an answer repeats.
+type Prepared = (Plan, Vec<u32>, Map<String, Value>);
+
+fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Prepared, ApiError> {
+    let mut fields = Fields::new(body, KNOWN)?;
+    let mut chat = Map::new();
+    for &name in SAME {
+        chat.extend(fields.take(name).map(|value| (name.to_owned(), value)));
+    }
+    let max_tokens = fields.integer("max_output_tokens", 1, i64::from(u32::MAX))?;
+    chat.extend(max_tokens.map(|count| ("max_tokens".to_owned(), count.into())));
+    let is_stream = chat.get("stream").is_some_and(|stream| *stream == true);
+    stream_options(&mut fields, is_stream)?;
+    let (format, verbosity) = text_format(&mut fields)?;
+    chat.extend(format.clone().map(|format| ("response_format".to_owned(), format)));
+    chat.extend(verbosity.map(|verbosity| ("verbosity".to_owned(), verbosity)));
+    let effort = reasoning(&mut fields)?;
+    chat.extend(effort.clone().map(|effort| ("reasoning_effort".to_owned(), effort.into())));
+    let tools = tools(&mut fields)?;
+    let tool_choice = fields.take("tool_choice");
+    if let Some(choice) = &tool_choice {
+        let inner = match choice {
+            Value::Object(choice) if choice.len() == 2 && choice.get("type").is_some_and(|kind| kind == "function") => {
+                json!({"type": "function", "function": {"name": choice.get("name")}})
+            }
+            other => other.clone(),
+        };
+        chat.insert("tool_choice".to_owned(), inner);
+    }
+    if !tools.is_empty() {
+        let inner = |tool: &Value| {
+            let mut function = tool.clone();
+            if let Some(function) = function.as_object_mut() {
+                function.shift_remove("type");
+            }
+            json!({"type": "function", "function": function})
+        };
+        chat.insert("tools".to_owned(), tools.iter().map(inner).collect());
+    }
+
+    let mut conversation = Conversation::default();
+    let instructions = fields.string("instructions")?;
+    if let Some(instructions) = &instructions {
+        conversation.push("instructions", json!({"role": "system", "content": instructions}));
+    }
+    match fields.required("input")? {
+        Value::String(text) => conversation.push("input", json!({"role": "user", "content": text})),
+        Value::Array(items) if (1..=ITEMS_MAX).contains(&items.len()) => {
+            for (index, item) in items.into_iter().enumerate() {
+                conversation.take(&format!("input[{index}]"), item)?;
+            }
+        }
+        other => return Err(wrong("input", &other, format!("a text, or a list of 1 to {ITEMS_MAX} items"))),
+    }
+    chat.insert("messages".to_owned(), conversation.messages.into());
+    let metadata = chat.get("metadata").cloned();
+    let origins = conversation.origins;
+    let prepared = chat::prepare(chat.into(), serving, key);
+    let (mut plan, prompt, _) = prepared.map_err(|error| error.map_param(|name| outer_name(name, &origins)))?;
+    fields.finish(KNOWN)?;
+    (plan.prompt_field, plan.max_tokens_field) = ("input", "max_output_tokens");
+
+    let sampling = &plan.settings.sampling;
+    let described = crate::sampling::describe(sampling);
+    let echoed = json!({
+        "model": serving.name, "instructions": instructions, "max_output_tokens": max_tokens,
+        "temperature": described["temperature"], "top_p": described["top_p"],
+        "tools": tools, "tool_choice": tool_choice.unwrap_or_else(|| json!("auto")),
+        "parallel_tool_calls": !plan.settings.text.one_call,
+        "text": {"format": outer_format(format)}, "reasoning": {"effort": effort, "summary": null},
+        "metadata": metadata.unwrap_or_else(|| json!({})), "store": false, "previous_response_id": null,
+        "truncation": "disabled", "background": false,
+    });
+    let Value::Object(echoed) = echoed else { return Err(ApiError::internal("internal", "an object is none: a bug")) };
+    Ok((plan, prompt, echoed))
+}
+
+/// What this interface calls a field of the inner request.
+fn outer_name(name: &str, origins: &[String]) -> String {
+    if let Some((index, rest)) = name.strip_prefix("messages[").and_then(|rest| rest.split_once(']')) {
+        let origin = index.parse().ok().and_then(|index: usize| origins.get(index));
+        return origin.map_or_else(
+            || "input".to_owned(),
+            |origin| match rest {
+                ".role" | ".tool_calls" | ".content" => origin.clone(),
+                rest => format!("{origin}{rest}"),
+            },
+        );
+    }
+    if let Some(rest) = name.strip_prefix("response_format") {
+        return format!("text.format{}", rest.replace(".json_schema", ""));
+    }
+    match name {
+        "messages" => "input".to_owned(),
+        "max_tokens" => "max_output_tokens".to_owned(),
+        "reasoning_effort" => "reasoning.effort".to_owned(),
+        "verbosity" => "text.verbosity".to_owned(),
+        name => name.replace(".function", ""),
+    }
+}
+
+fn stream_options(fields: &mut Fields, is_stream: bool) -> Result<(), ApiError> {
+    const KNOWN: &[&[Field]] = &[&[only("include_obfuscation", |value| value == false, "chunks are not padded")]];
+    match fields.take("stream_options") {
+        Some(_) if !is_stream => Err(ApiError::invalid("stream_options", "`stream_options` goes with `stream`: true")),
+        Some(options) if options.is_object() => {
+            Fields::new(options, KNOWN).map(drop).map_err(|error| error.within("stream_options"))
+        }
+        Some(other) => Err(wrong("stream_options", &other, "an object")),
+        None => Ok(()),
+    }
+}
+
+/// `text`: the format as the inner request has it, and the verbosity.
+fn text_format(fields: &mut Fields) -> Result<(Option<Value>, Option<Value>), ApiError> {
+    const TEXT: &[&[Field]] = &[&[applied("format"), applied("verbosity")]];
+    let Some(text) = fields.take("text") else { return Ok((None, None)) };
+    if !text.is_object() {
+        return Err(wrong("text", &text, "an object with `format`"));
+    }
+    let mut text = Fields::new(text, TEXT).map_err(|error| error.within("text"))?;
+    let verbosity = text.take("verbosity");
+    let Some(format) = text.take("format") else { return Ok((None, verbosity)) };
+    let Value::Object(mut format) = format else {
+        return Err(wrong("text.format", &format, "an object with `type`"));
+    };
+    if format.get("type").is_some_and(|kind| kind == "json_schema") {
+        let kind = format.shift_remove("type");
+        return Ok((Some(json!({"type": kind, "json_schema": format})), verbosity));
+    }
+    Ok((Some(format.into()), verbosity))
+}
+
+/// The format as an answer repeats it.
+fn outer_format(format: Option<Value>) -> Value {
+    match format {
+        None => json!({"type": "text"}),
+        Some(mut format) => match format["json_schema"].take() {
+            Value::Object(mut schema) => {
+                schema.insert("type".to_owned(), json!("json_schema"));
+                schema.into()
+            }
+            _ => json!({"type": format["type"]}),
+        },
+    }
+}
+
+fn reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    const KNOWN: &[&[Field]] = &[&[
+        applied("effort"),
+        only("summary", |value| value == "auto", "reasoning is shown as it is, and not summed up"),
+        only("generate_summary", |_| false, "reasoning is shown as it is, and not summed up"),
+    ]];
+    let Some(reasoning) = fields.take("reasoning") else { return Ok(None) };
+    if !reasoning.is_object() {
+        return Err(wrong("reasoning", &reasoning, "an object with `effort`"));
+    }
+    let within = |error: ApiError| error.within("reasoning");
+    Fields::new(reasoning, KNOWN).map_err(within)?.string("effort").map_err(within)
+}
+
+/// The tools as an answer repeats them: with `type` beside the function's own fields.
+fn tools(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+    const TOOL: &[&[Field]] = &[&[
+        only(
+            "type",
+            |value| value == "function",
+            "functions are what can be called; the server runs no tools of its own",
+        ),
+        applied("name"),
+        applied("description"),
+        applied("parameters"),
+        only(
+            "strict",
+            |value| value == false,
+            "arguments are held to their schema where `tool_choice` makes the model call",
+        ),
+    ]];
+    match fields.take("tools") {
+        None => Ok(Vec::new()),
+        Some(Value::Array(tools)) => {
+            for (index, tool) in tools.iter().enumerate() {
+                let at = format!("tools[{index}]");
+                if !tool.is_object() {
+                    return Err(wrong(&at, tool, "an object with `type` and `name`"));
+                }
+                Fields::new(tool.clone(), TOOL).map_err(|error| error.within(&at))?;
+            }
+            Ok(tools)
+        }
+        Some(other) => Err(wrong("tools", &other, "a list of tools")),
+    }
+}
+
+/// The messages of the inner request, and where each comes from.
+#[derive(Default)]
+struct Conversation {
+    messages: Vec<Value>,
+    origins: Vec<String>,
+    /// Calls so far: their ids and the functions' names, which some templates want with the result.
+    calls: Vec<(String, String)>,
+}
+
+impl Conversation {
+    fn push(&mut self, origin: &str, message: Value) {
+        self.messages.push(message);
+        self.origins.push(origin.to_owned());
+    }
+
+    /// The assistant's message that is being put together: its reasoning, text and calls are items of their own here.
+    fn assistant(&mut self, at: &str) -> &mut Value {
+        if self.messages.last().is_none_or(|last| last["role"] != "assistant") {
+            self.push(at, json!({"role": "assistant", "content": null}));
+        }
+        let last = self.messages.len() - 1;
+        &mut self.messages[last]
+    }
+
+    fn take(&mut self, at: &str, item: Value) -> Result<(), ApiError> {
+        const MESSAGE: &[&[Field]] = &[&[
+            applied("type"),
+            applied("role"),
+            applied("content"),
+            only("id", Value::is_string, "it is a string"),
+            only("status", Value::is_string, "it is a string"),
+        ]];
+        const CALL: &[&[Field]] = &[&[
+            applied("type"),
+            applied("call_id"),
+            applied("name"),
+            applied("arguments"),
+            only("id", Value::is_string, "it is a string"),
+            only("status", Value::is_string, "it is a string"),
+        ]];
+        const RESULT: &[&[Field]] = &[&[
+            applied("type"),
+            applied("call_id"),
+            applied("output"),
+            only("id", Value::is_string, "it is a string"),
+            only("status", Value::is_string, "it is a string"),
+        ]];
+        const REASONING: &[&[Field]] = &[&[
+            applied("type"),
+            applied("content"),
+            only("summary", |value| value.as_array().is_some_and(Vec::is_empty), "the model is shown what it thought"),
+            only("id", Value::is_string, "it is a string"),
+            only("status", Value::is_string, "it is a string"),
+        ]];
+        if !item.is_object() {
+            return Err(wrong(at, &item, "an item: an object"));
+        }
+        let within = |error: ApiError| error.within(at);
+        let text = |fields: &mut Fields, name: &'static str| {
+            fields.required(name).and_then(|value| string(name, value)).map_err(within)
+        };
+        let kind = item["type"].as_str().unwrap_or("message").to_owned();
+        match kind.as_str() {
+            "message" => {
+                let mut fields = Fields::new(item, MESSAGE).map_err(within)?;
+                let role = text(&mut fields, "role")?;
+                let content = fields.required("content").map_err(within)?;
+                let content = texts(&format!("{at}.content"), content)?;
+                match role.as_str() {
+                    "assistant" => chat::append(self.assistant(at), "content", &content),
+                    "user" | "system" | "developer" => self.push(at, json!({"role": role, "content": content})),
+                    other => {
+                        let expected = "user, system, developer or assistant";
+                        return Err(wrong(&format!("{at}.role"), &json!(other), expected));
+                    }
+                }
+            }
+            "function_call" => {
+                let mut fields = Fields::new(item, CALL).map_err(within)?;
+                let (id, name) = (text(&mut fields, "call_id")?, text(&mut fields, "name")?);
+                let arguments = text(&mut fields, "arguments")?;
+                self.calls.push((id.clone(), name.clone()));
+                let function = json!({"name": name, "arguments": arguments});
+                let call = json!({"id": id, "type": "function", "function": function});
+                match &mut self.assistant(at)["tool_calls"] {
+                    Value::Array(calls) => calls.push(call),
+                    none => *none = json!([call]),
+                }
+            }
+            "function_call_output" => {
+                let mut fields = Fields::new(item, RESULT).map_err(within)?;
+                let id = text(&mut fields, "call_id")?;
+                let output = fields.required("output").map_err(within)?;
+                let output = texts(&format!("{at}.output"), output)?;
+                let mut message = json!({"role": "tool", "tool_call_id": id, "content": output});
+                if let Some((_, name)) = self.calls.iter().rev().find(|(call, _)| *call == id) {
+                    message["name"] = name.as_str().into();
+                }
+                self.push(at, message);
+            }
+            "reasoning" => {
+                let mut fields = Fields::new(item, REASONING).map_err(within)?;
+                if let Some(content) = fields.take("content") {
+                    let thought = texts(&format!("{at}.content"), content)?;
+                    chat::append(self.assistant(at), "reasoning_content", &thought);
+                }
+            }
+            other => {
+                let message = format!(
+                    "`{at}` is an item of type `{other}`; message, function_call, function_call_output and reasoning are \
+                     taken"
+                );
+                return Err(ApiError::unsupported(at, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A string, or parts that hold text.
+fn texts(at: &str, content: Value) -> Result<String, ApiError> {
+    const PART: &[&[Field]] = &[&[
+        applied("type"),
+        applied("text"),
+        only("annotations", |value| value.as_array().is_some_and(Vec::is_empty), "nothing is annotated"),
+        only("logprobs", |value| value.as_array().is_some_and(Vec::is_empty), "nothing is scored"),
+    ]];
+    let parts = match content {
+        Value::String(text) => return Ok(text),
+        Value::Array(parts) => parts,
+        other => return Err(wrong(at, &other, "a string or a list of text parts")),
+    };
+    let mut whole = Vec::with_capacity(parts.len());
+    for (index, part) in parts.into_iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        if !matches!(part["type"].as_str(), Some("input_text" | "output_text" | "reasoning_text" | "text")) {
+            let message = format!(
+                "`{at}` is no part that is taken here; input_text and output_text are, as this model takes text only"
+            );
+            return Err(ApiError::unsupported(at, message));
+        }
+        let within = |error: ApiError| error.within(&at);
+        let mut part = Fields::new(part, PART).map_err(within)?;
+        whole.push(part.required("text").and_then(|text| string("text", text)).map_err(within)?);
+    }
+    Ok(whole.join("\n"))
+}
+
+/// How this interface writes a turn.
+struct Responses {
+    id: String,
+    created: u64,
+    /// What of the request an answer repeats.
+    echoed: Map<String, Value>,
+    /// Of a stream's next event.
+    sequence_number: u64,
+}
+
+impl Responses {
+    fn response(&self, status: &str, output: Vec<Value>, progress: Option<&Progress>) -> Value {
+        let mut response = json!({
+            "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": null,
+            "incomplete_details": null, "output": output,
+        });
+        for (name, value) in &self.echoed {
+            response[name] = value.clone();
+        }
+        response["usage"] = progress.map_or(Value::Null, |progress| {
+            json!({
+                "input_tokens": progress.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": progress.cached_tokens},
+                "output_tokens": progress.generated_tokens,
+                "output_tokens_details": {"reasoning_tokens": progress.reasoning_tokens},
+                "total_tokens": progress.prompt_tokens + progress.generated_tokens,
+            })
+        });
+        if let Some(progress) = progress {
+            response["x_hotmetal"] = progress.facts.clone();
+        }
+        response
+    }
+
+    fn ended(&self, blocks: &[Block], finish: &Finish, progress: &Progress) -> Value {
+        let is_cut = finish.reason == "length";
+        let status = |index: usize| if is_cut && index + 1 == blocks.len() { "incomplete" } else { "completed" };
+        let items = blocks.iter().enumerate().map(|(index, block)| item(block, status(index))).collect();
+        let mut response = self.response(if is_cut { "incomplete" } else { "completed" }, items, Some(progress));
+        if is_cut {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        response
+    }
+
+    fn event(&mut self, name: &'static str, mut data: Value) -> NamedEvent {
+        data["type"] = name.into();
+        data["sequence_number"] = self.sequence_number.into();
+        self.sequence_number += 1;
+        NamedEvent { name, data }
+    }
+}
+
+fn item_id(block: &Block) -> String {
+    let prefix = match block.kind {
+        BlockKind::Text => "msg",
+        BlockKind::Reasoning => "rs",
+        BlockKind::Call(_) => "fc",
+    };
+    format!("{prefix}_{}", block.id)
+}
+
+fn part(block: &Block) -> Value {
+    match block.kind {
+        BlockKind::Reasoning => json!({"type": "reasoning_text", "text": block.text}),
+        _ => json!({"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}),
+    }
+}
+
+fn item(block: &Block, status: &str) -> Value {
+    let id = item_id(block);
+    match &block.kind {
+        BlockKind::Text => {
+            json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": [part(block)]})
+        }
+        BlockKind::Reasoning => {
+            json!({"id": id, "type": "reasoning", "status": status, "summary": [], "content": [part(block)]})
+        }
+        BlockKind::Call(name) => json!({
+            "id": id, "type": "function_call", "status": status, "call_id": format!("call_{}", block.id), "name": name,
+            "arguments": block.text,
+        }),
+    }
+}
+
+impl TurnFormat for Responses {
+    fn begin(&mut self) -> Vec<NamedEvent> {
+        let response = self.response("in_progress", Vec::new(), None);
+        vec![
+            self.event("response.created", json!({"response": response})),
+            self.event("response.in_progress", json!({"response": response})),
+        ]
+    }
+
+    fn changed(&mut self, blocks: &[Block], change: Change, _: &Progress) -> Vec<NamedEvent> {
+        let (Change::Opened(index) | Change::Added(index, _) | Change::Closed(index)) = change;
+        let block = &blocks[index];
+        let at = |more: Value| {
+            let mut data = json!({"item_id": item_id(block), "output_index": index});
+            for (name, value) in more.as_object().into_iter().flatten() {
+                data[name] = value.clone();
+            }
+            data
+        };
+        let in_part = |more: Value| {
+            let mut data = at(more);
+            data["content_index"] = 0.into();
+            data
+        };
+        match (change, &block.kind) {
+            (Change::Opened(_), kind) => {
+                let mut begun = item(&Block { text: String::new(), ..block.clone() }, "in_progress");
+                let is_call = matches!(kind, BlockKind::Call(_));
+                let empty = part(&Block { text: String::new(), ..block.clone() });
+                if !is_call {
+                    begun["content"] = json!([]);
+                }
+                let added = json!({"output_index": index, "item": begun});
+                let mut events = vec![self.event("response.output_item.added", added)];
+                if !is_call {
+                    events.push(self.event("response.content_part.added", in_part(json!({"part": empty}))));
+                }
+                events
+            }
+            (Change::Added(_, text), BlockKind::Text) => {
+                let data = in_part(json!({"delta": text, "logprobs": []}));
+                vec![self.event("response.output_text.delta", data)]
+            }
+            (Change::Added(_, text), BlockKind::Reasoning) => {
+                vec![self.event("response.reasoning_text.delta", in_part(json!({"delta": text})))]
+            }
+            (Change::Added(_, text), BlockKind::Call(_)) => {
+                vec![self.event("response.function_call_arguments.delta", at(json!({"delta": text})))]
+            }
+            (Change::Closed(_), kind) => {
+                let done = match kind {
+                    BlockKind::Text => {
+                        ("response.output_text.done", in_part(json!({"text": block.text, "logprobs": []})))
+                    }
+                    BlockKind::Reasoning => ("response.reasoning_text.done", in_part(json!({"text": block.text}))),
+                    BlockKind::Call(name) => {
+                        let data = at(json!({"name": name, "arguments": block.text}));
+                        ("response.function_call_arguments.done", data)
+                    }
+                };
+                let mut events = vec![self.event(done.0, done.1)];
+                if !matches!(kind, BlockKind::Call(_)) {
+                    events.push(self.event("response.content_part.done", in_part(json!({"part": part(block)}))));
+                }
+                let done = json!({"output_index": index, "item": item(block, "completed")});
+                events.push(self.event("response.output_item.done", done));
+                events
+            }
+        }
+    }
+
+    fn end(&mut self, blocks: &[Block], finish: &Finish, progress: &Progress) -> Vec<NamedEvent> {
+        let response = self.ended(blocks, finish, progress);
+        let name = if finish.reason == "length" { "response.incomplete" } else { "response.completed" };
+        vec![self.event(name, json!({"response": response}))]
+    }
+
+    fn failed(&mut self, blocks: &[Block], error: &ApiError) -> Vec<NamedEvent> {
+        let items = blocks.iter().map(|block| item(block, "incomplete")).collect();
+        let mut response = self.response("failed", items, None);
+        let error = &error.to_json()["error"];
+        response["error"] = json!({"code": error["code"], "message": error["message"]});
+        vec![self.event("response.failed", json!({"response": response}))]
+    }
+
+    fn whole(&mut self, blocks: &[Block], finish: &Finish, progress: &Progress) -> Value {
+        self.ended(blocks, finish, progress)
+    }
+}
+
+/// The format of an answer, for tests without a server.
+#[cfg(test)]
+pub(crate) fn tests_format() -> impl TurnFormat {
+    Responses { id: "resp".to_owned(), created: 0, echoed: Map::new(), sequence_number: 0 }
+}

@@ -1,0 +1,485 @@
+//! Turns in blocks: Anthropic's messages and OpenAI's responses, on what chat does.
+
+use serde_json::{Value, json};
+
+use super::structure::{HERMES, app_with, weather};
+use super::*;
+use crate::anthropic;
+use crate::choice::Finish;
+use crate::error::ApiError;
+use crate::reply::Part;
+use crate::responses;
+use crate::turn::{Block, Blocks, Change, NamedEvent, Progress, TurnFormat};
+
+fn messages() -> Value {
+    json!({"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 8, "seed": 3})
+}
+
+fn input() -> Value {
+    json!({"input": "Hello there", "max_output_tokens": 8, "seed": 3})
+}
+
+fn with(mut body: Value, change: Value) -> Value {
+    body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    body
+}
+
+/// The events of a stream with names, which are their types.
+async fn named_events(app: &App, path: &str, body: &Value) -> Vec<Value> {
+    let body = with(body.clone(), json!({"stream": true}));
+    let response = send(app, request(Method::POST, path, &body.to_string())).await;
+    assert_eq!(response.status(), StatusCode::OK, "{body}");
+    let bytes = bytes(response).await;
+    let text = std::str::from_utf8(&bytes).unwrap();
+    let event = |event: &str| {
+        let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["type"], name);
+        data
+    };
+    text.split_terminator("\n\n").map(event).collect()
+}
+
+/// What a client of Anthropic's interface makes of a stream.
+fn joined_message(events: &[Value]) -> Value {
+    let (start, rest) = events.split_first().unwrap();
+    assert_eq!(start["type"], "message_start");
+    let mut message = start["message"].clone();
+    let mut open: Option<usize> = None;
+    let mut arguments = String::new();
+    for event in rest {
+        match event["type"].as_str().unwrap() {
+            "content_block_start" => {
+                let content = message["content"].as_array_mut().unwrap();
+                assert_eq!((event["index"].as_u64(), open), (Some(content.len() as u64), None));
+                open = Some(content.len());
+                content.push(event["content_block"].clone());
+                arguments.clear();
+            }
+            "content_block_delta" => {
+                let index = open.unwrap();
+                assert_eq!(event["index"], index);
+                let delta = &event["delta"];
+                let (field, text) = match delta["type"].as_str().unwrap() {
+                    "text_delta" => ("text", &delta["text"]),
+                    "thinking_delta" => ("thinking", &delta["thinking"]),
+                    "input_json_delta" => {
+                        arguments.push_str(delta["partial_json"].as_str().unwrap());
+                        continue;
+                    }
+                    other => panic!("{other}"),
+                };
+                chat::append(&mut message["content"][index], field, text.as_str().unwrap());
+            }
+            "content_block_stop" => {
+                let index = open.take().unwrap();
+                assert_eq!(event["index"], index);
+                if message["content"][index]["type"] == "tool_use" {
+                    match serde_json::from_str(&arguments) {
+                        Ok(input) => message["content"][index]["input"] = input,
+                        Err(_) => message["content"][index]["x_hotmetal"] = json!({"partial_json": arguments}),
+                    }
+                }
+            }
+            "message_delta" => {
+                for field in ["stop_reason", "stop_sequence"] {
+                    message[field] = event["delta"][field].clone();
+                }
+                message["usage"] = event["usage"].clone();
+                message["x_hotmetal"] = event["x_hotmetal"].clone();
+            }
+            "message_stop" => assert_eq!(open, None),
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(rest.last().unwrap()["type"], "message_stop");
+    message
+}
+
+/// What a client of OpenAI's responses makes of a stream: the last event has all; the deltas say the same.
+fn joined_response(events: &[Value]) -> Value {
+    let mut items: Vec<Value> = Vec::new();
+    for (number, event) in events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], number);
+        let index = event["output_index"].as_u64().map(|index| index as usize);
+        match event["type"].as_str().unwrap() {
+            "response.created" | "response.in_progress" => {
+                assert_eq!(event["response"]["status"], "in_progress");
+                assert!(number < 2);
+            }
+            "response.output_item.added" => {
+                assert_eq!(index, Some(items.len()));
+                items.push(event["item"].clone());
+            }
+            "response.content_part.added" => items[index.unwrap()]["content"] = json!([event["part"]]),
+            "response.output_text.delta" | "response.reasoning_text.delta" => {
+                let item = &mut items[index.unwrap()];
+                assert_eq!(event["item_id"], item["id"]);
+                chat::append(&mut item["content"][0], "text", event["delta"].as_str().unwrap());
+            }
+            "response.function_call_arguments.delta" => {
+                chat::append(&mut items[index.unwrap()], "arguments", event["delta"].as_str().unwrap());
+            }
+            "response.output_text.done" | "response.reasoning_text.done" => {
+                assert_eq!(event["text"], items[index.unwrap()]["content"][0]["text"]);
+            }
+            "response.function_call_arguments.done" => {
+                assert_eq!(event["arguments"], items[index.unwrap()]["arguments"]);
+            }
+            "response.content_part.done" => assert_eq!(event["part"], items[index.unwrap()]["content"][0]),
+            "response.output_item.done" => {
+                let item = &mut items[index.unwrap()];
+                item["status"] = json!("completed");
+                assert_eq!(event["item"], *item);
+            }
+            "response.completed" | "response.incomplete" => {
+                assert_eq!(number + 1, events.len());
+                let output = event["response"]["output"].as_array().unwrap();
+                assert_eq!(output.len(), items.len());
+                for (found, item) in output.iter().zip(&mut items) {
+                    item["status"] = found["status"].clone();
+                    assert_eq!(found, item);
+                }
+            }
+            other => panic!("{other}"),
+        }
+    }
+    events.last().unwrap()["response"].clone()
+}
+
+/// Without what differs from answer to answer.
+fn comparable(mut answer: Value) -> Value {
+    answer["x_hotmetal"] = answer["x_hotmetal"]["sampling"].take();
+    for name in ["id", "created_at"] {
+        answer[name] = Value::Null;
+    }
+    // What was cached is how often one asked.
+    answer["usage"] = json!(answer["usage"]["output_tokens"]);
+    for list in ["content", "output"] {
+        for item in answer[list].as_array_mut().into_iter().flatten() {
+            item["id"] = Value::Null;
+            item["call_id"] = Value::Null;
+        }
+    }
+    answer
+}
+
+#[tokio::test]
+async fn a_turn_says_what_chat_says_whole_and_streamed() {
+    let app = app();
+    for change in [json!({}), json!({"temperature": 0}), json!({"seed": 12, "top_k": 40, "top_p": 0.9})] {
+        let spoken = ok(&app, CHAT, &with(hello(), change.clone())).await;
+        let text = &spoken["choices"][0]["message"]["content"];
+
+        let body = with(messages(), change.clone());
+        let whole = ok(&app, MESSAGES, &body).await;
+        assert_eq!(whole["content"], json!([{"type": "text", "text": text}]));
+        assert_eq!((&whole["type"], &whole["role"]), (&json!("message"), &json!("assistant")));
+        assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("max_tokens"), &Value::Null));
+        let usage = &whole["usage"];
+        let counted = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
+        assert_eq!(spoken["usage"]["prompt_tokens"], counted);
+        let streamed = joined_message(&named_events(&app, MESSAGES, &body).await);
+        assert_eq!(comparable(streamed), comparable(whole));
+
+        let body = with(input(), change);
+        let whole = ok(&app, RESPONSES, &body).await;
+        assert_eq!(whole["output"][0]["content"][0]["text"], *text);
+        assert_eq!(
+            (&whole["status"], &whole["incomplete_details"]["reason"]),
+            (&json!("incomplete"), &json!("max_output_tokens"))
+        );
+        assert_eq!(whole["usage"]["input_tokens"], spoken["usage"]["prompt_tokens"]);
+        let streamed = joined_response(&named_events(&app, RESPONSES, &body).await);
+        assert_eq!(comparable(streamed), comparable(whole));
+    }
+    idle(&app).await;
+}
+
+#[tokio::test]
+async fn a_stop_sequence_is_named() {
+    let app = app();
+    let body = with(messages(), json!({"max_tokens": 100, "stop_sequences": ["e", "zq"]}));
+    let whole = ok(&app, MESSAGES, &body).await;
+    assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("stop_sequence"), &json!("e")));
+    assert!(!whole["content"][0]["text"].as_str().unwrap_or_default().contains('e'));
+    let streamed = joined_message(&named_events(&app, MESSAGES, &body).await);
+    assert_eq!(comparable(streamed), comparable(whole));
+}
+
+#[tokio::test]
+async fn a_model_that_has_to_call_calls_in_each_form() {
+    let app = app_with(HERMES);
+    let function = &weather()[0]["function"];
+    let (mut used, mut called) = (0, 0);
+    for seed in 0..6 {
+        let tool =
+            json!({"name": function["name"], "description": "The weather.", "input_schema": function["parameters"]});
+        for choice in [json!({"type": "any"}), json!({"type": "tool", "name": "get_weather"})] {
+            let change = json!({"tools": [tool], "tool_choice": choice, "seed": seed, "max_tokens": 120});
+            let body = with(messages(), change);
+            let whole = ok(&app, MESSAGES, &body).await;
+            let streamed = joined_message(&named_events(&app, MESSAGES, &body).await);
+            assert_eq!(comparable(streamed), comparable(whole.clone()));
+            if whole["stop_reason"] == "tool_use" {
+                used += 1;
+                let call = &whole["content"][0];
+                assert_eq!((&call["type"], &call["name"]), (&json!("tool_use"), &json!("get_weather")));
+                assert!(["C", "F"].iter().any(|unit| call["input"]["unit"] == *unit), "{call}");
+                assert!(call["id"].as_str().unwrap().starts_with("toolu_"));
+            }
+        }
+        let tool = with(function.clone(), json!({"type": "function"}));
+        for choice in [json!("required"), json!({"type": "function", "name": "get_weather"})] {
+            let change = json!({"tools": [tool], "tool_choice": choice, "seed": seed, "max_output_tokens": 120});
+            let body = with(input(), change);
+            let whole = ok(&app, RESPONSES, &body).await;
+            let streamed = joined_response(&named_events(&app, RESPONSES, &body).await);
+            assert_eq!(comparable(streamed), comparable(whole.clone()));
+            if whole["status"] == "completed" {
+                called += 1;
+                let call = &whole["output"][0];
+                assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("get_weather")));
+                let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+                assert!(["C", "F"].iter().any(|unit| arguments["unit"] == *unit), "{call}");
+            }
+        }
+    }
+    assert!(used > 0 && called > 0, "{used} {called}");
+    idle(&app).await;
+}
+
+/// A conversation with all that there is, in the three forms: the model sees the same.
+#[tokio::test]
+async fn a_conversation_is_the_same_prompt_in_each_form() {
+    let app = app_with(HERMES);
+    let function = weather()[0]["function"].clone();
+    let chat = json!({"tools": weather(), "messages": [
+        {"role": "system", "content": "Be brief.\nBe kind."},
+        {"role": "user", "content": "Weather?\nToday?"},
+        {"role": "assistant", "reasoning_content": "I ask.", "content": "One moment.", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{\"unit\":\"C\"}"}}]},
+        {"role": "tool", "tool_call_id": "a", "name": "get_weather", "content": "12"},
+        {"role": "user", "content": "Thanks."},
+    ]});
+    let expected = ok(&app, "/tokenize", &chat).await["count"].clone();
+    let text = |text: &str| json!({"type": "text", "text": text, "cache_control": {"type": "ephemeral"}});
+    let anthropic = json!({
+        "system": [text("Be brief."), text("Be kind.")],
+        "tools": [{"name": "get_weather", "description": function["description"], "input_schema": function["parameters"]}],
+        "messages": [
+            {"role": "user", "content": [text("Weather?")]}, {"role": "user", "content": "Today?"},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "I ask.", "signature": ""}, text("One moment."),
+                {"type": "tool_use", "id": "a", "name": "get_weather", "input": {"unit": "C"}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": [text("12")]}, text("Thanks.")]},
+        ],
+    });
+    assert_eq!(ok(&app, COUNT, &anthropic).await["input_tokens"], expected);
+    let answer = ok(&app, MESSAGES, &with(anthropic, json!({"max_tokens": 2}))).await;
+    assert_eq!(answer["usage"]["input_tokens"], expected);
+    let tool = with(function, json!({"type": "function"}));
+    let responses = json!({
+        "instructions": "Be brief.\nBe kind.", "tools": [tool], "max_output_tokens": 2,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Weather?\nToday?"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "I ask."}]},
+            {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [
+                {"type": "output_text", "text": "One moment.", "annotations": [], "logprobs": []}]},
+            {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "get_weather", "arguments": "{\"unit\":\"C\"}"},
+            {"type": "function_call_output", "call_id": "a", "output": "12"},
+            {"role": "user", "content": "Thanks."},
+        ],
+    });
+    assert_eq!(ok(&app, RESPONSES, &responses).await["usage"]["input_tokens"], expected);
+    // A result that is an error says so.
+    let failed = json!({"messages": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "no", "is_error": true}]},
+    ]});
+    let mut fine = failed.clone();
+    fine["messages"][2]["content"][0]["is_error"] = json!(false);
+    assert_ne!(ok(&app, COUNT, &failed).await, ok(&app, COUNT, &fine).await);
+}
+
+#[tokio::test]
+async fn a_wrong_part_of_a_turn_is_named_in_its_own_words() {
+    let app = app_with(HERMES);
+    let user = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+    let user_says = |text: &str| json!({"role": "user", "content": text});
+    let said =
+        |block: Value| json!({"messages": [user_says("x"), {"role": "assistant", "content": [block]}, user_says("y")]});
+    let tools = json!([{"name": "f", "input_schema": {"type": "object"}}]);
+    for (change, param) in [
+        (json!({"messages": []}), "messages"),
+        (json!({"messages": ["x"]}), "messages[0]"),
+        (json!({"messages": [{"role": "system", "content": "x"}]}), "messages[0].role"),
+        (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
+        (json!({"messages": [{"role": "user", "content": "x", "name": "y"}]}), "messages[0].name"),
+        (user(json!([{"type": "image", "source": {}}])), "messages[0].content[0]"),
+        (user(json!([{"type": "text"}])), "messages[0].content[0].text"),
+        (
+            user(json!([{"type": "text", "text": "x", "cache_control": {"type": "eternal"}}])),
+            "messages[0].content[0].cache_control",
+        ),
+        (user(json!([{"type": "tool_result", "content": "x"}])), "messages[0].content[0].tool_use_id"),
+        (said(json!({"type": "tool_use", "name": "f", "input": {}})), "messages[1].content[0].id"),
+        (said(json!({"type": "redacted_thinking", "data": "x"})), "messages[1].content[0]"),
+        (json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}), "messages"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"max_tokens": null}), "max_tokens"),
+        (json!({"max_tokens": 5000}), "max_tokens"),
+        (user(json!("x ".repeat(4000))), "messages"),
+        (json!({"stop_sequences": "x"}), "stop_sequences"),
+        (json!({"stop_sequences": [""]}), "stop_sequences"),
+        (json!({"system": [{"type": "image"}]}), "system[0]"),
+        (json!({"thinking": {"type": "sometimes"}}), "thinking.type"),
+        (json!({"thinking": {"type": "enabled", "budget_tokens": 8}}), "thinking.budget_tokens"),
+        // This template shows thoughts, and has no switch.
+        (json!({"thinking": {"type": "disabled"}}), "thinking"),
+        (json!({"tool_choice": {"type": "any"}}), "tool_choice"),
+        (json!({"tools": [{"name": "two words", "input_schema": {}}]}), "tools[0].name"),
+        (json!({"tools": [{"name": "f", "input_schema": 7}]}), "tools[0].input_schema"),
+        (json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0].type"),
+        (json!({"tools": tools, "tool_choice": {"type": "tool", "name": "g"}}), "tool_choice"),
+        (json!({"tools": tools, "tool_choice": {"type": "auto", "name": "f"}}), "tool_choice.name"),
+    ] {
+        let (status, _, answer) = post(&app, MESSAGES, &with(messages(), change.clone())).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{change}: {answer}");
+        assert_eq!((&answer["type"], &answer["error"]["type"]), (&json!("error"), &json!("invalid_request_error")));
+        assert_eq!(answer["error"]["param"], param, "{change}: {answer}");
+    }
+    for (change, param) in [
+        (json!({"input": []}), "input"),
+        (json!({"input": ["x"]}), "input[0]"),
+        (json!({"input": [{"role": "wizard", "content": "x"}]}), "input[0].role"),
+        (json!({"input": [{"role": "user"}]}), "input[0].content"),
+        (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input[0].content[0]"),
+        (json!({"input": [{"type": "web_search_call"}]}), "input[0]"),
+        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0]"),
+        (json!({"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}), "input[0].arguments"),
+        (json!({"input": "x ".repeat(4000)}), "input"),
+        (json!({"max_output_tokens": 5000}), "max_output_tokens"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "function", "name": "two words"}]}), "tools[0].name"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
+        (json!({"text": {"format": {"type": "yaml"}}}), "text.format.type"),
+        (json!({"text": {"format": {"type": "json_schema", "name": "x"}}}), "text.format.schema"),
+        (json!({"text": {"verbosity": "high"}}), "text.verbosity"),
+        (json!({"reasoning": {"effort": "high"}}), "reasoning.effort"),
+        (json!({"reasoning": {"summary": "detailed"}}), "reasoning.summary"),
+        (json!({"stream_options": {}}), "stream_options"),
+        (json!({"store": true}), "store"),
+        (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+    ] {
+        let (status, _, answer) = post(&app, RESPONSES, &with(input(), change.clone())).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{change}: {answer}");
+        assert_eq!(answer["error"]["param"], param, "{change}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn errors_on_anthropics_routes_have_its_form() {
+    let app = app();
+    let (status, _, answer) = post(&app, MESSAGES, &with(messages(), json!({"model": "claude"}))).await;
+    assert_eq!((status, &answer["error"]["type"]), (StatusCode::NOT_FOUND, &json!("not_found_error")));
+    for (method, path, kind) in
+        [(Method::GET, MESSAGES, "invalid_request_error"), (Method::POST, "/v1/messages/batches", "not_found_error")]
+    {
+        let answer = json_of(send(&app, request(method, path, "{}")).await).await;
+        assert_eq!((&answer["type"], &answer["error"]["type"]), (&json!("error"), &json!(kind)), "{path}");
+    }
+    let key = "a-key-of-some-length";
+    let app = loading(Options { api_keys: vec![crate::ApiKey::new(key).unwrap()], ..Options::default() });
+    serve_on(&app, config(), None);
+    let ask = |shown: Option<&str>| {
+        let mut request = request(Method::POST, MESSAGES, &messages().to_string());
+        shown.map(|shown| request.headers_mut().insert("x-api-key", shown.parse().unwrap()));
+        request
+    };
+    let refused = send(&app, ask(None)).await;
+    assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(json_of(refused).await["error"]["type"], "authentication_error");
+    assert_eq!(send(&app, ask(Some(key))).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn an_error_in_a_stream_is_an_event_in_each_form() {
+    let fault = || -> Option<engine::null::Faults> {
+        Some(Box::new(|step, _| (step == 3).then_some(engine::null::Fault::Error)))
+    };
+    let events = named_events(&app_on(config(), fault()), MESSAGES, &messages()).await;
+    let last = events.last().unwrap();
+    assert_eq!((&last["type"], &last["error"]["type"]), (&json!("error"), &json!("api_error")));
+    let events = named_events(&app_on(config(), fault()), RESPONSES, &input()).await;
+    let last = events.last().unwrap();
+    assert_eq!((&last["type"], &last["response"]["error"]["code"]), (&json!("response.failed"), &json!("step_failed")));
+}
+
+#[tokio::test]
+async fn a_text_keeps_to_its_schema_in_responses() {
+    let app = app();
+    let properties = json!({"yes": {"type": "boolean"}});
+    let schema =
+        json!({"type": "object", "properties": properties, "required": ["yes"], "additionalProperties": false});
+    let format = json!({"type": "json_schema", "name": "answer", "schema": schema, "strict": true});
+    let body = with(input(), json!({"text": {"format": format}, "max_output_tokens": 60}));
+    let answer = ok(&app, RESPONSES, &body).await;
+    assert_eq!(
+        answer["text"]["format"],
+        json!({"name": "answer", "schema": schema, "strict": true, "type": "json_schema"})
+    );
+    if answer["status"] == "completed" {
+        let value: Value = serde_json::from_str(answer["output"][0]["content"][0]["text"].as_str().unwrap()).unwrap();
+        assert!(value["yes"].is_boolean());
+    }
+}
+
+/// A reply of all kinds of parts, in pieces: what a stream's client puts together is the whole answer.
+#[test]
+fn blocks_of_all_kinds_are_streamed_as_they_are_whole() {
+    let call = |name: &str| Part::Call { name: name.to_owned() };
+    let replies: [Vec<Part>; 5] = [
+        vec![],
+        vec![Part::Reasoning("a".into()), Part::Reasoning("b".into()), Part::Content("c".into())],
+        vec![Part::Content("x".into()), call("f"), Part::Arguments("{\"k\":".into()), Part::Arguments("1}".into())],
+        vec![call("f"), Part::Arguments("{}".into()), call("f"), Part::Arguments("{\"a\": [2]}".into())],
+        vec![Part::Reasoning("t".into()), call("g"), Part::Arguments("{\"cut".into())],
+    ];
+    let progress = Progress {
+        prompt_tokens: 7,
+        cached_tokens: 2,
+        generated_tokens: 5,
+        reasoning_tokens: 3,
+        facts: json!({"sampling": {}}),
+    };
+    for reply in replies {
+        for reason in ["stop", "length", "tool_calls"] {
+            let finish = Finish { reason, stop: Value::Null, failure: None };
+            let (streamed, whole) = run(anthropic::tests_format(), &reply, &finish, &progress);
+            assert_eq!(comparable(joined_message(&streamed)), comparable(whole), "{reply:?}");
+            let (streamed, whole) = run(responses::tests_format(), &reply, &finish, &progress);
+            let joined = joined_response(&streamed);
+            assert_eq!(joined["usage"]["output_tokens_details"]["reasoning_tokens"], 3);
+            assert_eq!(comparable(joined), comparable(whole), "{reply:?}");
+        }
+    }
+    let error = ApiError::unavailable("draining", "x");
+    assert_eq!(anthropic::tests_format().failed(&[], &error)[0].data["error"]["type"], "overloaded_error");
+}
+
+fn run(mut format: impl TurnFormat, reply: &[Part], finish: &Finish, progress: &Progress) -> (Vec<Value>, Value) {
+    let mut events = format.begin();
+    let mut blocks = Blocks::default();
+    let mut changed = |blocks: &[Block], change: Change| events.extend(format.changed(blocks, change, progress));
+    reply.iter().for_each(|part| blocks.push(part.clone(), &mut changed));
+    blocks.close(&mut changed);
+    events.extend(format.end(blocks.all(), finish, progress));
+    let data = |NamedEvent { name, data }: NamedEvent| {
+        assert_eq!(data["type"], name);
+        data
+    };
+    (events.into_iter().map(data).collect(), format.whole(blocks.all(), finish, progress))
+}
