@@ -20,13 +20,20 @@ const GRAMMAR_BYTES_MAX: usize = 64 << 10;
 /// Fields that ask for a grammar; generating routes have them.
 pub(crate) const FIELDS: &[Field] = &[applied("response_format"), applied("structured_outputs")];
 
-/// The vocabulary as grammars see it, made when the first is asked for.
+/// Compiled grammars that are kept: a client asks for the same schema with each request.
+const KEPT_MAX: usize = 64;
+
+/// The vocabulary as grammars see it, made when the first is asked for, and those that were compiled last.
 #[derive(Default)]
-pub(crate) struct Grammars(OnceLock<Result<ParserFactory, String>>);
+pub(crate) struct Grammars {
+    factory: OnceLock<Result<ParserFactory, String>>,
+    /// By what they were made of; the one that was asked for last stands last.
+    kept: Mutex<Vec<(String, Arc<Compiled>)>>,
+}
 
 impl Grammars {
     fn factory(&self, tokenizer: &Tokenizer, vocab_size: usize) -> Result<&ParserFactory, ApiError> {
-        let made = self.0.get_or_init(|| factory(tokenizer, vocab_size).map_err(|error| error.to_string()));
+        let made = self.factory.get_or_init(|| factory(tokenizer, vocab_size).map_err(|error| error.to_string()));
         made.as_ref().map_err(|error| {
             ApiError::unsupported(
                 "response_format",
@@ -64,6 +71,10 @@ impl Grammars {
         tokenizer: &Tokenizer,
         vocab_size: usize,
     ) -> Result<Arc<dyn Grammar>, ApiError> {
+        let source = serde_json::to_string(&grammar).unwrap_or_default();
+        if let Some(kept) = self.kept(&source) {
+            return Ok(kept);
+        }
         let mut matcher = Matcher::new(self.factory(tokenizer, vocab_size)?.create_parser(grammar));
         let problem = matcher.get_error().or_else(|| matcher.grammar_warnings().into_iter().next());
         match problem {
@@ -71,8 +82,31 @@ impl Grammars {
                 let first_line = problem.lines().next().unwrap_or_default();
                 Err(ApiError::unsupported(name, format!("`{name}` cannot be honoured: {first_line}")))
             }
-            None => Ok(Arc::new(Compiled(Mutex::new(matcher)))),
+            None => {
+                let compiled = Arc::new(Compiled(Mutex::new(matcher)));
+                let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+                if kept.len() == KEPT_MAX {
+                    kept.remove(0);
+                }
+                kept.push((source, Arc::clone(&compiled)));
+                Ok(compiled)
+            }
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn num_kept(&self) -> usize {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The grammar that was made of `source`, if it is kept.
+    fn kept(&self, source: &str) -> Option<Arc<Compiled>> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = kept.iter().position(|(known, _)| known == source)?;
+        let found = kept.remove(place);
+        let compiled = Arc::clone(&found.1);
+        kept.push(found);
+        Some(compiled)
     }
 }
 
