@@ -18,7 +18,7 @@ use crate::grammar::Grammars;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::tools::Dialect;
-use crate::{anthropic, chat, completions, embeddings, info, page, responses, security, tokens};
+use crate::{anthropic, chat, completions, embeddings, info, openapi, page, responses, security, tokens};
 
 /// A loaded model, for [`App::ready`].
 pub struct ServedModel {
@@ -155,6 +155,7 @@ impl App {
             .route("/", get(page::index))
             .route("/app.js", get(page::script))
             .route("/app.css", get(page::style))
+            .route("/openapi.json", get(openapi::openapi))
             .route("/health", get(info::health))
             .route("/version", get(info::version))
             .route("/metrics", get(info::metrics))

@@ -154,7 +154,7 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     settings.sampling.check(serving.engine.config().vocab_size)?;
     let prompt = conversation.render(serving)?;
     let syntax = serving.dialect.tools.filter(|_| !conversation.tools.is_empty());
-    if matches!(syntax, Some(ToolSyntax::MistralList | ToolSyntax::MistralArgs)) {
+    if syntax.is_some_and(ToolSyntax::has_special_tokens) {
         // The tokens that calls begin with are special.
         settings.text.skip_special = false;
     }

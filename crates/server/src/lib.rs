@@ -29,6 +29,7 @@ mod listen;
 mod logprobs;
 mod messages;
 mod metrics;
+mod openapi;
 mod options;
 mod page;
 mod prompts;

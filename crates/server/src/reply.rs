@@ -14,6 +14,24 @@ pub(crate) enum ToolSyntax {
     MistralList,
     /// `[TOOL_CALLS]name[ARGS]{…}`, as Mistral's newer models have it.
     MistralArgs,
+    /// `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…<｜tool▁calls▁end｜>`, as DeepSeek's
+    /// V3.1 has it.
+    DeepSeek,
+}
+
+impl ToolSyntax {
+    /// Whether calls begin with tokens that are special, which no text holds.
+    pub(crate) fn has_special_tokens(self) -> bool {
+        matches!(self, Self::MistralList | Self::MistralArgs | Self::DeepSeek)
+    }
+
+    /// What stands between a name and its arguments, where they are not one object.
+    fn separator(self) -> &'static str {
+        match self {
+            Self::DeepSeek => "<｜tool▁sep｜>",
+            _ => "[ARGS]",
+        }
+    }
 }
 
 /// How a text may begin with reasoning.
@@ -183,6 +201,7 @@ impl ReplyReader {
             Some(ToolSyntax::Hermes) => ("<tool_call>", Mode::Call(CallReader::object())),
             Some(ToolSyntax::MistralList) => ("[TOOL_CALLS]", Mode::AfterCall),
             Some(ToolSyntax::MistralArgs) => ("[TOOL_CALLS]", Mode::CallName),
+            Some(ToolSyntax::DeepSeek) => ("<｜tool▁calls▁begin｜>", Mode::AfterCall),
             Some(ToolSyntax::Llama3) | None => {
                 push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
                 return false;
@@ -197,7 +216,8 @@ impl ReplyReader {
     }
 
     fn call_name(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
-        let Some((name, rest)) = self.buffer.split_once("[ARGS]") else {
+        let separator = self.syntax.map_or("", ToolSyntax::separator);
+        let Some((name, rest)) = self.buffer.split_once(separator) else {
             if ended && !self.buffer.is_empty() {
                 push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
             }
@@ -219,7 +239,9 @@ impl ReplyReader {
             // It is no call after all: the text is what the model said.
             let opener = match (self.syntax, &reader.name) {
                 (Some(ToolSyntax::Hermes), _) => "<tool_call>".to_owned(),
-                (Some(ToolSyntax::MistralArgs), Some(name)) => format!("{name}[ARGS]"),
+                (Some(syntax @ (ToolSyntax::MistralArgs | ToolSyntax::DeepSeek)), Some(name)) => {
+                    format!("{name}{}", syntax.separator())
+                }
                 _ => String::new(),
             };
             push_part(parts, Part::Content(format!("{opener}{}", reader.raw)));
@@ -245,8 +267,20 @@ impl ReplyReader {
             Some(ToolSyntax::Hermes) => &["</tool_call>"],
             Some(ToolSyntax::MistralList) => &["[", "]", ","],
             Some(ToolSyntax::Llama3) => &[";"],
+            Some(ToolSyntax::DeepSeek) => &["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
             _ => &[],
         };
+        const NEXT: &str = "<｜tool▁call▁begin｜>";
+        if self.syntax == Some(ToolSyntax::DeepSeek) {
+            if let Some(name) = rest.strip_prefix(NEXT) {
+                self.buffer = name.to_owned();
+                self.mode = Mode::CallName;
+                return true;
+            }
+            if !ended && NEXT.starts_with(&rest) {
+                return false;
+            }
+        }
         if let Some(rest) = closers.iter().find_map(|closer| rest.strip_prefix(closer)) {
             self.buffer = rest.to_owned();
             return true;
@@ -272,7 +306,8 @@ fn take_until(buffer: &mut String, marker: &str, ended: bool) -> (String, bool) 
     }
     let mut keep = 0;
     if !ended {
-        keep = (1..marker.len()).rev().find(|&length| buffer.ends_with(&marker[..length])).unwrap_or(0);
+        let mut lengths = (1..marker.len()).rev().filter(|&length| marker.is_char_boundary(length));
+        keep = lengths.find(|&length| buffer.ends_with(&marker[..length])).unwrap_or(0);
     }
     let rest = buffer.split_off(buffer.len() - keep);
     (std::mem::replace(buffer, rest), false)
@@ -498,7 +533,7 @@ mod tests {
     /// Texts of each family, with what they are made of.
     fn cases() -> Vec<(Reasoning, Option<ToolSyntax>, &'static str, Reply)> {
         use Reasoning::{None as Plain, Open, Tagged};
-        use ToolSyntax::{Hermes, Llama3, MistralArgs, MistralList};
+        use ToolSyntax::{DeepSeek, Hermes, Llama3, MistralArgs, MistralList};
         let f = r#"{"a": [1, {"b": "}\"]"}], "c": "\\"}"#;
         vec![
             (Plain, None, "<think>a</think> b", reply("", "<think>a</think> b", &[])),
@@ -563,6 +598,20 @@ mod tests {
             ),
             (Plain, Some(MistralArgs), "[TOOL_CALLS]f", reply("", "f", &[])),
             (
+                Tagged,
+                Some(DeepSeek),
+                "<think>hm</think>Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"x\": \"<｜tool▁call▁end｜>\"}\
+                 <｜tool▁call▁end｜><｜tool▁call▁begin｜>g_2<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+                reply("hm", "Sure.", &[("f", "{\"x\": \"<｜tool▁call▁end｜>\"}"), ("g_2", "{}")]),
+            ),
+            (Plain, Some(DeepSeek), "a <｜tool▁cal b", reply("", "a <｜tool▁cal b", &[])),
+            (
+                Plain,
+                Some(DeepSeek),
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"cut",
+                reply("", "", &[("f", "{\"cut")]),
+            ),
+            (
                 Plain,
                 Some(Hermes),
                 Box::leak(format!("<tool_call>{{\"name\": \"f\", \"arguments\": {f}}}</tool_call>").into_boxed_str()),
@@ -611,11 +660,13 @@ mod tests {
                 prop::sample::select(vec![
                     "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "{", "}", "[", "]", "\"", "\\",
                     ":", ",", ";", "\"name\"", "\"f\"", "\"arguments\"", "\"parameters\"", " ", "\n", "a", "é", "<", "<t", "1",
+                    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<｜",
                 ]), 0..24),
-            which in 0usize..5,
+            which in 0usize..6,
             reasoning in 0usize..3,
         ) {
-            let syntax = [None, Some(ToolSyntax::Hermes), Some(ToolSyntax::Llama3), Some(ToolSyntax::MistralList), Some(ToolSyntax::MistralArgs)][which];
+            use ToolSyntax::{DeepSeek, Hermes, Llama3, MistralArgs, MistralList};
+            let syntax = [None, Some(Hermes), Some(Llama3), Some(MistralList), Some(MistralArgs), Some(DeepSeek)][which];
             let reasoning = [Reasoning::None, Reasoning::Tagged, Reasoning::Open][reasoning];
             let whole = read(reader(reasoning, syntax), &[&pieces.concat()]);
             prop_assert_eq!(read(reader(reasoning, syntax), &pieces), whole);

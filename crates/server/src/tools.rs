@@ -80,6 +80,9 @@ fn tool_syntax(template: &ChatTemplate) -> Option<ToolSyntax> {
     let parameters = after.find("parameters").is_some_and(|at| at < 16);
     match () {
         () if before.ends_with("[TOOL_CALLS]") && after.starts_with("[ARGS]") => Some(ToolSyntax::MistralArgs),
+        () if before.ends_with("<｜tool▁call▁begin｜>") && after.starts_with("<｜tool▁sep｜>{") => {
+            Some(ToolSyntax::DeepSeek)
+        }
         () if near("[TOOL_CALLS]") && names_first => Some(ToolSyntax::MistralList),
         () if near("<tool_call>") && (names_first || near("arguments")) => Some(ToolSyntax::Hermes),
         () if names_first && parameters => Some(ToolSyntax::Llama3),

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fields::{Field, Rule};
+use crate::openapi::BODY_ROUTES;
 use crate::{anthropic, chat, completions, embeddings, grammar, responses, sampling, tokens, tools};
 
 /// A route, its fields, and a body that it answers.
@@ -278,6 +279,33 @@ const FOREIGN: [&str; 10] = [
     "Model",
     "",
 ];
+
+/// The document is made of the same lists, and of no other route.
+#[test]
+fn the_matrix_and_the_document_have_the_same_routes() {
+    let names = |known: &[&[Field]]| known.iter().copied().flatten().map(|field| field.name).collect::<BTreeSet<_>>();
+    let tested: Vec<_> = routes().iter().map(|route| (route.path, names(&route.known))).collect();
+    assert_eq!(tested.len(), BODY_ROUTES.len());
+    for route in BODY_ROUTES {
+        assert!(tested.contains(&(route.path, names(route.known))), "{}", route.path);
+    }
+}
+
+/// Every path of the document is a route, which takes that method and no other.
+#[tokio::test]
+async fn the_document_is_served_and_its_paths_are_routes() {
+    let app = app();
+    let (status, document) = get(&app, "/openapi.json").await;
+    assert_eq!(status, StatusCode::OK);
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        let path = path.replace("{model}", MODEL);
+        for (method, taken) in [(Method::GET, "get"), (Method::POST, "post")] {
+            let status = send(&app, request(method, &path, "{}")).await.status();
+            assert_eq!(status != StatusCode::METHOD_NOT_ALLOWED, !methods[taken].is_null(), "{taken} {path}");
+            assert_ne!(status, StatusCode::NOT_FOUND, "{path}");
+        }
+    }
+}
 
 #[tokio::test]
 async fn every_field_of_every_route_is_applied_or_refused_by_name() {

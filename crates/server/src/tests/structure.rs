@@ -215,7 +215,7 @@ fn real_templates_are_recognised() {
         // Forms that are not read yet are none, so that tools are refused and not misread.
         ("GLM-4.7-Flash", None, true),
         ("openai-gpt-oss-120b", None, false),
-        ("deepseek-ai-DeepSeek-V3.1", None, true),
+        ("deepseek-ai-DeepSeek-V3.1", Some(ToolSyntax::DeepSeek), true),
         ("google-gemma-2-2b-it", None, false),
         ("microsoft-Phi-3.5-mini-instruct", None, false),
     ] {
@@ -263,4 +263,27 @@ async fn hostile_grammars_are_refused_or_honoured_in_bounded_time() {
     }
     ok(&app, CHAT, &hello()).await;
     idle(&app).await;
+}
+
+/// Kept, a grammar is at its beginning for each text; what is kept is bounded.
+#[tokio::test]
+async fn a_grammar_that_is_asked_for_again_is_not_compiled_again() {
+    let app = app();
+    let body = |number: usize| with(json!({"structured_outputs": {"regex": format!("[ab]{{4}}{number}")}}));
+    let serving = app.serving().unwrap();
+    for _ in 0..3 {
+        let answer = ok(&app, CHAT, &body(0)).await;
+        assert!(text_of(&answer).ends_with('0'), "{answer}");
+        assert_eq!(serving.grammars.num_kept(), 1);
+    }
+    for number in 1..80 {
+        let change = json!({"max_tokens": 1});
+        let mut body = body(number);
+        body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        ok(&app, CHAT, &body).await;
+    }
+    assert_eq!(serving.grammars.num_kept(), 64);
+    // Refused ones are not kept.
+    let (status, _, _) = post(&app, CHAT, &with(json!({"structured_outputs": {"regex": "("}}))).await;
+    assert_eq!((status, serving.grammars.num_kept()), (StatusCode::BAD_REQUEST, 64));
 }

@@ -1,0 +1,555 @@
+//! The OpenAPI document at `/openapi.json`, made from the routes' own lists of fields: a field that a route applies or refuses
+//! is in it, with its type and range, and nothing else is.
+
+use serde_json::{Map, Value, json};
+use utoipa::openapi::{OpenApi, OpenApiVersion};
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+
+use crate::app::App;
+use crate::error::{ApiError, json_response};
+use crate::fields::{Field, Rule};
+use crate::{anthropic, chat, completions, embeddings, grammar, responses, sampling, tokens, tools};
+
+/// A route that takes a body.
+pub(crate) struct BodyRoute {
+    pub(crate) path: &'static str,
+    /// What it does, in a line.
+    summary: &'static str,
+    pub(crate) known: &'static [&'static [Field]],
+    /// Fields without which it is refused.
+    required: &'static [&'static str],
+    /// The schema of its answer.
+    answer: &'static str,
+    /// Whether it can answer by a stream of events.
+    streams: bool,
+}
+
+/// All routes that take a body, with their fields. The router's own test holds that it has these.
+pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
+    BodyRoute {
+        path: "/v1/chat/completions",
+        summary: "Answer a conversation",
+        known: &[sampling::FIELDS, grammar::FIELDS, tools::FIELDS, chat::PROMPT_FIELDS, chat::FIELDS],
+        required: &["messages"],
+        answer: "ChatCompletion",
+        streams: true,
+    },
+    BodyRoute {
+        path: "/v1/completions",
+        summary: "Continue texts or token ids, echo or score them",
+        known: &[sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
+        required: &["prompt"],
+        answer: "Completion",
+        streams: true,
+    },
+    BodyRoute {
+        path: "/v1/responses",
+        summary: "Answer a conversation, in items",
+        known: &[responses::FIELDS],
+        required: &["input"],
+        answer: "Response",
+        streams: true,
+    },
+    BodyRoute {
+        path: "/v1/messages",
+        summary: "Answer a conversation, in Anthropic's form",
+        known: &[anthropic::PROMPT_FIELDS, anthropic::FIELDS],
+        required: &["messages", "max_tokens"],
+        answer: "Message",
+        streams: true,
+    },
+    BodyRoute {
+        path: "/v1/messages/count_tokens",
+        summary: "Count the tokens of a conversation, in Anthropic's form",
+        known: &[anthropic::PROMPT_FIELDS],
+        required: &["messages"],
+        answer: "TokenCount",
+        streams: false,
+    },
+    BodyRoute {
+        path: "/v1/embeddings",
+        summary: "Vectors of texts, pooled from the model's hidden states",
+        known: &[embeddings::FIELDS],
+        required: &["input"],
+        answer: "EmbeddingList",
+        streams: false,
+    },
+    BodyRoute {
+        path: "/tokenize",
+        summary: "A text or a conversation as token ids",
+        known: &[tokens::TOKENIZE, chat::PROMPT_FIELDS],
+        required: &[],
+        answer: "Tokens",
+        streams: false,
+    },
+    BodyRoute {
+        path: "/detokenize",
+        summary: "Token ids as text",
+        known: &[tokens::DETOKENIZE],
+        required: &["tokens"],
+        answer: "Detokenized",
+        streams: false,
+    },
+    BodyRoute {
+        path: "/apply-template",
+        summary: "The text that the model would see of a conversation",
+        known: &[tokens::APPLY_TEMPLATE, chat::PROMPT_FIELDS],
+        required: &["messages"],
+        answer: "Rendered",
+        streams: false,
+    },
+];
+
+/// Routes that are only read: path, summary, schema of the answer if it is JSON, otherwise its type.
+const READ_ROUTES: &[(&str, &str, Result<&str, &str>)] = &[
+    ("/v1/models", "What is served", Ok("ModelList")),
+    ("/v1/models/{model}", "What is served, if it is this", Ok("Model")),
+    ("/tokenizer_info", "Special tokens, and what the chat template can show", Ok("Object")),
+    ("/health", "Whether requests are answered", Ok("Health")),
+    ("/version", "The program's version", Ok("Version")),
+    ("/metrics", "Counters and distributions, in Prometheus' format", Err("text/plain")),
+    ("/openapi.json", "This document", Ok("Object")),
+    ("/", "A page to talk to the model", Err("text/html")),
+    ("/app.js", "The page's script", Err("text/javascript")),
+    ("/app.css", "The page's style", Err("text/css")),
+];
+
+/// Statuses of refusals, with what they mean.
+const ERRORS: &[(&str, &str)] = &[
+    ("400", "a field that cannot be used, named in `param`"),
+    ("401", "no key, or a wrong one"),
+    ("403", "a page of another origin asks"),
+    ("404", "no such model, or no such route"),
+    ("405", "the route does not take this method"),
+    ("408", "the body did not come in time"),
+    ("413", "the body is too large"),
+    ("415", "the body is not declared to be JSON"),
+    ("421", "the server does not answer under this host name"),
+    ("429", "the queue is full: try again after `Retry-After`"),
+    ("500", "a step failed"),
+    ("501", "this device cannot do it"),
+    ("503", "the model is being loaded, or the server is shutting down"),
+    ("504", "the answer took too long"),
+];
+
+pub(crate) async fn openapi(State(app): State<App>) -> Result<Response, ApiError> {
+    let version = app.serving()?.version;
+    match serde_json::to_value(document(version)) {
+        Ok(document) => Ok(json_response(StatusCode::OK, &document)),
+        Err(error) => Err(ApiError::internal("internal", format!("the document cannot be written: {error}"))),
+    }
+}
+
+/// The document.
+pub(crate) fn document(version: &str) -> OpenApi {
+    let mut paths = Map::new();
+    for route in BODY_ROUTES {
+        paths.insert(route.path.to_owned(), json!({"post": body_operation(route)}));
+    }
+    for &(path, summary, answer) in READ_ROUTES {
+        let mut operation = json!({"summary": summary, "operationId": operation_id(path), "responses": errors(false)});
+        operation["responses"]["200"] = match answer {
+            Ok(schema) => json_answer(summary, schema),
+            Err(kind) => json!({"description": summary, "content": {kind: {"schema": {"type": "string"}}}}),
+        };
+        if path.contains("{model}") {
+            let parameter = json!({"name": "model", "in": "path", "required": true, "schema": {"type": "string"}});
+            operation["parameters"] = json!([parameter]);
+        }
+        if path == "/health" {
+            operation["responses"]["503"] = json_answer("Not yet, or not any more", "Health");
+        }
+        paths.insert(path.to_owned(), json!({"get": operation}));
+    }
+    let document = json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Hotmetal", "version": version,
+            "description": "OpenAI's interface, Anthropic's messages, and what goes with them. Each field is applied or \
+                            refused by name; `null` is as good as none.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components(),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"x-api-key": []}],
+    });
+    let mut document: OpenApi = serde_json::from_value(document).expect("a document of OpenAPI: a test makes it");
+    document.openapi = OpenApiVersion::Version31;
+    document
+}
+
+fn operation_id(path: &str) -> String {
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let id = words.collect::<Vec<_>>().join("_");
+    if id.is_empty() { "page".to_owned() } else { id }
+}
+
+fn json_answer(description: &str, schema: &str) -> Value {
+    let schema = json!({"$ref": format!("#/components/schemas/{schema}")});
+    json!({"description": description, "content": {"application/json": {"schema": schema}}})
+}
+
+fn errors(is_anthropic: bool) -> Value {
+    let schema = if is_anthropic { "AnthropicError" } else { "Error" };
+    let entry = |&(status, meaning): &(&str, &str)| (status.to_owned(), json_answer(meaning, schema));
+    ERRORS.iter().map(entry).collect::<Map<_, _>>().into()
+}
+
+fn body_operation(route: &BodyRoute) -> Value {
+    let mut properties = Map::new();
+    for field in route.known.iter().copied().flatten() {
+        let mut schema = match field.rule {
+            Rule::Applied => schema_of(route.path, field.name),
+            Rule::Only { why, .. } => {
+                let mut schema = only_schema(field.name);
+                schema["description"] = format!("Other values are refused: {why}.").into();
+                schema
+            }
+        };
+        if !route.required.contains(&field.name) {
+            schema = or_null(schema);
+        }
+        properties.insert(field.name.to_owned(), schema);
+    }
+    let body = json!({
+        "type": "object", "properties": properties, "required": route.required, "additionalProperties": false,
+    });
+    let mut responses = errors(route.path.starts_with("/v1/messages"));
+    responses["200"] = json_answer(route.summary, route.answer);
+    if route.streams {
+        responses["200"]["content"]["text/event-stream"] = json!({"schema": {"type": "string"}});
+    }
+    json!({
+        "summary": route.summary, "operationId": operation_id(route.path),
+        "requestBody": {"required": true, "content": {"application/json": {"schema": body}}},
+        "responses": responses,
+    })
+}
+
+/// The same, or null.
+fn or_null(mut schema: Value) -> Value {
+    schema["enum"].as_array_mut().into_iter().for_each(|values| values.push(Value::Null));
+    if schema["enum"].is_null()
+        && let Some(schema) = schema.as_object_mut()
+    {
+        schema.shift_remove("enum");
+    }
+    match schema["type"].take() {
+        Value::String(kind) if kind == "null" => json!({"type": "null", "description": schema["description"]}),
+        Value::String(kind) => {
+            schema["type"] = json!([kind, "null"]);
+            schema
+        }
+        _ => {
+            let description = schema["description"].take();
+            if let Some(schema) = schema.as_object_mut() {
+                schema.shift_remove("type");
+                schema.shift_remove("description");
+            }
+            let mut either = json!({"oneOf": [schema, {"type": "null"}]});
+            if !description.is_null() {
+                either["description"] = description;
+            }
+            either
+        }
+    }
+}
+
+/// What a field of which only some values are taken may hold.
+fn only_schema(name: &str) -> Value {
+    match name {
+        "best_of" | "length_penalty" => json!({"type": "integer", "enum": [1]}),
+        "min_tokens" | "top_logprobs" => json!({"type": "integer", "enum": [0]}),
+        "store" | "use_beam_search" | "continue_final_message" | "background" | "echo" => {
+            json!({"type": "boolean", "enum": [false]})
+        }
+        "cache_prompt" => json!({"type": "boolean", "enum": [true]}),
+        "documents" | "functions" | "include" | "mcp_servers" => {
+            json!({"type": "array", "maxItems": 0, "items": {"type": "string"}})
+        }
+        "modalities" => {
+            json!({"type": "array", "minItems": 1, "maxItems": 1, "items": {"type": "string", "enum": ["text"]}})
+        }
+        "function_call" => json!({"type": "string", "enum": ["none"]}),
+        "verbosity" => json!({"type": "string", "enum": ["medium"]}),
+        "suffix" => json!({"type": "string", "enum": [""]}),
+        "truncation" => json!({"type": "string", "enum": ["disabled"]}),
+        "service_tier" => json!({"type": "string", "enum": ["auto"]}),
+        "cache_control" => cache_control(),
+        // Nothing but null.
+        _ => json!({"type": "null"}),
+    }
+}
+
+fn cache_control() -> Value {
+    json!({"type": "object", "required": ["type"], "properties": {"type": {"type": "string", "enum": ["ephemeral"]}}})
+}
+
+fn one_of(schemas: Vec<Value>) -> Value {
+    json!({"anyOf": schemas})
+}
+
+fn object(properties: Value, required: &[&str]) -> Value {
+    json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+}
+
+fn ids() -> Value {
+    json!({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}})
+}
+
+fn number(least: f64, most: f64) -> Value {
+    json!({"type": "number", "minimum": least, "maximum": most})
+}
+
+fn count(least: i64) -> Value {
+    json!({"type": "integer", "minimum": least, "maximum": u32::MAX})
+}
+
+fn share() -> Value {
+    json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1})
+}
+
+fn text() -> Value {
+    json!({"type": "string"})
+}
+
+fn boolean() -> Value {
+    json!({"type": "boolean"})
+}
+
+fn texts() -> Value {
+    one_of(vec![text(), json!({"type": "array", "items": text()})])
+}
+
+/// What an applied field may hold. One without an entry fails the test that makes the document.
+fn schema_of(path: &str, name: &str) -> Value {
+    let is_anthropic = path.starts_with("/v1/messages");
+    let is_responses = path == "/v1/responses";
+    match name {
+        "model" | "cache_salt" | "instructions" | "content" | "user" | "reasoning_effort" => text(),
+        "prompt" if path == "/tokenize" => text(),
+        "prompt" | "input" if !is_responses => {
+            let list = |item: Value| json!({"type": "array", "minItems": 1, "maxItems": 2048, "items": item});
+            let some = json!({"type": "string", "minLength": 1});
+            one_of(vec![some.clone(), ids(), list(some), list(ids())])
+        }
+        "input" => {
+            let item = json!({"type": "object"});
+            one_of(vec![text(), json!({"type": "array", "minItems": 1, "items": item})])
+        }
+        "stream"
+        | "ignore_eos"
+        | "include_stop_str_in_output"
+        | "skip_special_tokens"
+        | "return_token_ids"
+        | "add_generation_prompt"
+        | "add_special_tokens"
+        | "add_special"
+        | "parse_special"
+        | "return_token_strs"
+        | "with_pieces"
+        | "parallel_tool_calls"
+        | "normalize"
+        | "echo" => boolean(),
+        "logprobs" if path == "/v1/completions" => json!({"type": "integer", "minimum": 0, "maximum": 20}),
+        "logprobs" => boolean(),
+        "top_logprobs" => json!({"type": "integer", "minimum": 0, "maximum": 20}),
+        "stream_options" if is_responses => {
+            object(json!({"include_obfuscation": {"type": ["boolean", "null"], "enum": [false, null]}}), &[])
+        }
+        "stream_options" => object(
+            json!({
+                "include_usage": or_null(boolean()), "continuous_usage_stats": or_null(boolean()),
+                "include_obfuscation": {"type": ["boolean", "null"], "enum": [false, null]},
+            }),
+            &[],
+        ),
+        "n" => json!({"type": "integer", "minimum": 1, "maximum": 1024}),
+        "stop" | "dry_sequence_breakers" => texts(),
+        "stop_sequences" => json!({"type": "array", "items": text()}),
+        "stop_token_ids" => json!({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}}),
+        "tokens" => json!({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}}),
+        "seed" => json!({"type": "integer", "minimum": 0, "maximum": i64::MAX}),
+        "temperature" => number(0.0, 100.0),
+        "top_p" | "typical_p" => share(),
+        "top_k" | "repeat_last_n" | "dry_penalty_last_n" => count(-1),
+        "min_p" | "xtc_probability" | "xtc_threshold" => number(0.0, 1.0),
+        "presence_penalty" | "frequency_penalty" => number(-2.0, 2.0),
+        "repetition_penalty" | "repeat_penalty" => number(0.01, 100.0),
+        "dry_multiplier" => number(0.0, 100.0),
+        "dry_base" => number(1.0, 100.0),
+        "dry_allowed_length" => count(1),
+        "samplers" => {
+            json!({"type": "array", "uniqueItems": true, "items": {"type": "string", "enum": sampler_names()}})
+        }
+        "logit_bias" => json!({"type": "object", "additionalProperties": number(-100.0, 100.0)}),
+        "priority" => json!({"type": "integer", "minimum": -127, "maximum": 127}),
+        "metadata" | "chat_template_kwargs" => json!({"type": "object"}),
+        "max_tokens" if path == "/v1/completions" => count(0),
+        "max_tokens" | "max_completion_tokens" | "max_output_tokens" => count(1),
+        "dimensions" => count(1),
+        "pooling" => json!({"type": "string", "enum": ["mean", "last"]}),
+        "encoding_format" => json!({"type": "string", "enum": ["float", "base64"]}),
+        "system" => one_of(vec![text(), json!({"type": "array", "items": {"$ref": "#/components/schemas/TextBlock"}})]),
+        "messages" if is_anthropic => messages("AnthropicMessage"),
+        "messages" => messages("ChatMessage"),
+        "thinking" => object(
+            json!({"type": {"type": "string", "enum": ["enabled", "disabled"]}, "budget_tokens": or_null(count(1))}),
+            &["type"],
+        ),
+        "tools" => json!({"type": "array", "maxItems": 128, "items": tool(is_anthropic, is_responses)}),
+        "tool_choice" if is_anthropic => object(
+            json!({
+                "type": {"type": "string", "enum": ["auto", "any", "tool", "none"]}, "name": or_null(text()),
+                "disable_parallel_tool_use": or_null(boolean()),
+            }),
+            &["type"],
+        ),
+        "tool_choice" => {
+            let function = match is_responses {
+                true => {
+                    object(json!({"type": {"type": "string", "enum": ["function"]}, "name": text()}), &["type", "name"])
+                }
+                false => object(
+                    json!({"type": {"type": "string", "enum": ["function"]}, "function": object(json!({"name": text()}), &["name"])}),
+                    &["type", "function"],
+                ),
+            };
+            one_of(vec![json!({"type": "string", "enum": ["none", "auto", "required"]}), function])
+        }
+        "text" => json!({"type": "object", "properties": {"format": or_null(json!({"type": "object"})),
+            "verbosity": {"type": ["string", "null"], "enum": ["medium", null]}}, "additionalProperties": false}),
+        "reasoning" => json!({"type": "object", "properties": {"effort": or_null(text()),
+            "summary": {"type": ["string", "null"], "enum": ["auto", null]}, "generate_summary": {"type": "null", "enum": [null]}}, "additionalProperties": false}),
+        "response_format" => json!({"type": "object", "required": ["type"], "additionalProperties": false,
+            "properties": {"type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+                "json_schema": {"type": ["object", "null"]}}}),
+        "structured_outputs" => json!({"type": "object", "minProperties": 1, "additionalProperties": false,
+            "properties": {"json": {"type": ["object", "boolean", "null"]}, "regex": or_null(text()),
+                "choice": or_null(texts()), "grammar": or_null(text())}}),
+        other => unreachable!("`{other}` of {path} has no schema: a test makes the whole document"),
+    }
+}
+
+fn messages(schema: &str) -> Value {
+    let item = json!({"$ref": format!("#/components/schemas/{schema}")});
+    json!({"type": "array", "minItems": 1, "maxItems": 4096, "items": item})
+}
+
+fn sampler_names() -> Vec<&'static str> {
+    engine::SamplerStep::ALL.map(engine::SamplerStep::name).to_vec()
+}
+
+fn tool(is_anthropic: bool, is_responses: bool) -> Value {
+    let name = json!({"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[A-Za-z0-9_.-]+$"});
+    let schema = json!({"type": ["object", "null"]});
+    if is_anthropic {
+        let properties = json!({
+            "type": {"type": ["string", "null"], "enum": ["custom", null]}, "name": name, "description": or_null(text()), "input_schema": schema,
+            "cache_control": or_null(cache_control()), "strict": {"type": ["boolean", "null"], "enum": [false, null]},
+        });
+        return object(properties, &["name"]);
+    }
+    let mut function = json!({
+        "name": name, "description": or_null(text()), "parameters": schema, "strict": {"type": ["boolean", "null"], "enum": [false, null]},
+    });
+    if is_responses {
+        function["type"] = json!({"type": "string", "enum": ["function"]});
+        return object(function, &["type", "name"]);
+    }
+    object(
+        json!({"type": {"type": "string", "enum": ["function"]}, "function": object(function, &["name"])}),
+        &["type", "function"],
+    )
+}
+
+/// The schemas that others refer to.
+fn components() -> Value {
+    let message = json!({"type": "string"});
+    let error = json!({
+        "type": "object", "required": ["message", "type", "param", "code"],
+        "properties": {
+            "message": message, "type": text(),
+            "param": {"type": ["string", "null"], "description": "The field at fault."},
+            "code": {"type": ["string", "null"], "description": "For programs to compare."},
+        },
+    });
+    let answer = |required: &[&str]| json!({"type": "object", "required": required});
+    let part = object(json!({"type": {"type": "string", "enum": ["text"]}, "text": text()}), &["type", "text"]);
+    let block = json!({"type": "object", "required": ["type"], "properties": {
+        "type": {"type": "string", "enum": ["text", "thinking", "tool_use", "tool_result"]}}});
+    json!({
+        "Error": {"type": "object", "required": ["error"], "properties": {"error": error}},
+        "AnthropicError": {"type": "object", "required": ["type", "error"], "properties": {
+            "type": {"type": "string", "enum": ["error"]}, "error": error}},
+        "Object": {"type": "object"},
+        "Health": answer(&["status"]),
+        "Version": answer(&["version"]),
+        "Model": answer(&["id", "object", "created", "owned_by", "max_model_len", "x_hotmetal"]),
+        "ModelList": {"type": "object", "required": ["object", "data"], "properties": {
+            "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}},
+        "ChatCompletion": answer(&["id", "object", "created", "model", "choices", "usage", "x_hotmetal"]),
+        "Completion": answer(&["id", "object", "created", "model", "choices", "usage", "x_hotmetal"]),
+        "Response": answer(&["id", "object", "created_at", "status", "output", "usage", "x_hotmetal"]),
+        "Message": answer(&["id", "type", "role", "model", "content", "stop_reason", "usage", "x_hotmetal"]),
+        "TokenCount": {"type": "object", "required": ["input_tokens"], "properties": {"input_tokens": count(0)}},
+        "EmbeddingList": answer(&["object", "data", "model", "usage", "x_hotmetal"]),
+        "Tokens": answer(&["count", "max_model_len", "tokens"]),
+        "Detokenized": answer(&["prompt", "content"]),
+        "Rendered": answer(&["prompt"]),
+        "TextBlock": {"type": "object", "required": ["type", "text"], "additionalProperties": false, "properties": {
+            "type": {"type": "string", "enum": ["text"]}, "text": text(), "cache_control": or_null(cache_control()),
+            "citations": {"type": ["array", "null"], "maxItems": 0, "items": {"type": "string"}}}},
+        "AnthropicMessage": {"type": "object", "required": ["role", "content"], "additionalProperties": false,
+            "properties": {
+                "role": {"type": "string", "enum": ["user", "assistant"]},
+                "content": one_of(vec![text(), json!({"type": "array", "items": block})])}},
+        "ChatMessage": {"type": "object", "required": ["role"], "properties": {
+            "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
+            "content": one_of(vec![text(), json!({"type": "array", "maxItems": 256, "items": part}),
+                json!({"type": "null"})])}},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_route_and_field_is_in_the_document() {
+        let document: Value = serde_json::to_value(document("0")).unwrap();
+        assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
+        for route in BODY_ROUTES {
+            let operation = &document["paths"][route.path]["post"];
+            let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+            let found: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
+            let fields: Vec<&str> = route.known.iter().copied().flatten().map(|field| field.name).collect();
+            assert_eq!(found.len(), fields.len(), "{}", route.path);
+            for field in fields {
+                let schema = &schema["properties"][field];
+                let says = ["type", "enum", "anyOf", "oneOf", "$ref"].iter().any(|key| !schema[*key].is_null());
+                assert!(says, "{} {field}: {schema}", route.path);
+            }
+            assert_eq!(schema["additionalProperties"], false, "{}", route.path);
+            for (status, _) in ERRORS {
+                assert!(operation["responses"][*status]["content"].is_object(), "{} {status}", route.path);
+            }
+            let answer = &operation["responses"]["200"]["content"];
+            assert_eq!(answer["text/event-stream"].is_object(), route.streams, "{}", route.path);
+        }
+        // What is referred to is there.
+        let text = document.to_string();
+        for reference in text.split("#/components/schemas/").skip(1) {
+            let name = reference.split('"').next().unwrap();
+            assert!(document["components"]["schemas"][name].is_object(), "{name}");
+        }
+    }
+}
