@@ -25,6 +25,7 @@ pub(super) enum BenchCommand {
     Kernels(Box<KernelsArgs>),
     Compare(CompareArgs),
     Report(ReportArgs),
+    Serve(Box<super::serve::ServeArgs>),
 }
 
 /// Make one page of results of `bench -o json` and `bench kernels -o json`

@@ -9,6 +9,7 @@ mod kernels;
 mod report;
 mod roofline;
 mod run;
+mod serve;
 mod shapes;
 mod startup;
 mod statistics;
@@ -41,6 +42,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         Some(BenchCommand::Kernels(args)) => kernels::kernels(args),
         Some(BenchCommand::Compare(args)) => compare::compare(args),
         Some(BenchCommand::Report(args)) => html::report(args),
+        Some(BenchCommand::Serve(args)) => serve::serve(args),
         None if args.measure.explain_dispatch => explain_dispatch(&args.measure),
         None if args.measure.startup => startup::startup(&args.measure),
         None if args.measure.roofline => roofline::roofline(&args.measure),

@@ -40,6 +40,28 @@ pub(super) fn write(path: &Path, models: &[Report], kernels: &[KernelReport]) ->
     std::fs::write(path, page(models, kernels)).with_context(|| format!("cannot write `{}`", path.display()))
 }
 
+/// Writes the page of one `bench serve`: how its latencies are distributed (each by its 0th, 5th, … 100th percentile, in
+/// milliseconds), and its figures.
+pub(super) fn write_serve(
+    path: &Path,
+    title: &str,
+    figures: &[(String, String)],
+    latencies: &[(&str, Vec<f64>)],
+) -> Result<()> {
+    let mut body = String::new();
+    for (name, quantiles) in latencies {
+        let last = (quantiles.len().max(2) - 1) as f64;
+        let x = Scale::around(quantiles.iter().copied());
+        let mut plot = Plot::new(name, x, "milliseconds", Scale::from_zero([100.0].into_iter()), "% as fast");
+        let points: Vec<_> = quantiles.iter().enumerate().map(|(at, ms)| (*ms, 100.0 * at as f64 / last)).collect();
+        plot.curve(&points, 0, name);
+        body.push_str(&section(name, "Of all requests that were answered.", &plot.finish()));
+    }
+    let rows = figures.iter().map(|(name, value)| vec![name.clone(), value.clone()]);
+    body.push_str(&section("Figures", "By the names of vLLM's bench serve.", &table(&["", ""], &[0], rows)));
+    std::fs::write(path, document(title, &body)).with_context(|| format!("cannot write `{}`", path.display()))
+}
+
 fn page(models: &[Report], kernels: &[KernelReport]) -> String {
     let title = models
         .iter()
@@ -75,7 +97,11 @@ fn page(models: &[Report], kernels: &[KernelReport]) -> String {
         let rotation = format!("{} ({})", units::bytes(report.rotation.bytes), report.rotation.reason);
         body.push_str(&facts(&report.device, &report.run, report.profiled, &[("weights rotate through", rotation)]));
     }
-    let title = escaped(&title);
+    document(&title, &body)
+}
+
+fn document(title: &str, body: &str) -> String {
+    let title = escaped(title);
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\

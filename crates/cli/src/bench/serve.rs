@@ -1,0 +1,624 @@
+//! `bench serve`: load on a server of OpenAI's interface, this one or another, and what its clients see. Figures have the names
+//! that vLLM's `bench serve` gives them, so that results stand beside each other.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value, json};
+
+use super::html;
+use super::report::Facts;
+use super::statistics::{Percentiles, Summary, twentieths};
+use crate::output::{note, stdout};
+
+/// Where a key may stand.
+const API_KEY_VARIABLES: [&str; 2] = ["HOTMETAL_API_KEY", "OPENAI_API_KEY"];
+
+/// Connections that are kept between requests.
+const CONNECTIONS_KEPT: usize = 1024;
+
+/// Put load on a server of OpenAI's interface, and measure what its clients see
+#[derive(Args, Debug)]
+pub(super) struct ServeArgs {
+    /// The server; HOTMETAL_API_KEY or OPENAI_API_KEY holds its key, if it wants one
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    base_url: String,
+
+    /// The model's name [default: the first that the server names]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+
+    /// The route that is asked
+    #[arg(long, value_enum, default_value_t = Endpoint::Completions)]
+    endpoint: Endpoint,
+
+    /// Requests
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 100)]
+    num_prompts: usize,
+
+    /// Requests that arrive in a second, at random (a Poisson process) [default: all at once]
+    #[arg(long, value_name = "R")]
+    request_rate: Option<f64>,
+
+    /// Requests under way at a time [default: no bound]
+    #[arg(long, alias = "concurrency", value_name = "N")]
+    max_concurrency: Option<usize>,
+
+    /// Words of a prompt; its tokens are counted by the server
+    #[arg(long, alias = "random-input-len", value_name = "N", default_value_t = 128)]
+    input_len: usize,
+
+    /// Tokens of an answer
+    #[arg(long, alias = "random-output-len", value_name = "N", default_value_t = 64)]
+    output_len: usize,
+
+    /// Lengths are uniform, from (1 - R) to (1 + R) of those
+    #[arg(long, alias = "random-range-ratio", value_name = "R", default_value_t = 0.0)]
+    range_ratio: f64,
+
+    /// Words that all prompts begin with, before their own
+    #[arg(long, alias = "random-prefix-len", value_name = "N", default_value_t = 0)]
+    prefix_len: usize,
+
+    /// Of arrivals, lengths, words and sampling
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+
+    /// Of sampling
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temperature: f32,
+
+    /// Let answers end where the model ends them; otherwise the server is told not to (`ignore_eos`)
+    #[arg(long)]
+    allow_eos: bool,
+
+    /// What a good request keeps to, in milliseconds: `ttft:200 tpot:50 e2el:5000`
+    #[arg(long, value_name = "WHAT:MS", num_args = 1..)]
+    goodput: Vec<Goal>,
+
+    /// How the result is printed
+    #[arg(long, short = 'o', value_enum, default_value_t = Format::Md)]
+    output: Format,
+
+    /// Write the result as a page with plots, too
+    #[arg(long, value_name = "OUT.html")]
+    report: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Endpoint {
+    Completions,
+    Chat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Md,
+    Json,
+}
+
+/// A bound that a good request keeps to.
+#[derive(Clone, Debug, PartialEq)]
+struct Goal {
+    what: Metric,
+    ms: f64,
+}
+
+/// What is measured of requests, by vLLM's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Metric {
+    /// From the request to its first text.
+    Ttft,
+    /// Of one answer, the mean time of a token after the first.
+    Tpot,
+    /// From one piece of text to the next.
+    Itl,
+    /// From the request to its end.
+    E2el,
+}
+
+impl Metric {
+    const ALL: [Self; 4] = [Self::Ttft, Self::Tpot, Self::Itl, Self::E2el];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ttft => "ttft",
+            Self::Tpot => "tpot",
+            Self::Itl => "itl",
+            Self::E2el => "e2el",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::Ttft => "time to first token",
+            Self::Tpot => "time per output token",
+            Self::Itl => "inter-token latency",
+            Self::E2el => "end to end",
+        }
+    }
+}
+
+impl std::str::FromStr for Goal {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let malformed = || format!("`{text}` is no goal: ttft:MS, tpot:MS or e2el:MS");
+        let (what, ms) = text.split_once(':').ok_or_else(malformed)?;
+        let what = [Metric::Ttft, Metric::Tpot, Metric::E2el].into_iter().find(|metric| metric.name() == what);
+        let ms: f64 = ms.parse().map_err(|_| malformed())?;
+        match what {
+            Some(what) if ms > 0.0 && ms.is_finite() => Ok(Self { what, ms }),
+            _ => Err(malformed()),
+        }
+    }
+}
+
+/// A request that will be sent.
+#[derive(Clone, Debug, PartialEq)]
+struct Planned {
+    /// When, after the start.
+    at: Duration,
+    body: Value,
+}
+
+/// What one request showed.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    ttft_s: f64,
+    itl_s: Vec<f64>,
+    e2el_s: f64,
+    input_tokens: u64,
+    output_tokens: u64,
+}
+
+impl Seen {
+    /// `None` of an answer without a second token.
+    fn tpot_s(&self) -> Option<f64> {
+        (self.output_tokens > 1).then(|| (self.e2el_s - self.ttft_s) / (self.output_tokens - 1) as f64)
+    }
+
+    fn is_good(&self, goals: &[Goal]) -> bool {
+        goals.iter().all(|goal| {
+            let found = match goal.what {
+                Metric::Ttft => self.ttft_s,
+                Metric::Tpot => self.tpot_s().unwrap_or(0.0),
+                Metric::Itl | Metric::E2el => self.e2el_s,
+            };
+            found * 1e3 <= goal.ms
+        })
+    }
+}
+
+/// Runs the command.
+pub(super) fn serve(args: &ServeArgs) -> Result<()> {
+    check(args)?;
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        // Each that is under way keeps its connection.
+        .max_idle_connections(CONNECTIONS_KEPT)
+        .max_idle_connections_per_host(CONNECTIONS_KEPT)
+        .build()
+        .into();
+    let client = Client { agent, base_url: args.base_url.trim_end_matches('/').to_owned(), key: key() };
+    let model = args.model.clone().map_or_else(|| client.first_model(), Ok)?;
+    let planned = plan(args, &model);
+    let path = match args.endpoint {
+        Endpoint::Completions => "/v1/completions",
+        Endpoint::Chat => "/v1/chat/completions",
+    };
+    // Connections, and what a server compiles at its first request, are not what is measured.
+    let first = planned.first().ok_or_else(|| anyhow!("there are no requests to send"))?;
+    client.ask(path, &first.body).context("the first request, which is not measured, failed")?;
+    note(&format!("{} requests to {}{path}, model `{model}`", planned.len(), client.base_url));
+    let begun = Instant::now();
+    let (seen, failures) = run(&client, path, planned, args.max_concurrency.unwrap_or(usize::MAX), begun)?;
+    let result = result(args, &model, begun.elapsed(), &seen, &failures);
+    if seen.is_empty() {
+        bail!("no request was answered: {}", failures.first().map_or("", String::as_str));
+    }
+    match args.output {
+        Format::Md => stdout(&markdown(&result))?,
+        Format::Json => stdout(&format!("{result:#}\n"))?,
+    }
+    match &args.report {
+        Some(path) => html::write_serve(path, &title(&result), &figures(&result), &quantiles(&seen)),
+        None => Ok(()),
+    }
+}
+
+fn check(args: &ServeArgs) -> Result<()> {
+    if args.request_rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
+        bail!("--request-rate has to be above 0; without it all requests are sent at once");
+    }
+    if args.max_concurrency == Some(0) || args.num_prompts == 0 || args.input_len == 0 || args.output_len == 0 {
+        bail!("--max-concurrency, --num-prompts, --input-len and --output-len have to be at least 1");
+    }
+    if !(0.0..1.0).contains(&args.range_ratio) {
+        bail!("--range-ratio is {}, expected from 0 to below 1", args.range_ratio);
+    }
+    Ok(())
+}
+
+fn key() -> Option<String> {
+    API_KEY_VARIABLES.into_iter().find_map(|name| std::env::var(name).ok())
+}
+
+/// Pseudorandom numbers (splitmix64): the same seed sends the same requests.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to below 1.
+    fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// About `len`, within `ratio` of it; at least 1.
+    fn length(&mut self, len: usize, ratio: f64) -> usize {
+        let spread = (2.0 * self.share() - 1.0) * ratio;
+        ((len as f64 * (1.0 + spread)).round() as usize).max(1)
+    }
+
+    fn words(&mut self, count: usize) -> String {
+        const WORDS: [&str; 16] = [
+            "the", "moon", "was", "out", "and", "a", "small", "fox", "sat", "by", "old", "tree", "to", "hear", "its",
+            "song",
+        ];
+        let word = |_| WORDS[(self.next() % WORDS.len() as u64) as usize];
+        (0..count).map(word).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// The requests, with when each is sent.
+fn plan(args: &ServeArgs, model: &str) -> Vec<Planned> {
+    let random = &mut Random(args.seed);
+    let prefix = random.words(args.prefix_len);
+    let mut at = 0.0;
+    (0..args.num_prompts)
+        .map(|_| {
+            let own = random.length(args.input_len, args.range_ratio);
+            let text = format!("{prefix} {}", random.words(own)).trim_start().to_owned();
+            let mut body = json!({
+                "model": model, "max_tokens": random.length(args.output_len, args.range_ratio),
+                "temperature": args.temperature, "seed": random.next() >> 33, "stream": true,
+                "stream_options": {"include_usage": true},
+            });
+            match args.endpoint {
+                Endpoint::Completions => body["prompt"] = text.into(),
+                Endpoint::Chat => body["messages"] = json!([{"role": "user", "content": text}]),
+            }
+            if !args.allow_eos {
+                body["ignore_eos"] = true.into();
+            }
+            let planned = Planned { at: Duration::from_secs_f64(at), body };
+            // Times between arrivals are exponential.
+            at += args.request_rate.map_or(0.0, |rate| -(1.0 - random.share()).ln() / rate);
+            planned
+        })
+        .collect()
+}
+
+/// Sends all, each at its time or as soon after as `most` under way allow. What was seen, and what failed.
+fn run(
+    client: &Client,
+    path: &str,
+    planned: Vec<Planned>,
+    most: usize,
+    begun: Instant,
+) -> Result<(Vec<Seen>, Vec<String>)> {
+    let (seen, failures) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let under_way = (Mutex::new(0usize), Condvar::new());
+    let refused = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for Planned { at, body } in planned {
+            std::thread::sleep(at.saturating_sub(begun.elapsed()));
+            let mut count = under_way.0.lock().unwrap_or_else(PoisonError::into_inner);
+            while *count >= most {
+                count = under_way.1.wait(count).unwrap_or_else(PoisonError::into_inner);
+            }
+            *count += 1;
+            drop(count);
+            let (seen, failures, under_way, refused) = (&seen, &failures, &under_way, &refused);
+            let thread = std::thread::Builder::new().stack_size(256 << 10);
+            let spawned = thread.spawn_scoped(scope, move || {
+                match client.ask(path, &body) {
+                    Ok(found) => seen.lock().unwrap_or_else(PoisonError::into_inner).push(found),
+                    Err(error) => {
+                        refused.fetch_add(1, Ordering::Relaxed);
+                        failures.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{error:#}"));
+                    }
+                }
+                *under_way.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+                under_way.1.notify_one();
+            });
+            spawned.context("no thread for another request under way; --max-concurrency bounds them")?;
+        }
+        Ok::<_, anyhow::Error>(())
+    })?;
+    let of = |list: Mutex<Vec<String>>| list.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok((seen.into_inner().unwrap_or_else(PoisonError::into_inner), of(failures)))
+}
+
+/// Who asks.
+struct Client {
+    agent: ureq::Agent,
+    base_url: String,
+    key: Option<String>,
+}
+
+impl Client {
+    fn first_model(&self) -> Result<String> {
+        let url = format!("{}/v1/models", self.base_url);
+        let mut request = self.agent.get(&url);
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let text = request
+            .call()
+            .and_then(|mut answer| answer.body_mut().read_to_string())
+            .with_context(|| format!("no answer from {url}; is a server there? --base-url says where it is"))?;
+        let models: Value = serde_json::from_str(&text).with_context(|| format!("{url} did not answer with JSON"))?;
+        let first = models["data"][0]["id"].as_str();
+        first.map(str::to_owned).ok_or_else(|| anyhow!("{url} names no model: {text:.200}; --model does"))
+    }
+
+    /// Sends a request and reads its stream.
+    fn ask(&self, path: &str, body: &Value) -> Result<Seen> {
+        let url = format!("{}{path}", self.base_url);
+        let mut request = self.agent.post(&url).header("content-type", "application/json");
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let begun = Instant::now();
+        let mut answer = request.send(body.to_string()).with_context(|| format!("no answer from {url}"))?;
+        if !answer.status().is_success() {
+            let text = answer.body_mut().read_to_string().unwrap_or_default();
+            bail!("{url} answered {}: {text:.300}", answer.status());
+        }
+        read_stream(BufReader::new(answer.into_body().into_reader()), begun)
+    }
+}
+
+/// Reads events until `[DONE]` or the end.
+fn read_stream(mut lines: impl BufRead, begun: Instant) -> Result<Seen> {
+    let mut seen = Seen::default();
+    let mut last: Option<Instant> = None;
+    let mut pieces = 0;
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if lines.read_line(&mut line).context("the stream broke")? == 0 {
+            break;
+        }
+        let Some(data) = line.trim_end().strip_prefix("data: ") else { continue };
+        if data == "[DONE]" {
+            break;
+        }
+        let now = Instant::now();
+        let event: Value = serde_json::from_str(data).context("an event is not JSON")?;
+        if !event["error"].is_null() {
+            bail!("an error in the stream: {}", event["error"]["message"]);
+        }
+        if let Some(usage) = event["usage"].as_object() {
+            let count = |name: &str| usage.get(name).and_then(Value::as_u64).unwrap_or_default();
+            (seen.input_tokens, seen.output_tokens) = (count("prompt_tokens"), count("completion_tokens"));
+        }
+        let choice = &event["choices"][0];
+        let text = [&choice["text"], &choice["delta"]["content"], &choice["delta"]["reasoning_content"]];
+        if text.into_iter().any(|text| text.as_str().is_some_and(|text| !text.is_empty())) {
+            match last {
+                None => seen.ttft_s = (now - begun).as_secs_f64(),
+                Some(last) => seen.itl_s.push((now - last).as_secs_f64()),
+            }
+            last = Some(now);
+            pieces += 1;
+        }
+    }
+    let last = last.ok_or_else(|| anyhow!("the answer has no text"))?;
+    seen.e2el_s = (last - begun).as_secs_f64();
+    if seen.output_tokens == 0 {
+        // A server that counts nothing: a piece is taken for a token.
+        seen.output_tokens = pieces;
+    }
+    Ok(seen)
+}
+
+/// The samples of a metric, in milliseconds.
+fn samples(seen: &[Seen], metric: Metric) -> Vec<f64> {
+    let ms = |seconds: f64| seconds * 1e3;
+    match metric {
+        Metric::Ttft => seen.iter().map(|seen| ms(seen.ttft_s)).collect(),
+        Metric::Tpot => seen.iter().filter_map(Seen::tpot_s).map(ms).collect(),
+        Metric::Itl => seen.iter().flat_map(|seen| &seen.itl_s).map(|&itl| ms(itl)).collect(),
+        Metric::E2el => seen.iter().map(|seen| ms(seen.e2el_s)).collect(),
+    }
+}
+
+fn quantiles(seen: &[Seen]) -> Vec<(&'static str, Vec<f64>)> {
+    Metric::ALL.into_iter().map(|metric| (metric.title(), twentieths(&samples(seen, metric)))).collect()
+}
+
+/// The result, in the fields of vLLM's `bench serve`, and what it was of.
+fn result(args: &ServeArgs, model: &str, duration: Duration, seen: &[Seen], failures: &[String]) -> Value {
+    let seconds = duration.as_secs_f64();
+    let total = |count: fn(&Seen) -> u64| seen.iter().map(count).sum::<u64>();
+    let (input, output) = (total(|seen| seen.input_tokens), total(|seen| seen.output_tokens));
+    let good = seen.iter().filter(|seen| seen.is_good(&args.goodput)).count();
+    let rounded = |value: f64| (value * 1e3).round() / 1e3;
+    let rate = |count: f64| rounded(count / seconds);
+    let facts = Facts::collect(1, None);
+    let mut result = json!({
+        "date": facts.date, "endpoint_type": match args.endpoint { Endpoint::Completions => "openai", Endpoint::Chat => "openai-chat" },
+        "backend": args.base_url, "model_id": model, "num_prompts": args.num_prompts,
+        "request_rate": args.request_rate.map_or(json!("inf"), |rate| json!(rate)), "burstiness": 1.0,
+        "max_concurrency": args.max_concurrency, "random_input_len": args.input_len,
+        "random_output_len": args.output_len, "random_range_ratio": args.range_ratio,
+        "random_prefix_len": args.prefix_len, "seed": args.seed, "temperature": args.temperature,
+        "duration": rounded(seconds), "completed": seen.len(), "failed": failures.len(),
+        "total_input_tokens": input, "total_output_tokens": output,
+        "request_throughput": rate(seen.len() as f64),
+        "request_goodput": (!args.goodput.is_empty()).then(|| rate(good as f64)),
+        "output_throughput": rate(output as f64), "total_token_throughput": rate((input + output) as f64),
+    });
+    for metric in Metric::ALL {
+        let samples = samples(seen, metric);
+        let (summary, percentiles) = (Summary::of(&samples), Percentiles::of(&samples));
+        let name = metric.name();
+        for (what, value) in
+            [("mean", summary.mean), ("median", summary.median), ("std", summary.stdev), ("p99", percentiles.p99)]
+        {
+            result[format!("{what}_{name}_ms")] = rounded(value).into();
+        }
+    }
+    let errors: Map<String, Value> = failures.iter().fold(Map::new(), |mut errors, failure| {
+        let count = errors.get(failure).and_then(Value::as_u64).unwrap_or_default() + 1;
+        errors.insert(failure.clone(), count.into());
+        errors
+    });
+    result["errors"] = errors.into();
+    result["x_hotmetal"] = serde_json::to_value(&facts).unwrap_or_default();
+    result
+}
+
+fn title(result: &Value) -> String {
+    format!("{} requests to {}", result["num_prompts"], result["model_id"].as_str().unwrap_or_default())
+}
+
+/// Name and value of each figure.
+fn figures(result: &Value) -> Vec<(String, String)> {
+    let entry = |(name, value): (&String, &Value)| {
+        let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        (name.clone(), shown)
+    };
+    let is_figure = |(_, value): &(&String, &Value)| !value.is_object() && !value.is_null();
+    result.as_object().into_iter().flatten().filter(is_figure).map(entry).collect()
+}
+
+fn markdown(result: &Value) -> String {
+    let mut out = format!("{}, {} s\n\n", title(result), result["duration"]);
+    out.push_str("| ms | mean | median | std | p99 |\n|---|---:|---:|---:|---:|\n");
+    for metric in Metric::ALL {
+        let value = |what: &str| result[format!("{what}_{}_ms", metric.name())].as_f64().unwrap_or_default();
+        let [mean, median, std, p99] = ["mean", "median", "std", "p99"].map(value);
+        out.push_str(&format!("| {} | {mean:.2} | {median:.2} | {std:.2} | {p99:.2} |\n", metric.title()));
+    }
+    out.push_str("\n| | |\n|---|---:|\n");
+    for (name, value) in figures(result).iter().filter(|(name, _)| !name.ends_with("_ms")) {
+        out.push_str(&format!("| {name} | {value} |\n"));
+    }
+    for (error, count) in result["errors"].as_object().into_iter().flatten() {
+        out.push_str(&format!("\n{count} failed: {error}\n"));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    fn args(line: &[&str]) -> ServeArgs {
+        Line::try_parse_from([&["serve"], line].concat()).map(|line| line.args).unwrap()
+    }
+
+    #[test]
+    fn the_same_seed_sends_the_same_requests_at_the_rate_asked_for() {
+        let line = [
+            "-n",
+            "4000",
+            "--request-rate",
+            "50",
+            "--input-len",
+            "20",
+            "--output-len",
+            "10",
+            "--range-ratio",
+            "0.5",
+            "--prefix-len",
+            "5",
+        ];
+        let planned = plan(&args(&line), "m");
+        assert_eq!(planned, plan(&args(&line), "m"));
+        assert_ne!(planned, plan(&args(&[&line[..], &["--seed", "1"]].concat()), "m"));
+        let seconds = planned.last().unwrap().at.as_secs_f64();
+        assert!((76.0..84.0).contains(&seconds), "{seconds}");
+        let words = |planned: &Planned| planned.body["prompt"].as_str().unwrap().split(' ').count() as f64;
+        let mean = planned.iter().map(words).sum::<f64>() / 4000.0;
+        assert!((24.5..25.5).contains(&mean), "{mean}");
+        assert!(planned.iter().all(|planned| (15.0..=35.0).contains(&words(planned))));
+        let first = |planned: &Planned| planned.body["prompt"].as_str().unwrap().split(' ').take(5).collect::<String>();
+        assert!(planned.iter().all(|other| first(other) == first(&planned[0])));
+        let lengths: Vec<u64> = planned.iter().map(|planned| planned.body["max_tokens"].as_u64().unwrap()).collect();
+        assert_eq!((lengths.iter().min(), lengths.iter().max()), (Some(&5), Some(&15)));
+        assert!(plan(&args(&["-n", "3"]), "m").iter().all(|planned| planned.at.is_zero()));
+    }
+
+    #[test]
+    fn a_stream_is_read_as_clients_read_it() {
+        let text = "data: {\"choices\": [{\"text\": \"\"}]}\n\n: still here\n\ndata: {\"choices\": [{\"text\": \"a\"}]}\n\n\
+                    data: {\"choices\": [{\"delta\": {\"content\": \"b\"}}]}\n\n\
+                    data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 7, \"completion_tokens\": 3}}\n\ndata: [DONE]\n\n";
+        let seen = read_stream(text.as_bytes(), Instant::now()).unwrap();
+        assert_eq!((seen.input_tokens, seen.output_tokens, seen.itl_s.len()), (7, 3, 1));
+        assert!(seen.e2el_s >= seen.ttft_s);
+        let broken = "data: {\"error\": {\"message\": \"the step failed\"}}\n\ndata: [DONE]\n\n";
+        assert!(read_stream(broken.as_bytes(), Instant::now()).unwrap_err().to_string().contains("the step failed"));
+        assert!(read_stream(&b"data: [DONE]\n\n"[..], Instant::now()).is_err());
+    }
+
+    #[test]
+    fn figures_are_those_of_what_was_seen() {
+        let seen = |ttft_s: f64, e2el_s: f64, tokens: u64| Seen {
+            ttft_s,
+            e2el_s,
+            itl_s: vec![0.01; tokens as usize - 1],
+            input_tokens: 10,
+            output_tokens: tokens,
+        };
+        let all = [seen(0.1, 0.5, 5), seen(0.3, 1.3, 11), seen(0.2, 0.2, 1)];
+        let args = args(&["--goodput", "ttft:250", "e2el:1000"]);
+        let found = result(&args, "m", Duration::from_secs(2), &all, &["no".to_owned(), "no".to_owned()]);
+        let expected = [
+            ("completed", 3.0),
+            ("failed", 2.0),
+            ("total_input_tokens", 30.0),
+            ("total_output_tokens", 17.0),
+            ("request_throughput", 1.5),
+            ("request_goodput", 1.0),
+            ("output_throughput", 8.5),
+            ("total_token_throughput", 23.5),
+            ("mean_ttft_ms", 200.0),
+            ("median_ttft_ms", 200.0),
+            ("mean_tpot_ms", 100.0),
+            ("median_itl_ms", 10.0),
+            ("median_e2el_ms", 500.0),
+            ("p99_e2el_ms", 1284.0),
+        ];
+        for (name, value) in expected {
+            assert!((found[name].as_f64().unwrap() - value).abs() < 1e-6, "{name}: {found}");
+        }
+        assert_eq!(found["errors"]["no"], 2);
+        let text = markdown(&found);
+        assert!(text.contains("| time to first token | 200.00 | 200.00 |") && text.contains("2 failed: no"), "{text}");
+        assert!("tpot:x".parse::<Goal>().is_err() && "itl:5".parse::<Goal>().is_err());
+    }
+}
