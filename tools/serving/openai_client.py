@@ -3,7 +3,7 @@
 usage: openai_client.py http://127.0.0.1:PORT      (needs the `openai` package)
 
 Chat, streams, log-probabilities, several completions, structured output through the client's own parser, completions with
-echo, models, token counts, and errors as the client's exceptions. Exits with a traceback at the first thing that is wrong.
+echo, responses, embeddings, models, token counts, and errors as the client's exceptions. Exits with a traceback at the first thing that is wrong.
 """
 
 import sys
@@ -58,6 +58,38 @@ def completions(client, model):
     assert scored.text == first.text and len(scored.logprobs.token_logprobs) == len(scored.logprobs.tokens), scored
 
 
+def responses(client, model):
+    request = dict(model=model, input="Tell me a story.", max_output_tokens=30, extra_body={"seed": 1})
+    whole = client.responses.create(**request)
+    assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens", whole
+    chat = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=30, seed=1)
+    assert whole.output_text == chat.choices[0].message.content, whole
+    with client.responses.stream(**request) as stream:
+        events = list(stream)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == whole.output_text and events[-1].type == "response.incomplete", text
+    person = client.responses.parse(
+        model=model, input="Who?", max_output_tokens=200, temperature=0, text_format=Person, extra_body={"seed": 1}
+    )
+    assert person.status == "incomplete" or isinstance(person.output_parsed, Person), person
+    try:
+        client.responses.create(model=model, input="x", previous_response_id="resp_1")
+    except openai.BadRequestError as error:
+        assert error.body["param"] == "previous_response_id", error
+    else:
+        raise AssertionError("what nobody stored was found")
+
+
+def embeddings(client, model):
+    # The client asks for base64 by itself.
+    both = client.embeddings.create(model=model, input=["The moon was out.", "It was night."])
+    plain = client.embeddings.create(model=model, input="It was night.", encoding_format="float")
+    again = both.data[1].embedding
+    assert len(again) == len(plain.data[0].embedding) > 0 and both.usage.prompt_tokens > 0
+    assert max(abs(a - b) for a, b in zip(again, plain.data[0].embedding)) < 1e-6
+    assert abs(sum(x * x for x in again) - 1) < 1e-5
+
+
 def errors(client, model):
     cases = [
         (dict(temperature=-1), openai.BadRequestError, "temperature"),
@@ -78,7 +110,7 @@ def errors(client, model):
 def main():
     client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0)
     model = client.models.list().data[0].id
-    for test in (chat, structured, completions, errors):
+    for test in (chat, structured, completions, responses, embeddings, errors):
         test(client, model)
         print(f"{test.__name__}: ok")
 

@@ -1,131 +1,13 @@
 //! `hotmetal serve` as a user meets it: a real process, a real socket, the built-in model.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+mod http_server;
 
+use std::io::{Read, Write};
+use std::process::Command;
+use std::time::Duration;
+
+use http_server::{Server, command};
 use serde_json::{Value, json};
-
-/// A server on a port of its own. Killed with the test.
-struct Server {
-    child: Child,
-    address: SocketAddr,
-    /// What it has said on stderr after the address.
-    notes: std::thread::JoinHandle<String>,
-}
-
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hotmetal"));
-    command.arg("serve").args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1").env_remove("HOTMETAL_API_KEY");
-    command
-}
-
-impl Server {
-    /// Starts a server, waits until it is ready.
-    fn start(args: &[&str]) -> Self {
-        let mut child = command(&["--port", "0", "--device", "cpu"])
-            .args(args)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
-        let mut lines = BufReader::new(child.stderr.take().expect("a pipe"));
-        let mut line = String::new();
-        lines.read_line(&mut line).expect("a line");
-        let address = line.split("http://").nth(1).and_then(|rest| rest.split([',', '\n']).next());
-        let address = address.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("an address in `{line}`"));
-        let notes = std::thread::spawn(move || {
-            let mut rest = String::new();
-            lines.read_to_string(&mut rest).expect("notes are UTF-8");
-            rest
-        });
-        let server = Self { child, address, notes };
-        let begun = Instant::now();
-        while server.get("/health").0 != 200 {
-            assert!(begun.elapsed() < Duration::from_secs(60), "the model is never ready");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        server
-    }
-
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).expect("somebody listens");
-        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
-        stream
-    }
-
-    /// Sends bytes, and returns all that comes back until the server closes.
-    fn raw(&self, bytes: &[u8]) -> String {
-        let mut stream = self.connect();
-        stream.write_all(bytes).expect("the server reads");
-        let mut answer = Vec::new();
-        // A server that refuses may close before it has read all.
-        let _ = stream.read_to_end(&mut answer);
-        String::from_utf8_lossy(&answer).into_owned()
-    }
-
-    fn send(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        let length = body.len();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\
-             Connection: close\r\n\r\n",
-            self.address
-        );
-        let answer = self.raw((head + body).as_bytes());
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("an answer, found `{answer}`"));
-        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-        (status, if head.contains("chunked") { unchunked(body) } else { body.to_owned() })
-    }
-
-    fn get(&self, path: &str) -> (u16, String) {
-        self.send("GET", path, "")
-    }
-
-    fn post(&self, path: &str, body: &Value) -> Value {
-        let (status, answer) = self.send("POST", path, &body.to_string());
-        assert_eq!(status, 200, "{answer}");
-        serde_json::from_str(&answer).expect("JSON")
-    }
-
-    #[cfg(unix)]
-    fn signal(&self, signal: &str) {
-        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
-        assert!(sent.success());
-    }
-
-    fn wait(mut self) -> (ExitStatus, String) {
-        let begun = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                let notes = std::mem::replace(&mut self.notes, std::thread::spawn(String::new));
-                return (status, notes.join().expect("notes"));
-            }
-            assert!(begun.elapsed() < Duration::from_secs(60), "the server does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn unchunked(mut body: &str) -> String {
-    let mut text = String::new();
-    while let Some((size, rest)) = body.split_once("\r\n") {
-        let size = usize::from_str_radix(size, 16).expect("a chunk's size");
-        if size == 0 {
-            break;
-        }
-        text.push_str(&rest[..size]);
-        body = &rest[size + 2..];
-    }
-    text
-}
 
 fn refused(args: &[&str]) -> String {
     let output = command(args).output().expect("the binary starts");
@@ -303,4 +185,82 @@ fn the_examples_of_the_documentation_work() {
         tried += 1;
     }
     assert!(tried >= 4, "{tried} examples");
+}
+
+/// The Python of the documentation, run as it stands there by `HOTMETAL_PYTHON` or `python3`, where that has the packages.
+#[expect(clippy::print_stderr, reason = "a skipped example says why")]
+#[test]
+fn the_python_of_the_documentation_works() {
+    let python = std::env::var("HOTMETAL_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/serving.md");
+    let text = std::fs::read_to_string(document).expect("the document is there");
+    let examples: Vec<&str> = text.split("```python\n").skip(1).filter_map(|block| block.split("```").next()).collect();
+    assert!(examples.len() >= 3, "{} examples", examples.len());
+    let server = Server::start(&[]);
+    for example in examples {
+        let package = example.split_whitespace().nth(1).expect("an import");
+        let has_it = Command::new(&python).args(["-c", &format!("import {package}")]).output();
+        if !has_it.is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: {python} has no package `{package}`");
+            continue;
+        }
+        let program = example.replace("127.0.0.1:8080", &server.address.to_string());
+        let output = Command::new(&python).args(["-c", &program]).output().expect("it ran before");
+        let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && out.trim().len() > 3, "{example}{out}{error}");
+    }
+}
+
+/// What the unit and the image start is a server, with the flags that stand there.
+#[test]
+fn the_packaged_commands_start_a_server() {
+    let packaging = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/");
+    let read = |name: &str| std::fs::read_to_string(format!("{packaging}{name}")).expect("it is there");
+    let unit = read("hotmetal.service");
+    let start =
+        unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/hotmetal serve ")).expect("a start");
+    let image = read("Dockerfile");
+    let start_of_image = image.lines().find_map(|line| line.strip_prefix("CMD [\"serve\", ")).expect("a command");
+    let start_of_image = start_of_image.replace(['"', ',', ']'], "");
+    // Nobody else is to reach what a test starts.
+    assert_eq!(start_of_image, "--host 0.0.0.0");
+    let args: Vec<&str> = start.split(' ').filter(|arg| !["--port", "8080"].contains(arg)).collect();
+    assert_eq!(Server::start(&args).get("/health").0, 200);
+    assert!(refused(&["--port", "0", "--host", "0.0.0.0"]).contains("--no-auth"));
+    let check = image.lines().find(|line| line.starts_with("HEALTHCHECK")).expect("a check");
+    assert!(check.contains("http://127.0.0.1:8080/health") && image.contains("\nUSER 10001"));
+}
+
+/// `bench serve` against a server of ours, as json, as a table and as a page.
+#[test]
+fn bench_serve_says_what_clients_see() {
+    let server = Server::start(&[]);
+    let url = format!("http://{}", server.address);
+    let bench = |more: &[&str]| {
+        let args = ["bench", "serve", "--base-url", &url, "--input-len", "12", "--output-len", "6"];
+        let command = Command::new(env!("CARGO_BIN_EXE_hotmetal")).args(args).args(more).output();
+        let output = command.expect("the binary starts");
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        text
+    };
+    let page = std::env::temp_dir().join(format!("hotmetal-bench-serve-{}.html", std::process::id()));
+    let path = page.to_str().expect("UTF-8");
+    for endpoint in ["completions", "chat"] {
+        let text =
+            bench(&["-n", "12", "--max-concurrency", "4", "-o", "json", "--endpoint", endpoint, "--report", path]);
+        let result: Value = serde_json::from_str(&text).expect("JSON");
+        let count = |name: &str| result[name].as_f64().unwrap_or_else(|| panic!("{name} in {text}"));
+        assert_eq!((count("completed"), count("failed"), count("total_output_tokens")), (12.0, 0.0, 72.0));
+        assert!(count("total_input_tokens") >= 12.0 * 12.0 && count("output_throughput") > 0.0);
+        for metric in ["ttft", "tpot", "itl", "e2el"] {
+            assert!(count(&format!("median_{metric}_ms")) <= count(&format!("p99_{metric}_ms")), "{text}");
+        }
+        assert!(count("median_ttft_ms") <= count("median_e2el_ms"));
+        let html = std::fs::read_to_string(&page).expect("the page");
+        assert!(html.contains("<svg") && html.contains("time to first token") && html.contains("mean_ttft_ms"));
+    }
+    std::fs::remove_file(&page).expect("it was written");
+    let table = bench(&["-n", "4", "--request-rate", "100", "--goodput", "ttft:60000"]);
+    assert!(table.contains("| time to first token |") && table.contains("| request_goodput |"), "{table}");
 }
