@@ -159,7 +159,7 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
         settings.text.skip_special = false;
     }
     let reasoning = serving.dialect.reasoning(&prompt);
-    settings.text.reply = Some(ReplyReader::new(reasoning, syntax, tools::names(&conversation.tools)));
+    settings.text.reply = Some(ReplyReader::new(reasoning, syntax, tools::functions(&conversation.tools)));
     settings.text.one_call = choice.one_call;
     let ids = serving.tokenizer.encode(&prompt, ParseSpecial::Yes)?;
     let plan = Plan { settings, max_tokens, prompt_logprobs: None, prompt_field: "messages", max_tokens_field };

@@ -17,12 +17,23 @@ pub(crate) enum ToolSyntax {
     /// `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…<｜tool▁calls▁end｜>`, as DeepSeek's
     /// V3.1 has it.
     DeepSeek,
+    /// `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>`, as GLM has it: a string stands as it is,
+    /// anything else as JSON, and only the function's schema tells which.
+    Glm,
+}
+
+/// A function that is offered, as far as reading its calls depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Function {
+    pub(crate) name: String,
+    /// Its parameters that are strings.
+    pub(crate) strings: Vec<String>,
 }
 
 impl ToolSyntax {
     /// Whether calls begin with tokens that are special, which no text holds.
     pub(crate) fn has_special_tokens(self) -> bool {
-        matches!(self, Self::MistralList | Self::MistralArgs | Self::DeepSeek)
+        matches!(self, Self::MistralList | Self::MistralArgs | Self::DeepSeek | Self::Glm)
     }
 
     /// What stands between a name and its arguments, where they are not one object.
@@ -58,7 +69,10 @@ pub(crate) enum Part {
     Arguments(String),
 }
 
+const TOOL_CALL: &str = "<tool_call>";
+const TOOL_CALL_END: &str = "</tool_call>";
 const THINK: &str = "<think>";
+const GLM_KEY: &str = "<arg_key>";
 const THINK_END: &str = "</think>";
 
 /// What is being read.
@@ -76,6 +90,10 @@ enum Mode {
     CallName,
     /// The object of a call, or the arguments alone.
     Call(CallReader),
+    /// A name, up to GLM's first key or the end of the call.
+    GlmName,
+    /// GLM's keys and values, of which so many came before.
+    GlmArguments(usize),
     /// Between or behind calls.
     AfterCall,
 }
@@ -85,7 +103,9 @@ enum Mode {
 pub(crate) struct ReplyReader {
     syntax: Option<ToolSyntax>,
     /// Functions that are offered: text that looks like a call of another is text, where syntax does not tell.
-    functions: Vec<String>,
+    functions: Vec<Function>,
+    /// The function that GLM's values belong to.
+    called: Option<Function>,
     mode: Mode,
     buffer: String,
     /// Some of the reasoning was given out.
@@ -94,13 +114,13 @@ pub(crate) struct ReplyReader {
 }
 
 impl ReplyReader {
-    pub(crate) fn new(reasoning: Reasoning, syntax: Option<ToolSyntax>, functions: Vec<String>) -> Self {
+    pub(crate) fn new(reasoning: Reasoning, syntax: Option<ToolSyntax>, functions: Vec<Function>) -> Self {
         let mode = match reasoning {
             Reasoning::None => Mode::ContentStart,
             Reasoning::Tagged => Mode::Start,
             Reasoning::Open => Mode::Reasoning,
         };
-        Self { syntax, functions, mode, buffer: String::new(), has_thought: false, num_calls: 0 }
+        Self { syntax, functions, called: None, mode, buffer: String::new(), has_thought: false, num_calls: 0 }
     }
 
     /// Calls that are whole.
@@ -142,6 +162,11 @@ impl ReplyReader {
             Mode::Content => self.content(parts, ended),
             Mode::CallName => self.call_name(parts, ended),
             Mode::Call(_) => self.call(parts, ended),
+            Mode::GlmName => self.glm_name(parts, ended),
+            Mode::GlmArguments(count) => {
+                let count = *count;
+                self.glm_arguments(count, parts, ended)
+            }
             Mode::AfterCall => self.after_call(ended),
         }
     }
@@ -198,7 +223,8 @@ impl ReplyReader {
 
     fn content(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
         let (opener, mode) = match self.syntax {
-            Some(ToolSyntax::Hermes) => ("<tool_call>", Mode::Call(CallReader::object())),
+            Some(ToolSyntax::Hermes) => (TOOL_CALL, Mode::Call(CallReader::object())),
+            Some(ToolSyntax::Glm) => (TOOL_CALL, Mode::GlmName),
             Some(ToolSyntax::MistralList) => ("[TOOL_CALLS]", Mode::AfterCall),
             Some(ToolSyntax::MistralArgs) => ("[TOOL_CALLS]", Mode::CallName),
             Some(ToolSyntax::DeepSeek) => ("<｜tool▁calls▁begin｜>", Mode::AfterCall),
@@ -233,7 +259,9 @@ impl ReplyReader {
         let Mode::Call(reader) = &mut self.mode else { return false };
         let read = reader.push(&self.buffer);
         self.buffer.drain(..read);
-        let is_offered = |name: &String| self.syntax != Some(ToolSyntax::Llama3) || self.functions.contains(name);
+        let is_offered = |name: &String| {
+            self.syntax != Some(ToolSyntax::Llama3) || self.functions.iter().any(|function| function.name == *name)
+        };
         let is_call = reader.state != CallState::Failed && reader.name.as_ref().is_none_or(is_offered);
         if !reader.announced && (!is_call || (ended && !reader.is_certain())) {
             // It is no call after all: the text is what the model said.
@@ -255,6 +283,74 @@ impl ReplyReader {
             self.mode = Mode::AfterCall;
         }
         is_whole || !is_call
+    }
+
+    fn glm_name(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
+        let text = self.buffer.trim_start();
+        let length = text.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')));
+        let (name, rest) = text.split_at(length.unwrap_or(text.len()));
+        let rest = rest.trim_start();
+        let markers = [GLM_KEY, TOOL_CALL_END];
+        if !name.is_empty() && markers.iter().any(|marker| rest.starts_with(marker)) {
+            let known = self.functions.iter().find(|function| function.name == name).cloned();
+            let function = known.unwrap_or_else(|| Function { name: name.to_owned(), strings: Vec::new() });
+            parts.push(Part::Call { name: function.name.clone() });
+            push_part(parts, Part::Arguments("{".to_owned()));
+            self.called = Some(function);
+            self.buffer = rest.to_owned();
+            self.mode = Mode::GlmArguments(0);
+            return true;
+        }
+        if !ended && (text.is_empty() || (!name.is_empty() && markers.iter().any(|marker| marker.starts_with(rest)))) {
+            return false;
+        }
+        // It is no call after all: the text is what the model said.
+        push_part(parts, Part::Content(format!("{TOOL_CALL}{}", std::mem::take(&mut self.buffer))));
+        self.mode = Mode::Content;
+        true
+    }
+
+    /// The next key with its value, as a member of an object; or the end of that.
+    fn glm_arguments(&mut self, count: usize, parts: &mut Vec<Part>, ended: bool) -> bool {
+        let text = self.buffer.trim_start();
+        if let Some(rest) = text.strip_prefix(TOOL_CALL_END) {
+            push_part(parts, Part::Arguments("}".to_owned()));
+            self.num_calls += 1;
+            self.buffer = rest.to_owned();
+            self.mode = Mode::AfterCall;
+            return true;
+        }
+        let Some(member) = text.strip_prefix(GLM_KEY) else {
+            let may_come = [GLM_KEY, TOOL_CALL_END].iter().any(|marker| marker.starts_with(text));
+            if may_come {
+                return false;
+            }
+            self.buffer = text.to_owned();
+            self.mode = Mode::Content;
+            return true;
+        };
+        let split = || {
+            let (key, rest) = member.split_once("</arg_key>")?;
+            let (value, rest) = rest.trim_start().strip_prefix("<arg_value>")?.split_once("</arg_value>")?;
+            Some((key.trim(), value, rest.to_owned()))
+        };
+        let Some((key, value, rest)) = split() else {
+            // What is cut is cut.
+            if ended {
+                self.buffer.clear();
+            }
+            return false;
+        };
+        let is_string = self.called.as_ref().is_some_and(|function| function.strings.iter().any(|name| name == key));
+        let value = match serde_json::from_str::<Value>(value) {
+            Ok(value) if !is_string => value,
+            _ => Value::String(value.to_owned()),
+        };
+        let comma = if count > 0 { ", " } else { "" };
+        push_part(parts, Part::Arguments(format!("{comma}{}: {value}", Value::String(key.to_owned()))));
+        self.buffer = rest;
+        self.mode = Mode::GlmArguments(count + 1);
+        true
     }
 
     /// Drops what stands between calls, and finds out what comes.
@@ -522,7 +618,8 @@ mod tests {
     }
 
     fn reader(reasoning: Reasoning, syntax: Option<ToolSyntax>) -> ReplyReader {
-        ReplyReader::new(reasoning, syntax, vec!["f".to_owned(), "g_2".to_owned()])
+        let function = |name: &str| Function { name: name.to_owned(), strings: vec!["s".to_owned()] };
+        ReplyReader::new(reasoning, syntax, vec![function("f"), function("g_2")])
     }
 
     fn reply(reasoning: &str, content: &str, calls: &[(&str, &str)]) -> Reply {
@@ -533,7 +630,7 @@ mod tests {
     /// Texts of each family, with what they are made of.
     fn cases() -> Vec<(Reasoning, Option<ToolSyntax>, &'static str, Reply)> {
         use Reasoning::{None as Plain, Open, Tagged};
-        use ToolSyntax::{DeepSeek, Hermes, Llama3, MistralArgs, MistralList};
+        use ToolSyntax::{DeepSeek, Glm, Hermes, Llama3, MistralArgs, MistralList};
         let f = r#"{"a": [1, {"b": "}\"]"}], "c": "\\"}"#;
         vec![
             (Plain, None, "<think>a</think> b", reply("", "<think>a</think> b", &[])),
@@ -604,6 +701,26 @@ mod tests {
                  <｜tool▁call▁end｜><｜tool▁call▁begin｜>g_2<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
                 reply("hm", "Sure.", &[("f", "{\"x\": \"<｜tool▁call▁end｜>\"}"), ("g_2", "{}")]),
             ),
+            (
+                Tagged,
+                Some(Glm),
+                "<think>hm</think>Sure.\n<tool_call>f<arg_key>s</arg_key><arg_value>5</arg_value><arg_key>n</arg_key>\
+                 <arg_value>5</arg_value><arg_key>t</arg_key><arg_value>a \"b\"</arg_value></tool_call>\n<tool_call>g_2\n</tool_call>",
+                reply("hm", "Sure.\n", &[("f", "{\"s\": \"5\", \"n\": 5, \"t\": \"a \\\"b\\\"\"}"), ("g_2", "{}")]),
+            ),
+            (
+                Plain,
+                Some(Glm),
+                "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>{\"a\": [1]}</arg_value>\n</tool_call>",
+                reply("", "", &[("f", "{\"n\": {\"a\":[1]}}")]),
+            ),
+            (Plain, Some(Glm), "<tool_call>two words</tool_call>", reply("", "<tool_call>two words</tool_call>", &[])),
+            (
+                Plain,
+                Some(Glm),
+                "<tool_call>f<arg_key>n</arg_key><arg_value>1</arg_value><arg_key>m</arg_key><arg_va",
+                reply("", "", &[("f", "{\"n\": 1")]),
+            ),
             (Plain, Some(DeepSeek), "a <｜tool▁cal b", reply("", "a <｜tool▁cal b", &[])),
             (
                 Plain,
@@ -661,12 +778,14 @@ mod tests {
                     "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "{", "}", "[", "]", "\"", "\\",
                     ":", ",", ";", "\"name\"", "\"f\"", "\"arguments\"", "\"parameters\"", " ", "\n", "a", "é", "<", "<t", "1",
                     "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<｜",
+                    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
                 ]), 0..24),
-            which in 0usize..6,
+            which in 0usize..7,
             reasoning in 0usize..3,
         ) {
-            use ToolSyntax::{DeepSeek, Hermes, Llama3, MistralArgs, MistralList};
-            let syntax = [None, Some(Hermes), Some(Llama3), Some(MistralList), Some(MistralArgs), Some(DeepSeek)][which];
+            use ToolSyntax::{DeepSeek, Glm, Hermes, Llama3, MistralArgs, MistralList};
+            let known = [Hermes, Llama3, MistralList, MistralArgs, DeepSeek, Glm];
+            let syntax = which.checked_sub(1).map(|which| known[which]);
             let reasoning = [Reasoning::None, Reasoning::Tagged, Reasoning::Open][reasoning];
             let whole = read(reader(reasoning, syntax), &[&pieces.concat()]);
             prop_assert_eq!(read(reader(reasoning, syntax), &pieces), whole);

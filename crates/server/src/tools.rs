@@ -12,7 +12,7 @@ use crate::chat::now;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, only, wrong};
 use crate::grammar::bounded_space;
-use crate::reply::{Reasoning, ToolSyntax};
+use crate::reply::{Function, Reasoning, ToolSyntax};
 
 const TOOLS_MAX: usize = 128;
 const TOOL_BYTES_MAX: usize = 64 << 10;
@@ -82,6 +82,9 @@ fn tool_syntax(template: &ChatTemplate) -> Option<ToolSyntax> {
         () if before.ends_with("[TOOL_CALLS]") && after.starts_with("[ARGS]") => Some(ToolSyntax::MistralArgs),
         () if before.ends_with("<｜tool▁call▁begin｜>") && after.starts_with("<｜tool▁sep｜>{") => {
             Some(ToolSyntax::DeepSeek)
+        }
+        () if before.ends_with("<tool_call>") && after.trim_start().starts_with("<arg_key>called_key</arg_key>") => {
+            Some(ToolSyntax::Glm)
         }
         () if near("[TOOL_CALLS]") && names_first => Some(ToolSyntax::MistralList),
         () if near("<tool_call>") && (names_first || near("arguments")) => Some(ToolSyntax::Hermes),
@@ -178,9 +181,19 @@ fn check(at: &str, tool: Value) -> Result<Value, ApiError> {
     Ok(tool)
 }
 
-/// The functions' names.
-pub(crate) fn names(tools: &[Value]) -> Vec<String> {
-    tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).map(str::to_owned).collect()
+/// The functions, as their calls are read.
+pub(crate) fn functions(tools: &[Value]) -> Vec<Function> {
+    let function = |tool: &Value| {
+        let function = &tool["function"];
+        let properties = function["parameters"]["properties"].as_object().into_iter().flatten();
+        let is_string = |schema: &Value| {
+            let values = schema["enum"].as_array();
+            schema["type"] == "string" || values.is_some_and(|values| values.iter().all(Value::is_string))
+        };
+        let strings = properties.filter(|(_, schema)| is_string(schema)).map(|(name, _)| name.clone()).collect();
+        Some(Function { name: function["name"].as_str()?.to_owned(), strings })
+    };
+    tools.iter().filter_map(function).collect()
 }
 
 /// What `tool_choice` and `parallel_tool_calls` say.
