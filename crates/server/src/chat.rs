@@ -15,7 +15,7 @@ use crate::choice::Delta;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, only};
 use crate::generation::{self, Format, Plan, prepared, random_id, unix_time};
-use crate::reply::{Part, ReplyReader, ToolSyntax};
+use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
 use crate::sampling::{self, Settings};
 use crate::security::KeyNumber;
 use crate::tools::{self, ToolChoice};
@@ -154,11 +154,11 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     settings.sampling.check(serving.engine.config().vocab_size)?;
     let prompt = conversation.render(serving)?;
     let syntax = serving.dialect.tools.filter(|_| !conversation.tools.is_empty());
-    if syntax.is_some_and(ToolSyntax::has_special_tokens) {
-        // The tokens that calls begin with are special.
+    let reasoning = serving.dialect.reasoning(&prompt);
+    if reasoning == Reasoning::Channels || syntax.is_some_and(ToolSyntax::has_special_tokens) {
+        // The tokens that calls begin with are special, and those that name channels.
         settings.text.skip_special = false;
     }
-    let reasoning = serving.dialect.reasoning(&prompt);
     settings.text.reply = Some(ReplyReader::new(reasoning, syntax, tools::functions(&conversation.tools)));
     settings.text.one_call = choice.one_call;
     let ids = serving.tokenizer.encode(&prompt, ParseSpecial::Yes)?;

@@ -20,6 +20,9 @@ pub(crate) enum ToolSyntax {
     /// `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>`, as GLM has it: a string stands as it is,
     /// anything else as JSON, and only the function's schema tells which.
     Glm,
+    /// ` to=functions.name<|channel|>commentary <|constrain|>json<|message|>{…}<|call|>`, as gpt-oss has it: see
+    /// [`Reasoning::Channels`].
+    Harmony,
 }
 
 /// A function that is offered, as far as reading its calls depends on it.
@@ -33,7 +36,7 @@ pub(crate) struct Function {
 impl ToolSyntax {
     /// Whether calls begin with tokens that are special, which no text holds.
     pub(crate) fn has_special_tokens(self) -> bool {
-        matches!(self, Self::MistralList | Self::MistralArgs | Self::DeepSeek | Self::Glm)
+        matches!(self, Self::MistralList | Self::MistralArgs | Self::DeepSeek | Self::Glm | Self::Harmony)
     }
 
     /// What stands between a name and its arguments, where they are not one object.
@@ -54,6 +57,8 @@ pub(crate) enum Reasoning {
     Tagged,
     /// The prompt has opened it: the text goes on thinking until `</think>`.
     Open,
+    /// The text is messages of gpt-oss, each with a channel: `<|channel|>analysis<|message|>…<|end|><|start|>assistant…`.
+    Channels,
 }
 
 /// A part of a reply.
@@ -72,6 +77,7 @@ pub(crate) enum Part {
 const TOOL_CALL: &str = "<tool_call>";
 const TOOL_CALL_END: &str = "</tool_call>";
 const THINK: &str = "<think>";
+const CHANNEL_MESSAGE: &str = "<|message|>";
 const GLM_KEY: &str = "<arg_key>";
 const THINK_END: &str = "</think>";
 
@@ -92,10 +98,24 @@ enum Mode {
     Call(CallReader),
     /// A name, up to GLM's first key or the end of the call.
     GlmName,
+    /// What stands before a message of gpt-oss, up to `<|message|>`.
+    ChannelHeader,
+    /// A message of gpt-oss.
+    Channel(Channel),
     /// GLM's keys and values, of which so many came before.
     GlmArguments(usize),
     /// Between or behind calls.
     AfterCall,
+}
+
+/// What a message of gpt-oss is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Channel {
+    Analysis,
+    /// What the user is to see: `final`, and `commentary` to nobody.
+    Shown,
+    /// To a function.
+    Call,
 }
 
 /// Takes a text apart.
@@ -104,6 +124,8 @@ pub(crate) struct ReplyReader {
     syntax: Option<ToolSyntax>,
     /// Functions that are offered: text that looks like a call of another is text, where syntax does not tell.
     functions: Vec<Function>,
+    /// Of the call that gpt-oss is writing.
+    arguments: String,
     /// The function that GLM's values belong to.
     called: Option<Function>,
     mode: Mode,
@@ -119,8 +141,18 @@ impl ReplyReader {
             Reasoning::None => Mode::ContentStart,
             Reasoning::Tagged => Mode::Start,
             Reasoning::Open => Mode::Reasoning,
+            Reasoning::Channels => Mode::ChannelHeader,
         };
-        Self { syntax, functions, called: None, mode, buffer: String::new(), has_thought: false, num_calls: 0 }
+        Self {
+            syntax,
+            functions,
+            arguments: String::new(),
+            called: None,
+            mode,
+            buffer: String::new(),
+            has_thought: false,
+            num_calls: 0,
+        }
     }
 
     /// Calls that are whole.
@@ -130,7 +162,7 @@ impl ReplyReader {
 
     /// Whether what comes next is reasoning, as far as is known.
     pub(crate) fn is_reasoning(&self) -> bool {
-        self.mode == Mode::Reasoning
+        matches!(self.mode, Mode::Reasoning | Mode::Channel(Channel::Analysis))
     }
 
     /// Takes the next piece of text; adds what is certain now.
@@ -162,6 +194,11 @@ impl ReplyReader {
             Mode::Content => self.content(parts, ended),
             Mode::CallName => self.call_name(parts, ended),
             Mode::Call(_) => self.call(parts, ended),
+            Mode::ChannelHeader => self.channel_header(parts, ended),
+            Mode::Channel(channel) => {
+                let channel = *channel;
+                self.channel(channel, parts, ended)
+            }
             Mode::GlmName => self.glm_name(parts, ended),
             Mode::GlmArguments(count) => {
                 let count = *count;
@@ -228,7 +265,7 @@ impl ReplyReader {
             Some(ToolSyntax::MistralList) => ("[TOOL_CALLS]", Mode::AfterCall),
             Some(ToolSyntax::MistralArgs) => ("[TOOL_CALLS]", Mode::CallName),
             Some(ToolSyntax::DeepSeek) => ("<｜tool▁calls▁begin｜>", Mode::AfterCall),
-            Some(ToolSyntax::Llama3) | None => {
+            Some(ToolSyntax::Llama3 | ToolSyntax::Harmony) | None => {
                 push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
                 return false;
             }
@@ -283,6 +320,79 @@ impl ReplyReader {
             self.mode = Mode::AfterCall;
         }
         is_whole || !is_call
+    }
+
+    fn channel_header(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
+        const BEGINNINGS: [&str; 3] = ["<|start|>", "<|channel|>", " to="];
+        let is_header = BEGINNINGS.iter().any(|beginning| self.buffer.starts_with(beginning));
+        let may_be = BEGINNINGS.iter().any(|beginning| beginning.starts_with(self.buffer.as_str()));
+        if !is_header && (self.buffer.is_empty() || (may_be && !ended)) {
+            return false;
+        }
+        if !is_header {
+            // No message of any channel: the text is what the model said.
+            self.mode = Mode::Content;
+            return true;
+        }
+        let Some(at) = self.buffer.find(CHANNEL_MESSAGE) else {
+            if ended {
+                push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
+            }
+            return false;
+        };
+        let message = self.buffer.split_off(at + CHANNEL_MESSAGE.len());
+        let header = std::mem::replace(&mut self.buffer, message);
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        let to = header.split_once("to=functions.").map(|(_, to)| to.split(|c| !is_name(c)).next().unwrap_or_default());
+        self.mode = Mode::Channel(match to {
+            Some(name) if !name.is_empty() => {
+                parts.push(Part::Call { name: name.to_owned() });
+                Channel::Call
+            }
+            _ if header.contains("<|channel|>analysis") => Channel::Analysis,
+            _ => Channel::Shown,
+        });
+        true
+    }
+
+    fn channel(&mut self, channel: Channel, parts: &mut Vec<Part>, ended: bool) -> bool {
+        const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>"];
+        let first = ENDS.into_iter().filter_map(|end| Some((self.buffer.find(end)?, end))).min();
+        let text = match first {
+            Some((at, end)) => {
+                let rest = self.buffer.split_off(if end == "<|start|>" { at } else { at + end.len() });
+                let mut text = std::mem::replace(&mut self.buffer, rest);
+                text.truncate(at);
+                text
+            }
+            None => {
+                // What may be the beginning of an end waits.
+                let keep = |end: &&str| (1..end.len()).rev().find(|&length| self.buffer.ends_with(&end[..length]));
+                let keep = if ended { 0 } else { ENDS.iter().filter_map(keep).max().unwrap_or(0) };
+                let rest = self.buffer.split_off(self.buffer.len() - keep);
+                std::mem::replace(&mut self.buffer, rest)
+            }
+        };
+        let is_over = first.is_some() || (ended && channel == Channel::Call);
+        push_part(
+            parts,
+            match channel {
+                Channel::Analysis => Part::Reasoning(text),
+                Channel::Shown => Part::Content(text),
+                Channel::Call => {
+                    self.arguments.push_str(&text);
+                    Part::Arguments(text)
+                }
+            },
+        );
+        if is_over {
+            // The token that ends a call ends the text, and is no part of it: whole is what is JSON.
+            let arguments = std::mem::take(&mut self.arguments);
+            let is_whole = serde_json::from_str::<Value>(&arguments).is_ok_and(|arguments| arguments.is_object());
+            self.num_calls += usize::from(channel == Channel::Call && is_whole);
+            self.mode = Mode::ChannelHeader;
+        }
+        is_over
     }
 
     fn glm_name(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
@@ -629,8 +739,9 @@ mod tests {
 
     /// Texts of each family, with what they are made of.
     fn cases() -> Vec<(Reasoning, Option<ToolSyntax>, &'static str, Reply)> {
+        use Reasoning::Channels;
         use Reasoning::{None as Plain, Open, Tagged};
-        use ToolSyntax::{DeepSeek, Glm, Hermes, Llama3, MistralArgs, MistralList};
+        use ToolSyntax::{DeepSeek, Glm, Harmony, Hermes, Llama3, MistralArgs, MistralList};
         let f = r#"{"a": [1, {"b": "}\"]"}], "c": "\\"}"#;
         vec![
             (Plain, None, "<think>a</think> b", reply("", "<think>a</think> b", &[])),
@@ -721,6 +832,24 @@ mod tests {
                 "<tool_call>f<arg_key>n</arg_key><arg_value>1</arg_value><arg_key>m</arg_key><arg_va",
                 reply("", "", &[("f", "{\"n\": 1")]),
             ),
+            (
+                Channels,
+                Some(Harmony),
+                "<|channel|>analysis<|message|>I < think<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>\
+                 <|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{\"x\": \"<|\"}",
+                reply("I < think", "Let me see.", &[("f", "{\"x\": \"<|\"}")]),
+            ),
+            (
+                Channels,
+                Some(Harmony),
+                "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>commentary \
+                 to=functions.g_2<|message|>{\"a\": 1}<|call|>",
+                reply("", "", &[("f", "{}"), ("g_2", "{\"a\": 1}")]),
+            ),
+            (Channels, None, "<|channel|>final<|message|>So.<|return|>", reply("", "So.", &[])),
+            (Channels, None, "<|channel|>analysis<|message|>cut <|e", reply("cut <|e", "", &[])),
+            (Channels, None, "No channel at all", reply("", "No channel at all", &[])),
+            (Channels, None, "<|chan", reply("", "<|chan", &[])),
             (Plain, Some(DeepSeek), "a <｜tool▁cal b", reply("", "a <｜tool▁cal b", &[])),
             (
                 Plain,
@@ -778,15 +907,16 @@ mod tests {
                     "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "{", "}", "[", "]", "\"", "\\",
                     ":", ",", ";", "\"name\"", "\"f\"", "\"arguments\"", "\"parameters\"", " ", "\n", "a", "é", "<", "<t", "1",
                     "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<｜",
-                    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+                    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|channel|>", "analysis", "final", " to=functions.f",
+                    "<|message|>", "<|end|>", "<|start|>", "<|call|>",
                 ]), 0..24),
-            which in 0usize..7,
-            reasoning in 0usize..3,
+            which in 0usize..8,
+            reasoning in 0usize..4,
         ) {
-            use ToolSyntax::{DeepSeek, Glm, Hermes, Llama3, MistralArgs, MistralList};
-            let known = [Hermes, Llama3, MistralList, MistralArgs, DeepSeek, Glm];
+            use ToolSyntax::{DeepSeek, Glm, Harmony, Hermes, Llama3, MistralArgs, MistralList};
+            let known = [Hermes, Llama3, MistralList, MistralArgs, DeepSeek, Glm, Harmony];
             let syntax = which.checked_sub(1).map(|which| known[which]);
-            let reasoning = [Reasoning::None, Reasoning::Tagged, Reasoning::Open][reasoning];
+            let reasoning = [Reasoning::None, Reasoning::Tagged, Reasoning::Open, Reasoning::Channels][reasoning];
             let whole = read(reader(reasoning, syntax), &[&pieces.concat()]);
             prop_assert_eq!(read(reader(reasoning, syntax), &pieces), whole);
         }

@@ -26,6 +26,8 @@ pub(crate) const FIELDS: &[Field] = &[applied("tool_choice"), applied("parallel_
 pub(crate) struct Dialect {
     pub(crate) tools: Option<ToolSyntax>,
     pub(crate) thinks: bool,
+    /// Whether texts are messages with channels, as gpt-oss writes them.
+    has_channels: bool,
     /// Whether the template can be told to let the model think or not.
     pub(crate) switches_thinking: bool,
     /// Whether the template writes something else for another `reasoning_effort`.
@@ -37,7 +39,8 @@ impl Dialect {
     pub(crate) fn of(template: &ChatTemplate) -> Self {
         Self {
             tools: tool_syntax(template),
-            thinks: thinks(template),
+            thinks: thinks(template) || has_channels(template),
+            has_channels: has_channels(template),
             switches_thinking: switches_thinking(template),
             takes_effort: takes_effort(template),
         }
@@ -45,7 +48,9 @@ impl Dialect {
 
     /// How an answer to this rendered prompt may begin.
     pub(crate) fn reasoning(&self, prompt: &str) -> Reasoning {
-        if prompt.trim_end().ends_with("<think>") {
+        if self.has_channels {
+            Reasoning::Channels
+        } else if prompt.trim_end().ends_with("<think>") {
             Reasoning::Open
         } else if self.thinks {
             Reasoning::Tagged
@@ -83,6 +88,9 @@ fn tool_syntax(template: &ChatTemplate) -> Option<ToolSyntax> {
         () if before.ends_with("<｜tool▁call▁begin｜>") && after.starts_with("<｜tool▁sep｜>{") => {
             Some(ToolSyntax::DeepSeek)
         }
+        () if before.ends_with("to=functions.") && after.starts_with("<|channel|>commentary") => {
+            Some(ToolSyntax::Harmony)
+        }
         () if before.ends_with("<tool_call>") && after.trim_start().starts_with("<arg_key>called_key</arg_key>") => {
             Some(ToolSyntax::Glm)
         }
@@ -106,6 +114,12 @@ fn thinks(template: &ChatTemplate) -> bool {
     renders
         .iter()
         .any(|input| template.render(input).is_ok_and(|text| text.contains("<think>") || text.contains("</think>")))
+}
+
+fn has_channels(template: &ChatTemplate) -> bool {
+    let messages = [json!({"role": "user", "content": "x"}), json!({"role": "assistant", "content": "shown_text"})];
+    let input = RenderInput { add_generation_prompt: false, ..probe(&messages) };
+    template.render(&input).is_ok_and(|text| text.contains("<|channel|>final<|message|>shown_text"))
 }
 
 fn switches_thinking(template: &ChatTemplate) -> bool {

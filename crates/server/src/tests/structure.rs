@@ -214,7 +214,7 @@ fn real_templates_are_recognised() {
         ("unsloth-mistral-Devstral-Small-2507", Some(ToolSyntax::MistralArgs), false),
         // Forms that are not read yet are none, so that tools are refused and not misread.
         ("GLM-4.7-Flash", Some(ToolSyntax::Glm), true),
-        ("openai-gpt-oss-120b", None, false),
+        ("openai-gpt-oss-120b", Some(ToolSyntax::Harmony), false),
         ("deepseek-ai-DeepSeek-V3.1", Some(ToolSyntax::DeepSeek), true),
         ("google-gemma-2-2b-it", None, false),
         ("microsoft-Phi-3.5-mini-instruct", None, false),
