@@ -3,7 +3,8 @@
 usage: openai_client.py http://127.0.0.1:PORT      (needs the `openai` package)
 
 Chat, streams, log-probabilities, several completions, structured output through the client's own parser, completions with
-echo, responses, embeddings, models, token counts, and errors as the client's exceptions. Exits with a traceback at the first thing that is wrong.
+echo, responses, embeddings, models, token counts, and errors as the client's exceptions. Exits with a traceback at the
+first thing that is wrong.
 """
 
 import sys

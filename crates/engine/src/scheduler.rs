@@ -12,8 +12,9 @@
 //!
 //! A step gives logits or, for embeddings, hidden states; where both are wanted, steps take turns.
 //!
-//! The sequence that stands first is never preempted and in the batch at its kind's next turn, and it fits the pool alone (a request
-//! that does not is refused). So every step brings some sequence nearer to its end.
+//! The sequence that stands first is never preempted and in the batch at its kind's next turn, and it fits the pool alone
+//! (a request that does not is refused). So every step brings some sequence nearer to its end,
+//! and every second one the first.
 
 use std::collections::HashMap;
 

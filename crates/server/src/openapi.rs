@@ -1,5 +1,5 @@
-//! The OpenAPI document at `/openapi.json`, made from the routes' own lists of fields: a field that a route applies or refuses
-//! is in it, with its type and range, and nothing else is.
+//! The OpenAPI document at `/openapi.json`, made from the routes' own lists of fields: a field that a route applies or
+//! refuses is in it, with its type and range, and nothing else is.
 
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{OpenApi, OpenApiVersion};
@@ -419,7 +419,10 @@ fn schema_of(path: &str, name: &str) -> Value {
                     object(json!({"type": {"type": "string", "enum": ["function"]}, "name": text()}), &["type", "name"])
                 }
                 false => object(
-                    json!({"type": {"type": "string", "enum": ["function"]}, "function": object(json!({"name": text()}), &["name"])}),
+                    json!({
+                        "type": {"type": "string", "enum": ["function"]},
+                        "function": object(json!({"name": text()}), &["name"]),
+                    }),
                     &["type", "function"],
                 ),
             };
@@ -428,7 +431,8 @@ fn schema_of(path: &str, name: &str) -> Value {
         "text" => json!({"type": "object", "properties": {"format": or_null(json!({"type": "object"})),
             "verbosity": {"type": ["string", "null"], "enum": ["medium", null]}}, "additionalProperties": false}),
         "reasoning" => json!({"type": "object", "properties": {"effort": or_null(text()),
-            "summary": {"type": ["string", "null"], "enum": ["auto", null]}, "generate_summary": {"type": "null", "enum": [null]}}, "additionalProperties": false}),
+            "summary": {"type": ["string", "null"], "enum": ["auto", null]},
+            "generate_summary": {"type": "null", "enum": [null]}}, "additionalProperties": false}),
         "response_format" => json!({"type": "object", "required": ["type"], "additionalProperties": false,
             "properties": {"type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
                 "json_schema": {"type": ["object", "null"]}}}),
@@ -453,13 +457,15 @@ fn tool(is_anthropic: bool, is_responses: bool) -> Value {
     let schema = json!({"type": ["object", "null"]});
     if is_anthropic {
         let properties = json!({
-            "type": {"type": ["string", "null"], "enum": ["custom", null]}, "name": name, "description": or_null(text()), "input_schema": schema,
+            "type": {"type": ["string", "null"], "enum": ["custom", null]}, "name": name,
+            "description": or_null(text()), "input_schema": schema,
             "cache_control": or_null(cache_control()), "strict": {"type": ["boolean", "null"], "enum": [false, null]},
         });
         return object(properties, &["name"]);
     }
     let mut function = json!({
-        "name": name, "description": or_null(text()), "parameters": schema, "strict": {"type": ["boolean", "null"], "enum": [false, null]},
+        "name": name, "description": or_null(text()), "parameters": schema,
+        "strict": {"type": ["boolean", "null"], "enum": [false, null]},
     });
     if is_responses {
         function["type"] = json!({"type": "string", "enum": ["function"]});

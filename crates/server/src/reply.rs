@@ -17,8 +17,8 @@ pub(crate) enum ToolSyntax {
     /// `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…<｜tool▁calls▁end｜>`, as DeepSeek's
     /// V3.1 has it.
     DeepSeek,
-    /// `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>`, as GLM has it: a string stands as it is,
-    /// anything else as JSON, and only the function's schema tells which.
+    /// `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>`, as GLM has it: a string stands as it
+    /// is, anything else as JSON, and only the function's schema tells which.
     Glm,
     /// ` to=functions.name<|channel|>commentary <|constrain|>json<|message|>{…}<|call|>`, as gpt-oss has it: see
     /// [`Reasoning::Channels`].

@@ -1,5 +1,5 @@
-//! `bench serve`: load on a server of OpenAI's interface, this one or another, and what its clients see. Figures have the names
-//! that vLLM's `bench serve` gives them, so that results stand beside each other.
+//! `bench serve`: load on a server of OpenAI's interface, this one or another, and what its clients see. Figures have the
+//! names that vLLM's `bench serve` gives them, so that results stand beside each other.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -459,8 +459,12 @@ fn result(args: &ServeArgs, model: &str, duration: Duration, seen: &[Seen], fail
     let rounded = |value: f64| (value * 1e3).round() / 1e3;
     let rate = |count: f64| rounded(count / seconds);
     let facts = Facts::collect(1, None);
+    let endpoint = match args.endpoint {
+        Endpoint::Completions => "openai",
+        Endpoint::Chat => "openai-chat",
+    };
     let mut result = json!({
-        "date": facts.date, "endpoint_type": match args.endpoint { Endpoint::Completions => "openai", Endpoint::Chat => "openai-chat" },
+        "date": facts.date, "endpoint_type": endpoint,
         "backend": args.base_url, "model_id": model, "num_prompts": args.num_prompts,
         "request_rate": args.request_rate.map_or(json!("inf"), |rate| json!(rate)), "burstiness": 1.0,
         "max_concurrency": args.max_concurrency, "random_input_len": args.input_len,
