@@ -483,3 +483,20 @@ fn run(mut format: impl TurnFormat, reply: &[Part], finish: &Finish, progress: &
     };
     (events.into_iter().map(data).collect(), format.whole(blocks.all(), finish, progress))
 }
+
+/// A template that has opened the thought: all that the model says is one.
+#[tokio::test]
+async fn thoughts_are_blocks_of_their_own_and_end_with_their_budget() {
+    let app =
+        app_with(&HERMES.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"));
+    let body = with(messages(), json!({"thinking": {"type": "enabled", "budget_tokens": 3}, "max_tokens": 20}));
+    let whole = ok(&app, MESSAGES, &body).await;
+    assert_eq!((&whole["stop_reason"], &whole["usage"]["output_tokens"]), (&json!("max_tokens"), &json!(3)));
+    assert_eq!((&whole["content"][0]["type"], whole["content"].as_array().unwrap().len()), (&json!("thinking"), 1));
+    let streamed = joined_message(&named_events(&app, MESSAGES, &body).await);
+    assert_eq!(comparable(streamed), comparable(whole));
+    let answer = ok(&app, RESPONSES, &input()).await;
+    assert_eq!(answer["output"][0]["type"], "reasoning");
+    assert_eq!(answer["usage"]["output_tokens_details"]["reasoning_tokens"], answer["usage"]["output_tokens"]);
+    idle(&app).await;
+}
