@@ -138,7 +138,7 @@ fn resident_kb(server: &Server) -> Option<u64> {
 fn every_client_gets_the_answer_that_it_gets_alone() {
     let seconds = std::env::var("HOTMETAL_SOAK_SECONDS").ok().and_then(|value| value.parse().ok()).unwrap_or(4);
     let server =
-        Server::start(&["--kv-tokens", "4096", "--ctx-size", "512", "--batch-tokens", "64", "--parallel", "12"]);
+        Server::start(&["--kv-tokens", "768", "--ctx-size", "384", "--batch-tokens", "64", "--parallel", "12"]);
     let alone: Vec<(&str, Value, Value)> = (0..REQUESTS)
         .map(|number| {
             let (path, body) = request(number);
