@@ -62,8 +62,8 @@ pub enum BackendError {
     /// A device that steps cannot be queued on, or a step that was not.
     #[error("no step is under way on this device: a bug of the caller")]
     NotQueued,
-    /// A device, or a plan, that gives logits only.
-    #[error("this device does not give hidden states, so it makes no embeddings; `--device cpu` does")]
+    /// A plan whose head is no projection of normalised rows, or a device that gives logits only.
+    #[error("there are no hidden states of this model on this device, so it makes no embeddings: its head is no projection of normalised rows")]
     NoHiddenStates,
     /// A step input that contradicts the plan or the cache: a bug of the caller.
     #[error(transparent)]

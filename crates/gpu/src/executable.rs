@@ -29,6 +29,8 @@ pub(crate) struct GpuExecutable {
     driver: Box<dyn Driver>,
     target: Target,
     plan: Arc<Plan>,
+    /// The same without its head.
+    hidden: Option<Arc<Plan>>,
     weights: DeviceWeights,
     angles: Vec<Region>,
     cache: KvCache,
@@ -40,7 +42,7 @@ pub(crate) struct GpuExecutable {
     last_outputs: usize,
     /// Those of the step collected last.
     choices: Vec<Choice>,
-    /// By shape, ascending; all placed in `memory`.
+    /// By plan and shape, ascending; all placed in `memory`.
     programs: Vec<Program>,
     /// The step input as it is uploaded; kept for its memory.
     words: Vec<i32>,
@@ -70,6 +72,7 @@ impl Memory {
 
 /// A program: what a step of up to its shape runs.
 struct Program {
+    of: Of,
     layout: ArenaLayout,
     ops: Vec<OpLaunches>,
     /// What `ops` are.
@@ -79,6 +82,15 @@ struct Program {
     /// Its ops, and then the choice of a token for each output: the likeliest, or as the step input says.
     choosing: Option<Recording>,
     sampling: Option<Recording>,
+}
+
+/// Which plan a program is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Of {
+    /// The whole model.
+    Model,
+    /// The model without its head.
+    Hidden,
 }
 
 /// What a program ends with.
@@ -172,6 +184,7 @@ impl GpuExecutable {
             device,
             driver,
             target,
+            hidden: plan::hidden_states(&plan).map(Arc::new),
             plan,
             weights,
             angles,
@@ -190,9 +203,16 @@ impl GpuExecutable {
         })
     }
 
-    fn source(&self) -> Source<'_> {
+    fn plan_of(&self, of: Of) -> &Plan {
+        match (of, &self.hidden) {
+            (Of::Hidden, Some(hidden)) => hidden,
+            _ => &self.plan,
+        }
+    }
+
+    fn source(&self, of: Of) -> Source<'_> {
         Source {
-            plan: &self.plan,
+            plan: self.plan_of(of),
             weights: &self.weights,
             angles: &self.angles,
             cache: &self.cache,
@@ -254,10 +274,10 @@ impl GpuExecutable {
         let mut launches: Vec<_> = program.ops.iter().flat_map(|op| &op.launches).cloned().collect();
         let (arena, step) = (self.memory.arena, self.memory.step);
         if end != End::Logits {
-            launches.extend(self.source().choose(&program.layout, arena, step));
+            launches.extend(self.source(Of::Model).choose(&program.layout, arena, step));
         }
         if end == End::Sampled {
-            launches.push(self.source().sample(&program.layout, arena, step));
+            launches.push(self.source(Of::Model).sample(&program.layout, arena, step));
         }
         let recording = self.driver.record(&launches).map_err(self.error("a program"))?;
         *self.programs[index].recording_of(end) = Some(recording);
@@ -265,11 +285,9 @@ impl GpuExecutable {
     }
 
     /// Checks `input`, makes its program if there is none, and copies blocks. Returns the program's place.
-    fn begin(&mut self, input: &StepInput, outputs_before: usize) -> Result<usize, BackendError> {
+    fn begin(&mut self, of: Of, input: &StepInput, outputs_before: usize) -> Result<usize, BackendError> {
         input.check_fed(self.plan.vocab_size, &self.cache.layout, outputs_before)?;
-        let bucket = input.shape().bucket();
-        self.compile(bucket)?;
-        let index = self.find(bucket).expect("`compile` has it or made it");
+        let index = self.compile_of(of, input.shape().bucket())?;
         let mut words = std::mem::take(&mut self.words);
         let encoded = self.programs[index].layout.step.encode(input, &mut words);
         self.words = words;
@@ -286,7 +304,7 @@ impl GpuExecutable {
     /// A step that is timed op by op, and leaves a record.
     fn replay_recorded(&mut self, input: &StepInput, begin_ns: u64) -> Result<&[f32], BackendError> {
         self.drain()?;
-        let index = self.begin(input, 0)?;
+        let index = self.begin(Of::Model, input, 0)?;
         let step = self.memory.step.address;
         self.driver.upload(step, bytemuck::cast_slice(&self.words)).map_err(self.error("a step"))?;
         let launches: Vec<_> = self.programs[index].ops.iter().map(|op| &op.launches[..]).collect();
@@ -299,8 +317,51 @@ impl GpuExecutable {
         Ok(&self.logits)
     }
 
-    fn find(&self, shape: StepShape) -> Result<usize, usize> {
-        self.programs.binary_search_by_key(&shape, |program| program.layout.step.shape)
+    /// The place of the program of that plan for steps of up to `shape`; makes it if there is none.
+    fn compile_of(&mut self, of: Of, shape: StepShape) -> Result<usize, BackendError> {
+        if let Ok(place) = self.find(of, shape) {
+            return Ok(place);
+        }
+        if shape.tokens > TOKENS_MAX {
+            let reason = format!("a step of {} tokens is too large: at most {TOKENS_MAX}", shape.tokens);
+            return Err(BackendError::Device { device: self.device.clone(), reason });
+        }
+        let layout = self.source(of).lay_out(shape);
+        self.reserve(&layout)?;
+        let ops = self.source(of).lower(&layout, self.memory.arena, self.memory.step, self.memory.messages);
+        let place = self.find(of, shape).expect_err("not there a moment ago");
+        let infos = profile::infos(self.plan_of(of), &self.weights, &ops).into();
+        let program = Program { of, layout, ops, infos, recording: None, choosing: None, sampling: None };
+        self.programs.insert(place, program);
+        // In the way that steps were asked for last.
+        let end = if of == Of::Hidden { End::Logits } else { self.end };
+        self.recording(place, end)?;
+        Ok(place)
+    }
+
+    /// Runs a step and returns its result, rows of the plan's logits, without padding between them.
+    fn run(&mut self, of: Of, input: &StepInput) -> Result<&[f32], BackendError> {
+        self.drain()?;
+        self.end = End::Logits;
+        let index = self.begin(of, input, 0)?;
+        let recording = self.recording(index, End::Logits)?;
+        let program = &self.programs[index];
+        let result = self.source(of).place(&program.layout, self.memory.arena, self.plan_of(of).logits);
+        let (rows, device) = (input.output_rows.len(), self.device.clone());
+        let error = device_error(device, "a step");
+        let output = (result.region.address, rows * result.stride);
+        self.driver.enqueue(recording, (self.memory.step.address, &self.words), output).map_err(&error)?;
+        let found: &[f32] = bytemuck::cast_slice(self.driver.collect().map_err(&error)?);
+        if result.stride == result.width {
+            return Ok(found);
+        }
+        self.logits.clear();
+        self.logits.extend(found.chunks_exact(result.stride).flat_map(|row| &row[..result.width]));
+        Ok(&self.logits)
+    }
+
+    fn find(&self, of: Of, shape: StepShape) -> Result<usize, usize> {
+        self.programs.binary_search_by_key(&(of, shape), |program| (program.of, program.layout.step.shape))
     }
 
     fn layer(&self, op: usize) -> Option<LayerCache> {
@@ -312,7 +373,7 @@ impl GpuExecutable {
 
     /// The rows of a value, one after another.
     fn read_value(&mut self, program: usize, value: plan::Value, input: &StepInput) -> Result<Vec<f32>, BackendError> {
-        let place = self.source().place(&self.programs[program].layout, self.memory.arena, value);
+        let place = self.source(Of::Model).place(&self.programs[program].layout, self.memory.arena, value);
         let rows = match place.rows {
             plan::Rows::Tokens => input.token_ids.len(),
             plan::Rows::Outputs => input.output_rows.len(),
@@ -352,21 +413,7 @@ impl GpuExecutable {
 
 impl Executable for GpuExecutable {
     fn compile(&mut self, shape: StepShape) -> Result<(), BackendError> {
-        if self.find(shape).is_ok() {
-            return Ok(());
-        }
-        if shape.tokens > TOKENS_MAX {
-            let reason = format!("a step of {} tokens is too large: at most {TOKENS_MAX}", shape.tokens);
-            return Err(BackendError::Device { device: self.device.clone(), reason });
-        }
-        let layout = self.source().lay_out(shape);
-        self.reserve(&layout)?;
-        let ops = self.source().lower(&layout, self.memory.arena, self.memory.step, self.memory.messages);
-        let place = self.find(shape).expect_err("not there a moment ago");
-        let infos = profile::infos(&self.plan, &self.weights, &ops).into();
-        self.programs.insert(place, Program { layout, ops, infos, recording: None, choosing: None, sampling: None });
-        // In the way that steps were asked for last.
-        self.recording(place, self.end).map(drop)
+        self.compile_of(Of::Model, shape).map(drop)
     }
 
     fn can_queue(&self) -> bool {
@@ -379,7 +426,7 @@ impl Executable for GpuExecutable {
             return Err(StepError(format!("a step more than the {STEPS_MAX} that can be under way")).into());
         }
         self.end = if input.sampling.is_empty() { End::Likeliest } else { End::Sampled };
-        let index = self.begin(input, self.last_outputs)?;
+        let index = self.begin(Of::Model, input, self.last_outputs)?;
         let recording = self.recording(index, self.end)?;
         let (outputs, device) = (input.output_rows.len(), self.device.clone());
         let output = (self.chosen.address, outputs * (size_of::<Chosen>() / size_of::<u32>()));
@@ -411,29 +458,22 @@ impl Executable for GpuExecutable {
         if let Some(begin_ns) = self.recording.as_ref().and_then(profile::Recording::begin) {
             return self.replay_recorded(input, begin_ns);
         }
-        self.drain()?;
-        self.end = End::Logits;
-        let index = self.begin(input, 0)?;
-        let recording = self.recording(index, End::Logits)?;
-        let program = &self.programs[index];
-        let logits = self.source().place(&program.layout, self.memory.arena, self.plan.logits);
-        let (rows, device) = (input.output_rows.len(), self.device.clone());
-        let error = device_error(device, "a step");
-        let output = (logits.region.address, rows * logits.stride);
-        self.driver.enqueue(recording, (self.memory.step.address, &self.words), output).map_err(&error)?;
-        let found: &[f32] = bytemuck::cast_slice(self.driver.collect().map_err(&error)?);
-        if logits.stride == logits.width {
-            return Ok(found);
+        self.run(Of::Model, input)
+    }
+
+    fn hidden_size(&self) -> Option<usize> {
+        self.hidden.as_ref().map(|hidden| hidden.value(hidden.logits).width)
+    }
+
+    fn replay_hidden(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        if self.hidden.is_none() {
+            return Err(BackendError::NoHiddenStates);
         }
-        self.logits.clear();
-        self.logits.extend(found.chunks_exact(logits.stride).flat_map(|row| &row[..logits.width]));
-        Ok(&self.logits)
+        self.run(Of::Hidden, input)
     }
 
     fn variants(&mut self, shape: StepShape) -> Result<Vec<OpInfo>, BackendError> {
-        let bucket = shape.bucket();
-        self.compile(bucket)?;
-        let index = self.find(bucket).expect("`compile` has it or made it");
+        let index = self.compile_of(Of::Model, shape.bucket())?;
         Ok(self.programs[index].infos.to_vec())
     }
 
@@ -444,7 +484,7 @@ impl Executable for GpuExecutable {
 
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
         self.drain()?;
-        let index = self.begin(input, 0)?;
+        let index = self.begin(Of::Model, input, 0)?;
         let step = self.memory.step.address;
         self.driver.upload(step, bytemuck::cast_slice(&self.words)).map_err(self.error("a step"))?;
         let mut logits = vec![];

@@ -28,13 +28,13 @@ fn kernels(plan: &Arc<Plan>, weights: &[Tensor], format: KvFormat, batch_invaria
     for tokens in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
         for sequences in [1, 4] {
             let shape = StepShape { tokens, sequences: sequences.min(tokens), outputs: sequences.min(tokens) };
-            let program = executable.source().lay_out(shape.bucket());
+            let program = executable.source(super::Of::Model).lay_out(shape.bucket());
             executable.reserve(&program).unwrap();
             let (arena, step, messages) = (executable.memory.arena, executable.memory.step, executable.memory.messages);
             assert_eq!(messages.bytes, 0, "groups of Metal tell each other nothing");
-            let ops = executable.source().lower(&program, arena, step, messages);
-            let choices = executable.source().choose(&program, arena, step);
-            let sample = executable.source().sample(&program, arena, step);
+            let ops = executable.source(super::Of::Model).lower(&program, arena, step, messages);
+            let choices = executable.source(super::Of::Model).choose(&program, arena, step);
+            let sample = executable.source(super::Of::Model).sample(&program, arena, step);
             let launches = ops.into_iter().flat_map(|op| op.launches).chain(choices).chain([sample]);
             for launch in launches {
                 let name = launch.kernel;
