@@ -63,7 +63,7 @@ pub enum BackendError {
     #[error("no step is under way on this device: a bug of the caller")]
     NotQueued,
     /// A plan whose head is no projection of normalised rows, or a device that gives logits only.
-    #[error("there are no hidden states of this model on this device, so it makes no embeddings: its head is no projection of normalised rows")]
+    #[error("no hidden states, and so no embeddings: the head of this model is no projection of normalised rows")]
     NoHiddenStates,
     /// A step input that contradicts the plan or the cache: a bug of the caller.
     #[error(transparent)]

@@ -114,7 +114,8 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
     let mut fields = Fields::new(body, KNOWN)?;
     serving.check_model(fields.string("model")?.as_deref())?;
     let Some(hidden_size) = serving.hidden_size else {
-        let message = "this model has no hidden states of its own here, so it makes no embeddings: its head is no projection of normalised rows";
+        let message =
+            "this model gives no hidden states here, so it makes no embeddings: its head is no projection of a norm";
         return Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "no_embeddings", message));
     };
     let inputs = prompts::take(&mut fields, "input", INPUTS_MAX, serving)?;
