@@ -185,8 +185,8 @@ impl Source<'_> {
             let index = ops.len();
             let program = Program { target: self.target.of(op.name()), ..program };
             let both = self.plan.ops.get(index + 1).and_then(|next| program.norm_linear_rope(op, next));
-            if let Some(launches) = both {
-                ops.push(OpLaunches { op: index, launches });
+            if let Some(launch) = both {
+                ops.push(OpLaunches { op: index, launches: vec![launch] });
                 ops.push(OpLaunches { op: index + 1, launches: vec![] });
             } else {
                 ops.push(OpLaunches { op: index, launches: program.op(op) });
@@ -817,8 +817,7 @@ impl Program<'_> {
         if rows == 1
             && let Some(variant) = self.stream_variant(x, norm.is_some(), projections)
         {
-            let format = self.source.weights.get(projections[0].0.weight).format;
-            return self.stream_launch(&variant, format, x, norm, projections, residual, LinearStreamParams::default());
+            return self.stream_launch(&variant, x, norm, projections, residual, LinearStreamParams::default());
         }
         let (linear, up, _) = projections[0];
         let kind = match (norm.is_some(), up.is_some()) {
@@ -902,12 +901,10 @@ impl Program<'_> {
         dispatch::linear_stream(&self.target, format, kind, norm, x.width)
     }
 
-    /// One row's projections by `linear_stream`, of those whose weights are in `format`; `params` has what is not theirs.
-    #[expect(clippy::too_many_arguments, reason = "what a launch is made of")]
+    /// One row's projections by `linear_stream`; `params` has what is not theirs.
     fn stream_launch(
         &self,
         variant: &StreamVariant,
-        format: DeviceFormat,
         x: Place,
         norm: Option<&OnTheWay>,
         projections: &[Projection],
@@ -945,10 +942,6 @@ impl Program<'_> {
         let per_unit = if params.head_dim > 0 { 2 } else { 1 };
         for (segment, &(linear, up, out)) in params.segments.iter_mut().zip(projections) {
             let (weight, bias) = (self.source.weights.get(linear.weight), self.vector(linear.bias));
-            // Which segment it is says what becomes of it: others stay empty.
-            if weight.format != format {
-                continue;
-            }
             let up = up.map(|up| (self.source.weights.get(up.weight), self.vector(up.bias)));
             let up_weight = up.map(|(weight, _)| (weight.values, weight.scales)).unwrap_or_default();
             let up_bias = up.map_or(Region::default(), |(_, bias)| bias);
@@ -975,9 +968,9 @@ impl Program<'_> {
         operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
     }
 
-    /// Q, K and V, and what `rope_kv_write` does with them, in one launch, or one for each format: for one row, where the two
-    /// ops follow each other and `linear_stream` can do it.
-    fn norm_linear_rope(&self, op: &Op, next: &Op) -> Option<Vec<Launch>> {
+    /// Q, K and V, and what `rope_kv_write` does with them, in one launch: for one row, where the two ops follow each other,
+    /// weights are in one format and `linear_stream` can do it.
+    fn norm_linear_rope(&self, op: &Op, next: &Op) -> Option<Launch> {
         let Op::NormLinear { x, norm, ref projections } = *op else { return None };
         let Op::RopeKvWrite { q, k, v, q_norm: None, k_norm: None, rope, layer, q_out } = *next else { return None };
         let [(q_linear, q_to), (k_linear, k_to), (v_linear, v_to)] = projections[..] else { return None };
@@ -998,6 +991,12 @@ impl Program<'_> {
         if self.source.cache.layout.format != KvFormat::F16 {
             return None;
         }
+        let [format, others @ ..] =
+            [q_linear, k_linear, v_linear].map(|linear| self.source.weights.get(linear.weight).format);
+        if others != [format; 2] {
+            return None;
+        }
+        let variant = dispatch::linear_stream(&self.target, format, StreamKind::Rope, true, x.width)?;
         let angles = self.source.angles[rope];
         let params = LinearStreamParams {
             angles: angles.address,
@@ -1013,22 +1012,16 @@ impl Program<'_> {
         };
         let norm = OnTheWay { norm, select: Region::default(), rows: x.rows };
         let projections = [(q_linear, None, q_to), (k_linear, None, k_to), (v_linear, None, v_to)];
-        let mut formats = projections.map(|(linear, ..)| self.source.weights.get(linear.weight).format).to_vec();
-        formats.sort_by_key(|&format| format as u8);
-        formats.dedup();
-        let launches = formats.into_iter().map(|format| {
-            let variant = dispatch::linear_stream(&self.target, format, StreamKind::Rope, true, x.width)?;
-            let launch = self
-                .stream_launch(&variant, format, x, Some(&norm), &projections, None, params)
+        let launch = self.stream_launch(&variant, x, Some(&norm), &projections, None, params);
+        Some(
+            launch
                 .with(Access::Constant, angles)
                 .with(Access::Constant, self.step.positions)
                 .with(Access::Constant, self.step.slots)
                 .with(Access::Write, q_out.region)
                 .with(Access::Update, cache.keys)
-                .with(Access::Update, cache.values);
-            Some(launch)
-        });
-        launches.collect()
+                .with(Access::Update, cache.values),
+        )
     }
 
     fn rope(&self, x: Place, rope: usize, out: Place) -> Launch {
