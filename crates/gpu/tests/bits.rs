@@ -8,7 +8,6 @@ use backend::{Backend, Executable};
 use gpu::SimDialect::{Cuda, Metal};
 use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput, fuse};
-use tensor::quant::q8_0;
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 use testing::Rng;
 use testing::tiny::{random_weights, tiny_model};
@@ -71,16 +70,8 @@ fn both_thread_orders_and_both_forms_of_the_plan_give_the_same_bits() {
 #[test]
 fn weights_of_six_bits_give_the_bits_of_their_q8_0() {
     let (textbook, weights) = tiny_model("llama", 1, WeightFormat::Q6_K);
-    let to_q8_0 = |tensor: &Tensor| {
-        if tensor.format() != WeightFormat::Q6_K {
-            return tensor.clone();
-        }
-        let mut blocks = vec![q8_0::pack(&[0.0; 32]); tensor.num_rows() * tensor.row_len() / 32];
-        WeightFormat::Q6_K.to_q8_0(tensor.bytes(), &mut blocks);
-        let bytes = bytemuck::cast_slice::<_, u8>(&blocks).to_vec();
-        Tensor::new(WeightFormat::Q8_0, tensor.shape().to_vec(), bytes.into()).unwrap()
-    };
-    let expanded: Vec<_> = weights.iter().map(to_q8_0).collect();
+    let expanded: Vec<_> = weights.iter().map(Tensor::to_q8_0).collect();
+    assert!(expanded.iter().any(|tensor| tensor.format() == WeightFormat::Q8_0));
     let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 2 };
     let tokens = Rng::new(3).tokens(20, textbook.vocab_size);
     let found = bits(&mut *load(ThreadOrder::Forward, &textbook, &weights, kv), &tokens, 20, &[1, 0]);

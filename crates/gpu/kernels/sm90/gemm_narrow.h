@@ -68,9 +68,10 @@ template <i32 STEP> FN void narrow_next(CONST GemmParams& p, NarrowRing& ring) {
   if (ring.slot >= p.stages) { ring.slot -= p.stages; ring.phase ^= 1; }
 }
 
-// One thread: weights, without a stop from tile to tile, and before the kernel ahead has ended.
+// One SIMD group, whose lanes all count, so that it takes no registers of lanes; the first asks. Weights, without a stop from
+// tile to tile, and before the kernel ahead has ended.
 template <class W, i32 N>
-FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowShare& share) {
+FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowShare& share, i32 lane) {
   typedef NarrowFormat<W, N> Format;
   const i32 bytes = p.height * (p.columns * 128 + narrow_scales<W>(p));
   ROLL for (i32 index = share.first; index < p.tiles; index += share.step) {
@@ -80,24 +81,29 @@ FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowSh
       const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * Format::STAGE;
       const i32 first = (share.begin + stage) * share.stage_k, scales = first / 256 * 8;
       barrier_wait(ring.empty + ring.slot * 8, ring.phase);
-      barrier_expect(full, bytes);
-      ROLL for (i32 i = 0; i < p.columns; i++) {
-        const i32 k = (first + i * Format::K) / W::PACK;
-        if (p.glu) copy_tile_4d(to + i * (p.height * 128), s.weight, full, k, 0, 0, tile.row / 8);
-        else copy_tile_2d(to + i * (p.height * 128), s.weight, full, k, tile.row);
+      if (lane == 0) {
+        const i32 k = first / W::PACK, second = (first + Format::K) / W::PACK;
+        barrier_expect(full, bytes);
+        if (p.glu) copy_tile_4d(to, s.weight, full, k, 0, 0, tile.row / 8);
+        else copy_tile_2d(to, s.weight, full, k, tile.row);
+        if (p.columns == 2) {
+          if (p.glu) copy_tile_4d(to + p.height * 128, s.weight, full, second, 0, 0, tile.row / 8);
+          else copy_tile_2d(to + p.height * 128, s.weight, full, second, tile.row);
+        }
+        if (W::IN_REGISTERS) {
+          if (p.glu) copy_tile_4d(to + NARROW_WEIGHTS, s.scale_tiles, full, scales, 0, 0, tile.row / 8);
+          else copy_tile_2d(to + NARROW_WEIGHTS, s.scale_tiles, full, scales, tile.row);
+        }
       }
-      if (W::IN_REGISTERS) {
-        if (p.glu) copy_tile_4d(to + NARROW_WEIGHTS, s.scale_tiles, full, scales, 0, 0, tile.row / 8);
-        else copy_tile_2d(to + NARROW_WEIGHTS, s.scale_tiles, full, scales, tile.row);
-      }
+      simd_barrier();
       narrow_next<1>(p, ring);
     }
   }
 }
 
-// One thread: rows, as soon as the kernel ahead has made them.
+// Another SIMD group: rows, as soon as the kernel ahead has made them.
 template <class W, i32 N>
-FN void narrow_copy_rows(CONST GemmParams& p, NarrowRing ring, const NarrowShare& share) {
+FN void narrow_copy_rows(CONST GemmParams& p, NarrowRing ring, const NarrowShare& share, i32 lane) {
   typedef NarrowFormat<W, N> Format;
   prefetch_map(p.x);
   wait_for_previous();
@@ -106,9 +112,12 @@ FN void narrow_copy_rows(CONST GemmParams& p, NarrowRing ring, const NarrowShare
     ROLL for (i32 stage = 0; stage < share.count; stage++) {
       const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * Format::STAGE + NARROW_WEIGHTS + Format::SCALES;
       barrier_wait(ring.empty + ring.slot * 8, ring.phase);
-      barrier_expect(full, tiles * Format::X_TILE);
-      ROLL for (i32 i = 0; i < tiles; i++)
-        copy_tile_2d(to + i * Format::X_TILE, p.x, full, (share.begin + stage) * share.stage_k + i * GEMM_K, 0);
+      if (lane == 0) {
+        barrier_expect(full, tiles * Format::X_TILE);
+        UNROLL for (i32 i = 0; i < 2 * Format::X_TILES; i++)
+          if (i < tiles) copy_tile_2d(to + i * Format::X_TILE, p.x, full, (share.begin + stage) * share.stage_k + i * GEMM_K, 0);
+      }
+      simd_barrier();
       narrow_next<1>(p, ring);
     }
   }
@@ -305,11 +314,8 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   group_barrier();
   if (share.sharers > 1) cluster_arrive();
   if (t.simd >= NARROW_MULTIPLIERS) {
-    if (t.lane == 0) {
-      if (t.simd == NARROW_MULTIPLIERS) narrow_copy_weights<W, N>(p, ring, share);
-      else narrow_copy_rows<W, N>(p, ring, share);
-    }
-    simd_barrier();
+    if (t.simd == NARROW_MULTIPLIERS) narrow_copy_weights<W, N>(p, ring, share, t.lane);
+    else narrow_copy_rows<W, N>(p, ring, share, t.lane);
     if (share.sharers > 1) cluster_wait();
     return;
   }
