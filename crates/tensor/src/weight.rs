@@ -5,7 +5,7 @@ use bytes::Bytes;
 use half::{bf16, f16};
 
 use crate::WeightFormat;
-use crate::quant::Packing;
+use crate::quant::{Packing, q8_0};
 
 /// What is wrong with the bytes or the shape of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,6 +73,19 @@ impl Tensor {
         }
         let rows = shape.iter().rev().skip(1).try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(too_large)?;
         format.row_bytes(row_len).and_then(|bytes| bytes.checked_mul(rows)).ok_or_else(too_large)
+    }
+
+    /// The same in the blocks of Q8_0 that come nearest ([`WeightFormat::to_q8_0`]): what devices compute from that have no
+    /// kernels for its block format. Plain formats, and Q8_0, stay as they are.
+    pub fn to_q8_0(&self) -> Self {
+        if self.format.block_len() == 1 || self.format == WeightFormat::Q8_0 {
+            return self.clone();
+        }
+        let num_weights = self.data.len() / self.format.block_bytes() * self.format.block_len();
+        let mut blocks = vec![q8_0::Block { scale: f16::ZERO, codes: [0; 32] }; num_weights / q8_0::BLOCK_LEN];
+        self.format.to_q8_0(&self.data, &mut blocks);
+        let data = aligned_copy(bytemuck::cast_slice(&blocks));
+        Self { format: WeightFormat::Q8_0, shape: self.shape.clone(), data }
     }
 
     /// Packs `values` (row-major, as many as `shape` has) into `format` with plain scales; rounding is to nearest even, or

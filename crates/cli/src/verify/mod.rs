@@ -77,7 +77,9 @@ fn pairs<'a>(
             if device.name == other.name && args.model.is_some() {
                 bail!("{} is both the device and what it is compared with: choose another --against", device.name);
             }
-            if device.name != other.name {
+            // What a device computes as another format, it is held to in that one.
+            let is_another = subject.is_small() && !subject.is_computed_as_it_is(device);
+            if device.name != other.name && !is_another {
                 pairs.push((subject, device, other));
             }
         }

@@ -226,6 +226,22 @@ impl Subject {
         (Side::new(&*device.backend, &self.textbook), Side::new(&*other.backend, &self.textbook))
     }
 
+    /// Whether `device` computes from all of its matrices as they are.
+    pub(super) fn is_computed_as_it_is(&self, device: &Named) -> bool {
+        let formats = device.backend.claims().formats;
+        self.weights().iter().all(|tensor| tensor.shape().len() < 2 || formats.contains(&tensor.format()))
+    }
+
+    /// What is compared: matrices as `device` computes from them.
+    fn work_on(&self, device: &Named) -> Work {
+        let formats = device.backend.claims().formats;
+        let as_computed = |tensor: &Tensor| {
+            let is_kept = tensor.shape().len() < 2 || formats.contains(&tensor.format());
+            if is_kept { tensor.clone() } else { tensor.to_q8_0() }
+        };
+        Work { weights: self.weights().iter().map(as_computed).collect(), ..self.work.clone() }
+    }
+
     /// Compares `device` with `other`.
     pub(super) fn compare(
         &self,
@@ -235,16 +251,17 @@ impl Subject {
         progress: &ProgressBar,
     ) -> Result<ModelResult> {
         self.check_memory(args, device, other)?;
+        let work = self.work_on(device);
         let in_model = || format!("cannot compare `{}` on {} with {}", self.name, device.name, other.name);
         let (on_device, on_other) = self.sides(device, other);
         progress.set_message(format!("{} in {}", self.name, self.format));
-        let comparison = checkpoints::compare(&on_device, &on_other, &self.work, &mut || progress.inc(1));
+        let comparison = checkpoints::compare(&on_device, &on_other, &work, &mut || progress.inc(1));
         let comparison = comparison.with_context(in_model)?;
         let parity = match &self.prompt {
             Some(prompt) if args.n_predict > 0 => {
                 progress.set_message(format!("{}: greedy text", self.name));
                 let parity =
-                    parity::greedy(&on_device, &on_other, &self.work, prompt, args.n_predict, &mut || progress.inc(1));
+                    parity::greedy(&on_device, &on_other, &work, prompt, args.n_predict, &mut || progress.inc(1));
                 Some((prompt, parity.with_context(in_model)?))
             }
             _ => None,
