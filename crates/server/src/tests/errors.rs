@@ -180,12 +180,26 @@ async fn a_step_that_fails_takes_its_requests_and_nobody_else() {
         let is_armed = Arc::clone(&armed);
         let app = app_on(config(), Some(Box::new(move |_, _| is_armed.swap(false, Ordering::SeqCst).then_some(fault))));
         let before = ok(&app, CHAT, &hello()).await;
-        armed.store(true, Ordering::SeqCst);
-        let (status, _, answer) = post(&app, CHAT, &hello()).await;
+        // A step that was submitted ahead for a request that has ended may take the fault, and nobody is there to see it: then once
+        // more.
+        let (mut status, mut answer) = (StatusCode::OK, Value::Null);
+        for _ in 0..3 {
+            armed.store(true, Ordering::SeqCst);
+            (status, _, answer) = post(&app, CHAT, &hello()).await;
+            if status != StatusCode::OK {
+                break;
+            }
+        }
         let code = if fault == Fault::Error { "step_failed" } else { "numeric_fault" };
         assert_eq!((status, &answer["error"]["code"]), (StatusCode::INTERNAL_SERVER_ERROR, &json!(code)));
-        armed.store(true, Ordering::SeqCst);
-        let events = stream(&app, CHAT, &hello()).await;
+        let mut events = vec![];
+        for _ in 0..3 {
+            armed.store(true, Ordering::SeqCst);
+            events = stream(&app, CHAT, &hello()).await;
+            if !events.last().unwrap()["error"].is_null() {
+                break;
+            }
+        }
         assert_eq!(events.last().unwrap()["error"]["code"], code, "an error in a stream is an event");
         let after = ok(&app, CHAT, &hello()).await;
         assert_eq!(before["choices"], after["choices"]);
