@@ -17,7 +17,7 @@ use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied, only, string, wrong};
 use crate::generation::{Plan, prepared, random_id};
 use crate::security::KeyNumber;
-use crate::turn::{self, Block, BlockKind, Change, NamedEvent, Progress, TurnFormat};
+use crate::turn::{self, Block, BlockKind, Change, Conversation, NamedEvent, Progress, TurnFormat};
 
 const MESSAGES_MAX: usize = 4096;
 
@@ -122,7 +122,7 @@ fn inner(
         other => return Err(wrong("messages", &other, format!("a list of 1 to {MESSAGES_MAX} messages"))),
     };
     for (index, message) in messages.into_iter().enumerate() {
-        conversation.take(&format!("messages[{index}]"), message)?;
+        conversation.take_message(&format!("messages[{index}]"), message)?;
     }
     if conversation.messages.last().is_some_and(|last| last["role"] == "assistant") {
         let message = "the last message is the assistant's: an answer begins with a message of its own";
@@ -159,21 +159,7 @@ fn outer_name(name: &str, origins: &[String]) -> String {
     }
 }
 
-/// The messages of the inner request, and where each comes from.
-#[derive(Default)]
-struct Conversation {
-    messages: Vec<Value>,
-    origins: Vec<String>,
-    /// Calls so far: their ids and the functions' names, which some templates want with the result.
-    calls: Vec<(String, String)>,
-}
-
 impl Conversation {
-    fn push(&mut self, origin: &str, message: Value) {
-        self.messages.push(message);
-        self.origins.push(origin.to_owned());
-    }
-
     /// Adds a text of the user's, to the last message if that is the user's too.
     fn push_user(&mut self, at: &str, text: &str) {
         match self.messages.last_mut() {
@@ -182,7 +168,7 @@ impl Conversation {
         }
     }
 
-    fn take(&mut self, at: &str, message: Value) -> Result<(), ApiError> {
+    fn take_message(&mut self, at: &str, message: Value) -> Result<(), ApiError> {
         const MESSAGE: &[&[Field]] = &[&[applied("role"), applied("content")]];
         if !message.is_object() {
             return Err(wrong(at, &message, "an object with `role` and `content`"));

@@ -16,7 +16,7 @@ use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, only, string, wrong};
 use crate::generation::{Plan, prepared, random_id, unix_time};
 use crate::security::KeyNumber;
-use crate::turn::{self, Block, BlockKind, Change, NamedEvent, Progress, TurnFormat};
+use crate::turn::{self, Block, BlockKind, Change, Conversation, NamedEvent, Progress, TurnFormat};
 
 const ITEMS_MAX: usize = 4096;
 
@@ -139,7 +139,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Prepared, Ap
         Value::String(text) => conversation.push("input", json!({"role": "user", "content": text})),
         Value::Array(items) if (1..=ITEMS_MAX).contains(&items.len()) => {
             for (index, item) in items.into_iter().enumerate() {
-                conversation.take(&format!("input[{index}]"), item)?;
+                conversation.take_item(&format!("input[{index}]"), item)?;
             }
         }
         other => return Err(wrong("input", &other, format!("a text, or a list of 1 to {ITEMS_MAX} items"))),
@@ -284,21 +284,7 @@ fn tools(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     }
 }
 
-/// The messages of the inner request, and where each comes from.
-#[derive(Default)]
-struct Conversation {
-    messages: Vec<Value>,
-    origins: Vec<String>,
-    /// Calls so far: their ids and the functions' names, which some templates want with the result.
-    calls: Vec<(String, String)>,
-}
-
 impl Conversation {
-    fn push(&mut self, origin: &str, message: Value) {
-        self.messages.push(message);
-        self.origins.push(origin.to_owned());
-    }
-
     /// The assistant's message that is being put together: its reasoning, text and calls are items of their own here.
     fn assistant(&mut self, at: &str) -> &mut Value {
         if self.messages.last().is_none_or(|last| last["role"] != "assistant") {
@@ -308,7 +294,7 @@ impl Conversation {
         &mut self.messages[last]
     }
 
-    fn take(&mut self, at: &str, item: Value) -> Result<(), ApiError> {
+    fn take_item(&mut self, at: &str, item: Value) -> Result<(), ApiError> {
         const MESSAGE: &[&[Field]] = &[&[
             applied("type"),
             applied("role"),

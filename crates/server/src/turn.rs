@@ -21,6 +21,22 @@ pub(crate) struct NamedEvent {
     pub(crate) data: Value,
 }
 
+/// The messages of the inner request, and where each comes from.
+#[derive(Default)]
+pub(crate) struct Conversation {
+    pub(crate) messages: Vec<Value>,
+    pub(crate) origins: Vec<String>,
+    /// Calls so far: their ids and the functions' names, which some templates want with the result.
+    pub(crate) calls: Vec<(String, String)>,
+}
+
+impl Conversation {
+    pub(crate) fn push(&mut self, origin: &str, message: Value) {
+        self.messages.push(message);
+        self.origins.push(origin.to_owned());
+    }
+}
+
 /// How far an answer is.
 #[derive(Clone, Debug)]
 pub(crate) struct Progress {
