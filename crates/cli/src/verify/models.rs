@@ -228,18 +228,16 @@ impl Subject {
 
     /// Whether `device` computes from all of its matrices as they are.
     pub(super) fn is_computed_as_it_is(&self, device: &Named) -> bool {
-        let formats = device.backend.claims().formats;
-        self.weights().iter().all(|tensor| tensor.shape().len() < 2 || formats.contains(&tensor.format()))
+        let is_kept = kept_by(device);
+        self.weights().iter().all(is_kept)
     }
 
     /// What is compared: matrices as `device` computes from them.
     fn work_on(&self, device: &Named) -> Work {
-        let formats = device.backend.claims().formats;
-        let as_computed = |tensor: &Tensor| {
-            let is_kept = tensor.shape().len() < 2 || formats.contains(&tensor.format());
-            if is_kept { tensor.clone() } else { tensor.to_q8_0() }
-        };
-        Work { weights: self.weights().iter().map(as_computed).collect(), ..self.work.clone() }
+        let is_kept = kept_by(device);
+        let as_computed = |tensor: &Tensor| if is_kept(tensor) { tensor.clone() } else { tensor.to_q8_0() };
+        let Work { kv, ref steps, .. } = self.work;
+        Work { weights: self.weights().iter().map(as_computed).collect(), kv, steps: steps.clone() }
     }
 
     /// Compares `device` with `other`.
@@ -300,6 +298,12 @@ impl Subject {
         }
         Ok(())
     }
+}
+
+/// Whether a tensor is computed from as it is, and not as the Q8_0 that comes nearest.
+fn kept_by(device: &Named) -> impl Fn(&Tensor) -> bool {
+    let formats = device.backend.claims().formats;
+    move |tensor| tensor.shape().len() < 2 || formats.contains(&tensor.format())
 }
 
 fn faults_of(comparison: &Comparison) -> Vec<String> {
