@@ -55,22 +55,22 @@ FN QueryRows<D> load_query(CONST AttentionParams<f16>& p, THREAD const Attention
   return rows;
 }
 
-// K and V of 16 positions. Chunk i of 16 bytes of row r lies at place i ^ chunk_turn(r): so a SIMD group's loads of 16 bytes a
+// K or V of 16 positions. Chunk i of 16 bytes of row r lies at place i ^ chunk_turn(r): so a SIMD group's loads of 16 bytes a
 // lane, of K (rows lane / 4, chunks lane % 4) and of V (rows lane % 4 · 2, chunks lane / 4), find all banks at once.
-template <i32 D> struct CacheTile { u32x4 keys[ATTENTION_TILE][D / 8], values[ATTENTION_TILE][D / 8]; };
+template <i32 D> struct CacheTile { u32x4 rows[ATTENTION_TILE][D / 8]; };
 
 FN i32 chunk_turn(i32 row) { return (row & 6) ^ (row & 1) << 2; }
 
-// What a SIMD group has in group memory: tiles on their way, then its result.
-template <i32 D> struct MatrixMemory {
-  enum { STAGES = 3 * 128 / D };  // 24 KiB
+// What a SIMD group has in group memory: tiles on their way, of K and V by turns, then its result.
+template <i32 D, i32 W> struct MatrixMemory {
+  enum { STAGES = 24 / W * 128 / D };  // 96 KiB for all W
   union {
     CacheTile<D> tiles[STAGES];
     f32 acc[MATRIX_HEADS][D + 4];
   };
   f32 top[MATRIX_HEADS], sum[MATRIX_HEADS];
 };
-template <i32 D, i32 W> struct MatrixGroup { enum { SIMDS = W }; MatrixMemory<D> of[SIMDS]; u32 is_last; };
+template <i32 D, i32 W> struct MatrixGroup { enum { SIMDS = W }; MatrixMemory<D, W> of[SIMDS]; u32 is_last; };
 
 // The lower and the upper halves of two words.
 FN u32 lower_halves(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
@@ -83,7 +83,7 @@ FN void add_values(THREAD f32 (&acc)[D / 8][4], GROUP const CacheTile<D>& tile, 
     u32x4 v[4];
     UNROLL for (i32 n = 0; n < 4; n++) {
       const i32 row = n / 2 * 8 + lane % 4 * 2 + n % 2;
-      v[n] = tile.values[row][(j * 8 + lane / 4) ^ chunk_turn(row)];
+      v[n] = tile.rows[row][(j * 8 + lane / 4) ^ chunk_turn(row)];
     }
     mma_f16_16x8x16(acc[j * 8], a.high, a.low, b.high, b.low, lower_halves(v[0].x, v[1].x), lower_halves(v[2].x, v[3].x));
     mma_f16_16x8x16(acc[j * 8 + 1], a.high, a.low, b.high, b.low, upper_halves(v[0].x, v[1].x), upper_halves(v[2].x, v[3].x));
@@ -120,36 +120,47 @@ FN MatrixTiles matrix_tiles(CONST AttentionParams<f16>& p, Ptr<const i32> table,
   return tiles;
 }
 
-// Asks for the SIMD group's tile `index`, which must be the next.
+// Asks for K or V, by turns, of the SIMD group's tile `turn / 2`, which must be the next.
 template <i32 D>
-FN void ask_for_tile(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD const AttentionWork& w, THREAD MatrixTiles& tiles, i32 index,
+FN void ask_for_tile(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD const AttentionWork& w, THREAD MatrixTiles& tiles, i32 turn,
                      GROUP CacheTile<D>& to, i32 lane) {
   enum { CHUNKS = D / 8, ROWS = SIMD / CHUNKS };
-  if (index > 0 && index % 2 == 0) {
+  const i32 index = turn / 2;
+  if (turn > 0 && turn % 4 == 0) {
     tiles.slots = tiles.ahead;
     tiles.ahead = tile_slots(p, table, w, tiles, index / 2 + 1, lane);
   }
+  const Ptr<const u32x4> cache = vectors16(turn % 2 == 0 ? p.keys : p.values);
   UNROLL for (i32 i = 0; i < ATTENTION_TILE / ROWS; i++) {
     const i32 row = i * ROWS + lane / CHUNKS, chunk = lane % CHUNKS, place = chunk ^ chunk_turn(row);
     const i64 from = i64(shuffle(tiles.slots, index % 2 * ATTENTION_TILE + row)) * CHUNKS + chunk;
-    copy16_async(to.keys[row][place], vectors16(p.keys), from);
-    copy16_async(to.values[row][place], vectors16(p.values), from);
+    copy16_async(to.rows[row][place], cache, from);
   }
+}
+
+// Asks for what the place of tile `turn` has room for now; the place of the next.
+template <i32 D, i32 W>
+FN i32 ask_for_next(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD const AttentionWork& w, THREAD MatrixTiles& tiles, i32 turn,
+                    GROUP MatrixMemory<D, W>& g, i32 stage, i32 lane) {
+  enum { STAGES = MatrixMemory<D, W>::STAGES };
+  simd_barrier();  // none reads it any more
+  if (turn + STAGES < 2 * tiles.count) ask_for_tile(p, table, w, tiles, turn + STAGES, g.tiles[stage], lane);
+  copies_asked();
+  return stage + 1 == STAGES ? 0 : stage + 1;
 }
 
 // What a lane has of the rows of the instruction: of weighted values, and of the head lane / 4.
 template <i32 D> struct MatrixState { f32 acc[D / 8][4]; f32 top, sum; };
 
-// Queries against 16 positions, of which those from `end` on are not there.
+// Queries against the keys of 16 positions, of which those from `end` on are not there.
 template <i32 D>
-FN void matrix_tile(THREAD MatrixState<D>& s, THREAD const QueryRows<D>& q, GROUP const CacheTile<D>& tile, i32 at, i32 end, i32 lane) {
-  f32 score[2][2];
+FN void matrix_scores(THREAD f32 (&score)[2][2], THREAD const QueryRows<D>& q, GROUP const CacheTile<D>& tile, i32 at, i32 end, i32 lane) {
   UNROLL for (i32 n = 0; n < 2; n++) {
     f32 a[4], b[4];  // two sums, since an instruction waits for the one before that adds to the same
     UNROLL for (i32 i = 0; i < 4; i++) a[i] = b[i] = 0;
     const i32 row = n * 8 + lane / 4;
     UNROLL for (i32 j = 0; j < D / 32; j++) {
-      const u32x4 k = tile.keys[row][(j * 4 + lane % 4) ^ chunk_turn(row)];
+      const u32x4 k = tile.rows[row][(j * 4 + lane % 4) ^ chunk_turn(row)];
       mma_f16_16x8x16(a, q.high[j][0], q.low[j][0], q.high[j][1], q.low[j][1], k.x, k.y);
       mma_f16_16x8x16(b, q.high[j][2], q.low[j][2], q.high[j][3], q.low[j][3], k.z, k.w);
     }
@@ -157,6 +168,11 @@ FN void matrix_tile(THREAD MatrixState<D>& s, THREAD const QueryRows<D>& q, GROU
     score[n][0] = position < end ? ((a[0] + b[0]) + (a[2] + b[2])) * q.scale : ATTENTION_MASKED;
     score[n][1] = position + 1 < end ? ((a[1] + b[1]) + (a[3] + b[3])) * q.scale : ATTENTION_MASKED;
   }
+}
+
+// Scores become weights, of the maximum so far.
+template <i32 D>
+FN void matrix_weights(THREAD MatrixState<D>& s, THREAD f32 (&score)[2][2]) {
   f32 now = max32(max32(s.top, max32(score[0][0], score[0][1])), max32(score[1][0], score[1][1]));
   now = max32(now, shuffle_xor(now, 1));
   now = max32(now, shuffle_xor(now, 2));
@@ -172,25 +188,33 @@ FN void matrix_tile(THREAD MatrixState<D>& s, THREAD const QueryRows<D>& q, GROU
       score[n][i] = exp2_32(score[n][i] - shifted);
       s.sum += score[n][i];
     }
-  add_values(s.acc, tile, split_halves(score[0][0], score[0][1]), split_halves(score[1][0], score[1][1]), lane);
+}
+
+// Waits for the SIMD group's next tile of K or V.
+template <i32 STAGES>
+FN void wait_for_tile() {
+  copies_arrived<STAGES - 1>();
+  simd_barrier();  // all lanes have theirs
 }
 
 // The tiles of a SIMD group, of which the first STAGES have been asked for; leaves what they make in group memory.
-template <i32 D>
+template <i32 D, i32 W>
 FN void matrix_split(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD const AttentionWork& w, THREAD const QueryRows<D>& q,
-                     THREAD MatrixTiles& tiles, GROUP MatrixMemory<D>& g, i32 lane) {
-  enum { STAGES = MatrixMemory<D>::STAGES };
+                     THREAD MatrixTiles& tiles, GROUP MatrixMemory<D, W>& g, i32 lane) {
+  enum { STAGES = MatrixMemory<D, W>::STAGES };
   MatrixState<D> s;
   s.top = ATTENTION_NONE;
   s.sum = 0;
   UNROLL for (i32 j = 0; j < D / 8; j++) UNROLL for (i32 i = 0; i < 4; i++) s.acc[j][i] = 0;
-  for (i32 index = 0, stage = 0; index < tiles.count; index++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
-    copies_arrived<STAGES - 1>();
-    simd_barrier();  // all lanes have theirs
-    matrix_tile(s, q, g.tiles[stage], tiles.begin + index * tiles.stride, tiles.end, lane);
-    simd_barrier();  // none reads what is asked for next
-    if (index + STAGES < tiles.count) ask_for_tile(p, table, w, tiles, index + STAGES, g.tiles[stage], lane);
-    copies_asked();
+  for (i32 turn = 0, stage = 0; turn < 2 * tiles.count; turn += 2) {
+    f32 score[2][2];
+    wait_for_tile<STAGES>();
+    matrix_scores(score, q, g.tiles[stage], tiles.begin + turn / 2 * tiles.stride, tiles.end, lane);
+    stage = ask_for_next(p, table, w, tiles, turn, g, stage, lane);
+    matrix_weights(s, score);
+    wait_for_tile<STAGES>();
+    add_values(s.acc, g.tiles[stage], split_halves(score[0][0], score[0][1]), split_halves(score[1][0], score[1][1]), lane);
+    stage = ask_for_next(p, table, w, tiles, turn + 1, g, stage, lane);
   }
   s.sum += shuffle_xor(s.sum, 1);
   s.sum += shuffle_xor(s.sum, 2);
@@ -206,24 +230,24 @@ FN void matrix_split(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD
 
 template <i32 D, i32 W, bool LOOP>
 FN void attention_matrix(CONST AttentionParams<f16>& p, GROUP MatrixGroup<D, W>& g, Lane t) {
-  enum { STAGES = MatrixMemory<D>::STAGES };
+  enum { STAGES = MatrixMemory<D, W>::STAGES };
   let_next_start();
   if (!attention_has_work(p, t)) return;  // the whole group
   const AttentionWork w = attention_work(p, MATRIX_HEADS, t);
   const Ptr<const i32> table = offset(p.blocks, p.table_starts[w.row]);
-  GROUP MatrixMemory<D>& own = g.of[t.simd];
+  GROUP MatrixMemory<D, W>& own = g.of[t.simd];
   MatrixTiles tiles = matrix_tiles(p, table, w, t.gz, t);
   // What earlier steps wrote may be read before this step's kernels have written the rest.
   i32 asked = 0;
-  for (; asked < STAGES && asked < tiles.count; asked++) {
-    const i32 last = tiles.begin + asked * tiles.stride + ATTENTION_TILE - 1;
+  for (; asked < STAGES && asked < 2 * tiles.count; asked++) {
+    const i32 last = tiles.begin + asked / 2 * tiles.stride + ATTENTION_TILE - 1;
     if (mini(last, w.position) >= w.settled) break;
     ask_for_tile(p, table, w, tiles, asked, own.tiles[asked], t.lane);
     copies_asked();
   }
   wait_for_previous();
   for (; asked < STAGES; asked++) {
-    if (asked < tiles.count) ask_for_tile(p, table, w, tiles, asked, own.tiles[asked], t.lane);
+    if (asked < 2 * tiles.count) ask_for_tile(p, table, w, tiles, asked, own.tiles[asked], t.lane);
     copies_asked();
   }
   const QueryRows<D> q = load_query<D>(p, w, t.lane);
@@ -237,7 +261,7 @@ FN void attention_matrix(CONST AttentionParams<f16>& p, GROUP MatrixGroup<D, W>&
     if (split > 0) {
       tiles = matrix_tiles(p, table, w, split, t);
       for (i32 i = 0; i < STAGES; i++) {
-        if (i < tiles.count) ask_for_tile(p, table, w, tiles, i, own.tiles[i], t.lane);
+        if (i < 2 * tiles.count) ask_for_tile(p, table, w, tiles, i, own.tiles[i], t.lane);
         copies_asked();
       }
     }
@@ -246,7 +270,7 @@ FN void attention_matrix(CONST AttentionParams<f16>& p, GROUP MatrixGroup<D, W>&
   }
   attention_store_all(p, states, w, t);
 }
-// Two groups of four SIMD groups share a multiprocessor; one of eight has it alone, where there are few rows.
+// Two groups share a multiprocessor; where there are few rows, one of eight SIMD groups has what the projections beside it leave.
 #define ATTENTION_MATRIX(D)                                                                                                  \
   typedef MatrixGroup<D, 4> attention_d##D##_memory;                                                                         \
   typedef MatrixGroup<D, 8> attention_d##D##_wide_memory;                                                                    \

@@ -35,6 +35,9 @@ struct LinearStreamParams {
   i32 kv_heads, block_len;
   f32 eps;
   i32 groups;                 // of the grid
+  // Where the last segment is in another format: workers and units of those before, and what the other has of x and a stage.
+  i32 first_workers, first_units;
+  i32 other_x_at, other_stage_rows;
 };
 
 #ifdef HAS_BULK_COPIES
@@ -196,12 +199,15 @@ FN StreamRun stream_run(CONST LinearStreamParams& p, i32 unit, i32 end) {
 // what is left.
 struct StreamSizes { i32 row, scales, pieces, last, last_scales; };
 
-template <class W, StreamKind KIND> FN StreamSizes stream_sizes(CONST LinearStreamParams& p) {
+// Rows of a stage.
+template <bool OTHER> FN i32 stream_rows(CONST LinearStreamParams& p) { return OTHER ? p.other_stage_rows : p.stage_rows; }
+
+template <class W, StreamKind KIND, bool OTHER> FN StreamSizes stream_sizes(CONST LinearStreamParams& p) {
   enum { PIECE = StreamStage<KIND>::PIECE / 16, PIECE_SCALES = PIECE / StreamActivations<W>::PER_SCALE };
   StreamSizes size;
   size.row = (p.k + W::LEN - 1) / W::LEN;
   size.scales = StreamActivations<W>::SCALES > 0 ? q8_scales(p.k) / 8 : 0;
-  size.pieces = p.stage_rows > 1 ? 1 : (size.row + PIECE - 1) / PIECE;
+  size.pieces = stream_rows<OTHER>(p) > 1 ? 1 : (size.row + PIECE - 1) / PIECE;
   size.last = size.row - (size.pieces - 1) * PIECE;
   size.last_scales = size.scales - (size.pieces - 1) * PIECE_SCALES;
   return size;
@@ -211,10 +217,10 @@ template <class W, StreamKind KIND> FN StreamSizes stream_sizes(CONST LinearStre
 // that it takes no registers of lanes; lane 0 asks.
 struct StreamCursor { i32 unit, segment, left, at, scales_at, piece, stage; };
 
-template <class W, StreamKind KIND>
+template <class W, StreamKind KIND, bool OTHER, i32 PLANE>
 FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THREAD StreamCursor& next, StreamSizes size, i32 end, Lane t) {
   enum {
-    SCALES = StreamActivations<W>::SCALES, PIECE = StreamStage<KIND>::PIECE, PLANE = PIECE + SCALES, PLANES = StreamStage<KIND>::PLANES,
+    SCALES = StreamActivations<W>::SCALES, PIECE = StreamStage<KIND>::PIECE, PLANES = StreamStage<KIND>::PLANES,
     PIECE_SCALES = PIECE / StreamActivations<W>::PER_SCALE
   };
   if (next.left == 0) {
@@ -228,7 +234,7 @@ FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THRE
   }
   i32 weights = PIECE / 16, scales = PIECE_SCALES / 16;
   if (++next.piece == size.pieces) {
-    const i32 count = mini(p.stage_rows, next.left);
+    const i32 count = mini(stream_rows<OTHER>(p), next.left);
     weights = count * size.last;
     scales = count * size.last_scales;
     next.left -= count;
@@ -251,6 +257,19 @@ FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THRE
   next.at += weights;
   next.scales_at += scales;
   if (++next.stage == p.stages) next.stage = 0;
+}
+
+// Asks for the next 1 KB behind the ring into the cache of the device, while x is on its way: memory would rest. With more, all
+// is slower; four bits, which are bound by instructions, gain nothing.
+template <class W, StreamKind KIND>
+FN void stream_ask_ahead(CONST LinearStreamParams& p, StreamCursor next, StreamSizes size, Lane t) {
+  enum { PIECE = StreamStage<KIND>::PIECE / 16, PLANES = StreamStage<KIND>::PLANES, AHEAD = 1024 / 16 / PLANES };
+  const i32 count = mini(next.left * size.row - next.piece * PIECE, AHEAD);
+  if (count > 0 && t.lane < PLANES) {
+    CONST LinearSegment& s = p.segments[next.segment];
+    const i32 half = KIND == STREAM_ROPE && t.lane == 1 ? p.head_dim / 2 : 0;
+    copy_to_cache(offset(KIND == STREAM_GLU && t.lane == 1 ? s.up : s.weight, next.at + half * size.row), count * 16);
+  }
 }
 
 // What an output, or a pair, is finished with: asked for before its weights have come.
@@ -303,24 +322,93 @@ FN void stream_store(CONST LinearStreamParams& p, i32 segment, i32 row, f32 a, f
   }
 }
 
-template <class W, StreamKind KIND, bool NORM>
-FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, Lane t) {
+// What a SIMD group makes, of weights in format W, once x lies in group memory.
+template <class W, StreamKind KIND, bool OTHER, i32 PLANE>
+FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, StreamCursor next, StreamSizes size, i32 unit, i32 end,
+                     i32 position, i32 slot, Lane t) {
   typedef StreamActivations<W> Activations;
-  enum { CHUNK = Activations::CHUNK, PIECE = StreamStage<KIND>::PIECE, PLANE = PIECE + Activations::SCALES, PLANES = StreamStage<KIND>::PLANES };
+  enum { CHUNK = Activations::CHUNK, PIECE = StreamStage<KIND>::PIECE, PLANES = StreamStage<KIND>::PLANES };
+  const i32 x_at = OTHER ? p.other_x_at : p.x_at;
+  i32 stage = 0;
+  u32 parity = 0;
+  while (unit < end) {
+    StreamRun run = stream_run<KIND>(p, unit, end);
+    unit += run.left;
+    while (run.left > 0) {
+      const i32 count = mini(stream_rows<OTHER>(p), run.left);
+      const StreamRest rest = stream_rest<KIND>(p, run.segment, run.row + t.lane, position, t.lane < count);
+      f32 sum[PLANES];
+      UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
+      for (i32 piece = 0; piece < size.pieces; piece++) {
+        wait_for_copies(g.full[t.simd][stage], parity);
+        const i32 at = p.ring_at + (t.simd * p.stages + stage) * (PLANES * PLANE);
+        const i32 first = piece * (PIECE / CHUNK);
+        const bool is_last = piece == size.pieces - 1;
+        const i32 chunks = is_last ? size.last / (CHUNK / 16) : PIECE / CHUNK;
+        for (i32 r = 0; r < count; r++) {
+          const i32 weights = at + r * size.row * 16, scales = at + PIECE + r * size.scales * 16;
+          if (chunks == PIECE / CHUNK) {
+            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD) {
+              const typename Activations::Chunk chunk = Activations::load(g, x_at, p.k, first + c, t.lane);
+              UNROLL for (i32 plane = 0; plane < PLANES; plane++)
+                sum[plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c, chunk, t.lane, sum[plane]);
+            }
+          } else {
+            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD)
+              if (c + t.lane < chunks) {
+                const typename Activations::Chunk chunk = Activations::load(g, x_at, p.k, first + c, t.lane);
+                UNROLL for (i32 plane = 0; plane < PLANES; plane++)
+                  sum[plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c, chunk, t.lane, sum[plane]);
+              }
+          }
+          if (is_last) {
+            const f32 a = sum_lanes<SIMD>(sum[0]), b = i32(PLANES) == 2 ? sum_lanes<SIMD>(sum[PLANES - 1]) : 0.f;
+            if (t.lane == r) stream_store<KIND>(p, run.segment, run.row + r, a, b, rest, slot);
+            UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
+          }
+        }
+        simd_barrier();
+        stream_ask<W, KIND, OTHER, PLANE>(p, g, next, size, end, t);
+        if (++stage == p.stages) { stage = 0; parity ^= 1; }
+      }
+      run.row += count;
+      run.left -= count;
+    }
+  }
+}
+
+// Whether two formats are one.
+template <class A, class B> struct IsSame { enum { VALUE = 0 }; };
+template <class A> struct IsSame<A, A> { enum { VALUE = 1 }; };
+
+// V: the format of the last segment.
+template <class W, StreamKind KIND, bool NORM, class V = W>
+FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, Lane t) {
+  enum {
+    SCALES = StreamActivations<W>::SCALES, OTHER_SCALES = StreamActivations<V>::SCALES, TWO = !IsSame<W, V>::VALUE,
+    PLANE = StreamStage<KIND>::PIECE + (i32(SCALES) > i32(OTHER_SCALES) ? i32(SCALES) : i32(OTHER_SCALES))
+  };
   // Vectors of x that a thread has at once; with a norm, of all of x.
-  enum { XV = NORM || Activations::SCALES == 0 ? 4 : 8 };
+  enum { XV = NORM || SCALES == 0 ? 4 : 8 };
   const i32 worker = t.gx * STREAM_SIMDS + t.simd, workers = p.groups * STREAM_SIMDS, thread = t.simd * SIMD + t.lane;
-  const i32 end = i32(i64(worker + 1) * p.units / workers);
-  const StreamSizes size = stream_sizes<W, KIND>(p);
+  const bool other = TWO && worker >= p.first_workers;
+  const i32 units = TWO ? (other ? p.units - p.first_units : p.first_units) : p.units;
+  const i32 sharers = TWO ? (other ? workers - p.first_workers : p.first_workers) : workers;
+  const i32 sharer = other ? worker - p.first_workers : worker, before = other ? p.first_units : 0;
+  const i32 end = before + i32(i64(sharer + 1) * units / sharers);
+  const StreamSizes size = other ? stream_sizes<V, KIND, true>(p) : stream_sizes<W, KIND, false>(p);
   StreamCursor next;
-  next.unit = i32(i64(worker) * p.units / workers);
+  next.unit = before + i32(i64(sharer) * units / sharers);
   next.segment = next.left = next.at = next.scales_at = next.piece = next.stage = 0;
   i32 unit = next.unit;
   if (t.lane == 0) {
     for (i32 i = 0; i < p.stages; i++) begin_barrier(g.full[t.simd][i]);
     show_barriers();
   }
-  for (i32 i = 0; i < p.stages; i++) stream_ask<W, KIND>(p, g, next, size, end, t);
+  for (i32 i = 0; i < p.stages; i++) {
+    if (other) stream_ask<V, KIND, true, PLANE>(p, g, next, size, end, t);
+    else stream_ask<W, KIND, false, PLANE>(p, g, next, size, end, t);
+  }
   let_next_start();
   f32x4 gain[XV], v[XV];
   if (NORM) UNROLL for (i32 j = 0; j < XV; j++) gain[j] = row_vector(p.gain, thread + j * STREAM_THREADS, p.k);
@@ -330,6 +418,7 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
   // Without a row, nobody reads the result: that of row 0 does no harm.
   const Ptr<const f32x4> x = offset(p.x, i64(rows > 0 ? selected : 0) * p.x_stride);
   UNROLL for (i32 j = 0; j < XV; j++) v[j] = row_vector(x, thread + j * STREAM_THREADS, p.k);
+  if (i32(W::LEN) < 32) stream_ask_ahead<W, KIND>(p, next, size, t);
   if (NORM) {
     f32 squares = 0;
     UNROLL for (i32 j = 0; j < XV; j++)
@@ -347,59 +436,17 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
   }
   for (i32 base = 0;;) {
     UNROLL for (i32 j = 0; j < XV; j++)
-      if ((base + j * STREAM_THREADS) * 4 < p.k)
-        Activations::stage(g, p.x_at, p.k, base + thread + j * STREAM_THREADS, v[j], t.lane);
+      if ((base + j * STREAM_THREADS) * 4 < p.k) {
+        StreamActivations<W>::stage(g, p.x_at, p.k, base + thread + j * STREAM_THREADS, v[j], t.lane);
+        if (TWO) StreamActivations<V>::stage(g, p.other_x_at, p.k, base + thread + j * STREAM_THREADS, v[j], t.lane);
+      }
     base += XV * STREAM_THREADS;
     if (NORM || base * 4 >= p.k) break;
     UNROLL for (i32 j = 0; j < XV; j++) v[j] = row_vector(x, base + thread + j * STREAM_THREADS, p.k);
   }
   group_barrier();
-  i32 stage = 0;
-  u32 parity = 0;
-  while (unit < end) {
-    StreamRun run = stream_run<KIND>(p, unit, end);
-    unit += run.left;
-    while (run.left > 0) {
-      const i32 count = mini(p.stage_rows, run.left);
-      const StreamRest rest = stream_rest<KIND>(p, run.segment, run.row + t.lane, position, t.lane < count);
-      f32 sum[PLANES];
-      UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
-      for (i32 piece = 0; piece < size.pieces; piece++) {
-        wait_for_copies(g.full[t.simd][stage], parity);
-        const i32 at = p.ring_at + (t.simd * p.stages + stage) * (PLANES * PLANE);
-        const i32 first = piece * (PIECE / CHUNK);
-        const bool is_last = piece == size.pieces - 1;
-        const i32 chunks = is_last ? size.last / (CHUNK / 16) : PIECE / CHUNK;
-        for (i32 r = 0; r < count; r++) {
-          const i32 weights = at + r * size.row * 16, scales = at + PIECE + r * size.scales * 16;
-          if (chunks == PIECE / CHUNK) {
-            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD) {
-              const typename Activations::Chunk chunk = Activations::load(g, p.x_at, p.k, first + c, t.lane);
-              UNROLL for (i32 plane = 0; plane < PLANES; plane++)
-                sum[plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c, chunk, t.lane, sum[plane]);
-            }
-          } else {
-            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD)
-              if (c + t.lane < chunks) {
-                const typename Activations::Chunk chunk = Activations::load(g, p.x_at, p.k, first + c, t.lane);
-                UNROLL for (i32 plane = 0; plane < PLANES; plane++)
-                  sum[plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c, chunk, t.lane, sum[plane]);
-              }
-          }
-          if (is_last) {
-            const f32 a = sum_lanes<SIMD>(sum[0]), b = i32(PLANES) == 2 ? sum_lanes<SIMD>(sum[PLANES - 1]) : 0.f;
-            if (t.lane == r) stream_store<KIND>(p, run.segment, run.row + r, a, b, rest, slot);
-            UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
-          }
-        }
-        simd_barrier();
-        stream_ask<W, KIND>(p, g, next, size, end, t);
-        if (++stage == p.stages) { stage = 0; parity ^= 1; }
-      }
-      run.row += count;
-      run.left -= count;
-    }
-  }
+  if (other) stream_units<V, KIND, true, PLANE>(p, g, next, size, unit, end, position, slot, t);
+  else stream_units<W, KIND, false, PLANE>(p, g, next, size, unit, end, position, slot, t);
 }
 
 // x of up to 8,192 features where they are normalised: as `dispatch.rs` has it.
@@ -414,4 +461,8 @@ LINEAR_STREAM(bf16, WeightBF16)
 LINEAR_STREAM(q8_0, WeightQ8_0)
 LINEAR_STREAM(q4_0, WeightQ4_0)
 LINEAR_STREAM(q4_k, WeightQ4_K)
+// Values of heads often have more bits.
+#define NORM_LINEAR_ROPE_STREAM(FORMATS, W, V) \
+  KERNEL_BESIDE(norm_linear_rope_stream_##FORMATS, LinearStreamParams, LinearStreamGroup, 512, 2, linear_stream<W, STREAM_ROPE, true, V>)
+NORM_LINEAR_ROPE_STREAM(q4_k_q8_0, WeightQ4_K, WeightQ8_0)
 #endif

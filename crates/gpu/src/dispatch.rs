@@ -521,6 +521,15 @@ pub(crate) struct StreamVariant {
     pub(crate) x_at: usize,
     pub(crate) ring_at: usize,
     pub(crate) group_bytes: usize,
+    /// Where the last segment is in a format of its own.
+    pub(crate) other: Option<OtherFormat>,
+}
+
+/// What `linear_stream` has of a second format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OtherFormat {
+    pub(crate) x_at: usize,
+    pub(crate) stage_rows: usize,
 }
 
 /// As in `kernels/linear_stream.h`.
@@ -532,27 +541,34 @@ const STREAM_STAGE_BYTES: usize = 2048;
 const STREAM_HEADER: usize = 1152;
 /// Features that its threads hold to normalise them.
 const STREAM_NORM_K_MAX: usize = 8_192;
-/// What the device keeps of each group's memory for itself.
-const GROUP_MEMORY_RESERVED: usize = 1024;
-/// Percent of group memory for kernels with a norm. The others have the rest: kernels of a layer take turns, so that one of
-/// each is on every multiprocessor; two of the same, and other multiprocessors would have none (a fifth slower).
+/// Percent of group memory for kernels with a norm, and for the others. Kernels of a layer take turns, and attention of one row
+/// is between two of them: so large are the shares that each begins while the one ahead is at work, one of each on every
+/// multiprocessor; two of the same, and other multiprocessors would have none (a fifth slower).
 const STREAM_NORM_SHARE: usize = 42;
+const STREAM_PLAIN_SHARE: usize = 57;
 
 /// The variant that streams weights through group memory, for one row of `k` features: where copies run by themselves,
-/// results may depend on the batch, and its memory suffices. `norm`: the row is normalised on the way.
+/// results may depend on the batch, and its memory suffices. `norm`: the row is normalised on the way; `other`: the format of the
+/// last segment, where it is not that of the rest.
 pub(crate) fn linear_stream(
     target: &Target,
     format: DeviceFormat,
+    other: Option<DeviceFormat>,
     kind: StreamKind,
     norm: bool,
     k: usize,
 ) -> Option<StreamVariant> {
     let kernel = match (kind, norm) {
+        (StreamKind::Rope, true) => match (format, other) {
+            (format, None) => named!(format, "norm_linear_rope_stream_", ""),
+            (DeviceFormat::Q4_K, Some(DeviceFormat::Q8_0)) => "norm_linear_rope_stream_q4_k_q8_0",
+            _ => return None,
+        },
+        _ if other.is_some() => return None,
         (StreamKind::Plain, false) => named!(format, "linear_stream_", ""),
         (StreamKind::Glu, false) => named!(format, "linear_glu_stream_", ""),
         (StreamKind::Plain, true) => named!(format, "norm_linear_stream_", ""),
         (StreamKind::Glu, true) => named!(format, "norm_linear_glu_stream_", ""),
-        (StreamKind::Rope, true) => named!(format, "norm_linear_rope_stream_", ""),
         (StreamKind::Rope, false) => return None,
     };
     let is_other = target.kernel == Some(Kernel::Linear);
@@ -562,30 +578,53 @@ pub(crate) fn linear_stream(
     }
     let planes = if kind == StreamKind::Plain { 1 } else { 2 };
     let piece = STREAM_STAGE_BYTES / planes;
-    let (row, scale_row) = (row_bytes(format, k), scale_row_bytes(format, k));
-    // Bytes of activations in group memory, and of the scales of a stage.
-    let (x_bytes, stage_scales) = match format {
-        DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (row.div_ceil(512) * 1024, 0),
-        DeviceFormat::Q8_0 => (k + k / 8, 128),
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (k.next_multiple_of(1024) + k / 4, 256),
-    };
-    let group_memory = target.group_bytes_max as usize;
-    let small = group_memory * STREAM_NORM_SHARE / 100 / 1024 * 1024;
-    let group_bytes = if norm { small } else { group_memory.checked_sub(small + GROUP_MEMORY_RESERVED)? };
-    let ring_at = STREAM_HEADER + x_bytes.next_multiple_of(128);
-    let stage = planes * (piece + stage_scales);
-    let stages = group_bytes.checked_sub(ring_at)? / (STREAM_SIMDS * stage);
-    let short_rows = (piece / row).min(STREAM_SIMDS / 2);
+    let share = if norm { STREAM_NORM_SHARE } else { STREAM_PLAIN_SHARE };
+    let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
+    let (first, second) = (StreamedFormat::new(format, k), other.map(|other| StreamedFormat::new(other, k)));
+    let other_x_at = STREAM_HEADER + first.x_bytes.next_multiple_of(128);
+    let ring_at = second.map_or(other_x_at, |second| other_x_at + second.x_bytes.next_multiple_of(128));
+    let scales = second.map_or(0, |second| second.stage_scales).max(first.stage_scales);
+    let stages = group_bytes.checked_sub(ring_at)? / (STREAM_SIMDS * planes * (piece + scales));
     Some(StreamVariant {
         kernel,
         groups: target.multiprocessors,
         stages: stages.min(STREAM_STAGES_MAX),
-        stage_rows: short_rows.min(stage_scales.checked_div(scale_row).unwrap_or(short_rows)).max(1),
+        stage_rows: first.stage_rows(piece),
         x_at: STREAM_HEADER,
         ring_at,
         group_bytes,
+        other: second.map(|second| OtherFormat { x_at: other_x_at, stage_rows: second.stage_rows(piece) }),
     })
     .filter(|variant| variant.stages > 0)
+}
+
+/// Bytes of a format in group memory.
+#[derive(Clone, Copy)]
+struct StreamedFormat {
+    /// Of a row, and of its scales.
+    row: usize,
+    scale_row: usize,
+    /// Of activations, and of the scales of a stage.
+    x_bytes: usize,
+    stage_scales: usize,
+}
+
+impl StreamedFormat {
+    fn new(format: DeviceFormat, k: usize) -> Self {
+        let (row, scale_row) = (row_bytes(format, k), scale_row_bytes(format, k));
+        let (x_bytes, stage_scales) = match format {
+            DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (row.div_ceil(512) * 1024, 0),
+            DeviceFormat::Q8_0 => (k + k / 8, 128),
+            DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (k.next_multiple_of(1024) + k / 4, 256),
+        };
+        Self { row, scale_row, x_bytes, stage_scales }
+    }
+
+    /// Rows of a stage of so many bytes.
+    fn stage_rows(self, piece: usize) -> usize {
+        let short_rows = (piece / self.row).min(STREAM_SIMDS / 2);
+        short_rows.min(self.stage_scales.checked_div(self.scale_row).unwrap_or(short_rows)).max(1)
+    }
 }
 
 pub(crate) fn embed(format: DeviceFormat) -> &'static str {
@@ -628,8 +667,9 @@ const ATTENTION_TILE: usize = 16;
 pub(crate) const ATTENTION_MIN_TILES: usize = 6;
 /// Splits that are folded at once; more are no faster.
 const ATTENTION_SPLITS_MAX: usize = 16;
-/// Bytes that each SIMD group of `attention_f16.h` keeps on their way, with what it found; and those of the group itself.
-const ATTENTION_SIMD_BYTES: u32 = (24 << 10) + 64;
+/// Bytes that a group of `attention_f16.h` keeps on their way, what each SIMD group found, and those of the group itself.
+const ATTENTION_TILES_BYTES: u32 = 96 << 10;
+const ATTENTION_SIMD_BYTES: u32 = 64;
 const ATTENTION_GROUP_BYTES: u32 = 16;
 /// Groups of the kernels without matrix instructions that a multiprocessor runs at once.
 const ATTENTION_ANY_GROUPS: usize = 4;
@@ -651,7 +691,7 @@ pub(crate) struct AttentionShape {
 /// A row is cut so that there are as many groups as the device runs at once, whatever rows are beside it where results must
 /// not depend on those.
 pub(crate) fn attention(target: &Target, format: KvFormat, shape: AttentionShape) -> AttentionVariant {
-    let bytes = |simds: u32| simds * ATTENTION_SIMD_BYTES + ATTENTION_GROUP_BYTES;
+    let bytes = |simds: u32| ATTENTION_TILES_BYTES + simds * ATTENTION_SIMD_BYTES + ATTENTION_GROUP_BYTES;
     let has_matrix = target.matrix >= Matrix::SimdGroup && bytes(4) <= target.group_bytes_max;
     let matrix = match (format, shape.head_dim) {
         _ if target.kernel == Some(Kernel::Attention) || !has_matrix => None,
@@ -873,6 +913,26 @@ mod tests {
     }
 
     #[test]
+    fn kernels_of_a_layer_share_a_multiprocessor_two_by_two() {
+        let shape = AttentionShape { rows: 1, heads: 32, kv_heads: 8, head_dim: 128, max_positions: 8192 };
+        let attention = attention(&H200, KvFormat::F16, shape).group_bytes as usize;
+        for format in DeviceFormat::ALL.into_iter().filter(|&format| format != DeviceFormat::F32) {
+            let rope = linear_stream(&H200, format, None, StreamKind::Rope, true, 4096).unwrap().group_bytes;
+            let plain = linear_stream(&H200, format, None, StreamKind::Plain, false, 14_336).unwrap().group_bytes;
+            // A multiprocessor has a KiB more than a group may have, and keeps one for each group.
+            for two in [rope + attention, attention + plain, plain + rope] {
+                assert!(two + (2 << 10) <= (H200.group_bytes_max as usize) + (1 << 10), "{format:?}: {two} bytes");
+            }
+            assert!(2 * plain > H200.group_bytes_max as usize, "two of one kernel would leave others without");
+        }
+        let of_two = |first, other| linear_stream(&H200, first, Some(other), StreamKind::Rope, true, 4096);
+        let both = of_two(DeviceFormat::Q4_K, DeviceFormat::Q8_0).unwrap();
+        let other = both.other.unwrap();
+        assert!(both.stages > 0 && other.x_at > both.x_at && other.x_at < both.ring_at);
+        assert_eq!(of_two(DeviceFormat::Q8_0, DeviceFormat::Q4_K), None);
+    }
+
+    #[test]
     fn attention_is_cut_so_that_the_device_is_full() {
         let of = |rows, max_positions| AttentionShape { rows, heads: 32, kv_heads: 8, head_dim: 128, max_positions };
         let variant = |rows, max_positions| attention(&H200, KvFormat::F16, of(rows, max_positions));
@@ -881,7 +941,7 @@ mod tests {
         assert_eq!([splits(2, 8192), splits(4, 8192), splits(8, 8192), splits(128, 8192)], [6, 3, 1, 1]);
         assert_eq!(variant(16, 8192).kernel, "attention_f16_d128_wide");
         assert_eq!(variant(17, 8192).kernel, "attention_f16_d128");
-        let small = Target { group_bytes_max: 99 << 10, ..H200 };
+        let small = Target { group_bytes_max: (96 << 10) + 300, ..H200 };
         assert_eq!(attention(&small, KvFormat::F16, of(1, 8192)).kernel, "attention_f16_d128");
     }
 
@@ -910,7 +970,7 @@ mod tests {
         assert_eq!(on_matrices(&of("logits=linear_batch", "logits")), [Kernel::LinearBatch, Kernel::Gemm]);
         let plain = of("norm_glu=linear", "norm_glu");
         assert!(on_matrices(&plain).is_empty());
-        assert_eq!(linear_stream(&plain, DeviceFormat::F16, StreamKind::Glu, true, 4096), None);
+        assert_eq!(linear_stream(&plain, DeviceFormat::F16, None, StreamKind::Glu, true, 4096), None);
         let shape = AttentionShape { rows: 1, heads: 32, kv_heads: 8, head_dim: 128, max_positions: 256 };
         let kernel = |forced| attention(&of(forced, "attention"), KvFormat::F16, shape).kernel;
         assert_eq!(kernel("attention=attention"), "attention_f16");

@@ -898,7 +898,7 @@ impl Program<'_> {
         let (linear, up, _) = projections[0];
         let kind = if up.is_some() { StreamKind::Glu } else { StreamKind::Plain };
         let format = self.source.weights.get(linear.weight).format;
-        dispatch::linear_stream(&self.target, format, kind, norm, x.width)
+        dispatch::linear_stream(&self.target, format, None, kind, norm, x.width)
     }
 
     /// One row's projections by `linear_stream`; `params` has what is not theirs.
@@ -962,6 +962,18 @@ impl Program<'_> {
             };
             params.units += segment.groups;
         }
+        if let Some(other) = variant.other {
+            let weights = projections.iter().map(|&(linear, ..)| self.source.weights.get(linear.weight));
+            let bytes: Vec<_> = weights.map(|weight| weight.values.bytes + weight.scales.bytes).collect();
+            let [before @ .., last] = &bytes[..] else { unreachable!("there are projections") };
+            let workers = variant.groups * STREAM_THREADS as usize / 32;
+            // As many share the last as it has of the bytes: one at least of each.
+            let last_workers = workers as f64 * *last as f64 / (before.iter().sum::<u64>() + last) as f64;
+            params.first_workers = index(workers - (last_workers.round() as usize).clamp(1, workers - 1));
+            params.first_units = params.units - params.segments[projections.len() - 1].groups;
+            params.other_x_at = index(other.x_at);
+            params.other_stage_rows = index(other.stage_rows);
+        }
         let group_bytes = u32::try_from(variant.group_bytes).expect("group memory is smaller than 2^32 bytes");
         let launch =
             Launch::new(variant.kernel, [variant.groups, 1, 1], &params).with_groups_of(STREAM_THREADS, group_bytes);
@@ -991,12 +1003,13 @@ impl Program<'_> {
         if self.source.cache.layout.format != KvFormat::F16 {
             return None;
         }
-        let [format, others @ ..] =
-            [q_linear, k_linear, v_linear].map(|linear| self.source.weights.get(linear.weight).format);
-        if others != [format; 2] {
+        let weights = [q_linear, k_linear, v_linear].map(|linear| self.source.weights.get(linear.weight));
+        let [format, k_format, v_format] = weights.map(|weight| weight.format);
+        if k_format != format {
             return None;
         }
-        let variant = dispatch::linear_stream(&self.target, format, StreamKind::Rope, true, x.width)?;
+        let other = (v_format != format).then_some(v_format);
+        let variant = dispatch::linear_stream(&self.target, format, other, StreamKind::Rope, true, x.width)?;
         let angles = self.source.angles[rope];
         let params = LinearStreamParams {
             angles: angles.address,

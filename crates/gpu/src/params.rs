@@ -129,6 +129,10 @@ params! {
         block_len: i32,
         eps: f32,
         groups: i32,
+        first_workers: i32,
+        first_units: i32,
+        other_x_at: i32,
+        other_stage_rows: i32,
     }
 
     /// `linear_batch.h`

@@ -79,34 +79,39 @@ fn weights_of_six_bits_give_the_bits_of_their_q8_0() {
     assert!(found == expected);
 }
 
-/// Files of mixed formats have Q, K and V in two of them, which no one kernel reads.
+/// Files of mixed formats have Q, K and V in two of them, which few kernels read at once.
 #[test]
 fn projections_of_the_same_rows_may_differ_in_format() {
-    let (textbook, mut weights) = tiny_model("llama", 1, WeightFormat::Q4_0);
-    for (info, tensor) in textbook.weights.iter().zip(&mut weights) {
-        if info.name.contains("v_proj") {
-            let mut floats = vec![0.0; tensor.num_rows() * tensor.row_len()];
-            let rows = floats.chunks_exact_mut(tensor.row_len()).enumerate();
-            rows.for_each(|(row, floats)| tensor.row_to_f32(row, floats));
-            *tensor = Tensor::from_f32(WeightFormat::Q8_0, tensor.shape().to_vec(), &floats).unwrap();
+    for format in [WeightFormat::Q4_0, WeightFormat::Q4_K] {
+        let (textbook, mut weights) = tiny_model("llama", 1, format);
+        for (info, tensor) in textbook.weights.iter().zip(&mut weights) {
+            if info.name.contains("v_proj") {
+                let mut floats = vec![0.0; tensor.num_rows() * tensor.row_len()];
+                let rows = floats.chunks_exact_mut(tensor.row_len()).enumerate();
+                rows.for_each(|(row, floats)| tensor.row_to_f32(row, floats));
+                *tensor = Tensor::from_f32(WeightFormat::Q8_0, tensor.shape().to_vec(), &floats).unwrap();
+            }
         }
+        let fused = Arc::new(fuse((*textbook).clone()));
+        let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 2 };
+        let tokens = Rng::new(3).tokens(20, textbook.vocab_size);
+        let expected = bits(&mut *load(ThreadOrder::Forward, &textbook, &weights, kv), &tokens, 20, &[1, 0]);
+        for chunk in [20, 7, 1] {
+            let found = bits(&mut *load(ThreadOrder::Reverse, &fused, &weights, kv), &tokens, chunk, &[1, 0]);
+            assert!(found == expected, "{format}, {chunk} at a time");
+        }
+        // One row at a time: of Q4_0 each format's kernel has its own part, of Q4_K one kernel has both.
+        let alone = [ThreadOrder::Forward, ThreadOrder::Reverse].map(|order| {
+            let mut executable = load_with(GpuOptions::default(), order, &fused, &weights, kv);
+            bits(&mut *executable, &tokens, 1, &[1, 0])
+        });
+        assert!(alone[0] != expected, "other kernels computed it");
+        assert!(alone[0] == alone[1], "{format}: in both orders of threads");
+        let of = |bits: &[u32]| bits.iter().map(|&bits| f64::from(f32::from_bits(bits))).collect::<Vec<_>>();
+        let off = testing::tolerance::nmse(of(&alone[0]), &of(&expected));
+        let most = testing::tolerance::model_nmse_max(ActivationRounding::Q8Blocks, kv.format);
+        assert!(off < most, "{format}: off by {off:e} of the mean square");
     }
-    let fused = Arc::new(fuse((*textbook).clone()));
-    let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 2 };
-    let tokens = Rng::new(3).tokens(20, textbook.vocab_size);
-    let expected = bits(&mut *load(ThreadOrder::Forward, &textbook, &weights, kv), &tokens, 20, &[1, 0]);
-    for chunk in [20, 7, 1] {
-        let found = bits(&mut *load(ThreadOrder::Reverse, &fused, &weights, kv), &tokens, chunk, &[1, 0]);
-        assert!(found == expected, "{chunk} at a time");
-    }
-    // One row at a time, each format's kernel turns its own part and writes it to the cache.
-    let mut executable = load_with(GpuOptions::default(), ThreadOrder::Forward, &fused, &weights, kv);
-    let found = bits(&mut *executable, &tokens, 1, &[1, 0]);
-    assert!(found != expected, "other kernels computed it");
-    let of = |bits: &[u32]| bits.iter().map(|&bits| f64::from(f32::from_bits(bits))).collect::<Vec<_>>();
-    let off = testing::tolerance::nmse(of(&found), &of(&expected));
-    let most = testing::tolerance::model_nmse_max(ActivationRounding::Q8Blocks, kv.format);
-    assert!(off < most, "off by {off:e} of the mean square");
 }
 
 /// The kernels for few rows round, but alike for any number of them.

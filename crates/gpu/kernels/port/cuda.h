@@ -145,6 +145,9 @@ FN void copy_to_group(u32x4* to, const u32x4* from, i32 bytes, CopyBarrier& b) {
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],once;}"
       ::"r"(group_address(to)), "l"(from), "r"(bytes), "r"(group_address(&b)) : "memory");
 }
+FN void copy_to_cache(const u32x4* from, i32 bytes) {  // of the device; `bytes` as above
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(from), "r"(bytes));
+}
 FN void wait_for_copies(CopyBarrier& b, u32 parity) {
   asm volatile(
       "{.reg .pred done;\nAGAIN: mbarrier.try_wait.parity.shared.b64 done,[%0],%1;\n@!done bra AGAIN;}"

@@ -525,6 +525,10 @@ FN void copy_to_group(GroupPtr<u32x4> to, Ptr<const u32x4> from, i32 bytes, Copy
   memset(to.at, 0xff, (size_t)bytes);
   sim::here().bulk_copies[&b].push_back({to.at, from.at, (size_t)bytes});
 }
+FN void copy_to_cache(Ptr<const u32x4> from, i32 bytes) {
+  if (bytes <= 0 || bytes % 16) sim::fail("copy of %d bytes", bytes);
+  sim::check((uint64_t)from.at, (size_t)bytes, 16, false);
+}
 FN void wait_for_copies(CopyBarrier& b, u32 parity) {
   sim::Fibre& f = sim::here().fibre[sim::here().current];
   f.barrier = &b;
