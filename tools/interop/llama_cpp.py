@@ -5,7 +5,7 @@
         --gguf-py LLAMA_CPP/gguf-py [--text FILE] [--model DIR_OR_GGUF] [--only NAME…] [--json OUT]
 
 Of each format, `hotmetal quantize` writes a file and `llama-quantize` another, from the same weights. Then of each file:
-tensors    what gguf-py's `quants.dequantize` makes of its tensors is what `hotmetal quantize -F f32` makes of them, bit for bit;
+tensors    what gguf-py's `quants.dequantize` makes of them is what `hotmetal quantize -F f32` makes of them, bit for bit;
 perplexity that of `llama-perplexity` and that of `hotmetal eval` on the same windows of the same text differ by less than
            TOLERANCE (both round activations, each in its way).
 Without --bin or --gguf-py the parts that need them are left out, and the script says so. Exit status 1: something differs.
@@ -39,6 +39,8 @@ THEIRS = [
 # Of a perplexity, relative.
 TOLERANCE = 0.005
 CONTEXT, CHUNKS = 256, 24
+# The end of what llama-perplexity prints is lost at times.
+ATTEMPTS = 5
 
 
 def run(command: list, **more) -> str:
@@ -141,10 +143,13 @@ def main() -> None:
                 row["types"] = types_of(file)
                 row["differing"] = differing_tensors(file, expanded)
             if has_peer:
-                windows = ["-f", text, "--chunks", str(CHUNKS), "-t", args.threads]
-                printed = run([args.bin / "llama-perplexity", "-m", file, "-c", str(CONTEXT), "-b", str(CONTEXT), *windows])
-                theirs = re.search(r"Final estimate: PPL = ([\d.]+)", printed)
-                printed = run([args.hotmetal, "eval", file, "--ctx-size", str(CONTEXT), "-o", "json", *windows, "--device", "cpu"])
+                windows = ["-c", str(CONTEXT), "-f", text, "--chunks", str(CHUNKS), "-t", args.threads]
+                for _ in range(ATTEMPTS):
+                    printed = run([args.bin / "llama-perplexity", "-m", file, "-b", str(CONTEXT), *windows])
+                    theirs = re.search(r"Final estimate: PPL = ([\d.]+)", printed)
+                    if theirs:
+                        break
+                printed = run([args.hotmetal, "eval", file, "--device", "cpu", "-o", "json", *windows])
                 row["perplexity"] = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])["perplexity"]
                 row["their_perplexity"] = float(theirs.group(1)) if theirs else math.nan
                 row["ratio"] = row["perplexity"] / row["their_perplexity"]
