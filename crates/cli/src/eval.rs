@@ -18,7 +18,7 @@ use formats::Checkpoint;
 use indicatif::{ProgressBar, ProgressStyle};
 use plan::sampling::{RowSampling, choose};
 use plan::{KvLayout, StepInput, StepShape};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use tokenizer::{ParseSpecial, Tokenizer};
 
 use crate::load::{self, KV_BLOCK_LEN, ModelArgs};
@@ -69,110 +69,169 @@ const WINDOW: usize = 512;
 /// Runs `hotmetal eval`.
 pub(crate) fn eval(args: &EvalArgs) -> Result<()> {
     let text = fs::read_to_string(&args.file).with_context(|| format!("cannot read `{}`", args.file.display()))?;
-    let (checkpoint, name) = load::open(args.model.as_deref(), false)?;
-    let tokenizer = tokenizer_of(&checkpoint, args)?;
-    let mut model = Scored::load(&checkpoint, args).with_context(|| format!("cannot load `{name}`"))?;
-    let mut other = match &args.against {
-        None => None,
-        Some(against) => {
-            let (checkpoint, against) = load::open(Some(against), false)?;
-            let other = Scored::load(&checkpoint, args).with_context(|| format!("cannot load `{against}`"))?;
-            let tokenizer = tokenizer_of(&checkpoint, args)?;
-            Some((against, other, tokenizer))
-        }
-    };
-    let windows = windows(&tokenizer, &text, model.window, args.chunks)
+    let scores = Task { text: &text, chunks: args.chunks, model_args: &args.model_args }
+        .score(args.model.as_deref(), args.against.as_deref())
         .with_context(|| format!("cannot score `{}`", args.file.display()))?;
-    if let Some((against, other, tokenizer)) = &other {
-        let same = self::windows(tokenizer, &text, model.window, args.chunks).is_ok_and(|found| found == windows);
-        if other.vocab_size != model.vocab_size || !same {
-            bail!("`{name}` and `{against}` have different vocabularies: their predictions cannot be compared");
-        }
-    }
-    let progress = ProgressBar::new(windows.len() as u64).with_style(
-        ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, {msg}").expect("a valid template"),
-    );
-    let (mut losses, mut divergences, mut agreed) = (Mean::default(), Mean::default(), 0u64);
-    for tokens in &windows {
-        let first_scored = tokens.len() / 2;
-        let positions = first_scored..tokens.len() - 1;
-        model.start(&tokens[..first_scored])?;
-        if let Some((_, other, _)) = &mut other {
-            other.start(&tokens[..first_scored])?;
-        }
-        for start in positions.clone().step_by(ROWS) {
-            let rows = start..(start + ROWS).min(positions.end);
-            let logits = model.rows(tokens, rows.clone())?;
-            let theirs = match &mut other {
-                Some((_, other, _)) => Some(other.rows(tokens, rows.clone())?),
-                None => None,
-            };
-            let vocab_size = logits.len() / rows.len();
-            for (index, position) in rows.enumerate() {
-                let logits = &logits[index * vocab_size..(index + 1) * vocab_size];
-                let next = tokens[position + 1] as usize;
-                let log_sum = log_sum_exp(logits)
-                    .with_context(|| format!("a logit of the token after position {position} is not finite"))?;
-                losses.add(log_sum - f64::from(logits[next]));
-                if let Some(theirs) = theirs {
-                    let theirs = &theirs[index * vocab_size..(index + 1) * vocab_size];
-                    let their_log_sum = log_sum_exp(theirs)
-                        .with_context(|| format!("a logit of the other model at position {position} is not finite"))?;
-                    divergences.add(divergence(theirs, their_log_sum, logits, log_sum));
-                    let likeliest = RowSampling::default();
-                    agreed += u64::from(choose(theirs, &likeliest) == choose(logits, &likeliest));
-                }
-            }
-        }
-        progress.set_message(format!("perplexity {:.4}", losses.mean().exp()));
-        progress.inc(1);
-    }
-    progress.finish_and_clear();
-    let perplexity = losses.mean().exp();
-    // The error of a small change of the exponent.
-    let error = perplexity * losses.standard_error();
-    let agreement = agreed as f64 / divergences.count.max(1) as f64;
     let report = match args.output {
-        EvalFormat::Json => {
-            let against = other.as_ref().map(|(against, ..)| {
-                json!({
-                    "model": against,
-                    "kl_divergence": divergences.mean(), "kl_divergence_error": divergences.standard_error(),
-                    "same_likeliest": agreement,
-                })
-            });
-            let object = json!({
-                "model": name, "format": model.format, "device": model.device, "ctx_size": model.window,
-                "windows": windows.len(), "tokens_scored": losses.count,
-                "perplexity": perplexity, "perplexity_error": error, "nll": losses.mean(), "against": against,
-            });
-            format!("{object}\n")
-        }
-        EvalFormat::Text => {
-            let mut out = String::new();
-            writeln!(out, "model        {name} ({}), on {}", model.format, model.device)?;
-            writeln!(
-                out,
-                "text         {} tokens scored, in {} windows of {}",
-                losses.count,
-                windows.len(),
-                model.window
-            )?;
-            writeln!(out, "perplexity   {perplexity:.4} ± {error:.4}")?;
-            if let Some((against, ..)) = &other {
-                let (mean, error) = (divergences.mean(), divergences.standard_error());
-                writeln!(out, "divergence   {mean:.6} ± {error:.6} from {against}")?;
-                writeln!(out, "agreement    {:.2} % of likeliest tokens", 100.0 * agreement)?;
-            }
-            out
-        }
+        EvalFormat::Json => format!("{}\n", scores.as_json()),
+        EvalFormat::Text => scores.as_text()?,
     };
     output::stdout(&report)?;
     Ok(())
 }
 
-fn tokenizer_of(checkpoint: &Checkpoint, args: &EvalArgs) -> Result<Tokenizer> {
-    load::load_tokenizer(checkpoint.tokenizer.clone(), args.model_args.allow_unknown_patterns)
+/// A text that models are to predict.
+pub(crate) struct Task<'a> {
+    pub(crate) text: &'a str,
+    /// Windows of it at most.
+    pub(crate) chunks: Option<usize>,
+    pub(crate) model_args: &'a ModelArgs,
+}
+
+/// How well a model predicts a text.
+pub(crate) struct Scores {
+    name: String,
+    format: String,
+    device: String,
+    /// Tokens in a window.
+    window: usize,
+    windows: usize,
+    /// -ln p of each token that was scored.
+    losses: Mean,
+    against: Option<Distance>,
+}
+
+/// How far a model is from another.
+struct Distance {
+    name: String,
+    /// What the other makes of the text.
+    losses: Mean,
+    /// KL(other ‖ model) at each token.
+    divergences: Mean,
+    /// Tokens at which both have the same likeliest.
+    agreed: u64,
+}
+
+impl Distance {
+    fn agreement(&self) -> f64 {
+        self.agreed as f64 / self.divergences.count.max(1) as f64
+    }
+}
+
+impl Task<'_> {
+    /// Has the model of that name (none: the built-in one) predict the text, and `against` too.
+    ///
+    /// # Errors
+    ///
+    /// Where a model cannot be loaded, a text is shorter than a window, the vocabularies differ, or a logit is not finite.
+    pub(crate) fn score(&self, model: Option<&str>, against: Option<&str>) -> Result<Scores> {
+        let (checkpoint, name) = load::open(model, false)?;
+        let tokenizer = self.tokenizer_of(&checkpoint)?;
+        let mut model = Scored::load(&checkpoint, self.model_args).with_context(|| format!("cannot load `{name}`"))?;
+        let windows = windows(&tokenizer, self.text, model.window, self.chunks)?;
+        let mut other = match against {
+            None => None,
+            Some(against) => {
+                let (checkpoint, against) = load::open(Some(against), false)?;
+                let other =
+                    Scored::load(&checkpoint, self.model_args).with_context(|| format!("cannot load `{against}`"))?;
+                let tokenizer = self.tokenizer_of(&checkpoint)?;
+                let found = self::windows(&tokenizer, self.text, model.window, self.chunks);
+                if other.vocab_size != model.vocab_size || !found.is_ok_and(|found| found == windows) {
+                    bail!("`{name}` and `{against}` have different vocabularies: their predictions cannot be compared");
+                }
+                let distance =
+                    Distance { name: against, losses: Mean::default(), divergences: Mean::default(), agreed: 0 };
+                Some((other, distance))
+            }
+        };
+        let progress = ProgressBar::new(windows.len() as u64).with_style(
+            ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, {msg}").expect("a valid template"),
+        );
+        let mut losses = Mean::default();
+        for tokens in &windows {
+            let first_scored = tokens.len() / 2;
+            let positions = first_scored..tokens.len() - 1;
+            model.start(&tokens[..first_scored])?;
+            if let Some((other, _)) = &mut other {
+                other.start(&tokens[..first_scored])?;
+            }
+            for start in positions.clone().step_by(ROWS) {
+                let rows = start..(start + ROWS).min(positions.end);
+                let logits = model.rows(tokens, rows.clone())?;
+                let mut theirs = match &mut other {
+                    Some((other, distance)) => Some((other.rows(tokens, rows.clone())?, distance)),
+                    None => None,
+                };
+                let vocab_size = logits.len() / rows.len();
+                for (index, position) in rows.enumerate() {
+                    let of_row = index * vocab_size..(index + 1) * vocab_size;
+                    let logits = &logits[of_row.clone()];
+                    let next = tokens[position + 1] as usize;
+                    let log_sum = log_sum_exp(logits)
+                        .with_context(|| format!("a logit of the token after position {position} is not finite"))?;
+                    losses.add(log_sum - f64::from(logits[next]));
+                    if let Some((theirs, distance)) = &mut theirs {
+                        let theirs = &theirs[of_row];
+                        let their_log_sum = log_sum_exp(theirs).with_context(|| {
+                            format!("a logit of the other model at position {position} is not finite")
+                        })?;
+                        distance.losses.add(their_log_sum - f64::from(theirs[next]));
+                        distance.divergences.add(divergence(theirs, their_log_sum, logits, log_sum));
+                        let likeliest = RowSampling::default();
+                        distance.agreed += u64::from(choose(theirs, &likeliest) == choose(logits, &likeliest));
+                    }
+                }
+            }
+            progress.set_message(format!("perplexity {:.4}", losses.mean().exp()));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+        let (window, windows) = (model.window, windows.len());
+        let against = other.map(|(_, distance)| distance);
+        Ok(Scores { name, format: model.format, device: model.device, window, windows, losses, against })
+    }
+
+    fn tokenizer_of(&self, checkpoint: &Checkpoint) -> Result<Tokenizer> {
+        load::load_tokenizer(checkpoint.tokenizer.clone(), self.model_args.allow_unknown_patterns)
+    }
+}
+
+impl Scores {
+    /// All figures.
+    pub(crate) fn as_json(&self) -> Json {
+        let against = self.against.as_ref().map(|against| {
+            let (perplexity, error) = against.losses.perplexity();
+            json!({
+                "model": against.name, "perplexity": perplexity, "perplexity_error": error,
+                "kl_divergence": against.divergences.mean(), "kl_divergence_error": against.divergences.standard_error(),
+                "same_likeliest": against.agreement(),
+            })
+        });
+        let (perplexity, error) = self.losses.perplexity();
+        json!({
+            "model": self.name, "format": self.format, "device": self.device, "ctx_size": self.window,
+            "windows": self.windows, "tokens_scored": self.losses.count,
+            "perplexity": perplexity, "perplexity_error": error, "nll": self.losses.mean(), "against": against,
+        })
+    }
+
+    /// The figures, a line each.
+    pub(crate) fn as_text(&self) -> Result<String> {
+        let mut out = String::new();
+        let (perplexity, error) = self.losses.perplexity();
+        let (scored, windows, window) = (self.losses.count, self.windows, self.window);
+        writeln!(out, "model        {} ({}), on {}", self.name, self.format, self.device)?;
+        writeln!(out, "text         {scored} tokens scored, in {windows} windows of {window}")?;
+        writeln!(out, "perplexity   {perplexity:.4} ± {error:.4}")?;
+        if let Some(against) = &self.against {
+            let (mean, error) = (against.divergences.mean(), against.divergences.standard_error());
+            writeln!(out, "divergence   {mean:.6} ± {error:.6} from {}", against.name)?;
+            writeln!(out, "agreement    {:.2} % of likeliest tokens", 100.0 * against.agreement())?;
+            writeln!(out, "its own      {:.4} ± {:.4}", against.losses.perplexity().0, against.losses.perplexity().1)?;
+        }
+        Ok(out)
+    }
 }
 
 /// The text's tokens in windows that all have the same length.
@@ -202,13 +261,13 @@ struct Scored {
 }
 
 impl Scored {
-    fn load(checkpoint: &Checkpoint, args: &EvalArgs) -> Result<Self> {
-        let (plan, backend, weights) = load::load_weights(checkpoint, &args.model_args)?;
-        let window = args.model_args.ctx_size.unwrap_or(WINDOW.min(plan.context_len));
+    fn load(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<Self> {
+        let (plan, backend, weights) = load::load_weights(checkpoint, args)?;
+        let window = args.ctx_size.unwrap_or(WINDOW.min(plan.context_len));
         if window < 4 || window > plan.context_len {
             bail!("--ctx-size {window}: expected 4 to {}, which the model was made for", plan.context_len);
         }
-        let format = load::kv_format(&args.model_args, weights.iter().map(|weight| Some(weight.format())));
+        let format = load::kv_format(args, weights.iter().map(|weight| Some(weight.format())));
         let kv = KvLayout { format, block_len: KV_BLOCK_LEN, num_blocks: window.div_ceil(KV_BLOCK_LEN) };
         let largest = StepShape { tokens: window, sequences: 1, outputs: ROWS };
         load::check_fits(&*backend, &plan, &weights, &kv, largest)?;
@@ -273,6 +332,12 @@ impl Mean {
 
     fn mean(&self) -> f64 {
         self.mean
+    }
+
+    /// exp(mean), and the error of it that a small change of the exponent has.
+    fn perplexity(&self) -> (f64, f64) {
+        let perplexity = self.mean.exp();
+        (perplexity, perplexity * self.standard_error())
     }
 
     fn standard_error(&self) -> f64 {

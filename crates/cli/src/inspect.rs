@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::fs;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -9,6 +10,7 @@ use formats::{Checkpoint, TensorInfo, TokenizerSource};
 use serde_json::{Map, Value, json};
 use tensor::WeightFormat;
 
+use crate::quantize::receipt_of;
 use crate::{load, output, units};
 
 /// Show architecture, tensors, types, sizes, metadata and chat template of a model
@@ -53,11 +55,62 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
         (None, false) => Some(format!("weights of type {} are not computed yet", refused.join(", "))),
         (trouble, _) => trouble,
     };
+    let receipt = args.model.as_deref().and_then(receipt);
     let text = match args.output_format {
-        InspectFormat::Text => as_text(&checkpoint, &name, &tensors, trouble.as_deref())?,
-        InspectFormat::Json => format!("{}\n", as_json(&checkpoint, &name, &tensors, trouble.as_deref())),
+        InspectFormat::Text => {
+            let mut text = as_text(&checkpoint, &name, &tensors, trouble.as_deref())?;
+            if let Some(receipt) = &receipt {
+                receipt_as_text(&mut text, receipt)?;
+            }
+            text
+        }
+        InspectFormat::Json => {
+            let mut object = as_json(&checkpoint, &name, &tensors, trouble.as_deref());
+            object["receipt"] = receipt.unwrap_or_default();
+            format!("{object}\n")
+        }
     };
     output::stdout(&text)?;
+    Ok(())
+}
+
+/// The receipt beside a file that `quantize` wrote; none where it is of other bytes, or is no receipt.
+fn receipt(model: &str) -> Option<Value> {
+    let path = load::locate(model).ok().filter(|path| path.is_file())?;
+    let receipt: Value = serde_json::from_slice(&fs::read(receipt_of(&path)).ok()?).ok()?;
+    let len = fs::metadata(&path).ok()?.len();
+    if receipt["bytes_out"].as_u64() != Some(len) {
+        output::note(&format!("`{}` is of another file than `{model}`", receipt_of(&path).display()));
+        return None;
+    }
+    Some(receipt)
+}
+
+/// What was lost, and the tensors that lost most.
+fn receipt_as_text(out: &mut String, receipt: &Value) -> std::fmt::Result {
+    /// Tensors that are named.
+    const MOST: usize = 5;
+    section(out, "receipt")?;
+    let text = |key: &str| printable_value(&receipt[key]);
+    writeln!(out, "source        {}", text("source"))?;
+    writeln!(out, "format        {}, {} scales", text("format"), text("scales"))?;
+    let of = &receipt["evaluation"];
+    let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
+    if of.is_object() {
+        let against = &of["against"];
+        let (perplexity, error) = (number(&of["perplexity"]), number(&of["perplexity_error"]));
+        writeln!(out, "perplexity    {perplexity:.4} ± {error:.4}, the source {:.4}", number(&against["perplexity"]))?;
+        let (divergence, error) = (number(&against["kl_divergence"]), number(&against["kl_divergence_error"]));
+        writeln!(out, "divergence    {divergence:.6} ± {error:.6} from the source")?;
+        writeln!(out, "agreement     {:.2} % of likeliest tokens", 100.0 * number(&against["same_likeliest"]))?;
+    }
+    let mut tensors: Vec<&Value> = receipt["tensors"].as_array().into_iter().flatten().collect();
+    let lost = |tensor: &Value| number(&tensor["relative_rms_error"]);
+    tensors.sort_by(|a, b| lost(b).total_cmp(&lost(a)));
+    for tensor in tensors.into_iter().take(MOST) {
+        let (name, to) = (printable_value(&tensor["name"]), printable_value(&tensor["to"]));
+        writeln!(out, "lost          {:.3} % of {name}, in {to}", 100.0 * lost(tensor))?;
+    }
     Ok(())
 }
 

@@ -164,6 +164,46 @@ fn a_folder_of_safetensors_becomes_a_file_that_says_the_same() {
 }
 
 #[test]
+fn a_receipt_says_what_a_text_shows_and_inspect_finds_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let (model, receipt, text) = (at("q3.gguf"), at("q3.gguf.receipt.json"), at("text.txt"));
+    fs::write(&text, continuation(&[]).repeat(3)).expect("room for a text");
+    let on_text = ["--eval-text", &text, "--eval-ctx-size", "64", "--eval-chunks", "2"];
+    let args = ["quantize", BUILTIN, "-F", "q3_k", "-o", &model, "--receipt", &receipt];
+    let printed = process::succeed(&[&args[..], &on_text].concat());
+    assert!(printed.contains("divergence") && printed.contains("agreement"), "{printed}");
+    let written: serde_json::Value = serde_json::from_slice(&fs::read(&receipt).unwrap()).expect("JSON");
+    let of = &written["evaluation"];
+    // What `eval` says of the two.
+    let limits = ["--ctx-size", "64", "--chunks", "2", "-o", "json", "--device", "cpu"];
+    let again = process::succeed(&[&["eval", &model, "-f", &text, "--against", BUILTIN], &limits[..]].concat());
+    assert_eq!(&serde_json::from_str::<serde_json::Value>(&again).expect("one JSON object"), of);
+    let source = process::succeed(&[&["eval", BUILTIN, "-f", &text], &limits[..]].concat());
+    let source: serde_json::Value = serde_json::from_str(&source).expect("one JSON object");
+    assert_eq!(of["against"]["perplexity"], source["perplexity"]);
+    assert!(of["against"]["kl_divergence"].as_f64().unwrap() > 0.0 && of["windows"] == 2, "{of}");
+
+    let shown = process::succeed(&["inspect", &model]);
+    let same = format!("{:.2} % of likeliest", 100.0 * of["against"]["same_likeliest"].as_f64().unwrap());
+    assert!(shown.contains("── receipt") && shown.contains(&same) && shown.contains("% of blk."), "{shown}");
+    let shown = process::succeed(&["inspect", &model, "--output-format", "json"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).expect("one JSON object");
+    assert_eq!(shown["receipt"], written);
+    // Not of another file of that name.
+    process::succeed(&["quantize", BUILTIN, "-F", "q8_0", "-o", &model, "--force"]);
+    let other = process::output(&["inspect", &model]);
+    assert!(!process::text(&other.stdout).contains("── receipt"));
+    assert!(process::text(&other.stderr).contains("of another file"));
+    // A text that is not there, or a source that cannot predict one, is refused before anything is written.
+    let none = at("none.gguf");
+    assert!(fail(&[BUILTIN, "-F", "q8_0", "-o", &none, "--eval-text", "/nonexistent"]).contains("/nonexistent"));
+    let half = write_source(folder.path());
+    assert!(fail(&[&half, "-F", "q8_0", "-o", &none, "--eval-text", &text]).contains("--eval-text"));
+    assert!(!Path::new(&none).exists());
+}
+
+#[test]
 fn a_model_that_gguf_has_no_words_for_is_refused_and_leaves_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = folder.path().join("model");
@@ -229,6 +269,38 @@ fn a_run_that_was_interrupted_is_continued_to_the_same_bytes() {
     process::succeed(&["quantize", &source, "-F", "q5_0", "-o", &other]);
     let gguf = Gguf::read(fs::read(&other).unwrap().into()).unwrap();
     assert!(gguf.tensors().iter().all(|info| info.ggml_type() == GgmlType::of(WeightFormat::Q5_0)));
+}
+
+/// The system gives the process an eighth of what its source has, and less than what it writes: neither is ever held.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_does_not_grow_with_the_model() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let (source, output) = (at("large.gguf"), at("out.gguf"));
+    let mut writer = GgufWriter::new();
+    writer.metadata("general.architecture", Value::String("llama".into()));
+    for layer in 0..3 {
+        let name = format!("blk.{layer}.ffn_up.weight");
+        writer.made_tensor(&name, GgmlType::of(WeightFormat::F32), &[8192, 8192], 256 << 20, |_| Ok(()));
+    }
+    // Zeros that take no room.
+    fs::write(&source, writer.header()).expect("room for a header");
+    let file = fs::OpenOptions::new().write(true).open(&source).expect("it is there");
+    file.set_len(writer.bytes_before(3)).expect("a file with holes");
+    let quantize = |limit: &str| {
+        let script = format!(
+            "{limit} exec {} quantize {source} -F q8_0 --plain --force -o {output}",
+            env!("CARGO_BIN_EXE_hotmetal")
+        );
+        std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell")
+    };
+    // KiB of memory that is not of a file.
+    let done = quantize("ulimit -d 98304;");
+    assert!(done.status.success(), "{}", process::text(&done.stderr));
+    assert!(fs::metadata(&output).unwrap().len() > 200 << 20);
+    // The limit is one.
+    assert!(!quantize("ulimit -d 16384;").status.success());
 }
 
 #[test]

@@ -516,7 +516,7 @@ impl Compiler<'_> {
             worker.panel = worker.panel.max(room);
         }
         if quantized {
-            worker.sums = worker.sums.max(linear_blocks::sums_len(rows, blocks));
+            worker.sums = worker.sums.max(linear_blocks::sums_len(rows));
         }
         if tiles {
             worker.panel = worker.panel.max(linear_tiles::group_bytes(k));

@@ -29,7 +29,8 @@ use serde_json::json;
 use tensor::quant::Packing;
 use tensor::{Tensor, WeightFormat};
 
-use crate::load::parse_weight_format;
+use crate::eval::{self, Scores};
+use crate::load::{self, GpuArgs, ModelArgs, parse_weight_format};
 use crate::{output, units};
 use mix::{Mix, Model};
 use source::{Matrix, Source};
@@ -70,9 +71,22 @@ pub(crate) struct QuantizeArgs {
     #[arg(long)]
     plain: bool,
 
-    /// Write what every tensor lost to this file, as JSON
+    /// Write what every tensor lost to this file, as JSON; `inspect` shows it where it is DST.receipt.json
     #[arg(long, value_name = "FILE")]
     receipt: Option<PathBuf>,
+
+    /// Have DST and SRC predict this text: perplexity, divergence and how often both have the same likeliest token are printed
+    /// and in the receipt
+    #[arg(long, value_name = "FILE")]
+    eval_text: Option<PathBuf>,
+
+    /// Tokens in a window of --eval-text [default: 512]
+    #[arg(long, value_name = "N", requires = "eval_text")]
+    eval_ctx_size: Option<usize>,
+
+    /// Windows of --eval-text at most [default: all]
+    #[arg(long, value_name = "N", requires = "eval_text")]
+    eval_chunks: Option<usize>,
 
     /// Replace DST if it exists
     #[arg(long)]
@@ -132,6 +146,7 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
         bail!("`{}` cannot be read and replaced at a time: choose another -o", args.source);
     }
     let source = Source::open(&args.source)?;
+    let eval_text = args.eval_text.as_deref().map(|file| eval_text(file, &args.source)).transpose()?;
     let packing = if args.plain { Packing::Plain } else { Packing::Searched };
     let matrices = source.matrices()?;
     let bytes_in: u64 = matrices.iter().map(|matrix| matrix.bytes).sum();
@@ -199,12 +214,51 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
     progress.finish_and_clear();
     let bytes_out = fs::metadata(&args.output)?.len();
     let losses = losses.borrow();
+    let scores = eval_text.as_deref().map(|text| evaluate(args, text)).transpose()?;
     if let Some(path) = &args.receipt {
-        let receipt = receipt(args, bytes_in, bytes_out, &losses);
+        let receipt = receipt(args, bytes_in, bytes_out, &losses, scores.as_ref());
         fs::write(path, receipt).with_context(|| format!("cannot write `{}`", path.display()))?;
     }
     output::stdout(&summary(args, bytes_in, bytes_out, &losses)?)?;
+    if let Some(scores) = scores {
+        output::stdout(&scores.as_text()?)?;
+    }
     Ok(())
+}
+
+/// The text of `--eval-text`. Refuses a source that could not predict it before anything is written.
+fn eval_text(file: &Path, source: &str) -> Result<String> {
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read `{}`", file.display()))?;
+    let (checkpoint, name) = load::open(Some(source), true)?;
+    load::plan_of(&checkpoint).with_context(|| format!("--eval-text: `{name}` cannot be computed"))?;
+    Ok(text)
+}
+
+/// What was written and its source on a text, on the CPU.
+fn evaluate(args: &QuantizeArgs, text: &str) -> Result<Scores> {
+    let model_args = ModelArgs {
+        ctx_size: args.eval_ctx_size,
+        device: load::CPU.to_owned(),
+        gpu: GpuArgs::default(),
+        threads: None,
+        isa: None,
+        no_repack: false,
+        quant: None,
+        kv_type: None,
+        chat_template: None,
+        allow_unknown_patterns: false,
+    };
+    let output = args.output.to_str().context("--eval-text: the path of DST is not in UTF-8")?;
+    eval::Task { text, chunks: args.eval_chunks, model_args: &model_args }
+        .score(Some(output), Some(&args.source))
+        .with_context(|| format!("`{output}` is written, but --eval-text could not be scored"))
+}
+
+/// Where `inspect` looks for the receipt of a file.
+pub(crate) fn receipt_of(model: &Path) -> PathBuf {
+    let mut path = model.as_os_str().to_owned();
+    path.push(".receipt.json");
+    path.into()
 }
 
 /// An error of the source, not of what is written: trying again does not help.
@@ -340,7 +394,7 @@ fn summary(args: &QuantizeArgs, bytes_in: u64, bytes_out: u64, losses: &[Loss]) 
     Ok(out)
 }
 
-fn receipt(args: &QuantizeArgs, bytes_in: u64, bytes_out: u64, losses: &[Loss]) -> String {
+fn receipt(args: &QuantizeArgs, bytes_in: u64, bytes_out: u64, losses: &[Loss], scores: Option<&Scores>) -> String {
     let tensors = losses.iter().map(|loss| {
         json!({
             "name": loss.name, "from": loss.from, "to": loss.to,
@@ -350,7 +404,7 @@ fn receipt(args: &QuantizeArgs, bytes_in: u64, bytes_out: u64, losses: &[Loss]) 
     let receipt = json!({
         "source": args.source, "output": args.output, "format": args.format.name(),
         "scales": if args.plain { "plain" } else { "searched" }, "bytes_in": bytes_in, "bytes_out": bytes_out,
-        "tensors": tensors.collect::<Vec<_>>(),
+        "evaluation": scores.map(Scores::as_json), "tensors": tensors.collect::<Vec<_>>(),
     });
     format!("{receipt:#}\n")
 }

@@ -10,7 +10,8 @@
 //!           is the price of bytes. The same bits at every level.
 //! Versions  panels: sixteen rows side by side, made at load ([`crate::packed`]) or on the way for many rows of x. One panel
 //!           and up to [`FEW_ROWS`] rows of x at a time, so that weights pass once through a decode step of a small batch;
-//!           for more, tiles of [`TILE_ROWS`] rows and two panels, in pieces of k that stay in the first-level cache.
+//!           for more, tiles of [`TILE_ROWS`] rows and two panels, in pieces of k that stay in the first-level cache, unpacked
+//!           to bytes once for all rows ([`crate::panels::TileFormat`]).
 //!           direct (Q8_0): blocks where they lie, partial sums of two rows folded to one lane a row, for few rows of x
 //!           where there was no memory for panels; other formats are packed on the way then. All at every level.
 
@@ -22,8 +23,8 @@ use std::ops::Range;
 use super::linear::Output;
 use super::quantize::QuantizedBlock;
 use crate::packed::{Packed, panel_rows};
-use crate::panels::{PackPanel, Panel, PanelFormat};
-use crate::simd::{Kernel, LANES, PANEL_ROWS, Simd};
+use crate::panels::{PackPanel, Panel, PanelFormat, TileFormat, TilePanel};
+use crate::simd::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
 
 /// Rows of x from which packing a panel on the way pays. Measured with `bench --no-repack` on a Sapphire Rapids server: 2
 /// rows 3 % slower, 4 rows 26 % faster, 8 rows 75 % faster than the direct version.
@@ -35,8 +36,8 @@ const FEW_ROWS: usize = 8;
 /// Rows of x in a tile over two panels: 12 accumulators, 12 integer sums, two weights and one x are 27 of 32 registers.
 const TILE_ROWS: usize = 6;
 
-/// Blocks of 32 of k in a piece: two panels of it are 34 KiB in Q8_0.
-const PIECE_BLOCKS: usize = 32;
+/// f32 for a piece of two panels, unpacked.
+const UNPACKED_LEN: usize = 9 << 10;
 
 /// Bytes of x in a strip of rows: with the weights of a chunk they stay in the second-level cache while its panels pass.
 const STRIP_BYTES: usize = 512 << 10;
@@ -68,13 +69,13 @@ pub(crate) struct LinearBlocks<'a, F: PanelFormat> {
     /// Which rows of W; begins at a multiple of sixteen.
     pub(crate) columns: Range<usize>,
     pub(crate) output: Output<'a>,
-    /// Room for [`sums_len`] sums between pieces of k.
+    /// Room for [`sums_len`]: a piece of weights, and sums between pieces of k.
     pub(crate) sums: &'a mut [f32],
 }
 
-/// f32 that `rows` rows need between pieces of k, of `x_blocks` blocks of 32.
-pub(crate) fn sums_len(rows: usize, x_blocks: usize) -> usize {
-    if rows > FEW_ROWS && x_blocks > PIECE_BLOCKS { rows * 2 * LANES } else { 0 }
+/// f32 that `rows` rows need: unpacked weights, and sums between pieces of k.
+pub(crate) fn sums_len(rows: usize) -> usize {
+    if rows > FEW_ROWS { UNPACKED_LEN + rows * 2 * LANES } else { 0 }
 }
 
 impl<F: PanelFormat> Kernel for LinearBlocks<'_, F> {
@@ -87,7 +88,7 @@ impl<F: PanelFormat> Kernel for LinearBlocks<'_, F> {
         let Range { start, end } = columns;
         let mut tiles = Tiles::<S, F> { s, x, rows, blocks, end, output, sums, format: PhantomData };
         match weights {
-            Weights::Packed(packed) if F::HAS_ALL_TILES && rows > FEW_ROWS && S::WIDE => {
+            Weights::Packed(packed) if rows > FEW_ROWS && S::WIDE => {
                 let strip = STRIP_BYTES / (blocks * F::X_BLOCKS * size_of::<QuantizedBlock>()) / TILE_ROWS * TILE_ROWS;
                 let strip = strip.max(TILE_ROWS);
                 for row in (0..rows).step_by(strip) {
@@ -141,6 +142,9 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
     /// All rows with the sixteen columns of a panel.
     #[inline(always)]
     fn one_panel(&mut self, panel: Panel<'_, F>, column: usize) {
+        if self.rows > FEW_ROWS {
+            return self.many([panel], column, 0..self.rows);
+        }
         let mut row = 0;
         if !F::HAS_ALL_TILES {
             while row < self.rows {
@@ -151,9 +155,6 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
                 };
             }
             return;
-        }
-        if self.rows > FEW_ROWS {
-            return self.many([panel], column, 0..self.rows);
         }
         while row < self.rows {
             // Five and seven pass twice, from cache: there is enough code.
@@ -171,107 +172,64 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
     /// `MR` rows, k in one piece. Returns how many.
     #[inline(always)]
     fn few<const MR: usize>(&self, panel: Panel<'_, F>, column: usize, row: usize) -> usize {
-        let sums = self.add_blocks::<MR, 1, true>([panel], row, 0..self.blocks, [[self.s.splat(0.0)]; MR]);
-        self.put(row, column, &sums);
+        let s = self.s;
+        // Cut to one known length, so that the loop needs no checks.
+        let (codes, scales) = (&panel.codes[..self.blocks], &panel.scales[..self.blocks]);
+        let row_len = self.blocks * F::X_BLOCKS;
+        let mut x: [&[QuantizedBlock]; MR] = [&[]; MR];
+        for m in 0..MR {
+            x[m] = &self.x[(row + m) * row_len..][..row_len];
+        }
+        let mut sums = [[s.splat(0.0)]; MR];
+        for block in 0..self.blocks {
+            // Past the end of this panel comes the next.
+            let at = codes.as_ptr().wrapping_add(block).cast::<u8>().wrapping_add(PREFETCH_BYTES);
+            for line in 0..size_of::<F::Codes>() / 64 {
+                s.prefetch(at.wrapping_add(64 * line));
+            }
+            let mut x_blocks: [&[QuantizedBlock]; MR] = [&[]; MR];
+            for m in 0..MR {
+                x_blocks[m] = &x[m][block * F::X_BLOCKS..(block + 1) * F::X_BLOCKS];
+            }
+            sums = F::add(s, [(&codes[block], &scales[block])], x_blocks, sums);
+        }
+        put(s, self.output, self.end, (row, column), &sums);
         MR
     }
 
     /// Some rows in tiles, k in pieces.
     #[inline(always)]
     fn many<const NP: usize>(&mut self, panels: [Panel<'_, F>; NP], column: usize, rows: Range<usize>) {
-        let mut start = 0;
-        loop {
-            let piece = start..(start + PIECE_BLOCKS / F::X_BLOCKS).min(self.blocks);
-            let mut row = rows.start;
-            while rows.end - row >= TILE_ROWS {
-                self.piece::<TILE_ROWS, NP>(panels, column, row, piece.clone());
-                row += TILE_ROWS;
-            }
-            while rows.end - row >= 2 {
-                self.piece::<2, NP>(panels, column, row, piece.clone());
-                row += 2;
-            }
-            if row < rows.end {
-                self.piece::<1, NP>(panels, column, row, piece.clone());
-            }
-            start = piece.end;
-            if start == self.blocks {
-                break;
-            }
-        }
-    }
-
-    /// Adds a piece of k to the sums of a tile.
-    #[inline(always)]
-    fn piece<const MR: usize, const NP: usize>(
-        &mut self,
-        panels: [Panel<'_, F>; NP],
-        column: usize,
-        row: usize,
-        piece: Range<usize>,
-    ) {
-        let s = self.s;
-        let mut sums = [[s.splat(0.0); NP]; MR];
-        let kept = row * NP * LANES..(row + MR) * NP * LANES;
-        if piece.start > 0 {
-            let (kept, _) = self.sums[kept.clone()].as_chunks();
-            for m in 0..MR {
-                for p in 0..NP {
-                    sums[m][p] = s.load(&kept[m * NP + p]);
-                }
-            }
-        }
-        let last = piece.end == self.blocks;
-        let sums = self.add_blocks::<MR, NP, false>(panels, row, piece, sums);
-        if last {
-            self.put(row, column, &sums);
-            return;
-        }
-        let (kept, _) = self.sums[kept].as_chunks_mut();
-        for m in 0..MR {
+        let (unpacked, sums) = self.sums.split_at_mut(UNPACKED_LEN);
+        let (codes, scales) = unpacked.split_at_mut(2 * F::Tile::PIECE_BLOCKS * size_of::<PanelCodes>() / 4);
+        let codes: &mut [PanelCodes] = bytemuck::cast_slice_mut(codes);
+        let scales_len = 2 * F::Tile::PIECE_BLOCKS * size_of::<<F::Tile as TileFormat>::Scales>() / 4;
+        let scales: &mut [<F::Tile as TileFormat>::Scales] = bytemuck::cast_slice_mut(&mut scales[..scales_len]);
+        for start in (0..self.blocks).step_by(F::Tile::PIECE_BLOCKS / F::X_BLOCKS) {
+            let end = (start + F::Tile::PIECE_BLOCKS / F::X_BLOCKS).min(self.blocks);
+            let piece = start * F::X_BLOCKS..end * F::X_BLOCKS;
+            let mut tiles = [TilePanel { codes: &[], scales: &[] }; NP];
+            let mut rooms =
+                codes.chunks_exact_mut(F::Tile::PIECE_BLOCKS).zip(scales.chunks_exact_mut(F::Tile::PIECE_BLOCKS));
+            // No closure: it would not be compiled for the level.
             for p in 0..NP {
-                s.store(sums[m][p], &mut kept[m * NP + p]);
+                let (codes, scales) = rooms.next().expect("room for two");
+                let room = (&mut codes[..piece.len()], &mut scales[..piece.len()]);
+                tiles[p] = F::tile_panel(self.s, panels[p], start..end, room);
             }
+            // Not inlined: formats with scales of one form share this code.
+            self.s.vectorize(TileRows::<F::Tile, NP> {
+                panels: tiles,
+                x: self.x,
+                row_len: self.blocks * F::X_BLOCKS,
+                piece,
+                rows: rows.clone(),
+                column,
+                end: self.end,
+                output: self.output,
+                sums: &mut *sums,
+            });
         }
-    }
-
-    /// Adds the products of some blocks of k to the sums of a tile, block by block.
-    #[inline(always)]
-    fn add_blocks<const MR: usize, const NP: usize, const PREFETCH: bool>(
-        &self,
-        panels: [Panel<'_, F>; NP],
-        row: usize,
-        range: Range<usize>,
-        mut sums: [[S::F32; NP]; MR],
-    ) -> [[S::F32; NP]; MR] {
-        let s = self.s;
-        let len = range.len();
-        // Cut to one known length, so that the loop needs no checks.
-        let panels = panels.map(|panel| (&panel.codes[range.clone()][..len], &panel.scales[range.clone()][..len]));
-        let mut x: [&[QuantizedBlock]; MR] = [&[]; MR];
-        for m in 0..MR {
-            let first = (row + m) * self.blocks;
-            x[m] = &self.x[(first + range.start) * F::X_BLOCKS..(first + range.end) * F::X_BLOCKS][..len * F::X_BLOCKS];
-        }
-        for block in 0..len {
-            if PREFETCH {
-                // Past the end of this panel comes the next.
-                let at = panels[0].0.as_ptr().wrapping_add(block).cast::<u8>().wrapping_add(PREFETCH_BYTES);
-                for line in 0..size_of::<F::Codes>() / 64 {
-                    s.prefetch(at.wrapping_add(64 * line));
-                }
-            }
-            let mut of_block = [(&panels[0].0[block], &panels[0].1[block]); NP];
-            for p in 1..NP {
-                of_block[p] = (&panels[p].0[block], &panels[p].1[block]);
-            }
-            let mut x_blocks: [&[QuantizedBlock]; MR] = [&[]; MR];
-            for m in 0..MR {
-                x_blocks[m] = &x[m][block * F::X_BLOCKS..(block + 1) * F::X_BLOCKS];
-            }
-            sums = F::add(s, of_block, x_blocks, sums);
-        }
-        sums
     }
 
     /// All rows with sixteen columns whose weights are where the file has them.
@@ -285,24 +243,113 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
             // Later rows find the weights in the cache.
             let sums =
                 if m == 0 { F::dot_16::<S, true>(self.s, &rows, x) } else { F::dot_16::<S, false>(self.s, &rows, x) };
-            self.put(m, column, &[[sums]]);
+            put(self.s, self.output, self.end, (m, column), &[[sums]]);
         }
     }
+}
+
+/// A piece of k of some panels, for some rows in tiles.
+struct TileRows<'a, 'b, T: TileFormat, const NP: usize> {
+    /// As long as `piece`.
+    panels: [TilePanel<'a, T>; NP],
+    /// (m, `row_len`).
+    x: &'a [QuantizedBlock],
+    row_len: usize,
+    /// Blocks of 32 of k.
+    piece: Range<usize>,
+    rows: Range<usize>,
+    column: usize,
+    /// Past the last column.
+    end: usize,
+    output: Output<'a>,
+    /// Of each row, what the pieces before came to.
+    sums: &'b mut [f32],
+}
+
+impl<T: TileFormat, const NP: usize> Kernel for TileRows<'_, '_, T, NP> {
+    type Output = ();
 
     #[inline(always)]
-    fn put<const MR: usize, const NP: usize>(&self, row: usize, column: usize, sums: &[[S::F32; NP]; MR]) {
+    fn run<S: Simd>(mut self, s: S) {
+        let Range { start: mut row, end } = self.rows;
+        while end - row >= TILE_ROWS {
+            self.tile::<S, TILE_ROWS>(s, row);
+            row += TILE_ROWS;
+        }
+        while end - row >= 2 {
+            self.tile::<S, 2>(s, row);
+            row += 2;
+        }
+        if row < end {
+            self.tile::<S, 1>(s, row);
+        }
+    }
+}
+
+impl<T: TileFormat, const NP: usize> TileRows<'_, '_, T, NP> {
+    #[inline(always)]
+    fn tile<S: Simd, const MR: usize>(&mut self, s: S, row: usize) {
+        let mut sums = [[s.splat(0.0); NP]; MR];
+        let kept = row * NP * LANES..(row + MR) * NP * LANES;
+        if self.piece.start > 0 {
+            let (kept, _) = self.sums[kept.clone()].as_chunks();
+            for m in 0..MR {
+                for p in 0..NP {
+                    sums[m][p] = s.load(&kept[m * NP + p]);
+                }
+            }
+        }
+        // Cut to one known length, so that the loop needs no checks.
+        let len = self.piece.len();
+        let panels = self.panels.map(|panel| (&panel.codes[..len], &panel.scales[..len]));
+        let mut x: [&[QuantizedBlock]; MR] = [&[]; MR];
+        for m in 0..MR {
+            x[m] = &self.x[(row + m) * self.row_len + self.piece.start..][..len];
+        }
+        for block in 0..len {
+            let mut of_block = [(&panels[0].0[block], &panels[0].1[block]); NP];
+            for p in 1..NP {
+                of_block[p] = (&panels[p].0[block], &panels[p].1[block]);
+            }
+            let mut of_rows = [&x[0][block]; MR];
+            for m in 1..MR {
+                of_rows[m] = &x[m][block];
+            }
+            sums = T::add(s, of_block, of_rows, sums);
+        }
+        if self.piece.end == self.row_len {
+            put(s, self.output, self.end, (row, self.column), &sums);
+            return;
+        }
+        let (kept, _) = self.sums[kept].as_chunks_mut();
         for m in 0..MR {
             for p in 0..NP {
-                let mut lanes = [0.0; LANES];
-                self.s.store(sums[m][p], &mut lanes);
-                let column = column + p * PANEL_ROWS;
-                let width = self.end - column;
-                if width >= LANES {
-                    self.output.put(row + m, column, lanes);
-                } else {
-                    for (lane, &sum) in lanes[..width].iter().enumerate() {
-                        self.output.put(row + m, column + lane, [sum]);
-                    }
+                s.store(sums[m][p], &mut kept[m * NP + p]);
+            }
+        }
+    }
+}
+
+/// Hands the sums of a tile over, those before column `end`.
+#[inline(always)]
+fn put<S: Simd, const MR: usize, const NP: usize>(
+    s: S,
+    output: Output<'_>,
+    end: usize,
+    (row, column): (usize, usize),
+    sums: &[[S::F32; NP]; MR],
+) {
+    for m in 0..MR {
+        for p in 0..NP {
+            let mut lanes = [0.0; LANES];
+            s.store(sums[m][p], &mut lanes);
+            let column = column + p * PANEL_ROWS;
+            let width = end - column;
+            if width >= LANES {
+                output.put(row + m, column, lanes);
+            } else {
+                for (lane, &sum) in lanes[..width].iter().enumerate() {
+                    output.put(row + m, column + lane, [sum]);
                 }
             }
         }
@@ -349,7 +396,7 @@ mod tests {
         let mut y = vec![f32::INFINITY; rows * n];
         let values = &SharedSlice::new(&mut y);
         let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
-        let mut sums = vec![f32::NAN; sums_len(rows, x_blocks)];
+        let mut sums = vec![f32::NAN; sums_len(rows)];
         let mut packed = Packed::reserve(tensor).unwrap();
         for panel in 0..n.div_ceil(PANEL_ROWS) {
             // SAFETY: one thread.
@@ -364,7 +411,7 @@ mod tests {
     }
 
     /// Rows of x, of W, and blocks of 32 in a row, rounded up to whole blocks of the format.
-    const SHAPES: [(usize, usize, usize); 13] = [
+    const SHAPES: [(usize, usize, usize); 14] = [
         (1, 1, 1),
         (1, 16, 3),
         (2, 17, 2),
@@ -376,8 +423,9 @@ mod tests {
         (8, 15, 1),
         (9, 33, 4),
         (17, 5, 7),
-        (15, 50, PIECE_BLOCKS + 3),
-        (9, 64, 2 * PIECE_BLOCKS),
+        (15, 50, 35),
+        (9, 64, 64),
+        (14, 37, 17),
     ];
 
     #[test]

@@ -23,18 +23,21 @@ pub(crate) struct QuantizedBlock {
     pub(crate) scale: f32,
     /// -128 · Σ codes: undoes the shift of weights to unsigned bytes.
     pub(crate) minus_128_sum: i32,
+    /// scale · Σ codes: what a minimum of 32 weights is multiplied by.
+    pub(crate) scaled_sum: f32,
     /// Σ codes of each sixteen.
     pub(crate) half_sums: [i16; 2],
 }
 
-const _: () = assert!(size_of::<QuantizedBlock>() == 44);
+const _: () = assert!(size_of::<QuantizedBlock>() == 48);
 
 impl QuantizedBlock {
     /// A block of `codes`, none of them -128.
     #[cfg(test)]
     pub(crate) fn new(codes: [i8; BLOCK_LEN], scale: f32) -> Self {
         let half_sums = [0, LANES].map(|first| codes[first..first + LANES].iter().map(|&code| i16::from(code)).sum());
-        Self { codes, scale, minus_128_sum: -128 * half_sums.iter().map(|&sum| i32::from(sum)).sum::<i32>(), half_sums }
+        let sum: i32 = half_sums.iter().map(|&sum| i32::from(sum)).sum();
+        Self { codes, scale, minus_128_sum: -128 * sum, scaled_sum: scale * sum as f32, half_sums }
     }
 
     /// Σ codes.
@@ -79,6 +82,7 @@ pub(crate) fn quantize_row<S: Simd>(s: S, x: &[f32], out: &mut [QuantizedBlock])
         // Whole numbers far below 2²⁴: the sums are exact in any order.
         let sums = [s.sum(low_sum), s.sum(high_sum)];
         out.minus_128_sum = ((sums[0] + sums[1]) * -128.0) as i32;
+        out.scaled_sum = scale * (sums[0] + sums[1]);
         out.half_sums = sums.map(|sum| sum as i16);
     }
 }

@@ -7,9 +7,10 @@
 use half::f16;
 use tensor::quant::iq4_nl;
 
-use super::{Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles};
+use super::tiles::Scaled;
+use super::{Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles, unpack_nibbles};
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{LANES, PANEL_ROWS, Simd};
+use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
 /// The format.
 #[expect(non_camel_case_types, reason = "this is the published name")]
@@ -29,6 +30,7 @@ impl PanelFormat for IQ4_NL {
     type Block = iq4_nl::Block;
     type Codes = Nibbles;
     type Scales = [f16; LANES];
+    type Tile = Scaled;
 
     const X_BLOCKS: usize = 1;
 
@@ -59,5 +61,18 @@ impl PanelFormat for IQ4_NL {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &Nibbles,
+        scales: &[f16; LANES],
+        _: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut [f32; LANES],
+    ) {
+        unpack_nibbles(s, codes, &iq4_nl::LEVELS, out);
+        s.store(s.load_f16(scales), out_scales);
     }
 }

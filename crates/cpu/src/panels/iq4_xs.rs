@@ -7,12 +7,14 @@
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;
+use tensor::quant::iq4_nl::LEVELS;
 use tensor::quant::iq4_xs;
 
 use super::iq4_nl::SHIFTED;
-use super::{Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles};
+use super::tiles::Scaled;
+use super::{Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles, unpack_nibbles};
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{LANES, PANEL_ROWS, Simd};
+use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
 /// The format.
 #[expect(non_camel_case_types, reason = "this is the published name")]
@@ -31,6 +33,7 @@ impl PanelFormat for IQ4_XS {
     type Block = iq4_xs::Block;
     type Codes = [Nibbles; 8];
     type Scales = Scales;
+    type Tile = Scaled;
 
     const X_BLOCKS: usize = 8;
 
@@ -67,5 +70,18 @@ impl PanelFormat for IQ4_XS {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &[Nibbles; 8],
+        scales: &Scales,
+        part: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut [f32; LANES],
+    ) {
+        unpack_nibbles(s, &codes[part], &LEVELS, out);
+        s.store(s.mul(s.load_f16(&scales.scale), s.load_i8(&scales.scales[part])), out_scales);
     }
 }

@@ -25,6 +25,9 @@ mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
+mod tiles;
+
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -41,9 +44,10 @@ pub(crate) use q5_1::Q5_1;
 pub(crate) use q5_k::Q5_K;
 pub(crate) use q6_k::Q6_K;
 pub(crate) use q8_0::Q8_0;
+pub(crate) use tiles::{TileFormat, TilePanel};
 
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{Kernel, PANEL_ROWS, Simd};
+use crate::simd::{Kernel, PANEL_ROWS, PanelCodes, Simd};
 
 /// A cache line.
 const LINE: usize = 64;
@@ -63,8 +67,11 @@ pub(crate) trait PanelFormat: 'static {
     /// Blocks of 32 activations that a block meets.
     const X_BLOCKS: usize;
 
-    /// Whether there are tiles of every size. Each size is code of its own at every level, which takes long to compile: formats
-    /// that few files have do with three.
+    /// What many rows multiply.
+    type Tile: TileFormat;
+
+    /// Whether few rows pass over a panel by their exact number. Each number is code of its own at every level, which takes long
+    /// to compile: formats that few files have do with three.
     const HAS_ALL_TILES: bool = false;
 
     /// Whether [`PanelFormat::dot_16`] is there.
@@ -82,6 +89,37 @@ pub(crate) trait PanelFormat: 'static {
         sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR];
 
+    /// 32 weights of a block, those of block `part` of its activations, as tiles have them.
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &Self::Codes,
+        scales: &Self::Scales,
+        part: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut <Self::Tile as TileFormat>::Scales,
+    );
+
+    /// Some blocks of a panel as tiles have them: where they lie, or unpacked in `room`, which has as many blocks of 32.
+    #[inline(always)]
+    fn tile_panel<'a, S: Simd>(
+        s: S,
+        panel: Panel<'a, Self>,
+        blocks: Range<usize>,
+        room: TileRoom<'a, Self>,
+    ) -> TilePanel<'a, Self::Tile>
+    where
+        Self: Sized,
+    {
+        let (codes, scales) = room;
+        for (block, place) in blocks.zip((0..).step_by(Self::X_BLOCKS)) {
+            for part in 0..Self::X_BLOCKS {
+                let (codes, scales) = (&mut codes[place + part], &mut scales[place + part]);
+                Self::unpack(s, &panel.codes[block], &panel.scales[block], part, codes, scales);
+            }
+        }
+        TilePanel { codes, scales }
+    }
+
     /// One row of x with sixteen of the file, as [`PanelFormat::add`] has it from panels; with `PREFETCH` asks for what
     /// comes next.
     fn dot_16<S: Simd, const PREFETCH: bool>(
@@ -92,6 +130,9 @@ pub(crate) trait PanelFormat: 'static {
         unreachable!("formats without it are packed on the way")
     }
 }
+
+/// Room for codes and scales of [`PanelFormat::tile_panel`].
+pub(crate) type TileRoom<'a, F> = (&'a mut [PanelCodes], &'a mut [<<F as PanelFormat>::Tile as TileFormat>::Scales]);
 
 /// Evaluates `$body` with `$F` as the [`PanelFormat`] of a [`tensor::WeightFormat`], or `$none` for formats without blocks.
 macro_rules! with_panel_format {
@@ -197,6 +238,24 @@ fn nibbles_of<S: Simd>(s: S, codes: &Nibbles, group: usize) -> S::Bytes {
     let both = s.load_bytes(&codes[group % 4]);
     if group < 4 { s.and_bytes(both, 15) } else { s.shift_bytes_right::<4>(both) }
 }
+
+/// [`Nibbles`] as signed bytes: entry i of `table` for a code i, for [`TileFormat`].
+#[inline(always)]
+fn unpack_nibbles<S: Simd>(s: S, codes: &Nibbles, table: &[i8; 16], out: &mut PanelCodes) {
+    let table = table.map(|code| code.cast_unsigned() ^ S::PANEL_XOR);
+    for (group, out) in out.iter_mut().enumerate() {
+        s.store_bytes(s.lookup(&table, nibbles_of(s, codes, group)), out);
+    }
+}
+
+/// Codes below 128 as signed bytes, for [`TileFormat`].
+#[inline(always)]
+fn store_codes<S: Simd>(s: S, codes: S::Bytes, out: &mut [u8; 64]) {
+    s.store_bytes(s.or_bytes(codes, s.splat_bytes(S::PANEL_XOR)), out);
+}
+
+/// Four-bit codes less 8.
+const LESS_8: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];
 
 /// The fifth bits of the codes of 32 weights of each of sixteen rows: of weight 4g + i of row r bit g of byte 4r + i.
 type FifthBits = [u8; 64];

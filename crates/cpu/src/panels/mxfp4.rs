@@ -8,9 +8,10 @@
 use half::bf16;
 use tensor::quant::mxfp4;
 
-use super::{Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles};
+use super::tiles::Scaled;
+use super::{Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles, unpack_nibbles};
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{LANES, PANEL_ROWS, Simd};
+use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
 /// The format.
 pub(crate) enum MXFP4 {}
@@ -29,6 +30,7 @@ impl PanelFormat for MXFP4 {
     type Block = mxfp4::Block;
     type Codes = Nibbles;
     type Scales = [bf16; LANES];
+    type Tile = Scaled;
 
     const X_BLOCKS: usize = 1;
 
@@ -58,5 +60,18 @@ impl PanelFormat for MXFP4 {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &Nibbles,
+        scales: &[bf16; LANES],
+        _: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut [f32; LANES],
+    ) {
+        unpack_nibbles(s, codes, &mxfp4::DOUBLED, out);
+        s.store(s.load_bf16(scales), out_scales);
     }
 }

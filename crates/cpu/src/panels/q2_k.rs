@@ -10,6 +10,7 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 use tensor::quant::q2_k;
 
+use super::tiles::{ScalesAndMinima, ShiftedHalves};
 use super::{PanelFormat, dots};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
@@ -29,10 +30,17 @@ pub(crate) struct Scales {
     minima: [[u8; LANES]; 16],
 }
 
+/// Codes 4 · `group` to 4 · `group` + 4 of the 32 weights of `part`, of each row.
+#[inline(always)]
+fn codes_of<S: Simd>(s: S, codes: &[PanelCodes; 2], part: usize, group: usize) -> S::Bytes {
+    s.and_bytes(s.shift_bytes_right_by(s.load_bytes(&codes[part / 4][group]), (part % 4 * 2) as u32), 3)
+}
+
 impl PanelFormat for Q2_K {
     type Block = q2_k::Block;
     type Codes = [PanelCodes; 2];
     type Scales = Scales;
+    type Tile = ShiftedHalves;
 
     const X_BLOCKS: usize = 8;
 
@@ -58,13 +66,9 @@ impl PanelFormat for Q2_K {
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
             let x = x.map(|blocks| &blocks[i]);
-            let shift = (i % 4 * 2) as u32;
             macro_rules! half_dots {
                 ($index:literal) => {
-                    dots!(s, x, 4 * $index..4 * $index + 4, |_x| 0, |p, group| {
-                        let four = s.load_bytes(&panels[p].0[i / 4][group]);
-                        s.and_bytes(s.shift_bytes_right_by(four, shift), 3)
-                    })
+                    dots!(s, x, 4 * $index..4 * $index + 4, |_x| 0, |p, group| { codes_of(s, panels[p].0, i, group) })
                 };
             }
             let (first, second) = (half_dots!(0), half_dots!(1));
@@ -76,7 +80,7 @@ impl PanelFormat for Q2_K {
                 for m in 0..MR {
                     let dot = s.mul(s.to_f32(first[m][p]), scales[0]);
                     let dot = s.mul_add(s.to_f32(second[m][p]), scales[1], dot);
-                    let halves = x[m].half_sums.map(|sum| s.splat(f32::from(sum)));
+                    let halves = [s.splat(f32::from(x[m].half_sums[0])), s.splat(f32::from(x[m].half_sums[1]))];
                     let least = s.mul_add(halves[1], minima[1], s.mul(halves[0], minima[0]));
                     let sum = s.mul_add(dot, s.mul(scale, s.splat(x[m].scale)), sums[m][p]);
                     sums[m][p] = s.mul_add(least, s.mul(minimum, s.splat(-x[m].scale)), sum);
@@ -84,5 +88,25 @@ impl PanelFormat for Q2_K {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &[PanelCodes; 2],
+        scales: &Scales,
+        part: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut ScalesAndMinima,
+    ) {
+        for (group, out) in out.iter_mut().enumerate() {
+            s.store_bytes(codes_of(s, codes, part, group), out);
+        }
+        s.store(s.load_f16(&scales.scale), &mut out_scales.scale);
+        s.store(s.load_f16(&scales.minimum), &mut out_scales.minimum);
+        for half in 0..2 {
+            s.store(s.load_u8(&scales.scales[2 * part + half]), &mut out_scales.halves[half]);
+            s.store(s.load_u8(&scales.minima[2 * part + half]), &mut out_scales.minima[half]);
+        }
     }
 }

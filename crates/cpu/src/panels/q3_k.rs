@@ -9,6 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 use tensor::quant::q3_k;
 
+use super::tiles::{Halves, ScaleOfHalves};
 use super::{PanelFormat, dots};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
@@ -36,10 +37,19 @@ pub(crate) struct Scales {
     scales: [[i8; LANES]; 16],
 }
 
+/// Codes 4 · `group` to 4 · `group` + 4 of the 32 weights of `part`, of each row, plus 4.
+#[inline(always)]
+fn codes_of<S: Simd>(s: S, codes: &Codes, part: usize, group: usize) -> S::Bytes {
+    let low = s.shift_bytes_right_by(s.load_bytes(&codes.low[part / 4][group]), (part % 4 * 2) as u32);
+    let high = s.shift_bytes_right_by(s.load_bytes(&codes.high[group]), part as u32);
+    s.or_bytes(s.and_bytes(low, 3), s.shift_bytes_left::<2>(s.and_bytes(high, 1)))
+}
+
 impl PanelFormat for Q3_K {
     type Block = q3_k::Block;
     type Codes = Codes;
     type Scales = Scales;
+    type Tile = Halves;
 
     const X_BLOCKS: usize = 8;
 
@@ -66,14 +76,10 @@ impl PanelFormat for Q3_K {
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
             let x = x.map(|blocks| &blocks[i]);
-            let shift = (i % 4 * 2) as u32;
             macro_rules! half_dots {
                 ($index:literal) => {
                     dots!(s, x, 4 * $index..4 * $index + 4, |x| -4 * i32::from(x.half_sums[$index]), |p, group| {
-                        let codes = panels[p].0;
-                        let low = s.shift_bytes_right_by(s.load_bytes(&codes.low[i / 4][group]), shift);
-                        let high = s.shift_bytes_right_by(s.load_bytes(&codes.high[group]), i as u32);
-                        s.or_bytes(s.and_bytes(low, 3), s.shift_bytes_left::<2>(s.and_bytes(high, 1)))
+                        codes_of(s, panels[p].0, i, group)
                     })
                 };
             }
@@ -90,5 +96,25 @@ impl PanelFormat for Q3_K {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &Codes,
+        scales: &Scales,
+        part: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut ScaleOfHalves,
+    ) {
+        // Plus 28: tiles subtract 32.
+        const PLUS_28: [u8; 16] = [28, 29, 30, 31, 32, 33, 34, 35, 0, 0, 0, 0, 0, 0, 0, 0];
+        for (group, out) in out.iter_mut().enumerate() {
+            s.store_bytes(s.lookup(&PLUS_28, codes_of(s, codes, part, group)), out);
+        }
+        s.store(s.load_f16(&scales.scale), &mut out_scales.scale);
+        for (half, out) in out_scales.halves.iter_mut().enumerate() {
+            s.store(s.load_i8(&scales.scales[2 * part + half]), out);
+        }
     }
 }

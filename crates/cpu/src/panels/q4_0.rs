@@ -7,9 +7,10 @@
 use half::f16;
 use tensor::quant::q4_0;
 
-use super::{Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles};
+use super::tiles::Scaled;
+use super::{LESS_8, Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles, unpack_nibbles};
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{LANES, PANEL_ROWS, Simd};
+use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
 /// The format.
 pub(crate) enum Q4_0 {}
@@ -18,6 +19,7 @@ impl PanelFormat for Q4_0 {
     type Block = q4_0::Block;
     type Codes = Nibbles;
     type Scales = [f16; LANES];
+    type Tile = Scaled;
 
     const X_BLOCKS: usize = 1;
     const HAS_ALL_TILES: bool = true;
@@ -48,5 +50,18 @@ impl PanelFormat for Q4_0 {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &Nibbles,
+        scales: &[f16; LANES],
+        _: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut [f32; LANES],
+    ) {
+        unpack_nibbles(s, codes, &LESS_8, out);
+        s.store(s.load_f16(scales), out_scales);
     }
 }

@@ -8,9 +8,10 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 use tensor::quant::q4_1;
 
-use super::{Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles};
+use super::tiles::{ScaleAndMinimum, Shifted};
+use super::{Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles, store_codes};
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{LANES, PANEL_ROWS, Simd};
+use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
 /// The format.
 pub(crate) enum Q4_1 {}
@@ -27,6 +28,7 @@ impl PanelFormat for Q4_1 {
     type Block = q4_1::Block;
     type Codes = Nibbles;
     type Scales = Scales;
+    type Tile = Shifted;
 
     const X_BLOCKS: usize = 1;
 
@@ -56,5 +58,21 @@ impl PanelFormat for Q4_1 {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &Nibbles,
+        scales: &Scales,
+        _: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut ScaleAndMinimum,
+    ) {
+        for (group, out) in out.iter_mut().enumerate() {
+            store_codes(s, nibbles_of(s, codes, group), out);
+        }
+        s.store(s.load_f16(&scales.scale), &mut out_scales.scale);
+        s.store(s.load_f16(&scales.minimum), &mut out_scales.minimum);
     }
 }

@@ -9,7 +9,8 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 use tensor::quant::q4_k;
 
-use super::{PanelFormat, dots};
+use super::tiles::{ScaleAndMinimum, Shifted};
+use super::{PanelFormat, dots, store_codes};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -28,10 +29,18 @@ pub(crate) struct Scales {
     minima: [[u8; LANES]; 8],
 }
 
+/// Codes 4 · `group` to 4 · `group` + 4 of the 32 weights of `part`, of each row.
+#[inline(always)]
+fn codes_of<S: Simd>(s: S, codes: &[PanelCodes; 4], part: usize, group: usize) -> S::Bytes {
+    let both = s.load_bytes(&codes[part / 2][group]);
+    if part.is_multiple_of(2) { s.and_bytes(both, 15) } else { s.shift_bytes_right::<4>(both) }
+}
+
 impl PanelFormat for Q4_K {
     type Block = q4_k::Block;
     type Codes = [PanelCodes; 4];
     type Scales = Scales;
+    type Tile = Shifted;
 
     const X_BLOCKS: usize = 8;
     const HAS_ALL_TILES: bool = true;
@@ -58,10 +67,7 @@ impl PanelFormat for Q4_K {
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
             let x = x.map(|blocks| &blocks[i]);
-            let dots = dots!(s, x, 0..8, |_x| 0, |p, group| {
-                let both = s.load_bytes(&panels[p].0[i / 2][group]);
-                if i % 2 == 0 { s.and_bytes(both, 15) } else { s.shift_bytes_right::<4>(both) }
-            });
+            let dots = dots!(s, x, 0..8, |_x| 0, |p, group| codes_of(s, panels[p].0, i, group));
             for p in 0..NP {
                 let of = panels[p].1;
                 let scale = s.mul(s.load_f16(&of.scale), s.load_u8(&of.scales[i]));
@@ -74,5 +80,22 @@ impl PanelFormat for Q4_K {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &[PanelCodes; 4],
+        scales: &Scales,
+        part: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut ScaleAndMinimum,
+    ) {
+        for (group, out) in out.iter_mut().enumerate() {
+            store_codes(s, codes_of(s, codes, part, group), out);
+        }
+        let minimum = s.mul(s.load_f16(&scales.minimum), s.load_u8(&scales.minima[part]));
+        s.store(s.mul(s.load_f16(&scales.scale), s.load_u8(&scales.scales[part])), &mut out_scales.scale);
+        s.store(s.sub(s.splat(-0.0), minimum), &mut out_scales.minimum);
     }
 }

@@ -9,9 +9,10 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 use tensor::quant::q5_0;
 
-use super::{FifthBits, Nibbles, PanelFormat, dots, five_bits_of, pack_fifth_bits, pack_nibbles};
+use super::tiles::Scaled;
+use super::{FifthBits, Nibbles, PanelFormat, dots, five_bits_of, nibbles_of, pack_fifth_bits, pack_nibbles};
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{LANES, PANEL_ROWS, Simd};
+use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
 /// The format.
 pub(crate) enum Q5_0 {}
@@ -28,6 +29,7 @@ impl PanelFormat for Q5_0 {
     type Block = q5_0::Block;
     type Codes = Codes;
     type Scales = [f16; LANES];
+    type Tile = Scaled;
 
     const X_BLOCKS: usize = 1;
 
@@ -59,5 +61,25 @@ impl PanelFormat for Q5_0 {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &Codes,
+        scales: &[f16; LANES],
+        _: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut [f32; LANES],
+    ) {
+        // The fifth bit less 16: two tables would be one too many for the lower four.
+        let upper = [-16i8, 0].map(|upper| upper.cast_unsigned() ^ S::PANEL_XOR);
+        let upper = std::array::from_fn(|bit| upper[bit & 1]);
+        for (group, out) in out.iter_mut().enumerate() {
+            let low = nibbles_of(s, &codes.low, group);
+            let high = s.and_bytes(s.shift_bytes_right_by(s.load_bytes(&codes.high), group as u32), 1);
+            s.store_bytes(s.or_bytes(low, s.lookup(&upper, high)), out);
+        }
+        s.store(s.load_f16(scales), out_scales);
     }
 }

@@ -9,9 +9,10 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 use tensor::quant::q5_1;
 
-use super::{FifthBits, Nibbles, PanelFormat, dots, five_bits_of, pack_fifth_bits, pack_nibbles};
+use super::tiles::{ScaleAndMinimum, Shifted};
+use super::{FifthBits, Nibbles, PanelFormat, dots, five_bits_of, pack_fifth_bits, pack_nibbles, store_codes};
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{LANES, PANEL_ROWS, Simd};
+use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
 /// The format.
 pub(crate) enum Q5_1 {}
@@ -36,6 +37,7 @@ impl PanelFormat for Q5_1 {
     type Block = q5_1::Block;
     type Codes = Codes;
     type Scales = Scales;
+    type Tile = Shifted;
 
     const X_BLOCKS: usize = 1;
 
@@ -66,5 +68,21 @@ impl PanelFormat for Q5_1 {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &Codes,
+        scales: &Scales,
+        _: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut ScaleAndMinimum,
+    ) {
+        for (group, out) in out.iter_mut().enumerate() {
+            store_codes(s, five_bits_of(s, &codes.low, &codes.high, group), out);
+        }
+        s.store(s.load_f16(&scales.scale), &mut out_scales.scale);
+        s.store(s.load_f16(&scales.minimum), &mut out_scales.minimum);
     }
 }

@@ -9,6 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 use tensor::quant::q6_k;
 
+use super::tiles::{Halves, ScaleOfHalves};
 use super::{PanelFormat, dots};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
@@ -36,10 +37,27 @@ pub(crate) struct Scales {
     scales: [[i8; LANES]; 16],
 }
 
+/// Codes 4 · `group` to 4 · `group` + 4 of the 32 weights of `part`, of each row, plus 32.
+#[inline(always)]
+fn codes_of<S: Simd>(s: S, codes: &[Codes; 2], part: usize, group: usize) -> S::Bytes {
+    let (codes, part) = (&codes[part / 4], part % 4);
+    let low = s.load_bytes(&codes.low[part % 2][group]);
+    let low = if part < 2 { s.and_bytes(low, 15) } else { s.shift_bytes_right::<4>(low) };
+    let high = s.load_bytes(&codes.high[group]);
+    let high = match part {
+        0 => s.shift_bytes_left::<4>(s.and_bytes(high, 3)),
+        1 => s.and_bytes(s.shift_bytes_left::<2>(high), 0x30),
+        2 => s.and_bytes(high, 0x30),
+        _ => s.and_bytes(s.shift_bytes_right::<2>(high), 0x30),
+    };
+    s.or_bytes(low, high)
+}
+
 impl PanelFormat for Q6_K {
     type Block = q6_k::Block;
     type Codes = [Codes; 2];
     type Scales = Scales;
+    type Tile = Halves;
 
     const X_BLOCKS: usize = 8;
     const HAS_ALL_TILES: bool = true;
@@ -69,21 +87,10 @@ impl PanelFormat for Q6_K {
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
             let x = x.map(|blocks| &blocks[i]);
-            let (half, part) = (i / 4, i % 4);
             macro_rules! half_dots {
                 ($index:literal) => {
                     dots!(s, x, 4 * $index..4 * $index + 4, |x| -32 * i32::from(x.half_sums[$index]), |p, group| {
-                        let codes = &panels[p].0[half];
-                        let low = s.load_bytes(&codes.low[part % 2][group]);
-                        let low = if part < 2 { s.and_bytes(low, 15) } else { s.shift_bytes_right::<4>(low) };
-                        let high = s.load_bytes(&codes.high[group]);
-                        let high = match part {
-                            0 => s.shift_bytes_left::<4>(s.and_bytes(high, 3)),
-                            1 => s.and_bytes(s.shift_bytes_left::<2>(high), 0x30),
-                            2 => s.and_bytes(high, 0x30),
-                            _ => s.and_bytes(s.shift_bytes_right::<2>(high), 0x30),
-                        };
-                        s.or_bytes(low, high)
+                        codes_of(s, panels[p].0, i, group)
                     })
                 };
             }
@@ -100,5 +107,23 @@ impl PanelFormat for Q6_K {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        s: S,
+        codes: &[Codes; 2],
+        scales: &Scales,
+        part: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut ScaleOfHalves,
+    ) {
+        for (group, out) in out.iter_mut().enumerate() {
+            s.store_bytes(codes_of(s, codes, part, group), out);
+        }
+        s.store(s.load_f16(&scales.scale), &mut out_scales.scale);
+        for (half, out) in out_scales.halves.iter_mut().enumerate() {
+            s.store(s.load_i8(&scales.scales[2 * part + half]), out);
+        }
     }
 }

@@ -3,10 +3,13 @@
 //! Layout    544 bytes for 16 × 32 weights: 512 of codes ([`PanelCodes`], shifted where the level's products want it), 16 scales.
 //! Products  acc = fma(Σ codes · codes, scale of w · scale of x, acc).
 
+use std::ops::Range;
+
 use half::f16;
 use tensor::quant::q8_0;
 
-use super::PanelFormat;
+use super::tiles::HalfScale;
+use super::{Panel, PanelFormat, TilePanel, TileRoom};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -20,6 +23,7 @@ impl PanelFormat for Q8_0 {
     type Block = q8_0::Block;
     type Codes = PanelCodes;
     type Scales = [f16; LANES];
+    type Tile = HalfScale;
 
     const X_BLOCKS: usize = 1;
     const HAS_ALL_TILES: bool = true;
@@ -72,5 +76,28 @@ impl PanelFormat for Q8_0 {
             sums = s.mul_add(s.q8_dots(rows, block, &x[block]), scales, sums);
         }
         sums
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        _: S,
+        codes: &PanelCodes,
+        scales: &[f16; LANES],
+        _: usize,
+        out: &mut PanelCodes,
+        out_scales: &mut [f16; LANES],
+    ) {
+        (*out, *out_scales) = (*codes, *scales);
+    }
+
+    /// Panels are what tiles multiply.
+    #[inline(always)]
+    fn tile_panel<'a, S: Simd>(
+        _: S,
+        panel: Panel<'a, Self>,
+        blocks: Range<usize>,
+        _: TileRoom<'a, Self>,
+    ) -> TilePanel<'a, HalfScale> {
+        TilePanel { codes: &panel.codes[blocks.clone()], scales: &panel.scales[blocks] }
     }
 }

@@ -267,6 +267,16 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn store_bytes(self, bytes: Self::Bytes, out: &mut [u8; 64]) {
+        let halves: *mut __m256i = out.as_mut_ptr().cast();
+        // SAFETY: `self` proves the features; 64 bytes, at any alignment.
+        unsafe {
+            _mm256_storeu_si256(halves, bytes[0]);
+            _mm256_storeu_si256(halves.add(1), bytes[1]);
+        }
+    }
+
+    #[inline(always)]
     fn and_bytes(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes {
         let mask = self.splat_bytes(mask);
         both!(_mm256_and_si256(bytes, mask))

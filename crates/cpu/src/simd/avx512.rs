@@ -319,6 +319,12 @@ impl<const VNNI: bool, const BF16: bool, const TILES: bool> Simd for Avx512<VNNI
     }
 
     #[inline(always)]
+    fn store_bytes(self, bytes: __m512i, out: &mut [u8; 64]) {
+        // SAFETY: `self` proves the features; 64 bytes, at any alignment.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), bytes) }
+    }
+
+    #[inline(always)]
     fn and_bytes(self, bytes: __m512i, mask: u8) -> __m512i {
         // SAFETY: `self` proves the features.
         unsafe { _mm512_and_si512(bytes, self.splat_bytes(mask)) }

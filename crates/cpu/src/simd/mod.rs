@@ -154,6 +154,8 @@ pub(crate) trait Simd: Copy {
     fn splat_bytes(self, value: u8) -> Self::Bytes;
     /// Sixty-four consecutive bytes.
     fn load_bytes(self, bytes: &[u8; 64]) -> Self::Bytes;
+    /// Writes the bytes in order.
+    fn store_bytes(self, bytes: Self::Bytes, out: &mut [u8; 64]);
     /// `mask` of every byte.
     fn and_bytes(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes;
     /// The bits of both.

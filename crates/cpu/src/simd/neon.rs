@@ -269,6 +269,14 @@ impl<const DOT: bool, const I8MM: bool> Simd for Neon<DOT, I8MM> {
     }
 
     #[inline(always)]
+    fn store_bytes(self, bytes: Self::Bytes, out: &mut [u8; 64]) {
+        for (bytes, out) in bytes.into_iter().zip(out.as_chunks_mut::<16>().0) {
+            // SAFETY: `self` proves the feature; sixteen bytes.
+            unsafe { vst1q_u8(out.as_mut_ptr(), bytes) };
+        }
+    }
+
+    #[inline(always)]
     fn and_bytes(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes {
         let mask = self.splat_bytes(mask);
         all!(vandq_u8(bytes, mask))

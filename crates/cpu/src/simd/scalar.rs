@@ -211,6 +211,11 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn store_bytes(self, bytes: Self::Bytes, out: &mut [u8; 64]) {
+        *out = bytes;
+    }
+
+    #[inline(always)]
     fn and_bytes(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes {
         bytes.map(|byte| byte & mask)
     }
