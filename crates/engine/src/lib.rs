@@ -36,5 +36,5 @@ pub use sampler::{
     Dry, Grammar, GrammarState, History, SampledToken, Sampler, SamplerStep, SamplingParams, TokenLogprob,
     TokenLogprobs, TokenSet, Xtc,
 };
-pub use step::{Engine, EngineStats};
+pub use step::{Engine, EngineStats, StepWatch};
 pub use stop::{StopStrings, StopText};

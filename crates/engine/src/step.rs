@@ -34,6 +34,22 @@ enum Submitted {
     Failed(BackendError),
 }
 
+/// Is told when the device is given something and when it has returned, so that its time can be taken: an engine reads no
+/// clock.
+pub trait StepWatch {
+    /// A program is about to be replayed, queued or waited for.
+    fn given(&mut self);
+    /// That has been done.
+    fn returned(&mut self);
+}
+
+/// Nobody takes the time.
+impl StepWatch for () {
+    fn given(&mut self) {}
+
+    fn returned(&mut self) {}
+}
+
 /// What an engine is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
@@ -105,22 +121,28 @@ impl Engine {
     /// As [`Engine::step`], into memory that the caller reuses: a decode step then allocates nothing but, now and then,
     /// room for a sequence's next tokens. What `outputs` held before is gone.
     pub fn step_into(&mut self, outputs: &mut Vec<Output>) {
+        self.step_watched(outputs, &mut ());
+    }
+
+    /// As [`Engine::step_into`], and tells `watch` when the device has its turn.
+    pub fn step_watched(&mut self, outputs: &mut Vec<Output>, watch: &mut impl StepWatch) {
         outputs.clear();
         let hidden_size = self.executable.hidden_size().unwrap_or_default();
-        let made = match self.submit_step() {
+        let made = match self.submit_step(watch) {
             None => return,
             Some(Submitted::Queued) => {
-                self.run_ahead();
-                self.executable.collect().map(Made::Choices)
+                self.run_ahead(watch);
+                watched(watch, || self.executable.collect()).map(Made::Choices)
             }
             Some(Submitted::Failed(error)) => Err(error),
             Some(Submitted::Replay) if self.batch.hidden => {
                 let input = self.batch.step_input(self.scheduler.running(), &self.kv, false);
-                self.executable.replay_hidden(input).map(|states| Made::States(states, hidden_size))
+                let states = watched(watch, || self.executable.replay_hidden(input));
+                states.map(|states| Made::States(states, hidden_size))
             }
             Some(Submitted::Replay) => {
                 let input = self.batch.step_input(self.scheduler.running(), &self.kv, false);
-                self.executable.replay(input).map(Made::Logits)
+                watched(watch, || self.executable.replay(input)).map(Made::Logits)
             }
         };
         let Self { scheduler, kv, batch, sampler, .. } = self;
@@ -145,7 +167,7 @@ impl Engine {
 
     /// Makes `batch` the step that this call is about: the one that is under way already, or a new one, which is queued if
     /// the device can choose all its tokens. `None` where there is nothing to do.
-    fn submit_step(&mut self) -> Option<Submitted> {
+    fn submit_step(&mut self, watch: &mut impl StepWatch) -> Option<Submitted> {
         let Self { executable, scheduler, kv, batch, next, is_ahead, .. } = self;
         if std::mem::take(is_ahead) {
             std::mem::swap(batch, next);
@@ -153,7 +175,7 @@ impl Engine {
                 return Some(Submitted::Queued);
             }
             // All its sequences have ended in the step before, or were cancelled: what it makes is nobody's.
-            if let Err(error) = executable.collect() {
+            if let Err(error) = watched(watch, || executable.collect()) {
                 tracing::warn!(%error, "a step failed that nobody waits for");
             }
         }
@@ -164,18 +186,20 @@ impl Engine {
         if batch.hidden || !executable.can_queue() || !scheduler.is_for_device(batch) {
             return Some(Submitted::Replay);
         }
-        let queued = executable.enqueue(batch.step_input(scheduler.running(), kv, true));
+        let input = batch.step_input(scheduler.running(), kv, true);
+        let queued = watched(watch, || executable.enqueue(input));
         Some(queued.map_or_else(Submitted::Failed, |()| Submitted::Queued))
     }
 
     /// Queues the step after `batch` before the host knows the tokens that it begins with. A token that ends its text is
     /// seen after that: then the row was computed for nothing.
-    fn run_ahead(&mut self) {
+    fn run_ahead(&mut self, watch: &mut impl StepWatch) {
         let Self { executable, scheduler, kv, batch, next, is_ahead, .. } = self;
         if !scheduler.config().run_ahead || !executable.can_queue() || !scheduler.follow(batch, kv, next) {
             return;
         }
-        match executable.enqueue(next.step_input(scheduler.running(), kv, true)) {
+        let input = next.step_input(scheduler.running(), kv, true);
+        match watched(watch, || executable.enqueue(input)) {
             Ok(()) => *is_ahead = true,
             // The step that is scheduled in its place will say so to those who wait for it.
             Err(error) => tracing::warn!(%error, "a step could not be submitted ahead"),
@@ -225,4 +249,12 @@ impl Engine {
     pub fn check_invariants(&self) -> Result<(), String> {
         self.scheduler.check(&self.kv)
     }
+}
+
+/// Does what is the device's, between the two calls of `watch`.
+fn watched<T>(watch: &mut impl StepWatch, device: impl FnOnce() -> T) -> T {
+    watch.given();
+    let made = device();
+    watch.returned();
+    made
 }

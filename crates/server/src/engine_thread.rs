@@ -9,6 +9,8 @@ use engine::{Engine, EngineConfig, EngineError, EngineStats, FinishReason, Outpu
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
+use crate::step_clock::{StepClock, StepTimes};
+
 /// What the thread is asked to do.
 enum Command {
     /// Take all of these, or none. Outputs come with the place of their request in the list.
@@ -32,6 +34,7 @@ pub(crate) struct EngineHandle {
 struct Shared {
     config: EngineConfig,
     stats: Mutex<EngineStats>,
+    times: Mutex<StepTimes>,
     failed: AtomicBool,
 }
 
@@ -51,6 +54,7 @@ impl EngineHandle {
         let shared = Arc::new(Shared {
             config: engine.config().clone(),
             stats: Mutex::new(engine.stats()),
+            times: Mutex::default(),
             failed: AtomicBool::new(false),
         });
         let thread = EngineThread { engine, subscribers: HashMap::new(), shared: Arc::clone(&shared) };
@@ -65,6 +69,11 @@ impl EngineHandle {
     /// As of the last step.
     pub(crate) fn stats(&self) -> EngineStats {
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Of the steps that have ended.
+    pub(crate) fn step_times(&self) -> StepTimes {
+        self.shared.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether the thread has ended by a bug.
@@ -162,6 +171,7 @@ impl EngineThread {
 
     fn serve(&mut self, commands: &mpsc::Receiver<Command>) {
         let mut outputs = Vec::new();
+        let mut clock = StepClock::start();
         loop {
             if !self.engine.has_work() {
                 self.publish_stats();
@@ -169,12 +179,14 @@ impl EngineThread {
                     Ok(command) => self.execute(command),
                     Err(mpsc::RecvError) => return,
                 }
+                clock = StepClock::start();
             }
             commands.try_iter().for_each(|command| self.execute(command));
-            self.engine.step_into(&mut outputs);
+            self.engine.step_watched(&mut outputs, &mut clock);
             // Before the outputs: whoever has seen an answer's end sees counts that include it.
             self.publish_stats();
             outputs.drain(..).for_each(|output| self.hand_out(output));
+            clock.end_step(&mut self.shared.times.lock().unwrap_or_else(PoisonError::into_inner));
         }
     }
 

@@ -38,6 +38,7 @@ mod responses;
 mod sampling;
 mod security;
 mod sse;
+mod step_clock;
 #[cfg(test)]
 mod tests;
 mod tokens;

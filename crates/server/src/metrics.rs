@@ -35,8 +35,9 @@ struct Counts {
     request_generated_tokens: Histogram,
 }
 
-#[derive(Debug)]
-struct Histogram {
+/// How values are spread.
+#[derive(Clone, Debug)]
+pub(crate) struct Histogram {
     bounds: &'static [f64],
     /// How many were at most each bound, and above the one before.
     counts: Vec<u64>,
@@ -63,11 +64,21 @@ impl Default for Counts {
 }
 
 impl Histogram {
-    fn new(bounds: &'static [f64]) -> Self {
+    pub(crate) fn new(bounds: &'static [f64]) -> Self {
         Self { bounds, counts: vec![0; bounds.len()], sum: 0.0, total: 0 }
     }
 
-    fn observe(&mut self, value: f64) {
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> u64 {
+        self.total
+    }
+
+    #[cfg(test)]
+    pub(crate) fn sum(&self) -> f64 {
+        self.sum
+    }
+
+    pub(crate) fn observe(&mut self, value: f64) {
         if let Some(index) = self.bounds.iter().position(|&bound| value <= bound) {
             self.counts[index] += 1;
         }
@@ -175,12 +186,16 @@ fn write_engine(out: &mut String, counts: &Counts, serving: &Serving) {
         "Steps submitted before the tokens of the one before were read.",
         stats.num_ahead,
     );
+    let times = serving.engine.step_times();
     counter("hotmetal_requests_refused_total", "Requests that the engine refused.", counts.refused);
     let _ = writeln!(out, "# HELP vllm:request_success_total Completions that ended, by reason.");
     let _ = writeln!(out, "# TYPE vllm:request_success_total counter");
     for (reason, count) in &counts.finished {
         let _ = writeln!(out, "vllm:request_success_total{{{model},finished_reason=\"{reason}\"}} {count}");
     }
+    times.step.write(out, "hotmetal_step_seconds", "From the end of a step to the end of the next.", model);
+    let help = "Of a step, what the host takes beside the device's program.";
+    times.host.write(out, "hotmetal_step_host_seconds", help, model);
     counts.ttft.write(out, "vllm:time_to_first_token_seconds", "From a request to its first token.", model);
     counts.itl.write(out, "vllm:inter_token_latency_seconds", "From one token of a request to the next.", model);
     counts.e2e.write(out, "vllm:e2e_request_latency_seconds", "From a request to its last token.", model);

@@ -216,9 +216,13 @@ pub(super) fn serve(args: &ServeArgs) -> Result<()> {
     let first = planned.first().ok_or_else(|| anyhow!("there are no requests to send"))?;
     client.ask(path, &first.body).context("the first request, which is not measured, failed")?;
     note(&format!("{} requests to {}{path}, model `{model}`", planned.len(), client.base_url));
+    let steps = client.steps();
     let begun = Instant::now();
     let (seen, failures) = run(&client, path, planned, args.max_concurrency.unwrap_or(usize::MAX), begun)?;
-    let result = result(args, &model, begun.elapsed(), &seen, &failures);
+    let mut result = result(args, &model, begun.elapsed(), &seen, &failures);
+    if let Some((before, after)) = steps.zip(client.steps()) {
+        after.since(&before).write(&mut result);
+    }
     if seen.is_empty() {
         bail!("no request was answered: {}", failures.first().map_or("", String::as_str));
     }
@@ -351,6 +355,46 @@ fn run(
     Ok((seen.into_inner().unwrap_or_else(PoisonError::into_inner), of(failures)))
 }
 
+/// Steps of the engine, as servers of this program count them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Steps {
+    count: f64,
+    step_s: f64,
+    /// Beside the device's program.
+    host_s: f64,
+}
+
+impl Steps {
+    /// From the text that Prometheus reads; `None` of another server's.
+    fn read(metrics: &str) -> Option<Self> {
+        let value = |name: &str| {
+            let line = metrics.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
+            line?.rsplit(' ').next()?.parse::<f64>().ok()
+        };
+        Some(Self {
+            count: value("hotmetal_step_seconds_count")?,
+            step_s: value("hotmetal_step_seconds_sum")?,
+            host_s: value("hotmetal_step_host_seconds_sum")?,
+        })
+    }
+
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            count: self.count - before.count,
+            step_s: self.step_s - before.step_s,
+            host_s: self.host_s - before.host_s,
+        }
+    }
+
+    /// Adds the figures to a result.
+    fn write(&self, result: &mut Value) {
+        let of_each = |seconds: f64| (seconds / self.count.max(1.0) * 1e8).round() / 1e2;
+        result["engine_steps"] = self.count.into();
+        result["mean_step_us"] = of_each(self.step_s).into();
+        result["mean_step_host_us"] = of_each(self.host_s).into();
+    }
+}
+
 /// Who asks.
 struct Client {
     agent: ureq::Agent,
@@ -372,6 +416,15 @@ impl Client {
         let models: Value = serde_json::from_str(&text).with_context(|| format!("{url} did not answer with JSON"))?;
         let first = models["data"][0]["id"].as_str();
         first.map(str::to_owned).ok_or_else(|| anyhow!("{url} names no model: {text:.200}; --model does"))
+    }
+
+    /// What the server's engine has done, where the server says so.
+    fn steps(&self) -> Option<Steps> {
+        let mut request = self.agent.get(format!("{}/metrics", self.base_url));
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        Steps::read(&request.call().ok()?.body_mut().read_to_string().ok()?)
     }
 
     /// Sends a request and reads its stream.
@@ -587,6 +640,23 @@ mod tests {
         let broken = "data: {\"error\": {\"message\": \"the step failed\"}}\n\ndata: [DONE]\n\n";
         assert!(read_stream(broken.as_bytes(), Instant::now()).unwrap_err().to_string().contains("the step failed"));
         assert!(read_stream(&b"data: [DONE]\n\n"[..], Instant::now()).is_err());
+    }
+
+    #[test]
+    fn steps_are_read_from_the_metrics_of_this_program_alone() {
+        let metrics = |count: u64, step: f64, host: f64| {
+            format!(
+                "# TYPE hotmetal_step_seconds histogram\nhotmetal_step_seconds_sum{{model_name=\"m\"}} {step}\n\
+                 hotmetal_step_seconds_count{{model_name=\"m\"}} {count}\n\
+                 hotmetal_step_host_seconds_sum{{model_name=\"m\"}} {host}\n"
+            )
+        };
+        let [before, after] =
+            [metrics(10, 1.0, 0.5), metrics(14, 1.02, 0.5001)].map(|text| Steps::read(&text).unwrap());
+        let mut result = json!({});
+        after.since(&before).write(&mut result);
+        assert_eq!(result, json!({"engine_steps": 4.0, "mean_step_us": 5000.0, "mean_step_host_us": 25.0}));
+        assert_eq!(Steps::read("vllm:generation_tokens_total 7\n"), None);
     }
 
     #[test]

@@ -245,6 +245,11 @@ async fn the_server_says_what_it_serves_and_how_it_fares() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
     }
+    // The last step is counted once its outputs are handed out.
+    for name in ["hotmetal_step_seconds", "hotmetal_step_host_seconds"] {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}_count{{model_name=\"tiny\"}} ")));
+        assert!(line.is_some_and(|count| (7..=8).contains(&count.parse::<u64>().unwrap())), "{name}: {line:?}");
+    }
     app.drain();
     assert_eq!(get(&app, "/health").await.1["status"], "draining");
     assert_eq!(post(&app, CHAT, &hello()).await.2["error"]["code"], "draining");
