@@ -1,12 +1,13 @@
 """OpenAI's own Python client against a running `hotmetal serve` of the built-in model.
 
-usage: openai_client.py http://127.0.0.1:PORT      (needs the `openai` package)
+usage: openai_client.py http://127.0.0.1:PORT [http://127.0.0.1:PORT2]      (needs the `openai` package)
 
 Chat, streams, log-probabilities, several completions, structured output through the client's own parser, completions with
-echo, responses, embeddings, models, token counts, and errors as the client's exceptions. Exits with a traceback at the
-first thing that is wrong.
+echo, responses, embeddings, models, token counts, and errors as the client's exceptions; tools against the second server,
+which has `--chat-template tools/serving/tools.jinja`. Exits with a traceback at the first thing that is wrong.
 """
 
+import json
 import sys
 
 import openai
@@ -91,6 +92,28 @@ def embeddings(client, model):
     assert abs(sum(x * x for x in again) - 1) < 1e-5
 
 
+def tools(client, model):
+    parameters = {
+        "type": "object",
+        "properties": {"unit": {"enum": ["C", "F"]}},
+        "required": ["unit"],
+        "additionalProperties": False,
+    }
+    function = {"name": "get_weather", "parameters": parameters}
+    request = dict(model=model, messages=MESSAGES, max_tokens=120, seed=1, tools=[{"type": "function", "function": function}])
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        whole = client.chat.completions.create(**request, tool_choice=choice).choices[0]
+        (call,) = whole.message.tool_calls
+        assert whole.finish_reason == "tool_calls" and call.function.name == "get_weather", whole
+        assert json.loads(call.function.arguments)["unit"] in ("C", "F"), whole
+        with client.chat.completions.stream(**request, tool_choice=choice) as stream:
+            deltas = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        assert "".join(deltas) == call.function.arguments, deltas
+    turns = [*MESSAGES, whole.message, {"role": "tool", "tool_call_id": call.id, "content": "12 degrees"}]
+    answer = client.chat.completions.create(**{**request, "messages": turns, "max_tokens": 4}, tool_choice="none")
+    assert answer.choices[0].message.content is not None, answer
+
+
 def errors(client, model):
     cases = [
         (dict(temperature=-1), openai.BadRequestError, "temperature"),
@@ -109,10 +132,11 @@ def errors(client, model):
 
 
 def main():
-    client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0)
-    model = client.models.list().data[0].id
-    for test in (chat, structured, completions, responses, embeddings, errors):
-        test(client, model)
+    tests = [(test, sys.argv[1]) for test in (chat, structured, completions, responses, embeddings, errors)]
+    tests += [(tools, address) for address in sys.argv[2:]]
+    for test, address in tests:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        test(client, client.models.list().data[0].id)
         print(f"{test.__name__}: ok")
 
 
