@@ -61,6 +61,7 @@ pub fn choose(logits: &[f32], how: &RowSampling) -> usize {
 
 /// The weight of a token whose logit is `distance` below the largest: e^-distance in units of 2^-40, within 2^-23 of itself
 /// or one unit.
+#[inline]
 pub fn weight(distance: f32) -> u64 {
     /// 2^-f for f in [0, 1), in units of 2^-31: coefficients of f^k, every second one negative.
     const TERMS: [u32; 8] = [1 << 31, 1_488_522_235, 515_882_421, 119_193_227, 20_650_178, 2_852_265, 316_563, 23_258];

@@ -15,19 +15,6 @@ pub(super) fn fill(candidates: &mut Vec<Candidate>, logits: &[f32]) {
     candidates.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit }));
 }
 
-/// The index of the largest logit, the first of equals; none of none.
-pub(super) fn likeliest(logits: &[f32]) -> Option<usize> {
-    let (chunks, rest) = logits.as_chunks::<16>();
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    for chunk in chunks {
-        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-            *lane = if logit > *lane { logit } else { *lane };
-        }
-    }
-    let max = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
-    logits.iter().position(|&logit| logit == max)
-}
-
 /// The largest logit, -inf of none.
 pub(super) fn max_logit(candidates: &[Candidate]) -> f32 {
     candidates.iter().map(|candidate| candidate.logit).fold(f32::NEG_INFINITY, f32::max)

@@ -18,6 +18,11 @@ pub(super) struct Ranked {
 }
 
 impl Ranked {
+    /// By likelihood.
+    pub(super) fn likely(id: u32, logit: f32) -> Self {
+        Self { key: -logit, id, weight: 0 }
+    }
+
     /// By key, the lower id of equals first. Keys are never NaN: logits are finite or -inf when they come here.
     pub(super) fn order(&self, other: &Self) -> Ordering {
         self.key.partial_cmp(&other.key).unwrap_or(Ordering::Equal).then(self.id.cmp(&other.id))
@@ -47,11 +52,12 @@ pub(super) fn rank_likeliest(logits: impl Iterator<Item = (u32, f32)> + Clone, k
     }
     let bound = if k == 0 { f32::NEG_INFINITY } else { ranked.select_nth_unstable_by(k - 1, Ranked::order).1.key };
     ranked.clear();
-    ranked.extend(logits.filter(|&(_, logit)| -logit <= bound).map(|(id, logit)| Ranked {
-        key: -logit,
-        id,
-        weight: 0,
-    }));
+    ranked.extend(logits.filter(|&(_, logit)| -logit <= bound).map(|(id, logit)| Ranked::likely(id, logit)));
+    keep_likeliest(ranked, k);
+}
+
+/// Keeps the first `k`, in no order.
+pub(super) fn keep_likeliest(ranked: &mut Vec<Ranked>, k: usize) {
     if k > 0 && k < ranked.len() {
         ranked.select_nth_unstable_by(k - 1, Ranked::order);
     }
@@ -111,7 +117,7 @@ pub(super) fn xtc(candidates: &mut Vec<Candidate>, xtc: &Xtc, uniform: f64) {
 }
 
 fn by_likelihood(candidate: &Candidate) -> Ranked {
-    Ranked { key: -candidate.logit, id: candidate.id, weight: 0 }
+    Ranked::likely(candidate.id, candidate.logit)
 }
 
 /// Keeps candidates in the order of `key` until their probabilities sum to
@@ -125,11 +131,20 @@ fn keep_mass(
     key: impl Fn(&Candidate) -> f32,
 ) {
     let max = max_logit(candidates);
-    let sum = weight_sum(candidates, max);
     let rank =
         |candidate: &Candidate| Ranked { key: key(candidate), id: candidate.id, weight: weight(max - candidate.logit) };
+    // The likeliest alone weighs as much as this, and the sum is no less: what is too light for it is too light.
+    let least_weight = least * weight(0.0) as f64;
+    let mut sum = 0;
     ranked.clear();
-    ranked.extend(candidates.iter().map(rank).filter(|ranked| ranked.weight as f64 >= least * sum as f64));
+    for candidate in &*candidates {
+        let weight = weight(max - candidate.logit);
+        sum += weight;
+        if weight as f64 >= least_weight {
+            ranked.push(Ranked { key: key(candidate), id: candidate.id, weight });
+        }
+    }
+    ranked.retain(|ranked| ranked.weight as f64 >= least * sum as f64);
 
     let mut missing = share_of(share(mass), sum);
     let mut part = ranked.as_mut_slice();

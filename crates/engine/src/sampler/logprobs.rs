@@ -1,7 +1,7 @@
 //! Log-probabilities of a chosen token and of its likeliest alternatives.
 
-use super::candidates::likeliest;
-use super::filters::{Ranked, rank_likeliest};
+use super::filters::Ranked;
+use super::peaks::Peaks;
 
 /// Log-probabilities of one prediction: of the model's own distribution, before bias, penalties, filters and
 /// temperature.
@@ -22,13 +22,19 @@ pub struct TokenLogprob {
     pub logprob: f32,
 }
 
-/// The log-softmax of `logits` at `chosen` and at the `count` largest.
-pub(super) fn logprobs(logits: &[f32], chosen: u32, count: usize, ranked: &mut Vec<Ranked>) -> TokenLogprobs {
-    let max = likeliest(logits).map_or(0.0, |index| logits[index]);
+/// The log-softmax of `logits`, which `peaks` went over, at `chosen` and at the `count` largest.
+pub(super) fn logprobs(
+    logits: &[f32],
+    peaks: &mut Peaks,
+    chosen: u32,
+    count: usize,
+    ranked: &mut Vec<Ranked>,
+) -> TokenLogprobs {
+    let max = peaks.max();
     let sum: f64 = logits.iter().map(|logit| f64::from((logit - max).exp())).sum();
     let logprob = |id: u32| (f64::from(logits[id as usize] - max) - sum.ln()) as f32;
 
-    rank_likeliest((0..).zip(logits.iter().copied()), count, ranked);
+    peaks.rank_likeliest(logits, count, ranked);
     ranked.sort_unstable_by(Ranked::order);
     TokenLogprobs {
         logprob: logprob(chosen),

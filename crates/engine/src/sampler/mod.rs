@@ -3,7 +3,7 @@
 //! What a grammar rules out is gone from the start. The logit bias comes first; then the steps in the order of [`SamplingParams::order`], which is llama.cpp's unless
 //! the request says otherwise: penalties, DRY, top-k, typical, top-p, min-p, XTC, temperature. A step whose parameter
 //! is neutral does nothing. At last one token is drawn from the softmax of what is left; at temperature 0 the likeliest
-//! is taken instead, the lowest id of equals.
+//! is taken instead, the lowest id of equals. Where only the likeliest few can be chosen, the others are never made candidates.
 //!
 //! The random numbers of a token depend on the seed, the completion's number and the token's index only (ChaCha8, one
 //! stream a token), so a text is the same in any batch, after preemption, and on every run. Candidates stay in the
@@ -15,6 +15,7 @@ mod filters;
 mod grammar;
 mod logprobs;
 mod params;
+mod peaks;
 mod penalties;
 mod rng;
 
@@ -25,8 +26,9 @@ pub use params::{Dry, SamplerStep, SamplingParams, Xtc};
 pub(crate) use params::check_top_logprobs;
 
 use backend::Choice;
-use candidates::{Candidate, likeliest};
+use candidates::Candidate;
 use filters::Ranked;
+use peaks::Peaks;
 
 use crate::Failure;
 
@@ -64,6 +66,7 @@ impl<'a> History<'a> {
 /// Chooses tokens. Holds memory that is reused from token to token, and nothing else.
 #[derive(Clone, Debug, Default)]
 pub struct Sampler {
+    peaks: Peaks,
     candidates: Vec<Candidate>,
     ranked: Vec<Ranked>,
     penalties: penalties::Scratch,
@@ -80,9 +83,9 @@ impl Sampler {
         history: History<'_>,
         completion: usize,
     ) -> Result<SampledToken, Failure> {
-        check_finite(logits, history)?;
+        self.look_over(logits, history)?;
         let id = if params.is_plain_greedy() {
-            likeliest(logits).ok_or(Failure::NoTokenLeft)? as u32
+            self.peaks.likeliest(logits).ok_or(Failure::NoTokenLeft)? as u32
         } else {
             self.run_chain(logits, params, history, completion, false)?
         };
@@ -98,7 +101,7 @@ impl Sampler {
         history: History<'_>,
         completion: usize,
     ) -> Result<SampledToken, Failure> {
-        check_finite(logits, history)?;
+        self.look_over(logits, history)?;
         self.allowed.clear(logits.len());
         grammar.allow(&mut self.allowed).map_err(Failure::Grammar)?;
         let id = self.run_chain(logits, params, history, completion, true)?;
@@ -114,12 +117,23 @@ impl Sampler {
         count: usize,
         history: History<'_>,
     ) -> Result<TokenLogprobs, Failure> {
-        check_finite(logits, history)?;
-        Ok(logprobs::logprobs(logits, token, count, &mut self.ranked))
+        self.look_over(logits, history)?;
+        Ok(logprobs::logprobs(logits, &mut self.peaks, token, count, &mut self.ranked))
+    }
+
+    /// Goes over the logits, once. One that is not a number is a fault of this sequence's computation, found before anything
+    /// is chosen from it.
+    fn look_over(&mut self, logits: &[f32], history: History<'_>) -> Result<(), Failure> {
+        if self.peaks.find(logits) {
+            return Ok(());
+        }
+        let faulty = logits.iter().position(|logit| !logit.is_finite()).unwrap_or_default();
+        Err(numeric_fault(logits.get(faulty).copied().unwrap_or(f32::NAN), faulty as u32, history))
     }
 
     fn sampled(&mut self, logits: &[f32], id: u32, params: &SamplingParams) -> SampledToken {
-        let logprobs = params.logprobs.map(|count| logprobs::logprobs(logits, id, count, &mut self.ranked));
+        let Self { peaks, ranked, .. } = self;
+        let logprobs = params.logprobs.map(|count| logprobs::logprobs(logits, peaks, id, count, ranked));
         SampledToken { id, logprobs }
     }
 
@@ -131,9 +145,13 @@ impl Sampler {
         completion: usize,
         only_allowed: bool,
     ) -> Result<u32, Failure> {
-        let Self { candidates, ranked, penalties: scratch, allowed } = self;
+        let Self { peaks, candidates, ranked, penalties: scratch, allowed } = self;
         let draws = rng::draws(params.seed, completion, history.tokens.len() - history.prompt_len);
-        candidates::fill(candidates, logits);
+        let head = params.head(history).filter(|head| !only_allowed && head.len() < logits.len() / 8);
+        match head {
+            Some(head) => peaks.fill(candidates, logits, head.len(), head.changed(), ranked),
+            None => candidates::fill(candidates, logits),
+        }
         if only_allowed {
             candidates.retain(|candidate| allowed.contains(candidate.id));
         }
@@ -166,16 +184,6 @@ pub(crate) fn take_choice(choice: &Choice, history: History<'_>) -> Result<Sampl
         Some((token_id, logit)) => Err(numeric_fault(logit, token_id, history)),
         None => Ok(SampledToken { id: choice.token_id, logprobs: None }),
     }
-}
-
-/// A logit that is not a number is a fault of this sequence's computation, found before anything is chosen from it.
-fn check_finite(logits: &[f32], history: History<'_>) -> Result<(), Failure> {
-    // Without an early exit this is a few vector instructions for each cache line.
-    if logits.iter().fold(true, |finite, logit| finite & logit.is_finite()) {
-        return Ok(());
-    }
-    let faulty = logits.iter().position(|logit| !logit.is_finite()).unwrap_or_default();
-    Err(numeric_fault(logits.get(faulty).copied().unwrap_or(f32::NAN), faulty as u32, history))
 }
 
 fn numeric_fault(logit: f32, token_id: u32, history: History<'_>) -> Failure {

@@ -2,7 +2,7 @@
 
 use plan::sampling::{RowSampling, share};
 
-use super::rng;
+use super::{History, rng};
 use crate::EngineError;
 
 /// Most entries of a logit bias.
@@ -117,6 +117,29 @@ impl SamplerStep {
     }
 }
 
+/// The likeliest tokens, of which one is chosen, and those whose logits change before it is known which these are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head<'a> {
+    /// Tokens that the first filter keeps.
+    kept: usize,
+    /// A bias is added to these.
+    biased: &'a [(u32, f32)],
+    /// Penalties look back on these, and change no others.
+    window: &'a [u32],
+}
+
+impl Head<'_> {
+    /// As many of the likeliest hold all that are kept, whichever of the changed were among them.
+    pub(super) fn len(&self) -> usize {
+        self.kept.saturating_add(self.biased.len()).saturating_add(self.window.len())
+    }
+
+    /// The tokens whose logits may change.
+    pub(super) fn changed(&self) -> impl Iterator<Item = u32> {
+        self.biased.iter().map(|&(id, _)| id).chain(self.window.iter().copied())
+    }
+}
+
 /// Whether so many alternatives may be asked for.
 pub(crate) fn check_top_logprobs(name: &'static str, count: Option<usize>) -> Result<(), EngineError> {
     match count.filter(|&count| count > TOP_LOGPROBS_MAX) {
@@ -199,6 +222,32 @@ impl SamplingParams {
             min_p_ln: self.min_p.ln(),
             pick: rng::draws(self.seed, completion, index).pick,
         }
+    }
+
+    /// What a choice depends on, where a filter keeps a fixed number of the likeliest and nothing but biases and penalties
+    /// comes before it.
+    pub(super) fn head<'a>(&'a self, history: History<'a>) -> Option<Head<'a>> {
+        let mut window: &[u32] = &[];
+        let mut widen = |last_n| {
+            let other = history.window(last_n);
+            window = if other.len() > window.len() { other } else { window };
+        };
+        let mut only_likeliest = false;
+        for &step in self.order.iter().filter(|&&step| !self.is_neutral(step)) {
+            match step {
+                SamplerStep::Penalties if !only_likeliest => widen(self.repeat_last_n),
+                SamplerStep::Dry if !only_likeliest => widen(self.dry.last_n),
+                SamplerStep::TopK if !only_likeliest => {
+                    return Some(Head { kept: self.top_k, biased: &self.logit_bias, window });
+                }
+                // Whom else these keep is no matter where the likeliest is taken, unless a later step looks at them.
+                SamplerStep::TopK | SamplerStep::TopP | SamplerStep::MinP if self.temperature == 0.0 => {
+                    only_likeliest = true;
+                }
+                _ => return None,
+            }
+        }
+        (self.temperature == 0.0).then_some(Head { kept: 1, biased: &self.logit_bias, window })
     }
 
     /// Whether `step` does nothing with these parameters.

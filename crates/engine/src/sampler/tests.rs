@@ -232,6 +232,78 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn one_pass_finds_what_a_full_sort_finds(
+        logits in prop::collection::vec(-4..4i8, 1..600),
+        k in 0..40usize,
+        others in prop::collection::vec(0..700u32, 0..5),
+    ) {
+        let logits: Vec<f32> = logits.into_iter().map(f32::from).collect();
+        let (mut peaks, mut ranked, mut found) = (peaks::Peaks::default(), Vec::new(), Vec::new());
+        prop_assert!(peaks.find(&logits));
+        let mut sorted = candidates(&logits);
+        sorted.sort_by(|a, b| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id)));
+        prop_assert_eq!(peaks.likeliest(&logits), Some(sorted[0].id as usize));
+        prop_assert_eq!(peaks.max(), sorted[0].logit);
+        peaks.fill(&mut found, &logits, k, others.iter().copied(), &mut ranked);
+        let mut expected: Vec<u32> = sorted.iter().take(k).map(|candidate| candidate.id).collect();
+        expected.extend(others.iter().filter(|&&id| (id as usize) < logits.len()));
+        expected.sort_unstable();
+        expected.dedup();
+        prop_assert_eq!(ids(&found), expected);
+        prop_assert!(found.iter().all(|candidate| candidate.logit == logits[candidate.id as usize]));
+    }
+
+    #[test]
+    fn one_pass_sees_what_is_no_number(len in 1..600usize, at in any::<prop::sample::Index>(), which in 0..3usize) {
+        let mut logits = vec![1.0; len];
+        logits[at.index(len)] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][which];
+        prop_assert!(!peaks::Peaks::default().find(&logits));
+    }
+
+    /// With and without candidates that cannot be chosen: a grammar that allows all tokens wants them all looked at.
+    #[test]
+    fn the_likeliest_few_give_the_choice_of_all(
+        logits in prop::collection::vec(-40..40i16, 400..900),
+        history in prop::collection::vec(0..60u32, 0..12),
+        (temperature, top_k, top_p, min_p) in (0..3u8, 1..30usize, 0.1f32..=1.0, 0.0f32..=0.5),
+        (penalty, presence, multiplier, last_n) in (0.5f32..3.0, -2.0f32..2.0, 0.0f32..2.0, prop::option::of(0..12usize)),
+        (bias, typical, xtc, seed) in (-9.0f32..9.0, any::<bool>(), any::<bool>(), any::<u64>()),
+        order in prop::option::of(Just(SamplerStep::ALL.to_vec()).prop_shuffle()),
+    ) {
+        #[derive(Debug)]
+        struct AllowsAll;
+        impl GrammarState for AllowsAll {
+            fn allow(&mut self, allowed: &mut TokenSet) -> Result<(), String> {
+                (0..900).for_each(|id| allowed.insert(id));
+                Ok(())
+            }
+
+            fn accept(&mut self, _: u32) -> Result<(), String> {
+                Ok(())
+            }
+        }
+        let logits: Vec<f32> = logits.into_iter().map(|logit| f32::from(logit) / 4.0).collect();
+        let params = SamplingParams {
+            temperature: f32::from(temperature) / 2.0, top_k: if seed % 5 == 0 { 0 } else { top_k }, top_p, min_p, seed,
+            typical_p: if typical { 0.9 } else { 1.0 },
+            repetition_penalty: penalty, presence_penalty: presence, repeat_last_n: last_n,
+            dry: Dry { multiplier, last_n, ..Dry::default() },
+            xtc: Xtc { probability: if xtc { 0.5 } else { 0.0 }, threshold: 0.1 },
+            logit_bias: vec![(3, f32::NEG_INFINITY), (70, bias)],
+            order: order.unwrap_or_else(|| SamplerStep::ALL.to_vec()),
+            ..SamplingParams::default()
+        };
+        let history = History { tokens: &history, prompt_len: history.len() / 2 };
+        let few = Sampler::default().sample(&logits, &params, history, 0).unwrap();
+        let all = Sampler::default().sample_within(&mut AllowsAll, &logits, &params, history, 0).unwrap();
+        prop_assert_eq!(few, all);
+    }
+}
+
 #[test]
 fn known_values_of_each_filter() {
     let logits = logits_of(&[0.1, 0.4, 0.05, 0.25, 0.2]);
