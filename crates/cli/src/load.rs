@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use backend::{Backend, Executable, Footprint, check_load};
+use backend::{Backend, DeviceInfo, Executable, Footprint, check_load};
 use clap::{Args, ValueEnum};
 use engine::{Engine, EngineConfig};
-use formats::{Checkpoint, TokenizerSource};
+use formats::{Checkpoint, EmbeddingConfig, TokenizerSource};
 use plan::{KvFormat, KvLayout, Plan, StepShape};
 use serde_json::Value;
 use tensor::{Tensor, WeightFormat};
@@ -28,11 +28,15 @@ const KV_MEMORY_SHARE: u64 = 4;
 /// What a device's system takes for kernels and recorded programs. Guessed.
 const RESERVE_BYTES: u64 = 256 << 20;
 
+/// Tokens of prompts in a step of a CPU in which texts go on too: they then take about as long as the decodes beside them.
+const MIXED_TOKENS_ON_CPU: usize = 64;
+
 /// What `--device` may be besides `cuda:N`, `metal:N` and `reference`.
 pub(crate) const AUTO: &str = "auto";
 pub(crate) const CPU: &str = "cpu";
 const CUDA: &str = "cuda";
 const METAL: &str = "metal";
+const REFERENCE: &str = "reference";
 
 /// Flags that say where and how a model runs.
 #[derive(Args, Clone, Debug)]
@@ -174,6 +178,8 @@ pub(crate) struct EngineSizes {
     pub(crate) max_sequences: usize,
     /// Tokens computed in one step.
     pub(crate) max_batch_tokens: usize,
+    /// Of these, tokens of prompts in a step in which texts go on too; what suits the device if nothing is said.
+    pub(crate) max_mixed_tokens: Option<usize>,
     /// Sequences that may wait.
     pub(crate) max_waiting: usize,
     /// Tokens of all sequences that the KV cache holds.
@@ -193,8 +199,13 @@ pub(crate) enum KvTokens {
 
 impl EngineSizes {
     /// For one text at a time.
-    const SINGLE: Self =
-        Self { max_sequences: 16, max_batch_tokens: 512, max_waiting: 256, kv_tokens: KvTokens::OneContext };
+    const SINGLE: Self = Self {
+        max_sequences: 16,
+        max_batch_tokens: 512,
+        max_mixed_tokens: None,
+        max_waiting: 256,
+        kv_tokens: KvTokens::OneContext,
+    };
 
     /// Rows of logits in a step: one for each sequence, and some for prompts that are scored.
     fn max_batch_outputs(&self) -> usize {
@@ -205,13 +216,17 @@ impl EngineSizes {
         StepShape { tokens: self.max_batch_tokens, sequences: self.max_sequences, outputs: self.max_batch_outputs() }
     }
 
-    fn config(&self, kv: KvLayout, context_len: usize, vocab_size: usize, eos_token_ids: Vec<u32>) -> EngineConfig {
+    /// For a device of this name.
+    fn config(&self, device: &str, kv: KvLayout, context_len: usize, vocab_size: usize) -> EngineConfig {
+        // A GPU computes some hundred tokens in little more time than one, a CPU does not.
+        let mixed = if matches!(device, CPU | REFERENCE) { MIXED_TOKENS_ON_CPU } else { self.max_batch_tokens };
         EngineConfig {
             max_sequences: self.max_sequences,
             max_batch_tokens: self.max_batch_tokens,
+            max_mixed_tokens: self.max_mixed_tokens.unwrap_or(mixed),
             max_batch_outputs: self.max_batch_outputs(),
             max_waiting: self.max_waiting,
-            ..EngineConfig::new(kv, context_len, vocab_size, eos_token_ids)
+            ..EngineConfig::new(kv, context_len, vocab_size, Vec::new())
         }
     }
 }
@@ -228,6 +243,8 @@ pub(crate) struct Model {
     pub(crate) load_time: Duration,
     /// `generation_config.json`.
     pub(crate) generation_config: Value,
+    /// How it was trained to make vectors of texts, if it was.
+    pub(crate) embedding: EmbeddingConfig,
     pub(crate) engine: Engine,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) chat_template: Option<ChatTemplate>,
@@ -389,7 +406,7 @@ pub(crate) fn backend(args: &ModelArgs) -> Result<Box<dyn Backend>> {
     }
     match resolve(&args.device) {
         CPU => Ok(Box::new(cpu_backend(args)?)),
-        "reference" => Ok(Box::new(backend::reference::ReferenceBackend::new())),
+        REFERENCE => Ok(Box::new(backend::reference::ReferenceBackend::new())),
         other => bail!(
             "there is no device `{other}`; this build has: auto, cpu, cuda, cuda:N, {}reference",
             if cfg!(target_os = "macos") { "metal, metal:N, " } else { "" }
@@ -461,6 +478,7 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
     let Loaded { executable, device, vocab_size, kv, context_len, chat_template } = rest.with_context(in_model)?;
+    let DeviceInfo { name: device_name, description: device, .. } = device;
     let mut tokenizer = tokenizer.with_context(in_model)?;
     tokenizer.add_eos_ids(&checkpoint.eos_token_ids()?);
     if tokenizer.vocab_size() > vocab_size {
@@ -470,14 +488,15 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
             tokenizer.vocab_size(),
         );
     }
-    let engine = sizes.config(kv, context_len, vocab_size, tokenizer.eos_ids().to_vec());
-    let engine = Engine::new(executable, engine)?;
+    let config = sizes.config(&device_name, kv, context_len, vocab_size);
+    let engine = Engine::new(executable, EngineConfig { eos_token_ids: tokenizer.eos_ids().to_vec(), ..config })?;
     Ok(Model {
         name,
         device,
         context_len,
         load_time: begun.elapsed(),
         generation_config: checkpoint.generation_config,
+        embedding: checkpoint.embedding,
         engine,
         tokenizer: Arc::new(tokenizer),
         chat_template,
@@ -487,7 +506,7 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
 /// All of a model but its tokenizer.
 struct Loaded {
     executable: Box<dyn Executable>,
-    device: String,
+    device: DeviceInfo,
     vocab_size: usize,
     kv: KvLayout,
     context_len: usize,
@@ -497,7 +516,7 @@ struct Loaded {
 fn load_all_but_tokenizer(checkpoint: &Checkpoint, args: &ModelArgs, sizes: &EngineSizes) -> Result<Loaded> {
     let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
     let Placed { backend, kv, context_len } = place(args, sizes, &plan, &weights)?;
-    let device = backend.device().description.clone();
+    let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
     let executable = backend.load(Arc::new(plan), weights, kv)?;
     let chat_template = load_chat_template(checkpoint, args.chat_template.as_deref())?;

@@ -86,6 +86,11 @@ struct LimitArgs {
     #[arg(long, alias = "max-num-batched-tokens", value_name = "N", default_value_t = 512)]
     batch_tokens: usize,
 
+    /// Tokens of prompts computed in a step for whose end texts wait: fewer keep tokens coming more evenly, more let new
+    /// requests begin earlier [default: 64 on a CPU, as --batch-tokens on a GPU]
+    #[arg(long, value_name = "N")]
+    mixed_tokens: Option<usize>,
+
     /// Tokens of all texts that the KV cache holds [default: a context for each, as far as a share of the memory does]
     #[arg(long, value_name = "N")]
     kv_tokens: Option<usize>,
@@ -173,6 +178,7 @@ fn load_into(app: &App, args: &ServeArgs, name: String) -> Result<()> {
     let sizes = EngineSizes {
         max_sequences: limits.parallel,
         max_batch_tokens: limits.batch_tokens,
+        max_mixed_tokens: limits.mixed_tokens,
         max_waiting: limits.queue,
         kv_tokens: limits.kv_tokens.map_or(KvTokens::AsMemoryAllows, KvTokens::AtLeast),
     };
@@ -195,6 +201,8 @@ fn load_into(app: &App, args: &ServeArgs, name: String) -> Result<()> {
         defaults,
         tokenizer: model.tokenizer,
         chat_template: model.chat_template,
+        pooling: model.embedding.pooling,
+        normalize: model.embedding.normalize,
         engine: model.engine,
         load_time: model.load_time,
     })

@@ -211,6 +211,55 @@ fn the_python_of_the_documentation_works() {
     }
 }
 
+/// Requests as lm-eval's `local-completions` sends them give the log-likelihoods that `eval` has of the same windows.
+#[test]
+fn lm_evals_requests_score_a_text_as_eval_does() {
+    const WINDOW: usize = 64;
+    let hotmetal = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_hotmetal")).args(args).output().expect("the binary starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let text = hotmetal(&["run", "Once upon a time", "--device", "cpu", "--temp", "0", "-n", "160"]).repeat(3);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("text.txt");
+    std::fs::write(&file, &text).expect("written");
+    let file = file.to_str().expect("UTF-8");
+    let window = WINDOW.to_string();
+    let eval = hotmetal(&["eval", "-f", file, "--device", "cpu", "--ctx-size", &window, "-o", "json"]);
+    let eval: Value = serde_json::from_str(&eval).expect("JSON");
+
+    let server = Server::start(&[]);
+    let ids = |text: &str, special: bool| -> Vec<u64> {
+        let answer = server.post("/tokenize", &json!({"prompt": text, "add_special_tokens": special}));
+        answer["tokens"].as_array().expect("ids").iter().map(|id| id.as_u64().expect("an id")).collect()
+    };
+    let prefix = ids("", true);
+    let windows: Vec<Vec<u64>> =
+        ids(&text, false).chunks_exact(WINDOW - prefix.len()).map(|ids| [&prefix[..], ids].concat()).collect();
+    assert_eq!(windows.len() as u64, eval["windows"].as_u64().expect("a count"));
+    let (mut sum, mut count) = (0.0, 0);
+    for batch in windows.chunks(3) {
+        let body = json!({
+            "model": "hotmetal-builtin", "prompt": batch, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234,
+            "echo": true,
+        });
+        let answer = server.post("/v1/completions", &body);
+        for (index, window) in batch.iter().enumerate() {
+            let choice = &answer["choices"][index];
+            let scores = choice["logprobs"]["token_logprobs"].as_array().expect("scores");
+            assert_eq!((choice["index"].as_u64(), scores.len()), (Some(index as u64), window.len() + 1));
+            // As lm-eval cuts them: the context, and the token that was generated.
+            let scores = &scores[WINDOW / 2 + 1..scores.len() - 1];
+            sum += scores.iter().map(|score| score.as_f64().expect("a number")).sum::<f64>();
+            count += scores.len() as u64;
+        }
+    }
+    assert_eq!(count, eval["tokens_scored"].as_u64().expect("a count"));
+    let (found, expected) = (-sum / count as f64, eval["nll"].as_f64().expect("a number"));
+    assert!((found - expected).abs() < 1e-5, "{found}, and {expected} of eval");
+}
+
 /// What the unit and the image start is a server, with the flags that stand there.
 #[test]
 fn the_packaged_commands_start_a_server() {

@@ -17,6 +17,9 @@ pub struct EngineConfig {
     pub eos_token_ids: Vec<u32>,
     /// Tokens computed in one step, over all sequences: at least `max_sequences`, so that decodes always fit.
     pub max_batch_tokens: usize,
+    /// Of these, tokens of prompts in a step in which texts go on too, at least 1: the fewer, the shorter a text waits for its
+    /// next token, and the longer a prompt for its first.
+    pub max_mixed_tokens: usize,
     /// Rows of logits made in one step: more than `max_sequences`. The rest is for log-probabilities of prompts.
     pub max_batch_outputs: usize,
     /// Sequences that run at a time (a request with n completions counts n).
@@ -36,8 +39,8 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// A configuration with the default limits: 16 sequences, 512 tokens and 64 outputs a step, 256
-    /// waiting.
+    /// A configuration with the default limits: 16 sequences, 512 tokens and 64 outputs a step, whether or not texts go on in
+    /// it, 256 waiting.
     pub fn new(kv: KvLayout, context_len: usize, vocab_size: usize, eos_token_ids: Vec<u32>) -> Self {
         Self {
             kv,
@@ -45,6 +48,7 @@ impl EngineConfig {
             vocab_size,
             eos_token_ids,
             max_batch_tokens: 512,
+            max_mixed_tokens: 512,
             max_batch_outputs: 64,
             max_sequences: 16,
             max_waiting: 256,
@@ -69,6 +73,7 @@ impl EngineConfig {
         at_least("context_len", self.context_len, 2, ": one token of prompt and one to generate")?;
         at_least("max_sequences", self.max_sequences, 1, "")?;
         at_least("max_batch_tokens", self.max_batch_tokens, self.max_sequences, ", the max_sequences")?;
+        at_least("max_mixed_tokens", self.max_mixed_tokens, 1, "")?;
         at_least("max_batch_outputs", self.max_batch_outputs, self.max_sequences + 1, ", one over the max_sequences")?;
         // What can never wait would be told for ever to try again.
         at_least("max_waiting", self.max_waiting, self.max_sequences, ", the max_sequences")?;

@@ -8,7 +8,8 @@
 //!    far as they are still there;
 //! 2. waiting sequences start, in order and without overtaking, while there is room: a place among the running, blocks
 //!    for all their tokens, and tokens left in the budget;
-//! 3. the budget is given out: one token to each decode, the rest to prefills, in order, in chunks.
+//! 3. the budget is given out: one token to each decode, the rest to prefills, in order, in chunks. Where decodes wait for
+//!    the step's end, a bound of its own keeps prefills from making it long.
 //!
 //! A step gives logits or, for embeddings, hidden states; where both are wanted, steps take turns.
 //!
@@ -221,6 +222,9 @@ impl Scheduler {
         // Each that runs may want a row of its own.
         let mut scored_budget = self.config.max_batch_outputs - self.running.len();
         for decode in [true, false] {
+            if !decode && !batch.is_empty() {
+                budget = budget.min(self.config.max_mixed_tokens);
+            }
             for (index, sequence) in self.running.iter().enumerate() {
                 let is_of_step = sequence.is_embedding() == batch.hidden;
                 if !is_of_step || sequence.is_decode() != decode || budget == 0 {

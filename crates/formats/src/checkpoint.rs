@@ -11,8 +11,9 @@ use serde_json::Value as Json;
 use tensor::{Tensor, WeightFormat};
 
 use crate::{
-    Completeness, FormatError,
+    Completeness, EmbeddingConfig, FormatError,
     config::{ChatTemplates, ModelConfig},
+    embedding,
     error::shown,
     gguf::{Gguf, vocabulary::GgufVocabulary},
     gguf_names, json,
@@ -38,6 +39,8 @@ pub struct Checkpoint {
     pub config: Json,
     /// `generation_config.json`, or what it would be; an empty object when there is none.
     pub generation_config: Json,
+    /// How it was trained to make vectors of texts, if it was.
+    pub embedding: EmbeddingConfig,
     /// The vocabulary, in the form the checkpoint has it.
     pub tokenizer: TokenizerSource,
     /// The chat templates.
@@ -308,11 +311,13 @@ impl Checkpoint {
         let metadata = gguf.metadata().iter().map(|(key, value)| (shown(key), value.summary())).collect();
         let generation_config = gguf_names::generation_config(vocabulary.as_ref());
         let chat_templates = gguf_chat_templates(&gguf)?;
-        let architecture = gguf_names::architecture(gguf.metadata())?.into();
+        let architecture: String = gguf_names::architecture(gguf.metadata())?.into();
+        let embedding = EmbeddingConfig::from_gguf(gguf.metadata(), &architecture)?;
         let container = Container::Gguf { gguf: Box::new(gguf), architecture };
         Ok(Self {
             config: config.into(),
             generation_config: generation_config.into(),
+            embedding,
             tokenizer: vocabulary.map_or(TokenizerSource::None, |v| TokenizerSource::Gguf(Box::new(v))),
             chat_templates,
             metadata,
@@ -412,9 +417,15 @@ impl Folder<'_> {
             None => TokenizerSource::None,
         };
         let generation_config = self.optional_json("generation_config.json")?.unwrap_or_default();
+        let trained = match self.optional(embedding::MODULES)? {
+            // A folder of a download may lack the folder in it: then its pooling is unknown.
+            Some(modules) => EmbeddingConfig::from_modules(&modules, |name| self.read(name).ok())?,
+            None => EmbeddingConfig::default(),
+        };
         let mut checkpoint = Checkpoint {
             config,
             generation_config: generation_config.into_value(),
+            embedding: trained,
             tokenizer,
             chat_templates,
             metadata: Vec::new(),

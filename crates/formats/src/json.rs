@@ -13,14 +13,19 @@ use crate::{
 
 /// Reads one JSON object; `what` names it in errors.
 pub(crate) fn parse_object(bytes: &[u8], what: &str) -> Result<Map<String, Value>, FormatError> {
+    match parse(bytes, what)? {
+        Value::Object(map) => Ok(map),
+        other => Err(FormatError::NotAnObject { found: kind(&other) }),
+    }
+}
+
+/// Reads one JSON value; `what` names it in errors.
+pub(crate) fn parse(bytes: &[u8], what: &str) -> Result<Value, FormatError> {
     let mut values_left = JSON_VALUES_MAX;
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let value = Bounded::new(DEPTH_MAX, &mut values_left).deserialize(&mut json);
     let value = value.and_then(|value| json.end().map(|()| value));
-    match value.map_err(|source| FormatError::Json { what: what.into(), source })? {
-        Value::Object(map) => Ok(map),
-        other => Err(FormatError::NotAnObject { found: kind(&other) }),
-    }
+    value.map_err(|source| FormatError::Json { what: what.into(), source })
 }
 
 /// What a JSON value is, for messages.

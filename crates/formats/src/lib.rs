@@ -10,6 +10,7 @@
 
 mod checkpoint;
 mod config;
+mod embedding;
 mod error;
 pub mod gguf;
 pub mod gguf_names;
@@ -21,6 +22,7 @@ mod shards;
 
 pub use checkpoint::{Checkpoint, OpenFile, TensorInfo, TokenizerSource};
 pub use config::{ChatTemplates, ModelConfig};
+pub use embedding::EmbeddingConfig;
 pub use error::FormatError;
 
 /// How much of a file there must be.

@@ -34,6 +34,10 @@ pub struct ServedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// How a conversation is written, if the model holds any.
     pub chat_template: Option<ChatTemplate>,
+    /// The pooling that the model was trained with, by its name, if it was trained to make vectors of texts.
+    pub pooling: Option<String>,
+    /// Whether such vectors are brought to length 1, if the model's files say so.
+    pub normalize: Option<bool>,
     /// The engine, with the model in it.
     pub engine: Engine,
     /// How long loading took.
@@ -49,6 +53,9 @@ pub(crate) struct Serving {
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) chat_template: Option<ChatTemplate>,
     pub(crate) engine: EngineHandle,
+    /// The pooling that the model was trained with.
+    pub(crate) pooling: Option<String>,
+    pub(crate) normalize: Option<bool>,
     /// The width of embeddings, if the device gives any.
     pub(crate) hidden_size: Option<usize>,
     pub(crate) grammars: Grammars,
@@ -100,7 +107,18 @@ impl App {
 
     /// Starts the engine's thread and serves the model from now on.
     pub fn ready(&self, model: ServedModel) -> std::io::Result<()> {
-        let ServedModel { name, device, version, defaults, tokenizer, chat_template, engine, load_time } = model;
+        let ServedModel {
+            name,
+            device,
+            version,
+            defaults,
+            tokenizer,
+            chat_template,
+            pooling,
+            normalize,
+            engine,
+            load_time,
+        } = model;
         let hidden_size = engine.hidden_size();
         let engine = EngineHandle::start(engine)?;
         let dialect = chat_template.as_ref().map_or_else(Dialect::default, Dialect::of);
@@ -112,6 +130,8 @@ impl App {
             tokenizer,
             chat_template,
             engine,
+            pooling,
+            normalize,
             hidden_size,
             grammars: Grammars::default(),
             dialect,

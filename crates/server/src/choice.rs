@@ -73,6 +73,8 @@ pub(crate) struct TextOptions {
     /// Stop tokens that the request named: they are reported.
     pub(crate) stop_token_ids: Vec<u32>,
     pub(crate) include_stop: bool,
+    /// List the token that ends the text with those of the text, though nothing of it is shown.
+    pub(crate) list_end: bool,
     pub(crate) skip_special: bool,
     /// How the text is taken apart, at its beginning.
     pub(crate) reply: Option<ReplyReader>,
@@ -118,11 +120,14 @@ impl Choice {
     pub(crate) fn push(&mut self, output: Output) -> Delta {
         self.usage = output.usage;
         let mut delta = Delta::default();
+        let mut end = None;
         if let Some(token) = output.token {
             delta.token_ids.push(token.id);
             let ends_text = matches!(output.finish, Some(FinishReason::Stop { .. }));
             if !ends_text || self.options.include_stop {
                 self.push_token(token, &mut delta);
+            } else if self.options.list_end {
+                end = Some(token);
             }
         }
         if delta.finish.is_none()
@@ -131,6 +136,7 @@ impl Choice {
             self.end(&mut delta);
             if delta.finish.is_none() {
                 delta.finish = Some(self.describe(finish));
+                delta.tokens.extend(end.map(|token| PlacedToken { start: self.decoded, token }));
             }
         }
         self.take_apart(&mut delta);

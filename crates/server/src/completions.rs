@@ -62,6 +62,8 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
         ));
     }
     settings.sampling.logprobs = logprobs;
+    // Who scores a prompt generates one token besides and takes the last entry off, whatever that token is.
+    settings.text.list_end = logprobs.is_some();
     let vocab_size = serving.engine.config().vocab_size;
     settings
         .sampling

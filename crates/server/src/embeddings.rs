@@ -48,6 +48,8 @@ const KNOWN: &[&[Field]] = &[FIELDS];
 struct Wanted {
     inputs: Vec<Vec<u32>>,
     pooling: Pooling,
+    /// Who says so: `request`, `model`, or nobody, which is `default`.
+    pooling_from: &'static str,
     normalize: bool,
     base64: bool,
     priority: i8,
@@ -101,6 +103,7 @@ pub(crate) async fn embeddings(
         "x_hotmetal": {
             "device": serving.device, "context_len": serving.engine.config().context_len,
             "embedding": "hidden states of the final norm", "pooling": wanted.pooling.name(),
+            "pooling_from": wanted.pooling_from,
             "normalized": wanted.normalize, "dimensions": dimensions, "cached_tokens": cached_tokens,
         },
     });
@@ -131,11 +134,21 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
     {
         return Err(wrong("dimensions", &dimensions, format!("{hidden_size}, the width of this model's vectors")));
     }
-    let pooling = match fields.string("pooling")?.as_deref() {
+    let asked = fields.string("pooling")?;
+    let (pooling, pooling_from) = match (asked.as_deref(), serving.pooling.as_deref()) {
+        (Some("mean"), _) => (Pooling::Mean, "request"),
+        (Some("last"), _) => (Pooling::Last, "request"),
+        (Some(other), _) => return Err(wrong("pooling", &json!(other), "mean or last")),
+        (None, Some("mean")) => (Pooling::Mean, "model"),
+        (None, Some("last")) => (Pooling::Last, "model"),
+        (None, Some(other)) => {
+            let message = format!(
+                "this model was trained with the pooling `{other}`, which is not here; `pooling` asks for mean or last"
+            );
+            return Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "no_embeddings", message));
+        }
         // What a model that was never trained for embeddings does best.
-        None | Some("mean") => Pooling::Mean,
-        Some("last") => Pooling::Last,
-        Some(other) => return Err(wrong("pooling", &json!(other), "mean or last")),
+        (None, None) => (Pooling::Mean, "default"),
     };
     let base64 = match fields.string("encoding_format")?.as_deref() {
         None | Some("float") => false,
@@ -145,7 +158,8 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
     let wanted = Wanted {
         inputs: inputs.into_iter().map(|input| input.ids).collect(),
         pooling,
-        normalize: fields.boolean("normalize")?.unwrap_or(true),
+        pooling_from,
+        normalize: fields.boolean("normalize")?.or(serving.normalize).unwrap_or(true),
         base64,
         priority: priority(&mut fields)?,
         cache_domain: cache_domain(key, fields.string("cache_salt")?.as_deref()),

@@ -90,6 +90,7 @@ impl Settings {
             stop: fields.strings("stop")?.unwrap_or_default(),
             stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
             include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
+            list_end: false,
             skip_special: fields.boolean("skip_special_tokens")?.unwrap_or(true),
             reply: None,
             one_call: false,

@@ -80,7 +80,11 @@ fn tokens_of(fields: &mut Fields, serving: &Serving) -> Result<Vec<u32>, ApiErro
     let tokenizer = &serving.tokenizer;
     if let Some(prompt) = fields.string("prompt")? {
         let mut ids = prefix(fields.boolean("add_special_tokens")?.unwrap_or(true), serving);
-        ids.extend(tokenizer.encode(&prompt, ParseSpecial::No)?);
+        // Who asks for a special token by its text alone wants its id (lm-eval does); within a text none is parsed.
+        match tokenizer.token_to_id(&prompt).filter(|&id| tokenizer.is_special(id)) {
+            Some(special) => ids.push(special),
+            None => ids.extend(tokenizer.encode(&prompt, ParseSpecial::No)?),
+        }
         return Ok(ids);
     }
     if let Some(content) = fields.string("content")? {
@@ -132,7 +136,13 @@ pub(crate) async fn tokenizer_info(State(app): State<App>) -> Result<Response, A
             "parallel_tool_calls": can.parallel_tool_calls, "tool_results": can.tool_results, "thinking": can.thinking,
         })
     });
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
     let info = json!({
+        // As `tokenizer_config.json` names them.
+        "bos_token": text(tokenizer.bos_id()),
+        "eos_token": text(tokenizer.eos_ids().first().copied()),
+        "unk_token": text(tokenizer.unk_id()),
+        "pad_token": text(tokenizer.pad_id()),
         "vocab_size": tokenizer.vocab_size(),
         "bos": token(tokenizer.bos_id()),
         "eos": eos,

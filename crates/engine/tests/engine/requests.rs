@@ -1,6 +1,6 @@
 //! The engine from outside: what a caller relies on, one thing a test.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use engine::null::{Fault, NullExecutable};
 use engine::{
@@ -118,6 +118,31 @@ fn a_long_prompt_is_computed_in_chunks_while_others_go_on() {
         assert!(outputs.iter().any(|output| output.request == short), "step {step}");
         assert_eq!(outputs.iter().any(|output| output.request == long), step == 2, "step {step}");
     }
+}
+
+#[test]
+fn texts_that_go_on_wait_for_few_tokens_of_prompts() {
+    let widths = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&widths);
+    let config = EngineConfig { max_mixed_tokens: 5, ..config() };
+    let device =
+        NullExecutable::new(config.kv, config.vocab_size).with_faults(Box::new(move |_, input: &StepInput| {
+            seen.lock().unwrap().push(input.token_ids.len());
+            None
+        }));
+    let mut engine = Engine::new(Box::new(device), config).unwrap();
+    engine.submit(request(&[1], 8)).unwrap();
+    engine.step();
+    for prompt in [[2; 12], [3; 12]] {
+        engine.submit(request(&prompt, 2)).unwrap();
+    }
+    run(&mut engine);
+    // Five tokens beside the decodes, of one prompt or of two, as long as there are so many.
+    assert_eq!(*widths.lock().unwrap(), [1, 6, 6, 6, 7, 5, 2, 1], "{widths:?}");
+    widths.lock().unwrap().clear();
+    engine.submit(request(&[4; 40], 1)).unwrap();
+    run(&mut engine);
+    assert_eq!(*widths.lock().unwrap(), [16, 16, 8]);
 }
 
 #[test]

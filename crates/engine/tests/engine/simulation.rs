@@ -44,6 +44,7 @@ fn random_config(random: &mut Random) -> EngineConfig {
     EngineConfig {
         draws_on_device: true,
         max_batch_tokens: max_sequences + random.between(0, 12),
+        max_mixed_tokens: random.between(1, 12),
         max_batch_outputs: max_sequences + random.between(1, 6),
         max_sequences,
         max_waiting: max_sequences + random.between(0, 6),

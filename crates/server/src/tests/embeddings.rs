@@ -51,6 +51,39 @@ async fn a_vector_is_what_the_states_make_in_each_form() {
 }
 
 #[tokio::test]
+async fn a_model_that_was_trained_for_it_says_how_its_vectors_are_made() {
+    let ids = [5, 6, 7, 300, 12];
+    let app = |pooling: &str, normalize| {
+        let app = loading(Options::default());
+        let model = served(config(), None, chat_template());
+        app.ready(ServedModel { pooling: Some(pooling.to_owned()), normalize, ..model }).unwrap();
+        app
+    };
+    let facts = |answer: &Value| {
+        let facts = &answer["x_hotmetal"];
+        [facts["pooling"].clone(), facts["pooling_from"].clone(), facts["normalized"].clone()]
+    };
+    let last = app("last", Some(false));
+    let answer = ok(&last, EMBED, &json!({"input": ids})).await;
+    assert_near(&answer["data"][0]["embedding"], &expected(&ids, true, false));
+    assert_eq!(facts(&answer), [json!("last"), json!("model"), json!(false)]);
+    // A request has the last word.
+    let answer = ok(&last, EMBED, &json!({"input": ids, "pooling": "mean", "normalize": true})).await;
+    assert_near(&answer["data"][0]["embedding"], &expected(&ids, false, true));
+    assert_eq!(facts(&answer), [json!("mean"), json!("request"), json!(true)]);
+    let answer = ok(&app("mean", None), EMBED, &json!({"input": ids})).await;
+    assert_eq!(facts(&answer), [json!("mean"), json!("model"), json!(true)]);
+    let answer = ok(&super::app(), EMBED, &json!({"input": ids})).await;
+    assert_eq!(facts(&answer), [json!("mean"), json!("default"), json!(true)]);
+    // One that cannot be made is not replaced by another.
+    let cls = app("cls", None);
+    let (status, _, answer) = post(&cls, EMBED, &json!({"input": ids})).await;
+    assert_eq!((status, &answer["error"]["code"]), (StatusCode::NOT_IMPLEMENTED, &json!("no_embeddings")));
+    assert!(answer["error"]["message"].as_str().unwrap().contains("`cls`"), "{answer}");
+    ok(&cls, EMBED, &json!({"input": ids, "pooling": "last"})).await;
+}
+
+#[tokio::test]
 async fn many_texts_are_answered_in_their_order_beside_others() {
     let app = app();
     let texts: Vec<String> = (0..100).map(|i| format!("Text number {i} and {}", "so on ".repeat(i % 40))).collect();

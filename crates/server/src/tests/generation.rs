@@ -165,6 +165,42 @@ async fn a_prompt_is_echoed_and_scored_as_lm_eval_wants_it() {
 }
 
 #[tokio::test]
+async fn lm_evals_one_token_is_the_last_entry_even_where_it_ends_the_text() {
+    let app = app();
+    let prompts = [vec![7, 300, 41, 1000], vec![9; 30]];
+    let request = |max_tokens: usize, change: Value| {
+        let mut body = json!({
+            "model": MODEL, "prompt": prompts, "temperature": 0, "max_tokens": max_tokens, "logprobs": 1, "seed": 1234,
+            "echo": true,
+        });
+        body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        body
+    };
+    let lists = ["tokens", "token_logprobs", "top_logprobs", "text_offset"];
+    let scored = ok(&app, TEXT, &request(0, json!({}))).await;
+    let going_on = ok(&app, TEXT, &request(1, json!({}))).await;
+    let ending = ok(&app, TEXT, &request(1, json!({"logit_bias": {"2": 100}}))).await;
+    for (index, prompt) in prompts.iter().enumerate() {
+        let of = |answer: &Value, list: &str| answer["choices"][index]["logprobs"][list].as_array().unwrap().clone();
+        assert_eq!(ending["choices"][index]["finish_reason"], "stop");
+        assert_eq!(ending["choices"][index]["text"], scored["choices"][index]["text"]);
+        for list in lists {
+            assert_eq!(of(&scored, list).len(), prompt.len(), "{list}");
+            for answer in [&going_on, &ending] {
+                let found = of(answer, list);
+                assert_eq!(found.len(), prompt.len() + 1, "{list}");
+                assert_eq!(found[..prompt.len()], of(&scored, list), "{list}");
+            }
+        }
+        let likeliest = of(&going_on, "token_logprobs")[prompt.len()].as_f64().unwrap();
+        assert!(of(&ending, "token_logprobs")[prompt.len()].as_f64().unwrap() <= likeliest);
+    }
+    let events = stream(&app, TEXT, &request(1, json!({"logit_bias": {"2": 100}, "prompt": prompts[0]}))).await;
+    let count = events.iter().filter_map(|event| event["choices"][0]["logprobs"]["tokens"].as_array().map(Vec::len));
+    assert_eq!(count.sum::<usize>(), prompts[0].len() + 1);
+}
+
+#[tokio::test]
 async fn a_prompt_that_was_seen_is_counted_as_cached_within_its_domain() {
     let app = app();
     let request = |salt: Value| json!({"prompt": vec![7; 60], "max_tokens": 2, "cache_salt": salt});
@@ -211,6 +247,13 @@ async fn tokens_and_texts_go_both_ways() {
     assert_eq!(bytes, text.as_bytes());
     let info = get(&app, "/tokenizer_info").await.1;
     assert_eq!((&info["vocab_size"], &info["eos"][0]["token"]), (&json!(4096), &json!("<|im_end|>")));
+    assert_eq!((&info["eos_token"], &info["bos_token"]), (&json!("<|im_end|>"), &Value::Null));
+    // A special token asked for by its text, and the same text among others.
+    let ids = async |text: &str| {
+        ok(&app, "/tokenize", &json!({"prompt": text, "add_special_tokens": false})).await["tokens"].clone()
+    };
+    assert_eq!(ids("<|im_end|>").await, json!([2]));
+    assert!(ids("<|im_end|>.").await.as_array().unwrap().len() > 2);
 }
 
 #[tokio::test]

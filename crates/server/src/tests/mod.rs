@@ -59,22 +59,27 @@ fn serve_on(app: &App, config: EngineConfig, faults: Option<Faults>) {
 }
 
 fn serve_with(app: &App, config: EngineConfig, faults: Option<Faults>, template: ChatTemplate) {
+    app.ready(served(config, faults, template)).unwrap();
+}
+
+fn served(config: EngineConfig, faults: Option<Faults>, template: ChatTemplate) -> ServedModel {
     let executable = NullExecutable::new(config.kv, config.vocab_size).with_queue();
     let executable = match faults {
         Some(faults) => executable.with_faults(faults),
         None => executable,
     };
-    app.ready(ServedModel {
+    ServedModel {
         name: MODEL.to_owned(),
         device: "nothing".to_owned(),
         version: "0",
         defaults: SamplingParams { temperature: 0.7, top_p: 0.95, ..SamplingParams::default() },
         tokenizer: tokenizer(),
         chat_template: Some(template),
+        pooling: None,
+        normalize: None,
         engine: Engine::new(Box::new(executable), config).unwrap(),
         load_time: Duration::ZERO,
-    })
-    .unwrap();
+    }
 }
 
 fn app() -> App {
