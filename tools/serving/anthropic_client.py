@@ -30,7 +30,7 @@ def messages(client, model):
 
 
 def conversation(client, model):
-    request = dict(model=model, max_tokens=8, temperature=0)
+    request = dict(model=model, max_tokens=8, extra_body={"temperature": 0})
     turns = [*MESSAGES, {"role": "assistant", "content": "Once."}, {"role": "user", "content": [{"type": "text", "text": "On!"}]}]
     answer = client.messages.create(**request, messages=turns, system="Be brief.")
     assert answer.role == "assistant" and answer.type == "message" and answer.id.startswith("msg_"), answer

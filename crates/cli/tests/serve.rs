@@ -73,6 +73,74 @@ fn what_is_not_http_or_not_for_us_is_turned_away_and_the_server_stays() {
     assert_eq!(server.get("/health").0, 200);
 }
 
+#[test]
+fn what_is_far_too_large_is_refused_and_the_server_stays() {
+    let server = Server::start(&[]);
+    // Ten megabytes, all of them sent.
+    let body = format!("{{\"prompt\": \"{}\"}}", "moon ".repeat(2 << 20));
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        server.address,
+        body.len()
+    );
+    let mut stream = server.connect();
+    stream.write_all(head.as_bytes()).expect("the server reads");
+    // It need not read what it will not take.
+    let _ = stream.write_all(body.as_bytes());
+    let mut answer = vec![0; 12];
+    match stream.read_exact(&mut answer) {
+        Ok(()) => assert_eq!(answer, b"HTTP/1.1 413"),
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}"),
+    }
+    // A prompt of a hundred thousand tokens, as ids and as text, on each route that takes one.
+    let (ids, text) = (json!(vec![7; 100_000]), "moon ".repeat(100_000));
+    let messages = json!([{"role": "user", "content": text}]);
+    let requests = [
+        ("/v1/completions", json!({"prompt": ids, "max_tokens": 1}), "prompt"),
+        ("/v1/completions", json!({"prompt": [[5], ids], "max_tokens": 1, "stream": true}), "prompt"),
+        ("/v1/completions", json!({"prompt": text, "max_tokens": 0, "echo": true}), "prompt"),
+        ("/v1/chat/completions", json!({"messages": messages}), "messages"),
+        ("/v1/messages", json!({"messages": messages, "max_tokens": 1}), "messages"),
+        ("/v1/responses", json!({"input": text}), "input"),
+        ("/v1/embeddings", json!({"input": ids}), "input"),
+    ];
+    for (path, body, param) in requests {
+        let (status, answer) = server.send("POST", path, &body.to_string());
+        assert_eq!(status, 400, "{path}: {answer:.300}");
+        let answer: Value = serde_json::from_str(&answer).expect("JSON");
+        assert_eq!(answer["error"]["param"], param, "{path}: {answer}");
+    }
+    let counted = server.post("/tokenize", &json!({"prompt": text}));
+    assert!(counted["count"].as_u64().is_some_and(|count| count >= 100_000), "{}", counted["count"]);
+    assert_eq!(server.get("/health").0, 200);
+    server.post("/v1/completions", &json!({"prompt": "Once", "max_tokens": 2}));
+}
+
+#[test]
+fn a_server_that_is_killed_cuts_its_streams_visibly_and_starts_again() {
+    let mut server = Server::start(&[]);
+    let body = json!({"prompt": "Once", "max_tokens": 1500, "ignore_eos": true, "stream": true}).to_string();
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        server.address,
+        body.len()
+    );
+    let mut stream = server.connect();
+    stream.write_all(request.as_bytes()).expect("the server reads");
+    let mut first = [0; 600];
+    stream.read_exact(&mut first).expect("an answer begins");
+    server.child.kill().expect("it runs");
+    let mut rest = Vec::new();
+    let _ = stream.read_to_end(&mut rest);
+    let rest = String::from_utf8_lossy(&rest);
+    // No client can take this for a whole answer: neither the last event nor the last chunk has come.
+    assert!(!rest.contains("[DONE]") && !rest.contains("finish_reason\":\"") && !rest.ends_with("0\r\n\r\n"), "{rest}");
+    drop(server);
+    let again = Server::start(&[]);
+    let answer = again.post("/v1/completions", &json!({"prompt": "Once", "max_tokens": 4}));
+    assert_eq!(answer["usage"]["completion_tokens"], 4);
+}
+
 #[cfg(unix)]
 #[test]
 fn a_signal_lets_answers_end_and_a_second_one_does_not() {
