@@ -21,32 +21,23 @@ pub(super) struct Peaks {
 impl Peaks {
     /// Goes over `logits`. Whether all are finite; of others nothing else is known.
     pub(super) fn find(&mut self, logits: &[f32]) -> bool {
-        // A comparison and no more: `f32::max` asks twice, whether either is not a number.
-        let larger = |a: f32, b: f32| if b > a { b } else { a };
         self.groups.clear();
-        // Zero for as long as all are finite, and not a number from then on.
-        let mut zeros = [0.0; LANES];
-        let mut zero = 0.0;
+        let mut are_finite = true;
         self.groups.extend(logits.chunks(GROUP).map(|group| {
             let (chunks, rest) = group.as_chunks::<LANES>();
             let mut peaks = [f32::NEG_INFINITY; LANES];
+            // Zero for as long as all are finite, and not a number from then on.
+            let mut zeros = [0.0; LANES];
             for chunk in chunks {
                 for ((peak, zero), &logit) in peaks.iter_mut().zip(&mut zeros).zip(chunk) {
-                    *peak = larger(*peak, logit);
+                    *peak = if logit > *peak { logit } else { *peak };
                     *zero += logit * 0.0;
                 }
             }
-            zero += rest.iter().map(|logit| logit * 0.0).sum::<f32>();
-            // By halves: lanes beside each other are compared at once.
-            let mut width = LANES;
-            while width > 1 {
-                width /= 2;
-                let (low, high) = peaks.split_at_mut(width);
-                low.iter_mut().zip(high).for_each(|(a, b)| *a = larger(*a, *b));
-            }
-            rest.iter().copied().fold(peaks[0], larger)
+            are_finite &= zeros.iter().all(|&zero| zero == 0.0) && rest.iter().all(|logit| logit.is_finite());
+            peaks.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
         }));
-        zero == 0.0 && zeros.iter().all(|&zero| zero == 0.0)
+        are_finite
     }
 
     /// The largest, -inf of none.
