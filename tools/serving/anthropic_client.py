@@ -2,8 +2,8 @@
 
 usage: anthropic_client.py http://127.0.0.1:PORT [http://127.0.0.1:PORT2]      (needs the `anthropic` package)
 
-Messages, streams, stop sequences, token counts, and errors as the client's exceptions; tools against the second server, which
-has `--chat-template tools/serving/tools.jinja`. Exits with a traceback at the first thing that is wrong.
+Messages, streams, stop sequences, token counts, and errors as the client's exceptions; tools against the second server,
+which has `--chat-template tools/serving/tools.jinja`. Exits with a traceback at the first thing that is wrong.
 """
 
 import json
@@ -31,7 +31,8 @@ def messages(client, model):
 
 def conversation(client, model):
     request = dict(model=model, max_tokens=8, extra_body={"temperature": 0})
-    turns = [*MESSAGES, {"role": "assistant", "content": "Once."}, {"role": "user", "content": [{"type": "text", "text": "On!"}]}]
+    more = {"role": "user", "content": [{"type": "text", "text": "On!"}]}
+    turns = [*MESSAGES, {"role": "assistant", "content": "Once."}, more]
     answer = client.messages.create(**request, messages=turns, system="Be brief.")
     assert answer.role == "assistant" and answer.type == "message" and answer.id.startswith("msg_"), answer
     counted = client.messages.count_tokens(model=model, messages=turns, system="Be brief.").input_tokens
@@ -78,7 +79,8 @@ def tools(client, model):
     assert answer.content[0].type == "text", answer
     bare = client.messages.count_tokens(model=model, messages=MESSAGES).input_tokens
     assert client.messages.count_tokens(model=model, messages=MESSAGES, tools=[tool]).input_tokens > bare
-    refused(client, {**request, "tool_choice": {"type": "tool", "name": "another"}}, anthropic.BadRequestError, "tool_choice")
+    another = {"type": "tool", "name": "another"}
+    refused(client, {**request, "tool_choice": another}, anthropic.BadRequestError, "tool_choice")
 
 
 def refused(client, request, expected, param):

@@ -2,8 +2,8 @@
 
 usage: compare.py --hotmetal BINARY --llama-server BINARY --model FILE.gguf [--clients 1,16,64] [--rounds 3] [--threads N]
 
-Each round starts a server, puts the load of `hotmetal bench serve` on it, stops it, and does the same with the other one; every
-second round begins with the other. Prints a table of medians over the rounds with their least and most, and with --json
+Each round starts a server, puts the load of `hotmetal bench serve` on it, stops it, and does the same with the other one;
+every second round begins with the other. Prints a table of medians over the rounds with their least and most, and with --json
 writes all that was measured. A server's processor time is counted too: where others use the machine meanwhile, tokens for a
 second of it say more than tokens for a second on the clock.
 """

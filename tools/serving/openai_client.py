@@ -100,7 +100,8 @@ def tools(client, model):
         "additionalProperties": False,
     }
     function = {"name": "get_weather", "parameters": parameters}
-    request = dict(model=model, messages=MESSAGES, max_tokens=120, seed=1, tools=[{"type": "function", "function": function}])
+    request = dict(model=model, messages=MESSAGES, max_tokens=120, seed=1)
+    request["tools"] = [{"type": "function", "function": function}]
     for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
         whole = client.chat.completions.create(**request, tool_choice=choice).choices[0]
         (call,) = whole.message.tool_calls
