@@ -5,8 +5,6 @@
 //! piece of a panel is unpacked once for all rows of a strip, and there is one tile for each form of scales, not for each
 //! format. Products are those of [`super::PanelFormat::add`], to the bit.
 
-#![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
-
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
