@@ -3,7 +3,7 @@
 use super::HubError;
 
 /// Files besides the weights, at the top of a repository, that loading a model may read.
-const CONFIG_FILES: [&str; 13] = [
+const CONFIG_FILES: [&str; 14] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -17,6 +17,7 @@ const CONFIG_FILES: [&str; 13] = [
     "chat_template.jinja",
     "chat_template.json",
     "model.safetensors.index.json",
+    "modules.json",
 ];
 
 /// Weights that are not read, because a file of that kind can run code or is meant for another program.
@@ -64,7 +65,7 @@ fn select_all(repo: &str, files: &[String]) -> Result<Vec<String>, HubError> {
     let safetensors = safetensors_weights(files);
     if !safetensors.is_empty() {
         check_parts(repo, &safetensors)?;
-        let config = files.iter().filter(|file| CONFIG_FILES.contains(&file.as_str()));
+        let config = files.iter().filter(|file| CONFIG_FILES.contains(&file.as_str()) || is_pooling(file));
         return Ok(safetensors.into_iter().chain(config.map(String::as_str)).map(str::to_owned).collect());
     }
     // A vision projector or an importance matrix lies beside models, but is none.
@@ -78,6 +79,12 @@ fn select_all(repo: &str, files: &[String]) -> Result<Vec<String>, HubError> {
         }
         models => Err(HubError::Ambiguous { repo: repo.to_owned(), wanted: None, choice: listed(first_parts(models)) }),
     }
+}
+
+/// Whether a file says how the states of a text become one vector, as sentence-transformers keeps it: `1_Pooling/config.json`.
+fn is_pooling(file: &str) -> bool {
+    let folder = file.strip_suffix("/config.json");
+    folder.is_some_and(|folder| folder.ends_with("_Pooling") && !folder.contains('/'))
 }
 
 /// The checkpoint's own safetensors at the top of the repository: the shards where there is an index, or
@@ -231,6 +238,19 @@ mod tests {
             "tokenizer_config.json",
         ];
         assert_eq!(pick(&SHARDED, None).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_makes_vectors_of_texts_comes_with_the_checkpoint() {
+        let files = [
+            "model.safetensors",
+            "modules.json",
+            "1_Pooling/config.json",
+            "2_Normalize/config.json",
+            "x/1_Pooling/config.json",
+        ];
+        let expected = ["1_Pooling/config.json", "model.safetensors", "modules.json"];
+        assert_eq!(pick(&files, None).unwrap(), expected);
     }
 
     #[test]
