@@ -728,8 +728,9 @@ pub(crate) fn attention(target: &Target, format: KvFormat, shape: AttentionShape
         dim: shape.head_dim,
         threads: simds * 32,
         group_bytes: bytes(simds),
-        // One for each of four fifths of the multiprocessors: with more, memory is slower.
-        max_splits: max_splits(target.multiprocessors * 4 / 5),
+        // One for each of four fifths of the multiprocessors: with more, memory is slower. Beside other rows heads of 64 have
+        // twice as many: a group has half as many bytes of them to read, and two fit a multiprocessor.
+        max_splits: max_splits(target.multiprocessors * if shape.head_dim == 64 && rows > 1 { 8 } else { 4 } / 5),
         loops,
     }
 }
@@ -941,6 +942,9 @@ mod tests {
         assert_eq!([splits(2, 8192), splits(4, 8192), splits(8, 8192), splits(128, 8192)], [6, 3, 1, 1]);
         assert_eq!(variant(16, 8192).kernel, "attention_f16_d128_wide");
         assert_eq!(variant(17, 8192).kernel, "attention_f16_d128");
+        let of_64 = |rows| AttentionShape { rows, heads: 14, kv_heads: 2, head_dim: 64, max_positions: 8192 };
+        let splits_of_64 = |rows| attention(&H200, KvFormat::F16, of_64(rows)).max_splits;
+        assert_eq!([splits_of_64(1), splits_of_64(16), splits_of_64(32)], [16, 6, 3]);
         let small = Target { group_bytes_max: (96 << 10) + 300, ..H200 };
         assert_eq!(attention(&small, KvFormat::F16, of(1, 8192)).kernel, "attention_f16_d128");
     }
