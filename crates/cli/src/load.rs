@@ -84,6 +84,24 @@ pub(crate) struct ModelArgs {
     pub(crate) allow_unknown_patterns: bool,
 }
 
+impl ModelArgs {
+    /// As without any flag, but on `device`.
+    pub(crate) fn on(device: impl Into<String>) -> Self {
+        Self {
+            ctx_size: None,
+            device: device.into(),
+            gpu: GpuArgs::default(),
+            threads: None,
+            isa: None,
+            no_repack: false,
+            quant: None,
+            kv_type: None,
+            chat_template: None,
+            allow_unknown_patterns: false,
+        }
+    }
+}
+
 /// Flags of GPUs.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct GpuArgs {
@@ -823,18 +841,7 @@ mod tests {
     }
 
     fn args(ctx_size: Option<usize>) -> ModelArgs {
-        ModelArgs {
-            ctx_size,
-            device: CPU.to_owned(),
-            gpu: GpuArgs::default(),
-            threads: None,
-            isa: None,
-            no_repack: false,
-            quant: None,
-            kv_type: None,
-            chat_template: None,
-            allow_unknown_patterns: false,
-        }
+        ModelArgs { ctx_size, ..ModelArgs::on(CPU) }
     }
 
     #[test]

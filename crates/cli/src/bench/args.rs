@@ -113,18 +113,8 @@ impl KernelsArgs {
 
     /// As the loader takes them, with these threads and this instruction set.
     pub(super) fn model_args(&self, threads: Option<usize>, isa: Option<cpu::IsaLevel>) -> ModelArgs {
-        ModelArgs {
-            ctx_size: None,
-            device: self.device().to_owned(),
-            gpu: self.gpu.clone(),
-            threads,
-            isa,
-            kv_type: self.kv_type,
-            chat_template: None,
-            allow_unknown_patterns: false,
-            no_repack: false,
-            quant: None,
-        }
+        let gpu = self.gpu.clone();
+        ModelArgs { gpu, threads, isa, kv_type: self.kv_type, ..ModelArgs::on(self.device()) }
     }
 
     /// Whether `op` was asked for.
@@ -190,18 +180,8 @@ impl TargetArgs {
 
     /// As the loader takes them, with this number of threads.
     pub(crate) fn model_args(&self, threads: Option<usize>) -> ModelArgs {
-        ModelArgs {
-            ctx_size: None,
-            device: self.device().to_owned(),
-            gpu: self.gpu.clone(),
-            threads,
-            isa: self.isa,
-            no_repack: self.no_repack,
-            quant: None,
-            kv_type: self.kv_type,
-            chat_template: None,
-            allow_unknown_patterns: false,
-        }
+        let (gpu, isa, no_repack, kv_type) = (self.gpu.clone(), self.isa, self.no_repack, self.kv_type);
+        ModelArgs { gpu, threads, isa, no_repack, kv_type, ..ModelArgs::on(self.device()) }
     }
 }
 

@@ -30,7 +30,7 @@ use tensor::quant::Packing;
 use tensor::{Tensor, WeightFormat};
 
 use crate::eval::{self, Scores};
-use crate::load::{self, GpuArgs, ModelArgs, parse_weight_format};
+use crate::load::{self, ModelArgs, parse_weight_format};
 use crate::{output, units};
 use mix::{Mix, Model};
 use source::{Matrix, Source};
@@ -236,18 +236,7 @@ fn eval_text(file: &Path, source: &str) -> Result<String> {
 
 /// What was written and its source on a text, on the CPU.
 fn evaluate(args: &QuantizeArgs, text: &str) -> Result<Scores> {
-    let model_args = ModelArgs {
-        ctx_size: args.eval_ctx_size,
-        device: load::CPU.to_owned(),
-        gpu: GpuArgs::default(),
-        threads: None,
-        isa: None,
-        no_repack: false,
-        quant: None,
-        kv_type: None,
-        chat_template: None,
-        allow_unknown_patterns: false,
-    };
+    let model_args = ModelArgs { ctx_size: args.eval_ctx_size, ..ModelArgs::on(load::CPU) };
     let output = args.output.to_str().context("--eval-text: the path of DST is not in UTF-8")?;
     eval::Task { text, chunks: args.eval_chunks, model_args: &model_args }
         .score(Some(output), Some(&args.source))

@@ -97,16 +97,5 @@ fn processors(isa: Option<cpu::IsaLevel>, threads: Option<usize>, repack: bool) 
 }
 
 fn model_args(isa: Option<cpu::IsaLevel>, threads: Option<usize>, repack: bool) -> ModelArgs {
-    ModelArgs {
-        ctx_size: None,
-        device: CPU.to_owned(),
-        gpu: GpuArgs::default(),
-        threads,
-        isa,
-        no_repack: !repack,
-        quant: None,
-        kv_type: None,
-        chat_template: None,
-        allow_unknown_patterns: false,
-    }
+    ModelArgs { threads, isa, no_repack: !repack, ..ModelArgs::on(CPU) }
 }
