@@ -3,6 +3,7 @@
 mod http_server;
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
@@ -13,6 +14,20 @@ fn refused(args: &[&str]) -> String {
     let output = command(args).output().expect("the binary starts");
     assert_eq!(output.status.code(), Some(1), "{args:?}");
     String::from_utf8(output.stderr).expect("UTF-8")
+}
+
+/// A stream of so many tokens, of whose answer the first bytes have come.
+fn begun_stream(server: &Server, max_tokens: usize, bytes: usize) -> TcpStream {
+    let body = json!({"prompt": "Once", "max_tokens": max_tokens, "ignore_eos": true, "stream": true}).to_string();
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        server.address,
+        body.len()
+    );
+    let mut stream = server.connect();
+    stream.write_all(request.as_bytes()).expect("the server reads");
+    stream.read_exact(&mut vec![0; bytes]).expect("an answer begins");
+    stream
 }
 
 #[test]
@@ -119,16 +134,7 @@ fn what_is_far_too_large_is_refused_and_the_server_stays() {
 #[test]
 fn a_server_that_is_killed_cuts_its_streams_visibly_and_starts_again() {
     let mut server = Server::start(&[]);
-    let body = json!({"prompt": "Once", "max_tokens": 1500, "ignore_eos": true, "stream": true}).to_string();
-    let request = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-        server.address,
-        body.len()
-    );
-    let mut stream = server.connect();
-    stream.write_all(request.as_bytes()).expect("the server reads");
-    let mut first = [0; 600];
-    stream.read_exact(&mut first).expect("an answer begins");
+    let mut stream = begun_stream(&server, 1500, 600);
     server.child.kill().expect("it runs");
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);
@@ -146,16 +152,7 @@ fn a_server_that_is_killed_cuts_its_streams_visibly_and_starts_again() {
 fn a_signal_lets_answers_end_and_a_second_one_does_not() {
     // The answer takes a while, and is whole.
     let server = Server::start(&[]);
-    let body = json!({"prompt": "Once", "max_tokens": 600, "ignore_eos": true, "stream": true}).to_string();
-    let request = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-        server.address,
-        body.len()
-    );
-    let mut stream = server.connect();
-    stream.write_all(request.as_bytes()).expect("the server reads");
-    let mut first = [0; 16];
-    stream.read_exact(&mut first).expect("an answer begins");
+    let mut stream = begun_stream(&server, 600, 16);
     let mut busy = server.connect();
     server.signal("-TERM");
     std::thread::sleep(Duration::from_millis(50));
@@ -172,9 +169,7 @@ fn a_signal_lets_answers_end_and_a_second_one_does_not() {
 
     // With no time to drain, the stream is told so.
     let server = Server::start(&["--drain-timeout", "0"]);
-    let mut stream = server.connect();
-    stream.write_all(request.as_bytes()).expect("the server reads");
-    stream.read_exact(&mut first).expect("an answer begins");
+    let mut stream = begun_stream(&server, 600, 16);
     server.signal("-TERM");
     let mut rest = String::new();
     let _ = stream.read_to_string(&mut rest);
@@ -182,9 +177,7 @@ fn a_signal_lets_answers_end_and_a_second_one_does_not() {
     assert!(server.wait().0.success());
 
     let server = Server::start(&[]);
-    let mut stream = server.connect();
-    stream.write_all(request.as_bytes()).expect("the server reads");
-    stream.read_exact(&mut first).expect("an answer begins");
+    let _stream = begun_stream(&server, 600, 16);
     server.signal("-INT");
     std::thread::sleep(Duration::from_millis(50));
     server.signal("-INT");
