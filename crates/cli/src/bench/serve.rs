@@ -403,12 +403,17 @@ struct Client {
 }
 
 impl Client {
+    /// With the key, where there is one.
+    fn authorized<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
+        match &self.key {
+            Some(key) => request.header("authorization", format!("Bearer {key}")),
+            None => request,
+        }
+    }
+
     fn first_model(&self) -> Result<String> {
         let url = format!("{}/v1/models", self.base_url);
-        let mut request = self.agent.get(&url);
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
+        let request = self.authorized(self.agent.get(&url));
         let text = request
             .call()
             .and_then(|mut answer| answer.body_mut().read_to_string())
@@ -420,20 +425,14 @@ impl Client {
 
     /// What the server's engine has done, where the server says so.
     fn steps(&self) -> Option<Steps> {
-        let mut request = self.agent.get(format!("{}/metrics", self.base_url));
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
+        let request = self.authorized(self.agent.get(format!("{}/metrics", self.base_url)));
         Steps::read(&request.call().ok()?.body_mut().read_to_string().ok()?)
     }
 
     /// Sends a request and reads its stream.
     fn ask(&self, path: &str, body: &Value) -> Result<Seen> {
         let url = format!("{}{path}", self.base_url);
-        let mut request = self.agent.post(&url).header("content-type", "application/json");
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
+        let request = self.authorized(self.agent.post(&url).header("content-type", "application/json"));
         let begun = Instant::now();
         let mut answer = request.send(body.to_string()).with_context(|| format!("no answer from {url}"))?;
         if !answer.status().is_success() {
