@@ -10,7 +10,7 @@ use gpu::kernel_source::{ARCHITECTURES, SOURCE_HASH_FILE, cuda, source_hash};
 use gpu::nvrtc::{self, Usage};
 
 /// Bytes of registers that a kernel may store to memory. What spills more is too much for a thread: make it do less.
-const SPILL_BUDGET: u32 = 64;
+const SPILL_BUDGET: u32 = 72;
 
 /// Compile the kernels for every CUDA architecture. Needs NVRTC 12.9 and no GPU: `pip install nvidia-cuda-nvrtc-cu12==12.9.86`
 /// and LD_LIBRARY_PATH at its `nvidia/cuda_nvrtc/lib`

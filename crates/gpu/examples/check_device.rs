@@ -180,7 +180,7 @@ fn gemm(device: &GpuBackend) -> Checked {
         // which are larger than the weights.
         let most = match format {
             WeightFormat::BF16 => 0.2,
-            WeightFormat::Q4_K => 0.1,
+            WeightFormat::Q4_K | WeightFormat::Q6_K => 0.1,
             _ => 0.03,
         };
         for tokens in [2, 7, 16, 29, 33, 65, 100, 300, 1999] {

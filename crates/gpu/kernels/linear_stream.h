@@ -43,8 +43,6 @@ struct LinearStreamParams {
 #ifdef HAS_BULK_COPIES
 enum { STREAM_SIMDS = 16, STREAM_THREADS = 512, STREAM_STAGES = 8 };
 enum StreamKind { STREAM_PLAIN, STREAM_GLU, STREAM_ROPE };
-// Planes of a stage, and bytes of weights of each: of two planes half as many, so that two stages fit.
-template <StreamKind KIND> struct StreamStage { enum { PLANES = KIND == STREAM_PLAIN ? 1 : 2, PIECE = 2048 / PLANES }; };
 
 // How group memory begins; x and the rings follow, at x_at and ring_at.
 struct LinearStreamGroup { CopyBarrier full[STREAM_SIMDS][STREAM_STAGES]; f32 part[STREAM_SIMDS]; };
@@ -52,8 +50,9 @@ static_assert(sizeof(LinearStreamGroup) <= 1152, "x begins at byte 1152");
 
 // Activations as chunks are multiplied with them, those from `first` on, one a lane: f32 for F16 and BF16 …
 template <class W> struct StreamActivations {
-  // Bytes of a chunk of weights; of the scales of a stage; of weights for one of scales.
-  enum { CHUNK = 16, SCALES = 0, PER_SCALE = 1 };
+  // Bytes of a chunk of weights, and of weights of a stage; of scales for each 32 of those, and of a stage at least.
+  enum { CHUNK = 16, STAGE = 2048, SCALES_OF_32 = 0, SCALES_MIN = 0 };
+  static PART i32 row_scales(i32 k) { return 0; }  // in 16 bytes
   struct Chunk { f32x4 low, high; };
   // Vector i beside vector i of the next chunk, so that 32 lanes read 512 bytes in a row; whole chunks, with zeros.
   static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
@@ -98,7 +97,8 @@ FN StreamCodes stream_codes(f32x4 v) {
 
 // Of Q8_0: codes first, then scales.
 template <> struct StreamActivations<WeightQ8_0> {
-  enum { CHUNK = 32, SCALES = 128, PER_SCALE = 16 };
+  enum { CHUNK = 32, STAGE = 2048, SCALES_OF_32 = 2, SCALES_MIN = 128 };
+  static PART i32 row_scales(i32 k) { return q8_scales(k) / 8; }
   struct Chunk { u32x4 low, high; f32 scale; };
   static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
     const StreamCodes codes = stream_codes(v);
@@ -128,7 +128,8 @@ template <> struct StreamActivations<WeightQ8_0> {
 // Of four bits: of each 32 blocks first what meets the lower halves of bytes of weights, then what meets the upper ones, so
 // that lanes read 512 bytes in a row; then of each block a 16th of its scale, and its scale times its sum.
 struct StreamFourBits {
-  enum { CHUNK = 16, SCALES = 256, PER_SCALE = 8 };
+  enum { CHUNK = 16, STAGE = 2048, SCALES_OF_32 = 4, SCALES_MIN = 256 };
+  static PART i32 row_scales(i32 k) { return q8_scales(k) / 8; }
   struct Chunk { u32x4 low, high; f32x2 scale; };
   static PART i32 scales_at(i32 x_at, i32 k) { return x_at + (k + 1023) / 1024 * 1024; }
   static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
@@ -173,6 +174,40 @@ template <> struct StreamActivations<WeightQ4_K> : StreamFourBits {
   }
 };
 
+// Of Q6_K: codes of six bits are put together as signed bytes four times as large, so no sum of activations is needed.
+template <> struct StreamActivations<WeightQ6_K> : StreamFourBits {
+  enum { STAGE = 1024, SCALES_OF_32 = 21, SCALES_MIN = 336 };
+  static PART i32 row_scales(i32 k) { return q6_k_row_words(k) / 4; }
+  static PART i32 dot_low(u32 codes, u32 high, u32 x, i32 sum) {
+    return dot_i8x4((codes << 2 & 0x3c3c3c3cu) | (high & 0xc0c0c0c0u), x, sum);
+  }
+  static PART i32 dot_high(u32 codes, u32 high, u32 x, i32 sum) {
+    return dot_i8x4((codes >> 2 & 0x3c3c3c3cu) | (high & 0xc0c0c0c0u), x, sum);
+  }
+  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
+    const u32x4 codes = group_at<u32x4>(g, weights)[first + lane];
+    const i32 part = lane & 7;
+    const GroupPtr<u32> block = group_at<u32>(g, scales + (first / 8 + (lane >> 3)) * (Q6_K_WORDS * 4));
+    const u32 h = block[q6_k_high(part, 0)], i = block[q6_k_high(part, 1)], pair = q6_k_pair(block[Q6_K_SCALES + part / 2], part);
+    i32 a = dot_low(codes.x, h << 6, x.low.x, 0), b = dot_high(codes.x, h << 4, x.high.x, 0);
+    a = dot_low(codes.y, h << 2, x.low.y, a); b = dot_high(codes.y, h, x.high.y, b);
+    a = dot_low(codes.z, i << 6, x.low.z, a); b = dot_high(codes.z, i << 4, x.high.z, b);
+    a = dot_low(codes.w, i << 2, x.low.w, a); b = dot_high(codes.w, i, x.high.w, b);
+    const f32 v = f32(a * signed_byte(pair, 0) + b * signed_byte(pair, 1)) * (x.scale.x * 4.f);
+    return fma32(f16x2_to_f32(block[Q6_K_UNIT]).x, v, sum);
+  }
+};
+
+// Planes of a stage, and bytes of weights of each and of scales: of two planes half as many, so that two stages fit.
+template <class W, StreamKind KIND> struct StreamStage {
+  typedef StreamActivations<W> Activations;
+  enum {
+    PLANES = KIND == STREAM_PLAIN ? 1 : 2, PIECE = Activations::STAGE / PLANES,
+    PIECE_SCALES = PIECE / 32 * Activations::SCALES_OF_32,
+    SCALES = i32(PIECE_SCALES) > i32(Activations::SCALES_MIN) ? i32(PIECE_SCALES) : i32(Activations::SCALES_MIN)
+  };
+};
+
 // Outputs one after another whose weights lie one after another: up to `end`, or of one segment, or of half a head.
 struct StreamRun { i32 segment, row, left; };
 
@@ -203,10 +238,10 @@ struct StreamSizes { i32 row, scales, pieces, last, last_scales; };
 template <bool OTHER> FN i32 stream_rows(CONST LinearStreamParams& p) { return OTHER ? p.other_stage_rows : p.stage_rows; }
 
 template <class W, StreamKind KIND, bool OTHER> FN StreamSizes stream_sizes(CONST LinearStreamParams& p) {
-  enum { PIECE = StreamStage<KIND>::PIECE / 16, PIECE_SCALES = PIECE / StreamActivations<W>::PER_SCALE };
+  enum { PIECE = StreamStage<W, KIND>::PIECE / 16, PIECE_SCALES = StreamStage<W, KIND>::PIECE_SCALES / 16 };
   StreamSizes size;
   size.row = (p.k + W::LEN - 1) / W::LEN;
-  size.scales = StreamActivations<W>::SCALES > 0 ? q8_scales(p.k) / 8 : 0;
+  size.scales = StreamActivations<W>::row_scales(p.k);
   size.pieces = stream_rows<OTHER>(p) > 1 ? 1 : (size.row + PIECE - 1) / PIECE;
   size.last = size.row - (size.pieces - 1) * PIECE;
   size.last_scales = size.scales - (size.pieces - 1) * PIECE_SCALES;
@@ -220,8 +255,8 @@ struct StreamCursor { i32 unit, segment, left, at, scales_at, piece, stage; };
 template <class W, StreamKind KIND, bool OTHER, i32 PLANE>
 FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THREAD StreamCursor& next, StreamSizes size, i32 end, Lane t) {
   enum {
-    SCALES = StreamActivations<W>::SCALES, PIECE = StreamStage<KIND>::PIECE, PLANES = StreamStage<KIND>::PLANES,
-    PIECE_SCALES = PIECE / StreamActivations<W>::PER_SCALE
+    SCALES = StreamStage<W, KIND>::SCALES, PIECE = StreamStage<W, KIND>::PIECE, PLANES = StreamStage<W, KIND>::PLANES,
+    PIECE_SCALES = StreamStage<W, KIND>::PIECE_SCALES
   };
   if (next.left == 0) {
     if (next.unit >= end) return;
@@ -260,10 +295,10 @@ FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THRE
 }
 
 // Asks for the next 1 KB behind the ring into the cache of the device, while x is on its way: memory would rest. With more, all
-// is slower; four bits, which are bound by instructions, gain nothing.
+// is slower; four bits gain nothing.
 template <class W, StreamKind KIND>
 FN void stream_ask_ahead(CONST LinearStreamParams& p, StreamCursor next, StreamSizes size, Lane t) {
-  enum { PIECE = StreamStage<KIND>::PIECE / 16, PLANES = StreamStage<KIND>::PLANES, AHEAD = 1024 / 16 / PLANES };
+  enum { PIECE = StreamStage<W, KIND>::PIECE / 16, PLANES = StreamStage<W, KIND>::PLANES, AHEAD = 1024 / 16 / PLANES };
   const i32 count = mini(next.left * size.row - next.piece * PIECE, AHEAD);
   if (count > 0 && t.lane < PLANES) {
     CONST LinearSegment& s = p.segments[next.segment];
@@ -327,7 +362,7 @@ template <class W, StreamKind KIND, bool OTHER, i32 PLANE>
 FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, StreamCursor next, StreamSizes size, i32 unit, i32 end,
                      i32 position, i32 slot, Lane t) {
   typedef StreamActivations<W> Activations;
-  enum { CHUNK = Activations::CHUNK, PIECE = StreamStage<KIND>::PIECE, PLANES = StreamStage<KIND>::PLANES };
+  enum { CHUNK = Activations::CHUNK, PIECE = StreamStage<W, KIND>::PIECE, PLANES = StreamStage<W, KIND>::PLANES };
   const i32 x_at = OTHER ? p.other_x_at : p.x_at;
   i32 stage = 0;
   u32 parity = 0;
@@ -385,8 +420,9 @@ template <class A> struct IsSame<A, A> { enum { VALUE = 1 }; };
 template <class W, StreamKind KIND, bool NORM, class V = W>
 FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, Lane t) {
   enum {
-    SCALES = StreamActivations<W>::SCALES, OTHER_SCALES = StreamActivations<V>::SCALES, TWO = !IsSame<W, V>::VALUE,
-    PLANE = StreamStage<KIND>::PIECE + (i32(SCALES) > i32(OTHER_SCALES) ? i32(SCALES) : i32(OTHER_SCALES))
+    SCALES = StreamStage<W, KIND>::SCALES, TWO = !IsSame<W, V>::VALUE,
+    OWN = StreamStage<W, KIND>::PIECE + StreamStage<W, KIND>::SCALES, OTHER = StreamStage<V, KIND>::PIECE + StreamStage<V, KIND>::SCALES,
+    PLANE = i32(OWN) > i32(OTHER) ? i32(OWN) : i32(OTHER)
   };
   // Vectors of x that a thread has at once; with a norm, of all of x.
   enum { XV = NORM || SCALES == 0 ? 4 : 8 };
@@ -418,7 +454,7 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
   // Without a row, nobody reads the result: that of row 0 does no harm.
   const Ptr<const f32x4> x = offset(p.x, i64(rows > 0 ? selected : 0) * p.x_stride);
   UNROLL for (i32 j = 0; j < XV; j++) v[j] = row_vector(x, thread + j * STREAM_THREADS, p.k);
-  if (i32(W::LEN) < 32) stream_ask_ahead<W, KIND>(p, next, size, t);
+  if (!TWO && (i32(W::LEN) < 32 || IsSame<W, WeightQ6_K>::VALUE)) stream_ask_ahead<W, KIND>(p, next, size, t);
   if (NORM) {
     f32 squares = 0;
     UNROLL for (i32 j = 0; j < XV; j++)
@@ -461,8 +497,11 @@ LINEAR_STREAM(bf16, WeightBF16)
 LINEAR_STREAM(q8_0, WeightQ8_0)
 LINEAR_STREAM(q4_0, WeightQ4_0)
 LINEAR_STREAM(q4_k, WeightQ4_K)
+LINEAR_STREAM(q6_k, WeightQ6_K)
 // Values of heads often have more bits.
 #define NORM_LINEAR_ROPE_STREAM(FORMATS, W, V) \
   KERNEL_BESIDE(norm_linear_rope_stream_##FORMATS, LinearStreamParams, LinearStreamGroup, 512, 2, linear_stream<W, STREAM_ROPE, true, V>)
 NORM_LINEAR_ROPE_STREAM(q4_k_q8_0, WeightQ4_K, WeightQ8_0)
+NORM_LINEAR_ROPE_STREAM(q4_k_q6_k, WeightQ4_K, WeightQ6_K)
+NORM_LINEAR_ROPE_STREAM(q8_0_q6_k, WeightQ8_0, WeightQ6_K)
 #endif

@@ -118,6 +118,55 @@ struct WeightQ4_K {
   }
 };
 
+// Byte `place` of a word, signed.
+FN i32 signed_byte(u32 word, i32 place) { return i32(word << (24 - place * 8)) >> 24; }
+
+// What 256 weights of Q6_K have beside the lower four bits of their codes, which lie as those of Q4_0: 21 words; rows of them are
+// filled up to 16 bytes. Words 4 t + s have the upper two bits, the highest of them inverted, of 16 of the weights 64 s to
+// 64 s + 63, those of bytes 8 (t % 2) to 8 (t % 2) + 7 of chunk 2 s + t / 2. Byte j of a word has them, lowest first, of the lower half
+// of byte j, its upper half, and both of byte j + 4. Words 16 to 19 are the scales of each 16 weights, i8; the last is what they are
+// multiplied by, f16.
+enum { Q6_K_WORDS = 21, Q6_K_SCALES = 16, Q6_K_UNIT = 20 };
+// Words from row to row of k weights.
+FN i32 q6_k_row_words(i32 k) { return (k / 256 * Q6_K_WORDS + 3) / 4 * 4; }
+// The word of upper bits for the first or second half of a chunk, of eight in a block.
+FN i32 q6_k_high(i32 part, i32 half) { return (part % 2 * 2 + half) * 4 + part / 2; }
+// The two scales of a chunk, in the lower half of a word.
+FN u32 q6_k_pair(u32 scales, i32 part) { return scales >> (part % 2 * 16); }
+
+struct WeightQ6_K {
+  enum { LEN = 32 };
+  struct Chunk { u32x4 codes; u32 high[2], scales, unit; };
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    const Ptr<const u32> block = offset(words(scales), row * q6_k_row_words(chunks * 32) + c / 8 * Q6_K_WORDS);
+    const i32 part = c % 8;
+    Chunk chunk;
+    chunk.codes = load_once(values, row * chunks + c);
+    chunk.high[0] = load_once(block, q6_k_high(part, 0));
+    chunk.high[1] = load_once(block, q6_k_high(part, 1));
+    chunk.scales = q6_k_pair(load_once(block, Q6_K_SCALES + part / 2), part);
+    chunk.unit = load_once(block, Q6_K_UNIT);
+    return chunk;
+  }
+  static PART Chunk none() {
+    Chunk chunk;
+    chunk.codes = make16(0, 0, 0, 0);
+    chunk.high[0] = chunk.high[1] = chunk.scales = chunk.unit = 0;
+    return chunk;
+  }
+  static PART f32 widen(THREAD f32 (&w)[32], Chunk c) {
+    widen_codes(w, c.codes);
+    const f32 first = f32(signed_byte(c.scales, 0)), second = f32(signed_byte(c.scales, 1));
+    UNROLL for (i32 i = 0; i < 4; i++)
+      UNROLL for (i32 j = 0; j < 4; j++) {
+        const u32 high = c.high[i / 2] >> (8 * j + i % 2 * 4);
+        w[4 * i + j] = first * (w[4 * i + j] + f32(i32((high & 3u) ^ 2u) * 16 - 32));
+        w[16 + 4 * i + j] = second * (w[16 + 4 * i + j] + f32(i32((high >> 2 & 3u) ^ 2u) * 16 - 32));
+      }
+    return f16x2_to_f32(c.unit).x;
+  }
+};
+
 enum { GROUP_THREADS = 128, GROUP_SIMDS = 4 };
 
 struct SumGroup { f32 part[GROUP_SIMDS]; };

@@ -84,6 +84,7 @@ macro_rules! named {
             DeviceFormat::Q8_0 => concat!($before, "q8_0", $after),
             DeviceFormat::Q4_0 => concat!($before, "q4_0", $after),
             DeviceFormat::Q4_K => concat!($before, "q4_k", $after),
+            DeviceFormat::Q6_K => concat!($before, "q6_k", $after),
         }
     };
 }
@@ -240,7 +241,7 @@ pub(crate) fn linear_batch(target: &Target, shape: ProjectionsShape<'_>) -> Opti
     let (features, stage) = match shape.format {
         DeviceFormat::F16 | DeviceFormat::BF16 => (64, 4096),
         DeviceFormat::Q8_0 => (128, 4352),
-        DeviceFormat::F32 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K => return None,
+        DeviceFormat::F32 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => return None,
     };
     let kernels = [
         named!(shape.format, "linear_batch_", "_t8"),
@@ -340,9 +341,10 @@ const NARROW_ROWS: [usize; 3] = [8, 16, 32];
 const NARROW_THREADS: u32 = 576;
 const NARROW_STAGES_MAX: usize = 24;
 const NARROW_HEADER: usize = 1024;
-/// Bytes of weights of a stage, and of the scales of Q8_0.
+/// Bytes of weights of a stage, of the scales of Q8_0 and of four bits, and of Q6_K's.
 const NARROW_STAGE: usize = 128 * 128;
 const NARROW_STAGE_SCALES: usize = 128 * 16;
+const NARROW_STAGE_Q6_K: usize = 128 * 96;
 /// Of k, by which groups share it: two stages at least, of `features` in 128 bytes of a row.
 fn narrow_unit(features: usize) -> usize {
     (4 * features).max(512)
@@ -374,8 +376,12 @@ fn activations(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32) {
         (DeviceFormat::BF16, true) => ["activations_wide_bf16", "norm_activations_wide_bf16"],
         (DeviceFormat::Q8_0, false) => ["activations_q8_0", "norm_activations_q8_0"],
         (DeviceFormat::Q8_0, true) => ["activations_wide_q8_0", "norm_activations_wide_q8_0"],
-        (DeviceFormat::Q4_0 | DeviceFormat::Q4_K, false) => ["activations_q4", "norm_activations_q4"],
-        (DeviceFormat::Q4_0 | DeviceFormat::Q4_K, true) => ["activations_wide_q4", "norm_activations_wide_q4"],
+        (DeviceFormat::Q4_0 | DeviceFormat::Q4_K | DeviceFormat::Q6_K, false) => {
+            ["activations_q4", "norm_activations_q4"]
+        }
+        (DeviceFormat::Q4_0 | DeviceFormat::Q4_K | DeviceFormat::Q6_K, true) => {
+            ["activations_wide_q4", "norm_activations_wide_q4"]
+        }
         (DeviceFormat::F16 | DeviceFormat::F32, false) => ["activations_f16", "norm_activations_f16"],
         (DeviceFormat::F16 | DeviceFormat::F32, true) => ["activations_wide_f16", "norm_activations_wide_f16"],
     };
@@ -399,6 +405,7 @@ fn gemm_narrow(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVaria
         DeviceFormat::F16 | DeviceFormat::BF16 => (64, [[200, 260, 330], [250, 280, 330]], 0),
         DeviceFormat::Q8_0 => (128, [[350, 420, 520], [470, 500, 600]], NARROW_STAGE_SCALES),
         DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (256, [[600, 700, 900], [700, 800, 1000]], NARROW_STAGE_SCALES),
+        DeviceFormat::Q6_K => (256, [[900, 1000, 1200], [1000, 1100, 1300]], NARROW_STAGE_Q6_K),
     };
     let kernels = [
         named!(shape.format, "gemm_narrow_", "_t8"),
@@ -434,7 +441,9 @@ fn gemm_narrow(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVaria
             }
             let pairs = (rows / 2).div_ceil(cluster);
             let sums = height * (rows + 2) * 4 + if cluster > 1 { cluster * height * (2 * pairs + 2) * 4 } else { 0 };
-            let stage = NARROW_STAGE + scales + 2 * rows * features * 2;
+            // With room for two columns, or, where rows take much, for as many as there are.
+            let room = if rows == 32 { columns } else { 2 };
+            let stage = NARROW_STAGE + scales + room * rows * features * 2;
             // Every second stage belongs to the same SIMD groups.
             let stages = ((GEMM_GROUP_BYTES - NARROW_HEADER - sums) / stage).min(NARROW_STAGES_MAX) / 2 * 2;
             let variant = GemmVariant {
@@ -510,7 +519,7 @@ pub(crate) enum StreamKind {
 }
 
 /// How `linear_stream` is launched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct StreamVariant {
     pub(crate) kernel: &'static str,
     pub(crate) groups: usize,
@@ -526,17 +535,18 @@ pub(crate) struct StreamVariant {
 }
 
 /// What `linear_stream` has of a second format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct OtherFormat {
     pub(crate) x_at: usize,
     pub(crate) stage_rows: usize,
+    /// How long a byte of its weights takes beside one of the others.
+    pub(crate) effort: f64,
 }
 
 /// As in `kernels/linear_stream.h`.
 pub(crate) const STREAM_THREADS: u32 = 512;
 const STREAM_SIMDS: usize = 16;
 const STREAM_STAGES_MAX: usize = 8;
-const STREAM_STAGE_BYTES: usize = 2048;
 /// Bytes of its barriers and sums.
 const STREAM_HEADER: usize = 1152;
 /// Features that its threads hold to normalise them.
@@ -562,6 +572,8 @@ pub(crate) fn linear_stream(
         (StreamKind::Rope, true) => match (format, other) {
             (format, None) => named!(format, "norm_linear_rope_stream_", ""),
             (DeviceFormat::Q4_K, Some(DeviceFormat::Q8_0)) => "norm_linear_rope_stream_q4_k_q8_0",
+            (DeviceFormat::Q4_K, Some(DeviceFormat::Q6_K)) => "norm_linear_rope_stream_q4_k_q6_k",
+            (DeviceFormat::Q8_0, Some(DeviceFormat::Q6_K)) => "norm_linear_rope_stream_q8_0_q6_k",
             _ => return None,
         },
         _ if other.is_some() => return None,
@@ -577,23 +589,28 @@ pub(crate) fn linear_stream(
         return None;
     }
     let planes = if kind == StreamKind::Plain { 1 } else { 2 };
-    let piece = STREAM_STAGE_BYTES / planes;
     let share = if norm { STREAM_NORM_SHARE } else { STREAM_PLAIN_SHARE };
     let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
-    let (first, second) = (StreamedFormat::new(format, k), other.map(|other| StreamedFormat::new(other, k)));
+    let (first, second) =
+        (StreamedFormat::new(format, k, planes), other.map(|other| StreamedFormat::new(other, k, planes)));
     let other_x_at = STREAM_HEADER + first.x_bytes.next_multiple_of(128);
     let ring_at = second.map_or(other_x_at, |second| other_x_at + second.x_bytes.next_multiple_of(128));
-    let scales = second.map_or(0, |second| second.stage_scales).max(first.stage_scales);
-    let stages = group_bytes.checked_sub(ring_at)? / (STREAM_SIMDS * planes * (piece + scales));
+    let plane = second.map_or(0, StreamedFormat::plane).max(first.plane());
+    let stages = group_bytes.checked_sub(ring_at)? / (STREAM_SIMDS * planes * plane);
     Some(StreamVariant {
         kernel,
         groups: target.multiprocessors,
         stages: stages.min(STREAM_STAGES_MAX),
-        stage_rows: first.stage_rows(piece),
+        stage_rows: first.stage_rows(),
         x_at: STREAM_HEADER,
         ring_at,
         group_bytes,
-        other: second.map(|second| OtherFormat { x_at: other_x_at, stage_rows: second.stage_rows(piece) }),
+        other: second.map(|second| OtherFormat {
+            x_at: other_x_at,
+            stage_rows: second.stage_rows(),
+            // Measured: more instructions a byte, and shorter stages.
+            effort: if other == Some(DeviceFormat::Q6_K) { 1.6 } else { 1.0 },
+        }),
     })
     .filter(|variant| variant.stages > 0)
 }
@@ -604,25 +621,34 @@ struct StreamedFormat {
     /// Of a row, and of its scales.
     row: usize,
     scale_row: usize,
-    /// Of activations, and of the scales of a stage.
+    /// Of activations.
     x_bytes: usize,
+    /// Of weights and scales of one plane of a stage.
+    piece: usize,
     stage_scales: usize,
 }
 
 impl StreamedFormat {
-    fn new(format: DeviceFormat, k: usize) -> Self {
+    /// Where a stage has so many planes.
+    fn new(format: DeviceFormat, k: usize, planes: usize) -> Self {
         let (row, scale_row) = (row_bytes(format, k), scale_row_bytes(format, k));
-        let (x_bytes, stage_scales) = match format {
-            DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (row.div_ceil(512) * 1024, 0),
-            DeviceFormat::Q8_0 => (k + k / 8, 128),
-            DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (k.next_multiple_of(1024) + k / 4, 256),
+        let four_bits = k.next_multiple_of(1024) + k / 4;
+        let (x_bytes, stage, stage_scales) = match format {
+            DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (row.div_ceil(512) * 1024, 2048, 0),
+            DeviceFormat::Q8_0 => (k + k / 8, 2048, 128),
+            DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (four_bits, 2048, 256),
+            DeviceFormat::Q6_K => (four_bits, 1024, 1024 / planes / 32 * 21),
         };
-        Self { row, scale_row, x_bytes, stage_scales }
+        Self { row, scale_row, x_bytes, piece: stage / planes, stage_scales }
     }
 
-    /// Rows of a stage of so many bytes.
-    fn stage_rows(self, piece: usize) -> usize {
-        let short_rows = (piece / self.row).min(STREAM_SIMDS / 2);
+    fn plane(self) -> usize {
+        self.piece + self.stage_scales
+    }
+
+    /// Rows of a stage.
+    fn stage_rows(self) -> usize {
+        let short_rows = (self.piece / self.row).min(STREAM_SIMDS / 2);
         short_rows.min(self.stage_scales.checked_div(self.scale_row).unwrap_or(short_rows)).max(1)
     }
 }

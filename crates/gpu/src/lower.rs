@@ -15,7 +15,7 @@ use crate::params::{
     LinearStreamParams, RmsNormParams, RopeKvWriteParams, RopeParams, SampleParams,
 };
 use crate::step_input::{AttentionItems, StepLayout, StepRegions, max_positions};
-use crate::weights::{DeviceFormat, DeviceWeight, DeviceWeights, row_bytes};
+use crate::weights::{DeviceFormat, DeviceWeight, DeviceWeights, row_bytes, scales_of_256};
 
 /// Rows of values begin at multiples of this many f32, so that kernels load 16 bytes at a time.
 const ROW_ALIGN: usize = 4;
@@ -369,7 +369,7 @@ impl Matrix {
         let element = match weight.format {
             DeviceFormat::F16 => Element::F16,
             DeviceFormat::BF16 => Element::BF16,
-            DeviceFormat::Q8_0 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K => Element::I8,
+            DeviceFormat::Q8_0 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => Element::I8,
             DeviceFormat::F32 => unreachable!("`dispatch::gemm` has none for f32"),
         };
         let row_len = match element {
@@ -778,9 +778,9 @@ impl Program<'_> {
                 && element == Element::I8
             {
                 let at = at + std::mem::offset_of!(GemmSegment, scale_tiles);
-                // 16 bytes for 256 weights.
-                let is_of_two = weight.format != DeviceFormat::Q8_0 && cut.columns == 2;
-                let scales = if is_of_two { 16 } else { 8 };
+                // In f16, of 256 weights or 512; a copy brings whole 16 bytes.
+                let blocks = if weight.format == DeviceFormat::Q8_0 { 1 } else { cut.columns as u32 };
+                let scales = (scales_of_256(weight.format) as u32 * blocks).next_multiple_of(8);
                 maps.push(Matrix::scales(weight).tiles(at, up.map(Matrix::scales), [scales, tile[1]], false));
             }
         }
@@ -967,8 +967,9 @@ impl Program<'_> {
             let bytes: Vec<_> = weights.map(|weight| weight.values.bytes + weight.scales.bytes).collect();
             let [before @ .., last] = &bytes[..] else { unreachable!("there are projections") };
             let workers = variant.groups * STREAM_THREADS as usize / 32;
-            // As many share the last as it has of the bytes: one at least of each.
-            let last_workers = workers as f64 * *last as f64 / (before.iter().sum::<u64>() + last) as f64;
+            // As many share the last as it has of the work: one at least of each.
+            let last = *last as f64 * other.effort;
+            let last_workers = workers as f64 * last / (before.iter().sum::<u64>() as f64 + last);
             params.first_workers = index(workers - (last_workers.round() as usize).clamp(1, workers - 1));
             params.first_units = params.units - params.segments[projections.len() - 1].groups;
             params.other_x_at = index(other.x_at);

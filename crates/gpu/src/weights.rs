@@ -3,7 +3,7 @@
 
 use half::f16;
 use plan::{Plan, WeightId};
-use tensor::quant::{q4_0, q4_k, q8_0};
+use tensor::quant::{q4_0, q4_k, q6_k, q8_0};
 use tensor::{Tensor, WeightFormat};
 
 use crate::driver::{Driver, DriverError};
@@ -27,10 +27,12 @@ pub(crate) enum DeviceFormat {
     Q8_0,
     Q4_0,
     Q4_K,
+    Q6_K,
 }
 
 impl DeviceFormat {
-    pub(crate) const ALL: [Self; 6] = [Self::F32, Self::F16, Self::BF16, Self::Q8_0, Self::Q4_0, Self::Q4_K];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::F32, Self::F16, Self::BF16, Self::Q8_0, Self::Q4_0, Self::Q4_K, Self::Q6_K];
 
     /// What matrices in `format` are stored as.
     pub(crate) fn of(format: WeightFormat) -> Self {
@@ -40,6 +42,7 @@ impl DeviceFormat {
             WeightFormat::BF16 => Self::BF16,
             WeightFormat::Q4_0 => Self::Q4_0,
             WeightFormat::Q4_K => Self::Q4_K,
+            WeightFormat::Q6_K => Self::Q6_K,
             _ => Self::Q8_0,
         }
     }
@@ -53,6 +56,7 @@ impl DeviceFormat {
             Self::Q8_0 => WeightFormat::Q8_0,
             Self::Q4_0 => WeightFormat::Q4_0,
             Self::Q4_K => WeightFormat::Q4_K,
+            Self::Q6_K => WeightFormat::Q6_K,
         }
     }
 }
@@ -63,7 +67,8 @@ pub(crate) struct DeviceWeight {
     pub(crate) format: DeviceFormat,
     /// Rows of 16-byte chunks; of blocks the codes.
     pub(crate) values: Region,
-    /// The scales of blocks, 16 bytes for 256 codes (`kernels/parts.h`), rows filled up to 16 bytes; otherwise empty.
+    /// The scales of blocks, 16 bytes for 256 codes, of Q6_K 84 with the upper bits of codes (`kernels/parts.h`), rows filled
+    /// up to 16 bytes; otherwise empty.
     pub(crate) scales: Region,
     /// Output features.
     pub(crate) rows: usize,
@@ -202,6 +207,13 @@ impl DeviceWeight {
                     scales.extend(q4_k_scales(block));
                 }
             }
+            DeviceFormat::Q6_K => {
+                for block in bytemuck::cast_slice::<_, q6_k::Block>(bytes) {
+                    let (codes, rest) = q6_k_planes(block);
+                    values.extend(codes);
+                    scales.extend(rest);
+                }
+            }
             DeviceFormat::F32 => {
                 let mut floats = vec![0f32; self.row_len];
                 tensor.row_to_f32(row, &mut floats);
@@ -236,6 +248,26 @@ fn q4_k_scales(block: &q4_k::Block) -> [u8; 16] {
     bytes
 }
 
+/// Bytes of what 256 weights of Q6_K have beside the lower bits of their codes: `Q6_K_WORDS` of `kernels/parts.h`.
+const Q6_K_BYTES: usize = 84;
+
+/// 256 weights: the lower four bits of codes as Q4_0 has them, and the rest of the block as `WeightQ6_K` of `kernels/parts.h`
+/// wants it.
+fn q6_k_planes(block: &q6_k::Block) -> ([u8; 128], [u8; Q6_K_BYTES]) {
+    let (mut low, mut rest) = ([0; 128], [0; Q6_K_BYTES]);
+    for (i, code) in block.codes_in_order().into_iter().enumerate() {
+        let (chunk, upper, place) = (i / 32, i / 16 % 2, i % 16);
+        low[chunk * 16 + place] |= (code & 15) << (upper * 4);
+        // The word of this half of the chunk, its byte, and there the lower half of the codes' bytes first, the first four ahead.
+        let word = (chunk % 2 * 2 + place / 8) * 4 + chunk / 2;
+        let shift = (place % 8 / 4 * 2 + upper) * 2;
+        rest[word * 4 + place % 4] |= ((code >> 4) ^ 2) << shift;
+    }
+    rest[64..80].copy_from_slice(bytemuck::cast_slice(&block.scales));
+    rest[80..82].copy_from_slice(&block.scale.to_le_bytes());
+    (low, rest)
+}
+
 /// What a tensor is stored as: vectors in f32.
 fn device_format(tensor: &Tensor) -> DeviceFormat {
     if tensor.shape().len() == 1 { DeviceFormat::F32 } else { DeviceFormat::of(tensor.format()) }
@@ -253,11 +285,17 @@ fn is_as_on_device(tensor: &Tensor) -> bool {
     tensor.shape().len() > 1 && is_kept(tensor) && !is_padded && (tensor.bytes().as_ptr() as usize).is_multiple_of(16)
 }
 
+/// f16 of the scales of 256 weights.
+pub(crate) fn scales_of_256(format: DeviceFormat) -> usize {
+    if format == DeviceFormat::Q6_K { Q6_K_BYTES / size_of::<f16>() } else { 8 }
+}
+
 /// Bytes of the scales of a row, filled up to 16, which copies on the device come in: `q8_scales` of `kernels/parts.h`.
 pub(crate) fn scale_row_bytes(format: DeviceFormat, row_len: usize) -> usize {
     match format {
         DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
         // Of Q4_K, 16 bytes for each block of 256: the same.
+        DeviceFormat::Q6_K => (row_len / q6_k::BLOCK_LEN * Q6_K_BYTES).next_multiple_of(16),
         DeviceFormat::Q8_0 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K => {
             (row_len / q8_0::BLOCK_LEN * size_of::<f16>()).next_multiple_of(16)
         }
@@ -275,7 +313,7 @@ fn row_chunks(format: DeviceFormat, row_len: usize) -> usize {
         DeviceFormat::F32 => 4,
         DeviceFormat::F16 | DeviceFormat::BF16 => 8,
         DeviceFormat::Q8_0 => 16,
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_K => 32,
+        DeviceFormat::Q4_0 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => 32,
     };
     row_len.div_ceil(len)
 }

@@ -68,8 +68,8 @@ fn both_thread_orders_and_both_forms_of_the_plan_give_the_same_bits() {
 
 /// Block formats without kernels of their own are computed as the Q8_0 that they become.
 #[test]
-fn weights_of_six_bits_give_the_bits_of_their_q8_0() {
-    let (textbook, weights) = tiny_model("llama", 1, WeightFormat::Q6_K);
+fn weights_of_five_bits_give_the_bits_of_their_q8_0() {
+    let (textbook, weights) = tiny_model("llama", 1, WeightFormat::Q5_K);
     let expanded: Vec<_> = weights.iter().map(Tensor::to_q8_0).collect();
     assert!(expanded.iter().any(|tensor| tensor.format() == WeightFormat::Q8_0));
     let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 2 };
@@ -82,14 +82,21 @@ fn weights_of_six_bits_give_the_bits_of_their_q8_0() {
 /// Files of mixed formats have Q, K and V in two of them, which few kernels read at once.
 #[test]
 fn projections_of_the_same_rows_may_differ_in_format() {
-    for format in [WeightFormat::Q4_0, WeightFormat::Q4_K] {
-        let (textbook, mut weights) = tiny_model("llama", 1, format);
+    for (format, of_values) in [
+        (WeightFormat::Q4_0, WeightFormat::Q8_0),
+        (WeightFormat::Q4_K, WeightFormat::Q8_0),
+        (WeightFormat::Q4_K, WeightFormat::Q6_K),
+        (WeightFormat::Q8_0, WeightFormat::Q6_K),
+    ] {
+        // One with rows of whole blocks, whatever becomes of them.
+        let (textbook, mut weights) = tiny_model("llama", 1, WeightFormat::Q4_K);
         for (info, tensor) in textbook.weights.iter().zip(&mut weights) {
-            if info.name.contains("v_proj") {
+            let to = if info.name.contains("v_proj") { of_values } else { format };
+            if tensor.shape().len() > 1 && tensor.format() != to {
                 let mut floats = vec![0.0; tensor.num_rows() * tensor.row_len()];
                 let rows = floats.chunks_exact_mut(tensor.row_len()).enumerate();
                 rows.for_each(|(row, floats)| tensor.row_to_f32(row, floats));
-                *tensor = Tensor::from_f32(WeightFormat::Q8_0, tensor.shape().to_vec(), &floats).unwrap();
+                *tensor = Tensor::from_f32(to, tensor.shape().to_vec(), &floats).unwrap();
             }
         }
         let fused = Arc::new(fuse((*textbook).clone()));
@@ -98,19 +105,19 @@ fn projections_of_the_same_rows_may_differ_in_format() {
         let expected = bits(&mut *load(ThreadOrder::Forward, &textbook, &weights, kv), &tokens, 20, &[1, 0]);
         for chunk in [20, 7, 1] {
             let found = bits(&mut *load(ThreadOrder::Reverse, &fused, &weights, kv), &tokens, chunk, &[1, 0]);
-            assert!(found == expected, "{format}, {chunk} at a time");
+            assert!(found == expected, "{format} and {of_values}, {chunk} at a time");
         }
-        // One row at a time: of Q4_0 each format's kernel has its own part, of Q4_K one kernel has both.
+        // One row at a time: of Q4_0 each format's kernel has its own part, of the others one kernel has both.
         let alone = [ThreadOrder::Forward, ThreadOrder::Reverse].map(|order| {
             let mut executable = load_with(GpuOptions::default(), order, &fused, &weights, kv);
             bits(&mut *executable, &tokens, 1, &[1, 0])
         });
         assert!(alone[0] != expected, "other kernels computed it");
-        assert!(alone[0] == alone[1], "{format}: in both orders of threads");
+        assert!(alone[0] == alone[1], "{format} and {of_values}: in both orders of threads");
         let of = |bits: &[u32]| bits.iter().map(|&bits| f64::from(f32::from_bits(bits))).collect::<Vec<_>>();
         let off = testing::tolerance::nmse(of(&alone[0]), &of(&expected));
         let most = testing::tolerance::model_nmse_max(ActivationRounding::Q8Blocks, kv.format);
-        assert!(off < most, "{format}: off by {off:e} of the mean square");
+        assert!(off < most, "{format} and {of_values}: off by {off:e} of the mean square");
     }
 }
 

@@ -50,6 +50,7 @@ template <class T> FN bool given(T* p) { return p != nullptr; }
 // The same memory, in other units.
 FN const f32* scalars(const f32x4* p) { return reinterpret_cast<const f32*>(p); }
 FN const u32x4* vectors16(const f16* p) { return reinterpret_cast<const u32x4*>(p); }
+FN const u32* words(const f16* p) { return reinterpret_cast<const u32*>(p); }
 FN const f32x4* vectors4(const f32* p) { return reinterpret_cast<const f32x4*>(p); }
 FN u32x4 load_once(const u32x4* p, i64 i) {  // read-only data used once: weights
   u32x4 r;
@@ -57,6 +58,7 @@ FN u32x4 load_once(const u32x4* p, i64 i) {  // read-only data used once: weight
                : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p + i));
   return r;
 }
+FN u32 load_once(const u32* p, i64 i) { u32 r; asm volatile("ld.global.nc.u32 %0,[%1];" : "=r"(r) : "l"(p + i)); return r; }
 FN f16 load_once(const f16* p, i64 i) { f16 r; asm volatile("ld.global.nc.u16 %0,[%1];" : "=h"(r.bits) : "l"(p + i)); return r; }
 
 // Programmatic dependent launch: the kernel may start before the one ahead of it in the step has ended. Nothing that

@@ -62,8 +62,10 @@ template <class T> FN bool given(device T* p) { return p != nullptr; }
 // The same memory, in other units.
 FN device const f32* scalars(device const f32x4* p) { return (device const f32*)p; }
 FN device const u32x4* vectors16(device const f16* p) { return (device const u32x4*)p; }
+FN device const u32* words(device const f16* p) { return (device const u32*)p; }
 FN device const f32x4* vectors4(device const f32* p) { return (device const f32x4*)p; }
 FN u32x4 load_once(device const u32x4* p, i64 i) { return p[i]; }
+FN u32 load_once(device const u32* p, i64 i) { return p[i]; }
 FN f16 load_once(device const f16* p, i64 i) { return p[i]; }
 
 // Between kernels of a step the encoder has barriers.

@@ -442,8 +442,10 @@ template <class T> FN bool given(Ptr<T> p) { return p.at != nullptr; }
 // The same memory, in other units.
 FN Ptr<const f32> scalars(Ptr<const f32x4> p) { return {(const f32*)p.at}; }
 FN Ptr<const u32x4> vectors16(Ptr<const f16> p) { return {(const u32x4*)p.at}; }
+FN Ptr<const u32> words(Ptr<const f16> p) { return {(const u32*)p.at}; }
 FN Ptr<const f32x4> vectors4(Ptr<const f32> p) { return {(const f32x4*)p.at}; }
 FN u32x4 load_once(Ptr<const u32x4> p, i64 i) { return p[i]; }
+FN u32 load_once(Ptr<const u32> p, i64 i) { return p[i]; }
 FN f16 load_once(Ptr<const f16> p, i64 i) { return p[i]; }
 
 FN void wait_for_previous() { sim::here().fibre[sim::here().current].waited = true; }

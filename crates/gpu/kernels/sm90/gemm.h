@@ -1,7 +1,7 @@
 // gemm: linear (see linear.h: the same segments, epilogues and meaning) for many rows, on Hopper's matrix instructions.
 //
 // Shapes    x (rows, k), f16 or bf16, rows of whole 64s, filled up with zeros, each times `row_scales`; W (n, k) in F16, BF16,
-//           Q8_0, Q4_0 or Q4_K; y (rows, n), f32. With a GLU gate and up share a tile, in turns of eight rows: one thread has both.
+//           Q8_0, Q4_0, Q4_K or Q6_K; y (rows, n), f32. With a GLU gate and up share a tile, in turns of eight rows: one thread has both.
 // Work      a group of one SIMD group that copies and eight that multiply makes tiles of 128 features (64 of each, in a GLU)
 //           by TOKENS rows, one after another. TOKENS = 256: two groups of a cluster share the rows of x, half copied by
 //           each. TOKENS = 128: the groups of a cluster share the sum over k, and then each finishes part of the tile.
@@ -63,8 +63,14 @@ struct GemmBF16 {
 };
 // Blocks: codes become f16 on the way to the matrix instruction, which takes W from registers. So that a thread finds its share
 // of 64 codes of a row side by side, x comes with each 64 of k in the order of `activations.h`. The scales of 256 weights are
-// 16 bytes; what a thread multiplies its share by, and then subtracts, are two pairs of equal f16.
+// 16 bytes, or a block of `WeightQ6_K`; what a thread multiplies its share by, and then subtracts, are two pairs of equal f16.
 struct GemmScale { u32 scale, minimum; };
+// The scales of 256 weights of a row, whose scales begin at `row`.
+struct GemmUnit16 {
+  typedef u32x4 Unit;
+  enum { SCALES = 16 };  // bytes
+  static PART Unit unit(const f16* row, i32 place, i32 t) { return load_once(vectors16(row), place); }
+};
 
 // Two codes as f16 with `bias` in them, which the first operation takes away without rounding.
 FN u32 gemm_unbiased(u32 pair, u32 bias, GemmScale s) {
@@ -78,11 +84,11 @@ FN GemmScale gemm_scale_of_32(u32x4 scales, i32 pair, i32 t) {
   return {__byte_perm(two, 0, t < 2 ? 0x1010 : 0x3232), 0};
 }
 
-struct GemmQ8_0 {
+struct GemmQ8_0 : GemmUnit16 {
   enum { STAGE = GEMM_FEATURES * GEMM_K, IN_REGISTERS = 1, PACK = 1 };
   typedef u32x4 Share;
   static PART u32 place(i32 row, i32 t) { return row * GEMM_K + t * 16; }
-  static PART Share load(u32 at) { return load_group_bits(at); }
+  static PART Share load(u32 at, const Unit& unit, i32 pair) { return load_group_bits(at); }
   // Of the pair-th 64 weights of a block.
   static PART GemmScale scale(u32x4 scales, i32 pair, i32 t) { return gemm_scale_of_32(scales, pair, t); }
   // The four codes of a step of 16: 1024 + 128 + code has the code in its low bits.
@@ -94,11 +100,13 @@ struct GemmQ8_0 {
 };
 
 // Steps are the lower halves of the bytes of a word, then the upper ones, which are 1024 + 16 · code.
-struct GemmFourBits {
+struct GemmHalfBytes {
   enum { STAGE = GEMM_FEATURES * GEMM_K / 2, IN_REGISTERS = 1, PACK = 2 };
-  typedef uint2 Share;
   static PART u32 place(i32 row, i32 t) { return row * (GEMM_K / 2) + t * 8; }
-  static PART Share load(u32 at) { return load_group_two(at); }
+};
+struct GemmFourBits : GemmHalfBytes, GemmUnit16 {
+  typedef uint2 Share;
+  static PART Share load(u32 at, const Unit& unit, i32 pair) { return load_group_two(at); }
 };
 // (a & mask) | 1024 in each half.
 FN u32 gemm_codes(u32 word, u32 mask) {
@@ -141,6 +149,56 @@ struct GemmQ4_K : GemmFourBits {
     const u32 word = step < 2 ? share.x : share.y;
     low = pair(word, step % 2 == 1, s);
     high = pair(word >> 8, step % 2 == 1, s);
+  }
+};
+
+// The upper two bits of a thread's share are one word. Its 16 weights are of two scales, which lower and upper halves have.
+struct GemmQ6_K : GemmHalfBytes {
+  enum { SCALES = Q6_K_WORDS * 4 };
+  struct Unit { u32 high[4], scales[2], unit; };  // of each 64 weights, the two scales that the thread needs
+  struct Share { u32 x, y, high; };
+  static PART Unit unit(const f16* row, i32 place, i32 t) {
+    const u32* block = words(row) + place * Q6_K_WORDS;
+    Unit u;
+    UNROLL for (i32 s = 0; s < 4; s++) u.high[s] = load_once(block, t * 4 + s);
+    u32 scales[4];
+    UNROLL for (i32 s = 0; s < 4; s++) scales[s] = load_once(block, Q6_K_SCALES + s);
+    take_scales(u, scales, t);
+    u.unit = load_once(block, Q6_K_UNIT);
+    return u;
+  }
+  static PART void take_scales(Unit& u, const u32 (&scales)[4], i32 t) {
+    const u32 halves = t < 2 ? 0x5410 : 0x7632;
+    u.scales[0] = __byte_perm(scales[0], scales[1], halves);
+    u.scales[1] = __byte_perm(scales[2], scales[3], halves);
+  }
+  static PART Share load(u32 at, const Unit& unit, i32 pair) {
+    const uint2 codes = load_group_two(at);
+    return {codes.x, codes.y, high(unit, pair)};
+  }
+  static PART u32 high(const Unit& u, i32 pair) { return pair < 2 ? (pair == 0 ? u.high[0] : u.high[1]) : (pair == 2 ? u.high[2] : u.high[3]); }
+  static PART GemmScale scale(const Unit& u, i32 pair, i32 t) {
+    return scale_of((pair < 2 ? u.scales[0] : u.scales[1]) >> (pair % 2 * 16), u.unit);
+  }
+  // Both scales become f16 together.
+  static PART GemmScale scale_of(u32 scales, u32 unit) {
+    const u32 both = __byte_perm(scales ^ 0x80808080u, 0x64646464u, 0x4140), units = __byte_perm(unit, 0, 0x1010);
+    u32 r;
+    asm("{.reg .b32 a; sub.rn.f16x2 a,%1,%2; mul.rn.f16x2 %0,a,%3;}" : "=r"(r) : "r"(both), "r"(0x64806480u), "r"(units));
+    return {__byte_perm(r, 0, 0x1010), __byte_perm(r, 0, 0x3232)};
+  }
+  // 1024 + 32 less the highest bit, which is inverted: 1024 + code.
+  static PART u32 pair(u32 codes, u32 high, u32 scale) {
+    u32 r;
+    asm("{.reg .b32 a; lop3.b32 a,%1,%2,%3,0xea; lop3.b32 a,%4,%5,a,0x6a; sub.rn.f16x2 a,a,%6; mul.rn.f16x2 %0,a,%7;}"
+        : "=r"(r) : "r"(codes), "r"(0x000f000fu), "r"(0x64206420u), "r"(high), "r"(0x00300030u), "r"(0x64206420u), "r"(scale));
+    return r;
+  }
+  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
+    const u32 word = (step < 2 ? share.x : share.y) >> (step % 2 * 4), scale = step % 2 == 0 ? s.scale : s.minimum;
+    const u32 upper = step < 2 ? share.high << (4 - 2 * step) : share.high >> (2 * step - 4);
+    low = pair(word, upper, scale);
+    high = pair(word >> 8, upper >> 8, scale);
   }
 };
 
@@ -283,29 +341,29 @@ FN void gemm_multiply_codes(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, 
   const i32 g = lane / 4, t = lane % 4;
   const i32 first = tile.row + (GLU ? half * 32 + simd * 8 : half * 64 + simd * 16) + g;
   const i64 row_a = mini(first, s.n - 1), row_b = mini(GLU ? first : first + 8, s.n - 1);
-  const u32x4* scales_a = vectors16(s.scales + row_a * p.scale_stride);
-  const u32x4* scales_b = vectors16((GLU ? s.up_scales : s.scales) + row_b * p.scale_stride);
+  const f16* scales_a = s.scales + row_a * p.scale_stride;
+  const f16* scales_b = (GLU ? s.up_scales : s.scales) + row_b * p.scale_stride;
   const u32 share = W::place(half * 64 + simd * 16 + g, t), share_b = W::place(half * 64 + simd * 16 + g + 8, t);
   i32 before = -1;
   enum { AT_ONCE = TOKENS == 256 ? 2 : 4 };  // stages whose fragments have registers of their own
   u32 w[AT_ONCE][4][4];
-  u32x4 unit_a, unit_b, next_a = load_once(scales_a, tile.begin / GEMM_UNIT), next_b = load_once(scales_b, tile.begin / GEMM_UNIT);
+  typename W::Unit unit_a, unit_b, next_a = W::unit(scales_a, tile.begin / GEMM_UNIT, t), next_b = W::unit(scales_b, tile.begin / GEMM_UNIT, t);
   ROLL for (i32 stage = tile.begin; stage < tile.end; stage += AT_ONCE) {
     const bool rest = stage % GEMM_UNIT != 0;
     if (!rest) {
       unit_a = next_a;
       unit_b = next_b;
       if (stage + GEMM_UNIT < tile.end) {
-        next_a = load_once(scales_a, stage / GEMM_UNIT + 1);
-        next_b = load_once(scales_b, stage / GEMM_UNIT + 1);
+        next_a = W::unit(scales_a, stage / GEMM_UNIT + 1, t);
+        next_b = W::unit(scales_b, stage / GEMM_UNIT + 1, t);
       }
     }
     UNROLL for (i32 j = 0; j < AT_ONCE; j++) {
       if (stage + j < tile.end) {
         barrier_wait(ring.full + ring.slot * 8, ring.phase);
         const u32 at = ring.stages + ring.slot * Shape::STAGE;
-        const typename W::Share a = W::load(at + share), b = W::load(at + share_b);
         const i32 pair = j + (AT_ONCE < GEMM_UNIT && rest ? AT_ONCE : 0);
+        const typename W::Share a = W::load(at + share, unit_a, pair), b = W::load(at + share_b, unit_b, pair);
         const GemmScale scale_a = W::scale(unit_a, pair, t), scale_b = W::scale(unit_b, pair, t);
         UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) gemm_fragment<W>(w[j][i], a, b, i, scale_a, scale_b);
         const unsigned long long x = tile_descriptor(at + W::STAGE);
@@ -551,5 +609,6 @@ GEMM(bf16, GemmBF16)
 GEMM(q8_0, GemmQ8_0)
 GEMM(q4_0, GemmQ4_0)
 GEMM(q4_k, GemmQ4_K)
+GEMM(q6_k, GemmQ6_K)
 
 #endif

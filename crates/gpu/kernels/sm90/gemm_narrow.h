@@ -20,15 +20,24 @@ struct NarrowGroup {
   unsigned char stages[16];  // then sums
 };
 
+// The scales of 256 weights of a row, in bytes, and what copies bring of them: rows of 16 bytes. One block or two are in a stage.
+template <class W, bool IN_REGISTERS = W::IN_REGISTERS != 0> struct NarrowScales {
+  enum { OF_256 = W::SCALES, ONE = (OF_256 + 15) / 16 * 16, TWO = (2 * OF_256 + 15) / 16 * 16, STAGE = 128 * i32(ONE) };
+  static_assert(64 * i32(TWO) <= i32(STAGE), "rows of two blocks are half as many");
+};
+template <class W> struct NarrowScales<W, false> { enum { OF_256 = 0, ONE = 0, TWO = 0, STAGE = 0 }; };
+
 template <class W, i32 N> struct NarrowFormat {
   enum {
     K = W::IN_REGISTERS ? 128 * W::PACK : 64,     // numbers in 128 bytes of a row of weights
     UNIT = K < 256 ? 512 : 4 * K,                 // of k, by which groups share it: two stages, or a multiple
-    SCALES = W::IN_REGISTERS ? 128 * 16 : 0,      // bytes of a stage: 16 of a row are the scales of 256 weights
+    SCALES = NarrowScales<W>::STAGE,
     X_TILE = N * GEMM_K * 2,
-    X_TILES = K / GEMM_K,
-    STAGE = NARROW_WEIGHTS + SCALES + 2 * X_TILES * X_TILE
+    X_TILES = K / GEMM_K
   };
+  // Bytes of a stage: of 32 rows with room for no more columns than there are, so that there are more stages. Of fewer rows more
+  // stages are slower.
+  static PART i32 stage(CONST GemmParams& p) { return NARROW_WEIGHTS + SCALES + (N == 32 ? p.columns : 2) * (X_TILES * X_TILE); }
 };
 
 struct NarrowTile { i32 segment, row; };
@@ -58,11 +67,14 @@ FN NarrowShare narrow_share(CONST GemmParams& p, i32 group) {
 
 // Bytes of scales of a row in a stage: of 256 weights, or of two columns of as many.
 template <class W> FN i32 narrow_scales(CONST GemmParams& p) {
-  return W::IN_REGISTERS ? 16 * (W::PACK == 2 ? p.columns : 1) : 0;
+  return W::PACK == 2 && p.columns == 2 ? NarrowScales<W>::TWO : NarrowScales<W>::ONE;
 }
 
+// Where copies of the scales of 256 weights begin in a row, in bytes.
+template <class W> FN i32 narrow_scales_begin(i32 block) { return block * NarrowScales<W>::OF_256 / 16 * 16; }
+
 // A place in the ring of stages: of those that copy, or of SIMD groups to whom every second belongs.
-struct NarrowRing { u32 full, empty, stages; i32 slot; u32 phase; };
+struct NarrowRing { u32 full, empty, stages; i32 stage, slot; u32 phase; };  // stage: its bytes
 template <i32 STEP> FN void narrow_next(CONST GemmParams& p, NarrowRing& ring) {
   ring.slot += STEP;
   if (ring.slot >= p.stages) { ring.slot -= p.stages; ring.phase ^= 1; }
@@ -78,8 +90,8 @@ FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowSh
     const NarrowTile tile = narrow_tile(p, index);
     CONST GemmSegment& s = p.segments[tile.segment];
     ROLL for (i32 stage = 0; stage < share.count; stage++) {
-      const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * Format::STAGE;
-      const i32 first = (share.begin + stage) * share.stage_k, scales = first / 256 * 8;
+      const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * ring.stage;
+      const i32 first = (share.begin + stage) * share.stage_k, scales = narrow_scales_begin<W>(first / 256) / 2;
       barrier_wait(ring.empty + ring.slot * 8, ring.phase);
       if (lane == 0) {
         const i32 k = first / W::PACK, second = (first + Format::K) / W::PACK;
@@ -110,7 +122,7 @@ FN void narrow_copy_rows(CONST GemmParams& p, NarrowRing ring, const NarrowShare
   const i32 tiles = p.columns * Format::X_TILES;
   ROLL for (i32 index = share.first; index < p.tiles; index += share.step) {
     ROLL for (i32 stage = 0; stage < share.count; stage++) {
-      const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * Format::STAGE + NARROW_WEIGHTS + Format::SCALES;
+      const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * ring.stage + NARROW_WEIGHTS + Format::SCALES;
       barrier_wait(ring.empty + ring.slot * 8, ring.phase);
       if (lane == 0) {
         barrier_expect(full, tiles * Format::X_TILE);
@@ -158,18 +170,36 @@ template <> struct NarrowStep<GemmQ8_0> {
     }
   }
 };
-template <class W> struct NarrowFourBits {
+FN u32 load_word(u32 address) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0,[%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
+FN void narrow_unit(u32x4& unit, u32 at, i32 t) { unit = load_group_bits(at); }
+FN void narrow_unit(GemmQ6_K::Unit& unit, u32 at, i32 t) {
+  UNROLL for (i32 s = 0; s < 4; s++) unit.high[s] = load_word(at + (t * 4 + s) * 4);
+  u32 scales[4];
+  UNROLL for (i32 s = 0; s < 4; s++) scales[s] = load_word(at + (Q6_K_SCALES + s) * 4);
+  GemmQ6_K::take_scales(unit, scales, t);
+  unit.unit = load_word(at + Q6_K_UNIT * 4);
+}
+template <class W> struct NarrowHalfBytes {
+  static PART typename W::Unit unit(u32 at, i32 t) {
+    typename W::Unit unit;
+    narrow_unit(unit, at, t);
+    return unit;
+  }
   // Rows so that sixteen lanes read all banks.
   static PART i32 row(i32 lane) { return lane / 16 + lane / 4 % 4 * 2; }
   template <i32 N, i32 R>
   static PART void run(f32 (&sum)[R], u32 weights, u32 rows, u32 scales, i32 scale_line, i32 simd, i32 lane) {
     const i32 g = row(lane), t = lane % 4, first = simd * 16 + g;
-    const u32x4 scales_low = load_group_bits(scales + first * scale_line), scales_high = load_group_bits(scales + (first + 8) * scale_line);
+    const typename W::Unit unit_low = unit(scales + first * scale_line, t), unit_high = unit(scales + (first + 8) * scale_line, t);
     u32 w[4][4][4];
     UNROLL for (i32 i = 0; i < 4; i++) {
       const u32 from = weights + first * 128 + ((i * 2 + t / 2) ^ g) * 16 + t % 2 * 8;
-      const uint2 low = load_group_two(from), high = load_group_two(from + 8 * 128);
-      const GemmScale scale_low = W::scale(scales_low, i, t), scale_high = W::scale(scales_high, i, t);
+      const typename W::Share low = W::load(from, unit_low, i), high = W::load(from + 8 * 128, unit_high, i);
+      const GemmScale scale_low = W::scale(unit_low, i, t), scale_high = W::scale(unit_high, i, t);
       UNROLL for (i32 j = 0; j < 4; j++) gemm_fragment<W>(w[i][j], low, high, j, scale_low, scale_high);
       const unsigned long long x = tile_descriptor(rows + i * (N * GEMM_K * 2));
       matrix_begin();
@@ -178,24 +208,27 @@ template <class W> struct NarrowFourBits {
     }
   }
 };
-template <> struct NarrowStep<GemmQ4_0> : NarrowFourBits<GemmQ4_0> {};
-template <> struct NarrowStep<GemmQ4_K> : NarrowFourBits<GemmQ4_K> {};
+template <> struct NarrowStep<GemmQ4_0> : NarrowHalfBytes<GemmQ4_0> {};
+template <> struct NarrowStep<GemmQ4_K> : NarrowHalfBytes<GemmQ4_K> {};
+template <> struct NarrowStep<GemmQ6_K> : NarrowHalfBytes<GemmQ6_K> {};
 
 // Which of four times four SIMD groups: every second stage is for two of them, a column or a block for each.
 struct NarrowRole { i32 turn, side, simd, lane; };
 
 template <class W, i32 N, i32 R>
-FN void narrow_sum(f32 (&sum)[R], CONST GemmParams& p, NarrowRing& ring, i32 count, const NarrowRole& role) {
+FN void narrow_sum(f32 (&sum)[R], CONST GemmParams& p, NarrowRing& ring, const NarrowShare& share, const NarrowRole& role) {
   typedef NarrowFormat<W, N> Format;
   const u32 weights = role.side * (p.columns == 2 ? p.height : 64) * 128;
   // Of bytes, every stage has half of a row's 256 weights, and two columns are all.
-  const i32 scale_line = narrow_scales<W>(p), part = W::PACK == 2 ? 16 : 8;
-  const u32 scales = NARROW_WEIGHTS + (p.columns == 2 ? role.side * part : role.side * (64 * 16) + (W::PACK == 2 ? 0 : role.turn * 8));
+  const i32 scale_line = narrow_scales<W>(p), part = W::PACK == 2 ? NarrowScales<W>::OF_256 : 8;
+  const u32 scales = NARROW_WEIGHTS + (p.columns == 2 ? role.side * part : role.side * (64 * NarrowScales<W>::ONE) + (W::PACK == 2 ? 0 : role.turn * 8));
   const u32 rows = NARROW_WEIGHTS + Format::SCALES + (p.columns == 2 ? role.side * (Format::X_TILES * Format::X_TILE) : 0);
-  ROLL for (i32 stage = 0; stage < count; stage += 2) {
-    const u32 at = ring.stages + ring.slot * Format::STAGE;
+  ROLL for (i32 stage = 0; stage < share.count; stage += 2) {
+    const u32 at = ring.stages + ring.slot * ring.stage;
+    const i32 block = (share.begin + stage + role.turn) * share.stage_k / 256;
+    const u32 inside = NarrowScales<W>::OF_256 % 16 == 0 ? 0 : block * NarrowScales<W>::OF_256 - narrow_scales_begin<W>(block);
     barrier_wait(ring.full + ring.slot * 8, ring.phase);
-    NarrowStep<W>::template run<N>(sum, at + weights, at + rows, at + scales, scale_line, role.simd, role.lane);
+    NarrowStep<W>::template run<N>(sum, at + weights, at + rows, at + scales + inside, scale_line, role.simd, role.lane);
     matrix_wait<0>();
     simd_barrier();
     if (role.lane == 0) barrier_arrive(ring.empty + ring.slot * 8);
@@ -293,10 +326,10 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   typedef NarrowFormat<W, N> Format;
   enum { ITEMS = N / 8 };  // whose residual is under way together
   const NarrowShare share = narrow_share<Format>(p, t.gx);
-  NarrowRing ring = {group_address(g.full), group_address(g.empty), group_address(g.stages), 0, 1};
+  NarrowRing ring = {group_address(g.full), group_address(g.empty), group_address(g.stages), Format::stage(p), 0, 1};
   NarrowSums sums;
   sums.summed = group_address(&g.summed);
-  sums.own = ring.stages + p.stages * Format::STAGE;
+  sums.own = ring.stages + p.stages * ring.stage;
   sums.all = sums.own + p.height * (N + 2) * 4;
   sums.sharers = share.sharers;
   sums.first = 2 * narrow_first<N>(share.rank, share.sharers);
@@ -331,7 +364,7 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
     f32 residual[ITEMS], sum[N / 2];
     narrow_residual(residual, p, tile, sums, p.glu ? p.height / 2 : p.height, thread, rows);
     UNROLL for (i32 i = 0; i < N / 2; i++) sum[i] = 0.f;
-    narrow_sum<W, N>(sum, p, ring, share.count, role);
+    narrow_sum<W, N>(sum, p, ring, share, role);
     // What was summed of the tile before has been read.
     simds_barrier<NARROW_MULTIPLIERS>();
     // Where groups share k, there is one tile for each cluster: nobody is told of the next before it has read this one.
@@ -357,4 +390,5 @@ NARROW(bf16, GemmBF16)
 NARROW(q8_0, GemmQ8_0)
 NARROW(q4_0, GemmQ4_0)
 NARROW(q4_k, GemmQ4_K)
+NARROW(q6_k, GemmQ6_K)
 #endif

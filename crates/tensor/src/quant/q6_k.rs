@@ -34,6 +34,20 @@ pub struct Block {
 
 const _: () = assert!(size_of::<Block>() == 210 && align_of::<Block>() <= 2);
 
+impl Block {
+    /// The codes, 0 to 63, of the weights one after another.
+    #[must_use]
+    pub fn codes_in_order(&self) -> [u8; BLOCK_LEN] {
+        std::array::from_fn(|i| {
+            // Of each 128, as the layout says.
+            let (half, at) = (i / 128, i % 128);
+            let low = self.codes[half * 64 + at % 64] >> (at / 64 * 4) & 15;
+            let high = self.high[half * 32 + at % 32] >> (at / 32 * 2) & 3;
+            low | high << 4
+        })
+    }
+}
+
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
@@ -61,15 +75,12 @@ impl PackedBlock for Block {
 
     fn unpack(&self, weights: &mut [f32]) {
         let scale = self.scale.to_f32();
-        for (i, (sixteen, &of)) in weights.as_chunks_mut::<16>().0.iter_mut().zip(&self.scales).enumerate() {
+        let codes = self.codes_in_order();
+        let sixteens = weights.as_chunks_mut::<16>().0.iter_mut().zip(codes.as_chunks::<16>().0);
+        for ((weights, codes), &of) in sixteens.zip(&self.scales) {
             let scale = scale * f32::from(of);
-            // Of the 128 that the sixteen are part of.
-            let (half, first) = (i / 8, i % 8 * 16);
-            for (j, weight) in sixteen.iter_mut().enumerate() {
-                let at = first + j;
-                let low = self.codes[half * 64 + at % 64] >> (at / 64 * 4) & 15;
-                let high = self.high[half * 32 + at % 32] >> (at / 32 * 2) & 3;
-                *weight = scale * f32::from((low | high << 4) as i8 - 32);
+            for (weight, &code) in weights.iter_mut().zip(codes) {
+                *weight = scale * f32::from(code as i8 - 32);
             }
         }
     }
