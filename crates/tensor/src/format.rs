@@ -71,7 +71,7 @@ macro_rules! weight_formats {
             }
 
             /// Appends the blocks that whole blocks of finite weights are packed to. Nothing for plain formats.
-            pub(crate) fn pack(self, weights: &[f32], packing: Packing, bytes: &mut Vec<u8>) {
+            pub(crate) fn pack(self, weights: &[f32], packing: Packing<'_>, bytes: &mut Vec<u8>) {
                 match self {
                     Self::F32 | Self::F16 | Self::BF16 => {}
                     $(Self::$name => quant::pack_blocks::<$block>(weights, packing, bytes),)*

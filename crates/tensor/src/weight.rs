@@ -32,6 +32,14 @@ pub enum TensorError {
         /// Bytes given.
         found: usize,
     },
+    /// Importance that is not of the weights of a row.
+    #[error("rows have {row_len} weights, and importance is given for {found}")]
+    Importance {
+        /// Weights in a row.
+        row_len: usize,
+        /// Weights that importance is given for.
+        found: usize,
+    },
     /// The shape takes more bytes than this machine can address.
     #[error("shape {shape:?} in {format} overflows the address space")]
     TooLarge {
@@ -94,12 +102,12 @@ impl Tensor {
         Self::packed(format, shape, values, Packing::Plain)
     }
 
-    /// As [`Tensor::from_f32`], with scales as `packing` says.
+    /// As [`Tensor::from_f32`], with scales as `packing` says; importance is that of each weight of a row.
     pub fn packed(
         format: WeightFormat,
         shape: Vec<usize>,
         values: &[f32],
-        packing: Packing,
+        packing: Packing<'_>,
     ) -> Result<Self, TensorError> {
         let f32_bytes = Self::byte_len(WeightFormat::F32, &shape)?;
         if size_of_val(values) != f32_bytes {
@@ -107,6 +115,12 @@ impl Tensor {
             return Err(TensorError::ByteLength { format: WeightFormat::F32, shape, expected: f32_bytes, found });
         }
         let expected = Self::byte_len(format, &shape)?;
+        if let Packing::Weighted(importance) = packing {
+            let row_len = shape.last().copied().unwrap_or(1);
+            if importance.len() != row_len {
+                return Err(TensorError::Importance { row_len, found: importance.len() });
+            }
+        }
         let mut bytes = Vec::with_capacity(expected);
         match format {
             WeightFormat::F32 => bytes.extend_from_slice(bytemuck::cast_slice(values)),
@@ -264,6 +278,56 @@ mod tests {
             let most = if format == WeightFormat::Q8_0 { 1.0 } else { 0.95 };
             assert!(searched <= most * plain, "{format}: {searched} of {plain}");
         }
+    }
+
+    #[test]
+    fn importance_never_costs_by_its_own_measure_and_mostly_gains() {
+        let mut state = 5u32;
+        let mut random = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+        };
+        let (rows, cols) = (24, 512);
+        let values: Vec<f32> = (0..rows * cols).map(|_| random() + random() + random()).collect();
+        // Most features count little, a few very much, and some nothing at all: a whole block, and single ones.
+        let importance: Vec<f32> = (0..cols)
+            .map(|col| match col {
+                0..32 => 0.0,
+                _ if col % 11 == 0 => 0.0,
+                _ => (8.0 * (random() + random())).exp(),
+            })
+            .collect();
+        for format in WeightFormat::ALL.into_iter().filter(|format| format.is_quantized()) {
+            let packed = |packing| Tensor::packed(format, vec![rows, cols], &values, packing).unwrap();
+            // The same bytes where all count the same.
+            let searched = packed(Packing::Searched);
+            assert_eq!(packed(Packing::Weighted(&[1.0; 512])).bytes(), searched.bytes(), "{format}");
+            let weighted = packed(Packing::Weighted(&importance));
+            // No block loses more.
+            let lost = |tensor: &Tensor| -> Vec<f64> {
+                let square = |((found, value), counts): ((&f32, &f32), &f32)| {
+                    f64::from(*counts) * f64::from(found - value).powi(2)
+                };
+                let found = tensor.to_f32();
+                let squares = found.iter().zip(&values).zip(importance.iter().cycle()).map(square);
+                squares.collect::<Vec<_>>().chunks(format.block_len()).map(|block| block.iter().sum()).collect()
+            };
+            let (without, with) = (lost(&searched), lost(&weighted));
+            for (without, with) in without.iter().zip(&with) {
+                assert!(*with <= without * (1.0 + 1e-5), "{format}: {with} with importance, {without} without");
+            }
+            let gain = with.iter().sum::<f64>() / without.iter().sum::<f64>();
+            let most = match format {
+                // There is nothing to choose.
+                WeightFormat::Q8_0 => 1.0,
+                // One of two powers of two.
+                WeightFormat::MXFP4 => 0.99,
+                _ => 0.9,
+            };
+            assert!(gain <= most, "{format}: {gain}");
+        }
+        let error = Tensor::packed(WeightFormat::Q4_0, vec![rows, cols], &values, Packing::Weighted(&importance[1..]));
+        assert_eq!(error.unwrap_err().to_string(), "rows have 512 weights, and importance is given for 511");
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Block {
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
-    fn pack(weights: &[f32], packing: Packing) -> Self {
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let round = |scale| f16::from_f32(scale).to_f32();
         let scale = fit::scale(weights, farthest(weights) / -127.0, level_of, round, packing);
         let inverse = inverse(scale);

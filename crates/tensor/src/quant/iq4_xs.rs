@@ -52,7 +52,7 @@ impl Block {
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
-    fn pack(weights: &[f32], packing: Packing) -> Self {
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let (parts, _) = weights.as_chunks::<32>();
         let (scale, of) = signed_scales::<32, 8>(parts, -127.0, level_of, 32.0, packing);
         let (mut high, mut scales_low, mut codes) = (0u16, [0; 4], [[0; 16]; 8]);

@@ -61,7 +61,7 @@ impl Block {
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
-    fn pack(weights: &[f32], packing: Packing) -> Self {
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let largest = weights.iter().fold(0f32, |largest, weight| largest.max(weight.abs()));
         // The largest number is 6, of exponent 2: 2^floor(log2(largest)) becomes 4.
         let plain = (largest.to_bits() >> 23).saturating_sub(2).min(254) as u8;
@@ -72,11 +72,13 @@ impl PackedBlock for Block {
         let lost = |block: &Self| -> f32 {
             let mut back = [0f32; BLOCK_LEN];
             block.unpack(&mut back);
-            weights.iter().zip(back).map(|(weight, back)| (weight - back).powi(2)).sum()
+            let importance = packing.importance(BLOCK_LEN);
+            let lost = |((weight, back), counts): ((&f32, f32), &f32)| counts * (weight - back).powi(2);
+            weights.iter().zip(back).zip(importance).map(lost).sum()
         };
         match packing {
             Packing::Plain => pack(plain),
-            Packing::Searched => {
+            Packing::Searched | Packing::Weighted(_) => {
                 let tried = [plain, plain.saturating_add(1).min(254)].map(pack);
                 if lost(&tried[1]) < lost(&tried[0]) { tried[1] } else { tried[0] }
             }

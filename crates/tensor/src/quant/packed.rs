@@ -10,8 +10,8 @@ pub trait PackedBlock: Pod {
     /// Weights in a block, a multiple of [`q8_0::BLOCK_LEN`].
     const LEN: usize;
 
-    /// Packs [`PackedBlock::LEN`] finite weights.
-    fn pack(weights: &[f32], packing: Packing) -> Self;
+    /// Packs [`PackedBlock::LEN`] finite weights; importance is that of each of them.
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self;
 
     /// The sum of its scales: not finite where one of them is not.
     fn scale_sum(&self) -> f32;
@@ -43,10 +43,32 @@ pub(crate) fn unpack_blocks<B: PackedBlock>(blocks: &[u8], weights: &mut [f32]) 
     read::<B>(blocks).zip(weights.chunks_exact_mut(B::LEN)).for_each(|(block, weights)| block.unpack(weights));
 }
 
-/// Appends the blocks that whole blocks of weights are packed to.
-pub(crate) fn pack_blocks<B: PackedBlock>(weights: &[f32], packing: Packing, bytes: &mut Vec<u8>) {
+/// Appends the blocks that whole blocks of weights are packed to; importance is that of a row of them.
+pub(crate) fn pack_blocks<B: PackedBlock>(weights: &[f32], packing: Packing<'_>, bytes: &mut Vec<u8>) {
     let blocks = weights.chunks_exact(B::LEN);
-    blocks.for_each(|block| bytes.extend_from_slice(bytemuck::bytes_of(&B::pack(block, packing))));
+    match packing {
+        Packing::Weighted(importance) => {
+            let importance = importance.chunks_exact(B::LEN).cycle();
+            blocks.zip(importance).for_each(|(block, importance)| {
+                bytes.extend_from_slice(bytemuck::bytes_of(&pack_weighted::<B>(block, importance)));
+            });
+        }
+        _ => blocks.for_each(|block| bytes.extend_from_slice(bytemuck::bytes_of(&B::pack(block, packing)))),
+    }
+}
+
+/// The better of the blocks that a search finds with importance and without: where parts of a block share units, what is
+/// best for each part may be worse for all of them, and importance must never cost anything by its own measure.
+fn pack_weighted<B: PackedBlock>(weights: &[f32], importance: &[f32]) -> B {
+    let lost = |block: &B| -> f32 {
+        let mut back = [0f32; 256];
+        let back = &mut back[..B::LEN];
+        block.unpack(back);
+        let lost = |((weight, back), counts): ((&f32, &f32), &f32)| counts * (weight - back).powi(2);
+        weights.iter().zip(back.iter()).zip(importance).map(lost).sum()
+    };
+    let (without, with) = (B::pack(weights, Packing::Searched), B::pack(weights, Packing::Weighted(importance)));
+    if lost(&with) < lost(&without) { with } else { without }
 }
 
 /// Whole blocks as Q8_0.
@@ -116,13 +138,14 @@ pub(super) struct Ranges<const PARTS: usize> {
 
 impl<const PARTS: usize> Ranges<PARTS> {
     /// For codes from 0 to `most`, and integers up to `largest`.
-    pub(super) fn of(weights: &[f32], most: f32, largest: u8, packing: Packing) -> Self {
-        let part = |i: usize| &weights[i * weights.len() / PARTS..(i + 1) * weights.len() / PARTS];
-        let exact: [(f32, f32); PARTS] = std::array::from_fn(|i| fit::range(part(i), most, true, packing));
+    pub(super) fn of(weights: &[f32], most: f32, largest: u8, packing: Packing<'_>) -> Self {
+        let range = |i: usize| i * weights.len() / PARTS..(i + 1) * weights.len() / PARTS;
+        let (part, packing) = (|i: usize| &weights[range(i)], |i: usize| packing.part(range(i)));
+        let exact: [(f32, f32); PARTS] = std::array::from_fn(|i| fit::range(part(i), most, true, packing(i)));
         let unit = |values: [f32; PARTS]| f16::from_f32(values.into_iter().fold(0.0, f32::max) / f32::from(largest));
         let (scale, minimum) = (unit(exact.map(|pair| pair.0)), unit(exact.map(|pair| -pair.1)));
         let units = (scale.to_f32(), minimum.to_f32());
-        let pairs = std::array::from_fn(|i| fit::units(part(i), exact[i], units, (largest, most), packing));
+        let pairs = std::array::from_fn(|i| fit::units(part(i), exact[i], units, (largest, most), packing(i)));
         Self { scale, minimum, pairs }
     }
 
@@ -140,10 +163,12 @@ pub(super) fn signed_scales<const LEN: usize, const PARTS: usize>(
     first: f32,
     code: impl Fn(f32) -> f32 + Copy,
     range: f32,
-    packing: Packing,
+    packing: Packing<'_>,
 ) -> (f16, [i8; PARTS]) {
-    let exact: [f32; PARTS] =
-        std::array::from_fn(|i| fit::scale(&parts[i], fit::farthest(&parts[i]) / first, code, |scale| scale, packing));
+    let exact: [f32; PARTS] = std::array::from_fn(|i| {
+        let packing = packing.part(i * LEN..(i + 1) * LEN);
+        fit::scale(&parts[i], fit::farthest(&parts[i]) / first, code, |scale| scale, packing)
+    });
     let unit = f16::from_f32(fit::farthest(&exact) / -range);
     let inverse = fit::inverse(unit.to_f32());
     (unit, exact.map(|exact| (exact * inverse).round().clamp(-range, range - 1.0) as i8))

@@ -35,7 +35,7 @@ const _: () = assert!(size_of::<Block>() == 84 && align_of::<Block>() <= 2);
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
-    fn pack(weights: &[f32], packing: Packing) -> Self {
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let ranges = Ranges::<16>::of(weights, 3.0, 15, packing);
         let mut codes = [0; 64];
         for (i, (sixteen, (scale, minimum))) in weights.as_chunks::<16>().0.iter().zip(ranges.parts()).enumerate() {

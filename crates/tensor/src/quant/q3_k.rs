@@ -46,7 +46,7 @@ impl Block {
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
-    fn pack(weights: &[f32], packing: Packing) -> Self {
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let (sixteens, _) = weights.as_chunks::<16>();
         let code = nearest(-4.0, 3.0);
         let (scale, of) = signed_scales::<16, 16>(sixteens, -4.0, code, 32.0, packing);

@@ -37,7 +37,7 @@ impl Block {
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
-    fn pack(weights: &[f32], packing: Packing) -> Self {
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let (code, round) = (nearest(-8.0, 7.0), |scale| f16::from_f32(scale).to_f32());
         let scale = fit::scale(weights, farthest(weights) / -8.0, code, round, packing);
         let inverse = inverse(scale);

@@ -43,7 +43,7 @@ impl Block {
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
-    fn pack(weights: &[f32], packing: Packing) -> Self {
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let ranges = Ranges::<8>::of(weights, 15.0, 63, packing);
         let mut codes = [0; 128];
         for (i, (part, (scale, minimum))) in weights.as_chunks::<32>().0.iter().zip(ranges.parts()).enumerate() {

@@ -33,7 +33,7 @@ const _: () = assert!(size_of::<Block>() == 24 && align_of::<Block>() <= 2);
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
-    fn pack(weights: &[f32], packing: Packing) -> Self {
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let (scale, minimum) = fit::range(weights, 31.0, false, packing);
         let (scale, minimum) = (f16::from_f32(scale), f16::from_f32(minimum));
         let (inverse, of_minimum) = (inverse(scale.to_f32()), minimum.to_f32());

@@ -43,7 +43,7 @@ impl Block {
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
-    fn pack(weights: &[f32], packing: Packing) -> Self {
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let ranges = Ranges::<8>::of(weights, 31.0, 63, packing);
         let (mut codes, mut high) = ([0; 128], [0; 32]);
         for (i, (part, (scale, minimum))) in weights.as_chunks::<32>().0.iter().zip(ranges.parts()).enumerate() {

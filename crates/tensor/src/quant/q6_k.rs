@@ -51,7 +51,7 @@ impl Block {
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
-    fn pack(weights: &[f32], packing: Packing) -> Self {
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let (sixteens, _) = weights.as_chunks::<16>();
         let code = nearest(-32.0, 31.0);
         let (scale, scales) = signed_scales::<16, 16>(sixteens, -32.0, code, 128.0, packing);

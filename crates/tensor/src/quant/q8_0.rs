@@ -36,7 +36,7 @@ impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
     /// There is nothing to search for: at eight bits the largest weight decides.
-    fn pack(weights: &[f32], _: Packing) -> Self {
+    fn pack(weights: &[f32], _: Packing<'_>) -> Self {
         pack(weights.first_chunk().expect("whole blocks"))
     }
 
