@@ -98,6 +98,14 @@ pub enum FormatError {
         /// What it should hold.
         expected: String,
     },
+    /// An importance matrix whose entries cannot be what they should be.
+    #[error("{entry}: {what}; make it again, with `llama-imatrix` or `hotmetal quantize --imatrix-text`")]
+    Imatrix {
+        /// The entry, or the file.
+        entry: String,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A key whose value is of another type or outside its range.
     #[error("key `{key}` must be {expected}, found {found}")]
     WrongValue {

@@ -324,11 +324,11 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(data: &'a Bytes) -> Self {
+    pub(crate) fn new(data: &'a Bytes) -> Self {
         Self { data, at: 0 }
     }
 
-    fn at(&self) -> u64 {
+    pub(crate) fn at(&self) -> u64 {
         self.at
     }
 
@@ -336,7 +336,7 @@ impl<'a> Reader<'a> {
         self.data
     }
 
-    fn take(&mut self, len: u64, what: &dyn Display) -> Result<&'a [u8], FormatError> {
+    pub(crate) fn take(&mut self, len: u64, what: &dyn Display) -> Result<&'a [u8], FormatError> {
         let range = ByteRange::new(self.at, len);
         let range = range.ok_or_else(|| FormatError::Overflow { what: what.to_string() })?;
         let bytes = range.get(self.data, what)?;
@@ -348,7 +348,7 @@ impl<'a> Reader<'a> {
         self.take(len, what).map(|_| ())
     }
 
-    fn array<const N: usize>(&mut self, what: &dyn Display) -> Result<[u8; N], FormatError> {
+    pub(crate) fn array<const N: usize>(&mut self, what: &dyn Display) -> Result<[u8; N], FormatError> {
         let bytes = self.take(N as u64, what)?;
         Ok(bytes.try_into().expect("`take` returns as many bytes as it was asked for"))
     }

@@ -14,6 +14,7 @@ mod embedding;
 mod error;
 pub mod gguf;
 pub mod gguf_names;
+mod imatrix;
 mod json;
 pub mod limits;
 mod quantized;
@@ -24,6 +25,7 @@ pub use checkpoint::{Checkpoint, OpenFile, TensorInfo, TokenizerSource};
 pub use config::{ChatTemplates, ModelConfig};
 pub use embedding::EmbeddingConfig;
 pub use error::FormatError;
+pub use imatrix::{Imatrix, Importance};
 
 /// How much of a file there must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
