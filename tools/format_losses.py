@@ -1,10 +1,15 @@
 """What each format loses of a model: size, perplexity, divergence and agreement on a text, as a table.
 
     python tools/format_losses.py [--hotmetal target/release/hotmetal] [--model DIR_OR_GGUF] [--text FILE] [FORMAT…]
+    python tools/format_losses.py --importance [--imatrix-text FILE] …
 
 Without --model it is the built-in model, without --text stories that it was not trained on (24 windows of 256 tokens). Of
 the built-in model, perplexity may grow by 0.1 % in Q8_0, 0.5 % in Q6_K and 5 % in four bits; exit status 1 where it grows
 by more.
+
+With --importance, formats of up to four bits are made twice: without and with the importance of features on another text:
+without --imatrix-text, stories of the built-in model's training set, so that nothing of the text above is seen before. Exit
+status 1 where the divergence of such a file of the built-in model is not smaller.
 """
 
 import argparse
@@ -20,16 +25,54 @@ FORMATS = [
     "q8_0", "q6_k", "q5_k_m", "q5_k", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_k", "q4_1", "q4_0", "iq4_nl", "iq4_xs",
     "mxfp4", "q3_k_l", "q3_k_m", "q3_k", "q2_k",
 ]
+WITH_IMPORTANCE = ["q4_k", "q4_0", "iq4_nl", "iq4_xs", "mxfp4", "q3_k", "q2_k"]
 # Relative growth of perplexity.
 LIMITS = {"q8_0": 0.001, "q6_k": 0.005, **dict.fromkeys(FORMATS[6:14], 0.05)}
 
 
-def stories() -> str:
-    """Held-out stories of the built-in model."""
+def stories(held_out: bool) -> str:
+    """Held-out stories of the built-in model, or others."""
     sys.path.insert(0, str(ROOT / "tools" / "builtin_model"))
     import talk
 
-    return "\n\n".join(talk.any_story(random.Random(f"test/0/{index}"), True).text() for index in range(40))
+    seed = "test" if held_out else "importance"
+    return "\n\n".join(talk.any_story(random.Random(f"{seed}/0/{index}"), held_out).text() for index in range(40))
+
+
+def make(args: argparse.Namespace, folder: str, name: str, more: list) -> dict:
+    """What the receipt of a file says that is made in this format."""
+    text, file, receipt = args.text or Path(folder, "text.txt"), Path(folder, "out.gguf"), Path(folder, "receipt.json")
+    if not text.exists():
+        text.write_text(stories(held_out=True))
+    command = [args.hotmetal, "quantize", args.model, "-F", name, "-o", file, "--force", "--receipt", receipt]
+    window = ["--eval-text", text, "--eval-ctx-size", "256", "--eval-chunks", "24"]
+    subprocess.run([*command, *window, *more], check=True, stdout=subprocess.DEVNULL)
+    return json.loads(receipt.read_text())
+
+
+def with_importance(args: argparse.Namespace, folder: str) -> list[str]:
+    """Prints what importance changes; the formats of which it makes the divergence no smaller."""
+    text, imatrix = args.imatrix_text or Path(folder, "importance.txt"), Path(folder, "imatrix.gguf")
+    if not args.imatrix_text:
+        text.write_text(stories(held_out=False))
+    collect = ["--imatrix-text", text, "--imatrix-ctx-size", "256", "--imatrix-out", imatrix]
+    print("| format | perplexity | with importance | divergence | with | change | same likeliest token | with |")
+    print("|---|---|---|---|---|---|---|---|")
+    failed = []
+    for name in args.formats or WITH_IMPORTANCE:
+        before = make(args, folder, name, [])["evaluation"]
+        found = make(args, folder, name, ["--imatrix", imatrix] if imatrix.exists() else collect)
+        after = found["evaluation"]
+        old, new = (one["against"]["kl_divergence"] for one in (before, after))
+        if new >= old:
+            failed.append(name)
+        columns = [
+            name, f"{before['perplexity']:.4f}", f"{after['perplexity']:.4f}", f"{old:.5f}", f"{new:.5f}",
+            f"{100 * (new / old - 1):+.0f} %",
+            *(f"{100 * one['against']['same_likeliest']:.1f} %" for one in (before, after)),
+        ]
+        print("| " + " | ".join(columns) + " |", flush=True)
+    return failed
 
 
 def main() -> None:
@@ -38,20 +81,21 @@ def main() -> None:
     parser.add_argument("--hotmetal", default=ROOT / "target" / "release" / "hotmetal")
     parser.add_argument("--model", default=ROOT / "crates" / "cli" / "builtin")
     parser.add_argument("--text", type=Path)
-    parser.add_argument("formats", nargs="*", default=FORMATS)
+    parser.add_argument("--importance", action="store_true")
+    parser.add_argument("--imatrix-text", type=Path)
+    parser.add_argument("formats", nargs="*")
     args = parser.parse_args()
     failed = []
     with tempfile.TemporaryDirectory() as folder:
-        text, file, receipt = args.text or Path(folder, "text.txt"), Path(folder, "out.gguf"), Path(folder, "receipt.json")
-        if not args.text:
-            text.write_text(stories())
+        if args.importance:
+            failed = with_importance(args, folder)
+            if failed and not args.text:
+                sys.exit(f"importance makes the divergence no smaller in {', '.join(failed)}")
+            return
         print("| format | size, MiB | perplexity | growth | divergence | same likeliest token | in other formats |")
         print("|---|---|---|---|---|---|---|")
-        for name in args.formats:
-            command = [args.hotmetal, "quantize", args.model, "-F", name, "-o", file, "--force", "--receipt", receipt]
-            window = ["--eval-text", text, "--eval-ctx-size", "256", "--eval-chunks", "24"]
-            subprocess.run([*command, *window], check=True, stdout=subprocess.DEVNULL)
-            found = json.loads(receipt.read_text())
+        for name in args.formats or FORMATS:
+            found = make(args, folder, name, [])
             of, others = found["evaluation"], {}
             for tensor in found["tensors"]:
                 if tensor["to"].lower() != name:

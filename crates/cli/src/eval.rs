@@ -64,7 +64,7 @@ enum EvalFormat {
 }
 
 /// The window without `--ctx-size`.
-const WINDOW: usize = 512;
+pub(crate) const WINDOW: usize = 512;
 
 /// Runs `hotmetal eval`.
 pub(crate) fn eval(args: &EvalArgs) -> Result<()> {
@@ -235,7 +235,7 @@ impl Scores {
 }
 
 /// The text's tokens in windows that all have the same length.
-fn windows(tokenizer: &Tokenizer, text: &str, window: usize, most: Option<usize>) -> Result<Vec<Vec<u32>>> {
+pub(crate) fn windows(tokenizer: &Tokenizer, text: &str, window: usize, most: Option<usize>) -> Result<Vec<Vec<u32>>> {
     let prefix = tokenizer.prefix_ids();
     let ids = tokenizer.encode(text, ParseSpecial::No)?;
     let each = window.saturating_sub(prefix.len()).max(1);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
+use std::path::Path;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -94,6 +95,13 @@ fn receipt_as_text(out: &mut String, receipt: &Value) -> std::fmt::Result {
     let text = |key: &str| printable_value(&receipt[key]);
     writeln!(out, "source        {}", text("source"))?;
     writeln!(out, "format        {}, {} scales", text("format"), text("scales"))?;
+    let importance = &receipt["importance"];
+    if importance.is_object() {
+        let name = importance["name"].as_str().unwrap_or_default();
+        let name = Path::new(name).file_name().map_or(name.into(), |name| name.to_string_lossy());
+        let tokens = importance["tokens"].as_u64().map(|tokens| format!(", {tokens} tokens")).unwrap_or_default();
+        writeln!(out, "importance    {}{tokens}", printable(&name))?;
+    }
     let of = &receipt["evaluation"];
     let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
     if of.is_object() {

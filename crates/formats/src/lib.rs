@@ -17,6 +17,7 @@ pub mod gguf_names;
 mod imatrix;
 mod json;
 pub mod limits;
+mod made;
 mod quantized;
 pub mod safetensors;
 mod shards;
@@ -26,6 +27,8 @@ pub use config::{ChatTemplates, ModelConfig};
 pub use embedding::EmbeddingConfig;
 pub use error::FormatError;
 pub use imatrix::{Imatrix, Importance};
+pub use quantized::{PackedLayout, PackedRows, PackedTensor};
+pub use safetensors::SafetensorsWriter;
 
 /// How much of a file there must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

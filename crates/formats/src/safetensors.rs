@@ -6,6 +6,8 @@
 //! Bounds    A header of at most 100 MB; tensors cover the data exactly, without holes or overlap; no name twice (the
 //!           `safetensors` crate keeps the last, which is why the table is read here); no tensor without elements.
 
+mod writer;
+
 use std::fmt;
 
 use bytes::Bytes;
@@ -21,6 +23,8 @@ use crate::{
     json::StringMap,
     limits::{Budget, ByteRange, KEYS_MAX, NAME_BYTES_MAX, TENSORS_MAX, at_most},
 };
+
+pub use writer::SafetensorsWriter;
 
 /// The reference reader's limit.
 const HEADER_BYTES_MAX: u64 = 100_000_000;

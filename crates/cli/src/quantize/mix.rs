@@ -41,7 +41,7 @@ const fn mixed(name: &'static str, base: WeightFormat, size: Size, file_type: u3
 }
 
 /// Every name.
-const MIXES: [Mix; 23] = {
+pub(super) const MIXES: [Mix; 23] = {
     use Size::{Large, Medium, Small};
     use WeightFormat as W;
     [

@@ -1,10 +1,13 @@
-//! `hotmetal quantize`: a GGUF file with its matrices in another format, from a GGUF file or from safetensors.
+//! `hotmetal quantize`: a GGUF file with its matrices in another format, from a GGUF file or from safetensors; or a folder of
+//! safetensors, from one.
 //!
 //! Tensors are read from the mapped file, converted a piece at a time on all cores and written as they come, so that memory
 //! does not grow with the model. The file appears under its name when it is complete; one that was interrupted is continued
 //! by the same command. The same input gives the same bytes.
 
 mod convert;
+mod folder;
+mod importance;
 pub(crate) mod mix;
 pub(crate) mod on_load;
 mod source;
@@ -15,13 +18,15 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write};
 use std::num::NonZero;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::str::FromStr;
 use std::thread;
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
+use formats::PackedLayout;
 use formats::gguf::{GgmlType, Value};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
@@ -32,7 +37,8 @@ use tensor::{Tensor, WeightFormat};
 use crate::eval::{self, Scores};
 use crate::load::{self, ModelArgs, parse_weight_format};
 use crate::{output, units};
-use mix::{Mix, Model};
+use importance::{Importances, Scales};
+use mix::{MIXES, Mix, Model};
 use source::{Matrix, Source};
 use work::Work;
 
@@ -41,7 +47,7 @@ const PIECE_WEIGHTS: usize = 8 << 20;
 /// The version of block layouts that ggml has had since 2023.
 const QUANTIZATION_VERSION: u32 = 2;
 
-/// Write a GGUF file with its matrices in another format, such as four bits
+/// Write a GGUF file, or a folder of safetensors, with its matrices in another format, such as four bits
 ///
 /// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of blocks
 /// become Q8_0, or F16. At less than six bits, the embeddings and the output matrix become Q6_K (Q8_0 where that does not
@@ -54,13 +60,21 @@ pub(crate) struct QuantizeArgs {
     source: String,
 
     /// What matrices become: q8_0, q6_k, q5_k, q4_k, q4_0 (or any other format), f16, or a mixture such as q4_k_m,
-    /// q5_k_m, q3_k_m
+    /// q5_k_m, q3_k_m; of safetensors int4_g128 (or _g64, _g32), int8, fp8, mxfp4, or f16, bf16, f32
     #[arg(long, short = 'F', value_name = "FORMAT")]
-    format: Mix,
+    format: Format,
 
-    /// The file to write
+    /// The file to write, or the folder
     #[arg(long, short = 'o', value_name = "DST")]
     output: PathBuf,
+
+    /// What to write [default: safetensors if FORMAT is theirs alone or DST is or ends like a folder, else gguf]
+    #[arg(long, value_enum, value_name = "CONTAINER")]
+    to: Option<Container>,
+
+    /// Safetensors: the most bytes of weights in a file, with MB, GB, MiB or GiB
+    #[arg(long, value_name = "SIZE", default_value = "5GB")]
+    max_shard_size: ByteSize,
 
     /// Tensors whose name contains NAME become FORMAT; the last that fits counts; may be given several times
     #[arg(long, value_name = "NAME=FORMAT")]
@@ -70,6 +84,27 @@ pub(crate) struct QuantizeArgs {
     /// faster
     #[arg(long)]
     plain: bool,
+
+    /// Weigh what weights lose by how much the features count that they are multiplied with, as this importance matrix of
+    /// llama.cpp's says (a file of `llama-imatrix`, GGUF or the older .dat): better, most of all below five bits
+    #[arg(long, value_name = "FILE", conflicts_with = "plain")]
+    imatrix: Option<PathBuf>,
+
+    /// As --imatrix, with the importance that SRC gives to features when it predicts this text, on the CPU
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["plain", "imatrix"])]
+    imatrix_text: Option<PathBuf>,
+
+    /// Keep the importance of --imatrix-text in this file, for --imatrix here or in llama.cpp
+    #[arg(long, value_name = "FILE", requires = "imatrix_text")]
+    imatrix_out: Option<PathBuf>,
+
+    /// Tokens in a window of --imatrix-text [default: 512]
+    #[arg(long, value_name = "N", requires = "imatrix_text")]
+    imatrix_ctx_size: Option<usize>,
+
+    /// Windows of --imatrix-text at most [default: all]
+    #[arg(long, value_name = "N", requires = "imatrix_text")]
+    imatrix_chunks: Option<usize>,
 
     /// Write what every tensor lost to this file, as JSON; `inspect` shows it where it is DST.receipt.json
     #[arg(long, value_name = "FILE")]
@@ -91,6 +126,104 @@ pub(crate) struct QuantizeArgs {
     /// Replace DST if it exists
     #[arg(long)]
     force: bool,
+}
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Container {
+    /// One file.
+    Gguf,
+    /// A folder, as Hugging Face has it.
+    Safetensors,
+}
+
+/// What `--format` names: a mixture of GGUF's types, a layout of safetensors, or both.
+#[derive(Clone, Copy, Debug)]
+struct Format {
+    mix: Option<Mix>,
+    layout: Option<PackedLayout>,
+}
+
+impl Format {
+    fn name(self) -> &'static str {
+        let of_layout = self.layout.map_or("", PackedLayout::name);
+        self.mix.map_or(of_layout, Mix::name)
+    }
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let (mix, layout) = (name.parse::<Mix>().ok(), PackedLayout::from_name(name));
+        if mix.is_none() && layout.is_none() {
+            let (mixes, layouts) =
+                (MIXES.map(Mix::name).join(", "), PackedLayout::ALL.map(PackedLayout::name).join(", "));
+            return Err(format!("expected one of {mixes}; or, for safetensors, {layouts}"));
+        }
+        Ok(Self { mix, layout })
+    }
+}
+
+/// What matrices of safetensors become.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    Plain(WeightFormat),
+    Packed(PackedLayout),
+}
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug)]
+struct ByteSize(u64);
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("GB", 1_000_000_000), ("MB", 1_000_000)];
+        let (number, unit) =
+            units.into_iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit))).unwrap_or((text, 1));
+        let bytes = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+        let bytes = bytes.filter(|&bytes| bytes > 0);
+        bytes.map(Self).ok_or_else(|| "expected a size, for example 5GB or 500MiB".to_owned())
+    }
+}
+
+impl QuantizeArgs {
+    /// What safetensors are to hold; `None` for a GGUF file. Refuses formats that the container does not have.
+    fn target(&self) -> Result<Option<Target>> {
+        let Format { mix, layout } = self.format;
+        let is_folder = self.output.is_dir() || self.output.to_string_lossy().ends_with(std::path::MAIN_SEPARATOR);
+        let to = self.to.unwrap_or(match mix.is_none() || is_folder {
+            true => Container::Safetensors,
+            false => Container::Gguf,
+        });
+        let layouts = || PackedLayout::ALL.map(PackedLayout::name).join(", ");
+        let plain = mix.map(|mix| mix.base).filter(|base| !base.is_quantized());
+        match (to, mix, layout, plain) {
+            (Container::Gguf, Some(_), ..) => Ok(None),
+            (Container::Gguf, None, ..) => bail!(
+                "`{}` is no type of GGUF (`int4_g32` is its q4_0, `int8_g32` its q8_0): choose one of {}, or --to safetensors",
+                self.format.name(),
+                MIXES.map(Mix::name).join(", "),
+            ),
+            (Container::Safetensors, _, Some(layout), _) => Ok(Some(Target::Packed(layout))),
+            (Container::Safetensors, _, None, Some(base)) => Ok(Some(Target::Plain(base))),
+            (Container::Safetensors, ..) => bail!(
+                "`{}` has no published layout of safetensors: choose one of {}, f16, bf16 or f32, or write a GGUF file \
+                 (-o NAME.gguf)",
+                self.format.name(),
+                layouts(),
+            ),
+        }
+    }
+}
+
+/// What was written.
+struct Written {
+    bytes_in: u64,
+    bytes_out: u64,
+    losses: Vec<Loss>,
 }
 
 /// `--tensor NAME=FORMAT`.
@@ -122,12 +255,31 @@ struct Loss {
     squares: f64,
     lost: f64,
     largest: f32,
+    /// Whether scales were chosen by importance.
+    #[serde(default)]
+    weighted: bool,
 }
 
 impl Loss {
-    fn none(name: &str, from: &str, to: WeightFormat) -> Self {
-        let to = to.name().to_owned();
-        Self { name: name.to_owned(), from: from.to_owned(), to, squares: 0.0, lost: 0.0, largest: 0.0 }
+    fn none(name: &str, from: &str, to: &str) -> Self {
+        let (name, from, to) = (name.to_owned(), from.to_owned(), to.to_owned());
+        Self { name, from, to, squares: 0.0, lost: 0.0, largest: 0.0, weighted: false }
+    }
+
+    /// Adds what became of some weights.
+    fn add(&mut self, values: &[f32], back: &[f32]) {
+        for (value, back) in values.iter().zip(back) {
+            let error = value - back;
+            self.squares += f64::from(*value) * f64::from(*value);
+            self.lost += f64::from(error) * f64::from(error);
+            self.largest = self.largest.max(error.abs());
+        }
+    }
+
+    /// Adds what `part` lost.
+    fn merge(&mut self, part: &Self) {
+        (self.squares, self.lost) = (self.squares + part.squares, self.lost + part.lost);
+        self.largest = self.largest.max(part.largest);
     }
 
     /// The root of the mean square that was lost, relative to that of the weights.
@@ -138,6 +290,7 @@ impl Loss {
 
 /// Runs `hotmetal quantize`.
 pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
+    let target = args.target()?;
     if args.output.exists() && !args.force {
         bail!("`{}` exists; --force replaces it", args.output.display());
     }
@@ -145,17 +298,41 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
     if same.is_some_and(|(source, output)| source == output) {
         bail!("`{}` cannot be read and replaced at a time: choose another -o", args.source);
     }
-    let source = Source::open(&args.source)?;
     let eval_text = args.eval_text.as_deref().map(|file| eval_text(file, &args.source)).transpose()?;
-    let packing = if args.plain { Packing::Plain } else { Packing::Searched };
+    let mut importance = Importances::of(args)?;
+    let written = match (target, args.format.mix) {
+        (Some(target), _) => folder::write(args, target, &mut importance)?,
+        (None, Some(mix)) => write_gguf(args, mix, &mut importance)?,
+        (None, None) => bail!("`{}` is no type of GGUF", args.format.name()),
+    };
+    let scores = eval_text.as_deref().map(|text| evaluate(args, text)).transpose()?;
+    if let Some(path) = &args.receipt {
+        let receipt = receipt(args, &written, &importance, scores.as_ref());
+        fs::write(path, receipt).with_context(|| format!("cannot write `{}`", path.display()))?;
+    }
+    output::stdout(&summary(args, &written)?)?;
+    if let Some(scores) = scores {
+        output::stdout(&scores.as_text()?)?;
+    }
+    Ok(())
+}
+
+fn progress_bar(bytes: u64) -> ProgressBar {
+    ProgressBar::new(bytes).with_style(
+        ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes}, {eta} left, {msg}").expect("a valid template"),
+    )
+}
+
+/// Writes a GGUF file.
+fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Result<Written> {
+    let source = Source::open(&args.source)?;
     let matrices = source.matrices()?;
     let bytes_in: u64 = matrices.iter().map(|matrix| matrix.bytes).sum();
-    let progress = ProgressBar::new(bytes_in).with_style(
-        ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes}, {eta} left, {msg}").expect("a valid template"),
-    );
+    let progress = progress_bar(bytes_in);
     let mut writer = source.metadata(&args.source)?;
     writer.set_metadata("general.quantization_version", Value::U32(QUANTIZATION_VERSION));
-    writer.set_metadata("general.file_type", Value::U32(args.format.file_type));
+    writer.set_metadata("general.file_type", Value::U32(mix.file_type));
+    importance.write_metadata(args, &mut writer);
     let losses = Rc::new(RefCell::new(Vec::new()));
     let mut used = vec![false; args.tensor.len()];
     let of_layer = |name: &str| name.strip_prefix("blk.")?.split_once('.')?.0.parse::<usize>().ok();
@@ -167,7 +344,7 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
         let is_vector = matrix.shape.len() < 2;
         let to = match is_vector {
             true => source.vector_format(),
-            false => target(&matrix, args.format, model, &args.tensor, &mut used)?,
+            false => target(&matrix, mix, model, &args.tensor, &mut used)?,
         };
         let dims: Vec<u64> = matrix.shape.iter().rev().copied().collect();
         let (progress, source, losses) = (progress.clone(), source.clone(), losses.clone());
@@ -189,13 +366,18 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
         if matrix.format.is_none() {
             source.tensor(&matrix)?;
         }
+        // Q8_0 has nothing to choose.
+        let chooses = to.is_quantized() && to != WeightFormat::Q8_0;
+        let weighted = if is_vector { None } else { importance.scales(&matrix, chooses)? };
+        let scales = weighted.unwrap_or(if args.plain { Scales::Plain } else { Scales::Searched });
         // Read when its turn comes: some are decoded then, and one tensor at a time is enough.
         let make = move |out: &mut dyn Write| {
             progress.set_message(matrix.name.clone());
             let tensor = source.tensor(&matrix).map_err(damaged)?;
-            let mut loss = Loss::none(&matrix.name, matrix.type_name, to);
+            let mut loss = Loss::none(&matrix.name, matrix.type_name, to.name());
+            loss.weighted = matches!(scales, Scales::Weighted { .. }) && to.is_quantized();
             let num_rows = tensor.num_rows();
-            convert(&tensor, to, packing, out, &mut loss, &mut |rows| {
+            convert(&tensor, to, &scales, out, &mut loss, &mut |rows| {
                 progress.inc(matrix.bytes * rows as u64 / num_rows.max(1) as u64);
             })?;
             if !is_vector {
@@ -208,22 +390,15 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
     if let Some(unused) = args.tensor.iter().zip(&used).find(|(_, used)| !**used) {
         bail!("--tensor {}: no matrix of `{}` has that in its name", unused.0.name, args.source);
     }
-    let work = Work { path: &args.output, writer: &writer, losses: &losses, identity: source.identity(packing)? };
+    importance.check(&args.source)?;
+    let identity = source.identity(&importance.identity(args))?;
+    let work = Work { path: &args.output, writer: &writer, losses: &losses, identity, is_part: false };
     let checked = |path: &Path| source.check(path);
     work.write(&progress, checked).with_context(|| format!("cannot write `{}`", args.output.display()))?;
     progress.finish_and_clear();
     let bytes_out = fs::metadata(&args.output)?.len();
-    let losses = losses.borrow();
-    let scores = eval_text.as_deref().map(|text| evaluate(args, text)).transpose()?;
-    if let Some(path) = &args.receipt {
-        let receipt = receipt(args, bytes_in, bytes_out, &losses, scores.as_ref());
-        fs::write(path, receipt).with_context(|| format!("cannot write `{}`", path.display()))?;
-    }
-    output::stdout(&summary(args, bytes_in, bytes_out, &losses)?)?;
-    if let Some(scores) = scores {
-        output::stdout(&scores.as_text()?)?;
-    }
-    Ok(())
+    let losses = losses.borrow().clone();
+    Ok(Written { bytes_in, bytes_out, losses })
 }
 
 /// The text of `--eval-text`. Refuses a source that could not predict it before anything is written.
@@ -284,90 +459,94 @@ fn target(
 fn convert(
     tensor: &Tensor,
     format: WeightFormat,
-    packing: Packing,
+    scales: &Scales,
     out: &mut dyn Write,
     loss: &mut Loss,
     done: &mut dyn FnMut(usize),
 ) -> io::Result<()> {
+    let row_len = tensor.row_len();
+    let pack = |rows: Range<usize>, packing: Packing<'_>| {
+        let values = values(tensor, rows.clone())?;
+        let packed = Tensor::packed(format, vec![rows.len(), row_len], &values, packing).map_err(damaged)?;
+        let (mut lost, mut back) = (Loss::none("", "", ""), vec![0f32; row_len]);
+        for (row, values) in values.chunks_exact(row_len.max(1)).enumerate() {
+            packed.row_to_f32(row, &mut back);
+            lost.add(values, &back);
+        }
+        Ok((packed, lost))
+    };
+    in_pieces(tensor, scales, pack, &mut |(packed, lost), rows| {
+        out.write_all(packed.bytes())?;
+        loss.merge(&lost);
+        done(rows);
+        Ok(())
+    })
+}
+
+/// Has all cores pack a tensor, some rows each at a time; `write` is given what they made, in order, with the number of rows.
+fn in_pieces<T: Send>(
+    tensor: &Tensor,
+    scales: &Scales,
+    pack: impl Fn(Range<usize>, Packing<'_>) -> io::Result<T> + Sync,
+    write: &mut dyn FnMut(T, usize) -> io::Result<()>,
+) -> io::Result<()> {
     let (rows, row_len) = (tensor.num_rows(), tensor.row_len());
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let of_thread = (PIECE_WEIGHTS / threads / row_len.max(1)).max(1);
-    for first in (0..rows).step_by(of_thread * threads) {
-        let last = (first + of_thread * threads).min(rows);
+    // A piece has one importance: where a tensor has several matrices, it ends with each.
+    let alike = scales.rows_alike(rows);
+    let pieces = (0..rows).step_by(alike).flat_map(|start| {
+        let end = (start + alike).min(rows);
+        (start..end).step_by(of_thread * threads).map(move |first| (first, (first + of_thread * threads).min(end)))
+    });
+    let pack = &pack;
+    for (first, last) in pieces {
         let parts = thread::scope(|scope| {
             let start = |first: usize| {
                 let rows = first..(first + of_thread).min(last);
-                scope.spawn(move || convert_rows(tensor, format, packing, rows))
+                let (len, packing) = (rows.len(), scales.packing(first, tensor.num_rows(), row_len));
+                (scope.spawn(move || pack(rows, packing)), len)
             };
             let parts: Vec<_> = (first..last).step_by(of_thread).map(start).collect();
-            parts.into_iter().map(|part| part.join().map_err(|_| io::Error::other("a thread ended early"))?).collect()
+            let ended = |_| io::Error::other("a thread ended early");
+            parts.into_iter().map(|(part, len)| Ok((part.join().map_err(ended)??, len))).collect()
         });
-        let parts: io::Result<Vec<(Tensor, f64, f64, f32)>> = parts;
-        for (packed, squares, lost, largest) in parts? {
-            out.write_all(packed.bytes())?;
-            (loss.squares, loss.lost) = (loss.squares + squares, loss.lost + lost);
-            loss.largest = loss.largest.max(largest);
+        let parts: io::Result<Vec<(T, usize)>> = parts;
+        for (part, rows) in parts? {
+            write(part, rows)?;
         }
-        done(last - first);
     }
     Ok(())
 }
 
-/// Writes all of `tensor` in `format`.
-fn convert_all(
-    tensor: &Tensor,
-    format: WeightFormat,
-    packing: Packing,
-    out: &mut dyn Write,
-    loss: &mut Loss,
-) -> io::Result<()> {
-    convert(tensor, format, packing, out, loss, &mut |_| ())
-}
-
-/// Some rows in `format`, with Σ w², Σ of the squares of what is lost, and the most that one weight lost.
-fn convert_rows(
-    tensor: &Tensor,
-    format: WeightFormat,
-    packing: Packing,
-    rows: std::ops::Range<usize>,
-) -> io::Result<(Tensor, f64, f64, f32)> {
+/// Some rows as f32. Refuses weights that are no numbers.
+fn values(tensor: &Tensor, rows: Range<usize>) -> io::Result<Vec<f32>> {
     let row_len = tensor.row_len();
     let mut values = vec![0f32; rows.len() * row_len];
     for (row, values) in rows.clone().zip(values.chunks_exact_mut(row_len.max(1))) {
         tensor.row_to_f32(row, values);
     }
     if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-        let at = rows.start * row_len + at;
-        let value = values[at - rows.start * row_len];
+        let (value, at) = (values[at], rows.start * row_len + at);
         return Err(damaged(format!("weight {at} is {value}: the file is damaged")));
     }
-    let packed = Tensor::packed(format, vec![rows.len(), row_len], &values, packing).map_err(damaged)?;
-    let (mut squares, mut lost, mut largest) = (0.0, 0.0, 0f32);
-    let mut back = vec![0f32; row_len];
-    for (row, values) in values.chunks_exact(row_len.max(1)).enumerate() {
-        packed.row_to_f32(row, &mut back);
-        for (value, back) in values.iter().zip(&back) {
-            let error = value - back;
-            squares += f64::from(*value) * f64::from(*value);
-            lost += f64::from(error) * f64::from(error);
-            largest = largest.max(error.abs());
-        }
-    }
-    Ok((packed, squares, lost, largest))
+    Ok(values)
 }
 
-fn summary(args: &QuantizeArgs, bytes_in: u64, bytes_out: u64, losses: &[Loss]) -> Result<String> {
+fn summary(args: &QuantizeArgs, written: &Written) -> Result<String> {
+    let Written { bytes_in, bytes_out, losses } = written;
     let mut out = String::new();
-    writeln!(out, "{}: {} from {}", args.output.display(), units::bytes(bytes_out), units::bytes(bytes_in))?;
-    for format in WeightFormat::ALL {
-        let of_format: Vec<_> = losses.iter().filter(|loss| loss.to == format.name()).collect();
+    writeln!(out, "{}: {} from {}", args.output.display(), units::bytes(*bytes_out), units::bytes(*bytes_in))?;
+    let formats =
+        WeightFormat::ALL.map(WeightFormat::name).into_iter().chain(PackedLayout::ALL.map(PackedLayout::name));
+    for format in formats {
+        let of_format: Vec<_> = losses.iter().filter(|loss| loss.to == format).collect();
         let Some(worst) = of_format.iter().max_by(|a, b| a.relative().total_cmp(&b.relative())) else { continue };
         let (lost, squares) = of_format.iter().fold((0.0, 0.0), |(l, s), loss| (l + loss.lost, s + loss.squares));
         let all = if squares > 0.0 { f64::sqrt(lost / squares) } else { 0.0 };
         writeln!(
             out,
-            "  {:<5} {} tensors, off by {:.3} % of their size, most in {} ({:.3} %)",
-            format.name(),
+            "  {format:<5} {} tensors, off by {:.3} % of their size, most in {} ({:.3} %)",
             of_format.len(),
             100.0 * all,
             worst.name,
@@ -383,16 +562,19 @@ fn summary(args: &QuantizeArgs, bytes_in: u64, bytes_out: u64, losses: &[Loss]) 
     Ok(out)
 }
 
-fn receipt(args: &QuantizeArgs, bytes_in: u64, bytes_out: u64, losses: &[Loss], scores: Option<&Scores>) -> String {
+fn receipt(args: &QuantizeArgs, written: &Written, importance: &Importances, scores: Option<&Scores>) -> String {
+    let Written { bytes_in, bytes_out, losses } = written;
     let tensors = losses.iter().map(|loss| {
         json!({
             "name": loss.name, "from": loss.from, "to": loss.to,
             "relative_rms_error": loss.relative(), "largest_error": loss.largest,
+            "weighted": loss.weighted,
         })
     });
     let receipt = json!({
         "source": args.source, "output": args.output, "format": args.format.name(),
-        "scales": if args.plain { "plain" } else { "searched" }, "bytes_in": bytes_in, "bytes_out": bytes_out,
+        "scales": if args.plain { "plain" } else { "searched" }, "importance": importance.about(),
+        "bytes_in": bytes_in, "bytes_out": bytes_out,
         "evaluation": scores.map(Scores::as_json), "tensors": tensors.collect::<Vec<_>>(),
     });
     format!("{receipt:#}\n")

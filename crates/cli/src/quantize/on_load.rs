@@ -16,11 +16,11 @@ use formats::gguf::{GgmlType, Gguf, GgufWriter};
 use formats::{Checkpoint, gguf_names};
 use plan::Plan;
 use sha2::{Digest, Sha256};
-use tensor::quant::Packing;
 use tensor::{Tensor, WeightFormat};
 
+use super::importance::Scales;
 use super::mix::{Mix, Model};
-use super::{Loss, convert_all};
+use super::{Loss, convert};
 use crate::output::note;
 use crate::units;
 
@@ -112,8 +112,8 @@ fn write_tensor(checkpoint: &Checkpoint, target: &Target, out: &mut dyn Write) -
     if tensor.format() == target.format {
         return out.write_all(tensor.bytes());
     }
-    let mut loss = Loss::none(&target.name, "", target.format);
-    convert_all(&tensor, target.format, Packing::Searched, out, &mut loss)
+    let mut loss = Loss::none(&target.name, "", target.format.name());
+    convert(&tensor, target.format, &Scales::Searched, out, &mut loss, &mut |_| ())
 }
 
 fn in_memory(checkpoint: &Checkpoint, targets: &[Target]) -> Result<Vec<Tensor>> {

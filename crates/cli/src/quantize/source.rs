@@ -9,7 +9,6 @@ use bytes::Bytes;
 use formats::gguf::{GgmlType, Gguf, GgufWriter};
 use formats::{Checkpoint, gguf_names};
 use sha2::{Digest, Sha256};
-use tensor::quant::Packing;
 use tensor::{Tensor, WeightFormat};
 
 use super::convert;
@@ -158,13 +157,13 @@ impl Source {
         convert::check(source, &written)
     }
 
-    /// A hash of everything that the bytes of the file follow from but its own header: names, types, and a sample of every
-    /// tensor's bytes.
-    pub(super) fn identity(&self, packing: Packing) -> Result<String> {
+    /// A hash of everything that the bytes of the file follow from but its own header: names, types, a sample of every
+    /// tensor's bytes, and what `scales` says of how scales are chosen.
+    pub(super) fn identity(&self, scales: &str) -> Result<String> {
         /// Of each end.
         const SAMPLE: usize = 4096;
         let mut hash = Sha256::new();
-        hash.update(format!("{} {packing:?}", env!("CARGO_PKG_VERSION")));
+        hash.update(format!("{} {scales}", env!("CARGO_PKG_VERSION")));
         match self {
             Self::Gguf(gguf) => {
                 for info in gguf.tensors() {

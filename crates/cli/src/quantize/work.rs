@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
+use formats::SafetensorsWriter;
 use formats::gguf::GgufWriter;
 use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
@@ -19,14 +20,72 @@ use super::Loss;
 use super::source::file_len;
 use crate::output::note;
 
+/// Hears of each tensor that was written, by its index.
+type Done<'a> = dyn FnMut(&mut BufWriter<File>, usize) -> io::Result<()> + 'a;
+
+/// What goes into a file, of either container.
+pub(super) trait TensorFile {
+    /// Everything before the data.
+    fn header(&self) -> Vec<u8>;
+    /// Bytes of the file before the data of a tensor, or all of them past the last.
+    fn bytes_before(&self, index: usize) -> u64;
+    /// Tensors.
+    fn len(&self) -> usize;
+    /// Writes the file from a tensor on, where what is before it is written already: none for 0.
+    fn write_from(&self, first: usize, out: &mut BufWriter<File>, done: &mut Done<'_>) -> io::Result<()>;
+}
+
+impl TensorFile for GgufWriter {
+    fn header(&self) -> Vec<u8> {
+        self.header()
+    }
+
+    fn bytes_before(&self, index: usize) -> u64 {
+        self.bytes_before(index)
+    }
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn write_from(&self, first: usize, out: &mut BufWriter<File>, done: &mut Done<'_>) -> io::Result<()> {
+        self.write_from(first, out, done)
+    }
+}
+
+impl TensorFile for SafetensorsWriter {
+    fn header(&self) -> Vec<u8> {
+        self.header()
+    }
+
+    fn bytes_before(&self, index: usize) -> u64 {
+        self.bytes_before(index)
+    }
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn write_from(&self, first: usize, out: &mut BufWriter<File>, done: &mut Done<'_>) -> io::Result<()> {
+        self.write_from(first, out, done)
+    }
+}
+
+/// Whether an error is one of writing, and not of what is read: the same command may go on later.
+pub(super) fn is_of_disk(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(|e: &io::Error| e.kind() != io::ErrorKind::InvalidData)
+}
+
 /// A file to be written.
 pub(super) struct Work<'a> {
     pub(super) path: &'a Path,
-    pub(super) writer: &'a GgufWriter,
+    pub(super) writer: &'a dyn TensorFile,
     /// What tensors lost so far; those of an interrupted run are added.
     pub(super) losses: &'a Rc<RefCell<Vec<Loss>>>,
     /// What the bytes of tensors follow from.
     pub(super) identity: String,
+    /// Whether it is one of several files: its journal stays, and tells a later run that it is whole.
+    pub(super) is_part: bool,
 }
 
 /// A line of the journal.
@@ -43,6 +102,13 @@ impl Work<'_> {
     /// Writes the file, has it checked, and gives it its name.
     pub(super) fn write(&self, progress: &ProgressBar, check: impl Fn(&Path) -> Result<()>) -> Result<()> {
         let (partial, journal) = (self.beside("partial")?, self.beside("journal")?);
+        if self.is_part && self.path.exists() {
+            let before = self.interrupted(self.path, &journal, &self.described());
+            if before.len() == self.writer.len() {
+                self.losses.borrow_mut().extend(before.into_iter().flatten());
+                return Ok(());
+            }
+        }
         let written = self.write_partial(&partial, &journal).and_then(|()| {
             progress.set_message("checking");
             check(&partial)
@@ -50,14 +116,14 @@ impl Work<'_> {
         match written {
             Ok(()) => {
                 fs::rename(&partial, self.path)?;
-                let _ = fs::remove_file(&journal);
+                if !self.is_part {
+                    let _ = fs::remove_file(&journal);
+                }
                 Ok(())
             }
             Err(error) => {
                 // What is wrong with the source stays wrong. A full disk does not.
-                let is_of_disk =
-                    error.downcast_ref().is_some_and(|e: &io::Error| e.kind() != io::ErrorKind::InvalidData);
-                if is_of_disk {
+                if is_of_disk(&error) {
                     return Err(error.context("it is continued by the same command"));
                 }
                 // Best effort: the error that matters is the one above.
@@ -128,11 +194,14 @@ impl Work<'_> {
             out.get_ref().set_len(start)?;
             out.seek(SeekFrom::Start(start))?;
         }
+        let mut known = self.losses.borrow().len();
         self.writer.write_from(first, &mut out, &mut |out, index| {
             // The bytes first, then the line that says that they are there.
             out.flush()?;
             out.get_ref().sync_data()?;
-            let loss = self.losses.borrow().last().cloned().filter(|loss| self.writer.name(index) == Some(&loss.name));
+            let losses = self.losses.borrow();
+            let loss = losses.last().cloned().filter(|_| losses.len() > known);
+            known = losses.len();
             writeln!(lines, "{}", serde_json::to_string(&Line::Tensor { index, loss })?)
         })?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;

@@ -1,14 +1,13 @@
 //! Writing GGUF version 3: the header, then each tensor at a multiple of the alignment.
 
-use std::fmt;
 use std::io::{self, Write};
-use std::rc::Rc;
 
 use bytes::Bytes;
 use tensor::Tensor;
 
 use super::{DEFAULT_ALIGNMENT, GgmlType, Gguf, Value};
 use crate::FormatError;
+use crate::made::Data;
 
 /// What goes into a GGUF file, in order. Nothing is checked here that [`Gguf::read`] does not check again.
 #[derive(Clone, Debug, Default)]
@@ -25,48 +24,6 @@ struct Entry {
     /// Innermost first, as in the file.
     dims: Vec<u64>,
     data: Data,
-}
-
-/// What writes a tensor's bytes when its turn comes.
-type MakeData = dyn Fn(&mut dyn Write) -> io::Result<()>;
-
-#[derive(Clone)]
-enum Data {
-    Given(Bytes),
-    Made { len: u64, make: Rc<MakeData> },
-}
-
-impl Data {
-    fn len(&self) -> u64 {
-        match self {
-            Self::Given(bytes) => bytes.len() as u64,
-            Self::Made { len, .. } => *len,
-        }
-    }
-}
-
-impl fmt::Debug for Data {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.len())
-    }
-}
-
-/// Counts what passes through.
-struct Counted<'a, W> {
-    out: &'a mut W,
-    written: u64,
-}
-
-impl<W: Write> Write for Counted<'_, W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.out.write(bytes)?;
-        self.written += written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
-    }
 }
 
 impl GgufWriter {
@@ -123,14 +80,23 @@ impl GgufWriter {
         len: u64,
         make: impl Fn(&mut dyn Write) -> io::Result<()> + 'static,
     ) -> &mut Self {
-        let data = Data::Made { len, make: Rc::new(make) };
-        self.tensors.push(Entry { name: name.into(), ggml_type, dims: dims.into(), data });
+        self.tensors.push(Entry { name: name.into(), ggml_type, dims: dims.into(), data: Data::made(len, make) });
         self
     }
 
     /// Writes the file, without holding it in memory. A tensor that makes another number of bytes than it said is an error.
     pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
         self.write_from(0, out, &mut |_, _| Ok(()))
+    }
+
+    /// Tensors.
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Whether there is no tensor.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
     }
 
     /// The name of tensor `index`.
@@ -162,17 +128,7 @@ impl GgufWriter {
             write_padding(out, header.len() as u64, alignment)?;
         }
         for (index, tensor) in self.tensors.iter().enumerate().skip(first) {
-            match &tensor.data {
-                Data::Given(bytes) => out.write_all(bytes)?,
-                Data::Made { len, make } => {
-                    let mut counted = Counted { out: &mut *out, written: 0 };
-                    make(&mut counted)?;
-                    if counted.written != *len {
-                        let what = format!("tensor `{}`: {} bytes were made, not {len}", tensor.name, counted.written);
-                        return Err(io::Error::other(what));
-                    }
-                }
-            }
+            tensor.data.write(&tensor.name, out)?;
             write_padding(out, tensor.data.len(), alignment)?;
             done(out, index)?;
         }

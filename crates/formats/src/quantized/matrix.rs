@@ -8,6 +8,8 @@ use half::{bf16, f16};
 use tensor::WeightFormat;
 use tensor::quant::{mxfp4, q4_0, q5_0, q8_0};
 
+use super::group::e4m3;
+
 /// Features that are decoded at a time.
 const LEN: usize = 32;
 /// Rows that are decoded together: those of a column-major matrix share cache lines.
@@ -147,17 +149,6 @@ fn code(words: &[u8], bits: u32, index: usize, at: impl Fn(usize) -> usize) -> u
         value |= u64::from(word(words, at(first + 1))) << 32;
     }
     (value >> shift) as u16 & ((1 << bits) - 1)
-}
-
-/// The number that a code of E4M3 (of OCP: no infinities) stands for.
-pub(super) fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (code >> 3 & 15, code & 7);
-    let magnitude = match (exponent, mantissa) {
-        (15, 7) => f32::NAN,
-        (0, _) => f32::from(mantissa) / 512.0,
-        _ => f32::from_bits((u32::from(exponent) + 120) << 23 | u32::from(mantissa) << 20),
-    };
-    if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
 /// The power of two that a code of E8M0 stands for.

@@ -11,7 +11,9 @@
 //! Source    the decoders of GPTQ (AutoGPTQ), AutoAWQ, compressed-tensors, transformers (fp8, mxfp4) and ModelOpt;
 //!           `tools/goldens/quantized_weights.py` compares.
 
+mod group;
 mod matrix;
+mod pack;
 mod scheme;
 
 use bytes::Bytes;
@@ -20,6 +22,7 @@ use tensor::{Tensor, WeightFormat};
 use crate::{FormatError, error::shown, safetensors::SafetensorsTensor};
 
 use matrix::{Codes, Dtype, Features, Grid, Matrix, Zeros};
+pub use pack::{PackedLayout, PackedRows, PackedTensor};
 pub(crate) use scheme::Scheme;
 use scheme::{Numbers, Steps, StoredZeros, WeightScheme};
 

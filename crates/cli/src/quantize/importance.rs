@@ -1,0 +1,337 @@
+//! Importance: how much each feature of a projection's input counts when scales are searched for.
+//!
+//! It comes from a file of llama.cpp's (`--imatrix`), or from a text (`--imatrix-text`): the source predicts it on the CPU, in
+//! windows as `eval` cuts them, and the squares of what each projection is given are added up. The plan as the model file
+//! wrote it is what runs, so that every projection's input is a value of its own. Weights stay where the file is mapped.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use backend::{Backend, Observed};
+use formats::gguf::{GgufWriter, Value as GgufValue};
+use formats::{Imatrix, Importance, gguf_names};
+use indicatif::{ProgressBar, ProgressStyle};
+use plan::{KvFormat, KvLayout, Op, Plan, StepInput, Value, WeightId};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use tensor::quant::Packing;
+
+use super::QuantizeArgs;
+use super::source::Matrix;
+use crate::eval::{WINDOW, windows};
+use crate::load::{self, KV_BLOCK_LEN, ModelArgs};
+use crate::output::note;
+
+/// Tokens of a step.
+const STEP_TOKENS: usize = 64;
+
+/// How the scales of a tensor are chosen.
+#[derive(Clone, Debug)]
+pub(super) enum Scales {
+    Plain,
+    Searched,
+    /// (matrices, features).
+    Weighted {
+        importance: Vec<f32>,
+        matrices: usize,
+    },
+}
+
+impl Scales {
+    /// Rows that have the same importance, of `rows`.
+    pub(super) fn rows_alike(&self, rows: usize) -> usize {
+        match self {
+            Self::Weighted { matrices, .. } => rows.div_ceil((*matrices).max(1)).max(1),
+            _ => rows.max(1),
+        }
+    }
+
+    /// How rows from `row` on are packed, of `rows` of `row_len` weights.
+    pub(super) fn packing(&self, row: usize, rows: usize, row_len: usize) -> Packing<'_> {
+        match self {
+            Self::Plain => Packing::Plain,
+            Self::Searched => Packing::Searched,
+            Self::Weighted { importance, .. } => {
+                let matrix = row / self.rows_alike(rows);
+                Packing::Weighted(&importance[matrix * row_len..(matrix + 1) * row_len])
+            }
+        }
+    }
+}
+
+/// Where importance is from.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct About {
+    /// The file, as the user named it.
+    name: String,
+    /// `text` or `imatrix`.
+    kind: &'static str,
+    /// Of the file's bytes.
+    sha256: String,
+    /// What the model was given; of a file that does not say, nothing.
+    tokens: Option<u64>,
+    windows: u64,
+    /// The texts.
+    datasets: Vec<String>,
+    /// Matrices that have importance.
+    entries: usize,
+}
+
+/// What importance there is: none, or what `--imatrix` or `--imatrix-text` give.
+pub(super) struct Importances(Option<Given>);
+
+/// The importance that a file or a text gives.
+struct Given {
+    imatrix: Imatrix,
+    about: About,
+    /// Matrices that were asked for and had none.
+    missing: Vec<String>,
+    used: usize,
+}
+
+/// What the arguments ask for, if they do.
+fn given(args: &QuantizeArgs) -> Result<Option<Given>> {
+    if let Some(path) = args.imatrix_out.as_ref().filter(|path| path.exists() && !args.force) {
+        bail!("`{}` exists; --force replaces it", path.display());
+    }
+    let (imatrix, name, kind, bytes) = match (&args.imatrix, &args.imatrix_text) {
+        (Some(path), _) => {
+            let read = || format!("cannot read the importance matrix `{}`", path.display());
+            let bytes = fs::read(path).with_context(read)?;
+            let imatrix = Imatrix::read(bytes.clone().into()).with_context(read)?;
+            (imatrix, path, "imatrix", bytes)
+        }
+        (None, Some(path)) => {
+            let text = fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+            let collected = collect(args, &text, &file_name(path));
+            let imatrix = collected.with_context(|| format!("--imatrix-text: cannot use `{}`", path.display()))?;
+            if let Some(path) = &args.imatrix_out {
+                let written = fs::write(path, imatrix.to_gguf().to_bytes());
+                written.with_context(|| format!("cannot write `{}`", path.display()))?;
+            }
+            (imatrix, path, "text", text.into_bytes())
+        }
+        (None, None) => return Ok(None),
+    };
+    let about = About {
+        name: name.display().to_string(),
+        kind,
+        sha256: hex(&Sha256::digest(&bytes)),
+        tokens: Some(imatrix.chunks * imatrix.chunk_len).filter(|&tokens| tokens > 0),
+        windows: imatrix.chunks,
+        datasets: imatrix.datasets.clone(),
+        entries: imatrix.entries.len(),
+    };
+    Ok(Some(Given { imatrix, about, missing: Vec::new(), used: 0 }))
+}
+
+impl Importances {
+    /// What the arguments ask for.
+    pub(super) fn of(args: &QuantizeArgs) -> Result<Self> {
+        given(args).map(Self)
+    }
+
+    /// The scales of `matrix` by its importance, if it has one; `chooses` where what it becomes has scales to choose. Refuses
+    /// importance that is not of its features.
+    pub(super) fn scales(&mut self, matrix: &Matrix, chooses: bool) -> Result<Option<Scales>> {
+        self.0.as_mut().map_or(Ok(None), |given| given.scales(matrix, chooses))
+    }
+
+    /// Says which matrices have no importance, and refuses importance that is of none.
+    pub(super) fn check(&self, source: &str) -> Result<()> {
+        self.0.as_ref().map_or(Ok(()), |given| given.check(source))
+    }
+
+    /// What it is from.
+    pub(super) fn about(&self) -> Option<&About> {
+        self.0.as_ref().map(|given| &given.about)
+    }
+
+    /// What scales follow from besides weights.
+    pub(super) fn identity(&self, args: &QuantizeArgs) -> String {
+        match &self.0 {
+            Some(given) => given.identity(),
+            None => if args.plain { "plain" } else { "searched" }.to_owned(),
+        }
+    }
+
+    /// The keys that llama.cpp's quantiser writes; of files their names without folders.
+    pub(super) fn write_metadata(&self, args: &QuantizeArgs, writer: &mut GgufWriter) {
+        if let Some(given) = &self.0 {
+            given.write_metadata(args, writer);
+        }
+    }
+}
+
+impl Given {
+    fn scales(&mut self, matrix: &Matrix, chooses: bool) -> Result<Option<Scales>> {
+        let Some(found) = self.imatrix.entries.get(&matrix.name) else {
+            // Embeddings are looked up, and nothing is multiplied with them.
+            if chooses && matrix.name != "token_embd.weight" {
+                self.missing.push(matrix.name.clone());
+            }
+            return Ok(None);
+        };
+        let features = matrix.shape.last().map_or(0, |&features| features as usize);
+        let experts = matrix.shape.iter().rev().skip(2).product::<u64>() as usize;
+        let (values, matrices) = (found.sums.len(), found.counts.len());
+        if values != features.saturating_mul(matrices) || ![1, experts].contains(&matrices) {
+            bail!(
+                "the importance matrix `{}` is of another model: it has {values} values in {matrices} matrices for `{}`, \
+                 whose rows have {features} weights; make one with --imatrix-text",
+                self.about.name,
+                matrix.name,
+            );
+        }
+        self.used += 1;
+        Ok(Some(Scales::Weighted { importance: normalised(found), matrices }))
+    }
+
+    fn check(&self, source: &str) -> Result<()> {
+        if self.used == 0 {
+            bail!(
+                "the importance matrix `{}` is of another model: none of its {} entries is of a matrix of `{source}`; make \
+                 one with --imatrix-text",
+                self.about.name,
+                self.about.entries,
+            );
+        }
+        if let Some(first) = self.missing.first() {
+            let count = self.missing.len();
+            note(&format!("`{}` has no importance for {count} matrices, the first `{first}`", self.about.name));
+        }
+        Ok(())
+    }
+
+    /// A hash of all of it.
+    fn identity(&self) -> String {
+        let mut hash = Sha256::new();
+        for (name, importance) in &self.imatrix.entries {
+            hash.update(name);
+            importance.means().iter().for_each(|mean| hash.update(mean.to_le_bytes()));
+        }
+        hex(&hash.finalize())
+    }
+
+    fn write_metadata(&self, args: &QuantizeArgs, writer: &mut GgufWriter) {
+        let key = |name: &str| format!("quantize.imatrix.{name}");
+        let number = |number: u64| GgufValue::U32(u32::try_from(number).unwrap_or(u32::MAX));
+        if let Some(path) = args.imatrix.as_ref().or(args.imatrix_out.as_ref()) {
+            writer.set_metadata(&key("file"), GgufValue::String(file_name(path)));
+        }
+        if let Some(dataset) = self.imatrix.datasets.first() {
+            writer.set_metadata(&key("dataset"), GgufValue::String(dataset.clone()));
+        }
+        writer.set_metadata(&key("entries_count"), number(self.imatrix.entries.len() as u64));
+        writer.set_metadata(&key("chunks_count"), number(self.imatrix.chunks));
+    }
+}
+
+/// Mean squares over their mean, so that sums of them stay within f32 whatever the model's scale; all alike are all one.
+fn normalised(importance: &Importance) -> Vec<f32> {
+    let means = importance.means();
+    let mean = means.iter().map(|&mean| f64::from(mean)).sum::<f64>() / means.len().max(1) as f64;
+    match mean > 0.0 && mean.is_finite() {
+        true => means.iter().map(|&value| (f64::from(value) / mean) as f32).collect(),
+        false => vec![1.0; means.len()],
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A value that projections are given, and what was added up of it.
+struct Input {
+    /// The projections, by the names of their matrices in GGUF files.
+    names: Vec<String>,
+    sums: Vec<f64>,
+    rows: u64,
+}
+
+/// The inputs of all projections of a plan. A matrix that rows are looked up in too, as embeddings are, is left out: what is
+/// looked up is not weighted.
+fn inputs(plan: &Plan) -> HashMap<Value, Input> {
+    let looked_up: Vec<WeightId> = plan
+        .ops
+        .iter()
+        .filter_map(|op| match op {
+            Op::Embed { table, .. } => Some(*table),
+            _ => None,
+        })
+        .collect();
+    let mut inputs: HashMap<Value, Input> = HashMap::new();
+    for op in &plan.ops {
+        let Op::Linear { x, linear, .. } = op else { continue };
+        if looked_up.contains(&linear.weight) {
+            continue;
+        }
+        let name = &plan.weight(linear.weight).name;
+        let width = plan.value(*x).width;
+        let input = inputs.entry(*x).or_insert_with(|| Input { names: Vec::new(), sums: vec![0.0; width], rows: 0 });
+        input.names.push(gguf_names::gguf_name(name).unwrap_or_else(|| name.clone()));
+    }
+    inputs
+}
+
+/// Has the source predict `text` and adds up the squares of what each of its projections is given.
+fn collect(args: &QuantizeArgs, text: &str, dataset: &str) -> Result<Imatrix> {
+    let (checkpoint, name) = load::open(Some(&args.source), false)?;
+    let plan = load::plan_of(&checkpoint).with_context(|| format!("`{name}` cannot be computed"))?;
+    let window = args.imatrix_ctx_size.unwrap_or(WINDOW.min(plan.context_len));
+    if window < 4 || window > plan.context_len {
+        bail!("--imatrix-ctx-size {window}: expected 4 to {}, which the model was made for", plan.context_len);
+    }
+    let tokenizer = load::load_tokenizer(checkpoint.tokenizer.clone(), false)?;
+    let windows = windows(&tokenizer, text, window, args.imatrix_chunks)?;
+    let weights = plan.weights.iter().map(|weight| checkpoint.tensor(&weight.name)).collect::<Result<Vec<_>, _>>()?;
+    // In place: a faster layout would be a copy of the model in memory.
+    let backend = load::cpu_backend(&ModelArgs { no_repack: true, ..ModelArgs::on(load::CPU) })?;
+    let kv = KvLayout { format: KvFormat::F32, block_len: KV_BLOCK_LEN, num_blocks: window.div_ceil(KV_BLOCK_LEN) };
+    let table: Vec<u32> = (0..kv.num_blocks as u32).collect();
+    let plan = Arc::new(plan);
+    let mut executable = backend.load(plan.clone(), weights, kv)?;
+    let mut inputs = inputs(&plan);
+    // The head's input has a row for each output; where the head is the embeddings, nobody asks for it.
+    let all_outputs = inputs.keys().any(|&value| plan.value(value).rows == plan::Rows::Outputs);
+    let progress = ProgressBar::new(windows.len() as u64).with_style(
+        ProgressStyle::with_template("importance {bar:30} {pos}/{len} windows, {eta} left").expect("a valid template"),
+    );
+    let mut input = StepInput::default();
+    for tokens in &windows {
+        for start in (0..tokens.len()).step_by(STEP_TOKENS) {
+            let end = (start + STEP_TOKENS).min(tokens.len());
+            input.clear();
+            input.push_sequence(&tokens[start..end], start, &table[..end.div_ceil(KV_BLOCK_LEN)]);
+            let len = (end - start) as u32;
+            input.output_rows.extend(if all_outputs { 0..len } else { len - 1..len });
+            executable.replay_observed(&input, &mut |_, which, elements| {
+                let Observed::Value(value) = which else { return };
+                let Some(Input { sums, rows, .. }) = inputs.get_mut(&value) else { return };
+                for row in elements.chunks_exact(sums.len()) {
+                    sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
+                    *rows += 1;
+                }
+            })?;
+        }
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    let mut entries = BTreeMap::new();
+    for Input { names, sums, rows } in inputs.into_values() {
+        if let Some(sum) = sums.iter().find(|sum| !sum.is_finite() || **sum > f64::from(f32::MAX)) {
+            bail!("`{}` is given features whose squares add up to {sum}: the model is damaged", names.join("`, `"));
+        }
+        let importance = Importance { sums: sums.iter().map(|&sum| sum as f32).collect(), counts: vec![rows as f32] };
+        entries.extend(names.into_iter().map(|name| (name, importance.clone())));
+    }
+    let (chunks, chunk_len) = (windows.len() as u64, window as u64);
+    Ok(Imatrix { datasets: vec![dataset.to_owned()], chunks, chunk_len, entries })
+}
