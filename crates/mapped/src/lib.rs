@@ -90,6 +90,16 @@ pub fn map(path: &Path) -> Result<Bytes, MapError> {
     Ok(Bytes::from_owner(map))
 }
 
+/// Lets go of what memory holds of these bytes, if they are of a mapped file; they are read from the file again if they are
+/// needed. For a program that goes through a file once, and is to stay small. Of other bytes, and on other systems than Unix,
+/// nothing happens.
+pub fn release(bytes: &[u8]) {
+    #[cfg(unix)]
+    sigbus::release(bytes);
+    #[cfg(not(unix))]
+    let _ = bytes;
+}
+
 fn regular_file_len(path: &Path, metadata: &Metadata) -> Result<u64, MapError> {
     let path = || path.to_path_buf();
     if metadata.is_dir() {

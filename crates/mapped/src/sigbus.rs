@@ -97,6 +97,24 @@ impl Drop for Watched {
     }
 }
 
+/// Gives pages back that lie wholly inside `bytes`, where these are of one of our mappings.
+pub(crate) fn release(bytes: &[u8]) {
+    // SAFETY: no preconditions; it only reads a constant of the system.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(0);
+    let start = bytes.as_ptr() as usize;
+    let Some(last) = (start + bytes.len()).checked_sub(1) else { return };
+    let is_ours = RANGES.iter().any(|range| range.contains(start) && range.contains(last));
+    if page == 0 || bytes.is_empty() || !is_ours {
+        return;
+    }
+    let (first, end) = (start.next_multiple_of(page), (last + 1) / page * page);
+    if first < end {
+        // SAFETY: the borrow of `bytes` keeps its mapping, which is one of ours: shared, read only and of a file, so that a page
+        // that is dropped is read again with what the file has. Whole pages inside it are all that is named.
+        unsafe { libc::madvise(first as *mut c_void, end - first, libc::MADV_DONTNEED) };
+    }
+}
+
 /// More files than the largest sharded checkpoint has.
 static RANGES: [Range; 1024] = [const { Range { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; 1024];
 

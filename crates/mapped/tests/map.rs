@@ -58,3 +58,36 @@ fn an_unreadable_file_says_so() {
     assert!(error.to_string().starts_with("cannot open `"), "{error}");
     assert_eq!(error.source().unwrap().to_string(), "Permission denied (os error 13)");
 }
+
+/// KiB of mapped files that this process has in memory.
+#[cfg(target_os = "linux")]
+fn resident_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssFile:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_released_leaves_memory_and_is_read_again() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let data: Vec<u8> = (0..64u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    fs::write(file.path(), &data).unwrap();
+    let bytes = map(file.path()).unwrap();
+    let before = resident_kib();
+    assert_eq!(bytes, &data[..]);
+    let touched = resident_kib();
+    assert!(touched > before + (56 << 10), "{touched} after {before}");
+    // But for a page at each end.
+    mapped::release(&bytes[1..bytes.len() - 1]);
+    let released = resident_kib();
+    assert!(released < before + (8 << 10), "{released} after {touched}");
+    assert_eq!(bytes, &data[..]);
+    // What is no mapping stays what it is, and so does what is too small for a page.
+    let copy = data.clone();
+    mapped::release(&copy);
+    mapped::release(&bytes[5..9]);
+    mapped::release(&[]);
+    assert_eq!(copy, data);
+    assert_eq!(bytes, &data[..]);
+}

@@ -22,7 +22,9 @@ use tensor::{Tensor, WeightFormat};
 use super::importance::{Importances, Scales};
 use super::source::{self, Matrix, file_len};
 use super::work::{Work, is_of_disk};
-use super::{Loss, Override, QuantizeArgs, Target, Written, convert, damaged, in_pieces, progress_bar, values};
+use super::{
+    Loss, Override, QuantizeArgs, Target, Written, convert, damaged, in_pieces, progress_bar, values, write_and_release,
+};
 use crate::load;
 
 /// Larger files of a source are no part of its tokenizer.
@@ -68,7 +70,7 @@ impl Unit {
     }
 
     fn keep(&self, out: &mut dyn Write) -> io::Result<()> {
-        out.write_all(self.tensor()?.bytes())?;
+        write_and_release(self.tensor()?.bytes(), out)?;
         self.progress.inc(self.bytes);
         Ok(())
     }
@@ -111,6 +113,8 @@ impl Unit {
     /// Packs the matrix piece by piece; returns the bytes of all its scales.
     fn pack(&self, layout: PackedLayout, scales: &Scales, out: &mut dyn Write, loss: &mut Loss) -> io::Result<Vec<u8>> {
         let tensor = self.tensor()?;
+        // What it was decoded from, if it was.
+        self.checkpoint.weight_bytes().for_each(|bytes| mapped::release(bytes));
         let row_len = tensor.row_len();
         let mut found = Vec::new();
         let pack = |rows: Range<usize>, packing: Packing<'_>| {

@@ -353,7 +353,7 @@ fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Re
             // As it is.
             let (ggml_type, len) = matrix.kept()?;
             let make = move |out: &mut dyn Write| {
-                out.write_all(&source.bytes(&matrix).map_err(damaged)?)?;
+                write_and_release(&source.bytes(&matrix).map_err(damaged)?, out)?;
                 progress.inc(matrix.bytes);
                 Ok(())
             };
@@ -515,6 +515,17 @@ fn in_pieces<T: Send>(
         for (part, rows) in parts? {
             write(part, rows)?;
         }
+        // Pages of the source that were read are not needed again.
+        mapped::release(&tensor.bytes()[first * tensor.row_bytes()..last * tensor.row_bytes()]);
+    }
+    Ok(())
+}
+
+/// Writes bytes of a source, and lets go of them on the way.
+fn write_and_release(bytes: &[u8], out: &mut dyn Write) -> io::Result<()> {
+    for piece in bytes.chunks(PIECE_WEIGHTS) {
+        out.write_all(piece)?;
+        mapped::release(piece);
     }
     Ok(())
 }

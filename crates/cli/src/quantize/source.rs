@@ -128,6 +128,10 @@ impl Source {
             Self::Gguf(gguf) => Ok(gguf.tensor(&matrix.name)?),
             Self::Checkpoint(checkpoint) => {
                 let tensor = checkpoint.tensor(&gguf_names::checkpoint_name(&matrix.name))?;
+                let is_decoded = tensor.bytes().len() as u64 != matrix.bytes;
+                if is_decoded {
+                    checkpoint.weight_bytes().for_each(|bytes| mapped::release(bytes));
+                }
                 let model_type =
                     checkpoint.config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default();
                 match convert::reordered_heads(checkpoint, model_type, &matrix.name) {
@@ -171,6 +175,7 @@ impl Source {
                     hash.update(format!("{} {:?} {}", info.name(), info.dims(), info.ggml_type().name()));
                     hash.update(&bytes[..bytes.len().min(SAMPLE)]);
                     hash.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
+                    mapped::release(&bytes);
                 }
             }
             Self::Checkpoint(checkpoint) => hash.update(identity(checkpoint)?),
@@ -194,6 +199,7 @@ pub(super) fn identity(checkpoint: &Checkpoint) -> Result<String> {
         hash.update(&bytes[..bytes.len().min(1 << 16)]);
         let step = (bytes.len() / SAMPLES).max(1);
         bytes.iter().step_by(step).for_each(|&byte| hash.update([byte]));
+        mapped::release(bytes);
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -1,0 +1,186 @@
+//! `hotmetal quantize --to safetensors` as a user meets it: folders read back, shards, interruptions, refusals.
+
+use std::fs;
+use std::path::Path;
+
+use formats::safetensors::Safetensors;
+use formats::{Checkpoint, PackedLayout};
+use tensor::WeightFormat;
+
+mod process;
+
+/// The folder of the built-in model.
+const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/builtin");
+const UP: &str = "model.layers.3.mlp.up_proj.weight";
+
+fn open(path: &str) -> Checkpoint {
+    let open = |path: &Path| Ok(mapped::map(path)?);
+    Checkpoint::open(Path::new(path), &open).expect("a model")
+}
+
+fn fail(args: &[&str]) -> String {
+    let output = process::output(&[&["quantize"], args].concat());
+    assert!(!output.status.success(), "{args:?}");
+    process::text(&output.stderr)
+}
+
+/// Name and bytes of every file in a folder, sorted.
+fn files(folder: &str) -> Vec<(String, Vec<u8>)> {
+    let entry = |entry: std::io::Result<fs::DirEntry>| {
+        let path = entry.expect("an entry").path();
+        (path.file_name().expect("a name").to_str().expect("UTF-8").to_owned(), fs::read(&path).expect("a file"))
+    };
+    let mut files: Vec<_> = fs::read_dir(folder).expect("a folder").map(entry).collect();
+    files.sort_unstable();
+    files
+}
+
+#[test]
+fn every_layout_is_read_back_and_says_what_it_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let source = open(BUILTIN);
+    let original = source.tensor(UP).expect("every tensor is there").to_f32();
+    for layout in PackedLayout::ALL {
+        let (name, made, receipt) = (layout.name(), at(layout.name()), at("receipt.json"));
+        let printed = process::succeed(&[
+            "quantize", BUILTIN, "-F", name, "--to", "safetensors", "-o", &made, "--receipt", &receipt,
+        ]);
+        assert!(printed.contains(&format!("{name:<5} 49 tensors")), "{printed}");
+        let written = open(&made);
+        let config = written.quantization.as_ref().expect("it is quantised");
+        assert!(config["quant_method"] == "compressed-tensors" && config["ignore"] == serde_json::json!(["lm_head"]));
+        assert_eq!(written.config, source.config);
+        assert_eq!(written.generation_config, source.generation_config);
+        assert!(written.chat_templates.default == source.chat_templates.default);
+        // The same as the packer makes of the rows; the rest is as it was.
+        let packed = layout.pack(&original, 256, tensor::quant::Packing::Searched).expect("it divides");
+        let found = written.tensor(UP).expect("every tensor is there").to_f32();
+        for (found, expected) in found.iter().zip(&packed.weights) {
+            let off = if name == "fp8" { expected.abs() / 1024.0 + 1e-7 } else { 0.0 };
+            assert!((found - expected).abs() <= off, "{name}: {found}, not {expected}");
+        }
+        for kept in ["model.embed_tokens.weight", "model.norm.weight"] {
+            assert_eq!(written.tensor(kept).unwrap().bytes(), source.tensor(kept).unwrap().bytes(), "{name}");
+        }
+        let receipt: serde_json::Value = serde_json::from_slice(&fs::read(&receipt).unwrap()).expect("JSON");
+        assert!(receipt["format"] == name && receipt["tensors"].as_array().map(Vec::len) == Some(49), "{receipt}");
+    }
+    // It runs, and is as near to its source as the same numbers are in GGUF.
+    let ran = process::output(&["run", &at("int4_g32"), "Once upon a time", "--temp", "0", "-n", "20"]);
+    assert!(ran.status.success() && process::text(&ran.stderr).contains("INT4 as Q4_0"));
+}
+
+#[test]
+fn plain_numbers_and_single_matrices_stay_what_was_asked_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let (half, mixed) = (at("half/"), at("mixed"));
+    process::succeed(&["quantize", BUILTIN, "-F", "f16", "-o", &half]);
+    let written = open(&half);
+    assert!(written.quantization.is_none() && written.config["torch_dtype"] == "float16");
+    assert!(written.tensor_infos().all(|info| info.format == Some(WeightFormat::F16)));
+    process::succeed(&["quantize", BUILTIN, "-F", "int8", "-o", &mixed, "--tensor", "layers.3.mlp.up_proj=bf16"]);
+    let written = open(&mixed);
+    assert_eq!(written.tensor(UP).unwrap().bytes(), open(BUILTIN).tensor(UP).unwrap().bytes());
+    assert_eq!(written.tensor(&UP.replace('3', "2")).unwrap().format(), WeightFormat::Q8_0);
+    let ignored = &written.quantization.as_ref().expect("it is quantised")["ignore"];
+    assert_eq!(*ignored, serde_json::json!(["lm_head", "model.layers.3.mlp.up_proj"]));
+
+    // What has no layout, or is no folder, or would be lost.
+    let none = at("none");
+    let refused = |args: &[&str]| fail(&[args, &["-o", &none]].concat());
+    let no_layout = refused(&[BUILTIN, "-F", "q4_k", "--to", "safetensors"]);
+    assert!(no_layout.contains("`q4_k` has no published layout") && no_layout.contains("int4_g128"), "{no_layout}");
+    let no_type = refused(&[BUILTIN, "-F", "int4", "--to", "gguf"]);
+    assert!(no_type.contains("`int4_g128` is no type of GGUF") && no_type.contains("q4_0"), "{no_type}");
+    assert!(refused(&[BUILTIN, "-F", "int9"]).contains("mxfp4"));
+    assert!(refused(&[BUILTIN, "-F", "int4", "--tensor", "up_proj=q8_0"]).contains("f16, bf16 or f32"));
+    assert!(refused(&[BUILTIN, "-F", "int4", "--tensor", "nothing=f16"]).contains("--tensor nothing"));
+    assert!(refused(&[BUILTIN, "-F", "int4", "--max-shard-size", "5 lots"]).contains("5GB"));
+    let file = at("model.gguf");
+    process::succeed(&["quantize", BUILTIN, "-F", "q8_0", "-o", &file]);
+    assert!(refused(&[&file, "-F", "int4"]).contains("tokenizer.json"));
+    assert!(!Path::new(&none).exists());
+    assert!(fail(&[BUILTIN, "-F", "int4", "-o", &mixed]).contains("--force"));
+    assert!(fail(&[BUILTIN, "-F", "int4", "-o", &file, "--force"]).contains("is a file"));
+    process::succeed(&["quantize", BUILTIN, "-F", "int4", "-o", &mixed, "--force"]);
+    assert_eq!(open(&mixed).tensor(UP).unwrap().format(), WeightFormat::Q4_0);
+    fs::write(Path::new(&mixed).join("thesis.doc"), "years of work").unwrap();
+    assert!(fail(&[BUILTIN, "-F", "int8", "-o", &mixed, "--force"]).contains("thesis.doc"));
+    assert!(Path::new(&mixed).join("thesis.doc").exists());
+    let left = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().to_str().unwrap().starts_with('.');
+    assert!(!fs::read_dir(folder.path()).unwrap().any(left));
+}
+
+/// The kernel ends a process that writes a file beyond a limit, as a full disk or a power cut would.
+#[cfg(unix)]
+#[test]
+fn shards_are_aligned_listed_and_continued_to_the_same_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let (whole, output, receipt) = (at("whole"), at("out"), at("receipt.json"));
+    let args = ["quantize", BUILTIN, "-F", "int4_g64", "--max-shard-size", "600000", "-o"];
+    process::succeed(&[&args[..], &[&whole]].concat());
+    let index: serde_json::Value =
+        serde_json::from_slice(&fs::read(Path::new(&whole).join("model.safetensors.index.json")).unwrap()).unwrap();
+    let (mut total, mut names) = (0, 0);
+    for (name, bytes) in files(&whole).into_iter().filter(|(name, _)| name.ends_with(".safetensors")) {
+        let file = Safetensors::read(bytes.into()).expect("a whole file");
+        assert_eq!(file.metadata(), [("format".to_owned(), "pt".to_owned())]);
+        for info in file.tensors() {
+            assert_eq!(index["weight_map"][info.name()], name.as_str());
+            let size = match info.dtype() {
+                "I64" => 8,
+                "I32" => 4,
+                _ => 2,
+            };
+            assert!(info.range().start().is_multiple_of(size), "{info:?}");
+            total += info.range().len();
+            names += 1;
+        }
+    }
+    assert_eq!(index["metadata"]["total_size"], total);
+    assert_eq!(index["weight_map"].as_object().map(serde_json::Map::len), Some(names));
+    let shards = files(&whole).iter().filter(|(name, _)| name.starts_with("model-")).count();
+    assert!(shards > 4, "{shards}");
+
+    // Units of 512 or 1024 bytes: the embeddings, which come first, are 2 MiB, and one shard later there is no more room.
+    let script = format!(
+        "ulimit -f 1000; exec {} quantize {BUILTIN} -F int4_g64 --max-shard-size 600000 -o {output} --tensor token_embd=f32",
+        env!("CARGO_BIN_EXE_hotmetal")
+    );
+    let cut = std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell");
+    assert!(!cut.status.success() && !Path::new(&output).exists());
+    assert!(folder.path().join(".out.partial").exists());
+    // Of another command: it begins anew, and leaves nothing of the first.
+    process::succeed(&[&args[..], &[&output, "--receipt", &receipt]].concat());
+    assert!(files(&output) == files(&whole));
+    fs::remove_dir_all(&output).unwrap();
+
+    // As if the power had failed before the last shard: of the others nothing is made again.
+    let partial = folder.path().join(".out.partial");
+    let all = std::process::Command::new("sh")
+        .args([
+            "-c",
+            &format!(
+                "ulimit -f 4000; exec {} quantize {BUILTIN} -F int8 --max-shard-size 1500000 -o {output} --tensor \
+                 token_embd=f32",
+                env!("CARGO_BIN_EXE_hotmetal")
+            ),
+        ])
+        .output()
+        .expect("a shell");
+    let interrupted = !all.status.success();
+    let resumed = process::output(&[
+        "quantize", BUILTIN, "-F", "int8", "--max-shard-size", "1500000", "-o", &output, "--tensor", "token_embd=f32",
+        "--force",
+    ]);
+    assert!(resumed.status.success(), "{}", process::text(&resumed.stderr));
+    let fresh = at("fresh");
+    process::succeed(&[
+        "quantize", BUILTIN, "-F", "int8", "--max-shard-size", "1500000", "-o", &fresh, "--tensor", "token_embd=f32",
+    ]);
+    assert!(files(&output) == files(&fresh), "interrupted: {interrupted}");
+    assert!(!partial.exists());
+}

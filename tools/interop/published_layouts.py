@@ -1,0 +1,99 @@
+"""Checks that the published decoder reads what `hotmetal quantize --to safetensors` writes as Hotmetal does.
+
+    pip install torch compressed-tensors==0.20.0 numpy gguf==0.19.0
+    python tools/interop/published_layouts.py [--hotmetal target/release/hotmetal] [--model DIR]
+
+Writes a folder in each layout, has compressed-tensors decode every packed matrix in f32, and compares with what Hotmetal reads
+(`hotmetal quantize -F f32` of the folder, by gguf-py): equal in every bit where Hotmetal holds the layout exactly, else, for
+FP8, off by no more than rounding to F16. Also holds each against the model itself. Exit status 1 where one differs.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
+from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
+from gguf import GGUFReader
+from gguf.quants import dequantize as gguf_weights
+from safetensors import safe_open
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYOUTS = ["int4_g32", "int4_g64", "int4_g128", "int8_g32", "int8_g64", "int8_g128", "int8", "fp8", "mxfp4"]
+# Of names in GGUF files.
+NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}
+
+
+def decoded(layout: str, tensors: dict, scheme: QuantizationScheme) -> torch.Tensor:
+    """A weight as compressed-tensors decodes it, in f32: elsewhere it rounds to the type of the scales."""
+    if layout == "fp8":
+        return dequantize(tensors["weight"], tensors["weight_scale"], args=scheme.weights, dtype=torch.float32)
+    if layout == "mxfp4":
+        return MXFP4PackedCompressor.decompress(dict(tensors), scheme)["weight"].float()
+    state = {**tensors, "weight_scale": tensors["weight_scale"].float()}
+    return PackedQuantizationCompressor.decompress(state, scheme)["weight"]
+
+
+def check(hotmetal: str, model: Path, layout: str, folder: Path) -> str:
+    """What is wrong, or nothing."""
+    made, exact = folder / layout, folder / "exact.gguf"
+    quantize = [hotmetal, "quantize"]
+    # Small shards, so that there are several.
+    subprocess.run([*quantize, model, "-F", layout, "--to", "safetensors", "-o", made, "--max-shard-size", "2MB"],
+                   check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*quantize, made, "-F", "f32", "-o", exact, "--force"], check=True, stdout=subprocess.DEVNULL)
+    config = json.loads((made / "config.json").read_text())["quantization_config"]
+    # The published classes accept it, too.
+    QuantizationConfig.model_validate(config)
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**config["config_groups"]["group_0"]["weights"]))
+    index = json.loads((made / "model.safetensors.index.json").read_text())["weight_map"]
+    files = {name: safe_open(made / name, "pt") for name in set(index.values())}
+    modules: dict[str, dict] = {}
+    for name, file in index.items():
+        module, part = name.rsplit(".", 1)
+        modules.setdefault(module, {})[part] = files[file].get_tensor(name)
+    found = {tensor.name: tensor for tensor in GGUFReader(exact).tensors}
+    checked = 0
+    for module, tensors in modules.items():
+        if "weight_scale" not in tensors:
+            continue
+        expected = decoded(layout, tensors, scheme).numpy()
+        _, _, number, kind = module.split(".", 3)
+        tensor = found[f"blk.{number}.{NAMES[kind]}.weight"]
+        ours = gguf_weights(tensor.data, tensor.tensor_type).reshape(expected.shape)
+        same = np.array_equal(ours, expected)
+        if layout == "fp8":
+            same = bool(np.all(np.abs(ours - expected) <= np.abs(expected) * 2.0**-11 + 2.0**-25))
+        if not same:
+            return f"{layout}: {module} differs by up to {np.abs(ours - expected).max()}"
+        checked += 1
+    if checked == 0:
+        return f"{layout}: nothing is packed"
+    print(f"{layout}: {checked} matrices in {len(files)} files, read alike", flush=True)
+    return ""
+
+
+def main() -> None:
+    """Checks every layout."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hotmetal", default=ROOT / "target" / "release" / "hotmetal")
+    parser.add_argument("--model", type=Path, default=ROOT / "crates" / "cli" / "builtin")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        wrong = [what for layout in LAYOUTS if (what := check(args.hotmetal, args.model, layout, Path(folder)))]
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
