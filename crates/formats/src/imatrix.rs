@@ -1,7 +1,7 @@
 //! Importance matrices of llama.cpp: the mean squares of what each projection of a model is given, over a text.
 //!
-//! Layout    A GGUF file: `general.type` "imatrix", `imatrix.datasets`, `imatrix.chunk_count`, `imatrix.chunk_size` (tokens); for
-//!           each matrix NAME the F32 tensors `NAME.in_sum2` (matrices, features), sums of squares, and `NAME.counts`
+//! Layout    A GGUF file: `general.type` "imatrix", `imatrix.datasets`, `imatrix.chunk_count`, `imatrix.chunk_size` (tokens);
+//!           for each matrix NAME the F32 tensors `NAME.in_sum2` (matrices, features), sums of squares, and `NAME.counts`
 //!           (matrices, 1), of how many tokens. Matrices are the experts of a tensor, elsewhere one.
 //!           Before July 2025 ("legacy", usually imatrix.dat): a count of entries; each the length of a name, the name, calls,
 //!           values, and as many f32, means times calls; then, if the file goes on, chunks, and the length and name of the

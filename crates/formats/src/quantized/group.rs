@@ -1,9 +1,9 @@
-//! Integers and E4M3 numbers with one scale for a group of weights: what safetensors have, where scales lie in a tensor of their
-//! own and a group may be of any length.
+//! Integers and E4M3 numbers with one scale for a group of weights: what safetensors have, where scales lie in a tensor of
+//! their own and a group may be of any length.
 //!
 //! Meaning   `weight = scale · code`, integers of b bits from -2^(b-1) to 2^(b-1) - 1.
-//! Packing   plain, the largest magnitude is half a step beyond the last code (integers: `scale = 2 · max|w| / (2^b - 1)`), or the
-//!           largest number of E4M3 (448). Scales are positive, as all published writers make them.
+//! Packing   plain, the largest magnitude is half a step beyond the last code (integers: `scale = 2 · max|w| / (2^b - 1)`),
+//!           or the largest number of E4M3 (448). Scales are positive, as all published writers make them.
 //! Source    compressed-tensors; OCP 8-bit Floating Point Specification (E4M3 has no infinities).
 
 use tensor::quant::Packing;

@@ -1,8 +1,8 @@
 //! The other way: matrices as the tensors of a published layout of safetensors, and the configuration that says so.
 //!
-//! Layout    compressed-tensors, weights alone quantised: `pack-quantized` integers (words of 32 bits along a row, each code plus
-//!           the middle of its range, the first in the lowest bits) with scales in F16; `float-quantized` E4M3 with a scale in
-//!           F32 for each row; `mxfp4-pack-quantized` E2M1, two a byte, the first in the lower half, with scales in E8M0.
+//! Layout    compressed-tensors, weights alone quantised: `pack-quantized` integers (words of 32 bits along a row, each code
+//!           plus the middle of its range, the first in the lowest bits) with scales in F16; `float-quantized` E4M3 with a
+//!           scale in F32 for each row; `mxfp4-pack-quantized` E2M1, two a byte, the first in the lower half, with scales in E8M0.
 //! Source    the decoders of compressed-tensors; `tools/interop/published_layouts.py` compares.
 
 use half::f16;

@@ -64,8 +64,8 @@ impl SafetensorsWriter {
         self.tensors.iter().map(|tensor| tensor.data.len()).sum()
     }
 
-    /// Brings tensors into an order in which each is aligned for its type, which readers may expect although tensors lie one after
-    /// another without padding: those of a multiple of eight bytes stay in front, the others follow, the widest type first.
+    /// Brings tensors into an order in which each is aligned for its type, which readers may expect although tensors lie one
+    /// after another without padding: those of a multiple of eight bytes stay in front, the others follow, the widest type first.
     pub fn align(&mut self) -> &mut Self {
         let narrowness = |tensor: &Entry| match tensor.data.len() % 8 {
             0 => 0,
