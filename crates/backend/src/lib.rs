@@ -8,6 +8,7 @@
 mod claims;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod logits;
 pub mod profile;
 pub mod reference;
 
@@ -19,6 +20,7 @@ use tensor::{Tensor, WeightFormat};
 use crate::profile::{OpInfo, Recorder};
 
 pub use claims::Claims;
+pub use logits::{Logits, PEAK_GROUP, num_peaks, peak};
 
 /// Why a backend could not load, compile or run.
 #[derive(Debug, thiserror::Error)]
@@ -167,6 +169,11 @@ pub trait Executable: Send {
     /// Runs one step with the program of its bucket (compiled now if there is none). Returns the logits,
     /// (outputs, vocab_size) row-major, valid until the next step.
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError>;
+
+    /// As [`Executable::replay`], with the peaks of the logits where the device finds them as it makes these.
+    fn replay_with_peaks(&mut self, input: &StepInput) -> Result<Logits<'_>, BackendError> {
+        Ok(Logits { values: self.replay(input)?, peaks: None })
+    }
 
     /// The width of what [`Executable::replay_hidden`] returns; `None` where the device does not give it.
     fn hidden_size(&self) -> Option<usize> {

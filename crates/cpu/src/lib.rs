@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use backend::profile::{OpInfo, Recorder};
-use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, Observer, check_load};
+use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, Logits, Observer, check_load, num_peaks};
 use half::bf16;
 use plan::{KvLayout, Op, Plan, StepInput, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
@@ -313,13 +313,17 @@ impl Executable for CpuExecutable {
     }
 
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        self.replay_with_peaks(input).map(|made| made.values)
+    }
+
+    fn replay_with_peaks(&mut self, input: &StepInput) -> Result<Logits<'_>, BackendError> {
         let recorded = self.recording.as_ref().and_then(Recording::begin);
         let program = self.begin(End::Logits, input)?;
         match recorded {
             None => self.run(program, input, |step, worker, scratch| step.run(worker, scratch))?,
             Some(begin_ns) => profile::run(self, begin_ns, program, input)?,
         }
-        Ok(self.result(program, input))
+        Ok(Logits { values: self.result(program, input), peaks: self.peaks(program, input) })
     }
 
     fn hidden_size(&self) -> Option<usize> {
@@ -443,6 +447,12 @@ impl CpuExecutable {
     fn result(&self, program: usize, input: &StepInput) -> &[f32] {
         let Program { result, result_width, .. } = self.programs[program];
         &self.memory.arena[result..result + input.output_rows.len() * result_width]
+    }
+
+    /// The peaks of that result, if the program keeps them.
+    fn peaks(&self, program: usize, input: &StepInput) -> Option<&[f32]> {
+        let Program { peaks, result_width, .. } = self.programs[program];
+        peaks.map(|start| &self.memory.arena[start..start + input.output_rows.len() * num_peaks(result_width)])
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicUsize;
 
+use backend::{PEAK_GROUP, num_peaks};
 use plan::{Activation, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Value};
 use tensor::{Tensor, WeightFormat};
 
@@ -34,6 +35,8 @@ pub(crate) struct Program {
     /// Where the result begins in the arena, and how wide its rows are.
     pub(crate) result: usize,
     pub(crate) result_width: usize,
+    /// Where the result's peaks begin in the arena, if an instruction keeps them.
+    pub(crate) peaks: Option<usize>,
     pub(crate) sizes: Sizes,
 }
 
@@ -209,6 +212,8 @@ pub(crate) struct Projection {
     pub(crate) up: Option<LinearRef>,
     pub(crate) out: Place,
     pub(crate) residual: Option<usize>,
+    /// Where the [peaks](backend::peak) of its rows begin, if they are wanted.
+    pub(crate) peaks: Option<usize>,
 }
 
 /// A weight, (out_features, in_features), and its bias.
@@ -301,6 +306,13 @@ pub(crate) fn choose_project(
     ProjectVariant { redundant: rows <= REDUNDANT_ROWS && threads > 1, panel: rows >= PANEL_MIN_ROWS, chunk_columns }
 }
 
+/// As many columns as `columns` in whole groups of peaks; `None` where these would change too much.
+fn in_peak_groups(columns: usize) -> Option<usize> {
+    // Weights of a few columns more still stay in the cache.
+    let most = columns + columns / 2;
+    (most >= PEAK_GROUP).then(|| columns.max(PEAK_GROUP) / PEAK_GROUP * PEAK_GROUP)
+}
+
 /// How many rows of a step may be attended split by split: those that give workers too few tiles. 0: none.
 pub(crate) fn choose_attention_split(tokens: usize, kv_heads: usize, threads: usize) -> usize {
     let rows = (2 * threads).div_ceil(kv_heads.max(1));
@@ -322,7 +334,8 @@ impl Source<'_> {
     /// The program for steps of up to `shape`.
     pub(crate) fn compile(&self, end: End, shape: StepShape) -> Program {
         let memory = MemoryPlan::new(self.plan, shape);
-        let mut compiler = Compiler { source: self, shape, sizes: Sizes::default(), angles: vec![], memory };
+        let (sizes, angles, peaks) = (Sizes::default(), vec![], None);
+        let mut compiler = Compiler { source: self, end, shape, sizes, angles, memory, peaks };
         compiler.sizes.arena = compiler.memory.len;
         let mut instructions = vec![compiler.no_barrier(Work::CopyBlocks)];
         for (rope, table) in self.plan.ropes.iter().enumerate() {
@@ -348,17 +361,21 @@ impl Source<'_> {
         let result = compiler.memory.offset(self.plan.logits);
         let result_width = self.plan.value(self.plan.logits).width;
         let turns = instructions.iter().map(|_| Padded::default()).collect();
-        Program { end, shape, instructions, turns, result, result_width, sizes: compiler.sizes }
+        let Compiler { peaks, sizes, .. } = compiler;
+        Program { end, shape, instructions, turns, result, result_width, peaks, sizes }
     }
 }
 
 struct Compiler<'a> {
     source: &'a Source<'a>,
+    end: End,
     shape: StepShape,
     memory: MemoryPlan,
     sizes: Sizes,
     /// The angles of each rope.
     angles: Vec<Place>,
+    /// Where the peaks of the result begin.
+    peaks: Option<usize>,
 }
 
 impl Compiler<'_> {
@@ -473,7 +490,7 @@ impl Compiler<'_> {
 
     fn projection(&self, linear: Linear, out: Value, residual: Option<Value>) -> Projection {
         let residual = residual.map(|value| self.place(value).start);
-        Projection { linear: linear.into(), up: None, out: self.place(out), residual }
+        Projection { linear: linear.into(), up: None, out: self.place(out), residual, peaks: None }
     }
 
     fn project(
@@ -481,26 +498,35 @@ impl Compiler<'_> {
         x: Value,
         norm: Option<Norm>,
         select: bool,
-        projections: Vec<Projection>,
+        mut projections: Vec<Projection>,
         rows_start: usize,
     ) -> Work {
         let x = self.place(x);
         let k = x.width;
-        let tensors = || {
-            projections.iter().flat_map(|p| [Some(p.linear), p.up]).flatten().map(|l| &self.source.weights[l.weight])
-        };
-        let quantized = tensors().any(|tensor| tensor.format().is_quantized());
-        let rounded = self.source.isa.rounds_to_bf16() && tensors().any(|t| t.format() == WeightFormat::BF16);
+        let source = self.source;
+        let linears = projections.iter().flat_map(|projection| [Some(projection.linear), projection.up]).flatten();
+        let tensors: Vec<&Tensor> = linears.map(|linear| &source.weights[linear.weight]).collect();
+        let quantized = tensors.iter().any(|tensor| tensor.format().is_quantized());
+        let rounded = self.source.isa.rounds_to_bf16() && tensors.iter().any(|t| t.format() == WeightFormat::BF16);
         let rows = if select { self.shape.outputs } else { self.rows(x.rows) };
         let columns = projections.iter().map(|projection| projection.out.width).sum();
-        let row_bytes = tensors().map(Tensor::row_bytes).max().unwrap_or(0);
+        let row_bytes = tensors.iter().map(|tensor| tensor.row_bytes()).max().unwrap_or(0);
         let tiles = rounded && self.source.isa.has_tiles();
         let operand = match quantized {
             _ if tiles => Operand::Tiles,
             true => Operand::Blocks,
             false => Operand::Floats,
         };
-        let variant = choose_project(rows, columns, row_bytes, self.source.threads, operand);
+        let mut variant = choose_project(rows, columns, row_bytes, self.source.threads, operand);
+        let is_head = select && self.end == End::Logits;
+        if let (true, Some(columns)) = (is_head, in_peak_groups(variant.chunk_columns)) {
+            variant.chunk_columns = columns;
+            let result = self.place(source.plan.logits);
+            for projection in projections.iter_mut().filter(|projection| projection.out == result) {
+                let start = self.shared(rows * num_peaks(projection.out.width));
+                (projection.peaks, self.peaks) = (Some(start), Some(start));
+            }
+        }
         let blocks = k / crate::kernels::quantize::BLOCK_LEN;
         let worker = &mut self.sizes.worker;
         if variant.redundant {
@@ -511,7 +537,7 @@ impl Compiler<'_> {
             self.sizes.quantized = self.sizes.quantized.max(if quantized { rows * blocks } else { 0 });
             self.sizes.rounded = self.sizes.rounded.max(if rounded { rows * linear_tiles::padded(k) } else { 0 });
         }
-        for tensor in tensors() {
+        for tensor in &tensors {
             let room = packed::room_bytes(tensor, variant.panel);
             worker.panel = worker.panel.max(room);
         }
@@ -522,7 +548,7 @@ impl Compiler<'_> {
             worker.panel = worker.panel.max(linear_tiles::group_bytes(k));
             worker.sums = worker.sums.max(linear_tiles::SUMS_LEN);
         }
-        let widens = tensors().any(|tensor| match tensor.format() {
+        let widens = tensors.iter().any(|tensor| match tensor.format() {
             WeightFormat::F16 => true,
             WeightFormat::BF16 => !rounded,
             _ => false,
@@ -563,6 +589,12 @@ mod tests {
         }
         // Decode on two threads: about eight turns each.
         assert_eq!(choose_project(1, 4864, 1792, 2, Operand::Floats).chunk_columns, 304);
+    }
+
+    #[test]
+    fn groups_of_peaks_are_whole_in_a_chunk_and_change_it_little() {
+        assert_eq!([80, 96, 128, 297, 4096].map(in_peak_groups), [None, Some(128), Some(128), Some(256), Some(4096)]);
+        assert_eq!(in_peak_groups(16), None);
     }
 
     #[test]

@@ -8,13 +8,14 @@
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
+use backend::{PEAK_GROUP, num_peaks};
 use half::{bf16, f16};
 use plan::{Rows, StepInput};
 use tensor::{Tensor, WeightFormat};
 
 use crate::Isa;
 use crate::kernels::attention::{self, MergeSplit, OneSplit, Sequential, Tile};
-use crate::kernels::elementwise::{self, SiluMul};
+use crate::kernels::elementwise::{self, GroupPeaks, SiluMul};
 use crate::kernels::linear::{self, LinearFloat, Output, Widen, WidenAll};
 use crate::kernels::linear_blocks::{self, LinearBlocks};
 use crate::kernels::linear_tiles::{self, LinearTiles};
@@ -299,6 +300,9 @@ impl Step<'_> {
         let residual = projection.residual;
         let output = Output { values: &self.arena, start, stride: width, first_column: 0, bias: None, residual };
         self.multiply(projection.linear, x, columns.clone(), output, room);
+        if let Some(peaks) = projection.peaks {
+            self.keep_peaks(projection.out, peaks, x.rows, &columns);
+        }
         let Some(linear) = projection.up else { return };
         let up = &mut up[..x.rows * columns.len()];
         let values = &SharedSlice::new(up);
@@ -312,6 +316,20 @@ impl Step<'_> {
             // SAFETY: the slice is this worker's own, and nothing writes to it any more.
             let up = unsafe { values.read(row * stride..(row + 1) * stride) };
             self.isa.run(SiluMul { gate_and_out, up });
+        }
+    }
+
+    /// Looks for the peaks of some columns of `out`, which begin at a group's first, while they are in the cache.
+    fn keep_peaks(&self, out: Place, peaks: usize, rows: usize, columns: &Range<usize>) {
+        for row in 0..rows {
+            let start = out.start + row * out.width;
+            // SAFETY: this worker has written these columns, which are its alone in this op.
+            let logits = unsafe { self.arena.read(start + columns.start..start + columns.end) };
+            let start = peaks + row * num_peaks(out.width);
+            let groups = columns.start / PEAK_GROUP..columns.end.div_ceil(PEAK_GROUP);
+            // SAFETY: the groups of these columns are this worker's alone, as the columns are.
+            let peaks = unsafe { self.arena.write(start + groups.start..start + groups.end) };
+            self.isa.run(GroupPeaks { logits, peaks });
         }
     }
 

@@ -7,7 +7,7 @@ use plan::{KvLayout, Plan, StepInput};
 use tensor::Tensor;
 use testing::tolerance::{self, Bounded, nmse};
 
-use crate::{Backend, Claims, Executable};
+use crate::{Backend, Claims, Executable, PEAK_GROUP, peak};
 
 /// The result that came nearest to its tolerance, or went furthest beyond.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -136,9 +136,29 @@ impl Twins {
     }
 }
 
-/// One step's logits.
+/// One step's logits. Peaks that come with them are held to what they are of.
 pub(super) fn replay(executable: &mut dyn Executable, input: &StepInput) -> Result<Vec<f32>, String> {
-    executable.replay(input).map(<[f32]>::to_vec).map_err(|error| format!("{:?}: {error}", input.shape()))
+    let made = executable.replay_with_peaks(input).map_err(|error| format!("{:?}: {error}", input.shape()))?;
+    if let Some(peaks) = made.peaks {
+        check_peaks(input, made.values, peaks)?;
+    }
+    Ok(made.values.to_vec())
+}
+
+fn check_peaks(input: &StepInput, logits: &[f32], peaks: &[f32]) -> Result<(), String> {
+    let width = logits.len() / input.output_rows.len().max(1);
+    let rows = logits.chunks_exact(width.max(1));
+    let expected: Vec<f32> = rows.flat_map(|row| row.chunks(PEAK_GROUP).map(peak)).collect();
+    if peaks.len() != expected.len() {
+        return Err(format!("{:?}: {} peaks, expected {}", input.shape(), peaks.len(), expected.len()));
+    }
+    let same = |(found, expected): (&f32, &f32)| found == expected || (found.is_nan() && expected.is_nan());
+    match peaks.iter().zip(&expected).position(|pair| !same(pair)) {
+        None => Ok(()),
+        Some(at) => {
+            Err(format!("{:?}: peak {at} is {:e}, that of its logits {:e}", input.shape(), peaks[at], expected[at]))
+        }
+    }
 }
 
 fn same_len(input: &StepInput, found: usize, expected: usize) -> Result<(), String> {

@@ -1,8 +1,10 @@
-//! `glu`, `add`: element by element, so the order of accumulation is no question.
+//! `glu`, `add`, and the peaks of logits: element by element, so the order of accumulation is no question.
 //!
 //! Shapes    all (len,).
-//! Accuracy  `glu` within 5 ε of silu(gate) · up; `add` rounded once.
+//! Accuracy  `glu` within 5 ε of silu(gate) · up; `add` rounded once; peaks exact.
 //! Versions  every level, from one text.
+
+use backend::PEAK_GROUP;
 
 use crate::kernels::math::silu;
 use crate::simd::{Kernel, LANES, Simd};
@@ -26,6 +28,34 @@ impl Kernel for SiluMul<'_> {
         let mut lanes = [0.0; LANES];
         s.store(s.mul(silu(s, s.load_partial(out_rest)), s.load_partial(up_rest)), &mut lanes);
         out_rest.copy_from_slice(&lanes[..out_rest.len()]);
+    }
+}
+
+/// The [`backend::peak`] of each group of logits.
+pub(crate) struct GroupPeaks<'a> {
+    pub(crate) logits: &'a [f32],
+    /// One for each [`PEAK_GROUP`] of `logits`, the last of which may be shorter.
+    pub(crate) peaks: &'a mut [f32],
+}
+
+impl Kernel for GroupPeaks<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (groups, rest) = self.logits.as_chunks::<PEAK_GROUP>();
+        let (peaks, rest_peak) = self.peaks.split_at_mut(groups.len());
+        for (group, out) in groups.iter().zip(peaks) {
+            let mut largest = s.splat(f32::NEG_INFINITY);
+            // Zero for as long as all are finite, and not a number from then on.
+            let mut zeros = s.splat(0.0);
+            for lanes in group.as_chunks::<LANES>().0 {
+                let lanes = s.load(lanes);
+                largest = s.max(lanes, largest);
+                zeros = s.mul_add(lanes, s.splat(0.0), zeros);
+            }
+            *out = s.max_lane(largest) + s.sum(zeros);
+        }
+        rest_peak.iter_mut().for_each(|out| *out = backend::peak(rest));
     }
 }
 
