@@ -33,7 +33,7 @@ pub use error::EngineError;
 pub use pooling::Pooling;
 pub use request::{CacheDomain, Failure, FinishReason, Output, Request, RequestId, Usage};
 pub use sampler::{
-    Dry, Grammar, GrammarState, History, SampledToken, Sampler, SamplerStep, SamplingParams, TokenLogprob,
+    Dry, Grammar, GrammarState, History, LogitsRow, SampledToken, Sampler, SamplerStep, SamplingParams, TokenLogprob,
     TokenLogprobs, TokenSet, Xtc,
 };
 pub use step::{Engine, EngineStats, StepWatch};

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use backend::{BackendError, Choice, Executable};
+use backend::{BackendError, Choice, Executable, Logits, PEAK_GROUP, peak};
 use plan::sampling::choose;
 use plan::{FED, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
 
@@ -36,6 +36,7 @@ pub struct NullExecutable {
     /// (num_blocks, block_len).
     slots: Vec<Slot>,
     logits: Vec<f32>,
+    peaks: Vec<f32>,
     num_steps: u64,
     faults: Option<Faults>,
     queue: Option<Queue>,
@@ -62,7 +63,7 @@ impl NullExecutable {
     /// A device without faults.
     pub fn new(kv: KvLayout, vocab_size: usize) -> Self {
         let slots = vec![Slot::Empty; kv.num_blocks * kv.block_len];
-        Self { kv, vocab_size, slots, logits: Vec::new(), num_steps: 0, faults: None, queue: None }
+        Self { kv, vocab_size, slots, logits: Vec::new(), peaks: Vec::new(), num_steps: 0, faults: None, queue: None }
     }
 
     /// The same, with faults where `faults` says so.
@@ -157,6 +158,14 @@ impl Executable for NullExecutable {
 
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
         self.run(input, self.vocab_size)
+    }
+
+    fn replay_with_peaks(&mut self, input: &StepInput) -> Result<Logits<'_>, BackendError> {
+        self.run(input, self.vocab_size)?;
+        let rows = self.logits.chunks(self.vocab_size.max(1));
+        self.peaks.clear();
+        self.peaks.extend(rows.flat_map(|row| row.chunks(PEAK_GROUP).map(peak)));
+        Ok(Logits { values: &self.logits, peaks: Some(&self.peaks) })
     }
 
     fn hidden_size(&self) -> Option<usize> {

@@ -19,21 +19,21 @@
 
 use std::collections::HashMap;
 
-use backend::Choice;
+use backend::{Choice, Logits, num_peaks};
 
 use crate::batch::{Batch, Scheduled};
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_cache::{KvCache, NoFreeBlock};
 use crate::request::{Failure, FinishReason, Output, Request, RequestId};
-use crate::sampler::{History, Sampler, TokenLogprobs, take_choice};
+use crate::sampler::{History, LogitsRow, Sampler, TokenLogprobs, take_choice};
 use crate::sequence::{Place, Sequence};
 
 /// What a step made for each of its output rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Made<'a> {
-    /// (outputs, vocab_size): the sampler chooses.
-    Logits(&'a [f32]),
+    /// The sampler chooses.
+    Logits(Logits<'a>),
     /// (outputs, hidden_size), and the hidden_size.
     States(&'a [f32], usize),
     /// The device has chosen.
@@ -329,8 +329,8 @@ impl Scheduler {
             }
             let scored = match made {
                 Made::Logits(logits) if item.num_scored > 0 => {
-                    let rows = &logits[first_output * vocab_size..output * vocab_size];
-                    score(sequence, rows, item.num_tokens, vocab_size, sampler)
+                    let rows = (first_output..output).map(|output| row_of(logits, output, vocab_size));
+                    score(sequence, rows, item.num_tokens, sampler)
                 }
                 _ => Ok(Vec::new()),
             };
@@ -360,7 +360,7 @@ impl Scheduler {
                     Made::Choices(choices) => take_choice(&choices[output], history),
                     Made::States(..) => continue,
                     Made::Logits(logits) => {
-                        let row = &logits[output * vocab_size..][..vocab_size];
+                        let row = row_of(logits, output, vocab_size);
                         let sampling = &sequence.request.sampling;
                         match &mut grammar {
                             Some(grammar) => sampler.sample_within(&mut **grammar, row, sampling, history, completion),
@@ -494,22 +494,30 @@ fn pool(
     }
 }
 
-/// The log-probabilities of the prompt's tokens that follow on `rows` of logits, of a step over `num_tokens` of them.
-fn score(
+/// The row of an output.
+fn row_of(logits: Logits<'_>, output: usize, vocab_size: usize) -> LogitsRow<'_> {
+    let width = num_peaks(vocab_size);
+    LogitsRow {
+        logits: &logits.values[output * vocab_size..][..vocab_size],
+        peaks: logits.peaks.map(|peaks| &peaks[output * width..][..width]),
+    }
+}
+
+/// The log-probabilities of the prompt's tokens that follow on `rows`, of a step over `num_tokens` of them.
+fn score<'a>(
     sequence: &mut Sequence,
-    rows: &[f32],
+    rows: impl Iterator<Item = LogitsRow<'a>>,
     num_tokens: usize,
-    vocab_size: usize,
     sampler: &mut Sampler,
 ) -> Result<Vec<TokenLogprobs>, Failure> {
     let count = sequence.request.prompt_logprobs.unwrap_or_default();
     let positions = sequence.rows_to_score(num_tokens);
     sequence.num_scored = positions.end;
     positions
-        .zip(rows.chunks_exact(vocab_size))
-        .map(|(position, logits)| {
+        .zip(rows)
+        .map(|(position, row)| {
             let history = History { tokens: &sequence.tokens[..=position], prompt_len: sequence.prompt_len };
-            sampler.score(logits, sequence.tokens[position + 1], count, history)
+            sampler.score(row, sequence.tokens[position + 1], count, history)
         })
         .collect()
 }

@@ -1,6 +1,6 @@
 //! The engine: the one place where scheduler, backend and sampler meet.
 
-use backend::{BackendError, Executable};
+use backend::{BackendError, Executable, num_peaks};
 use plan::StepShape;
 
 use crate::batch::Batch;
@@ -142,12 +142,20 @@ impl Engine {
             }
             Some(Submitted::Replay) => {
                 let input = self.batch.step_input(self.scheduler.running(), &self.kv, false);
-                watched(watch, || self.executable.replay(input)).map(Made::Logits)
+                watched(watch, || self.executable.replay_with_peaks(input)).map(Made::Logits)
             }
         };
         let Self { scheduler, kv, batch, sampler, .. } = self;
         let (found, expected, what) = match made {
-            Ok(Made::Logits(logits)) => (logits.len(), batch.num_outputs() * scheduler.config().vocab_size, "logits"),
+            Ok(Made::Logits(made)) => {
+                let (outputs, vocab_size) = (batch.num_outputs(), scheduler.config().vocab_size);
+                match made.peaks.map(<[f32]>::len) {
+                    Some(found) if found != outputs * num_peaks(vocab_size) => {
+                        (found, outputs * num_peaks(vocab_size), "peaks of logits")
+                    }
+                    _ => (made.values.len(), outputs * vocab_size, "logits"),
+                }
+            }
             Ok(Made::States(states, width)) => (states.len(), batch.num_outputs() * width, "states"),
             Ok(Made::Choices(choices)) => (choices.len(), batch.num_outputs(), "tokens"),
             Err(_) => (0, 0, ""),

@@ -1,15 +1,18 @@
 //! The sampler: logits of one row → one token, in a chain of steps that each sequence chooses for itself.
 //!
-//! What a grammar rules out is gone from the start. The logit bias comes first; then the steps in the order of [`SamplingParams::order`], which is llama.cpp's unless
-//! the request says otherwise: penalties, DRY, top-k, typical, top-p, min-p, XTC, temperature. A step whose parameter
-//! is neutral does nothing. At last one token is drawn from the softmax of what is left; at temperature 0 the likeliest
-//! is taken instead, the lowest id of equals. Where only the likeliest few can be chosen, the others are never made candidates.
+//! What a grammar rules out is gone from the start. The logit bias comes first; then the steps in the order of
+//! [`SamplingParams::order`], which is llama.cpp's unless the request says otherwise: penalties, DRY, top-k, typical,
+//! top-p, min-p, XTC, temperature. A step whose parameter is neutral does nothing. At last one token is drawn from the
+//! softmax of what is left; at temperature 0 the likeliest is taken instead, the lowest id of equals. Where only the
+//! likeliest few can be chosen, the others are never made candidates; and where all can, but few ever are, bounds on what the
+//! others weigh decide which ([`bounds`]).
 //!
 //! The random numbers of a token depend on the seed, the completion's number and the token's index only (ChaCha8, one
 //! stream a token), so a text is the same in any batch, after preemption, and on every run. Candidates stay in the
 //! order of their ids throughout, so the draw does not depend on how a filter was computed; the vocabulary is never
 //! sorted.
 
+mod bounds;
 mod candidates;
 mod filters;
 mod grammar;
@@ -28,7 +31,10 @@ pub(crate) use params::check_top_logprobs;
 use backend::Choice;
 use candidates::Candidate;
 use filters::Ranked;
+use params::WholeVocabulary;
 use peaks::Peaks;
+use plan::sampling::share;
+use rng::Draws;
 
 use crate::Failure;
 
@@ -39,6 +45,21 @@ pub struct SampledToken {
     pub id: u32,
     /// Its log-probability and the likeliest alternatives, if the request wants them.
     pub logprobs: Option<TokenLogprobs>,
+}
+
+/// The logits of a row, (vocab_size,), with what is known of them already.
+#[derive(Clone, Copy, Debug)]
+pub struct LogitsRow<'a> {
+    /// The logits.
+    pub logits: &'a [f32],
+    /// The [`backend::peak`] of each group of them, if the device has found these.
+    pub peaks: Option<&'a [f32]>,
+}
+
+impl<'a, T: AsRef<[f32]> + ?Sized> From<&'a T> for LogitsRow<'a> {
+    fn from(logits: &'a T) -> Self {
+        Self { logits: logits.as_ref(), peaks: None }
+    }
 }
 
 /// What a sequence holds so far: the penalties look back on it.
@@ -74,16 +95,16 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Chooses the token after `history` from `logits` (vocab_size,). `completion` tells the completions of one request
+    /// Chooses the token after `history` from the logits of `row`. `completion` tells the completions of one request
     /// apart, so that each has random numbers of its own.
-    pub fn sample(
+    pub fn sample<'a>(
         &mut self,
-        logits: &[f32],
+        row: impl Into<LogitsRow<'a>>,
         params: &SamplingParams,
         history: History<'_>,
         completion: usize,
     ) -> Result<SampledToken, Failure> {
-        self.look_over(logits, history)?;
+        let logits = self.look_over(row.into(), history)?;
         let id = if params.is_plain_greedy() {
             self.peaks.likeliest(logits).ok_or(Failure::NoTokenLeft)? as u32
         } else {
@@ -93,15 +114,15 @@ impl Sampler {
     }
 
     /// As [`Sampler::sample`], from the tokens that `grammar` allows, which is then told of the choice.
-    pub fn sample_within(
+    pub fn sample_within<'a>(
         &mut self,
         grammar: &mut dyn GrammarState,
-        logits: &[f32],
+        row: impl Into<LogitsRow<'a>>,
         params: &SamplingParams,
         history: History<'_>,
         completion: usize,
     ) -> Result<SampledToken, Failure> {
-        self.look_over(logits, history)?;
+        let logits = self.look_over(row.into(), history)?;
         self.allowed.clear(logits.len());
         grammar.allow(&mut self.allowed).map_err(Failure::Grammar)?;
         let id = self.run_chain(logits, params, history, completion, true)?;
@@ -112,20 +133,21 @@ impl Sampler {
     /// Log-probabilities of `token` after `history`, and of `count` alternatives.
     pub(crate) fn score(
         &mut self,
-        logits: &[f32],
+        row: LogitsRow<'_>,
         token: u32,
         count: usize,
         history: History<'_>,
     ) -> Result<TokenLogprobs, Failure> {
-        self.look_over(logits, history)?;
+        let logits = self.look_over(row, history)?;
         Ok(logprobs::logprobs(logits, &mut self.peaks, token, count, &mut self.ranked))
     }
 
-    /// Goes over the logits, once. One that is not a number is a fault of this sequence's computation, found before anything
-    /// is chosen from it.
-    fn look_over(&mut self, logits: &[f32], history: History<'_>) -> Result<(), Failure> {
-        if self.peaks.find(logits) {
-            return Ok(());
+    /// Goes over the logits, once, if the device has not; returns them. One that is not a number is a fault of this
+    /// sequence's computation, found before anything is chosen from it.
+    fn look_over<'a>(&mut self, row: LogitsRow<'a>, history: History<'_>) -> Result<&'a [f32], Failure> {
+        let LogitsRow { logits, .. } = row;
+        if self.peaks.find(row) {
+            return Ok(logits);
         }
         let faulty = logits.iter().position(|logit| !logit.is_finite()).unwrap_or_default();
         Err(numeric_fault(logits.get(faulty).copied().unwrap_or(f32::NAN), faulty as u32, history))
@@ -145,18 +167,44 @@ impl Sampler {
         completion: usize,
         only_allowed: bool,
     ) -> Result<u32, Failure> {
-        let Self { peaks, candidates, ranked, penalties: scratch, allowed } = self;
         let draws = rng::draws(params.seed, completion, history.tokens.len() - history.prompt_len);
+        let Self { peaks, candidates, ranked, allowed, .. } = self;
         let head = params.head(history).filter(|head| !only_allowed && head.len() < logits.len() / 8);
-        match head {
-            Some(head) => peaks.fill(candidates, logits, head.len(), head.changed(), ranked),
-            None => candidates::fill(candidates, logits),
+        let whole = if only_allowed { None } else { params.whole_vocabulary() };
+        let mut order = params.order.as_slice();
+        match (head, whole) {
+            (Some(head), _) => peaks.fill(candidates, logits, head.len(), head.changed(), ranked),
+            (None, Some(WholeVocabulary::Draw)) => {
+                return bounds::draw(peaks, logits, params.temperature, draws.pick).ok_or(Failure::NoTokenLeft);
+            }
+            (None, Some(WholeVocabulary::TopP(left)))
+                if bounds::top_p(peaks, logits, share(params.top_p), candidates, ranked) =>
+            {
+                order = left;
+            }
+            (None, Some(WholeVocabulary::MinP(left))) => {
+                bounds::min_p(peaks, logits, params.min_p, candidates);
+                order = left;
+            }
+            _ => candidates::fill(candidates, logits),
         }
         if only_allowed {
             candidates.retain(|candidate| allowed.contains(candidate.id));
         }
+        self.choose(params, order, history, draws)
+    }
+
+    /// Runs the steps of `order` on the candidates and chooses one of those that are left.
+    fn choose(
+        &mut self,
+        params: &SamplingParams,
+        order: &[SamplerStep],
+        history: History<'_>,
+        draws: Draws,
+    ) -> Result<u32, Failure> {
+        let Self { candidates, ranked, penalties: scratch, .. } = self;
         penalties::logit_bias(candidates, &params.logit_bias);
-        for step in &params.order {
+        for step in order {
             match step {
                 SamplerStep::Penalties => penalties::repetition(candidates, params, history, scratch),
                 SamplerStep::Dry => penalties::dry(candidates, &params.dry, history, scratch),
@@ -175,6 +223,23 @@ impl Sampler {
             candidates::draw(candidates, draws.pick)
         };
         chosen.map(|index| candidates[index].id).ok_or(Failure::NoTokenLeft)
+    }
+
+    /// As [`Sampler::sample`], with every token a candidate: what all shorter ways must give.
+    #[cfg(test)]
+    fn sample_plainly(
+        &mut self,
+        logits: &[f32],
+        params: &SamplingParams,
+        history: History<'_>,
+        completion: usize,
+    ) -> Result<u32, Failure> {
+        if let Some(at) = logits.iter().position(|logit| !logit.is_finite()) {
+            return Err(numeric_fault(logits[at], at as u32, history));
+        }
+        let draws = rng::draws(params.seed, completion, history.tokens.len() - history.prompt_len);
+        candidates::fill(&mut self.candidates, logits);
+        self.choose(params, &params.order, history, draws)
     }
 }
 

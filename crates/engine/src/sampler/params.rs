@@ -140,6 +140,17 @@ impl Head<'_> {
     }
 }
 
+/// What a chain begins with that any token may survive.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum WholeVocabulary<'a> {
+    /// A draw from all; nothing comes before it but the temperature.
+    Draw,
+    /// Top-p of all. Then come these steps.
+    TopP(&'a [SamplerStep]),
+    /// Min-p of all. Then come these steps.
+    MinP(&'a [SamplerStep]),
+}
+
 /// Whether so many alternatives may be asked for.
 pub(crate) fn check_top_logprobs(name: &'static str, count: Option<usize>) -> Result<(), EngineError> {
     match count.filter(|&count| count > TOP_LOGPROBS_MAX) {
@@ -248,6 +259,25 @@ impl SamplingParams {
             }
         }
         (self.temperature == 0.0).then_some(Head { kept: 1, biased: &self.logit_bias, window })
+    }
+
+    /// What is done with the whole vocabulary, where it is one of the simple things and no single logit is changed before.
+    pub(super) fn whole_vocabulary(&self) -> Option<WholeVocabulary<'_>> {
+        if self.temperature == 0.0 || !self.logit_bias.is_empty() {
+            return None;
+        }
+        let mut active = self.order.iter().enumerate().filter(|&(_, &step)| !self.is_neutral(step));
+        let (index, first) = match active.next() {
+            None => return Some(WholeVocabulary::Draw),
+            Some((index, &first)) => (index, first),
+        };
+        let left = &self.order[index + 1..];
+        match first {
+            SamplerStep::Temperature if active.next().is_none() => Some(WholeVocabulary::Draw),
+            SamplerStep::TopP => Some(WholeVocabulary::TopP(left)),
+            SamplerStep::MinP => Some(WholeVocabulary::MinP(left)),
+            _ => None,
+        }
     }
 
     /// Whether `step` does nothing with these parameters.

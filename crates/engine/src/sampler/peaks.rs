@@ -1,55 +1,49 @@
-//! One pass over a row of logits that says whether all are numbers, and where the large ones are: the likeliest few are then
-//! found without a look at most of the others. With a vocabulary of 150,000 tokens a pass is most of what a choice costs.
+//! The largest logit of each group of a row, and from these whether all are numbers, and where the large ones are: the
+//! likeliest few are found without a look at most of the others. A device may have found them already; with a vocabulary of
+//! 150,000 tokens a pass over the row is most of what a choice costs.
 
+use backend::{PEAK_GROUP, peak};
+
+use super::LogitsRow;
+use super::bounds::Bounds;
 use super::candidates::Candidate;
 use super::filters::{Ranked, keep_likeliest};
-
-/// Logits in a group: enough that their largest are few, and few enough that a group is quickly looked through.
-const GROUP: usize = 128;
-/// Values that are compared at a time: what processors without wide vectors keep in registers, too.
-const LANES: usize = 16;
 
 /// The largest logit of each group of a row.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peaks {
-    /// (groups,): of logits g · GROUP to (g + 1) · GROUP, the last may be shorter.
-    groups: Vec<f32>,
+    /// (groups,): of logits g · PEAK_GROUP to (g + 1) · PEAK_GROUP, the last may be shorter.
+    pub(super) groups: Vec<f32>,
     /// The same, to be put in order.
     ordered: Vec<f32>,
+    /// The largest of all.
+    max: f32,
+    /// What the tokens of each group weigh, for those who ask.
+    pub(super) bounds: Vec<Bounds>,
 }
 
 impl Peaks {
-    /// Goes over `logits`. Whether all are finite; of others nothing else is known.
-    pub(super) fn find(&mut self, logits: &[f32]) -> bool {
+    /// Goes over the logits of `row`, or takes what the device found there. Whether all are finite; of others
+    /// nothing else is known.
+    pub(super) fn find(&mut self, row: LogitsRow<'_>) -> bool {
         self.groups.clear();
-        let mut are_finite = true;
-        self.groups.extend(logits.chunks(GROUP).map(|group| {
-            let (chunks, rest) = group.as_chunks::<LANES>();
-            let mut peaks = [f32::NEG_INFINITY; LANES];
-            // Zero for as long as all are finite, and not a number from then on.
-            let mut zeros = [0.0; LANES];
-            for chunk in chunks {
-                for ((peak, zero), &logit) in peaks.iter_mut().zip(&mut zeros).zip(chunk) {
-                    *peak = if logit > *peak { logit } else { *peak };
-                    *zero += logit * 0.0;
-                }
-            }
-            are_finite &= zeros.iter().all(|&zero| zero == 0.0) && rest.iter().all(|logit| logit.is_finite());
-            peaks.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
-        }));
-        are_finite
+        match row.peaks {
+            Some(peaks) => self.groups.extend_from_slice(peaks),
+            None => self.groups.extend(row.logits.chunks(PEAK_GROUP).map(peak)),
+        }
+        self.max = peak(&self.groups);
+        !self.max.is_nan()
     }
 
     /// The largest, -inf of none.
     pub(super) fn max(&self) -> f32 {
-        self.groups.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+        self.max
     }
 
     /// The index of the largest of `logits`, which were gone over; the first of equals, none of none.
     pub(super) fn likeliest(&self, logits: &[f32]) -> Option<usize> {
-        let max = self.max();
-        let start = self.groups.iter().position(|&peak| peak == max)? * GROUP;
-        let inside = logits.get(start..)?.iter().position(|&logit| logit == max)?;
+        let start = self.groups.iter().position(|&peak| peak == self.max)? * PEAK_GROUP;
+        let inside = logits.get(start..)?.iter().position(|&logit| logit == self.max)?;
         Some(start + inside)
     }
 
@@ -66,7 +60,7 @@ impl Peaks {
             let descending = |a: &f32, b: &f32| b.partial_cmp(a).unwrap_or(std::cmp::Ordering::Equal);
             bound = *self.ordered.select_nth_unstable_by(k - 1, descending).1;
         }
-        for ((group, &peak), start) in logits.chunks(GROUP).zip(&self.groups).zip((0..).step_by(GROUP)) {
+        for ((group, &peak), start) in logits.chunks(PEAK_GROUP).zip(&self.groups).zip((0..).step_by(PEAK_GROUP)) {
             if peak >= bound {
                 let reaches = (start..).zip(group).filter(|&(_, &logit)| logit >= bound);
                 ranked.extend(reaches.map(|(id, &logit)| Ranked::likely(id, logit)));

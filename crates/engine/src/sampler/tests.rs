@@ -243,7 +243,7 @@ proptest! {
     ) {
         let logits: Vec<f32> = logits.into_iter().map(f32::from).collect();
         let (mut peaks, mut ranked, mut found) = (peaks::Peaks::default(), Vec::new(), Vec::new());
-        prop_assert!(peaks.find(&logits));
+        prop_assert!(peaks.find(LogitsRow::from(&logits)));
         let mut sorted = candidates(&logits);
         sorted.sort_by(|a, b| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id)));
         prop_assert_eq!(peaks.likeliest(&logits), Some(sorted[0].id as usize));
@@ -261,24 +261,81 @@ proptest! {
     fn one_pass_sees_what_is_no_number(len in 1..600usize, at in any::<prop::sample::Index>(), which in 0..3usize) {
         let mut logits = vec![1.0; len];
         logits[at.index(len)] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][which];
-        prop_assert!(!peaks::Peaks::default().find(&logits));
+        prop_assert!(!peaks::Peaks::default().find(LogitsRow::from(&logits)));
     }
 
-    /// With and without candidates that cannot be chosen: a grammar that allows all tokens wants them all looked at.
+    /// Whoever found the peaks, and whatever is left out by them: the token is that of a chain over the whole vocabulary.
     #[test]
-    fn the_likeliest_few_give_the_choice_of_all(
-        logits in prop::collection::vec(-40..40i16, 400..900),
+    fn every_shorter_way_gives_the_choice_of_all(
+        (logits, coarse, spread) in (prop::collection::vec(-400..400i16, 300..1500), any::<bool>(), 1..4u8),
+        leaders in prop::collection::vec((any::<prop::sample::Index>(), 0.0f32..20.0), 0..6),
+        fault in prop::option::weighted(0.05, (any::<prop::sample::Index>(), 0..3usize)),
         history in prop::collection::vec(0..60u32, 0..12),
-        (temperature, top_k, top_p, min_p) in (0..3u8, 1..30usize, 0.1f32..=1.0, 0.0f32..=0.5),
+        (temperature, top_k, top_p, min_p) in (0..4u8, 0..30usize, 0.1f32..=1.2, -0.3f32..=0.5),
         (penalty, presence, multiplier, last_n) in (0.5f32..3.0, -2.0f32..2.0, 0.0f32..2.0, prop::option::of(0..12usize)),
-        (bias, typical, xtc, seed) in (-9.0f32..9.0, any::<bool>(), any::<bool>(), any::<u64>()),
+        (bias, penalised, typical, xtc) in (-9.0f32..9.0, 0..3u8, 0..4u8, 0..4u8),
+        (seed, completion) in (any::<u64>(), 0..3usize),
         order in prop::option::of(Just(SamplerStep::ALL.to_vec()).prop_shuffle()),
     ) {
+        // Many equal ones where they are coarse, and now and then a few far above the others.
+        let mut logits: Vec<f32> = logits
+            .into_iter()
+            .map(|logit| if coarse { f32::from(logit / 50) } else { f32::from(logit) / 40.0 })
+            .map(|logit| logit * f32::from(spread))
+            .collect();
+        for (at, logit) in leaders {
+            let at = at.index(logits.len());
+            logits[at] = 10.0 + logit;
+        }
+        if let Some((at, which)) = fault {
+            let at = at.index(logits.len());
+            logits[at] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][which];
+        }
+        // A third of the chains has neither bias nor penalties, most have neither typical sampling nor XTC.
+        let params = SamplingParams {
+            temperature: [0.0, 0.5, 1.0, 1.7][usize::from(temperature)],
+            top_k: if seed % 2 == 0 { 0 } else { top_k },
+            top_p: top_p.min(1.0),
+            min_p: min_p.max(0.0),
+            seed,
+            typical_p: if typical == 0 { 0.9 } else { 1.0 },
+            repetition_penalty: if penalised > 0 { penalty } else { 1.0 },
+            presence_penalty: if penalised > 0 { presence } else { 0.0 },
+            repeat_last_n: last_n,
+            dry: Dry { multiplier: if penalised > 1 { multiplier } else { 0.0 }, last_n, ..Dry::default() },
+            xtc: Xtc { probability: if xtc == 0 { 0.5 } else { 0.0 }, threshold: 0.1 },
+            logit_bias: if penalised > 1 { vec![(3, f32::NEG_INFINITY), (70, bias)] } else { vec![] },
+            order: order.unwrap_or_else(|| SamplerStep::ALL.to_vec()),
+            ..SamplingParams::default()
+        };
+        let history = History { tokens: &history, prompt_len: history.len() / 2 };
+        let expected = Sampler::default().sample_plainly(&logits, &params, history, completion);
+        let mut sampler = Sampler::default();
+        let found = sampler.sample(&logits, &params, history, completion).map(|token| token.id);
+        prop_assert_eq!(&found, &expected);
+        let peaks: Vec<f32> = logits.chunks(backend::PEAK_GROUP).map(backend::peak).collect();
+        let row = LogitsRow { logits: &logits, peaks: Some(&peaks) };
+        let found = sampler.sample(row, &params, history, completion).map(|token| token.id);
+        prop_assert_eq!(&found, &expected);
+        // With log-probabilities, which are those of a device that found no peaks.
+        let params = SamplingParams { logprobs: Some(5), ..params };
+        let with_peaks = sampler.sample(row, &params, history, completion);
+        prop_assert_eq!(with_peaks.as_ref().map(|token| token.id), expected.as_ref().copied());
+        prop_assert_eq!(with_peaks, sampler.sample(&logits, &params, history, completion));
+    }
+
+    /// What a grammar allows is a chain over these tokens alone.
+    #[test]
+    fn a_grammar_leaves_the_choice_of_what_it_allows(
+        logits in prop::collection::vec(-40..40i16, 300..900),
+        stride in 1..200u32,
+        (temperature, top_k, top_p, seed) in (0..3u8, 0..30usize, 0.1f32..=1.0, any::<u64>()),
+    ) {
         #[derive(Debug)]
-        struct AllowsAll;
-        impl GrammarState for AllowsAll {
+        struct AllowsSome(u32);
+        impl GrammarState for AllowsSome {
             fn allow(&mut self, allowed: &mut TokenSet) -> Result<(), String> {
-                (0..900).for_each(|id| allowed.insert(id));
+                (0..900).step_by(self.0 as usize).for_each(|id| allowed.insert(id));
                 Ok(())
             }
 
@@ -287,20 +344,16 @@ proptest! {
             }
         }
         let logits: Vec<f32> = logits.into_iter().map(|logit| f32::from(logit) / 4.0).collect();
-        let params = SamplingParams {
-            temperature: f32::from(temperature) / 2.0, top_k: if seed % 5 == 0 { 0 } else { top_k }, top_p, min_p, seed,
-            typical_p: if typical { 0.9 } else { 1.0 },
-            repetition_penalty: penalty, presence_penalty: presence, repeat_last_n: last_n,
-            dry: Dry { multiplier, last_n, ..Dry::default() },
-            xtc: Xtc { probability: if xtc { 0.5 } else { 0.0 }, threshold: 0.1 },
-            logit_bias: vec![(3, f32::NEG_INFINITY), (70, bias)],
-            order: order.unwrap_or_else(|| SamplerStep::ALL.to_vec()),
-            ..SamplingParams::default()
-        };
-        let history = History { tokens: &history, prompt_len: history.len() / 2 };
-        let few = Sampler::default().sample(&logits, &params, history, 0).unwrap();
-        let all = Sampler::default().sample_within(&mut AllowsAll, &logits, &params, history, 0).unwrap();
-        prop_assert_eq!(few, all);
+        let temperature = f32::from(temperature) / 2.0;
+        let params = SamplingParams { temperature, top_k, top_p, seed, ..SamplingParams::default() };
+        // What is ruled out by a bias is gone from the start as well.
+        let banned = (0..logits.len() as u32).filter(|id| id % stride != 0).map(|id| (id, f32::NEG_INFINITY));
+        let without = SamplingParams { logit_bias: banned.collect(), ..params.clone() };
+        let expected = Sampler::default().sample_plainly(&logits, &without, NOTHING, 0);
+        let peaks: Vec<f32> = logits.chunks(backend::PEAK_GROUP).map(backend::peak).collect();
+        let row = LogitsRow { logits: &logits, peaks: Some(&peaks) };
+        let found = Sampler::default().sample_within(&mut AllowsSome(stride), row, &params, NOTHING, 0);
+        prop_assert_eq!(found.map(|token| token.id), expected);
     }
 }
 
