@@ -212,7 +212,9 @@ pub(crate) struct Projection {
     pub(crate) up: Option<LinearRef>,
     pub(crate) out: Place,
     pub(crate) residual: Option<usize>,
-    /// Where the [peaks](backend::peak) of its rows begin, if they are wanted.
+    /// Whether it is what the step returns.
+    pub(crate) makes_logits: bool,
+    /// Where the [peaks](backend::peak) of its rows begin, if they are kept.
     pub(crate) peaks: Option<usize>,
 }
 
@@ -490,7 +492,8 @@ impl Compiler<'_> {
 
     fn projection(&self, linear: Linear, out: Value, residual: Option<Value>) -> Projection {
         let residual = residual.map(|value| self.place(value).start);
-        Projection { linear: linear.into(), up: None, out: self.place(out), residual, peaks: None }
+        let makes_logits = self.end == End::Logits && out == self.source.plan.logits;
+        Projection { linear: linear.into(), up: None, out: self.place(out), residual, makes_logits, peaks: None }
     }
 
     fn project(
@@ -518,14 +521,11 @@ impl Compiler<'_> {
             false => Operand::Floats,
         };
         let mut variant = choose_project(rows, columns, row_bytes, self.source.threads, operand);
-        let is_head = select && self.end == End::Logits;
-        if let (true, Some(columns)) = (is_head, in_peak_groups(variant.chunk_columns)) {
+        for projection in projections.iter_mut().filter(|projection| projection.makes_logits) {
+            let Some(columns) = in_peak_groups(variant.chunk_columns) else { break };
             variant.chunk_columns = columns;
-            let result = self.place(source.plan.logits);
-            for projection in projections.iter_mut().filter(|projection| projection.out == result) {
-                let start = self.shared(rows * num_peaks(projection.out.width));
-                (projection.peaks, self.peaks) = (Some(start), Some(start));
-            }
+            let start = self.shared(rows * num_peaks(projection.out.width));
+            (projection.peaks, self.peaks) = (Some(start), Some(start));
         }
         let blocks = k / crate::kernels::quantize::BLOCK_LEN;
         let worker = &mut self.sizes.worker;
