@@ -477,6 +477,36 @@ fn tool(is_anthropic: bool, is_responses: bool) -> Value {
     )
 }
 
+/// A message of a conversation, by its role: only an assistant's may be without content.
+fn chat_message() -> Value {
+    let part = object(json!({"type": {"type": "string", "enum": ["text"]}, "text": text()}), &["type", "text"]);
+    let nothing = || json!({"type": ["array", "null"], "maxItems": 0, "items": text()});
+    let or_nothing = |schema: Value| one_of(vec![schema, nothing()]);
+    let content = || vec![text(), json!({"type": "array", "maxItems": 256, "items": part})];
+    let function = json!({"type": "object", "required": ["name", "arguments"], "properties": {
+        "name": text(), "arguments": one_of(vec![text(), json!({"type": "object"})])}});
+    let call = json!({"type": "object", "required": ["function"], "properties": {"function": function}});
+    let of_role = |roles: &[&str], required: &[&str], more: Value| {
+        let mut properties = json!({
+            "role": {"type": "string", "enum": roles}, "content": one_of(content()), "name": or_nothing(text()),
+        });
+        more.as_object().into_iter().flatten().for_each(|(name, schema)| properties[name] = schema.clone());
+        // What holds nothing is as good as none.
+        json!({"type": "object", "required": required, "properties": properties, "additionalProperties": nothing()})
+    };
+    let mut absent = content();
+    absent.push(json!({"type": "null"}));
+    let assistant = json!({
+        "content": one_of(absent), "reasoning": or_nothing(text()), "reasoning_content": or_nothing(text()),
+        "tool_calls": json!({"type": ["array", "null"], "items": call}),
+    });
+    one_of(vec![
+        of_role(&["system", "developer", "user"], &["role", "content"], json!({})),
+        of_role(&["assistant"], &["role"], assistant),
+        of_role(&["tool"], &["role", "content"], json!({"tool_call_id": or_nothing(text())})),
+    ])
+}
+
 /// The schemas that others refer to.
 fn components() -> Value {
     let message = json!({"type": "string"});
@@ -489,7 +519,6 @@ fn components() -> Value {
         },
     });
     let answer = |required: &[&str]| json!({"type": "object", "required": required});
-    let part = object(json!({"type": {"type": "string", "enum": ["text"]}, "text": text()}), &["type", "text"]);
     let block = json!({"type": "object", "required": ["type"], "properties": {
         "type": {"type": "string", "enum": ["text", "thinking", "tool_use", "tool_result"]}}});
     json!({
@@ -518,10 +547,7 @@ fn components() -> Value {
             "properties": {
                 "role": {"type": "string", "enum": ["user", "assistant"]},
                 "content": one_of(vec![text(), json!({"type": "array", "items": block})])}},
-        "ChatMessage": {"type": "object", "required": ["role"], "properties": {
-            "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
-            "content": one_of(vec![text(), json!({"type": "array", "maxItems": 256, "items": part}),
-                json!({"type": "null"})])}},
+        "ChatMessage": chat_message(),
     })
 }
 
@@ -550,6 +576,13 @@ mod tests {
             }
             let answer = &operation["responses"]["200"]["content"];
             assert_eq!(answer["text/event-stream"].is_object(), route.streams, "{}", route.path);
+        }
+        // An assistant's message alone may be without content.
+        let messages = document["components"]["schemas"]["ChatMessage"]["anyOf"].as_array().unwrap();
+        for message in messages {
+            let is_assistant = message["properties"]["role"]["enum"][0] == "assistant";
+            assert_eq!(message["required"].as_array().unwrap().contains(&"content".into()), !is_assistant, "{message}");
+            assert!(message["additionalProperties"].is_object(), "{message}");
         }
         // What is referred to is there.
         let text = document.to_string();
