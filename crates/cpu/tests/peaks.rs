@@ -10,7 +10,7 @@ use tensor::{Tensor, WeightFormat};
 use testing::random::Rng;
 use testing::tiny::random_weights;
 
-const HIDDEN: usize = 64;
+const HIDDEN: usize = 256;
 const TOKENS: usize = 40;
 
 /// An embedding of a few tokens under a head of `vocab_size`.
