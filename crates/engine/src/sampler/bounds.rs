@@ -191,7 +191,7 @@ mod tests {
         let mut logits: Vec<f32> = (0..20_000).map(|_| rng.normal() * 2.5).collect();
         for _ in 0..leaders {
             let at = rng.below(logits.len());
-            logits[at] = 8.0 + 8.0 * rng.uniform();
+            logits[at] = 14.0 + 8.0 * rng.uniform();
         }
         logits.iter_mut().for_each(|logit| *logit = (*logit / grain).round() * grain);
         logits
@@ -230,8 +230,8 @@ mod tests {
             min_p(&peaks, &logits, p, &mut found);
             assert_eq!(found, plain, "case {case}");
         }
-        assert!(left_out[1] > 75 && left_out[0] < 75, "{left_out:?}");
-        assert!(decided[1] > 40 && decided[0] < 60, "{decided:?}");
+        assert!(left_out[1] > 40 && left_out[0] < 50, "{left_out:?}");
+        assert!(decided[1] > 30 && decided[0] < 70, "{decided:?}");
     }
 
     #[test]

@@ -15,6 +15,12 @@ pub(super) fn fill(candidates: &mut Vec<Candidate>, logits: &[f32]) {
     candidates.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit }));
 }
 
+/// The tokens `ids`, which ascend.
+pub(super) fn fill_with(candidates: &mut Vec<Candidate>, logits: &[f32], ids: impl Iterator<Item = u32>) {
+    candidates.clear();
+    candidates.extend(ids.filter_map(|id| Some(Candidate { id, logit: *logits.get(id as usize)? })));
+}
+
 /// The largest logit, -inf of none.
 pub(super) fn max_logit(candidates: &[Candidate]) -> f32 {
     candidates.iter().map(|candidate| candidate.logit).fold(f32::NEG_INFINITY, f32::max)

@@ -47,6 +47,20 @@ impl TokenSet {
         }
     }
 
+    /// The tokens of the set, ascending.
+    pub(super) fn ids(&self) -> impl Iterator<Item = u32> {
+        let of_word = |(word, first): (&u32, u32)| {
+            let mut left = *word;
+            std::iter::from_fn(move || {
+                let bit = left.trailing_zeros();
+                left &= left.wrapping_sub(1);
+                (bit < 32).then_some(first + bit)
+            })
+        };
+        let words = self.words.iter().zip((0..).step_by(32));
+        words.flat_map(of_word).take_while(|&id| (id as usize) < self.vocab_size)
+    }
+
     /// Whether a token is in the set.
     pub fn contains(&self, id: u32) -> bool {
         let word = self.words.get(id as usize / 32);
@@ -67,7 +81,9 @@ mod tests {
         set.insert(70);
         let found: Vec<u32> = (0..200).filter(|&id| set.contains(id)).collect();
         assert_eq!(found, [31, 33, 64, 65, 66, 67, 68, 69]);
+        assert!(set.ids().eq(found));
         set.clear(70);
         assert!((0..200).all(|id| !set.contains(id)));
+        assert_eq!(set.ids().next(), None);
     }
 }

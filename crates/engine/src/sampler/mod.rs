@@ -4,8 +4,8 @@
 //! [`SamplingParams::order`], which is llama.cpp's unless the request says otherwise: penalties, DRY, top-k, typical,
 //! top-p, min-p, XTC, temperature. A step whose parameter is neutral does nothing. At last one token is drawn from the
 //! softmax of what is left; at temperature 0 the likeliest is taken instead, the lowest id of equals. Where only the
-//! likeliest few can be chosen, the others are never made candidates; and where all can, but few ever are, bounds on what the
-//! others weigh decide which ([`bounds`]).
+//! likeliest few can be chosen, the others are never made candidates; and where all can, but few ever are, bounds on what
+//! the others weigh decide which (`bounds.rs`).
 //!
 //! The random numbers of a token depend on the seed, the completion's number and the token's index only (ChaCha8, one
 //! stream a token), so a text is the same in any batch, after preemption, and on every run. Candidates stay in the
@@ -186,10 +186,8 @@ impl Sampler {
                 bounds::min_p(peaks, logits, params.min_p, candidates);
                 order = left;
             }
+            _ if only_allowed => candidates::fill_with(candidates, logits, allowed.ids()),
             _ => candidates::fill(candidates, logits),
-        }
-        if only_allowed {
-            candidates.retain(|candidate| allowed.contains(candidate.id));
         }
         self.choose(params, order, history, draws)
     }
