@@ -15,6 +15,9 @@ pub enum IsaLevel {
     NeonDot,
     /// As [`IsaLevel::NeonDot`], with products of matrices of bytes.
     NeonI8mm,
+    /// As [`IsaLevel::NeonI8mm`], with BF16 weights multiplied by products of bfloat16 matrices: rounded activations and the
+    /// same bound as at [`IsaLevel::Avx512Bf16`], in another order.
+    NeonBf16,
     /// x86-64 AVX2, FMA and F16C.
     Avx2,
     /// As [`IsaLevel::Avx2`], with AVX-VNNI's byte dot products.
@@ -33,11 +36,12 @@ pub enum IsaLevel {
 
 impl IsaLevel {
     /// Every level, plainest first.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Scalar,
         Self::Neon,
         Self::NeonDot,
         Self::NeonI8mm,
+        Self::NeonBf16,
         Self::Avx2,
         Self::AvxVnni,
         Self::Avx512,
@@ -53,6 +57,7 @@ impl IsaLevel {
             Self::Neon => "neon",
             Self::NeonDot => "neondot",
             Self::NeonI8mm => "neoni8mm",
+            Self::NeonBf16 => "neonbf16",
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
@@ -92,12 +97,22 @@ impl Isa {
 
     /// Whether activations that meet BF16 weights are rounded to bfloat16 at this level.
     pub fn rounds_to_bf16(self) -> bool {
-        matches!(self.0, IsaLevel::Avx512Bf16 | IsaLevel::Avx512Amx)
+        matches!(self.0, IsaLevel::NeonBf16 | IsaLevel::Avx512Bf16 | IsaLevel::Avx512Amx)
     }
 
     /// Whether BF16 weights are multiplied in tiles at this level.
     pub(crate) fn has_tiles(self) -> bool {
-        self.0 == IsaLevel::Avx512Amx
+        matches!(self.0, IsaLevel::NeonBf16 | IsaLevel::Avx512Amx)
+    }
+
+    /// The name of an order that products of BF16 weights have at this level alone, for [`backend::Claims::own_bits`].
+    pub(crate) fn own_order(self) -> Option<&'static str> {
+        match self.0 {
+            IsaLevel::NeonBf16 => Some("matrices, rounded to odd"),
+            IsaLevel::Avx512Bf16 => Some("dot products"),
+            IsaLevel::Avx512Amx => Some("tiles"),
+            _ => None,
+        }
     }
 
     /// The level that every CPU has.
@@ -114,7 +129,12 @@ impl Isa {
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         use crate::simd::avx512::Avx512;
+        #[cfg(target_arch = "aarch64")]
+        use crate::simd::neon::Neon;
         match self.0 {
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::NeonBf16 => unsafe { Neon::<true, true, true>::assume() }.vectorize(kernel),
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "x86_64")]
             IsaLevel::Avx512Bf16 => unsafe { Avx512::<true, true, false>::assume() }.vectorize(kernel),
@@ -149,13 +169,15 @@ impl Isa {
             }
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "aarch64")]
-            IsaLevel::Neon => unsafe { Neon::<false, false>::assume() }.vectorize(kernel),
+            IsaLevel::Neon => unsafe { Neon::<false, false, false>::assume() }.vectorize(kernel),
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "aarch64")]
-            IsaLevel::NeonDot => unsafe { Neon::<true, false>::assume() }.vectorize(kernel),
-            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            IsaLevel::NeonDot => unsafe { Neon::<true, false, false>::assume() }.vectorize(kernel),
             #[cfg(target_arch = "aarch64")]
-            IsaLevel::NeonI8mm => unsafe { Neon::<true, true>::assume() }.vectorize(kernel),
+            IsaLevel::NeonI8mm | IsaLevel::NeonBf16 => {
+                // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes, of the former at the latter as well.
+                unsafe { Neon::<true, true, false>::assume() }.vectorize(kernel)
+            }
             // Levels of other architectures cannot be made here.
             _ => Scalar.vectorize(kernel),
         }
@@ -189,7 +211,7 @@ fn cpu_has(level: IsaLevel) -> bool {
         IsaLevel::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
         IsaLevel::Avx512Bf16 => cpu_has(IsaLevel::Avx512Vnni) && is_x86_feature_detected!("avx512bf16"),
         IsaLevel::Avx512Amx => cpu_has(IsaLevel::Avx512Vnni) && has(Extension::AmxBf16),
-        IsaLevel::Neon | IsaLevel::NeonDot | IsaLevel::NeonI8mm => false,
+        IsaLevel::Neon | IsaLevel::NeonDot | IsaLevel::NeonI8mm | IsaLevel::NeonBf16 => false,
     }
 }
 
@@ -201,6 +223,7 @@ fn cpu_has(level: IsaLevel) -> bool {
         IsaLevel::Neon => std::arch::is_aarch64_feature_detected!("neon"),
         IsaLevel::NeonDot => cpu_has(IsaLevel::Neon) && has(Extension::NeonDot),
         IsaLevel::NeonI8mm => cpu_has(IsaLevel::NeonDot) && has(Extension::NeonI8mm),
+        IsaLevel::NeonBf16 => cpu_has(IsaLevel::NeonI8mm) && has(Extension::NeonBf16),
         _ => false,
     }
 }

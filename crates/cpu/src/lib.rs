@@ -179,8 +179,7 @@ impl Backend for CpuBackend {
             false => |format| rounding(format, ActivationRounding::F32),
             true => |format| rounding(format, ActivationRounding::BF16),
         };
-        let own_bits =
-            rounds.then(|| (WeightFormat::BF16, if self.isa.has_tiles() { "tiles" } else { "dot products" }));
+        let own_bits = self.isa.own_order().map(|name| (WeightFormat::BF16, name));
         Claims { activations, bit_exact: true, same_bits: Some(DEVICE), own_bits, ..Claims::default() }
     }
 

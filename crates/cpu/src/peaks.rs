@@ -53,13 +53,13 @@ impl PeakClass {
         }
     }
 
-    /// The instructions that products with weights in `format` can be made of. Matrix instructions for int8 are left out: they
-    /// lose to dot products where a scale belongs to every 32 of them.
+    /// The instructions that products with weights in `format` can be made of. AMX's for int8 are left out: they lose to dot
+    /// products where a scale belongs to every 32 of them.
     fn of(format: WeightFormat) -> &'static [Self] {
         match format {
             WeightFormat::F32 | WeightFormat::F16 => &[Self::F32Fma],
-            WeightFormat::BF16 if cfg!(target_arch = "x86_64") => &[Self::F32Fma, Self::Bf16Dot, Self::Bf16Matrix],
-            WeightFormat::BF16 => &[Self::F32Fma, Self::Bf16Dot],
+            WeightFormat::BF16 => &[Self::F32Fma, Self::Bf16Dot, Self::Bf16Matrix],
+            _ if cfg!(target_arch = "aarch64") => &[Self::F32Fma, Self::Int8Dot, Self::Int8Matrix],
             _ => &[Self::F32Fma, Self::Int8Dot],
         }
     }

@@ -8,7 +8,8 @@
 //!           cache, they hold products to two thirds of 3.7 TFLOP/s a thread.
 //! Accuracy  [`Simd::tile_products`] has the order: |error| <= (k / 32 + 18) · ε · Σ|w·x| from exact arithmetic on the rounded
 //!           activations; rounding them adds up to 2⁻⁹ · Σ|w·x|. The same bits for a row alone and among others.
-//! Versions  [`crate::IsaLevel::Avx512Amx`]; plain loops elsewhere, as its meaning, for tests.
+//! Versions  [`crate::IsaLevel::Avx512Amx`], and [`crate::IsaLevel::NeonBf16`], which rounds sums within a block to odd and has
+//!           bits of its own therefore; plain loops elsewhere, as its meaning, for tests.
 
 use std::ops::Range;
 
@@ -102,9 +103,10 @@ mod tests {
     use testing::random::Rng;
 
     use super::*;
-    use crate::Isa;
     use crate::packed::pack_panel;
     use crate::shared::SharedSlice;
+    use crate::simd::scalar::tile_products_to_odd;
+    use crate::{Isa, IsaLevel};
 
     /// y of rows that are padded already.
     fn linear(isa: Isa, tensor: &Tensor, x: &[bf16], packed: Option<&Packed>) -> Vec<f32> {
@@ -135,6 +137,10 @@ mod tests {
             (32, 150, 31),
             (33, 48, 96),
             (70, 20, 65),
+            (3, 16, 40),
+            (5, 31, 500),
+            (15, 17, 1000),
+            (9, 130, 257),
         ] {
             let values: Vec<f32> = (0..n * k).map(|_| rng.normal()).collect();
             let tensor = Tensor::from_f32(WeightFormat::BF16, vec![n, k], &values).unwrap();
@@ -142,15 +148,25 @@ mod tests {
             let stride = padded(k);
             let mut x = vec![bf16::ZERO; rows * stride];
             x.chunks_exact_mut(stride).for_each(|row| row[..k].fill_with(|| bf16::from_f32(rng.normal())));
-            let expected = linear(Isa::scalar(), &tensor, &x, None);
-            for isa in Isa::available() {
+            let packed_at = |isa| {
                 let mut packed = Packed::reserve(&tensor).unwrap();
                 for panel in 0..n.div_ceil(PANEL_ROWS) {
                     // SAFETY: one thread.
                     unsafe { pack_panel(isa, &tensor, &packed.share(), panel) };
                 }
+                packed
+            };
+            let to_even = linear(Isa::scalar(), &tensor, &x, None);
+            let columns = n.next_multiple_of(PANEL_ROWS);
+            let mut to_odd = vec![f32::NAN; rows * columns];
+            let packed = packed_at(Isa::scalar());
+            tile_products_to_odd(&x, stride / TILE_FEATURES, packed.pairs(0..columns / PANEL_ROWS), &mut to_odd);
+            let to_odd: Vec<f32> = to_odd.chunks_exact(columns).flat_map(|row| &row[..n]).copied().collect();
+            for isa in Isa::available() {
+                let expected = if isa.level() == IsaLevel::NeonBf16 { &to_odd } else { &to_even };
+                let packed = packed_at(isa);
                 for packed in [None, Some(&packed)] {
-                    assert_eq!(linear(isa, &tensor, &x, packed), expected, "{isa} ({rows}, {n}, {k})");
+                    assert_eq!(&linear(isa, &tensor, &x, packed), expected, "{isa} ({rows}, {n}, {k})");
                     let last = &x[(rows - 1) * stride..];
                     assert_eq!(
                         linear(isa, &tensor, last, packed),
@@ -159,7 +175,7 @@ mod tests {
                     );
                 }
             }
-            for (at, &y) in expected.iter().enumerate() {
+            for (at, &y) in to_even.iter().enumerate().chain(to_odd.iter().enumerate()) {
                 let products = (0..k).map(|i| f64::from(x[at / n * stride + i]) * f64::from(weights[at % n * k + i]));
                 let (sum, absolute) = products.fold((0.0, 0.0), |(sum, abs), p| (sum + p, abs + p.abs()));
                 let bound = (k / TILE_FEATURES + 18) as f64 * f64::from(f32::EPSILON) * absolute;

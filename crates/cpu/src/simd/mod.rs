@@ -20,6 +20,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_bf16;
 pub(crate) mod scalar;
 
 /// f32 in one vector, at every level.
@@ -108,7 +110,7 @@ pub(crate) trait Simd: Copy {
     /// The products of bfloat16 matrices: `x` is (rows, 32 · blocks) with up to [`TILE_PAIR_ROWS`] rows, `panels` has
     /// `blocks` for each sixteen columns of `sums`, which is (rows, columns). For each output, block after block adds the
     /// sum of its even and its odd products, each a chain of fused multiply-adds that begins at zero. Subnormal numbers may
-    /// count as zero.
+    /// count as zero. One level has another order within a block: see `neon_bf16`.
     #[inline(always)]
     fn tile_products(self, x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
         scalar::tile_products(x, blocks, panels, sums);

@@ -1,5 +1,6 @@
-//! NEON (Advanced SIMD of every aarch64), with or without dot products and matrix products of bytes: four registers a
-//! vector, lanes 0 to 3, 4 to 7, and so on. Those products have no stable intrinsics yet, so they are assembly.
+//! NEON (Advanced SIMD of every aarch64), with or without dot products and matrix products of bytes and matrix products of
+//! bfloat16 ([`super::neon_bf16`]): four registers a vector, lanes 0 to 3, 4 to 7, and so on. Those products have no stable
+//! intrinsics yet, so they are assembly.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -7,14 +8,15 @@ use std::arch::asm;
 use half::{bf16, f16};
 use tensor::quant::q8_0;
 
-use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd, scalar};
+use super::{Kernel, LANES, PANEL_ROWS, PairBlock, PanelCodes, Simd, neon_bf16, scalar};
 use crate::kernels::quantize::QuantizedBlock;
 
-/// The proof that this CPU has neon, dotprod where `DOT`, and i8mm where `I8MM`, which comes with `DOT` only.
+/// The proof that this CPU has neon, dotprod where `DOT`, i8mm where `I8MM`, which comes with `DOT` only, and bf16 where `BF16`,
+/// which comes with both only.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Neon<const DOT: bool, const I8MM: bool>(());
+pub(crate) struct Neon<const DOT: bool, const I8MM: bool, const BF16: bool>(());
 
-impl<const DOT: bool, const I8MM: bool> Neon<DOT, I8MM> {
+impl<const DOT: bool, const I8MM: bool, const BF16: bool> Neon<DOT, I8MM, BF16> {
     /// # Safety
     ///
     /// The CPU must have the features that the type stands for.
@@ -38,7 +40,7 @@ macro_rules! all {
     };
 }
 
-impl<const DOT: bool, const I8MM: bool> Simd for Neon<DOT, I8MM> {
+impl<const DOT: bool, const I8MM: bool, const BF16: bool> Simd for Neon<DOT, I8MM, BF16> {
     type F32 = [float32x4_t; 4];
 
     const PANEL_XOR: u8 = 0;
@@ -47,19 +49,26 @@ impl<const DOT: bool, const I8MM: bool> Simd for Neon<DOT, I8MM> {
 
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "neon,dotprod,i8mm,bf16")]
+        fn with_bf16<K: Kernel>(simd: Neon<true, true, true>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
         #[target_feature(enable = "neon,dotprod,i8mm")]
-        fn with_i8mm<K: Kernel>(simd: Neon<true, true>, kernel: K) -> K::Output {
+        fn with_i8mm<K: Kernel>(simd: Neon<true, true, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         #[target_feature(enable = "neon,dotprod")]
-        fn with_dot<K: Kernel>(simd: Neon<true, false>, kernel: K) -> K::Output {
+        fn with_dot<K: Kernel>(simd: Neon<true, false, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         #[target_feature(enable = "neon")]
-        fn without<K: Kernel>(simd: Neon<false, false>, kernel: K) -> K::Output {
+        fn without<K: Kernel>(simd: Neon<false, false, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
-        if I8MM {
+        if BF16 {
+            // SAFETY: `self` proves the features.
+            unsafe { with_bf16(Neon(()), kernel) }
+        } else if I8MM {
             // SAFETY: `self` proves the features.
             unsafe { with_i8mm(Neon(()), kernel) }
         } else if DOT {
@@ -164,7 +173,7 @@ impl<const DOT: bool, const I8MM: bool> Simd for Neon<DOT, I8MM> {
         all!(exp2_of_low_bits(biased))
     }
 
-    /// Not faster than f32 here, so the plain meaning does.
+    /// Not faster than f32 in this order, so the plain meaning does.
     type Bf16 = [bf16; 2 * LANES];
 
     #[inline(always)]
@@ -175,6 +184,31 @@ impl<const DOT: bool, const I8MM: bool> Simd for Neon<DOT, I8MM> {
     #[inline(always)]
     fn dot_bf16(self, a: Self::Bf16, b: Self::Bf16, sums: Self::F32) -> Self::F32 {
         scalar::dot_bf16(self, a, b, sums)
+    }
+
+    #[inline(always)]
+    fn tile_products(self, x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
+        if BF16 {
+            // SAFETY: `self` proves the features.
+            unsafe { neon_bf16::tile_products(x, blocks, panels, sums) }
+        } else {
+            scalar::tile_products(x, blocks, panels, sums);
+        }
+    }
+
+    #[inline(always)]
+    fn round_bf16(self, vector: Self::F32) -> [bf16; LANES] {
+        let mut lanes = [0.0; LANES];
+        self.store(vector, &mut lanes);
+        if !BF16 {
+            return lanes.map(bf16::from_f32);
+        }
+        let mut out = [bf16::ZERO; LANES];
+        for (vector, out) in vector.into_iter().zip(out.as_chunks_mut::<4>().0) {
+            // SAFETY: `self` proves the features.
+            *out = unsafe { neon_bf16::round_4(vector) };
+        }
+        out
     }
 
     #[inline(always)]

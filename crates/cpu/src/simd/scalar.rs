@@ -45,6 +45,51 @@ pub(super) fn tile_products(x: &[bf16], blocks: usize, panels: &[PairBlock], sum
     }
 }
 
+/// [`Simd::tile_products`] where sums are rounded to odd (NEON's `bfdot` and `bfmmla`): within a block each pair of products is
+/// added up, and then to what there is. For ordinary numbers: what the instructions make of infinities is not here.
+#[cfg(test)]
+pub(crate) fn tile_products_to_odd(x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
+    let columns = panels.len() / blocks * LANES;
+    for (x, sums) in x.chunks_exact(blocks * TILE_FEATURES).zip(sums.chunks_exact_mut(columns)) {
+        for (column, sum) in sums.iter_mut().enumerate() {
+            let panel = &panels[column / LANES * blocks..][..blocks];
+            *sum = 0.0;
+            for (x, pairs) in x.as_chunks::<TILE_FEATURES>().0.iter().zip(panel) {
+                let mut chain = 0f32;
+                for (pair, x) in pairs.iter().zip(x.as_chunks::<2>().0) {
+                    let w = pair.as_chunks::<2>().0[column % LANES];
+                    // Sixteen bits each: exact.
+                    let products = [x[0].to_f32() * w[0].to_f32(), x[1].to_f32() * w[1].to_f32()];
+                    chain = add_to_odd(chain, add_to_odd(products[0], products[1]));
+                }
+                *sum += chain;
+            }
+        }
+    }
+}
+
+/// a + b, cut off, with the last bit set where something was cut; zero where the result is subnormal.
+#[cfg(test)]
+fn add_to_odd(a: f32, b: f32) -> f32 {
+    let (a, b) = (f64::from(a), f64::from(b));
+    // Rounded to f64, and what that lost (Knuth's two-sum).
+    let sum = a + b;
+    let rest = (a - (sum - (sum - a))) + (b - (sum - a));
+    let mut odd = sum.to_bits();
+    if rest != 0.0 {
+        if (rest < 0.0) != (sum < 0.0) {
+            odd -= 1;
+        }
+        odd |= 1;
+    }
+    let odd = f64::from_bits(odd);
+    let nearest = odd as f32;
+    let is_beyond = f64::from(nearest).abs() > odd.abs();
+    let cut = if is_beyond { f32::from_bits(nearest.to_bits() - 1) } else { nearest };
+    let result = f32::from_bits(cut.to_bits() | u32::from(f64::from(cut) != odd));
+    if result.is_subnormal() { 0.0 } else { result }
+}
+
 impl Simd for Scalar {
     type F32 = [f32; LANES];
 
