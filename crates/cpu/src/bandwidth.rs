@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::pool::{Team, Worker};
+use crate::shared::{AlignedBuffer, SharedSlice};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::{CpuBackend, Isa};
 
@@ -27,11 +28,21 @@ impl CpuBackend {
     /// As [`CpuBackend::read_bandwidth`], from a buffer of `buffer_bytes`, again and again where that is small: what the
     /// caches give that hold it.
     pub fn read_bandwidth_of(&self, buffer_bytes: usize) -> f64 {
-        let data = vec![1.0f32; buffer_bytes / size_of::<f32>()];
+        let Some(mut data) = AlignedBuffer::<f32>::zeroed(buffer_bytes / size_of::<f32>()) else { return 0.0 };
         let isa = self.isa;
-        self.best_pass(size_of_val(data.as_slice()), |worker, repeats| {
-            let share = worker.share(data.len() / LANES);
-            let part = &data[share.start * LANES..share.end * LANES];
+        let vectors = data.len() / LANES;
+        let bytes = size_of_val(&*data);
+        let data = SharedSlice::new(&mut data);
+        let part = |worker: &Worker<'_>| {
+            let share = worker.share(vectors);
+            share.start * LANES..share.end * LANES
+        };
+        // Pages come to be on the node of memory of the worker that reads them.
+        // SAFETY: each worker has its own share.
+        let touch = |worker: &Worker<'_>| unsafe { data.write(part(worker)) }.fill(1.0);
+        self.best_pass(bytes, touch, |worker, repeats| {
+            // SAFETY: nobody writes any more.
+            let part = unsafe { data.read(part(worker)) };
             for _ in 0..repeats {
                 // Keeps the compiler from leaving out loads whose values nobody uses, or that it has done before.
                 black_box(sum(isa, black_box(part)));
@@ -47,22 +58,34 @@ impl CpuBackend {
         let share = source.len().div_ceil(self.threads).max(1);
         // Each worker locks its own part only: never contended.
         let parts: Vec<_> = target.chunks_mut(share).map(Mutex::new).collect();
-        self.best_pass(size_of_val(source.as_slice()), |worker, repeats| {
-            let (Some(part), Some(from)) = (parts.get(worker.index), source.chunks(share).nth(worker.index)) else {
-                return;
-            };
-            let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
-            for _ in 0..repeats {
-                part.copy_from_slice(black_box(from));
-                black_box(&mut **part);
-            }
-        })
+        self.best_pass(
+            size_of_val(source.as_slice()),
+            |_| (),
+            |worker, repeats| {
+                let (Some(part), Some(from)) = (parts.get(worker.index), source.chunks(share).nth(worker.index)) else {
+                    return;
+                };
+                let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+                for _ in 0..repeats {
+                    part.copy_from_slice(black_box(from));
+                    black_box(&mut **part);
+                }
+            },
+        )
     }
 
-    /// Bytes per second of the best of some passes in which the team goes through a buffer of `buffer_bytes` as often as
-    /// `pass` is told to.
-    fn best_pass(&self, buffer_bytes: usize, pass: impl Fn(&Worker<'_>, usize) + Sync) -> f64 {
+    /// Bytes per second of the best of some passes, after `touch`, in which the team goes through a buffer of `buffer_bytes`
+    /// as often as `pass` is told to.
+    fn best_pass(
+        &self,
+        buffer_bytes: usize,
+        touch: impl Fn(&Worker<'_>) + Sync,
+        pass: impl Fn(&Worker<'_>, usize) + Sync,
+    ) -> f64 {
         let Ok(mut team) = Team::new(self.threads, self.pin) else { return 0.0 };
+        if team.run(&touch).is_err() {
+            return 0.0;
+        }
         let repeats = PASS_BYTES.div_ceil(buffer_bytes.max(1));
         let mut best = 0.0f64;
         for _ in 0..PASSES {

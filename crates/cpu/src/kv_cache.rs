@@ -8,6 +8,7 @@ use half::f16;
 use plan::{BlockCopy, KvFormat, KvLayer, KvLayout};
 
 use crate::kernels::linear::Widen;
+use crate::numa;
 use crate::shared::{AlignedBuffer, SharedSlice};
 use crate::simd::LANES;
 
@@ -100,12 +101,17 @@ pub(crate) enum KvCache {
 }
 
 impl KvCache {
-    /// Room for `len` elements, or `None` when the system does not give it.
+    /// Room for `len` elements on all nodes of memory, or `None` when the system does not give it.
     pub(crate) fn zeroed(format: KvFormat, len: usize) -> Option<Self> {
-        Some(match format {
+        let mut cache = match format {
             KvFormat::F32 => Self::F32(AlignedBuffer::zeroed(len)?),
             KvFormat::F16 => Self::F16(AlignedBuffer::zeroed(len)?),
-        })
+        };
+        match &mut cache {
+            Self::F32(buffer) => numa::interleave(buffer),
+            Self::F16(buffer) => numa::interleave(buffer),
+        }
+        Some(cache)
     }
 
     /// The cache as all workers of a step see it.

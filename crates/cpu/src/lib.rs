@@ -12,6 +12,7 @@ mod kernels;
 mod kv_cache;
 pub mod ladder;
 mod memory;
+mod numa;
 mod observe;
 mod packed;
 mod panels;
@@ -24,7 +25,6 @@ mod simd;
 mod step;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use backend::profile::{OpInfo, Recorder};
 use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, Logits, Observer, check_load, num_peaks};
@@ -39,7 +39,7 @@ use kernels::quantize::QuantizedBlock;
 use kernels::rope::RopeTable;
 use kv_cache::{KvCache, LayerPlace};
 use packed::Repacking;
-use pool::{Team, WorkerPanic};
+use pool::{Team, Turns, WorkerPanic};
 use profile::Recording;
 use program::{End, Program, Sizes, Source};
 use shared::{AlignedBuffer, SharedSlice};
@@ -55,7 +55,8 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
     /// The instruction set; `None` uses the richest.
     pub isa: Option<IsaLevel>,
-    /// Whether worker threads keep to one processor each. The calling thread is never moved.
+    /// Whether worker threads keep to one processor each, by turns on each node of memory where there are several. The calling
+    /// thread is never moved.
     pub pin: bool,
     /// Whether weights in blocks, and BF16 ones that are multiplied in tiles, are copied during the first steps into the layout that streams best (see `packed`). Where the
     /// memory that is left does not hold the copy, and with `false`, they are used where they are: no copy, slower steps,
@@ -119,9 +120,13 @@ impl CpuBackend {
             Some(threads) => return Err(CpuError::Threads { threads, max: Self::MAX_THREADS }),
         };
         let plural = if threads == 1 { "" } else { "s" };
+        let nodes = match pool::nodes_of(threads, options.pin) {
+            1 => String::new(),
+            nodes => format!(" on {nodes} nodes of memory"),
+        };
         let device = DeviceInfo {
             name: DEVICE.to_owned(),
-            description: format!("{}, {isa}, {threads} thread{plural}", isa::processor_name()),
+            description: format!("{}, {isa}, {threads} thread{plural}{nodes}", isa::processor_name()),
             memory_bytes: memory::total_bytes(),
         };
         Ok(Self { device, isa, threads, pin: options.pin, repack: options.repack })
@@ -374,6 +379,7 @@ impl CpuExecutable {
             layers: &self.layers,
             max_positions: self.kv.num_blocks.saturating_mul(self.kv.block_len).min(self.plan.context_len),
             threads: self.team.count(),
+            turns: &|| self.team.turns(),
             isa: self.isa,
         };
         let program = source.compile(end, shape);
@@ -407,7 +413,7 @@ impl CpuExecutable {
             .before_step(self.isa, &mut self.team, &self.weights, input.token_ids.len())
             .map_err(kernel_panicked)?;
         place_rows(input, self.kv.block_len, &mut self.rows);
-        self.programs[index].turns.iter().for_each(|turns| turns.0.store(0, Ordering::Relaxed));
+        self.programs[index].turns.iter().for_each(Turns::reset);
         Ok(index)
     }
 

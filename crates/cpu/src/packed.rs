@@ -8,7 +8,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::AtomicUsize;
 
 use half::bf16;
 use plan::{Op, Plan, WeightId};
@@ -225,9 +224,10 @@ fn pack(isa: Isa, team: &mut Team, tensor: &Tensor) -> Result<Option<Packed>, Wo
     let Some(mut packed) = Packed::reserve(tensor) else { return Ok(None) };
     let panels = tensor.num_rows().div_ceil(PANEL_ROWS);
     let into = packed.share();
-    let next = AtomicUsize::new(0);
+    // A page lies on the node of the thread that fills it, and steps hand out columns by the same ranges.
+    let turns = team.turns();
     team.run(&|worker| {
-        for turn in worker.take_turns(&next, panels.div_ceil(TURN)) {
+        for turn in worker.take_turns(&turns, panels.div_ceil(TURN)) {
             for panel in turn * TURN..((turn + 1) * TURN).min(panels) {
                 // SAFETY: each panel is in one worker's turn.
                 unsafe { pack_panel(isa, tensor, &into, panel) };

@@ -7,6 +7,7 @@
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use backend::profile::Part;
 
+use crate::numa::{self, Seat};
 use crate::profile::Lane;
 
 /// How long a worker without work keeps its core. Longer than sampling takes between two decode steps, so that a
@@ -31,6 +33,8 @@ pub(crate) struct Worker<'a> {
     pub(crate) index: usize,
     /// Members of the team.
     pub(crate) count: usize,
+    /// The place of its node of memory among those of the team.
+    node: usize,
     barrier: &'a Barrier,
     /// Where it notes the time, while steps are recorded.
     lane: Option<&'a Lane>,
@@ -73,11 +77,45 @@ impl Worker<'_> {
         total * self.index / self.count..total * (self.index + 1) / self.count
     }
 
-    /// Items of `0..total` in no fixed order, each to one worker only: whoever is free takes the next. `next` is zero
-    /// before the phase and used by this phase alone.
-    pub(crate) fn take_turns<'a>(&self, next: &'a AtomicUsize, total: usize) -> impl Iterator<Item = usize> + 'a {
-        // The items' results are handed over by the barrier that ends the phase, so the counter itself orders nothing.
-        std::iter::from_fn(move || Some(next.fetch_add(1, Ordering::Relaxed))).take_while(move |&item| item < total)
+    /// Items of `0..total` in no fixed order, each to one worker only: whoever is free takes the next, first of the range of
+    /// its own node, then of the others'. `turns` has begun anew before the phase and is used by this phase alone.
+    pub(crate) fn take_turns<'a>(&self, turns: &'a Turns, total: usize) -> impl Iterator<Item = usize> + 'a {
+        let nodes = turns.next.len();
+        let first = self.node;
+        (0..nodes).flat_map(move |step| {
+            let node = (first + step) % nodes;
+            let range = turns.range(node, total);
+            // The items' results are handed over by the barrier that ends the phase, so the counter itself orders nothing.
+            std::iter::from_fn(move || Some(range.start + turns.next[node].0.fetch_add(1, Ordering::Relaxed)))
+                .take_while(move |&item| item < range.end)
+        })
+    }
+
+    /// As [`Worker::take_turns`] with no end, in ascending order, and whatever the node.
+    pub(crate) fn take_turns_in_order<'a>(&self, turns: &'a Turns) -> impl Iterator<Item = usize> + 'a {
+        std::iter::from_fn(|| Some(turns.next[0].0.fetch_add(1, Ordering::Relaxed)))
+    }
+}
+
+/// Which items of a phase are next: a counter for each node of memory, and a range of the items for each, so that a node's
+/// threads read what lies on their node, as long as there is some.
+pub(crate) struct Turns {
+    /// How many items of each node's range have been taken, or more where there are no more.
+    next: Box<[Padded<AtomicUsize>]>,
+    /// Workers of the nodes before each, and of all.
+    workers: Arc<[usize]>,
+}
+
+impl Turns {
+    /// Begins anew.
+    pub(crate) fn reset(&self) {
+        self.next.iter().for_each(|next| next.0.store(0, Ordering::Relaxed));
+    }
+
+    /// The items of a node: as many as are its workers' part.
+    fn range(&self, node: usize, total: usize) -> Range<usize> {
+        let at = |node: usize| total * self.workers[node] / self.workers[self.next.len()];
+        at(node)..at(node + 1)
     }
 }
 
@@ -93,6 +131,8 @@ struct Shared {
     job: UnsafeCell<Option<Job>>,
     stop: AtomicBool,
     asleep: Vec<AtomicBool>,
+    /// The node of each worker.
+    nodes: Vec<usize>,
     panic: Mutex<Option<String>>,
 }
 
@@ -106,6 +146,8 @@ unsafe impl Send for Shared {}
 pub(crate) struct Team {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Workers of the nodes of memory before each, and of all.
+    node_workers: Arc<[usize]>,
 }
 
 /// A worker panicked; the message is the first panic's.
@@ -113,10 +155,18 @@ pub(crate) struct Team {
 pub(crate) struct WorkerPanic(pub(crate) String);
 
 impl Team {
-    /// A team of `count` (the caller and `count - 1` threads), each thread pinned to a processor where `pin` says so.
-    /// The calling thread is never pinned: threads that it starts later would inherit that.
+    /// A team of `count` (the caller and `count - 1` threads), each thread pinned to a processor where `pin` says so, on all
+    /// nodes of memory by turns. The calling thread is never pinned: threads that it starts later would inherit that.
     pub(crate) fn new(count: usize, pin: bool) -> std::io::Result<Self> {
+        Self::seated(&seats(count, pin))
+    }
+
+    /// A team whose members sit so.
+    fn seated(seats: &[Seat]) -> std::io::Result<Self> {
+        let count = seats.len();
         assert!(count > 0, "a team has at least its caller");
+        let nodes = seats.iter().map(|seat| seat.node + 1).max().unwrap_or(1);
+        let before = |node| seats.iter().filter(|seat| seat.node < node).count();
         let shared = Arc::new(Shared {
             epoch: Padded(AtomicUsize::new(0)),
             running: Padded(AtomicUsize::new(0)),
@@ -124,14 +174,13 @@ impl Team {
             job: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
             asleep: (1..count).map(|_| AtomicBool::new(false)).collect(),
+            nodes: seats.iter().map(|seat| seat.node).collect(),
             panic: Mutex::new(None),
         });
-        let processors = if pin { allowed_processors() } else { vec![] };
-        let mut team = Self { shared, threads: Vec::with_capacity(count - 1) };
-        for index in 1..count {
+        let mut team =
+            Self { shared, threads: Vec::with_capacity(count - 1), node_workers: (0..=nodes).map(before).collect() };
+        for (index, &Seat { processor, .. }) in seats.iter().enumerate().skip(1) {
             let shared = Arc::clone(&team.shared);
-            // With more threads than processors, pinning would stack them up.
-            let processor = processors.get(index).copied().filter(|_| processors.len() >= count);
             let thread = thread::Builder::new().name(format!("cpu-{index}")).spawn(move || {
                 if let Some(processor) = processor {
                     pin_to(processor);
@@ -146,6 +195,17 @@ impl Team {
     /// Workers, the caller included.
     pub(crate) fn count(&self) -> usize {
         self.threads.len() + 1
+    }
+
+    /// Nodes of memory that it sits on, as far as that is known.
+    pub(crate) fn nodes(&self) -> usize {
+        self.node_workers.len() - 1
+    }
+
+    /// What a phase takes its items from.
+    pub(crate) fn turns(&self) -> Turns {
+        let next = (0..self.nodes()).map(|_| Padded::default()).collect();
+        Turns { next, workers: Arc::clone(&self.node_workers) }
     }
 
     /// Runs `job` on every worker at once and returns when all have finished. A panic in one releases the others from
@@ -237,7 +297,7 @@ impl Shared {
     }
 
     fn run_job(&self, job: &(dyn Fn(&Worker<'_>) + Sync), index: usize, count: usize) {
-        let worker = Worker { index, count, barrier: &self.barrier, lane: None };
+        let worker = Worker { index, count, node: self.nodes[index], barrier: &self.barrier, lane: None };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(&worker))) {
             if !panic.is::<Released>() {
                 let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
@@ -312,6 +372,16 @@ impl Backoff {
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);
 
+/// Where the members of a team of `count` sit on this machine.
+fn seats(count: usize, pin: bool) -> Vec<Seat> {
+    if pin { numa::seats(count, &allowed_processors(), &numa::nodes()) } else { vec![Seat::default(); count] }
+}
+
+/// Nodes of memory that a team of `count` sits on.
+pub(crate) fn nodes_of(count: usize, pin: bool) -> usize {
+    seats(count, pin).iter().map(|seat| seat.node + 1).max().unwrap_or(1)
+}
+
 /// The processors that this process may run on.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn allowed_processors() -> Vec<usize> {
@@ -374,15 +444,44 @@ mod tests {
 
     #[test]
     fn items_are_handed_out_once_each_way() {
-        let mut team = Team::new(3, false).unwrap();
-        let next = AtomicUsize::new(0);
-        let (turns, shares): ([AtomicUsize; 10], [AtomicUsize; 10]) = Default::default();
+        // On one node, and on nodes of two workers and one.
+        for nodes in [[0, 0, 0], [0, 1, 0]] {
+            let mut team = Team::seated(&nodes.map(|node| Seat { processor: None, node })).unwrap();
+            assert_eq!(team.nodes(), nodes.iter().max().unwrap() + 1);
+            let (turns, ordered) = (team.turns(), team.turns());
+            let counts: [[AtomicUsize; 10]; 3] = Default::default();
+            for _ in 0..2 {
+                turns.reset();
+                ordered.reset();
+                team.run(&|worker| {
+                    worker.take_turns(&turns, 10).for_each(|item| add_one(&counts[0][item]));
+                    worker.share(10).for_each(|item| add_one(&counts[1][item]));
+                    let in_order = worker.take_turns_in_order(&ordered).take_while(|&item| item < 10);
+                    in_order.for_each(|item| add_one(&counts[2][item]));
+                })
+                .unwrap();
+            }
+            assert!(counts.as_flattened().iter().all(|count| count.load(Ordering::Relaxed) == 2));
+        }
+    }
+
+    #[test]
+    fn a_node_begins_with_its_own_range() {
+        let mut team = Team::seated(&[0, 1, 0].map(|node| Seat { processor: None, node })).unwrap();
+        let turns = team.turns();
+        assert_eq!([0, 1].map(|node| turns.range(node, 9)), [0..6, 6..9]);
+        assert_eq!([0, 1].map(|node| turns.range(node, 1)), [0..0, 0..1]);
+        let first = [const { AtomicUsize::new(usize::MAX) }; 3];
         team.run(&|worker| {
-            worker.take_turns(&next, 10).for_each(|item| add_one(&turns[item]));
-            worker.share(10).for_each(|item| add_one(&shares[item]));
+            let mut mine = worker.take_turns(&turns, 9);
+            first[worker.index].store(mine.next().unwrap(), Ordering::Relaxed);
+            worker.barrier();
+            // What is left goes to whoever asks.
+            mine.for_each(drop);
         })
         .unwrap();
-        assert!(turns.iter().chain(&shares).all(|count| count.load(Ordering::Relaxed) == 1));
+        let first = first.map(AtomicUsize::into_inner);
+        assert!(first[0] < 2 && first[2] < 2 && first[1] == 6, "{first:?}");
     }
 
     #[test]

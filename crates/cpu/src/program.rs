@@ -1,7 +1,5 @@
 //! Compilation: a plan and a step shape become a list of instructions with every buffer placed and every kernel chosen.
 
-use std::sync::atomic::AtomicUsize;
-
 use backend::{PEAK_GROUP, num_peaks};
 use plan::{Activation, Linear, MemoryPlan, Norm, Op, Plan, Rows, StepShape, Value};
 use tensor::{Tensor, WeightFormat};
@@ -9,7 +7,7 @@ use tensor::{Tensor, WeightFormat};
 use crate::kernels::linear_blocks::{self, PANEL_MIN_ROWS};
 use crate::kernels::{attention, linear, linear_tiles};
 use crate::kv_cache::LayerPlace;
-use crate::pool::Padded;
+use crate::pool::Turns;
 use crate::simd::LANES;
 use crate::{Isa, packed};
 
@@ -30,8 +28,8 @@ pub(crate) struct Program {
     pub(crate) end: End,
     pub(crate) shape: StepShape,
     pub(crate) instructions: Vec<Instruction>,
-    /// One for each instruction: which of its items is next. Zeroed before a step.
-    pub(crate) turns: Vec<Padded<AtomicUsize>>,
+    /// One for each instruction: which of its items is next. They begin anew before a step.
+    pub(crate) turns: Vec<Turns>,
     /// Where the result begins in the arena, and how wide its rows are.
     pub(crate) result: usize,
     pub(crate) result_width: usize,
@@ -329,6 +327,8 @@ pub(crate) struct Source<'a> {
     /// Positions that the cache has room for.
     pub(crate) max_positions: usize,
     pub(crate) threads: usize,
+    /// What an instruction takes its items from.
+    pub(crate) turns: &'a dyn Fn() -> Turns,
     pub(crate) isa: Isa,
 }
 
@@ -362,7 +362,7 @@ impl Source<'_> {
         }
         let result = compiler.memory.offset(self.plan.logits);
         let result_width = self.plan.value(self.plan.logits).width;
-        let turns = instructions.iter().map(|_| Padded::default()).collect();
+        let turns = instructions.iter().map(|_| (self.turns)()).collect();
         let Compiler { peaks, sizes, .. } = compiler;
         Program { end, shape, instructions, turns, result, result_width, peaks, sizes }
     }

@@ -6,7 +6,6 @@
 //! ([`plan::MemoryPlan`]); and after each op there is a barrier.
 
 use std::ops::Range;
-use std::sync::atomic::AtomicUsize;
 
 use backend::{PEAK_GROUP, num_peaks};
 use half::{bf16, f16};
@@ -25,7 +24,7 @@ use crate::kernels::rope::{RopeTable, rotate};
 use crate::kv_cache::{self, KvElement, LayerPlace, SharedKv, with_elements};
 use crate::packed::{self, Packed};
 use crate::panels::{PanelFormat, with_panel_format};
-use crate::pool::Worker;
+use crate::pool::{Turns, Worker};
 use crate::program::{Attend, LinearRef, NormRef, Place, Program, Project, Projection, RopeKvWrite, Work, WorkerSizes};
 use crate::shared::{AlignedBuffer, SharedSlice};
 use crate::simd::{Kernel, Simd};
@@ -92,7 +91,7 @@ impl Step<'_> {
     pub(crate) fn run(&self, worker: &Worker<'_>, scratch: &mut Scratch) {
         for (index, (instruction, turns)) in self.program.instructions.iter().zip(&self.program.turns).enumerate() {
             worker.begin(index);
-            self.run_work(&instruction.work, &turns.0, worker, scratch);
+            self.run_work(&instruction.work, turns, worker, scratch);
             if instruction.barrier {
                 worker.barrier();
             } else {
@@ -103,10 +102,10 @@ impl Step<'_> {
 
     /// Runs one instruction as one member of the team; the end of the job is its barrier.
     pub(crate) fn run_instruction(&self, index: usize, worker: &Worker<'_>, scratch: &mut Scratch) {
-        self.run_work(&self.program.instructions[index].work, &self.program.turns[index].0, worker, scratch);
+        self.run_work(&self.program.instructions[index].work, &self.program.turns[index], worker, scratch);
     }
 
-    fn run_work(&self, work: &Work, turns: &AtomicUsize, worker: &Worker<'_>, scratch: &mut Scratch) {
+    fn run_work(&self, work: &Work, turns: &Turns, worker: &Worker<'_>, scratch: &mut Scratch) {
         match *work {
             Work::CopyBlocks => self.copy_blocks(worker),
             Work::Angles { rope, out } => self.each_row(worker, out, |row, angles| {
@@ -223,7 +222,7 @@ impl Step<'_> {
         rotate(out, angles);
     }
 
-    fn project(&self, project: &Project, turns: &AtomicUsize, worker: &Worker<'_>, scratch: &mut Scratch) {
+    fn project(&self, project: &Project, turns: &Turns, worker: &Worker<'_>, scratch: &mut Scratch) {
         let Scratch { rows, quantized, rounded, up, panel, widened, sums, .. } = scratch;
         let x = self.prepare(project, worker, Prepared { rows, quantized, rounded });
         let chunk_columns = project.variant.chunk_columns;
@@ -416,7 +415,7 @@ impl Step<'_> {
         }
     }
 
-    fn attend(&self, attend: &Attend, turns: &AtomicUsize, worker: &Worker<'_>, scratch: &mut Scratch) {
+    fn attend(&self, attend: &Attend, turns: &Turns, worker: &Worker<'_>, scratch: &mut Scratch) {
         with_elements!(&self.kv, cache => self.attend_cache(cache, attend, turns, worker, &mut scratch.attention));
     }
 
@@ -424,7 +423,7 @@ impl Step<'_> {
         &self,
         cache: &SharedSlice<'_, E>,
         attend: &Attend,
-        turns: &AtomicUsize,
+        turns: &Turns,
         worker: &Worker<'_>,
         scratch: &mut [f32],
     ) {
@@ -533,11 +532,11 @@ impl Step<'_> {
 /// Calls `run(group, index)` for this worker's turns among all groups' items.
 fn for_my_turns<G>(
     worker: &Worker<'_>,
-    turns: &AtomicUsize,
+    turns: &Turns,
     groups: impl Iterator<Item = (G, usize)>,
     mut run: impl FnMut(&G, usize),
 ) {
-    let mut mine = worker.take_turns(turns, usize::MAX);
+    let mut mine = worker.take_turns_in_order(turns);
     let mut next = mine.next();
     let mut first = 0;
     for (group, len) in groups {
