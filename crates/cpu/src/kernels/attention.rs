@@ -7,7 +7,7 @@
 //!           result depends on its position and the cache, and on nothing else: not on chunks, batch, block length or
 //!           threads.
 //! Bytes     2 · kv_heads · head_dim · element bytes for each visible position, once for all query heads of a kv head and
-//!           for up to [`TILE_ROWS`] (query, head) rows of a prefill.
+//!           for up to [`TILE_ROWS`] (query, head) rows of a prefill, which are made f32 once for all of these.
 //! Roofline  4 · head_dim · group flop over 4 · head_dim bytes (F16): bound by memory only for small groups.
 //! Accuracy  scores to head_dim · ε · Σ|q·k|, weights to that plus 3 ε, the sum and the result to kv_len · ε, plus F16
 //!           rounding of the cache where it is F16.
@@ -18,19 +18,24 @@
 
 use std::ops::Range;
 
+use crate::kernels::linear::Widen;
 use crate::kv_cache::{KvElement, LayerPlace};
 use crate::shared::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd};
 
-/// Positions in a split. Scores of a tile fit the first-level cache.
+/// Positions in a split. Scores of a tile fit the second-level cache.
 pub(crate) const SPLIT: usize = 256;
 
 /// Rows, that is pairs of a query and a head, that read keys and values together; more only when a group has more.
-pub(crate) const TILE_ROWS: usize = 32;
+pub(crate) const TILE_ROWS: usize = 64;
 
-/// Queries in a tile whose kv head serves `group` heads.
+/// Queries in a tile whose kv head serves `group` heads: fours, where there are as many, so that rows divide into those that
+/// registers hold.
 pub(crate) fn tile_queries(group: usize) -> usize {
-    (TILE_ROWS / group.max(1)).max(1)
+    match TILE_ROWS / group.max(1) {
+        queries @ 4.. => queries / 4 * 4,
+        queries => queries.max(1),
+    }
 }
 
 /// f32 in a row's partial result: the features padded to whole vectors, then maximum and sum.
@@ -38,9 +43,27 @@ pub(crate) fn partial_width(head_dim: usize) -> usize {
     head_dim.next_multiple_of(LANES) + LANES
 }
 
-/// f32 that a worker needs to attend with tiles of `rows` rows: scores, then partial results of one split and of all.
+/// f32 that a worker needs to attend with tiles of `rows` rows: scores, then partial results of one split and of all, then
+/// keys or values of a piece.
 pub(crate) fn scratch_len(rows: usize, head_dim: usize) -> usize {
-    rows * (SPLIT + 2 * partial_width(head_dim))
+    rows * (SPLIT + 2 * partial_width(head_dim)) + piece_len(head_dim)
+}
+
+/// Rows from which it pays to make f32 of keys and values once, before all rows pass over them: fewer pass over them where
+/// they lie, once or twice.
+const PIECE_MIN_ROWS: usize = 16;
+
+/// Positions whose keys, and then values, are made f32 together.
+const PIECE: usize = PIECE_VECTORS * LANES;
+
+/// Vectors of positions in a piece.
+const PIECE_VECTORS: usize = 4;
+
+const _: () = assert!(SPLIT.is_multiple_of(PIECE));
+
+/// f32 of a piece.
+fn piece_len(head_dim: usize) -> usize {
+    PIECE * head_dim.next_multiple_of(LANES)
 }
 
 /// Consecutive queries of one sequence with the heads of one kv head.
@@ -94,6 +117,11 @@ impl<E> Tile<'_, E> {
         visible.start.clamp(first, end)..visible.end.clamp(first, end)
     }
 
+    /// The positions of `split` that some row sees.
+    fn visible_to_some(&self, split: usize) -> Range<usize> {
+        self.visible_in(0, split).start..self.visible_in(self.rows() - 1, split).end
+    }
+
     fn query(&self, row: usize) -> &[f32] {
         let head = self.heads.start + row % self.heads.len();
         let start = row / self.heads.len() * self.q_stride + head * self.layer.head_dim;
@@ -116,10 +144,10 @@ impl<'b, E: KvElement> Kernel for Sequential<'_, 'b, E> {
         let Self { tile, scratch } = self;
         let len = tile.rows() * partial_width(tile.layer.head_dim);
         let (scores, rest) = scratch.split_at_mut(tile.rows() * SPLIT);
-        let (one, all) = rest.split_at_mut(len);
-        let all = &mut all[..len];
+        let (one, rest) = rest.split_at_mut(len);
+        let (all, piece) = rest.split_at_mut(len);
         for split in tile.splits() {
-            attend_split(s, tile, split, scores, one);
+            attend_split(s, tile, split, scores, one, piece);
             for row in 0..tile.rows() {
                 let width = partial_width(tile.layer.head_dim);
                 let part = row * width..(row + 1) * width;
@@ -145,8 +173,8 @@ impl<'b, E: KvElement> Kernel for OneSplit<'_, 'b, E> {
     fn run<S: Simd>(self, s: S) -> &'b [f32] {
         let Self { tile, split, scratch } = self;
         let (scores, rest) = scratch.split_at_mut(tile.rows() * SPLIT);
-        let one = &mut rest[..tile.rows() * partial_width(tile.layer.head_dim)];
-        attend_split(s, tile, split, scores, one);
+        let (one, piece) = rest.split_at_mut(tile.rows() * partial_width(tile.layer.head_dim));
+        attend_split(s, tile, split, scores, one, piece);
         one
     }
 }
@@ -202,10 +230,17 @@ fn attend_split<S: Simd, E: KvElement>(
     split: usize,
     scores: &mut [f32],
     partials: &mut [f32],
+    piece: &mut [f32],
 ) {
     let width = partial_width(tile.layer.head_dim);
     let rows = tile.rows();
-    score_split(s, tile, split, scores);
+    let in_pieces = rows >= PIECE_MIN_ROWS;
+    // A vector of a piece is one of a block.
+    if in_pieces && tile.layer.block_len.is_multiple_of(LANES) {
+        score_pieces(s, tile, split, scores, piece);
+    } else {
+        score_split(s, tile, split, scores);
+    }
     for row in 0..rows {
         let visible = tile.visible_in(row, split);
         if visible.is_empty() {
@@ -217,17 +252,113 @@ fn attend_split<S: Simd, E: KvElement>(
         values.fill(0.0);
         (state[0], state[1]) = (max, sum);
     }
-    let mut row = 0;
-    while row < rows {
-        let left = rows - row;
-        row += by_rows!(S, left, weigh_rows::<S, E>(s, tile, split, row, scores, partials));
+    if in_pieces {
+        weigh_pieces(s, tile, split, scores, partials, piece);
+    } else {
+        weigh_split(s, tile, split, scores, partials);
     }
+}
+
+/// [`score_split`] for many rows: keys become f32 once for all of them.
+#[inline(always)]
+fn score_pieces<S: Simd, E: KvElement>(s: S, tile: &Tile<'_, E>, split: usize, scores: &mut [f32], piece: &mut [f32]) {
+    let positions = tile.visible_to_some(split);
+    let LayerPlace { head_dim, block_len, .. } = *tile.layer;
+    let stride = tile.layer.key_stride();
+    let (piece, _) = piece.as_chunks_mut::<LANES>();
+    let mut first = positions.start / PIECE * PIECE;
+    while first < positions.end {
+        let vectors = (positions.end - first).div_ceil(LANES).min(PIECE_VECTORS);
+        for vector in 0..vectors {
+            let position = first + vector * LANES;
+            if position + LANES <= positions.start {
+                continue; // What the piece holds there gives scores that nobody reads.
+            }
+            // SAFETY: the cache was written before the last barrier, and nobody writes to it in this op.
+            let keys = unsafe { tile.cache.read(tile.layer.keys(tile.table[position / block_len], tile.kv_head)) };
+            let keys = &keys[position % block_len..];
+            for feature in 0..head_dim {
+                let key: &[E; LANES] = keys[feature * stride..][..LANES].as_array().expect("sixteen long");
+                s.store(E::load(s, key), &mut piece[feature * PIECE_VECTORS + vector]);
+            }
+        }
+        let keys = piece[..head_dim * PIECE_VECTORS].as_chunks::<PIECE_VECTORS>().0;
+        let keys = Keys { keys, vectors, index: first - split * SPLIT };
+        let mut row = 0;
+        while row < tile.rows() {
+            let left = tile.rows() - row;
+            row += if S::WIDE {
+                match left {
+                    8.. => score_piece::<S, E, 8, 2>(s, tile, row, &keys, scores),
+                    4.. => score_piece::<S, E, 4, 2>(s, tile, row, &keys, scores),
+                    2.. => score_piece::<S, E, 2, 2>(s, tile, row, &keys, scores),
+                    _ => score_piece::<S, E, 1, 2>(s, tile, row, &keys, scores),
+                }
+            } else {
+                match left {
+                    4.. => score_piece::<S, E, 4, 1>(s, tile, row, &keys, scores),
+                    2.. => score_piece::<S, E, 2, 1>(s, tile, row, &keys, scores),
+                    _ => score_piece::<S, E, 1, 1>(s, tile, row, &keys, scores),
+                }
+            };
+        }
+        first += PIECE;
+    }
+}
+
+/// Keys of a piece.
+struct Keys<'a> {
+    /// (features, vectors, positions).
+    keys: &'a [[[f32; LANES]; PIECE_VECTORS]],
+    /// The vectors that some row sees, and those before.
+    vectors: usize,
+    /// Where the first stands in the split.
+    index: usize,
+}
+
+/// Scores of `MR` rows with a piece, `NV` vectors at a time: nobody reads those behind the last that is seen. Returns how
+/// many rows that were.
+#[inline(always)]
+fn score_piece<S: Simd, E: KvElement, const MR: usize, const NV: usize>(
+    s: S,
+    tile: &Tile<'_, E>,
+    row: usize,
+    &Keys { keys, vectors, index }: &Keys<'_>,
+    scores: &mut [f32],
+) -> usize {
+    const { assert!(PIECE_VECTORS.is_multiple_of(NV)) };
+    let mut q: [&[f32]; MR] = [&[]; MR];
+    for m in 0..MR {
+        q[m] = &tile.query(row + m)[..keys.len()];
+    }
+    for first in (0..vectors).step_by(NV) {
+        let mut sums = [[s.splat(0.0); NV]; MR];
+        for feature in 0..keys.len() {
+            let mut key = [s.splat(0.0); NV];
+            for v in 0..NV {
+                key[v] = s.load(&keys[feature][first + v]);
+            }
+            for m in 0..MR {
+                let q = s.splat(q[m][feature]);
+                for v in 0..NV {
+                    sums[m][v] = s.mul_add(q, key[v], sums[m][v]);
+                }
+            }
+        }
+        for m in 0..MR {
+            let (out, _) = scores[(row + m) * SPLIT + index + first * LANES..][..NV * LANES].as_chunks_mut();
+            for v in 0..NV {
+                s.store(sums[m][v], &mut out[v]);
+            }
+        }
+    }
+    MR
 }
 
 /// q · k of every row with every position of the split that some row sees.
 #[inline(always)]
 fn score_split<S: Simd, E: KvElement>(s: S, tile: &Tile<'_, E>, split: usize, scores: &mut [f32]) {
-    let positions = tile.visible_in(0, split).start..tile.visible_in(tile.rows() - 1, split).end;
+    let positions = tile.visible_to_some(split);
     let block_len = tile.layer.block_len;
     let stride = tile.layer.key_stride();
     let mut position = positions.start;
@@ -326,83 +457,174 @@ fn softmax<S: Simd>(s: S, scores: &mut [f32], visible: Range<usize>, scale: f32)
     (max, s.sum(sum))
 }
 
-/// Adds weight · value to the partial results of `MR` rows, position after position.
+/// Adds weight · value to the partial results of all rows, values where they lie.
+#[inline(always)]
+fn weigh_split<S: Simd, E: KvElement>(s: S, tile: &Tile<'_, E>, split: usize, weights: &[f32], partials: &mut [f32]) {
+    let block_len = tile.layer.block_len;
+    let mut positions = tile.visible_to_some(split);
+    while !positions.is_empty() {
+        let end = (positions.start / block_len + 1).saturating_mul(block_len).min(positions.end);
+        let span = Span { values: block_values(tile, positions.start..end), positions: positions.start..end, split };
+        let mut row = 0;
+        while row < tile.rows() {
+            let left = tile.rows() - row;
+            row += by_rows!(S, left, weigh_tile::<S, E>(s, tile, row, &span, weights, partials));
+        }
+        positions.start = end;
+    }
+}
+
+/// [`weigh_split`] for many rows: values become f32 once for all of them.
+#[inline(always)]
+fn weigh_pieces<S: Simd, E: KvElement>(
+    s: S,
+    tile: &Tile<'_, E>,
+    split: usize,
+    weights: &[f32],
+    partials: &mut [f32],
+    piece: &mut [f32],
+) {
+    let block_len = tile.layer.block_len;
+    let mut positions = tile.visible_to_some(split);
+    while !positions.is_empty() {
+        let end = (positions.start / PIECE + 1).saturating_mul(PIECE).min(positions.end);
+        let mut len = 0;
+        let mut position = positions.start;
+        while position < end {
+            let block_end = (position / block_len + 1).saturating_mul(block_len).min(end);
+            let (values, _) = block_values(tile, position..block_end).as_chunks::<LANES>();
+            let (out, _) = piece[len..].as_chunks_mut::<LANES>();
+            for (values, out) in values.iter().zip(out) {
+                s.store(E::load(s, values), out);
+            }
+            len += values.len() * LANES;
+            position = block_end;
+        }
+        let span = Span { values: &piece[..len], positions: positions.start..end, split };
+        let mut row = 0;
+        while row < tile.rows() {
+            row += match (tile.rows() - row).min(if S::WIDE { 8 } else { 4 }) {
+                8 => weigh_rows::<S, E, f32, 8>(s, tile, row, &span, weights, partials),
+                4.. => weigh_rows::<S, E, f32, 4>(s, tile, row, &span, weights, partials),
+                2.. => weigh_rows::<S, E, f32, 2>(s, tile, row, &span, weights, partials),
+                _ => weigh_rows::<S, E, f32, 1>(s, tile, row, &span, weights, partials),
+            };
+        }
+        positions.start = end;
+    }
+}
+
+/// The values of consecutive positions in one block.
+#[inline(always)]
+fn block_values<'a, E: KvElement>(tile: &Tile<'a, E>, positions: Range<usize>) -> &'a [E] {
+    let (block_len, stride) = (tile.layer.block_len, tile.layer.value_stride());
+    let place = positions.start % block_len;
+    // SAFETY: the cache was written before the last barrier, and nobody writes to it in this op.
+    let values = unsafe { tile.cache.read(tile.layer.values(tile.table[positions.start / block_len], tile.kv_head)) };
+    &values[place * stride..(place + positions.len()) * stride]
+}
+
+/// Values of consecutive positions of a split.
+struct Span<'a, V> {
+    /// (positions, value stride).
+    values: &'a [V],
+    positions: Range<usize>,
+    split: usize,
+}
+
+/// [`weigh_rows`] over values where they lie.
+#[inline(always)]
+fn weigh_tile<S: Simd, E: KvElement, const MR: usize>(
+    s: S,
+    tile: &Tile<'_, E>,
+    row: usize,
+    span: &Span<'_, E>,
+    weights: &[f32],
+    partials: &mut [f32],
+) -> usize {
+    weigh_rows::<S, E, E, MR>(s, tile, row, span, weights, partials)
+}
+
+/// Adds weight · value to the partial results of `MR` rows, position after position. Returns how many rows that were.
 ///
 /// Rows of a tile see different positions at the ends; what one row does not see is never multiplied for it, not even by
 /// zero, since a neighbour's value may be NaN.
 #[inline(always)]
-fn weigh_rows<S: Simd, E: KvElement, const MR: usize>(
+fn weigh_rows<S: Simd, E, V: Widen, const MR: usize>(
     s: S,
     tile: &Tile<'_, E>,
-    split: usize,
     row: usize,
+    span: &Span<'_, V>,
     weights: &[f32],
     partials: &mut [f32],
 ) -> usize {
-    let (mut start, mut end) = (0, usize::MAX);
-    for m in 0..MR {
-        let visible = tile.visible_in(row + m, split);
-        (start, end) = (start.max(visible.start), end.min(visible.end));
+    let seen = |row: usize| {
+        let visible = tile.visible(row);
+        let Range { start, end } = span.positions;
+        visible.start.clamp(start, end)..visible.end.clamp(start, end)
+    };
+    // A later row sees no less at the end and no more at the start.
+    let (first, last) = (seen(row), seen(row + MR - 1));
+    let common = last.start..first.end.max(last.start);
+    if common == span.positions {
+        weigh_positions::<S, V, MR>(s, tile.layer, span, row, common, weights, partials);
+        return MR;
     }
     for m in 0..MR {
-        let visible = tile.visible_in(row + m, split);
-        let before = visible.start..start.min(visible.end);
-        weigh_positions::<S, E, 1>(s, tile, split, row + m, before, weights, partials);
+        let seen = seen(row + m);
+        let before = seen.start..common.start.min(seen.end);
+        weigh_positions::<S, V, 1>(s, tile.layer, span, row + m, before, weights, partials);
     }
-    weigh_positions::<S, E, MR>(s, tile, split, row, start..end.max(start), weights, partials);
+    weigh_positions::<S, V, MR>(s, tile.layer, span, row, common.clone(), weights, partials);
     for m in 0..MR {
-        let visible = tile.visible_in(row + m, split);
-        let after = end.max(start).max(visible.start)..visible.end;
-        if start < visible.end {
-            weigh_positions::<S, E, 1>(s, tile, split, row + m, after, weights, partials);
+        let seen = seen(row + m);
+        let after = common.end.max(seen.start)..seen.end;
+        // Otherwise all that the row sees came before.
+        if common.start < seen.end {
+            weigh_positions::<S, V, 1>(s, tile.layer, span, row + m, after, weights, partials);
         }
     }
     MR
 }
 
 #[inline(always)]
-fn weigh_positions<S: Simd, E: KvElement, const MR: usize>(
+fn weigh_positions<S: Simd, V: Widen, const MR: usize>(
     s: S,
-    tile: &Tile<'_, E>,
-    split: usize,
+    layer: &LayerPlace,
+    span: &Span<'_, V>,
     row: usize,
     positions: Range<usize>,
     weights: &[f32],
     partials: &mut [f32],
 ) {
-    let block_len = tile.layer.block_len;
-    let stride = tile.layer.value_stride();
-    let mut position = positions.start;
-    while position < positions.end {
-        let place = position % block_len;
-        let len = (block_len - place).min(positions.end - position);
-        // SAFETY: the cache was written before the last barrier, and nobody writes to it in this op.
-        let values = unsafe { tile.cache.read(tile.layer.values(tile.table[position / block_len], tile.kv_head)) };
-        let values = &values[place * stride..(place + len) * stride];
-        let index = position - split * SPLIT;
-        let mut w: [&[f32]; MR] = [&[]; MR];
-        for m in 0..MR {
-            w[m] = &weights[(row + m) * SPLIT + index..][..len];
-        }
-        let mut feature = 0;
-        while S::WIDE && feature + 2 * LANES <= stride {
-            weigh_features::<S, E, MR, 2>(s, w, values, stride, feature, row, partials);
-            feature += 2 * LANES;
-        }
-        while feature < stride {
-            weigh_features::<S, E, MR, 1>(s, w, values, stride, feature, row, partials);
-            feature += LANES;
-        }
-        position += len;
+    if positions.is_empty() {
+        return;
+    }
+    let stride = layer.value_stride();
+    let place = positions.start - span.positions.start;
+    let values = &span.values[place * stride..(place + positions.len()) * stride];
+    let index = positions.start - span.split * SPLIT;
+    let mut w: [&[f32]; MR] = [&[]; MR];
+    for m in 0..MR {
+        w[m] = &weights[(row + m) * SPLIT + index..][..positions.len()];
+    }
+    let mut feature = 0;
+    while S::WIDE && feature + 2 * LANES <= stride {
+        weigh_features::<S, V, MR, 2>(s, w, values, stride, feature, row, partials);
+        feature += 2 * LANES;
+    }
+    while feature < stride {
+        weigh_features::<S, V, MR, 1>(s, w, values, stride, feature, row, partials);
+        feature += LANES;
     }
 }
 
 /// 16 · `D` features from `feature` on, of `MR` rows.
 #[inline(always)]
-fn weigh_features<S: Simd, E: KvElement, const MR: usize, const D: usize>(
+fn weigh_features<S: Simd, V: Widen, const MR: usize, const D: usize>(
     s: S,
     weights: [&[f32]; MR],
-    values: &[E],
+    values: &[V],
     stride: usize,
     feature: usize,
     row: usize,
@@ -420,7 +642,7 @@ fn weigh_features<S: Simd, E: KvElement, const MR: usize, const D: usize>(
         let (vectors, _) = values[position * stride + feature..][..D * LANES].as_chunks::<LANES>();
         let mut value = [s.splat(0.0); D];
         for d in 0..D {
-            value[d] = E::load(s, &vectors[d]);
+            value[d] = V::load(s, &vectors[d]);
         }
         for m in 0..MR {
             let weight = s.splat(weights[m][position]);
@@ -461,4 +683,145 @@ fn merge_split<S: Simd, E>(s: S, tile: &Tile<'_, E>, row: usize, split: usize, p
     }
     into[len] = max;
     into[len + 1] = part[len + 1].mul_add(factors[1], into[len + 1] * factors[0]);
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+    use plan::{KvLayer, KvLayout};
+    use testing::random::Rng;
+
+    use super::*;
+    use crate::Isa;
+    use crate::kv_cache::{place_layers, write_token};
+
+    /// One kv head and what asks for it.
+    #[derive(Clone, Copy, Debug)]
+    struct Case {
+        group: usize,
+        head_dim: usize,
+        block_len: usize,
+        /// Positions before the queries.
+        first: usize,
+        queries: usize,
+        window: Option<usize>,
+    }
+
+    const SCALE: f32 = 0.25;
+
+    /// Results of all rows, in tiles of `queries` queries, the splits in order or each by itself.
+    fn attend<E: KvElement>(isa: Isa, case: Case, kv: &[Vec<f32>], q: &[f32], queries: usize, apart: bool) -> Vec<f32> {
+        let Case { group, head_dim, block_len, first, window, .. } = case;
+        let num_blocks = kv.len().div_ceil(block_len);
+        let layout = KvLayout { format: plan::KvFormat::F32, block_len, num_blocks };
+        let (places, len) = place_layers(&[KvLayer { kv_heads: 1, head_dim }], layout).unwrap();
+        // What nobody wrote must not matter.
+        let mut cache = vec![E::from_f32(f32::NAN); len];
+        let cache = &SharedSlice::new(&mut cache);
+        let table: Vec<u32> = (0..num_blocks as u32).rev().collect();
+        for (position, kv) in kv.iter().enumerate() {
+            let slot = (table[position / block_len], position % block_len);
+            // SAFETY: one thread.
+            unsafe { write_token(cache, &places[0], 0, slot, kv.split_at(head_dim)) };
+        }
+        let (q_stride, width) = (group * head_dim, partial_width(head_dim));
+        let mut out = Vec::new();
+        for (index, q) in q.chunks(queries * q_stride).enumerate() {
+            let tile = &Tile {
+                cache,
+                layer: &places[0],
+                kv_head: 0,
+                table: &table,
+                q,
+                q_stride,
+                heads: 0..group,
+                queries: q.len() / q_stride,
+                first_position: first + index * queries,
+                scale: SCALE,
+                window,
+            };
+            let rows = tile.rows();
+            let scratch = &mut vec![f32::NAN; scratch_len(rows, head_dim)];
+            let mut all = vec![f32::NAN; rows * width];
+            if apart {
+                for split in tile.splits() {
+                    let one = isa.run(OneSplit { tile, split, scratch: &mut *scratch });
+                    for (row, into) in all.chunks_exact_mut(width).enumerate() {
+                        isa.run(MergeSplit { tile, row, split, part: &one[row * width..(row + 1) * width], into });
+                    }
+                }
+            } else {
+                all.copy_from_slice(&isa.run(Sequential { tile, scratch })[..rows * width]);
+            }
+            for partial in all.chunks_exact(width) {
+                let start = out.len();
+                out.resize(start + head_dim, 0.0);
+                finish(partial, &mut out[start..]);
+            }
+        }
+        out
+    }
+
+    /// The same in f64, as a textbook has it.
+    fn expected(case: Case, kv: &[Vec<f32>], q: &[f32]) -> Vec<f64> {
+        let Case { group, head_dim, first, window, .. } = case;
+        let mut out = Vec::new();
+        for (row, q) in q.chunks_exact(head_dim).enumerate() {
+            let position = first + row / group;
+            let seen = &kv[window.map_or(0, |window| (position + 1).saturating_sub(window))..=position];
+            let product = |k: &[f32]| -> f64 { q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum() };
+            let scores: Vec<f64> = seen.iter().map(|kv| product(&kv[..head_dim]) * f64::from(SCALE)).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            out.extend((0..head_dim).map(|feature| {
+                let products = seen.iter().zip(&weights).map(|(kv, w)| f64::from(kv[head_dim + feature]) * w);
+                products.sum::<f64>() / sum
+            }));
+        }
+        out
+    }
+
+    fn check<E: KvElement>(case: Case, rng: &mut Rng) {
+        // Numbers that the cache holds exactly.
+        let kv: Vec<Vec<f32>> = (0..case.first + case.queries)
+            .map(|_| (0..2 * case.head_dim).map(|_| E::from_f32(rng.normal()).widen()).collect())
+            .collect();
+        let q: Vec<f32> = (0..case.queries * case.group * case.head_dim).map(|_| rng.normal()).collect();
+        let plain = attend::<E>(Isa::scalar(), case, &kv, &q, 1, false);
+        for (found, expected) in plain.iter().zip(expected(case, &kv, &q)) {
+            // Weights are at most one, and few values are beyond four.
+            assert!((f64::from(*found) - expected).abs() < 1e-4, "{case:?}: {found} for {expected}");
+        }
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        for isa in Isa::available() {
+            for queries in [1, 3, tile_queries(case.group), case.queries] {
+                let found = attend::<E>(isa, case, &kv, &q, queries, false);
+                assert!(bits(&found) == bits(&plain), "{isa}, {queries} queries at once, {case:?}");
+            }
+            let found = attend::<E>(isa, case, &kv, &q, case.queries, true);
+            assert!(bits(&found) == bits(&plain), "{isa}, splits apart, {case:?}");
+        }
+    }
+
+    #[test]
+    fn every_tile_and_level_gives_the_same_bits_near_the_textbook() {
+        let mut rng = Rng::new(11);
+        for (group, head_dim, block_len, first, queries, window) in [
+            (1, 1, 16, 0, 1, None),
+            (7, 10, 32, 0, 13, None),
+            (7, 16, 32, 250, 9, None),
+            (4, 33, 16, 60, 21, Some(40)),
+            (3, 32, 48, 511, 12, Some(257)),
+            (1, 24, 32, 37, 70, None),
+            (1, 20, 16, 200, 66, Some(3)),
+            (8, 17, 5, 252, 11, None),
+            (5, 40, 7, 30, 6, Some(1)),
+            (33, 8, 32, 70, 2, None),
+        ] {
+            let case = Case { group, head_dim, block_len, first, queries, window };
+            check::<f32>(case, &mut rng);
+            check::<f16>(case, &mut rng);
+        }
+    }
 }

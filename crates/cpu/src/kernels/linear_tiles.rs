@@ -8,8 +8,8 @@
 //!           cache, they hold products to two thirds of 3.7 TFLOP/s a thread.
 //! Accuracy  [`Simd::tile_products`] has the order: |error| <= (k / 32 + 18) · ε · Σ|w·x| from exact arithmetic on the rounded
 //!           activations; rounding them adds up to 2⁻⁹ · Σ|w·x|. The same bits for a row alone and among others.
-//! Versions  [`crate::IsaLevel::Avx512Amx`], and [`crate::IsaLevel::NeonBf16`], which rounds sums within a block to odd and has
-//!           bits of its own therefore; plain loops elsewhere, as its meaning, for tests.
+//! Versions  [`crate::IsaLevel::Avx512Amx`], and [`crate::IsaLevel::NeonBf16`], which rounds sums within a block to odd and
+//!           has bits of its own therefore; plain loops elsewhere, as its meaning, for tests.
 
 use std::ops::Range;
 

@@ -11,8 +11,8 @@ use tensor::quant::q8_0;
 use super::{Kernel, LANES, PANEL_ROWS, PairBlock, PanelCodes, Simd, neon_bf16, scalar};
 use crate::kernels::quantize::QuantizedBlock;
 
-/// The proof that this CPU has neon, dotprod where `DOT`, i8mm where `I8MM`, which comes with `DOT` only, and bf16 where `BF16`,
-/// which comes with both only.
+/// The proof that this CPU has neon, dotprod where `DOT`, i8mm where `I8MM`, which comes with `DOT` only, and bf16 where
+/// `BF16`, which comes with both only.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Neon<const DOT: bool, const I8MM: bool, const BF16: bool>(());
 

@@ -13,8 +13,8 @@ use half::bf16;
 
 use super::{LANES, PairBlock, TILE_FEATURES, TILE_PAIR_ROWS};
 
-/// Pairs of rows of x that pass over eight columns together: 4 × 4 sums, four operands of each side and their parts are 28 of
-/// 32 registers.
+/// Pairs of rows of x that pass over eight columns together: 4 × 4 sums, four operands of each side and their parts are 28
+/// of 32 registers.
 const ROW_PAIRS: usize = 4;
 
 /// Columns that they pass over.

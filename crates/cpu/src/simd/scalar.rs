@@ -45,8 +45,8 @@ pub(super) fn tile_products(x: &[bf16], blocks: usize, panels: &[PairBlock], sum
     }
 }
 
-/// [`Simd::tile_products`] where sums are rounded to odd (NEON's `bfdot` and `bfmmla`): within a block each pair of products is
-/// added up, and then to what there is. For ordinary numbers: what the instructions make of infinities is not here.
+/// [`Simd::tile_products`] where sums are rounded to odd (NEON's `bfdot` and `bfmmla`): within a block each pair of products
+/// is added up, and then to what there is. For ordinary numbers: what the instructions make of infinities is not here.
 #[cfg(test)]
 pub(crate) fn tile_products_to_odd(x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
     let columns = panels.len() / blocks * LANES;
