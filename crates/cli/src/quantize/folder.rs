@@ -5,6 +5,7 @@
 //!           All of it is written to `.NAME.partial` first, shard by shard; an interrupted run is continued in there.
 
 use std::cell::RefCell;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -61,8 +62,11 @@ struct Unit {
     progress: ProgressBar,
     losses: Rc<RefCell<Vec<Loss>>>,
     /// The scales of the matrix whose codes were written last, by its name: they come right after them.
-    made: Rc<RefCell<Option<(String, Vec<u8>)>>>,
+    made: Made,
 }
+
+/// The scales of a matrix, by its name.
+type Made = Rc<RefCell<Option<(String, Vec<u8>)>>>;
 
 impl Unit {
     fn tensor(&self) -> io::Result<Tensor> {
@@ -388,11 +392,12 @@ fn write_shards(
 
 /// Everything but the weights.
 fn write_rest(source: &Path, partial: &Path, checkpoint: &Checkpoint, choice: &Choice<'_>, index: Index) -> Result<()> {
-    // What an interrupted run left there, and journals.
+    // What an interrupted run left there. Journals go last, since they say that shards are whole.
+    let journals: Vec<_> = index.files.iter().map(|file| format!(".{file}.journal")).collect();
     for entry in fs::read_dir(partial)? {
         let path = entry?.path();
-        let is_kept = path.file_name().is_some_and(|name| index.files.iter().any(|file| name == file.as_str()));
-        if !is_kept {
+        let is_kept = |name: &OsStr| index.files.iter().chain(&journals).any(|file| name == file.as_str());
+        if !path.file_name().is_some_and(is_kept) {
             if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) }?;
         }
     }
@@ -421,6 +426,9 @@ fn write_rest(source: &Path, partial: &Path, checkpoint: &Checkpoint, choice: &C
         if source.join(folder).is_dir() {
             copy_small_files(&source.join(folder), &partial.join(folder), &[])?;
         }
+    }
+    for journal in journals.iter().map(|name| partial.join(name)).filter(|journal| journal.exists()) {
+        fs::remove_file(journal)?;
     }
     Ok(())
 }
@@ -469,7 +477,8 @@ fn check_replaceable(folder: &Path) -> Result<()> {
             .extension()
             .is_some_and(|ending| ending == "safetensors" || COPIED.iter().any(|known| ending == *known));
         let is_folder = path.is_dir() && COPIED_FOLDERS.iter().any(|name| path.ends_with(name));
-        if !is_folder && !(path.is_file() && has_ending) {
+        let is_file = path.is_file() && has_ending;
+        if !is_folder && !is_file {
             return refuse(&path);
         }
         is_empty = false;
