@@ -289,8 +289,13 @@ impl Shared {
             thread::yield_now();
         }
         let asleep = &self.asleep[index - 1];
-        asleep.store(true, Ordering::SeqCst);
-        while !called() {
+        // Said anew each time: a call may come late, for a step that this worker saw by itself and has long done, and who calls
+        // takes the word back.
+        loop {
+            asleep.store(true, Ordering::SeqCst);
+            if called() {
+                break;
+            }
             thread::park();
         }
         asleep.store(false, Ordering::SeqCst);
@@ -463,6 +468,25 @@ mod tests {
             }
             assert!(counts.as_flattened().iter().all(|count| count.load(Ordering::Relaxed) == 2));
         }
+    }
+
+    #[test]
+    fn a_worker_that_was_woken_for_nothing_hears_the_next_call() {
+        let mut team = Team::new(2, false).unwrap();
+        team.run(&|_| ()).unwrap();
+        let falls_asleep = |team: &Team| {
+            let begun = Instant::now();
+            while !team.shared.asleep[0].load(Ordering::SeqCst) {
+                assert!(begun.elapsed() < Duration::from_secs(30), "it is awake, or nobody would know");
+                thread::yield_now();
+            }
+        };
+        falls_asleep(&team);
+        // As `run` calls it, when that was kept from its processor until the worker had done the step and slept again.
+        assert!(team.shared.asleep[0].swap(false, Ordering::SeqCst));
+        team.threads[0].thread().unpark();
+        falls_asleep(&team);
+        team.run(&|_| ()).unwrap();
     }
 
     #[test]
