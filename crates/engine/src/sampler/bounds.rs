@@ -144,13 +144,7 @@ pub(super) fn top_p(
 pub(super) fn min_p(peaks: &Peaks, logits: &[f32], p: f32, candidates: &mut Vec<Candidate>) {
     let least = peaks.max() + p.ln();
     candidates.clear();
-    for (group, (&peak, logits)) in peaks.groups.iter().zip(logits.chunks(PEAK_GROUP)).enumerate() {
-        if peak >= least {
-            let ids = (group * PEAK_GROUP) as u32..;
-            let kept = ids.zip(logits).filter(|&(_, &logit)| logit >= least);
-            candidates.extend(kept.map(|(id, &logit)| Candidate { id, logit }));
-        }
-    }
+    candidates.extend(peaks.reaching(logits, least).map(|(id, logit)| Candidate { id, logit }));
 }
 
 /// What is known of each group from its largest logit alone.

@@ -47,6 +47,15 @@ impl Peaks {
         Some(start + inside)
     }
 
+    /// The tokens of `logits`, which were gone over, whose logit is at least `bound`, ascending: groups whose largest is less are
+    /// not looked at.
+    pub(super) fn reaching(&self, logits: &[f32], bound: f32) -> impl Iterator<Item = (u32, f32)> {
+        let groups = logits.chunks(PEAK_GROUP).zip(&self.groups).zip((0..).step_by(PEAK_GROUP));
+        let reach = groups.filter(move |&((_, &peak), _)| peak >= bound);
+        let tokens = reach.flat_map(|((group, _), start)| (start..).zip(group.iter().copied()));
+        tokens.filter(move |&(_, logit)| logit >= bound)
+    }
+
     /// Leaves the `k` likeliest of `logits`, which were gone over, in `ranked`, all if there are fewer, in no order.
     pub(super) fn rank_likeliest(&mut self, logits: &[f32], k: usize, ranked: &mut Vec<Ranked>) {
         ranked.clear();
@@ -60,12 +69,7 @@ impl Peaks {
             let descending = |a: &f32, b: &f32| b.partial_cmp(a).unwrap_or(std::cmp::Ordering::Equal);
             bound = *self.ordered.select_nth_unstable_by(k - 1, descending).1;
         }
-        for ((group, &peak), start) in logits.chunks(PEAK_GROUP).zip(&self.groups).zip((0..).step_by(PEAK_GROUP)) {
-            if peak >= bound {
-                let reaches = (start..).zip(group).filter(|&(_, &logit)| logit >= bound);
-                ranked.extend(reaches.map(|(id, &logit)| Ranked::likely(id, logit)));
-            }
-        }
+        ranked.extend(self.reaching(logits, bound).map(|(id, logit)| Ranked::likely(id, logit)));
         keep_likeliest(ranked, k);
     }
 
