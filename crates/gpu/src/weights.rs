@@ -294,8 +294,8 @@ pub(crate) fn scales_of_256(format: DeviceFormat) -> usize {
 pub(crate) fn scale_row_bytes(format: DeviceFormat, row_len: usize) -> usize {
     match format {
         DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
-        // Of Q4_K, 16 bytes for each block of 256: the same.
         DeviceFormat::Q6_K => (row_len / q6_k::BLOCK_LEN * Q6_K_BYTES).next_multiple_of(16),
+        // Of Q4_K, 16 bytes for each block of 256: the same.
         DeviceFormat::Q8_0 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K => {
             (row_len / q8_0::BLOCK_LEN * size_of::<f16>()).next_multiple_of(16)
         }
