@@ -1,6 +1,11 @@
-//! Numbers for people: sizes in binary units, counts with separators, durations.
+//! Numbers for people: sizes in binary units, counts with separators, durations, hashes.
 
 use std::time::Duration;
+
+/// Bytes of a hash as it is written everywhere: `[31, 160]` → `1fa0`.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// `1536` → `1.5 KiB`; sizes in memory and on disk.
 pub(crate) fn bytes(bytes: u64) -> String {

@@ -18,6 +18,7 @@ use super::cache::{Cache, RepoCache};
 use super::disk::{Disk, DiskFile, RealDisk};
 use super::progress::FileProgress;
 use super::store::{self, Body, RemoteFile, Retries};
+use crate::units::hex;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -219,10 +220,6 @@ impl Read for Pieces {
         let wanted = buffer.len().min(100);
         self.bytes.read(&mut buffer[..wanted])
     }
-}
-
-fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A file in large-file storage and one in git, with their contents.

@@ -16,6 +16,7 @@ use super::HubError;
 use super::cache::RepoCache;
 use super::disk::{Disk, DiskFile};
 use super::progress::FileProgress;
+use crate::units;
 
 /// A file as the hub announces it.
 #[derive(Clone, Debug)]
@@ -178,7 +179,7 @@ fn hash<D: Digest>(mut digest: D, part: &mut dyn DiskFile) -> io::Result<String>
             Err(error) => return Err(error),
         }
     }
-    Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(units::hex(&digest.finalize()))
 }
 
 /// Shows the blob under its name in a snapshot: by a symbolic link, as `huggingface_hub` does it; where the file system

@@ -5,24 +5,23 @@
 //!           All of it is written to `.NAME.partial` first, shard by shard; an interrupted run is continued in there.
 
 use std::cell::RefCell;
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use formats::{Checkpoint, PackedLayout, SafetensorsWriter, TensorInfo, TokenizerSource, gguf_names};
 use indicatif::ProgressBar;
-use plan::{Op, Plan};
+use plan::Plan;
 use serde_json::{Value as Json, json};
 use tensor::quant::Packing;
 use tensor::{Tensor, WeightFormat};
 
-use super::importance::{Importances, Scales};
+use super::importance::{Importances, Scales, projections};
 use super::source::{self, Matrix, file_len};
-use super::work::{Work, is_of_disk};
+use super::work::{Work, beside, is_of_disk};
 use super::{
     Loss, Override, QuantizeArgs, Target, Written, convert, damaged, in_pieces, progress_bar, values, write_and_release,
 };
@@ -240,18 +239,7 @@ struct Choice<'a> {
 
 impl<'a> Choice<'a> {
     fn new(args: &'a QuantizeArgs, target: Target, checkpoint: &Checkpoint, plan: &Plan) -> Self {
-        let looked_up = |op: &Op| match op {
-            Op::Embed { table, .. } => Some(*table),
-            _ => None,
-        };
-        let looked_up: Vec<_> = plan.ops.iter().filter_map(looked_up).collect();
-        let projection = |op: &Op| match op {
-            Op::Linear { linear, .. } if !looked_up.contains(&linear.weight) => {
-                Some(plan.weight(linear.weight).name.clone())
-            }
-            _ => None,
-        };
-        let mut projections: Vec<_> = plan.ops.iter().filter_map(projection).collect();
+        let mut projections: Vec<_> = projections(plan).map(|(_, weight)| plan.weight(weight).name.clone()).collect();
         projections.sort_unstable();
         let dtype = ["dtype", "torch_dtype"].into_iter().find_map(|key| checkpoint.config.get(key)?.as_str());
         let plain = match dtype {
@@ -393,11 +381,11 @@ fn write_shards(
 /// Everything but the weights.
 fn write_rest(source: &Path, partial: &Path, checkpoint: &Checkpoint, choice: &Choice<'_>, index: Index) -> Result<()> {
     // What an interrupted run left there. Journals go last, since they say that shards are whole.
-    let journals: Vec<_> = index.files.iter().map(|file| format!(".{file}.journal")).collect();
+    let files: Vec<_> = index.files.iter().map(|file| partial.join(file)).collect();
+    let journals = files.iter().map(|file| beside(file, "journal")).collect::<Result<Vec<_>>>()?;
     for entry in fs::read_dir(partial)? {
         let path = entry?.path();
-        let is_kept = |name: &OsStr| index.files.iter().chain(&journals).any(|file| name == file.as_str());
-        if !path.file_name().is_some_and(is_kept) {
+        if !files.contains(&path) && !journals.contains(&path) {
             if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) }?;
         }
     }
@@ -427,7 +415,7 @@ fn write_rest(source: &Path, partial: &Path, checkpoint: &Checkpoint, choice: &C
             copy_small_files(&source.join(folder), &partial.join(folder), &[])?;
         }
     }
-    for journal in journals.iter().map(|name| partial.join(name)).filter(|journal| journal.exists()) {
+    for journal in journals.iter().filter(|journal| journal.exists()) {
         fs::remove_file(journal)?;
     }
     Ok(())
@@ -500,10 +488,4 @@ fn replace(partial: &Path, output: &Path) -> Result<()> {
         fs::remove_dir_all(&old)?;
     }
     Ok(())
-}
-
-fn beside(path: &Path, ending: &str) -> Result<PathBuf> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path.file_name().and_then(|name| name.to_str()).context("it has no file name")?;
-    Ok(folder.join(format!(".{name}.{ending}")))
 }

@@ -24,6 +24,7 @@ use super::source::Matrix;
 use crate::eval::{WINDOW, windows};
 use crate::load::{self, KV_BLOCK_LEN, ModelArgs};
 use crate::output::note;
+use crate::units;
 
 /// Tokens of a step.
 const STEP_TOKENS: usize = 64;
@@ -119,7 +120,7 @@ fn given(args: &QuantizeArgs) -> Result<Option<Given>> {
     let about = About {
         name: name.display().to_string(),
         kind,
-        sha256: hex(&Sha256::digest(&bytes)),
+        sha256: units::hex(&Sha256::digest(&bytes)),
         tokens: Some(imatrix.chunks * imatrix.chunk_len).filter(|&tokens| tokens > 0),
         windows: imatrix.chunks,
         datasets: imatrix.datasets.clone(),
@@ -213,7 +214,7 @@ impl Given {
             hash.update(name);
             importance.means().iter().for_each(|mean| hash.update(mean.to_le_bytes()));
         }
-        hex(&hash.finalize())
+        units::hex(&hash.finalize())
     }
 
     fn write_metadata(&self, args: &QuantizeArgs, writer: &mut GgufWriter) {
@@ -244,10 +245,6 @@ fn file_name(path: &Path) -> String {
     path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// A value that projections are given, and what was added up of it.
 struct Input {
     /// The projections, by the names of their matrices in GGUF files.
@@ -256,9 +253,9 @@ struct Input {
     rows: u64,
 }
 
-/// The inputs of all projections of a plan. A matrix that rows are looked up in too, as embeddings are, is left out: what is
-/// looked up is not weighted.
-fn inputs(plan: &Plan) -> HashMap<Value, Input> {
+/// What a plan multiplies with weights, and these; the plan as the model file wrote it. A matrix that rows are looked up in
+/// too, as embeddings are, is left out: what is looked up is not weighted, and is not packed.
+pub(super) fn projections(plan: &Plan) -> impl Iterator<Item = (Value, WeightId)> {
     let looked_up: Vec<WeightId> = plan
         .ops
         .iter()
@@ -267,15 +264,19 @@ fn inputs(plan: &Plan) -> HashMap<Value, Input> {
             _ => None,
         })
         .collect();
+    plan.ops.iter().filter_map(move |op| match op {
+        Op::Linear { x, linear, .. } if !looked_up.contains(&linear.weight) => Some((*x, linear.weight)),
+        _ => None,
+    })
+}
+
+/// The inputs of all projections of a plan.
+fn inputs(plan: &Plan) -> HashMap<Value, Input> {
     let mut inputs: HashMap<Value, Input> = HashMap::new();
-    for op in &plan.ops {
-        let Op::Linear { x, linear, .. } = op else { continue };
-        if looked_up.contains(&linear.weight) {
-            continue;
-        }
-        let name = &plan.weight(linear.weight).name;
-        let width = plan.value(*x).width;
-        let input = inputs.entry(*x).or_insert_with(|| Input { names: Vec::new(), sums: vec![0.0; width], rows: 0 });
+    for (x, weight) in projections(plan) {
+        let name = &plan.weight(weight).name;
+        let width = plan.value(x).width;
+        let input = inputs.entry(x).or_insert_with(|| Input { names: Vec::new(), sums: vec![0.0; width], rows: 0 });
         input.names.push(gguf_names::gguf_name(name).unwrap_or_else(|| name.clone()));
     }
     inputs

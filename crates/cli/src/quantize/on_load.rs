@@ -90,7 +90,7 @@ fn key(checkpoint: &Checkpoint, targets: &[Target]) -> Result<String> {
     for target in targets {
         hash.update(format!("{} {:?} {}", target.name, target.shape, target.format));
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(units::hex(&hash.finalize()))
 }
 
 /// The tensors in a file of the cache.

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tensor::{Tensor, WeightFormat};
 
 use super::convert;
-use crate::load;
+use crate::{load, units};
 
 /// A model file or folder.
 #[derive(Clone)]
@@ -180,7 +180,7 @@ impl Source {
             }
             Self::Checkpoint(checkpoint) => hash.update(identity(checkpoint)?),
         }
-        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(units::hex(&hash.finalize()))
     }
 }
 
@@ -201,7 +201,7 @@ pub(super) fn identity(checkpoint: &Checkpoint) -> Result<String> {
         bytes.iter().step_by(step).for_each(|&byte| hash.update([byte]));
         mapped::release(bytes);
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(units::hex(&hash.finalize()))
 }
 
 /// Bytes of a file, or zero.

@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 use super::Loss;
 use super::source::file_len;
 use crate::output::note;
+use crate::units;
 
 /// Hears of each tensor that was written, by its index.
 type Done<'a> = dyn FnMut(&mut BufWriter<File>, usize) -> io::Result<()> + 'a;
@@ -35,40 +36,35 @@ pub(super) trait TensorFile {
     fn write_from(&self, first: usize, out: &mut BufWriter<File>, done: &mut Done<'_>) -> io::Result<()>;
 }
 
-impl TensorFile for GgufWriter {
-    fn header(&self) -> Vec<u8> {
-        self.header()
-    }
+/// Both writers have these by the same names.
+macro_rules! tensor_file {
+    ($($writer:ty),*) => {$(
+        impl TensorFile for $writer {
+            fn header(&self) -> Vec<u8> {
+                self.header()
+            }
 
-    fn bytes_before(&self, index: usize) -> u64 {
-        self.bytes_before(index)
-    }
+            fn bytes_before(&self, index: usize) -> u64 {
+                self.bytes_before(index)
+            }
 
-    fn len(&self) -> usize {
-        self.len()
-    }
+            fn len(&self) -> usize {
+                self.len()
+            }
 
-    fn write_from(&self, first: usize, out: &mut BufWriter<File>, done: &mut Done<'_>) -> io::Result<()> {
-        self.write_from(first, out, done)
-    }
+            fn write_from(&self, first: usize, out: &mut BufWriter<File>, done: &mut Done<'_>) -> io::Result<()> {
+                self.write_from(first, out, done)
+            }
+        }
+    )*};
 }
+tensor_file!(GgufWriter, SafetensorsWriter);
 
-impl TensorFile for SafetensorsWriter {
-    fn header(&self) -> Vec<u8> {
-        self.header()
-    }
-
-    fn bytes_before(&self, index: usize) -> u64 {
-        self.bytes_before(index)
-    }
-
-    fn len(&self) -> usize {
-        self.len()
-    }
-
-    fn write_from(&self, first: usize, out: &mut BufWriter<File>, done: &mut Done<'_>) -> io::Result<()> {
-        self.write_from(first, out, done)
-    }
+/// `.NAME.ending` beside `path`.
+pub(super) fn beside(path: &Path, ending: &str) -> Result<PathBuf> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().and_then(|name| name.to_str()).context("it has no file name")?;
+    Ok(folder.join(format!(".{name}.{ending}")))
 }
 
 /// Whether an error is one of writing, and not of what is read: the same command may go on later.
@@ -101,7 +97,7 @@ enum Line {
 impl Work<'_> {
     /// Writes the file, has it checked, and gives it its name.
     pub(super) fn write(&self, progress: &ProgressBar, check: impl Fn(&Path) -> Result<()>) -> Result<()> {
-        let (partial, journal) = (self.beside("partial")?, self.beside("journal")?);
+        let (partial, journal) = (beside(self.path, "partial")?, beside(self.path, "journal")?);
         if self.is_part && self.path.exists() {
             let before = self.interrupted(self.path, &journal, &self.described());
             if before.len() == self.writer.len() {
@@ -134,18 +130,12 @@ impl Work<'_> {
         }
     }
 
-    fn beside(&self, ending: &str) -> Result<PathBuf> {
-        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let name = self.path.file_name().and_then(|name| name.to_str()).context("it has no file name")?;
-        Ok(folder.join(format!(".{name}.{ending}")))
-    }
-
     /// What is made: the header and the identity of the source.
     fn described(&self) -> String {
         let mut hash = Sha256::new();
         hash.update(self.writer.header());
         hash.update(&self.identity);
-        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        units::hex(&hash.finalize())
     }
 
     /// Tensors of an interrupted run whose bytes are there, with what they lost.
@@ -173,21 +163,16 @@ impl Work<'_> {
         let before = self.interrupted(partial, journal, &described);
         let first = before.len();
         let file = OpenOptions::new().write(true).create(true).truncate(first == 0).open(partial)?;
-        let mut lines = if first == 0 {
-            let mut lines = File::create(journal)?;
-            writeln!(lines, "{}", serde_json::to_string(&Line::Of(described))?)?;
-            lines
-        } else {
+        if first > 0 {
             note(&format!("{first} tensors were written by a run that was interrupted"));
             self.losses.borrow_mut().extend(before.iter().flatten().cloned());
-            // A line that was cut off stays out.
-            let mut lines = File::create(journal)?;
-            writeln!(lines, "{}", serde_json::to_string(&Line::Of(described))?)?;
-            for (index, loss) in before.into_iter().enumerate() {
-                writeln!(lines, "{}", serde_json::to_string(&Line::Tensor { index, loss })?)?;
-            }
-            lines
-        };
+        }
+        // Written anew, so that a line that was cut off stays out.
+        let mut lines = File::create(journal)?;
+        writeln!(lines, "{}", serde_json::to_string(&Line::Of(described))?)?;
+        for (index, loss) in before.into_iter().enumerate() {
+            writeln!(lines, "{}", serde_json::to_string(&Line::Tensor { index, loss })?)?;
+        }
         let mut out = BufWriter::with_capacity(1 << 20, file);
         if first > 0 {
             let start = self.writer.bytes_before(first);
