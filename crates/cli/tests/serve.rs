@@ -367,6 +367,8 @@ fn bench_serve_says_what_clients_see() {
             assert!(count(&format!("median_{metric}_ms")) <= count(&format!("p99_{metric}_ms")), "{text}");
         }
         assert!(count("median_ttft_ms") <= count("median_e2el_ms"));
+        assert!((1.0..=4.0).contains(&count("steady_concurrency")), "{text}");
+        assert!((0.0..=count("duration")).contains(&count("steady_duration")), "{text}");
         let html = std::fs::read_to_string(&page).expect("the page");
         assert!(html.contains("<svg") && html.contains("time to first token") && html.contains("mean_ttft_ms"));
     }

@@ -257,15 +257,22 @@ impl Scheduler {
     /// Whether a device can choose every token of `batch`, and nothing else is wanted of it.
     pub(crate) fn is_for_device(&self, batch: &Batch) -> bool {
         let mut indices = batch.items.iter().filter(|item| item.num_outputs() > 0).filter_map(|item| item.index);
-        indices.all(|index| {
-            let sequence = &self.running[index];
-            let sampling = &sequence.request.sampling;
-            // Completions that branch off here are drawn apart, from the same row.
-            let is_drawn_once = sequence.width() == 1 || sampling.is_likeliest();
-            let is_for_device =
-                if self.config.draws_on_device { sampling.is_for_device() } else { sampling.is_likeliest() };
-            is_for_device && is_drawn_once && sequence.grammar.is_none() && !sequence.is_scored()
-        })
+        indices.all(|index| self.is_chosen_by_device(&self.running[index]))
+    }
+
+    /// Whether a device can choose every token of the next step, whichever sequences that is of.
+    pub(crate) fn is_all_for_device(&self) -> bool {
+        let mut all = self.running.iter().chain(&self.waiting);
+        all.all(|sequence| !sequence.is_embedding() && self.is_chosen_by_device(sequence))
+    }
+
+    fn is_chosen_by_device(&self, sequence: &Sequence) -> bool {
+        let sampling = &sequence.request.sampling;
+        // Completions that branch off here are drawn apart, from the same row.
+        let is_drawn_once = sequence.width() == 1 || sampling.is_likeliest();
+        let is_for_device =
+            if self.config.draws_on_device { sampling.is_for_device() } else { sampling.is_likeliest() };
+        is_for_device && is_drawn_once && sequence.grammar.is_none() && !sequence.is_scored()
     }
 
     /// Finds the sequences of a step that is under way again, some of which may have ended. Whether any is left.

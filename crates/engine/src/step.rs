@@ -171,6 +171,7 @@ impl Engine {
                 scheduler.fail(batch, &error.to_string(), kv, outputs);
             }
         }
+        self.queue_next(outputs, watch);
     }
 
     /// Makes `batch` the step that this call is about: the one that is under way already, or a new one, which is queued if
@@ -211,6 +212,29 @@ impl Engine {
             Ok(()) => *is_ahead = true,
             // The step that is scheduled in its place will say so to those who wait for it.
             Err(error) => tracing::warn!(%error, "a step could not be submitted ahead"),
+        }
+    }
+
+    /// Schedules and queues the next step now, where none was submitted ahead and the device can choose its tokens: it
+    /// computes while the caller deals with the outputs. Who asks for something meanwhile is one step later.
+    fn queue_next(&mut self, outputs: &mut Vec<Output>, watch: &mut impl StepWatch) {
+        let Self { executable, scheduler, kv, next, is_ahead, .. } = self;
+        let is_idle = scheduler.running().is_empty() && scheduler.waiting().is_empty();
+        let is_wanted = !is_idle && !*is_ahead && scheduler.config().run_ahead && executable.can_queue();
+        if !is_wanted || !scheduler.is_all_for_device() {
+            return;
+        }
+        scheduler.schedule(kv, next);
+        if next.is_empty() {
+            return;
+        }
+        let input = next.step_input(scheduler.running(), kv, true);
+        match watched(watch, || executable.enqueue(input)) {
+            Ok(()) => *is_ahead = true,
+            Err(error) => {
+                tracing::warn!(%error, sequences = next.items.len(), "a step could not be submitted");
+                scheduler.fail(next, &error.to_string(), kv, outputs);
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use backend::{Backend, Executable};
 use cpu::{CpuBackend, CpuOptions};
 use engine::{Engine, EngineConfig, FinishReason, Request, RequestId, SamplingParams};
 use plan::{KvFormat, KvLayout, Plan, fuse, restrict_outputs};
-use tensor::{Tensor, WeightFormat};
+use tensor::Tensor;
 use testing::{MODEL_TYPES, Rng, tiny_model};
 
 const TRACES: u64 = 200;
@@ -20,19 +20,21 @@ struct Model {
     kv_format: KvFormat,
 }
 
+fn backend(threads: usize) -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads: Some(threads), isa: None, pin: false, repack: true }).expect("a processor")
+}
+
 impl Model {
     fn random(rng: &mut Rng) -> Self {
-        let format = rng.pick(&WeightFormat::ALL);
+        let format = rng.pick(&backend(1).claims().formats);
         let (textbook, weights) = tiny_model(rng.pick(&MODEL_TYPES), rng.next_u64() % 8, format);
         let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
         Self { plan, weights, kv_format: rng.pick(&[KvFormat::F32, KvFormat::F16]) }
     }
 
     fn engine(&self, threads: usize, kv: KvLayout, change: impl FnOnce(&mut EngineConfig)) -> Engine {
-        let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: None, pin: false, repack: true })
-            .expect("a processor");
         let executable: Box<dyn Executable> =
-            backend.load(self.plan.clone(), self.weights.clone(), kv).expect("a tiny model loads");
+            backend(threads).load(self.plan.clone(), self.weights.clone(), kv).expect("a tiny model loads");
         let mut config = EngineConfig::new(kv, 96, self.plan.vocab_size, vec![0]);
         change(&mut config);
         Engine::new(executable, config).expect("a sound configuration")

@@ -1,4 +1,6 @@
-//! The thread that owns the engine: takes requests and cancellations between steps, and hands out what steps make.
+//! The thread that owns the engine: takes requests and cancellations between steps, and gives what a step has made to a
+//! task that hands it out. To wake those who wait takes a thread that computes longer than one of the runtime's own, and
+//! grows with them; so it wakes that task alone.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,6 +35,8 @@ pub(crate) struct EngineHandle {
 #[derive(Debug)]
 struct Shared {
     config: EngineConfig,
+    /// Where the task that hands out takes things from, until there is one.
+    handed: Mutex<Option<UnboundedReceiver<Handed>>>,
     stats: Mutex<EngineStats>,
     times: Mutex<StepTimes>,
     failed: AtomicBool,
@@ -51,13 +55,15 @@ impl EngineHandle {
     /// Starts the thread.
     pub(crate) fn start(engine: Engine) -> std::io::Result<Self> {
         let (commands, received) = mpsc::channel();
+        let (hand, handed) = unbounded_channel();
         let shared = Arc::new(Shared {
             config: engine.config().clone(),
+            handed: Mutex::new(Some(handed)),
             stats: Mutex::new(engine.stats()),
             times: Mutex::default(),
             failed: AtomicBool::new(false),
         });
-        let thread = EngineThread { engine, subscribers: HashMap::new(), shared: Arc::clone(&shared) };
+        let thread = EngineThread { engine, hand, shared: Arc::clone(&shared) };
         std::thread::Builder::new().name("engine".to_owned()).spawn(move || thread.run(&received))?;
         Ok(Self { commands, shared })
     }
@@ -83,6 +89,10 @@ impl EngineHandle {
 
     /// Submits all of `requests`, or none.
     pub(crate) async fn submit(&self, requests: Vec<Request>) -> Result<Running, SubmitError> {
+        // The first to ask is the first who is known to be where tasks run.
+        if let Some(handed) = self.shared.handed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            tokio::spawn(Subscribers::default().serve(handed));
+        }
         let live = requests.iter().map(|request| request.num_completions).sum();
         let (outputs, received) = unbounded_channel();
         let (reply, answer) = oneshot::channel();
@@ -145,7 +155,21 @@ impl Drop for Running {
     }
 }
 
+/// What the engine's thread tells the task that hands out.
+#[derive(Debug)]
+enum Handed {
+    /// Somebody waits for a request's outputs.
+    Subscribed(RequestId, Subscriber),
+    /// What a step has made.
+    Outputs(Vec<Output>),
+    /// One completion was ended, of which nothing more comes.
+    Ended(RequestId),
+    /// All were: nobody waits any more.
+    Forgotten(RequestId),
+}
+
 /// Who waits for a request's outputs.
+#[derive(Debug)]
 struct Subscriber {
     place: usize,
     outputs: UnboundedSender<(usize, Output)>,
@@ -153,9 +177,58 @@ struct Subscriber {
     live: usize,
 }
 
+/// All who wait.
+#[derive(Debug, Default)]
+struct Subscribers(HashMap<RequestId, Subscriber>);
+
+impl Subscribers {
+    /// Hands out until the engine's thread has ended. Then all who wait see their stream end.
+    async fn serve(mut self, mut handed: UnboundedReceiver<Handed>) {
+        while let Some(handed) = handed.recv().await {
+            self.take(handed);
+        }
+    }
+
+    fn take(&mut self, handed: Handed) {
+        match handed {
+            Handed::Subscribed(id, subscriber) => {
+                self.0.insert(id, subscriber);
+            }
+            Handed::Outputs(outputs) => outputs.into_iter().for_each(|output| self.hand_out(output)),
+            Handed::Ended(id) => self.count_end(id),
+            Handed::Forgotten(id) => {
+                self.0.remove(&id);
+            }
+        }
+    }
+
+    fn hand_out(&mut self, output: Output) {
+        let (id, ends) = (output.request, output.finish.is_some());
+        if let Some(FinishReason::Error(failure)) = &output.finish {
+            tracing::warn!(request = %id, %failure, "a completion failed");
+        }
+        let Some(subscriber) = self.0.get(&id) else { return };
+        if subscriber.outputs.send((subscriber.place, output)).is_err() {
+            // Whoever has gone has told the engine.
+            self.0.remove(&id);
+        } else if ends {
+            self.count_end(id);
+        }
+    }
+
+    fn count_end(&mut self, id: RequestId) {
+        if let Some(subscriber) = self.0.get_mut(&id) {
+            subscriber.live -= 1;
+            if subscriber.live == 0 {
+                self.0.remove(&id);
+            }
+        }
+    }
+}
+
 struct EngineThread {
     engine: Engine,
-    subscribers: HashMap<RequestId, Subscriber>,
+    hand: UnboundedSender<Handed>,
     shared: Arc<Shared>,
 }
 
@@ -170,8 +243,8 @@ impl EngineThread {
     }
 
     fn serve(&mut self, commands: &mpsc::Receiver<Command>) {
-        let mut outputs = Vec::new();
         let mut clock = StepClock::start();
+        let mut room = 0;
         loop {
             if !self.engine.has_work() {
                 self.publish_stats();
@@ -182,10 +255,14 @@ impl EngineThread {
                 clock = StepClock::start();
             }
             commands.try_iter().for_each(|command| self.execute(command));
+            let mut outputs = Vec::with_capacity(room);
             self.engine.step_watched(&mut outputs, &mut clock);
+            room = outputs.len();
             // Before the outputs: whoever has seen an answer's end sees counts that include it.
             self.publish_stats();
-            outputs.drain(..).for_each(|output| self.hand_out(output));
+            if !outputs.is_empty() {
+                self.hand(Handed::Outputs(outputs));
+            }
             clock.end_step(&mut self.shared.times.lock().unwrap_or_else(PoisonError::into_inner));
         }
     }
@@ -193,13 +270,10 @@ impl EngineThread {
     fn execute(&mut self, command: Command) {
         match command {
             Command::Submit { requests, outputs, reply } => self.submit(requests, outputs, reply),
-            Command::Cancel(id) => {
-                self.subscribers.remove(&id);
-                self.engine.cancel(id);
-            }
+            Command::Cancel(id) => self.forget(id),
             Command::CancelCompletion(id, completion) => {
                 if self.engine.cancel_completion(id, completion).is_some() {
-                    self.count_end(id);
+                    self.hand(Handed::Ended(id));
                 }
             }
         }
@@ -216,7 +290,7 @@ impl EngineThread {
             let live = request.num_completions;
             match self.engine.submit(request) {
                 Ok(id) => {
-                    self.subscribers.insert(id, Subscriber { place, outputs: outputs.clone(), live });
+                    self.hand(Handed::Subscribed(id, Subscriber { place, outputs: outputs.clone(), live }));
                     ids.push(id);
                 }
                 Err(error) => {
@@ -233,33 +307,72 @@ impl EngineThread {
     }
 
     fn forget(&mut self, id: RequestId) {
-        self.subscribers.remove(&id);
+        self.hand(Handed::Forgotten(id));
         self.engine.cancel(id);
     }
 
-    fn hand_out(&mut self, output: Output) {
-        let (id, ends) = (output.request, output.finish.is_some());
-        if let Some(FinishReason::Error(failure)) = &output.finish {
-            tracing::warn!(request = %id, %failure, "a completion failed");
-        }
-        let Some(subscriber) = self.subscribers.get(&id) else { return };
-        if subscriber.outputs.send((subscriber.place, output)).is_err() {
-            self.forget(id);
-        } else if ends {
-            self.count_end(id);
-        }
-    }
-
-    fn count_end(&mut self, id: RequestId) {
-        if let Some(subscriber) = self.subscribers.get_mut(&id) {
-            subscriber.live -= 1;
-            if subscriber.live == 0 {
-                self.subscribers.remove(&id);
-            }
-        }
+    /// Where the runtime has ended, nobody waits.
+    fn hand(&self, handed: Handed) {
+        let _ = self.hand.send(handed);
     }
 
     fn publish_stats(&self) {
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.engine.stats();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::SamplingParams;
+    use engine::null::NullExecutable;
+    use plan::{KvFormat, KvLayout};
+
+    use super::*;
+
+    /// An engine whose requests have the ids that a subscriber needs, and what it makes of `requests` in each step.
+    fn steps(requests: Vec<Request>) -> (Vec<RequestId>, Vec<Vec<Output>>) {
+        let kv = KvLayout { format: KvFormat::F32, block_len: 8, num_blocks: 64 };
+        let mut engine =
+            Engine::new(Box::new(NullExecutable::new(kv, 100)), EngineConfig::new(kv, 64, 100, vec![])).unwrap();
+        let ids = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
+        let mut steps = Vec::new();
+        while engine.has_work() {
+            steps.push(engine.step());
+        }
+        (ids, steps)
+    }
+
+    fn request(num_completions: usize, max_tokens: usize) -> Request {
+        let max_tokens = Some(max_tokens);
+        Request { num_completions, max_tokens, ..Request::new(vec![1, 2], SamplingParams::default()) }
+    }
+
+    #[test]
+    fn nobody_is_kept_who_has_got_all_has_gone_or_has_cancelled() {
+        let (ids, steps) = steps(vec![request(2, 3), request(1, 9), request(1, 9), request(2, 3)]);
+        let mut subscribers = Subscribers::default();
+        let mut received: Vec<_> = (0..ids.len())
+            .map(|place| {
+                let (outputs, received) = unbounded_channel();
+                let subscriber = Subscriber { place, outputs, live: [2, 1, 1, 2][place] };
+                subscribers.take(Handed::Subscribed(ids[place], subscriber));
+                Some(received)
+            })
+            .collect();
+        let mut steps = steps.into_iter().map(Handed::Outputs);
+        subscribers.take(steps.next().unwrap());
+        // The second goes, the third cancels, and the last ends one of its two by itself.
+        drop(received[1].take());
+        subscribers.take(Handed::Forgotten(ids[2]));
+        subscribers.take(Handed::Ended(ids[3]));
+        assert_eq!(subscribers.0.len(), 3);
+        steps.for_each(|step| subscribers.take(step));
+        assert!(subscribers.0.is_empty(), "{subscribers:?}");
+        let got = |received: &mut Option<UnboundedReceiver<(usize, Output)>>| {
+            std::iter::from_fn(|| received.as_mut()?.try_recv().ok()).map(|(place, _)| place).collect::<Vec<_>>()
+        };
+        assert_eq!(got(&mut received[0]), [0; 6]);
+        assert_eq!(got(&mut received[2]), [2]);
+        assert_eq!(got(&mut received[3]).len(), 5);
     }
 }

@@ -170,6 +170,8 @@ struct Planned {
 /// What one request showed.
 #[derive(Clone, Debug, Default)]
 struct Seen {
+    /// When it was sent, after the start of the measurement.
+    sent_s: f64,
     ttft_s: f64,
     itl_s: Vec<f64>,
     e2el_s: f64,
@@ -195,6 +197,60 @@ impl Seen {
     }
 }
 
+/// Tokens that arrived while as many answers came at once as ever did: without the time in which the first of them begin,
+/// others wait for their turn, or the last ones end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Steady {
+    /// Answers that come at once.
+    concurrency: usize,
+    seconds: f64,
+    tokens: f64,
+}
+
+impl Steady {
+    /// `None` where no answer has a second token.
+    fn of(seen: &[Seen]) -> Option<Self> {
+        /// Sums of times in another order are apart by less.
+        const SAME_S: f64 = 1e-9;
+        // An answer comes from its first token to its last. Of two at one time, the end is before the beginning.
+        let begins = |seen: &Seen| seen.sent_s + seen.ttft_s;
+        let coming = || seen.iter().filter(|seen| seen.e2el_s > seen.ttft_s);
+        let mut edges: Vec<(f64, bool)> =
+            coming().flat_map(|seen| [(begins(seen), true), (seen.sent_s + seen.e2el_s, false)]).collect();
+        edges.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let mut count = 0usize;
+        let mut spans: Vec<(usize, f64, f64)> = Vec::with_capacity(edges.len());
+        for (index, &(at, begins)) in edges.iter().enumerate() {
+            count = if begins { count + 1 } else { count - 1 };
+            let end = edges.get(index + 1).map_or(at, |next| next.0);
+            spans.push((count, at, end));
+        }
+        let concurrency = spans.iter().map(|span| span.0).max()?;
+        spans.retain(|span| span.0 == concurrency);
+        let tokens = coming().map(|seen| {
+            // A piece of text may be of several tokens, or of none that is seen yet: each counts for its share.
+            let share = seen.output_tokens.saturating_sub(1) as f64 / seen.itl_s.len().max(1) as f64;
+            let mut at = begins(seen);
+            let arrivals = seen.itl_s.iter().filter(|&&itl| {
+                at += itl;
+                let span = spans.partition_point(|span| span.1 < at);
+                span > 0 && at <= spans[span - 1].2 + SAME_S
+            });
+            arrivals.count() as f64 * share
+        });
+        let tokens = tokens.sum();
+        Some(Self { concurrency, seconds: spans.iter().map(|span| span.2 - span.1).sum(), tokens })
+    }
+
+    /// Adds the figures to a result.
+    fn write(&self, result: &mut Value) {
+        let rounded = |value: f64| (value * 1e3).round() / 1e3;
+        result["steady_concurrency"] = self.concurrency.into();
+        result["steady_duration"] = rounded(self.seconds).into();
+        result["steady_output_throughput"] = rounded(self.tokens / self.seconds).into();
+    }
+}
+
 /// Runs the command.
 pub(super) fn serve(args: &ServeArgs) -> Result<()> {
     check(args)?;
@@ -207,14 +263,15 @@ pub(super) fn serve(args: &ServeArgs) -> Result<()> {
         .into();
     let client = Client { agent, base_url: args.base_url.trim_end_matches('/').to_owned(), key: key() };
     let model = args.model.clone().map_or_else(|| client.first_model(), Ok)?;
-    let planned = plan(args, &model);
+    let mut planned = plan(args, &model, args.num_prompts + 1);
     let path = match args.endpoint {
         Endpoint::Completions => "/v1/completions",
         Endpoint::Chat => "/v1/chat/completions",
     };
-    // Connections, and what a server compiles at its first request, are not what is measured.
-    let first = planned.first().ok_or_else(|| anyhow!("there are no requests to send"))?;
-    client.ask(path, &first.body).context("the first request, which is not measured, failed")?;
+    // Connections, and what a server compiles at its first request, are not what is measured; nor is what it remembers of
+    // a prompt, so this one is like the others and none of them.
+    let first = planned.pop().ok_or_else(|| anyhow!("there are no requests to send"))?;
+    client.ask(path, &first.body, Instant::now()).context("the first request, which is not measured, failed")?;
     note(&format!("{} requests to {}{path}, model `{model}`", planned.len(), client.base_url));
     let steps = client.steps();
     let begun = Instant::now();
@@ -285,12 +342,12 @@ impl Random {
     }
 }
 
-/// The requests, with when each is sent.
-fn plan(args: &ServeArgs, model: &str) -> Vec<Planned> {
+/// The first `count` requests, with when each is sent.
+fn plan(args: &ServeArgs, model: &str, count: usize) -> Vec<Planned> {
     let random = &mut Random(args.seed);
     let prefix = random.words(args.prefix_len);
     let mut at = 0.0;
-    (0..args.num_prompts)
+    (0..count)
         .map(|_| {
             let own = random.length(args.input_len, args.range_ratio);
             let text = format!("{prefix} {}", random.words(own)).trim_start().to_owned();
@@ -337,7 +394,7 @@ fn run(
             let (seen, failures, under_way, refused) = (&seen, &failures, &under_way, &refused);
             let thread = std::thread::Builder::new().stack_size(256 << 10);
             let spawned = thread.spawn_scoped(scope, move || {
-                match client.ask(path, &body) {
+                match client.ask(path, &body, begun) {
                     Ok(found) => seen.lock().unwrap_or_else(PoisonError::into_inner).push(found),
                     Err(error) => {
                         refused.fetch_add(1, Ordering::Relaxed);
@@ -429,8 +486,8 @@ impl Client {
         Steps::read(&request.call().ok()?.body_mut().read_to_string().ok()?)
     }
 
-    /// Sends a request and reads its stream.
-    fn ask(&self, path: &str, body: &Value) -> Result<Seen> {
+    /// Sends a request and reads its stream; the measurement began at `start`.
+    fn ask(&self, path: &str, body: &Value, start: Instant) -> Result<Seen> {
         let url = format!("{}{path}", self.base_url);
         let request = self.authorized(self.agent.post(&url).header("content-type", "application/json"));
         let begun = Instant::now();
@@ -439,7 +496,8 @@ impl Client {
             let text = answer.body_mut().read_to_string().unwrap_or_default();
             bail!("{url} answered {}: {text:.300}", answer.status());
         }
-        read_stream(BufReader::new(answer.into_body().into_reader()), begun)
+        let seen = read_stream(BufReader::new(answer.into_body().into_reader()), begun)?;
+        Ok(Seen { sent_s: (begun - start).as_secs_f64(), ..seen })
     }
 }
 
@@ -528,6 +586,9 @@ fn result(args: &ServeArgs, model: &str, duration: Duration, seen: &[Seen], fail
         "request_goodput": (!args.goodput.is_empty()).then(|| rate(good as f64)),
         "output_throughput": rate(output as f64), "total_token_throughput": rate((input + output) as f64),
     });
+    if let Some(steady) = Steady::of(seen).filter(|steady| steady.seconds > 0.0) {
+        steady.write(&mut result);
+    }
     for metric in Metric::ALL {
         let samples = samples(seen, metric);
         let (summary, percentiles) = (Summary::of(&samples), Percentiles::of(&samples));
@@ -612,9 +673,12 @@ mod tests {
             "--prefix-len",
             "5",
         ];
-        let planned = plan(&args(&line), "m");
-        assert_eq!(planned, plan(&args(&line), "m"));
-        assert_ne!(planned, plan(&args(&[&line[..], &["--seed", "1"]].concat()), "m"));
+        let of = |line: &[&str], count: usize| plan(&args(line), "m", count);
+        let mut planned = of(&line, 4001);
+        let first = planned.pop().unwrap();
+        assert_eq!(planned, of(&line, 4000));
+        assert!(planned.iter().all(|other| other.body["prompt"] != first.body["prompt"]), "it warms no prompt up");
+        assert_ne!(planned, of(&[&line[..], &["--seed", "1"]].concat(), 4000));
         let seconds = planned.last().unwrap().at.as_secs_f64();
         assert!((76.0..84.0).contains(&seconds), "{seconds}");
         let words = |planned: &Planned| planned.body["prompt"].as_str().unwrap().split(' ').count() as f64;
@@ -625,7 +689,7 @@ mod tests {
         assert!(planned.iter().all(|other| first(other) == first(&planned[0])));
         let lengths: Vec<u64> = planned.iter().map(|planned| planned.body["max_tokens"].as_u64().unwrap()).collect();
         assert_eq!((lengths.iter().min(), lengths.iter().max()), (Some(&5), Some(&15)));
-        assert!(plan(&args(&["-n", "3"]), "m").iter().all(|planned| planned.at.is_zero()));
+        assert!(of(&["-n", "3"], 3).iter().all(|planned| planned.at.is_zero()));
     }
 
     #[test]
@@ -659,8 +723,35 @@ mod tests {
     }
 
     #[test]
+    fn the_steady_part_is_when_most_answers_come_at_once() {
+        // Tokens at `sent + ttft`, and then every `itl`.
+        let seen = |sent_s: f64, ttft_s: f64, itl_s: f64, tokens: u64| Seen {
+            sent_s,
+            ttft_s,
+            itl_s: vec![itl_s; tokens as usize - 1],
+            e2el_s: ttft_s + itl_s * (tokens - 1) as f64,
+            input_tokens: 1,
+            output_tokens: tokens,
+        };
+        // Two at once from 3 to 5 (tokens of the first at 4 and 5, of the second at 3.5 to 5), and from 7 to 9, when the
+        // first is followed by another.
+        let all = [seen(0.0, 1.0, 1.0, 5), seen(1.0, 2.0, 0.5, 13), seen(5.0, 2.0, 2.0, 3), seen(20.0, 1.0, 1.0, 1)];
+        let steady = Steady::of(&all).unwrap();
+        assert_eq!(steady, Steady { concurrency: 2, seconds: 4.0, tokens: 2.0 + 4.0 + 4.0 + 1.0 });
+        // Half of the pieces are of two tokens.
+        let merged = Seen { output_tokens: 7, ..seen(0.0, 1.0, 1.0, 5) };
+        let expected = Steady { concurrency: 1, seconds: 4.0, tokens: 6.0 };
+        assert_eq!(Steady::of(&[merged]), Some(expected));
+        assert_eq!(Steady::of(&[seen(0.0, 1.0, 1.0, 1)]), None);
+        let result = result(&args(&[]), "m", Duration::from_secs(30), &all, &[]);
+        assert_eq!(result["steady_output_throughput"], 2.75);
+        assert_eq!((&result["steady_concurrency"], &result["steady_duration"]), (&json!(2), &json!(4.0)));
+    }
+
+    #[test]
     fn figures_are_those_of_what_was_seen() {
         let seen = |ttft_s: f64, e2el_s: f64, tokens: u64| Seen {
+            sent_s: 0.0,
             ttft_s,
             e2el_s,
             itl_s: vec![0.01; tokens as usize - 1],

@@ -321,6 +321,65 @@ fn a_device_that_answers_wrongly_ends_the_requests_and_not_the_engine() {
     assert_eq!(engine.warm_up(8).unwrap_err().to_string(), "device `short` failed: no compiler");
 }
 
+/// A device that counts the steps that are under way.
+struct UnderWay(NullExecutable, Arc<Mutex<i32>>);
+
+impl backend::Executable for UnderWay {
+    fn compile(&mut self, shape: StepShape) -> Result<(), backend::BackendError> {
+        self.0.compile(shape)
+    }
+
+    fn can_queue(&self) -> bool {
+        true
+    }
+
+    fn enqueue(&mut self, input: &StepInput) -> Result<(), backend::BackendError> {
+        *self.1.lock().unwrap() += 1;
+        self.0.enqueue(input)
+    }
+
+    fn collect(&mut self) -> Result<&[backend::Choice], backend::BackendError> {
+        *self.1.lock().unwrap() -= 1;
+        self.0.collect()
+    }
+
+    fn replay(&mut self, input: &StepInput) -> Result<&[f32], backend::BackendError> {
+        self.0.replay(input)
+    }
+}
+
+#[test]
+fn a_device_that_chooses_has_its_next_step_before_the_caller_has_the_tokens() {
+    let greedy = |prompt_len: u32| Request {
+        sampling: SamplingParams::greedy(),
+        ..request(&(1..=prompt_len).collect::<Vec<_>>(), 3)
+    };
+    for (run_ahead, expected) in [(true, 1), (false, 0)] {
+        let under_way = Arc::new(Mutex::new(0));
+        let config = EngineConfig { run_ahead, ..config() };
+        let device = NullExecutable::new(config.kv, config.vocab_size).with_queue();
+        let mut engine = Engine::new(Box::new(UnderWay(device, under_way.clone())), config).unwrap();
+        let step = |engine: &mut Engine| (engine.step().len(), *under_way.lock().unwrap());
+        // A prompt of three steps, beside whose first nobody could say what comes; the rest of it is under way at once.
+        engine.submit(greedy(40)).unwrap();
+        assert_eq!(step(&mut engine), (0, expected));
+        assert_eq!(step(&mut engine), (0, expected));
+        assert_eq!(step(&mut engine), (1, expected));
+        // Somebody starts.
+        engine.submit(greedy(4)).unwrap();
+        assert_eq!(step(&mut engine).1, expected);
+        assert_eq!(step(&mut engine).1, expected);
+        while engine.has_work() {
+            engine.step();
+        }
+        assert_eq!(*under_way.lock().unwrap(), 0, "nothing is computed for nobody");
+        // What the device does not choose is not submitted before who is in it is settled.
+        let logprobs = SamplingParams { logprobs: Some(1), ..SamplingParams::greedy() };
+        engine.submit(Request { sampling: logprobs, ..greedy(40) }).unwrap();
+        assert_eq!(step(&mut engine).1, 0);
+    }
+}
+
 #[test]
 fn a_configuration_that_cannot_work_is_refused() {
     let refusal = |config: EngineConfig| {
