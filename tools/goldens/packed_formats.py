@@ -1,14 +1,16 @@
-"""What the block formats of GGUF stand for, by the published decoder (the `gguf` package).
+"""What block formats stand for, by the published decoders: the `gguf` package, and `ml_dtypes` for the E4M3 of FP8.
 
-    pip install gguf==0.19.0 numpy
+    pip install gguf==0.19.0 ml_dtypes==0.6.0 numpy
     python tools/goldens/packed_formats.py crates/tensor/tests/golden
 
-Writes FORMAT.bin: blocks of random bits (scales made finite), then the weights that they stand for, as f32.
+Writes FORMAT.bin: blocks of random bits (scales made finite), then the weights that they stand for, as f32. E4M3.bin has the
+number of each of the 256 codes, as f32.
 """
 
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 from gguf import GGMLQuantizationType, GGML_QUANT_SIZES
 from gguf.quants import dequantize
@@ -19,6 +21,19 @@ HALVES = {
     "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": [],
 }
 BLOCKS = 6
+
+
+def fp8(rng) -> bytes:
+    """Every code but the two that are no numbers, times a scale of 2^-8."""
+    codes = rng.permutation(256).astype(np.uint8).reshape(8, 32)
+    codes[codes & 0x7F == 0x7F] = 0
+    scales = (rng.standard_normal(8) * 0.5).astype(np.float16)
+    # The smallest, the largest, and zero.
+    scales[1], scales[2], scales[3] = 0.0, np.float16(6e-8), np.float16(65504)
+    blocks = np.concatenate([scales.view(np.uint8).reshape(8, 2), codes], axis=1)
+    numbers = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    weights = (scales.astype(np.float64)[:, None] * numbers / 256).astype(np.float32)
+    return blocks.tobytes() + weights.tobytes()
 
 
 def main(folder: Path) -> None:
@@ -37,6 +52,9 @@ def main(folder: Path) -> None:
             blocks[:, 0] = [127, 0, 1, 100, 140, 118]
         weights = dequantize(blocks, kind).astype(np.float32)
         (folder / f"{name}.bin").write_bytes(blocks.tobytes() + weights.tobytes())
+    (folder / "FP8.bin").write_bytes(fp8(rng))
+    numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    (folder / "E4M3.bin").write_bytes(numbers.tobytes())
 
 
 if __name__ == "__main__":

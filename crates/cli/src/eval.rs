@@ -125,16 +125,17 @@ impl Task<'_> {
     ///
     /// Where a model cannot be loaded, a text is shorter than a window, the vocabularies differ, or a logit is not finite.
     pub(crate) fn score(&self, model: Option<&str>, against: Option<&str>) -> Result<Scores> {
-        let (checkpoint, name) = load::open(model, false)?;
+        let (mut checkpoint, name) = load::open(model, false)?;
         let tokenizer = self.tokenizer_of(&checkpoint)?;
-        let mut model = Scored::load(&checkpoint, self.model_args).with_context(|| format!("cannot load `{name}`"))?;
+        let mut model =
+            Scored::load(&mut checkpoint, self.model_args).with_context(|| format!("cannot load `{name}`"))?;
         let windows = windows(&tokenizer, self.text, model.window, self.chunks)?;
         let mut other = match against {
             None => None,
             Some(against) => {
-                let (checkpoint, against) = load::open(Some(against), false)?;
-                let other =
-                    Scored::load(&checkpoint, self.model_args).with_context(|| format!("cannot load `{against}`"))?;
+                let (mut checkpoint, against) = load::open(Some(against), false)?;
+                let other = Scored::load(&mut checkpoint, self.model_args)
+                    .with_context(|| format!("cannot load `{against}`"))?;
                 let tokenizer = self.tokenizer_of(&checkpoint)?;
                 let found = self::windows(&tokenizer, self.text, model.window, self.chunks);
                 if other.vocab_size != model.vocab_size || !found.is_ok_and(|found| found == windows) {
@@ -261,7 +262,7 @@ struct Scored {
 }
 
 impl Scored {
-    fn load(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<Self> {
+    fn load(checkpoint: &mut Checkpoint, args: &ModelArgs) -> Result<Self> {
         let (plan, backend, weights) = load::load_weights(checkpoint, args)?;
         let window = args.ctx_size.unwrap_or(WINDOW.min(plan.context_len));
         if window < 4 || window > plan.context_len {

@@ -34,7 +34,7 @@ struct Line {
 }
 
 /// Prints the table for a checkpoint on the device of `args`.
-pub(crate) fn of_checkpoint(checkpoint: &Checkpoint, name: &str, args: &ModelArgs) -> Result<()> {
+pub(crate) fn of_checkpoint(checkpoint: &mut Checkpoint, name: &str, args: &ModelArgs) -> Result<()> {
     let (plan, backend, weights) = load::load_weights(checkpoint, args)?;
     let kv_format = load::kv_format(args, weights.iter().map(|weight| Some(weight.format())));
     Ok(stdout(&dispatch(name, Arc::new(plan), &*backend, weights, kv_format)?)?)

@@ -478,6 +478,32 @@ pub(crate) fn parse_isa(name: &str) -> Result<cpu::IsaLevel, String> {
     level.ok_or_else(|| format!("expected one of {}", known.join(", ")))
 }
 
+/// Whether `backend` computes from FP8. Others are given F16 or BF16 in its place.
+pub(crate) fn computes_fp8(backend: &dyn Backend) -> bool {
+    backend.claims().formats.contains(&WeightFormat::FP8)
+}
+
+/// Has `checkpoint` give what `backend` computes from. Returns whether it gives something else than before.
+pub(crate) fn expand_for(checkpoint: &mut Checkpoint, backend: &dyn Backend) -> bool {
+    !computes_fp8(backend) && checkpoint.expand_fp8()
+}
+
+/// As [`expand_for`] the device that is tried first; what is quantised anew is made of plain numbers.
+fn expand_for_first(checkpoint: &mut Checkpoint, args: &ModelArgs) -> Result<()> {
+    if !checkpoint.tensor_infos().any(|info| info.format == Some(WeightFormat::FP8)) {
+        return Ok(());
+    }
+    let is_kept = match args.device.as_str() {
+        _ if args.quant.is_some() => false,
+        AUTO => first_gpu(&args.gpu).is_ok_and(|gpu| computes_fp8(&gpu)),
+        _ => computes_fp8(&*backend(args)?),
+    };
+    if !is_kept {
+        checkpoint.expand_fp8();
+    }
+    Ok(())
+}
+
 /// Loads the model that `name` stands for, the built-in one without a name, for one text at a time.
 pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
     load_with(name, args, &EngineSizes::SINGLE)
@@ -492,7 +518,7 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
     let vocabulary = std::mem::replace(&mut checkpoint.tokenizer, TokenizerSource::None);
     let (tokenizer, rest) = std::thread::scope(|scope| {
         let tokenizer = scope.spawn(|| load_tokenizer(vocabulary, args.allow_unknown_patterns));
-        let rest = load_all_but_tokenizer(&checkpoint, args, sizes);
+        let rest = load_all_but_tokenizer(&mut checkpoint, args, sizes);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
     let Loaded { executable, device, vocab_size, kv, context_len, chat_template } = rest.with_context(in_model)?;
@@ -531,9 +557,10 @@ struct Loaded {
     chat_template: Option<ChatTemplate>,
 }
 
-fn load_all_but_tokenizer(checkpoint: &Checkpoint, args: &ModelArgs, sizes: &EngineSizes) -> Result<Loaded> {
-    let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
-    let Placed { backend, kv, context_len } = place(args, sizes, &plan, &weights)?;
+fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: &EngineSizes) -> Result<Loaded> {
+    expand_for_first(checkpoint, args)?;
+    let (plan, mut weights) = plan_and_weights(checkpoint, args.quant)?;
+    let Placed { backend, kv, context_len } = place(checkpoint, args, sizes, &plan, &mut weights)?;
     let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
     let executable = backend.load(Arc::new(plan), weights, kv)?;
@@ -542,7 +569,11 @@ fn load_all_but_tokenizer(checkpoint: &Checkpoint, args: &ModelArgs, sizes: &Eng
 }
 
 /// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].
-pub(crate) fn load_weights(checkpoint: &Checkpoint, args: &ModelArgs) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
+pub(crate) fn load_weights(
+    checkpoint: &mut Checkpoint,
+    args: &ModelArgs,
+) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
+    expand_for_first(checkpoint, args)?;
     let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
     Ok((plan, backend(args)?, weights))
 }
@@ -554,6 +585,12 @@ fn plan_and_weights(checkpoint: &Checkpoint, quant: Option<Mix>) -> Result<(Plan
         let weights = on_load::weights(checkpoint, &plan, mix, folder.as_deref())?;
         return Ok((plan, weights));
     }
+    let weights = weights(checkpoint, &plan)?;
+    Ok((plan, weights))
+}
+
+/// The tensors of `plan`; says what they are, where that is not what the file has.
+fn weights(checkpoint: &Checkpoint, plan: &Plan) -> Result<Vec<Tensor>> {
     let begun = Instant::now();
     let mut weights = Vec::with_capacity(plan.weights.len());
     for weight in &plan.weights {
@@ -572,7 +609,7 @@ fn plan_and_weights(checkpoint: &Checkpoint, quant: Option<Mix>) -> Result<(Plan
         let (seconds, bytes) = (begun.elapsed().as_secs_f64(), units::bytes(bytes));
         note(&format!("weights: {names}, in {seconds:.1} s; {bytes} in memory"));
     }
-    Ok((plan, weights))
+    Ok(weights)
 }
 
 /// A device with room for a model, and for a cache of this size.
@@ -582,8 +619,15 @@ struct Placed {
     context_len: usize,
 }
 
-/// Where `--device` says, or for `auto` on the first GPU if the model fits it, else on the CPU; says which and why.
-fn place(args: &ModelArgs, sizes: &EngineSizes, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
+/// Where `--device` says, or for `auto` on the first GPU if the model fits it, else on the CPU; says which and why. Weights that
+/// the CPU does not compute from are read once more.
+fn place(
+    checkpoint: &mut Checkpoint,
+    args: &ModelArgs,
+    sizes: &EngineSizes,
+    plan: &Plan,
+    weights: &mut Vec<Tensor>,
+) -> Result<Placed> {
     if args.device != AUTO {
         return place_on(backend(args)?, args, sizes, plan, weights);
     }
@@ -608,7 +652,13 @@ fn place(args: &ModelArgs, sizes: &EngineSizes, plan: &Plan, weights: &[Tensor])
             } else {
                 note(&line);
             }
-            place_on(Box::new(cpu_backend(args)?), args, sizes, plan, weights)
+            let cpu = cpu_backend(args)?;
+            if expand_for(checkpoint, &cpu) {
+                // The old ones go first: there may be no room for both.
+                weights.clear();
+                *weights = self::weights(checkpoint, plan)?;
+            }
+            place_on(Box::new(cpu), args, sizes, plan, weights)
         }
     }
 }

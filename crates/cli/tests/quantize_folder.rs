@@ -75,6 +75,23 @@ fn every_layout_is_read_back_and_says_what_it_is() {
         let receipt: serde_json::Value = serde_json::from_slice(&fs::read(&receipt).unwrap()).expect("JSON");
         assert!(receipt["format"] == name && receipt["tensors"].as_array().map(Vec::len) == Some(49), "{receipt}");
     }
+    // On a CPU, and in GGUF files, FP8 is plain numbers.
+    let mut expanded = open(&at("fp8"));
+    assert_eq!(expanded.tensor(UP).unwrap().format(), WeightFormat::FP8);
+    assert!(expanded.expand_fp8());
+    let embeddings = "token_embd=bf16";
+    process::succeed(&["quantize", &at("fp8"), "-F", "f16", "--tensor", embeddings, "-o", &at("fp8.gguf")]);
+    assert!(open(&at("fp8.gguf")).tensor(UP).unwrap().bytes() == expanded.tensor(UP).unwrap().bytes());
+    let text = at("text.txt");
+    fs::write(&text, "Once upon a time, in a green valley in the hills, there was a cheerful little kangaroo.")
+        .unwrap();
+    let scores = |model: &str| {
+        let args = ["eval", model, "-f", &text, "--ctx-size", "16", "--device", "cpu", "-o", "json"];
+        let printed: serde_json::Value = serde_json::from_slice(&process::output(&args).stdout).expect("JSON");
+        (printed["perplexity"].clone(), printed["perplexity_error"].clone())
+    };
+    assert_eq!(scores(&at("fp8")), scores(&at("fp8.gguf")));
+    assert!(scores(&at("fp8")).0.as_f64().is_some_and(|perplexity| perplexity > 1.0));
     // It runs, and is as near to its source as the same numbers are in GGUF.
     let ran = process::output(&["run", &at("int4_g32"), "Once upon a time", "--temp", "0", "-n", "20"]);
     assert!(ran.status.success() && process::text(&ran.stderr).contains("INT4 as Q4_0"));
@@ -103,6 +120,11 @@ fn plain_numbers_and_single_matrices_stay_what_was_asked_for() {
     assert!(no_layout.contains("`q4_k` has no published layout") && no_layout.contains("int4_g128"), "{no_layout}");
     let no_type = refused(&[BUILTIN, "-F", "int4", "--to", "gguf"]);
     assert!(no_type.contains("`int4_g128` is no type of GGUF") && no_type.contains("q4_0"), "{no_type}");
+    let no_type = refused(&[BUILTIN, "-F", "fp8", "--to", "gguf"]);
+    assert!(no_type.contains("`fp8` is no type of GGUF") && no_type.contains("--to safetensors"), "{no_type}");
+    let no_type = refused(&[BUILTIN, "-F", "q8_0", "--to", "gguf", "--tensor", "ffn_up=fp8"]);
+    assert!(no_type.contains("FP8 is no type of GGUF: choose q8_0"), "{no_type}");
+    assert!(refused(&[BUILTIN, "-F", "int4", "--tensor", "up_proj=fp8"]).contains("f16, bf16 or f32"));
     assert!(refused(&[BUILTIN, "-F", "int9"]).contains("mxfp4"));
     assert!(refused(&[BUILTIN, "-F", "int4", "--tensor", "up_proj=q8_0"]).contains("f16, bf16 or f32"));
     assert!(refused(&[BUILTIN, "-F", "int4", "--tensor", "nothing=f16"]).contains("--tensor nothing"));

@@ -39,11 +39,12 @@ fn step(rows: usize) -> StepInput {
 
 #[test]
 fn peaks_are_those_of_the_logits() {
+    let formats = CpuBackend::new(CpuOptions::default()).unwrap().claims().formats;
     for (vocab_size, threads) in [(90, 1), (128, 1), (1000, 1), (3000, 2), (4097, 3)] {
         let plan = head_plan(vocab_size).unwrap();
         // The head chooses the rows itself, or they were chosen long before, as in whole models.
         let plans = [plan.clone(), restrict_outputs(plan)].map(|plan| Arc::new(fuse(plan)));
-        for (index, format) in WeightFormat::ALL.into_iter().enumerate() {
+        for (index, &format) in formats.iter().enumerate() {
             let plan = plans[index % 2].clone();
             let weights = random_weights(&plan, &mut Rng::new(5), format);
             for isa in Isa::available() {

@@ -193,6 +193,15 @@ impl Checkpoint {
         Ok(tensor)
     }
 
+    /// From now on gives F16 or BF16, whichever is nearer, where it would give FP8: for devices that do not compute from that,
+    /// and files that have no such type. What is given then is rounded once, from the file's own scales. Returns whether there
+    /// is such a tensor.
+    pub fn expand_fp8(&mut self) -> bool {
+        let Self { files, quantized, .. } = self;
+        let expanded = quantized.iter_mut().filter_map(|weight| weight.expand_fp8(&files.as_slice()).then_some(()));
+        expanded.count() > 0
+    }
+
     /// Reads a tensor and says where the first NaN or infinity is, if there is one.
     pub fn check_finite(&self, name: &str) -> Result<(), FormatError> {
         let (tensor, file) = self.read(name)?;
@@ -621,7 +630,7 @@ fn list(path: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// An error that names the first NaN or infinity. In block formats only scales can be one.
+/// An error that names the first NaN or infinity. In block formats only scales can be one, and codes of FP8.
 fn finite(name: &str, tensor: &Tensor) -> Result<(), FormatError> {
     match tensor.first_not_finite() {
         Some((index, value)) => Err(FormatError::NotFinite { tensor: shown(name), value, index }),

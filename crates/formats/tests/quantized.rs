@@ -9,7 +9,7 @@ use tensor::WeightFormat;
 
 /// Every case, what it is read as, and whether that is exact.
 const CASES: [(&str, &str, WeightFormat, bool); 28] = {
-    use WeightFormat::{F16, MXFP4, Q4_0, Q5_0, Q8_0};
+    use WeightFormat::{F16, FP8, MXFP4, Q4_0, Q5_0, Q8_0};
     [
         ("gptq_int4", "GPTQ INT4", Q5_0, true),
         ("gptq_int4_symmetric", "GPTQ INT4", Q4_0, true),
@@ -29,11 +29,11 @@ const CASES: [(&str, &str, WeightFormat, bool); 28] = {
         ("packed_int8_group", "INT8", Q8_0, true),
         ("int8_channel", "INT8", Q8_0, true),
         ("int8_channel_zeros", "INT8", F16, false),
-        ("fp8_tensor", "FP8 E4M3", F16, false),
-        ("fp8_channel", "FP8 E4M3", F16, false),
-        ("fp8_block", "FP8 E4M3", F16, false),
+        ("fp8_tensor", "FP8 E4M3", FP8, false),
+        ("fp8_channel", "FP8 E4M3", FP8, true),
+        ("fp8_block", "FP8 E4M3", FP8, true),
         ("fp8_transformers_block", "FP8 E4M3", F16, false),
-        ("fp8_transformers_tensor", "FP8 E4M3", F16, false),
+        ("fp8_transformers_tensor", "FP8 E4M3", FP8, false),
         ("nvfp4", "NVFP4", F16, false),
         ("nvfp4_modelopt", "NVFP4", F16, false),
         ("mxfp4", "MXFP4", MXFP4, true),
@@ -68,16 +68,140 @@ fn weights_are_those_of_the_published_decoders() {
         assert_eq!((info.format, info.exact), (Some(format), exact), "{case}");
         let tensor = checkpoint.tensor(&info.name).unwrap();
         assert_eq!((tensor.format(), tensor.shape()), (format, expected.shape()), "{case}");
-        let round = |weight: f32| match format {
-            WeightFormat::F16 => f16::from_f32(weight).to_f32(),
-            WeightFormat::BF16 => bf16::from_f32(weight).to_f32(),
-            _ => weight,
-        };
         for (i, (found, expected)) in tensor.to_f32().into_iter().zip(expected.to_f32()).enumerate() {
-            assert!(found == round(expected), "{case} {i}: {found}, not {expected}");
+            // Scales of FP8 are rounded to eleven bits.
+            let off = if format == WeightFormat::FP8 { expected.abs() / 2047.0 } else { 0.0 };
+            assert!((found - round(format, expected)).abs() <= off, "{case} {i}: {found}, not {expected}");
             assert!(!exact || found == expected, "{case} {i}: {found} is not exactly {expected}");
         }
         checkpoint.check_finite(&info.name).unwrap();
+    }
+}
+
+/// A weight in a plain format.
+fn round(format: WeightFormat, weight: f32) -> f32 {
+    match format {
+        WeightFormat::F16 => f16::from_f32(weight).to_f32(),
+        WeightFormat::BF16 => bf16::from_f32(weight).to_f32(),
+        _ => weight,
+    }
+}
+
+#[test]
+fn expanded_fp8_is_the_published_decoders_rounded_once() {
+    let mut seen = 0;
+    for (case, _, format, exact) in CASES {
+        let mut checkpoint = open(case);
+        let before = checkpoint.tensor_infos().next().unwrap();
+        let is_fp8 = format == WeightFormat::FP8;
+        assert_eq!(checkpoint.expand_fp8(), is_fp8, "{case}");
+        let info = checkpoint.tensor_infos().next().unwrap();
+        if !is_fp8 {
+            assert_eq!((info, exact), (before.clone(), before.exact), "{case}");
+            continue;
+        }
+        seen += 1;
+        let (tensor, format) = (checkpoint.tensor(&info.name).unwrap(), info.format.unwrap());
+        assert_eq!((format, tensor.format()), (WeightFormat::F16, WeightFormat::F16), "{case}");
+        let expected = Safetensors::read(read(case, "expected.safetensors")).unwrap();
+        let expected = expected.read_tensor(&expected.tensors()[0]).unwrap().to_f32();
+        for (i, (found, expected)) in tensor.to_f32().into_iter().zip(expected).enumerate() {
+            assert!(found == round(format, expected), "{case} {i}: {found}, not {expected} in {format}");
+        }
+        assert!(!checkpoint.expand_fp8(), "{case}: there is none any more");
+    }
+    assert!(seen >= 3, "{seen} cases of FP8");
+}
+
+/// A float-quantized checkpoint of 256 features, a row for each scale: all codes that are numbers.
+fn fp8_channels(scales: &[f32], dtype: &str) -> Checkpoint {
+    let codes = (0..=255u8).map(|code| if code & 0x7f == 0x7f { 0 } else { code }).collect::<Vec<_>>();
+    let codes = codes.repeat(scales.len());
+    let scale_bytes: Vec<u8> = match dtype {
+        "F32" => scales.iter().flat_map(|scale| scale.to_le_bytes()).collect(),
+        _ => scales.iter().flat_map(|&scale| bf16::from_f32(scale).to_le_bytes()).collect(),
+    };
+    let (rows, end) = (scales.len(), codes.len() + scale_bytes.len());
+    let header = serde_json::json!({
+        "x.weight": {"dtype": "F8_E4M3", "shape": [rows, 256], "data_offsets": [0, codes.len()]},
+        "x.weight_scale": {"dtype": dtype, "shape": [rows, 1], "data_offsets": [codes.len(), end]},
+    });
+    let header = header.to_string();
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &codes, &scale_bytes].concat();
+    let files = [("config.json", read("fp8_channel", "config.json")), ("model.safetensors", file.into())];
+    Checkpoint::from_bytes(&files).unwrap()
+}
+
+/// Of each row the largest relative error, and of all the sum of squares relative to the row's scale.
+fn errors(tensor: &tensor::Tensor, scales: &[f32]) -> (Vec<f64>, f64) {
+    let (weights, mut squares) = (tensor.to_f32(), 0.0);
+    let largest = weights.chunks_exact(256).zip(scales).map(|(row, &scale)| {
+        row.iter().enumerate().fold(0f64, |largest, (code, &found)| {
+            let number = if code & 0x7f == 0x7f { 0.0 } else { f64::from(tensor::quant::fp8::e4m3(code as u8)) };
+            let (meant, error) = (number * f64::from(scale), (f64::from(found) - number * f64::from(scale)).abs());
+            squares += (error / f64::from(scale)).powi(2);
+            if meant == 0.0 { largest } else { largest.max(error / meant.abs()) }
+        })
+    });
+    let largest = largest.collect();
+    (largest, squares)
+}
+
+#[test]
+fn fp8_loses_no_more_than_the_floats_that_it_was_read_as() {
+    let mut state = 17u32;
+    let mut random = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 24) as f32
+    };
+    // As checkpoints have them, and to both ends of what FP8 takes: 2^-22 to 255.
+    for (least, most) in [(1e-4f32, 1e-2f32), (2.4e-7, 1e-4), (1e-2, 140.0)] {
+        let scales: Vec<f32> = (0..2000).map(|_| (least.ln() + random() * (most.ln() - least.ln())).exp()).collect();
+        let mut checkpoint = fp8_channels(&scales, "F32");
+        let info = checkpoint.tensor_infos().next().unwrap();
+        assert_eq!((info.format, info.exact), (Some(WeightFormat::FP8), false), "{least}");
+        let (packed, packed_squares) = errors(&checkpoint.tensor("x.weight").unwrap(), &scales);
+        checkpoint.expand_fp8();
+        let (expanded, expanded_squares) = errors(&checkpoint.tensor("x.weight").unwrap(), &scales);
+        for ((packed, expanded), scale) in packed.iter().zip(&expanded).zip(&scales) {
+            // The product of a power of two is rounded as the scale is.
+            assert!(*packed <= expanded * (1.0 + 1e-9), "{scale}: {packed} > {expanded}");
+        }
+        assert!(packed_squares <= 1.02 * expanded_squares, "{least}: {packed_squares} > {expanded_squares}");
+        // Scales of eight bits are exact.
+        let rounded: Vec<f32> = scales.iter().map(|&scale| bf16::from_f32(scale).to_f32()).collect();
+        let checkpoint = fp8_channels(&rounded, "BF16");
+        let info = checkpoint.tensor_infos().next().unwrap();
+        assert_eq!((info.format, info.exact), (Some(WeightFormat::FP8), true), "{least}");
+        assert_eq!(errors(&checkpoint.tensor("x.weight").unwrap(), &rounded).1, 0.0);
+    }
+}
+
+#[test]
+fn scales_beyond_those_of_fp8_are_read_into_floats() {
+    // 2^-22 is the least normal number of f16 in units of 2^-8.
+    for (scale, fits) in
+        [(1.1e-7f32, false), (3.3e-7, true), (250.1, true), (261.3, false), (0.0, true), (-0.011, true)]
+    {
+        let mut checkpoint = fp8_channels(&[0.01, scale, 0.02], "F32");
+        let format = checkpoint.tensor_infos().next().unwrap().format.unwrap();
+        assert_eq!(format == WeightFormat::FP8, fits, "{scale} as {format}");
+        assert_eq!(checkpoint.expand_fp8(), fits, "{scale}");
+    }
+}
+
+#[test]
+fn a_code_that_is_no_number_is_found() {
+    for file in ["fp8_channel", "fp8_tensor"] {
+        let whole = Safetensors::read(read(file, "model.safetensors")).unwrap();
+        let codes = whole.tensors().iter().find(|info| info.dtype() == "F8_E4M3").unwrap().range().start();
+        let mut weights = read(file, "model.safetensors").to_vec();
+        weights[codes as usize + 70] = 0xff;
+        let files = [("config.json", read(file, "config.json")), ("model.safetensors", weights.into())];
+        let checkpoint = Checkpoint::from_bytes(&files).unwrap();
+        let name = checkpoint.tensor_infos().next().unwrap().name;
+        let error = messages(&checkpoint.check_finite(&name).unwrap_err());
+        assert!(error.contains("NaN") && error.contains("64"), "{file}: {error}");
     }
 }
 

@@ -5,9 +5,9 @@
 //! cargo run --release -p gpu --example check_device -- decode:llama-3.1-8b:q8_0:1:8192
 //! ```
 //!
-//! `profile:SHAPE:FORMAT:BATCH:DEPTH` times each kind of op by itself. `decode:SHAPE:FORMAT:BATCH:DEPTH`, `sampled:…` (tokens
-//! are drawn, not the likeliest) and `prefill:SHAPE:FORMAT:TOKENS` use random weights in the shapes of `hotmetal
-//! bench`; what is timed is whole steps, upload of the input and download of what was made included: in decode the tokens,
+//! FORMAT is one of weights, `q4_k_m`, or `int4` (Q4_0 as INT4 in groups of 128 is read). `profile:SHAPE:FORMAT:BATCH:DEPTH`
+//! times each kind of op by itself. `decode:SHAPE:FORMAT:BATCH:DEPTH`, `sampled:…` (tokens are drawn, not the likeliest) and
+//! `prefill:SHAPE:FORMAT:TOKENS` use random weights in the shapes of `hotmetal bench`; what is timed is whole steps, upload of the input and download of what was made included: in decode the tokens,
 //! each step submitted before those of the one before are read. `steady:SHAPE:FORMAT:TOKENS` holds the counters of a long
 //! run to one submission and one wait a step. Kernels are those of the folder `HOTMETAL_KERNEL_SRC`, where that is set.
 
@@ -28,7 +28,7 @@ use gpu::{GpuBackend, GpuOptions, KernelSource};
 use plan::sampling::{RowSampling, choose, share};
 use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
-use testing::tiny::random_weights;
+use testing::tiny::{random_weights, share_scales};
 use testing::{GOLDEN_KV, MODEL_TYPES, Rng, golden_step, goldens, tiny_model};
 
 type Checked<T = ()> = Result<T, Box<dyn Error>>;
@@ -108,6 +108,11 @@ fn conformance(device: &GpuBackend, shard: usize, shards: usize) -> Checked {
     if faults.is_empty() { Ok(()) } else { Err("the device does not conform".into()) }
 }
 
+fn to_f32(weights: &[Tensor]) -> Checked<Vec<Tensor>> {
+    let to_f32 = |tensor: &Tensor| Ok(Tensor::from_f32(WeightFormat::F32, tensor.shape().to_vec(), &tensor.to_f32())?);
+    weights.iter().map(to_f32).collect()
+}
+
 fn argmax(logits: &[f32]) -> u32 {
     (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).map_or(0, |id| id as u32)
 }
@@ -127,19 +132,23 @@ fn golden_texts(device: &GpuBackend) -> Checked {
     Ok(())
 }
 
-/// 128 greedy tokens of tiny models in every format beside the CPU's; activations for BF16 and Q8_0 are rounded, so the CPU's own
-/// second choice counts as equal where the first is ahead by less than that.
+/// 128 greedy tokens of tiny models in every format beside the CPU's, which has those that it does not compute from as F32;
+/// activations for BF16 and blocks are rounded, so the CPU's own second choice counts as equal where the first is ahead by less than
+/// that.
 fn parity(device: &GpuBackend) -> Checked {
     let cpu = CpuBackend::new(CpuOptions { threads: Some(2), isa: None, ..CpuOptions::default() })?;
     for format in device.claims().formats {
         let margin_min = match format {
             WeightFormat::F32 | WeightFormat::F16 => 1e-3,
+            // Logits with a deviation of 5, of which the CPU's are off by 0.13 in the mean.
+            WeightFormat::MXFP4 => 0.5,
             _ => 0.3,
         };
         for model_type in MODEL_TYPES {
             let (textbook, weights) = tiny_model(model_type, 5, format);
             let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
             let mut ours = device.load(plan.clone(), weights.clone(), GOLDEN_KV)?;
+            let weights = if cpu.claims().formats.contains(&format) { weights } else { to_f32(&weights)? };
             let mut theirs = cpu.load(plan.clone(), weights, GOLDEN_KV)?;
             let mut next = Rng::new(6).tokens(9, plan.vocab_size);
             let (mut position, mut close) = (0, 0);
@@ -174,8 +183,12 @@ fn gemm(device: &GpuBackend) -> Checked {
         "rope_theta": 10_000.0, "max_position_embeddings": 4096, "tie_word_embeddings": false,
     });
     let plan = Arc::new(fuse(restrict_outputs(models::build_plan(&config, &AnyShape)?)));
-    for format in device.claims().formats.into_iter().filter(|&format| format != WeightFormat::F32) {
-        let weights = random_weights(&plan, &mut Rng::new(8), format);
+    let plain = device.claims().formats.into_iter().filter(|&format| format != WeightFormat::F32);
+    // INT4 in groups of 128 has kernels of its own.
+    for (format, group) in plain.map(|format| (format, None)).chain([(WeightFormat::Q4_0, Some(128))]) {
+        let mut weights = random_weights(&plan, &mut Rng::new(8), format);
+        let name = group.map_or(format.to_string(), |group| format!("INT4 in groups of {group}"));
+        group.into_iter().for_each(|group| weights.iter_mut().for_each(|tensor| *tensor = share_scales(tensor, group)));
         // In deviations of a row: sums of rounded products, amplified by the ops before. Of Q4_K scales and minima are rounded,
         // which are larger than the weights.
         let most = match format {
@@ -206,14 +219,14 @@ fn gemm(device: &GpuBackend) -> Checked {
             };
             let mut executable = device.load(plan.clone(), weights.clone(), kv)?;
             executable.replay_observed(&input, &mut compare)?;
-            println!("gemm {format} {tokens} tokens: {index} results, off by at most {worst:.1e} deviations");
+            println!("gemm {name} {tokens} tokens: {index} results, off by at most {worst:.1e} deviations");
             if worst.is_nan() || worst > most {
-                return Err(format!("{format}, {tokens} tokens: off by {worst:e} deviations").into());
+                return Err(format!("{name}, {tokens} tokens: off by {worst:e} deviations").into());
             }
             // Twice the same, and as when observed.
             let logits = executable.replay(&input)?.to_vec();
             if logits != executable.replay(&input)? {
-                return Err(format!("{format}, {tokens} tokens: not the same bits again").into());
+                return Err(format!("{name}, {tokens} tokens: not the same bits again").into());
             }
         }
     }
@@ -294,10 +307,12 @@ fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
     let shapes: serde_json::Value = serde_json::from_str(include_str!("../../cli/src/bench/shapes.json"))?;
     let config = shapes.get(shape).ok_or_else(|| format!("there is no shape `{shape}`"))?;
     let plan = fuse(restrict_outputs(models::build_plan(config, &AnyShape)?));
+    let is_int4 = format == "int4";
     let format_of = |name: &str| {
         if format == "q4_k_m" {
             return Some(of_q4_k_m(name, plan.kv_layers.len()));
         }
+        let format = if is_int4 { "Q4_0" } else { format };
         WeightFormat::ALL.into_iter().find(|known| known.name().eq_ignore_ascii_case(format))
     };
     let values: Vec<f32> = {
@@ -315,7 +330,10 @@ fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
         let bytes = Tensor::byte_len(format, &weight.shape)?;
         let pattern = patterns.entry(format.name()).or_default();
         if pattern.len() < bytes {
-            let block = Tensor::from_f32(format, vec![values.len()], &values)?;
+            let mut block = Tensor::from_f32(format, vec![values.len()], &values)?;
+            if is_int4 {
+                block = share_scales(&block, 128);
+            }
             *pattern = block.bytes().repeat(bytes.div_ceil(block.bytes().len())).into();
         }
         weights.push(Tensor::new(format, weight.shape.clone(), pattern.slice(..bytes))?);

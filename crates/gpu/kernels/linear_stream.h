@@ -11,7 +11,8 @@
 //           this one runs.
 // Bytes     the weights, once; x once a group, from the cache. Bound by memory.
 // Accuracy  F16 and BF16: f32, |error| <= (k + 2) · ε · Σ|w·x|. Blocks: activations in blocks of 32 to signed bytes times
-//           (largest magnitude / 127), exact dot products with codes, their sum over blocks in f32.
+//           (largest magnitude / 127), exact dot products with codes, their sum over blocks in f32. FP8: activations of a block
+//           to f16 times its largest magnitude, four sums of eight products in f16, everything else in f32.
 // Order     a lane adds the chunks (of blocks: those of 32) c ≡ lane (mod 32) in order, then lanes by halves, then bias,
 //           activation or rotation, residual. Not the order of linear.h where blocks or a norm are concerned: never where
 //           results must not depend on the batch.
@@ -125,6 +126,51 @@ template <> struct StreamActivations<WeightQ8_0> {
   }
 };
 
+// Of FP8: pairs of f16; of each 32 blocks first the first eight numbers, so that lanes read 512 bytes in a row. Then scales, which
+// have what weights are multiplied by beside theirs.
+template <> struct StreamActivations<WeightFP8> {
+  enum { CHUNK = 32, STAGE = 2048, SCALES_OF_32 = 2, SCALES_MIN = 128 };
+  static PART i32 row_scales(i32 k) { return q8_scales(k) / 8; }
+  struct Chunk { u32x4 pairs[4]; f32 scale; };
+  static PART i32 scales_at(i32 x_at, i32 k) { return x_at + (k + 1023) / 1024 * 2048; }
+  static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
+    const f32 largest = max_lanes<8>(max32(max32(abs32(v.x), abs32(v.y)), max32(abs32(v.z), abs32(v.w))));
+    const f32 inverse = largest > 1e-30f ? near_quotient(1.f, largest) : 0.f;
+    if (i * 4 < k) {
+      const i32 block = i / 8, word = i % 8;
+      const GroupPtr<u32> to = group_at<u32>(g, x_at + block / SIMD * 2048 + word / 2 * 512 + block % SIMD * 16 + word % 2 * 8);
+      to[0] = f32x2_to_f16x2(v.x * inverse, v.y * inverse);
+      to[1] = f32x2_to_f16x2(v.z * inverse, v.w * inverse);
+      if (word == 0) group_at<f32>(g, scales_at(x_at, k))[block] = largest / 256.f;
+    }
+  }
+  // The half of a block that a lane begins with: as of Q8_0.
+  static PART Chunk load(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 first, i32 lane) {
+    const i32 half = (lane >> 2 & 1) * 2;
+    const GroupPtr<u32x4> x = group_at<u32x4>(g, x_at + first * 64 + lane * 16);
+    return {{x[half * SIMD], x[(half + 1) * SIMD], x[(half ^ 2) * SIMD], x[(half ^ 3) * SIMD]},
+            group_at<f32>(g, scales_at(x_at, k))[first + lane]};
+  }
+  static PART void add(THREAD u32& a, THREAD u32& b, u32 word, u32 x_low, u32 x_high) {
+    u32 low, high;
+    e4m3x4_to_f16x4(low, high, word);
+    a = fma_f16x2(low, x_low, a);
+    b = fma_f16x2(high, x_high, b);
+  }
+  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
+    const i32 half = lane >> 2 & 1;
+    const GroupPtr<u32x4> halves = group_at<u32x4>(g, weights + (first + lane) * 32);
+    const u32x4 low = halves[half], high = halves[half ^ 1];
+    u32 a = 0, b = 0;
+    add(a, b, low.x, x.pairs[0].x, x.pairs[0].y); add(a, b, low.y, x.pairs[0].z, x.pairs[0].w);
+    add(a, b, low.z, x.pairs[1].x, x.pairs[1].y); add(a, b, low.w, x.pairs[1].z, x.pairs[1].w);
+    add(a, b, high.x, x.pairs[2].x, x.pairs[2].y); add(a, b, high.y, x.pairs[2].z, x.pairs[2].w);
+    add(a, b, high.z, x.pairs[3].x, x.pairs[3].y); add(a, b, high.w, x.pairs[3].z, x.pairs[3].w);
+    const f32x2 c = f16x2_to_f32(a), d = f16x2_to_f32(b);
+    return fma32((c.x + c.y) + (d.x + d.y), to_f32(group_at<f16>(g, scales)[first + lane]) * x.scale, sum);
+  }
+};
+
 // Of four bits: of each 32 blocks first what meets the lower halves of bytes of weights, then what meets the upper ones, so
 // that lanes read 512 bytes in a row; then of each block a 16th of its scale, and its scale times its sum.
 struct StreamFourBits {
@@ -135,13 +181,16 @@ struct StreamFourBits {
   static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
     const StreamCodes codes = stream_codes(v);
     const f32 sum = sum_lanes<8>(f32(dot_i8x4(codes.bytes, 0x01010101u, 0)));
+    put(g, x_at, k, i, codes.bytes, codes.scale / 16.f, codes.scale * sum);
+  }
+  static PART void put(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, u32 bytes, f32 scale, f32 sum) {
     if (i * 4 < k) {
       const i32 block = i / 8;
-      group_at<u32>(g, x_at)[block / SIMD * 256 + i / 4 % 2 * 128 + block % SIMD * 4 + i % 4] = codes.bytes;
-      f32x2 scale;
-      scale.x = codes.scale / 16.f;
-      scale.y = codes.scale * sum;
-      if (i % 8 == 0) group_at<f32x2>(g, scales_at(x_at, k))[block] = scale;
+      group_at<u32>(g, x_at)[block / SIMD * 256 + i / 4 % 2 * 128 + block % SIMD * 4 + i % 4] = bytes;
+      f32x2 both;
+      both.x = scale;
+      both.y = sum;
+      if (i % 8 == 0) group_at<f32x2>(g, scales_at(x_at, k))[block] = both;
     }
   }
   static PART Chunk load(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 first, i32 lane) {
@@ -164,6 +213,46 @@ template <> struct StreamActivations<WeightQ4_0> : StreamFourBits {
   static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
     const f32 v = fma32(-8.f, x.scale.y, dot_codes(g, weights, first + lane, x));
     return fma32(to_f32(group_at<f16>(g, scales)[first + lane]), v, sum);
+  }
+};
+// Of one scale for 128.
+template <> struct StreamActivations<WeightQ4G128> : StreamFourBits {
+  enum { SCALES_OF_32 = 1, SCALES_MIN = 128 };
+  static PART i32 row_scales(i32 k) { return q4_g128_scales(k) / 8; }
+  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
+    const f32 v = fma32(-8.f, x.scale.y, dot_codes(g, weights, first + lane, x));
+    return fma32(to_f32(group_at<f16>(g, scales)[first / 4 + (lane >> 2)]), v, sum);
+  }
+};
+// Of E2M1: twice its magnitudes come from a table, four of them for the lower and four for the upper half of a word, those below and
+// those above zero apart. So what meets the lower half of word j are the bytes of numbers 4 j, 16 + 4 j, 4 j + 1, 17 + 4 j, and the
+// upper half those behind.
+template <> struct StreamActivations<WeightMXFP4> : StreamFourBits {
+  enum { SCALES_OF_32 = 2, SCALES_MIN = 128 };
+  static PART i32 row_scales(i32 k) { return (k / 32 + 15) / 16; }
+  static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
+    const StreamCodes codes = stream_codes(v);
+    const u32 own = codes.bytes, other = f32_to_bits(shuffle_xor(bits_to_f32(own), 4));
+    const bool upper = i / 4 % 2 == 1;
+    const u32 even = upper ? other >> 16 : own, odd = upper ? own >> 16 : other;
+    const u32 bytes = (even & 255u) | (odd & 255u) << 8 | (even & 0xff00u) << 8 | (odd & 0xff00u) << 16;
+    put(g, x_at, k, i, bytes, codes.scale / 2.f, 0.f);
+  }
+  static PART void add(THREAD i32& above, THREAD i32& below, u32 codes, u32 low, u32 high) {
+    const u32 small = 0x03020100u, large = 0x0c080604u, turned = codes ^ 0x88888888u;
+    above = dot_i8x4(pick_bytes(small, large, codes), low, above);
+    below = dot_i8x4(pick_bytes(small, large, turned), low, below);
+    above = dot_i8x4(pick_bytes(small, large, codes >> 16), high, above);
+    below = dot_i8x4(pick_bytes(small, large, turned >> 16), high, below);
+  }
+  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
+    const u32x4 codes = group_at<u32x4>(g, weights)[first + lane];
+    i32 above = 0, below = 0;
+    add(above, below, codes.x, x.low.x, x.high.x);
+    add(above, below, codes.y, x.low.y, x.high.y);
+    add(above, below, codes.z, x.low.z, x.high.z);
+    add(above, below, codes.w, x.low.w, x.high.w);
+    return fma32(e8m0(group_at<unsigned char>(g, scales)[first + lane]), f32(above - below) * x.scale.x, sum);
   }
 };
 template <> struct StreamActivations<WeightQ4_K> : StreamFourBits {
@@ -495,7 +584,10 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
 LINEAR_STREAM(f16, WeightF16)
 LINEAR_STREAM(bf16, WeightBF16)
 LINEAR_STREAM(q8_0, WeightQ8_0)
+LINEAR_STREAM(fp8, WeightFP8)
 LINEAR_STREAM(q4_0, WeightQ4_0)
+LINEAR_STREAM(q4_g128, WeightQ4G128)
+LINEAR_STREAM(mxfp4, WeightMXFP4)
 LINEAR_STREAM(q4_k, WeightQ4_K)
 LINEAR_STREAM(q6_k, WeightQ6_K)
 // Values of heads often have more bits.

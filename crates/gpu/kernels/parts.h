@@ -89,6 +89,73 @@ struct WeightQ4_0 {
   }
 };
 
+// Q4_0 whose scales are the same for each 128 weights, as INT4 of such groups has them: one for four chunks. Rows of them are filled
+// up to 32 bytes, which memory is read in, as a piece of a row has no more.
+FN i32 q4_g128_scales(i32 k) { return (k / 128 + 15) / 16 * 16; }
+struct WeightQ4G128 {
+  enum { LEN = 32 };
+  typedef WeightQ4_0::Chunk Chunk;
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    return {load_once(values, row * chunks + c), load_once(scales, row * q4_g128_scales(chunks * 32) + c / 4)};
+  }
+  static PART Chunk none() { return WeightQ4_0::none(); }
+  static PART f32 widen(THREAD f32 (&w)[32], Chunk c) { return WeightQ4_0::widen(w, c); }
+};
+
+// Numbers of E4M3 (one byte: sign, four bits of exponent, three of mantissa) as pairs of f16, 2^-8 of what they are: bytes 0 and
+// 2 of a word, or 1 and 3.
+FN u32 e4m3_even(u32 word) { return (word << 8 & 0x80008000u) | (word << 7 & 0x3f803f80u); }
+FN u32 e4m3_odd(u32 word) { return (word & 0x80008000u) | (word >> 1 & 0x3f803f80u); }
+
+// FP8 in split planes, as Q8_0: numbers of E4M3, and scales by which 2^-8 of them are multiplied.
+struct WeightFP8 {
+  enum { LEN = 16 };
+  typedef WeightQ8_0::Chunk Chunk;
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    return WeightQ8_0::load(values, scales, row, chunks, c);
+  }
+  static PART Chunk none() { return WeightQ8_0::none(); }
+  static PART f32 widen(THREAD f32 (&w)[16], Chunk c) {
+    const u32 words[4] = {c.codes.x, c.codes.y, c.codes.z, c.codes.w};
+    UNROLL for (i32 i = 0; i < 4; i++) {
+      const f32x2 even = f16x2_to_f32(e4m3_even(words[i])), odd = f16x2_to_f32(e4m3_odd(words[i]));
+      w[4 * i] = even.x; w[4 * i + 1] = odd.x; w[4 * i + 2] = even.y; w[4 * i + 3] = odd.y;
+    }
+    return to_f32(c.scale);
+  }
+};
+
+// Numbers of E2M1 (half a byte: sign, two bits of exponent, one of mantissa) as a pair of f16, 2^-14 of what they are: half bytes
+// N and N + 4 of a word.
+template <i32 N> FN u32 e2m1_pair(u32 word) {
+  const u32 number = N < 3 ? word << (9 - 4 * (N < 3 ? N : 0)) : word >> 3;
+  return (word << (12 - 4 * N) & 0x80008000u) | (number & 0x0e000e00u);
+}
+
+// The power of two of an exponent of E8M0; 0 where it is the least.
+FN f32 e8m0(u32 exponent) { return bits_to_f32(exponent << 23); }
+
+// MXFP4: numbers of E2M1 where Q4_0 has codes, and for each 32 an exponent of E8M0, a byte; rows of them are filled up to 16.
+struct WeightMXFP4 {
+  enum { LEN = 32 };
+  struct Chunk { u32x4 codes; u32 exponent; };
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    const u32 four = load_once(words(scales), row * ((chunks + 15) / 16 * 4) + c / 4);
+    return {load_once(values, row * chunks + c), four >> (c % 4 * 8) & 255u};
+  }
+  static PART Chunk none() { return {make16(0, 0, 0, 0), 0}; }
+  static PART f32 widen(THREAD f32 (&w)[32], Chunk c) {
+    const u32 words[4] = {c.codes.x, c.codes.y, c.codes.z, c.codes.w};
+    UNROLL for (i32 i = 0; i < 4; i++) {
+      const f32x2 low = f16x2_to_f32(e2m1_pair<0>(words[i])), high = f16x2_to_f32(e2m1_pair<1>(words[i]));
+      const f32x2 next_low = f16x2_to_f32(e2m1_pair<2>(words[i])), next_high = f16x2_to_f32(e2m1_pair<3>(words[i]));
+      w[4 * i] = low.x; w[4 * i + 1] = next_low.x; w[4 * i + 2] = low.y; w[4 * i + 3] = next_low.y;
+      w[16 + 4 * i] = high.x; w[17 + 4 * i] = next_high.x; w[18 + 4 * i] = high.y; w[19 + 4 * i] = next_high.y;
+    }
+    return e8m0(c.exponent) * 16384.f;
+  }
+};
+
 // What each 32 of the 256 weights of a block of Q4_K are multiplied by, and what is subtracted: 16 bytes a block. The first word
 // has what scales (f16, below) and minima (above) are multiplied by; the next two a byte for each 32 weights, the scale's lower
 // four bits below the minimum's; the last a half byte, the scale's upper two bits below the minimum's.

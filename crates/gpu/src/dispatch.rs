@@ -82,7 +82,10 @@ macro_rules! named {
             DeviceFormat::F16 => concat!($before, "f16", $after),
             DeviceFormat::BF16 => concat!($before, "bf16", $after),
             DeviceFormat::Q8_0 => concat!($before, "q8_0", $after),
+            DeviceFormat::FP8 => concat!($before, "fp8", $after),
             DeviceFormat::Q4_0 => concat!($before, "q4_0", $after),
+            DeviceFormat::Q4_G128 => concat!($before, "q4_g128", $after),
+            DeviceFormat::MXFP4 => concat!($before, "mxfp4", $after),
             DeviceFormat::Q4_K => concat!($before, "q4_k", $after),
             DeviceFormat::Q6_K => concat!($before, "q6_k", $after),
         }
@@ -241,7 +244,13 @@ pub(crate) fn linear_batch(target: &Target, shape: ProjectionsShape<'_>) -> Opti
     let (features, stage) = match shape.format {
         DeviceFormat::F16 | DeviceFormat::BF16 => (64, 4096),
         DeviceFormat::Q8_0 => (128, 4352),
-        DeviceFormat::F32 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => return None,
+        DeviceFormat::F32
+        | DeviceFormat::FP8
+        | DeviceFormat::Q4_0
+        | DeviceFormat::Q4_G128
+        | DeviceFormat::MXFP4
+        | DeviceFormat::Q4_K
+        | DeviceFormat::Q6_K => return None,
     };
     let kernels = [
         named!(shape.format, "linear_batch_", "_t8"),
@@ -371,20 +380,21 @@ pub(crate) fn has_gemm(target: &Target, rows: usize) -> bool {
 /// The kernels that make a gemm's operand of rows of `k` features, and their threads.
 fn activations(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32) {
     let wide = k.div_ceil(ACTIVATION_FEATURES) > 1024;
-    let kernels = match (format, wide) {
-        (DeviceFormat::BF16, false) => ["activations_bf16", "norm_activations_bf16"],
-        (DeviceFormat::BF16, true) => ["activations_wide_bf16", "norm_activations_wide_bf16"],
-        (DeviceFormat::Q8_0, false) => ["activations_q8_0", "norm_activations_q8_0"],
-        (DeviceFormat::Q8_0, true) => ["activations_wide_q8_0", "norm_activations_wide_q8_0"],
-        (DeviceFormat::Q4_0 | DeviceFormat::Q4_K | DeviceFormat::Q6_K, false) => {
-            ["activations_q4", "norm_activations_q4"]
+    let [narrow, wider] = match format {
+        DeviceFormat::BF16 => {
+            [["activations_bf16", "norm_activations_bf16"], ["activations_wide_bf16", "norm_activations_wide_bf16"]]
         }
-        (DeviceFormat::Q4_0 | DeviceFormat::Q4_K | DeviceFormat::Q6_K, true) => {
-            ["activations_wide_q4", "norm_activations_wide_q4"]
+        DeviceFormat::Q8_0 | DeviceFormat::FP8 => {
+            [["activations_q8_0", "norm_activations_q8_0"], ["activations_wide_q8_0", "norm_activations_wide_q8_0"]]
         }
-        (DeviceFormat::F16 | DeviceFormat::F32, false) => ["activations_f16", "norm_activations_f16"],
-        (DeviceFormat::F16 | DeviceFormat::F32, true) => ["activations_wide_f16", "norm_activations_wide_f16"],
+        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => {
+            [["activations_q4", "norm_activations_q4"], ["activations_wide_q4", "norm_activations_wide_q4"]]
+        }
+        DeviceFormat::F16 | DeviceFormat::F32 => {
+            [["activations_f16", "norm_activations_f16"], ["activations_wide_f16", "norm_activations_wide_f16"]]
+        }
     };
+    let kernels = if wide { wider } else { narrow };
     let features = if wide { 2 * ACTIVATION_FEATURES } else { ACTIVATION_FEATURES };
     (kernels, k.div_ceil(features).next_multiple_of(32) as u32)
 }
@@ -403,8 +413,10 @@ fn gemm_narrow(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVaria
     let (features, stage_times, scales) = match shape.format {
         DeviceFormat::F32 => return None,
         DeviceFormat::F16 | DeviceFormat::BF16 => (64, [[200, 260, 330], [250, 280, 330]], 0),
-        DeviceFormat::Q8_0 => (128, [[350, 420, 520], [470, 500, 600]], NARROW_STAGE_SCALES),
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (256, [[600, 700, 900], [700, 800, 1000]], NARROW_STAGE_SCALES),
+        DeviceFormat::Q8_0 | DeviceFormat::FP8 => (128, [[350, 420, 520], [470, 500, 600]], NARROW_STAGE_SCALES),
+        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::Q4_K => {
+            (256, [[600, 700, 900], [700, 800, 1000]], NARROW_STAGE_SCALES)
+        }
         DeviceFormat::Q6_K => (256, [[900, 1000, 1200], [1000, 1100, 1300]], NARROW_STAGE_Q6_K),
     };
     let kernels = [
@@ -432,7 +444,9 @@ fn gemm_narrow(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVaria
             let bytes = columns * (height * 128 + rows * features);
             let round = |tiles: usize| {
                 let stream = bytes * (tiles * cluster).max(4500 / 44) / 4500;
-                stages * stream.max(stage_times[columns - 1][place]) + if cluster > 1 { 900 } else { 500 }
+                // Of 32 rows, what a cluster exchanges takes as long as it is high.
+                let exchange = if rows == 32 { 900 + 14 * height } else { 900 };
+                stages * stream.max(stage_times[columns - 1][place]) + if cluster > 1 { exchange } else { 500 }
             };
             let left = if tiles.is_multiple_of(clusters) { 0 } else { round(tiles % clusters) };
             let cost = tiles / clusters * round(clusters) + left;
@@ -636,7 +650,9 @@ impl StreamedFormat {
         let (x_bytes, stage, stage_scales) = match format {
             DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (row.div_ceil(512) * 1024, 2048, 0),
             DeviceFormat::Q8_0 => (k + k / 8, 2048, 128),
+            DeviceFormat::FP8 => (k.next_multiple_of(1024) * 2 + k / 8, 2048, 128),
             DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (four_bits, 2048, 256),
+            DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 => (four_bits, 2048, 128),
             DeviceFormat::Q6_K => (four_bits, 1024, 1024 / planes / 32 * 21),
         };
         Self { row, scale_row, x_bytes, piece: stage / planes, stage_scales }
@@ -843,7 +859,7 @@ mod tests {
                 assert!(one.kernel.ends_with("_m1") && one.rows == 1, "{one:?}");
                 assert!(more.kernel.ends_with("_m4") && more.rows == 4, "{more:?}");
                 assert_eq!(one.kernel.contains("glu"), kind == LinearKind::Glu);
-                assert!(one.kernel.contains(&format.weight_format().name().to_lowercase()));
+                assert!(one.kernel.contains(&format!("{format:?}").to_lowercase()));
             }
             assert!(linear(&H200, format, 1, LinearKind::NormGlu).kernel.starts_with("norm_linear_glu_"));
         }

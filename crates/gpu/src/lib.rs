@@ -409,7 +409,10 @@ impl Backend for GpuBackend {
         };
         Claims {
             // Those with kernels: others are rounded to them.
-            formats: DeviceFormat::ALL.map(DeviceFormat::weight_format).to_vec(),
+            formats: WeightFormat::ALL
+                .into_iter()
+                .filter(|&known| DeviceFormat::of(known).weight_format() == known)
+                .collect(),
             activations,
             attention,
             bit_exact: batch_invariant,

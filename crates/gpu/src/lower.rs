@@ -369,7 +369,13 @@ impl Matrix {
         let element = match weight.format {
             DeviceFormat::F16 => Element::F16,
             DeviceFormat::BF16 => Element::BF16,
-            DeviceFormat::Q8_0 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => Element::I8,
+            DeviceFormat::Q8_0
+            | DeviceFormat::FP8
+            | DeviceFormat::Q4_0
+            | DeviceFormat::Q4_G128
+            | DeviceFormat::MXFP4
+            | DeviceFormat::Q4_K
+            | DeviceFormat::Q6_K => Element::I8,
             DeviceFormat::F32 => unreachable!("`dispatch::gemm` has none for f32"),
         };
         let row_len = match element {
@@ -779,7 +785,7 @@ impl Program<'_> {
             {
                 let at = at + std::mem::offset_of!(GemmSegment, scale_tiles);
                 // In f16, of 256 weights or 512; a copy brings whole 16 bytes.
-                let blocks = if weight.format == DeviceFormat::Q8_0 { 1 } else { cut.columns as u32 };
+                let blocks = (cut.columns * 128).div_ceil(row_bytes(weight.format, 256)) as u32;
                 let scales = (scales_of_256(weight.format) as u32 * blocks).next_multiple_of(8);
                 maps.push(Matrix::scales(weight).tiles(at, up.map(Matrix::scales), [scales, tile[1]], false));
             }

@@ -1,9 +1,12 @@
 //! Weights on the device. Matrices keep their format where kernels have it, laid out for 16-byte loads (`kernels/parts.h`), and
 //! become Q8_0 on the way where it is another block format; vectors (norms and biases) are f32.
 
+use std::num::NonZero;
+use std::thread;
+
 use half::f16;
 use plan::{Plan, WeightId};
-use tensor::quant::{q4_0, q4_k, q6_k, q8_0};
+use tensor::quant::{fp8, mxfp4, q4_0, q4_k, q6_k, q8_0};
 use tensor::{Tensor, WeightFormat};
 
 use crate::driver::{Driver, DriverError};
@@ -25,14 +28,28 @@ pub(crate) enum DeviceFormat {
     F16,
     BF16,
     Q8_0,
+    FP8,
     Q4_0,
+    /// Q4_0 whose scales are the same for each 128 weights, which files of INT4 in such groups are read as.
+    Q4_G128,
+    MXFP4,
     Q4_K,
     Q6_K,
 }
 
 impl DeviceFormat {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::F32, Self::F16, Self::BF16, Self::Q8_0, Self::Q4_0, Self::Q4_K, Self::Q6_K];
+    pub(crate) const ALL: [Self; 10] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q8_0,
+        Self::FP8,
+        Self::Q4_0,
+        Self::Q4_G128,
+        Self::MXFP4,
+        Self::Q4_K,
+        Self::Q6_K,
+    ];
 
     /// What matrices in `format` are stored as.
     pub(crate) fn of(format: WeightFormat) -> Self {
@@ -40,7 +57,9 @@ impl DeviceFormat {
             WeightFormat::F32 => Self::F32,
             WeightFormat::F16 => Self::F16,
             WeightFormat::BF16 => Self::BF16,
+            WeightFormat::FP8 => Self::FP8,
             WeightFormat::Q4_0 => Self::Q4_0,
+            WeightFormat::MXFP4 => Self::MXFP4,
             WeightFormat::Q4_K => Self::Q4_K,
             WeightFormat::Q6_K => Self::Q6_K,
             _ => Self::Q8_0,
@@ -54,7 +73,9 @@ impl DeviceFormat {
             Self::F16 => WeightFormat::F16,
             Self::BF16 => WeightFormat::BF16,
             Self::Q8_0 => WeightFormat::Q8_0,
-            Self::Q4_0 => WeightFormat::Q4_0,
+            Self::FP8 => WeightFormat::FP8,
+            Self::Q4_0 | Self::Q4_G128 => WeightFormat::Q4_0,
+            Self::MXFP4 => WeightFormat::MXFP4,
             Self::Q4_K => WeightFormat::Q4_K,
             Self::Q6_K => WeightFormat::Q6_K,
         }
@@ -85,7 +106,7 @@ pub(crate) struct DeviceWeights {
 impl DeviceWeights {
     /// Bytes that `tensors` take on a device.
     pub(crate) fn bytes(tensors: &[Tensor]) -> u64 {
-        Self::places(tensors.iter()).1
+        Self::places(tensors.iter().zip(formats(tensors))).1
     }
 
     /// Copies `tensors`, in the order of the plan, into one allocation, but for those that the device reads where they are.
@@ -93,12 +114,14 @@ impl DeviceWeights {
         debug_assert!(plan.weights.len() == tensors.len(), "`check_load` compared them");
         let mut in_place = |tensor| if is_as_on_device(tensor) { driver.in_place(tensor.bytes()) } else { None };
         let in_place: Vec<_> = tensors.iter().map(&mut in_place).collect();
-        let copied = tensors.iter().zip(&in_place).filter(|(_, in_place)| in_place.is_none());
+        let formats = formats(tensors);
+        let copied =
+            tensors.iter().zip(formats.iter().copied()).zip(&in_place).filter(|(_, in_place)| in_place.is_none());
         let (places, bytes) = Self::places(copied.map(|(tensor, _)| tensor));
         let all = Region { address: driver.allocate(bytes)?, bytes };
         let mut places = places.into_iter();
         let mut weights = Vec::with_capacity(tensors.len());
-        for (tensor, in_place) in tensors.iter().zip(in_place) {
+        for ((tensor, format), in_place) in tensors.iter().zip(formats).zip(in_place) {
             let (values, scales) = match in_place {
                 Some(address) => (Region { address, bytes: tensor.bytes().len() as u64 }, Region::default()),
                 None => {
@@ -108,7 +131,6 @@ impl DeviceWeights {
                     (all.part(values_at, values), scales)
                 }
             };
-            let format = device_format(tensor);
             let weight = DeviceWeight { format, values, scales, rows: tensor.num_rows(), row_len: tensor.row_len() };
             if in_place.is_none() {
                 weight.fill(driver, tensor)?;
@@ -119,7 +141,7 @@ impl DeviceWeights {
     }
 
     /// Where values and scales of each of `tensors` lie, start and length, and the bytes of all.
-    fn places<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> (Vec<(Piece, Piece)>, u64) {
+    fn places<'a>(tensors: impl Iterator<Item = (&'a Tensor, DeviceFormat)>) -> (Vec<(Piece, Piece)>, u64) {
         let mut bytes = 0;
         let mut reserve = |len: u64| {
             let start = bytes;
@@ -127,8 +149,7 @@ impl DeviceWeights {
             start
         };
         let places = tensors
-            .map(|tensor| {
-                let format = device_format(tensor);
+            .map(|(tensor, format)| {
                 let rows = tensor.num_rows() as u64;
                 let values = rows * row_bytes(format, tensor.row_len()) as u64;
                 let scales = rows * scale_row_bytes(format, tensor.row_len()) as u64;
@@ -183,22 +204,32 @@ impl DeviceWeight {
     /// Appends one row as it lies on the device, without padding.
     fn pack_row(&self, tensor: &Tensor, row: usize, values: &mut Vec<u8>, scales: &mut Vec<u8>) {
         let bytes = &tensor.bytes()[row * tensor.row_bytes()..(row + 1) * tensor.row_bytes()];
-        let mut add_q8_0 = |blocks: &[q8_0::Block]| {
-            for block in blocks {
-                values.extend_from_slice(bytemuck::cast_slice(&block.codes));
-                scales.extend_from_slice(&block.scale.to_le_bytes());
-            }
+        let mut add = |codes: &[u8], scale: f16| {
+            values.extend_from_slice(codes);
+            scales.extend_from_slice(&scale.to_le_bytes());
         };
         match self.format {
             DeviceFormat::Q8_0 => {
                 let mut blocks = vec![q8_0::Block { scale: f16::ZERO, codes: [0; 32] }; self.row_len / q8_0::BLOCK_LEN];
                 tensor.format().to_q8_0(bytes, &mut blocks);
-                add_q8_0(&blocks);
+                blocks.iter().for_each(|block| add(bytemuck::cast_slice(&block.codes), block.scale));
+            }
+            DeviceFormat::FP8 => {
+                bytemuck::cast_slice::<_, fp8::Block>(bytes).iter().for_each(|block| add(&block.codes, block.scale));
+            }
+            DeviceFormat::MXFP4 => {
+                for block in bytemuck::cast_slice::<_, mxfp4::Block>(bytes) {
+                    values.extend_from_slice(&block.codes);
+                    scales.push(block.exponent);
+                }
             }
             DeviceFormat::Q4_0 => {
-                for block in bytemuck::cast_slice::<_, q4_0::Block>(bytes) {
-                    values.extend_from_slice(&block.codes);
-                    scales.extend_from_slice(&block.scale.to_le_bytes());
+                bytemuck::cast_slice::<_, q4_0::Block>(bytes).iter().for_each(|block| add(&block.codes, block.scale));
+            }
+            DeviceFormat::Q4_G128 => {
+                for blocks in bytemuck::cast_slice::<_, q4_0::Block>(bytes).chunks(GROUP_BLOCKS) {
+                    blocks.iter().for_each(|block| values.extend_from_slice(&block.codes));
+                    scales.extend_from_slice(&blocks[0].scale.to_le_bytes());
                 }
             }
             DeviceFormat::Q4_K => {
@@ -268,7 +299,47 @@ fn q6_k_planes(block: &q6_k::Block) -> ([u8; 128], [u8; Q6_K_BYTES]) {
     (low, rest)
 }
 
-/// What a tensor is stored as: vectors in f32.
+/// Blocks of Q4_0 that share a scale in [`DeviceFormat::Q4_G128`].
+const GROUP_BLOCKS: usize = 4;
+/// Bytes whose scales are worth a thread to look at.
+const THREAD_BYTES: usize = 4 << 20;
+
+/// What each of `tensors` is stored as. Several matrices that one kernel reads have one format, so that of Q4_0 is the same for all.
+fn formats(tensors: &[Tensor]) -> Vec<DeviceFormat> {
+    let is_q4_0 = |tensor: &&Tensor| device_format(tensor) == DeviceFormat::Q4_0;
+    let is_grouped = tensors.iter().filter(is_q4_0).all(has_groups_of_128);
+    let format = |tensor| match device_format(tensor) {
+        DeviceFormat::Q4_0 if is_grouped => DeviceFormat::Q4_G128,
+        format => format,
+    };
+    tensors.iter().map(format).collect()
+}
+
+/// Whether the scales of a matrix in Q4_0 are the same for each 128 weights. Most matrices say no in their first row.
+fn has_groups_of_128(tensor: &Tensor) -> bool {
+    const GROUP_BYTES: usize = GROUP_BLOCKS * size_of::<q4_0::Block>();
+    if !tensor.row_len().is_multiple_of(GROUP_BLOCKS * q4_0::BLOCK_LEN) {
+        return false;
+    }
+    let is_group = |bytes: &[u8]| {
+        let blocks = bytemuck::cast_slice::<_, q4_0::Block>(bytes);
+        blocks.iter().all(|block| block.scale.to_bits() == blocks[0].scale.to_bits())
+    };
+    let are_groups = |bytes: &[u8]| bytes.chunks(GROUP_BYTES).all(is_group);
+    let bytes = tensor.bytes();
+    if !are_groups(&bytes[..tensor.row_bytes().min(bytes.len())]) {
+        return false;
+    }
+    let threads =
+        thread::available_parallelism().map_or(1, NonZero::get).min(bytes.len().div_ceil(THREAD_BYTES)).max(1);
+    let share = bytes.len().div_ceil(threads).next_multiple_of(GROUP_BYTES).max(GROUP_BYTES);
+    thread::scope(|scope| {
+        let parts: Vec<_> = bytes.chunks(share).map(|part| scope.spawn(move || are_groups(part))).collect();
+        parts.into_iter().all(|part| part.join().unwrap_or(false))
+    })
+}
+
+/// What a tensor is stored as by itself: vectors in f32.
 fn device_format(tensor: &Tensor) -> DeviceFormat {
     if tensor.shape().len() == 1 { DeviceFormat::F32 } else { DeviceFormat::of(tensor.format()) }
 }
@@ -287,16 +358,24 @@ fn is_as_on_device(tensor: &Tensor) -> bool {
 
 /// f16 of the scales of 256 weights.
 pub(crate) fn scales_of_256(format: DeviceFormat) -> usize {
-    if format == DeviceFormat::Q6_K { Q6_K_BYTES / size_of::<f16>() } else { 8 }
+    match format {
+        DeviceFormat::Q6_K => Q6_K_BYTES / size_of::<f16>(),
+        DeviceFormat::MXFP4 => 4,
+        DeviceFormat::Q4_G128 => 2,
+        _ => 8,
+    }
 }
 
-/// Bytes of the scales of a row, filled up to 16, which copies on the device come in: `q8_scales` of `kernels/parts.h`.
+/// Bytes of the scales of a row, filled up to 16, which copies on the device come in, or 32: `q8_scales`, `q4_g128_scales` and
+/// `q6_k_row_words` of `kernels/parts.h`.
 pub(crate) fn scale_row_bytes(format: DeviceFormat, row_len: usize) -> usize {
     match format {
         DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
         DeviceFormat::Q6_K => (row_len / q6_k::BLOCK_LEN * Q6_K_BYTES).next_multiple_of(16),
+        DeviceFormat::MXFP4 => (row_len / mxfp4::BLOCK_LEN).next_multiple_of(16),
+        DeviceFormat::Q4_G128 => (row_len / (GROUP_BLOCKS * q4_0::BLOCK_LEN) * size_of::<f16>()).next_multiple_of(32),
         // Of Q4_K, 16 bytes for each block of 256: the same.
-        DeviceFormat::Q8_0 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K => {
+        DeviceFormat::Q8_0 | DeviceFormat::FP8 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K => {
             (row_len / q8_0::BLOCK_LEN * size_of::<f16>()).next_multiple_of(16)
         }
     }
@@ -312,8 +391,10 @@ fn row_chunks(format: DeviceFormat, row_len: usize) -> usize {
     let len = match format {
         DeviceFormat::F32 => 4,
         DeviceFormat::F16 | DeviceFormat::BF16 => 8,
-        DeviceFormat::Q8_0 => 16,
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => 32,
+        DeviceFormat::Q8_0 | DeviceFormat::FP8 => 16,
+        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => {
+            32
+        }
     };
     row_len.div_ceil(len)
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use backend::{Backend, Executable};
 use gpu::SimDialect::{Cuda, Metal};
 use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
-use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput, fuse};
+use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput, StepShape, fuse};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 use testing::Rng;
-use testing::tiny::{random_weights, tiny_model};
+use testing::tiny::{random_weights, tiny_int4_model, tiny_model};
 
 fn load(order: ThreadOrder, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) -> Box<dyn Executable> {
     load_in(Cuda, order, plan, weights, kv)
@@ -79,6 +79,45 @@ fn weights_of_five_bits_give_the_bits_of_their_q8_0() {
     assert!(found == expected);
 }
 
+/// INT4 in groups of 128 is read as Q4_0, and has kernels that know that four blocks share a scale: they compute what those of Q4_0
+/// do, which a block of zeros with a scale of its own asks for.
+#[test]
+fn int4_in_groups_of_128_gives_the_bits_of_its_q4_0() {
+    let (textbook, mut grouped) = tiny_int4_model("llama", 1);
+    let place = grouped.iter().position(|tensor| tensor.shape().len() == 2).unwrap();
+    let with = |scale: Option<u16>| {
+        let tensor = &grouped[place];
+        let mut bytes = tensor.bytes().to_vec();
+        // The second block: codes of zero.
+        bytes[20..36].fill(0x88);
+        scale.into_iter().for_each(|scale| bytes[18..20].copy_from_slice(&scale.to_le_bytes()));
+        Tensor::new(tensor.format(), tensor.shape().to_vec(), bytes.into()).unwrap()
+    };
+    let (of_its_group, of_its_own) = (with(None), with(Some(0x3c00)));
+    let mut blocks = grouped.clone();
+    (grouped[place], blocks[place]) = (of_its_group, of_its_own);
+    let fused = Arc::new(fuse((*textbook).clone()));
+    let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 2 };
+    let tokens = Rng::new(3).tokens(20, textbook.vocab_size);
+    for chunk in [20, 3, 1] {
+        for dialect in [Cuda, Metal] {
+            for batch_invariant in [false, true] {
+                let of = |weights: &[Tensor]| {
+                    let options = GpuOptions { batch_invariant, ..GpuOptions::default() };
+                    let device = GpuBackend::simulator_of(dialect, ThreadOrder::Forward, 1 << 30, options);
+                    let mut executable = device.load(fused.clone(), weights.to_vec(), kv).unwrap();
+                    let bits = bits(&mut *executable, &tokens, chunk, &[1, 0]);
+                    let infos = executable.variants(StepShape { tokens: chunk, sequences: 1, outputs: chunk }).unwrap();
+                    (infos.iter().any(|info| info.variant.contains("q4_g128")), bits)
+                };
+                let (found, expected) = (of(&grouped), of(&blocks));
+                assert!(found.0 && !expected.0, "kernels of their own");
+                assert!(found.1 == expected.1, "{chunk} at a time, {dialect:?}, batch_invariant {batch_invariant}");
+            }
+        }
+    }
+}
+
 /// Files of mixed formats have Q, K and V in two of them, which few kernels read at once.
 #[test]
 fn projections_of_the_same_rows_may_differ_in_format() {
@@ -93,10 +132,7 @@ fn projections_of_the_same_rows_may_differ_in_format() {
         for (info, tensor) in textbook.weights.iter().zip(&mut weights) {
             let to = if info.name.contains("v_proj") { of_values } else { format };
             if tensor.shape().len() > 1 && tensor.format() != to {
-                let mut floats = vec![0.0; tensor.num_rows() * tensor.row_len()];
-                let rows = floats.chunks_exact_mut(tensor.row_len()).enumerate();
-                rows.for_each(|(row, floats)| tensor.row_to_f32(row, floats));
-                *tensor = Tensor::from_f32(to, tensor.shape().to_vec(), &floats).unwrap();
+                *tensor = Tensor::from_f32(to, tensor.shape().to_vec(), &tensor.to_f32()).unwrap();
             }
         }
         let fused = Arc::new(fuse((*textbook).clone()));

@@ -87,7 +87,8 @@ macro_rules! weight_formats {
                 }
             }
 
-            /// The first of whole blocks with a scale that is not finite, and the sum of its scales.
+            /// The first of whole blocks with a scale that is not finite or a code that is no number, and the sum of its
+            /// scales.
             pub(crate) fn first_not_finite(self, blocks: &[u8]) -> Option<(usize, f32)> {
                 match self {
                     Self::F32 | Self::F16 | Self::BF16 => None,
@@ -125,6 +126,8 @@ weight_formats! {
     IQ4_XS = "IQ4_XS" quant::iq4_xs::Block;
     /// Blocks of 32 floating-point numbers of four bits and a power of two: [`quant::mxfp4`].
     MXFP4 = "MXFP4" quant::mxfp4::Block;
+    /// Blocks of 32 floating-point numbers of eight bits with one binary16 scale: [`quant::fp8`].
+    FP8 = "FP8" quant::fp8::Block;
 }
 
 impl WeightFormat {

@@ -179,8 +179,8 @@ impl Tensor {
         }
     }
 
-    /// The first NaN or infinity with its index, row-major; in block formats only scales can be one, and the index is that
-    /// of the first weight of the block.
+    /// The first NaN or infinity with its index, row-major; in block formats only scales can be one, and codes of FP8, and the
+    /// index is that of the first weight of the block.
     pub fn first_not_finite(&self) -> Option<(usize, f32)> {
         fn first<T: Pod>(tensor: &Tensor, to_f32: impl Fn(T) -> f32) -> Option<(usize, f32)> {
             let values = tensor.as_slice::<T>().iter().map(|&value| to_f32(value));
@@ -254,6 +254,8 @@ mod tests {
                 WeightFormat::IQ4_NL | WeightFormat::IQ4_XS => 32.0 / 127.0 * 14.1,
                 // From 24 to 32, of numbers 4 and 6 times 2^n.
                 WeightFormat::MXFP4 => 8.0,
+                // Half of the gap between the largest numbers, 416 and 448.
+                WeightFormat::FP8 => 32.0 / 448.0 * 16.1,
             };
             for (found, expected) in tensor.to_f32().iter().zip(&values) {
                 assert!((found - expected).abs() <= bound, "{format}: {found} for {expected}");

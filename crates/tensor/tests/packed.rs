@@ -1,7 +1,7 @@
-//! Block formats that files hold: every weight as the published decoder has it, bit for bit
-//! (`tools/goldens/packed_formats.py`); and what becomes of it in Q8_0.
+//! Block formats: every weight as the published decoder has it, bit for bit (`tools/goldens/packed_formats.py`); and what becomes
+//! of it in Q8_0.
 
-use tensor::quant::q8_0;
+use tensor::quant::{fp8, q8_0};
 use tensor::{Tensor, WeightFormat};
 
 /// Those with a golden file: all in blocks but Q8_0, which is its own meaning.
@@ -40,6 +40,21 @@ fn weights_are_those_of_the_published_decoder() {
 }
 
 #[test]
+fn every_code_of_e4m3_is_the_number_of_the_published_decoder() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/E4M3.bin");
+    let golden = std::fs::read(path).unwrap();
+    let (expected, rest) = golden.as_chunks();
+    assert!(expected.len() == 256 && rest.is_empty());
+    for (code, &expected) in (0..=255).zip(expected) {
+        let (found, expected) = (fp8::e4m3(code), f32::from_le_bytes(expected));
+        assert!(
+            found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
+            "{code:#x}: {found}, not {expected}"
+        );
+    }
+}
+
+#[test]
 fn formats_of_one_scale_for_32_codes_are_the_same_in_q8_0() {
     for format in [WeightFormat::Q4_0, WeightFormat::Q5_0, WeightFormat::IQ4_NL] {
         let (blocks, weights) = golden(format);
@@ -66,7 +81,7 @@ fn others_lose_no_more_than_q8_0_does() {
 
 #[test]
 fn what_was_unpacked_is_packed_to_the_same_weights() {
-    for format in [WeightFormat::Q4_0, WeightFormat::Q6_K, WeightFormat::Q4_K] {
+    for format in [WeightFormat::Q4_0, WeightFormat::Q6_K, WeightFormat::Q4_K, WeightFormat::FP8] {
         let mut state = 1u32;
         let mut random = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

@@ -68,9 +68,9 @@ impl<'a> Source<'a> {
     pub(crate) fn open(&self, args: &ModelArgs) -> Result<Parts> {
         match self {
             Self::Checkpoint(name) => {
-                let (checkpoint, name) = load::open(*name, false)?;
+                let (mut checkpoint, name) = load::open(*name, false)?;
                 let (plan, backend, weights) =
-                    load::load_weights(&checkpoint, args).with_context(|| format!("cannot load `{name}`"))?;
+                    load::load_weights(&mut checkpoint, args).with_context(|| format!("cannot load `{name}`"))?;
                 Ok(Parts { plan: Arc::new(plan), backend, weights })
             }
             Self::Random { plan, weights, .. } => {

@@ -140,7 +140,8 @@ impl Unit {
 /// Writes the folder.
 pub(super) fn write(args: &QuantizeArgs, target: Target, importance: &mut Importances) -> Result<Written> {
     let folder = load::locate(&args.source)?;
-    let (checkpoint, name) = load::open(Some(&args.source), false)?;
+    let (mut checkpoint, name) = load::open(Some(&args.source), false)?;
+    checkpoint.expand_fp8();
     let has_tokenizer = matches!(checkpoint.tokenizer, TokenizerSource::HuggingFace { .. });
     if !folder.is_dir() || !has_tokenizer {
         bail!(

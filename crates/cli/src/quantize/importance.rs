@@ -284,7 +284,8 @@ fn inputs(plan: &Plan) -> HashMap<Value, Input> {
 
 /// Has the source predict `text` and adds up the squares of what each of its projections is given.
 fn collect(args: &QuantizeArgs, text: &str, dataset: &str) -> Result<Imatrix> {
-    let (checkpoint, name) = load::open(Some(&args.source), false)?;
+    let (mut checkpoint, name) = load::open(Some(&args.source), false)?;
+    checkpoint.expand_fp8();
     let plan = load::plan_of(&checkpoint).with_context(|| format!("`{name}` cannot be computed"))?;
     let window = args.imatrix_ctx_size.unwrap_or(WINDOW.min(plan.context_len));
     if window < 4 || window > plan.context_len {

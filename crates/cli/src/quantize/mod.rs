@@ -27,7 +27,7 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use formats::PackedLayout;
-use formats::gguf::{GgmlType, Value};
+use formats::gguf::Value;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -39,7 +39,7 @@ use crate::load::{self, ModelArgs, parse_weight_format};
 use crate::{output, units};
 use importance::{Importances, Scales};
 use mix::{MIXES, Mix, Model};
-use source::{Matrix, Source};
+use source::{Matrix, Source, ggml_type};
 use work::Work;
 
 /// Weights of a piece: 32 MiB as f32.
@@ -362,7 +362,7 @@ fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Re
         };
         // Refused now, and not when half of the file is written.
         let shape = matrix.shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>()?;
-        let len = Tensor::byte_len(to, &shape)? as u64;
+        let (ggml_type, len) = (ggml_type(to)?, Tensor::byte_len(to, &shape)? as u64);
         if matrix.format.is_none() {
             source.tensor(&matrix)?;
         }
@@ -385,7 +385,7 @@ fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Re
             }
             Ok(())
         };
-        writer.made_tensor(&name, GgmlType::of(to), &dims, len, make);
+        writer.made_tensor(&name, ggml_type, &dims, len, make);
     }
     if let Some(unused) = args.tensor.iter().zip(&used).find(|(_, used)| !**used) {
         bail!("--tensor {}: no matrix of `{}` has that in its name", unused.0.name, args.source);
@@ -446,6 +446,7 @@ fn target(
         chosen.format
     });
     if let Some(chosen) = chosen.last() {
+        ggml_type(chosen).context("--tensor")?;
         if !divides(chosen) {
             bail!("--tensor: rows of `{}` have {row_len} weights, which do not divide into {chosen}", matrix.name);
         }

@@ -12,7 +12,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use formats::gguf::{GgmlType, Gguf, GgufWriter};
+use formats::gguf::{Gguf, GgufWriter};
 use formats::{Checkpoint, gguf_names};
 use plan::Plan;
 use sha2::{Digest, Sha256};
@@ -138,7 +138,8 @@ fn write(checkpoint: &Checkpoint, targets: &[Target], path: &Path) -> io::Result
             let len = Tensor::byte_len(target.format, &target.shape).map_err(super::damaged)? as u64;
             let dims: Vec<u64> = target.shape.iter().rev().map(|&dim| dim as u64).collect();
             // Written below, where the checkpoint is at hand.
-            header.made_tensor(&target.name, GgmlType::of(target.format), &dims, len, |_| Ok(()));
+            let ggml_type = super::source::ggml_type(target.format).map_err(super::damaged)?;
+            header.made_tensor(&target.name, ggml_type, &dims, len, |_| Ok(()));
         }
         out.write_all(&header.header())?;
         let mut at = header.header().len() as u64;

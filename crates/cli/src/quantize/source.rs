@@ -47,8 +47,14 @@ impl Matrix {
         let name = self.type_name;
         let format = self.format.with_context(|| format!("`{}` is of type {name}, which is not read", self.name))?;
         let shape = self.shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>()?;
-        Ok((GgmlType::of(format), Tensor::byte_len(format, &shape)? as u64))
+        Ok((ggml_type(format)?, Tensor::byte_len(format, &shape)? as u64))
     }
+}
+
+/// The type of GGUF that a format is stored as.
+pub(super) fn ggml_type(format: WeightFormat) -> Result<GgmlType> {
+    let remedy = "choose q8_0, or write safetensors (--format fp8)";
+    GgmlType::of(format).with_context(|| format!("{format} is no type of GGUF: {remedy}"))
 }
 
 impl Source {
@@ -62,7 +68,9 @@ impl Source {
             let bytes = mapped::map(&path).with_context(read)?;
             return Ok(Self::Gguf(Rc::new(Gguf::read(bytes).with_context(read)?)));
         }
-        let (checkpoint, _) = load::open(Some(name), false)?;
+        let (mut checkpoint, _) = load::open(Some(name), false)?;
+        // GGUF has no such type, and what is packed anew should be rounded once.
+        checkpoint.expand_fp8();
         Ok(Self::Checkpoint(Rc::new(checkpoint)))
     }
 

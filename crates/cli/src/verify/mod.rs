@@ -24,8 +24,8 @@ use report::Report;
 /// Runs `hotmetal verify`. Fails when anything is not as it should be.
 pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
     if args.explain_dispatch {
-        let (checkpoint, name) = load::open(args.model.as_deref(), false)?;
-        return explain::of_checkpoint(&checkpoint, &name, &devices::as_loaded(args));
+        let (mut checkpoint, name) = load::open(args.model.as_deref(), false)?;
+        return explain::of_checkpoint(&mut checkpoint, &name, &devices::as_loaded(args));
     }
     args.gpu.check(&[&args.device, &args.against])?;
     let other = devices::named(&args.against, args)?;
@@ -40,7 +40,8 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
         }
     };
     let for_models = devices::for_models(args)?;
-    let subjects = if args.op.is_empty() { models::subjects(args)? } else { Vec::new() };
+    let devices: Vec<&Named> = for_models.iter().chain([&other]).collect();
+    let subjects = if args.op.is_empty() { models::subjects(args, &devices)? } else { Vec::new() };
     let pairs = pairs(args, &subjects, &for_models, &other, &variants)?;
     let steps: usize = pairs.iter().map(|(subject, device, other)| subject.num_steps(args, device, other)).sum();
 
@@ -78,7 +79,7 @@ fn pairs<'a>(
                 bail!("{} is both the device and what it is compared with: choose another --against", device.name);
             }
             // What a device computes as another format, it is held to in that one.
-            let is_another = subject.is_small() && !subject.is_computed_as_it_is(device);
+            let is_another = subject.is_small() && !(subject.is_computed_as_it_is(device) && subject.runs_on(other));
             if device.name != other.name && !is_another {
                 pairs.push((subject, device, other));
             }
@@ -88,7 +89,9 @@ fn pairs<'a>(
         }
         // Ways to compute that claim the same arithmetic have to give the same bits: one of them beside `other` is enough.
         let mut seen: Vec<&Named> = for_models.iter().collect();
-        for variant in variants.iter().filter(|variant| for_models.iter().all(|device| device.name != variant.name)) {
+        let is_seen = |variant: &&Named| for_models.iter().any(|device| device.name == variant.name);
+        let others = variants.iter().filter(|variant| !is_seen(variant) && subject.is_computed_as_it_is(variant));
+        for variant in others {
             let arithmetic_of = |named: &Named| named.backend.claims().arithmetic(subject.weights());
             let arithmetic = arithmetic_of(variant);
             let twin = seen.iter().find(|named| arithmetic.is_some() && arithmetic_of(named) == arithmetic);

@@ -125,8 +125,8 @@ pub(super) struct PartingRow {
     noise: f64,
 }
 
-/// The models that the flags ask for.
-pub(super) fn subjects(args: &VerifyArgs) -> Result<Vec<Subject>> {
+/// The models that the flags ask for, for comparing these devices.
+pub(super) fn subjects(args: &VerifyArgs, devices: &[&Named]) -> Result<Vec<Subject>> {
     let mut subjects = Vec::new();
     if args.model.is_none() {
         for format in WeightFormat::ALL.into_iter().filter(|&format| args.wants_format(format)) {
@@ -138,16 +138,19 @@ pub(super) fn subjects(args: &VerifyArgs) -> Result<Vec<Subject>> {
             }
         }
     }
-    let of_file = checkpoint(args)?;
+    let of_file = checkpoint(args, devices)?;
     if args.model.is_some() || of_file.work.weights.iter().any(|tensor| args.wants_format(tensor.format())) {
         subjects.push(of_file);
     }
     Ok(subjects)
 }
 
-/// The model of MODEL, or the built-in one.
-fn checkpoint(args: &VerifyArgs) -> Result<Subject> {
+/// The model of MODEL, or the built-in one, in formats that all of `devices` compute from where the file leaves a choice.
+fn checkpoint(args: &VerifyArgs, devices: &[&Named]) -> Result<Subject> {
     let (mut checkpoint, name) = load::open(args.model.as_deref(), false)?;
+    for device in devices {
+        load::expand_for(&mut checkpoint, &*device.backend);
+    }
     let in_model = || format!("cannot load `{name}`");
     let textbook = load::plan_of(&checkpoint).with_context(in_model)?;
     let weights = textbook.weights.iter().map(|weight| checkpoint.tensor(&weight.name));
@@ -230,6 +233,11 @@ impl Subject {
     pub(super) fn is_computed_as_it_is(&self, device: &Named) -> bool {
         let is_kept = kept_by(device);
         self.weights().iter().all(is_kept)
+    }
+
+    /// Whether `device` computes from its matrices in some way.
+    pub(super) fn runs_on(&self, device: &Named) -> bool {
+        load::computes_fp8(&*device.backend) || self.weights().iter().all(|tensor| tensor.format() != WeightFormat::FP8)
     }
 
     /// What is compared: matrices as `device` computes from them.

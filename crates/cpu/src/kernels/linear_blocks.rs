@@ -430,7 +430,7 @@ mod tests {
 
     #[test]
     fn every_shape_version_and_level_gives_the_same_bits_within_the_bound() {
-        for format in WeightFormat::ALL.into_iter().filter(|format| format.is_quantized()) {
+        for format in crate::weight_formats().filter(|format| format.is_quantized()) {
             with_panel_format!(format, F => check_shapes::<F>(format), else unreachable!());
         }
     }

@@ -134,7 +134,7 @@ pub(crate) trait PanelFormat: 'static {
 /// Room for codes and scales of [`PanelFormat::tile_panel`].
 pub(crate) type TileRoom<'a, F> = (&'a mut [PanelCodes], &'a mut [<<F as PanelFormat>::Tile as TileFormat>::Scales]);
 
-/// Evaluates `$body` with `$F` as the [`PanelFormat`] of a [`tensor::WeightFormat`], or `$none` for formats without blocks.
+/// Evaluates `$body` with `$F` as the [`PanelFormat`] of a [`tensor::WeightFormat`], or `$none` for formats without panels.
 macro_rules! with_panel_format {
     ($format:expr, $F:ident => $body:expr, else $none:expr) => {
         $crate::panels::with_panel_format!(
@@ -148,7 +148,10 @@ macro_rules! with_panel_format {
                 type $F = $crate::panels::$name;
                 $body
             })*
-            tensor::WeightFormat::F32 | tensor::WeightFormat::F16 | tensor::WeightFormat::BF16 => $none,
+            tensor::WeightFormat::F32
+            | tensor::WeightFormat::F16
+            | tensor::WeightFormat::BF16
+            | tensor::WeightFormat::FP8 => $none,
         }
     };
 }
@@ -312,7 +315,7 @@ use dots;
 
 #[cfg(test)]
 mod tests {
-    use tensor::{Tensor, WeightFormat};
+    use tensor::Tensor;
     use testing::random::Rng;
 
     use super::*;
@@ -343,7 +346,7 @@ mod tests {
     #[test]
     fn every_weight_is_in_its_lane_with_its_scale() {
         let mut rng = Rng::new(3);
-        for format in WeightFormat::ALL.into_iter().filter(|format| format.block_len() > 1) {
+        for format in crate::weight_formats().filter(|format| format.is_quantized()) {
             let len = format.block_len();
             let values: Vec<f32> = (0..13 * len).map(|_| rng.normal()).collect();
             let tensor = Tensor::from_f32(format, vec![13, len], &values).expect("whole blocks");

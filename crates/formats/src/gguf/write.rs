@@ -60,9 +60,14 @@ impl GgufWriter {
     }
 
     /// Adds a tensor.
+    ///
+    /// # Panics
+    /// When GGUF has no type of its format: [`GgmlType::of`] knows.
     pub fn tensor(&mut self, name: &str, tensor: &Tensor) -> &mut Self {
         let dims: Vec<u64> = tensor.shape().iter().rev().map(|&d| d as u64).collect();
-        self.raw_tensor(name, GgmlType::of(tensor.format()), &dims, tensor.bytes().clone())
+        let ggml_type = GgmlType::of(tensor.format());
+        let ggml_type = ggml_type.unwrap_or_else(|| panic!("`{name}` is in {}, no type of GGUF", tensor.format()));
+        self.raw_tensor(name, ggml_type, &dims, tensor.bytes().clone())
     }
 
     /// Adds a tensor of any type; `dims` are innermost first.

@@ -4,15 +4,13 @@
 //! Meaning   `weight = scale · code`, integers of b bits from -2^(b-1) to 2^(b-1) - 1.
 //! Packing   plain, the largest magnitude is half a step beyond the last code (integers: `scale = 2 · max|w| / (2^b - 1)`),
 //!           or the largest number of E4M3 (448). Scales are positive, as all published writers make them.
-//! Source    compressed-tensors; OCP 8-bit Floating Point Specification (E4M3 has no infinities).
+//! Source    compressed-tensors.
 
 use tensor::quant::Packing;
+use tensor::quant::fp8::{E4M3_MAX, e4m3, to_e4m3};
 
 /// Scales that are tried, as many as for the blocks of GGUF.
 const STEPS: i32 = 22;
-
-/// The largest number of E4M3.
-const E4M3_MAX: f32 = 448.0;
 
 /// 1 / `step`; 0 where there is no step, so that all codes are those of zero.
 fn inverse(step: f32) -> f32 {
@@ -95,28 +93,6 @@ pub(super) fn pack_e4m3(weights: &[f32], round: impl Fn(f32) -> f32, packing: Pa
     scale
 }
 
-/// The number that a code of E4M3 stands for.
-pub(super) fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (code >> 3 & 15, code & 7);
-    let magnitude = match (exponent, mantissa) {
-        (15, 7) => f32::NAN,
-        (0, _) => f32::from(mantissa) / 512.0,
-        _ => f32::from_bits((u32::from(exponent) + 120) << 23 | u32::from(mantissa) << 20),
-    };
-    if code & 0x80 == 0 { magnitude } else { -magnitude }
-}
-
-/// The nearest code, of two as near the even one; what is beyond the last becomes the last.
-fn to_e4m3(value: f32) -> u8 {
-    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-    let magnitude = value.abs().min(E4M3_MAX);
-    // The least exponent of a normal number is -6; a code is 2^-3 of its power of two, or 2^-9.
-    let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(-6);
-    let steps = (magnitude * f32::from_bits(((3 - exponent + 127) as u32) << 23)).round_ties_even();
-    // Sixteen steps are eight of the next exponent, which is what adding them gives.
-    sign | (((exponent + 6) * 8 + steps as i32) as u8)
-}
-
 #[cfg(test)]
 mod tests {
     use half::f16;
@@ -130,23 +106,6 @@ mod tests {
             (state >> 8) as f32 / (1 << 24) as f32 - 0.5
         };
         (0..len).map(|_| (next() + next() + next()) * 0.05).collect()
-    }
-
-    #[test]
-    fn every_code_of_e4m3_comes_back_and_others_go_to_the_nearest() {
-        let numbers: Vec<(u8, f32)> = (0..=255).map(|code| (code, e4m3(code))).filter(|(_, n)| n.is_finite()).collect();
-        assert_eq!(numbers.len(), 254);
-        for &(code, number) in &numbers {
-            assert_eq!(to_e4m3(number), code, "{number}");
-        }
-        for i in 0..200_000u32 {
-            let value = (i as f32 / 100_000.0 - 1.0) * if i % 3 == 0 { 500.0 } else { 0.1 };
-            let found = e4m3(to_e4m3(value));
-            let nearest = numbers.iter().map(|(_, number)| (number - value).abs()).fold(f32::MAX, f32::min);
-            assert_eq!((found - value).abs(), nearest, "{value} became {found}");
-        }
-        // Ties go to the even code: 17 is between 16 and 18.
-        assert_eq!([17.0, 19.0, -17.0].map(|tie| e4m3(to_e4m3(tie))), [16.0, 20.0, -16.0]);
     }
 
     #[test]

@@ -6,9 +6,8 @@ use std::thread;
 use bytes::Bytes;
 use half::{bf16, f16};
 use tensor::WeightFormat;
+use tensor::quant::fp8::{self, e4m3};
 use tensor::quant::{mxfp4, q4_0, q5_0, q8_0};
-
-use super::group::e4m3;
 
 /// Features that are decoded at a time.
 const LEN: usize = 32;
@@ -186,6 +185,9 @@ impl Matrix {
         if in_blocks && matches!(self.codes, Codes::E2m1(_)) && self.scales.dtype == Dtype::E8m0 {
             return (WeightFormat::MXFP4, true);
         }
+        if let (true, Codes::E4m3(_), Some(exact)) = (in_blocks, &self.codes, self.scales_are_fp8()) {
+            return (WeightFormat::FP8, exact);
+        }
         self.nearest_float()
     }
 
@@ -194,6 +196,17 @@ impl Matrix {
         let fits = |scale: f32| f16::from_f32(scale).to_f32() == scale;
         self.scales.dtype == Dtype::F16 && self.scales.global.is_none()
             || (0..self.scales.len()).all(|index| fits(self.scales.get(index)))
+    }
+
+    /// Whether FP8 has every scale exactly; `None` where it has one to fewer bits than f16 has.
+    fn scales_are_fp8(&self) -> Option<bool> {
+        let normal = f16::MIN_POSITIVE.to_f32()..=f16::MAX.to_f32();
+        let fits = |scale: f32| {
+            let scale = scale / fp8::UNIT;
+            let is_exact = f16::from_f32(scale).to_f32() == scale && scale.is_finite();
+            (is_exact || normal.contains(&scale.abs())).then_some(is_exact)
+        };
+        (0..self.scales.len()).try_fold(true, |exact, index| Some(fits(self.scales.get(index))? && exact))
     }
 
     /// Whether every zero point is the middle of the codes.
@@ -235,7 +248,7 @@ impl Matrix {
     }
 
     /// F16 or BF16, whichever is nearer to all codes with the scales, or some of them; `true` where it has each exactly.
-    fn nearest_float(&self) -> (WeightFormat, bool) {
+    pub(super) fn nearest_float(&self) -> (WeightFormat, bool) {
         let numbers: Vec<f32> = match &self.codes {
             Codes::E4m3(_) => (0..=255).map(e4m3).filter(|number| number.is_finite()).collect(),
             Codes::E2m1(_) => mxfp4::DOUBLED.map(|doubled| f32::from(doubled) / 2.0).to_vec(),
@@ -264,7 +277,7 @@ impl Matrix {
         (format, stride == 1 && error == 0.0)
     }
 
-    /// The matrix in `format`, which [`Matrix::format`] chose; `None` where memory cannot hold it.
+    /// The matrix in `format`, which [`Matrix::format`] or [`Matrix::nearest_float`] chose; `None` where memory cannot hold it.
     pub(super) fn decode(&self, format: WeightFormat) -> Option<Bytes> {
         let row_bytes = format.row_bytes(self.cols)?;
         let len = row_bytes.checked_mul(self.rows)?;
@@ -306,6 +319,10 @@ impl Matrix {
                 let exponent = self.scales.bytes[self.scales.index(row, start / self.col_step)];
                 let codes = codes.map(|code| code as u8);
                 out.copy_from_slice(bytemuck::bytes_of(&mxfp4::from_codes(exponent, &codes)));
+            }
+            WeightFormat::FP8 => {
+                let scale = f16::from_f32(self.scales.at(row, start / self.col_step) / fp8::UNIT);
+                out.copy_from_slice(bytemuck::bytes_of(&fp8::Block { scale, codes: codes.map(|code| code as u8) }));
             }
             WeightFormat::Q4_0 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => {
                 let group = start / self.col_step;

@@ -6,8 +6,9 @@
 //!
 //! Formats   integers of up to four bits with f16 scales for whole multiples of 32 features are Q4_0 or, with zero points,
 //!           Q5_0 (codes less zero: -15 to 15, which Q4_1 has only where f16 has scale times zero); of eight bits without
-//!           zero points Q8_0; MXFP4 is MXFP4: all exactly. Everything else becomes F16 or BF16, whichever loses less for
-//!           the scales at hand.
+//!           zero points Q8_0; MXFP4 is MXFP4: all exactly. E4M3 with scales for whole multiples of 32 features is FP8, whose
+//!           scales are rounded where f16 has them not. Everything else becomes F16 or BF16, whichever loses less for the
+//!           scales at hand, and so does FP8 on demand.
 //! Source    the decoders of GPTQ (AutoGPTQ), AutoAWQ, compressed-tensors, transformers (fp8, mxfp4) and ModelOpt;
 //!           `tools/goldens/quantized_weights.py` compares.
 
@@ -531,8 +532,24 @@ impl QuantizedWeight {
         Tensor::new(self.format, shape.ok_or_else(too_large)?, bytes).map_err(|_| too_large())
     }
 
+    /// From now on F16 or BF16, where it would be FP8. Returns whether it was.
+    pub(crate) fn expand_fp8(&mut self, files: &impl Files) -> bool {
+        let is_fp8 = self.format == WeightFormat::FP8;
+        if is_fp8 {
+            (self.format, self.exact) = match self.matrix(files) {
+                Ok(matrix) => matrix.nearest_float(),
+                Err(_) => (WeightFormat::F16, false),
+            };
+        }
+        is_fp8
+    }
+
     /// Looks at the scales. Where these have not arrived, what their type suggests.
     fn choose_format(&mut self, files: &impl Files) {
+        let in_blocks = match self.steps {
+            Steps::Tensor | Steps::Channel => true,
+            Steps::Group(size) | Steps::Block(_, size) => size.is_multiple_of(32) || size >= self.cols as u64,
+        };
         (self.format, self.exact) = match self.matrix(files) {
             Ok(matrix) => matrix.format(),
             Err(_) => match (self.coding, self.cols.is_multiple_of(32)) {
@@ -542,6 +559,7 @@ impl QuantizedWeight {
                 }
                 (Coding::Gptq { .. } | Coding::Packed { .. } | Coding::Awq, true) => (WeightFormat::Q5_0, false),
                 (Coding::Mxfp4, true) => (WeightFormat::MXFP4, false),
+                (Coding::E4m3, true) if in_blocks => (WeightFormat::FP8, false),
                 _ => (WeightFormat::F16, false),
             },
         };

@@ -7,10 +7,11 @@
 
 use half::f16;
 use serde_json::{Value as Json, json};
+use tensor::quant::fp8::e4m3;
 use tensor::quant::{Packing, mxfp4};
 use tensor::{Tensor, TensorError, WeightFormat};
 
-use super::group::{e4m3, pack_e4m3, pack_integers};
+use super::group::{pack_e4m3, pack_integers};
 
 /// A layout of quantised matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,7 +271,7 @@ mod tests {
                 assert_eq!(info.name, format!("{stem}.weight"));
                 let found = checkpoint.tensor(&info.name).unwrap();
                 assert_eq!(found.shape(), [rows, cols]);
-                // E4M3 times f32 is rounded, everything else has blocks that hold it.
+                // Scales of E4M3 are in F32, and are rounded; everything else has blocks that hold it.
                 assert_eq!(info.exact, layout.name() != "fp8", "{layout:?} as {}", found.format());
                 for (found, meant) in found.to_f32().iter().zip(&packed.weights) {
                     let off = if info.exact { 0.0 } else { meant.abs() / 1024.0 + 1e-7 };

@@ -121,6 +121,11 @@ FN i32 dot_i8x4(u32 a, u32 b, i32 sum) { return __dp4a((i32)a, (i32)b, sum); }
 
 // The same of unsigned bytes and signed ones.
 FN i32 dot_u8x4(u32 a, u32 b, i32 sum) { asm("dp4a.u32.s32 %0,%1,%2,%0;" : "+r"(sum) : "r"(a), "r"(b)); return sum; }
+// Byte i is that of eight, four in `low` and four in `high`, all below 128, which half byte i of `which` names; 0 where it is 8 or more.
+// (__byte_perm would leave the highest bit of each half byte out.)
+FN u32 pick_bytes(u32 low, u32 high, u32 which) { u32 r; asm("prmt.b32 %0,%1,%2,%3;" : "=r"(r) : "r"(low), "r"(high), "r"(which)); return r; }
+// Pairs of f16: a · b + c, rounded once.
+FN u32 fma_f16x2(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.f16x2 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
 
 // Group memory by its byte, for kernels whose group memory has parts of sizes that the launch decides.
 template <class T> using GroupPtr = T*;
@@ -132,6 +137,10 @@ template <class T, class G> FN GroupPtr<T> group_at(G& g, i32 byte) {
 // many bytes will come, asks for the copies, and all wait for its end by the phase's parity, 0 first.
 #if __CUDA_ARCH__ >= 900
 #define HAS_BULK_COPIES
+// Numbers of E4M3 as pairs of f16, exactly: the instruction is of capability 8.9 and on.
+FN void e4m3x4_to_f16x4(u32& low, u32& high, u32 word) {
+  asm("{.reg .b16 a,b; mov.b32 {a,b},%2; cvt.rn.f16x2.e4m3x2 %0,a; cvt.rn.f16x2.e4m3x2 %1,b;}" : "=r"(low), "=r"(high) : "r"(word));
+}
 struct CopyBarrier { unsigned long long state; };
 // Group memory as instructions address it.
 FN u32 group_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }

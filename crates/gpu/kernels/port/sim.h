@@ -578,6 +578,29 @@ FN i32 dot_u8x4(u32 a, u32 b, i32 sum) {
   for (i32 i = 0; i < 32; i += 8) sum += (i32)(uint8_t)(a >> i) * (i32)(int8_t)(b >> i);
   return sum;
 }
+FN u32 pick_bytes(u32 low, u32 high, u32 which) {
+  u32 bytes = 0;
+  for (i32 i = 0; i < 4; i++) {
+    const u32 place = which >> (4 * i) & 15;
+    if (place < 8) bytes |= ((place < 4 ? low : high) >> (place % 4 * 8) & 255) << (8 * i);
+  }
+  return bytes;
+}
+FN u32 fma_f16x2(u32 a, u32 b, u32 c) {
+  const f32x2 x = f16x2_to_f32(a), y = f16x2_to_f32(b), z = f16x2_to_f32(c);
+  return f32x2_to_f16x2((f32)((double)x.x * y.x + z.x), (f32)((double)x.y * y.y + z.y));
+}
+FN void e4m3x4_to_f16x4(u32& low, u32& high, u32 word) {
+  f32 v[4];
+  for (i32 i = 0; i < 4; i++) {
+    const u32 code = word >> (8 * i) & 255, exponent = code >> 3 & 15, mantissa = code & 7;
+    v[i] = exponent == 0 ? std::ldexp((f32)mantissa, -9) : std::ldexp((f32)(8 + mantissa), (int)exponent - 10);
+    if ((code & 127) == 127) v[i] = NAN;
+    if (code & 128) v[i] = -v[i];
+  }
+  low = f32x2_to_f16x2(v[0], v[1]);
+  high = f32x2_to_f16x2(v[2], v[3]);
+}
 FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 FN f32 exp32(f32 x) { return std::exp(x); }
 FN f32 exp2_32(f32 x) { return std::exp2(x); }

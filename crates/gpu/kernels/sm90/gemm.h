@@ -1,7 +1,7 @@
 // gemm: linear (see linear.h: the same segments, epilogues and meaning) for many rows, on Hopper's matrix instructions.
 //
 // Shapes    x (rows, k), f16 or bf16, rows of whole 64s, filled up with zeros, each times `row_scales`; W (n, k) in F16, BF16,
-//           Q8_0, Q4_0, Q4_K or Q6_K; y (rows, n), f32. With a GLU gate and up share a tile, in turns of eight rows: one thread has both.
+//           Q8_0, FP8, Q4_0, MXFP4, Q4_K or Q6_K; y (rows, n), f32. With a GLU gate and up share a tile, in turns of eight rows: one thread has both.
 // Work      a group of one SIMD group that copies and eight that multiply makes tiles of 128 features (64 of each, in a GLU)
 //           by TOKENS rows, one after another. TOKENS = 256: two groups of a cluster share the rows of x, half copied by
 //           each. TOKENS = 128: the groups of a cluster share the sum over k, and then each finishes part of the tile.
@@ -99,6 +99,20 @@ struct GemmQ8_0 : GemmUnit16 {
   }
 };
 
+struct GemmFP8 : GemmQ8_0 {
+  // 2^-8 first: beside it the scale may be too small for f16.
+  static PART u32 scaled(u32 pair, GemmScale s) {
+    u32 r;
+    asm("{.reg .b32 a; mul.rn.f16x2 a,%1,%2; mul.rn.f16x2 %0,a,%3;}" : "=r"(r) : "r"(pair), "r"(0x1c001c00u), "r"(s.scale));
+    return r;
+  }
+  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
+    e4m3x4_to_f16x4(low, high, step < 2 ? (step == 0 ? share.x : share.y) : (step == 2 ? share.z : share.w));
+    low = scaled(low, s);
+    high = scaled(high, s);
+  }
+};
+
 // Steps are the lower halves of the bytes of a word, then the upper ones, which are 1024 + 16 · code.
 struct GemmHalfBytes {
   enum { STAGE = GEMM_FEATURES * GEMM_K / 2, IN_REGISTERS = 1, PACK = 2 };
@@ -127,6 +141,39 @@ struct GemmQ4_0 : GemmFourBits {
     const u32 word = step < 2 ? share.x : share.y;
     low = pair(word, step % 2 == 1, s);
     high = pair(word >> 8, step % 2 == 1, s);
+  }
+};
+// One scale for 128.
+struct GemmQ4G128 : GemmQ4_0 {
+  enum { SCALES = 4 };
+  typedef u32 Unit;
+  static PART Unit unit(const f16* row, i32 place, i32 t) { return load_once(words(row), place); }
+  static PART Share load(u32 at, Unit unit, i32 pair) { return load_group_two(at); }
+  static PART GemmScale scale(Unit scales, i32 pair, i32 t) { return {__byte_perm(scales, 0, pair < 2 ? 0x1010 : 0x3232), 0}; }
+};
+struct GemmMXFP4 : GemmHalfBytes {
+  enum { SCALES = 8 };
+  typedef uint2 Unit;
+  typedef uint2 Share;
+  static PART Unit unit(const f16* row, i32 place, i32 t) {
+    return make_uint2(load_once(words(row), 2 * place), load_once(words(row), 2 * place + 1));
+  }
+  static PART Share load(u32 at, const Unit& unit, i32 pair) { return load_group_two(at); }
+  // 2^5 of a power of two between 2^-19 and 2^10 (it is nothing below, and 2^10 above), as numbers are 2^-14 of themselves and
+  // become 2^-5 of themselves first: so it is a normal number of f16.
+  static PART GemmScale scale(Unit exponents, i32 pair, i32 t) {
+    const i32 exponent = i32((pair < 2 ? exponents.x : exponents.y) >> (pair % 2 * 16 + t / 2 * 8) & 255u) - 107;
+    return {(u32)mini(maxi(exponent, 0), 30) * 0x04000400u, 0};
+  }
+  static PART u32 pair(u32 numbers, GemmScale s) {
+    u32 r;
+    asm("{.reg .b32 a; mul.rn.f16x2 a,%1,%2; mul.rn.f16x2 %0,a,%3;}" : "=r"(r) : "r"(numbers), "r"(0x60006000u), "r"(s.scale));
+    return r;
+  }
+  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
+    const u32 word = step < 2 ? share.x : share.y;
+    low = pair(step % 2 == 1 ? e2m1_pair<1>(word) : e2m1_pair<0>(word), s);
+    high = pair(step % 2 == 1 ? e2m1_pair<3>(word) : e2m1_pair<2>(word), s);
   }
 };
 struct GemmQ4_K : GemmFourBits {
@@ -607,7 +654,10 @@ FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) {
 GEMM(f16, GemmF16)
 GEMM(bf16, GemmBF16)
 GEMM(q8_0, GemmQ8_0)
+GEMM(fp8, GemmFP8)
 GEMM(q4_0, GemmQ4_0)
+GEMM(q4_g128, GemmQ4G128)
+GEMM(mxfp4, GemmMXFP4)
 GEMM(q4_k, GemmQ4_K)
 GEMM(q6_k, GemmQ6_K)
 

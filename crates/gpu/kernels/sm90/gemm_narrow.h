@@ -151,7 +151,7 @@ FN u32 load_scale(u32 address) {
   asm volatile("ld.shared.u16 %0,[%1];" : "=h"(v) : "r"(address) : "memory");
   return (u32)v * 0x10001u;
 }
-template <> struct NarrowStep<GemmQ8_0> {
+template <class W> struct NarrowBytes {
   // Rows so that eight lanes read all banks.
   static PART i32 row(i32 lane) { return lane / 8 + lane / 4 % 2 * 4; }
   template <i32 N, i32 R>
@@ -162,7 +162,7 @@ template <> struct NarrowStep<GemmQ8_0> {
       const u32 from = weights + first * 128 + ((i * 4 + t) ^ g) * 16, scale = scales + first * scale_line + i * 4 + t / 2 * 2;
       const u32x4 low = load_group_bits(from), high = load_group_bits(from + 8 * 128);
       const GemmScale scale_low = {load_scale(scale), 0}, scale_high = {load_scale(scale + 8 * scale_line), 0};
-      UNROLL for (i32 j = 0; j < 4; j++) gemm_fragment<GemmQ8_0>(w[i][j], low, high, j, scale_low, scale_high);
+      UNROLL for (i32 j = 0; j < 4; j++) gemm_fragment<W>(w[i][j], low, high, j, scale_low, scale_high);
       const unsigned long long x = tile_descriptor(rows + i * (N * GEMM_K * 2));
       matrix_begin();
       UNROLL for (i32 j = 0; j < 4; j++) MatrixOp<N>::f16(sum, w[i][j], x + 2 * j);
@@ -170,11 +170,15 @@ template <> struct NarrowStep<GemmQ8_0> {
     }
   }
 };
+template <> struct NarrowStep<GemmQ8_0> : NarrowBytes<GemmQ8_0> {};
+template <> struct NarrowStep<GemmFP8> : NarrowBytes<GemmFP8> {};
 FN u32 load_word(u32 address) {
   u32 v;
   asm volatile("ld.shared.u32 %0,[%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
 }
+FN void narrow_unit(u32& unit, u32 at, i32 t) { unit = load_word(at); }
+FN void narrow_unit(uint2& unit, u32 at, i32 t) { unit = make_uint2(load_word(at), load_word(at + 4)); }
 FN void narrow_unit(u32x4& unit, u32 at, i32 t) { unit = load_group_bits(at); }
 FN void narrow_unit(GemmQ6_K::Unit& unit, u32 at, i32 t) {
   UNROLL for (i32 s = 0; s < 4; s++) unit.high[s] = load_word(at + (t * 4 + s) * 4);
@@ -209,6 +213,8 @@ template <class W> struct NarrowHalfBytes {
   }
 };
 template <> struct NarrowStep<GemmQ4_0> : NarrowHalfBytes<GemmQ4_0> {};
+template <> struct NarrowStep<GemmQ4G128> : NarrowHalfBytes<GemmQ4G128> {};
+template <> struct NarrowStep<GemmMXFP4> : NarrowHalfBytes<GemmMXFP4> {};
 template <> struct NarrowStep<GemmQ4_K> : NarrowHalfBytes<GemmQ4_K> {};
 template <> struct NarrowStep<GemmQ6_K> : NarrowHalfBytes<GemmQ6_K> {};
 
@@ -388,7 +394,10 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
 NARROW(f16, GemmF16)
 NARROW(bf16, GemmBF16)
 NARROW(q8_0, GemmQ8_0)
+NARROW(fp8, GemmFP8)
 NARROW(q4_0, GemmQ4_0)
+NARROW(q4_g128, GemmQ4G128)
+NARROW(mxfp4, GemmMXFP4)
 NARROW(q4_k, GemmQ4_K)
 NARROW(q6_k, GemmQ6_K)
 #endif

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepShape, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::Rng;
-use testing::tiny::{MODEL_TYPES, random_weights, tiny_model};
+use testing::tiny::{MODEL_TYPES, random_weights, tiny_int4_model, tiny_model};
 
 use super::GpuExecutable;
 use crate::dispatch::Target;
@@ -69,8 +69,8 @@ fn heads_plan(head_dim: usize) -> Arc<Plan> {
 fn every_launch_keeps_to_what_metal_can_run() {
     let mut found = BTreeSet::new();
     for model_type in MODEL_TYPES {
-        for format in WeightFormat::ALL {
-            let (textbook, weights) = tiny_model(model_type, 1, format);
+        let plain = WeightFormat::ALL.map(|format| tiny_model(model_type, 1, format));
+        for (textbook, weights) in plain.into_iter().chain([tiny_int4_model(model_type, 1)]) {
             let fused = Arc::new(fuse(restrict_outputs((*textbook).clone())));
             for batch_invariant in [false, true] {
                 for kv in [KvFormat::F32, KvFormat::F16] {
@@ -85,7 +85,7 @@ fn every_launch_keeps_to_what_metal_can_run() {
         let weights = random_weights(&plan, &mut Rng::new(1), WeightFormat::F32);
         found.extend(kernels(&plan, &weights, KvFormat::F16, false));
     }
-    for format in ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k"] {
+    for format in ["f32", "f16", "bf16", "q8_0", "fp8", "q4_0", "q4_g128", "mxfp4", "q4_k", "q6_k"] {
         for kernel in ["norm_linear_#_m1", "linear_#_m4", "gemm_simdgroup_#_t32", "gemm_simdgroup_glu_#_t64"] {
             let kernel = kernel.replace('#', format);
             assert!(found.contains(&*kernel), "no launch of {kernel}: {found:?}");

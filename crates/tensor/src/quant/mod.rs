@@ -3,6 +3,7 @@
 mod fit;
 mod packed;
 
+pub mod fp8;
 pub mod iq4_nl;
 pub mod iq4_xs;
 pub mod mxfp4;

@@ -13,7 +13,7 @@ pub trait PackedBlock: Pod {
     /// Packs [`PackedBlock::LEN`] finite weights; importance is that of each of them.
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self;
 
-    /// The sum of its scales: not finite where one of them is not.
+    /// The sum of its scales: not finite where one of them is not, or where a code is no number.
     fn scale_sum(&self) -> f32;
 
     /// The weights, as the format defines them in f32.
@@ -77,7 +77,7 @@ pub(crate) fn to_q8_0<B: PackedBlock>(blocks: &[u8], expanded: &mut [q8_0::Block
     read::<B>(blocks).zip(expanded.chunks_exact_mut(each)).for_each(|(block, expanded)| block.to_q8_0(expanded));
 }
 
-/// The first block with a scale that is not finite, and the sum of its scales.
+/// The first block with a scale that is not finite or a code that is no number, and the sum of its scales.
 pub(crate) fn first_not_finite<B: PackedBlock>(blocks: &[u8]) -> Option<(usize, f32)> {
     read::<B>(blocks).map(|block| block.scale_sum()).enumerate().find(|(_, sum)| !sum.is_finite())
 }

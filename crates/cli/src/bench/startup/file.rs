@@ -7,7 +7,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use formats::gguf::{Array, GgufWriter, Value};
+use formats::gguf::{Array, GgmlType, GgufWriter, Value};
 use formats::gguf_names::{ROPE_FREQS, checkpoint_name};
 use plan::{Plan, Rope, RopeScaling};
 use tensor::{Tensor, WeightFormat};
@@ -53,6 +53,7 @@ pub(super) struct ModelFile {
 impl ModelFile {
     /// Writes the model `name` with matrices in `format`.
     pub(super) fn write(name: &str, format: WeightFormat, memory_bytes: u64) -> Result<Self> {
+        GgmlType::of(format).with_context(|| format!("GGUF has no type for {format}: choose another --format"))?;
         let config = shapes::config_of(name)?;
         let plan = shapes::plan_of(name)?;
         let weights = shapes::random_weights(&plan, format, memory_bytes)?;
