@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::pool::{Team, Worker};
 use crate::shared::{AlignedBuffer, SharedSlice};
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, Words};
 use crate::{CpuBackend, Isa};
 
 /// Bytes of the buffer that stands for weights: beyond the caches of nearly all machines. Where the last level is larger
@@ -105,6 +105,7 @@ fn sum(isa: Isa, values: &[f32]) -> f32 {
     struct Sum<'a>(&'a [f32]);
     impl Kernel for Sum<'_> {
         type Output = f32;
+        const WORDS: Words = Words::Floats;
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) -> f32 {
             const STREAMS: usize = 8;

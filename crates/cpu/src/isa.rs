@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::simd::{Kernel, Simd, scalar::Scalar};
+use crate::simd::{Kernel, Simd, Words, scalar::Scalar};
 
 /// An instruction set that kernels are compiled for, from plainest to richest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -127,6 +127,69 @@ impl Isa {
 
     /// Runs `kernel` compiled for this level: the only way into `#[target_feature]` code.
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        // Constants, so that each kernel is compiled in one of these ways alone.
+        if const { matches!(K::WORDS, Words::Bfloats) } {
+            self.run_bfloats(kernel)
+        } else if const { matches!(K::WORDS, Words::Bytes) } {
+            self.run_bytes(kernel)
+        } else {
+            self.run_floats(kernel)
+        }
+    }
+
+    fn run_floats<K: Kernel>(self, kernel: K) -> K::Output {
+        #[cfg(target_arch = "aarch64")]
+        use crate::simd::neon::Neon;
+        #[cfg(target_arch = "x86_64")]
+        use crate::simd::{avx2::Avx2, avx512::Avx512};
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx2 | IsaLevel::AvxVnni => {
+                // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes, of AVX2 at the latter as well.
+                unsafe { Avx2::<false>::assume() }.vectorize(kernel)
+            }
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx512 | IsaLevel::Avx512Vnni | IsaLevel::Avx512Bf16 | IsaLevel::Avx512Amx => {
+                // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes, of AVX-512 at the others as well.
+                unsafe { Avx512::<false, false, false>::assume() }.vectorize(kernel)
+            }
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::Neon | IsaLevel::NeonDot | IsaLevel::NeonI8mm | IsaLevel::NeonBf16 => {
+                // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes, of NEON at the others as well.
+                unsafe { Neon::<false, false, false>::assume() }.vectorize(kernel)
+            }
+            // Levels of other architectures cannot be made here.
+            _ => Scalar.vectorize(kernel),
+        }
+    }
+
+    fn run_bytes<K: Kernel>(self, kernel: K) -> K::Output {
+        #[cfg(target_arch = "aarch64")]
+        use crate::simd::neon::Neon;
+        #[cfg(target_arch = "x86_64")]
+        use crate::simd::{avx2::Avx2, avx512::Avx512};
+        match self.0 {
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::AvxVnni => unsafe { Avx2::<true>::assume() }.vectorize(kernel),
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx512Vnni | IsaLevel::Avx512Bf16 | IsaLevel::Avx512Amx => {
+                // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes, of VNNI at the latter two as well.
+                unsafe { Avx512::<true, false, false>::assume() }.vectorize(kernel)
+            }
+            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::NeonDot => unsafe { Neon::<true, false, false>::assume() }.vectorize(kernel),
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::NeonI8mm | IsaLevel::NeonBf16 => {
+                // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes, of the former at the latter as well.
+                unsafe { Neon::<true, true, false>::assume() }.vectorize(kernel)
+            }
+            _ => self.run_floats(kernel),
+        }
+    }
+
+    fn run_bfloats<K: Kernel>(self, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         use crate::simd::avx512::Avx512;
         #[cfg(target_arch = "aarch64")]
@@ -141,45 +204,7 @@ impl Isa {
             // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
             #[cfg(target_arch = "x86_64")]
             IsaLevel::Avx512Amx => unsafe { Avx512::<true, false, true>::assume() }.vectorize(kernel),
-            _ => self.run_without_bf16(kernel),
-        }
-    }
-
-    /// As [`Isa::run`], for a kernel without words of bfloat16: levels that differ in these alone share its code, of which there
-    /// is much.
-    pub(crate) fn run_without_bf16<K: Kernel>(self, kernel: K) -> K::Output {
-        #[cfg(target_arch = "aarch64")]
-        use crate::simd::neon::Neon;
-        #[cfg(target_arch = "x86_64")]
-        use crate::simd::{avx2::Avx2, avx512::Avx512};
-        match self.0 {
-            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
-            #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx2 => unsafe { Avx2::<false>::assume() }.vectorize(kernel),
-            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
-            #[cfg(target_arch = "x86_64")]
-            IsaLevel::AvxVnni => unsafe { Avx2::<true>::assume() }.vectorize(kernel),
-            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
-            #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512 => unsafe { Avx512::<false, false, false>::assume() }.vectorize(kernel),
-            #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512Vnni | IsaLevel::Avx512Bf16 | IsaLevel::Avx512Amx => {
-                // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes, of VNNI at the latter two as well.
-                unsafe { Avx512::<true, false, false>::assume() }.vectorize(kernel)
-            }
-            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
-            #[cfg(target_arch = "aarch64")]
-            IsaLevel::Neon => unsafe { Neon::<false, false, false>::assume() }.vectorize(kernel),
-            // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes.
-            #[cfg(target_arch = "aarch64")]
-            IsaLevel::NeonDot => unsafe { Neon::<true, false, false>::assume() }.vectorize(kernel),
-            #[cfg(target_arch = "aarch64")]
-            IsaLevel::NeonI8mm | IsaLevel::NeonBf16 => {
-                // SAFETY: an `Isa` of this level exists, so `cpu_has` said yes, of the former at the latter as well.
-                unsafe { Neon::<true, true, false>::assume() }.vectorize(kernel)
-            }
-            // Levels of other architectures cannot be made here.
-            _ => Scalar.vectorize(kernel),
+            _ => self.run_floats(kernel),
         }
     }
 }

@@ -11,7 +11,7 @@ use tensor::quant::q8_0::{self, BLOCK_LEN};
 use tensor::{Tensor, WeightFormat};
 
 use crate::Isa;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, Words};
 
 /// One idea more than the rung before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -136,6 +136,7 @@ struct Floats<'a, W> {
 
 impl<W: Float> Kernel for Floats<'_, W> {
     type Output = ();
+    const WORDS: Words = Words::Floats;
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { rung, weights, x, y } = self;
@@ -236,6 +237,7 @@ struct Blocks<'a> {
 
 impl Kernel for Blocks<'_> {
     type Output = ();
+    const WORDS: Words = Words::Bytes;
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { rung, weights, x, y } = self;

@@ -16,7 +16,7 @@ use tensor::{Tensor, WeightFormat};
 use crate::panels::{PackPanel, Panel, PanelFormat, with_panel_format};
 use crate::pool::{Team, WorkerPanic};
 use crate::shared::{AlignedBuffer, SharedSlice};
-use crate::simd::{Kernel, PANEL_ROWS, PairBlock, PanelCodes, Simd, TILE_FEATURES};
+use crate::simd::{Kernel, PANEL_ROWS, PairBlock, PanelCodes, Simd, TILE_FEATURES, Words};
 use crate::{Isa, memory};
 
 /// Bytes of each row that packing asks for ahead of use.
@@ -31,6 +31,7 @@ pub(crate) struct PackPairs<'a> {
 
 impl Kernel for PackPairs<'_> {
     type Output = ();
+    const WORDS: Words = Words::Floats;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -133,7 +134,7 @@ pub(crate) unsafe fn pack_panel(isa: Isa, tensor: &Tensor, into: &SharedSlice<'_
     let format = tensor.format();
     with_panel_format!(format, F => {
         let rows = panel_rows(tensor.as_slice(), tensor.row_len() / format.block_len(), index);
-        isa.run_without_bf16(PackPanel::<F> { rows, out });
+        isa.run(PackPanel::<F> { rows, out });
     }, else {
         let rows = panel_rows(tensor.as_slice(), tensor.row_len(), index);
         isa.run(PackPairs { rows, out: bytemuck::cast_slice_mut(out) });
@@ -310,6 +311,7 @@ mod tests {
     struct XorOf;
     impl Kernel for XorOf {
         type Output = u8;
+        const WORDS: Words = Words::Bytes;
         #[inline(always)]
         fn run<S: Simd>(self, _: S) -> u8 {
             S::PANEL_XOR

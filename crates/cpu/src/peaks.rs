@@ -12,7 +12,7 @@ use tensor::WeightFormat;
 
 use crate::isa::Isa;
 use crate::pool::Team;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, Words};
 
 /// A pass takes at least this long, so that waking the threads is a small part of it.
 const PASS_SECONDS: f64 = 4e-3;
@@ -143,6 +143,7 @@ fn f32_fma() -> Loop {
     struct Fma(u64);
     impl Kernel for Fma {
         type Output = ();
+        const WORDS: Words = Words::Floats;
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) {
             if S::WIDE { accumulate::<S, WIDE>(simd, self.0) } else { accumulate::<S, NARROW>(simd, self.0) }
@@ -176,6 +177,7 @@ fn f32_fma() -> Loop {
 struct IsWide;
 impl Kernel for IsWide {
     type Output = bool;
+    const WORDS: Words = Words::Floats;
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> bool {
         S::WIDE

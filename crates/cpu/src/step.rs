@@ -27,7 +27,7 @@ use crate::panels::{PanelFormat, with_panel_format};
 use crate::pool::{Turns, Worker};
 use crate::program::{Attend, LinearRef, NormRef, Place, Program, Project, Projection, RopeKvWrite, Work, WorkerSizes};
 use crate::shared::{AlignedBuffer, SharedSlice};
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, Simd, Words};
 
 /// Where a row of the step stands.
 #[derive(Clone, Copy, Debug, Default)]
@@ -391,7 +391,7 @@ impl Step<'_> {
                 linear_blocks::Weights::File { blocks: tensor.as_slice(), panel }
             }
         };
-        self.isa.run_without_bf16(LinearBlocks { weights, x, rows, blocks, columns, output, sums });
+        self.isa.run(LinearBlocks { weights, x, rows, blocks, columns, output, sums });
     }
 
     fn multiply_floats<W: Widen>(
@@ -590,6 +590,7 @@ struct PrepareRow<'a> {
 
 impl Kernel for PrepareRow<'_> {
     type Output = ();
+    const WORDS: Words = Words::Floats;
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { x, norm, out } = self;

@@ -21,7 +21,7 @@ use std::ops::Range;
 use crate::kernels::linear::Widen;
 use crate::kv_cache::{KvElement, LayerPlace};
 use crate::shared::SharedSlice;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, Words};
 
 /// Positions in a split. Scores of a tile fit the second-level cache.
 pub(crate) const SPLIT: usize = 256;
@@ -139,6 +139,7 @@ pub(crate) struct Sequential<'a, 'b, E> {
 impl<'b, E: KvElement> Kernel for Sequential<'_, 'b, E> {
     /// Partial results that stand for all positions, row by row, for [`finish`].
     type Output = &'b [f32];
+    const WORDS: Words = Words::Floats;
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> &'b [f32] {
         let Self { tile, scratch } = self;
@@ -169,6 +170,7 @@ pub(crate) struct OneSplit<'a, 'b, E> {
 impl<'b, E: KvElement> Kernel for OneSplit<'_, 'b, E> {
     /// Partial results for the split's positions, row by row.
     type Output = &'b [f32];
+    const WORDS: Words = Words::Floats;
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> &'b [f32] {
         let Self { tile, split, scratch } = self;
@@ -190,6 +192,7 @@ pub(crate) struct MergeSplit<'a, 'b, E> {
 
 impl<E: KvElement> Kernel for MergeSplit<'_, '_, E> {
     type Output = ();
+    const WORDS: Words = Words::Floats;
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         merge_split(s, self.tile, self.row, self.split, self.part, self.into);

@@ -7,7 +7,7 @@
 use backend::PEAK_GROUP;
 
 use crate::kernels::math::silu;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, Words};
 
 /// out = silu(out) · up: the gate stands in `out`.
 pub(crate) struct SiluMul<'a> {
@@ -17,6 +17,7 @@ pub(crate) struct SiluMul<'a> {
 
 impl Kernel for SiluMul<'_> {
     type Output = ();
+    const WORDS: Words = Words::Floats;
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         assert_eq!(self.gate_and_out.len(), self.up.len(), "gate and up are as long as each other");
@@ -40,6 +41,7 @@ pub(crate) struct GroupPeaks<'a> {
 
 impl Kernel for GroupPeaks<'_> {
     type Output = ();
+    const WORDS: Words = Words::Floats;
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (groups, rest) = self.logits.as_chunks::<PEAK_GROUP>();

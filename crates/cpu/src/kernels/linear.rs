@@ -19,7 +19,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::shared::SharedSlice;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, Words};
 
 /// Rows of x in a register tile: 6 × 4 accumulators, four weights and one x are 29 of 32 registers.
 pub(crate) const TILE_ROWS: usize = 6;
@@ -173,6 +173,7 @@ pub(crate) struct WidenAll<'a, W> {
 
 impl<W: Widen> Kernel for WidenAll<'_, W> {
     type Output = ();
+    const WORDS: Words = Words::Floats;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -194,6 +195,8 @@ pub(crate) fn sums_len(columns: usize, k: usize) -> usize {
 pub(crate) trait Multiply<X>: bytemuck::Pod {
     /// Consecutive weights that are multiplied at once.
     const WIDTH: usize;
+    /// What [`Kernel::WORDS`] is for these.
+    const WORDS: Words;
     /// Weights as they are multiplied.
     type Weights<S: Simd>: Copy;
 
@@ -210,6 +213,7 @@ pub(crate) trait Multiply<X>: bytemuck::Pod {
 /// Lane l takes the products k = l, l + 16, …, each by one fused multiply-add.
 impl<W: Widen> Multiply<f32> for W {
     const WIDTH: usize = LANES;
+    const WORDS: Words = Words::Floats;
     type Weights<S: Simd> = S::F32;
 
     #[inline(always)]
@@ -233,6 +237,7 @@ impl<W: Widen> Multiply<f32> for W {
 /// Activations rounded to bfloat16, multiplied two at a time: see [`Simd::dot_bf16`].
 impl Multiply<bf16> for bf16 {
     const WIDTH: usize = 2 * LANES;
+    const WORDS: Words = Words::Bfloats;
     type Weights<S: Simd> = S::Bf16;
 
     #[inline(always)]
@@ -257,6 +262,7 @@ impl Multiply<bf16> for bf16 {
 
 impl<X: bytemuck::Pod, W: Multiply<X>> Kernel for LinearFloat<'_, W, X> {
     type Output = ();
+    const WORDS: Words = W::WORDS;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {

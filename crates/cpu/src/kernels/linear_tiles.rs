@@ -17,7 +17,7 @@ use half::bf16;
 
 use super::linear::Output;
 use crate::packed::{PackPairs, Packed, panel_rows};
-use crate::simd::{Kernel, LANES, PANEL_ROWS, PairBlock, Simd, TILE_FEATURES, TILE_PAIR_ROWS};
+use crate::simd::{Kernel, LANES, PANEL_ROWS, PairBlock, Simd, TILE_FEATURES, TILE_PAIR_ROWS, Words};
 
 /// Panels that rows pass over together: their sums wait in 16 KiB until a row's are written side by side.
 const GROUP_PANELS: usize = 8;
@@ -65,6 +65,7 @@ pub(crate) struct LinearTiles<'a> {
 
 impl Kernel for LinearTiles<'_> {
     type Output = ();
+    const WORDS: Words = Words::Bfloats;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {

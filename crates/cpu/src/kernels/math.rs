@@ -37,12 +37,13 @@ pub(crate) fn silu<S: Simd>(s: S, x: S::F32) -> S::F32 {
 mod tests {
     use super::*;
     use crate::Isa;
-    use crate::simd::{Kernel, LANES};
+    use crate::simd::{Kernel, LANES, Words};
 
     struct Both([f32; LANES]);
 
     impl Kernel for Both {
         type Output = [[f32; LANES]; 2];
+        const WORDS: Words = Words::Floats;
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Self::Output {
             let x = s.load(&self.0);

@@ -104,7 +104,7 @@ pub(in crate::kernels) mod tests {
 
     use super::*;
     use crate::Isa;
-    use crate::simd::Kernel;
+    use crate::simd::{Kernel, Words};
 
     pub(in crate::kernels) struct QuantizeRow<'a>(
         pub(in crate::kernels) &'a [f32],
@@ -113,6 +113,7 @@ pub(in crate::kernels) mod tests {
 
     impl Kernel for QuantizeRow<'_> {
         type Output = ();
+        const WORDS: Words = Words::Floats;
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
             quantize_row(s, self.0, self.1);

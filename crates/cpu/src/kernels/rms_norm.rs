@@ -4,7 +4,7 @@
 //! Accuracy  the mean square to width · ε relative in sixteen partial sums, the rest to 3 ε.
 //! Versions  every level, from one text.
 
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, Words};
 
 /// Normalises `x` into `out`.
 #[inline(always)]
@@ -34,6 +34,7 @@ pub(crate) struct RmsNorm<'a> {
 
 impl Kernel for RmsNorm<'_> {
     type Output = ();
+    const WORDS: Words = Words::Floats;
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let width = self.weight.len();

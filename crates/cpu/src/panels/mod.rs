@@ -47,7 +47,7 @@ pub(crate) use q8_0::Q8_0;
 pub(crate) use tiles::{TileFormat, TilePanel};
 
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{Kernel, PANEL_ROWS, PanelCodes, Simd};
+use crate::simd::{Kernel, PANEL_ROWS, PanelCodes, Simd, Words};
 
 /// A cache line.
 const LINE: usize = 64;
@@ -197,6 +197,7 @@ pub(crate) struct PackPanel<'a, F: PanelFormat> {
 
 impl<F: PanelFormat> Kernel for PackPanel<'_, F> {
     type Output = ();
+    const WORDS: Words = Words::Bytes;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -330,6 +331,7 @@ mod tests {
 
     impl<F: PanelFormat> Kernel for OneBlock<'_, F> {
         type Output = [f32; LANES];
+        const WORDS: Words = Words::Bytes;
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> [f32; LANES] {
             let mut bytes = crate::shared::AlignedBuffer::zeroed(Panel::<F>::bytes(1)).expect("memory");

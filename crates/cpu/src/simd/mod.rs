@@ -42,10 +42,24 @@ pub(crate) const TILE_PAIR_ROWS: usize = 2 * LANES;
 /// Thirty-two features of each of sixteen rows: entry p holds features 2p and 2p + 1 of row r at 2r and 2r + 1.
 pub(crate) type PairBlock = [[bf16; TILE_FEATURES]; LANES];
 
+/// The words of [`Simd`] that a kernel is made of beside those for f32, which are the same code at levels that differ in the
+/// others alone: [`crate::Isa::run`] has it compiled once for all of these. To compile kernels is most of a build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Words {
+    /// Those for f32 alone, and what moves numbers of any kind.
+    Floats,
+    /// Products of bytes, and the layout that they want ([`Simd::PANEL_XOR`]).
+    Bytes,
+    /// Products of bfloat16.
+    Bfloats,
+}
+
 /// A computation over some level's vectors; [`Simd::vectorize`] compiles it for that level.
 pub(crate) trait Kernel {
     /// What it returns.
     type Output;
+    /// The words that it is made of.
+    const WORDS: Words;
     /// The computation. Everything it calls down to the words of `S` must be `#[inline(always)]`: only what is inlined
     /// is compiled for the level.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
@@ -220,6 +234,7 @@ mod tests {
 
     impl Kernel for EveryWord {
         type Output = Vec<u32>;
+        const WORDS: Words = Words::Bfloats;
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Vec<u32> {
             let (a, b, c) = (s.load(&self.0), s.load(&self.1), s.load(&self.2));
@@ -285,6 +300,7 @@ mod tests {
 
     impl Kernel for ByteWords<'_> {
         type Output = Vec<[f32; LANES]>;
+        const WORDS: Words = Words::Bytes;
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Self::Output {
             let bytes = s.load_bytes(self.0);
@@ -347,6 +363,7 @@ mod tests {
 
     impl Kernel for Bytes<'_> {
         type Output = ([f32; LANES], [f32; LANES], [f32; LANES]);
+        const WORDS: Words = Words::Bytes;
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Self::Output {
             let mut out = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
