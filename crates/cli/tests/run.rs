@@ -323,7 +323,9 @@ fn doctor_tries_a_device_from_its_copies_to_its_speed() {
         let (_, behind) = rest.split_once(section).unwrap_or_else(|| panic!("`{section}` in its place: {report}"));
         rest = behind;
     }
-    assert!(report.contains("128 of 128 greedy tokens equal") && !report.contains('✗'), "{report}");
+    // A processor that rounds to bfloat16 may choose otherwise where two tokens tie within the noise.
+    let texts = ["128 of 128 greedy tokens equal", "127 of 128 greedy tokens equal, 1 tied within the noise"];
+    assert!(texts.iter().any(|text| report.contains(text)) && !report.contains('✗'), "{report}");
     let stderr = fail(1, &["doctor", "--full", "--kv-type", "f32"]);
     assert!(stderr.contains("takes no --kv-type"), "{stderr}");
     // What fails is shown with its reason, and nothing is tried on a device that is not there.
