@@ -131,6 +131,11 @@ pub trait Backend {
         None
     }
 
+    /// Bytes that the device reads of each of `weights` where it reads all of it: as it lays them out.
+    fn weight_bytes(&self, weights: &[Tensor]) -> Vec<u64> {
+        weights.iter().map(|tensor| tensor.bytes().len() as u64).collect()
+    }
+
     /// Places weights (in the order of [`Plan::weights`]) and cache on the device. Every op must be supported:
     /// [`check_load`] says so by name.
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError>;

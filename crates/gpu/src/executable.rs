@@ -179,7 +179,7 @@ impl GpuExecutable {
         let angles = angles.collect::<Result<_, _>>().map_err(error("rotary angles"))?;
         let counters = allocate_counters(&mut *driver, &plan, &target).map_err(error("counters"))?;
         let chosen = driver.allocate(CHOSEN_BYTES).map_err(error("activations"))?;
-        let costs = profile::costs(&plan, tensors, cache.layout.format);
+        let costs = profile::costs(&plan, &weights, cache.layout.format);
         Ok(Self {
             device,
             driver,

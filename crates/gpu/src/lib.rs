@@ -40,7 +40,7 @@ use driver::cuda::{CudaDevice, CudaDriver};
 use driver::metal::{MetalDevice, MetalDriver};
 use driver::{Driver, DriverError};
 use kernel_source::ImageOf;
-use weights::DeviceFormat;
+use weights::{DeviceFormat, DeviceWeights};
 
 pub use forced::{ForcedVariant, ForcedVariantError, ForcedVariants};
 pub use kernel_source::KernelSource;
@@ -423,6 +423,10 @@ impl Backend for GpuBackend {
 
     fn footprint(&self, plan: &Plan, weights: &[Tensor], kv: &KvLayout, largest: StepShape) -> Option<Footprint> {
         Some(executable::footprint(self.target(), plan, weights, *kv, largest))
+    }
+
+    fn weight_bytes(&self, weights: &[Tensor]) -> Vec<u64> {
+        DeviceWeights::bytes_of_each(weights)
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {

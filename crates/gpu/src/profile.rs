@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use backend::profile::{CostModel, Event, OpInfo, Part, Recorder, StepRecord};
 use plan::{Plan, StepInput};
-use tensor::Tensor;
 
 use crate::lower::OpLaunches;
 use crate::weights::DeviceWeights;
@@ -89,6 +88,6 @@ impl Recording {
 }
 
 /// What the ops of `plan` have to do with these weights.
-pub(crate) fn costs(plan: &Plan, tensors: &[Tensor], kv: plan::KvFormat) -> CostModel {
-    CostModel::new(plan, &|weight| tensors[weight.index()].bytes().len() as u64, kv)
+pub(crate) fn costs(plan: &Plan, weights: &DeviceWeights, kv: plan::KvFormat) -> CostModel {
+    CostModel::new(plan, &|weight| weights.get(weight).bytes(), kv)
 }

@@ -109,6 +109,12 @@ impl DeviceWeights {
         Self::places(tensors.iter().zip(formats(tensors))).1
     }
 
+    /// Bytes of each of `tensors` on a device.
+    pub(crate) fn bytes_of_each(tensors: &[Tensor]) -> Vec<u64> {
+        let (places, _) = Self::places(tensors.iter().zip(formats(tensors)));
+        places.into_iter().map(|((_, values), (_, scales))| values + scales).collect()
+    }
+
     /// Copies `tensors`, in the order of the plan, into one allocation, but for those that the device reads where they are.
     pub(crate) fn upload(driver: &mut dyn Driver, plan: &Plan, tensors: &[Tensor]) -> Result<Self, DriverError> {
         debug_assert!(plan.weights.len() == tensors.len(), "`check_load` compared them");
@@ -170,6 +176,11 @@ impl DeviceWeights {
 }
 
 impl DeviceWeight {
+    /// Bytes that a kernel reads of all of it.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.values.bytes + self.scales.bytes
+    }
+
     /// Scales from row to row in f16, of blocks; otherwise 0.
     pub(crate) fn scale_stride(&self) -> usize {
         self.scales.bytes as usize / size_of::<f16>() / self.rows.max(1)

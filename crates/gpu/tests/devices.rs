@@ -56,6 +56,8 @@ fn fits(dialect: SimDialect, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout)
     let footprint = of(1 << 30).footprint(plan, weights, &kv, largest).unwrap();
     let exact: u64 = weights.iter().map(|weight| weight.bytes().len() as u64).sum();
     assert!(footprint.weights >= exact && footprint.weights < exact + exact / 4, "{footprint:?}, {exact}");
+    let read: u64 = of(1 << 30).weight_bytes(weights).into_iter().sum();
+    assert!((exact..=footprint.weights).contains(&read), "{read} of {footprint:?}, {exact}");
 
     let mut executable = of(footprint.total()).load(plan.clone(), weights.to_vec(), kv).unwrap();
     for tokens in [1, 8, 1] {

@@ -198,7 +198,7 @@ fn row(loaded: &Loaded, test: &Test, times: &Times, beside: &Beside, ceiling: &C
     Row {
         test: test.name(),
         model: loaded.model.clone(),
-        format: loaded.format.name().to_ascii_lowercase(),
+        format: loaded.format_name.clone(),
         device: loaded.device.name.clone(),
         threads: ceiling.meter.threads(),
         batch: test.batch,

@@ -11,7 +11,7 @@ use tensor::{Tensor, WeightFormat};
 
 use super::args::{TargetArgs, Test};
 use super::clock::Clock;
-use super::shapes::{self, Random};
+use super::shapes::{self, MatrixFormats, Random};
 use crate::load::{self, ModelArgs};
 use crate::{builtin, fit};
 
@@ -25,7 +25,7 @@ pub(crate) enum Source<'a> {
     /// A checkpoint, the built-in one without a name.
     Checkpoint(Option<&'a str>),
     /// Random ones, in this plan's shapes.
-    Random { name: &'a str, plan: Arc<Plan>, weights: Vec<Tensor> },
+    Random { name: &'a str, formats: MatrixFormats, plan: Arc<Plan>, weights: Vec<Tensor> },
 }
 
 /// What a model on a device is made of.
@@ -42,11 +42,13 @@ pub(super) struct Loaded {
     pub(super) model: String,
     /// The format that most of the matrices' bytes are in.
     pub(super) format: WeightFormat,
+    /// As a result calls it.
+    pub(super) format_name: String,
     pub(super) plan: Arc<Plan>,
     pub(super) kv_format: KvFormat,
     pub(super) num_parameters: u64,
     pub(super) weight_bytes: u64,
-    /// Weights that each step reads.
+    /// Bytes of the weights that each step reads, as the device lays them out.
     pub(super) active_weight_bytes: u64,
     pub(super) device: backend::DeviceInfo,
     /// From opening the files to being able to run a step; of random weights, without the time to make them.
@@ -57,11 +59,11 @@ pub(super) struct Loaded {
 impl<'a> Source<'a> {
     pub(crate) fn new(args: &'a TargetArgs) -> Result<Self> {
         let Some(name) = &args.shape else { return Ok(Self::Checkpoint(args.model.as_deref())) };
-        let format = shapes::format_of(args.format.as_deref().unwrap_or("q8_0"))?;
+        let formats = MatrixFormats::named(args.format.as_deref().unwrap_or("q8_0"))?;
         let plan = plan::fuse(plan::restrict_outputs(shapes::plan_of(name)?));
         let memory_bytes = load::backend(&args.model_args(None))?.device().memory_bytes;
-        let weights = shapes::random_weights(&plan, format, memory_bytes)?;
-        Ok(Self::Random { name, plan: Arc::new(plan), weights })
+        let weights = shapes::random_weights(&plan, formats, memory_bytes)?;
+        Ok(Self::Random { name, formats, plan: Arc::new(plan), weights })
     }
 
     /// Plan and weights, and the backend that `args` name.
@@ -101,8 +103,9 @@ impl<'a> Source<'a> {
         let kv_format = load::kv_format(args, weights.iter().map(|weight| Some(weight.format())));
         let num_blocks = blocks_per_sequence * num_sequences;
         let kv = KvLayout { format: kv_format, block_len: load::KV_BLOCK_LEN, num_blocks };
-        let bytes_of = |index: usize| weights[index].bytes().len() as u64;
-        let (weight_bytes, active_weight_bytes) = fit::weight_bytes(&plan, bytes_of);
+        let weight_bytes = weights.iter().map(|weight| weight.bytes().len() as u64).sum();
+        let on_device = backend.weight_bytes(&weights);
+        let (_, active_weight_bytes) = fit::weight_bytes(&plan, |index| on_device[index]);
         let format = main_format(&weights);
         let device = backend.device().clone();
         let largest = StepShape { tokens: PREFILL_CHUNK, sequences: num_sequences, outputs: num_sequences };
@@ -116,6 +119,10 @@ impl<'a> Source<'a> {
         Ok(Loaded {
             model,
             format,
+            format_name: match self {
+                Self::Checkpoint(_) => format.name().to_ascii_lowercase(),
+                Self::Random { formats, .. } => formats.name(),
+            },
             kv_format,
             num_parameters: plan.weights.iter().map(|weight| weight.shape.iter().product::<usize>() as u64).sum(),
             weight_bytes,

@@ -1,11 +1,15 @@
 //! Random weights in the exact shapes of published models: what is timed depends on shapes and formats, not on values.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
-use plan::{AnyShape, Plan};
+use formats::gguf_names;
+use plan::{AnyShape, Plan, WeightInfo};
 use serde_json::{Map, Value};
 use tensor::{Tensor, WeightFormat};
 
+use crate::quantize::mix::{MIXES, Mix, Model};
 use crate::units;
 
 /// `config.json` of each model, as published, without what does not change the computation.
@@ -43,18 +47,85 @@ pub(super) fn format_of(name: &str) -> Result<WeightFormat> {
     })
 }
 
-/// Weights for `plan`, in its order: matrices in `format`, vectors in F32. Fails when they are larger than `memory_bytes`.
-pub(super) fn random_weights(plan: &Plan, format: WeightFormat, memory_bytes: u64) -> Result<Vec<Tensor>> {
-    let format_of = |shape: &[usize]| if shape.len() > 1 { format } else { WeightFormat::F32 };
+/// What the matrices of a model are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MatrixFormats {
+    /// All in this one.
+    One(WeightFormat),
+    /// Q4_0 as files of INT4 in groups of 128 are read: with the same scale for four blocks.
+    Int4,
+    /// One of llama.cpp's mixtures.
+    Mix(Mix),
+}
+
+impl MatrixFormats {
+    const INT4: &str = "int4";
+    /// Weights that share a scale in [`Self::Int4`].
+    const INT4_GROUP: usize = 128;
+
+    /// What `--format` calls `name`, in any case.
+    pub(super) fn named(name: &str) -> Result<Self> {
+        if let Ok(format) = format_of(name) {
+            return Ok(Self::One(format));
+        }
+        if name.eq_ignore_ascii_case(Self::INT4) {
+            return Ok(Self::Int4);
+        }
+        name.parse().map(Self::Mix).map_err(|_| {
+            let formats = WeightFormat::ALL.map(|format| format.name().to_ascii_lowercase());
+            let mixes = MIXES.map(Mix::name).into_iter().filter(|name| format_of(name).is_err());
+            let names: Vec<_> = formats.iter().map(String::as_str).chain([Self::INT4]).chain(mixes).collect();
+            anyhow!("there is no weight format `{name}`; this build has: {}", names.join(", "))
+        })
+    }
+
+    /// The name that `--format` takes.
+    pub(super) fn name(self) -> String {
+        match self {
+            Self::One(format) => format.name().to_ascii_lowercase(),
+            Self::Int4 => Self::INT4.to_owned(),
+            Self::Mix(mix) => mix.name().to_owned(),
+        }
+    }
+
+    /// The format of a matrix.
+    fn of(self, weight: &WeightInfo, model: Model) -> Result<WeightFormat> {
+        let row_len = weight.shape.last().copied().unwrap_or_default();
+        let format = match self {
+            Self::One(format) => row_len.is_multiple_of(format.block_len()).then_some(format),
+            Self::Int4 => row_len.is_multiple_of(Self::INT4_GROUP).then_some(WeightFormat::Q4_0),
+            Self::Mix(mix) => {
+                mix.format_of_rows(&gguf_names::gguf_name(&weight.name).unwrap_or_default(), model, row_len)
+            }
+        };
+        format.with_context(|| {
+            let (name, format) = (&weight.name, self.name());
+            format!("rows of `{name}` have {row_len} weights, which do not divide into {format}: use another --format")
+        })
+    }
+
+    fn pattern(self, format: WeightFormat) -> Pattern {
+        let pattern = Pattern::new(format);
+        match self {
+            Self::One(_) | Self::Mix(_) => pattern,
+            Self::Int4 => pattern.with_shared_scales(Self::INT4_GROUP / format.block_len()),
+        }
+    }
+}
+
+/// Weights for `plan`, in its order: matrices in `formats`, vectors in F32. Fails when they are larger than `memory_bytes`.
+pub(super) fn random_weights(plan: &Plan, formats: MatrixFormats, memory_bytes: u64) -> Result<Vec<Tensor>> {
+    let model = Model::of(plan);
     let mut total = 0u64;
     for weight in &plan.weights {
-        total += Tensor::byte_len(format_of(&weight.shape), &weight.shape)? as u64;
+        let format = if weight.shape.len() > 1 { formats.of(weight, model)? } else { WeightFormat::F32 };
+        total += Tensor::byte_len(format, &weight.shape)? as u64;
     }
     if total > memory_bytes {
-        let (needed, found) = (units::bytes(total), units::bytes(memory_bytes));
+        let (needed, found, format) = (units::bytes(total), units::bytes(memory_bytes), formats.name());
         bail!("the weights take {needed} in {format}, but this machine has {found} of memory; use a smaller --format");
     }
-    let pattern = Pattern::new(format);
+    let mut patterns = BTreeMap::new();
     let mut random = Random(SEED);
     let mut weights = Vec::with_capacity(plan.weights.len());
     for weight in &plan.weights {
@@ -65,6 +136,8 @@ pub(super) fn random_weights(plan: &Plan, format: WeightFormat, memory_bytes: u6
                 Tensor::from_f32(WeightFormat::F32, vec![len], &values)?
             }
             shape => {
+                let format = formats.of(weight, model)?;
+                let pattern = patterns.entry(format.name()).or_insert_with(|| formats.pattern(format));
                 Tensor::new(format, shape.to_vec(), pattern.cut(Tensor::byte_len(format, shape)?, random.next())?)?
             }
         });
@@ -105,6 +178,18 @@ impl Pattern {
             }
         }
         Self { block_bytes, bytes }
+    }
+
+    /// Gives each `group` blocks, which begin with a scale in binary16, that of the first; they are cut together.
+    fn with_shared_scales(self, group: usize) -> Self {
+        let Self { block_bytes, mut bytes } = self;
+        let group_bytes = group * block_bytes;
+        bytes.truncate(((bytes.len() / group_bytes - 1) | 1) * group_bytes);
+        for blocks in bytes.chunks_exact_mut(group_bytes) {
+            let scale = [blocks[0], blocks[1]];
+            blocks.chunks_exact_mut(block_bytes).for_each(|block| block[..2].copy_from_slice(&scale));
+        }
+        Self { block_bytes: group_bytes, bytes }
     }
 
     /// `len` bytes, whole blocks, from a block that `start` chooses.
@@ -188,7 +273,42 @@ mod tests {
     #[test]
     fn weights_beyond_the_memory_are_refused_before_they_are_made() {
         let plan = plan_of("devstral-small").unwrap();
-        let error = random_weights(&plan, WeightFormat::F32, 1 << 30).unwrap_err().to_string();
-        assert!(error.contains("GiB in F32, but this machine has 1.00 GiB"), "{error}");
+        let formats = MatrixFormats::One(WeightFormat::F32);
+        let error = random_weights(&plan, formats, 1 << 30).unwrap_err().to_string();
+        assert!(error.contains("GiB in f32, but this machine has 1.00 GiB"), "{error}");
+    }
+
+    #[test]
+    fn int4_has_one_scale_for_128_weights() {
+        let mut plan = plan_of("qwen2.5-0.5b").unwrap();
+        plan.weights.retain(|weight| weight.name.starts_with("model.layers.0.mlp."));
+        let int4 = MatrixFormats::named("INT4").unwrap();
+        for weight in random_weights(&plan, int4, u64::MAX).unwrap() {
+            let scales: Vec<[u8; 2]> = weight.bytes().chunks_exact(18).map(|block| [block[0], block[1]]).collect();
+            assert!(scales.chunks_exact(4).all(|group| group.iter().all(|scale| *scale == group[0])));
+            assert!(scales.chunks_exact(4).any(|group| group[0] != scales[0]));
+        }
+        plan.weights[0].shape = vec![4, 96];
+        let error = random_weights(&plan, int4, u64::MAX).unwrap_err().to_string();
+        assert!(error.contains("have 96 weights, which do not divide into int4"), "{error}");
+    }
+
+    #[test]
+    fn a_mixture_is_that_of_quantize() {
+        let formats = |shape: &str| {
+            let (plan, mixture) = (plan_of(shape).unwrap(), MatrixFormats::named("q4_k_m").unwrap());
+            let matrices = plan.weights.iter().filter(|weight| weight.shape.len() > 1);
+            matrices.map(|weight| mixture.of(weight, Model::of(&plan)).unwrap()).collect::<Vec<_>>()
+        };
+        let count = |formats: &[WeightFormat], of| formats.iter().filter(|&&format| format == of).count();
+        let of_1b = formats("llama-3.2-1b");
+        // The embeddings, which are the output matrix, and half of the layers' values and down projections.
+        assert_eq!(count(&of_1b, WeightFormat::Q6_K), 1 + 2 * 8);
+        assert_eq!(count(&of_1b, WeightFormat::Q4_K), of_1b.len() - 17);
+        // Rows of 896 are no whole blocks of 256; those of the down projections are.
+        let of_half_b = formats("qwen2.5-0.5b");
+        assert_eq!(count(&of_half_b, WeightFormat::Q8_0), of_half_b.len() - 24);
+        let error = MatrixFormats::named("q4").unwrap_err().to_string();
+        assert!(error.contains("q4_0") && error.contains("int4, q5_k_m"), "{error}");
     }
 }

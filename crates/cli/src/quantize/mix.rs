@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use plan::Plan;
 use tensor::WeightFormat;
 
 /// What `--format` names.
@@ -41,7 +42,7 @@ const fn mixed(name: &'static str, base: WeightFormat, size: Size, file_type: u3
 }
 
 /// Every name.
-pub(super) const MIXES: [Mix; 23] = {
+pub(crate) const MIXES: [Mix; 23] = {
     use Size::{Large, Medium, Small};
     use WeightFormat as W;
     [
@@ -89,14 +90,27 @@ pub(crate) struct Model {
     pub(crate) tied: bool,
 }
 
+impl Model {
+    /// What they ask of the model that `plan` computes.
+    pub(crate) fn of(plan: &Plan) -> Self {
+        let tied = plan.weights.iter().all(|weight| weight.name != "lm_head.weight");
+        Self { layers: plan.kv_layers.len(), tied }
+    }
+}
+
 impl Mix {
     /// The name, as `--format` takes it.
     pub(crate) fn name(self) -> &'static str {
         self.name
     }
 
-    /// What the matrix with this GGUF name becomes, if its rows divide.
-    pub(crate) fn format_of(self, name: &str, model: Model) -> WeightFormat {
+    /// What the matrix with this GGUF name becomes: Q8_0 or F16 where its rows divide into nothing smaller.
+    pub(crate) fn format_of_rows(self, name: &str, model: Model, row_len: usize) -> Option<WeightFormat> {
+        let formats = [self.format_of(name, model), WeightFormat::Q8_0, WeightFormat::F16];
+        formats.into_iter().find(|format| row_len.is_multiple_of(format.block_len()))
+    }
+
+    fn format_of(self, name: &str, model: Model) -> WeightFormat {
         use WeightFormat::{Q4_K, Q5_K, Q6_K};
         let is_output = name == "output.weight";
         let is_embedding = name == "token_embd.weight";

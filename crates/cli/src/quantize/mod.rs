@@ -452,8 +452,7 @@ fn target(
         }
         return Ok(Some(chosen));
     }
-    let format = mix.format_of(&matrix.name, model);
-    Ok([format, WeightFormat::Q8_0, WeightFormat::F16].into_iter().find(|&format| divides(format)))
+    Ok(mix.format_of_rows(&matrix.name, model, usize::try_from(row_len)?))
 }
 
 /// Writes `tensor` in `format`, piece by piece, and adds up what is lost; `done` hears of each so many rows.

@@ -64,8 +64,7 @@ struct Target {
 
 fn targets(checkpoint: &Checkpoint, plan: &Plan, mix: Mix) -> Result<Vec<Target>> {
     let infos: Vec<_> = checkpoint.tensor_infos().collect();
-    let output = "lm_head.weight";
-    let model = Model { layers: plan.kv_layers.len(), tied: plan.weights.iter().all(|weight| weight.name != output) };
+    let model = Model::of(plan);
     let target = |weight: &plan::WeightInfo| {
         let at = infos.binary_search_by(|info| info.name.cmp(&weight.name));
         let info = at.ok().and_then(|at| infos.get(at)).with_context(|| format!("no tensor `{}`", weight.name))?;
@@ -73,9 +72,7 @@ fn targets(checkpoint: &Checkpoint, plan: &Plan, mix: Mix) -> Result<Vec<Target>
         let shape = weight.shape.clone();
         let row_len = shape.last().copied().unwrap_or(0);
         let name = gguf_names::gguf_name(&weight.name).unwrap_or_else(|| weight.name.clone());
-        let wanted = mix.format_of(&name, model);
-        let divides = |format: &WeightFormat| row_len.is_multiple_of(format.block_len());
-        let chosen = [wanted, WeightFormat::Q8_0, WeightFormat::F16].into_iter().find(divides);
+        let chosen = mix.format_of_rows(&name, model, row_len);
         let format = if shape.len() < 2 { own } else { chosen.unwrap_or(own) };
         Ok(Target { name: weight.name.clone(), shape, format })
     };

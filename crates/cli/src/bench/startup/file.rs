@@ -6,13 +6,13 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use formats::gguf::{Array, GgmlType, GgufWriter, Value};
 use formats::gguf_names::{ROPE_FREQS, checkpoint_name};
 use plan::{Plan, Rope, RopeScaling};
 use tensor::{Tensor, WeightFormat};
 
-use super::super::shapes;
+use super::super::shapes::{self, MatrixFormats};
 
 /// Tensors as GGUF names them: what they are called in checkpoints is asked of the table in `formats`.
 const MODEL_TENSORS: [&str; 3] = ["token_embd.weight", "output_norm.weight", "output.weight"];
@@ -51,12 +51,14 @@ pub(super) struct ModelFile {
 }
 
 impl ModelFile {
-    /// Writes the model `name` with matrices in `format`.
-    pub(super) fn write(name: &str, format: WeightFormat, memory_bytes: u64) -> Result<Self> {
-        GgmlType::of(format).with_context(|| format!("GGUF has no type for {format}: choose another --format"))?;
+    /// Writes the model `name` with matrices in `formats`.
+    pub(super) fn write(name: &str, formats: MatrixFormats, memory_bytes: u64) -> Result<Self> {
         let config = shapes::config_of(name)?;
         let plan = shapes::plan_of(name)?;
-        let weights = shapes::random_weights(&plan, format, memory_bytes)?;
+        let weights = shapes::random_weights(&plan, formats, memory_bytes)?;
+        if let Some(weight) = weights.iter().find(|weight| GgmlType::of(weight.format()).is_none()) {
+            bail!("GGUF has no type for {}: choose another --format", weight.format());
+        }
         let folder = std::env::temp_dir().join(format!("hotmetal-startup-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder `{}`", folder.display()))?;
         let file = Self { path: folder.join("model.gguf"), folder };

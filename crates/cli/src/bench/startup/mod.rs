@@ -14,9 +14,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::{MeasureArgs, OutputFormat};
+use super::progress;
 use super::report::{Device, Facts, quoted};
+use super::shapes::{self, MatrixFormats};
 use super::statistics::Summary;
-use super::{progress, shapes};
 use crate::load;
 use crate::output::{note, stdout};
 use file::ModelFile;
@@ -54,15 +55,15 @@ pub(super) fn startup(args: &MeasureArgs) -> Result<()> {
     let made = match &args.target.shape {
         None => None,
         Some(name) => {
-            let format = shapes::format_of(args.target.format.as_deref().unwrap_or("q8_0"))?;
-            Some((ModelFile::write(name, format, backend.device().memory_bytes)?, name, format))
+            let formats = MatrixFormats::named(args.target.format.as_deref().unwrap_or("q8_0"))?;
+            Some((ModelFile::write(name, formats, backend.device().memory_bytes)?, name, formats))
         }
     };
     let path = made.as_ref().map(|(file, ..)| file.path().to_owned());
     let model = path.as_ref().map(|path| path.to_string_lossy().into_owned()).or(args.target.model.clone());
     let name = made.as_ref().map_or(args.target.model.clone(), |(_, name, _)| Some((*name).clone()));
     let name = name.unwrap_or_else(|| crate::builtin::NAME.to_owned());
-    let format = made.as_ref().map(|(.., format)| format.name().to_ascii_lowercase());
+    let format = made.as_ref().map(|(.., formats)| formats.name());
     let files = files(model.as_deref());
 
     let mut rows = Vec::new();
