@@ -11,7 +11,7 @@ use formats::{Checkpoint, TensorInfo, TokenizerSource};
 use serde_json::{Map, Value, json};
 use tensor::WeightFormat;
 
-use crate::quantize::receipt_of;
+use crate::quantize::{receipt_of, weight_bytes};
 use crate::{load, output, units};
 
 /// Show architecture, tensors, types, sizes, metadata and chat template of a model
@@ -75,13 +75,13 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
     Ok(())
 }
 
-/// The receipt beside a file that `quantize` wrote; none where it is of other bytes, or is no receipt.
+/// The receipt beside a file or folder that `quantize` wrote; none where it is of other bytes, or is no receipt.
 fn receipt(model: &str) -> Option<Value> {
-    let path = load::locate(model).ok().filter(|path| path.is_file())?;
+    let path = load::locate(model).ok()?;
     let receipt: Value = serde_json::from_slice(&fs::read(receipt_of(&path)).ok()?).ok()?;
-    let len = fs::metadata(&path).ok()?.len();
+    let len = if path.is_dir() { weight_bytes(&path).ok()? } else { fs::metadata(&path).ok()?.len() };
     if receipt["bytes_out"].as_u64() != Some(len) {
-        output::note(&format!("`{}` is of another file than `{model}`", receipt_of(&path).display()));
+        output::note(&format!("`{}` is of another model than `{model}`", receipt_of(&path).display()));
         return None;
     }
     Some(receipt)

@@ -42,7 +42,7 @@ fn every_layout_is_read_back_and_says_what_it_is() {
     let source = open(BUILTIN);
     let original = source.tensor(UP).expect("every tensor is there").to_f32();
     for layout in PackedLayout::ALL {
-        let (name, made, receipt) = (layout.name(), at(layout.name()), at("receipt.json"));
+        let (name, made, receipt) = (layout.name(), at(layout.name()), at(&format!("{}.receipt.json", layout.name())));
         let printed = process::succeed(&[
             "quantize",
             BUILTIN,
@@ -74,6 +74,12 @@ fn every_layout_is_read_back_and_says_what_it_is() {
         }
         let receipt: serde_json::Value = serde_json::from_slice(&fs::read(&receipt).unwrap()).expect("JSON");
         assert!(receipt["format"] == name && receipt["tensors"].as_array().map(Vec::len) == Some(49), "{receipt}");
+        // With a slash after it or without.
+        for model in [made.clone(), format!("{made}/")] {
+            let shown = process::succeed(&["inspect", &model, "--output-format", "json"]);
+            let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+            assert_eq!(shown["receipt"], receipt);
+        }
     }
     // On a CPU, and in GGUF files, FP8 is plain numbers.
     let mut expanded = open(&at("fp8"));

@@ -37,6 +37,7 @@ use tensor::{Tensor, WeightFormat};
 use crate::eval::{self, Scores};
 use crate::load::{self, ModelArgs, parse_weight_format};
 use crate::{output, units};
+pub(crate) use folder::weight_bytes;
 use importance::{Importances, Scales};
 use mix::{MIXES, Mix, Model};
 use source::{Matrix, Source, ggml_type};
@@ -418,9 +419,10 @@ fn evaluate(args: &QuantizeArgs, text: &str) -> Result<Scores> {
         .with_context(|| format!("`{output}` is written, but --eval-text could not be scored"))
 }
 
-/// Where `inspect` looks for the receipt of a file.
+/// Where `inspect` looks for the receipt of a file or folder.
 pub(crate) fn receipt_of(model: &Path) -> PathBuf {
-    let mut path = model.as_os_str().to_owned();
+    // Without the slash that may end a folder's name.
+    let mut path = model.components().collect::<PathBuf>().into_os_string();
     path.push(".receipt.json");
     path.into()
 }
