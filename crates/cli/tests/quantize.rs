@@ -194,7 +194,7 @@ fn a_receipt_says_what_a_text_shows_and_inspect_finds_it() {
     process::succeed(&["quantize", BUILTIN, "-F", "q8_0", "-o", &model, "--force"]);
     let other = process::output(&["inspect", &model]);
     assert!(!process::text(&other.stdout).contains("── receipt"));
-    assert!(process::text(&other.stderr).contains("of another file"));
+    assert!(process::text(&other.stderr).contains("of another model"));
     // A text that is not there, or a source that cannot predict one, is refused before anything is written.
     let none = at("none.gguf");
     assert!(fail(&[BUILTIN, "-F", "q8_0", "-o", &none, "--eval-text", "/nonexistent"]).contains("/nonexistent"));
