@@ -53,12 +53,14 @@ pub(super) struct ModelFile {
 impl ModelFile {
     /// Writes the model `name` with matrices in `formats`.
     pub(super) fn write(name: &str, formats: MatrixFormats, memory_bytes: u64) -> Result<Self> {
+        if let MatrixFormats::One(format) = formats
+            && GgmlType::of(format).is_none()
+        {
+            bail!("GGUF has no type for {format}: choose another --format");
+        }
         let config = shapes::config_of(name)?;
         let plan = shapes::plan_of(name)?;
         let weights = shapes::random_weights(&plan, formats, memory_bytes)?;
-        if let Some(weight) = weights.iter().find(|weight| GgmlType::of(weight.format()).is_none()) {
-            bail!("GGUF has no type for {}: choose another --format", weight.format());
-        }
         let folder = std::env::temp_dir().join(format!("hotmetal-startup-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder `{}`", folder.display()))?;
         let file = Self { path: folder.join("model.gguf"), folder };
