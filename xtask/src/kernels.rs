@@ -2,7 +2,10 @@
 //! `crates/gpu/kernels/cuda`. Says what each kernel takes of the registers, and fails where one spills over the budget.
 
 use std::fmt::Write;
+use std::num::NonZero;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -46,13 +49,13 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<()> {
     }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/gpu/kernels/cuda");
     let is_asked = |target: &str| args.only.as_ref().is_none_or(|only| target.starts_with(only.as_str()));
+    let asked: Vec<_> = ARCHITECTURES.iter().filter(|architecture| is_asked(architecture.target)).collect();
+    let targets: Vec<_> = asked.iter().map(|architecture| architecture.target).collect();
     let (mut total, mut over) = (0, Vec::new());
-    for architecture in ARCHITECTURES.iter().filter(|architecture| is_asked(architecture.target)) {
-        let compiled = nvrtc::compile(&text, architecture.target)?;
-        let packed = miniz_oxide::deflate::compress_to_vec(&compiled.image, 9);
+    for (architecture, made) in asked.into_iter().zip(compile_all(&text, &targets)) {
+        let Made { image_len, packed, usages } = made?;
         total += packed.len();
-        let usages = compiled.usages();
-        println!("{}", summary(architecture.target, compiled.image.len(), packed.len(), &usages));
+        println!("{}", summary(architecture.target, image_len, packed.len(), &usages));
         for usage in &usages {
             if args.verbose || usage.spilled_bytes > 0 {
                 println!("  {}", line(usage));
@@ -73,6 +76,35 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<()> {
         keep(&folder.join(SOURCE_HASH_FILE), format!("{:016x}\n", source_hash()).as_bytes(), args.check)?;
     }
     Ok(())
+}
+
+/// What the kernels compile to for one architecture.
+struct Made {
+    image_len: usize,
+    packed: Vec<u8>,
+    usages: Vec<Usage>,
+}
+
+/// Compiles for every target, on as many processors as there are; results are in the order of targets.
+fn compile_all(text: &str, targets: &[&str]) -> Vec<Result<Made>> {
+    let compile = |target: &str| {
+        let compiled = nvrtc::compile(text, target)?;
+        let packed = miniz_oxide::deflate::compress_to_vec(&compiled.image, 9);
+        Ok(Made { image_len: compiled.image.len(), packed, usages: compiled.usages() })
+    };
+    let mut made: Vec<Option<Result<Made>>> = targets.iter().map(|_| None).collect();
+    let queue = Mutex::new(targets.iter().zip(&mut made));
+    let take = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(|| {
+                while let Some((target, made)) = take() {
+                    *made = Some(compile(target));
+                }
+            });
+        }
+    });
+    made.into_iter().flatten().collect()
 }
 
 /// Writes a file of the tree, or fails where it is another.
