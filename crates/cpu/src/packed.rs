@@ -13,6 +13,8 @@ use half::bf16;
 use plan::{Op, Plan, WeightId};
 use tensor::{Tensor, WeightFormat};
 
+use crate::isa::reads_one_stream_best;
+use crate::memory::read_in_order;
 use crate::panels::{PackPanel, Panel, PanelFormat, with_panel_format};
 use crate::pool::{Team, WorkerPanic};
 use crate::shared::{AlignedBuffer, SharedSlice};
@@ -134,6 +136,9 @@ pub(crate) unsafe fn pack_panel(isa: Isa, tensor: &Tensor, into: &SharedSlice<'_
     let format = tensor.format();
     with_panel_format!(format, F => {
         let rows = panel_rows(tensor.as_slice(), tensor.row_len() / format.block_len(), index);
+        if reads_one_stream_best() {
+            read_in_order(&rows);
+        }
         isa.run(PackPanel::<F> { rows, out });
     }, else {
         let rows = panel_rows(tensor.as_slice(), tensor.row_len(), index);
@@ -269,9 +274,9 @@ mod tests {
                     for block in 0..blocks {
                         let zero = q8_0::Block { scale: f16::ZERO, codes: [0; 32] };
                         let expected = if row < n { rows[row * blocks + block] } else { zero };
-                        assert_eq!(panel.scales[block][lane], expected.scale);
+                        assert_eq!(panel.blocks[block].scales[lane], expected.scale);
                         for (k, &code) in expected.codes.iter().enumerate() {
-                            let found = panel.codes[block][k / 4][4 * lane + k % 4] ^ xor;
+                            let found = panel.blocks[block].codes[k / 4][4 * lane + k % 4] ^ xor;
                             assert_eq!(found, code.cast_unsigned(), "{isa} row {row} block {block} code {k}");
                         }
                     }

@@ -542,7 +542,7 @@ impl Compiler<'_> {
             worker.panel = worker.panel.max(room);
         }
         if quantized {
-            worker.sums = worker.sums.max(linear_blocks::sums_len(rows));
+            worker.sums = worker.sums.max(linear_blocks::sums_len(rows, variant.chunk_columns));
         }
         if tiles {
             worker.panel = worker.panel.max(linear_tiles::group_bytes(k));

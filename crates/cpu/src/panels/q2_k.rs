@@ -11,7 +11,7 @@ use half::f16;
 use tensor::quant::q2_k;
 
 use super::tiles::{ScalesAndMinima, ShiftedHalves};
-use super::{PanelFormat, dots};
+use super::{PanelFormat, blocks_at, dots, of_each};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -47,7 +47,7 @@ impl PanelFormat for Q2_K {
     #[inline(always)]
     fn pack<S: Simd>(s: S, lanes: [&q2_k::Block; PANEL_ROWS], codes: &mut [PanelCodes; 2], scales: &mut Scales) {
         for (half, codes) in codes.iter_mut().enumerate() {
-            s.interleave(lanes.map(|lane| &lane.codes.as_chunks::<32>().0[half]), 0, codes);
+            s.interleave(of_each!(lanes, |lane| &lane.codes.as_chunks::<32>().0[half]), 0, codes);
         }
         for (row, lane) in lanes.iter().enumerate() {
             (scales.scale[row], scales.minimum[row]) = (lane.scale, lane.minimum);
@@ -65,7 +65,7 @@ impl PanelFormat for Q2_K {
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
-            let x = x.map(|blocks| &blocks[i]);
+            let x = blocks_at(x, i);
             macro_rules! half_dots {
                 ($index:literal) => {
                     dots!(s, x, 4 * $index..4 * $index + 4, |_x| 0, |p, group| { codes_of(s, panels[p].0, i, group) })

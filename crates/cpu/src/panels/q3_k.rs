@@ -10,7 +10,7 @@ use half::f16;
 use tensor::quant::q3_k;
 
 use super::tiles::{Halves, ScaleOfHalves};
-use super::{PanelFormat, dots};
+use super::{PanelFormat, blocks_at, dots, of_each};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -56,9 +56,9 @@ impl PanelFormat for Q3_K {
     #[inline(always)]
     fn pack<S: Simd>(s: S, lanes: [&q3_k::Block; PANEL_ROWS], codes: &mut Codes, scales: &mut Scales) {
         for (half, codes) in codes.low.iter_mut().enumerate() {
-            s.interleave(lanes.map(|lane| &lane.codes.as_chunks::<32>().0[half]), 0, codes);
+            s.interleave(of_each!(lanes, |lane| &lane.codes.as_chunks::<32>().0[half]), 0, codes);
         }
-        s.interleave(lanes.map(|lane| &lane.high), 0, &mut codes.high);
+        s.interleave(of_each!(lanes, |lane| &lane.high), 0, &mut codes.high);
         for (row, lane) in lanes.iter().enumerate() {
             scales.scale[row] = lane.scale;
             for (i, scale) in lane.scales().into_iter().enumerate() {
@@ -75,7 +75,7 @@ impl PanelFormat for Q3_K {
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
-            let x = x.map(|blocks| &blocks[i]);
+            let x = blocks_at(x, i);
             macro_rules! half_dots {
                 ($index:literal) => {
                     dots!(s, x, 4 * $index..4 * $index + 4, |x| -4 * i32::from(x.half_sums[$index]), |p, group| {

@@ -9,7 +9,7 @@ use half::f16;
 use tensor::quant::q4_1;
 
 use super::tiles::{ScaleAndMinimum, Shifted};
-use super::{Nibbles, PanelFormat, dots, nibbles_of, pack_nibbles, store_codes};
+use super::{Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, store_codes};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -47,7 +47,7 @@ impl PanelFormat for Q4_1 {
         x: [&[QuantizedBlock]; MR],
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
-        let x = x.map(|blocks| &blocks[0]);
+        let x = blocks_at(x, 0);
         let dots = dots!(s, x, 0..8, |_x| 0, |p, group| nibbles_of(s, panels[p].0, group));
         for p in 0..NP {
             let (scale, minimum) = (s.load_f16(&panels[p].1.scale), s.load_f16(&panels[p].1.minimum));

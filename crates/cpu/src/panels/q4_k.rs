@@ -10,7 +10,7 @@ use half::f16;
 use tensor::quant::q4_k;
 
 use super::tiles::{ScaleAndMinimum, Shifted};
-use super::{PanelFormat, dots, store_codes};
+use super::{PanelFormat, blocks_at, dots, of_each, store_codes};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -48,7 +48,7 @@ impl PanelFormat for Q4_K {
     #[inline(always)]
     fn pack<S: Simd>(s: S, lanes: [&q4_k::Block; PANEL_ROWS], codes: &mut [PanelCodes; 4], scales: &mut Scales) {
         for (part, codes) in codes.iter_mut().enumerate() {
-            s.interleave(lanes.map(|lane| &lane.codes.as_chunks::<32>().0[part]), 0, codes);
+            s.interleave(of_each!(lanes, |lane| &lane.codes.as_chunks::<32>().0[part]), 0, codes);
         }
         for (row, lane) in lanes.iter().enumerate() {
             (scales.scale[row], scales.minimum[row]) = (lane.scale, lane.minimum);
@@ -66,7 +66,7 @@ impl PanelFormat for Q4_K {
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
-            let x = x.map(|blocks| &blocks[i]);
+            let x = blocks_at(x, i);
             let dots = dots!(s, x, 0..8, |_x| 0, |p, group| codes_of(s, panels[p].0, i, group));
             for p in 0..NP {
                 let of = panels[p].1;

@@ -10,7 +10,9 @@ use half::f16;
 use tensor::quant::q5_0;
 
 use super::tiles::Scaled;
-use super::{FifthBits, Nibbles, PanelFormat, dots, five_bits_of, nibbles_of, pack_fifth_bits, pack_nibbles};
+use super::{
+    FifthBits, Nibbles, PanelFormat, blocks_at, dots, five_bits_of, nibbles_of, pack_fifth_bits, pack_nibbles,
+};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -49,7 +51,7 @@ impl PanelFormat for Q5_0 {
         x: [&[QuantizedBlock]; MR],
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
-        let x = x.map(|blocks| &blocks[0]);
+        let x = blocks_at(x, 0);
         let dots = dots!(s, x, 0..8, |x| x.minus_128_sum >> 3, |p, group| {
             five_bits_of(s, &panels[p].0.low, &panels[p].0.high, group)
         });

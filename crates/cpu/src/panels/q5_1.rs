@@ -10,7 +10,9 @@ use half::f16;
 use tensor::quant::q5_1;
 
 use super::tiles::{ScaleAndMinimum, Shifted};
-use super::{FifthBits, Nibbles, PanelFormat, dots, five_bits_of, pack_fifth_bits, pack_nibbles, store_codes};
+use super::{
+    FifthBits, Nibbles, PanelFormat, blocks_at, dots, five_bits_of, pack_fifth_bits, pack_nibbles, store_codes,
+};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -57,7 +59,7 @@ impl PanelFormat for Q5_1 {
         x: [&[QuantizedBlock]; MR],
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
-        let x = x.map(|blocks| &blocks[0]);
+        let x = blocks_at(x, 0);
         let dots = dots!(s, x, 0..8, |_x| 0, |p, group| five_bits_of(s, &panels[p].0.low, &panels[p].0.high, group));
         for p in 0..NP {
             let (scale, minimum) = (s.load_f16(&panels[p].1.scale), s.load_f16(&panels[p].1.minimum));

@@ -10,7 +10,7 @@ use half::f16;
 use tensor::quant::q5_k;
 
 use super::tiles::{ScaleAndMinimum, Shifted};
-use super::{PanelFormat, dots, store_codes};
+use super::{PanelFormat, blocks_at, dots, of_each, store_codes};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -59,9 +59,9 @@ impl PanelFormat for Q5_K {
     #[inline(always)]
     fn pack<S: Simd>(s: S, lanes: [&q5_k::Block; PANEL_ROWS], codes: &mut Codes, scales: &mut Scales) {
         for (part, codes) in codes.low.iter_mut().enumerate() {
-            s.interleave(lanes.map(|lane| &lane.codes.as_chunks::<32>().0[part]), 0, codes);
+            s.interleave(of_each!(lanes, |lane| &lane.codes.as_chunks::<32>().0[part]), 0, codes);
         }
-        s.interleave(lanes.map(|lane| &lane.high), 0, &mut codes.high);
+        s.interleave(of_each!(lanes, |lane| &lane.high), 0, &mut codes.high);
         for (row, lane) in lanes.iter().enumerate() {
             (scales.scale[row], scales.minimum[row]) = (lane.scale, lane.minimum);
             for (i, (scale, minimum)) in lane.scales_and_minima().into_iter().enumerate() {
@@ -78,7 +78,7 @@ impl PanelFormat for Q5_K {
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
-            let x = x.map(|blocks| &blocks[i]);
+            let x = blocks_at(x, i);
             let dots = dots!(s, x, 0..8, |_x| 0, |p, group| codes_of(s, panels[p].0, i, group));
             for p in 0..NP {
                 let of = panels[p].1;

@@ -10,7 +10,7 @@ use half::f16;
 use tensor::quant::q6_k;
 
 use super::tiles::{Halves, ScaleOfHalves};
-use super::{PanelFormat, dots};
+use super::{PanelFormat, blocks_at, dots, of_each};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -66,9 +66,9 @@ impl PanelFormat for Q6_K {
     fn pack<S: Simd>(s: S, lanes: [&q6_k::Block; PANEL_ROWS], codes: &mut [Codes; 2], scales: &mut Scales) {
         for (half, codes) in codes.iter_mut().enumerate() {
             for (part, low) in codes.low.iter_mut().enumerate() {
-                s.interleave(lanes.map(|lane| &lane.codes.as_chunks::<32>().0[2 * half + part]), 0, low);
+                s.interleave(of_each!(lanes, |lane| &lane.codes.as_chunks::<32>().0[2 * half + part]), 0, low);
             }
-            s.interleave(lanes.map(|lane| &lane.high.as_chunks::<32>().0[half]), 0, &mut codes.high);
+            s.interleave(of_each!(lanes, |lane| &lane.high.as_chunks::<32>().0[half]), 0, &mut codes.high);
         }
         for (row, lane) in lanes.iter().enumerate() {
             scales.scale[row] = lane.scale;
@@ -86,7 +86,7 @@ impl PanelFormat for Q6_K {
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
-            let x = x.map(|blocks| &blocks[i]);
+            let x = blocks_at(x, i);
             macro_rules! half_dots {
                 ($index:literal) => {
                     dots!(s, x, 4 * $index..4 * $index + 4, |x| -32 * i32::from(x.half_sums[$index]), |p, group| {

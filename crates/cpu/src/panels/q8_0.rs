@@ -3,13 +3,11 @@
 //! Layout    544 bytes for 16 × 32 weights: 512 of codes ([`PanelCodes`], shifted where the level's products want it), 16 scales.
 //! Products  acc = fma(Σ codes · codes, scale of w · scale of x, acc).
 
-use std::ops::Range;
-
 use half::f16;
 use tensor::quant::q8_0;
 
-use super::tiles::HalfScale;
-use super::{Panel, PanelFormat, TilePanel, TileRoom};
+use super::tiles::Scaled;
+use super::{PanelFormat, blocks_at, of_each};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -23,7 +21,7 @@ impl PanelFormat for Q8_0 {
     type Block = q8_0::Block;
     type Codes = PanelCodes;
     type Scales = [f16; LANES];
-    type Tile = HalfScale;
+    type Tile = Scaled;
 
     const X_BLOCKS: usize = 1;
     const HAS_ALL_TILES: bool = true;
@@ -31,7 +29,7 @@ impl PanelFormat for Q8_0 {
 
     #[inline(always)]
     fn pack<S: Simd>(s: S, lanes: [&q8_0::Block; PANEL_ROWS], codes: &mut PanelCodes, scales: &mut [f16; LANES]) {
-        s.interleave(lanes.map(|lane| bytemuck::cast_ref(&lane.codes)), S::PANEL_XOR, codes);
+        s.interleave(of_each!(lanes, |lane| bytemuck::cast_ref(&lane.codes)), S::PANEL_XOR, codes);
         for (scale, lane) in scales.iter_mut().zip(lanes) {
             *scale = lane.scale;
         }
@@ -44,7 +42,7 @@ impl PanelFormat for Q8_0 {
         x: [&[QuantizedBlock]; MR],
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
-        let x = x.map(|blocks| &blocks[0]);
+        let x = blocks_at(x, 0);
         let dots = s.panel_dots(panels.map(|(codes, _)| codes), x);
         for m in 0..MR {
             let x_scale = s.splat(x[m].scale);
@@ -80,24 +78,14 @@ impl PanelFormat for Q8_0 {
 
     #[inline(always)]
     fn unpack<S: Simd>(
-        _: S,
+        s: S,
         codes: &PanelCodes,
         scales: &[f16; LANES],
         _: usize,
         out: &mut PanelCodes,
-        out_scales: &mut [f16; LANES],
+        out_scales: &mut [f32; LANES],
     ) {
-        (*out, *out_scales) = (*codes, *scales);
-    }
-
-    /// Panels are what tiles multiply.
-    #[inline(always)]
-    fn tile_panel<'a, S: Simd>(
-        _: S,
-        panel: Panel<'a, Self>,
-        blocks: Range<usize>,
-        _: TileRoom<'a, Self>,
-    ) -> TilePanel<'a, HalfScale> {
-        TilePanel { codes: &panel.codes[blocks.clone()], scales: &panel.scales[blocks] }
+        *out = *codes;
+        s.store(s.load_f16(scales), out_scales);
     }
 }

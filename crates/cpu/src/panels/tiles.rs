@@ -6,22 +6,18 @@
 //! format. Products are those of [`super::PanelFormat::add`], to the bit.
 
 use bytemuck::{Pod, Zeroable};
-use half::f16;
 
 use super::dots;
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PanelCodes, Simd};
 
 /// Blocks of 32 of k in a piece that is unpacked: two panels of it and six rows of x stay in the first-level cache.
-const PIECE_BLOCKS: usize = 16;
+pub(crate) const PIECE_BLOCKS: usize = 16;
 
 /// A form of scales. Codes are signed bytes, xored with [`Simd::PANEL_XOR`], where a form does not say otherwise.
 pub(crate) trait TileFormat: 'static {
     /// The scales of 32 weights of each of sixteen rows.
     type Scales: Pod;
-
-    /// Blocks of 32 of k in a piece, a multiple of eight.
-    const PIECE_BLOCKS: usize = PIECE_BLOCKS;
 
     /// sums + the products of 32 weights of `NP` panels with a block of each of `MR` rows.
     fn add<S: Simd, const MR: usize, const NP: usize>(
@@ -45,33 +41,6 @@ impl<T: TileFormat> Clone for TilePanel<'_, T> {
 }
 
 impl<T: TileFormat> Copy for TilePanel<'_, T> {}
-
-/// A scale in binary16: panels of Q8_0, where they lie.
-pub(crate) enum HalfScale {}
-
-impl TileFormat for HalfScale {
-    type Scales = [f16; LANES];
-
-    // They are not unpacked, so that one form of them is in the cache.
-    const PIECE_BLOCKS: usize = 2 * PIECE_BLOCKS;
-
-    #[inline(always)]
-    fn add<S: Simd, const MR: usize, const NP: usize>(
-        s: S,
-        panels: [(&PanelCodes, &[f16; LANES]); NP],
-        x: [&QuantizedBlock; MR],
-        mut sums: [[S::F32; NP]; MR],
-    ) -> [[S::F32; NP]; MR] {
-        let dots = s.panel_dots(panels.map(|(codes, _)| codes), x);
-        for m in 0..MR {
-            let x_scale = s.splat(x[m].scale);
-            for p in 0..NP {
-                sums[m][p] = s.mul_add(dots[m][p], s.mul(s.load_f16(panels[p].1), x_scale), sums[m][p]);
-            }
-        }
-        sums
-    }
-}
 
 /// A scale.
 pub(crate) enum Scaled {}

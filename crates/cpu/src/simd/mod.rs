@@ -371,7 +371,7 @@ mod tests {
             s.store(s.q8_scales(&self.0, 0), &mut out.1);
             let mut bytes = vec![0; Panel::<Q8_0>::bytes(1)];
             PackPanel::<Q8_0> { rows: self.0.map(Some), out: &mut bytes }.run(s);
-            let [[dots]] = s.panel_dots([&Panel::<Q8_0>::new(&bytes, 1).codes[0]], [self.1]);
+            let [[dots]] = s.panel_dots([&Panel::<Q8_0>::new(&bytes, 1).blocks[0].codes], [self.1]);
             s.store(dots, &mut out.2);
             out
         }
