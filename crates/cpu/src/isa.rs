@@ -272,12 +272,13 @@ pub(crate) fn reads_one_stream_best() -> bool {
 }
 
 static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
-    #[cfg(target_arch = "x86_64")]
+    // Miri cannot ask.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         let leaf = std::arch::x86_64::__cpuid(0);
         [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     false
 });
 

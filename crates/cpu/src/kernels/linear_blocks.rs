@@ -237,7 +237,7 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
         for p in 0..NP {
             let (codes, scales) = rooms.next().expect("room for two");
             let room = (&mut codes[..piece.len()], &mut scales[..piece.len()]);
-            tiles[p] = F::tile_panel(self.s, panels[p], start..end, room);
+            tiles[p] = panels[p].unpack(self.s, start..end, room);
             // The panels that come next, while rows pass over these.
             let at = panels[p].blocks.as_ptr().wrapping_add(start).cast::<u8>();
             let at = at.wrapping_add(NP * Panel::<F>::bytes(self.blocks));

@@ -100,27 +100,6 @@ pub(crate) trait PanelFormat: 'static {
         out_scales: &mut <Self::Tile as TileFormat>::Scales,
     );
 
-    /// Some blocks of a panel as tiles have them, in `room`, which has as many blocks of 32.
-    #[inline(always)]
-    fn tile_panel<'a, S: Simd>(
-        s: S,
-        panel: Panel<'a, Self>,
-        blocks: Range<usize>,
-        room: TileRoom<'a, Self>,
-    ) -> TilePanel<'a, Self::Tile>
-    where
-        Self: Sized,
-    {
-        let (codes, scales) = room;
-        for (block, place) in blocks.zip((0..).step_by(Self::X_BLOCKS)) {
-            for part in 0..Self::X_BLOCKS {
-                let (codes, scales) = (&mut codes[place + part], &mut scales[place + part]);
-                Self::unpack(s, &panel.blocks[block].codes, &panel.blocks[block].scales, part, codes, scales);
-            }
-        }
-        TilePanel { codes, scales }
-    }
-
     /// One row of x with sixteen of the file, as [`PanelFormat::add`] has it from panels; with `PREFETCH` asks for what
     /// comes next.
     fn dot_16<S: Simd, const PREFETCH: bool>(
@@ -132,7 +111,7 @@ pub(crate) trait PanelFormat: 'static {
     }
 }
 
-/// Room for codes and scales of [`PanelFormat::tile_panel`].
+/// Room for codes and scales of [`Panel::unpack`].
 pub(crate) type TileRoom<'a, F> = (&'a mut [PanelCodes], &'a mut [<<F as PanelFormat>::Tile as TileFormat>::Scales]);
 
 /// Evaluates `$body` with `$F` as the [`PanelFormat`] of a [`tensor::WeightFormat`], or `$none` for formats without panels.
@@ -209,6 +188,23 @@ impl<'a, F: PanelFormat> Panel<'a, F> {
     pub(crate) fn new(bytes: &'a [u8], blocks: usize) -> Self {
         Self { blocks: bytemuck::cast_slice(&bytes[..blocks * size_of::<PanelBlock<F>>()]) }
     }
+
+    /// Some blocks as tiles have them, in `room`, which has as many blocks of 32.
+    #[inline(always)]
+    pub(crate) fn unpack<'b, S: Simd>(
+        self,
+        s: S,
+        blocks: Range<usize>,
+        room: TileRoom<'b, F>,
+    ) -> TilePanel<'b, F::Tile> {
+        let (codes, scales) = room;
+        for (block, place) in self.blocks[blocks].iter().zip((0..).step_by(F::X_BLOCKS)) {
+            for part in 0..F::X_BLOCKS {
+                F::unpack(s, &block.codes, &block.scales, part, &mut codes[place + part], &mut scales[place + part]);
+            }
+        }
+        TilePanel { codes, scales }
+    }
 }
 
 /// Copies sixteen rows into a panel; `None` is a row of zeros.
@@ -247,7 +243,7 @@ impl<F: PanelFormat> Kernel for PackPanel<'_, F> {
 
 /// Block `index` of each row of x. No `map`: of an array as long as a tile it is a call, and all sums go through memory.
 #[inline(always)]
-fn blocks_at<'a, const MR: usize>(x: [&'a [QuantizedBlock]; MR], index: usize) -> [&'a QuantizedBlock; MR] {
+fn blocks_at<const MR: usize>(x: [&[QuantizedBlock]; MR], index: usize) -> [&QuantizedBlock; MR] {
     let mut blocks = [&x[0][index]; MR];
     for m in 1..MR {
         blocks[m] = &x[m][index];
