@@ -5,7 +5,7 @@ use std::hint::black_box;
 use bytemuck::Pod;
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 
 /// Bytes of memory that this process may use in all: the machine's, or its control group's limit where that is less.
 pub(crate) fn total_bytes() -> u64 {

@@ -251,7 +251,6 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
             x: self.x,
             row_len: self.blocks * F::X_BLOCKS,
             piece,
-            first_row: rows.start,
             rows,
             column,
             end: self.end,
@@ -292,8 +291,7 @@ struct TileRows<'a, 'b, T: TileFormat, const NP: usize> {
     row_len: usize,
     /// Blocks of 32 of k.
     piece: Range<usize>,
-    /// Of the strip, whose sums come first.
-    first_row: usize,
+    /// Of the strip, whose first row's sums come first.
     rows: Range<usize>,
     column: usize,
     /// Past the last column.
@@ -328,7 +326,7 @@ impl<T: TileFormat, const NP: usize> TileRows<'_, '_, T, NP> {
     #[inline(always)]
     fn tile<S: Simd, const MR: usize>(&mut self, s: S, row: usize) {
         let mut sums = [[s.splat(0.0); NP]; MR];
-        let kept = row - self.first_row;
+        let kept = row - self.rows.start;
         let kept = kept * NP * LANES..(kept + MR) * NP * LANES;
         if self.piece.start > 0 {
             let (kept, _) = self.sums[kept.clone()].as_chunks();

@@ -48,10 +48,8 @@ pub(crate) use q8_0::Q8_0;
 pub(crate) use tiles::{PIECE_BLOCKS, TileFormat, TilePanel};
 
 use crate::kernels::quantize::QuantizedBlock;
+use crate::memory::LINE;
 use crate::simd::{Kernel, PANEL_ROWS, PanelCodes, Simd, Words};
-
-/// A cache line.
-const LINE: usize = 64;
 
 /// Bytes of each row that packing asks for ahead of use.
 const PREFETCH_BYTES: usize = 512;
