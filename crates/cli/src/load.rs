@@ -28,7 +28,15 @@ const KV_MEMORY_SHARE: u64 = 4;
 /// What a device's system takes for kernels and recorded programs. Guessed.
 const RESERVE_BYTES: u64 = 256 << 20;
 
-/// Tokens of prompts in a step of a CPU in which texts go on too: they then take about as long as the decodes beside them.
+/// Tokens that a step computes at most.
+const BATCH_TOKENS: usize = 512;
+/// The same on an NVIDIA GPU, which with so many rows multiplies at its full speed (`docs/performance/gpu.md`). Not on others: a
+/// step of a laptop's would take seconds, and a client that goes away is seen between steps.
+const BATCH_TOKENS_ON_CUDA: usize = 2048;
+
+/// Tokens of prompts in a step of a GPU in which texts go on too, which wait for its end.
+const MIXED_TOKENS: usize = 512;
+/// The same on a CPU: they then take about as long as the decodes beside them.
 const MIXED_TOKENS_ON_CPU: usize = 64;
 
 /// What `--device` may be besides `cuda:N`, `metal:N` and `reference`.
@@ -194,8 +202,8 @@ impl From<KvType> for KvFormat {
 pub(crate) struct EngineSizes {
     /// Sequences that run at a time.
     pub(crate) max_sequences: usize,
-    /// Tokens computed in one step.
-    pub(crate) max_batch_tokens: usize,
+    /// Tokens computed in one step; what suits the device and its memory if nothing is said.
+    pub(crate) max_batch_tokens: Option<usize>,
     /// Of these, tokens of prompts in a step in which texts go on too; what suits the device if nothing is said.
     pub(crate) max_mixed_tokens: Option<usize>,
     /// Sequences that may wait.
@@ -219,7 +227,7 @@ impl EngineSizes {
     /// For one text at a time.
     const SINGLE: Self = Self {
         max_sequences: 16,
-        max_batch_tokens: 512,
+        max_batch_tokens: None,
         max_mixed_tokens: None,
         max_waiting: 256,
         kv_tokens: KvTokens::OneContext,
@@ -230,22 +238,31 @@ impl EngineSizes {
         self.max_sequences.saturating_add(48)
     }
 
-    fn largest_step(&self) -> StepShape {
-        StepShape { tokens: self.max_batch_tokens, sequences: self.max_sequences, outputs: self.max_batch_outputs() }
+    fn largest_step(&self, tokens: usize) -> StepShape {
+        StepShape { tokens, sequences: self.max_sequences, outputs: self.max_batch_outputs() }
     }
 
     /// For a device of this name.
-    fn config(&self, device: &str, kv: KvLayout, context_len: usize, vocab_size: usize) -> EngineConfig {
+    fn config(&self, device: &str, room: Room, vocab_size: usize) -> EngineConfig {
         // A GPU computes some hundred tokens in little more time than one, a CPU does not.
-        let mixed = if matches!(device, CPU | REFERENCE) { MIXED_TOKENS_ON_CPU } else { self.max_batch_tokens };
+        let mixed = if matches!(device, CPU | REFERENCE) { MIXED_TOKENS_ON_CPU } else { MIXED_TOKENS };
+        let Room { kv, context_len, batch_tokens } = room;
         EngineConfig {
             max_sequences: self.max_sequences,
-            max_batch_tokens: self.max_batch_tokens,
+            max_batch_tokens: batch_tokens,
             max_mixed_tokens: self.max_mixed_tokens.unwrap_or(mixed),
             max_batch_outputs: self.max_batch_outputs(),
             max_waiting: self.max_waiting,
             ..EngineConfig::new(kv, context_len, vocab_size, Vec::new())
         }
+    }
+}
+
+/// Tokens that a step computes at most on a device of this name, if nothing is said.
+pub(crate) fn batch_tokens(device: &str) -> usize {
+    match parse_gpu(device) {
+        Some((CUDA, _)) => BATCH_TOKENS_ON_CUDA,
+        _ => BATCH_TOKENS,
     }
 }
 
@@ -521,7 +538,7 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
         let rest = load_all_but_tokenizer(&mut checkpoint, args, sizes);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
-    let Loaded { executable, device, vocab_size, kv, context_len, chat_template } = rest.with_context(in_model)?;
+    let Loaded { executable, device, vocab_size, room, chat_template } = rest.with_context(in_model)?;
     let DeviceInfo { name: device_name, description: device, .. } = device;
     let mut tokenizer = tokenizer.with_context(in_model)?;
     tokenizer.add_eos_ids(&checkpoint.eos_token_ids()?);
@@ -532,12 +549,12 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
             tokenizer.vocab_size(),
         );
     }
-    let config = sizes.config(&device_name, kv, context_len, vocab_size);
+    let config = sizes.config(&device_name, room, vocab_size);
     let engine = Engine::new(executable, EngineConfig { eos_token_ids: tokenizer.eos_ids().to_vec(), ..config })?;
     Ok(Model {
         name,
         device,
-        context_len,
+        context_len: room.context_len,
         load_time: begun.elapsed(),
         generation_config: checkpoint.generation_config,
         embedding: checkpoint.embedding,
@@ -552,20 +569,19 @@ struct Loaded {
     executable: Box<dyn Executable>,
     device: DeviceInfo,
     vocab_size: usize,
-    kv: KvLayout,
-    context_len: usize,
+    room: Room,
     chat_template: Option<ChatTemplate>,
 }
 
 fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: &EngineSizes) -> Result<Loaded> {
     expand_for_first(checkpoint, args)?;
     let (plan, mut weights) = plan_and_weights(checkpoint, args.quant)?;
-    let Placed { backend, kv, context_len } = place(checkpoint, args, sizes, &plan, &mut weights)?;
+    let Placed { backend, room } = place(checkpoint, args, sizes, &plan, &mut weights)?;
     let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
-    let executable = backend.load(Arc::new(plan), weights, kv)?;
+    let executable = backend.load(Arc::new(plan), weights, room.kv)?;
     let chat_template = load_chat_template(checkpoint, args.chat_template.as_deref())?;
-    Ok(Loaded { executable, device, vocab_size, kv, context_len, chat_template })
+    Ok(Loaded { executable, device, vocab_size, room, chat_template })
 }
 
 /// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].
@@ -612,11 +628,20 @@ fn weights(checkpoint: &Checkpoint, plan: &Plan) -> Result<Vec<Tensor>> {
     Ok(weights)
 }
 
-/// A device with room for a model, and for a cache of this size.
+/// A device with room for a model.
 struct Placed {
     backend: Box<dyn Backend>,
+    room: Room,
+}
+
+/// What a device has room for beside the weights of a model.
+#[derive(Clone, Copy, Debug)]
+struct Room {
     kv: KvLayout,
+    /// Tokens that a sequence may have.
     context_len: usize,
+    /// Tokens that a step may compute.
+    batch_tokens: usize,
 }
 
 /// Where `--device` says, or for `auto` on the first GPU if the model fits it, else on the CPU; says which and why. Weights that
@@ -663,7 +688,8 @@ fn place(
     }
 }
 
-/// The cache that a model gets on this device. Refuses what does not fit.
+/// The room that a model gets on this device. Refuses what does not fit. Steps are as large as suits the device, unless their
+/// activations would take from the context.
 fn place_on(
     backend: Box<dyn Backend>,
     args: &ModelArgs,
@@ -671,22 +697,53 @@ fn place_on(
     plan: &Plan,
     weights: &[Tensor],
 ) -> Result<Placed> {
+    let with_steps_of = |tokens| room_on(&*backend, args, sizes, plan, weights, tokens);
+    let most = sizes.max_batch_tokens.unwrap_or_else(|| batch_tokens(&backend.device().name));
+    let mut room = with_steps_of(most);
+    if sizes.max_batch_tokens.is_none() && most > BATCH_TOKENS {
+        let with_small_steps = with_steps_of(BATCH_TOKENS)?;
+        if room.as_ref().map_or(0, |room| room.context_len) < with_small_steps.context_len {
+            room = Ok(with_small_steps);
+        }
+    }
+    let room = room?;
+    if args.ctx_size.is_none() && room.context_len < plan.context_len {
+        tracing::info!(
+            "context of {} tokens: the model's {} would take {} of cache; --ctx-size sets another",
+            room.context_len,
+            plan.context_len,
+            units::bytes((plan.kv_bytes_per_token(room.kv.format) * plan.context_len) as u64),
+        );
+    }
+    Ok(Placed { backend, room })
+}
+
+/// The room that a model gets with steps of up to `batch_tokens` tokens.
+fn room_on(
+    backend: &dyn Backend,
+    args: &ModelArgs,
+    sizes: &EngineSizes,
+    plan: &Plan,
+    weights: &[Tensor],
+    batch_tokens: usize,
+) -> Result<Room> {
+    let largest_step = sizes.largest_step(batch_tokens);
     let format = kv_format(args, weights.iter().map(|weight| Some(weight.format())));
     let layout =
         |tokens: usize| KvLayout { format, block_len: KV_BLOCK_LEN, num_blocks: tokens.div_ceil(KV_BLOCK_LEN) };
     let memory_bytes = backend.device().memory_bytes;
     // Activations grow with the context, so what they leave at the model's own is left at any.
-    let most = backend.footprint(plan, weights, &layout(plan.context_len), sizes.largest_step());
+    let most = backend.footprint(plan, weights, &layout(plan.context_len), largest_step);
     let room = most.map_or(memory_bytes, |most| room_for_cache(memory_bytes, &most));
     let affordable = affordable_tokens(plan, format, memory_bytes, room);
-    let context_len = context_len(plan, args.ctx_size, format, affordable)?;
+    let context_len = context_len(plan, args.ctx_size, affordable)?;
     let kv = layout(match sizes.kv_tokens {
         KvTokens::OneContext => context_len,
         KvTokens::AsMemoryAllows => context_len.saturating_mul(sizes.max_sequences).min(affordable).max(context_len),
         KvTokens::AtLeast(tokens) => tokens.max(context_len),
     });
-    check_fits(&*backend, plan, weights, &kv, sizes.largest_step())?;
-    Ok(Placed { backend, kv, context_len })
+    check_fits(backend, plan, weights, &kv, largest_step)?;
+    Ok(Room { kv, context_len, batch_tokens })
 }
 
 /// Bytes that weights and activations leave for a cache.
@@ -798,7 +855,7 @@ fn affordable_tokens(plan: &Plan, kv: KvFormat, memory_bytes: u64, room: u64) ->
 }
 
 /// What `--ctx-size` says, or what the model was made for as far as memory affords its cache.
-fn context_len(plan: &Plan, asked: Option<usize>, kv: KvFormat, affordable: usize) -> Result<usize> {
+fn context_len(plan: &Plan, asked: Option<usize>, affordable: usize) -> Result<usize> {
     if let Some(asked) = asked {
         if asked > plan.context_len {
             bail!(
@@ -812,15 +869,7 @@ fn context_len(plan: &Plan, asked: Option<usize>, kv: KvFormat, affordable: usiz
         }
         return Ok(asked);
     }
-    let chosen = plan.context_len.min(affordable.max(2 * KV_BLOCK_LEN));
-    if chosen < plan.context_len {
-        tracing::info!(
-            "context of {chosen} tokens: the model's {} would take {} of cache; --ctx-size sets another",
-            plan.context_len,
-            units::bytes((plan.kv_bytes_per_token(kv) * plan.context_len) as u64),
-        );
-    }
-    Ok(chosen)
+    Ok(plan.context_len.min(affordable.max(2 * KV_BLOCK_LEN)))
 }
 
 impl Model {
@@ -862,7 +911,7 @@ mod tests {
 
     use super::*;
 
-    /// A device on which the weights take 1 MiB and activations half of that.
+    /// A device on which the weights take 1 MiB and activations of 512 tokens half of that.
     struct Device(DeviceInfo);
 
     impl Backend for Device {
@@ -874,9 +923,9 @@ mod tests {
             true
         }
 
-        fn footprint(&self, plan: &Plan, _: &[Tensor], kv: &KvLayout, _: StepShape) -> Option<Footprint> {
+        fn footprint(&self, plan: &Plan, _: &[Tensor], kv: &KvLayout, step: StepShape) -> Option<Footprint> {
             let kv_cache = (plan.kv_bytes_per_token(kv.format) * kv.num_blocks * kv.block_len) as u64;
-            Some(Footprint { weights: 1 << 20, kv_cache, activations: 1 << 19 })
+            Some(Footprint { weights: 1 << 20, kv_cache, activations: 1024 * step.tokens as u64 })
         }
 
         fn load(&self, _: Arc<Plan>, _: Vec<Tensor>, _: KvLayout) -> Result<Box<dyn Executable>, BackendError> {
@@ -886,8 +935,20 @@ mod tests {
 
     /// With so many bytes more than the reserve.
     fn device(bytes: u64) -> Box<dyn Backend> {
+        named("small", bytes)
+    }
+
+    fn named(name: &str, bytes: u64) -> Box<dyn Backend> {
         let memory_bytes = RESERVE_BYTES + bytes;
-        Box::new(Device(DeviceInfo { name: "small".to_owned(), description: String::new(), memory_bytes }))
+        Box::new(Device(DeviceInfo { name: name.to_owned(), description: String::new(), memory_bytes }))
+    }
+
+    fn small_plan() -> Plan {
+        let config = serde_json::json!({
+            "model_type": "llama", "vocab_size": 64, "hidden_size": 256, "intermediate_size": 64,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        });
+        models::build_plan(&config, &AnyShape).unwrap()
     }
 
     fn args(ctx_size: Option<usize>) -> ModelArgs {
@@ -896,15 +957,11 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_a_device_is_refused_with_the_sizes_and_what_would() {
-        let config = serde_json::json!({
-            "model_type": "llama", "vocab_size": 64, "hidden_size": 256, "intermediate_size": 64,
-            "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
-        });
-        let plan = models::build_plan(&config, &AnyShape).unwrap();
+        let plan = small_plan();
         let per_token = plan.kv_bytes_per_token(KvFormat::F32) as u64;
         let error = |bytes, ctx_size| {
             place_on(device(bytes), &args(ctx_size), &EngineSizes::SINGLE, &plan, &[])
-                .map(|placed| placed.context_len)
+                .map(|placed| placed.room.context_len)
                 .unwrap_err()
                 .to_string()
         };
@@ -915,8 +972,8 @@ mod tests {
         // Without a size asked for, the cache takes what is there.
         let placed = |bytes, kv_tokens| {
             let sizes = EngineSizes { kv_tokens, ..EngineSizes::SINGLE };
-            let placed = place_on(device(bytes), &args(None), &sizes, &plan, &[]).unwrap();
-            (placed.context_len, placed.kv.num_blocks)
+            let Room { context_len, kv, .. } = place_on(device(bytes), &args(None), &sizes, &plan, &[]).unwrap().room;
+            (context_len, kv.num_blocks)
         };
         assert_eq!(placed((3 << 19) + 100 * per_token, KvTokens::OneContext), (96, 3));
         assert_eq!(placed((3 << 19) + 100 * per_token, KvTokens::AsMemoryAllows), (96, 3));
@@ -925,5 +982,25 @@ mod tests {
         assert_eq!(placed(1 << 40, KvTokens::AsMemoryAllows), (4096, 16 * 128));
         assert_eq!(placed(1 << 40, KvTokens::AtLeast(5000)), (4096, 157));
         assert_eq!(placed(1 << 40, KvTokens::AtLeast(7)), (4096, 128));
+    }
+    #[test]
+    fn steps_are_large_where_that_takes_nothing_from_the_context() {
+        let plan = small_plan();
+        let per_token = plan.kv_bytes_per_token(KvFormat::F32) as u64;
+        let placed = |name, bytes, ctx_size, max_batch_tokens| {
+            let sizes = EngineSizes { max_batch_tokens, ..EngineSizes::SINGLE };
+            let placed = place_on(named(name, bytes), &args(ctx_size), &sizes, &plan, &[]);
+            placed.map(|Placed { room, .. }| (room.batch_tokens, room.context_len)).map_err(|error| error.to_string())
+        };
+        assert_eq!(placed("small", 1 << 40, None, None), Ok((512, 4096)));
+        assert_eq!(placed(CUDA, 1 << 40, None, None), Ok((2048, 4096)));
+        // 1 MiB of weights, half of activations: no room for more of those than 512 tokens have.
+        let little = (3 << 19) + 128 * per_token;
+        assert_eq!(placed(CUDA, little, None, None), Ok((512, 128)));
+        assert_eq!(placed(CUDA, little, Some(128), None), Ok((512, 128)));
+        assert_eq!(placed(CUDA, little + 3 * (1 << 19), Some(128), None), Ok((2048, 128)));
+        // What is asked for is not made smaller in silence.
+        assert!(placed(CUDA, little, Some(128), Some(2048)).is_err_and(|error| error.contains("do not fit")));
+        assert_eq!(placed(CUDA, little, Some(96), Some(256)), Ok((256, 96)));
     }
 }

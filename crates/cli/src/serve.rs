@@ -82,12 +82,13 @@ struct LimitArgs {
     #[arg(long, short = 'p', alias = "max-num-seqs", value_name = "N", default_value_t = 16)]
     parallel: usize,
 
-    /// Tokens computed in one step: more reads prompts faster, fewer keeps the others' tokens coming
-    #[arg(long, alias = "max-num-batched-tokens", value_name = "N", default_value_t = 512)]
-    batch_tokens: usize,
+    /// Tokens computed in one step: more reads prompts faster and takes more memory [default: 2048 on an NVIDIA GPU with
+    /// room for that, else 512]
+    #[arg(long, alias = "max-num-batched-tokens", value_name = "N")]
+    batch_tokens: Option<usize>,
 
     /// Tokens of prompts computed in a step for whose end texts wait: fewer keep tokens coming more evenly, more let new
-    /// requests begin earlier [default: 64 on a CPU, as --batch-tokens on a GPU]
+    /// requests begin earlier [default: 64 on a CPU, 512 on a GPU]
     #[arg(long, value_name = "N")]
     mixed_tokens: Option<usize>,
 

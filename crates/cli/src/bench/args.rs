@@ -171,9 +171,22 @@ pub(crate) struct TargetArgs {
     /// Element type of the KV cache [default: f32 for F32 weights, f16 for all others]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) kv_type: Option<KvType>,
+
+    /// Tokens of a prompt computed in one step [default: as run and serve do, 2048 on an NVIDIA GPU, else 512]
+    #[arg(long, alias = "ubatch-size", value_name = "N", value_parser = at_least_one)]
+    pub(crate) batch_tokens: Option<usize>,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&tokens| tokens > 0).ok_or_else(|| "expected a number from 1 on".to_owned())
 }
 
 impl TargetArgs {
+    /// Tokens of a prompt that a step computes at most.
+    pub(crate) fn batch_tokens(&self) -> usize {
+        self.batch_tokens.unwrap_or_else(|| load::batch_tokens(self.device()))
+    }
+
     /// The device that `--device` stands for: figures are of one device, so a model that does not fit it is refused.
     pub(crate) fn device(&self) -> &str {
         load::resolve(&self.device)

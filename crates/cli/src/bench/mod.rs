@@ -77,7 +77,7 @@ fn measure(args: &MeasureArgs) -> Result<()> {
             true => default_rates(args, &source, threads, &tests, &progress)?,
             false => Vec::new(),
         };
-        let mut loaded = source.load(&args.target.model_args(threads), &tests)?;
+        let mut loaded = source.load(&args.target.model_args(threads), &tests, args.target.batch_tokens())?;
         loaded.driver.clock = args.clock;
         let mut ceiling = Ceiling::new(args, threads, &tests, loaded.format)?;
         for (index, test) in tests.iter().enumerate() {
@@ -116,7 +116,7 @@ fn default_rates(
 ) -> Result<Vec<f64>> {
     let mut model_args = args.target.model_args(threads);
     model_args.gpu.batch_invariant = false;
-    let mut loaded = source.load(&model_args, tests)?;
+    let mut loaded = source.load(&model_args, tests, args.target.batch_tokens())?;
     let mut rates = Vec::with_capacity(tests.len());
     for test in tests {
         let times = loaded.driver.measure(test, args.repetitions, &mut || progress.inc(1))?;

@@ -15,8 +15,6 @@ use super::shapes::{self, MatrixFormats, Random};
 use crate::load::{self, ModelArgs};
 use crate::{builtin, fit};
 
-/// Tokens that a prompt's step computes: as many as the engine's.
-const PREFILL_CHUNK: usize = 512;
 /// Decode steps of a warm-up; with them, everything has been compiled, mapped and touched.
 const WARM_UP_STEPS: usize = 2;
 
@@ -81,8 +79,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Loads the model for as many sequences of as many tokens as `tests` have.
-    pub(super) fn load(&self, args: &ModelArgs, tests: &[Test]) -> Result<Loaded> {
+    /// Loads the model for as many sequences of as many tokens as `tests` have, and prompts in steps of up to `batch_tokens`.
+    pub(super) fn load(&self, args: &ModelArgs, tests: &[Test], batch_tokens: usize) -> Result<Loaded> {
         let begun = Instant::now();
         let Parts { plan, backend, weights } = self.open(args)?;
         let model = self.name().to_owned();
@@ -108,7 +106,7 @@ impl<'a> Source<'a> {
         let (_, active_weight_bytes) = fit::weight_bytes(&plan, |index| on_device[index]);
         let format = main_format(&weights);
         let device = backend.device().clone();
-        let largest = StepShape { tokens: PREFILL_CHUNK, sequences: num_sequences, outputs: num_sequences };
+        let largest = StepShape { tokens: batch_tokens.min(kv_len), sequences: num_sequences, outputs: num_sequences };
         load::check_fits(&*backend, &plan, &weights, &kv, largest)?;
         let mut executable = backend.load(plan.clone(), weights, kv).with_context(|| {
             format!("cannot run `{model}` with {num_sequences} sequences of {kv_len} tokens (--batch, --depth)")
@@ -129,7 +127,7 @@ impl<'a> Source<'a> {
             active_weight_bytes,
             device,
             load_time,
-            driver: Driver::new(executable, plan.vocab_size, blocks_per_sequence, num_sequences),
+            driver: Driver::new(executable, plan.vocab_size, blocks_per_sequence, num_sequences, batch_tokens),
             plan,
         })
     }
@@ -169,6 +167,8 @@ pub(super) struct Driver {
     vocab_size: usize,
     blocks_per_sequence: usize,
     sequences: Vec<Sequence>,
+    /// Tokens of a prompt that a step computes at most.
+    batch_tokens: usize,
     input: StepInput,
     /// What times a step.
     pub(super) clock: Clock,
@@ -189,6 +189,7 @@ impl Driver {
         vocab_size: usize,
         blocks_per_sequence: usize,
         num_sequences: usize,
+        batch_tokens: usize,
     ) -> Self {
         let blocks = |index: usize| {
             let first = index * blocks_per_sequence;
@@ -196,7 +197,8 @@ impl Driver {
         };
         let sequence = |index| Sequence { blocks: blocks(index), filled: 0, next: 0 };
         let sequences = (0..num_sequences).map(sequence).collect();
-        Self { executable, vocab_size, blocks_per_sequence, sequences, input: StepInput::default(), clock: Clock::Wall }
+        let (input, clock) = (StepInput::default(), Clock::Wall);
+        Self { executable, vocab_size, blocks_per_sequence, sequences, batch_tokens, input, clock }
     }
 
     /// Warms up, then runs `test` as often as asked; `on_repetition` hears of each.
@@ -247,7 +249,7 @@ impl Driver {
     /// Which kernels the steps of `test` are made of, `op: variant`; none where the device does not say.
     pub(super) fn kernels(&mut self, test: &Test) -> Result<Vec<String>> {
         let shape = match test.generate {
-            0 => StepShape { tokens: test.prompt.min(PREFILL_CHUNK), sequences: 1, outputs: 1 },
+            0 => StepShape { tokens: test.prompt.min(self.batch_tokens), sequences: 1, outputs: 1 },
             _ => StepShape { tokens: test.batch, sequences: test.batch, outputs: test.batch },
         };
         let infos = match self.executable.variants(shape.bucket()) {
@@ -279,7 +281,7 @@ impl Driver {
         let mut total = Duration::ZERO;
         let mut begin = positions.start;
         while begin < positions.end {
-            let end = positions.end.min(begin + PREFILL_CHUNK);
+            let end = positions.end.min(begin + self.batch_tokens);
             let tokens: Vec<u32> = (begin..end).map(|position| self.token_at(index, position)).collect();
             self.input.clear();
             self.input.push_sequence(&tokens, begin, &self.sequences[index].blocks);

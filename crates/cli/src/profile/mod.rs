@@ -95,7 +95,7 @@ fn variants(args: &ProfileArgs) -> Result<()> {
     executable.settle()?;
     let mut programs = Vec::new();
     for phase in phases {
-        let shape = StepShape { tokens: phase.tokens_of_a_step(), sequences: 1, outputs: 1 };
+        let shape = StepShape { tokens: phase.tokens_of_a_step(args.target.batch_tokens()), sequences: 1, outputs: 1 };
         programs.push(ProgramRow::new(phase.name(), shape, &executable.variants(shape)?));
     }
     let report = VariantsReport {

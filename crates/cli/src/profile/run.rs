@@ -12,9 +12,6 @@ use crate::bench::{Parts, TargetArgs};
 use crate::load;
 use crate::output::note;
 
-/// Tokens that the engine computes in a step at most: its default.
-const STEP_TOKENS: usize = 512;
-
 /// What is profiled: `tokens` at once or one by one, after `depth` others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -33,10 +30,10 @@ impl Phase {
         }
     }
 
-    /// Tokens that a step computes at most.
-    pub(super) fn tokens_of_a_step(self) -> usize {
+    /// Tokens that a step computes at most, of `batch_tokens` that it may.
+    pub(super) fn tokens_of_a_step(self, batch_tokens: usize) -> usize {
         match self {
-            Self::Prefill { tokens, .. } => tokens.min(STEP_TOKENS),
+            Self::Prefill { tokens, .. } => tokens.min(batch_tokens),
             Self::Decode { .. } => 1,
         }
     }
@@ -123,7 +120,7 @@ impl Session {
         let config =
             // A step that was submitted before recording began would have no record.
             EngineConfig {
-                max_batch_tokens: STEP_TOKENS,
+                max_batch_tokens: target.batch_tokens(),
                 run_ahead: false,
                 ..EngineConfig::new(kv, longest, vocab_size, vec![])
             };
