@@ -512,7 +512,7 @@ fn expand_for_first(checkpoint: &mut Checkpoint, args: &ModelArgs) -> Result<()>
     }
     let is_kept = match args.device.as_str() {
         _ if args.quant.is_some() => false,
-        AUTO => first_gpu(&args.gpu).is_ok_and(|gpu| computes_fp8(&gpu)),
+        AUTO => first_gpu(&args.gpu).map_or(true, |gpu| computes_fp8(&gpu)),
         _ => computes_fp8(&*backend(args)?),
     };
     if !is_kept {

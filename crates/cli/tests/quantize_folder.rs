@@ -81,7 +81,7 @@ fn every_layout_is_read_back_and_says_what_it_is() {
             assert_eq!(shown["receipt"], receipt);
         }
     }
-    // On a CPU, and in GGUF files, FP8 is plain numbers.
+    // In GGUF files FP8 is plain numbers.
     let mut expanded = open(&at("fp8"));
     assert_eq!(expanded.tensor(UP).unwrap().format(), WeightFormat::FP8);
     assert!(expanded.expand_fp8());
@@ -94,10 +94,11 @@ fn every_layout_is_read_back_and_says_what_it_is() {
     let scores = |model: &str| {
         let args = ["eval", model, "-f", &text, "--ctx-size", "16", "--device", "cpu", "-o", "json"];
         let printed: serde_json::Value = serde_json::from_slice(&process::output(&args).stdout).expect("JSON");
-        (printed["perplexity"].clone(), printed["perplexity_error"].clone())
+        printed["perplexity"].as_f64().expect("a number")
     };
-    assert_eq!(scores(&at("fp8")), scores(&at("fp8.gguf")));
-    assert!(scores(&at("fp8")).0.as_f64().is_some_and(|perplexity| perplexity > 1.0));
+    // Off by the rounding of activations.
+    let (packed, plain) = (scores(&at("fp8")), scores(&at("fp8.gguf")));
+    assert!(plain > 1.0 && (packed / plain - 1.0).abs() < 0.01, "{packed}, and {plain} of plain numbers");
     // It runs, and is as near to its source as the same numbers are in GGUF.
     let ran = process::output(&["run", &at("int4_g32"), "Once upon a time", "--temp", "0", "-n", "20"]);
     assert!(ran.status.success() && process::text(&ran.stderr).contains("INT4 as Q4_0"));

@@ -148,9 +148,9 @@ impl Backend for CpuBackend {
         &self.device
     }
 
-    fn supports(&self, op: &Op, formats: &[WeightFormat]) -> bool {
-        // Every op; a match without a wildcard, so that a new one is decided here.
-        let has_op = match op {
+    fn supports(&self, op: &Op, _formats: &[WeightFormat]) -> bool {
+        // Every op in every format; a match without a wildcard, so that a new one is decided here.
+        match op {
             Op::Embed { .. }
             | Op::RmsNorm { .. }
             | Op::Linear { .. }
@@ -165,8 +165,7 @@ impl Backend for CpuBackend {
             | Op::LinearResidual { .. }
             | Op::RopeKvWrite { .. }
             | Op::Logits { .. } => true,
-        };
-        has_op && formats.iter().all(|&format| has_kernels(format))
+        }
     }
 
     fn claims(&self) -> Claims {
@@ -184,8 +183,7 @@ impl Backend for CpuBackend {
             true => |format| rounding(format, ActivationRounding::BF16),
         };
         let own_bits = self.isa.own_order().map(|name| (WeightFormat::BF16, name));
-        let formats = weight_formats().collect();
-        Claims { formats, activations, bit_exact: true, same_bits: Some(DEVICE), own_bits, ..Claims::default() }
+        Claims { activations, bit_exact: true, same_bits: Some(DEVICE), own_bits, ..Claims::default() }
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {
@@ -228,16 +226,6 @@ impl Backend for CpuBackend {
             recording: None,
         }))
     }
-}
-
-/// Whether there are kernels for weights in `format`: for all but FP8, which readers give as F16 or BF16, too.
-fn has_kernels(format: WeightFormat) -> bool {
-    format != WeightFormat::FP8
-}
-
-/// The formats that there are kernels for.
-fn weight_formats() -> impl Iterator<Item = WeightFormat> {
-    WeightFormat::ALL.into_iter().filter(|&format| has_kernels(format))
 }
 
 /// Norms and biases: what kernels read as f32 vectors.

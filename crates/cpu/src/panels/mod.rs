@@ -13,6 +13,7 @@
 
 #![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
 
+mod fp8;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
@@ -32,6 +33,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
+pub(crate) use fp8::FP8;
 pub(crate) use iq4_nl::IQ4_NL;
 pub(crate) use iq4_xs::IQ4_XS;
 pub(crate) use mxfp4::MXFP4;
@@ -94,8 +96,8 @@ pub(crate) trait PanelFormat: 'static {
         codes: &Self::Codes,
         scales: &Self::Scales,
         part: usize,
-        out: &mut PanelCodes,
-        out_scales: &mut <Self::Tile as TileFormat>::Scales,
+        out: &mut TileCodes<Self>,
+        out_scales: &mut TileScales<Self>,
     );
 
     /// One row of x with sixteen of the file, as [`PanelFormat::add`] has it from panels; with `PREFETCH` asks for what
@@ -110,13 +112,17 @@ pub(crate) trait PanelFormat: 'static {
 }
 
 /// Room for codes and scales of [`Panel::unpack`].
-pub(crate) type TileRoom<'a, F> = (&'a mut [PanelCodes], &'a mut [<<F as PanelFormat>::Tile as TileFormat>::Scales]);
+pub(crate) type TileRoom<'a, F> = (&'a mut [TileCodes<F>], &'a mut [TileScales<F>]);
+/// [`TileFormat::Codes`] of a panel's tile.
+pub(crate) type TileCodes<F> = <<F as PanelFormat>::Tile as TileFormat>::Codes;
+/// [`TileFormat::Scales`] of a panel's tile.
+pub(crate) type TileScales<F> = <<F as PanelFormat>::Tile as TileFormat>::Scales;
 
 /// Evaluates `$body` with `$F` as the [`PanelFormat`] of a [`tensor::WeightFormat`], or `$none` for formats without panels.
 macro_rules! with_panel_format {
     ($format:expr, $F:ident => $body:expr, else $none:expr) => {
         $crate::panels::with_panel_format!(
-            @ Q8_0 Q4_0 Q4_K Q6_K Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q5_K IQ4_NL IQ4_XS MXFP4,
+            @ Q8_0 Q4_0 Q4_K Q6_K Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q5_K IQ4_NL IQ4_XS MXFP4 FP8,
             $format, $F => $body, else $none
         )
     };
@@ -126,10 +132,7 @@ macro_rules! with_panel_format {
                 type $F = $crate::panels::$name;
                 $body
             })*
-            tensor::WeightFormat::F32
-            | tensor::WeightFormat::F16
-            | tensor::WeightFormat::BF16
-            | tensor::WeightFormat::FP8 => $none,
+            tensor::WeightFormat::F32 | tensor::WeightFormat::F16 | tensor::WeightFormat::BF16 => $none,
         }
     };
 }
@@ -358,7 +361,7 @@ use dots;
 
 #[cfg(test)]
 mod tests {
-    use tensor::Tensor;
+    use tensor::{Tensor, WeightFormat};
     use testing::random::Rng;
 
     use super::*;
@@ -390,7 +393,7 @@ mod tests {
     #[test]
     fn every_weight_is_in_its_lane_with_its_scale() {
         let mut rng = Rng::new(3);
-        for format in crate::weight_formats().filter(|format| format.is_quantized()) {
+        for format in WeightFormat::ALL.into_iter().filter(|format| format.is_quantized()) {
             let len = format.block_len();
             let values: Vec<f32> = (0..13 * len).map(|_| rng.normal()).collect();
             let tensor = Tensor::from_f32(format, vec![13, len], &values).expect("whole blocks");

@@ -16,13 +16,15 @@ pub(crate) const PIECE_BLOCKS: usize = 16;
 
 /// A form of scales. Codes are signed bytes, xored with [`Simd::PANEL_XOR`], where a form does not say otherwise.
 pub(crate) trait TileFormat: 'static {
+    /// The codes of 32 weights of each of sixteen rows.
+    type Codes: Pod;
     /// The scales of 32 weights of each of sixteen rows.
     type Scales: Pod;
 
     /// sums + the products of 32 weights of `NP` panels with a block of each of `MR` rows.
     fn add<S: Simd, const MR: usize, const NP: usize>(
         s: S,
-        panels: [(&PanelCodes, &Self::Scales); NP],
+        panels: [(&Self::Codes, &Self::Scales); NP],
         x: [&QuantizedBlock; MR],
         sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR];
@@ -30,7 +32,7 @@ pub(crate) trait TileFormat: 'static {
 
 /// A piece of a panel as tiles have it.
 pub(crate) struct TilePanel<'a, T: TileFormat> {
-    pub(crate) codes: &'a [PanelCodes],
+    pub(crate) codes: &'a [T::Codes],
     pub(crate) scales: &'a [T::Scales],
 }
 
@@ -46,6 +48,7 @@ impl<T: TileFormat> Copy for TilePanel<'_, T> {}
 pub(crate) enum Scaled {}
 
 impl TileFormat for Scaled {
+    type Codes = PanelCodes;
     type Scales = [f32; LANES];
 
     #[inline(always)]
@@ -78,6 +81,7 @@ pub(crate) struct ScaleAndMinimum {
 }
 
 impl TileFormat for Shifted {
+    type Codes = PanelCodes;
     type Scales = ScaleAndMinimum;
 
     #[inline(always)]
@@ -112,6 +116,7 @@ pub(crate) struct ScaleOfHalves {
 }
 
 impl TileFormat for Halves {
+    type Codes = PanelCodes;
     type Scales = ScaleOfHalves;
 
     #[inline(always)]
@@ -152,6 +157,7 @@ pub(crate) struct ScalesAndMinima {
 }
 
 impl TileFormat for ShiftedHalves {
+    type Codes = PanelCodes;
     type Scales = ScalesAndMinima;
 
     #[inline(always)]

@@ -89,6 +89,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn load_e4m3_pairs(self, codes: &[u8; 2 * LANES]) -> [Self::F32; 2] {
+        // SAFETY: `self` proves the features; 32 bytes, at any alignment.
+        unsafe {
+            let (even, odd) = e4m3_pairs_as_f16(_mm256_loadu_si256(codes.as_ptr().cast()));
+            [widen_f16(even), widen_f16(odd)]
+        }
+    }
+
+    #[inline(always)]
     fn store(self, vector: Self::F32, out: &mut [f32; LANES]) {
         // SAFETY: `self` proves the features; room for two times eight f32, at any alignment.
         unsafe {
@@ -388,6 +397,24 @@ fn byte_products(w: __m256i, x: __m256i) -> __m256i {
 fn exp2_of_low_bits(biased: __m256) -> __m256 {
     let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(biased));
     _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_castps_si256(_mm256_set1_ps(1.0))))
+}
+
+/// Sixteen binary16 as f32.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn widen_f16(halves: __m256i) -> [__m256; 2] {
+    [_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves))]
+}
+
+/// The numbers of E4M3 times 2⁻⁸ as binary16, of codes in even and in odd bytes: one bit of exponent more comes below the sign.
+/// The conversion to f32 takes subnormal numbers at full speed, which no multiplication by a power of two would.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn e4m3_pairs_as_f16(codes: __m256i) -> (__m256i, __m256i) {
+    let even = _mm256_srai_epi16::<1>(_mm256_slli_epi16::<8>(codes));
+    let odd = _mm256_srai_epi16::<1>(codes);
+    let mask = _mm256_set1_epi16(0xbf80u16.cast_signed());
+    (_mm256_and_si256(even, mask), _mm256_and_si256(odd, mask))
 }
 
 /// Two transpositions of 8 × 8 words: rows 0 to 7 make the first half of each group of codes, rows 8 to 15 the second.

@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use tensor::quant::q8_0;
 
+use super::avx2::e4m3_pairs_as_f16;
 use super::{Kernel, LANES, PANEL_ROWS, PairBlock, PanelCodes, Simd, amx, scalar};
 use crate::kernels::quantize::QuantizedBlock;
 
@@ -90,6 +91,15 @@ impl<const VNNI: bool, const BF16: bool, const TILES: bool> Simd for Avx512<VNNI
         unsafe {
             let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(values.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
+    }
+
+    #[inline(always)]
+    fn load_e4m3_pairs(self, codes: &[u8; 2 * LANES]) -> [__m512; 2] {
+        // SAFETY: `self` proves the features; 32 bytes, at any alignment.
+        unsafe {
+            let (even, odd) = e4m3_pairs_as_f16(_mm256_loadu_si256(codes.as_ptr().cast()));
+            [_mm512_cvtph_ps(even), _mm512_cvtph_ps(odd)]
         }
     }
 

@@ -96,6 +96,8 @@ pub(crate) trait Simd: Copy {
     fn load_f16(self, values: &[f16; LANES]) -> Self::F32;
     /// Sixteen bfloat16, widened exactly.
     fn load_bf16(self, values: &[bf16; LANES]) -> Self::F32;
+    /// The numbers of E4M3 times 2⁻⁸, exactly, of codes 2l for each lane l, and of codes 2l + 1. NaN counts as 480.
+    fn load_e4m3_pairs(self, codes: &[u8; 2 * LANES]) -> [Self::F32; 2];
     /// Writes the lanes in order.
     fn store(self, vector: Self::F32, out: &mut [f32; LANES]);
 
@@ -223,6 +225,7 @@ pub(crate) trait Simd: Copy {
 
 #[cfg(test)]
 mod tests {
+    use tensor::quant::fp8;
     use testing::random::Rng;
 
     use super::*;
@@ -291,6 +294,39 @@ mod tests {
             let expected = Isa::scalar().run(EveryWord(a, b, c));
             for isa in Isa::available() {
                 assert_eq!(isa.run(EveryWord(a, b, c)), expected, "{isa} of {a:?}, {b:?}, {c:?}");
+            }
+        }
+    }
+
+    struct E4m3Pairs<'a>(&'a [u8; 2 * LANES]);
+
+    impl Kernel for E4m3Pairs<'_> {
+        type Output = [[f32; LANES]; 2];
+        const WORDS: Words = Words::Floats;
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Self::Output {
+            let mut out = [[0.0; LANES]; 2];
+            for (vector, out) in s.load_e4m3_pairs(self.0).into_iter().zip(&mut out) {
+                s.store(vector, out);
+            }
+            out
+        }
+    }
+
+    #[test]
+    fn every_code_of_e4m3_is_its_number_at_every_level() {
+        for first in (0..256).step_by(2 * LANES) {
+            let codes: [u8; 2 * LANES] = std::array::from_fn(|i| (first + i) as u8);
+            for isa in Isa::available() {
+                let found = isa.run(E4m3Pairs(&codes));
+                for (i, &code) in codes.iter().enumerate() {
+                    let number = match code {
+                        0x7f => 480.0,
+                        0xff => -480.0,
+                        _ => fp8::e4m3(code),
+                    };
+                    assert_eq!(found[i % 2][i / 2].to_bits(), (number * fp8::UNIT).to_bits(), "{isa} code {code}");
+                }
             }
         }
     }

@@ -122,6 +122,17 @@ impl<const DOT: bool, const I8MM: bool, const BF16: bool> Simd for Neon<DOT, I8M
     }
 
     #[inline(always)]
+    fn load_e4m3_pairs(self, codes: &[u8; 2 * LANES]) -> [Self::F32; 2] {
+        let at = codes.as_ptr();
+        // SAFETY: `self` proves the feature; halves of 32 bytes.
+        unsafe {
+            let (even_low, odd_low) = e4m3_pairs_as_f16(vld1q_u8(at));
+            let (even_high, odd_high) = e4m3_pairs_as_f16(vld1q_u8(at.add(16)));
+            [widen_all_f16(even_low, even_high), widen_all_f16(odd_low, odd_high)]
+        }
+    }
+
+    #[inline(always)]
     fn store(self, vector: Self::F32, out: &mut [f32; LANES]) {
         let at = out.as_mut_ptr();
         // SAFETY: `self` proves the feature; room for four quarters of sixteen f32.
@@ -411,6 +422,28 @@ fn widen_f16(halves: uint16x4_t) -> float32x4_t {
              options(pure, nomem, nostack, preserves_flags));
     }
     wide
+}
+
+/// As [`widen_f16`], sixteen.
+#[inline]
+#[target_feature(enable = "neon")]
+fn widen_all_f16(low: uint16x8_t, high: uint16x8_t) -> [float32x4_t; 4] {
+    [
+        widen_f16(vget_low_u16(low)),
+        widen_f16(vget_high_u16(low)),
+        widen_f16(vget_low_u16(high)),
+        widen_f16(vget_high_u16(high)),
+    ]
+}
+
+/// The numbers of E4M3 times 2⁻⁸ as binary16, of codes in even and in odd bytes: one bit of exponent more comes below the sign.
+#[inline]
+#[target_feature(enable = "neon")]
+fn e4m3_pairs_as_f16(codes: uint8x16_t) -> (uint16x8_t, uint16x8_t) {
+    let codes = vreinterpretq_s16_u8(codes);
+    let (even, odd) = (vshrq_n_s16::<1>(vshlq_n_s16::<8>(codes)), vshrq_n_s16::<1>(codes));
+    let mask = vdupq_n_u16(0xbf80);
+    (vandq_u16(vreinterpretq_u16_s16(even), mask), vandq_u16(vreinterpretq_u16_s16(odd), mask))
 }
 
 #[inline]

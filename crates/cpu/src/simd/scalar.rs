@@ -123,6 +123,13 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn load_e4m3_pairs(self, codes: &[u8; 2 * LANES]) -> [Self::F32; 2] {
+        // Sign, exponent and mantissa where binary16 has them, whose exponents are larger by 8.
+        let widen = |code: u8| f16::from_bits(u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7).to_f32();
+        [0, 1].map(|odd| std::array::from_fn(|lane| widen(codes[2 * lane + odd])))
+    }
+
+    #[inline(always)]
     fn store(self, vector: Self::F32, out: &mut [f32; LANES]) {
         *out = vector;
     }
