@@ -1,4 +1,4 @@
-"""What block formats stand for, by the published decoders: the `gguf` package, and `ml_dtypes` for the E4M3 of FP8.
+"""What block formats stand for, by the published decoders: the `gguf` package, and `ml_dtypes` for FP8 and NVFP4.
 
     pip install gguf==0.19.0 ml_dtypes==0.6.0 numpy
     python tools/goldens/packed_formats.py crates/tensor/tests/golden
@@ -36,6 +36,22 @@ def fp8(rng) -> bytes:
     return blocks.tobytes() + weights.tobytes()
 
 
+def nvfp4(rng) -> bytes:
+    """Every code with scales of every size: as ModelOpt has it, each product rounded to f32."""
+    codes = rng.integers(0, 16, (8, 64), dtype=np.uint8)
+    codes[0] = np.arange(64) % 16
+    scales = rng.integers(0, 127, (8, 4), dtype=np.uint8)
+    scale = (rng.standard_normal(8) * 1e-3).astype(np.float32)
+    scale[1], scale[2], scale[3] = 0.0, np.float32(1e-30), np.float32(40)
+    # Of each 32 codes those of weights j and j + 16 share a byte.
+    low, high = codes.reshape(8, 2, 2, 16).transpose(2, 0, 1, 3)
+    packed = (low | high << 4).reshape(8, 32)
+    blocks = np.concatenate([scale.view(np.uint8).reshape(8, 4), scales, packed], axis=1)
+    numbers = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32).reshape(8, 4, 16)
+    groups = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale[:, None]
+    return blocks.tobytes() + (numbers * groups[:, :, None]).astype(np.float32).tobytes()
+
+
 def main(folder: Path) -> None:
     rng = np.random.default_rng(4)
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +69,7 @@ def main(folder: Path) -> None:
         weights = dequantize(blocks, kind).astype(np.float32)
         (folder / f"{name}.bin").write_bytes(blocks.tobytes() + weights.tobytes())
     (folder / "FP8.bin").write_bytes(fp8(rng))
+    (folder / "NVFP4.bin").write_bytes(nvfp4(rng))
     numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     (folder / "E4M3.bin").write_bytes(numbers.tobytes())
 

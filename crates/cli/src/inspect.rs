@@ -174,7 +174,9 @@ fn as_text(
         let note = match (sum.format, sum.expanded_to) {
             (None, _) => " (not computed yet)".to_owned(),
             (_, Some((format, true))) => format!(" (read as {format}, which holds it exactly)"),
-            (_, Some((format @ WeightFormat::FP8, false))) => format!(" (read as {format}, its scales rounded)"),
+            (_, Some((format @ (WeightFormat::FP8 | WeightFormat::NVFP4), false))) => {
+                format!(" (read as {format}, its scales rounded)")
+            }
             (_, Some((format, false))) => format!(" (expanded to {format}, rounded)"),
             _ => String::new(),
         };

@@ -495,29 +495,27 @@ pub(crate) fn parse_isa(name: &str) -> Result<cpu::IsaLevel, String> {
     level.ok_or_else(|| format!("expected one of {}", known.join(", ")))
 }
 
-/// Whether `backend` computes from FP8. Others are given F16 or BF16 in its place.
-pub(crate) fn computes_fp8(backend: &dyn Backend) -> bool {
-    backend.claims().formats.contains(&WeightFormat::FP8)
-}
-
-/// Has `checkpoint` give what `backend` computes from. Returns whether it gives something else than before.
+/// Has `checkpoint` give what `backend` computes from, and F16 or BF16 in place of FP8 and NVFP4 otherwise. Returns whether it
+/// gives something else than before.
 pub(crate) fn expand_for(checkpoint: &mut Checkpoint, backend: &dyn Backend) -> bool {
-    !computes_fp8(backend) && checkpoint.expand_fp8()
+    let formats = backend.claims().formats;
+    checkpoint.expand_unless(|format| formats.contains(&format))
 }
 
 /// As [`expand_for`] the device that is tried first; what is quantised anew is made of plain numbers.
 fn expand_for_first(checkpoint: &mut Checkpoint, args: &ModelArgs) -> Result<()> {
-    if !checkpoint.tensor_infos().any(|info| info.format == Some(WeightFormat::FP8)) {
+    let is_expandable = |format| matches!(format, Some(WeightFormat::FP8 | WeightFormat::NVFP4));
+    if !checkpoint.tensor_infos().any(|info| is_expandable(info.format)) {
         return Ok(());
     }
-    let is_kept = match args.device.as_str() {
-        _ if args.quant.is_some() => false,
-        AUTO => first_gpu(&args.gpu).map_or(true, |gpu| computes_fp8(&gpu)),
-        _ => computes_fp8(&*backend(args)?),
+    match args.device.as_str() {
+        _ if args.quant.is_some() => checkpoint.expand_unless(|_| false),
+        AUTO => match first_gpu(&args.gpu) {
+            Ok(gpu) => expand_for(checkpoint, &gpu),
+            Err(_) => expand_for(checkpoint, &cpu_backend(args)?),
+        },
+        _ => expand_for(checkpoint, &*backend(args)?),
     };
-    if !is_kept {
-        checkpoint.expand_fp8();
-    }
     Ok(())
 }
 

@@ -193,13 +193,16 @@ impl Checkpoint {
         Ok(tensor)
     }
 
-    /// From now on gives F16 or BF16, whichever is nearer, where it would give FP8: for devices that do not compute from that,
-    /// and files that have no such type. What is given then is rounded once, from the file's own scales. Returns whether there
-    /// is such a tensor.
-    pub fn expand_fp8(&mut self) -> bool {
+    /// From now on gives F16 or BF16, whichever is nearer, where it would give FP8 or NVFP4 and `is_computed` says no to that:
+    /// for devices that do not compute from it, and files that have no such type. What is given then is rounded once, from the
+    /// file's own scales. Returns whether some tensor is given in another format than before.
+    pub fn expand_unless(&mut self, is_computed: impl Fn(WeightFormat) -> bool) -> bool {
         let Self { files, quantized, .. } = self;
-        let expanded = quantized.iter_mut().filter_map(|weight| weight.expand_fp8(&files.as_slice()).then_some(()));
-        expanded.count() > 0
+        let mut is_other = false;
+        for weight in quantized {
+            is_other |= weight.expand_unless(&files.as_slice(), &is_computed);
+        }
+        is_other
     }
 
     /// Reads a tensor and says where the first NaN or infinity is, if there is one.

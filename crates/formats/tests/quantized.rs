@@ -9,7 +9,7 @@ use tensor::WeightFormat;
 
 /// Every case, what it is read as, and whether that is exact.
 const CASES: [(&str, &str, WeightFormat, bool); 28] = {
-    use WeightFormat::{F16, FP8, MXFP4, Q4_0, Q5_0, Q8_0};
+    use WeightFormat::{F16, FP8, MXFP4, NVFP4, Q4_0, Q5_0, Q8_0};
     [
         ("gptq_int4", "GPTQ INT4", Q5_0, true),
         ("gptq_int4_symmetric", "GPTQ INT4", Q4_0, true),
@@ -34,8 +34,8 @@ const CASES: [(&str, &str, WeightFormat, bool); 28] = {
         ("fp8_block", "FP8 E4M3", FP8, true),
         ("fp8_transformers_block", "FP8 E4M3", F16, false),
         ("fp8_transformers_tensor", "FP8 E4M3", FP8, false),
-        ("nvfp4", "NVFP4", F16, false),
-        ("nvfp4_modelopt", "NVFP4", F16, false),
+        ("nvfp4", "NVFP4", NVFP4, false),
+        ("nvfp4_modelopt", "NVFP4", NVFP4, true),
         ("mxfp4", "MXFP4", MXFP4, true),
         ("mxfp4_gpt_oss", "MXFP4", MXFP4, true),
         ("mxfp4_gpt_oss_wide", "MXFP4", MXFP4, true),
@@ -69,8 +69,13 @@ fn weights_are_those_of_the_published_decoders() {
         let tensor = checkpoint.tensor(&info.name).unwrap();
         assert_eq!((tensor.format(), tensor.shape()), (format, expected.shape()), "{case}");
         for (i, (found, expected)) in tensor.to_f32().into_iter().zip(expected.to_f32()).enumerate() {
-            // Scales of FP8 are rounded to eleven bits.
-            let off = if format == WeightFormat::FP8 { expected.abs() / 2047.0 } else { 0.0 };
+            let off = match format {
+                // Scales of FP8 are rounded to eleven bits.
+                WeightFormat::FP8 => expected.abs() / 2047.0,
+                // A quotient is rounded, and then a product.
+                WeightFormat::NVFP4 => expected.abs() * 2.0 * f32::EPSILON,
+                _ => 0.0,
+            };
             assert!((found - round(format, expected)).abs() <= off, "{case} {i}: {found}, not {expected}");
             assert!(!exact || found == expected, "{case} {i}: {found} is not exactly {expected}");
         }
@@ -88,15 +93,16 @@ fn round(format: WeightFormat, weight: f32) -> f32 {
 }
 
 #[test]
-fn expanded_fp8_is_the_published_decoders_rounded_once() {
+fn what_is_expanded_is_the_published_decoders_rounded_once() {
     let mut seen = 0;
     for (case, _, format, exact) in CASES {
         let mut checkpoint = open(case);
         let before = checkpoint.tensor_infos().next().unwrap();
-        let is_fp8 = format == WeightFormat::FP8;
-        assert_eq!(checkpoint.expand_fp8(), is_fp8, "{case}");
+        let is_expanded = matches!(format, WeightFormat::FP8 | WeightFormat::NVFP4);
+        assert!(!checkpoint.expand_unless(|_| true), "{case}: nothing is to be expanded");
+        assert_eq!(checkpoint.expand_unless(|_| false), is_expanded, "{case}");
         let info = checkpoint.tensor_infos().next().unwrap();
-        if !is_fp8 {
+        if !is_expanded {
             assert_eq!((info, exact), (before.clone(), before.exact), "{case}");
             continue;
         }
@@ -108,9 +114,11 @@ fn expanded_fp8_is_the_published_decoders_rounded_once() {
         for (i, (found, expected)) in tensor.to_f32().into_iter().zip(expected).enumerate() {
             assert!(found == round(format, expected), "{case} {i}: {found}, not {expected} in {format}");
         }
-        assert!(!checkpoint.expand_fp8(), "{case}: there is none any more");
+        assert!(!checkpoint.expand_unless(|_| false), "{case}: there is none any more");
+        assert!(checkpoint.expand_unless(|kept| kept == before.format.unwrap()), "{case}: and as before again");
+        assert_eq!(checkpoint.tensor_infos().next().unwrap(), before, "{case}");
     }
-    assert!(seen >= 3, "{seen} cases of FP8");
+    assert!(seen >= 5, "{seen} cases");
 }
 
 /// A float-quantized checkpoint of 256 features, a row for each scale: all codes that are numbers.
@@ -161,7 +169,7 @@ fn fp8_loses_no_more_than_the_floats_that_it_was_read_as() {
         let info = checkpoint.tensor_infos().next().unwrap();
         assert_eq!((info.format, info.exact), (Some(WeightFormat::FP8), false), "{least}");
         let (packed, packed_squares) = errors(&checkpoint.tensor("x.weight").unwrap(), &scales);
-        checkpoint.expand_fp8();
+        checkpoint.expand_unless(|_| false);
         let (expanded, expanded_squares) = errors(&checkpoint.tensor("x.weight").unwrap(), &scales);
         for ((packed, expanded), scale) in packed.iter().zip(&expanded).zip(&scales) {
             // The product of a power of two is rounded as the scale is.
@@ -186,7 +194,7 @@ fn scales_beyond_those_of_fp8_are_read_into_floats() {
         let mut checkpoint = fp8_channels(&[0.01, scale, 0.02], "F32");
         let format = checkpoint.tensor_infos().next().unwrap().format.unwrap();
         assert_eq!(format == WeightFormat::FP8, fits, "{scale} as {format}");
-        assert_eq!(checkpoint.expand_fp8(), fits, "{scale}");
+        assert_eq!(checkpoint.expand_unless(|_| false), fits, "{scale}");
     }
 }
 

@@ -128,6 +128,9 @@ weight_formats! {
     MXFP4 = "MXFP4" quant::mxfp4::Block;
     /// Blocks of 32 floating-point numbers of eight bits with one binary16 scale: [`quant::fp8`].
     FP8 = "FP8" quant::fp8::Block;
+    /// Blocks of 64 floating-point numbers of four bits; each 16 have a scale of eight, and all one of binary32:
+    /// [`quant::nvfp4`].
+    NVFP4 = "NVFP4" quant::nvfp4::Block;
 }
 
 impl WeightFormat {

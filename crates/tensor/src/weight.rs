@@ -256,6 +256,8 @@ mod tests {
                 WeightFormat::MXFP4 => 8.0,
                 // Half of the gap between the largest numbers, 416 and 448.
                 WeightFormat::FP8 => 32.0 / 448.0 * 16.1,
+                // Half of the gap between the largest numbers, 4 and 6, and a scale that is off by a 16th.
+                WeightFormat::NVFP4 => 32.0 / 6.0 * 1.07,
             };
             for (found, expected) in tensor.to_f32().iter().zip(&values) {
                 assert!((found - expected).abs() <= bound, "{format}: {found} for {expected}");

@@ -141,7 +141,7 @@ impl Unit {
 pub(super) fn write(args: &QuantizeArgs, target: Target, importance: &mut Importances) -> Result<Written> {
     let folder = load::locate(&args.source)?;
     let (mut checkpoint, name) = load::open(Some(&args.source), false)?;
-    checkpoint.expand_fp8();
+    checkpoint.expand_unless(|_| false);
     let has_tokenizer = matches!(checkpoint.tokenizer, TokenizerSource::HuggingFace { .. });
     if !folder.is_dir() || !has_tokenizer {
         bail!(

@@ -285,7 +285,7 @@ fn inputs(plan: &Plan) -> HashMap<Value, Input> {
 /// Has the source predict `text` and adds up the squares of what each of its projections is given.
 fn collect(args: &QuantizeArgs, text: &str, dataset: &str) -> Result<Imatrix> {
     let (mut checkpoint, name) = load::open(Some(&args.source), false)?;
-    checkpoint.expand_fp8();
+    checkpoint.expand_unless(|_| false);
     let plan = load::plan_of(&checkpoint).with_context(|| format!("`{name}` cannot be computed"))?;
     let window = args.imatrix_ctx_size.unwrap_or(WINDOW.min(plan.context_len));
     if window < 4 || window > plan.context_len {

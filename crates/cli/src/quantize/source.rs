@@ -69,8 +69,8 @@ impl Source {
             return Ok(Self::Gguf(Rc::new(Gguf::read(bytes).with_context(read)?)));
         }
         let (mut checkpoint, _) = load::open(Some(name), false)?;
-        // GGUF has no such type, and what is packed anew should be rounded once.
-        checkpoint.expand_fp8();
+        // GGUF has no such types, and what is packed anew should be rounded once.
+        checkpoint.expand_unless(|_| false);
         Ok(Self::Checkpoint(Rc::new(checkpoint)))
     }
 

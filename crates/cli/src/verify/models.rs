@@ -148,9 +148,8 @@ pub(super) fn subjects(args: &VerifyArgs, devices: &[&Named]) -> Result<Vec<Subj
 /// The model of MODEL, or the built-in one, in formats that all of `devices` compute from where the file leaves a choice.
 fn checkpoint(args: &VerifyArgs, devices: &[&Named]) -> Result<Subject> {
     let (mut checkpoint, name) = load::open(args.model.as_deref(), false)?;
-    for device in devices {
-        load::expand_for(&mut checkpoint, &*device.backend);
-    }
+    let formats = devices.iter().map(|device| device.backend.claims().formats).collect::<Vec<_>>();
+    checkpoint.expand_unless(|format| formats.iter().all(|computed| computed.contains(&format)));
     let in_model = || format!("cannot load `{name}`");
     let textbook = load::plan_of(&checkpoint).with_context(in_model)?;
     let weights = textbook.weights.iter().map(|weight| checkpoint.tensor(&weight.name));
@@ -233,11 +232,6 @@ impl Subject {
     pub(super) fn is_computed_as_it_is(&self, device: &Named) -> bool {
         let is_kept = kept_by(device);
         self.weights().iter().all(is_kept)
-    }
-
-    /// Whether `device` computes from its matrices in some way.
-    pub(super) fn runs_on(&self, device: &Named) -> bool {
-        load::computes_fp8(&*device.backend) || self.weights().iter().all(|tensor| tensor.format() != WeightFormat::FP8)
     }
 
     /// What is compared: matrices as `device` computes from them.

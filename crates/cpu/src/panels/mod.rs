@@ -17,6 +17,7 @@ mod fp8;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
+mod nvfp4;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -37,6 +38,7 @@ pub(crate) use fp8::FP8;
 pub(crate) use iq4_nl::IQ4_NL;
 pub(crate) use iq4_xs::IQ4_XS;
 pub(crate) use mxfp4::MXFP4;
+pub(crate) use nvfp4::NVFP4;
 pub(crate) use q2_k::Q2_K;
 pub(crate) use q3_k::Q3_K;
 pub(crate) use q4_0::Q4_0;
@@ -122,7 +124,7 @@ pub(crate) type TileScales<F> = <<F as PanelFormat>::Tile as TileFormat>::Scales
 macro_rules! with_panel_format {
     ($format:expr, $F:ident => $body:expr, else $none:expr) => {
         $crate::panels::with_panel_format!(
-            @ Q8_0 Q4_0 Q4_K Q6_K Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q5_K IQ4_NL IQ4_XS MXFP4 FP8,
+            @ Q8_0 Q4_0 Q4_K Q6_K Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q5_K IQ4_NL IQ4_XS MXFP4 FP8 NVFP4,
             $format, $F => $body, else $none
         )
     };

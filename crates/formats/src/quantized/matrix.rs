@@ -7,10 +7,10 @@ use bytes::Bytes;
 use half::{bf16, f16};
 use tensor::WeightFormat;
 use tensor::quant::fp8::{self, e4m3};
-use tensor::quant::{mxfp4, q4_0, q5_0, q8_0};
+use tensor::quant::{mxfp4, nvfp4, q4_0, q5_0, q8_0};
 
-/// Features that are decoded at a time.
-const LEN: usize = 32;
+/// Features that are decoded at a time: whole blocks of every format.
+const LEN: usize = 64;
 /// Rows that are decoded together: those of a column-major matrix share cache lines.
 const TILE_ROWS: usize = 16;
 /// Weights that are worth a thread.
@@ -159,11 +159,19 @@ fn e8m0(code: u8) -> f32 {
     }
 }
 
+/// The codes of a block, as its format has them.
+fn array<T: Copy + Default, const N: usize>(codes: &[i16], convert: impl Fn(i16) -> T) -> [T; N] {
+    let mut converted = [T::default(); N];
+    converted.iter_mut().zip(codes).for_each(|(converted, &code)| *converted = convert(code));
+    converted
+}
+
 impl Matrix {
     /// What it becomes, and whether that is exactly what it means.
     pub(super) fn format(&self) -> (WeightFormat, bool) {
-        let in_blocks = self.cols.is_multiple_of(LEN)
-            && (self.col_step.is_multiple_of(LEN) || self.col_step >= self.cols)
+        const BLOCK_LEN: usize = q8_0::BLOCK_LEN;
+        let in_blocks = self.cols.is_multiple_of(BLOCK_LEN)
+            && (self.col_step.is_multiple_of(BLOCK_LEN) || self.col_step >= self.cols)
             && matches!(self.features, Features::InOrder);
         let bits = match &self.codes {
             Codes::Rows { bits, .. } | Codes::Columns { bits, .. } => Some(*bits),
@@ -188,7 +196,24 @@ impl Matrix {
         if let (true, Codes::E4m3(_), Some(exact)) = (in_blocks, &self.codes, self.scales_are_fp8()) {
             return (WeightFormat::FP8, exact);
         }
+        if let (Codes::E2m1(_), Some((_, exact))) = (&self.codes, self.nvfp4_scale()) {
+            return (WeightFormat::NVFP4, exact);
+        }
         self.nearest_float()
+    }
+
+    /// What NVFP4 multiplies scales of E4M3 with, and whether that is what the file means where it says to divide; `None` where
+    /// scales are not those of NVFP4.
+    fn nvfp4_scale(&self) -> Option<(f32, bool)> {
+        let (global, divides) = self.scales.global?;
+        let in_blocks = self.cols.is_multiple_of(nvfp4::BLOCK_LEN) && self.col_step == nvfp4::GROUP_LEN;
+        let scale = if divides { 1.0 / global } else { global };
+        let is_exact = |code| {
+            let of_group = e4m3(code);
+            of_group.is_nan() || !divides || of_group * scale == of_group / global
+        };
+        let fits = in_blocks && self.scales.dtype == Dtype::E4m3 && scale.is_normal();
+        fits.then(|| (scale, (0..=255).all(is_exact)))
     }
 
     /// Whether f16 has every scale.
@@ -314,20 +339,34 @@ impl Matrix {
     fn decode_piece(&self, format: WeightFormat, row: usize, start: usize, out: &mut [u8]) {
         let mut codes = [0i16; LEN];
         self.read_codes(row, start, &mut codes);
+        let blocks = codes.chunks(format.block_len()).zip(out.chunks_exact_mut(format.block_bytes()));
+        for (start, (codes, out)) in (start..).step_by(format.block_len()).zip(blocks) {
+            self.decode_block(format, row, start, codes, out);
+        }
+    }
+
+    /// A block of a row, the first feature of which is `start`.
+    fn decode_block(&self, format: WeightFormat, row: usize, start: usize, codes: &[i16], out: &mut [u8]) {
+        let group = start / self.col_step;
         match format {
             WeightFormat::MXFP4 => {
-                let exponent = self.scales.bytes[self.scales.index(row, start / self.col_step)];
-                let codes = codes.map(|code| code as u8);
-                out.copy_from_slice(bytemuck::bytes_of(&mxfp4::from_codes(exponent, &codes)));
+                let exponent = self.scales.bytes[self.scales.index(row, group)];
+                out.copy_from_slice(bytemuck::bytes_of(&mxfp4::from_codes(exponent, &array(codes, |code| code as u8))));
+            }
+            WeightFormat::NVFP4 => {
+                let (scale, _) = self.nvfp4_scale().unwrap_or((f32::NAN, false));
+                let scales = std::array::from_fn(|i| self.scales.bytes[self.scales.index(row, group + i)]);
+                let block = nvfp4::from_codes(scale, scales, &array(codes, |code| code as u8));
+                out.copy_from_slice(bytemuck::bytes_of(&block));
             }
             WeightFormat::FP8 => {
-                let scale = f16::from_f32(self.scales.at(row, start / self.col_step) / fp8::UNIT);
-                out.copy_from_slice(bytemuck::bytes_of(&fp8::Block { scale, codes: codes.map(|code| code as u8) }));
+                let scale = f16::from_f32(self.scales.at(row, group) / fp8::UNIT);
+                let block = fp8::Block { scale, codes: array(codes, |code| code as u8) };
+                out.copy_from_slice(bytemuck::bytes_of(&block));
             }
             WeightFormat::Q4_0 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => {
-                let group = start / self.col_step;
                 let (scale, zero) = (f16::from_f32(self.scales.at(row, group)), self.zero(row, group));
-                let codes = codes.map(|code| (code - zero) as i8);
+                let codes = array(codes, |code| (code - zero) as i8);
                 match format {
                     WeightFormat::Q4_0 => out.copy_from_slice(bytemuck::bytes_of(&q4_0::from_codes(scale, &codes))),
                     WeightFormat::Q5_0 => out.copy_from_slice(bytemuck::bytes_of(&q5_0::from_codes(scale, &codes))),
@@ -335,14 +374,11 @@ impl Matrix {
                 }
             }
             _ => {
-                let size = format.block_bytes();
-                for ((col, out), code) in (start..).zip(out.chunks_exact_mut(size)).zip(codes) {
-                    let weight = self.weight(row, col, code);
-                    match format {
-                        WeightFormat::F16 => out.copy_from_slice(&f16::from_f32(weight).to_le_bytes()),
-                        WeightFormat::BF16 => out.copy_from_slice(&bf16::from_f32(weight).to_le_bytes()),
-                        _ => out.copy_from_slice(&weight.to_le_bytes()),
-                    }
+                let weight = self.weight(row, start, codes[0]);
+                match format {
+                    WeightFormat::F16 => out.copy_from_slice(&f16::from_f32(weight).to_le_bytes()),
+                    WeightFormat::BF16 => out.copy_from_slice(&bf16::from_f32(weight).to_le_bytes()),
+                    _ => out.copy_from_slice(&weight.to_le_bytes()),
                 }
             }
         }

@@ -7,8 +7,8 @@
 //! Formats   integers of up to four bits with f16 scales for whole multiples of 32 features are Q4_0 or, with zero points,
 //!           Q5_0 (codes less zero: -15 to 15, which Q4_1 has only where f16 has scale times zero); of eight bits without
 //!           zero points Q8_0; MXFP4 is MXFP4: all exactly. E4M3 with scales for whole multiples of 32 features is FP8, whose
-//!           scales are rounded where f16 has them not. Everything else becomes F16 or BF16, whichever loses less for the
-//!           scales at hand, and so does FP8 on demand.
+//!           scales are rounded where f16 has them not. NVFP4 is NVFP4, up to the rounding of a division. Everything else becomes
+//!           F16 or BF16, whichever loses less for the scales at hand, and so do FP8 and NVFP4 on demand.
 //! Source    the decoders of GPTQ (AutoGPTQ), AutoAWQ, compressed-tensors, transformers (fp8, mxfp4) and ModelOpt;
 //!           `tools/goldens/quantized_weights.py` compares.
 
@@ -18,6 +18,7 @@ mod pack;
 mod scheme;
 
 use bytes::Bytes;
+use tensor::quant::nvfp4;
 use tensor::{Tensor, WeightFormat};
 
 use crate::{FormatError, error::shown, safetensors::SafetensorsTensor};
@@ -532,16 +533,21 @@ impl QuantizedWeight {
         Tensor::new(self.format, shape.ok_or_else(too_large)?, bytes).map_err(|_| too_large())
     }
 
-    /// From now on F16 or BF16, where it would be FP8. Returns whether it was.
-    pub(crate) fn expand_fp8(&mut self, files: &impl Files) -> bool {
-        let is_fp8 = self.format == WeightFormat::FP8;
-        if is_fp8 {
+    /// From now on F16 or BF16, where it would be FP8 or NVFP4 and `is_computed` says no to that. Returns whether its format is
+    /// another than before.
+    pub(crate) fn expand_unless(&mut self, files: &impl Files, is_computed: impl Fn(WeightFormat) -> bool) -> bool {
+        if !matches!(self.coding, Coding::E4m3 | Coding::Nvfp4 { .. }) {
+            return false;
+        }
+        let before = self.format;
+        self.choose_format(files);
+        if !is_computed(self.format) {
             (self.format, self.exact) = match self.matrix(files) {
                 Ok(matrix) => matrix.nearest_float(),
                 Err(_) => (WeightFormat::F16, false),
             };
         }
-        is_fp8
+        self.format != before
     }
 
     /// Looks at the scales. Where these have not arrived, what their type suggests.
@@ -560,6 +566,9 @@ impl QuantizedWeight {
                 (Coding::Gptq { .. } | Coding::Packed { .. } | Coding::Awq, true) => (WeightFormat::Q5_0, false),
                 (Coding::Mxfp4, true) => (WeightFormat::MXFP4, false),
                 (Coding::E4m3, true) if in_blocks => (WeightFormat::FP8, false),
+                (Coding::Nvfp4 { .. }, true) if self.cols.is_multiple_of(nvfp4::BLOCK_LEN) => {
+                    (WeightFormat::NVFP4, false)
+                }
                 _ => (WeightFormat::F16, false),
             },
         };

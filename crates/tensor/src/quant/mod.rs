@@ -7,6 +7,7 @@ pub mod fp8;
 pub mod iq4_nl;
 pub mod iq4_xs;
 pub mod mxfp4;
+pub mod nvfp4;
 pub mod q2_k;
 pub mod q3_k;
 pub mod q4_0;

@@ -7,7 +7,7 @@ mod measure;
 mod report;
 
 use anyhow::{Context, Result, bail};
-use backend::{Backend, BackendError};
+use backend::BackendError;
 use plan::KvFormat;
 use tensor::WeightFormat;
 
@@ -42,7 +42,7 @@ pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
     let (model, cases) = cases(args)?;
     let places = places(args)?;
     let first = places.first().context("there is no instruction set to measure with")?;
-    let formats = formats(args, &*first.backend)?;
+    let formats = formats(args)?;
     let rotation = rotation(args)?;
     let facts = Facts::collect(args.repetitions, Some(shapes::SEED));
     let mut report = KernelReport::new(first.backend.device(), facts, model, rotation);
@@ -144,10 +144,9 @@ fn check(args: &KernelsArgs) -> Result<()> {
     Ok(())
 }
 
-fn formats(args: &KernelsArgs, backend: &dyn Backend) -> Result<Vec<WeightFormat>> {
+fn formats(args: &KernelsArgs) -> Result<Vec<WeightFormat>> {
     if args.format.is_empty() {
-        let is_measured = |format: &WeightFormat| *format != WeightFormat::FP8 || load::computes_fp8(backend);
-        return Ok(WeightFormat::ALL.into_iter().filter(is_measured).collect());
+        return Ok(WeightFormat::ALL.to_vec());
     }
     args.format.iter().map(|name| shapes::format_of(name)).collect()
 }

@@ -1,0 +1,119 @@
+//! NVFP4: blocks of 64 floating-point numbers of four bits (E2M1), a scale of eight bits (E4M3) for each 16, and one of f32.
+//!
+//! Layout    40 bytes: `scale` (f32), 4 of `scales`, 2 × 16 bytes of codes, each as in MXFP4.
+//! Meaning   `weight = number · (scale of 16 · scale)`, each product rounded to f32, as the published decoders multiply.
+//! Packing   `scale` makes the largest of the scales of 16 the largest number of E4M3 (448); these make the largest magnitude of
+//!           their weights 6, rounded to E4M3.
+//! Error     |w - weight| <= 1/6 of the largest magnitude of the 16, and up to 1/16 more of it for the rounding of their scale.
+//! Source    NVIDIA's ModelOpt and compressed-tensors (`nvfp4-pack-quantized`), where scales lie in tensors of their own, that of
+//!           f32 once for a matrix; the block is of this program. GGUF's type of that name leaves the scale of f32 to a tensor of
+//!           its own, too, and has 36 bytes.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::fit::{self, farthest, inverse};
+use super::fp8::{E4M3_MAX, e4m3, to_e4m3};
+use super::mxfp4::{DOUBLED, code_of};
+use super::packed::{halves, nibbles};
+use super::{PackedBlock, Packing};
+
+/// Weights in one block.
+pub const BLOCK_LEN: usize = 64;
+
+/// Weights that share a scale of E4M3.
+pub const GROUP_LEN: usize = 16;
+
+/// One block: as in memory, no file has it.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Block {
+    /// What all scales are multiplied by.
+    pub scale: f32,
+    /// The scale of each [`GROUP_LEN`] weights, as codes of E4M3.
+    pub scales: [u8; BLOCK_LEN / GROUP_LEN],
+    /// The codes of each 32 weights, two a byte: those of weights j and j + 16.
+    pub codes: [[u8; 16]; 2],
+}
+
+const _: () = assert!(size_of::<Block>() == 40 && align_of::<Block>() == 4);
+
+/// The block of these codes, in the order of the weights.
+pub fn from_codes(scale: f32, scales: [u8; BLOCK_LEN / GROUP_LEN], codes: &[u8; BLOCK_LEN]) -> Block {
+    let (codes, _) = codes.as_chunks::<32>();
+    Block { scale, scales, codes: [0, 1].map(|half: usize| nibbles(&codes[half].map(|code| code & 15))) }
+}
+
+impl PackedBlock for Block {
+    const LEN: usize = BLOCK_LEN;
+
+    fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
+        // Codes of E2M1 are of doubled numbers, the largest of which is 12.
+        let fitting = |group: &[f32]| farthest(group).abs() / 6.0;
+        let (groups, _) = weights.as_chunks::<GROUP_LEN>();
+        let unit = groups.iter().map(|group| fitting(group)).fold(0.0, f32::max) / E4M3_MAX;
+        let inverse_unit = inverse(unit);
+        let number = |value: f32| f32::from(DOUBLED[usize::from(code_of(2.0 * value))]) * 0.5;
+        let (mut scales, mut codes) = ([0; BLOCK_LEN / GROUP_LEN], [0; BLOCK_LEN]);
+        for (index, (group, codes)) in groups.iter().zip(codes.as_chunks_mut::<GROUP_LEN>().0).enumerate() {
+            let round = |scale: f32| e4m3(to_e4m3(scale * inverse_unit)) * unit;
+            let packing = packing.part(index * GROUP_LEN..(index + 1) * GROUP_LEN);
+            let scale = fit::scale(group, fitting(group), number, round, packing);
+            scales[index] = to_e4m3(scale * inverse_unit);
+            let inverse = inverse(e4m3(scales[index]) * unit);
+            *codes = group.map(|weight| code_of(2.0 * weight * inverse));
+        }
+        from_codes(unit, scales, &codes)
+    }
+
+    fn scale_sum(&self) -> f32 {
+        self.scale * self.scales.map(e4m3).iter().sum::<f32>()
+    }
+
+    fn unpack(&self, weights: &mut [f32]) {
+        let codes = self.codes.map(|codes| halves(&codes));
+        for (index, (weight, &code)) in weights.iter_mut().zip(codes.as_flattened()).enumerate() {
+            let number = f32::from(DOUBLED[usize::from(code)]) * 0.5;
+            *weight = number * (e4m3(self.scales[index / GROUP_LEN]) * self.scale);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_within_the_bound() {
+        let mut state = 3u32;
+        let mut random = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+        };
+        for size in [1e-20, 1e-4, 0.02, 1.0, 300.0] {
+            let weights: [f32; BLOCK_LEN] = std::array::from_fn(|i| random() * size * [1.0, 0.3, 0.1, 0.7][i / 16]);
+            let block = Block::pack(&weights, Packing::Plain);
+            let mut found = [0f32; BLOCK_LEN];
+            block.unpack(&mut found);
+            for (found, weights) in found.chunks(GROUP_LEN).zip(weights.chunks(GROUP_LEN)) {
+                let largest = farthest(weights).abs();
+                for (found, weight) in found.iter().zip(weights) {
+                    assert!(
+                        (found - weight).abs() <= largest * (1.0 / 6.0 + 1.0 / 16.0),
+                        "{size}: {found} for {weight}"
+                    );
+                }
+            }
+        }
+        assert_eq!(Block::pack(&[0.0; BLOCK_LEN], Packing::Searched), Block::zeroed());
+    }
+
+    #[test]
+    fn scales_that_are_no_numbers_are_found() {
+        let block = Block::pack(&[0.5; BLOCK_LEN], Packing::Plain);
+        assert!(block.scale_sum().is_finite());
+        assert!(Block { scale: f32::INFINITY, ..block }.scale_sum().is_infinite());
+        for code in [0x7f, 0xff] {
+            assert!(Block { scales: [56, 56, code, 56], ..block }.scale_sum().is_nan());
+        }
+    }
+}
