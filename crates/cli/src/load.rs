@@ -34,9 +34,10 @@ const BATCH_TOKENS: usize = 512;
 /// step of a laptop's would take seconds, and a client that goes away is seen between steps.
 const BATCH_TOKENS_ON_CUDA: usize = 2048;
 
-/// Tokens of prompts in a step of a GPU in which texts go on too, which wait for its end.
-const MIXED_TOKENS: usize = 512;
-/// The same on a CPU: they then take about as long as the decodes beside them.
+/// Tokens of a step of a GPU in which texts go on too, and wait for its end: those of prompts and of as many texts as may run
+/// together. One row more than products have tiles of rows for takes as long as a whole tile.
+const MIXED_STEP_TOKENS: usize = 1024;
+/// Tokens of prompts in such a step of a CPU: they then take about as long as the decodes beside them.
 const MIXED_TOKENS_ON_CPU: usize = 64;
 
 /// What `--device` may be besides `cuda:N`, `metal:N` and `reference`.
@@ -245,7 +246,10 @@ impl EngineSizes {
     /// For a device of this name.
     fn config(&self, device: &str, room: Room, vocab_size: usize) -> EngineConfig {
         // A GPU computes some hundred tokens in little more time than one, a CPU does not.
-        let mixed = if matches!(device, CPU | REFERENCE) { MIXED_TOKENS_ON_CPU } else { MIXED_TOKENS };
+        let mixed = match device {
+            CPU | REFERENCE => MIXED_TOKENS_ON_CPU,
+            _ => MIXED_STEP_TOKENS.saturating_sub(self.max_sequences).max(MIXED_TOKENS_ON_CPU),
+        };
         let Room { kv, context_len, batch_tokens } = room;
         EngineConfig {
             max_sequences: self.max_sequences,
@@ -997,6 +1001,12 @@ mod tests {
         assert_eq!(placed(CUDA, little, None, None), Ok((512, 128)));
         assert_eq!(placed(CUDA, little, Some(128), None), Ok((512, 128)));
         assert_eq!(placed(CUDA, little + 3 * (1 << 19), Some(128), None), Ok((2048, 128)));
+        let mixed = |device, max_sequences| {
+            let sizes = EngineSizes { max_sequences, ..EngineSizes::SINGLE };
+            let room = place_on(device, &args(None), &sizes, &plan, &[]).unwrap().room;
+            sizes.config("cuda", room, 64).max_mixed_tokens
+        };
+        assert_eq!([16, 64, 1024].map(|sequences| mixed(named(CUDA, 1 << 40), sequences)), [1008, 960, 64]);
         // What is asked for is not made smaller in silence.
         assert!(placed(CUDA, little, Some(128), Some(2048)).is_err_and(|error| error.contains("do not fit")));
         assert_eq!(placed(CUDA, little, Some(96), Some(256)), Ok((256, 96)));

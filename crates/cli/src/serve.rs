@@ -88,7 +88,7 @@ struct LimitArgs {
     batch_tokens: Option<usize>,
 
     /// Tokens of prompts computed in a step for whose end texts wait: fewer keep tokens coming more evenly, more let new
-    /// requests begin earlier [default: 64 on a CPU, 512 on a GPU]
+    /// requests begin earlier [default: 64 on a CPU, on a GPU 1024 less --parallel]
     #[arg(long, value_name = "N")]
     mixed_tokens: Option<usize>,
 
