@@ -8,7 +8,7 @@ use half::f16;
 use tensor::quant::iq4_nl;
 
 use super::tiles::Scaled;
-use super::{Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, unpack_nibbles};
+use super::{Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, shifted, unpack_nibbles};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -17,14 +17,7 @@ use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 pub(crate) enum IQ4_NL {}
 
 /// The levels, plus 127.
-pub(super) const SHIFTED: [u8; 16] = {
-    let (mut shifted, mut code) = ([0; 16], 0);
-    while code < 16 {
-        shifted[code] = (iq4_nl::LEVELS[code] as i16 + 127) as u8;
-        code += 1;
-    }
-    shifted
-};
+pub(super) const SHIFTED: [u8; 16] = shifted(&iq4_nl::LEVELS, 127);
 
 impl PanelFormat for IQ4_NL {
     type Block = iq4_nl::Block;

@@ -305,6 +305,16 @@ fn store_codes<S: Simd>(s: S, codes: S::Bytes, out: &mut [u8; 64]) {
     s.store_bytes(s.or_bytes(codes, s.splat_bytes(S::PANEL_XOR)), out);
 }
 
+/// What four-bit codes stand for, plus `by`, which makes all of them 0 or more.
+const fn shifted(table: &[i8; 16], by: i16) -> [u8; 16] {
+    let (mut shifted, mut code) = ([0; 16], 0);
+    while code < 16 {
+        shifted[code] = (table[code] as i16 + by) as u8;
+        code += 1;
+    }
+    shifted
+}
+
 /// Four-bit codes less 8.
 const LESS_8: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];
 
@@ -360,6 +370,36 @@ macro_rules! dots {
     }};
 }
 use dots;
+
+/// As [`dots`], of each half of 32 codes that are those of the weights plus `$shift`.
+macro_rules! half_dots {
+    ($s:ident, $x:expr, $shift:literal, |$p:ident, $group:ident| $codes:expr) => {{
+        let x = $x;
+        [
+            dots!($s, x, 0..4, |x| -$shift * i32::from(x.half_sums[0]), |$p, $group| $codes),
+            dots!($s, x, 4..8, |x| -$shift * i32::from(x.half_sums[1]), |$p, $group| $codes),
+        ]
+    }};
+}
+use half_dots;
+
+/// sums + scale of w · scale of x · Σ over the halves of 32 weights of scale of 16 · Σ codes · codes of x, from what [`half_dots`]
+/// gives, for panel `p`.
+#[inline(always)]
+fn add_halves<S: Simd, const MR: usize, const NP: usize>(
+    s: S,
+    [first, second]: [[[S::I32; NP]; MR]; 2],
+    p: usize,
+    (scale, scales): (S::F32, [S::F32; 2]),
+    x: [&QuantizedBlock; MR],
+    sums: &mut [[S::F32; NP]; MR],
+) {
+    for m in 0..MR {
+        let dot = s.mul(s.to_f32(first[m][p]), scales[0]);
+        let dot = s.mul_add(s.to_f32(second[m][p]), scales[1], dot);
+        sums[m][p] = s.mul_add(dot, s.mul(scale, s.splat(x[m].scale)), sums[m][p]);
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,7 @@ use half::bf16;
 use tensor::quant::mxfp4;
 
 use super::tiles::Scaled;
-use super::{Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, unpack_nibbles};
+use super::{Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, shifted, unpack_nibbles};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -17,14 +17,7 @@ use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 pub(crate) enum MXFP4 {}
 
 /// The doubled numbers, plus 12.
-const SHIFTED: [u8; 16] = {
-    let (mut shifted, mut code) = ([0; 16], 0);
-    while code < 16 {
-        shifted[code] = (mxfp4::DOUBLED[code] + 12) as u8;
-        code += 1;
-    }
-    shifted
-};
+const SHIFTED: [u8; 16] = shifted(&mxfp4::DOUBLED, 12);
 
 impl PanelFormat for MXFP4 {
     type Block = mxfp4::Block;

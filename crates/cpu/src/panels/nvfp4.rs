@@ -11,7 +11,7 @@ use tensor::quant::fp8::{self, e4m3};
 use tensor::quant::{mxfp4, nvfp4};
 
 use super::tiles::{Halves, ScaleOfHalves};
-use super::{Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles};
+use super::{Nibbles, PanelFormat, add_halves, blocks_at, dots, half_dots, nibbles_of, pack_nibbles, shifted};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -19,14 +19,7 @@ use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 pub(crate) enum NVFP4 {}
 
 /// The doubled numbers, plus 32.
-const SHIFTED: [u8; 16] = {
-    let (mut shifted, mut code) = ([0; 16], 0);
-    while code < 16 {
-        shifted[code] = (mxfp4::DOUBLED[code] + 32) as u8;
-        code += 1;
-    }
-    shifted
-};
+const SHIFTED: [u8; 16] = shifted(&mxfp4::DOUBLED, 32);
 
 /// What the scale of f32 is multiplied by for numbers that are doubled and scales of 16 in units of [`fp8::UNIT`].
 const SCALE_UNIT: f32 = 0.5 / fp8::UNIT;
@@ -70,23 +63,12 @@ impl PanelFormat for NVFP4 {
     ) -> [[S::F32; NP]; MR] {
         for part in 0..2 {
             let x = blocks_at(x, part);
-            macro_rules! half_dots {
-                ($index:literal) => {
-                    dots!(s, x, 4 * $index..4 * $index + 4, |x| -32 * i32::from(x.half_sums[$index]), |p, group| {
-                        s.lookup(&SHIFTED, nibbles_of(s, &panels[p].0[part], group))
-                    })
-                };
-            }
-            let (first, second) = (half_dots!(0), half_dots!(1));
+            let dots = half_dots!(s, x, 32, |p, group| s.lookup(&SHIFTED, nibbles_of(s, &panels[p].0[part], group)));
             for p in 0..NP {
                 let of = panels[p].1;
                 let scale = s.load(&of.scale);
                 let scales = s.load_e4m3_pairs(&of.scales[part]);
-                for m in 0..MR {
-                    let dot = s.mul(s.to_f32(first[m][p]), scales[0]);
-                    let dot = s.mul_add(s.to_f32(second[m][p]), scales[1], dot);
-                    sums[m][p] = s.mul_add(dot, s.mul(scale, s.splat(x[m].scale)), sums[m][p]);
-                }
+                add_halves(s, dots, p, (scale, scales), x, &mut sums);
             }
         }
         sums

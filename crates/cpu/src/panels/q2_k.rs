@@ -11,7 +11,7 @@ use half::f16;
 use tensor::quant::q2_k;
 
 use super::tiles::{ScalesAndMinima, ShiftedHalves};
-use super::{PanelFormat, blocks_at, dots, of_each};
+use super::{PanelFormat, add_halves, blocks_at, dots, half_dots, of_each};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -66,24 +66,17 @@ impl PanelFormat for Q2_K {
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
             let x = blocks_at(x, i);
-            macro_rules! half_dots {
-                ($index:literal) => {
-                    dots!(s, x, 4 * $index..4 * $index + 4, |_x| 0, |p, group| { codes_of(s, panels[p].0, i, group) })
-                };
-            }
-            let (first, second) = (half_dots!(0), half_dots!(1));
+            let dots = half_dots!(s, x, 0, |p, group| codes_of(s, panels[p].0, i, group));
             for p in 0..NP {
                 let of = panels[p].1;
                 let (scale, minimum) = (s.load_f16(&of.scale), s.load_f16(&of.minimum));
                 let scales = [s.load_u8(&of.scales[2 * i]), s.load_u8(&of.scales[2 * i + 1])];
                 let minima = [s.load_u8(&of.minima[2 * i]), s.load_u8(&of.minima[2 * i + 1])];
+                add_halves(s, dots, p, (scale, scales), x, &mut sums);
                 for m in 0..MR {
-                    let dot = s.mul(s.to_f32(first[m][p]), scales[0]);
-                    let dot = s.mul_add(s.to_f32(second[m][p]), scales[1], dot);
                     let halves = [s.splat(f32::from(x[m].half_sums[0])), s.splat(f32::from(x[m].half_sums[1]))];
                     let least = s.mul_add(halves[1], minima[1], s.mul(halves[0], minima[0]));
-                    let sum = s.mul_add(dot, s.mul(scale, s.splat(x[m].scale)), sums[m][p]);
-                    sums[m][p] = s.mul_add(least, s.mul(minimum, s.splat(-x[m].scale)), sum);
+                    sums[m][p] = s.mul_add(least, s.mul(minimum, s.splat(-x[m].scale)), sums[m][p]);
                 }
             }
         }

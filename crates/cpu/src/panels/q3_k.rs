@@ -10,7 +10,7 @@ use half::f16;
 use tensor::quant::q3_k;
 
 use super::tiles::{Halves, ScaleOfHalves};
-use super::{PanelFormat, blocks_at, dots, of_each};
+use super::{PanelFormat, add_halves, blocks_at, dots, half_dots, of_each};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -76,23 +76,12 @@ impl PanelFormat for Q3_K {
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
             let x = blocks_at(x, i);
-            macro_rules! half_dots {
-                ($index:literal) => {
-                    dots!(s, x, 4 * $index..4 * $index + 4, |x| -4 * i32::from(x.half_sums[$index]), |p, group| {
-                        codes_of(s, panels[p].0, i, group)
-                    })
-                };
-            }
-            let (first, second) = (half_dots!(0), half_dots!(1));
+            let dots = half_dots!(s, x, 4, |p, group| codes_of(s, panels[p].0, i, group));
             for p in 0..NP {
                 let of = panels[p].1;
                 let scale = s.load_f16(&of.scale);
                 let scales = [s.load_i8(&of.scales[2 * i]), s.load_i8(&of.scales[2 * i + 1])];
-                for m in 0..MR {
-                    let dot = s.mul(s.to_f32(first[m][p]), scales[0]);
-                    let dot = s.mul_add(s.to_f32(second[m][p]), scales[1], dot);
-                    sums[m][p] = s.mul_add(dot, s.mul(scale, s.splat(x[m].scale)), sums[m][p]);
-                }
+                add_halves(s, dots, p, (scale, scales), x, &mut sums);
             }
         }
         sums
