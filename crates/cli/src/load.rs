@@ -700,9 +700,10 @@ fn place_on(
     weights: &[Tensor],
 ) -> Result<Placed> {
     let with_steps_of = |tokens| room_on(&*backend, args, sizes, plan, weights, tokens);
+    let has_all = |room: &Room| room.context_len == args.ctx_size.unwrap_or(plan.context_len);
     let most = sizes.max_batch_tokens.unwrap_or_else(|| batch_tokens(&backend.device().name));
     let mut room = with_steps_of(most);
-    if sizes.max_batch_tokens.is_none() && most > BATCH_TOKENS {
+    if sizes.max_batch_tokens.is_none() && most > BATCH_TOKENS && !room.as_ref().is_ok_and(has_all) {
         let with_small_steps = with_steps_of(BATCH_TOKENS)?;
         if room.as_ref().map_or(0, |room| room.context_len) < with_small_steps.context_len {
             room = Ok(with_small_steps);
@@ -985,6 +986,7 @@ mod tests {
         assert_eq!(placed(1 << 40, KvTokens::AtLeast(5000)), (4096, 157));
         assert_eq!(placed(1 << 40, KvTokens::AtLeast(7)), (4096, 128));
     }
+
     #[test]
     fn steps_are_large_where_that_takes_nothing_from_the_context() {
         let plan = small_plan();
@@ -1004,7 +1006,7 @@ mod tests {
         let mixed = |device, max_sequences| {
             let sizes = EngineSizes { max_sequences, ..EngineSizes::SINGLE };
             let room = place_on(device, &args(None), &sizes, &plan, &[]).unwrap().room;
-            sizes.config("cuda", room, 64).max_mixed_tokens
+            sizes.config(CUDA, room, 64).max_mixed_tokens
         };
         assert_eq!([16, 64, 1024].map(|sequences| mixed(named(CUDA, 1 << 40), sequences)), [1008, 960, 64]);
         // What is asked for is not made smaller in silence.
