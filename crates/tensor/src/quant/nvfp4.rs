@@ -3,7 +3,7 @@
 //! Layout    40 bytes: `scale` (f32), 4 of `scales`, 2 × 16 bytes of codes, each as in MXFP4.
 //! Meaning   `weight = number · (scale of 16 · scale)`, each product rounded to f32, as the published decoders multiply.
 //! Packing   `scale` makes the largest of the scales of 16 the largest number of E4M3 (448); these make the largest magnitude of
-//!           their weights 6, rounded to E4M3.
+//!           their weights 6, rounded to E4M3. Files have one `scale` for a matrix: [`matrix_scale`], [`pack_group`].
 //! Error     |w - weight| <= 1/6 of the largest magnitude of the 16, and up to 1/16 more of it for the rounding of their scale.
 //! Source    NVIDIA's ModelOpt and compressed-tensors (`nvfp4-pack-quantized`), where scales lie in tensors of their own, that of
 //!           f32 once for a matrix; the block is of this program. GGUF's type of that name leaves the scale of f32 to a tensor of
@@ -43,26 +43,63 @@ pub fn from_codes(scale: f32, scales: [u8; BLOCK_LEN / GROUP_LEN], codes: &[u8; 
     Block { scale, scales, codes: [0, 1].map(|half: usize| nibbles(&codes[half].map(|code| code & 15))) }
 }
 
+/// Packs [`BLOCK_LEN`] weights of a matrix with this scale. Importance is that of each of them.
+pub fn pack(weights: &[f32], scale: f32, packing: Packing<'_>) -> Block {
+    let inverse_scale = inverse(scale);
+    let (mut scales, mut codes) = ([0; BLOCK_LEN / GROUP_LEN], [0; BLOCK_LEN]);
+    let groups = weights.as_chunks::<GROUP_LEN>().0.iter().zip(codes.as_chunks_mut::<GROUP_LEN>().0);
+    for (index, (group, codes)) in groups.enumerate() {
+        let packing = packing.part(index * GROUP_LEN..(index + 1) * GROUP_LEN);
+        (scales[index], *codes) = pack_group(group, scale, inverse_scale, packing);
+    }
+    from_codes(scale, scales, &codes)
+}
+
+/// The codes of a block, in the order of the weights: the inverse of [`from_codes`].
+pub fn codes(block: &Block) -> [u8; BLOCK_LEN] {
+    let mut codes = [0; BLOCK_LEN];
+    codes.as_chunks_mut().0.iter_mut().zip(&block.codes).for_each(|(codes, half)| *codes = halves(half));
+    codes
+}
+
+/// What all scales of 16 of a matrix are multiplied by, where `largest` is the largest magnitude of its weights: the least power
+/// of two such that none of them is beyond the largest number of E4M3.
+///
+/// Published writers take the scale at which the largest is just that number. E4M3 has an exponent of its own, so a power of two
+/// loses as little, and it is exact however a decoder computes: multiplying with it, or dividing by its reciprocal.
+pub fn matrix_scale(largest: f32) -> f32 {
+    let least = largest / (6.0 * E4M3_MAX);
+    // Up to the next exponent where there is a mantissa; far enough from both ends for the reciprocal and the products.
+    let exponent = least.to_bits().div_ceil(1 << 23).clamp(27, 253);
+    if largest > 0.0 { f32::from_bits(exponent << 23) } else { 1.0 }
+}
+
+/// Packs weights that share a scale of E4M3, as a multiple of `unit`: that scale, never negative, and their codes.
+pub fn pack_group(
+    weights: &[f32; GROUP_LEN],
+    unit: f32,
+    inverse_unit: f32,
+    packing: Packing<'_>,
+) -> (u8, [u8; GROUP_LEN]) {
+    let to_scale = |scale: f32| to_e4m3((scale * inverse_unit).max(0.0));
+    // Codes of E2M1 are of doubled numbers, the largest of which is 12.
+    let number = |value: f32| f32::from(DOUBLED[usize::from(code_of(2.0 * value))]) * 0.5;
+    let scale = to_scale(fit::scale(weights, fitting(weights), number, |scale| e4m3(to_scale(scale)) * unit, packing));
+    let inverse = inverse(e4m3(scale) * unit);
+    (scale, weights.map(|weight| code_of(2.0 * weight * inverse)))
+}
+
+/// The scale that makes the largest magnitude the largest number.
+fn fitting(group: &[f32]) -> f32 {
+    farthest(group).abs() / 6.0
+}
+
 impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
-        // Codes of E2M1 are of doubled numbers, the largest of which is 12.
-        let fitting = |group: &[f32]| farthest(group).abs() / 6.0;
-        let (groups, _) = weights.as_chunks::<GROUP_LEN>();
-        let unit = groups.iter().map(|group| fitting(group)).fold(0.0, f32::max) / E4M3_MAX;
-        let inverse_unit = inverse(unit);
-        let number = |value: f32| f32::from(DOUBLED[usize::from(code_of(2.0 * value))]) * 0.5;
-        let (mut scales, mut codes) = ([0; BLOCK_LEN / GROUP_LEN], [0; BLOCK_LEN]);
-        for (index, (group, codes)) in groups.iter().zip(codes.as_chunks_mut::<GROUP_LEN>().0).enumerate() {
-            let round = |scale: f32| e4m3(to_e4m3(scale * inverse_unit)) * unit;
-            let packing = packing.part(index * GROUP_LEN..(index + 1) * GROUP_LEN);
-            let scale = fit::scale(group, fitting(group), number, round, packing);
-            scales[index] = to_e4m3(scale * inverse_unit);
-            let inverse = inverse(e4m3(scales[index]) * unit);
-            *codes = group.map(|weight| code_of(2.0 * weight * inverse));
-        }
-        from_codes(unit, scales, &codes)
+        let unit = fitting(weights) / E4M3_MAX;
+        pack(weights, unit, packing)
     }
 
     fn scale_sum(&self) -> f32 {
@@ -105,6 +142,24 @@ mod tests {
             }
         }
         assert_eq!(Block::pack(&[0.0; BLOCK_LEN], Packing::Searched), Block::zeroed());
+    }
+
+    #[test]
+    fn the_scale_of_a_matrix_is_the_least_power_of_two_that_holds_its_largest_weight() {
+        assert_eq!([0.0, 2688.0, 2689.0, 1344.0, 0.07].map(matrix_scale), [1.0, 1.0, 2.0, 0.5, 2f32.powi(-15)]);
+        for largest in [f32::MAX, 3e-5, 1e-38, 1e-45] {
+            let scale = matrix_scale(largest);
+            assert!(scale.is_normal() && (1.0 / scale).is_normal() && largest / scale <= 2688.0, "{largest}: {scale}");
+            assert_eq!(scale.to_bits() & 0x7f_ffff, 0);
+        }
+        // Packed with it, the largest stays, and a weight a thousandth as large is as near as it would be alone.
+        let mut weights = [0.001 * 0.07; BLOCK_LEN];
+        weights[3] = -0.07;
+        let block = pack(&weights, matrix_scale(0.07), Packing::Plain);
+        let mut found = [0f32; BLOCK_LEN];
+        block.unpack(&mut found);
+        assert!((found[3] + 0.07).abs() <= 0.07 / 16.0 && (found[20] / weights[20] - 1.0).abs() <= 1.0 / 16.0);
+        assert_eq!(from_codes(block.scale, block.scales, &codes(&block)), block);
     }
 
     #[test]
