@@ -27,7 +27,7 @@ pub use config::{ChatTemplates, ModelConfig};
 pub use embedding::EmbeddingConfig;
 pub use error::FormatError;
 pub use imatrix::{Imatrix, Importance};
-pub use quantized::{PackedLayout, PackedRows, PackedTensor};
+pub use quantized::{PackedLayout, PackedPart, PackedRows, PackedTensor};
 pub use safetensors::SafetensorsWriter;
 
 /// How much of a file there must be.

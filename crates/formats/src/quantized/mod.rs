@@ -24,7 +24,7 @@ use tensor::{Tensor, WeightFormat};
 use crate::{FormatError, error::shown, safetensors::SafetensorsTensor};
 
 use matrix::{Codes, Dtype, Features, Grid, Matrix, Zeros};
-pub use pack::{PackedLayout, PackedRows, PackedTensor};
+pub use pack::{PackedLayout, PackedPart, PackedRows, PackedTensor};
 pub(crate) use scheme::Scheme;
 use scheme::{Numbers, Steps, StoredZeros, WeightScheme};
 
