@@ -1,11 +1,11 @@
-"""Checks that the published decoder reads what `hotmetal quantize --to safetensors` writes as Hotmetal does.
+"""Checks that the published decoders read what `hotmetal quantize --to safetensors` writes as Hotmetal does.
 
-    pip install torch compressed-tensors==0.20.0 numpy gguf==0.19.0
-    python tools/interop/published_layouts.py [--hotmetal target/release/hotmetal] [--model DIR]
+    pip install torch compressed-tensors==0.20.0 transformers==5.23.0 numpy gguf==0.19.0
+    python tools/interop/published_layouts.py [--hotmetal target/release/hotmetal] [--model DIR] [--layout NAME]
 
-Writes a folder in each layout, has compressed-tensors decode every packed matrix in f32, and compares with what Hotmetal reads
-(`hotmetal quantize -F f32` of the folder, by gguf-py): equal in every bit where Hotmetal holds the layout exactly, else, for
-FP8, off by no more than rounding to F16. Also holds each against the model itself. Exit status 1 where one differs.
+Writes a folder in each layout, has compressed-tensors (transformers for `fp8_block`) decode every packed matrix in f32, and
+compares with what Hotmetal reads (`hotmetal quantize -F f32` of the folder, by gguf-py): equal in every bit where Hotmetal holds
+the layout exactly, else, for FP8, which is F16 there, off by no more than rounding to it. Exit status 1 where one differs.
 """
 
 import argparse
@@ -18,15 +18,21 @@ from pathlib import Path
 import numpy as np
 import torch
 from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from gguf import GGUFReader
 from gguf.quants import dequantize as gguf_weights
 from safetensors import safe_open
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.utils.quantization_config import FineGrainedFP8Config
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYOUTS = ["int4_g32", "int4_g64", "int4_g128", "int8_g32", "int8_g64", "int8_g128", "int8", "fp8", "mxfp4"]
+LAYOUTS = [
+    "int4_g32", "int4_g64", "int4_g128", "int8_g32", "int8_g64", "int8_g128", "int8", "int4_g32_asym", "int4_g64_asym",
+    "int4_g128_asym", "fp8", "fp8_block", "mxfp4", "nvfp4",
+]
 # Of names in GGUF files.
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -34,14 +40,32 @@ NAMES = {
 }
 
 
-def decoded(layout: str, tensors: dict, scheme: QuantizationScheme) -> torch.Tensor:
-    """A weight as compressed-tensors decodes it, in f32: elsewhere it rounds to the type of the scales."""
+def decoded(layout: str, tensors: dict, scheme: QuantizationScheme | None) -> torch.Tensor:
+    """A weight as the published decoder has it, in f32: elsewhere it rounds to the type of the scales."""
+    if layout == "fp8_block":
+        decoder = Fp8Dequantize(None)
+        return decoder._dequantize_one(tensors["weight"], tensors["weight_scale_inv"], torch.float32)
     if layout == "fp8":
         return dequantize(tensors["weight"], tensors["weight_scale"], args=scheme.weights, dtype=torch.float32)
     if layout == "mxfp4":
         return MXFP4PackedCompressor.decompress(dict(tensors), scheme)["weight"].float()
+    if layout == "nvfp4":
+        rows, width = tensors["weight_packed"].shape
+        numbers = unpack_fp4_from_uint8(tensors["weight_packed"], rows, 2 * width, dtype=torch.float32)
+        return dequantize(numbers, tensors["weight_scale"].float(), args=scheme.weights, dtype=torch.float32,
+                          global_scale=tensors["weight_global_scale"])
     state = {**tensors, "weight_scale": tensors["weight_scale"].float()}
     return PackedQuantizationCompressor.decompress(state, scheme)["weight"]
+
+
+def described(layout: str, config: dict) -> QuantizationScheme | None:
+    """The scheme of compressed-tensors, where it is one. The published classes must accept what is written."""
+    if layout == "fp8_block":
+        read = FineGrainedFP8Config(**config)
+        assert list(read.weight_block_size) == [128, 128] and read.modules_to_not_convert == ["lm_head"]
+        return None
+    QuantizationConfig.model_validate(config)
+    return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**config["config_groups"]["group_0"]["weights"]))
 
 
 def check(hotmetal: str, model: Path, layout: str, folder: Path) -> str:
@@ -53,9 +77,7 @@ def check(hotmetal: str, model: Path, layout: str, folder: Path) -> str:
                    check=True, stdout=subprocess.DEVNULL)
     subprocess.run([*quantize, made, "-F", "f32", "-o", exact, "--force"], check=True, stdout=subprocess.DEVNULL)
     config = json.loads((made / "config.json").read_text())["quantization_config"]
-    # The published classes accept it, too.
-    QuantizationConfig.model_validate(config)
-    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**config["config_groups"]["group_0"]["weights"]))
+    scheme = described(layout, config)
     index = json.loads((made / "model.safetensors.index.json").read_text())["weight_map"]
     files = {name: safe_open(made / name, "pt") for name in set(index.values())}
     modules: dict[str, dict] = {}
@@ -65,14 +87,14 @@ def check(hotmetal: str, model: Path, layout: str, folder: Path) -> str:
     found = {tensor.name: tensor for tensor in GGUFReader(exact).tensors}
     checked = 0
     for module, tensors in modules.items():
-        if "weight_scale" not in tensors:
+        if not {"weight_scale", "weight_scale_inv"} & tensors.keys():
             continue
         expected = decoded(layout, tensors, scheme).numpy()
         _, _, number, kind = module.split(".", 3)
         tensor = found[f"blk.{number}.{NAMES[kind]}.weight"]
         ours = gguf_weights(tensor.data, tensor.tensor_type).reshape(expected.shape)
         same = np.array_equal(ours, expected)
-        if layout == "fp8":
+        if layout in ["fp8", "fp8_block"]:
             same = bool(np.all(np.abs(ours - expected) <= np.abs(expected) * 2.0**-11 + 2.0**-25))
         if not same:
             return f"{layout}: {module} differs by up to {np.abs(ours - expected).max()}"
@@ -87,10 +109,11 @@ def main() -> None:
     """Checks every layout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hotmetal", default=ROOT / "target" / "release" / "hotmetal")
+    parser.add_argument("--layout", choices=LAYOUTS, action="append", help="these alone")
     parser.add_argument("--model", type=Path, default=ROOT / "crates" / "cli" / "builtin")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        wrong = [what for layout in LAYOUTS if (what := check(args.hotmetal, args.model, layout, Path(folder)))]
+        wrong = [what for layout in args.layout or LAYOUTS if (what := check(args.hotmetal, args.model, layout, Path(folder)))]
     if wrong:
         sys.exit("\n".join(wrong))
 

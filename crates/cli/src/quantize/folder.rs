@@ -4,7 +4,8 @@
 //!           tokenizer and other small files. Projections are packed; the head, embeddings and vectors stay what they are.
 //!           All of it is written to `.NAME.partial` first, shard by shard; an interrupted run is continued in there.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -12,9 +13,9 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, anyhow, bail};
-use formats::{Checkpoint, PackedLayout, SafetensorsWriter, TensorInfo, TokenizerSource, gguf_names};
+use formats::{Checkpoint, PackedLayout, PackedPart, SafetensorsWriter, TensorInfo, TokenizerSource, gguf_names};
 use indicatif::ProgressBar;
-use plan::Plan;
+use plan::{Plan, Value};
 use serde_json::{Value as Json, json};
 use tensor::quant::Packing;
 use tensor::{Tensor, WeightFormat};
@@ -23,7 +24,8 @@ use super::importance::{Importances, Scales, projections};
 use super::source::{self, Matrix, file_len};
 use super::work::{Work, beside, is_of_disk};
 use super::{
-    Loss, Override, QuantizeArgs, Target, Written, convert, damaged, in_pieces, progress_bar, values, write_and_release,
+    Loss, Override, QuantizeArgs, Target, Written, convert, damaged, in_pieces, largest, progress_bar, values,
+    write_and_release,
 };
 use crate::load;
 
@@ -47,7 +49,15 @@ enum Becomes {
     /// The same bytes.
     Kept,
     Plain(WeightFormat),
-    Packed(PackedLayout, Scales),
+    Packed(HowPacked),
+}
+
+/// Matrices that are multiplied with the same input, as q, k and v are: runtimes make one of them, so they have one scale of a
+/// matrix. It is found when the first is packed.
+#[derive(Clone)]
+struct Siblings {
+    names: Rc<[String]>,
+    global: Rc<Cell<Option<f32>>>,
 }
 
 /// A tensor to be written, with what is needed when its turn comes.
@@ -60,12 +70,20 @@ struct Unit {
     bytes: u64,
     progress: ProgressBar,
     losses: Rc<RefCell<Vec<Loss>>>,
-    /// The scales of the matrix whose codes were written last, by its name: they come right after them.
+    /// What was made with the codes that were written last: it comes right after them.
     made: Made,
 }
 
-/// The scales of a matrix, by its name.
-type Made = Rc<RefCell<Option<(String, Vec<u8>)>>>;
+/// The bytes of the scales and the zero points of a matrix, by its name.
+type Made = Rc<RefCell<Option<(String, Vec<u8>, Vec<u8>)>>>;
+
+/// How a matrix is packed.
+#[derive(Clone)]
+struct HowPacked {
+    layout: PackedLayout,
+    scales: Scales,
+    siblings: Siblings,
+}
 
 impl Unit {
     fn tensor(&self) -> io::Result<Tensor> {
@@ -89,51 +107,78 @@ impl Unit {
         Ok(())
     }
 
-    /// Writes the codes, and keeps the scales for [`Unit::scales`].
-    fn codes(&self, layout: PackedLayout, scales: &Scales, out: &mut dyn Write) -> io::Result<()> {
-        self.progress.set_message(self.name.clone());
-        let mut loss = Loss::none(&self.name, self.type_name, layout.name());
-        loss.weighted = matches!(scales, Scales::Weighted { .. });
-        let (found, bytes) = (self.pack(layout, scales, out, &mut loss)?, self.bytes);
-        self.losses.borrow_mut().push(loss);
-        *self.made.borrow_mut() = Some((self.name.clone(), found));
-        self.progress.inc(bytes);
-        Ok(())
-    }
-
-    /// Writes the scales; where something else was written since the codes, they are made again.
-    fn scales(&self, layout: PackedLayout, scales: &Scales, out: &mut dyn Write) -> io::Result<()> {
-        let made = self.made.borrow_mut().take().filter(|(name, _)| *name == self.name);
-        match made {
-            Some((_, found)) => out.write_all(&found),
-            None => {
-                let mut loss = Loss::none(&self.name, self.type_name, layout.name());
-                out.write_all(&self.pack(layout, scales, &mut io::sink(), &mut loss)?)
-            }
+    /// Writes one of the tensors of the packed matrix.
+    fn part(&self, part: PackedPart, how: &HowPacked, shape: [u64; 2], out: &mut dyn Write) -> io::Result<()> {
+        match part {
+            PackedPart::Codes => self.codes(how, out),
+            PackedPart::Scales => out.write_all(&self.made(how)?.0),
+            PackedPart::Zeros => out.write_all(&self.made(how)?.1),
+            PackedPart::GlobalScale => out.write_all(&self.global(how)?.to_le_bytes()),
+            PackedPart::Shape => out.write_all(&shape.map(u64::to_le_bytes).concat()),
         }
     }
 
-    /// Packs the matrix piece by piece; returns the bytes of all its scales.
-    fn pack(&self, layout: PackedLayout, scales: &Scales, out: &mut dyn Write, loss: &mut Loss) -> io::Result<Vec<u8>> {
+    /// Writes the codes, and keeps scales and zero points for [`Unit::made`].
+    fn codes(&self, how: &HowPacked, out: &mut dyn Write) -> io::Result<()> {
+        self.progress.set_message(self.name.clone());
+        let mut loss = Loss::none(&self.name, self.type_name, how.layout.name());
+        loss.weighted = matches!(how.scales, Scales::Weighted { .. });
+        let (scales, zeros) = self.pack(how, out, &mut loss)?;
+        self.losses.borrow_mut().push(loss);
+        *self.made.borrow_mut() = Some((self.name.clone(), scales, zeros));
+        self.progress.inc(self.bytes);
+        Ok(())
+    }
+
+    /// The bytes of scales and zero points; where the codes of another matrix were written since, they are made again.
+    fn made(&self, how: &HowPacked) -> io::Result<(Vec<u8>, Vec<u8>)> {
+        if let Some((_, scales, zeros)) = self.made.borrow().as_ref().filter(|(name, ..)| *name == self.name) {
+            return Ok((scales.clone(), zeros.clone()));
+        }
+        self.pack(how, &mut io::sink(), &mut Loss::none(&self.name, self.type_name, how.layout.name()))
+    }
+
+    /// What the scales of the matrix and its siblings are divided by.
+    fn global(&self, how: &HowPacked) -> io::Result<f32> {
+        if !how.layout.has_global_scale() {
+            return Ok(1.0);
+        }
+        if let Some(found) = how.siblings.global.get() {
+            return Ok(found);
+        }
+        let mut most = 0f32;
+        for name in how.siblings.names.iter() {
+            let tensor = self.checkpoint.tensor(name).map_err(damaged)?;
+            most = most.max(largest(&tensor).map_err(|error| damaged(format!("`{name}`: {error}")))?);
+        }
+        let found = how.layout.global_scale(most);
+        how.siblings.global.set(Some(found));
+        Ok(found)
+    }
+
+    /// Packs the matrix piece by piece; returns the bytes of all its scales, and of its zero points.
+    fn pack(&self, how: &HowPacked, out: &mut dyn Write, loss: &mut Loss) -> io::Result<(Vec<u8>, Vec<u8>)> {
+        let (layout, global) = (how.layout, self.global(how)?);
         let tensor = self.tensor()?;
         // What it was decoded from, if it was.
         self.checkpoint.weight_bytes().for_each(|bytes| mapped::release(bytes));
         let row_len = tensor.row_len();
-        let mut found = Vec::new();
+        let (mut scales, mut zeros) = (Vec::new(), Vec::new());
         let pack = |rows: Range<usize>, packing: Packing<'_>| {
             let values = values(&tensor, rows)?;
-            let packed = layout.pack(&values, row_len, packing).map_err(damaged)?;
+            let packed = layout.pack(&values, row_len, global, packing).map_err(damaged)?;
             let mut lost = Loss::none("", "", "");
             lost.add(&values, &packed.weights);
             Ok((packed, lost))
         };
-        in_pieces(&tensor, scales, pack, &mut |(packed, lost), _| {
+        in_pieces(&tensor, &how.scales, layout.rows_together(), pack, &mut |(packed, lost), _| {
             out.write_all(&packed.codes)?;
-            found.extend_from_slice(&packed.scales);
+            scales.extend_from_slice(&packed.scales);
+            zeros.extend_from_slice(&packed.zeros);
             loss.merge(&lost);
             Ok(())
         })?;
-        Ok(found)
+        Ok((scales, zeros))
     }
 }
 
@@ -229,8 +274,8 @@ struct Choice<'a> {
     overrides: &'a [Override],
     used: Vec<bool>,
     scales: Scales,
-    /// Matrices that rows are multiplied with, sorted.
-    projections: Vec<String>,
+    /// Matrices that rows are multiplied with, sorted, and those that are given the same rows.
+    projections: Vec<(String, Siblings)>,
     /// What plain numbers are where the source has none.
     plain: WeightFormat,
     /// Modules that are not packed.
@@ -240,8 +285,16 @@ struct Choice<'a> {
 
 impl<'a> Choice<'a> {
     fn new(args: &'a QuantizeArgs, target: Target, checkpoint: &Checkpoint, plan: &Plan) -> Self {
-        let mut projections: Vec<_> = projections(plan).map(|(_, weight)| plan.weight(weight).name.clone()).collect();
-        projections.sort_unstable();
+        let mut inputs: BTreeMap<Value, Vec<String>> = BTreeMap::new();
+        for (input, weight) in projections(plan) {
+            inputs.entry(input).or_default().push(plan.weight(weight).name.clone());
+        }
+        let mut projections = Vec::new();
+        for names in inputs.into_values() {
+            let siblings = Siblings { names: names.into(), global: Rc::default() };
+            projections.extend(siblings.names.iter().map(|name| (name.clone(), siblings.clone())));
+        }
+        projections.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let dtype = ["dtype", "torch_dtype"].into_iter().find_map(|key| checkpoint.config.get(key)?.as_str());
         let plain = match dtype {
             Some("float16") => WeightFormat::F16,
@@ -261,7 +314,8 @@ impl<'a> Choice<'a> {
         let plain = |format: WeightFormat| if format == own { Becomes::Kept } else { Becomes::Plain(format) };
         let gguf_name = gguf_names::gguf_name(&info.name).unwrap_or_else(|| info.name.clone());
         let is_matrix = info.shape.len() > 1;
-        let is_projection = self.projections.binary_search(&info.name).is_ok();
+        let projection = self.projections.binary_search_by(|(name, _)| name.cmp(&info.name)).ok();
+        let is_projection = projection.is_some();
         let module = info.name.strip_suffix(".weight").unwrap_or(&info.name).to_owned();
         let mut chosen = None;
         for (chosen_by, used) in self.overrides.iter().zip(&mut self.used) {
@@ -285,13 +339,17 @@ impl<'a> Choice<'a> {
         match self.target {
             Target::Plain(format) => Ok(plain(format)),
             Target::Packed(layout) => {
-                let cols = info.shape.last().map_or(0, |&cols| cols as usize);
-                if is_projection && module != "lm_head" && layout.divides(cols) {
+                let divides = match info.shape[..] {
+                    [rows, cols] => layout.divides(usize::try_from(rows)?, usize::try_from(cols)?),
+                    _ => false,
+                };
+                if let Some(at) = projection.filter(|_| module != "lm_head" && divides) {
                     self.packed += 1;
+                    let siblings = self.projections[at].1.clone();
                     let (shape, type_name) = (info.shape.clone(), info.type_name);
                     let matrix = Matrix { name: gguf_name, shape, type_name, format: info.format, bytes: info.bytes };
                     let scales = importance.scales(&matrix, true)?.unwrap_or_else(|| self.scales.clone());
-                    return Ok(Becomes::Packed(layout, scales));
+                    return Ok(Becomes::Packed(HowPacked { layout, scales, siblings }));
                 }
                 ignore(&mut self.ignored);
                 Ok(plain(if own.is_quantized() { self.plain } else { own }))
@@ -305,11 +363,7 @@ impl<'a> Choice<'a> {
             bail!("--tensor {}: no matrix of `{}` has that in its name", unused.name, args.source);
         }
         if let (Target::Packed(layout), 0) = (self.target, self.packed) {
-            bail!(
-                "no row of a projection of `{}` divides into {}: choose another --format",
-                args.source,
-                layout.name()
-            );
+            bail!("no projection of `{}` divides into {}: choose another --format", args.source, layout.name());
         }
         Ok(())
     }
@@ -329,17 +383,12 @@ fn add(writer: &mut SafetensorsWriter, unit: Unit, info: &TensorInfo, becomes: B
             let len = Tensor::byte_len(format, &shape)? as u64;
             writer.made_tensor(&name, format.name(), &info.shape, len, move |out| unit.convert(format, out));
         }
-        Becomes::Packed(layout, scales) => {
+        Becomes::Packed(how) => {
             let [rows, cols] = shape[..] else { bail!("`{name}` has {} dimensions, not two", shape.len()) };
             let stem = name.strip_suffix(".weight").unwrap_or(&name);
-            for tensor in layout.tensors(rows, cols) {
-                let (unit, scales) = (unit.clone(), scales.clone());
-                let of_shape = [rows as u64, cols as u64].map(u64::to_le_bytes).concat();
-                let make = move |out: &mut dyn Write| match tensor.end {
-                    ".weight_scale" => unit.scales(layout, &scales, out),
-                    ".weight_shape" => out.write_all(&of_shape),
-                    _ => unit.codes(layout, &scales, out),
-                };
+            for tensor in how.layout.tensors(rows, cols) {
+                let (unit, how, part) = (unit.clone(), how.clone(), tensor.part);
+                let make = move |out: &mut dyn Write| unit.part(part, &how, [rows as u64, cols as u64], out);
                 writer.made_tensor(&format!("{stem}{}", tensor.end), tensor.dtype, &tensor.shape, tensor.bytes, make);
             }
         }

@@ -61,7 +61,8 @@ pub(crate) struct QuantizeArgs {
     source: String,
 
     /// What matrices become: q8_0, q6_k, q5_k, q4_k, q4_0 (or any other format), f16, or a mixture such as q4_k_m,
-    /// q5_k_m, q3_k_m; of safetensors int4_g128 (or _g64, _g32), int8, fp8, mxfp4, or f16, bf16, f32
+    /// q5_k_m, q3_k_m; of safetensors int4_g128 (or _g64, _g32, with _asym zero points), int8, fp8, fp8_block, mxfp4,
+    /// nvfp4, or f16, bf16, f32
     #[arg(long, short = 'F', value_name = "FORMAT")]
     format: Format,
 
@@ -477,7 +478,7 @@ fn convert(
         }
         Ok((packed, lost))
     };
-    in_pieces(tensor, scales, pack, &mut |(packed, lost), rows| {
+    in_pieces(tensor, scales, 1, pack, &mut |(packed, lost), rows| {
         out.write_all(packed.bytes())?;
         loss.merge(&lost);
         done(rows);
@@ -485,16 +486,33 @@ fn convert(
     })
 }
 
-/// Has all cores pack a tensor, some rows each at a time; `write` is given what they made, in order, with the number of rows.
+/// The largest magnitude of a tensor.
+fn largest(tensor: &Tensor) -> io::Result<f32> {
+    let mut most = 0f32;
+    let of_rows = |rows: Range<usize>, _: Packing<'_>| {
+        Ok(values(tensor, rows)?.into_iter().fold(0f32, |most, value| most.max(value.abs())))
+    };
+    in_pieces(tensor, &Scales::Plain, 1, of_rows, &mut |of_rows, _| {
+        most = most.max(of_rows);
+        Ok(())
+    })?;
+    Ok(most)
+}
+
+/// Has all cores pack a tensor, some rows each at a time, whole multiples of `together` but for the last; `write` is given what
+/// they made, in order, with the number of rows.
 fn in_pieces<T: Send>(
     tensor: &Tensor,
     scales: &Scales,
+    together: usize,
     pack: impl Fn(Range<usize>, Packing<'_>) -> io::Result<T> + Sync,
     write: &mut dyn FnMut(T, usize) -> io::Result<()>,
 ) -> io::Result<()> {
     let (rows, row_len) = (tensor.num_rows(), tensor.row_len());
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    let of_thread = (PIECE_WEIGHTS / threads / row_len.max(1)).max(1);
+    // Fewer of them where the rows that belong together are many weights: memory is for a piece, not for as many as there are cores.
+    let threads = threads.min(PIECE_WEIGHTS / (together * row_len).max(1)).max(1);
+    let of_thread = (PIECE_WEIGHTS / threads / row_len.max(1) / together * together).max(together);
     // A piece has one importance: where a tensor has several matrices, it ends with each.
     let alike = scales.rows_alike(rows);
     let pieces = (0..rows).step_by(alike).flat_map(|start| {

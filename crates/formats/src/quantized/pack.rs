@@ -118,18 +118,20 @@ impl PackedLayout {
         self.name
     }
 
-    /// Whether rows of so many weights can be packed.
-    pub fn divides(self, cols: usize) -> bool {
+    /// Whether a matrix of these dimensions can be packed.
+    pub fn divides(self, rows: usize, cols: usize) -> bool {
         let group = match self.codes {
             // Words are whole.
             PackedCodes::Integers(bits, None) => 32 / bits as usize,
             PackedCodes::Integers(_, Some(group)) | PackedCodes::WithZeros(group) => group,
-            // Blocks at the end may be smaller.
-            PackedCodes::E4m3 | PackedCodes::E4m3Blocks => 1,
+            PackedCodes::E4m3 => 1,
+            // transformers takes the size of a block from the number of scales: blocks that are cut off would be read wrong.
+            PackedCodes::E4m3Blocks if !rows.is_multiple_of(FP8_BLOCK) => return false,
+            PackedCodes::E4m3Blocks => FP8_BLOCK,
             PackedCodes::Mxfp4 => mxfp4::BLOCK_LEN,
             PackedCodes::Nvfp4 => nvfp4::GROUP_LEN,
         };
-        cols > 0 && cols.is_multiple_of(group)
+        rows > 0 && cols > 0 && cols.is_multiple_of(group)
     }
 
     /// Rows that are packed together: [`PackedLayout::pack`] is given so many, or what is left of a matrix.
@@ -175,7 +177,7 @@ impl PackedLayout {
             shape: shape.iter().map(|&dim| dim as u64).collect(),
             bytes: shape.iter().map(|&dim| dim as u64).product::<u64>() * size as u64,
         };
-        let groups = cols.div_ceil(self.group(cols).max(1));
+        let groups = cols / self.group(cols).max(1);
         let scales = |dtype, shape: &[usize], size| tensor(Scales, ".weight_scale", dtype, shape, size);
         let words = |bits: u32| tensor(Codes, ".weight_packed", "I32", &[rows, cols * bits as usize / 32], 4);
         let pairs = tensor(Codes, ".weight_packed", "U8", &[rows, cols / 2], 1);
@@ -189,7 +191,7 @@ impl PackedLayout {
             }
             PackedCodes::E4m3 => vec![numbers, scales("F32", &[rows, 1], 4)],
             PackedCodes::E4m3Blocks => {
-                let shape = [rows.div_ceil(FP8_BLOCK), groups];
+                let shape = [rows / FP8_BLOCK, groups];
                 vec![numbers, tensor(Scales, ".weight_scale_inv", "BF16", &shape, 2)]
             }
             PackedCodes::Mxfp4 => vec![pairs, scales("U8", &[rows, groups], 1)],
@@ -213,7 +215,7 @@ impl PackedLayout {
         global: f32,
         packing: Packing<'_>,
     ) -> Result<PackedRows, TensorError> {
-        if !self.divides(cols) {
+        if !self.divides(weights.len() / cols.max(1), cols) {
             let (row_len, block_len) = (cols, self.group(cols));
             return Err(TensorError::PartialBlock { format: WeightFormat::MXFP4, row_len, block_len });
         }
@@ -338,24 +340,21 @@ fn columns(zeros: &[u8], groups: usize) -> Vec<u8> {
     words.flat_map(|eight| (0..groups).flat_map(move |group| word(eight, group).to_le_bytes())).collect()
 }
 
-/// E4M3 with a scale for [`FP8_BLOCK`] rows of [`FP8_BLOCK`] features, or what is left of both.
+/// E4M3 with a scale for [`FP8_BLOCK`] rows of [`FP8_BLOCK`] features.
 fn pack_e4m3_blocks(weights: &[f32], cols: usize, packing: Packing<'_>) -> PackedRows {
     let (mut scales, mut codes) = (Vec::new(), vec![0; weights.len()]);
     let mut meant = vec![0f32; weights.len()];
     let (mut block, mut of_block, mut counts) = (Vec::new(), Vec::new(), Vec::new());
     let to_bf16 = |scale: f32| bf16::from_f32(scale).to_f32();
     for first in (0..weights.len()).step_by(FP8_BLOCK * cols) {
-        let rows = first..weights.len().min(first + FP8_BLOCK * cols);
         for start in (0..cols).step_by(FP8_BLOCK) {
-            let width = FP8_BLOCK.min(cols - start);
-            let of_row = |row: usize| row + start..row + start + width;
+            let rows = (0..FP8_BLOCK).map(|row| first + row * cols + start).map(|at| at..at + FP8_BLOCK);
             block.clear();
-            rows.clone().step_by(cols).for_each(|row| block.extend_from_slice(&weights[of_row(row)]));
-            let packing = match packing {
-                Packing::Weighted(importance) => {
+            rows.clone().for_each(|row| block.extend_from_slice(&weights[row]));
+            let packing = match part(packing, start..start + FP8_BLOCK) {
+                Packing::Weighted(of_features) => {
                     counts.clear();
-                    let of_features = &importance[start..start + width];
-                    rows.clone().step_by(cols).for_each(|_| counts.extend_from_slice(of_features));
+                    (0..FP8_BLOCK).for_each(|_| counts.extend_from_slice(of_features));
                     Packing::Weighted(&counts)
                 }
                 other => other,
@@ -363,9 +362,9 @@ fn pack_e4m3_blocks(weights: &[f32], cols: usize, packing: Packing<'_>) -> Packe
             of_block.clear();
             let scale = pack_e4m3(&block, to_bf16, packing, &mut of_block);
             scales.extend(bf16::from_f32(scale).to_le_bytes());
-            for (row, of_block) in rows.clone().step_by(cols).zip(of_block.chunks_exact(width)) {
-                codes[of_row(row)].copy_from_slice(of_block);
-                meant[of_row(row)].iter_mut().zip(of_block).for_each(|(meant, &code)| *meant = scale * e4m3(code));
+            for (row, of_block) in rows.zip(of_block.chunks_exact(FP8_BLOCK)) {
+                codes[row.clone()].copy_from_slice(of_block);
+                meant[row].iter_mut().zip(of_block).for_each(|(meant, &code)| *meant = scale * e4m3(code));
             }
         }
     }
@@ -415,16 +414,18 @@ mod tests {
 
     #[test]
     fn what_is_packed_is_read_back_as_what_it_means() {
-        // No whole number of blocks of 128 rows, or of words of zero points.
-        let (rows, cols) = (148, 384);
-        let weights = weights(rows * cols);
+        let cols = 384;
+        let weights = weights(256 * cols);
         let importance: Vec<f32> = (0..cols).map(|col| if col % 9 == 0 { 20.0 } else { 0.5 }).collect();
         for layout in PackedLayout::ALL {
             assert_eq!(PackedLayout::from_name(layout.name()), Some(layout));
+            // No whole number of words of zero points, where it need not be one of blocks.
+            let rows = if layout.divides(148, cols) { 148 } else { 256 };
+            let weights = &weights[..rows * cols];
             for packing in [Packing::Plain, Packing::Searched, Packing::Weighted(&importance)] {
                 let largest = weights.iter().fold(0f32, |largest, weight| largest.max(weight.abs()));
                 let global = layout.global_scale(largest);
-                let packed = layout.pack(&weights, cols, global, packing).unwrap();
+                let packed = layout.pack(weights, cols, global, packing).unwrap();
                 // The same in pieces.
                 let piece = layout.rows_together() * cols;
                 let mut parts = weights.chunks(piece).map(|part| layout.pack(part, cols, global, packing).unwrap());
@@ -464,7 +465,7 @@ mod tests {
                     assert!((found - meant).abs() <= off, "{layout:?}: {found}, not {meant}");
                 }
                 let square = |(found, weight): (&f32, &f32)| f64::from(found - weight).powi(2);
-                let lost: f64 = packed.weights.iter().zip(&weights).map(square).sum();
+                let lost: f64 = packed.weights.iter().zip(weights).map(square).sum();
                 let size: f64 = weights.iter().map(|&weight| f64::from(weight).powi(2)).sum();
                 let most = if layout.name().contains('4') { 0.16 } else { 0.03 };
                 assert!((lost / size).sqrt() < most, "{layout:?}: {}", (lost / size).sqrt());
@@ -474,19 +475,20 @@ mod tests {
 
     #[test]
     fn rows_that_do_not_divide_are_refused() {
-        assert!(!PackedLayout::from_name("INT4").unwrap().divides(64));
-        assert!(PackedLayout::from_name("int4_g64").unwrap().divides(64));
-        assert!(!PackedLayout::from_name("int8").unwrap().divides(6));
-        assert!(PackedLayout::from_name("fp8").unwrap().divides(7));
+        assert!(!PackedLayout::from_name("INT4").unwrap().divides(8, 64));
+        assert!(PackedLayout::from_name("int4_g64").unwrap().divides(8, 64));
+        assert!(!PackedLayout::from_name("int8").unwrap().divides(8, 6));
+        assert!(PackedLayout::from_name("fp8").unwrap().divides(8, 7));
         assert!(PackedLayout::from_name("q4_0").is_none());
         let layout = PackedLayout::from_name("int4_g32").unwrap();
         assert!(layout.pack(&[0.5; 80], 40, 1.0, Packing::Plain).is_err());
         let packed = layout.pack(&[0.0; 64], 32, 1.0, Packing::Weighted(&[1.0; 32])).unwrap();
         assert_eq!((packed.weights, packed.codes), (vec![0.0; 64], vec![0x88; 32]));
         assert!(layout.pack(&[0.0; 64], 32, 1.0, Packing::Weighted(&[1.0; 31])).is_err());
-        assert!(!PackedLayout::from_name("int4_asym").unwrap().divides(64));
-        assert!(PackedLayout::from_name("fp8_block").unwrap().divides(7));
+        assert!(!PackedLayout::from_name("int4_asym").unwrap().divides(8, 64));
+        let blocks = PackedLayout::from_name("fp8_block").unwrap();
+        assert!(blocks.divides(256, 128) && !blocks.divides(192, 128) && !blocks.divides(128, 192));
         let nvfp4 = PackedLayout::from_name("nvfp4").unwrap();
-        assert!(nvfp4.divides(48) && !nvfp4.divides(40));
+        assert!(nvfp4.divides(8, 48) && !nvfp4.divides(8, 40));
     }
 }
