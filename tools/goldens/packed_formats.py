@@ -3,8 +3,8 @@
     pip install gguf==0.19.0 ml_dtypes==0.6.0 numpy
     python tools/goldens/packed_formats.py crates/tensor/tests/golden
 
-Writes FORMAT.bin: blocks of random bits (scales made finite), then the weights that they stand for, as f32. E4M3.bin has the
-number of each of the 256 codes, as f32.
+Writes FORMAT.bin: blocks of random bits (scales made finite), then the weights that they stand for, as f32. NVFP4.bin has the
+blocks of this program, GGUF_NVFP4.bin those of GGUF. E4M3.bin has the number of each of the 256 codes, as f32.
 """
 
 import sys
@@ -52,6 +52,16 @@ def nvfp4(rng) -> bytes:
     return blocks.tobytes() + (numbers * groups[:, :, None]).astype(np.float32).tobytes()
 
 
+def gguf_nvfp4(rng) -> bytes:
+    """Scales of every size, with a first bit that means nothing, and the one that is no number."""
+    kind = GGMLQuantizationType.NVFP4
+    blocks = rng.integers(0, 256, (BLOCKS, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+    scales = rng.permutation(255).astype(np.uint8)[: 4 * BLOCKS].reshape(BLOCKS, 4)
+    scales[0] = [0, 0x7F, 0x7E, 1]
+    blocks[:, :4] = scales
+    return blocks.tobytes() + dequantize(blocks, kind).astype(np.float32).tobytes()
+
+
 def main(folder: Path) -> None:
     rng = np.random.default_rng(4)
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,6 +80,7 @@ def main(folder: Path) -> None:
         (folder / f"{name}.bin").write_bytes(blocks.tobytes() + weights.tobytes())
     (folder / "FP8.bin").write_bytes(fp8(rng))
     (folder / "NVFP4.bin").write_bytes(nvfp4(rng))
+    (folder / "GGUF_NVFP4.bin").write_bytes(gguf_nvfp4(rng))
     numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     (folder / "E4M3.bin").write_bytes(numbers.tobytes())
 

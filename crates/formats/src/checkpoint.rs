@@ -15,7 +15,7 @@ use crate::{
     config::{ChatTemplates, ModelConfig},
     embedding,
     error::shown,
-    gguf::{Gguf, vocabulary::GgufVocabulary},
+    gguf::{Gguf, nvfp4, vocabulary::GgufVocabulary},
     gguf_names, json,
     quantized::{self, Files, Named, QuantizedWeight, Scheme},
     safetensors::{Safetensors, SafetensorsTensor},
@@ -109,7 +109,12 @@ struct WeightFile {
 
 #[derive(Debug)]
 enum Container {
-    Gguf { gguf: Box<Gguf>, architecture: String },
+    /// `expands` NVFP4 to F16 or BF16.
+    Gguf {
+        gguf: Box<Gguf>,
+        architecture: String,
+        expands: bool,
+    },
     Safetensors(Safetensors),
 }
 
@@ -199,6 +204,9 @@ impl Checkpoint {
     pub fn expand_unless(&mut self, is_computed: impl Fn(WeightFormat) -> bool) -> bool {
         let Self { files, quantized, .. } = self;
         let mut is_other = false;
+        for file in files.iter_mut() {
+            is_other |= file.expand(!is_computed(WeightFormat::NVFP4));
+        }
         for weight in quantized {
             is_other |= weight.expand_unless(&files.as_slice(), &is_computed);
         }
@@ -312,9 +320,10 @@ impl Checkpoint {
         let mut tensors = Vec::with_capacity(gguf.tensors().len());
         let mut ignored = Vec::new();
         for (index, info) in (0..).zip(gguf.tensors()) {
-            if gguf_names::is_configuration(info) {
+            let is_part = nvfp4::owner(&gguf, info.name()).is_some();
+            if gguf_names::is_configuration(info) || is_part && info.name().ends_with(".input_scale") {
                 ignored.push(info.name().into());
-            } else {
+            } else if !is_part {
                 let place = Place::File { file: 0, index };
                 tensors.push(Location { name: gguf_names::checkpoint_name(info.name()), place });
             }
@@ -325,7 +334,7 @@ impl Checkpoint {
         let chat_templates = gguf_chat_templates(&gguf)?;
         let architecture: String = gguf_names::architecture(gguf.metadata())?.into();
         let embedding = EmbeddingConfig::from_gguf(gguf.metadata(), &architecture)?;
-        let container = Container::Gguf { gguf: Box::new(gguf), architecture };
+        let container = Container::Gguf { gguf: Box::new(gguf), architecture, expands: false };
         Ok(Self {
             config: config.into(),
             generation_config: generation_config.into(),
@@ -554,9 +563,12 @@ impl WeightFile {
         let no_such = || FormatError::MissingTensor { tensor: index.to_string(), found: 0 };
         match &self.container {
             Container::Safetensors(file) => file.read_tensor(file.tensors().get(index as usize).ok_or_else(no_such)?),
-            Container::Gguf { gguf, architecture } => {
+            Container::Gguf { gguf, architecture, expands } => {
                 let info = gguf.tensors().get(index as usize).ok_or_else(no_such)?;
-                let tensor = gguf.read_tensor(info)?;
+                let mut tensor = gguf.read_tensor(info)?;
+                if *expands && info.ggml_type().is_nvfp4() {
+                    tensor = nvfp4::expanded(info.name(), &tensor, nvfp4::nearest(nvfp4::scale(gguf, info)?).0)?;
+                }
                 let config = config.as_object();
                 match config.and_then(|config| gguf_names::reordered_heads(info.name(), architecture, config)) {
                     Some(heads) => gguf_names::in_checkpoint_order(&shown(info.name()), &tensor, heads),
@@ -566,20 +578,35 @@ impl WeightFile {
         }
     }
 
+    /// From now on gives NVFP4 of a GGUF file as F16 or BF16, or no more. Returns whether that changes something.
+    fn expand(&mut self, to: bool) -> bool {
+        let Container::Gguf { gguf, expands, .. } = &mut self.container else { return false };
+        let changes = *expands != to && gguf.tensors().iter().any(|info| info.ggml_type().is_nvfp4());
+        *expands = to;
+        changes
+    }
+
     fn info(&self, name: &str, index: u32) -> Option<TensorInfo> {
+        let mut expanded_exactly = false;
         let (source_name, type_name, format, shape, bytes) = match &self.container {
             Container::Safetensors(file) => {
                 let info = file.tensors().get(index as usize)?;
                 (info.name(), info.dtype(), info.weight_format(), info.shape().to_vec(), info.range().len())
             }
-            Container::Gguf { gguf, .. } => {
+            Container::Gguf { gguf, expands, .. } => {
                 let info = gguf.tensors().get(index as usize)?;
                 let ggml_type = info.ggml_type();
-                (info.name(), ggml_type.name(), ggml_type.weight_format(), info.shape(), info.range().len())
+                let mut format = ggml_type.weight_format();
+                if *expands && ggml_type.is_nvfp4() {
+                    // Where the scale has not arrived, what it is without one.
+                    let (nearest, exact) = nvfp4::nearest(nvfp4::scale(gguf, info).unwrap_or(1.0));
+                    (format, expanded_exactly) = (Some(nearest), exact);
+                }
+                (info.name(), ggml_type.name(), format, info.shape(), info.range().len())
             }
         };
         let (name, source_name, file) = (name.into(), source_name.into(), self.name.clone());
-        let exact = format.is_some_and(|format| format.name() == type_name);
+        let exact = expanded_exactly || format.is_some_and(|format| format.name() == type_name);
         Some(TensorInfo { name, source_name, type_name, format, shape, bytes, file, exact })
     }
 }

@@ -9,6 +9,7 @@
 //!
 //! What the names and keys mean for a model is in `gguf_names`, not here.
 
+pub mod nvfp4;
 mod strings;
 mod types;
 mod value;
@@ -140,8 +141,8 @@ impl Gguf {
         self.read_tensor(self.tensor_info(name).ok_or_else(missing)?)
     }
 
-    /// A tensor of the table. Its shape is outermost first. It is a view of the file. Types that are not computed
-    /// with are refused by name.
+    /// A tensor of the table. Its shape is outermost first. It is a view of the file, but for NVFP4, whose blocks are made with
+    /// the scale of the matrix in them ([`nvfp4`]). Types that are not computed with are refused by name.
     pub fn read_tensor(&self, info: &GgufTensor) -> Result<Tensor, FormatError> {
         let Some(format) = info.ggml_type.weight_format() else {
             let type_name = format!("{} ({})", info.ggml_type.id(), info.ggml_type.name());
@@ -150,6 +151,9 @@ impl Gguf {
         let overflow = || FormatError::Overflow { what: info.described() };
         let shape: Option<Vec<usize>> = info.shape().into_iter().map(|d| usize::try_from(d).ok()).collect();
         let bytes = self.tensor_bytes(info)?;
+        if info.ggml_type.is_nvfp4() {
+            return nvfp4::tensor(&info.name, shape.ok_or_else(overflow)?, nvfp4::scale(self, info)?, &bytes);
+        }
         Tensor::new(format, shape.ok_or_else(overflow)?, bytes).map_err(|_| overflow())
     }
 }

@@ -74,7 +74,7 @@ static REMOVED: [(u32, &str); 8] = [
 
 /// The types that weights are computed from, as a message lists them.
 pub(crate) const COVERED: &str =
-    "F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q6_K, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q5_K, IQ4_NL, IQ4_XS, MXFP4";
+    "F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q6_K, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q5_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4";
 
 impl GgmlType {
     /// Every published type, by id.
@@ -114,12 +114,32 @@ impl GgmlType {
 
     /// The format that weights of this type are computed from, if there is one yet.
     pub fn weight_format(self) -> Option<WeightFormat> {
-        WeightFormat::from_name(self.name()).filter(|&format| self.has_blocks_of(format))
+        WeightFormat::from_name(self.name()).filter(|&format| self.is_nvfp4() || self.has_blocks_of(format))
     }
 
-    /// The type that stores this weight format; `None` for FP8, which GGUF has not, and NVFP4, which it has in other blocks.
+    /// The type that stores this weight format in the same blocks; `None` for FP8, which GGUF has not, and NVFP4, which it has in
+    /// others: [`GgmlType::holding`].
     pub fn of(format: WeightFormat) -> Option<Self> {
         TYPES.iter().map(Self).find(|ggml| ggml.name() == format.name() && ggml.has_blocks_of(format))
+    }
+
+    /// The type that stores this weight format, in the same blocks or, of NVFP4, in those of [`crate::gguf::nvfp4`]; `None` for
+    /// FP8.
+    pub fn holding(format: WeightFormat) -> Option<Self> {
+        TYPES.iter().map(Self).find(|ggml| ggml.weight_format() == Some(format))
+    }
+
+    /// Bytes that a tensor of this type takes; `None` where rows are no whole number of blocks, or the size overflows.
+    pub fn byte_len(self, shape: &[u64]) -> Option<u64> {
+        let row_len = shape.last().copied().unwrap_or(1);
+        let row_bytes = (row_len / self.block_len()).checked_mul(self.block_bytes());
+        let row_bytes = row_bytes.filter(|_| row_len.is_multiple_of(self.block_len()));
+        shape.iter().rev().skip(1).try_fold(row_bytes?, |bytes, &dim| bytes.checked_mul(dim))
+    }
+
+    /// Whether a second tensor may hold a scale of the whole matrix.
+    pub(crate) fn is_nvfp4(self) -> bool {
+        self.name() == WeightFormat::NVFP4.name()
     }
 
     fn has_blocks_of(self, format: WeightFormat) -> bool {
@@ -145,7 +165,13 @@ mod tests {
         for (format, ggml) in formats.iter().filter_map(|&(format, ggml)| Some((format, ggml?))) {
             assert_eq!(ggml.weight_format(), Some(format));
         }
-        let names: Vec<_> = formats.iter().filter_map(|(_, ggml)| Some(ggml.as_ref()?.name())).collect();
+        assert_eq!(GgmlType::holding(WeightFormat::FP8), None);
+        let nvfp4 = GgmlType::holding(WeightFormat::NVFP4).unwrap();
+        assert!(nvfp4.is_nvfp4() && nvfp4.block_bytes() == crate::gguf::nvfp4::BLOCK_BYTES as u64);
+        assert_eq!(nvfp4.byte_len(&[3, 5, 128]), Some(3 * 5 * 72));
+        assert_eq!((nvfp4.byte_len(&[5, 96]), nvfp4.byte_len(&[1 << 60, 1 << 20])), (None, None));
+        let holding = WeightFormat::ALL.map(GgmlType::holding);
+        let names: Vec<_> = holding.iter().filter_map(|ggml| Some(ggml.as_ref()?.name())).collect();
         assert_eq!(COVERED, names.join(", "));
     }
 

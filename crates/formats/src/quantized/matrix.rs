@@ -166,6 +166,17 @@ fn array<T: Copy + Default, const N: usize>(codes: &[i16], convert: impl Fn(i16)
     converted
 }
 
+/// F16 or BF16, whichever is nearer to these weights, and the sum of the squares that it is off by.
+pub(crate) fn nearest_float(weights: impl Iterator<Item = f32>) -> (WeightFormat, f64) {
+    let (mut half, mut brain) = (0f64, 0f64);
+    for weight in weights {
+        let error = |rounded: f32| (f64::from(rounded) - f64::from(weight)).powi(2);
+        half += error(f16::from_f32(weight).to_f32());
+        brain += error(bf16::from_f32(weight).to_f32());
+    }
+    if half <= brain { (WeightFormat::F16, half) } else { (WeightFormat::BF16, brain) }
+}
+
 impl Matrix {
     /// What it becomes, and whether that is exactly what it means.
     pub(super) fn format(&self) -> (WeightFormat, bool) {
@@ -289,16 +300,8 @@ impl Matrix {
         };
         let stride = self.scales.len().div_ceil(SCALES_MAX).max(1);
         let scales = (0..self.scales.len()).step_by(stride).map(|index| self.scales.get(index));
-        let (mut half, mut brain) = (0f64, 0f64);
-        for scale in scales.filter(|scale| scale.is_finite()) {
-            for number in &numbers {
-                let weight = number * scale;
-                let error = |rounded: f32| (f64::from(rounded) - f64::from(weight)).powi(2);
-                half += error(f16::from_f32(weight).to_f32());
-                brain += error(bf16::from_f32(weight).to_f32());
-            }
-        }
-        let (format, error) = if half <= brain { (WeightFormat::F16, half) } else { (WeightFormat::BF16, brain) };
+        let scales = scales.filter(|scale| scale.is_finite());
+        let (format, error) = nearest_float(scales.flat_map(|scale| numbers.iter().map(move |number| number * scale)));
         (format, stride == 1 && error == 0.0)
     }
 

@@ -23,6 +23,7 @@ use tensor::{Tensor, WeightFormat};
 
 use crate::{FormatError, error::shown, safetensors::SafetensorsTensor};
 
+pub(crate) use matrix::nearest_float;
 use matrix::{Codes, Dtype, Features, Grid, Matrix, Zeros};
 pub use pack::{PackedLayout, PackedPart, PackedRows, PackedTensor};
 pub(crate) use scheme::Scheme;
