@@ -218,6 +218,56 @@ fn a_model_that_gguf_has_no_words_for_is_refused_and_leaves_nothing() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
+#[test]
+fn nvfp4_has_its_scale_beside_it_and_goes_with_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let read = |name: &str| Gguf::read(fs::read(at(name)).unwrap().into()).unwrap();
+    let (four, again, other, published) = (at("four.gguf"), at("again.gguf"), at("f16.gguf"), at("published"));
+    process::succeed(&["quantize", BUILTIN, "-F", "nvfp4", "-o", &four]);
+    let gguf = read("four.gguf");
+    assert_eq!(gguf.metadata().u64("general.file_type").unwrap(), Some(39));
+    let (name, scale) = ("blk.3.ffn_up.weight", "blk.3.ffn_up.scale");
+    assert_eq!(Some(gguf.tensor_info(name).unwrap().ggml_type()), GgmlType::holding(WeightFormat::NVFP4));
+    assert_eq!(gguf.tensor(name).unwrap().format(), WeightFormat::NVFP4);
+    assert_eq!(gguf.tensor("token_embd.weight").unwrap().format(), WeightFormat::Q6_K);
+    let scales = gguf.tensors().iter().filter(|info| info.name().ends_with(".scale"));
+    let scales: Vec<f32> = scales.map(|info| gguf.read_tensor(info).unwrap().to_f32()[0]).collect();
+    assert!(scales.len() == 49 && scales.iter().all(|scale| scale.to_bits() & 0x7f_ffff == 0), "{scales:?}");
+    // What is packed is what the packer makes with that scale.
+    let open = |path: &str| Checkpoint::open(Path::new(path), &|path| Ok(mapped::map(path)?)).unwrap();
+    let original = open(BUILTIN).tensor("model.layers.3.mlp.up_proj.weight").unwrap().to_f32();
+    let unit = gguf.tensor(scale).unwrap().to_f32()[0];
+    let found = gguf.tensor(name).unwrap();
+    for (block, weights) in found.as_slice::<tensor::quant::nvfp4::Block>().iter().zip(original.as_chunks::<64>().0) {
+        assert_eq!(*block, tensor::quant::nvfp4::pack(weights, unit, Packing::Searched));
+    }
+    // It runs, and costs little.
+    let text = at("text.txt");
+    fs::write(&text, continuation(&[]).repeat(3)).expect("room for a text");
+    let (before, after) = (perplexity(BUILTIN, &text), perplexity(&four, &text));
+    assert!(after < 1.15 * before, "{after} from {before}");
+    // Kept, the scale stays with it; where it becomes something else, nothing is left that would be multiplied with.
+    process::succeed(&["quantize", &four, "-F", "nvfp4", "-o", &again]);
+    let kept = read("again.gguf");
+    for info in gguf.tensors() {
+        assert_eq!(
+            kept.tensor_bytes(kept.tensor_info(info.name()).unwrap()).unwrap(),
+            gguf.tensor_bytes(info).unwrap()
+        );
+    }
+    process::succeed(&["quantize", &four, "-F", "f32", "-o", &other]);
+    let plain = read("f16.gguf");
+    assert!(plain.tensor_info(scale).is_none() && plain.tensor(name).unwrap().to_f32() == found.to_f32());
+    // From safetensors that have it already, it is the same.
+    process::succeed(&["quantize", BUILTIN, "-F", "nvfp4", "--to", "safetensors", "-o", &published]);
+    let weights = open(&published).tensor("model.layers.3.mlp.up_proj.weight").unwrap();
+    process::succeed(&["quantize", &published, "-F", "nvfp4", "-o", &four, "--force"]);
+    assert_eq!(read("four.gguf").tensor(name).unwrap().bytes(), weights.bytes());
+    let refused = fail(&[BUILTIN, "-F", "q8_0", "-o", &at("none.gguf"), "--tensor", "token_embd=nvfp4"]);
+    assert!(refused.contains("no scale of `token_embd.weight`") && refused.contains("mxfp4"), "{refused}");
+}
+
 /// A source of many tensors, and the bytes of it in Q8_0.
 fn write_large_source(folder: &Path) -> String {
     let tensors: Vec<(String, Tensor)> = (0..12)

@@ -99,7 +99,7 @@ impl Unit {
     fn convert(&self, format: WeightFormat, out: &mut dyn Write) -> io::Result<()> {
         let tensor = self.tensor()?;
         let mut loss = Loss::none(&self.name, self.type_name, format.name());
-        convert(&tensor, format, &Scales::Plain, out, &mut loss, &mut |_| ())?;
+        convert(&tensor, format, 1.0, &Scales::Plain, out, &mut loss, &mut |_| ())?;
         if tensor.shape().len() > 1 {
             self.losses.borrow_mut().push(loss);
         }

@@ -42,7 +42,7 @@ const fn mixed(name: &'static str, base: WeightFormat, size: Size, file_type: u3
 }
 
 /// Every name.
-pub(crate) const MIXES: [Mix; 23] = {
+pub(crate) const MIXES: [Mix; 24] = {
     use Size::{Large, Medium, Small};
     use WeightFormat as W;
     [
@@ -60,6 +60,7 @@ pub(crate) const MIXES: [Mix; 23] = {
         plain("iq4_nl", W::IQ4_NL, 25),
         plain("iq4_xs", W::IQ4_XS, 30),
         plain("mxfp4", W::MXFP4, 38),
+        plain("nvfp4", W::NVFP4, 39),
         plain("q3_k", W::Q3_K, 11),
         plain("q2_k", W::Q2_K, 10),
         mixed("q5_k_m", W::Q5_K, Medium, 17),
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn every_format_of_gguf_can_be_asked_for() {
-        for format in WeightFormat::ALL.into_iter().filter(|&format| GgmlType::of(format).is_some()) {
+        for format in WeightFormat::ALL.into_iter().filter(|&format| GgmlType::holding(format).is_some()) {
             assert_eq!(format.name().parse::<Mix>().unwrap().base, format);
         }
     }

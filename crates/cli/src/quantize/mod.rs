@@ -13,7 +13,7 @@ pub(crate) mod on_load;
 mod source;
 mod work;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write};
@@ -25,13 +25,14 @@ use std::str::FromStr;
 use std::thread;
 
 use anyhow::{Context, Result, bail};
+use bytes::Bytes;
 use clap::{Args, ValueEnum};
-use formats::PackedLayout;
-use formats::gguf::Value;
+use formats::gguf::{Value, nvfp4};
+use formats::{PackedLayout, gguf_names};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tensor::quant::Packing;
+use tensor::quant::{PackedBlock, Packing, nvfp4 as blocks};
 use tensor::{Tensor, WeightFormat};
 
 use crate::eval::{self, Scores};
@@ -40,7 +41,7 @@ use crate::{output, units};
 pub(crate) use folder::weight_bytes;
 use importance::{Importances, Scales};
 use mix::{MIXES, Mix, Model};
-use source::{Matrix, Source, ggml_type};
+use source::{Beside, Matrix, Source, ggml_type, stored};
 use work::Work;
 
 /// Weights of a piece: 32 MiB as f32.
@@ -327,7 +328,7 @@ fn progress_bar(bytes: u64) -> ProgressBar {
 
 /// Writes a GGUF file.
 fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Result<Written> {
-    let source = Source::open(&args.source)?;
+    let source = Source::open(&args.source, mix.base)?;
     let matrices = source.matrices()?;
     let bytes_in: u64 = matrices.iter().map(|matrix| matrix.bytes).sum();
     let progress = progress_bar(bytes_in);
@@ -351,20 +352,23 @@ fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Re
         let dims: Vec<u64> = matrix.shape.iter().rev().copied().collect();
         let (progress, source, losses) = (progress.clone(), source.clone(), losses.clone());
         let name = matrix.name.clone();
-        let Some(to) = to.filter(|&format| Some(format) != matrix.format) else {
+        let Some(to) = to.filter(|&format| !source.has(&matrix, format)) else {
             // As it is.
             let (ggml_type, len) = matrix.kept()?;
+            let beside = source.beside(&matrix)?;
             let make = move |out: &mut dyn Write| {
                 write_and_release(&source.bytes(&matrix).map_err(damaged)?, out)?;
                 progress.inc(matrix.bytes);
                 Ok(())
             };
             writer.made_tensor(&name, ggml_type, &dims, len, make);
+            for Beside { name, ggml_type, dims, bytes } in beside {
+                writer.raw_tensor(&name, ggml_type, &dims, bytes);
+            }
             continue;
         };
         // Refused now, and not when half of the file is written.
-        let shape = matrix.shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>()?;
-        let (ggml_type, len) = (ggml_type(to)?, Tensor::byte_len(to, &shape)? as u64);
+        let (ggml_type, len) = stored(to, &matrix.name, &matrix.shape)?;
         if matrix.format.is_none() {
             source.tensor(&matrix)?;
         }
@@ -373,13 +377,24 @@ fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Re
         let weighted = if is_vector { None } else { importance.scales(&matrix, chooses)? };
         let scales = weighted.unwrap_or(if args.plain { Scales::Plain } else { Scales::Searched });
         // Read when its turn comes: some are decoded then, and one tensor at a time is enough.
+        let scale = Rc::new(MatrixScale::default());
+        if to == WeightFormat::NVFP4 {
+            // Before the matrix: it is needed there, and is a number.
+            let (source, matrix, scale) = (source.clone(), matrix.clone(), scale.clone());
+            let make = move |out: &mut dyn Write| {
+                let found = scale.of(|| source.tensor(&matrix).map_err(damaged))?;
+                out.write_all(&found.to_le_bytes())
+            };
+            writer.made_tensor(&nvfp4::scale_name(&name), source::ggml_type(WeightFormat::F32)?, &[1], 4, make);
+        }
         let make = move |out: &mut dyn Write| {
             progress.set_message(matrix.name.clone());
             let tensor = source.tensor(&matrix).map_err(damaged)?;
             let mut loss = Loss::none(&matrix.name, matrix.type_name, to.name());
             loss.weighted = matches!(scales, Scales::Weighted { .. }) && to.is_quantized();
             let num_rows = tensor.num_rows();
-            convert(&tensor, to, &scales, out, &mut loss, &mut |rows| {
+            let unit = if to == WeightFormat::NVFP4 { scale.of(|| Ok(tensor.clone()))? } else { 1.0 };
+            convert(&tensor, to, unit, &scales, out, &mut loss, &mut |rows| {
                 progress.inc(matrix.bytes * rows as u64 / num_rows.max(1) as u64);
             })?;
             if !is_vector {
@@ -450,18 +465,62 @@ fn target(
     });
     if let Some(chosen) = chosen.last() {
         ggml_type(chosen).context("--tensor")?;
+        if chosen == WeightFormat::NVFP4 && !may_be_nvfp4(matrix) {
+            bail!(
+                "--tensor: llama.cpp knows no scale of `{}`, which NVFP4 has beside a matrix: choose mxfp4 or q4_k",
+                matrix.name
+            );
+        }
         if !divides(chosen) {
             bail!("--tensor: rows of `{}` have {row_len} weights, which do not divide into {chosen}", matrix.name);
         }
         return Ok(Some(chosen));
     }
-    Ok(mix.format_of_rows(&matrix.name, model, usize::try_from(row_len)?))
+    let format = mix.format_of_rows(&matrix.name, model, usize::try_from(row_len)?);
+    Ok(format.map(|format| match format {
+        WeightFormat::NVFP4 if !may_be_nvfp4(matrix) => WeightFormat::Q8_0,
+        other => other,
+    }))
 }
 
-/// Writes `tensor` in `format`, piece by piece, and adds up what is lost; `done` hears of each so many rows.
+/// Whether llama.cpp looks for a scale beside this matrix: one of a projection; embeddings are looked up without, and experts
+/// have one each, which are not written.
+fn may_be_nvfp4(matrix: &Matrix) -> bool {
+    let is_known = gguf_names::checkpoint_name(&matrix.name) != matrix.name;
+    is_known && matrix.name != "token_embd.weight" && matrix.shape.len() == 2
+}
+
+/// The scale of a matrix in NVFP4, which two tensors need.
+#[derive(Default)]
+struct MatrixScale(Cell<Option<f32>>);
+
+impl MatrixScale {
+    /// It, found by reading the matrix once more where it is not known.
+    fn of(&self, tensor: impl FnOnce() -> io::Result<Tensor>) -> io::Result<f32> {
+        if let Some(found) = self.0.get() {
+            return Ok(found);
+        }
+        let found = matrix_scale(&tensor()?)?;
+        self.0.set(Some(found));
+        Ok(found)
+    }
+}
+
+/// What all scales of a matrix are multiplied by in NVFP4: its own, if it is that already.
+fn matrix_scale(tensor: &Tensor) -> io::Result<f32> {
+    match tensor.format() {
+        // Of one matrix, all blocks have the same.
+        WeightFormat::NVFP4 => Ok(tensor.as_slice::<blocks::Block>().first().map_or(1.0, |block| block.scale)),
+        _ => largest(tensor).map(blocks::matrix_scale),
+    }
+}
+
+/// Writes `tensor` as a GGUF file has `format`, piece by piece, and adds up what is lost; `done` hears of each so many rows. `unit`
+/// is what all scales are multiplied by in NVFP4: [`matrix_scale`].
 fn convert(
     tensor: &Tensor,
     format: WeightFormat,
+    unit: f32,
     scales: &Scales,
     out: &mut dyn Write,
     loss: &mut Loss,
@@ -470,20 +529,59 @@ fn convert(
     let row_len = tensor.row_len();
     let pack = |rows: Range<usize>, packing: Packing<'_>| {
         let values = values(tensor, rows.clone())?;
+        if format == WeightFormat::NVFP4 {
+            let in_row = row_len / blocks::BLOCK_LEN;
+            let of_rows = rows.start * in_row..rows.end * in_row;
+            return Ok(match tensor.format() {
+                WeightFormat::NVFP4 => (in_file(&tensor.as_slice()[of_rows]), exact(&values)),
+                _ => pack_nvfp4(&values, row_len, unit, packing),
+            });
+        }
         let packed = Tensor::packed(format, vec![rows.len(), row_len], &values, packing).map_err(damaged)?;
         let (mut lost, mut back) = (Loss::none("", "", ""), vec![0f32; row_len]);
         for (row, values) in values.chunks_exact(row_len.max(1)).enumerate() {
             packed.row_to_f32(row, &mut back);
             lost.add(values, &back);
         }
-        Ok((packed, lost))
+        Ok((packed.bytes().clone(), lost))
     };
     in_pieces(tensor, scales, 1, pack, &mut |(packed, lost), rows| {
-        out.write_all(packed.bytes())?;
+        out.write_all(&packed)?;
         loss.merge(&lost);
         done(rows);
         Ok(())
     })
+}
+
+/// Blocks of NVFP4 as a GGUF file has them.
+fn in_file(blocks: &[blocks::Block]) -> Bytes {
+    blocks.iter().flat_map(nvfp4::to_file).collect::<Vec<u8>>().into()
+}
+
+/// What is lost where everything stays what it is.
+fn exact(values: &[f32]) -> Loss {
+    let mut lost = Loss::none("", "", "");
+    lost.add(values, values);
+    lost
+}
+
+/// Rows in NVFP4 with this scale, as a GGUF file has them, and what they lost.
+fn pack_nvfp4(values: &[f32], row_len: usize, unit: f32, packing: Packing<'_>) -> (Bytes, Loss) {
+    let (mut packed, mut lost) = (Vec::new(), Loss::none("", "", ""));
+    let mut back = [0f32; blocks::BLOCK_LEN];
+    for row in values.chunks_exact(row_len.max(1)) {
+        for (start, weights) in (0..).step_by(blocks::BLOCK_LEN).zip(row.chunks_exact(blocks::BLOCK_LEN)) {
+            let packing = match packing {
+                Packing::Weighted(importance) => Packing::Weighted(&importance[start..start + blocks::BLOCK_LEN]),
+                other => other,
+            };
+            let block = blocks::pack(weights, unit, packing);
+            block.unpack(&mut back);
+            lost.add(weights, &back);
+            packed.push(block);
+        }
+    }
+    (in_file(&packed), lost)
 }
 
 /// The largest magnitude of a tensor.

@@ -12,7 +12,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use formats::gguf::{Gguf, GgufWriter};
+use formats::gguf::{GgmlType, Gguf, GgufWriter, nvfp4};
 use formats::{Checkpoint, gguf_names};
 use plan::Plan;
 use sha2::{Digest, Sha256};
@@ -20,7 +20,8 @@ use tensor::{Tensor, WeightFormat};
 
 use super::importance::Scales;
 use super::mix::{Mix, Model};
-use super::{Loss, convert};
+use super::source::stored;
+use super::{Loss, convert, matrix_scale};
 use crate::output::note;
 use crate::units;
 
@@ -103,21 +104,35 @@ fn read(path: &Path, targets: &[Target]) -> Result<Vec<Tensor>> {
     targets.iter().map(tensor).collect()
 }
 
-/// Writes a tensor as its target says.
-fn write_tensor(checkpoint: &Checkpoint, target: &Target, out: &mut dyn Write) -> io::Result<()> {
+/// Writes a tensor as its target says, and as a GGUF file has it; returns what NVFP4 has beside it, and 1 of other formats.
+fn write_tensor(checkpoint: &Checkpoint, target: &Target, out: &mut dyn Write) -> io::Result<f32> {
     let tensor = checkpoint.tensor(&target.name).map_err(super::damaged)?;
-    if tensor.format() == target.format {
-        return out.write_all(tensor.bytes());
+    let is_nvfp4 = target.format == WeightFormat::NVFP4;
+    if tensor.format() == target.format && !is_nvfp4 {
+        return out.write_all(tensor.bytes()).map(|()| 1.0);
     }
+    let unit = if is_nvfp4 { matrix_scale(&tensor)? } else { 1.0 };
     let mut loss = Loss::none(&target.name, "", target.format.name());
-    convert(&tensor, target.format, &Scales::Searched, out, &mut loss, &mut |_| ())
+    convert(&tensor, target.format, unit, &Scales::Searched, out, &mut loss, &mut |_| ())?;
+    Ok(unit)
+}
+
+impl Target {
+    /// Its type in a GGUF file, and its size there.
+    fn stored(&self) -> Result<(GgmlType, u64)> {
+        let shape: Vec<u64> = self.shape.iter().map(|&dim| dim as u64).collect();
+        stored(self.format, &self.name, &shape)
+    }
 }
 
 fn in_memory(checkpoint: &Checkpoint, targets: &[Target]) -> Result<Vec<Tensor>> {
     let tensor = |target: &Target| {
-        let mut bytes = Vec::with_capacity(Tensor::byte_len(target.format, &target.shape)?);
-        write_tensor(checkpoint, target, &mut bytes)?;
-        Ok(Tensor::new(target.format, target.shape.clone(), Bytes::from(bytes))?)
+        let mut bytes = Vec::with_capacity(usize::try_from(target.stored()?.1)?);
+        let unit = write_tensor(checkpoint, target, &mut bytes)?;
+        match target.format {
+            WeightFormat::NVFP4 => Ok(nvfp4::tensor(&target.name, target.shape.clone(), unit, &bytes)?),
+            format => Ok(Tensor::new(format, target.shape.clone(), Bytes::from(bytes))?),
+        }
     };
     targets.iter().map(tensor).collect()
 }
@@ -132,21 +147,33 @@ fn write(checkpoint: &Checkpoint, targets: &[Target], path: &Path) -> io::Result
         let mut out = BufWriter::with_capacity(1 << 20, File::create(&partial)?);
         let mut header = GgufWriter::new();
         for target in targets {
-            let len = Tensor::byte_len(target.format, &target.shape).map_err(super::damaged)? as u64;
             let dims: Vec<u64> = target.shape.iter().rev().map(|&dim| dim as u64).collect();
             // Written below, where the checkpoint is at hand.
-            let ggml_type = super::source::ggml_type(target.format).map_err(super::damaged)?;
+            let (ggml_type, len) = target.stored().map_err(super::damaged)?;
             header.made_tensor(&target.name, ggml_type, &dims, len, |_| Ok(()));
+        }
+        let scaled = targets.iter().filter(|target| target.format == WeightFormat::NVFP4);
+        for target in scaled.clone() {
+            let ggml_type = super::source::ggml_type(WeightFormat::F32).map_err(super::damaged)?;
+            header.made_tensor(&nvfp4::scale_name(&target.name), ggml_type, &[1], 4, |_| Ok(()));
         }
         out.write_all(&header.header())?;
         let mut at = header.header().len() as u64;
+        let mut units = Vec::new();
         for (index, target) in targets.iter().enumerate() {
             let start = header.bytes_before(index);
             io::copy(&mut io::Read::take(io::repeat(0), start - at), &mut out)?;
-            write_tensor(checkpoint, target, &mut out)?;
-            at = start + Tensor::byte_len(target.format, &target.shape).map_err(super::damaged)? as u64;
+            let unit = write_tensor(checkpoint, target, &mut out)?;
+            units.extend((target.format == WeightFormat::NVFP4).then_some(unit));
+            at = start + target.stored().map_err(super::damaged)?.1;
         }
-        let end = header.bytes_before(targets.len());
+        for (index, unit) in (targets.len()..).zip(units) {
+            let start = header.bytes_before(index);
+            io::copy(&mut io::Read::take(io::repeat(0), start - at), &mut out)?;
+            out.write_all(&unit.to_le_bytes())?;
+            at = start + 4;
+        }
+        let end = header.bytes_before(header.len());
         io::copy(&mut io::Read::take(io::repeat(0), end - at), &mut out)?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         fs::rename(&partial, path)?;
@@ -226,9 +253,18 @@ mod tests {
         assert!(first.iter().any(|tensor| tensor.format() == WeightFormat::Q4_0));
         assert!(file.metadata().unwrap().modified().unwrap() >= written);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        // NVFP4 has its scales beside it there.
+        let nvfp4 = || weights(&checkpoint, &plan, "nvfp4".parse().unwrap(), Some(folder.path())).unwrap();
+        let alone = weights(&checkpoint, &plan, "nvfp4".parse().unwrap(), None).unwrap();
+        for ((first, second), alone) in nvfp4().iter().zip(nvfp4()).zip(alone) {
+            assert_eq!((first.format(), first.bytes()), (second.format(), second.bytes()));
+            assert_eq!(first.bytes(), alone.bytes());
+        }
+        assert!(nvfp4().iter().any(|tensor| tensor.format() == WeightFormat::NVFP4));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         // Another format is another file, and a file that is cut off is made again.
         weights(&checkpoint, &plan, "q8_0".parse().unwrap(), Some(folder.path())).unwrap();
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
         let whole = fs::read(&file).unwrap();
         fs::write(&file, &whole[..whole.len() / 2]).unwrap();
         let again = weights(&checkpoint, &plan, mix, Some(folder.path())).unwrap();

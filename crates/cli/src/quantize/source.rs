@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
-use formats::gguf::{GgmlType, Gguf, GgufWriter};
+use formats::gguf::{GgmlType, Gguf, GgufTensor, GgufWriter, nvfp4};
 use formats::{Checkpoint, gguf_names};
 use sha2::{Digest, Sha256};
 use tensor::{Tensor, WeightFormat};
@@ -46,20 +46,34 @@ impl Matrix {
         // A vector that was quantised has no type of GGUF.
         let name = self.type_name;
         let format = self.format.with_context(|| format!("`{}` is of type {name}, which is not read", self.name))?;
-        let shape = self.shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>()?;
-        Ok((ggml_type(format)?, Tensor::byte_len(format, &shape)? as u64))
+        stored(format, &self.name, &self.shape)
     }
 }
 
 /// The type of GGUF that a format is stored as.
 pub(super) fn ggml_type(format: WeightFormat) -> Result<GgmlType> {
     let remedy = "choose q8_0, or write safetensors (--format fp8)";
-    GgmlType::of(format).with_context(|| format!("{format} is no type of GGUF: {remedy}"))
+    GgmlType::holding(format).with_context(|| format!("{format} is no type of GGUF: {remedy}"))
+}
+
+/// What becomes of a weight in a GGUF file: its type, and its size there.
+pub(super) fn stored(format: WeightFormat, name: &str, shape: &[u64]) -> Result<(GgmlType, u64)> {
+    let ggml_type = ggml_type(format)?;
+    let len = ggml_type.byte_len(shape);
+    Ok((ggml_type, len.with_context(|| format!("`{name}` of the shape {shape:?} has no size in {format}"))?))
+}
+
+/// A small tensor that belongs to a matrix.
+pub(super) struct Beside {
+    pub(super) name: String,
+    pub(super) ggml_type: GgmlType,
+    pub(super) dims: Vec<u64>,
+    pub(super) bytes: Bytes,
 }
 
 impl Source {
-    /// Opens what `name` stands for.
-    pub(super) fn open(name: &str) -> Result<Self> {
+    /// Opens what `name` stands for. What is NVFP4 already is read as that where it is to `become` that, so that it is the same.
+    pub(super) fn open(name: &str, becomes: WeightFormat) -> Result<Self> {
         let path = load::locate(name)?;
         let read = || format!("cannot read `{name}`");
         let is_file =
@@ -69,8 +83,8 @@ impl Source {
             return Ok(Self::Gguf(Rc::new(Gguf::read(bytes).with_context(read)?)));
         }
         let (mut checkpoint, _) = load::open(Some(name), false)?;
-        // GGUF has no such types, and what is packed anew should be rounded once.
-        checkpoint.expand_unless(|_| false);
+        // GGUF has no FP8, and what is packed anew should be rounded once.
+        checkpoint.expand_unless(|format| format == WeightFormat::NVFP4 && becomes == format);
         Ok(Self::Checkpoint(Rc::new(checkpoint)))
     }
 
@@ -80,6 +94,7 @@ impl Source {
             Self::Gguf(gguf) => Ok(gguf
                 .tensors()
                 .iter()
+                .filter(|info| nvfp4::owner(gguf, info.name()).is_none())
                 .map(|info| Matrix {
                     name: info.name().to_owned(),
                     shape: info.shape(),
@@ -148,6 +163,22 @@ impl Source {
                 }
             }
         }
+    }
+
+    /// What lies beside a matrix of a GGUF file that is kept, and is nothing without it: scales of NVFP4.
+    pub(super) fn beside(&self, matrix: &Matrix) -> Result<Vec<Beside>> {
+        let Self::Gguf(gguf) = self else { return Ok(Vec::new()) };
+        let is_of = |info: &&GgufTensor| nvfp4::owner(gguf, info.name()).is_some_and(|of| of.name() == matrix.name);
+        let beside = |info: &GgufTensor| {
+            let (name, dims) = (info.name().to_owned(), info.dims().to_vec());
+            Ok(Beside { name, ggml_type: info.ggml_type(), dims, bytes: gguf.tensor_bytes(info)? })
+        };
+        gguf.tensors().iter().filter(is_of).map(beside).collect()
+    }
+
+    /// Whether the bytes of a matrix are those of a GGUF file of this format.
+    pub(super) fn has(&self, matrix: &Matrix, format: WeightFormat) -> bool {
+        matrix.format == Some(format) && (matches!(self, Self::Gguf(_)) || format != WeightFormat::NVFP4)
     }
 
     /// The bytes of a tensor that is kept.
