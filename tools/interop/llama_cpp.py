@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What `hotmetal quantize -F` is asked for.
 OURS = [
     "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
-    "mxfp4", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_m",
+    "mxfp4", "nvfp4", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_m",
 ]
 # What `llama-quantize` is asked for. MXFP4_MOE packs experts alone: the rest of that file is Q8_0.
 THEIRS = [
@@ -71,15 +71,23 @@ def types_of(path: Path) -> dict:
 
 
 def differing_tensors(packed: Path, expanded: Path) -> list:
-    """Tensors of `packed` that gguf-py does not read as `expanded` has them in f32."""
+    """Tensors of `packed` that gguf-py does not read as `expanded` has them in f32.
+
+    gguf-py leaves the scale beside a matrix in NVFP4 to its caller, as llama.cpp does to the model; ours are powers of two, so
+    that it does not matter what is multiplied first.
+    """
     import numpy as np
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
     ours = {tensor.name: tensor for tensor in GGUFReader(expanded).tensors}
-    differing = []
-    for tensor in GGUFReader(packed).tensors:
+    differing, tensors = [], GGUFReader(packed).tensors
+    scales = {tensor.name: tensor.data[0] for tensor in tensors if tensor.name.endswith(".scale")}
+    for tensor in tensors:
+        if tensor.name in scales:
+            continue
         theirs = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        theirs = theirs * scales.get(tensor.name.removesuffix(".weight") + ".scale", np.float32(1))
         found = ours.pop(tensor.name, None)
         if found is None:
             differing.append(f"{tensor.name} is missing")
