@@ -1,14 +1,17 @@
 """Checks that the published decoders read what `hotmetal quantize --to safetensors` writes as Hotmetal does.
 
     pip install torch compressed-tensors==0.20.0 transformers==5.23.0 numpy gguf==0.19.0
-    python tools/interop/published_layouts.py [--hotmetal target/release/hotmetal] [--model DIR] [--layout NAME]
+    pip download autoawq==0.2.9 --no-deps && tar xzf autoawq-0.2.9.tar.gz
+    python tools/interop/published_layouts.py [--hotmetal target/release/hotmetal] [--autoawq autoawq-0.2.9] [--model DIR]
+        [--layout NAME]
 
-Writes a folder in each layout, has compressed-tensors (transformers for `fp8_block`) decode every packed matrix in f32, and
-compares with what Hotmetal reads (`hotmetal quantize -F f32` of the folder, by gguf-py): equal in every bit where Hotmetal holds
+Writes a folder in each layout, has compressed-tensors (transformers for `fp8_block`, AutoAWQ for `awq`: of it one file is read,
+and without it that layout is left out) decode every packed matrix in f32, and compares with what Hotmetal reads (`hotmetal quantize -F f32` of the folder, by gguf-py): equal in every bit where Hotmetal holds
 the layout exactly, else, for FP8, which is F16 there, off by no more than rounding to it. Exit status 1 where one differs.
 """
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -31,7 +34,7 @@ from transformers.utils.quantization_config import FineGrainedFP8Config
 ROOT = Path(__file__).resolve().parents[2]
 LAYOUTS = [
     "int4_g32", "int4_g64", "int4_g128", "int8_g32", "int8_g64", "int8_g128", "int8", "int4_g32_asym", "int4_g64_asym",
-    "int4_g128_asym", "fp8", "fp8_block", "mxfp4", "nvfp4",
+    "int4_g128_asym", "awq", "fp8", "fp8_block", "mxfp4", "nvfp4",
 ]
 # Of names in GGUF files.
 NAMES = {
@@ -40,8 +43,19 @@ NAMES = {
 }
 
 
-def decoded(layout: str, tensors: dict, scheme: QuantizationScheme | None) -> torch.Tensor:
+def autoawq(folder: Path):
+    """AutoAWQ's decoder. The package imports far more than the one file that it is in."""
+    spec = importlib.util.spec_from_file_location("packing_utils", folder / "awq" / "utils" / "packing_utils.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.dequantize_gemm
+
+
+def decoded(layout: str, tensors: dict, scheme: QuantizationScheme | None, args: argparse.Namespace) -> torch.Tensor:
     """A weight as the published decoder has it, in f32: elsewhere it rounds to the type of the scales."""
+    if layout == "awq":
+        decode = autoawq(args.autoawq)
+        return decode(tensors["qweight"], tensors["qzeros"], tensors["scales"].float(), 4, 128).T.contiguous()
     if layout == "fp8_block":
         decoder = Fp8Dequantize(None)
         return decoder._dequantize_one(tensors["weight"], tensors["weight_scale_inv"], torch.float32)
@@ -64,12 +78,17 @@ def described(layout: str, config: dict) -> QuantizationScheme | None:
         read = FineGrainedFP8Config(**config)
         assert list(read.weight_block_size) == [128, 128] and read.modules_to_not_convert == ["lm_head"]
         return None
+    if layout == "awq":
+        expected = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+        assert config == {**expected, "modules_to_not_convert": ["lm_head"]}
+        return None
     QuantizationConfig.model_validate(config)
     return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**config["config_groups"]["group_0"]["weights"]))
 
 
-def check(hotmetal: str, model: Path, layout: str, folder: Path) -> str:
+def check(args: argparse.Namespace, layout: str, folder: Path) -> str:
     """What is wrong, or nothing."""
+    hotmetal, model = args.hotmetal, args.model
     made, exact = folder / layout, folder / "exact.gguf"
     quantize = [hotmetal, "quantize"]
     # Small shards, so that there are several.
@@ -87,9 +106,9 @@ def check(hotmetal: str, model: Path, layout: str, folder: Path) -> str:
     found = {tensor.name: tensor for tensor in GGUFReader(exact).tensors}
     checked = 0
     for module, tensors in modules.items():
-        if not {"weight_scale", "weight_scale_inv"} & tensors.keys():
+        if not {"weight_scale", "weight_scale_inv", "scales"} & tensors.keys():
             continue
-        expected = decoded(layout, tensors, scheme).numpy()
+        expected = decoded(layout, tensors, scheme, args).numpy()
         _, _, number, kind = module.split(".", 3)
         tensor = found[f"blk.{number}.{NAMES[kind]}.weight"]
         ours = gguf_weights(tensor.data, tensor.tensor_type).reshape(expected.shape)
@@ -111,9 +130,14 @@ def main() -> None:
     parser.add_argument("--hotmetal", default=ROOT / "target" / "release" / "hotmetal")
     parser.add_argument("--layout", choices=LAYOUTS, action="append", help="these alone")
     parser.add_argument("--model", type=Path, default=ROOT / "crates" / "cli" / "builtin")
+    parser.add_argument("--autoawq", type=Path, help="the unpacked source of AutoAWQ")
     args = parser.parse_args()
+    layouts = args.layout or LAYOUTS
+    if args.autoawq is None:
+        layouts = [layout for layout in layouts if layout != "awq"]
+        print("--autoawq is not given: awq is left out")
     with tempfile.TemporaryDirectory() as folder:
-        wrong = [what for layout in args.layout or LAYOUTS if (what := check(args.hotmetal, args.model, layout, Path(folder)))]
+        wrong = [what for layout in layouts if (what := check(args, layout, Path(folder)))]
     if wrong:
         sys.exit("\n".join(wrong))
 

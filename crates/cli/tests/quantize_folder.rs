@@ -60,6 +60,7 @@ fn every_layout_is_read_back_and_says_what_it_is() {
         let config = written.quantization.as_ref().expect("it is quantised");
         let (method, ignored) = match name {
             "fp8_block" => ("fp8", "modules_to_not_convert"),
+            "awq" => ("awq", "modules_to_not_convert"),
             _ => ("compressed-tensors", "ignore"),
         };
         assert!(config["quant_method"] == method && config[ignored] == serde_json::json!(["lm_head"]), "{config}");

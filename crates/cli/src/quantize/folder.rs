@@ -162,8 +162,8 @@ impl Unit {
         let tensor = self.tensor()?;
         // What it was decoded from, if it was.
         self.checkpoint.weight_bytes().for_each(|bytes| mapped::release(bytes));
-        let row_len = tensor.row_len();
-        let (mut scales, mut zeros) = (Vec::new(), Vec::new());
+        let (row_len, rows) = (tensor.row_len(), tensor.num_rows());
+        let (mut scales, mut zeros, mut codes) = (Vec::new(), Vec::new(), Vec::new());
         let pack = |rows: Range<usize>, packing: Packing<'_>| {
             let values = values(&tensor, rows)?;
             let packed = layout.pack(&values, row_len, global, packing).map_err(damaged)?;
@@ -172,13 +172,19 @@ impl Unit {
             Ok((packed, lost))
         };
         in_pieces(&tensor, &how.scales, layout.rows_together(), pack, &mut |(packed, lost), _| {
-            out.write_all(&packed.codes)?;
+            // A matrix that is turned is written when it is whole: its codes are held till then.
+            if layout.is_turned() {
+                codes.extend_from_slice(&packed.codes)
+            } else {
+                out.write_all(&packed.codes)?
+            }
             scales.extend_from_slice(&packed.scales);
             zeros.extend_from_slice(&packed.zeros);
             loss.merge(&lost);
             Ok(())
         })?;
-        Ok((scales, zeros))
+        out.write_all(&layout.arranged(PackedPart::Codes, codes, rows))?;
+        Ok((layout.arranged(PackedPart::Scales, scales, rows), layout.arranged(PackedPart::Zeros, zeros, rows)))
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) enum Codes {
 }
 
 /// The bit at which the code of row 8i + j begins in its word.
-const AWQ_SHIFT: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
+pub(super) const AWQ_SHIFT: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
 
 /// Types of scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

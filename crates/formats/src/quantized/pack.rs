@@ -4,8 +4,9 @@
 //!           plus the middle of its range, the first in the lowest bits) with scales in F16, and zero points in words down a
 //!           column; `float-quantized` E4M3 with a scale in F32 for each row; `mxfp4-pack-quantized` E2M1, two a byte, the first
 //!           in the lower half, with scales in E8M0; `nvfp4-pack-quantized` the same with scales of 16 in E4M3, to be divided by
-//!           one of F32. `fp8` is E4M3 with scales in BF16 for each 128 rows of 128 features.
-//! Source    the decoders of compressed-tensors and transformers; `tools/interop/published_layouts.py` compares.
+//!           one of F32. `fp8` is E4M3 with scales in BF16 for each 128 rows of 128 features. `awq` has a matrix turned: codes
+//!           of eight rows of a feature in a word, in AutoAWQ's order, and so the zero points of a group; scales in F16.
+//! Source    the decoders of compressed-tensors, transformers and AutoAWQ; `tools/interop/published_layouts.py` compares.
 
 use half::{bf16, f16};
 use serde_json::{Value as Json, json};
@@ -14,6 +15,7 @@ use tensor::quant::{Packing, mxfp4, nvfp4};
 use tensor::{Tensor, TensorError, WeightFormat};
 
 use super::group::{pack_e4m3, pack_integers, pack_with_zero};
+use super::matrix::AWQ_SHIFT;
 
 /// Rows and features that share a scale in `fp8`: what DeepSeek and Qwen publish, and what kernels for it are made for.
 const FP8_BLOCK: usize = 128;
@@ -31,6 +33,8 @@ enum PackedCodes {
     Integers(u32, Option<usize>),
     /// Of four bits, with a scale and a zero point for so many features.
     WithZeros(usize),
+    /// The same, as AutoAWQ has it.
+    Awq(usize),
     E4m3,
     /// In blocks of [`FP8_BLOCK`] by [`FP8_BLOCK`].
     E4m3Blocks,
@@ -87,7 +91,7 @@ const fn integers(name: &'static str, bits: u32, group: Option<usize>) -> Packed
 
 impl PackedLayout {
     /// Every layout.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         integers("int4_g32", 4, Some(32)),
         integers("int4_g64", 4, Some(64)),
         integers("int4_g128", 4, Some(128)),
@@ -98,6 +102,7 @@ impl PackedLayout {
         Self { name: "int4_g32_asym", codes: PackedCodes::WithZeros(32) },
         Self { name: "int4_g64_asym", codes: PackedCodes::WithZeros(64) },
         Self { name: "int4_g128_asym", codes: PackedCodes::WithZeros(128) },
+        Self { name: "awq", codes: PackedCodes::Awq(128) },
         Self { name: "fp8", codes: PackedCodes::E4m3 },
         Self { name: "fp8_block", codes: PackedCodes::E4m3Blocks },
         Self { name: "mxfp4", codes: PackedCodes::Mxfp4 },
@@ -123,7 +128,9 @@ impl PackedLayout {
         let group = match self.codes {
             // Words are whole.
             PackedCodes::Integers(bits, None) => 32 / bits as usize,
-            PackedCodes::Integers(_, Some(group)) | PackedCodes::WithZeros(group) => group,
+            // So they are of rows.
+            PackedCodes::Awq(_) if !rows.is_multiple_of(8) => return false,
+            PackedCodes::Integers(_, Some(group)) | PackedCodes::WithZeros(group) | PackedCodes::Awq(group) => group,
             PackedCodes::E4m3 => 1,
             // transformers takes the size of a block from the number of scales: blocks that are cut off would be read wrong.
             PackedCodes::E4m3Blocks if !rows.is_multiple_of(FP8_BLOCK) => return false,
@@ -139,7 +146,7 @@ impl PackedLayout {
         match self.codes {
             PackedCodes::E4m3Blocks => FP8_BLOCK,
             // Zero points of eight rows are a word.
-            PackedCodes::WithZeros(_) => 8,
+            PackedCodes::WithZeros(_) | PackedCodes::Awq(_) => 8,
             _ => 1,
         }
     }
@@ -155,11 +162,26 @@ impl PackedLayout {
         if self.has_global_scale() { 1.0 / nvfp4::matrix_scale(largest) } else { 1.0 }
     }
 
+    /// Whether the tensors have features as rows: what is packed of a whole matrix then goes through
+    /// [`PackedLayout::arranged`].
+    pub fn is_turned(self) -> bool {
+        matches!(self.codes, PackedCodes::Awq(_))
+    }
+
+    /// The bytes of a tensor of a matrix of so many rows, from what its rows were packed to.
+    pub fn arranged(self, part: PackedPart, packed: Vec<u8>, rows: usize) -> Vec<u8> {
+        match (self.is_turned(), part) {
+            (true, PackedPart::Scales) => turned::<2>(&packed, rows),
+            (true, PackedPart::Codes | PackedPart::Zeros) => turned::<4>(&packed, rows / 8),
+            _ => packed,
+        }
+    }
+
     /// Features that share a scale.
     fn group(self, cols: usize) -> usize {
         match self.codes {
             PackedCodes::Integers(_, group) => group.unwrap_or(cols),
-            PackedCodes::WithZeros(group) => group,
+            PackedCodes::WithZeros(group) | PackedCodes::Awq(group) => group,
             PackedCodes::E4m3 => cols,
             PackedCodes::E4m3Blocks => FP8_BLOCK,
             PackedCodes::Mxfp4 => mxfp4::BLOCK_LEN,
@@ -189,6 +211,11 @@ impl PackedLayout {
                 let zeros = tensor(Zeros, ".weight_zero_point", "I32", &[rows.div_ceil(8), groups], 4);
                 vec![words(4), scales("F16", &[rows, groups], 2), zeros, of_shape]
             }
+            PackedCodes::Awq(_) => vec![
+                tensor(Codes, ".qweight", "I32", &[cols, rows / 8], 4),
+                tensor(Scales, ".scales", "F16", &[groups, rows], 2),
+                tensor(Zeros, ".qzeros", "I32", &[groups, rows / 8], 4),
+            ],
             PackedCodes::E4m3 => vec![numbers, scales("F32", &[rows, 1], 4)],
             PackedCodes::E4m3Blocks => {
                 let shape = [rows / FP8_BLOCK, groups];
@@ -232,7 +259,8 @@ impl PackedLayout {
         let group = self.group(cols);
         let mut packed = PackedRows { weights: Vec::with_capacity(weights.len()), ..PackedRows::default() };
         let to_f16 = |scale: f32| f16::from_f32(scale).to_f32();
-        let (mut integers, mut codes, mut zeros) = (Vec::with_capacity(group), Vec::with_capacity(group), Vec::new());
+        let (mut integers, mut codes) = (Vec::with_capacity(group), Vec::with_capacity(group));
+        let (mut all_codes, mut zeros) = (Vec::new(), Vec::new());
         for row in weights.chunks_exact(cols) {
             for (start, weights) in (0..cols).step_by(group).zip(row.chunks_exact(group)) {
                 let packing = part(packing, start..start + group);
@@ -245,13 +273,16 @@ impl PackedLayout {
                         packed.weights.extend(integers.iter().map(|&code| scale * f32::from(code)));
                         words(&integers, bits, &mut packed.codes);
                     }
-                    PackedCodes::WithZeros(_) => {
+                    PackedCodes::WithZeros(_) | PackedCodes::Awq(_) => {
                         let (scale, zero) = pack_with_zero(weights, 4, to_f16, packing, &mut codes);
                         packed.scales.extend(f16::from_f32(scale).to_le_bytes());
                         let meant = |&code: &u8| scale * (f32::from(code) - f32::from(zero));
                         packed.weights.extend(codes.iter().map(meant));
-                        nibbles(&codes, &mut packed.codes);
                         zeros.push(zero);
+                        match self.codes {
+                            PackedCodes::Awq(_) => all_codes.extend_from_slice(&codes),
+                            _ => nibbles(&codes, &mut packed.codes),
+                        }
                     }
                     PackedCodes::Nvfp4 => {
                         for weights in weights.as_chunks().0 {
@@ -272,7 +303,13 @@ impl PackedLayout {
                 }
             }
         }
-        packed.zeros = columns(&zeros, cols / group);
+        match self.codes {
+            PackedCodes::Awq(_) => {
+                packed.codes = columns(&all_codes, cols, AWQ_SHIFT);
+                packed.zeros = columns(&zeros, cols / group, AWQ_SHIFT);
+            }
+            _ => packed.zeros = columns(&zeros, cols / group, IN_ORDER),
+        }
         Ok(packed)
     }
 
@@ -283,6 +320,16 @@ impl PackedLayout {
             PackedCodes::Integers(bits, Some(group)) => ("pack-quantized", bits, "int", "group", Some(group)),
             PackedCodes::Integers(bits, None) => ("pack-quantized", bits, "int", "channel", None),
             PackedCodes::WithZeros(group) => ("pack-quantized", 4, "int", "group", Some(group)),
+            PackedCodes::Awq(group) => {
+                return json!({
+                    "quant_method": "awq",
+                    "bits": 4,
+                    "group_size": group,
+                    "zero_point": true,
+                    "version": "gemm",
+                    "modules_to_not_convert": ignored,
+                });
+            }
             PackedCodes::E4m3 => ("float-quantized", 8, "float", "channel", None),
             PackedCodes::E4m3Blocks => {
                 return json!({
@@ -330,14 +377,28 @@ fn nibbles(codes: &[u8], out: &mut Vec<u8>) {
     out.extend(codes.as_chunks::<2>().0.iter().map(|&[low, high]| low | high << 4));
 }
 
-/// Zero points of rows of `groups` as words down a column: those of eight rows, the first in the lowest bits.
-fn columns(zeros: &[u8], groups: usize) -> Vec<u8> {
-    let word = |eight: &[u8], group: usize| {
-        let of_rows = eight.iter().skip(group).step_by(groups).zip((0u32..).step_by(4));
-        of_rows.fold(0u32, |word, (&zero, shift)| word | u32::from(zero) << shift)
+/// The bit at which the code of each of eight rows begins in a word, the first in the lowest bits.
+const IN_ORDER: [u32; 8] = [0, 4, 8, 12, 16, 20, 24, 28];
+
+/// Codes of four bits of rows of `width` as words down a column, those of eight rows in one.
+fn columns(codes: &[u8], width: usize, shifts: [u32; 8]) -> Vec<u8> {
+    let word = |eight: &[u8], at: usize| {
+        let of_rows = eight.iter().skip(at).step_by(width).zip(shifts);
+        of_rows.fold(0u32, |word, (&code, shift)| word | u32::from(code) << shift)
     };
-    let words = zeros.chunks((8 * groups).max(1));
-    words.flat_map(|eight| (0..groups).flat_map(move |group| word(eight, group).to_le_bytes())).collect()
+    let words = codes.chunks((8 * width).max(1));
+    words.flat_map(|eight| (0..width).flat_map(move |at| word(eight, at).to_le_bytes())).collect()
+}
+
+/// Rows of elements of `SIZE` bytes as columns.
+fn turned<const SIZE: usize>(bytes: &[u8], rows: usize) -> Vec<u8> {
+    let (elements, _) = bytes.as_chunks::<SIZE>();
+    let cols = elements.len().checked_div(rows).unwrap_or(0);
+    let mut out = Vec::with_capacity(bytes.len());
+    for col in 0..cols {
+        (0..rows).for_each(|row| out.extend_from_slice(&elements[row * cols + col]));
+    }
+    out
 }
 
 /// E4M3 with a scale for [`FP8_BLOCK`] rows of [`FP8_BLOCK`] features.
@@ -441,9 +502,9 @@ mod tests {
                 let mut writer = SafetensorsWriter::new();
                 for tensor in layout.tensors(rows, cols) {
                     let data = match tensor.part {
-                        PackedPart::Codes => packed.codes.clone(),
-                        PackedPart::Scales => packed.scales.clone(),
-                        PackedPart::Zeros => packed.zeros.clone(),
+                        PackedPart::Codes => layout.arranged(tensor.part, packed.codes.clone(), rows),
+                        PackedPart::Scales => layout.arranged(tensor.part, packed.scales.clone(), rows),
+                        PackedPart::Zeros => layout.arranged(tensor.part, packed.zeros.clone(), rows),
                         PackedPart::GlobalScale => global.to_le_bytes().to_vec(),
                         PackedPart::Shape => [rows as u64, cols as u64].map(u64::to_le_bytes).concat(),
                     };
@@ -467,7 +528,7 @@ mod tests {
                 let square = |(found, weight): (&f32, &f32)| f64::from(found - weight).powi(2);
                 let lost: f64 = packed.weights.iter().zip(weights).map(square).sum();
                 let size: f64 = weights.iter().map(|&weight| f64::from(weight).powi(2)).sum();
-                let most = if layout.name().contains('4') { 0.16 } else { 0.03 };
+                let most = if layout.name().contains('4') || layout.name() == "awq" { 0.16 } else { 0.03 };
                 assert!((lost / size).sqrt() < most, "{layout:?}: {}", (lost / size).sqrt());
             }
         }
