@@ -101,9 +101,9 @@ impl Isa {
         matches!(self.0, IsaLevel::NeonBf16 | IsaLevel::Avx512Bf16 | IsaLevel::Avx512Amx)
     }
 
-    /// Whether BF16 weights are multiplied in tiles at this level.
+    /// Whether BF16 weights are multiplied in tiles at this level: wherever activations are rounded.
     pub(crate) fn has_tiles(self) -> bool {
-        matches!(self.0, IsaLevel::NeonBf16 | IsaLevel::Avx512Amx)
+        self.rounds_to_bf16()
     }
 
     /// The name of an order that products of BF16 weights have at this level alone, for [`backend::Claims::own_bits`].

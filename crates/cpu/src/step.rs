@@ -357,12 +357,6 @@ impl Step<'_> {
                 };
                 self.isa.run(LinearTiles { weights, x, rows, k, columns, output, sums: room.sums });
             }
-            WeightFormat::BF16 if self.isa.rounds_to_bf16() => {
-                let &Operand { rows, k, rounded: x, .. } = x;
-                let weights: &[bf16] = tensor.as_slice();
-                let (x_stride, sums) = (linear_tiles::padded(k), &mut *room.sums);
-                self.isa.run(LinearFloat { weights, first_row: 0, x, x_stride, rows, k, columns, output, sums });
-            }
             WeightFormat::BF16 => self.multiply_floats::<bf16>(tensor, x, columns, output, room),
             format => with_panel_format!(
                 format,
@@ -409,9 +403,9 @@ impl Step<'_> {
             let out = &mut widened[..columns.len() * k];
             self.isa.run(WidenAll { weights: &weights[columns.start * k..columns.end * k], out: &mut *out });
             let (weights, first_row) = (&*out, columns.start);
-            self.isa.run(LinearFloat { weights, first_row, x, x_stride: k, rows, k, columns, output, sums });
+            self.isa.run(LinearFloat { weights, first_row, x, rows, k, columns, output, sums });
         } else {
-            self.isa.run(LinearFloat { weights, first_row: 0, x, x_stride: k, rows, k, columns, output, sums });
+            self.isa.run(LinearFloat { weights, first_row: 0, x, rows, k, columns, output, sums });
         }
     }
 

@@ -6,8 +6,7 @@
 //!           (4864, 896) in F16: 8.7 MB.
 //! Roofline  m = 1: 2 flop over 2 bytes, bound by memory. m >= 16: bound by multiplications.
 //! Accuracy  f32 accumulation in 16 partial sums: |error| <= (k / 16 + 6) · ε · Σ|w·x| against the f64 reference.
-//!           At a level with bfloat16 dot products, BF16 weights meet activations rounded to bfloat16, as they do in most
-//!           engines: up to 2⁻⁹ · Σ|w·x| more.
+//!           Where levels round activations that meet BF16 weights, those are in [`super::linear_tiles`].
 //! Versions  every level, from one text; the register tile is [`TILE_ROWS`] × [`TILE_COLUMNS`] outputs, or
 //!           [`NARROW_ROWS`] × [`NARROW_COLUMNS`] where a vector takes more than one register. The tile does not change
 //!           an output's bits, see [`crate::kernels`].
@@ -149,14 +148,12 @@ impl Output<'_> {
 }
 
 /// Some columns of a projection, for all rows.
-pub(crate) struct LinearFloat<'a, W, X> {
+pub(crate) struct LinearFloat<'a, W> {
     /// Rows of W from `first_row` on, k features each.
     pub(crate) weights: &'a [W],
     pub(crate) first_row: usize,
-    /// (m, x_stride).
-    pub(crate) x: &'a [X],
-    /// From a row of x to the next: k, and what its vectors are padded to.
-    pub(crate) x_stride: usize,
+    /// (m, k).
+    pub(crate) x: &'a [f32],
     /// Rows of x.
     pub(crate) rows: usize,
     /// Features of a row of x.
@@ -198,78 +195,9 @@ pub(crate) fn sums_len(columns: usize, k: usize) -> usize {
     if k > PIECE { TILE_ROWS * columns.next_multiple_of(TILE_COLUMNS) * LANES } else { 0 }
 }
 
-/// How sixteen lanes take in the products of some consecutive weights and activations.
-pub(crate) trait Multiply<X>: bytemuck::Pod {
-    /// Consecutive weights that are multiplied at once.
-    const WIDTH: usize;
-    /// What [`Kernel::WORDS`] is for these.
-    const WORDS: Words;
-    /// Weights as they are multiplied.
-    type Weights<S: Simd>: Copy;
-
-    /// [`Multiply::WIDTH`] weights.
-    fn weights<S: Simd>(s: S, weights: &[Self]) -> Self::Weights<S>;
-    /// Fewer weights, zeros after.
-    fn partial<S: Simd>(s: S, weights: &[Self]) -> Self::Weights<S>;
-    /// sums + w · x for each lane's weights, in order.
-    fn multiply<S: Simd>(s: S, w: Self::Weights<S>, x: &[X], sums: S::F32) -> S::F32;
-    /// As [`Multiply::multiply`] with fewer activations than weights.
-    fn multiply_partial<S: Simd>(s: S, w: Self::Weights<S>, x: &[X], sums: S::F32) -> S::F32;
-}
-
-/// Lane l takes the products k = l, l + 16, …, each by one fused multiply-add.
-impl<W: Widen> Multiply<f32> for W {
-    const WIDTH: usize = LANES;
-    const WORDS: Words = Words::Floats;
-    type Weights<S: Simd> = S::F32;
-
-    #[inline(always)]
-    fn weights<S: Simd>(s: S, weights: &[W]) -> S::F32 {
-        W::load(s, weights.as_array().expect("WIDTH long"))
-    }
-    #[inline(always)]
-    fn partial<S: Simd>(s: S, weights: &[W]) -> S::F32 {
-        W::load_partial(s, weights)
-    }
-    #[inline(always)]
-    fn multiply<S: Simd>(s: S, w: S::F32, x: &[f32], sums: S::F32) -> S::F32 {
-        s.mul_add(w, s.load(x.as_array().expect("WIDTH long")), sums)
-    }
-    #[inline(always)]
-    fn multiply_partial<S: Simd>(s: S, w: S::F32, x: &[f32], sums: S::F32) -> S::F32 {
-        s.mul_add(w, s.load_partial(x), sums)
-    }
-}
-
-/// Activations rounded to bfloat16, multiplied two at a time: see [`Simd::dot_bf16`].
-impl Multiply<bf16> for bf16 {
-    const WIDTH: usize = 2 * LANES;
-    const WORDS: Words = Words::Bfloats;
-    type Weights<S: Simd> = S::Bf16;
-
-    #[inline(always)]
-    fn weights<S: Simd>(s: S, weights: &[bf16]) -> S::Bf16 {
-        s.load_bf16_pairs(weights.as_array().expect("WIDTH long"))
-    }
-    #[inline(always)]
-    fn partial<S: Simd>(s: S, weights: &[bf16]) -> S::Bf16 {
-        let mut padded = [bf16::ZERO; 2 * LANES];
-        padded[..weights.len()].copy_from_slice(weights);
-        s.load_bf16_pairs(&padded)
-    }
-    #[inline(always)]
-    fn multiply<S: Simd>(s: S, w: S::Bf16, x: &[bf16], sums: S::F32) -> S::F32 {
-        s.dot_bf16(w, s.load_bf16_pairs(x.as_array().expect("WIDTH long")), sums)
-    }
-    #[inline(always)]
-    fn multiply_partial<S: Simd>(s: S, w: S::Bf16, x: &[bf16], sums: S::F32) -> S::F32 {
-        s.dot_bf16(w, <Self as Multiply<bf16>>::partial(s, x), sums)
-    }
-}
-
-impl<X: bytemuck::Pod, W: Multiply<X>> Kernel for LinearFloat<'_, W, X> {
+impl<W: Widen> Kernel for LinearFloat<'_, W> {
     type Output = ();
-    const WORDS: Words = W::WORDS;
+    const WORDS: Words = Words::Floats;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
@@ -301,7 +229,7 @@ impl<X: bytemuck::Pod, W: Multiply<X>> Kernel for LinearFloat<'_, W, X> {
     }
 }
 
-impl<X: bytemuck::Pod, W: Multiply<X>> LinearFloat<'_, W, X> {
+impl<W: Widen> LinearFloat<'_, W> {
     /// All columns for `MR` rows, k in pieces: a piece of x stays in the first-level cache while the columns pass, whose
     /// weights stay in the second. Few rows wait for memory, and take k in one piece, so that weights are one stream.
     #[inline(always)]
@@ -348,9 +276,9 @@ impl<X: bytemuck::Pod, W: Multiply<X>> LinearFloat<'_, W, X> {
                 }
             }
         }
-        let mut x: [&[X]; MR] = [&[]; MR];
+        let mut x: [&[f32]; MR] = [&[]; MR];
         for m in 0..MR {
-            let first = (row + m) * self.x_stride;
+            let first = (row + m) * self.k;
             x[m] = &self.x[first + piece.start..first + piece.end];
         }
         let mut w: [&[W]; NR] = [&[]; NR];
@@ -385,17 +313,16 @@ impl<X: bytemuck::Pod, W: Multiply<X>> LinearFloat<'_, W, X> {
 
 /// sums[m][n] + x[m] · w[n], lane by lane; all rows are equally long, and of few rows of x those of w lie one behind the other.
 #[inline(always)]
-fn dot_tile<S: Simd, X: bytemuck::Pod, W: Multiply<X>, const MR: usize, const NR: usize>(
+fn dot_tile<S: Simd, W: Widen, const MR: usize, const NR: usize>(
     s: S,
-    x: [&[X]; MR],
+    x: [&[f32]; MR],
     w: [&[W]; NR],
     mut sums: [[S::F32; NR]; MR],
 ) -> [[S::F32; NR]; MR] {
     let k = x[0].len();
-    let width = W::WIDTH;
-    let whole = k / width * width;
+    let whole = k / LANES * LANES;
     // Cut to one known length, so that the loop needs no checks.
-    let mut x_whole: [&[X]; MR] = [&[]; MR];
+    let mut x_whole: [&[f32]; MR] = [&[]; MR];
     let mut w_whole: [&[W]; NR] = [&[]; NR];
     for m in 0..MR {
         x_whole[m] = &x[m][..whole];
@@ -404,7 +331,7 @@ fn dot_tile<S: Simd, X: bytemuck::Pod, W: Multiply<X>, const MR: usize, const NR
         w_whole[n] = &w[n][..whole];
     }
     let ahead = w[0].as_ptr().wrapping_add((NR * k).max(PREFETCH_BYTES / size_of::<W>()));
-    let lines = (NR * width * size_of::<W>()).div_ceil(64);
+    let lines = (NR * LANES * size_of::<W>()).div_ceil(64);
     let mut i = 0;
     while i < whole {
         if MR <= PREFETCH_MAX_ROWS && NR > 1 {
@@ -414,22 +341,24 @@ fn dot_tile<S: Simd, X: bytemuck::Pod, W: Multiply<X>, const MR: usize, const NR
                 s.prefetch(at.wrapping_add(64 * line));
             }
         }
-        let mut weights = [W::weights(s, &w_whole[0][i..i + width]); NR];
-        for n in 1..NR {
-            weights[n] = W::weights(s, &w_whole[n][i..i + width]);
+        let mut weights = [s.splat(0.0); NR];
+        for n in 0..NR {
+            weights[n] = W::load(s, w_whole[n][i..i + LANES].as_array().expect("sixteen long"));
         }
         for m in 0..MR {
             for n in 0..NR {
-                sums[m][n] = W::multiply(s, weights[n], &x_whole[m][i..i + width], sums[m][n]);
+                // Lane l takes the products k = l, l + 16, …, each by one fused multiply-add.
+                let x = s.load(x_whole[m][i..i + LANES].as_array().expect("sixteen long"));
+                sums[m][n] = s.mul_add(weights[n], x, sums[m][n]);
             }
         }
-        i += width;
+        i += LANES;
     }
     if whole < k {
         for n in 0..NR {
-            let weights = W::partial(s, &w[n][whole..]);
+            let weights = W::load_partial(s, &w[n][whole..]);
             for m in 0..MR {
-                sums[m][n] = W::multiply_partial(s, weights, &x[m][whole..], sums[m][n]);
+                sums[m][n] = s.mul_add(weights, s.load_partial(&x[m][whole..]), sums[m][n]);
             }
         }
     }
@@ -449,7 +378,7 @@ mod tests {
         let values = &SharedSlice::new(&mut y);
         let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
         let mut sums = vec![f32::NAN; sums_len(n, k)];
-        isa.run(LinearFloat { weights, first_row: 0, x, x_stride: k, rows, k, columns: 0..n, output, sums: &mut sums });
+        isa.run(LinearFloat { weights, first_row: 0, x, rows, k, columns: 0..n, output, sums: &mut sums });
         y
     }
 
@@ -496,48 +425,6 @@ mod tests {
     }
 
     #[test]
-    fn rounded_activations_give_the_bits_of_the_plain_meaning() {
-        let mut rng = Rng::new(4);
-        for k in [1, 31, 32, 33, 100, PIECE + 40] {
-            for (rows, n) in [(1, 1), (1, 9), (2, 5), (7, 6), (13, 4)] {
-                let weights: Vec<bf16> = (0..n * k).map(|_| bf16::from_f32(rng.normal())).collect();
-                let x: Vec<bf16> = (0..rows * k).map(|_| bf16::from_f32(rng.normal())).collect();
-                let on = |isa: Isa, x: &[bf16]| {
-                    let rows = x.len() / k;
-                    let mut y = vec![f32::INFINITY; rows * n];
-                    let values = &SharedSlice::new(&mut y);
-                    let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
-                    let sums = &mut vec![f32::NAN; sums_len(n, k)];
-                    let weights = &weights[..];
-                    isa.run(LinearFloat {
-                        weights,
-                        first_row: 0,
-                        x,
-                        x_stride: k,
-                        rows,
-                        k,
-                        columns: 0..n,
-                        output,
-                        sums,
-                    });
-                    y
-                };
-                let expected = on(Isa::scalar(), &x);
-                for isa in Isa::available() {
-                    assert_eq!(on(isa, &x), expected, "{isa} ({rows}, {n}, {k})");
-                    assert_eq!(on(isa, &x[..k]), expected[..n], "{isa} ({n}, {k}) alone");
-                }
-                for (at, &y) in expected.iter().enumerate() {
-                    let products = (0..k).map(|i| x[at / n * k + i].to_f64() * weights[at % n * k + i].to_f64());
-                    let (sum, absolute) = products.fold((0.0, 0.0), |(sum, abs), p| (sum + p, abs + p.abs()));
-                    let bound = (k / LANES + 6) as f64 * f64::from(f32::EPSILON) * absolute;
-                    assert!((f64::from(y) - sum).abs() <= bound, "({rows}, {n}, {k}) at {at}: {y} for {sum}");
-                }
-            }
-        }
-    }
-
-    #[test]
     fn nan_stays_in_its_row_and_its_column() {
         let (rows, n, k) = (7, 6, 33);
         let mut weights = vec![1f32; n * k];
@@ -561,17 +448,7 @@ mod tests {
         let output = Output { values: shared, start: 4, stride: 3, first_column: 0, bias, residual: Some(1) };
         let x = &[3.0];
         let sums = &mut [];
-        Isa::best().run(LinearFloat {
-            weights: &weights,
-            first_row: 0,
-            x,
-            x_stride: 1,
-            rows: 1,
-            k: 1,
-            columns: 0..3,
-            output,
-            sums,
-        });
+        Isa::best().run(LinearFloat { weights: &weights, first_row: 0, x, rows: 1, k: 1, columns: 0..3, output, sums });
         assert_eq!(values[4..], [16.5, 26.25, 36.125]);
     }
 }

@@ -3,13 +3,14 @@
 //! Shapes    x (m, k) in bfloat16, each row filled up with zeros to a multiple of 32; W (n, k); y (m, n) f32. Any k, n and m.
 //! Layout    W in panels of sixteen rows, pairs of features side by side ([`PairBlock`]): one stream of memory for decoding,
 //!           and tiles as they are for prompts. Where a weight is not in panels (yet), they are made on the way.
-//! Bytes     n·k·2 for W: once for up to [`TILE_PAIR_ROWS`] rows, from cache for more.
+//! Bytes     n·k·2 for W: once for up to [`Simd::TILE_ROWS`] rows, from cache for more.
 //! Roofline  m <= 32: bound by memory. Above: bound by loads of tiles; on a Sapphire Rapids server, out of the second-level
 //!           cache, they hold products to two thirds of 3.7 TFLOP/s a thread.
 //! Accuracy  [`Simd::tile_products`] has the order: |error| <= (k / 32 + 18) · ε · Σ|w·x| from exact arithmetic on the rounded
 //!           activations; rounding them adds up to 2⁻⁹ · Σ|w·x|. The same bits for a row alone and among others.
-//! Versions  [`crate::IsaLevel::Avx512Amx`], and [`crate::IsaLevel::NeonBf16`], which rounds sums within a block to odd and
-//!           has bits of its own therefore; plain loops elsewhere, as its meaning, for tests.
+//! Versions  [`crate::IsaLevel::Avx512Amx`]; [`crate::IsaLevel::NeonBf16`], which rounds sums within a block to odd, and
+//!           [`crate::IsaLevel::Avx512Bf16`], which adds pairs of products in chains of 128 features
+//!           (130 + k / 128 units in the bound), and so have bits of their own; plain loops elsewhere, as its meaning, for tests.
 
 use std::ops::Range;
 
@@ -17,13 +18,13 @@ use half::bf16;
 
 use super::linear::Output;
 use crate::packed::{PackPairs, Packed, panel_rows};
-use crate::simd::{Kernel, LANES, PANEL_ROWS, PairBlock, Simd, TILE_FEATURES, TILE_PAIR_ROWS, Words};
+use crate::simd::{Kernel, LANES, MOST_TILE_ROWS, PANEL_ROWS, PairBlock, Simd, TILE_FEATURES, Words};
 
-/// Panels that rows pass over together: their sums wait in 16 KiB until a row's are written side by side.
+/// Panels that rows pass over together: their sums wait in 16 to 24 KiB until a row's are written side by side.
 const GROUP_PANELS: usize = 8;
 
 /// f32 of sums that a group needs.
-pub(crate) const SUMS_LEN: usize = TILE_PAIR_ROWS * GROUP_PANELS * LANES;
+pub(crate) const SUMS_LEN: usize = MOST_TILE_ROWS * GROUP_PANELS * LANES;
 
 /// Features of a row of x and its zeros.
 pub(crate) fn padded(k: usize) -> usize {
@@ -87,11 +88,11 @@ impl Kernel for LinearTiles<'_> {
                 }
             };
             let width = group.len() * LANES;
-            for (index, x) in self.x[..self.rows * x_stride].chunks(TILE_PAIR_ROWS * x_stride).enumerate() {
+            for (index, x) in self.x[..self.rows * x_stride].chunks(S::TILE_ROWS * x_stride).enumerate() {
                 let sums = &mut self.sums[..x.len() / x_stride * width];
                 s.tile_products(x, blocks, panels, sums);
                 for (row, sums) in sums.chunks_exact(width).enumerate() {
-                    self.output.put_row(index * TILE_PAIR_ROWS + row, columns.start, &sums[..columns.len()]);
+                    self.output.put_row(index * S::TILE_ROWS + row, columns.start, &sums[..columns.len()]);
                 }
             }
         }
@@ -106,7 +107,8 @@ mod tests {
     use super::*;
     use crate::packed::pack_panel;
     use crate::shared::SharedSlice;
-    use crate::simd::scalar::tile_products_to_odd;
+    use crate::simd::CHAIN_BLOCKS;
+    use crate::simd::scalar::{tile_products_in_chains, tile_products_to_odd};
     use crate::{Isa, IsaLevel};
 
     /// y of rows that are padded already.
@@ -142,6 +144,7 @@ mod tests {
             (5, 31, 500),
             (15, 17, 1000),
             (9, 130, 257),
+            (51, 180, 700),
         ] {
             let values: Vec<f32> = (0..n * k).map(|_| rng.normal()).collect();
             let tensor = Tensor::from_f32(WeightFormat::BF16, vec![n, k], &values).unwrap();
@@ -159,12 +162,18 @@ mod tests {
             };
             let to_even = linear(Isa::scalar(), &tensor, &x, None);
             let columns = n.next_multiple_of(PANEL_ROWS);
-            let mut to_odd = vec![f32::NAN; rows * columns];
             let packed = packed_at(Isa::scalar());
-            tile_products_to_odd(&x, stride / TILE_FEATURES, packed.pairs(0..columns / PANEL_ROWS), &mut to_odd);
-            let to_odd: Vec<f32> = to_odd.chunks_exact(columns).flat_map(|row| &row[..n]).copied().collect();
+            let [to_odd, in_chains] = [tile_products_to_odd, tile_products_in_chains].map(|products| {
+                let mut y = vec![f32::NAN; rows * columns];
+                products(&x, stride / TILE_FEATURES, packed.pairs(0..columns / PANEL_ROWS), &mut y);
+                y.chunks_exact(columns).flat_map(|row| &row[..n]).copied().collect::<Vec<f32>>()
+            });
             for isa in Isa::available() {
-                let expected = if isa.level() == IsaLevel::NeonBf16 { &to_odd } else { &to_even };
+                let expected = match isa.level() {
+                    IsaLevel::NeonBf16 => &to_odd,
+                    IsaLevel::Avx512Bf16 => &in_chains,
+                    _ => &to_even,
+                };
                 let packed = packed_at(isa);
                 for packed in [None, Some(&packed)] {
                     assert_eq!(&linear(isa, &tensor, &x, packed), expected, "{isa} ({rows}, {n}, {k})");
@@ -176,10 +185,16 @@ mod tests {
                     );
                 }
             }
-            for (at, &y) in to_even.iter().enumerate().chain(to_odd.iter().enumerate()) {
+            // Additions one after the other: of even and odd products in a block and then of blocks, or in a chain and of chains.
+            let of_blocks = k / TILE_FEATURES + 18;
+            let of_chains = CHAIN_BLOCKS * TILE_FEATURES + k / (CHAIN_BLOCKS * TILE_FEATURES) + 2;
+            let all = [(&to_even, of_blocks), (&to_odd, of_blocks), (&in_chains, of_chains)];
+            for (at, &y, additions) in
+                all.into_iter().flat_map(|(y, additions)| y.iter().enumerate().map(move |(at, y)| (at, y, additions)))
+            {
                 let products = (0..k).map(|i| f64::from(x[at / n * stride + i]) * f64::from(weights[at % n * k + i]));
                 let (sum, absolute) = products.fold((0.0, 0.0), |(sum, abs), p| (sum + p, abs + p.abs()));
-                let bound = (k / TILE_FEATURES + 18) as f64 * f64::from(f32::EPSILON) * absolute;
+                let bound = additions as f64 * f64::from(f32::EPSILON) * absolute;
                 assert!((f64::from(y) - sum).abs() <= bound, "({rows}, {n}, {k}) at {at}: {y} for {sum}");
             }
         }

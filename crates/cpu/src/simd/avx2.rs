@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use tensor::quant::q8_0;
 
-use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd, scalar};
+use super::{Kernel, LANES, PANEL_ROWS, PanelCodes, Simd};
 use crate::kernels::quantize::QuantizedBlock;
 
 /// The proof that this CPU has avx2, fma and f16c, and avxvnni where `VNNI`.
@@ -147,18 +147,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     /// Not faster than f32 here, so the plain meaning does.
-    type Bf16 = [bf16; 2 * LANES];
-
-    #[inline(always)]
-    fn load_bf16_pairs(self, values: &[bf16; 2 * LANES]) -> Self::Bf16 {
-        *values
-    }
-
-    #[inline(always)]
-    fn dot_bf16(self, a: Self::Bf16, b: Self::Bf16, sums: Self::F32) -> Self::F32 {
-        scalar::dot_bf16(self, a, b, sums)
-    }
-
     #[inline(always)]
     fn low_bytes(self, vector: Self::F32) -> [i8; LANES] {
         let mut bytes = [0; LANES];

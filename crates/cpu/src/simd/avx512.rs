@@ -8,7 +8,9 @@ use half::{bf16, f16};
 use tensor::quant::q8_0;
 
 use super::avx2::e4m3_pairs_as_f16;
-use super::{Kernel, LANES, PANEL_ROWS, PairBlock, PanelCodes, Simd, amx, scalar};
+use super::{
+    Kernel, LANES, MOST_TILE_ROWS, PANEL_ROWS, PairBlock, PanelCodes, Simd, TILE_PAIR_ROWS, amx, avx512_bf16, scalar,
+};
 use crate::kernels::quantize::QuantizedBlock;
 
 /// The proof that this CPU has avx512f, avx512bw, avx512dq and avx512vl, avx512vnni where `VNNI`, and that and
@@ -160,25 +162,16 @@ impl<const VNNI: bool, const BF16: bool, const TILES: bool> Simd for Avx512<VNNI
         }
     }
 
-    type Bf16 = __m512i;
-
-    #[inline(always)]
-    fn load_bf16_pairs(self, values: &[bf16; 2 * LANES]) -> __m512i {
-        // SAFETY: `self` proves the features; 64 bytes, at any alignment.
-        unsafe { _mm512_loadu_si512(values.as_ptr().cast()) }
-    }
-
-    #[inline(always)]
-    fn dot_bf16(self, a: __m512i, b: __m512i, sums: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { if BF16 { dot_bf16(a, b, sums) } else { dot_bf16_by_halves(a, b, sums) } }
-    }
+    const TILE_ROWS: usize = if BF16 { MOST_TILE_ROWS } else { TILE_PAIR_ROWS };
 
     #[inline(always)]
     fn tile_products(self, x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
         if TILES {
             // SAFETY: `self` proves that tiles may be used.
             unsafe { amx::tile_products(x, blocks, panels, sums) }
+        } else if BF16 {
+            // SAFETY: `self` proves the features.
+            unsafe { avx512_bf16::tile_products(x, blocks, panels, sums) }
         } else {
             scalar::tile_products(x, blocks, panels, sums);
         }
@@ -469,14 +462,6 @@ fn q8_dots(rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock
     _mm512_cvtepi32_ps(fold_rows(low, high))
 }
 
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn dot_bf16(a: __m512i, b: __m512i, sums: __m512) -> __m512 {
-    // SAFETY: the same 64 bytes as another type.
-    let pairs = |v| unsafe { std::mem::transmute::<__m512i, __m512bh>(v) };
-    _mm512_dpbf16_ps(sums, pairs(a), pairs(b))
-}
-
 /// In integers: the instruction for it takes subnormal numbers for zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -493,16 +478,6 @@ fn round_bf16(vector: __m512) -> [bf16; LANES] {
     // SAFETY: room for sixteen halves, at any alignment.
     unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(upper)) };
     out
-}
-
-/// What `vdpbf16ps` does, up to its treatment of subnormal numbers.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn dot_bf16_by_halves(a: __m512i, b: __m512i, sums: __m512) -> __m512 {
-    let upper = _mm512_set1_epi32(0xffff_0000u32.cast_signed());
-    let odd = |v| _mm512_castsi512_ps(_mm512_and_si512(v, upper));
-    let even = |v| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v));
-    _mm512_fmadd_ps(even(a), even(b), _mm512_fmadd_ps(odd(a), odd(b), sums))
 }
 
 /// Sums of four neighbouring products. Exact: |w| <= 128 and |x| <= 127, so a pair stays below 2¹⁵.

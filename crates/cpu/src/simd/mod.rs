@@ -18,6 +18,8 @@ pub(crate) mod amx;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 #[cfg(target_arch = "aarch64")]
@@ -36,8 +38,15 @@ pub(crate) type PanelCodes = [[u8; 64]; 8];
 /// bfloat16 of a row in a tile.
 pub(crate) const TILE_FEATURES: usize = 2 * LANES;
 
-/// Rows that [`Simd::tile_products`] takes at most: two tiles.
+/// Rows that [`Simd::tile_products`] takes at most where tiles have sixteen: two of them.
 pub(crate) const TILE_PAIR_ROWS: usize = 2 * LANES;
+
+/// Rows that it takes at most at any level: whole tiles of six.
+pub(crate) const MOST_TILE_ROWS: usize = 48;
+
+/// Blocks whose products are one chain of additions where products of bfloat16 are dot products.
+#[cfg(any(test, target_arch = "x86_64"))]
+pub(crate) const CHAIN_BLOCKS: usize = 4;
 
 /// Thirty-two features of each of sixteen rows: entry p holds features 2p and 2p + 1 of row r at 2r and 2r + 1.
 pub(crate) type PairBlock = [[bf16; TILE_FEATURES]; LANES];
@@ -72,9 +81,6 @@ pub(crate) trait Simd: Copy {
 
     /// What the codes of a panel are xored with, so that the level's byte products can be used as they are.
     const PANEL_XOR: u8;
-
-    /// Thirty-two bfloat16.
-    type Bf16: Copy;
 
     /// Sixteen sums of integers.
     type I32: Copy;
@@ -118,15 +124,13 @@ pub(crate) trait Simd: Copy {
     /// 2ⁿ for the integer n in the low nine bits of each lane's mantissa: what adding 1.5 · 2²³ leaves there.
     fn exp2_of_low_bits(self, biased: Self::F32) -> Self::F32;
 
-    /// Thirty-two consecutive bfloat16, two for each lane.
-    fn load_bf16_pairs(self, values: &[bf16; 2 * LANES]) -> Self::Bf16;
-    /// For each lane a fused multiply-add of its odd products, then of its even ones. Subnormal numbers may count as zero.
-    fn dot_bf16(self, a: Self::Bf16, b: Self::Bf16, sums: Self::F32) -> Self::F32;
+    /// Rows that [`Simd::tile_products`] takes at most.
+    const TILE_ROWS: usize = TILE_PAIR_ROWS;
 
-    /// The products of bfloat16 matrices: `x` is (rows, 32 · blocks) with up to [`TILE_PAIR_ROWS`] rows, `panels` has
+    /// The products of bfloat16 matrices: `x` is (rows, 32 · blocks) with up to [`Simd::TILE_ROWS`] rows, `panels` has
     /// `blocks` for each sixteen columns of `sums`, which is (rows, columns). For each output, block after block adds the
     /// sum of its even and its odd products, each a chain of fused multiply-adds that begins at zero. Subnormal numbers may
-    /// count as zero. One level has another order within a block: see `neon_bf16`.
+    /// count as zero. Two levels have orders of their own: see `neon_bf16` and `avx512_bf16`.
     #[inline(always)]
     fn tile_products(self, x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
         scalar::tile_products(x, blocks, panels, sums);
@@ -244,13 +248,8 @@ mod tests {
             let halves = self.0.map(f16::from_f32);
             let uppers = self.0.map(bf16::from_f32);
             let biased = s.add(s.splat(12_582_912.0), s.min(s.max(b, s.splat(-126.0)), s.splat(127.0)));
-            // Levels differ in what they make of subnormal numbers here.
-            let normal = |value: f32| if value.is_subnormal() { 0.0 } else { value };
-            let pairs = std::array::from_fn(|i| bf16::from_f32(normal([self.0, self.1].as_flattened()[i])));
-            let (pairs, sums) = (s.load_bf16_pairs(&pairs), s.load(&self.2.map(normal)));
             let vectors = [
                 s.splat(self.0[3]),
-                s.dot_bf16(pairs, pairs, sums),
                 s.load_f16(&halves),
                 s.load_bf16(&uppers),
                 s.add(a, b),

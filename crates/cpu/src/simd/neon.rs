@@ -185,18 +185,6 @@ impl<const DOT: bool, const I8MM: bool, const BF16: bool> Simd for Neon<DOT, I8M
     }
 
     /// Not faster than f32 in this order, so the plain meaning does.
-    type Bf16 = [bf16; 2 * LANES];
-
-    #[inline(always)]
-    fn load_bf16_pairs(self, values: &[bf16; 2 * LANES]) -> Self::Bf16 {
-        *values
-    }
-
-    #[inline(always)]
-    fn dot_bf16(self, a: Self::Bf16, b: Self::Bf16, sums: Self::F32) -> Self::F32 {
-        scalar::dot_bf16(self, a, b, sums)
-    }
-
     #[inline(always)]
     fn tile_products(self, x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
         if BF16 {

@@ -17,14 +17,6 @@ impl Scalar {
     }
 }
 
-/// [`Simd::dot_bf16`] at a level that has no faster way.
-#[inline(always)]
-pub(super) fn dot_bf16<S: Simd>(s: S, a: [bf16; 2 * LANES], b: [bf16; 2 * LANES], sums: S::F32) -> S::F32 {
-    let mut lanes = [0.0; LANES];
-    s.store(sums, &mut lanes);
-    s.load(&Scalar.dot_bf16(a, b, lanes))
-}
-
 /// [`Simd::tile_products`] at a level that has no faster way.
 pub(super) fn tile_products(x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
     let columns = panels.len() / blocks * LANES;
@@ -40,6 +32,29 @@ pub(super) fn tile_products(x: &[bf16], blocks: usize, panels: &[PairBlock], sum
                     odd = x[1].to_f32().mul_add(w_odd.to_f32(), odd);
                 }
                 *sum += even + odd;
+            }
+        }
+    }
+}
+
+/// [`Simd::tile_products`] by dot products of pairs (`vdpbf16ps`): in a chain, whose sum is then added to those before, odd
+/// products come before even ones. For ordinary numbers: subnormal ones are zero to the instruction.
+#[cfg(test)]
+pub(crate) fn tile_products_in_chains(x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
+    let columns = panels.len() / blocks * LANES;
+    for (x, sums) in x.chunks_exact(blocks * TILE_FEATURES).zip(sums.chunks_exact_mut(columns)) {
+        for (column, sum) in sums.iter_mut().enumerate() {
+            let panel = &panels[column / LANES * blocks..][..blocks];
+            let x_blocks = x.as_chunks::<TILE_FEATURES>().0;
+            *sum = 0.0;
+            for (x, w) in x_blocks.chunks(super::CHAIN_BLOCKS).zip(panel.chunks(super::CHAIN_BLOCKS)) {
+                let mut chain = 0f32;
+                for (x, pairs) in x.as_flattened().as_chunks::<2>().0.iter().zip(w.as_flattened()) {
+                    let w = pairs.as_chunks::<2>().0[column % LANES];
+                    chain = x[1].to_f32().mul_add(w[1].to_f32(), chain);
+                    chain = x[0].to_f32().mul_add(w[0].to_f32(), chain);
+                }
+                *sum += chain;
             }
         }
     }
@@ -172,19 +187,6 @@ impl Simd for Scalar {
     #[inline(always)]
     fn exp2_of_low_bits(self, biased: Self::F32) -> Self::F32 {
         biased.map(|lane| f32::from_bits((lane.to_bits() << 23).wrapping_add(1f32.to_bits())))
-    }
-
-    type Bf16 = [bf16; 2 * LANES];
-
-    #[inline(always)]
-    fn load_bf16_pairs(self, values: &[bf16; 2 * LANES]) -> Self::Bf16 {
-        *values
-    }
-
-    #[inline(always)]
-    fn dot_bf16(self, a: Self::Bf16, b: Self::Bf16, sums: Self::F32) -> Self::F32 {
-        let product = |i: usize, sum: f32| a[i].to_f32().mul_add(b[i].to_f32(), sum);
-        std::array::from_fn(|lane| product(2 * lane, product(2 * lane + 1, sums[lane])))
     }
 
     #[inline(always)]
