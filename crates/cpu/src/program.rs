@@ -302,7 +302,13 @@ pub(crate) fn choose_project(
     let for_balance = if threads == 1 { usize::MAX } else { columns.div_ceil(threads * TURNS) };
     let for_scratch = if rows <= REDUNDANT_ROWS { 4096 } else { 128 };
     let columns = for_cache.min(for_balance).min(for_scratch);
-    let chunk_columns = columns.max(LANES) / LANES * LANES;
+    // Prompts in tiles: to the nearest number of four panels, which rows pass over together.
+    let chunk_columns = match operand {
+        Operand::Tiles if rows > REDUNDANT_ROWS && columns >= 3 * LANES => {
+            (columns + 2 * LANES) / (4 * LANES) * 4 * LANES
+        }
+        _ => columns.max(LANES) / LANES * LANES,
+    };
     ProjectVariant { redundant: rows <= REDUNDANT_ROWS && threads > 1, panel: rows >= PANEL_MIN_ROWS, chunk_columns }
 }
 
