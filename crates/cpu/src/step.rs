@@ -29,6 +29,9 @@ use crate::program::{Attend, LinearRef, NormRef, Place, Program, Project, Projec
 use crate::shared::{AlignedBuffer, SharedSlice};
 use crate::simd::{Kernel, Simd, Words};
 
+/// Rows of a strip in which a gated linear unit is computed: 96 KiB of results for chunks of 128 columns.
+const GATED_STRIP_ROWS: usize = 96;
+
 /// Where a row of the step stands.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowPlace {
@@ -298,24 +301,38 @@ impl Step<'_> {
         let Place { start, width, .. } = projection.out;
         let residual = projection.residual;
         let output = Output { values: &self.arena, start, stride: width, first_column: 0, bias: None, residual };
-        self.multiply(projection.linear, x, columns.clone(), output, room);
-        if let Some(peaks) = projection.peaks {
-            self.keep_peaks(projection.out, peaks, x.rows, &columns);
+        let Some(linear) = projection.up else {
+            self.multiply(projection.linear, x, columns.clone(), output, room);
+            if let Some(peaks) = projection.peaks {
+                self.keep_peaks(projection.out, peaks, x.rows, &columns);
+            }
+            return;
+        };
+        let stride = columns.len();
+        // Where each row passes over the weights by itself, both results of a strip meet in the second-level cache.
+        let in_strips = [projection.linear, linear].iter().all(|linear| self.is_in_tiles(linear.weight));
+        let strip = if in_strips { GATED_STRIP_ROWS } else { x.rows.max(1) };
+        for first in (0..x.rows).step_by(strip) {
+            let x = x.rows(first..(first + strip).min(x.rows));
+            let start = start + first * width;
+            self.multiply(projection.linear, &x, columns.clone(), Output { start, ..output }, room);
+            let values = &SharedSlice::new(&mut up[..x.rows * stride]);
+            let up = Output { values, start: 0, stride, first_column: columns.start, bias: None, residual: None };
+            self.multiply(linear, &x, columns.clone(), up, room);
+            for row in 0..x.rows {
+                let gate = start + row * width + columns.start;
+                // SAFETY: these columns are this worker's alone in this op.
+                let gate_and_out = unsafe { self.arena.write(gate..gate + stride) };
+                // SAFETY: the slice is this worker's own, and nothing writes to it any more.
+                let up = unsafe { values.read(row * stride..(row + 1) * stride) };
+                self.isa.run(SiluMul { gate_and_out, up });
+            }
         }
-        let Some(linear) = projection.up else { return };
-        let up = &mut up[..x.rows * columns.len()];
-        let values = &SharedSlice::new(up);
-        let (stride, first_column) = (columns.len(), columns.start);
-        let output = Output { values, start: 0, stride, first_column, bias: None, residual: None };
-        self.multiply(linear, x, columns.clone(), output, room);
-        for row in 0..x.rows {
-            let gate = start + row * width + columns.start;
-            // SAFETY: these columns are this worker's alone in this op.
-            let gate_and_out = unsafe { self.arena.write(gate..gate + columns.len()) };
-            // SAFETY: the slice is this worker's own, and nothing writes to it any more.
-            let up = unsafe { values.read(row * stride..(row + 1) * stride) };
-            self.isa.run(SiluMul { gate_and_out, up });
-        }
+    }
+
+    /// Whether a weight is multiplied in tiles from panels that are there already.
+    fn is_in_tiles(&self, weight: usize) -> bool {
+        self.isa.has_tiles() && self.weights[weight].format() == WeightFormat::BF16 && self.packed[weight].is_some()
     }
 
     /// Looks for the peaks of some columns of `out`, which begin at a group's first, while they are in the cache.
@@ -564,6 +581,24 @@ struct Operand<'a> {
     blocks: &'a [QuantizedBlock],
     /// (rows, [`linear_tiles::padded`] k), where some weight multiplies rounded rows.
     rounded: &'a [bf16],
+}
+
+impl Operand<'_> {
+    /// Some of the rows.
+    fn rows(&self, rows: Range<usize>) -> Self {
+        let k = self.k;
+        // A form that nothing needs is empty.
+        fn some<'a, T>(all: &'a [T], rows: &Range<usize>, width: usize) -> &'a [T] {
+            if all.is_empty() { all } else { &all[rows.start * width..rows.end * width] }
+        }
+        Self {
+            rows: rows.len(),
+            k,
+            floats: some(self.floats, &rows, k),
+            blocks: some(self.blocks, &rows, k / BLOCK_LEN),
+            rounded: some(self.rounded, &rows, linear_tiles::padded(k)),
+        }
+    }
 }
 
 /// Where prepared rows go; a form that nothing needs is empty.
