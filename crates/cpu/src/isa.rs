@@ -106,6 +106,11 @@ impl Isa {
         self.rounds_to_bf16()
     }
 
+    /// Whether a vector is one register of 32: [`Simd::WIDE`].
+    pub(crate) fn is_wide(self) -> bool {
+        self.0 >= IsaLevel::Avx512
+    }
+
     /// The name of an order that products of BF16 weights have at this level alone, for [`backend::Claims::own_bits`].
     pub(crate) fn own_order(self) -> Option<&'static str> {
         match self.0 {

@@ -309,8 +309,8 @@ impl Step<'_> {
             return;
         };
         let stride = columns.len();
-        // Where each row passes over the weights by itself, both results of a strip meet in the second-level cache.
-        let in_strips = [projection.linear, linear].iter().all(|linear| self.is_in_tiles(linear.weight));
+        // Where nothing is done to the weights first, both results of a strip meet in the second-level cache.
+        let in_strips = [projection.linear, linear].iter().all(|linear| self.is_multiplied_in_place(linear.weight));
         let strip = if in_strips { GATED_STRIP_ROWS } else { x.rows.max(1) };
         for first in (0..x.rows).step_by(strip) {
             let x = x.rows(first..(first + strip).min(x.rows));
@@ -330,9 +330,14 @@ impl Step<'_> {
         }
     }
 
-    /// Whether a weight is multiplied in tiles from panels that are there already.
-    fn is_in_tiles(&self, weight: usize) -> bool {
-        self.isa.has_tiles() && self.weights[weight].format() == WeightFormat::BF16 && self.packed[weight].is_some()
+    /// Whether many rows multiply a weight where it lies.
+    fn is_multiplied_in_place(&self, weight: usize) -> bool {
+        let in_panels = with_panel_format!(
+            self.weights[weight].format(),
+            F => F::HAS_TILES_IN_PLACE && self.isa.is_wide(),
+            else self.isa.has_tiles() && self.weights[weight].format() == WeightFormat::BF16
+        );
+        in_panels && self.packed[weight].is_some()
     }
 
     /// Looks for the peaks of some columns of `out`, which begin at a group's first, while they are in the cache.

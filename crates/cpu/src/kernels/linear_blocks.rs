@@ -12,7 +12,8 @@
 //! Versions  panels: sixteen rows side by side, made at load ([`crate::packed`]) or on the way for many rows of x. One panel
 //!           and up to [`FEW_ROWS`] rows of x at a time, so that weights pass once through a decode step of a small batch;
 //!           for more, tiles of [`TILE_ROWS`] rows and two panels, in pieces of k that stay in the first-level cache, unpacked
-//!           once for all rows ([`crate::panels::TileFormat`]).
+//!           once for all rows ([`crate::panels::TileFormat`]), or, where there is nothing to unpack (Q8_0), where they lie
+//!           and over all of k.
 //!           direct (Q8_0): blocks where they lie, partial sums of two rows folded to one lane a row, for few rows of x
 //!           where there was no memory for panels; other formats are packed on the way then. All at every level.
 
@@ -24,7 +25,7 @@ use std::ops::Range;
 use super::linear::Output;
 use super::quantize::QuantizedBlock;
 use crate::isa::reads_one_stream_best;
-use crate::memory::read_in_order;
+use crate::memory::{LINE, read_in_order};
 use crate::packed::{Packed, panel_rows};
 use crate::panels::{
     PIECE_BLOCKS, PackPanel, Panel, PanelBlock, PanelFormat, TileCodes, TileFormat, TilePanel, TileScales,
@@ -47,6 +48,9 @@ const UNPACKED_LEN: usize = 17 << 10;
 /// Rows of x in a strip. A piece of k of so many, 512 KiB, and their sums stay in the second-level cache while the panels of a
 /// chunk pass, each unpacked once for all of them.
 const STRIP_ROWS: usize = 672;
+
+/// Rows of x in a strip that passes over panels where they lie, k in one piece: those of a chunk stay in the second-level cache.
+const IN_PLACE_ROWS: usize = 96;
 
 /// Bytes of a panel that are asked for ahead of use while its weights pass once.
 const PREFETCH_BYTES: usize = 2048;
@@ -100,6 +104,20 @@ impl<F: PanelFormat> Kernel for LinearBlocks<'_, F> {
         let Range { start, end } = columns;
         let mut tiles = Tiles::<S, F> { s, x, rows, blocks, end, output, sums, format: PhantomData };
         match weights {
+            Weights::Packed(packed) if rows > FEW_ROWS && S::WIDE && F::HAS_TILES_IN_PLACE => {
+                for row in (0..rows).step_by(IN_PLACE_ROWS) {
+                    let rows = row..(row + IN_PLACE_ROWS).min(rows);
+                    for column in (start..end).step_by(2 * PANEL_ROWS) {
+                        let panel = column / PANEL_ROWS;
+                        if column + PANEL_ROWS < end {
+                            let panels = [packed.panel(panel, blocks), packed.panel(panel + 1, blocks)];
+                            tiles.in_place(panels, column, rows.clone());
+                        } else {
+                            tiles.in_place([packed.panel(panel, blocks)], column, rows.clone());
+                        }
+                    }
+                }
+            }
             Weights::Packed(packed) if rows > FEW_ROWS && S::WIDE => {
                 for row in (0..rows).step_by(STRIP_ROWS) {
                     let rows = row..(row + STRIP_ROWS).min(rows);
@@ -264,6 +282,21 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
         });
     }
 
+    /// A strip of rows with panels where they lie.
+    #[inline(always)]
+    fn in_place<const NP: usize>(&self, panels: [Panel<'_, F>; NP], column: usize, rows: Range<usize>) {
+        // Not inlined: by itself the tile keeps all its sums in registers.
+        self.s.vectorize(TilesInPlace::<F, NP> {
+            panels,
+            x: self.x,
+            blocks: self.blocks,
+            rows,
+            column,
+            end: self.end,
+            output: self.output,
+        });
+    }
+
     /// All rows with sixteen columns whose weights are where the file has them.
     #[inline(always)]
     fn direct(&self, rows: &[Option<&[F::Block]>; PANEL_ROWS], column: usize) {
@@ -369,6 +402,80 @@ impl<T: TileFormat, const NP: usize> TileRows<'_, '_, T, NP> {
                 s.store(sums[m][p], &mut kept[m * NP + p]);
             }
         }
+    }
+}
+
+/// Some panels where they lie, for some rows in tiles.
+struct TilesInPlace<'a, F: PanelFormat, const NP: usize> {
+    panels: [Panel<'a, F>; NP],
+    /// (m, `blocks`), for each of [`PanelFormat::X_BLOCKS`].
+    x: &'a [QuantizedBlock],
+    /// In a row of W.
+    blocks: usize,
+    rows: Range<usize>,
+    column: usize,
+    /// Past the last column.
+    end: usize,
+    output: Output<'a>,
+}
+
+impl<F: PanelFormat, const NP: usize> Kernel for TilesInPlace<'_, F, NP> {
+    type Output = ();
+    const WORDS: Words = Words::Bytes;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Range { start, end } = self.rows;
+        // The panels that come next, while the first rows pass over these: a part of them for each tile.
+        let next = self.panels[0].blocks.as_ptr().cast::<u8>().wrapping_add(NP * Panel::<F>::bytes(self.blocks));
+        let lines = if start == 0 { NP * Panel::<F>::bytes(self.blocks) / LINE } else { 0 };
+        let mut asked = 0;
+        let mut row = start;
+        while end - row >= TILE_ROWS {
+            let until = lines * (row + TILE_ROWS - start) / (end - start);
+            while asked < until {
+                s.prefetch(next.wrapping_add(LINE * asked));
+                asked += 1;
+            }
+            self.tile::<S, TILE_ROWS>(s, row);
+            row += TILE_ROWS;
+        }
+        while end - row >= 2 {
+            self.tile::<S, 2>(s, row);
+            row += 2;
+        }
+        if row < end {
+            self.tile::<S, 1>(s, row);
+        }
+    }
+}
+
+impl<F: PanelFormat, const NP: usize> TilesInPlace<'_, F, NP> {
+    #[inline(always)]
+    fn tile<S: Simd, const MR: usize>(&self, s: S, row: usize) {
+        // Cut to one known length, so that the loop needs no checks.
+        let row_len = self.blocks * F::X_BLOCKS;
+        let mut panels: [&[PanelBlock<F>]; NP] = [&[]; NP];
+        for p in 0..NP {
+            panels[p] = &self.panels[p].blocks[..self.blocks];
+        }
+        let mut x: [&[QuantizedBlock]; MR] = [&[]; MR];
+        for m in 0..MR {
+            x[m] = &self.x[(row + m) * row_len..][..row_len];
+        }
+        let mut sums = [[s.splat(0.0); NP]; MR];
+        for block in 0..self.blocks {
+            let mut of_block = [(&panels[0][block].codes, &panels[0][block].scales); NP];
+            for p in 1..NP {
+                of_block[p] = (&panels[p][block].codes, &panels[p][block].scales);
+            }
+            let mut of_rows: [&[QuantizedBlock]; MR] = [&[]; MR];
+            for m in 0..MR {
+                of_rows[m] = &x[m][block * F::X_BLOCKS..(block + 1) * F::X_BLOCKS];
+            }
+            sums = F::add(s, of_block, of_rows, sums);
+        }
+        put(s, self.output, self.end, (row, self.column), &sums);
     }
 }
 

@@ -77,6 +77,9 @@ pub(crate) trait PanelFormat: 'static {
     /// to compile: formats that few files have do with three.
     const HAS_ALL_TILES: bool = false;
 
+    /// Whether many rows, too, multiply panels where they lie, and not [`PanelFormat::Tile`]: where there is nothing to unpack.
+    const HAS_TILES_IN_PLACE: bool = false;
+
     /// Whether [`PanelFormat::dot_16`] is there.
     const HAS_DIRECT: bool = false;
 

@@ -25,6 +25,7 @@ impl PanelFormat for Q8_0 {
 
     const X_BLOCKS: usize = 1;
     const HAS_ALL_TILES: bool = true;
+    const HAS_TILES_IN_PLACE: bool = true;
     const HAS_DIRECT: bool = true;
 
     #[inline(always)]
