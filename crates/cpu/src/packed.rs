@@ -37,25 +37,51 @@ impl Kernel for PackPairs<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let zeros = [bf16::ZERO; TILE_FEATURES];
-        for (block, out) in self.out.iter_mut().enumerate() {
-            let start = block * TILE_FEATURES;
-            let mut padded = [zeros; PANEL_ROWS];
-            let mut lanes = [&zeros; PANEL_ROWS];
-            for ((lane, row), padded) in lanes.iter_mut().zip(self.rows).zip(&mut padded) {
-                let Some(row) = row else { continue };
-                s.prefetch(row.as_ptr().wrapping_add(start).cast::<u8>().wrapping_add(PREFETCH_BYTES));
-                *lane = match row[start..].first_chunk() {
-                    Some(features) => features,
-                    None => {
-                        padded[..row.len() - start].copy_from_slice(&row[start..]);
-                        padded
-                    }
-                };
+        // Blocks that sixteen rows have whole.
+        let len = self.rows[0].unwrap_or_default().len();
+        let is_full = self.rows.iter().all(|row| row.is_some_and(|row| row.len() == len));
+        let whole = if is_full { len / TILE_FEATURES } else { 0 };
+        // Cut to one known length, so that the loop needs no checks.
+        let mut rows: [&[bf16]; PANEL_ROWS] = [&[]; PANEL_ROWS];
+        for (cut, row) in rows.iter_mut().zip(self.rows) {
+            *cut = &row.unwrap_or_default()[..whole * TILE_FEATURES];
+        }
+        let in_order = reads_one_stream_best();
+        if in_order {
+            read_in_order(&self.rows);
+        }
+        let (whole_blocks, rest) = self.out.split_at_mut(whole);
+        for (block, out) in whole_blocks.iter_mut().enumerate() {
+            let features = block * TILE_FEATURES..(block + 1) * TILE_FEATURES;
+            if !in_order {
+                for row in &rows {
+                    s.prefetch(row.as_ptr().wrapping_add(features.start).cast::<u8>().wrapping_add(PREFETCH_BYTES));
+                }
             }
             let halves: &mut [PanelCodes; 2] = bytemuck::cast_mut(out);
             for (index, half) in halves.iter_mut().enumerate() {
-                s.interleave(lanes.map(|lane| &bytemuck::cast_ref::<_, [[u8; 32]; 2]>(lane)[index]), 0, half);
+                let mut lanes = [&[0; 32]; PANEL_ROWS];
+                for (lane, row) in lanes.iter_mut().zip(&rows) {
+                    let bytes: &[u8] = bytemuck::cast_slice(&row[features.clone()]);
+                    *lane = bytes[32 * index..32 * index + 32].as_array().expect("half a block");
+                }
+                s.interleave(lanes, 0, half);
+            }
+        }
+        for (block, out) in (whole..).zip(rest) {
+            pack_part(&self.rows, block, out);
+        }
+    }
+}
+
+/// A block of a panel of which some rows are not there, or not all features.
+fn pack_part(rows: &[Option<&[bf16]>; PANEL_ROWS], block: usize, out: &mut PairBlock) {
+    for (lane, row) in rows.iter().enumerate() {
+        let row = row.unwrap_or_default();
+        for (pair, pairs) in out.iter_mut().enumerate() {
+            for odd in 0..2 {
+                let value = row.get(block * TILE_FEATURES + 2 * pair + odd);
+                pairs[2 * lane + odd] = value.copied().unwrap_or(bf16::ZERO);
             }
         }
     }
