@@ -14,8 +14,8 @@
 //           (largest magnitude / 127), exact dot products with codes, their sum over blocks in f32. FP8: activations of a block
 //           to f16 times its largest magnitude, four sums of eight products in f16, everything else in f32.
 // Order     a lane adds the chunks (of blocks: those of 32) c ≡ lane (mod 32) in order, then lanes by halves, then bias,
-//           activation or rotation, residual. Not the order of linear.h where blocks or a norm are concerned: never where
-//           results must not depend on the batch.
+//           activation or rotation, residual. A norm's 1 / rms multiplies that sum, not the activations. Not the order of
+//           linear.h where blocks or a norm are concerned: never where results must not depend on the batch.
 struct LinearStreamParams {
   LinearSegment segments[3];  // `groups` counts outputs, or pairs
   Ptr<const f32x4> x;
@@ -51,15 +51,18 @@ static_assert(sizeof(LinearStreamGroup) <= 1152, "x begins at byte 1152");
 
 // Activations as chunks are multiplied with them, those from `first` on, one a lane: f32 for F16 and BF16 …
 template <class W> struct StreamActivations {
-  // Bytes of a chunk of weights, and of weights of a stage; of scales for each 32 of those, and of a stage at least.
-  enum { CHUNK = 16, STAGE = 2048, SCALES_OF_32 = 0, SCALES_MIN = 0 };
+  // Bytes of a chunk of weights, and of weights of a stage; of scales for each 32 of those, and of a stage at least; formats of one
+  // layout of activations share them.
+  enum { CHUNK = 16, STAGE = 2048, SCALES_OF_32 = 0, SCALES_MIN = 0, LAYOUT = 0 };
   static PART i32 row_scales(i32 k) { return 0; }  // in 16 bytes
   struct Chunk { f32x4 low, high; };
   // Vector i beside vector i of the next chunk, so that 32 lanes read 512 bytes in a row; whole chunks, with zeros.
-  static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
+  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4* v, i32 lane) {
+    const u32 chunk = i / 2;
     const GroupPtr<f32x4> x = group_at<f32x4>(g, x_at);
-    const i32 chunk = i >> 1;
-    if (i * 4 < (k + 7) / 8 * 8) x[chunk / SIMD * (SIMD * 2) + (i & 1) * SIMD + chunk % SIMD] = v;
+    const u32 at = chunk / SIMD * (SIMD * 2) + i % 2 * SIMD + chunk % SIMD;
+    UNROLL for (i32 j = 0; j < N; j++)
+      if (i32(i + j * STREAM_THREADS) * 4 < (k + 7) / 8 * 8) x[at + j * STREAM_THREADS] = v[j];
   }
   static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
     typename W::Chunk chunk = W::none();
@@ -80,33 +83,44 @@ template <class W> struct StreamActivations {
 };
 
 // … signed bytes in blocks of 32 for the others. Eight lanes hold a block: the bytes of a lane's vector, what the block's are
-// multiplied by.
-struct StreamCodes { u32 bytes; f32 scale; };
-FN StreamCodes stream_codes(f32x4 v) {
-  const f32 largest = max_lanes<8>(max32(max32(abs32(v.x), abs32(v.y)), max32(abs32(v.z), abs32(v.w))));
-  // What is smaller than any that matters is 0, so that the quotient is finite.
-  const f32 inverse = largest > 1e-30f ? near_quotient(127.f, largest) : 0.f;
-  // The sum with 1.5 · 2^23 is rounded to a whole number, whose lowest byte is the code.
-  const f32 whole = 12582912.f;
-  const u32 a = f32_to_bits(fma32(v.x, inverse, whole)), b = f32_to_bits(fma32(v.y, inverse, whole));
-  const u32 c = f32_to_bits(fma32(v.z, inverse, whole)), d = f32_to_bits(fma32(v.w, inverse, whole));
-  StreamCodes codes;
-  codes.bytes = (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | d << 24;
-  codes.scale = largest * (1.f / 127.f);
-  return codes;
+// multiplied by. Of N vectors at once, so that what is waited for is waited for together: the row is all that is missing.
+template <i32 N> FN void stream_largest(THREAD f32* largest, THREAD const f32x4* v) {
+  UNROLL for (i32 j = 0; j < N; j++)
+    largest[j] = max32(max32(abs32(v[j].x), abs32(v[j].y)), max32(abs32(v[j].z), abs32(v[j].w)));
+  UNROLL for (i32 m = 4; m; m >>= 1)
+    UNROLL for (i32 j = 0; j < N; j++) largest[j] = max32(largest[j], shuffle_xor(largest[j], m));
+  // What is smaller than any that matters is 0, so that quotients are finite.
+  UNROLL for (i32 j = 0; j < N; j++) largest[j] = max32(largest[j], 1e-30f);
+}
+template <i32 N> FN void stream_codes(THREAD u32* codes, THREAD f32* scales, THREAD const f32x4* v) {
+  stream_largest<N>(scales, v);
+  UNROLL for (i32 j = 0; j < N; j++) {
+    const f32 inverse = near_quotient(127.f, scales[j]);
+    // The sum with 1.5 · 2^23 is rounded to a whole number, whose lowest byte is the code.
+    const f32 whole = 12582912.f;
+    const u32 a = f32_to_bits(fma32(v[j].x, inverse, whole)), b = f32_to_bits(fma32(v[j].y, inverse, whole));
+    const u32 c = f32_to_bits(fma32(v[j].z, inverse, whole)), d = f32_to_bits(fma32(v[j].w, inverse, whole));
+    codes[j] = (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | d << 24;
+    scales[j] *= 1.f / 127.f;
+  }
 }
 
 // Of Q8_0: codes first, then scales.
 template <> struct StreamActivations<WeightQ8_0> {
-  enum { CHUNK = 32, STAGE = 2048, SCALES_OF_32 = 2, SCALES_MIN = 128 };
+  enum { CHUNK = 32, STAGE = 2048, SCALES_OF_32 = 2, SCALES_MIN = 128, LAYOUT = 1 };
   static PART i32 row_scales(i32 k) { return q8_scales(k) / 8; }
   struct Chunk { u32x4 low, high; f32 scale; };
-  static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
-    const StreamCodes codes = stream_codes(v);
-    if (i * 4 < k) {
-      group_at<u32>(g, x_at)[i] = codes.bytes;
-      if (i % 8 == 0) group_at<f32>(g, x_at + k)[i / 8] = codes.scale;
-    }
+  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4* v, i32 lane) {
+    u32 codes[N];
+    f32 scales[N];
+    stream_codes<N>(codes, scales, v);
+    const GroupPtr<u32> x = group_at<u32>(g, x_at);
+    const GroupPtr<f32> of_blocks = group_at<f32>(g, x_at + k);
+    UNROLL for (i32 j = 0; j < N; j++)
+      if (i32(i + j * STREAM_THREADS) * 4 < k) {
+        x[i + j * STREAM_THREADS] = codes[j];
+        if (i % 8 == 0) of_blocks[i / 8 + j * (STREAM_THREADS / 8)] = scales[j];
+      }
   }
   // Lanes four apart begin with different halves of their blocks, so that they read different banks.
   static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
@@ -129,20 +143,23 @@ template <> struct StreamActivations<WeightQ8_0> {
 // Of FP8: pairs of f16; of each 32 blocks first the first eight numbers, so that lanes read 512 bytes in a row. Then scales, which
 // have what weights are multiplied by beside theirs.
 template <> struct StreamActivations<WeightFP8> {
-  enum { CHUNK = 32, STAGE = 2048, SCALES_OF_32 = 2, SCALES_MIN = 128 };
+  enum { CHUNK = 32, STAGE = 2048, SCALES_OF_32 = 2, SCALES_MIN = 128, LAYOUT = 2 };
   static PART i32 row_scales(i32 k) { return q8_scales(k) / 8; }
   struct Chunk { u32x4 pairs[4]; f32 scale; };
   static PART i32 scales_at(i32 x_at, i32 k) { return x_at + (k + 1023) / 1024 * 2048; }
-  static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
-    const f32 largest = max_lanes<8>(max32(max32(abs32(v.x), abs32(v.y)), max32(abs32(v.z), abs32(v.w))));
-    const f32 inverse = largest > 1e-30f ? near_quotient(1.f, largest) : 0.f;
-    if (i * 4 < k) {
-      const i32 block = i / 8, word = i % 8;
-      const GroupPtr<u32> to = group_at<u32>(g, x_at + block / SIMD * 2048 + word / 2 * 512 + block % SIMD * 16 + word % 2 * 8);
-      to[0] = f32x2_to_f16x2(v.x * inverse, v.y * inverse);
-      to[1] = f32x2_to_f16x2(v.z * inverse, v.w * inverse);
-      if (word == 0) group_at<f32>(g, scales_at(x_at, k))[block] = largest / 256.f;
-    }
+  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4* v, i32 lane) {
+    f32 largest[N];
+    stream_largest<N>(largest, v);
+    const u32 block = i / 8, word = i % 8, at = block / SIMD * 512 + word / 2 * 128 + block % SIMD * 4 + word % 2 * 2;
+    const GroupPtr<u32> x = group_at<u32>(g, x_at);
+    const GroupPtr<f32> of_blocks = group_at<f32>(g, scales_at(x_at, k));
+    UNROLL for (i32 j = 0; j < N; j++)
+      if (i32(i + j * STREAM_THREADS) * 4 < k) {
+        const f32 inverse = near_quotient(1.f, largest[j]);
+        x[at + j * (STREAM_THREADS * 2)] = f32x2_to_f16x2(v[j].x * inverse, v[j].y * inverse);
+        x[at + j * (STREAM_THREADS * 2) + 1] = f32x2_to_f16x2(v[j].z * inverse, v[j].w * inverse);
+        if (word == 0) of_blocks[block + j * (STREAM_THREADS / 8)] = largest[j] / 256.f;
+      }
   }
   // The half of a block that a lane begins with: as of Q8_0.
   static PART Chunk load(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 first, i32 lane) {
@@ -174,24 +191,39 @@ template <> struct StreamActivations<WeightFP8> {
 // Of four bits: of each 32 blocks first what meets the lower halves of bytes of weights, then what meets the upper ones, so
 // that lanes read 512 bytes in a row; then of each block a 16th of its scale, and its scale times its sum.
 struct StreamFourBits {
-  enum { CHUNK = 16, STAGE = 2048, SCALES_OF_32 = 4, SCALES_MIN = 256 };
+  enum { CHUNK = 16, STAGE = 2048, SCALES_OF_32 = 4, SCALES_MIN = 256, LAYOUT = 3 };
   static PART i32 row_scales(i32 k) { return q8_scales(k) / 8; }
   struct Chunk { u32x4 low, high; f32x2 scale; };
   static PART i32 scales_at(i32 x_at, i32 k) { return x_at + (k + 1023) / 1024 * 1024; }
-  static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
-    const StreamCodes codes = stream_codes(v);
-    const f32 sum = sum_lanes<8>(f32(dot_i8x4(codes.bytes, 0x01010101u, 0)));
-    put(g, x_at, k, i, codes.bytes, codes.scale / 16.f, codes.scale * sum);
-  }
-  static PART void put(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, u32 bytes, f32 scale, f32 sum) {
-    if (i * 4 < k) {
-      const i32 block = i / 8;
-      group_at<u32>(g, x_at)[block / SIMD * 256 + i / 4 % 2 * 128 + block % SIMD * 4 + i % 4] = bytes;
-      f32x2 both;
-      both.x = scale;
-      both.y = sum;
-      if (i % 8 == 0) group_at<f32x2>(g, scales_at(x_at, k))[block] = both;
+  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4* v, i32 lane) {
+    u32 codes[N];
+    f32 scales[N], sums[N];
+    stream_codes<N>(codes, scales, v);
+    // Two sums in one word: each is less than 2^12.
+    UNROLL for (i32 j = 0; j < N; j += 2) {
+      const i32 low = dot_i8x4(codes[j], 0x01010101u, 0), high = j + 1 < N ? dot_i8x4(codes[j + 1], 0x01010101u, 0) : 0;
+      i32 both = low + high * 65536;
+      UNROLL for (i32 m = 4; m; m >>= 1) both += i32(f32_to_bits(shuffle_xor(bits_to_f32(u32(both)), m)));
+      sums[j] = f32(i32(u32(both) << 16) >> 16);
+      if (j + 1 < N) sums[j + 1] = f32((both + 32768) >> 16);
     }
+    UNROLL for (i32 j = 0; j < N; j++) sums[j] *= scales[j];
+    put<N>(g, x_at, k, i, codes, scales, sums, 1.f / 16.f);
+  }
+  template <i32 N>
+  static PART void put(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const u32* codes, THREAD const f32* scales,
+                       THREAD const f32* sums, f32 part) {
+    const u32 block = i / 8, at = block / SIMD * 256 + i / 4 % 2 * 128 + block % SIMD * 4 + i % 4;
+    const GroupPtr<u32> x = group_at<u32>(g, x_at);
+    const GroupPtr<f32x2> of_blocks = group_at<f32x2>(g, scales_at(x_at, k));
+    UNROLL for (i32 j = 0; j < N; j++)
+      if (i32(i + j * STREAM_THREADS) * 4 < k) {
+        x[at + j * STREAM_THREADS] = codes[j];
+        f32x2 both;
+        both.x = scales[j] * part;
+        both.y = sums[j];
+        if (i % 8 == 0) of_blocks[block + j * (STREAM_THREADS / 8)] = both;
+      }
   }
   static PART Chunk load(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 first, i32 lane) {
     const GroupPtr<u32x4> halves = group_at<u32x4>(g, x_at);
@@ -228,15 +260,20 @@ template <> struct StreamActivations<WeightQ4G128> : StreamFourBits {
 // those above zero apart. So what meets the lower half of word j are the bytes of numbers 4 j, 16 + 4 j, 4 j + 1, 17 + 4 j, and the
 // upper half those behind.
 template <> struct StreamActivations<WeightMXFP4> : StreamFourBits {
-  enum { SCALES_OF_32 = 2, SCALES_MIN = 128 };
+  enum { SCALES_OF_32 = 2, SCALES_MIN = 128, LAYOUT = 4 };
   static PART i32 row_scales(i32 k) { return (k / 32 + 15) / 16; }
-  static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, i32 i, f32x4 v, i32 lane) {
-    const StreamCodes codes = stream_codes(v);
-    const u32 own = codes.bytes, other = f32_to_bits(shuffle_xor(bits_to_f32(own), 4));
-    const bool upper = i / 4 % 2 == 1;
-    const u32 even = upper ? other >> 16 : own, odd = upper ? own >> 16 : other;
-    const u32 bytes = (even & 255u) | (odd & 255u) << 8 | (even & 0xff00u) << 8 | (odd & 0xff00u) << 16;
-    put(g, x_at, k, i, bytes, codes.scale / 2.f, 0.f);
+  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4* v, i32 lane) {
+    u32 codes[N];
+    f32 scales[N], none[N];
+    stream_codes<N>(codes, scales, v);
+    UNROLL for (i32 j = 0; j < N; j++) {
+      const u32 own = codes[j], other = f32_to_bits(shuffle_xor(bits_to_f32(own), 4));
+      const bool upper = i / 4 % 2 == 1;
+      const u32 even = upper ? other >> 16 : own, odd = upper ? own >> 16 : other;
+      codes[j] = (even & 255u) | (odd & 255u) << 8 | (even & 0xff00u) << 8 | (odd & 0xff00u) << 16;
+      none[j] = 0.f;
+    }
+    put<N>(g, x_at, k, i, codes, scales, none, 1.f / 2.f);
   }
   static PART void add(THREAD i32& above, THREAD i32& below, u32 codes, u32 low, u32 high) {
     const u32 small = 0x03020100u, large = 0x0c080604u, turned = codes ^ 0x88888888u;
@@ -300,10 +337,13 @@ template <class W, StreamKind KIND> struct StreamStage {
 // Outputs one after another whose weights lie one after another: up to `end`, or of one segment, or of half a head.
 struct StreamRun { i32 segment, row, left; };
 
-template <StreamKind KIND>
+template <StreamKind KIND, bool ONE>
 FN StreamRun stream_run(CONST LinearStreamParams& p, i32 unit, i32 end) {
   StreamRun run;
   run.segment = 0;
+  run.row = unit;
+  run.left = end - unit;
+  if (ONE) return run;
   while (run.segment < 2 && unit >= p.segments[run.segment].groups) {
     unit -= p.segments[run.segment].groups;
     end -= p.segments[run.segment].groups;
@@ -341,7 +381,7 @@ template <class W, StreamKind KIND, bool OTHER> FN StreamSizes stream_sizes(CONS
 // that it takes no registers of lanes; lane 0 asks.
 struct StreamCursor { i32 unit, segment, left, at, scales_at, piece, stage; };
 
-template <class W, StreamKind KIND, bool OTHER, i32 PLANE>
+template <class W, StreamKind KIND, bool ONE, bool OTHER, i32 PLANE>
 FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THREAD StreamCursor& next, StreamSizes size, i32 end, Lane t) {
   enum {
     SCALES = StreamStage<W, KIND>::SCALES, PIECE = StreamStage<W, KIND>::PIECE, PLANES = StreamStage<W, KIND>::PLANES,
@@ -349,7 +389,7 @@ FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THRE
   };
   if (next.left == 0) {
     if (next.unit >= end) return;
-    const StreamRun run = stream_run<KIND>(p, next.unit, end);
+    const StreamRun run = stream_run<KIND, ONE>(p, next.unit, end);
     next.unit += run.left;
     next.segment = run.segment;
     next.left = run.left;
@@ -364,9 +404,9 @@ FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THRE
     next.left -= count;
     next.piece = 0;
   }
-  CONST LinearSegment& s = p.segments[next.segment];
+  CONST LinearSegment& s = p.segments[ONE ? 0 : next.segment];
   const i32 to = p.ring_at + (t.simd * p.stages + next.stage) * (PLANES * PLANE);
-  if (t.lane == 0) {
+  if (one_lane(t.lane)) {
     GROUP CopyBarrier& barrier = g.full[t.simd][next.stage];
     expect_copies(barrier, PLANES * 16 * (weights + (SCALES > 0 ? scales : 0)));
     UNROLL for (i32 plane = 0; plane < PLANES; plane++) {
@@ -423,7 +463,7 @@ FN void stream_store(CONST LinearStreamParams& p, i32 segment, i32 row, f32 a, f
   CONST LinearSegment& s = p.segments[segment];
   a += rest.bias;
   if (KIND == STREAM_PLAIN) s.y[row] = a + rest.residual;
-  if (KIND == STREAM_GLU) s.y[row] = silu(a) * (b + rest.other_bias);
+  if (KIND == STREAM_GLU) s.y[row] = near_quotient(a, 1.f + exp32(-a)) * (b + rest.other_bias);
   if (KIND == STREAM_ROPE) {
     const i32 half = p.head_dim / 2, head = row / p.head_dim, i = row - head * p.head_dim;
     b += rest.other_bias;
@@ -447,20 +487,20 @@ FN void stream_store(CONST LinearStreamParams& p, i32 segment, i32 row, f32 a, f
 }
 
 // What a SIMD group makes, of weights in format W, once x lies in group memory.
-template <class W, StreamKind KIND, bool OTHER, i32 PLANE>
+template <class W, StreamKind KIND, bool ONE, bool OTHER, i32 PLANE>
 FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, StreamCursor next, StreamSizes size, i32 unit, i32 end,
-                     i32 position, i32 slot, Lane t) {
+                     f32 factor, i32 position, i32 slot, Lane t) {
   typedef StreamActivations<W> Activations;
   enum { CHUNK = Activations::CHUNK, PIECE = StreamStage<W, KIND>::PIECE, PLANES = StreamStage<W, KIND>::PLANES };
   const i32 x_at = OTHER ? p.other_x_at : p.x_at;
   i32 stage = 0;
   u32 parity = 0;
   while (unit < end) {
-    StreamRun run = stream_run<KIND>(p, unit, end);
+    StreamRun run = stream_run<KIND, ONE>(p, unit, end);
     unit += run.left;
     while (run.left > 0) {
       const i32 count = mini(stream_rows<OTHER>(p), run.left);
-      const StreamRest rest = stream_rest<KIND>(p, run.segment, run.row + t.lane, position, t.lane < count);
+      const StreamRest rest = stream_rest<KIND>(p, ONE ? 0 : run.segment, run.row + t.lane, position, t.lane < count);
       f32 sum[PLANES];
       UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
       for (i32 piece = 0; piece < size.pieces; piece++) {
@@ -487,12 +527,12 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
           }
           if (is_last) {
             const f32 a = sum_lanes<SIMD>(sum[0]), b = i32(PLANES) == 2 ? sum_lanes<SIMD>(sum[PLANES - 1]) : 0.f;
-            if (t.lane == r) stream_store<KIND>(p, run.segment, run.row + r, a, b, rest, slot);
+            if (t.lane == r) stream_store<KIND>(p, ONE ? 0 : run.segment, run.row + r, a * factor, b * factor, rest, slot);
             UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
           }
         }
         simd_barrier();
-        stream_ask<W, KIND, OTHER, PLANE>(p, g, next, size, end, t);
+        stream_ask<W, KIND, ONE, OTHER, PLANE>(p, g, next, size, end, t);
         if (++stage == p.stages) { stage = 0; parity ^= 1; }
       }
       run.row += count;
@@ -505,6 +545,23 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
 template <class A, class B> struct IsSame { enum { VALUE = 0 }; };
 template <class A> struct IsSame<A, A> { enum { VALUE = 1 }; };
 
+// A vector of a row, with zeros past its end: rows of blocks have whole vectors.
+template <class W> FN f32x4 stream_vector(Ptr<const f32x4> row, i32 i, i32 k) {
+  if (i32(W::LEN) < 16) return row_vector(row, i, k);
+  f32x4 v;
+  v.x = v.y = v.z = v.w = 0.f;
+  if (i * 4 < k) v = row[i];
+  return v;
+}
+
+// N vectors of a row to where both formats have them.
+template <class W, class V, i32 N>
+FN void stream_stage(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, u32 first, THREAD const f32x4* v, i32 lane) {
+  StreamActivations<W>::template stage<N>(g, p.x_at, p.k, first, v, lane);
+  if (i32(StreamActivations<W>::LAYOUT) != i32(StreamActivations<V>::LAYOUT))
+    StreamActivations<V>::template stage<N>(g, p.other_x_at, p.k, first, v, lane);
+}
+
 // V: the format of the last segment.
 template <class W, StreamKind KIND, bool NORM, class V = W>
 FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, Lane t) {
@@ -513,17 +570,20 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
     OWN = StreamStage<W, KIND>::PIECE + StreamStage<W, KIND>::SCALES, OTHER = StreamStage<V, KIND>::PIECE + StreamStage<V, KIND>::SCALES,
     PLANE = i32(OWN) > i32(OTHER) ? i32(OWN) : i32(OTHER)
   };
-  // Vectors of x that a thread has at once; with a norm, of all of x.
-  enum { XV = NORM || SCALES == 0 ? 4 : 8 };
+  // Vectors of x that a thread has at once; with a norm, of all of x. A pair has one segment, and so has a row that is not
+  // normalised.
+  enum { XV = NORM || SCALES == 0 ? 4 : 8, ONE = KIND == STREAM_GLU || (KIND == STREAM_PLAIN && !NORM) };
   const i32 worker = t.gx * STREAM_SIMDS + t.simd, workers = p.groups * STREAM_SIMDS, thread = t.simd * SIMD + t.lane;
   const bool other = TWO && worker >= p.first_workers;
   const i32 units = TWO ? (other ? p.units - p.first_units : p.first_units) : p.units;
   const i32 sharers = TWO ? (other ? workers - p.first_workers : p.first_workers) : workers;
   const i32 sharer = other ? worker - p.first_workers : worker, before = other ? p.first_units : 0;
-  const i32 end = before + i32(i64(sharer + 1) * units / sharers);
+  // Products fit 32 bits: `lower.rs` sees to it.
+  const i32 end = before + i32(u32(sharer + 1) * u32(units) / u32(sharers));
+  let_next_start();
   const StreamSizes size = other ? stream_sizes<V, KIND, true>(p) : stream_sizes<W, KIND, false>(p);
   StreamCursor next;
-  next.unit = before + i32(i64(sharer) * units / sharers);
+  next.unit = before + i32(u32(sharer) * u32(units) / u32(sharers));
   next.segment = next.left = next.at = next.scales_at = next.piece = next.stage = 0;
   i32 unit = next.unit;
   if (t.lane == 0) {
@@ -531,47 +591,52 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
     show_barriers();
   }
   for (i32 i = 0; i < p.stages; i++) {
-    if (other) stream_ask<V, KIND, true, PLANE>(p, g, next, size, end, t);
-    else stream_ask<W, KIND, false, PLANE>(p, g, next, size, end, t);
+    if (other) stream_ask<V, KIND, ONE, true, PLANE>(p, g, next, size, end, t);
+    else stream_ask<W, KIND, ONE, false, PLANE>(p, g, next, size, end, t);
   }
-  let_next_start();
   f32x4 gain[XV], v[XV];
-  if (NORM) UNROLL for (i32 j = 0; j < XV; j++) gain[j] = row_vector(p.gain, thread + j * STREAM_THREADS, p.k);
+  if (NORM) UNROLL for (i32 j = 0; j < XV; j++) gain[j] = stream_vector<W>(p.gain, thread + j * STREAM_THREADS, p.k);
   const i32 rows = p.rows[0], selected = given(p.select) ? p.select[0] : 0;
   const i32 position = KIND == STREAM_ROPE ? p.positions[0] : 0, slot = KIND == STREAM_ROPE ? p.slots[0] : 0;
   wait_for_previous();
   // Without a row, nobody reads the result: that of row 0 does no harm.
   const Ptr<const f32x4> x = offset(p.x, i64(rows > 0 ? selected : 0) * p.x_stride);
-  UNROLL for (i32 j = 0; j < XV; j++) v[j] = row_vector(x, thread + j * STREAM_THREADS, p.k);
+  UNROLL for (i32 j = 0; j < XV; j++) v[j] = stream_vector<W>(x, thread + j * STREAM_THREADS, p.k);
   if (!TWO && (i32(W::LEN) < 32 || IsSame<W, WeightQ6_K>::VALUE)) stream_ask_ahead<W, KIND>(p, next, size, t);
   if (NORM) {
-    f32 squares = 0;
+    // Codes of a row and of the same times a number are the same codes: so that number is worked out beside them, and results
+    // are multiplied by it.
+    f32 squares[XV], sum = 0.f;
     UNROLL for (i32 j = 0; j < XV; j++)
-      squares = fma32(v[j].w, v[j].w, fma32(v[j].z, v[j].z, fma32(v[j].y, v[j].y, fma32(v[j].x, v[j].x, squares))));
-    squares = sum_lanes<SIMD>(squares);
-    if (t.lane == 0) g.part[t.simd] = squares;
-    group_barrier();
-    f32 sum = g.part[0];
-    UNROLL for (i32 s = 1; s < STREAM_SIMDS; s++) sum += g.part[s];
-    const f32 scale = inv_sqrt(sum / f32(p.k) + p.eps);
+      squares[j] = fma32(v[j].w, v[j].w, fma32(v[j].z, v[j].z, fma32(v[j].y, v[j].y, v[j].x * v[j].x)));
+    UNROLL for (i32 j = 0; j < XV; j++) sum += squares[j];
+    sum = sum_lanes<SIMD>(sum);
+    if (t.lane == 0) g.part[t.simd] = sum;
     UNROLL for (i32 j = 0; j < XV; j++) {
-      v[j].x = v[j].x * scale * gain[j].x; v[j].y = v[j].y * scale * gain[j].y;
-      v[j].z = v[j].z * scale * gain[j].z; v[j].w = v[j].w * scale * gain[j].w;
+      v[j].x *= gain[j].x; v[j].y *= gain[j].y;
+      v[j].z *= gain[j].z; v[j].w *= gain[j].w;
     }
   }
   for (i32 base = 0;;) {
-    UNROLL for (i32 j = 0; j < XV; j++)
-      if ((base + j * STREAM_THREADS) * 4 < p.k) {
-        StreamActivations<W>::stage(g, p.x_at, p.k, base + thread + j * STREAM_THREADS, v[j], t.lane);
-        if (TWO) StreamActivations<V>::stage(g, p.other_x_at, p.k, base + thread + j * STREAM_THREADS, v[j], t.lane);
-      }
+    UNROLL for (i32 j = 0; j < XV; j += 2) {
+      const i32 left = p.k - (base + j * STREAM_THREADS) * 4;
+      const u32 first = u32(base + thread + j * STREAM_THREADS);
+      if (left > 4 * STREAM_THREADS) stream_stage<W, V, 2>(p, g, first, v + j, t.lane);
+      else if (left > 0) stream_stage<W, V, 1>(p, g, first, v + j, t.lane);
+    }
     base += XV * STREAM_THREADS;
     if (NORM || base * 4 >= p.k) break;
-    UNROLL for (i32 j = 0; j < XV; j++) v[j] = row_vector(x, base + thread + j * STREAM_THREADS, p.k);
+    UNROLL for (i32 j = 0; j < XV; j++) v[j] = stream_vector<W>(x, base + thread + j * STREAM_THREADS, p.k);
   }
   group_barrier();
-  if (other) stream_units<V, KIND, true, PLANE>(p, g, next, size, unit, end, position, slot, t);
-  else stream_units<W, KIND, false, PLANE>(p, g, next, size, unit, end, position, slot, t);
+  f32 factor = 1.f;
+  if (NORM) {
+    f32 part[4];
+    UNROLL for (i32 s = 0; s < 4; s++) part[s] = (g.part[s] + g.part[s + 4]) + (g.part[s + 8] + g.part[s + 12]);
+    factor = near_inverse_sqrt(near_quotient((part[0] + part[1]) + (part[2] + part[3]), f32(p.k)) + p.eps);
+  }
+  if (other) stream_units<V, KIND, ONE, true, PLANE>(p, g, next, size, unit, end, factor, position, slot, t);
+  else stream_units<W, KIND, ONE, false, PLANE>(p, g, next, size, unit, end, factor, position, slot, t);
 }
 
 // x of up to 8,192 features where they are normalised: as `dispatch.rs` has it.

@@ -607,8 +607,11 @@ pub(crate) fn linear_stream(
     let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
     let (first, second) =
         (StreamedFormat::new(format, k, planes), other.map(|other| StreamedFormat::new(other, k, planes)));
-    let other_x_at = STREAM_HEADER + first.x_bytes.next_multiple_of(128);
-    let ring_at = second.map_or(other_x_at, |second| other_x_at + second.x_bytes.next_multiple_of(128));
+    let first_end = STREAM_HEADER + first.x_bytes.next_multiple_of(128);
+    let (other_x_at, ring_at) = match second {
+        Some(second) if second.layout != first.layout => (first_end, first_end + second.x_bytes.next_multiple_of(128)),
+        _ => (STREAM_HEADER, first_end),
+    };
     let plane = second.map_or(0, StreamedFormat::plane).max(first.plane());
     let stages = group_bytes.checked_sub(ring_at)? / (STREAM_SIMDS * planes * plane);
     Some(StreamVariant {
@@ -635,8 +638,9 @@ struct StreamedFormat {
     /// Of a row, and of its scales.
     row: usize,
     scale_row: usize,
-    /// Of activations.
+    /// Of activations; formats of one layout share them.
     x_bytes: usize,
+    layout: u32,
     /// Of weights and scales of one plane of a stage.
     piece: usize,
     stage_scales: usize,
@@ -647,15 +651,16 @@ impl StreamedFormat {
     fn new(format: DeviceFormat, k: usize, planes: usize) -> Self {
         let (row, scale_row) = (row_bytes(format, k), scale_row_bytes(format, k));
         let four_bits = k.next_multiple_of(1024) + k / 4;
-        let (x_bytes, stage, stage_scales) = match format {
-            DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (row.div_ceil(512) * 1024, 2048, 0),
-            DeviceFormat::Q8_0 => (k + k / 8, 2048, 128),
-            DeviceFormat::FP8 => (k.next_multiple_of(1024) * 2 + k / 8, 2048, 128),
-            DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (four_bits, 2048, 256),
-            DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 => (four_bits, 2048, 128),
-            DeviceFormat::Q6_K => (four_bits, 1024, 1024 / planes / 32 * 21),
+        let (layout, x_bytes, stage, stage_scales) = match format {
+            DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (0, row.div_ceil(512) * 1024, 2048, 0),
+            DeviceFormat::Q8_0 => (1, k + k / 8, 2048, 128),
+            DeviceFormat::FP8 => (2, k.next_multiple_of(1024) * 2 + k / 8, 2048, 128),
+            DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (3, four_bits, 2048, 256),
+            DeviceFormat::Q4_G128 => (3, four_bits, 2048, 128),
+            DeviceFormat::MXFP4 => (4, four_bits, 2048, 128),
+            DeviceFormat::Q6_K => (3, four_bits, 1024, 1024 / planes / 32 * 21),
         };
-        Self { row, scale_row, x_bytes, piece: stage / planes, stage_scales }
+        Self { row, scale_row, x_bytes, layout, piece: stage / planes, stage_scales }
     }
 
     fn plane(self) -> usize {

@@ -904,6 +904,13 @@ impl Program<'_> {
         let (linear, up, _) = projections[0];
         let kind = if up.is_some() { StreamKind::Glu } else { StreamKind::Plain };
         let format = self.source.weights.get(linear.weight).format;
+        // Pairs, and rows that are not normalised, have one segment there; shares of outputs are counted in 32 bits.
+        let has_segments = norm && up.is_none();
+        let rows: usize = projections.iter().map(|&(linear, ..)| self.source.weights.get(linear.weight).rows).sum();
+        let workers = self.target.multiprocessors * STREAM_THREADS as usize / 32;
+        if (projections.len() > 1 && !has_segments) || rows as u64 * (workers as u64 + 1) > u64::from(u32::MAX) {
+            return None;
+        }
         dispatch::linear_stream(&self.target, format, None, kind, norm, x.width)
     }
 

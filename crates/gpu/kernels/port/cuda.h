@@ -84,6 +84,17 @@ FN u32 count_group(u32* counters, i64 i, u32 groups) {
   counters[i] = 0;
   return 1;
 }
+// True in one lane of those that all are here. The compiler sees that it is one, and copies which that lane asks for take no loop
+// over lanes.
+FN bool one_lane(i32 lane) {
+#if __CUDA_ARCH__ >= 900
+  u32 is_one;
+  asm volatile("{.reg .pred one; elect.sync _|one,0xffffffff; selp.u32 %0,1,0,one;}" : "=r"(is_one));
+  return is_one != 0;
+#else
+  return lane == 0;
+#endif
+}
 FN bool any_lane(bool v) { return __any_sync(~0u, v); }
 FN i32 shuffle(i32 v, i32 lane) { return __shfl_sync(~0u, v, lane); }
 FN f32 shuffle_xor(f32 v, i32 mask) { return __shfl_xor_sync(~0u, v, mask); }
@@ -115,7 +126,8 @@ FN f32x4 i8x4_to_f32(u32 v) {  // code + 128 into the mantissa of 2^23, then sub
   r.w = __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7543)) - 8388736.f;
   return r;
 }
-FN f32 near_quotient(f32 a, f32 b) { return __fdividef(a, b); }  // within 2 ulp, for b < 2^126
+// Within 2 ulp, for normal b < 2^126.
+FN f32 near_quotient(f32 a, f32 b) { f32 r; asm("div.approx.ftz.f32 %0,%1,%2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 // Four products of signed bytes, added to `sum`.
 FN i32 dot_i8x4(u32 a, u32 b, i32 sum) { return __dp4a((i32)a, (i32)b, sum); }
 
@@ -169,6 +181,7 @@ FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return make_uint4(x, y, z, w); }
 FN f32 exp32(f32 x) { return expf(x); }
 FN f32 exp2_32(f32 x) { f32 r; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x)); return r; }  // to 2 units in the last place
 FN f32 abs32(f32 x) { return fabsf(x); }
+FN f32 near_inverse_sqrt(f32 x) { f32 r; asm("rsqrt.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x)); return r; }  // within 2 ulp, for normal x
 FN f32 inv_sqrt(f32 x) { return 1.f / sqrtf(x); }
 FN f32 fma32(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
 // A product that is rounded, whatever it is added to.

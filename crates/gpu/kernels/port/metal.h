@@ -85,6 +85,7 @@ FN u32 count_group(device u32* counters, i64 i, u32 groups) {
   atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);
   return 1;
 }
+FN bool one_lane(i32 lane) { return lane == 0; }
 FN bool any_lane(bool v) { return simd_any(v); }
 FN i32 shuffle(i32 v, i32 lane) { return simd_shuffle(v, (ushort)lane); }
 FN f32 shuffle_xor(f32 v, i32 m) { return simd_shuffle_xor(v, (ushort)m); }

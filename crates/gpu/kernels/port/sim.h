@@ -487,6 +487,7 @@ template <i32 L, class F> FN f32 reduce_lanes(f32 v, const char* what, F join) {
 template <i32 L> FN f32 sum_lanes(f32 v) { return reduce_lanes<L>(v, "sum_lanes", [](f32 a, f32 b) { return a + b; }); }
 template <i32 L> FN f32 max_lanes(f32 v) { return reduce_lanes<L>(v, "max_lanes", [](f32 a, f32 b) { return std::fmax(a, b); }); }
 
+FN bool one_lane(i32 lane) { return lane == 0; }
 FN bool any_lane(bool v) { return reduce_lanes<SIMD>(v ? 1.f : 0.f, "any_lane", [](f32 a, f32 b) { return std::fmax(a, b); }) > 0; }
 // One thread counts its group, after a group barrier: 1 for the last of `groups`, which then sees, after another barrier, what
 // all of them wrote to device memory before; and the counter is zero again.
@@ -605,6 +606,7 @@ FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 FN f32 exp32(f32 x) { return std::exp(x); }
 FN f32 exp2_32(f32 x) { return std::exp2(x); }
 FN f32 abs32(f32 x) { return std::fabs(x); }
+FN f32 near_inverse_sqrt(f32 x) { return 1 / std::sqrt(x); }
 FN f32 inv_sqrt(f32 x) { return 1 / std::sqrt(x); }
 FN f32 fma32(f32 a, f32 b, f32 c) { return std::fma(a, b, c); }
 // A product that is rounded, whatever it is added to: the build script turns fusing off.

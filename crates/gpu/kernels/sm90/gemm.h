@@ -610,7 +610,7 @@ FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) {
   const i32 first = t.gx / (i32)size, step = (i32)gridDim.x / (i32)size;
   if (t.simd < 4) {
     give_registers<40>();
-    if (t.simd == 0 && t.lane == 0) {
+    if (t.simd == 0 && one_lane(t.lane)) {
       gemm_copy<W, TOKENS, GLU>(p, full, empty, stages, depth, first, step, tiles, token_tiles, rank, size);
     }
     simd_barrier();

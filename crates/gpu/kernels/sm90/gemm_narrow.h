@@ -93,7 +93,7 @@ FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowSh
       const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * ring.stage;
       const i32 first = (share.begin + stage) * share.stage_k, scales = narrow_scales_begin<W>(first / 256) / 2;
       barrier_wait(ring.empty + ring.slot * 8, ring.phase);
-      if (lane == 0) {
+      if (one_lane(lane)) {
         const i32 k = first / W::PACK, second = (first + Format::K) / W::PACK;
         barrier_expect(full, bytes);
         if (p.glu) copy_tile_4d(to, s.weight, full, k, 0, 0, tile.row / 8);
@@ -124,7 +124,7 @@ FN void narrow_copy_rows(CONST GemmParams& p, NarrowRing ring, const NarrowShare
     ROLL for (i32 stage = 0; stage < share.count; stage++) {
       const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * ring.stage + NARROW_WEIGHTS + Format::SCALES;
       barrier_wait(ring.empty + ring.slot * 8, ring.phase);
-      if (lane == 0) {
+      if (one_lane(lane)) {
         barrier_expect(full, tiles * Format::X_TILE);
         UNROLL for (i32 i = 0; i < 2 * Format::X_TILES; i++)
           if (i < tiles) copy_tile_2d(to + i * Format::X_TILE, p.x, full, (share.begin + stage) * share.stage_k + i * GEMM_K, 0);
