@@ -57,7 +57,7 @@ template <class W> struct StreamActivations {
   static PART i32 row_scales(i32 k) { return 0; }  // in 16 bytes
   struct Chunk { f32x4 low, high; };
   // Vector i beside vector i of the next chunk, so that 32 lanes read 512 bytes in a row; whole chunks, with zeros.
-  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4* v, i32 lane) {
+  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4 (&v)[N], i32 lane) {
     const u32 chunk = i / 2;
     const GroupPtr<f32x4> x = group_at<f32x4>(g, x_at);
     const u32 at = chunk / SIMD * (SIMD * 2) + i % 2 * SIMD + chunk % SIMD;
@@ -83,19 +83,20 @@ template <class W> struct StreamActivations {
 };
 
 // … signed bytes in blocks of 32 for the others. Eight lanes hold a block: the bytes of a lane's vector, what the block's are
-// multiplied by. Of N vectors at once, so that what is waited for is waited for together: the row is all that is missing.
-template <i32 N> FN void stream_largest(THREAD f32* largest, THREAD const f32x4* v) {
+// multiplied by. Of N vectors at once, so that what is waited for is waited for together: the row is all that is missing. A number
+// that is none makes its block none: codes alone would hide it.
+template <i32 N> FN void stream_largest(THREAD f32 (&largest)[N], THREAD const f32x4 (&v)[N]) {
   UNROLL for (i32 j = 0; j < N; j++)
-    largest[j] = max32(max32(abs32(v[j].x), abs32(v[j].y)), max32(abs32(v[j].z), abs32(v[j].w)));
+    largest[j] = max_or_nan32(max_or_nan32(abs32(v[j].x), abs32(v[j].y)), max_or_nan32(abs32(v[j].z), abs32(v[j].w)));
   UNROLL for (i32 m = 4; m; m >>= 1)
-    UNROLL for (i32 j = 0; j < N; j++) largest[j] = max32(largest[j], shuffle_xor(largest[j], m));
-  // What is smaller than any that matters is 0, so that quotients are finite.
-  UNROLL for (i32 j = 0; j < N; j++) largest[j] = max32(largest[j], 1e-30f);
+    UNROLL for (i32 j = 0; j < N; j++) largest[j] = max_or_nan32(largest[j], shuffle_xor(largest[j], m));
 }
-template <i32 N> FN void stream_codes(THREAD u32* codes, THREAD f32* scales, THREAD const f32x4* v) {
+// `of` by the largest magnitude of a block; finite where that is smaller than any that matters.
+FN f32 stream_inverse(f32 of, f32 largest) { return near_quotient(of, max32(largest, 1e-30f)); }
+template <i32 N> FN void stream_codes(THREAD u32 (&codes)[N], THREAD f32 (&scales)[N], THREAD const f32x4 (&v)[N]) {
   stream_largest<N>(scales, v);
   UNROLL for (i32 j = 0; j < N; j++) {
-    const f32 inverse = near_quotient(127.f, scales[j]);
+    const f32 inverse = stream_inverse(127.f, scales[j]);
     // The sum with 1.5 · 2^23 is rounded to a whole number, whose lowest byte is the code.
     const f32 whole = 12582912.f;
     const u32 a = f32_to_bits(fma32(v[j].x, inverse, whole)), b = f32_to_bits(fma32(v[j].y, inverse, whole));
@@ -110,7 +111,7 @@ template <> struct StreamActivations<WeightQ8_0> {
   enum { CHUNK = 32, STAGE = 2048, SCALES_OF_32 = 2, SCALES_MIN = 128, LAYOUT = 1 };
   static PART i32 row_scales(i32 k) { return q8_scales(k) / 8; }
   struct Chunk { u32x4 low, high; f32 scale; };
-  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4* v, i32 lane) {
+  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4 (&v)[N], i32 lane) {
     u32 codes[N];
     f32 scales[N];
     stream_codes<N>(codes, scales, v);
@@ -147,7 +148,7 @@ template <> struct StreamActivations<WeightFP8> {
   static PART i32 row_scales(i32 k) { return q8_scales(k) / 8; }
   struct Chunk { u32x4 pairs[4]; f32 scale; };
   static PART i32 scales_at(i32 x_at, i32 k) { return x_at + (k + 1023) / 1024 * 2048; }
-  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4* v, i32 lane) {
+  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4 (&v)[N], i32 lane) {
     f32 largest[N];
     stream_largest<N>(largest, v);
     const u32 block = i / 8, word = i % 8, at = block / SIMD * 512 + word / 2 * 128 + block % SIMD * 4 + word % 2 * 2;
@@ -155,7 +156,7 @@ template <> struct StreamActivations<WeightFP8> {
     const GroupPtr<f32> of_blocks = group_at<f32>(g, scales_at(x_at, k));
     UNROLL for (i32 j = 0; j < N; j++)
       if (i32(i + j * STREAM_THREADS) * 4 < k) {
-        const f32 inverse = near_quotient(1.f, largest[j]);
+        const f32 inverse = stream_inverse(1.f, largest[j]);
         x[at + j * (STREAM_THREADS * 2)] = f32x2_to_f16x2(v[j].x * inverse, v[j].y * inverse);
         x[at + j * (STREAM_THREADS * 2) + 1] = f32x2_to_f16x2(v[j].z * inverse, v[j].w * inverse);
         if (word == 0) of_blocks[block + j * (STREAM_THREADS / 8)] = largest[j] / 256.f;
@@ -195,7 +196,7 @@ struct StreamFourBits {
   static PART i32 row_scales(i32 k) { return q8_scales(k) / 8; }
   struct Chunk { u32x4 low, high; f32x2 scale; };
   static PART i32 scales_at(i32 x_at, i32 k) { return x_at + (k + 1023) / 1024 * 1024; }
-  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4* v, i32 lane) {
+  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4 (&v)[N], i32 lane) {
     u32 codes[N];
     f32 scales[N], sums[N];
     stream_codes<N>(codes, scales, v);
@@ -211,8 +212,8 @@ struct StreamFourBits {
     put<N>(g, x_at, k, i, codes, scales, sums, 1.f / 16.f);
   }
   template <i32 N>
-  static PART void put(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const u32* codes, THREAD const f32* scales,
-                       THREAD const f32* sums, f32 part) {
+  static PART void put(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const u32 (&codes)[N], THREAD const f32 (&scales)[N],
+                       THREAD const f32 (&sums)[N], f32 part) {
     const u32 block = i / 8, at = block / SIMD * 256 + i / 4 % 2 * 128 + block % SIMD * 4 + i % 4;
     const GroupPtr<u32> x = group_at<u32>(g, x_at);
     const GroupPtr<f32x2> of_blocks = group_at<f32x2>(g, scales_at(x_at, k));
@@ -262,7 +263,7 @@ template <> struct StreamActivations<WeightQ4G128> : StreamFourBits {
 template <> struct StreamActivations<WeightMXFP4> : StreamFourBits {
   enum { SCALES_OF_32 = 2, SCALES_MIN = 128, LAYOUT = 4 };
   static PART i32 row_scales(i32 k) { return (k / 32 + 15) / 16; }
-  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4* v, i32 lane) {
+  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4 (&v)[N], i32 lane) {
     u32 codes[N];
     f32 scales[N], none[N];
     stream_codes<N>(codes, scales, v);
@@ -556,7 +557,7 @@ template <class W> FN f32x4 stream_vector(Ptr<const f32x4> row, i32 i, i32 k) {
 
 // N vectors of a row to where both formats have them.
 template <class W, class V, i32 N>
-FN void stream_stage(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, u32 first, THREAD const f32x4* v, i32 lane) {
+FN void stream_stage(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, u32 first, THREAD const f32x4 (&v)[N], i32 lane) {
   StreamActivations<W>::template stage<N>(g, p.x_at, p.k, first, v, lane);
   if (i32(StreamActivations<W>::LAYOUT) != i32(StreamActivations<V>::LAYOUT))
     StreamActivations<V>::template stage<N>(g, p.other_x_at, p.k, first, v, lane);
@@ -621,8 +622,9 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
     UNROLL for (i32 j = 0; j < XV; j += 2) {
       const i32 left = p.k - (base + j * STREAM_THREADS) * 4;
       const u32 first = u32(base + thread + j * STREAM_THREADS);
-      if (left > 4 * STREAM_THREADS) stream_stage<W, V, 2>(p, g, first, v + j, t.lane);
-      else if (left > 0) stream_stage<W, V, 1>(p, g, first, v + j, t.lane);
+      const f32x4 one[1] = {v[j]}, two[2] = {v[j], v[j + 1]};
+      if (left > 4 * STREAM_THREADS) stream_stage<W, V, 2>(p, g, first, two, t.lane);
+      else if (left > 0) stream_stage<W, V, 1>(p, g, first, one, t.lane);
     }
     base += XV * STREAM_THREADS;
     if (NORM || base * 4 >= p.k) break;

@@ -8,8 +8,8 @@ use backend::Backend;
 use engine::{Engine, EngineConfig, FinishReason, Request, SamplingParams};
 use gpu::SimDialect::{Cuda, Metal};
 use gpu::{GpuBackend, GpuOptions, SimDialect, SimFault, SimFaults, ThreadOrder};
-use plan::{KvFormat, KvLayout, fuse, restrict_outputs};
-use tensor::WeightFormat;
+use plan::{AnyShape, BuildError, Graph, KvFormat, KvLayout, Norm, StepInput, fuse, restrict_outputs};
+use tensor::{Tensor, WeightFormat};
 use testing::{Rng, tiny_model};
 
 const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks: 32 };
@@ -150,4 +150,51 @@ fn a_step_that_has_no_room_fails_alone() {
     submit(&mut engine, false);
     let found = run(&mut engine, |_| ());
     assert!(found.len() == 4 && found.values().all(|(_, end)| matches!(end, Some(FinishReason::Length))), "{found:?}");
+}
+
+/// Activations that become codes in blocks could lose it, and the step would be answered with other numbers.
+#[test]
+fn what_is_no_number_stays_none_in_every_format() {
+    const K: usize = 512;
+    const N: usize = 32;
+    let formats = [
+        WeightFormat::F32,
+        WeightFormat::F16,
+        WeightFormat::Q8_0,
+        WeightFormat::FP8,
+        WeightFormat::MXFP4,
+        WeightFormat::Q4_0,
+        WeightFormat::Q4_K,
+        WeightFormat::Q6_K,
+    ];
+    let mut rng = Rng::new(7);
+    let mut rows = (0..N * K).map(|_| rng.normal()).collect::<Vec<_>>();
+    rows[K + 77] = f32::NAN;
+    let projection = (0..N * K).map(|_| rng.normal()).collect::<Vec<_>>();
+    let device = GpuBackend::simulator_of(Cuda, ThreadOrder::Forward, 1 << 28, GpuOptions::default());
+    for (format, is_normed) in formats.into_iter().flat_map(|format| [(format, false), (format, true)]) {
+        let plan = Graph::build("projection", 64, &AnyShape, |g, w| {
+            let mut x = g.embed(w.get("rows", [N, K])?, K);
+            if is_normed {
+                x = g.rms_norm(x, Norm { weight: w.get("gain", [K])?, eps: 1e-6 });
+            }
+            let y = g.linear(x, w.linear("projection", N, K, false)?, N);
+            Ok::<_, BuildError>(g.select_outputs(y))
+        });
+        let tensor =
+            |format, shape: &[usize], values: &[f32]| Tensor::from_f32(format, shape.to_vec(), values).unwrap();
+        let mut weights = vec![tensor(WeightFormat::F32, &[N, K], &rows)];
+        if is_normed {
+            weights.push(tensor(WeightFormat::F32, &[K], &[1.0; K]));
+        }
+        weights.push(tensor(format, &[N, K], &projection));
+        let mut executable = device.load(Arc::new(fuse(plan.unwrap())), weights, KV).unwrap();
+        for (token, is_number) in [(0, true), (1, false)] {
+            let mut input = StepInput::default();
+            let row = input.push_sequence(&[token], 0, &[0]);
+            input.output_rows.push(row as u32);
+            let found = executable.replay(&input).unwrap();
+            assert!(found.iter().all(|x| x.is_finite() == is_number), "{format}, normalised: {is_normed}: {found:?}");
+        }
+    }
 }

@@ -191,6 +191,8 @@ FN u32 mul_high(u32 a, u32 b) { return __umulhi(a, b); }
 FN u64 mul_high_u64(u64 a, u64 b) { return __umul64hi(a, b); }
 FN u64 sum_lanes_u64(u64 v) { UNROLL for (i32 m = SIMD / 2; m; m >>= 1) v += __shfl_xor_sync(~0u, v, m); return v; }
 FN f32 max32(f32 a, f32 b) { return fmaxf(a, b); }
+// NaN where one of them is.
+FN f32 max_or_nan32(f32 a, f32 b) { f32 r; asm("max.NaN.f32 %0,%1,%2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 FN i32 mini(i32 a, i32 b) { return min(a, b); }
 FN i32 maxi(i32 a, i32 b) { return max(a, b); }
 

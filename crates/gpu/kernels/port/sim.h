@@ -627,6 +627,7 @@ FN u64 sum_lanes_u64(u64 v) {
   return sum;
 }
 FN f32 max32(f32 a, f32 b) { return std::fmax(a, b); }
+FN f32 max_or_nan32(f32 a, f32 b) { return a != a || a > b ? a : b; }
 FN i32 mini(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 maxi(i32 a, i32 b) { return a > b ? a : b; }
 
