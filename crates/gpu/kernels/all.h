@@ -1,6 +1,8 @@
 // Every kernel; the port header of the compiler comes first.
 #include "parts.h"
+#include "operand.h"
 #include "embed.h"
+#include "weight_norms.h"
 #include "rms_norm.h"
 #include "linear.h"
 #include "linear_batch.h"

@@ -35,6 +35,7 @@ struct AttentionParams {
   i32 q_stride, out_stride;
   f32 scale;
   i32 min_tiles;           // of a split
+  OperandPlace operand;    // where given, the result goes there and not to `out`: heads are multiples of 4 then
 };
 
 enum { ATTENTION_TILE = 16, ATTENTION_WHOLE = 16 };  // positions of a tile, and tiles that are not cut
@@ -141,8 +142,14 @@ FN AttentionState attention_merge(GROUP const M& g, i32 h, i32 d) {
 
 template <class E>
 FN void attention_store(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, i32 h, i32 d, THREAD const AttentionState& all) {
-  const i64 to = i64(w.row) * p.out_stride + (w.first_head + h) * p.head_dim + d;
   const f32 scale = 1.f / all.sum;
+  if (given(p.operand.rows)) {
+    f32x4 v;
+    v.x = all.acc.x * scale; v.y = all.acc.y * scale; v.z = all.acc.z * scale; v.w = all.acc.w * scale;
+    if (d < p.head_dim) operand_store(p.operand, w.row, (w.first_head + h) * p.head_dim + d, v);
+    return;
+  }
+  const i64 to = i64(w.row) * p.out_stride + (w.first_head + h) * p.head_dim + d;
   if (d < p.head_dim) p.out[to] = all.acc.x * scale;
   if (d + 1 < p.head_dim) p.out[to + 1] = all.acc.y * scale;
   if (d + 2 < p.head_dim) p.out[to + 2] = all.acc.z * scale;

@@ -1,7 +1,9 @@
 // Every kernel in the Metal Shading Language: those of all.h, and those of Apple's matrix instructions.
 #include "port/metal.h"
 #include "parts.h"
+#include "operand.h"
 #include "embed.h"
+#include "weight_norms.h"
 #include "rms_norm.h"
 #include "linear.h"
 #include "linear_batch.h"

@@ -377,6 +377,11 @@ pub(crate) fn has_gemm(target: &Target, rows: usize) -> bool {
     target.matrix == Matrix::FourSimdGroups && !target.batch_invariant && rows >= 2
 }
 
+/// Whether a gemm of so many rows is a `gemm_narrow`.
+pub(crate) fn is_narrow(rows: usize) -> bool {
+    rows < GEMM_ROWS_MIN
+}
+
 /// The kernels that make a gemm's operand of rows of `k` features, and their threads.
 fn activations(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32) {
     let wide = k.div_ceil(ACTIVATION_FEATURES) > 1024;
@@ -404,7 +409,7 @@ pub(crate) fn gemm(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmV
     if !has_gemm(target, shape.rows) || shape.k > GEMM_K_MAX || shape.format == DeviceFormat::F32 {
         return None;
     }
-    if shape.rows < GEMM_ROWS_MIN { gemm_narrow(target, shape) } else { gemm_tiles(target, shape) }
+    if is_narrow(shape.rows) { gemm_narrow(target, shape) } else { gemm_tiles(target, shape) }
 }
 
 /// The cut of up to 32 rows that streams the weights soonest: whose tiles are equal shares for the multiprocessors.
@@ -678,6 +683,20 @@ pub(crate) fn embed(format: DeviceFormat) -> &'static str {
     named!(format, "embed_", "")
 }
 
+pub(crate) fn weight_norms(format: DeviceFormat) -> &'static str {
+    named!(format, "weight_norms_", "")
+}
+
+/// How the numbers of a row follow each other where they meet weights of this format in a gemm: an `OperandOrder` of
+/// `kernels/operand.h`.
+pub(crate) fn operand_order(format: DeviceFormat) -> i32 {
+    match format {
+        DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
+        DeviceFormat::Q8_0 | DeviceFormat::FP8 => 1,
+        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => 2,
+    }
+}
+
 /// The kernels that read or write a cache of one format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KvKernels {
@@ -842,10 +861,10 @@ pub(crate) fn choose_parts(n: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const H200: Target = Target {
+    pub(crate) const H200: Target = Target {
         multiprocessors: 132,
         groups_meet: true,
         bulk_copies: true,

@@ -13,6 +13,7 @@ use tensor::Tensor;
 
 use crate::dispatch::{self, Target};
 use crate::driver::{Driver, DriverError, Recording, STEPS_MAX};
+use crate::glu_bounds::GluBounds;
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::launch::Region;
 use crate::lower::{self, ArenaLayout, OpLaunches, Source};
@@ -32,6 +33,7 @@ pub(crate) struct GpuExecutable {
     /// The same without its head.
     hidden: Option<Arc<Plan>>,
     weights: DeviceWeights,
+    glu_bounds: GluBounds,
     angles: Vec<Region>,
     cache: KvCache,
     counters: Region,
@@ -68,6 +70,10 @@ impl Memory {
     const NOTHING_SAID: u8 = 0xff;
     /// Bytes of messages that are written at a time.
     const PIECE_BYTES: u64 = 16 << 20;
+
+    fn regions(&self) -> [Region; 3] {
+        [self.arena, self.step, self.messages]
+    }
 }
 
 /// A program: what a step of up to its shape runs.
@@ -147,6 +153,7 @@ pub(crate) fn footprint(
         target,
         chosen: Region::default(),
         counters: nowhere,
+        glu_bounds: &GluBounds::default(),
     };
     // Steps of one token may want more than those of many: attention is split for them.
     let decode = StepShape { tokens: largest.sequences, ..largest };
@@ -174,6 +181,8 @@ impl GpuExecutable {
         let cache_bytes = KvCache::bytes(&plan.kv_layers, &kv)
             .ok_or_else(|| cache_error(DriverError::OutOfMemory { bytes: u64::MAX }))?;
         let weights = DeviceWeights::upload(&mut *driver, &plan, tensors).map_err(error("weights"))?;
+        let glu_bounds = GluBounds::measure(&mut *driver, &target, &plan, &weights, tensors)
+            .map_err(error("bounds of gated units"))?;
         let cache = KvCache::allocate(&mut *driver, &plan.kv_layers, kv, cache_bytes).map_err(cache_error)?;
         let angles = plan.ropes.iter().map(|rope| upload_angles(&mut *driver, rope, max_positions(&plan, &kv)));
         let angles = angles.collect::<Result<_, _>>().map_err(error("rotary angles"))?;
@@ -187,6 +196,7 @@ impl GpuExecutable {
             hidden: plan::hidden_states(&plan).map(Arc::new),
             plan,
             weights,
+            glu_bounds,
             angles,
             cache,
             counters,
@@ -219,6 +229,7 @@ impl GpuExecutable {
             target: self.target,
             counters: self.counters,
             chosen: self.chosen,
+            glu_bounds: &self.glu_bounds,
         }
     }
 
@@ -328,7 +339,7 @@ impl GpuExecutable {
         }
         let layout = self.source(of).lay_out(shape);
         self.reserve(&layout)?;
-        let ops = self.source(of).lower(&layout, self.memory.arena, self.memory.step, self.memory.messages);
+        let ops = self.source(of).lower(&layout, self.memory.regions(), false);
         let place = self.find(of, shape).expect_err("not there a moment ago");
         let infos = profile::infos(self.plan_of(of), &self.weights, &ops).into();
         let program = Program { of, layout, ops, infos, recording: None, choosing: None, sampling: None };
@@ -488,8 +499,8 @@ impl Executable for GpuExecutable {
         let step = self.memory.step.address;
         self.driver.upload(step, bytemuck::cast_slice(&self.words)).map_err(self.error("a step"))?;
         let mut logits = vec![];
-        for place in 0..self.programs[index].ops.len() {
-            let OpLaunches { op, ref launches } = self.programs[index].ops[place];
+        let ops = self.source(Of::Model).lower(&self.programs[index].layout, self.memory.regions(), true);
+        for OpLaunches { op, launches } in ops {
             let done = launches.iter().try_for_each(|launch| self.driver.launch(launch));
             done.map_err(self.error("a launch"))?;
             for value in self.plan.clone().ops[op].outputs() {

@@ -131,9 +131,11 @@ pub(crate) fn hash(bytes: &[u8]) -> u64 {
 }
 
 /// The files of `kernels/all.h`, in its order.
-const KERNELS: [(&str, &str); 14] = [
+const KERNELS: [(&str, &str); 16] = [
     ("parts.h", include_str!("../kernels/parts.h")),
+    ("operand.h", include_str!("../kernels/operand.h")),
     ("embed.h", include_str!("../kernels/embed.h")),
+    ("weight_norms.h", include_str!("../kernels/weight_norms.h")),
     ("rms_norm.h", include_str!("../kernels/rms_norm.h")),
     ("linear.h", include_str!("../kernels/linear.h")),
     ("linear_batch.h", include_str!("../kernels/linear_batch.h")),

@@ -13,6 +13,7 @@ mod executable;
 #[cfg(any(test, target_os = "macos"))]
 mod flatten;
 mod forced;
+mod glu_bounds;
 pub mod kernel_source;
 mod kv_cache;
 mod launch;

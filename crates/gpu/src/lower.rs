@@ -7,12 +7,13 @@ use crate::dispatch::{
     StreamVariant, Target,
 };
 use crate::forced::Kernel;
+use crate::glu_bounds::GluBounds;
 use crate::kv_cache::KvCache;
 use crate::launch::{Access, Element, GROUP_SIMDS, GROUP_THREADS, Launch, Region, TileMap};
 use crate::params::{
     ActivationParams, AttentionParams, BlockCopyParams, ChooseParams, ChoosePart, Chosen, ElementwiseParams,
     EmbedParams, GemmParams, GemmSegment, KvWriteParams, LinearBatchParams, LinearParams, LinearSegment,
-    LinearStreamParams, RmsNormParams, RopeKvWriteParams, RopeParams, SampleParams,
+    LinearStreamParams, OperandPlace, RmsNormParams, RopeKvWriteParams, RopeParams, SampleParams,
 };
 use crate::step_input::{AttentionItems, StepLayout, StepRegions, max_positions};
 use crate::weights::{DeviceFormat, DeviceWeight, DeviceWeights, row_bytes, scales_of_256};
@@ -35,6 +36,7 @@ pub(crate) struct Source<'a> {
     pub(crate) counters: Region,
     /// Where the tokens lie that a step chooses: a [`Chosen`] for each output.
     pub(crate) chosen: Region,
+    pub(crate) glu_bounds: &'a GluBounds,
 }
 
 /// Where a program's values lie, before it is known where memory is.
@@ -44,6 +46,8 @@ pub(crate) struct ArenaLayout {
     memory: MemoryPlan,
     /// Bytes from the start of the arena: rows that an op needs between its kernels, and partial results of attention.
     scratch: (u64, u64),
+    /// Rows that an op leaves for the gemm of the one behind.
+    handed: (u64, u64),
     partials: (u64, u64),
     /// What is found in the parts of rows of logits.
     choose_parts: (u64, u64),
@@ -80,13 +84,16 @@ impl Source<'_> {
         let partials = self.plan.ops.iter().map(|op| self.partials_len(op, shape)).max().unwrap_or(0) as u64 * F32;
         let values = (memory.len as u64 * F32).next_multiple_of(256);
         let scratch_end = values + scratch.next_multiple_of(256);
-        let partials_end = scratch_end + partials.next_multiple_of(256);
+        let handed = self.plan.ops.windows(2).map(|pair| self.handed_bytes(pair, shape)).max().unwrap_or(0);
+        let handed_end = scratch_end + handed.next_multiple_of(256);
+        let partials_end = handed_end + partials.next_multiple_of(256);
         let parts = dispatch::choose_parts(self.plan.vocab_size) * shape.outputs * size_of::<ChoosePart>();
         ArenaLayout {
             step: StepLayout::new(shape, self.plan, &self.cache.layout, self.has_attention_tiles()),
             memory,
             scratch: (values, scratch),
-            partials: (scratch_end, partials),
+            handed: (scratch_end, handed),
+            partials: (handed_end, partials),
             choose_parts: (partials_end, parts as u64),
             bytes: partials_end + (parts as u64).next_multiple_of(256),
             messages: self.plan.ops.iter().map(|op| self.messages_bytes(op, shape)).max().unwrap_or(0),
@@ -135,6 +142,19 @@ impl Source<'_> {
         normed.max(gemm)
     }
 
+    /// Bytes of the rows that the first op of `pair` may leave for the second, whatever format weights are in.
+    fn handed_bytes(&self, pair: &[Op], shape: StepShape) -> u64 {
+        let Some((out, next)) = handed_value(&pair[0], &pair[1]) else { return 0 };
+        let (rows, k) = (num_rows(self.plan.value(out).rows, shape), self.plan.value(out).width);
+        let target = self.target.of(next);
+        if dispatch::has_gemm(&target, rows) && dispatch::is_narrow(rows) { GemmOperand::row_bytes(rows, k) } else { 0 }
+    }
+
+    /// Ops that read a value.
+    fn num_readers(&self, value: Value) -> usize {
+        self.plan.ops.iter().filter(|op| op.inputs().contains(&value)).count()
+    }
+
     /// f32 of the partial results of an attention whose rows are cut.
     fn partials_len(&self, op: &Op, shape: StepShape) -> usize {
         let Op::Attention { ref attention, .. } = *op else { return 0 };
@@ -176,15 +196,25 @@ impl Source<'_> {
         max_positions(self.plan, &self.cache.layout)
     }
 
-    /// The launches of every op, with the arena at `arena`, the step input at `step` and messages at `messages`.
-    pub(crate) fn lower(&self, layout: &ArenaLayout, arena: Region, step: Region, messages: Region) -> Vec<OpLaunches> {
+    /// The launches of every op, with the arena at `arena`, the step input at `step` and messages at `messages`. Where values are
+    /// to be kept, all are written, for those who look at them; otherwise a kernel may do without one that only it reads.
+    pub(crate) fn lower(
+        &self,
+        layout: &ArenaLayout,
+        [arena, step, messages]: [Region; 3],
+        keep: bool,
+    ) -> Vec<OpLaunches> {
         let (step, shape) = (layout.step.place(step), layout.step.shape);
-        let program = Program { source: self, target: self.target, layout, arena, step, shape, messages };
+        let (target, hands, handed) = (self.target, None, None);
+        let mut program = Program { source: self, target, layout, arena, step, shape, messages, hands, handed };
         let mut ops = Vec::with_capacity(self.plan.ops.len());
         while let Some(op) = self.plan.ops.get(ops.len()) {
             let index = ops.len();
-            let program = Program { target: self.target.of(op.name()), ..program };
-            let both = self.plan.ops.get(index + 1).and_then(|next| program.norm_linear_rope(op, next));
+            let next = self.plan.ops.get(index + 1);
+            program.target = self.target.of(op.name());
+            program.handed = program.hands;
+            program.hands = next.filter(|_| !keep).and_then(|next| program.hands_to(op, next));
+            let both = next.and_then(|next| program.norm_linear_rope(op, next));
             if let Some(launch) = both {
                 ops.push(OpLaunches { op: index, launches: vec![launch] });
                 ops.push(OpLaunches { op: index + 1, launches: vec![] });
@@ -278,6 +308,13 @@ fn num_rows(rows: Rows, shape: StepShape) -> usize {
     }
 }
 
+/// The result of `op` that is the activation of the projection `next`, whose name is given.
+fn handed_value(op: &Op, next: &Op) -> Option<(Value, &'static str)> {
+    let (Op::Attention { out, .. } | Op::NormGlu { out, .. }) = *op else { return None };
+    let (Op::Linear { x, .. } | Op::LinearResidual { x, .. }) = *next else { return None };
+    (x == out).then(|| (out, next.name()))
+}
+
 /// Threads of a group of `kernels/sample.h`.
 const SAMPLE_THREADS: u32 = 512;
 
@@ -312,6 +349,30 @@ struct GemmOperand {
     k: usize,
     /// Numbers from row to row.
     stride: usize,
+    /// What results are multiplied by where there are no scales.
+    factor: f32,
+}
+
+/// The result of an op as the operand of the gemm behind, left there by the kernel whose result it is.
+#[derive(Clone, Copy, Debug)]
+struct Handed {
+    rows: Region,
+    /// Of the weights that it meets.
+    format: DeviceFormat,
+    /// The power of two by which it is multiplied.
+    factor: f32,
+}
+
+impl Handed {
+    fn place(self, k: usize) -> OperandPlace {
+        OperandPlace {
+            rows: self.rows.address,
+            stride: index(k),
+            order: dispatch::operand_order(self.format),
+            factor: self.factor,
+            is_bf16: i32::from(self.format == DeviceFormat::BF16),
+        }
+    }
 }
 
 impl GemmOperand {
@@ -337,7 +398,13 @@ impl GemmOperand {
             num_rows,
             k,
             stride: Self::stride(k),
+            factor: 1.0,
         }
+    }
+
+    fn handed(handed: Handed, num_rows: usize, k: usize) -> Self {
+        let (rows, scales, factor) = (handed.rows, Region::default(), handed.factor.recip());
+        Self { rows, scales, num_rows, k, stride: Self::stride(k), factor }
     }
 
     /// Tiles of so many of its rows.
@@ -420,6 +487,9 @@ struct Program<'a> {
     step: StepRegions,
     shape: StepShape,
     messages: Region,
+    /// What the op at hand leaves for the one behind, in place of its result, and what it was left.
+    hands: Option<Handed>,
+    handed: Option<Handed>,
 }
 
 impl Program<'_> {
@@ -653,28 +723,84 @@ impl Program<'_> {
         residual: Option<Place>,
     ) -> Option<Vec<Launch>> {
         let num_rows = self.rows(rows);
-        let weight = |(linear, ..): &Projection| self.source.weights.get(linear.weight);
+        let linears: Vec<_> = projections.iter().map(|&(linear, up, _)| (linear, up)).collect();
+        let variants = self.gemm_variants(num_rows, x.width, &linears)?;
+        let operand = match self.handed {
+            Some(handed) => GemmOperand::handed(handed, num_rows, x.width),
+            None => {
+                let scratch = self.arena.part(self.layout.scratch.0, GemmOperand::bytes(num_rows, x.width));
+                GemmOperand::new(scratch, num_rows, x.width)
+            }
+        };
+        let mut launches = vec![];
+        if self.handed.is_none() {
+            launches.push(self.activations(x, norm, select, rows, &operand, &variants[0]));
+        }
+        let gemms = projections.chunks(SEGMENTS).zip(&variants);
+        launches.extend(gemms.map(|(some, variant)| self.gemm_launch(&operand, rows, variant, some, residual)));
+        Some(launches)
+    }
+
+    /// The gemms of projections of rows of `k` features, as many together as one launch takes, where there are some.
+    fn gemm_variants(
+        &self,
+        num_rows: usize,
+        k: usize,
+        projections: &[(Linear, Option<Linear>)],
+    ) -> Option<Vec<GemmVariant>> {
+        let weight = |&(linear, _): &(Linear, Option<Linear>)| self.source.weights.get(linear.weight);
         if !dispatch::has_gemm(&self.target, num_rows) || !projections.iter().map(weight).all(tiles_can_be_copied) {
             return None;
         }
-        let glu = projections.iter().any(|(_, up, _)| up.is_some());
-        if glu && !projections.iter().all(|&(gate, up, _)| self.up_follows_gate(gate, up)) {
+        let glu = projections.iter().any(|(_, up)| up.is_some());
+        if glu && !projections.iter().all(|&(gate, up)| self.up_follows_gate(gate, up)) {
             return None;
         }
-        let scratch = self.arena.part(self.layout.scratch.0, GemmOperand::bytes(num_rows, x.width));
-        let operand = GemmOperand::new(scratch, num_rows, x.width);
-        let mut launches = vec![];
-        for some in projections.chunks(SEGMENTS) {
+        let variants = projections.chunks(SEGMENTS).map(|some| {
             let features: Vec<_> = some.iter().map(|projection| weight(projection).rows).collect();
             let format = weight(&some[0]).format;
-            let shape = ProjectionsShape { format, rows: num_rows, k: x.width, glu, features: &features };
-            let variant = dispatch::gemm(&self.target, shape)?;
-            if launches.is_empty() {
-                launches.push(self.activations(x, norm, select, rows, &operand, &variant));
-            }
-            launches.push(self.gemm_launch(&operand, rows, &variant, some, residual));
+            dispatch::gemm(&self.target, ProjectionsShape { format, rows: num_rows, k, glu, features: &features })
+        });
+        variants.collect()
+    }
+
+    /// What `op` can leave for the gemm of `next`.
+    fn hands_to(&self, op: &Op, next: &Op) -> Option<Handed> {
+        let (out, name) = handed_value(op, next).filter(|&(out, _)| self.source.num_readers(out) == 1)?;
+        let (Op::Linear { linear, .. } | Op::LinearResidual { linear, .. }) = *next else { return None };
+        let next = Program { target: self.source.target.of(name), ..*self };
+        let (rows, k) = (self.rows(self.source.plan.value(out).rows), self.source.plan.value(out).width);
+        let format = self.source.weights.get(linear.weight).format;
+        // Zeros would be wanted behind other rows.
+        if k != GemmOperand::stride(k) || !next.is_gemm_narrow(rows, k, (linear, None)) {
+            return None;
         }
-        Some(launches)
+        let factor = match *op {
+            // Means of values of the cache, which are f16.
+            Op::Attention { ref attention, .. } => {
+                let cache = self.source.cache;
+                let in_fours = cache.layers[attention.layer].layer.head_dim.is_multiple_of(4);
+                let fits = cache.layout.format == KvFormat::F16 || format == DeviceFormat::BF16;
+                (self.layout.step.attention.tiles == 0 && in_fours && fits).then_some(1.0)
+            }
+            Op::NormGlu { x, gate, up, .. } => {
+                let k = self.source.plan.value(x).width;
+                let bounded = || self.source.glu_bounds.f16_factor(gate.weight);
+                let factor = || if format == DeviceFormat::BF16 { Some(1.0) } else { bounded() };
+                self.is_gemm_narrow(rows, k, (gate, Some(up))).then(factor).flatten()
+            }
+            _ => None,
+        };
+        let (at, bytes) = self.layout.handed;
+        let rows = self.arena.part(at, bytes.min(GemmOperand::row_bytes(rows, k)));
+        factor.map(|factor| Handed { rows, format, factor })
+    }
+
+    /// Whether a projection is a `gemm_narrow`.
+    fn is_gemm_narrow(&self, num_rows: usize, k: usize, projection: (Linear, Option<Linear>)) -> bool {
+        dispatch::on_matrices(&self.target).first() == Some(&Kernel::Gemm)
+            && dispatch::is_narrow(num_rows)
+            && self.gemm_variants(num_rows, k, &[projection]).is_some()
     }
 
     /// Whether the gate of a gated unit and its up projection are one tensor to a copy of tiles.
@@ -733,6 +859,8 @@ impl Program<'_> {
             rows: self.live(rows).address,
             k: index(operand.k),
             residual_stride: index(residual.map_or(0, |residual| residual.stride)),
+            factor: operand.factor,
+            operand: self.hands.map_or(OperandPlace::default(), |hands| hands.place(projections[0].2.width)),
             ..GemmParams::default()
         };
         let mut operands =
@@ -744,7 +872,7 @@ impl Program<'_> {
             let bias = self.vector(linear.bias);
             params.scale_stride = index(weight.scale_stride());
             operands.extend([weight.values, weight.scales, bias].map(|region| (Access::Constant, region)));
-            operands.push((Access::Write, out.region));
+            operands.push((Access::Write, self.hands.map_or(out.region, |hands| hands.rows)));
             *segment = GemmSegment {
                 scales: weight.scales.address,
                 bias: bias.address,
@@ -1189,6 +1317,7 @@ impl Program<'_> {
             counters: counters.address,
             max_splits: index(variant.max_splits),
             min_tiles: index(dispatch::ATTENTION_MIN_TILES),
+            operand: self.hands.map_or(OperandPlace::default(), |hands| hands.place(out.width)),
             ..self.attention_params(q, attention, out)
         };
         let splits = if is_cut { variant.max_splits } else { 1 };
@@ -1196,7 +1325,7 @@ impl Program<'_> {
             .with_groups_of(variant.threads, variant.group_bytes)
             .with(Access::Constant, self.step.num_singles)
             .with(Access::Constant, self.step.singles)
-            .with(Access::Write, out.region)
+            .with(Access::Write, self.hands.map_or(out.region, |hands| hands.rows))
             .with(Access::Write, partials)
             .with(Access::Write, stats)
             .with(Access::Update, counters)

@@ -211,6 +211,27 @@ params! {
         padding: i32,
     }
 
+    /// `operand.h`
+    "OperandPlace" struct OperandPlace {
+        rows: Address,
+        stride: i32,
+        order: i32,
+        factor: f32,
+        is_bf16: i32,
+    }
+
+    /// `weight_norms.h`
+    "WeightNormsParams" struct WeightNormsParams {
+        weight: Address,
+        scales: Address,
+        gain: Address,
+        y: Address,
+        n: i32,
+        k: i32,
+        groups: i32,
+        padding: i32,
+    }
+
     /// `attention.h`, and those that follow it
     "AttentionParams<f32> AttentionParams<f16>" struct AttentionParams {
         q: Address,
@@ -235,6 +256,7 @@ params! {
         out_stride: i32,
         scale: f32,
         min_tiles: i32,
+        operand: OperandPlace,
     }
 
     /// `sm90/activations.h`
@@ -273,6 +295,7 @@ params! {
         row_scales: Address,
         residual: Address,
         rows: Address,
+        operand: OperandPlace,
         k: i32,
         scale_stride: i32,
         residual_stride: i32,
@@ -281,7 +304,8 @@ params! {
         stages: i32,
         height: i32,
         columns: i32,
-        padding: [i32; 2],
+        factor: f32,
+        padding: [i32; 11],
     }
 
     /// `elementwise.h`

@@ -103,6 +103,7 @@ FN void store(device f32* p, i64 i, f32 v) { p[i] = v; }
 FN void store(device f16* p, i64 i, f32 v) { p[i] = f16(v); }
 FN f32x2 f16x2_to_f32(u32 v) { return float2(as_type<half2>(v)); }
 FN u32 f32x2_to_f16x2(f32 a, f32 b) { return as_type<u32>(half2(a, b)); }
+FN u32 to_bf16x2(f32 x, f32 y) { return u32(as_type<ushort>(bf16(x))) | u32(as_type<ushort>(bf16(y))) << 16; }
 FN f32x2 bf16x2_to_f32(u32 v) { return float2(as_type<float>(v << 16), as_type<float>(v & 0xffff0000u)); }
 FN f32x4 i8x4_to_f32(u32 v) { return float4(as_type<char4>(v)); }
 // Four products of signed bytes, added to `sum`.

@@ -3,8 +3,7 @@
 //
 // Shapes    x (rows, k), f32, rows on 16 bytes; gain (k,); y (rows, k rounded up to 64), f16 or bf16, zeros past k.
 // Scales    y · row_scales = x, to 11 bits (bf16: 8): the largest of a row is in [2^13, 2^14).
-// Order     as x, or, for codes that become operands in registers (gemm.h): place 16 s + 8 h + 2 t + i of each 64 has number
-//           16 t + 4 s + 2 h + i (bytes), or 32 (t / 2) + 8 (t % 2) + 4 (s / 2) + 16 (s % 2) + h + 2 i (four bits).
+// Order     see operand.h.
 // Grid      (rows); a group a row, which it holds in registers: k <= 16 · threads <= 16384 (wide: twice that). Bytes: x and y, once.
 
 struct ActivationParams {
@@ -23,14 +22,10 @@ struct ActivationParams {
 
 struct ActivationGroup { f32 part[2][32]; };
 
-FN u32 pair_f16(f32 low, f32 high) { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
-FN u32 pair_bf16(f32 low, f32 high) { u32 r; asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 FN f32 largest(f32x4 v) { return max32(max32(fabsf(v.x), fabsf(v.y)), max32(fabsf(v.z), fabsf(v.w))); }
 
-enum ActivationOrder { AS_X, FOR_BYTES, FOR_FOUR_BITS };
-
 // y of one lane's vector. 16 lanes have 64 numbers, and each writes two pairs that follow each other, of different lanes.
-template <ActivationOrder ORDER>
+template <OperandOrder ORDER>
 FN void activation_store(Ptr<u32> y, i32 vector, u32 low, u32 high, i32 lane, bool in) {
   uint2 pairs = make_uint2(low, high);
   if (ORDER != AS_X) {
@@ -45,7 +40,7 @@ FN void activation_store(Ptr<u32> y, i32 vector, u32 low, u32 high, i32 lane, bo
 }
 
 // VECTORS of a thread, at most: where they are few, it has the gain's too, before the kernel ahead has ended.
-template <bool NORM, bool BF16, ActivationOrder ORDER, i32 VECTORS>
+template <bool NORM, bool BF16, OperandOrder ORDER, i32 VECTORS>
 FN void activations(CONST ActivationParams& p, GROUP ActivationGroup& g, Lane t) {
   enum { EARLY = NORM && VECTORS <= 4 };
   let_next_start();
@@ -89,8 +84,8 @@ FN void activations(CONST ActivationParams& p, GROUP ActivationGroup& g, Lane t)
     // A row is whole 64s: all 16 lanes that exchange are inside, or none.
     const i32 vector = thread + j * threads;
     if (thread - t.lane + j * threads < p.y_stride / 4) {
-      const u32 low = BF16 ? pair_bf16(v[j].x, v[j].y) : pair_f16(v[j].x * factor, v[j].y * factor);
-      const u32 high = BF16 ? pair_bf16(v[j].z, v[j].w) : pair_f16(v[j].z * factor, v[j].w * factor);
+      const u32 low = BF16 ? to_bf16x2(v[j].x, v[j].y) : f32x2_to_f16x2(v[j].x * factor, v[j].y * factor);
+      const u32 high = BF16 ? to_bf16x2(v[j].z, v[j].w) : f32x2_to_f16x2(v[j].z * factor, v[j].w * factor);
       activation_store<ORDER>(y, vector, low, high, t.lane, vector < p.y_stride / 4);
     }
   }

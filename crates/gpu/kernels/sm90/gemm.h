@@ -25,12 +25,15 @@ struct GemmSegment {
 struct GemmParams {
   TensorMap x;
   GemmSegment segments[3];
-  Ptr<const f32> row_scales;  // by which products are multiplied; absent: 1
+  Ptr<const f32> row_scales;  // by which products are multiplied, where x was made row by row
   Ptr<const f32> residual;
   Ptr<const i32> rows;
+  OperandPlace operand;  // gemm_narrow: where given, the result goes there, and not to y
   i32 k, scale_stride;  // of a row of W's scales, in f16
   i32 residual_stride, tiles;  // of all segments
-  i32 glu, stages, height, columns, padding[2];  // gemm_narrow: stages of the ring, rows of weights of a tile
+  i32 glu, stages, height, columns;  // gemm_narrow: stages of the ring, rows of weights of a tile
+  f32 factor;                        // by which products are multiplied where there are no row_scales
+  i32 padding[11];
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
@@ -492,7 +495,7 @@ FN void gemm_ask(GemmResidual<N>& residual, CONST GemmParams& p, const GemmColum
 }
 
 FN f32 gemm_row_scale(CONST GemmParams& p, i32 token, i32 rows) {
-  return given(p.row_scales) ? p.row_scales[maxi(mini(token, rows - 1), 0)] : 1.f;
+  return given(p.row_scales) ? p.row_scales[maxi(mini(token, rows - 1), 0)] : p.factor;
 }
 
 FN f32x4 gemm_scaled(f32x4 v, f32 scale, f32x4 bias) {

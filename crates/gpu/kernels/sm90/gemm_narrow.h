@@ -304,6 +304,15 @@ FN void narrow_residual(f32 (&residual)[COUNT], CONST GemmParams& p, NarrowTile 
   }
 }
 
+// See `operand_store`: one number.
+FN void narrow_hand(CONST OperandPlace& to, i32 row, i32 feature, f32 v) {
+  const i32 inside = feature % 4, word = operand_word(to.order, feature - inside);
+  const i32 second = to.order == FOR_FOUR_BITS ? inside % 2 : inside / 2, half = to.order == FOR_FOUR_BITS ? inside / 2 : inside % 2;
+  const i32 place = (word + second * (to.order == AS_X ? 1 : i32(OPERAND_NEXT))) * 2 + half;
+  const u32 pair = to.is_bf16 ? to_bf16x2(v * to.factor, 0.f) : f32x2_to_f16x2(v * to.factor, 0.f);
+  reinterpret_cast<unsigned short*>(to.rows)[i64(row) * to.stride + place] = (unsigned short)pair;
+}
+
 template <i32 COUNT>
 FN void narrow_finish(f32 (&residual)[COUNT], CONST GemmParams& p, GROUP NarrowGroup& g, NarrowTile tile, const NarrowSums& sums, i32 thread, i32 rows) {
   CONST GemmSegment& s = p.segments[tile.segment];
@@ -322,7 +331,8 @@ FN void narrow_finish(f32 (&residual)[COUNT], CONST GemmParams& p, GROUP NarrowG
       }
       v = fma32(v, g.scales[item.n], given(s.bias) ? s.bias[item.feature] : 0.f);
       if (p.glu) v = gemm_gated(v, fma32(up, g.scales[item.n], given(s.up_bias) ? s.up_bias[item.feature] : 0.f));
-      s.y[i64(item.n) * s.y_stride + item.feature] = v + residual[i];
+      if (given(p.operand.rows)) narrow_hand(p.operand, item.n, item.feature, v);
+      else s.y[i64(item.n) * s.y_stride + item.feature] = v + residual[i];
     }
   }
 }

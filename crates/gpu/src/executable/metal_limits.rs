@@ -32,7 +32,7 @@ fn kernels(plan: &Arc<Plan>, weights: &[Tensor], format: KvFormat, batch_invaria
             executable.reserve(&program).unwrap();
             let (arena, step, messages) = (executable.memory.arena, executable.memory.step, executable.memory.messages);
             assert_eq!(messages.bytes, 0, "groups of Metal tell each other nothing");
-            let ops = executable.source(super::Of::Model).lower(&program, arena, step, messages);
+            let ops = executable.source(super::Of::Model).lower(&program, [arena, step, messages], false);
             let choices = executable.source(super::Of::Model).choose(&program, arena, step);
             let sample = executable.source(super::Of::Model).sample(&program, arena, step);
             let launches = ops.into_iter().flat_map(|op| op.launches).chain(choices).chain([sample]);

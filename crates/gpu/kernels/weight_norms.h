@@ -1,0 +1,45 @@
+// weight_norms: the largest of the norms of a matrix's rows, each number times its gain: what a product of such a row and a
+// row of RMS 1 cannot exceed, but for the root of k.
+//
+// Shapes    weight (n, k) in any weight format; gain (k,), f32; y (SIMD groups of the grid,), f32.
+// Grid      any number of groups: a SIMD group takes every so-manieth row, and leaves the largest sum of squares of its rows.
+// Bytes     the matrix, once.
+struct WeightNormsParams {
+  Ptr<const u32x4> weight;
+  Ptr<const f16> scales;
+  Ptr<const f32> gain;
+  Ptr<f32> y;
+  i32 n, k, groups, padding;
+};
+
+template <class W>
+FN void weight_norms(CONST WeightNormsParams& p, GROUP NoGroup&, Lane t) {
+  const i32 chunks = (p.k + W::LEN - 1) / W::LEN, worker = t.gx * t.simds + t.simd;
+  let_next_start();
+  wait_for_previous();
+  f32 most = 0.f;
+  for (i32 row = worker; row < p.n; row += p.groups * t.simds) {
+    f32 squares = 0.f;
+    for (i32 chunk = t.lane; chunk < chunks; chunk += SIMD) {
+      f32 w[W::LEN];
+      const f32 scale = W::widen(w, W::load(p.weight, p.scales, row, chunks, chunk));
+      UNROLL for (i32 i = 0; i < W::LEN; i++) {
+        const i32 column = chunk * W::LEN + i;
+        const f32 v = column < p.k ? w[i] * scale * p.gain[column] : 0.f;
+        squares = fma32(v, v, squares);
+      }
+    }
+    most = max32(most, sum_lanes<SIMD>(squares));
+  }
+  if (t.lane == 0) p.y[worker] = most;
+}
+KERNEL(weight_norms_f32, WeightNormsParams, NoGroup, 128, weight_norms<WeightF32>)
+KERNEL(weight_norms_bf16, WeightNormsParams, NoGroup, 128, weight_norms<WeightBF16>)
+KERNEL(weight_norms_f16, WeightNormsParams, NoGroup, 128, weight_norms<WeightF16>)
+KERNEL(weight_norms_q8_0, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ8_0>)
+KERNEL(weight_norms_fp8, WeightNormsParams, NoGroup, 128, weight_norms<WeightFP8>)
+KERNEL(weight_norms_q4_0, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ4_0>)
+KERNEL(weight_norms_q4_g128, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ4G128>)
+KERNEL(weight_norms_mxfp4, WeightNormsParams, NoGroup, 128, weight_norms<WeightMXFP4>)
+KERNEL(weight_norms_q4_k, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ4_K>)
+KERNEL(weight_norms_q6_k, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ6_K>)
