@@ -146,7 +146,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         both!(exp2_of_low_bits(biased))
     }
 
-    /// Not faster than f32 here, so the plain meaning does.
     #[inline(always)]
     fn low_bytes(self, vector: Self::F32) -> [i8; LANES] {
         let mut bytes = [0; LANES];

@@ -184,7 +184,6 @@ impl<const DOT: bool, const I8MM: bool, const BF16: bool> Simd for Neon<DOT, I8M
         all!(exp2_of_low_bits(biased))
     }
 
-    /// Not faster than f32 in this order, so the plain meaning does.
     #[inline(always)]
     fn tile_products(self, x: &[bf16], blocks: usize, panels: &[PairBlock], sums: &mut [f32]) {
         if BF16 {
