@@ -20,6 +20,8 @@ pub(crate) fn shortest(runs: usize, mut work: impl FnMut()) -> Duration {
 
 /// What Linux has counted for this thread so far.
 fn on_cpu() -> Option<Duration> {
+    // The count of a running thread is brought up to date by ticks, milliseconds apart, and when it lets others run.
+    std::thread::yield_now();
     let counts = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     let nanoseconds = counts.split_whitespace().next()?.parse().ok()?;
     Some(Duration::from_nanos(nanoseconds))
