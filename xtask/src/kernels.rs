@@ -1,5 +1,6 @@
 //! `cargo xtask kernels`: compiles the kernels for every CUDA architecture that the binary carries, and writes them to
-//! `crates/gpu/kernels/cuda`. Says what each kernel takes of the registers, and fails where one spills over the budget.
+//! `crates/gpu/kernels/cuda`. Says what each kernel takes of the registers, and fails where one spills over the budget
+//! or, for lack of them, waits for each matrix instruction.
 
 use std::fmt::Write;
 use std::num::NonZero;
@@ -63,13 +64,19 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<()> {
             if usage.spilled_bytes > SPILL_BUDGET {
                 over.push(format!("{} for {} spills {} bytes", usage.kernel, architecture.target, usage.spilled_bytes));
             }
+            if usage.is_serialized {
+                over.push(format!(
+                    "{} for {} runs its matrix instructions one by one",
+                    usage.kernel, architecture.target
+                ));
+            }
         }
         if args.only.is_none() || args.is_trial {
             keep(&folder.join(architecture.file), &packed, args.check)?;
         }
     }
     if !over.is_empty() {
-        bail!("over the budget of {SPILL_BUDGET} bytes: {}", over.join(", "));
+        bail!("too few registers (a budget of {SPILL_BUDGET} bytes may spill): {}", over.join(", "));
     }
     println!("together {total} bytes");
     if args.only.is_none() {
@@ -135,6 +142,6 @@ fn summary(target: &str, bytes: usize, packed: usize, usages: &[Usage]) -> Strin
 }
 
 fn line(usage: &Usage) -> String {
-    let Usage { kernel, registers, spilled_bytes } = usage;
+    let Usage { kernel, registers, spilled_bytes, .. } = usage;
     format!("{kernel:<40} {registers:>3} registers, {spilled_bytes:>3} bytes spilled")
 }

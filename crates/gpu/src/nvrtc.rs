@@ -45,6 +45,9 @@ pub struct Usage {
     pub registers: u32,
     /// Bytes of registers that a thread stores to memory because there are too few.
     pub spilled_bytes: u32,
+    /// Whether matrix instructions of four SIMD groups run one by one, each waited for: their registers do not suffice, or
+    /// are read too soon. The compiler says so in passing, and it is up to a fifth of such a kernel's time.
+    pub is_serialized: bool,
 }
 
 /// Compiles `text` for `target`: `sm_90` for machine code, `compute_80` for PTX.
@@ -107,15 +110,16 @@ pub fn compile(text: &str, target: &str) -> Result<Compiled, NvrtcError> {
 impl Compiled {
     /// What each kernel takes; nothing for PTX.
     pub fn usages(&self) -> Vec<Usage> {
-        let spilled = |kernel: &str| {
+        let of = |(kernel, registers): (String, u32)| {
+            let said = || self.log.lines().filter(|line| line.contains(&format!("'{kernel}'")));
             // `…in function 'NAME', 12 bytes spill stores, …`
-            let line = self.log.lines().find(|line| line.contains(&format!("'{kernel}'")));
-            line.and_then(|line| line.split_once(" bytes spill stores")?.0.rsplit(' ').next()?.parse().ok())
-                .unwrap_or(0)
+            let spilled =
+                said().find_map(|line| line.split_once(" bytes spill stores")?.0.rsplit(' ').next()?.parse().ok());
+            // `…wgmma.mma_async instructions are serialized due to … in the function 'NAME'`
+            let is_serialized = said().any(|line| line.contains("are serialized"));
+            Usage { spilled_bytes: spilled.unwrap_or(0), is_serialized, kernel, registers }
         };
-        let registers = registers(&self.image).unwrap_or_default();
-        let of = |(kernel, registers): (String, u32)| Usage { spilled_bytes: spilled(&kernel), kernel, registers };
-        registers.into_iter().map(of).collect()
+        registers(&self.image).unwrap_or_default().into_iter().map(of).collect()
     }
 }
 
@@ -193,15 +197,21 @@ mod tests {
     #[test]
     fn a_cubin_says_how_many_registers_its_kernels_take() {
         let image = kernel_source::image((9, 0)).unwrap().unwrap().bytes;
-        let log =
-            "ptxas warning : Registers are spilled to local memory in function 'rms_norm_f32', 12 bytes spill stores, \
+        let log = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to \
+                   insufficient register resources for the function 'gemm_narrow_q4_0_t8'\n\
+                   ptxas warning : Registers are spilled to local memory in function 'rms_norm_f32', 12 bytes spill stores, \
                    8 bytes spill loads"
-                .to_owned();
+            .to_owned();
         let usages = Compiled { image, log }.usages();
         let spilling: Vec<_> = usages.iter().filter(|usage| usage.spilled_bytes > 0).collect();
-        let [Usage { kernel, registers, spilled_bytes: 12 }] = &spilling[..] else { panic!("{usages:?}") };
+        let [Usage { kernel, registers, spilled_bytes: 12, is_serialized: false }] = &spilling[..] else {
+            panic!("{usages:?}")
+        };
         assert_eq!(kernel, "rms_norm_f32");
         assert!((8..=255).contains(registers), "{registers}");
+        let serialized: Vec<_> = usages.iter().filter(|usage| usage.is_serialized).collect();
+        let [Usage { kernel, spilled_bytes: 0, .. }] = &serialized[..] else { panic!("{serialized:?}") };
+        assert_eq!(kernel, "gemm_narrow_q4_0_t8");
         assert!(usages.iter().all(|usage| (1..=255).contains(&usage.registers)), "{usages:?}");
         assert!(usages.len() > 40, "{}", usages.len());
     }

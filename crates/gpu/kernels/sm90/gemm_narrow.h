@@ -135,12 +135,17 @@ FN void narrow_copy_rows(CONST GemmParams& p, NarrowRing ring, const NarrowShare
   }
 }
 
+// What a lane reads of each of its stages: addresses, first of `narrow_places` from a stage's begin, then in it.
+struct NarrowPlaces { u32 weights, rows, scales; i32 line; };  // line: bytes of scales of a row
+
 // F16, BF16: 64 rows by 128 bytes.
 template <class W> struct NarrowStep {
   static PART i32 row(i32 lane) { return lane / 4; }
+  static PART u32 weights(i32 simd, i32 lane) { return 0; }
+  static PART u32 scales(i32 line, i32 simd, i32 lane) { return 0; }
   template <i32 N, i32 R>
-  static PART void run(f32 (&sum)[R], u32 weights, u32 rows, u32 scales, i32 scale_line, i32 simd, i32 lane) {
-    const unsigned long long w = tile_descriptor(weights), x = tile_descriptor(rows);
+  static PART void run(f32 (&sum)[R], const NarrowPlaces& at, i32 t) {
+    const unsigned long long w = tile_descriptor(at.weights), x = tile_descriptor(at.rows);
     matrix_begin();
     UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) W::template multiply<N>(sum, w + 2 * i, x + 2 * i);
     matrix_commit();
@@ -154,16 +159,18 @@ FN u32 load_scale(u32 address) {
 template <class W> struct NarrowBytes {
   // Rows so that eight lanes read all banks.
   static PART i32 row(i32 lane) { return lane / 8 + lane / 4 % 2 * 4; }
+  static PART u32 weights(i32 simd, i32 lane) { return (simd * 16 + row(lane)) * 128 + (lane % 4 ^ row(lane)) * 16; }
+  static PART u32 scales(i32 line, i32 simd, i32 lane) { return (simd * 16 + row(lane)) * line + lane % 4 / 2 * 2; }
   template <i32 N, i32 R>
-  static PART void run(f32 (&sum)[R], u32 weights, u32 rows, u32 scales, i32 scale_line, i32 simd, i32 lane) {
-    const i32 g = row(lane), t = lane % 4, first = simd * 16 + g;
+  static PART void run(f32 (&sum)[R], const NarrowPlaces& at, i32 t) {
+    const unsigned long long rows = tile_descriptor(at.rows);
     u32 w[2][4][4];
     UNROLL for (i32 i = 0; i < 2; i++) {
-      const u32 from = weights + first * 128 + ((i * 4 + t) ^ g) * 16, scale = scales + first * scale_line + i * 4 + t / 2 * 2;
+      const u32 from = at.weights ^ i * 64, scale = at.scales + i * 4;
       const u32x4 low = load_group_bits(from), high = load_group_bits(from + 8 * 128);
-      const GemmScale scale_low = {load_scale(scale), 0}, scale_high = {load_scale(scale + 8 * scale_line), 0};
+      const GemmScale scale_low = {load_scale(scale), 0}, scale_high = {load_scale(scale + 8 * at.line), 0};
       UNROLL for (i32 j = 0; j < 4; j++) gemm_fragment<W>(w[i][j], low, high, j, scale_low, scale_high);
-      const unsigned long long x = tile_descriptor(rows + i * (N * GEMM_K * 2));
+      const unsigned long long x = rows + i * (N * GEMM_K * 2 / 16);
       matrix_begin();
       UNROLL for (i32 j = 0; j < 4; j++) MatrixOp<N>::f16(sum, w[i][j], x + 2 * j);
       matrix_commit();
@@ -195,19 +202,26 @@ template <class W> struct NarrowHalfBytes {
   }
   // Rows so that sixteen lanes read all banks.
   static PART i32 row(i32 lane) { return lane / 16 + lane / 4 % 4 * 2; }
+  static PART u32 weights(i32 simd, i32 lane) {
+    return (simd * 16 + row(lane)) * 128 + (lane % 4 / 2 ^ row(lane)) * 16 + lane % 2 * 8;
+  }
+  static PART u32 scales(i32 line, i32 simd, i32 lane) { return (simd * 16 + row(lane)) * line; }
   template <i32 N, i32 R>
-  static PART void run(f32 (&sum)[R], u32 weights, u32 rows, u32 scales, i32 scale_line, i32 simd, i32 lane) {
-    const i32 g = row(lane), t = lane % 4, first = simd * 16 + g;
-    const typename W::Unit unit_low = unit(scales + first * scale_line, t), unit_high = unit(scales + (first + 8) * scale_line, t);
-    u32 w[4][4][4];
+  static PART void run(f32 (&sum)[R], const NarrowPlaces& at, i32 t) {
+    const unsigned long long rows = tile_descriptor(at.rows);
+    const typename W::Unit unit_low = unit(at.scales, t), unit_high = unit(at.scales + 8 * at.line, t);
+    // Registers for two of four: where the compiler has too few, it runs matrix instructions one by one (`cargo xtask kernels`
+    // fails then).
+    u32 w[2][4][4];
     UNROLL for (i32 i = 0; i < 4; i++) {
-      const u32 from = weights + first * 128 + ((i * 2 + t / 2) ^ g) * 16 + t % 2 * 8;
+      const u32 from = at.weights ^ i * 32;
       const typename W::Share low = W::load(from, unit_low, i), high = W::load(from + 8 * 128, unit_high, i);
       const GemmScale scale_low = W::scale(unit_low, i, t), scale_high = W::scale(unit_high, i, t);
-      UNROLL for (i32 j = 0; j < 4; j++) gemm_fragment<W>(w[i][j], low, high, j, scale_low, scale_high);
-      const unsigned long long x = tile_descriptor(rows + i * (N * GEMM_K * 2));
+      if (i >= 2) matrix_wait<1>();
+      UNROLL for (i32 j = 0; j < 4; j++) gemm_fragment<W>(w[i % 2][j], low, high, j, scale_low, scale_high);
+      const unsigned long long x = rows + i * (N * GEMM_K * 2 / 16);
       matrix_begin();
-      UNROLL for (i32 j = 0; j < 4; j++) MatrixOp<N>::f16(sum, w[i][j], x + 2 * j);
+      UNROLL for (i32 j = 0; j < 4; j++) MatrixOp<N>::f16(sum, w[i % 2][j], x + 2 * j);
       matrix_commit();
     }
   }
@@ -221,20 +235,30 @@ template <> struct NarrowStep<GemmQ6_K> : NarrowHalfBytes<GemmQ6_K> {};
 // Which of four times four SIMD groups: every second stage is for two of them, a column or a block for each.
 struct NarrowRole { i32 turn, side, simd, lane; };
 
-template <class W, i32 N, i32 R>
-FN void narrow_sum(f32 (&sum)[R], CONST GemmParams& p, NarrowRing& ring, const NarrowShare& share, const NarrowRole& role) {
+template <class W, i32 N>
+FN NarrowPlaces narrow_places(CONST GemmParams& p, const NarrowRole& role) {
   typedef NarrowFormat<W, N> Format;
-  const u32 weights = role.side * (p.columns == 2 ? p.height : 64) * 128;
+  const bool columns = p.columns == 2;
   // Of bytes, every stage has half of a row's 256 weights, and two columns are all.
-  const i32 scale_line = narrow_scales<W>(p), part = W::PACK == 2 ? NarrowScales<W>::OF_256 : 8;
-  const u32 scales = NARROW_WEIGHTS + (p.columns == 2 ? role.side * part : role.side * (64 * NarrowScales<W>::ONE) + (W::PACK == 2 ? 0 : role.turn * 8));
-  const u32 rows = NARROW_WEIGHTS + Format::SCALES + (p.columns == 2 ? role.side * (Format::X_TILES * Format::X_TILE) : 0);
+  const i32 line = narrow_scales<W>(p), part = W::PACK == 2 ? NarrowScales<W>::OF_256 : 8;
+  const i32 side = columns ? role.side * part : role.side * (64 * NarrowScales<W>::ONE) + (W::PACK == 2 ? 0 : role.turn * 8);
+  NarrowPlaces places;
+  places.weights = role.side * (columns ? p.height : 64) * 128 + NarrowStep<W>::weights(role.simd, role.lane);
+  places.scales = NARROW_WEIGHTS + side + NarrowStep<W>::scales(line, role.simd, role.lane);
+  places.rows = NARROW_WEIGHTS + Format::SCALES + (columns ? role.side * (Format::X_TILES * Format::X_TILE) : 0);
+  places.line = line;
+  return places;
+}
+
+template <class W, i32 N, i32 R>
+FN void narrow_sum(f32 (&sum)[R], CONST GemmParams& p, NarrowRing& ring, const NarrowShare& share, const NarrowPlaces& places, const NarrowRole& role) {
   ROLL for (i32 stage = 0; stage < share.count; stage += 2) {
     const u32 at = ring.stages + ring.slot * ring.stage;
     const i32 block = (share.begin + stage + role.turn) * share.stage_k / 256;
     const u32 inside = NarrowScales<W>::OF_256 % 16 == 0 ? 0 : block * NarrowScales<W>::OF_256 - narrow_scales_begin<W>(block);
+    const NarrowPlaces here = {at + places.weights, at + places.rows, at + places.scales + inside, places.line};
     barrier_wait(ring.full + ring.slot * 8, ring.phase);
-    NarrowStep<W>::template run<N>(sum, at + weights, at + rows, at + scales + inside, scale_line, role.simd, role.lane);
+    NarrowStep<W>::template run<N>(sum, here, role.lane % 4);
     matrix_wait<0>();
     simd_barrier();
     if (role.lane == 0) barrier_arrive(ring.empty + ring.slot * 8);
@@ -247,7 +271,7 @@ template <i32 N> FN i32 narrow_first(i32 rank, i32 sharers) { return (rank * (N 
 
 // Sums in group memory, a line for each row of weights: those of this group, of all rows; then, where groups share k, those
 // of each of them, of the rows that this one finishes.
-struct NarrowSums { u32 own, all, summed; i32 sharers, line, first, places; };
+struct NarrowSums { u32 own, all, summed; i32 sharers, line, first, pairs; };
 
 // Adds up what four times four SIMD groups have, one after another, and tells the groups of the cluster.
 template <class W, i32 N, i32 R>
@@ -282,57 +306,80 @@ FN void narrow_add(f32 (&sum)[R], CONST GemmParams& p, const NarrowSums& sums, i
   }
 }
 
-// What a thread finishes of a tile: outputs 512 apart, row by row.
-struct NarrowItem { i32 place, n, feature, row; bool in; };
-FN NarrowItem narrow_item(CONST GemmParams& p, NarrowTile tile, const NarrowSums& sums, i32 outputs, i32 at, i32 rows) {
-  NarrowItem item;
-  item.place = at / outputs;
-  const i32 column = at - item.place * outputs;
-  item.n = sums.first + item.place;
-  item.feature = tile.row + column;
-  item.row = p.glu ? column / 8 * 16 + column % 8 : column;
-  item.in = item.place < sums.places && item.n < rows && item.feature < p.segments[tile.segment].n;
-  return item;
+// What a thread finishes of every tile: an output, and every `step`-th of the pairs of rows from `first` on. Threads that are
+// left over, as heights do not divide their number, begin beyond the last pair.
+struct NarrowPart { i32 output, line, first, step; };  // line: in the sums, of which up's is 8 further
+FN NarrowPart narrow_part(CONST GemmParams& p, i32 thread) {
+  const i32 outputs = p.glu ? p.height / 2 : p.height;
+  NarrowPart part;
+  part.step = NARROW_MULTIPLIERS * SIMD / outputs;
+  part.first = thread / outputs;
+  part.output = thread - part.first * outputs;
+  part.line = p.glu ? part.output / 8 * 16 + part.output % 8 : part.output;
+  if (part.first >= part.step) part.first = 16;
+  return part;
 }
 
+// Of `COUNT` pairs from one on.
 template <i32 COUNT>
-FN void narrow_residual(f32 (&residual)[COUNT], CONST GemmParams& p, NarrowTile tile, const NarrowSums& sums, i32 outputs, i32 first, i32 rows) {
+FN void narrow_residual(f32x2 (&residual)[COUNT], CONST GemmParams& p, const NarrowSums& sums, const NarrowPart& part, i32 feature, i32 n, i32 first, i32 rows) {
+  UNROLL for (i32 i = 0; i < COUNT; i++) residual[i] = make_float2(0.f, 0.f);
+  if (!given(p.residual) || feature >= n) return;
+  const f32* from = p.residual + feature;
   UNROLL for (i32 i = 0; i < COUNT; i++) {
-    const NarrowItem item = narrow_item(p, tile, sums, outputs, first + i * (NARROW_MULTIPLIERS * SIMD), rows);
-    residual[i] = 0.f;
-    if (given(p.residual) && item.in) residual[i] = p.residual[i64(item.n) * p.residual_stride + item.feature];
+    const i32 pair = first + i * part.step, row = sums.first + pair * 2;
+    if (pair >= sums.pairs) continue;
+    if (row < rows) residual[i].x = from[i64(row) * p.residual_stride];
+    if (row + 1 < rows) residual[i].y = from[i64(row + 1) * p.residual_stride];
   }
 }
 
-// See `operand_store`: one number.
-FN void narrow_hand(CONST OperandPlace& to, i32 row, i32 feature, f32 v) {
+// See `operand_store`: where number `feature` of a row is.
+FN i32 narrow_hand_place(CONST OperandPlace& to, i32 feature) {
   const i32 inside = feature % 4, word = operand_word(to.order, feature - inside);
   const i32 second = to.order == FOR_FOUR_BITS ? inside % 2 : inside / 2, half = to.order == FOR_FOUR_BITS ? inside / 2 : inside % 2;
-  const i32 place = (word + second * (to.order == AS_X ? 1 : i32(OPERAND_NEXT))) * 2 + half;
-  const u32 pair = to.is_bf16 ? to_bf16x2(v * to.factor, 0.f) : f32x2_to_f16x2(v * to.factor, 0.f);
-  reinterpret_cast<unsigned short*>(to.rows)[i64(row) * to.stride + place] = (unsigned short)pair;
+  return (word + second * (to.order == AS_X ? 1 : i32(OPERAND_NEXT))) * 2 + half;
 }
 
 template <i32 COUNT>
-FN void narrow_finish(f32 (&residual)[COUNT], CONST GemmParams& p, GROUP NarrowGroup& g, NarrowTile tile, const NarrowSums& sums, i32 thread, i32 rows) {
+FN void narrow_finish(f32x2 (&residual)[COUNT], CONST GemmParams& p, GROUP NarrowGroup& g, NarrowTile tile, const NarrowSums& sums, const NarrowPart& part, i32 rows) {
   CONST GemmSegment& s = p.segments[tile.segment];
-  const i32 outputs = p.glu ? p.height / 2 : p.height, all = outputs * sums.places;
-  const u32 from = sums.sharers > 1 ? sums.all : sums.own;
-  ROLL for (i32 first = thread; first < all; first += COUNT * NARROW_MULTIPLIERS * SIMD) {
-    if (first != thread) narrow_residual(residual, p, tile, sums, outputs, first, rows);
+  const i32 feature = tile.row + part.output, pairs = mini(sums.pairs, (rows - sums.first + 1) / 2);
+  if (feature >= s.n || part.first >= pairs) return;
+  const bool hands = given(p.operand.rows);
+  const f32 bias = given(s.bias) ? s.bias[feature] : 0.f, up_bias = given(s.up_bias) ? s.up_bias[feature] : 0.f;
+  unsigned short* const handed = reinterpret_cast<unsigned short*>(p.operand.rows) + (hands ? narrow_hand_place(p.operand, feature) : 0);
+  const u32 from = (sums.sharers > 1 ? sums.all : sums.own) + part.line * (sums.line * 4), share = p.height * (sums.line * 4);
+  const u32 up_further = 8 * (sums.line * 4), scales = group_address(g.scales) + sums.first * 4;
+  ROLL for (i32 first = part.first; first < pairs; first += COUNT * part.step) {
+    if (first != part.first) narrow_residual(residual, p, sums, part, feature, s.n, first, rows);
     UNROLL for (i32 i = 0; i < COUNT; i++) {
-      const NarrowItem item = narrow_item(p, tile, sums, outputs, first + i * (NARROW_MULTIPLIERS * SIMD), rows);
-      if (!item.in) continue;
-      f32 v = 0.f, up = 0.f;
-      ROLL for (i32 part = 0; part < sums.sharers; part++) {
-        const u32 at = from + ((part * p.height + item.row) * sums.line + item.place) * 4;
-        v += load_group_scalar(at);
-        if (p.glu) up += load_group_scalar(at + 8 * sums.line * 4);
+      const i32 pair = first + i * part.step, row = sums.first + pair * 2;
+      if (pair >= pairs) continue;
+      f32x2 v = make_float2(0.f, 0.f), up = v;
+      ROLL for (i32 sharer = 0; sharer < sums.sharers; sharer++) {
+        const u32 at = from + sharer * share + pair * 8;
+        const f32x2 a = load_group_pair(at);
+        v = make_float2(v.x + a.x, v.y + a.y);
+        if (p.glu) {
+          const f32x2 b = load_group_pair(at + up_further);
+          up = make_float2(up.x + b.x, up.y + b.y);
+        }
       }
-      v = fma32(v, g.scales[item.n], given(s.bias) ? s.bias[item.feature] : 0.f);
-      if (p.glu) v = gemm_gated(v, fma32(up, g.scales[item.n], given(s.up_bias) ? s.up_bias[item.feature] : 0.f));
-      if (given(p.operand.rows)) narrow_hand(p.operand, item.n, item.feature, v);
-      else s.y[i64(item.n) * s.y_stride + item.feature] = v + residual[i];
+      const f32x2 scale = load_group_pair(scales + pair * 8);
+      v = make_float2(fma32(v.x, scale.x, bias), fma32(v.y, scale.y, bias));
+      if (p.glu) v = make_float2(gemm_gated(v.x, fma32(up.x, scale.x, up_bias)), gemm_gated(v.y, fma32(up.y, scale.y, up_bias)));
+      const bool both = row + 1 < rows;
+      if (hands) {
+        const f32 x = v.x * p.operand.factor, y = v.y * p.operand.factor;
+        const u32 bits = p.operand.is_bf16 ? to_bf16x2(x, y) : f32x2_to_f16x2(x, y);
+        handed[i64(row) * p.operand.stride] = (unsigned short)bits;
+        if (both) handed[i64(row + 1) * p.operand.stride] = (unsigned short)(bits >> 16);
+      } else {
+        f32* const y = s.y + i64(row) * s.y_stride + feature;
+        y[0] = v.x + residual[i].x;
+        if (both) y[s.y_stride] = v.y + residual[i].y;
+      }
     }
   }
 }
@@ -340,7 +387,7 @@ FN void narrow_finish(f32 (&residual)[COUNT], CONST GemmParams& p, GROUP NarrowG
 template <class W, i32 N>
 FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   typedef NarrowFormat<W, N> Format;
-  enum { ITEMS = N / 8 };  // whose residual is under way together
+  enum { PAIRS = N / 16 > 0 ? N / 16 : 1 };  // whose residual is under way together
   const NarrowShare share = narrow_share<Format>(p, t.gx);
   NarrowRing ring = {group_address(g.full), group_address(g.empty), group_address(g.stages), Format::stage(p), 0, 1};
   NarrowSums sums;
@@ -349,7 +396,7 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   sums.all = sums.own + p.height * (N + 2) * 4;
   sums.sharers = share.sharers;
   sums.first = 2 * narrow_first<N>(share.rank, share.sharers);
-  sums.places = 2 * narrow_first<N>(share.rank + 1, share.sharers) - sums.first;
+  sums.pairs = narrow_first<N>(share.rank + 1, share.sharers) - sums.first / 2;
   sums.line = (N / 2 + share.sharers - 1) / share.sharers * 2 + 2;
   let_next_start();
   if (t.simd == NARROW_MULTIPLIERS && t.lane == 0) {
@@ -370,24 +417,27 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   }
   if (share.sharers > 1) cluster_wait();
   const i32 rows = p.rows[0], thread = t.simd * SIMD + t.lane;
+  const NarrowPart part = narrow_part(p, thread);
   const NarrowRole role = {t.simd / 8, t.simd / 4 % 2, t.simd % 4, t.lane};
+  const NarrowPlaces places = narrow_places<W, N>(p, role);
   ring.slot = role.turn;
   ring.phase = 0;
   wait_for_previous();
   if (thread < N) g.scales[thread] = gemm_row_scale(p, thread, rows);
   ROLL for (i32 index = share.first; index < p.tiles; index += share.step) {
     const NarrowTile tile = narrow_tile(p, index);
-    f32 residual[ITEMS], sum[N / 2];
-    narrow_residual(residual, p, tile, sums, p.glu ? p.height / 2 : p.height, thread, rows);
+    f32 sum[N / 2];
+    f32x2 residual[PAIRS];
+    narrow_residual(residual, p, sums, part, tile.row + part.output, p.segments[tile.segment].n, part.first, rows);
     UNROLL for (i32 i = 0; i < N / 2; i++) sum[i] = 0.f;
-    narrow_sum<W, N>(sum, p, ring, share, role);
+    narrow_sum<W, N>(sum, p, ring, share, places, role);
     // What was summed of the tile before has been read.
     simds_barrier<NARROW_MULTIPLIERS>();
     // Where groups share k, there is one tile for each cluster: nobody is told of the next before it has read this one.
-    if (share.sharers > 1 && thread == 0) barrier_expect(sums.summed, share.sharers * p.height * sums.places * 4);
+    if (share.sharers > 1 && thread == 0) barrier_expect(sums.summed, share.sharers * p.height * sums.pairs * 8);
     narrow_add<W, N>(sum, p, sums, share.rank, role);
     if (share.sharers > 1) barrier_wait(sums.summed, 0);
-    narrow_finish(residual, p, g, tile, sums, thread, rows);
+    narrow_finish(residual, p, g, tile, sums, part, rows);
   }
 }
 

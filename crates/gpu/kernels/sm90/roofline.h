@@ -22,6 +22,8 @@ FN void roofline_f16_four(CONST RooflineParams& p, GROUP RooflineTiles& g, Lane 
     matrix_wait<1>();
   }
   matrix_wait<0>();
+  // Not to be read before: the compiler would run the matrix instructions one by one.
+  UNROLL for (i32 i = 0; i < 128; i++) asm volatile("" : "+f"(sum[i]));
   f32 all = 0;
   UNROLL for (i32 i = 0; i < 128; i++) all += sum[i];
   p.found[roofline_thread(t)] = f32_to_bits(all);
