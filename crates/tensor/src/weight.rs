@@ -5,7 +5,7 @@ use bytes::Bytes;
 use half::{bf16, f16};
 
 use crate::WeightFormat;
-use crate::quant::{Packing, q8_0};
+use crate::quant::{Packing, nvfp4, q8_0};
 
 /// What is wrong with the bytes or the shape of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -126,6 +126,7 @@ impl Tensor {
             WeightFormat::F32 => bytes.extend_from_slice(bytemuck::cast_slice(values)),
             WeightFormat::F16 => values.iter().for_each(|&v| bytes.extend(f16::from_f32(v).to_le_bytes())),
             WeightFormat::BF16 => values.iter().for_each(|&v| bytes.extend(bf16::from_f32(v).to_le_bytes())),
+            WeightFormat::NVFP4 => nvfp4::pack_matrix(values, packing, &mut bytes),
             blocks => blocks.pack(values, packing, &mut bytes),
         }
         Self::new(format, shape, Bytes::from(bytes))

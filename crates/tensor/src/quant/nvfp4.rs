@@ -55,6 +55,21 @@ pub fn pack(weights: &[f32], scale: f32, packing: Packing<'_>) -> Block {
     from_codes(scale, scales, &codes)
 }
 
+/// Appends the blocks that the weights of a matrix are packed to, with one scale as files have it; importance is that of a row.
+pub(crate) fn pack_matrix(weights: &[f32], packing: Packing<'_>, bytes: &mut Vec<u8>) {
+    let scale = matrix_scale(farthest(weights).abs());
+    for (index, block) in weights.chunks_exact(BLOCK_LEN).enumerate() {
+        let packing = match packing {
+            Packing::Weighted(importance) => {
+                let column = index * BLOCK_LEN % importance.len();
+                Packing::Weighted(&importance[column..column + BLOCK_LEN])
+            }
+            other => other,
+        };
+        bytes.extend_from_slice(bytemuck::bytes_of(&pack(block, scale, packing)));
+    }
+}
+
 /// The codes of a block, in the order of the weights: the inverse of [`from_codes`].
 pub fn codes(block: &Block) -> [u8; BLOCK_LEN] {
     let mut codes = [0; BLOCK_LEN];
