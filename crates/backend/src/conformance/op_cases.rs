@@ -142,6 +142,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
     let in_widths: &[usize] = match format.block_len() {
         1 => &[1, 7, 31, 32, 33, 64, 100, 257],
         32 => &[32, 64, 96, 288],
+        64 => &[64, 192, 320, 832],
         _ => &[256, 768],
     };
 
