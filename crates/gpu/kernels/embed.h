@@ -11,6 +11,8 @@ struct EmbedParams {
   Ptr<const i32> chosen;  // (outputs of the step before, 4), the ids first
   Ptr<f32> y;
   i32 k, stride;
+  f32 matrix_scale;
+  i32 padding;
 };
 
 template <class W>
@@ -22,7 +24,7 @@ FN void embed(CONST EmbedParams& p, GROUP NoGroup&, Lane t) {
     i32 id = p.ids[row];
     if (id < 0) id = p.chosen[i64(id & 0x7fffffff) * 4];
     f32 w[W::LEN];
-    const f32 scale = W::widen(w, W::load(p.table, p.scales, id, chunks, chunk));
+    const f32 scale = matrix_scaled<W>(W::widen(w, W::load(p.table, p.scales, id, chunks, chunk)), p.matrix_scale);
     UNROLL for (i32 i = 0; i < W::LEN; i++) {
       const i32 column = chunk * W::LEN + i;
       if (column < p.k) p.y[i64(row) * p.stride + column] = w[i] * scale;
@@ -37,5 +39,6 @@ KERNEL(embed_q4_0, EmbedParams, NoGroup, 128, embed<WeightQ4_0>)
 KERNEL(embed_fp8, EmbedParams, NoGroup, 128, embed<WeightFP8>)
 KERNEL(embed_q4_g128, EmbedParams, NoGroup, 128, embed<WeightQ4G128>)
 KERNEL(embed_mxfp4, EmbedParams, NoGroup, 128, embed<WeightMXFP4>)
+KERNEL(embed_nvfp4, EmbedParams, NoGroup, 128, embed<WeightNVFP4>)
 KERNEL(embed_q4_k, EmbedParams, NoGroup, 128, embed<WeightQ4_K>)
 KERNEL(embed_q6_k, EmbedParams, NoGroup, 128, embed<WeightQ6_K>)

@@ -127,10 +127,10 @@ FN void gemm_simdgroup(CONST LinearParams& p, GROUP GemmTiles<T>& g, Lane t) {
     const i32 line_out = item / FEATURES, place = item % FEATURES, at = line_out * TILE_OUT_LINE + place;
     const i32 row = first_row + line_out, column = first + place;
     if (row < rows && column < s.n) {
-      f32 y = g.at[at];
+      f32 y = matrix_scaled<W>(g.at[at], s.matrix_scale);
       if (given(s.bias)) y += s.bias[column];
       if (GLU) {
-        f32 by = g.at[at + TILE_FEATURES / 2];
+        f32 by = matrix_scaled<W>(g.at[at + TILE_FEATURES / 2], s.up_matrix_scale);
         if (given(s.up_bias)) by += s.up_bias[column];
         y = silu(y) * by;
       }
@@ -160,6 +160,8 @@ GEMM_SIMDGROUP(q4_g128, WeightQ4G128, 32)
 GEMM_SIMDGROUP(q4_g128, WeightQ4G128, 64)
 GEMM_SIMDGROUP(mxfp4, WeightMXFP4, 32)
 GEMM_SIMDGROUP(mxfp4, WeightMXFP4, 64)
+GEMM_SIMDGROUP(nvfp4, WeightNVFP4, 32)
+GEMM_SIMDGROUP(nvfp4, WeightNVFP4, 64)
 GEMM_SIMDGROUP(q4_k, WeightQ4_K, 32)
 GEMM_SIMDGROUP(q4_k, WeightQ4_K, 64)
 GEMM_SIMDGROUP(q6_k, WeightQ6_K, 32)

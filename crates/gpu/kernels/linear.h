@@ -17,6 +17,7 @@ struct LinearSegment {
   Ptr<f32> y;
   i32 n, groups;
   i32 y_stride, padding;
+  f32 matrix_scale, up_matrix_scale;  // `HasMatrixScale`
 };
 struct LinearParams {
   LinearSegment segments[3];
@@ -111,11 +112,13 @@ FN LinearPlace linear_place(CONST LinearParams& p, i32 outputs, Lane t) {
 }
 
 // Adds up the lanes, then bias, activation and residual.
-template <i32 M, i32 R, i32 P>
+template <class W, i32 M, i32 R, i32 P>
 FN void linear_finish(CONST LinearParams& p, CONST LinearSegment& s, THREAD const f32 (&sum)[M][R * P], i32 row, i32 first_row, i32 rows, Lane t) {
   UNROLL for (i32 m = 0; m < M; m++)
     UNROLL for (i32 r = 0; r < R; r++) {
       f32 y = sum_lanes<SIMD>(sum[m][r]), up = P == 2 ? sum_lanes<SIMD>(sum[m][R * P - R + r]) : 0.f;
+      y = matrix_scaled<W>(y, s.matrix_scale);
+      up = matrix_scaled<W>(up, s.up_matrix_scale);
       const i32 column = row + r, y_row = first_row + m;
       if (t.lane == 0 && column < s.n && y_row < rows) {
         if (given(s.bias)) y += s.bias[column];
@@ -167,7 +170,7 @@ FN void linear(CONST LinearParams& p, GROUP LinearGroup& g, Lane t) {
       tile = next;
     }
   }
-  linear_finish<M, R, P>(p, s, sum, row, first_row, rows, t);
+  linear_finish<W, M, R, P>(p, s, sum, row, first_row, rows, t);
 }
 
 // R outputs a SIMD group: as `dispatch.rs` has it.
@@ -194,5 +197,6 @@ LINEAR(fp8, WeightFP8, 2, 4)
 LINEAR_OF_32(q4_0, WeightQ4_0)
 LINEAR_OF_32(q4_g128, WeightQ4G128)
 LINEAR_OF_32(mxfp4, WeightMXFP4)
+LINEAR_OF_32(nvfp4, WeightNVFP4)
 LINEAR_OF_32(q4_k, WeightQ4_K)
 LINEAR_OF_32(q6_k, WeightQ6_K)

@@ -259,17 +259,21 @@ template <> struct StreamActivations<WeightQ4G128> : StreamFourBits {
 };
 // Of E2M1: twice its magnitudes come from a table, four of them for the lower and four for the upper half of a word, those below and
 // those above zero apart. So what meets the lower half of word j are the bytes of numbers 4 j, 16 + 4 j, 4 j + 1, 17 + 4 j, and the
-// upper half those behind.
+// upper half those behind: of a vector and of the one `APART` further, by turns.
 template <> struct StreamActivations<WeightMXFP4> : StreamFourBits {
   enum { SCALES_OF_32 = 2, SCALES_MIN = 128, LAYOUT = 4 };
   static PART i32 row_scales(i32 k) { return (k / 32 + 15) / 16; }
   template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4 (&v)[N], i32 lane) {
+    stage_by_turns<4, N>(g, x_at, k, i, v);
+  }
+  template <i32 APART, i32 N>
+  static PART void stage_by_turns(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4 (&v)[N]) {
     u32 codes[N];
     f32 scales[N], none[N];
     stream_codes<N>(codes, scales, v);
     UNROLL for (i32 j = 0; j < N; j++) {
-      const u32 own = codes[j], other = f32_to_bits(shuffle_xor(bits_to_f32(own), 4));
-      const bool upper = i / 4 % 2 == 1;
+      const u32 own = codes[j], other = f32_to_bits(shuffle_xor(bits_to_f32(own), APART));
+      const bool upper = i / APART % 2 == 1;
       const u32 even = upper ? other >> 16 : own, odd = upper ? own >> 16 : other;
       codes[j] = (even & 255u) | (odd & 255u) << 8 | (even & 0xff00u) << 8 | (odd & 0xff00u) << 16;
       none[j] = 0.f;
@@ -291,6 +295,27 @@ template <> struct StreamActivations<WeightMXFP4> : StreamFourBits {
     add(above, below, codes.z, x.low.z, x.high.z);
     add(above, below, codes.w, x.low.w, x.high.w);
     return fma32(e8m0(group_at<unsigned char>(g, scales)[first + lane]), f32(above - below) * x.scale.x, sum);
+  }
+};
+// Of two scales for 32: the lower halves of the bytes of two words make one word, and so do the upper ones, so that a sum is of 16
+// weights. What meets them are the bytes of numbers 4 j, 4 j + 4, 4 j + 1, 4 j + 5, and then those behind.
+template <> struct StreamActivations<WeightNVFP4> : StreamActivations<WeightMXFP4> {
+  enum { SCALES_OF_32 = 4, SCALES_MIN = 256, LAYOUT = 5 };
+  static PART i32 row_scales(i32 k) { return q8_scales(k) / 8; }
+  template <i32 N> static PART void stage(GROUP LinearStreamGroup& g, i32 x_at, i32 k, u32 i, THREAD const f32x4 (&v)[N], i32 lane) {
+    stage_by_turns<1, N>(g, x_at, k, i, v);
+  }
+  static PART u32 lower(u32 a, u32 b) { return (a & 0x0f0f0f0fu) | (b << 4 & 0xf0f0f0f0u); }
+  static PART u32 upper(u32 a, u32 b) { return (a >> 4 & 0x0f0f0f0fu) | (b & 0xf0f0f0f0u); }
+  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
+    const u32x4 codes = group_at<u32x4>(g, weights)[first + lane];
+    const f32x2 scale = f16x2_to_f32(e4m3x2_to_f16x2(group_at<unsigned short>(g, scales)[first + lane]));
+    i32 above = 0, below = 0, next_above = 0, next_below = 0;
+    add(above, below, lower(codes.x, codes.y), x.low.x, x.low.y);
+    add(above, below, lower(codes.z, codes.w), x.low.z, x.low.w);
+    add(next_above, next_below, upper(codes.x, codes.y), x.high.x, x.high.y);
+    add(next_above, next_below, upper(codes.z, codes.w), x.high.z, x.high.w);
+    return fma32(fma32(scale.x, f32(above - below), scale.y * f32(next_above - next_below)), x.scale.x, sum);
   }
 };
 template <> struct StreamActivations<WeightQ4_K> : StreamFourBits {
@@ -499,6 +524,9 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
   while (unit < end) {
     StreamRun run = stream_run<KIND, ONE>(p, unit, end);
     unit += run.left;
+    CONST LinearSegment& s = p.segments[ONE ? 0 : run.segment];
+    const f32 factor_a = matrix_scaled<W>(factor, s.matrix_scale);
+    const f32 factor_b = matrix_scaled<W>(factor, KIND == STREAM_GLU ? s.up_matrix_scale : s.matrix_scale);
     while (run.left > 0) {
       const i32 count = mini(stream_rows<OTHER>(p), run.left);
       const StreamRest rest = stream_rest<KIND>(p, ONE ? 0 : run.segment, run.row + t.lane, position, t.lane < count);
@@ -528,7 +556,7 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
           }
           if (is_last) {
             const f32 a = sum_lanes<SIMD>(sum[0]), b = i32(PLANES) == 2 ? sum_lanes<SIMD>(sum[PLANES - 1]) : 0.f;
-            if (t.lane == r) stream_store<KIND>(p, ONE ? 0 : run.segment, run.row + r, a * factor, b * factor, rest, slot);
+            if (t.lane == r) stream_store<KIND>(p, ONE ? 0 : run.segment, run.row + r, a * factor_a, b * factor_b, rest, slot);
             UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
           }
         }
@@ -655,6 +683,7 @@ LINEAR_STREAM(fp8, WeightFP8)
 LINEAR_STREAM(q4_0, WeightQ4_0)
 LINEAR_STREAM(q4_g128, WeightQ4G128)
 LINEAR_STREAM(mxfp4, WeightMXFP4)
+LINEAR_STREAM(nvfp4, WeightNVFP4)
 LINEAR_STREAM(q4_k, WeightQ4_K)
 LINEAR_STREAM(q6_k, WeightQ6_K)
 // Values of heads often have more bits.

@@ -132,6 +132,17 @@ template <i32 N> FN u32 e2m1_pair(u32 word) {
   return (word << (12 - 4 * N) & 0x80008000u) | (number & 0x0e000e00u);
 }
 
+// The numbers of a chunk, 2^-14 of what they are, in the places of `widen_codes`.
+FN void widen_numbers(THREAD f32 (&w)[32], u32x4 codes) {
+  const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+  UNROLL for (i32 i = 0; i < 4; i++) {
+    const f32x2 low = f16x2_to_f32(e2m1_pair<0>(words[i])), high = f16x2_to_f32(e2m1_pair<1>(words[i]));
+    const f32x2 next_low = f16x2_to_f32(e2m1_pair<2>(words[i])), next_high = f16x2_to_f32(e2m1_pair<3>(words[i]));
+    w[4 * i] = low.x; w[4 * i + 1] = next_low.x; w[4 * i + 2] = low.y; w[4 * i + 3] = next_low.y;
+    w[16 + 4 * i] = high.x; w[17 + 4 * i] = next_high.x; w[18 + 4 * i] = high.y; w[19 + 4 * i] = next_high.y;
+  }
+}
+
 // The power of two of an exponent of E8M0; 0 where it is the least.
 FN f32 e8m0(u32 exponent) { return bits_to_f32(exponent << 23); }
 
@@ -145,16 +156,36 @@ struct WeightMXFP4 {
   }
   static PART Chunk none() { return {make16(0, 0, 0, 0), 0}; }
   static PART f32 widen(THREAD f32 (&w)[32], Chunk c) {
-    const u32 words[4] = {c.codes.x, c.codes.y, c.codes.z, c.codes.w};
-    UNROLL for (i32 i = 0; i < 4; i++) {
-      const f32x2 low = f16x2_to_f32(e2m1_pair<0>(words[i])), high = f16x2_to_f32(e2m1_pair<1>(words[i]));
-      const f32x2 next_low = f16x2_to_f32(e2m1_pair<2>(words[i])), next_high = f16x2_to_f32(e2m1_pair<3>(words[i]));
-      w[4 * i] = low.x; w[4 * i + 1] = next_low.x; w[4 * i + 2] = low.y; w[4 * i + 3] = next_low.y;
-      w[16 + 4 * i] = high.x; w[17 + 4 * i] = next_high.x; w[18 + 4 * i] = high.y; w[19 + 4 * i] = next_high.y;
-    }
+    widen_numbers(w, c.codes);
     return e8m0(c.exponent) * 16384.f;
   }
 };
+
+// NVFP4: numbers of E2M1 where Q4_0 has codes, and for each 16 a scale of E4M3, a byte; rows of them are as long as those of Q8_0.
+// What a whole matrix is multiplied by besides is left to those that have sums of products (`HasMatrixScale`).
+struct WeightNVFP4 {
+  enum { LEN = 32 };
+  struct Chunk { u32x4 codes; u32 scales; };  // of the first 16, then of the others
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    const u32 four = load_once(words(scales), row * (q8_scales(chunks * 32) / 2) + c / 2);
+    return {load_once(values, row * chunks + c), four >> (c % 2 * 16)};
+  }
+  static PART Chunk none() { return {make16(0, 0, 0, 0), 0}; }
+  static PART f32 widen(THREAD f32 (&w)[32], Chunk c) {
+    widen_numbers(w, c.codes);
+    const f32 first = f16x2_to_f32(e4m3_even(c.scales)).x, second = f16x2_to_f32(e4m3_odd(c.scales)).x;
+    UNROLL for (i32 i = 0; i < 16; i++) {
+      w[i] *= first;
+      w[16 + i] *= second;
+    }
+    return 256.f * 16384.f;
+  }
+};
+
+// Whether all weights of a matrix are multiplied by one number more, `matrix_scale`.
+template <class W> struct HasMatrixScale { enum { VALUE = 0 }; };
+template <> struct HasMatrixScale<WeightNVFP4> { enum { VALUE = 1 }; };
+template <class W> FN f32 matrix_scaled(f32 v, f32 matrix_scale) { return HasMatrixScale<W>::VALUE ? v * matrix_scale : v; }
 
 // What each 32 of the 256 weights of a block of Q4_K are multiplied by, and what is subtracted: 16 bytes a block. The first word
 // has what scales (f16, below) and minima (above) are multiplied by; the next two a byte for each 32 weights, the scale's lower

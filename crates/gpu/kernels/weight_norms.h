@@ -9,7 +9,8 @@ struct WeightNormsParams {
   Ptr<const f16> scales;
   Ptr<const f32> gain;
   Ptr<f32> y;
-  i32 n, k, groups, padding;
+  i32 n, k, groups;
+  f32 matrix_scale;
 };
 
 template <class W>
@@ -22,7 +23,7 @@ FN void weight_norms(CONST WeightNormsParams& p, GROUP NoGroup&, Lane t) {
     f32 squares = 0.f;
     for (i32 chunk = t.lane; chunk < chunks; chunk += SIMD) {
       f32 w[W::LEN];
-      const f32 scale = W::widen(w, W::load(p.weight, p.scales, row, chunks, chunk));
+      const f32 scale = matrix_scaled<W>(W::widen(w, W::load(p.weight, p.scales, row, chunks, chunk)), p.matrix_scale);
       UNROLL for (i32 i = 0; i < W::LEN; i++) {
         const i32 column = chunk * W::LEN + i;
         const f32 v = column < p.k ? w[i] * scale * p.gain[column] : 0.f;
@@ -41,5 +42,6 @@ KERNEL(weight_norms_fp8, WeightNormsParams, NoGroup, 128, weight_norms<WeightFP8
 KERNEL(weight_norms_q4_0, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ4_0>)
 KERNEL(weight_norms_q4_g128, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ4G128>)
 KERNEL(weight_norms_mxfp4, WeightNormsParams, NoGroup, 128, weight_norms<WeightMXFP4>)
+KERNEL(weight_norms_nvfp4, WeightNormsParams, NoGroup, 128, weight_norms<WeightNVFP4>)
 KERNEL(weight_norms_q4_k, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ4_K>)
 KERNEL(weight_norms_q6_k, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ6_K>)

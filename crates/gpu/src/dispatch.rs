@@ -86,6 +86,7 @@ macro_rules! named {
             DeviceFormat::Q4_0 => concat!($before, "q4_0", $after),
             DeviceFormat::Q4_G128 => concat!($before, "q4_g128", $after),
             DeviceFormat::MXFP4 => concat!($before, "mxfp4", $after),
+            DeviceFormat::NVFP4 => concat!($before, "nvfp4", $after),
             DeviceFormat::Q4_K => concat!($before, "q4_k", $after),
             DeviceFormat::Q6_K => concat!($before, "q6_k", $after),
         }
@@ -249,6 +250,7 @@ pub(crate) fn linear_batch(target: &Target, shape: ProjectionsShape<'_>) -> Opti
         | DeviceFormat::Q4_0
         | DeviceFormat::Q4_G128
         | DeviceFormat::MXFP4
+        | DeviceFormat::NVFP4
         | DeviceFormat::Q4_K
         | DeviceFormat::Q6_K => return None,
     };
@@ -392,7 +394,12 @@ fn activations(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32) {
         DeviceFormat::Q8_0 | DeviceFormat::FP8 => {
             [["activations_q8_0", "norm_activations_q8_0"], ["activations_wide_q8_0", "norm_activations_wide_q8_0"]]
         }
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => {
+        DeviceFormat::Q4_0
+        | DeviceFormat::Q4_G128
+        | DeviceFormat::MXFP4
+        | DeviceFormat::NVFP4
+        | DeviceFormat::Q4_K
+        | DeviceFormat::Q6_K => {
             [["activations_q4", "norm_activations_q4"], ["activations_wide_q4", "norm_activations_wide_q4"]]
         }
         DeviceFormat::F16 | DeviceFormat::F32 => {
@@ -419,7 +426,7 @@ fn gemm_narrow(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVaria
         DeviceFormat::F32 => return None,
         DeviceFormat::F16 | DeviceFormat::BF16 => (64, [[200, 260, 330], [250, 280, 330]], 0),
         DeviceFormat::Q8_0 | DeviceFormat::FP8 => (128, [[350, 420, 520], [470, 500, 600]], NARROW_STAGE_SCALES),
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::Q4_K => {
+        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::NVFP4 | DeviceFormat::Q4_K => {
             (256, [[600, 700, 900], [700, 800, 1000]], NARROW_STAGE_SCALES)
         }
         DeviceFormat::Q6_K => (256, [[900, 1000, 1200], [1000, 1100, 1300]], NARROW_STAGE_Q6_K),
@@ -663,6 +670,7 @@ impl StreamedFormat {
             DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (3, four_bits, 2048, 256),
             DeviceFormat::Q4_G128 => (3, four_bits, 2048, 128),
             DeviceFormat::MXFP4 => (4, four_bits, 2048, 128),
+            DeviceFormat::NVFP4 => (5, four_bits, 2048, 256),
             DeviceFormat::Q6_K => (3, four_bits, 1024, 1024 / planes / 32 * 21),
         };
         Self { row, scale_row, x_bytes, layout, piece: stage / planes, stage_scales }
@@ -693,7 +701,12 @@ pub(crate) fn operand_order(format: DeviceFormat) -> i32 {
     match format {
         DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
         DeviceFormat::Q8_0 | DeviceFormat::FP8 => 1,
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => 2,
+        DeviceFormat::Q4_0
+        | DeviceFormat::Q4_G128
+        | DeviceFormat::MXFP4
+        | DeviceFormat::NVFP4
+        | DeviceFormat::Q4_K
+        | DeviceFormat::Q6_K => 2,
     }
 }
 

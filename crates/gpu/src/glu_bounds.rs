@@ -58,7 +58,7 @@ impl GluBounds {
                 n: i32::try_from(weight.rows).expect("sizes of one tensor fit 32 bits: `load` checks them"),
                 k: i32::try_from(weight.row_len).expect("sizes of one tensor fit 32 bits: `load` checks them"),
                 groups: i32::try_from(groups).expect("a device has fewer multiprocessors"),
-                padding: 0,
+                matrix_scale: weight.matrix_scale,
             };
             let launch = Launch::new(dispatch::weight_norms(weight.format), [groups, 1, 1], &params)
                 .with(Access::Constant, weight.values)

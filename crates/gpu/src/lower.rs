@@ -441,6 +441,7 @@ impl Matrix {
             | DeviceFormat::Q4_0
             | DeviceFormat::Q4_G128
             | DeviceFormat::MXFP4
+            | DeviceFormat::NVFP4
             | DeviceFormat::Q4_K
             | DeviceFormat::Q6_K => Element::I8,
             DeviceFormat::F32 => unreachable!("`dispatch::gemm` has none for f32"),
@@ -563,6 +564,8 @@ impl Program<'_> {
             y: out.region.address,
             k: index(out.width),
             stride: index(out.stride),
+            matrix_scale: table.matrix_scale,
+            padding: 0,
         };
         // A thread takes a chunk of 4 weights or more.
         let groups = out.width.div_ceil(4).div_ceil(GROUP_THREADS as usize);
@@ -880,6 +883,7 @@ impl Program<'_> {
                 n: index(weight.rows),
                 tiles: index(weight.rows.div_ceil(variant.features)),
                 y_stride: index(out.stride),
+                matrix_scale: weight.matrix_scale,
                 ..GemmSegment::default()
             };
             params.tiles += segment.tiles;
@@ -888,6 +892,7 @@ impl Program<'_> {
                 operands.extend([weight.values, weight.scales, bias].map(|region| (Access::Constant, region)));
                 segment.up_scales = weight.scales.address;
                 segment.up_bias = bias.address;
+                segment.up_matrix_scale = weight.matrix_scale;
                 params.glu = 1;
                 weight
             });
@@ -1014,6 +1019,7 @@ impl Program<'_> {
                 n: index(weight.rows),
                 groups: index(weight.rows.div_ceil(outputs)),
                 y_stride: index(out.stride),
+                matrix_scale: weight.matrix_scale,
                 ..LinearSegment::default()
             };
             if let Some(up) = up {
@@ -1022,6 +1028,7 @@ impl Program<'_> {
                 segment.up = weight.values.address;
                 segment.up_scales = weight.scales.address;
                 segment.up_bias = bias.address;
+                segment.up_matrix_scale = weight.matrix_scale;
             }
         }
         (params, operands)
@@ -1099,6 +1106,8 @@ impl Program<'_> {
                 y: out.region.address,
                 n: index(weight.rows),
                 groups: index(weight.rows / per_unit),
+                matrix_scale: weight.matrix_scale,
+                up_matrix_scale: up.map_or(1.0, |(weight, _)| weight.matrix_scale),
                 ..LinearSegment::default()
             };
             params.units += segment.groups;

@@ -57,6 +57,8 @@ params! {
         y: Address,
         k: i32,
         stride: i32,
+        matrix_scale: f32,
+        padding: i32,
     }
 
     /// `rms_norm.h`
@@ -87,6 +89,8 @@ params! {
         groups: i32,
         y_stride: i32,
         padding: i32,
+        matrix_scale: f32,
+        up_matrix_scale: f32,
     }
 
     /// `linear.h`
@@ -229,7 +233,7 @@ params! {
         n: i32,
         k: i32,
         groups: i32,
-        padding: i32,
+        matrix_scale: f32,
     }
 
     /// `attention.h`, and those that follow it
@@ -285,7 +289,9 @@ params! {
         n: i32,
         tiles: i32,
         y_stride: i32,
-        padding: [i32; 3],
+        matrix_scale: f32,
+        up_matrix_scale: f32,
+        padding: i32,
     }
 
     /// `sm90/gemm.h`

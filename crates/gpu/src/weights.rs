@@ -6,7 +6,7 @@ use std::thread;
 
 use half::f16;
 use plan::{Plan, WeightId};
-use tensor::quant::{fp8, mxfp4, q4_0, q4_k, q6_k, q8_0};
+use tensor::quant::{fp8, mxfp4, nvfp4, q4_0, q4_k, q6_k, q8_0};
 use tensor::{Tensor, WeightFormat};
 
 use crate::driver::{Driver, DriverError};
@@ -33,12 +33,14 @@ pub(crate) enum DeviceFormat {
     /// Q4_0 whose scales are the same for each 128 weights, which files of INT4 in such groups are read as.
     Q4_G128,
     MXFP4,
+    /// With one scale for a matrix, as files have it.
+    NVFP4,
     Q4_K,
     Q6_K,
 }
 
 impl DeviceFormat {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -47,6 +49,7 @@ impl DeviceFormat {
         Self::Q4_0,
         Self::Q4_G128,
         Self::MXFP4,
+        Self::NVFP4,
         Self::Q4_K,
         Self::Q6_K,
     ];
@@ -60,6 +63,7 @@ impl DeviceFormat {
             WeightFormat::FP8 => Self::FP8,
             WeightFormat::Q4_0 => Self::Q4_0,
             WeightFormat::MXFP4 => Self::MXFP4,
+            WeightFormat::NVFP4 => Self::NVFP4,
             WeightFormat::Q4_K => Self::Q4_K,
             WeightFormat::Q6_K => Self::Q6_K,
             _ => Self::Q8_0,
@@ -76,6 +80,7 @@ impl DeviceFormat {
             Self::FP8 => WeightFormat::FP8,
             Self::Q4_0 | Self::Q4_G128 => WeightFormat::Q4_0,
             Self::MXFP4 => WeightFormat::MXFP4,
+            Self::NVFP4 => WeightFormat::NVFP4,
             Self::Q4_K => WeightFormat::Q4_K,
             Self::Q6_K => WeightFormat::Q6_K,
         }
@@ -95,6 +100,8 @@ pub(crate) struct DeviceWeight {
     pub(crate) rows: usize,
     /// Input features.
     pub(crate) row_len: usize,
+    /// What all weights are multiplied by besides, of NVFP4; otherwise 1.
+    pub(crate) matrix_scale: f32,
 }
 
 /// All weights of a plan.
@@ -137,7 +144,9 @@ impl DeviceWeights {
                     (all.part(values_at, values), scales)
                 }
             };
-            let weight = DeviceWeight { format, values, scales, rows: tensor.num_rows(), row_len: tensor.row_len() };
+            let (rows, row_len) = (tensor.num_rows(), tensor.row_len());
+            let matrix_scale = if format == DeviceFormat::NVFP4 { matrix_scale(tensor) } else { 1.0 };
+            let weight = DeviceWeight { format, values, scales, rows, row_len, matrix_scale };
             if in_place.is_none() {
                 weight.fill(driver, tensor)?;
             }
@@ -234,6 +243,12 @@ impl DeviceWeight {
                     scales.push(block.exponent);
                 }
             }
+            DeviceFormat::NVFP4 => {
+                for block in bytemuck::cast_slice::<_, nvfp4::Block>(bytes) {
+                    values.extend_from_slice(block.codes.as_flattened());
+                    scales.extend_from_slice(&block.scales);
+                }
+            }
             DeviceFormat::Q4_0 => {
                 bytemuck::cast_slice::<_, q4_0::Block>(bytes).iter().for_each(|block| add(&block.codes, block.scale));
             }
@@ -315,12 +330,16 @@ const GROUP_BLOCKS: usize = 4;
 /// Bytes whose scales are worth a thread to look at.
 const THREAD_BYTES: usize = 4 << 20;
 
-/// What each of `tensors` is stored as. Several matrices that one kernel reads have one format, so that of Q4_0 is the same for all.
+/// What each of `tensors` is stored as. Several matrices that one kernel reads have one format, so that of Q4_0 is the same for all,
+/// and NVFP4 is Q8_0 where one matrix has several scales.
 fn formats(tensors: &[Tensor]) -> Vec<DeviceFormat> {
-    let is_q4_0 = |tensor: &&Tensor| device_format(tensor) == DeviceFormat::Q4_0;
-    let is_grouped = tensors.iter().filter(is_q4_0).all(has_groups_of_128);
+    let all =
+        |format, holds: fn(&Tensor) -> bool| tensors.iter().filter(|tensor| device_format(tensor) == format).all(holds);
+    let is_grouped = all(DeviceFormat::Q4_0, has_groups_of_128);
+    let has_matrix_scales = all(DeviceFormat::NVFP4, has_matrix_scale);
     let format = |tensor| match device_format(tensor) {
         DeviceFormat::Q4_0 if is_grouped => DeviceFormat::Q4_G128,
+        DeviceFormat::NVFP4 if !has_matrix_scales => DeviceFormat::Q8_0,
         format => format,
     };
     tensors.iter().map(format).collect()
@@ -336,16 +355,34 @@ fn has_groups_of_128(tensor: &Tensor) -> bool {
         let blocks = bytemuck::cast_slice::<_, q4_0::Block>(bytes);
         blocks.iter().all(|block| block.scale.to_bits() == blocks[0].scale.to_bits())
     };
-    let are_groups = |bytes: &[u8]| bytes.chunks(GROUP_BYTES).all(is_group);
+    every_piece(tensor, GROUP_BYTES, |bytes| bytes.chunks(GROUP_BYTES).all(is_group))
+}
+
+/// Whether all blocks of a matrix in NVFP4 have one scale, as those that are read from files do.
+fn has_matrix_scale(tensor: &Tensor) -> bool {
+    let scale = matrix_scale(tensor).to_bits();
+    every_piece(tensor, size_of::<nvfp4::Block>(), |bytes| {
+        bytemuck::cast_slice::<_, nvfp4::Block>(bytes).iter().all(|block| block.scale.to_bits() == scale)
+    })
+}
+
+/// That of the first block.
+fn matrix_scale(tensor: &Tensor) -> f32 {
+    tensor.as_slice::<nvfp4::Block>().first().map_or(1.0, |block| block.scale)
+}
+
+/// Whether `holds` of all blocks of a tensor, `piece_bytes` of which belong together: the first row is looked at first.
+fn every_piece(tensor: &Tensor, piece_bytes: usize, holds: impl Fn(&[u8]) -> bool + Sync) -> bool {
     let bytes = tensor.bytes();
-    if !are_groups(&bytes[..tensor.row_bytes().min(bytes.len())]) {
+    if !holds(&bytes[..tensor.row_bytes().min(bytes.len())]) {
         return false;
     }
     let threads =
         thread::available_parallelism().map_or(1, NonZero::get).min(bytes.len().div_ceil(THREAD_BYTES)).max(1);
-    let share = bytes.len().div_ceil(threads).next_multiple_of(GROUP_BYTES).max(GROUP_BYTES);
+    let share = bytes.len().div_ceil(threads).next_multiple_of(piece_bytes).max(piece_bytes);
     thread::scope(|scope| {
-        let parts: Vec<_> = bytes.chunks(share).map(|part| scope.spawn(move || are_groups(part))).collect();
+        let holds = &holds;
+        let parts: Vec<_> = bytes.chunks(share).map(|part| scope.spawn(move || holds(part))).collect();
         parts.into_iter().all(|part| part.join().unwrap_or(false))
     })
 }
@@ -385,8 +422,8 @@ pub(crate) fn scale_row_bytes(format: DeviceFormat, row_len: usize) -> usize {
         DeviceFormat::Q6_K => (row_len / q6_k::BLOCK_LEN * Q6_K_BYTES).next_multiple_of(16),
         DeviceFormat::MXFP4 => (row_len / mxfp4::BLOCK_LEN).next_multiple_of(16),
         DeviceFormat::Q4_G128 => (row_len / (GROUP_BLOCKS * q4_0::BLOCK_LEN) * size_of::<f16>()).next_multiple_of(32),
-        // Of Q4_K, 16 bytes for each block of 256: the same.
-        DeviceFormat::Q8_0 | DeviceFormat::FP8 | DeviceFormat::Q4_0 | DeviceFormat::Q4_K => {
+        // Of Q4_K, 16 bytes for each block of 256: the same. Of NVFP4, two of one byte in place of one of two.
+        DeviceFormat::Q8_0 | DeviceFormat::FP8 | DeviceFormat::Q4_0 | DeviceFormat::NVFP4 | DeviceFormat::Q4_K => {
             (row_len / q8_0::BLOCK_LEN * size_of::<f16>()).next_multiple_of(16)
         }
     }
@@ -403,9 +440,12 @@ fn row_chunks(format: DeviceFormat, row_len: usize) -> usize {
         DeviceFormat::F32 => 4,
         DeviceFormat::F16 | DeviceFormat::BF16 => 8,
         DeviceFormat::Q8_0 | DeviceFormat::FP8 => 16,
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => {
-            32
-        }
+        DeviceFormat::Q4_0
+        | DeviceFormat::Q4_G128
+        | DeviceFormat::MXFP4
+        | DeviceFormat::NVFP4
+        | DeviceFormat::Q4_K
+        | DeviceFormat::Q6_K => 32,
     };
     row_len.div_ceil(len)
 }

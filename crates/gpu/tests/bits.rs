@@ -8,6 +8,7 @@ use backend::{Backend, Executable};
 use gpu::SimDialect::{Cuda, Metal};
 use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput, StepShape, fuse};
+use tensor::quant::nvfp4;
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 use testing::Rng;
 use testing::tiny::{random_weights, tiny_int4_model, tiny_model};
@@ -113,6 +114,61 @@ fn int4_in_groups_of_128_gives_the_bits_of_its_q4_0() {
                 let (found, expected) = (of(&grouped), of(&blocks));
                 assert!(found.0 && !expected.0, "kernels of their own");
                 assert!(found.1 == expected.1, "{chunk} at a time, {dialect:?}, batch_invariant {batch_invariant}");
+            }
+        }
+    }
+}
+
+/// Matrices in NVFP4 each have a scale of their own, any number, beside those of 16 weights: gate and up differ in it, and so do Q, K
+/// and V, in kernels that read them together. Where blocks of one matrix differ in it, which no file has, all are Q8_0.
+#[test]
+fn each_matrix_in_nvfp4_has_a_scale_of_its_own() {
+    const BLOCK_BYTES: usize = size_of::<nvfp4::Block>();
+    let (textbook, packed) = tiny_model("qwen2", 1, WeightFormat::NVFP4);
+    let times = |tensor: &Tensor, blocks: usize, factor: f32| {
+        let mut bytes = tensor.bytes().to_vec();
+        let blocks = bytes.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().take(blocks);
+        let scale = tensor.as_slice::<nvfp4::Block>()[0].scale * factor;
+        blocks.for_each(|block| block[..4].copy_from_slice(&scale.to_le_bytes()));
+        Tensor::new(tensor.format(), tensor.shape().to_vec(), bytes.into()).unwrap()
+    };
+    let is_matrix = |tensor: &Tensor| tensor.shape().len() > 1;
+    let of_each = |(index, tensor): (usize, &Tensor)| match is_matrix(tensor) {
+        true => times(tensor, usize::MAX, 0.7 + 0.09 * (index % 7) as f32),
+        false => tensor.clone(),
+    };
+    let weights: Vec<_> = packed.iter().enumerate().map(of_each).collect();
+    let mut of_some = weights.clone();
+    let place = weights.iter().position(is_matrix).unwrap();
+    of_some[place] = times(&weights[place], 1, 0.8);
+    let to_f32 =
+        |tensor: &Tensor| Tensor::from_f32(WeightFormat::F32, tensor.shape().to_vec(), &tensor.to_f32()).unwrap();
+    let fused = Arc::new(fuse((*textbook).clone()));
+    let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 2 };
+    let tokens = Rng::new(3).tokens(20, textbook.vocab_size);
+    for (weights, kernels) in [(&weights, "nvfp4"), (&of_some, "q8_0")] {
+        let numbers: Vec<_> = weights.iter().map(to_f32).collect();
+        let expected = bits(&mut *load(ThreadOrder::Forward, &textbook, &numbers, kv), &tokens, 20, &[1, 0]);
+        let of = |bits: &[u32]| bits.iter().map(|&bits| f64::from(f32::from_bits(bits))).collect::<Vec<_>>();
+        for (dialect, batch_invariant) in [(Cuda, true), (Cuda, false), (Metal, false)] {
+            for chunk in [20, 3, 1] {
+                let options = GpuOptions { batch_invariant, ..GpuOptions::default() };
+                let device = GpuBackend::simulator_of(dialect, ThreadOrder::Reverse, 1 << 30, options);
+                let mut executable = device.load(fused.clone(), weights.clone(), kv).unwrap();
+                let found = bits(&mut *executable, &tokens, chunk, &[1, 0]);
+                let infos = executable.variants(StepShape { tokens: chunk, sequences: 1, outputs: chunk }).unwrap();
+                assert!(infos.iter().any(|info| info.variant.contains(kernels)), "{kernels}: {infos:?}");
+                let other = if kernels == "nvfp4" { "q8_0" } else { "nvfp4" };
+                assert!(!infos.iter().any(|info| info.variant.contains(other)), "{kernels}: {infos:?}");
+                let off = testing::tolerance::nmse(of(&found), &of(&expected));
+                // Attention rounds to f16, one row of activations to bytes, and Q8_0 the weights.
+                let rounding = match (kernels, batch_invariant) {
+                    ("nvfp4", true) => ActivationRounding::F32,
+                    ("nvfp4", false) if chunk > 1 || dialect == Metal => ActivationRounding::F16,
+                    _ => ActivationRounding::Q8Blocks,
+                };
+                let most = testing::tolerance::model_nmse_max(rounding, kv.format);
+                assert!(off < most, "{kernels}, {dialect:?}, {chunk} at a time: off by {off:e} of the mean square");
             }
         }
     }

@@ -163,6 +163,7 @@ fn what_is_no_number_stays_none_in_every_format() {
         WeightFormat::Q8_0,
         WeightFormat::FP8,
         WeightFormat::MXFP4,
+        WeightFormat::NVFP4,
         WeightFormat::Q4_0,
         WeightFormat::Q4_K,
         WeightFormat::Q6_K,

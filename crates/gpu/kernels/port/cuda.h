@@ -153,6 +153,11 @@ template <class T, class G> FN GroupPtr<T> group_at(G& g, i32 byte) {
 FN void e4m3x4_to_f16x4(u32& low, u32& high, u32 word) {
   asm("{.reg .b16 a,b; mov.b32 {a,b},%2; cvt.rn.f16x2.e4m3x2 %0,a; cvt.rn.f16x2.e4m3x2 %1,b;}" : "=r"(low), "=r"(high) : "r"(word));
 }
+FN u32 e4m3x2_to_f16x2(u32 pair) {  // in the lower half of a word
+  u32 r;
+  asm("{.reg .b16 a,b; mov.b32 {a,b},%1; cvt.rn.f16x2.e4m3x2 %0,a;}" : "=r"(r) : "r"(pair));
+  return r;
+}
 struct CopyBarrier { unsigned long long state; };
 // Group memory as instructions address it.
 FN u32 group_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }

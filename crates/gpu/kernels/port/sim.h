@@ -602,6 +602,11 @@ FN void e4m3x4_to_f16x4(u32& low, u32& high, u32 word) {
   low = f32x2_to_f16x2(v[0], v[1]);
   high = f32x2_to_f16x2(v[2], v[3]);
 }
+FN u32 e4m3x2_to_f16x2(u32 pair) {
+  u32 low, high;
+  e4m3x4_to_f16x4(low, high, pair);
+  return low;
+}
 FN u32x4 make16(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 FN f32 exp32(f32 x) { return std::exp(x); }
 FN f32 exp2_32(f32 x) { return std::exp2(x); }

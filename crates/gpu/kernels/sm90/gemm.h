@@ -1,7 +1,7 @@
 // gemm: linear (see linear.h: the same segments, epilogues and meaning) for many rows, on Hopper's matrix instructions.
 //
 // Shapes    x (rows, k), f16 or bf16, rows of whole 64s, filled up with zeros, each times `row_scales`; W (n, k) in F16, BF16,
-//           Q8_0, FP8, Q4_0, MXFP4, Q4_K or Q6_K; y (rows, n), f32. With a GLU gate and up share a tile, in turns of eight rows: one thread has both.
+//           Q8_0, FP8, Q4_0, MXFP4, NVFP4, Q4_K or Q6_K; y (rows, n), f32. With a GLU gate and up share a tile, in turns of eight rows: one thread has both.
 // Work      a group of one SIMD group that copies and eight that multiply makes tiles of 128 features (64 of each, in a GLU)
 //           by TOKENS rows, one after another. TOKENS = 256: two groups of a cluster share the rows of x, half copied by
 //           each. TOKENS = 128: the groups of a cluster share the sum over k, and then each finishes part of the tile.
@@ -20,7 +20,9 @@ struct GemmSegment {
   Ptr<const f32> up_bias;
   Ptr<f32> y;
   i32 n, tiles;  // output features; tiles of them: of a cluster where that shares x
-  i32 y_stride, padding[3];
+  i32 y_stride;
+  f32 matrix_scale, up_matrix_scale;  // `HasMatrixScale`
+  i32 padding;
 };
 struct GemmParams {
   TensorMap x;
@@ -179,6 +181,33 @@ struct GemmMXFP4 : GemmHalfBytes {
     high = pair(step % 2 == 1 ? e2m1_pair<3>(word) : e2m1_pair<2>(word), s);
   }
 };
+// A thread's 16 weights are of two scales, which lower and upper halves have. Numbers are 2^-14 of themselves, and so are products
+// with scales of E4M3: f16 has all of them. What a matrix is multiplied by besides, and 2^14, is for the sums.
+struct GemmNVFP4 : GemmFourBits {
+  static PART GemmScale scale(u32x4 scales, i32 pair, i32 t) {
+    const u32 four = pair < 2 ? (pair == 0 ? scales.x : scales.y) : (pair == 2 ? scales.z : scales.w);
+    const u32 two = e4m3x2_to_f16x2(four >> (t / 2 * 16));
+    return {__byte_perm(two, 0, 0x1010), __byte_perm(two, 0, 0x3232)};
+  }
+  static PART u32 pair(u32 numbers, u32 scale) {
+    u32 r;
+    asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(r) : "r"(numbers), "r"(scale));
+    return r;
+  }
+  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
+    const u32 word = step < 2 ? share.x : share.y, scale = step % 2 == 0 ? s.scale : s.minimum;
+    low = pair(step % 2 == 1 ? e2m1_pair<1>(word) : e2m1_pair<0>(word), scale);
+    high = pair(step % 2 == 1 ? e2m1_pair<3>(word) : e2m1_pair<2>(word), scale);
+  }
+};
+template <> struct HasMatrixScale<GemmNVFP4> { enum { VALUE = 1 }; };
+// Multiplies sums of two rows by turns of two, in a GLU of gate and up.
+template <class W, i32 R> FN void gemm_scale_sums(f32 (&sum)[R], CONST GemmSegment& s, bool glu) {
+  if (!HasMatrixScale<W>::VALUE) return;
+  const f32 first = s.matrix_scale * 16384.f, second = glu ? s.up_matrix_scale * 16384.f : first;
+  UNROLL for (i32 i = 0; i < R; i++) sum[i] *= i % 4 < 2 ? first : second;
+}
+
 struct GemmQ4_K : GemmFourBits {
   // See `scale_q4_k`: the two numbers of six bits become f16 together.
   static PART GemmScale scale(u32x4 scales, i32 pair, i32 t) {
@@ -631,6 +660,7 @@ FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) {
       UNROLL for (i32 i = 0; i < TOKENS / 128; i++)
         scales.of[i] = gemm_row_scale(p, tile.token + i * 128 + simd * SIMD + t.lane, rows);
       GemmSum<W, W::IN_REGISTERS>::template run<TOKENS, GLU>(sum, p, ring, tile, half, simd, t.lane);
+      gemm_scale_sums<W>(sum, p.segments[tile.segment], GLU);
       if (parts) {
         gemm_finish_part<TOKENS, GLU>(p, sum, tile, buffers, summed, read, phase, half, simd, t.lane, rows, rank, size);
         phase ^= 1;
@@ -661,6 +691,7 @@ GEMM(fp8, GemmFP8)
 GEMM(q4_0, GemmQ4_0)
 GEMM(q4_g128, GemmQ4G128)
 GEMM(mxfp4, GemmMXFP4)
+GEMM(nvfp4, GemmNVFP4)
 GEMM(q4_k, GemmQ4_K)
 GEMM(q6_k, GemmQ6_K)
 

@@ -229,6 +229,7 @@ template <class W> struct NarrowHalfBytes {
 template <> struct NarrowStep<GemmQ4_0> : NarrowHalfBytes<GemmQ4_0> {};
 template <> struct NarrowStep<GemmQ4G128> : NarrowHalfBytes<GemmQ4G128> {};
 template <> struct NarrowStep<GemmMXFP4> : NarrowHalfBytes<GemmMXFP4> {};
+template <> struct NarrowStep<GemmNVFP4> : NarrowHalfBytes<GemmNVFP4> {};
 template <> struct NarrowStep<GemmQ4_K> : NarrowHalfBytes<GemmQ4_K> {};
 template <> struct NarrowStep<GemmQ6_K> : NarrowHalfBytes<GemmQ6_K> {};
 
@@ -433,6 +434,7 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
     narrow_sum<W, N>(sum, p, ring, share, places, role);
     // What was summed of the tile before has been read.
     simds_barrier<NARROW_MULTIPLIERS>();
+    gemm_scale_sums<W>(sum, p.segments[tile.segment], p.glu);
     // Where groups share k, there is one tile for each cluster: nobody is told of the next before it has read this one.
     if (share.sharers > 1 && thread == 0) barrier_expect(sums.summed, share.sharers * p.height * sums.pairs * 8);
     narrow_add<W, N>(sum, p, sums, share.rank, role);
@@ -458,6 +460,7 @@ NARROW(fp8, GemmFP8)
 NARROW(q4_0, GemmQ4_0)
 NARROW(q4_g128, GemmQ4G128)
 NARROW(mxfp4, GemmMXFP4)
+NARROW(nvfp4, GemmNVFP4)
 NARROW(q4_k, GemmQ4_K)
 NARROW(q6_k, GemmQ6_K)
 #endif

@@ -85,7 +85,7 @@ fn every_launch_keeps_to_what_metal_can_run() {
         let weights = random_weights(&plan, &mut Rng::new(1), WeightFormat::F32);
         found.extend(kernels(&plan, &weights, KvFormat::F16, false));
     }
-    for format in ["f32", "f16", "bf16", "q8_0", "fp8", "q4_0", "q4_g128", "mxfp4", "q4_k", "q6_k"] {
+    for format in ["f32", "f16", "bf16", "q8_0", "fp8", "q4_0", "q4_g128", "mxfp4", "nvfp4", "q4_k", "q6_k"] {
         for kernel in ["norm_linear_#_m1", "linear_#_m4", "gemm_simdgroup_#_t32", "gemm_simdgroup_glu_#_t64"] {
             let kernel = kernel.replace('#', format);
             assert!(found.contains(&*kernel), "no launch of {kernel}: {found:?}");
