@@ -123,10 +123,9 @@ pub(crate) fn plan(args: &FitArgs) -> Result<()> {
         let (mut checkpoint, name) = load::open(args.model.as_deref(), false)?;
         return explain::of_checkpoint(&mut checkpoint, &name, &args.model_args);
     }
-    let (mut checkpoint, name) = load::open(args.model.as_deref(), true)?;
+    let (checkpoint, name) = load::open(args.model.as_deref(), true)?;
     let plan = load::plan_of(&checkpoint)?;
     let backend = load::backend(&args.model_args)?;
-    load::expand_for(&mut checkpoint, &*backend);
     let kv = load::kv_format(&args.model_args, checkpoint.tensor_infos().map(|info| info.format));
     let device = backend.device();
     let bandwidth = load::cpu_backend(&args.model_args)?.read_bandwidth();

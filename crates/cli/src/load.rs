@@ -499,30 +499,6 @@ pub(crate) fn parse_isa(name: &str) -> Result<cpu::IsaLevel, String> {
     level.ok_or_else(|| format!("expected one of {}", known.join(", ")))
 }
 
-/// Has `checkpoint` give what `backend` computes from, and F16 or BF16 in place of FP8 and NVFP4 otherwise. Returns whether it
-/// gives something else than before.
-pub(crate) fn expand_for(checkpoint: &mut Checkpoint, backend: &dyn Backend) -> bool {
-    let formats = backend.claims().formats;
-    checkpoint.expand_unless(|format| formats.contains(&format))
-}
-
-/// As [`expand_for`] the device that is tried first; what is quantised anew is made of plain numbers.
-fn expand_for_first(checkpoint: &mut Checkpoint, args: &ModelArgs) -> Result<()> {
-    let is_expandable = |format| matches!(format, Some(WeightFormat::FP8 | WeightFormat::NVFP4));
-    if !checkpoint.tensor_infos().any(|info| is_expandable(info.format)) {
-        return Ok(());
-    }
-    match args.device.as_str() {
-        _ if args.quant.is_some() => checkpoint.expand_unless(|_| false),
-        AUTO => match first_gpu(&args.gpu) {
-            Ok(gpu) => expand_for(checkpoint, &gpu),
-            Err(_) => expand_for(checkpoint, &cpu_backend(args)?),
-        },
-        _ => expand_for(checkpoint, &*backend(args)?),
-    };
-    Ok(())
-}
-
 /// Loads the model that `name` stands for, the built-in one without a name, for one text at a time.
 pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
     load_with(name, args, &EngineSizes::SINGLE)
@@ -576,9 +552,8 @@ struct Loaded {
 }
 
 fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: &EngineSizes) -> Result<Loaded> {
-    expand_for_first(checkpoint, args)?;
-    let (plan, mut weights) = plan_and_weights(checkpoint, args.quant)?;
-    let Placed { backend, room } = place(checkpoint, args, sizes, &plan, &mut weights)?;
+    let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
+    let Placed { backend, room } = place(args, sizes, &plan, &weights)?;
     let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
     let executable = backend.load(Arc::new(plan), weights, room.kv)?;
@@ -591,14 +566,15 @@ pub(crate) fn load_weights(
     checkpoint: &mut Checkpoint,
     args: &ModelArgs,
 ) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
-    expand_for_first(checkpoint, args)?;
     let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
     Ok((plan, backend(args)?, weights))
 }
 
-fn plan_and_weights(checkpoint: &Checkpoint, quant: Option<Mix>) -> Result<(Plan, Vec<Tensor>)> {
+fn plan_and_weights(checkpoint: &mut Checkpoint, quant: Option<Mix>) -> Result<(Plan, Vec<Tensor>)> {
     let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
     if let Some(mix) = quant {
+        // What is quantised anew is made of plain numbers.
+        checkpoint.expand_unless(|_| false);
         let folder = cache_folder().map(|cache| cache.join("quantized"));
         let weights = on_load::weights(checkpoint, &plan, mix, folder.as_deref())?;
         return Ok((plan, weights));
@@ -646,15 +622,8 @@ struct Room {
     batch_tokens: usize,
 }
 
-/// Where `--device` says, or for `auto` on the first GPU if the model fits it, else on the CPU; says which and why. Weights that
-/// the CPU does not compute from are read once more.
-fn place(
-    checkpoint: &mut Checkpoint,
-    args: &ModelArgs,
-    sizes: &EngineSizes,
-    plan: &Plan,
-    weights: &mut Vec<Tensor>,
-) -> Result<Placed> {
+/// Where `--device` says, or for `auto` on the first GPU if the model fits it, else on the CPU; says which and why.
+fn place(args: &ModelArgs, sizes: &EngineSizes, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
     if args.device != AUTO {
         return place_on(backend(args)?, args, sizes, plan, weights);
     }
@@ -679,13 +648,7 @@ fn place(
             } else {
                 note(&line);
             }
-            let cpu = cpu_backend(args)?;
-            if expand_for(checkpoint, &cpu) {
-                // The old ones go first: there may be no room for both.
-                weights.clear();
-                *weights = self::weights(checkpoint, plan)?;
-            }
-            place_on(Box::new(cpu), args, sizes, plan, weights)
+            place_on(Box::new(cpu_backend(args)?), args, sizes, plan, weights)
         }
     }
 }

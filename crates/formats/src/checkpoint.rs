@@ -199,7 +199,7 @@ impl Checkpoint {
     }
 
     /// From now on gives F16 or BF16, whichever is nearer, where it would give FP8 or NVFP4 and `is_computed` says no to that:
-    /// for devices that do not compute from it, and files that have no such type. What is given then is rounded once, from the
+    /// for what is packed anew, and files that have no such type. What is given then is rounded once, from the
     /// file's own scales. Returns whether some tensor is given in another format than before.
     pub fn expand_unless(&mut self, is_computed: impl Fn(WeightFormat) -> bool) -> bool {
         let Self { files, quantized, .. } = self;

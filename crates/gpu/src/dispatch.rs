@@ -245,14 +245,7 @@ pub(crate) fn linear_batch(target: &Target, shape: ProjectionsShape<'_>) -> Opti
     let (features, stage) = match shape.format {
         DeviceFormat::F16 | DeviceFormat::BF16 => (64, 4096),
         DeviceFormat::Q8_0 => (128, 4352),
-        DeviceFormat::F32
-        | DeviceFormat::FP8
-        | DeviceFormat::Q4_0
-        | DeviceFormat::Q4_G128
-        | DeviceFormat::MXFP4
-        | DeviceFormat::NVFP4
-        | DeviceFormat::Q4_K
-        | DeviceFormat::Q6_K => return None,
+        _ => return None,
     };
     let kernels = [
         named!(shape.format, "linear_batch_", "_t8"),
@@ -387,24 +380,15 @@ pub(crate) fn is_narrow(rows: usize) -> bool {
 /// The kernels that make a gemm's operand of rows of `k` features, and their threads.
 fn activations(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32) {
     let wide = k.div_ceil(ACTIVATION_FEATURES) > 1024;
-    let [narrow, wider] = match format {
-        DeviceFormat::BF16 => {
-            [["activations_bf16", "norm_activations_bf16"], ["activations_wide_bf16", "norm_activations_wide_bf16"]]
-        }
-        DeviceFormat::Q8_0 | DeviceFormat::FP8 => {
+    let [narrow, wider] = match (format.chunk_len(), format) {
+        (32, _) => [["activations_q4", "norm_activations_q4"], ["activations_wide_q4", "norm_activations_wide_q4"]],
+        (16, _) => {
             [["activations_q8_0", "norm_activations_q8_0"], ["activations_wide_q8_0", "norm_activations_wide_q8_0"]]
         }
-        DeviceFormat::Q4_0
-        | DeviceFormat::Q4_G128
-        | DeviceFormat::MXFP4
-        | DeviceFormat::NVFP4
-        | DeviceFormat::Q4_K
-        | DeviceFormat::Q6_K => {
-            [["activations_q4", "norm_activations_q4"], ["activations_wide_q4", "norm_activations_wide_q4"]]
+        (_, DeviceFormat::BF16) => {
+            [["activations_bf16", "norm_activations_bf16"], ["activations_wide_bf16", "norm_activations_wide_bf16"]]
         }
-        DeviceFormat::F16 | DeviceFormat::F32 => {
-            [["activations_f16", "norm_activations_f16"], ["activations_wide_f16", "norm_activations_wide_f16"]]
-        }
+        _ => [["activations_f16", "norm_activations_f16"], ["activations_wide_f16", "norm_activations_wide_f16"]],
     };
     let kernels = if wide { wider } else { narrow };
     let features = if wide { 2 * ACTIVATION_FEATURES } else { ACTIVATION_FEATURES };
@@ -698,15 +682,10 @@ pub(crate) fn weight_norms(format: DeviceFormat) -> &'static str {
 /// How the numbers of a row follow each other where they meet weights of this format in a gemm: an `OperandOrder` of
 /// `kernels/operand.h`.
 pub(crate) fn operand_order(format: DeviceFormat) -> i32 {
-    match format {
-        DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
-        DeviceFormat::Q8_0 | DeviceFormat::FP8 => 1,
-        DeviceFormat::Q4_0
-        | DeviceFormat::Q4_G128
-        | DeviceFormat::MXFP4
-        | DeviceFormat::NVFP4
-        | DeviceFormat::Q4_K
-        | DeviceFormat::Q6_K => 2,
+    match format.chunk_len() {
+        32 => 2,
+        16 => 1,
+        _ => 0,
     }
 }
 

@@ -436,15 +436,8 @@ impl Matrix {
         let element = match weight.format {
             DeviceFormat::F16 => Element::F16,
             DeviceFormat::BF16 => Element::BF16,
-            DeviceFormat::Q8_0
-            | DeviceFormat::FP8
-            | DeviceFormat::Q4_0
-            | DeviceFormat::Q4_G128
-            | DeviceFormat::MXFP4
-            | DeviceFormat::NVFP4
-            | DeviceFormat::Q4_K
-            | DeviceFormat::Q6_K => Element::I8,
             DeviceFormat::F32 => unreachable!("`dispatch::gemm` has none for f32"),
+            _ => Element::I8,
         };
         let row_len = match element {
             Element::I8 => row_bytes(weight.format, weight.row_len),

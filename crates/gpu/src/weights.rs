@@ -85,6 +85,16 @@ impl DeviceFormat {
             Self::Q6_K => WeightFormat::Q6_K,
         }
     }
+
+    /// Weights in 16 bytes of values: what a thread loads at once, and so the order in which kernels want activations.
+    pub(crate) fn chunk_len(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 8,
+            Self::Q8_0 | Self::FP8 => 16,
+            Self::Q4_0 | Self::Q4_G128 | Self::MXFP4 | Self::NVFP4 | Self::Q4_K | Self::Q6_K => 32,
+        }
+    }
 }
 
 /// A weight on the device.
@@ -436,16 +446,5 @@ pub(crate) fn row_bytes(format: DeviceFormat, row_len: usize) -> usize {
 
 /// 16-byte chunks of a row, the last filled up.
 fn row_chunks(format: DeviceFormat, row_len: usize) -> usize {
-    let len = match format {
-        DeviceFormat::F32 => 4,
-        DeviceFormat::F16 | DeviceFormat::BF16 => 8,
-        DeviceFormat::Q8_0 | DeviceFormat::FP8 => 16,
-        DeviceFormat::Q4_0
-        | DeviceFormat::Q4_G128
-        | DeviceFormat::MXFP4
-        | DeviceFormat::NVFP4
-        | DeviceFormat::Q4_K
-        | DeviceFormat::Q6_K => 32,
-    };
-    row_len.div_ceil(len)
+    row_len.div_ceil(format.chunk_len())
 }

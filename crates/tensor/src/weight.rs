@@ -115,18 +115,18 @@ impl Tensor {
             return Err(TensorError::ByteLength { format: WeightFormat::F32, shape, expected: f32_bytes, found });
         }
         let expected = Self::byte_len(format, &shape)?;
-        if let Packing::Weighted(importance) = packing {
-            let row_len = shape.last().copied().unwrap_or(1);
-            if importance.len() != row_len {
-                return Err(TensorError::Importance { row_len, found: importance.len() });
-            }
+        let row_len = shape.last().copied().unwrap_or(1);
+        if let Packing::Weighted(importance) = packing
+            && importance.len() != row_len
+        {
+            return Err(TensorError::Importance { row_len, found: importance.len() });
         }
         let mut bytes = Vec::with_capacity(expected);
         match format {
             WeightFormat::F32 => bytes.extend_from_slice(bytemuck::cast_slice(values)),
             WeightFormat::F16 => values.iter().for_each(|&v| bytes.extend(f16::from_f32(v).to_le_bytes())),
             WeightFormat::BF16 => values.iter().for_each(|&v| bytes.extend(bf16::from_f32(v).to_le_bytes())),
-            WeightFormat::NVFP4 => nvfp4::pack_matrix(values, packing, &mut bytes),
+            WeightFormat::NVFP4 => nvfp4::pack_matrix(values, row_len, packing, &mut bytes),
             blocks => blocks.pack(values, packing, &mut bytes),
         }
         Self::new(format, shape, Bytes::from(bytes))

@@ -40,8 +40,7 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
         }
     };
     let for_models = devices::for_models(args)?;
-    let devices: Vec<&Named> = for_models.iter().chain([&other]).collect();
-    let subjects = if args.op.is_empty() { models::subjects(args, &devices)? } else { Vec::new() };
+    let subjects = if args.op.is_empty() { models::subjects(args)? } else { Vec::new() };
     let pairs = pairs(args, &subjects, &for_models, &other, &variants)?;
     let steps: usize = pairs.iter().map(|(subject, device, other)| subject.num_steps(args, device, other)).sum();
 

@@ -125,8 +125,8 @@ pub(super) struct PartingRow {
     noise: f64,
 }
 
-/// The models that the flags ask for, for comparing these devices.
-pub(super) fn subjects(args: &VerifyArgs, devices: &[&Named]) -> Result<Vec<Subject>> {
+/// The models that the flags ask for.
+pub(super) fn subjects(args: &VerifyArgs) -> Result<Vec<Subject>> {
     let mut subjects = Vec::new();
     if args.model.is_none() {
         for format in WeightFormat::ALL.into_iter().filter(|&format| args.wants_format(format)) {
@@ -138,18 +138,16 @@ pub(super) fn subjects(args: &VerifyArgs, devices: &[&Named]) -> Result<Vec<Subj
             }
         }
     }
-    let of_file = checkpoint(args, devices)?;
+    let of_file = checkpoint(args)?;
     if args.model.is_some() || of_file.work.weights.iter().any(|tensor| args.wants_format(tensor.format())) {
         subjects.push(of_file);
     }
     Ok(subjects)
 }
 
-/// The model of MODEL, or the built-in one, in formats that all of `devices` compute from where the file leaves a choice.
-fn checkpoint(args: &VerifyArgs, devices: &[&Named]) -> Result<Subject> {
+/// The model of MODEL, or the built-in one.
+fn checkpoint(args: &VerifyArgs) -> Result<Subject> {
     let (mut checkpoint, name) = load::open(args.model.as_deref(), false)?;
-    let formats = devices.iter().map(|device| device.backend.claims().formats).collect::<Vec<_>>();
-    checkpoint.expand_unless(|format| formats.iter().all(|computed| computed.contains(&format)));
     let in_model = || format!("cannot load `{name}`");
     let textbook = load::plan_of(&checkpoint).with_context(in_model)?;
     let weights = textbook.weights.iter().map(|weight| checkpoint.tensor(&weight.name));

@@ -55,18 +55,14 @@ pub fn pack(weights: &[f32], scale: f32, packing: Packing<'_>) -> Block {
     from_codes(scale, scales, &codes)
 }
 
-/// Appends the blocks that the weights of a matrix are packed to, with one scale as files have it; importance is that of a row.
-pub(crate) fn pack_matrix(weights: &[f32], packing: Packing<'_>, bytes: &mut Vec<u8>) {
+/// Appends the blocks that the rows of a matrix are packed to, with one scale as files have it; importance is that of a row.
+pub(crate) fn pack_matrix(weights: &[f32], row_len: usize, packing: Packing<'_>, bytes: &mut Vec<u8>) {
     let scale = matrix_scale(farthest(weights).abs());
-    for (index, block) in weights.chunks_exact(BLOCK_LEN).enumerate() {
-        let packing = match packing {
-            Packing::Weighted(importance) => {
-                let column = index * BLOCK_LEN % importance.len();
-                Packing::Weighted(&importance[column..column + BLOCK_LEN])
-            }
-            other => other,
-        };
-        bytes.extend_from_slice(bytemuck::bytes_of(&pack(block, scale, packing)));
+    for row in weights.chunks_exact(row_len.max(1)) {
+        for (block, column) in row.chunks_exact(BLOCK_LEN).zip((0..).step_by(BLOCK_LEN)) {
+            let block = pack(block, scale, packing.part(column..column + BLOCK_LEN));
+            bytes.extend_from_slice(bytemuck::bytes_of(&block));
+        }
     }
 }
 
