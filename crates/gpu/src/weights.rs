@@ -2,6 +2,8 @@
 //! become Q8_0 on the way where it is another block format; vectors (norms and biases) are f32.
 
 use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
 use half::f16;
@@ -15,7 +17,7 @@ use crate::launch::Region;
 /// Where allocations in the one big one begin: what every load width and bulk copy is happy with.
 const ALIGN: u64 = 256;
 /// Host bytes that are repacked at a time.
-const PIECE_BYTES: usize = 16 << 20;
+const PIECE_BYTES: usize = 4 << 20;
 
 /// Start and length in the allocation of all weights, in bytes.
 type Piece = (u64, u64);
@@ -144,9 +146,9 @@ impl DeviceWeights {
         let all = Region { address: driver.allocate(bytes)?, bytes };
         let mut places = places.into_iter();
         let mut weights = Vec::with_capacity(tensors.len());
-        for ((tensor, format), in_place) in tensors.iter().zip(formats).zip(in_place) {
+        for ((tensor, format), in_place) in tensors.iter().zip(formats).zip(&in_place) {
             let (values, scales) = match in_place {
-                Some(address) => (Region { address, bytes: tensor.bytes().len() as u64 }, Region::default()),
+                &Some(address) => (Region { address, bytes: tensor.bytes().len() as u64 }, Region::default()),
                 None => {
                     let ((values_at, values), (scales_at, scales)) =
                         places.next().expect("one for each that is copied");
@@ -156,12 +158,10 @@ impl DeviceWeights {
             };
             let (rows, row_len) = (tensor.num_rows(), tensor.row_len());
             let matrix_scale = if format == DeviceFormat::NVFP4 { matrix_scale(tensor) } else { 1.0 };
-            let weight = DeviceWeight { format, values, scales, rows, row_len, matrix_scale };
-            if in_place.is_none() {
-                weight.fill(driver, tensor)?;
-            }
-            weights.push(weight);
+            weights.push(DeviceWeight { format, values, scales, rows, row_len, matrix_scale });
         }
+        let copied = weights.iter().zip(tensors).zip(&in_place).filter(|(_, in_place)| in_place.is_none());
+        fill(driver, copied.map(|(weight, _)| weight))?;
         Ok(Self { weights })
     }
 
@@ -205,27 +205,33 @@ impl DeviceWeight {
         self.scales.bytes as usize / size_of::<f16>() / self.rows.max(1)
     }
 
-    fn fill(&self, driver: &mut dyn Driver, tensor: &Tensor) -> Result<(), DriverError> {
+    /// Rows that are packed at a time.
+    fn piece_rows(&self) -> usize {
+        (PIECE_BYTES / row_bytes(self.format, self.row_len).max(1)).max(1)
+    }
+
+    /// Packs rows from `first` on, as many as are packed at a time.
+    fn pack(&self, tensor: &Tensor, first: usize, packed: &mut Packed) {
         let row_bytes = row_bytes(self.format, self.row_len);
         let scale_row_bytes = scale_row_bytes(self.format, self.row_len);
-        if is_kept(tensor) && tensor.row_bytes() == row_bytes {
-            return driver.upload(self.values.address, tensor.bytes());
+        let Packed { values, scales } = packed;
+        values.clear();
+        scales.clear();
+        for (index, row) in (first..self.rows).take(self.piece_rows()).enumerate() {
+            self.pack_row(tensor, row, values, scales);
+            values.resize((index + 1) * row_bytes, 0);
+            scales.resize((index + 1) * scale_row_bytes, 0);
         }
-        let piece_rows = (PIECE_BYTES / row_bytes.max(1)).max(1);
-        let (mut values, mut scales) = (vec![], vec![]);
-        for first in (0..self.rows).step_by(piece_rows) {
-            values.clear();
-            scales.clear();
-            for row in first..(first + piece_rows).min(self.rows) {
-                self.pack_row(tensor, row, &mut values, &mut scales);
-                values.resize((row - first + 1) * row_bytes, 0);
-                scales.resize((row - first + 1) * scale_row_bytes, 0);
-            }
-            let values_at = (first * row_bytes) as u64;
-            driver.upload(self.values.part(values_at, values.len() as u64).address, &values)?;
-            if !scales.is_empty() {
-                let scales_at = (first * scale_row_bytes) as u64;
-                driver.upload(self.scales.part(scales_at, scales.len() as u64).address, &scales)?;
+    }
+
+    /// Copies what [`DeviceWeight::pack`] made.
+    fn upload(&self, driver: &mut dyn Driver, first: usize, packed: &Packed) -> Result<(), DriverError> {
+        let values_at = (first * row_bytes(self.format, self.row_len)) as u64;
+        let scales_at = (first * scale_row_bytes(self.format, self.row_len)) as u64;
+        for (region, at, bytes) in [(self.values, values_at, &packed.values), (self.scales, scales_at, &packed.scales)]
+        {
+            if !bytes.is_empty() {
+                driver.upload(region.part(at, bytes.len() as u64).address, bytes)?;
             }
         }
         Ok(())
@@ -291,6 +297,55 @@ impl DeviceWeight {
     }
 }
 
+/// Some rows of a weight as they lie on the device.
+#[derive(Default)]
+struct Packed {
+    values: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+/// Copies weights: those that stay as they are while all cores pack the others, and these as they come. So loading takes as
+/// long as reading or copying all of it, whichever takes longer.
+fn fill<'a>(
+    driver: &mut dyn Driver,
+    weights: impl Iterator<Item = (&'a DeviceWeight, &'a Tensor)>,
+) -> Result<(), DriverError> {
+    let is_plain = |&(weight, tensor): &(&DeviceWeight, &Tensor)| {
+        is_kept(tensor) && tensor.row_bytes() == row_bytes(weight.format, weight.row_len)
+    };
+    let (plain, others): (Vec<_>, Vec<_>) = weights.partition(is_plain);
+    let pieces_of = |(weight, tensor): (&'a DeviceWeight, &'a Tensor)| {
+        (0..weight.rows).step_by(weight.piece_rows()).map(move |first| (weight, tensor, first))
+    };
+    let pieces: Vec<_> = others.into_iter().flat_map(pieces_of).collect();
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(pieces.len());
+    let (next, copied) = (&AtomicUsize::new(0), &Mutex::new(Vec::<Packed>::new()));
+    let (pieces, lock) = (&pieces, || copied.lock().unwrap_or_else(PoisonError::into_inner));
+    let (to_copy, ready) = mpsc::sync_channel(threads);
+    thread::scope(move |scope| {
+        for _ in 0..threads {
+            let to_copy = to_copy.clone();
+            scope.spawn(move || {
+                while let Some(&(weight, tensor, first)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let mut packed = lock().pop().unwrap_or_default();
+                    weight.pack(tensor, first, &mut packed);
+                    // Nobody is there any more where a copy failed.
+                    if to_copy.send((weight, first, packed)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(to_copy);
+        plain.into_iter().try_for_each(|(weight, tensor)| driver.upload(weight.values.address, tensor.bytes()))?;
+        for (weight, first, packed) in ready {
+            weight.upload(driver, first, &packed)?;
+            lock().push(packed);
+        }
+        Ok(())
+    })
+}
+
 /// 64 codes, j beside j + 32, as two blocks of 32, each with j beside j + 16.
 fn split_halves(codes: &[u8; 32]) -> [u8; 32] {
     let mut split = [0; 32];
@@ -322,13 +377,25 @@ const Q6_K_BYTES: usize = 84;
 /// wants it.
 fn q6_k_planes(block: &q6_k::Block) -> ([u8; 128], [u8; Q6_K_BYTES]) {
     let (mut low, mut rest) = ([0; 128], [0; Q6_K_BYTES]);
-    for (i, code) in block.codes_in_order().into_iter().enumerate() {
-        let (chunk, upper, place) = (i / 32, i / 16 % 2, i % 16);
-        low[chunk * 16 + place] |= (code & 15) << (upper * 4);
-        // The word of this half of the chunk, its byte, and there the lower half of the codes' bytes first, the first four ahead.
-        let word = (chunk % 2 * 2 + place / 8) * 4 + chunk / 2;
-        let shift = (place % 8 / 4 * 2 + upper) * 2;
-        rest[word * 4 + place % 4] |= ((code >> 4) ^ 2) << shift;
+    let halves = block.codes.as_chunks::<64>().0.iter().zip(block.high.as_chunks::<32>().0).enumerate();
+    for (half, (codes, high)) in halves {
+        for quarter in 0..4 {
+            let chunk = half * 4 + quarter;
+            let (codes, shift) = (&codes[quarter % 2 * 32..][..32], quarter / 2 * 4);
+            for (place, low) in low[chunk * 16..][..16].iter_mut().enumerate() {
+                *low = codes[place] >> shift & 15 | (codes[place + 16] >> shift & 15) << 4;
+            }
+            // The upper two bits of four codes.
+            let words = high.as_chunks::<4>().0;
+            let upper = |i: usize| (u32::from_le_bytes(words[i]) >> (2 * quarter) & 0x0303_0303) ^ 0x0202_0202;
+            for eight in 0..2 {
+                // A byte has two codes of the lower half of the chunk and two of the upper, by turns, the first four ahead.
+                let first = 2 * eight;
+                let bits = upper(first) | upper(first + 4) << 2 | upper(first + 1) << 4 | upper(first + 5) << 6;
+                let word = (chunk % 2 * 2 + eight) * 4 + chunk / 2;
+                rest[word * 4..][..4].copy_from_slice(&bits.to_le_bytes());
+            }
+        }
     }
     rest[64..80].copy_from_slice(bytemuck::cast_slice(&block.scales));
     rest[80..82].copy_from_slice(&block.scale.to_le_bytes());
@@ -447,4 +514,80 @@ pub(crate) fn row_bytes(format: DeviceFormat, row_len: usize) -> usize {
 /// 16-byte chunks of a row, the last filled up.
 fn row_chunks(format: DeviceFormat, row_len: usize) -> usize {
     row_len.div_ceil(format.chunk_len())
+}
+
+#[cfg(test)]
+mod tests {
+    use testing::Rng;
+
+    use super::*;
+
+    /// Weight by weight, as `WeightQ6_K` of `kernels/parts.h` says it.
+    #[test]
+    fn planes_of_q6_k_have_every_bit_where_kernels_look() {
+        let mut rng = Rng::new(1);
+        for _ in 0..20 {
+            let mut byte = || rng.next_u64() as u8;
+            let block = q6_k::Block {
+                codes: std::array::from_fn(|_| byte()),
+                high: std::array::from_fn(|_| byte()),
+                scales: std::array::from_fn(|_| byte().cast_signed()),
+                scale: f16::from_bits(0x1234),
+            };
+            let (mut low, mut rest) = ([0; 128], [0; Q6_K_BYTES]);
+            for (i, code) in block.codes_in_order().into_iter().enumerate() {
+                let (chunk, upper, place) = (i / 32, i / 16 % 2, i % 16);
+                low[chunk * 16 + place] |= (code & 15) << (upper * 4);
+                // The word of this half of the chunk, its byte, and there the lower half of the codes' bytes first, the first
+                // four ahead.
+                let word = (chunk % 2 * 2 + place / 8) * 4 + chunk / 2;
+                let shift = (place % 8 / 4 * 2 + upper) * 2;
+                rest[word * 4 + place % 4] |= ((code >> 4) ^ 2) << shift;
+            }
+            rest[64..80].copy_from_slice(bytemuck::cast_slice(&block.scales));
+            rest[80..82].copy_from_slice(&block.scale.to_le_bytes());
+            assert_eq!(q6_k_planes(&block), (low, rest));
+        }
+    }
+
+    /// Weights of many pieces arrive whole, whichever thread packed what; where a copy fails, loading ends with that.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn pieces_are_packed_beside_each_other() {
+        use crate::driver::sim::{SimDialect, SimDriver, SimFault, SimFaults, ThreadOrder};
+
+        let (rows, row_len) = (3000, 4096);
+        let bytes = Tensor::byte_len(WeightFormat::Q8_0, &[rows, row_len]).unwrap();
+        let mut rng = Rng::new(2);
+        let mut random = vec![0; bytes];
+        random.chunks_mut(8).for_each(|eight| eight.copy_from_slice(&rng.next_u64().to_le_bytes()[..eight.len()]));
+        let tensor = Tensor::new(WeightFormat::Q8_0, vec![rows, row_len], random.into()).unwrap();
+        let faults = SimFaults::default();
+        let mut driver = SimDriver::new(SimDialect::Cuda, ThreadOrder::Forward, 1 << 30, faults.clone());
+        let mut region = |row_bytes| {
+            let bytes = (rows * row_bytes) as u64;
+            Region { address: driver.allocate(bytes).unwrap(), bytes }
+        };
+        let format = DeviceFormat::Q8_0;
+        let (values, scales) = (region(row_bytes(format, row_len)), region(scale_row_bytes(format, row_len)));
+        let weight = DeviceWeight { format, values, scales, rows, row_len, matrix_scale: 1.0 };
+        assert!(rows > 2 * weight.piece_rows());
+        for calls in [1, 3] {
+            faults.set(Some(SimFault::OneCall { after: calls }));
+            let failed = fill(&mut driver, [(&weight, &tensor)].into_iter());
+            assert!(matches!(failed, Err(DriverError::Failed(_))), "{failed:?}");
+        }
+        fill(&mut driver, [(&weight, &tensor)].into_iter()).unwrap();
+        let mut expected = Packed::default();
+        (0..rows).for_each(|row| weight.pack_row(&tensor, row, &mut expected.values, &mut expected.scales));
+        for (region, expected) in [(values, expected.values), (scales, expected.scales)] {
+            let mut found = vec![0; expected.len()];
+            driver.download(region.address, &mut found).unwrap();
+            assert!(
+                found == expected,
+                "{} bytes are others",
+                found.iter().zip(&expected).filter(|(a, b)| a != b).count()
+            );
+        }
+    }
 }
