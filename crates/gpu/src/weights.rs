@@ -1,9 +1,11 @@
 //! Weights on the device. Matrices keep their format where kernels have it, laid out for 16-byte loads (`kernels/parts.h`), and
 //! become Q8_0 on the way where it is another block format; vectors (norms and biases) are f32.
 
+use std::collections::VecDeque;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::mpsc::{self, TryRecvError};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use half::f16;
@@ -16,8 +18,10 @@ use crate::launch::Region;
 
 /// Where allocations in the one big one begin: what every load width and bulk copy is happy with.
 const ALIGN: u64 = 256;
-/// Host bytes that are repacked at a time.
-const PIECE_BYTES: usize = 4 << 20;
+/// Host bytes that are packed and copied at a time.
+const PIECE_BYTES: usize = 1 << 20;
+/// Pieces that are packed, copied or waiting for either, for each thread.
+const BUFFERS_PER_THREAD: usize = 3;
 
 /// Start and length in the allocation of all weights, in bytes.
 type Piece = (u64, u64);
@@ -205,145 +209,182 @@ impl DeviceWeight {
         self.scales.bytes as usize / size_of::<f16>() / self.rows.max(1)
     }
 
-    /// Rows that are packed at a time.
-    fn piece_rows(&self) -> usize {
-        (PIECE_BYTES / row_bytes(self.format, self.row_len).max(1)).max(1)
+    /// Bytes of values and of scales of a row.
+    fn row_bytes(&self) -> [usize; 2] {
+        [row_bytes(self.format, self.row_len), scale_row_bytes(self.format, self.row_len)]
     }
 
-    /// Packs rows from `first` on, as many as are packed at a time.
-    fn pack(&self, tensor: &Tensor, first: usize, packed: &mut Packed) {
-        let row_bytes = row_bytes(self.format, self.row_len);
-        let scale_row_bytes = scale_row_bytes(self.format, self.row_len);
-        let Packed { values, scales } = packed;
-        values.clear();
-        scales.clear();
-        for (index, row) in (first..self.rows).take(self.piece_rows()).enumerate() {
-            self.pack_row(tensor, row, values, scales);
-            values.resize((index + 1) * row_bytes, 0);
-            scales.resize((index + 1) * scale_row_bytes, 0);
-        }
-    }
-
-    /// Copies what [`DeviceWeight::pack`] made.
-    fn upload(&self, driver: &mut dyn Driver, first: usize, packed: &Packed) -> Result<(), DriverError> {
-        let values_at = (first * row_bytes(self.format, self.row_len)) as u64;
-        let scales_at = (first * scale_row_bytes(self.format, self.row_len)) as u64;
-        for (region, at, bytes) in [(self.values, values_at, &packed.values), (self.scales, scales_at, &packed.scales)]
-        {
-            if !bytes.is_empty() {
-                driver.upload(region.part(at, bytes.len() as u64).address, bytes)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Appends one row as it lies on the device, without padding.
-    fn pack_row(&self, tensor: &Tensor, row: usize, values: &mut Vec<u8>, scales: &mut Vec<u8>) {
+    /// Packs one row as it lies on the device, and fills it up with zeros.
+    fn pack_row(&self, tensor: &Tensor, row: usize, to: [&mut [u8]; 2]) {
         let bytes = &tensor.bytes()[row * tensor.row_bytes()..(row + 1) * tensor.row_bytes()];
-        let mut add = |codes: &[u8], scale: f16| {
-            values.extend_from_slice(codes);
-            scales.extend_from_slice(&scale.to_le_bytes());
-        };
         match self.format {
             DeviceFormat::Q8_0 => {
                 let mut blocks = vec![q8_0::Block { scale: f16::ZERO, codes: [0; 32] }; self.row_len / q8_0::BLOCK_LEN];
                 tensor.format().to_q8_0(bytes, &mut blocks);
-                blocks.iter().for_each(|block| add(bytemuck::cast_slice(&block.codes), block.scale));
+                let codes = |codes| bytemuck::cast::<[i8; 32], [u8; 32]>(codes);
+                lay_out(blocks.iter().map(|block| (codes(block.codes), block.scale.to_le_bytes())), to);
             }
             DeviceFormat::FP8 => {
-                bytemuck::cast_slice::<_, fp8::Block>(bytes).iter().for_each(|block| add(&block.codes, block.scale));
+                let blocks = bytemuck::cast_slice::<_, fp8::Block>(bytes).iter();
+                lay_out(blocks.map(|block| (block.codes, block.scale.to_le_bytes())), to);
             }
             DeviceFormat::MXFP4 => {
-                for block in bytemuck::cast_slice::<_, mxfp4::Block>(bytes) {
-                    values.extend_from_slice(&block.codes);
-                    scales.push(block.exponent);
-                }
+                let blocks = bytemuck::cast_slice::<_, mxfp4::Block>(bytes).iter();
+                lay_out(blocks.map(|block| (block.codes, [block.exponent])), to);
             }
             DeviceFormat::NVFP4 => {
-                for block in bytemuck::cast_slice::<_, nvfp4::Block>(bytes) {
-                    values.extend_from_slice(block.codes.as_flattened());
-                    scales.extend_from_slice(&block.scales);
-                }
+                let blocks = bytemuck::cast_slice::<_, nvfp4::Block>(bytes).iter();
+                lay_out(blocks.map(|block| (block.codes.as_flattened(), block.scales)), to);
             }
             DeviceFormat::Q4_0 => {
-                bytemuck::cast_slice::<_, q4_0::Block>(bytes).iter().for_each(|block| add(&block.codes, block.scale));
+                let blocks = bytemuck::cast_slice::<_, q4_0::Block>(bytes).iter();
+                lay_out(blocks.map(|block| (block.codes, block.scale.to_le_bytes())), to);
             }
             DeviceFormat::Q4_G128 => {
-                for blocks in bytemuck::cast_slice::<_, q4_0::Block>(bytes).chunks(GROUP_BLOCKS) {
-                    blocks.iter().for_each(|block| values.extend_from_slice(&block.codes));
-                    scales.extend_from_slice(&blocks[0].scale.to_le_bytes());
-                }
+                let groups = bytemuck::cast_slice::<_, [q4_0::Block; GROUP_BLOCKS]>(bytes).iter();
+                let of_group = |group: &[q4_0::Block; GROUP_BLOCKS]| {
+                    let codes: [_; GROUP_BLOCKS] = std::array::from_fn(|i| group[i].codes);
+                    (bytemuck::cast::<_, [u8; 16 * GROUP_BLOCKS]>(codes), group[0].scale.to_le_bytes())
+                };
+                lay_out(groups.map(of_group), to);
             }
             DeviceFormat::Q4_K => {
-                for block in bytemuck::cast_slice::<_, q4_k::Block>(bytes) {
-                    block.codes.as_chunks::<32>().0.iter().for_each(|codes| values.extend(split_halves(codes)));
-                    scales.extend(q4_k_scales(block));
-                }
+                let blocks = bytemuck::cast_slice::<_, q4_k::Block>(bytes).iter();
+                let codes = |block: &q4_k::Block| {
+                    let (halves, _) = block.codes.as_chunks();
+                    let split: [_; q4_k::BLOCK_LEN / 64] = std::array::from_fn(|i| split_halves(&halves[i]));
+                    bytemuck::cast::<_, [u8; q4_k::BLOCK_LEN / 2]>(split)
+                };
+                lay_out(blocks.map(|block| (codes(block), q4_k_scales(block))), to);
             }
-            DeviceFormat::Q6_K => {
-                for block in bytemuck::cast_slice::<_, q6_k::Block>(bytes) {
-                    let (codes, rest) = q6_k_planes(block);
-                    values.extend(codes);
-                    scales.extend(rest);
-                }
-            }
+            DeviceFormat::Q6_K => lay_out(bytemuck::cast_slice(bytes).iter().map(q6_k_planes), to),
             DeviceFormat::F32 => {
                 let mut floats = vec![0f32; self.row_len];
                 tensor.row_to_f32(row, &mut floats);
-                values.extend_from_slice(bytemuck::cast_slice(&floats));
+                lay_out([(bytemuck::cast_slice::<_, u8>(&floats), [])].into_iter(), to);
             }
-            DeviceFormat::F16 | DeviceFormat::BF16 => values.extend_from_slice(bytes),
+            DeviceFormat::F16 | DeviceFormat::BF16 => lay_out([(bytes, [])].into_iter(), to),
         }
     }
 }
 
-/// Some rows of a weight as they lie on the device.
-#[derive(Default)]
-struct Packed {
-    values: Vec<u8>,
-    scales: Vec<u8>,
+/// Values and scales of blocks, each one after another, and zeros behind them.
+fn lay_out(blocks: impl Iterator<Item = (impl AsRef<[u8]>, impl AsRef<[u8]>)>, [values, scales]: [&mut [u8]; 2]) {
+    let [mut values_at, mut scales_at] = [0; 2];
+    let place = |to: &mut [u8], at: &mut usize, bytes: &[u8]| {
+        to[*at..][..bytes.len()].copy_from_slice(bytes);
+        *at += bytes.len();
+    };
+    for (of_values, of_scales) in blocks {
+        place(values, &mut values_at, of_values.as_ref());
+        place(scales, &mut scales_at, of_scales.as_ref());
+    }
+    values[values_at..].fill(0);
+    scales[scales_at..].fill(0);
 }
 
-/// Copies weights: those that stay as they are while all cores pack the others, and these as they come. So loading takes as
-/// long as reading or copying all of it, whichever takes longer.
+/// Rows of a weight that are packed, and copied, at once.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    weight: &'a DeviceWeight,
+    tensor: &'a Tensor,
+    first: usize,
+    count: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// All rows of a weight.
+    fn all((weight, tensor): (&'a DeviceWeight, &'a Tensor)) -> impl Iterator<Item = Self> {
+        let most = (PIECE_BYTES / weight.row_bytes().iter().sum::<usize>().max(1)).max(1);
+        let rows = move |first| Self { weight, tensor, first, count: most.min(weight.rows - first) };
+        (0..weight.rows).step_by(most).map(rows)
+    }
+
+    /// Bytes of values and of scales.
+    fn bytes(self) -> [usize; 2] {
+        self.weight.row_bytes().map(|bytes| self.count * bytes)
+    }
+
+    /// Puts all values into `buffer`, and all scales behind them.
+    fn pack(self, buffer: &mut [u8]) {
+        let [values, scales] = self.bytes();
+        let (values, scales) = buffer[..values + scales].split_at_mut(values);
+        let row_bytes = self.weight.row_bytes();
+        for index in 0..self.count {
+            let [values, scales] = [(&mut *values, row_bytes[0]), (&mut *scales, row_bytes[1])]
+                .map(|(all, bytes)| &mut all[index * bytes..(index + 1) * bytes]);
+            self.weight.pack_row(self.tensor, self.first + index, [values, scales]);
+        }
+    }
+
+    /// Begins to copy what [`Rows::pack`] put into `buffer`.
+    fn begin_upload(self, driver: &mut dyn Driver, buffer: &[u8]) -> Result<(), DriverError> {
+        let [values, scales] = self.bytes();
+        let (of_values, of_scales) = buffer[..values + scales].split_at(values);
+        let [values_at, scales_at] = self.weight.row_bytes().map(|bytes| (self.first * bytes) as u64);
+        let part = |region: Region, at, bytes: &[u8]| region.part(at, bytes.len() as u64).address;
+        let values = (part(self.weight.values, values_at, of_values), of_values);
+        if of_scales.is_empty() {
+            return driver.begin_upload(&[values]);
+        }
+        driver.begin_upload(&[values, (part(self.weight.scales, scales_at, of_scales), of_scales)])
+    }
+}
+
+/// Copies weights. All cores pack rows, this thread copies what they have packed, and the device reads that beside them: loading
+/// takes as long as one of the three.
 fn fill<'a>(
     driver: &mut dyn Driver,
     weights: impl Iterator<Item = (&'a DeviceWeight, &'a Tensor)>,
 ) -> Result<(), DriverError> {
-    let is_plain = |&(weight, tensor): &(&DeviceWeight, &Tensor)| {
-        is_kept(tensor) && tensor.row_bytes() == row_bytes(weight.format, weight.row_len)
-    };
-    let (plain, others): (Vec<_>, Vec<_>) = weights.partition(is_plain);
-    let pieces_of = |(weight, tensor): (&'a DeviceWeight, &'a Tensor)| {
-        (0..weight.rows).step_by(weight.piece_rows()).map(move |first| (weight, tensor, first))
-    };
-    let pieces: Vec<_> = others.into_iter().flat_map(pieces_of).collect();
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(pieces.len());
-    let (next, copied) = (&AtomicUsize::new(0), &Mutex::new(Vec::<Packed>::new()));
-    let (pieces, lock) = (&pieces, || copied.lock().unwrap_or_else(PoisonError::into_inner));
-    let (to_copy, ready) = mpsc::sync_channel(threads);
-    thread::scope(move |scope| {
+    let all: Vec<_> = weights.flat_map(Rows::all).collect();
+    let Some(buffer_bytes) = all.iter().map(|rows| rows.bytes().iter().sum::<usize>()).max() else { return Ok(()) };
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(all.len());
+    let num_buffers = (BUFFERS_PER_THREAD * threads).min(all.len());
+    let mut memory = driver.staging(num_buffers * buffer_bytes);
+    let (to_pack, empty) = mpsc::channel();
+    memory.bytes().chunks_mut(buffer_bytes).for_each(|buffer| to_pack.send(buffer).expect("`empty` is here"));
+    let (to_copy, packed) = mpsc::channel();
+    let (all, next, empty) = (&all, &AtomicUsize::new(0), &Mutex::new(empty));
+    // Being read by the device, the oldest first.
+    let mut read = VecDeque::new();
+    let done = thread::scope(|scope| {
         for _ in 0..threads {
             let to_copy = to_copy.clone();
             scope.spawn(move || {
-                while let Some(&(weight, tensor, first)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let mut packed = lock().pop().unwrap_or_default();
-                    weight.pack(tensor, first, &mut packed);
+                while let Some(&rows) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
                     // Nobody is there any more where a copy failed.
-                    if to_copy.send((weight, first, packed)).is_err() {
+                    let Ok(buffer) = empty.lock().unwrap_or_else(PoisonError::into_inner).recv() else { break };
+                    rows.pack(buffer);
+                    if to_copy.send((rows, buffer)).is_err() {
                         break;
                     }
                 }
             });
         }
         drop(to_copy);
-        plain.into_iter().try_for_each(|(weight, tensor)| driver.upload(weight.values.address, tensor.bytes()))?;
-        for (weight, first, packed) in ready {
-            weight.upload(driver, first, &packed)?;
-            lock().push(packed);
+        // Dropped where a copy fails, before the threads are waited for.
+        let (to_pack, packed) = (to_pack, packed);
+        loop {
+            let received = match packed.try_recv() {
+                Err(TryRecvError::Empty) if !read.is_empty() => {
+                    let buffer = read.pop_front().expect("there is one");
+                    driver.end_upload()?;
+                    // Where it is not wanted any more, the threads have ended.
+                    let _ = to_pack.send(buffer);
+                    continue;
+                }
+                Err(TryRecvError::Empty) => packed.recv().ok(),
+                received => received.ok(),
+            };
+            let Some((rows, buffer)) = received else { return Ok(()) };
+            rows.begin_upload(driver, buffer)?;
+            read.push_back(buffer);
         }
-        Ok(())
-    })
+    });
+    // Before the memory goes.
+    let ended = read.into_iter().try_for_each(|_| driver.end_upload());
+    done.and(ended)
 }
 
 /// 64 codes, j beside j + 32, as two blocks of 32, each with j beside j + 16.
@@ -571,23 +612,23 @@ mod tests {
         let format = DeviceFormat::Q8_0;
         let (values, scales) = (region(row_bytes(format, row_len)), region(scale_row_bytes(format, row_len)));
         let weight = DeviceWeight { format, values, scales, rows, row_len, matrix_scale: 1.0 };
-        assert!(rows > 2 * weight.piece_rows());
-        for calls in [1, 3] {
+        let pieces = Rows::all((&weight, &tensor)).count();
+        assert!(pieces > 5, "{pieces}");
+        for calls in [0, 1, 5] {
             faults.set(Some(SimFault::OneCall { after: calls }));
             let failed = fill(&mut driver, [(&weight, &tensor)].into_iter());
             assert!(matches!(failed, Err(DriverError::Failed(_))), "{failed:?}");
         }
         fill(&mut driver, [(&weight, &tensor)].into_iter()).unwrap();
-        let mut expected = Packed::default();
-        (0..rows).for_each(|row| weight.pack_row(&tensor, row, &mut expected.values, &mut expected.scales));
-        for (region, expected) in [(values, expected.values), (scales, expected.scales)] {
+        let rows = Rows { weight: &weight, tensor: &tensor, first: 0, count: rows };
+        let mut expected = vec![1; rows.bytes().iter().sum()];
+        rows.pack(&mut expected);
+        let (of_values, of_scales) = expected.split_at(rows.bytes()[0]);
+        for (region, expected) in [(values, of_values), (scales, of_scales)] {
             let mut found = vec![0; expected.len()];
             driver.download(region.address, &mut found).unwrap();
-            assert!(
-                found == expected,
-                "{} bytes are others",
-                found.iter().zip(&expected).filter(|(a, b)| a != b).count()
-            );
+            let others = found.iter().zip(expected).filter(|(found, expected)| found != expected).count();
+            assert_eq!(others, 0);
         }
     }
 }

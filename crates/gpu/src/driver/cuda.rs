@@ -4,7 +4,7 @@
 //! A step is one graph launch. Its kernels may start before the one ahead has ended (programmatic dependent launch), up
 //! to where they wait for it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use cudarc::driver::sys;
 
 use backend::Counters;
 
-use super::{Driver, DriverError, Recording, STEPS_MAX};
+use super::{Driver, DriverError, HostMemory, Recording, STEPS_MAX};
 use crate::GpuError;
 use crate::kernel_source;
 use crate::launch::{Element, Launch, TileMap};
@@ -167,6 +167,8 @@ pub(crate) struct CudaDriver {
     functions: HashMap<&'static str, sys::CUfunction>,
     allocations: HashSet<Address>,
     recordings: Vec<sys::CUgraphExec>,
+    /// Behind each upload that was begun, the oldest first.
+    uploads: VecDeque<sys::CUevent>,
     /// Of the steps under way; others are free.
     slots: [Slot; STEPS_MAX],
     /// The slot of the oldest step under way.
@@ -214,6 +216,7 @@ impl CudaDriver {
             functions: HashMap::new(),
             allocations: HashSet::new(),
             recordings: vec![],
+            uploads: VecDeque::new(),
             slots: Default::default(),
             oldest: 0,
             under_way: 0,
@@ -323,6 +326,36 @@ impl Driver for CudaDriver {
         // SAFETY: inside an allocation, as lowering lays things out. From pageable memory the driver copies to its own
         // staging memory before the call returns.
         unsafe { result::memcpy_htod_async(to.0, bytes, self.stream) }.map_err(failed)
+    }
+
+    fn staging(&mut self, bytes: usize) -> Box<dyn HostMemory> {
+        let mut memory = Staging { context: self.context.clone(), pinned: Pinned::default(), bytes };
+        match self.enter().and_then(|()| memory.pinned.reserve(bytes)) {
+            Ok(_) => Box::new(memory),
+            // Slower, and the same.
+            Err(_) => Box::new(vec![0; bytes]),
+        }
+    }
+
+    fn begin_upload(&mut self, parts: &[(Address, &[u8])]) -> Result<(), DriverError> {
+        self.enter()?;
+        for (to, bytes) in parts {
+            // SAFETY: inside an allocation, as lowering lays things out; the bytes are left alone until `end_upload`.
+            unsafe { result::memcpy_htod_async(to.0, bytes, self.stream) }.map_err(failed)?;
+        }
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed)?;
+        self.uploads.push_back(event);
+        // SAFETY: the event was just made, and the stream lives.
+        unsafe { result::event::record(event, self.stream) }.map_err(failed)
+    }
+
+    fn end_upload(&mut self) -> Result<(), DriverError> {
+        self.enter()?;
+        let event = self.uploads.pop_front().expect("an upload was begun");
+        // SAFETY: made and recorded in `begin_upload`.
+        let ended = unsafe { result::event::synchronize(event) };
+        // SAFETY: as above, and not used again.
+        unsafe { result::event::destroy(event) }.and(ended).map_err(failed)
     }
 
     fn download(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), DriverError> {
@@ -447,6 +480,10 @@ impl Drop for CudaDriver {
                 let _ = unsafe { result::event::destroy(slot.done) };
             }
         }
+        for event in self.uploads.drain(..) {
+            // SAFETY: made in `begin_upload`, and not used again.
+            let _ = unsafe { result::event::destroy(event) };
+        }
         // SAFETY: made in `open`, and not used again; where the device is lost, there is nothing to give back.
         let _ = unsafe { result::stream::destroy(self.stream) };
     }
@@ -560,6 +597,28 @@ impl Pinned {
             let _ = unsafe { result::free_host(self.address as *mut c_void) };
             *self = Self::default();
         }
+    }
+}
+
+/// Page-locked memory that lives as long as its holder wants it.
+struct Staging {
+    context: Arc<Context>,
+    pinned: Pinned,
+    bytes: usize,
+}
+
+impl HostMemory for Staging {
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: copies from it are the holder's, who has ended them before it asks again.
+        unsafe { self.pinned.slice_mut(self.bytes) }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // Where a copy could not be begun, others may not have ended; where the device is lost, there is nothing to wait for.
+        let _ = self.context.enter().and_then(|()| result::ctx::synchronize());
+        self.pinned.free();
     }
 }
 

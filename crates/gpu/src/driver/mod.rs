@@ -52,6 +52,22 @@ pub(crate) trait Driver: Send {
     /// Copies to the device. `bytes` may be changed once the call returns.
     fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), DriverError>;
 
+    /// Host memory of `bytes`, to copy from with [`Driver::begin_upload`].
+    fn staging(&mut self, bytes: usize) -> Box<dyn HostMemory> {
+        Box::new(vec![0; bytes])
+    }
+
+    /// Begins to copy to some places on the device. The bytes are left alone until [`Driver::end_upload`] was called as often;
+    /// where they are of [`Driver::staging`], the device reads them beside the threads.
+    fn begin_upload(&mut self, parts: &[(Address, &[u8])]) -> Result<(), DriverError> {
+        parts.iter().try_for_each(|&(to, bytes)| self.upload(to, bytes))
+    }
+
+    /// Waits for the oldest upload that was begun, of which there is one.
+    fn end_upload(&mut self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
     /// Copies from the device.
     fn download(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), DriverError>;
 
@@ -93,6 +109,18 @@ pub(crate) trait Driver: Send {
 
     /// What the device was asked to do.
     fn counters(&self) -> Counters;
+}
+
+/// Memory of the host.
+pub(crate) trait HostMemory {
+    /// All of it.
+    fn bytes(&mut self) -> &mut [u8];
+}
+
+impl HostMemory for Vec<u8> {
+    fn bytes(&mut self) -> &mut [u8] {
+        self
+    }
 }
 
 /// Steps that are under way at a time.
