@@ -338,7 +338,10 @@ fn fill<'a>(
     weights: impl Iterator<Item = (&'a DeviceWeight, &'a Tensor)>,
 ) -> Result<(), DriverError> {
     let all: Vec<_> = weights.flat_map(Rows::all).collect();
-    let Some(buffer_bytes) = all.iter().map(|rows| rows.bytes().iter().sum::<usize>()).max() else { return Ok(()) };
+    let buffer_bytes = all.iter().map(|rows| rows.bytes().iter().sum()).max().unwrap_or(0);
+    if buffer_bytes == 0 {
+        return Ok(());
+    }
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(all.len());
     let num_buffers = (BUFFERS_PER_THREAD * threads).min(all.len());
     let mut memory = driver.staging(num_buffers * buffer_bytes);
