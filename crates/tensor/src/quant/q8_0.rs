@@ -55,19 +55,10 @@ impl PackedBlock for Block {
 
 /// Packs 32 weights. Non-finite weights have no meaning here: they pack to an undefined (but valid) block.
 pub fn pack(weights: &[f32; BLOCK_LEN]) -> Block {
-    let max = largest(weights);
+    let max = weights.iter().fold(0f32, |max, w| max.max(w.abs()));
     let scale = max / 127.0;
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     Block { scale: f16::from_f32(scale), codes: weights.map(|w| rounded(w * inverse)) }
-}
-
-/// The largest magnitude, of eight weights beside each other: one after another they would wait for each other.
-fn largest(weights: &[f32; BLOCK_LEN]) -> f32 {
-    let mut largest = [0f32; 8];
-    for eight in weights.as_chunks::<8>().0 {
-        largest = std::array::from_fn(|i| if eight[i].abs() > largest[i] { eight[i].abs() } else { largest[i] });
-    }
-    largest.into_iter().fold(0.0, f32::max)
 }
 
 /// The nearest integer, halves away from zero, of a number that fits a byte. As `round`, which is a call on the processors that
