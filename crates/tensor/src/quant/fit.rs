@@ -6,6 +6,10 @@
 
 use std::ops::Range;
 
+use pulp::{Arch, Simd, WithSimd};
+
+use super::weighed::{Integers, Numbers, Weighed};
+
 /// How packers choose scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Packing<'a> {
@@ -52,24 +56,28 @@ pub(super) fn farthest(weights: &[f32]) -> f32 {
     weights.iter().fold(0.0, |farthest: f32, &weight| if weight.abs() > farthest.abs() { weight } else { farthest })
 }
 
-/// The nearest of the integers from `least` to `most`, halves away from zero.
+/// The nearest of the integers from `least` to `most`, halves away from zero. As `round`, which is a call on the processors
+/// that compilers assume, and so is not done for many weights at once.
 pub(super) fn nearest(least: f32, most: f32) -> impl Fn(f32) -> f32 + Copy {
-    move |value| value.round().clamp(least, most)
+    move |value| {
+        let value = value.clamp(least, most);
+        let magnitude = value.abs();
+        // Halves go to the even one; those that went down go up.
+        let even = magnitude + INTEGERS - INTEGERS;
+        let nearest = even + if magnitude - even >= 0.5 { 1.0 } else { 0.0 };
+        nearest.copysign(value)
+    }
 }
 
-/// Σ importance · (w - scale · code(w / scale))².
-fn lost(weights: &[f32], importance: &[f32], scale: f32, code: impl Fn(f32) -> f32) -> f32 {
-    let inverse = inverse(scale);
-    let lost = |(&weight, counts): (&f32, &f32)| counts * (weight - scale * code(weight * inverse)).powi(2);
-    weights.iter().zip(importance).map(lost).sum()
-}
+/// From here on f32 has integers alone.
+pub(super) const INTEGERS: f32 = (1 << 23) as f32;
 
-/// The scale of `weights` with codes that `code` rounds to, where `plain` is the one that makes all fit. `round` is what
+/// The scale of `weights` in units of which they become `numbers`, where `plain` is the one that makes all fit. `round` is what
 /// becomes of a scale when it is stored.
 pub(super) fn scale(
     weights: &[f32],
     plain: f32,
-    code: impl Fn(f32) -> f32 + Copy,
+    numbers: impl Numbers,
     round: impl Fn(f32) -> f32,
     packing: Packing<'_>,
 ) -> f32 {
@@ -77,28 +85,49 @@ pub(super) fn scale(
     if packing == Packing::Plain || plain == 0.0 || !plain.is_finite() {
         return plain;
     }
-    let importance = packing.importance(weights.len());
-    let (mut best, mut least) = (plain, lost(weights, importance, plain, code));
-    for step in 0..22 {
-        // 0.68 to 1.10 of it, and the same with the other sign: codes reach further on one side.
-        for sign in [1.0, -1.0] {
-            let tried = plain * sign * (0.68 + 0.02 * step as f32);
-            let inverse = inverse(tried);
-            let (mut products, mut squares) = (0f32, 0f32);
-            for (&weight, counts) in weights.iter().zip(importance) {
-                let code = code(weight * inverse);
-                (products, squares) = (products + counts * weight * code, squares + counts * code * code);
-            }
-            if squares > 0.0 {
-                let fitted = round(products / squares);
-                let error = lost(weights, importance, fitted, code);
-                if error < least && fitted.is_finite() {
-                    (best, least) = (fitted, error);
+    Arch::new().dispatch(ScaleSearch { weights, plain, numbers, round, packing })
+}
+
+/// Sizes of a scale that a search tries.
+const SCALE_STEPS: usize = 22;
+
+/// The search of [`scale`], for what a processor has.
+struct ScaleSearch<'a, N, R> {
+    weights: &'a [f32],
+    plain: f32,
+    numbers: N,
+    round: R,
+    packing: Packing<'a>,
+}
+
+impl<N: Numbers, R: Fn(f32) -> f32> WithSimd for ScaleSearch<'_, N, R> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, s: S) -> f32 {
+        let Self { weights, plain, numbers, round, packing } = self;
+        let weighed = Weighed::new(s, weights, packing);
+        // All are fitted, and then all are tried: none waits for another.
+        let mut fitted = [plain; 2 * SCALE_STEPS];
+        for step in 0..SCALE_STEPS {
+            // 0.68 to 1.10 of it, and the same with the other sign: codes reach further on one side.
+            let tried = plain * (0.68 + 0.02 * step as f32);
+            for (of_sign, tried) in [tried, -tried].into_iter().enumerate() {
+                let [products, squares, _] = weighed.moments(0.0, inverse(tried), numbers);
+                if squares > 0.0 {
+                    fitted[2 * step + of_sign] = round(products / squares);
                 }
             }
         }
+        let (mut best, mut least) = (plain, weighed.scale_lost(plain, numbers));
+        for scale in fitted {
+            let lost = weighed.scale_lost(scale, numbers);
+            if lost < least && scale.is_finite() {
+                (best, least) = (scale, lost);
+            }
+        }
+        best
     }
-    best
 }
 
 /// Scale and minimum such that `scale · code + minimum` with codes from 0 to `most` covers the weights. With `below`, the
@@ -110,44 +139,49 @@ pub(super) fn range(weights: &[f32], most: f32, below: bool, packing: Packing<'_
     if packing == Packing::Plain || plain.0 == 0.0 {
         return plain;
     }
-    let importance = packing.importance(weights.len());
-    let error = |(scale, minimum): (f32, f32)| range_lost(weights, importance, scale, minimum, most);
-    let (mut best, mut least) = (plain, error(plain));
-    for step in 0..15 {
-        let inverse = (most - 1.0 + 0.2 * step as f32) / (high - low);
-        let (mut len, mut sum, mut products, mut codes, mut squares) = (0f32, 0f32, 0f32, 0f32, 0f32);
-        for (&weight, counts) in weights.iter().zip(importance) {
-            let code = ((weight - low) * inverse).round().clamp(0.0, most);
-            len += counts;
-            sum += counts * weight;
-            products += counts * weight * code;
-            codes += counts * code;
-            squares += counts * code * code;
-        }
-        let determinant = len * squares - codes * codes;
-        if determinant <= 0.0 {
-            continue;
-        }
-        let mut fitted =
-            ((len * products - sum * codes) / determinant, (squares * sum - codes * products) / determinant);
-        if below && fitted.1 > 0.0 {
-            fitted = (products / squares, 0.0);
-        }
-        let found = error(fitted);
-        if found < least && fitted.0 > 0.0 {
-            (best, least) = (fitted, found);
-        }
-    }
-    best
+    Arch::new().dispatch(RangeSearch { weights, plain, most, below, packing })
 }
 
-/// Σ importance · (w - scale · code - minimum)², each with the nearest code.
-fn range_lost(weights: &[f32], importance: &[f32], scale: f32, minimum: f32, most: f32) -> f32 {
-    let inverse = inverse(scale);
-    let lost = |(weight, counts): (&f32, &f32)| {
-        counts * (weight - scale * ((weight - minimum) * inverse).round().clamp(0.0, most) - minimum).powi(2)
-    };
-    weights.iter().zip(importance).map(lost).sum()
+/// The search of [`range`], for what a processor has.
+struct RangeSearch<'a> {
+    weights: &'a [f32],
+    plain: (f32, f32),
+    most: f32,
+    below: bool,
+    packing: Packing<'a>,
+}
+
+impl WithSimd for RangeSearch<'_> {
+    type Output = (f32, f32);
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, s: S) -> (f32, f32) {
+        let Self { weights, plain, most, below, packing } = self;
+        let (weighed, codes) = (Weighed::new(s, weights, packing), Integers { least: 0.0, most });
+        let [len, sum] = weighed.count();
+        // All are fitted, and then all are tried: none waits for another.
+        let mut fitted = [plain; 15];
+        for (step, fitted) in fitted.iter_mut().enumerate() {
+            let inverse = (most - 1.0 + 0.2 * step as f32) / (plain.0 * most);
+            let [products, squares, of_codes] = weighed.moments(plain.1, inverse, codes);
+            let determinant = len * squares - of_codes * of_codes;
+            if determinant > 0.0 {
+                let minimum = (squares * sum - of_codes * products) / determinant;
+                *fitted = match below && minimum > 0.0 {
+                    true => (products / squares, 0.0),
+                    false => ((len * products - sum * of_codes) / determinant, minimum),
+                };
+            }
+        }
+        let (mut best, mut least) = (plain, weighed.range_lost(plain, codes));
+        for range in fitted {
+            let lost = weighed.range_lost(range, codes);
+            if lost < least && range.0 > 0.0 {
+                (best, least) = (range, lost);
+            }
+        }
+        best
+    }
 }
 
 /// Scale and minimum as integers up to `largest` of their units, for weights that become codes from 0 to `most`; searched,
@@ -159,36 +193,71 @@ pub(super) fn units(
     (largest, most): (u8, f32),
     packing: Packing<'_>,
 ) -> (u8, u8) {
-    let round = |value: f32, unit: f32| (value * inverse(unit)).round().clamp(0.0, f32::from(largest)) as u8;
-    let first = (round(exact.0, unit.0), round(-exact.1, unit.1));
+    let nearest = nearest(0.0, f32::from(largest));
+    let first = (nearest(exact.0 * inverse(unit.0)) as u8, nearest(-exact.1 * inverse(unit.1)) as u8);
     if packing == Packing::Plain {
         return first;
     }
-    let near = |code: u8| code.saturating_sub(1)..=code.saturating_add(1).min(largest);
-    let importance = packing.importance(weights.len());
-    let error =
-        |pair: (u8, u8)| range_lost(weights, importance, unit.0 * f32::from(pair.0), -unit.1 * f32::from(pair.1), most);
-    let (mut best, mut least) = (first, error(first));
-    for pair in near(first.0).flat_map(|scale| near(first.1).map(move |minimum| (scale, minimum))) {
-        let found = error(pair);
-        if found < least {
-            (best, least) = (pair, found);
+    Arch::new().dispatch(UnitSearch { weights, first, unit, largest, most, packing })
+}
+
+/// The search of [`units`], for what a processor has.
+struct UnitSearch<'a> {
+    weights: &'a [f32],
+    first: (u8, u8),
+    unit: (f32, f32),
+    largest: u8,
+    most: f32,
+    packing: Packing<'a>,
+}
+
+impl WithSimd for UnitSearch<'_> {
+    type Output = (u8, u8);
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, s: S) -> (u8, u8) {
+        let Self { weights, first, unit, largest, most, packing } = self;
+        let (weighed, codes) = (Weighed::new(s, weights, packing), Integers { least: 0.0, most });
+        let near = |code: u8| (code.saturating_sub(1), code.saturating_add(1).min(largest));
+        let ((low, high), (lowest, highest)) = (near(first.0), near(first.1));
+        // The first itself is better than those that are as good.
+        let (mut best, mut least) = (first, f32::INFINITY);
+        for pair in
+            std::iter::once(first).chain((low..=high).flat_map(|scale| (lowest..=highest).map(move |m| (scale, m))))
+        {
+            let found = weighed.range_lost((unit.0 * f32::from(pair.0), -unit.1 * f32::from(pair.1)), codes);
+            if found < least {
+                (best, least) = (pair, found);
+            }
         }
+        best
     }
-    best
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn noise(seed: u32) -> Vec<f32> {
+    fn noise(seed: u32) -> [f32; 32] {
         let mut state = seed;
         let mut next = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (state >> 8) as f32 / (1 << 24) as f32 - 0.5
         };
-        (0..32).map(|_| next() + next() + next()).collect()
+        std::array::from_fn(|_| next() + next() + next())
+    }
+
+    /// [`Weighed::scale_lost`] and [`Weighed::range_lost`] of 32 weights.
+    struct Lost<'a>(&'a [f32], (f32, f32), Integers);
+
+    impl WithSimd for Lost<'_> {
+        type Output = [f32; 2];
+
+        fn with_simd<S: Simd>(self, s: S) -> [f32; 2] {
+            let Self(weights, range, numbers) = self;
+            let weighed = Weighed::new(s, weights, Packing::Searched);
+            [weighed.scale_lost(range.0, numbers), weighed.range_lost(range, numbers)]
+        }
     }
 
     #[test]
@@ -196,19 +265,53 @@ mod tests {
         let mut better = [0; 2];
         for seed in 0..100 {
             let weights = noise(seed);
-            let code = nearest(-8.0, 7.0);
+            let numbers = Integers { least: -8.0, most: 7.0 };
+            let lost = |scale| Arch::new().dispatch(Lost(&weights, (scale, 0.0), numbers))[0];
             let plain = farthest(&weights) / -8.0;
-            let found = scale(&weights, plain, code, |scale| scale, Packing::Searched);
-            let (before, after) = (lost(&weights, &ONES, plain, code), lost(&weights, &ONES, found, code));
+            let found = scale(&weights, plain, numbers, |scale| scale, Packing::Searched);
+            let (before, after) = (lost(plain), lost(found));
             assert!(after <= before, "{after} > {before}");
             better[0] += usize::from(after < 0.95 * before);
-            let error = |(scale, minimum)| range_lost(&weights, &ONES, scale, minimum, 15.0);
-            let plain = error(range(&weights, 15.0, true, Packing::Plain));
-            let found = error(range(&weights, 15.0, true, Packing::Searched));
+            let lost = |range| Arch::new().dispatch(Lost(&weights, range, Integers { least: 0.0, most: 15.0 }))[1];
+            let plain = lost(range(&weights, 15.0, true, Packing::Plain));
+            let found = lost(range(&weights, 15.0, true, Packing::Searched));
             assert!(found <= plain, "{found} > {plain}");
             better[1] += usize::from(found < 0.95 * plain);
         }
         assert!(better.iter().all(|&better| better > 60), "{better:?}");
+    }
+
+    #[test]
+    fn searches_find_the_same_whatever_a_processor_has_at_once() {
+        for seed in 0..100 {
+            let (weights, importance) = (noise(seed), noise(seed + 1000).map(f32::abs));
+            for packing in [Packing::Searched, Packing::Weighted(&importance)] {
+                let plain = farthest(&weights) / -8.0;
+                let numbers = Integers { least: -8.0, most: 7.0 };
+                let search = || ScaleSearch { weights: &weights, plain, numbers, round: |scale| scale, packing };
+                assert_eq!(search().with_simd(pulp::Scalar), Arch::new().dispatch(search()), "{seed}");
+                let plain = range(&weights, 15.0, true, Packing::Plain);
+                let search = || RangeSearch { weights: &weights, plain, most: 15.0, below: true, packing };
+                let found = Arch::new().dispatch(search());
+                assert_eq!(search().with_simd(pulp::Scalar), found, "{seed}");
+                let unit = (found.0 / 40.0, -found.1 / 30.0);
+                let first = (39, 31);
+                let search = || UnitSearch { weights: &weights, first, unit, largest: 63, most: 15.0, packing };
+                assert_eq!(search().with_simd(pulp::Scalar), Arch::new().dispatch(search()), "{seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn integers_are_rounded_as_the_standard_library_does() {
+        let nearest = nearest(-8.0, 7.0);
+        for i in -10 * 64..=10 * 64 {
+            // Halves among them, and what is next to them.
+            let exact = i as f32 / 64.0;
+            for value in [exact.next_down(), exact, exact.next_up()] {
+                assert_eq!(nearest(value), value.round().clamp(-8.0, 7.0), "{value}");
+            }
+        }
     }
 
     #[test]
@@ -218,7 +321,8 @@ mod tests {
                 let weights = [value; 32];
                 let (step, minimum) = range(&weights, 15.0, false, packing);
                 assert!(step.is_finite() && minimum.is_finite());
-                let found = scale(&weights, value / -8.0, nearest(-8.0, 7.0), |scale| scale, packing);
+                let numbers = Integers { least: -8.0, most: 7.0 };
+                let found = scale(&weights, value / -8.0, numbers, |scale| scale, packing);
                 assert!(found.is_finite(), "{value}: {found}");
             }
         }

@@ -10,8 +10,10 @@
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;
+use pulp::Simd;
 
-use super::fit::{self, farthest, inverse};
+use super::fit::{self, INTEGERS, farthest, inverse};
+use super::weighed::{Numbers, with_signs};
 use super::{PackedBlock, Packing};
 
 /// Weights in one block.
@@ -40,7 +42,7 @@ impl PackedBlock for Block {
 
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let round = |scale| f16::from_f32(scale / UNIT).to_f32() * UNIT;
-        let scale = fit::scale(weights, farthest(weights).abs() / E4M3_MAX, |w| e4m3(to_e4m3(w)), round, packing);
+        let scale = fit::scale(weights, farthest(weights).abs() / E4M3_MAX, E4m3, round, packing);
         let inverse = inverse(scale);
         let codes = std::array::from_fn(|j| to_e4m3(weights[j] * inverse));
         Self { scale: f16::from_f32(scale / UNIT), codes }
@@ -75,9 +77,24 @@ pub fn to_e4m3(value: f32) -> u8 {
     let magnitude = value.abs().min(E4M3_MAX);
     // The least exponent of a normal number is -6; a code is 2^-3 of its power of two, or 2^-9.
     let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(-6);
-    let steps = (magnitude * f32::from_bits(((3 - exponent + 127) as u32) << 23)).round_ties_even();
+    let steps = magnitude * f32::from_bits(((3 - exponent + 127) as u32) << 23) + INTEGERS;
     // Sixteen steps are eight of the next exponent, which is what adding them gives.
-    sign | (((exponent + 6) * 8 + steps as i32) as u8)
+    sign | (((exponent + 6) * 8) as u8 + steps.to_bits() as u8)
+}
+
+/// The numbers that codes of E4M3 stand for.
+#[derive(Clone, Copy)]
+pub(super) struct E4m3;
+
+impl Numbers for E4m3 {
+    #[inline(always)]
+    fn nearest<S: Simd>(self, s: S, values: S::f32s) -> S::f32s {
+        let magnitudes = s.min_f32s(s.abs_f32s(values), s.splat_f32s(E4M3_MAX));
+        let powers = s.and_f32s(magnitudes, s.splat_f32s(f32::INFINITY));
+        // Beside 2^20 of its power of two, f32 has as many bits of a number as E4M3 has; the least power is 2^-6.
+        let large = s.mul_f32s(s.max_f32s(powers, s.splat_f32s(1.0 / 64.0)), s.splat_f32s((1 << 20) as f32));
+        with_signs(s, s.sub_f32s(s.add_f32s(magnitudes, large), large), values)
+    }
 }
 
 #[cfg(test)]

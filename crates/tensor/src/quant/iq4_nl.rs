@@ -6,9 +6,11 @@
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;
+use pulp::Simd;
 
 use super::fit::{self, farthest, inverse};
 use super::packed::{halves, nibbles};
+use super::weighed::{Numbers, climb};
 use super::{PackedBlock, Packing, q8_0};
 
 /// Weights in one block.
@@ -31,12 +33,19 @@ pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 2
 
 /// The code of the level that is nearest to `value`, the higher of two.
 pub(super) fn code_of(value: f32) -> u8 {
-    LEVELS.array_windows().take_while(|&&[low, high]| value * 2.0 >= f32::from(low) + f32::from(high)).count() as u8
+    LEVELS.array_windows().map(|&[low, high]| u8::from(value * 2.0 >= f32::from(low) + f32::from(high))).sum()
 }
 
-/// The level that is nearest to `value`.
-pub(super) fn level_of(value: f32) -> f32 {
-    f32::from(LEVELS[usize::from(code_of(value))])
+/// [`LEVELS`], as numbers.
+#[derive(Clone, Copy)]
+pub(super) struct Levels;
+
+impl Numbers for Levels {
+    #[inline(always)]
+    fn nearest<S: Simd>(self, s: S, values: S::f32s) -> S::f32s {
+        let step = |&[low, high]: &[i8; 2]| ((f32::from(low) + f32::from(high)) / 2.0, f32::from(high - low));
+        climb(s, values, f32::from(LEVELS[0]), LEVELS.array_windows().map(step))
+    }
 }
 
 impl Block {
@@ -50,7 +59,7 @@ impl PackedBlock for Block {
 
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let round = |scale| f16::from_f32(scale).to_f32();
-        let scale = fit::scale(weights, farthest(weights) / -127.0, level_of, round, packing);
+        let scale = fit::scale(weights, farthest(weights) / -127.0, Levels, round, packing);
         let inverse = inverse(scale);
         let codes = nibbles(&std::array::from_fn(|j| code_of(weights[j] * inverse)));
         Self { scale: f16::from_f32(scale), codes }

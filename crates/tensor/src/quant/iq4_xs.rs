@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 
 use super::fit::inverse;
-use super::iq4_nl::{LEVELS, code_of, level_of};
+use super::iq4_nl::{LEVELS, Levels, code_of};
 use super::packed::{halves, nibbles, signed_scales};
 use super::{PackedBlock, Packing, q8_0};
 
@@ -54,7 +54,7 @@ impl PackedBlock for Block {
 
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let (parts, _) = weights.as_chunks::<32>();
-        let (scale, of) = signed_scales::<32, 8>(parts, -127.0, level_of, 32.0, packing);
+        let (scale, of) = signed_scales::<32, 8>(parts, -127.0, Levels, 32.0, packing);
         let (mut high, mut scales_low, mut codes) = (0u16, [0; 4], [[0; 16]; 8]);
         for (i, (part, of)) in parts.iter().zip(of).enumerate() {
             let stored = (of + 32).cast_unsigned();

@@ -2,6 +2,7 @@
 
 mod fit;
 mod packed;
+mod weighed;
 
 pub mod fp8;
 pub mod iq4_nl;

@@ -33,8 +33,8 @@ pub(super) fn code_of(doubled: f32) -> u8 {
     // Halfway between the magnitudes.
     const ENDS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
     let magnitude = doubled.abs();
-    let passed = |(i, &end): (usize, &f32)| magnitude > end || magnitude == end && i % 2 == 1;
-    let code = ENDS.iter().enumerate().filter(|&at| passed(at)).count() as u8;
+    let passed = |(i, &end): (usize, &f32)| u8::from(if i % 2 == 1 { magnitude >= end } else { magnitude > end });
+    let code: u8 = ENDS.iter().enumerate().map(passed).sum();
     if doubled < 0.0 { code | 8 } else { code }
 }
 

@@ -10,11 +10,13 @@
 //!           its own, too, and has 36 bytes.
 
 use bytemuck::{Pod, Zeroable};
+use pulp::Simd;
 
 use super::fit::{self, farthest, inverse};
 use super::fp8::{E4M3_MAX, e4m3, to_e4m3};
 use super::mxfp4::{DOUBLED, code_of};
 use super::packed::{halves, nibbles};
+use super::weighed::{Numbers, climb, with_signs};
 use super::{PackedBlock, Packing};
 
 /// Weights in one block.
@@ -93,11 +95,21 @@ pub fn pack_group(
     packing: Packing<'_>,
 ) -> (u8, [u8; GROUP_LEN]) {
     let to_scale = |scale: f32| to_e4m3((scale * inverse_unit).max(0.0));
-    // Codes of E2M1 are of doubled numbers, the largest of which is 12.
-    let number = |value: f32| f32::from(DOUBLED[usize::from(code_of(2.0 * value))]) * 0.5;
-    let scale = to_scale(fit::scale(weights, fitting(weights), number, |scale| e4m3(to_scale(scale)) * unit, packing));
+    let scale = to_scale(fit::scale(weights, fitting(weights), E2m1, |scale| e4m3(to_scale(scale)) * unit, packing));
     let inverse = inverse(e4m3(scale) * unit);
     (scale, weights.map(|weight| code_of(2.0 * weight * inverse)))
+}
+
+/// The numbers that codes of E2M1 stand for.
+#[derive(Clone, Copy)]
+pub(super) struct E2m1;
+
+impl Numbers for E2m1 {
+    #[inline(always)]
+    fn nearest<S: Simd>(self, s: S, values: S::f32s) -> S::f32s {
+        let step = |&[low, high]: &[i8; 2]| (f32::from(low + high) / 4.0, f32::from(high - low) / 2.0);
+        with_signs(s, climb(s, s.abs_f32s(values), 0.0, DOUBLED[..8].array_windows().map(step)), values)
+    }
 }
 
 /// The scale that makes the largest magnitude the largest number.

@@ -3,6 +3,7 @@
 use bytemuck::Pod;
 use half::f16;
 
+use super::weighed::Numbers;
 use super::{Packing, fit, q8_0};
 
 /// A block of a format: its weights, how it is packed, and the blocks of Q8_0 that come nearest.
@@ -162,13 +163,13 @@ impl<const PARTS: usize> Ranges<PARTS> {
 pub(super) fn signed_scales<const LEN: usize, const PARTS: usize>(
     parts: &[[f32; LEN]],
     first: f32,
-    code: impl Fn(f32) -> f32 + Copy,
+    numbers: impl Numbers,
     range: f32,
     packing: Packing<'_>,
 ) -> (f16, [i8; PARTS]) {
     let exact: [f32; PARTS] = std::array::from_fn(|i| {
         let packing = packing.part(i * LEN..(i + 1) * LEN);
-        fit::scale(&parts[i], fit::farthest(&parts[i]) / first, code, |scale| scale, packing)
+        fit::scale(&parts[i], fit::farthest(&parts[i]) / first, numbers, |scale| scale, packing)
     });
     let unit = f16::from_f32(fit::farthest(&exact) / -range);
     let inverse = fit::inverse(unit.to_f32());

@@ -9,7 +9,7 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::fit::inverse;
+use super::fit::{inverse, nearest};
 use super::packed::Ranges;
 use super::{PackedBlock, Packing};
 
@@ -36,13 +36,14 @@ impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
+        let nearest = nearest(0.0, 3.0);
         let ranges = Ranges::<16>::of(weights, 3.0, 15, packing);
         let mut codes = [0; 64];
         for (i, (sixteen, (scale, minimum))) in weights.as_chunks::<16>().0.iter().zip(ranges.parts()).enumerate() {
             let inverse = inverse(scale);
             let (first, shift) = (i / 8 * 32 + i % 2 * 16, i % 8 / 2 * 2);
             for (byte, weight) in codes[first..].iter_mut().zip(sixteen) {
-                *byte |= (((weight + minimum) * inverse).round().clamp(0.0, 3.0) as u8) << shift;
+                *byte |= (nearest((weight + minimum) * inverse) as u8) << shift;
             }
         }
         let scales = ranges.pairs.map(|(scale, minimum)| scale | minimum << 4);

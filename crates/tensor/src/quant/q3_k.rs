@@ -11,6 +11,7 @@ use half::f16;
 
 use super::fit::{inverse, nearest};
 use super::packed::signed_scales;
+use super::weighed::Integers;
 use super::{PackedBlock, Packing};
 
 /// Weights in one block.
@@ -49,7 +50,7 @@ impl PackedBlock for Block {
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let (sixteens, _) = weights.as_chunks::<16>();
         let code = nearest(-4.0, 3.0);
-        let (scale, of) = signed_scales::<16, 16>(sixteens, -4.0, code, 32.0, packing);
+        let (scale, of) = signed_scales::<16, 16>(sixteens, -4.0, Integers { least: -4.0, most: 3.0 }, 32.0, packing);
         let (mut codes, mut high, mut scales) = ([0; 64], [0; 32], [0; 12]);
         for (i, (sixteen, of)) in sixteens.iter().zip(of).enumerate() {
             let stored = (of + 32).cast_unsigned();

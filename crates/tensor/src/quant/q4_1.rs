@@ -7,7 +7,7 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::fit::{self, inverse};
+use super::fit::{self, inverse, nearest};
 use super::packed::{halves, nibbles};
 use super::{PackedBlock, Packing};
 
@@ -32,10 +32,11 @@ impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
+        let nearest = nearest(0.0, 15.0);
         let (scale, minimum) = fit::range(weights, 15.0, false, packing);
         let (scale, minimum) = (f16::from_f32(scale), f16::from_f32(minimum));
         let (inverse, of_minimum) = (inverse(scale.to_f32()), minimum.to_f32());
-        let codes = std::array::from_fn(|j| ((weights[j] - of_minimum) * inverse).round().clamp(0.0, 15.0) as u8);
+        let codes = std::array::from_fn(|j| nearest((weights[j] - of_minimum) * inverse) as u8);
         Self { scale, minimum, codes: nibbles(&codes) }
     }
 

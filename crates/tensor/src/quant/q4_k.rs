@@ -10,7 +10,7 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::fit::inverse;
+use super::fit::{inverse, nearest};
 use super::packed::{Ranges, pack_scales_and_minima, scales_and_minima};
 use super::{PackedBlock, Packing};
 
@@ -44,12 +44,13 @@ impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
+        let nearest = nearest(0.0, 15.0);
         let ranges = Ranges::<8>::of(weights, 15.0, 63, packing);
         let mut codes = [0; 128];
         for (i, (part, (scale, minimum))) in weights.as_chunks::<32>().0.iter().zip(ranges.parts()).enumerate() {
             let inverse = inverse(scale);
             for (byte, weight) in codes[i / 2 * 32..].iter_mut().zip(part) {
-                *byte |= (((weight + minimum) * inverse).round().clamp(0.0, 15.0) as u8) << (i % 2 * 4);
+                *byte |= (nearest((weight + minimum) * inverse) as u8) << (i % 2 * 4);
             }
         }
         let Ranges { scale, minimum, pairs } = ranges;

@@ -10,6 +10,7 @@ use half::f16;
 
 use super::fit::{self, farthest, inverse, nearest};
 use super::packed::{five_bits, pack_five_bits};
+use super::weighed::Integers;
 use super::{PackedBlock, Packing, q8_0};
 
 /// Weights in one block.
@@ -40,7 +41,8 @@ impl PackedBlock for Block {
 
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let (code, round) = (nearest(-16.0, 15.0), |scale| f16::from_f32(scale).to_f32());
-        let scale = fit::scale(weights, farthest(weights) / -16.0, code, round, packing);
+        let scale =
+            fit::scale(weights, farthest(weights) / -16.0, Integers { least: -16.0, most: 15.0 }, round, packing);
         let inverse = inverse(scale);
         from_codes(f16::from_f32(scale), &std::array::from_fn(|j| code(weights[j] * inverse) as i8))
     }

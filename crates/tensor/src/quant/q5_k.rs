@@ -8,7 +8,7 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::fit::inverse;
+use super::fit::{inverse, nearest};
 use super::packed::{Ranges, pack_scales_and_minima, scales_and_minima};
 use super::{PackedBlock, Packing};
 
@@ -44,12 +44,13 @@ impl PackedBlock for Block {
     const LEN: usize = BLOCK_LEN;
 
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
+        let nearest = nearest(0.0, 31.0);
         let ranges = Ranges::<8>::of(weights, 31.0, 63, packing);
         let (mut codes, mut high) = ([0; 128], [0; 32]);
         for (i, (part, (scale, minimum))) in weights.as_chunks::<32>().0.iter().zip(ranges.parts()).enumerate() {
             let inverse = inverse(scale);
             for (j, weight) in part.iter().enumerate() {
-                let code = ((weight + minimum) * inverse).round().clamp(0.0, 31.0) as u8;
+                let code = nearest((weight + minimum) * inverse) as u8;
                 codes[i / 2 * 32 + j] |= (code & 15) << (i % 2 * 4);
                 high[j] |= (code >> 4) << i;
             }

@@ -13,6 +13,7 @@ use half::f16;
 
 use super::fit::{inverse, nearest};
 use super::packed::signed_scales;
+use super::weighed::Integers;
 use super::{PackedBlock, Packing};
 
 /// Weights in one block.
@@ -54,7 +55,8 @@ impl PackedBlock for Block {
     fn pack(weights: &[f32], packing: Packing<'_>) -> Self {
         let (sixteens, _) = weights.as_chunks::<16>();
         let code = nearest(-32.0, 31.0);
-        let (scale, scales) = signed_scales::<16, 16>(sixteens, -32.0, code, 128.0, packing);
+        let (scale, scales) =
+            signed_scales::<16, 16>(sixteens, -32.0, Integers { least: -32.0, most: 31.0 }, 128.0, packing);
         let (mut codes, mut high) = ([0; 128], [0; 64]);
         for (i, (sixteen, of)) in sixteens.iter().zip(scales).enumerate() {
             let inverse = inverse(scale.to_f32() * f32::from(of));
