@@ -56,17 +56,19 @@ pub(super) fn farthest(weights: &[f32]) -> f32 {
     weights.iter().fold(0.0, |farthest: f32, &weight| if weight.abs() > farthest.abs() { weight } else { farthest })
 }
 
-/// The nearest of the integers from `least` to `most`, halves away from zero. As `round`, which is a call on the processors
-/// that compilers assume, and so is not done for many weights at once.
-pub(super) fn nearest(least: f32, most: f32) -> impl Fn(f32) -> f32 + Copy {
-    move |value| {
-        let value = value.clamp(least, most);
-        let magnitude = value.abs();
-        // Halves go to the even one; those that went down go up.
-        let even = magnitude + INTEGERS - INTEGERS;
-        let nearest = even + if magnitude - even >= 0.5 { 1.0 } else { 0.0 };
-        nearest.copysign(value)
-    }
+/// The nearest of the integers from `least` to `most`, halves away from zero.
+pub(super) fn nearest(least: f32, most: f32) -> impl Fn(f32) -> i8 + Copy {
+    move |value| rounded(value.clamp(least, most))
+}
+
+/// The nearest integer, halves away from zero, of a number that fits a byte. As `round`, which is a call on the processors that
+/// compilers assume, and so is not done for many weights at once.
+pub(super) fn rounded(value: f32) -> i8 {
+    let magnitude = value.abs();
+    // Rounds halves to even; those that went down go up.
+    let sum = magnitude + INTEGERS;
+    let code = (sum.to_bits() as i8).wrapping_add(i8::from(magnitude - (sum - INTEGERS) >= 0.5));
+    if value < 0.0 { code.wrapping_neg() } else { code }
 }
 
 /// From here on f32 has integers alone.
@@ -109,18 +111,18 @@ impl<N: Numbers, R: Fn(f32) -> f32> WithSimd for ScaleSearch<'_, N, R> {
         let weighed = Weighed::new(s, weights, packing);
         // All are fitted, and then all are tried: none waits for another.
         let mut fitted = [plain; 2 * SCALE_STEPS];
-        for step in 0..SCALE_STEPS {
-            // 0.68 to 1.10 of it, and the same with the other sign: codes reach further on one side.
-            let tried = plain * (0.68 + 0.02 * step as f32);
-            for (of_sign, tried) in [tried, -tried].into_iter().enumerate() {
-                let [products, squares, _] = weighed.moments(0.0, inverse(tried), numbers);
-                if squares > 0.0 {
-                    fitted[2 * step + of_sign] = round(products / squares);
-                }
+        let fitted = if numbers.have_sides() { &mut fitted[..] } else { &mut fitted[..SCALE_STEPS] };
+        for (index, fitted) in fitted.iter_mut().enumerate() {
+            // 0.68 to 1.10 of it, and the same with the other sign.
+            let (step, sign) = (index % SCALE_STEPS, if index < SCALE_STEPS { 1.0 } else { -1.0 });
+            let tried = sign * plain * (0.68 + 0.02 * step as f32);
+            let [products, squares, _] = weighed.moments(0.0, inverse(tried), numbers);
+            if squares > 0.0 {
+                *fitted = round(products / squares);
             }
         }
         let (mut best, mut least) = (plain, weighed.scale_lost(plain, numbers));
-        for scale in fitted {
+        for &mut scale in fitted {
             let lost = weighed.scale_lost(scale, numbers);
             if lost < least && scale.is_finite() {
                 (best, least) = (scale, lost);
@@ -305,11 +307,12 @@ mod tests {
     #[test]
     fn integers_are_rounded_as_the_standard_library_does() {
         let nearest = nearest(-8.0, 7.0);
-        for i in -10 * 64..=10 * 64 {
+        for i in -127 * 64..=127 * 64 {
             // Halves among them, and what is next to them.
             let exact = i as f32 / 64.0;
             for value in [exact.next_down(), exact, exact.next_up()] {
-                assert_eq!(nearest(value), value.round().clamp(-8.0, 7.0), "{value}");
+                assert_eq!(rounded(value), value.round() as i8, "{value}");
+                assert_eq!(nearest(value), value.round().clamp(-8.0, 7.0) as i8, "{value}");
             }
         }
     }

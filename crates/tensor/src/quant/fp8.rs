@@ -95,6 +95,10 @@ impl Numbers for E4m3 {
         let large = s.mul_f32s(s.max_f32s(powers, s.splat_f32s(1.0 / 64.0)), s.splat_f32s((1 << 20) as f32));
         with_signs(s, s.sub_f32s(s.add_f32s(magnitudes, large), large), values)
     }
+
+    fn have_sides(self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -46,6 +46,10 @@ impl Numbers for Levels {
         let step = |&[low, high]: &[i8; 2]| ((f32::from(low) + f32::from(high)) / 2.0, f32::from(high - low));
         climb(s, values, f32::from(LEVELS[0]), LEVELS.array_windows().map(step))
     }
+
+    fn have_sides(self) -> bool {
+        true
+    }
 }
 
 impl Block {

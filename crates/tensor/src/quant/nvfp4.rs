@@ -110,6 +110,10 @@ impl Numbers for E2m1 {
         let step = |&[low, high]: &[i8; 2]| (f32::from(low + high) / 4.0, f32::from(high - low) / 2.0);
         with_signs(s, climb(s, s.abs_f32s(values), 0.0, DOUBLED[..8].array_windows().map(step)), values)
     }
+
+    fn have_sides(self) -> bool {
+        false
+    }
 }
 
 /// The scale that makes the largest magnitude the largest number.

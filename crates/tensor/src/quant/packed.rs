@@ -172,8 +172,8 @@ pub(super) fn signed_scales<const LEN: usize, const PARTS: usize>(
         fit::scale(&parts[i], fit::farthest(&parts[i]) / first, numbers, |scale| scale, packing)
     });
     let unit = f16::from_f32(fit::farthest(&exact) / -range);
-    let inverse = fit::inverse(unit.to_f32());
-    (unit, exact.map(|exact| (exact * inverse).round().clamp(-range, range - 1.0) as i8))
+    let (inverse, nearest) = (fit::inverse(unit.to_f32()), fit::nearest(-range, range - 1.0));
+    (unit, exact.map(|exact| nearest(exact * inverse)))
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ impl PackedBlock for Block {
             let inverse = inverse(scale.to_f32() * f32::from(of));
             let (first, shift) = (i / 8 * 32 + i % 2 * 16, i % 8 / 2 * 2);
             for (j, weight) in sixteen.iter().enumerate() {
-                let code = (code(weight * inverse) as i8 + 4).cast_unsigned();
+                let code = (code(weight * inverse) + 4).cast_unsigned();
                 codes[first + j] |= (code & 3) << shift;
                 high[i % 2 * 16 + j] |= (code >> 2) << (i / 2);
             }

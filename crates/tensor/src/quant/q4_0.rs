@@ -42,7 +42,7 @@ impl PackedBlock for Block {
         let (code, round) = (nearest(-8.0, 7.0), |scale| f16::from_f32(scale).to_f32());
         let scale = fit::scale(weights, farthest(weights) / -8.0, Integers { least: -8.0, most: 7.0 }, round, packing);
         let inverse = inverse(scale);
-        from_codes(f16::from_f32(scale), &std::array::from_fn(|j| code(weights[j] * inverse) as i8))
+        from_codes(f16::from_f32(scale), &std::array::from_fn(|j| code(weights[j] * inverse)))
     }
 
     fn scale_sum(&self) -> f32 {

@@ -44,7 +44,7 @@ impl PackedBlock for Block {
         let scale =
             fit::scale(weights, farthest(weights) / -16.0, Integers { least: -16.0, most: 15.0 }, round, packing);
         let inverse = inverse(scale);
-        from_codes(f16::from_f32(scale), &std::array::from_fn(|j| code(weights[j] * inverse) as i8))
+        from_codes(f16::from_f32(scale), &std::array::from_fn(|j| code(weights[j] * inverse)))
     }
 
     fn scale_sum(&self) -> f32 {

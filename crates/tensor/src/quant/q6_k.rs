@@ -63,7 +63,7 @@ impl PackedBlock for Block {
             let (half, first) = (i / 8, i % 8 * 16);
             for (j, weight) in sixteen.iter().enumerate() {
                 let at = first + j;
-                let code = (code(weight * inverse) as i8 + 32).cast_unsigned();
+                let code = (code(weight * inverse) + 32).cast_unsigned();
                 codes[half * 64 + at % 64] |= (code & 15) << (at / 64 * 4);
                 high[half * 32 + at % 32] |= (code >> 4) << (at / 32 * 2);
             }

@@ -8,7 +8,7 @@
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-use super::fit::INTEGERS;
+use super::fit::{inverse, rounded};
 use super::{PackedBlock, Packing};
 
 /// Weights in one block.
@@ -58,19 +58,8 @@ impl PackedBlock for Block {
 pub fn pack(weights: &[f32; BLOCK_LEN]) -> Block {
     let max = weights.iter().fold(0f32, |max, w| max.max(w.abs()));
     let scale = max / 127.0;
-    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    let inverse = inverse(scale);
     Block { scale: f16::from_f32(scale), codes: weights.map(|w| rounded(w * inverse)) }
-}
-
-/// The nearest integer, halves away from zero, of a number that fits a byte. As `round`, which is a call on the processors that
-/// compilers assume, and so is not done for many weights at once. (Twice as fast as by way of the number that
-/// [`super::fit::nearest`] gives.)
-fn rounded(value: f32) -> i8 {
-    let magnitude = value.abs();
-    // Rounds halves to even; those that went down go up.
-    let sum = magnitude + INTEGERS;
-    let code = (sum.to_bits() as i8).wrapping_add(i8::from(magnitude - (sum - INTEGERS) >= 0.5));
-    if value < 0.0 { code.wrapping_neg() } else { code }
 }
 
 /// The 32 weights that `block` stands for, exactly.
@@ -83,20 +72,4 @@ pub fn unpack(block: &Block) -> [f32; BLOCK_LEN] {
 pub fn pack_row(row: &[f32]) -> Option<Vec<Block>> {
     let (blocks, rest) = row.as_chunks::<BLOCK_LEN>();
     rest.is_empty().then(|| blocks.iter().map(pack).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn codes_are_rounded_as_the_standard_library_does() {
-        for i in -127 * 64..=127 * 64 {
-            // Halves among them, and what is next to them.
-            let exact = i as f32 / 64.0;
-            for value in [exact.next_down(), exact, exact.next_up()] {
-                assert_eq!(rounded(value), value.round() as i8, "{value}");
-            }
-        }
-    }
 }

@@ -20,6 +20,9 @@ const LANES: usize = 16;
 pub(super) trait Numbers: Copy {
     /// The nearest number to each of `values`; of two as near either, which loses as much.
     fn nearest<S: Simd>(self, s: S, values: S::f32s) -> S::f32s;
+
+    /// Whether they reach so much further on one side of zero that a scale of the other sign may lose less.
+    fn have_sides(self) -> bool;
 }
 
 /// The integers from `least` to `most`.
@@ -36,6 +39,11 @@ impl Numbers for Integers {
         let middle = s.splat_f32s(1.5 * INTEGERS);
         let within = s.min_f32s(s.max_f32s(values, s.splat_f32s(self.least)), s.splat_f32s(self.most));
         s.sub_f32s(s.add_f32s(within, middle), middle)
+    }
+
+    /// In five bits already (16 and 15) it makes no difference.
+    fn have_sides(self) -> bool {
+        -self.least > 1.1 * self.most
     }
 }
 
