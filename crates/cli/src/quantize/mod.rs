@@ -606,37 +606,41 @@ fn in_pieces<T: Send>(
     pack: impl Fn(Range<usize>, Packing<'_>) -> io::Result<T> + Sync,
     write: &mut dyn FnMut(T, usize) -> io::Result<()>,
 ) -> io::Result<()> {
-    let (rows, row_len) = (tensor.num_rows(), tensor.row_len());
+    let (rows_in_all, row_len) = (tensor.num_rows(), tensor.row_len());
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     // Fewer of them where the rows that belong together are many weights: memory is for a piece, not for as many as there are cores.
     let threads = threads.min(PIECE_WEIGHTS / (together * row_len).max(1)).max(1);
     let of_thread = (PIECE_WEIGHTS / threads / row_len.max(1) / together * together).max(together);
     // A piece has one importance: where a tensor has several matrices, it ends with each.
-    let alike = scales.rows_alike(rows);
-    let pieces = (0..rows).step_by(alike).flat_map(|start| {
-        let end = (start + alike).min(rows);
+    let alike = scales.rows_alike(rows_in_all);
+    let pieces = (0..rows_in_all).step_by(alike).flat_map(|start| {
+        let end = (start + alike).min(rows_in_all);
         (start..end).step_by(of_thread * threads).map(move |first| (first, (first + of_thread * threads).min(end)))
     });
     let pack = &pack;
-    for (first, last) in pieces {
-        let parts = thread::scope(|scope| {
+    thread::scope(|scope| {
+        let start = |first: usize, last: usize| {
             let start = |first: usize| {
                 let rows = first..(first + of_thread).min(last);
-                let (len, packing) = (rows.len(), scales.packing(first, tensor.num_rows(), row_len));
+                let (len, packing) = (rows.len(), scales.packing(first, rows_in_all, row_len));
                 (scope.spawn(move || pack(rows, packing)), len)
             };
-            let parts: Vec<_> = (first..last).step_by(of_thread).map(start).collect();
-            let ended = |_| io::Error::other("a thread ended early");
-            parts.into_iter().map(|(part, len)| Ok((part.join().map_err(ended)??, len))).collect()
-        });
-        let parts: io::Result<Vec<(T, usize)>> = parts;
-        for (part, rows) in parts? {
-            write(part, rows)?;
+            (first..last).step_by(of_thread).map(start).collect::<Vec<_>>()
+        };
+        // One piece is written while the next is packed.
+        let mut packed = None;
+        for piece in pieces.map(Some).chain([None]) {
+            let next = piece.map(|(first, last)| (start(first, last), first..last));
+            if let Some((parts, of)) = std::mem::replace(&mut packed, next) {
+                for (part, len) in parts {
+                    write(part.join().map_err(|_| io::Error::other("a thread ended early"))??, len)?;
+                }
+                // Pages of the source that were read are not needed again.
+                mapped::release(&tensor.bytes()[of.start * tensor.row_bytes()..of.end * tensor.row_bytes()]);
+            }
         }
-        // Pages of the source that were read are not needed again.
-        mapped::release(&tensor.bytes()[first * tensor.row_bytes()..last * tensor.row_bytes()]);
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Writes bytes of a source, and lets go of them on the way.
