@@ -45,7 +45,7 @@ use source::{Beside, Matrix, Source, ggml_type, stored};
 use work::Work;
 
 /// Weights of a piece: 32 MiB as f32.
-const PIECE_WEIGHTS: usize = 8 << 20;
+const PIECE_WEIGHTS: usize = 4 << 20;
 /// The version of block layouts that ggml has had since 2023.
 const QUANTIZATION_VERSION: u32 = 2;
 
