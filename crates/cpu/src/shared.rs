@@ -29,6 +29,12 @@ impl<'a, T> SharedSlice<'a, T> {
         Self { start: slice.as_mut_ptr(), len: slice.len(), borrow: PhantomData }
     }
 
+    /// Where the first element lies, for hints to the processor.
+    #[inline(always)]
+    pub(crate) fn address(&self) -> *const T {
+        self.start
+    }
+
     /// The elements of `range`, to read.
     ///
     /// # Safety

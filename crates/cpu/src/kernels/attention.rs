@@ -20,6 +20,7 @@ use std::ops::Range;
 
 use crate::kernels::linear::Widen;
 use crate::kv_cache::{KvElement, LayerPlace};
+use crate::memory::LINE;
 use crate::shared::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd, Words};
 
@@ -362,75 +363,171 @@ fn score_piece<S: Simd, E: KvElement, const MR: usize, const NV: usize>(
 #[inline(always)]
 fn score_split<S: Simd, E: KvElement>(s: S, tile: &Tile<'_, E>, split: usize, scores: &mut [f32]) {
     let positions = tile.visible_to_some(split);
-    let block_len = tile.layer.block_len;
-    let stride = tile.layer.key_stride();
+    let LayerPlace { block_len, .. } = *tile.layer;
     let mut position = positions.start;
     while position < positions.end {
         let place = position % block_len / LANES * LANES;
         let vector_start = position - position % block_len + place;
-        // The lanes of this vector are positions of one block: fewer than sixteen at its end.
-        let end = (vector_start + LANES).min(vector_start - place + block_len).min(positions.end);
-        // SAFETY: the cache was written before the last barrier, and nobody writes to it in this op.
-        let keys = unsafe { tile.cache.read(tile.layer.keys(tile.table[position / block_len], tile.kv_head)) };
-        if place == 0 {
-            prefetch_head(s, tile, position / block_len + 1);
-        }
-        let lanes = position - vector_start..end - vector_start;
+        let block_end = vector_start - place + block_len;
         let index = position - split * SPLIT;
+        let block = Keys16 {
+            // SAFETY: the cache was written before the last barrier, and nobody writes to it in this op.
+            keys: unsafe { tile.cache.read(tile.layer.keys(tile.table[position / block_len], tile.kv_head)) },
+            place,
+            ahead: ahead(tile, position, vector_start),
+        };
+        if S::WIDE && position == vector_start && position + 2 * LANES <= positions.end.min(block_end) {
+            let mut row = 0;
+            while row < tile.rows() {
+                row += by_rows!(S, tile.rows() - row, score_two::<S, E>(s, tile, row, &block, index, scores));
+            }
+            position += 2 * LANES;
+            continue;
+        }
+        // The lanes of this vector are positions of one block: fewer than sixteen at its end.
+        let end = (vector_start + LANES).min(block_end).min(positions.end);
+        let lanes = position - vector_start..end - vector_start;
         let mut row = 0;
         while row < tile.rows() {
             let left = tile.rows() - row;
-            let keys = &keys[place..];
-            row += by_rows!(S, left, score_rows::<S, E>(s, tile, row, keys, stride, lanes.clone(), index, scores));
+            row += by_rows!(S, left, score_one::<S, E>(s, tile, row, &block, lanes.clone(), index, scores));
         }
         position = end;
     }
 }
 
-/// Asks for the keys and values of a head in one block: hardware does not look past the page that it reads from.
-#[inline(always)]
-fn prefetch_head<S: Simd, E: KvElement>(s: S, tile: &Tile<'_, E>, index: usize) {
-    let Some(&block) = tile.table.get(index).filter(|_| index * tile.layer.block_len < tile.kv_len()) else { return };
-    let head = tile.layer.keys(block, tile.kv_head).start..tile.layer.values(block, tile.kv_head).end;
-    // SAFETY: the cache was written before the last barrier, and nobody writes to it in this op.
-    let head = unsafe { tile.cache.read(head) };
-    for line in head.chunks(64 / size_of::<E>()) {
-        s.prefetch(line.as_ptr());
-    }
+/// Keys of consecutive positions of a block, as [`score_rows`] takes them.
+struct Keys16<'a, E> {
+    /// The block's, (head_dim, key stride).
+    keys: &'a [E],
+    /// The first position in the block.
+    place: usize,
+    /// What comes later, to be asked for a part with each feature: the values of these positions and the keys that many
+    /// behind them in the next block.
+    ahead: [*const E; 2],
 }
 
-/// Scores of `MR` rows with sixteen positions, of which `lanes` are kept, from `index` of the split on.
-#[expect(clippy::too_many_arguments, reason = "the body of a loop, in a function so that MR is a constant")]
+/// Where the values of the positions from `vector_start` on lie, and the keys of as many in the next block, of which hardware
+/// does not know: it does not look past the page that it reads from. Both in the order of memory, so that memory has as much to
+/// do while scores are computed as while values are weighed ([`next_keys`]).
 #[inline(always)]
-fn score_rows<S: Simd, E: KvElement, const MR: usize>(
+fn ahead<E: KvElement>(tile: &Tile<'_, E>, position: usize, vector_start: usize) -> [*const E; 2] {
+    let LayerPlace { head_dim, block_len, .. } = *tile.layer;
+    let index = position / block_len;
+    let place = vector_start % block_len;
+    let values =
+        element(tile, tile.layer.values(tile.table[index], tile.kv_head).start + place * tile.layer.value_stride());
+    let next = index + 1;
+    if next * block_len >= tile.kv_len() {
+        return [values; 2];
+    }
+    [values, element(tile, tile.layer.keys(tile.table[next], tile.kv_head).start + place * head_dim)]
+}
+
+/// The address of an element of the cache, to ask for it.
+#[inline(always)]
+fn element<E>(tile: &Tile<'_, E>, index: usize) -> *const E {
+    tile.cache.address().wrapping_add(index)
+}
+
+/// The keys that are wanted when values of the split of `position` have been weighed: those a split later, or of the next
+/// head's first.
+#[inline(always)]
+fn next_keys<E: KvElement>(tile: &Tile<'_, E>, position: usize) -> Option<*const E> {
+    let LayerPlace { kv_heads, block_len, .. } = *tile.layer;
+    let (position, kv_head) = match position + SPLIT {
+        later if later < tile.kv_len() => (later, tile.kv_head),
+        _ => (tile.splits().start * SPLIT + position % SPLIT, tile.kv_head + 1),
+    };
+    if kv_head == kv_heads || position >= tile.kv_len() {
+        return None;
+    }
+    let block = tile.table[position / block_len];
+    Some(element(tile, tile.layer.keys(block, kv_head).start))
+}
+
+/// Scores of `MR` rows with thirty-two positions, from `index` of the split on.
+#[inline(always)]
+fn score_two<S: Simd, E: KvElement, const MR: usize>(
     s: S,
     tile: &Tile<'_, E>,
     row: usize,
-    keys: &[E],
-    stride: usize,
+    keys: &Keys16<'_, E>,
+    index: usize,
+    scores: &mut [f32],
+) -> usize {
+    let sums = score_rows::<S, E, MR, 2>(s, tile, row, keys);
+    for m in 0..MR {
+        let (out, _) = scores[(row + m) * SPLIT + index..][..2 * LANES].as_chunks_mut();
+        for v in 0..2 {
+            s.store(sums[m][v], &mut out[v]);
+        }
+    }
+    MR
+}
+
+/// Scores of `MR` rows with sixteen positions, of which `lanes` are kept, from `index` of the split on.
+#[inline(always)]
+fn score_one<S: Simd, E: KvElement, const MR: usize>(
+    s: S,
+    tile: &Tile<'_, E>,
+    row: usize,
+    keys: &Keys16<'_, E>,
     lanes: Range<usize>,
     index: usize,
     scores: &mut [f32],
 ) -> usize {
+    let sums = score_rows::<S, E, MR, 1>(s, tile, row, keys);
+    for m in 0..MR {
+        let mut out = [0.0; LANES];
+        s.store(sums[m][0], &mut out);
+        scores[(row + m) * SPLIT + index..][..lanes.len()].copy_from_slice(&out[lanes.clone()]);
+    }
+    MR
+}
+
+/// q · k of `MR` rows with `NV` vectors of positions.
+#[inline(always)]
+fn score_rows<S: Simd, E: KvElement, const MR: usize, const NV: usize>(
+    s: S,
+    tile: &Tile<'_, E>,
+    row: usize,
+    &Keys16 { keys, place, ahead }: &Keys16<'_, E>,
+) -> [[S::F32; NV]; MR] {
     let head_dim = tile.layer.head_dim;
     let mut q: [&[f32]; MR] = [&[]; MR];
     for m in 0..MR {
         q[m] = &tile.query(row + m)[..head_dim];
     }
-    let mut sums = [s.splat(0.0); MR];
-    for feature in 0..head_dim {
-        let key: &[E; LANES] = keys[feature * stride..][..LANES].as_array().expect("sixteen long");
-        let key = E::load(s, key);
+    let asks = row == 0;
+    let mut sums = [[s.splat(0.0); NV]; MR];
+    for (feature, keys) in keys.chunks_exact(tile.layer.key_stride()).enumerate() {
+        if asks {
+            for at in ahead {
+                ask(s, at.wrapping_add(feature * NV * LANES), NV * LANES);
+            }
+        }
+        let (vectors, _) = keys[place..][..NV * LANES].as_chunks::<LANES>();
+        let mut key = [s.splat(0.0); NV];
+        for v in 0..NV {
+            key[v] = E::load(s, &vectors[v]);
+        }
         for m in 0..MR {
-            sums[m] = s.mul_add(s.splat(q[m][feature]), key, sums[m]);
+            let q = s.splat(q[m][feature]);
+            for v in 0..NV {
+                sums[m][v] = s.mul_add(q, key[v], sums[m][v]);
+            }
         }
     }
-    for m in 0..MR {
-        let mut out = [0.0; LANES];
-        s.store(sums[m], &mut out);
-        scores[(row + m) * SPLIT + index..][..lanes.len()].copy_from_slice(&out[lanes.clone()]);
+    sums
+}
+
+/// Asks for `len` elements.
+#[inline(always)]
+fn ask<S: Simd, E>(s: S, at: *const E, len: usize) {
+    for line in 0..(len * size_of::<E>()).div_ceil(LINE) {
+        s.prefetch(at.cast::<u8>().wrapping_add(line * LINE));
     }
-    MR
 }
 
 /// Turns the scores in `visible` into weights exp(score · scale - max), all others to zero. Returns maximum and sum.
@@ -447,14 +544,17 @@ fn softmax<S: Simd>(s: S, scores: &mut [f32], visible: Range<usize>, scale: f32)
         s.store(scaled, vector);
     }
     let max = s.max_lane(max);
-    for vector in scores_16.iter_mut() {
-        s.store(super::math::exp(s, s.sub(s.load(vector), s.splat(max))), vector);
-    }
-    // The exponential of minus infinity is small here, not zero.
-    scores[vectors.start * LANES..visible.start].fill(0.0);
-    scores[visible.end..vectors.end * LANES].fill(0.0);
     let mut sum = s.splat(0.0);
-    for vector in &scores.as_chunks::<LANES>().0[vectors] {
+    let last = scores_16.len().saturating_sub(1);
+    for (index, vector) in scores_16.iter_mut().enumerate() {
+        s.store(super::math::exp(s, s.sub(s.load(vector), s.splat(max))), vector);
+        // The exponential of minus infinity is small here, not zero.
+        if index == 0 {
+            vector[..visible.start % LANES].fill(0.0);
+        }
+        if index == last {
+            vector[(visible.end - 1) % LANES + 1..].fill(0.0);
+        }
         sum = s.add(sum, s.load(vector));
     }
     (max, s.sum(sum))
@@ -467,7 +567,12 @@ fn weigh_split<S: Simd, E: KvElement>(s: S, tile: &Tile<'_, E>, split: usize, we
     let mut positions = tile.visible_to_some(split);
     while !positions.is_empty() {
         let end = (positions.start / block_len + 1).saturating_mul(block_len).min(positions.end);
-        let span = Span { values: block_values(tile, positions.start..end), positions: positions.start..end, split };
+        let span = Span {
+            values: block_values(tile, positions.start..end),
+            positions: positions.start..end,
+            split,
+            ahead: next_keys(tile, positions.start),
+        };
         let mut row = 0;
         while row < tile.rows() {
             let left = tile.rows() - row;
@@ -503,7 +608,7 @@ fn weigh_pieces<S: Simd, E: KvElement>(
             len += values.len() * LANES;
             position = block_end;
         }
-        let span = Span { values: &piece[..len], positions: positions.start..end, split };
+        let span = Span { values: &piece[..len], positions: positions.start..end, split, ahead: None };
         let mut row = 0;
         while row < tile.rows() {
             row += match (tile.rows() - row).min(if S::WIDE { 8 } else { 4 }) {
@@ -533,6 +638,8 @@ struct Span<'a, V> {
     values: &'a [V],
     positions: Range<usize>,
     split: usize,
+    /// What is wanted later, as long as the values, to be asked for a part with each of them.
+    ahead: Option<*const V>,
 }
 
 /// [`weigh_rows`] over values where they lie.
@@ -611,18 +718,21 @@ fn weigh_positions<S: Simd, V: Widen, const MR: usize>(
     for m in 0..MR {
         w[m] = &weights[(row + m) * SPLIT + index..][..positions.len()];
     }
+    let ahead = span.ahead.filter(|_| row == 0);
+    let ahead = |feature: usize| ahead.map(|at| at.wrapping_add(feature * positions.len()));
     let mut feature = 0;
     while S::WIDE && feature + 2 * LANES <= stride {
-        weigh_features::<S, V, MR, 2>(s, w, values, stride, feature, row, partials);
+        weigh_features::<S, V, MR, 2>(s, w, values, stride, feature, row, partials, ahead(feature));
         feature += 2 * LANES;
     }
     while feature < stride {
-        weigh_features::<S, V, MR, 1>(s, w, values, stride, feature, row, partials);
+        weigh_features::<S, V, MR, 1>(s, w, values, stride, feature, row, partials, ahead(feature));
         feature += LANES;
     }
 }
 
-/// 16 · `D` features from `feature` on, of `MR` rows.
+/// 16 · `D` features from `feature` on, of `MR` rows. Asks for as many elements as it reads from `ahead` on.
+#[expect(clippy::too_many_arguments, reason = "the body of a loop, in a function so that D is a constant")]
 #[inline(always)]
 fn weigh_features<S: Simd, V: Widen, const MR: usize, const D: usize>(
     s: S,
@@ -632,6 +742,7 @@ fn weigh_features<S: Simd, V: Widen, const MR: usize, const D: usize>(
     feature: usize,
     row: usize,
     partials: &mut [f32],
+    ahead: Option<*const V>,
 ) {
     let width = stride + LANES;
     let mut sums = [[s.splat(0.0); D]; MR];
@@ -642,6 +753,9 @@ fn weigh_features<S: Simd, V: Widen, const MR: usize, const D: usize>(
         }
     }
     for position in 0..weights[0].len() {
+        if let Some(ahead) = ahead {
+            ask(s, ahead.wrapping_add(position * D * LANES), D * LANES);
+        }
         let (vectors, _) = values[position * stride + feature..][..D * LANES].as_chunks::<LANES>();
         let mut value = [s.splat(0.0); D];
         for d in 0..D {
