@@ -39,6 +39,11 @@ pub(crate) const PANEL_MIN_ROWS: usize = 4;
 /// Rows of x that pass together over one panel.
 const FEW_ROWS: usize = 8;
 
+/// Rows of x up to which they pass over a packed panel [`FEW_ROWS`] at a time, the first of them as memory gives it and the others
+/// from the cache, and not in tiles: those are faster by a seventh, but the first of them waits for memory. Measured on Zen 5, one
+/// thread, 16 rows of Qwen2.5-0.5B: tiles 302 tokens/s, eight rows at a time 437.
+const MOST_STREAMED_ROWS: usize = 3 * FEW_ROWS;
+
 /// Rows of x in a tile over two panels: 12 accumulators, 12 integer sums, two weights and one x are 27 of 32 registers.
 const TILE_ROWS: usize = 6;
 
@@ -52,12 +57,16 @@ const STRIP_ROWS: usize = 672;
 /// Rows of x in a strip that passes over panels where they lie, k in one piece: those of a chunk stay in the second-level cache.
 const IN_PLACE_ROWS: usize = 96;
 
-/// Bytes of a panel that are asked for ahead of use while its weights pass once.
-const PREFETCH_BYTES: usize = 2048;
+/// Bytes of a panel that are asked for ahead of use while its weights pass once: what memory takes to answer, in bytes, while one
+/// row of x passes, and while several do, which look no further ahead by themselves than their instructions fit the processor's
+/// window. Measured on Zen 5 with eight rows: nothing 32 GB/s, 2 KiB 30, 4 KiB 32, 8 KiB 38, 16 KiB 38; four rows 34, 37, 39, 39, 38.
+const fn prefetch_bytes(rows: usize) -> usize {
+    if rows < PREFETCH_MIN_ROWS { 2 << 10 } else { 8 << 10 }
+}
 /// Rows of x from which that is done where the processor looks ahead well in one stream by itself: fewer leave it time to. Measured
-/// on Zen 4: one row 33 GB/s without and 30 with, eight rows 18 and 22. Elsewhere it is always done: on a Granite Rapids server, one
-/// row of x, Q8_0, Q4_0 and Q4_K_M are 5, 10 and 17 % slower without.
-const PREFETCH_MIN_ROWS: usize = 6;
+/// on Zen 4: one row 33 GB/s without and 30 with. Elsewhere it is always done: on a Granite Rapids server, one row of x, Q8_0, Q4_0
+/// and Q4_K_M are 5, 10 and 17 % slower without.
+const PREFETCH_MIN_ROWS: usize = 4;
 
 /// Where a weight's codes are.
 pub(crate) enum Weights<'a, F: PanelFormat> {
@@ -104,7 +113,7 @@ impl<F: PanelFormat> Kernel for LinearBlocks<'_, F> {
         let Range { start, end } = columns;
         let mut tiles = Tiles::<S, F> { s, x, rows, blocks, end, output, sums, format: PhantomData };
         match weights {
-            Weights::Packed(packed) if rows > FEW_ROWS && S::WIDE && F::HAS_TILES_IN_PLACE => {
+            Weights::Packed(packed) if rows > MOST_STREAMED_ROWS && S::WIDE && F::HAS_TILES_IN_PLACE => {
                 for row in (0..rows).step_by(IN_PLACE_ROWS) {
                     let rows = row..(row + IN_PLACE_ROWS).min(rows);
                     for column in (start..end).step_by(2 * PANEL_ROWS) {
@@ -135,9 +144,14 @@ impl<F: PanelFormat> Kernel for LinearBlocks<'_, F> {
                     }
                 }
             }
-            Weights::Packed(packed) => {
+            Weights::Packed(packed) if rows > MOST_STREAMED_ROWS || !F::HAS_TILES_IN_PLACE => {
                 for column in (start..end).step_by(PANEL_ROWS) {
                     tiles.one_panel(packed.panel(column / PANEL_ROWS, blocks), column);
+                }
+            }
+            Weights::Packed(packed) => {
+                for column in (start..end).step_by(PANEL_ROWS) {
+                    tiles.streamed(packed.panel(column / PANEL_ROWS, blocks), column);
                 }
             }
             Weights::File { blocks: weights, panel } => {
@@ -182,6 +196,12 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
             }
             return;
         }
+        self.streamed(panel, column);
+    }
+
+    /// All rows with the sixteen columns of a panel, up to [`FEW_ROWS`] at a time.
+    #[inline(always)]
+    fn streamed(&self, panel: Panel<'_, F>, column: usize) {
         let mut row = 0;
         if !F::HAS_ALL_TILES {
             while row < self.rows {
@@ -222,7 +242,7 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
         for (block, of_panel) in blocks.iter().enumerate() {
             if prefetches {
                 // Past the end of this panel comes the next.
-                let at = std::ptr::from_ref(of_panel).cast::<u8>().wrapping_add(PREFETCH_BYTES);
+                let at = std::ptr::from_ref(of_panel).cast::<u8>().wrapping_add(prefetch_bytes(MR));
                 for line in 0..size_of::<PanelBlock<F>>().div_ceil(64) {
                     s.prefetch(at.wrapping_add(64 * line));
                 }
