@@ -6,7 +6,9 @@
 //!           `linear_blocks`, from the same projection of unrounded activations.
 //! Edge      a block with a NaN or an infinity has scale NaN, so the whole row of outputs is NaN, as it would be in floats;
 //!           a block whose largest value is below 127 · 2⁻¹²⁶ counts as zero.
-//! Versions  every level, from one text: a block is two vectors.
+//! Versions  every level, from one text: a block is two vectors, and four blocks go side by side.
+
+#![expect(clippy::needless_range_loop, reason = "blocks are indexed by their number, as one writes matrices")]
 
 use crate::simd::{LANES, Simd};
 
@@ -54,36 +56,85 @@ impl QuantizedBlock {
     }
 }
 
+/// Blocks that are quantised side by side: what crosses lanes is then done for four vectors at a time.
+const SIDE_BY_SIDE: usize = 4;
+
 /// Quantises `x` into `out`, a block for each 32 values.
 #[inline(always)]
 pub(crate) fn quantize_row<S: Simd>(s: S, x: &[f32], out: &mut [QuantizedBlock]) {
     let (blocks, rest) = x.as_chunks::<BLOCK_LEN>();
     debug_assert!(rest.is_empty() && blocks.len() == out.len());
-    for (x, out) in blocks.iter().zip(out) {
-        let halves: &[[f32; LANES]; 2] = bytemuck::cast_ref(x);
-        let (low, high) = (s.load(&halves[0]), s.load(&halves[1]));
-        let zero = s.splat(0.0);
-        let magnitude = s.max(s.max(low, s.sub(zero, low)), s.max(high, s.sub(zero, high)));
-        let scale = s.max_lane(magnitude) / 127.0;
-        // 0 · x is not zero for what is not finite: NaN, which the largest magnitude may have passed over, too.
-        let finite = s.sum(s.add(s.mul(low, zero), s.mul(high, zero))) == 0.0;
-        let (scale, inverse) = if !finite {
+    let (fours, few) = blocks.as_chunks::<SIDE_BY_SIDE>();
+    let (out_fours, out_few) = out.as_chunks_mut::<SIDE_BY_SIDE>();
+    if is_finite(s, x) {
+        for (x, out) in fours.iter().zip(out_fours) {
+            quantize_blocks(s, x, out, [true; SIDE_BY_SIDE]);
+        }
+        for (x, out) in few.iter().zip(out_few) {
+            quantize_blocks(s, std::array::from_ref(x), std::array::from_mut(out), [true]);
+        }
+    } else {
+        for (x, out) in blocks.iter().zip(out) {
+            quantize_blocks(s, std::array::from_ref(x), std::array::from_mut(out), [is_finite(s, x)]);
+        }
+    }
+}
+
+/// Whether `x`, whole vectors, has neither a NaN nor an infinity: 0 · x is not zero for those.
+#[inline(always)]
+fn is_finite<S: Simd>(s: S, x: &[f32]) -> bool {
+    let zero = s.splat(0.0);
+    let mut sum = zero;
+    for vector in x.as_chunks::<LANES>().0 {
+        sum = s.mul_add(s.load(vector), zero, sum);
+    }
+    s.sum(sum) == 0.0
+}
+
+/// Quantises `N` blocks. The largest magnitude may pass over a NaN, so whether a block is `finite` was asked before.
+#[inline(always)]
+fn quantize_blocks<S: Simd, const N: usize>(
+    s: S,
+    x: &[[f32; BLOCK_LEN]; N],
+    out: &mut [QuantizedBlock; N],
+    finite: [bool; N],
+) {
+    let zero = s.splat(0.0);
+    let mut halves = [[zero; 2]; N];
+    let mut magnitudes = [zero; SIDE_BY_SIDE];
+    for i in 0..N {
+        let of_block: &[[f32; LANES]; 2] = bytemuck::cast_ref(&x[i]);
+        let [low, high] = [s.load(&of_block[0]), s.load(&of_block[1])];
+        halves[i] = [low, high];
+        magnitudes[i] = s.max(s.max(low, s.sub(zero, low)), s.max(high, s.sub(zero, high)));
+    }
+    let largest = if N == 1 { [s.max_lane(magnitudes[0]), 0.0, 0.0, 0.0] } else { s.max_4(magnitudes) };
+    let mut sums = [[zero; 2]; SIDE_BY_SIDE];
+    for i in 0..N {
+        let scale = largest[i] / 127.0;
+        let (scale, inverse) = if !finite[i] {
             (f32::NAN, 0.0)
         } else if scale < f32::MIN_POSITIVE {
             (0.0, 0.0)
         } else {
             (scale, 1.0 / scale)
         };
-        let (low, low_sum) = quantize(s, low, inverse);
-        let (high, high_sum) = quantize(s, high, inverse);
-        out.codes[..LANES].copy_from_slice(&low);
-        out.codes[LANES..].copy_from_slice(&high);
-        out.scale = scale;
-        // Whole numbers far below 2²⁴: the sums are exact in any order.
-        let sums = [s.sum(low_sum), s.sum(high_sum)];
-        out.minus_128_sum = ((sums[0] + sums[1]) * -128.0) as i32;
-        out.scaled_sum = scale * (sums[0] + sums[1]);
-        out.half_sums = sums.map(|sum| sum as i16);
+        out[i].scale = scale;
+        for half in 0..2 {
+            let (codes, of_half) = quantize(s, halves[i][half], inverse);
+            out[i].codes[half * LANES..(half + 1) * LANES].copy_from_slice(&codes);
+            sums[i][half] = of_half;
+        }
+    }
+    // Whole numbers far below 2²⁴: the sums are exact in any order.
+    for first in (0..N).step_by(2) {
+        let [a, b] = [sums[first], sums[first + 1]];
+        let of_halves = s.sum_4([a[0], a[1], b[0], b[1]]);
+        for (block, sums) in out[first..].iter_mut().zip(of_halves.as_chunks::<2>().0) {
+            block.minus_128_sum = ((sums[0] + sums[1]) * -128.0) as i32;
+            block.scaled_sum = block.scale * (sums[0] + sums[1]);
+            block.half_sums = [sums[0] as i16, sums[1] as i16];
+        }
     }
 }
 

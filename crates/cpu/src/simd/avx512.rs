@@ -209,6 +209,12 @@ impl<const VNNI: bool, const BF16: bool, const TILES: bool> Simd for Avx512<VNNI
     }
 
     #[inline(always)]
+    fn max_4(self, vectors: [__m512; 4]) -> [f32; 4] {
+        // SAFETY: `self` proves the features.
+        unsafe { max_4(vectors) }
+    }
+
+    #[inline(always)]
     fn max_lane(self, v: __m512) -> f32 {
         // SAFETY: `self` proves the features.
         unsafe {
@@ -416,25 +422,33 @@ impl<const VNNI: bool, const BF16: bool, const TILES: bool> Simd for Avx512<VNNI
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn sum_4(v: [__m512; 4]) -> [f32; 4] {
-    // Halves of 8 lanes: two vectors side by side in one register, then the usual tree for all four at once.
-    let fold_8 = |a: __m512, b: __m512| {
-        _mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
+/// One number from each of four vectors, by the tree of [`Simd::sum`] for all four at once.
+macro_rules! fold_4 {
+    ($name:ident, $two:ident) => {
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+        fn $name(v: [__m512; 4]) -> [f32; 4] {
+            // Halves of 8 lanes: two vectors side by side in one register, then the usual tree for all four at once.
+            let fold_8 = |a: __m512, b: __m512| {
+                $two(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
+            };
+            let (ab, cd) = (fold_8(v[0], v[1]), fold_8(v[2], v[3]));
+            // Quarters of 4 lanes: a, b, c, d in the four 128-bit parts.
+            let quarters =
+                $two(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
+            let pairs = $two(quarters, _mm512_shuffle_ps::<0b01_00_11_10>(quarters, quarters));
+            let folded = $two(pairs, _mm512_shuffle_ps::<0b10_11_00_01>(pairs, pairs));
+            let first_of_each = _mm512_maskz_compress_ps(0b0001_0001_0001_0001, folded);
+            let mut out = [0.0; 4];
+            // SAFETY: room for four f32, at any alignment.
+            unsafe { _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(first_of_each)) };
+            out
+        }
     };
-    let (ab, cd) = (fold_8(v[0], v[1]), fold_8(v[2], v[3]));
-    // Quarters of 4 lanes: a, b, c, d in the four 128-bit parts.
-    let quarters =
-        _mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
-    let pairs = _mm512_add_ps(quarters, _mm512_shuffle_ps::<0b01_00_11_10>(quarters, quarters));
-    let sums = _mm512_add_ps(pairs, _mm512_shuffle_ps::<0b10_11_00_01>(pairs, pairs));
-    let first_of_each = _mm512_maskz_compress_ps(0b0001_0001_0001_0001, sums);
-    let mut out = [0.0; 4];
-    // SAFETY: room for four f32, at any alignment.
-    unsafe { _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(first_of_each)) };
-    out
 }
+
+fold_4!(sum_4, _mm512_add_ps);
+fold_4!(max_4, _mm512_max_ps);
 
 /// Sixteen exact sums from products of bytes that `vpdpbusd` makes of weights shifted up by 128.
 #[inline]

@@ -156,6 +156,11 @@ pub(crate) trait Simd: Copy {
     }
     /// The largest lane, by [`Simd::max`] in the order of [`Simd::sum`].
     fn max_lane(self, vector: Self::F32) -> f32;
+    /// [`Simd::max_lane`] of each of four vectors of numbers.
+    #[inline(always)]
+    fn max_4(self, vectors: [Self::F32; 4]) -> [f32; 4] {
+        [self.max_lane(vectors[0]), self.max_lane(vectors[1]), self.max_lane(vectors[2]), self.max_lane(vectors[3])]
+    }
 
     /// Σ codes · codes of block `block` of each of sixteen rows with one activation block: exact integers.
     fn q8_dots(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> Self::F32;
