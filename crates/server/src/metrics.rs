@@ -173,6 +173,8 @@ fn write_engine(out: &mut String, counts: &Counts, serving: &Serving) {
     gauge("vllm:num_requests_running", "Sequences that run.", stats.num_running as f64);
     gauge("vllm:num_requests_waiting", "Sequences that wait.", stats.num_waiting as f64);
     gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", share);
+    let age = serving.engine.step_age().as_secs_f64();
+    gauge("hotmetal_step_age_seconds", "How long the step that is under way has taken so far.", age);
     gauge("hotmetal_kv_blocks", "Blocks of the KV cache.", stats.num_blocks as f64);
     gauge("hotmetal_kv_blocks_used", "Blocks that sequences hold.", used as f64);
     gauge("hotmetal_kv_blocks_cached", "Blocks whose tokens can be reused.", stats.num_cached_blocks as f64);

@@ -12,8 +12,12 @@ use super::*;
 use crate::{Ended, Shutdown, serve};
 
 async fn start(options: Options) -> (App, SocketAddr, Shutdown, JoinHandle<Ended>) {
+    start_with(options, None).await
+}
+
+async fn start_with(options: Options, faults: Option<Faults>) -> (App, SocketAddr, Shutdown, JoinHandle<Ended>) {
     let app = loading(options);
-    serve_on(&app, config(), None);
+    serve_on(&app, config(), faults);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = Shutdown::default();
@@ -81,4 +85,26 @@ async fn a_reader_that_does_not_read_loses_its_request() {
     idle(&app).await;
     let text = String::from_utf8(bytes(response).await.to_vec()).unwrap();
     assert!(!text.contains("[DONE]"), "it was not whole");
+}
+
+#[tokio::test]
+async fn a_server_whose_device_is_stuck_answers_and_ends_as_failed() {
+    let options = Options { step_time_max: Duration::from_millis(200), ..Options::default() };
+    let stuck: Faults = Box::new(|_, _| {
+        std::thread::sleep(Duration::from_secs(60));
+        None
+    });
+    let (app, address, _shutdown, served) = start_with(options, Some(stuck)).await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let body = json!({"prompt": "Once", "max_tokens": 2}).to_string();
+    let request = format!(
+        "POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    timeout(Duration::from_secs(20), stream.read_to_string(&mut answer)).await.expect("it is answered").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 500") && answer.contains("step_stuck"), "{answer}");
+    assert_eq!(timeout(Duration::from_secs(20), served).await.expect("it ends").unwrap(), Ended::Failed);
+    assert!(app.failure().is_some_and(|why| why.contains("stuck")));
 }
