@@ -96,7 +96,7 @@ struct LimitArgs {
     #[arg(long, value_name = "N")]
     kv_tokens: Option<usize>,
 
-    /// Texts that may wait; more are told to try again
+    /// Texts that may wait, of each key; more are told to try again
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
 

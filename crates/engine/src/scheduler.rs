@@ -120,9 +120,11 @@ impl Scheduler {
     /// Takes a request into the queue.
     pub(crate) fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
         request.check(&self.config)?;
-        // The preempted count too: under pressure, fewer new ones are taken, and the queue stays bounded.
-        let sequences = self.waiting.iter().map(Sequence::width).sum::<usize>() + request.num_completions;
-        let tokens = self.waiting.iter().map(|sequence| sequence.tokens.len()).sum::<usize>() + request.prompt.len();
+        // Each caller has a queue of its own: whoever fills it keeps nobody else out. The preempted count too: under
+        // pressure, fewer new ones are taken, and the queue stays bounded.
+        let own = || self.waiting.iter().filter(|sequence| sequence.request.caller == request.caller);
+        let sequences = own().map(Sequence::width).sum::<usize>() + request.num_completions;
+        let tokens = own().map(|sequence| sequence.tokens.len()).sum::<usize>() + request.prompt.len();
         for (waiting, limit, unit) in
             [(sequences, self.config.max_waiting, "sequences"), (tokens, self.config.max_waiting_tokens, "tokens")]
         {
