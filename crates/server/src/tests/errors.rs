@@ -18,6 +18,7 @@ async fn malformed_requests_get_the_right_status_in_the_right_form() {
         (Method::POST, CHAT, "[1]", StatusCode::BAD_REQUEST),
         (Method::POST, CHAT, "null", StatusCode::BAD_REQUEST),
         (Method::POST, CHAT, "{}", StatusCode::BAD_REQUEST),
+        (Method::POST, TEXT, "{\"prompt\": \"a\", \"max_tokens\": 1, \"max_tokens\": 2}", StatusCode::BAD_REQUEST),
         (Method::POST, CHAT, "{\"messages\": \"\\ud800\"}", StatusCode::BAD_REQUEST),
         (Method::GET, CHAT, "", StatusCode::METHOD_NOT_ALLOWED),
         (Method::POST, "/v1/models", "{}", StatusCode::METHOD_NOT_ALLOWED),
