@@ -67,7 +67,7 @@ impl Conversation {
     /// Takes the fields of a conversation.
     pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Self, ApiError> {
         let template = template_of(serving)?;
-        let messages = messages::check(fields.required("messages")?, template.capabilities())?;
+        let messages = messages::check(fields.required("messages")?, template.capabilities(), &serving.dialect)?;
         let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(effort) = fields.string("reasoning_effort")? {
             if !serving.dialect.takes_effort {

@@ -32,7 +32,14 @@ pub(crate) struct Dialect {
     pub(crate) switches_thinking: bool,
     /// Whether the template writes something else for another `reasoning_effort`.
     pub(crate) takes_effort: bool,
+    /// Whether the template ever shows what the model thought before.
+    pub(crate) shows_reasoning: bool,
+    /// Whether it shows the `name` in a message of each of [`NAMED_ROLES`].
+    shows_names: [bool; NAMED_ROLES.len()],
 }
+
+/// Roles whose messages may have a name.
+const NAMED_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 impl Dialect {
     /// Found out by rendering a conversation in which all of it happens.
@@ -43,7 +50,14 @@ impl Dialect {
             has_channels: has_channels(template),
             switches_thinking: switches_thinking(template),
             takes_effort: takes_effort(template),
+            shows_reasoning: shows_reasoning(template),
+            shows_names: NAMED_ROLES.map(|role| shows_name(template, role)),
         }
+    }
+
+    /// Whether the template shows the `name` in a message of this role.
+    pub(crate) fn shows_name(&self, role: &str) -> bool {
+        NAMED_ROLES.iter().zip(self.shows_names).any(|(&named, shows)| shows && named == role)
     }
 
     /// How an answer to this rendered prompt may begin.
@@ -114,6 +128,58 @@ fn thinks(template: &ChatTemplate) -> bool {
     renders
         .iter()
         .any(|input| template.render(input).is_ok_and(|text| text.contains("<think>") || text.contains("</think>")))
+}
+
+/// A call, its result, and the tool that was called, as templates that check them want them.
+fn probe_call() -> (Value, Value, Value) {
+    let function = json!({"name": "called_function", "arguments": {"called_key": "called_value"}});
+    let call = json!({"id": "call00001", "type": "function", "function": function});
+    let result = json!({"role": "tool", "tool_call_id": "call00001", "content": "y"});
+    let tool = json!({"type": "function", "function": {
+        "name": "called_function", "description": "d", "parameters": {"type": "object", "properties": {}}}});
+    (call, result, tool)
+}
+
+fn shows_reasoning(template: &ChatTemplate) -> bool {
+    const THOUGHT: &str = "mark5f1d0c";
+    let user = || json!({"role": "user", "content": "x"});
+    let (call, result, tool) = probe_call();
+    let answer = json!({"role": "assistant", "content": "y", "reasoning_content": THOUGHT});
+    let calls = |content: Value| json!({"role": "assistant", "content": content, "reasoning_content": THOUGHT, "tool_calls": [call]});
+    // Some templates show it only while the turn goes on, and some take no content beside a call or no null.
+    let conversations = [
+        vec![user(), answer.clone()],
+        vec![user(), answer, user()],
+        vec![user(), calls(json!("")), result.clone()],
+        vec![user(), calls(Value::Null), result],
+    ];
+    let shows = |messages: &Vec<Value>, add_generation_prompt| {
+        let tools = [tool.clone()];
+        let tools = messages.iter().any(|message| message["role"] == "tool").then_some(&tools[..]);
+        let input = RenderInput { tools, add_generation_prompt, ..probe(messages) };
+        template.render(&input).is_ok_and(|text| text.contains(THOUGHT))
+    };
+    conversations.iter().any(|messages| shows(messages, true) || shows(messages, false))
+}
+
+fn shows_name(template: &ChatTemplate, role: &str) -> bool {
+    const NAME: &str = "mark5f1d0c";
+    let said = |role: &str| json!({"role": role, "content": "x"});
+    let (call, result, tool) = probe_call();
+    let calls = |content: Value| json!({"role": "assistant", "content": content, "tool_calls": [call]});
+    let conversations = [
+        vec![said("system"), said("user"), said("assistant"), said("user")],
+        vec![said("user"), calls(json!("")), result.clone()],
+        vec![said("user"), calls(Value::Null), result],
+    ];
+    conversations.into_iter().any(|mut messages| {
+        for message in messages.iter_mut().filter(|message| message["role"] == role) {
+            message["name"] = NAME.into();
+        }
+        let tools = [tool.clone()];
+        let tools = messages.iter().any(|message| message["role"] == "tool").then_some(&tools[..]);
+        template.render(&RenderInput { tools, ..probe(&messages) }).is_ok_and(|text| text.contains(NAME))
+    })
 }
 
 fn has_channels(template: &ChatTemplate) -> bool {

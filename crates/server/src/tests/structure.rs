@@ -157,7 +157,30 @@ async fn tools_are_shown_checked_and_answered() {
         {"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "abcdefghi", "content": "12"},
     ]);
-    ok(&app, CHAT, &with(json!({"messages": messages, "tools": weather(), "max_tokens": 2}))).await;
+    ok(&app, CHAT, &with(json!({"messages": messages.clone(), "tools": weather(), "max_tokens": 2}))).await;
+    // Nothing of a call is ignored.
+    for (change, param) in [
+        (json!({"index": 0}), ".index"),
+        (json!({"id": null}), ".id"),
+        (json!({"id": ""}), ".id"),
+        (json!({"id": 7}), ".id"),
+        (json!({"type": "custom"}), ".type"),
+        (json!({"function": null}), ""),
+        (json!({"function": {"name": "get_weather", "arguments": "{}", "strict": true}}), ".function.strict"),
+        (json!({"function": {"name": "get_weather"}}), ".function.arguments"),
+        (json!({"function": {"name": null, "arguments": "{}"}}), ".function.name"),
+        (json!({"function": {"name": "get_weather", "arguments": ""}}), ".function.arguments"),
+        (json!({"function": {"name": "get_weather", "arguments": "{\"unit\": "}}), ".function.arguments"),
+        (json!({"function": {"name": "get_weather", "arguments": "[1]"}}), ".function.arguments"),
+        (json!({"function": {"name": "get_weather", "arguments": "{\"a\": 1, \"a\": 2}"}}), ".function.arguments"),
+        (json!({"function": {"name": "get_weather", "arguments": 3}}), ".function.arguments"),
+    ] {
+        let mut messages = messages.clone();
+        messages[1]["tool_calls"][0].as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let (status, _, answer) = post(&app, CHAT, &with(json!({"messages": messages, "tools": weather()}))).await;
+        let param = format!("messages[1].tool_calls[0]{param}");
+        assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{change}: {answer}");
+    }
     let function = |change: Value| {
         let mut tools = weather();
         tools[0]["function"].as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -182,6 +205,48 @@ async fn tools_are_shown_checked_and_answered() {
         let (status, _, answer) = post(&app, CHAT, &with(change.clone())).await;
         assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{change}: {answer}");
     }
+}
+
+/// A message's parts that no prompt would show are refused where the template shows none, and shown where it does.
+#[tokio::test]
+async fn names_and_thoughts_of_earlier_turns_are_shown_or_refused() {
+    const NAMED: &str = "{% for m in messages %}{{ m.role }}{% if m.role == 'user' and m.name %} {{ m.name }}{% endif %}: \
+                         {{ m.content }}\n{% endfor %}";
+    let (plain, named, thinks) = (app(), app_with(NAMED), app_with(HERMES));
+    let conversation = |index: usize, field: &str| {
+        let mut messages = json!([
+            {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "z"},
+        ]);
+        messages[index][field] = json!("Ada");
+        json!({"messages": messages})
+    };
+    let shown = async |app: &App, index: usize, field: &str| {
+        let (status, _, answer) = post(app, "/apply-template", &conversation(index, field)).await;
+        if status == StatusCode::OK {
+            assert!(answer["prompt"].as_str().unwrap().contains("Ada"), "{field}: {answer}");
+            return true;
+        }
+        assert_eq!(answer["error"]["param"], format!("messages[{index}].{field}"), "{answer}");
+        assert_eq!(answer["error"]["code"], "unsupported_parameter");
+        false
+    };
+    for (app, index, field, expected) in [
+        (&plain, 0, "name", false),
+        (&plain, 1, "name", false),
+        (&plain, 1, "reasoning_content", false),
+        (&plain, 1, "reasoning", false),
+        (&named, 0, "name", true),
+        (&named, 1, "name", false),
+        (&thinks, 0, "name", false),
+        (&thinks, 1, "reasoning_content", true),
+        (&thinks, 1, "reasoning", true),
+    ] {
+        assert_eq!(shown(app, index, field).await, expected, "{field} of {index}");
+    }
+    let mut both = conversation(1, "reasoning");
+    both["messages"][1]["reasoning_content"] = json!("Eve");
+    let (status, _, answer) = post(&thinks, "/apply-template", &both).await;
+    assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("messages[1].reasoning")));
 }
 
 #[test]
