@@ -51,6 +51,9 @@ pub(crate) const FIELDS: &[Field] = &[
 
 const KNOWN: &[&[Field]] = &[sampling::FIELDS, grammar::FIELDS, tools::FIELDS, PROMPT_FIELDS, FIELDS];
 
+/// Variables of a template that a conversation gives it anyway.
+const FIXED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
 fn is_empty(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty)
 }
@@ -69,6 +72,13 @@ impl Conversation {
         let template = template_of(serving)?;
         let messages = messages::check(fields.required("messages")?, template.capabilities(), &serving.dialect)?;
         let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
+        if let Some(name) = extra.keys().find(|name| FIXED.contains(&name.as_str()) || !template.reads(name)) {
+            let message = match FIXED.contains(&name.as_str()) {
+                true => format!("`{name}` is what the request's other fields say"),
+                false => format!("this model's chat template does not look at `{name}`"),
+            };
+            return Err(ApiError::unsupported(format!("chat_template_kwargs.{name}"), message));
+        }
         if let Some(effort) = fields.string("reasoning_effort")? {
             if !serving.dialect.takes_effort {
                 let message = "this model's chat template does not look at `reasoning_effort`";

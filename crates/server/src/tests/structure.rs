@@ -249,6 +249,22 @@ async fn names_and_thoughts_of_earlier_turns_are_shown_or_refused() {
     assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("messages[1].reasoning")));
 }
 
+#[tokio::test]
+async fn a_variable_for_the_template_is_one_that_it_looks_at() {
+    let app =
+        app_with("{% for m in messages %}{{ m.content }}{% endfor %}{% if false %}{{ rare }}{% endif %}{{ tone }}");
+    let render = async |kwargs: Value| {
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": kwargs});
+        let (_, _, answer) = post(&app, "/apply-template", &body).await;
+        answer
+    };
+    assert_eq!(render(json!({"tone": "soft", "rare": 1})).await["prompt"], "xsoft");
+    for name in ["enable_thinking", "Tone", "messages", "tools", "documents", "add_generation_prompt"] {
+        let answer = render(json!({"tone": "soft", name: true})).await;
+        assert_eq!(answer["error"]["param"], format!("chat_template_kwargs.{name}"), "{answer}");
+    }
+}
+
 #[test]
 fn what_a_template_makes_of_a_call_says_how_the_model_writes_one() {
     let dialect = |source: &str| Dialect::of(&ChatTemplate::new(source).unwrap());
