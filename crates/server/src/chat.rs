@@ -156,6 +156,10 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
         let message = "the text cannot be a call of a tool and keep to another grammar";
         return Err(ApiError::invalid("tool_choice", message));
     }
+    if settings.grammar.is_some() && !choice.none {
+        let message = "a text that keeps to a grammar calls no tool: offer none, or say `none`";
+        return Err(ApiError::invalid("tool_choice", message));
+    }
     settings.grammar = choice.grammar.or(settings.grammar);
     if choice.none {
         conversation.tools.clear();

@@ -181,6 +181,8 @@ async fn tools_are_shown_checked_and_answered() {
         let param = format!("messages[1].tool_calls[0]{param}");
         assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{change}: {answer}");
     }
+    let unoffered = json!({"tools": weather(), "tool_choice": "none", "structured_outputs": {"regex": "ab"}});
+    assert_eq!(text_of(&ok(&app, CHAT, &with(unoffered)).await), "ab");
     let function = |change: Value| {
         let mut tools = weather();
         tools[0]["function"].as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -201,6 +203,9 @@ async fn tools_are_shown_checked_and_answered() {
             json!({"tools": weather(), "tool_choice": "required", "response_format": {"type": "json_object"}}),
             "tool_choice",
         ),
+        // The model could not call what it is offered.
+        (json!({"tools": weather(), "response_format": {"type": "json_object"}}), "tool_choice"),
+        (json!({"tools": weather(), "tool_choice": "auto", "structured_outputs": {"regex": "a"}}), "tool_choice"),
     ] {
         let (status, _, answer) = post(&app, CHAT, &with(change.clone())).await;
         assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{change}: {answer}");
