@@ -11,7 +11,7 @@ use crate::app::Serving;
 use crate::chat::now;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, only, wrong};
-use crate::grammar::bounded_space;
+use crate::grammar::{bounded_space, check_keywords};
 use crate::reply::{Function, Reasoning, ToolSyntax};
 
 const TOOLS_MAX: usize = 128;
@@ -308,24 +308,23 @@ impl ToolChoice {
             None => Ok(Self { one_call, ..Self::default() }),
             Some(Value::String(choice)) if choice == "auto" => Ok(Self { one_call, ..Self::default() }),
             Some(Value::String(choice)) if choice == "none" => Ok(Self { none: true, one_call, ..Self::default() }),
-            Some(Value::String(choice)) if choice == "required" => Self::forced(tools, serving),
+            Some(Value::String(choice)) if choice == "required" => Self::forced(tools, None, serving),
             Some(choice @ Value::Object(_)) => {
                 let name = choice["function"]["name"].as_str().unwrap_or_default();
-                let chosen: Vec<Value> =
-                    tools.iter().filter(|tool| tool["function"]["name"] == name).cloned().collect();
+                let is_offered = tools.iter().any(|tool| tool["function"]["name"] == name);
                 let whole = *choice == json!({"type": "function", "function": {"name": name}});
-                if chosen.is_empty() || !whole {
+                if !is_offered || !whole {
                     let expected = "{\"type\": \"function\", \"function\": {\"name\": …}} with the name of a tool";
                     return Err(wrong("tool_choice", choice, expected));
                 }
-                Self::forced(&chosen, serving)
+                Self::forced(tools, Some(name), serving)
             }
             Some(other) => Err(wrong("tool_choice", other, "none, auto, required or a function")),
         }
     }
 
-    /// The text is a call of one of `tools`, with arguments of its schema.
-    fn forced(tools: &[Value], serving: &Serving) -> Result<Self, ApiError> {
+    /// The text is a call of one of `tools`, or of the one that is named, with arguments of its schema.
+    fn forced(tools: &[Value], name: Option<&str>, serving: &Serving) -> Result<Self, ApiError> {
         let arguments = match serving.dialect.tools {
             Some(ToolSyntax::Hermes) => "arguments",
             Some(ToolSyntax::Llama3) => "parameters",
@@ -334,6 +333,10 @@ impl ToolChoice {
                 return Err(ApiError::unsupported("tool_choice", message));
             }
         };
+        let is_meant = |tool: &Value| name.is_none_or(|name| tool["function"]["name"] == name);
+        for (index, tool) in tools.iter().enumerate().filter(|(_, tool)| is_meant(tool)) {
+            check_keywords(&format!("tools[{index}].function.parameters"), &tool["function"]["parameters"])?;
+        }
         let call = |tool: &Value| {
             let function = &tool["function"];
             let schema = match &function["parameters"] {
@@ -348,7 +351,8 @@ impl ToolChoice {
                 "type": "object", "properties": properties, "required": ["name", arguments], "additionalProperties": false,
             })
         };
-        let schema = bounded_space(json!({"anyOf": tools.iter().map(call).collect::<Vec<_>>()}));
+        let schema =
+            bounded_space(json!({"anyOf": tools.iter().filter(|tool| is_meant(tool)).map(call).collect::<Vec<_>>()}));
         let lark = match serving.dialect.tools {
             Some(ToolSyntax::Hermes) => {
                 format!("start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\ncall: %json {schema}\n")

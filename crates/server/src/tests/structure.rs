@@ -312,6 +312,44 @@ fn real_templates_are_recognised() {
     }
 }
 
+/// What a schema says is held to, or is an annotation, or is refused where it stands.
+#[tokio::test]
+async fn a_keyword_of_a_schema_is_held_to_or_refused_by_its_place() {
+    let app = app();
+    let ask = async |schema: Value| post(&app, CHAT, &with(json!({"structured_outputs": {"json": schema}}))).await;
+    let annotated = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "x", "title": "T", "description": "D",
+        "type": "object", "default": {"maxLenght": 1}, "examples": [{"foo": {"bar": 1}}], "deprecated": false,
+        "additionalProperties": false, "required": ["maxLenght"],
+        "properties": {"maxLenght": {"$ref": "#/$defs/short", "$comment": "a property may be called anything"}},
+        "$defs": {"short": {"enum": ["a", "b", {"foo": 1}], "example": "a"}},
+    });
+    let (status, _, answer) = ask(annotated).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    for (schema, place) in [
+        (json!({"type": "string", "maxLenght": 3}), "maxLenght"),
+        (json!({"type": "string", "nullable": true}), "nullable"),
+        (json!({"x-guidance": {}}), "x-guidance"),
+        (json!({"not": {"type": "string"}}), "not"),
+        (json!({"type": "array", "items": {"type": "array", "uniqueItems": true}}), "items.uniqueItems"),
+        (json!({"type": "array", "prefixItems": [{}, {"Type": "string"}]}), "prefixItems[1].Type"),
+        (json!({"anyOf": [{"properties": {"a": {"require": []}}}]}), "anyOf[0].properties.a.require"),
+        (json!({"$defs": {"a": {"minimun": 1}}, "type": "object"}), "$defs.a.minimun"),
+        (json!({"type": "object", "additionalProperties": {"foo": 1}}), "additionalProperties.foo"),
+    ] {
+        let (status, _, answer) = ask(schema.clone()).await;
+        let param = format!("structured_outputs.json.{place}");
+        assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{schema}: {answer}");
+    }
+    // Of a call that the model has to make, too.
+    let app = app_with(HERMES);
+    let mut tools = weather();
+    tools[0]["function"]["parameters"]["properties"]["unit"]["enumm"] = json!(["C"]);
+    let (status, _, answer) = post(&app, CHAT, &with(json!({"tools": tools, "tool_choice": "required"}))).await;
+    let param = "tools[0].function.parameters.properties.unit.enumm";
+    assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{answer}");
+}
+
 /// Whatever a grammar asks for, the answer comes in bounded time, and the server stays.
 #[tokio::test]
 async fn hostile_grammars_are_refused_or_honoured_in_bounded_time() {
