@@ -53,6 +53,10 @@ pub(crate) struct Scheduler {
     num_requests: u64,
     num_preemptions: u64,
     num_ahead: u64,
+    /// Requests that began in the step that was scheduled last.
+    started: Vec<RequestId>,
+    /// Tokens that were looked for in the prefix cache when their requests began, and those that were there.
+    prefix: (u64, u64),
     /// Whether the last step gave hidden states.
     gave_states: bool,
     turns: Turns,
@@ -88,6 +92,8 @@ impl Scheduler {
             num_requests: 0,
             num_preemptions: 0,
             num_ahead: 0,
+            started: Vec::new(),
+            prefix: (0, 0),
             gave_states: false,
             turns: Turns::default(),
         }
@@ -115,6 +121,16 @@ impl Scheduler {
 
     pub(crate) fn num_ahead(&self) -> u64 {
         self.num_ahead
+    }
+
+    /// Requests that began in the step that was scheduled last.
+    pub(crate) fn started(&self) -> &[RequestId] {
+        &self.started
+    }
+
+    /// Tokens that were looked for in the prefix cache when their requests began, and those that were there.
+    pub(crate) fn prefix(&self) -> (u64, u64) {
+        self.prefix
     }
 
     /// Takes a request into the queue.
@@ -145,6 +161,7 @@ impl Scheduler {
     /// Fills `batch` with the next step and reserves its blocks.
     pub(crate) fn schedule(&mut self, kv: &mut KvCache, batch: &mut Batch) {
         batch.clear();
+        self.started.clear();
         self.num_steps += 1;
         let preempted = self.reserve_for_decodes(kv, batch);
         // Who was just preempted would only take back what was won.
@@ -210,7 +227,15 @@ impl Scheduler {
             let Ok((table, cached)) = admitted else { break };
             next.table = table;
             next.num_computed = cached;
-            next.cached_tokens.get_or_insert(cached);
+            // Who was preempted looks for its own tokens.
+            if next.cached_tokens.is_none() {
+                next.cached_tokens = Some(cached);
+                self.started.push(next.place.request);
+                if from_cache && self.config.prefix_cache {
+                    self.prefix.0 += next.tokens.len() as u64;
+                    self.prefix.1 += cached as u64;
+                }
+            }
             if next.request.caller.is_some() {
                 self.turns.now = self.turns.now.max(next.place.rank);
             }

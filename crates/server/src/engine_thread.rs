@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineConfig, EngineError, EngineStats, FinishReason, Output, Request, RequestId};
@@ -20,6 +20,7 @@ enum Command {
     Submit {
         requests: Vec<Request>,
         outputs: UnboundedSender<(usize, Output)>,
+        started: Arc<OnceLock<Instant>>,
         reply: oneshot::Sender<Result<Vec<RequestId>, EngineError>>,
     },
     Cancel(RequestId),
@@ -135,7 +136,9 @@ impl EngineHandle {
         let live = requests.iter().map(|request| request.num_completions).sum();
         let (outputs, received) = unbounded_channel();
         let (reply, answer) = oneshot::channel();
-        let command = Command::Submit { requests, outputs, reply };
+        let started = Arc::default();
+        let submitted = Instant::now();
+        let command = Command::Submit { requests, outputs, started: Arc::clone(&started), reply };
         let gone = || SubmitError::Gone(self.failure().unwrap_or(EngineFailure::Bug));
         self.commands.send(command).map_err(|_| gone())?;
         let mut failure = self.shared.failure.subscribe();
@@ -145,7 +148,7 @@ impl EngineHandle {
             _ = failure.wait_for(Option::is_some) => return Err(gone()),
         };
         let ids = answer.map_err(SubmitError::Refused)?;
-        Ok(Running { ids, live, outputs: received, put_back: None, engine: self.clone() })
+        Ok(Running { ids, live, outputs: received, put_back: None, submitted, started, engine: self.clone() })
     }
 }
 
@@ -157,6 +160,9 @@ pub(crate) struct Running {
     live: usize,
     outputs: UnboundedReceiver<(usize, Output)>,
     put_back: Option<(usize, Output)>,
+    submitted: Instant,
+    /// When the first of them left the queue.
+    started: Arc<OnceLock<Instant>>,
     engine: EngineHandle,
 }
 
@@ -178,6 +184,11 @@ impl Running {
     /// Makes this the next output, again: a part of it was dealt with.
     pub(crate) fn put_back(&mut self, place: usize, output: Output) {
         self.put_back = Some((place, output));
+    }
+
+    /// When they were submitted, and when the first of them left the queue, if one has.
+    pub(crate) fn queued(&self) -> (Instant, Option<Instant>) {
+        (self.submitted, self.started.get().copied())
     }
 
     /// Why nothing more comes, where something is still to come.
@@ -221,6 +232,8 @@ impl Shared {
 enum Handed {
     /// Somebody waits for a request's outputs.
     Subscribed(RequestId, Subscriber),
+    /// A request has left the queue.
+    Started(RequestId, Instant),
     /// What a step has made.
     Outputs(Vec<Output>),
     /// One completion was ended, of which nothing more comes.
@@ -234,6 +247,8 @@ enum Handed {
 struct Subscriber {
     place: usize,
     outputs: UnboundedSender<(usize, Output)>,
+    /// When the first of the requests of its list left the queue.
+    started: Arc<OnceLock<Instant>>,
     /// Completions that have not ended.
     live: usize,
 }
@@ -276,6 +291,9 @@ impl Subscribers {
         match handed {
             Handed::Subscribed(id, subscriber) => {
                 self.0.insert(id, subscriber);
+            }
+            Handed::Started(id, at) => {
+                self.0.get(&id).map(|subscriber| subscriber.started.get_or_init(|| at));
             }
             Handed::Outputs(outputs) => outputs.into_iter().for_each(|output| self.hand_out(output)),
             Handed::Ended(id) => self.count_end(id),
@@ -342,6 +360,8 @@ impl EngineThread {
             self.shared.set_step_begun(Some(Instant::now()));
             self.engine.step_watched(&mut outputs, &mut clock);
             self.shared.set_step_begun(None);
+            // Before the outputs: whoever has the first token knows when its request began.
+            clock.started.drain(..).for_each(|(id, at)| self.hand(Handed::Started(id, at)));
             room = outputs.len();
             // Before the outputs: whoever has seen an answer's end sees counts that include it.
             self.publish_stats();
@@ -354,7 +374,7 @@ impl EngineThread {
 
     fn execute(&mut self, command: Command) {
         match command {
-            Command::Submit { requests, outputs, reply } => self.submit(requests, outputs, reply),
+            Command::Submit { requests, outputs, started, reply } => self.submit(requests, &outputs, &started, reply),
             Command::Cancel(id) => self.forget(id),
             Command::CancelCompletion(id, completion) => {
                 if self.engine.cancel_completion(id, completion).is_some() {
@@ -367,7 +387,8 @@ impl EngineThread {
     fn submit(
         &mut self,
         requests: Vec<Request>,
-        outputs: UnboundedSender<(usize, Output)>,
+        outputs: &UnboundedSender<(usize, Output)>,
+        started: &Arc<OnceLock<Instant>>,
         reply: oneshot::Sender<Result<Vec<RequestId>, EngineError>>,
     ) {
         let mut ids = Vec::with_capacity(requests.len());
@@ -375,7 +396,8 @@ impl EngineThread {
             let live = request.num_completions;
             match self.engine.submit(request) {
                 Ok(id) => {
-                    self.hand(Handed::Subscribed(id, Subscriber { place, outputs: outputs.clone(), live }));
+                    let (outputs, started) = (outputs.clone(), Arc::clone(started));
+                    self.hand(Handed::Subscribed(id, Subscriber { place, outputs, started, live }));
                     ids.push(id);
                 }
                 Err(error) => {
@@ -439,7 +461,8 @@ mod tests {
         let mut received: Vec<_> = (0..ids.len())
             .map(|place| {
                 let (outputs, received) = unbounded_channel();
-                let subscriber = Subscriber { place, outputs, live: [2, 1, 1, 2][place] };
+                let started = Arc::default();
+                let subscriber = Subscriber { place, outputs, started, live: [2, 1, 1, 2][place] };
                 subscribers.take(Handed::Subscribed(ids[place], subscriber));
                 Some(received)
             })

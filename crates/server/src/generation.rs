@@ -294,6 +294,11 @@ impl Job {
             self.generated_tokens(),
             self.begun.elapsed(),
         );
+        let (submitted, started) = self.watched.running.queued();
+        if let (Some(started), Some(first)) = (started, self.first_token) {
+            let (queue, prefill) = (started - submitted, first.saturating_duration_since(started));
+            self.app.inner.metrics.phases(queue, prefill, self.last_token - first);
+        }
     }
 
     fn generated_tokens(&self) -> usize {
