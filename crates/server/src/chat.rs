@@ -7,8 +7,8 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
-use tokenizer::ParseSpecial;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
+use tokenizer::{ParseSpecial, Tokenizer};
 
 use crate::app::{App, Serving};
 use crate::choice::Delta;
@@ -173,11 +173,21 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
         // The tokens that calls begin with are special, and those that name channels.
         settings.text.skip_special = false;
     }
-    settings.text.reply = Some(ReplyReader::new(reasoning, syntax, tools::functions(&conversation.tools)));
+    let reader = ReplyReader::new(reasoning, syntax, tools::functions(&conversation.tools));
+    settings.text.controls = controls(syntax, &serving.tokenizer);
+    settings.text.reply = Some(if settings.text.controls.is_empty() { reader } else { reader.by_id() });
     settings.text.one_call = choice.one_call;
     let ids = serving.tokenizer.encode(&prompt, ParseSpecial::Yes)?;
     let plan = Plan { settings, max_tokens, prompt_logprobs: None, prompt_field: "messages", max_tokens_field };
     Ok((plan, ids, wants_logprobs))
+}
+
+/// The ids of the tokens that calls begin with, with their texts; none where the vocabulary lacks one of them, and text is
+/// all that can be looked at.
+pub(crate) fn controls(syntax: Option<ToolSyntax>, tokenizer: &Tokenizer) -> Vec<(u32, String)> {
+    let texts = syntax.map_or(&[][..], ToolSyntax::controls);
+    let ids: Option<Vec<_>> = texts.iter().map(|&text| Some((tokenizer.token_to_id(text)?, text.to_owned()))).collect();
+    ids.unwrap_or_default()
 }
 
 /// The newer name of the field and the older one; both, if they agree.

@@ -5,7 +5,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::reply::{Reasoning, ToolSyntax};
+use crate::chat::controls;
+use crate::choice::{Choice, TextOptions};
+use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
 use crate::tools::Dialect;
 
 /// A template that shows tools and calls as Hermes' does, and thinks.
@@ -268,6 +270,58 @@ async fn a_variable_for_the_template_is_one_that_it_looks_at() {
         let answer = render(json!({"tone": "soft", name: true})).await;
         assert_eq!(answer["error"]["param"], format!("chat_template_kwargs.{name}"), "{answer}");
     }
+}
+
+/// The token that begins a call, and the same letters in other tokens: one is a call, the other is text.
+#[test]
+fn a_call_begins_with_a_token_and_not_with_its_letters() {
+    let json = include_str!("../../../cli/builtin/tokenizer.json");
+    let json = json.replace("<|im_start|>", "[TOOL_CALLS]").replace("<|endoftext|>", "[ARGS]");
+    let tokenizer = Arc::new(Tokenizer::from_json(json.as_bytes(), None, &LoadOptions::default()).unwrap());
+    let syntax = Some(ToolSyntax::MistralArgs);
+    assert_eq!(controls(syntax, &super::tokenizer()), [], "a vocabulary without them");
+    let controls = controls(syntax, &tokenizer);
+    assert_eq!(controls, [(1, "[TOOL_CALLS]".to_owned()), (0, "[ARGS]".to_owned())]);
+    let options = Arc::new(TextOptions {
+        stop: vec!["s".repeat(20)],
+        stop_token_ids: Vec::new(),
+        include_stop: false,
+        list_end: false,
+        skip_special: false,
+        reply: Some(ReplyReader::new(Reasoning::None, syntax, Vec::new()).by_id()),
+        controls,
+        one_call: false,
+        reasoning_max: None,
+    });
+    let say = |ids: &[u32]| {
+        let mut engine = Engine::new(Box::new(NullExecutable::new(config().kv, VOCAB_SIZE)), config()).unwrap();
+        let request = engine::Request {
+            max_tokens: Some(ids.len()),
+            ignore_eos: true,
+            ..engine::Request::new(vec![5], SamplingParams::default())
+        };
+        engine.submit(request).unwrap();
+        let mut choice = Choice::new(Arc::clone(&tokenizer), Arc::clone(&options)).unwrap();
+        let mut whole = crate::choice::Delta::default();
+        for &id in ids {
+            let mut output = engine.step().remove(0);
+            output.token.as_mut().unwrap().id = id;
+            whole.append(choice.push(output));
+        }
+        whole
+    };
+    let spell = |text: &str| tokenizer.encode(text, tokenizer::ParseSpecial::No).unwrap();
+    let called = [spell("So: "), vec![1], spell("look"), vec![0], spell("{\"at\": \"é\"}")].concat();
+    let called = say(&called);
+    let parts = [
+        Part::Content("So: ".to_owned()),
+        Part::Call { name: "look".to_owned() },
+        Part::Arguments("{\"at\": \"é\"}".to_owned()),
+    ];
+    assert_eq!(called.parts, parts);
+    assert_eq!(called.text, "So: [TOOL_CALLS]look[ARGS]{\"at\": \"é\"}");
+    let spelled = say(&spell("So: [TOOL_CALLS]look[ARGS]{} \u{fdd0}[TOOL_CALLS]"));
+    assert_eq!(spelled.parts, [Part::Content("So: [TOOL_CALLS]look[ARGS]{} \u{fffd}[TOOL_CALLS]".to_owned())]);
 }
 
 #[test]
