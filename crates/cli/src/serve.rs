@@ -96,7 +96,7 @@ struct LimitArgs {
     #[arg(long, value_name = "N")]
     kv_tokens: Option<usize>,
 
-    /// Texts that may wait; more are told to try again
+    /// Texts that may wait, of each key; more are told to try again
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
 
@@ -107,6 +107,10 @@ struct LimitArgs {
     /// Seconds for an answer
     #[arg(long, value_name = "S", default_value_t = 3600)]
     request_timeout: u64,
+
+    /// Seconds for one step of the model; one that takes longer is taken to be stuck, and the server ends with status 1
+    #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    step_timeout: u64,
 
     /// Seconds that a reader of a stream may not read
     #[arg(long, value_name = "S", default_value_t = 30)]
@@ -168,7 +172,8 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
             }
             Ended::Failed => {
                 let error = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Err(error.unwrap_or_else(|| anyhow!("the engine failed in a way that is a bug")))
+                Err(error
+                    .unwrap_or_else(|| anyhow!(app.failure().unwrap_or_else(|| "nothing can be served".to_owned()))))
             }
         }
     })
@@ -220,6 +225,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
         cors_origins: access.cors_origin.clone(),
         body_bytes_max: limits.max_body_bytes,
         request_time_max: Duration::from_secs(limits.request_timeout),
+        step_time_max: Duration::from_secs(limits.step_timeout),
         stall_time_max: Duration::from_secs(limits.stall_timeout),
         drain_time_max: Duration::from_secs(limits.drain_timeout),
         connections_max: limits.max_connections,

@@ -176,12 +176,50 @@ fn a_signal_lets_answers_end_and_a_second_one_does_not() {
     assert!(rest.contains("\"code\":\"draining\"") && rest.contains("data: [DONE]"), "{rest}");
     assert!(server.wait().0.success());
 
-    let server = Server::start(&[]);
-    let _stream = begun_stream(&server, 600, 16);
-    server.signal("-INT");
-    std::thread::sleep(Duration::from_millis(50));
-    server.signal("-INT");
-    assert_eq!(server.wait().0.code(), Some(130));
+    // Twice, whichever of the two it is.
+    for (first, second) in [("-INT", "-INT"), ("-TERM", "-TERM"), ("-TERM", "-INT")] {
+        let server = Server::start(&[]);
+        let mut stream = begun_stream(&server, 1500, 16);
+        server.signal(first);
+        std::thread::sleep(Duration::from_millis(50));
+        server.signal(second);
+        let (status, notes) = server.wait();
+        assert_eq!(status.code(), Some(130), "{first} {second}: {notes}");
+        let mut rest = String::new();
+        let _ = stream.read_to_string(&mut rest);
+        assert!(!rest.contains("[DONE]"), "the answer was whole before {second}");
+    }
+}
+
+#[test]
+fn a_key_of_the_environment_protects_and_is_not_shown() {
+    let key = "a-key-of-the-environment";
+    let with = |key: &str| {
+        let mut command = command(&["--port", "0", "--host", "0.0.0.0", "--device", "cpu"]);
+        command.env("HOTMETAL_API_KEY", key);
+        command
+    };
+    for (key, why) in [("short", "at least 16"), ("a key with spaces in it", "visible ASCII"), ("", "at least 16")] {
+        let output = with(key).output().expect("the binary starts");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains("HOTMETAL_API_KEY") && error.contains(why), "{error}");
+        assert!(key.is_empty() || !error.contains(key), "{error}");
+    }
+    // With it, and with one of a file besides, both of which do.
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "a-key-of-some-length\n").expect("written");
+    let server = Server::start_as(&["--api-key-file", keys.to_str().expect("UTF-8")], &[("HOTMETAL_API_KEY", key)]);
+    let ask = |header: &str| {
+        let request = format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{header}Connection: close\r\n\r\n");
+        server.raw(request.as_bytes())[9..12].to_owned()
+    };
+    assert_eq!(ask(""), "401");
+    assert_eq!(ask("Authorization: Bearer a-key-of-the-environmenu\r\n"), "401");
+    for key in [key, "a-key-of-some-length"] {
+        assert_eq!(ask(&format!("Authorization: Bearer {key}\r\n")), "200");
+    }
 }
 
 #[test]

@@ -24,9 +24,9 @@ pub struct EngineConfig {
     pub max_batch_outputs: usize,
     /// Sequences that run at a time (a request with n completions counts n).
     pub max_sequences: usize,
-    /// Sequences that may wait, preempted ones included; more are refused.
+    /// Sequences of one caller that may wait, preempted ones included; more are refused.
     pub max_waiting: usize,
-    /// Tokens of sequences that may wait, preempted ones included; more are refused.
+    /// Tokens of one caller's sequences that may wait, preempted ones included; more are refused.
     pub max_waiting_tokens: usize,
     /// Whether finished prompts and texts are kept for reuse while blocks are free.
     pub prefix_cache: bool,

@@ -32,8 +32,8 @@ pub struct Request {
     pub num_completions: usize,
     /// Higher goes first; waiting makes up for it, so nobody starves.
     pub priority: i8,
-    /// Who asks, where several take turns: each caller's next request stands behind as many of every other. Without one,
-    /// who came first goes first.
+    /// Who asks, where several take turns: each caller's next request stands behind as many of every other, and each has
+    /// a queue of its own. Without one, who came first goes first, in one queue.
     pub caller: Option<u64>,
     /// Whose cached prefixes may be used: only requests of one domain share blocks.
     pub cache_domain: CacheDomain,

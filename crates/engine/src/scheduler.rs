@@ -53,6 +53,10 @@ pub(crate) struct Scheduler {
     num_requests: u64,
     num_preemptions: u64,
     num_ahead: u64,
+    /// Requests that began in the step that was scheduled last.
+    started: Vec<RequestId>,
+    /// Tokens that were looked for in the prefix cache when their requests began, and those that were there.
+    prefix: (u64, u64),
     /// Whether the last step gave hidden states.
     gave_states: bool,
     turns: Turns,
@@ -88,6 +92,8 @@ impl Scheduler {
             num_requests: 0,
             num_preemptions: 0,
             num_ahead: 0,
+            started: Vec::new(),
+            prefix: (0, 0),
             gave_states: false,
             turns: Turns::default(),
         }
@@ -117,12 +123,24 @@ impl Scheduler {
         self.num_ahead
     }
 
+    /// Requests that began in the step that was scheduled last.
+    pub(crate) fn started(&self) -> &[RequestId] {
+        &self.started
+    }
+
+    /// Tokens that were looked for in the prefix cache when their requests began, and those that were there.
+    pub(crate) fn prefix(&self) -> (u64, u64) {
+        self.prefix
+    }
+
     /// Takes a request into the queue.
     pub(crate) fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
         request.check(&self.config)?;
-        // The preempted count too: under pressure, fewer new ones are taken, and the queue stays bounded.
-        let sequences = self.waiting.iter().map(Sequence::width).sum::<usize>() + request.num_completions;
-        let tokens = self.waiting.iter().map(|sequence| sequence.tokens.len()).sum::<usize>() + request.prompt.len();
+        // Each caller has a queue of its own: whoever fills it keeps nobody else out. The preempted count too: under
+        // pressure, fewer new ones are taken, and the queue stays bounded.
+        let own = || self.waiting.iter().filter(|sequence| sequence.request.caller == request.caller);
+        let sequences = own().map(Sequence::width).sum::<usize>() + request.num_completions;
+        let tokens = own().map(|sequence| sequence.tokens.len()).sum::<usize>() + request.prompt.len();
         for (waiting, limit, unit) in
             [(sequences, self.config.max_waiting, "sequences"), (tokens, self.config.max_waiting_tokens, "tokens")]
         {
@@ -143,6 +161,7 @@ impl Scheduler {
     /// Fills `batch` with the next step and reserves its blocks.
     pub(crate) fn schedule(&mut self, kv: &mut KvCache, batch: &mut Batch) {
         batch.clear();
+        self.started.clear();
         self.num_steps += 1;
         let preempted = self.reserve_for_decodes(kv, batch);
         // Who was just preempted would only take back what was won.
@@ -208,7 +227,15 @@ impl Scheduler {
             let Ok((table, cached)) = admitted else { break };
             next.table = table;
             next.num_computed = cached;
-            next.cached_tokens.get_or_insert(cached);
+            // Who was preempted looks for its own tokens.
+            if next.cached_tokens.is_none() {
+                next.cached_tokens = Some(cached);
+                self.started.push(next.place.request);
+                if from_cache && self.config.prefix_cache {
+                    self.prefix.0 += next.tokens.len() as u64;
+                    self.prefix.1 += cached as u64;
+                }
+            }
             if next.request.caller.is_some() {
                 self.turns.now = self.turns.now.max(next.place.rank);
             }

@@ -41,6 +41,8 @@ pub trait StepWatch {
     fn given(&mut self);
     /// That has been done.
     fn returned(&mut self);
+    /// A request has left the queue, for the first time: it is part of the step that was just made.
+    fn started(&mut self, _request: RequestId) {}
 }
 
 /// Nobody takes the time.
@@ -69,6 +71,10 @@ pub struct EngineStats {
     pub num_free_blocks: usize,
     /// Blocks whose tokens can be reused, held or free.
     pub num_cached_blocks: usize,
+    /// Tokens of prompts that were looked for in the prefix cache.
+    pub num_prefix_queries: u64,
+    /// Those of them that were there.
+    pub num_prefix_hits: u64,
 }
 
 impl Engine {
@@ -189,6 +195,7 @@ impl Engine {
             }
         }
         scheduler.schedule(kv, batch);
+        scheduler.started().iter().for_each(|&request| watch.started(request));
         if batch.is_empty() {
             return None;
         }
@@ -225,6 +232,7 @@ impl Engine {
             return;
         }
         scheduler.schedule(kv, next);
+        scheduler.started().iter().for_each(|&request| watch.started(request));
         if next.is_empty() {
             return;
         }
@@ -264,6 +272,7 @@ impl Engine {
 
     /// What the engine is doing.
     pub fn stats(&self) -> EngineStats {
+        let (num_prefix_queries, num_prefix_hits) = self.scheduler.prefix();
         EngineStats {
             num_steps: self.scheduler.num_steps(),
             num_ahead: self.scheduler.num_ahead(),
@@ -273,6 +282,8 @@ impl Engine {
             num_blocks: self.kv.num_blocks(),
             num_free_blocks: self.kv.num_free(),
             num_cached_blocks: self.kv.num_cached(),
+            num_prefix_queries,
+            num_prefix_hits,
         }
     }
 

@@ -112,7 +112,7 @@ fn inner(
     serving: &Arc<Serving>,
     key: u64,
 ) -> Result<(Plan, Vec<u32>), ApiError> {
-    let mut conversation = Conversation::default();
+    let mut conversation = Conversation { dialect: serving.dialect, ..Conversation::default() };
     if let Some(system) = fields.take("system") {
         let text = texts("system", system)?;
         conversation.push("system", json!({"role": "system", "content": text}));
@@ -214,7 +214,8 @@ impl Conversation {
                     // Templates know results, not whether they are good ones: the text says it.
                     let content = if is_error { format!("Error: {content}") } else { content };
                     let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
-                    if let Some((_, name)) = self.calls.iter().rev().find(|(call, _)| *call == id) {
+                    let call = self.calls.iter().rev().find(|(call, _)| *call == id);
+                    if let Some((_, name)) = call.filter(|_| self.dialect.shows_name("tool")) {
                         message["name"] = name.as_str().into();
                     }
                     self.push(&at, message);
@@ -246,7 +247,10 @@ impl Conversation {
                     let mut fields = Fields::new(block, THINKING).map_err(within)?;
                     let thought =
                         fields.required("thinking").and_then(|text| string("thinking", text)).map_err(within)?;
-                    chat::append(&mut message, "reasoning_content", &thought);
+                    // Clients send back all that they got; what of it the model sees again is the template's to say.
+                    if self.dialect.shows_reasoning {
+                        chat::append(&mut message, "reasoning_content", &thought);
+                    }
                 }
                 Some("tool_use") => {
                     let mut fields = Fields::new(block, USE).map_err(within)?;

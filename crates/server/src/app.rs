@@ -120,7 +120,7 @@ impl App {
             load_time,
         } = model;
         let hidden_size = engine.hidden_size();
-        let engine = EngineHandle::start(engine)?;
+        let engine = EngineHandle::start(engine, self.inner.options.step_time_max)?;
         let dialect = chat_template.as_ref().map_or_else(Dialect::default, Dialect::of);
         let serving = Serving {
             name,
@@ -186,21 +186,26 @@ impl App {
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        if self.inner.draining.load(Ordering::Acquire) {
-            return Phase::Draining;
-        }
         let phase = self.inner.phase.read().unwrap_or_else(PoisonError::into_inner).clone();
-        match &phase {
-            Phase::Ready(serving) if serving.engine.has_failed() => {
-                Phase::Failed { why: "the engine failed in a way that is a bug; restart the server".to_owned() }
-            }
+        let failure = match &phase {
+            Phase::Ready(serving) => serving.engine.failure(),
+            _ => None,
+        };
+        match (failure, &phase) {
+            (Some(failure), _) => Phase::Failed { why: failure.to_string() },
+            // A server that has failed shuts down too, and says why as long as it says anything.
+            (None, Phase::Failed { .. }) => phase,
+            _ if self.inner.draining.load(Ordering::Acquire) => Phase::Draining,
             _ => phase,
         }
     }
 
-    /// Whether the engine has ended by a bug.
-    pub fn has_failed(&self) -> bool {
-        matches!(self.phase(), Phase::Failed { .. })
+    /// Why nothing can be served any more: the model was not loaded, or the engine has failed.
+    pub fn failure(&self) -> Option<String> {
+        match self.phase() {
+            Phase::Failed { why } => Some(why),
+            _ => None,
+        }
     }
 
     /// The model, if there is one now.

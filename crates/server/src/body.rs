@@ -1,9 +1,13 @@
-//! A request's body: bounded in bytes, time and depth before anything is made of it.
+//! A request's body: bounded in bytes, time and depth before anything is made of it, and read as JSON in which no key stands
+//! twice.
+
+use std::fmt::Formatter;
 
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
-use serde_json::Value;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
 use tokio::time::timeout;
 
 use crate::error::ApiError;
@@ -42,7 +46,84 @@ pub(crate) async fn read_json(request: Request<Body>, options: &Options) -> Resu
         }
     };
     check_depth(&bytes)?;
-    serde_json::from_slice(&bytes).map_err(|error| ApiError::bad_request(format!("the body is not JSON: {error}")))
+    parse(&bytes).map_err(|error| ApiError::bad_request(format!("the body is not JSON: {error}")))
+}
+
+/// The value in JSON text. A key that stands twice in an object is an error: of two values one would be ignored, and not
+/// every reader on the way here ignores the same one.
+pub(crate) fn parse(json: &[u8]) -> serde_json::Result<Value> {
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    let value = Unique.deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(value)
+}
+
+/// Makes a value whose objects have each key once.
+struct Unique;
+
+impl<'de> DeserializeSeed<'de> for Unique {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Unique {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E: Error>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element_seed(Unique)? {
+            list.push(item);
+        }
+        Ok(list.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            let value = entries.next_value_seed(Unique)?;
+            if map.contains_key(&key) {
+                let name = if key.len() > 40 { "a key" } else { &key };
+                return Err(A::Error::custom(format!("`{name}` stands twice in one object")));
+            }
+            map.insert(key, value);
+        }
+        Ok(map.into())
+    }
 }
 
 /// A page of another site can send text without asking, but not JSON.
@@ -80,6 +161,39 @@ fn check_depth(bytes: &[u8]) -> Result<(), ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_is_what_serde_json_reads_unless_a_key_stands_twice() {
+        for text in [
+            "null",
+            " true",
+            "-3",
+            "18446744073709551615",
+            "1e3",
+            "-0.0",
+            "\"\\u00e9\"",
+            "[]",
+            "{}",
+            "[1, [2, {\"a\": null}], \"x\"]",
+            "{\"a\": {\"b\": 1}, \"b\": {\"b\": 2}}",
+            "",
+            "{",
+            "[1,]",
+            "1 2",
+            "{\"a\"}",
+            "nul",
+            "\"\\ud800\"",
+            "1e999",
+            "{1: 2}",
+        ] {
+            let (found, expected) = (parse(text.as_bytes()), serde_json::from_str::<Value>(text));
+            assert_eq!(found.ok(), expected.ok(), "{text}");
+        }
+        for text in ["{\"a\": 1, \"a\": 1}", "[{\"b\": {\"a\": 1, \"c\": 2, \"\\u0061\": null}}]"] {
+            let error = parse(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains("`a` stands twice"), "{error}");
+        }
+    }
 
     #[test]
     fn depth_counts_brackets_outside_of_strings() {

@@ -7,8 +7,8 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
-use tokenizer::ParseSpecial;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
+use tokenizer::{ParseSpecial, Tokenizer};
 
 use crate::app::{App, Serving};
 use crate::choice::Delta;
@@ -51,6 +51,9 @@ pub(crate) const FIELDS: &[Field] = &[
 
 const KNOWN: &[&[Field]] = &[sampling::FIELDS, grammar::FIELDS, tools::FIELDS, PROMPT_FIELDS, FIELDS];
 
+/// Variables of a template that a conversation gives it anyway.
+const FIXED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
 fn is_empty(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty)
 }
@@ -67,8 +70,15 @@ impl Conversation {
     /// Takes the fields of a conversation.
     pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Self, ApiError> {
         let template = template_of(serving)?;
-        let messages = messages::check(fields.required("messages")?, template.capabilities())?;
+        let messages = messages::check(fields.required("messages")?, template.capabilities(), &serving.dialect)?;
         let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
+        if let Some(name) = extra.keys().find(|name| FIXED.contains(&name.as_str()) || !template.reads(name)) {
+            let message = match FIXED.contains(&name.as_str()) {
+                true => format!("`{name}` is what the request's other fields say"),
+                false => format!("this model's chat template does not look at `{name}`"),
+            };
+            return Err(ApiError::unsupported(format!("chat_template_kwargs.{name}"), message));
+        }
         if let Some(effort) = fields.string("reasoning_effort")? {
             if !serving.dialect.takes_effort {
                 let message = "this model's chat template does not look at `reasoning_effort`";
@@ -146,6 +156,10 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
         let message = "the text cannot be a call of a tool and keep to another grammar";
         return Err(ApiError::invalid("tool_choice", message));
     }
+    if settings.grammar.is_some() && !choice.none {
+        let message = "a text that keeps to a grammar calls no tool: offer none, or say `none`";
+        return Err(ApiError::invalid("tool_choice", message));
+    }
     settings.grammar = choice.grammar.or(settings.grammar);
     if choice.none {
         conversation.tools.clear();
@@ -159,11 +173,21 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
         // The tokens that calls begin with are special, and those that name channels.
         settings.text.skip_special = false;
     }
-    settings.text.reply = Some(ReplyReader::new(reasoning, syntax, tools::functions(&conversation.tools)));
+    let reader = ReplyReader::new(reasoning, syntax, tools::functions(&conversation.tools));
+    settings.text.controls = controls(syntax, &serving.tokenizer);
+    settings.text.reply = Some(if settings.text.controls.is_empty() { reader } else { reader.by_id() });
     settings.text.one_call = choice.one_call;
     let ids = serving.tokenizer.encode(&prompt, ParseSpecial::Yes)?;
     let plan = Plan { settings, max_tokens, prompt_logprobs: None, prompt_field: "messages", max_tokens_field };
     Ok((plan, ids, wants_logprobs))
+}
+
+/// The ids of the tokens that calls begin with, with their texts; none where the vocabulary lacks one of them, and text is
+/// all that can be looked at.
+pub(crate) fn controls(syntax: Option<ToolSyntax>, tokenizer: &Tokenizer) -> Vec<(u32, String)> {
+    let texts = syntax.map_or(&[][..], ToolSyntax::controls);
+    let ids: Option<Vec<_>> = texts.iter().map(|&text| Some((tokenizer.token_to_id(text)?, text.to_owned()))).collect();
+    ids.unwrap_or_default()
 }
 
 /// The newer name of the field and the older one; both, if they agree.

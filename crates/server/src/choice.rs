@@ -1,6 +1,7 @@
 //! One completion on its way from tokens to text: never half a character, nothing of a stop string, and each token's
 //! log-probability with the text that it is part of.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use engine::{EngineError, Failure, FinishReason, Output, SampledToken, StopStrin
 use serde_json::{Value, json};
 use tokenizer::{StreamDecoder, Tokenizer};
 
-use crate::reply::{Part, ReplyReader, push_part};
+use crate::reply::{CONTROL, Part, ReplyReader, push_part};
 
 /// New text of a completion, and what came with it.
 #[derive(Clone, Debug, Default)]
@@ -78,6 +79,8 @@ pub(crate) struct TextOptions {
     pub(crate) skip_special: bool,
     /// How the text is taken apart, at its beginning.
     pub(crate) reply: Option<ReplyReader>,
+    /// Tokens that are marked for that, with their texts.
+    pub(crate) controls: Vec<(u32, String)>,
     /// End the text behind its first call.
     pub(crate) one_call: bool,
     /// End the text when so many tokens of it are reasoning.
@@ -94,6 +97,9 @@ pub(crate) struct Choice {
     decoded: usize,
     shown: usize,
     pending: VecDeque<PlacedToken>,
+    /// Where in the text control tokens begin, and how much of it was taken apart.
+    marks: VecDeque<usize>,
+    taken_apart: usize,
     pub(crate) usage: Usage,
     /// Tokens generated that are reasoning.
     pub(crate) reasoning_tokens: usize,
@@ -110,6 +116,8 @@ impl Choice {
             decoded: 0,
             shown: 0,
             pending: VecDeque::new(),
+            marks: VecDeque::new(),
+            taken_apart: 0,
             usage: Usage::default(),
             reasoning_tokens: 0,
             finished: false,
@@ -148,7 +156,12 @@ impl Choice {
     fn take_apart(&mut self, delta: &mut Delta) {
         let Some(reply) = &mut self.reply else { return };
         let reasoned = reply.is_reasoning();
-        reply.push(&delta.text, &mut delta.parts);
+        let text = match self.options.controls.is_empty() {
+            true => Cow::Borrowed(&*delta.text),
+            false => marked(&delta.text, self.taken_apart, &mut self.marks),
+        };
+        self.taken_apart += delta.text.len();
+        reply.push(&text, &mut delta.parts);
         if reasoned || reply.is_reasoning() {
             self.reasoning_tokens += delta.token_ids.len();
         }
@@ -174,6 +187,11 @@ impl Choice {
         let id = token.id;
         self.pending.push_back(PlacedToken { start: self.decoded, token });
         let text = decoder.push(id);
+        if let Some((_, control)) = self.options.controls.iter().find(|(control, _)| *control == id)
+            && let Some(at) = text.rfind(control)
+        {
+            self.marks.push_back(self.decoded + at);
+        }
         self.decoded += text.len();
         self.push_text(&text, delta);
     }
@@ -221,4 +239,21 @@ impl Choice {
             FinishReason::Error(failure) => with("error", Value::Null, Some(failure)),
         }
     }
+}
+
+/// `text`, which begins at byte `start` of a completion, with a mark before each token that begins at one of `marks`.
+fn marked<'t>(text: &'t str, start: usize, marks: &mut VecDeque<usize>) -> Cow<'t, str> {
+    let end = start + text.len();
+    if !text.contains(CONTROL) && marks.front().is_none_or(|&mark| mark >= end) {
+        return Cow::Borrowed(text);
+    }
+    let mut marked = String::with_capacity(text.len() + CONTROL.len_utf8());
+    for (at, character) in text.char_indices() {
+        if marks.pop_front_if(|mark| *mark <= start + at).is_some() {
+            marked.push(CONTROL);
+        }
+        // Nobody else may mark.
+        marked.push(if character == CONTROL { char::REPLACEMENT_CHARACTER } else { character });
+    }
+    Cow::Owned(marked)
 }

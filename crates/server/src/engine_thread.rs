@@ -4,12 +4,13 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineConfig, EngineError, EngineStats, FinishReason, Output, Request, RequestId};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::step_clock::{StepClock, StepTimes};
 
@@ -19,6 +20,7 @@ enum Command {
     Submit {
         requests: Vec<Request>,
         outputs: UnboundedSender<(usize, Output)>,
+        started: Arc<OnceLock<Instant>>,
         reply: oneshot::Sender<Result<Vec<RequestId>, EngineError>>,
     },
     Cancel(RequestId),
@@ -39,21 +41,52 @@ struct Shared {
     handed: Mutex<Option<UnboundedReceiver<Handed>>>,
     stats: Mutex<EngineStats>,
     times: Mutex<StepTimes>,
-    failed: AtomicBool,
+    step_time_max: Duration,
+    /// When the step that is under way began.
+    step_begun: Mutex<Option<Instant>>,
+    /// Why the engine answers nobody any more.
+    failure: watch::Sender<Option<EngineFailure>>,
 }
+
+/// What ended an engine for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EngineFailure {
+    /// Its thread has panicked.
+    Bug,
+    /// A step took longer than this, and may never return.
+    Stuck(Duration),
+}
+
+impl std::fmt::Display for EngineFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Bug => f.write_str("the engine failed in a way that is a bug; restart the server"),
+            Self::Stuck(time) => {
+                write!(
+                    f,
+                    "a step took longer than {} s, so the device is taken to be stuck; restart the server",
+                    time.as_secs_f64()
+                )
+            }
+        }
+    }
+}
+
+/// How often it is looked whether a step is stuck, in the time that it may take.
+const LOOKS: u32 = 8;
 
 /// Why the engine gave no answer.
 #[derive(Debug)]
 pub(crate) enum SubmitError {
     /// It refuses the request.
     Refused(EngineError),
-    /// It has ended, by a bug.
-    Gone,
+    /// It answers nobody any more.
+    Gone(EngineFailure),
 }
 
 impl EngineHandle {
-    /// Starts the thread.
-    pub(crate) fn start(engine: Engine) -> std::io::Result<Self> {
+    /// Starts the thread. A step that takes longer than `step_time_max` ends it all.
+    pub(crate) fn start(engine: Engine, step_time_max: Duration) -> std::io::Result<Self> {
         let (commands, received) = mpsc::channel();
         let (hand, handed) = unbounded_channel();
         let shared = Arc::new(Shared {
@@ -61,7 +94,9 @@ impl EngineHandle {
             handed: Mutex::new(Some(handed)),
             stats: Mutex::new(engine.stats()),
             times: Mutex::default(),
-            failed: AtomicBool::new(false),
+            step_time_max,
+            step_begun: Mutex::default(),
+            failure: watch::Sender::new(None),
         });
         let thread = EngineThread { engine, hand, shared: Arc::clone(&shared) };
         std::thread::Builder::new().name("engine".to_owned()).spawn(move || thread.run(&received))?;
@@ -82,24 +117,38 @@ impl EngineHandle {
         self.shared.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the thread has ended by a bug.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.shared.failed.load(Ordering::Acquire)
+    /// Why it answers nobody any more, if it does not.
+    pub(crate) fn failure(&self) -> Option<EngineFailure> {
+        *self.shared.failure.borrow()
     }
 
-    /// Submits all of `requests`, or none.
+    /// How long the step that is under way has taken so far.
+    pub(crate) fn step_age(&self) -> Duration {
+        self.shared.step_begun().map_or(Duration::ZERO, |begun| begun.elapsed())
+    }
+
+    /// Submits all of `requests`, or none. The thread answers between two steps; where one is stuck, that is the answer.
     pub(crate) async fn submit(&self, requests: Vec<Request>) -> Result<Running, SubmitError> {
         // The first to ask is the first who is known to be where tasks run.
         if let Some(handed) = self.shared.handed.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            tokio::spawn(Subscribers::default().serve(handed));
+            tokio::spawn(Subscribers::default().serve(handed, Arc::clone(&self.shared)));
         }
         let live = requests.iter().map(|request| request.num_completions).sum();
         let (outputs, received) = unbounded_channel();
         let (reply, answer) = oneshot::channel();
-        let command = Command::Submit { requests, outputs, reply };
-        self.commands.send(command).map_err(|_| SubmitError::Gone)?;
-        let ids = answer.await.map_err(|_| SubmitError::Gone)?.map_err(SubmitError::Refused)?;
-        Ok(Running { ids, live, outputs: received, put_back: None, engine: self.clone() })
+        let started = Arc::default();
+        let submitted = Instant::now();
+        let command = Command::Submit { requests, outputs, started: Arc::clone(&started), reply };
+        let gone = || SubmitError::Gone(self.failure().unwrap_or(EngineFailure::Bug));
+        self.commands.send(command).map_err(|_| gone())?;
+        let mut failure = self.shared.failure.subscribe();
+        let answer = tokio::select! {
+            biased;
+            answer = answer => answer.map_err(|_| gone())?,
+            _ = failure.wait_for(Option::is_some) => return Err(gone()),
+        };
+        let ids = answer.map_err(SubmitError::Refused)?;
+        Ok(Running { ids, live, outputs: received, put_back: None, submitted, started, engine: self.clone() })
     }
 }
 
@@ -111,6 +160,9 @@ pub(crate) struct Running {
     live: usize,
     outputs: UnboundedReceiver<(usize, Output)>,
     put_back: Option<(usize, Output)>,
+    submitted: Instant,
+    /// When the first of them left the queue.
+    started: Arc<OnceLock<Instant>>,
     engine: EngineHandle,
 }
 
@@ -134,6 +186,16 @@ impl Running {
         self.put_back = Some((place, output));
     }
 
+    /// When they were submitted, and when the first of them left the queue, if one has.
+    pub(crate) fn queued(&self) -> (Instant, Option<Instant>) {
+        (self.submitted, self.started.get().copied())
+    }
+
+    /// Why nothing more comes, where something is still to come.
+    pub(crate) fn failure(&self) -> EngineFailure {
+        self.engine.failure().unwrap_or(EngineFailure::Bug)
+    }
+
     /// Whether some completion has not ended.
     pub(crate) fn is_live(&self) -> bool {
         self.live > 0
@@ -155,11 +217,23 @@ impl Drop for Running {
     }
 }
 
+impl Shared {
+    fn step_begun(&self) -> Option<Instant> {
+        *self.step_begun.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_step_begun(&self, begun: Option<Instant>) {
+        *self.step_begun.lock().unwrap_or_else(PoisonError::into_inner) = begun;
+    }
+}
+
 /// What the engine's thread tells the task that hands out.
 #[derive(Debug)]
 enum Handed {
     /// Somebody waits for a request's outputs.
     Subscribed(RequestId, Subscriber),
+    /// A request has left the queue.
+    Started(RequestId, Instant),
     /// What a step has made.
     Outputs(Vec<Output>),
     /// One completion was ended, of which nothing more comes.
@@ -173,6 +247,8 @@ enum Handed {
 struct Subscriber {
     place: usize,
     outputs: UnboundedSender<(usize, Output)>,
+    /// When the first of the requests of its list left the queue.
+    started: Arc<OnceLock<Instant>>,
     /// Completions that have not ended.
     live: usize,
 }
@@ -182,10 +258,32 @@ struct Subscriber {
 struct Subscribers(HashMap<RequestId, Subscriber>);
 
 impl Subscribers {
-    /// Hands out until the engine's thread has ended. Then all who wait see their stream end.
-    async fn serve(mut self, mut handed: UnboundedReceiver<Handed>) {
-        while let Some(handed) = handed.recv().await {
-            self.take(handed);
+    /// Hands out until the engine's thread has ended, or is stuck in a step. Then all who wait see their stream end.
+    async fn serve(mut self, mut handed: UnboundedReceiver<Handed>, shared: Arc<Shared>) {
+        let mut looks = interval((shared.step_time_max / LOOKS).max(Duration::from_millis(1)));
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Looks that found the same step under way. They are counted, and no clock is asked, so that a program that was
+        // stopped for a while (a laptop that slept, a debugger) does not take that for the device's time.
+        let (mut seen, mut count) = (None, 0);
+        loop {
+            tokio::select! {
+                biased;
+                handed = handed.recv() => match handed {
+                    Some(handed) => self.take(handed),
+                    None => return,
+                },
+                _ = looks.tick() => {
+                    let begun = shared.step_begun();
+                    count = if begun.is_some() && begun == seen { count + 1 } else { 0 };
+                    seen = begun;
+                    if count > LOOKS {
+                        let failure = EngineFailure::Stuck(shared.step_time_max);
+                        tracing::error!(%failure, waiting = self.0.len(), "all requests end");
+                        shared.failure.send_replace(Some(failure));
+                        return;
+                    }
+                }
+            }
         }
     }
 
@@ -193,6 +291,9 @@ impl Subscribers {
         match handed {
             Handed::Subscribed(id, subscriber) => {
                 self.0.insert(id, subscriber);
+            }
+            Handed::Started(id, at) => {
+                self.0.get(&id).map(|subscriber| subscriber.started.get_or_init(|| at));
             }
             Handed::Outputs(outputs) => outputs.into_iter().for_each(|output| self.hand_out(output)),
             Handed::Ended(id) => self.count_end(id),
@@ -238,7 +339,7 @@ impl EngineThread {
         let ended = catch_unwind(AssertUnwindSafe(|| self.serve(commands)));
         if ended.is_err() {
             tracing::error!("the engine failed in a way that is a bug; all requests end");
-            self.shared.failed.store(true, Ordering::Release);
+            self.shared.failure.send_replace(Some(EngineFailure::Bug));
         }
     }
 
@@ -256,7 +357,11 @@ impl EngineThread {
             }
             commands.try_iter().for_each(|command| self.execute(command));
             let mut outputs = Vec::with_capacity(room);
+            self.shared.set_step_begun(Some(Instant::now()));
             self.engine.step_watched(&mut outputs, &mut clock);
+            self.shared.set_step_begun(None);
+            // Before the outputs: whoever has the first token knows when its request began.
+            clock.started.drain(..).for_each(|(id, at)| self.hand(Handed::Started(id, at)));
             room = outputs.len();
             // Before the outputs: whoever has seen an answer's end sees counts that include it.
             self.publish_stats();
@@ -269,7 +374,7 @@ impl EngineThread {
 
     fn execute(&mut self, command: Command) {
         match command {
-            Command::Submit { requests, outputs, reply } => self.submit(requests, outputs, reply),
+            Command::Submit { requests, outputs, started, reply } => self.submit(requests, &outputs, &started, reply),
             Command::Cancel(id) => self.forget(id),
             Command::CancelCompletion(id, completion) => {
                 if self.engine.cancel_completion(id, completion).is_some() {
@@ -282,7 +387,8 @@ impl EngineThread {
     fn submit(
         &mut self,
         requests: Vec<Request>,
-        outputs: UnboundedSender<(usize, Output)>,
+        outputs: &UnboundedSender<(usize, Output)>,
+        started: &Arc<OnceLock<Instant>>,
         reply: oneshot::Sender<Result<Vec<RequestId>, EngineError>>,
     ) {
         let mut ids = Vec::with_capacity(requests.len());
@@ -290,7 +396,8 @@ impl EngineThread {
             let live = request.num_completions;
             match self.engine.submit(request) {
                 Ok(id) => {
-                    self.hand(Handed::Subscribed(id, Subscriber { place, outputs: outputs.clone(), live }));
+                    let (outputs, started) = (outputs.clone(), Arc::clone(started));
+                    self.hand(Handed::Subscribed(id, Subscriber { place, outputs, started, live }));
                     ids.push(id);
                 }
                 Err(error) => {
@@ -354,7 +461,8 @@ mod tests {
         let mut received: Vec<_> = (0..ids.len())
             .map(|place| {
                 let (outputs, received) = unbounded_channel();
-                let subscriber = Subscriber { place, outputs, live: [2, 1, 1, 2][place] };
+                let started = Arc::default();
+                let subscriber = Subscriber { place, outputs, started, live: [2, 1, 1, 2][place] };
                 subscribers.take(Handed::Subscribed(ids[place], subscriber));
                 Some(received)
             })

@@ -15,7 +15,7 @@ use tokio::time::{sleep_until, timeout};
 use crate::app::{App, Serving};
 use crate::body::read_json;
 use crate::choice::{Choice, Delta, Finish};
-use crate::engine_thread::{Running, SubmitError};
+use crate::engine_thread::{EngineFailure, Running, SubmitError};
 use crate::error::{ApiError, json_response};
 use crate::listen::turns_true;
 use crate::sampling::{Settings, describe};
@@ -120,7 +120,7 @@ impl Watched {
             }
         };
         match output {
-            None if self.running.is_live() => Err(engine_gone()),
+            None if self.running.is_live() => Err(engine_gone(self.running.failure())),
             output => Ok(output),
         }
     }
@@ -294,6 +294,11 @@ impl Job {
             self.generated_tokens(),
             self.begun.elapsed(),
         );
+        let (submitted, started) = self.watched.running.queued();
+        if let (Some(started), Some(first)) = (started, self.first_token) {
+            let (queue, prefill) = (started - submitted, first.saturating_duration_since(started));
+            self.app.inner.metrics.phases(queue, prefill, self.last_token - first);
+        }
     }
 
     fn generated_tokens(&self) -> usize {
@@ -358,7 +363,7 @@ impl SubmitError {
     /// What a client is told, who calls the prompt `prompt_field`, and what is too long `length_field`.
     pub(crate) fn into_api(self, prompt_field: &str, length_field: &str) -> ApiError {
         match self {
-            Self::Gone => engine_gone(),
+            Self::Gone(failure) => engine_gone(failure),
             Self::Refused(error) => {
                 ApiError::from(error).with_param("max_tokens", length_field).with_param("prompt", prompt_field)
             }
@@ -366,8 +371,12 @@ impl SubmitError {
     }
 }
 
-fn engine_gone() -> ApiError {
-    ApiError::internal("engine_failed", "the engine failed in a way that is a bug; the server has to be restarted")
+fn engine_gone(failure: EngineFailure) -> ApiError {
+    let code = match failure {
+        EngineFailure::Bug => "engine_failed",
+        EngineFailure::Stuck(_) => "step_stuck",
+    };
+    ApiError::internal(code, failure.to_string())
 }
 
 /// A failure of one completion. Its words may name token ids, never text.

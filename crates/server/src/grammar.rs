@@ -216,7 +216,84 @@ fn schema_grammar(at: &str, schema: Value) -> Result<TopLevelGrammar, ApiError> 
     if bytes > GRAMMAR_BYTES_MAX {
         return Err(too_long(at, bytes));
     }
+    check_keywords(at, &schema)?;
     Ok(TopLevelGrammar::from_json_schema(bounded_space(schema)))
+}
+
+/// Keywords with one schema in them, with a list of schemas, and with schemas by name.
+const INNER: [&[&str]; 3] = [
+    &["items", "additionalItems", "additionalProperties"],
+    &["anyOf", "oneOf", "allOf", "prefixItems", "items"],
+    &["properties", "patternProperties", "$defs", "definitions"],
+];
+/// Other keywords that a text is held to.
+const HELD: &[&str] = &[
+    "$ref",
+    "const",
+    "enum",
+    "type",
+    "minItems",
+    "maxItems",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+];
+/// Those that say something about a value and hold it to nothing, of JSON Schema and of OpenAPI.
+const ANNOTATIONS: &[&str] = &[
+    "$schema",
+    "$id",
+    "id",
+    "$anchor",
+    "$comment",
+    "title",
+    "description",
+    "default",
+    "example",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "contentMediaType",
+    "contentEncoding",
+    "discriminator",
+];
+
+/// Refuses a keyword that is not one: the library takes what it does not know for an annotation, and so a misspelt
+/// `maxLenght` would hold the text to nothing.
+pub(crate) fn check_keywords(at: &str, schema: &Value) -> Result<(), ApiError> {
+    let Value::Object(schema) = schema else { return Ok(()) };
+    for (keyword, value) in schema {
+        let at = format!("{at}.{keyword}");
+        let is = |kind: usize| INNER[kind].contains(&keyword.as_str());
+        match value {
+            Value::Array(items) if is(1) => {
+                items
+                    .iter()
+                    .enumerate()
+                    .try_for_each(|(index, item)| check_keywords(&format!("{at}[{index}]"), item))?;
+            }
+            Value::Object(named) if is(2) => {
+                named.iter().try_for_each(|(name, inner)| check_keywords(&format!("{at}.{name}"), inner))?;
+            }
+            // Of the wrong type, they are refused when the schema is compiled.
+            inner if is(0) || is(1) || is(2) => check_keywords(&at, inner)?,
+            _ if HELD.contains(&keyword.as_str()) || ANNOTATIONS.contains(&keyword.as_str()) => {}
+            _ => {
+                let message = format!("`{keyword}` is no keyword of a schema that texts can be held to here");
+                return Err(ApiError::unsupported(at, message));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A schema whose JSON may have a space or a new line, with its indentation, between its parts: where any space may stand,

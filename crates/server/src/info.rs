@@ -55,7 +55,7 @@ pub(crate) async fn health(State(app): State<App>) -> Response {
             (StatusCode::SERVICE_UNAVAILABLE, body)
         }
         Phase::Draining => (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "draining"})),
-        Phase::Failed { .. } => (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "failed"})),
+        Phase::Failed { why } => (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "failed", "reason": why})),
     };
     let mut response = json_response(status, &body);
     if status != StatusCode::OK {

@@ -103,7 +103,7 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: Shutdown) -> Ended
 }
 
 async fn engine_failure(app: &App) {
-    while !app.has_failed() {
+    while app.failure().is_none() {
         sleep(WATCH_INTERVAL).await;
     }
 }

@@ -3,8 +3,10 @@
 use serde_json::{Map, Value, json};
 use tokenizer::chat_template::Capabilities;
 
+use crate::body;
 use crate::error::ApiError;
-use crate::fields::wrong;
+use crate::fields::{Field, Fields, applied, only, wrong};
+use crate::tools::Dialect;
 
 const MESSAGES_MAX: usize = 4096;
 const PARTS_MAX: usize = 256;
@@ -25,16 +27,17 @@ const FIELDS: [(&str, &[&str]); 7] = [
 
 /// The messages as templates take them: without nulls that say nothing, and with `developer` called `system`, as all
 /// templates but those of one family have it.
-pub(crate) fn check(messages: Value, template: &Capabilities) -> Result<Vec<Value>, ApiError> {
+pub(crate) fn check(messages: Value, template: &Capabilities, dialect: &Dialect) -> Result<Vec<Value>, ApiError> {
     let Value::Array(messages) = messages else { return Err(wrong("messages", &messages, "a list of messages")) };
     if messages.is_empty() || messages.len() > MESSAGES_MAX {
         let found = format!("`messages` is a list of {}, expected 1 to {MESSAGES_MAX}", messages.len());
         return Err(ApiError::invalid("messages", found));
     }
-    messages.into_iter().enumerate().map(|(index, message)| check_message(index, message, template)).collect()
+    let checked = |(index, message)| check_message(index, message, template, dialect);
+    messages.into_iter().enumerate().map(checked).collect()
 }
 
-fn check_message(index: usize, message: Value, template: &Capabilities) -> Result<Value, ApiError> {
+fn check_message(index: usize, message: Value, template: &Capabilities, dialect: &Dialect) -> Result<Value, ApiError> {
     let at = |field: &str| format!("messages[{index}].{field}");
     let Value::Object(mut message) = message else {
         return Err(wrong(&format!("messages[{index}]"), &message, "an object with `role` and `content`"));
@@ -79,6 +82,22 @@ fn check_message(index: usize, message: Value, template: &Capabilities) -> Resul
     if role == "developer" {
         message.insert("role".to_owned(), "system".into());
     }
+    // What no conversation with this template shows would be ignored.
+    let role = message["role"].as_str().unwrap_or_default();
+    if message.contains_key("name") && !dialect.shows_name(role) {
+        return cannot("name", &format!("the name in a message of role `{role}`; leave it out"));
+    }
+    let reasoning = ["reasoning_content", "reasoning"].map(|name| message.get(name));
+    let given = ["reasoning_content", "reasoning"].into_iter().find(|name| message.contains_key(*name));
+    if let Some(field) = given.filter(|_| !dialect.shows_reasoning) {
+        return cannot(field, "what the model thought in earlier turns; leave it out");
+    }
+    if let [Some(a), Some(b)] = reasoning
+        && a != b
+    {
+        let error = "`reasoning` contradicts `reasoning_content`: they are two names of one field";
+        return Err(ApiError::invalid(at("reasoning"), error));
+    }
     Ok(Value::Object(message))
 }
 
@@ -112,14 +131,36 @@ fn check_part(at: &str, part: &Value) -> Result<(), ApiError> {
 
 fn check_tool_calls(at: &str, calls: &Value) -> Result<(), ApiError> {
     let Some(calls) = calls.as_array() else { return Err(wrong(at, calls, "a list of tool calls")) };
-    for (index, call) in calls.iter().enumerate() {
-        let function = &call["function"];
-        let whole =
-            function["name"].is_string() && (function["arguments"].is_string() || function["arguments"].is_object());
-        if !whole {
-            let expected = "{\"id\": …, \"type\": \"function\", \"function\": {\"name\": …, \"arguments\": …}}";
-            return Err(wrong(&format!("{at}[{index}]"), call, expected));
-        }
+    calls.iter().enumerate().try_for_each(|(index, call)| check_tool_call(&format!("{at}[{index}]"), call))
+}
+
+fn check_tool_call(at: &str, call: &Value) -> Result<(), ApiError> {
+    const CALL: &[&[Field]] = &[&[
+        applied("id"),
+        only("type", |value| value == "function", "functions are what can be called"),
+        applied("function"),
+    ]];
+    const FUNCTION: &[&[Field]] = &[&[applied("name"), applied("arguments")]];
+    let function = &call["function"];
+    if !call.is_object() || !function.is_object() {
+        let expected = "{\"id\": …, \"type\": \"function\", \"function\": {\"name\": …, \"arguments\": …}}";
+        return Err(wrong(at, call, expected));
     }
-    Ok(())
+    let within = |error: ApiError| error.within(at);
+    let mut fields = Fields::new(call.clone(), CALL).map_err(within)?;
+    if fields.string("id").map_err(within)?.is_none_or(|id| id.is_empty()) {
+        return Err(wrong(&format!("{at}.id"), &call["id"], "the text that the call's result names"));
+    }
+    let inside = format!("{at}.function");
+    let within = |error: ApiError| error.within(&inside);
+    let mut function = Fields::new(function.clone(), FUNCTION).map_err(within)?;
+    if function.string("name").map_err(within)?.is_none() {
+        return Err(wrong(&format!("{inside}.name"), &Value::Null, "the name of the function"));
+    }
+    match function.required("arguments").map_err(within)? {
+        Value::Object(_) => Ok(()),
+        // Templates show the object; of other text each makes something else, or nothing.
+        Value::String(text) if body::parse(text.as_bytes()).is_ok_and(|arguments| arguments.is_object()) => Ok(()),
+        other => Err(wrong(&format!("{inside}.arguments"), &other, "the JSON text of an object")),
+    }
 }

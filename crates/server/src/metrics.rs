@@ -31,6 +31,10 @@ struct Counts {
     ttft: Histogram,
     itl: Histogram,
     e2e: Histogram,
+    /// Parts of that: in the queue, then until the first token, then until the last.
+    queue: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
     request_prompt_tokens: Histogram,
     request_generated_tokens: Histogram,
 }
@@ -57,6 +61,9 @@ impl Default for Counts {
             ttft: Histogram::new(TTFT_S),
             itl: Histogram::new(ITL_S),
             e2e: Histogram::new(E2E_S),
+            queue: Histogram::new(E2E_S),
+            prefill: Histogram::new(E2E_S),
+            decode: Histogram::new(E2E_S),
             request_prompt_tokens: Histogram::new(TOKENS),
             request_generated_tokens: Histogram::new(TOKENS),
         }
@@ -146,6 +153,14 @@ impl Metrics {
         counts.e2e.observe(time.as_secs_f64());
     }
 
+    /// What a request took in the queue, until its first token, and from there until its last.
+    pub(crate) fn phases(&self, queue: Duration, prefill: Duration, decode: Duration) {
+        let mut counts = self.counts();
+        counts.queue.observe(queue.as_secs_f64());
+        counts.prefill.observe(prefill.as_secs_f64());
+        counts.decode.observe(decode.as_secs_f64());
+    }
+
     /// Everything, in Prometheus' text format; of the engine only where there is one.
     pub(crate) fn write(&self, serving: Option<&Serving>) -> String {
         let mut out = String::new();
@@ -173,13 +188,26 @@ fn write_engine(out: &mut String, counts: &Counts, serving: &Serving) {
     gauge("vllm:num_requests_running", "Sequences that run.", stats.num_running as f64);
     gauge("vllm:num_requests_waiting", "Sequences that wait.", stats.num_waiting as f64);
     gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", share);
+    let age = serving.engine.step_age().as_secs_f64();
+    gauge("hotmetal_step_age_seconds", "How long the step that is under way has taken so far.", age);
     gauge("hotmetal_kv_blocks", "Blocks of the KV cache.", stats.num_blocks as f64);
     gauge("hotmetal_kv_blocks_used", "Blocks that sequences hold.", used as f64);
     gauge("hotmetal_kv_blocks_cached", "Blocks whose tokens can be reused.", stats.num_cached_blocks as f64);
+    let config = serving.engine.config();
+    let labels = format!(
+        "{model},block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{}\"",
+        config.kv.block_len,
+        config.kv.num_blocks,
+        if config.prefix_cache { "True" } else { "False" },
+    );
+    single(out, "vllm:cache_config_info", "gauge", "How the KV cache is laid out, on whatever device.", &labels, 1);
     let mut counter = |name, help, value: u64| single(out, name, "counter", help, model, value);
     counter("vllm:num_preemptions_total", "Sequences that lost their blocks to another.", stats.num_preemptions);
     counter("vllm:prompt_tokens_total", "Tokens of prompts.", counts.prompt_tokens);
     counter("vllm:generation_tokens_total", "Tokens generated.", counts.generated_tokens);
+    let help = "Tokens of prompts that were looked for in the prefix cache.";
+    counter("vllm:prefix_cache_queries_total", help, stats.num_prefix_queries);
+    counter("vllm:prefix_cache_hits_total", "Those of them that were there.", stats.num_prefix_hits);
     counter("hotmetal_steps_total", "Steps of the engine.", stats.num_steps);
     counter(
         "hotmetal_steps_ahead_total",
@@ -199,6 +227,9 @@ fn write_engine(out: &mut String, counts: &Counts, serving: &Serving) {
     counts.ttft.write(out, "vllm:time_to_first_token_seconds", "From a request to its first token.", model);
     counts.itl.write(out, "vllm:inter_token_latency_seconds", "From one token of a request to the next.", model);
     counts.e2e.write(out, "vllm:e2e_request_latency_seconds", "From a request to its last token.", model);
+    counts.queue.write(out, "vllm:request_queue_time_seconds", "From a request to its start.", model);
+    counts.prefill.write(out, "vllm:request_prefill_time_seconds", "From a request's start to its first token.", model);
+    counts.decode.write(out, "vllm:request_decode_time_seconds", "From a request's first token to its last.", model);
     counts.request_prompt_tokens.write(out, "vllm:request_prompt_tokens", "Tokens of a request's prompts.", model);
     let help = "Tokens that a request generated.";
     counts.request_generated_tokens.write(out, "vllm:request_generation_tokens", help, model);

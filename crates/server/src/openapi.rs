@@ -484,9 +484,13 @@ fn chat_message() -> Value {
     let nothing = || json!({"type": ["array", "null"], "maxItems": 0, "items": text()});
     let or_nothing = |schema: Value| one_of(vec![schema, nothing()]);
     let content = || vec![text(), json!({"type": "array", "maxItems": 256, "items": part})];
-    let function = json!({"type": "object", "required": ["name", "arguments"], "properties": {
-        "name": text(), "arguments": one_of(vec![text(), json!({"type": "object"})])}});
-    let call = json!({"type": "object", "required": ["function"], "properties": {"function": function}});
+    let arguments = one_of(vec![text(), json!({"type": "object"})]);
+    let function = object(json!({"name": text(), "arguments": arguments}), &["name", "arguments"]);
+    let call = json!({
+        "id": {"type": "string", "minLength": 1}, "type": {"type": ["string", "null"], "enum": ["function", null]},
+        "function": function,
+    });
+    let call = object(call, &["id", "function"]);
     let of_role = |roles: &[&str], required: &[&str], more: Value| {
         let mut properties = json!({
             "role": {"type": "string", "enum": roles}, "content": one_of(content()), "name": or_nothing(text()),

@@ -26,6 +26,8 @@ pub struct Options {
     pub body_time_max: Duration,
     /// Time for an answer, from the end of the body to its last token.
     pub request_time_max: Duration,
+    /// Time for a step of the engine: one that takes longer is taken to be stuck, which ends the server.
+    pub step_time_max: Duration,
     /// Time that a reader of a stream may not read.
     pub stall_time_max: Duration,
     /// Connections at a time.
@@ -44,6 +46,7 @@ impl Default for Options {
             header_time_max: Duration::from_secs(10),
             body_time_max: Duration::from_secs(60),
             request_time_max: Duration::from_secs(3600),
+            step_time_max: Duration::from_secs(600),
             stall_time_max: Duration::from_secs(30),
             connections_max: 1024,
             drain_time_max: Duration::from_secs(30),

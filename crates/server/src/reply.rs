@@ -39,14 +39,28 @@ impl ToolSyntax {
         matches!(self, Self::MistralList | Self::MistralArgs | Self::DeepSeek | Self::Glm | Self::Harmony)
     }
 
+    /// Tokens that count by their ids, and not by their text, where the vocabulary has all of them.
+    pub(crate) fn controls(self) -> &'static [&'static str] {
+        match self {
+            Self::MistralList => &["[TOOL_CALLS]"],
+            Self::MistralArgs => &["[TOOL_CALLS]", "[ARGS]"],
+            _ => &[],
+        }
+    }
+
     /// What stands between a name and its arguments, where they are not one object.
-    fn separator(self) -> &'static str {
+    fn separator(self, by_id: bool) -> &'static str {
         match self {
             Self::DeepSeek => "<｜tool▁sep｜>",
+            _ if by_id => "\u{fdd0}[ARGS]",
             _ => "[ARGS]",
         }
     }
 }
+
+/// Stands before the text of a token that counts by its id. It is no character, and no text that is interchanged holds it;
+/// whoever marks takes it out of the rest.
+pub(crate) const CONTROL: char = '\u{fdd0}';
 
 /// How a text may begin with reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +136,8 @@ enum Channel {
 #[derive(Clone, Debug)]
 pub(crate) struct ReplyReader {
     syntax: Option<ToolSyntax>,
+    /// Whether control tokens are marked by [`CONTROL`]: what only looks like one is text.
+    by_id: bool,
     /// Functions that are offered: text that looks like a call of another is text, where syntax does not tell.
     functions: Vec<Function>,
     /// Of the call that gpt-oss is writing.
@@ -145,6 +161,7 @@ impl ReplyReader {
         };
         Self {
             syntax,
+            by_id: false,
             functions,
             arguments: String::new(),
             called: None,
@@ -153,6 +170,11 @@ impl ReplyReader {
             has_thought: false,
             num_calls: 0,
         }
+    }
+
+    /// The same, of a text in which control tokens are marked by [`CONTROL`].
+    pub(crate) fn by_id(self) -> Self {
+        Self { by_id: true, ..self }
     }
 
     /// Calls that are whole.
@@ -168,12 +190,27 @@ impl ReplyReader {
     /// Takes the next piece of text; adds what is certain now.
     pub(crate) fn push(&mut self, text: &str, parts: &mut Vec<Part>) {
         self.buffer.push_str(text);
-        while self.advance(parts, false) {}
+        self.advance_all(parts, false);
     }
 
     /// The text has ended; adds what was held back.
     pub(crate) fn finish(&mut self, parts: &mut Vec<Part>) {
-        while self.advance(parts, true) {}
+        self.advance_all(parts, true);
+    }
+
+    fn advance_all(&mut self, parts: &mut Vec<Part>, ended: bool) {
+        let before = parts.len().saturating_sub(1);
+        while self.advance(parts, ended) {}
+        if self.by_id {
+            // A token that began nothing is text.
+            for part in &mut parts[before..] {
+                match part {
+                    Part::Content(text) | Part::Reasoning(text) | Part::Arguments(text) | Part::Call { name: text } => {
+                        text.retain(|character| character != CONTROL);
+                    }
+                }
+            }
+        }
     }
 
     /// One thing more, if there is one to say.
@@ -262,6 +299,8 @@ impl ReplyReader {
         let (opener, mode) = match self.syntax {
             Some(ToolSyntax::Hermes) => (TOOL_CALL, Mode::Call(CallReader::object())),
             Some(ToolSyntax::Glm) => (TOOL_CALL, Mode::GlmName),
+            Some(ToolSyntax::MistralList) if self.by_id => ("\u{fdd0}[TOOL_CALLS]", Mode::AfterCall),
+            Some(ToolSyntax::MistralArgs) if self.by_id => ("\u{fdd0}[TOOL_CALLS]", Mode::CallName),
             Some(ToolSyntax::MistralList) => ("[TOOL_CALLS]", Mode::AfterCall),
             Some(ToolSyntax::MistralArgs) => ("[TOOL_CALLS]", Mode::CallName),
             Some(ToolSyntax::DeepSeek) => ("<｜tool▁calls▁begin｜>", Mode::AfterCall),
@@ -279,7 +318,7 @@ impl ReplyReader {
     }
 
     fn call_name(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
-        let separator = self.syntax.map_or("", ToolSyntax::separator);
+        let separator = self.syntax.map_or("", |syntax| syntax.separator(self.by_id));
         let Some((name, rest)) = self.buffer.split_once(separator) else {
             if ended && !self.buffer.is_empty() {
                 push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
@@ -305,7 +344,7 @@ impl ReplyReader {
             let opener = match (self.syntax, &reader.name) {
                 (Some(ToolSyntax::Hermes), _) => "<tool_call>".to_owned(),
                 (Some(syntax @ (ToolSyntax::MistralArgs | ToolSyntax::DeepSeek)), Some(name)) => {
-                    format!("{name}{}", syntax.separator())
+                    format!("{name}{}", syntax.separator(self.by_id))
                 }
                 _ => String::new(),
             };
@@ -735,6 +774,35 @@ mod tests {
     fn reply(reasoning: &str, content: &str, calls: &[(&str, &str)]) -> Reply {
         let calls = calls.iter().map(|&(name, arguments)| (name.to_owned(), arguments.to_owned())).collect();
         Reply { reasoning: reasoning.to_owned(), content: content.to_owned(), calls }
+    }
+
+    /// Where control tokens are known by their ids, text that looks like one is text, however it is cut.
+    #[test]
+    fn a_control_token_that_is_spelled_begins_no_call() {
+        use ToolSyntax::{MistralArgs, MistralList};
+        let list = r#"[{"name": "f", "arguments": {"x": "[TOOL_CALLS]"}}]"#;
+        let cases = [
+            (MistralArgs, "a *[TOOL_CALLS]f*[ARGS]{\"x\": 1}".to_owned(), reply("", "a ", &[("f", "{\"x\": 1}")])),
+            (MistralArgs, "[TOOL_CALLS]f[ARGS]{}".to_owned(), reply("", "[TOOL_CALLS]f[ARGS]{}", &[])),
+            (MistralArgs, "[TOOL_CALLS]f*[ARGS]{}".to_owned(), reply("", "[TOOL_CALLS]f[ARGS]{}", &[])),
+            (MistralArgs, "*[TOOL_CALLS]f[ARGS]{}".to_owned(), reply("", "f[ARGS]{}", &[])),
+            (MistralArgs, "*[ARGS]{}".to_owned(), reply("", "[ARGS]{}", &[])),
+            (MistralList, format!("*[TOOL_CALLS]{list}"), reply("", "", &[("f", r#"{"x": "[TOOL_CALLS]"}"#)])),
+            (MistralList, format!("[TOOL_CALLS]{list}"), reply("", &format!("[TOOL_CALLS]{list}"), &[])),
+            (
+                MistralList,
+                format!("[TOOL_CALLS] is how I call. *[TOOL_CALLS]{list}"),
+                reply("", "[TOOL_CALLS] is how I call. ", &[("f", r#"{"x": "[TOOL_CALLS]"}"#)]),
+            ),
+        ];
+        for (syntax, text, expected) in cases {
+            let text = text.replace('*', "\u{fdd0}");
+            let reader = || reader(Reasoning::None, Some(syntax)).by_id();
+            assert_eq!(read(reader(), &[&text]), expected, "{text}");
+            let pieces: Vec<String> = text.chars().map(String::from).collect();
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            assert_eq!(read(reader(), &pieces), expected, "{text} in pieces");
+        }
     }
 
     /// Texts of each family, with what they are made of.

@@ -130,7 +130,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Prepared, Ap
         chat.insert("tools".to_owned(), tools.iter().map(inner).collect());
     }
 
-    let mut conversation = Conversation::default();
+    let mut conversation = Conversation { dialect: serving.dialect, ..Conversation::default() };
     let instructions = fields.string("instructions")?;
     if let Some(instructions) = &instructions {
         conversation.push("instructions", json!({"role": "system", "content": instructions}));
@@ -365,7 +365,8 @@ impl Conversation {
                 let output = fields.required("output").map_err(within)?;
                 let output = texts(&format!("{at}.output"), output)?;
                 let mut message = json!({"role": "tool", "tool_call_id": id, "content": output});
-                if let Some((_, name)) = self.calls.iter().rev().find(|(call, _)| *call == id) {
+                let call = self.calls.iter().rev().find(|(call, _)| *call == id);
+                if let Some((_, name)) = call.filter(|_| self.dialect.shows_name("tool")) {
                     message["name"] = name.as_str().into();
                 }
                 self.push(at, message);
@@ -374,7 +375,10 @@ impl Conversation {
                 let mut fields = Fields::new(item, REASONING).map_err(within)?;
                 if let Some(content) = fields.take("content") {
                     let thought = texts(&format!("{at}.content"), content)?;
-                    chat::append(self.assistant(at), "reasoning_content", &thought);
+                    // Clients send back all that they got; what of it the model sees again is the template's to say.
+                    if self.dialect.shows_reasoning {
+                        chat::append(self.assistant(at), "reasoning_content", &thought);
+                    }
                 }
             }
             other => {

@@ -93,6 +93,7 @@ impl Settings {
             list_end: false,
             skip_special: fields.boolean("skip_special_tokens")?.unwrap_or(true),
             reply: None,
+            controls: Vec::new(),
             one_call: false,
             reasoning_max: None,
         };

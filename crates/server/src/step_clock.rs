@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use engine::StepWatch;
+use engine::{RequestId, StepWatch};
 
 use crate::metrics::Histogram;
 
@@ -32,11 +32,13 @@ pub(crate) struct StepClock {
     given: Option<Instant>,
     on_device: Duration,
     any: bool,
+    /// Requests that have left the queue, and when.
+    pub(crate) started: Vec<(RequestId, Instant)>,
 }
 
 impl StepClock {
     pub(crate) fn start() -> Self {
-        Self { begun: Instant::now(), given: None, on_device: Duration::ZERO, any: false }
+        Self { begun: Instant::now(), given: None, on_device: Duration::ZERO, any: false, started: Vec::new() }
     }
 
     /// The step has ended and the next one begins. Counts it, if it gave the device anything.
@@ -57,6 +59,10 @@ impl StepWatch for StepClock {
 
     fn returned(&mut self) {
         self.on_device += self.given.take().map_or(Duration::ZERO, |given| given.elapsed());
+    }
+
+    fn started(&mut self, request: RequestId) {
+        self.started.push((request, Instant::now()));
     }
 }
 

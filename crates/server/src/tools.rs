@@ -11,7 +11,7 @@ use crate::app::Serving;
 use crate::chat::now;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, only, wrong};
-use crate::grammar::bounded_space;
+use crate::grammar::{bounded_space, check_keywords};
 use crate::reply::{Function, Reasoning, ToolSyntax};
 
 const TOOLS_MAX: usize = 128;
@@ -32,7 +32,14 @@ pub(crate) struct Dialect {
     pub(crate) switches_thinking: bool,
     /// Whether the template writes something else for another `reasoning_effort`.
     pub(crate) takes_effort: bool,
+    /// Whether the template ever shows what the model thought before.
+    pub(crate) shows_reasoning: bool,
+    /// Whether it shows the `name` in a message of each of [`NAMED_ROLES`].
+    shows_names: [bool; NAMED_ROLES.len()],
 }
+
+/// Roles whose messages may have a name.
+const NAMED_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 impl Dialect {
     /// Found out by rendering a conversation in which all of it happens.
@@ -43,7 +50,14 @@ impl Dialect {
             has_channels: has_channels(template),
             switches_thinking: switches_thinking(template),
             takes_effort: takes_effort(template),
+            shows_reasoning: shows_reasoning(template),
+            shows_names: NAMED_ROLES.map(|role| shows_name(template, role)),
         }
+    }
+
+    /// Whether the template shows the `name` in a message of this role.
+    pub(crate) fn shows_name(&self, role: &str) -> bool {
+        NAMED_ROLES.iter().zip(self.shows_names).any(|(&named, shows)| shows && named == role)
     }
 
     /// How an answer to this rendered prompt may begin.
@@ -114,6 +128,58 @@ fn thinks(template: &ChatTemplate) -> bool {
     renders
         .iter()
         .any(|input| template.render(input).is_ok_and(|text| text.contains("<think>") || text.contains("</think>")))
+}
+
+/// A call, its result, and the tool that was called, as templates that check them want them.
+fn probe_call() -> (Value, Value, Value) {
+    let function = json!({"name": "called_function", "arguments": {"called_key": "called_value"}});
+    let call = json!({"id": "call00001", "type": "function", "function": function});
+    let result = json!({"role": "tool", "tool_call_id": "call00001", "content": "y"});
+    let tool = json!({"type": "function", "function": {
+        "name": "called_function", "description": "d", "parameters": {"type": "object", "properties": {}}}});
+    (call, result, tool)
+}
+
+fn shows_reasoning(template: &ChatTemplate) -> bool {
+    const THOUGHT: &str = "mark5f1d0c";
+    let user = || json!({"role": "user", "content": "x"});
+    let (call, result, tool) = probe_call();
+    let answer = json!({"role": "assistant", "content": "y", "reasoning_content": THOUGHT});
+    let calls = |content: Value| json!({"role": "assistant", "content": content, "reasoning_content": THOUGHT, "tool_calls": [call]});
+    // Some templates show it only while the turn goes on, and some take no content beside a call or no null.
+    let conversations = [
+        vec![user(), answer.clone()],
+        vec![user(), answer, user()],
+        vec![user(), calls(json!("")), result.clone()],
+        vec![user(), calls(Value::Null), result],
+    ];
+    let shows = |messages: &Vec<Value>, add_generation_prompt| {
+        let tools = [tool.clone()];
+        let tools = messages.iter().any(|message| message["role"] == "tool").then_some(&tools[..]);
+        let input = RenderInput { tools, add_generation_prompt, ..probe(messages) };
+        template.render(&input).is_ok_and(|text| text.contains(THOUGHT))
+    };
+    conversations.iter().any(|messages| shows(messages, true) || shows(messages, false))
+}
+
+fn shows_name(template: &ChatTemplate, role: &str) -> bool {
+    const NAME: &str = "mark5f1d0c";
+    let said = |role: &str| json!({"role": role, "content": "x"});
+    let (call, result, tool) = probe_call();
+    let calls = |content: Value| json!({"role": "assistant", "content": content, "tool_calls": [call]});
+    let conversations = [
+        vec![said("system"), said("user"), said("assistant"), said("user")],
+        vec![said("user"), calls(json!("")), result.clone()],
+        vec![said("user"), calls(Value::Null), result],
+    ];
+    conversations.into_iter().any(|mut messages| {
+        for message in messages.iter_mut().filter(|message| message["role"] == role) {
+            message["name"] = NAME.into();
+        }
+        let tools = [tool.clone()];
+        let tools = messages.iter().any(|message| message["role"] == "tool").then_some(&tools[..]);
+        template.render(&RenderInput { tools, ..probe(&messages) }).is_ok_and(|text| text.contains(NAME))
+    })
 }
 
 fn has_channels(template: &ChatTemplate) -> bool {
@@ -242,24 +308,23 @@ impl ToolChoice {
             None => Ok(Self { one_call, ..Self::default() }),
             Some(Value::String(choice)) if choice == "auto" => Ok(Self { one_call, ..Self::default() }),
             Some(Value::String(choice)) if choice == "none" => Ok(Self { none: true, one_call, ..Self::default() }),
-            Some(Value::String(choice)) if choice == "required" => Self::forced(tools, serving),
+            Some(Value::String(choice)) if choice == "required" => Self::forced(tools, None, serving),
             Some(choice @ Value::Object(_)) => {
                 let name = choice["function"]["name"].as_str().unwrap_or_default();
-                let chosen: Vec<Value> =
-                    tools.iter().filter(|tool| tool["function"]["name"] == name).cloned().collect();
+                let is_offered = tools.iter().any(|tool| tool["function"]["name"] == name);
                 let whole = *choice == json!({"type": "function", "function": {"name": name}});
-                if chosen.is_empty() || !whole {
+                if !is_offered || !whole {
                     let expected = "{\"type\": \"function\", \"function\": {\"name\": …}} with the name of a tool";
                     return Err(wrong("tool_choice", choice, expected));
                 }
-                Self::forced(&chosen, serving)
+                Self::forced(tools, Some(name), serving)
             }
             Some(other) => Err(wrong("tool_choice", other, "none, auto, required or a function")),
         }
     }
 
-    /// The text is a call of one of `tools`, with arguments of its schema.
-    fn forced(tools: &[Value], serving: &Serving) -> Result<Self, ApiError> {
+    /// The text is a call of one of `tools`, or of the one that is named, with arguments of its schema.
+    fn forced(tools: &[Value], name: Option<&str>, serving: &Serving) -> Result<Self, ApiError> {
         let arguments = match serving.dialect.tools {
             Some(ToolSyntax::Hermes) => "arguments",
             Some(ToolSyntax::Llama3) => "parameters",
@@ -268,6 +333,10 @@ impl ToolChoice {
                 return Err(ApiError::unsupported("tool_choice", message));
             }
         };
+        let is_meant = |tool: &Value| name.is_none_or(|name| tool["function"]["name"] == name);
+        for (index, tool) in tools.iter().enumerate().filter(|(_, tool)| is_meant(tool)) {
+            check_keywords(&format!("tools[{index}].function.parameters"), &tool["function"]["parameters"])?;
+        }
         let call = |tool: &Value| {
             let function = &tool["function"];
             let schema = match &function["parameters"] {
@@ -282,7 +351,8 @@ impl ToolChoice {
                 "type": "object", "properties": properties, "required": ["name", arguments], "additionalProperties": false,
             })
         };
-        let schema = bounded_space(json!({"anyOf": tools.iter().map(call).collect::<Vec<_>>()}));
+        let schema =
+            bounded_space(json!({"anyOf": tools.iter().filter(|tool| is_meant(tool)).map(call).collect::<Vec<_>>()}));
         let lark = match serving.dialect.tools {
             Some(ToolSyntax::Hermes) => {
                 format!("start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\ncall: %json {schema}\n")

@@ -14,6 +14,7 @@ use crate::error::{ApiError, json_response};
 use crate::generation::{Event, Job, Plan, random_id};
 use crate::reply::Part;
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
+use crate::tools::Dialect;
 
 /// An event with a name, as those interfaces send them.
 pub(crate) struct NamedEvent {
@@ -28,6 +29,8 @@ pub(crate) struct Conversation {
     pub(crate) origins: Vec<String>,
     /// Calls so far: their ids and the functions' names, which some templates want with the result.
     pub(crate) calls: Vec<(String, String)>,
+    /// What the model's template shows of these.
+    pub(crate) dialect: Dialect,
 }
 
 impl Conversation {

@@ -165,3 +165,18 @@ fn what_real_templates_show_is_found() {
         assert_eq!(found, (system, tools, tool_calls, thinking), "{name}: {:?}", template.capabilities());
     }
 }
+
+/// Wherever it stands: in a branch, a macro, an argument, an expression that sets the same name.
+#[test]
+fn a_template_says_which_names_it_looks_up() {
+    let source = "{% macro say(x) %}{{ x ~ in_macro }}{% endmacro %}{% set own = own | default(fallback) %}\
+                  {% if messages | length > 7 and in_condition is defined %}{{ in_branch }}{% endif %}\
+                  {% for m in messages %}{{ say(m.content) }}{{ {'k': in_dict}['k'] }}{{ m.attribute }}{% endfor %}";
+    let template = ChatTemplate::new(source).unwrap();
+    for name in ["messages", "in_macro", "own", "fallback", "in_condition", "in_branch", "in_dict"] {
+        assert!(template.reads(name), "{name}");
+    }
+    for name in ["attribute", "content", "k", "tools", "enable_thinking", "In_macro", ""] {
+        assert!(!template.reads(name), "{name}");
+    }
+}

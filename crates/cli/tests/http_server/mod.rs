@@ -25,8 +25,14 @@ pub(crate) fn command(args: &[&str]) -> Command {
 impl Server {
     /// Starts a server, waits until it is ready.
     pub(crate) fn start(args: &[&str]) -> Self {
+        Self::start_as(args, &[])
+    }
+
+    /// The same, with these variables in its environment.
+    pub(crate) fn start_as(args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut child = command(&["--port", "0", "--device", "cpu"])
             .args(args)
+            .envs(variables.iter().copied())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

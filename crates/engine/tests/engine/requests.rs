@@ -535,6 +535,25 @@ fn callers_take_turns() {
     assert_eq!(ends, [late[0], late[1], late[3], late[2]]);
 }
 
+/// Places and tokens of the queue are each caller's own.
+#[test]
+fn a_caller_that_fills_its_queue_keeps_nobody_out() {
+    let config = EngineConfig { max_sequences: 1, max_waiting: 3, max_waiting_tokens: 200, ..config() };
+    let of = |caller, len: usize| Request { caller, ..request(&vec![1; len], 2) };
+    for (len, count, filled) in [(1, 3, "sequences"), (90, 2, "tokens")] {
+        let mut engine = engine(config.clone());
+        let full: Vec<RequestId> = (0..count).map(|_| engine.submit(of(Some(1), len)).unwrap()).collect();
+        let refused = engine.submit(of(Some(1), len)).unwrap_err();
+        assert!(matches!(refused, EngineError::QueueFull { unit, .. } if unit == filled), "{refused}");
+        // Two others, one of whom does not say who it is, get in and get their turn before the queue is through.
+        let late = [Some(2), None].map(|caller| engine.submit(of(caller, len)).unwrap());
+        let outputs = run(&mut engine);
+        let end = |id| outputs.iter().position(|output| output.request == id && output.finish.is_some()).unwrap();
+        assert!(late.iter().all(|&late| end(late) < end(full[count - 1])), "{outputs:?}");
+        engine.submit(of(Some(1), len)).unwrap();
+    }
+}
+
 /// A caller with priority goes first for as long as its level is worth, and no longer.
 #[test]
 fn nobody_waits_for_ever_for_a_turn() {

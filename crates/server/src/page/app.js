@@ -10,7 +10,7 @@ const SAMPLERS = [
 ];
 
 /** What survives a reload. */
-const state = { messages: [], system: "", settings: {}, theme: "" };
+const state = { messages: [], system: "", settings: {}, theme: "", used: 0 };
 let model = null;
 let running = null; // the AbortController of the answer under way
 
@@ -63,7 +63,7 @@ function showModel() {
   $("system").disabled = !facts.system;
   $("system").placeholder = facts.system ? "none" : "this model's chat template shows none";
   if (!facts.chat) fail("This model has no chat template: it continues text at /v1/completions and holds no conversation.");
-  gauge(0);
+  gauge(state.used);
 }
 
 function el(tag, text, attributes = {}) {
@@ -111,22 +111,30 @@ function messageElement(message, index) {
   return element;
 }
 
-function show() {
+/** Shows all, and the end of it unless somebody reads what stands above. */
+function show(follows = true) {
   const main = $("messages");
+  const top = main.scrollTop;
   if (state.messages.length === 0) {
     main.replaceChildren(el("p", "Nothing has been said yet.", { className: "empty" }));
   } else {
     main.replaceChildren(...state.messages.map(messageElement));
   }
-  main.scrollTop = main.scrollHeight;
+  main.scrollTop = follows ? main.scrollHeight : top;
   $("send").hidden = running !== null;
   $("stop").hidden = running === null;
+}
+
+/** Whether the end of the conversation is what somebody looks at. */
+function isAtEnd() {
+  const main = $("messages");
+  return main.scrollHeight - main.scrollTop - main.clientHeight < 80;
 }
 
 /** Shows the last message alone: all others are as they were. */
 function showLast() {
   const main = $("messages");
-  const follows = main.scrollHeight - main.scrollTop - main.clientHeight < 80;
+  const follows = isAtEnd();
   const index = state.messages.length - 1;
   main.lastElementChild?.replaceWith(messageElement(state.messages[index], index));
   if (follows) main.scrollTop = main.scrollHeight;
@@ -177,7 +185,8 @@ async function answer() {
   running = new AbortController();
   show();
   let begun = 0, first = 0, pending = false;
-  const repaint = () => { pending = false; showLast(); };
+  // Somebody may have begun anew before it is time to paint.
+  const repaint = () => { pending = false; if (running && state.messages.at(-1) === message) showLast(); };
   try {
     const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body, signal: running.signal });
     if (!response.ok) throw new Error((await response.json()).error.message);
@@ -192,7 +201,7 @@ async function answer() {
         if (made > 0 && !begun) { begun = performance.now(); first = made; }
         const seconds = (performance.now() - begun) / 1000;
         if (made > first && seconds > 0) $("rate").textContent = `${((made - first) / seconds).toFixed(1)} tok/s`;
-        gauge(used);
+        gauge(state.used = used);
       }
       if (event.x_hotmetal) {
         const { timings, seed, cached_tokens: cached } = event.x_hotmetal;
@@ -209,7 +218,7 @@ async function answer() {
   }
   running = null;
   save();
-  show();
+  show(isAtEnd());
   $("input").focus();
 }
 
@@ -232,8 +241,8 @@ async function* events(response) {
 function send() {
   const text = $("input").value.trim();
   if (!text || running || !model) return;
-  // An answer that failed is no part of what the model sees.
-  while (state.messages.at(-1)?.role === "assistant" && !state.messages.at(-1).content) state.messages.pop();
+  // A question that got no answer is no part of what the model sees: many templates refuse two in a row.
+  while (state.messages.at(-1)?.role === "assistant" && !state.messages.at(-1).content) state.messages.length -= 2;
   state.messages.push({ role: "user", content: text });
   $("input").value = "";
   resize();
@@ -252,9 +261,10 @@ function openSettings(open) {
 }
 
 function toggleTheme() {
-  const dark = getComputedStyle(document.documentElement).colorScheme === "dark"
-    || (!state.theme && matchMedia("(prefers-color-scheme: dark)").matches);
-  state.theme = dark ? "light" : "dark";
+  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const next = (state.theme || system) === "dark" ? "light" : "dark";
+  // What the system has anyway is followed where it changes.
+  state.theme = next === system ? "" : next;
   document.documentElement.dataset.theme = state.theme;
   save();
 }
@@ -263,7 +273,7 @@ function restart() {
   running?.abort();
   state.messages = [];
   $("rate").textContent = "";
-  gauge(0);
+  gauge(state.used = 0);
   save();
   show();
   $("input").focus();

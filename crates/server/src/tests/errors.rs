@@ -18,6 +18,7 @@ async fn malformed_requests_get_the_right_status_in_the_right_form() {
         (Method::POST, CHAT, "[1]", StatusCode::BAD_REQUEST),
         (Method::POST, CHAT, "null", StatusCode::BAD_REQUEST),
         (Method::POST, CHAT, "{}", StatusCode::BAD_REQUEST),
+        (Method::POST, TEXT, "{\"prompt\": \"a\", \"max_tokens\": 1, \"max_tokens\": 2}", StatusCode::BAD_REQUEST),
         (Method::POST, CHAT, "{\"messages\": \"\\ud800\"}", StatusCode::BAD_REQUEST),
         (Method::GET, CHAT, "", StatusCode::METHOD_NOT_ALLOWED),
         (Method::POST, "/v1/models", "{}", StatusCode::METHOD_NOT_ALLOWED),
@@ -214,6 +215,49 @@ async fn a_bug_in_the_engine_is_told_to_all_and_shown_by_health() {
     assert_eq!((status, &answer["error"]["code"]), (StatusCode::INTERNAL_SERVER_ERROR, &json!("engine_failed")));
     assert_eq!(get(&app, "/health").await.1["status"], "failed");
     let (status, _, answer) = post(&app, CHAT, &hello()).await;
+    assert_eq!((status, &answer["error"]["code"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("failed")));
+}
+
+/// A device whose third step does not return while a test runs.
+fn stuck() -> engine::null::Faults {
+    Box::new(|step, _| {
+        if step == 3 {
+            std::thread::sleep(Duration::from_secs(60));
+        }
+        None
+    })
+}
+
+#[tokio::test]
+async fn a_step_that_does_not_return_ends_who_runs_who_waits_and_who_asks() {
+    let app = loading(Options { step_time_max: Duration::from_millis(400), ..Options::default() });
+    serve_on(&app, EngineConfig { max_sequences: 1, ..config() }, Some(stuck()));
+    let body = json!({"prompt": "Once", "max_tokens": 60, "ignore_eos": true});
+
+    let runs = {
+        let (app, body) = (app.clone(), body.clone());
+        tokio::spawn(async move { stream(&app, TEXT, &body).await })
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(get(&app, "/health").await.0, StatusCode::OK, "a step may take its time");
+    // The engine's thread cannot even say whether it takes these.
+    let wait: Vec<_> = (0..2)
+        .map(|_| {
+            let (app, body) = (app.clone(), body.clone());
+            tokio::spawn(async move { post(&app, TEXT, &body).await })
+        })
+        .collect();
+    let events = tokio::time::timeout(Duration::from_secs(20), runs).await.expect("whoever runs is told").unwrap();
+    assert_eq!(events.last().unwrap()["error"]["code"], "step_stuck");
+    for waits in wait {
+        let (status, _, answer) = tokio::time::timeout(Duration::from_secs(20), waits).await.expect("told").unwrap();
+        assert_eq!((status, &answer["error"]["code"]), (StatusCode::INTERNAL_SERVER_ERROR, &json!("step_stuck")));
+        assert!(answer["error"]["message"].as_str().unwrap().contains("longer than 0.4 s"), "{answer}");
+    }
+    let (status, health) = get(&app, "/health").await;
+    assert_eq!((status, &health["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("failed")));
+    assert!(health["reason"].as_str().unwrap().contains("stuck"), "{health}");
+    let (status, _, answer) = post(&app, TEXT, &body).await;
     assert_eq!((status, &answer["error"]["code"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("failed")));
 }
 

@@ -242,10 +242,8 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
         ("/tokenize", "with_pieces") => case(json!(true), |_, answer| answer["tokens"][0]["piece"] == "<|im_start|>"),
         ("/detokenize", "tokens") => case(json!([5, 7]), |before, answer| before["prompt"] != answer["prompt"]),
         (_, "messages") => case(json!([{"role": "user", "content": "Other words"}]), |before, answer| before != answer),
-        // The built-in template looks at nothing of it: what it does is in the tokenizer's tests.
-        (_, "chat_template_kwargs") => {
-            case(json!({"add_generation_prompt": 1}), |_, answer| answer.get("error").is_none())
-        }
+        // The built-in template looks at nothing of it: names are refused, and applied in `structure`.
+        (_, "chat_template_kwargs") => case(json!({}), |_, answer| answer.get("error").is_none()),
         (_, "response_format") => {
             case(json!({"type": "json_object"}), |before, answer| before["choices"] != answer["choices"])
         }

@@ -283,6 +283,11 @@ async fn the_server_says_what_it_serves_and_how_it_fares() {
         "vllm:request_success_total{model_name=\"tiny\",finished_reason=\"length\"} 1",
         "vllm:time_to_first_token_seconds_count{model_name=\"tiny\"} 1",
         "vllm:inter_token_latency_seconds_count{model_name=\"tiny\"} 7",
+        "vllm:request_queue_time_seconds_count{model_name=\"tiny\"} 1",
+        "vllm:request_prefill_time_seconds_count{model_name=\"tiny\"} 1",
+        "vllm:request_decode_time_seconds_count{model_name=\"tiny\"} 1",
+        "vllm:cache_config_info{model_name=\"tiny\",block_size=\"8\",num_gpu_blocks=\"64\",enable_prefix_caching=\"True\"} 1",
+        "vllm:prefix_cache_hits_total{model_name=\"tiny\"} 0",
         "hotmetal_http_answers_total{route=\"/v1/chat/completions\",status=\"503\"} 1",
         "hotmetal_http_answers_total{route=\"/v1/models/{*model}\",status=\"404\"} 1",
     ] {
@@ -296,4 +301,35 @@ async fn the_server_says_what_it_serves_and_how_it_fares() {
     app.drain();
     assert_eq!(get(&app, "/health").await.1["status"], "draining");
     assert_eq!(post(&app, CHAT, &hello()).await.2["error"]["code"], "draining");
+}
+
+/// What a request waited, read and wrote is told apart: one waits for another's twenty slow steps, and finds its prompt.
+#[tokio::test]
+async fn the_parts_of_a_request_are_measured_each() {
+    const STEP_S: f64 = 0.01;
+    let slow: Faults = Box::new(|_, _| {
+        std::thread::sleep(Duration::from_secs_f64(STEP_S));
+        None
+    });
+    let app = app_on(EngineConfig { max_sequences: 1, ..config() }, Some(slow));
+    let metric = async |name: &str| -> f64 {
+        let text = bytes(send(&app, request(Method::GET, "/metrics", "")).await).await;
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}{{model_name=\"tiny\"}} ")));
+        line.unwrap_or_else(|| panic!("{name} in {text}")).parse().unwrap()
+    };
+    let body = json!({"prompt": "Once upon a time there was a moon and nobody saw it, ", "max_tokens": 20, "ignore_eos": true});
+    let (first, second) = tokio::join!(ok(&app, TEXT, &body), ok(&app, TEXT, &body));
+    let prompt = first["usage"]["prompt_tokens"].as_f64().unwrap();
+    let [queue, prefill, decode] =
+        ["queue", "prefill", "decode"].map(|part| format!("vllm:request_{part}_time_seconds_sum"));
+    let (queue, prefill, decode) = (metric(&queue).await, metric(&prefill).await, metric(&decode).await);
+    // Both write nineteen tokens behind their first; one of them waits for the other.
+    assert!(queue > 19.0 * STEP_S, "{queue} s in the queue");
+    assert!(decode > 2.0 * 19.0 * STEP_S * 0.9, "{decode} s of decode");
+    assert!(prefill >= 2.0 * STEP_S && prefill < decode, "{prefill} s of prefill");
+    assert_eq!(metric("vllm:prefix_cache_queries_total").await, 2.0 * prompt);
+    let cached = [first, second].map(|answer| answer["x_hotmetal"]["cached_tokens"].as_f64().unwrap());
+    assert!(cached.iter().sum::<f64>() > 0.0);
+    assert_eq!(metric("vllm:prefix_cache_hits_total").await, cached.iter().sum::<f64>());
 }

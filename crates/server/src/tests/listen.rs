@@ -9,11 +9,15 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::{Ended, Shutdown, serve};
+use crate::{ApiKey, Ended, Shutdown, serve};
 
 async fn start(options: Options) -> (App, SocketAddr, Shutdown, JoinHandle<Ended>) {
+    start_with(options, None).await
+}
+
+async fn start_with(options: Options, faults: Option<Faults>) -> (App, SocketAddr, Shutdown, JoinHandle<Ended>) {
     let app = loading(options);
-    serve_on(&app, config(), None);
+    serve_on(&app, config(), faults);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = Shutdown::default();
@@ -44,9 +48,10 @@ async fn who_sends_headers_too_slowly_is_let_go_and_others_are_answered() {
     assert_eq!(ask(&mut TcpStream::connect(address).await.unwrap()).await, "HTTP/1.1 200 OK");
     for mut stream in slow {
         let mut rest = Vec::new();
-        // With an answer or without one, the connection ends.
         let ended = timeout(Duration::from_secs(5), stream.read_to_end(&mut rest)).await;
         assert!(ended.is_ok(), "a slow client holds its connection");
+        // What is no request gets no answer.
+        assert_eq!(rest, b"");
     }
     shutdown.ask();
     assert_eq!(served.await.unwrap(), Ended::Drained);
@@ -81,4 +86,78 @@ async fn a_reader_that_does_not_read_loses_its_request() {
     idle(&app).await;
     let text = String::from_utf8(bytes(response).await.to_vec()).unwrap();
     assert!(!text.contains("[DONE]"), "it was not whole");
+}
+
+#[tokio::test]
+async fn a_server_whose_device_is_stuck_answers_and_ends_as_failed() {
+    let options = Options { step_time_max: Duration::from_millis(200), ..Options::default() };
+    let stuck: Faults = Box::new(|_, _| {
+        std::thread::sleep(Duration::from_secs(60));
+        None
+    });
+    let (app, address, _shutdown, served) = start_with(options, Some(stuck)).await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let body = json!({"prompt": "Once", "max_tokens": 2}).to_string();
+    let request = format!(
+        "POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    timeout(Duration::from_secs(20), stream.read_to_string(&mut answer)).await.expect("it is answered").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 500") && answer.contains("step_stuck"), "{answer}");
+    assert_eq!(timeout(Duration::from_secs(20), served).await.expect("it ends").unwrap(), Ended::Failed);
+    assert!(app.failure().is_some_and(|why| why.contains("stuck")));
+}
+
+/// Two keys on sockets: one of them fills its queue, and the other is let in and answered in its turn.
+#[tokio::test]
+async fn a_key_that_fills_its_queue_keeps_no_other_key_out() {
+    const KEYS: [&str; 2] = ["the-first-key-of-two", "the-second-key-of-it"];
+    let options = Options { api_keys: KEYS.map(|key| ApiKey::new(key).unwrap()).into(), ..Options::default() };
+    let app = loading(options);
+    let slow: Faults = Box::new(|_, _| {
+        std::thread::sleep(Duration::from_millis(5));
+        None
+    });
+    serve_on(&app, EngineConfig { max_sequences: 1, max_waiting: 3, ..config() }, Some(slow));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let shutdown = Shutdown::default();
+    let served = tokio::spawn(serve(app.clone(), listener, shutdown.clone()));
+    let ask = move |key: &'static str| {
+        tokio::spawn(async move {
+            let body = json!({"prompt": "Once", "max_tokens": 30, "ignore_eos": true}).to_string();
+            let request = format!(
+                "POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\
+                 Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            (answer[9..12].to_owned(), std::time::Instant::now())
+        })
+    };
+    let mut greedy: Vec<_> = (0..8).map(|_| ask(KEYS[0])).collect();
+    // Until one of them is turned away, the queue has room.
+    let refused = loop {
+        if let Some(done) = greedy.iter().position(JoinHandle::is_finished) {
+            break greedy.swap_remove(done).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    };
+    assert_eq!(refused.0, "429");
+    let (status, answered) = ask(KEYS[1]).await.unwrap();
+    assert_eq!(status, "200");
+    let mut last = answered;
+    for asked in greedy {
+        let (status, end) = asked.await.unwrap();
+        assert!(["200", "429"].contains(&status.as_str()), "{status}");
+        last = last.max(end);
+    }
+    assert!(answered < last, "whoever came later with a key of its own stood behind all others");
+    shutdown.ask();
+    assert_eq!(served.await.unwrap(), Ended::Drained);
 }

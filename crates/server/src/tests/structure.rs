@@ -5,7 +5,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::reply::{Reasoning, ToolSyntax};
+use crate::chat::controls;
+use crate::choice::{Choice, TextOptions};
+use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
 use crate::tools::Dialect;
 
 /// A template that shows tools and calls as Hermes' does, and thinks.
@@ -157,7 +159,32 @@ async fn tools_are_shown_checked_and_answered() {
         {"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "abcdefghi", "content": "12"},
     ]);
-    ok(&app, CHAT, &with(json!({"messages": messages, "tools": weather(), "max_tokens": 2}))).await;
+    ok(&app, CHAT, &with(json!({"messages": messages.clone(), "tools": weather(), "max_tokens": 2}))).await;
+    // Nothing of a call is ignored.
+    for (change, param) in [
+        (json!({"index": 0}), ".index"),
+        (json!({"id": null}), ".id"),
+        (json!({"id": ""}), ".id"),
+        (json!({"id": 7}), ".id"),
+        (json!({"type": "custom"}), ".type"),
+        (json!({"function": null}), ""),
+        (json!({"function": {"name": "get_weather", "arguments": "{}", "strict": true}}), ".function.strict"),
+        (json!({"function": {"name": "get_weather"}}), ".function.arguments"),
+        (json!({"function": {"name": null, "arguments": "{}"}}), ".function.name"),
+        (json!({"function": {"name": "get_weather", "arguments": ""}}), ".function.arguments"),
+        (json!({"function": {"name": "get_weather", "arguments": "{\"unit\": "}}), ".function.arguments"),
+        (json!({"function": {"name": "get_weather", "arguments": "[1]"}}), ".function.arguments"),
+        (json!({"function": {"name": "get_weather", "arguments": "{\"a\": 1, \"a\": 2}"}}), ".function.arguments"),
+        (json!({"function": {"name": "get_weather", "arguments": 3}}), ".function.arguments"),
+    ] {
+        let mut messages = messages.clone();
+        messages[1]["tool_calls"][0].as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let (status, _, answer) = post(&app, CHAT, &with(json!({"messages": messages, "tools": weather()}))).await;
+        let param = format!("messages[1].tool_calls[0]{param}");
+        assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{change}: {answer}");
+    }
+    let unoffered = json!({"tools": weather(), "tool_choice": "none", "structured_outputs": {"regex": "ab"}});
+    assert_eq!(text_of(&ok(&app, CHAT, &with(unoffered)).await), "ab");
     let function = |change: Value| {
         let mut tools = weather();
         tools[0]["function"].as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -178,10 +205,123 @@ async fn tools_are_shown_checked_and_answered() {
             json!({"tools": weather(), "tool_choice": "required", "response_format": {"type": "json_object"}}),
             "tool_choice",
         ),
+        // The model could not call what it is offered.
+        (json!({"tools": weather(), "response_format": {"type": "json_object"}}), "tool_choice"),
+        (json!({"tools": weather(), "tool_choice": "auto", "structured_outputs": {"regex": "a"}}), "tool_choice"),
     ] {
         let (status, _, answer) = post(&app, CHAT, &with(change.clone())).await;
         assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{change}: {answer}");
     }
+}
+
+/// A message's parts that no prompt would show are refused where the template shows none, and shown where it does.
+#[tokio::test]
+async fn names_and_thoughts_of_earlier_turns_are_shown_or_refused() {
+    const NAMED: &str = "{% for m in messages %}{{ m.role }}{% if m.role == 'user' and m.name %} {{ m.name }}{% endif %}: \
+                         {{ m.content }}\n{% endfor %}";
+    let (plain, named, thinks) = (app(), app_with(NAMED), app_with(HERMES));
+    let conversation = |index: usize, field: &str| {
+        let mut messages = json!([
+            {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "z"},
+        ]);
+        messages[index][field] = json!("Ada");
+        json!({"messages": messages})
+    };
+    let shown = async |app: &App, index: usize, field: &str| {
+        let (status, _, answer) = post(app, "/apply-template", &conversation(index, field)).await;
+        if status == StatusCode::OK {
+            assert!(answer["prompt"].as_str().unwrap().contains("Ada"), "{field}: {answer}");
+            return true;
+        }
+        assert_eq!(answer["error"]["param"], format!("messages[{index}].{field}"), "{answer}");
+        assert_eq!(answer["error"]["code"], "unsupported_parameter");
+        false
+    };
+    for (app, index, field, expected) in [
+        (&plain, 0, "name", false),
+        (&plain, 1, "name", false),
+        (&plain, 1, "reasoning_content", false),
+        (&plain, 1, "reasoning", false),
+        (&named, 0, "name", true),
+        (&named, 1, "name", false),
+        (&thinks, 0, "name", false),
+        (&thinks, 1, "reasoning_content", true),
+        (&thinks, 1, "reasoning", true),
+    ] {
+        assert_eq!(shown(app, index, field).await, expected, "{field} of {index}");
+    }
+    let mut both = conversation(1, "reasoning");
+    both["messages"][1]["reasoning_content"] = json!("Eve");
+    let (status, _, answer) = post(&thinks, "/apply-template", &both).await;
+    assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("messages[1].reasoning")));
+}
+
+#[tokio::test]
+async fn a_variable_for_the_template_is_one_that_it_looks_at() {
+    let app =
+        app_with("{% for m in messages %}{{ m.content }}{% endfor %}{% if false %}{{ rare }}{% endif %}{{ tone }}");
+    let render = async |kwargs: Value| {
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": kwargs});
+        let (_, _, answer) = post(&app, "/apply-template", &body).await;
+        answer
+    };
+    assert_eq!(render(json!({"tone": "soft", "rare": 1})).await["prompt"], "xsoft");
+    for name in ["enable_thinking", "Tone", "messages", "tools", "documents", "add_generation_prompt"] {
+        let answer = render(json!({"tone": "soft", name: true})).await;
+        assert_eq!(answer["error"]["param"], format!("chat_template_kwargs.{name}"), "{answer}");
+    }
+}
+
+/// The token that begins a call, and the same letters in other tokens: one is a call, the other is text.
+#[test]
+fn a_call_begins_with_a_token_and_not_with_its_letters() {
+    let json = include_str!("../../../cli/builtin/tokenizer.json");
+    let json = json.replace("<|im_start|>", "[TOOL_CALLS]").replace("<|endoftext|>", "[ARGS]");
+    let tokenizer = Arc::new(Tokenizer::from_json(json.as_bytes(), None, &LoadOptions::default()).unwrap());
+    let syntax = Some(ToolSyntax::MistralArgs);
+    assert_eq!(controls(syntax, &super::tokenizer()), [], "a vocabulary without them");
+    let controls = controls(syntax, &tokenizer);
+    assert_eq!(controls, [(1, "[TOOL_CALLS]".to_owned()), (0, "[ARGS]".to_owned())]);
+    let options = Arc::new(TextOptions {
+        stop: vec!["s".repeat(20)],
+        stop_token_ids: Vec::new(),
+        include_stop: false,
+        list_end: false,
+        skip_special: false,
+        reply: Some(ReplyReader::new(Reasoning::None, syntax, Vec::new()).by_id()),
+        controls,
+        one_call: false,
+        reasoning_max: None,
+    });
+    let say = |ids: &[u32]| {
+        let mut engine = Engine::new(Box::new(NullExecutable::new(config().kv, VOCAB_SIZE)), config()).unwrap();
+        let request = engine::Request {
+            max_tokens: Some(ids.len()),
+            ignore_eos: true,
+            ..engine::Request::new(vec![5], SamplingParams::default())
+        };
+        engine.submit(request).unwrap();
+        let mut choice = Choice::new(Arc::clone(&tokenizer), Arc::clone(&options)).unwrap();
+        let mut whole = crate::choice::Delta::default();
+        for &id in ids {
+            let mut output = engine.step().remove(0);
+            output.token.as_mut().unwrap().id = id;
+            whole.append(choice.push(output));
+        }
+        whole
+    };
+    let spell = |text: &str| tokenizer.encode(text, tokenizer::ParseSpecial::No).unwrap();
+    let called = [spell("So: "), vec![1], spell("look"), vec![0], spell("{\"at\": \"é\"}")].concat();
+    let called = say(&called);
+    let parts = [
+        Part::Content("So: ".to_owned()),
+        Part::Call { name: "look".to_owned() },
+        Part::Arguments("{\"at\": \"é\"}".to_owned()),
+    ];
+    assert_eq!(called.parts, parts);
+    assert_eq!(called.text, "So: [TOOL_CALLS]look[ARGS]{\"at\": \"é\"}");
+    let spelled = say(&spell("So: [TOOL_CALLS]look[ARGS]{} \u{fdd0}[TOOL_CALLS]"));
+    assert_eq!(spelled.parts, [Part::Content("So: [TOOL_CALLS]look[ARGS]{} \u{fffd}[TOOL_CALLS]".to_owned())]);
 }
 
 #[test]
@@ -224,6 +364,44 @@ fn real_templates_are_recognised() {
         assert_eq!(dialect.tools, tools, "{file}");
         assert_eq!(dialect.reasoning("x") == Reasoning::Tagged, thinks, "{file}");
     }
+}
+
+/// What a schema says is held to, or is an annotation, or is refused where it stands.
+#[tokio::test]
+async fn a_keyword_of_a_schema_is_held_to_or_refused_by_its_place() {
+    let app = app();
+    let ask = async |schema: Value| post(&app, CHAT, &with(json!({"structured_outputs": {"json": schema}}))).await;
+    let annotated = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "x", "title": "T", "description": "D",
+        "type": "object", "default": {"maxLenght": 1}, "examples": [{"foo": {"bar": 1}}], "deprecated": false,
+        "additionalProperties": false, "required": ["maxLenght"],
+        "properties": {"maxLenght": {"$ref": "#/$defs/short", "$comment": "a property may be called anything"}},
+        "$defs": {"short": {"enum": ["a", "b", {"foo": 1}], "example": "a"}},
+    });
+    let (status, _, answer) = ask(annotated).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    for (schema, place) in [
+        (json!({"type": "string", "maxLenght": 3}), "maxLenght"),
+        (json!({"type": "string", "nullable": true}), "nullable"),
+        (json!({"x-guidance": {}}), "x-guidance"),
+        (json!({"not": {"type": "string"}}), "not"),
+        (json!({"type": "array", "items": {"type": "array", "uniqueItems": true}}), "items.uniqueItems"),
+        (json!({"type": "array", "prefixItems": [{}, {"Type": "string"}]}), "prefixItems[1].Type"),
+        (json!({"anyOf": [{"properties": {"a": {"require": []}}}]}), "anyOf[0].properties.a.require"),
+        (json!({"$defs": {"a": {"minimun": 1}}, "type": "object"}), "$defs.a.minimun"),
+        (json!({"type": "object", "additionalProperties": {"foo": 1}}), "additionalProperties.foo"),
+    ] {
+        let (status, _, answer) = ask(schema.clone()).await;
+        let param = format!("structured_outputs.json.{place}");
+        assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{schema}: {answer}");
+    }
+    // Of a call that the model has to make, too.
+    let app = app_with(HERMES);
+    let mut tools = weather();
+    tools[0]["function"]["parameters"]["properties"]["unit"]["enumm"] = json!(["C"]);
+    let (status, _, answer) = post(&app, CHAT, &with(json!({"tools": tools, "tool_choice": "required"}))).await;
+    let param = "tools[0].function.parameters.properties.unit.enumm";
+    assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{answer}");
 }
 
 /// Whatever a grammar asks for, the answer comes in bounded time, and the server stays.

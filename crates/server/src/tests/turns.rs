@@ -249,12 +249,22 @@ async fn a_model_that_has_to_call_calls_in_each_form() {
     idle(&app).await;
 }
 
-/// A conversation with all that there is, in the three forms: the model sees the same.
+/// A conversation with all that there is, in the three forms: the model sees the same, which is what its template shows.
 #[tokio::test]
 async fn a_conversation_is_the_same_prompt_in_each_form() {
-    let app = app_with(HERMES);
+    let named = HERMES.replace("{{ m.content }}", "{% if m.role == 'tool' %}{{ m.name }}: {% endif %}{{ m.content }}");
+    let thoughtless = HERMES.replace("{% if m.reasoning_content %}", "{% if false %}");
+    for (template, unshown) in
+        [(HERMES, &[(3, "name")][..]), (&named, &[]), (&thoughtless, &[(2, "reasoning_content"), (3, "name")])]
+    {
+        the_same_prompt_in_each_form(&app_with(template), unshown).await;
+    }
+}
+
+/// `unshown` are fields of the conversation that the template does not show.
+async fn the_same_prompt_in_each_form(app: &App, unshown: &[(usize, &str)]) {
     let function = weather()[0]["function"].clone();
-    let chat = json!({"tools": weather(), "messages": [
+    let mut chat = json!({"tools": weather(), "messages": [
         {"role": "system", "content": "Be brief.\nBe kind."},
         {"role": "user", "content": "Weather?\nToday?"},
         {"role": "assistant", "reasoning_content": "I ask.", "content": "One moment.", "tool_calls": [
@@ -262,7 +272,13 @@ async fn a_conversation_is_the_same_prompt_in_each_form() {
         {"role": "tool", "tool_call_id": "a", "name": "get_weather", "content": "12"},
         {"role": "user", "content": "Thanks."},
     ]});
-    let expected = ok(&app, "/tokenize", &chat).await["count"].clone();
+    for &(index, field) in unshown {
+        let (status, _, answer) = post(app, "/tokenize", &chat).await;
+        let param = format!("messages[{index}].{field}");
+        assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{answer}");
+        chat["messages"][index].as_object_mut().unwrap().remove(field);
+    }
+    let expected = ok(app, "/tokenize", &chat).await["count"].clone();
     let text = |text: &str| json!({"type": "text", "text": text, "cache_control": {"type": "ephemeral"}});
     let anthropic = json!({
         "system": [text("Be brief."), text("Be kind.")],
@@ -276,8 +292,8 @@ async fn a_conversation_is_the_same_prompt_in_each_form() {
                 {"type": "tool_result", "tool_use_id": "a", "content": [text("12")]}, text("Thanks.")]},
         ],
     });
-    assert_eq!(ok(&app, COUNT, &anthropic).await["input_tokens"], expected);
-    let answer = ok(&app, MESSAGES, &with(anthropic, json!({"max_tokens": 2}))).await;
+    assert_eq!(ok(app, COUNT, &anthropic).await["input_tokens"], expected);
+    let answer = ok(app, MESSAGES, &with(anthropic, json!({"max_tokens": 2}))).await;
     assert_eq!(answer["usage"]["input_tokens"], expected);
     let tool = with(function, json!({"type": "function"}));
     let responses = json!({
@@ -292,7 +308,7 @@ async fn a_conversation_is_the_same_prompt_in_each_form() {
             {"role": "user", "content": "Thanks."},
         ],
     });
-    assert_eq!(ok(&app, RESPONSES, &responses).await["usage"]["input_tokens"], expected);
+    assert_eq!(ok(app, RESPONSES, &responses).await["usage"]["input_tokens"], expected);
     // A result that is an error says so.
     let failed = json!({"messages": [
         {"role": "user", "content": "x"},
@@ -301,7 +317,7 @@ async fn a_conversation_is_the_same_prompt_in_each_form() {
     ]});
     let mut fine = failed.clone();
     fine["messages"][2]["content"][0]["is_error"] = json!(false);
-    assert_ne!(ok(&app, COUNT, &failed).await, ok(&app, COUNT, &fine).await);
+    assert_ne!(ok(app, COUNT, &failed).await, ok(app, COUNT, &fine).await);
 }
 
 #[tokio::test]

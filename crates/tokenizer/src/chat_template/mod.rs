@@ -233,6 +233,12 @@ impl ChatTemplate {
         self.render_messages(messages, input, bytes)
     }
 
+    /// Whether the template looks up this variable anywhere. If not, to set it changes nothing. (One that it looks up may
+    /// still be a variable of its own, such as a loop's.)
+    pub fn reads(&self, name: &str) -> bool {
+        self.worker.reads(name)
+    }
+
     /// What the template can show, found out by rendering when it was loaded.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities

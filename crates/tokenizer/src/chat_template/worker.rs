@@ -3,12 +3,12 @@
 //! A thread of its own gives a stack whose size is known, a place for the compiled template to borrow its source
 //! from, and a boundary for panics. What a render may use is counted per thread, hence per render.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
+use minijinja::machinery::{CodeGenerator, Instruction, Instructions, eval, make_string_output, parse};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use time::PrimitiveDateTime;
@@ -35,6 +35,8 @@ pub(super) struct Job {
 pub(super) struct Worker {
     jobs: Option<mpsc::Sender<(Job, Reply)>>,
     thread: Option<JoinHandle<()>>,
+    /// Names that the template looks up somewhere.
+    names: BTreeSet<String>,
 }
 
 type Reply = mpsc::SyncSender<Result<String, TemplateError>>;
@@ -53,10 +55,15 @@ impl Worker {
         };
         let builder = std::thread::Builder::new().name("chat-template".to_owned()).stack_size(STACK_BYTES);
         let thread = builder.spawn(run).map_err(|source| TemplateError::Thread { source })?;
-        let worker = Worker { jobs: Some(jobs), thread: Some(thread) };
+        let mut worker = Worker { jobs: Some(jobs), thread: Some(thread), names: BTreeSet::new() };
         // A thread that ends without an answer panicked.
-        outcome.recv().unwrap_or(Err(TemplateError::Panicked))?;
+        worker.names = outcome.recv().unwrap_or(Err(TemplateError::Panicked))?;
         Ok(worker)
+    }
+
+    /// Whether the template looks this name up somewhere.
+    pub(super) fn reads(&self, name: &str) -> bool {
+        self.names.contains(name)
     }
 
     /// Renders on the thread and waits for the result.
@@ -80,7 +87,7 @@ impl Drop for Worker {
 fn serve(
     source: &str,
     limits: &Limits,
-    compiled: &mpsc::SyncSender<Result<(), TemplateError>>,
+    compiled: &mpsc::SyncSender<Result<BTreeSet<String>, TemplateError>>,
     jobs: &mpsc::Receiver<(Job, Reply)>,
 ) -> Result<(), TemplateError> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -112,7 +119,14 @@ fn serve(
         }
     });
 
-    if compiled.send(Ok(())).is_err() {
+    let mut names = BTreeSet::new();
+    for code in std::iter::once(&instructions).chain(blocks.values()) {
+        names.extend((0..).map_while(|index| code.get(index)).filter_map(|instruction| match instruction {
+            Instruction::Lookup(name) => Some((*name).to_owned()),
+            _ => None,
+        }));
+    }
+    if compiled.send(Ok(names)).is_err() {
         return Ok(());
     }
     for (job, reply) in jobs {
