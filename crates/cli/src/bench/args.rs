@@ -146,8 +146,8 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) shape: Option<String>,
 
-    /// Format of the matrices of --shape: one for all, q4_k_m and the other mixtures of `quantize`, or int4 (groups of 128)
-    /// [default: q8_0]
+    /// Format of the matrices of --shape, as files that `quantize` writes have them: q4_0 (the head in more bits), q4_k_m or
+    /// another; or int4 (groups of 128) [default: q8_0]
     #[arg(long, value_name = "FORMAT", requires = "shape")]
     pub(crate) format: Option<String>,
 

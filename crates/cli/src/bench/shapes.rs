@@ -50,11 +50,11 @@ pub(super) fn format_of(name: &str) -> Result<WeightFormat> {
 /// What the matrices of a model are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MatrixFormats {
-    /// All in this one.
+    /// All in this one, which GGUF does not have.
     One(WeightFormat),
     /// Q4_0 as files of INT4 in groups of 128 are read: with the same scale for four blocks.
     Int4,
-    /// One of llama.cpp's mixtures.
+    /// As `quantize` writes them: what a file of that name has in its head, too.
     Mix(Mix),
 }
 
@@ -65,13 +65,13 @@ impl MatrixFormats {
 
     /// What `--format` calls `name`, in any case.
     pub(super) fn named(name: &str) -> Result<Self> {
-        if let Ok(format) = format_of(name) {
-            return Ok(Self::One(format));
-        }
         if name.eq_ignore_ascii_case(Self::INT4) {
             return Ok(Self::Int4);
         }
-        name.parse().map(Self::Mix).map_err(|_| {
+        if let Ok(mix) = name.parse() {
+            return Ok(Self::Mix(mix));
+        }
+        format_of(name).map(Self::One).map_err(|_| {
             let formats = WeightFormat::ALL.map(|format| format.name().to_ascii_lowercase());
             let mixes = MIXES.map(Mix::name).into_iter().filter(|name| format_of(name).is_err());
             let names: Vec<_> = formats.iter().map(String::as_str).chain([Self::INT4]).chain(mixes).collect();
@@ -85,6 +85,15 @@ impl MatrixFormats {
             Self::One(format) => format.name().to_ascii_lowercase(),
             Self::Int4 => Self::INT4.to_owned(),
             Self::Mix(mix) => mix.name().to_owned(),
+        }
+    }
+
+    /// What most matrices are in.
+    pub(super) fn base(self) -> WeightFormat {
+        match self {
+            Self::One(format) => format,
+            Self::Int4 => WeightFormat::Q4_0,
+            Self::Mix(mix) => mix.base,
         }
     }
 
@@ -310,5 +319,25 @@ mod tests {
         assert_eq!(count(&of_half_b, WeightFormat::Q8_0), of_half_b.len() - 24);
         let error = MatrixFormats::named("q4").unwrap_err().to_string();
         assert!(error.contains("q4_0") && error.contains("int4, q5_k_m"), "{error}");
+    }
+
+    #[test]
+    fn the_head_is_that_of_a_file_of_this_name() {
+        let others = |shape: &str, format: &str| {
+            let (plan, formats) = (plan_of(shape).unwrap(), MatrixFormats::named(format).unwrap());
+            let matrices = plan.weights.iter().filter(|weight| weight.shape.len() > 1);
+            let of = |weight: &WeightInfo| (weight.name.clone(), formats.of(weight, Model::of(&plan)).unwrap());
+            matrices.map(of).filter(|&(_, of)| of != formats.base()).collect::<Vec<_>>()
+        };
+        let embeddings = "model.embed_tokens.weight".to_owned();
+        for format in ["q4_0", "Q4_1", "q5_0", "mxfp4", "nvfp4"] {
+            assert_eq!(others("llama-3.2-1b", format), [(embeddings.clone(), WeightFormat::Q6_K)], "{format}");
+            // 896 is not divided by 256.
+            assert_eq!(others("qwen2.5-0.5b", format), [(embeddings.clone(), WeightFormat::Q8_0)], "{format}");
+        }
+        for format in ["f32", "bf16", "q8_0", "fp8", "int4"] {
+            assert_eq!(others("qwen2.5-0.5b", format), [], "{format}");
+        }
+        assert_eq!(MatrixFormats::named("fp8").unwrap(), MatrixFormats::One(WeightFormat::FP8));
     }
 }
