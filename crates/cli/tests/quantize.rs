@@ -64,7 +64,7 @@ fn matrices_are_packed_and_the_rest_stays() {
     assert_eq!(gguf.metadata().u64("general.file_type").unwrap(), Some(14));
     assert_eq!(gguf.metadata().u64("general.quantization_version").unwrap(), Some(2));
     assert_eq!(gguf.metadata().str("general.architecture").unwrap(), Some("llama"));
-    let formats = [WeightFormat::Q6_K, WeightFormat::F32, WeightFormat::Q4_K, WeightFormat::Q8_0, WeightFormat::F16];
+    let formats = [WeightFormat::Q6_K, WeightFormat::F32, WeightFormat::Q4_K, WeightFormat::Q5_0, WeightFormat::F16];
     for ((name, shape), format) in TENSORS.into_iter().zip(formats) {
         let found = gguf.tensor(name).expect("every tensor is there");
         let values = original(name, shape).to_f32();

@@ -314,9 +314,16 @@ mod tests {
         // The embeddings, which are the output matrix, and half of the layers' values and down projections.
         assert_eq!(count(&of_1b, WeightFormat::Q6_K), 1 + 2 * 8);
         assert_eq!(count(&of_1b, WeightFormat::Q4_K), of_1b.len() - 17);
-        // Rows of 896 are no whole blocks of 256; those of the down projections are.
+        // Rows of 896 are no whole blocks of 256; those of the down projections are. The head and half of the values have six
+        // bits, for which there are eight.
         let of_half_b = formats("qwen2.5-0.5b");
-        assert_eq!(count(&of_half_b, WeightFormat::Q8_0), of_half_b.len() - 24);
+        assert_eq!(count(&of_half_b, WeightFormat::Q8_0), 1 + 12);
+        assert_eq!(count(&of_half_b, WeightFormat::Q5_0), of_half_b.len() - 24 - 13);
+        // As large as the file of llama.cpp, but for vectors and metadata.
+        let plan = plan_of("qwen2.5-0.5b").unwrap();
+        let matrices = plan.weights.iter().filter(|weight| weight.shape.len() > 1);
+        let bytes = matrices.zip(of_half_b).map(|(weight, format)| Tensor::byte_len(format, &weight.shape).unwrap());
+        assert_eq!(bytes.sum::<usize>(), 391_573_504);
         let error = MatrixFormats::named("q4").unwrap_err().to_string();
         assert!(error.contains("q4_0") && error.contains("int4, q5_k_m"), "{error}");
     }

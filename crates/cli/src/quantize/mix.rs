@@ -105,9 +105,11 @@ impl Mix {
         self.name
     }
 
-    /// What the matrix with this GGUF name becomes: Q8_0 or F16 where its rows divide into nothing smaller.
+    /// What the matrix with this GGUF name becomes: a format of shorter blocks where those of its own do not divide its rows,
+    /// F16 where those do not, either.
     pub(crate) fn format_of_rows(self, name: &str, model: Model, row_len: usize) -> Option<WeightFormat> {
-        let formats = [self.format_of(name, model), WeightFormat::Q8_0, WeightFormat::F16];
+        let format = self.format_of(name, model);
+        let formats = [format, in_short_blocks(format), WeightFormat::F16];
         formats.into_iter().find(|format| row_len.is_multiple_of(format.block_len()))
     }
 
@@ -146,6 +148,19 @@ impl Mix {
     }
 }
 
+/// What llama.cpp's quantiser takes instead of blocks of 256: blocks of 32, of as many bits or a few more.
+fn in_short_blocks(format: WeightFormat) -> WeightFormat {
+    use WeightFormat::{IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q8_0};
+    match format {
+        Q2_K | Q3_K => Q4_0,
+        IQ4_XS => IQ4_NL,
+        Q4_K => Q5_0,
+        Q5_K => Q5_1,
+        // Of Q6_K, and what llama.cpp has nothing for.
+        _ => Q8_0,
+    }
+}
+
 /// Layer and kind of a matrix: `blk.3.ffn_down.weight`.
 fn layer_of(name: &str) -> Option<(usize, &str)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
@@ -181,6 +196,24 @@ mod tests {
         assert_eq!(of("q4_0", "token_embd.weight", false), Q6_K);
         assert_eq!(of("q8_0", "token_embd.weight", false), WeightFormat::Q8_0);
         assert!("q4_k_xl".parse::<Mix>().unwrap_err().contains("q4_k_m"));
+    }
+
+    #[test]
+    fn rows_that_blocks_of_256_do_not_divide_have_shorter_blocks_of_about_as_many_bits() {
+        use WeightFormat::{F16, IQ4_NL, NVFP4, Q4_0, Q4_K, Q5_0, Q5_1, Q8_0};
+        let of = |mix: &str, name: &str, row_len| {
+            let model = Model { layers: 24, tied: true };
+            mix.parse::<Mix>().unwrap().format_of_rows(name, model, row_len).unwrap()
+        };
+        let name = "blk.3.attn_q.weight";
+        let shorter =
+            [("q2_k", Q4_0), ("q3_k", Q4_0), ("iq4_xs", IQ4_NL), ("q4_k", Q5_0), ("q5_k", Q5_1), ("q6_k", Q8_0)];
+        for (mix, format) in shorter {
+            assert_eq!(of(mix, name, 896), format, "{mix}");
+            assert_eq!(of(mix, name, 900), F16, "{mix}");
+        }
+        assert_eq!((of("q4_k", name, 1024), of("q4_0", name, 896), of("nvfp4", name, 896)), (Q4_K, Q4_0, NVFP4));
+        assert_eq!((of("q4_k", "token_embd.weight", 896), of("nvfp4", name, 96)), (Q8_0, Q8_0));
     }
 
     #[test]

@@ -51,10 +51,10 @@ const QUANTIZATION_VERSION: u32 = 2;
 
 /// Write a GGUF file, or a folder of safetensors, with its matrices in another format, such as four bits
 ///
-/// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of blocks
-/// become Q8_0, or F16. At less than six bits, the embeddings and the output matrix become Q6_K (Q8_0 where that does not
-/// divide); mixtures such as q4_k_m give more bits to some layers, as llama.cpp does: --tensor chooses otherwise. A file
-/// that was interrupted is continued by the same command.
+/// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of blocks of 256
+/// become what has blocks of 32 and about as many bits, as in llama.cpp (Q5_0 for Q4_K), or F16. At less than six bits, the
+/// embeddings and the output matrix become Q6_K; mixtures such as q4_k_m give more bits to some layers, as llama.cpp does:
+/// --tensor chooses otherwise. A file that was interrupted is continued by the same command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct QuantizeArgs {
     /// What to read: a .gguf or .safetensors file, a directory, or a cached ORG/REPO or ORG/REPO:FILE
