@@ -124,7 +124,7 @@ impl MatrixFormats {
 
 /// Weights for `plan`, in its order: matrices in `formats`, vectors in F32. Fails when they are larger than `memory_bytes`.
 pub(super) fn random_weights(plan: &Plan, formats: MatrixFormats, memory_bytes: u64) -> Result<Vec<Tensor>> {
-    let model = Model::of(plan);
+    let model = Model::of_plan(plan);
     let mut total = 0u64;
     for weight in &plan.weights {
         let format = if weight.shape.len() > 1 { formats.of(weight, model)? } else { WeightFormat::F32 };
@@ -307,7 +307,7 @@ mod tests {
         let formats = |shape: &str| {
             let (plan, mixture) = (plan_of(shape).unwrap(), MatrixFormats::named("q4_k_m").unwrap());
             let matrices = plan.weights.iter().filter(|weight| weight.shape.len() > 1);
-            matrices.map(|weight| mixture.of(weight, Model::of(&plan)).unwrap()).collect::<Vec<_>>()
+            matrices.map(|weight| mixture.of(weight, Model::of_plan(&plan)).unwrap()).collect::<Vec<_>>()
         };
         let count = |formats: &[WeightFormat], of| formats.iter().filter(|&&format| format == of).count();
         let of_1b = formats("llama-3.2-1b");
@@ -333,7 +333,7 @@ mod tests {
         let others = |shape: &str, format: &str| {
             let (plan, formats) = (plan_of(shape).unwrap(), MatrixFormats::named(format).unwrap());
             let matrices = plan.weights.iter().filter(|weight| weight.shape.len() > 1);
-            let of = |weight: &WeightInfo| (weight.name.clone(), formats.of(weight, Model::of(&plan)).unwrap());
+            let of = |weight: &WeightInfo| (weight.name.clone(), formats.of(weight, Model::of_plan(&plan)).unwrap());
             matrices.map(of).filter(|&(_, of)| of != formats.base()).collect::<Vec<_>>()
         };
         let embeddings = "model.embed_tokens.weight".to_owned();

@@ -52,8 +52,8 @@ const QUANTIZATION_VERSION: u32 = 2;
 /// Write a GGUF file, or a folder of safetensors, with its matrices in another format, such as four bits
 ///
 /// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of blocks of 256
-/// become what has blocks of 32 and about as many bits, as in llama.cpp (Q5_0 for Q4_K), or F16. At less than six bits, the
-/// embeddings and the output matrix become Q6_K; mixtures such as q4_k_m give more bits to some layers, as llama.cpp does:
+/// become what has blocks of 32 and about as many bits (Q5_0 for Q4_K), or F16. At less than eight bits, the output matrix, which
+/// often is the embeddings, too, becomes Q6_K; q2_k, q4_k_m and others give more bits to some layers; all as llama.cpp does it:
 /// --tensor chooses otherwise. A file that was interrupted is continued by the same command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct QuantizeArgs {
@@ -338,11 +338,8 @@ fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Re
     importance.write_metadata(args, &mut writer);
     let losses = Rc::new(RefCell::new(Vec::new()));
     let mut used = vec![false; args.tensor.len()];
-    let of_layer = |name: &str| name.strip_prefix("blk.")?.split_once('.')?.0.parse::<usize>().ok();
-    let model = Model {
-        layers: matrices.iter().filter_map(|matrix| of_layer(&matrix.name)).max().map_or(0, |last| last + 1),
-        tied: matrices.iter().all(|matrix| matrix.name != "output.weight"),
-    };
+    let rows = |matrix: &Matrix| (matrix.name.clone(), matrix.shape.first().copied().unwrap_or(0));
+    let model = Model::of(matrices.iter().map(rows), importance.is_given());
     for matrix in matrices {
         let is_vector = matrix.shape.len() < 2;
         let to = match is_vector {
