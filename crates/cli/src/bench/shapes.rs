@@ -324,7 +324,7 @@ mod tests {
         let matrices = plan.weights.iter().filter(|weight| weight.shape.len() > 1);
         let bytes = matrices.zip(of_half_b).map(|(weight, format)| Tensor::byte_len(format, &weight.shape).unwrap());
         assert_eq!(bytes.sum::<usize>(), 391_573_504);
-        let error = MatrixFormats::named("q4").unwrap_err().to_string();
+        let error = MatrixFormats::named("q7").unwrap_err().to_string();
         assert!(error.contains("q4_0") && error.contains("int4, q5_k_m"), "{error}");
     }
 

@@ -51,6 +51,9 @@ pub(crate) const MIXES: [Mix; 24] = {
     ]
 };
 
+/// What is meant where only bits are said.
+const BY_BITS: [(&str, &str); 4] = [("q4", "q4_k_m"), ("q5", "q5_k_m"), ("q6", "q6_k"), ("q8", "q8_0")];
+
 /// Of which layers a rule is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layers {
@@ -109,8 +112,13 @@ impl FromStr for Mix {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
+        let short = BY_BITS.into_iter().find(|(short, _)| short.eq_ignore_ascii_case(name));
+        let name = short.map_or(name, |(_, name)| name);
         let mix = MIXES.into_iter().find(|mix| mix.name.eq_ignore_ascii_case(name));
-        mix.ok_or_else(|| format!("expected one of {}", MIXES.map(|mix| mix.name).join(", ")))
+        mix.ok_or_else(|| {
+            let shorts = BY_BITS.map(|(short, name)| format!("{short} ({name})")).join(", ");
+            format!("expected one of {}; or {shorts}", MIXES.map(|mix| mix.name).join(", "))
+        })
     }
 }
 
@@ -313,6 +321,14 @@ mod tests {
         }
         assert_eq!((of("q4_k", name, 1024), of("q4_0", name, 896), of("nvfp4", name, 896)), (Q4_K, Q4_0, NVFP4));
         assert_eq!((of("q4_k", "token_embd.weight", 896), of("nvfp4", name, 96)), (Q8_0, Q8_0));
+    }
+
+    #[test]
+    fn bits_alone_stand_for_a_mixture() {
+        for (short, name) in [("q4", "q4_k_m"), ("Q5", "q5_k_m"), ("q6", "q6_k"), ("q8", "q8_0")] {
+            assert_eq!(short.parse::<Mix>().unwrap().name(), name);
+        }
+        assert!("q7".parse::<Mix>().unwrap_err().contains("q4 (q4_k_m)"));
     }
 
     #[test]
