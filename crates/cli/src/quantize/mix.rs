@@ -162,6 +162,11 @@ impl Model {
         Self::of(plan.weights.iter().map(of), false)
     }
 
+    /// Whether the embeddings are the output matrix, too.
+    pub(crate) fn is_tied(self) -> bool {
+        self.tied
+    }
+
     fn has(self, layer: usize, layers: Layers) -> bool {
         let in_part = |part: usize| layer < self.layers / part;
         match layers {

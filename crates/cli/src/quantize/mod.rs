@@ -46,6 +46,8 @@ use work::Work;
 
 /// Weights of a piece: 32 MiB as f32.
 const PIECE_WEIGHTS: usize = 4 << 20;
+/// The embeddings in GGUF files.
+const EMBEDDINGS: &str = "token_embd.weight";
 /// The version of block layouts that ggml has had since 2023.
 const QUANTIZATION_VERSION: u32 = 2;
 
@@ -79,7 +81,8 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     max_shard_size: ByteSize,
 
-    /// Tensors whose name contains NAME become FORMAT; the last that fits counts; may be given several times
+    /// Matrices whose name, in GGUF files or in checkpoints, contains NAME become FORMAT: attn_v, layers.3.mlp, lm_head (the
+    /// embeddings, where they are the head); the last that fits counts; may be given several times
     #[arg(long, value_name = "NAME=FORMAT")]
     tensor: Vec<Override>,
 
@@ -244,6 +247,16 @@ impl FromStr for Override {
             return Err("expected NAME=FORMAT, for example token_embd=q8_0".to_owned());
         };
         Ok(Self { name: name.to_owned(), format: parse_weight_format(format)? })
+    }
+}
+
+impl Override {
+    /// Whether it means the matrix with this GGUF name, by that or by the checkpoint's. A model without a head of its own has
+    /// one matrix for both, which is meant by the names of either.
+    fn is_of(&self, gguf_name: &str, is_tied: bool) -> bool {
+        let means = |name: &str| name.contains(&self.name);
+        let is_head = is_tied && gguf_name == EMBEDDINGS;
+        means(gguf_name) || means(&gguf_names::checkpoint_name(gguf_name)) || is_head && means("lm_head.weight")
     }
 }
 
@@ -455,7 +468,7 @@ fn target(
 ) -> Result<Option<WeightFormat>> {
     let row_len = matrix.shape.last().copied().unwrap_or(0);
     let divides = |format: WeightFormat| row_len.is_multiple_of(format.block_len() as u64);
-    let chosen = overrides.iter().zip(used).filter(|(chosen, _)| matrix.name.contains(&chosen.name));
+    let chosen = overrides.iter().zip(used).filter(|(chosen, _)| chosen.is_of(&matrix.name, model.is_tied()));
     let chosen = chosen.map(|(chosen, used)| {
         *used = true;
         chosen.format
@@ -484,7 +497,7 @@ fn target(
 /// have one each, which are not written.
 fn may_be_nvfp4(matrix: &Matrix) -> bool {
     let is_known = gguf_names::checkpoint_name(&matrix.name) != matrix.name;
-    is_known && matrix.name != "token_embd.weight" && matrix.shape.len() == 2
+    is_known && matrix.name != EMBEDDINGS && matrix.shape.len() == 2
 }
 
 /// The scale of a matrix in NVFP4, which two tensors need.
