@@ -65,7 +65,7 @@ pub(crate) struct QuantizeArgs {
 
     /// What matrices become: q8_0, q6_k, q5_k, q4_k, q4_0 (or any other format), f16, or a mixture such as q4_k_m,
     /// q5_k_m, q3_k_m; of safetensors int4_g128 (or _g64, _g32, with _asym zero points), awq, int8, fp8, fp8_block, mxfp4,
-    /// nvfp4, or f16, bf16, f32
+    /// nvfp4, fp4_g64 (or _g32, _g128, _g256), or f16, bf16, f32
     #[arg(long, short = 'F', value_name = "FORMAT")]
     format: Format,
 
