@@ -1,11 +1,15 @@
 """What each format loses of a model: size, perplexity, divergence and agreement on a text, as a table.
 
     python tools/format_losses.py [--hotmetal target/release/hotmetal] [--model DIR_OR_GGUF] [--text FILE] [FORMAT…]
+    python tools/format_losses.py --device cuda …
     python tools/format_losses.py --importance [--imatrix-text FILE] …
 
 Without --model it is the built-in model, without --text stories that it was not trained on (24 windows of 256 tokens). Of
 the built-in model, perplexity may grow by 0.1 % in Q8_0, 0.5 % in Q6_K and 5 % in four bits; exit status 1 where it grows
 by more.
+
+What is said of a format is what the CPU computes. With --device, that device predicts the text from the same file, too; exit status
+1 where its perplexity is off by more than half a percent (both round activations, each in its way).
 
 With --importance, formats of up to four bits are made twice: without and with the importance of features on another text:
 without --imatrix-text, stories of the built-in model's training set, so that nothing of the text above is seen before. Exit
@@ -28,6 +32,8 @@ FORMATS = [
     "mxfp4", "q3_k_l", "q3_k_m", "q3_k", "q2_k",
 ]
 WITH_IMPORTANCE = ["q4_k", "q4_0", "iq4_nl", "iq4_xs", "mxfp4", "q3_k", "q2_k"]
+# Between two devices, relative.
+AGREEMENT = 0.005
 # Relative growth of perplexity.
 LIMITS = {"q8_0": 0.001, "q6_k": 0.005, **dict.fromkeys(FORMATS[6:14], 0.05)}
 
@@ -50,6 +56,14 @@ def make(args: argparse.Namespace, folder: str, name: str, more: list) -> dict:
     window = ["--eval-text", text, "--eval-ctx-size", "256", "--eval-chunks", "24"]
     subprocess.run([*command, *window, *more], check=True, stdout=subprocess.DEVNULL)
     return json.loads(receipt.read_text())
+
+
+def perplexity_on(args: argparse.Namespace, folder: str) -> float:
+    """What the other device makes of the file that was made last."""
+    text, file = args.text or Path(folder, "text.txt"), Path(folder, "out.gguf")
+    window = ["--ctx-size", "256", "--chunks", "24", "--device", args.device, "-o", "json"]
+    done = subprocess.run([args.hotmetal, "eval", file, "-f", text, *window], check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)["perplexity"]
 
 
 def with_importance(args: argparse.Namespace, folder: str) -> float:
@@ -82,18 +96,21 @@ def main() -> None:
     parser.add_argument("--hotmetal", default=ROOT / "target" / "release" / "hotmetal")
     parser.add_argument("--model", default=ROOT / "crates" / "cli" / "builtin")
     parser.add_argument("--text", type=Path)
+    parser.add_argument("--device", help="compare with this one: cuda, cuda:N, metal or reference")
     parser.add_argument("--importance", action="store_true")
     parser.add_argument("--imatrix-text", type=Path)
     parser.add_argument("formats", nargs="*")
     args = parser.parse_args()
-    failed = []
+    failed, apart = [], []
     with tempfile.TemporaryDirectory() as folder:
         if args.importance:
             change = with_importance(args, folder)
             print(f"\nDivergences times {change:.3f}, the geometric mean.")
             sys.exit("importance makes divergences no smaller" if change >= 1.0 and not args.text else 0)
-        print("| format | size, MiB | perplexity | growth | divergence | same likeliest token | in other formats |")
-        print("|---|---|---|---|---|---|---|")
+        heads = ["format", "size, MiB", "perplexity", "growth", "divergence", "same likeliest token", "in other formats"]
+        heads += [f"perplexity on {args.device}", "ratio"] if args.device else []
+        print("| " + " | ".join(heads) + " |")
+        print("|---" * len(heads) + "|")
         for name in args.formats or FORMATS:
             found = make(args, folder, name, [])
             of, others = found["evaluation"], {}
@@ -109,7 +126,15 @@ def main() -> None:
                 f"{against['kl_divergence']:.5f}", f"{100 * against['same_likeliest']:.1f} %",
                 ", ".join(f"{count} {kind}" for kind, count in sorted(others.items())) or "–",
             ]
+            if args.device:
+                there = perplexity_on(args, folder)
+                ratio = there / of["perplexity"]
+                columns += [f"{there:.4f}", f"{ratio:.4f}"]
+                if not abs(ratio - 1.0) <= AGREEMENT:
+                    apart.append(name)
             print("| " + " | ".join(columns) + " |", flush=True)
+    if apart:
+        sys.exit(f"the CPU and {args.device} are apart in {', '.join(apart)}")
     if failed:
         sys.exit(f"perplexity grows by more than it may in {', '.join(failed)}")
 

@@ -4,7 +4,8 @@
     python tools/goldens/packed_formats.py crates/tensor/tests/golden
 
 Writes FORMAT.bin: blocks of random bits (scales made finite), then the weights that they stand for, as f32. NVFP4.bin has the
-blocks of this program, GGUF_NVFP4.bin those of GGUF. E4M3.bin has the number of each of the 256 codes, as f32.
+blocks of this program, GGUF_NVFP4.bin those of GGUF. E4M3.bin has the number of each of the 256 codes, as f32. FORMAT_packed.bin:
+weights as f32, then the blocks that the published packer makes of them.
 """
 
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 from gguf import GGMLQuantizationType, GGML_QUANT_SIZES
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 
 # Where a block has its f16 numbers.
 HALVES = {
@@ -21,6 +22,34 @@ HALVES = {
     "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": [],
 }
 BLOCKS = 6
+# Whose published packers take plain scales.
+PACKED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
+
+
+def blocks_of(name: str, halves: list, rng) -> bytes:
+    """Blocks with random codes, and their weights."""
+    kind = GGMLQuantizationType[name]
+    _, size = GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (BLOCKS, size), dtype=np.uint8)
+    for at in halves:
+        # Of usual sizes, of the smallest, and zero.
+        scales = (rng.standard_normal(BLOCKS) * 0.01).astype(np.float16)
+        scales[1], scales[2] = 0.0, np.float16(6e-8)
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(BLOCKS, 2)
+    if name == "MXFP4":
+        blocks[:, 0] = [127, 0, 1, 100, 140, 118]
+    return blocks.tobytes() + dequantize(blocks, kind).astype(np.float32).tobytes()
+
+
+def packed(name: str, rng) -> bytes:
+    """Weights of usual kinds and the extremes, and what becomes of them."""
+    weights = (rng.standard_normal((16, 32)) * 0.02).astype(np.float32)
+    weights[1], weights[2], weights[3] = 0.0, 0.01, -0.01
+    # One far from the others; halves between two codes; only positive; of every size.
+    weights[4, 7], weights[5] = 3.0, np.arange(32) / 64 - 0.25
+    weights[6], weights[7] = np.abs(weights[6]), weights[7] * 2.0 ** -np.arange(32)
+    blocks = quantize(weights, GGMLQuantizationType[name])
+    return weights.tobytes() + np.ascontiguousarray(blocks).tobytes()
 
 
 def fp8(rng) -> bytes:
@@ -66,23 +95,17 @@ def main(folder: Path) -> None:
     rng = np.random.default_rng(4)
     folder.mkdir(parents=True, exist_ok=True)
     for name, halves in HALVES.items():
-        kind = GGMLQuantizationType[name]
-        _, size = GGML_QUANT_SIZES[kind]
-        blocks = rng.integers(0, 256, (BLOCKS, size), dtype=np.uint8)
-        for at in halves:
-            # Of usual sizes, of the smallest, and zero.
-            scales = (rng.standard_normal(BLOCKS) * 0.01).astype(np.float16)
-            scales[1], scales[2] = 0.0, np.float16(6e-8)
-            blocks[:, at : at + 2] = scales.view(np.uint8).reshape(BLOCKS, 2)
-        if name == "MXFP4":
-            blocks[:, 0] = [127, 0, 1, 100, 140, 118]
-        weights = dequantize(blocks, kind).astype(np.float32)
-        (folder / f"{name}.bin").write_bytes(blocks.tobytes() + weights.tobytes())
+        (folder / f"{name}.bin").write_bytes(blocks_of(name, halves, rng))
     (folder / "FP8.bin").write_bytes(fp8(rng))
     (folder / "NVFP4.bin").write_bytes(nvfp4(rng))
     (folder / "GGUF_NVFP4.bin").write_bytes(gguf_nvfp4(rng))
     numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     (folder / "E4M3.bin").write_bytes(numbers.tobytes())
+    # Made later than the others, whose numbers stay what they were.
+    rng = np.random.default_rng(5)
+    (folder / "Q8_0.bin").write_bytes(blocks_of("Q8_0", [0], rng))
+    for name in PACKED:
+        (folder / f"{name}_packed.bin").write_bytes(packed(name, rng))
 
 
 if __name__ == "__main__":

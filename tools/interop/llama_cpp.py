@@ -2,12 +2,14 @@
 
     pip install numpy pyyaml tqdm requests
     python tools/interop/llama_cpp.py --hotmetal target/release/hotmetal --bin LLAMA_CPP/build/bin \
-        --gguf-py LLAMA_CPP/gguf-py [--text FILE] [--model DIR_OR_GGUF] [--only NAME…] [--json OUT]
+        --gguf-py LLAMA_CPP/gguf-py [--text FILE] [--model DIR_OR_GGUF] [--only NAME…] [--types-only] [--json OUT]
 
 Of each format, `hotmetal quantize` writes a file and `llama-quantize` another, from the same weights. Then of each file:
 tensors    what gguf-py's `quants.dequantize` makes of them is what `hotmetal quantize -F f32` makes of them, bit for bit;
 perplexity that of `llama-perplexity` and that of `hotmetal eval` on the same windows of the same text differ by less than
            TOLERANCE (both round activations, each in its way).
+And of mixtures that both have, on made models (with and without a head of their own, with heads that share keys and values, rows
+that blocks of 256 do not divide, with and without importance): each tensor has the same type in both files.
 Without --bin or --gguf-py the parts that need them are left out, and the script says so. Exit status 1: something differs.
 Without --model it is the built-in model, without --text stories that it was not trained on. Passed with llama.cpp
 0.5.0-dev (August 2026); docs/formats.md has the results.
@@ -35,6 +37,16 @@ OURS = [
 THEIRS = [
     "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M",
     "Q5_K_S", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4_MOE",
+]
+# Mixtures that both have.
+SAME = [
+    "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S",
+    "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS",
+]
+# Layers, features, features between, heads, heads of keys and values, whether the head is a matrix of its own.
+MADE = [
+    (16, 256, 512, 8, 8, True), (16, 256, 512, 8, 8, False), (17, 256, 512, 8, 2, True), (24, 288, 512, 9, 1, True),
+    (24, 288, 544, 9, 1, False), (80, 256, 256, 8, 1, True),
 ]
 # Of a perplexity, relative.
 TOLERANCE = 0.005
@@ -100,6 +112,104 @@ def differing_tensors(packed: Path, expanded: Path) -> list:
     return differing + [f"{name} is new" for name in ours]
 
 
+def made(path: Path, shape: tuple) -> list:
+    """Writes a model of that shape without a vocabulary, with small random weights; returns name and features of each matrix."""
+    import numpy as np
+    from gguf import GGUFWriter
+
+    layers, features, between, heads, kv_heads, has_head = shape
+    rng, writer, matrices = np.random.default_rng(1), GGUFWriter(path, "llama"), []
+    writer.add_block_count(layers)
+    writer.add_context_length(64)
+    writer.add_embedding_length(features)
+    writer.add_feed_forward_length(between)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(64)
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        matrices.append((name, columns))
+        writer.add_tensor(name, (0.02 * rng.standard_normal((rows, columns))).astype(np.float32))
+
+    def norm(name: str) -> None:
+        writer.add_tensor(name, np.ones(features, dtype=np.float32))
+
+    matrix("token_embd.weight", 64, features)
+    for layer in range(layers):
+        norm(f"blk.{layer}.attn_norm.weight")
+        norm(f"blk.{layer}.ffn_norm.weight")
+        kv_rows = features // heads * kv_heads
+        for name, rows, columns in [
+            ("attn_q", features, features), ("attn_k", kv_rows, features), ("attn_v", kv_rows, features),
+            ("attn_output", features, features), ("ffn_gate", between, features), ("ffn_up", between, features),
+            ("ffn_down", features, between),
+        ]:
+            matrix(f"blk.{layer}.{name}.weight", rows, columns)
+    norm("output_norm.weight")
+    if has_head:
+        matrix("output.weight", 64, features)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return matrices
+
+
+def made_importance(path: Path, matrices: list) -> None:
+    """Writes importance for the matrices of layers, in the layout of llama-imatrix."""
+    import numpy as np
+    from gguf import GGUFWriter
+
+    rng, writer = np.random.default_rng(2), GGUFWriter(path, "")
+    writer.add_type("imatrix")
+    writer.add_array("imatrix.datasets", ["made"])
+    writer.add_uint32("imatrix.chunk_count", 1)
+    writer.add_uint32("imatrix.chunk_size", 64)
+    for name, columns in matrices:
+        if name.startswith("blk."):
+            writer.add_tensor(f"{name}.in_sum2", rng.uniform(1, 2, (1, columns)).astype(np.float32))
+            writer.add_tensor(f"{name}.counts", np.ones((1, 1), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def compare_types(args, folder: Path, wanted: list) -> list:
+    """A row for each mixture of each made model."""
+    from gguf import GGUFReader
+
+    def types(path: Path) -> dict:
+        return {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(path).tensors if len(tensor.shape) > 1}
+
+    rows, base, importance = [], folder / "made.gguf", folder / "made.imatrix"
+    ours, theirs = folder / "ours.gguf", folder / "theirs.gguf"
+    for shape in MADE:
+        made_importance(importance, made(base, shape))
+        for name in SAME:
+            if wanted and name.lower() not in wanted:
+                continue
+            for given in [[], ["--imatrix", importance]]:
+                how = given or ["--plain"]
+                run([args.hotmetal, "quantize", base, "-F", name.lower(), "-o", ours, "--force", *how])
+                run([args.bin / "llama-quantize", *given, base, theirs, name, args.threads])
+                here, there = types(ours), types(theirs)
+                wrong = [
+                    f"{tensor}: {here.get(tensor)}, not {there.get(tensor)}"
+                    for tensor in sorted(here.keys() | there.keys())
+                    if here.get(tensor) != there.get(tensor)
+                ]
+                label = " × ".join(map(str, shape[:-1])) + ("" if shape[-1] else " tied") + (" weighed" if given else "")
+                row = {"maker": "both", "format": name, "model": label, "types": len(there), "wrong": wrong, "ok": not wrong}
+                rows.append(row)
+                if wrong:
+                    print(f"| types | {name} | {label} | FAILED, {len(wrong)} differ: {'; '.join(wrong[:3])} |", flush=True)
+    good = sum(row["ok"] for row in rows)
+    print(f"types: {good} of {len(rows)} files have in each tensor what llama-quantize gives it")
+    return rows
+
+
 def main() -> None:
     """Makes and compares all files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,6 +219,7 @@ def main() -> None:
     parser.add_argument("--model", default=ROOT / "crates" / "cli" / "builtin")
     parser.add_argument("--text", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="formats, as either program calls them")
+    parser.add_argument("--types-only", action="store_true", help="compare the types of made models and nothing else")
     parser.add_argument("--threads", default=str(os.cpu_count()))
     parser.add_argument("--json", type=Path, help="write the results here, too")
     args = parser.parse_args()
@@ -131,6 +242,10 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
+        if has_reader and has_peer:
+            rows += compare_types(args, folder, wanted)
+        if args.types_only:
+            finish(args, rows)
         text, base, expanded = args.text or folder / "text.txt", folder / "base.gguf", folder / "expanded.gguf"
         if not args.text:
             text.write_text(stories())
@@ -164,6 +279,11 @@ def main() -> None:
             row["ok"] = not row.get("differing") and abs(row.get("ratio", 1.0) - 1.0) <= TOLERANCE
             rows.append(row)
             print(describe(row), flush=True)
+    finish(args, rows)
+
+
+def finish(args, rows: list) -> None:
+    """Says how many agree, and ends."""
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     failed = [row for row in rows if not row["ok"]]

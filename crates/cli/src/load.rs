@@ -75,8 +75,8 @@ pub(crate) struct ModelArgs {
     #[arg(long)]
     pub(crate) no_repack: bool,
 
-    /// Compute with the matrices in this format: q8_0, q4_0, q4_k_m or another of `hotmetal quantize`; made when the model is
-    /// loaded for the first time, and kept in the cache folder
+    /// Compute with the matrices in this format: q4 (q4_k_m), q5 (q5_k_m), q6 (q6_k), q8 (q8_0) or another of `hotmetal
+    /// quantize`; made when the model is loaded for the first time, and kept in the cache folder
     #[arg(long, value_name = "FORMAT")]
     pub(crate) quant: Option<Mix>,
 

@@ -68,7 +68,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(bench::with_long_pg(std::env::args_os()));
     start_logging(cli.verbose);
     #[cfg(unix)]
     if let Err(error) = mapped::install_sigbus_message() {

@@ -8,7 +8,7 @@ mod process;
 
 /// A small measurement: every kind of test, at two depths, one of them beyond a block of the cache.
 const SMALL: [&str; 15] =
-    ["bench", "-p", "8", "-n", "4", "--pg", "8+4", "--depth", "0,40", "--batch", "1,2", "--threads", "1", "-r", "2"];
+    ["bench", "-p", "8", "-n", "4", "-pg", "8,4", "--depth", "0,40", "--batch", "1,2", "--threads", "1", "-r", "2"];
 
 fn small(format: &str) -> String {
     succeed(&[&SMALL[..], &["-o", format]].concat())

@@ -64,7 +64,7 @@ fn matrices_are_packed_and_the_rest_stays() {
     assert_eq!(gguf.metadata().u64("general.file_type").unwrap(), Some(14));
     assert_eq!(gguf.metadata().u64("general.quantization_version").unwrap(), Some(2));
     assert_eq!(gguf.metadata().str("general.architecture").unwrap(), Some("llama"));
-    let formats = [WeightFormat::Q6_K, WeightFormat::F32, WeightFormat::Q4_K, WeightFormat::Q8_0, WeightFormat::F16];
+    let formats = [WeightFormat::Q6_K, WeightFormat::F32, WeightFormat::Q4_K, WeightFormat::Q5_0, WeightFormat::F16];
     for ((name, shape), format) in TENSORS.into_iter().zip(formats) {
         let found = gguf.tensor(name).expect("every tensor is there");
         let values = original(name, shape).to_f32();
@@ -115,6 +115,15 @@ fn tensors_can_be_chosen_by_name_and_wrong_choices_are_refused() {
     assert_eq!(Some(type_of("token_embd.weight")), GgmlType::of(WeightFormat::Q8_0));
     assert_eq!(Some(type_of("blk.0.ffn_down.weight")), GgmlType::of(WeightFormat::Q4_0));
     assert_eq!(Some(type_of("blk.0.odd.weight")), GgmlType::of(WeightFormat::F32));
+
+    // By the checkpoint's names, too; what has no head of its own has it in the embeddings.
+    let by_names = ["--tensor", "lm_head=q8_0", "--tensor", "layers.0.self_attn.q_proj=q5_0", "--tensor", "mlp=q5_1"];
+    process::succeed(&[&["quantize", &source, "-F", "q4_0", "-o", out, "--force"], &by_names[..]].concat());
+    let gguf = Gguf::read(fs::read(&output).unwrap().into()).unwrap();
+    let type_of = |name: &str| gguf.tensor_info(name).unwrap().ggml_type();
+    assert_eq!(Some(type_of("token_embd.weight")), GgmlType::of(WeightFormat::Q8_0));
+    assert_eq!(Some(type_of("blk.0.attn_q.weight")), GgmlType::of(WeightFormat::Q5_0));
+    assert_eq!(Some(type_of("blk.0.ffn_down.weight")), GgmlType::of(WeightFormat::Q5_1));
 
     let other = folder.path().join("other.gguf");
     let other = other.to_str().expect("a path in UTF-8");

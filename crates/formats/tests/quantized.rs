@@ -1,4 +1,5 @@
-//! Quantised safetensors: every weight as the published decoder has it, bit for bit (`tools/goldens/quantized_weights.py`).
+//! Quantised safetensors: every weight as the published decoder has it, bit for bit (`tools/goldens/quantized_weights.py`,
+//! `fp4_weights.py`).
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use half::{bf16, f16};
 use tensor::WeightFormat;
 
 /// Every case, what it is read as, and whether that is exact.
-const CASES: [(&str, &str, WeightFormat, bool); 28] = {
+const CASES: [(&str, &str, WeightFormat, bool); 33] = {
     use WeightFormat::{F16, FP8, MXFP4, NVFP4, Q4_0, Q5_0, Q8_0};
     [
         ("gptq_int4", "GPTQ INT4", Q5_0, true),
@@ -39,6 +40,11 @@ const CASES: [(&str, &str, WeightFormat, bool); 28] = {
         ("mxfp4", "MXFP4", MXFP4, true),
         ("mxfp4_gpt_oss", "MXFP4", MXFP4, true),
         ("mxfp4_gpt_oss_wide", "MXFP4", MXFP4, true),
+        ("fp4_group_32", "FP4 E2M1", Q5_0, true),
+        ("fp4_group_64", "FP4 E2M1", Q5_0, true),
+        ("fp4_group_128", "FP4 E2M1", Q5_0, true),
+        ("fp4_group_256", "FP4 E2M1", Q5_0, true),
+        ("fp4_small_scales", "FP4 E2M1", F16, false),
     ]
 };
 

@@ -313,7 +313,11 @@ fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
             return Some(of_q4_k_m(name, plan.kv_layers.len()));
         }
         let format = if is_int4 { "Q4_0" } else { format };
-        WeightFormat::ALL.into_iter().find(|known| known.name().eq_ignore_ascii_case(format))
+        let format = WeightFormat::ALL.into_iter().find(|known| known.name().eq_ignore_ascii_case(format))?;
+        // The head of llama.cpp's files of that name.
+        let has_better_head =
+            !is_int4 && format.is_quantized() && ![WeightFormat::Q8_0, WeightFormat::FP8].contains(&format);
+        Some(if has_better_head && !name.contains(".layers.") { WeightFormat::Q6_K } else { format })
     };
     let values: Vec<f32> = {
         let mut rng = Rng::new(1);
@@ -327,6 +331,8 @@ fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
             continue;
         };
         let format = format_of(&weight.name).ok_or("there is no such format")?;
+        let divides = weight.shape[1].is_multiple_of(format.block_len());
+        let format = if divides { format } else { WeightFormat::Q8_0 };
         let bytes = Tensor::byte_len(format, &weight.shape)?;
         let pattern = patterns.entry(format.name()).or_default();
         if pattern.len() < bytes {

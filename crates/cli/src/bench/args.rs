@@ -1,5 +1,6 @@
 //! The flags of `hotmetal bench`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
@@ -146,8 +147,8 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) shape: Option<String>,
 
-    /// Format of the matrices of --shape: one for all, q4_k_m and the other mixtures of `quantize`, or int4 (groups of 128)
-    /// [default: q8_0]
+    /// Format of the matrices of --shape, as files that `quantize` writes have them: q4_0 (the head in more bits), q4_k_m or
+    /// another; or int4 (groups of 128) [default: q8_0]
     #[arg(long, value_name = "FORMAT", requires = "shape")]
     pub(crate) format: Option<String>,
 
@@ -213,9 +214,10 @@ pub(super) struct MeasureArgs {
     #[arg(long, short = 'n', value_name = "N", value_delimiter = ',', default_value = "128")]
     pub(super) n_gen: Vec<usize>,
 
-    /// A prompt of P tokens and N generated ones, timed together
-    #[arg(long, value_name = "P+N", value_delimiter = ',', value_parser = parse_pg)]
-    pub(super) pg: Vec<(usize, usize)>,
+    /// A prompt of P tokens and N generated ones, timed together; several as 512+128,64+32 or by giving it again. As in
+    /// llama-bench, -pg 512,128 is one
+    #[arg(long, value_name = "P+N", value_parser = parse_pg)]
+    pg: Vec<PromptsAndGenerated>,
 
     /// Tokens that are in the cache already when a test begins
     #[arg(long, short = 'd', alias = "n-depth", value_name = "N", value_delimiter = ',', default_value = "0")]
@@ -322,7 +324,8 @@ impl MeasureArgs {
             tests.extend(prompts.filter(|test| test.prompt > 0));
             for &batch in &self.batch {
                 let decodes = self.n_gen.iter().map(|&generate| Test { prompt: 0, generate, depth, batch });
-                let both = self.pg.iter().map(|&(prompt, generate)| Test { prompt, generate, depth, batch });
+                let both = self.pg.iter().flat_map(|PromptsAndGenerated(both)| both);
+                let both = both.map(|&(prompt, generate)| Test { prompt, generate, depth, batch });
                 tests.extend(decodes.chain(both).filter(|test| test.generate > 0));
             }
         }
@@ -338,11 +341,52 @@ impl MeasureArgs {
     }
 }
 
-fn parse_pg(text: &str) -> Result<(usize, usize), String> {
-    let parts =
-        text.split_once('+').and_then(|(prompt, generate)| Some((prompt.parse().ok()?, generate.parse().ok()?)));
-    match parts {
-        Some((prompt, generate)) if prompt > 0 && generate > 0 => Ok((prompt, generate)),
-        _ => Err("expected P+N, for example 512+128".to_owned()),
+/// Lengths of prompts, each with how many tokens follow.
+#[derive(Clone, Debug, PartialEq)]
+struct PromptsAndGenerated(Vec<(usize, usize)>);
+
+/// `512+128`, several of them behind commas, or `512,128` for one.
+fn parse_pg(text: &str) -> Result<PromptsAndGenerated, String> {
+    let of = |part: &str, between| {
+        let (prompt, generate) = part.split_once(between)?;
+        Some((prompt.parse().ok()?, generate.parse().ok()?)).filter(|&(prompt, generate)| prompt > 0 && generate > 0)
+    };
+    let pairs = if text.contains('+') {
+        text.split(',').map(|part| of(part, '+')).collect()
+    } else {
+        of(text, ',').map(|pair| vec![pair])
+    };
+    pairs.map(PromptsAndGenerated).ok_or_else(|| "expected P+N, for example 512+128".to_owned())
+}
+
+/// Arguments of the program, with `-pg` of `bench`, as llama-bench writes it, as `--pg`: a letter more than short flags have.
+pub(crate) fn with_long_pg(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let (mut is_bench, mut index) = (None, 0);
+    args.map(move |arg| {
+        // The first that is no flag, behind the name of the program, is the command.
+        if index > 0 && is_bench.is_none() && !arg.as_encoded_bytes().starts_with(b"-") {
+            is_bench = Some(arg == "bench");
+        }
+        index += 1;
+        if is_bench == Some(true) && arg == "-pg" { "--pg".into() } else { arg }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_and_generated_are_read_as_ours_and_as_llama_bench_writes_them() {
+        let read = |text| parse_pg(text).map(|PromptsAndGenerated(both)| both);
+        assert_eq!(read("512+128"), Ok(vec![(512, 128)]));
+        assert_eq!(read("512,128"), Ok(vec![(512, 128)]));
+        assert_eq!(read("512+128,64+32"), Ok(vec![(512, 128), (64, 32)]));
+        for wrong in ["512", "512+0", "0,128", "512,128,64", "512+128,64", "512+", "a,b", ""] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+        let args = |args: &[&str]| with_long_pg(args.iter().map(OsString::from)).collect::<Vec<_>>();
+        assert_eq!(args(&["hotmetal", "-v", "bench", "-pg", "8,4"]), ["hotmetal", "-v", "bench", "--pg", "8,4"]);
+        assert_eq!(args(&["hotmetal", "run", "bench", "-pg"]), ["hotmetal", "run", "bench", "-pg"]);
     }
 }

@@ -19,7 +19,7 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use tensor::WeightFormat;
 
-pub(crate) use args::{BenchArgs, TargetArgs};
+pub(crate) use args::{BenchArgs, TargetArgs, with_long_pg};
 pub(crate) use report::{Device, Facts};
 pub(crate) use run::{Parts, Source, main_format};
 pub(crate) use shapes::SEED;

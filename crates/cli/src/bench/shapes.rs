@@ -50,11 +50,11 @@ pub(super) fn format_of(name: &str) -> Result<WeightFormat> {
 /// What the matrices of a model are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MatrixFormats {
-    /// All in this one.
+    /// All in this one, which GGUF does not have.
     One(WeightFormat),
     /// Q4_0 as files of INT4 in groups of 128 are read: with the same scale for four blocks.
     Int4,
-    /// One of llama.cpp's mixtures.
+    /// As `quantize` writes them: what a file of that name has in its head, too.
     Mix(Mix),
 }
 
@@ -65,13 +65,13 @@ impl MatrixFormats {
 
     /// What `--format` calls `name`, in any case.
     pub(super) fn named(name: &str) -> Result<Self> {
-        if let Ok(format) = format_of(name) {
-            return Ok(Self::One(format));
-        }
         if name.eq_ignore_ascii_case(Self::INT4) {
             return Ok(Self::Int4);
         }
-        name.parse().map(Self::Mix).map_err(|_| {
+        if let Ok(mix) = name.parse() {
+            return Ok(Self::Mix(mix));
+        }
+        format_of(name).map(Self::One).map_err(|_| {
             let formats = WeightFormat::ALL.map(|format| format.name().to_ascii_lowercase());
             let mixes = MIXES.map(Mix::name).into_iter().filter(|name| format_of(name).is_err());
             let names: Vec<_> = formats.iter().map(String::as_str).chain([Self::INT4]).chain(mixes).collect();
@@ -85,6 +85,15 @@ impl MatrixFormats {
             Self::One(format) => format.name().to_ascii_lowercase(),
             Self::Int4 => Self::INT4.to_owned(),
             Self::Mix(mix) => mix.name().to_owned(),
+        }
+    }
+
+    /// What most matrices are in.
+    pub(super) fn base(self) -> WeightFormat {
+        match self {
+            Self::One(format) => format,
+            Self::Int4 => WeightFormat::Q4_0,
+            Self::Mix(mix) => mix.base,
         }
     }
 
@@ -115,7 +124,7 @@ impl MatrixFormats {
 
 /// Weights for `plan`, in its order: matrices in `formats`, vectors in F32. Fails when they are larger than `memory_bytes`.
 pub(super) fn random_weights(plan: &Plan, formats: MatrixFormats, memory_bytes: u64) -> Result<Vec<Tensor>> {
-    let model = Model::of(plan);
+    let model = Model::of_plan(plan);
     let mut total = 0u64;
     for weight in &plan.weights {
         let format = if weight.shape.len() > 1 { formats.of(weight, model)? } else { WeightFormat::F32 };
@@ -298,17 +307,44 @@ mod tests {
         let formats = |shape: &str| {
             let (plan, mixture) = (plan_of(shape).unwrap(), MatrixFormats::named("q4_k_m").unwrap());
             let matrices = plan.weights.iter().filter(|weight| weight.shape.len() > 1);
-            matrices.map(|weight| mixture.of(weight, Model::of(&plan)).unwrap()).collect::<Vec<_>>()
+            matrices.map(|weight| mixture.of(weight, Model::of_plan(&plan)).unwrap()).collect::<Vec<_>>()
         };
         let count = |formats: &[WeightFormat], of| formats.iter().filter(|&&format| format == of).count();
         let of_1b = formats("llama-3.2-1b");
         // The embeddings, which are the output matrix, and half of the layers' values and down projections.
         assert_eq!(count(&of_1b, WeightFormat::Q6_K), 1 + 2 * 8);
         assert_eq!(count(&of_1b, WeightFormat::Q4_K), of_1b.len() - 17);
-        // Rows of 896 are no whole blocks of 256; those of the down projections are.
+        // Rows of 896 are no whole blocks of 256; those of the down projections are. The head and half of the values have six
+        // bits, for which there are eight.
         let of_half_b = formats("qwen2.5-0.5b");
-        assert_eq!(count(&of_half_b, WeightFormat::Q8_0), of_half_b.len() - 24);
-        let error = MatrixFormats::named("q4").unwrap_err().to_string();
+        assert_eq!(count(&of_half_b, WeightFormat::Q8_0), 1 + 12);
+        assert_eq!(count(&of_half_b, WeightFormat::Q5_0), of_half_b.len() - 24 - 13);
+        // As large as the file of llama.cpp, but for vectors and metadata.
+        let plan = plan_of("qwen2.5-0.5b").unwrap();
+        let matrices = plan.weights.iter().filter(|weight| weight.shape.len() > 1);
+        let bytes = matrices.zip(of_half_b).map(|(weight, format)| Tensor::byte_len(format, &weight.shape).unwrap());
+        assert_eq!(bytes.sum::<usize>(), 391_573_504);
+        let error = MatrixFormats::named("q7").unwrap_err().to_string();
         assert!(error.contains("q4_0") && error.contains("int4, q5_k_m"), "{error}");
+    }
+
+    #[test]
+    fn the_head_is_that_of_a_file_of_this_name() {
+        let others = |shape: &str, format: &str| {
+            let (plan, formats) = (plan_of(shape).unwrap(), MatrixFormats::named(format).unwrap());
+            let matrices = plan.weights.iter().filter(|weight| weight.shape.len() > 1);
+            let of = |weight: &WeightInfo| (weight.name.clone(), formats.of(weight, Model::of_plan(&plan)).unwrap());
+            matrices.map(of).filter(|&(_, of)| of != formats.base()).collect::<Vec<_>>()
+        };
+        let embeddings = "model.embed_tokens.weight".to_owned();
+        for format in ["q4_0", "Q4_1", "q5_0", "mxfp4", "nvfp4"] {
+            assert_eq!(others("llama-3.2-1b", format), [(embeddings.clone(), WeightFormat::Q6_K)], "{format}");
+            // 896 is not divided by 256.
+            assert_eq!(others("qwen2.5-0.5b", format), [(embeddings.clone(), WeightFormat::Q8_0)], "{format}");
+        }
+        for format in ["f32", "bf16", "q8_0", "fp8", "int4"] {
+            assert_eq!(others("qwen2.5-0.5b", format), [], "{format}");
+        }
+        assert_eq!(MatrixFormats::named("fp8").unwrap(), MatrixFormats::One(WeightFormat::FP8));
     }
 }

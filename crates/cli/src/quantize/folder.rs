@@ -278,6 +278,7 @@ pub(crate) fn weight_bytes(folder: &Path) -> io::Result<u64> {
 struct Choice<'a> {
     target: Target,
     overrides: &'a [Override],
+    is_tied: bool,
     used: Vec<bool>,
     scales: Scales,
     /// Matrices that rows are multiplied with, sorted, and those that are given the same rows.
@@ -307,11 +308,12 @@ impl<'a> Choice<'a> {
             Some("float32") => WeightFormat::F32,
             _ => WeightFormat::BF16,
         };
+        let is_tied = plan.weights.iter().all(|weight| weight.name != "lm_head.weight");
         let (overrides, used) = (&args.tensor[..], vec![false; args.tensor.len()]);
         let scales = if args.plain { Scales::Plain } else { Scales::Searched };
         // What layouts are asked for by name stays as it is for readers that look at nothing but the list.
         let ignored = vec!["lm_head".to_owned()];
-        Self { target, overrides, used, scales, projections, plain, ignored, packed: 0 }
+        Self { target, overrides, is_tied, used, scales, projections, plain, ignored, packed: 0 }
     }
 
     fn of(&mut self, info: &TensorInfo, importance: &mut Importances) -> Result<Becomes> {
@@ -325,7 +327,7 @@ impl<'a> Choice<'a> {
         let module = info.name.strip_suffix(".weight").unwrap_or(&info.name).to_owned();
         let mut chosen = None;
         for (chosen_by, used) in self.overrides.iter().zip(&mut self.used) {
-            if is_matrix && (info.name.contains(&chosen_by.name) || gguf_name.contains(&chosen_by.name)) {
+            if is_matrix && (info.name.contains(&chosen_by.name) || chosen_by.is_of(&gguf_name, self.is_tied)) {
                 *used = true;
                 chosen = Some(chosen_by.format);
             }

@@ -135,6 +135,11 @@ impl Importances {
         given(args).map(Self)
     }
 
+    /// Whether there is any.
+    pub(super) fn is_given(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// The scales of `matrix` by its importance, if it has one; `chooses` where what it becomes has scales to choose. Refuses
     /// importance that is not of its features.
     pub(super) fn scales(&mut self, matrix: &Matrix, chooses: bool) -> Result<Option<Scales>> {

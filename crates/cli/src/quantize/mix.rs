@@ -2,7 +2,8 @@
 
 use std::str::FromStr;
 
-use plan::Plan;
+use formats::gguf_names;
+use plan::{Plan, WeightInfo};
 use tensor::WeightFormat;
 
 /// What `--format` names.
@@ -11,74 +12,113 @@ pub(crate) struct Mix {
     name: &'static str,
     /// What most matrices become.
     pub(crate) base: WeightFormat,
-    rules: Rules,
     /// The number that llama.cpp gives such a file.
     pub(crate) file_type: u32,
 }
 
-/// Which matrices become something else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rules {
-    /// At less than six bits, the embeddings and the output matrix are Q6_K: what every token passes through.
-    Ends,
-    /// llama.cpp's, which gives more bits to some layers of what loses most.
-    Named(Size),
-}
-
-/// S, M or L of a mixture's name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Size {
-    Small,
-    Medium,
-    Large,
-}
-
-const fn plain(name: &'static str, base: WeightFormat, file_type: u32) -> Mix {
-    Mix { name, base, rules: Rules::Ends, file_type }
-}
-
-const fn mixed(name: &'static str, base: WeightFormat, size: Size, file_type: u32) -> Mix {
-    Mix { name, base, rules: Rules::Named(size), file_type }
+const fn mix(name: &'static str, base: WeightFormat, file_type: u32) -> Mix {
+    Mix { name, base, file_type }
 }
 
 /// Every name.
 pub(crate) const MIXES: [Mix; 24] = {
-    use Size::{Large, Medium, Small};
     use WeightFormat as W;
     [
-        plain("f32", W::F32, 0),
-        plain("f16", W::F16, 1),
-        plain("bf16", W::BF16, 32),
-        plain("q8_0", W::Q8_0, 7),
-        plain("q6_k", W::Q6_K, 18),
-        plain("q5_k", W::Q5_K, 16),
-        plain("q5_1", W::Q5_1, 9),
-        plain("q5_0", W::Q5_0, 8),
-        plain("q4_k", W::Q4_K, 14),
-        plain("q4_1", W::Q4_1, 3),
-        plain("q4_0", W::Q4_0, 2),
-        plain("iq4_nl", W::IQ4_NL, 25),
-        plain("iq4_xs", W::IQ4_XS, 30),
-        plain("mxfp4", W::MXFP4, 38),
-        plain("nvfp4", W::NVFP4, 39),
-        plain("q3_k", W::Q3_K, 11),
-        plain("q2_k", W::Q2_K, 10),
-        mixed("q5_k_m", W::Q5_K, Medium, 17),
-        mixed("q5_k_s", W::Q5_K, Small, 16),
-        mixed("q4_k_m", W::Q4_K, Medium, 15),
-        mixed("q4_k_s", W::Q4_K, Small, 14),
-        mixed("q3_k_l", W::Q3_K, Large, 13),
-        mixed("q3_k_m", W::Q3_K, Medium, 12),
-        mixed("q3_k_s", W::Q3_K, Small, 11),
+        mix("f32", W::F32, 0),
+        mix("f16", W::F16, 1),
+        mix("bf16", W::BF16, 32),
+        mix("q8_0", W::Q8_0, 7),
+        mix("q6_k", W::Q6_K, 18),
+        mix("q5_k", W::Q5_K, 16),
+        mix("q5_1", W::Q5_1, 9),
+        mix("q5_0", W::Q5_0, 8),
+        mix("q4_k", W::Q4_K, 14),
+        mix("q4_1", W::Q4_1, 3),
+        mix("q4_0", W::Q4_0, 2),
+        mix("iq4_nl", W::IQ4_NL, 25),
+        mix("iq4_xs", W::IQ4_XS, 30),
+        mix("mxfp4", W::MXFP4, 38),
+        mix("nvfp4", W::NVFP4, 39),
+        mix("q3_k", W::Q3_K, 11),
+        mix("q2_k", W::Q2_K, 10),
+        mix("q5_k_m", W::Q5_K, 17),
+        mix("q5_k_s", W::Q5_K, 16),
+        mix("q4_k_m", W::Q4_K, 15),
+        mix("q4_k_s", W::Q4_K, 14),
+        mix("q3_k_l", W::Q3_K, 13),
+        mix("q3_k_m", W::Q3_K, 12),
+        mix("q3_k_s", W::Q3_K, 11),
     ]
 };
+
+/// What is meant where only bits are said.
+const BY_BITS: [(&str, &str); 4] = [("q4", "q4_k_m"), ("q5", "q5_k_m"), ("q6", "q6_k"), ("q8", "q8_0")];
+
+/// Of which layers a rule is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layers {
+    All,
+    /// All, of models where at least four heads of queries share one of keys and values: `attn_v` is small there.
+    AllIfShared,
+    /// So many.
+    First(usize),
+    /// One part in so many, from the first.
+    FirstPart(usize),
+    /// As that, where scales are chosen by importance.
+    FirstPartWeighed(usize),
+    /// As that, where they are not.
+    FirstPartUnweighed(usize),
+    /// The first and the last eighth, and every third between.
+    Spread,
+}
+
+/// What llama.cpp's quantiser gives more bits than the rest of a file: in files of this name, matrices of this kind in these
+/// layers become this. The first that fits counts.
+const RULES: [(&str, &str, Layers, WeightFormat); 24] = {
+    use Layers::{All, AllIfShared, First, FirstPart, FirstPartUnweighed, FirstPartWeighed, Spread};
+    use WeightFormat::{Q3_K, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K};
+    [
+        ("q2_k", "attn_v", AllIfShared, Q4_K),
+        ("q2_k", "attn_v", All, Q3_K),
+        ("q2_k", "attn_output", All, Q3_K),
+        ("q2_k", "ffn_down", All, Q3_K),
+        ("q3_k_m", "attn_v", First(2), Q5_K),
+        ("q3_k_m", "attn_v", All, Q4_K),
+        ("q3_k_m", "attn_output", All, Q4_K),
+        ("q3_k_m", "ffn_down", FirstPart(16), Q5_K),
+        ("q3_k_m", "ffn_down", All, Q4_K),
+        ("q3_k_l", "attn_v", All, Q5_K),
+        ("q3_k_l", "attn_output", All, Q5_K),
+        ("q3_k_l", "ffn_down", All, Q5_K),
+        ("q4_k_s", "attn_v", First(4), Q5_K),
+        ("q4_k_s", "ffn_down", FirstPart(8), Q5_K),
+        ("q4_k_m", "attn_v", Spread, Q6_K),
+        ("q4_k_m", "ffn_down", Spread, Q6_K),
+        ("q5_k_m", "attn_v", Spread, Q6_K),
+        ("q5_k_m", "ffn_down", Spread, Q6_K),
+        ("iq4_nl", "attn_v", AllIfShared, Q5_K),
+        ("iq4_nl", "ffn_down", FirstPartUnweighed(8), Q5_K),
+        ("iq4_xs", "attn_v", AllIfShared, Q5_K),
+        ("iq4_xs", "ffn_down", FirstPartUnweighed(8), Q5_K),
+        ("q4_0", "ffn_down", FirstPartWeighed(8), Q4_1),
+        ("q5_0", "ffn_down", FirstPartWeighed(8), Q5_1),
+    ]
+};
+
+/// Layers of models that llama.cpp takes for those of 70 billion parameters: `attn_v` has more bits there.
+const LAYERS_OF_70B: usize = 80;
 
 impl FromStr for Mix {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
+        let short = BY_BITS.into_iter().find(|(short, _)| short.eq_ignore_ascii_case(name));
+        let name = short.map_or(name, |(_, name)| name);
         let mix = MIXES.into_iter().find(|mix| mix.name.eq_ignore_ascii_case(name));
-        mix.ok_or_else(|| format!("expected one of {}", MIXES.map(|mix| mix.name).join(", ")))
+        mix.ok_or_else(|| {
+            let shorts = BY_BITS.map(|(short, name)| format!("{short} ({name})")).join(", ");
+            format!("expected one of {}; or {shorts}", MIXES.map(|mix| mix.name).join(", "))
+        })
     }
 }
 
@@ -86,16 +126,58 @@ impl FromStr for Mix {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Model {
     /// Layers.
-    pub(crate) layers: usize,
+    layers: usize,
     /// Whether the embeddings are the output matrix, too.
-    pub(crate) tied: bool,
+    tied: bool,
+    /// Heads of queries that share one of keys and values.
+    sharing: u64,
+    /// Whether scales are chosen by importance.
+    weighed: bool,
 }
 
 impl Model {
+    /// What they ask of a model of these matrices, by GGUF's names and with the number of rows.
+    pub(crate) fn of(matrices: impl Iterator<Item = (String, u64)>, weighed: bool) -> Self {
+        let (mut layers, mut tied, mut queries, mut keys) = (0, true, 0, 0);
+        for (name, rows) in matrices {
+            tied &= name != "output.weight";
+            if let Some((layer, kind)) = layer_of(&name) {
+                layers = layers.max(layer + 1);
+                match kind {
+                    "attn_q" => queries = rows,
+                    "attn_k" => keys = rows,
+                    _ => {}
+                }
+            }
+        }
+        Self { layers, tied, sharing: queries.checked_div(keys).unwrap_or(0), weighed }
+    }
+
     /// What they ask of the model that `plan` computes.
-    pub(crate) fn of(plan: &Plan) -> Self {
-        let tied = plan.weights.iter().all(|weight| weight.name != "lm_head.weight");
-        Self { layers: plan.kv_layers.len(), tied }
+    pub(crate) fn of_plan(plan: &Plan) -> Self {
+        let of = |weight: &WeightInfo| {
+            let name = gguf_names::gguf_name(&weight.name).unwrap_or_default();
+            (name, weight.shape.first().map_or(0, |&rows| rows as u64))
+        };
+        Self::of(plan.weights.iter().map(of), false)
+    }
+
+    /// Whether the embeddings are the output matrix, too.
+    pub(crate) fn is_tied(self) -> bool {
+        self.tied
+    }
+
+    fn has(self, layer: usize, layers: Layers) -> bool {
+        let in_part = |part: usize| layer < self.layers / part;
+        match layers {
+            Layers::All => true,
+            Layers::AllIfShared => self.sharing >= 4,
+            Layers::First(count) => layer < count,
+            Layers::FirstPart(part) => in_part(part),
+            Layers::FirstPartWeighed(part) => in_part(part) && self.weighed,
+            Layers::FirstPartUnweighed(part) => in_part(part) && !self.weighed,
+            Layers::Spread => in_part(8) || layer >= 7 * self.layers / 8 || (layer - self.layers / 8) % 3 == 2,
+        }
     }
 }
 
@@ -105,44 +187,40 @@ impl Mix {
         self.name
     }
 
-    /// What the matrix with this GGUF name becomes: Q8_0 or F16 where its rows divide into nothing smaller.
+    /// What the matrix with this GGUF name becomes: a format of shorter blocks where those of its own do not divide its rows,
+    /// F16 where those do not, either.
     pub(crate) fn format_of_rows(self, name: &str, model: Model, row_len: usize) -> Option<WeightFormat> {
-        let formats = [self.format_of(name, model), WeightFormat::Q8_0, WeightFormat::F16];
+        let format = self.format_of(name, model);
+        let formats = [format, in_short_blocks(format), WeightFormat::F16];
         formats.into_iter().find(|format| row_len.is_multiple_of(format.block_len()))
     }
 
     fn format_of(self, name: &str, model: Model) -> WeightFormat {
-        use WeightFormat::{Q4_K, Q5_K, Q6_K};
-        let is_output = name == "output.weight";
-        let is_embedding = name == "token_embd.weight";
-        let bits = |format: WeightFormat| format.block_bytes() * 8 / format.block_len();
-        let size = match self.rules {
-            Rules::Ends if (is_output || is_embedding) && bits(self.base) < bits(Q6_K) => return Q6_K,
-            Rules::Ends => return self.base,
-            Rules::Named(_) if is_output || is_embedding && model.tied => return Q6_K,
-            Rules::Named(size) => size,
-        };
-        let Some((layer, kind)) = layer_of(name) else { return self.base };
-        let layers = model.layers;
-        // The first and the last eighth, and every third between.
-        let is_chosen = layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
-        match (self.base, size, kind) {
-            (Q4_K | Q5_K, Size::Medium, "attn_v" | "ffn_down") if is_chosen => Q6_K,
-            (Q4_K, Size::Small, "attn_v") if layer < 4 => Q5_K,
-            (Q4_K, Size::Small, "ffn_down") if layer < layers / 8 => Q5_K,
-            (WeightFormat::Q3_K, Size::Medium, "attn_v") => {
-                if layer < 2 {
-                    Q5_K
-                } else {
-                    Q4_K
-                }
-            }
-            (WeightFormat::Q3_K, Size::Medium, "ffn_down") if layer < layers / 16 => Q5_K,
-            (WeightFormat::Q3_K, Size::Medium, "ffn_down") if is_chosen => Q4_K,
-            (WeightFormat::Q3_K, Size::Medium, "attn_output") => Q4_K,
-            (WeightFormat::Q3_K, Size::Large, "attn_v" | "ffn_down" | "attn_output") => Q5_K,
-            (base, ..) => base,
+        use WeightFormat::{Q3_K, Q4_K, Q5_K, Q6_K, Q8_0};
+        if name == "output.weight" || name == "token_embd.weight" && model.tied {
+            // What every token passes through.
+            return if self.base.is_quantized() && self.base != Q8_0 { Q6_K } else { self.base };
         }
+        let Some((layer, kind)) = layer_of(name) else { return self.base };
+        let rule =
+            RULES.iter().find(|&&(mix, of, layers, _)| (mix, of) == (self.name, kind) && model.has(layer, layers));
+        match rule.map_or(self.base, |&(.., format)| format) {
+            Q3_K | Q4_K if kind == "attn_v" && model.layers == LAYERS_OF_70B => Q5_K,
+            format => format,
+        }
+    }
+}
+
+/// What llama.cpp's quantiser takes instead of blocks of 256: blocks of 32, of as many bits or a few more.
+fn in_short_blocks(format: WeightFormat) -> WeightFormat {
+    use WeightFormat::{IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q8_0};
+    match format {
+        Q2_K | Q3_K => Q4_0,
+        IQ4_XS => IQ4_NL,
+        Q4_K => Q5_0,
+        Q5_K => Q5_1,
+        // Of Q6_K, and what llama.cpp has nothing for.
+        _ => Q8_0,
     }
 }
 
@@ -158,29 +236,104 @@ mod tests {
 
     use super::*;
 
+    const MODEL: Model = Model { layers: 32, tied: false, sharing: 1, weighed: false };
+
+    fn of(mix: &str, name: &str, model: Model) -> WeightFormat {
+        mix.parse::<Mix>().unwrap().format_of(name, model)
+    }
+
     #[test]
     fn mixtures_are_those_that_llama_cpp_makes() {
-        use WeightFormat::{Q3_K, Q4_K, Q5_K, Q6_K};
-        let of = |mix: &str, name: &str, tied| mix.parse::<Mix>().unwrap().format_of(name, Model { layers: 32, tied });
+        use WeightFormat::{IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K};
+        let shared = Model { sharing: 4, ..MODEL };
+        let weighed = Model { weighed: true, ..MODEL };
+        let of_70b = Model { layers: 80, sharing: 8, ..MODEL };
         // Of 32 layers: 0 to 3, 6, 9, …, 27, and 28 to 31.
         let chosen = |layer: usize| !(4..28).contains(&layer) || layer.is_multiple_of(3);
         for layer in 0..32 {
             let name = |kind: &str| format!("blk.{layer}.{kind}.weight");
-            let expected = if chosen(layer) { Q6_K } else { Q4_K };
-            assert_eq!(of("q4_k_m", &name("ffn_down"), false), expected, "{layer}");
-            assert_eq!(of("Q4_K_M", &name("attn_v"), false), expected, "{layer}");
-            assert_eq!(of("q4_k_m", &name("attn_q"), false), Q4_K);
-            assert_eq!(of("q4_k_s", &name("ffn_down"), false), if layer < 4 { Q5_K } else { Q4_K });
-            assert_eq!(of("q3_k_m", &name("attn_output"), false), Q4_K);
-            assert_eq!(of("q3_k_l", &name("attn_v"), false), Q5_K);
-            assert_eq!(of("q3_k_s", &name("attn_v"), false), Q3_K);
+            let (v, down, output) = (name("attn_v"), name("ffn_down"), name("attn_output"));
+            let first = |count: usize, inside, outside| if layer < count { inside } else { outside };
+            for (mix, base) in [("q4_k_m", Q4_K), ("Q5_K_M", Q5_K)] {
+                let expected = if chosen(layer) { Q6_K } else { base };
+                assert_eq!([of(mix, &v, MODEL), of(mix, &down, MODEL)], [expected; 2], "{layer}");
+                assert_eq!([of(mix, &name("attn_q"), MODEL), of(mix, &output, MODEL)], [base; 2]);
+            }
+            assert_eq!([of("q4_k_s", &v, MODEL), of("q4_k_s", &down, MODEL)], [first(4, Q5_K, Q4_K); 2], "{layer}");
+            assert_eq!(of("q3_k_m", &v, MODEL), first(2, Q5_K, Q4_K));
+            assert_eq!([of("q3_k_m", &down, MODEL), of("q3_k_m", &output, MODEL)], [first(2, Q5_K, Q4_K), Q4_K]);
+            assert_eq!([&v, &down, &output].map(|name| of("q3_k_l", name, MODEL)), [Q5_K; 3]);
+            assert_eq!([&v, &down, &output].map(|name| of("q3_k_s", name, shared)), [Q3_K; 3]);
+            assert_eq!([&v, &down, &output].map(|name| of("q2_k", name, MODEL)), [Q3_K; 3]);
+            assert_eq!([of("q2_k", &v, shared), of("q2_k", &name("attn_k"), shared)], [Q4_K, Q2_K]);
+            for (mix, base) in [("iq4_nl", IQ4_NL), ("iq4_xs", IQ4_XS)] {
+                assert_eq!([of(mix, &v, MODEL), of(mix, &v, shared)], [base, Q5_K]);
+                assert_eq!([of(mix, &down, MODEL), of(mix, &down, weighed)], [first(4, Q5_K, base), base]);
+            }
+            for (mix, base, better) in [("q4_0", Q4_0, Q4_1), ("q5_0", Q5_0, Q5_1)] {
+                assert_eq!([of(mix, &down, MODEL), of(mix, &down, weighed)], [base, first(4, better, base)]);
+            }
+            // 70 billion parameters.
+            assert_eq!([of("q3_k_s", &v, of_70b), of("q4_k_s", &v, of_70b), of("q2_k", &v, of_70b)], [Q5_K; 3]);
+            assert_eq!([of("q3_k_s", &down, of_70b), of("q4_0", &v, of_70b)], [Q3_K, Q4_0]);
         }
-        assert_eq!(of("q4_k_m", "output.weight", false), Q6_K);
-        assert_eq!(of("q4_k_m", "token_embd.weight", false), Q4_K);
-        assert_eq!(of("q4_k_m", "token_embd.weight", true), Q6_K);
-        assert_eq!(of("q4_0", "token_embd.weight", false), Q6_K);
-        assert_eq!(of("q8_0", "token_embd.weight", false), WeightFormat::Q8_0);
         assert!("q4_k_xl".parse::<Mix>().unwrap_err().contains("q4_k_m"));
+    }
+
+    #[test]
+    fn the_head_has_six_bits_and_embeddings_that_are_no_head_are_as_the_rest() {
+        use WeightFormat::{BF16, Q4_0, Q4_K, Q5_1, Q6_K, Q8_0};
+        let tied = Model { tied: true, ..MODEL };
+        for (mix, base, head) in [
+            ("q4_k_m", Q4_K, Q6_K),
+            ("q4_0", Q4_0, Q6_K),
+            ("q5_1", Q5_1, Q6_K),
+            ("q8_0", Q8_0, Q8_0),
+            ("bf16", BF16, BF16),
+        ] {
+            assert_eq!([of(mix, "output.weight", MODEL), of(mix, "token_embd.weight", tied)], [head; 2], "{mix}");
+            assert_eq!(of(mix, "token_embd.weight", MODEL), base, "{mix}");
+        }
+    }
+
+    #[test]
+    fn rules_are_of_mixtures_that_there_are_and_a_model_is_seen_by_its_matrices() {
+        for (mix, kind, ..) in RULES {
+            assert!(mix.parse::<Mix>().is_ok_and(|found| found.name == mix), "{mix}");
+            assert_ne!(gguf_names::checkpoint_name(&format!("blk.0.{kind}.weight")), format!("blk.0.{kind}.weight"));
+        }
+        let matrices = [("token_embd.weight", 99), ("blk.0.attn_q.weight", 896), ("blk.1.attn_k.weight", 128)];
+        let named = || matrices.into_iter().map(|(name, rows)| (name.to_owned(), rows));
+        let model = Model::of(named(), true);
+        assert_eq!(model, Model { layers: 2, tied: true, sharing: 7, weighed: true });
+        let untied = named().chain([("output.weight".to_owned(), 99)]);
+        assert!(!Model::of(untied, false).tied);
+    }
+
+    #[test]
+    fn rows_that_blocks_of_256_do_not_divide_have_shorter_blocks_of_about_as_many_bits() {
+        use WeightFormat::{F16, IQ4_NL, NVFP4, Q4_0, Q4_K, Q5_0, Q5_1, Q8_0};
+        let of = |mix: &str, name: &str, row_len| {
+            let model = Model { layers: 24, tied: true, ..MODEL };
+            mix.parse::<Mix>().unwrap().format_of_rows(name, model, row_len).unwrap()
+        };
+        let name = "blk.3.attn_q.weight";
+        let shorter =
+            [("q2_k", Q4_0), ("q3_k", Q4_0), ("iq4_xs", IQ4_NL), ("q4_k", Q5_0), ("q5_k", Q5_1), ("q6_k", Q8_0)];
+        for (mix, format) in shorter {
+            assert_eq!(of(mix, name, 896), format, "{mix}");
+            assert_eq!(of(mix, name, 900), F16, "{mix}");
+        }
+        assert_eq!((of("q4_k", name, 1024), of("q4_0", name, 896), of("nvfp4", name, 896)), (Q4_K, Q4_0, NVFP4));
+        assert_eq!((of("q4_k", "token_embd.weight", 896), of("nvfp4", name, 96)), (Q8_0, Q8_0));
+    }
+
+    #[test]
+    fn bits_alone_stand_for_a_mixture() {
+        for (short, name) in [("q4", "q4_k_m"), ("Q5", "q5_k_m"), ("q6", "q6_k"), ("q8", "q8_0")] {
+            assert_eq!(short.parse::<Mix>().unwrap().name(), name);
+        }
+        assert!("q7".parse::<Mix>().unwrap_err().contains("q4 (q4_k_m)"));
     }
 
     #[test]

@@ -46,15 +46,17 @@ use work::Work;
 
 /// Weights of a piece: 32 MiB as f32.
 const PIECE_WEIGHTS: usize = 4 << 20;
+/// The embeddings in GGUF files.
+const EMBEDDINGS: &str = "token_embd.weight";
 /// The version of block layouts that ggml has had since 2023.
 const QUANTIZATION_VERSION: u32 = 2;
 
 /// Write a GGUF file, or a folder of safetensors, with its matrices in another format, such as four bits
 ///
-/// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of blocks
-/// become Q8_0, or F16. At less than six bits, the embeddings and the output matrix become Q6_K (Q8_0 where that does not
-/// divide); mixtures such as q4_k_m give more bits to some layers, as llama.cpp does: --tensor chooses otherwise. A file
-/// that was interrupted is continued by the same command.
+/// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of blocks of 256
+/// become what has blocks of 32 and about as many bits (Q5_0 for Q4_K), or F16. At less than eight bits, the output matrix, which
+/// often is the embeddings, too, becomes Q6_K; q2_k, q4_k_m and others give more bits to some layers; all as llama.cpp does it:
+/// --tensor chooses otherwise. A file that was interrupted is continued by the same command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct QuantizeArgs {
     /// What to read: a .gguf or .safetensors file, a directory, or a cached ORG/REPO or ORG/REPO:FILE
@@ -63,7 +65,7 @@ pub(crate) struct QuantizeArgs {
 
     /// What matrices become: q8_0, q6_k, q5_k, q4_k, q4_0 (or any other format), f16, or a mixture such as q4_k_m,
     /// q5_k_m, q3_k_m; of safetensors int4_g128 (or _g64, _g32, with _asym zero points), awq, int8, fp8, fp8_block, mxfp4,
-    /// nvfp4, or f16, bf16, f32
+    /// nvfp4, fp4_g64 (or _g32, _g128, _g256), or f16, bf16, f32
     #[arg(long, short = 'F', value_name = "FORMAT")]
     format: Format,
 
@@ -79,7 +81,8 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     max_shard_size: ByteSize,
 
-    /// Tensors whose name contains NAME become FORMAT; the last that fits counts; may be given several times
+    /// Matrices whose name, in GGUF files or in checkpoints, contains NAME become FORMAT: attn_v, layers.3.mlp, lm_head (the
+    /// embeddings, where they are the head); the last that fits counts; may be given several times
     #[arg(long, value_name = "NAME=FORMAT")]
     tensor: Vec<Override>,
 
@@ -247,6 +250,16 @@ impl FromStr for Override {
     }
 }
 
+impl Override {
+    /// Whether it means the matrix with this GGUF name, by that or by the checkpoint's. A model without a head of its own has
+    /// one matrix for both, which is meant by the names of either.
+    fn is_of(&self, gguf_name: &str, is_tied: bool) -> bool {
+        let means = |name: &str| name.contains(&self.name);
+        let is_head = is_tied && gguf_name == EMBEDDINGS;
+        means(gguf_name) || means(&gguf_names::checkpoint_name(gguf_name)) || is_head && means("lm_head.weight")
+    }
+}
+
 /// What became of a tensor.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 struct Loss {
@@ -338,11 +351,8 @@ fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Re
     importance.write_metadata(args, &mut writer);
     let losses = Rc::new(RefCell::new(Vec::new()));
     let mut used = vec![false; args.tensor.len()];
-    let of_layer = |name: &str| name.strip_prefix("blk.")?.split_once('.')?.0.parse::<usize>().ok();
-    let model = Model {
-        layers: matrices.iter().filter_map(|matrix| of_layer(&matrix.name)).max().map_or(0, |last| last + 1),
-        tied: matrices.iter().all(|matrix| matrix.name != "output.weight"),
-    };
+    let rows = |matrix: &Matrix| (matrix.name.clone(), matrix.shape.first().copied().unwrap_or(0));
+    let model = Model::of(matrices.iter().map(rows), importance.is_given());
     for matrix in matrices {
         let is_vector = matrix.shape.len() < 2;
         let to = match is_vector {
@@ -458,7 +468,7 @@ fn target(
 ) -> Result<Option<WeightFormat>> {
     let row_len = matrix.shape.last().copied().unwrap_or(0);
     let divides = |format: WeightFormat| row_len.is_multiple_of(format.block_len() as u64);
-    let chosen = overrides.iter().zip(used).filter(|(chosen, _)| matrix.name.contains(&chosen.name));
+    let chosen = overrides.iter().zip(used).filter(|(chosen, _)| chosen.is_of(&matrix.name, model.is_tied()));
     let chosen = chosen.map(|(chosen, used)| {
         *used = true;
         chosen.format
@@ -487,7 +497,7 @@ fn target(
 /// have one each, which are not written.
 fn may_be_nvfp4(matrix: &Matrix) -> bool {
     let is_known = gguf_names::checkpoint_name(&matrix.name) != matrix.name;
-    is_known && matrix.name != "token_embd.weight" && matrix.shape.len() == 2
+    is_known && matrix.name != EMBEDDINGS && matrix.shape.len() == 2
 }
 
 /// The scale of a matrix in NVFP4, which two tensors need.

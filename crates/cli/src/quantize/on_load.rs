@@ -65,7 +65,7 @@ struct Target {
 
 fn targets(checkpoint: &Checkpoint, plan: &Plan, mix: Mix) -> Result<Vec<Target>> {
     let infos: Vec<_> = checkpoint.tensor_infos().collect();
-    let model = Model::of(plan);
+    let model = Model::of_plan(plan);
     let target = |weight: &plan::WeightInfo| {
         let at = infos.binary_search_by(|info| info.name.cmp(&weight.name));
         let info = at.ok().and_then(|at| infos.get(at)).with_context(|| format!("no tensor `{}`", weight.name))?;

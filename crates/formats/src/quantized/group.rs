@@ -1,16 +1,16 @@
-//! Integers and E4M3 numbers with one scale for a group of weights: what safetensors have, where scales lie in a tensor of
+//! Integers, E4M3 and E2M1 numbers with one scale for a group of weights: what safetensors have, where scales lie in a tensor of
 //! their own and a group may be of any length.
 //!
 //! Meaning   `weight = scale · code`, integers of b bits from -2^(b-1) to 2^(b-1) - 1; with a zero point
 //!           `weight = scale · (code - zero)`, both from 0 to 2^b - 1.
 //! Packing   plain, the largest magnitude is half a step beyond the last code (integers: `scale = 2 · max|w| / (2^b - 1)`),
-//!           or the largest number of E4M3 (448); with a zero point the codes cover the weights and zero
+//!           or the largest number of E4M3 (448) or E2M1 (6); with a zero point the codes cover the weights and zero
 //!           (`scale = (max - min) / (2^b - 1)`, `zero = -min / scale`). A search tries the zero points beside that one, too.
 //!           Scales are positive, as all published writers make them.
 //! Source    compressed-tensors.
 
-use tensor::quant::Packing;
 use tensor::quant::fp8::{E4M3_MAX, e4m3, to_e4m3};
+use tensor::quant::{Packing, mxfp4};
 
 /// Scales that are tried, as many as for the blocks of GGUF.
 const STEPS: i32 = 22;
@@ -129,6 +129,19 @@ pub(super) fn pack_e4m3(weights: &[f32], round: impl Fn(f32) -> f32, packing: Pa
     let inverse = inverse(scale);
     codes.extend(weights.iter().map(|weight| to_e4m3(weight * inverse)));
     scale
+}
+
+/// The scale of a group, and its codes of E2M1, of which the largest is 6. `round` is what becomes of a scale when it is stored.
+pub(super) fn pack_e2m1(weights: &[f32], round: impl Fn(f32) -> f32, packing: Packing<'_>, codes: &mut Vec<u8>) -> f32 {
+    let scale = scale(weights, largest(weights) / 6.0, |value| e2m1(mxfp4::code_of(2.0 * value)), round, packing);
+    let inverse = inverse(scale);
+    codes.extend(weights.iter().map(|weight| mxfp4::code_of(2.0 * weight * inverse)));
+    scale
+}
+
+/// The number that a code of E2M1 stands for.
+pub(super) fn e2m1(code: u8) -> f32 {
+    f32::from(mxfp4::DOUBLED[usize::from(code & 15)]) * 0.5
 }
 
 #[cfg(test)]

@@ -204,6 +204,10 @@ impl Matrix {
         if in_blocks && matches!(self.codes, Codes::E2m1(_)) && self.scales.dtype == Dtype::E8m0 {
             return (WeightFormat::MXFP4, true);
         }
+        if in_blocks && matches!(self.codes, Codes::E2m1(_)) && self.halves_are_f16() {
+            // Twice a number is a whole one, from -12 to 12.
+            return (WeightFormat::Q5_0, true);
+        }
         if let (true, Codes::E4m3(_), Some(exact)) = (in_blocks, &self.codes, self.scales_are_fp8()) {
             return (WeightFormat::FP8, exact);
         }
@@ -232,6 +236,13 @@ impl Matrix {
         let fits = |scale: f32| f16::from_f32(scale).to_f32() == scale;
         self.scales.dtype == Dtype::F16 && self.scales.global.is_none()
             || (0..self.scales.len()).all(|index| fits(self.scales.get(index)))
+    }
+
+    /// Whether scales are numbers of their own, and f16 has half of each.
+    fn halves_are_f16(&self) -> bool {
+        let fits = |scale: f32| 2.0 * f16::from_f32(scale * 0.5).to_f32() == scale;
+        matches!(self.scales.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32)
+            && (0..self.scales.len()).all(|index| fits(self.scales.get(index)))
     }
 
     /// Whether FP8 has every scale exactly; `None` where it has one to fewer bits than f16 has.
@@ -368,8 +379,12 @@ impl Matrix {
                 out.copy_from_slice(bytemuck::bytes_of(&block));
             }
             WeightFormat::Q4_0 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => {
-                let (scale, zero) = (f16::from_f32(self.scales.at(row, group)), self.zero(row, group));
-                let codes = array(codes, |code| (code - zero) as i8);
+                let (scale, zero) = (self.scales.at(row, group), self.zero(row, group));
+                let (scale, codes) = match self.codes {
+                    Codes::E2m1(_) => (scale * 0.5, array(codes, |code| mxfp4::DOUBLED[usize::from(code as u8 & 15)])),
+                    _ => (scale, array(codes, |code| (code - zero) as i8)),
+                };
+                let scale = f16::from_f32(scale);
                 match format {
                     WeightFormat::Q4_0 => out.copy_from_slice(bytemuck::bytes_of(&q4_0::from_codes(scale, &codes))),
                     WeightFormat::Q5_0 => out.copy_from_slice(bytemuck::bytes_of(&q5_0::from_codes(scale, &codes))),

@@ -6,7 +6,7 @@
 //!
 //! Formats   integers of up to four bits with f16 scales for whole multiples of 32 features are Q4_0 or, with zero points,
 //!           Q5_0 (codes less zero: -15 to 15, which Q4_1 has only where f16 has scale times zero); of eight bits without
-//!           zero points Q8_0; MXFP4 is MXFP4: all exactly. E4M3 with scales for whole multiples of 32 features is FP8, whose
+//!           zero points Q8_0; MXFP4 is MXFP4; E2M1 with f16 scales is Q5_0, twice its numbers being integers up to 12: all exactly. E4M3 with scales for whole multiples of 32 features is FP8, whose
 //!           scales are rounded where f16 has them not. NVFP4 is NVFP4, up to the rounding of a division. Everything else becomes
 //!           F16 or BF16, whichever loses less for the scales at hand, and so do FP8 and NVFP4 on demand.
 //! Source    the decoders of GPTQ (AutoGPTQ), AutoAWQ, compressed-tensors, transformers (fp8, mxfp4) and ModelOpt;
@@ -113,6 +113,8 @@ enum Coding {
         divides: bool,
     },
     Mxfp4,
+    /// As [`Coding::Mxfp4`], with numbers as scales.
+    Fp4,
 }
 
 /// The tensors of a weight.
@@ -336,9 +338,14 @@ fn compressed_as<F: Files>(
         (Numbers::Int(_), _) => (Coding::Int8, "INT8", width, "I8"),
         (Numbers::E4m3, ".weight") => (Coding::E4m3, "FP8 E4M3", width, "F8_E4M3"),
         (Numbers::Nvfp4, ".weight_packed") => return nvfp4(draft, end),
-        (Numbers::Mxfp4, ".weight_packed") => {
+        (Numbers::Mxfp4 | Numbers::E2m1, ".weight_packed") => {
             let cols = width.checked_mul(2).ok_or_else(|| overflow(draft.stem))?;
-            (Coding::Mxfp4, "MXFP4", cols, "U8")
+            let scales = draft.search.find(&format!("{}.weight_scale", draft.stem));
+            let scales = scales.and_then(|at| draft.search.info(at));
+            match scheme.numbers == Numbers::E2m1 || scales.is_some_and(|scales| FLOATS.contains(&scales.dtype())) {
+                true => (Coding::Fp4, "FP4 E2M1", cols, "U8"),
+                false => (Coding::Mxfp4, "MXFP4", cols, "U8"),
+            }
         }
         _ => return Err(draft.misfit(format!("`{}{end}` holds codes of another scheme", shown(draft.stem)))),
     };
@@ -566,6 +573,7 @@ impl QuantizedWeight {
                 }
                 (Coding::Gptq { .. } | Coding::Packed { .. } | Coding::Awq, true) => (WeightFormat::Q5_0, false),
                 (Coding::Mxfp4, true) => (WeightFormat::MXFP4, false),
+                (Coding::Fp4, true) if in_blocks => (WeightFormat::Q5_0, false),
                 (Coding::E4m3, true) if in_blocks => (WeightFormat::FP8, false),
                 (Coding::Nvfp4 { .. }, true) if self.cols.is_multiple_of(nvfp4::BLOCK_LEN) => {
                     (WeightFormat::NVFP4, false)
@@ -589,7 +597,7 @@ impl QuantizedWeight {
             }
             Coding::Int8 => Codes::Signed(codes),
             Coding::E4m3 => Codes::E4m3(codes),
-            Coding::Nvfp4 { .. } | Coding::Mxfp4 => Codes::E2m1(codes),
+            Coding::Nvfp4 { .. } | Coding::Mxfp4 | Coding::Fp4 => Codes::E2m1(codes),
         };
         let (row_step, col_step) = match self.steps {
             Steps::Tensor => (usize::MAX, usize::MAX),

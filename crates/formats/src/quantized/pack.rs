@@ -6,6 +6,8 @@
 //!           in the lower half, with scales in E8M0; `nvfp4-pack-quantized` the same with scales of 16 in E4M3, to be divided by
 //!           one of F32. `fp8` is E4M3 with scales in BF16 for each 128 rows of 128 features. `awq` has a matrix turned: codes
 //!           of eight rows of a feature in a word, in AutoAWQ's order, and so the zero points of a group; scales in F16.
+//!           `fp4-pack-quantized` is nobody else's: codes as of MXFP4, a scale in F16 for a group, twice a number of F16, so that
+//!           Q5_0 holds it exactly. Others refuse it by its name.
 //! Source    the decoders of compressed-tensors, transformers and AutoAWQ; `tools/interop/published_layouts.py` compares.
 
 use half::{bf16, f16};
@@ -14,7 +16,7 @@ use tensor::quant::fp8::e4m3;
 use tensor::quant::{Packing, mxfp4, nvfp4};
 use tensor::{Tensor, TensorError, WeightFormat};
 
-use super::group::{pack_e4m3, pack_integers, pack_with_zero};
+use super::group::{e2m1, pack_e2m1, pack_e4m3, pack_integers, pack_with_zero};
 use super::matrix::AWQ_SHIFT;
 
 /// Rows and features that share a scale in `fp8`: what DeepSeek and Qwen publish, and what kernels for it are made for.
@@ -40,6 +42,8 @@ enum PackedCodes {
     E4m3Blocks,
     Mxfp4,
     Nvfp4,
+    /// E2M1 with a scale in F16 for so many features.
+    E2m1(usize),
 }
 
 /// One of the tensors that a matrix becomes.
@@ -91,7 +95,7 @@ const fn integers(name: &'static str, bits: u32, group: Option<usize>) -> Packed
 
 impl PackedLayout {
     /// Every layout.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 19] = [
         integers("int4_g32", 4, Some(32)),
         integers("int4_g64", 4, Some(64)),
         integers("int4_g128", 4, Some(128)),
@@ -107,6 +111,10 @@ impl PackedLayout {
         Self { name: "fp8_block", codes: PackedCodes::E4m3Blocks },
         Self { name: "mxfp4", codes: PackedCodes::Mxfp4 },
         Self { name: "nvfp4", codes: PackedCodes::Nvfp4 },
+        Self { name: "fp4_g32", codes: PackedCodes::E2m1(32) },
+        Self { name: "fp4_g64", codes: PackedCodes::E2m1(64) },
+        Self { name: "fp4_g128", codes: PackedCodes::E2m1(128) },
+        Self { name: "fp4_g256", codes: PackedCodes::E2m1(256) },
     ];
 
     /// The layout of that name, in any case; `int4` is `int4_g128`, which most such checkpoints have, and `int4_asym` the same
@@ -131,6 +139,7 @@ impl PackedLayout {
             // So they are of rows.
             PackedCodes::Awq(_) if !rows.is_multiple_of(8) => return false,
             PackedCodes::Integers(_, Some(group)) | PackedCodes::WithZeros(group) | PackedCodes::Awq(group) => group,
+            PackedCodes::E2m1(group) => group,
             PackedCodes::E4m3 => 1,
             // transformers takes the size of a block from the number of scales: blocks that are cut off would be read wrong.
             PackedCodes::E4m3Blocks if !rows.is_multiple_of(FP8_BLOCK) => return false,
@@ -181,7 +190,7 @@ impl PackedLayout {
     fn group(self, cols: usize) -> usize {
         match self.codes {
             PackedCodes::Integers(_, group) => group.unwrap_or(cols),
-            PackedCodes::WithZeros(group) | PackedCodes::Awq(group) => group,
+            PackedCodes::WithZeros(group) | PackedCodes::Awq(group) | PackedCodes::E2m1(group) => group,
             PackedCodes::E4m3 => cols,
             PackedCodes::E4m3Blocks => FP8_BLOCK,
             PackedCodes::Mxfp4 => mxfp4::BLOCK_LEN,
@@ -222,6 +231,7 @@ impl PackedLayout {
                 vec![numbers, tensor(Scales, ".weight_scale_inv", "BF16", &shape, 2)]
             }
             PackedCodes::Mxfp4 => vec![pairs, scales("U8", &[rows, groups], 1)],
+            PackedCodes::E2m1(_) => vec![pairs, scales("F16", &[rows, groups], 2)],
             PackedCodes::Nvfp4 => {
                 let global = tensor(GlobalScale, ".weight_global_scale", "F32", &[1], 4);
                 vec![pairs, scales("F8_E4M3", &[rows, groups], 1), global]
@@ -284,13 +294,19 @@ impl PackedLayout {
                             _ => nibbles(&codes, &mut packed.codes),
                         }
                     }
+                    PackedCodes::E2m1(_) => {
+                        let round = |scale: f32| 2.0 * to_f16(0.5 * scale);
+                        let scale = pack_e2m1(weights, round, packing, &mut codes);
+                        packed.scales.extend(f16::from_f32(scale).to_le_bytes());
+                        packed.weights.extend(codes.iter().map(|&code| scale * e2m1(code)));
+                        nibbles(&codes, &mut packed.codes);
+                    }
                     PackedCodes::Nvfp4 => {
                         for weights in weights.as_chunks().0 {
                             let (scale, codes) = nvfp4::pack_group(weights, 1.0 / global, global, packing);
                             packed.scales.push(scale);
                             let scale = e4m3(scale) / global;
-                            let number = |code: &u8| f32::from(mxfp4::DOUBLED[usize::from(code & 15)]) * 0.5;
-                            packed.weights.extend(codes.iter().map(|code| number(code) * scale));
+                            packed.weights.extend(codes.iter().map(|&code| e2m1(code) * scale));
                             nibbles(&codes, &mut packed.codes);
                         }
                     }
@@ -342,6 +358,7 @@ impl PackedLayout {
                 });
             }
             PackedCodes::Mxfp4 => ("mxfp4-pack-quantized", 4, "float", "group", Some(mxfp4::BLOCK_LEN)),
+            PackedCodes::E2m1(group) => ("fp4-pack-quantized", 4, "float", "group", Some(group)),
             PackedCodes::Nvfp4 => ("nvfp4-pack-quantized", 4, "float", "tensor_group", Some(nvfp4::GROUP_LEN)),
         };
         let symmetric = !matches!(self.codes, PackedCodes::WithZeros(_));
@@ -475,7 +492,7 @@ mod tests {
 
     #[test]
     fn what_is_packed_is_read_back_as_what_it_means() {
-        let cols = 384;
+        let cols = 768;
         let weights = weights(256 * cols);
         let importance: Vec<f32> = (0..cols).map(|col| if col % 9 == 0 { 20.0 } else { 0.5 }).collect();
         for layout in PackedLayout::ALL {
@@ -551,5 +568,7 @@ mod tests {
         assert!(blocks.divides(256, 128) && !blocks.divides(192, 128) && !blocks.divides(128, 192));
         let nvfp4 = PackedLayout::from_name("nvfp4").unwrap();
         assert!(nvfp4.divides(8, 48) && !nvfp4.divides(8, 40));
+        let fp4 = PackedLayout::from_name("fp4_g256").unwrap();
+        assert!(fp4.divides(1, 512) && !fp4.divides(8, 384));
     }
 }

@@ -29,7 +29,7 @@ const _: () = assert!(size_of::<Block>() == 17 && align_of::<Block>() <= 2);
 pub const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// The code that is nearest to half of `doubled`; of two as near, the one without mantissa.
-pub(super) fn code_of(doubled: f32) -> u8 {
+pub fn code_of(doubled: f32) -> u8 {
     // Halfway between the magnitudes.
     const ENDS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
     let magnitude = doubled.abs();

@@ -53,10 +53,9 @@ pub(super) struct ModelFile {
 impl ModelFile {
     /// Writes the model `name` with matrices in `formats`.
     pub(super) fn write(name: &str, formats: MatrixFormats, memory_bytes: u64) -> Result<Self> {
-        if let MatrixFormats::One(format) = formats
-            && GgmlType::of(format).is_none()
-        {
-            bail!("GGUF has no type for {format}: choose another --format");
+        let format = formats.base();
+        if GgmlType::of(format).is_none() {
+            bail!("--startup writes no file in {format}: choose another --format");
         }
         let config = shapes::config_of(name)?;
         let plan = shapes::plan_of(name)?;
