@@ -582,7 +582,7 @@ mod tests {
     }
 
     /// Rows of x, of W, and blocks of 32 in a row, rounded up to whole blocks of the format.
-    const SHAPES: [(usize, usize, usize); 14] = [
+    const SHAPES: [(usize, usize, usize); 15] = [
         (1, 1, 1),
         (1, 16, 3),
         (2, 17, 2),
@@ -597,6 +597,8 @@ mod tests {
         (15, 50, 35),
         (9, 64, 64),
         (14, 37, 17),
+        // Beyond what is streamed: six at a time and five.
+        (MOST_STREAMED_ROWS + 7, 37, 3),
     ];
 
     #[test]
