@@ -54,8 +54,12 @@ const UNPACKED_LEN: usize = 17 << 10;
 /// chunk pass, each unpacked once for all of them.
 const STRIP_ROWS: usize = 672;
 
-/// Rows of x in a strip that passes over panels where they lie, k in one piece: those of a chunk stay in the second-level cache.
-const IN_PLACE_ROWS: usize = 96;
+/// Rows of x in a strip that passes over panels where they lie, k in one piece, where x has `blocks` a row: the strip stays in the
+/// second-level cache, of 1 MiB on AMD, beside two panels.
+fn in_place_rows(blocks: usize) -> usize {
+    let tile = TILE_ROWS * blocks.max(1) * size_of::<QuantizedBlock>();
+    TILE_ROWS * ((640 << 10) / tile).clamp(4, 16)
+}
 
 /// Bytes of a panel that are asked for ahead of use while its weights pass once: what memory takes to answer, in bytes, while one
 /// row of x passes, and while several do, which look no further ahead by themselves than their instructions fit the processor's
@@ -121,8 +125,9 @@ impl<F: PanelFormat> Kernel for LinearBlocks<'_, F> {
                 }
             }
             Weights::Packed(packed) if rows > FEW_ROWS && S::WIDE && F::HAS_TILES_IN_PLACE => {
-                for row in (0..rows).step_by(IN_PLACE_ROWS) {
-                    let rows = row..(row + IN_PLACE_ROWS).min(rows);
+                let strip = in_place_rows(blocks * F::X_BLOCKS);
+                for row in (0..rows).step_by(strip) {
+                    let rows = row..(row + strip).min(rows);
                     for column in (start..end).step_by(2 * PANEL_ROWS) {
                         let panel = column / PANEL_ROWS;
                         if column + PANEL_ROWS < end {
