@@ -200,6 +200,11 @@ impl App {
         }
     }
 
+    /// Whether there has been a model, ever.
+    pub(crate) fn has_served(&self) -> bool {
+        matches!(*self.inner.phase.read().unwrap_or_else(PoisonError::into_inner), Phase::Ready(_))
+    }
+
     /// Why nothing can be served any more: the model was not loaded, or the engine has failed.
     pub fn failure(&self) -> Option<String> {
         match self.phase() {

@@ -18,7 +18,7 @@ const HEADER_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 64;
 /// How often it is looked whether the engine still lives.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
-/// Time for streams that were told to end to say so.
+/// Time for streams that were told to end to say so, and for a server that has failed to say that.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Asks a server to shut down. Cheap to clone, and may be used from any thread.
@@ -71,19 +71,20 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: Shutdown) -> Ended
             () = shutdown.asked() => break false,
             () = engine_failure(&app) => break true,
             Some(_) = connections.join_next() => {}
-            accepted = accept(&listener, &places) => match accepted {
-                Ok((stream, place)) => {
-                    let router = router.clone();
-                    connections.spawn(connection(app.clone(), router, stream, place, closing.subscribe()));
-                }
-                Err(error) => {
-                    // Out of file descriptors, say: others may close some.
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    sleep(Duration::from_millis(50)).await;
-                }
-            },
+            Some((stream, place)) = accept(&listener, &places) => {
+                connections.spawn(connection(app.clone(), router.clone(), stream, place, closing.subscribe()));
+            }
         }
     };
+    if failed && app.has_served() {
+        // Probes are told why, and balancers send nobody here any more.
+        let farewell = async {
+            while let Some((stream, place)) = accept(&listener, &places).await {
+                connections.spawn(connection(app.clone(), router.clone(), stream, place, closing.subscribe()));
+            }
+        };
+        let _ = timeout(LAST_WORDS, farewell).await;
+    }
     drop(listener);
     app.drain();
     closing.send_replace(true);
@@ -108,11 +109,19 @@ async fn engine_failure(app: &App) {
     }
 }
 
-/// The next connection, once there is a place for it.
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.map_err(std::io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
-    Ok((stream, place))
+/// The next connection, once there is a place for it. There always is one, sooner or later: nobody closes the places.
+async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> Option<(TcpStream, OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.ok()?;
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return Some((stream, place)),
+            Err(error) => {
+                // Out of file descriptors, say: others may close some.
+                tracing::warn!(%error, "a connection could not be accepted");
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
 }
 
 async fn connection(

@@ -99,13 +99,21 @@ async fn a_server_whose_device_is_stuck_answers_and_ends_as_failed() {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let body = json!({"prompt": "Once", "max_tokens": 2}).to_string();
     let request = format!(
-        "POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     timeout(Duration::from_secs(20), stream.read_to_string(&mut answer)).await.expect("it is answered").unwrap();
     assert!(answer.starts_with("HTTP/1.1 500") && answer.contains("step_stuck"), "{answer}");
+    // A probe that comes now is told why.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let mut probe = TcpStream::connect(address).await.expect("it still listens");
+    let request = String::from_utf8_lossy(HEALTH).replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n");
+    probe.write_all(request.as_bytes()).await.unwrap();
+    let mut health = String::new();
+    probe.read_to_string(&mut health).await.unwrap();
+    assert!(health.starts_with("HTTP/1.1 503") && health.contains("taken to be stuck"), "{health}");
     assert_eq!(timeout(Duration::from_secs(20), served).await.expect("it ends").unwrap(), Ended::Failed);
     assert!(app.failure().is_some_and(|why| why.contains("stuck")));
 }
