@@ -156,6 +156,8 @@ fn markdown_begins_with_the_columns_of_llama_bench() {
         assert_eq!(cells[6], format!("{test}{depth}{batch}"));
         let (mean, stdev) = cells[7].split_once(" ± ").expect("a spread");
         assert!(mean.parse::<f64>().is_ok() && stdev.parse::<f64>().is_ok(), "{line}");
+        let of = |name| cells[header.iter().position(|head| head == name).expect("a column")].parse::<f64>().unwrap();
+        assert!(0.0 < of("min") && of("min") <= of("median") && of("median") <= of("max"), "{line}");
     }
     assert!(lines.last().is_some_and(|line| line.contains("2 repetitions")), "{printed}");
 }
