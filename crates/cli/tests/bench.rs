@@ -156,6 +156,8 @@ fn markdown_begins_with_the_columns_of_llama_bench() {
         assert_eq!(cells[6], format!("{test}{depth}{batch}"));
         let (mean, stdev) = cells[7].split_once(" ± ").expect("a spread");
         assert!(mean.parse::<f64>().is_ok() && stdev.parse::<f64>().is_ok(), "{line}");
+        let of = |name| cells[header.iter().position(|head| head == name).expect("a column")].parse::<f64>().unwrap();
+        assert!(0.0 < of("min") && of("min") <= of("median") && of("median") <= of("max"), "{line}");
     }
     assert!(lines.last().is_some_and(|line| line.contains("2 repetitions")), "{printed}");
 }
@@ -356,6 +358,8 @@ fn kernels_are_measured_alone_and_compared_with_the_reference() {
             assert!(number("roofline_share") > 0.0 && number("read_bandwidth_gb_s") > 0.0, "{row}");
         }
     }
+    let attention = || rows.iter().filter(|row| row["op"] == "attention");
+    assert!(attention().all(|row| row["peak_class"] == "f32_fma" && row["peak_flops_per_s"].is_number()), "{printed}");
     let heads = |row: &&Value| row["op"] == "logits";
     assert!(rows.iter().filter(heads).all(|row| row["evicted"] == true && row["copies"] == 1));
     // A matrix takes its time, whatever else the machine does.
@@ -380,6 +384,12 @@ fn kernels_are_measured_alone_and_compared_with_the_reference() {
     let lines: Vec<_> = printed.lines().collect();
     // Quoted cells have commas of their own.
     assert!(lines[0].starts_with("op,shape,format,") && lines.len() > 10, "{printed}");
+    // As files have them: another kernel, which the row names.
+    let narrow = "bench kernels --op logits --format q8_0 -m 1 --isa scalar -t 1 -r 1 --rotate 1 --no-repack -o json";
+    let in_place = succeed(&narrow.split(' ').collect::<Vec<_>>());
+    let in_place: Value = serde_json::from_str(&in_place).expect("one JSON object");
+    let repacked = rows.iter().find(|row| row["op"] == "logits" && row["format"] == "q8_0").expect("a row");
+    assert_ne!(in_place["rows"][0]["variants"], repacked["variants"], "{in_place}");
     let error = fail(&["bench", "kernels", "--op", "abacus"]);
     assert!(error.contains("has no op `abacus`; it has: add, attention, embed, gemv, glu"), "{error}");
     for (args, expected) in [
@@ -387,6 +397,7 @@ fn kernels_are_measured_alone_and_compared_with_the_reference() {
         (&["-r", "0"], "expected 1 repetition or more"),
         (&["--rotate", "0"], "--rotate: expected 1 to"),
         (&["--device", "reference", "--isa", "scalar"], "--isa is about the CPU kernels"),
+        (&["--device", "reference", "--no-repack"], "--no-repack is about the CPU kernels"),
         (&["--format", "q9"], "there is no weight format `q9`"),
         (&["--shape", "gpt-5"], "there is no shape `gpt-5`"),
     ] {

@@ -64,6 +64,10 @@ pub(super) struct KernelsArgs {
     #[arg(long, value_name = "LEVEL", value_delimiter = ',', value_parser = load::parse_isa)]
     pub(super) isa: Vec<cpu::IsaLevel>,
 
+    /// Use weights as files have them: the kernels of `bench --no-repack`
+    #[arg(long)]
+    pub(super) no_repack: bool,
+
     /// Rows that an op computes at once: tokens of a step
     #[arg(long, short = 'm', value_name = "M", value_delimiter = ',', default_value = "1,2,4,8,16,64,512")]
     pub(super) rows: Vec<usize>,
@@ -114,8 +118,8 @@ impl KernelsArgs {
 
     /// As the loader takes them, with these threads and this instruction set.
     pub(super) fn model_args(&self, threads: Option<usize>, isa: Option<cpu::IsaLevel>) -> ModelArgs {
-        let gpu = self.gpu.clone();
-        ModelArgs { gpu, threads, isa, kv_type: self.kv_type, ..ModelArgs::on(self.device()) }
+        let (gpu, no_repack, kv_type) = (self.gpu.clone(), self.no_repack, self.kv_type);
+        ModelArgs { gpu, threads, isa, no_repack, kv_type, ..ModelArgs::on(self.device()) }
     }
 
     /// Whether `op` was asked for.

@@ -250,10 +250,10 @@ impl Report {
     /// The columns of llama-bench, then ours.
     pub(super) fn as_markdown(&self) -> String {
         let mut out = String::from(
-            "| model | size | params | backend | threads | test | t/s | median | ms p50 | ms p95 | ms p99 | ms max | \
+            "| model | size | params | backend | threads | test | t/s | median | min | max | ms p50 | ms p95 | ms p99 | ms max | \
              GB/s | GFLOP/s | of ceiling | ttft ms | load ms |\n\
              | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | \
-             ---: | ---: |\n",
+             ---: | ---: | ---: | ---: |\n",
         );
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
         for row in &self.rows {
@@ -267,6 +267,8 @@ impl Report {
                 row.label(),
                 format!("{:.2} ± {:.2}", rate.mean, rate.stdev),
                 format!("{:.2}", rate.median),
+                format!("{:.2}", rate.min),
+                format!("{:.2}", rate.max),
                 format!("{:.2}", latency.p50),
                 format!("{:.2}", latency.p95),
                 format!("{:.2}", latency.p99),

@@ -196,8 +196,10 @@ impl Mix {
     }
 
     fn format_of(self, name: &str, model: Model) -> WeightFormat {
-        use WeightFormat::{Q3_K, Q4_K, Q5_K, Q6_K, Q8_0};
-        if name == "output.weight" || name == "token_embd.weight" && model.tied {
+        use WeightFormat::{NVFP4, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0};
+        // Embeddings are looked up without the scale that NVFP4 has beside a matrix.
+        let is_embedding = name == "token_embd.weight" && (model.tied || self.base == NVFP4);
+        if name == "output.weight" || is_embedding {
             // What every token passes through.
             return if self.base.is_quantized() && self.base != Q8_0 { Q6_K } else { self.base };
         }
@@ -294,6 +296,7 @@ mod tests {
             assert_eq!([of(mix, "output.weight", MODEL), of(mix, "token_embd.weight", tied)], [head; 2], "{mix}");
             assert_eq!(of(mix, "token_embd.weight", MODEL), base, "{mix}");
         }
+        assert_eq!(of("nvfp4", "token_embd.weight", MODEL), Q6_K);
     }
 
     #[test]

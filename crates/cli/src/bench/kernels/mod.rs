@@ -75,7 +75,9 @@ pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
                     Err(error) => return Err(error).with_context(|| format!("{} {}", case.op(), case.shape())),
                 }
             }
-            let ceiling = Ceiling::measure(args, place, format, report.rotation.bytes)?;
+            // Attention multiplies floats, whatever the weights are.
+            let multiplied = if case.has_matrices() { format } else { WeightFormat::F32 };
+            let ceiling = Ceiling::measure(args, place, multiplied, report.rotation.bytes)?;
             let max_rows = args.rows.iter().copied().max().unwrap_or(1);
             let bytes = report.rotation.bytes;
             let mut timer = Timer::new(&mut subject, &*place.backend, args.repetitions, max_rows, bytes);
@@ -138,8 +140,10 @@ fn check(args: &KernelsArgs) -> Result<()> {
     if args.rotate.is_some_and(|mib| mib == 0 || mib > 1 << 20) {
         bail!("--rotate: expected 1 to {} MiB", 1 << 20);
     }
-    if args.device() != CPU && !args.isa.is_empty() {
-        bail!("--isa is about the CPU kernels, but the device is `{}`", args.device);
+    for (flag, is_given) in [("--isa", !args.isa.is_empty()), ("--no-repack", args.no_repack)] {
+        if args.device() != CPU && is_given {
+            bail!("{flag} is about the CPU kernels, but the device is `{}`", args.device);
+        }
     }
     Ok(())
 }
@@ -249,8 +253,9 @@ fn row(
     max_error: f64,
 ) -> KernelRow {
     let name = |name: &str| name.to_ascii_lowercase();
-    // Attention multiplies floats, whatever the weights are.
-    let peak = if case.has_matrices() { ceiling.peak } else { None };
+    // GPUs have matrix instructions for attention, whose numbers are not those of f32.
+    let multiplies = case.has_matrices() || case.is_bound_by_memory() && place.isa.is_some();
+    let peak = if multiplies { ceiling.peak } else { None };
     let format = match () {
         () if case.has_matrices() => name(format.name()),
         () if case.has_cache() => name(&format!("{kv_format:?}")),
