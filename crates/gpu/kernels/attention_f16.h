@@ -270,13 +270,16 @@ FN void attention_matrix(CONST AttentionParams<f16>& p, GROUP MatrixGroup<D, W>&
   }
   attention_store_all(p, states, w, t);
 }
-// Two groups share a multiprocessor; where there are few rows, one of eight SIMD groups has what the projections beside it leave.
-#define ATTENTION_MATRIX(D)                                                                                                  \
+// Two groups share a multiprocessor; where there are few rows, one of eight SIMD groups has what the projections beside it leave:
+// of registers 128 a thread, which heads of 64 do with (`WIDE_BESIDE` 2), so that the projections of the next layer fill their rings
+// meanwhile. Heads of 128 have 176 registers, and lose more by 128 than they gain.
+#define ATTENTION_MATRIX(D, WIDE_BESIDE)                                                                                               \
   typedef MatrixGroup<D, 4> attention_d##D##_memory;                                                                         \
   typedef MatrixGroup<D, 8> attention_d##D##_wide_memory;                                                                    \
   KERNEL_DYNAMIC(attention_f16_d##D, AttentionParams<f16>, attention_d##D##_memory, 128, attention_matrix<D, 4, false>)      \
   KERNEL_DYNAMIC(attention_f16_d##D##_loop, AttentionParams<f16>, attention_d##D##_memory, 128, attention_matrix<D, 4, true>) \
-  KERNEL_DYNAMIC(attention_f16_d##D##_wide, AttentionParams<f16>, attention_d##D##_wide_memory, 256, attention_matrix<D, 8, false>)
-ATTENTION_MATRIX(64)
-ATTENTION_MATRIX(128)
+  KERNEL_BESIDE(attention_f16_d##D##_wide, AttentionParams<f16>, attention_d##D##_wide_memory, 256, WIDE_BESIDE,             \
+                attention_matrix<D, 8, false>)
+ATTENTION_MATRIX(64, 2)
+ATTENTION_MATRIX(128, 1)
 #endif
