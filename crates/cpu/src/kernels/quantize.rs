@@ -8,8 +8,6 @@
 //!           a block whose largest value is below 127 · 2⁻¹²⁶ counts as zero.
 //! Versions  every level, from one text: a block is two vectors, and four blocks go side by side.
 
-#![expect(clippy::needless_range_loop, reason = "blocks are indexed by their number, as one writes matrices")]
-
 use crate::simd::{LANES, Simd};
 
 /// Values in a block, as in the weights.
