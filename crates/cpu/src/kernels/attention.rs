@@ -370,7 +370,7 @@ fn score_split<S: Simd, E: KvElement>(s: S, tile: &Tile<'_, E>, split: usize, sc
         let vector_start = position - position % block_len + place;
         let block_end = vector_start - place + block_len;
         let index = position - split * SPLIT;
-        let block = Keys16 {
+        let block = KeysInPlace {
             // SAFETY: the cache was written before the last barrier, and nobody writes to it in this op.
             keys: unsafe { tile.cache.read(tile.layer.keys(tile.table[position / block_len], tile.kv_head)) },
             place,
@@ -396,8 +396,8 @@ fn score_split<S: Simd, E: KvElement>(s: S, tile: &Tile<'_, E>, split: usize, sc
     }
 }
 
-/// Keys of consecutive positions of a block, as [`score_rows`] takes them.
-struct Keys16<'a, E> {
+/// Keys of sixteen or thirty-two consecutive positions, where they lie in a block, as [`score_rows`] takes them.
+struct KeysInPlace<'a, E> {
     /// The block's, (head_dim, key stride).
     keys: &'a [E],
     /// The first position in the block.
@@ -452,7 +452,7 @@ fn score_two<S: Simd, E: KvElement, const MR: usize>(
     s: S,
     tile: &Tile<'_, E>,
     row: usize,
-    keys: &Keys16<'_, E>,
+    keys: &KeysInPlace<'_, E>,
     index: usize,
     scores: &mut [f32],
 ) -> usize {
@@ -472,7 +472,7 @@ fn score_one<S: Simd, E: KvElement, const MR: usize>(
     s: S,
     tile: &Tile<'_, E>,
     row: usize,
-    keys: &Keys16<'_, E>,
+    keys: &KeysInPlace<'_, E>,
     lanes: Range<usize>,
     index: usize,
     scores: &mut [f32],
@@ -492,7 +492,7 @@ fn score_rows<S: Simd, E: KvElement, const MR: usize, const NV: usize>(
     s: S,
     tile: &Tile<'_, E>,
     row: usize,
-    &Keys16 { keys, place, ahead }: &Keys16<'_, E>,
+    &KeysInPlace { keys, place, ahead }: &KeysInPlace<'_, E>,
 ) -> [[S::F32; NV]; MR] {
     let head_dim = tile.layer.head_dim;
     let mut q: [&[f32]; MR] = [&[]; MR];

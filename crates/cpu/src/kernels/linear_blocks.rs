@@ -10,7 +10,8 @@
 //!           where there are minima, and of both terms; (k / 32 + 19) · ε in FP8); what quantising them adds, Σ over blocks
 //!           of max|x| / 254 · Σ|w|, is the price of bytes. The same bits at every level.
 //! Versions  panels: sixteen rows side by side, made at load ([`crate::packed`]) or on the way for many rows of x. One panel
-//!           and up to [`FEW_ROWS`] rows of x at a time, so that weights pass once through a decode step of a small batch;
+//!           and up to [`FEW_ROWS`] rows of x at a time, so that weights pass once through a decode step of a small batch
+//!           (up to [`MOST_STREAMED_ROWS`], in turns of so many, where panels are multiplied as they lie);
 //!           for more, tiles of [`TILE_ROWS`] rows and two panels, in pieces of k that stay in the first-level cache, unpacked
 //!           once for all rows ([`crate::panels::TileFormat`]), or, where there is nothing to unpack (Q8_0), where they lie
 //!           and over all of k.
