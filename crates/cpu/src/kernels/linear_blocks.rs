@@ -29,7 +29,7 @@ use crate::isa::reads_one_stream_best;
 use crate::memory::{LINE, read_in_order};
 use crate::packed::{Packed, panel_rows};
 use crate::panels::{
-    PIECE_BLOCKS, PackPanel, Panel, PanelBlock, PanelFormat, TileCodes, TileFormat, TilePanel, TileScales,
+    Ahead, PIECE_BLOCKS, PackPanel, Panel, PanelBlock, PanelFormat, TileCodes, TileFormat, TilePanel, TileScales,
 };
 use crate::simd::{Kernel, LANES, PANEL_ROWS, Simd, Words};
 
@@ -62,15 +62,14 @@ fn in_place_rows(blocks: usize) -> usize {
     TILE_ROWS * ((640 << 10) / tile).clamp(4, 16)
 }
 
-/// Bytes of a panel that are asked for ahead of use while its weights pass once: what memory takes to answer, in bytes, while one
-/// row of x passes, and while several do, which look no further ahead by themselves than their instructions fit the processor's
-/// window. Measured on Zen 5 with eight rows: nothing 32 GB/s, 2 KiB 30, 4 KiB 32, 8 KiB 38, 16 KiB 38; four rows 34, 37, 39, 39, 38.
-const fn prefetch_bytes(rows: usize) -> usize {
-    if rows < PREFETCH_MIN_ROWS { 2 << 10 } else { 8 << 10 }
-}
-/// Rows of x from which that is done where the processor looks ahead well in one stream by itself: fewer leave it time to. Measured
-/// on Zen 4: one row 33 GB/s without and 30 with. Elsewhere it is always done: on a Granite Rapids server, one row of x, Q8_0, Q4_0
-/// and Q4_K_M are 5, 10 and 17 % slower without.
+/// How far ahead of use a panel is asked for while its weights pass once: what memory takes to answer, in bytes, while codes are
+/// unpacked or several rows of x pass; the processor by itself looks no further than its window holds such instructions.
+/// Measured on Zen 5, GB/s with nothing, 2, 4, 8 and 16 KiB: eight rows of Q8_0 32, 30, 32, 38, 38; four 34, 37, 39, 39, 38; one row
+/// of Q5_0 32, 32, 34, 36, 35, of Q4_K 19, 28, 31, 35, 32, of Q6_K 18, 24, 29, 32, 31. A Granite Rapids server reads Q4_0, Q4_K_M
+/// and Q8_0 as fast with 2, 4 and 8 KiB, and one row 5, 10 and 17 % slower with nothing.
+const PREFETCH_BYTES: usize = 8 << 10;
+/// Rows of x from which that is done for codes that need no unpacking where the processor reads one stream well by itself: fewer
+/// leave it time to. Measured on Zen 4: one row of Q8_0 33 GB/s without and 30 with; on Zen 5 41 and 40.
 const PREFETCH_MIN_ROWS: usize = 4;
 
 /// Where a weight's codes are.
@@ -246,20 +245,16 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
             x[m] = &self.x[(row + m) * row_len..][..row_len];
         }
         let mut sums = [[s.splat(0.0)]; MR];
-        let prefetches = MR >= PREFETCH_MIN_ROWS || !reads_one_stream_best();
+        let is_unpacked = !F::HAS_TILES_IN_PLACE;
+        let prefetches = is_unpacked || MR >= PREFETCH_MIN_ROWS || !reads_one_stream_best();
         for (block, of_panel) in blocks.iter().enumerate() {
-            if prefetches {
-                // Past the end of this panel comes the next.
-                let at = std::ptr::from_ref(of_panel).cast::<u8>().wrapping_add(prefetch_bytes(MR));
-                for line in 0..size_of::<PanelBlock<F>>().div_ceil(64) {
-                    s.prefetch(at.wrapping_add(64 * line));
-                }
-            }
+            // Past the end of this panel comes the next.
+            let ahead = if prefetches { Ahead::of(of_panel, PREFETCH_BYTES) } else { Ahead::NOTHING };
             let mut x_blocks: [&[QuantizedBlock]; MR] = [&[]; MR];
             for m in 0..MR {
                 x_blocks[m] = &x[m][block * F::X_BLOCKS..(block + 1) * F::X_BLOCKS];
             }
-            sums = F::add(s, [(&of_panel.codes, &of_panel.scales)], x_blocks, sums);
+            sums = F::add(s, [(&of_panel.codes, &of_panel.scales)], x_blocks, ahead, sums);
         }
         put(s, self.output, self.end, (row, column), &sums);
         MR
@@ -501,7 +496,7 @@ impl<F: PanelFormat, const NP: usize> TilesInPlace<'_, F, NP> {
             for m in 0..MR {
                 of_rows[m] = &x[m][block * F::X_BLOCKS..(block + 1) * F::X_BLOCKS];
             }
-            sums = F::add(s, of_block, of_rows, sums);
+            sums = F::add(s, of_block, of_rows, Ahead::NOTHING, sums);
         }
         put(s, self.output, self.end, (row, self.column), &sums);
     }

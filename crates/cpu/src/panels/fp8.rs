@@ -10,7 +10,7 @@ use half::f16;
 use tensor::quant::fp8;
 
 use super::tiles::TileFormat;
-use super::{PanelFormat, blocks_at};
+use super::{Ahead, PanelFormat, blocks_at};
 use crate::kernels::quantize::{BLOCK_LEN, QuantizedBlock};
 use crate::simd::{LANES, PANEL_ROWS, Simd};
 
@@ -55,8 +55,10 @@ impl PanelFormat for FP8 {
         s: S,
         panels: [(&Codes, &[f16; LANES]); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
+        ahead.ask::<S, Self>(s, 0);
         let x = blocks_at(x, 0);
         let mut floats = [[0.0; BLOCK_LEN]; MR];
         for m in 0..MR {

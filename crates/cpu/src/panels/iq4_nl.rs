@@ -8,7 +8,7 @@ use half::f16;
 use tensor::quant::iq4_nl;
 
 use super::tiles::Scaled;
-use super::{Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, shifted, unpack_nibbles};
+use super::{Ahead, Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, shifted, unpack_nibbles};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -40,8 +40,10 @@ impl PanelFormat for IQ4_NL {
         s: S,
         panels: [(&Nibbles, &[f16; LANES]); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
+        ahead.ask::<S, Self>(s, 0);
         let x = blocks_at(x, 0);
         let dots = dots!(wide s, x, 0..8, |x| x.minus_128_sum + x.sum(), |p, group| {
             s.lookup(&SHIFTED, nibbles_of(s, panels[p].0, group))

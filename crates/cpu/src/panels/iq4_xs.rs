@@ -12,7 +12,7 @@ use tensor::quant::iq4_xs;
 
 use super::iq4_nl::SHIFTED;
 use super::tiles::Scaled;
-use super::{Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, unpack_nibbles};
+use super::{Ahead, Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, unpack_nibbles};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -53,9 +53,11 @@ impl PanelFormat for IQ4_XS {
         s: S,
         panels: [(&[Nibbles; 8], &Scales); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
         for i in 0..8 {
+            ahead.ask::<S, Self>(s, i);
             let x = blocks_at(x, i);
             let dots = dots!(wide s, x, 0..8, |x| x.minus_128_sum + x.sum(), |p, group| {
                 s.lookup(&SHIFTED, nibbles_of(s, &panels[p].0[i], group))

@@ -59,7 +59,7 @@ use crate::simd::{Kernel, PANEL_ROWS, PanelCodes, Simd, Words};
 const PREFETCH_BYTES: usize = 512;
 
 /// How weights of a block format lie in panels, and what their products are.
-pub(crate) trait PanelFormat: 'static {
+pub(crate) trait PanelFormat: 'static + Sized {
     /// A block of the file.
     type Block: Pod;
     /// The codes of a block of each of sixteen rows, in whole cache lines.
@@ -87,11 +87,12 @@ pub(crate) trait PanelFormat: 'static {
     fn pack<S: Simd>(s: S, lanes: [&Self::Block; PANEL_ROWS], codes: &mut Self::Codes, scales: &mut Self::Scales);
 
     /// sums + the products of a block of each of `NP` panels with the blocks of `MR` rows, [`PanelFormat::X_BLOCKS`] of each,
-    /// in order.
+    /// in order. Asks for what is `ahead`: for all of it with one such block, else for a part with each.
     fn add<S: Simd, const MR: usize, const NP: usize>(
         s: S,
         panels: [(&Self::Codes, &Self::Scales); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR];
 
@@ -167,6 +168,35 @@ unsafe impl<F: PanelFormat> Zeroable for PanelBlock<F> {}
 // SAFETY: both fields are plain data, and there is no padding: `IS_WITHOUT_PADDING`, which `Panel::bytes` has the compiler
 // check for every format.
 unsafe impl<F: PanelFormat> Pod for PanelBlock<F> {}
+
+/// What comes some way behind a block, for [`PanelFormat::add`] to ask for while it computes: asked for at once, the lines of a
+/// block of 256 weights are more than a core can wait for, and it stands still.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    /// `None` where the processor is left to itself.
+    at: Option<*const u8>,
+}
+
+impl Ahead {
+    /// Nothing is asked for.
+    pub(crate) const NOTHING: Self = Self { at: None };
+
+    /// As far behind `block` as `bytes`, where there need not be anything.
+    #[inline(always)]
+    pub(crate) fn of<F: PanelFormat>(block: &PanelBlock<F>, bytes: usize) -> Self {
+        Self { at: Some(std::ptr::from_ref(block).cast::<u8>().wrapping_add(bytes)) }
+    }
+
+    /// Asks for part `part` of [`PanelFormat::X_BLOCKS`].
+    #[inline(always)]
+    fn ask<S: Simd, F: PanelFormat>(self, s: S, part: usize) {
+        let Some(at) = self.at else { return };
+        let lines = size_of::<PanelBlock<F>>().div_ceil(LINE * F::X_BLOCKS);
+        for line in 0..lines {
+            s.prefetch(at.wrapping_add((part * lines + line) * LINE));
+        }
+    }
+}
 
 /// Sixteen rows of a weight, side by side.
 pub(crate) struct Panel<'a, F: PanelFormat> {
@@ -340,6 +370,18 @@ fn five_bits_of<S: Simd>(s: S, codes: &Nibbles, high: &FifthBits, group: usize) 
     s.or_bytes(nibbles_of(s, codes, group), s.shift_bytes_left::<4>(high))
 }
 
+/// `$body` for each of some numbers, which are constants in it, so that shifts by them are, too. A loop of bodies as long as those
+/// here the compiler leaves one, with jumps to the shift of each turn.
+macro_rules! unrolled {
+    ($number:ident in [$($value:literal)*] $body:block) => {
+        $({
+            const $number: usize = $value;
+            $body
+        })*
+    };
+}
+use unrolled;
+
 /// Products with unsigned codes: for each row of x and panel, what `$start` says of the row and Σ codes · x over some groups of
 /// four codes, as `$codes` unpacks them. A macro, because a closure is not compiled for the level.
 macro_rules! dots {
@@ -427,7 +469,13 @@ mod tests {
             let mut bytes = crate::shared::AlignedBuffer::zeroed(Panel::<F>::bytes(1)).expect("memory");
             PackPanel::<F> { rows: self.rows, out: &mut bytes }.run(s);
             let panel = Panel::<F>::new(&bytes, 1);
-            let [[sums]] = F::add(s, [(&panel.blocks[0].codes, &panel.blocks[0].scales)], [self.x], [[s.splat(0.0)]]);
+            let [[sums]] = F::add(
+                s,
+                [(&panel.blocks[0].codes, &panel.blocks[0].scales)],
+                [self.x],
+                Ahead::NOTHING,
+                [[s.splat(0.0)]],
+            );
             let mut lanes = [0.0; LANES];
             s.store(sums, &mut lanes);
             lanes

@@ -11,7 +11,7 @@ use tensor::quant::fp8::{self, e4m3};
 use tensor::quant::{mxfp4, nvfp4};
 
 use super::tiles::{Halves, ScaleOfHalves};
-use super::{Nibbles, PanelFormat, add_halves, blocks_at, dots, half_dots, nibbles_of, pack_nibbles, shifted};
+use super::{Ahead, Nibbles, PanelFormat, add_halves, blocks_at, dots, half_dots, nibbles_of, pack_nibbles, shifted};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -59,9 +59,11 @@ impl PanelFormat for NVFP4 {
         s: S,
         panels: [(&[Nibbles; 2], &Scales); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
         for part in 0..2 {
+            ahead.ask::<S, Self>(s, part);
             let x = blocks_at(x, part);
             let dots = half_dots!(s, x, 32, |p, group| s.lookup(&SHIFTED, nibbles_of(s, &panels[p].0[part], group)));
             for p in 0..NP {

@@ -11,7 +11,7 @@ use half::f16;
 use tensor::quant::q2_k;
 
 use super::tiles::{ScalesAndMinima, ShiftedHalves};
-use super::{PanelFormat, add_halves, blocks_at, dots, half_dots, of_each};
+use super::{Ahead, PanelFormat, add_halves, blocks_at, dots, half_dots, of_each, unrolled};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -62,23 +62,28 @@ impl PanelFormat for Q2_K {
         s: S,
         panels: [(&[PanelCodes; 2], &Scales); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
-        for i in 0..8 {
-            let x = blocks_at(x, i);
-            let dots = half_dots!(s, x, 0, |p, group| codes_of(s, panels[p].0, i, group));
-            for p in 0..NP {
-                let of = panels[p].1;
-                let (scale, minimum) = (s.load_f16(&of.scale), s.load_f16(&of.minimum));
-                let scales = [s.load_u8(&of.scales[2 * i]), s.load_u8(&of.scales[2 * i + 1])];
-                let minima = [s.load_u8(&of.minima[2 * i]), s.load_u8(&of.minima[2 * i + 1])];
-                add_halves(s, dots, p, (scale, scales), x, &mut sums);
-                for m in 0..MR {
-                    let halves = [s.splat(f32::from(x[m].half_sums[0])), s.splat(f32::from(x[m].half_sums[1]))];
-                    let least = s.mul_add(halves[1], minima[1], s.mul(halves[0], minima[0]));
-                    sums[m][p] = s.mul_add(least, s.mul(minimum, s.splat(-x[m].scale)), sums[m][p]);
+        for half in 0..2 {
+            unrolled!(QUARTER in [0 1 2 3] {
+                let i = 4 * half + QUARTER;
+                ahead.ask::<S, Self>(s, i);
+                let x = blocks_at(x, i);
+                let dots = half_dots!(s, x, 0, |p, group| codes_of(s, panels[p].0, i, group));
+                for p in 0..NP {
+                    let of = panels[p].1;
+                    let (scale, minimum) = (s.load_f16(&of.scale), s.load_f16(&of.minimum));
+                    let scales = [s.load_u8(&of.scales[2 * i]), s.load_u8(&of.scales[2 * i + 1])];
+                    let minima = [s.load_u8(&of.minima[2 * i]), s.load_u8(&of.minima[2 * i + 1])];
+                    add_halves(s, dots, p, (scale, scales), x, &mut sums);
+                    for m in 0..MR {
+                        let halves = [s.splat(f32::from(x[m].half_sums[0])), s.splat(f32::from(x[m].half_sums[1]))];
+                        let least = s.mul_add(halves[1], minima[1], s.mul(halves[0], minima[0]));
+                        sums[m][p] = s.mul_add(least, s.mul(minimum, s.splat(-x[m].scale)), sums[m][p]);
+                    }
                 }
-            }
+            });
         }
         sums
     }

@@ -8,7 +8,7 @@ use half::f16;
 use tensor::quant::q4_0;
 
 use super::tiles::Scaled;
-use super::{LESS_8, Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, unpack_nibbles};
+use super::{Ahead, LESS_8, Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, unpack_nibbles};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -38,8 +38,10 @@ impl PanelFormat for Q4_0 {
         s: S,
         panels: [(&Nibbles, &[f16; LANES]); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
+        ahead.ask::<S, Self>(s, 0);
         let x = blocks_at(x, 0);
         let dots = dots!(s, x, 0..8, |x| x.minus_128_sum >> 4, |p, group| nibbles_of(s, panels[p].0, group));
         for m in 0..MR {

@@ -9,7 +9,7 @@ use half::f16;
 use tensor::quant::q4_1;
 
 use super::tiles::{ScaleAndMinimum, Shifted};
-use super::{Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, store_codes};
+use super::{Ahead, Nibbles, PanelFormat, blocks_at, dots, nibbles_of, pack_nibbles, store_codes};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -45,8 +45,10 @@ impl PanelFormat for Q4_1 {
         s: S,
         panels: [(&Nibbles, &Scales); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
+        ahead.ask::<S, Self>(s, 0);
         let x = blocks_at(x, 0);
         let dots = dots!(s, x, 0..8, |_x| 0, |p, group| nibbles_of(s, panels[p].0, group));
         for p in 0..NP {

@@ -1,6 +1,6 @@
 //! Q5_0 in panels: five bits and a scale for each 32.
 //!
-//! Layout    352 bytes for 16 × 32 weights: 256 of the lower four bits ([`Nibbles`]), 64 of the fifth ([`FifthBits`]), 16
+//! Layout    352 bytes for 16 × 32 weights: 64 of the fifth bits ([`FifthBits`]), 256 of the lower four ([`Nibbles`]), 16
 //!           scales.
 //! Products  acc = fma(Σ (code - 16) · code of x, scale of w · scale of x, acc); the codes are multiplied as they are,
 //!           from -16 · Σ codes of x on.
@@ -11,7 +11,7 @@ use tensor::quant::q5_0;
 
 use super::tiles::Scaled;
 use super::{
-    FifthBits, Nibbles, PanelFormat, blocks_at, dots, five_bits_of, nibbles_of, pack_fifth_bits, pack_nibbles,
+    Ahead, FifthBits, Nibbles, PanelFormat, blocks_at, dots, five_bits_of, nibbles_of, pack_fifth_bits, pack_nibbles,
 };
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
@@ -23,8 +23,9 @@ pub(crate) enum Q5_0 {}
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Codes {
-    low: Nibbles,
+    /// First, because it is read first: a jump back is none that the processor sees coming.
     high: FifthBits,
+    low: Nibbles,
 }
 
 impl PanelFormat for Q5_0 {
@@ -49,8 +50,10 @@ impl PanelFormat for Q5_0 {
         s: S,
         panels: [(&Codes, &[f16; LANES]); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
+        ahead.ask::<S, Self>(s, 0);
         let x = blocks_at(x, 0);
         let dots = dots!(s, x, 0..8, |x| x.minus_128_sum >> 3, |p, group| {
             five_bits_of(s, &panels[p].0.low, &panels[p].0.high, group)

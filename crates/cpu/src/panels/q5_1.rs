@@ -1,6 +1,6 @@
 //! Q5_1 in panels: five bits, a scale and a minimum for each 32.
 //!
-//! Layout    384 bytes for 16 × 32 weights: 256 of the lower four bits ([`Nibbles`]), 64 of the fifth ([`FifthBits`]), 16
+//! Layout    384 bytes for 16 × 32 weights: 64 of the fifth bits ([`FifthBits`]), 256 of the lower four ([`Nibbles`]), 16
 //!           scales, 16 minima.
 //! Products  acc = fma(Σ code · code of x, scale of w · scale of x, acc), then acc = fma(minimum, scale of x · Σ codes of
 //!           x, acc).
@@ -11,7 +11,7 @@ use tensor::quant::q5_1;
 
 use super::tiles::{ScaleAndMinimum, Shifted};
 use super::{
-    FifthBits, Nibbles, PanelFormat, blocks_at, dots, five_bits_of, pack_fifth_bits, pack_nibbles, store_codes,
+    Ahead, FifthBits, Nibbles, PanelFormat, blocks_at, dots, five_bits_of, pack_fifth_bits, pack_nibbles, store_codes,
 };
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
@@ -23,8 +23,9 @@ pub(crate) enum Q5_1 {}
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Codes {
-    low: Nibbles,
+    /// First, because it is read first: a jump back is none that the processor sees coming.
     high: FifthBits,
+    low: Nibbles,
 }
 
 /// The scales of sixteen blocks, one of each row in a lane.
@@ -57,8 +58,10 @@ impl PanelFormat for Q5_1 {
         s: S,
         panels: [(&Codes, &Scales); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
+        ahead.ask::<S, Self>(s, 0);
         let x = blocks_at(x, 0);
         let dots = dots!(s, x, 0..8, |_x| 0, |p, group| five_bits_of(s, &panels[p].0.low, &panels[p].0.high, group));
         for p in 0..NP {

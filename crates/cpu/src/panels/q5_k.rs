@@ -10,7 +10,7 @@ use half::f16;
 use tensor::quant::q5_k;
 
 use super::tiles::{ScaleAndMinimum, Shifted};
-use super::{PanelFormat, blocks_at, dots, of_each, store_codes};
+use super::{Ahead, PanelFormat, blocks_at, dots, of_each, store_codes, unrolled};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -75,21 +75,26 @@ impl PanelFormat for Q5_K {
         s: S,
         panels: [(&Codes, &Scales); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
-        for i in 0..8 {
-            let x = blocks_at(x, i);
-            let dots = dots!(s, x, 0..8, |_x| 0, |p, group| codes_of(s, panels[p].0, i, group));
-            for p in 0..NP {
-                let of = panels[p].1;
-                let scale = s.mul(s.load_f16(&of.scale), s.load_u8(&of.scales[i]));
-                let minimum = s.mul(s.load_f16(&of.minimum), s.load_u8(&of.minima[i]));
-                for m in 0..MR {
-                    let x_scale = x[m].scale;
-                    let sum = s.mul_add(s.to_f32(dots[m][p]), s.mul(scale, s.splat(x_scale)), sums[m][p]);
-                    sums[m][p] = s.mul_add(minimum, s.splat(-x_scale * x[m].sum() as f32), sum);
+        for pair in 0..4 {
+            unrolled!(HALF in [0 1] {
+                let i = 2 * pair + HALF;
+                ahead.ask::<S, Self>(s, i);
+                let x = blocks_at(x, i);
+                let dots = dots!(s, x, 0..8, |_x| 0, |p, group| codes_of(s, panels[p].0, i, group));
+                for p in 0..NP {
+                    let of = panels[p].1;
+                    let scale = s.mul(s.load_f16(&of.scale), s.load_u8(&of.scales[i]));
+                    let minimum = s.mul(s.load_f16(&of.minimum), s.load_u8(&of.minima[i]));
+                    for m in 0..MR {
+                        let x_scale = x[m].scale;
+                        let sum = s.mul_add(s.to_f32(dots[m][p]), s.mul(scale, s.splat(x_scale)), sums[m][p]);
+                        sums[m][p] = s.mul_add(minimum, s.splat(-x_scale * x[m].sum() as f32), sum);
+                    }
                 }
-            }
+            });
         }
         sums
     }

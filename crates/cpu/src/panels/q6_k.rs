@@ -10,7 +10,7 @@ use half::f16;
 use tensor::quant::q6_k;
 
 use super::tiles::{Halves, ScaleOfHalves};
-use super::{PanelFormat, add_halves, blocks_at, dots, half_dots, of_each};
+use super::{Ahead, PanelFormat, add_halves, blocks_at, dots, half_dots, of_each, unrolled};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -83,17 +83,22 @@ impl PanelFormat for Q6_K {
         s: S,
         panels: [(&[Codes; 2], &Scales); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
-        for i in 0..8 {
-            let x = blocks_at(x, i);
-            let dots = half_dots!(s, x, 32, |p, group| codes_of(s, panels[p].0, i, group));
-            for p in 0..NP {
-                let of = panels[p].1;
-                let scale = s.load_f16(&of.scale);
-                let scales = [s.load_i8(&of.scales[2 * i]), s.load_i8(&of.scales[2 * i + 1])];
-                add_halves(s, dots, p, (scale, scales), x, &mut sums);
-            }
+        for half in 0..2 {
+            unrolled!(QUARTER in [0 1 2 3] {
+                let i = 4 * half + QUARTER;
+                ahead.ask::<S, Self>(s, i);
+                let x = blocks_at(x, i);
+                let dots = half_dots!(s, x, 32, |p, group| codes_of(s, panels[p].0, i, group));
+                for p in 0..NP {
+                    let of = panels[p].1;
+                    let scale = s.load_f16(&of.scale);
+                    let scales = [s.load_i8(&of.scales[2 * i]), s.load_i8(&of.scales[2 * i + 1])];
+                    add_halves(s, dots, p, (scale, scales), x, &mut sums);
+                }
+            });
         }
         sums
     }

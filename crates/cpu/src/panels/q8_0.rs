@@ -7,7 +7,7 @@ use half::f16;
 use tensor::quant::q8_0;
 
 use super::tiles::Scaled;
-use super::{PanelFormat, blocks_at, of_each};
+use super::{Ahead, PanelFormat, blocks_at, of_each};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
 
@@ -41,8 +41,10 @@ impl PanelFormat for Q8_0 {
         s: S,
         panels: [(&PanelCodes, &[f16; LANES]); NP],
         x: [&[QuantizedBlock]; MR],
+        ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
     ) -> [[S::F32; NP]; MR] {
+        ahead.ask::<S, Self>(s, 0);
         let x = blocks_at(x, 0);
         let dots = s.panel_dots(panels.map(|(codes, _)| codes), x);
         for m in 0..MR {
