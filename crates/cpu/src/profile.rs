@@ -16,7 +16,7 @@ use tensor::{Tensor, WeightFormat};
 
 use crate::packed::{Packed, room_bytes};
 use crate::pool::{Padded, Worker};
-use crate::program::{End, Instruction, Program, Project, Work};
+use crate::program::{End, Instruction, Program, Project, Projection, Work};
 use crate::shared::SharedSlice;
 use crate::{CpuExecutable, Isa};
 
@@ -209,8 +209,8 @@ impl<'a> Facts<'a> {
             WeightFormat::BF16 => tiles,
             format => format.is_quantized(),
         };
-        let linears = project.projections.iter().flat_map(|projection| [Some(projection.linear), projection.up]);
-        let mut weights = linears.flatten().map(|linear| linear.weight).filter(in_panels).peekable();
+        let linears = project.projections.iter().flat_map(Projection::linears);
+        let mut weights = linears.map(|linear| linear.weight).filter(in_panels).peekable();
         if weights.peek().is_none() {
             return "";
         }
@@ -223,9 +223,9 @@ impl<'a> Facts<'a> {
 
     /// Whether some weight of a projection is laid out anew in each step that it is not in panels yet.
     fn packs_on_the_way(&self, project: &Project) -> bool {
-        let linears = project.projections.iter().flat_map(|projection| [Some(projection.linear), projection.up]);
+        let mut linears = project.projections.iter().flat_map(Projection::linears);
         let in_tiles = self.isa.has_tiles() && project.rounded;
-        in_tiles || linears.flatten().any(|linear| room_bytes(&self.weights[linear.weight], project.variant.panel) > 0)
+        in_tiles || linears.any(|linear| room_bytes(&self.weights[linear.weight], project.variant.panel) > 0)
     }
 
     /// Which of its ways an instruction takes: instruction set first, then what was chosen for the size.
@@ -249,7 +249,7 @@ impl<'a> Facts<'a> {
             }
             Work::Attend(attend) if attend.max_splits > 0 => format!("{isa}, split over the cache where it is long"),
             Work::Attend(_) => format!("{isa}, tile by tile"),
-            Work::RmsNorm { .. } | Work::SiluMul { .. } | Work::RopeKvWrite(_) => isa.to_string(),
+            Work::RmsNorm { .. } | Work::ActivateMul { .. } | Work::RopeKvWrite(_) => isa.to_string(),
             Work::CopyBlocks
             | Work::Angles { .. }
             | Work::Embed { .. }

@@ -149,7 +149,8 @@ pub(crate) enum Work {
     },
     RopeKvWrite(RopeKvWrite),
     Attend(Attend),
-    SiluMul {
+    ActivateMul {
+        activation: Activation,
         gate: Place,
         up: Place,
         out: Place,
@@ -206,14 +207,21 @@ impl Project {
 #[derive(Clone, Debug)]
 pub(crate) struct Projection {
     pub(crate) linear: LinearRef,
-    /// Where its activation multiplies the projection by another weight of the same shape (a gated linear unit).
-    pub(crate) up: Option<LinearRef>,
+    /// The projection by another weight of the same shape that the activation of this one multiplies (a gated linear unit).
+    pub(crate) up: Option<(LinearRef, Activation)>,
     pub(crate) out: Place,
     pub(crate) residual: Option<usize>,
     /// Whether it is what the step returns.
     pub(crate) makes_logits: bool,
     /// Where the [peaks](backend::peak) of its rows begin, if they are kept.
     pub(crate) peaks: Option<usize>,
+}
+
+impl Projection {
+    /// Its weights.
+    pub(crate) fn linears(&self) -> impl Iterator<Item = LinearRef> + use<> {
+        [Some(self.linear), self.up.map(|(up, _)| up)].into_iter().flatten()
+    }
 }
 
 /// A weight, (out_features, in_features), and its bias.
@@ -440,8 +448,8 @@ impl Compiler<'_> {
                 let projections = projections.iter().map(|&(linear, out)| self.projection(linear, out, None)).collect();
                 self.project(x, Some(norm), false, projections, rows_start)
             }
-            Op::NormGlu { x, norm, gate, up, activation: Activation::Silu, out } => {
-                let projection = Projection { up: Some(up.into()), ..self.projection(gate, out, None) };
+            Op::NormGlu { x, norm, gate, up, activation, out } => {
+                let projection = Projection { up: Some((up.into(), activation)), ..self.projection(gate, out, None) };
                 self.project(x, Some(norm), false, vec![projection], rows_start)
             }
             Op::LinearResidual { x, linear, residual, out } => {
@@ -488,8 +496,8 @@ impl Compiler<'_> {
                     max_splits: if split { self.max_splits() } else { 0 },
                 })
             }
-            Op::Glu { gate, up, activation: Activation::Silu, out } => {
-                Work::SiluMul { gate: self.place(gate), up: self.place(up), out: self.place(out) }
+            Op::Glu { gate, up, activation, out } => {
+                Work::ActivateMul { activation, gate: self.place(gate), up: self.place(up), out: self.place(out) }
             }
             Op::Add { a, b, out } => Work::Add { a: self.place(a), b: self.place(b), out: self.place(out) },
             Op::SelectOutputs { x, out } => Work::SelectOutputs { x: self.place(x), out: self.place(out) },
@@ -513,7 +521,7 @@ impl Compiler<'_> {
         let x = self.place(x);
         let k = x.width;
         let source = self.source;
-        let linears = projections.iter().flat_map(|projection| [Some(projection.linear), projection.up]).flatten();
+        let linears = projections.iter().flat_map(Projection::linears);
         let tensors: Vec<&Tensor> = linears.map(|linear| &source.weights[linear.weight]).collect();
         let quantized = tensors.iter().any(|tensor| tensor.format().is_quantized());
         let rounded = self.source.isa.rounds_to_bf16() && tensors.iter().any(|t| t.format() == WeightFormat::BF16);

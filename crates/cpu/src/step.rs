@@ -14,7 +14,7 @@ use tensor::{Tensor, WeightFormat};
 
 use crate::Isa;
 use crate::kernels::attention::{self, MergeSplit, OneSplit, Sequential, Tile};
-use crate::kernels::elementwise::{self, GroupPeaks, SiluMul};
+use crate::kernels::elementwise::{self, ActivateMul, GroupPeaks};
 use crate::kernels::linear::{self, LinearFloat, Output, Widen, WidenAll};
 use crate::kernels::linear_blocks::{self, LinearBlocks};
 use crate::kernels::linear_tiles::{self, LinearTiles};
@@ -138,9 +138,9 @@ impl Step<'_> {
             }
             Work::RopeKvWrite(ref work) => self.rope_kv_write(work, worker, scratch),
             Work::Attend(ref attend) => self.attend(attend, turns, worker, scratch),
-            Work::SiluMul { gate, up, out } => self.each_row(worker, out, |row, out| {
+            Work::ActivateMul { activation, gate, up, out } => self.each_row(worker, out, |row, out| {
                 out.copy_from_slice(self.row(gate, row));
-                self.isa.run(SiluMul { gate_and_out: out, up: self.row(up, row) });
+                self.isa.run(ActivateMul { activation, gate_and_out: out, up: self.row(up, row) });
             }),
             Work::Add { a, b, out } => {
                 self.each_row(worker, out, |row, out| elementwise::add(self.row(a, row), self.row(b, row), out));
@@ -301,7 +301,7 @@ impl Step<'_> {
         let Place { start, width, .. } = projection.out;
         let residual = projection.residual;
         let output = Output { values: &self.arena, start, stride: width, first_column: 0, bias: None, residual };
-        let Some(linear) = projection.up else {
+        let Some((linear, activation)) = projection.up else {
             self.multiply(projection.linear, x, columns.clone(), output, room);
             if let Some(peaks) = projection.peaks {
                 self.keep_peaks(projection.out, peaks, x.rows, &columns);
@@ -325,7 +325,7 @@ impl Step<'_> {
                 let gate_and_out = unsafe { self.arena.write(gate..gate + stride) };
                 // SAFETY: the slice is this worker's own, and nothing writes to it any more.
                 let up = unsafe { values.read(row * stride..(row + 1) * stride) };
-                self.isa.run(SiluMul { gate_and_out, up });
+                self.isa.run(ActivateMul { activation, gate_and_out, up });
             }
         }
     }

@@ -1,4 +1,4 @@
-// glu: y = silu(a) · b.  add: y = a + b.  select_outputs: y[i] = a[select[i]].
+// glu: y = activation(a) · b.  add: y = a + b.  select_outputs: y[i] = a[select[i]].
 //
 // Shapes    all (rows, width), f32.
 // Grid      (width / 128, rows).
@@ -11,6 +11,7 @@ struct ElementwiseParams {
   Ptr<f32> y;
   i32 width, a_stride;
   i32 b_stride, y_stride;
+  i32 activation, padding;
 };
 
 FN i32 elementwise_column(CONST ElementwiseParams& p, Lane t) {
@@ -22,7 +23,7 @@ FN i32 elementwise_column(CONST ElementwiseParams& p, Lane t) {
 
 FN void glu(CONST ElementwiseParams& p, GROUP NoGroup&, Lane t) {
   const i32 i = elementwise_column(p, t);
-  if (i >= 0) p.y[i64(t.gy) * p.y_stride + i] = silu(p.a[i64(t.gy) * p.a_stride + i]) * p.b[i64(t.gy) * p.b_stride + i];
+  if (i >= 0) p.y[i64(t.gy) * p.y_stride + i] = activated(p.a[i64(t.gy) * p.a_stride + i], p.activation) * p.b[i64(t.gy) * p.b_stride + i];
 }
 FN void add(CONST ElementwiseParams& p, GROUP NoGroup&, Lane t) {
   const i32 i = elementwise_column(p, t);

@@ -1,5 +1,5 @@
 // linear: y = x · Wᵀ + b for up to three weights that read the same rows (Q, K and V), with an epilogue: `residual` is
-// added, or with two planes y = silu(x · Wᵀ + b) · (x · Upᵀ + c). norm_linear: of one row, normalised on the way.
+// added, or with two planes y = activation(x · Wᵀ + b) · (x · Upᵀ + c). norm_linear: of one row, normalised on the way.
 //
 // Shapes    x (rows, k), f32, rows on 16 bytes; W (n, k) in any weight format; b (n,), f32; y (rows, n), f32.
 // Grid      (groups of all segments, rows / M); each SIMD group makes R outputs of M rows, W is read once for M rows.
@@ -16,7 +16,7 @@ struct LinearSegment {
   Ptr<const f32> up_bias;
   Ptr<f32> y;
   i32 n, groups;
-  i32 y_stride, padding;
+  i32 y_stride, activation;  // of the gate, where there is `up`
   f32 matrix_scale, up_matrix_scale;  // `HasMatrixScale`
 };
 struct LinearParams {
@@ -124,7 +124,7 @@ FN void linear_finish(CONST LinearParams& p, CONST LinearSegment& s, THREAD cons
         if (given(s.bias)) y += s.bias[column];
         if (P == 2) {
           if (given(s.up_bias)) up += s.up_bias[column];
-          y = silu(y) * up;
+          y = activated(y, s.activation) * up;
         }
         if (given(p.residual)) y += p.residual[i64(y_row) * p.residual_stride + column];
         s.y[i64(y_row) * s.y_stride + column] = y;

@@ -252,9 +252,9 @@ FN BatchMore batch_more(CONST LinearBatchParams& p, CONST LinearSegment& s, i32 
   return m;
 }
 
-FN f32 batch_one(f32 sum, f32 bias, f32 up, f32 up_bias, f32 residual, f32 norm, bool glu) {
+FN f32 batch_one(f32 sum, f32 bias, f32 up, f32 up_bias, f32 residual, f32 norm, bool glu, i32 activation) {
   f32 y = sum * norm + bias;
-  if (glu) y = silu(y) * (up * norm + up_bias);
+  if (glu) y = activated(y, activation) * (up * norm + up_bias);
   return y + residual;
 }
 
@@ -262,10 +262,10 @@ FN f32 batch_one(f32 sum, f32 bias, f32 up, f32 up_bias, f32 residual, f32 norm,
 FN void batch_output(CONST LinearSegment& s, THREAD const BatchMore& m, f32x4 sum, f32x4 up, f32 norm, i32 n, i32 first) {
   const bool glu = given(s.up);
   const Ptr<f32> y = offset(s.y, i64(n) * s.y_stride);
-  if (first < s.n) y[first] = batch_one(sum.x, m.bias.x, up.x, m.up_bias.x, m.residual.x, norm, glu);
-  if (first + 1 < s.n) y[first + 1] = batch_one(sum.y, m.bias.y, up.y, m.up_bias.y, m.residual.y, norm, glu);
-  if (first + 2 < s.n) y[first + 2] = batch_one(sum.z, m.bias.z, up.z, m.up_bias.z, m.residual.z, norm, glu);
-  if (first + 3 < s.n) y[first + 3] = batch_one(sum.w, m.bias.w, up.w, m.up_bias.w, m.residual.w, norm, glu);
+  if (first < s.n) y[first] = batch_one(sum.x, m.bias.x, up.x, m.up_bias.x, m.residual.x, norm, glu, s.activation);
+  if (first + 1 < s.n) y[first + 1] = batch_one(sum.y, m.bias.y, up.y, m.up_bias.y, m.residual.y, norm, glu, s.activation);
+  if (first + 2 < s.n) y[first + 2] = batch_one(sum.z, m.bias.z, up.z, m.up_bias.z, m.residual.z, norm, glu, s.activation);
+  if (first + 3 < s.n) y[first + 3] = batch_one(sum.w, m.bias.w, up.w, m.up_bias.w, m.residual.w, norm, glu, s.activation);
 }
 
 // A tile as those see it that finish it: items of four outputs of a row, a share of them for each group.

@@ -279,8 +279,17 @@ FN f32 sum_group(f32 v, GROUP SumGroup& g, Lane t) {
   return sum;
 }
 
-// x · sigmoid(x)
-FN f32 silu(f32 x) { return x / (1.f + exp32(-x)); }
+// The activations of gated units: numbers of `plan::Activation`.
+enum { SILU, GELU_TANH, RELU };
+
+// What the sigmoid of an activation that is x times one takes.
+FN f32 sigmoid_argument(f32 x, i32 activation) {
+  return activation == GELU_TANH ? x * fma32(x * x, 0.071354814f, 1.5957691f) : x;
+}
+FN f32 activated(f32 x, i32 activation) {
+  if (activation == RELU) return x < 0.f ? 0.f : x;  // NaN stays
+  return x / (1.f + exp32(-sigmoid_argument(x, activation)));
+}
 
 // A vector of a row of `width` f32, with zeros past its end.
 FN f32x4 row_vector(Ptr<const f32x4> row, i32 i, i32 width) {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use plan::{Activation, Linear, Op, Plan, WeightId};
+use plan::{Linear, Op, Plan, WeightId};
 use tensor::Tensor;
 
 use crate::dispatch::{self, Target};
@@ -25,7 +25,7 @@ impl GluBounds {
     /// Reads the weights of all gated units once, where `target` has kernels that want to know.
     ///
     /// A row of RMS 1 has the norm √k, so a product with row j of a matrix is √k · ‖w_j ∘ gain‖ at most, by Cauchy and
-    /// Schwarz; and SiLU makes nothing larger.
+    /// Schwarz; and no activation makes anything larger.
     pub(crate) fn measure(
         driver: &mut dyn Driver,
         target: &Target,
@@ -34,7 +34,7 @@ impl GluBounds {
         tensors: &[Tensor],
     ) -> Result<Self, DriverError> {
         let gated = plan.ops.iter().filter_map(|op| match *op {
-            Op::NormGlu { norm, gate, up, activation: Activation::Silu, .. } => Some((norm, gate, up)),
+            Op::NormGlu { norm, gate, up, .. } => Some((norm, gate, up)),
             _ => None,
         });
         let gated: Vec<_> = gated.collect();

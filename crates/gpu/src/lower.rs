@@ -327,7 +327,9 @@ fn index(n: usize) -> i32 {
 const SEGMENTS: usize = 3;
 
 /// A projection, with the up projection of a gated unit, and where its result goes.
-type Projection = (Linear, Option<Linear>, Place);
+type Projection = (Linear, Option<Up>, Place);
+/// What an activation of a projection multiplies.
+type Up = (Linear, Activation);
 
 /// A norm that the projection makes itself.
 struct OnTheWay {
@@ -497,8 +499,8 @@ impl Program<'_> {
                 let projections: Vec<_> = projections.iter().map(|&(linear, out)| (linear, None, place(out))).collect();
                 self.norm_linear(place(x), norm, place(x).rows, &projections)
             }
-            Op::NormGlu { x, norm, gate, up, activation: Activation::Silu, out } => {
-                self.norm_linear(place(x), norm, place(x).rows, &[(gate, Some(up), place(out))])
+            Op::NormGlu { x, norm, gate, up, activation, out } => {
+                self.norm_linear(place(x), norm, place(x).rows, &[(gate, Some((up, activation)), place(out))])
             }
             Op::LinearResidual { x, linear, residual, out } => {
                 self.linear(place(x), &[(linear, None, place(out))], Some(place(residual)))
@@ -512,11 +514,13 @@ impl Program<'_> {
                 vec![self.rope_kv_write([q, k, v, q_out].map(place), [q_norm, k_norm], rope, layer)]
             }
             Op::Attention { q, ref attention, out } => self.attention(place(q), attention, place(out)),
-            Op::Glu { gate, up, activation: Activation::Silu, out } => {
-                vec![self.elementwise("glu_f32", place(gate), Some(place(up)), place(out))]
+            Op::Glu { gate, up, activation, out } => {
+                vec![self.elementwise("glu_f32", place(gate), Some(place(up)), Some(activation), place(out))]
             }
-            Op::Add { a, b, out } => vec![self.elementwise("add_f32", place(a), Some(place(b)), place(out))],
-            Op::SelectOutputs { x, out } => vec![self.elementwise("select_outputs_f32", place(x), None, place(out))],
+            Op::Add { a, b, out } => vec![self.elementwise("add_f32", place(a), Some(place(b)), None, place(out))],
+            Op::SelectOutputs { x, out } => {
+                vec![self.elementwise("select_outputs_f32", place(x), None, None, place(out))]
+            }
         }
     }
 
@@ -657,7 +661,10 @@ impl Program<'_> {
         let weight = |linear: Linear| self.source.weights.get(linear.weight);
         // Scales are copied in pairs.
         let pairs = |&(linear, up, _): &Projection| {
-            [Some(linear), up].into_iter().flatten().all(|linear| weight(linear).scale_stride().is_multiple_of(2))
+            [Some(linear), up.map(|(up, _)| up)]
+                .into_iter()
+                .flatten()
+                .all(|linear| weight(linear).scale_stride().is_multiple_of(2))
         };
         if !dispatch::has_batch(&self.target, num_rows) || !projections.iter().all(pairs) {
             return None;
@@ -742,9 +749,9 @@ impl Program<'_> {
         &self,
         num_rows: usize,
         k: usize,
-        projections: &[(Linear, Option<Linear>)],
+        projections: &[(Linear, Option<Up>)],
     ) -> Option<Vec<GemmVariant>> {
-        let weight = |&(linear, _): &(Linear, Option<Linear>)| self.source.weights.get(linear.weight);
+        let weight = |&(linear, _): &(Linear, Option<Up>)| self.source.weights.get(linear.weight);
         if !dispatch::has_gemm(&self.target, num_rows) || !projections.iter().map(weight).all(tiles_can_be_copied) {
             return None;
         }
@@ -779,11 +786,11 @@ impl Program<'_> {
                 let fits = cache.layout.format == KvFormat::F16 || format == DeviceFormat::BF16;
                 (self.layout.step.attention.tiles == 0 && in_fours && fits).then_some(1.0)
             }
-            Op::NormGlu { x, gate, up, .. } => {
+            Op::NormGlu { x, gate, up, activation, .. } => {
                 let k = self.source.plan.value(x).width;
                 let bounded = || self.source.glu_bounds.f16_factor(gate.weight);
                 let factor = || if format == DeviceFormat::BF16 { Some(1.0) } else { bounded() };
-                self.is_gemm_narrow(rows, k, (gate, Some(up))).then(factor).flatten()
+                self.is_gemm_narrow(rows, k, (gate, Some((up, activation)))).then(factor).flatten()
             }
             _ => None,
         };
@@ -793,15 +800,15 @@ impl Program<'_> {
     }
 
     /// Whether a projection is a `gemm_narrow`.
-    fn is_gemm_narrow(&self, num_rows: usize, k: usize, projection: (Linear, Option<Linear>)) -> bool {
+    fn is_gemm_narrow(&self, num_rows: usize, k: usize, projection: (Linear, Option<Up>)) -> bool {
         dispatch::on_matrices(&self.target).first() == Some(&Kernel::Gemm)
             && dispatch::is_narrow(num_rows)
             && self.gemm_variants(num_rows, k, &[projection]).is_some()
     }
 
     /// Whether the gate of a gated unit and its up projection are one tensor to a copy of tiles.
-    fn up_follows_gate(&self, gate: Linear, up: Option<Linear>) -> bool {
-        let Some(up) = up else { return false };
+    fn up_follows_gate(&self, gate: Linear, up: Option<Up>) -> bool {
+        let Some((up, _)) = up else { return false };
         let [gate, up] = [gate, up].map(|linear| self.source.weights.get(linear.weight));
         gate.rows.is_multiple_of(8) && tiles_can_be_copied(up) && up.values.address.0 > gate.values.address.0
     }
@@ -880,12 +887,13 @@ impl Program<'_> {
                 ..GemmSegment::default()
             };
             params.tiles += segment.tiles;
-            let up = up.map(|up| {
+            let up = up.map(|(up, activation)| {
                 let (weight, bias) = (self.source.weights.get(up.weight), self.vector(up.bias));
                 operands.extend([weight.values, weight.scales, bias].map(|region| (Access::Constant, region)));
                 segment.up_scales = weight.scales.address;
                 segment.up_bias = bias.address;
                 segment.up_matrix_scale = weight.matrix_scale;
+                segment.activation = activation as i32;
                 params.glu = 1;
                 weight
             });
@@ -1015,13 +1023,14 @@ impl Program<'_> {
                 matrix_scale: weight.matrix_scale,
                 ..LinearSegment::default()
             };
-            if let Some(up) = up {
+            if let Some((up, activation)) = up {
                 let (weight, bias) = (self.source.weights.get(up.weight), self.vector(up.bias));
                 operands.extend([weight.values, weight.scales, bias].map(|region| (Access::Constant, region)));
                 segment.up = weight.values.address;
                 segment.up_scales = weight.scales.address;
                 segment.up_bias = bias.address;
                 segment.up_matrix_scale = weight.matrix_scale;
+                segment.activation = activation as i32;
             }
         }
         (params, operands)
@@ -1083,7 +1092,8 @@ impl Program<'_> {
         let per_unit = if params.head_dim > 0 { 2 } else { 1 };
         for (segment, &(linear, up, out)) in params.segments.iter_mut().zip(projections) {
             let (weight, bias) = (self.source.weights.get(linear.weight), self.vector(linear.bias));
-            let up = up.map(|up| (self.source.weights.get(up.weight), self.vector(up.bias)));
+            let activation = up.map_or(0, |(_, activation)| activation as i32);
+            let up = up.map(|(up, _)| (self.source.weights.get(up.weight), self.vector(up.bias)));
             let up_weight = up.map(|(weight, _)| (weight.values, weight.scales)).unwrap_or_default();
             let up_bias = up.map_or(Region::default(), |(_, bias)| bias);
             let constants = [weight.values, weight.scales, bias, up_weight.0, up_weight.1, up_bias];
@@ -1099,6 +1109,7 @@ impl Program<'_> {
                 y: out.region.address,
                 n: index(weight.rows),
                 groups: index(weight.rows / per_unit),
+                activation,
                 matrix_scale: weight.matrix_scale,
                 up_matrix_scale: up.map_or(1.0, |(weight, _)| weight.matrix_scale),
                 ..LinearSegment::default()
@@ -1390,7 +1401,14 @@ impl Program<'_> {
             .with(Access::Constant, self.step.blocks)
     }
 
-    fn elementwise(&self, kernel: &'static str, a: Place, b: Option<Place>, out: Place) -> Launch {
+    fn elementwise(
+        &self,
+        kernel: &'static str,
+        a: Place,
+        b: Option<Place>,
+        activation: Option<Activation>,
+        out: Place,
+    ) -> Launch {
         let select = if b.is_none() { self.step.output_rows } else { Region::default() };
         let b_region = b.map_or(Region::default(), |b| b.region);
         let params = ElementwiseParams {
@@ -1403,6 +1421,8 @@ impl Program<'_> {
             a_stride: index(a.stride),
             b_stride: index(b.map_or(0, |b| b.stride)),
             y_stride: index(out.stride),
+            activation: activation.map_or(0, |activation| activation as i32),
+            ..ElementwiseParams::default()
         };
         Launch::new(kernel, [out.width.div_ceil(GROUP_THREADS as usize), self.rows(out.rows), 1], &params)
             .with(Access::Read, a.region)

@@ -88,7 +88,7 @@ params! {
         n: i32,
         groups: i32,
         y_stride: i32,
-        padding: i32,
+        activation: i32,
         matrix_scale: f32,
         up_matrix_scale: f32,
     }
@@ -291,7 +291,7 @@ params! {
         y_stride: i32,
         matrix_scale: f32,
         up_matrix_scale: f32,
-        padding: i32,
+        activation: i32,
     }
 
     /// `sm90/gemm.h`
@@ -325,6 +325,8 @@ params! {
         a_stride: i32,
         b_stride: i32,
         y_stride: i32,
+        activation: i32,
+        padding: i32,
     }
 
     /// `choose.h`: what is found for an output row.

@@ -1,15 +1,15 @@
 //! What several architectures share word for word. What differs stays in their files.
 
-use plan::{Activation, BuildError, Graph, Linear, Value, Weights};
+use plan::{BuildError, Graph, Linear, Value, Weights};
 
 use crate::Config;
 
-/// `mlp`: down(silu(gate(x)) · up(x)), (tokens, hidden_size).
-fn swiglu_mlp(g: &mut Graph, w: &Weights<'_>, cfg: &Config, bias: bool, x: Value) -> Result<Value, BuildError> {
+/// `mlp`: down(act(gate(x)) · up(x)), (tokens, hidden_size).
+fn gated_mlp(g: &mut Graph, w: &Weights<'_>, cfg: &Config, bias: bool, x: Value) -> Result<Value, BuildError> {
     let (hidden, intermediate) = (cfg.hidden_size, cfg.intermediate_size);
     let gate = g.linear(x, w.linear("gate_proj", intermediate, hidden, bias)?, intermediate);
     let up = g.linear(x, w.linear("up_proj", intermediate, hidden, bias)?, intermediate);
-    let h = g.glu(gate, up, Activation::Silu);
+    let h = g.glu(gate, up, cfg.hidden_act);
     Ok(g.linear(h, w.linear("down_proj", hidden, intermediate, bias)?, hidden))
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn pre_norm_layer<E: From<BuildError>>(
     let h = attention(g, &w.at("self_attn"), h)?;
     let x = g.add(x, h);
     let h = g.rms_norm(x, w.norm("post_attention_layernorm", hidden, eps)?);
-    let h = swiglu_mlp(g, &w.at("mlp"), cfg, mlp_bias, h)?;
+    let h = gated_mlp(g, &w.at("mlp"), cfg, mlp_bias, h)?;
     Ok(g.add(x, h))
 }
 

@@ -7,7 +7,7 @@
 
 use std::ops::RangeInclusive;
 
-use plan::{Heads, Rope, RopeScaling};
+use plan::{Activation, Heads, Rope, RopeScaling};
 use serde_json::{Map, Value};
 
 /// A field of config.json that is missing, out of its bounds, or asks for something that is not implemented.
@@ -35,6 +35,8 @@ pub enum ConfigError {
 
 /// The most that a count or width may be: above every published model, and small enough that no product of two
 /// overflows.
+/// Of them only those that gated units have; an exact GELU (`gelu`) is not among them.
+const HIDDEN_ACTS: &[&str] = &["silu", "swish", "gelu_pytorch_tanh", "gelu_new", "relu"];
 const WIDTH_MAX: usize = 1 << 24;
 const LAYERS_MAX: usize = 1 << 10;
 const CONTEXT_MAX: usize = 1 << 32;
@@ -61,6 +63,8 @@ pub struct Config {
     pub head_dim: usize,
     /// The longest sequence, in tokens.
     pub max_position_embeddings: usize,
+    /// What multiplies in the MLP.
+    pub hidden_act: Activation,
     /// Added to the mean square in every norm.
     pub rms_norm_eps: f32,
     /// Whether the head is the embedding table.
@@ -87,7 +91,11 @@ impl Config {
     pub fn read(config: &Value, defaults: &Value) -> Result<Self, ConfigError> {
         let fields = Fields { config, defaults, path: "" };
         fields.refuse_unless_null("quantization_config", "no pre-quantised weights")?;
-        fields.one_of("hidden_act", &["silu", "swish"], "silu")?;
+        let hidden_act = match fields.one_of("hidden_act", HIDDEN_ACTS, "silu")? {
+            "relu" => Activation::Relu,
+            "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
+            _ => Activation::Silu,
+        };
 
         let width = 1..=WIDTH_MAX;
         let hidden_size = fields.required("hidden_size", width.clone())?;
@@ -115,6 +123,7 @@ impl Config {
             return Err(invalid("head_dim", head_dim, expected));
         }
         Ok(Self {
+            hidden_act,
             vocab_size: fields.required("vocab_size", width.clone())?,
             hidden_size,
             intermediate_size: fields.required("intermediate_size", width.clone())?,
@@ -446,7 +455,7 @@ mod tests {
             (json!({ "tie_word_embeddings": 1 }), "config.json: `tie_word_embeddings` is 1, expected true or false"),
             (
                 json!({ "hidden_act": "gelu" }),
-                "config.json: `hidden_act` is \"gelu\", expected silu, swish; others are not implemented",
+                "config.json: `hidden_act` is \"gelu\", expected silu, swish, gelu_pytorch_tanh, gelu_new, relu; others are not implemented",
             ),
             (
                 json!({ "quantization_config": { "quant_method": "gptq" } }),

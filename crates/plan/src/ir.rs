@@ -77,10 +77,20 @@ pub struct Linear {
 }
 
 /// The gate's activation in a gated linear unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// x · sigmoid(x).
+    /// x · sigmoid(x) (Elfwing et al., 2017).
     Silu,
+    /// x · sigmoid(2 √(2 / π) · (x + 0.044715 · x³)): GELU by its approximation with a hyperbolic tangent (Hendrycks and
+    /// Gimpel, 2016), which is what PyTorch calls `approximate="tanh"`.
+    GeluTanh,
+    /// max(x, 0).
+    Relu,
+}
+
+impl Activation {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Silu, Self::GeluTanh, Self::Relu];
 }
 
 /// How rotary frequencies are stretched beyond the trained context.

@@ -411,9 +411,15 @@ fn glu(gate: &Bounded, up: &Bounded, activation: Activation) -> Bounded {
     let activated = reference::glu(&gate.value, &ones, activation);
     let error = (0..value.len()).map(|i| {
         let (g, up_value, up_error) = (gate.value[i], up.value[i].abs(), up.error[i]);
-        // |silu'| < 1.1; the exponential of a rounded argument is off by |g| · ε.
-        let own = activated[i].abs() * (gamma(16) + 2.0 * g.abs() * ROUNDOFF) + f64::from(f32::MIN_POSITIVE);
-        let activated_error = 1.1 * gate.error[i] + own;
+        // The exponential of a rounded argument is off by as much as the argument, and that is rounded up to four times.
+        let argument = match activation {
+            Activation::Silu => 2.0 * g.abs(),
+            Activation::GeluTanh => 5.0 * 1.6 * g.abs() * (1.0 + 0.044715 * g * g),
+            Activation::Relu => 0.0,
+        };
+        let own = activated[i].abs() * (gamma(16) + argument * ROUNDOFF) + f64::from(f32::MIN_POSITIVE);
+        // The steepest, GELU, rises by less than 1.13.
+        let activated_error = 1.13 * gate.error[i] + own;
         (activated_error * (up_value + up_error) + activated[i].abs() * up_error) * (1.0 + gamma(2))
             + gamma(2) * value[i].abs()
     });

@@ -5,7 +5,6 @@
 //! moved to where it would be without `restrict_outputs` and fusion. Equal expressions are equal values.
 
 use std::collections::HashMap;
-use std::mem::Discriminant;
 
 use plan::{Activation, Linear, Norm, Op, Plan, Value, WeightId};
 
@@ -62,7 +61,7 @@ enum Expression {
     Glu {
         gate: Id,
         up: Id,
-        activation: Discriminant<Activation>,
+        activation: Activation,
     },
     /// The smaller place first: a sum has no order.
     Add(Id, Id),
@@ -139,7 +138,7 @@ impl Expressions {
     }
 
     fn glu(&mut self, gate: Id, up: Id, activation: Activation) -> Id {
-        self.id(Expression::Glu { gate, up, activation: std::mem::discriminant(&activation) })
+        self.id(Expression::Glu { gate, up, activation })
     }
 
     fn add(&mut self, a: Id, b: Id) -> Id {

@@ -190,15 +190,16 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
                     Ok(g.select_outputs(sum))
                 }),
             );
+            let activation = Activation::ALL[(index + k) % Activation::ALL.len()];
             push(
-                format!("norm of {k}, then gated unit of {n}, bias {bias}"),
+                format!("norm of {k}, then gated unit of {n}, {activation:?}, bias {bias}"),
                 SHORT,
                 Arc::new(move |g, w| {
                     let x = input(g, w, "x", n, k)?;
                     let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
                     let gate = g.linear(h, w.linear("gate_proj", n, k, bias)?, n);
                     let up = g.linear(h, w.linear("up_proj", n, k, bias)?, n);
-                    let y = g.glu(gate, up, Activation::Silu);
+                    let y = g.glu(gate, up, activation);
                     Ok(g.select_outputs(y))
                 }),
             );
@@ -285,15 +286,17 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
                 Ok(g.select_outputs(y))
             }),
         );
-        push(
-            format!("gated unit of {n}"),
-            SHORT,
-            Arc::new(move |g, w| {
-                let (gate, up) = (input(g, w, "gate", n, n)?, input(g, w, "up", n, n)?);
-                let y = g.glu(gate, up, Activation::Silu);
-                Ok(g.select_outputs(y))
-            }),
-        );
+        for activation in Activation::ALL {
+            push(
+                format!("gated unit of {n}, {activation:?}"),
+                SHORT,
+                Arc::new(move |g, w| {
+                    let (gate, up) = (input(g, w, "gate", n, n)?, input(g, w, "up", n, n)?);
+                    let y = g.glu(gate, up, activation);
+                    Ok(g.select_outputs(y))
+                }),
+            );
+        }
     }
     for (index, (heads, kv_heads, head_dim)) in HEADS.into_iter().enumerate() {
         let rope = rope_of(head_dim, index);

@@ -22,7 +22,7 @@ struct GemmSegment {
   i32 n, tiles;  // output features; tiles of them: of a cluster where that shares x
   i32 y_stride;
   f32 matrix_scale, up_matrix_scale;  // `HasMatrixScale`
-  i32 padding;
+  i32 activation;  // of the gate, where there is an up weight
 };
 struct GemmParams {
   TensorMap x;
@@ -533,8 +533,7 @@ FN f32x4 gemm_scaled(f32x4 v, f32 scale, f32x4 bias) {
 
 FN f32x4 gemm_added(f32x4 a, f32x4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-// silu(gate) · up, with a quotient within 2^-22 of itself: an exact one takes as long as all the rest that is left to do.
-FN f32 gemm_gated(f32 gate, f32 up) { return __fdividef(gate, 1.f + exp32(-gate)) * up; }
+FN f32 gemm_gated(f32 gate, f32 up, i32 activation) { return near_activated(gate, activation) * up; }
 
 // One token of a column: v are its sums, up those of up.
 template <bool GLU>
@@ -542,7 +541,8 @@ FN void gemm_finish(CONST GemmSegment& s, const GemmColumn<GLU>& c, f32x4 v, f32
   v = gemm_scaled(v, scale, c.bias);
   if (GLU) {
     up = gemm_scaled(up, scale, c.up_bias);
-    v = make_float4(gemm_gated(v.x, up.x), gemm_gated(v.y, up.y), gemm_gated(v.z, up.z), gemm_gated(v.w, up.w));
+    const i32 activation = s.activation;
+    v = make_float4(gemm_gated(v.x, up.x, activation), gemm_gated(v.y, up.y, activation), gemm_gated(v.z, up.z, activation), gemm_gated(v.w, up.w, activation));
   } else {
     v = gemm_added(v, residual);
   }

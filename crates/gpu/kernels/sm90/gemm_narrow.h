@@ -369,7 +369,10 @@ FN void narrow_finish(f32x2 (&residual)[COUNT], CONST GemmParams& p, GROUP Narro
       }
       const f32x2 scale = load_group_pair(scales + pair * 8);
       v = make_float2(fma32(v.x, scale.x, bias), fma32(v.y, scale.y, bias));
-      if (p.glu) v = make_float2(gemm_gated(v.x, fma32(up.x, scale.x, up_bias)), gemm_gated(v.y, fma32(up.y, scale.y, up_bias)));
+      if (p.glu) {
+        up = make_float2(fma32(up.x, scale.x, up_bias), fma32(up.y, scale.y, up_bias));
+        v = make_float2(gemm_gated(v.x, up.x, s.activation), gemm_gated(v.y, up.y, s.activation));
+      }
       const bool both = row + 1 < rows;
       if (hands) {
         const f32 x = v.x * p.operand.factor, y = v.y * p.operand.factor;
