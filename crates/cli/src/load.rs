@@ -17,6 +17,7 @@ use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Texts, Tokenizer, TokenizerError};
 
+use crate::neighbours::{ALONE, Given, Neighbours};
 use crate::output::note;
 use crate::quantize::{mix::Mix, on_load};
 use crate::{builtin, hub, units};
@@ -200,7 +201,7 @@ impl From<KvType> for KvFormat {
 
 /// How much an engine does at a time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct EngineSizes {
+pub(crate) struct EngineSizes<'a> {
     /// Sequences that run at a time.
     pub(crate) max_sequences: usize,
     /// Tokens computed in one step; what suits the device and its memory if nothing is said.
@@ -211,6 +212,8 @@ pub(crate) struct EngineSizes {
     pub(crate) max_waiting: usize,
     /// Tokens of all sequences that the KV cache holds.
     pub(crate) kv_tokens: KvTokens,
+    /// Who else has memory of the device.
+    pub(crate) neighbours: &'a Neighbours,
 }
 
 /// Tokens of all sequences that a KV cache holds.
@@ -224,7 +227,7 @@ pub(crate) enum KvTokens {
     AtLeast(usize),
 }
 
-impl EngineSizes {
+impl EngineSizes<'static> {
     /// For one text at a time.
     const SINGLE: Self = Self {
         max_sequences: 16,
@@ -232,8 +235,11 @@ impl EngineSizes {
         max_mixed_tokens: None,
         max_waiting: 256,
         kv_tokens: KvTokens::OneContext,
+        neighbours: &ALONE,
     };
+}
 
+impl EngineSizes<'_> {
     /// Rows of logits in a step: one for each sequence, and some for prompts that are scored.
     fn max_batch_outputs(&self) -> usize {
         self.max_sequences.saturating_add(48)
@@ -276,6 +282,8 @@ pub(crate) struct Model {
     pub(crate) name: String,
     /// What it runs on, in words.
     pub(crate) device: String,
+    /// What it was given of the device's memory.
+    pub(crate) given: Given,
     /// Tokens that a sequence may have.
     pub(crate) context_len: usize,
     /// From the start of the load to its end.
@@ -314,6 +322,12 @@ pub(crate) fn open(name: Option<&str>, headers_only: bool) -> Result<(Checkpoint
         false => Checkpoint::open(&path, &open_file),
     };
     Ok((checkpoint.with_context(|| format!("cannot load `{name}`"))?, name.to_owned()))
+}
+
+/// Bytes of the weights that `name` stands for, as its file has them.
+pub(crate) fn weight_bytes(name: &str) -> Result<u64> {
+    let (checkpoint, _) = open(Some(name), true)?;
+    Ok(checkpoint.tensor_infos().map(|info| info.bytes).sum())
 }
 
 /// The path that a model's name stands for.
@@ -505,7 +519,7 @@ pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
 }
 
 /// As [`load`], for as much at a time as `sizes` says.
-pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSizes) -> Result<Model> {
+pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSizes<'_>) -> Result<Model> {
     let begun = Instant::now();
     let (mut checkpoint, name) = open(name, false)?;
     let in_model = || format!("cannot load `{name}`");
@@ -516,7 +530,7 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
         let rest = load_all_but_tokenizer(&mut checkpoint, args, sizes);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
-    let Loaded { executable, device, vocab_size, room, chat_template } = rest.with_context(in_model)?;
+    let Loaded { executable, device, vocab_size, room, given, chat_template } = rest.with_context(in_model)?;
     let DeviceInfo { name: device_name, description: device, .. } = device;
     let mut tokenizer = tokenizer.with_context(in_model)?;
     tokenizer.add_eos_ids(&checkpoint.eos_token_ids()?);
@@ -532,6 +546,7 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
     Ok(Model {
         name,
         device,
+        given,
         context_len: room.context_len,
         load_time: begun.elapsed(),
         generation_config: checkpoint.generation_config,
@@ -548,17 +563,20 @@ struct Loaded {
     device: DeviceInfo,
     vocab_size: usize,
     room: Room,
+    given: Given,
     chat_template: Option<ChatTemplate>,
 }
 
-fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: &EngineSizes) -> Result<Loaded> {
+fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: &EngineSizes<'_>) -> Result<Loaded> {
     let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
     let Placed { backend, room } = place(args, sizes, &plan, &weights)?;
     let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
+    let footprint = footprint_of(&*backend, &plan, &weights, &room.kv, sizes.largest_step(room.batch_tokens));
+    let given = Given { device: device.name.clone(), had: device.memory_bytes, bytes: footprint.total() };
     let executable = backend.load(Arc::new(plan), weights, room.kv)?;
     let chat_template = load_chat_template(checkpoint, args.chat_template.as_deref())?;
-    Ok(Loaded { executable, device, vocab_size, room, chat_template })
+    Ok(Loaded { executable, device, vocab_size, room, given, chat_template })
 }
 
 /// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].
@@ -623,7 +641,7 @@ struct Room {
 }
 
 /// Where `--device` says, or for `auto` on the first GPU if the model fits it, else on the CPU; says which and why.
-fn place(args: &ModelArgs, sizes: &EngineSizes, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
+fn place(args: &ModelArgs, sizes: &EngineSizes<'_>, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
     if args.device != AUTO {
         return place_on(backend(args)?, args, sizes, plan, weights);
     }
@@ -658,7 +676,7 @@ fn place(args: &ModelArgs, sizes: &EngineSizes, plan: &Plan, weights: &[Tensor])
 fn place_on(
     backend: Box<dyn Backend>,
     args: &ModelArgs,
-    sizes: &EngineSizes,
+    sizes: &EngineSizes<'_>,
     plan: &Plan,
     weights: &[Tensor],
 ) -> Result<Placed> {
@@ -688,7 +706,7 @@ fn place_on(
 fn room_on(
     backend: &dyn Backend,
     args: &ModelArgs,
-    sizes: &EngineSizes,
+    sizes: &EngineSizes<'_>,
     plan: &Plan,
     weights: &[Tensor],
     batch_tokens: usize,
@@ -697,18 +715,19 @@ fn room_on(
     let format = kv_format(args, weights.iter().map(|weight| Some(weight.format())));
     let layout =
         |tokens: usize| KvLayout { format, block_len: KV_BLOCK_LEN, num_blocks: tokens.div_ceil(KV_BLOCK_LEN) };
-    let memory_bytes = backend.device().memory_bytes;
+    let (device, neighbours) = (backend.device(), sizes.neighbours);
+    let free = neighbours.free(device);
     // Activations grow with the context, so what they leave at the model's own is left at any.
     let most = backend.footprint(plan, weights, &layout(plan.context_len), largest_step);
-    let room = most.map_or(memory_bytes, |most| room_for_cache(memory_bytes, &most));
-    let affordable = affordable_tokens(plan, format, memory_bytes, room);
+    let room = most.map_or(free, |most| room_for_cache(free, &most));
+    let affordable = affordable_tokens(plan, format, neighbours.cache_bytes(device, room, KV_MEMORY_SHARE));
     let context_len = context_len(plan, args.ctx_size, affordable)?;
     let kv = layout(match sizes.kv_tokens {
         KvTokens::OneContext => context_len,
         KvTokens::AsMemoryAllows => context_len.saturating_mul(sizes.max_sequences).min(affordable).max(context_len),
         KvTokens::AtLeast(tokens) => tokens.max(context_len),
     });
-    check_fits(backend, plan, weights, &kv, largest_step)?;
+    check_fits_beside(neighbours, backend, plan, weights, &kv, largest_step)?;
     Ok(Room { kv, context_len, batch_tokens })
 }
 
@@ -726,12 +745,42 @@ pub(crate) fn check_fits(
     kv: &KvLayout,
     largest: StepShape,
 ) -> Result<()> {
-    let Some(footprint) = backend.footprint(plan, weights, kv, largest) else { return Ok(()) };
-    let device = backend.device();
-    if footprint.total().saturating_add(RESERVE_BYTES) <= device.memory_bytes {
+    check_fits_beside(&ALONE, backend, plan, weights, kv, largest)
+}
+
+/// What a model takes of a device; where nothing has to fit, its cache.
+fn footprint_of(
+    backend: &dyn Backend,
+    plan: &Plan,
+    weights: &[Tensor],
+    kv: &KvLayout,
+    largest: StepShape,
+) -> Footprint {
+    let tokens = (kv.num_blocks * kv.block_len) as u64;
+    let kv_cache = tokens.saturating_mul(plan.kv_bytes_per_token(kv.format) as u64);
+    backend.footprint(plan, weights, kv, largest).unwrap_or(Footprint { kv_cache, ..Footprint::default() })
+}
+
+/// As [`check_fits`], in what `neighbours` leave.
+fn check_fits_beside(
+    neighbours: &Neighbours,
+    backend: &dyn Backend,
+    plan: &Plan,
+    weights: &[Tensor],
+    kv: &KvLayout,
+    largest: StepShape,
+) -> Result<()> {
+    // Alone, a model whose weights are mapped is refused where its cache is made, if there is no memory for that.
+    if !neighbours.is_any() && backend.footprint(plan, weights, kv, largest).is_none() {
         return Ok(());
     }
-    let room = room_for_cache(device.memory_bytes, &footprint);
+    let footprint = footprint_of(backend, plan, weights, kv, largest);
+    let device = backend.device();
+    let free = neighbours.free(device);
+    if footprint.total().saturating_add(RESERVE_BYTES) <= free {
+        return Ok(());
+    }
+    let room = room_for_cache(free, &footprint);
     let per_token = plan.kv_bytes_per_token(kv.format).max(1) as u64;
     let tokens = usize::try_from(room / per_token).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN;
     let remedy = match tokens {
@@ -739,14 +788,18 @@ pub(crate) fn check_fits(
             .to_owned(),
         _ => format!("--ctx-size {tokens} would fit"),
     };
+    let beside = match neighbours.bytes_on(&device.name) {
+        0 => String::new(),
+        bytes => format!(" beside the {} of the models before", units::bytes(bytes)),
+    };
     bail!(
-        "{} of weights, {} of KV cache for {} tokens and {} of activations do not fit the {} that are free on `{}`; \
-         {remedy}",
+        "{} of weights, {} of KV cache for {} tokens and {} of activations do not fit the {} that are free on \
+         `{}`{beside}; {remedy}",
         units::bytes(footprint.weights),
         units::bytes(footprint.kv_cache),
         kv.num_blocks * kv.block_len,
         units::bytes(footprint.activations),
-        units::bytes(device.memory_bytes),
+        units::bytes(free),
         device.name,
     );
 }
@@ -813,11 +866,10 @@ pub(crate) fn kv_format(args: &ModelArgs, mut weights: impl Iterator<Item = Opti
     args.kv_type.map_or(if all_f32 { KvFormat::F32 } else { KvFormat::F16 }, Into::into)
 }
 
-/// Tokens whose cache a share of the memory holds. `room` is what the device has left for it.
-fn affordable_tokens(plan: &Plan, kv: KvFormat, memory_bytes: u64, room: u64) -> usize {
+/// Tokens whose cache so many bytes hold.
+fn affordable_tokens(plan: &Plan, kv: KvFormat, bytes: u64) -> usize {
     let per_token = plan.kv_bytes_per_token(kv).max(1) as u64;
-    let affordable = (memory_bytes / KV_MEMORY_SHARE).min(room) / per_token;
-    usize::try_from(affordable).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN
+    usize::try_from(bytes / per_token).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN
 }
 
 /// What `--ctx-size` says, or what the model was made for as far as memory affords its cache.
@@ -948,6 +1000,30 @@ mod tests {
         assert_eq!(placed(1 << 40, KvTokens::AsMemoryAllows), (4096, 16 * 128));
         assert_eq!(placed(1 << 40, KvTokens::AtLeast(5000)), (4096, 157));
         assert_eq!(placed(1 << 40, KvTokens::AtLeast(7)), (4096, 128));
+    }
+
+    #[test]
+    fn a_second_model_gets_what_the_first_has_left_and_is_refused_with_the_sizes() {
+        const MEMORY: u64 = 600 << 20;
+        let plan = small_plan();
+        let per_token = plan.kv_bytes_per_token(KvFormat::F32) as u64;
+        let placed = |neighbours: &Neighbours, ctx_size| {
+            let sizes = EngineSizes { kv_tokens: KvTokens::AsMemoryAllows, neighbours, ..EngineSizes::SINGLE };
+            place_on(device(MEMORY), &args(ctx_size), &sizes, &plan, &[])
+                .map(|placed| placed.room.kv.num_blocks * KV_BLOCK_LEN)
+                .map_err(|error| error.to_string())
+        };
+        // Alone a fourth of the memory; one of two an eighth.
+        let alone = placed(&ALONE, None).unwrap();
+        let mut neighbours = Neighbours::of(2);
+        let first = placed(&neighbours, None).unwrap();
+        assert!(first.abs_diff(alone / 2) <= KV_BLOCK_LEN, "{first} of {alone}");
+        let had = device(MEMORY).device().memory_bytes;
+        neighbours.give(Given { device: "small".to_owned(), had, bytes: (3 << 19) + first as u64 * per_token });
+        assert_eq!(placed(&neighbours, None).unwrap(), first);
+        neighbours.give(Given { device: "small".to_owned(), had, bytes: 500 << 20 });
+        let refused = placed(&neighbours, Some(2048)).unwrap_err();
+        assert!(refused.contains("do not fit the") && refused.contains("of the models before; "), "{refused}");
     }
 
     #[test]

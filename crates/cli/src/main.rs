@@ -19,6 +19,7 @@ mod inspect;
 mod interrupt;
 mod list;
 mod load;
+mod neighbours;
 mod output;
 mod profile;
 mod pull;

@@ -45,7 +45,7 @@ mod tokens;
 mod tools;
 mod turn;
 
-pub use app::{App, ServedModel};
+pub use app::{App, ReadyError, ServedModel};
 pub use listen::{Ended, Shutdown, serve};
 pub use options::{ApiKey, Options, OptionsError};
 pub use sampling::{describe as describe_sampling, random_seed};

@@ -448,7 +448,7 @@ async fn hostile_grammars_are_refused_or_honoured_in_bounded_time() {
 async fn a_grammar_that_is_asked_for_again_is_not_compiled_again() {
     let app = app();
     let body = |number: usize| with(json!({"structured_outputs": {"regex": format!("[ab]{{4}}{number}")}}));
-    let serving = app.serving().unwrap();
+    let serving = app.serving(None).unwrap();
     for _ in 0..3 {
         let answer = ok(&app, CHAT, &body(0)).await;
         assert!(text_of(&answer).ends_with('0'), "{answer}");
