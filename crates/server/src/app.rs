@@ -186,6 +186,7 @@ impl App {
         let hidden_size = engine.hidden_size();
         let engine = EngineHandle::start(engine, self.inner.options.step_time_max)?;
         let dialect = chat_template.as_ref().map_or_else(Dialect::default, Dialect::of);
+        let grammars = Grammars::new(dialect.controls(&tokenizer));
         let serving = Serving {
             name,
             device,
@@ -197,7 +198,7 @@ impl App {
             pooling,
             normalize,
             hidden_size,
-            grammars: Grammars::default(),
+            grammars,
             dialect,
             load_time,
             created: unix_time(),

@@ -22,6 +22,7 @@ mod embeddings;
 mod engine_thread;
 mod error;
 mod fields;
+mod forced_call;
 mod generation;
 mod grammar;
 mod info;

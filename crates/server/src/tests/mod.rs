@@ -4,6 +4,7 @@
 mod embeddings;
 mod errors;
 mod fields;
+mod forced_calls;
 mod generation;
 mod listen;
 mod load;
