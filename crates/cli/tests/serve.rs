@@ -94,6 +94,24 @@ fn two_models_answer_beside_each_other_what_each_answers_alone() {
     assert!(missing.contains("there is no model at `./nowhere.gguf`"), "{missing}");
 }
 
+/// A step that takes longer than one may: nothing is planted, the plain reference takes its time for a long prompt.
+#[test]
+fn a_stuck_step_ends_the_program_with_status_1_and_one_message() {
+    let server = Server::start_on("reference", &["--step-timeout", "1", "--batch-tokens", "2048"], &[]);
+    let ids: Vec<_> = (0..1800).map(|index| 100 + index % 50).collect();
+    let (status, answer) = server.send("POST", "/v1/completions", &json!({"prompt": ids, "max_tokens": 4}).to_string());
+    assert_eq!(status, 500, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).expect("JSON");
+    assert_eq!(answer["error"]["code"], "step_stuck", "{answer}");
+    let message = "a step took longer than 1 s, so the device is taken to be stuck; restart the server";
+    assert_eq!(answer["error"]["message"], message);
+    let (status, notes) = server.wait();
+    assert_eq!(status.code(), Some(1), "{notes}");
+    let (ready, rest) = notes.split_once('\n').expect("lines");
+    assert!(ready.starts_with("ready: "), "{notes}");
+    assert_eq!(rest, format!("error: {message}\n"), "{notes}");
+}
+
 #[test]
 fn what_is_not_http_or_not_for_us_is_turned_away_and_the_server_stays() {
     let server = Server::start(&[]);
