@@ -1,6 +1,7 @@
 //! Where the parts meet: name → file → weights → model → plan → backend → engine.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use engine::{Engine, EngineConfig};
 use formats::{Checkpoint, EmbeddingConfig, TokenizerSource};
 use plan::{KvFormat, KvLayout, Plan, StepShape};
 use serde_json::Value;
+use server::{LoadStage, Loading};
 use tensor::{Tensor, WeightFormat};
 use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
@@ -214,6 +216,37 @@ pub(crate) struct EngineSizes<'a> {
     pub(crate) kv_tokens: KvTokens,
     /// Who else has memory of the device.
     pub(crate) neighbours: &'a Neighbours,
+    /// Who is told how far it is.
+    pub(crate) watch: &'a dyn Watch,
+}
+
+/// Is told how far a model is that is being loaded.
+pub(crate) trait Watch: Debug + Sync {
+    /// What is done now.
+    fn stage(&self, stage: LoadStage);
+
+    /// So many bytes of the weights are read, of so many.
+    fn bytes(&self, loaded: u64, total: u64);
+}
+
+impl Watch for Loading {
+    fn stage(&self, stage: LoadStage) {
+        self.stage(stage);
+    }
+
+    fn bytes(&self, loaded: u64, total: u64) {
+        self.bytes(loaded, total);
+    }
+}
+
+/// Nobody.
+#[derive(Debug)]
+pub(crate) struct Unwatched;
+
+impl Watch for Unwatched {
+    fn stage(&self, _: LoadStage) {}
+
+    fn bytes(&self, _: u64, _: u64) {}
 }
 
 /// Tokens of all sequences that a KV cache holds.
@@ -236,6 +269,7 @@ impl EngineSizes<'static> {
         max_waiting: 256,
         kv_tokens: KvTokens::OneContext,
         neighbours: &ALONE,
+        watch: &Unwatched,
     };
 }
 
@@ -521,6 +555,7 @@ pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
 /// As [`load`], for as much at a time as `sizes` says.
 pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSizes<'_>) -> Result<Model> {
     let begun = Instant::now();
+    sizes.watch.stage(LoadStage::Opening);
     let (mut checkpoint, name) = open(name, false)?;
     let in_model = || format!("cannot load `{name}`");
     // The vocabulary takes as long as everything else together, so it is built beside it.
@@ -528,6 +563,7 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
     let (tokenizer, rest) = std::thread::scope(|scope| {
         let tokenizer = scope.spawn(|| load_tokenizer(vocabulary, args.allow_unknown_patterns));
         let rest = load_all_but_tokenizer(&mut checkpoint, args, sizes);
+        sizes.watch.stage(LoadStage::Vocabulary);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
     let Loaded { executable, device, vocab_size, room, given, chat_template } = rest.with_context(in_model)?;
@@ -568,7 +604,8 @@ struct Loaded {
 }
 
 fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: &EngineSizes<'_>) -> Result<Loaded> {
-    let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
+    let (plan, weights) = plan_and_weights(checkpoint, args.quant, sizes.watch)?;
+    sizes.watch.stage(LoadStage::Placing);
     let Placed { backend, room } = place(args, sizes, &plan, &weights)?;
     let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
@@ -584,11 +621,12 @@ pub(crate) fn load_weights(
     checkpoint: &mut Checkpoint,
     args: &ModelArgs,
 ) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
-    let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
+    let (plan, weights) = plan_and_weights(checkpoint, args.quant, &Unwatched)?;
     Ok((plan, backend(args)?, weights))
 }
 
-fn plan_and_weights(checkpoint: &mut Checkpoint, quant: Option<Mix>) -> Result<(Plan, Vec<Tensor>)> {
+fn plan_and_weights(checkpoint: &mut Checkpoint, quant: Option<Mix>, watch: &dyn Watch) -> Result<(Plan, Vec<Tensor>)> {
+    watch.stage(LoadStage::Weights);
     let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
     if let Some(mix) = quant {
         // What is quantised anew is made of plain numbers.
@@ -597,17 +635,24 @@ fn plan_and_weights(checkpoint: &mut Checkpoint, quant: Option<Mix>) -> Result<(
         let weights = on_load::weights(checkpoint, &plan, mix, folder.as_deref())?;
         return Ok((plan, weights));
     }
-    let weights = weights(checkpoint, &plan)?;
+    let weights = weights(checkpoint, &plan, watch)?;
     Ok((plan, weights))
 }
 
 /// The tensors of `plan`; says what they are, where that is not what the file has.
-fn weights(checkpoint: &Checkpoint, plan: &Plan) -> Result<Vec<Tensor>> {
+fn weights(checkpoint: &Checkpoint, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Tensor>> {
     let begun = Instant::now();
+    let bytes: HashMap<_, _> = checkpoint.tensor_infos().map(|info| (info.name, info.bytes)).collect();
+    let bytes_of = |name: &str| bytes.get(name).copied().unwrap_or_default();
+    let total = plan.weights.iter().map(|weight| bytes_of(&weight.name)).sum();
+    let mut loaded = 0;
     let mut weights = Vec::with_capacity(plan.weights.len());
     for weight in &plan.weights {
+        watch.bytes(loaded, total);
         weights.push(checkpoint.tensor(&weight.name)?);
+        loaded += bytes_of(&weight.name);
     }
+    watch.bytes(loaded, total);
     let expanded: BTreeSet<_> = checkpoint
         .tensor_infos()
         .filter_map(|info| info.expanded_to().map(|format| (info.type_name, format, info.exact)))
@@ -1000,6 +1045,33 @@ mod tests {
         assert_eq!(placed(1 << 40, KvTokens::AsMemoryAllows), (4096, 16 * 128));
         assert_eq!(placed(1 << 40, KvTokens::AtLeast(5000)), (4096, 157));
         assert_eq!(placed(1 << 40, KvTokens::AtLeast(7)), (4096, 128));
+    }
+
+    #[test]
+    fn whoever_watches_is_told_the_stages_and_all_of_the_bytes() {
+        #[derive(Debug, Default)]
+        struct Told {
+            stages: Mutex<Vec<LoadStage>>,
+            bytes: Mutex<Vec<(u64, u64)>>,
+        }
+        impl Watch for Told {
+            fn stage(&self, stage: LoadStage) {
+                self.stages.lock().unwrap().push(stage);
+            }
+
+            fn bytes(&self, loaded: u64, total: u64) {
+                self.bytes.lock().unwrap().push((loaded, total));
+            }
+        }
+        let told = Told::default();
+        let sizes = EngineSizes { watch: &told, ..EngineSizes::SINGLE };
+        load_with(None, &ModelArgs::on(REFERENCE), &sizes).unwrap();
+        let (stages, bytes) = (told.stages.into_inner().unwrap(), told.bytes.into_inner().unwrap());
+        let expected = [LoadStage::Opening, LoadStage::Weights, LoadStage::Placing, LoadStage::Vocabulary];
+        assert_eq!(stages, expected);
+        let (first, last) = (bytes[0], bytes[bytes.len() - 1]);
+        assert!(first.0 == 0 && last.0 == last.1 && last.1 > 1 << 20, "{first:?} to {last:?}");
+        assert!(bytes.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 == pair[1].1));
     }
 
     #[test]

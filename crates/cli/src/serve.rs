@@ -207,6 +207,7 @@ fn load_into(app: &App, args: &ServeArgs, model: Option<&str>, name: &str, neigh
         max_waiting: limits.queue,
         kv_tokens: limits.kv_tokens.map_or(KvTokens::AsMemoryAllows, KvTokens::AtLeast),
         neighbours,
+        watch: &app.loading(name),
     };
     let model = load::load_with(model, &args.model_args, &sizes)?;
     let defaults = generate::sampling_params(&model, &args.sampling)?;

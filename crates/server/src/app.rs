@@ -16,6 +16,7 @@ use crate::engine_thread::{EngineFailure, EngineHandle};
 use crate::error::ApiError;
 use crate::generation::unix_time;
 use crate::grammar::Grammars;
+use crate::loading::Loading;
 use crate::metrics::{HttpMetrics, Metrics};
 use crate::options::Options;
 use crate::tools::Dialect;
@@ -106,18 +107,19 @@ pub(crate) struct Inner {
 struct Place {
     name: String,
     model: OnceLock<Arc<Serving>>,
+    loading: Loading,
 }
 
 /// How one of the models is.
 pub(crate) enum ModelPhase<'a> {
-    Loading,
+    Loading(&'a Loading),
     Ready(&'a Arc<Serving>),
     Failed(EngineFailure),
 }
 
 impl Place {
     fn phase(&self) -> ModelPhase<'_> {
-        let Some(serving) = self.model.get() else { return ModelPhase::Loading };
+        let Some(serving) = self.model.get() else { return ModelPhase::Loading(&self.loading) };
         serving.engine.failure().map_or(ModelPhase::Ready(serving), ModelPhase::Failed)
     }
 
@@ -125,7 +127,7 @@ impl Place {
     fn serving(&self) -> Result<Arc<Serving>, ApiError> {
         match self.phase() {
             ModelPhase::Ready(serving) => Ok(Arc::clone(serving)),
-            ModelPhase::Loading => Err(loading(&self.name)),
+            ModelPhase::Loading(_) => Err(loading(&self.name)),
             ModelPhase::Failed(failure) => Err(ApiError::unavailable("failed", failure.to_string())),
         }
     }
@@ -154,7 +156,7 @@ impl App {
     /// Without any model.
     pub fn new(options: Options, models: &[&str]) -> Self {
         assert!(!models.is_empty(), "a server serves a model");
-        let place = |&name: &&str| Place { name: name.to_owned(), model: OnceLock::new() };
+        let place = |&name: &&str| Place { name: name.to_owned(), model: OnceLock::new(), loading: Loading::default() };
         let inner = Inner {
             options,
             metrics: HttpMetrics::default(),
@@ -207,6 +209,12 @@ impl App {
         place.model.set(Arc::new(serving)).map_err(|_| ReadyError::Unexpected { name: place.name.clone() })
     }
 
+    /// Where whoever loads the model of this name says how far it is. Of another name, nobody looks at it.
+    pub fn loading(&self, name: &str) -> Loading {
+        let place = self.inner.models.iter().find(|place| place.name == name);
+        place.map_or_else(Loading::default, |place| place.loading.clone())
+    }
+
     /// Says that no model will be served, and why.
     pub fn failed(&self, why: &str) {
         *self.inner.not_loaded.write().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
@@ -257,7 +265,7 @@ impl App {
         let (mut loading, mut ready, mut failure) = (Vec::new(), Vec::new(), None);
         for (name, phase) in self.models() {
             match phase {
-                ModelPhase::Loading => loading.push(name.to_owned()),
+                ModelPhase::Loading(_) => loading.push(name.to_owned()),
                 ModelPhase::Ready(serving) => ready.push(Arc::clone(serving)),
                 ModelPhase::Failed(found) => failure = failure.or(Some(found)),
             }

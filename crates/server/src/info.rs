@@ -54,7 +54,13 @@ fn describe(serving: &Serving) -> Value {
 /// names it.
 pub(crate) async fn health(State(app): State<App>, uri: Uri) -> Result<Response, ApiError> {
     let elapsed_s = app.inner.started.elapsed().as_secs_f64();
-    let loading = |what: &str| json!({"status": "loading", "model": what, "elapsed_s": elapsed_s});
+    let loading = |what: &str| {
+        let mut body = json!({"status": "loading", "model": what, "elapsed_s": elapsed_s});
+        if let Some((_, ModelPhase::Loading(loading))) = app.models().find(|(name, _)| *name == what) {
+            loading.write(&mut body);
+        }
+        body
+    };
     let failed = |why: &str| json!({"status": "failed", "reason": why});
     let phase = app.phase();
     let is_one = app.models().count() == 1;
@@ -63,7 +69,7 @@ pub(crate) async fn health(State(app): State<App>, uri: Uri) -> Result<Response,
         (Phase::Failed { why }, _) => (false, failed(why)),
         (_, Some(asked)) => match app.models().find(|(name, _)| *name == asked).map(|(_, phase)| phase) {
             Some(ModelPhase::Ready(_)) => (true, json!({"status": "ok"})),
-            Some(ModelPhase::Loading) => (false, loading(&asked)),
+            Some(ModelPhase::Loading(_)) => (false, loading(&asked)),
             Some(ModelPhase::Failed(failure)) => (false, failed(&failure.to_string())),
             None => return Err(app.no_such_model(&asked)),
         },
@@ -85,7 +91,7 @@ pub(crate) async fn health(State(app): State<App>, uri: Uri) -> Result<Response,
 
 fn word(phase: &ModelPhase<'_>) -> &'static str {
     match phase {
-        ModelPhase::Loading => "loading",
+        ModelPhase::Loading(_) => "loading",
         ModelPhase::Ready(_) => "ok",
         ModelPhase::Failed(_) => "failed",
     }

@@ -27,6 +27,7 @@ mod generation;
 mod grammar;
 mod info;
 mod listen;
+mod loading;
 mod logprobs;
 mod messages;
 mod metrics;
@@ -48,5 +49,6 @@ mod turn;
 
 pub use app::{App, ReadyError, ServedModel};
 pub use listen::{Ended, Shutdown, serve};
+pub use loading::{LoadStage, Loading};
 pub use options::{ApiKey, Options, OptionsError};
 pub use sampling::{describe as describe_sampling, random_seed};

@@ -11,6 +11,7 @@ use axum::response::Response;
 use crate::app::App;
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Rule};
+use crate::loading::LoadStage;
 use crate::{anthropic, chat, completions, embeddings, grammar, responses, sampling, tokens, tools};
 
 /// A route that takes a body.
@@ -578,6 +579,10 @@ fn health() -> Value {
         "status": status,
         "model": {"type": "string", "description": "What is being loaded."},
         "elapsed_s": {"type": "number", "description": "Seconds since the start."},
+        "stage": {"type": "string", "enum": LoadStage::ALL.map(LoadStage::name), "description": "What is done to load it."},
+        "bytes_loaded": {"type": "integer", "minimum": 0, "description": "Bytes of its weights that are read."},
+        "bytes_total": {"type": "integer", "minimum": 1, "description": "Of so many, once that is known."},
+        "share": {"type": "number", "minimum": 0, "maximum": 1, "description": "The one by the other."},
         "reason": {"type": "string", "description": "Why nothing is answered any more."},
         "models": {
             "type": "object", "additionalProperties": word,
