@@ -40,6 +40,9 @@ async function connect() {
       models = body.data;
       offerModels();
       choose(state.model);
+      // Others may be on their way.
+      const health = await (await fetch("health")).json();
+      if (health.status === "loading") setTimeout(connect, 1500);
       return;
     }
     $("facts").textContent = body.error.message;
