@@ -428,6 +428,13 @@ fn the_packaged_commands_start_a_server() {
     assert!(refused(&["--port", "0", "--host", "0.0.0.0"]).contains("--no-auth"));
     let check = image.lines().find(|line| line.starts_with("HEALTHCHECK")).expect("a check");
     assert!(check.contains("http://127.0.0.1:8080/health") && image.contains("\nUSER 10001"));
+    // What the gateway waits for and takes is what the server does, by its defaults.
+    let gateway = read("nginx.conf");
+    for line in
+        ["server 127.0.0.1:8080;", "proxy_buffering off;", "proxy_read_timeout 3600s;", "client_max_body_size 8m;"]
+    {
+        assert!(gateway.lines().any(|found| found.trim() == line), "{line}");
+    }
 }
 
 /// `bench serve` against a server of ours, as json, as a table and as a page.
