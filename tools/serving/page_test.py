@@ -1,6 +1,7 @@
 """The page at `/` of a running `hotmetal serve` of the built-in model, in a real Chromium.
 
-usage: page_test.py http://127.0.0.1:PORT FOLDER      (needs the `selenium` package, chromium and chromedriver)
+usage: page_test.py http://127.0.0.1:PORT FOLDER [http://127.0.0.1:PORT]
+(needs the `selenium` package, chromium and chromedriver; the second server is of two models, `hotmetal-builtin` and `other`)
 
 Sends, streams, stops, edits, answers again, says a system prompt and sampler settings, reads the gauge, uses the keys, dark
 and light, a phone's width, and a reload; looks at every request that the browser makes, all of which go to this server, and at
@@ -385,6 +386,27 @@ def text_is_text(page):
     assert page.texts("assistant") == ["<img src=x onerror=boom()> <b>bold</b>"] and not page.all(".text img, .text b")
 
 
+def one_model_is_no_choice(page):
+    assert not page.id("choice").is_displayed()
+
+
+def a_choice_of_models(page):
+    page.press("s")
+    page.until(lambda: page.id("choice").is_displayed(), "the choice is shown")
+    assert [option.text for option in page.all("#models option")] == ["hotmetal-builtin", "other"]
+    page.bodies()
+    page.answer_to("Who are you?")
+    assert page.body()["model"] == "hotmetal-builtin"
+    page.id("models").send_keys("other")
+    page.until(lambda: "other" in page.id("facts").text, "the other's facts are shown")
+    page.answer_to("And you?")
+    assert page.body()["model"] == "other"
+    page.picture("models")
+    # It is kept.
+    page.browser.get(page.address)
+    page.until(lambda: "other" in page.id("facts").text, "the other is still chosen")
+
+
 def nobody_else_is_asked(page):
     page.bodies()
     assert len(page.requests) > 10
@@ -395,15 +417,9 @@ def nobody_else_is_asked(page):
     assert not console, console
 
 
-def main():
-    address, folder = sys.argv[1].rstrip("/"), sys.argv[2]
-    os.makedirs(folder, exist_ok=True)
-    page = Page(address, folder)
+def run(page, tests):
     try:
-        for test in (
-            sends_and_streams, gauge, goes_on, stops, edits, answers_again, settings, keyboard, dark_and_light, a_phone,
-            text_is_text, nobody_else_is_asked,
-        ):
+        for test in tests:
             test(page)
             print(f"{test.__name__}: ok")
     except BaseException:
@@ -412,6 +428,19 @@ def main():
     finally:
         page.browser.quit()
         page.profile.cleanup()
+
+
+def main():
+    address, folder = sys.argv[1].rstrip("/"), sys.argv[2]
+    os.makedirs(folder, exist_ok=True)
+    run(Page(address, folder), (
+        sends_and_streams, gauge, goes_on, stops, edits, answers_again, settings, keyboard, dark_and_light, a_phone,
+        text_is_text, one_model_is_no_choice, nobody_else_is_asked,
+    ))
+    for address in sys.argv[3:]:
+        page = Page(address.rstrip("/"), folder)
+        page.open()
+        run(page, (a_choice_of_models,))
 
 
 main()

@@ -1,6 +1,7 @@
 //! Where the parts meet: name → file → weights → model → plan → backend → engine.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,11 +13,13 @@ use engine::{Engine, EngineConfig};
 use formats::{Checkpoint, EmbeddingConfig, TokenizerSource};
 use plan::{KvFormat, KvLayout, Plan, StepShape};
 use serde_json::Value;
+use server::{LoadStage, Loading};
 use tensor::{Tensor, WeightFormat};
 use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Texts, Tokenizer, TokenizerError};
 
+use crate::neighbours::{ALONE, Given, Neighbours};
 use crate::output::note;
 use crate::quantize::{mix::Mix, on_load};
 use crate::{builtin, hub, units};
@@ -200,7 +203,7 @@ impl From<KvType> for KvFormat {
 
 /// How much an engine does at a time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct EngineSizes {
+pub(crate) struct EngineSizes<'a> {
     /// Sequences that run at a time.
     pub(crate) max_sequences: usize,
     /// Tokens computed in one step; what suits the device and its memory if nothing is said.
@@ -211,6 +214,39 @@ pub(crate) struct EngineSizes {
     pub(crate) max_waiting: usize,
     /// Tokens of all sequences that the KV cache holds.
     pub(crate) kv_tokens: KvTokens,
+    /// Who else has memory of the device.
+    pub(crate) neighbours: &'a Neighbours,
+    /// Who is told how far it is.
+    pub(crate) watch: &'a dyn Watch,
+}
+
+/// Is told how far a model is that is being loaded.
+pub(crate) trait Watch: Debug + Sync {
+    /// What is done now.
+    fn stage(&self, stage: LoadStage);
+
+    /// So many bytes of the weights are read, of so many.
+    fn bytes(&self, loaded: u64, total: u64);
+}
+
+impl Watch for Loading {
+    fn stage(&self, stage: LoadStage) {
+        self.stage(stage);
+    }
+
+    fn bytes(&self, loaded: u64, total: u64) {
+        self.bytes(loaded, total);
+    }
+}
+
+/// Nobody.
+#[derive(Debug)]
+pub(crate) struct Unwatched;
+
+impl Watch for Unwatched {
+    fn stage(&self, _: LoadStage) {}
+
+    fn bytes(&self, _: u64, _: u64) {}
 }
 
 /// Tokens of all sequences that a KV cache holds.
@@ -224,7 +260,7 @@ pub(crate) enum KvTokens {
     AtLeast(usize),
 }
 
-impl EngineSizes {
+impl EngineSizes<'static> {
     /// For one text at a time.
     const SINGLE: Self = Self {
         max_sequences: 16,
@@ -232,8 +268,12 @@ impl EngineSizes {
         max_mixed_tokens: None,
         max_waiting: 256,
         kv_tokens: KvTokens::OneContext,
+        neighbours: &ALONE,
+        watch: &Unwatched,
     };
+}
 
+impl EngineSizes<'_> {
     /// Rows of logits in a step: one for each sequence, and some for prompts that are scored.
     fn max_batch_outputs(&self) -> usize {
         self.max_sequences.saturating_add(48)
@@ -276,6 +316,8 @@ pub(crate) struct Model {
     pub(crate) name: String,
     /// What it runs on, in words.
     pub(crate) device: String,
+    /// What it was given of the device's memory.
+    pub(crate) given: Given,
     /// Tokens that a sequence may have.
     pub(crate) context_len: usize,
     /// From the start of the load to its end.
@@ -314,6 +356,12 @@ pub(crate) fn open(name: Option<&str>, headers_only: bool) -> Result<(Checkpoint
         false => Checkpoint::open(&path, &open_file),
     };
     Ok((checkpoint.with_context(|| format!("cannot load `{name}`"))?, name.to_owned()))
+}
+
+/// Bytes of the weights that `name` stands for, as its file has them.
+pub(crate) fn weight_bytes(name: &str) -> Result<u64> {
+    let (checkpoint, _) = open(Some(name), true)?;
+    Ok(checkpoint.tensor_infos().map(|info| info.bytes).sum())
 }
 
 /// The path that a model's name stands for.
@@ -505,8 +553,9 @@ pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
 }
 
 /// As [`load`], for as much at a time as `sizes` says.
-pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSizes) -> Result<Model> {
+pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSizes<'_>) -> Result<Model> {
     let begun = Instant::now();
+    sizes.watch.stage(LoadStage::Opening);
     let (mut checkpoint, name) = open(name, false)?;
     let in_model = || format!("cannot load `{name}`");
     // The vocabulary takes as long as everything else together, so it is built beside it.
@@ -514,9 +563,10 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
     let (tokenizer, rest) = std::thread::scope(|scope| {
         let tokenizer = scope.spawn(|| load_tokenizer(vocabulary, args.allow_unknown_patterns));
         let rest = load_all_but_tokenizer(&mut checkpoint, args, sizes);
+        sizes.watch.stage(LoadStage::Vocabulary);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
-    let Loaded { executable, device, vocab_size, room, chat_template } = rest.with_context(in_model)?;
+    let Loaded { executable, device, vocab_size, room, given, chat_template } = rest.with_context(in_model)?;
     let DeviceInfo { name: device_name, description: device, .. } = device;
     let mut tokenizer = tokenizer.with_context(in_model)?;
     tokenizer.add_eos_ids(&checkpoint.eos_token_ids()?);
@@ -532,6 +582,7 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
     Ok(Model {
         name,
         device,
+        given,
         context_len: room.context_len,
         load_time: begun.elapsed(),
         generation_config: checkpoint.generation_config,
@@ -548,17 +599,21 @@ struct Loaded {
     device: DeviceInfo,
     vocab_size: usize,
     room: Room,
+    given: Given,
     chat_template: Option<ChatTemplate>,
 }
 
-fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: &EngineSizes) -> Result<Loaded> {
-    let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
+fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: &EngineSizes<'_>) -> Result<Loaded> {
+    let (plan, weights) = plan_and_weights(checkpoint, args.quant, sizes.watch)?;
+    sizes.watch.stage(LoadStage::Placing);
     let Placed { backend, room } = place(args, sizes, &plan, &weights)?;
     let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
+    let footprint = footprint_of(&*backend, &plan, &weights, &room.kv, sizes.largest_step(room.batch_tokens));
+    let given = Given { device: device.name.clone(), had: device.memory_bytes, bytes: footprint.total() };
     let executable = backend.load(Arc::new(plan), weights, room.kv)?;
     let chat_template = load_chat_template(checkpoint, args.chat_template.as_deref())?;
-    Ok(Loaded { executable, device, vocab_size, room, chat_template })
+    Ok(Loaded { executable, device, vocab_size, room, given, chat_template })
 }
 
 /// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].
@@ -566,11 +621,12 @@ pub(crate) fn load_weights(
     checkpoint: &mut Checkpoint,
     args: &ModelArgs,
 ) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
-    let (plan, weights) = plan_and_weights(checkpoint, args.quant)?;
+    let (plan, weights) = plan_and_weights(checkpoint, args.quant, &Unwatched)?;
     Ok((plan, backend(args)?, weights))
 }
 
-fn plan_and_weights(checkpoint: &mut Checkpoint, quant: Option<Mix>) -> Result<(Plan, Vec<Tensor>)> {
+fn plan_and_weights(checkpoint: &mut Checkpoint, quant: Option<Mix>, watch: &dyn Watch) -> Result<(Plan, Vec<Tensor>)> {
+    watch.stage(LoadStage::Weights);
     let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
     if let Some(mix) = quant {
         // What is quantised anew is made of plain numbers.
@@ -579,17 +635,24 @@ fn plan_and_weights(checkpoint: &mut Checkpoint, quant: Option<Mix>) -> Result<(
         let weights = on_load::weights(checkpoint, &plan, mix, folder.as_deref())?;
         return Ok((plan, weights));
     }
-    let weights = weights(checkpoint, &plan)?;
+    let weights = weights(checkpoint, &plan, watch)?;
     Ok((plan, weights))
 }
 
 /// The tensors of `plan`; says what they are, where that is not what the file has.
-fn weights(checkpoint: &Checkpoint, plan: &Plan) -> Result<Vec<Tensor>> {
+fn weights(checkpoint: &Checkpoint, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Tensor>> {
     let begun = Instant::now();
+    let bytes: HashMap<_, _> = checkpoint.tensor_infos().map(|info| (info.name, info.bytes)).collect();
+    let bytes_of = |name: &str| bytes.get(name).copied().unwrap_or_default();
+    let total = plan.weights.iter().map(|weight| bytes_of(&weight.name)).sum();
+    let mut loaded = 0;
     let mut weights = Vec::with_capacity(plan.weights.len());
     for weight in &plan.weights {
+        watch.bytes(loaded, total);
         weights.push(checkpoint.tensor(&weight.name)?);
+        loaded += bytes_of(&weight.name);
     }
+    watch.bytes(loaded, total);
     let expanded: BTreeSet<_> = checkpoint
         .tensor_infos()
         .filter_map(|info| info.expanded_to().map(|format| (info.type_name, format, info.exact)))
@@ -623,7 +686,7 @@ struct Room {
 }
 
 /// Where `--device` says, or for `auto` on the first GPU if the model fits it, else on the CPU; says which and why.
-fn place(args: &ModelArgs, sizes: &EngineSizes, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
+fn place(args: &ModelArgs, sizes: &EngineSizes<'_>, plan: &Plan, weights: &[Tensor]) -> Result<Placed> {
     if args.device != AUTO {
         return place_on(backend(args)?, args, sizes, plan, weights);
     }
@@ -658,7 +721,7 @@ fn place(args: &ModelArgs, sizes: &EngineSizes, plan: &Plan, weights: &[Tensor])
 fn place_on(
     backend: Box<dyn Backend>,
     args: &ModelArgs,
-    sizes: &EngineSizes,
+    sizes: &EngineSizes<'_>,
     plan: &Plan,
     weights: &[Tensor],
 ) -> Result<Placed> {
@@ -688,7 +751,7 @@ fn place_on(
 fn room_on(
     backend: &dyn Backend,
     args: &ModelArgs,
-    sizes: &EngineSizes,
+    sizes: &EngineSizes<'_>,
     plan: &Plan,
     weights: &[Tensor],
     batch_tokens: usize,
@@ -697,18 +760,19 @@ fn room_on(
     let format = kv_format(args, weights.iter().map(|weight| Some(weight.format())));
     let layout =
         |tokens: usize| KvLayout { format, block_len: KV_BLOCK_LEN, num_blocks: tokens.div_ceil(KV_BLOCK_LEN) };
-    let memory_bytes = backend.device().memory_bytes;
+    let (device, neighbours) = (backend.device(), sizes.neighbours);
+    let free = neighbours.free(device);
     // Activations grow with the context, so what they leave at the model's own is left at any.
     let most = backend.footprint(plan, weights, &layout(plan.context_len), largest_step);
-    let room = most.map_or(memory_bytes, |most| room_for_cache(memory_bytes, &most));
-    let affordable = affordable_tokens(plan, format, memory_bytes, room);
+    let room = most.map_or(free, |most| room_for_cache(free, &most));
+    let affordable = affordable_tokens(plan, format, neighbours.cache_bytes(device, room, KV_MEMORY_SHARE));
     let context_len = context_len(plan, args.ctx_size, affordable)?;
     let kv = layout(match sizes.kv_tokens {
         KvTokens::OneContext => context_len,
         KvTokens::AsMemoryAllows => context_len.saturating_mul(sizes.max_sequences).min(affordable).max(context_len),
         KvTokens::AtLeast(tokens) => tokens.max(context_len),
     });
-    check_fits(backend, plan, weights, &kv, largest_step)?;
+    check_fits_beside(neighbours, backend, plan, weights, &kv, largest_step)?;
     Ok(Room { kv, context_len, batch_tokens })
 }
 
@@ -726,12 +790,42 @@ pub(crate) fn check_fits(
     kv: &KvLayout,
     largest: StepShape,
 ) -> Result<()> {
-    let Some(footprint) = backend.footprint(plan, weights, kv, largest) else { return Ok(()) };
-    let device = backend.device();
-    if footprint.total().saturating_add(RESERVE_BYTES) <= device.memory_bytes {
+    check_fits_beside(&ALONE, backend, plan, weights, kv, largest)
+}
+
+/// What a model takes of a device; where nothing has to fit, its cache.
+fn footprint_of(
+    backend: &dyn Backend,
+    plan: &Plan,
+    weights: &[Tensor],
+    kv: &KvLayout,
+    largest: StepShape,
+) -> Footprint {
+    let tokens = (kv.num_blocks * kv.block_len) as u64;
+    let kv_cache = tokens.saturating_mul(plan.kv_bytes_per_token(kv.format) as u64);
+    backend.footprint(plan, weights, kv, largest).unwrap_or(Footprint { kv_cache, ..Footprint::default() })
+}
+
+/// As [`check_fits`], in what `neighbours` leave.
+fn check_fits_beside(
+    neighbours: &Neighbours,
+    backend: &dyn Backend,
+    plan: &Plan,
+    weights: &[Tensor],
+    kv: &KvLayout,
+    largest: StepShape,
+) -> Result<()> {
+    // Alone, a model whose weights are mapped is refused where its cache is made, if there is no memory for that.
+    if !neighbours.is_any() && backend.footprint(plan, weights, kv, largest).is_none() {
         return Ok(());
     }
-    let room = room_for_cache(device.memory_bytes, &footprint);
+    let footprint = footprint_of(backend, plan, weights, kv, largest);
+    let device = backend.device();
+    let free = neighbours.free(device);
+    if footprint.total().saturating_add(RESERVE_BYTES) <= free {
+        return Ok(());
+    }
+    let room = room_for_cache(free, &footprint);
     let per_token = plan.kv_bytes_per_token(kv.format).max(1) as u64;
     let tokens = usize::try_from(room / per_token).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN;
     let remedy = match tokens {
@@ -739,14 +833,18 @@ pub(crate) fn check_fits(
             .to_owned(),
         _ => format!("--ctx-size {tokens} would fit"),
     };
+    let beside = match neighbours.bytes_on(&device.name) {
+        0 => String::new(),
+        bytes => format!(" beside the {} of the models before", units::bytes(bytes)),
+    };
     bail!(
-        "{} of weights, {} of KV cache for {} tokens and {} of activations do not fit the {} that are free on `{}`; \
-         {remedy}",
+        "{} of weights, {} of KV cache for {} tokens and {} of activations do not fit the {} that are free on \
+         `{}`{beside}; {remedy}",
         units::bytes(footprint.weights),
         units::bytes(footprint.kv_cache),
         kv.num_blocks * kv.block_len,
         units::bytes(footprint.activations),
-        units::bytes(device.memory_bytes),
+        units::bytes(free),
         device.name,
     );
 }
@@ -813,11 +911,10 @@ pub(crate) fn kv_format(args: &ModelArgs, mut weights: impl Iterator<Item = Opti
     args.kv_type.map_or(if all_f32 { KvFormat::F32 } else { KvFormat::F16 }, Into::into)
 }
 
-/// Tokens whose cache a share of the memory holds. `room` is what the device has left for it.
-fn affordable_tokens(plan: &Plan, kv: KvFormat, memory_bytes: u64, room: u64) -> usize {
+/// Tokens whose cache so many bytes hold.
+fn affordable_tokens(plan: &Plan, kv: KvFormat, bytes: u64) -> usize {
     let per_token = plan.kv_bytes_per_token(kv).max(1) as u64;
-    let affordable = (memory_bytes / KV_MEMORY_SHARE).min(room) / per_token;
-    usize::try_from(affordable).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN
+    usize::try_from(bytes / per_token).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN
 }
 
 /// What `--ctx-size` says, or what the model was made for as far as memory affords its cache.
@@ -948,6 +1045,57 @@ mod tests {
         assert_eq!(placed(1 << 40, KvTokens::AsMemoryAllows), (4096, 16 * 128));
         assert_eq!(placed(1 << 40, KvTokens::AtLeast(5000)), (4096, 157));
         assert_eq!(placed(1 << 40, KvTokens::AtLeast(7)), (4096, 128));
+    }
+
+    #[test]
+    fn whoever_watches_is_told_the_stages_and_all_of_the_bytes() {
+        #[derive(Debug, Default)]
+        struct Told {
+            stages: Mutex<Vec<LoadStage>>,
+            bytes: Mutex<Vec<(u64, u64)>>,
+        }
+        impl Watch for Told {
+            fn stage(&self, stage: LoadStage) {
+                self.stages.lock().unwrap().push(stage);
+            }
+
+            fn bytes(&self, loaded: u64, total: u64) {
+                self.bytes.lock().unwrap().push((loaded, total));
+            }
+        }
+        let told = Told::default();
+        let sizes = EngineSizes { watch: &told, ..EngineSizes::SINGLE };
+        load_with(None, &ModelArgs::on(REFERENCE), &sizes).unwrap();
+        let (stages, bytes) = (told.stages.into_inner().unwrap(), told.bytes.into_inner().unwrap());
+        let expected = [LoadStage::Opening, LoadStage::Weights, LoadStage::Placing, LoadStage::Vocabulary];
+        assert_eq!(stages, expected);
+        let (first, last) = (bytes[0], bytes[bytes.len() - 1]);
+        assert!(first.0 == 0 && last.0 == last.1 && last.1 > 1 << 20, "{first:?} to {last:?}");
+        assert!(bytes.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 == pair[1].1));
+    }
+
+    #[test]
+    fn a_second_model_gets_what_the_first_has_left_and_is_refused_with_the_sizes() {
+        const MEMORY: u64 = 600 << 20;
+        let plan = small_plan();
+        let per_token = plan.kv_bytes_per_token(KvFormat::F32) as u64;
+        let placed = |neighbours: &Neighbours, ctx_size| {
+            let sizes = EngineSizes { kv_tokens: KvTokens::AsMemoryAllows, neighbours, ..EngineSizes::SINGLE };
+            place_on(device(MEMORY), &args(ctx_size), &sizes, &plan, &[])
+                .map(|placed| placed.room.kv.num_blocks * KV_BLOCK_LEN)
+                .map_err(|error| error.to_string())
+        };
+        // Alone a fourth of the memory; one of two an eighth.
+        let alone = placed(&ALONE, None).unwrap();
+        let mut neighbours = Neighbours::of(2);
+        let first = placed(&neighbours, None).unwrap();
+        assert!(first.abs_diff(alone / 2) <= KV_BLOCK_LEN, "{first} of {alone}");
+        let had = device(MEMORY).device().memory_bytes;
+        neighbours.give(Given { device: "small".to_owned(), had, bytes: (3 << 19) + first as u64 * per_token });
+        assert_eq!(placed(&neighbours, None).unwrap(), first);
+        neighbours.give(Given { device: "small".to_owned(), had, bytes: 500 << 20 });
+        let refused = placed(&neighbours, Some(2048)).unwrap_err();
+        assert!(refused.contains("do not fit the") && refused.contains("of the models before; "), "{refused}");
     }
 
     #[test]

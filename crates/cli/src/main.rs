@@ -19,6 +19,7 @@ mod inspect;
 mod interrupt;
 mod list;
 mod load;
+mod neighbours;
 mod output;
 mod profile;
 mod pull;
@@ -122,9 +123,12 @@ fn start_logging(verbose: u8) {
         2 => tracing::Level::DEBUG,
         _ => tracing::Level::TRACE,
     };
+    // In a file or a journal, colours are noise.
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(std::io::stderr)
+        .with_ansi(!is_plain && std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .without_time()
         .with_target(false)
         .init();

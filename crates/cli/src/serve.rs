@@ -10,6 +10,7 @@ use clap::Args;
 use server::{ApiKey, App, Ended, Options, ServedModel, Shutdown};
 
 use crate::load::{self, EngineSizes, KvTokens, ModelArgs};
+use crate::neighbours::{ALONE, Given, Neighbours};
 use crate::output::note;
 use crate::sampling_args::SamplingArgs;
 use crate::{generate, interrupt};
@@ -20,13 +21,17 @@ const API_KEY_VARIABLE: &str = "HOTMETAL_API_KEY";
 const BUILTIN_NAME: &str = "hotmetal-builtin";
 /// Threads that read requests and write answers; the model computes on others.
 const HTTP_THREADS: usize = 2;
+/// Threads that render templates, tokenise and compile grammars, at most. It is computing: more would not be done sooner, and each
+/// keeps memory. The default, 512, made of a burst of 64 requests on a busy machine 64 threads with 8 MB.
+const PREPARING_THREADS: usize = 16;
 
-/// Serve a model over HTTP, in OpenAI's interface.
+/// Serve models over HTTP, in OpenAI's interface.
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
-    /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO; without it the built-in model is served
+    /// Directories, .gguf or .safetensors files, or cached ORG/REPOs, of which a request's `model` names one, and the first
+    /// answers one that names none; without any the built-in model is served
     #[arg(value_name = "MODEL")]
-    model: Option<String>,
+    models: Vec<String>,
 
     /// Address to listen on; one that others can reach needs a key, or --no-auth
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
@@ -36,9 +41,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
 
-    /// What clients call the model [default: its file's or repository's name]
+    /// What clients call the model; once for each of several, in their order [default: its file's or repository's name]
     #[arg(long, aliases = ["served-model-name", "model-name"], value_name = "NAME")]
-    alias: Option<String>,
+    alias: Vec<String>,
 
     #[command(flatten)]
     access: AccessArgs,
@@ -131,6 +136,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
         bail!("--seed would give all requests the same random choices: each says its own");
     }
     let options = options(args)?;
+    let names = names_of(args)?;
     let address = SocketAddr::new(args.host, args.port);
     options.check_address(address, args.access.no_auth)?;
     let listener = std::net::TcpListener::bind(address)
@@ -139,23 +145,23 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     listener.set_nonblocking(true).context("the system gives no socket that can be waited for")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
+        .max_blocking_threads(PREPARING_THREADS)
         .enable_all()
         .build()
         .context("cannot start the threads that read requests")?;
 
-    let name = name_of(args);
-    let app = App::new(options, &name);
+    let app = App::new(options, &names.iter().map(String::as_str).collect::<Vec<_>>());
     let shutdown = Shutdown::default();
     let asked = shutdown.clone();
     interrupt::on_first(move || {
         note("shutting down: answers under way may end; once more stops at once");
         asked.ask();
     });
-    note(&format!("listening on http://{address}, loading `{name}`"));
+    note(&format!("listening on http://{address}, loading `{}`", names.join("`, `")));
     let failure = Arc::new(Mutex::new(None));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            if let Err(error) = load_into(&app, args, name.clone()) {
+            if let Err(error) = load_all_into(&app, args, &names) {
                 app.failed("the model could not be loaded");
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
@@ -179,7 +185,24 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     })
 }
 
-fn load_into(app: &App, args: &ServeArgs, name: String) -> Result<()> {
+/// Loads one model after the other: each is placed in what those before have left.
+fn load_all_into(app: &App, args: &ServeArgs, names: &[String]) -> Result<()> {
+    if args.models.len() < 2 {
+        let only = args.models.first().map(String::as_str);
+        return load_into(app, args, only, &names[0], &ALONE).map(drop);
+    }
+    // Before anything is loaded, which may take minutes: whether all are there.
+    let sizes: Vec<u64> = args.models.iter().map(|model| load::weight_bytes(model)).collect::<Result<_>>()?;
+    let mut neighbours = Neighbours::of(args.models.len());
+    for (index, (model, name)) in args.models.iter().zip(names).enumerate() {
+        neighbours.await_bytes(sizes[index + 1..].iter().sum());
+        let given = load_into(app, args, Some(model), name, &neighbours)?;
+        neighbours.give(given);
+    }
+    Ok(())
+}
+
+fn load_into(app: &App, args: &ServeArgs, model: Option<&str>, name: &str, neighbours: &Neighbours) -> Result<Given> {
     let limits = &args.limits;
     let sizes = EngineSizes {
         max_sequences: limits.parallel,
@@ -187,8 +210,10 @@ fn load_into(app: &App, args: &ServeArgs, name: String) -> Result<()> {
         max_mixed_tokens: limits.mixed_tokens,
         max_waiting: limits.queue,
         kv_tokens: limits.kv_tokens.map_or(KvTokens::AsMemoryAllows, KvTokens::AtLeast),
+        neighbours,
+        watch: &app.loading(name),
     };
-    let model = load::load_with(args.model.as_deref(), &args.model_args, &sizes)?;
+    let model = load::load_with(model, &args.model_args, &sizes)?;
     let defaults = generate::sampling_params(&model, &args.sampling)?;
     defaults.check(model.engine.config().vocab_size)?;
     let kv = model.engine.config().kv;
@@ -201,7 +226,7 @@ fn load_into(app: &App, args: &ServeArgs, name: String) -> Result<()> {
         kv.num_blocks * kv.block_len,
     );
     app.ready(ServedModel {
-        name,
+        name: name.to_owned(),
         device: model.device,
         version: env!("CARGO_PKG_VERSION"),
         defaults,
@@ -211,10 +236,9 @@ fn load_into(app: &App, args: &ServeArgs, name: String) -> Result<()> {
         normalize: model.embedding.normalize,
         engine: model.engine,
         load_time: model.load_time,
-    })
-    .context("cannot start the engine's thread")?;
+    })?;
     note(&ready);
-    Ok(())
+    Ok(model.given)
 }
 
 fn options(args: &ServeArgs) -> Result<Options> {
@@ -252,15 +276,60 @@ fn api_keys(file: Option<&Path>) -> Result<Vec<ApiKey>> {
     Ok(keys)
 }
 
-/// What clients call the model.
-fn name_of(args: &ServeArgs) -> String {
-    if let Some(alias) = &args.alias {
-        return alias.clone();
+/// What clients call each model.
+fn names_of(args: &ServeArgs) -> Result<Vec<String>> {
+    let count = args.models.len().max(1);
+    let names: Vec<String> = match args.alias.len() {
+        0 if args.models.is_empty() => vec![BUILTIN_NAME.to_owned()],
+        0 => args.models.iter().map(|model| name_of(model)).collect(),
+        aliases if aliases == count => args.alias.clone(),
+        aliases => bail!("--alias is given {aliases} times: expected one for each model, of which there are {count}"),
+    };
+    let twice = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name));
+    if let Some((_, name)) = twice {
+        bail!(
+            "two models would be called `{name}`: give each its own name, with an --alias NAME for each in their order"
+        );
     }
-    let Some(model) = &args.model else { return BUILTIN_NAME.to_owned() };
+    Ok(names)
+}
+
+/// What clients call a model that nobody has named.
+fn name_of(model: &str) -> String {
     let path = Path::new(model);
     // A file or a folder has a path that is nobody's business.
     let of_path = if path.is_dir() { path.file_name() } else { path.file_stem() };
     let of_path = of_path.filter(|_| path.exists()).map(|name| name.to_string_lossy().into_owned());
-    of_path.unwrap_or_else(|| model.clone())
+    of_path.unwrap_or_else(|| model.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    fn names(line: &[&str]) -> Result<Vec<String>, String> {
+        let command = Command::parse_from(std::iter::once(&"serve").chain(line));
+        names_of(&command.args).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn models_have_different_names_or_are_refused_with_the_remedy() {
+        assert_eq!(names(&[]).unwrap(), [BUILTIN_NAME]);
+        assert_eq!(names(&["--alias", "x"]).unwrap(), ["x"]);
+        assert_eq!(names(&["org/a", "org/b"]).unwrap(), ["org/a", "org/b"]);
+        assert_eq!(names(&["org/a", "org/a", "--alias", "x", "--alias", "y"]).unwrap(), ["x", "y"]);
+        let clash = names(&["org/a", "org/a"]).unwrap_err();
+        assert!(clash.contains("`org/a`") && clash.contains("--alias"), "{clash}");
+        assert!(names(&["org/a", "org/b", "--alias", "x", "--alias", "x"]).unwrap_err().contains("`x`"));
+        let count = names(&["org/a", "org/b", "--alias", "x"]).unwrap_err();
+        assert!(count.contains("1 times") && count.contains("there are 2"), "{count}");
+    }
 }

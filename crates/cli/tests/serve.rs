@@ -62,6 +62,57 @@ fn the_server_says_what_run_says() {
 }
 
 #[test]
+fn two_models_answer_beside_each_other_what_each_answers_alone() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/builtin");
+    let two = Server::start(&[folder, folder, "--alias", "a", "--alias", "b"]);
+    let (status, list) = two.get("/v1/models");
+    let list: Value = serde_json::from_str(&list).expect("JSON");
+    let ids: Vec<_> = list["data"].as_array().expect("a list").iter().map(|model| &model["id"]).collect();
+    assert_eq!((status, ids), (200, vec![&json!("a"), &json!("b")]));
+    // One memory for both: what one of them may fill is not promised to the other too.
+    let tokens = |index: usize| list["data"][index]["x_hotmetal"]["kv_tokens"].as_u64().expect("a count");
+    assert!(tokens(0) > 0 && tokens(1) > 0);
+    let body =
+        |seed: usize| json!({"prompt": "Once upon a time", "max_tokens": 24, "seed": seed, "return_token_ids": true});
+    let alone = Server::start(&[]);
+    let expected: Vec<_> = (0..4).map(|seed| alone.post("/v1/completions", &body(seed))["choices"].clone()).collect();
+    std::thread::scope(|scope| {
+        for (client, name) in ["a", "b", "a", "b"].into_iter().enumerate() {
+            let (two, expected, mut body) = (&two, &expected[client], body(client));
+            scope.spawn(move || {
+                body["model"] = json!(name);
+                let answer = two.post("/v1/completions", &body);
+                assert_eq!((&answer["model"], &answer["choices"]), (&json!(name), expected));
+            });
+        }
+    });
+    let (status, refusal) = two.send("POST", "/v1/completions", &json!({"prompt": "x", "model": "c"}).to_string());
+    assert!(status == 404 && refusal.contains("`a`, `b` are"), "{refusal}");
+    let clash = refused(&[folder, folder]);
+    assert!(clash.contains("would be called `builtin`") && clash.contains("--alias"), "{clash}");
+    let missing = refused(&["--port", "0", folder, "./nowhere.gguf"]);
+    assert!(missing.contains("there is no model at `./nowhere.gguf`"), "{missing}");
+}
+
+/// A step that takes longer than one may: nothing is planted, the plain reference takes its time for a long prompt.
+#[test]
+fn a_stuck_step_ends_the_program_with_status_1_and_one_message() {
+    let server = Server::start_on("reference", &["--step-timeout", "1", "--batch-tokens", "2048"], &[]);
+    let ids: Vec<_> = (0..1800).map(|index| 100 + index % 50).collect();
+    let (status, answer) = server.send("POST", "/v1/completions", &json!({"prompt": ids, "max_tokens": 4}).to_string());
+    assert_eq!(status, 500, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).expect("JSON");
+    assert_eq!(answer["error"]["code"], "step_stuck", "{answer}");
+    let message = "a step took longer than 1 s, so the device is taken to be stuck; restart the server";
+    assert_eq!(answer["error"]["message"], message);
+    let (status, notes) = server.wait();
+    assert_eq!(status.code(), Some(1), "{notes}");
+    let (ready, rest) = notes.split_once('\n').expect("lines");
+    assert!(ready.starts_with("ready: "), "{notes}");
+    assert_eq!(rest, format!("error: {message}\n"), "{notes}");
+}
+
+#[test]
 fn what_is_not_http_or_not_for_us_is_turned_away_and_the_server_stays() {
     let server = Server::start(&[]);
     let status = |answer: &str| answer.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok()).unwrap_or(0);
@@ -377,6 +428,13 @@ fn the_packaged_commands_start_a_server() {
     assert!(refused(&["--port", "0", "--host", "0.0.0.0"]).contains("--no-auth"));
     let check = image.lines().find(|line| line.starts_with("HEALTHCHECK")).expect("a check");
     assert!(check.contains("http://127.0.0.1:8080/health") && image.contains("\nUSER 10001"));
+    // What the gateway waits for and takes is what the server does, by its defaults.
+    let gateway = read("nginx.conf");
+    for line in
+        ["server 127.0.0.1:8080;", "proxy_buffering off;", "proxy_read_timeout 3600s;", "client_max_body_size 8m;"]
+    {
+        assert!(gateway.lines().any(|found| found.trim() == line), "{line}");
+    }
 }
 
 /// `bench serve` against a server of ours, as json, as a table and as a page.

@@ -250,16 +250,16 @@ fn every_client_gets_the_answer_that_it_gets_alone() {
         resident.extend(resident_kb(&server));
     }
     let [whole, streams, left, again] = [whole, streams, left, again].map(|count| count.load(Ordering::Relaxed));
-    assert!(whole > 20 && streams > 10 && left > 10, "{whole} whole, {streams} streamed, {left} left");
-    if let (Some(&settled), Some(&now)) = (resident.get(ROUNDS / 2 - 1), resident.last()) {
-        let room = if seconds >= SETTLES { GROWTH_KB } else { 8 * GROWTH_KB };
-        assert!(now <= settled + room, "kB in memory after each round: {resident:?}");
-    }
     eprintln!(
         "{seconds} s: {whole} whole answers and {streams} streams equal to those alone, {left} clients left, {again} were told \
          to try again; {} preemptions; kB in memory after each round: {resident:?}",
         metric(&server, "vllm:num_preemptions_total{"),
     );
+    assert!(whole > 20 && streams > 10 && left > 10, "{whole} whole, {streams} streamed, {left} left");
+    if let (Some(&settled), Some(&now)) = (resident.get(ROUNDS / 2 - 1), resident.last()) {
+        let room = if seconds >= SETTLES { GROWTH_KB } else { 8 * GROWTH_KB };
+        assert!(now <= settled + room, "kB in memory after each round: {resident:?}");
+    }
 }
 
 /// Sends a request, reads a little of the answer or nothing, and goes.

@@ -18,6 +18,7 @@ mod packed;
 mod panels;
 mod peaks;
 mod pool;
+mod processors;
 mod profile;
 mod program;
 mod shared;

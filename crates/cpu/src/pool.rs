@@ -2,7 +2,8 @@
 //!
 //! A step is one wake-up: every worker runs the whole program and meets the others at a barrier after each op (single
 //! program, multiple data), so an op costs one barrier and not a task per row. The caller is worker 0. Workers spin for
-//! the next step for [`SPIN_BEFORE_PARK`], then sleep, so that an idle server burns no CPU.
+//! the next step for [`SPIN_BEFORE_PARK`], then sleep, so that an idle server burns no CPU. Several teams take turns, step
+//! by step, and whose turn it is not sleeps at once.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use backend::profile::Part;
 
 use crate::numa::{self, Seat};
+use crate::processors::PROCESSORS;
 use crate::profile::Lane;
 
 /// How long a worker without work keeps its core. Longer than sampling takes between two decode steps, so that a
@@ -130,6 +132,8 @@ struct Shared {
     barrier: Barrier,
     job: UnsafeCell<Option<Job>>,
     stop: AtomicBool,
+    /// Whether the team has a turn, or waits for one.
+    wants: AtomicBool,
     asleep: Vec<AtomicBool>,
     /// The node of each worker.
     nodes: Vec<usize>,
@@ -173,6 +177,7 @@ impl Team {
             barrier: Barrier::default(),
             job: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
+            wants: AtomicBool::new(false),
             asleep: (1..count).map(|_| AtomicBool::new(false)).collect(),
             nodes: seats.iter().map(|seat| seat.node).collect(),
             panic: Mutex::new(None),
@@ -212,6 +217,10 @@ impl Team {
     /// their barriers and is returned.
     pub(crate) fn run(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) -> Result<(), WorkerPanic> {
         let shared = &*self.shared;
+        // Before it is counted among those who want the processors, and until it is no longer: workers that see the count alone
+        // would take their own team for another.
+        shared.wants.store(true, Ordering::SeqCst);
+        let turn = PROCESSORS.turn();
         let erased: *const (dyn Fn(&Worker<'_>) + Sync + '_) = job;
         // SAFETY: only the lifetime changes, and no worker uses the pointer after `running` is 0, for which we wait.
         let erased: Job = unsafe { std::mem::transmute(erased) };
@@ -232,6 +241,8 @@ impl Team {
         }
         // SAFETY: all workers have finished.
         unsafe { *shared.job.get() = None };
+        drop(turn);
+        shared.wants.store(false, Ordering::SeqCst);
         match shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take() {
             None => Ok(()),
             Some(message) => {
@@ -283,7 +294,7 @@ impl Shared {
                 }
                 spin_loop();
             }
-            if start.elapsed() > SPIN_BEFORE_PARK {
+            if start.elapsed() > SPIN_BEFORE_PARK || self.others_want() {
                 break;
             }
             thread::yield_now();
@@ -299,6 +310,11 @@ impl Shared {
             thread::park();
         }
         asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether another team runs, or waits to.
+    fn others_want(&self) -> bool {
+        PROCESSORS.wanted() > usize::from(self.wants.load(Ordering::SeqCst))
     }
 
     fn run_job(&self, job: &(dyn Fn(&Worker<'_>) + Sync), index: usize, count: usize) {
@@ -528,6 +544,31 @@ mod tests {
             .unwrap();
             assert_eq!(next.load(Ordering::Relaxed), 3);
         }
+    }
+
+    #[test]
+    fn teams_take_turns_and_none_waits_for_the_other_to_be_idle() {
+        let inside = AtomicUsize::new(0);
+        let run = |worker: &Worker<'_>| {
+            if worker.index == 0 {
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two teams at a time");
+            }
+            for _ in 0..4 {
+                worker.barrier();
+            }
+            if worker.index == 0 {
+                inside.fetch_sub(1, Ordering::SeqCst);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let mut team = Team::new(2, true).unwrap();
+                    (0..if cfg!(miri) { 3 } else { 100 }).for_each(|_| team.run(&run).unwrap());
+                });
+            }
+        });
+        assert_eq!(inside.load(Ordering::SeqCst), 0);
     }
 
     #[test]

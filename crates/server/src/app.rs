@@ -1,21 +1,23 @@
 //! The server's state: what is served, and whether it is.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::routing::{get, post};
 use engine::{Engine, SamplingParams};
+use serde_json::Value;
 use tokenizer::Tokenizer;
 use tokenizer::chat_template::ChatTemplate;
 use tokio::sync::watch;
 
-use crate::engine_thread::EngineHandle;
+use crate::engine_thread::{EngineFailure, EngineHandle};
 use crate::error::ApiError;
 use crate::generation::unix_time;
 use crate::grammar::Grammars;
-use crate::metrics::Metrics;
+use crate::loading::Loading;
+use crate::metrics::{HttpMetrics, Metrics};
 use crate::options::Options;
 use crate::tools::Dialect;
 use crate::{anthropic, chat, completions, embeddings, info, openapi, page, responses, security, tokens};
@@ -64,15 +66,23 @@ pub(crate) struct Serving {
     pub(crate) load_time: Duration,
     /// Seconds since 1970 when it was ready.
     pub(crate) created: u64,
+    /// How its requests fared.
+    pub(crate) metrics: Metrics,
 }
 
 /// How far the server is.
 #[derive(Clone)]
 pub(crate) enum Phase {
-    Loading { what: String },
-    Ready(Arc<Serving>),
+    /// Not all models are loaded; these are not.
+    Loading {
+        what: Vec<String>,
+    },
+    /// All are loaded, and these answer: one at least.
+    Ready(Vec<Arc<Serving>>),
     Draining,
-    Failed { why: String },
+    Failed {
+        why: String,
+    },
 }
 
 /// A server without a socket. Cheap to clone.
@@ -83,30 +93,84 @@ pub struct App {
 
 pub(crate) struct Inner {
     pub(crate) options: Options,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: HttpMetrics,
     pub(crate) started: Instant,
-    phase: RwLock<Phase>,
+    models: Vec<Place>,
+    /// Why there will be no models.
+    not_loaded: RwLock<Option<String>>,
     draining: AtomicBool,
     /// Turns true when streams have to end now.
     pub(crate) stop: watch::Sender<bool>,
 }
 
+/// Where a model is, once it is loaded.
+struct Place {
+    name: String,
+    model: OnceLock<Arc<Serving>>,
+    loading: Loading,
+}
+
+/// How one of the models is.
+pub(crate) enum ModelPhase<'a> {
+    Loading(&'a Loading),
+    Ready(&'a Arc<Serving>),
+    Failed(EngineFailure),
+}
+
+impl Place {
+    fn phase(&self) -> ModelPhase<'_> {
+        let Some(serving) = self.model.get() else { return ModelPhase::Loading(&self.loading) };
+        serving.engine.failure().map_or(ModelPhase::Ready(serving), ModelPhase::Failed)
+    }
+
+    /// The model, if it answers now.
+    fn serving(&self) -> Result<Arc<Serving>, ApiError> {
+        match self.phase() {
+            ModelPhase::Ready(serving) => Ok(Arc::clone(serving)),
+            ModelPhase::Loading(_) => Err(loading(&self.name)),
+            ModelPhase::Failed(failure) => Err(ApiError::unavailable("failed", failure.to_string())),
+        }
+    }
+}
+
+/// Why a model could not be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadyError {
+    /// [`App::new`] was told of no such model, or it is served already.
+    #[error("`{name}` is no model that this server waits for")]
+    Unexpected {
+        /// The model's name.
+        name: String,
+    },
+    /// The engine's thread cannot be started.
+    #[error("cannot start the engine's thread")]
+    Thread(#[from] std::io::Error),
+}
+
 impl App {
-    /// A server that is loading `model`: everything but its health is answered by 503.
-    pub fn new(options: Options, model: &str) -> Self {
+    /// A server that is loading `models`, which have different names; the first is what requests get that name none.
+    /// Everything but its health is answered by 503 until there is the model that is asked for.
+    ///
+    /// # Panics
+    ///
+    /// Without any model.
+    pub fn new(options: Options, models: &[&str]) -> Self {
+        assert!(!models.is_empty(), "a server serves a model");
+        let place = |&name: &&str| Place { name: name.to_owned(), model: OnceLock::new(), loading: Loading::default() };
         let inner = Inner {
             options,
-            metrics: Metrics::default(),
+            metrics: HttpMetrics::default(),
             started: Instant::now(),
-            phase: RwLock::new(Phase::Loading { what: model.to_owned() }),
+            models: models.iter().map(place).collect(),
+            not_loaded: RwLock::new(None),
             draining: AtomicBool::new(false),
             stop: watch::Sender::new(false),
         };
         Self { inner: Arc::new(inner) }
     }
 
-    /// Starts the engine's thread and serves the model from now on.
-    pub fn ready(&self, model: ServedModel) -> std::io::Result<()> {
+    /// Starts the engine's thread of one of the models and serves it from now on.
+    pub fn ready(&self, model: ServedModel) -> Result<(), ReadyError> {
         let ServedModel {
             name,
             device,
@@ -119,9 +183,12 @@ impl App {
             engine,
             load_time,
         } = model;
+        let place = self.inner.models.iter().find(|place| place.name == name && place.model.get().is_none());
+        let place = place.ok_or_else(|| ReadyError::Unexpected { name: name.clone() })?;
         let hidden_size = engine.hidden_size();
         let engine = EngineHandle::start(engine, self.inner.options.step_time_max)?;
         let dialect = chat_template.as_ref().map_or_else(Dialect::default, Dialect::of);
+        let grammars = Grammars::new(dialect.controls(&tokenizer));
         let serving = Serving {
             name,
             device,
@@ -133,18 +200,24 @@ impl App {
             pooling,
             normalize,
             hidden_size,
-            grammars: Grammars::default(),
+            grammars,
             dialect,
             load_time,
             created: unix_time(),
+            metrics: Metrics::default(),
         };
-        self.set_phase(Phase::Ready(Arc::new(serving)));
-        Ok(())
+        place.model.set(Arc::new(serving)).map_err(|_| ReadyError::Unexpected { name: place.name.clone() })
+    }
+
+    /// Where whoever loads the model of this name says how far it is. Of another name, nobody looks at it.
+    pub fn loading(&self, name: &str) -> Loading {
+        let place = self.inner.models.iter().find(|place| place.name == name);
+        place.map_or_else(Loading::default, |place| place.loading.clone())
     }
 
     /// Says that no model will be served, and why.
     pub fn failed(&self, why: &str) {
-        self.set_phase(Phase::Failed { why: why.to_owned() });
+        *self.inner.not_loaded.write().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
     }
 
     /// Takes no new request from now on; those under way go on.
@@ -186,26 +259,37 @@ impl App {
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        let phase = self.inner.phase.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let failure = match &phase {
-            Phase::Ready(serving) => serving.engine.failure(),
-            _ => None,
-        };
-        match (failure, &phase) {
-            (Some(failure), _) => Phase::Failed { why: failure.to_string() },
-            // A server that has failed shuts down too, and says why as long as it says anything.
-            (None, Phase::Failed { .. }) => phase,
-            _ if self.inner.draining.load(Ordering::Acquire) => Phase::Draining,
-            _ => phase,
+        if let Some(why) = self.inner.not_loaded.read().unwrap_or_else(PoisonError::into_inner).clone() {
+            return Phase::Failed { why };
         }
+        let (mut loading, mut ready, mut failure) = (Vec::new(), Vec::new(), None);
+        for (name, phase) in self.models() {
+            match phase {
+                ModelPhase::Loading(_) => loading.push(name.to_owned()),
+                ModelPhase::Ready(serving) => ready.push(Arc::clone(serving)),
+                ModelPhase::Failed(found) => failure = failure.or(Some(found)),
+            }
+        }
+        match failure {
+            // As long as some other answers, or will, there is a server.
+            Some(failure) if ready.is_empty() && loading.is_empty() => Phase::Failed { why: failure.to_string() },
+            _ if self.inner.draining.load(Ordering::Acquire) => Phase::Draining,
+            _ if loading.is_empty() => Phase::Ready(ready),
+            _ => Phase::Loading { what: loading },
+        }
+    }
+
+    /// How each model is, in their order.
+    pub(crate) fn models(&self) -> impl Iterator<Item = (&str, ModelPhase<'_>)> {
+        self.inner.models.iter().map(|place| (&*place.name, place.phase()))
     }
 
     /// Whether there has been a model, ever.
     pub(crate) fn has_served(&self) -> bool {
-        matches!(*self.inner.phase.read().unwrap_or_else(PoisonError::into_inner), Phase::Ready(_))
+        self.inner.models.iter().any(|place| place.model.get().is_some())
     }
 
-    /// Why nothing can be served any more: the model was not loaded, or the engine has failed.
+    /// Why nothing can be served any more: a model was not loaded, or all engines have failed.
     pub fn failure(&self) -> Option<String> {
         match self.phase() {
             Phase::Failed { why } => Some(why),
@@ -213,26 +297,56 @@ impl App {
         }
     }
 
-    /// The model, if there is one now.
-    pub(crate) fn serving(&self) -> Result<Arc<Serving>, ApiError> {
+    /// The models that answer now, of which there is one at least.
+    pub(crate) fn serving_any(&self) -> Result<Vec<Arc<Serving>>, ApiError> {
         match self.phase() {
             Phase::Ready(serving) => Ok(serving),
-            Phase::Loading { what } => Err(ApiError::unavailable("loading", format!("`{what}` is still being loaded"))),
             Phase::Draining => Err(ApiError::unavailable("draining", "the server is shutting down")),
             Phase::Failed { why } => Err(ApiError::unavailable("failed", why)),
+            Phase::Loading { what } => {
+                let found: Vec<_> = self.inner.models.iter().filter_map(|place| place.serving().ok()).collect();
+                if found.is_empty() { Err(loading(&what.join("`, `"))) } else { Ok(found) }
+            }
         }
     }
 
-    fn set_phase(&self, phase: Phase) {
-        *self.inner.phase.write().unwrap_or_else(PoisonError::into_inner) = phase;
+    /// The model that a request means which asks for `asked`, the first one if for none, if it answers now.
+    pub(crate) fn serving(&self, asked: Option<&str>) -> Result<Arc<Serving>, ApiError> {
+        self.serving_any()?;
+        let models = &self.inner.models;
+        let found = asked.map_or(models.first(), |asked| models.iter().find(|place| place.name == asked));
+        found.ok_or_else(|| self.no_such_model(asked.unwrap_or_default()))?.serving()
     }
+
+    /// The model that the request with this body means. What is wrong with the field itself is said by whoever reads the
+    /// fields, each in its turn.
+    pub(crate) fn serving_of(&self, body: &Value) -> Result<Arc<Serving>, ApiError> {
+        match &*self.inner.models {
+            [_] => self.serving(None),
+            _ => self.serving(body["model"].as_str()),
+        }
+    }
+
+    /// The program's version, once there is a model.
+    pub(crate) fn version(&self) -> Result<&'static str, ApiError> {
+        Ok(self.serving_any()?.first().map_or("", |serving| serving.version))
+    }
+
+    pub(crate) fn no_such_model(&self, asked: &str) -> ApiError {
+        let names: Vec<_> = self.inner.models.iter().map(|place| &*place.name).collect();
+        ApiError::no_such_model(asked, &names)
+    }
+}
+
+fn loading(names: &str) -> ApiError {
+    ApiError::unavailable("loading", format!("`{names}` is still being loaded"))
 }
 
 impl Serving {
     /// Whether a request that names `asked` means this model.
     pub(crate) fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
         match asked {
-            Some(asked) if asked != self.name => Err(ApiError::no_such_model(asked, &self.name)),
+            Some(asked) if asked != self.name => Err(ApiError::no_such_model(asked, &[&self.name])),
             _ => Ok(()),
         }
     }

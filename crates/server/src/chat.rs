@@ -7,8 +7,8 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
+use tokenizer::ParseSpecial;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
-use tokenizer::{ParseSpecial, Tokenizer};
 
 use crate::app::{App, Serving};
 use crate::choice::Delta;
@@ -18,7 +18,7 @@ use crate::generation::{self, Format, Plan, prepared, random_id, unix_time};
 use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
 use crate::sampling::{self, Settings};
 use crate::security::KeyNumber;
-use crate::tools::{self, ToolChoice};
+use crate::tools::{self, Controls, ToolChoice};
 use crate::{grammar, logprobs, messages};
 
 /// Fields of a conversation that is to be rendered; `/apply-template` and `/tokenize` have them too.
@@ -150,9 +150,9 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     let mut settings = Settings::take(&mut fields, serving, key)?;
     let (max_tokens, max_tokens_field) = max_tokens(&mut fields)?;
     settings.sampling.logprobs = top_logprobs(&mut fields)?;
-    let choice = ToolChoice::take(&mut fields, &conversation.tools, serving)?;
+    let choice = ToolChoice::take(&mut fields, &conversation.tools)?;
     fields.finish(KNOWN)?;
-    if choice.grammar.is_some() && settings.grammar.is_some() {
+    if choice.is_forced() && settings.grammar.is_some() {
         let message = "the text cannot be a call of a tool and keep to another grammar";
         return Err(ApiError::invalid("tool_choice", message));
     }
@@ -160,7 +160,6 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
         let message = "a text that keeps to a grammar calls no tool: offer none, or say `none`";
         return Err(ApiError::invalid("tool_choice", message));
     }
-    settings.grammar = choice.grammar.or(settings.grammar);
     if choice.none {
         conversation.tools.clear();
     }
@@ -169,25 +168,25 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     let prompt = conversation.render(serving)?;
     let syntax = serving.dialect.tools.filter(|_| !conversation.tools.is_empty());
     let reasoning = serving.dialect.reasoning(&prompt);
-    if reasoning == Reasoning::Channels || syntax.is_some_and(ToolSyntax::has_special_tokens) {
+    if let Some(grammar) = choice.grammar(&conversation.tools, reasoning, serving)? {
+        settings.grammar = Some(grammar);
+    }
+    let controls = Controls::of(reasoning, syntax, &serving.tokenizer);
+    let is_special = |(id, _): &(u32, String)| serving.tokenizer.is_special(*id);
+    if reasoning == Reasoning::Channels
+        || syntax.is_some_and(ToolSyntax::has_special_tokens)
+        || controls.tokens.iter().any(is_special)
+    {
         // The tokens that calls begin with are special, and those that name channels.
         settings.text.skip_special = false;
     }
     let reader = ReplyReader::new(reasoning, syntax, tools::functions(&conversation.tools));
-    settings.text.controls = controls(syntax, &serving.tokenizer);
-    settings.text.reply = Some(if settings.text.controls.is_empty() { reader } else { reader.by_id() });
-    settings.text.one_call = choice.one_call;
+    settings.text.reply = Some(reader.by_id(controls.by_id));
+    settings.text.controls = controls.tokens;
+    settings.text.one_call = choice.one_call || choice.is_forced();
     let ids = serving.tokenizer.encode(&prompt, ParseSpecial::Yes)?;
     let plan = Plan { settings, max_tokens, prompt_logprobs: None, prompt_field: "messages", max_tokens_field };
     Ok((plan, ids, wants_logprobs))
-}
-
-/// The ids of the tokens that calls begin with, with their texts; none where the vocabulary lacks one of them, and text is
-/// all that can be looked at.
-pub(crate) fn controls(syntax: Option<ToolSyntax>, tokenizer: &Tokenizer) -> Vec<(u32, String)> {
-    let texts = syntax.map_or(&[][..], ToolSyntax::controls);
-    let ids: Option<Vec<_>> = texts.iter().map(|&text| Some((tokenizer.token_to_id(text)?, text.to_owned()))).collect();
-    ids.unwrap_or_default()
 }
 
 /// The newer name of the field and the older one; both, if they agree.

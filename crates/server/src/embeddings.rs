@@ -72,9 +72,9 @@ pub(crate) async fn embeddings(
         let requests = wave.iter().map(|ids| wanted.request(ids)).collect();
         let running = serving.engine.submit(requests).await;
         let running = running.map_err(|error| error.into_api("input", "input"));
-        let running = running.inspect_err(|_| app.inner.metrics.refused())?;
+        let running = running.inspect_err(|_| serving.metrics.refused())?;
         let tokens = wave.iter().map(Vec::len).sum::<usize>();
-        app.inner.metrics.started(tokens);
+        serving.metrics.started(tokens);
         prompt_tokens += tokens;
         let mut found = vec![None; wave.len()];
         let mut watched = Watched::new(&app, running, begun);
@@ -90,7 +90,7 @@ pub(crate) async fn embeddings(
             vectors.push(vector.ok_or_else(|| ApiError::internal("no_embedding", message))?);
         }
     }
-    app.inner.metrics.finished(std::iter::empty(), 0, begun.elapsed());
+    serving.metrics.finished(std::iter::empty(), 0, begun.elapsed());
     let dimensions = vectors.first().map_or(0, Vec::len);
     let entry = |(index, vector): (usize, Vec<f32>)| {
         let vector = wanted.written(vector);

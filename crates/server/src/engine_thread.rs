@@ -278,7 +278,8 @@ impl Subscribers {
                     seen = begun;
                     if count > LOOKS {
                         let failure = EngineFailure::Stuck(shared.step_time_max);
-                        tracing::error!(%failure, waiting = self.0.len(), "all requests end");
+                        // Whoever ends the program, or goes on without this model, says it aloud.
+                        tracing::info!(%failure, waiting = self.0.len(), "all requests end");
                         shared.failure.send_replace(Some(failure));
                         return;
                     }
@@ -338,7 +339,7 @@ impl EngineThread {
     fn run(mut self, commands: &mpsc::Receiver<Command>) {
         let ended = catch_unwind(AssertUnwindSafe(|| self.serve(commands)));
         if ended.is_err() {
-            tracing::error!("the engine failed in a way that is a bug; all requests end");
+            tracing::info!("the engine failed in a way that is a bug; all requests end");
             self.shared.failure.send_replace(Some(EngineFailure::Bug));
         }
     }

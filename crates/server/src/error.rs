@@ -52,8 +52,9 @@ impl ApiError {
     }
 
     /// A model that is not served here.
-    pub(crate) fn no_such_model(asked: &str, served: &str) -> Self {
-        let message = format!("the model `{asked}` is not served here; `{served}` is");
+    pub(crate) fn no_such_model(asked: &str, served: &[&str]) -> Self {
+        let are = if served.len() == 1 { "is" } else { "are" };
+        let message = format!("the model `{asked}` is not served here; `{}` {are}", served.join("`, `"));
         let error = Self::refused(StatusCode::NOT_FOUND, "model_not_found", message);
         Self { param: Some("model".to_owned()), ..error }
     }

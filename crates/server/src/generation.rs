@@ -55,7 +55,6 @@ pub(crate) struct Plan {
 
 /// A request under way.
 pub(crate) struct Job {
-    app: App,
     serving: Arc<Serving>,
     settings: Settings,
     watched: Watched,
@@ -88,8 +87,10 @@ pub(crate) async fn prepared<T: Send + 'static>(
     request: Request<Body>,
     prepare: fn(Value, &Arc<Serving>, u64) -> Result<T, ApiError>,
 ) -> Result<(Arc<Serving>, T), ApiError> {
-    let serving = app.serving()?;
+    // Before a body is read for nothing.
+    app.serving_any()?;
     let body = read_json(request, &app.inner.options).await?;
+    let serving = app.serving_of(&body)?;
     let served = Arc::clone(&serving);
     let made = blocking(move || prepare(body, &served, key)).await?;
     Ok((serving, made))
@@ -169,20 +170,10 @@ impl Job {
         let running = submitted.map_err(|error| {
             error.into_api(prompt_field, if prompt_too_long { prompt_field } else { max_tokens_field })
         });
-        let running = running.inspect_err(|_| app.inner.metrics.refused())?;
-        app.inner.metrics.started(prompt_tokens);
+        let running = running.inspect_err(|_| serving.metrics.refused())?;
+        serving.metrics.started(prompt_tokens);
         let watched = Watched::new(app, running, begun);
-        Ok(Self {
-            app: app.clone(),
-            serving,
-            settings,
-            watched,
-            choices,
-            prompt_tokens,
-            begun,
-            first_token: None,
-            last_token: begun,
-        })
+        Ok(Self { serving, settings, watched, choices, prompt_tokens, begun, first_token: None, last_token: begun })
     }
 
     /// Waits for the next event; nothing once all completions have ended. Safe to drop while it waits.
@@ -214,7 +205,7 @@ impl Job {
     }
 
     fn count_token(&mut self) {
-        let (now, metrics) = (Instant::now(), &self.app.inner.metrics);
+        let (now, metrics) = (Instant::now(), &self.serving.metrics);
         match self.first_token {
             None => {
                 self.first_token = Some(now);
@@ -289,7 +280,7 @@ impl Job {
     }
 
     pub(crate) fn finished<'a>(&self, finishes: impl Iterator<Item = &'a Finish>) {
-        self.app.inner.metrics.finished(
+        self.serving.metrics.finished(
             finishes.map(|finish| finish.reason),
             self.generated_tokens(),
             self.begun.elapsed(),
@@ -297,7 +288,7 @@ impl Job {
         let (submitted, started) = self.watched.running.queued();
         if let (Some(started), Some(first)) = (started, self.first_token) {
             let (queue, prefill) = (started - submitted, first.saturating_duration_since(started));
-            self.app.inner.metrics.phases(queue, prefill, self.last_token - first);
+            self.serving.metrics.phases(queue, prefill, self.last_token - first);
         }
     }
 

@@ -26,14 +26,24 @@ const KEPT_MAX: usize = 64;
 /// The vocabulary as grammars see it, made when the first is asked for, and those that were compiled last.
 #[derive(Default)]
 pub(crate) struct Grammars {
+    /// Tokens that no text is written with, besides those that are special.
+    controls: Vec<u32>,
     factory: OnceLock<Result<ParserFactory, String>>,
     /// By what they were made of; the one that was asked for last stands last.
     kept: Mutex<Vec<(String, Arc<Compiled>)>>,
 }
 
 impl Grammars {
+    /// Of a model that writes something else than text with `controls`: a grammar asks for them by their ids, and the text that
+    /// they have is written with others.
+    pub(crate) fn new(controls: Vec<u32>) -> Self {
+        Self { controls, ..Self::default() }
+    }
+
     fn factory(&self, tokenizer: &Tokenizer, vocab_size: usize) -> Result<&ParserFactory, ApiError> {
-        let made = self.factory.get_or_init(|| factory(tokenizer, vocab_size).map_err(|error| error.to_string()));
+        let made = self
+            .factory
+            .get_or_init(|| factory(tokenizer, vocab_size, &self.controls).map_err(|error| error.to_string()));
         made.as_ref().map_err(|error| {
             ApiError::unsupported(
                 "response_format",
@@ -113,13 +123,14 @@ impl Grammars {
 fn factory(
     tokenizer: &Tokenizer,
     vocab_size: usize,
+    controls: &[u32],
 ) -> Result<ParserFactory, Box<dyn std::error::Error + Send + Sync>> {
     let eos = tokenizer.eos_ids();
     let Some(&main_eos) = eos.first() else { return Err("it has no token that ends a text".into()) };
     let bytes = |id: usize| {
         let id = id as u32;
         let mut bytes = tokenizer.token_bytes(id).unwrap_or_default();
-        if tokenizer.is_special(id) {
+        if tokenizer.is_special(id) || controls.contains(&id) {
             // Only a grammar that names the token can ask for it; its text is another thing.
             bytes.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
         }
@@ -196,11 +207,12 @@ fn structured_outputs(outputs: Value) -> Result<TopLevelGrammar, ApiError> {
     Ok(grammar)
 }
 
-/// A text as a regular expression that matches it alone.
-fn escaped(text: &str) -> String {
+/// A text as a regular expression that matches it alone, between slashes too.
+pub(crate) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
-        if character.is_ascii_punctuation() {
+        // With a backslash those two mean the edges of a word.
+        if character.is_ascii_punctuation() && !matches!(character, '<' | '>') {
             escaped.push('\\');
         }
         escaped.push(character);

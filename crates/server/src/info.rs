@@ -6,18 +6,23 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::app::{App, Phase, Serving};
+use crate::app::{App, ModelPhase, Phase, Serving};
 use crate::error::{ApiError, json_response};
+use crate::metrics;
 
 pub(crate) async fn models(State(app): State<App>) -> Result<Response, ApiError> {
-    let serving = app.serving()?;
-    Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": [describe(&serving)]})))
+    let data: Vec<_> = app.serving_any()?.iter().map(|serving| describe(serving)).collect();
+    Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": data})))
 }
 
 pub(crate) async fn model(State(app): State<App>, Path(name): Path<String>) -> Result<Response, ApiError> {
-    let serving = app.serving()?;
-    serving.check_model(Some(&name))?;
-    Ok(json_response(StatusCode::OK, &describe(&serving)))
+    Ok(json_response(StatusCode::OK, &describe(&*app.serving(Some(&name))?)))
+}
+
+/// The model that the query of a route without a body names.
+pub(crate) fn asked_model(uri: &Uri) -> Option<String> {
+    let mut pairs = form_urlencoded::parse(uri.query()?.as_bytes());
+    pairs.find_map(|(name, value)| (name == "model").then(|| value.into_owned()))
 }
 
 fn describe(serving: &Serving) -> Value {
@@ -45,36 +50,63 @@ fn describe(serving: &Serving) -> Value {
     })
 }
 
-/// 200 once requests are answered; before and after that 503, with how far it is.
-pub(crate) async fn health(State(app): State<App>) -> Response {
+/// 200 once requests are answered; before and after that 503, with how far it is. Of one of several models, if the query
+/// names it.
+pub(crate) async fn health(State(app): State<App>, uri: Uri) -> Result<Response, ApiError> {
     let elapsed_s = app.inner.started.elapsed().as_secs_f64();
-    let (status, body) = match app.phase() {
-        Phase::Ready(_) => (StatusCode::OK, json!({"status": "ok"})),
-        Phase::Loading { what } => {
-            let body = json!({"status": "loading", "model": what, "elapsed_s": elapsed_s});
-            (StatusCode::SERVICE_UNAVAILABLE, body)
+    let loading = |what: &str| {
+        let mut body = json!({"status": "loading", "model": what, "elapsed_s": elapsed_s});
+        if let Some((_, ModelPhase::Loading(loading))) = app.models().find(|(name, _)| *name == what) {
+            loading.write(&mut body);
         }
-        Phase::Draining => (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "draining"})),
-        Phase::Failed { why } => (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "failed", "reason": why})),
+        body
     };
+    let failed = |why: &str| json!({"status": "failed", "reason": why});
+    let phase = app.phase();
+    let is_one = app.models().count() == 1;
+    let (is_well, mut body) = match (&phase, asked_model(&uri)) {
+        (Phase::Draining, _) => (false, json!({"status": "draining"})),
+        (Phase::Failed { why }, _) => (false, failed(why)),
+        (_, Some(asked)) => match app.models().find(|(name, _)| *name == asked).map(|(_, phase)| phase) {
+            Some(ModelPhase::Ready(_)) => (true, json!({"status": "ok"})),
+            Some(ModelPhase::Loading(_)) => (false, loading(&asked)),
+            Some(ModelPhase::Failed(failure)) => (false, failed(&failure.to_string())),
+            None => return Err(app.no_such_model(&asked)),
+        },
+        (Phase::Ready(ready), None) if ready.len() == app.models().count() => (true, json!({"status": "ok"})),
+        // Others answer, so requests may come.
+        (Phase::Ready(_), None) => (true, json!({"status": "degraded"})),
+        (Phase::Loading { what }, None) => (false, loading(&what[0])),
+    };
+    if !is_one {
+        body["models"] = app.models().map(|(name, phase)| (name.to_owned(), json!(word(&phase)))).collect();
+    }
+    let status = if is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut response = json_response(status, &body);
-    if status != StatusCode::OK {
+    if !is_well {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
-    response
+    Ok(response)
+}
+
+fn word(phase: &ModelPhase<'_>) -> &'static str {
+    match phase {
+        ModelPhase::Loading(_) => "loading",
+        ModelPhase::Ready(_) => "ok",
+        ModelPhase::Failed(_) => "failed",
+    }
 }
 
 pub(crate) async fn version(State(app): State<App>) -> Result<Response, ApiError> {
-    Ok(json_response(StatusCode::OK, &json!({"version": app.serving()?.version})))
+    Ok(json_response(StatusCode::OK, &json!({"version": app.version()?})))
 }
 
 /// Prometheus' text format.
 pub(crate) async fn metrics(State(app): State<App>) -> Response {
-    let serving = match app.phase() {
-        Phase::Ready(serving) => Some(serving),
-        _ => None,
-    };
-    let mut response = Response::new(Body::from(app.inner.metrics.write(serving.as_deref())));
+    // Of a server that shuts down, no more than what it still does.
+    let is_up = matches!(app.phase(), Phase::Ready(_) | Phase::Loading { .. });
+    let models = app.models().filter(|_| is_up);
+    let mut response = Response::new(Body::from(metrics::write(&app.inner.metrics, models)));
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     response

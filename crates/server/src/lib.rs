@@ -1,8 +1,8 @@
 //! The HTTP server: OpenAI's interface, and Anthropic's messages, over the engine, for many clients at a time.
 //!
-//! One thread owns the engine and steps it ([`App::ready`] starts it); everything else (reading requests, tokenising,
-//! templates, detokenising, writing streams) runs beside it and talks to it by messages. A client that goes away takes
-//! its request with it: the handle of a request cancels it when it is dropped, before the next step.
+//! Of each model, one thread owns the engine and steps it ([`App::ready`] starts it); everything else (reading requests,
+//! tokenising, templates, detokenising, writing streams) runs beside it and talks to it by messages. A client that goes away
+//! takes its request with it: the handle of a request cancels it when it is dropped, before the next step.
 //!
 //! Never silent: a route lists its fields (`fields.rs`), each is applied or refused with its name, and an answer says under
 //! `x_hotmetal` what was really used. One layer outside the router (`security.rs`) checks host, origin and key.
@@ -22,10 +22,12 @@ mod embeddings;
 mod engine_thread;
 mod error;
 mod fields;
+mod forced_call;
 mod generation;
 mod grammar;
 mod info;
 mod listen;
+mod loading;
 mod logprobs;
 mod messages;
 mod metrics;
@@ -45,7 +47,8 @@ mod tokens;
 mod tools;
 mod turn;
 
-pub use app::{App, ServedModel};
+pub use app::{App, ReadyError, ServedModel};
 pub use listen::{Ended, Shutdown, serve};
+pub use loading::{LoadStage, Loading};
 pub use options::{ApiKey, Options, OptionsError};
 pub use sampling::{describe as describe_sampling, random_seed};

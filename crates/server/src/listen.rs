@@ -1,5 +1,6 @@
 //! The router on a socket: connections are counted and timed, and a shutdown waits for requests under way.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::app::App;
+use crate::app::{App, ModelPhase};
 
 const HEADER_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 64;
@@ -66,10 +67,11 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: Shutdown) -> Ended
     let places = Arc::new(Semaphore::new(app.inner.options.connections_max));
     let closing = watch::Sender::new(false);
     let mut connections = JoinSet::new();
+    let mut told = HashSet::new();
     let failed = loop {
         tokio::select! {
             () = shutdown.asked() => break false,
-            () = engine_failure(&app) => break true,
+            () = all_fail(&app, &mut told) => break true,
             Some(_) = connections.join_next() => {}
             Some((stream, place)) = accept(&listener, &places) => {
                 connections.spawn(connection(app.clone(), router.clone(), stream, place, closing.subscribe()));
@@ -103,8 +105,16 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: Shutdown) -> Ended
     Ended::Stopped
 }
 
-async fn engine_failure(app: &App) {
+/// Returns once no model answers any more. Of one that has failed while others go on, says so.
+async fn all_fail(app: &App, told: &mut HashSet<String>) {
     while app.failure().is_none() {
+        for (name, phase) in app.models() {
+            if let ModelPhase::Failed(failure) = phase
+                && told.insert(name.to_owned())
+            {
+                tracing::error!("`{name}` answers nobody any more, the others go on: {failure}");
+            }
+        }
         sleep(WATCH_INTERVAL).await;
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 
-use crate::app::Serving;
+use crate::app::{ModelPhase, Serving};
 
 /// Upper bounds in seconds.
 const TTFT_S: &[f64] = &[0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 40.0, 160.0];
@@ -15,7 +15,18 @@ const ITL_S: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07
 const E2E_S: &[f64] = &[0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0];
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0];
 
-/// What has happened since the start.
+/// What has happened to connections and requests, whatever model they were for.
+#[derive(Debug, Default)]
+pub(crate) struct HttpMetrics(Mutex<HttpCounts>);
+
+#[derive(Debug, Default)]
+struct HttpCounts {
+    /// Answers by route and status.
+    answers: BTreeMap<(String, u16), u64>,
+    connections: u64,
+}
+
+/// What has happened to the requests of one model since it was there.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics(Mutex<Counts>);
 
@@ -24,10 +35,7 @@ struct Counts {
     prompt_tokens: u64,
     generated_tokens: u64,
     finished: BTreeMap<&'static str, u64>,
-    /// Answers by route and status.
-    answers: BTreeMap<(String, u16), u64>,
     refused: u64,
-    connections: u64,
     ttft: Histogram,
     itl: Histogram,
     e2e: Histogram,
@@ -55,9 +63,7 @@ impl Default for Counts {
             prompt_tokens: 0,
             generated_tokens: 0,
             finished: BTreeMap::new(),
-            answers: BTreeMap::new(),
             refused: 0,
-            connections: 0,
             ttft: Histogram::new(TTFT_S),
             itl: Histogram::new(ITL_S),
             e2e: Histogram::new(E2E_S),
@@ -93,8 +99,8 @@ impl Histogram {
         self.total += 1;
     }
 
-    fn write(&self, out: &mut String, name: &str, help: &str, labels: &str) {
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
+    fn write(&self, page: &mut Page, name: &'static str, help: &'static str, labels: &str) {
+        let out = page.family(name, "histogram", help);
         let mut below = 0;
         for (bound, count) in self.bounds.iter().zip(&self.counts) {
             below += count;
@@ -106,18 +112,64 @@ impl Histogram {
     }
 }
 
-impl Metrics {
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+/// A page of Prometheus' text format, which wants the values of a name together, whatever model they are of.
+#[derive(Default)]
+struct Page {
+    /// By name: what stands before the values, and the values.
+    families: Vec<(&'static str, String)>,
+}
+
+impl Page {
+    /// Where the values of a name are written.
+    fn family(&mut self, name: &'static str, kind: &str, help: &str) -> &mut String {
+        let known = self.families.iter().position(|(known, _)| *known == name);
+        let index = known.unwrap_or_else(|| {
+            self.families.push((name, format!("# HELP {name} {help}\n# TYPE {name} {kind}\n")));
+            self.families.len() - 1
+        });
+        &mut self.families[index].1
+    }
+
+    fn single(&mut self, name: &'static str, kind: &str, help: &str, labels: &str, value: impl std::fmt::Display) {
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+        let _ = writeln!(self.family(name, kind, help), "{name}{labels} {value}");
+    }
+
+    fn text(self) -> String {
+        self.families.into_iter().map(|(_, text)| text).collect()
+    }
+}
+
+/// Everything, in Prometheus' text format; of an engine only where there is one.
+pub(crate) fn write<'a>(http: &HttpMetrics, models: impl Iterator<Item = (&'a str, ModelPhase<'a>)>) -> String {
+    let mut page = Page::default();
+    {
+        let counts = http.counts();
+        for ((route, status), count) in &counts.answers {
+            let out = page.family("hotmetal_http_answers_total", "counter", "Answers by route and status.");
+            let _ = writeln!(out, "hotmetal_http_answers_total{{route=\"{route}\",status=\"{status}\"}} {count}");
+        }
+        page.single("hotmetal_connections", "gauge", "Open connections.", "", counts.connections);
+    }
+    for (name, phase) in models {
+        let name = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let model = format!("model_name=\"{name}\"");
+        let answers = matches!(phase, ModelPhase::Ready(_));
+        page.single("hotmetal_model_ready", "gauge", "Whether the model answers: 1 or 0.", &model, u8::from(answers));
+        if let ModelPhase::Ready(serving) = phase {
+            write_engine(&mut page, &serving.metrics.counts(), serving, &model);
+        }
+    }
+    page.text()
+}
+
+impl HttpMetrics {
+    fn counts(&self) -> MutexGuard<'_, HttpCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn answered(&self, route: &str, status: StatusCode) {
         *self.counts().answers.entry((route.to_owned(), status.as_u16())).or_default() += 1;
-    }
-
-    /// The engine refused a request: its queue is full, or it does not fit.
-    pub(crate) fn refused(&self) {
-        self.counts().refused += 1;
     }
 
     pub(crate) fn connected(&self) {
@@ -126,6 +178,17 @@ impl Metrics {
 
     pub(crate) fn disconnected(&self) {
         self.counts().connections -= 1;
+    }
+}
+
+impl Metrics {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The engine refused a request: its queue is full, or it does not fit.
+    pub(crate) fn refused(&self) {
+        self.counts().refused += 1;
     }
 
     pub(crate) fn started(&self, prompt_tokens: usize) {
@@ -160,31 +223,13 @@ impl Metrics {
         counts.prefill.observe(prefill.as_secs_f64());
         counts.decode.observe(decode.as_secs_f64());
     }
-
-    /// Everything, in Prometheus' text format; of the engine only where there is one.
-    pub(crate) fn write(&self, serving: Option<&Serving>) -> String {
-        let mut out = String::new();
-        let counts = self.counts();
-        let _ = writeln!(out, "# HELP hotmetal_http_answers_total Answers by route and status.");
-        let _ = writeln!(out, "# TYPE hotmetal_http_answers_total counter");
-        for ((route, status), count) in &counts.answers {
-            let _ = writeln!(out, "hotmetal_http_answers_total{{route=\"{route}\",status=\"{status}\"}} {count}");
-        }
-        single(&mut out, "hotmetal_connections", "gauge", "Open connections.", "", counts.connections);
-        if let Some(serving) = serving {
-            write_engine(&mut out, &counts, serving);
-        }
-        out
-    }
 }
 
-fn write_engine(out: &mut String, counts: &Counts, serving: &Serving) {
-    let name = serving.name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    let model = &*format!("model_name=\"{name}\"");
+fn write_engine(page: &mut Page, counts: &Counts, serving: &Serving, model: &str) {
     let stats = serving.engine.stats();
     let used = stats.num_blocks - stats.num_free_blocks;
     let share = used as f64 / stats.num_blocks as f64;
-    let mut gauge = |name, help, value: f64| single(out, name, "gauge", help, model, value);
+    let mut gauge = |name, help, value: f64| page.single(name, "gauge", help, model, value);
     gauge("vllm:num_requests_running", "Sequences that run.", stats.num_running as f64);
     gauge("vllm:num_requests_waiting", "Sequences that wait.", stats.num_waiting as f64);
     gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", share);
@@ -200,8 +245,8 @@ fn write_engine(out: &mut String, counts: &Counts, serving: &Serving) {
         config.kv.num_blocks,
         if config.prefix_cache { "True" } else { "False" },
     );
-    single(out, "vllm:cache_config_info", "gauge", "How the KV cache is laid out, on whatever device.", &labels, 1);
-    let mut counter = |name, help, value: u64| single(out, name, "counter", help, model, value);
+    page.single("vllm:cache_config_info", "gauge", "How the KV cache is laid out, on whatever device.", &labels, 1);
+    let mut counter = |name, help, value: u64| page.single(name, "counter", help, model, value);
     counter("vllm:num_preemptions_total", "Sequences that lost their blocks to another.", stats.num_preemptions);
     counter("vllm:prompt_tokens_total", "Tokens of prompts.", counts.prompt_tokens);
     counter("vllm:generation_tokens_total", "Tokens generated.", counts.generated_tokens);
@@ -216,28 +261,27 @@ fn write_engine(out: &mut String, counts: &Counts, serving: &Serving) {
     );
     let times = serving.engine.step_times();
     counter("hotmetal_requests_refused_total", "Requests that the engine refused.", counts.refused);
-    let _ = writeln!(out, "# HELP vllm:request_success_total Completions that ended, by reason.");
-    let _ = writeln!(out, "# TYPE vllm:request_success_total counter");
+    let out = page.family("vllm:request_success_total", "counter", "Completions that ended, by reason.");
     for (reason, count) in &counts.finished {
         let _ = writeln!(out, "vllm:request_success_total{{{model},finished_reason=\"{reason}\"}} {count}");
     }
-    times.step.write(out, "hotmetal_step_seconds", "From the end of a step to the end of the next.", model);
+    times.step.write(page, "hotmetal_step_seconds", "From the end of a step to the end of the next.", model);
     let help = "Of a step, what the host takes beside the device's program.";
-    times.host.write(out, "hotmetal_step_host_seconds", help, model);
-    counts.ttft.write(out, "vllm:time_to_first_token_seconds", "From a request to its first token.", model);
-    counts.itl.write(out, "vllm:inter_token_latency_seconds", "From one token of a request to the next.", model);
-    counts.e2e.write(out, "vllm:e2e_request_latency_seconds", "From a request to its last token.", model);
-    counts.queue.write(out, "vllm:request_queue_time_seconds", "From a request to its start.", model);
-    counts.prefill.write(out, "vllm:request_prefill_time_seconds", "From a request's start to its first token.", model);
-    counts.decode.write(out, "vllm:request_decode_time_seconds", "From a request's first token to its last.", model);
-    counts.request_prompt_tokens.write(out, "vllm:request_prompt_tokens", "Tokens of a request's prompts.", model);
+    times.host.write(page, "hotmetal_step_host_seconds", help, model);
+    counts.ttft.write(page, "vllm:time_to_first_token_seconds", "From a request to its first token.", model);
+    counts.itl.write(page, "vllm:inter_token_latency_seconds", "From one token of a request to the next.", model);
+    counts.e2e.write(page, "vllm:e2e_request_latency_seconds", "From a request to its last token.", model);
+    counts.queue.write(page, "vllm:request_queue_time_seconds", "From a request to its start.", model);
+    counts.prefill.write(
+        page,
+        "vllm:request_prefill_time_seconds",
+        "From a request's start to its first token.",
+        model,
+    );
+    counts.decode.write(page, "vllm:request_decode_time_seconds", "From a request's first token to its last.", model);
+    counts.request_prompt_tokens.write(page, "vllm:request_prompt_tokens", "Tokens of a request's prompts.", model);
     let help = "Tokens that a request generated.";
-    counts.request_generated_tokens.write(out, "vllm:request_generation_tokens", help, model);
-}
-
-fn single(out: &mut String, name: &str, kind: &str, help: &str, labels: &str, value: impl std::fmt::Display) {
-    let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
-    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}");
+    counts.request_generated_tokens.write(page, "vllm:request_generation_tokens", help, model);
 }
 
 #[cfg(test)]
@@ -248,10 +292,22 @@ mod tests {
     fn a_distribution_counts_all_up_to_each_bound() {
         let mut histogram = Histogram::new(&[1.0, 2.0]);
         [0.5, 1.0, 1.5, 7.0].into_iter().for_each(|value| histogram.observe(value));
-        let mut out = String::new();
-        histogram.write(&mut out, "x", "Help.", "a=\"b\"");
+        let mut page = Page::default();
+        histogram.write(&mut page, "x", "Help.", "a=\"b\"");
         let expected = "# HELP x Help.\n# TYPE x histogram\nx_bucket{a=\"b\",le=\"1\"} 2\nx_bucket{a=\"b\",le=\"2\"} 3\n\
                         x_bucket{a=\"b\",le=\"+Inf\"} 4\nx_sum{a=\"b\"} 10\nx_count{a=\"b\"} 4\n";
-        assert_eq!(out, expected);
+        assert_eq!(page.text(), expected);
+    }
+
+    #[test]
+    fn the_values_of_a_name_stand_together() {
+        let mut page = Page::default();
+        for model in ["m=\"1\"", "m=\"2\""] {
+            page.single("x", "gauge", "Help.", model, 1);
+            page.single("y", "counter", "Help.", model, 2);
+        }
+        let expected = "# HELP x Help.\n# TYPE x gauge\nx{m=\"1\"} 1\nx{m=\"2\"} 1\n\
+                        # HELP y Help.\n# TYPE y counter\ny{m=\"1\"} 2\ny{m=\"2\"} 2\n";
+        assert_eq!(page.text(), expected);
     }
 }

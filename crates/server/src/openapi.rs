@@ -11,6 +11,7 @@ use axum::response::Response;
 use crate::app::App;
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Rule};
+use crate::loading::LoadStage;
 use crate::{anthropic, chat, completions, embeddings, grammar, responses, sampling, tokens, tools};
 
 /// A route that takes a body.
@@ -117,6 +118,10 @@ const READ_ROUTES: &[(&str, &str, Result<&str, &str>)] = &[
     ("/app.css", "The page's style", Err("text/css")),
 ];
 
+/// Routes without a body whose query may name a model, with what it is then about.
+const MODEL_QUERIES: &[(&str, &str)] =
+    &[("/tokenizer_info", "Whose tokens; the first model's without it"), ("/health", "Of this model alone")];
+
 /// Statuses of refusals, with what they mean.
 const ERRORS: &[(&str, &str)] = &[
     ("400", "a field that cannot be used, named in `param`"),
@@ -136,7 +141,7 @@ const ERRORS: &[(&str, &str)] = &[
 ];
 
 pub(crate) async fn openapi(State(app): State<App>) -> Result<Response, ApiError> {
-    let version = app.serving()?.version;
+    let version = app.version()?;
     match serde_json::to_value(document(version)) {
         Ok(document) => Ok(json_response(StatusCode::OK, &document)),
         Err(error) => Err(ApiError::internal("internal", format!("the document cannot be written: {error}"))),
@@ -157,6 +162,13 @@ pub(crate) fn document(version: &str) -> OpenApi {
         };
         if path.contains("{model}") {
             let parameter = json!({"name": "model", "in": "path", "required": true, "schema": {"type": "string"}});
+            operation["parameters"] = json!([parameter]);
+        }
+        if let Some((_, meaning)) = MODEL_QUERIES.iter().find(|(of, _)| *of == path) {
+            let schema = json!({"type": "string"});
+            let parameter = json!({
+                "name": "model", "in": "query", "required": false, "schema": schema, "description": meaning,
+            });
             operation["parameters"] = json!([parameter]);
         }
         if path == "/health" {
@@ -335,7 +347,10 @@ fn schema_of(path: &str, name: &str) -> Value {
     let is_anthropic = path.starts_with("/v1/messages");
     let is_responses = path == "/v1/responses";
     match name {
-        "model" | "cache_salt" | "instructions" | "content" | "user" | "reasoning_effort" => text(),
+        "model" => json!({
+            "type": "string", "description": "A name that `/v1/models` lists; the first model answers where it is left out.",
+        }),
+        "cache_salt" | "instructions" | "content" | "user" | "reasoning_effort" => text(),
         "prompt" if path == "/tokenize" => text(),
         "prompt" | "input" if !is_responses => {
             let list = |item: Value| json!({"type": "array", "minItems": 1, "maxItems": 2048, "items": item});
@@ -531,7 +546,7 @@ fn components() -> Value {
         "AnthropicError": {"type": "object", "required": ["type", "error"], "properties": {
             "type": {"type": "string", "enum": ["error"]}, "error": error}},
         "Object": {"type": "object"},
-        "Health": answer(&["status"]),
+        "Health": health(),
         "Version": answer(&["version"]),
         "Model": answer(&["id", "object", "created", "owned_by", "max_model_len", "x_hotmetal"]),
         "ModelList": {"type": "object", "required": ["object", "data"], "properties": {
@@ -554,6 +569,26 @@ fn components() -> Value {
                 "content": one_of(vec![text(), json!({"type": "array", "items": block})])}},
         "ChatMessage": chat_message(),
     })
+}
+
+/// Whether requests are answered, and if not all are, how far it is.
+fn health() -> Value {
+    let status = json!({"type": "string", "enum": ["ok", "degraded", "loading", "draining", "failed"]});
+    let word = json!({"type": "string", "enum": ["ok", "loading", "failed"]});
+    json!({"type": "object", "required": ["status"], "properties": {
+        "status": status,
+        "model": {"type": "string", "description": "What is being loaded."},
+        "elapsed_s": {"type": "number", "description": "Seconds since the start."},
+        "stage": {"type": "string", "enum": LoadStage::ALL.map(LoadStage::name), "description": "What is done to load it."},
+        "bytes_loaded": {"type": "integer", "minimum": 0, "description": "Bytes of its weights that are read."},
+        "bytes_total": {"type": "integer", "minimum": 1, "description": "Of so many, once that is known."},
+        "share": {"type": "number", "minimum": 0, "maximum": 1, "description": "The one by the other."},
+        "reason": {"type": "string", "description": "Why nothing is answered any more."},
+        "models": {
+            "type": "object", "additionalProperties": word,
+            "description": "How each of several models is; `degraded` means that some have failed and others answer.",
+        },
+    }})
 }
 
 #[cfg(test)]

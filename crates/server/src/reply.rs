@@ -40,20 +40,25 @@ impl ToolSyntax {
     }
 
     /// Tokens that count by their ids, and not by their text, where the vocabulary has all of them.
-    pub(crate) fn controls(self) -> &'static [&'static str] {
+    pub(crate) fn controls(self) -> &'static [Marker] {
         match self {
-            Self::MistralList => &["[TOOL_CALLS]"],
-            Self::MistralArgs => &["[TOOL_CALLS]", "[ARGS]"],
-            _ => &[],
+            Self::MistralList => &[TOOL_CALLS],
+            Self::MistralArgs => &[TOOL_CALLS, ARGS],
+            Self::DeepSeek => {
+                &[DEEPSEEK_CALLS, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END]
+            }
+            Self::Glm => &[TOOL_CALL, TOOL_CALL_END, GLM_KEY, GLM_KEY_END, GLM_VALUE, GLM_VALUE_END],
+            // Those of its messages.
+            Self::Harmony => Reasoning::Channels.controls(),
+            Self::Hermes | Self::Llama3 => &[],
         }
     }
 
     /// What stands between a name and its arguments, where they are not one object.
-    fn separator(self, by_id: bool) -> &'static str {
+    fn separator(self) -> Marker {
         match self {
-            Self::DeepSeek => "<｜tool▁sep｜>",
-            _ if by_id => "\u{fdd0}[ARGS]",
-            _ => "[ARGS]",
+            Self::DeepSeek => DEEPSEEK_SEPARATOR,
+            _ => ARGS,
         }
     }
 }
@@ -61,6 +66,61 @@ impl ToolSyntax {
 /// Stands before the text of a token that counts by its id. It is no character, and no text that is interchanged holds it;
 /// whoever marks takes it out of the rest.
 pub(crate) const CONTROL: char = '\u{fdd0}';
+
+/// A text that means something beside the letters in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Marker {
+    /// Where it counts however it is spelled.
+    pub(crate) text: &'static str,
+    /// Where it counts only as a token, behind [`CONTROL`].
+    marked: &'static str,
+}
+
+impl Marker {
+    fn of(self, by_id: bool) -> &'static str {
+        if by_id { self.marked } else { self.text }
+    }
+}
+
+macro_rules! markers {
+    ($($name:ident = $text:literal;)*) => {
+        $(pub(crate) const $name: Marker = Marker { text: $text, marked: concat!("\u{fdd0}", $text) };)*
+    };
+}
+
+markers! {
+    THINK = "<think>";
+    THINK_END = "</think>";
+    TOOL_CALL = "<tool_call>";
+    TOOL_CALL_END = "</tool_call>";
+    TOOL_CALLS = "[TOOL_CALLS]";
+    ARGS = "[ARGS]";
+    GLM_KEY = "<arg_key>";
+    GLM_KEY_END = "</arg_key>";
+    GLM_VALUE = "<arg_value>";
+    GLM_VALUE_END = "</arg_value>";
+    DEEPSEEK_CALLS = "<｜tool▁calls▁begin｜>";
+    DEEPSEEK_CALL = "<｜tool▁call▁begin｜>";
+    DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>";
+    DEEPSEEK_CALL_END = "<｜tool▁call▁end｜>";
+    DEEPSEEK_CALLS_END = "<｜tool▁calls▁end｜>";
+    CHANNEL_START = "<|start|>";
+    CHANNEL_NAME = "<|channel|>";
+    CHANNEL_TYPE = "<|constrain|>";
+    CHANNEL_MESSAGE = "<|message|>";
+    CHANNEL_END = "<|end|>";
+    CHANNEL_CALL = "<|call|>";
+    CHANNEL_RETURN = "<|return|>";
+}
+
+/// Which tokens count by their ids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ById {
+    /// Those that calls are written with.
+    pub(crate) calls: bool,
+    /// Those that reasoning is written with, and the messages of gpt-oss.
+    pub(crate) reasoning: bool,
+}
 
 /// How a text may begin with reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +135,19 @@ pub(crate) enum Reasoning {
     Channels,
 }
 
+impl Reasoning {
+    /// Tokens that count by their ids, and not by their text, where the vocabulary has all of them.
+    pub(crate) fn controls(self) -> &'static [Marker] {
+        match self {
+            Self::None => &[],
+            Self::Tagged | Self::Open => &[THINK, THINK_END],
+            Self::Channels => {
+                &[CHANNEL_START, CHANNEL_NAME, CHANNEL_TYPE, CHANNEL_MESSAGE, CHANNEL_END, CHANNEL_CALL, CHANNEL_RETURN]
+            }
+        }
+    }
+}
+
 /// A part of a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
@@ -87,13 +160,6 @@ pub(crate) enum Part {
     /// The next piece of the last call's arguments.
     Arguments(String),
 }
-
-const TOOL_CALL: &str = "<tool_call>";
-const TOOL_CALL_END: &str = "</tool_call>";
-const THINK: &str = "<think>";
-const CHANNEL_MESSAGE: &str = "<|message|>";
-const GLM_KEY: &str = "<arg_key>";
-const THINK_END: &str = "</think>";
 
 /// What is being read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,8 +202,8 @@ enum Channel {
 #[derive(Clone, Debug)]
 pub(crate) struct ReplyReader {
     syntax: Option<ToolSyntax>,
-    /// Whether control tokens are marked by [`CONTROL`]: what only looks like one is text.
-    by_id: bool,
+    /// Which tokens are marked by [`CONTROL`]: what only looks like one is text.
+    by_id: ById,
     /// Functions that are offered: text that looks like a call of another is text, where syntax does not tell.
     functions: Vec<Function>,
     /// Of the call that gpt-oss is writing.
@@ -161,7 +227,7 @@ impl ReplyReader {
         };
         Self {
             syntax,
-            by_id: false,
+            by_id: ById::default(),
             functions,
             arguments: String::new(),
             called: None,
@@ -172,9 +238,19 @@ impl ReplyReader {
         }
     }
 
-    /// The same, of a text in which control tokens are marked by [`CONTROL`].
-    pub(crate) fn by_id(self) -> Self {
-        Self { by_id: true, ..self }
+    /// The same, of a text in which these tokens are marked by [`CONTROL`].
+    pub(crate) fn by_id(self, by_id: ById) -> Self {
+        Self { by_id, ..self }
+    }
+
+    /// How a marker of calls stands in the text.
+    fn in_calls(&self, marker: Marker) -> &'static str {
+        marker.of(self.by_id.calls)
+    }
+
+    /// How a marker of reasoning does, or of a message of gpt-oss.
+    fn in_reasoning(&self, marker: Marker) -> &'static str {
+        marker.of(self.by_id.reasoning)
     }
 
     /// Calls that are whole.
@@ -201,7 +277,7 @@ impl ReplyReader {
     fn advance_all(&mut self, parts: &mut Vec<Part>, ended: bool) {
         let before = parts.len().saturating_sub(1);
         while self.advance(parts, ended) {}
-        if self.by_id {
+        if self.by_id != ById::default() {
             // A token that began nothing is text.
             for part in &mut parts[before..] {
                 match part {
@@ -246,13 +322,14 @@ impl ReplyReader {
     }
 
     fn start(&mut self, ended: bool) -> bool {
+        let think = self.in_reasoning(THINK);
         let rest = self.buffer.trim_start();
-        if let Some(thought) = rest.strip_prefix(THINK) {
+        if let Some(thought) = rest.strip_prefix(think) {
             self.buffer = thought.to_owned();
             self.mode = Mode::Reasoning;
             return true;
         }
-        if (THINK.starts_with(rest) && !ended) || self.buffer.is_empty() {
+        if (think.starts_with(rest) && !ended) || self.buffer.is_empty() {
             return false;
         }
         self.mode = Mode::ContentStart;
@@ -264,7 +341,8 @@ impl ReplyReader {
             let trimmed = self.buffer.trim_start_matches('\n').len();
             self.buffer.drain(..self.buffer.len() - trimmed);
         }
-        let (text, found) = take_until(&mut self.buffer, THINK_END, ended);
+        let end = self.in_reasoning(THINK_END);
+        let (text, found) = take_until(&mut self.buffer, end, ended);
         self.has_thought |= !text.is_empty();
         push_part(parts, Part::Reasoning(text));
         if found {
@@ -299,16 +377,15 @@ impl ReplyReader {
         let (opener, mode) = match self.syntax {
             Some(ToolSyntax::Hermes) => (TOOL_CALL, Mode::Call(CallReader::object())),
             Some(ToolSyntax::Glm) => (TOOL_CALL, Mode::GlmName),
-            Some(ToolSyntax::MistralList) if self.by_id => ("\u{fdd0}[TOOL_CALLS]", Mode::AfterCall),
-            Some(ToolSyntax::MistralArgs) if self.by_id => ("\u{fdd0}[TOOL_CALLS]", Mode::CallName),
-            Some(ToolSyntax::MistralList) => ("[TOOL_CALLS]", Mode::AfterCall),
-            Some(ToolSyntax::MistralArgs) => ("[TOOL_CALLS]", Mode::CallName),
-            Some(ToolSyntax::DeepSeek) => ("<｜tool▁calls▁begin｜>", Mode::AfterCall),
+            Some(ToolSyntax::MistralList) => (TOOL_CALLS, Mode::AfterCall),
+            Some(ToolSyntax::MistralArgs) => (TOOL_CALLS, Mode::CallName),
+            Some(ToolSyntax::DeepSeek) => (DEEPSEEK_CALLS, Mode::AfterCall),
             Some(ToolSyntax::Llama3 | ToolSyntax::Harmony) | None => {
                 push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
                 return false;
             }
         };
+        let opener = self.in_calls(opener);
         let (text, found) = take_until(&mut self.buffer, opener, ended);
         push_part(parts, Part::Content(text));
         if found {
@@ -318,7 +395,7 @@ impl ReplyReader {
     }
 
     fn call_name(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
-        let separator = self.syntax.map_or("", |syntax| syntax.separator(self.by_id));
+        let separator = self.syntax.map_or("", |syntax| self.in_calls(syntax.separator()));
         let Some((name, rest)) = self.buffer.split_once(separator) else {
             if ended && !self.buffer.is_empty() {
                 push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
@@ -344,7 +421,7 @@ impl ReplyReader {
             let opener = match (self.syntax, &reader.name) {
                 (Some(ToolSyntax::Hermes), _) => "<tool_call>".to_owned(),
                 (Some(syntax @ (ToolSyntax::MistralArgs | ToolSyntax::DeepSeek)), Some(name)) => {
-                    format!("{name}{}", syntax.separator(self.by_id))
+                    format!("{name}{}", syntax.separator().text)
                 }
                 _ => String::new(),
             };
@@ -362,9 +439,9 @@ impl ReplyReader {
     }
 
     fn channel_header(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
-        const BEGINNINGS: [&str; 3] = ["<|start|>", "<|channel|>", " to="];
-        let is_header = BEGINNINGS.iter().any(|beginning| self.buffer.starts_with(beginning));
-        let may_be = BEGINNINGS.iter().any(|beginning| beginning.starts_with(self.buffer.as_str()));
+        let beginnings = [self.in_reasoning(CHANNEL_START), self.in_reasoning(CHANNEL_NAME), " to="];
+        let is_header = beginnings.iter().any(|beginning| self.buffer.starts_with(beginning));
+        let may_be = beginnings.iter().any(|beginning| beginning.starts_with(self.buffer.as_str()));
         if !is_header && (self.buffer.is_empty() || (may_be && !ended)) {
             return false;
         }
@@ -373,41 +450,47 @@ impl ReplyReader {
             self.mode = Mode::Content;
             return true;
         }
-        let Some(at) = self.buffer.find(CHANNEL_MESSAGE) else {
+        let begins = self.in_reasoning(CHANNEL_MESSAGE);
+        let Some(at) = self.buffer.find(begins) else {
             if ended {
                 push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
             }
             return false;
         };
-        let message = self.buffer.split_off(at + CHANNEL_MESSAGE.len());
+        let message = self.buffer.split_off(at + begins.len());
         let header = std::mem::replace(&mut self.buffer, message);
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         let to = header.split_once("to=functions.").map(|(_, to)| to.split(|c| !is_name(c)).next().unwrap_or_default());
+        let names = |channel: &str| {
+            header.split_once(self.in_reasoning(CHANNEL_NAME)).is_some_and(|(_, named)| named.starts_with(channel))
+        };
         self.mode = Mode::Channel(match to {
             Some(name) if !name.is_empty() => {
                 parts.push(Part::Call { name: name.to_owned() });
                 Channel::Call
             }
-            _ if header.contains("<|channel|>analysis") => Channel::Analysis,
+            _ if names("analysis") => Channel::Analysis,
             _ => Channel::Shown,
         });
         true
     }
 
     fn channel(&mut self, channel: Channel, parts: &mut Vec<Part>, ended: bool) -> bool {
-        const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>"];
-        let first = ENDS.into_iter().filter_map(|end| Some((self.buffer.find(end)?, end))).min();
+        let next = self.in_reasoning(CHANNEL_START);
+        let ends = [CHANNEL_END, CHANNEL_CALL, CHANNEL_RETURN].map(|end| self.in_reasoning(end));
+        let ends = [ends[0], ends[1], ends[2], next];
+        let first = ends.into_iter().filter_map(|end| Some((self.buffer.find(end)?, end))).min();
         let text = match first {
             Some((at, end)) => {
-                let rest = self.buffer.split_off(if end == "<|start|>" { at } else { at + end.len() });
+                let rest = self.buffer.split_off(if end == next { at } else { at + end.len() });
                 let mut text = std::mem::replace(&mut self.buffer, rest);
                 text.truncate(at);
                 text
             }
             None => {
                 // What may be the beginning of an end waits.
-                let keep = |end: &&str| (1..end.len()).rev().find(|&length| self.buffer.ends_with(&end[..length]));
-                let keep = if ended { 0 } else { ENDS.iter().filter_map(keep).max().unwrap_or(0) };
+                let keep = |end: &&str| kept(&self.buffer, end);
+                let keep = if ended { 0 } else { ends.iter().map(keep).max().unwrap_or(0) };
                 let rest = self.buffer.split_off(self.buffer.len() - keep);
                 std::mem::replace(&mut self.buffer, rest)
             }
@@ -439,7 +522,7 @@ impl ReplyReader {
         let length = text.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')));
         let (name, rest) = text.split_at(length.unwrap_or(text.len()));
         let rest = rest.trim_start();
-        let markers = [GLM_KEY, TOOL_CALL_END];
+        let markers = [GLM_KEY, TOOL_CALL_END].map(|marker| self.in_calls(marker));
         if !name.is_empty() && markers.iter().any(|marker| rest.starts_with(marker)) {
             let known = self.functions.iter().find(|function| function.name == name).cloned();
             let function = known.unwrap_or_else(|| Function { name: name.to_owned(), strings: Vec::new() });
@@ -453,8 +536,8 @@ impl ReplyReader {
         if !ended && (text.is_empty() || (!name.is_empty() && markers.iter().any(|marker| marker.starts_with(rest)))) {
             return false;
         }
-        // It is no call after all: the text is what the model said.
-        push_part(parts, Part::Content(format!("{TOOL_CALL}{}", std::mem::take(&mut self.buffer))));
+        // It is no call after all: the text is what the model said, and one may follow.
+        push_part(parts, Part::Content(TOOL_CALL.text.to_owned()));
         self.mode = Mode::Content;
         true
     }
@@ -462,15 +545,16 @@ impl ReplyReader {
     /// The next key with its value, as a member of an object; or the end of that.
     fn glm_arguments(&mut self, count: usize, parts: &mut Vec<Part>, ended: bool) -> bool {
         let text = self.buffer.trim_start();
-        if let Some(rest) = text.strip_prefix(TOOL_CALL_END) {
+        let (ends, begins) = (self.in_calls(TOOL_CALL_END), self.in_calls(GLM_KEY));
+        if let Some(rest) = text.strip_prefix(ends) {
             push_part(parts, Part::Arguments("}".to_owned()));
             self.num_calls += 1;
             self.buffer = rest.to_owned();
             self.mode = Mode::AfterCall;
             return true;
         }
-        let Some(member) = text.strip_prefix(GLM_KEY) else {
-            let may_come = [GLM_KEY, TOOL_CALL_END].iter().any(|marker| marker.starts_with(text));
+        let Some(member) = text.strip_prefix(begins) else {
+            let may_come = [begins, ends].iter().any(|marker| marker.starts_with(text));
             if may_come {
                 return false;
             }
@@ -479,8 +563,9 @@ impl ReplyReader {
             return true;
         };
         let split = || {
-            let (key, rest) = member.split_once("</arg_key>")?;
-            let (value, rest) = rest.trim_start().strip_prefix("<arg_value>")?.split_once("</arg_value>")?;
+            let (key, rest) = member.split_once(self.in_calls(GLM_KEY_END))?;
+            let value = rest.trim_start().strip_prefix(self.in_calls(GLM_VALUE))?;
+            let (value, rest) = value.split_once(self.in_calls(GLM_VALUE_END))?;
             Some((key.trim(), value, rest.to_owned()))
         };
         let Some((key, value, rest)) = split() else {
@@ -509,20 +594,20 @@ impl ReplyReader {
             return false;
         }
         let closers: &[&str] = match self.syntax {
-            Some(ToolSyntax::Hermes) => &["</tool_call>"],
+            Some(ToolSyntax::Hermes) => &[TOOL_CALL_END.text],
             Some(ToolSyntax::MistralList) => &["[", "]", ","],
             Some(ToolSyntax::Llama3) => &[";"],
-            Some(ToolSyntax::DeepSeek) => &["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
+            Some(ToolSyntax::DeepSeek) => &[self.in_calls(DEEPSEEK_CALL_END), self.in_calls(DEEPSEEK_CALLS_END)],
             _ => &[],
         };
-        const NEXT: &str = "<｜tool▁call▁begin｜>";
+        let next = self.in_calls(DEEPSEEK_CALL);
         if self.syntax == Some(ToolSyntax::DeepSeek) {
-            if let Some(name) = rest.strip_prefix(NEXT) {
+            if let Some(name) = rest.strip_prefix(next) {
                 self.buffer = name.to_owned();
                 self.mode = Mode::CallName;
                 return true;
             }
-            if !ended && NEXT.starts_with(&rest) {
+            if !ended && next.starts_with(&rest) {
                 return false;
             }
         }
@@ -549,13 +634,15 @@ fn take_until(buffer: &mut String, marker: &str, ended: bool) -> (String, bool) 
         text.truncate(at);
         return (text, true);
     }
-    let mut keep = 0;
-    if !ended {
-        let mut lengths = (1..marker.len()).rev().filter(|&length| marker.is_char_boundary(length));
-        keep = lengths.find(|&length| buffer.ends_with(&marker[..length])).unwrap_or(0);
-    }
+    let keep = if ended { 0 } else { kept(buffer, marker) };
     let rest = buffer.split_off(buffer.len() - keep);
     (std::mem::replace(buffer, rest), false)
+}
+
+/// Bytes at the end of a text that may be the beginning of `marker`.
+fn kept(text: &str, marker: &str) -> usize {
+    let mut lengths = (1..marker.len()).rev().filter(|&length| marker.is_char_boundary(length));
+    lengths.find(|&length| text.ends_with(&marker[..length])).unwrap_or(0)
 }
 
 /// Appends a part, to the last one if both are of a kind.
@@ -776,28 +863,82 @@ mod tests {
         Reply { reasoning: reasoning.to_owned(), content: content.to_owned(), calls }
     }
 
-    /// Where control tokens are known by their ids, text that looks like one is text, however it is cut.
+    /// Where control tokens are known by their ids, text that looks like one is text, however it is cut. Here `*` is what
+    /// stands before a token.
     #[test]
-    fn a_control_token_that_is_spelled_begins_no_call() {
-        use ToolSyntax::{MistralArgs, MistralList};
+    fn a_control_token_that_is_spelled_begins_nothing() {
+        use Reasoning::{Channels, None as Plain, Open, Tagged};
+        use ToolSyntax::{DeepSeek, Glm, Harmony, MistralArgs, MistralList};
         let list = r#"[{"name": "f", "arguments": {"x": "[TOOL_CALLS]"}}]"#;
         let cases = [
-            (MistralArgs, "a *[TOOL_CALLS]f*[ARGS]{\"x\": 1}".to_owned(), reply("", "a ", &[("f", "{\"x\": 1}")])),
-            (MistralArgs, "[TOOL_CALLS]f[ARGS]{}".to_owned(), reply("", "[TOOL_CALLS]f[ARGS]{}", &[])),
-            (MistralArgs, "[TOOL_CALLS]f*[ARGS]{}".to_owned(), reply("", "[TOOL_CALLS]f[ARGS]{}", &[])),
-            (MistralArgs, "*[TOOL_CALLS]f[ARGS]{}".to_owned(), reply("", "f[ARGS]{}", &[])),
-            (MistralArgs, "*[ARGS]{}".to_owned(), reply("", "[ARGS]{}", &[])),
-            (MistralList, format!("*[TOOL_CALLS]{list}"), reply("", "", &[("f", r#"{"x": "[TOOL_CALLS]"}"#)])),
-            (MistralList, format!("[TOOL_CALLS]{list}"), reply("", &format!("[TOOL_CALLS]{list}"), &[])),
+            (Plain, MistralArgs, "a *[TOOL_CALLS]f*[ARGS]{\"x\": 1}".to_owned(), reply("", "a ", &[("f", "{\"x\": 1}")])),
+            (Plain, MistralArgs, "[TOOL_CALLS]f[ARGS]{}".to_owned(), reply("", "[TOOL_CALLS]f[ARGS]{}", &[])),
+            (Plain, MistralArgs, "[TOOL_CALLS]f*[ARGS]{}".to_owned(), reply("", "[TOOL_CALLS]f[ARGS]{}", &[])),
+            (Plain, MistralArgs, "*[TOOL_CALLS]f[ARGS]{}".to_owned(), reply("", "f[ARGS]{}", &[])),
+            (Plain, MistralArgs, "*[ARGS]{}".to_owned(), reply("", "[ARGS]{}", &[])),
+            (Plain, MistralList, format!("*[TOOL_CALLS]{list}"), reply("", "", &[("f", r#"{"x": "[TOOL_CALLS]"}"#)])),
+            (Plain, MistralList, format!("[TOOL_CALLS]{list}"), reply("", &format!("[TOOL_CALLS]{list}"), &[])),
             (
+                Plain,
                 MistralList,
                 format!("[TOOL_CALLS] is how I call. *[TOOL_CALLS]{list}"),
                 reply("", "[TOOL_CALLS] is how I call. ", &[("f", r#"{"x": "[TOOL_CALLS]"}"#)]),
             ),
+            (
+                Tagged,
+                DeepSeek,
+                "*<think>It ends with </think>, I think.*</think>I write <｜tool▁calls▁begin｜>: *<｜tool▁calls▁begin｜>\
+                 *<｜tool▁call▁begin｜>f*<｜tool▁sep｜>{\"x\": \"<｜tool▁call▁end｜>\"}*<｜tool▁call▁end｜>*<｜tool▁calls▁end｜>"
+                    .to_owned(),
+                reply(
+                    "It ends with </think>, I think.",
+                    "I write <｜tool▁calls▁begin｜>: ",
+                    &[("f", "{\"x\": \"<｜tool▁call▁end｜>\"}")],
+                ),
+            ),
+            (Tagged, DeepSeek, "<think>aloud</think>".to_owned(), reply("", "<think>aloud</think>", &[])),
+            (
+                Plain,
+                DeepSeek,
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}".to_owned(),
+                reply("", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", &[]),
+            ),
+            (
+                Open,
+                Glm,
+                "Not </think> but*</think>Sure: <tool_call>f</tool_call> is *<tool_call>f\n*<arg_key>s*</arg_key>\n\
+                 *<arg_value></arg_value> & </tool_call>*</arg_value>*<arg_key>n*</arg_key>*<arg_value>5*</arg_value>*</tool_call>"
+                    .to_owned(),
+                reply(
+                    "Not </think> but",
+                    "Sure: <tool_call>f</tool_call> is ",
+                    &[("f", "{\"s\": \"</arg_value> & </tool_call>\", \"n\": 5}")],
+                ),
+            ),
+            (Plain, Glm, "*<tool_call>f</tool_call>".to_owned(), reply("", "<tool_call>f</tool_call>", &[])),
+            (Plain, Glm, "*<tool_call>]*<tool_call>f*</tool_call>".to_owned(), reply("", "<tool_call>]", &[("f", "{}")])),
+            (
+                Channels,
+                Harmony,
+                "*<|channel|>analysis*<|message|>It is <|end|><|start|>assistant<|channel|>final<|message|>x.*<|end|>*<|start|>\
+                 assistant*<|channel|>commentary to=functions.f *<|constrain|>json*<|message|>{\"x\": \"<|call|>\"}*<|call|>"
+                    .to_owned(),
+                reply(
+                    "It is <|end|><|start|>assistant<|channel|>final<|message|>x.",
+                    "",
+                    &[("f", "{\"x\": \"<|call|>\"}")],
+                ),
+            ),
+            (
+                Channels,
+                Harmony,
+                "<|channel|>analysis<|message|>x".to_owned(),
+                reply("", "<|channel|>analysis<|message|>x", &[]),
+            ),
         ];
-        for (syntax, text, expected) in cases {
+        for (reasoning, syntax, text, expected) in cases {
             let text = text.replace('*', "\u{fdd0}");
-            let reader = || reader(Reasoning::None, Some(syntax)).by_id();
+            let reader = || reader(reasoning, Some(syntax)).by_id(ById { calls: true, reasoning: true });
             assert_eq!(read(reader(), &[&text]), expected, "{text}");
             let pieces: Vec<String> = text.chars().map(String::from).collect();
             let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
@@ -980,6 +1121,9 @@ mod tests {
                 ]), 0..24),
             which in 0usize..8,
             reasoning in 0usize..4,
+            marks in prop::collection::vec(any::<bool>(), 24),
+            calls in any::<bool>(),
+            thoughts in any::<bool>(),
         ) {
             use ToolSyntax::{DeepSeek, Glm, Harmony, Hermes, Llama3, MistralArgs, MistralList};
             let known = [Hermes, Llama3, MistralList, MistralArgs, DeepSeek, Glm, Harmony];
@@ -987,6 +1131,14 @@ mod tests {
             let reasoning = [Reasoning::None, Reasoning::Tagged, Reasoning::Open, Reasoning::Channels][reasoning];
             let whole = read(reader(reasoning, syntax), &[&pieces.concat()]);
             prop_assert_eq!(read(reader(reasoning, syntax), &pieces), whole);
+            // As tokens, too, or some of them.
+            let marked: Vec<String> = pieces.iter().zip(marks.iter().cycle()).map(|(piece, mark)| {
+                let is_token = *mark && piece.starts_with(['<', '[']) && piece.len() > 2;
+                if is_token { format!("{CONTROL}{piece}") } else { (*piece).to_owned() }
+            }).collect();
+            let pieces: Vec<&str> = marked.iter().map(String::as_str).collect();
+            let reader = || reader(reasoning, syntax).by_id(ById { calls, reasoning: thoughts });
+            prop_assert_eq!(read(reader(), &pieces), read(reader(), &[&pieces.concat()]));
         }
     }
 }

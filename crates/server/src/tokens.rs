@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use serde_json::{Value, json};
 use tokenizer::ParseSpecial;
@@ -15,6 +15,7 @@ use crate::chat::{Conversation, PROMPT_FIELDS};
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied};
 use crate::generation::blocking;
+use crate::info;
 use crate::logprobs::token_text;
 
 /// Fields of `/tokenize`: `prompt` or `messages` as vLLM has it, `content` as llama.cpp has it.
@@ -42,8 +43,9 @@ async fn answer(
     known: &'static [&'static [Field]],
     make: fn(&mut Fields, &Serving) -> Result<Value, ApiError>,
 ) -> Result<Response, ApiError> {
-    let serving: Arc<Serving> = app.serving()?;
+    app.serving_any()?;
     let body = read_json(request, &app.inner.options).await?;
+    let serving: Arc<Serving> = app.serving_of(&body)?;
     let answer = blocking(move || {
         let mut fields = Fields::new(body, known)?;
         serving.check_model(fields.string("model")?.as_deref())?;
@@ -124,8 +126,8 @@ pub(crate) async fn apply_template(State(app): State<App>, request: Request<Body
     .await
 }
 
-pub(crate) async fn tokenizer_info(State(app): State<App>) -> Result<Response, ApiError> {
-    let serving = app.serving()?;
+pub(crate) async fn tokenizer_info(State(app): State<App>, uri: Uri) -> Result<Response, ApiError> {
+    let serving = app.serving(info::asked_model(&uri).as_deref())?;
     let tokenizer = &serving.tokenizer;
     let token = |id: Option<u32>| id.map(|id| json!({"id": id, "token": tokenizer.id_to_token(id)}));
     let eos: Vec<_> = tokenizer.eos_ids().iter().map(|&id| token(Some(id))).collect();

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use engine::Grammar;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value, json};
+use tokenizer::Tokenizer;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 
 use crate::app::Serving;
 use crate::chat::now;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, only, wrong};
-use crate::grammar::{bounded_space, check_keywords};
-use crate::reply::{Function, Reasoning, ToolSyntax};
+use crate::forced_call::{self, Callable};
+use crate::grammar::check_keywords;
+use crate::reply::{ById, Function, Marker, Reasoning, ToolSyntax};
 
 const TOOLS_MAX: usize = 128;
 const TOOL_BYTES_MAX: usize = 64 << 10;
@@ -58,6 +60,16 @@ impl Dialect {
     /// Whether the template shows the `name` in a message of this role.
     pub(crate) fn shows_name(&self, role: &str) -> bool {
         NAMED_ROLES.iter().zip(self.shows_names).any(|(&named, shows)| shows && named == role)
+    }
+
+    /// The ids of all tokens that the model writes something else with than text.
+    pub(crate) fn controls(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let reasoning = match (self.has_channels, self.thinks) {
+            (true, _) => Reasoning::Channels,
+            (false, true) => Reasoning::Tagged,
+            (false, false) => Reasoning::None,
+        };
+        Controls::of(reasoning, self.tools, tokenizer).tokens.into_iter().map(|(id, _)| id).collect()
     }
 
     /// How an answer to this rendered prompt may begin.
@@ -266,14 +278,37 @@ pub(crate) fn functions(tools: &[Value]) -> Vec<Function> {
     let function = |tool: &Value| {
         let function = &tool["function"];
         let properties = function["parameters"]["properties"].as_object().into_iter().flatten();
-        let is_string = |schema: &Value| {
-            let values = schema["enum"].as_array();
-            schema["type"] == "string" || values.is_some_and(|values| values.iter().all(Value::is_string))
-        };
-        let strings = properties.filter(|(_, schema)| is_string(schema)).map(|(name, _)| name.clone()).collect();
+        let strings =
+            properties.filter(|(_, schema)| forced_call::is_string(schema)).map(|(name, _)| name.clone()).collect();
         Some(Function { name: function["name"].as_str()?.to_owned(), strings })
     };
     tools.iter().filter_map(function).collect()
+}
+
+/// Tokens that count by their ids, of those that a model writes calls and reasoning with.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Controls {
+    /// With their texts.
+    pub(crate) tokens: Vec<(u32, String)>,
+    pub(crate) by_id: ById,
+}
+
+impl Controls {
+    /// Of each kind none where the vocabulary lacks one of them, and text is all that can be looked at.
+    pub(crate) fn of(reasoning: Reasoning, syntax: Option<ToolSyntax>, tokenizer: &Tokenizer) -> Self {
+        let find = |markers: &[Marker]| {
+            let found =
+                markers.iter().map(|marker| Some((tokenizer.token_to_id(marker.text)?, marker.text.to_owned())));
+            found.collect::<Option<Vec<_>>>().unwrap_or_default()
+        };
+        let calls = find(syntax.map_or(&[], ToolSyntax::controls));
+        let mut tokens = find(reasoning.controls());
+        let by_id = ById { calls: !calls.is_empty(), reasoning: !tokens.is_empty() };
+        tokens.extend(calls);
+        tokens.sort_unstable();
+        tokens.dedup();
+        Self { tokens, by_id }
+    }
 }
 
 /// What `tool_choice` and `parallel_tool_calls` say.
@@ -283,13 +318,21 @@ pub(crate) struct ToolChoice {
     pub(crate) none: bool,
     /// The text ends behind its first call.
     pub(crate) one_call: bool,
-    /// The text is a call.
-    pub(crate) grammar: Option<Arc<dyn Grammar>>,
+    forced: Option<Forced>,
+}
+
+/// The text has to be a call.
+#[derive(Clone, Debug)]
+enum Forced {
+    /// Of any of the tools.
+    Any,
+    /// Of the one with this name.
+    Named(String),
 }
 
 impl ToolChoice {
     /// Takes the fields that say whether, which and how many of `tools` are called.
-    pub(crate) fn take(fields: &mut Fields, tools: &[Value], serving: &Serving) -> Result<Self, ApiError> {
+    pub(crate) fn take(fields: &mut Fields, tools: &[Value]) -> Result<Self, ApiError> {
         let parallel = fields.boolean("parallel_tool_calls")?;
         let choice = fields.take("tool_choice");
         if tools.is_empty() {
@@ -308,7 +351,9 @@ impl ToolChoice {
             None => Ok(Self { one_call, ..Self::default() }),
             Some(Value::String(choice)) if choice == "auto" => Ok(Self { one_call, ..Self::default() }),
             Some(Value::String(choice)) if choice == "none" => Ok(Self { none: true, one_call, ..Self::default() }),
-            Some(Value::String(choice)) if choice == "required" => Self::forced(tools, None, serving),
+            Some(Value::String(choice)) if choice == "required" => {
+                Ok(Self { none: false, one_call, forced: Some(Forced::Any) })
+            }
             Some(choice @ Value::Object(_)) => {
                 let name = choice["function"]["name"].as_str().unwrap_or_default();
                 let is_offered = tools.iter().any(|tool| tool["function"]["name"] == name);
@@ -317,51 +362,50 @@ impl ToolChoice {
                     let expected = "{\"type\": \"function\", \"function\": {\"name\": …}} with the name of a tool";
                     return Err(wrong("tool_choice", choice, expected));
                 }
-                Self::forced(tools, Some(name), serving)
+                Ok(Self { none: false, one_call, forced: Some(Forced::Named(name.to_owned())) })
             }
             Some(other) => Err(wrong("tool_choice", other, "none, auto, required or a function")),
         }
     }
 
-    /// The text is a call of one of `tools`, or of the one that is named, with arguments of its schema.
-    fn forced(tools: &[Value], name: Option<&str>, serving: &Serving) -> Result<Self, ApiError> {
-        let arguments = match serving.dialect.tools {
-            Some(ToolSyntax::Hermes) => "arguments",
-            Some(ToolSyntax::Llama3) => "parameters",
-            _ => {
-                let message = "this model cannot be made to call: its calls begin with tokens that no text holds";
-                return Err(ApiError::unsupported("tool_choice", message));
-            }
+    /// Whether the text has to be a call.
+    pub(crate) fn is_forced(&self) -> bool {
+        self.forced.is_some()
+    }
+
+    /// What holds the text to a call, if it has to be one: of one of `tools`, or of the one that is named, with arguments of
+    /// its schema, behind what the model thinks if the prompt has let it begin to.
+    pub(crate) fn grammar(
+        &self,
+        tools: &[Value],
+        reasoning: Reasoning,
+        serving: &Serving,
+    ) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
+        let Some(forced) = &self.forced else { return Ok(None) };
+        let Some(syntax) = serving.dialect.tools else {
+            let message = "this server does not read calls of tools in the form that this model writes them";
+            return Err(ApiError::unsupported("tool_choice", message));
         };
-        let is_meant = |tool: &Value| name.is_none_or(|name| tool["function"]["name"] == name);
-        for (index, tool) in tools.iter().enumerate().filter(|(_, tool)| is_meant(tool)) {
-            check_keywords(&format!("tools[{index}].function.parameters"), &tool["function"]["parameters"])?;
-        }
-        let call = |tool: &Value| {
+        let mut meant = Vec::new();
+        for (index, tool) in tools.iter().enumerate() {
             let function = &tool["function"];
-            let schema = match &function["parameters"] {
+            if let Forced::Named(name) = forced
+                && function["name"] != *name
+            {
+                continue;
+            }
+            let at = format!("tools[{index}].function.parameters");
+            check_keywords(&at, &function["parameters"])?;
+            let parameters = match &function["parameters"] {
                 Value::Object(schema) => Value::Object(schema.clone()),
                 _ => json!({"type": "object"}),
             };
-            let properties = Map::from_iter([
-                ("name".to_owned(), json!({"const": function["name"]})),
-                (arguments.to_owned(), schema),
-            ]);
-            json!({
-                "type": "object", "properties": properties, "required": ["name", arguments], "additionalProperties": false,
-            })
-        };
-        let schema =
-            bounded_space(json!({"anyOf": tools.iter().filter(|tool| is_meant(tool)).map(call).collect::<Vec<_>>()}));
-        let lark = match serving.dialect.tools {
-            Some(ToolSyntax::Hermes) => {
-                format!("start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\ncall: %json {schema}\n")
-            }
-            _ => format!("start: %json {schema}\n"),
-        };
-        let vocab_size = serving.engine.config().vocab_size;
+            meant.push(Callable { name: function["name"].as_str().unwrap_or_default().to_owned(), at, parameters });
+        }
+        let controls = Controls::of(reasoning, Some(syntax), &serving.tokenizer);
+        let lark = forced_call::lark(&meant, syntax, reasoning, &controls)?;
         let grammar = TopLevelGrammar::from_lark(lark);
-        let grammar = serving.grammars.compile("tool_choice", grammar, &serving.tokenizer, vocab_size)?;
-        Ok(Self { none: false, one_call: true, grammar: Some(grammar) })
+        let vocab_size = serving.engine.config().vocab_size;
+        serving.grammars.compile("tool_choice", grammar, &serving.tokenizer, vocab_size).map(Some)
     }
 }

@@ -14,6 +14,7 @@ mod shapes;
 mod startup;
 mod statistics;
 mod work;
+mod workload;
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};

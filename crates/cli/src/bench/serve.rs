@@ -14,10 +14,14 @@ use serde_json::{Map, Value, json};
 use super::html;
 use super::report::Facts;
 use super::statistics::{Percentiles, Summary, twentieths};
+use super::workload::{self, Lengths, Random, Sample};
 use crate::output::{note, stdout};
 
 /// Where a key may stand.
 const API_KEY_VARIABLES: [&str; 2] = ["HOTMETAL_API_KEY", "OPENAI_API_KEY"];
+
+/// Times between arrivals beyond this are a burst of all, and then nothing for longer than anybody waits.
+const BURSTINESS_MIN: f64 = 0.01;
 
 /// Connections that are kept between requests.
 const CONNECTIONS_KEPT: usize = 1024;
@@ -49,21 +53,35 @@ pub(super) struct ServeArgs {
     #[arg(long, alias = "concurrency", value_name = "N")]
     max_concurrency: Option<usize>,
 
-    /// Words of a prompt; its tokens are counted by the server
-    #[arg(long, alias = "random-input-len", value_name = "N", default_value_t = 128)]
-    input_len: usize,
+    /// How evenly: the shape of the gamma distribution of the times between arrivals; below 1 they come in bursts, and more is
+    /// more even
+    #[arg(long, value_name = "SHAPE", default_value_t = 1.0, requires = "request_rate")]
+    burstiness: f64,
 
-    /// Tokens of an answer
-    #[arg(long, alias = "random-output-len", value_name = "N", default_value_t = 64)]
-    output_len: usize,
+    /// Words of a prompt: N, LEAST-MOST, or lognormal:MEDIAN:SIGMA, with :MOST or without; the server counts its tokens
+    #[arg(long, alias = "random-input-len", value_name = "LENGTH", default_value = "128")]
+    input_len: Lengths,
 
-    /// Lengths are uniform, from (1 - R) to (1 + R) of those
+    /// Tokens of an answer, in the same words
+    #[arg(long, alias = "random-output-len", value_name = "LENGTH", default_value = "64")]
+    output_len: Lengths,
+
+    /// Take prompts from a file, chosen at random: objects with `prompt` and `output_len`, or ShareGPT's, one a line or in a
+    /// list; where it says how long an answer is, --output-len does not
+    #[arg(long, alias = "dataset-path", value_name = "FILE", conflicts_with_all = ["input_len", "range_ratio"])]
+    dataset: Option<PathBuf>,
+
+    /// Lengths of one N are uniform, from (1 - R) to (1 + R) of those
     #[arg(long, alias = "random-range-ratio", value_name = "R", default_value_t = 0.0)]
     range_ratio: f64,
 
-    /// Words that all prompts begin with, before their own
+    /// Words that prompts begin with, before their own
     #[arg(long, alias = "random-prefix-len", value_name = "N", default_value_t = 0)]
     prefix_len: usize,
+
+    /// So many different beginnings, one of which each prompt has
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "prefix_len")]
+    num_prefixes: usize,
 
     /// Of arrivals, lengths, words and sampling
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -263,7 +281,8 @@ pub(super) fn serve(args: &ServeArgs) -> Result<()> {
         .into();
     let client = Client { agent, base_url: args.base_url.trim_end_matches('/').to_owned(), key: key() };
     let model = args.model.clone().map_or_else(|| client.first_model(), Ok)?;
-    let mut planned = plan(args, &model, args.num_prompts + 1);
+    let samples = args.dataset.as_deref().map(workload::samples).transpose()?;
+    let mut planned = plan(args, &model, args.num_prompts + 1, samples.as_deref());
     let path = match args.endpoint {
         Endpoint::Completions => "/v1/completions",
         Endpoint::Chat => "/v1/chat/completions",
@@ -273,11 +292,11 @@ pub(super) fn serve(args: &ServeArgs) -> Result<()> {
     let first = planned.pop().ok_or_else(|| anyhow!("there are no requests to send"))?;
     client.ask(path, &first.body, Instant::now()).context("the first request, which is not measured, failed")?;
     note(&format!("{} requests to {}{path}, model `{model}`", planned.len(), client.base_url));
-    let steps = client.steps();
+    let steps = client.steps(&model);
     let begun = Instant::now();
     let (seen, failures) = run(&client, path, planned, args.max_concurrency.unwrap_or(usize::MAX), begun)?;
     let mut result = result(args, &model, begun.elapsed(), &seen, &failures);
-    if let Some((before, after)) = steps.zip(client.steps()) {
+    if let Some((before, after)) = steps.zip(client.steps(&model)) {
         after.since(&before).write(&mut result);
     }
     if seen.is_empty() {
@@ -297,11 +316,21 @@ fn check(args: &ServeArgs) -> Result<()> {
     if args.request_rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
         bail!("--request-rate has to be above 0; without it all requests are sent at once");
     }
-    if args.max_concurrency == Some(0) || args.num_prompts == 0 || args.input_len == 0 || args.output_len == 0 {
-        bail!("--max-concurrency, --num-prompts, --input-len and --output-len have to be at least 1");
+    if args.max_concurrency == Some(0) || args.num_prompts == 0 || args.num_prefixes == 0 {
+        bail!("--max-concurrency, --num-prompts and --num-prefixes have to be at least 1");
+    }
+    if args.num_prefixes > 1 && args.prefix_len == 0 {
+        bail!("--num-prefixes {} makes beginnings of no words: --prefix-len says how long they are", args.num_prefixes);
+    }
+    if !(args.burstiness >= BURSTINESS_MIN && args.burstiness.is_finite()) {
+        bail!("--burstiness is {}, expected at least {BURSTINESS_MIN}; 1 is a Poisson process", args.burstiness);
     }
     if !(0.0..1.0).contains(&args.range_ratio) {
         bail!("--range-ratio is {}, expected from 0 to below 1", args.range_ratio);
+    }
+    let is_spread = [args.input_len, args.output_len].iter().all(|lengths| !matches!(lengths, Lengths::About(_)));
+    if args.range_ratio > 0.0 && is_spread {
+        bail!("--range-ratio is about lengths of one number, and --input-len and --output-len are spread already");
     }
     Ok(())
 }
@@ -310,51 +339,29 @@ fn key() -> Option<String> {
     API_KEY_VARIABLES.into_iter().find_map(|name| std::env::var(name).ok())
 }
 
-/// Pseudorandom numbers (splitmix64): the same seed sends the same requests.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From 0 to below 1.
-    fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// About `len`, within `ratio` of it; at least 1.
-    fn length(&mut self, len: usize, ratio: f64) -> usize {
-        let spread = (2.0 * self.share() - 1.0) * ratio;
-        ((len as f64 * (1.0 + spread)).round() as usize).max(1)
-    }
-
-    fn words(&mut self, count: usize) -> String {
-        const WORDS: [&str; 16] = [
-            "the", "moon", "was", "out", "and", "a", "small", "fox", "sat", "by", "old", "tree", "to", "hear", "its",
-            "song",
-        ];
-        let word = |_| WORDS[(self.next() % WORDS.len() as u64) as usize];
-        (0..count).map(word).collect::<Vec<_>>().join(" ")
-    }
-}
-
-/// The first `count` requests, with when each is sent.
-fn plan(args: &ServeArgs, model: &str, count: usize) -> Vec<Planned> {
-    let random = &mut Random(args.seed);
-    let prefix = random.words(args.prefix_len);
+/// The first `count` requests, with when each is sent; of `samples`, where there are any.
+fn plan(args: &ServeArgs, model: &str, count: usize, samples: Option<&[Sample]>) -> Vec<Planned> {
+    let random = &mut Random::new(args.seed);
+    let prefixes: Vec<String> = (0..args.num_prefixes).map(|_| random.words(args.prefix_len)).collect();
     let mut at = 0.0;
     (0..count)
         .map(|_| {
-            let own = random.length(args.input_len, args.range_ratio);
-            let text = format!("{prefix} {}", random.words(own)).trim_start().to_owned();
+            let sample = samples.map(|samples| &samples[random.below(samples.len())]);
+            let own = match sample {
+                Some(sample) => sample.prompt.clone(),
+                None => {
+                    let len = random.length(args.input_len, args.range_ratio);
+                    random.words(len)
+                }
+            };
+            // The only one takes no random number.
+            let prefix = if prefixes.len() > 1 { &prefixes[random.below(prefixes.len())] } else { &prefixes[0] };
+            let text = format!("{prefix} {own}").trim_start().to_owned();
+            let len = sample.and_then(|sample| sample.output_len);
+            let len = len.unwrap_or_else(|| random.length(args.output_len, args.range_ratio));
             let mut body = json!({
-                "model": model, "max_tokens": random.length(args.output_len, args.range_ratio),
-                "temperature": args.temperature, "seed": random.next() >> 33, "stream": true,
-                "stream_options": {"include_usage": true},
+                "model": model, "max_tokens": len, "temperature": args.temperature, "seed": random.next() >> 33,
+                "stream": true, "stream_options": {"include_usage": true},
             });
             match args.endpoint {
                 Endpoint::Completions => body["prompt"] = text.into(),
@@ -364,8 +371,7 @@ fn plan(args: &ServeArgs, model: &str, count: usize) -> Vec<Planned> {
                 body["ignore_eos"] = true.into();
             }
             let planned = Planned { at: Duration::from_secs_f64(at), body };
-            // Times between arrivals are exponential.
-            at += args.request_rate.map_or(0.0, |rate| -(1.0 - random.share()).ln() / rate);
+            at += args.request_rate.map_or(0.0, |rate| random.pause(rate, args.burstiness));
             planned
         })
         .collect()
@@ -422,10 +428,12 @@ struct Steps {
 }
 
 impl Steps {
-    /// From the text that Prometheus reads; `None` of another server's.
-    fn read(metrics: &str) -> Option<Self> {
+    /// Those of `model`, from the text that Prometheus reads; `None` of another server's.
+    fn read(metrics: &str, model: &str) -> Option<Self> {
+        let label = format!("{{model_name=\"{model}\"");
         let value = |name: &str| {
-            let line = metrics.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
+            let line =
+                metrics.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(&*label)));
             line?.rsplit(' ').next()?.parse::<f64>().ok()
         };
         Some(Self {
@@ -481,9 +489,9 @@ impl Client {
     }
 
     /// What the server's engine has done, where the server says so.
-    fn steps(&self) -> Option<Steps> {
+    fn steps(&self, model: &str) -> Option<Steps> {
         let request = self.authorized(self.agent.get(format!("{}/metrics", self.base_url)));
-        Steps::read(&request.call().ok()?.body_mut().read_to_string().ok()?)
+        Steps::read(&request.call().ok()?.body_mut().read_to_string().ok()?, model)
     }
 
     /// Sends a request and reads its stream; the measurement began at `start`.
@@ -560,6 +568,14 @@ fn quantiles(seen: &[Seen]) -> Vec<(&'static str, Vec<f64>)> {
     Metric::ALL.into_iter().map(|metric| (metric.title(), twentieths(&samples(seen, metric)))).collect()
 }
 
+/// A length as a number where it is one, as vLLM has it.
+fn shown(lengths: Lengths) -> Value {
+    match lengths {
+        Lengths::About(len) => len.into(),
+        spread => spread.to_string().into(),
+    }
+}
+
 /// The result, in the fields of vLLM's `bench serve`, and what it was of.
 fn result(args: &ServeArgs, model: &str, duration: Duration, seen: &[Seen], failures: &[String]) -> Value {
     let seconds = duration.as_secs_f64();
@@ -576,10 +592,11 @@ fn result(args: &ServeArgs, model: &str, duration: Duration, seen: &[Seen], fail
     let mut result = json!({
         "date": facts.date, "endpoint_type": endpoint,
         "backend": args.base_url, "model_id": model, "num_prompts": args.num_prompts,
-        "request_rate": args.request_rate.map_or(json!("inf"), |rate| json!(rate)), "burstiness": 1.0,
-        "max_concurrency": args.max_concurrency, "random_input_len": args.input_len,
-        "random_output_len": args.output_len, "random_range_ratio": args.range_ratio,
-        "random_prefix_len": args.prefix_len, "seed": args.seed, "temperature": args.temperature,
+        "request_rate": args.request_rate.map_or(json!("inf"), |rate| json!(rate)), "burstiness": args.burstiness,
+        "max_concurrency": args.max_concurrency, "random_input_len": shown(args.input_len),
+        "random_output_len": shown(args.output_len), "random_range_ratio": args.range_ratio,
+        "random_prefix_len": args.prefix_len, "num_prefixes": args.num_prefixes,
+        "dataset": args.dataset.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy()), "seed": args.seed, "temperature": args.temperature,
         "duration": rounded(seconds), "completed": seen.len(), "failed": failures.len(),
         "total_input_tokens": input, "total_output_tokens": output,
         "request_throughput": rate(seen.len() as f64),
@@ -673,7 +690,7 @@ mod tests {
             "--prefix-len",
             "5",
         ];
-        let of = |line: &[&str], count: usize| plan(&args(line), "m", count);
+        let of = |line: &[&str], count: usize| plan(&args(line), "m", count, None);
         let mut planned = of(&line, 4001);
         let first = planned.pop().unwrap();
         assert_eq!(planned, of(&line, 4000));
@@ -690,6 +707,39 @@ mod tests {
         let lengths: Vec<u64> = planned.iter().map(|planned| planned.body["max_tokens"].as_u64().unwrap()).collect();
         assert_eq!((lengths.iter().min(), lengths.iter().max()), (Some(&5), Some(&15)));
         assert!(of(&["-n", "3"], 3).iter().all(|planned| planned.at.is_zero()));
+    }
+
+    #[test]
+    fn prompts_begin_alike_in_as_many_ways_as_asked_for_and_may_come_from_a_file() {
+        let line = ["-n", "400", "--prefix-len", "6", "--num-prefixes", "4", "--input-len", "lognormal:9:0.5"];
+        let planned = plan(&args(&line), "m", 400, None);
+        assert_eq!(planned, plan(&args(&line), "m", 400, None));
+        let mut counts = std::collections::BTreeMap::<String, usize>::new();
+        for planned in &planned {
+            let words: Vec<_> = planned.body["prompt"].as_str().unwrap().split(' ').take(6).collect();
+            *counts.entry(words.join(" ")).or_default() += 1;
+        }
+        assert!(counts.len() == 4 && counts.values().all(|count| (60..140).contains(count)), "{counts:?}");
+        let samples = [("a", Some(3)), ("b", None)];
+        let samples = samples.map(|(prompt, output_len)| Sample { prompt: prompt.to_owned(), output_len });
+        let planned = plan(&args(&["--output-len", "5-6"]), "m", 200, Some(&samples));
+        let has = |prompt: &str, len: u64| {
+            planned.iter().filter(|p| p.body["prompt"] == prompt && p.body["max_tokens"] == len).count()
+        };
+        assert!(has("a", 3) > 60 && has("b", 5) > 20 && has("b", 6) > 20);
+        assert_eq!(has("a", 3) + has("b", 5) + has("b", 6), 200);
+        for line in [
+            &["--num-prefixes", "0", "--prefix-len", "1"][..],
+            &["--num-prefixes", "3", "--prefix-len", "0"],
+            &["--burstiness", "0", "--request-rate", "1"],
+            &["--burstiness", "nan", "--request-rate", "1"],
+            &["--input-len", "4-9", "--output-len", "4-9", "--range-ratio", "0.5"],
+        ] {
+            assert!(check(&args(line)).is_err(), "{line:?}");
+        }
+        for line in [["--burstiness", "2"], ["--num-prefixes", "2"], ["--input-len", "0"]] {
+            assert!(Line::try_parse_from(["serve"].iter().chain(&line)).is_err(), "{line:?}");
+        }
     }
 
     #[test]
@@ -715,11 +765,11 @@ mod tests {
             )
         };
         let [before, after] =
-            [metrics(10, 1.0, 0.5), metrics(14, 1.02, 0.5001)].map(|text| Steps::read(&text).unwrap());
+            [metrics(10, 1.0, 0.5), metrics(14, 1.02, 0.5001)].map(|text| Steps::read(&text, "m").unwrap());
         let mut result = json!({});
         after.since(&before).write(&mut result);
         assert_eq!(result, json!({"engine_steps": 4.0, "mean_step_us": 5000.0, "mean_step_host_us": 25.0}));
-        assert_eq!(Steps::read("vllm:generation_tokens_total 7\n"), None);
+        assert_eq!(Steps::read("vllm:generation_tokens_total 7\n", "m"), None);
     }
 
     #[test]

@@ -30,7 +30,12 @@ impl Server {
 
     /// The same, with these variables in its environment.
     pub(crate) fn start_as(args: &[&str], variables: &[(&str, &str)]) -> Self {
-        let mut child = command(&["--port", "0", "--device", "cpu"])
+        Self::start_on("cpu", args, variables)
+    }
+
+    /// The same, on this device.
+    pub(crate) fn start_on(device: &str, args: &[&str], variables: &[(&str, &str)]) -> Self {
+        let mut child = command(&["--port", "0", "--device", device])
             .args(args)
             .envs(variables.iter().copied())
             .stdout(Stdio::null())

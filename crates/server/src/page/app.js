@@ -10,8 +10,9 @@ const SAMPLERS = [
 ];
 
 /** What survives a reload. */
-const state = { messages: [], system: "", settings: {}, theme: "", used: 0 };
-let model = null;
+const state = { messages: [], system: "", settings: {}, theme: "", used: 0, model: "" };
+let models = []; // all that the server serves
+let model = null; // the one that is talked to
 let running = null; // the AbortController of the answer under way
 
 function load() {
@@ -36,8 +37,12 @@ async function connect() {
     const response = await fetch("v1/models", { headers: headers() });
     const body = await response.json();
     if (response.ok) {
-      model = body.data[0];
-      showModel();
+      models = body.data;
+      offerModels();
+      choose(state.model);
+      // Others may be on their way.
+      const health = await (await fetch("health")).json();
+      if (health.status === "loading") setTimeout(connect, 1500);
       return;
     }
     $("facts").textContent = body.error.message;
@@ -46,6 +51,19 @@ async function connect() {
     $("facts").textContent = "the server cannot be reached; trying again";
   }
   setTimeout(connect, 1500);
+}
+
+/** A choice of models, where there is one. */
+function offerModels() {
+  $("models").replaceChildren(...models.map(({ id }) => el("option", id, { value: id })));
+  $("choice").hidden = models.length < 2;
+}
+
+/** Talks to the model of this name from now on, or to the first. */
+function choose(id) {
+  model = models.find((known) => known.id === id) ?? models[0];
+  $("models").value = model.id;
+  showModel();
 }
 
 function showModel() {
@@ -58,7 +76,7 @@ function showModel() {
   };
   $("model").replaceChildren(...Object.entries(rows).flatMap(([name, value]) => [el("dt", name), el("dd", value)]));
   for (const [name] of SAMPLERS) {
-    if (facts.sampling[name] !== undefined) $(`s-${name}`).placeholder = facts.sampling[name];
+    $(`s-${name}`).placeholder = facts.sampling[name] ?? "";
   }
   $("system").disabled = !facts.system;
   $("system").placeholder = facts.system ? "none" : "this model's chat template shows none";
@@ -173,7 +191,7 @@ function requestBody() {
   const messages = state.messages.map(({ role, content }) => ({ role, content }));
   if (state.system && model?.x_hotmetal.system) messages.unshift({ role: "system", content: state.system });
   return JSON.stringify({
-    messages, ...state.settings, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true },
+    model: model?.id, messages, ...state.settings, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true },
   });
 }
 
@@ -292,6 +310,7 @@ function makeSettings() {
     $("samplers").append(row);
   }
   $("system").addEventListener("change", () => { state.system = $("system").value; save(); });
+  $("models").addEventListener("change", () => { choose(state.model = $("models").value); save(); });
   $("key").addEventListener("change", () => { sessionStorage.setItem("hotmetal-key", $("key").value); connect(); });
 }
 

@@ -264,6 +264,16 @@ async fn the_server_says_what_it_serves_and_how_it_fares() {
         (status, &body["status"], &body["model"]),
         (StatusCode::SERVICE_UNAVAILABLE, &json!("loading"), &json!(MODEL))
     );
+    assert_eq!((&body["stage"], &body["share"]), (&json!("waiting"), &Value::Null), "no size is known yet");
+    let loading = app.loading(MODEL);
+    loading.stage(crate::LoadStage::Weights);
+    loading.bytes(50, 150);
+    let (status, body) = get(&app, "/health").await;
+    let found = ["stage", "bytes_loaded", "bytes_total", "share"].map(|name| body[name].clone());
+    assert_eq!(
+        (status, found),
+        (StatusCode::SERVICE_UNAVAILABLE, [json!("weights"), json!(50), json!(150), json!(0.3333)])
+    );
     let (status, headers, answer) = post(&app, CHAT, &hello()).await;
     assert_eq!((status, &answer["error"]["code"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("loading")));
     assert!(headers.contains_key("retry-after"));

@@ -4,9 +4,11 @@
 mod embeddings;
 mod errors;
 mod fields;
+mod forced_calls;
 mod generation;
 mod listen;
 mod load;
+mod models;
 mod page;
 mod structure;
 mod turns;
@@ -51,7 +53,7 @@ fn config() -> EngineConfig {
 
 /// A server whose model is being loaded.
 fn loading(options: Options) -> App {
-    App::new(options, MODEL)
+    App::new(options, &[MODEL])
 }
 
 fn serve_on(app: &App, config: EngineConfig, faults: Option<Faults>) {
@@ -148,7 +150,7 @@ fn events(bytes: &[u8]) -> Vec<Value> {
 }
 
 fn stats(app: &App) -> EngineStats {
-    app.serving().unwrap().engine.stats()
+    app.serving(None).unwrap().engine.stats()
 }
 
 /// Waits until no sequence holds a block.

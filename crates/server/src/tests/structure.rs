@@ -5,10 +5,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::chat::controls;
 use crate::choice::{Choice, TextOptions};
 use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
-use crate::tools::Dialect;
+use crate::tools::{Controls, Dialect};
 
 /// A template that shows tools and calls as Hermes' does, and thinks.
 pub(super) const HERMES: &str = r#"{% if tools %}Tools: {{ tools | tojson }}
@@ -68,8 +67,8 @@ async fn a_text_keeps_to_its_grammar_whatever_the_model_would_say() {
             ended && bytes.len() == 6 && bytes[..3].iter().all(|b| (b'a'..=b'c').contains(b)) && bytes[3] == b'-',
             "{text}"
         );
-        let (text, _) = ask(json!({"structured_outputs": {"choice": ["red", "gre|en", "(blue)"]}})).await;
-        assert!(["red", "gre|en", "(blue)"].contains(&text.as_str()), "{text}");
+        let (text, _) = ask(json!({"structured_outputs": {"choice": ["red", "gre|en", "(<blue>)"]}})).await;
+        assert!(["red", "gre|en", "(<blue>)"].contains(&text.as_str()), "{text}");
         let (text, _) =
             ask(json!({"structured_outputs": {"grammar": "start: \"x\" y\ny: \"1\" | \"2\""}, "temperature": 0})).await;
         assert!(["x1", "x2"].contains(&text.as_str()), "{text}");
@@ -279,17 +278,19 @@ fn a_call_begins_with_a_token_and_not_with_its_letters() {
     let json = json.replace("<|im_start|>", "[TOOL_CALLS]").replace("<|endoftext|>", "[ARGS]");
     let tokenizer = Arc::new(Tokenizer::from_json(json.as_bytes(), None, &LoadOptions::default()).unwrap());
     let syntax = Some(ToolSyntax::MistralArgs);
-    assert_eq!(controls(syntax, &super::tokenizer()), [], "a vocabulary without them");
-    let controls = controls(syntax, &tokenizer);
-    assert_eq!(controls, [(1, "[TOOL_CALLS]".to_owned()), (0, "[ARGS]".to_owned())]);
+    let without = Controls::of(Reasoning::None, syntax, &super::tokenizer());
+    assert_eq!(without.tokens, [], "a vocabulary without them");
+    let controls = Controls::of(Reasoning::None, syntax, &tokenizer);
+    assert_eq!(controls.tokens, [(0, "[ARGS]".to_owned()), (1, "[TOOL_CALLS]".to_owned())]);
+    assert!(controls.by_id.calls && !controls.by_id.reasoning);
     let options = Arc::new(TextOptions {
         stop: vec!["s".repeat(20)],
         stop_token_ids: Vec::new(),
         include_stop: false,
         list_end: false,
         skip_special: false,
-        reply: Some(ReplyReader::new(Reasoning::None, syntax, Vec::new()).by_id()),
-        controls,
+        reply: Some(ReplyReader::new(Reasoning::None, syntax, Vec::new()).by_id(controls.by_id)),
+        controls: controls.tokens,
         one_call: false,
         reasoning_max: None,
     });
@@ -352,10 +353,10 @@ fn real_templates_are_recognised() {
         ("meta-llama-Llama-3.2-3B-Instruct", Some(ToolSyntax::Llama3), false),
         ("mistralai-Mistral-Nemo-Instruct-2407", Some(ToolSyntax::MistralList), false),
         ("unsloth-mistral-Devstral-Small-2507", Some(ToolSyntax::MistralArgs), false),
-        // Forms that are not read yet are none, so that tools are refused and not misread.
         ("GLM-4.7-Flash", Some(ToolSyntax::Glm), true),
         ("openai-gpt-oss-120b", Some(ToolSyntax::Harmony), false),
         ("deepseek-ai-DeepSeek-V3.1", Some(ToolSyntax::DeepSeek), true),
+        // Forms that are not read yet are none, so that tools are refused and not misread.
         ("google-gemma-2-2b-it", None, false),
         ("microsoft-Phi-3.5-mini-instruct", None, false),
     ] {
@@ -448,7 +449,7 @@ async fn hostile_grammars_are_refused_or_honoured_in_bounded_time() {
 async fn a_grammar_that_is_asked_for_again_is_not_compiled_again() {
     let app = app();
     let body = |number: usize| with(json!({"structured_outputs": {"regex": format!("[ab]{{4}}{number}")}}));
-    let serving = app.serving().unwrap();
+    let serving = app.serving(None).unwrap();
     for _ in 0..3 {
         let answer = ok(&app, CHAT, &body(0)).await;
         assert!(text_of(&answer).ends_with('0'), "{answer}");
