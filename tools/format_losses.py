@@ -29,13 +29,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = [
     "q8_0", "q6_k", "q5_k_m", "q5_k", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_k", "q4_1", "q4_0", "iq4_nl", "iq4_xs",
-    "mxfp4", "q3_k_l", "q3_k_m", "q3_k", "q2_k",
+    "mxfp4", "nvfp4", "q3_k_l", "q3_k_m", "q3_k", "q2_k",
+]
+# Folders of safetensors, also for those of FORMATS that have a layout there: `safetensors:NAME`.
+LAYOUTS = [
+    "int8", "int8_g32", "int8_g64", "int8_g128", "fp8", "fp8_block", "int4_g32", "int4_g64", "int4_g128", "int4_g32_asym",
+    "int4_g64_asym", "int4_g128_asym", "awq", "safetensors:mxfp4", "safetensors:nvfp4", "fp4_g32", "fp4_g64", "fp4_g128",
+    "fp4_g256",
 ]
 WITH_IMPORTANCE = ["q4_k", "q4_0", "iq4_nl", "iq4_xs", "mxfp4", "q3_k", "q2_k"]
 # Between two devices, relative.
 AGREEMENT = 0.005
 # Relative growth of perplexity.
-LIMITS = {"q8_0": 0.001, "q6_k": 0.005, **dict.fromkeys(FORMATS[6:14], 0.05)}
+LIMITS = {
+    **dict.fromkeys(["q8_0", *LAYOUTS[:4]], 0.001), "q6_k": 0.005, **dict.fromkeys([*FORMATS[6:15], *LAYOUTS[6:]], 0.05),
+}
 
 
 def stories(held_out: bool) -> str:
@@ -47,20 +55,27 @@ def stories(held_out: bool) -> str:
     return "\n\n".join(talk.any_story(random.Random(f"{seed}/0/{index}"), held_out).text() for index in range(40))
 
 
+def made_at(folder: str, name: str) -> Path:
+    """The file that is made in this format, or the folder."""
+    return Path(folder, "out" if name in LAYOUTS else "out.gguf")
+
+
 def make(args: argparse.Namespace, folder: str, name: str, more: list) -> dict:
     """What the receipt of a file says that is made in this format."""
-    text, file, receipt = args.text or Path(folder, "text.txt"), Path(folder, "out.gguf"), Path(folder, "receipt.json")
+    text, file, receipt = args.text or Path(folder, "text.txt"), made_at(folder, name), Path(folder, "receipt.json")
     if not text.exists():
         text.write_text(stories(held_out=True))
-    command = [args.hotmetal, "quantize", args.model, "-F", name, "-o", file, "--force", "--receipt", receipt]
+    container = ["--to", "safetensors" if name in LAYOUTS else "gguf"]
+    form = name.removeprefix("safetensors:")
+    command = [args.hotmetal, "quantize", args.model, "-F", form, *container, "-o", file, "--force", "--receipt", receipt]
     window = ["--eval-text", text, "--eval-ctx-size", "256", "--eval-chunks", "24"]
     subprocess.run([*command, *window, *more], check=True, stdout=subprocess.DEVNULL)
     return json.loads(receipt.read_text())
 
 
-def perplexity_on(args: argparse.Namespace, folder: str) -> float:
-    """What the other device makes of the file that was made last."""
-    text, file = args.text or Path(folder, "text.txt"), Path(folder, "out.gguf")
+def perplexity_on(args: argparse.Namespace, folder: str, name: str) -> float:
+    """What the other device makes of the file that was made in this format."""
+    text, file = args.text or Path(folder, "text.txt"), made_at(folder, name)
     window = ["--ctx-size", "256", "--chunks", "24", "--device", args.device, "-o", "json"]
     done = subprocess.run([args.hotmetal, "eval", file, "-f", text, *window], check=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout)["perplexity"]
@@ -111,11 +126,11 @@ def main() -> None:
         heads += [f"perplexity on {args.device}", "ratio"] if args.device else []
         print("| " + " | ".join(heads) + " |")
         print("|---" * len(heads) + "|")
-        for name in args.formats or FORMATS:
+        for name in args.formats or [*FORMATS, *LAYOUTS]:
             found = make(args, folder, name, [])
             of, others = found["evaluation"], {}
             for tensor in found["tensors"]:
-                if tensor["to"].lower() != name:
+                if tensor["to"].lower() != name.removeprefix("safetensors:"):
                     others[tensor["to"]] = others.get(tensor["to"], 0) + 1
             against = of["against"]
             growth = of["perplexity"] / against["perplexity"] - 1.0
@@ -127,7 +142,7 @@ def main() -> None:
                 ", ".join(f"{count} {kind}" for kind, count in sorted(others.items())) or "–",
             ]
             if args.device:
-                there = perplexity_on(args, folder)
+                there = perplexity_on(args, folder, name)
                 ratio = there / of["perplexity"]
                 columns += [f"{there:.4f}", f"{ratio:.4f}"]
                 if not abs(ratio - 1.0) <= AGREEMENT:

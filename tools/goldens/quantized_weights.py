@@ -101,13 +101,13 @@ def scale_shape(args, rows=ROWS, cols=COLS):
     }[str(args.strategy)]()
 
 
-def packed(scale_type, cols=COLS, **kwargs):
+def packed(scale_type, rows=ROWS, cols=COLS, **kwargs):
     args = QuantizationArgs(type="int", **kwargs)
     limit = 1 << (args.num_bits - 1)
-    codes = integers(-limit, limit, (ROWS, cols), torch.int8)
-    of = scales(scale_shape(args, cols=cols), scale_type)
+    codes = integers(-limit, limit, (rows, cols), torch.int8)
+    of = scales(scale_shape(args, rows, cols), scale_type)
     tensors = {"weight_packed": pack_to_int32(codes, args.num_bits), "weight_scale": of,
-               "weight_shape": torch.tensor([ROWS, cols])}
+               "weight_shape": torch.tensor([rows, cols])}
     if not args.symmetric:
         zeros = integers(-limit, limit, tuple(of.shape), torch.int8)
         tensors["weight_zero_point"] = pack_to_int32(zeros, args.num_bits, packed_dim=0).contiguous()
@@ -227,6 +227,10 @@ CASES = {
     "mxfp4": mxfp4,
     "mxfp4_gpt_oss": lambda: gpt_oss((104, 144)),
     "mxfp4_gpt_oss_wide": lambda: gpt_oss((40, 200)),
+    # Last, so that the random bits of those above stay. Rows that do not fill the last word of zero points.
+    "packed_int4_group_128": lambda: packed(f16, 37, 384, num_bits=4, strategy="group", group_size=128, symmetric=True),
+    "packed_int4_group_128_zeros": lambda: packed(bf16, 37, 384, num_bits=4, strategy="group", group_size=128,
+                                                  symmetric=False),
 }
 
 

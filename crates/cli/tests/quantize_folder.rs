@@ -212,3 +212,52 @@ fn shards_are_aligned_and_listed_and_a_run_that_was_cut_leaves_nothing_in_the_ne
     assert!(files(&output) == files(&whole));
     assert!(!folder.path().join(".out.partial").exists());
 }
+
+/// Cut in the middle of the second shard, as above: the first is kept as it lies there, and the second goes on.
+#[cfg(unix)]
+#[test]
+fn a_folder_that_was_interrupted_is_continued_to_the_same_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let (whole, output, probe) = (at("whole"), at("out"), at("probe"));
+    // The embeddings have a shard for themselves, which is a little smaller than the next.
+    let args = ["quantize", BUILTIN, "-F", "int8", "--max-shard-size", "2150000", "-o"];
+    let (whole_receipt, receipt) = (at("whole.json"), at("out.json"));
+    process::succeed(&[&args[..], &[&whole, "--receipt", &whole_receipt]].concat());
+    let shards: Vec<_> = files(&whole).into_iter().filter(|(name, _)| name.starts_with("model-")).collect();
+    let sizes: Vec<u64> = shards.iter().map(|(_, bytes)| bytes.len() as u64).collect();
+    // Shells count in units of 512 or 1024 bytes.
+    let shell = |script: &str| std::process::Command::new("sh").args(["-c", script]).output().expect("a shell");
+    shell(&format!("ulimit -f 4; head -c 8192 /dev/zero > {probe}"));
+    let unit = fs::metadata(&probe).expect("it is written up to the limit").len() / 4;
+    let limit = sizes[0].div_ceil(unit);
+    assert!(limit * unit < sizes[1] && sizes.len() > 2, "units of {unit}, and shards of {sizes:?}");
+    let program = env!("CARGO_BIN_EXE_hotmetal");
+    let cut = shell(&format!("ulimit -f {limit}; exec {program} {} {output} --receipt {receipt}", args.join(" ")));
+    assert!(!cut.status.success() && !Path::new(&output).exists());
+
+    let partial = folder.path().join(".out.partial");
+    let first = |folder: &Path| fs::metadata(folder.join(&shards[0].0)).expect("it is whole").modified().unwrap();
+    let written = first(&partial);
+    assert!(!partial.join(&shards[1].0).exists() && partial.join(format!(".{}.partial", shards[1].0)).exists());
+    let resumed = process::output(&[&args[..], &[&output, "--receipt", &receipt]].concat());
+    let note = process::text(&resumed.stderr);
+    assert!(resumed.status.success() && note.contains("were written by a run that was interrupted"), "{note}");
+    assert!(files(&output) == files(&whole));
+    assert_eq!(first(Path::new(&output)), written, "the first shard was written anew");
+    assert!(!partial.exists());
+    // What tensors lost is not lost with the run that found it out; JSON costs it a last bit.
+    let losses = |receipt: &str| {
+        let receipt: serde_json::Value = serde_json::from_slice(&fs::read(receipt).unwrap()).expect("JSON");
+        let loss = |tensor: &serde_json::Value| {
+            (tensor["name"].clone(), tensor["relative_rms_error"].as_f64().expect("a number"))
+        };
+        receipt["tensors"].as_array().expect("a list").iter().map(loss).collect::<Vec<_>>()
+    };
+    let (found, expected) = (losses(&receipt), losses(&whole_receipt));
+    assert_eq!((found.len(), expected.len()), (49, 49));
+    for (found, expected) in found.iter().zip(&expected) {
+        let off = (found.1 / expected.1 - 1.0).abs();
+        assert!(found.0 == expected.0 && off < 1e-12, "{found:?}, not {expected:?}");
+    }
+}

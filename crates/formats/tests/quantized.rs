@@ -1,5 +1,5 @@
 //! Quantised safetensors: every weight as the published decoder has it, bit for bit (`tools/goldens/quantized_weights.py`,
-//! `fp4_weights.py`).
+//! `act_order_weights.py`, `fp4_weights.py`).
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use tensor::WeightFormat;
 
 /// Every case, what it is read as, and whether that is exact.
-const CASES: [(&str, &str, WeightFormat, bool); 33] = {
+const CASES: [(&str, &str, WeightFormat, bool); 39] = {
     use WeightFormat::{F16, FP8, MXFP4, NVFP4, Q4_0, Q5_0, Q8_0};
     [
         ("gptq_int4", "GPTQ INT4", Q5_0, true),
@@ -40,6 +40,12 @@ const CASES: [(&str, &str, WeightFormat, bool); 33] = {
         ("mxfp4", "MXFP4", MXFP4, true),
         ("mxfp4_gpt_oss", "MXFP4", MXFP4, true),
         ("mxfp4_gpt_oss_wide", "MXFP4", MXFP4, true),
+        ("packed_int4_group_128", "INT4", Q4_0, true),
+        ("packed_int4_group_128_zeros", "INT4", Q5_0, true),
+        ("packed_int4_act_order", "INT4", F16, false),
+        ("packed_int4_act_order_zeros", "INT4", F16, false),
+        ("gptq_int4_group_128_act_order", "GPTQ INT4", F16, false),
+        ("awq_int4_group_128", "AWQ INT4", Q5_0, true),
         ("fp4_group_32", "FP4 E2M1", Q5_0, true),
         ("fp4_group_64", "FP4 E2M1", Q5_0, true),
         ("fp4_group_128", "FP4 E2M1", Q5_0, true),
