@@ -69,6 +69,14 @@ fn sim_name(dialect: SimDialect) -> &'static str {
     }
 }
 
+/// Threads of a SIMD group, in every kernel: `SIMD` in `kernels/port`.
+const SIMD_WIDTH: u32 = 32;
+
+/// Refuses a device on which shuffles and sums over a SIMD group would be of other threads.
+fn check_simd_width(name: &str, width: u32) -> Result<(), GpuError> {
+    if width == SIMD_WIDTH { Ok(()) } else { Err(GpuError::SimdWidth { name: name.to_owned(), width }) }
+}
+
 /// The widest head that the attention kernels hold in registers.
 const HEAD_DIM_MAX: usize = 256;
 
@@ -158,6 +166,14 @@ pub enum GpuError {
         major: u32,
         /// Its compute capability.
         minor: u32,
+    },
+    /// A device whose SIMD groups are not what kernels are written for.
+    #[error("`{name}` has SIMD groups of {width} threads, and the kernels are written for 32; use --device cpu")]
+    SimdWidth {
+        /// The device.
+        name: String,
+        /// Threads that it runs in step.
+        width: u32,
     },
     /// Kernels that are to be compiled from source, and cannot be read.
     #[error("cannot read the kernel source `{}`: {reason}", path.display())]
@@ -469,5 +485,21 @@ impl GpuBackend {
             });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_of_another_simd_width_is_refused() {
+        assert_eq!(check_simd_width("a device", 32), Ok(()));
+        for width in [0, 16, 64] {
+            let expected = format!(
+                "`a device` has SIMD groups of {width} threads, and the kernels are written for 32; use --device cpu"
+            );
+            assert_eq!(check_simd_width("a device", width).unwrap_err().to_string(), expected);
+        }
     }
 }

@@ -15,10 +15,10 @@ use cudarc::driver::sys;
 use backend::Counters;
 
 use super::{Driver, DriverError, HostMemory, Recording, STEPS_MAX};
-use crate::GpuError;
 use crate::kernel_source;
 use crate::launch::{Element, Launch, TileMap};
 use crate::params::Address;
+use crate::{GpuError, check_simd_width};
 
 /// A device that was found.
 #[derive(Clone, Debug)]
@@ -61,6 +61,7 @@ impl CudaDevice {
         let name = result::device::get_name(device).map_err(failed)?;
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        check_simd_width(&name, attribute(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?)?;
         let Some(image) = image((major, minor))? else {
             return Err(GpuError::TooOld { name, major, minor });
         };
