@@ -211,7 +211,7 @@ fn mistakes_are_named_with_what_there_is() {
         (&["bench", "--pg", "512"], "expected P+N, for example 512+128"),
         (
             &["bench", "--device", "cpu", "--force-variant", "logits=linear"],
-            "expected --device cuda or metal, found `cpu`",
+            "expected --device cuda, metal or sim, found `cpu`",
         ),
         (&["bench", "--force-variant", "logits=gemv"], "it has: linear, linear_stream, linear_batch, gemm"),
         (&["bench", "--device", "abacus"], "there is no device `abacus`"),

@@ -50,6 +50,9 @@ pub use roofline::{Bandwidth, Cost, Peak, Roofline};
 #[cfg(feature = "sim")]
 pub use driver::sim::{SimDialect, SimFault, SimFaults, ThreadOrder};
 
+/// Whether this build has [`GpuBackend::simulated`].
+pub const HAS_SIMULATOR: bool = cfg!(feature = "sim");
+
 /// The name of NVIDIA GPUs in flags and reports.
 const CUDA: &str = "cuda";
 /// The name of Apple GPUs in flags and reports.
@@ -68,6 +71,10 @@ fn sim_name(dialect: SimDialect) -> &'static str {
         SimDialect::Metal => METAL_SIM,
     }
 }
+
+/// Memory of the simulator where nobody says how much: for small models, as larger ones would take days.
+#[cfg(feature = "sim")]
+const SIMULATED_BYTES: u64 = 4 << 30;
 
 /// Threads of a SIMD group, in every kernel: `SIMD` in `kernels/port`.
 const SIMD_WIDTH: u32 = 32;
@@ -215,6 +222,12 @@ pub enum GpuError {
         /// What is wrong.
         reason: String,
     },
+    /// The simulator, in a program without it.
+    #[error(
+        "sim: this program was built without the simulator of GPUs, which is for those who work on kernels; with a C++ compiler \
+         (Debian: apt-get install g++), `cargo build --release --package hotmetal --features sim` makes one that has it"
+    )]
+    NoSimulator,
     /// The driver does not answer.
     #[error("the NVIDIA driver failed: {reason}")]
     Driver {
@@ -283,6 +296,17 @@ impl GpuBackend {
         }
         backend.device.description = backend.system.description(options.forced);
         Ok(backend)
+    }
+
+    /// The simulator as a device that flags name: thousands of times slower than a GPU, and strict.
+    pub fn simulated(options: GpuOptions) -> Result<Self, GpuError> {
+        #[cfg(feature = "sim")]
+        return Self::simulator(ThreadOrder::Forward, SIMULATED_BYTES, GpuOptions::default()).with_options(options);
+        #[cfg(not(feature = "sim"))]
+        {
+            let _ = options;
+            Err(GpuError::NoSimulator)
+        }
     }
 
     /// The simulator, with `memory_bytes` of device memory.
@@ -501,5 +525,17 @@ mod tests {
             );
             assert_eq!(check_simd_width("a device", width).unwrap_err().to_string(), expected);
         }
+    }
+
+    #[test]
+    fn a_program_without_the_simulator_says_how_to_make_one_with_it() {
+        assert_eq!(
+            GpuError::NoSimulator.to_string(),
+            "sim: this program was built without the simulator of GPUs, which is for those who work on kernels; with a C++ \
+             compiler (Debian: apt-get install g++), `cargo build --release --package hotmetal --features sim` makes one \
+             that has it"
+        );
+        let simulated = GpuBackend::simulated(GpuOptions::default()).expect("tests have it");
+        assert_eq!((simulated.device().name.as_str(), simulated.device().memory_bytes), (SIM, SIMULATED_BYTES));
     }
 }
