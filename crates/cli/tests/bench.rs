@@ -405,3 +405,23 @@ fn kernels_are_measured_alone_and_compared_with_the_reference() {
         assert!(error.contains(expected), "{args:?}: {error}");
     }
 }
+
+#[test]
+fn rows_of_the_table_are_chosen_by_name_and_stand_beside_what_they_must_reach() {
+    let names = succeed(&["bench", "table", "--list"]);
+    assert!(names.lines().count() >= 30 && names.contains("llama-3.1-8b q8_0 decode @8192\n"), "{names}");
+    let only = ["bench", "table", "--device", "cpu", "--only", "qwen2.5-0.5b q4_0", "-n", "2", "-r", "2"];
+    let table: Value = serde_json::from_str(&succeed(&[&only[..], &["-o", "json"]].concat())).expect("one JSON object");
+    let [row] = &table["rows"].as_array().expect("rows")[..] else { panic!("{table}") };
+    assert_eq!((&row["name"], &row["unit"]), (&"qwen2.5-0.5b q4_0 decode".into(), &"tokens/s".into()));
+    let figure = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key}: {row}"));
+    assert!(figure("worst") <= figure("value") && figure("value") <= figure("best"), "{row}");
+    assert!((figure("of_must") * figure("must") - figure("value")).abs() < 1e-6 * figure("value"), "{row}");
+    assert!(row["row"]["read_bandwidth_gb_s"].as_f64() > Some(0.0), "{row}");
+    let printed = succeed(&only);
+    assert!(
+        printed.contains("| qwen2.5-0.5b q4_0 decode | tokens/s | ") && printed.contains(" | 2000 | "),
+        "{printed}"
+    );
+    assert!(fail(&["bench", "table", "--only", "abacus"]).contains("no row has one of `abacus` in its name"));
+}
