@@ -425,3 +425,10 @@ fn rows_of_the_table_are_chosen_by_name_and_stand_beside_what_they_must_reach() 
     );
     assert!(fail(&["bench", "table", "--only", "abacus"]).contains("no row has one of `abacus` in its name"));
 }
+
+#[test]
+fn a_vendors_library_is_compared_with_on_its_gpus_alone() {
+    let of = |device| fail(&["bench", "kernels", "--vendor", "--device", device, "--op", "linear", "-m", "8"]);
+    assert!(of("cpu").contains("--vendor compares with cuBLASLt: expected --device cuda, found `cpu`"));
+    assert!(of("sim").contains("cuBLASLt is for NVIDIA GPUs: expected --device cuda, found `sim`"));
+}

@@ -25,6 +25,7 @@ mod profile;
 mod roofline;
 mod self_test;
 mod step_input;
+mod vendor;
 mod weights;
 
 use std::collections::HashSet;
@@ -46,6 +47,7 @@ use weights::{DeviceFormat, DeviceWeights};
 pub use forced::{ForcedVariant, ForcedVariantError, ForcedVariants};
 pub use kernel_source::KernelSource;
 pub use roofline::{Bandwidth, Cost, Peak, Roofline};
+pub use vendor::{Numbers, Product, Vendor, VendorError, VendorTimes};
 
 #[cfg(feature = "sim")]
 pub use driver::sim::{SimDialect, SimFault, SimFaults, ThreadOrder};

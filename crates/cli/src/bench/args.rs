@@ -129,6 +129,11 @@ pub(super) struct KernelsArgs {
     #[command(flatten)]
     pub(super) gpu: GpuArgs,
 
+    /// NVIDIA GPU: measure cuBLASLt, if it is installed, beside products of F16 and BF16 matrices: the product alone, without
+    /// norm, gate, bias or residual, and with results of 16 bits
+    #[arg(long)]
+    pub(super) vendor: bool,
+
     /// Element type of the KV cache [default: f16]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(super) kv_type: Option<KvType>,

@@ -4,6 +4,8 @@
 //! A step is one graph launch. Its kernels may start before the one ahead has ended (programmatic dependent launch), up
 //! to where they wait for it.
 
+pub(crate) mod cublaslt;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
