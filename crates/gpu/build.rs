@@ -80,6 +80,11 @@ fn compile_simulator() {
     if !is_gnu {
         all.flag_if_supported("-fstrict-flex-arrays=3");
     }
+    let is_asan = cfg!(feature = "asan");
+    if is_asan {
+        link_address_sanitizer(&all.get_compiler());
+        all.flag("-fsanitize=address").flag("-fno-omit-frame-pointer");
+    }
     all.std("c++17")
         .include("kernels")
         .include(out)
@@ -95,8 +100,9 @@ fn compile_simulator() {
     all.clone().file("kernels/sim.cpp").compile("hotmetal_sim_kernels");
     all.file("kernels/sim_metal.cpp")
         .include("kernels/port/metal_sim")
-        // Each access is a call: port/metal_sim/runtime.h has what is called, and nothing of the sanitizer is linked.
-        .flag("-fsanitize=thread,alignment")
+        // Each access is a call: port/metal_sim/runtime.h has what is called, and nothing of the sanitizer is linked. Of two
+        // such sanitizers the compiler takes one.
+        .flag(if is_asan { "-fsanitize=alignment" } else { "-fsanitize=thread,alignment" })
         .flag("-fno-exceptions")
         // Memory is looked at in other units.
         .flag("-fno-strict-aliasing")
@@ -104,4 +110,20 @@ fn compile_simulator() {
         .flag(if is_gnu { "-Wno-attributes" } else { "-Wno-unknown-attributes" })
         .flag("-Wno-unknown-pragmas")
         .compile("hotmetal_sim_metal_kernels");
+}
+
+/// Before every other library, so that its allocator is the one that all of the program has.
+#[cfg(feature = "sim")]
+fn link_address_sanitizer(compiler: &cc::Tool) {
+    let library = "libasan.so";
+    let asked = compiler.to_command().arg(format!("-print-file-name={library}")).output();
+    let path = asked.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())).unwrap_or_default();
+    // The compiler says the bare name of what it does not have.
+    match path.parent() {
+        Some(folder) if compiler.is_like_gnu() && path.is_absolute() => {
+            println!("cargo::rustc-link-search=native={}", folder.display());
+            println!("cargo::rustc-link-lib=dylib=asan");
+        }
+        _ => println!("cargo::error=the feature `asan` needs g++ with its {library} (Debian: apt-get install g++)"),
+    }
 }

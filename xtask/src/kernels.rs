@@ -1,10 +1,10 @@
 //! `cargo xtask kernels`: compiles the kernels for every CUDA architecture that the binary carries, and writes them to
-//! `crates/gpu/kernels/cuda`. Says what each kernel takes of the registers, and fails where one spills over the budget
-//! or, for lack of them, waits for each matrix instruction.
+//! `crates/gpu/kernels/cuda`. Says what each kernel takes of the registers, and fails where one spills over the budget,
+//! takes more than leave room for the kernel beside it or, for lack of them, waits for each matrix instruction.
 
 use std::fmt::Write;
 use std::num::NonZero;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -15,6 +15,33 @@ use gpu::nvrtc::{self, Usage};
 
 /// Bytes of registers that a kernel may store to memory. What spills more is too much for a thread: make it do less.
 const SPILL_BUDGET: u32 = 72;
+
+/// What kernels may take whose groups must lie on one multiprocessor beside those of the kernel behind: with one register more
+/// that begins when they have ended, which no test of results sees.
+struct RegisterBudget {
+    /// Which kernels, by their names.
+    is_for: fn(&str) -> bool,
+    /// Registers of a thread, at most.
+    registers: u32,
+    /// A group's threads, and those beside them: a multiprocessor has 65,536 registers for them together.
+    beside: &'static str,
+}
+
+const REGISTER_BUDGETS: [RegisterBudget; 2] = [
+    RegisterBudget {
+        is_for: |kernel| kernel == "attention_f16_d64_wide",
+        registers: 128,
+        beside: "256 threads beside the 512 of a projection",
+    },
+    RegisterBudget {
+        is_for: |kernel| kernel.contains("linear_") && kernel.contains("stream_"),
+        registers: 64,
+        beside: "512 threads beside the 512 of the next projection",
+    },
+];
+
+/// Its groups are alone, for lack of group memory.
+const ALONE: &str = "sm_120";
 
 /// Compile the kernels for every CUDA architecture. Needs NVRTC 12.9 and no GPU: `pip install nvidia-cuda-nvrtc-cu12==12.9.86`
 /// and LD_LIBRARY_PATH at its `nvidia/cuda_nvrtc/lib`
@@ -48,7 +75,7 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<()> {
         print!("{text}");
         return Ok(());
     }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/gpu/kernels/cuda");
+    let folder = folder();
     let is_asked = |target: &str| args.only.as_ref().is_none_or(|only| target.starts_with(only.as_str()));
     let asked: Vec<_> = ARCHITECTURES.iter().filter(|architecture| is_asked(architecture.target)).collect();
     let targets: Vec<_> = asked.iter().map(|architecture| architecture.target).collect();
@@ -61,28 +88,46 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<()> {
             if args.verbose || usage.spilled_bytes > 0 {
                 println!("  {}", line(usage));
             }
-            if usage.spilled_bytes > SPILL_BUDGET {
-                over.push(format!("{} for {} spills {} bytes", usage.kernel, architecture.target, usage.spilled_bytes));
-            }
-            if usage.is_serialized {
-                over.push(format!(
-                    "{} for {} runs its matrix instructions one by one",
-                    usage.kernel, architecture.target
-                ));
-            }
         }
+        over.extend(faults(architecture.target, &usages));
         if args.only.is_none() || args.is_trial {
             keep(&folder.join(architecture.file), &packed, args.check)?;
         }
     }
     if !over.is_empty() {
-        bail!("too few registers (a budget of {SPILL_BUDGET} bytes may spill): {}", over.join(", "));
+        bail!("too few registers: {}", over.join("; "));
     }
     println!("together {total} bytes");
     if args.only.is_none() {
         keep(&folder.join(SOURCE_HASH_FILE), format!("{:016x}\n", source_hash()).as_bytes(), args.check)?;
     }
     Ok(())
+}
+
+/// Where the images are.
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/gpu/kernels/cuda")
+}
+
+/// What is too much of the kernels for `target`, a sentence each.
+fn faults(target: &str, usages: &[Usage]) -> Vec<String> {
+    let mut faults = vec![];
+    for usage in usages {
+        let Usage { kernel, registers, spilled_bytes, is_serialized } = usage;
+        if *spilled_bytes > SPILL_BUDGET {
+            faults.push(format!("`{kernel}` for {target} spills {spilled_bytes} bytes, {SPILL_BUDGET} may"));
+        }
+        if *is_serialized {
+            faults.push(format!("`{kernel}` for {target} runs its matrix instructions one by one"));
+        }
+        for budget in REGISTER_BUDGETS.iter().filter(|budget| target != ALONE && (budget.is_for)(kernel)) {
+            if *registers > budget.registers {
+                let RegisterBudget { registers: most, beside, .. } = budget;
+                faults.push(format!("`{kernel}` for {target} takes {registers} registers, {most} may ({beside})"));
+            }
+        }
+    }
+    faults
 }
 
 /// What the kernels compile to for one architecture.
@@ -144,4 +189,53 @@ fn summary(target: &str, bytes: usize, packed: usize, usages: &[Usage]) -> Strin
 fn line(usage: &Usage) -> String {
     let Usage { kernel, registers, spilled_bytes, .. } = usage;
     format!("{kernel:<40} {registers:>3} registers, {spilled_bytes:>3} bytes spilled")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(kernel: &str, registers: u32) -> Usage {
+        Usage { kernel: kernel.to_owned(), registers, spilled_bytes: 0, is_serialized: false }
+    }
+
+    #[test]
+    fn one_register_more_than_lie_beside_another_kernel_is_refused() {
+        for (kernel, most, beside) in [
+            ("attention_f16_d64_wide", 128, "256 threads beside the 512 of a projection"),
+            ("linear_stream_q8_0", 64, "512 threads beside the 512 of the next projection"),
+            ("norm_linear_rope_stream_q4_k_q6_k", 64, "512 threads beside the 512 of the next projection"),
+        ] {
+            assert!(faults("sm_90a", &[usage(kernel, most)]).is_empty());
+            let expected = format!("`{kernel}` for sm_90a takes {} registers, {most} may ({beside})", most + 1);
+            assert_eq!(faults("sm_90a", &[usage(kernel, most), usage(kernel, most + 1)]), [expected]);
+            assert!(faults(ALONE, &[usage(kernel, 255)]).is_empty());
+        }
+        assert!(faults("sm_90a", &[usage("attention_f16_d128_wide", 176), usage("linear_f16", 80)]).is_empty());
+    }
+
+    #[test]
+    fn spills_over_the_budget_and_waits_are_refused() {
+        let kernel = |spilled_bytes, is_serialized| Usage { spilled_bytes, is_serialized, ..usage("sample", 40) };
+        assert!(faults("sm_80", &[kernel(SPILL_BUDGET, false)]).is_empty());
+        assert_eq!(faults("sm_80", &[kernel(SPILL_BUDGET + 4, false)]), ["`sample` for sm_80 spills 76 bytes, 72 may"]);
+        let expected = "`sample` for sm_80 runs its matrix instructions one by one";
+        assert_eq!(faults("sm_80", &[kernel(0, true)]), [expected]);
+    }
+
+    #[test]
+    fn the_kernels_in_the_tree_keep_their_budgets_and_every_budget_has_kernels() {
+        let mut met = [false; REGISTER_BUDGETS.len()];
+        for architecture in ARCHITECTURES.iter().filter(|architecture| architecture.is_machine_code()) {
+            let packed = std::fs::read(folder().join(architecture.file)).unwrap();
+            let image = miniz_oxide::inflate::decompress_to_vec(&packed).unwrap();
+            let usages = nvrtc::Compiled { image, log: String::new() }.usages();
+            assert!(usages.len() > 40, "{}: {usages:?}", architecture.target);
+            assert_eq!(faults(architecture.target, &usages), Vec::<String>::new());
+            for (met, budget) in met.iter_mut().zip(&REGISTER_BUDGETS) {
+                *met |= usages.iter().any(|usage| (budget.is_for)(&usage.kernel));
+            }
+        }
+        assert_eq!(met, [true; REGISTER_BUDGETS.len()]);
+    }
 }

@@ -43,11 +43,13 @@ const MIXED_STEP_TOKENS: usize = 1024;
 /// Tokens of prompts in such a step of a CPU: they then take about as long as the decodes beside them.
 const MIXED_TOKENS_ON_CPU: usize = 64;
 
-/// What `--device` may be besides `cuda:N`, `metal:N` and `reference`.
+/// What `--device` may be besides `cuda:N` and `metal:N`.
 pub(crate) const AUTO: &str = "auto";
 pub(crate) const CPU: &str = "cpu";
 const CUDA: &str = "cuda";
 const METAL: &str = "metal";
+/// The simulator, which `auto` never is.
+pub(crate) const SIM: &str = "sim";
 const REFERENCE: &str = "reference";
 
 /// Flags that say where and how a model runs.
@@ -59,7 +61,7 @@ pub(crate) struct ModelArgs {
     pub(crate) ctx_size: Option<usize>,
 
     /// Where to compute: auto (the first NVIDIA GPU if the model fits it, else the CPU), cpu, cuda or cuda:N (an NVIDIA
-    /// GPU), metal or metal:N (an Apple GPU), or reference (plain f64, for comparison)
+    /// GPU), metal or metal:N (an Apple GPU), reference (plain f64, for comparison), or sim (a GPU simulated, in builds for it)
     #[arg(long, value_name = "DEVICE", default_value = AUTO)]
     pub(crate) device: String,
 
@@ -148,7 +150,7 @@ impl GpuArgs {
     pub(crate) fn check(&self, devices: &[&str]) -> Result<()> {
         if !self.force_variant.is_empty() && !devices.iter().any(|device| is_gpu(device)) {
             bail!(
-                "--force-variant is about the kernels of GPUs: expected --device cuda or metal, found `{}`",
+                "--force-variant is about the kernels of GPUs: expected --device cuda, metal or sim, found `{}`",
                 devices.join("`, `")
             );
         }
@@ -495,8 +497,9 @@ pub(crate) fn backend(args: &ModelArgs) -> Result<Box<dyn Backend>> {
         CPU => Ok(Box::new(cpu_backend(args)?)),
         REFERENCE => Ok(Box::new(backend::reference::ReferenceBackend::new())),
         other => bail!(
-            "there is no device `{other}`; this build has: auto, cpu, cuda, cuda:N, {}reference",
-            if cfg!(target_os = "macos") { "metal, metal:N, " } else { "" }
+            "there is no device `{other}`; this build has: auto, cpu, cuda, cuda:N, {}reference{}",
+            if cfg!(target_os = "macos") { "metal, metal:N, " } else { "" },
+            if gpu::HAS_SIMULATOR { ", sim" } else { "" },
         ),
     }
 }
@@ -506,8 +509,11 @@ pub(crate) fn is_gpu(device: &str) -> bool {
     parse_gpu(resolve(device)).is_some()
 }
 
-/// The kind and the number of a GPU.
+/// The kind and the number of a GPU. There is one simulator.
 fn parse_gpu(device: &str) -> Option<(&'static str, usize)> {
+    if device == SIM {
+        return Some((SIM, 0));
+    }
     let (kind, number) = device.split_once(':').unwrap_or((device, "0"));
     let kind = [CUDA, METAL].into_iter().find(|&known| known == kind)?;
     Some((kind, number.parse().ok()?))
@@ -519,6 +525,7 @@ pub(crate) fn gpu_backend(args: &ModelArgs) -> Result<Option<gpu::GpuBackend>> {
         None => None,
         Some((CUDA, 0)) => Some(first_gpu(&args.gpu)?),
         Some((CUDA, ordinal)) => Some(cuda(ordinal, args.gpu.options())?),
+        Some((SIM, _)) => Some(gpu::GpuBackend::simulated(args.gpu.options())?),
         Some((_, ordinal)) => Some(metal(ordinal, &args.gpu)?),
     })
 }

@@ -211,7 +211,7 @@ fn mistakes_are_named_with_what_there_is() {
         (&["bench", "--pg", "512"], "expected P+N, for example 512+128"),
         (
             &["bench", "--device", "cpu", "--force-variant", "logits=linear"],
-            "expected --device cuda or metal, found `cpu`",
+            "expected --device cuda, metal or sim, found `cpu`",
         ),
         (&["bench", "--force-variant", "logits=gemv"], "it has: linear, linear_stream, linear_batch, gemm"),
         (&["bench", "--device", "abacus"], "there is no device `abacus`"),
@@ -404,4 +404,31 @@ fn kernels_are_measured_alone_and_compared_with_the_reference() {
         let error = fail(&[&["bench", "kernels"], args].concat());
         assert!(error.contains(expected), "{args:?}: {error}");
     }
+}
+
+#[test]
+fn rows_of_the_table_are_chosen_by_name_and_stand_beside_what_they_must_reach() {
+    let names = succeed(&["bench", "table", "--list"]);
+    assert!(names.lines().count() >= 30 && names.contains("llama-3.1-8b q8_0 decode @8192\n"), "{names}");
+    let only = ["bench", "table", "--device", "cpu", "--only", "qwen2.5-0.5b q4_0", "-n", "2", "-r", "2"];
+    let table: Value = serde_json::from_str(&succeed(&[&only[..], &["-o", "json"]].concat())).expect("one JSON object");
+    let [row] = &table["rows"].as_array().expect("rows")[..] else { panic!("{table}") };
+    assert_eq!((&row["name"], &row["unit"]), (&"qwen2.5-0.5b q4_0 decode".into(), &"tokens/s".into()));
+    let figure = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key}: {row}"));
+    assert!(figure("worst") <= figure("value") && figure("value") <= figure("best"), "{row}");
+    assert!((figure("of_must") * figure("must") - figure("value")).abs() < 1e-6 * figure("value"), "{row}");
+    assert!(row["row"]["read_bandwidth_gb_s"].as_f64() > Some(0.0), "{row}");
+    let printed = succeed(&only);
+    assert!(
+        printed.contains("| qwen2.5-0.5b q4_0 decode | tokens/s | ") && printed.contains(" | 2000 | "),
+        "{printed}"
+    );
+    assert!(fail(&["bench", "table", "--only", "abacus"]).contains("no row has one of `abacus` in its name"));
+}
+
+#[test]
+fn a_vendors_library_is_compared_with_on_its_gpus_alone() {
+    let of = |device| fail(&["bench", "kernels", "--vendor", "--device", device, "--op", "linear", "-m", "8"]);
+    assert!(of("cpu").contains("--vendor compares with cuBLASLt: expected --device cuda, found `cpu`"));
+    assert!(of("sim").contains("cuBLASLt is for NVIDIA GPUs: expected --device cuda, found `sim`"));
 }

@@ -363,3 +363,13 @@ fn every_instruction_set_and_thread_count_gives_the_same_text() {
     assert_eq!(run(&["--threads", "1"]), expected);
     assert_eq!(run(&["--threads", "3"]), expected);
 }
+
+#[test]
+fn the_simulated_gpu_tells_the_same_story_and_is_never_chosen() {
+    let story = |device| json(&["run", "Once upon a time", "--device", device, "--temp", "0", "-n", "6"]);
+    let [simulated, processors] = ["sim", "cpu"].map(story);
+    assert_eq!(simulated["text"], processors["text"]);
+    assert!(processors["text"].as_str().is_some_and(|text| text.len() > 6), "{processors}");
+    assert!(simulated["device"].as_str().is_some_and(|device| device.starts_with("GPU simulator")), "{simulated}");
+    assert!(!story("auto")["device"].as_str().unwrap().contains("simulator"));
+}

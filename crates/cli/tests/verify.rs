@@ -152,7 +152,7 @@ fn mistakes_are_named_with_what_there_is() {
         (&[model, "--isa", "scalar", "--against", "scalar"], "is both the device and what it is compared with"),
         (
             &["--force-variant", "norm_glu=linear"],
-            "--force-variant is about the kernels of GPUs: expected --device cuda or metal",
+            "--force-variant is about the kernels of GPUs: expected --device cuda, metal or sim",
         ),
         (&[model, "-n", "5000"], "are more than the 256 tokens"),
         (&[model, "--prompt", "Hello"], "no --prompt without a tokenizer"),
@@ -163,4 +163,17 @@ fn mistakes_are_named_with_what_there_is() {
         assert!(!output.status.success() && output.stdout.is_empty(), "{args:?}");
         assert!(stderr.contains(expected) && !stderr.contains("panicked"), "{args:?}: {stderr}");
     }
+}
+
+#[test]
+fn the_simulated_gpu_is_verified_as_one() {
+    let model = golden("llama_gqa");
+    let result = json(&succeed(&[path(&model), "--device", "sim", "--against", "cpu", "-n", "8", "-o", "json"]));
+    assert_eq!((&result["verdict"], &result["device"]), (&"pass".into(), &"sim".into()));
+    let [model] = array(&result, "models") else { panic!("{result}") };
+    let parity = &model["parity"];
+    assert_eq!(parity["equal"].as_u64().unwrap() + array(parity, "ties").len() as u64, 8);
+    assert!(array(model, "checkpoints").len() > 5);
+    let result = json(&succeed(&["--device", "sim", "--quick", "--op", "rms_norm", "-o", "json"]));
+    assert!(!array(&result, "kernels").is_empty(), "{result}");
 }

@@ -1,4 +1,4 @@
-// Kernels that are wrong on purpose, one fault each: tests/planted_faults.rs expects the simulator to say so.
+// Kernels that are wrong on purpose, one fault each: src/driver/sim_faults.rs expects the simulator to say so.
 struct FaultParams {
   Ptr<f32> y;
   Ptr<const f32> x;
@@ -54,6 +54,19 @@ FN void misaligned(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
   if (fault_thread(t) == 0) y[0] = 1;
 }
 
+// A plain pointer does not say how long its array is: only the address sanitizer knows.
+FN f32 read_at(THREAD const f32* values, i32 i) { return values[i]; }
+FN void register_pointer_outside(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
+  f32 values[8];
+  for (i32 i = 0; i < 8; i++) values[i] = f32(i * p.one);
+  wait_for_previous();
+  if (fault_thread(t) < p.n) p.y[fault_thread(t)] = read_at(values, 7 + p.one);
+}
+FN void group_pointer_outside(CONST FaultParams& p, GROUP FaultGroup& g, Lane t) {
+  wait_for_previous();
+  if (fault_thread(t) < p.n) p.y[fault_thread(t)] = read_at(g.values, fault_thread(t) + 27 + p.one);
+}
+
 // What the step wrote may not be asked for before the wait; what it did not, may.
 FN void copy_before_wait(CONST FaultParams& p, GROUP FaultCopies& g, Lane t) {
   const Ptr<const u32x4> x = {(const u32x4*)p.x.at};
@@ -77,3 +90,4 @@ KERNEL(fault_copy_not_awaited, FaultParams, FaultCopies, 128, copy_not_awaited)
 FAULT(barrier_by_some) FAULT(return_before_barrier) FAULT(sum_by_some) FAULT(sum_beside_max) FAULT(read_outside)
 FAULT(write_outside) FAULT(write_just_past) FAULT(write_just_before) FAULT(write_to_input) FAULT(group_index_outside)
 FAULT(no_barrier) FAULT(group_memory_unwritten) FAULT(result_unwritten) FAULT(groups_race) FAULT(misaligned) FAULT(overflow) FAULT(read_before_wait)
+FAULT(register_pointer_outside) FAULT(group_pointer_outside)

@@ -25,6 +25,7 @@ mod profile;
 mod roofline;
 mod self_test;
 mod step_input;
+mod vendor;
 mod weights;
 
 use std::collections::HashSet;
@@ -46,9 +47,13 @@ use weights::{DeviceFormat, DeviceWeights};
 pub use forced::{ForcedVariant, ForcedVariantError, ForcedVariants};
 pub use kernel_source::KernelSource;
 pub use roofline::{Bandwidth, Cost, Peak, Roofline};
+pub use vendor::{Numbers, Product, Vendor, VendorError, VendorTimes};
 
 #[cfg(feature = "sim")]
 pub use driver::sim::{SimDialect, SimFault, SimFaults, ThreadOrder};
+
+/// Whether this build has [`GpuBackend::simulated`].
+pub const HAS_SIMULATOR: bool = cfg!(feature = "sim");
 
 /// The name of NVIDIA GPUs in flags and reports.
 const CUDA: &str = "cuda";
@@ -67,6 +72,18 @@ fn sim_name(dialect: SimDialect) -> &'static str {
         SimDialect::Cuda => SIM,
         SimDialect::Metal => METAL_SIM,
     }
+}
+
+/// Memory of the simulator where nobody says how much: for small models, as larger ones would take days.
+#[cfg(feature = "sim")]
+const SIMULATED_BYTES: u64 = 4 << 30;
+
+/// Threads of a SIMD group, in every kernel: `SIMD` in `kernels/port`.
+const SIMD_WIDTH: u32 = 32;
+
+/// Refuses a device on which shuffles and sums over a SIMD group would be of other threads.
+fn check_simd_width(name: &str, width: u32) -> Result<(), GpuError> {
+    if width == SIMD_WIDTH { Ok(()) } else { Err(GpuError::SimdWidth { name: name.to_owned(), width }) }
 }
 
 /// The widest head that the attention kernels hold in registers.
@@ -159,6 +176,14 @@ pub enum GpuError {
         /// Its compute capability.
         minor: u32,
     },
+    /// A device whose SIMD groups are not what kernels are written for.
+    #[error("`{name}` has SIMD groups of {width} threads, and the kernels are written for 32; use --device cpu")]
+    SimdWidth {
+        /// The device.
+        name: String,
+        /// Threads that it runs in step.
+        width: u32,
+    },
     /// Kernels that are to be compiled from source, and cannot be read.
     #[error("cannot read the kernel source `{}`: {reason}", path.display())]
     KernelSource {
@@ -199,6 +224,12 @@ pub enum GpuError {
         /// What is wrong.
         reason: String,
     },
+    /// The simulator, in a program without it.
+    #[error(
+        "sim: this program was built without the simulator of GPUs, which is for those who work on kernels; with a C++ compiler \
+         (Debian: apt-get install g++), `cargo build --release --package hotmetal --features sim` makes one that has it"
+    )]
+    NoSimulator,
     /// The driver does not answer.
     #[error("the NVIDIA driver failed: {reason}")]
     Driver {
@@ -267,6 +298,17 @@ impl GpuBackend {
         }
         backend.device.description = backend.system.description(options.forced);
         Ok(backend)
+    }
+
+    /// The simulator as a device that flags name: thousands of times slower than a GPU, and strict.
+    pub fn simulated(options: GpuOptions) -> Result<Self, GpuError> {
+        #[cfg(feature = "sim")]
+        return Self::simulator(ThreadOrder::Forward, SIMULATED_BYTES, GpuOptions::default()).with_options(options);
+        #[cfg(not(feature = "sim"))]
+        {
+            let _ = options;
+            Err(GpuError::NoSimulator)
+        }
     }
 
     /// The simulator, with `memory_bytes` of device memory.
@@ -469,5 +511,33 @@ impl GpuBackend {
             });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_of_another_simd_width_is_refused() {
+        assert_eq!(check_simd_width("a device", 32), Ok(()));
+        for width in [0, 16, 64] {
+            let expected = format!(
+                "`a device` has SIMD groups of {width} threads, and the kernels are written for 32; use --device cpu"
+            );
+            assert_eq!(check_simd_width("a device", width).unwrap_err().to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn a_program_without_the_simulator_says_how_to_make_one_with_it() {
+        assert_eq!(
+            GpuError::NoSimulator.to_string(),
+            "sim: this program was built without the simulator of GPUs, which is for those who work on kernels; with a C++ \
+             compiler (Debian: apt-get install g++), `cargo build --release --package hotmetal --features sim` makes one \
+             that has it"
+        );
+        let simulated = GpuBackend::simulated(GpuOptions::default()).expect("tests have it");
+        assert_eq!((simulated.device().name.as_str(), simulated.device().memory_bytes), (SIM, SIMULATED_BYTES));
     }
 }

@@ -27,6 +27,38 @@ pub(super) enum BenchCommand {
     Compare(CompareArgs),
     Report(ReportArgs),
     Serve(Box<super::serve::ServeArgs>),
+    Table(Box<TableArgs>),
+}
+
+/// Measure the rows of docs/performance/gpu.md in one run, beside what each must reach on an H200 and what the device gives
+#[derive(Args, Debug)]
+pub(super) struct TableArgs {
+    /// Only rows with one of these in their names, for example 'q8_0 decode' or qwen
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    pub(super) only: Vec<String>,
+
+    /// Only print the names of the rows
+    #[arg(long)]
+    pub(super) list: bool,
+
+    /// Tokens to generate in rows that decode
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 128)]
+    pub(super) n_gen: usize,
+
+    /// How often each row is measured, after a warm-up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3)]
+    pub(super) repetitions: usize,
+
+    /// Where to compute, as for `bench`
+    #[arg(long, value_name = "DEVICE", default_value = load::AUTO)]
+    pub(super) device: String,
+
+    #[command(flatten)]
+    pub(super) gpu: GpuArgs,
+
+    /// How to print the result: md, json, or jsonl (each row as soon as it is measured)
+    #[arg(long, short = 'o', value_enum, value_name = "FORMAT", default_value_t = OutputFormat::Md)]
+    pub(super) output: OutputFormat,
 }
 
 /// Make one page of results of `bench -o json` and `bench kernels -o json`
@@ -96,6 +128,11 @@ pub(super) struct KernelsArgs {
 
     #[command(flatten)]
     pub(super) gpu: GpuArgs,
+
+    /// NVIDIA GPU: measure cuBLASLt, if it is installed, beside products of F16 and BF16 matrices: the product alone, without
+    /// norm, gate, bias or residual, and with results of 16 bits
+    #[arg(long)]
+    pub(super) vendor: bool,
 
     /// Element type of the KV cache [default: f16]
     #[arg(long, value_enum, value_name = "TYPE")]

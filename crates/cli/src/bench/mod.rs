@@ -13,6 +13,7 @@ mod serve;
 mod shapes;
 mod startup;
 mod statistics;
+mod table;
 mod work;
 mod workload;
 
@@ -27,7 +28,7 @@ pub(crate) use shapes::SEED;
 pub(crate) use statistics::{Percentiles, median};
 
 use crate::ceiling::{Meter, Peak};
-use crate::load::CPU;
+use crate::load::{CPU, ModelArgs};
 use crate::output::stdout;
 use crate::{explain, load};
 use args::{BenchCommand, MeasureArgs, OutputFormat, Test};
@@ -44,6 +45,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         Some(BenchCommand::Compare(args)) => compare::compare(args),
         Some(BenchCommand::Report(args)) => html::report(args),
         Some(BenchCommand::Serve(args)) => serve::serve(args),
+        Some(BenchCommand::Table(args)) => table::table(args),
         None if args.measure.explain_dispatch => explain_dispatch(&args.measure),
         None if args.measure.startup => startup::startup(&args.measure),
         None if args.measure.roofline => roofline::roofline(&args.measure),
@@ -80,7 +82,7 @@ fn measure(args: &MeasureArgs) -> Result<()> {
         };
         let mut loaded = source.load(&args.target.model_args(threads), &tests, args.target.batch_tokens())?;
         loaded.driver.clock = args.clock;
-        let mut ceiling = Ceiling::new(args, threads, &tests, loaded.format)?;
+        let mut ceiling = Ceiling::new(&args.target.model_args(threads), args.clock, &tests, loaded.format)?;
         for (index, test) in tests.iter().enumerate() {
             progress.set_message(format!("{} @ {} × {}", test.name(), test.depth, test.batch));
             let times = loaded.driver.measure(test, args.repetitions, &mut || progress.inc(1))?;
@@ -152,9 +154,9 @@ struct Beside {
 }
 
 impl Ceiling {
-    fn new(args: &MeasureArgs, threads: Option<usize>, tests: &[Test], format: WeightFormat) -> Result<Self> {
-        let meter = Meter::new(&args.target.model_args(threads))?;
-        let mut ceiling = Self { meter, clock: args.clock, last_read: None, last_peak: None };
+    fn new(args: &ModelArgs, clock: Clock, tests: &[Test], format: WeightFormat) -> Result<Self> {
+        let meter = Meter::new(args)?;
+        let mut ceiling = Self { meter, clock, last_read: None, last_peak: None };
         if tests.iter().any(|test| test.generate > 0) {
             ceiling.last_read = ceiling.read()?;
         }

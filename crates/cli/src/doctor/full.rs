@@ -107,7 +107,8 @@ fn sections(args: &DoctorArgs) -> Result<Vec<Section>> {
     }
     let measured = ["bench", "-r", "3", "-p", "128", "-n", "64"];
     add("how fast the built-in model is", false, &measured);
-    let shape = args.shape.as_deref().or(is_gpu.then_some(SHAPE));
+    // The simulator would take days.
+    let shape = args.shape.as_deref().or((is_gpu && device != load::SIM).then_some(SHAPE));
     for format in ["f16", "q8_0"] {
         if let Some(shape) = shape {
             let what = format!("how fast {shape} is in {format}");

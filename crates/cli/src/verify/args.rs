@@ -22,7 +22,7 @@ pub(crate) struct VerifyArgs {
     pub(super) against: String,
 
     /// Where to compute: cpu, an instruction set of this processor, cuda or cuda:N, metal or metal:N, auto (the first NVIDIA
-    /// GPU, the CPU without one), or reference
+    /// GPU, the CPU without one), reference, or sim
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(super) device: String,
 

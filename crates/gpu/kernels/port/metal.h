@@ -29,7 +29,10 @@ typedef uint4 u32x4; typedef int2 i32x2; typedef float2 f32x2; typedef float4 f3
 struct NoGroup { char unused; };
 struct Lane { i32 gx, gy, gz, simd, lane, simds; };
 
+// A device of another width is refused before a kernel runs.
+static_assert(SIMD == 32, "kernels shuffle and sum over SIMD groups of 32");
 #define KERNEL(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                             \
+  static_assert(THREADS % SIMD == 0, "whole SIMD groups in " #NAME);                                             \
   static_assert(sizeof(GROUPMEM) <= GROUP_BYTES_MAX, "group memory of " #NAME);                                  \
   static_assert(THREADS <= GROUP_THREADS_MAX, "threads of " #NAME);                                              \
   [[kernel, max_total_threads_per_threadgroup(THREADS)]] void NAME(                                              \
@@ -43,6 +46,7 @@ struct Lane { i32 gx, gy, gz, simd, lane, simds; };
 
 // A kernel whose group memory has the size that the launch says, a multiple of 16: GROUPMEM is how it begins.
 #define KERNEL_DYNAMIC(NAME, PARAMS, GROUPMEM, THREADS, ...)                                                     \
+  static_assert(THREADS % SIMD == 0, "whole SIMD groups in " #NAME);                                             \
   static_assert(sizeof(GROUPMEM) <= GROUP_BYTES_MAX, "group memory of " #NAME);                                  \
   static_assert(THREADS <= GROUP_THREADS_MAX, "threads of " #NAME);                                              \
   [[kernel, max_total_threads_per_threadgroup(THREADS)]] void NAME(                                              \

@@ -22,6 +22,13 @@
 #include <unordered_set>
 #include <vector>
 #include "metal_sim/machine.h"
+// With the address sanitizer (feature `asan`), which then sees what a check of a Ptr or of an index cannot: an array in
+// registers or group memory that is reached through a plain pointer.
+#if defined(__SANITIZE_ADDRESS__)
+#define SIM_ASAN 1
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
 typedef int32_t i32; typedef uint32_t u32; typedef int64_t i64; typedef uint64_t u64;
 typedef float f32;
 struct f16 { uint16_t bits; };
@@ -59,7 +66,7 @@ inline bool list(Kernel& kernel) {
 enum State { RUN, AT_SIMD, AT_GROUP, AT_COPY, DONE };
 struct Copy { void* to; const void* from; size_t bytes; u32 batch; };
 struct Fibre {
-  void* sp; State state; const char* at; bool waited;
+  void* sp; void* fake_stack; State state; const char* at; bool waited;
   void* barrier; u32 parity;     // what it waits for where it is AT_COPY
   u32 turn; f32 slot[2];         // what it gave to the last two exchanges
   f32 given[2][12];              // and what it gave beside that, where that is not enough
@@ -86,6 +93,11 @@ struct Machine {
   Fibre fibre[MAX_THREADS];
   i32 current = -1;                      // -1 outside fibres
   void* main_sp = nullptr;
+  void* main_fake_stack = nullptr;
+  const void* main_bottom = nullptr;     // the address sanitizer is told whose stack is whose
+  size_t main_size = 0;
+  bool left_main = false;
+  bool unclean = false;                  // fibres of a launch that failed never came back
   char* stacks = nullptr;
   const Kernel* kernel = nullptr;
   const void* params = nullptr;
@@ -133,6 +145,33 @@ asm(".text\n.weak sim_switch\nsim_switch:\n sub sp,sp,#160\n"
 #error "the simulator switches fibres on x86-64 and aarch64: add this processor's callee-saved registers"
 #endif
 
+// On the stack that was switched to, which may be new.
+inline void arrive(void* fake_stack) {
+#ifdef SIM_ASAN
+  Machine& m = here();
+  const void* bottom = nullptr;
+  size_t size = 0;
+  __sanitizer_finish_switch_fiber(fake_stack, &bottom, &size);
+  if (m.left_main) { m.main_bottom = bottom; m.main_size = size; }
+#else
+  (void)fake_stack;
+#endif
+}
+// To a fibre, or with -1 to who runs them.
+inline void switch_to(i32 next) {
+  Machine& m = here();
+  const i32 from = m.current;
+  m.current = next;
+#ifdef SIM_ASAN
+  void** fake_stack = from < 0 ? &m.main_fake_stack : &m.fibre[from].fake_stack;
+  m.left_main = from < 0;
+  if (next < 0) __sanitizer_start_switch_fiber(fake_stack, m.main_bottom, m.main_size);
+  else __sanitizer_start_switch_fiber(fake_stack, m.stacks + (size_t)next * STACK, STACK);
+#endif
+  sim_switch(from < 0 ? &m.main_sp : &m.fibre[from].sp, next < 0 ? m.main_sp : m.fibre[next].sp);
+  arrive(from < 0 ? m.main_fake_stack : m.fibre[from].fake_stack);
+}
+
 inline void block(State state, const char* at) {
   Machine& m = here();
   Fibre& f = m.fibre[m.current];
@@ -140,12 +179,8 @@ inline void block(State state, const char* at) {
   f.at = at;
   // A lane that has only to meet the others lets the next one run.
   const i32 next = m.current + m.step;
-  if (state == AT_SIMD && next >= 0 && next / SIMD == m.current / SIMD && m.fibre[next].state == RUN) {
-    m.current = next;
-    sim_switch(&f.sp, m.fibre[next].sp);
-    return;
-  }
-  sim_switch(&f.sp, m.main_sp);
+  const bool passes_on = state == AT_SIMD && next >= 0 && next / SIMD == m.current / SIMD && m.fibre[next].state == RUN;
+  switch_to(passes_on ? next : -1);
 }
 
 // Records the first fault and never comes back: the fibre is not run again.
@@ -170,6 +205,7 @@ inline void report(const char* format, const char* at, i32 n, i32 of, i32 where)
 }
 
 inline void entry() {
+  arrive(nullptr);
   Machine& m = here();
   const i32 i = m.current;
   m.kernel->body(m.params, m.group_memory(), Place{m.gx, m.gy, m.gz, i / SIMD, i % SIMD, m.kernel->threads / SIMD});
@@ -238,17 +274,32 @@ inline i32 count(i32 from, i32 n, State state) {
   for (i32 i = from; i < from + n; i++) c += here().fibre[i].state == state;
   return c;
 }
-inline void resume(i32 i) {
-  Machine& m = here();
-  m.current = i;
-  sim_switch(&m.main_sp, m.fibre[i].sp);
-  m.current = -1;
+
+// Nothing of the address sanitizer's is left on the stack of a fibre that is to run from its beginning: the one before it never
+// came back from its last functions, or, where the launch failed, from any.
+inline void clean_stack(char* bottom, bool whole) {
+#ifdef SIM_ASAN
+  const size_t bytes = whole ? STACK : 2048;
+  __asan_unpoison_memory_region(bottom + STACK - bytes, bytes);
+#else
+  (void)bottom; (void)whole;
+#endif
+}
+// Around group memory.
+inline void guard(char* at, bool forbidden) {
+#ifdef SIM_ASAN
+  if (forbidden) __asan_poison_memory_region(at, CANARY);
+  else __asan_unpoison_memory_region(at, CANARY);
+#else
+  (void)at; (void)forbidden;
+#endif
 }
 
 inline void run_group(i32 threads, bool reverse) {
   Machine& m = here();
   for (i32 i = 0; i < threads; i++) {
     // The top of each stack: a return address to `entry`, below what the switch pops.
+    clean_stack(m.stacks + (size_t)i * STACK, m.unclean);
     uint64_t* top = (uint64_t*)(m.stacks + (size_t)(i + 1) * STACK) - 8;
 #if defined(__x86_64__)
     top[0] = (uint64_t)entry;
@@ -260,7 +311,7 @@ inline void run_group(i32 threads, bool reverse) {
     sp[11] = (uint64_t)entry;
 #endif
     Fibre& f = m.fibre[i];
-    f.sp = sp; f.state = RUN; f.at = ""; f.turn = f.result_turn = f.batch = 0;
+    f.sp = sp; f.fake_stack = nullptr; f.state = RUN; f.at = ""; f.turn = f.result_turn = f.batch = 0;
     f.waited = m.kernel->dialect == METAL_TEXT;  // there the encoder has barriers
     f.orders = false;
     f.copies.clear();
@@ -278,7 +329,7 @@ inline void run_group(i32 threads, bool reverse) {
           const i32 i = first + (reverse ? SIMD - 1 - l : l);
           Fibre& f = m.fibre[i];
           if (f.state == AT_COPY && copies_have_come(f)) f.state = RUN;
-          if (f.state == RUN) { resume(i); again = true; }
+          if (f.state == RUN) { switch_to(i); again = true; }
           if (m.failed) return;
         }
         moved = moved || again;
@@ -373,6 +424,7 @@ extern "C" i32 hotmetal_sim_launch(i32 dialect, const char* name, const void* pa
   }
   if (!m.stacks) m.stacks = (char*)malloc((size_t)MAX_THREADS * STACK);
   m.kernel = kernel; m.params = params; m.operands = operands; m.num_operands = num_operands; m.last = 0;
+  m.unclean = m.unclean || m.failed;
   m.failed = false;
   m.group_size = group_size;
   m.num_launches++;
@@ -385,7 +437,11 @@ extern "C" i32 hotmetal_sim_launch(i32 dialect, const char* name, const void* pa
     memset(group - CANARY, 0xa5, CANARY);
     memset(group, 0xff, group_size);
     memset(group + group_size, 0xa5, CANARY);
+    guard(group - CANARY, true);
+    guard(group + group_size, true);
     run_group(kernel->threads, reverse);
+    guard(group - CANARY, false);
+    guard(group + group_size, false);
     for (const auto& barrier : m.bulk_copies)
       if (!barrier.second.empty() && !m.failed) report("%s that nobody waited for: %d%.0d%.0d", "copies", (i32)barrier.second.size(), 0, 0);
     m.bulk_copies.clear();
@@ -398,6 +454,18 @@ extern "C" i32 hotmetal_sim_launch(i32 dialect, const char* name, const void* pa
   if (m.failed) snprintf(error, error_size, "%s", m.error);
   return m.failed;
 }
+
+#ifdef SIM_ASAN
+// Fibres by the thousand need no stacks beside their own, and what Rust never frees is no fault of a kernel.
+extern "C" const char* __asan_default_options() { return "detect_leaks=0:detect_stack_use_after_return=0"; }
+// Before the sanitizer says what is wrong and ends the program.
+extern "C" void __asan_on_error() {
+  const sim::Machine* m = sim::this_machine;
+  if (m && m->current >= 0)
+    fprintf(stderr, "`%s`, group (%d, %d, %d), SIMD group %d, lane %d:\n", m->kernel->name, m->gx, m->gy, m->gz,
+            m->current / SIMD, m->current % SIMD);
+}
+#endif
 
 // What the compiler's checks call (-fsanitize=bounds,…): the data begins with where it happened.
 #define SIM_CHECK(NAME, WHAT)                                                             \
@@ -414,7 +482,9 @@ SIM_CHECK(negate_overflow, "32-bit overflow")
 SIM_CHECK(divrem_overflow, "division by zero")
 SIM_CHECK(shift_out_of_bounds, "bad shift")
 
+static_assert(SIMD == 32, "kernels shuffle and sum over SIMD groups of 32");
 #define SIM_KERNEL(NAME, PARAMS, GROUPMEM, DYNAMIC, THREADS, ...)                                                 \
+  static_assert(THREADS % SIMD == 0 && THREADS <= sim::MAX_THREADS, "whole SIMD groups in " #NAME);               \
   static void sim_body_##NAME(const void* p, void* g, sim::Place at) {                                             \
     const Lane t = {at.gx, at.gy, at.gz, at.simd, at.lane, at.simds};                                              \
     __VA_ARGS__(*(const PARAMS*)p, *(GROUPMEM*)g, t);                                                              \

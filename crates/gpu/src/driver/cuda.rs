@@ -4,6 +4,8 @@
 //! A step is one graph launch. Its kernels may start before the one ahead has ended (programmatic dependent launch), up
 //! to where they wait for it.
 
+pub(crate) mod cublaslt;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
@@ -15,10 +17,10 @@ use cudarc::driver::sys;
 use backend::Counters;
 
 use super::{Driver, DriverError, HostMemory, Recording, STEPS_MAX};
-use crate::GpuError;
 use crate::kernel_source;
 use crate::launch::{Element, Launch, TileMap};
 use crate::params::Address;
+use crate::{GpuError, check_simd_width};
 
 /// A device that was found.
 #[derive(Clone, Debug)]
@@ -61,6 +63,7 @@ impl CudaDevice {
         let name = result::device::get_name(device).map_err(failed)?;
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        check_simd_width(&name, attribute(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?)?;
         let Some(image) = image((major, minor))? else {
             return Err(GpuError::TooOld { name, major, minor });
         };

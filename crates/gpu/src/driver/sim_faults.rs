@@ -73,6 +73,53 @@ fn what_a_kernel_may_not_do_is_reported() {
     }
 }
 
+/// Kernels that read past an array through a plain pointer, and what the address sanitizer calls that.
+const ONLY_FOR_THE_SANITIZER: [(&str, &str); 2] =
+    [("fault_register_pointer_outside", "stack-buffer-overflow"), ("fault_group_pointer_outside", "use-after-poison")];
+
+#[cfg(not(feature = "asan"))]
+#[test]
+fn what_the_address_sanitizer_is_for_is_seen_by_nothing_else() {
+    for (kernel, _) in ONLY_FOR_THE_SANITIZER {
+        for order in BOTH {
+            run(kernel, order).expect(kernel);
+        }
+    }
+}
+
+/// What the next test runs in a program of its own, since it ends that.
+#[cfg(feature = "asan")]
+#[test]
+#[ignore = "ends the program"]
+fn a_register_behind_a_pointer() {
+    run(ONLY_FOR_THE_SANITIZER[0].0, ThreadOrder::Forward).expect("nothing else sees it");
+}
+
+#[cfg(feature = "asan")]
+#[test]
+#[ignore = "ends the program"]
+fn group_memory_behind_a_pointer() {
+    run(ONLY_FOR_THE_SANITIZER[1].0, ThreadOrder::Forward).expect("nothing else sees it");
+}
+
+#[cfg(feature = "asan")]
+#[test]
+fn the_address_sanitizer_sees_what_nothing_else_does() {
+    use std::process::Command;
+
+    let tests = ["a_register_behind_a_pointer", "group_memory_behind_a_pointer"];
+    for ((kernel, expected), test) in ONLY_FOR_THE_SANITIZER.into_iter().zip(tests) {
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "--ignored", "--nocapture", &format!("driver::sim_faults::{test}")]);
+        let output = again.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{kernel} went on: {said}");
+        assert!(said.contains(&format!("ERROR: AddressSanitizer: {expected}")), "{kernel}: {said}");
+        assert!(said.contains(&format!("`{kernel}`, group (0, 0, 0), SIMD group ")), "{kernel}: {said}");
+        assert!(said.contains("planted_faults.h:"), "{kernel}: {said}");
+    }
+}
+
 #[test]
 fn the_place_of_a_fault_is_named() {
     let message = run("fault_write_just_past", ThreadOrder::Forward).unwrap_err();
@@ -157,6 +204,7 @@ fn are_reported_on_metal(cases: &[(&'static str, &str)]) {
 }
 
 #[test]
+#[cfg_attr(feature = "asan", ignore = "the compiler reports accesses of Metal's text through another sanitizer")]
 fn what_a_kernel_of_metal_may_not_do_is_reported() {
     are_reported_on_metal(&[
         ("fault_barrier_by_some", "divergent group barrier: 64 of 128 threads"),
@@ -176,6 +224,7 @@ fn what_a_kernel_of_metal_may_not_do_is_reported() {
 }
 
 #[test]
+#[cfg_attr(feature = "asan", ignore = "the compiler reports accesses of Metal's text through another sanitizer")]
 fn missing_barriers_of_metal_are_races_in_either_order() {
     are_reported_on_metal(&[
         ("fault_no_barrier", "race in group memory: byte "),

@@ -226,6 +226,14 @@ impl Case {
         }
     }
 
+    /// Outputs and inputs of the one product that its projections are, but for the head's: gate and up are as large.
+    pub(super) fn product(&self) -> Option<(usize, usize)> {
+        let projections = self.projections();
+        let outputs: usize = projections.iter().map(|projection| projection.out_features).sum();
+        let outputs = if matches!(self, Self::NormGlu { .. }) { 2 * outputs } else { outputs };
+        projections.first().map(|first| (outputs, first.in_features))
+    }
+
     /// Whether a plan can have more than one of it.
     pub(super) fn can_be_copied(&self) -> bool {
         !matches!(self, Self::Logits(_))

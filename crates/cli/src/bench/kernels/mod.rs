@@ -8,11 +8,13 @@ mod report;
 
 use anyhow::{Context, Result, bail};
 use backend::BackendError;
+use backend::profile::Cost;
 use plan::KvFormat;
 use tensor::WeightFormat;
 
 use super::args::{KernelsArgs, OutputFormat};
 use super::report::Facts;
+use super::statistics::Summary;
 use super::{CPU, html, progress, shapes};
 use crate::ceiling::{Meter, Peak};
 use crate::output::{note, stdout};
@@ -42,6 +44,7 @@ pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
     let (model, cases) = cases(args)?;
     let places = places(args)?;
     let first = places.first().context("there is no instruction set to measure with")?;
+    let mut vendor = if args.vendor { Some(vendor(args)?) } else { None };
     let formats = formats(args)?;
     let rotation = rotation(args)?;
     let facts = Facts::collect(args.repetitions, Some(shapes::SEED));
@@ -85,7 +88,14 @@ pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
                 progress.set_message(format!("{} {} × {count}", case.op(), case.shape()));
                 let measured = timer.measure(count)?;
                 let row = row(case, format, kv_format, place, count, &measured, &ceiling, max_error);
+                let partner = match &mut vendor {
+                    Some(vendor) => vendor_row(vendor, case, format, &row, args.repetitions, bytes, &ceiling)?,
+                    None => None,
+                };
                 emit(args, &mut report, row, &progress)?;
+                if let Some(partner) = partner {
+                    emit(args, &mut report, partner, &progress)?;
+                }
                 progress.inc(1);
             }
         }
@@ -108,6 +118,49 @@ pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
         Some(path) => html::write(path, &[], &[report]),
         None => Ok(()),
     }
+}
+
+/// The library of the GPU's vendor.
+fn vendor(args: &KernelsArgs) -> Result<gpu::Vendor> {
+    match load::gpu_backend(&args.model_args(None, None))? {
+        Some(gpu) => Ok(gpu.vendor()?),
+        None => bail!("--vendor compares with cuBLASLt: expected --device cuda, found `{}`", args.device),
+    }
+}
+
+/// What the vendor's library takes for the product in `row`; `None` where there is none that it computes.
+fn vendor_row(
+    vendor: &mut gpu::Vendor,
+    case: &Case,
+    format: WeightFormat,
+    row: &KernelRow,
+    repetitions: usize,
+    rotation_bytes: u64,
+    ceiling: &Ceiling,
+) -> Result<Option<KernelRow>> {
+    let numbers = match format {
+        WeightFormat::F16 => gpu::Numbers::F16,
+        WeightFormat::BF16 => gpu::Numbers::BF16,
+        _ => return Ok(None),
+    };
+    let Some((out_features, in_features)) = case.product() else { return Ok(None) };
+    let product = gpu::Product { rows: row.rows, out_features, in_features, numbers };
+    let times = vendor.measure(&product, rotation_bytes, repetitions)?;
+    let weights = (out_features * in_features) as u64;
+    let cost = Cost { bytes: 2 * weights, flops: 2 * weights * row.rows as u64 };
+    Ok(Some(KernelRow {
+        op: row.op.clone(),
+        shape: row.shape.clone(),
+        format: row.format.clone(),
+        device: row.device.clone(),
+        isa: "cublaslt".to_owned(),
+        threads: row.threads,
+        rows: row.rows,
+        variants: vec!["cuBLASLt, the product alone".to_owned()],
+        copies: times.copies,
+        max_error: Some(times.max_error),
+        ..KernelRow::of(Some(&Summary::of(&times.seconds)), cost, ceiling.read, ceiling.peak)
+    }))
 }
 
 fn emit(

@@ -11,6 +11,7 @@ use objc2_metal::{
 
 use super::device::Context;
 use super::{Buffer, DriverError, Object, Pipeline, options};
+use crate::check_simd_width;
 use crate::launch::Launch;
 
 /// Bytes of parameters that Metal takes with a launch.
@@ -59,13 +60,14 @@ impl Dispatch {
     /// `launch`, with its kernel, and whether that was made now.
     pub(super) fn new(context: &Context, launch: &Launch, waits: bool) -> Result<(Self, bool), DriverError> {
         let (pipeline, made) = context.pipeline(launch.kernel)?;
+        let width = u32::try_from(pipeline.threadExecutionWidth()).unwrap_or(0);
+        check_simd_width(launch.kernel, width).map_err(|error| DriverError::Failed(error.to_string()))?;
         // Group memory comes in pieces of 16 bytes.
         let group_bytes = (launch.group_bytes as usize).next_multiple_of(16);
         let most = context.device.maxThreadgroupMemoryLength();
         let fits = launch.threads as usize <= pipeline.maxTotalThreadsPerThreadgroup()
             && pipeline.staticThreadgroupMemoryLength() + group_bytes <= most
-            && size_of_val(&launch.params[..]) <= PARAMS_MAX
-            && pipeline.threadExecutionWidth() == 32;
+            && size_of_val(&launch.params[..]) <= PARAMS_MAX;
         if !fits || launch.cluster > 1 || !launch.maps.is_empty() {
             return Err(DriverError::Failed(format!(
                 "kernel `{}` cannot run here: groups of {} threads with {} + {} bytes, of at most {} and {most}",

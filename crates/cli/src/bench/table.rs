@@ -1,0 +1,303 @@
+//! `hotmetal bench table`: the rows that `docs/performance/gpu.md` is about, in one run, beside what each has to reach.
+
+use std::fmt::Write;
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+use serde_json::json;
+
+use super::args::{OutputFormat, TableArgs, TargetArgs, Test};
+use super::clock::Clock;
+use super::report::{Device, Facts, Row};
+use super::run::{Driver, Loaded, Source};
+use super::statistics::Summary;
+use super::{Ceiling, progress, row, shapes};
+use crate::load;
+use crate::output::stdout;
+
+/// What a figure of the table counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+enum Unit {
+    /// The more, the better.
+    #[serde(rename = "tokens/s")]
+    TokensPerSecond,
+    /// The fewer, the better.
+    #[serde(rename = "ms a step")]
+    MillisecondsPerStep,
+}
+
+/// A row: what is measured, and what is expected of it on one H200.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    shape: &'static str,
+    format: &'static str,
+    prompt: usize,
+    depth: usize,
+    batch: usize,
+    /// llama.cpp on an H200; the least that counts; what we are after. None where nobody said.
+    marks: [Option<f64>; 3],
+}
+
+/// Decodes one sequence, after so many tokens.
+const fn decode(shape: &'static str, format: &'static str, depth: usize, marks: [Option<f64>; 3]) -> Case {
+    Case { shape, format, prompt: 0, depth, batch: 1, marks }
+}
+
+/// Decodes so many sequences at once.
+const fn batch(format: &'static str, batch: usize, marks: [f64; 3]) -> Case {
+    Case { batch, ..decode(LLAMA_8B, format, 0, [Some(marks[0]), Some(marks[1]), Some(marks[2])]) }
+}
+
+/// Reads a prompt.
+const fn prefill(shape: &'static str, format: &'static str, marks: [f64; 3]) -> Case {
+    Case { prompt: PROMPT, ..decode(shape, format, 0, [Some(marks[0]), Some(marks[1]), Some(marks[2])]) }
+}
+
+const fn marks(llama_cpp: f64, must: f64, goal: f64) -> [Option<f64>; 3] {
+    [Some(llama_cpp), Some(must), Some(goal)]
+}
+
+const QWEN: &str = "qwen2.5-0.5b";
+const LLAMA_1B: &str = "llama-3.2-1b";
+const LLAMA_8B: &str = "llama-3.1-8b";
+const DEEP: usize = 8192;
+const PROMPT: usize = 2048;
+
+/// Rows of one shape and format stand together: its weights are made once.
+static CASES: [Case; 30] = [
+    decode(QWEN, "f16", 0, marks(778.0, 1500.0, 2400.0)),
+    prefill(QWEN, "f16", [88_800.0, 200_000.0, 350_000.0]),
+    decode(QWEN, "q8_0", 0, marks(930.0, 1800.0, 3200.0)),
+    decode(QWEN, "q4_0", 0, marks(976.0, 2000.0, 3800.0)),
+    decode(QWEN, "q4_k_m", 0, [None; 3]),
+    decode(LLAMA_1B, "f16", 0, marks(799.0, 1250.0, 1500.0)),
+    decode(LLAMA_8B, "f16", 0, marks(210.0, 265.0, 290.0)),
+    decode(LLAMA_8B, "f16", DEEP, marks(188.0, 245.0, 270.0)),
+    batch("f16", 8, [7.4, 4.2, 3.6]),
+    batch("f16", 32, [7.5, 4.6, 3.8]),
+    batch("f16", 128, [11.8, 7.0, 4.8]),
+    prefill(LLAMA_8B, "f16", [25_400.0, 30_000.0, 40_000.0]),
+    decode(LLAMA_8B, "q8_0", 0, marks(255.0, 430.0, 510.0)),
+    decode(LLAMA_8B, "q8_0", DEEP, marks(221.0, 390.0, 460.0)),
+    batch("q8_0", 8, [7.4, 2.8, 2.1]),
+    batch("q8_0", 32, [9.7, 3.2, 2.3]),
+    batch("q8_0", 128, [20.5, 7.0, 4.0]),
+    prefill(LLAMA_8B, "q8_0", [11_500.0, 26_000.0, 38_000.0]),
+    decode(LLAMA_8B, "q4_0", 0, marks(335.0, 650.0, 830.0)),
+    decode(LLAMA_8B, "q4_0", DEEP, marks(281.0, 540.0, 700.0)),
+    batch("q4_0", 8, [6.2, 2.2, 1.4]),
+    batch("q4_0", 32, [9.0, 2.8, 1.6]),
+    batch("q4_0", 128, [20.5, 7.0, 4.0]),
+    prefill(LLAMA_8B, "q4_0", [11_600.0, 25_000.0, 38_000.0]),
+    decode(LLAMA_8B, "q4_k_m", 0, marks(277.0, 600.0, 780.0)),
+    decode(LLAMA_8B, "q4_k_m", DEEP, [None; 3]),
+    decode(LLAMA_8B, "int4", 0, [None, Some(650.0), Some(830.0)]),
+    decode(LLAMA_8B, "int4", DEEP, [None, Some(540.0), Some(700.0)]),
+    prefill(LLAMA_8B, "int4", [11_600.0, 25_000.0, 38_000.0]),
+    decode("devstral-small", "int4", 0, [None, Some(270.0), Some(340.0)]),
+];
+
+impl Case {
+    /// What `--only` looks in: `llama-3.1-8b f16 decode @8192`.
+    fn name(&self) -> String {
+        let Self { shape, format, prompt, depth, batch, .. } = self;
+        match (prompt, depth, batch) {
+            (0, 0, 1) => format!("{shape} {format} decode"),
+            (0, depth, 1) => format!("{shape} {format} decode @{depth}"),
+            (0, _, batch) => format!("{shape} {format} batch {batch}"),
+            (prompt, ..) => format!("{shape} {format} prefill {prompt}"),
+        }
+    }
+
+    fn test(&self, n_gen: usize) -> Test {
+        let Self { prompt, depth, batch, .. } = *self;
+        Test { prompt, generate: if prompt > 0 { 0 } else { n_gen }, depth, batch }
+    }
+
+    /// Batches are told by the time of a step.
+    fn unit(&self) -> Unit {
+        if self.batch > 1 { Unit::MillisecondsPerStep } else { Unit::TokensPerSecond }
+    }
+}
+
+/// A row that was measured.
+#[derive(Debug, Serialize)]
+struct Measured {
+    name: String,
+    unit: Unit,
+    /// The median of the repetitions, the worst and the best of them.
+    value: f64,
+    worst: f64,
+    best: f64,
+    llama_cpp: Option<f64>,
+    must: Option<f64>,
+    goal: Option<f64>,
+    /// More than 1 is better than it must be.
+    of_must: Option<f64>,
+    /// As `bench -o json` has it, with the ceilings that were measured beside it.
+    row: Row,
+}
+
+impl Measured {
+    fn new(case: &Case, row: Row) -> Self {
+        let [llama_cpp, must, goal] = case.marks;
+        let Summary { median, min, max, .. } = row.tokens_per_s;
+        let in_unit = |tokens_per_s: f64| match case.unit() {
+            Unit::TokensPerSecond => tokens_per_s,
+            Unit::MillisecondsPerStep => 1e3 * case.batch as f64 / tokens_per_s,
+        };
+        let value = in_unit(median);
+        let of_must = must.map(|must| match case.unit() {
+            Unit::TokensPerSecond => value / must,
+            Unit::MillisecondsPerStep => must / value,
+        });
+        let (name, unit) = (case.name(), case.unit());
+        Self { name, unit, value, worst: in_unit(min), best: in_unit(max), llama_cpp, must, goal, of_must, row }
+    }
+}
+
+/// Runs `hotmetal bench table`.
+pub(super) fn table(args: &TableArgs) -> Result<()> {
+    let is_asked =
+        |case: &&Case| args.only.is_empty() || args.only.iter().any(|only| case.name().contains(only.as_str()));
+    let cases: Vec<&Case> = CASES.iter().filter(is_asked).collect();
+    if cases.is_empty() {
+        bail!("no row has one of `{}` in its name; --list shows them", args.only.join("`, `"));
+    }
+    if args.repetitions == 0 || args.n_gen == 0 {
+        bail!("nothing to measure: expected 1 repetition or more (-r) of 1 token or more (-n)");
+    }
+    if args.list {
+        return Ok(stdout(&cases.iter().map(|case| format!("{}\n", case.name())).collect::<String>())?);
+    }
+    if args.output == OutputFormat::Csv {
+        bail!("the table is printed as md, json or jsonl");
+    }
+    let target = |case: &Case| TargetArgs {
+        model: None,
+        shape: Some(case.shape.to_owned()),
+        format: Some(case.format.to_owned()),
+        device: args.device.clone(),
+        gpu: args.gpu.clone(),
+        isa: None,
+        no_repack: false,
+        kv_type: None,
+        batch_tokens: None,
+    };
+    // Asks for the device before anything large is made.
+    let device: Device = load::backend(&target(cases[0]).model_args(None))?.device().into();
+    let facts = Facts::collect(args.repetitions, Some(shapes::SEED));
+    let progress = progress(cases.len() * args.repetitions, "making weights");
+    let mut measured = Vec::with_capacity(cases.len());
+    for of_one_model in cases.chunk_by(|a, b| (a.shape, a.format) == (b.shape, b.format)) {
+        let target = target(of_one_model[0]);
+        progress.set_message(format!("making {} {}", of_one_model[0].shape, of_one_model[0].format));
+        let source = Source::new(&target)?;
+        // Many sequences of many tokens would not fit.
+        let (batches, alone): (Vec<&Case>, Vec<&Case>) = of_one_model.iter().copied().partition(|case| case.batch > 1);
+        for cases in [alone, batches].into_iter().filter(|cases| !cases.is_empty()) {
+            let tests: Vec<_> = cases.iter().map(|case| case.test(args.n_gen)).collect();
+            let mut loaded = source.load(&target.model_args(None), &tests, target.batch_tokens())?;
+            let mut ceiling = Ceiling::new(&target.model_args(None), Clock::Wall, &tests, loaded.format)?;
+            for (case, test) in cases.into_iter().zip(&tests) {
+                progress.set_message(case.name());
+                let row = measure(&mut loaded, test, args.repetitions, &mut ceiling, &mut || progress.inc(1))?;
+                let row = Measured::new(case, row);
+                if args.output == OutputFormat::Jsonl {
+                    progress.suspend(|| stdout(&format!("{}\n", json!(row))))?;
+                }
+                measured.push((case, row));
+            }
+        }
+    }
+    progress.finish_and_clear();
+    // As they are listed, though batches were measured last.
+    measured.sort_by_key(|(case, _)| CASES.iter().position(|listed| std::ptr::eq(listed, *case)));
+    let rows: Vec<_> = measured.into_iter().map(|(_, measured)| measured).collect();
+    match args.output {
+        OutputFormat::Md => stdout(&as_markdown(&rows, &device, &facts))?,
+        OutputFormat::Json => stdout(&format!("{:#}\n", json!({"device": device, "run": facts, "rows": rows})))?,
+        OutputFormat::Csv | OutputFormat::Jsonl => {}
+    }
+    Ok(())
+}
+
+fn measure(
+    loaded: &mut Loaded,
+    test: &Test,
+    repetitions: usize,
+    ceiling: &mut Ceiling,
+    on_repetition: &mut dyn FnMut(),
+) -> Result<Row> {
+    let driver: &mut Driver = &mut loaded.driver;
+    let times = driver.measure(test, repetitions, on_repetition)?;
+    let kernels = driver.kernels(test)?;
+    let beside = ceiling.beside(test, loaded.format)?;
+    Ok(row(loaded, test, &times, &beside, ceiling, kernels))
+}
+
+fn as_markdown(rows: &[Measured], device: &Device, facts: &Facts) -> String {
+    let mut out = String::from(
+        "| case | | median | worst to best | must | of must | goal | llama.cpp | of ceiling | ceiling |\n\
+         | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n",
+    );
+    let figure = |value: f64| if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") };
+    let or_dash = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), figure);
+    for measured in rows {
+        let Measured { name, unit, value, worst, best, llama_cpp, must, goal, of_must, row } = measured;
+        let unit = match unit {
+            Unit::TokensPerSecond => "tokens/s",
+            Unit::MillisecondsPerStep => "ms a step",
+        };
+        let ceiling = match (row.read_bandwidth_gb_s, row.peak_flops_per_s, &row.peak_class) {
+            (Some(read), ..) => format!("{read:.0} GB/s read"),
+            (None, Some(peak), Some(class)) => format!("{:.0} TOP/s of {class}", peak / 1e12),
+            _ => "–".to_owned(),
+        };
+        let share = row.roofline_share.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", 100.0 * share));
+        let of_must = of_must.map_or_else(|| "–".to_owned(), |of_must| format!("{of_must:.2}"));
+        let _ = writeln!(
+            out,
+            "| {name} | {unit} | {} | {} to {} | {} | {of_must} | {} | {} | {share} | {ceiling} |",
+            figure(*value),
+            figure(*worst),
+            figure(*best),
+            or_dash(*must),
+            or_dash(*goal),
+            or_dash(*llama_cpp),
+        );
+    }
+    let missed = rows.iter().filter(|row| row.of_must.is_some_and(|of_must| of_must < 1.0)).count();
+    let _ = write!(
+        out,
+        "\n{missed} of {} rows miss what they must. \"Must\", \"goal\" and llama.cpp are of one H200; a ceiling was measured \
+         beside its row.\n{}\n",
+        rows.iter().filter(|row| row.must.is_some()).count(),
+        facts.line(device)
+    );
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_one_model_stand_together_and_have_names_of_their_own() {
+        let names: std::collections::BTreeSet<_> = CASES.iter().map(Case::name).collect();
+        assert_eq!(names.len(), CASES.len());
+        let models: Vec<_> =
+            CASES.chunk_by(|a, b| (a.shape, a.format) == (b.shape, b.format)).map(|of| &of[0]).collect();
+        let distinct: std::collections::BTreeSet<_> = models.iter().map(|case| (case.shape, case.format)).collect();
+        assert_eq!(distinct.len(), models.len(), "weights are made once");
+        for case in &CASES {
+            shapes::plan_of(case.shape).unwrap();
+            shapes::MatrixFormats::named(case.format).unwrap();
+            // What must be reached lies between the peer and the goal.
+            let marks: Vec<_> = case.marks.into_iter().flatten().collect();
+            let is_ascending = marks.is_sorted();
+            let is_descending = marks.iter().rev().is_sorted();
+            assert!(if case.batch > 1 { is_descending } else { is_ascending }, "{}", case.name());
+        }
+    }
+}
