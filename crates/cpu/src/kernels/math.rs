@@ -36,7 +36,7 @@ pub(crate) fn silu<S: Simd>(s: S, x: S::F32) -> S::F32 {
 /// x · sigmoid(2 √(2 / π) · (x + 0.044715 · x³)).
 #[inline(always)]
 pub(crate) fn gelu_tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
-    const LINEAR: f32 = 1.595_769_1;
+    const LINEAR: f32 = 1.595_769;
     const CUBIC: f32 = 0.071_354_814;
     let argument = s.mul(x, s.mul_add(s.mul(x, x), s.splat(-CUBIC), s.splat(-LINEAR)));
     s.div(x, s.add(s.splat(1.0), exp(s, argument)))
