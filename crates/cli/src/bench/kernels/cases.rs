@@ -381,8 +381,9 @@ impl Case {
             }
             Self::NormGlu { gate, up_bias, activation } => {
                 let h = g.rms_norm(inputs[0], w.norm("norm", gate.in_features, EPS)?);
-                let up = linear("up_proj", &Projection { bias: *up_bias, ..*gate })?;
+                // The gate first, as models have it: kernels read both as one tensor then.
                 let gated = g.linear(h, linear("gate_proj", gate)?, gate.out_features);
+                let up = linear("up_proj", &Projection { bias: *up_bias, ..*gate })?;
                 let up = g.linear(h, up, gate.out_features);
                 vec![g.glu(gated, up, *activation)]
             }
