@@ -178,6 +178,22 @@ CASES = [
         prompt_len=33,
         teeth_config=[{"no_rope_layers": [1, 1, 1, 0]}, {"no_rope_layers": [0, 0, 1, 0]}],
     ),
+    Case(
+        "llama_gelu",
+        "llama",
+        dict(vocab_size=113, hidden_size=36, intermediate_size=52, num_attention_heads=4, num_key_value_heads=2,
+             head_dim=10, hidden_act="gelu_pytorch_tanh"),
+        prompt_len=31,
+        teeth_config=[{"hidden_act": "silu"}, {"hidden_act": "relu"}],
+    ),
+    Case(
+        "qwen2_relu",
+        "qwen2",
+        dict(vocab_size=107, hidden_size=40, intermediate_size=53, num_attention_heads=5, num_key_value_heads=1,
+             hidden_act="relu"),
+        prompt_len=28,
+        teeth_config=[{"hidden_act": "silu"}, {"hidden_act": "gelu_pytorch_tanh"}],
+    ),
 ]
 
 COMMON = dict(num_hidden_layers=2, max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=False,
