@@ -28,6 +28,7 @@ mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
+mod scales;
 mod tiles;
 
 use std::ops::Range;

@@ -6,13 +6,13 @@
 //!           (below 2²⁴), and acc = fma(dot, scale · scale of x, acc).
 
 use bytemuck::{Pod, Zeroable};
-use half::f16;
 use tensor::quant::q3_k;
 
+use super::scales::ScalesOf16;
 use super::tiles::{Halves, ScaleOfHalves};
-use super::{Ahead, PanelFormat, add_halves, blocks_at, dots, half_dots, of_each, unrolled};
+use super::{Ahead, PanelFormat, blocks_at, dots, half_dots, of_each, unrolled};
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
+use crate::simd::{PANEL_ROWS, PanelCodes, Simd};
 
 /// The format.
 #[expect(non_camel_case_types, reason = "this is the published name")]
@@ -28,15 +28,6 @@ pub(crate) struct Codes {
     high: PanelCodes,
 }
 
-/// The scales of sixteen blocks, one of each row in a lane.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Scales {
-    scale: [f16; LANES],
-    /// Of each 16 weights.
-    scales: [[i8; LANES]; 16],
-}
-
 /// Codes 4 · `group` to 4 · `group` + 4 of the 32 weights of `part`, of each row, plus 4.
 #[inline(always)]
 fn codes_of<S: Simd>(s: S, codes: &Codes, part: usize, group: usize) -> S::Bytes {
@@ -48,29 +39,26 @@ fn codes_of<S: Simd>(s: S, codes: &Codes, part: usize, group: usize) -> S::Bytes
 impl PanelFormat for Q3_K {
     type Block = q3_k::Block;
     type Codes = Codes;
-    type Scales = Scales;
+    type Scales = ScalesOf16;
     type Tile = Halves;
 
     const X_BLOCKS: usize = 8;
 
     #[inline(always)]
-    fn pack<S: Simd>(s: S, lanes: [&q3_k::Block; PANEL_ROWS], codes: &mut Codes, scales: &mut Scales) {
+    fn pack<S: Simd>(s: S, lanes: [&q3_k::Block; PANEL_ROWS], codes: &mut Codes, scales: &mut ScalesOf16) {
         for (half, codes) in codes.low.iter_mut().enumerate() {
             s.interleave(of_each!(lanes, |lane| &lane.codes.as_chunks::<32>().0[half]), 0, codes);
         }
         s.interleave(of_each!(lanes, |lane| &lane.high), 0, &mut codes.high);
         for (row, lane) in lanes.iter().enumerate() {
-            scales.scale[row] = lane.scale;
-            for (i, scale) in lane.scales().into_iter().enumerate() {
-                scales.scales[i][row] = scale;
-            }
+            scales.pack(row, lane.scale, lane.scales());
         }
     }
 
     #[inline(always)]
     fn add<S: Simd, const MR: usize, const NP: usize>(
         s: S,
-        panels: [(&Codes, &Scales); NP],
+        panels: [(&Codes, &ScalesOf16); NP],
         x: [&[QuantizedBlock]; MR],
         ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
@@ -82,10 +70,7 @@ impl PanelFormat for Q3_K {
                 let x = blocks_at(x, i);
                 let dots = half_dots!(s, x, 4, |p, group| codes_of(s, panels[p].0, i, group));
                 for p in 0..NP {
-                    let of = panels[p].1;
-                    let scale = s.load_f16(&of.scale);
-                    let scales = [s.load_i8(&of.scales[2 * i]), s.load_i8(&of.scales[2 * i + 1])];
-                    add_halves(s, dots, p, (scale, scales), x, &mut sums);
+                    panels[p].1.add(s, i, (p, dots), x, &mut sums);
                 }
             });
         }
@@ -96,7 +81,7 @@ impl PanelFormat for Q3_K {
     fn unpack<S: Simd>(
         s: S,
         codes: &Codes,
-        scales: &Scales,
+        scales: &ScalesOf16,
         part: usize,
         out: &mut PanelCodes,
         out_scales: &mut ScaleOfHalves,
@@ -106,9 +91,6 @@ impl PanelFormat for Q3_K {
         for (group, out) in out.iter_mut().enumerate() {
             s.store_bytes(s.lookup(&PLUS_28, codes_of(s, codes, part, group)), out);
         }
-        s.store(s.load_f16(&scales.scale), &mut out_scales.scale);
-        for (half, out) in out_scales.halves.iter_mut().enumerate() {
-            s.store(s.load_i8(&scales.scales[2 * part + half]), out);
-        }
+        scales.unpack(s, part, out_scales);
     }
 }

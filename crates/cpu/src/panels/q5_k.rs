@@ -6,13 +6,13 @@
 //!           acc - (minimum · minima[i]) · (scale of x · Σ codes of x), fused.
 
 use bytemuck::{Pod, Zeroable};
-use half::f16;
 use tensor::quant::q5_k;
 
+use super::scales::ScalesOf32;
 use super::tiles::{ScaleAndMinimum, Shifted};
 use super::{Ahead, PanelFormat, blocks_at, dots, of_each, store_codes, unrolled};
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
+use crate::simd::{PANEL_ROWS, PanelCodes, Simd};
 
 /// The format.
 #[expect(non_camel_case_types, reason = "this is the published name")]
@@ -28,17 +28,6 @@ pub(crate) struct Codes {
     high: PanelCodes,
 }
 
-/// The scales of sixteen blocks, one of each row in a lane.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Scales {
-    scale: [f16; LANES],
-    minimum: [f16; LANES],
-    /// Of each 32 weights.
-    scales: [[u8; LANES]; 8],
-    minima: [[u8; LANES]; 8],
-}
-
 /// Codes 4 · `group` to 4 · `group` + 4 of the 32 weights of `part`, of each row.
 #[inline(always)]
 fn codes_of<S: Simd>(s: S, codes: &Codes, part: usize, group: usize) -> S::Bytes {
@@ -51,29 +40,26 @@ fn codes_of<S: Simd>(s: S, codes: &Codes, part: usize, group: usize) -> S::Bytes
 impl PanelFormat for Q5_K {
     type Block = q5_k::Block;
     type Codes = Codes;
-    type Scales = Scales;
+    type Scales = ScalesOf32;
     type Tile = Shifted;
 
     const X_BLOCKS: usize = 8;
 
     #[inline(always)]
-    fn pack<S: Simd>(s: S, lanes: [&q5_k::Block; PANEL_ROWS], codes: &mut Codes, scales: &mut Scales) {
+    fn pack<S: Simd>(s: S, lanes: [&q5_k::Block; PANEL_ROWS], codes: &mut Codes, scales: &mut ScalesOf32) {
         for (part, codes) in codes.low.iter_mut().enumerate() {
             s.interleave(of_each!(lanes, |lane| &lane.codes.as_chunks::<32>().0[part]), 0, codes);
         }
         s.interleave(of_each!(lanes, |lane| &lane.high), 0, &mut codes.high);
         for (row, lane) in lanes.iter().enumerate() {
-            (scales.scale[row], scales.minimum[row]) = (lane.scale, lane.minimum);
-            for (i, (scale, minimum)) in lane.scales_and_minima().into_iter().enumerate() {
-                (scales.scales[i][row], scales.minima[i][row]) = (scale, minimum);
-            }
+            scales.pack(row, lane.scale, lane.minimum, lane.scales_and_minima());
         }
     }
 
     #[inline(always)]
     fn add<S: Simd, const MR: usize, const NP: usize>(
         s: S,
-        panels: [(&Codes, &Scales); NP],
+        panels: [(&Codes, &ScalesOf32); NP],
         x: [&[QuantizedBlock]; MR],
         ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
@@ -85,14 +71,7 @@ impl PanelFormat for Q5_K {
                 let x = blocks_at(x, i);
                 let dots = dots!(s, x, 0..8, |_x| 0, |p, group| codes_of(s, panels[p].0, i, group));
                 for p in 0..NP {
-                    let of = panels[p].1;
-                    let scale = s.mul(s.load_f16(&of.scale), s.load_u8(&of.scales[i]));
-                    let minimum = s.mul(s.load_f16(&of.minimum), s.load_u8(&of.minima[i]));
-                    for m in 0..MR {
-                        let x_scale = x[m].scale;
-                        let sum = s.mul_add(s.to_f32(dots[m][p]), s.mul(scale, s.splat(x_scale)), sums[m][p]);
-                        sums[m][p] = s.mul_add(minimum, s.splat(-x_scale * x[m].sum() as f32), sum);
-                    }
+                    panels[p].1.add(s, i, (p, dots), x, &mut sums);
                 }
             });
         }
@@ -103,7 +82,7 @@ impl PanelFormat for Q5_K {
     fn unpack<S: Simd>(
         s: S,
         codes: &Codes,
-        scales: &Scales,
+        scales: &ScalesOf32,
         part: usize,
         out: &mut PanelCodes,
         out_scales: &mut ScaleAndMinimum,
@@ -111,8 +90,6 @@ impl PanelFormat for Q5_K {
         for (group, out) in out.iter_mut().enumerate() {
             store_codes(s, codes_of(s, codes, part, group), out);
         }
-        let minimum = s.mul(s.load_f16(&scales.minimum), s.load_u8(&scales.minima[part]));
-        s.store(s.mul(s.load_f16(&scales.scale), s.load_u8(&scales.scales[part])), &mut out_scales.scale);
-        s.store(s.sub(s.splat(-0.0), minimum), &mut out_scales.minimum);
+        scales.unpack(s, part, out_scales);
     }
 }

@@ -6,13 +6,13 @@
 //!           acc = fma(dot, scale · scale of x, acc).
 
 use bytemuck::{Pod, Zeroable};
-use half::f16;
 use tensor::quant::q6_k;
 
+use super::scales::ScalesOf16;
 use super::tiles::{Halves, ScaleOfHalves};
-use super::{Ahead, PanelFormat, add_halves, blocks_at, dots, half_dots, of_each, unrolled};
+use super::{Ahead, PanelFormat, blocks_at, dots, half_dots, of_each, unrolled};
 use crate::kernels::quantize::QuantizedBlock;
-use crate::simd::{LANES, PANEL_ROWS, PanelCodes, Simd};
+use crate::simd::{PANEL_ROWS, PanelCodes, Simd};
 
 /// The format.
 #[expect(non_camel_case_types, reason = "this is the published name")]
@@ -26,15 +26,6 @@ pub(crate) struct Codes {
     low: [PanelCodes; 2],
     /// The upper two bits of weights j, j + 32, j + 64 and j + 96, lowest first.
     high: PanelCodes,
-}
-
-/// The scales of sixteen blocks, one of each row in a lane.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Scales {
-    scale: [f16; LANES],
-    /// Of each 16 weights.
-    scales: [[i8; LANES]; 16],
 }
 
 /// Codes 4 · `group` to 4 · `group` + 4 of the 32 weights of `part`, of each row, plus 32.
@@ -56,14 +47,14 @@ fn codes_of<S: Simd>(s: S, codes: &[Codes; 2], part: usize, group: usize) -> S::
 impl PanelFormat for Q6_K {
     type Block = q6_k::Block;
     type Codes = [Codes; 2];
-    type Scales = Scales;
+    type Scales = ScalesOf16;
     type Tile = Halves;
 
     const X_BLOCKS: usize = 8;
     const HAS_ALL_TILES: bool = true;
 
     #[inline(always)]
-    fn pack<S: Simd>(s: S, lanes: [&q6_k::Block; PANEL_ROWS], codes: &mut [Codes; 2], scales: &mut Scales) {
+    fn pack<S: Simd>(s: S, lanes: [&q6_k::Block; PANEL_ROWS], codes: &mut [Codes; 2], scales: &mut ScalesOf16) {
         for (half, codes) in codes.iter_mut().enumerate() {
             for (part, low) in codes.low.iter_mut().enumerate() {
                 s.interleave(of_each!(lanes, |lane| &lane.codes.as_chunks::<32>().0[2 * half + part]), 0, low);
@@ -71,17 +62,14 @@ impl PanelFormat for Q6_K {
             s.interleave(of_each!(lanes, |lane| &lane.high.as_chunks::<32>().0[half]), 0, &mut codes.high);
         }
         for (row, lane) in lanes.iter().enumerate() {
-            scales.scale[row] = lane.scale;
-            for (i, &scale) in lane.scales.iter().enumerate() {
-                scales.scales[i][row] = scale;
-            }
+            scales.pack(row, lane.scale, lane.scales);
         }
     }
 
     #[inline(always)]
     fn add<S: Simd, const MR: usize, const NP: usize>(
         s: S,
-        panels: [(&[Codes; 2], &Scales); NP],
+        panels: [(&[Codes; 2], &ScalesOf16); NP],
         x: [&[QuantizedBlock]; MR],
         ahead: Ahead,
         mut sums: [[S::F32; NP]; MR],
@@ -93,10 +81,7 @@ impl PanelFormat for Q6_K {
                 let x = blocks_at(x, i);
                 let dots = half_dots!(s, x, 32, |p, group| codes_of(s, panels[p].0, i, group));
                 for p in 0..NP {
-                    let of = panels[p].1;
-                    let scale = s.load_f16(&of.scale);
-                    let scales = [s.load_i8(&of.scales[2 * i]), s.load_i8(&of.scales[2 * i + 1])];
-                    add_halves(s, dots, p, (scale, scales), x, &mut sums);
+                    panels[p].1.add(s, i, (p, dots), x, &mut sums);
                 }
             });
         }
@@ -107,7 +92,7 @@ impl PanelFormat for Q6_K {
     fn unpack<S: Simd>(
         s: S,
         codes: &[Codes; 2],
-        scales: &Scales,
+        scales: &ScalesOf16,
         part: usize,
         out: &mut PanelCodes,
         out_scales: &mut ScaleOfHalves,
@@ -115,9 +100,6 @@ impl PanelFormat for Q6_K {
         for (group, out) in out.iter_mut().enumerate() {
             s.store_bytes(codes_of(s, codes, part, group), out);
         }
-        s.store(s.load_f16(&scales.scale), &mut out_scales.scale);
-        for (half, out) in out_scales.halves.iter_mut().enumerate() {
-            s.store(s.load_i8(&scales.scales[2 * part + half]), out);
-        }
+        scales.unpack(s, part, out_scales);
     }
 }
