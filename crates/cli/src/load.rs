@@ -292,7 +292,7 @@ impl EngineSizes<'_> {
             CPU | REFERENCE => MIXED_TOKENS_ON_CPU,
             _ => MIXED_STEP_TOKENS.saturating_sub(self.max_sequences).max(MIXED_TOKENS_ON_CPU),
         };
-        let Room { kv, context_len, batch_tokens } = room;
+        let Room { kv, context_len, batch_tokens, bytes: _ } = room;
         EngineConfig {
             max_sequences: self.max_sequences,
             max_batch_tokens: batch_tokens,
@@ -616,8 +616,7 @@ fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: 
     let Placed { backend, room } = place(args, sizes, &plan, &weights)?;
     let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
-    let footprint = footprint_of(&*backend, &plan, &weights, &room.kv, sizes.largest_step(room.batch_tokens));
-    let given = Given { device: device.name.clone(), had: device.memory_bytes, bytes: footprint.total() };
+    let given = Given { device: device.name.clone(), had: device.memory_bytes, bytes: room.bytes };
     let executable = backend.load(Arc::new(plan), weights, room.kv)?;
     let chat_template = load_chat_template(checkpoint, args.chat_template.as_deref())?;
     Ok(Loaded { executable, device, vocab_size, room, given, chat_template })
@@ -686,6 +685,8 @@ struct Placed {
 #[derive(Clone, Copy, Debug)]
 struct Room {
     kv: KvLayout,
+    /// What the model takes of the device with it.
+    bytes: u64,
     /// Tokens that a sequence may have.
     context_len: usize,
     /// Tokens that a step may compute.
@@ -779,8 +780,8 @@ fn room_on(
         KvTokens::AsMemoryAllows => context_len.saturating_mul(sizes.max_sequences).min(affordable).max(context_len),
         KvTokens::AtLeast(tokens) => tokens.max(context_len),
     });
-    check_fits_beside(neighbours, backend, plan, weights, &kv, largest_step)?;
-    Ok(Room { kv, context_len, batch_tokens })
+    let bytes = bytes_beside(neighbours, backend, plan, weights, &kv, largest_step)?;
+    Ok(Room { kv, bytes, context_len, batch_tokens })
 }
 
 /// Bytes that weights and activations leave for a cache.
@@ -797,40 +798,30 @@ pub(crate) fn check_fits(
     kv: &KvLayout,
     largest: StepShape,
 ) -> Result<()> {
-    check_fits_beside(&ALONE, backend, plan, weights, kv, largest)
+    bytes_beside(&ALONE, backend, plan, weights, kv, largest).map(drop)
 }
 
-/// What a model takes of a device; where nothing has to fit, its cache.
-fn footprint_of(
-    backend: &dyn Backend,
-    plan: &Plan,
-    weights: &[Tensor],
-    kv: &KvLayout,
-    largest: StepShape,
-) -> Footprint {
-    let tokens = (kv.num_blocks * kv.block_len) as u64;
-    let kv_cache = tokens.saturating_mul(plan.kv_bytes_per_token(kv.format) as u64);
-    backend.footprint(plan, weights, kv, largest).unwrap_or(Footprint { kv_cache, ..Footprint::default() })
-}
-
-/// As [`check_fits`], in what `neighbours` leave.
-fn check_fits_beside(
+/// As [`check_fits`], in what `neighbours` leave; returns what the model takes of the device.
+fn bytes_beside(
     neighbours: &Neighbours,
     backend: &dyn Backend,
     plan: &Plan,
     weights: &[Tensor],
     kv: &KvLayout,
     largest: StepShape,
-) -> Result<()> {
+) -> Result<u64> {
+    let found = backend.footprint(plan, weights, kv, largest);
     // Alone, a model whose weights are mapped is refused where its cache is made, if there is no memory for that.
-    if !neighbours.is_any() && backend.footprint(plan, weights, kv, largest).is_none() {
-        return Ok(());
-    }
-    let footprint = footprint_of(backend, plan, weights, kv, largest);
+    let has_to_fit = found.is_some() || neighbours.is_any();
+    let footprint = found.unwrap_or_else(|| {
+        let tokens = (kv.num_blocks * kv.block_len) as u64;
+        let kv_cache = tokens.saturating_mul(plan.kv_bytes_per_token(kv.format) as u64);
+        Footprint { kv_cache, ..Footprint::default() }
+    });
     let device = backend.device();
     let free = neighbours.free(device);
-    if footprint.total().saturating_add(RESERVE_BYTES) <= free {
-        return Ok(());
+    if !has_to_fit || footprint.total().saturating_add(RESERVE_BYTES) <= free {
+        return Ok(footprint.total());
     }
     let room = room_for_cache(free, &footprint);
     let per_token = plan.kv_bytes_per_token(kv.format).max(1) as u64;
