@@ -85,9 +85,7 @@ fn measure(args: &MeasureArgs) -> Result<()> {
         let mut ceiling = Ceiling::new(&args.target.model_args(threads), args.clock, &tests, loaded.format)?;
         for (index, test) in tests.iter().enumerate() {
             progress.set_message(format!("{} @ {} × {}", test.name(), test.depth, test.batch));
-            let times = loaded.driver.measure(test, args.repetitions, &mut || progress.inc(1))?;
-            let kernels = loaded.driver.kernels(test)?;
-            let mut row = row(&loaded, test, &times, &ceiling.beside(test, loaded.format)?, &ceiling, kernels);
+            let mut row = measured_row(&mut loaded, test, args.repetitions, &mut ceiling, &mut || progress.inc(1))?;
             row.default_tokens_per_s = default_rates.get(index).copied();
             if args.output == OutputFormat::Jsonl {
                 progress.suspend(|| stdout(&report.as_json_line(&row)))?;
@@ -186,6 +184,20 @@ impl Ceiling {
             (meter, _) => meter.read_bandwidth(),
         }
     }
+}
+
+/// Runs a test, and says what it gave beside what the device can do.
+fn measured_row(
+    loaded: &mut Loaded,
+    test: &Test,
+    repetitions: usize,
+    ceiling: &mut Ceiling,
+    on_repetition: &mut dyn FnMut(),
+) -> Result<Row> {
+    let times = loaded.driver.measure(test, repetitions, on_repetition)?;
+    let kernels = loaded.driver.kernels(test)?;
+    let beside = ceiling.beside(test, loaded.format)?;
+    Ok(row(loaded, test, &times, &beside, ceiling, kernels))
 }
 
 fn row(loaded: &Loaded, test: &Test, times: &Times, beside: &Beside, ceiling: &Ceiling, kernels: Vec<String>) -> Row {

@@ -13,8 +13,9 @@ use serde_json::{Map, Value, json};
 
 use super::html;
 use super::report::Facts;
+use super::shapes::Random;
 use super::statistics::{Percentiles, Summary, twentieths};
-use super::workload::{self, Lengths, Random, Sample};
+use super::workload::{self, Lengths, Sample};
 use crate::output::{note, stdout};
 
 /// Where a key may stand.
@@ -341,7 +342,7 @@ fn key() -> Option<String> {
 
 /// The first `count` requests, with when each is sent; of `samples`, where there are any.
 fn plan(args: &ServeArgs, model: &str, count: usize, samples: Option<&[Sample]>) -> Vec<Planned> {
-    let random = &mut Random::new(args.seed);
+    let random = &mut Random(args.seed);
     let prefixes: Vec<String> = (0..args.num_prefixes).map(|_| random.words(args.prefix_len)).collect();
     let mut at = 0.0;
     (0..count)

@@ -9,21 +9,28 @@ use serde_json::json;
 use super::args::{OutputFormat, TableArgs, TargetArgs, Test};
 use super::clock::Clock;
 use super::report::{Device, Facts, Row};
-use super::run::{Driver, Loaded, Source};
+use super::run::Source;
 use super::statistics::Summary;
-use super::{Ceiling, progress, row, shapes};
+use super::{Ceiling, measured_row, progress, shapes};
 use crate::load;
 use crate::output::stdout;
 
 /// What a figure of the table counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     /// The more, the better.
-    #[serde(rename = "tokens/s")]
     TokensPerSecond,
     /// The fewer, the better.
-    #[serde(rename = "ms a step")]
     MillisecondsPerStep,
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Self::TokensPerSecond => "tokens/s",
+            Self::MillisecondsPerStep => "ms a step",
+        }
+    }
 }
 
 /// A row: what is measured, and what is expected of it on one H200.
@@ -44,13 +51,13 @@ const fn decode(shape: &'static str, format: &'static str, depth: usize, marks: 
 }
 
 /// Decodes so many sequences at once.
-const fn batch(format: &'static str, batch: usize, marks: [f64; 3]) -> Case {
-    Case { batch, ..decode(LLAMA_8B, format, 0, [Some(marks[0]), Some(marks[1]), Some(marks[2])]) }
+const fn batch(format: &'static str, batch: usize, [llama_cpp, must, goal]: [f64; 3]) -> Case {
+    Case { batch, ..decode(LLAMA_8B, format, 0, marks(llama_cpp, must, goal)) }
 }
 
 /// Reads a prompt.
-const fn prefill(shape: &'static str, format: &'static str, marks: [f64; 3]) -> Case {
-    Case { prompt: PROMPT, ..decode(shape, format, 0, [Some(marks[0]), Some(marks[1]), Some(marks[2])]) }
+const fn prefill(shape: &'static str, format: &'static str, [llama_cpp, must, goal]: [f64; 3]) -> Case {
+    Case { prompt: PROMPT, ..decode(shape, format, 0, marks(llama_cpp, must, goal)) }
 }
 
 const fn marks(llama_cpp: f64, must: f64, goal: f64) -> [Option<f64>; 3] {
@@ -124,7 +131,7 @@ impl Case {
 #[derive(Debug, Serialize)]
 struct Measured {
     name: String,
-    unit: Unit,
+    unit: &'static str,
     /// The median of the repetitions, the worst and the best of them.
     value: f64,
     worst: f64,
@@ -151,7 +158,7 @@ impl Measured {
             Unit::TokensPerSecond => value / must,
             Unit::MillisecondsPerStep => must / value,
         });
-        let (name, unit) = (case.name(), case.unit());
+        let (name, unit) = (case.name(), case.unit().name());
         Self { name, unit, value, worst: in_unit(min), best: in_unit(max), llama_cpp, must, goal, of_must, row }
     }
 }
@@ -201,7 +208,7 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
             let mut ceiling = Ceiling::new(&target.model_args(None), Clock::Wall, &tests, loaded.format)?;
             for (case, test) in cases.into_iter().zip(&tests) {
                 progress.set_message(case.name());
-                let row = measure(&mut loaded, test, args.repetitions, &mut ceiling, &mut || progress.inc(1))?;
+                let row = measured_row(&mut loaded, test, args.repetitions, &mut ceiling, &mut || progress.inc(1))?;
                 let row = Measured::new(case, row);
                 if args.output == OutputFormat::Jsonl {
                     progress.suspend(|| stdout(&format!("{}\n", json!(row))))?;
@@ -222,20 +229,6 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
     Ok(())
 }
 
-fn measure(
-    loaded: &mut Loaded,
-    test: &Test,
-    repetitions: usize,
-    ceiling: &mut Ceiling,
-    on_repetition: &mut dyn FnMut(),
-) -> Result<Row> {
-    let driver: &mut Driver = &mut loaded.driver;
-    let times = driver.measure(test, repetitions, on_repetition)?;
-    let kernels = driver.kernels(test)?;
-    let beside = ceiling.beside(test, loaded.format)?;
-    Ok(row(loaded, test, &times, &beside, ceiling, kernels))
-}
-
 fn as_markdown(rows: &[Measured], device: &Device, facts: &Facts) -> String {
     let mut out = String::from(
         "| case | | median | worst to best | must | of must | goal | llama.cpp | of ceiling | ceiling |\n\
@@ -245,10 +238,6 @@ fn as_markdown(rows: &[Measured], device: &Device, facts: &Facts) -> String {
     let or_dash = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), figure);
     for measured in rows {
         let Measured { name, unit, value, worst, best, llama_cpp, must, goal, of_must, row } = measured;
-        let unit = match unit {
-            Unit::TokensPerSecond => "tokens/s",
-            Unit::MillisecondsPerStep => "ms a step",
-        };
         let ceiling = match (row.read_bandwidth_gb_s, row.peak_flops_per_s, &row.peak_class) {
             (Some(read), ..) => format!("{read:.0} GB/s read"),
             (None, Some(peak), Some(class)) => format!("{:.0} TOP/s of {class}", peak / 1e12),

@@ -5,6 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::shapes::Random;
+
 /// Bytes of a file of prompts.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
@@ -68,21 +70,8 @@ impl std::fmt::Display for Lengths {
     }
 }
 
-/// Pseudorandom numbers (splitmix64): the same seed sends the same requests.
-pub(super) struct Random(u64);
-
+/// What is drawn: the same seed sends the same requests.
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     /// From 0 to below 1.
     pub(super) fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
@@ -219,7 +208,7 @@ mod tests {
     use super::*;
 
     fn drawn(lengths: &str, seed: u64) -> Vec<usize> {
-        let (lengths, mut random) = (lengths.parse().unwrap(), Random::new(seed));
+        let (lengths, mut random) = (lengths.parse().unwrap(), Random(seed));
         (0..20_000).map(|_| random.length(lengths, 0.0)).collect()
     }
 
@@ -276,7 +265,7 @@ mod tests {
     #[test]
     fn pauses_have_the_mean_and_the_bursts_that_are_asked_for() {
         for burstiness in [0.2, 1.0, 5.0] {
-            let mut random = Random::new(2);
+            let mut random = Random(2);
             let pauses: Vec<f64> = (0..40_000).map(|_| random.pause(50.0, burstiness)).collect();
             let centre = mean(&pauses);
             assert!((centre - 0.02).abs() < 0.001, "{burstiness}: {centre}");
