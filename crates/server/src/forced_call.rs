@@ -110,7 +110,10 @@ impl Writer<'_> {
         };
         let object = self.json(json!({"anyOf": tools.iter().enumerate().map(call).collect::<Vec<_>>()}));
         match syntax {
-            ToolSyntax::Hermes => format!("\"<tool_call>\\n\" {object} \"\\n</tool_call>\""),
+            ToolSyntax::Hermes => {
+                let (begins, ends) = (format!("{}\n", TOOL_CALL.text), format!("\n{}", TOOL_CALL_END.text));
+                format!("{} {object} {}", quoted(&begins), quoted(&ends))
+            }
             ToolSyntax::MistralList => format!("{} \"[\" {object} \"]\"", self.marker(TOOL_CALLS)),
             _ => object,
         }

@@ -419,7 +419,7 @@ impl ReplyReader {
         if !reader.announced && (!is_call || (ended && !reader.is_certain())) {
             // It is no call after all: the text is what the model said.
             let opener = match (self.syntax, &reader.name) {
-                (Some(ToolSyntax::Hermes), _) => "<tool_call>".to_owned(),
+                (Some(ToolSyntax::Hermes), _) => TOOL_CALL.text.to_owned(),
                 (Some(syntax @ (ToolSyntax::MistralArgs | ToolSyntax::DeepSeek)), Some(name)) => {
                     format!("{name}{}", syntax.separator().text)
                 }
