@@ -428,6 +428,13 @@ fn the_packaged_commands_start_a_server() {
     assert!(refused(&["--port", "0", "--host", "0.0.0.0"]).contains("--no-auth"));
     let check = image.lines().find(|line| line.starts_with("HEALTHCHECK")).expect("a check");
     assert!(check.contains("http://127.0.0.1:8080/health") && image.contains("\nUSER 10001"));
+    // The image is built by the toolchain that the project is, which lies in the one that it is built on.
+    let toolchain = std::fs::read_to_string(format!("{packaging}../rust-toolchain.toml")).expect("it is there");
+    let channel =
+        toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).expect("a channel").replace('"', "");
+    for line in [format!("FROM rust:{channel}-slim-bookworm AS build"), format!("ENV RUSTUP_TOOLCHAIN={channel}")] {
+        assert!(image.lines().any(|found| found == line), "{line}");
+    }
     // What the gateway waits for and takes is what the server does, by its defaults.
     let gateway = read("nginx.conf");
     for line in
