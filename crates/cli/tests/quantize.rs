@@ -362,6 +362,81 @@ fn memory_does_not_grow_with_the_model() {
     assert!(!quantize("ulimit -d 16384;").status.success());
 }
 
+/// Of a folder's mapped files, too, only what is being read is held: matrices whose rows are reordered for GGUF (Q and K of
+/// Llama) leave nothing behind.
+#[cfg(target_os = "linux")]
+#[test]
+fn mapped_pages_of_a_folder_are_given_back() {
+    const LAYERS: usize = 6;
+    const HIDDEN: usize = 4096;
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    fs::copy(Path::new(BUILTIN).join("tokenizer.json"), at("tokenizer.json")).expect("a tokenizer");
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&fs::read(Path::new(BUILTIN).join("config.json")).unwrap())
+            .expect("the built-in model has a configuration");
+    let vocab = config["vocab_size"].as_u64().expect("a number") as usize;
+    for (name, value) in [
+        ("hidden_size", HIDDEN),
+        ("num_hidden_layers", LAYERS),
+        ("num_attention_heads", HIDDEN / 128),
+        ("num_key_value_heads", 1),
+        ("head_dim", 128),
+        ("intermediate_size", 256),
+    ] {
+        config[name] = value.into();
+    }
+    config["tie_word_embeddings"] = true.into();
+    config["model_type"] = "llama".into();
+    fs::write(at("config.json"), config.to_string()).expect("room for a file");
+    let mut tensors = vec![("model.embed_tokens".to_owned(), vec![vocab, HIDDEN]), ("model.norm".into(), vec![HIDDEN])];
+    for layer in 0..LAYERS {
+        for (name, shape) in [
+            ("input_layernorm", vec![HIDDEN]),
+            ("post_attention_layernorm", vec![HIDDEN]),
+            ("self_attn.q_proj", vec![HIDDEN, HIDDEN]),
+            ("self_attn.k_proj", vec![128, HIDDEN]),
+            ("self_attn.v_proj", vec![128, HIDDEN]),
+            ("self_attn.o_proj", vec![HIDDEN, HIDDEN]),
+            ("mlp.gate_proj", vec![256, HIDDEN]),
+            ("mlp.up_proj", vec![256, HIDDEN]),
+            ("mlp.down_proj", vec![HIDDEN, 256]),
+        ] {
+            tensors.push((format!("model.layers.{layer}.{name}"), shape));
+        }
+    }
+    let (mut header, mut len) = (serde_json::Map::new(), 0);
+    for (name, shape) in tensors {
+        let end = len + 2 * shape.iter().product::<usize>();
+        let info = serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": [len, end]});
+        header.insert(format!("{name}.weight"), info);
+        len = end;
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let mut start = (header.len() as u64).to_le_bytes().to_vec();
+    start.extend_from_slice(header.as_bytes());
+    // Zeros that take no room.
+    fs::write(at("model.safetensors"), &start).expect("room for a header");
+    let file = fs::OpenOptions::new().write(true).open(at("model.safetensors")).expect("it is there");
+    file.set_len((start.len() + len) as u64).expect("a file with holes");
+
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hotmetal"));
+    command.args(["quantize", "-F", "q8_0", "--plain", "-o"]).arg(at("out.gguf")).arg(folder.path());
+    let errors = fs::File::create(at("errors")).expect("room for a file");
+    let mut child = command.stderr(errors).spawn().expect("the binary starts");
+    let mut peak = 0;
+    while child.try_wait().expect("a child").is_none() {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let pages =
+            status.lines().find_map(|line| line.strip_prefix("RssFile:")?.trim().strip_suffix(" kB")?.parse().ok());
+        peak = peak.max(pages.unwrap_or(0));
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert!(child.wait().expect("a child").success(), "{}", fs::read_to_string(at("errors")).unwrap());
+    // The program itself is some of it. The source has 430 MiB, and Q alone 32 in each layer.
+    assert!(peak > 0 && peak < 128 << 10, "{} MiB", peak >> 10);
+}
+
 #[test]
 fn quantised_safetensors_run_and_become_gguf() {
     // The built-in model with one projection in INT4, as compressed-tensors packs it.

@@ -128,7 +128,7 @@ pub(super) fn reordered_heads(checkpoint: &Checkpoint, architecture: &str, gguf_
 /// Adds `tokenizer.ggml.*`.
 fn vocabulary(checkpoint: &Checkpoint, writer: &mut GgufWriter) -> Result<()> {
     let TokenizerSource::HuggingFace { tokenizer_json, .. } = &checkpoint.tokenizer else {
-        bail!("the model has no tokenizer.json: a GGUF file needs its vocabulary");
+        bail!(super::NO_TOKENIZER);
     };
     let original = load::load_tokenizer(checkpoint.tokenizer.clone(), true)?;
     let json: Json = serde_json::from_slice(tokenizer_json).context("tokenizer.json is not JSON")?;

@@ -194,11 +194,14 @@ pub(super) fn write(args: &QuantizeArgs, target: Target, importance: &mut Import
     let (mut checkpoint, name) = load::open(Some(&args.source), false)?;
     checkpoint.expand_unless(|_| false);
     let has_tokenizer = matches!(checkpoint.tokenizer, TokenizerSource::HuggingFace { .. });
-    if !folder.is_dir() || !has_tokenizer {
+    if !folder.is_dir() {
         bail!(
             "`{name}` is no folder with config.json and tokenizer.json, which a folder of safetensors takes over from it; a \
              GGUF file can be made of it (-o NAME.gguf)"
         );
+    }
+    if !has_tokenizer {
+        bail!(super::NO_TOKENIZER);
     }
     if args.output.exists() {
         check_replaceable(&args.output)?;

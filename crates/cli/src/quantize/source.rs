@@ -158,7 +158,12 @@ impl Source {
                 let model_type =
                     checkpoint.config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default();
                 match convert::reordered_heads(checkpoint, model_type, &matrix.name) {
-                    Some(heads) => Ok(gguf_names::in_file_order(&matrix.name, &tensor, heads)?),
+                    Some(heads) => {
+                        let copy = gguf_names::in_file_order(&matrix.name, &tensor, heads)?;
+                        // Nobody sees this one's pages again, who would give them back: 40 MiB of each layer of 8B.
+                        mapped::release(tensor.bytes());
+                        Ok(copy)
+                    }
                     None => Ok(tensor),
                 }
             }
