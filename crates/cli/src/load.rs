@@ -227,7 +227,7 @@ pub(crate) trait Watch: Debug + Sync {
     /// What is done now.
     fn stage(&self, stage: LoadStage);
 
-    /// So many bytes of the weights are read, of so many.
+    /// This stage is done with so many bytes of the weights, of so many.
     fn bytes(&self, loaded: u64, total: u64);
 }
 
@@ -617,7 +617,8 @@ fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: 
     let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
     let given = Given { device: device.name.clone(), had: device.memory_bytes, bytes: room.bytes };
-    let executable = backend.load(Arc::new(plan), weights, room.kv)?;
+    let mut copied = |bytes, total| sizes.watch.bytes(bytes, total);
+    let executable = backend.load_watched(Arc::new(plan), weights, room.kv, &mut copied)?;
     let chat_template = load_chat_template(checkpoint, args.chat_template.as_deref())?;
     Ok(Loaded { executable, device, vocab_size, room, given, chat_template })
 }
@@ -1047,29 +1048,38 @@ mod tests {
 
     #[test]
     fn whoever_watches_is_told_the_stages_and_all_of_the_bytes() {
+        /// Each stage, with the bytes that were told in it.
         #[derive(Debug, Default)]
-        struct Told {
-            stages: Mutex<Vec<LoadStage>>,
-            bytes: Mutex<Vec<(u64, u64)>>,
-        }
+        struct Told(Mutex<Vec<(LoadStage, Vec<(u64, u64)>)>>);
         impl Watch for Told {
             fn stage(&self, stage: LoadStage) {
-                self.stages.lock().unwrap().push(stage);
+                self.0.lock().unwrap().push((stage, vec![]));
             }
 
             fn bytes(&self, loaded: u64, total: u64) {
-                self.bytes.lock().unwrap().push((loaded, total));
+                self.0.lock().unwrap().last_mut().unwrap().1.push((loaded, total));
             }
         }
-        let told = Told::default();
-        let sizes = EngineSizes { watch: &told, ..EngineSizes::SINGLE };
-        load_with(None, &ModelArgs::on(REFERENCE), &sizes).unwrap();
-        let (stages, bytes) = (told.stages.into_inner().unwrap(), told.bytes.into_inner().unwrap());
-        let expected = [LoadStage::Opening, LoadStage::Weights, LoadStage::Placing, LoadStage::Vocabulary];
-        assert_eq!(stages, expected);
-        let (first, last) = (bytes[0], bytes[bytes.len() - 1]);
-        assert!(first.0 == 0 && last.0 == last.1 && last.1 > 1 << 20, "{first:?} to {last:?}");
-        assert!(bytes.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 == pair[1].1));
+        // A GPU has weights copied to it (the simulator those that it cannot read where they are), the reference none.
+        for (device, copies) in [(REFERENCE, false), (SIM, true)] {
+            let told = Told::default();
+            let sizes = EngineSizes { watch: &told, ..EngineSizes::SINGLE };
+            load_with(None, &ModelArgs::on(device), &sizes).unwrap();
+            let told = told.0.into_inner().unwrap();
+            let expected = [
+                (LoadStage::Opening, false),
+                (LoadStage::Weights, true),
+                (LoadStage::Placing, copies),
+                (LoadStage::Vocabulary, false),
+            ];
+            let found: Vec<_> = told.iter().map(|(stage, bytes)| (*stage, !bytes.is_empty())).collect();
+            assert_eq!(found, expected, "{device}");
+            for (stage, bytes) in told.iter().filter(|(_, bytes)| !bytes.is_empty()) {
+                let (first, last) = (bytes[0], bytes[bytes.len() - 1]);
+                assert!(first.0 == 0 && last.0 == last.1 && last.1 > 0, "{stage:?}: {first:?} to {last:?}");
+                assert!(bytes.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 == pair[1].1), "{stage:?}");
+            }
+        }
     }
 
     #[test]
