@@ -1134,8 +1134,9 @@ mod tests {
     #[test]
     fn whoever_watches_is_told_the_stages_and_all_of_the_bytes() {
         /// Each stage, with the bytes that were told in it.
+        type Stage = (LoadStage, Vec<(u64, u64)>);
         #[derive(Debug, Default)]
-        struct Told(Mutex<Vec<(LoadStage, Vec<(u64, u64)>)>>);
+        struct Told(Mutex<Vec<Stage>>);
         impl Watch for Told {
             fn stage(&self, stage: LoadStage) {
                 self.0.lock().unwrap().push((stage, vec![]));
