@@ -331,7 +331,11 @@ impl Conversation {
         let text = |fields: &mut Fields, name: &'static str| {
             fields.required(name).and_then(|value| string(name, value)).map_err(within)
         };
-        let kind = item["type"].as_str().unwrap_or("message").to_owned();
+        let kind = match &item["type"] {
+            Value::Null => "message".to_owned(),
+            Value::String(kind) => kind.clone(),
+            other => return Err(wrong(&format!("{at}.type"), other, "a string")),
+        };
         match kind.as_str() {
             "message" => {
                 let mut fields = Fields::new(item, MESSAGE).map_err(within)?;

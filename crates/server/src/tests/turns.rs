@@ -372,6 +372,7 @@ async fn a_wrong_part_of_a_turn_is_named_in_its_own_words() {
         (json!({"input": ["x"]}), "input[0]"),
         (json!({"input": [{"role": "wizard", "content": "x"}]}), "input[0].role"),
         (json!({"input": [{"role": "user"}]}), "input[0].content"),
+        (json!({"input": [{"type": 7, "role": "user", "content": "x"}]}), "input[0].type"),
         (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input[0].content[0]"),
         (json!({"input": [{"type": "web_search_call"}]}), "input[0]"),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0]"),
