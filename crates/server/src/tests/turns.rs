@@ -397,6 +397,32 @@ async fn a_wrong_part_of_a_turn_is_named_in_its_own_words() {
     }
 }
 
+/// However many calls there were: what costs a time for each pair of them keeps a processor for minutes with one body.
+#[tokio::test]
+async fn the_call_of_a_result_is_found_at_once() {
+    let app = app();
+    let seconds = async |calls: usize, results: usize| {
+        let uses: Vec<_> = (0..calls)
+            .map(|index| json!({"type": "tool_use", "id": format!("{index:06}"), "name": "f", "input": {}}))
+            .collect();
+        let results: Vec<_> =
+            (0..results).map(|index| json!({"type": "tool_result", "tool_use_id": format!("x{index:05}")})).collect();
+        let body = with(
+            messages(),
+            json!({"messages": [
+                {"role": "user", "content": "x"}, {"role": "assistant", "content": uses}, {"role": "user", "content": results},
+            ]}),
+        );
+        let begun = std::time::Instant::now();
+        let (status, _, answer) = post(&app, MESSAGES, &body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+        begun.elapsed().as_secs_f64()
+    };
+    // As many blocks, with few pairs and with many.
+    let (few, many) = (seconds(10, 60_000).await + seconds(60_000, 10).await, seconds(60_000, 60_000).await);
+    assert!(many < 5.0 * few, "{many} s, and apart from each other {few} s");
+}
+
 #[tokio::test]
 async fn errors_on_anthropics_routes_have_its_form() {
     let app = app();
