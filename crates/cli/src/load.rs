@@ -19,6 +19,7 @@ use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Texts, Tokenizer, TokenizerError};
 
+use crate::load_bar::LoadBar;
 use crate::neighbours::{ALONE, Given, Neighbours};
 use crate::output::note;
 use crate::quantize::{mix::Mix, on_load};
@@ -556,7 +557,7 @@ pub(crate) fn parse_isa(name: &str) -> Result<cpu::IsaLevel, String> {
 
 /// Loads the model that `name` stands for, the built-in one without a name, for one text at a time.
 pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
-    load_with(name, args, &EngineSizes::SINGLE)
+    load_with(name, args, &EngineSizes { watch: &LoadBar::new(), ..EngineSizes::SINGLE })
 }
 
 /// As [`load`], for as much at a time as `sizes` says.
