@@ -139,7 +139,23 @@ pub trait Backend {
     /// Places weights (in the order of [`Plan::weights`]) and cache on the device. Every op must be supported:
     /// [`check_load`] says so by name.
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError>;
+
+    /// As [`Backend::load`]. Where weights are copied to the device, `copied` is told how many of their bytes are there, of how
+    /// many: from none to all, and never fewer than before. A device that reads them where they are tells nothing.
+    fn load_watched(
+        &self,
+        plan: Arc<Plan>,
+        weights: Vec<Tensor>,
+        kv: KvLayout,
+        copied: Copied<'_>,
+    ) -> Result<Box<dyn Executable>, BackendError> {
+        let _ = copied;
+        self.load(plan, weights, kv)
+    }
 }
+
+/// Is told how many bytes were copied, of how many.
+pub type Copied<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// What a device says of an output row when it is the device that chooses the token.
 #[derive(Clone, Copy, Debug, PartialEq)]

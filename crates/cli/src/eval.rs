@@ -271,7 +271,7 @@ impl Scored {
         let format = load::kv_format(args, weights.iter().map(|weight| Some(weight.format())));
         let kv = KvLayout { format, block_len: KV_BLOCK_LEN, num_blocks: window.div_ceil(KV_BLOCK_LEN) };
         let largest = StepShape { tokens: window, sequences: 1, outputs: ROWS };
-        load::check_fits(&*backend, &plan, &weights, &kv, largest)?;
+        load::check_fits(&*backend, &plan, &weights, &kv, largest, &load::smaller_context)?;
         let (device, format) = (backend.device().description.clone(), bench::main_format(&weights).to_string());
         let vocab_size = plan.vocab_size;
         let table = (0..kv.num_blocks as u32).collect();

@@ -19,6 +19,7 @@ use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Texts, Tokenizer, TokenizerError};
 
+use crate::load_bar::LoadBar;
 use crate::neighbours::{ALONE, Given, Neighbours};
 use crate::output::note;
 use crate::quantize::{mix::Mix, on_load};
@@ -227,7 +228,7 @@ pub(crate) trait Watch: Debug + Sync {
     /// What is done now.
     fn stage(&self, stage: LoadStage);
 
-    /// So many bytes of the weights are read, of so many.
+    /// This stage is done with so many bytes of the weights, of so many.
     fn bytes(&self, loaded: u64, total: u64);
 }
 
@@ -556,7 +557,7 @@ pub(crate) fn parse_isa(name: &str) -> Result<cpu::IsaLevel, String> {
 
 /// Loads the model that `name` stands for, the built-in one without a name, for one text at a time.
 pub(crate) fn load(name: Option<&str>, args: &ModelArgs) -> Result<Model> {
-    load_with(name, args, &EngineSizes::SINGLE)
+    load_with(name, args, &EngineSizes { watch: &LoadBar::new(), ..EngineSizes::SINGLE })
 }
 
 /// As [`load`], for as much at a time as `sizes` says.
@@ -617,7 +618,8 @@ fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: 
     let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
     let given = Given { device: device.name.clone(), had: device.memory_bytes, bytes: room.bytes };
-    let executable = backend.load(Arc::new(plan), weights, room.kv)?;
+    let mut copied = |bytes, total| sizes.watch.bytes(bytes, total);
+    let executable = backend.load_watched(Arc::new(plan), weights, room.kv, &mut copied)?;
     let chat_template = load_chat_template(checkpoint, args.chat_template.as_deref())?;
     Ok(Loaded { executable, device, vocab_size, room, given, chat_template })
 }
@@ -780,13 +782,45 @@ fn room_on(
         KvTokens::AsMemoryAllows => context_len.saturating_mul(sizes.max_sequences).min(affordable).max(context_len),
         KvTokens::AtLeast(tokens) => tokens.max(context_len),
     });
-    let bytes = bytes_beside(neighbours, backend, plan, weights, &kv, largest_step)?;
+    let remedy = |fits| sizes.remedy(context_len, fits);
+    let bytes = bytes_beside(neighbours, backend, plan, weights, &kv, largest_step, &remedy)?;
     Ok(Room { kv, bytes, context_len, batch_tokens })
 }
 
 /// Bytes that weights and activations leave for a cache.
 fn room_for_cache(memory_bytes: u64, footprint: &Footprint) -> u64 {
     memory_bytes.saturating_sub(footprint.weights).saturating_sub(footprint.activations).saturating_sub(RESERVE_BYTES)
+}
+
+/// What to do about a cache, if so many tokens would fit; not called where there is no room for weights.
+type Remedy<'a> = &'a dyn Fn(usize) -> String;
+
+/// Where `--ctx-size` alone says how large the cache is.
+pub(crate) fn smaller_context(fits: usize) -> String {
+    match fits {
+        0 => format!("weights and activations leave nothing for a cache: {SMALLER_MODEL}"),
+        _ => format!("--ctx-size {fits} would fit"),
+    }
+}
+
+const SMALLER_MODEL: &str = "use a more strongly quantised file, a smaller model, or --device cpu";
+
+impl EngineSizes<'_> {
+    /// The flags that ask for too much, with what would fit; sequences may have `context_len` tokens.
+    fn remedy(&self, context_len: usize, fits: usize) -> String {
+        let kv_tokens = match self.kv_tokens {
+            KvTokens::AtLeast(tokens) if tokens > fits && fits > 0 => Some(format!("--kv-tokens {fits}")),
+            _ => None,
+        };
+        match kv_tokens {
+            None if fits == 0 && self.max_batch_tokens.is_some() => {
+                format!("{}, or a smaller --batch-tokens", smaller_context(0))
+            }
+            None => smaller_context(fits),
+            Some(flag) if context_len > fits => format!("--ctx-size {fits} with {flag} would fit"),
+            Some(flag) => format!("{flag} would fit"),
+        }
+    }
 }
 
 /// Refuses a model that does not fit `backend` with a cache of `kv` and steps of up to `largest`, with the sizes and what
@@ -797,8 +831,15 @@ pub(crate) fn check_fits(
     weights: &[Tensor],
     kv: &KvLayout,
     largest: StepShape,
+    remedy: Remedy<'_>,
 ) -> Result<()> {
-    bytes_beside(&ALONE, backend, plan, weights, kv, largest).map(drop)
+    bytes_beside(&ALONE, backend, plan, weights, kv, largest, remedy).map(drop)
+}
+
+/// What a cache may take of this device besides weights that are mapped.
+fn available(device: &DeviceInfo) -> u64 {
+    let known = if device.name == CPU { cpu::available_bytes() } else { None };
+    known.unwrap_or(u64::MAX)
 }
 
 /// As [`check_fits`], in what `neighbours` leave; returns what the model takes of the device.
@@ -809,9 +850,9 @@ fn bytes_beside(
     weights: &[Tensor],
     kv: &KvLayout,
     largest: StepShape,
+    remedy: Remedy<'_>,
 ) -> Result<u64> {
     let found = backend.footprint(plan, weights, kv, largest);
-    // Alone, a model whose weights are mapped is refused where its cache is made, if there is no memory for that.
     let has_to_fit = found.is_some() || neighbours.is_any();
     let footprint = found.unwrap_or_else(|| {
         let tokens = (kv.num_blocks * kv.block_len) as u64;
@@ -819,32 +860,33 @@ fn bytes_beside(
         Footprint { kv_cache, ..Footprint::default() }
     });
     let device = backend.device();
-    let free = neighbours.free(device);
-    if !has_to_fit || footprint.total().saturating_add(RESERVE_BYTES) <= free {
+    // Alone, a model whose weights are mapped takes memory for its cache, and nothing else that could be refused.
+    let (free, reserve) = if has_to_fit { (neighbours.free(device), RESERVE_BYTES) } else { (available(device), 0) };
+    if footprint.total().saturating_add(reserve) <= free {
         return Ok(footprint.total());
     }
     let room = room_for_cache(free, &footprint);
     let per_token = plan.kv_bytes_per_token(kv.format).max(1) as u64;
     let tokens = usize::try_from(room / per_token).unwrap_or(usize::MAX) / KV_BLOCK_LEN * KV_BLOCK_LEN;
-    let remedy = match tokens {
-        0 => "the weights alone do not fit: use a more strongly quantised file, a smaller model, or --device cpu"
-            .to_owned(),
-        _ => format!("--ctx-size {tokens} would fit"),
+    let remedy = match found {
+        Some(found) if found.weights.saturating_add(RESERVE_BYTES) > free => {
+            format!("the weights alone do not fit: {SMALLER_MODEL}")
+        }
+        None if tokens == 0 => "hardly any memory is left: end other programs, or use a smaller model".to_owned(),
+        _ => remedy(tokens),
     };
     let beside = match neighbours.bytes_on(&device.name) {
         0 => String::new(),
         bytes => format!(" beside the {} of the models before", units::bytes(bytes)),
     };
-    bail!(
-        "{} of weights, {} of KV cache for {} tokens and {} of activations do not fit the {} that are free on \
-         `{}`{beside}; {remedy}",
-        units::bytes(footprint.weights),
-        units::bytes(footprint.kv_cache),
-        kv.num_blocks * kv.block_len,
-        units::bytes(footprint.activations),
-        units::bytes(free),
-        device.name,
-    );
+    let cache = format!("{} of KV cache for {} tokens", units::bytes(footprint.kv_cache), kv.num_blocks * kv.block_len);
+    let what = match found {
+        Some(Footprint { weights, activations, .. }) => {
+            format!("{} of weights, {cache} and {} of activations do", units::bytes(weights), units::bytes(activations))
+        }
+        None => format!("{cache} does"),
+    };
+    bail!("{what} not fit the {} that are free on `{}`{beside}; {remedy}", units::bytes(free), device.name);
 }
 
 pub(crate) fn load_tokenizer(vocabulary: TokenizerSource, allow_unknown_patterns: bool) -> Result<Tokenizer> {
@@ -1029,7 +1071,8 @@ mod tests {
         let found = error((3 << 19) + 100 * per_token, Some(128));
         assert!(found.starts_with("1.00 MiB of weights, 512 KiB of KV cache for 128 tokens and 512 KiB of"), "{found}");
         assert!(found.ends_with("that are free on `small`; --ctx-size 96 would fit"), "{found}");
-        assert!(error(1 << 20, Some(32)).contains("the weights alone do not fit"));
+        assert!(error((1 << 20) - 1, Some(32)).contains("the weights alone do not fit"));
+        assert!(error(1 << 20, Some(32)).contains("weights and activations leave nothing for a cache"));
         // Without a size asked for, the cache takes what is there.
         let placed = |bytes, kv_tokens| {
             let sizes = EngineSizes { kv_tokens, ..EngineSizes::SINGLE };
@@ -1045,31 +1088,85 @@ mod tests {
         assert_eq!(placed(1 << 40, KvTokens::AtLeast(7)), (4096, 128));
     }
 
+    /// What is advised is taken, and does fit.
+    #[test]
+    fn what_asks_for_too_large_a_cache_is_named_with_a_size_that_fits() {
+        let plan = small_plan();
+        let per_token = plan.kv_bytes_per_token(KvFormat::F32) as u64;
+        let place = |ctx_size, kv_tokens: Option<usize>, max_batch_tokens| {
+            let kv_tokens = kv_tokens.map_or(KvTokens::AsMemoryAllows, KvTokens::AtLeast);
+            let sizes = EngineSizes { kv_tokens, max_batch_tokens, ..EngineSizes::SINGLE };
+            let device = device((3 << 19) + 100 * per_token);
+            place_on(device, &args(ctx_size), &sizes, &plan, &[]).map(drop).map_err(|error| error.to_string())
+        };
+        for (ctx_size, kv_tokens, advice) in [
+            (Some(128), None, "; --ctx-size 96 would fit"),
+            (Some(64), Some(5000), "; --kv-tokens 96 would fit"),
+            (None, Some(5000), "; --kv-tokens 96 would fit"),
+            (Some(128), Some(64), "; --ctx-size 96 would fit"),
+            (Some(128), Some(5000), "; --ctx-size 96 with --kv-tokens 96 would fit"),
+        ] {
+            let error = place(ctx_size, kv_tokens, None).unwrap_err();
+            assert!(error.ends_with(advice), "{ctx_size:?} {kv_tokens:?}: {error}");
+            let advised = |flag, asked| if advice.contains(flag) { Some(96) } else { asked };
+            place(advised("--ctx-size", ctx_size), advised("--kv-tokens", kv_tokens), None).unwrap();
+        }
+        let error = place(Some(32), None, Some(4096)).unwrap_err();
+        assert!(error.ends_with("or a smaller --batch-tokens"), "{error}");
+        place(Some(32), None, Some(64)).unwrap();
+    }
+
+    #[test]
+    fn a_cache_beyond_the_memory_of_the_processors_is_refused_by_its_flag() {
+        let plan = small_plan();
+        let place = |kv_tokens| {
+            let sizes = EngineSizes { kv_tokens: KvTokens::AtLeast(kv_tokens), ..EngineSizes::SINGLE };
+            let backend = Box::new(cpu_backend(&args(Some(64))).unwrap());
+            place_on(backend, &args(Some(64)), &sizes, &plan, &[]).map(drop).map_err(|error| error.to_string())
+        };
+        // A petabyte.
+        let error = place((1 << 50) / plan.kv_bytes_per_token(KvFormat::F32)).unwrap_err();
+        let advised = error.split("; --kv-tokens ").nth(1).and_then(|rest| rest.strip_suffix(" would fit"));
+        let advised = advised.unwrap_or_else(|| panic!("{error}")).parse().unwrap();
+        assert!(error.contains(" of KV cache for ") && error.contains(" free on `cpu`"), "{error}");
+        place(advised).unwrap();
+    }
+
     #[test]
     fn whoever_watches_is_told_the_stages_and_all_of_the_bytes() {
+        /// Each stage, with the bytes that were told in it.
+        type Stage = (LoadStage, Vec<(u64, u64)>);
         #[derive(Debug, Default)]
-        struct Told {
-            stages: Mutex<Vec<LoadStage>>,
-            bytes: Mutex<Vec<(u64, u64)>>,
-        }
+        struct Told(Mutex<Vec<Stage>>);
         impl Watch for Told {
             fn stage(&self, stage: LoadStage) {
-                self.stages.lock().unwrap().push(stage);
+                self.0.lock().unwrap().push((stage, vec![]));
             }
 
             fn bytes(&self, loaded: u64, total: u64) {
-                self.bytes.lock().unwrap().push((loaded, total));
+                self.0.lock().unwrap().last_mut().unwrap().1.push((loaded, total));
             }
         }
-        let told = Told::default();
-        let sizes = EngineSizes { watch: &told, ..EngineSizes::SINGLE };
-        load_with(None, &ModelArgs::on(REFERENCE), &sizes).unwrap();
-        let (stages, bytes) = (told.stages.into_inner().unwrap(), told.bytes.into_inner().unwrap());
-        let expected = [LoadStage::Opening, LoadStage::Weights, LoadStage::Placing, LoadStage::Vocabulary];
-        assert_eq!(stages, expected);
-        let (first, last) = (bytes[0], bytes[bytes.len() - 1]);
-        assert!(first.0 == 0 && last.0 == last.1 && last.1 > 1 << 20, "{first:?} to {last:?}");
-        assert!(bytes.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 == pair[1].1));
+        // A GPU has weights copied to it (the simulator those that it cannot read where they are), the reference none.
+        for (device, copies) in [(REFERENCE, false), (SIM, true)] {
+            let told = Told::default();
+            let sizes = EngineSizes { watch: &told, ..EngineSizes::SINGLE };
+            load_with(None, &ModelArgs::on(device), &sizes).unwrap();
+            let told = told.0.into_inner().unwrap();
+            let expected = [
+                (LoadStage::Opening, false),
+                (LoadStage::Weights, true),
+                (LoadStage::Placing, copies),
+                (LoadStage::Vocabulary, false),
+            ];
+            let found: Vec<_> = told.iter().map(|(stage, bytes)| (*stage, !bytes.is_empty())).collect();
+            assert_eq!(found, expected, "{device}");
+            for (stage, bytes) in told.iter().filter(|(_, bytes)| !bytes.is_empty()) {
+                let (first, last) = (bytes[0], bytes[bytes.len() - 1]);
+                assert!(first.0 == 0 && last.0 == last.1 && last.1 > 0, "{stage:?}: {first:?} to {last:?}");
+                assert!(bytes.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 == pair[1].1), "{stage:?}");
+            }
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod inspect;
 mod interrupt;
 mod list;
 mod load;
+mod load_bar;
 mod neighbours;
 mod output;
 mod profile;

@@ -299,8 +299,9 @@ fn a_run_that_was_interrupted_is_continued_to_the_same_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = write_large_source(folder.path());
     let at = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
-    let (whole, output, receipt) = (at("whole.gguf"), at("out.gguf"), at("receipt.json"));
-    process::succeed(&["quantize", &source, "-F", "q8_0", "-o", &whole]);
+    let (whole, output) = (at("whole.gguf"), at("out.gguf"));
+    let (whole_receipt, receipt) = (at("whole.json"), at("out.json"));
+    process::succeed(&["quantize", &source, "-F", "q8_0", "-o", &whole, "--receipt", &whole_receipt]);
     // Units of 512 or 1024 bytes: between 1 and 2 of the 3.3 MB.
     let script =
         format!("ulimit -f 2000; exec {} quantize {source} -F q8_0 -o {output}", env!("CARGO_BIN_EXE_hotmetal"));
@@ -311,6 +312,9 @@ fn a_run_that_was_interrupted_is_continued_to_the_same_bytes() {
     let note = process::text(&resumed.stderr);
     assert!(resumed.status.success() && note.contains("by a run that was interrupted"), "{note}");
     assert!(fs::read(&output).unwrap() == fs::read(&whole).unwrap());
+    // What tensors lost is not lost with the run that found it out, to the last bit.
+    let found = fs::read_to_string(&receipt).unwrap().replace(&output, &whole);
+    assert_eq!(found, fs::read_to_string(&whole_receipt).unwrap());
     let receipt: serde_json::Value = serde_json::from_slice(&fs::read(&receipt).unwrap()).expect("JSON");
     assert_eq!(receipt["tensors"].as_array().map(Vec::len), Some(12));
     let left = |folder: &Path| {

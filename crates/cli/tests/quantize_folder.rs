@@ -246,18 +246,9 @@ fn a_folder_that_was_interrupted_is_continued_to_the_same_bytes() {
     assert!(files(&output) == files(&whole));
     assert_eq!(first(Path::new(&output)), written, "the first shard was written anew");
     assert!(!partial.exists());
-    // What tensors lost is not lost with the run that found it out; JSON costs it a last bit.
-    let losses = |receipt: &str| {
-        let receipt: serde_json::Value = serde_json::from_slice(&fs::read(receipt).unwrap()).expect("JSON");
-        let loss = |tensor: &serde_json::Value| {
-            (tensor["name"].clone(), tensor["relative_rms_error"].as_f64().expect("a number"))
-        };
-        receipt["tensors"].as_array().expect("a list").iter().map(loss).collect::<Vec<_>>()
-    };
-    let (found, expected) = (losses(&receipt), losses(&whole_receipt));
-    assert_eq!((found.len(), expected.len()), (49, 49));
-    for (found, expected) in found.iter().zip(&expected) {
-        let off = (found.1 / expected.1 - 1.0).abs();
-        assert!(found.0 == expected.0 && off < 1e-12, "{found:?}, not {expected:?}");
-    }
+    // What tensors lost is not lost with the run that found it out, to the last bit.
+    let found = fs::read_to_string(&receipt).unwrap().replace(&output, &whole);
+    assert_eq!(found, fs::read_to_string(&whole_receipt).unwrap());
+    let receipt: serde_json::Value = serde_json::from_slice(&fs::read(&receipt).unwrap()).expect("JSON");
+    assert_eq!(receipt["tensors"].as_array().map(Vec::len), Some(49));
 }

@@ -5,7 +5,6 @@ mod http_server;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
-use std::time::Duration;
 
 use http_server::{Server, command};
 use serde_json::{Value, json};
@@ -201,12 +200,12 @@ fn a_server_that_is_killed_cuts_its_streams_visibly_and_starts_again() {
 #[cfg(unix)]
 #[test]
 fn a_signal_lets_answers_end_and_a_second_one_does_not() {
-    // The answer takes a while, and is whole.
-    let server = Server::start(&[]);
+    // The answer takes a while, longer on a busy machine, and is whole.
+    let server = Server::start(&["--drain-timeout", "600"]);
     let mut stream = begun_stream(&server, 600, 16);
     let mut busy = server.connect();
     server.signal("-TERM");
-    std::thread::sleep(Duration::from_millis(50));
+    server.await_refusal();
     // A connection that was open already is not used for anything new.
     let _ = busy.write_all(format!("GET /v1/models HTTP/1.1\r\nHost: {}\r\n\r\n", server.address).as_bytes());
     let mut refusal = String::new();
@@ -220,7 +219,7 @@ fn a_signal_lets_answers_end_and_a_second_one_does_not() {
 
     // With no time to drain, the stream is told so.
     let server = Server::start(&["--drain-timeout", "0"]);
-    let mut stream = begun_stream(&server, 600, 16);
+    let mut stream = begun_stream(&server, 1500, 16);
     server.signal("-TERM");
     let mut rest = String::new();
     let _ = stream.read_to_string(&mut rest);
@@ -232,7 +231,8 @@ fn a_signal_lets_answers_end_and_a_second_one_does_not() {
         let server = Server::start(&[]);
         let mut stream = begun_stream(&server, 1500, 16);
         server.signal(first);
-        std::thread::sleep(Duration::from_millis(50));
+        // Two of the same that the server has not heard yet are one.
+        server.await_note("shutting down");
         server.signal(second);
         let (status, notes) = server.wait();
         assert_eq!(status.code(), Some(130), "{first} {second}: {notes}");

@@ -34,6 +34,7 @@ use plan::{KvLayout, Op, Plan, StepInput, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 pub use isa::{Isa, IsaLevel};
+pub use memory::available_bytes;
 pub use peaks::{Peak, PeakClass, peak, peak_of_format, peaks};
 
 use kernels::quantize::QuantizedBlock;

@@ -13,8 +13,8 @@ pub(crate) fn total_bytes() -> u64 {
     group_limit().map_or(machine, |limit| machine.min(limit))
 }
 
-/// Bytes that can still be allocated without swapping; `None` where the system does not say.
-pub(crate) fn available_bytes() -> Option<u64> {
+/// Bytes of this machine's memory that can still be allocated without swapping; `None` where the system does not say.
+pub fn available_bytes() -> Option<u64> {
     let machine = meminfo("MemAvailable:")?;
     let group =
         group_limit().map(|limit| limit.saturating_sub(number_in("/sys/fs/cgroup/memory.current").unwrap_or(0)));

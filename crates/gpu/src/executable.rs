@@ -6,7 +6,7 @@ mod metal_limits;
 use std::sync::Arc;
 
 use backend::profile::{CostModel, OpInfo, Recorder};
-use backend::{BackendError, Choice, Counters, Executable, Footprint, Observed, Observer};
+use backend::{BackendError, Choice, Copied, Counters, Executable, Footprint, Observed, Observer};
 use half::f16;
 use plan::{KvFormat, KvLayout, Op, Plan, Rope, StepError, StepInput, StepShape};
 use tensor::Tensor;
@@ -175,12 +175,13 @@ impl GpuExecutable {
         plan: Arc<Plan>,
         tensors: &[Tensor],
         kv: KvLayout,
+        copied: Copied<'_>,
     ) -> Result<Self, BackendError> {
         let error = |what| device_error(device.clone(), what);
         let cache_error = error("a KV cache");
         let cache_bytes = KvCache::bytes(&plan.kv_layers, &kv)
             .ok_or_else(|| cache_error(DriverError::OutOfMemory { bytes: u64::MAX }))?;
-        let weights = DeviceWeights::upload(&mut *driver, &plan, tensors).map_err(error("weights"))?;
+        let weights = DeviceWeights::upload(&mut *driver, &plan, tensors, copied).map_err(error("weights"))?;
         let glu_bounds = GluBounds::measure(&mut *driver, &target, &plan, &weights, tensors)
             .map_err(error("bounds of gated units"))?;
         let cache = KvCache::allocate(&mut *driver, &plan.kv_layers, kv, cache_bytes).map_err(cache_error)?;

@@ -134,7 +134,7 @@ mod tests {
             let plan = Arc::new(fuse((*textbook).clone()));
             let target = Target { multiprocessors: 2, ..H200 };
             let mut driver = SimDriver::new(SimDialect::Cuda, ThreadOrder::Forward, 1 << 26, SimFaults::default());
-            let weights = DeviceWeights::upload(&mut driver, &plan, &tensors).unwrap();
+            let weights = DeviceWeights::upload(&mut driver, &plan, &tensors, &mut |_, _| ()).unwrap();
             let bounds = GluBounds::measure(&mut driver, &target, &plan, &weights, &tensors).unwrap();
             let gated = plan.ops.iter().filter_map(|op| match *op {
                 Op::NormGlu { norm, gate, up, .. } => Some((norm, gate, up)),

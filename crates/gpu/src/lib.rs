@@ -32,7 +32,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, Footprint, check_load};
+use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Footprint, check_load};
 use plan::{KvFormat, KvLayout, Op, Plan, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
@@ -473,6 +473,16 @@ impl Backend for GpuBackend {
     }
 
     fn load(&self, plan: Arc<Plan>, weights: Vec<Tensor>, kv: KvLayout) -> Result<Box<dyn Executable>, BackendError> {
+        self.load_watched(plan, weights, kv, &mut |_, _| ())
+    }
+
+    fn load_watched(
+        &self,
+        plan: Arc<Plan>,
+        weights: Vec<Tensor>,
+        kv: KvLayout,
+        copied: Copied<'_>,
+    ) -> Result<Box<dyn Executable>, BackendError> {
         check_load(self, &plan, &weights)?;
         self.check_sizes(&plan, &weights, &kv)?;
         let driver = self.open().map_err(self.error("a context"))?;
@@ -483,6 +493,7 @@ impl Backend for GpuBackend {
             plan,
             &weights,
             kv,
+            copied,
         )?))
     }
 }

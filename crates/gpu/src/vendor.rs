@@ -98,17 +98,18 @@ impl GpuBackend {
 }
 
 impl Vendor {
-    /// Computes `product` of random numbers, over at least `rotation_bytes` of matrices (or as many as a graph has products),
-    /// and takes the time of `replays`.
+    /// Computes `product` of numbers from `random` bits, over at least `rotation_bytes` of matrices (or as many as a graph has
+    /// products), and takes the time of `replays`.
     pub fn measure(
         &mut self,
         product: &Product,
         rotation_bytes: u64,
         replays: usize,
+        random: &mut dyn FnMut() -> u64,
     ) -> Result<VendorTimes, VendorError> {
         let &Product { rows, out_features, in_features, numbers } = product;
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
-        let mut operand = |len: usize| -> Vec<u16> { (0..len).map(|_| numbers.encode(random.next())).collect() };
+        let mut operand =
+            |len: usize| -> Vec<u16> { (0..len).map(|_| numbers.encode(signed_unit(random()))).collect() };
         let (weights, x) = (operand(out_features * in_features), operand(rows * in_features));
         let copies = rotation_bytes.div_ceil(size_of_val(&weights[..]) as u64).clamp(1, LAUNCHES as u64) as usize;
         let operands = self.0.upload(product, copies, &weights, &x)?;
@@ -155,20 +156,15 @@ impl Numbers {
     }
 }
 
-/// Numbers between -1 and 1 (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f32 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
+/// From -1 to below 1, as the upper bits say.
+fn signed_unit(bits: u64) -> f32 {
+    (bits >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
 #[cfg(test)]
 mod tests {
+    use testing::Rng;
+
     use super::*;
     use crate::{GpuOptions, ThreadOrder};
 
@@ -187,8 +183,9 @@ mod tests {
     fn results_in_another_order_or_none_are_seen() {
         for (numbers, rounding) in [(Numbers::F16, 1e-3), (Numbers::BF16, 8e-3)] {
             let product = Product { rows: 7, out_features: 40, in_features: 24, numbers };
-            let mut random = Random(5);
-            let mut operand = |len: usize| -> Vec<u16> { (0..len).map(|_| numbers.encode(random.next())).collect() };
+            let mut rng = Rng::new(5);
+            let mut operand =
+                |len: usize| -> Vec<u16> { (0..len).map(|_| numbers.encode(signed_unit(rng.next_u64()))).collect() };
             let (w, x) = (operand(40 * 24), operand(7 * 24));
             let right = computed(&product, &w, &x);
             assert!(max_error(&product, &w, &x, &right) < rounding);
@@ -203,8 +200,9 @@ mod tests {
 
     #[test]
     fn random_numbers_are_of_both_signs_and_no_larger_than_one() {
-        let mut random = Random(1);
-        let numbers: Vec<_> = (0..10_000).map(|_| random.next()).collect();
+        assert_eq!([0, 1 << 63, u64::MAX].map(signed_unit), [-1.0, 0.0, 1.0 - f32::EPSILON]);
+        let mut rng = Rng::new(1);
+        let numbers: Vec<_> = (0..10_000).map(|_| signed_unit(rng.next_u64())).collect();
         assert!(numbers.iter().all(|number| number.abs() <= 1.0));
         assert!(numbers.iter().sum::<f32>().abs() < 300.0);
     }

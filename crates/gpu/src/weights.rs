@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use backend::Copied;
 use half::f16;
 use plan::{Plan, WeightId};
 use tensor::quant::{fp8, mxfp4, nvfp4, q4_0, q4_k, q6_k, q8_0};
@@ -139,14 +140,19 @@ impl DeviceWeights {
     }
 
     /// Copies `tensors`, in the order of the plan, into one allocation, but for those that the device reads where they are.
-    pub(crate) fn upload(driver: &mut dyn Driver, plan: &Plan, tensors: &[Tensor]) -> Result<Self, DriverError> {
+    pub(crate) fn upload(
+        driver: &mut dyn Driver,
+        plan: &Plan,
+        tensors: &[Tensor],
+        copied: Copied<'_>,
+    ) -> Result<Self, DriverError> {
         debug_assert!(plan.weights.len() == tensors.len(), "`check_load` compared them");
         let mut in_place = |tensor| if is_as_on_device(tensor) { driver.in_place(tensor.bytes()) } else { None };
         let in_place: Vec<_> = tensors.iter().map(&mut in_place).collect();
         let formats = formats(tensors);
-        let copied =
+        let to_copy =
             tensors.iter().zip(formats.iter().copied()).zip(&in_place).filter(|(_, in_place)| in_place.is_none());
-        let (places, bytes) = Self::places(copied.map(|(tensor, _)| tensor));
+        let (places, bytes) = Self::places(to_copy.map(|(tensor, _)| tensor));
         let all = Region { address: driver.allocate(bytes)?, bytes };
         let mut places = places.into_iter();
         let mut weights = Vec::with_capacity(tensors.len());
@@ -164,8 +170,8 @@ impl DeviceWeights {
             let matrix_scale = if format == DeviceFormat::NVFP4 { matrix_scale(tensor) } else { 1.0 };
             weights.push(DeviceWeight { format, values, scales, rows, row_len, matrix_scale });
         }
-        let copied = weights.iter().zip(tensors).zip(&in_place).filter(|(_, in_place)| in_place.is_none());
-        fill(driver, copied.map(|(weight, _)| weight))?;
+        let to_copy = weights.iter().zip(tensors).zip(&in_place).filter(|(_, in_place)| in_place.is_none());
+        fill(driver, to_copy.map(|(weight, _)| weight), copied)?;
         Ok(Self { weights })
     }
 
@@ -332,16 +338,26 @@ impl<'a> Rows<'a> {
 }
 
 /// Copies weights. All cores pack rows, this thread copies what they have packed, and the device reads that beside them: loading
-/// takes as long as one of the three.
+/// takes as long as one of the three. `copied` is told of each piece that the device has read.
 fn fill<'a>(
     driver: &mut dyn Driver,
     weights: impl Iterator<Item = (&'a DeviceWeight, &'a Tensor)>,
+    copied: Copied<'_>,
 ) -> Result<(), DriverError> {
     let all: Vec<_> = weights.flat_map(Rows::all).collect();
-    let buffer_bytes = all.iter().map(|rows| rows.bytes().iter().sum()).max().unwrap_or(0);
+    let piece_bytes = |rows: &Rows<'_>| rows.bytes().iter().sum::<usize>();
+    let buffer_bytes = all.iter().map(piece_bytes).max().unwrap_or(0);
     if buffer_bytes == 0 {
         return Ok(());
     }
+    let (total, mut there) = (all.iter().map(|rows| piece_bytes(rows) as u64).sum(), 0);
+    copied(there, total);
+    let mut end_upload = |driver: &mut dyn Driver, rows: &Rows<'_>| {
+        driver.end_upload()?;
+        there += piece_bytes(rows) as u64;
+        copied(there, total);
+        Ok(())
+    };
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(all.len());
     let num_buffers = (BUFFERS_PER_THREAD * threads).min(all.len());
     let mut memory = driver.staging(num_buffers * buffer_bytes);
@@ -371,8 +387,8 @@ fn fill<'a>(
         loop {
             let received = match packed.try_recv() {
                 Err(TryRecvError::Empty) if !read.is_empty() => {
-                    let buffer = read.pop_front().expect("there is one");
-                    driver.end_upload()?;
+                    let (rows, buffer) = read.pop_front().expect("there is one");
+                    end_upload(driver, &rows)?;
                     // Where it is not wanted any more, the threads have ended.
                     let _ = to_pack.send(buffer);
                     continue;
@@ -382,11 +398,11 @@ fn fill<'a>(
             };
             let Some((rows, buffer)) = received else { return Ok(()) };
             rows.begin_upload(driver, buffer)?;
-            read.push_back(buffer);
+            read.push_back((rows, buffer));
         }
     });
     // Before the memory goes.
-    let ended = read.into_iter().try_for_each(|_| driver.end_upload());
+    let ended = read.into_iter().try_for_each(|(rows, _)| end_upload(driver, &rows));
     done.and(ended)
 }
 
@@ -594,7 +610,8 @@ mod tests {
         }
     }
 
-    /// Weights of many pieces arrive whole, whichever thread packed what; where a copy fails, loading ends with that.
+    /// Weights of many pieces arrive whole, whichever thread packed what, and piece by piece to whoever watches; where a copy
+    /// fails, loading ends with that.
     #[cfg(feature = "sim")]
     #[test]
     fn pieces_are_packed_beside_each_other() {
@@ -619,10 +636,14 @@ mod tests {
         assert!(pieces > 5, "{pieces}");
         for calls in [0, 1, 5] {
             faults.set(Some(SimFault::OneCall { after: calls }));
-            let failed = fill(&mut driver, [(&weight, &tensor)].into_iter());
+            let failed = fill(&mut driver, [(&weight, &tensor)].into_iter(), &mut |_, _| ());
             assert!(matches!(failed, Err(DriverError::Failed(_))), "{failed:?}");
         }
-        fill(&mut driver, [(&weight, &tensor)].into_iter()).unwrap();
+        let mut told = vec![];
+        fill(&mut driver, [(&weight, &tensor)].into_iter(), &mut |there, of| told.push((there, of))).unwrap();
+        let total = values.bytes + scales.bytes;
+        assert!(told.len() == pieces + 1 && told[0] == (0, total) && told[pieces] == (total, total), "{told:?}");
+        assert!(told.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[1].1 == total), "{told:?}");
         let rows = Rows { weight: &weight, tensor: &tensor, first: 0, count: rows };
         let mut expected = vec![1; rows.bytes().iter().sum()];
         rows.pack(&mut expected);

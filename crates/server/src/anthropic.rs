@@ -214,8 +214,8 @@ impl Conversation {
                     // Templates know results, not whether they are good ones: the text says it.
                     let content = if is_error { format!("Error: {content}") } else { content };
                     let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
-                    let call = self.calls.iter().rev().find(|(call, _)| *call == id);
-                    if let Some((_, name)) = call.filter(|_| self.dialect.shows_name("tool")) {
+                    let name = self.calls.get(&id);
+                    if let Some(name) = name.filter(|_| self.dialect.shows_name("tool")) {
                         message["name"] = name.as_str().into();
                     }
                     self.push(&at, message);
@@ -259,7 +259,7 @@ impl Conversation {
                     };
                     let (id, name) = (text("id")?, text("name")?);
                     let input = fields.object("input").map_err(within)?.unwrap_or_default();
-                    self.calls.push((id.clone(), name.clone()));
+                    self.calls.insert(id.clone(), name.clone());
                     let function = json!({"name": name, "arguments": input});
                     calls.push(json!({"id": id, "type": "function", "function": function}));
                 }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use crate::app::{App, Serving};
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied, only, wrong};
-use crate::generation::{Watched, failed, prepared};
+use crate::generation::{Watched, blocking, failed, prepared};
 use crate::prompts;
 use crate::sampling::{cache_domain, labels, priority};
 use crate::security::KeyNumber;
@@ -91,26 +91,8 @@ pub(crate) async fn embeddings(
         }
     }
     serving.metrics.finished(std::iter::empty(), 0, begun.elapsed());
-    let dimensions = vectors.first().map_or(0, Vec::len);
-    let entry = |(index, vector): (usize, Vec<f32>)| {
-        let vector = wanted.written(vector);
-        json!({"object": "embedding", "index": index, "embedding": vector})
-    };
-    let data: Vec<Value> = vectors.into_iter().enumerate().map(entry).collect();
-    let mut answer = json!({
-        "object": "list", "data": data, "model": serving.name,
-        "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
-        "x_hotmetal": {
-            "device": serving.device, "context_len": serving.engine.config().context_len,
-            "embedding": "hidden states of the final norm", "pooling": wanted.pooling.name(),
-            "pooling_from": wanted.pooling_from,
-            "normalized": wanted.normalize, "dimensions": dimensions, "cached_tokens": cached_tokens,
-        },
-    });
-    for (name, value) in wanted.labels {
-        answer["x_hotmetal"][name] = value;
-    }
-    Ok(json_response(StatusCode::OK, &answer))
+    // Of two thousand texts it is megabytes of numbers.
+    blocking(move || Ok(wanted.answer(vectors, &serving, prompt_tokens, cached_tokens))).await
 }
 
 fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiError> {
@@ -178,6 +160,36 @@ impl Wanted {
             cache_domain: self.cache_domain,
             ..engine::Request::embedding(ids.to_vec(), self.pooling)
         }
+    }
+
+    /// The answer with all vectors.
+    fn answer(
+        &self,
+        vectors: Vec<Vec<f32>>,
+        serving: &Serving,
+        prompt_tokens: usize,
+        cached_tokens: usize,
+    ) -> Response {
+        let dimensions = vectors.first().map_or(0, Vec::len);
+        let entry = |(index, vector): (usize, Vec<f32>)| {
+            let vector = self.written(vector);
+            json!({"object": "embedding", "index": index, "embedding": vector})
+        };
+        let data: Vec<Value> = vectors.into_iter().enumerate().map(entry).collect();
+        let mut answer = json!({
+            "object": "list", "data": data, "model": serving.name,
+            "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
+            "x_hotmetal": {
+                "device": serving.device, "context_len": serving.engine.config().context_len,
+                "embedding": "hidden states of the final norm", "pooling": self.pooling.name(),
+                "pooling_from": self.pooling_from,
+                "normalized": self.normalize, "dimensions": dimensions, "cached_tokens": cached_tokens,
+            },
+        });
+        for (name, value) in &self.labels {
+            answer["x_hotmetal"][name] = value.clone();
+        }
+        json_response(StatusCode::OK, &answer)
     }
 
     /// A vector as the answer has it: numbers, or the base64 of their 32 bits, low byte first.

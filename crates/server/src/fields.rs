@@ -39,7 +39,8 @@ impl Fields {
     /// Those of a body, all of which `known` lists.
     pub(crate) fn new(body: Value, known: &[&[Field]]) -> Result<Self, ApiError> {
         let Value::Object(mut map) = body else {
-            return Err(ApiError::bad_request(format!("the body is {}, expected an object", kind_of(&body))));
+            // The whole body, or what a field of it holds.
+            return Err(ApiError::bad_request(format!("found {} where an object is expected", kind_of(&body))));
         };
         map.retain(|_, value| !value.is_null());
         for (name, value) in &map {

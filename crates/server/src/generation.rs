@@ -113,8 +113,11 @@ impl Watched {
     pub(crate) async fn next(&mut self) -> Result<Option<(usize, Output)>, ApiError> {
         let output = tokio::select! {
             output = self.running.next() => output,
-            () = sleep_until((self.begun + self.time_max).into()) => {
-                return Err(ApiError::timed_out(format!("the answer took longer than {} s", self.time_max.as_secs())));
+            () = past(self.begun, self.time_max) => {
+                let seconds = self.time_max.as_secs();
+                return Err(ApiError::timed_out(format!(
+                    "the answer took longer than {seconds} s; ask for fewer tokens, or serve with a larger --request-timeout"
+                )));
             }
             () = turns_true(&mut self.stop) => {
                 return Err(ApiError::unavailable("draining", "the server was shut down before the answer was whole"));
@@ -124,6 +127,14 @@ impl Watched {
             None if self.running.is_live() => Err(engine_gone(self.running.failure())),
             output => Ok(output),
         }
+    }
+}
+
+/// Returns once it is so long after `begun`; never, if no clock goes so far.
+async fn past(begun: Instant, time: Duration) {
+    match begun.checked_add(time) {
+        Some(end) => sleep_until(end.into()).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -113,7 +113,11 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
 }
 
 pub(crate) async fn not_found(uri: Uri) -> ApiError {
-    ApiError::refused(StatusCode::NOT_FOUND, "not_found", format!("there is no route `{}` here", uri.path()))
+    ApiError::refused(
+        StatusCode::NOT_FOUND,
+        "not_found",
+        format!("there is no route `{}` here; /openapi.json lists those that there are", uri.path()),
+    )
 }
 
 pub(crate) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {

@@ -87,8 +87,9 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: Shutdown) -> Ended
         };
         let _ = timeout(LAST_WORDS, farewell).await;
     }
-    drop(listener);
+    // In this order: who is refused a connection knows that nothing new is answered on any other.
     app.drain();
+    drop(listener);
     closing.send_replace(true);
     let all_end = async { while connections.join_next().await.is_some() {} };
     if failed {

@@ -1,6 +1,5 @@
 //! How far a model is that is being loaded.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value, json};
@@ -15,7 +14,7 @@ pub enum LoadStage {
     Opening,
     /// Its weights are read, and made into what is computed with.
     Weights,
-    /// They are placed on the device, and the cache beside them.
+    /// They are copied to a device that has memory of its own, and the cache is made.
     Placing,
     /// All is there but its vocabulary.
     Vocabulary,
@@ -38,32 +37,40 @@ impl LoadStage {
 
 /// How far a model is. Whoever loads it says so, and `/health` shows it. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Loading(Arc<State>);
+pub struct Loading(Arc<Mutex<State>>);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct State {
-    stage: Mutex<LoadStage>,
-    loaded: AtomicU64,
-    total: AtomicU64,
+    stage: LoadStage,
+    /// Bytes of the weights that it is done with, of how many: 0 as long as that is not known.
+    loaded: u64,
+    total: u64,
 }
 
 impl Loading {
-    /// Says what is done now.
+    /// Says what is done now; nothing of it is yet.
     pub fn stage(&self, stage: LoadStage) {
-        *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+        self.set(State { stage, ..State::default() });
     }
 
-    /// Says how many bytes of the weights are read, of how many.
+    /// Says how many bytes of the weights this stage is done with, of how many.
     pub fn bytes(&self, loaded: u64, total: u64) {
-        self.0.total.store(total, Ordering::Relaxed);
-        self.0.loaded.store(loaded.min(total), Ordering::Relaxed);
+        let State { stage, .. } = self.get();
+        self.set(State { stage, loaded: loaded.min(total), total });
+    }
+
+    fn get(&self) -> State {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, state: State) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
     /// Adds it to what `/health` says.
     pub(crate) fn write(&self, health: &mut Value) {
-        let stage = *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { stage, loaded, total } = self.get();
         health["stage"] = stage.name().into();
-        let (loaded, total) = (self.0.loaded.load(Ordering::Relaxed), self.0.total.load(Ordering::Relaxed));
         if total > 0 {
             health["bytes_loaded"] = loaded.into();
             health["bytes_total"] = total.into();

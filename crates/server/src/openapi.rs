@@ -580,7 +580,7 @@ fn health() -> Value {
         "model": {"type": "string", "description": "What is being loaded."},
         "elapsed_s": {"type": "number", "description": "Seconds since the start."},
         "stage": {"type": "string", "enum": LoadStage::ALL.map(LoadStage::name), "description": "What is done to load it."},
-        "bytes_loaded": {"type": "integer", "minimum": 0, "description": "Bytes of its weights that are read."},
+        "bytes_loaded": {"type": "integer", "minimum": 0, "description": "Bytes of its weights that this stage is done with."},
         "bytes_total": {"type": "integer", "minimum": 1, "description": "Of so many, once that is known."},
         "share": {"type": "number", "minimum": 0, "maximum": 1, "description": "The one by the other."},
         "reason": {"type": "string", "description": "Why nothing is answered any more."},

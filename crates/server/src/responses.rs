@@ -331,7 +331,11 @@ impl Conversation {
         let text = |fields: &mut Fields, name: &'static str| {
             fields.required(name).and_then(|value| string(name, value)).map_err(within)
         };
-        let kind = item["type"].as_str().unwrap_or("message").to_owned();
+        let kind = match &item["type"] {
+            Value::Null => "message".to_owned(),
+            Value::String(kind) => kind.clone(),
+            other => return Err(wrong(&format!("{at}.type"), other, "a string")),
+        };
         match kind.as_str() {
             "message" => {
                 let mut fields = Fields::new(item, MESSAGE).map_err(within)?;
@@ -351,7 +355,7 @@ impl Conversation {
                 let mut fields = Fields::new(item, CALL).map_err(within)?;
                 let (id, name) = (text(&mut fields, "call_id")?, text(&mut fields, "name")?);
                 let arguments = text(&mut fields, "arguments")?;
-                self.calls.push((id.clone(), name.clone()));
+                self.calls.insert(id.clone(), name.clone());
                 let function = json!({"name": name, "arguments": arguments});
                 let call = json!({"id": id, "type": "function", "function": function});
                 match &mut self.assistant(at)["tool_calls"] {
@@ -365,8 +369,8 @@ impl Conversation {
                 let output = fields.required("output").map_err(within)?;
                 let output = texts(&format!("{at}.output"), output)?;
                 let mut message = json!({"role": "tool", "tool_call_id": id, "content": output});
-                let call = self.calls.iter().rev().find(|(call, _)| *call == id);
-                if let Some((_, name)) = call.filter(|_| self.dialect.shows_name("tool")) {
+                let name = self.calls.get(&id);
+                if let Some(name) = name.filter(|_| self.dialect.shows_name("tool")) {
                     message["name"] = name.as_str().into();
                 }
                 self.push(at, message);

@@ -1,6 +1,7 @@
 //! Answers that are one turn of a conversation made of blocks (text, reasoning, calls of tools), whole or as named events:
 //! what Anthropic's interface and OpenAI's Responses have in common.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -27,8 +28,8 @@ pub(crate) struct NamedEvent {
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,
     pub(crate) origins: Vec<String>,
-    /// Calls so far: their ids and the functions' names, which some templates want with the result.
-    pub(crate) calls: Vec<(String, String)>,
+    /// Calls so far: the function's name by the id of the last call that has it, as some templates want it with the result.
+    pub(crate) calls: HashMap<String, String>,
     /// What the model's template shows of these.
     pub(crate) dialect: Dialect,
 }

@@ -107,7 +107,14 @@ impl<'a> Source<'a> {
         let format = main_format(&weights);
         let device = backend.device().clone();
         let largest = StepShape { tokens: batch_tokens.min(kv_len), sequences: num_sequences, outputs: num_sequences };
-        load::check_fits(&*backend, &plan, &weights, &kv, largest)?;
+        let remedy = |fits: usize| {
+            let sequences =
+                if num_sequences == 1 { "one sequence".to_owned() } else { format!("{num_sequences} sequences") };
+            format!(
+                "{fits} tokens in {sequences} would fit: --batch says how many sequences, --depth, -p and -n how long"
+            )
+        };
+        load::check_fits(&*backend, &plan, &weights, &kv, largest, &remedy)?;
         let mut executable = backend.load(plan.clone(), weights, kv).with_context(|| {
             format!("cannot run `{model}` with {num_sequences} sequences of {kv_len} tokens (--batch, --depth)")
         })?;

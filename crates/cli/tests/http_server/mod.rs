@@ -4,6 +4,8 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -13,7 +15,8 @@ pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) address: SocketAddr,
     /// What it has said on stderr after the address.
-    notes: std::thread::JoinHandle<String>,
+    notes: Arc<Mutex<String>>,
+    listener: Option<JoinHandle<()>>,
 }
 
 pub(crate) fn command(args: &[&str]) -> Command {
@@ -47,12 +50,15 @@ impl Server {
         lines.read_line(&mut line).expect("a line");
         let address = line.split("http://").nth(1).and_then(|rest| rest.split([',', '\n']).next());
         let address = address.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("an address in `{line}`"));
-        let notes = std::thread::spawn(move || {
-            let mut rest = String::new();
-            lines.read_to_string(&mut rest).expect("notes are UTF-8");
-            rest
+        let notes = Arc::new(Mutex::new(String::new()));
+        let heard = Arc::clone(&notes);
+        let listener = std::thread::spawn(move || {
+            for line in lines.lines() {
+                let line = line.expect("notes are UTF-8") + "\n";
+                heard.lock().expect("nobody panics with it").push_str(&line);
+            }
         });
-        let server = Self { child, address, notes };
+        let server = Self { child, address, notes, listener: Some(listener) };
         let begun = Instant::now();
         while server.get("/health").0 != 200 {
             assert!(begun.elapsed() < Duration::from_secs(60), "the model is never ready");
@@ -106,12 +112,36 @@ impl Server {
         assert!(sent.success());
     }
 
+    /// Returns once it has said so.
+    pub(crate) fn await_note(&self, note: &str) {
+        let begun = Instant::now();
+        while !self.notes().contains(note) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it never says `{note}`, but `{}`", self.notes());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn notes(&self) -> String {
+        self.notes.lock().expect("nobody panics with it").clone()
+    }
+
+    /// Returns once it refuses connections, after which it answers nothing new on others.
+    pub(crate) fn await_refusal(&self) {
+        let begun = Instant::now();
+        while TcpStream::connect(self.address).is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it goes on to listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     pub(crate) fn wait(mut self) -> (ExitStatus, String) {
         let begun = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
-                let notes = std::mem::replace(&mut self.notes, std::thread::spawn(String::new));
-                return (status, notes.join().expect("notes"));
+                if let Some(listener) = self.listener.take() {
+                    listener.join().expect("notes");
+                }
+                return (status, self.notes());
             }
             assert!(begun.elapsed() < Duration::from_secs(60), "the server does not end");
             std::thread::sleep(Duration::from_millis(10));

@@ -23,7 +23,8 @@ fn kernels(plan: &Arc<Plan>, weights: &[Tensor], format: KvFormat, batch_invaria
     let driver = SimDriver::new(SimDialect::Metal, ThreadOrder::Forward, 1 << 30, SimFaults::default());
     let kv = KvLayout { format, block_len: 16, num_blocks: 32 };
     let device = "metal-sim".to_owned();
-    let mut executable = GpuExecutable::load(device, Box::new(driver), target, plan.clone(), weights, kv).unwrap();
+    let mut executable =
+        GpuExecutable::load(device, Box::new(driver), target, plan.clone(), weights, kv, &mut |_, _| ()).unwrap();
     let mut found = BTreeSet::new();
     for tokens in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
         for sequences in [1, 4] {

@@ -262,6 +262,47 @@ async fn a_step_that_does_not_return_ends_who_runs_who_waits_and_who_asks() {
 }
 
 #[tokio::test]
+async fn an_answer_may_take_for_ever_if_the_server_says_so() {
+    let app = loading(Options { request_time_max: Duration::MAX, ..Options::default() });
+    serve_on(&app, config(), None);
+    assert_eq!(ok(&app, CHAT, &hello()).await["usage"]["completion_tokens"], 8);
+}
+
+/// On one thread, so that nothing else of this test goes on while it reads.
+#[tokio::test]
+async fn a_large_body_holds_up_nobody() {
+    let app = app();
+    // As slow to read as can be, and no JSON in the end: nothing follows but the refusal.
+    let body = format!("[{}", "[],".repeat(2 << 20));
+    let mut others = 0;
+    let refused = send(&app, request(Method::POST, CHAT, &body));
+    tokio::pin!(refused);
+    let refused = loop {
+        tokio::select! {
+            biased;
+            refused = &mut refused => break refused.status(),
+            () = tokio::task::yield_now() => others += 1,
+        }
+    };
+    assert_eq!(refused, StatusCode::BAD_REQUEST);
+    assert!(others > 100, "others went on {others} times");
+}
+
+#[tokio::test]
+async fn who_is_turned_away_for_a_limit_is_told_what_to_do() {
+    let app = loading(Options { body_bytes_max: 100, request_time_max: Duration::ZERO, ..Options::default() });
+    serve_on(&app, config(), None);
+    let said = async |path: &str, body: String| {
+        json_of(send(&app, request(Method::POST, path, &body)).await).await["error"]["message"].to_string()
+    };
+    assert!(said(TEXT, " ".repeat(101)).await.contains("--max-body-bytes"));
+    assert!(said(TEXT, json!({"prompt": "Once"}).to_string()).await.contains("--request-timeout"));
+    assert!(said("/v1/complete", "{}".to_owned()).await.contains("/openapi.json"));
+    let nested = said(TEXT, json!({"prompt": "Once", "stream": true, "stream_options": "x"}).to_string()).await;
+    assert!(nested.contains("a string where an object is expected"), "{nested}");
+}
+
+#[tokio::test]
 async fn an_answer_that_takes_too_long_is_ended() {
     let app = loading(Options { request_time_max: Duration::from_millis(60), ..Options::default() });
     let slow: engine::null::Faults = Box::new(|_, _| {

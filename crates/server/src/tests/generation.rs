@@ -274,6 +274,13 @@ async fn the_server_says_what_it_serves_and_how_it_fares() {
         (status, found),
         (StatusCode::SERVICE_UNAVAILABLE, [json!("weights"), json!(50), json!(150), json!(0.3333)])
     );
+    // Each stage begins anew.
+    loading.stage(crate::LoadStage::Placing);
+    let body = get(&app, "/health").await.1;
+    assert_eq!((&body["stage"], &body["share"]), (&json!("placing"), &Value::Null));
+    loading.bytes(100, 200);
+    let body = get(&app, "/health").await.1;
+    assert_eq!((&body["bytes_loaded"], &body["share"]), (&json!(100), &json!(0.5)));
     let (status, headers, answer) = post(&app, CHAT, &hello()).await;
     assert_eq!((status, &answer["error"]["code"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("loading")));
     assert!(headers.contains_key("retry-after"));

@@ -372,6 +372,7 @@ async fn a_wrong_part_of_a_turn_is_named_in_its_own_words() {
         (json!({"input": ["x"]}), "input[0]"),
         (json!({"input": [{"role": "wizard", "content": "x"}]}), "input[0].role"),
         (json!({"input": [{"role": "user"}]}), "input[0].content"),
+        (json!({"input": [{"type": 7, "role": "user", "content": "x"}]}), "input[0].type"),
         (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input[0].content[0]"),
         (json!({"input": [{"type": "web_search_call"}]}), "input[0]"),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0]"),
@@ -394,6 +395,32 @@ async fn a_wrong_part_of_a_turn_is_named_in_its_own_words() {
         assert_eq!(status, StatusCode::BAD_REQUEST, "{change}: {answer}");
         assert_eq!(answer["error"]["param"], param, "{change}: {answer}");
     }
+}
+
+/// However many calls there were: what costs a time for each pair of them keeps a processor for minutes with one body.
+#[tokio::test]
+async fn the_call_of_a_result_is_found_at_once() {
+    let app = app();
+    let seconds = async |calls: usize, results: usize| {
+        let uses: Vec<_> = (0..calls)
+            .map(|index| json!({"type": "tool_use", "id": format!("{index:06}"), "name": "f", "input": {}}))
+            .collect();
+        let results: Vec<_> =
+            (0..results).map(|index| json!({"type": "tool_result", "tool_use_id": format!("x{index:05}")})).collect();
+        let body = with(
+            messages(),
+            json!({"messages": [
+                {"role": "user", "content": "x"}, {"role": "assistant", "content": uses}, {"role": "user", "content": results},
+            ]}),
+        );
+        let begun = std::time::Instant::now();
+        let (status, _, answer) = post(&app, MESSAGES, &body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+        begun.elapsed().as_secs_f64()
+    };
+    // As many blocks, with few pairs and with many.
+    let (few, many) = (seconds(10, 60_000).await + seconds(60_000, 10).await, seconds(60_000, 60_000).await);
+    assert!(many < 5.0 * few, "{many} s, and apart from each other {few} s");
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use tensor::WeightFormat;
 
 use super::args::{KernelsArgs, OutputFormat};
 use super::report::Facts;
+use super::shapes::{Random, SEED};
 use super::statistics::Summary;
 use super::{CPU, html, progress, shapes};
 use crate::ceiling::{Meter, Peak};
@@ -145,7 +146,8 @@ fn vendor_row(
     };
     let Some((out_features, in_features)) = case.product() else { return Ok(None) };
     let product = gpu::Product { rows: row.rows, out_features, in_features, numbers };
-    let times = vendor.measure(&product, rotation_bytes, repetitions)?;
+    let mut random = Random(SEED);
+    let times = vendor.measure(&product, rotation_bytes, repetitions, &mut || random.next())?;
     let weights = (out_features * in_features) as u64;
     let cost = Cost { bytes: 2 * weights, flops: 2 * weights * row.rows as u64 };
     Ok(Some(KernelRow {
