@@ -123,7 +123,8 @@ pub(crate) fn plan(args: &FitArgs) -> Result<()> {
         let (mut checkpoint, name) = load::open(args.model.as_deref(), false)?;
         return explain::of_checkpoint(&mut checkpoint, &name, &args.model_args);
     }
-    let (checkpoint, name) = load::open(args.model.as_deref(), true)?;
+    let (mut checkpoint, name) = load::open(args.model.as_deref(), true)?;
+    checkpoint.sort_features();
     let plan = load::plan_of(&checkpoint)?;
     let backend = load::backend(&args.model_args)?;
     let kv = load::kv_format(&args.model_args, checkpoint.tensor_infos().map(|info| info.format));

@@ -41,7 +41,8 @@ enum InspectFormat {
 
 /// Runs `hotmetal inspect`.
 pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
-    let (checkpoint, name) = load::open(args.model.as_deref(), true)?;
+    let (mut checkpoint, name) = load::open(args.model.as_deref(), true)?;
+    checkpoint.sort_features();
     // A model that cannot run can still be looked at.
     let plan = load::plan_of(&checkpoint);
     if args.ops {

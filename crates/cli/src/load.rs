@@ -11,7 +11,7 @@ use backend::{Backend, DeviceInfo, Executable, Footprint, check_load};
 use clap::{Args, ValueEnum};
 use engine::{Engine, EngineConfig};
 use formats::{Checkpoint, EmbeddingConfig, TokenizerSource};
-use plan::{KvFormat, KvLayout, Plan, StepShape};
+use plan::{KvFormat, KvLayout, Plan, StepShape, WeightSource};
 use serde_json::Value;
 use server::{LoadStage, Loading};
 use tensor::{Tensor, WeightFormat};
@@ -386,16 +386,34 @@ pub(crate) fn locate(name: &str) -> Result<PathBuf> {
     );
 }
 
-/// The shapes in a checkpoint, for the model files.
-fn shapes(checkpoint: &Checkpoint) -> HashMap<String, Vec<usize>> {
-    // A dimension beyond the address space fits no configuration, and is refused as the wrong shape that it is.
-    let dimension = |&d: &u64| usize::try_from(d).unwrap_or(usize::MAX);
-    checkpoint.tensor_infos().map(|info| (info.name, info.shape.iter().map(dimension).collect())).collect()
+/// What the model files ask a checkpoint.
+struct Headers<'a> {
+    shapes: HashMap<String, Vec<usize>>,
+    checkpoint: &'a Checkpoint,
+}
+
+impl<'a> Headers<'a> {
+    fn of(checkpoint: &'a Checkpoint) -> Self {
+        // A dimension beyond the address space fits no configuration, and is refused as the wrong shape that it is.
+        let dimension = |&d: &u64| usize::try_from(d).unwrap_or(usize::MAX);
+        let shapes = checkpoint.tensor_infos().map(|info| (info.name, info.shape.iter().map(dimension).collect()));
+        Self { shapes: shapes.collect(), checkpoint }
+    }
+}
+
+impl WeightSource for Headers<'_> {
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.shapes.get(name).cloned()
+    }
+
+    fn order(&self, name: &str) -> Option<&[u32]> {
+        self.checkpoint.order(name)
+    }
 }
 
 /// The textbook plan of a checkpoint. Every tensor must be read by some op.
 pub(crate) fn plan_of(checkpoint: &Checkpoint) -> Result<Plan> {
-    let plan = models::build_plan(&checkpoint.config, &shapes(checkpoint))?;
+    let plan = models::build_plan(&checkpoint.config, &Headers::of(checkpoint))?;
     let mut unread = models::unread(&plan, checkpoint.tensor_names());
     if checkpoint.quantization.is_some() {
         // AutoGPTQ gives every projection a bias, of zeros where the model has none.
@@ -635,6 +653,9 @@ pub(crate) fn load_weights(
 
 fn plan_and_weights(checkpoint: &mut Checkpoint, quant: Option<Mix>, watch: &dyn Watch) -> Result<(Plan, Vec<Tensor>)> {
     watch.stage(LoadStage::Weights);
+    if quant.is_none() {
+        checkpoint.sort_features();
+    }
     let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
     if let Some(mix) = quant {
         // What is quantised anew is made of plain numbers.

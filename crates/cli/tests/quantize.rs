@@ -512,6 +512,112 @@ fn quantised_safetensors_run_and_become_gguf() {
     assert_eq!(gguf.tensor("blk.0.ffn_up.weight").unwrap().bytes()[..], expected[..]);
 }
 
+/// A tensor of a file of safetensors: its name, type, shape and bytes.
+type Stored = (String, &'static str, Vec<usize>, Vec<u8>);
+
+/// A folder with the tokenizer of the built-in model, this configuration and these weights.
+fn write_folder(folder: &Path, config: &serde_json::Value, tensors: &[Stored]) {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::<u8>::new());
+    for (name, dtype, shape, bytes) in tensors {
+        let offsets = [data.len(), data.len() + bytes.len()];
+        data.extend_from_slice(bytes);
+        header.insert(name.clone(), serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    fs::create_dir(folder).expect("room for a folder");
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        fs::copy(Path::new(BUILTIN).join(file), folder.join(file)).expect("room for a file");
+    }
+    fs::write(folder.join("config.json"), config.to_string()).expect("room for a file");
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
+    fs::write(folder.join("model.safetensors"), file).expect("room for a file");
+}
+
+/// The matrices of a layer of the built-in model, quantised "by activation order": each feature lists its group of scales.
+#[test]
+fn features_that_list_their_groups_stay_in_four_bits() {
+    let bytes_of = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let at = |name: &str| Path::new(BUILTIN).join(name);
+    let file = safetensors::Safetensors::read(fs::read(at("model.safetensors")).unwrap().into()).unwrap();
+    // The second has the same weights as plain numbers, and their features as they are.
+    let (mut packed, mut plain): (Vec<Stored>, Vec<Stored>) = (Vec::new(), Vec::new());
+    for info in file.tensors() {
+        let shape: Vec<usize> = info.shape().iter().map(|&dim| dim as usize).collect();
+        let values = file.read_tensor(info).unwrap().to_f32();
+        let stem = info.name().strip_suffix("_proj.weight").filter(|stem| stem.starts_with("model.layers.0."));
+        let Some(stem) = stem else {
+            for tensors in [&mut packed, &mut plain] {
+                tensors.push((info.name().to_owned(), "F32", shape.clone(), bytes_of(&values)));
+            }
+            continue;
+        };
+        let (rows, cols) = (shape[0], shape[1]);
+        // What multiplies the same rows has one order, as GPTQ makes it.
+        let step = match stem.rsplit('.').next() {
+            Some("q" | "k" | "v") => 5,
+            Some("gate" | "up") => 7,
+            _ => 11,
+        };
+        let order: Vec<usize> = (0..cols).map(|i| (i * step + 3) % cols).collect();
+        let sorted: Vec<f32> = values.chunks(cols).flat_map(|row| order.iter().map(|&feature| row[feature])).collect();
+        let four = Tensor::packed(WeightFormat::Q4_0, shape.clone(), &sorted, Packing::Searched).unwrap();
+        let blocks: &[tensor::quant::q4_0::Block] = four.as_slice();
+        let (mut words, mut groups, mut numbers) = (vec![0u8; rows * cols / 2], vec![0; cols], vec![0.0; rows * cols]);
+        let sorted = four.to_f32();
+        for (place, &feature) in order.iter().enumerate() {
+            groups[feature] = (place / 32) as u32;
+            for row in 0..rows {
+                let (block, j) = (&blocks[row * cols / 32 + place / 32], place % 32);
+                let code = if j < 16 { block.codes[j] & 15 } else { block.codes[j - 16] >> 4 };
+                words[row * cols / 2 + feature / 2] |= code << (feature % 2 * 4);
+                numbers[row * cols + feature] = sorted[row * cols + place];
+            }
+        }
+        let scales: Vec<u8> = blocks.iter().flat_map(|block| block.scale.to_le_bytes()).collect();
+        let groups: Vec<u8> = groups.into_iter().flat_map(u32::to_le_bytes).collect();
+        packed.push((format!("{stem}_proj.weight_packed"), "I32", vec![rows, cols / 8], words));
+        packed.push((format!("{stem}_proj.weight_scale"), "F16", vec![rows, cols / 32], scales));
+        packed.push((format!("{stem}_proj.weight_g_idx"), "I32", vec![cols], groups));
+        plain.push((info.name().to_owned(), "F32", shape, bytes_of(&numbers)));
+    }
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(at("config.json")).unwrap()).unwrap();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    write_folder(&folder.path().join("plain"), &config, &plain);
+    config["quantization_config"] = serde_json::json!({
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+            "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": true, "dynamic": false,
+            "actorder": "group",
+        }}},
+    });
+    write_folder(&folder.path().join("packed"), &config, &packed);
+
+    assert!(process::succeed(&["inspect", &path("packed")]).contains("read as Q4_0, which holds it exactly"));
+    assert_eq!(process::succeed(&["inspect", &path("packed"), "--ops"]).matches("gather_columns").count(), 4);
+    let ran = process::output(&["run", &path("packed"), "Once upon a time", "--temp", "0", "-n", "20"]);
+    let note = process::text(&ran.stderr);
+    assert!(ran.status.success() && note.contains("INT4 as Q4_0"), "{note}");
+    fs::write(path("text"), "Once upon a time there was a little girl who had a red ball.").expect("room for a file");
+    let nll = |model: &str, device: &str| {
+        let args = ["eval", &path(model), "-f", &path("text"), "--ctx-size", "12", "--device", device];
+        let output = process::output(&[&args[..], &["--kv-type", "f32", "-o", "json"]].concat());
+        assert!(output.status.success(), "{}", process::text(&output.stderr));
+        let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        result["nll"].as_f64().expect("a number")
+    };
+    // A sum in another order, in f64; then what processors and GPUs round.
+    let expected = nll("plain", "reference");
+    for (device, off) in [("reference", 1e-9), ("cpu", 0.02), ("sim", 0.02)] {
+        let found = nll("packed", device);
+        assert!((found / expected - 1.0).abs() < off, "{device}: {found} for {expected}");
+    }
+    // What is written anew has its features where they were.
+    process::succeed(&["quantize", &path("packed"), "-F", "f32", "--to", "safetensors", "-o", &path("anew")]);
+    let found = nll("anew", "reference");
+    assert!((found / expected - 1.0).abs() < 1e-3, "{found} for {expected}");
+}
+
 #[test]
 fn weights_are_quantised_on_load_and_kept_for_the_next() {
     let folder = tempfile::tempdir().expect("a folder");

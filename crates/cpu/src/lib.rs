@@ -161,6 +161,7 @@ impl Backend for CpuBackend {
             | Op::Attention { .. }
             | Op::Glu { .. }
             | Op::Add { .. }
+            | Op::GatherColumns { .. }
             | Op::SelectOutputs { .. }
             | Op::NormLinear { .. }
             | Op::NormGlu { .. }
@@ -252,6 +253,7 @@ fn vector_weights(plan: &Plan) -> impl Iterator<Item = usize> {
             | Op::Attention { .. }
             | Op::Glu { .. }
             | Op::Add { .. }
+            | Op::GatherColumns { .. }
             | Op::SelectOutputs { .. } => vec![],
         }
     };
@@ -433,6 +435,7 @@ impl CpuExecutable {
             packed: self.repacking.packed(),
             vectors: &self.vectors,
             ropes: &self.ropes,
+            orders: &self.plan.orders,
             layers: &self.layers,
             arena: SharedSlice::new(&mut self.memory.arena),
             quantized: SharedSlice::new(&mut self.memory.quantized),

@@ -256,6 +256,7 @@ impl<'a> Facts<'a> {
             | Work::Rope { .. }
             | Work::KvWrite { .. }
             | Work::Add { .. }
+            | Work::GatherColumns { .. }
             | Work::SelectOutputs { .. } => "plain".to_owned(),
         }
     }

@@ -160,6 +160,12 @@ pub(crate) enum Work {
         b: Place,
         out: Place,
     },
+    GatherColumns {
+        x: Place,
+        /// An index into the plan's orders.
+        order: usize,
+        out: Place,
+    },
     SelectOutputs {
         x: Place,
         out: Place,
@@ -500,6 +506,9 @@ impl Compiler<'_> {
                 Work::ActivateMul { activation, gate: self.place(gate), up: self.place(up), out: self.place(out) }
             }
             Op::Add { a, b, out } => Work::Add { a: self.place(a), b: self.place(b), out: self.place(out) },
+            Op::GatherColumns { x, order, out } => {
+                Work::GatherColumns { x: self.place(x), order, out: self.place(out) }
+            }
             Op::SelectOutputs { x, out } => Work::SelectOutputs { x: self.place(x), out: self.place(out) },
         }
     }

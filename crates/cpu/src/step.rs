@@ -54,6 +54,8 @@ pub(crate) struct Step<'a> {
     /// Norms and biases as f32, by their place in the plan; empty for other weights.
     pub(crate) vectors: &'a [Vec<f32>],
     pub(crate) ropes: &'a [RopeTable],
+    /// Orders of columns.
+    pub(crate) orders: &'a [Vec<u32>],
     pub(crate) layers: &'a [LayerPlace],
     pub(crate) arena: SharedSlice<'a, f32>,
     pub(crate) quantized: SharedSlice<'a, QuantizedBlock>,
@@ -145,6 +147,10 @@ impl Step<'_> {
             Work::Add { a, b, out } => {
                 self.each_row(worker, out, |row, out| elementwise::add(self.row(a, row), self.row(b, row), out));
             }
+            Work::GatherColumns { x, order, out } => self.each_row(worker, out, |row, out| {
+                let x = self.row(x, row);
+                out.iter_mut().zip(&self.orders[order]).for_each(|(out, &column)| *out = x[column as usize]);
+            }),
             Work::SelectOutputs { x, out } => self.each_row(worker, out, |row, out| {
                 out.copy_from_slice(self.row(x, self.input.output_rows[row] as usize));
             }),

@@ -213,6 +213,23 @@ impl Checkpoint {
         is_other
     }
 
+    /// From now on gives matrices whose features each list their group of scales (GPTQ's "act-order") with the features in the
+    /// order of their groups, where they stay packed so; until then they become F16. [`Checkpoint::order`] has the order.
+    pub fn sort_features(&mut self) {
+        let Self { files, quantized, .. } = self;
+        quantized.iter_mut().for_each(|weight| weight.sort_features(&files.as_slice()));
+    }
+
+    /// The order of a matrix's features, where [`Checkpoint::sort_features`] changed it: feature i of the tensor multiplies
+    /// this one of a row. `in_features` numbers, each of those below it once.
+    pub fn order(&self, name: &str) -> Option<&[u32]> {
+        let at = self.tensors.binary_search_by(|location| location.name.as_str().cmp(name)).ok()?;
+        match self.tensors.get(at)?.place {
+            Place::File { .. } => None,
+            Place::Quantized(index) => self.quantized.get(index as usize)?.order(),
+        }
+    }
+
     /// Reads a tensor and says where the first NaN or infinity is, if there is one.
     pub fn check_finite(&self, name: &str) -> Result<(), FormatError> {
         let (tensor, file) = self.read(name)?;

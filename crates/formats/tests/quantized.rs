@@ -95,6 +95,64 @@ fn weights_are_those_of_the_published_decoders() {
     }
 }
 
+#[test]
+fn features_in_the_order_of_their_groups_stay_packed() {
+    use WeightFormat::{Q4_0, Q5_0};
+    for (case, expected_format) in [
+        ("gptq_int4_act_order", Q5_0),
+        ("packed_int4_act_order", Q4_0),
+        ("packed_int4_act_order_zeros", Q5_0),
+        ("gptq_int4_group_128_act_order", Q5_0),
+        // Nothing is to be sorted.
+        ("gptq_int4", Q5_0),
+        ("nvfp4", WeightFormat::NVFP4),
+    ] {
+        let mut checkpoint = open(case);
+        let before = checkpoint.tensor_infos().next().unwrap();
+        assert_eq!(checkpoint.order(&before.name), None, "{case}");
+        checkpoint.sort_features();
+        let info = checkpoint.tensor_infos().next().unwrap();
+        assert_eq!(info.format, Some(expected_format), "{case}");
+        let Some(order) = checkpoint.order(&info.name) else {
+            assert_eq!(info, before, "{case}");
+            continue;
+        };
+        assert!(info.exact && case.contains("act_order"), "{case}");
+        let mut features = order.to_vec();
+        features.sort_unstable();
+        assert!(features.iter().copied().eq(0..info.shape[1] as u32) && !order.is_sorted(), "{case}");
+        let tensor = checkpoint.tensor(&info.name).unwrap();
+        let file = Safetensors::read(read(case, "expected.safetensors")).unwrap();
+        let expected = file.read_tensor(&file.tensors()[0]).unwrap().to_f32();
+        assert_eq!(tensor.format(), expected_format, "{case}");
+        let rows = tensor.to_f32();
+        for (row, (found, expected)) in rows.chunks(order.len()).zip(expected.chunks(order.len())).enumerate() {
+            for (i, (found, &feature)) in found.iter().zip(order).enumerate() {
+                assert_eq!(*found, expected[feature as usize], "{case}, row {row}, {i}");
+            }
+        }
+        checkpoint.sort_features();
+        assert_eq!(checkpoint.tensor_infos().next().unwrap(), info, "{case}: once is enough");
+    }
+}
+
+#[test]
+fn groups_of_unequal_size_are_expanded() {
+    let case = "gptq_int4_act_order";
+    let file = Safetensors::read(read(case, "model.safetensors")).unwrap();
+    let at = file.tensors().iter().find(|info| info.name().ends_with("g_idx")).unwrap().range().start() as usize;
+    let mut weights = read(case, "model.safetensors").to_vec();
+    let group = weights[at];
+    // One feature more in another group than there is room for.
+    weights[at] = (group + 1) % 4;
+    let files = [("config.json", read(case, "config.json")), ("model.safetensors", weights.into())];
+    let mut checkpoint = Checkpoint::from_bytes(&files).unwrap();
+    checkpoint.sort_features();
+    let info = checkpoint.tensor_infos().next().unwrap();
+    assert_eq!((info.format, checkpoint.order(&info.name)), (Some(WeightFormat::F16), None));
+    assert_eq!(checkpoint.tensor(&info.name).unwrap().format(), WeightFormat::F16);
+}
+
 /// A weight in a plain format.
 fn round(format: WeightFormat, weight: f32) -> f32 {
     match format {

@@ -1,4 +1,4 @@
-// glu: y = activation(a) · b.  add: y = a + b.  select_outputs: y[i] = a[select[i]].
+// glu: y = activation(a) · b.  add: y = a + b.  select_outputs: y[i] = a[select[i]].  gather_columns: y[i][j] = a[i][select[j]].
 //
 // Shapes    all (rows, width), f32.
 // Grid      (width / 128, rows).
@@ -33,6 +33,11 @@ FN void select_outputs(CONST ElementwiseParams& p, GROUP NoGroup&, Lane t) {
   const i32 i = elementwise_column(p, t);
   if (i >= 0) p.y[i64(t.gy) * p.y_stride + i] = p.a[i64(p.select[t.gy]) * p.a_stride + i];
 }
+FN void gather_columns(CONST ElementwiseParams& p, GROUP NoGroup&, Lane t) {
+  const i32 i = elementwise_column(p, t);
+  if (i >= 0) p.y[i64(t.gy) * p.y_stride + i] = p.a[i64(t.gy) * p.a_stride + p.select[i]];
+}
 KERNEL(glu_f32, ElementwiseParams, NoGroup, 128, glu)
 KERNEL(add_f32, ElementwiseParams, NoGroup, 128, add)
 KERNEL(select_outputs_f32, ElementwiseParams, NoGroup, 128, select_outputs)
+KERNEL(gather_columns_f32, ElementwiseParams, NoGroup, 128, gather_columns)

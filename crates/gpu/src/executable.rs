@@ -35,6 +35,7 @@ pub(crate) struct GpuExecutable {
     weights: DeviceWeights,
     glu_bounds: GluBounds,
     angles: Vec<Region>,
+    orders: Vec<Region>,
     cache: KvCache,
     counters: Region,
     memory: Memory,
@@ -149,6 +150,7 @@ pub(crate) fn footprint(
         plan,
         weights: &DeviceWeights::default(),
         angles: &[],
+        orders: &[],
         cache: &cache,
         target,
         chosen: Region::default(),
@@ -162,9 +164,10 @@ pub(crate) fn footprint(
     let arena = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
     let step = layouts.iter().map(|layout| layout.step.bytes()).max().unwrap_or(0);
     let angles = plan.ropes.iter().map(|rope| (max_positions(plan, &kv) * rope.head_dim) as u64 * 4).sum::<u64>();
+    let orders = plan.orders.iter().map(|order| size_of_val(&order[..]) as u64).sum::<u64>();
     let counters = counters_len(plan, &target) as u64 * 4;
     let messages = layouts.iter().map(|layout| layout.messages).max().unwrap_or(0);
-    Footprint { weights, kv_cache, activations: arena + step + messages + angles + counters + CHOSEN_BYTES }
+    Footprint { weights, kv_cache, activations: arena + step + messages + angles + orders + counters + CHOSEN_BYTES }
 }
 
 impl GpuExecutable {
@@ -187,6 +190,8 @@ impl GpuExecutable {
         let cache = KvCache::allocate(&mut *driver, &plan.kv_layers, kv, cache_bytes).map_err(cache_error)?;
         let angles = plan.ropes.iter().map(|rope| upload_angles(&mut *driver, rope, max_positions(&plan, &kv)));
         let angles = angles.collect::<Result<_, _>>().map_err(error("rotary angles"))?;
+        let orders = plan.orders.iter().map(|order| upload_table(&mut *driver, order));
+        let orders = orders.collect::<Result<_, _>>().map_err(error("orders of columns"))?;
         let counters = allocate_counters(&mut *driver, &plan, &target).map_err(error("counters"))?;
         let chosen = driver.allocate(CHOSEN_BYTES).map_err(error("activations"))?;
         let costs = profile::costs(&plan, &weights, cache.layout.format);
@@ -199,6 +204,7 @@ impl GpuExecutable {
             weights,
             glu_bounds,
             angles,
+            orders,
             cache,
             counters,
             memory: Memory::default(),
@@ -226,6 +232,7 @@ impl GpuExecutable {
             plan: self.plan_of(of),
             weights: &self.weights,
             angles: &self.angles,
+            orders: &self.orders,
             cache: &self.cache,
             target: self.target,
             counters: self.counters,
@@ -549,8 +556,13 @@ fn upload_angles(driver: &mut dyn Driver, rope: &Rope, positions: usize) -> Resu
             })
         })
         .collect();
-    let bytes = size_of_val(&angles[..]) as u64;
+    upload_table(driver, &angles)
+}
+
+/// A table that steps read.
+fn upload_table<T: bytemuck::NoUninit>(driver: &mut dyn Driver, table: &[T]) -> Result<Region, DriverError> {
+    let bytes = size_of_val(table) as u64;
     let region = Region { address: driver.allocate(bytes)?, bytes };
-    driver.upload(region.address, bytemuck::cast_slice(&angles))?;
+    driver.upload(region.address, bytemuck::cast_slice(table))?;
     Ok(region)
 }

@@ -414,6 +414,7 @@ impl Backend for GpuBackend {
             | Op::Attention { .. }
             | Op::Glu { .. }
             | Op::Add { .. }
+            | Op::GatherColumns { .. }
             | Op::SelectOutputs { .. }
             | Op::RopeKvWrite { .. } => true,
         }

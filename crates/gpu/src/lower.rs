@@ -30,6 +30,8 @@ pub(crate) struct Source<'a> {
     pub(crate) weights: &'a DeviceWeights,
     /// (positions, head_dim / 2) of cosine and sine, one for each of [`Plan::ropes`].
     pub(crate) angles: &'a [Region],
+    /// i32, one for each of [`Plan::orders`].
+    pub(crate) orders: &'a [Region],
     pub(crate) cache: &'a KvCache,
     pub(crate) target: Target,
     /// Counters of attention, zero between launches.
@@ -63,6 +65,14 @@ pub(crate) struct OpLaunches {
     /// Its place in [`Plan::ops`].
     pub(crate) op: usize,
     pub(crate) launches: Vec<Launch>,
+}
+
+/// The second operand of a kernel of elements.
+#[derive(Clone, Copy, Debug)]
+enum Other {
+    Rows(Place),
+    /// Which rows or columns of the first, i32.
+    Indices(Region),
 }
 
 /// Where rows lie, and how far apart they are in f32.
@@ -515,11 +525,18 @@ impl Program<'_> {
             }
             Op::Attention { q, ref attention, out } => self.attention(place(q), attention, place(out)),
             Op::Glu { gate, up, activation, out } => {
-                vec![self.elementwise("glu_f32", place(gate), Some(place(up)), Some(activation), place(out))]
+                vec![self.elementwise("glu_f32", place(gate), Other::Rows(place(up)), Some(activation), place(out))]
             }
-            Op::Add { a, b, out } => vec![self.elementwise("add_f32", place(a), Some(place(b)), None, place(out))],
+            Op::Add { a, b, out } => {
+                vec![self.elementwise("add_f32", place(a), Other::Rows(place(b)), None, place(out))]
+            }
+            Op::GatherColumns { x, order, out } => {
+                let order = Other::Indices(self.source.orders[order]);
+                vec![self.elementwise("gather_columns_f32", place(x), order, None, place(out))]
+            }
             Op::SelectOutputs { x, out } => {
-                vec![self.elementwise("select_outputs_f32", place(x), None, None, place(out))]
+                let rows = Other::Indices(self.step.output_rows);
+                vec![self.elementwise("select_outputs_f32", place(x), rows, None, place(out))]
             }
         }
     }
@@ -1405,12 +1422,14 @@ impl Program<'_> {
         &self,
         kernel: &'static str,
         a: Place,
-        b: Option<Place>,
+        other: Other,
         activation: Option<Activation>,
         out: Place,
     ) -> Launch {
-        let select = if b.is_none() { self.step.output_rows } else { Region::default() };
-        let b_region = b.map_or(Region::default(), |b| b.region);
+        let (b_region, b_stride, select) = match other {
+            Other::Rows(b) => (b.region, b.stride, Region::default()),
+            Other::Indices(select) => (Region::default(), 0, select),
+        };
         let params = ElementwiseParams {
             a: a.region.address,
             b: b_region.address,
@@ -1419,7 +1438,7 @@ impl Program<'_> {
             y: out.region.address,
             width: index(out.width),
             a_stride: index(a.stride),
-            b_stride: index(b.map_or(0, |b| b.stride)),
+            b_stride: index(b_stride),
             y_stride: index(out.stride),
             activation: activation.map_or(0, |activation| activation as i32),
             ..ElementwiseParams::default()

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use crate::{
     Activation, Attention, KvLayer, Linear, Norm, Op, Plan, Rope, Rows, Value, ValueInfo, WeightId, WeightInfo,
@@ -12,6 +13,12 @@ use crate::{
 pub trait WeightSource {
     /// The shape of the weight called `name`, if there is one.
     fn shape(&self, name: &str) -> Option<Vec<usize>>;
+
+    /// The order in which the weight called `name` has its columns, where it is not that of what it multiplies: column i of it
+    /// belongs to feature `order[i]`.
+    fn order(&self, _name: &str) -> Option<&[u32]> {
+        None
+    }
 
     /// Whether weights that are asked for with any shape exist: true only where no checkpoint stands behind the plan.
     fn has_everything(&self) -> bool {
@@ -74,6 +81,8 @@ pub struct Weights<'a> {
 struct Taken {
     weights: Vec<WeightInfo>,
     indices: HashMap<String, usize>,
+    /// Of those whose columns have an order of their own.
+    orders: HashMap<WeightId, Vec<u32>>,
 }
 
 impl<'a> Weights<'a> {
@@ -94,12 +103,16 @@ impl<'a> Weights<'a> {
         }
         let mut taken = self.taken.borrow_mut();
         // Tied weights are asked for twice and are one weight.
-        let Taken { weights, indices } = &mut *taken;
+        let Taken { weights, indices, orders } = &mut *taken;
         let index = *indices.entry(name.clone()).or_insert_with(|| {
-            weights.push(WeightInfo { name, shape: expected });
+            weights.push(WeightInfo { name: name.clone(), shape: expected });
             weights.len() - 1
         });
-        Ok(WeightId(u32::try_from(index).expect("a plan has fewer than 2^32 weights")))
+        let weight = WeightId(u32::try_from(index).expect("a plan has fewer than 2^32 weights"));
+        if let Some(order) = self.source.order(&name) {
+            orders.insert(weight, order.to_vec());
+        }
+        Ok(weight)
     }
 
     /// The projection `name`: `name.weight` of (out_features, in_features), and `name.bias` where `bias` says so.
@@ -126,8 +139,12 @@ impl<'a> Weights<'a> {
 pub struct Graph {
     values: Vec<ValueInfo>,
     ropes: Vec<Rope>,
+    orders: Vec<Vec<u32>>,
     kv_layers: Vec<KvLayer>,
     ops: Vec<Op>,
+    taken: Rc<RefCell<Taken>>,
+    /// What was gathered already: by value and order.
+    gathered: HashMap<(Value, usize), Value>,
 }
 
 impl Graph {
@@ -138,16 +155,26 @@ impl Graph {
         source: &dyn WeightSource,
         forward: impl FnOnce(&mut Graph, &Weights<'_>) -> Result<Value, E>,
     ) -> Result<Plan, E> {
-        let mut graph = Graph { values: vec![], ropes: vec![], kv_layers: vec![], ops: vec![] };
-        let taken = RefCell::default();
+        let taken = Rc::<RefCell<Taken>>::default();
+        let mut graph = Graph {
+            values: vec![],
+            ropes: vec![],
+            orders: vec![],
+            kv_layers: vec![],
+            ops: vec![],
+            taken: taken.clone(),
+            gathered: HashMap::new(),
+        };
         let logits = forward(&mut graph, &Weights { source, taken: &taken, prefix: String::new() })?;
-        let Graph { values, ropes, kv_layers, ops } = graph;
+        let Graph { values, ropes, orders, kv_layers, ops, .. } = graph;
+        let Taken { weights, .. } = taken.take();
         Ok(Plan {
             model_type: model_type.to_owned(),
             vocab_size: values[logits.index()].width,
             values,
-            weights: taken.into_inner().weights,
+            weights,
             ropes,
+            orders,
             kv_layers,
             ops,
             logits,
@@ -169,10 +196,29 @@ impl Graph {
         out
     }
 
-    /// x · Wᵀ + b: (rows, out_features).
+    /// x · Wᵀ + b: (rows, out_features). Where the weight's columns have an order of their own, those of x are gathered first.
     pub fn linear(&mut self, x: Value, linear: Linear, out_features: usize) -> Value {
+        let order = self.taken.borrow().orders.get(&linear.weight).cloned();
+        let x = order.map_or(x, |order| self.gather_columns(x, order));
         let out = self.define(self.info(x).rows, out_features);
         self.ops.push(Op::Linear { x, linear, out });
+        out
+    }
+
+    /// `out[t][i] = x[t][order[i]]`: (rows, numbers of the order). Asked for twice it is one value.
+    pub fn gather_columns(&mut self, x: Value, order: Vec<u32>) -> Value {
+        let width = order.len();
+        // Matrices that multiply the same rows usually share an order, and it is one of the last.
+        let order = self.orders.iter().rposition(|known| *known == order).unwrap_or_else(|| {
+            self.orders.push(order);
+            self.orders.len() - 1
+        });
+        if let Some(&gathered) = self.gathered.get(&(x, order)) {
+            return gathered;
+        }
+        let out = self.define(self.info(x).rows, width);
+        self.ops.push(Op::GatherColumns { x, order, out });
+        self.gathered.insert((x, order), out);
         out
     }
 

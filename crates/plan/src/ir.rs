@@ -258,6 +258,15 @@ pub enum Op {
         /// (rows, width).
         out: Value,
     },
+    /// `out[t][i] = x[t][order[i]]`: what a matrix multiplies whose features lie in an order of their own.
+    GatherColumns {
+        /// (rows, width).
+        x: Value,
+        /// An index into [`Plan::orders`].
+        order: usize,
+        /// (rows, numbers of the order).
+        out: Value,
+    },
     /// `out[i] = x[output_rows[i]]`: only these rows go on to the logits.
     SelectOutputs {
         /// (tokens, width).
@@ -345,6 +354,7 @@ impl Op {
             Self::Attention { .. } => "attention",
             Self::Glu { .. } => "glu",
             Self::Add { .. } => "add",
+            Self::GatherColumns { .. } => "gather_columns",
             Self::SelectOutputs { .. } => "select_outputs",
             Self::NormLinear { .. } => "norm_linear",
             Self::NormGlu { .. } => "norm_glu",
@@ -361,6 +371,7 @@ impl Op {
             Self::RmsNorm { x, .. }
             | Self::Linear { x, .. }
             | Self::Rope { x, .. }
+            | Self::GatherColumns { x, .. }
             | Self::SelectOutputs { x, .. }
             | Self::NormLinear { x, .. }
             | Self::NormGlu { x, .. }
@@ -384,6 +395,7 @@ impl Op {
             | Self::Attention { out, .. }
             | Self::Glu { out, .. }
             | Self::Add { out, .. }
+            | Self::GatherColumns { out, .. }
             | Self::SelectOutputs { out, .. }
             | Self::NormGlu { out, .. }
             | Self::LinearResidual { out, .. }
@@ -401,6 +413,7 @@ impl Op {
             Self::RmsNorm { x, out, .. }
             | Self::Linear { x, out, .. }
             | Self::Rope { x, out, .. }
+            | Self::GatherColumns { x, out, .. }
             | Self::SelectOutputs { x, out }
             | Self::NormGlu { x, out, .. }
             | Self::Logits { x, out, .. } => [x, out].into_iter().for_each(visit),
@@ -441,6 +454,7 @@ impl Op {
             | Self::Attention { .. }
             | Self::Glu { .. }
             | Self::Add { .. }
+            | Self::GatherColumns { .. }
             | Self::SelectOutputs { .. } => vec![],
         }
     }
@@ -457,6 +471,8 @@ pub struct Plan {
     pub weights: Vec<WeightInfo>,
     /// The rotary embeddings in use; layers usually share one.
     pub ropes: Vec<Rope>,
+    /// Orders of columns: [`Op::GatherColumns`].
+    pub orders: Vec<Vec<u32>>,
     /// The cache of each attention layer.
     pub kv_layers: Vec<KvLayer>,
     /// In execution order.

@@ -119,6 +119,11 @@ fn check_order(plan: &Plan, op: &Op, seen: &mut Seen) -> Checked {
     if let Some(rope) = rope.filter(|&rope| rope >= plan.ropes.len()) {
         return Err(format!("uses rope {rope}, but the plan has {}", plan.ropes.len()));
     }
+    if let Op::GatherColumns { order, .. } = *op
+        && order >= plan.orders.len()
+    {
+        return Err(format!("uses order {order}, but the plan has {}", plan.orders.len()));
+    }
     if let Some(layer) = layer.filter(|&layer| layer >= plan.kv_layers.len()) {
         return Err(format!("uses cache layer {layer}, but the plan has {}", plan.kv_layers.len()));
     }
@@ -200,6 +205,15 @@ impl Shapes<'_> {
             Op::Add { a, b, out } => {
                 self.like("b", b, a)?;
                 self.like("out", out, a)
+            }
+            Op::GatherColumns { x, order, out } => {
+                let order = &self.0.orders[order];
+                let width = self.width(x);
+                if let Some(column) = order.iter().find(|&&column| column as usize >= width) {
+                    return Err(format!("its order names column {column} of {width}"));
+                }
+                self.rows("out", out, self.0.value(x).rows)?;
+                self.width_is("out", out, order.len())
             }
             Op::SelectOutputs { x, out } => {
                 self.rows("x", x, Rows::Tokens)?;

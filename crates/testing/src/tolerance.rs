@@ -223,6 +223,10 @@ impl ErrorAnalysis {
             Op::Attention { q, attention: ref attend, .. } => vec![self.attention(value(q), attend, rows)],
             Op::Glu { gate, up, activation, .. } => vec![glu(value(gate), value(up), activation)],
             Op::Add { a, b, .. } => vec![add(value(a), value(b))],
+            Op::GatherColumns { x, order, .. } => {
+                let gather = |of: &[f64]| reference::gather_columns(of, width(x), &self.plan.orders[order]);
+                vec![Bounded::zip(gather(&value(x).value), gather(&value(x).error))]
+            }
             Op::SelectOutputs { x, .. } => vec![select(x)],
             Op::NormLinear { x, norm, ref projections } => {
                 let normed = self.rms_norm(value(x), norm);

@@ -65,6 +65,10 @@ enum Expression {
     },
     /// The smaller place first: a sum has no order.
     Add(Id, Id),
+    GatherColumns {
+        x: Id,
+        order: usize,
+    },
     SelectOutputs(Id),
 }
 
@@ -91,6 +95,7 @@ impl Expressions {
                 }
                 Op::Glu { gate, up, activation, .. } => vec![self.glu(x(gate), x(up), activation)],
                 Op::Add { a, b, .. } => vec![self.add(x(a), x(b))],
+                Op::GatherColumns { x: v, order, .. } => vec![self.id(Expression::GatherColumns { x: x(v), order })],
                 Op::SelectOutputs { x: v, .. } => vec![self.select(x(v))],
                 Op::NormLinear { x: v, norm, ref projections } => {
                     let normed = self.rms_norm(x(v), norm);
@@ -155,6 +160,10 @@ impl Expressions {
             Expression::Linear { x, weight, bias } => {
                 let x = self.select(x);
                 self.id(Expression::Linear { x, weight, bias })
+            }
+            Expression::GatherColumns { x, order } => {
+                let x = self.select(x);
+                self.id(Expression::GatherColumns { x, order })
             }
             Expression::Glu { gate, up, activation } => {
                 let (gate, up) = (self.select(gate), self.select(up));

@@ -286,6 +286,17 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
                 Ok(g.select_outputs(y))
             }),
         );
+        push(
+            format!("columns of {n} in another order"),
+            SHORT,
+            Arc::new(move |g, w| {
+                let x = input(g, w, "x", n, n)?;
+                // Backwards, and one column twice: an order need not name each once.
+                let order = (0..n as u32).rev().chain([0]).collect();
+                let y = g.gather_columns(x, order);
+                Ok(g.select_outputs(y))
+            }),
+        );
         for activation in Activation::ALL {
             push(
                 format!("gated unit of {n}, {activation:?}"),

@@ -1,6 +1,7 @@
 //! A quantised matrix over the bytes of its tensors: what each weight is, and the same in a [`WeightFormat`].
 
 use std::num::NonZero;
+use std::sync::Arc;
 use std::thread;
 
 use bytes::Bytes;
@@ -133,6 +134,16 @@ pub(super) enum Features {
     InOrder,
     /// Each has its own: weights were quantised in order of importance.
     Listed(Vec<u32>),
+    /// As [`Features::InOrder`], in an order of their own: feature i of the matrix is this one of the tensors.
+    Sorted(Arc<[u32]>),
+}
+
+/// The features in the order of their groups, those of one as they were; `None` where groups are not of `size` features each.
+pub(super) fn sorted(of_feature: &[u32], size: usize) -> Option<Vec<u32>> {
+    let mut order: Vec<u32> = (0..u32::try_from(of_feature.len()).ok()?).collect();
+    order.sort_by_key(|&feature| of_feature[feature as usize]);
+    let is_whole = |(at, &feature): (usize, &u32)| of_feature[feature as usize] as usize == at / size;
+    order.iter().enumerate().all(is_whole).then_some(order)
 }
 
 fn word(words: &[u8], index: usize) -> u32 {
@@ -183,7 +194,7 @@ impl Matrix {
         const BLOCK_LEN: usize = q8_0::BLOCK_LEN;
         let in_blocks = self.cols.is_multiple_of(BLOCK_LEN)
             && (self.col_step.is_multiple_of(BLOCK_LEN) || self.col_step >= self.cols)
-            && matches!(self.features, Features::InOrder);
+            && !matches!(self.features, Features::Listed(_));
         let bits = match &self.codes {
             Codes::Rows { bits, .. } | Codes::Columns { bits, .. } => Some(*bits),
             Codes::Awq(_) => Some(4),
@@ -405,7 +416,7 @@ impl Matrix {
     /// What a code means, rounded to f32 as the published decoders do.
     fn weight(&self, row: usize, col: usize, code: i16) -> f32 {
         let group = match &self.features {
-            Features::InOrder => col / self.col_step,
+            Features::InOrder | Features::Sorted(_) => col / self.col_step,
             Features::Listed(groups) => groups[col] as usize,
         };
         let number = match self.codes {
@@ -420,6 +431,10 @@ impl Matrix {
     fn read_codes(&self, row: usize, start: usize, out: &mut [i16; LEN]) {
         let len = LEN.min(self.cols - start);
         let out = &mut out[..len];
+        if let Features::Sorted(order) = &self.features {
+            order[start..].iter().zip(out).for_each(|(&col, out)| *out = self.stored_code(row, col as usize));
+            return;
+        }
         match &self.codes {
             Codes::Rows { words, bits, row_words } => {
                 for (col, out) in (start..).zip(out) {
@@ -461,6 +476,18 @@ impl Matrix {
                     *out = i16::from(bytes[j / 2] >> (j % 2 * 4) & 15);
                 }
             }
+        }
+    }
+
+    /// The code of one feature of a row, by its place in the tensors: of those layouts that list groups of features.
+    fn stored_code(&self, row: usize, col: usize) -> i16 {
+        match &self.codes {
+            Codes::Rows { words, bits, row_words } => {
+                code(words, *bits, col, |word| row * row_words + word).cast_signed()
+            }
+            Codes::Columns { words, bits } => code(words, *bits, col, |word| word * self.rows + row).cast_signed(),
+            Codes::Signed(bytes) => i16::from(bytes[row * self.cols + col].cast_signed()),
+            Codes::Awq(_) | Codes::E4m3(_) | Codes::E2m1(_) => unreachable!("their features are in order"),
         }
     }
 }

@@ -8,7 +8,9 @@
 //!           Q5_0 (codes less zero: -15 to 15, which Q4_1 has only where f16 has scale times zero); of eight bits without
 //!           zero points Q8_0; MXFP4 is MXFP4; E2M1 with f16 scales is Q5_0, twice its numbers being integers up to 12: all exactly. E4M3 with scales for whole multiples of 32 features is FP8, whose
 //!           scales are rounded where f16 has them not. NVFP4 is NVFP4, up to the rounding of a division. Everything else becomes
-//!           F16 or BF16, whichever loses less for the scales at hand, and so do FP8 and NVFP4 on demand.
+//!           F16 or BF16, whichever loses less for the scales at hand, and so do FP8 and NVFP4 on demand. So does what lists the
+//!           group of each feature ("act-order"), unless its features are sorted by group first: then it is as any other, and
+//!           the rows that it multiplies are gathered in that order.
 //! Source    the decoders of GPTQ (AutoGPTQ), AutoAWQ, compressed-tensors, transformers (fp8, mxfp4) and ModelOpt;
 //!           `tools/goldens/quantized_weights.py` compares.
 
@@ -17,6 +19,8 @@ mod matrix;
 mod pack;
 mod scheme;
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use tensor::quant::nvfp4;
 use tensor::{Tensor, WeightFormat};
@@ -24,7 +28,7 @@ use tensor::{Tensor, WeightFormat};
 use crate::{FormatError, error::shown, safetensors::SafetensorsTensor};
 
 pub(crate) use matrix::nearest_float;
-use matrix::{Codes, Dtype, Features, Grid, Matrix, Zeros};
+use matrix::{Codes, Dtype, Features, Grid, Matrix, Zeros, sorted};
 pub use pack::{PackedLayout, PackedPart, PackedRows, PackedTensor};
 pub(crate) use scheme::Scheme;
 use scheme::{Numbers, Steps, StoredZeros, WeightScheme};
@@ -91,6 +95,8 @@ pub(crate) struct QuantizedWeight {
     cols: usize,
     coding: Coding,
     steps: Steps,
+    /// The features in the order of their groups, where it is read so: the place of each in the tensors.
+    order: Option<Arc<[u32]>>,
 }
 
 /// How codes lie.
@@ -528,6 +534,7 @@ fn weight<F: Files>(
         cols,
         coding,
         steps,
+        order: None,
     })
 }
 
@@ -556,6 +563,26 @@ impl QuantizedWeight {
             };
         }
         self.format != before
+    }
+
+    /// From now on has its features in the order of their groups, where each has a group of its own and it can stay packed so.
+    pub(crate) fn sort_features(&mut self, files: &impl Files) {
+        // A table is looked up by rows, and nothing is gathered before it.
+        if self.order.is_some() || self.parts.order.is_none() || self.name.contains("embed") {
+            return;
+        }
+        let Ok(Matrix { features: Features::Listed(of_feature), col_step, .. }) = self.matrix(files) else { return };
+        self.order = sorted(&of_feature, col_step).map(Arc::from);
+        self.choose_format(files);
+        if !self.format.is_quantized() {
+            self.order = None;
+            self.choose_format(files);
+        }
+    }
+
+    /// The order of its features, where it is not theirs: feature i of it is this one of what it multiplies.
+    pub(crate) fn order(&self) -> Option<&[u32]> {
+        self.order.as_deref()
     }
 
     /// Looks at the scales. Where these have not arrived, what their type suggests.
@@ -645,7 +672,11 @@ impl QuantizedWeight {
                 if let Some(group) = of_feature.iter().find(|&&group| group as usize >= groups) {
                     return Err(misfit(format!("a feature is in group {group} of {groups}")));
                 }
-                if in_order { Features::InOrder } else { Features::Listed(of_feature) }
+                match &self.order {
+                    Some(order) => Features::Sorted(order.clone()),
+                    None if in_order => Features::InOrder,
+                    None => Features::Listed(of_feature),
+                }
             }
         };
         Ok(Matrix { rows, cols, codes, scales, zeros, features, col_step })

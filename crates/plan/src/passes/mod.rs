@@ -78,6 +78,68 @@ v8 = linear_residual(v7, v6; 0.down_proj.weight)
         assert_eq!(restrict_outputs(decoder()), restrict_outputs(restrict_outputs(decoder())));
     }
 
+    /// Every weight is there, and the square ones have their columns backwards.
+    struct Backwards;
+
+    impl crate::WeightSource for Backwards {
+        fn shape(&self, _: &str) -> Option<Vec<usize>> {
+            None
+        }
+
+        fn order(&self, name: &str) -> Option<&[u32]> {
+            match name {
+                "q.weight" | "k.weight" => Some(&[3, 2, 1, 0]),
+                "o.weight" => Some(&[1, 0, 3, 2]),
+                _ => None,
+            }
+        }
+
+        fn has_everything(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn what_columns_of_an_order_of_their_own_multiply_is_gathered_once() {
+        let plan: Result<_, crate::BuildError> = Graph::build("test", 8, &Backwards, |g, w| {
+            let x = g.embed(w.get("table", [4, 4])?, 4);
+            let h = g.rms_norm(x, w.norm("norm", 4, 1e-6)?);
+            let mut linear = |name, x| Ok::<_, crate::BuildError>(g.linear(x, w.linear(name, 4, 4, false)?, 4));
+            let (q, k, v) = (linear("q", h)?, linear("k", h)?, linear("v", h)?);
+            let sum = g.glu(q, k, Activation::Relu);
+            let sum = g.glu(sum, v, Activation::Relu);
+            let o = g.linear(sum, w.linear("o", 4, 4, false)?, 4);
+            let x = g.add(x, o);
+            Ok(g.select_outputs(x))
+        });
+        let plan = plan.expect("every weight is there");
+        assert_eq!(plan.orders, [[3, 2, 1, 0], [1, 0, 3, 2]]);
+        let fused = fuse(plan.clone());
+        let expected = [
+            "embed",
+            "rms_norm",
+            "gather_columns",
+            "linear",
+            "linear",
+            "linear",
+            "glu",
+            "glu",
+            "gather_columns",
+            "linear_residual",
+            "select_outputs",
+        ];
+        assert_eq!(op_names(&fused), expected, "{fused}");
+        // Rows are treated alone, so those of no output need not be gathered.
+        let restricted = fuse(restrict_outputs(plan.clone()));
+        assert_eq!(op_names(&restricted)[..2], ["embed", "select_outputs"], "{restricted}");
+        let mut wrong = plan;
+        wrong.orders[1][2] = 4;
+        let error = crate::verify(&wrong).unwrap_err().to_string();
+        assert!(error.contains("its order names column 4 of 4"), "{error}");
+        wrong.orders.pop();
+        assert!(crate::verify(&wrong).unwrap_err().to_string().contains("uses order 1, but the plan has 1"));
+    }
+
     #[test]
     fn fusing_twice_is_fusing_once() {
         assert_eq!(fuse(fuse(decoder())), fuse(decoder()));

@@ -48,7 +48,10 @@ fn restricted_ops(plan: &Plan) -> Vec<bool> {
         .iter()
         .rev()
         .map(|op| {
-            let row_by_row = matches!(op, Op::RmsNorm { .. } | Op::Linear { .. } | Op::Glu { .. } | Op::Add { .. });
+            let row_by_row = matches!(
+                op,
+                Op::RmsNorm { .. } | Op::GatherColumns { .. } | Op::Linear { .. } | Op::Glu { .. } | Op::Add { .. }
+            );
             let restrict = row_by_row && op.outputs().iter().all(|out| only_outputs[out.index()]);
             if !restrict && !matches!(op, Op::SelectOutputs { .. }) {
                 op.inputs().iter().for_each(|x| only_outputs[x.index()] = false);

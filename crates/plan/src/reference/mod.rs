@@ -8,6 +8,7 @@
 mod add;
 mod attention;
 mod embed;
+mod gather_columns;
 mod glu;
 mod kv_write;
 mod linear;
@@ -32,6 +33,7 @@ use crate::{
 pub use add::add;
 pub use attention::attention;
 pub use embed::embed;
+pub use gather_columns::gather_columns;
 pub use glu::glu;
 pub use kv_write::{KvCache, kv_write};
 pub use linear::{LinearWeights, linear};
@@ -166,6 +168,9 @@ impl Interpreter {
             }
             Op::Glu { gate, up, activation, .. } => vec![glu(value(gate), value(up), activation)],
             Op::Add { a, b, .. } => vec![add(value(a), value(b))],
+            Op::GatherColumns { x, order, .. } => {
+                vec![gather_columns(value(x), width(x), &self.plan.orders[order])]
+            }
             Op::SelectOutputs { x, .. } => vec![select_outputs(value(x), width(x), &input.output_rows)],
             Op::NormLinear { x, norm, ref projections } => {
                 let projections: Vec<_> = projections.iter().map(|&(w, _)| self.linear(w)).collect();

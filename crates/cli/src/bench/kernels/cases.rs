@@ -108,7 +108,7 @@ impl Case {
                 let rope = plan.ropes[*rope].clone();
                 Self::Rope { heads: width(*x) / rope.head_dim, rope }
             }
-            Op::KvWrite { .. } | Op::SelectOutputs { .. } => return None,
+            Op::KvWrite { .. } | Op::GatherColumns { .. } | Op::SelectOutputs { .. } => return None,
             Op::Attention { attention: a, .. } => Self::Attention(heads(a.layer, a.heads, a.scale, a.window)),
             Op::Glu { out, activation, .. } => Self::Glu { width: width(*out), activation: *activation },
             Op::Add { out, .. } => Self::Add { width: width(*out) },
