@@ -291,8 +291,8 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
             SHORT,
             Arc::new(move |g, w| {
                 let x = input(g, w, "x", n, n)?;
-                // Backwards, and one column twice: an order need not name each once.
-                let order = (0..n as u32).rev().chain([0]).collect();
+                // Backwards, and some columns twice: an order need not name each once.
+                let order = (0..n as u32).rev().map(|column| column / 2 * 2).collect();
                 let y = g.gather_columns(x, order);
                 Ok(g.select_outputs(y))
             }),
