@@ -612,6 +612,10 @@ fn features_that_list_their_groups_stay_in_four_bits() {
         let found = nll("packed", device);
         assert!((found / expected - 1.0).abs() < off, "{device}: {found} for {expected}");
     }
+    let args = ["verify", &path("packed"), "--device", "sim", "--against", "cpu", "-n", "4", "-o", "json"];
+    let verified = process::output(&args);
+    let text = process::text(&verified.stdout);
+    assert!(verified.status.success() && text.contains("gather_columns"), "{text}");
     // What is written anew has its features where they were.
     process::succeed(&["quantize", &path("packed"), "-F", "f32", "--to", "safetensors", "-o", &path("anew")]);
     let found = nll("anew", "reference");

@@ -149,6 +149,8 @@ pub(super) fn subjects(args: &VerifyArgs) -> Result<Vec<Subject>> {
 fn checkpoint(args: &VerifyArgs) -> Result<Subject> {
     let (mut checkpoint, name) = load::open(args.model.as_deref(), false)?;
     let in_model = || format!("cannot load `{name}`");
+    // As the commands that run models read it.
+    checkpoint.sort_features();
     let textbook = load::plan_of(&checkpoint).with_context(in_model)?;
     let weights = textbook.weights.iter().map(|weight| checkpoint.tensor(&weight.name));
     let weights: Vec<Tensor> = weights.collect::<Result<_, _>>().with_context(in_model)?;
