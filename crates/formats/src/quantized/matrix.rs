@@ -431,17 +431,16 @@ impl Matrix {
     fn read_codes(&self, row: usize, start: usize, out: &mut [i16; LEN]) {
         let len = LEN.min(self.cols - start);
         let out = &mut out[..len];
-        if let Features::Sorted(order) = &self.features {
-            order[start..].iter().zip(out).for_each(|(&col, out)| *out = self.stored_code(row, col as usize));
-            return;
-        }
+        // Where a feature lies in the tensors. Layouts that list no groups have their features in order.
+        let order = if let Features::Sorted(order) = &self.features { Some(&order[..]) } else { None };
+        let place = |col: usize| order.map_or(col, |order| order[col] as usize);
         match &self.codes {
             Codes::Rows { words, bits, row_words } => {
                 for (col, out) in (start..).zip(out) {
-                    *out = code(words, *bits, col, |word| row * row_words + word).cast_signed();
+                    *out = code(words, *bits, place(col), |word| row * row_words + word).cast_signed();
                 }
             }
-            Codes::Columns { words, bits } if 32 % bits == 0 => {
+            Codes::Columns { words, bits } if 32 % bits == 0 && order.is_none() => {
                 // Words of whole codes: each is loaded once.
                 let each = (32 / bits) as usize;
                 for (index, out) in (start / each..).zip(out.chunks_mut(each)) {
@@ -453,7 +452,7 @@ impl Matrix {
             }
             Codes::Columns { words, bits } => {
                 for (col, out) in (start..).zip(out) {
-                    *out = code(words, *bits, col, |word| word * self.rows + row).cast_signed();
+                    *out = code(words, *bits, place(col), |word| word * self.rows + row).cast_signed();
                 }
             }
             Codes::Awq(words) => {
@@ -476,18 +475,6 @@ impl Matrix {
                     *out = i16::from(bytes[j / 2] >> (j % 2 * 4) & 15);
                 }
             }
-        }
-    }
-
-    /// The code of one feature of a row, by its place in the tensors: of those layouts that list groups of features.
-    fn stored_code(&self, row: usize, col: usize) -> i16 {
-        match &self.codes {
-            Codes::Rows { words, bits, row_words } => {
-                code(words, *bits, col, |word| row * row_words + word).cast_signed()
-            }
-            Codes::Columns { words, bits } => code(words, *bits, col, |word| word * self.rows + row).cast_signed(),
-            Codes::Signed(bytes) => i16::from(bytes[row * self.cols + col].cast_signed()),
-            Codes::Awq(_) | Codes::E4m3(_) | Codes::E2m1(_) => unreachable!("their features are in order"),
         }
     }
 }
