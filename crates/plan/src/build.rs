@@ -143,8 +143,6 @@ pub struct Graph {
     kv_layers: Vec<KvLayer>,
     ops: Vec<Op>,
     taken: Rc<RefCell<Taken>>,
-    /// What was gathered already: by value and order.
-    gathered: HashMap<(Value, usize), Value>,
 }
 
 impl Graph {
@@ -163,7 +161,6 @@ impl Graph {
             kv_layers: vec![],
             ops: vec![],
             taken: taken.clone(),
-            gathered: HashMap::new(),
         };
         let logits = forward(&mut graph, &Weights { source, taken: &taken, prefix: String::new() })?;
         let Graph { values, ropes, orders, kv_layers, ops, .. } = graph;
@@ -213,12 +210,15 @@ impl Graph {
             self.orders.push(order);
             self.orders.len() - 1
         });
-        if let Some(&gathered) = self.gathered.get(&(x, order)) {
+        let gathered = self.ops.iter().rev().find_map(|op| match *op {
+            Op::GatherColumns { x: of, order: by, out } if (of, by) == (x, order) => Some(out),
+            _ => None,
+        });
+        if let Some(gathered) = gathered {
             return gathered;
         }
         let out = self.define(self.info(x).rows, width);
         self.ops.push(Op::GatherColumns { x, order, out });
-        self.gathered.insert((x, order), out);
         out
     }
 
