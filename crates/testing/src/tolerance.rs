@@ -117,6 +117,11 @@ impl Bounded {
         Self { value, error }
     }
 
+    /// Its elements in other places: `place` brings values and bounds there.
+    fn placed(&self, place: impl Fn(&[f64]) -> Vec<f64>) -> Self {
+        Self::zip(place(&self.value), place(&self.error))
+    }
+
     /// The element of `found` that is furthest outside its bound, with its error as a share of the bound; over 1 is outside,
     /// and so is NaN. `None` for no elements.
     ///
@@ -205,10 +210,7 @@ impl ErrorAnalysis {
     pub fn run_op(&mut self, op: &Op, input: &StepInput, rows: &[RowPlace], values: &[Bounded]) -> Vec<Bounded> {
         let value = |v: Value| &values[v.index()];
         let width = |v: Value| self.plan.value(v).width;
-        let select = |v: Value| {
-            let select = |x: &[f64]| reference::select_outputs(x, width(v), &input.output_rows);
-            Bounded::zip(select(&value(v).value), select(&value(v).error))
-        };
+        let select = |v: Value| value(v).placed(|x| reference::select_outputs(x, width(v), &input.output_rows));
         match *op {
             Op::Embed { table, out } => {
                 vec![Bounded::exact(reference::embed(&self.weight(table), width(out), &input.token_ids))]
@@ -224,8 +226,7 @@ impl ErrorAnalysis {
             Op::Glu { gate, up, activation, .. } => vec![glu(value(gate), value(up), activation)],
             Op::Add { a, b, .. } => vec![add(value(a), value(b))],
             Op::GatherColumns { x, order, .. } => {
-                let gather = |of: &[f64]| reference::gather_columns(of, width(x), &self.plan.orders[order]);
-                vec![Bounded::zip(gather(&value(x).value), gather(&value(x).error))]
+                vec![value(x).placed(|of| reference::gather_columns(of, width(x), &self.plan.orders[order]))]
             }
             Op::SelectOutputs { x, .. } => vec![select(x)],
             Op::NormLinear { x, norm, ref projections } => {
