@@ -213,12 +213,7 @@ impl Conversation {
                     };
                     // Templates know results, not whether they are good ones: the text says it.
                     let content = if is_error { format!("Error: {content}") } else { content };
-                    let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
-                    let name = self.calls.get(&id);
-                    if let Some(name) = name.filter(|_| self.dialect.shows_name("tool")) {
-                        message["name"] = name.as_str().into();
-                    }
-                    self.push(&at, message);
+                    self.push_result(&at, &id, &content);
                 }
                 _ => return Err(no_such_block(&at, "text and tool_result")),
             }

@@ -368,12 +368,7 @@ impl Conversation {
                 let id = text(&mut fields, "call_id")?;
                 let output = fields.required("output").map_err(within)?;
                 let output = texts(&format!("{at}.output"), output)?;
-                let mut message = json!({"role": "tool", "tool_call_id": id, "content": output});
-                let name = self.calls.get(&id);
-                if let Some(name) = name.filter(|_| self.dialect.shows_name("tool")) {
-                    message["name"] = name.as_str().into();
-                }
-                self.push(at, message);
+                self.push_result(at, &id, &output);
             }
             "reasoning" => {
                 let mut fields = Fields::new(item, REASONING).map_err(within)?;

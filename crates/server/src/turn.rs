@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::app::{App, Serving};
@@ -38,6 +38,16 @@ impl Conversation {
     pub(crate) fn push(&mut self, origin: &str, message: Value) {
         self.messages.push(message);
         self.origins.push(origin.to_owned());
+    }
+
+    /// The result of the call with this id, with the function's name where the template wants that.
+    pub(crate) fn push_result(&mut self, origin: &str, id: &str, content: &str) {
+        let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
+        let name = self.calls.get(id);
+        if let Some(name) = name.filter(|_| self.dialect.shows_name("tool")) {
+            message["name"] = name.as_str().into();
+        }
+        self.push(origin, message);
     }
 }
 
