@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use formats::gguf::{GgmlType, Gguf, GgufWriter, Value};
-use formats::{Checkpoint, safetensors};
+use formats::{Checkpoint, SafetensorsWriter, safetensors};
 use tensor::quant::Packing;
 use tensor::{Tensor, WeightFormat};
 
@@ -334,6 +334,14 @@ fn a_run_that_was_interrupted_is_continued_to_the_same_bytes() {
     assert!(gguf.tensors().iter().all(|info| Some(info.ggml_type()) == GgmlType::of(WeightFormat::Q5_0)));
 }
 
+/// A file of so many bytes that begins with these; the others are zeros that take no room.
+#[cfg(target_os = "linux")]
+fn write_holes(path: &Path, start: &[u8], len: u64) {
+    fs::write(path, start).expect("room for a header");
+    let file = fs::OpenOptions::new().write(true).open(path).expect("it is there");
+    file.set_len(len).expect("a file with holes");
+}
+
 /// The system gives the process an eighth of what its source has, and less than what it writes: neither is ever held.
 #[cfg(target_os = "linux")]
 #[test]
@@ -347,10 +355,7 @@ fn memory_does_not_grow_with_the_model() {
         let name = format!("blk.{layer}.ffn_up.weight");
         writer.made_tensor(&name, GgmlType::of(WeightFormat::F32).unwrap(), &[8192, 8192], 256 << 20, |_| Ok(()));
     }
-    // Zeros that take no room.
-    fs::write(&source, writer.header()).expect("room for a header");
-    let file = fs::OpenOptions::new().write(true).open(&source).expect("it is there");
-    file.set_len(writer.bytes_before(3)).expect("a file with holes");
+    write_holes(Path::new(&source), &writer.header(), writer.bytes_before(3));
     let quantize = |limit: &str| {
         let script = format!(
             "{limit} exec {} quantize {source} -F q8_0 --plain --force -o {output}",
@@ -376,9 +381,7 @@ fn mapped_pages_of_a_folder_are_given_back() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     fs::copy(Path::new(BUILTIN).join("tokenizer.json"), at("tokenizer.json")).expect("a tokenizer");
-    let mut config: serde_json::Value =
-        serde_json::from_slice(&fs::read(Path::new(BUILTIN).join("config.json")).unwrap())
-            .expect("the built-in model has a configuration");
+    let mut config = builtin_config();
     let vocab = config["vocab_size"].as_u64().expect("a number") as usize;
     for (name, value) in [
         ("hidden_size", HIDDEN),
@@ -409,20 +412,13 @@ fn mapped_pages_of_a_folder_are_given_back() {
             tensors.push((format!("model.layers.{layer}.{name}"), shape));
         }
     }
-    let (mut header, mut len) = (serde_json::Map::new(), 0);
-    for (name, shape) in tensors {
-        let end = len + 2 * shape.iter().product::<usize>();
-        let info = serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": [len, end]});
-        header.insert(format!("{name}.weight"), info);
-        len = end;
+    let mut writer = SafetensorsWriter::new();
+    for (name, shape) in &tensors {
+        let shape: Vec<u64> = shape.iter().map(|&dim| dim as u64).collect();
+        let len = 2 * shape.iter().product::<u64>();
+        writer.made_tensor(&format!("{name}.weight"), "BF16", &shape, len, |_| Ok(()));
     }
-    let header = serde_json::Value::Object(header).to_string();
-    let mut start = (header.len() as u64).to_le_bytes().to_vec();
-    start.extend_from_slice(header.as_bytes());
-    // Zeros that take no room.
-    fs::write(at("model.safetensors"), &start).expect("room for a header");
-    let file = fs::OpenOptions::new().write(true).open(at("model.safetensors")).expect("it is there");
-    file.set_len((start.len() + len) as u64).expect("a file with holes");
+    write_holes(&at("model.safetensors"), &writer.header(), writer.bytes_before(tensors.len()));
 
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hotmetal"));
     command.args(["quantize", "-F", "q8_0", "--plain", "-o"]).arg(at("out.gguf")).arg(folder.path());
@@ -441,23 +437,54 @@ fn mapped_pages_of_a_folder_are_given_back() {
     assert!(peak > 0 && peak < 128 << 10, "{} MiB", peak >> 10);
 }
 
+/// The weights of the built-in model.
+fn builtin_weights() -> safetensors::Safetensors {
+    let file = fs::read(Path::new(BUILTIN).join("model.safetensors")).expect("it is there");
+    safetensors::Safetensors::read(file.into()).expect("it is whole")
+}
+
+/// Its configuration.
+fn builtin_config() -> serde_json::Value {
+    let file = fs::read(Path::new(BUILTIN).join("config.json")).expect("it is there");
+    serde_json::from_slice(&file).expect("JSON")
+}
+
+/// How compressed-tensors says that matrices are integers of four bits with a scale for 32 features.
+fn groups_of_32() -> serde_json::Value {
+    serde_json::json!({
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+            "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": true, "dynamic": false,
+        }}},
+    })
+}
+
+/// Code `j` of a block: the words of compressed-tensors have the codes in order, the blocks of Q4_0 have j and j + 16 in a byte.
+fn code(block: &tensor::quant::q4_0::Block, j: usize) -> u8 {
+    if j < 16 { block.codes[j] & 15 } else { block.codes[j - 16] >> 4 }
+}
+
+/// A folder with the tokenizer of the built-in model, this configuration and these weights.
+fn write_folder(folder: &Path, config: &serde_json::Value, weights: &SafetensorsWriter) {
+    fs::create_dir(folder).expect("room for a folder");
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        fs::copy(Path::new(BUILTIN).join(file), folder.join(file)).expect("room for a file");
+    }
+    fs::write(folder.join("config.json"), config.to_string()).expect("room for a file");
+    fs::write(folder.join("model.safetensors"), weights.to_bytes()).expect("room for a file");
+}
+
 #[test]
 fn quantised_safetensors_run_and_become_gguf() {
     // The built-in model with one projection in INT4, as compressed-tensors packs it.
     let folder = tempfile::tempdir().expect("a folder");
-    let at = |name: &str| Path::new(BUILTIN).join(name);
-    let file = safetensors::Safetensors::read(fs::read(at("model.safetensors")).unwrap().into()).unwrap();
+    let file = builtin_weights();
     let packed = "model.layers.0.mlp.up_proj.weight";
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::<u8>::new());
-    let mut add = |name: &str, dtype: &str, shape: Vec<u64>, bytes: &[u8]| {
-        let offsets = [data.len(), data.len() + bytes.len()];
-        data.extend_from_slice(bytes);
-        header.insert(name.to_owned(), serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
-    };
+    let mut writer = SafetensorsWriter::new();
     let mut expected = Vec::new();
     for info in file.tensors() {
         if info.name() != packed {
-            add(info.name(), info.dtype(), info.shape().to_vec(), &file.tensor_bytes(info).unwrap());
+            writer.tensor(info.name(), info.dtype(), info.shape(), file.tensor_bytes(info).unwrap());
             continue;
         }
         let (rows, cols) = (info.shape()[0] as usize, info.shape()[1] as usize);
@@ -465,33 +492,17 @@ fn quantised_safetensors_run_and_become_gguf() {
         let four = Tensor::packed(WeightFormat::Q4_0, vec![rows, cols], &values, Packing::Searched).unwrap();
         let blocks: &[tensor::quant::q4_0::Block] = four.as_slice();
         let scales: Vec<u8> = blocks.iter().flat_map(|block| block.scale.to_le_bytes()).collect();
-        // The words of compressed-tensors have the codes in order; the blocks of Q4_0 have j and j + 16 in a byte.
-        let code = |block: &tensor::quant::q4_0::Block, j: usize| {
-            if j < 16 { block.codes[j] & 15 } else { block.codes[j - 16] >> 4 }
-        };
         let words: Vec<u8> =
             blocks.iter().flat_map(|b| (0..16).map(|i| code(b, 2 * i) | code(b, 2 * i + 1) << 4)).collect();
         let stem = packed.trim_end_matches(".weight");
-        add(&format!("{stem}.weight_packed"), "I32", vec![rows as u64, cols as u64 / 8], &words);
-        add(&format!("{stem}.weight_scale"), "F16", vec![rows as u64, cols as u64 / 32], &scales);
+        writer.tensor(&format!("{stem}.weight_packed"), "I32", &[rows as u64, cols as u64 / 8], words.into());
+        writer.tensor(&format!("{stem}.weight_scale"), "F16", &[rows as u64, cols as u64 / 32], scales.into());
         expected = four.bytes().to_vec();
     }
-    let header = serde_json::Value::Object(header).to_string();
-    let weights = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
-    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(at("config.json")).unwrap()).unwrap();
-    config["quantization_config"] = serde_json::json!({
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
-            "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": true, "dynamic": false,
-        }}},
-    });
+    let mut config = builtin_config();
+    config["quantization_config"] = groups_of_32();
     let source = folder.path().join("model");
-    fs::create_dir(&source).expect("room for a folder");
-    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-        fs::copy(at(file), source.join(file)).expect("room for a file");
-    }
-    fs::write(source.join("config.json"), config.to_string()).expect("room for a file");
-    fs::write(source.join("model.safetensors"), weights).expect("room for a file");
+    write_folder(&source, &config, &writer);
     let source = source.to_str().expect("a path in UTF-8");
 
     let open = |path: &Path| Ok(mapped::map(path)?);
@@ -512,46 +523,23 @@ fn quantised_safetensors_run_and_become_gguf() {
     assert_eq!(gguf.tensor("blk.0.ffn_up.weight").unwrap().bytes()[..], expected[..]);
 }
 
-/// A tensor of a file of safetensors: its name, type, shape and bytes.
-type Stored = (String, &'static str, Vec<usize>, Vec<u8>);
-
-/// A folder with the tokenizer of the built-in model, this configuration and these weights.
-fn write_folder(folder: &Path, config: &serde_json::Value, tensors: &[Stored]) {
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::<u8>::new());
-    for (name, dtype, shape, bytes) in tensors {
-        let offsets = [data.len(), data.len() + bytes.len()];
-        data.extend_from_slice(bytes);
-        header.insert(name.clone(), serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
-    }
-    let header = serde_json::Value::Object(header).to_string();
-    fs::create_dir(folder).expect("room for a folder");
-    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-        fs::copy(Path::new(BUILTIN).join(file), folder.join(file)).expect("room for a file");
-    }
-    fs::write(folder.join("config.json"), config.to_string()).expect("room for a file");
-    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
-    fs::write(folder.join("model.safetensors"), file).expect("room for a file");
-}
-
 /// The matrices of a layer of the built-in model, quantised "by activation order": each feature lists its group of scales.
 #[test]
 fn features_that_list_their_groups_stay_in_four_bits() {
     let bytes_of = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    let at = |name: &str| Path::new(BUILTIN).join(name);
-    let file = safetensors::Safetensors::read(fs::read(at("model.safetensors")).unwrap().into()).unwrap();
+    let file = builtin_weights();
     // The second has the same weights as plain numbers, and their features as they are.
-    let (mut packed, mut plain): (Vec<Stored>, Vec<Stored>) = (Vec::new(), Vec::new());
+    let (mut packed, mut plain) = (SafetensorsWriter::new(), SafetensorsWriter::new());
     for info in file.tensors() {
-        let shape: Vec<usize> = info.shape().iter().map(|&dim| dim as usize).collect();
         let values = file.read_tensor(info).unwrap().to_f32();
         let stem = info.name().strip_suffix("_proj.weight").filter(|stem| stem.starts_with("model.layers.0."));
         let Some(stem) = stem else {
-            for tensors in [&mut packed, &mut plain] {
-                tensors.push((info.name().to_owned(), "F32", shape.clone(), bytes_of(&values)));
+            for writer in [&mut packed, &mut plain] {
+                writer.tensor(info.name(), "F32", info.shape(), bytes_of(&values).into());
             }
             continue;
         };
-        let (rows, cols) = (shape[0], shape[1]);
+        let (rows, cols) = (info.shape()[0] as usize, info.shape()[1] as usize);
         // What multiplies the same rows has one order, as GPTQ makes it.
         let step = match stem.rsplit('.').next() {
             Some("q" | "k" | "v") => 5,
@@ -560,37 +548,32 @@ fn features_that_list_their_groups_stay_in_four_bits() {
         };
         let order: Vec<usize> = (0..cols).map(|i| (i * step + 3) % cols).collect();
         let sorted: Vec<f32> = values.chunks(cols).flat_map(|row| order.iter().map(|&feature| row[feature])).collect();
-        let four = Tensor::packed(WeightFormat::Q4_0, shape.clone(), &sorted, Packing::Searched).unwrap();
+        let four = Tensor::packed(WeightFormat::Q4_0, vec![rows, cols], &sorted, Packing::Searched).unwrap();
         let blocks: &[tensor::quant::q4_0::Block] = four.as_slice();
         let (mut words, mut groups, mut numbers) = (vec![0u8; rows * cols / 2], vec![0; cols], vec![0.0; rows * cols]);
         let sorted = four.to_f32();
         for (place, &feature) in order.iter().enumerate() {
             groups[feature] = (place / 32) as u32;
             for row in 0..rows {
-                let (block, j) = (&blocks[row * cols / 32 + place / 32], place % 32);
-                let code = if j < 16 { block.codes[j] & 15 } else { block.codes[j - 16] >> 4 };
+                let code = code(&blocks[row * cols / 32 + place / 32], place % 32);
                 words[row * cols / 2 + feature / 2] |= code << (feature % 2 * 4);
                 numbers[row * cols + feature] = sorted[row * cols + place];
             }
         }
         let scales: Vec<u8> = blocks.iter().flat_map(|block| block.scale.to_le_bytes()).collect();
         let groups: Vec<u8> = groups.into_iter().flat_map(u32::to_le_bytes).collect();
-        packed.push((format!("{stem}_proj.weight_packed"), "I32", vec![rows, cols / 8], words));
-        packed.push((format!("{stem}_proj.weight_scale"), "F16", vec![rows, cols / 32], scales));
-        packed.push((format!("{stem}_proj.weight_g_idx"), "I32", vec![cols], groups));
-        plain.push((info.name().to_owned(), "F32", shape, bytes_of(&numbers)));
+        let (rows, cols) = (rows as u64, cols as u64);
+        packed.tensor(&format!("{stem}_proj.weight_packed"), "I32", &[rows, cols / 8], words.into());
+        packed.tensor(&format!("{stem}_proj.weight_scale"), "F16", &[rows, cols / 32], scales.into());
+        packed.tensor(&format!("{stem}_proj.weight_g_idx"), "I32", &[cols], groups.into());
+        plain.tensor(info.name(), "F32", info.shape(), bytes_of(&numbers).into());
     }
-    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(at("config.json")).unwrap()).unwrap();
+    let mut config = builtin_config();
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
     write_folder(&folder.path().join("plain"), &config, &plain);
-    config["quantization_config"] = serde_json::json!({
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
-            "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": true, "dynamic": false,
-            "actorder": "group",
-        }}},
-    });
+    config["quantization_config"] = groups_of_32();
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = "group".into();
     write_folder(&folder.path().join("packed"), &config, &packed);
 
     assert!(process::succeed(&["inspect", &path("packed")]).contains("read as Q4_0, which holds it exactly"));

@@ -59,11 +59,7 @@ impl Server {
             }
         });
         let server = Self { child, address, notes, listener: Some(listener) };
-        let begun = Instant::now();
-        while server.get("/health").0 != 200 {
-            assert!(begun.elapsed() < Duration::from_secs(60), "the model is never ready");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        await_that(|| server.get("/health").0 == 200, || "the model is never ready".to_owned());
         server
     }
 
@@ -114,11 +110,7 @@ impl Server {
 
     /// Returns once it has said so.
     pub(crate) fn await_note(&self, note: &str) {
-        let begun = Instant::now();
-        while !self.notes().contains(note) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "it never says `{note}`, but `{}`", self.notes());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        await_that(|| self.notes().contains(note), || format!("it never says `{note}`, but `{}`", self.notes()));
     }
 
     fn notes(&self) -> String {
@@ -127,25 +119,29 @@ impl Server {
 
     /// Returns once it refuses connections, after which it answers nothing new on others.
     pub(crate) fn await_refusal(&self) {
-        let begun = Instant::now();
-        while TcpStream::connect(self.address).is_ok() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "it goes on to listen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        await_that(|| TcpStream::connect(self.address).is_err(), || "it goes on to listen".to_owned());
     }
 
     pub(crate) fn wait(mut self) -> (ExitStatus, String) {
-        let begun = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                if let Some(listener) = self.listener.take() {
-                    listener.join().expect("notes");
-                }
-                return (status, self.notes());
-            }
-            assert!(begun.elapsed() < Duration::from_secs(60), "the server does not end");
-            std::thread::sleep(Duration::from_millis(10));
+        let mut status = None;
+        let has_ended = || {
+            status = self.child.try_wait().expect("a child");
+            status.is_some()
+        };
+        await_that(has_ended, || "the server does not end".to_owned());
+        if let Some(listener) = self.listener.take() {
+            listener.join().expect("notes");
         }
+        (status.expect("it has ended"), self.notes())
+    }
+}
+
+/// Returns once it is so; after a minute fails with what is wrong.
+fn await_that(mut is_so: impl FnMut() -> bool, wrong: impl Fn() -> String) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", wrong());
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
