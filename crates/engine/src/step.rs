@@ -22,6 +22,32 @@ pub struct Engine {
     /// Whether `next` is under way already.
     is_ahead: bool,
     sampler: Sampler,
+    device_errors: DeviceErrors,
+}
+
+/// Errors of the device itself, in steps that directly follow each other.
+#[derive(Default)]
+struct DeviceErrors {
+    in_a_row: u32,
+    last: String,
+}
+
+impl DeviceErrors {
+    /// So many steps in a row that fail in the device mean that it is lost: CUDA's sticky errors fail every later call.
+    const LOST: u32 = 2;
+
+    /// Counts a step by how it ended. An error that is not the device's own (no kernel, no memory for this shape) says
+    /// nothing about the next step, so it neither counts nor ends a row.
+    fn count<T>(&mut self, ended: &Result<T, BackendError>) {
+        match ended {
+            Ok(_) => self.in_a_row = 0,
+            Err(error @ BackendError::Device { .. }) => {
+                self.in_a_row += 1;
+                self.last = error.to_string();
+            }
+            Err(_) => {}
+        }
+    }
 }
 
 /// How a step was given to the device.
@@ -89,6 +115,7 @@ impl Engine {
             next: Batch::default(),
             is_ahead: false,
             sampler: Sampler::default(),
+            device_errors: DeviceErrors::default(),
         })
     }
 
@@ -151,7 +178,8 @@ impl Engine {
                 watched(watch, || self.executable.replay_with_peaks(input)).map(Made::Logits)
             }
         };
-        let Self { scheduler, kv, batch, sampler, .. } = self;
+        let Self { scheduler, kv, batch, sampler, device_errors, .. } = self;
+        device_errors.count(&made);
         let (found, expected, what) = match made {
             Ok(Made::Logits(made)) => {
                 let (outputs, vocab_size) = (batch.num_outputs(), scheduler.config().vocab_size);
@@ -183,14 +211,16 @@ impl Engine {
     /// Makes `batch` the step that this call is about: the one that is under way already, or a new one, which is queued if
     /// the device can choose all its tokens. `None` where there is nothing to do.
     fn submit_step(&mut self, watch: &mut impl StepWatch) -> Option<Submitted> {
-        let Self { executable, scheduler, kv, batch, next, is_ahead, .. } = self;
+        let Self { executable, scheduler, kv, batch, next, is_ahead, device_errors, .. } = self;
         if std::mem::take(is_ahead) {
             std::mem::swap(batch, next);
             if scheduler.find_again(batch) {
                 return Some(Submitted::Queued);
             }
             // All its sequences have ended in the step before, or were cancelled: what it makes is nobody's.
-            if let Err(error) = watched(watch, || executable.collect()) {
+            let collected = watched(watch, || executable.collect());
+            device_errors.count(&collected);
+            if let Err(error) = collected {
                 tracing::warn!(%error, "a step failed that nobody waits for");
             }
         }
@@ -225,7 +255,7 @@ impl Engine {
     /// Schedules and queues the next step now, where none was submitted ahead and the device can choose its tokens: it
     /// computes while the caller deals with the outputs. Who asks for something meanwhile is one step later.
     fn queue_next(&mut self, outputs: &mut Vec<Output>, watch: &mut impl StepWatch) {
-        let Self { executable, scheduler, kv, next, is_ahead, .. } = self;
+        let Self { executable, scheduler, kv, next, is_ahead, device_errors, .. } = self;
         let is_idle = scheduler.running().is_empty() && scheduler.waiting().is_empty();
         let is_wanted = !is_idle && !*is_ahead && scheduler.config().run_ahead && executable.can_queue();
         if !is_wanted || !scheduler.is_all_for_device() {
@@ -237,7 +267,12 @@ impl Engine {
             return;
         }
         let input = next.step_input(scheduler.running(), kv, true);
-        match watched(watch, || executable.enqueue(input)) {
+        let queued = watched(watch, || executable.enqueue(input));
+        // A step that could be queued says nothing yet: its result does.
+        if queued.is_err() {
+            device_errors.count(&queued);
+        }
+        match queued {
             Ok(()) => *is_ahead = true,
             Err(error) => {
                 tracing::warn!(%error, sequences = next.items.len(), "a step could not be submitted");
@@ -263,6 +298,12 @@ impl Engine {
     /// Whether any request has not ended.
     pub fn has_work(&self) -> bool {
         !self.scheduler.running().is_empty() || !self.scheduler.waiting().is_empty()
+    }
+
+    /// The device's error, once two steps that follow each other have failed with one: it is lost, and no later step
+    /// will succeed. The caller ends the engine, since whoever asks it for more would only get the same error.
+    pub fn lost_device(&self) -> Option<&str> {
+        (self.device_errors.in_a_row >= DeviceErrors::LOST).then_some(&*self.device_errors.last)
     }
 
     /// The configuration that the engine was made with.

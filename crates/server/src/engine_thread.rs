@@ -49,10 +49,12 @@ struct Shared {
 }
 
 /// What ended an engine for good.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EngineFailure {
     /// Its thread has panicked.
     Bug,
+    /// The device fails every step, with this error.
+    Lost(Arc<str>),
     /// A step took longer than this, and may never return.
     Stuck(Duration),
 }
@@ -61,6 +63,11 @@ impl std::fmt::Display for EngineFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Bug => f.write_str("the engine failed in a way that is a bug; restart the server"),
+            Self::Lost(error) => write!(
+                f,
+                "the device is lost, since two steps in a row failed: {error}; restart the server, and if it fails again, \
+                 look at the system's log and the device's own tool (nvidia-smi)"
+            ),
             Self::Stuck(time) => {
                 write!(
                     f,
@@ -119,7 +126,7 @@ impl EngineHandle {
 
     /// Why it answers nobody any more, if it does not.
     pub(crate) fn failure(&self) -> Option<EngineFailure> {
-        *self.shared.failure.borrow()
+        self.shared.failure.borrow().clone()
     }
 
     /// How long the step that is under way has taken so far.
@@ -368,6 +375,12 @@ impl EngineThread {
             self.publish_stats();
             if !outputs.is_empty() {
                 self.hand(Handed::Outputs(outputs));
+            }
+            if let Some(error) = self.engine.lost_device() {
+                let failure = EngineFailure::Lost(error.into());
+                tracing::info!(%failure, "all requests end");
+                self.shared.failure.send_replace(Some(failure));
+                return;
             }
             clock.end_step(&mut self.shared.times.lock().unwrap_or_else(PoisonError::into_inner));
         }

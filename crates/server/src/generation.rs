@@ -376,6 +376,7 @@ impl SubmitError {
 fn engine_gone(failure: EngineFailure) -> ApiError {
     let code = match failure {
         EngineFailure::Bug => "engine_failed",
+        EngineFailure::Lost(_) => "device_lost",
         EngineFailure::Stuck(_) => "step_stuck",
     };
     ApiError::internal(code, failure.to_string())

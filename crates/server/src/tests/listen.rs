@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use engine::null::Fault;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -116,6 +117,48 @@ async fn a_server_whose_device_is_stuck_answers_and_ends_as_failed() {
     assert!(health.starts_with("HTTP/1.1 503") && health.contains("taken to be stuck"), "{health}");
     assert_eq!(timeout(Duration::from_secs(20), served).await.expect("it ends").unwrap(), Ended::Failed);
     assert!(app.failure().is_some_and(|why| why.contains("stuck")));
+}
+
+/// As after a sticky CUDA error: each later call into the driver fails in the same way.
+#[tokio::test]
+async fn a_server_whose_device_is_lost_says_so_and_ends_as_failed() {
+    let lost: Faults = Box::new(|step, _| (step >= 3).then_some(Fault::Error));
+    let (app, address, _shutdown, served) = start_with(Options::default(), Some(lost)).await;
+    let body = json!({"prompt": "Once", "max_tokens": 8, "ignore_eos": true});
+    let (status, _, answer) = post(&app, TEXT, &body).await;
+    assert_eq!((status.as_u16(), &answer["error"]["code"]), (500, &json!("step_failed")), "{answer}");
+    assert!(app.failure().is_none(), "one error may be of that step alone");
+    let (status, _, answer) = post(&app, TEXT, &body).await;
+    assert_eq!((status.as_u16(), &answer["error"]["code"]), (500, &json!("step_failed")), "{answer}");
+    let why = timeout(Duration::from_secs(20), async {
+        loop {
+            match app.failure() {
+                Some(why) => return why,
+                None => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    });
+    let why = why.await.expect("the failure is noticed");
+    assert!(why.contains("device is lost") && why.contains("planted at step") && why.contains("restart"), "{why}");
+    let mut probe = TcpStream::connect(address).await.expect("it still listens");
+    let request = String::from_utf8_lossy(HEALTH).replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n");
+    probe.write_all(request.as_bytes()).await.unwrap();
+    let mut health = String::new();
+    probe.read_to_string(&mut health).await.unwrap();
+    assert!(health.starts_with("HTTP/1.1 503") && health.contains("device is lost"), "{health}");
+    assert_eq!(timeout(Duration::from_secs(20), served).await.expect("it ends").unwrap(), Ended::Failed);
+}
+
+/// Errors of single steps, with whole steps between them, are not a lost device.
+#[tokio::test]
+async fn errors_that_the_next_step_does_not_repeat_leave_the_server_alive() {
+    let now_and_then: Faults = Box::new(|step, _| (step % 3 == 2).then_some(Fault::Error));
+    let (app, ..) = start_with(Options::default(), Some(now_and_then)).await;
+    for _ in 0..6 {
+        let (status, ..) = post(&app, TEXT, &json!({"prompt": "Once", "max_tokens": 8, "ignore_eos": true})).await;
+        assert_eq!(status.as_u16(), 500);
+    }
+    assert_eq!(app.failure(), None);
 }
 
 /// Two keys on sockets: one of them fills its queue, and the other is let in and answered in its turn.
