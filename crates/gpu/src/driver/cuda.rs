@@ -427,22 +427,32 @@ impl Driver for CudaDriver {
         let slot = &mut self.slots[(self.oldest + self.under_way) % STEPS_MAX];
         self.counters.allocations += slot.reserve(size_of_val(input), num_words * size_of::<u32>())?;
         slot.num_words = num_words;
-        let stream = self.stream;
-        // SAFETY: the slot's last step was collected, so no copy from or to it is under way.
+        let (stream, recording) = (self.stream, self.recordings[recording.0]);
+        // SAFETY: the slot's last step was collected, or failed and was waited for below, so no copy from or to it is
+        // under way.
         let staged = unsafe { slot.input.slice_mut(input.len()) };
         staged.copy_from_slice(input);
-        // SAFETY: to the allocation of the step input; the memory is left alone until the step is collected.
-        unsafe { result::memcpy_htod_async(to.0, staged, stream) }.map_err(failed)?;
-        // SAFETY: made by `record`.
-        unsafe { result::graph::launch(self.recordings[recording.0], stream) }.map_err(failed)?;
-        if num_words > 0 {
-            // SAFETY: as for the input.
-            let found = unsafe { slot.output.slice_mut::<u32>(num_words) };
-            // SAFETY: from an allocation, as lowering laid it out; left alone until the step is collected.
-            unsafe { result::memcpy_dtoh_async(found, from.0, stream) }.map_err(failed)?;
+        let mut submit = || {
+            // SAFETY: to the allocation of the step input; the memory is left alone until the step is collected.
+            unsafe { result::memcpy_htod_async(to.0, staged, stream) }?;
+            // SAFETY: made by `record`.
+            unsafe { result::graph::launch(recording, stream) }?;
+            if num_words > 0 {
+                // SAFETY: as for the input.
+                let found = unsafe { slot.output.slice_mut::<u32>(num_words) };
+                // SAFETY: from an allocation, as lowering laid it out; left alone until the step is collected.
+                unsafe { result::memcpy_dtoh_async(found, from.0, stream) }?;
+            }
+            // SAFETY: `reserve` made the event, and the stream lives.
+            unsafe { result::event::record(slot.done, stream) }
+        };
+        if let Err(error) = submit() {
+            // The slot stays free for the next step, so what was submitted of this one has to have left its memory. Where
+            // the wait fails too, the context is lost, and with it every copy.
+            // SAFETY: the stream lives until `drop`.
+            let _ = unsafe { result::stream::synchronize(stream) };
+            return Err(failed(error));
         }
-        // SAFETY: `reserve` made the event, and the stream lives.
-        unsafe { result::event::record(slot.done, stream) }.map_err(failed)?;
         self.under_way += 1;
         self.counters.steps += 1;
         Ok(())
