@@ -4,20 +4,25 @@
 //! share one copy of it in memory.
 //!
 //! The one promise a mapping cannot keep: if another process truncates the file, reading what is gone raises SIGBUS.
-//! [`install_sigbus_message`] turns that into a message and an exit code instead of a bare crash.
+//! [`install_sigbus_message`] turns that into a message and an exit code instead of a bare crash. After
+//! [`read_instead_of_mapping`], and by itself where the file system cannot map, a file is read into memory whole.
 
+mod identity;
 #[cfg(unix)]
 mod sigbus;
 
 use std::{
     fs::{File, Metadata, OpenOptions},
-    io,
+    io::{self, Read},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use bytes::Bytes;
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
+pub use identity::FileIdentity;
+use identity::Known;
 #[cfg(unix)]
 pub use sigbus::{TRUNCATED_EXIT_CODE, install_sigbus_message};
 
@@ -56,9 +61,9 @@ pub enum MapError {
         /// What the operating system said.
         source: io::Error,
     },
-    /// The operating system refused to map the file.
-    #[error("cannot map the {len} bytes of `{}` into memory", path.display())]
-    Map {
+    /// The file cannot be read whole, or the memory for it is not there.
+    #[error("cannot read the {len} bytes of `{}` into memory", path.display())]
+    Read {
         /// The path asked for.
         path: PathBuf,
         /// The file's length in bytes.
@@ -68,8 +73,19 @@ pub enum MapError {
     },
 }
 
-/// Maps the whole of the regular file at `path`, read only. Pages are read from disk as they are touched; the mapping
-/// lives as long as the last slice of the returned bytes.
+/// Whether [`map`] reads files.
+static READS: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`map`] reads files into memory of this process and maps none: for file systems over a network whose pages
+/// come slowly, and where a file may be truncated while it is used. Takes the file's size in memory, and the time to read
+/// it all at the start. Like an allocator, it is the whole program's choice.
+pub fn read_instead_of_mapping() {
+    READS.store(true, Ordering::Relaxed);
+}
+
+/// The whole of the regular file at `path`, read only. It is mapped: pages are read from disk as they are touched, and the
+/// mapping lives as long as the last slice of the returned bytes. Where it cannot be mapped (some file systems of FUSE, 9p
+/// and of networks have no `mmap`), or is not to be ([`read_instead_of_mapping`]), it is read.
 pub fn map(path: &Path) -> Result<Bytes, MapError> {
     let open_error = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => MapError::Missing { path: path.into() },
@@ -79,15 +95,40 @@ pub fn map(path: &Path) -> Result<Bytes, MapError> {
     // been replaced in between.
     regular_file_len(path, &path.metadata().map_err(open_error)?)?;
     let file = open(path).map_err(open_error)?;
-    let len = regular_file_len(path, &file.metadata().map_err(open_error)?)?;
-    let map_error = |source| MapError::Map { path: path.into(), len, source };
-    // SAFETY: the mapping is read only and we hand out shared slices of it. That nobody else writes to the file while
-    // it is mapped cannot be enforced: every reader of these bytes checks what it reads and keeps no assumption about
-    // bytes it has read before, and a file that shrinks ends the process (see `sigbus`).
-    let map = unsafe { Mmap::map(&file) }.map_err(map_error)?;
-    #[cfg(unix)]
-    let map = sigbus::Watched::new(map);
-    Ok(Bytes::from_owner(map))
+    let metadata = file.metadata().map_err(open_error)?;
+    let len = regular_file_len(path, &metadata)?;
+    let identity = FileIdentity::of(&metadata);
+    if !READS.load(Ordering::Relaxed) {
+        // SAFETY: the mapping is read only and we hand out shared slices of it. That nobody else writes to the file while
+        // it is mapped cannot be enforced: every reader of these bytes checks what it reads and keeps no assumption about
+        // bytes it has read before, and a file that shrinks ends the process (see `sigbus`).
+        match unsafe { Mmap::map(&file) } {
+            Ok(map) => {
+                #[cfg(unix)]
+                let map = sigbus::Watched::new(map);
+                return Ok(Bytes::from_owner(Known::new(map, identity)));
+            }
+            Err(error) => {
+                tracing::warn!("`{}` cannot be mapped ({error}), so all of it is read into memory", path.display());
+            }
+        }
+    }
+    let read = read_whole(file, len).map_err(|source| MapError::Read { path: path.into(), len, source })?;
+    Ok(Bytes::from_owner(Known::new(read, identity)))
+}
+
+/// The file that these bytes came from by [`map`], if they did and are still part of what it returned.
+pub fn identity(bytes: &[u8]) -> Option<FileIdentity> {
+    identity::identity(bytes)
+}
+
+/// The `len` bytes of a file, in pages of their own: aligned as a mapping is, and refused and not overcommitted by an
+/// allocator that ends the program.
+fn read_whole(mut file: File, len: u64) -> io::Result<Mmap> {
+    let len = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    let mut memory = MmapMut::map_anon(len)?;
+    file.read_exact(&mut memory)?;
+    memory.make_read_only()
 }
 
 /// Lets go of what memory holds of these bytes, if they are of a mapped file; they are read from the file again if they are

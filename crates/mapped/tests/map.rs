@@ -91,3 +91,28 @@ fn what_is_released_leaves_memory_and_is_read_again() {
     assert_eq!(copy, data);
     assert_eq!(bytes, &data[..]);
 }
+
+#[cfg(unix)]
+#[test]
+fn a_file_has_the_same_identity_until_it_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights");
+    fs::write(&path, vec![7; 5000]).unwrap();
+    let (first, second) = (map(&path).unwrap(), map(&path).unwrap());
+    let identity = mapped::identity(&first).expect("of a file");
+    assert_eq!(mapped::identity(&second.slice(100..200)), Some(identity));
+    assert_eq!(mapped::identity(&[1, 2, 3]), None);
+    assert_eq!(mapped::identity(&first.slice(..0)), None);
+    // One byte in the middle, and the old time of modification restored.
+    let modified = fs::metadata(&path).unwrap().modified().unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[8], 2500).unwrap();
+    file.set_modified(modified).unwrap();
+    drop(file);
+    assert_ne!(mapped::identity(&map(&path).unwrap()), Some(identity));
+    // Another file with the same bytes under the same name.
+    let other = folder.path().join("other");
+    fs::write(&other, vec![7; 5000]).unwrap();
+    fs::rename(&other, &path).unwrap();
+    assert_ne!(mapped::identity(&map(&path).unwrap()), Some(identity));
+}
