@@ -6,7 +6,6 @@
 //!           distributions, and how often both have the same likeliest token.
 
 use std::fmt::Write;
-use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use serde_json::{Value as Json, json};
 use tokenizer::{ParseSpecial, Tokenizer};
 
 use crate::load::{self, KV_BLOCK_LEN, ModelArgs};
-use crate::{bench, output};
+use crate::{bench, files, output};
 
 /// Rows of logits that are made at a time.
 const ROWS: usize = 64;
@@ -68,7 +67,7 @@ pub(crate) const WINDOW: usize = 512;
 
 /// Runs `hotmetal eval`.
 pub(crate) fn eval(args: &EvalArgs) -> Result<()> {
-    let text = fs::read_to_string(&args.file).with_context(|| format!("cannot read `{}`", args.file.display()))?;
+    let text = files::read_text(&args.file, "text", files::TEXT_BYTES_MAX)?;
     let scores = Task { text: &text, chunks: args.chunks, model_args: &args.model_args }
         .score(args.model.as_deref(), args.against.as_deref())
         .with_context(|| format!("cannot score `{}`", args.file.display()))?;

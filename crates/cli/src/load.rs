@@ -23,7 +23,7 @@ use crate::load_bar::LoadBar;
 use crate::neighbours::{ALONE, Given, Neighbours};
 use crate::output::note;
 use crate::quantize::{mix::Mix, on_load};
-use crate::{builtin, hub, units};
+use crate::{builtin, files, hub, units};
 
 /// Tokens in a block of the KV cache.
 pub(crate) const KV_BLOCK_LEN: usize = 32;
@@ -951,10 +951,7 @@ pub(crate) fn load_tokenizer(vocabulary: TokenizerSource, allow_unknown_patterns
 
 fn load_chat_template(checkpoint: &Checkpoint, file: Option<&Path>) -> Result<Option<ChatTemplate>> {
     let source = match file {
-        Some(path) => Some(
-            std::fs::read_to_string(path)
-                .with_context(|| format!("cannot read the chat template `{}`", path.display()))?,
-        ),
+        Some(path) => Some(files::read_text(path, "chat template", files::SETTINGS_BYTES_MAX)?),
         None => checkpoint.chat_templates.default.clone(),
     };
     let Some(source) = source else { return Ok(None) };

@@ -12,6 +12,7 @@ mod completions;
 mod doctor;
 mod eval;
 mod explain;
+mod files;
 mod fit;
 mod generate;
 mod hub;
@@ -47,6 +48,11 @@ struct Cli {
     #[arg(long, short = 'v', global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 
+    /// Read model files into memory whole, and map none: for file systems whose pages come slowly, or that cannot map.
+    /// Takes the file's size in memory, and the time to read it at the start
+    #[arg(long, global = true)]
+    no_mmap: bool,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -72,6 +78,9 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse_from(bench::with_long_pg(std::env::args_os()));
     start_logging(cli.verbose);
+    if cli.no_mmap {
+        mapped::read_instead_of_mapping();
+    }
     #[cfg(unix)]
     if let Err(error) = mapped::install_sigbus_message() {
         tracing::warn!("a model file that is truncated while in use will end the program without a message: {error}");

@@ -8,9 +8,9 @@ use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
 use crate::generate::{Generation, GenerationOptions};
-use crate::interrupt;
 use crate::load::Model;
 use crate::output::{note, stdout};
+use crate::{files, interrupt};
 
 const HELP: &str = "\
 /help           this list
@@ -193,7 +193,7 @@ fn answer(
 
 fn save(conversation: &Conversation, path: &Path) -> Result<()> {
     let json = serde_json::to_string_pretty(&json!({"messages": conversation.messages()}))?;
-    std::fs::write(path, json + "\n").with_context(|| format!("cannot write `{}`", path.display()))
+    files::write(path, (json + "\n").as_bytes())
 }
 
 #[cfg(test)]

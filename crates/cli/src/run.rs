@@ -11,7 +11,7 @@ use crate::generate::{Generation, GenerationOptions};
 use crate::load::{self, Model, ModelArgs};
 use crate::output::{note, stdout};
 use crate::sampling_args::SamplingArgs;
-use crate::{interrupt, repl, units};
+use crate::{files, interrupt, repl, units};
 
 /// Generate text from a prompt.
 #[derive(Args, Debug)]
@@ -176,10 +176,7 @@ fn read_prompt(args: &RunArgs, positional: Option<String>) -> Result<Option<Stri
         return Ok(Some(text));
     }
     if let Some(path) = &args.file {
-        let bytes = std::fs::read(path).with_context(|| format!("cannot read the prompt file `{}`", path.display()))?;
-        let text = String::from_utf8(bytes)
-            .map_err(|error| error.utf8_error())
-            .with_context(|| format!("the prompt file `{}` is not UTF-8 text", path.display()))?;
+        let text = files::read_text(path, "prompt file", files::TEXT_BYTES_MAX)?;
         // An editor's last newline is not part of the prompt.
         return Ok(Some(text.strip_suffix('\n').map_or(text.clone(), |text| text.trim_end_matches('\r').to_owned())));
     }

@@ -13,7 +13,7 @@ use crate::load::{self, EngineSizes, KvTokens, ModelArgs};
 use crate::neighbours::{ALONE, Given, Neighbours};
 use crate::output::note;
 use crate::sampling_args::SamplingArgs;
-use crate::{generate, interrupt};
+use crate::{files, generate, interrupt};
 
 /// Where a key may stand, besides in a file.
 const API_KEY_VARIABLE: &str = "HOTMETAL_API_KEY";
@@ -260,8 +260,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
 fn api_keys(file: Option<&Path>) -> Result<Vec<ApiKey>> {
     let mut keys = Vec::new();
     if let Some(file) = file {
-        let text =
-            std::fs::read_to_string(file).with_context(|| format!("cannot read the keys in `{}`", file.display()))?;
+        let text = files::read_text(file, "file of keys", files::SETTINGS_BYTES_MAX)?;
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         for key in lines {
             keys.push(ApiKey::new(key).with_context(|| format!("in `{}`", file.display()))?);

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::args::CompareArgs;
 use super::report::{Report, Row};
+use crate::files;
 use crate::output::{note, stdout};
 
 /// A difference below this is never one: two runs of the same program differ as much.
@@ -27,7 +28,7 @@ pub(super) fn compare(args: &CompareArgs) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<Report> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    let text = files::read_text(path, "result", files::RESULT_BYTES_MAX)?;
     let foreign = || format!("`{}` is not a result of `hotmetal bench -o json`", path.display());
     // Asked first, so that a result of `hotmetal profile`, which has other rows, is told from a foreign file.
     let Marked { profiled } = serde_json::from_str(&text).with_context(foreign)?;

@@ -6,9 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::shapes::Random;
-
-/// Bytes of a file of prompts.
-const FILE_BYTES_MAX: u64 = 1 << 30;
+use crate::files;
 
 /// How long prompts or answers are.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -151,11 +149,7 @@ pub(super) struct Sample {
 /// `conversations` as ShareGPT has them, of which the first message is the prompt and the words of the second are counted.
 pub(super) fn samples(path: &Path) -> Result<Vec<Sample>> {
     let shown = path.display();
-    let bytes = std::fs::metadata(path).with_context(|| format!("cannot read `{shown}`"))?.len();
-    if bytes > FILE_BYTES_MAX {
-        bail!("`{shown}` has {bytes} bytes, at most {FILE_BYTES_MAX} are read: cut it");
-    }
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{shown}`"))?;
+    let text = files::read_text(path, "set of prompts", files::TEXT_BYTES_MAX)?;
     let entries: Vec<(usize, Value)> = if text.trim_start().starts_with('[') {
         let list: Vec<Value> = serde_json::from_str(&text).with_context(|| format!("`{shown}` is not JSON"))?;
         list.into_iter().enumerate().collect()

@@ -1,7 +1,6 @@
 //! Every recorded event as a file in Chrome's trace format, which ui.perfetto.dev and chrome://tracing show: a track for the
 //! host and one for each lane, times in microseconds.
 
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
@@ -10,6 +9,7 @@ use backend::profile::{Event, Part, StepRecord};
 use serde_json::{Value, json};
 
 use super::run::{Measured, Step};
+use crate::files::Begun;
 
 /// The one process of the trace.
 const PROCESS: u32 = 1;
@@ -19,21 +19,22 @@ const HOST: usize = 0;
 /// A file to be written when all has been measured.
 pub(super) struct TraceFile<'a> {
     path: &'a Path,
-    file: File,
+    file: Begun,
 }
 
 impl<'a> TraceFile<'a> {
-    /// The file at `path`, now empty.
+    /// Begins the file at `path`, which what cannot be written tells before minutes are measured.
     pub(super) fn create(path: &'a Path) -> Result<Self> {
-        let file = File::create(path).with_context(|| format!("cannot write the trace `{}`", path.display()))?;
+        let file = Begun::create(path).with_context(|| format!("cannot write the trace `{}`", path.display()))?;
         Ok(Self { path, file })
     }
 
     /// Writes the trace of all phases.
-    pub(super) fn write(self, title: &str, phases: &[Measured]) -> Result<()> {
-        let mut out = Writer::new(BufWriter::new(self.file));
+    pub(super) fn write(mut self, title: &str, phases: &[Measured]) -> Result<()> {
+        let mut out = Writer::new(BufWriter::new(self.file.file()));
         write_events(&mut out, title, phases)
             .and_then(|()| out.finish())
+            .and_then(|()| self.file.finish())
             .with_context(|| format!("cannot write the trace `{}`", self.path.display()))
     }
 }

@@ -243,7 +243,7 @@ pub(super) fn write(args: &QuantizeArgs, target: Target, importance: &mut Import
     }
     choice.check(args)?;
     importance.check(&args.source)?;
-    let identity = format!("{} {}", source::identity(&checkpoint)?, importance.identity(args));
+    let identity = format!("{} {}", source::identity(&checkpoint), importance.identity(args));
     let partial = beside(&args.output, "partial")?;
     fs::create_dir_all(&partial).with_context(|| format!("cannot write `{}`", partial.display()))?;
     let written = write_shards(&partial, shards, &identity, &losses, &progress).and_then(|index| {

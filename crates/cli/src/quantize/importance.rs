@@ -5,7 +5,6 @@
 //! wrote it is what runs, so that every projection's input is a value of its own. Weights stay where the file is mapped.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,7 +23,7 @@ use super::source::Matrix;
 use crate::eval::{WINDOW, windows};
 use crate::load::{self, KV_BLOCK_LEN, ModelArgs};
 use crate::output::note;
-use crate::units;
+use crate::{files, units};
 
 /// Tokens of a step.
 const STEP_TOKENS: usize = 64;
@@ -101,17 +100,16 @@ fn given(args: &QuantizeArgs) -> Result<Option<Given>> {
     let (imatrix, name, kind, bytes) = match (&args.imatrix, &args.imatrix_text) {
         (Some(path), _) => {
             let read = || format!("cannot read the importance matrix `{}`", path.display());
-            let bytes = fs::read(path).with_context(read)?;
+            let bytes = files::read(path, "importance matrix", files::TEXT_BYTES_MAX)?;
             let imatrix = Imatrix::read(bytes.clone().into()).with_context(read)?;
             (imatrix, path, "imatrix", bytes)
         }
         (None, Some(path)) => {
-            let text = fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+            let text = files::read_text(path, "text", files::TEXT_BYTES_MAX)?;
             let collected = collect(args, &text, &file_name(path));
             let imatrix = collected.with_context(|| format!("--imatrix-text: cannot use `{}`", path.display()))?;
             if let Some(path) = &args.imatrix_out {
-                let written = fs::write(path, imatrix.to_gguf().to_bytes());
-                written.with_context(|| format!("cannot write `{}`", path.display()))?;
+                files::write(path, &imatrix.to_gguf().to_bytes())?;
             }
             (imatrix, path, "text", text.into_bytes())
         }

@@ -37,7 +37,7 @@ use tensor::{Tensor, WeightFormat};
 
 use crate::eval::{self, Scores};
 use crate::load::{self, ModelArgs, parse_weight_format};
-use crate::{output, units};
+use crate::{files, output, units};
 pub(crate) use folder::weight_bytes;
 use importance::{Importances, Scales};
 use mix::{MIXES, Mix, Model};
@@ -327,7 +327,7 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
     let scores = eval_text.as_deref().map(|text| evaluate(args, text)).transpose()?;
     if let Some(path) = &args.receipt {
         let receipt = receipt(args, &written, &importance, scores.as_ref());
-        fs::write(path, receipt).with_context(|| format!("cannot write `{}`", path.display()))?;
+        files::write(path, receipt.as_bytes())?;
     }
     output::stdout(&summary(args, &written)?)?;
     if let Some(scores) = scores {
@@ -433,7 +433,7 @@ fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Re
 
 /// The text of `--eval-text`. Refuses a source that could not predict it before anything is written.
 fn eval_text(file: &Path, source: &str) -> Result<String> {
-    let text = fs::read_to_string(file).with_context(|| format!("cannot read `{}`", file.display()))?;
+    let text = files::read_text(file, "text", files::TEXT_BYTES_MAX)?;
     let (checkpoint, name) = load::open(Some(source), true)?;
     load::plan_of(&checkpoint).with_context(|| format!("--eval-text: `{name}` cannot be computed"))?;
     Ok(text)

@@ -1,9 +1,9 @@
 //! `--quant`: weights in another format, made when a model is loaded and kept for the next time.
 //!
 //! Cache     `hotmetal/quantized` in the user's cache folder: a GGUF file with nothing but tensors for each model and
-//!           format, named by a hash of both, written beside its name first. The hash takes in names, shapes, sizes and
-//!           thousands of samples of the weights, and not every byte: reading them all would take as long as loading the
-//!           model. What was not used for longest goes when the folder grows beyond [`CACHE_BYTES_MAX`].
+//!           format, named by a hash of both, written beside its name first. The hash takes in names, shapes and which
+//!           files the weights are of ([`mapped::FileIdentity`]), and not every byte: reading them all would take as long
+//!           as loading the model. What was not used for longest goes when the folder grows beyond [`CACHE_BYTES_MAX`].
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -35,7 +35,7 @@ pub(crate) fn weights(checkpoint: &Checkpoint, plan: &Plan, mix: Mix, folder: Op
         note("weights: no cache folder is known (set HOME or XDG_CACHE_HOME): they are quantised anew each time");
         return in_memory(checkpoint, &targets);
     };
-    let path = folder.join(format!("{}.gguf", key(checkpoint, &targets)?));
+    let path = folder.join(format!("{}.gguf", key(checkpoint, &targets)));
     if let Ok(found) = read(&path, &targets) {
         // What is in use goes last. A cache that cannot be written is as good to read.
         let _ = File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
@@ -81,14 +81,14 @@ fn targets(checkpoint: &Checkpoint, plan: &Plan, mix: Mix) -> Result<Vec<Target>
 }
 
 /// What the weights are, and what becomes of them, as a name.
-fn key(checkpoint: &Checkpoint, targets: &[Target]) -> Result<String> {
+fn key(checkpoint: &Checkpoint, targets: &[Target]) -> String {
     let mut hash = Sha256::new();
     hash.update(env!("CARGO_PKG_VERSION"));
-    hash.update(super::source::identity(checkpoint)?);
+    hash.update(super::source::identity(checkpoint));
     for target in targets {
         hash.update(format!("{} {:?} {}", target.name, target.shape, target.format));
     }
-    Ok(units::hex(&hash.finalize()))
+    units::hex(&hash.finalize())
 }
 
 /// The tensors in a file of the cache.
@@ -233,6 +233,35 @@ mod tests {
         assert_eq!(left(), [false, true, true, true]);
         remove_oldest(folder.path(), &paths[1], 0);
         assert_eq!(left(), [false, true, false, true]);
+    }
+
+    #[test]
+    fn one_changed_weight_is_another_model() {
+        let (folder, models) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let builtin = Path::new(env!("CARGO_MANIFEST_DIR")).join("builtin");
+        for entry in fs::read_dir(builtin).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, models.path().join(path.file_name().unwrap())).unwrap();
+        }
+        let weights_file = fs::read_dir(models.path()).unwrap().map(|entry| entry.unwrap().path());
+        let weights_file = weights_file.into_iter().find(|path| path.extension().is_some_and(|e| e == "safetensors"));
+        let weights_file = weights_file.expect("it has weights");
+        let quantised = || {
+            let checkpoint = Checkpoint::open(models.path(), &|path| Ok(mapped::map(path)?)).unwrap();
+            let plan = crate::load::plan_of(&checkpoint).unwrap();
+            weights(&checkpoint, &plan, "q8_0".parse().unwrap(), Some(folder.path())).unwrap()
+        };
+        let before = quantised();
+        // In the middle of the file, where no sample of its ends is, and with the old time of modification.
+        let mut bytes = fs::read(&weights_file).unwrap();
+        let modified = weights_file.metadata().unwrap().modified().unwrap();
+        let middle = (bytes.len() / 2) | 1;
+        bytes[middle] ^= 0x3f;
+        fs::write(&weights_file, bytes).unwrap();
+        File::options().append(true).open(&weights_file).unwrap().set_modified(modified).unwrap();
+        let after = quantised();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        assert!(before.iter().zip(&after).any(|(before, after)| before.bytes() != after.bytes()));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
 use formats::gguf::{GgmlType, Gguf, GgufTensor, GgufWriter, nvfp4};
 use formats::{Checkpoint, gguf_names};
+use mapped::FileIdentity;
 use sha2::{Digest, Sha256};
 use tensor::{Tensor, WeightFormat};
 
@@ -205,51 +206,68 @@ impl Source {
         convert::check(source, &written)
     }
 
-    /// A hash of everything that the bytes of the file follow from but its own header: names, types, a sample of every
-    /// tensor's bytes, and what `scales` says of how scales are chosen.
+    /// A hash of everything that the bytes of the file follow from but its own header: names, types, which bytes the
+    /// tensors are, and what `scales` says of how scales are chosen.
     pub(super) fn identity(&self, scales: &str) -> Result<String> {
-        /// Of each end.
-        const SAMPLE: usize = 4096;
         let mut hash = Sha256::new();
         hash.update(format!("{} {scales}", env!("CARGO_PKG_VERSION")));
         match self {
             Self::Gguf(gguf) => {
+                let mut contents = Contents::default();
                 for info in gguf.tensors() {
-                    let bytes = gguf.tensor_bytes(info)?;
                     hash.update(format!("{} {:?} {}", info.name(), info.dims(), info.ggml_type().name()));
-                    hash.update(&bytes[..bytes.len().min(SAMPLE)]);
-                    hash.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
-                    mapped::release(&bytes);
+                    contents.add(&gguf.tensor_bytes(info)?);
                 }
+                hash.update(contents.finish());
             }
-            Self::Checkpoint(checkpoint) => hash.update(identity(checkpoint)?),
+            Self::Checkpoint(checkpoint) => hash.update(identity(checkpoint)),
         }
         Ok(units::hex(&hash.finalize()))
     }
 }
 
-/// A hash of what the weights of a checkpoint are: configuration, names, types and sizes, and samples of all of them.
-pub(super) fn identity(checkpoint: &Checkpoint) -> Result<String> {
-    /// Of a file.
-    const SAMPLES: usize = 1 << 14;
-    /// Bytes of it that may stay in memory: a sample has the system map as much as lies together in its cache, up to 2 MiB.
-    const KEPT: usize = 64 << 20;
+/// A hash of what the weights of a checkpoint are: configuration, names, types, sizes, and which bytes they are.
+pub(super) fn identity(checkpoint: &Checkpoint) -> String {
     let mut hash = Sha256::new();
     hash.update(format!("{} {:?}", checkpoint.config, checkpoint.quantization));
     for info in checkpoint.tensor_infos() {
         hash.update(format!("{info:?}"));
     }
-    for bytes in checkpoint.weight_bytes() {
-        // The header has every offset; of the data, some bytes of every part.
-        hash.update((bytes.len() as u64).to_le_bytes());
-        hash.update(&bytes[..bytes.len().min(1 << 16)]);
-        let step = (bytes.len() / SAMPLES).max(1);
-        for kept in bytes.chunks(KEPT.next_multiple_of(step)) {
-            kept.iter().step_by(step).for_each(|&byte| hash.update([byte]));
-            mapped::release(kept);
+    let mut contents = Contents::default();
+    checkpoint.weight_bytes().for_each(|bytes| contents.add(bytes));
+    hash.update(contents.finish());
+    units::hex(&hash.finalize())
+}
+
+/// A hash of bytes, of which those of files count by what the system says of the file: to read 16 GB for their hash takes
+/// longer than to load the model, and a sample does not see that one weight has changed.
+#[derive(Default)]
+struct Contents {
+    hash: Sha256,
+    last: Option<FileIdentity>,
+}
+
+impl Contents {
+    fn add(&mut self, bytes: &[u8]) {
+        match mapped::identity(bytes) {
+            // Which part of the file it is follows from the names, types and sizes, which are hashed beside this.
+            Some(file) if self.last != Some(file) => {
+                self.hash.update(format!("file {file} "));
+                self.last = Some(file);
+            }
+            Some(_) => {}
+            // Of no file, but the model inside the program or weights that were put together: they are small.
+            None => {
+                self.hash.update((bytes.len() as u64).to_le_bytes());
+                self.hash.update(bytes);
+                self.last = None;
+            }
         }
     }
-    Ok(units::hex(&hash.finalize()))
+
+    fn finish(self) -> [u8; 32] {
+        self.hash.finalize().into()
+    }
 }
 
 /// Bytes of a file, or zero.

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::args::ReportArgs;
 use super::kernels::{KernelReport, KernelRow};
 use super::report::{Device, Facts, Report, Row};
-use crate::units;
+use crate::{files, units};
 use plot::{Plot, Scale, escaped, legend};
 
 const STYLE: &str = include_str!("page.css");
@@ -19,7 +19,7 @@ const STYLE: &str = include_str!("page.css");
 pub(super) fn report(args: &ReportArgs) -> Result<()> {
     let (mut models, mut kernels) = (Vec::new(), Vec::new());
     for path in &args.results {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        let text = files::read_text(path, "result", files::RESULT_BYTES_MAX)?;
         let not_ours = || format!("`{}` is not a result of `hotmetal bench -o json`", path.display());
         let value: Value = serde_json::from_str(&text).with_context(not_ours)?;
         // Results of kernels say through how much memory their weights rotated.
@@ -37,7 +37,7 @@ pub(super) fn write(path: &Path, models: &[Report], kernels: &[KernelReport]) ->
     if models.iter().all(|report| report.rows.is_empty()) && kernels.iter().all(|report| report.rows.is_empty()) {
         bail!("there is nothing to report: the results have no rows");
     }
-    std::fs::write(path, page(models, kernels)).with_context(|| format!("cannot write `{}`", path.display()))
+    files::write(path, page(models, kernels).as_bytes())
 }
 
 /// Writes the page of one `bench serve`: how its latencies are distributed (each by its 0th, 5th, … 100th percentile, in
@@ -59,7 +59,7 @@ pub(super) fn write_serve(
     }
     let rows = figures.iter().map(|(name, value)| vec![name.clone(), value.clone()]);
     body.push_str(&section("Figures", "By the names of vLLM's bench serve.", &table(&["", ""], &[0], rows)));
-    std::fs::write(path, document(title, &body)).with_context(|| format!("cannot write `{}`", path.display()))
+    files::write(path, document(title, &body).as_bytes())
 }
 
 fn page(models: &[Report], kernels: &[KernelReport]) -> String {
