@@ -128,6 +128,14 @@ struct LimitArgs {
     /// Connections at a time
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_connections: usize,
+
+    /// Refuse fields of requests that the server does not know, which are else reported in the answer and have no effect
+    #[arg(long)]
+    strict_fields: bool,
+
+    /// Refuse tools where the model's chat template shows none, which are else described in the system message
+    #[arg(long)]
+    no_generic_tools: bool,
 }
 
 /// Runs the command.
@@ -253,6 +261,8 @@ fn options(args: &ServeArgs) -> Result<Options> {
         stall_time_max: Duration::from_secs(limits.stall_timeout),
         drain_time_max: Duration::from_secs(limits.drain_timeout),
         connections_max: limits.max_connections,
+        strict_fields: limits.strict_fields,
+        generic_tools: !limits.no_generic_tools,
         ..Options::default()
     })
 }

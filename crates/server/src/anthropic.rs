@@ -14,9 +14,10 @@ use crate::app::{App, Serving};
 use crate::chat;
 use crate::choice::Finish;
 use crate::error::{ApiError, json_response};
-use crate::fields::{Field, Fields, applied, only, string, wrong};
+use crate::fields::{self, Field, Fields, applied, hint, ignore, only, string, wrong};
 use crate::generation::{Plan, prepared, random_id};
 use crate::security::KeyNumber;
+use crate::tools;
 use crate::turn::{self, Block, BlockKind, Change, Conversation, NamedEvent, Progress, TurnFormat};
 
 const MESSAGES_MAX: usize = 4096;
@@ -29,7 +30,10 @@ pub(crate) const PROMPT_FIELDS: &[Field] = &[
     applied("tools"),
     applied("tool_choice"),
     applied("thinking"),
-    only("cache_control", is_cache_control, "the prefix cache serves all prompts"),
+    applied("output_config"),
+    hint("context_management", "a conversation is never cut; send what fits"),
+    hint("betas", "there is one interface"),
+    hint("cache_control", tools::CACHED),
     only("mcp_servers", |value| value.as_array().is_some_and(Vec::is_empty), "the server opens no connection"),
 ];
 
@@ -46,16 +50,11 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("seed"),
     applied("priority"),
     applied("cache_salt"),
-    only("service_tier", |value| value == "auto" || value == "standard_only", "there is one tier"),
-    only("container", |_| false, "nothing is run here"),
-    only("context_management", |_| false, "a conversation is never cut; send what fits"),
+    hint("service_tier", "there is one tier"),
+    hint("container", "nothing is run here"),
 ];
 
 const KNOWN: &[&[Field]] = &[PROMPT_FIELDS, FIELDS];
-
-fn is_cache_control(value: &Value) -> bool {
-    value["type"] == "ephemeral"
-}
 
 /// Answers a conversation.
 pub(crate) async fn messages(
@@ -63,7 +62,8 @@ pub(crate) async fn messages(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (plan, prompt)) = prepared(&app, key, request, prepare).await?;
+    let (serving, (mut plan, prompt), ignored) = prepared(&app, key, request, prepare).await?;
+    ignored.report(&mut plan.settings.labels);
     let format = Messages { id: random_id("msg").replacen('-', "_", 1), model: serving.name.clone(), begun: false };
     turn::respond(&app, serving, prompt, plan, format).await
 }
@@ -74,22 +74,30 @@ pub(crate) async fn count_tokens(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (_, tokens) = prepared(&app, key, request, |body, serving, key| {
+    let (_, tokens, ignored) = prepared(&app, key, request, |body, serving, key| {
         let mut fields = Fields::new(body, &[PROMPT_FIELDS])?;
         let (_, prompt) = inner(&mut fields, Map::new(), None, serving, key)?;
         fields.finish(&[PROMPT_FIELDS])?;
         Ok(prompt.len())
     })
     .await?;
-    Ok(json_response(StatusCode::OK, &json!({"input_tokens": tokens})))
+    let mut facts = Map::new();
+    ignored.report(&mut facts);
+    let mut answer = json!({"input_tokens": tokens});
+    if !facts.is_empty() {
+        answer["x_hotmetal"] = facts.into();
+    }
+    Ok(json_response(StatusCode::OK, &answer))
 }
 
 fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<u32>), ApiError> {
     let mut fields = Fields::new(body, KNOWN)?;
     let mut chat = Map::new();
-    let max_tokens = fields.integer("max_tokens", 1, i64::from(u32::MAX))?;
-    let max_tokens = max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "`max_tokens` is missing"))?;
-    chat.insert("max_tokens".to_owned(), max_tokens.into());
+    if !fields.has("max_tokens") {
+        return Err(ApiError::invalid("max_tokens", "`max_tokens` is missing"));
+    }
+    let max_tokens = fields.token_limit("max_tokens", 1)?;
+    chat.extend(max_tokens.map(|count| ("max_tokens".to_owned(), count.into())));
     if let Some(stop) = fields.take("stop_sequences") {
         if !stop.is_array() {
             return Err(wrong("stop_sequences", &stop, "a list of strings"));
@@ -99,7 +107,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<u
     for name in ["metadata", "stream", "temperature", "top_k", "top_p", "min_p", "seed", "priority", "cache_salt"] {
         chat.extend(fields.take(name).map(|value| (name.to_owned(), value)));
     }
-    let (plan, prompt) = inner(&mut fields, chat, Some(max_tokens as usize), serving, key)?;
+    let (plan, prompt) = inner(&mut fields, chat, max_tokens, serving, key)?;
     fields.finish(KNOWN)?;
     Ok((plan, prompt))
 }
@@ -124,17 +132,17 @@ fn inner(
     for (index, message) in messages.into_iter().enumerate() {
         conversation.take_message(&format!("messages[{index}]"), message)?;
     }
+    // An answer goes on with the words that it is given.
     if conversation.messages.last().is_some_and(|last| last["role"] == "assistant") {
-        let message = "the last message is the assistant's: an answer begins with a message of its own";
-        return Err(ApiError::unsupported("messages", message));
+        chat.insert("continue_final_message".to_owned(), true.into());
     }
     let reasoning_max = thinking(fields, &mut chat, max_tokens, serving)?;
-    tools(fields, &mut chat)?;
+    take_tools(fields, &mut chat)?;
     chat.extend(fields.take("model").map(|model| ("model".to_owned(), model)));
     chat.insert("messages".to_owned(), conversation.messages.into());
     let origins = conversation.origins;
-    let prepared = chat::prepare(chat.into(), serving, key);
-    let (mut plan, prompt, _) = prepared.map_err(|error| error.map_param(|name| outer_name(name, &origins)))?;
+    let rename = |name: &str| outer_name(name, &origins);
+    let (mut plan, prompt, _) = fields::inner(rename, || chat::prepare(chat.into(), serving, key))?;
     plan.settings.text.reasoning_max = reasoning_max;
     Ok((plan, prompt))
 }
@@ -154,6 +162,8 @@ fn outer_name(name: &str, origins: &[String]) -> String {
     match name {
         "stop" => "stop_sequences".to_owned(),
         "chat_template_kwargs" => "thinking".to_owned(),
+        "reasoning_effort" => "output_config.effort".to_owned(),
+        "continue_final_message" => "messages".to_owned(),
         "parallel_tool_calls" => "tool_choice".to_owned(),
         name => name.replace(".function.parameters", ".input_schema").replace(".function", ""),
     }
@@ -174,7 +184,7 @@ impl Conversation {
             return Err(wrong(at, &message, "an object with `role` and `content`"));
         }
         let within = |error: ApiError| error.within(at);
-        let mut fields = Fields::new(message, MESSAGE).map_err(within)?;
+        let mut fields = Fields::inside(at, message, MESSAGE)?;
         let role = fields.required("role").and_then(|role| string("role", role)).map_err(within)?;
         let content = fields.required("content").map_err(within)?;
         let at_content = format!("{at}.content");
@@ -196,7 +206,7 @@ impl Conversation {
             applied("tool_use_id"),
             applied("content"),
             applied("is_error"),
-            only("cache_control", is_cache_control, "the prefix cache serves all prompts"),
+            hint("cache_control", tools::CACHED),
         ]];
         for (index, block) in blocks.into_iter().enumerate() {
             let at = format!("{at}[{index}]");
@@ -204,7 +214,7 @@ impl Conversation {
                 Some("text") => self.push_user(&at, &text_block(&at, block)?),
                 Some("tool_result") => {
                     let within = |error: ApiError| error.within(&at);
-                    let mut fields = Fields::new(block, RESULT).map_err(within)?;
+                    let mut fields = Fields::inside(&at, block, RESULT)?;
                     let id = fields.required("tool_use_id").and_then(|id| string("tool_use_id", id)).map_err(within)?;
                     let is_error = fields.boolean("is_error").map_err(within)?.unwrap_or(false);
                     let content = match fields.take("content") {
@@ -222,14 +232,13 @@ impl Conversation {
     }
 
     fn take_assistant(&mut self, at: &str, blocks: Vec<Value>) -> Result<(), ApiError> {
-        const THINKING: &[&[Field]] =
-            &[&[applied("type"), applied("thinking"), only("signature", Value::is_string, "it is a string")]];
+        const THINKING: &[&[Field]] = &[&[applied("type"), applied("thinking"), hint("signature", "it is an echo")]];
         const USE: &[&[Field]] = &[&[
             applied("type"),
             applied("id"),
             applied("name"),
             applied("input"),
-            only("cache_control", is_cache_control, "the prefix cache serves all prompts"),
+            hint("cache_control", tools::CACHED),
         ]];
         let mut message = json!({"role": "assistant", "content": null});
         let mut calls = Vec::new();
@@ -239,16 +248,17 @@ impl Conversation {
             match block["type"].as_str() {
                 Some("text") => chat::append(&mut message, "content", &text_block(&at, block)?),
                 Some("thinking") => {
-                    let mut fields = Fields::new(block, THINKING).map_err(within)?;
+                    let mut fields = Fields::inside(&at, block, THINKING)?;
                     let thought =
                         fields.required("thinking").and_then(|text| string("thinking", text)).map_err(within)?;
-                    // Clients send back all that they got; what of it the model sees again is the template's to say.
-                    if self.dialect.shows_reasoning {
-                        chat::append(&mut message, "reasoning_content", &thought);
-                    }
+                    chat::append(&mut message, "reasoning_content", &thought);
+                }
+                // Another server's own, which nobody here can read.
+                Some("redacted_thinking" | "server_tool_use" | "web_search_tool_result" | "web_fetch_tool_result") => {
+                    ignore(at);
                 }
                 Some("tool_use") => {
-                    let mut fields = Fields::new(block, USE).map_err(within)?;
+                    let mut fields = Fields::inside(&at, block, USE)?;
                     let mut text = |name: &'static str| {
                         fields.required(name).and_then(|value| string(name, value)).map_err(within)
                     };
@@ -263,8 +273,6 @@ impl Conversation {
         }
         if !calls.is_empty() {
             message["tool_calls"] = calls.into();
-        } else if message["content"].is_null() {
-            message["content"] = "".into();
         }
         self.push(at, message);
         Ok(())
@@ -283,14 +291,14 @@ fn text_block(at: &str, block: Value) -> Result<String, ApiError> {
     const TEXT: &[&[Field]] = &[&[
         applied("type"),
         applied("text"),
-        only("cache_control", is_cache_control, "the prefix cache serves all prompts"),
-        only("citations", |value| value.as_array().is_some_and(Vec::is_empty), "nothing is cited"),
+        hint("cache_control", tools::CACHED),
+        hint("citations", "nothing is cited"),
     ]];
     if block["type"] != "text" {
         return Err(no_such_block(at, "text blocks"));
     }
     let within = |error: ApiError| error.within(at);
-    let mut fields = Fields::new(block, TEXT).map_err(within)?;
+    let mut fields = Fields::inside(at, block, TEXT)?;
     fields.required("text").and_then(|text| string("text", text)).map_err(within)
 }
 
@@ -314,27 +322,28 @@ fn thinking(
     serving: &Serving,
 ) -> Result<Option<usize>, ApiError> {
     const KNOWN: &[&[Field]] = &[&[applied("type"), applied("budget_tokens")]];
+    let effort = output_config(fields)?;
+    chat.extend(effort.map(|effort| ("reasoning_effort".to_owned(), effort)));
     let Some(thinking) = fields.take("thinking") else { return Ok(None) };
     if !thinking.is_object() {
         return Err(wrong("thinking", &thinking, "an object with `type`"));
     }
     let within = |error: ApiError| error.within("thinking");
-    let mut thinking = Fields::new(thinking, KNOWN).map_err(within)?;
+    let mut thinking = Fields::inside("thinking", thinking, KNOWN)?;
     let kind = thinking.required("type").and_then(|kind| string("type", kind)).map_err(within)?;
     let enabled = match kind.as_str() {
         "enabled" => true,
         "disabled" => false,
-        other => return Err(wrong("thinking.type", &json!(other), "enabled or disabled")),
+        // As the model likes, which is what a template does that is told nothing.
+        "adaptive" => return Ok(None),
+        other => return Err(wrong("thinking.type", &json!(other), "enabled, disabled or adaptive")),
     };
     let dialect = &serving.dialect;
-    if enabled && !dialect.thinks {
-        return Err(ApiError::unsupported("thinking", "this model's chat template knows no thinking"));
-    }
-    if !enabled && dialect.thinks && !dialect.switches_thinking {
-        return Err(ApiError::unsupported("thinking", "this model's chat template cannot keep it from thinking"));
-    }
     if dialect.switches_thinking {
         chat.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": enabled}));
+    } else if enabled != dialect.thinks {
+        // The model has no switch for it.
+        ignore("thinking");
     }
     let mut budget = None;
     if enabled {
@@ -351,27 +360,35 @@ fn thinking(
     Ok(budget)
 }
 
+/// `output_config`: how much effort the answer is worth, as the inner request has it.
+fn output_config(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
+    const KNOWN: &[&[Field]] = &[&[applied("effort")]];
+    let Some(config) = fields.take("output_config") else { return Ok(None) };
+    Ok(Fields::inside("output_config", config, KNOWN)?.take("effort"))
+}
+
 /// Takes `tools` and `tool_choice`, as the inner request has them.
-fn tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn take_tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     const TOOL: &[&[Field]] = &[&[
-        only("type", |value| value == "custom", "the server runs no tools of its own"),
+        applied("type"),
         applied("name"),
         applied("description"),
         applied("input_schema"),
-        only("cache_control", is_cache_control, "the prefix cache serves all prompts"),
-        only(
-            "strict",
-            |value| value == false,
-            "arguments are held to their schema where `tool_choice` makes the model call",
-        ),
+        hint("cache_control", tools::CACHED),
+        hint("strict", "arguments are held to their schema where `tool_choice` makes the model call"),
+        hint("eager_input_streaming", "arguments are streamed anyway"),
     ]];
     const CHOICE: &[&[Field]] = &[&[applied("type"), applied("name"), applied("disable_parallel_tool_use")]];
     match fields.take("tools") {
         None => {}
         Some(Value::Array(tools)) => {
-            let tool = |(index, tool)| {
+            let tool = |(index, tool): (usize, Value)| {
                 let at = format!("tools[{index}]");
-                let mut fields = Fields::new(tool, TOOL).map_err(|error| error.within(&at))?;
+                if let Some(kind) = tool["type"].as_str().filter(|kind| *kind != "custom") {
+                    // Left to those who know which kinds there are, with its name.
+                    return Ok(json!({"type": kind}));
+                }
+                let mut fields = Fields::inside(&at, tool, TOOL)?;
                 let mut function = Map::new();
                 for (name, inner) in [("name", "name"), ("description", "description"), ("input_schema", "parameters")]
                 {
@@ -389,7 +406,7 @@ fn tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiEr
         return Err(wrong("tool_choice", &choice, "an object with `type`"));
     }
     let within = |error: ApiError| error.within("tool_choice");
-    let mut choice = Fields::new(choice, CHOICE).map_err(within)?;
+    let mut choice = Fields::inside("tool_choice", choice, CHOICE)?;
     let kind = choice.required("type").and_then(|kind| string("type", kind)).map_err(within)?;
     let inner = match kind.as_str() {
         "auto" | "none" => json!(kind),

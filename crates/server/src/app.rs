@@ -1,7 +1,8 @@
 //! The server's state: what is served, and whether it is.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -19,8 +20,11 @@ use crate::grammar::Grammars;
 use crate::loading::Loading;
 use crate::metrics::{HttpMetrics, Metrics};
 use crate::options::Options;
-use crate::tools::Dialect;
+use crate::tools::{Dialect, ToolForm};
 use crate::{anthropic, chat, completions, embeddings, info, openapi, page, responses, security, tokens};
+
+/// Fields without effect that the log names, at most: clients make the names.
+const IGNORED_TOLD_MAX: usize = 256;
 
 /// A loaded model, for [`App::ready`].
 pub struct ServedModel {
@@ -63,11 +67,25 @@ pub(crate) struct Serving {
     pub(crate) grammars: Grammars,
     /// How the model writes reasoning and calls of tools.
     pub(crate) dialect: Dialect,
+    /// Whether tools are described in words where the template shows none.
+    generic_tools: bool,
     pub(crate) load_time: Duration,
     /// Seconds since 1970 when it was ready.
     pub(crate) created: u64,
     /// How its requests fared.
     pub(crate) metrics: Metrics,
+}
+
+impl Serving {
+    /// How tools are shown to the model, and its calls read.
+    pub(crate) fn tool_form(&self) -> ToolForm {
+        let shows = self.chat_template.as_ref().is_some_and(ChatTemplate::supports_tools);
+        match self.dialect.tools.filter(|_| shows) {
+            Some(syntax) => ToolForm::Own(syntax),
+            None if self.generic_tools && self.chat_template.is_some() => ToolForm::Generic,
+            None => ToolForm::None,
+        }
+    }
 }
 
 /// How far the server is.
@@ -101,6 +119,8 @@ pub(crate) struct Inner {
     draining: AtomicBool,
     /// Turns true when streams have to end now.
     pub(crate) stop: watch::Sender<bool>,
+    /// Fields without effect that the log has named.
+    ignored: Mutex<HashSet<String>>,
 }
 
 /// Where a model is, once it is loaded.
@@ -165,6 +185,7 @@ impl App {
             not_loaded: RwLock::new(None),
             draining: AtomicBool::new(false),
             stop: watch::Sender::new(false),
+            ignored: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -202,6 +223,7 @@ impl App {
             hidden_size,
             grammars,
             dialect,
+            generic_tools: self.inner.options.generic_tools,
             load_time,
             created: unix_time(),
             metrics: Metrics::default(),
@@ -218,6 +240,28 @@ impl App {
     /// Says that no model will be served, and why.
     pub fn failed(&self, why: &str) {
         *self.inner.not_loaded.write().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
+    }
+
+    /// Says once in the log of each field that it was taken without effect: clients send the same with each request.
+    pub(crate) fn note_ignored(&self, paths: &[String]) {
+        if paths.is_empty() {
+            return;
+        }
+        let mut told = self.inner.ignored.lock().unwrap_or_else(PoisonError::into_inner);
+        for path in paths {
+            // `messages[17].name` is news only once.
+            let mut inside = false;
+            let general: String = path
+                .chars()
+                .filter(|&c| {
+                    inside = (inside || c == '[') && c != ']';
+                    !inside || c == '['
+                })
+                .collect();
+            if told.len() < IGNORED_TOLD_MAX && told.insert(general.clone()) {
+                tracing::info!(field = general, "a field of requests is taken without effect");
+            }
+        }
     }
 
     /// Takes no new request from now on; those under way go on.

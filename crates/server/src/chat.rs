@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -13,13 +14,13 @@ use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use crate::app::{App, Serving};
 use crate::choice::Delta;
 use crate::error::ApiError;
-use crate::fields::{Field, Fields, applied, only};
+use crate::fields::{Field, Fields, applied, hint, ignore, only};
 use crate::generation::{self, Format, Plan, prepared, random_id, unix_time};
 use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
 use crate::sampling::{self, Settings};
 use crate::security::KeyNumber;
-use crate::tools::{self, Controls, ToolChoice};
-use crate::{grammar, logprobs, messages};
+use crate::tools::{self, Controls, ToolChoice, ToolForm};
+use crate::{generic_tools, grammar, logprobs, messages};
 
 /// Fields of a conversation that is to be rendered; `/apply-template` and `/tokenize` have them too.
 pub(crate) const PROMPT_FIELDS: &[Field] = &[
@@ -28,7 +29,7 @@ pub(crate) const PROMPT_FIELDS: &[Field] = &[
     applied("chat_template_kwargs"),
     applied("reasoning_effort"),
     applied("add_generation_prompt"),
-    only("continue_final_message", |value| value == false, "an answer begins with a message of its own"),
+    applied("continue_final_message"),
     only("chat_template", |_| false, "the server's --chat-template says it"),
     only("documents", is_empty, "templates are given messages and tools"),
 ];
@@ -40,12 +41,12 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("logprobs"),
     applied("top_logprobs"),
     only("functions", is_empty, "it is the old name of `tools`"),
+    hint("prediction", "nothing is speculated from it, and the text is the same"),
+    hint("verbosity", "the model decides"),
     only("function_call", |value| value == "none", "it is the old name of `tool_choice`"),
     only("modalities", |value| *value == json!(["text"]), "answers are text"),
     only("audio", |_| false, "answers are text"),
-    only("prediction", |_| false, "nothing is speculated from it"),
     only("web_search_options", |_| false, "the server opens no connection"),
-    only("verbosity", |value| value == "medium", "the model decides"),
     only("echo", |value| value == false, "it belongs to /v1/completions"),
 ];
 
@@ -64,52 +65,114 @@ pub(crate) struct Conversation {
     tools: Vec<Value>,
     extra: Map<String, Value>,
     add_generation_prompt: bool,
+    /// The answer goes on with the last message, which is the assistant's.
+    continues: bool,
 }
 
 impl Conversation {
     /// Takes the fields of a conversation.
     pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Self, ApiError> {
         let template = template_of(serving)?;
-        let messages = messages::check(fields.required("messages")?, template.capabilities(), &serving.dialect)?;
+        let can = template.capabilities();
+        let form = serving.tool_form();
+        let shows_calls = form != ToolForm::None || (can.tool_calls && can.tool_results);
+        let messages = messages::check(fields.required("messages")?, can, &serving.dialect, shows_calls)?;
         let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
-        if let Some(name) = extra.keys().find(|name| FIXED.contains(&name.as_str()) || !template.reads(name)) {
-            let message = match FIXED.contains(&name.as_str()) {
-                true => format!("`{name}` is what the request's other fields say"),
-                false => format!("this model's chat template does not look at `{name}`"),
-            };
+        if let Some(name) = extra.keys().find(|name| FIXED.contains(&name.as_str())) {
+            let message = format!("`{name}` is what the request's other fields say");
             return Err(ApiError::unsupported(format!("chat_template_kwargs.{name}"), message));
         }
-        if let Some(effort) = fields.string("reasoning_effort")? {
-            if !serving.dialect.takes_effort {
-                let message = "this model's chat template does not look at `reasoning_effort`";
-                return Err(ApiError::unsupported("reasoning_effort", message));
+        extra.retain(|name, _| {
+            let reads = template.reads(name);
+            if !reads {
+                ignore(format!("chat_template_kwargs.{name}"));
             }
-            extra.insert("reasoning_effort".to_owned(), effort.into());
+            reads
+        });
+        if let Some(effort) = fields.string("reasoning_effort")? {
+            if serving.dialect.takes_effort {
+                extra.insert("reasoning_effort".to_owned(), effort.into());
+            } else {
+                ignore("reasoning_effort");
+            }
         }
-        let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
+        let continues = fields.boolean("continue_final_message")?.unwrap_or(false);
+        let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(!continues);
+        if continues {
+            check_continued(&messages, add_generation_prompt)?;
+        }
         let tools = tools::take(fields, serving)?;
-        Ok(Self { messages, tools, extra, add_generation_prompt })
+        Ok(Self { messages, tools, extra, add_generation_prompt, continues })
+    }
+
+    /// The conversation as the template is given it: without tools where these are told in words.
+    fn shown(&self, serving: &Serving) -> (Cow<'_, [Value]>, &[Value]) {
+        let says_tools = |message: &Value| message["role"] == "tool" || !message["tool_calls"].is_null();
+        let is_generic = serving.tool_form() == ToolForm::Generic
+            && (!self.tools.is_empty() || self.messages.iter().any(says_tools));
+        if !is_generic {
+            return (Cow::Borrowed(&self.messages), &self.tools);
+        }
+        let system = serving.chat_template.as_ref().is_some_and(|template| template.capabilities().system);
+        (generic_tools::in_words(self.messages.clone(), &self.tools, system).into(), &[])
     }
 
     /// The text that the model sees.
     pub(crate) fn render(&self, serving: &Serving) -> Result<String, ApiError> {
         let tokenizer = &serving.tokenizer;
         let text_of = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
+        let (messages, tools) = self.shown(serving);
         let input = RenderInput {
-            tools: Some(&*self.tools).filter(|tools| !tools.is_empty()),
+            tools: Some(tools).filter(|tools| !tools.is_empty()),
             add_generation_prompt: self.add_generation_prompt,
             bos_token: text_of(tokenizer.bos_id()),
             eos_token: text_of(tokenizer.eos_ids().first().copied()),
             extra: self.extra.clone(),
-            ..RenderInput::new(&self.messages, now())
+            ..RenderInput::new(&messages, now())
         };
-        template_of(serving)?.render(&input).map_err(|error| ApiError::invalid("messages", error.to_string()))
+        let rendered = template_of(serving)?.render(&input);
+        let text = rendered.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        if !self.continues {
+            return Ok(text);
+        }
+        let said = messages.last().map(|last| messages::text_of(&last["content"])).unwrap_or_default();
+        continued(text, &said)
     }
 
     /// The ids that the model sees.
     pub(crate) fn encode(&self, serving: &Serving) -> Result<Vec<u32>, ApiError> {
         Ok(serving.tokenizer.encode(&self.render(serving)?, ParseSpecial::Yes)?)
     }
+}
+
+/// That the last message can be gone on with.
+fn check_continued(messages: &[Value], add_generation_prompt: bool) -> Result<(), ApiError> {
+    if add_generation_prompt {
+        let message =
+            "`continue_final_message` goes on with the last message, and `add_generation_prompt` begins another";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
+    let last = messages.last().filter(|last| last["role"] == "assistant" && last["tool_calls"].is_null());
+    if last.is_none_or(|last| messages::text_of(&last["content"]).trim().is_empty()) {
+        let message = "`continue_final_message` needs a last message of the assistant's, with a text";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
+    Ok(())
+}
+
+/// A rendered conversation up to the end of its last message's text: without what the template writes behind a message.
+/// Where the template takes spaces off a message, they are taken off here too.
+fn continued(mut text: String, said: &str) -> Result<String, ApiError> {
+    let begun = said.trim();
+    let Some(at) = text.rfind(begun) else {
+        let message =
+            "this model's chat template does not show the last message as it is, so nothing can go on with it";
+        return Err(ApiError::unsupported("continue_final_message", message));
+    };
+    let whole = said.trim_start();
+    let end = at + if text[at..].starts_with(whole) { whole.len() } else { begun.len() };
+    text.truncate(end);
+    Ok(text)
 }
 
 fn template_of(serving: &Serving) -> Result<&ChatTemplate, ApiError> {
@@ -130,7 +193,8 @@ pub(crate) async fn chat_completions(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (plan, prompt, wants_logprobs)) = prepared(&app, key, request, prepare).await?;
+    let (serving, (mut plan, prompt, wants_logprobs), ignored) = prepared(&app, key, request, prepare).await?;
+    ignored.report(&mut plan.settings.labels);
     let format = ChatFormat {
         id: random_id("chatcmpl"),
         created: unix_time(),
@@ -166,7 +230,7 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     let wants_logprobs = settings.sampling.logprobs.is_some();
     settings.sampling.check(serving.engine.config().vocab_size)?;
     let prompt = conversation.render(serving)?;
-    let syntax = serving.dialect.tools.filter(|_| !conversation.tools.is_empty());
+    let syntax = serving.tool_form().syntax().filter(|_| !conversation.tools.is_empty());
     let reasoning = serving.dialect.reasoning(&prompt);
     if let Some(grammar) = choice.grammar(&conversation.tools, reasoning, serving)? {
         settings.grammar = Some(grammar);
@@ -191,7 +255,7 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
 
 /// The newer name of the field and the older one; both, if they agree.
 fn max_tokens(fields: &mut Fields) -> Result<(Option<usize>, &'static str), ApiError> {
-    match (fields.count("max_completion_tokens")?, fields.count("max_tokens")?) {
+    match (fields.token_limit("max_completion_tokens", 1)?, fields.token_limit("max_tokens", 1)?) {
         (Some(a), Some(b)) if a != b => {
             Err(ApiError::invalid("max_tokens", "`max_tokens` contradicts `max_completion_tokens`"))
         }
@@ -203,6 +267,7 @@ fn max_tokens(fields: &mut Fields) -> Result<(Option<usize>, &'static str), ApiE
 fn top_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let wanted = fields.boolean("logprobs")?.unwrap_or(false);
     match fields.count("top_logprobs")? {
+        Some(0) if !wanted => Ok(None),
         Some(_) if !wanted => Err(ApiError::invalid("top_logprobs", "`top_logprobs` goes with `logprobs`: true")),
         count => Ok(wanted.then_some(count.unwrap_or(0))),
     }

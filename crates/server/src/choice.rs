@@ -107,6 +107,11 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
+    /// Whether something in the text began as a call of a tool and could not be read as one.
+    pub(crate) fn has_misread(&self) -> bool {
+        self.reply.as_ref().is_some_and(ReplyReader::has_misread)
+    }
+
     pub(crate) fn new(tokenizer: Arc<Tokenizer>, options: Arc<TextOptions>) -> Result<Self, EngineError> {
         Ok(Self {
             decoder: Some(StreamDecoder::new(tokenizer, options.skip_special)),

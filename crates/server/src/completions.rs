@@ -31,6 +31,7 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("echo"),
     applied("logprobs"),
     applied("add_special_tokens"),
+    applied("parse_special"),
     only("suffix", |value| value == "", "the model continues text and fills no gap"),
     only("prompt_logprobs", |_| false, "`echo` with `logprobs` gives them"),
 ];
@@ -43,7 +44,8 @@ pub(crate) async fn completions(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (plan, prompts, format)) = prepared(&app, key, request, prepare).await?;
+    let (serving, (mut plan, prompts, format), ignored) = prepared(&app, key, request, prepare).await?;
+    ignored.report(&mut plan.settings.labels);
     generation::respond(&app, serving, prompts, plan, format).await
 }
 
@@ -53,9 +55,12 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
     let prompts = prompts::take(&mut fields, "prompt", PROMPTS_MAX, serving)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let logprobs = fields.count("logprobs")?;
-    let max_tokens = fields.count("max_tokens")?.unwrap_or(MAX_TOKENS);
+    let is_said = fields.has("max_tokens");
+    // Where nothing is said, as OpenAI's interface; -1 is no limit.
+    let max_tokens = fields.token_limit("max_tokens", 0)?.or((!is_said).then_some(MAX_TOKENS));
     fields.finish(KNOWN)?;
-    if max_tokens == 0 && !echo {
+    let scores = max_tokens == Some(0);
+    if scores && !echo {
         return Err(ApiError::invalid(
             "max_tokens",
             "`max_tokens`: 0 goes with `echo`: true, which then is all there is",
@@ -70,7 +75,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
         .check(vocab_size)
         .map_err(|error| ApiError::from(error).with_param("top_logprobs", "logprobs"))?;
     // Without tokens to generate, the engine is asked about the prompt alone.
-    let prompt_logprobs = if max_tokens == 0 { Some(logprobs.unwrap_or(0)) } else { logprobs.filter(|_| echo) };
+    let prompt_logprobs = if scores { Some(logprobs.unwrap_or(0)) } else { logprobs.filter(|_| echo) };
     let format = TextFormat {
         id: random_id("cmpl"),
         created: unix_time(),
@@ -82,13 +87,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
         sent: vec![None; prompts.len() * settings.num_completions],
         serving: Arc::clone(serving),
     };
-    let plan = Plan {
-        settings,
-        max_tokens: Some(max_tokens),
-        prompt_logprobs,
-        prompt_field: "prompt",
-        max_tokens_field: "max_tokens",
-    };
+    let plan = Plan { settings, max_tokens, prompt_logprobs, prompt_field: "prompt", max_tokens_field: "max_tokens" };
     Ok((plan, prompts.into_iter().map(|prompt| prompt.ids).collect(), format))
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::app::{App, Serving};
 use crate::error::{ApiError, json_response};
-use crate::fields::{Field, Fields, applied, only, wrong};
+use crate::fields::{Field, Fields, applied, hint, only, wrong};
 use crate::generation::{Watched, blocking, failed, prepared};
 use crate::prompts;
 use crate::sampling::{cache_domain, labels, priority};
@@ -34,11 +34,13 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("pooling"),
     applied("normalize"),
     applied("add_special_tokens"),
+    applied("parse_special"),
     applied("priority"),
     applied("cache_salt"),
     applied("user"),
     applied("metadata"),
     only("truncate_prompt_tokens", |_| false, "a text is never cut; send what fits"),
+    hint("prompt_cache_key", "the prefix cache serves all prompts; `cache_salt` keeps a prompt apart"),
     only("input_type", |_| false, "the model knows one kind of text; what is to stand before a query is part of it"),
 ];
 
@@ -65,7 +67,8 @@ pub(crate) async fn embeddings(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, wanted) = prepared(&app, key, request, prepare).await?;
+    let (serving, mut wanted, ignored) = prepared(&app, key, request, prepare).await?;
+    ignored.report(&mut wanted.labels);
     let (mut vectors, mut prompt_tokens, mut cached_tokens) = (Vec::with_capacity(wanted.inputs.len()), 0, 0);
     let begun = std::time::Instant::now();
     for wave in wanted.inputs.chunks(WAVE) {

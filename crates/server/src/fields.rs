@@ -1,10 +1,25 @@
-//! The fields of a request body: a route lists those it knows, and each is applied or refused by name.
+//! The fields of a request body. Each field of each route is in one of three classes, which its route's list says:
+//!
+//! - **applied**: the route acts on it ([`Rule::Applied`], and of [`Rule::Only`] the values that ask for what is done anyway);
+//! - **taken without effect** ([`Rule::Hint`]): a hint, an identity, an echo or an annotation that cannot change the text
+//!   here. The answer lists it under `x_hotmetal.ignored`;
+//! - **refused by name** (other values of [`Rule::Only`], [`FOREIGN`], and a misspelt name of an applied field): it would
+//!   change the text, and cannot be honoured.
+//!
+//! A name that no list has is taken without effect too, unless the server is started with `--strict-fields`. So a client
+//! that sends what its own vendor added last week is served, and a typo in `temperature` is told.
 
+use std::cell::RefCell;
 use std::fmt::Display;
 
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::openapi::BODY_ROUTES;
+
+/// Paths of one request that are listed, at most, and bytes of each.
+const IGNORED_MAX: usize = 64;
+const PATH_BYTES_MAX: usize = 160;
 
 /// A field that a route knows.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +35,8 @@ pub(crate) enum Rule {
     Applied,
     /// Values that ask for what is done anyway are taken; others are refused, with the reason.
     Only { accepts: fn(&Value) -> bool, why: &'static str },
+    /// Taken without effect, and reported, because of this.
+    Hint { why: &'static str },
 }
 
 /// A field that is acted on.
@@ -32,31 +49,151 @@ pub(crate) const fn only(name: &'static str, accepts: fn(&Value) -> bool, why: &
     Field { name, rule: Rule::Only { accepts, why } }
 }
 
+/// A field that cannot change the text here.
+pub(crate) const fn hint(name: &'static str, why: &'static str) -> Field {
+    Field { name, rule: Rule::Hint { why } }
+}
+
+/// Names by which other servers take what would change the text, with what to do instead.
+pub(crate) const FOREIGN: &[(&str, &str)] = &[
+    ("mirostat", "this sampler is not here; `top_p`, `min_p` or `typical_p` cut the unlikely tokens"),
+    ("mirostat_tau", "this sampler is not here"),
+    ("mirostat_eta", "this sampler is not here"),
+    ("dynatemp_range", "the temperature is one number here: `temperature`"),
+    ("dynatemp_exponent", "the temperature is one number here: `temperature`"),
+    ("smoothing_factor", "this sampler is not here"),
+    ("tfs_z", "this sampler is not here; `typical_p` or `min_p` come close"),
+    ("top_a", "this sampler is not here; `min_p` comes close"),
+    ("top_n_sigma", "this sampler is not here; `min_p` comes close"),
+    ("epsilon_cutoff", "this sampler is not here; `min_p` comes close"),
+    ("eta_cutoff", "this sampler is not here; `min_p` comes close"),
+    ("penalty_alpha", "contrastive search is not here"),
+    ("no_repeat_ngram_size", "`dry_multiplier` keeps a text from repeating itself"),
+    ("guidance_scale", "a text is generated from one prompt"),
+    ("cfg_scale", "a text is generated from one prompt"),
+    ("negative_prompt", "a text is generated from one prompt"),
+    ("num_beams", "texts are sampled"),
+    ("lora", "adapters are not loaded here"),
+    ("lora_request", "adapters are not loaded here"),
+    ("logits_processors", "no code of a client is run here"),
+    ("custom_logit_processor", "no code of a client is run here"),
+    ("bad_words", "`logit_bias` with -100 bans a token"),
+    ("allowed_token_ids", "`structured_outputs` says which texts are allowed"),
+    ("min_new_tokens", "a text ends where the model ends it; `ignore_eos` goes on"),
+    ("max_new_tokens", "`max_tokens` says it"),
+    ("n_predict", "`max_tokens` says it"),
+    ("num_predict", "`max_tokens` says it"),
+    ("options", "each option is a field of its own here: `temperature`, `top_k`, `max_tokens` …"),
+    ("guided_decoding", "`structured_outputs` says it"),
+    ("ebnf", "`structured_outputs.grammar` takes a grammar, in Lark's form"),
+    ("image_data", "this model takes text only"),
+    ("images", "this model takes text only"),
+    ("multi_modal_data", "this model takes text only"),
+    ("prompt_embeds", "a prompt is text, or token ids"),
+    ("input_audio", "this model takes text only"),
+];
+
+/// Applied fields that no misspelling is looked for of: they are labels, or say how the answer is sent.
+const NO_TEXT: &[&str] =
+    &["model", "user", "metadata", "stream", "stream_options", "priority", "cache_salt", "type", "role", "id", "text"];
+
+thread_local! {
+    /// The request that this thread reads, if it reads one: see [`reading`].
+    static READING: RefCell<Option<Reading>> = const { RefCell::new(None) };
+}
+
+/// What is noted while a request is read.
+#[derive(Debug, Default)]
+struct Reading {
+    strict: bool,
+    ignored: Vec<String>,
+}
+
+/// Runs `read`, which reads one request on this thread, and returns with its result the paths of the fields that were taken
+/// without effect. With `strict`, a field that no list has is refused.
+///
+/// The list is the thread's for that long, and not handed from reader to reader: each member of each message, part, tool
+/// and schema is read by a function of its own, some six calls deep.
+pub(crate) fn reading<T>(strict: bool, read: impl FnOnce() -> T) -> (T, Vec<String>) {
+    let before = READING.with(|reading| reading.replace(Some(Reading { strict, ignored: Vec::new() })));
+    let made = read();
+    let ignored = READING.with(|reading| reading.replace(before)).map_or_else(Vec::new, |reading| reading.ignored);
+    (made, ignored)
+}
+
+/// Notes that the field at this path was taken without effect.
+pub(crate) fn ignore(path: impl Into<String>) {
+    let mut path = path.into();
+    if let Some((end, _)) = path.char_indices().find(|(at, _)| *at >= PATH_BYTES_MAX) {
+        path.truncate(end);
+        path.push('…');
+    }
+    READING.with_borrow_mut(|reading| {
+        let Some(Reading { ignored, .. }) = reading else { return };
+        if ignored.len() < IGNORED_MAX && !ignored.contains(&path) {
+            ignored.push(path);
+        }
+    });
+}
+
+/// Reads the request that another interface's became. What is wrong with it, and without effect in it, goes by the names of
+/// that interface.
+pub(crate) fn inner<T>(
+    rename: impl Fn(&str) -> String,
+    read: impl FnOnce() -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let (made, ignored) = reading(is_strict(), read);
+    ignored.iter().for_each(|path| ignore(rename(path)));
+    made.map_err(|error| error.map_param(rename))
+}
+
+fn is_strict() -> bool {
+    READING.with_borrow(|reading| reading.as_ref().is_some_and(|reading| reading.strict))
+}
+
 /// The fields of one body, taken out one by one. A `null` is as good as none.
 pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
-    /// Those of a body, all of which `known` lists.
+    /// Those of a body.
     pub(crate) fn new(body: Value, known: &[&[Field]]) -> Result<Self, ApiError> {
-        let Value::Object(mut map) = body else {
+        Self::read("", body, known)
+    }
+
+    /// Those of an object inside a body, at this path.
+    pub(crate) fn inside(at: &str, object: Value, known: &[&[Field]]) -> Result<Self, ApiError> {
+        Self::read(at, object, known).map_err(|error| error.within(at))
+    }
+
+    fn read(at: &str, object: Value, known: &[&[Field]]) -> Result<Self, ApiError> {
+        let Value::Object(mut map) = object else {
             // The whole body, or what a field of it holds.
-            return Err(ApiError::bad_request(format!("found {} where an object is expected", kind_of(&body))));
+            return Err(ApiError::bad_request(format!("found {} where an object is expected", kind_of(&object))));
         };
         map.retain(|_, value| !value.is_null());
-        for (name, value) in &map {
+        let mut refused = None;
+        map.retain(|name, value| {
             match known.iter().copied().flatten().find(|field| field.name == name).map(|field| field.rule) {
-                Some(Rule::Applied) => {}
-                Some(Rule::Only { accepts, .. }) if accepts(value) => {}
+                Some(Rule::Applied) => return true,
+                Some(Rule::Only { accepts, .. }) if accepts(value) => return true,
                 Some(Rule::Only { why, .. }) => {
-                    return Err(ApiError::unsupported(name, format!("`{name}` cannot be {}: {why}", shortened(value))));
+                    let message = format!("`{}` cannot be {}: {why}", shown(name), shortened(value));
+                    refused.get_or_insert_with(|| ApiError::unsupported(shown(name), message));
                 }
-                None => {
-                    let message = format!("`{name}` is no field that this server applies here; leave it out");
-                    return Err(ApiError::unsupported(name, message));
-                }
+                Some(Rule::Hint { .. }) => take_without_effect(at, name, value),
+                None => match unknown(name, known) {
+                    Some(error) => drop(refused.get_or_insert(error)),
+                    None => take_without_effect(at, name, value),
+                },
             }
-        }
-        Ok(Self(map))
+            false
+        });
+        refused.map_or(Ok(Self(map)), Err)
+    }
+
+    /// Whether a field is there.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
     }
 
     /// The value of a field, if it is there.
@@ -91,6 +228,16 @@ impl Fields {
     /// A count that fits the memory of this machine; the engine knows the narrower bound.
     pub(crate) fn count(&mut self, name: &'static str) -> Result<Option<usize>, ApiError> {
         Ok(self.integer(name, 0, i64::from(u32::MAX))?.map(|count| count as usize))
+    }
+
+    /// A count of tokens to generate; -1 (llama.cpp, LM Studio) is no limit.
+    pub(crate) fn token_limit(&mut self, name: &'static str, least: i64) -> Result<Option<usize>, ApiError> {
+        match self.integer(name, -1, i64::from(u32::MAX))? {
+            Some(count) if (0..least).contains(&count) => {
+                Err(wrong(name, &count.into(), format!("at least {least}, or -1")))
+            }
+            count => Ok(count.and_then(|count| usize::try_from(count).ok())),
+        }
     }
 
     pub(crate) fn number(&mut self, name: &'static str) -> Result<Option<f32>, ApiError> {
@@ -157,6 +304,94 @@ pub(crate) fn wrong(name: &str, found: &Value, expected: impl Display) -> ApiErr
     ApiError::invalid(name, format!("`{name}` is {}, expected {expected}", shortened(found)))
 }
 
+/// Why a field that no list has is refused, if it is.
+fn unknown(name: &str, known: &[&[Field]]) -> Option<ApiError> {
+    let refuse = |why: String| Some(ApiError::unsupported(shown(name), format!("`{}` {why}", shown(name))));
+    if let Some((_, why)) = FOREIGN.iter().find(|(foreign, _)| *foreign == name) {
+        return refuse(format!("would change the text, and is not applied here: {why}"));
+    }
+    if of_other_routes(name, known) {
+        return refuse(
+            "would change the text, and is a field of other routes: see /openapi.json for this one's".to_owned(),
+        );
+    }
+    let mut names = known.iter().copied().flatten().filter(|field| matches!(field.rule, Rule::Applied));
+    if let Some(field) = names.find(|field| !NO_TEXT.contains(&field.name) && is_misspelt(name, field.name)) {
+        return refuse(format!("is no field here; did you mean `{}`?", field.name));
+    }
+    is_strict().then(|| refuse("is no field that this server applies here; leave it out".to_owned())).flatten()
+}
+
+/// Whether a route that generates is given what another one knows by this name, and this one does not.
+fn of_other_routes(name: &str, known: &[&[Field]]) -> bool {
+    /// Asking for what depends on the model anyway.
+    const HINTS: &[&str] = &["thinking", "reasoning", "reasoning_effort", "output_config"];
+    let has = |lists: &[&[Field]], name: &str| {
+        let mut fields = lists.iter().copied().flatten();
+        fields.any(|field| field.name == name && matches!(field.rule, Rule::Applied))
+    };
+    let mut generating = BODY_ROUTES.iter().map(|route| route.known).filter(|known| has(known, "temperature"));
+    has(known, "temperature")
+        && !NO_TEXT.contains(&name)
+        && !HINTS.contains(&name)
+        && generating.any(|known| has(known, name))
+}
+
+fn take_without_effect(at: &str, name: &str, value: &Value) {
+    let says_nothing = match value {
+        Value::Array(items) => items.is_empty(),
+        Value::Object(members) => members.is_empty(),
+        _ => false,
+    };
+    // As answers have them that come back.
+    if !says_nothing {
+        ignore(if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") });
+    }
+}
+
+/// Whether somebody who wrote `name` meant `meant`: the same letters in another case or without underscores
+/// (`maxTokens`), or, of longer names, one or two letters of difference.
+fn is_misspelt(name: &str, meant: &str) -> bool {
+    let letters = |name: &str| name.chars().filter(|c| c.is_alphanumeric()).map(|c| c.to_ascii_lowercase()).collect();
+    let (name, meant): (Vec<char>, Vec<char>) = (letters(name), letters(meant));
+    let most = match meant.len() {
+        ..5 => 0,
+        5..10 => 1,
+        _ => 2,
+    };
+    name.len().abs_diff(meant.len()) <= most && distance(&name, &meant) <= most
+}
+
+/// How many letters have to be put in, left out, replaced, or swapped with the next (Damerau and Levenshtein's distance,
+/// no letter twice). Names are short.
+fn distance(a: &[char], b: &[char]) -> usize {
+    let mut table = vec![vec![0; b.len() + 1]; a.len() + 1];
+    for i in 0..=a.len() {
+        for j in 0..=b.len() {
+            table[i][j] = match (i, j) {
+                (0, rest) | (rest, 0) => rest,
+                _ => {
+                    let replaced = table[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+                    let swapped = match i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                        true => table[i - 2][j - 2] + 1,
+                        false => usize::MAX,
+                    };
+                    replaced.min(table[i - 1][j] + 1).min(table[i][j - 1] + 1).min(swapped)
+                }
+            };
+        }
+    }
+    table[a.len()][b.len()]
+}
+
+/// A name of a client's in a message.
+fn shown(name: &str) -> String {
+    match name.char_indices().nth(64) {
+        Some((end, _)) => format!("{}…", &name[..end]),
+        None => name.to_owned(),
+    }
+}
+
 /// A value in a message: what a client sent may be long.
 fn shortened(value: &Value) -> String {
     match value {
@@ -174,5 +409,56 @@ fn kind_of(value: &Value) -> &'static str {
         Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const KNOWN: &[&[Field]] = &[&[
+        applied("temperature"),
+        applied("max_tokens"),
+        applied("stop"),
+        applied("seed"),
+        applied("user"),
+        only("n", |value| value == 1, "one is enough"),
+        hint("store", "nothing is stored"),
+    ]];
+
+    #[test]
+    fn a_field_is_applied_or_reported_or_refused() {
+        let read = |strict, body: Value| reading(strict, || Fields::new(body, KNOWN).map(|fields| fields.0));
+        let (fields, ignored) = read(false, json!({"seed": 1, "n": 1, "store": true, "wibble": 2, "x": null, "y": []}));
+        assert_eq!(Value::from(fields.unwrap()), json!({"seed": 1, "n": 1}));
+        assert_eq!(ignored, ["store", "wibble"]);
+        for (name, hint) in [
+            ("temprature", "temperature"),
+            ("maxTokens", "max_tokens"),
+            ("max_token", "max_tokens"),
+            ("temperatuer", "temperature"),
+            ("n", "one is enough"),
+            ("mirostat", "sampler"),
+        ] {
+            let error = read(false, json!({name: 2})).0.unwrap_err().to_json().to_string();
+            assert!(error.contains(hint) && error.contains(&format!("\"param\":\"{name}\"")), "{name}: {error}");
+        }
+        // Short names and labels resemble much that is meant as it is.
+        for name in ["step", "seat", "users", "usage", "stamp"] {
+            assert!(read(false, json!({name: 2})).0.is_ok(), "{name}");
+            assert!(read(true, json!({name: 2})).0.is_err(), "{name}");
+        }
+        assert!(read(true, json!({"store": true})).0.is_ok(), "a hint is known");
+    }
+
+    #[test]
+    fn paths_that_are_reported_are_few_and_short() {
+        let many: Map<String, Value> =
+            (0..1000).map(|index| (format!("{index}{}", "é".repeat(500)), json!(1))).collect();
+        let (read, ignored) = reading(false, || Fields::inside("a[0]", many.into(), KNOWN).is_ok());
+        assert!(read && ignored.len() == IGNORED_MAX);
+        assert!(ignored.iter().all(|path| path.starts_with("a[0].") && path.len() <= PATH_BYTES_MAX + 4));
     }
 }

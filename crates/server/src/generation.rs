@@ -8,7 +8,7 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use engine::{Failure, Output, TokenLogprobs};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep_until, timeout};
 
@@ -17,6 +17,7 @@ use crate::body::read_json;
 use crate::choice::{Choice, Delta, Finish};
 use crate::engine_thread::{EngineFailure, Running, SubmitError};
 use crate::error::{ApiError, json_response};
+use crate::fields;
 use crate::listen::turns_true;
 use crate::sampling::{Settings, describe};
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
@@ -80,20 +81,35 @@ pub(crate) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(failed)?
 }
 
+/// Paths of the fields of a request that were taken without effect.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ignored(pub(crate) Vec<String>);
+
+impl Ignored {
+    /// Lists them in `x_hotmetal`, if there are any.
+    pub(crate) fn report(self, facts: &mut Map<String, Value>) {
+        if !self.0.is_empty() {
+            facts.insert("ignored".to_owned(), self.0.into());
+        }
+    }
+}
+
 /// Reads the body of a request of the key with number `key`, and makes of it what its route needs.
 pub(crate) async fn prepared<T: Send + 'static>(
     app: &App,
     key: u64,
     request: Request<Body>,
     prepare: fn(Value, &Arc<Serving>, u64) -> Result<T, ApiError>,
-) -> Result<(Arc<Serving>, T), ApiError> {
+) -> Result<(Arc<Serving>, T, Ignored), ApiError> {
     // Before a body is read for nothing.
     app.serving_any()?;
     let body = read_json(request, &app.inner.options).await?;
     let serving = app.serving_of(&body)?;
-    let served = Arc::clone(&serving);
-    let made = blocking(move || prepare(body, &served, key)).await?;
-    Ok((serving, made))
+    let (served, strict) = (Arc::clone(&serving), app.inner.options.strict_fields);
+    let (made, ignored) = blocking(move || Ok(fields::reading(strict, || prepare(body, &served, key)))).await?;
+    let made = made?;
+    app.note_ignored(&ignored);
+    Ok((serving, made, Ignored(ignored)))
 }
 
 /// Requests under way, for as long as a request may take and the server runs.
@@ -167,11 +183,21 @@ impl Job {
         prompts: Vec<Vec<u32>>,
         plan: Plan,
     ) -> Result<Self, ApiError> {
-        let Plan { settings, max_tokens, prompt_logprobs, prompt_field, max_tokens_field } = plan;
+        let Plan { mut settings, max_tokens, prompt_logprobs, prompt_field, max_tokens_field } = plan;
         let begun = Instant::now();
         let prompt_tokens = prompts.iter().map(Vec::len).sum();
         let context_len = serving.engine.config().context_len;
         let prompt_too_long = prompts.iter().any(|prompt| prompt.len() >= context_len);
+        // More than the context holds is as good as no limit: the text ends there with `length`.
+        let room = |prompt: &[u32]| context_len.saturating_sub(prompt.len());
+        let least_room = prompts.iter().map(|prompt| room(prompt)).min().filter(|&room| room > 0);
+        let max_tokens = max_tokens.map(|wanted| match least_room {
+            Some(room) if room < wanted => {
+                settings.labels.insert("max_tokens_used".to_owned(), room.into());
+                room
+            }
+            _ => wanted,
+        });
         let text = Arc::new(settings.text.clone());
         let choices = (0..prompts.len() * settings.num_completions)
             .map(|_| Choice::new(Arc::clone(&serving.tokenizer), Arc::clone(&text)))
@@ -356,6 +382,10 @@ impl Job {
         });
         for (name, value) in &self.settings.labels {
             facts[name] = value.clone();
+        }
+        if self.choices.iter().any(Choice::has_misread) {
+            let warning = "the model began a call of a tool that could not be read; what it wrote is in the content";
+            facts["warnings"] = json!([warning]);
         }
         facts
     }

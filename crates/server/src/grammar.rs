@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokenizer::Tokenizer;
 
 use crate::error::ApiError;
-use crate::fields::{Field, Fields, applied, only, wrong};
+use crate::fields::{Field, Fields, applied, hint, wrong};
 
 /// Bytes of a grammar, or of a schema as JSON.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
@@ -152,11 +152,11 @@ fn response_format(format: Value) -> Result<Option<TopLevelGrammar>, ApiError> {
     const SCHEMA: &[&[Field]] = &[&[
         applied("name"),
         applied("schema"),
-        only("strict", Value::is_boolean, "it is true or false; a schema is always held to"),
-        only("description", |_| false, "nobody would read it: the model is not shown the schema"),
+        hint("strict", "a schema is always held to"),
+        hint("description", "the model is not shown the schema"),
     ]];
     let within = |error: ApiError| error.within("response_format");
-    let mut fields = Fields::new(format, KNOWN).map_err(within)?;
+    let mut fields = Fields::inside("response_format", format, KNOWN)?;
     let kind = fields.string("type").map_err(within)?.unwrap_or_default();
     let grammar = match kind.as_str() {
         "text" => None,
@@ -164,7 +164,7 @@ fn response_format(format: Value) -> Result<Option<TopLevelGrammar>, ApiError> {
         "json_schema" => {
             let within = |error: ApiError| error.within("response_format.json_schema");
             let schema = fields.required("json_schema").map_err(|error| error.within("response_format"))?;
-            let mut schema = Fields::new(schema, SCHEMA).map_err(within)?;
+            let mut schema = Fields::inside("response_format.json_schema", schema, SCHEMA)?;
             schema.string("name").map_err(within)?;
             let schema = schema.required("schema").map_err(within)?;
             Some(schema_grammar("response_format.json_schema.schema", schema)?)
@@ -183,7 +183,7 @@ fn structured_outputs(outputs: Value) -> Result<TopLevelGrammar, ApiError> {
     const KNOWN: &[&[Field]] = &[&[applied("json"), applied("regex"), applied("choice"), applied("grammar")]];
     let within = |error: ApiError| error.within("structured_outputs");
     let at = |name: &str| format!("structured_outputs.{name}");
-    let mut fields = Fields::new(outputs, KNOWN).map_err(within)?;
+    let mut fields = Fields::inside("structured_outputs", outputs, KNOWN)?;
     let bounded = |name: &str, text: String| {
         if text.len() <= GRAMMAR_BYTES_MAX { Ok(text) } else { Err(too_long(&at(name), text.len())) }
     };

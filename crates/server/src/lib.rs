@@ -24,6 +24,7 @@ mod error;
 mod fields;
 mod forced_call;
 mod generation;
+mod generic_tools;
 mod grammar;
 mod info;
 mod listen;

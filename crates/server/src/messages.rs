@@ -1,11 +1,17 @@
-//! The messages of a conversation: OpenAI's shape, checked field by field before a template sees them.
+//! The messages of a conversation: OpenAI's shape, made into what a chat template takes. This is the one place where that is
+//! done: the other routes write their conversations in this shape first.
+//!
+//! What an answer had comes back with the next request, and more besides: members that this server never wrote, calls whose
+//! arguments are no JSON, ids in another server's form. None of that is a reason to refuse a conversation. A member that no
+//! template is shown is left out and reported ([`ignore`]); what a template needs and a client left out is put in.
+
+use std::collections::{HashMap, VecDeque};
 
 use serde_json::{Map, Value, json};
 use tokenizer::chat_template::Capabilities;
 
-use crate::body;
 use crate::error::ApiError;
-use crate::fields::{Field, Fields, applied, only, wrong};
+use crate::fields::{Field, Fields, applied, hint, ignore, wrong};
 use crate::tools::Dialect;
 
 const MESSAGES_MAX: usize = 4096;
@@ -13,154 +19,318 @@ const PARTS_MAX: usize = 256;
 
 const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool"];
 
-/// Fields of a message, with the roles that may have them. Others may be there where they hold nothing, as in OpenAI's
-/// own answers that come back.
-const FIELDS: [(&str, &[&str]); 7] = [
+/// Members of a message, with the roles that may have them.
+const MEMBERS: [(&str, &[&str]); 8] = [
     ("role", ROLES),
     ("content", ROLES),
     ("name", ROLES),
     ("tool_calls", &["assistant"]),
     ("reasoning_content", &["assistant"]),
     ("reasoning", &["assistant"]),
+    ("refusal", &["assistant"]),
     ("tool_call_id", &["tool"]),
 ];
 
 /// The messages as templates take them: without nulls that say nothing, and with `developer` called `system`, as all
-/// templates but those of one family have it.
-pub(crate) fn check(messages: Value, template: &Capabilities, dialect: &Dialect) -> Result<Vec<Value>, ApiError> {
+/// templates but those of one family have it. `shows_calls` says whether calls and their results can be shown at all.
+pub(crate) fn check(
+    messages: Value,
+    template: &Capabilities,
+    dialect: &Dialect,
+    shows_calls: bool,
+) -> Result<Vec<Value>, ApiError> {
     let Value::Array(messages) = messages else { return Err(wrong("messages", &messages, "a list of messages")) };
     if messages.is_empty() || messages.len() > MESSAGES_MAX {
         let found = format!("`messages` is a list of {}, expected 1 to {MESSAGES_MAX}", messages.len());
         return Err(ApiError::invalid("messages", found));
     }
-    let checked = |(index, message)| check_message(index, message, template, dialect);
-    messages.into_iter().enumerate().map(checked).collect()
+    let mut reader = Reader { dialect, shows_calls, calls: HashMap::new(), unanswered: VecDeque::new() };
+    let checked = |(index, message)| reader.message(&format!("messages[{index}]"), message);
+    let mut messages = messages.into_iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
+    if !template.system {
+        system_into_user(&mut messages)?;
+    }
+    Ok(messages)
 }
 
-fn check_message(index: usize, message: Value, template: &Capabilities, dialect: &Dialect) -> Result<Value, ApiError> {
-    let at = |field: &str| format!("messages[{index}].{field}");
-    let Value::Object(mut message) = message else {
-        return Err(wrong(&format!("messages[{index}]"), &message, "an object with `role` and `content`"));
+/// Reads messages in their order.
+struct Reader<'a> {
+    dialect: &'a Dialect,
+    shows_calls: bool,
+    /// Functions by the ids of their calls.
+    calls: HashMap<String, String>,
+    /// Ids of calls whose results have not come.
+    unanswered: VecDeque<String>,
+}
+
+impl Reader<'_> {
+    fn message(&mut self, at: &str, message: Value) -> Result<Value, ApiError> {
+        let Value::Object(mut message) = message else {
+            return Err(wrong(at, &message, "an object with `role` and `content`"));
+        };
+        let inside = |field: &str| format!("{at}.{field}");
+        let role = match message.get("role") {
+            Some(Value::String(role)) => role.clone(),
+            other => return Err(wrong(&inside("role"), other.unwrap_or(&Value::Null), "a string")),
+        };
+        if !ROLES.contains(&role.as_str()) {
+            return Err(wrong(&inside("role"), &json!(role), format!("one of {}", ROLES.join(", "))));
+        }
+        message.retain(|name, value| {
+            // `content` may be null where tools are called, and some templates print it.
+            if name == "content" {
+                return true;
+            }
+            let known = MEMBERS.iter().any(|(member, roles)| member == name && roles.contains(&role.as_str()));
+            let says_nothing = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
+            if !known && !says_nothing {
+                ignore(inside(name));
+            }
+            known && !says_nothing
+        });
+        for name in ["name", "tool_call_id", "reasoning_content", "reasoning", "refusal"] {
+            if let Some(value) = message.get(name).filter(|value| !value.is_string()) {
+                return Err(wrong(&inside(name), value, "a string"));
+            }
+        }
+        // As templates call them.
+        let shown = if role == "developer" { "system" } else { &*role };
+        message.insert("role".to_owned(), shown.into());
+        self.thoughts(at, &mut message);
+        if let Some(calls) = message.get_mut("tool_calls") {
+            if !self.shows_calls {
+                let error = "this model's chat template cannot show calls of tools";
+                return Err(ApiError::unsupported(inside("tool_calls"), error));
+            }
+            self.calls(&inside("tool_calls"), calls)?;
+        }
+        if role == "tool" {
+            if !self.shows_calls {
+                let error = "this model's chat template cannot show results of tools";
+                return Err(ApiError::unsupported(inside("role"), error));
+            }
+            self.result(&mut message);
+        }
+        content(&inside("content"), &role, &mut message)?;
+        if message.contains_key("name") && !self.dialect.shows_name(shown) {
+            message.shift_remove("name");
+            ignore(inside("name"));
+        }
+        Ok(Value::Object(message))
+    }
+
+    /// What the model thought, under one name; left out where the template never shows it.
+    fn thoughts(&self, at: &str, message: &mut Map<String, Value>) {
+        let (thought, other) = (message.shift_remove("reasoning_content"), message.shift_remove("reasoning"));
+        let name = if thought.is_some() { "reasoning_content" } else { "reasoning" };
+        if thought.is_some() && other.is_some() && thought != other {
+            ignore(format!("{at}.reasoning"));
+        }
+        let Some(thought) = thought.or(other).filter(|thought| *thought != "") else { return };
+        if self.dialect.shows_reasoning {
+            message.insert("reasoning_content".to_owned(), thought);
+        } else {
+            ignore(format!("{at}.{name}"));
+        }
+    }
+
+    fn calls(&mut self, at: &str, calls: &mut Value) -> Result<(), ApiError> {
+        let Some(calls) = calls.as_array_mut() else { return Err(wrong(at, calls, "a list of tool calls")) };
+        self.unanswered.clear();
+        for (index, call) in calls.iter_mut().enumerate() {
+            *call = self.call(&format!("{at}[{index}]"), call.take())?;
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, at: &str, call: Value) -> Result<Value, ApiError> {
+        const CALL: &[&[Field]] =
+            &[&[applied("id"), applied("type"), applied("function"), hint("index", "calls have an order anyway")]];
+        const FUNCTION: &[&[Field]] = &[&[applied("name"), applied("arguments"), applied("parameters")]];
+        if !call.is_object() || !call["function"].is_object() {
+            let expected = "{\"id\": …, \"type\": \"function\", \"function\": {\"name\": …, \"arguments\": …}}";
+            return Err(wrong(at, &call, expected));
+        }
+        let within = |error: ApiError| error.within(at);
+        let mut fields = Fields::inside(at, call, CALL)?;
+        let given = fields.string("id").map_err(within)?.filter(|id| !id.is_empty());
+        if let Some(kind) = fields.take("type").filter(|kind| kind != "function") {
+            ignore(format!("{at}.type"));
+            drop(kind);
+        }
+        let inside = format!("{at}.function");
+        let function = fields.required("function").map_err(within)?;
+        let within = |error: ApiError| error.within(&inside);
+        let mut function = Fields::inside(&inside, function, FUNCTION)?;
+        let name = function.required("name").map_err(within)?;
+        let name = crate::fields::string("name", name).map_err(within)?;
+        let given_arguments = function.take("arguments").or_else(|| function.take("parameters"));
+        let arguments = arguments(given_arguments.as_ref()).unwrap_or_else(|| {
+            // A call that was cut by `max_tokens`, say. Templates show an object, and make something else of a text each.
+            ignore(format!("{inside}.arguments"));
+            Map::new()
+        });
+        let id = self.id(&given.unwrap_or_else(|| format!("call{:05}", self.calls.len() % 100_000)));
+        self.calls.insert(id.clone(), name.clone());
+        self.unanswered.push_back(id.clone());
+        Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
+    }
+
+    /// The result of a call: with the call's id in the template's form, and the function's name where it wants that.
+    fn result(&mut self, message: &mut Map<String, Value>) {
+        let given = message.get("tool_call_id").and_then(Value::as_str).map(|id| self.id(id));
+        // Some clients send results in the order of the calls, and no ids.
+        let Some(id) = given.or_else(|| self.unanswered.front().cloned()) else { return };
+        self.unanswered.retain(|open| *open != id);
+        if let Some(name) = self.calls.get(&id).filter(|_| self.dialect.shows_name("tool")) {
+            message.entry("name").or_insert_with(|| name.as_str().into());
+        }
+        message.insert("tool_call_id".to_owned(), id.into());
+    }
+
+    /// An id as the template takes it. Mistral's take nine letters and digits: of another id, those are made of its hash, so
+    /// that a call and its result still agree.
+    fn id(&self, id: &str) -> String {
+        let is_nine = id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        if is_nine || !self.dialect.nine_letter_ids { id.to_owned() } else { nine_letters(id) }
+    }
+}
+
+fn nine_letters(id: &str) -> String {
+    const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    // FNV-1a, of 64 bits: the same on every machine, since it becomes part of a prompt.
+    let mut hash =
+        id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let letter = |_| {
+        let letter = char::from(LETTERS[(hash % 62) as usize]);
+        hash /= 62;
+        letter
     };
-    let role = match message.get("role") {
-        Some(Value::String(role)) => role.clone(),
-        other => return Err(wrong(&at("role"), other.unwrap_or(&Value::Null), "a string")),
+    (0..9).map(letter).collect()
+}
+
+/// The arguments of a call, as models and clients write them: an object, its JSON as a text, that text as JSON again,
+/// nothing, or an empty text. `None` of anything else.
+pub(crate) fn arguments(given: Option<&Value>) -> Option<Map<String, Value>> {
+    match given {
+        None | Some(Value::Null) => Some(Map::new()),
+        Some(Value::Object(arguments)) => Some(arguments.clone()),
+        Some(Value::String(text)) if text.trim().is_empty() => Some(Map::new()),
+        Some(Value::String(text)) => match serde_json::from_str(text).ok()? {
+            Value::Object(arguments) => Some(arguments),
+            Value::Null => Some(Map::new()),
+            Value::String(inner) => serde_json::from_str(&inner).ok(),
+            _ => None,
+        },
+        Some(_) => None,
+    }
+}
+
+fn content(at: &str, role: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let calls = message.contains_key("tool_calls");
+    let refusal = message.shift_remove("refusal");
+    // In its place: some templates print a message as it is.
+    let content = match message.get_mut("content").map(Value::take) {
+        Some(Value::String(text)) => Value::String(text),
+        Some(Value::Array(parts)) if parts.len() > PARTS_MAX => {
+            return Err(ApiError::invalid(
+                at,
+                format!("`{at}` has {} parts, at most {PARTS_MAX} are taken", parts.len()),
+            ));
+        }
+        Some(Value::Array(parts)) if !parts.is_empty() || !matches!(role, "assistant" | "tool") => {
+            let part = |(index, part)| text_part(&format!("{at}[{index}]"), role, part).transpose();
+            parts.into_iter().enumerate().filter_map(part).collect::<Result<Value, _>>()?
+        }
+        None | Some(Value::Null | Value::Array(_)) if role == "assistant" => match refusal {
+            // Where nothing is called, a template that prints what is null would print that word.
+            None if calls => Value::Null,
+            refusal => refusal.unwrap_or_else(|| "".into()),
+        },
+        None | Some(Value::Null | Value::Array(_)) if role == "tool" => "".into(),
+        other => return Err(wrong(at, &other.unwrap_or(Value::Null), "a string or a list of text parts")),
     };
-    if !ROLES.contains(&role.as_str()) {
-        return Err(wrong(&at("role"), &json!(role), format!("one of {}", ROLES.join(", "))));
-    }
-    // `content` may be null where tools are called, and some templates print it.
-    message.retain(|name, value| name == "content" || !is_empty(value));
-    for name in message.keys() {
-        let known = FIELDS.iter().find(|(field, _)| field == name);
-        if !known.is_some_and(|(_, roles)| roles.contains(&role.as_str())) {
-            let error = format!("`{name}` is no field that is applied here for a message of role `{role}`");
-            return Err(ApiError::unsupported(at(name), error));
+    message.insert("content".to_owned(), content);
+    Ok(())
+}
+
+/// A part as templates take it: its text alone. Nothing of one that is an echo.
+fn text_part(at: &str, role: &str, part: Value) -> Result<Option<Value>, ApiError> {
+    const TEXT: &[&[Field]] = &[&[applied("type"), applied("text")]];
+    const REFUSAL: &[&[Field]] = &[&[applied("type"), applied("refusal")]];
+    let kind = part.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let (known, name) = match kind.as_str() {
+        "text" | "input_text" | "output_text" => (TEXT, "text"),
+        "refusal" if role == "assistant" => (REFUSAL, "refusal"),
+        "thinking" | "reasoning" | "redacted_thinking" if role == "assistant" => {
+            ignore(at);
+            return Ok(None);
         }
-    }
-    check_content(&at("content"), &role, &message)?;
-    for name in ["name", "tool_call_id", "reasoning_content", "reasoning"] {
-        if let Some(value) = message.get(name).filter(|value| !value.is_string()) {
-            return Err(wrong(&at(name), value, "a string"));
+        _ => {
+            let error = format!("`{at}` has to be {{\"type\": \"text\", \"text\": …}}: this model takes text only");
+            return Err(ApiError::unsupported(at, error));
         }
-    }
-    if let Some(calls) = message.get("tool_calls") {
-        check_tool_calls(&at("tool_calls"), calls)?;
-    }
-    let cannot = |field: &str, what: &str| {
-        let error = format!("this model's chat template cannot show {what}");
-        Err(ApiError::unsupported(at(field), error))
     };
-    match role.as_str() {
-        "developer" | "system" if !template.system => return cannot("role", "a system message"),
-        "tool" if !template.tool_results => return cannot("role", "results of tools"),
-        "assistant" if message.contains_key("tool_calls") && !template.tool_calls => {
-            return cannot("tool_calls", "calls of tools");
-        }
-        _ => {}
-    }
-    if role == "developer" {
-        message.insert("role".to_owned(), "system".into());
-    }
-    // What no conversation with this template shows would be ignored.
-    let role = message["role"].as_str().unwrap_or_default();
-    if message.contains_key("name") && !dialect.shows_name(role) {
-        return cannot("name", &format!("the name in a message of role `{role}`; leave it out"));
-    }
-    let reasoning = ["reasoning_content", "reasoning"].map(|name| message.get(name));
-    let given = ["reasoning_content", "reasoning"].into_iter().find(|name| message.contains_key(*name));
-    if let Some(field) = given.filter(|_| !dialect.shows_reasoning) {
-        return cannot(field, "what the model thought in earlier turns; leave it out");
-    }
-    if let [Some(a), Some(b)] = reasoning
-        && a != b
-    {
-        let error = "`reasoning` contradicts `reasoning_content`: they are two names of one field";
-        return Err(ApiError::invalid(at("reasoning"), error));
-    }
-    Ok(Value::Object(message))
+    let within = |error: ApiError| error.within(at);
+    let mut fields = Fields::inside(at, part, known)?;
+    let text = fields.required(name).and_then(|text| crate::fields::string(name, text)).map_err(within)?;
+    Ok(Some(json!({"type": "text", "text": text})))
 }
 
-fn is_empty(value: &Value) -> bool {
-    value.is_null() || value.as_array().is_some_and(Vec::is_empty)
-}
-
-fn check_content(at: &str, role: &str, message: &Map<String, Value>) -> Result<(), ApiError> {
-    match message.get("content") {
-        Some(Value::String(_)) => Ok(()),
-        None | Some(Value::Null) if role == "assistant" => Ok(()),
-        Some(Value::Array(parts)) if parts.len() <= PARTS_MAX => {
-            parts.iter().enumerate().try_for_each(|(index, part)| check_part(&format!("{at}[{index}]"), part))
-        }
-        Some(Value::Array(parts)) => {
-            Err(ApiError::invalid(at, format!("`{at}` has {} parts, at most {PARTS_MAX} are taken", parts.len())))
-        }
-        other => Err(wrong(at, other.unwrap_or(&Value::Null), "a string or a list of text parts")),
+/// The text of a content: its parts one a line.
+pub(crate) fn text_of(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n"),
+        _ => String::new(),
     }
 }
 
-fn check_part(at: &str, part: &Value) -> Result<(), ApiError> {
-    let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
-    let text = part.get("text").is_some_and(Value::is_string);
-    if kind == "text" && text && part.as_object().is_some_and(|part| part.len() == 2) {
+/// For templates that show no system message: what it says stands before the next text of the user's, as llama.cpp has it.
+fn system_into_user(messages: &mut Vec<Value>) -> Result<(), ApiError> {
+    let mut said = String::new();
+    for mut message in std::mem::take(messages) {
+        if message["role"] == "system" {
+            said.push_str(&text_of(&message["content"]));
+            said.push_str("\n\n");
+            continue;
+        }
+        if message["role"] == "user" && !said.is_empty() {
+            message["content"] = format!("{said}{}", text_of(&message["content"])).into();
+            said.clear();
+        }
+        messages.push(message);
+    }
+    if said.is_empty() {
         return Ok(());
     }
-    let error = format!("`{at}` has to be {{\"type\": \"text\", \"text\": …}}: this model takes text only");
-    Err(ApiError::unsupported(at, error))
+    let error = "this model's chat template cannot show a system message, and no user's message follows to say it in";
+    Err(ApiError::unsupported("messages", error))
 }
 
-fn check_tool_calls(at: &str, calls: &Value) -> Result<(), ApiError> {
-    let Some(calls) = calls.as_array() else { return Err(wrong(at, calls, "a list of tool calls")) };
-    calls.iter().enumerate().try_for_each(|(index, call)| check_tool_call(&format!("{at}[{index}]"), call))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn check_tool_call(at: &str, call: &Value) -> Result<(), ApiError> {
-    const CALL: &[&[Field]] = &[&[
-        applied("id"),
-        only("type", |value| value == "function", "functions are what can be called"),
-        applied("function"),
-    ]];
-    const FUNCTION: &[&[Field]] = &[&[applied("name"), applied("arguments")]];
-    let function = &call["function"];
-    if !call.is_object() || !function.is_object() {
-        let expected = "{\"id\": …, \"type\": \"function\", \"function\": {\"name\": …, \"arguments\": …}}";
-        return Err(wrong(at, call, expected));
+    #[test]
+    fn ids_of_nine_letters_stay_apart_and_the_same() {
+        assert_eq!(nine_letters("toolu_0123456789"), nine_letters("toolu_0123456789"));
+        let ids: std::collections::HashSet<_> = (0..5000).map(|index| nine_letters(&format!("call_{index}"))).collect();
+        assert_eq!(ids.len(), 5000);
+        assert!(ids.iter().all(|id| id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric())));
     }
-    let within = |error: ApiError| error.within(at);
-    let mut fields = Fields::new(call.clone(), CALL).map_err(within)?;
-    if fields.string("id").map_err(within)?.is_none_or(|id| id.is_empty()) {
-        return Err(wrong(&format!("{at}.id"), &call["id"], "the text that the call's result names"));
-    }
-    let inside = format!("{at}.function");
-    let within = |error: ApiError| error.within(&inside);
-    let mut function = Fields::new(function.clone(), FUNCTION).map_err(within)?;
-    if function.string("name").map_err(within)?.is_none() {
-        return Err(wrong(&format!("{inside}.name"), &Value::Null, "the name of the function"));
-    }
-    match function.required("arguments").map_err(within)? {
-        Value::Object(_) => Ok(()),
-        // Templates show the object; of other text each makes something else, or nothing.
-        Value::String(text) if body::parse(text.as_bytes()).is_ok_and(|arguments| arguments.is_object()) => Ok(()),
-        other => Err(wrong(&format!("{inside}.arguments"), &other, "the JSON text of an object")),
+
+    #[test]
+    fn arguments_are_read_as_they_are_written() {
+        let object = json!({"city": "A"});
+        for given in [object.clone(), json!(object.to_string()), json!(json!(object.to_string()).to_string())] {
+            assert_eq!(arguments(Some(&given)).map(Value::from), Some(object.clone()), "{given}");
+        }
+        for nothing in [json!(null), json!(""), json!(" "), json!({}), json!("{}"), json!("null")] {
+            assert_eq!(arguments(Some(&nothing)), Some(Map::new()), "{nothing}");
+        }
+        for other in [json!("{\"city\": "), json!(7), json!([1]), json!("[1]")] {
+            assert_eq!(arguments(Some(&other)), None, "{other}");
+        }
     }
 }

@@ -220,6 +220,12 @@ fn body_operation(route: &BodyRoute) -> Value {
     for field in route.known.iter().copied().flatten() {
         let mut schema = match field.rule {
             Rule::Applied => schema_of(route.path, field.name),
+            Rule::Hint { why } => {
+                let description = format!("Taken without effect, and reported: {why}.");
+                let any = ["string", "number", "boolean", "object", "array", "null"];
+                properties.insert(field.name.to_owned(), json!({"type": any, "description": description}));
+                continue;
+            }
             Rule::Only { why, .. } => {
                 let mut schema = only_schema(field.name);
                 schema["description"] = format!("Other values are refused: {why}.").into();
@@ -232,7 +238,10 @@ fn body_operation(route: &BodyRoute) -> Value {
         properties.insert(field.name.to_owned(), schema);
     }
     let body = json!({
-        "type": "object", "properties": properties, "required": route.required, "additionalProperties": false,
+        "type": "object", "properties": properties, "required": route.required,
+        // Other fields have no effect, and the answer says so; some names are refused, because they would change the text
+        // on other servers.
+        "additionalProperties": true,
     });
     let mut responses = errors(route.path.starts_with("/v1/messages"));
     responses["200"] = json_answer(route.summary, route.answer);
@@ -280,30 +289,21 @@ fn or_null(mut schema: Value) -> Value {
 fn only_schema(name: &str) -> Value {
     match name {
         "best_of" | "length_penalty" => json!({"type": "integer", "enum": [1]}),
-        "min_tokens" | "top_logprobs" => json!({"type": "integer", "enum": [0]}),
-        "store" | "use_beam_search" | "continue_final_message" | "background" | "echo" => {
+        "min_tokens" => json!({"type": "integer", "enum": [0]}),
+        "use_beam_search" | "background" | "echo" => {
             json!({"type": "boolean", "enum": [false]})
         }
-        "cache_prompt" => json!({"type": "boolean", "enum": [true]}),
-        "documents" | "functions" | "include" | "mcp_servers" => {
+        "documents" | "functions" | "mcp_servers" => {
             json!({"type": "array", "maxItems": 0, "items": {"type": "string"}})
         }
         "modalities" => {
             json!({"type": "array", "minItems": 1, "maxItems": 1, "items": {"type": "string", "enum": ["text"]}})
         }
         "function_call" => json!({"type": "string", "enum": ["none"]}),
-        "verbosity" => json!({"type": "string", "enum": ["medium"]}),
         "suffix" => json!({"type": "string", "enum": [""]}),
-        "truncation" => json!({"type": "string", "enum": ["disabled"]}),
-        "service_tier" => json!({"type": "string", "enum": ["auto"]}),
-        "cache_control" => cache_control(),
         // Nothing but null.
         _ => json!({"type": "null"}),
     }
-}
-
-fn cache_control() -> Value {
-    json!({"type": "object", "required": ["type"], "properties": {"type": {"type": "string", "enum": ["ephemeral"]}}})
 }
 
 fn one_of(schemas: Vec<Value>) -> Value {
@@ -311,7 +311,8 @@ fn one_of(schemas: Vec<Value>) -> Value {
 }
 
 fn object(properties: Value, required: &[&str]) -> Value {
-    json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+    // Other members are taken without effect.
+    json!({"type": "object", "properties": properties, "required": required})
 }
 
 fn ids() -> Value {
@@ -367,6 +368,7 @@ fn schema_of(path: &str, name: &str) -> Value {
         | "skip_special_tokens"
         | "return_token_ids"
         | "add_generation_prompt"
+        | "continue_final_message"
         | "add_special_tokens"
         | "add_special"
         | "parse_special"
@@ -379,12 +381,11 @@ fn schema_of(path: &str, name: &str) -> Value {
         "logprobs" => boolean(),
         "top_logprobs" => json!({"type": "integer", "minimum": 0, "maximum": 20}),
         "stream_options" if is_responses => {
-            object(json!({"include_obfuscation": {"type": ["boolean", "null"], "enum": [false, null]}}), &[])
+            json!({"type": "object"})
         }
         "stream_options" => object(
             json!({
                 "include_usage": or_null(boolean()), "continuous_usage_stats": or_null(boolean()),
-                "include_obfuscation": {"type": ["boolean", "null"], "enum": [false, null]},
             }),
             &[],
         ),
@@ -393,9 +394,10 @@ fn schema_of(path: &str, name: &str) -> Value {
         "stop_sequences" => json!({"type": "array", "items": text()}),
         "stop_token_ids" => json!({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}}),
         "tokens" => json!({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}}),
-        "seed" => json!({"type": "integer", "minimum": 0, "maximum": i64::MAX}),
+        "seed" => json!({"type": "integer", "minimum": -1, "maximum": i64::MAX}),
         "temperature" => number(0.0, 100.0),
-        "top_p" | "typical_p" => share(),
+        "top_p" => number(0.0, 1.0),
+        "typical_p" => share(),
         "top_k" | "repeat_last_n" | "dry_penalty_last_n" => count(-1),
         "min_p" | "xtc_probability" | "xtc_threshold" => number(0.0, 1.0),
         "presence_penalty" | "frequency_penalty" => number(-2.0, 2.0),
@@ -409,8 +411,8 @@ fn schema_of(path: &str, name: &str) -> Value {
         "logit_bias" => json!({"type": "object", "additionalProperties": number(-100.0, 100.0)}),
         "priority" => json!({"type": "integer", "minimum": -127, "maximum": 127}),
         "metadata" | "chat_template_kwargs" => json!({"type": "object"}),
-        "max_tokens" if path == "/v1/completions" => count(0),
-        "max_tokens" | "max_completion_tokens" | "max_output_tokens" => count(1),
+        "max_tokens" | "max_completion_tokens" | "max_output_tokens" => count(-1),
+        "output_config" => json!({"type": "object"}),
         "dimensions" => count(1),
         "pooling" => json!({"type": "string", "enum": ["mean", "last"]}),
         "encoding_format" => json!({"type": "string", "enum": ["float", "base64"]}),
@@ -418,10 +420,10 @@ fn schema_of(path: &str, name: &str) -> Value {
         "messages" if is_anthropic => messages("AnthropicMessage"),
         "messages" => messages("ChatMessage"),
         "thinking" => object(
-            json!({"type": {"type": "string", "enum": ["enabled", "disabled"]}, "budget_tokens": or_null(count(1))}),
+            json!({"type": {"type": "string", "enum": ["enabled", "disabled", "adaptive"]}, "budget_tokens": or_null(count(1))}),
             &["type"],
         ),
-        "tools" => json!({"type": "array", "maxItems": 128, "items": tool(is_anthropic, is_responses)}),
+        "tools" => json!({"type": "array", "maxItems": 128, "items": tool()}),
         "tool_choice" if is_anthropic => object(
             json!({
                 "type": {"type": "string", "enum": ["auto", "any", "tool", "none"]}, "name": or_null(text()),
@@ -444,15 +446,12 @@ fn schema_of(path: &str, name: &str) -> Value {
             };
             one_of(vec![json!({"type": "string", "enum": ["none", "auto", "required"]}), function])
         }
-        "text" => json!({"type": "object", "properties": {"format": or_null(json!({"type": "object"})),
-            "verbosity": {"type": ["string", "null"], "enum": ["medium", null]}}, "additionalProperties": false}),
-        "reasoning" => json!({"type": "object", "properties": {"effort": or_null(text()),
-            "summary": {"type": ["string", "null"], "enum": ["auto", null]},
-            "generate_summary": {"type": "null", "enum": [null]}}, "additionalProperties": false}),
-        "response_format" => json!({"type": "object", "required": ["type"], "additionalProperties": false,
+        "text" => json!({"type": "object", "properties": {"format": or_null(json!({"type": "object"}))}}),
+        "reasoning" => json!({"type": "object", "properties": {"effort": or_null(text())}}),
+        "response_format" => json!({"type": "object", "required": ["type"],
             "properties": {"type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
                 "json_schema": {"type": ["object", "null"]}}}),
-        "structured_outputs" => json!({"type": "object", "minProperties": 1, "additionalProperties": false,
+        "structured_outputs" => json!({"type": "object", "minProperties": 1,
             "properties": {"json": {"type": ["object", "boolean", "null"]}, "regex": or_null(text()),
                 "choice": or_null(texts()), "grammar": or_null(text())}}),
         other => unreachable!("`{other}` of {path} has no schema: a test makes the whole document"),
@@ -468,62 +467,36 @@ fn sampler_names() -> Vec<&'static str> {
     engine::SamplerStep::ALL.map(engine::SamplerStep::name).to_vec()
 }
 
-fn tool(is_anthropic: bool, is_responses: bool) -> Value {
-    let name = json!({"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[A-Za-z0-9_.-]+$"});
-    let schema = json!({"type": ["object", "null"]});
-    if is_anthropic {
-        let properties = json!({
-            "type": {"type": ["string", "null"], "enum": ["custom", null]}, "name": name,
-            "description": or_null(text()), "input_schema": schema,
-            "cache_control": or_null(cache_control()), "strict": {"type": ["boolean", "null"], "enum": [false, null]},
-        });
-        return object(properties, &["name"]);
-    }
-    let mut function = json!({
-        "name": name, "description": or_null(text()), "parameters": schema,
-        "strict": {"type": ["boolean", "null"], "enum": [false, null]},
-    });
-    if is_responses {
-        function["type"] = json!({"type": "string", "enum": ["function"]});
-        return object(function, &["type", "name"]);
-    }
-    object(
-        json!({"type": {"type": "string", "enum": ["function"]}, "function": object(function, &["name"])}),
-        &["type", "function"],
-    )
+/// A tool; those of a kind that the server does not run are left out where others remain.
+fn tool() -> Value {
+    json!({"type": "object"})
 }
 
 /// A message of a conversation, by its role: only an assistant's may be without content.
 fn chat_message() -> Value {
-    let part = object(json!({"type": {"type": "string", "enum": ["text"]}, "text": text()}), &["type", "text"]);
+    let part = json!({"type": "object", "required": ["type"]});
     let nothing = || json!({"type": ["array", "null"], "maxItems": 0, "items": text()});
     let or_nothing = |schema: Value| one_of(vec![schema, nothing()]);
     let content = || vec![text(), json!({"type": "array", "maxItems": 256, "items": part})];
-    let arguments = one_of(vec![text(), json!({"type": "object"})]);
-    let function = object(json!({"name": text(), "arguments": arguments}), &["name", "arguments"]);
-    let call = json!({
-        "id": {"type": "string", "minLength": 1}, "type": {"type": ["string", "null"], "enum": ["function", null]},
-        "function": function,
-    });
-    let call = object(call, &["id", "function"]);
+    let call = object(json!({"function": object(json!({"name": text()}), &["name"])}), &["function"]);
     let of_role = |roles: &[&str], required: &[&str], more: Value| {
         let mut properties = json!({
             "role": {"type": "string", "enum": roles}, "content": one_of(content()), "name": or_nothing(text()),
         });
         more.as_object().into_iter().flatten().for_each(|(name, schema)| properties[name] = schema.clone());
-        // What holds nothing is as good as none.
-        json!({"type": "object", "required": required, "properties": properties, "additionalProperties": nothing()})
+        json!({"type": "object", "required": required, "properties": properties})
     };
     let mut absent = content();
     absent.push(json!({"type": "null"}));
     let assistant = json!({
-        "content": one_of(absent), "reasoning": or_nothing(text()), "reasoning_content": or_nothing(text()),
+        "content": one_of(absent.clone()), "reasoning": or_nothing(text()), "reasoning_content": or_nothing(text()),
         "tool_calls": json!({"type": ["array", "null"], "items": call}),
     });
+    let result = json!({"content": one_of(absent), "tool_call_id": or_nothing(text())});
     one_of(vec![
         of_role(&["system", "developer", "user"], &["role", "content"], json!({})),
         of_role(&["assistant"], &["role"], assistant),
-        of_role(&["tool"], &["role", "content"], json!({"tool_call_id": or_nothing(text())})),
+        of_role(&["tool"], &["role"], result),
     ])
 }
 
@@ -540,7 +513,7 @@ fn components() -> Value {
     });
     let answer = |required: &[&str]| json!({"type": "object", "required": required});
     let block = json!({"type": "object", "required": ["type"], "properties": {
-        "type": {"type": "string", "enum": ["text", "thinking", "tool_use", "tool_result"]}}});
+        "type": {"type": "string"}}});
     json!({
         "Error": {"type": "object", "required": ["error"], "properties": {"error": error}},
         "AnthropicError": {"type": "object", "required": ["type", "error"], "properties": {
@@ -560,10 +533,9 @@ fn components() -> Value {
         "Tokens": answer(&["count", "max_model_len", "tokens"]),
         "Detokenized": answer(&["prompt", "content"]),
         "Rendered": answer(&["prompt"]),
-        "TextBlock": {"type": "object", "required": ["type", "text"], "additionalProperties": false, "properties": {
-            "type": {"type": "string", "enum": ["text"]}, "text": text(), "cache_control": or_null(cache_control()),
-            "citations": {"type": ["array", "null"], "maxItems": 0, "items": {"type": "string"}}}},
-        "AnthropicMessage": {"type": "object", "required": ["role", "content"], "additionalProperties": false,
+        "TextBlock": {"type": "object", "required": ["type", "text"], "properties": {
+            "type": {"type": "string", "enum": ["text"]}, "text": text()}},
+        "AnthropicMessage": {"type": "object", "required": ["role", "content"],
             "properties": {
                 "role": {"type": "string", "enum": ["user", "assistant"]},
                 "content": one_of(vec![text(), json!({"type": "array", "items": block})])}},
@@ -607,22 +579,22 @@ mod tests {
             assert_eq!(found.len(), fields.len(), "{}", route.path);
             for field in fields {
                 let schema = &schema["properties"][field];
-                let says = ["type", "enum", "anyOf", "oneOf", "$ref"].iter().any(|key| !schema[*key].is_null());
+                let says =
+                    ["type", "enum", "anyOf", "oneOf", "$ref", "description"].iter().any(|key| !schema[*key].is_null());
                 assert!(says, "{} {field}: {schema}", route.path);
             }
-            assert_eq!(schema["additionalProperties"], false, "{}", route.path);
+            assert_eq!(schema["additionalProperties"], true, "{}", route.path);
             for (status, _) in ERRORS {
                 assert!(operation["responses"][*status]["content"].is_object(), "{} {status}", route.path);
             }
             let answer = &operation["responses"]["200"]["content"];
             assert_eq!(answer["text/event-stream"].is_object(), route.streams, "{}", route.path);
         }
-        // An assistant's message alone may be without content.
+        // An assistant's message, and a result, may be without content.
         let messages = document["components"]["schemas"]["ChatMessage"]["anyOf"].as_array().unwrap();
         for message in messages {
-            let is_assistant = message["properties"]["role"]["enum"][0] == "assistant";
-            assert_eq!(message["required"].as_array().unwrap().contains(&"content".into()), !is_assistant, "{message}");
-            assert!(message["additionalProperties"].is_object(), "{message}");
+            let is_users = message["properties"]["role"]["enum"][0] == "system";
+            assert_eq!(message["required"].as_array().unwrap().contains(&"content".into()), is_users, "{message}");
         }
         // What is referred to is there.
         let text = document.to_string();

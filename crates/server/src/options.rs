@@ -34,6 +34,10 @@ pub struct Options {
     pub connections_max: usize,
     /// Time for requests to end after a shutdown was asked for.
     pub drain_time_max: Duration,
+    /// Refuse fields that no route lists, which are else taken without effect and reported.
+    pub strict_fields: bool,
+    /// Describe tools in the system message where the model's chat template shows none; else they are refused there.
+    pub generic_tools: bool,
 }
 
 impl Default for Options {
@@ -50,6 +54,8 @@ impl Default for Options {
             stall_time_max: Duration::from_secs(30),
             connections_max: 1024,
             drain_time_max: Duration::from_secs(30),
+            strict_fields: false,
+            generic_tools: true,
         }
     }
 }

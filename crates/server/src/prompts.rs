@@ -22,9 +22,12 @@ pub(crate) fn take(
     serving: &Serving,
 ) -> Result<Vec<Prompt>, ApiError> {
     let special = fields.boolean("add_special_tokens")?;
+    // As llama.cpp and vLLM do: who writes a raw prompt writes its markers too.
+    let parses = fields.boolean("parse_special")?.unwrap_or(true);
+    let parse_special = if parses { ParseSpecial::Yes } else { ParseSpecial::No };
     let from_text = |text: String| {
         let mut ids = if special.unwrap_or(true) { serving.tokenizer.prefix_ids().to_vec() } else { Vec::new() };
-        ids.extend(serving.tokenizer.encode(&text, ParseSpecial::No)?);
+        ids.extend(serving.tokenizer.encode(&text, parse_special)?);
         Ok::<_, ApiError>(Prompt { ids, text: Some(text) })
     };
     let from_ids = |value: &Value| {

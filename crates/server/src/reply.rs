@@ -3,6 +3,8 @@
 
 use serde_json::Value;
 
+use crate::messages::arguments;
+
 /// How a model writes calls of tools; known by what its chat template makes of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolSyntax {
@@ -215,6 +217,8 @@ pub(crate) struct ReplyReader {
     /// Some of the reasoning was given out.
     has_thought: bool,
     num_calls: usize,
+    /// Something began as a call, and was none that can be read.
+    has_misread: bool,
 }
 
 impl ReplyReader {
@@ -235,6 +239,7 @@ impl ReplyReader {
             buffer: String::new(),
             has_thought: false,
             num_calls: 0,
+            has_misread: false,
         }
     }
 
@@ -256,6 +261,11 @@ impl ReplyReader {
     /// Calls that are whole.
     pub(crate) fn num_calls(&self) -> usize {
         self.num_calls
+    }
+
+    /// Whether something began as a call and could not be read as one: its text is content.
+    pub(crate) fn has_misread(&self) -> bool {
+        self.has_misread
     }
 
     /// Whether what comes next is reasoning, as far as is known.
@@ -340,6 +350,15 @@ impl ReplyReader {
         if !self.has_thought {
             let trimmed = self.buffer.trim_start_matches('\n').len();
             self.buffer.drain(..self.buffer.len() - trimmed);
+            // Some models open what the prompt has opened already.
+            let begin = self.in_reasoning(THINK);
+            if self.buffer.starts_with(begin) {
+                self.buffer.drain(..begin.len());
+                return true;
+            }
+            if !ended && !self.buffer.is_empty() && begin.starts_with(self.buffer.as_str()) {
+                return false;
+            }
         }
         let end = self.in_reasoning(THINK_END);
         let (text, found) = take_until(&mut self.buffer, end, ended);
@@ -415,7 +434,10 @@ impl ReplyReader {
         let is_offered = |name: &String| {
             self.syntax != Some(ToolSyntax::Llama3) || self.functions.iter().any(|function| function.name == *name)
         };
-        let is_call = reader.state != CallState::Failed && reader.name.as_ref().is_none_or(is_offered);
+        let is_call = reader.state != CallState::Failed
+            && reader.name.as_ref().is_none_or(is_offered)
+            // Without a marker before it, an object with a name is as likely an answer.
+            && !(self.syntax == Some(ToolSyntax::Llama3) && reader.is_whole() && !reader.has_arguments());
         if !reader.announced && (!is_call || (ended && !reader.is_certain())) {
             // It is no call after all: the text is what the model said.
             let opener = match (self.syntax, &reader.name) {
@@ -426,6 +448,7 @@ impl ReplyReader {
                 _ => String::new(),
             };
             push_part(parts, Part::Content(format!("{opener}{}", reader.raw)));
+            self.has_misread |= self.syntax != Some(ToolSyntax::Llama3);
             self.mode = Mode::Content;
             return true;
         }
@@ -679,6 +702,8 @@ struct CallReader {
     /// What of the arguments is certain, as places in `raw`, and how much of it was given out.
     arguments: Option<(usize, usize)>,
     given_out: usize,
+    /// The arguments where they are written as something else than an object: an object's JSON as a string, or nothing.
+    respelled: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -742,7 +767,11 @@ impl CallReader {
             self.member = at;
             self.in_arguments = self.is_bare;
         }
-        if self.in_arguments && self.arguments.is_none() {
+        if self.in_arguments
+            && self.arguments.is_none()
+            && self.depth == 1 + usize::from(!self.is_bare)
+            && character == '{'
+        {
             self.arguments = Some((at - 1, at));
         }
     }
@@ -758,8 +787,9 @@ impl CallReader {
         }
         if self.depth == 0 {
             self.end_member(at);
-            let has_all = self.name.is_some() && self.arguments.is_some();
-            self.state = if has_all { CallState::Whole } else { CallState::Failed };
+            // A function that takes nothing is called with nothing by some models, and with no member for it by others.
+            let fails = self.state == CallState::Failed || self.name.as_ref().is_none_or(String::is_empty);
+            self.state = if fails { CallState::Failed } else { CallState::Whole };
         }
     }
 
@@ -788,8 +818,11 @@ impl CallReader {
             match (key.as_deref(), serde_json::from_str::<Value>(&value)) {
                 (Ok("name"), Ok(Value::String(name))) => self.name = Some(name),
                 (Ok("name"), _) => self.state = CallState::Failed,
-                // Some models write an object without members as nothing, or as a string of JSON.
-                (Ok("arguments" | "parameters"), Ok(value)) if !value.is_object() => self.state = CallState::Failed,
+                (Ok("arguments" | "parameters"), Ok(value)) if !value.is_object() => match arguments(Some(&value)) {
+                    Some(read) if self.arguments.is_none() => self.respelled = Some(Value::Object(read).to_string()),
+                    _ => self.state = CallState::Failed,
+                },
+                (Ok("arguments" | "parameters"), Err(_)) => self.state = CallState::Failed,
                 _ => {}
             }
         }
@@ -797,9 +830,15 @@ impl CallReader {
         self.in_arguments = self.is_bare;
     }
 
-    /// Whether a call of a known function has begun.
+    /// Whether a call of a known function has begun, with arguments that can be given out as they come.
     fn is_certain(&self) -> bool {
-        self.name.is_some() && matches!(self.state, CallState::Inside | CallState::Whole)
+        let begun = self.arguments.is_some() && self.state == CallState::Inside;
+        self.name.is_some() && (begun || self.is_whole())
+    }
+
+    /// Whether there is a member with arguments.
+    fn has_arguments(&self) -> bool {
+        self.arguments.is_some() || self.respelled.is_some()
     }
 
     /// Gives out what is certain.
@@ -809,7 +848,12 @@ impl CallReader {
             self.announced = true;
             parts.push(Part::Call { name });
         }
-        let Some((start, end)) = self.arguments else { return };
+        let Some((start, end)) = self.arguments else {
+            if self.is_whole() {
+                push_part(parts, Part::Arguments(self.respelled.take().unwrap_or_else(|| "{}".to_owned())));
+            }
+            return;
+        };
         let certain = &self.raw[start..end];
         push_part(parts, Part::Arguments(certain[self.given_out..].to_owned()));
         self.given_out = certain.len();
@@ -960,6 +1004,54 @@ mod tests {
             (Tagged, None, "<thin", reply("", "<thin", &[])),
             (Open, None, "I think</thi</think>yes", reply("I think</thi", "yes", &[])),
             (Open, None, "never ends </th", reply("never ends </th", "", &[])),
+            (Open, None, "<think>twice</think>yes", reply("twice", "yes", &[])),
+            // Arguments as models write them: as a string, as nothing, not at all, and under the other name.
+            (
+                Plain,
+                Some(Hermes),
+                r#"<tool_call>{"name": "f", "arguments": "{\"city\": \"A\"}"}</tool_call>"#,
+                reply("", "", &[("f", r#"{"city":"A"}"#)]),
+            ),
+            (Plain, Some(Hermes), r#"<tool_call>{"name": "f", "arguments": null}"#, reply("", "", &[("f", "{}")])),
+            (Plain, Some(Hermes), r#"<tool_call>{"name": "f", "arguments": ""}"#, reply("", "", &[("f", "{}")])),
+            (
+                Plain,
+                Some(Hermes),
+                "<tool_call>{\"name\": \"f\"}</tool_call>\n<tool_call>{\"name\": \"f\", \"parameters\": {\"x\": 1}} So.",
+                reply("", "So.", &[("f", "{}"), ("f", "{\"x\": 1}")]),
+            ),
+            (
+                Plain,
+                Some(Llama3),
+                r#"{"name": "f", "parameters": "{\"x\": 1}"}"#,
+                reply("", "", &[("f", r#"{"x":1}"#)]),
+            ),
+            (Plain, Some(Llama3), r#"{"name": "f"}"#, reply("", r#"{"name": "f"}"#, &[])),
+            (
+                Plain,
+                Some(MistralList),
+                r#"[TOOL_CALLS][{"name": "f", "arguments": "{}"}, {"name": "g_2", "arguments": {"x": 1}}]"#,
+                reply("", "", &[("f", "{}"), ("g_2", r#"{"x": 1}"#)]),
+            ),
+            // What is no call is text, and never a call without its arguments.
+            (
+                Plain,
+                Some(Hermes),
+                r#"<tool_call>{"name": "f", "arguments": [1]}</tool_call>"#,
+                reply("", r#"<tool_call>{"name": "f", "arguments": [1]}</tool_call>"#, &[]),
+            ),
+            (
+                Plain,
+                Some(Hermes),
+                r#"<tool_call>{"name": "f", "arguments": "Paris"}</tool_call>"#,
+                reply("", r#"<tool_call>{"name": "f", "arguments": "Paris"}</tool_call>"#, &[]),
+            ),
+            (
+                Plain,
+                Some(Hermes),
+                r#"<tool_call>{"name": "f", "arguments": "#,
+                reply("", r#"<tool_call>{"name": "f", "arguments": "#, &[]),
+            ),
             (
                 Plain,
                 Some(Hermes),

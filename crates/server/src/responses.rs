@@ -13,7 +13,7 @@ use crate::app::{App, Serving};
 use crate::chat;
 use crate::choice::Finish;
 use crate::error::ApiError;
-use crate::fields::{Field, Fields, applied, only, string, wrong};
+use crate::fields::{self, Field, Fields, applied, hint, ignore, only, string, wrong};
 use crate::generation::{Plan, prepared, random_id, unix_time};
 use crate::security::KeyNumber;
 use crate::turn::{self, Block, BlockKind, Change, Conversation, NamedEvent, Progress, TurnFormat};
@@ -45,16 +45,21 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("cache_salt"),
     applied("metadata"),
     applied("user"),
-    only("store", |value| value == false, "nothing is stored here; send the whole conversation each time"),
+    applied("continue_final_message"),
+    hint("store", "nothing is stored here; send the whole conversation each time"),
     only("previous_response_id", |_| false, "nothing is stored here; send the whole conversation each time"),
     only("conversation", |_| false, "nothing is stored here; send the whole conversation each time"),
     only("background", |value| value == false, "an answer is given to whoever waits for it"),
-    only("truncation", |value| value == "disabled", "a conversation is never cut; send what fits"),
-    only("include", |value| value.as_array().is_some_and(Vec::is_empty), "answers hold all that there is"),
-    only("service_tier", |value| value == "auto" || value == "default", "there is one tier"),
+    hint("truncation", "a conversation is never cut; send what fits"),
+    hint("include", "answers hold all that there is"),
+    hint("service_tier", "there is one tier"),
+    hint("prompt_cache_key", "the prefix cache serves all prompts; `cache_salt` keeps a prompt apart"),
+    hint("prompt_cache_retention", "the prefix cache keeps what it has room for"),
+    hint("safety_identifier", "nobody is told who asks"),
+    hint("client_metadata", "nothing is kept"),
     only("prompt", |_| false, "there are no stored prompts; `input` is the prompt"),
-    only("top_logprobs", |value| value == 0, "/v1/chat/completions gives log-probabilities"),
-    only("max_tool_calls", |_| false, "the server runs no tools of its own"),
+    hint("top_logprobs", "/v1/chat/completions gives log-probabilities"),
+    hint("max_tool_calls", "the server runs no tools of its own"),
 ];
 
 const KNOWN: &[&[Field]] = &[FIELDS];
@@ -76,6 +81,7 @@ const SAME: &[&str] = &[
     "cache_salt",
     "metadata",
     "user",
+    "continue_final_message",
 ];
 
 /// Answers a conversation.
@@ -84,7 +90,8 @@ pub(crate) async fn responses(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (plan, prompt, echoed)) = prepared(&app, key, request, prepare).await?;
+    let (serving, (mut plan, prompt, echoed), ignored) = prepared(&app, key, request, prepare).await?;
+    ignored.report(&mut plan.settings.labels);
     let format =
         Responses { id: random_id("resp").replacen('-', "_", 1), created: unix_time(), echoed, sequence_number: 0 };
     turn::respond(&app, serving, prompt, plan, format).await
@@ -99,7 +106,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Prepared, Ap
     for &name in SAME {
         chat.extend(fields.take(name).map(|value| (name.to_owned(), value)));
     }
-    let max_tokens = fields.integer("max_output_tokens", 1, i64::from(u32::MAX))?;
+    let max_tokens = fields.token_limit("max_output_tokens", 1)?;
     chat.extend(max_tokens.map(|count| ("max_tokens".to_owned(), count.into())));
     let is_stream = chat.get("stream").is_some_and(|stream| *stream == true);
     stream_options(&mut fields, is_stream)?;
@@ -108,7 +115,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Prepared, Ap
     chat.extend(verbosity.map(|verbosity| ("verbosity".to_owned(), verbosity)));
     let effort = reasoning(&mut fields)?;
     chat.extend(effort.clone().map(|effort| ("reasoning_effort".to_owned(), effort.into())));
-    let tools = tools(&mut fields)?;
+    let tools = take_tools(&mut fields)?;
     let tool_choice = fields.take("tool_choice");
     if let Some(choice) = &tool_choice {
         let inner = match choice {
@@ -121,6 +128,10 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Prepared, Ap
     }
     if !tools.is_empty() {
         let inner = |tool: &Value| {
+            // Of another kind, it is left to those who know which there are.
+            if tool["type"] != "function" {
+                return json!({"type": tool["type"]});
+            }
             let mut function = tool.clone();
             if let Some(function) = function.as_object_mut() {
                 function.shift_remove("type");
@@ -147,8 +158,8 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Prepared, Ap
     chat.insert("messages".to_owned(), conversation.messages.into());
     let metadata = chat.get("metadata").cloned();
     let origins = conversation.origins;
-    let prepared = chat::prepare(chat.into(), serving, key);
-    let (mut plan, prompt, _) = prepared.map_err(|error| error.map_param(|name| outer_name(name, &origins)))?;
+    let rename = |name: &str| outer_name(name, &origins);
+    let (mut plan, prompt, _) = fields::inner(rename, || chat::prepare(chat.into(), serving, key))?;
     fields.finish(KNOWN)?;
     (plan.prompt_field, plan.max_tokens_field) = ("input", "max_output_tokens");
 
@@ -192,11 +203,13 @@ fn outer_name(name: &str, origins: &[String]) -> String {
 }
 
 fn stream_options(fields: &mut Fields, is_stream: bool) -> Result<(), ApiError> {
-    const KNOWN: &[&[Field]] = &[&[only("include_obfuscation", |value| value == false, "chunks are not padded")]];
+    const KNOWN: &[&[Field]] = &[&[hint("include_obfuscation", "chunks are not padded")]];
     match fields.take("stream_options") {
-        Some(_) if !is_stream => Err(ApiError::invalid("stream_options", "`stream_options` goes with `stream`: true")),
         Some(options) if options.is_object() => {
-            Fields::new(options, KNOWN).map(drop).map_err(|error| error.within("stream_options"))
+            if !is_stream {
+                ignore("stream_options");
+            }
+            Fields::inside("stream_options", options, KNOWN).map(drop)
         }
         Some(other) => Err(wrong("stream_options", &other, "an object")),
         None => Ok(()),
@@ -210,7 +223,7 @@ fn text_format(fields: &mut Fields) -> Result<(Option<Value>, Option<Value>), Ap
     if !text.is_object() {
         return Err(wrong("text", &text, "an object with `format`"));
     }
-    let mut text = Fields::new(text, TEXT).map_err(|error| error.within("text"))?;
+    let mut text = Fields::inside("text", text, TEXT)?;
     let verbosity = text.take("verbosity");
     let Some(format) = text.take("format") else { return Ok((None, verbosity)) };
     let Value::Object(mut format) = format else {
@@ -240,33 +253,25 @@ fn outer_format(format: Option<Value>) -> Value {
 fn reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     const KNOWN: &[&[Field]] = &[&[
         applied("effort"),
-        only("summary", |value| value == "auto", "reasoning is shown as it is, and not summed up"),
-        only("generate_summary", |_| false, "reasoning is shown as it is, and not summed up"),
+        hint("summary", "reasoning is shown as it is, and not summed up"),
+        hint("generate_summary", "reasoning is shown as it is, and not summed up"),
     ]];
     let Some(reasoning) = fields.take("reasoning") else { return Ok(None) };
     if !reasoning.is_object() {
         return Err(wrong("reasoning", &reasoning, "an object with `effort`"));
     }
     let within = |error: ApiError| error.within("reasoning");
-    Fields::new(reasoning, KNOWN).map_err(within)?.string("effort").map_err(within)
+    Fields::inside("reasoning", reasoning, KNOWN)?.string("effort").map_err(within)
 }
 
 /// The tools as an answer repeats them: with `type` beside the function's own fields.
-fn tools(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+fn take_tools(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     const TOOL: &[&[Field]] = &[&[
-        only(
-            "type",
-            |value| value == "function",
-            "functions are what can be called; the server runs no tools of its own",
-        ),
+        applied("type"),
         applied("name"),
         applied("description"),
         applied("parameters"),
-        only(
-            "strict",
-            |value| value == false,
-            "arguments are held to their schema where `tool_choice` makes the model call",
-        ),
+        hint("strict", "arguments are held to their schema where `tool_choice` makes the model call"),
     ]];
     match fields.take("tools") {
         None => Ok(Vec::new()),
@@ -276,9 +281,17 @@ fn tools(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
                 if !tool.is_object() {
                     return Err(wrong(&at, tool, "an object with `type` and `name`"));
                 }
-                Fields::new(tool.clone(), TOOL).map_err(|error| error.within(&at))?;
             }
-            Ok(tools)
+            let mut taken = Vec::with_capacity(tools.len());
+            for (index, mut tool) in tools.into_iter().enumerate() {
+                if tool["type"] == "function" {
+                    Fields::inside(&format!("tools[{index}]"), tool.clone(), TOOL)?;
+                    let known = |name: &str| TOOL[0].iter().any(|field| field.name == name && name != "strict");
+                    tool.as_object_mut().into_iter().for_each(|tool| tool.retain(|name, _| known(name)));
+                }
+                taken.push(tool);
+            }
+            Ok(taken)
         }
         Some(other) => Err(wrong("tools", &other, "a list of tools")),
     }
@@ -299,30 +312,31 @@ impl Conversation {
             applied("type"),
             applied("role"),
             applied("content"),
-            only("id", Value::is_string, "it is a string"),
-            only("status", Value::is_string, "it is a string"),
+            hint("id", "it is an echo"),
+            hint("status", "it is an echo"),
         ]];
         const CALL: &[&[Field]] = &[&[
             applied("type"),
             applied("call_id"),
             applied("name"),
             applied("arguments"),
-            only("id", Value::is_string, "it is a string"),
-            only("status", Value::is_string, "it is a string"),
+            hint("id", "it is an echo"),
+            hint("status", "it is an echo"),
         ]];
         const RESULT: &[&[Field]] = &[&[
             applied("type"),
             applied("call_id"),
             applied("output"),
-            only("id", Value::is_string, "it is a string"),
-            only("status", Value::is_string, "it is a string"),
+            hint("id", "it is an echo"),
+            hint("status", "it is an echo"),
         ]];
         const REASONING: &[&[Field]] = &[&[
             applied("type"),
             applied("content"),
-            only("summary", |value| value.as_array().is_some_and(Vec::is_empty), "the model is shown what it thought"),
-            only("id", Value::is_string, "it is a string"),
-            only("status", Value::is_string, "it is a string"),
+            hint("summary", "the model is shown what it thought"),
+            hint("encrypted_content", "nobody here can read it"),
+            hint("id", "it is an echo"),
+            hint("status", "it is an echo"),
         ]];
         if !item.is_object() {
             return Err(wrong(at, &item, "an item: an object"));
@@ -338,7 +352,7 @@ impl Conversation {
         };
         match kind.as_str() {
             "message" => {
-                let mut fields = Fields::new(item, MESSAGE).map_err(within)?;
+                let mut fields = Fields::inside(at, item, MESSAGE)?;
                 let role = text(&mut fields, "role")?;
                 let content = fields.required("content").map_err(within)?;
                 let content = texts(&format!("{at}.content"), content)?;
@@ -352,9 +366,10 @@ impl Conversation {
                 }
             }
             "function_call" => {
-                let mut fields = Fields::new(item, CALL).map_err(within)?;
+                let mut fields = Fields::inside(at, item, CALL)?;
                 let (id, name) = (text(&mut fields, "call_id")?, text(&mut fields, "name")?);
-                let arguments = text(&mut fields, "arguments")?;
+                // What cannot be read of them is told where calls of all routes are read.
+                let arguments = fields.take("arguments");
                 self.calls.insert(id.clone(), name.clone());
                 let function = json!({"name": name, "arguments": arguments});
                 let call = json!({"id": id, "type": "function", "function": function});
@@ -364,22 +379,21 @@ impl Conversation {
                 }
             }
             "function_call_output" => {
-                let mut fields = Fields::new(item, RESULT).map_err(within)?;
+                let mut fields = Fields::inside(at, item, RESULT)?;
                 let id = text(&mut fields, "call_id")?;
                 let output = fields.required("output").map_err(within)?;
                 let output = texts(&format!("{at}.output"), output)?;
                 self.push_result(at, &id, &output);
             }
             "reasoning" => {
-                let mut fields = Fields::new(item, REASONING).map_err(within)?;
+                let mut fields = Fields::inside(at, item, REASONING)?;
                 if let Some(content) = fields.take("content") {
                     let thought = texts(&format!("{at}.content"), content)?;
-                    // Clients send back all that they got; what of it the model sees again is the template's to say.
-                    if self.dialect.shows_reasoning {
-                        chat::append(self.assistant(at), "reasoning_content", &thought);
-                    }
+                    chat::append(self.assistant(at), "reasoning_content", &thought);
                 }
             }
+            // Calls of tools that another server ran, and their results: nobody here can show them.
+            other if other.ends_with("_call") || other.ends_with("_call_output") || other == "compaction" => ignore(at),
             other => {
                 let message = format!(
                     "`{at}` is an item of type `{other}`; message, function_call, function_call_output and reasoning are \
@@ -394,12 +408,8 @@ impl Conversation {
 
 /// A string, or parts that hold text.
 fn texts(at: &str, content: Value) -> Result<String, ApiError> {
-    const PART: &[&[Field]] = &[&[
-        applied("type"),
-        applied("text"),
-        only("annotations", |value| value.as_array().is_some_and(Vec::is_empty), "nothing is annotated"),
-        only("logprobs", |value| value.as_array().is_some_and(Vec::is_empty), "nothing is scored"),
-    ]];
+    const PART: &[&[Field]] =
+        &[&[applied("type"), applied("text"), hint("annotations", "it is an echo"), hint("logprobs", "it is an echo")]];
     let parts = match content {
         Value::String(text) => return Ok(text),
         Value::Array(parts) => parts,
@@ -415,7 +425,7 @@ fn texts(at: &str, content: Value) -> Result<String, ApiError> {
             return Err(ApiError::unsupported(at, message));
         }
         let within = |error: ApiError| error.within(&at);
-        let mut part = Fields::new(part, PART).map_err(within)?;
+        let mut part = Fields::inside(&at, part, PART)?;
         whole.push(part.required("text").and_then(|text| string("text", text)).map_err(within)?);
     }
     Ok(whole.join("\n"))

@@ -9,12 +9,15 @@ use tokenizer::ParseSpecial;
 use crate::app::Serving;
 use crate::choice::TextOptions;
 use crate::error::ApiError;
-use crate::fields::{Field, Fields, applied, only, wrong};
+use crate::fields::{Field, Fields, applied, hint, ignore, only, wrong};
 
 /// Prompts of one request.
 pub(crate) const PROMPTS_MAX: usize = 64;
 /// Bytes of `user`, and of `metadata` as JSON.
 const LABEL_BYTES_MAX: usize = 4096;
+
+/// What `top_p`: 0 is taken for.
+const TOP_P_LEAST: f32 = 1e-6;
 
 /// Fields of all generating routes.
 pub(crate) const FIELDS: &[Field] = &[
@@ -53,10 +56,15 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("user"),
     applied("metadata"),
     only("best_of", |value| value == 1, "each text is sampled once and none is thrown away"),
-    only("store", |value| value == false, "nothing is stored here"),
-    only("service_tier", |value| value == "auto" || value == "default", "there is one tier"),
+    hint("store", "nothing is stored here"),
+    hint("service_tier", "there is one tier"),
+    hint("prompt_cache_key", "the prefix cache serves all prompts; `cache_salt` keeps a prompt apart"),
+    hint("prompt_cache_retention", "the prefix cache keeps what it has room for"),
+    hint("safety_identifier", "nobody is told who asks"),
+    hint("client_metadata", "nothing is kept"),
+    hint("include", "answers hold all that there is"),
     only("use_beam_search", |value| value == false, "texts are sampled"),
-    only("cache_prompt", |value| value == true, "the prefix cache serves all; `cache_salt` keeps a prompt apart"),
+    hint("cache_prompt", "the prefix cache serves all; `cache_salt` keeps a prompt apart"),
     only("min_tokens", |value| value == 0, "a text ends where the model ends it; `ignore_eos` goes on"),
     only("length_penalty", |value| value == 1 || value == 1.0, "it belongs to beam search"),
     only("truncate_prompt_tokens", |_| false, "a prompt is never cut; send what fits"),
@@ -87,7 +95,8 @@ impl Settings {
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let (include_usage, continuous_usage) = stream_options(fields, stream)?;
         let text = TextOptions {
-            stop: fields.strings("stop")?.unwrap_or_default(),
+            // Some clients write an empty text where they mean none.
+            stop: fields.strings("stop")?.unwrap_or_default().into_iter().filter(|stop| !stop.is_empty()).collect(),
             stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
             include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
             list_end: false,
@@ -147,21 +156,21 @@ fn stream_options(fields: &mut Fields, stream: bool) -> Result<(bool, bool), Api
     const KNOWN: &[&[Field]] = &[&[
         applied("include_usage"),
         applied("continuous_usage_stats"),
-        only("include_obfuscation", |value| value == false, "chunks are not padded"),
+        hint("include_obfuscation", "chunks are not padded"),
     ]];
     let Some(options) = fields.take("stream_options") else { return Ok((false, false)) };
     if !stream {
-        return Err(ApiError::invalid("stream_options", "`stream_options` goes with `stream`: true"));
+        ignore("stream_options");
+        return Ok((false, false));
     }
     let within = |error: ApiError| error.within("stream_options");
-    let mut options = Fields::new(options, KNOWN).map_err(within)?;
+    let mut options = Fields::inside("stream_options", options, KNOWN)?;
     let include = options.boolean("include_usage").map_err(within)?.unwrap_or(false);
     let continuous = options.boolean("continuous_usage_stats").map_err(within)?.unwrap_or(false);
     if continuous && !include {
-        let message = "`continuous_usage_stats` goes with `include_usage`: true";
-        return Err(ApiError::invalid("stream_options.continuous_usage_stats", message));
+        ignore("stream_options.continuous_usage_stats");
     }
-    Ok((include, continuous))
+    Ok((include, include && continuous))
 }
 
 /// In vLLM's sense: lower goes first.
@@ -214,7 +223,8 @@ fn sampling(fields: &mut Fields, serving: &Serving) -> Result<SamplingParams, Ap
         temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
         // vLLM writes -1 where llama.cpp writes 0.
         top_k: fields.integer("top_k", -1, i64::from(u32::MAX))?.map_or(defaults.top_k, |k| k.max(0) as usize),
-        top_p: fields.number("top_p")?.unwrap_or(defaults.top_p),
+        // A mass of nothing keeps the likeliest token, which is what those who write 0 want.
+        top_p: fields.number("top_p")?.map_or(defaults.top_p, |p| if p == 0.0 { TOP_P_LEAST } else { p }),
         min_p: fields.number("min_p")?.unwrap_or(defaults.min_p),
         typical_p: fields.number("typical_p")?.unwrap_or(defaults.typical_p),
         repetition_penalty,
@@ -236,7 +246,11 @@ fn sampling(fields: &mut Fields, serving: &Serving) -> Result<SamplingParams, Ap
             threshold: fields.number("xtc_threshold")?.unwrap_or(defaults.xtc.threshold),
         },
         logit_bias: fields.object("logit_bias")?.map_or(Ok(defaults.logit_bias), logit_bias)?,
-        seed: fields.integer("seed", 0, i64::MAX)?.map_or_else(random_seed, |seed| seed as u64),
+        // llama.cpp and LM Studio write -1 for one that nobody chose.
+        seed: fields
+            .integer("seed", -1, i64::MAX)?
+            .and_then(|seed| u64::try_from(seed).ok())
+            .unwrap_or_else(random_seed),
         logprobs: None,
         order: fields.strings("samplers")?.map_or(Ok(defaults.order), |names| order(&names))?,
     };

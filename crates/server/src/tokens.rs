@@ -13,7 +13,7 @@ use crate::app::{App, Serving};
 use crate::body::read_json;
 use crate::chat::{Conversation, PROMPT_FIELDS};
 use crate::error::{ApiError, json_response};
-use crate::fields::{Field, Fields, applied};
+use crate::fields::{Field, Fields, applied, reading};
 use crate::generation::blocking;
 use crate::info;
 use crate::logprobs::token_text;
@@ -46,14 +46,21 @@ async fn answer(
     app.serving_any()?;
     let body = read_json(request, &app.inner.options).await?;
     let serving: Arc<Serving> = app.serving_of(&body)?;
-    let answer = blocking(move || {
+    let strict = app.inner.options.strict_fields;
+    let read = move || {
         let mut fields = Fields::new(body, known)?;
         serving.check_model(fields.string("model")?.as_deref())?;
         let answer = make(&mut fields, &serving)?;
         fields.finish(known)?;
-        Ok(answer)
-    });
-    Ok(json_response(StatusCode::OK, &answer.await?))
+        Ok::<_, ApiError>(answer)
+    };
+    let (answer, ignored) = blocking(move || Ok(reading(strict, read))).await?;
+    let mut answer = answer?;
+    app.note_ignored(&ignored);
+    if !ignored.is_empty() {
+        answer["x_hotmetal"] = json!({"ignored": ignored});
+    }
+    Ok(json_response(StatusCode::OK, &answer))
 }
 
 pub(crate) async fn tokenize(State(app): State<App>, request: Request<Body>) -> Result<Response, ApiError> {
@@ -80,20 +87,19 @@ pub(crate) async fn tokenize(State(app): State<App>, request: Request<Body>) -> 
 
 fn tokens_of(fields: &mut Fields, serving: &Serving) -> Result<Vec<u32>, ApiError> {
     let tokenizer = &serving.tokenizer;
-    if let Some(prompt) = fields.string("prompt")? {
-        let mut ids = prefix(fields.boolean("add_special_tokens")?.unwrap_or(true), serving);
-        // Who asks for a special token by its text alone wants its id (lm-eval does); within a text none is parsed.
-        match tokenizer.token_to_id(&prompt).filter(|&id| tokenizer.is_special(id)) {
-            Some(special) => ids.push(special),
-            None => ids.extend(tokenizer.encode(&prompt, ParseSpecial::No)?),
-        }
-        return Ok(ids);
-    }
-    if let Some(content) = fields.string("content")? {
-        let mut ids = prefix(fields.boolean("add_special")?.unwrap_or(false), serving);
-        let special =
-            if fields.boolean("parse_special")?.unwrap_or(true) { ParseSpecial::Yes } else { ParseSpecial::No };
-        ids.extend(tokenizer.encode(&content, special)?);
+    // vLLM's name for a text puts what the model expects before it, and llama.cpp's does not, if nothing is said.
+    let text = match fields.string("prompt")? {
+        Some(prompt) => Some((prompt, fields.boolean("add_special_tokens")?.unwrap_or(true))),
+        None => match fields.string("content")? {
+            Some(content) => Some((content, fields.boolean("add_special")?.unwrap_or(false))),
+            None => None,
+        },
+    };
+    if let Some((text, adds_prefix)) = text {
+        let parses = fields.boolean("parse_special")?.unwrap_or(true);
+        let parse_special = if parses { ParseSpecial::Yes } else { ParseSpecial::No };
+        let mut ids = prefix(adds_prefix, serving);
+        ids.extend(tokenizer.encode(&text, parse_special)?);
         return Ok(ids);
     }
     Conversation::take(fields, serving)?.encode(serving)

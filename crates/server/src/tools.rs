@@ -11,7 +11,7 @@ use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use crate::app::Serving;
 use crate::chat::now;
 use crate::error::ApiError;
-use crate::fields::{Field, Fields, applied, only, wrong};
+use crate::fields::{Field, Fields, applied, hint, ignore, wrong};
 use crate::forced_call::{self, Callable};
 use crate::grammar::check_keywords;
 use crate::reply::{ById, Function, Marker, Reasoning, ToolSyntax};
@@ -22,6 +22,31 @@ const NAME_BYTES_MAX: usize = 64;
 
 /// Fields of routes that generate with tools; `tools` itself belongs to the conversation.
 pub(crate) const FIELDS: &[Field] = &[applied("tool_choice"), applied("parallel_tool_calls")];
+
+/// Why `cache_control` has no effect.
+pub(crate) const CACHED: &str = "the prefix cache serves all prompts";
+
+/// How tools are shown to a model, and their calls read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ToolForm {
+    /// By its chat template, in its own form.
+    Own(ToolSyntax),
+    /// By a text of ours in the system message: see [`crate::generic_tools`].
+    Generic,
+    /// Not at all.
+    None,
+}
+
+impl ToolForm {
+    /// How the model writes calls.
+    pub(crate) fn syntax(self) -> Option<ToolSyntax> {
+        match self {
+            Self::Own(syntax) => Some(syntax),
+            Self::Generic => Some(ToolSyntax::Hermes),
+            Self::None => None,
+        }
+    }
+}
 
 /// How a model writes what is more than text; known by what its chat template makes of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +63,8 @@ pub(crate) struct Dialect {
     pub(crate) shows_reasoning: bool,
     /// Whether it shows the `name` in a message of each of [`NAMED_ROLES`].
     shows_names: [bool; NAMED_ROLES.len()],
+    /// Whether it takes ids of calls only that are nine letters and digits, as Mistral's do.
+    pub(crate) nine_letter_ids: bool,
 }
 
 /// Roles whose messages may have a name.
@@ -54,6 +81,7 @@ impl Dialect {
             takes_effort: takes_effort(template),
             shows_reasoning: shows_reasoning(template),
             shows_names: NAMED_ROLES.map(|role| shows_name(template, role)),
+            nine_letter_ids: takes_nine_letter_ids_only(template),
         }
     }
 
@@ -152,6 +180,21 @@ fn probe_call() -> (Value, Value, Value) {
     (call, result, tool)
 }
 
+fn takes_nine_letter_ids_only(template: &ChatTemplate) -> bool {
+    let takes = |id: &str| {
+        let (mut call, mut result, tool) = probe_call();
+        call["id"] = id.into();
+        result["tool_call_id"] = id.into();
+        let calls = |content: Value| json!({"role": "assistant", "content": content, "tool_calls": [call.clone()]});
+        let tools = [tool];
+        [json!(""), Value::Null].into_iter().any(|content| {
+            let messages = [json!({"role": "user", "content": "x"}), calls(content), result.clone()];
+            template.render(&RenderInput { tools: Some(&tools), ..probe(&messages) }).is_ok()
+        })
+    };
+    takes("call00001") && !takes("call_0123456789abcdef01234567")
+}
+
 fn shows_reasoning(template: &ChatTemplate) -> bool {
     const THOUGHT: &str = "mark5f1d0c";
     let user = || json!({"role": "user", "content": "x"});
@@ -229,29 +272,35 @@ pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Vec<Value>,
             format!("`tools` has {} tools, at most {TOOLS_MAX} are taken", tools.len()),
         ));
     }
-    let shows = serving.chat_template.as_ref().is_some_and(ChatTemplate::supports_tools);
-    if !tools.is_empty() && !shows {
-        return Err(ApiError::unsupported("tools", "this model's chat template cannot show tools"));
-    }
-    if !tools.is_empty() && serving.dialect.tools.is_none() {
-        let message = "this server does not read calls of tools in the form that this model writes them";
+    if !tools.is_empty() && serving.tool_form() == ToolForm::None {
+        let message =
+            "this model's chat template cannot show tools, and the server was started with --no-generic-tools";
         return Err(ApiError::unsupported("tools", message));
     }
-    tools.into_iter().enumerate().map(|(index, tool)| check(&format!("tools[{index}]"), tool)).collect()
+    let num_given = tools.len();
+    let mut taken = Vec::with_capacity(num_given);
+    for (index, tool) in tools.into_iter().enumerate() {
+        let at = format!("tools[{index}]");
+        match tool["type"].as_str() {
+            // The server runs none of its own, and the model may do without.
+            Some(kind) if kind != "function" => ignore(at),
+            _ => taken.push(check(&at, tool)?),
+        }
+    }
+    if taken.is_empty() && num_given > 0 {
+        let message = "none of `tools` is a function, and the server runs no tools of its own";
+        return Err(ApiError::unsupported("tools", message));
+    }
+    Ok(taken)
 }
 
 fn check(at: &str, tool: Value) -> Result<Value, ApiError> {
-    const TOOL: &[&[Field]] =
-        &[&[only("type", |value| value == "function", "functions are what can be called"), applied("function")]];
+    const TOOL: &[&[Field]] = &[&[applied("type"), applied("function"), hint("cache_control", CACHED)]];
     const FUNCTION: &[&[Field]] = &[&[
         applied("name"),
         applied("description"),
         applied("parameters"),
-        only(
-            "strict",
-            |value| value == false,
-            "arguments are held to their schema where `tool_choice` makes the model call",
-        ),
+        hint("strict", "arguments are held to their schema where `tool_choice` makes the model call"),
     ]];
     let bytes = tool.to_string().len();
     if bytes > TOOL_BYTES_MAX {
@@ -259,9 +308,9 @@ fn check(at: &str, tool: Value) -> Result<Value, ApiError> {
     }
     let inside = format!("{at}.function");
     let within = |error: ApiError| error.within(&inside);
-    let mut fields = Fields::new(tool.clone(), TOOL).map_err(|error| error.within(at))?;
+    let mut fields = Fields::inside(at, tool.clone(), TOOL)?;
     let function = fields.required("function").map_err(|error| error.within(at))?;
-    let mut function = Fields::new(function, FUNCTION).map_err(within)?;
+    let mut function = Fields::inside(&inside, function, FUNCTION)?;
     let name = function.string("name").map_err(within)?.unwrap_or_default();
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_name) {
@@ -270,7 +319,10 @@ fn check(at: &str, tool: Value) -> Result<Value, ApiError> {
     }
     function.string("description").map_err(within)?;
     function.object("parameters").map_err(within)?;
-    Ok(tool)
+    // Some templates print a tool as it is: it keeps its order, and nothing without effect.
+    let mut shown = tool["function"].as_object().cloned().unwrap_or_default();
+    shown.retain(|name, value| !value.is_null() && matches!(&**name, "name" | "description" | "parameters"));
+    Ok(json!({"type": "function", "function": shown}))
 }
 
 /// The functions, as their calls are read.
@@ -337,13 +389,15 @@ impl ToolChoice {
         let choice = fields.take("tool_choice");
         if tools.is_empty() {
             return match (parallel, choice) {
-                (Some(_), _) => {
-                    Err(ApiError::invalid("parallel_tool_calls", "`parallel_tool_calls` goes with `tools`"))
-                }
-                (None, Some(choice)) if choice != "none" => {
+                (_, Some(choice)) if choice != "none" && choice != "auto" => {
                     Err(ApiError::invalid("tool_choice", "`tool_choice` goes with `tools`"))
                 }
-                _ => Ok(Self { none: true, ..Self::default() }),
+                (parallel, choice) => {
+                    // Clients send them with each request, whether or not it has tools.
+                    parallel.is_some().then(|| ignore("parallel_tool_calls"));
+                    choice.filter(|choice| choice == "auto").map(|_| ignore("tool_choice"));
+                    Ok(Self { none: true, ..Self::default() })
+                }
             };
         }
         let one_call = parallel == Some(false);
@@ -382,7 +436,7 @@ impl ToolChoice {
         serving: &Serving,
     ) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
         let Some(forced) = &self.forced else { return Ok(None) };
-        let Some(syntax) = serving.dialect.tools else {
+        let Some(syntax) = serving.tool_form().syntax() else {
             let message = "this server does not read calls of tools in the form that this model writes them";
             return Err(ApiError::unsupported("tool_choice", message));
         };

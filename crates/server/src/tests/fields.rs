@@ -1,4 +1,5 @@
-//! Every field of every route is applied or refused by name: the matrix is made from the routes' own lists.
+//! Every field of every route is applied, taken without effect and reported, or refused by name: the matrix is made from the
+//! routes' own lists.
 
 use std::collections::BTreeSet;
 
@@ -238,6 +239,12 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
                 answer["count"].as_u64() > Some(1)
             })
         }
+        (TEXT, "parse_special") => case_with(json!({"prompt": "<|im_end|>"}), json!(false), |_, answer| {
+            answer["usage"]["prompt_tokens"].as_u64() > Some(2)
+        }),
+        (EMBED, "parse_special") => case_with(json!({"input": "<|im_end|>"}), json!(false), |_, answer| {
+            answer["usage"]["prompt_tokens"].as_u64() > Some(2)
+        }),
         ("/tokenize", "return_token_strs") => case(json!(true), |_, answer| answer["token_strs"][0] == "<|im_start|>"),
         ("/tokenize", "with_pieces") => case(json!(true), |_, answer| answer["tokens"][0]["piece"] == "<|im_start|>"),
         ("/detokenize", "tokens") => case(json!([5, 7]), |before, answer| before["prompt"] != answer["prompt"]),
@@ -253,7 +260,10 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
         // The built-in template shows none: they are refused by name here, and applied in `structure`.
         (_, "tools" | "parallel_tool_calls") => None,
         (_, "tool_choice") => case(json!("none"), |before, answer| before["choices"] == answer["choices"]),
-        (_, "reasoning_effort") => None, // refused by name, below
+        (_, "reasoning_effort") => None, // without effect here, below
+        (_, "output_config") => case(json!({}), |before, answer| before["content"] == answer["content"]),
+        // Of a last message of the assistant's, which a test of its own has.
+        (_, "continue_final_message") => None,
         (CHAT, "add_generation_prompt") => case(json!(false), |before, answer| {
             before["usage"]["prompt_tokens"].as_u64() > answer["usage"]["prompt_tokens"].as_u64()
         }),
@@ -265,9 +275,10 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
 }
 
 /// Names that other servers know and no route here does.
-const FOREIGN: [&str; 10] = [
+const FOREIGN: [&str; 11] = [
     "prompt_cache_key",
-    "guided_json",
+    "x-vendor",
+    "temprature",
     "best",
     "num_predict",
     "mirostat",
@@ -306,7 +317,7 @@ async fn the_document_is_served_and_its_paths_are_routes() {
 }
 
 #[tokio::test]
-async fn every_field_of_every_route_is_applied_or_refused_by_name() {
+async fn every_field_of_every_route_is_applied_reported_or_refused_by_name() {
     let app = app();
     let routes = routes();
     let mut all: BTreeSet<&str> = FOREIGN.into();
@@ -315,12 +326,13 @@ async fn every_field_of_every_route_is_applied_or_refused_by_name() {
         let before = ok(&app, path, body).await;
         for name in &all {
             let field = known.iter().copied().flatten().find(|field| field.name == *name);
-            let (with, value, shows) = match field.map(|field| field.rule) {
+            let rule = field.map(|field| field.rule);
+            let (with, value, shows) = match rule {
                 Some(Rule::Applied) => match applied_case(path, name) {
                     Some(Case { with, value, shows }) => (with, value, Some(shows)),
                     None => continue,
                 },
-                Some(Rule::Only { .. }) | None => (json!({}), json!(12345), None),
+                _ => (json!({}), json!(12345), None),
             };
             let mut body = body.clone();
             body.as_object_mut().unwrap().extend(with.as_object().unwrap().clone());
@@ -330,6 +342,17 @@ async fn every_field_of_every_route_is_applied_or_refused_by_name() {
                 Some(shows) => {
                     assert_eq!(status, StatusCode::OK, "{path} {name}: {answer}");
                     assert!(shows(&before, &answer), "{path} does not show `{name}`: {answer}");
+                }
+                None if matches!(rule, Some(Rule::Hint { .. })) || (field.is_none() && status == StatusCode::OK) => {
+                    assert_eq!(status, StatusCode::OK, "{path} {name}: {answer}");
+                    let ignored = answer["x_hotmetal"]["ignored"].as_array();
+                    assert!(ignored.is_some_and(|names| names.contains(&json!(name))), "{path} {name}: {answer}");
+                    // And it had no effect.
+                    let text = |answer: &Value| {
+                        ["choices", "content", "data", "tokens", "prompt", "input_tokens"]
+                            .map(|name| answer[name].clone())
+                    };
+                    assert_eq!(text(&before), text(&answer), "{path} {name}");
                 }
                 None => {
                     assert_eq!(status, StatusCode::BAD_REQUEST, "{path} {name}: {answer}");
@@ -364,13 +387,17 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
                 "stop",
                 "user",
                 "cache_salt",
+                "reasoning_effort",
                 "dry_sequence_breakers",
             ]
             .contains(&field.name)
             {
                 wrong.pop(); // text is what they are
             }
-            if ["metadata", "chat_template_kwargs"].contains(&field.name) {
+            if field.name == "stream_options" {
+                continue; // without effect but in a stream
+            }
+            if ["metadata", "chat_template_kwargs", "output_config", "text", "reasoning"].contains(&field.name) {
                 wrong.remove(0);
             }
             for value in wrong {
@@ -407,20 +434,7 @@ async fn fields_that_contradict_each_other_are_refused() {
         (CHAT, json!({"max_tokens": 3, "max_completion_tokens": 4}), "max_tokens"),
         (CHAT, json!({"top_logprobs": 3}), "top_logprobs"),
         (CHAT, json!({"repeat_penalty": 1.1, "repetition_penalty": 1.2}), "repeat_penalty"),
-        (CHAT, json!({"stream_options": {"include_usage": true}}), "stream_options"),
-        (CHAT, json!({"stream": true, "stream_options": {"include_it": true}}), "stream_options.include_it"),
-        (
-            CHAT,
-            json!({"stream": true, "stream_options": {"continuous_usage_stats": true}}),
-            "stream_options.continuous_usage_stats",
-        ),
-        (CHAT, json!({"reasoning_effort": "high"}), "reasoning_effort"),
-        (CHAT, json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools"),
-        ("/apply-template", json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools"),
-        (CHAT, json!({"tool_choice": "auto"}), "tool_choice"),
-        (CHAT, json!({"parallel_tool_calls": true}), "parallel_tool_calls"),
         (CHAT, json!({"response_format": {"type": "yaml"}}), "response_format.type"),
-        (CHAT, json!({"response_format": {"type": "text", "x": 1}}), "response_format.x"),
         (CHAT, json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
         (CHAT, json!({"response_format": {"type": "text", "json_schema": {"a": 1}}}), "response_format.json_schema"),
         (CHAT, json!({"structured_outputs": {"regex": "("}}), "structured_outputs"),
@@ -434,20 +448,22 @@ async fn fields_that_contradict_each_other_are_refused() {
         ),
         (CHAT, json!({"structured_outputs": {"regex": "a"}, "ignore_eos": true}), "ignore_eos"),
         (CHAT, json!({"model": "gpt-4"}), "model"),
+        (CHAT, json!({"tool_choice": "required"}), "tool_choice"),
+        (CHAT, json!({"tools": [{"type": "web_search"}]}), "tools"),
+        (CHAT, json!({"best_of": 2}), "best_of"),
+        (CHAT, json!({"mirostat": 2}), "mirostat"),
+        (CHAT, json!({"Temperature": 2}), "Temperature"),
+        (RESPONSES, json!({"max_tokens": 20}), "max_tokens"),
+        (MESSAGES, json!({"max_completion_tokens": 20}), "max_completion_tokens"),
         (CHAT, json!({"samplers": ["top_k", "top_k"]}), "samplers"),
         (CHAT, json!({"samplers": ["mirostat"]}), "samplers"),
         (CHAT, json!({"samplers": ["top_k"]}), "samplers"),
         (CHAT, json!({"logit_bias": {"99999": 1}}), "logit_bias"),
         (CHAT, json!({"logit_bias": {"x": 1}}), "logit_bias"),
-        (CHAT, json!({"stop": [""]}), "stop"),
         (CHAT, json!({"stop_token_ids": [99999]}), "stop_token_ids"),
         (CHAT, json!({"n": 17}), "n"),
-        (CHAT, json!({"seed": -1}), "seed"),
         (CHAT, json!({"temperature": -0.1}), "temperature"),
-        (CHAT, json!({"top_p": 0}), "top_p"),
         (CHAT, json!({"max_tokens": 0}), "max_tokens"),
-        (CHAT, json!({"max_tokens": 300}), "max_tokens"),
-        (CHAT, json!({"max_tokens": null, "max_completion_tokens": 300}), "max_completion_tokens"),
         (CHAT, json!({"messages": [{"role": "user", "content": "x".repeat(4000)}]}), "messages"),
         (TEXT, json!({"prompt": vec![7; 300]}), "prompt"),
         (TEXT, json!({"prompt": []}), "prompt"),
@@ -494,9 +510,6 @@ async fn messages_are_checked_field_by_field() {
         (json!([{"role": "user"}]), "messages[0].content"),
         (user(json!(7)), "messages[0].content"),
         (user(json!([{"type": "image_url", "image_url": {"url": "http://x/"}}])), "messages[0].content[0]"),
-        (user(json!([{"type": "text", "text": "a", "cache_control": {}}])), "messages[0].content[0]"),
-        (json!([{"role": "user", "content": "x", "wibble": 1}]), "messages[0].wibble"),
-        (json!([{"role": "user", "content": "x", "tool_calls": [{}]}]), "messages[0].tool_calls"),
         (
             json!([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{}]}]),
             "messages[1].tool_calls[0]",
@@ -523,4 +536,152 @@ async fn messages_are_checked_field_by_field() {
                     <|im_start|>user\nz<|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(rendered["prompt"], expected);
     ok(&app, CHAT, &body).await;
+}
+
+/// `x_hotmetal.ignored` of the answer to a request that has to be answered.
+async fn ignored(app: &App, path: &str, body: &Value) -> Vec<String> {
+    let answer = ok(app, path, body).await;
+    serde_json::from_value(answer["x_hotmetal"]["ignored"].clone()).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn what_clients_send_by_default_costs_them_nothing() {
+    let app = app();
+    let with = |base: &Value, more: Value| {
+        let mut body = base.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let messages = json!([
+        {"role": "system", "content": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "user", "name": "bob", "content": "hi", "wibble": 1},
+    ]);
+    let body = with(
+        &hello(),
+        json!({
+            "messages": messages, "parallel_tool_calls": true, "tool_choice": "auto", "store": true, "service_tier": "flex",
+            "stream_options": {"include_usage": true}, "reasoning_effort": "high", "top_logprobs": 0, "verbosity": "low",
+            "chat_template_kwargs": {"enable_thinking": false}, "prompt_cache_key": "k", "x-trace": "t",
+        }),
+    );
+    let found = ignored(&app, CHAT, &body).await;
+    for path in [
+        "messages[0].content[0].cache_control",
+        "messages[1].name",
+        "messages[1].wibble",
+        "parallel_tool_calls",
+        "tool_choice",
+        "store",
+        "service_tier",
+        "stream_options",
+        "reasoning_effort",
+        "verbosity",
+        "chat_template_kwargs.enable_thinking",
+        "prompt_cache_key",
+        "x-trace",
+    ] {
+        assert!(found.iter().any(|found| found == path), "{path}: {found:?}");
+    }
+    // What Claude Code sends.
+    let messages = json!([
+        {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral", "ttl": "5m"}}]},
+        {"role": "assistant", "content": [
+            {"type": "redacted_thinking", "data": "x"},
+            {"type": "tool_use", "id": "toolu_01", "name": "f", "input": {}, "caller": {"type": "direct"}},
+        ]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_01", "content": "done"}]},
+    ]);
+    let tool = json!({"name": "f", "input_schema": {"type": "object"}, "eager_input_streaming": true, "strict": true});
+    let body = json!({
+        "messages": messages, "max_tokens": 8, "thinking": {"type": "adaptive"}, "context_management": {"edits": []},
+        "output_config": {"effort": "medium"}, "tools": [tool, {"type": "web_search_20250305", "name": "web_search"}],
+        "metadata": {"user_id": "u"},
+    });
+    let roomy = {
+        let kv = KvLayout { format: KvFormat::F32, block_len: 8, num_blocks: 256 };
+        app_on(EngineConfig::new(kv, 1024, VOCAB_SIZE, vec![2, 0]), None)
+    };
+    let found = ignored(&roomy, MESSAGES, &body).await;
+    for path in [
+        "messages[0].content[0].cache_control",
+        "messages[1].content[0]",
+        "messages[1].content[1].caller",
+        "context_management",
+        "output_config.effort",
+        "tools[0].strict",
+        "tools[0].eager_input_streaming",
+        "tools[1]",
+    ] {
+        assert!(found.iter().any(|found| found == path), "{path}: {found:?}");
+    }
+    let body = json!({
+        "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}], "phase": "x"},
+            {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": "e"},
+            {"type": "web_search_call", "id": "w", "status": "completed"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": ""},
+            {"type": "function_call_output", "call_id": "c", "output": "done"}],
+        "tools": [{"type": "function", "name": "f", "parameters": null, "strict": true}, {"type": "web_search"}],
+        "store": true, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k", "truncation": "auto",
+        "text": {"verbosity": "low"}, "reasoning": {"effort": "medium", "summary": "detailed"}, "max_output_tokens": 8,
+        "client_metadata": {"a": "b"},
+    });
+    let found = ignored(&roomy, RESPONSES, &body).await;
+    for path in [
+        "input[0].phase",
+        "input[1].summary",
+        "input[2]",
+        "tools[0].strict",
+        "tools[1]",
+        "store",
+        "include",
+        "truncation",
+        "text.verbosity",
+        "reasoning.effort",
+        "reasoning.summary",
+        "client_metadata",
+    ] {
+        assert!(found.iter().any(|found| found == path), "{path}: {found:?}");
+    }
+    // In a stream, the last chunk says it.
+    let events = stream(&app, CHAT, &with(&hello(), json!({"store": true}))).await;
+    assert_eq!(events.last().unwrap()["x_hotmetal"]["ignored"], json!(["store"]), "{events:?}");
+}
+
+#[tokio::test]
+async fn with_strict_fields_only_what_the_server_knows_is_taken() {
+    let app = loading(Options { strict_fields: true, ..Options::default() });
+    serve_on(&app, config(), None);
+    let mut body = hello();
+    body["store"] = json!(true);
+    assert_eq!(ignored(&app, CHAT, &body).await, ["store"], "a hint is known");
+    body["wibble"] = json!(1);
+    let (status, _, answer) = post(&app, CHAT, &body).await;
+    assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("wibble")));
+    let messages = json!([{"role": "user", "content": [{"type": "text", "text": "x", "wibble": 1}]}]);
+    let (status, _, answer) = post(&app, CHAT, &json!({"messages": messages})).await;
+    assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("messages[0].content[0].wibble")));
+}
+
+#[tokio::test]
+async fn no_limit_is_taken_in_the_words_of_other_servers() {
+    let app = app();
+    let context = config().context_len;
+    let mut body = hello();
+    let changes = json!({"max_tokens": 32000, "stop": "", "seed": -1, "top_p": 0, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    let answer = ok(&app, CHAT, &body).await;
+    let prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(answer["usage"]["completion_tokens"], context - prompt);
+    assert_eq!(answer["x_hotmetal"]["max_tokens_used"], context - prompt);
+    for path in [CHAT, TEXT] {
+        let mut body = if path == CHAT { hello() } else { json!({"prompt": "Once"}) };
+        body["max_tokens"] = json!(-1);
+        body["ignore_eos"] = json!(true);
+        assert_eq!(ok(&app, path, &body).await["usage"]["total_tokens"], context, "{path}");
+    }
+    let mut body = json!({"messages": hello()["messages"], "max_tokens": 32000});
+    body["seed"] = json!(-1);
+    ok(&app, MESSAGES, &body).await;
+    ok(&app, RESPONSES, &json!({"input": "hi", "max_output_tokens": 32000})).await;
 }

@@ -248,12 +248,35 @@ async fn tokens_and_texts_go_both_ways() {
     let info = get(&app, "/tokenizer_info").await.1;
     assert_eq!((&info["vocab_size"], &info["eos"][0]["token"]), (&json!(4096), &json!("<|im_end|>")));
     assert_eq!((&info["eos_token"], &info["bos_token"]), (&json!("<|im_end|>"), &Value::Null));
-    // A special token asked for by its text, and the same text among others.
-    let ids = async |text: &str| {
-        ok(&app, "/tokenize", &json!({"prompt": text, "add_special_tokens": false})).await["tokens"].clone()
+    // Special tokens in a raw text are themselves, in both dialects, unless the request says otherwise.
+    let raw = "<|im_start|>user\nhi<|im_end|>\n";
+    let ids = async |name: &str, text: &str, parses: Value| {
+        let answer = ok(&app, "/tokenize", &json!({name: text, "parse_special": parses})).await;
+        serde_json::from_value::<Vec<u32>>(answer["tokens"].clone()).unwrap()
     };
-    assert_eq!(ids("<|im_end|>").await, json!([2]));
-    assert!(ids("<|im_end|>.").await.as_array().unwrap().len() > 2);
+    for name in ["prompt", "content"] {
+        assert_eq!(ids(name, "<|im_end|>", Value::Null).await, [2]);
+        let parsed = ids(name, raw, Value::Null).await;
+        assert!(parsed.starts_with(&[1]) && parsed.contains(&2), "{parsed:?}");
+        let plain = ids(name, raw, json!(false)).await;
+        assert!(plain.len() > parsed.len() && !plain.contains(&1) && !plain.contains(&2), "{plain:?}");
+    }
+    let prompt_tokens = async |path: &str, name: &str, parses: Value| {
+        let body = json!({name: raw, "parse_special": parses, "max_tokens": if path == TEXT { json!(1) } else { Value::Null }});
+        ok(&app, path, &body).await["usage"]["prompt_tokens"].as_u64().unwrap() as usize
+    };
+    for (path, name) in [(TEXT, "prompt"), (EMBED, "input")] {
+        assert_eq!(
+            prompt_tokens(path, name, Value::Null).await,
+            ids("content", raw, Value::Null).await.len(),
+            "{path}"
+        );
+        assert_eq!(
+            prompt_tokens(path, name, json!(false)).await,
+            ids("content", raw, json!(false)).await.len(),
+            "{path}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -159,22 +159,39 @@ async fn tools_are_shown_checked_and_answered() {
         {"role": "tool", "tool_call_id": "abcdefghi", "content": "12"},
     ]);
     ok(&app, CHAT, &with(json!({"messages": messages.clone(), "tools": weather(), "max_tokens": 2}))).await;
-    // Nothing of a call is ignored.
+    // A call that comes back is taken as other servers and cut answers have it; what is lost of it is reported.
+    let empty = |arguments: Value| json!({"function": {"name": "get_weather", "arguments": arguments}});
+    for (change, ignored) in [
+        (json!({"index": 0}), Some(".index")),
+        (json!({"id": null}), None),
+        (json!({"id": ""}), None),
+        (json!({"type": "custom"}), Some(".type")),
+        (json!({"function": {"name": "get_weather", "arguments": "{}", "strict": true}}), Some(".function.strict")),
+        (json!({"function": {"name": "get_weather"}}), None),
+        (empty(json!("")), None),
+        (empty(json!({"unit": "C"})), None),
+        (empty(json!("{\"a\": 1, \"a\": 2}")), None),
+        (empty(json!("{\"unit\": ")), Some(".function.arguments")),
+        (empty(json!("[1]")), Some(".function.arguments")),
+        (empty(json!(3)), Some(".function.arguments")),
+    ] {
+        let mut messages = messages.clone();
+        messages[1]["tool_calls"][0].as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let answer = ok(&app, CHAT, &with(json!({"messages": messages, "tools": weather(), "max_tokens": 2}))).await;
+        let expected = ignored.map_or(Value::Null, |path| json!([format!("messages[1].tool_calls[0]{path}")]));
+        assert_eq!(answer["x_hotmetal"]["ignored"], expected, "{change}");
+    }
+    // Without `content`, as some clients write it.
+    let mut bare = messages.clone();
+    bare[1].as_object_mut().unwrap().remove("content");
+    let prompt = async |messages: &Value| {
+        ok(&app, "/apply-template", &json!({"messages": messages, "tools": weather()})).await["prompt"].clone()
+    };
+    assert_eq!(prompt(&bare).await, prompt(&messages).await);
     for (change, param) in [
-        (json!({"index": 0}), ".index"),
-        (json!({"id": null}), ".id"),
-        (json!({"id": ""}), ".id"),
         (json!({"id": 7}), ".id"),
-        (json!({"type": "custom"}), ".type"),
         (json!({"function": null}), ""),
-        (json!({"function": {"name": "get_weather", "arguments": "{}", "strict": true}}), ".function.strict"),
-        (json!({"function": {"name": "get_weather"}}), ".function.arguments"),
         (json!({"function": {"name": null, "arguments": "{}"}}), ".function.name"),
-        (json!({"function": {"name": "get_weather", "arguments": ""}}), ".function.arguments"),
-        (json!({"function": {"name": "get_weather", "arguments": "{\"unit\": "}}), ".function.arguments"),
-        (json!({"function": {"name": "get_weather", "arguments": "[1]"}}), ".function.arguments"),
-        (json!({"function": {"name": "get_weather", "arguments": "{\"a\": 1, \"a\": 2}"}}), ".function.arguments"),
-        (json!({"function": {"name": "get_weather", "arguments": 3}}), ".function.arguments"),
     ] {
         let mut messages = messages.clone();
         messages[1]["tool_calls"][0].as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -190,11 +207,9 @@ async fn tools_are_shown_checked_and_answered() {
         json!({"tools": tools})
     };
     for (change, param) in [
-        (json!({"tools": [{"type": "retrieval"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "retrieval"}]}), "tools"),
         (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
         (function(json!({"name": "two words"})), "tools[0].function.name"),
-        (function(json!({"strict": true})), "tools[0].function.strict"),
-        (function(json!({"returns": {}})), "tools[0].function.returns"),
         (
             json!({"tools": weather(), "tool_choice": {"type": "function", "function": {"name": "other"}}}),
             "tool_choice",
@@ -213,9 +228,9 @@ async fn tools_are_shown_checked_and_answered() {
     }
 }
 
-/// A message's parts that no prompt would show are refused where the template shows none, and shown where it does.
+/// A message's members that no prompt would show are reported where the template shows none, and shown where it does.
 #[tokio::test]
-async fn names_and_thoughts_of_earlier_turns_are_shown_or_refused() {
+async fn names_and_thoughts_of_earlier_turns_are_shown_or_reported() {
     const NAMED: &str = "{% for m in messages %}{{ m.role }}{% if m.role == 'user' and m.name %} {{ m.name }}{% endif %}: \
                          {{ m.content }}\n{% endfor %}";
     let (plain, named, thinks) = (app(), app_with(NAMED), app_with(HERMES));
@@ -228,13 +243,12 @@ async fn names_and_thoughts_of_earlier_turns_are_shown_or_refused() {
     };
     let shown = async |app: &App, index: usize, field: &str| {
         let (status, _, answer) = post(app, "/apply-template", &conversation(index, field)).await;
-        if status == StatusCode::OK {
-            assert!(answer["prompt"].as_str().unwrap().contains("Ada"), "{field}: {answer}");
-            return true;
-        }
-        assert_eq!(answer["error"]["param"], format!("messages[{index}].{field}"), "{answer}");
-        assert_eq!(answer["error"]["code"], "unsupported_parameter");
-        false
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        let shown = answer["prompt"].as_str().unwrap().contains("Ada");
+        let ignored = &answer["x_hotmetal"]["ignored"];
+        let expected = if shown { Value::Null } else { json!([format!("messages[{index}].{field}")]) };
+        assert_eq!(*ignored, expected, "{answer}");
+        shown
     };
     for (app, index, field, expected) in [
         (&plain, 0, "name", false),
@@ -251,8 +265,9 @@ async fn names_and_thoughts_of_earlier_turns_are_shown_or_refused() {
     }
     let mut both = conversation(1, "reasoning");
     both["messages"][1]["reasoning_content"] = json!("Eve");
-    let (status, _, answer) = post(&thinks, "/apply-template", &both).await;
-    assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("messages[1].reasoning")));
+    let answer = ok(&thinks, "/apply-template", &both).await;
+    assert_eq!(answer["x_hotmetal"]["ignored"], json!(["messages[1].reasoning"]), "{answer}");
+    assert!(answer["prompt"].as_str().unwrap().contains("Eve"));
 }
 
 #[tokio::test]
@@ -265,7 +280,12 @@ async fn a_variable_for_the_template_is_one_that_it_looks_at() {
         answer
     };
     assert_eq!(render(json!({"tone": "soft", "rare": 1})).await["prompt"], "xsoft");
-    for name in ["enable_thinking", "Tone", "messages", "tools", "documents", "add_generation_prompt"] {
+    for name in ["enable_thinking", "Tone"] {
+        let answer = render(json!({"tone": "soft", name: true})).await;
+        assert_eq!(answer["prompt"], "xsoft");
+        assert_eq!(answer["x_hotmetal"]["ignored"], json!([format!("chat_template_kwargs.{name}")]), "{answer}");
+    }
+    for name in ["messages", "tools", "documents", "add_generation_prompt"] {
         let answer = render(json!({"tone": "soft", name: true})).await;
         assert_eq!(answer["error"]["param"], format!("chat_template_kwargs.{name}"), "{answer}");
     }

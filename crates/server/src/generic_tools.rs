@@ -1,0 +1,68 @@
+//! Tools for models whose chat template shows none: they are described in the system message, calls are read in the form
+//! that most models have seen (Hermes'), and calls and results of earlier turns are shown in that form as text.
+//!
+//! How well a model calls that was never trained to is its own matter; a small one hardly ever does. A client that wants an
+//! error instead starts the server with `--no-generic-tools`.
+
+use serde_json::{Value, json};
+
+use crate::messages::text_of;
+
+/// The messages with tools, calls and results in words. Roles are then `system`, `user` and `assistant` alone.
+pub(crate) fn in_words(messages: Vec<Value>, tools: &[Value], shows_system: bool) -> Vec<Value> {
+    let mut written: Vec<Value> = Vec::with_capacity(messages.len() + 1);
+    for message in messages {
+        match message["role"].as_str() {
+            Some("tool") => {
+                let text = format!("<tool_response>\n{}\n</tool_response>", text_of(&message["content"]));
+                // Results of several calls are one turn: many templates want the user and the assistant to take turns.
+                match written.last_mut().filter(|last| is_results(last)) {
+                    Some(last) => last["content"] = format!("{}\n{text}", text_of(&last["content"])).into(),
+                    None => written.push(json!({"role": "user", "content": text})),
+                }
+            }
+            Some("assistant") if !message["tool_calls"].is_null() => {
+                let mut message = message;
+                let calls = message["tool_calls"].take();
+                let call = |call: &Value| format!("<tool_call>\n{}\n</tool_call>", call["function"]);
+                let calls: Vec<String> = calls.as_array().into_iter().flatten().map(call).collect();
+                let text = text_of(&message["content"]);
+                let between = if text.is_empty() { "" } else { "\n" };
+                message["content"] = format!("{text}{between}{}", calls.join("\n")).into();
+                if let Some(message) = message.as_object_mut() {
+                    message.shift_remove("tool_calls");
+                }
+                written.push(message);
+            }
+            _ => written.push(message),
+        }
+    }
+    if !tools.is_empty() {
+        describe(&mut written, tools, shows_system);
+    }
+    written
+}
+
+fn is_results(message: &Value) -> bool {
+    message["role"] == "user" && message["content"].as_str().is_some_and(|text| text.starts_with("<tool_response>"))
+}
+
+/// Puts what there is to call into the system message, or before the user's first text where the template shows none.
+fn describe(messages: &mut Vec<Value>, tools: &[Value], shows_system: bool) {
+    let signatures: Vec<String> = tools.iter().map(|tool| tool["function"].to_string()).collect();
+    let text = format!(
+        "You may call functions to help with the user's request. These are the functions, each as JSON:\n<tools>\n{}\n\
+         </tools>\nTo call one, write a JSON object with its name and arguments between <tool_call> and </tool_call>:\n\
+         <tool_call>\n{{\"name\": \"the function's name\", \"arguments\": {{\"argument\": \"value\"}}}}\n</tool_call>\n\
+         The result then comes between <tool_response> and </tool_response>. Answer without a call where none is needed.",
+        signatures.join("\n")
+    );
+    let role = if shows_system { "system" } else { "user" };
+    match messages.iter_mut().find(|message| message["role"] == role) {
+        Some(message) if shows_system => {
+            message["content"] = format!("{}\n\n{text}", text_of(&message["content"])).into();
+        }
+        Some(message) => message["content"] = format!("{text}\n\n{}", text_of(&message["content"])).into(),
+        None => messages.insert(0, json!({"role": role, "content": text})),
+    }
+}
