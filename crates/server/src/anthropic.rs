@@ -62,8 +62,8 @@ pub(crate) async fn messages(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (mut plan, prompt), ignored) = prepared(&app, key, request, prepare).await?;
-    ignored.report(&mut plan.settings.labels);
+    let (serving, (mut plan, prompt), notes) = prepared(&app, key, request, prepare).await?;
+    notes.report(&mut plan.settings.labels);
     let format = Messages { id: random_id("msg").replacen('-', "_", 1), model: serving.name.clone(), begun: false };
     turn::respond(&app, serving, prompt, plan, format).await
 }
@@ -74,7 +74,7 @@ pub(crate) async fn count_tokens(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (_, tokens, ignored) = prepared(&app, key, request, |body, serving, key| {
+    let (_, tokens, notes) = prepared(&app, key, request, |body, serving, key| {
         let mut fields = Fields::new(body, &[PROMPT_FIELDS])?;
         let (_, prompt) = inner(&mut fields, Map::new(), None, serving, key)?;
         fields.finish(&[PROMPT_FIELDS])?;
@@ -82,7 +82,7 @@ pub(crate) async fn count_tokens(
     })
     .await?;
     let mut facts = Map::new();
-    ignored.report(&mut facts);
+    notes.report(&mut facts);
     let mut answer = json!({"input_tokens": tokens});
     if !facts.is_empty() {
         answer["x_hotmetal"] = facts.into();

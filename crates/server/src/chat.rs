@@ -16,6 +16,7 @@ use crate::choice::Delta;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, only};
 use crate::generation::{self, Format, Plan, prepared, random_id, unix_time};
+use crate::grammar::{Asked, AskedKind};
 use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
 use crate::sampling::{self, Settings};
 use crate::security::KeyNumber;
@@ -193,8 +194,8 @@ pub(crate) async fn chat_completions(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (mut plan, prompt, wants_logprobs), ignored) = prepared(&app, key, request, prepare).await?;
-    ignored.report(&mut plan.settings.labels);
+    let (serving, (mut plan, prompt, wants_logprobs), notes) = prepared(&app, key, request, prepare).await?;
+    notes.report(&mut plan.settings.labels);
     let format = ChatFormat {
         id: random_id("chatcmpl"),
         created: unix_time(),
@@ -216,14 +217,25 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     settings.sampling.logprobs = top_logprobs(&mut fields)?;
     let choice = ToolChoice::take(&mut fields, &conversation.tools)?;
     fields.finish(KNOWN)?;
-    if choice.is_forced() && settings.grammar.is_some() {
-        let message = "the text cannot be a call of a tool and keep to another grammar";
-        return Err(ApiError::invalid("tool_choice", message));
-    }
-    if settings.grammar.is_some() && !choice.none {
-        let message = "a text that keeps to a grammar calls no tool: offer none, or say `none`";
-        return Err(ApiError::invalid("tool_choice", message));
-    }
+    let answer = match settings.asked.take() {
+        Some(asked) if choice.none => {
+            settings.asked = Some(asked);
+            settings.compile(serving)?;
+            None
+        }
+        // The answer to the results of the call will be held to it.
+        Some(asked) if choice.is_forced() => {
+            ignore(asked.name);
+            None
+        }
+        Some(Asked { kind: AskedKind::Schema(schema), .. }) => Some(schema),
+        Some(asked) => {
+            let message =
+                "a text that keeps to a grammar calls no tool: offer none, say `none`, or ask for a JSON schema";
+            return Err(ApiError::invalid(asked.name, message));
+        }
+        None => None,
+    };
     if choice.none {
         conversation.tools.clear();
     }
@@ -232,7 +244,7 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     let prompt = conversation.render(serving)?;
     let syntax = serving.tool_form().syntax().filter(|_| !conversation.tools.is_empty());
     let reasoning = serving.dialect.reasoning(&prompt);
-    if let Some(grammar) = choice.grammar(&conversation.tools, reasoning, serving)? {
+    if let Some(grammar) = choice.grammar(&conversation.tools, answer, reasoning, serving)? {
         settings.grammar = Some(grammar);
     }
     let controls = Controls::of(reasoning, syntax, &serving.tokenizer);

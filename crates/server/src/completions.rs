@@ -44,8 +44,8 @@ pub(crate) async fn completions(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (mut plan, prompts, format), ignored) = prepared(&app, key, request, prepare).await?;
-    ignored.report(&mut plan.settings.labels);
+    let (serving, (mut plan, prompts, format), notes) = prepared(&app, key, request, prepare).await?;
+    notes.report(&mut plan.settings.labels);
     generation::respond(&app, serving, prompts, plan, format).await
 }
 
@@ -53,6 +53,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
     let mut fields = Fields::new(body, KNOWN)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
     let prompts = prompts::take(&mut fields, "prompt", PROMPTS_MAX, serving)?;
+    settings.compile(serving)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let logprobs = fields.count("logprobs")?;
     let is_said = fields.has("max_tokens");

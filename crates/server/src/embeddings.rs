@@ -67,8 +67,8 @@ pub(crate) async fn embeddings(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, mut wanted, ignored) = prepared(&app, key, request, prepare).await?;
-    ignored.report(&mut wanted.labels);
+    let (serving, mut wanted, notes) = prepared(&app, key, request, prepare).await?;
+    notes.report(&mut wanted.labels);
     let (mut vectors, mut prompt_tokens, mut cached_tokens) = (Vec::with_capacity(wanted.inputs.len()), 0, 0);
     let begun = std::time::Instant::now();
     for wave in wanted.inputs.chunks(WAVE) {

@@ -79,6 +79,9 @@ impl std::fmt::Display for EngineFailure {
     }
 }
 
+/// Of the thread; the system gives memory to what is used of it alone.
+const STACK_BYTES: usize = 64 << 20;
+
 /// How often it is looked whether a step is stuck, in the time that it may take.
 const LOOKS: u32 = 8;
 
@@ -106,7 +109,9 @@ impl EngineHandle {
             failure: watch::Sender::new(None),
         });
         let thread = EngineThread { engine, hand, shared: Arc::clone(&shared) };
-        std::thread::Builder::new().name("engine".to_owned()).spawn(move || thread.run(&received))?;
+        // Grammars go as deep as their rules nest, here too.
+        let builder = std::thread::Builder::new().name("engine".to_owned()).stack_size(STACK_BYTES);
+        builder.spawn(move || thread.run(&received))?;
         Ok(Self { commands, shared })
     }
 

@@ -51,6 +51,11 @@ impl ApiError {
         Self { code: Some(code), ..Self::new(status, "invalid_request_error", message) }
     }
 
+    /// A field whose value asks for more than is done for one request.
+    pub(crate) fn refused_field(param: impl Into<String>, code: &'static str, message: impl Into<String>) -> Self {
+        Self { code: Some(code), ..Self::invalid(param, message) }
+    }
+
     /// A model that is not served here.
     pub(crate) fn no_such_model(asked: &str, served: &[&str]) -> Self {
         let are = if served.len() == 1 { "is" } else { "are" };

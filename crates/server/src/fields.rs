@@ -106,7 +106,27 @@ thread_local! {
 #[derive(Debug, Default)]
 struct Reading {
     strict: bool,
-    ignored: Vec<String>,
+    notes: Notes,
+}
+
+/// What a client is told of its request besides the answer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes {
+    /// Paths of fields that were taken without effect.
+    pub(crate) ignored: Vec<String>,
+    /// Paths of keywords of schemas that the text is not held to.
+    pub(crate) unchecked: Vec<String>,
+}
+
+impl Notes {
+    /// Adds what there is to `x_hotmetal`.
+    pub(crate) fn report(self, facts: &mut Map<String, Value>) {
+        for (name, paths) in [("ignored", self.ignored), ("schema_unchecked", self.unchecked)] {
+            if !paths.is_empty() {
+                facts.insert(name.to_owned(), paths.into());
+            }
+        }
+    }
 }
 
 /// Runs `read`, which reads one request on this thread, and returns with its result the paths of the fields that were taken
@@ -114,24 +134,33 @@ struct Reading {
 ///
 /// The list is the thread's for that long, and not handed from reader to reader: each member of each message, part, tool
 /// and schema is read by a function of its own, some six calls deep.
-pub(crate) fn reading<T>(strict: bool, read: impl FnOnce() -> T) -> (T, Vec<String>) {
-    let before = READING.with(|reading| reading.replace(Some(Reading { strict, ignored: Vec::new() })));
+pub(crate) fn reading<T>(strict: bool, read: impl FnOnce() -> T) -> (T, Notes) {
+    let before = READING.with(|reading| reading.replace(Some(Reading { strict, notes: Notes::default() })));
     let made = read();
-    let ignored = READING.with(|reading| reading.replace(before)).map_or_else(Vec::new, |reading| reading.ignored);
-    (made, ignored)
+    let notes = READING.with(|reading| reading.replace(before)).map_or_else(Notes::default, |reading| reading.notes);
+    (made, notes)
 }
 
 /// Notes that the field at this path was taken without effect.
 pub(crate) fn ignore(path: impl Into<String>) {
-    let mut path = path.into();
+    note(path.into(), |notes| &mut notes.ignored);
+}
+
+/// Notes that the text is not held to the keyword of a schema at this path.
+pub(crate) fn unchecked(path: impl Into<String>) {
+    note(path.into(), |notes| &mut notes.unchecked);
+}
+
+fn note(mut path: String, list: fn(&mut Notes) -> &mut Vec<String>) {
     if let Some((end, _)) = path.char_indices().find(|(at, _)| *at >= PATH_BYTES_MAX) {
         path.truncate(end);
         path.push('…');
     }
     READING.with_borrow_mut(|reading| {
-        let Some(Reading { ignored, .. }) = reading else { return };
-        if ignored.len() < IGNORED_MAX && !ignored.contains(&path) {
-            ignored.push(path);
+        let Some(Reading { notes, .. }) = reading else { return };
+        let list = list(notes);
+        if list.len() < IGNORED_MAX && !list.contains(&path) {
+            list.push(path);
         }
     });
 }
@@ -142,8 +171,9 @@ pub(crate) fn inner<T>(
     rename: impl Fn(&str) -> String,
     read: impl FnOnce() -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
-    let (made, ignored) = reading(is_strict(), read);
-    ignored.iter().for_each(|path| ignore(rename(path)));
+    let (made, notes) = reading(is_strict(), read);
+    notes.ignored.iter().for_each(|path| ignore(rename(path)));
+    notes.unchecked.iter().for_each(|path| unchecked(rename(path)));
     made.map_err(|error| error.map_param(rename))
 }
 
@@ -351,7 +381,7 @@ fn take_without_effect(at: &str, name: &str, value: &Value) {
 
 /// Whether somebody who wrote `name` meant `meant`: the same letters in another case or without underscores
 /// (`maxTokens`), or, of longer names, one or two letters of difference.
-fn is_misspelt(name: &str, meant: &str) -> bool {
+pub(crate) fn is_misspelt(name: &str, meant: &str) -> bool {
     let letters = |name: &str| name.chars().filter(|c| c.is_alphanumeric()).map(|c| c.to_ascii_lowercase()).collect();
     let (name, meant): (Vec<char>, Vec<char>) = (letters(name), letters(meant));
     let most = match meant.len() {
@@ -431,7 +461,8 @@ mod tests {
     #[test]
     fn a_field_is_applied_or_reported_or_refused() {
         let read = |strict, body: Value| reading(strict, || Fields::new(body, KNOWN).map(|fields| fields.0));
-        let (fields, ignored) = read(false, json!({"seed": 1, "n": 1, "store": true, "wibble": 2, "x": null, "y": []}));
+        let (fields, Notes { ignored, .. }) =
+            read(false, json!({"seed": 1, "n": 1, "store": true, "wibble": 2, "x": null, "y": []}));
         assert_eq!(Value::from(fields.unwrap()), json!({"seed": 1, "n": 1}));
         assert_eq!(ignored, ["store", "wibble"]);
         for (name, hint) in [
@@ -457,7 +488,7 @@ mod tests {
     fn paths_that_are_reported_are_few_and_short() {
         let many: Map<String, Value> =
             (0..1000).map(|index| (format!("{index}{}", "é".repeat(500)), json!(1))).collect();
-        let (read, ignored) = reading(false, || Fields::inside("a[0]", many.into(), KNOWN).is_ok());
+        let (read, Notes { ignored, .. }) = reading(false, || Fields::inside("a[0]", many.into(), KNOWN).is_ok());
         assert!(read && ignored.len() == IGNORED_MAX);
         assert!(ignored.iter().all(|path| path.starts_with("a[0].") && path.len() <= PATH_BYTES_MAX + 4));
     }

@@ -33,19 +33,21 @@ struct Writer<'a> {
     count: usize,
 }
 
-/// The grammar, in Lark's notation, of a call of one of `tools`.
+/// The grammar, in Lark's notation, of a call of one of `tools`, or of JSON of the schema `answer`.
 pub(crate) fn lark(
     tools: &[Callable],
+    answer: Option<Value>,
     syntax: ToolSyntax,
     reasoning: Reasoning,
     controls: &Controls,
 ) -> Result<String, ApiError> {
     let mut writer = Writer { controls, rules: String::new(), count: 0 };
     let before = writer.before(reasoning);
-    let calls = match syntax {
+    let mut calls = match syntax {
         ToolSyntax::Hermes | ToolSyntax::Llama3 | ToolSyntax::MistralList => vec![writer.object(tools, syntax)],
         _ => tools.iter().map(|tool| writer.call(tool, syntax)).collect::<Result<_, _>>()?,
     };
+    calls.extend(answer.map(|schema| writer.answer(schema, reasoning)));
     Ok(format!("start: {before} ({})\n{}", calls.join(" | "), writer.rules))
 }
 
@@ -117,6 +119,16 @@ impl Writer<'_> {
             ToolSyntax::MistralList => format!("{} \"[\" {object} \"]\"", self.marker(TOOL_CALLS)),
             _ => object,
         }
+    }
+
+    /// An answer that is JSON of this schema.
+    fn answer(&mut self, schema: Value, reasoning: Reasoning) -> String {
+        let json = self.json(schema);
+        if reasoning != Reasoning::Channels {
+            return json;
+        }
+        let [channel, begins] = [CHANNEL_NAME, CHANNEL_MESSAGE].map(|marker| self.marker(marker));
+        format!("{channel} \"final\" {begins} {json}")
     }
 
     /// A call that is a name and arguments.

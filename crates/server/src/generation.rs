@@ -8,7 +8,7 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use engine::{Failure, Output, TokenLogprobs};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep_until, timeout};
 
@@ -17,7 +17,7 @@ use crate::body::read_json;
 use crate::choice::{Choice, Delta, Finish};
 use crate::engine_thread::{EngineFailure, Running, SubmitError};
 use crate::error::{ApiError, json_response};
-use crate::fields;
+use crate::fields::{self, Notes};
 use crate::listen::turns_true;
 use crate::sampling::{Settings, describe};
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
@@ -81,35 +81,22 @@ pub(crate) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(failed)?
 }
 
-/// Paths of the fields of a request that were taken without effect.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Ignored(pub(crate) Vec<String>);
-
-impl Ignored {
-    /// Lists them in `x_hotmetal`, if there are any.
-    pub(crate) fn report(self, facts: &mut Map<String, Value>) {
-        if !self.0.is_empty() {
-            facts.insert("ignored".to_owned(), self.0.into());
-        }
-    }
-}
-
 /// Reads the body of a request of the key with number `key`, and makes of it what its route needs.
 pub(crate) async fn prepared<T: Send + 'static>(
     app: &App,
     key: u64,
     request: Request<Body>,
     prepare: fn(Value, &Arc<Serving>, u64) -> Result<T, ApiError>,
-) -> Result<(Arc<Serving>, T, Ignored), ApiError> {
+) -> Result<(Arc<Serving>, T, Notes), ApiError> {
     // Before a body is read for nothing.
     app.serving_any()?;
     let body = read_json(request, &app.inner.options).await?;
     let serving = app.serving_of(&body)?;
     let (served, strict) = (Arc::clone(&serving), app.inner.options.strict_fields);
-    let (made, ignored) = blocking(move || Ok(fields::reading(strict, || prepare(body, &served, key)))).await?;
+    let (made, notes) = blocking(move || Ok(fields::reading(strict, || prepare(body, &served, key)))).await?;
     let made = made?;
-    app.note_ignored(&ignored);
-    Ok((serving, made, Ignored(ignored)))
+    app.note_ignored(&notes.ignored);
+    Ok((serving, made, notes))
 }
 
 /// Requests under way, for as long as a request may take and the server runs.
@@ -420,6 +407,10 @@ pub(crate) fn failed(failure: &Failure) -> ApiError {
         Failure::Grammar(_) => "grammar_failed",
         Failure::Backend(_) => "step_failed",
     };
+    if matches!(failure, Failure::Grammar(_)) {
+        // It is the client's.
+        return ApiError::refused(StatusCode::BAD_REQUEST, code, failure.to_string());
+    }
     ApiError::internal(code, failure.to_string())
 }
 

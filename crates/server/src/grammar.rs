@@ -2,7 +2,9 @@
 //! says which tokens may come next; what it cannot hold a text to is refused before anything is generated.
 
 use std::fmt::{Debug, Formatter};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::time::Duration;
 
 use engine::{Grammar, GrammarState, TokenSet};
 use llguidance::api::TopLevelGrammar;
@@ -12,25 +14,111 @@ use serde_json::{Value, json};
 use tokenizer::Tokenizer;
 
 use crate::error::ApiError;
-use crate::fields::{Field, Fields, applied, hint, wrong};
+use crate::fields::{self, Field, Fields, Rule, applied, hint, wrong};
+use crate::{mask_watch, schema};
 
 /// Bytes of a grammar, or of a schema as JSON.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
 
 /// Fields that ask for a grammar; generating routes have them.
-pub(crate) const FIELDS: &[Field] = &[applied("response_format"), applied("structured_outputs")];
+pub(crate) const FIELDS: &[Field] = &[
+    applied("response_format"),
+    applied("structured_outputs"),
+    // vLLM's older names, one of which a request may have, and llama.cpp's for a schema.
+    applied("guided_json"),
+    applied("guided_regex"),
+    applied("guided_choice"),
+    applied("guided_grammar"),
+    applied("json_schema"),
+    hint("guided_decoding_backend", "there is one"),
+    hint("guided_whitespace_pattern", "space between the parts of JSON is bounded anyway"),
+];
 
-/// Compiled grammars that are kept: a client asks for the same schema with each request.
-const KEPT_MAX: usize = 64;
+/// Bytes of compiled grammars that are kept: a client asks for the same schema with each request.
+const KEPT_BYTES_MAX: usize = 64 << 20;
+/// Bytes of one compiled grammar; each text that keeps to it has a copy.
+const COMPILED_BYTES_MAX: usize = 24 << 20;
+/// Time to compile a grammar. Unoptimised builds, which tests run, take a few times as long.
+const COMPILE_TIME_MAX: Duration = Duration::from_secs(if cfg!(debug_assertions) { 8 } else { 1 });
+/// Grammars that are being compiled at a time, those included that nobody waits for any more: the library cannot be stopped.
+const COMPILING_MAX: usize = 4;
+/// A grammar of 64 KiB whose rules are a chain has thousands of them, and the library goes down the chain by recursion, a few
+/// kilobytes a rule. The system gives memory to what is used of this alone.
+const COMPILE_STACK_BYTES: usize = 256 << 20;
 
 /// The vocabulary as grammars see it, made when the first is asked for, and those that were compiled last.
 #[derive(Default)]
 pub(crate) struct Grammars {
     /// Tokens that no text is written with, besides those that are special.
     controls: Vec<u32>,
-    factory: OnceLock<Result<ParserFactory, String>>,
+    factory: OnceLock<Result<Arc<ParserFactory>, String>>,
     /// By what they were made of; the one that was asked for last stands last.
     kept: Mutex<Vec<(String, Arc<Compiled>)>>,
+}
+
+/// What a request asks its text to keep to.
+pub(crate) struct Asked {
+    /// The field that asks for it.
+    pub(crate) name: &'static str,
+    pub(crate) kind: AskedKind,
+}
+
+/// How that is said.
+pub(crate) enum AskedKind {
+    /// The text is JSON of this schema.
+    Schema(Value),
+    /// By a grammar of another kind.
+    Other(TopLevelGrammar),
+}
+
+impl Asked {
+    /// The grammar of the whole text.
+    pub(crate) fn grammar(self) -> TopLevelGrammar {
+        match self.kind {
+            AskedKind::Schema(schema) => TopLevelGrammar::from_json_schema(bounded_space(schema)),
+            AskedKind::Other(grammar) => grammar,
+        }
+    }
+
+    /// Takes the fields that ask for it, of which a request has one.
+    pub(crate) fn take(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+        let mut found: Option<(&'static str, Value)> = None;
+        for field in FIELDS.iter().filter(|field| matches!(field.rule, Rule::Applied)) {
+            let Some(value) = fields.take(field.name) else { continue };
+            if let Some((other, _)) = found {
+                let message = format!("`{}` and `{other}` cannot both say what the text is", field.name);
+                return Err(ApiError::invalid(field.name, message));
+            }
+            found = Some((field.name, value));
+        }
+        let Some((name, value)) = found else { return Ok(None) };
+        let kind = match name {
+            "response_format" => match response_format(value)? {
+                Some(schema) => AskedKind::Schema(schema),
+                None => return Ok(None),
+            },
+            "structured_outputs" => structured_outputs(value)?,
+            "json_schema" => AskedKind::Schema(schema_of(name, value)?),
+            _ => guided(name, value)?,
+        };
+        Ok(Some(Self { name, kind }))
+    }
+}
+
+/// One of vLLM's older fields.
+fn guided(name: &'static str, value: Value) -> Result<AskedKind, ApiError> {
+    let inner = name.strip_prefix("guided_").unwrap_or(name);
+    // A schema may come as its text.
+    let value = match value {
+        Value::String(text) if inner == "json" => serde_json::from_str(&text)
+            .map_err(|error| ApiError::invalid(name, format!("`{name}` is not JSON: {error}")))?,
+        value => value,
+    };
+    let rename = |path: &str| match path.strip_prefix("structured_outputs.") {
+        Some(rest) => format!("{name}{}", rest.strip_prefix(inner).unwrap_or_default()),
+        None => name.to_owned(),
+    };
+    fields::inner(rename, || structured_outputs(json!({inner: value})))
 }
 
 impl Grammars {
@@ -40,37 +128,16 @@ impl Grammars {
         Self { controls, ..Self::default() }
     }
 
-    fn factory(&self, tokenizer: &Tokenizer, vocab_size: usize) -> Result<&ParserFactory, ApiError> {
-        let made = self
-            .factory
-            .get_or_init(|| factory(tokenizer, vocab_size, &self.controls).map_err(|error| error.to_string()));
+    fn factory(&self, tokenizer: &Tokenizer, vocab_size: usize) -> Result<&Arc<ParserFactory>, ApiError> {
+        let made = self.factory.get_or_init(|| {
+            factory(tokenizer, vocab_size, &self.controls).map(Arc::new).map_err(|error| error.to_string())
+        });
         made.as_ref().map_err(|error| {
             ApiError::unsupported(
                 "response_format",
                 format!("this model's vocabulary cannot be held to a grammar: {error}"),
             )
         })
-    }
-
-    /// Takes the fields that ask for a grammar; compiles it.
-    pub(crate) fn take(
-        &self,
-        fields: &mut Fields,
-        tokenizer: &Tokenizer,
-        vocab_size: usize,
-    ) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
-        let format = fields.take("response_format");
-        let structured = fields.take("structured_outputs");
-        let (name, wanted) = match (format, structured) {
-            (Some(_), Some(_)) => {
-                let message = "`structured_outputs` and `response_format` cannot both say what the text is";
-                return Err(ApiError::invalid("structured_outputs", message));
-            }
-            (Some(format), None) => ("response_format", response_format(format)?),
-            (None, Some(outputs)) => ("structured_outputs", Some(structured_outputs(outputs)?)),
-            (None, None) => return Ok(None),
-        };
-        wanted.map(|wanted| self.compile(name, wanted, tokenizer, vocab_size)).transpose()
     }
 
     /// A grammar that texts can be held to; `name` is the field that asks for it.
@@ -85,28 +152,37 @@ impl Grammars {
         if let Some(kept) = self.kept(&source) {
             return Ok(kept);
         }
-        let mut matcher = Matcher::new(self.factory(tokenizer, vocab_size)?.create_parser(grammar));
-        let problem = matcher.get_error().or_else(|| matcher.grammar_warnings().into_iter().next());
-        match problem {
-            Some(problem) => {
-                let first_line = problem.lines().next().unwrap_or_default();
-                Err(ApiError::unsupported(name, format!("`{name}` cannot be honoured: {first_line}")))
-            }
-            None => {
-                let compiled = Arc::new(Compiled(Mutex::new(matcher)));
-                let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-                if kept.len() == KEPT_MAX {
-                    kept.remove(0);
-                }
-                kept.push((source, Arc::clone(&compiled)));
-                Ok(compiled)
-            }
+        let factory = Arc::clone(self.factory(tokenizer, vocab_size)?);
+        let compiled = in_time(name, move || compiled(&factory, grammar))?;
+        let compiled = compiled.map_err(|problem| {
+            let first_line = problem.lines().next().unwrap_or_default();
+            ApiError::unsupported(name, format!("`{name}` cannot be honoured: {}", shortened(first_line)))
+        })?;
+        if compiled.bytes > COMPILED_BYTES_MAX {
+            let message = format!("`{name}` takes too much memory when it is compiled; ask for a simpler one");
+            return Err(ApiError::refused_field(name, "grammar_too_complex", message));
         }
+        let compiled = Arc::new(compiled);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push((source, Arc::clone(&compiled)));
+        let mut bytes: usize = kept.iter().map(|(source, compiled)| source.len() + compiled.bytes).sum();
+        while bytes > KEPT_BYTES_MAX {
+            let (source, oldest) = kept.remove(0);
+            bytes -= source.len() + oldest.bytes;
+        }
+        Ok(compiled)
     }
 
     #[cfg(test)]
     pub(crate) fn num_kept(&self) -> usize {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Whether what is kept is within its bound.
+    #[cfg(test)]
+    pub(crate) fn is_within_bound(&self) -> bool {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.iter().map(|(_, compiled)| compiled.bytes).sum::<usize>() <= KEPT_BYTES_MAX
     }
 
     /// The grammar that was made of `source`, if it is kept.
@@ -142,13 +218,64 @@ fn factory(
     let mut factory = ParserFactory::new_simple(&env)?;
     factory.quiet();
     // Errors are shown to clients and written to logs; texts are not.
-    factory.limits_mut().verbose_errors = false;
+    let limits = factory.limits_mut();
+    limits.verbose_errors = false;
+    // A state takes one or two kilobytes, and each text has its own.
+    limits.max_lexer_states = 20_000;
     Ok(factory)
 }
 
+/// Compiles on a thread of its own, for as long as that may take.
+fn in_time<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
+    static COMPILING: AtomicUsize = AtomicUsize::new(0);
+    /// A place among those that compile, given back when it is over, whoever still waits.
+    struct Place;
+    impl Drop for Place {
+        fn drop(&mut self) {
+            COMPILING.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+    let busy = || ApiError::unavailable("busy_compiling", "too many grammars are being compiled; try again");
+    let place = |count: usize| (count < COMPILING_MAX).then_some(count + 1);
+    COMPILING.fetch_update(Ordering::AcqRel, Ordering::Acquire, place).map_err(|_| busy())?;
+    let place = Place;
+    let (send, receive) = mpsc::channel();
+    let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(COMPILE_STACK_BYTES);
+    let started = thread.spawn(move || {
+        let _place = place;
+        // Where nobody waits any more, nobody is told.
+        let _ = send.send(work());
+    });
+    started.map_err(|_| busy())?;
+    receive.recv_timeout(COMPILE_TIME_MAX).map_err(|_| {
+        let seconds = COMPILE_TIME_MAX.as_secs();
+        let message = format!("`{name}` takes longer than {seconds} s to compile; ask for a simpler one");
+        ApiError::refused_field(name, "grammar_too_complex", message)
+    })
+}
+
+fn compiled(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Compiled, String> {
+    let parser = factory.create_parser(grammar).map_err(|error| error.to_string())?;
+    let bytes = parser.parser.lexer_stats().num_bytes;
+    let mut matcher = Matcher::new(Ok(parser));
+    match matcher.get_error().or_else(|| matcher.grammar_warnings().into_iter().next()) {
+        Some(problem) => Err(problem),
+        None => Ok(Compiled { matcher: Mutex::new(matcher), bytes }),
+    }
+}
+
+/// What the library says of a grammar may repeat all of it.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(300) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// OpenAI's field: text, any JSON object, or JSON of a schema.
-fn response_format(format: Value) -> Result<Option<TopLevelGrammar>, ApiError> {
-    const KNOWN: &[&[Field]] = &[&[applied("type"), applied("json_schema")]];
+fn response_format(format: Value) -> Result<Option<Value>, ApiError> {
+    // `schema` is where llama.cpp and others have it.
+    const KNOWN: &[&[Field]] = &[&[applied("type"), applied("json_schema"), applied("schema")]];
     const SCHEMA: &[&[Field]] = &[&[
         applied("name"),
         applied("schema"),
@@ -160,14 +287,21 @@ fn response_format(format: Value) -> Result<Option<TopLevelGrammar>, ApiError> {
     let kind = fields.string("type").map_err(within)?.unwrap_or_default();
     let grammar = match kind.as_str() {
         "text" => None,
-        "json_object" => Some(TopLevelGrammar::from_json_schema(bounded_space(json!({"type": "object"})))),
+        "json_object" => match fields.take("schema") {
+            Some(schema) => Some(schema_of("response_format.schema", schema)?),
+            None => Some(json!({"type": "object"})),
+        },
+        "json_schema" if fields.has("schema") && !fields.has("json_schema") => {
+            let schema = fields.required("schema").map_err(within)?;
+            Some(schema_of("response_format.schema", schema)?)
+        }
         "json_schema" => {
             let within = |error: ApiError| error.within("response_format.json_schema");
             let schema = fields.required("json_schema").map_err(|error| error.within("response_format"))?;
             let mut schema = Fields::inside("response_format.json_schema", schema, SCHEMA)?;
             schema.string("name").map_err(within)?;
             let schema = schema.required("schema").map_err(within)?;
-            Some(schema_grammar("response_format.json_schema.schema", schema)?)
+            Some(schema_of("response_format.json_schema.schema", schema)?)
         }
         other => {
             let expected = "text, json_object or json_schema";
@@ -179,7 +313,7 @@ fn response_format(format: Value) -> Result<Option<TopLevelGrammar>, ApiError> {
 }
 
 /// vLLM's field: one of `json`, `regex`, `choice` and `grammar` (Lark).
-fn structured_outputs(outputs: Value) -> Result<TopLevelGrammar, ApiError> {
+fn structured_outputs(outputs: Value) -> Result<AskedKind, ApiError> {
     const KNOWN: &[&[Field]] = &[&[applied("json"), applied("regex"), applied("choice"), applied("grammar")]];
     let within = |error: ApiError| error.within("structured_outputs");
     let at = |name: &str| format!("structured_outputs.{name}");
@@ -188,7 +322,8 @@ fn structured_outputs(outputs: Value) -> Result<TopLevelGrammar, ApiError> {
         if text.len() <= GRAMMAR_BYTES_MAX { Ok(text) } else { Err(too_long(&at(name), text.len())) }
     };
     let grammar = if let Some(schema) = fields.take("json") {
-        schema_grammar(&at("json"), schema)?
+        fields.finish(KNOWN).map_err(within)?;
+        return schema_of(&at("json"), schema).map(AskedKind::Schema);
     } else if let Some(regex) = fields.string("regex").map_err(within)? {
         TopLevelGrammar::from_regex(&bounded("regex", regex)?)
     } else if let Some(choices) = fields.strings("choice").map_err(within)? {
@@ -204,7 +339,7 @@ fn structured_outputs(outputs: Value) -> Result<TopLevelGrammar, ApiError> {
         return Err(ApiError::invalid("structured_outputs", message));
     };
     fields.finish(KNOWN).map_err(within)?;
-    Ok(grammar)
+    Ok(AskedKind::Other(grammar))
 }
 
 /// A text as a regular expression that matches it alone, between slashes too.
@@ -220,7 +355,8 @@ pub(crate) fn escaped(text: &str) -> String {
     escaped
 }
 
-fn schema_grammar(at: &str, schema: Value) -> Result<TopLevelGrammar, ApiError> {
+/// A schema of a request, as a grammar can hold a text to it.
+fn schema_of(at: &str, schema: Value) -> Result<Value, ApiError> {
     if !schema.is_object() && !schema.is_boolean() {
         return Err(wrong(at, &schema, "a JSON schema"));
     }
@@ -228,84 +364,7 @@ fn schema_grammar(at: &str, schema: Value) -> Result<TopLevelGrammar, ApiError> 
     if bytes > GRAMMAR_BYTES_MAX {
         return Err(too_long(at, bytes));
     }
-    check_keywords(at, &schema)?;
-    Ok(TopLevelGrammar::from_json_schema(bounded_space(schema)))
-}
-
-/// Keywords with one schema in them, with a list of schemas, and with schemas by name.
-const INNER: [&[&str]; 3] = [
-    &["items", "additionalItems", "additionalProperties"],
-    &["anyOf", "oneOf", "allOf", "prefixItems", "items"],
-    &["properties", "patternProperties", "$defs", "definitions"],
-];
-/// Other keywords that a text is held to.
-const HELD: &[&str] = &[
-    "$ref",
-    "const",
-    "enum",
-    "type",
-    "minItems",
-    "maxItems",
-    "required",
-    "minProperties",
-    "maxProperties",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "format",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-];
-/// Those that say something about a value and hold it to nothing, of JSON Schema and of OpenAPI.
-const ANNOTATIONS: &[&str] = &[
-    "$schema",
-    "$id",
-    "id",
-    "$anchor",
-    "$comment",
-    "title",
-    "description",
-    "default",
-    "example",
-    "examples",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-    "contentMediaType",
-    "contentEncoding",
-    "discriminator",
-];
-
-/// Refuses a keyword that is not one: the library takes what it does not know for an annotation, and so a misspelt
-/// `maxLenght` would hold the text to nothing.
-pub(crate) fn check_keywords(at: &str, schema: &Value) -> Result<(), ApiError> {
-    let Value::Object(schema) = schema else { return Ok(()) };
-    for (keyword, value) in schema {
-        let at = format!("{at}.{keyword}");
-        let is = |kind: usize| INNER[kind].contains(&keyword.as_str());
-        match value {
-            Value::Array(items) if is(1) => {
-                items
-                    .iter()
-                    .enumerate()
-                    .try_for_each(|(index, item)| check_keywords(&format!("{at}[{index}]"), item))?;
-            }
-            Value::Object(named) if is(2) => {
-                named.iter().try_for_each(|(name, inner)| check_keywords(&format!("{at}.{name}"), inner))?;
-            }
-            // Of the wrong type, they are refused when the schema is compiled.
-            inner if is(0) || is(1) || is(2) => check_keywords(&at, inner)?,
-            _ if HELD.contains(&keyword.as_str()) || ANNOTATIONS.contains(&keyword.as_str()) => {}
-            _ => {
-                let message = format!("`{keyword}` is no keyword of a schema that texts can be held to here");
-                return Err(ApiError::unsupported(at, message));
-            }
-        }
-    }
-    Ok(())
+    schema::prepared(at, &schema)
 }
 
 /// A schema whose JSON may have a space or a new line, with its indentation, between its parts: where any space may stand,
@@ -323,7 +382,10 @@ fn too_long(at: &str, bytes: usize) -> ApiError {
 }
 
 /// A grammar at the beginning of a text.
-struct Compiled(Mutex<Matcher>);
+struct Compiled {
+    matcher: Mutex<Matcher>,
+    bytes: usize,
+}
 
 impl Debug for Compiled {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
@@ -333,7 +395,8 @@ impl Debug for Compiled {
 
 impl Grammar for Compiled {
     fn start(&self) -> Box<dyn GrammarState> {
-        Box::new(State(self.0.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
+        let matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
+        Box::new(State(matcher.into_cancellable()))
     }
 }
 
@@ -346,9 +409,22 @@ impl Debug for State {
     }
 }
 
+impl State {
+    /// Lets the matcher work, for as long as the step of all texts may wait for one.
+    fn watched<T>(&mut self, work: impl FnOnce(&mut Matcher) -> Result<T, String>) -> Result<T, String> {
+        let watched = self.0.cancellation_handle().map(mask_watch::begin);
+        let made = work(&mut self.0);
+        drop(watched);
+        if self.0.is_cancelled() {
+            return Err(mask_watch::too_complex());
+        }
+        made
+    }
+}
+
 impl GrammarState for State {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<(), String> {
-        let mask = self.0.compute_mask_or_eos().map_err(|error| error.to_string())?;
+        let mask = self.watched(|matcher| matcher.compute_mask_or_eos().map_err(|error| error.to_string()))?;
         allowed.insert_words(mask.as_slice());
         Ok(())
     }
@@ -358,6 +434,6 @@ impl GrammarState for State {
         if self.0.is_stopped() {
             return Ok(());
         }
-        self.0.consume_token(token_id).map_err(|error| error.to_string())
+        self.watched(|matcher| matcher.consume_token(token_id).map_err(|error| error.to_string()))
     }
 }

@@ -90,8 +90,8 @@ pub(crate) async fn responses(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (mut plan, prompt, echoed), ignored) = prepared(&app, key, request, prepare).await?;
-    ignored.report(&mut plan.settings.labels);
+    let (serving, (mut plan, prompt, echoed), notes) = prepared(&app, key, request, prepare).await?;
+    notes.report(&mut plan.settings.labels);
     let format =
         Responses { id: random_id("resp").replacen('-', "_", 1), created: unix_time(), echoed, sequence_number: 0 };
     turn::respond(&app, serving, prompt, plan, format).await

@@ -10,6 +10,7 @@ use crate::app::Serving;
 use crate::choice::TextOptions;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, only, wrong};
+use crate::grammar::Asked;
 
 /// Prompts of one request.
 pub(crate) const PROMPTS_MAX: usize = 64;
@@ -81,6 +82,8 @@ pub(crate) struct Settings {
     pub(crate) return_token_ids: bool,
     /// `user` and `metadata`, given back.
     pub(crate) labels: Map<String, Value>,
+    /// What the text is to keep to, until that is compiled.
+    pub(crate) asked: Option<Asked>,
     pub(crate) grammar: Option<Arc<dyn Grammar>>,
     ignore_eos: bool,
     caller: u64,
@@ -106,8 +109,7 @@ impl Settings {
             one_call: false,
             reasoning_max: None,
         };
-        let vocab_size = serving.engine.config().vocab_size;
-        let grammar = serving.grammars.take(fields, &serving.tokenizer, vocab_size)?;
+        let asked = Asked::take(fields)?;
         // Said before anything is computed, in the words of those that watch for them.
         engine::StopStrings::new(&text.stop)?;
         Ok(Self {
@@ -119,18 +121,28 @@ impl Settings {
             return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
             labels: labels(fields)?,
             ignore_eos: match fields.boolean("ignore_eos")?.unwrap_or(false) {
-                true if grammar.is_some() => {
+                true if asked.is_some() => {
                     let message = "`ignore_eos` would let the text go on where its grammar has ended";
                     return Err(ApiError::invalid("ignore_eos", message));
                 }
                 ignore_eos => ignore_eos,
             },
-            grammar,
+            asked,
+            grammar: None,
             caller: key,
             priority: priority(fields)?,
             cache_domain: cache_domain(key, fields.string("cache_salt")?.as_deref()),
             sampling: sampling(fields, serving)?,
         })
+    }
+
+    /// Compiles what the text is to keep to, if it is.
+    pub(crate) fn compile(&mut self, serving: &Serving) -> Result<(), ApiError> {
+        if let Some(asked) = self.asked.take() {
+            let (name, vocab_size) = (asked.name, serving.engine.config().vocab_size);
+            self.grammar = Some(serving.grammars.compile(name, asked.grammar(), &serving.tokenizer, vocab_size)?);
+        }
+        Ok(())
     }
 
     /// The engine's request for one prompt.

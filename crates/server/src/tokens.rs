@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokenizer::ParseSpecial;
 
 use crate::app::{App, Serving};
@@ -54,11 +54,13 @@ async fn answer(
         fields.finish(known)?;
         Ok::<_, ApiError>(answer)
     };
-    let (answer, ignored) = blocking(move || Ok(reading(strict, read))).await?;
+    let (answer, notes) = blocking(move || Ok(reading(strict, read))).await?;
     let mut answer = answer?;
-    app.note_ignored(&ignored);
-    if !ignored.is_empty() {
-        answer["x_hotmetal"] = json!({"ignored": ignored});
+    app.note_ignored(&notes.ignored);
+    let mut facts = Map::new();
+    notes.report(&mut facts);
+    if !facts.is_empty() {
+        answer["x_hotmetal"] = facts.into();
     }
     Ok(json_response(StatusCode::OK, &answer))
 }

@@ -13,8 +13,8 @@ use crate::chat::now;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, wrong};
 use crate::forced_call::{self, Callable};
-use crate::grammar::check_keywords;
 use crate::reply::{ById, Function, Marker, Reasoning, ToolSyntax};
+use crate::schema;
 
 const TOOLS_MAX: usize = 128;
 const TOOL_BYTES_MAX: usize = 64 << 10;
@@ -394,8 +394,12 @@ impl ToolChoice {
                 }
                 (parallel, choice) => {
                     // Clients send them with each request, whether or not it has tools.
-                    parallel.is_some().then(|| ignore("parallel_tool_calls"));
-                    choice.filter(|choice| choice == "auto").map(|_| ignore("tool_choice"));
+                    if parallel.is_some() {
+                        ignore("parallel_tool_calls");
+                    }
+                    if choice.is_some_and(|choice| choice == "auto") {
+                        ignore("tool_choice");
+                    }
                     Ok(Self { none: true, ..Self::default() })
                 }
             };
@@ -428,14 +432,18 @@ impl ToolChoice {
     }
 
     /// What holds the text to a call, if it has to be one: of one of `tools`, or of the one that is named, with arguments of
-    /// its schema, behind what the model thinks if the prompt has let it begin to.
+    /// its schema, behind what the model thinks if the prompt has let it begin to. With `answer`, the schema of an answer,
+    /// the text is such a call or JSON of that, as the model likes.
     pub(crate) fn grammar(
         &self,
         tools: &[Value],
+        answer: Option<Value>,
         reasoning: Reasoning,
         serving: &Serving,
     ) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
-        let Some(forced) = &self.forced else { return Ok(None) };
+        if self.forced.is_none() && answer.is_none() {
+            return Ok(None);
+        }
         let Some(syntax) = serving.tool_form().syntax() else {
             let message = "this server does not read calls of tools in the form that this model writes them";
             return Err(ApiError::unsupported("tool_choice", message));
@@ -443,23 +451,23 @@ impl ToolChoice {
         let mut meant = Vec::new();
         for (index, tool) in tools.iter().enumerate() {
             let function = &tool["function"];
-            if let Forced::Named(name) = forced
+            if let Some(Forced::Named(name)) = &self.forced
                 && function["name"] != *name
             {
                 continue;
             }
             let at = format!("tools[{index}].function.parameters");
-            check_keywords(&at, &function["parameters"])?;
             let parameters = match &function["parameters"] {
-                Value::Object(schema) => Value::Object(schema.clone()),
+                schema @ Value::Object(_) => schema::prepared(&at, schema)?,
                 _ => json!({"type": "object"}),
             };
             meant.push(Callable { name: function["name"].as_str().unwrap_or_default().to_owned(), at, parameters });
         }
         let controls = Controls::of(reasoning, Some(syntax), &serving.tokenizer);
-        let lark = forced_call::lark(&meant, syntax, reasoning, &controls)?;
+        let name = if answer.is_some() { "response_format" } else { "tool_choice" };
+        let lark = forced_call::lark(&meant, answer, syntax, reasoning, &controls)?;
         let grammar = TopLevelGrammar::from_lark(lark);
         let vocab_size = serving.engine.config().vocab_size;
-        serving.grammars.compile("tool_choice", grammar, &serving.tokenizer, vocab_size).map(Some)
+        serving.grammars.compile(name, grammar, &serving.tokenizer, vocab_size).map(Some)
     }
 }

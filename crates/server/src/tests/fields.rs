@@ -257,6 +257,14 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
         (_, "structured_outputs") => {
             case(json!({"regex": "[ab]{4}"}), |before, answer| before["choices"] != answer["choices"])
         }
+        (_, "guided_json" | "json_schema") => {
+            case(json!({"type": "boolean"}), |before, answer| before["choices"] != answer["choices"])
+        }
+        (_, "guided_regex") => case(json!("[ab]{4}"), |before, answer| before["choices"] != answer["choices"]),
+        (_, "guided_choice") => case(json!(["yes", "no"]), |before, answer| before["choices"] != answer["choices"]),
+        (_, "guided_grammar") => {
+            case(json!("start: /[ab]{4}/"), |before, answer| before["choices"] != answer["choices"])
+        }
         // The built-in template shows none: they are refused by name here, and applied in `structure`.
         (_, "tools" | "parallel_tool_calls") => None,
         (_, "tool_choice") => case(json!("none"), |before, answer| before["choices"] == answer["choices"]),
@@ -388,6 +396,8 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
                 "user",
                 "cache_salt",
                 "reasoning_effort",
+                "guided_regex",
+                "guided_choice",
                 "dry_sequence_breakers",
             ]
             .contains(&field.name)
@@ -397,7 +407,9 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
             if field.name == "stream_options" {
                 continue; // without effect but in a stream
             }
-            if ["metadata", "chat_template_kwargs", "output_config", "text", "reasoning"].contains(&field.name) {
+            if ["metadata", "chat_template_kwargs", "output_config", "text", "reasoning", "guided_json", "json_schema"]
+                .contains(&field.name)
+            {
                 wrong.remove(0);
             }
             for value in wrong {
@@ -437,6 +449,8 @@ async fn fields_that_contradict_each_other_are_refused() {
         (CHAT, json!({"response_format": {"type": "yaml"}}), "response_format.type"),
         (CHAT, json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
         (CHAT, json!({"response_format": {"type": "text", "json_schema": {"a": 1}}}), "response_format.json_schema"),
+        (CHAT, json!({"guided_json": {"properties": {"a": {"maxLenght": 2}}}}), "guided_json.properties.a.maxLenght"),
+        (CHAT, json!({"guided_jsn": {"type": "object"}}), "guided_jsn"),
         (CHAT, json!({"structured_outputs": {"regex": "("}}), "structured_outputs"),
         (CHAT, json!({"structured_outputs": {"grammar": "start: nothing"}}), "structured_outputs"),
         (CHAT, json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}), "structured_outputs.choice"),

@@ -215,13 +215,11 @@ async fn tools_are_shown_checked_and_answered() {
             "tool_choice",
         ),
         (json!({"tools": weather(), "tool_choice": "sometimes"}), "tool_choice"),
-        (
-            json!({"tools": weather(), "tool_choice": "required", "response_format": {"type": "json_object"}}),
-            "tool_choice",
-        ),
         // The model could not call what it is offered.
-        (json!({"tools": weather(), "response_format": {"type": "json_object"}}), "tool_choice"),
-        (json!({"tools": weather(), "tool_choice": "auto", "structured_outputs": {"regex": "a"}}), "tool_choice"),
+        (
+            json!({"tools": weather(), "tool_choice": "auto", "structured_outputs": {"regex": "a"}}),
+            "structured_outputs",
+        ),
     ] {
         let (status, _, answer) = post(&app, CHAT, &with(change.clone())).await;
         assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{change}: {answer}");
@@ -387,9 +385,9 @@ fn real_templates_are_recognised() {
     }
 }
 
-/// What a schema says is held to, or is an annotation, or is refused where it stands.
+/// What a schema says is held to, or is reported, or is refused where it is misspelt.
 #[tokio::test]
-async fn a_keyword_of_a_schema_is_held_to_or_refused_by_its_place() {
+async fn a_keyword_of_a_schema_is_held_to_or_told_by_its_place() {
     let app = app();
     let ask = async |schema: Value| post(&app, CHAT, &with(json!({"structured_outputs": {"json": schema}}))).await;
     let annotated = json!({
@@ -403,25 +401,38 @@ async fn a_keyword_of_a_schema_is_held_to_or_refused_by_its_place() {
     assert_eq!(status, StatusCode::OK, "{answer}");
     for (schema, place) in [
         (json!({"type": "string", "maxLenght": 3}), "maxLenght"),
-        (json!({"type": "string", "nullable": true}), "nullable"),
-        (json!({"x-guidance": {}}), "x-guidance"),
-        (json!({"not": {"type": "string"}}), "not"),
-        (json!({"type": "array", "items": {"type": "array", "uniqueItems": true}}), "items.uniqueItems"),
         (json!({"type": "array", "prefixItems": [{}, {"Type": "string"}]}), "prefixItems[1].Type"),
         (json!({"anyOf": [{"properties": {"a": {"require": []}}}]}), "anyOf[0].properties.a.require"),
         (json!({"$defs": {"a": {"minimun": 1}}, "type": "object"}), "$defs.a.minimun"),
-        (json!({"type": "object", "additionalProperties": {"foo": 1}}), "additionalProperties.foo"),
     ] {
         let (status, _, answer) = ask(schema.clone()).await;
         let param = format!("structured_outputs.json.{place}");
         assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{schema}: {answer}");
     }
+    for (schema, list, place) in [
+        (json!({"type": "string", "maxLength": 4, "x-guidance": {"lenient": true}}), "ignored", "x-guidance"),
+        (
+            json!({"type": "object", "additionalProperties": {"type": "null", "foo": 1}, "maxProperties": 1}),
+            "ignored",
+            "additionalProperties.foo",
+        ),
+        (json!({"type": "boolean", "not": {"const": true}}), "schema_unchecked", "not"),
+        (
+            json!({"type": "array", "maxItems": 1, "items": {"type": "array", "maxItems": 1, "uniqueItems": true}}),
+            "schema_unchecked",
+            "items.uniqueItems",
+        ),
+    ] {
+        let (status, _, answer) = ask(schema.clone()).await;
+        assert_eq!(status, StatusCode::OK, "{schema}: {answer}");
+        assert_eq!(answer["x_hotmetal"][list], json!([format!("structured_outputs.json.{place}")]), "{answer}");
+    }
     // Of a call that the model has to make, too.
     let app = app_with(HERMES);
     let mut tools = weather();
-    tools[0]["function"]["parameters"]["properties"]["unit"]["enumm"] = json!(["C"]);
+    tools[0]["function"]["parameters"]["properties"]["unit"]["pattrn"] = json!(["C"]);
     let (status, _, answer) = post(&app, CHAT, &with(json!({"tools": tools, "tool_choice": "required"}))).await;
-    let param = "tools[0].function.parameters.properties.unit.enumm";
+    let param = "tools[0].function.parameters.properties.unit.pattrn";
     assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{answer}");
 }
 
@@ -481,8 +492,129 @@ async fn a_grammar_that_is_asked_for_again_is_not_compiled_again() {
         body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
         ok(&app, CHAT, &body).await;
     }
-    assert_eq!(serving.grammars.num_kept(), 64);
+    assert_eq!(serving.grammars.num_kept(), 80);
     // Refused ones are not kept.
     let (status, _, _) = post(&app, CHAT, &with(json!({"structured_outputs": {"regex": "("}}))).await;
-    assert_eq!((status, serving.grammars.num_kept()), (StatusCode::BAD_REQUEST, 64));
+    assert_eq!((status, serving.grammars.num_kept()), (StatusCode::BAD_REQUEST, 80));
+    // It is bytes that count: these take megabytes each.
+    for number in 0..9 {
+        let regex = format!("({})", format!("[a-z]{{1,40}}{number}|").repeat(1500));
+        let body = json!({"structured_outputs": {"regex": regex}, "max_tokens": 1});
+        let (status, _, answer) = post(&app, CHAT, &with(body)).await;
+        assert!(status == StatusCode::OK || answer["error"]["code"] == "grammar_too_complex", "{answer}");
+        assert!(serving.grammars.is_within_bound());
+    }
+}
+
+/// Tools and a schema in one request: the text is a call, or an answer of that schema, and nothing else.
+#[tokio::test]
+async fn a_text_calls_a_tool_or_keeps_to_the_schema_of_the_answer() {
+    let app = app_with(HERMES);
+    let schema = json!({"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}});
+    let (mut calls, mut answers) = (0, 0);
+    for seed in 0..24 {
+        let body = with(
+            json!({"tools": weather(), "response_format": format, "seed": seed, "temperature": 100, "top_p": 1, "max_tokens": 200}),
+        );
+        let message = ok(&app, CHAT, &body).await["choices"][0]["message"].clone();
+        match message["tool_calls"].as_array() {
+            Some(made) => {
+                assert_eq!(made[0]["function"]["name"], "get_weather");
+                calls += 1;
+            }
+            None => {
+                let answer: Value = serde_json::from_str(message["content"].as_str().unwrap()).unwrap();
+                assert!(answer["yes"].is_boolean() && answer.as_object().unwrap().len() == 1, "{answer}");
+                answers += 1;
+            }
+        }
+    }
+    assert!(calls > 0 && answers > 0, "{calls} calls and {answers} answers");
+    let forced =
+        with(json!({"tools": weather(), "tool_choice": "required", "response_format": format, "max_tokens": 200}));
+    let answer = ok(&app, CHAT, &forced).await;
+    assert_eq!(answer["x_hotmetal"]["ignored"], json!(["response_format"]));
+    assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
+}
+
+/// Pydantic's discriminated union, in the forms in which schemas come; objects end, since they are closed.
+#[tokio::test]
+async fn a_discriminated_union_is_held_to_wherever_a_schema_may_stand() {
+    let app = app();
+    let of_kind = |kind: &str, more: &str| {
+        json!({"type": "object", "properties": {"kind": {"const": kind, "type": "string"}, more: {"type": "boolean"}},
+            "required": ["kind", more]})
+    };
+    let schema = json!({
+        "$defs": {"Cat": of_kind("cat", "purrs"), "Dog": of_kind("dog", "barks")},
+        "properties": {"pet": {"discriminator": {"mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"},
+            "propertyName": "kind"}, "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}]}},
+        "required": ["pet"], "title": "Owner", "type": "object",
+    });
+    for (name, value) in [
+        ("response_format", json!({"type": "json_schema", "json_schema": {"name": "o", "schema": schema}})),
+        ("response_format", json!({"type": "json_schema", "schema": schema})),
+        ("response_format", json!({"type": "json_object", "schema": schema})),
+        ("structured_outputs", json!({"json": schema})),
+        ("guided_json", schema.clone()),
+        ("guided_json", schema.to_string().into()),
+        ("json_schema", schema.clone()),
+    ] {
+        for seed in 0..3 {
+            let answer = ok(&app, CHAT, &with(json!({name: value, "seed": seed, "max_tokens": 150}))).await;
+            assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+            assert_eq!(answer["x_hotmetal"]["schema_unchecked"], Value::Null);
+            let pet = serde_json::from_str::<Value>(text_of(&answer)).unwrap()["pet"].clone();
+            let member = if pet["kind"] == "cat" { "purrs" } else { "barks" };
+            assert!(pet[member].is_boolean() && pet.as_object().unwrap().len() == 2, "{pet}");
+        }
+    }
+    let unique = json!({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": true, "maxItems": 2});
+    let answer = ok(&app, CHAT, &with(json!({"json_schema": unique, "max_tokens": 60}))).await;
+    assert_eq!(answer["x_hotmetal"]["schema_unchecked"], json!(["json_schema.uniqueItems"]));
+}
+
+/// Each of these ended the process, ran for ever, or held up everybody's step; now each is refused or honoured in time.
+#[tokio::test]
+async fn deep_and_endless_grammars_end_no_server() {
+    let app = app();
+    let refs: serde_json::Map<String, Value> = (0..1000)
+        .map(|index| {
+            (format!("d{index}"), json!({"anyOf": [{"$ref": format!("#/$defs/d{}", index + 1)}, {"type": "null"}]}))
+        })
+        .chain([("d1000".to_owned(), json!({"type": "integer"}))])
+        .collect();
+    let rules: String = (0..2500).map(|index| format!("r{index}: \"a\" r{}\n", index + 1)).collect();
+    let terminals: String = (0..2500).map(|index| format!("T{index}: \"a\" T{}\n", index + 1)).collect();
+    let multiples: Vec<Value> = [7, 11, 13, 17, 19, 23].map(|of| json!({"type": "integer", "multipleOf": of})).into();
+    let bodies = [
+        json!({"json_schema": {"$defs": refs, "$ref": "#/$defs/d0"}}),
+        json!({"structured_outputs": {"grammar": format!("start: r0\n{rules}r2500: \"b\"\n")}}),
+        json!({"structured_outputs": {"grammar": format!("start: T0\n{terminals}T2500: \"b\"\n")}}),
+        json!({"json_schema": {"allOf": multiples}}),
+        json!({"json_schema": {"multipleOf": 1_000_003, "type": "integer"}}),
+        json!({"structured_outputs": {"grammar": "start: s\ns: s s s | s s | /[a-z ]/"}}),
+        json!({"structured_outputs": {"grammar": format!("start: {}", "\"a\"? ".repeat(4000))}}),
+        json!({"structured_outputs": {"regex": format!("({})", "[a-z]{1,40}x|".repeat(2000))}}),
+    ];
+    for body in bodies {
+        let begun = std::time::Instant::now();
+        let (status, _, answer) = post(&app, CHAT, &with(with_tokens(body.clone(), 20))).await;
+        let text = body.to_string();
+        let text = &text[..text.len().min(80)];
+        assert!(begun.elapsed() < Duration::from_secs(60), "{text}");
+        assert!(
+            status == StatusCode::OK || status.is_client_error() || status == StatusCode::SERVICE_UNAVAILABLE,
+            "{text}: {status} {answer}"
+        );
+        assert!(answer.to_string().len() < 4000, "{text}");
+    }
+    // And the server goes on.
+    ok(&app, CHAT, &hello()).await;
+}
+
+fn with_tokens(mut body: Value, max_tokens: usize) -> Value {
+    body["max_tokens"] = max_tokens.into();
+    body
 }
