@@ -40,7 +40,12 @@ pub struct NullExecutable {
     num_steps: u64,
     faults: Option<Faults>,
     queue: Option<Queue>,
+    script: Option<Script>,
 }
+
+/// Tokens that are said one after the other, whatever was asked; the last one is said again where there is no more. One
+/// sequence at a time has a use for them.
+pub type Script = std::sync::Arc<std::sync::Mutex<VecDeque<u32>>>;
 
 /// Steps that are under way. They are computed when they are collected, in their order: what the device sees is the same.
 #[derive(Default)]
@@ -63,12 +68,27 @@ impl NullExecutable {
     /// A device without faults.
     pub fn new(kv: KvLayout, vocab_size: usize) -> Self {
         let slots = vec![Slot::Empty; kv.num_blocks * kv.block_len];
-        Self { kv, vocab_size, slots, logits: Vec::new(), peaks: Vec::new(), num_steps: 0, faults: None, queue: None }
+        Self {
+            kv,
+            vocab_size,
+            slots,
+            logits: Vec::new(),
+            peaks: Vec::new(),
+            num_steps: 0,
+            faults: None,
+            queue: None,
+            script: None,
+        }
     }
 
     /// The same, with faults where `faults` says so.
     pub fn with_faults(self, faults: Faults) -> Self {
         Self { faults: Some(faults), ..self }
+    }
+
+    /// The same, saying what the script holds.
+    pub fn saying(self, script: Script) -> Self {
+        Self { script: Some(script), ..self }
     }
 
     /// The same, choosing tokens itself where it is asked to.
@@ -208,6 +228,14 @@ impl NullExecutable {
                         return Err(StepError(format!("position {position} is read before it is written")).into());
                     }
                 }
+            }
+            let said = self.script.as_ref().and_then(|script| {
+                let mut script = script.lock().ok()?;
+                if script.len() > 1 { script.pop_front() } else { script.front().copied() }
+            });
+            if let Some(said) = said {
+                self.logits.extend((0..width).map(|id| if id == said as usize { 1e3 } else { 0.0 }));
+                continue;
             }
             self.logits.extend(state.logits(width).map(|logit| if is_sound { logit } else { f32::NAN }));
         }

@@ -208,7 +208,7 @@ impl App {
         let place = place.ok_or_else(|| ReadyError::Unexpected { name: name.clone() })?;
         let hidden_size = engine.hidden_size();
         let engine = EngineHandle::start(engine, self.inner.options.step_time_max)?;
-        let dialect = chat_template.as_ref().map_or_else(Dialect::default, Dialect::of);
+        let dialect = chat_template.as_ref().map_or_else(Dialect::default, Dialect::of).with_vocabulary(&tokenizer);
         let grammars = Grammars::new(dialect.controls(&tokenizer));
         let serving = Serving {
             name,

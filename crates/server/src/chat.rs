@@ -111,11 +111,18 @@ impl Conversation {
         let says_tools = |message: &Value| message["role"] == "tool" || !message["tool_calls"].is_null();
         let is_generic = serving.tool_form() == ToolForm::Generic
             && (!self.tools.is_empty() || self.messages.iter().any(says_tools));
-        if !is_generic {
-            return (Cow::Borrowed(&self.messages), &self.tools);
-        }
         let system = serving.chat_template.as_ref().is_some_and(|template| template.capabilities().system);
-        (generic_tools::in_words(self.messages.clone(), &self.tools, system).into(), &[])
+        let (mut messages, tools): (Cow<'_, [Value]>, &[Value]) = match is_generic {
+            true => (generic_tools::in_words(self.messages.clone(), &self.tools, system).into(), &[]),
+            false => (Cow::Borrowed(&self.messages), &self.tools),
+        };
+        if serving.dialect.alternates && messages::repeats(&messages) {
+            messages = messages::in_turns(messages.into_owned()).into();
+        }
+        if let Some(last) = self.continues.then(|| messages.to_mut().last_mut()).flatten() {
+            last["content"] = format!("{}{GOES_ON}", messages::text_of(&last["content"])).into();
+        }
+        (messages, tools)
     }
 
     /// The text that the model sees.
@@ -136,14 +143,41 @@ impl Conversation {
         if !self.continues {
             return Ok(text);
         }
-        let said = messages.last().map(|last| messages::text_of(&last["content"])).unwrap_or_default();
-        continued(text, &said)
+        continued(text, &self.given())
+    }
+
+    /// The words that the answer goes on with.
+    fn given(&self) -> String {
+        self.messages.last().map(|last| messages::text_of(&last["content"])).unwrap_or_default()
+    }
+
+    /// How the answer to this prompt begins, and its reader.
+    fn reader(&self, prompt: &str, serving: &Serving) -> (Reasoning, ReplyReader) {
+        let syntax = serving.tool_form().syntax().filter(|_| !self.tools.is_empty());
+        let reader = |reasoning| ReplyReader::new(reasoning, syntax, tools::functions(&self.tools));
+        let reasoning = serving.dialect.reasoning(prompt);
+        let given = if self.continues { self.given() } else { String::new() };
+        if given.trim().is_empty() {
+            return (reasoning, reader(reasoning));
+        }
+        if reasoning == Reasoning::Channels {
+            return (reasoning, reader(reasoning).within_content());
+        }
+        // The given words may have begun a thought.
+        let thinks = given.rfind("<think>") > given.rfind("</think>");
+        let reasoning = if thinks { Reasoning::Open } else { Reasoning::None };
+        (reasoning, if thinks { reader(reasoning) } else { reader(reasoning).within_content() })
     }
 
     /// The ids that the model sees.
     pub(crate) fn encode(&self, serving: &Serving) -> Result<Vec<u32>, ApiError> {
         Ok(serving.tokenizer.encode(&self.render(serving)?, ParseSpecial::Yes)?)
     }
+}
+
+/// Whether an answer can go on with this message.
+pub(crate) fn can_go_on(message: &Value) -> bool {
+    message["role"] == "assistant" && message["tool_calls"].is_null() && !message["content"].is_null()
 }
 
 /// That the last message can be gone on with.
@@ -153,26 +187,29 @@ fn check_continued(messages: &[Value], add_generation_prompt: bool) -> Result<()
             "`continue_final_message` goes on with the last message, and `add_generation_prompt` begins another";
         return Err(ApiError::invalid("continue_final_message", message));
     }
-    let last = messages.last().filter(|last| last["role"] == "assistant" && last["tool_calls"].is_null());
-    if last.is_none_or(|last| messages::text_of(&last["content"]).trim().is_empty()) {
+    if !messages.last().is_some_and(can_go_on) {
         let message = "`continue_final_message` needs a last message of the assistant's, with a text";
         return Err(ApiError::invalid("continue_final_message", message));
     }
     Ok(())
 }
 
-/// A rendered conversation up to the end of its last message's text: without what the template writes behind a message.
-/// Where the template takes spaces off a message, they are taken off here too.
+/// Stands where an answer goes on, while the conversation is rendered: what the text ends with may stand in what the template
+/// writes behind a message, too. The space shows whether the template takes spaces off a message.
+const GOES_ON: &str = "\u{fdd1}goes-on\u{fdd1} ";
+
+/// A conversation that was rendered with [`GOES_ON`] behind its last message, up to there. Where the template takes spaces off
+/// a message, they are taken off here too: so the model has seen messages.
 fn continued(mut text: String, said: &str) -> Result<String, ApiError> {
-    let begun = said.trim();
-    let Some(at) = text.rfind(begun) else {
-        let message =
-            "this model's chat template does not show the last message as it is, so nothing can go on with it";
+    let Some(end) = text.rfind(GOES_ON.trim_end()) else {
+        let message = "this model's chat template does not show the last message, so nothing can go on with it";
         return Err(ApiError::unsupported("continue_final_message", message));
     };
-    let whole = said.trim_start();
-    let end = at + if text[at..].starts_with(whole) { whole.len() } else { begun.len() };
+    let keeps_space = text[end..].starts_with(GOES_ON);
     text.truncate(end);
+    if !keeps_space && said.ends_with(char::is_whitespace) {
+        text.truncate(text.trim_end().len());
+    }
     Ok(text)
 }
 
@@ -243,7 +280,11 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     settings.sampling.check(serving.engine.config().vocab_size)?;
     let prompt = conversation.render(serving)?;
     let syntax = serving.tool_form().syntax().filter(|_| !conversation.tools.is_empty());
-    let reasoning = serving.dialect.reasoning(&prompt);
+    let (reasoning, reader) = conversation.reader(&prompt, serving);
+    if (choice.is_forced() || answer.is_some()) && conversation.continues && reasoning == Reasoning::Channels {
+        let message = "this model writes a call as a message of its own, and not in one that goes on";
+        return Err(ApiError::unsupported("continue_final_message", message));
+    }
     if let Some(grammar) = choice.grammar(&conversation.tools, answer, reasoning, serving)? {
         settings.grammar = Some(grammar);
     }
@@ -256,7 +297,6 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
         // The tokens that calls begin with are special, and those that name channels.
         settings.text.skip_special = false;
     }
-    let reader = ReplyReader::new(reasoning, syntax, tools::functions(&conversation.tools));
     settings.text.reply = Some(reader.by_id(controls.by_id));
     settings.text.controls = controls.tokens;
     settings.text.one_call = choice.one_call || choice.is_forced();
@@ -333,7 +373,7 @@ impl Format for ChatFormat {
         let mut calls = Vec::new();
         for part in &delta.parts {
             match part {
-                Part::Content(text) => append(&mut message, "content", text),
+                Part::Content(text) | Part::NoCall(text) => append(&mut message, "content", text),
                 Part::Reasoning(text) => append(&mut message, "reasoning_content", text),
                 Part::Call { name } => {
                     let function = json!({"name": name, "arguments": ""});
@@ -358,7 +398,7 @@ impl Format for ChatFormat {
         let mut calls: Vec<(&str, String)> = Vec::new();
         for part in &text.parts {
             match (part, calls.last_mut()) {
-                (Part::Content(text), _) => append(&mut message, "content", text),
+                (Part::Content(text) | Part::NoCall(text), _) => append(&mut message, "content", text),
                 (Part::Reasoning(text), _) => append(&mut message, "reasoning_content", text),
                 (Part::Call { name }, _) => calls.push((name, String::new())),
                 (Part::Arguments(text), Some((_, arguments))) => arguments.push_str(text),

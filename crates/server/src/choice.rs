@@ -107,9 +107,9 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Whether something in the text began as a call of a tool and could not be read as one.
-    pub(crate) fn has_misread(&self) -> bool {
-        self.reply.as_ref().is_some_and(ReplyReader::has_misread)
+    /// What a reader of the answer should know of the calls in it.
+    pub(crate) fn warnings(&self) -> &[String] {
+        self.reply.as_ref().map_or(&[], ReplyReader::warnings)
     }
 
     pub(crate) fn new(tokenizer: Arc<Tokenizer>, options: Arc<TextOptions>) -> Result<Self, EngineError> {
@@ -180,7 +180,7 @@ impl Choice {
         }
         let Some(finish) = &mut delta.finish else { return };
         if !has_call {
-            reply.finish(&mut delta.parts);
+            reply.finish(&mut delta.parts, finish.reason == "length");
         }
         if finish.reason == "stop" && reply.num_calls() > 0 {
             finish.reason = "tool_calls";

@@ -370,9 +370,9 @@ impl Job {
         for (name, value) in &self.settings.labels {
             facts[name] = value.clone();
         }
-        if self.choices.iter().any(Choice::has_misread) {
-            let warning = "the model began a call of a tool that could not be read; what it wrote is in the content";
-            facts["warnings"] = json!([warning]);
+        let warnings: Vec<&String> = self.choices.iter().flat_map(Choice::warnings).collect();
+        if !warnings.is_empty() {
+            facts["warnings"] = json!(warnings);
         }
         facts
     }

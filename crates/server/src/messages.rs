@@ -5,7 +5,7 @@
 //! arguments are no JSON, ids in another server's form. None of that is a reason to refuse a conversation. A member that no
 //! template is shown is left out and reported ([`ignore`]); what a template needs and a client left out is put in.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use serde_json::{Map, Value, json};
 use tokenizer::chat_template::Capabilities;
@@ -44,7 +44,8 @@ pub(crate) fn check(
         let found = format!("`messages` is a list of {}, expected 1 to {MESSAGES_MAX}", messages.len());
         return Err(ApiError::invalid("messages", found));
     }
-    let mut reader = Reader { dialect, shows_calls, calls: HashMap::new(), unanswered: VecDeque::new() };
+    let mut reader =
+        Reader { dialect, shows_calls, calls: HashMap::new(), unanswered: VecDeque::new(), answered: HashSet::new() };
     let checked = |(index, message)| reader.message(&format!("messages[{index}]"), message);
     let mut messages = messages.into_iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
     if !template.system {
@@ -59,8 +60,9 @@ struct Reader<'a> {
     shows_calls: bool,
     /// Functions by the ids of their calls.
     calls: HashMap<String, String>,
-    /// Ids of calls whose results have not come.
+    /// Ids of the last message's calls, in their order, and those whose results have come.
     unanswered: VecDeque<String>,
+    answered: HashSet<String>,
 }
 
 impl Reader<'_> {
@@ -137,6 +139,7 @@ impl Reader<'_> {
     fn calls(&mut self, at: &str, calls: &mut Value) -> Result<(), ApiError> {
         let Some(calls) = calls.as_array_mut() else { return Err(wrong(at, calls, "a list of tool calls")) };
         self.unanswered.clear();
+        self.answered.clear();
         for (index, call) in calls.iter_mut().enumerate() {
             *call = self.call(&format!("{at}[{index}]"), call.take())?;
         }
@@ -180,8 +183,12 @@ impl Reader<'_> {
     fn result(&mut self, message: &mut Map<String, Value>) {
         let given = message.get("tool_call_id").and_then(Value::as_str).map(|id| self.id(id));
         // Some clients send results in the order of the calls, and no ids.
-        let Some(id) = given.or_else(|| self.unanswered.front().cloned()) else { return };
-        self.unanswered.retain(|open| *open != id);
+        let next = || {
+            while self.unanswered.pop_front_if(|id| self.answered.contains(id)).is_some() {}
+            self.unanswered.front().cloned()
+        };
+        let Some(id) = given.or_else(next) else { return };
+        self.answered.insert(id.clone());
         if let Some(name) = self.calls.get(&id).filter(|_| self.dialect.shows_name("tool")) {
             message.entry("name").or_insert_with(|| name.as_str().into());
         }
@@ -284,6 +291,31 @@ pub(crate) fn text_of(content: &Value) -> String {
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n"),
         _ => String::new(),
     }
+}
+
+/// Whether a user or the assistant speaks twice in a row.
+pub(crate) fn repeats(messages: &[Value]) -> bool {
+    messages.windows(2).any(|pair| joins(&pair[0], &pair[1]))
+}
+
+fn joins(before: &Value, message: &Value) -> bool {
+    let both = |role: &str| before["role"] == role && message["role"] == role;
+    both("user") || (both("assistant") && before["tool_calls"].is_null() && message["tool_calls"].is_null())
+}
+
+/// For templates that refuse it if somebody speaks twice in a row: such messages are one, with a text below the other.
+pub(crate) fn in_turns(messages: Vec<Value>) -> Vec<Value> {
+    let mut turns: Vec<Value> = Vec::with_capacity(messages.len());
+    for message in messages {
+        match turns.last_mut().filter(|last| joins(last, &message)) {
+            Some(last) => {
+                let text = format!("{}\n{}", text_of(&last["content"]), text_of(&message["content"]));
+                last["content"] = text.into();
+            }
+            None => turns.push(message),
+        }
+    }
+    turns
 }
 
 /// For templates that show no system message: what it says stands before the next text of the user's, as llama.cpp has it.

@@ -155,6 +155,10 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Prepared, Ap
         }
         other => return Err(wrong("input", &other, format!("a text, or a list of 1 to {ITEMS_MAX} items"))),
     }
+    if conversation.messages.last().is_some_and(chat::can_go_on) {
+        // The answer goes on with what the assistant has said last.
+        chat.entry("continue_final_message").or_insert_with(|| true.into());
+    }
     chat.insert("messages".to_owned(), conversation.messages.into());
     let metadata = chat.get("metadata").cloned();
     let origins = conversation.origins;
@@ -354,8 +358,10 @@ impl Conversation {
             "message" => {
                 let mut fields = Fields::inside(at, item, MESSAGE)?;
                 let role = text(&mut fields, "role")?;
-                let content = fields.required("content").map_err(within)?;
-                let content = texts(&format!("{at}.content"), content)?;
+                let content = match fields.take("content") {
+                    None if role == "assistant" => String::new(),
+                    content => texts(&format!("{at}.content"), content.unwrap_or_default())?,
+                };
                 match role.as_str() {
                     "assistant" => chat::append(self.assistant(at), "content", &content),
                     "user" | "system" | "developer" => self.push(at, json!({"role": role, "content": content})),
@@ -381,8 +387,8 @@ impl Conversation {
             "function_call_output" => {
                 let mut fields = Fields::inside(at, item, RESULT)?;
                 let id = text(&mut fields, "call_id")?;
-                let output = fields.required("output").map_err(within)?;
-                let output = texts(&format!("{at}.output"), output)?;
+                let output = fields.take("output");
+                let output = output.map_or(Ok(String::new()), |output| texts(&format!("{at}.output"), output))?;
                 self.push_result(at, &id, &output);
             }
             "reasoning" => {
@@ -418,6 +424,13 @@ fn texts(at: &str, content: Value) -> Result<String, ApiError> {
     let mut whole = Vec::with_capacity(parts.len());
     for (index, part) in parts.into_iter().enumerate() {
         let at = format!("{at}[{index}]");
+        if part["type"] == "refusal"
+            && let Value::String(refusal) = &part["refusal"]
+        {
+            // It is what the assistant said.
+            whole.push(refusal.clone());
+            continue;
+        }
         if !matches!(part["type"].as_str(), Some("input_text" | "output_text" | "reasoning_text" | "text")) {
             let message = format!(
                 "`{at}` is no part that is taken here; input_text and output_text are, as this model takes text only"

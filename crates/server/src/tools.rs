@@ -65,6 +65,12 @@ pub(crate) struct Dialect {
     shows_names: [bool; NAMED_ROLES.len()],
     /// Whether it takes ids of calls only that are nine letters and digits, as Mistral's do.
     pub(crate) nine_letter_ids: bool,
+    /// Whether it refuses two messages of a user in a row.
+    pub(crate) alternates: bool,
+    /// Whether it fails on a tool without a description.
+    needs_description: bool,
+    /// Whether an answer may begin with a thought: the template knows thoughts, or the vocabulary has tokens for them.
+    may_think: bool,
 }
 
 /// Roles whose messages may have a name.
@@ -82,7 +88,16 @@ impl Dialect {
             shows_reasoning: shows_reasoning(template),
             shows_names: NAMED_ROLES.map(|role| shows_name(template, role)),
             nine_letter_ids: takes_nine_letter_ids_only(template),
+            alternates: alternates(template),
+            needs_description: needs_description(template),
+            may_think: thinks(template),
         }
+    }
+
+    /// The same, of a model with this vocabulary: one that has tokens for thoughts may think, whatever its template shows.
+    pub(crate) fn with_vocabulary(self, tokenizer: &Tokenizer) -> Self {
+        let has_tokens = Reasoning::Tagged.controls().iter().all(|marker| tokenizer.token_to_id(marker.text).is_some());
+        Self { may_think: self.may_think || has_tokens, ..self }
     }
 
     /// Whether the template shows the `name` in a message of this role.
@@ -92,7 +107,7 @@ impl Dialect {
 
     /// The ids of all tokens that the model writes something else with than text.
     pub(crate) fn controls(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let reasoning = match (self.has_channels, self.thinks) {
+        let reasoning = match (self.has_channels, self.may_think) {
             (true, _) => Reasoning::Channels,
             (false, true) => Reasoning::Tagged,
             (false, false) => Reasoning::None,
@@ -106,7 +121,7 @@ impl Dialect {
             Reasoning::Channels
         } else if prompt.trim_end().ends_with("<think>") {
             Reasoning::Open
-        } else if self.thinks {
+        } else if self.may_think {
             Reasoning::Tagged
         } else {
             Reasoning::None
@@ -237,6 +252,23 @@ fn shows_name(template: &ChatTemplate, role: &str) -> bool {
     })
 }
 
+fn alternates(template: &ChatTemplate) -> bool {
+    let user = json!({"role": "user", "content": "x"});
+    let takes = |messages: &[Value]| template.render(&probe(messages)).is_ok();
+    takes(std::slice::from_ref(&user)) && !takes(&[user.clone(), user])
+}
+
+fn needs_description(template: &ChatTemplate) -> bool {
+    let user = [json!({"role": "user", "content": "x"})];
+    let takes = |function: Value| {
+        let tool = [json!({"type": "function", "function": function})];
+        template.render(&RenderInput { tools: Some(&tool), ..probe(&user) }).is_ok()
+    };
+    let parameters = json!({"type": "object", "properties": {}});
+    takes(json!({"name": "f", "description": "", "parameters": parameters}))
+        && !takes(json!({"name": "f", "parameters": parameters}))
+}
+
 fn has_channels(template: &ChatTemplate) -> bool {
     let messages = [json!({"role": "user", "content": "x"}), json!({"role": "assistant", "content": "shown_text"})];
     let input = RenderInput { add_generation_prompt: false, ..probe(&messages) };
@@ -284,7 +316,13 @@ pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Vec<Value>,
         match tool["type"].as_str() {
             // The server runs none of its own, and the model may do without.
             Some(kind) if kind != "function" => ignore(at),
-            _ => taken.push(check(&at, tool)?),
+            _ => {
+                let mut tool = check(&at, tool)?;
+                if serving.dialect.needs_description && tool["function"]["description"].is_null() {
+                    tool["function"]["description"] = "".into();
+                }
+                taken.push(tool);
+            }
         }
     }
     if taken.is_empty() && num_given > 0 {

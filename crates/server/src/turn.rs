@@ -117,7 +117,7 @@ impl Blocks {
     /// Takes the next part in; says what that changed, with the blocks as they were at that moment.
     pub(crate) fn push(&mut self, part: Part, mut changed: impl FnMut(&[Block], Change)) {
         let (kind, text) = match part {
-            Part::Content(text) => (BlockKind::Text, text),
+            Part::Content(text) | Part::NoCall(text) => (BlockKind::Text, text),
             Part::Reasoning(text) => (BlockKind::Reasoning, text),
             Part::Call { name } => (BlockKind::Call(name), String::new()),
             Part::Arguments(text) => {

@@ -6,7 +6,7 @@ use super::structure::weather;
 use super::*;
 
 /// The built-in vocabulary, with these tokens behind its own; returns the ids.
-fn tokenizer_with(tokens: &[&str]) -> (Arc<Tokenizer>, usize) {
+pub(super) fn tokenizer_with(tokens: &[&str]) -> (Arc<Tokenizer>, usize) {
     let mut json: Value = serde_json::from_slice(include_bytes!("../../../cli/builtin/tokenizer.json")).unwrap();
     let added = json["added_tokens"].as_array_mut().unwrap();
     for (index, token) in tokens.iter().enumerate() {
@@ -32,7 +32,7 @@ fn app_of(template: &str, tokens: &[&str]) -> App {
 }
 
 #[expect(clippy::print_stderr, reason = "a skipped test says why")]
-fn template(file: &str) -> Option<String> {
+pub(super) fn template(file: &str) -> Option<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/templates");
     let path = folder.join(format!("{file}.jinja"));
     if !path.exists() {
