@@ -116,8 +116,8 @@ impl Conversation {
             true => (generic_tools::in_words(self.messages.clone(), &self.tools, system).into(), &[]),
             false => (Cow::Borrowed(&self.messages), &self.tools),
         };
-        if serving.dialect.alternates && messages::repeats(&messages) {
-            messages = messages::in_turns(messages.into_owned()).into();
+        if messages::repeats(&messages, &serving.dialect) {
+            messages = messages::in_turns(messages.into_owned(), &serving.dialect).into();
         }
         if let Some(last) = self.continues.then(|| messages.to_mut().last_mut()).flatten() {
             last["content"] = format!("{}{GOES_ON}", messages::text_of(&last["content"])).into();

@@ -51,6 +51,9 @@ pub(crate) fn check(
     if !template.system {
         system_into_user(&mut messages)?;
     }
+    if template.tool_calls && !template.parallel_tool_calls {
+        messages = one_call_a_message(messages);
+    }
     Ok(messages)
 }
 
@@ -293,21 +296,61 @@ pub(crate) fn text_of(content: &Value) -> String {
     }
 }
 
-/// Whether a user or the assistant speaks twice in a row.
-pub(crate) fn repeats(messages: &[Value]) -> bool {
-    messages.windows(2).any(|pair| joins(&pair[0], &pair[1]))
+/// For templates that show one call a message: each call of a message with several has its own, with its result behind it.
+fn one_call_a_message(messages: Vec<Value>) -> Vec<Value> {
+    let mut split: Vec<Value> = Vec::with_capacity(messages.len());
+    let mut messages = messages.into_iter().peekable();
+    while let Some(mut message) = messages.next() {
+        let calls = match message.get_mut("tool_calls") {
+            Some(Value::Array(calls)) if calls.len() > 1 => std::mem::take(calls),
+            _ => {
+                split.push(message);
+                continue;
+            }
+        };
+        let mut results: HashMap<String, Vec<Value>> = HashMap::new();
+        let mut others = Vec::new();
+        let ids: HashSet<&str> = calls.iter().filter_map(|call| call["id"].as_str()).collect();
+        while let Some(result) = messages.next_if(|next| next["role"] == "tool") {
+            match result["tool_call_id"].as_str().filter(|id| ids.contains(id)) {
+                Some(id) => results.entry(id.to_owned()).or_default().push(result),
+                None => others.push(result),
+            }
+        }
+        for (index, call) in calls.iter().enumerate() {
+            let mut one = message.clone();
+            if index > 0 {
+                // It was said and thought once.
+                one["content"] = "".into();
+                one.as_object_mut().map(|one| one.shift_remove("reasoning_content"));
+            }
+            one["tool_calls"] = json!([call]);
+            split.push(one);
+            split.extend(call["id"].as_str().and_then(|id| results.remove(id)).into_iter().flatten());
+        }
+        split.extend(others);
+    }
+    split
 }
 
-fn joins(before: &Value, message: &Value) -> bool {
-    let both = |role: &str| before["role"] == role && message["role"] == role;
-    both("user") || (both("assistant") && before["tool_calls"].is_null() && message["tool_calls"].is_null())
+/// Whether one message follows another that the template does not let it follow.
+pub(crate) fn repeats(messages: &[Value], dialect: &Dialect) -> bool {
+    messages.windows(2).any(|pair| joins(&pair[0], &pair[1], dialect))
 }
 
-/// For templates that refuse it if somebody speaks twice in a row: such messages are one, with a text below the other.
-pub(crate) fn in_turns(messages: Vec<Value>) -> Vec<Value> {
+fn joins(before: &Value, message: &Value, dialect: &Dialect) -> bool {
+    let are = |first: &str, second: &str| before["role"] == first && message["role"] == second;
+    let no_calls = before["tool_calls"].is_null() && message["tool_calls"].is_null();
+    (dialect.alternates && no_calls && (are("user", "user") || are("assistant", "assistant")))
+        || (dialect.answers_results && are("tool", "user"))
+}
+
+/// For templates that refuse it if somebody speaks twice in a row, or a user behind a result: such messages are one, with a
+/// text below the other.
+pub(crate) fn in_turns(messages: Vec<Value>, dialect: &Dialect) -> Vec<Value> {
     let mut turns: Vec<Value> = Vec::with_capacity(messages.len());
     for message in messages {
-        match turns.last_mut().filter(|last| joins(last, &message)) {
+        match turns.last_mut().filter(|last| joins(last, &message, dialect)) {
             Some(last) => {
                 let text = format!("{}\n{}", text_of(&last["content"]), text_of(&message["content"]));
                 last["content"] = text.into();

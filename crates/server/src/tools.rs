@@ -67,6 +67,8 @@ pub(crate) struct Dialect {
     pub(crate) nine_letter_ids: bool,
     /// Whether it refuses two messages of a user in a row.
     pub(crate) alternates: bool,
+    /// Whether it refuses a message of a user behind the result of a call.
+    pub(crate) answers_results: bool,
     /// Whether it fails on a tool without a description.
     needs_description: bool,
     /// Whether an answer may begin with a thought: the template knows thoughts, or the vocabulary has tokens for them.
@@ -89,6 +91,7 @@ impl Dialect {
             shows_names: NAMED_ROLES.map(|role| shows_name(template, role)),
             nine_letter_ids: takes_nine_letter_ids_only(template),
             alternates: alternates(template),
+            answers_results: answers_results(template),
             needs_description: needs_description(template),
             may_think: thinks(template),
         }
@@ -256,6 +259,21 @@ fn alternates(template: &ChatTemplate) -> bool {
     let user = json!({"role": "user", "content": "x"});
     let takes = |messages: &[Value]| template.render(&probe(messages)).is_ok();
     takes(std::slice::from_ref(&user)) && !takes(&[user.clone(), user])
+}
+
+/// Mistral's templates count turns of a user and of the assistant, and calls are none.
+fn answers_results(template: &ChatTemplate) -> bool {
+    let user = json!({"role": "user", "content": "x"});
+    let takes = |goes_on: bool| {
+        let (call, result, tool) = probe_call();
+        [json!(""), Value::Null].into_iter().any(|content| {
+            let answer = json!({"role": "assistant", "content": content, "tool_calls": [call]});
+            let mut messages = vec![user.clone(), answer, result.clone()];
+            messages.extend(goes_on.then(|| user.clone()));
+            template.render(&RenderInput { tools: Some(std::slice::from_ref(&tool)), ..probe(&messages) }).is_ok()
+        })
+    };
+    takes(false) && !takes(true)
 }
 
 fn needs_description(template: &ChatTemplate) -> bool {

@@ -227,6 +227,17 @@ fn written(form: &str, calls: &[&str]) -> String {
                     .concat();
             format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
         }
+        "glm" => each(&|call| {
+            let value: Value = serde_json::from_str(call).unwrap();
+            // It has no other way to write them.
+            let object = value.as_str().and_then(|text| serde_json::from_str(text).ok()).unwrap_or(value);
+            let members = object.as_object().into_iter().flatten();
+            let members = members.map(|(name, value)| {
+                format!("<arg_key>{name}</arg_key><arg_value>{}</arg_value>", value.as_str().unwrap())
+            });
+            format!("<tool_call>get_weather{}</tool_call>", members.collect::<String>())
+        })
+        .join("\n"),
         "channels" => {
             let call = |call: &str| {
                 format!("<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{call}<|call|>")
@@ -256,6 +267,21 @@ async fn what_a_route_emits_every_route_takes_back() {
             "channels",
             &["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"],
         ),
+        (
+            "GLM-4.7-Flash",
+            "glm",
+            &[
+                "<tool_call>",
+                "</tool_call>",
+                "<arg_key>",
+                "</arg_key>",
+                "<arg_value>",
+                "</arg_value>",
+                "<think>",
+                "</think>",
+            ],
+        ),
+        ("deepseek-ai-DeepSeek-V3.1", "hermes", &["<think>", "</think>"]),
         ("Qwen-Qwen3-0.6B", "hermes", &["<think>", "</think>", "<tool_call>", "</tool_call>"]),
         ("Qwen-QwQ-32B", "hermes", &["<think>", "</think>"]),
         ("Qwen-Qwen2.5-7B-Instruct", "hermes", &[]),
@@ -271,8 +297,6 @@ async fn what_a_route_emits_every_route_takes_back() {
     for (source, form, tokens) in own.into_iter().chain(real) {
         let model = Parrot::new(&source, tokens, Options::default());
         let city = r#"{"unit": "C"}"#;
-        // Llama's form has one call an answer, as its template has.
-        let several: &[&str] = if form == "llama" { &[city] } else { &[city, "{}"] };
         let mut cases = vec![
             ("Good morning.".to_owned(), "Good morning.", Vec::new()),
             (String::new(), "", Vec::new()),
@@ -281,7 +305,7 @@ async fn what_a_route_emits_every_route_takes_back() {
             (written(form, &[r#""{\"unit\": \"C\"}""#]), "", vec![json!({"unit": "C"})]),
             (written(form, &["null"]), "", vec![json!({})]),
             (written(form, &[r#""""#]), "", vec![json!({})]),
-            (written(form, several), "", [json!({"unit": "C"}), json!({})][..several.len()].to_vec()),
+            (written(form, &[city, "{}"]), "", vec![json!({"unit": "C"}), json!({})]),
         ];
         if form == "channels" {
             cases.push((
@@ -337,6 +361,38 @@ async fn what_a_route_emits_every_route_takes_back() {
             }
         }
     }
+}
+
+/// Agents send the user's words behind results, which templates that count turns refuse; and several calls in one message,
+/// of which some templates show one.
+#[tokio::test]
+async fn messages_follow_each_other_as_the_template_wants() {
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let body = json!({"messages": [
+        {"role": "user", "content": "a"}, {"role": "user", "content": "b"},
+        {"role": "assistant", "content": null, "tool_calls": [call("call00001"), call("call00002")]},
+        {"role": "tool", "tool_call_id": "call00002", "content": "12"},
+        {"role": "tool", "tool_call_id": "call00001", "content": "13"},
+        {"role": "user", "content": "c"},
+    ]});
+    let prompt = async |template: &str| {
+        let app = app_with(template);
+        ok(&app, "/apply-template", &body).await["prompt"].as_str().unwrap().to_owned()
+    };
+    let counted = prompt(MISTRAL).await;
+    assert!(counted.contains("[INST]a\nb[/INST]"), "{counted}");
+    assert!(
+        counted.ends_with("[TOOL_RESULTS]12|call00002[/TOOL_RESULTS][TOOL_RESULTS]13\nc|call00001[/TOOL_RESULTS]"),
+        "{counted}"
+    );
+    let single = LLAMA.replace(
+        "{% for c in m.tool_calls or [] %}",
+        "{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one call') }}{% endif %}{% for c in m.tool_calls or [] %}",
+    );
+    let single = prompt(&single).await;
+    let call = "<|im_start|>assistant\n{\"name\": \"f\", \"parameters\": {}}<|im_end|>\n";
+    let result = |text: &str| format!("<|im_start|>tool\n{text}<|im_end|>\n");
+    assert!(single.contains(&format!("{call}{}{call}{}", result("13"), result("12"))), "{single}");
 }
 
 /// Calls whose arguments cannot be read are text: on every route, with a warning, and never a call without arguments.
