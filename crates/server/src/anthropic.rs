@@ -120,7 +120,7 @@ fn inner(
     serving: &Arc<Serving>,
     key: u64,
 ) -> Result<(Plan, Vec<u32>), ApiError> {
-    let mut conversation = Conversation { dialect: serving.dialect, ..Conversation::default() };
+    let mut conversation = Conversation::default();
     if let Some(system) = fields.take("system") {
         let text = texts("system", system)?;
         conversation.push("system", json!({"role": "system", "content": text}));
@@ -264,7 +264,6 @@ impl Conversation {
                     };
                     let (id, name) = (text("id")?, text("name")?);
                     let input = fields.object("input").map_err(within)?.unwrap_or_default();
-                    self.calls.insert(id.clone(), name.clone());
                     let function = json!({"name": name, "arguments": input});
                     calls.push(json!({"id": id, "type": "function", "function": function}));
                 }

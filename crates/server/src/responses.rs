@@ -141,7 +141,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Prepared, Ap
         chat.insert("tools".to_owned(), tools.iter().map(inner).collect());
     }
 
-    let mut conversation = Conversation { dialect: serving.dialect, ..Conversation::default() };
+    let mut conversation = Conversation::default();
     let instructions = fields.string("instructions")?;
     if let Some(instructions) = &instructions {
         conversation.push("instructions", json!({"role": "system", "content": instructions}));
@@ -376,7 +376,6 @@ impl Conversation {
                 let (id, name) = (text(&mut fields, "call_id")?, text(&mut fields, "name")?);
                 // What cannot be read of them is told where calls of all routes are read.
                 let arguments = fields.take("arguments");
-                self.calls.insert(id.clone(), name.clone());
                 let function = json!({"name": name, "arguments": arguments});
                 let call = json!({"id": id, "type": "function", "function": function});
                 match &mut self.assistant(at)["tool_calls"] {

@@ -1,7 +1,6 @@
 //! Answers that are one turn of a conversation made of blocks (text, reasoning, calls of tools), whole or as named events:
 //! what Anthropic's interface and OpenAI's Responses have in common.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -15,7 +14,6 @@ use crate::error::{ApiError, json_response};
 use crate::generation::{Event, Job, Plan, random_id};
 use crate::reply::Part;
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
-use crate::tools::Dialect;
 
 /// An event with a name, as those interfaces send them.
 pub(crate) struct NamedEvent {
@@ -28,10 +26,6 @@ pub(crate) struct NamedEvent {
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,
     pub(crate) origins: Vec<String>,
-    /// Calls so far: the function's name by the id of the last call that has it, as some templates want it with the result.
-    pub(crate) calls: HashMap<String, String>,
-    /// What the model's template shows of these.
-    pub(crate) dialect: Dialect,
 }
 
 impl Conversation {
@@ -40,14 +34,9 @@ impl Conversation {
         self.origins.push(origin.to_owned());
     }
 
-    /// The result of the call with this id, with the function's name where the template wants that.
+    /// The result of the call with this id.
     pub(crate) fn push_result(&mut self, origin: &str, id: &str, content: &str) {
-        let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
-        let name = self.calls.get(id);
-        if let Some(name) = name.filter(|_| self.dialect.shows_name("tool")) {
-            message["name"] = name.as_str().into();
-        }
-        self.push(origin, message);
+        self.push(origin, json!({"role": "tool", "tool_call_id": id, "content": content}));
     }
 }
 
