@@ -290,7 +290,12 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     }
     let controls = Controls::of(reasoning, syntax, &serving.tokenizer);
     let is_special = |(id, _): &(u32, String)| serving.tokenizer.is_special(*id);
+    let special_markers = syntax
+        .map_or(&[][..], ToolSyntax::spelled)
+        .iter()
+        .any(|marker| serving.tokenizer.token_to_id(marker.text).is_some_and(|id| serving.tokenizer.is_special(id)));
     if reasoning == Reasoning::Channels
+        || special_markers
         || syntax.is_some_and(ToolSyntax::has_special_tokens)
         || controls.tokens.iter().any(is_special)
     {

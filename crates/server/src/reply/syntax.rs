@@ -36,6 +36,14 @@ impl ToolSyntax {
         matches!(self, Self::MistralList | Self::MistralArgs | Self::DeepSeek | Self::Glm | Self::Harmony)
     }
 
+    /// Markers that count by their text, whether or not the vocabulary has them as tokens.
+    pub(crate) fn spelled(self) -> &'static [Marker] {
+        match self {
+            Self::Hermes => &[TOOL_CALL, TOOL_CALL_END],
+            _ => &[],
+        }
+    }
+
     /// Tokens that count by their ids, and not by their text, where the vocabulary has all of them.
     pub(crate) fn controls(self) -> &'static [Marker] {
         match self {

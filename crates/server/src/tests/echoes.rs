@@ -253,6 +253,7 @@ fn written(form: &str, calls: &[&str]) -> String {
 async fn what_a_route_emits_every_route_takes_back() {
     let own = [
         (HERMES.to_owned(), "hermes", &[][..]),
+        (HERMES.to_owned(), "hermes", &["<tool_call>", "</tool_call>"]),
         (LLAMA.to_owned(), "llama", &[]),
         (OPENS.to_owned(), "hermes", &["<think>", "</think>"]),
         (MISTRAL.to_owned(), "list", &["[TOOL_CALLS]"]),
