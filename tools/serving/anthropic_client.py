@@ -96,9 +96,8 @@ def errors(client, model):
     cases = [
         (dict(extra_body={"temperature": -1}), anthropic.BadRequestError, "temperature"),
         (dict(model="another"), anthropic.NotFoundError, "model"),
-        (dict(extra_body={"wibble": 1}), anthropic.BadRequestError, "wibble"),
-        (dict(max_tokens=20_000), anthropic.BadRequestError, "max_tokens"),
-        (dict(thinking={"type": "enabled", "budget_tokens": 1}), anthropic.BadRequestError, "thinking"),
+        (dict(extra_body={"stop_sequence": ["x"]}), anthropic.BadRequestError, "stop_sequence"),
+        (dict(tools=[{"type": "bash_20250124", "name": "bash"}]), anthropic.BadRequestError, "tools"),
     ]
     for change, expected, param in cases:
         refused(client, {**dict(model=model, messages=MESSAGES, max_tokens=2), **change}, expected, param)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use server::{ApiKey, App, Ended, Options, ServedModel, Shutdown};
+use server::{ApiKey, App, Ended, Options, Origin, ServedModel, Shutdown};
 
 use crate::load::{self, EngineSizes, KvTokens, ModelArgs};
 use crate::neighbours::{ALONE, Given, Neighbours};
@@ -26,7 +26,7 @@ const HTTP_THREADS: usize = 2;
 const PREPARING_THREADS: usize = 16;
 
 /// Serve models over HTTP, in OpenAI's interface.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct ServeArgs {
     /// Directories, .gguf or .safetensors files, or cached ORG/REPOs, of which a request's `model` names one, and the first
     /// answers one that names none; without any the built-in model is served
@@ -59,7 +59,7 @@ pub(crate) struct ServeArgs {
 }
 
 /// Who may use the server.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Access")]
 struct AccessArgs {
     /// A file with a key on each line, one of which a request has to show; HOTMETAL_API_KEY holds one too
@@ -75,12 +75,13 @@ struct AccessArgs {
     allowed_host: Vec<String>,
 
     /// Let pages of this origin (`https://example.org`) use the server from a browser; may be given several times
+    /// (`*`: of any origin)
     #[arg(long, value_name = "ORIGIN")]
-    cors_origin: Vec<String>,
+    cors_origin: Vec<Origin>,
 }
 
 /// How much at a time, and how long.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
 struct LimitArgs {
     /// Texts that are generated at a time
@@ -126,8 +127,8 @@ struct LimitArgs {
     drain_timeout: u64,
 
     /// Connections at a time
-    #[arg(long, value_name = "N", default_value_t = 1024)]
-    max_connections: usize,
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: u32,
 
     /// Refuse fields of requests that the server does not know, which are else reported in the answer and have no effect
     #[arg(long)]
@@ -150,6 +151,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     let listener = std::net::TcpListener::bind(address)
         .with_context(|| format!("cannot listen on {address}; is another server there? --port chooses another port"))?;
     let address = listener.local_addr().context("the system does not say where it listens")?;
+    wait_deeper(&listener);
     listener.set_nonblocking(true).context("the system gives no socket that can be waited for")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
@@ -167,17 +169,27 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     });
     note(&format!("listening on http://{address}, loading `{}`", names.join("`, `")));
     let failure = Arc::new(Mutex::new(None));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            if let Err(error) = load_all_into(&app, args, &names) {
-                app.failed("the model could not be loaded");
+    {
+        let (app, args, failure) = (app.clone(), args.clone(), Arc::clone(&failure));
+        // Nobody waits for it: a server that is told to end while it loads does, and the system takes back what it had.
+        let load = move || {
+            if let Err(error) = load_all_into(&app, &args, &names) {
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                app.failed("the model could not be loaded");
             }
-        });
+        };
+        std::thread::Builder::new()
+            .name("load".to_owned())
+            .spawn(load)
+            .context("cannot start the thread that loads")?;
+    }
+    {
         let ended = runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             Ok::<_, std::io::Error>(server::serve(app.clone(), listener, shutdown).await)
         });
+        // What is still being prepared is for nobody.
+        runtime.shutdown_background();
         match ended.context("cannot wait for connections")? {
             Ended::Drained => Ok(()),
             Ended::Stopped => {
@@ -190,7 +202,19 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
                     .unwrap_or_else(|| anyhow!(app.failure().unwrap_or_else(|| "nothing can be served".to_owned()))))
             }
         }
-    })
+    }
+}
+
+/// Lets more connections wait to be accepted than the 128 of the standard library: a burst of clients would else be answered
+/// after a second, when their systems ask again.
+fn wait_deeper(listener: &std::net::TcpListener) {
+    const WAITING_MAX: i32 = 4096;
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::net::listen(listener, WAITING_MAX) {
+        tracing::warn!(%error, "few connections can wait to be accepted");
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (listener, WAITING_MAX);
 }
 
 /// Loads one model after the other: each is placed in what those before have left.
@@ -253,18 +277,27 @@ fn options(args: &ServeArgs) -> Result<Options> {
     let ServeArgs { access, limits, .. } = args;
     Ok(Options {
         api_keys: api_keys(access.api_key_file.as_deref())?,
-        allowed_hosts: access.allowed_host.clone(),
+        allowed_hosts: access.allowed_host.iter().cloned().chain(own_names()).collect(),
         cors_origins: access.cors_origin.clone(),
         body_bytes_max: limits.max_body_bytes,
         request_time_max: Duration::from_secs(limits.request_timeout),
         step_time_max: Duration::from_secs(limits.step_timeout),
         stall_time_max: Duration::from_secs(limits.stall_timeout),
         drain_time_max: Duration::from_secs(limits.drain_timeout),
-        connections_max: limits.max_connections,
+        connections_max: limits.max_connections as usize,
         strict_fields: limits.strict_fields,
         generic_tools: !limits.no_generic_tools,
         ..Options::default()
     })
+}
+
+/// What others on this network may call this machine: nobody else decides where that name points.
+fn own_names() -> impl Iterator<Item = String> {
+    #[cfg(target_os = "linux")]
+    let name = rustix::system::uname().nodename().to_str().ok().map(str::to_owned);
+    #[cfg(not(target_os = "linux"))]
+    let name = None::<String>;
+    name.filter(|name| !name.is_empty()).into_iter()
 }
 
 fn api_keys(file: Option<&Path>) -> Result<Vec<ApiKey>> {

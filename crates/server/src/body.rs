@@ -2,10 +2,12 @@
 //! twice.
 
 use std::fmt::Formatter;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::BodyExt;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use tokio::time::timeout;
@@ -31,6 +33,7 @@ pub(crate) async fn read_json(request: Request<Body>, options: &Options) -> Resu
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()).and_then(|length| length.parse().ok());
     if length.is_some_and(|length: usize| length > limit) {
+        pass_over(request.into_body(), limit).await;
         return Err(too_large());
     }
     let read = timeout(options.body_time_max, axum::body::to_bytes(request.into_body(), limit)).await;
@@ -136,14 +139,48 @@ impl<'de> Visitor<'de> for Unique {
 }
 
 /// A page of another site can send text without asking, but not JSON.
+/// Reads some more of a body that is refused. A client that is still sending when the connection is closed may lose the answer
+/// that says why, since the system then tells it that nobody read what it sent.
+async fn pass_over(body: Body, limit: usize) {
+    const TIME: Duration = Duration::from_secs(2);
+    let read = async {
+        let (mut body, mut left) = (body, limit.saturating_mul(4));
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len()));
+            if left == 0 {
+                break;
+            }
+        }
+    };
+    let _ = timeout(TIME, read).await;
+}
+
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let found = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("missing");
-    let essence = found.split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") {
-        return Ok(());
+    let refused =
+        |message| Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
+    let encoding = headers.get(header::CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("unknown").trim());
+    if let Some(encoding) = encoding.filter(|encoding| !encoding.eq_ignore_ascii_case("identity")) {
+        return refused(format!("the Content-Encoding is {}, and bodies are taken as they are", shown(encoding)));
     }
-    let message = format!("the Content-Type is {found}, expected application/json");
-    Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+    let mut parameters = found.split(';').map(str::trim);
+    if !parameters.next().is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
+        return refused(format!("the Content-Type is {}, expected application/json", shown(found)));
+    }
+    let charset = parameters
+        .filter_map(|parameter| parameter.split_once('='))
+        .find(|(name, _)| name.eq_ignore_ascii_case("charset"));
+    match charset.map(|(_, charset)| charset.trim_matches('"')) {
+        Some(charset) if !["utf-8", "utf8", "us-ascii"].iter().any(|known| charset.eq_ignore_ascii_case(known)) => {
+            refused(format!("the charset is {}, and JSON is UTF-8", shown(charset)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A client's words in a message.
+fn shown(text: &str) -> String {
+    text.chars().take(80).collect()
 }
 
 /// Refuses what nests too deep, before a parser that recurses sees it.

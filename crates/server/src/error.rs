@@ -87,6 +87,16 @@ impl ApiError {
         Self { code: Some(code), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message) }
     }
 
+    /// The field at fault.
+    pub(crate) fn param(&self) -> Option<&str> {
+        self.param.as_deref()
+    }
+
+    /// What programs compare.
+    pub(crate) fn code(&self) -> Option<&'static str> {
+        self.code
+    }
+
     /// The same, about a field inside `outer`.
     pub(crate) fn within(mut self, outer: &str) -> Self {
         self.param = Some(self.param.map_or(outer.to_owned(), |inner| format!("{outer}.{inner}")));

@@ -65,6 +65,20 @@ pub(crate) struct Job {
     begun: Instant,
     first_token: Option<Instant>,
     last_token: Instant,
+    is_counted: bool,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Its client has gone, or was told that it ends.
+        if !self.is_counted {
+            self.serving.metrics.finished(
+                self.choices.iter().map(|_| "abort"),
+                self.generated_tokens(),
+                self.begun.elapsed(),
+            );
+        }
+    }
 }
 
 /// Something that happened to a request.
@@ -197,7 +211,8 @@ impl Job {
         let running = running.inspect_err(|_| serving.metrics.refused())?;
         serving.metrics.started(prompt_tokens);
         let watched = Watched::new(app, running, begun);
-        Ok(Self { serving, settings, watched, choices, prompt_tokens, begun, first_token: None, last_token: begun })
+        let (first_token, last_token, is_counted) = (None, begun, false);
+        Ok(Self { serving, settings, watched, choices, prompt_tokens, begun, first_token, last_token, is_counted })
     }
 
     /// Waits for the next event; nothing once all completions have ended. Safe to drop while it waits.
@@ -303,7 +318,8 @@ impl Job {
         chunk
     }
 
-    pub(crate) fn finished<'a>(&self, finishes: impl Iterator<Item = &'a Finish>) {
+    pub(crate) fn finished<'a>(&mut self, finishes: impl Iterator<Item = &'a Finish>) {
+        self.is_counted = true;
         self.serving.metrics.finished(
             finishes.map(|finish| finish.reason),
             self.generated_tokens(),

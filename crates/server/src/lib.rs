@@ -44,6 +44,7 @@ mod schema;
 mod security;
 mod sse;
 mod step_clock;
+mod stream_io;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -53,5 +54,5 @@ mod turn;
 pub use app::{App, ReadyError, ServedModel};
 pub use listen::{Ended, Shutdown, serve};
 pub use loading::{LoadStage, Loading};
-pub use options::{ApiKey, Options, OptionsError};
+pub use options::{ApiKey, Options, OptionsError, Origin};
 pub use sampling::{describe as describe_sampling, random_seed};

@@ -14,9 +14,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::app::{App, ModelPhase};
+use crate::stream_io::{Peer, Peers, Timed};
 
 const HEADER_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 64;
+/// How long a connection waits for a free place before somebody idle has to give one up.
+const PLACE_INTERVAL: Duration = Duration::from_millis(10);
 /// How often it is looked whether the engine still lives.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 /// Time for streams that were told to end to say so, and for a server that has failed to say that.
@@ -67,22 +70,25 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: Shutdown) -> Ended
     let places = Arc::new(Semaphore::new(app.inner.options.connections_max));
     let closing = watch::Sender::new(false);
     let mut connections = JoinSet::new();
+    let peers = Arc::new(Peers::default());
     let mut told = HashSet::new();
     let failed = loop {
         tokio::select! {
             () = shutdown.asked() => break false,
             () = all_fail(&app, &mut told) => break true,
             Some(_) = connections.join_next() => {}
-            Some((stream, place)) = accept(&listener, &places) => {
-                connections.spawn(connection(app.clone(), router.clone(), stream, place, closing.subscribe()));
+            Some((stream, place)) = accept(&listener, &places, &peers) => {
+                let served = connection(app.clone(), router.clone(), stream, Arc::clone(&peers), closing.subscribe());
+                connections.spawn(with_place(served, place));
             }
         }
     };
     if failed && app.has_served() {
         // Probes are told why, and balancers send nobody here any more.
         let farewell = async {
-            while let Some((stream, place)) = accept(&listener, &places).await {
-                connections.spawn(connection(app.clone(), router.clone(), stream, place, closing.subscribe()));
+            while let Some((stream, place)) = accept(&listener, &places, &peers).await {
+                let served = connection(app.clone(), router.clone(), stream, Arc::clone(&peers), closing.subscribe());
+                connections.spawn(with_place(served, place));
             }
         };
         let _ = timeout(LAST_WORDS, farewell).await;
@@ -120,9 +126,25 @@ async fn all_fail(app: &App, told: &mut HashSet<String>) {
     }
 }
 
-/// The next connection, once there is a place for it. There always is one, sooner or later: nobody closes the places.
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> Option<(TcpStream, OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.ok()?;
+/// Serves a connection in its place.
+async fn with_place(served: impl Future<Output = ()>, place: OwnedSemaphorePermit) {
+    served.await;
+    drop(place);
+}
+
+/// The next connection, once there is a place for it: a free one, or that of somebody who says nothing or does not read.
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+    peers: &Peers,
+) -> Option<(TcpStream, OwnedSemaphorePermit)> {
+    let place = loop {
+        match timeout(PLACE_INTERVAL, Arc::clone(places).acquire_owned()).await {
+            Ok(place) => break place.ok()?,
+            // Whoever waits is not seen before it is accepted: so a place is made whether or not somebody does.
+            Err(_) => drop(peers.evict_one()),
+        }
+    };
     loop {
         match listener.accept().await {
             Ok((stream, _)) => return Some((stream, place)),
@@ -139,7 +161,7 @@ async fn connection(
     app: App,
     router: Router,
     stream: TcpStream,
-    place: OwnedSemaphorePermit,
+    peers: Arc<Peers>,
     mut closing: watch::Receiver<bool>,
 ) {
     // A token is a few bytes, and should not wait for more of them.
@@ -151,10 +173,14 @@ async fn connection(
         .header_read_timeout(app.inner.options.header_time_max)
         .max_buf_size(HEADER_BYTES_MAX)
         .max_headers(HEADERS_MAX);
+    let peer = Peer::new();
+    peers.add(&peer);
+    let stream = Timed::new(stream, Arc::clone(&peer), app.inner.options.stall_time_max);
     let served = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     tokio::pin!(served);
     let ended = tokio::select! {
         ended = &mut served => ended,
+        () = peer.evicted.notified() => Ok(()),
         () = turns_true(&mut closing) => {
             served.as_mut().graceful_shutdown();
             served.await
@@ -163,6 +189,6 @@ async fn connection(
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended");
     }
+    peers.remove(&peer);
     app.inner.metrics.disconnected();
-    drop(place);
 }

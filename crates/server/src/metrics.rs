@@ -172,6 +172,12 @@ impl HttpMetrics {
         *self.counts().answers.entry((route.to_owned(), status.as_u16())).or_default() += 1;
     }
 
+    /// Those that are open.
+    #[cfg(test)]
+    pub(crate) fn connections(&self) -> u64 {
+        self.counts().connections
+    }
+
     pub(crate) fn connected(&self) {
         self.counts().connections += 1;
     }

@@ -571,6 +571,58 @@ fn health() -> Value {
 mod tests {
     use super::*;
 
+    /// `docs/fields.md`: each field of each route in its class.
+    fn fields_page() -> String {
+        let mut page = String::from(
+            "# Fields of each route\n\nMade from the lists by which the server reads a request; [serving.md](serving.md) says \
+             what the fields mean. A name that is not\nhere is taken without effect and reported, or refused where it would change \
+             the text.\n",
+        );
+        for route in BODY_ROUTES {
+            let fields = || route.known.iter().copied().flatten();
+            let names: Vec<String> = fields()
+                .filter(|field| matches!(field.rule, Rule::Applied))
+                .map(|field| format!("`{}`", field.name))
+                .collect();
+            page.push_str(&format!("\n## `POST {}`\n\nApplied: {}.\n", route.path, names.join(", ")));
+            let mut rows = String::new();
+            for field in fields() {
+                match field.rule {
+                    Rule::Applied => {}
+                    Rule::Hint { why } => {
+                        rows.push_str(&format!("| `{}` | taken without effect | {why} |\n", field.name))
+                    }
+                    Rule::Only { why, .. } => {
+                        rows.push_str(&format!(
+                            "| `{}` | other values than the usual are refused | {why} |\n",
+                            field.name
+                        ));
+                    }
+                }
+            }
+            if !rows.is_empty() {
+                page.push_str(&format!("\n| field | class | because |\n|---|---|---|\n{rows}"));
+            }
+        }
+        page.push_str("\n## Refused on every route\n\nNames by which other servers take what would change the text.\n\n| field | instead |\n|---|---|\n");
+        for (name, why) in crate::fields::FOREIGN {
+            page.push_str(&format!("| `{name}` | {why} |\n"));
+        }
+        page
+    }
+
+    #[test]
+    fn the_page_of_fields_is_that_of_the_lists() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/fields.md");
+        let page = fields_page();
+        let found = std::fs::read_to_string(path).unwrap_or_default();
+        if found != page {
+            let right = std::env::temp_dir().join("fields.md");
+            std::fs::write(&right, &page).unwrap();
+            panic!("docs/fields.md is not what the lists say; `{}` is: copy it", right.display());
+        }
+    }
+
     #[test]
     fn every_route_and_field_is_in_the_document() {
         let document: Value = serde_json::to_value(document("0")).unwrap();

@@ -17,7 +17,7 @@ pub struct Options {
     /// Names, besides localhost and IP addresses, that a request may give as its host.
     pub allowed_hosts: Vec<String>,
     /// Origins (`https://example.org`) whose pages may use the server from a browser.
-    pub cors_origins: Vec<String>,
+    pub cors_origins: Vec<Origin>,
     /// Bytes of a body.
     pub body_bytes_max: usize,
     /// Time for a request's headers, and for its body.
@@ -78,6 +78,14 @@ pub enum OptionsError {
         /// Its length.
         found: usize,
     },
+    /// What is no origin of a page.
+    #[error(
+        "`{found}` is no origin: expected `*`, or a scheme, host and port such as https://example.org:8443, without a path"
+    )]
+    BadOrigin {
+        /// What was given.
+        found: String,
+    },
     /// A key that cannot stand in a header.
     #[error("an API key may hold only visible ASCII characters, because it has to stand in a header")]
     UnusableKey,
@@ -111,6 +119,57 @@ impl Options {
             }
         }
         number
+    }
+}
+
+/// Pages that may use the server from a browser.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// All.
+    Any,
+    /// Those of this origin, as browsers write it: `https://example.org:8443`.
+    Exactly(String),
+    /// Those of this host and port, by either scheme.
+    Host(String),
+}
+
+impl Origin {
+    pub(crate) fn admits(&self, origin: &[u8]) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Exactly(listed) => listed.as_bytes().eq_ignore_ascii_case(origin),
+            Self::Host(listed) => [&b"http://"[..], b"https://"].iter().any(|scheme| {
+                origin.strip_prefix(*scheme).is_some_and(|host| listed.as_bytes().eq_ignore_ascii_case(host))
+            }),
+        }
+    }
+}
+
+impl std::str::FromStr for Origin {
+    type Err = OptionsError;
+
+    /// `*`, an origin with or without its scheme, with or without a slash behind it, or `null`, which pages in files have.
+    fn from_str(text: &str) -> Result<Self, OptionsError> {
+        let bad = || OptionsError::BadOrigin { found: text.to_owned() };
+        let origin = text.trim().trim_end_matches('/');
+        if origin == "*" {
+            return Ok(Self::Any);
+        }
+        let (scheme, host) = origin.split_once("://").map_or((None, origin), |(scheme, host)| (Some(scheme), host));
+        let name =
+            host.rsplit_once(':').map_or(host, |(name, port)| if port.parse::<u16>().is_ok() { name } else { host });
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '[' | ']');
+        let is_scheme =
+            |scheme: &str| !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+        let has_colon = name.contains(':') && !name.starts_with('[');
+        if name.is_empty() || has_colon || !host.chars().all(is_name) || !scheme.is_none_or(is_scheme) {
+            return Err(bad());
+        }
+        Ok(match scheme {
+            None if origin == "null" => Self::Exactly(origin.to_owned()),
+            None => Self::Host(host.to_owned()),
+            Some(_) => Self::Exactly(origin.to_owned()),
+        })
     }
 }
 
@@ -164,6 +223,31 @@ mod tests {
             assert!(refused.to_string().contains("--no-auth"), "{refused}");
             open.check_address(address, true).unwrap();
             with_key.check_address(address, false).unwrap();
+        }
+    }
+
+    #[test]
+    fn origins_are_taken_as_people_write_them_or_refused() {
+        let admits = |listed: &str, origin: &str| listed.parse::<Origin>().unwrap().admits(origin.as_bytes());
+        for (listed, origin, expected) in [
+            ("*", "https://any.example", true),
+            ("https://app.example/", "https://app.example", true),
+            ("https://App.example", "https://app.example", true),
+            ("https://app.example", "http://app.example", false),
+            ("localhost:3000", "http://localhost:3000", true),
+            ("localhost:3000", "https://localhost:3000", true),
+            ("localhost:3000", "http://localhost:3001", false),
+            ("app.example", "https://app.example.evil", false),
+            ("null", "null", true),
+            ("app://obsidian.md", "app://obsidian.md", true),
+            ("http://[::1]:3000", "http://[::1]:3000", true),
+        ] {
+            assert_eq!(admits(listed, origin), expected, "{listed} {origin}");
+        }
+        for bad in
+            ["", "/", "https://", "https://a.example/page", "a b", "http://a.example?x", "://a", "https://*.example"]
+        {
+            assert!(bad.parse::<Origin>().is_err(), "{bad}");
         }
     }
 

@@ -40,14 +40,18 @@ async fn check(State(app): State<App>, mut request: Request<Body>, next: Next) -
     let request_path = request.uri().path().to_owned();
     let method = request.method().clone();
     let begun = std::time::Instant::now();
+    let asked_headers = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let response = match admit(&request, options) {
-        Ok(Admitted::Preflight) => preflight(),
+        Ok(Admitted::Preflight) => preflight(asked_headers),
         Ok(Admitted::Request(key)) => {
             request.extensions_mut().insert(key);
             next.run(request).await
         }
         Err(error) => error.into_response(),
     };
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        tracing::info!(%id, route, param = error.param(), code = error.code(), "refused");
+    }
     let mut response = match response.extensions().get::<ApiError>() {
         Some(error) if request_path.starts_with("/v1/messages") => error.clone().into_anthropic_response(),
         _ => response,
@@ -77,6 +81,10 @@ enum Admitted {
 
 fn admit(request: &Request<Body>, options: &Options) -> Result<Admitted, ApiError> {
     let headers = request.headers();
+    if headers.get_all(header::HOST).iter().nth(1).is_some() {
+        // A gateway may have looked at the other one.
+        return Err(ApiError::bad_request("the request has two Host headers"));
+    }
     let host = request.uri().authority().map(|authority| authority.as_str());
     check_host(host.or(headers.get(header::HOST).and_then(|host| host.to_str().ok())), options)?;
     check_origin(request.method(), headers, options)?;
@@ -109,6 +117,9 @@ fn check_host(host: Option<&str>, options: &Options) -> Result<(), ApiError> {
     let name = host.and_then(host_name);
     let known = name.as_deref().is_some_and(|name| {
         name == "localhost"
+            // Names that no DNS of others can point here: they are answered by this machine, its network, or its containers.
+            || LOCAL_ENDINGS.iter().any(|ending| name.len() > ending.len() && name.ends_with(ending))
+            || CONTAINER_HOSTS.contains(&name)
             || name.parse::<IpAddr>().is_ok()
             || options.allowed_hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
     });
@@ -118,6 +129,11 @@ fn check_host(host: Option<&str>, options: &Options) -> Result<(), ApiError> {
     let message = "this server does not answer under this host name; --allowed-host NAME lets it";
     Err(ApiError::refused(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message))
 }
+
+/// RFC 6761's names for this machine, and RFC 6762's for those on the same link.
+const LOCAL_ENDINGS: [&str; 2] = [".localhost", ".local"];
+/// What containers call the machine that they run on.
+const CONTAINER_HOSTS: [&str; 3] = ["host.docker.internal", "gateway.docker.internal", "host.containers.internal"];
 
 /// The name in `name:port`, in lower case, an IPv6 address without its brackets; nothing of what is neither.
 fn host_name(host: &str) -> Option<String> {
@@ -155,14 +171,15 @@ fn is_own(origin: &HeaderValue, headers: &HeaderMap) -> bool {
 }
 
 fn is_listed(origin: &HeaderValue, options: &Options) -> bool {
-    options.cors_origins.iter().any(|listed| listed.as_bytes() == origin.as_bytes())
+    options.cors_origins.iter().any(|listed| listed.admits(origin.as_bytes()))
 }
 
-fn preflight() -> Response {
+/// Whatever headers a page of a listed origin wants to send, it may: clients send their own (`x-stainless-os`).
+fn preflight(asked: Option<HeaderValue>) -> Response {
     let mut response = StatusCode::NO_CONTENT.into_response();
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-    let allowed = HeaderValue::from_static("authorization, content-type, x-api-key");
+    let allowed = asked.unwrap_or(HeaderValue::from_static("authorization, content-type, x-api-key"));
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     response
@@ -186,6 +203,9 @@ mod tests {
             "[::1]:8080",
             "my.box",
             "My.Box:443",
+            "host.docker.internal:8080",
+            "studio.local",
+            "app.localhost:8080",
         ];
         let bad = [
             "",
@@ -203,6 +223,9 @@ mod tests {
             "my.box.evil",
             "user@localhost",
             "a b",
+            ".local",
+            "x.local.evil.com",
+            "host.docker.internal.evil.com",
         ];
         for host in good {
             check_host(Some(host), &options).unwrap_or_else(|_| panic!("{host} is refused"));
@@ -215,7 +238,7 @@ mod tests {
 
     #[test]
     fn origins_are_none_our_own_or_listed() {
-        let options = Options { cors_origins: vec!["https://app.example".to_owned()], ..Options::default() };
+        let options = Options { cors_origins: vec!["https://app.example".parse().unwrap()], ..Options::default() };
         let admitted = |method: Method, origin: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::HOST, HeaderValue::from_static("localhost:8080"));

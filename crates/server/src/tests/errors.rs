@@ -115,7 +115,7 @@ async fn a_key_is_asked_for_on_every_route_but_the_open_one() {
 #[tokio::test]
 async fn pages_of_others_are_kept_out_and_listed_ones_let_in() {
     let listed = "https://app.example";
-    let app = loading(Options { cors_origins: vec![listed.to_owned()], ..Options::default() });
+    let app = loading(Options { cors_origins: vec![listed.parse().unwrap()], ..Options::default() });
     serve_on(&app, config(), None);
     let from = async |origin: &str, method: Method, host: &str| {
         let mut request = request(method, CHAT, &hello().to_string());

@@ -212,3 +212,121 @@ async fn a_key_that_fills_its_queue_keeps_no_other_key_out() {
     shutdown.ask();
     assert_eq!(served.await.unwrap(), Ended::Drained);
 }
+
+/// What has come within `time`.
+async fn read_for(stream: &mut TcpStream, time: Duration) -> String {
+    let mut found = Vec::new();
+    let _ = timeout(time, stream.read_to_end(&mut found)).await;
+    String::from_utf8_lossy(&found).into_owned()
+}
+
+/// Connections that say nothing give up their places to one that does.
+#[tokio::test]
+async fn silent_connections_shut_nobody_out() {
+    let options = Options { connections_max: 8, header_time_max: Duration::from_secs(60), ..Options::default() };
+    let (_app, address, ..) = start(options).await;
+    let mut silent = Vec::new();
+    for _ in 0..64 {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let mut good = TcpStream::connect(address).await.unwrap();
+    let answer = timeout(Duration::from_secs(30), ask(&mut good)).await.expect("it is let in");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+/// So do those that ask for more and more and read nothing; and after the stall time, their connection ends.
+#[tokio::test]
+async fn readers_that_do_not_read_shut_nobody_out_and_are_let_go() {
+    let options = Options { connections_max: 4, stall_time_max: Duration::from_secs(3), ..Options::default() };
+    let (app, address, ..) = start(options).await;
+    let mut greedy = Vec::new();
+    for _ in 0..4 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = "GET /app.js HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2000);
+        // As much as the system takes.
+        let _ = timeout(Duration::from_millis(500), stream.write_all(request.as_bytes())).await;
+        greedy.push(stream);
+    }
+    let mut good = TcpStream::connect(address).await.unwrap();
+    let answer = timeout(Duration::from_secs(30), ask(&mut good)).await.expect("it is let in");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    drop(good);
+    timeout(Duration::from_secs(30), async {
+        while app.inner.metrics.connections() > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .expect("all are let go");
+}
+
+#[tokio::test]
+async fn a_client_that_still_sends_is_told_that_its_body_is_too_large() {
+    let (_app, address, ..) = start(Options { body_bytes_max: 100_000, ..Options::default() }).await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 300000\r\n\
+                Connection: close\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    for _ in 0..30 {
+        stream.write_all(&[b' '; 10_000]).await.expect("it is read");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let answer = read_for(&mut stream, Duration::from_secs(10)).await;
+    assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("--max-body-bytes"), "{answer}");
+}
+
+#[tokio::test]
+async fn two_hosts_an_encoding_and_a_foreign_charset_are_refused() {
+    let (_app, address, ..) = start(Options::default()).await;
+    let ask = async |headers: &str| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let body = json!({"prompt": "x"}).to_string();
+        let length = body.len();
+        let request =
+            format!("POST /tokenize HTTP/1.1\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        read_for(&mut stream, Duration::from_secs(10)).await.chars().skip(9).take(3).collect::<String>()
+    };
+    let json = "Host: localhost\r\nContent-Type: application/json";
+    assert_eq!(ask(&format!("{json}\r\n")).await, "200");
+    assert_eq!(ask(&format!("{json}; charset=UTF-8\r\nContent-Encoding: identity\r\n")).await, "200");
+    assert_eq!(ask(&format!("{json}; charset=utf-16\r\n")).await, "415");
+    assert_eq!(ask(&format!("{json}\r\nContent-Encoding: gzip\r\n")).await, "415");
+    assert_eq!(ask(&format!("{json}\r\nHost: localhost\r\n")).await, "400");
+    assert_eq!(ask(&format!("{json}\r\nHost: evil.example\r\n")).await, "400");
+}
+
+#[tokio::test]
+async fn a_request_whose_client_leaves_is_counted_as_aborted() {
+    let slow: Faults = Box::new(|_, _| {
+        std::thread::sleep(Duration::from_millis(20));
+        None
+    });
+    let (app, address, ..) = start_with(Options::default(), Some(slow)).await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let body = json!({"prompt": "Once", "max_tokens": 200, "ignore_eos": true, "stream": true}).to_string();
+    let request = format!(
+        "POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream.read_exact(&mut [0; 100]).await.unwrap();
+    drop(stream);
+    idle(&app).await;
+    timeout(Duration::from_secs(20), async {
+        loop {
+            let metrics = bytes(send(&app, request_to("/metrics")).await).await;
+            if String::from_utf8_lossy(&metrics).contains("finished_reason=\"abort\"} 1") {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .expect("it is counted");
+}
+
+fn request_to(path: &str) -> axum::http::Request<axum::body::Body> {
+    request(Method::GET, path, "")
+}
