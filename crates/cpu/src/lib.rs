@@ -7,6 +7,7 @@
 //! Knows nothing of models, files, flags or the environment.
 
 mod bandwidth;
+mod control_group;
 mod isa;
 mod kernels;
 mod kv_cache;

@@ -1,24 +1,26 @@
 //! How much memory this machine has, and has left for us.
 
 use std::hint::black_box;
+use std::path::Path;
 
 use bytemuck::Pod;
+
+use crate::control_group::group_memory;
 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
-/// Bytes of memory that this process may use in all: the machine's, or its control group's limit where that is less.
+/// Bytes of memory that this process may use in all: the machine's, or the smallest limit of its control groups.
 pub(crate) fn total_bytes() -> u64 {
     let machine = meminfo("MemTotal:").unwrap_or_else(physical_bytes);
-    group_limit().map_or(machine, |limit| machine.min(limit))
+    group_memory(Path::new("/")).map_or(machine, |group| machine.min(group.limit))
 }
 
-/// Bytes of this machine's memory that can still be allocated without swapping; `None` where the system does not say.
+/// Bytes of memory that this process can still allocate without swapping, page cache that can be dropped included; `None`
+/// where the system does not say.
 pub fn available_bytes() -> Option<u64> {
     let machine = meminfo("MemAvailable:")?;
-    let group =
-        group_limit().map(|limit| limit.saturating_sub(number_in("/sys/fs/cgroup/memory.current").unwrap_or(0)));
-    Some(group.map_or(machine, |group| machine.min(group)))
+    Some(group_memory(Path::new("/")).map_or(machine, |group| machine.min(group.available)))
 }
 
 /// Brings rows into the cache in the order of memory, before they are read side by side: as fast as one stream is read. On
@@ -34,14 +36,6 @@ fn meminfo(field: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
-}
-
-fn group_limit() -> Option<u64> {
-    number_in("/sys/fs/cgroup/memory.max")
-}
-
-fn number_in(path: &str) -> Option<u64> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 #[cfg(unix)]
