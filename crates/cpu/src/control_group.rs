@@ -36,10 +36,9 @@ pub(crate) fn group_memory(root: &Path) -> Option<GroupMemory> {
         let inside = if inside.components().any(|part| part.as_os_str() == "..") { PathBuf::new() } else { inside };
         levels.extend(inside.ancestors().filter_map(|part| hierarchy.version.memory_of(&top.join(part))));
     }
-    levels.into_iter().reduce(|a, b| GroupMemory {
-        limit: a.limit.min(b.limit),
-        available: a.available.min(b.available),
-    })
+    levels
+        .into_iter()
+        .reduce(|a, b| GroupMemory { limit: a.limit.min(b.limit), available: a.available.min(b.available) })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
