@@ -21,6 +21,9 @@ use crate::openapi::BODY_ROUTES;
 const IGNORED_MAX: usize = 64;
 const PATH_BYTES_MAX: usize = 160;
 
+/// Fields of one object that no list has, at most.
+const UNKNOWN_MAX: usize = 256;
+
 /// A field that a route knows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Field {
@@ -201,7 +204,7 @@ impl Fields {
             return Err(ApiError::bad_request(format!("found {} where an object is expected", kind_of(&object))));
         };
         map.retain(|_, value| !value.is_null());
-        let mut refused = None;
+        let (mut refused, mut num_unknown) = (None, 0);
         map.retain(|name, value| {
             match known.iter().copied().flatten().find(|field| field.name == name).map(|field| field.rule) {
                 Some(Rule::Applied) => return true,
@@ -211,7 +214,12 @@ impl Fields {
                     refused.get_or_insert_with(|| ApiError::unsupported(shown(name), message));
                 }
                 Some(Rule::Hint { .. }) => take_without_effect(at, name, value),
-                None => match unknown(name, known) {
+                // Each is compared with all that are known.
+                None if num_unknown == UNKNOWN_MAX => {
+                    let message = format!("there are more than {UNKNOWN_MAX} fields that this server does not know");
+                    refused.get_or_insert_with(|| ApiError::unsupported(shown(name), message));
+                }
+                None => match unknown(at, name, known, &mut num_unknown) {
                     Some(error) => drop(refused.get_or_insert(error)),
                     None => take_without_effect(at, name, value),
                 },
@@ -335,9 +343,11 @@ pub(crate) fn wrong(name: &str, found: &Value, expected: impl Display) -> ApiErr
 }
 
 /// Why a field that no list has is refused, if it is.
-fn unknown(name: &str, known: &[&[Field]]) -> Option<ApiError> {
+fn unknown(at: &str, name: &str, known: &[&[Field]], num_unknown: &mut usize) -> Option<ApiError> {
+    *num_unknown += 1;
     let refuse = |why: String| Some(ApiError::unsupported(shown(name), format!("`{}` {why}", shown(name))));
-    if let Some((_, why)) = FOREIGN.iter().find(|(foreign, _)| *foreign == name) {
+    // Inside messages and tools the same names are others' annotations.
+    if let Some((_, why)) = FOREIGN.iter().find(|(foreign, _)| at.is_empty() && *foreign == name) {
         return refuse(format!("would change the text, and is not applied here: {why}"));
     }
     if of_other_routes(name, known) {
@@ -382,6 +392,9 @@ fn take_without_effect(at: &str, name: &str, value: &Value) {
 /// Whether somebody who wrote `name` meant `meant`: the same letters in another case or without underscores
 /// (`maxTokens`), or, of longer names, one or two letters of difference.
 pub(crate) fn is_misspelt(name: &str, meant: &str) -> bool {
+    if name.len() > 2 * meant.len() {
+        return false;
+    }
     let letters = |name: &str| name.chars().filter(|c| c.is_alphanumeric()).map(|c| c.to_ascii_lowercase()).collect();
     let (name, meant): (Vec<char>, Vec<char>) = (letters(name), letters(meant));
     let most = match meant.len() {
@@ -487,9 +500,14 @@ mod tests {
     #[test]
     fn paths_that_are_reported_are_few_and_short() {
         let many: Map<String, Value> =
-            (0..1000).map(|index| (format!("{index}{}", "é".repeat(500)), json!(1))).collect();
+            (0..200).map(|index| (format!("{index}{}", "é".repeat(500)), json!(1))).collect();
         let (read, Notes { ignored, .. }) = reading(false, || Fields::inside("a[0]", many.into(), KNOWN).is_ok());
         assert!(read && ignored.len() == IGNORED_MAX);
         assert!(ignored.iter().all(|path| path.starts_with("a[0].") && path.len() <= PATH_BYTES_MAX + 4));
+        let flood: Map<String, Value> = (0..100_000).map(|index| (format!("wibble{index}"), json!(1))).collect();
+        let begun = std::time::Instant::now();
+        let error = reading(false, || Fields::inside("a", flood.into(), KNOWN).err()).0.expect("too many");
+        assert!(error.to_json().to_string().contains("more than 256"));
+        assert!(begun.elapsed().as_secs() < 5, "names are compared with all that are known, and few are");
     }
 }
