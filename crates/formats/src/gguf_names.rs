@@ -237,11 +237,16 @@ fn per_layer(metadata: &Metadata, key: &str) -> Result<Option<u64>, FormatError>
 
 /// `rope_scaling` in `config.json`'s form, when the file has one.
 fn rope_scaling(metadata: &Metadata, key: &dyn Fn(&str) -> String) -> Result<Option<Json>, FormatError> {
-    let linear = metadata.f64(&key("rope.scale_linear"))?; // before `rope.scaling.*` existed
-    let (rope_type, factor) = match metadata.str(&key("rope.scaling.type"))? {
-        None if linear.is_some_and(|factor| factor != 1.0) => ("linear", linear),
+    // `rope.scale_linear` is from before `rope.scaling.*` existed.
+    let factor = match metadata.f64(&key("rope.scaling.factor"))? {
+        None => metadata.f64(&key("rope.scale_linear"))?,
+        factor => factor,
+    };
+    let rope_type = match metadata.str(&key("rope.scaling.type"))? {
+        // A factor without a type is linear, in llama.cpp too.
+        None if factor.is_some_and(|factor| factor != 1.0 && factor != 0.0) => "linear",
         None | Some("none") => return Ok(None),
-        Some(rope_type) => (rope_type, metadata.f64(&key("rope.scaling.factor"))?),
+        Some(rope_type) => rope_type,
     };
     let mut scaling = Map::new();
     scaling.insert("rope_type".into(), rope_type.into());

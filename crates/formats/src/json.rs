@@ -1,5 +1,6 @@
 //! JSON from a file nobody vouches for: bounded depth, a bounded number of values, no key twice.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -22,10 +23,45 @@ pub(crate) fn parse_object(bytes: &[u8], what: &str) -> Result<Map<String, Value
 /// Reads one JSON value; `what` names it in errors.
 pub(crate) fn parse(bytes: &[u8], what: &str) -> Result<Value, FormatError> {
     let mut values_left = JSON_VALUES_MAX;
-    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let bytes = without_python_numbers(bytes);
+    let mut json = serde_json::Deserializer::from_slice(&bytes);
     let value = Bounded::new(DEPTH_MAX, &mut values_left).deserialize(&mut json);
     let value = value.and_then(|value| json.end().map(|()| value));
     value.map_err(|source| FormatError::Json { what: what.into(), source })
+}
+
+/// JSON without the words that Python's writer puts where a number is none, and its reader takes: `NaN` is as good as no
+/// value, and infinity is the largest number that there is.
+fn without_python_numbers(bytes: &[u8]) -> Cow<'_, [u8]> {
+    const WORDS: [(&[u8], &[u8]); 3] =
+        [(b"NaN", b"null"), (b"-Infinity", b"-1.7976931348623157e308"), (b"Infinity", b"1.7976931348623157e308")];
+    let mut written: Option<Vec<u8>> = None;
+    let (mut at, mut copied, mut in_string) = (0, 0, false);
+    while at < bytes.len() {
+        match bytes[at] {
+            b'\\' if in_string => at += 1,
+            b'"' => in_string = !in_string,
+            b'N' | b'I' | b'-' if !in_string => {
+                if let Some((word, number)) = WORDS.iter().find(|(word, _)| bytes[at..].starts_with(word)) {
+                    let written = written.get_or_insert_default();
+                    written.extend_from_slice(&bytes[copied..at]);
+                    written.extend_from_slice(number);
+                    at += word.len();
+                    copied = at;
+                    continue;
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    match written {
+        None => Cow::Borrowed(bytes),
+        Some(mut written) => {
+            written.extend_from_slice(&bytes[copied..]);
+            Cow::Owned(written)
+        }
+    }
 }
 
 /// What a JSON value is, for messages.
@@ -164,6 +200,25 @@ impl<'de> Visitor<'de> for StringMap<'_> {
         match keys.array_windows().find(|[a, b]| a == b) {
             Some([key, _]) => Err(A::Error::custom(format_args!("key `{}` occurs twice", shown(key)))),
             None => Ok(entries),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_python_writes_them() {
+        let text =
+            br#"{"a": NaN, "limits": [-Infinity, Infinity, -1], "text": "NaN \"Infinity\" -Infinity", "NaN": 1}"#;
+        let expected =
+            json!({"a": null, "limits": [f64::MIN, f64::MAX, -1], "text": "NaN \"Infinity\" -Infinity", "NaN": 1});
+        assert_eq!(parse(text, "config.json").unwrap(), expected);
+        for bad in [&b"{\"a\": Nan}"[..], b"{\"a\": NaNN}", b"{NaN: 1}", b"{\"a\": +Infinity}", b"NaN NaN", b"\"\\"] {
+            assert!(parse(bad, "config.json").is_err(), "{}", String::from_utf8_lossy(bad));
         }
     }
 }

@@ -157,6 +157,11 @@ fn metadata_says_more_than_the_architecture() {
     ]);
     let expected = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192});
     assert_eq!(scaled["rope_scaling"], expected);
+    // A factor without a type is linear, under its newer name and under the older one.
+    for key in ["llama.rope.scaling.factor", "llama.rope.scale_linear"] {
+        assert_eq!(with(&[(key, Value::F32(4.0))])["rope_scaling"], json!({"rope_type": "linear", "factor": 4.0}));
+        assert_eq!(with(&[(key, Value::F32(1.0))])["rope_scaling"], serde_json::Value::Null);
+    }
     assert_eq!(with(&[("llama.rope.dimension_count", Value::U32(4))])["partial_rotary_factor"], 0.5);
     let many_ends = with(&[("tokenizer.ggml.eot_token_id", Value::U32(0))]);
     assert_eq!(many_ends["eos_token_id"], 2);
