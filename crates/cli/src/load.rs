@@ -91,7 +91,7 @@ pub(crate) struct ModelArgs {
     pub(crate) kv_type: Option<KvType>,
 
     /// A Jinja file to use in place of the model's chat template
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
 
     /// Accept tokenizers whose patterns can take very long on hostile text
@@ -372,6 +372,9 @@ pub(crate) fn locate(name: &str) -> Result<PathBuf> {
     let path = Path::new(name);
     if path.exists() {
         return Ok(path.to_owned());
+    }
+    if [".gguf", ".safetensors"].iter().any(|ending| name.ends_with(ending)) && !name.contains(':') {
+        bail!("there is no model at `{name}`: no such file; check the spelling and the current directory");
     }
     let is_repo = name.parse::<hub::ModelRef>().is_ok();
     if is_repo {

@@ -9,6 +9,7 @@ mod bench;
 mod builtin;
 mod ceiling;
 mod completions;
+mod dialects;
 mod doctor;
 mod eval;
 mod explain;
@@ -76,8 +77,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(bench::with_long_pg(std::env::args_os()));
+    let (args, notes) = dialects::translated(std::env::args_os());
+    let cli = Cli::parse_from(bench::with_long_pg(args.into_iter()));
     start_logging(cli.verbose);
+    notes.iter().for_each(|text| note(text));
     if cli.no_mmap {
         mapped::read_instead_of_mapping();
     }

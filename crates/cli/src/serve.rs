@@ -33,8 +33,12 @@ pub(crate) struct ServeArgs {
     #[arg(value_name = "MODEL")]
     models: Vec<String>,
 
+    /// A model, as the argument; for command lines that name it so
+    #[arg(long, short = 'm', value_name = "MODEL")]
+    model: Vec<String>,
+
     /// Address to listen on; one that others can reach needs a key, or --no-auth
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
     host: IpAddr,
 
     /// Port to listen on; 0 takes a free one, and says which
@@ -42,7 +46,7 @@ pub(crate) struct ServeArgs {
     port: u16,
 
     /// What clients call the model; once for each of several, in their order [default: its file's or repository's name]
-    #[arg(long, aliases = ["served-model-name", "model-name"], value_name = "NAME")]
+    #[arg(long, short = 'a', aliases = ["served-model-name", "model-name"], value_name = "NAME")]
     alias: Vec<String>,
 
     #[command(flatten)]
@@ -141,6 +145,9 @@ struct LimitArgs {
 
 /// Runs the command.
 pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
+    let mut args = args.clone();
+    args.models.append(&mut args.model);
+    let args = &args;
     if args.sampling.seed.is_some() {
         bail!("--seed would give all requests the same random choices: each says its own");
     }
@@ -271,6 +278,13 @@ fn load_into(app: &App, args: &ServeArgs, model: Option<&str>, name: &str, neigh
     })?;
     note(&ready);
     Ok(model.given)
+}
+
+fn parse_host(text: &str) -> Result<IpAddr, String> {
+    if text.eq_ignore_ascii_case("localhost") {
+        return Ok(IpAddr::from([127, 0, 0, 1]));
+    }
+    text.parse().map_err(|_| format!("expected an address such as 127.0.0.1 or 0.0.0.0, or localhost, found `{text}`"))
 }
 
 fn options(args: &ServeArgs) -> Result<Options> {
