@@ -47,7 +47,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     try_write(path, bytes).with_context(|| format!("cannot write `{}`", path.display()))
 }
 
-/// See [`write`].
+/// See [`write()`].
 pub(crate) fn try_write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut begun = Begun::create(path)?;
     begun.file().write_all(bytes)?;
