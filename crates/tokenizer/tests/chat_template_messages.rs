@@ -151,3 +151,14 @@ fn a_template_can_be_shared_between_threads() {
         }
     });
 }
+
+/// What Jinja2 3.1.6 gives of each: a false value has no items for these filters, and only for these.
+#[test]
+fn filters_of_items_take_what_is_none() {
+    for value in ["none", "missing", "0", "false", "''", "[]", "{}"] {
+        for filter in ["selectattr('x')", "rejectattr('x')", "select", "reject", "map(attribute='x')", "map('upper')"] {
+            assert_eq!(render(&format!("{{{{ {value} | {filter} | list }}}}"), &[]), "[]", "{value} | {filter}");
+        }
+    }
+    assert_eq!(render("{{ [{'x': 1}, {'x': 0}] | selectattr('x') | list | length }}", &[]), "1");
+}

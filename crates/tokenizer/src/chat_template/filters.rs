@@ -481,7 +481,7 @@ fn map(args: Args) -> Result<Value, Error> {
     if positional.is_empty() {
         return Err(fail("map() needs a value"));
     }
-    let items = iterate(&positional.remove(0))?;
+    let items = items_if_any(&positional.remove(0))?;
     let mapped =
         if let Some(at) = keyword.iter().position(|(name, _)| name == "attribute").filter(|_| positional.is_empty()) {
             let (_, attribute) = keyword.remove(at);
@@ -508,12 +508,18 @@ fn map(args: Args) -> Result<Value, Error> {
     list(mapped)
 }
 
+/// The items of what map, select and their kin are given. As in Jinja, a value that is false has none, whatever it is:
+/// templates filter `message.tool_calls` where it is null.
+fn items_if_any(value: &Value) -> Result<Vec<Value>, Error> {
+    if value.is_true() { iterate(value) } else { Ok(Vec::new()) }
+}
+
 fn select(args: Args, by_attribute: bool, keep: bool) -> Result<Value, Error> {
     let (mut positional, _) = args.into_parts();
     if positional.len() < 1 + usize::from(by_attribute) {
         return Err(fail("select() and reject() need a value, selectattr() and rejectattr() an attribute too"));
     }
-    let items = iterate(&positional.remove(0))?;
+    let items = items_if_any(&positional.remove(0))?;
     let attribute = by_attribute.then(|| positional.remove(0));
     let test = if positional.is_empty() { None } else { Some(positional.remove(0)) };
     let mut kept = Vec::new();
