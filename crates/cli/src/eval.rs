@@ -67,7 +67,7 @@ pub(crate) const WINDOW: usize = 512;
 
 /// Runs `hotmetal eval`.
 pub(crate) fn eval(args: &EvalArgs) -> Result<()> {
-    let text = files::read_text(&args.file, "text", files::TEXT_BYTES_MAX)?;
+    let text = files::read_text(&args.file, "", files::TEXT_BYTES_MAX)?;
     let scores = Task { text: &text, chunks: args.chunks, model_args: &args.model_args }
         .score(args.model.as_deref(), args.against.as_deref())
         .with_context(|| format!("cannot score `{}`", args.file.display()))?;

@@ -19,15 +19,16 @@ pub(crate) const RESULT_BYTES_MAX: u64 = 256 << 20;
 /// The most bytes of a file of settings: keys, a template.
 pub(crate) const SETTINGS_BYTES_MAX: u64 = 4 << 20;
 
-/// The bytes of the file at `path`, which is `what` in messages and has at most `most` bytes. It may be a pipe.
+/// The bytes of the file at `path`, which has at most `most` bytes, and in messages `what` before its name: `the prompt
+/// file`, or nothing. It may be a pipe.
 pub(crate) fn read(path: &Path, what: &str, most: u64) -> Result<Vec<u8>> {
-    let shown = path.display();
-    let failed = || format!("cannot read the {what} `{shown}`");
+    let name = named(path, what);
+    let failed = || format!("cannot read {name}");
     let mut bytes = Vec::new();
     File::open(path).with_context(failed)?.take(most + 1).read_to_end(&mut bytes).with_context(failed)?;
     if bytes.len() as u64 > most {
         let most = units::bytes(most);
-        bail!("the {what} `{shown}` has more than {most}, which is the most that is read: is it the right file?");
+        bail!("cannot read {name}: it has more than {most}, which is the most that is read; is it the right file?");
     }
     Ok(bytes)
 }
@@ -37,8 +38,13 @@ pub(crate) fn read_text(path: &Path, what: &str, most: u64) -> Result<String> {
     let text = String::from_utf8(read(path, what, most)?);
     text.map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        anyhow::anyhow!("the {what} `{}` is no UTF-8 text: byte {at} is the first that is not", path.display())
+        anyhow::anyhow!("cannot read {}: it is no UTF-8 text, from byte {at} on", named(path, what))
     })
+}
+
+fn named(path: &Path, what: &str) -> String {
+    let space = if what.is_empty() { "" } else { " " };
+    format!("{what}{space}`{}`", path.display())
 }
 
 /// Writes a file whole: under another name first, which becomes `path` once all is on disk. What `path` held before stays
@@ -113,16 +119,16 @@ mod tests {
     fn a_file_without_end_is_refused_with_its_name() {
         #[cfg(unix)]
         {
-            let error = read(Path::new("/dev/zero"), "prompt file", 1 << 20).unwrap_err().to_string();
-            assert!(error.contains("prompt file `/dev/zero`") && error.contains("more than"), "{error}");
+            let error = read(Path::new("/dev/zero"), "the prompt file", 1 << 20).unwrap_err().to_string();
+            assert!(error.contains("the prompt file `/dev/zero`") && error.contains("more than"), "{error}");
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("text");
         fs::write(&path, "four").unwrap();
-        assert_eq!(read_text(&path, "text", 4).unwrap(), "four");
-        assert!(read_text(&path, "text", 3).is_err());
+        assert_eq!(read_text(&path, "", 4).unwrap(), "four");
+        assert!(read_text(&path, "", 3).is_err());
         fs::write(&path, b"ab\xff").unwrap();
-        assert!(read_text(&path, "text", 4).unwrap_err().to_string().contains("byte 2"));
+        assert!(read_text(&path, "", 4).unwrap_err().to_string().contains("byte 2"));
     }
 
     #[test]

@@ -954,7 +954,7 @@ pub(crate) fn load_tokenizer(vocabulary: TokenizerSource, allow_unknown_patterns
 
 fn load_chat_template(checkpoint: &Checkpoint, file: Option<&Path>) -> Result<Option<ChatTemplate>> {
     let source = match file {
-        Some(path) => Some(files::read_text(path, "chat template", files::SETTINGS_BYTES_MAX)?),
+        Some(path) => Some(files::read_text(path, "the chat template", files::SETTINGS_BYTES_MAX)?),
         None => checkpoint.chat_templates.default.clone(),
     };
     let Some(source) = source else { return Ok(None) };

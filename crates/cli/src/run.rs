@@ -176,7 +176,7 @@ fn read_prompt(args: &RunArgs, positional: Option<String>) -> Result<Option<Stri
         return Ok(Some(text));
     }
     if let Some(path) = &args.file {
-        let text = files::read_text(path, "prompt file", files::TEXT_BYTES_MAX)?;
+        let text = files::read_text(path, "the prompt file", files::TEXT_BYTES_MAX)?;
         // An editor's last newline is not part of the prompt.
         return Ok(Some(text.strip_suffix('\n').map_or(text.clone(), |text| text.trim_end_matches('\r').to_owned())));
     }

@@ -317,7 +317,7 @@ fn own_names() -> impl Iterator<Item = String> {
 fn api_keys(file: Option<&Path>) -> Result<Vec<ApiKey>> {
     let mut keys = Vec::new();
     if let Some(file) = file {
-        let text = files::read_text(file, "file of keys", files::SETTINGS_BYTES_MAX)?;
+        let text = files::read_text(file, "the keys in", files::SETTINGS_BYTES_MAX)?;
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         for key in lines {
             keys.push(ApiKey::new(key).with_context(|| format!("in `{}`", file.display()))?);

@@ -28,7 +28,7 @@ pub(super) fn compare(args: &CompareArgs) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<Report> {
-    let text = files::read_text(path, "result", files::RESULT_BYTES_MAX)?;
+    let text = files::read_text(path, "", files::RESULT_BYTES_MAX)?;
     let foreign = || format!("`{}` is not a result of `hotmetal bench -o json`", path.display());
     // Asked first, so that a result of `hotmetal profile`, which has other rows, is told from a foreign file.
     let Marked { profiled } = serde_json::from_str(&text).with_context(foreign)?;

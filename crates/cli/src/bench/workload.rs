@@ -149,7 +149,7 @@ pub(super) struct Sample {
 /// `conversations` as ShareGPT has them, of which the first message is the prompt and the words of the second are counted.
 pub(super) fn samples(path: &Path) -> Result<Vec<Sample>> {
     let shown = path.display();
-    let text = files::read_text(path, "set of prompts", files::TEXT_BYTES_MAX)?;
+    let text = files::read_text(path, "", files::TEXT_BYTES_MAX)?;
     let entries: Vec<(usize, Value)> = if text.trim_start().starts_with('[') {
         let list: Vec<Value> = serde_json::from_str(&text).with_context(|| format!("`{shown}` is not JSON"))?;
         list.into_iter().enumerate().collect()

@@ -100,12 +100,12 @@ fn given(args: &QuantizeArgs) -> Result<Option<Given>> {
     let (imatrix, name, kind, bytes) = match (&args.imatrix, &args.imatrix_text) {
         (Some(path), _) => {
             let read = || format!("cannot read the importance matrix `{}`", path.display());
-            let bytes = files::read(path, "importance matrix", files::TEXT_BYTES_MAX)?;
+            let bytes = files::read(path, "the importance matrix", files::TEXT_BYTES_MAX)?;
             let imatrix = Imatrix::read(bytes.clone().into()).with_context(read)?;
             (imatrix, path, "imatrix", bytes)
         }
         (None, Some(path)) => {
-            let text = files::read_text(path, "text", files::TEXT_BYTES_MAX)?;
+            let text = files::read_text(path, "", files::TEXT_BYTES_MAX)?;
             let collected = collect(args, &text, &file_name(path));
             let imatrix = collected.with_context(|| format!("--imatrix-text: cannot use `{}`", path.display()))?;
             if let Some(path) = &args.imatrix_out {

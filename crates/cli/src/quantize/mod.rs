@@ -433,7 +433,7 @@ fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Re
 
 /// The text of `--eval-text`. Refuses a source that could not predict it before anything is written.
 fn eval_text(file: &Path, source: &str) -> Result<String> {
-    let text = files::read_text(file, "text", files::TEXT_BYTES_MAX)?;
+    let text = files::read_text(file, "", files::TEXT_BYTES_MAX)?;
     let (checkpoint, name) = load::open(Some(source), true)?;
     load::plan_of(&checkpoint).with_context(|| format!("--eval-text: `{name}` cannot be computed"))?;
     Ok(text)

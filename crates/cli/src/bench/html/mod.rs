@@ -19,7 +19,7 @@ const STYLE: &str = include_str!("page.css");
 pub(super) fn report(args: &ReportArgs) -> Result<()> {
     let (mut models, mut kernels) = (Vec::new(), Vec::new());
     for path in &args.results {
-        let text = files::read_text(path, "result", files::RESULT_BYTES_MAX)?;
+        let text = files::read_text(path, "", files::RESULT_BYTES_MAX)?;
         let not_ours = || format!("`{}` is not a result of `hotmetal bench -o json`", path.display());
         let value: Value = serde_json::from_str(&text).with_context(not_ours)?;
         // Results of kernels say through how much memory their weights rotated.
