@@ -138,7 +138,6 @@ impl<'de> Visitor<'de> for Unique {
     }
 }
 
-/// A page of another site can send text without asking, but not JSON.
 /// Reads some more of a body that is refused. A client that is still sending when the connection is closed may lose the answer
 /// that says why, since the system then tells it that nobody read what it sent.
 async fn pass_over(body: Body, limit: usize) {
@@ -155,6 +154,7 @@ async fn pass_over(body: Body, limit: usize) {
     let _ = timeout(TIME, read).await;
 }
 
+/// A page of another site can send text without asking, but not JSON.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let found = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("missing");
     let refused =

@@ -59,6 +59,8 @@ impl ApiError {
     /// A model that is not served here.
     pub(crate) fn no_such_model(asked: &str, served: &[&str]) -> Self {
         let are = if served.len() == 1 { "is" } else { "are" };
+        // A client's name may be megabytes.
+        let asked: String = asked.chars().take(200).collect();
         let message = format!("the model `{asked}` is not served here; `{}` {are}", served.join("`, `"));
         let error = Self::refused(StatusCode::NOT_FOUND, "model_not_found", message);
         Self { param: Some("model".to_owned()), ..error }

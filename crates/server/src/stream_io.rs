@@ -34,6 +34,8 @@ struct Known {
     has_spoken: bool,
     /// Since when a write has been waiting for the other end to read.
     unread_since: Option<Instant>,
+    /// It was told to go, and will.
+    is_leaving: bool,
 }
 
 impl Peer {
@@ -48,6 +50,9 @@ impl Peer {
     /// Whether its place is better used by somebody else, and how long that has been so.
     pub(crate) fn is_idle(&self) -> Option<Duration> {
         let known = *self.known();
+        if known.is_leaving {
+            return None;
+        }
         let unread = known.unread_since.map(|since| since.elapsed()).filter(|time| *time >= UNREAD_MIN);
         let silent = Some(self.begun.elapsed()).filter(|time| !known.has_spoken && *time >= SILENT_MIN);
         unread.or(silent)
@@ -148,6 +153,9 @@ impl Peers {
     pub(crate) fn evict_one(&self) -> bool {
         let peers = self.lock();
         let longest = peers.iter().filter_map(|peer| Some((peer.is_idle()?, peer))).max_by_key(|(time, _)| *time);
-        longest.inspect(|(_, peer)| peer.evicted.notify_one()).is_some()
+        let Some((_, peer)) = longest else { return false };
+        peer.known().is_leaving = true;
+        peer.evicted.notify_one();
+        true
     }
 }
