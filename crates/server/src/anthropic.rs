@@ -81,12 +81,8 @@ pub(crate) async fn count_tokens(
         Ok(prompt.len())
     })
     .await?;
-    let mut facts = Map::new();
-    notes.report(&mut facts);
     let mut answer = json!({"input_tokens": tokens});
-    if !facts.is_empty() {
-        answer["x_hotmetal"] = facts.into();
-    }
+    notes.attach(&mut answer);
     Ok(json_response(StatusCode::OK, &answer))
 }
 

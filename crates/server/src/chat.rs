@@ -254,12 +254,10 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     settings.sampling.logprobs = top_logprobs(&mut fields)?;
     let choice = ToolChoice::take(&mut fields, &conversation.tools)?;
     fields.finish(KNOWN)?;
+    if choice.none {
+        settings.compile(serving)?;
+    }
     let answer = match settings.asked.take() {
-        Some(asked) if choice.none => {
-            settings.asked = Some(asked);
-            settings.compile(serving)?;
-            None
-        }
         // The answer to the results of the call will be held to it.
         Some(asked) if choice.is_forced() => {
             ignore(asked.name);

@@ -96,7 +96,7 @@ pub(crate) const FOREIGN: &[(&str, &str)] = &[
     ("input_audio", "this model takes text only"),
 ];
 
-/// Applied fields that no misspelling is looked for of: they are labels, or say how the answer is sent.
+/// Applied fields whose misspellings are not refused: they are labels, or say how the answer is sent.
 const NO_TEXT: &[&str] =
     &["model", "user", "metadata", "stream", "stream_options", "priority", "cache_salt", "type", "role", "id", "text"];
 
@@ -128,6 +128,15 @@ impl Notes {
             if !paths.is_empty() {
                 facts.insert(name.to_owned(), paths.into());
             }
+        }
+    }
+
+    /// Adds what there is to an answer that has no other facts.
+    pub(crate) fn attach(self, answer: &mut Value) {
+        let mut facts = Map::new();
+        self.report(&mut facts);
+        if !facts.is_empty() {
+            answer["x_hotmetal"] = facts.into();
         }
     }
 }
@@ -429,9 +438,14 @@ fn distance(a: &[char], b: &[char]) -> usize {
 
 /// A name of a client's in a message.
 fn shown(name: &str) -> String {
-    match name.char_indices().nth(64) {
-        Some((end, _)) => format!("{}…", &name[..end]),
-        None => name.to_owned(),
+    clipped(name, 64)
+}
+
+/// At most so many characters of a text: a client's may be megabytes.
+pub(crate) fn clipped(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
 }
 

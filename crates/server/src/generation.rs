@@ -106,11 +106,21 @@ pub(crate) async fn prepared<T: Send + 'static>(
     app.serving_any()?;
     let body = read_json(request, &app.inner.options).await?;
     let serving = app.serving_of(&body)?;
-    let (served, strict) = (Arc::clone(&serving), app.inner.options.strict_fields);
-    let (made, notes) = blocking(move || Ok(fields::reading(strict, || prepare(body, &served, key)))).await?;
+    let served = Arc::clone(&serving);
+    let (made, notes) = noted(app, move || prepare(body, &served, key)).await?;
+    Ok((serving, made, notes))
+}
+
+/// Reads a request where that holds up nobody; returns with what is made of it what its client is told of its fields.
+pub(crate) async fn noted<T: Send + 'static>(
+    app: &App,
+    read: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<(T, Notes), ApiError> {
+    let strict = app.inner.options.strict_fields;
+    let (made, notes) = blocking(move || Ok(fields::reading(strict, read))).await?;
     let made = made?;
     app.note_ignored(&notes.ignored);
-    Ok((serving, made, notes))
+    Ok((made, notes))
 }
 
 /// Requests under way, for as long as a request may take and the server runs.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokenizer::Tokenizer;
 
 use crate::error::ApiError;
-use crate::fields::{self, Field, Fields, Rule, applied, hint, wrong};
+use crate::fields::{self, Field, Fields, Rule, applied, clipped, hint, wrong};
 use crate::{mask_watch, schema};
 
 /// Bytes of a grammar, or of a schema as JSON.
@@ -24,7 +24,7 @@ const GRAMMAR_BYTES_MAX: usize = 64 << 10;
 pub(crate) const FIELDS: &[Field] = &[
     applied("response_format"),
     applied("structured_outputs"),
-    // vLLM's older names, one of which a request may have, and llama.cpp's for a schema.
+    // vLLM's older names, and llama.cpp's name for a schema. A request may have one of all these fields.
     applied("guided_json"),
     applied("guided_regex"),
     applied("guided_choice"),
@@ -34,6 +34,8 @@ pub(crate) const FIELDS: &[Field] = &[
     hint("guided_whitespace_pattern", "space between the parts of JSON is bounded anyway"),
 ];
 
+/// Characters of the library's message about a grammar, which may repeat the whole grammar.
+const PROBLEM_LEN_MAX: usize = 300;
 /// Bytes of compiled grammars that are kept: a client asks for the same schema with each request.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 /// Bytes of one compiled grammar; each text that keeps to it has a copy.
@@ -80,7 +82,7 @@ impl Asked {
         }
     }
 
-    /// Takes the fields that ask for it, of which a request has one.
+    /// Takes the one field that asks for it. Two such fields in a request are refused.
     pub(crate) fn take(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
         let mut found: Option<(&'static str, Value)> = None;
         for field in FIELDS.iter().filter(|field| matches!(field.rule, Rule::Applied)) {
@@ -156,7 +158,10 @@ impl Grammars {
         let compiled = in_time(name, move || compiled(&factory, grammar))?;
         let compiled = compiled.map_err(|problem| {
             let first_line = problem.lines().next().unwrap_or_default();
-            ApiError::unsupported(name, format!("`{name}` cannot be honoured: {}", shortened(first_line)))
+            ApiError::unsupported(
+                name,
+                format!("`{name}` cannot be honoured: {}", clipped(first_line, PROBLEM_LEN_MAX)),
+            )
         })?;
         if compiled.bytes > COMPILED_BYTES_MAX {
             let message = format!("`{name}` takes too much memory when it is compiled; ask for a simpler one");
@@ -261,14 +266,6 @@ fn compiled(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Compile
     match matcher.get_error().or_else(|| matcher.grammar_warnings().into_iter().next()) {
         Some(problem) => Err(problem),
         None => Ok(Compiled { matcher: Mutex::new(matcher), bytes }),
-    }
-}
-
-/// What the library says of a grammar may repeat all of it.
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(300) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
     }
 }
 

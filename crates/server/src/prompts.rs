@@ -14,6 +14,13 @@ pub(crate) struct Prompt {
     pub(crate) text: Option<String>,
 }
 
+/// Takes whether the texts of special tokens in a raw text are those tokens. They are, if nothing is said, as for llama.cpp
+/// and vLLM: a client that writes a raw prompt writes its markers too.
+pub(crate) fn parse_special(fields: &mut Fields) -> Result<ParseSpecial, ApiError> {
+    let parses = fields.boolean("parse_special")?.unwrap_or(true);
+    Ok(if parses { ParseSpecial::Yes } else { ParseSpecial::No })
+}
+
 /// Takes the prompts in the field `name`, at most `most`: one text or several, or one list of token ids or several.
 pub(crate) fn take(
     fields: &mut Fields,
@@ -22,9 +29,7 @@ pub(crate) fn take(
     serving: &Serving,
 ) -> Result<Vec<Prompt>, ApiError> {
     let special = fields.boolean("add_special_tokens")?;
-    // As llama.cpp and vLLM do: who writes a raw prompt writes its markers too.
-    let parses = fields.boolean("parse_special")?.unwrap_or(true);
-    let parse_special = if parses { ParseSpecial::Yes } else { ParseSpecial::No };
+    let parse_special = parse_special(fields)?;
     let from_text = |text: String| {
         let mut ids = if special.unwrap_or(true) { serving.tokenizer.prefix_ids().to_vec() } else { Vec::new() };
         ids.extend(serving.tokenizer.encode(&text, parse_special)?);

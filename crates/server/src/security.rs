@@ -49,13 +49,13 @@ async fn check(State(app): State<App>, mut request: Request<Body>, next: Next) -
         }
         Err(error) => error.into_response(),
     };
+    let mut response = response;
     if let Some(error) = response.extensions().get::<ApiError>() {
         tracing::info!(%id, route, param = error.param(), code = error.code(), "refused");
+        if request_path.starts_with("/v1/messages") {
+            response = error.clone().into_anthropic_response();
+        }
     }
-    let mut response = match response.extensions().get::<ApiError>() {
-        Some(error) if request_path.starts_with("/v1/messages") => error.clone().into_anthropic_response(),
-        _ => response,
-    };
     if let Some(origin) = origin.filter(|origin| is_listed(origin, options)) {
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);

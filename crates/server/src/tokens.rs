@@ -6,17 +6,16 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
-use serde_json::{Map, Value, json};
-use tokenizer::ParseSpecial;
+use serde_json::{Value, json};
 
 use crate::app::{App, Serving};
 use crate::body::read_json;
 use crate::chat::{Conversation, PROMPT_FIELDS};
 use crate::error::{ApiError, json_response};
-use crate::fields::{Field, Fields, applied, reading};
-use crate::generation::blocking;
-use crate::info;
+use crate::fields::{Field, Fields, applied};
+use crate::generation::noted;
 use crate::logprobs::token_text;
+use crate::{info, prompts};
 
 /// Fields of `/tokenize`: `prompt` or `messages` as vLLM has it, `content` as llama.cpp has it.
 pub(crate) const TOKENIZE: &[Field] = &[
@@ -46,22 +45,15 @@ async fn answer(
     app.serving_any()?;
     let body = read_json(request, &app.inner.options).await?;
     let serving: Arc<Serving> = app.serving_of(&body)?;
-    let strict = app.inner.options.strict_fields;
     let read = move || {
         let mut fields = Fields::new(body, known)?;
         serving.check_model(fields.string("model")?.as_deref())?;
         let answer = make(&mut fields, &serving)?;
         fields.finish(known)?;
-        Ok::<_, ApiError>(answer)
+        Ok(answer)
     };
-    let (answer, notes) = blocking(move || Ok(reading(strict, read))).await?;
-    let mut answer = answer?;
-    app.note_ignored(&notes.ignored);
-    let mut facts = Map::new();
-    notes.report(&mut facts);
-    if !facts.is_empty() {
-        answer["x_hotmetal"] = facts.into();
-    }
+    let (mut answer, notes) = noted(&app, read).await?;
+    notes.attach(&mut answer);
     Ok(json_response(StatusCode::OK, &answer))
 }
 
@@ -98,8 +90,7 @@ fn tokens_of(fields: &mut Fields, serving: &Serving) -> Result<Vec<u32>, ApiErro
         },
     };
     if let Some((text, adds_prefix)) = text {
-        let parses = fields.boolean("parse_special")?.unwrap_or(true);
-        let parse_special = if parses { ParseSpecial::Yes } else { ParseSpecial::No };
+        let parse_special = prompts::parse_special(fields)?;
         let mut ids = prefix(adds_prefix, serving);
         ids.extend(tokenizer.encode(&text, parse_special)?);
         return Ok(ids);

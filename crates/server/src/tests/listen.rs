@@ -36,6 +36,16 @@ async fn ask(stream: &mut TcpStream) -> String {
     String::from_utf8(answer.to_vec()).unwrap()
 }
 
+/// The whole answer about the health, on a connection of its own.
+async fn health_of(address: SocketAddr) -> String {
+    let mut probe = TcpStream::connect(address).await.expect("it still listens");
+    let request = String::from_utf8_lossy(HEALTH).replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n");
+    probe.write_all(request.as_bytes()).await.unwrap();
+    let mut health = String::new();
+    probe.read_to_string(&mut health).await.unwrap();
+    health
+}
+
 #[tokio::test]
 async fn who_sends_headers_too_slowly_is_let_go_and_others_are_answered() {
     let options = Options { header_time_max: Duration::from_millis(100), ..Options::default() };
@@ -109,11 +119,7 @@ async fn a_server_whose_device_is_stuck_answers_and_ends_as_failed() {
     assert!(answer.starts_with("HTTP/1.1 500") && answer.contains("step_stuck"), "{answer}");
     // A probe that comes now is told why.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let mut probe = TcpStream::connect(address).await.expect("it still listens");
-    let request = String::from_utf8_lossy(HEALTH).replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n");
-    probe.write_all(request.as_bytes()).await.unwrap();
-    let mut health = String::new();
-    probe.read_to_string(&mut health).await.unwrap();
+    let health = health_of(address).await;
     assert!(health.starts_with("HTTP/1.1 503") && health.contains("taken to be stuck"), "{health}");
     assert_eq!(timeout(Duration::from_secs(20), served).await.expect("it ends").unwrap(), Ended::Failed);
     assert!(app.failure().is_some_and(|why| why.contains("stuck")));
@@ -140,11 +146,7 @@ async fn a_server_whose_device_is_lost_says_so_and_ends_as_failed() {
     });
     let why = why.await.expect("the failure is noticed");
     assert!(why.contains("device is lost") && why.contains("planted at step") && why.contains("restart"), "{why}");
-    let mut probe = TcpStream::connect(address).await.expect("it still listens");
-    let request = String::from_utf8_lossy(HEALTH).replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n");
-    probe.write_all(request.as_bytes()).await.unwrap();
-    let mut health = String::new();
-    probe.read_to_string(&mut health).await.unwrap();
+    let health = health_of(address).await;
     assert!(health.starts_with("HTTP/1.1 503") && health.contains("device is lost"), "{health}");
     assert_eq!(timeout(Duration::from_secs(20), served).await.expect("it ends").unwrap(), Ended::Failed);
 }
