@@ -7,13 +7,22 @@ use std::ffi::OsString;
 enum Meaning {
     /// It is called this here.
     Is(&'static str),
-    /// It has no effect, because of this; so many values follow it.
-    Nothing { values: usize, because: &'static str },
+    /// It has no effect, because of this.
+    NoEffect(Values, &'static str),
     /// The same, where its value is this one; others are refused as unknown.
-    NothingIf(&'static str, &'static str),
+    NoEffectIf(&'static str, &'static str),
 }
 
-use Meaning::{Is, Nothing, NothingIf};
+/// The values that may follow an option as an argument of their own.
+enum Values {
+    None,
+    /// Any, unless it looks like the next option.
+    One,
+    /// A word that switches something, so that a model's name behind the option is not taken for its value.
+    Switch,
+}
+
+use Meaning::{Is, NoEffect, NoEffectIf};
 
 const LAYERS: &str = "a model is computed on one device, as a whole: --device says which";
 const ATTENTION: &str = "attention never writes its scores to memory here";
@@ -29,24 +38,24 @@ const OPTIONS: &[(&str, Meaning)] = &[
     ("-np", Is("--parallel")),
     ("-cnv", Is("--interactive")),
     ("--conversation", Is("--interactive")),
-    ("-ngl", Nothing { values: 1, because: LAYERS }),
-    ("--gpu-layers", Nothing { values: 1, because: LAYERS }),
-    ("--n-gpu-layers", Nothing { values: 1, because: LAYERS }),
-    ("-fa", Nothing { values: 1, because: ATTENTION }),
-    ("--flash-attn", Nothing { values: 1, because: ATTENTION }),
-    ("-ctk", Nothing { values: 1, because: CACHE }),
-    ("--cache-type-k", Nothing { values: 1, because: CACHE }),
-    ("-ctv", Nothing { values: 1, because: CACHE }),
-    ("--cache-type-v", Nothing { values: 1, because: CACHE }),
-    ("-b", Nothing { values: 1, because: BATCH }),
-    ("--batch-size", Nothing { values: 1, because: BATCH }),
-    ("-ub", Nothing { values: 1, because: BATCH }),
-    ("--ubatch-size", Nothing { values: 1, because: BATCH }),
-    ("--jinja", Nothing { values: 0, because: "chat templates are always rendered as Jinja" }),
-    ("--mlock", Nothing { values: 0, because: "the system keeps what is used in memory" }),
-    ("--gpu-memory-utilization", Nothing { values: 1, because: MEMORY }),
-    ("--tensor-parallel-size", NothingIf("1", "a model is computed on one device")),
-    ("--dtype", NothingIf("auto", "weights are computed in the format that they are stored in")),
+    ("-ngl", NoEffect(Values::One, LAYERS)),
+    ("--gpu-layers", NoEffect(Values::One, LAYERS)),
+    ("--n-gpu-layers", NoEffect(Values::One, LAYERS)),
+    ("-fa", NoEffect(Values::Switch, ATTENTION)),
+    ("--flash-attn", NoEffect(Values::Switch, ATTENTION)),
+    ("-ctk", NoEffect(Values::One, CACHE)),
+    ("--cache-type-k", NoEffect(Values::One, CACHE)),
+    ("-ctv", NoEffect(Values::One, CACHE)),
+    ("--cache-type-v", NoEffect(Values::One, CACHE)),
+    ("-b", NoEffect(Values::One, BATCH)),
+    ("--batch-size", NoEffect(Values::One, BATCH)),
+    ("-ub", NoEffect(Values::One, BATCH)),
+    ("--ubatch-size", NoEffect(Values::One, BATCH)),
+    ("--jinja", NoEffect(Values::None, "chat templates are always rendered as Jinja")),
+    ("--mlock", NoEffect(Values::None, "the system keeps what is used in memory")),
+    ("--gpu-memory-utilization", NoEffect(Values::One, MEMORY)),
+    ("--tensor-parallel-size", NoEffectIf("1", "a model is computed on one device")),
+    ("--dtype", NoEffectIf("auto", "weights are computed in the format that they are stored in")),
 ];
 
 /// The arguments in the words of `hotmetal run` and `hotmetal serve`, and what is to be said of those left out.
@@ -75,19 +84,17 @@ pub(crate) fn translated(args: impl Iterator<Item = OsString>) -> (Vec<OsString>
                 ours.push((*here).into());
                 ours.extend(value.map(OsString::from));
             }
-            Some(Nothing { values, because }) => {
+            Some(NoEffect(values, because)) => {
                 notes.push(format!("`{name}` has no effect here: {because}"));
-                // A value may be left out; then the next option comes, or, behind a switch, a model.
-                let is_switch = *because == ATTENTION;
-                let is_value = |next: &OsString| match is_switch {
-                    true => ["on", "off", "auto", "1", "0"].iter().any(|word| next == word),
-                    false => !next.as_encoded_bytes().starts_with(b"-"),
-                };
-                if *values > 0 && value.is_none() {
-                    args.next_if(is_value);
+                if value.is_none() {
+                    args.next_if(|next| match values {
+                        Values::None => false,
+                        Values::One => !next.as_encoded_bytes().starts_with(b"-"),
+                        Values::Switch => ["on", "off", "auto", "1", "0"].iter().any(|word| next == word),
+                    });
                 }
             }
-            Some(NothingIf(only, because)) => {
+            Some(NoEffectIf(only, because)) => {
                 let given = value.map(OsString::from).or_else(|| args.next());
                 if given.as_deref().is_some_and(|given| given == *only) {
                     notes.push(format!("`{name} {only}` has no effect here: {because}"));

@@ -176,38 +176,32 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     });
     note(&format!("listening on http://{address}, loading `{}`", names.join("`, `")));
     let failure = Arc::new(Mutex::new(None));
-    {
+    let load = {
         let (app, args, failure) = (app.clone(), args.clone(), Arc::clone(&failure));
-        // Nobody waits for it: a server that is told to end while it loads does, and the system takes back what it had.
-        let load = move || {
+        move || {
             if let Err(error) = load_all_into(&app, &args, &names) {
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 app.failed("the model could not be loaded");
             }
-        };
-        std::thread::Builder::new()
-            .name("load".to_owned())
-            .spawn(load)
-            .context("cannot start the thread that loads")?;
-    }
-    {
-        let ended = runtime.block_on(async {
-            let listener = tokio::net::TcpListener::from_std(listener)?;
-            Ok::<_, std::io::Error>(server::serve(app.clone(), listener, shutdown).await)
-        });
-        // What is still being prepared is for nobody.
-        runtime.shutdown_background();
-        match ended.context("cannot wait for connections")? {
-            Ended::Drained => Ok(()),
-            Ended::Stopped => {
-                note("some answers took too long and were ended");
-                Ok(())
-            }
-            Ended::Failed => {
-                let error = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Err(error
-                    .unwrap_or_else(|| anyhow!(app.failure().unwrap_or_else(|| "nothing can be served".to_owned()))))
-            }
+        }
+    };
+    // Nobody waits for this thread: a server that is told to end while it loads ends, and the system takes its memory back.
+    std::thread::Builder::new().name("load".to_owned()).spawn(load).context("cannot start the thread that loads")?;
+    let ended = runtime.block_on(async {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        Ok::<_, std::io::Error>(server::serve(app.clone(), listener, shutdown).await)
+    });
+    // What is still being prepared is for nobody.
+    runtime.shutdown_background();
+    match ended.context("cannot wait for connections")? {
+        Ended::Drained => Ok(()),
+        Ended::Stopped => {
+            note("some answers took too long and were ended");
+            Ok(())
+        }
+        Ended::Failed => {
+            let error = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+            Err(error.unwrap_or_else(|| anyhow!(app.failure().unwrap_or_else(|| "nothing can be served".to_owned()))))
         }
     }
 }
