@@ -300,8 +300,8 @@ impl Engine {
         !self.scheduler.running().is_empty() || !self.scheduler.waiting().is_empty()
     }
 
-    /// The device's error, once two steps that follow each other have failed with one: it is lost, and no later step
-    /// will succeed. The caller ends the engine, since whoever asks it for more would only get the same error.
+    /// The device's error, once two consecutive steps have failed in the device. The device is then lost: every later step
+    /// would fail with the same error, so the caller ends the engine.
     pub fn lost_device(&self) -> Option<&str> {
         (self.device_errors.in_a_row >= DeviceErrors::LOST).then_some(&*self.device_errors.last)
     }

@@ -30,8 +30,8 @@ pub(crate) fn parse(bytes: &[u8], what: &str) -> Result<Value, FormatError> {
     value.map_err(|source| FormatError::Json { what: what.into(), source })
 }
 
-/// JSON without the words that Python's writer puts where a number is none, and its reader takes: `NaN` is as good as no
-/// value, and infinity is the largest number that there is.
+/// Replaces the words `NaN`, `Infinity` and `-Infinity`, which Python's `json` writes and reads and JSON lacks: `NaN` becomes
+/// null, and an infinity the finite number of the largest magnitude.
 fn without_python_numbers(bytes: &[u8]) -> Cow<'_, [u8]> {
     const WORDS: [(&[u8], &[u8]); 3] =
         [(b"NaN", b"null"), (b"-Infinity", b"-1.7976931348623157e308"), (b"Infinity", b"1.7976931348623157e308")];

@@ -3,7 +3,7 @@
 //! Cache     `hotmetal/quantized` in the user's cache folder: a GGUF file with nothing but tensors for each model and
 //!           format, named by a hash of both, written beside its name first. The hash takes in names, shapes and which
 //!           files the weights are of ([`mapped::FileIdentity`]), and not every byte: reading them all would take as long
-//!           as loading the model. What was not used for longest goes when the folder grows beyond [`CACHE_BYTES_MAX`].
+//!           as loading the model. The file that was used least recently is removed when the folder exceeds [`CACHE_BYTES_MAX`].
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};

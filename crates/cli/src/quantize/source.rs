@@ -239,8 +239,8 @@ pub(super) fn identity(checkpoint: &Checkpoint) -> String {
     units::hex(&hash.finalize())
 }
 
-/// A hash of bytes, of which those of files count by what the system says of the file: to read 16 GB for their hash takes
-/// longer than to load the model, and a sample does not see that one weight has changed.
+/// Hashes weights. Bytes of a file are represented by the file's identity, because hashing 16 GB takes longer than loading the
+/// model, and a sample misses a change of one weight.
 #[derive(Default)]
 struct Contents {
     hash: Sha256,

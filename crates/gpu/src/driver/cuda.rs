@@ -447,8 +447,8 @@ impl Driver for CudaDriver {
             unsafe { result::event::record(slot.done, stream) }
         };
         if let Err(error) = submit() {
-            // The slot stays free for the next step, so what was submitted of this one has to have left its memory. Where
-            // the wait fails too, the context is lost, and with it every copy.
+            // The slot counts as free, so the copies that this step had submitted must finish before the next step writes the
+            // slot's memory. If the wait fails too, the context is lost, and no copy runs any more.
             // SAFETY: the stream lives until `drop`.
             let _ = unsafe { result::stream::synchronize(stream) };
             return Err(failed(error));
