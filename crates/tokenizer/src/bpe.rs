@@ -74,7 +74,7 @@ impl Bpe {
         merges: impl ExactSizeIterator<Item = Result<(&'t str, &'t str), &'t str>>,
         options: BpeOptions,
     ) -> Result<Self, BadMerge> {
-        let mut table = Merges { of_token: vec![Split::NONE; vocabulary.len()], others: AHashMap::new() };
+        let mut table = MergeTable { of_token: vec![Split::NONE; vocabulary.len()], others: AHashMap::new() };
         let mut joined = String::new();
         let mut token_bytes_max = 0;
         // Merges mostly stand in the order of the tokens that they make.
@@ -97,7 +97,24 @@ impl Bpe {
             token_bytes_max = token_bytes_max.max(left.len() + right.len());
             next = merged.wrapping_add(1);
         }
-        Ok(Self { tokens, merges: table, token_bytes_max, options })
+        Ok(Self { tokens, merges: Merges::Listed(table), token_bytes_max, options })
+    }
+
+    /// A model that merges whatever two neighbours make a token, the token of the lowest id first: as tiktoken does it.
+    pub(crate) fn by_rank(vocabulary: &Vocabulary, tokens: TokenTable, options: BpeOptions) -> Self {
+        let ids = (0u32..).take(vocabulary.len()).filter(|&id| tokens.contains(id));
+        let token_bytes_max = ids.map(|id| vocabulary.raw_text(id).len()).max().unwrap_or(0);
+        Self { tokens, merges: Merges::ByRank, token_bytes_max, options }
+    }
+
+    /// The two tokens of which merging makes the token `id` last; `None` for one that merges never make.
+    ///
+    /// What is merged inside a token does not depend on what stands around it, so a model with these merges alone, in
+    /// the order of ranks, gives the ids that merging by rank gives.
+    pub(crate) fn split_of(&self, vocabulary: &Vocabulary, id: u32) -> Option<(u32, u32)> {
+        let mut symbols = self.symbols(vocabulary, vocabulary.raw_text(id)).ok()?;
+        let last = self.merge(vocabulary, &mut symbols)?;
+        (symbols.first()?.id == id).then_some(last)
     }
 
     pub(crate) fn token_to_id(&self, vocabulary: &Vocabulary, token: &str) -> Option<u32> {
@@ -154,7 +171,9 @@ impl Bpe {
         piece.bytes().map(|byte| byte_ids[usize::from(byte)]).collect()
     }
 
-    fn merge(&self, vocabulary: &Vocabulary, symbols: &mut [Symbol]) {
+    /// Merges neighbours until none merge; returns the two that merged last.
+    fn merge(&self, vocabulary: &Vocabulary, symbols: &mut [Symbol]) -> Option<(u32, u32)> {
+        let mut last = None;
         let mut pairs = Pairs { bpe: self, vocabulary, joined: String::new() };
         let mut queue = Queue::with_capacity(symbols.len());
         for at in 0..symbols.len() {
@@ -166,6 +185,7 @@ impl Bpe {
             let now = pairs.merge_at(symbols, at).map(|(_, merged)| merged);
             let Some(next) = left.next.filter(|_| now == Some(merged)) else { continue };
             let right = symbols[next as usize];
+            last = Some((left.id, right.id));
             symbols[at as usize] = Symbol { id: merged, len: left.len + right.len, next: right.next, ..left };
             symbols[next as usize].len = 0;
             if let Some(after) = right.next {
@@ -174,6 +194,7 @@ impl Bpe {
             pairs.queue(symbols, left.prev, &mut queue);
             pairs.queue(symbols, Some(at), &mut queue);
         }
+        last
     }
 }
 
@@ -236,16 +257,34 @@ impl Split {
     const NONE: Self = Self { left_len: u32::MAX, rank: u32::MAX };
 }
 
+/// Which neighbours merge, and in which order.
+#[derive(Debug)]
+enum Merges {
+    /// Those that the file lists.
+    Listed(MergeTable),
+    /// All that make a token, in the order of ids.
+    ByRank,
+}
+
+impl Merges {
+    fn rank(&self, merged: u32, left_len: u32) -> Option<u32> {
+        match self {
+            Self::Listed(table) => table.rank(merged, left_len),
+            Self::ByRank => Some(merged),
+        }
+    }
+}
+
 /// The merges, by what they make. One token for each text, so token and length say which two are merged.
 #[derive(Debug)]
-struct Merges {
+struct MergeTable {
     /// By id: the first merge that makes the token. Trained vocabularies have no other.
     of_token: Vec<Split>,
     /// (id, `left_len`) to rank.
     others: AHashMap<(u32, u32), u32>,
 }
 
-impl Merges {
+impl MergeTable {
     fn insert(&mut self, merged: u32, split: Split) {
         let first = &mut self.of_token[merged as usize];
         if first.left_len == Split::NONE.left_len || first.left_len == split.left_len {

@@ -56,7 +56,7 @@ pub struct GgufVocabulary {
 
 /// `token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TokenType {
+pub(crate) enum TokenType {
     /// Made from text by merges: normal, unused, undefined.
     Piece,
     Unknown,
@@ -163,19 +163,19 @@ fn sentence_piece(mut vocabulary: GgufVocabulary, types: &[TokenType]) -> Result
 }
 
 /// What text may merge into. User-defined tokens are found in the text first, but merges name them.
-fn pieces(types: &[TokenType]) -> impl Iterator<Item = u32> {
+pub(crate) fn pieces(types: &[TokenType]) -> impl Iterator<Item = u32> {
     let is_piece = |kind: &TokenType| matches!(kind, TokenType::Piece | TokenType::UserDefined);
     (0u32..).zip(types).filter(move |(_, kind)| is_piece(kind)).map(|(id, _)| id)
 }
 
 /// What is found in a text before the model sees it, and put around it.
-struct Around {
-    added: AddedTokens,
-    roles: Roles,
+pub(crate) struct Around {
+    pub(crate) added: AddedTokens,
+    pub(crate) roles: Roles,
 }
 
 impl Around {
-    fn read(
+    pub(crate) fn read(
         vocabulary: &GgufVocabulary,
         types: &[TokenType],
         add_bos: bool,
@@ -189,7 +189,7 @@ impl Around {
 
 impl GgufVocabulary {
     /// One type for each token.
-    fn checked_types(&self) -> Result<Vec<TokenType>, TokenizerError> {
+    pub(crate) fn checked_types(&self) -> Result<Vec<TokenType>, TokenizerError> {
         let tokens = self.tokens.len();
         if tokens == 0 || u32::try_from(tokens).is_err() {
             let message = format!("has {tokens} tokens; between 1 and 2^32 - 1 are needed");
@@ -231,7 +231,7 @@ impl GgufVocabulary {
     }
 
     /// The tables of all tokens.
-    fn tables(self, types: &[TokenType], token_bytes: TokenBytes) -> Result<Vocabulary, TokenizerError> {
+    pub(crate) fn tables(self, types: &[TokenType], token_bytes: TokenBytes) -> Result<Vocabulary, TokenizerError> {
         let mut tables = Vocabulary::new(FILE, self.tokens, 0..types.len() as u32, token_bytes)?;
         let special = |kind: &TokenType| matches!(kind, TokenType::Control | TokenType::Unknown);
         tables.mark_special((0u32..).zip(types).filter(|(_, kind)| special(kind)).map(|(id, _)| id));

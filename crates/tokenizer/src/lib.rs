@@ -1,7 +1,7 @@
 //! Text to token ids and back.
 //!
-//! Loads `tokenizer.json` ([`Tokenizer::from_json`]) and the vocabularies inside GGUF files
-//! ([`Tokenizer::from_gguf`]), encodes as the `tokenizers` library does, and decodes token by token
+//! Loads `tokenizer.json` ([`Tokenizer::from_json`]), Mistral's `tekken.json` ([`Tokenizer::from_tekken`]) and the
+//! vocabularies inside GGUF files ([`Tokenizer::from_gguf`]), encodes as the `tokenizers` library does, and decodes token by token
 //! ([`StreamDecoder`]).
 //!
 //! Whatever the bytes of a tokenizer or of a text, the answer is a value or an error: no panic, no
@@ -24,6 +24,7 @@ mod pre_tokenizer;
 mod splitter;
 mod spm;
 mod stream_decode;
+mod tekken;
 mod texts;
 mod tokenizer;
 mod vocabulary;

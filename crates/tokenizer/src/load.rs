@@ -318,7 +318,7 @@ impl<M> TokenizerJson<M> {
     }
 }
 
-fn parse<'a, T: Deserialize<'a>>(file: &'static str, json: &'a [u8]) -> Result<T, TokenizerError> {
+pub(crate) fn parse<'a, T: Deserialize<'a>>(file: &'static str, json: &'a [u8]) -> Result<T, TokenizerError> {
     if json.len() > JSON_BYTES_MAX {
         return Err(TokenizerError::TooLarge { file, bytes: json.len(), limit: JSON_BYTES_MAX });
     }

@@ -205,6 +205,19 @@ impl PreTokenizer {
         Ok(pre_tokenizer)
     }
 
+    /// Splits by the pattern in the field `path.pattern`, then bytes to GPT-2's alphabet.
+    pub(crate) fn from_pattern(
+        file: &'static str,
+        path: &str,
+        pattern: &str,
+        allow_unknown_patterns: bool,
+    ) -> Result<Self, TokenizerError> {
+        let splitter = if allow_unknown_patterns { Splitter::any(pattern) } else { Splitter::linear(pattern) };
+        let splitter = splitter.map_err(|reason| unknown(file, path, pattern, reason))?;
+        let split = Step::Split { splitter, behavior: SplitDelimiterBehavior::Isolated, invert: false };
+        Ok(Self { steps: vec![split, Step::to_byte_level()] })
+    }
+
     /// Splits `text`, of which `at_start` says that nothing comes before it.
     pub(crate) fn pre_tokenize(&self, text: &mut PreTokenizedString, at_start: bool) -> tokenizers::Result<()> {
         for step in &self.steps {

@@ -109,6 +109,17 @@ impl Alphabet {
     }
 }
 
+/// The character of GPT-2's alphabet that stands for each byte.
+pub(crate) fn alphabet() -> [char; 256] {
+    let mut chars = ['\0'; 256];
+    for (c, byte) in ('\0'..).zip(ALPHABET.byte_of) {
+        if let Some(byte) = byte {
+            chars[usize::from(byte)] = c;
+        }
+    }
+    chars
+}
+
 impl Vocabulary {
     /// Builds the tables: `texts[i]` is the token `ids[i]`, and a later token of an id replaces an earlier one.
     ///
@@ -194,6 +205,9 @@ mod tests {
         assert_eq!(alphabet.byte('\u{144}'), None);
         let bytes: std::collections::BTreeSet<u8> = alphabet.byte_of.iter().flatten().copied().collect();
         assert_eq!(bytes.len(), 256);
+        for (byte, c) in (0u8..=255).zip(super::alphabet()) {
+            assert_eq!(alphabet.byte(c), Some(byte), "{c}");
+        }
     }
 
     #[test]

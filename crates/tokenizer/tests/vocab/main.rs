@@ -8,3 +8,4 @@ mod cpu_time;
 mod gguf;
 mod json;
 mod real;
+mod tekken;
