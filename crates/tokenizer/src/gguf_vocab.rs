@@ -124,7 +124,7 @@ fn byte_level(mut vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tok
     })
 }
 
-fn sentence_piece(mut vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
+pub(crate) fn sentence_piece(mut vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
     if vocabulary.scores.len() != vocabulary.tokens.len() {
         let (scores, tokens) = (vocabulary.scores.len(), vocabulary.tokens.len());
         let message = format!("has {scores} values for {tokens} tokens; model `llama` needs one for each");

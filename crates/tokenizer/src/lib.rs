@@ -1,7 +1,8 @@
 //! Text to token ids and back.
 //!
-//! Loads `tokenizer.json` ([`Tokenizer::from_json`]), Mistral's `tekken.json` ([`Tokenizer::from_tekken`]) and the
-//! vocabularies inside GGUF files ([`Tokenizer::from_gguf`]), encodes as the `tokenizers` library does, and decodes token by token
+//! Loads `tokenizer.json` ([`Tokenizer::from_json`]), Mistral's `tekken.json` ([`Tokenizer::from_tekken`]),
+//! `vocab.json` with `merges.txt` ([`Tokenizer::from_vocab_merges`]), SentencePiece's `tokenizer.model`
+//! ([`Tokenizer::from_sentence_piece`]) and the vocabularies inside GGUF files ([`Tokenizer::from_gguf`]), encodes as the `tokenizers` library does, and decodes token by token
 //! ([`StreamDecoder`]).
 //!
 //! Whatever the bytes of a tokenizer or of a text, the answer is a value or an error: no panic, no
@@ -21,18 +22,23 @@ mod error;
 mod gguf_vocab;
 mod load;
 mod pre_tokenizer;
+mod sentence_piece;
+mod side_files;
 mod splitter;
 mod spm;
 mod stream_decode;
 mod tekken;
 mod texts;
 mod tokenizer;
+mod vocab_merges;
 mod vocabulary;
 
 pub use error::TokenizerError;
 pub use gguf_vocab::GgufVocabulary;
 pub use load::{JSON_BYTES_MAX, LoadOptions};
 pub use pre_tokenizer::known_pre_tokenizers;
+pub use side_files::SideFiles;
 pub use stream_decode::StreamDecoder;
 pub use texts::Texts;
 pub use tokenizer::{ParseSpecial, Segment, TEXT_BYTES_MAX, Tokenizer};
+pub use vocab_merges::EquivalentJson;

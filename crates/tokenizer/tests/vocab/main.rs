@@ -8,4 +8,6 @@ mod cpu_time;
 mod gguf;
 mod json;
 mod real;
+mod sentence_piece;
 mod tekken;
+mod vocab_merges;
