@@ -276,6 +276,17 @@ fn describe_tokenizer(source: &TokenizerSource) -> String {
         TokenizerSource::HuggingFace { tokenizer_json, .. } => {
             format!("tokenizer.json ({})", units::bytes(tokenizer_json.len() as u64))
         }
+        TokenizerSource::Tekken { tekken_json } => {
+            format!("tekken.json ({})", units::bytes(tekken_json.len() as u64))
+        }
+        TokenizerSource::VocabMerges { vocab_json, merges_txt, .. } => format!(
+            "vocab.json ({}) and merges.txt ({})",
+            units::bytes(vocab_json.len() as u64),
+            units::bytes(merges_txt.len() as u64)
+        ),
+        TokenizerSource::SentencePiece { model, .. } => {
+            format!("tokenizer.model ({})", units::bytes(model.len() as u64))
+        }
         TokenizerSource::Gguf(vocabulary) => {
             let pre = vocabulary.pre.as_deref().map(|pre| format!(", pre-tokenizer {}", printable(pre)));
             let kind = printable(&vocabulary.model);

@@ -10,14 +10,14 @@ use anyhow::{Context, Result, anyhow, bail};
 use backend::{Backend, DeviceInfo, Executable, Footprint, check_load};
 use clap::{Args, ValueEnum};
 use engine::{Engine, EngineConfig};
-use formats::{Checkpoint, EmbeddingConfig, TokenizerSource};
+use formats::{Checkpoint, EmbeddingConfig, TokenizerFiles, TokenizerSource};
 use plan::{KvFormat, KvLayout, Plan, StepShape, WeightSource};
 use serde_json::Value;
 use server::{LoadStage, Loading};
 use tensor::{Tensor, WeightFormat};
 use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
-use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Texts, Tokenizer, TokenizerError};
+use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, SideFiles, Texts, Tokenizer, TokenizerError};
 
 use crate::load_bar::LoadBar;
 use crate::neighbours::{ALONE, Given, Neighbours};
@@ -918,15 +918,23 @@ pub(crate) fn load_tokenizer(vocabulary: TokenizerSource, allow_unknown_patterns
         let (text, ends) = strings.into_parts();
         Texts::from_parts(text, ends).expect("the parts of whole strings")
     };
+    let options = LoadOptions { allow_unknown_patterns };
+    let hinted = |error: TokenizerError| {
+        let hint = "; --allow-unknown-patterns accepts such a pattern from a source that you trust";
+        let hint = if matches!(error, TokenizerError::UnknownPattern { .. }) { hint } else { "" };
+        anyhow!("{error}{hint}")
+    };
     match vocabulary {
         TokenizerSource::HuggingFace { tokenizer_json, tokenizer_config } => {
             let config = serde_json::to_vec(&tokenizer_config)?;
-            let options = LoadOptions { allow_unknown_patterns };
-            Tokenizer::from_json(&tokenizer_json, Some(&config), &options).map_err(|error| {
-                let hint = "; --allow-unknown-patterns accepts such a pattern from a source that you trust";
-                let hint = if matches!(error, TokenizerError::UnknownPattern { .. }) { hint } else { "" };
-                anyhow!("{error}{hint}")
-            })
+            Tokenizer::from_json(&tokenizer_json, Some(&config), &options).map_err(hinted)
+        }
+        TokenizerSource::Tekken { tekken_json } => Tokenizer::from_tekken(&tekken_json, &options).map_err(hinted),
+        TokenizerSource::VocabMerges { vocab_json, merges_txt, beside } => with_side_files(&beside, |beside| {
+            Tokenizer::from_vocab_merges(&vocab_json, &merges_txt, beside, &options).map_err(hinted)
+        }),
+        TokenizerSource::SentencePiece { model, beside } => {
+            with_side_files(&beside, |beside| Ok(Tokenizer::from_sentence_piece(&model, beside)?))
         }
         TokenizerSource::Gguf(v) => Ok(Tokenizer::from_gguf(GgufVocabulary {
             model: v.model,
@@ -946,10 +954,20 @@ pub(crate) fn load_tokenizer(vocabulary: TokenizerSource, allow_unknown_patterns
             add_space_prefix: v.add_space_prefix,
         })?),
         TokenizerSource::None => bail!(
-            "the model has no tokenizer: a folder needs tokenizer.json beside the weights, a GGUF file its \
-             tokenizer.ggml keys"
+            "the model has no tokenizer: a folder needs tokenizer.json beside the weights (or tekken.json, vocab.json with \
+             merges.txt, or tokenizer.model), a GGUF file its tokenizer.ggml keys"
         ),
     }
+}
+
+/// Calls `read` with the files beside a vocabulary.
+pub(crate) fn with_side_files<T>(beside: &TokenizerFiles, read: impl FnOnce(SideFiles<'_>) -> Result<T>) -> Result<T> {
+    let config = serde_json::to_vec(&beside.tokenizer_config)?;
+    read(SideFiles {
+        tokenizer_config: Some(&config),
+        added_tokens: beside.added_tokens.as_deref(),
+        special_tokens_map: beside.special_tokens_map.as_deref(),
+    })
 }
 
 fn load_chat_template(checkpoint: &Checkpoint, file: Option<&Path>) -> Result<Option<ChatTemplate>> {

@@ -67,10 +67,43 @@ pub enum TokenizerSource {
         /// Which special tokens there are and what is added to a prompt.
         tokenizer_config: Json,
     },
+    /// Mistral's `tekken.json`.
+    Tekken {
+        /// The file, unread.
+        tekken_json: Bytes,
+    },
+    /// `vocab.json` and `merges.txt`.
+    VocabMerges {
+        /// `vocab.json`, unread.
+        vocab_json: Bytes,
+        /// `merges.txt`, unread.
+        merges_txt: Bytes,
+        /// What stands beside them.
+        beside: TokenizerFiles,
+    },
+    /// SentencePiece's `tokenizer.model`.
+    SentencePiece {
+        /// The file, unread.
+        model: Bytes,
+        /// What stands beside it.
+        beside: TokenizerFiles,
+    },
     /// The keys of a GGUF file.
     Gguf(Box<GgufVocabulary>),
     /// There is none.
     None,
+}
+
+/// Files beside a vocabulary that is not in `tokenizer.json`.
+#[derive(Clone, Debug)]
+pub struct TokenizerFiles {
+    /// `tokenizer_config.json`. Where it has no `tokenizer_class`, that of `config.json` is put in, or the one that its
+    /// `model_type` stands for.
+    pub tokenizer_config: Json,
+    /// `added_tokens.json`, unread.
+    pub added_tokens: Option<Bytes>,
+    /// `special_tokens_map.json`, unread.
+    pub special_tokens_map: Option<Bytes>,
 }
 
 /// What is known of a tensor before it is read.
@@ -449,11 +482,7 @@ impl Folder<'_> {
             jinja.as_ref(),
             template_json.as_ref(),
         )?;
-        let tokenizer_config = tokenizer_config.unwrap_or_default().into_value();
-        let tokenizer = match self.optional("tokenizer.json")? {
-            Some(tokenizer_json) => TokenizerSource::HuggingFace { tokenizer_json, tokenizer_config },
-            None => TokenizerSource::None,
-        };
+        let tokenizer = self.tokenizer(tokenizer_config.unwrap_or_default().into_value(), &config)?;
         let generation_config = self.optional_json("generation_config.json")?.unwrap_or_default();
         let trained = match self.optional(embedding::MODULES)? {
             // A folder of a download may lack the folder in it: then its pooling is unknown.
@@ -475,6 +504,30 @@ impl Folder<'_> {
         };
         checkpoint.index_safetensors()?;
         Ok(checkpoint)
+    }
+
+    /// Chooses the vocabulary: the file that says most of how text is read comes first.
+    fn tokenizer(&self, tokenizer_config: Json, config: &Json) -> Result<TokenizerSource, FormatError> {
+        if let Some(tokenizer_json) = self.optional("tokenizer.json")? {
+            return Ok(TokenizerSource::HuggingFace { tokenizer_json, tokenizer_config });
+        }
+        if let Some(tekken_json) = self.optional("tekken.json")? {
+            return Ok(TokenizerSource::Tekken { tekken_json });
+        }
+        let beside = || -> Result<TokenizerFiles, FormatError> {
+            Ok(TokenizerFiles {
+                tokenizer_config: with_class(tokenizer_config, config),
+                added_tokens: self.optional("added_tokens.json")?,
+                special_tokens_map: self.optional("special_tokens_map.json")?,
+            })
+        };
+        if let (Some(vocab_json), Some(merges_txt)) = (self.optional("vocab.json")?, self.optional("merges.txt")?) {
+            return Ok(TokenizerSource::VocabMerges { vocab_json, merges_txt, beside: beside()? });
+        }
+        match self.optional("tokenizer.model")? {
+            Some(model) => Ok(TokenizerSource::SentencePiece { model, beside: beside()? }),
+            None => Ok(TokenizerSource::None),
+        }
     }
 
     /// A file of weights; for a shard, with its index and how many tensors that lists in it.
@@ -510,6 +563,22 @@ impl Folder<'_> {
     fn optional_json(&self, name: &str) -> Result<Option<ModelConfig>, FormatError> {
         if self.has(name) { self.json(name).map(Some) } else { Ok(None) }
     }
+}
+
+/// `tokenizer_config.json` with a `tokenizer_class`, as far as `config.json` tells.
+fn with_class(mut tokenizer_config: Json, config: &Json) -> Json {
+    let class = config.get("tokenizer_class").and_then(Json::as_str);
+    let class = class.or_else(|| match config.get("model_type")?.as_str()? {
+        "gpt2" => Some("GPT2Tokenizer"),
+        "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" => Some("Qwen2Tokenizer"),
+        _ => None,
+    });
+    if let (Some(object), Some(class)) = (tokenizer_config.as_object_mut(), class)
+        && object.get("tokenizer_class").is_none_or(Json::is_null)
+    {
+        object.insert("tokenizer_class".into(), class.into());
+    }
+    tokenizer_config
 }
 
 impl Checkpoint {

@@ -22,7 +22,7 @@ mod quantized;
 pub mod safetensors;
 mod shards;
 
-pub use checkpoint::{Checkpoint, OpenFile, TensorInfo, TokenizerSource};
+pub use checkpoint::{Checkpoint, OpenFile, TensorInfo, TokenizerFiles, TokenizerSource};
 pub use config::{ChatTemplates, ModelConfig};
 pub use embedding::EmbeddingConfig;
 pub use error::FormatError;

@@ -44,6 +44,52 @@ fn safetensors_give_back_what_was_written_single_and_sharded() {
 }
 
 #[test]
+fn a_vocabulary_is_found_in_any_of_its_files() {
+    let without = |names: &[&str]| {
+        let mut folder = valid::folder();
+        folder.retain(|(name, _)| *name != "tokenizer.json");
+        let files = ["tokenizer.model", "merges.txt", "vocab.json", "added_tokens.json", "tekken.json"];
+        folder.extend(files.into_iter().map(|name| (name, bytes::Bytes::from(format!("bytes of {name}")))));
+        folder.retain(|(name, _)| !names.contains(name));
+        Checkpoint::from_bytes(&folder).unwrap().tokenizer
+    };
+    let TokenizerSource::Tekken { tekken_json } = without(&[]) else { panic!() };
+    assert_eq!(tekken_json, "bytes of tekken.json");
+    let TokenizerSource::VocabMerges { vocab_json, merges_txt, beside } = without(&["tekken.json"]) else { panic!() };
+    assert_eq!((&vocab_json[..], &merges_txt[..]), (&b"bytes of vocab.json"[..], &b"bytes of merges.txt"[..]));
+    assert_eq!(beside.added_tokens.as_deref(), Some(&b"bytes of added_tokens.json"[..]));
+    assert_eq!((&beside.tokenizer_config["eos_token"], beside.special_tokens_map), (&json!("</s>"), None));
+    for either in ["vocab.json", "merges.txt"] {
+        let TokenizerSource::SentencePiece { model, .. } = without(&["tekken.json", either]) else { panic!() };
+        assert_eq!(model, "bytes of tokenizer.model");
+    }
+    let none = without(&["tekken.json", "vocab.json", "tokenizer.model"]);
+    assert!(matches!(none, TokenizerSource::None));
+}
+
+#[test]
+fn a_class_of_tokenizers_may_be_in_the_models_configuration() {
+    let class = |model_type: &str, tokenizer_class: Option<&str>, tokenizer_config: &str| {
+        let mut config: serde_json::Value = serde_json::from_str(valid::CONFIG).unwrap();
+        config["model_type"] = model_type.into();
+        config["tokenizer_class"] = tokenizer_class.into();
+        let mut folder = valid::folder();
+        folder.retain(|(name, _)| !["tokenizer.json", "tokenizer_config.json", "config.json"].contains(name));
+        let file = |text: &str| bytes::Bytes::from(text.to_owned());
+        folder.extend([("config.json", file(&config.to_string())), ("tokenizer_config.json", file(tokenizer_config))]);
+        folder.extend([("vocab.json", file("{}")), ("merges.txt", file("#version: 0.2"))]);
+        let TokenizerSource::VocabMerges { beside, .. } = Checkpoint::from_bytes(&folder).unwrap().tokenizer else {
+            panic!()
+        };
+        beside.tokenizer_config["tokenizer_class"].clone()
+    };
+    assert_eq!(class("qwen3", None, "{}"), "Qwen2Tokenizer");
+    assert_eq!(class("qwen3", Some("X"), "{}"), "X");
+    assert_eq!(class("qwen3", Some("X"), r#"{"tokenizer_class": "Y"}"#), "Y");
+    assert_eq!(class("other", None, "{}"), json!(null));
+}
+
+#[test]
 fn gguf_gives_checkpoint_names_configuration_and_vocabulary() {
     let checkpoint = open_gguf(&valid::gguf_writer("qwen2"));
     for (name, expected) in valid::tensors() {

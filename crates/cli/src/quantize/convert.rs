@@ -11,7 +11,7 @@ use formats::{Checkpoint, TokenizerSource, gguf_names};
 use plan::{Plan, RopeScaling};
 use serde_json::Value as Json;
 use tensor::{Tensor, WeightFormat};
-use tokenizer::{ParseSpecial, Tokenizer};
+use tokenizer::{EquivalentJson, ParseSpecial, Tokenizer};
 
 use crate::load;
 
@@ -127,12 +127,26 @@ pub(super) fn reordered_heads(checkpoint: &Checkpoint, architecture: &str, gguf_
 
 /// Adds `tokenizer.ggml.*`.
 fn vocabulary(checkpoint: &Checkpoint, writer: &mut GgufWriter) -> Result<()> {
-    let TokenizerSource::HuggingFace { tokenizer_json, .. } = &checkpoint.tokenizer else {
-        bail!(super::NO_TOKENIZER);
-    };
     let original = load::load_tokenizer(checkpoint.tokenizer.clone(), true)?;
-    let json: Json = serde_json::from_slice(tokenizer_json).context("tokenizer.json is not JSON")?;
-    let read = Vocabulary::read(&json, &original, checkpoint)?;
+    let eos = checkpoint.eos_token_ids()?.first().copied().or(original.eos_ids().first().copied());
+    let read_json = |json: &[u8]| {
+        let json: Json = serde_json::from_slice(json).context("tokenizer.json is not JSON")?;
+        Vocabulary::read(&json, &original, eos)
+    };
+    let read = match &checkpoint.tokenizer {
+        TokenizerSource::HuggingFace { tokenizer_json, .. } => read_json(tokenizer_json)?,
+        TokenizerSource::Tekken { tekken_json } => {
+            Vocabulary::from_gguf(&tokenizer::GgufVocabulary::from_tekken(tekken_json)?, eos)
+        }
+        TokenizerSource::VocabMerges { vocab_json, merges_txt, beside } => load::with_side_files(beside, |beside| {
+            let json = EquivalentJson::from_vocab_merges(vocab_json, merges_txt, beside)?;
+            read_json(&json.tokenizer_json)
+        })?,
+        TokenizerSource::SentencePiece { model, beside } => load::with_side_files(beside, |beside| {
+            Ok(Vocabulary::from_gguf(&tokenizer::GgufVocabulary::from_sentence_piece(model, beside)?, eos))
+        })?,
+        TokenizerSource::Gguf(_) | TokenizerSource::None => bail!(super::NO_TOKENIZER),
+    };
     let expected = original.encode(PROBE, ParseSpecial::Yes)?;
     // Byte-level vocabularies name the pattern that cuts words: the first name that cuts as the original does.
     let names: Vec<Option<&str>> = match read.model {
@@ -172,7 +186,7 @@ struct Vocabulary {
 }
 
 impl Vocabulary {
-    fn read(json: &Json, original: &Tokenizer, checkpoint: &Checkpoint) -> Result<Self> {
+    fn read(json: &Json, original: &Tokenizer, eos: Option<u32>) -> Result<Self> {
         let model = &json["model"];
         let Some(vocab) = model["vocab"].as_object().filter(|_| model["type"] == "BPE") else {
             bail!("tokenizer.json is no byte-pair encoding, and GGUF vocabularies are made of that alone");
@@ -206,10 +220,22 @@ impl Vocabulary {
         let scores = if pieces { scores(&tokens, &merges) } else { Vec::new() };
         let add_space_prefix = json["normalizer"].to_string().contains("\"Prepend\"")
             || json["pre_tokenizer"].to_string().contains("\"Metaspace\"");
-        let eos = checkpoint.eos_token_ids()?.first().copied().or(original.eos_ids().first().copied());
         let model = if pieces { "llama" } else { "gpt2" };
         let merges = if pieces { Vec::new() } else { merges };
         Ok(Self { model, tokens, scores, types, merges, add_space_prefix, eos })
+    }
+
+    fn from_gguf(vocabulary: &tokenizer::GgufVocabulary, eos: Option<u32>) -> Self {
+        let texts = |texts: &tokenizer::Texts| texts.iter().map(str::to_owned).collect();
+        Self {
+            model: if vocabulary.model == "llama" { "llama" } else { "gpt2" },
+            tokens: texts(&vocabulary.tokens),
+            scores: vocabulary.scores.clone(),
+            types: vocabulary.token_types.clone(),
+            merges: texts(&vocabulary.merges),
+            add_space_prefix: vocabulary.add_space_prefix.unwrap_or(false),
+            eos,
+        }
     }
 
     fn as_gguf(&self, pre: Option<&str>, original: &Tokenizer) -> tokenizer::GgufVocabulary {

@@ -193,7 +193,7 @@ pub(super) fn write(args: &QuantizeArgs, target: Target, importance: &mut Import
     let folder = load::locate(&args.source)?;
     let (mut checkpoint, name) = load::open(Some(&args.source), false)?;
     checkpoint.expand_unless(|_| false);
-    let has_tokenizer = matches!(checkpoint.tokenizer, TokenizerSource::HuggingFace { .. });
+    let has_tokenizer = !matches!(checkpoint.tokenizer, TokenizerSource::Gguf(_) | TokenizerSource::None);
     if !folder.is_dir() {
         bail!(
             "`{name}` is no folder with config.json and tokenizer.json, which a folder of safetensors takes over from it; a \

@@ -1,0 +1,116 @@
+//! Models whose vocabulary is not in `tokenizer.json`: they run, and become GGUF files and folders that give the same text.
+
+use std::fs;
+use std::path::Path;
+
+use base64::Engine as _;
+use serde_json::{Value, json};
+
+mod process;
+
+const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/builtin");
+
+fn builtin(name: &str) -> Value {
+    serde_json::from_slice(&fs::read(Path::new(BUILTIN).join(name)).expect("it is there")).expect("JSON")
+}
+
+/// A folder with the weights of the built-in model and these files.
+fn model(folder: &Path, files: &[(&str, Vec<u8>)]) -> String {
+    fs::create_dir_all(folder).expect("room for a folder");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(Path::new(BUILTIN).join(file), folder.join(file)).expect("room for a file");
+    }
+    for (name, bytes) in files {
+        fs::write(folder.join(name), bytes).expect("room for a file");
+    }
+    folder.to_str().expect("a path in UTF-8").to_owned()
+}
+
+/// What the model says after a text, without a chat template.
+fn continued(model: &str) -> String {
+    run(&[model, "Once upon a time", "--raw", "--temp", "0", "-n", "24"])
+}
+
+/// What a run prints that succeeds; it reports its speed beside.
+fn run(args: &[&str]) -> String {
+    let output = process::output(&[&["run"], args].concat());
+    assert!(output.status.success(), "{args:?}: {}", process::text(&output.stderr));
+    process::text(&output.stdout)
+}
+
+/// Runs the model, and makes of it a GGUF file and a folder that say the same.
+fn runs_everywhere(source: &str, described: &str) -> String {
+    let inspected = process::succeed(&["inspect", source]);
+    assert!(inspected.contains(described), "{inspected}");
+    let text = continued(source);
+    for (output, more) in [("out.gguf", &[][..]), ("out", &["--to", "safetensors"])] {
+        let output = format!("{source}-{output}");
+        process::succeed(&[&["quantize", source, "-F", "bf16", "--plain", "-o", &output], more].concat());
+        assert_eq!(continued(&output), text, "{output}");
+    }
+    text
+}
+
+#[test]
+fn vocab_and_merges_say_what_tokenizer_json_says() {
+    let json = builtin("tokenizer.json");
+    let merges = json["model"]["merges"].as_array().expect("pairs");
+    let word = |pair: &Value, at: usize| pair[at].as_str().expect("a token").to_owned();
+    let merges: Vec<String> = merges.iter().map(|pair| format!("{} {}", word(pair, 0), word(pair, 1))).collect();
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = [
+        ("vocab.json", json["model"]["vocab"].to_string().into_bytes()),
+        ("merges.txt", format!("#version: 0.2\n{}\n", merges.join("\n")).into_bytes()),
+        ("tokenizer_config.json", builtin("tokenizer_config.json").to_string().into_bytes()),
+    ];
+    let source = model(&folder.path().join("model"), &files);
+    let text = runs_everywhere(&source, "vocab.json");
+    let whole = ["tokenizer.json", "tokenizer_config.json"].map(|name| (name, builtin(name).to_string().into_bytes()));
+    assert_eq!(text, continued(&model(&folder.path().join("whole"), &whole)));
+}
+
+#[test]
+fn mistrals_file_runs_and_asks_for_a_chat_template() {
+    let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+    tokens.extend(["On", "ce", "Once", " t", "im", "ime", " time"].map(|token| token.as_bytes().to_vec()));
+    let base64 = base64::engine::general_purpose::STANDARD;
+    let vocab: Vec<Value> = tokens
+        .iter()
+        .enumerate()
+        .map(|(rank, bytes)| json!({"rank": rank, "token_bytes": base64.encode(bytes), "token_str": null}))
+        .collect();
+    let pattern = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    let config = json!({"pattern": pattern, "default_vocab_size": 1000 + vocab.len(), "default_num_special_tokens": 1000,
+        "version": "v3"});
+    let file = json!({"config": config, "vocab": vocab});
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = model(&folder.path().join("model"), &[("tekken.json", file.to_string().into_bytes())]);
+    runs_everywhere(&source, "tekken.json");
+    let chat = process::output(&["run", &source, "Hello"]);
+    assert!(!chat.status.success() && process::text(&chat.stderr).contains("--chat-template"));
+    fs::write(folder.path().join("model/chat_template.jinja"), "{{ messages[0].content }}").expect("room for a file");
+    run(&[&source, "Hello", "-n", "4"]);
+}
+
+#[test]
+fn sentence_pieces_file_runs() {
+    let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, bytes.len() as u8], bytes].concat();
+    let piece = |text: &str, score: f32, kind: u8| {
+        let score = [&[2 << 3 | 5][..], &score.to_le_bytes()].concat();
+        field(1, &[field(1, text.as_bytes()), score, vec![3 << 3, kind]].concat())
+    };
+    let mut pieces = vec![piece("<unk>", 0.0, 2), piece("<s>", 0.0, 3), piece("</s>", 0.0, 3)];
+    pieces.extend((0..=255u8).map(|byte| piece(&format!("<0x{byte:02X}>"), 0.0, 6)));
+    let letters = "▁abcdefghijklmnopqrstuvwxyzO".chars().map(|letter| piece(&letter.to_string(), -20.0, 1));
+    pieces.extend(letters);
+    pieces.extend(["On", "ce", "Once", "▁t", "im", "ime", "▁time"].iter().zip(1u8..).map(|(text, rank)| {
+        let score = -f32::from(rank);
+        piece(text, score, 1)
+    }));
+    // BPE; identity, with a space before a text, and spaces kept.
+    let specs = [field(2, &[3 << 3, 2]), field(3, &[3 << 3, 1, 4 << 3, 0])].concat();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = [pieces.concat(), specs].concat();
+    let source = model(&folder.path().join("model"), &[("tokenizer.model", file)]);
+    runs_everywhere(&source, "tokenizer.model");
+}
