@@ -29,6 +29,13 @@ const DEEPSEEK3_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]
 // Code points that normalization would change are written as numbers.
 const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1F7D}ᾀ-ᾴᾶ-ᾼ\x{1FBE}ῂ-ῄῆ-ῌῐ-\x{1FD3}ῖ-\x{1FDB}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 const DEEPSEEK_CJK: &str = "[一-龥ࠀ-一가-퟿]+";
+const SPARK_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
+const YOUTU_SCRIPTS: &str = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+";
+const YOUTU: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
+const MINICPM5: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
 /// A pre-tokenizer known by name: byte-level BPE after splits by these patterns, one after the other.
@@ -73,17 +80,27 @@ const NAMED: &[Named] = &[
         ],
         &[GPT2],
     ),
-    named(&["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"], &[r"\p{N}", GPT2]),
+    named(
+        &["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        &[r"\p{N}", GPT2],
+    ),
     Named {
         ignore_merges: true,
         add_bos: true,
-        ..named(&["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"], &[LLAMA3])
+        ..named(
+            &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"],
+            &[LLAMA3],
+        )
     },
     named(&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], &[LLAMA3]),
     Named { nfc: true, ..named(&["qwen2"], &[QWEN2]) },
-    named(&["deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "grok-2"], &[QWEN2]),
+    named(
+        &["deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "grok-2", "f2llmv2", "solar-open"],
+        &[QWEN2],
+    ),
     Named { nfc: true, ..named(&["qwen35"], &[QWEN35]) },
-    named(&["gpt-4o", "llama4", "minimax-m2"], &[GPT4O]),
+    named(&["gpt-4o", "llama4", "minimax-m2", "kanana2", "talkie"], &[GPT4O]),
+    Named { ignore_merges: true, ..named(&["granite-embed-multi-97m"], &[GPT4O]) },
     Named { ignore_merges: true, add_bos: true, ..named(&["tekken"], &[TEKKEN]) },
     named(&["kimi-k2"], &[KIMI_K2]),
     named(
@@ -91,12 +108,35 @@ const NAMED: &[Named] = &[
         &[r"[\r\n]", DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", DEEPSEEK_CJK, r"\p{N}+"],
     ),
     named(&["deepseek-coder"], &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, r"\p{N}"]),
-    named(&["deepseek-v3", "hunyuan-dense"], &[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3_WORDS]),
+    named(
+        &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
+        &[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3_WORDS],
+    ),
     named(&["falcon"], &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"]),
     named(&["bloom", "gpt3-finnish", "poro-chat"], &[BLOOM]),
     named(&["viking"], &[BLOOM, r"\p{N}"]),
     named(&["bailingmoe", "bailingmoe2", "llada-moe"], &[BAILING]),
     named(&["seed-coder"], &[SEED]),
+    named(&["spark2_5"], &[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", SPARK_WORDS, r"\p{N}"]),
+    Named { ignore_merges: true, ..named(&["youtu"], &[YOUTU_SCRIPTS, YOUTU]) },
+    named(&["exaone-moe"], &[EXAONE_MOE]),
+    Named { ignore_merges: true, ..named(&["minicpm5"], &[r"\p{N}{1,3}", MINICPM5]) },
+    named(&["ufakzeka"], &[UFAKZEKA]),
+    named(&["laguna"], &[r"[^\n]+|[\n]+", QWEN2]),
+    Named {
+        add_bos: true,
+        ..named(
+            &["chameleon"],
+            &[
+                "<sentinel:[0-9]+>",
+                "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+                r"([\t\n]|    |  )",
+                r"\p{N}",
+                r"[\p{P}!-/:-@\[-`{-~]",
+                GPT2,
+            ],
+        )
+    },
 ];
 
 impl Named {
