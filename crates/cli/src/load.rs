@@ -954,8 +954,8 @@ pub(crate) fn load_tokenizer(vocabulary: TokenizerSource, allow_unknown_patterns
             add_space_prefix: v.add_space_prefix,
         })?),
         TokenizerSource::None => bail!(
-            "the model has no tokenizer: a folder needs tokenizer.json beside the weights (or tekken.json, vocab.json with \
-             merges.txt, or tokenizer.model), a GGUF file its tokenizer.ggml keys"
+            "the model has no tokenizer: a folder needs tokenizer.json beside the weights (or tekken.json, vocab.json \
+             with merges.txt, or tokenizer.model), a GGUF file its tokenizer.ggml keys"
         ),
     }
 }

@@ -245,6 +245,13 @@ impl PreTokenizer {
         Ok(pre_tokenizer)
     }
 
+    /// `▁` for spaces, and before the first text unless it starts with one.
+    pub(crate) fn marks_first_text() -> Self {
+        let first = Metaspace::new('▁', PrependScheme::First, false);
+        let later = Metaspace::new('▁', PrependScheme::Never, false);
+        Self { steps: vec![Step::Metaspace { first, later }] }
+    }
+
     /// Splits by the pattern in the field `path.pattern`, then bytes to GPT-2's alphabet.
     pub(crate) fn from_pattern(
         file: &'static str,

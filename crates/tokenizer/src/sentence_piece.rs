@@ -8,6 +8,7 @@ use tokenizers::AddedToken;
 
 use crate::error::{TokenizerError, guarded, shortened};
 use crate::gguf_vocab::{GgufVocabulary, sentence_piece};
+use crate::pre_tokenizer::PreTokenizer;
 use crate::side_files::{Beside, CONFIG_FILE, SideFiles};
 use crate::tokenizer::{AddedTokens, Tokenizer};
 
@@ -28,6 +29,9 @@ const UNUSED: i32 = 5;
 impl Tokenizer {
     /// Loads SentencePiece's `tokenizer.model`, with the files beside it.
     ///
+    /// A space goes before every text between special tokens, as SentencePiece does it; where `tokenizer_config.json`
+    /// has `legacy` as false, before the first one alone, unless that starts with a space.
+    ///
     /// # Errors
     /// Files that are malformed or too large; kinds of models and of normalization that are not covered, by name.
     pub fn from_sentence_piece(model: &[u8], beside: SideFiles<'_>) -> Result<Self, TokenizerError> {
@@ -38,7 +42,12 @@ impl Tokenizer {
             let (prefix, suffix) = (vocabulary.add_bos == Some(true), vocabulary.add_eos == Some(true));
             let (bos, eos) = (vocabulary.bos_id, vocabulary.eos_id);
             let added = added_tokens(&vocabulary, &beside);
+            let marks_first_alone = beside.flag("legacy") == Some(false) && vocabulary.add_space_prefix == Some(true);
             let mut tokenizer = sentence_piece(vocabulary, &types)?;
+            if marks_first_alone {
+                tokenizer.normalizer = None;
+                tokenizer.pre_tokenizer = PreTokenizer::marks_first_text();
+            }
             tokenizer.added = AddedTokens::new(added, None).map_err(|error| TokenizerError::library(LOADING, error))?;
             tokenizer.roles.eos = eos.into_iter().collect();
             tokenizer.roles.prefix = bos.filter(|_| prefix).into_iter().collect();

@@ -49,9 +49,9 @@ const PIECE_WEIGHTS: usize = 4 << 20;
 /// The embeddings in GGUF files.
 const EMBEDDINGS: &str = "token_embd.weight";
 /// The source is a folder that says nothing of its vocabulary.
-const NO_TOKENIZER: &str = "the model has no tokenizer.json (nor tekken.json, vocab.json with merges.txt, or tokenizer.model), which \
-                            what is written takes its vocabulary from: put the one that was published with it beside the \
-                            weights";
+const NO_TOKENIZER: &str = "the model has no tokenizer.json (nor tekken.json, vocab.json with merges.txt, or \
+                            tokenizer.model), which what is written takes its vocabulary from: put the one that was \
+                            published with it beside the weights";
 /// The version of block layouts that ggml has had since 2023.
 const QUANTIZATION_VERSION: u32 = 2;
 

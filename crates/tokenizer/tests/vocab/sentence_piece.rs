@@ -122,6 +122,22 @@ fn tokens_are_added_and_roles_changed_by_the_files_beside() {
 }
 
 #[test]
+fn a_space_goes_before_each_text_or_the_first_alone() {
+    let load = |legacy: Value| Model::of(&small()).load(&json!({"legacy": legacy})).expect("a good model");
+    let encode = |tokenizer: &Tokenizer, text| tokenizer.encode(text, ParseSpecial::Yes).expect("covered");
+    let id = |text: &str| small().tokens.iter().position(|token| token == text).expect("a token") as u32;
+    for tokenizer in [load(json!(null)), load(json!(true))] {
+        assert_eq!(encode(&tokenizer, "ab</s>ab"), [id("▁ab"), 2, id("▁ab")]);
+        assert_eq!(encode(&tokenizer, " ab"), [id("▁▁"), id("ab")]);
+    }
+    let tokenizer = load(json!(false));
+    assert_eq!(encode(&tokenizer, "ab</s>ab a"), [id("▁ab"), 2, id("ab"), id("▁a")]);
+    assert_eq!(encode(&tokenizer, " ab"), [id("▁ab")]);
+    assert_eq!(encode(&tokenizer, "</s>ab"), [2, id("ab")]);
+    assert_eq!(tokenizer.decode(&encode(&tokenizer, "ab a"), true), "ab a");
+}
+
+#[test]
 fn llamas_real_vocabulary() {
     let Some(file) = test_data("vocab/ggml-vocab-llama-spm.gguf") else { return };
     let gguf = read_gguf_vocabulary(&file);
