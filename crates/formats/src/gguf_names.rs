@@ -50,12 +50,13 @@ const ARCHITECTURES: [(&str, &str, &str); 5] = [
 ];
 
 /// Keys that are copied, `{architecture}.X` to `Y`, when they are there.
-const COPIED_INTEGERS: [(&str, &str); 8] = [
+const COPIED_INTEGERS: [(&str, &str); 9] = [
     ("block_count", "num_hidden_layers"),
     ("embedding_length", "hidden_size"),
     ("feed_forward_length", "intermediate_size"),
     ("context_length", "max_position_embeddings"),
     ("attention.key_length", "head_dim"),
+    ("attention.value_length", "v_head_dim"),
     ("attention.sliding_window", "sliding_window"),
     ("expert_count", "num_local_experts"),
     ("expert_used_count", "num_experts_per_tok"),
@@ -64,6 +65,22 @@ const COPIED_INTEGERS: [(&str, &str); 8] = [
 /// Floats that are copied in the same way.
 const COPIED_FLOATS: [(&str, &str); 2] =
     [("attention.layer_norm_rms_epsilon", "rms_norm_eps"), ("rope.freq_base", "rope_theta")];
+
+/// Floats that change what the model computes, under the names that `config.json` has for them; 0 means none, as in
+/// llama.cpp. Whoever builds the model refuses what it does not compute.
+const FACTORS: [(&str, &str); 7] = [
+    ("attention.clamp_kqv", "clip_qkv"),
+    ("attn_logit_softcapping", "attn_logit_softcapping"),
+    ("final_logit_softcapping", "final_logit_softcapping"),
+    ("embedding_scale", "embedding_multiplier"),
+    ("residual_scale", "residual_multiplier"),
+    ("attention.scale", "attention_multiplier"),
+    ("logit_scale", "logit_scale"),
+];
+
+/// Flags of the same kind.
+const FLAGS: [(&str, &str); 2] =
+    [("attention.causal", "is_causal"), ("use_parallel_residual", "use_parallel_residual")];
 
 /// What `rope.freq_base` is when it is not there.
 const ROPE_THETA_DEFAULT: f64 = 10_000.0;
@@ -144,6 +161,14 @@ pub(crate) fn config(
         if let Some(value) = metadata.f64(&key(gguf_key))? {
             config.insert(name.into(), value.into());
         }
+    }
+    for (gguf_key, name) in FACTORS {
+        if let Some(value) = metadata.f64(&key(gguf_key))?.filter(|&value| value != 0.0) {
+            config.insert(name.into(), value.into());
+        }
+    }
+    for (gguf_key, name) in FLAGS {
+        insert(&mut config, name, metadata.bool(&key(gguf_key))?);
     }
     config.entry("rope_theta").or_insert(ROPE_THETA_DEFAULT.into());
     let heads = per_layer(metadata, &key("attention.head_count"))?;

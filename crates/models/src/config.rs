@@ -33,13 +33,70 @@ pub enum ConfigError {
     },
 }
 
+/// Of transformers' activations those that gated units have; an exact GELU (`gelu`) is not among them.
+const HIDDEN_ACTS: &[&str] = &["silu", "swish", "gelu_pytorch_tanh", "gelu_new", "relu"];
 /// The most that a count or width may be: above every published model, and small enough that no product of two
 /// overflows.
-/// Of them only those that gated units have; an exact GELU (`gelu`) is not among them.
-const HIDDEN_ACTS: &[&str] = &["silu", "swish", "gelu_pytorch_tanh", "gelu_new", "relu"];
 const WIDTH_MAX: usize = 1 << 24;
 const LAYERS_MAX: usize = 1 << 10;
 const CONTEXT_MAX: usize = 1 << 32;
+/// Fields that change what a decoder computes and that none of these models has, with the value that changes nothing.
+/// Any other value is refused, because the text would be wrong without a word. Null always changes nothing.
+///
+/// Granite, Cohere, Gemma, OLMo, DBRX, MPT and Mistral 4 have one or the other, and so do checkpoints that reuse the
+/// name of an architecture here.
+const NEUTRAL: [(&str, Neutral); 22] = [
+    ("is_causal", Neutral::Flag(true)),
+    ("use_bidirectional_attention", Neutral::Flag(false)),
+    ("clip_qkv", Neutral::Number(f64::INFINITY)),
+    ("attn_logit_softcapping", Neutral::Number(0.0)),
+    ("final_logit_softcapping", Neutral::Number(0.0)),
+    ("qk_layernorm", Neutral::Flag(false)),
+    ("use_qk_norm", Neutral::Flag(false)),
+    ("embedding_multiplier", Neutral::Number(1.0)),
+    ("residual_multiplier", Neutral::Number(1.0)),
+    ("attention_multiplier", Neutral::Null),
+    ("query_pre_attn_scalar", Neutral::Null),
+    ("attention_chunk_size", Neutral::Null),
+    ("attn_temperature_tuning", Neutral::Flag(false)),
+    ("logits_scaling", Neutral::Number(1.0)),
+    ("logit_scale", Neutral::Number(1.0)),
+    ("scale_emb", Neutral::Number(1.0)),
+    ("scale_depth", Neutral::Null),
+    ("dim_model_base", Neutral::Null),
+    ("alibi", Neutral::Flag(false)),
+    ("use_alibi", Neutral::Flag(false)),
+    ("parallel_attn", Neutral::Flag(false)),
+    ("use_parallel_residual", Neutral::Flag(false)),
+];
+
+/// A value that changes nothing.
+#[derive(Clone, Copy)]
+enum Neutral {
+    Flag(bool),
+    Number(f64),
+    /// None but null.
+    Null,
+}
+
+impl Neutral {
+    fn is(self, value: &Value) -> bool {
+        match self {
+            Self::Flag(flag) => value.as_bool() == Some(flag),
+            Self::Number(number) => value.as_f64() == Some(number),
+            Self::Null => value.is_null(),
+        }
+    }
+
+    fn words(self) -> String {
+        match self {
+            Self::Flag(flag) => flag.to_string(),
+            Self::Number(number) if number.is_finite() => number.to_string(),
+            Self::Number(_) | Self::Null => "null".to_owned(),
+        }
+    }
+}
+
 /// The longest value that an error message repeats.
 const SHOWN_MAX: usize = 80;
 
@@ -91,6 +148,12 @@ impl Config {
     pub fn read(config: &Value, defaults: &Value) -> Result<Self, ConfigError> {
         let fields = Fields { config, defaults, path: "" };
         fields.refuse_unless_null("quantization_config", "no pre-quantised weights")?;
+        for (field, neutral) in NEUTRAL {
+            if let Some(value) = fields.get(field).filter(|value| !neutral.is(value)) {
+                let expected = format!("{}: what another value computes is not implemented", neutral.words());
+                return Err(invalid(field, show(value), expected));
+            }
+        }
         let hidden_act = match fields.one_of("hidden_act", HIDDEN_ACTS, "silu")? {
             "relu" => Activation::Relu,
             "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
@@ -117,6 +180,9 @@ impl Config {
         };
         if !head_dim.is_multiple_of(2) {
             return Err(invalid("head_dim", head_dim, "an even number, which the rotary embedding pairs up"));
+        }
+        if let Some(value) = fields.optional("v_head_dim", width.clone())?.filter(|&value| value != head_dim) {
+            return Err(invalid("v_head_dim", value, format!("`head_dim`, {head_dim}: values are as wide as keys")));
         }
         if num_attention_heads * head_dim > WIDTH_MAX {
             let expected = format!("at most {WIDTH_MAX} features over {num_attention_heads} heads");
@@ -202,6 +268,12 @@ fn rope(fields: &Fields<'_>, head_dim: usize) -> Result<Rope, ConfigError> {
     for fields in [fields, &parameters] {
         if let Some(found) = fields.get("partial_rotary_factor").filter(|found| found.as_f64() != Some(1.0)) {
             return Err(invalid(fields.name("partial_rotary_factor"), show(found), "1"));
+        }
+    }
+    for (field, neutral) in [("llama_4_scaling_beta", 0.0), ("attention_factor", 1.0), ("attn_factor", 1.0)] {
+        if let Some(found) = parameters.get(field).filter(|found| found.as_f64() != Some(neutral)) {
+            let expected = format!("{neutral}: what another value computes is not implemented");
+            return Err(invalid(parameters.name(field), show(found), expected));
         }
     }
     let theta = match parameters.get("rope_theta") {
@@ -482,6 +554,23 @@ mod tests {
                 json!({ "rope_parameters": { "full_attention": {} } }),
                 "config.json: `rope_parameters.full_attention` is {}, expected one rotary embedding for all layers: it is not implemented",
             ),
+            (
+                json!({ "is_causal": false }),
+                "config.json: `is_causal` is false, expected true: what another value computes is not implemented",
+            ),
+            (
+                json!({ "clip_qkv": 8.0 }),
+                "config.json: `clip_qkv` is 8.0, expected null: what another value computes is not implemented",
+            ),
+            (
+                json!({ "final_logit_softcapping": 30 }),
+                "config.json: `final_logit_softcapping` is 30, expected 0: what another value computes is not implemented",
+            ),
+            (json!({ "v_head_dim": 8 }), "config.json: `v_head_dim` is 8, expected `head_dim`, 6: values are as wide as keys"),
+            (
+                json!({ "rope_parameters": { "llama_4_scaling_beta": 0.1 } }),
+                "config.json: `rope_parameters.llama_4_scaling_beta` is 0.1, expected 0: what another value computes is not implemented",
+            ),
             (json!({ "partial_rotary_factor": 0.5 }), "config.json: `partial_rotary_factor` is 0.5, expected 1"),
             (
                 json!({ "rope_freq_factors": [1.0, 2.0] }),
@@ -507,6 +596,20 @@ mod tests {
         for (changes, expected) in faults {
             let error = read(changes.clone()).expect_err(expected).to_string();
             assert_eq!(error, expected, "{changes}");
+        }
+    }
+
+    /// A number is neutral however it is written, and null always is.
+    #[test]
+    fn a_field_that_changes_nothing_is_taken() {
+        for (field, neutral) in NEUTRAL {
+            read(json!({ field: null })).unwrap();
+            let value = match neutral {
+                Neutral::Flag(flag) => json!(flag),
+                Neutral::Number(number) if number.is_finite() => json!(number as u64),
+                _ => continue,
+            };
+            read(json!({ field: value })).unwrap();
         }
     }
 
