@@ -15,8 +15,10 @@ use crate::{
     config::{ChatTemplates, ModelConfig},
     embedding,
     error::shown,
-    gguf::{Gguf, nvfp4, vocabulary::GgufVocabulary},
-    gguf_names, json,
+    gguf::{Gguf, Metadata, nvfp4, vocabulary::GgufVocabulary},
+    gguf_names,
+    gguf_parts::{Parts, name_parts},
+    json,
     quantized::{self, Files, Named, QuantizedWeight, Scheme},
     safetensors::{Safetensors, SafetensorsTensor},
     shards::ShardIndex,
@@ -49,6 +51,8 @@ pub struct Checkpoint {
     pub metadata: Vec<(String, String)>,
     /// How the weights were quantised: `quantization_config`, which is obeyed here and is not in `config` any more.
     pub quantization: Option<Json>,
+    /// What of the configuration is not obeyed, because the tensors tell otherwise: sentences for the user.
+    pub notes: Vec<String>,
     files: Vec<WeightFile>,
     /// Sorted by name.
     tensors: Vec<Location>,
@@ -168,7 +172,7 @@ enum Place {
 }
 
 impl Checkpoint {
-    /// Opens a folder (safetensors, single or sharded, with `config.json`; or one GGUF file), a `.gguf` file, or a
+    /// Opens a folder (safetensors, single or sharded, with `config.json`; or one GGUF model), a `.gguf` file or any part of one that was split, or a
     /// `.safetensors` file with `config.json` beside it.
     pub fn open(path: &Path, open_file: &OpenFile<'_>) -> Result<Self, FormatError> {
         Self::open_as(path, open_file, Completeness::Whole)
@@ -215,7 +219,13 @@ impl Checkpoint {
         check_placeholder(&bytes).map_err(|error| error.in_file(&name))?;
         // Whatever it is called: a file in a content-addressed cache has no extension.
         if name.ends_with(".gguf") || bytes.starts_with(b"GGUF") {
-            return Self::from_gguf(&name, bytes, completeness);
+            let sibling = |file: &str| {
+                let is_there = folder_path.join(file).exists();
+                let bytes = is_there.then(|| read(file)).transpose()?;
+                bytes.as_ref().map_or(Ok(()), |bytes| check_placeholder(bytes)).map_err(|error| error.in_file(file))?;
+                Ok(bytes)
+            };
+            return Self::from_gguf(&name, bytes, completeness, &sibling);
         }
         Err(FormatError::UnknownExtension { path: shown_path })
     }
@@ -354,37 +364,45 @@ impl Checkpoint {
         }
     }
 
-    fn from_gguf(name: &str, bytes: Bytes, completeness: Completeness) -> Result<Self, FormatError> {
-        Self::read_gguf(name, bytes, completeness).map_err(|error| error.in_file(name))
+    /// The model of which the file `name` is the whole or a part; `sibling` gives another file of its folder.
+    fn from_gguf(
+        name: &str,
+        bytes: Bytes,
+        completeness: Completeness,
+        sibling: &dyn Fn(&str) -> Result<Option<Bytes>, FormatError>,
+    ) -> Result<Self, FormatError> {
+        let parts = Parts::read(name, bytes, completeness, sibling)?;
+        let first = parts.first().to_owned();
+        Self::of_gguf(parts, completeness).map_err(|error| error.in_file(&first))
     }
 
-    fn read_gguf(name: &str, bytes: Bytes, completeness: Completeness) -> Result<Self, FormatError> {
-        let gguf = Gguf::read_as(bytes, completeness)?;
-        let parts = gguf.metadata().u64("split.count")?.unwrap_or(1);
-        if parts > 1 {
-            let part = gguf.metadata().u64("split.no")?.unwrap_or(0).saturating_add(1);
-            return Err(FormatError::SplitGguf { part, parts });
-        }
+    fn of_gguf(gguf: Parts, completeness: Completeness) -> Result<Self, FormatError> {
         let vocabulary = GgufVocabulary::read(gguf.metadata())?;
         let config = gguf_names::config(&gguf, vocabulary.as_ref(), completeness)?;
-        let mut tensors = Vec::with_capacity(gguf.tensors().len());
+        let mut tensors = Vec::with_capacity(gguf.iter().map(|part| part.tensors().len()).sum());
         let mut ignored = Vec::new();
-        for (index, info) in (0..).zip(gguf.tensors()) {
-            let is_part = nvfp4::owner(&gguf, info.name()).is_some();
-            if gguf_names::is_configuration(info) || is_part && info.name().ends_with(".input_scale") {
-                ignored.push(info.name().into());
-            } else if !is_part {
-                let place = Place::File { file: 0, index };
-                tensors.push(Location { name: gguf_names::checkpoint_name(info.name()), place });
+        for (file, part) in (0..).zip(gguf.iter()) {
+            for (index, info) in (0..).zip(part.tensors()) {
+                let is_part = nvfp4::owner(part, info.name()).is_some();
+                if gguf_names::is_configuration(info) || is_part && info.name().ends_with(".input_scale") {
+                    ignored.push(info.name().into());
+                } else if !is_part {
+                    let place = Place::File { file, index };
+                    tensors.push(Location { name: gguf_names::checkpoint_name(info.name()), place });
+                }
             }
         }
         sort_by_name(&mut tensors)?;
         let metadata = gguf.metadata().iter().map(|(key, value)| (shown(key), value.summary())).collect();
         let generation_config = gguf_names::generation_config(vocabulary.as_ref());
-        let chat_templates = gguf_chat_templates(&gguf)?;
+        let chat_templates = gguf_chat_templates(gguf.metadata())?;
         let architecture: String = gguf_names::architecture(gguf.metadata())?.into();
         let embedding = EmbeddingConfig::from_gguf(gguf.metadata(), &architecture)?;
-        let container = Container::Gguf { gguf: Box::new(gguf), architecture, expands: false };
+        let file = |(name, gguf)| {
+            let architecture = architecture.clone();
+            WeightFile { name, container: Container::Gguf { gguf: Box::new(gguf), architecture, expands: false } }
+        };
+        let files = gguf.into_iter().map(file).collect();
         Ok(Self {
             config: config.into(),
             generation_config: generation_config.into(),
@@ -393,7 +411,8 @@ impl Checkpoint {
             chat_templates,
             metadata,
             quantization: None,
-            files: vec![WeightFile { name: name.into(), container }],
+            notes: Vec::new(),
+            files,
             tensors,
             quantized: Vec::new(),
             ignored,
@@ -419,9 +438,13 @@ impl Folder<'_> {
         let with = |end: &str| self.names.iter().filter(|name| name.ends_with(end)).map(String::as_str).collect();
         let mut ggufs: Vec<&str> = with(".gguf");
         ggufs.retain(|name| !name.starts_with("mmproj")); // the vision part of a model, never the whole
+        // Of a model in parts any one leads to the others.
+        ggufs.dedup_by_key(|name| name_parts(name).map_or((*name, 0), |(stem, _, count)| (stem, count)));
         let safetensors: Vec<&str> = with(".safetensors");
         match (ggufs.as_slice(), safetensors.as_slice()) {
-            ([name], _) => Checkpoint::from_gguf(name, self.read(name)?, self.completeness),
+            ([name], _) => {
+                Checkpoint::from_gguf(name, self.read(name)?, self.completeness, &|file| self.optional(file))
+            }
             ([], [name]) => self.open_safetensors(name),
             ([], []) => Err(FormatError::NoWeights { path: self.path.clone(), found: self.other_weights() }),
             ([], many) | (many, _) => {
@@ -497,12 +520,14 @@ impl Folder<'_> {
             chat_templates,
             metadata: Vec::new(),
             quantization,
+            notes: Vec::new(),
             files,
             tensors: Vec::new(),
             quantized: Vec::new(),
             ignored: Vec::new(),
         };
         checkpoint.index_safetensors()?;
+        checkpoint.settle_head();
         Ok(checkpoint)
     }
 
@@ -583,6 +608,7 @@ fn with_class(mut tokenizer_config: Json, config: &Json) -> Json {
 
 impl Checkpoint {
     fn index_safetensors(&mut self) -> Result<(), FormatError> {
+        let prefix = self.prefix();
         let mut names = Vec::new();
         for (file, weights) in (0..).zip(&self.files) {
             let Container::Safetensors(safetensors) = &weights.container else { continue };
@@ -591,7 +617,7 @@ impl Checkpoint {
                 if is_rope_table(info.name()) {
                     self.ignored.push(info.name().into());
                 } else {
-                    names.push(Named { name: info.name().into(), file, index });
+                    names.push(Named { name: with_prefix(info.name(), prefix.as_deref()), file, index });
                 }
             }
             if file == 0 {
@@ -613,6 +639,65 @@ impl Checkpoint {
         let quantized = (0..).zip(&self.quantized).map(|(at, weight)| (weight.name.clone(), Place::Quantized(at)));
         self.tensors = plain.chain(quantized).map(|(name, place)| Location { name, place }).collect();
         sort_by_name(&mut self.tensors)
+    }
+}
+
+impl Checkpoint {
+    /// What stands where the published names have `model.`, if it is something else: nothing in checkpoints that were
+    /// saved without their head (`embed_tokens.weight`), more in those that were cut out of a larger model.
+    fn prefix(&self) -> Option<String> {
+        let names = self.files.iter().filter_map(|weights| match &weights.container {
+            Container::Safetensors(file) => Some(file.tensors().iter().map(SafetensorsTensor::name)),
+            Container::Gguf { .. } => None,
+        });
+        let mut prefixes = names.flatten().filter_map(|name| {
+            let prefix = name.rsplit_once("embed_tokens.").map(|(prefix, _)| prefix);
+            prefix.filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))
+        });
+        let first = prefixes.next()?;
+        (first != MODEL && prefixes.all(|prefix| prefix == first)).then(|| first.to_owned())
+    }
+
+    /// A head of its own counts, whatever the configuration says of tied ones: fine-tuned models were saved so. One that
+    /// is the embedding again is left out, which halves what is read of both.
+    fn settle_head(&mut self) {
+        const TIED: &str = "tie_word_embeddings";
+        let says = self.config.get(TIED).and_then(Json::as_bool);
+        let (head, embedding) = ("lm_head.weight", "model.embed_tokens.weight");
+        if says == Some(false) || !self.tensor_names().any(|name| name == head) {
+            return;
+        }
+        // What cannot be read is reported by whoever reads it for its numbers.
+        let (Ok(a), Ok(b)) = (self.tensor(head), self.tensor(embedding)) else { return };
+        if (a.format(), a.shape(), a.bytes()) == (b.format(), b.shape(), b.bytes()) {
+            return;
+        }
+        if let Some(config) = self.config.as_object_mut() {
+            config.insert(TIED.into(), false.into());
+        }
+        if says == Some(true) {
+            self.notes.push(format!(
+                "config.json ties the head to the embedding, but `{head}` is there and differs: the one in the file is used"
+            ));
+        }
+    }
+}
+
+/// What the published names of all tensors but the head start with.
+const MODEL: &str = "model.";
+
+/// The published name of a tensor in a checkpoint that has `prefix` for `model.`.
+fn with_prefix(name: &str, prefix: Option<&str>) -> String {
+    let Some(prefix) = prefix else { return name.into() };
+    let is_head = |name: &str| name.starts_with("lm_head.");
+    match name.strip_prefix(prefix) {
+        Some(rest) if prefix.is_empty() && is_head(rest) => rest.into(),
+        Some(rest) => format!("{MODEL}{rest}"),
+        // `language_model.model.` beside `language_model.lm_head`.
+        None => match name.strip_prefix(prefix.strip_suffix(MODEL).unwrap_or(prefix)) {
+            Some(rest) if is_head(rest) => rest.into(),
+            _ => name.into(),
+        },
     }
 }
 
@@ -698,9 +783,8 @@ impl WeightFile {
 }
 
 /// `tokenizer.chat_template`, and `tokenizer.chat_template.NAME` for others.
-fn gguf_chat_templates(gguf: &Gguf) -> Result<ChatTemplates, FormatError> {
+fn gguf_chat_templates(metadata: &Metadata) -> Result<ChatTemplates, FormatError> {
     const KEY: &str = "tokenizer.chat_template";
-    let metadata = gguf.metadata();
     let mut templates = ChatTemplates { default: metadata.str(KEY)?.map(String::from), named: Vec::new() };
     for (key, _) in metadata.iter() {
         if let Some(name) = key.strip_prefix(KEY).and_then(|rest| rest.strip_prefix('.'))

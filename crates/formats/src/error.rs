@@ -337,8 +337,11 @@ pub enum FormatError {
         /// The id found.
         id: u32,
     },
-    /// One part of a GGUF file that was split.
-    #[error("part {part} of a GGUF file split into {parts}: join them first with `llama-gguf-split --merge`")]
+    /// One part of a GGUF file that was split, under a name that does not tell the others'.
+    #[error(
+        "part {part} of a GGUF file split into {parts}, and its name does not lead to the others: keep all in one folder as \
+         NAME-{part:05}-of-{parts:05}.gguf and so on"
+    )]
     SplitGguf {
         /// This part, from 1.
         part: u64,

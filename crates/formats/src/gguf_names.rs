@@ -11,7 +11,8 @@ use tensor::Tensor;
 
 use crate::{
     Completeness, FormatError,
-    gguf::{Gguf, GgufTensor, Metadata, Value, vocabulary::GgufVocabulary},
+    gguf::{GgufTensor, Metadata, Value, vocabulary::GgufVocabulary},
+    gguf_parts::Parts,
 };
 
 /// Tensors outside the layers.
@@ -144,7 +145,7 @@ pub(crate) fn checkpoint_row_order(rows: usize, heads: usize) -> Option<impl Ite
 ///
 /// Without the data section there are no factors, and the configuration is complete but for them.
 pub(crate) fn config(
-    gguf: &Gguf,
+    gguf: &Parts,
     vocabulary: Option<&GgufVocabulary>,
     completeness: Completeness,
 ) -> Result<Map<String, Json>, FormatError> {
@@ -183,7 +184,7 @@ pub(crate) fn config(
     {
         config.insert("partial_rotary_factor".into(), json!(rope_dims as f64 / head_dim as f64));
     }
-    let embedding_rows = gguf.tensor_info("token_embd.weight").and_then(|info| info.shape().first().copied());
+    let embedding_rows = gguf.tensor_info("token_embd.weight").and_then(|(_, info)| info.shape().first().copied());
     let vocab_size = match embedding_rows {
         Some(rows) => Some(rows),
         None => metadata.u64(&key("vocab_size"))?.or(vocabulary.map(|v| v.tokens.len() as u64)),
@@ -287,10 +288,10 @@ fn rope_scaling(metadata: &Metadata, key: &dyn Fn(&str) -> String) -> Result<Opt
     Ok(Some(scaling.into()))
 }
 
-fn rope_freq_factors(gguf: &Gguf) -> Result<Option<Json>, FormatError> {
+fn rope_freq_factors(gguf: &Parts) -> Result<Option<Json>, FormatError> {
     /// Far above half of any head's size.
     const FACTORS_MAX: u64 = 1 << 12;
-    let Some(info) = gguf.tensor_info(ROPE_FREQS) else { return Ok(None) };
+    let Some((gguf, info)) = gguf.tensor_info(ROPE_FREQS) else { return Ok(None) };
     let wrong = |found: String| FormatError::WrongValue {
         key: ROPE_FREQS.into(),
         expected: format!("up to {FACTORS_MAX} positive finite factors"),

@@ -14,6 +14,7 @@ mod embedding;
 mod error;
 pub mod gguf;
 pub mod gguf_names;
+mod gguf_parts;
 mod imatrix;
 mod json;
 pub mod limits;

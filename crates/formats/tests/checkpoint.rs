@@ -341,3 +341,67 @@ fn a_format_that_safetensors_does_not_have_is_not_written() {
     let error = safetensors::write(&tensors, &[]).unwrap_err().to_string();
     assert_eq!(error, "tensor `x` is of type Q8_0, which no reader here covers; covered are F32, F16, BF16");
 }
+
+/// The valid file in three parts: the first with all keys and no tensor, as `--no-tensor-first-split` makes it.
+fn in_parts(folder: &Path) -> Vec<std::path::PathBuf> {
+    let whole = Gguf::read(valid::gguf_writer("llama").to_bytes()).unwrap();
+    let split = |writer: &mut GgufWriter, no: u16| {
+        writer.metadata("split.no", Value::U16(no)).metadata("split.count", Value::U16(3));
+        writer.metadata("split.tensors.count", Value::I32(i32::try_from(whole.tensors().len()).unwrap()));
+    };
+    let mut parts = [GgufWriter::new(), GgufWriter::new(), GgufWriter::new()];
+    for (key, value) in whole.metadata().iter() {
+        parts[0].metadata(key, value.clone());
+    }
+    for (index, info) in whole.tensors().iter().enumerate() {
+        let bytes = whole.tensor_bytes(info).unwrap();
+        parts[1 + index % 2].raw_tensor(info.name(), info.ggml_type(), info.dims(), bytes);
+    }
+    let path = |no: u16| folder.join(format!("m-{:05}-of-00003.gguf", no + 1));
+    let mut paths = Vec::new();
+    for (no, writer) in (0..).zip(&mut parts) {
+        split(writer, no);
+        fs::write(path(no), writer.to_bytes()).unwrap();
+        paths.push(path(no));
+    }
+    paths
+}
+
+#[test]
+fn a_gguf_model_in_parts_is_one_from_any_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = in_parts(folder.path());
+    let whole = open_gguf(&valid::gguf_writer("llama"));
+    let read = |path: &Path| Ok(Bytes::from(fs::read(path)?));
+    for path in paths.iter().map(|path| path.as_path()).chain([folder.path()]) {
+        let checkpoint = Checkpoint::open(path, &read).unwrap();
+        assert_eq!((&checkpoint.config, checkpoint.weight_files().len()), (&whole.config, 3), "{}", path.display());
+        assert!(checkpoint.tensor_names().eq(whole.tensor_names()));
+        for name in whole.tensor_names() {
+            assert_eq!(checkpoint.tensor(name).unwrap().bytes(), whole.tensor(name).unwrap().bytes(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_part_that_is_missing_or_anothers_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = in_parts(folder.path());
+    let read = |path: &Path| Ok(Bytes::from(fs::read(path)?));
+    let fails = |path: &Path| {
+        let error = Checkpoint::open(path, &read).unwrap_err();
+        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+        format!("{error}{cause}")
+    };
+    let second = fs::read(&paths[1]).unwrap();
+    fs::remove_file(&paths[1]).unwrap();
+    for path in [&paths[0], &paths[2]] {
+        let message = fails(path);
+        assert!(message.contains("m-00002-of-00003.gguf") && message.contains("fetch it"), "{message}");
+    }
+    fs::copy(&paths[2], &paths[1]).unwrap();
+    assert!(fails(&paths[0]).contains("`split.no`"), "{}", fails(&paths[0]));
+    let renamed = folder.path().join("other.gguf");
+    fs::write(&renamed, second).unwrap();
+    assert!(fails(&renamed).contains("part 2 of a GGUF file split into 3"), "{}", fails(&renamed));
+}

@@ -566,7 +566,10 @@ mod tests {
                 json!({ "final_logit_softcapping": 30 }),
                 "config.json: `final_logit_softcapping` is 30, expected 0: what another value computes is not implemented",
             ),
-            (json!({ "v_head_dim": 8 }), "config.json: `v_head_dim` is 8, expected `head_dim`, 6: values are as wide as keys"),
+            (
+                json!({ "v_head_dim": 8 }),
+                "config.json: `v_head_dim` is 8, expected `head_dim`, 6: values are as wide as keys",
+            ),
             (
                 json!({ "rope_parameters": { "llama_4_scaling_beta": 0.1 } }),
                 "config.json: `rope_parameters.llama_4_scaling_beta` is 0.1, expected 0: what another value computes is not implemented",
