@@ -332,6 +332,8 @@ pub(crate) struct Model {
     pub(crate) engine: Engine,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) chat_template: Option<ChatTemplate>,
+    /// Why the template in the model's files cannot be used, if it cannot.
+    pub(crate) template_fault: Option<String>,
 }
 
 /// Whether a positional argument is meant as a model: a path that exists or looks like one, or ORG/REPO.
@@ -595,11 +597,19 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
         sizes.watch.stage(LoadStage::Vocabulary);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
-    let Loaded { executable, device, vocab_size, room, given, chat_template } = rest.with_context(in_model)?;
+    let Loaded { executable, device, vocab_size, room, given, chat_template, template_fault } =
+        rest.with_context(in_model)?;
     let DeviceInfo { name: device_name, description: device, .. } = device;
     let mut tokenizer = tokenizer.with_context(in_model)?;
     tokenizer.add_eos_ids(&checkpoint.eos_token_ids()?);
-    if tokenizer.vocab_size() > vocab_size {
+    let surplus = tokenizer.vocab_size().saturating_sub(vocab_size);
+    if (1..=SURPLUS_MAX).contains(&surplus) {
+        note(&format!(
+            "the tokenizer has {} tokens and the model logits for {vocab_size}: the model never produces the others, and \
+             a prompt that contains one is refused",
+            tokenizer.vocab_size()
+        ));
+    } else if surplus > 0 {
         bail!(
             "{}: the tokenizer has {} tokens and the model logits for {vocab_size}: they do not belong together",
             in_model(),
@@ -619,8 +629,12 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
         engine,
         tokenizer: Arc::new(tokenizer),
         chat_template,
+        template_fault,
     })
 }
+
+/// Tokens that were added to a vocabulary after the model was trained are few.
+const SURPLUS_MAX: usize = 1024;
 
 /// All of a model but its tokenizer.
 struct Loaded {
@@ -630,6 +644,7 @@ struct Loaded {
     room: Room,
     given: Given,
     chat_template: Option<ChatTemplate>,
+    template_fault: Option<String>,
 }
 
 fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: &EngineSizes<'_>) -> Result<Loaded> {
@@ -641,8 +656,16 @@ fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: 
     let given = Given { device: device.name.clone(), had: device.memory_bytes, bytes: room.bytes };
     let mut copied = |bytes, total| sizes.watch.bytes(bytes, total);
     let executable = backend.load_watched(Arc::new(plan), weights, room.kv, &mut copied)?;
-    let chat_template = load_chat_template(checkpoint, args.chat_template.as_deref())?;
-    Ok(Loaded { executable, device, vocab_size, room, given, chat_template })
+    let (chat_template, template_fault) = match load_chat_template(checkpoint, args.chat_template.as_deref()) {
+        Ok(template) => (template, None),
+        // What was asked for must work. What the files have is of no matter to whoever continues text.
+        Err(error) if args.chat_template.is_some() => return Err(error),
+        Err(error) => {
+            note(&format!("{error:#}"));
+            (None, error.source().map(ToString::to_string))
+        }
+    };
+    Ok(Loaded { executable, device, vocab_size, room, given, chat_template, template_fault })
 }
 
 /// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].
@@ -656,6 +679,7 @@ pub(crate) fn load_weights(
 
 fn plan_and_weights(checkpoint: &mut Checkpoint, quant: Option<Mix>, watch: &dyn Watch) -> Result<(Plan, Vec<Tensor>)> {
     watch.stage(LoadStage::Weights);
+    checkpoint.notes.iter().for_each(|line| note(line));
     if quant.is_none() {
         checkpoint.sort_features();
     }
@@ -1016,15 +1040,21 @@ fn context_len(plan: &Plan, asked: Option<usize>, affordable: usize) -> Result<u
 
 impl Model {
     /// The ids of a text to continue, with what the model expects before one.
-    pub(crate) fn encode_raw(&self, text: &str) -> Result<Vec<u32>> {
+    pub(crate) fn encode_raw(&self, text: &str, special: ParseSpecial) -> Result<Vec<u32>> {
         let mut ids = self.tokenizer.prefix_ids().to_vec();
-        ids.extend(self.tokenizer.encode(text, ParseSpecial::No)?);
+        ids.extend(self.tokenizer.encode(text, special)?);
         Ok(ids)
     }
 
     /// The ids of a conversation that the model is to answer, through its chat template.
     pub(crate) fn encode_chat(&self, messages: &[Value], think: Option<bool>) -> Result<Vec<u32>> {
         let Some(template) = &self.chat_template else {
+            if let Some(fault) = &self.template_fault {
+                bail!(
+                    "cannot use the chat template of `{}`: {fault} (--raw works without it, --chat-template replaces it)",
+                    self.name
+                );
+            }
             bail!(
                 "`{}` has no chat template: use --raw to continue text, or give one with --chat-template FILE",
                 self.name

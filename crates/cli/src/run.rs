@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
+use tokenizer::ParseSpecial;
 
 use crate::generate::{Generation, GenerationOptions};
 use crate::load::{self, Model, ModelArgs};
@@ -47,6 +48,10 @@ pub(crate) struct RunArgs {
     /// Continue the prompt as it is, without the chat template
     #[arg(long)]
     raw: bool,
+
+    /// With --raw: take the texts of special tokens (such as <|im_end|>) as text, not as those tokens
+    #[arg(long, requires = "raw")]
+    no_parse_special: bool,
 
     /// Let models that can, think first (or not); without it the template decides
     #[arg(long, value_name = "BOOL")]
@@ -111,7 +116,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         if args.system.is_some() {
             bail!("--system needs the chat template: leave out --raw, or put the text into the prompt");
         }
-        model.encode_raw(&prompt)?
+        let special = if args.no_parse_special { ParseSpecial::No } else { ParseSpecial::Yes };
+        model.encode_raw(&prompt, special)?
     } else {
         let mut messages = Vec::new();
         messages.extend(args.system.as_ref().map(|text| json!({"role": "system", "content": text})));

@@ -265,6 +265,7 @@ fn load_into(app: &App, args: &ServeArgs, model: Option<&str>, name: &str, neigh
         defaults,
         tokenizer: model.tokenizer,
         chat_template: model.chat_template,
+        template_fault: model.template_fault,
         pooling: model.embedding.pooling,
         normalize: model.embedding.normalize,
         engine: model.engine,

@@ -40,6 +40,8 @@ pub struct ServedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// How a conversation is written, if the model holds any.
     pub chat_template: Option<ChatTemplate>,
+    /// Why the template that the model has cannot be used, if it has such a one.
+    pub template_fault: Option<String>,
     /// The pooling that the model was trained with, by its name, if it was trained to make vectors of texts.
     pub pooling: Option<String>,
     /// Whether such vectors are brought to length 1, if the model's files say so.
@@ -58,6 +60,8 @@ pub(crate) struct Serving {
     pub(crate) defaults: SamplingParams,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) chat_template: Option<ChatTemplate>,
+    /// Why the template that the model has cannot be used, if it has such a one.
+    pub(crate) template_fault: Option<String>,
     pub(crate) engine: EngineHandle,
     /// The pooling that the model was trained with.
     pub(crate) pooling: Option<String>,
@@ -199,6 +203,7 @@ impl App {
             defaults,
             tokenizer,
             chat_template,
+            template_fault,
             pooling,
             normalize,
             engine,
@@ -217,6 +222,7 @@ impl App {
             defaults,
             tokenizer,
             chat_template,
+            template_fault,
             engine,
             pooling,
             normalize,

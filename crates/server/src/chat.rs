@@ -214,9 +214,17 @@ fn continued(mut text: String, said: &str) -> Result<String, ApiError> {
 }
 
 fn template_of(serving: &Serving) -> Result<&ChatTemplate, ApiError> {
-    let missing = "this model has no chat template, so it holds no conversations: /v1/completions continues text, and the \
-                   server's --chat-template gives it one";
-    serving.chat_template.as_ref().ok_or_else(|| ApiError::unsupported("messages", missing))
+    serving.chat_template.as_ref().ok_or_else(|| {
+        let why = match &serving.template_fault {
+            Some(fault) => format!("this model's chat template cannot be used ({fault})"),
+            None => "this model has no chat template".to_owned(),
+        };
+        let message = format!(
+            "{why}, so it holds no conversations: /v1/completions continues text, and the server's --chat-template \
+             gives it another"
+        );
+        ApiError::unsupported("messages", message)
+    })
 }
 
 /// The local time, which some templates tell the model.

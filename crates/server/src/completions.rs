@@ -17,7 +17,7 @@ use crate::fields::{Field, Fields, applied, only};
 use crate::generation::{self, Format, Plan, prepared, random_id, unix_time};
 use crate::grammar;
 use crate::logprobs::TextLogprobs;
-use crate::prompts::{self, Prompt};
+use crate::prompts::{self, Around, Prompt};
 use crate::sampling::{self, PROMPTS_MAX, Settings};
 use crate::security::KeyNumber;
 
@@ -52,7 +52,7 @@ pub(crate) async fn completions(
 fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<Vec<u32>>, TextFormat), ApiError> {
     let mut fields = Fields::new(body, KNOWN)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
-    let prompts = prompts::take(&mut fields, "prompt", PROMPTS_MAX, serving)?;
+    let prompts = prompts::take(&mut fields, "prompt", PROMPTS_MAX, Around::Prefix, serving)?;
     settings.compile(serving)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let logprobs = fields.count("logprobs")?;

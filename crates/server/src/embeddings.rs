@@ -16,7 +16,7 @@ use crate::app::{App, Serving};
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied, hint, only, wrong};
 use crate::generation::{Watched, blocking, failed, prepared};
-use crate::prompts;
+use crate::prompts::{self, Around};
 use crate::sampling::{cache_domain, labels, priority};
 use crate::security::KeyNumber;
 
@@ -106,7 +106,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
             "this model gives no hidden states here, so it makes no embeddings: its head is no projection of a norm";
         return Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "no_embeddings", message));
     };
-    let inputs = prompts::take(&mut fields, "input", INPUTS_MAX, serving)?;
+    let inputs = prompts::take(&mut fields, "input", INPUTS_MAX, Around::Both, serving)?;
     let context_len = serving.engine.config().context_len;
     if let Some(index) = inputs.iter().position(|input| input.ids.len() > context_len) {
         let found = inputs[index].ids.len();

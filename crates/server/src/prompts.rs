@@ -7,6 +7,15 @@ use crate::app::Serving;
 use crate::error::ApiError;
 use crate::fields::{Fields, token_ids, wrong};
 
+/// What is added around a text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Around {
+    /// What the model expects before a text that it goes on with.
+    Prefix,
+    /// That, and what it expects behind a text that is whole: the model that makes a vector of it learned to.
+    Both,
+}
+
 /// One prompt of a request.
 pub(crate) struct Prompt {
     pub(crate) ids: Vec<u32>,
@@ -26,13 +35,21 @@ pub(crate) fn take(
     fields: &mut Fields,
     name: &'static str,
     most: usize,
+    around: Around,
     serving: &Serving,
 ) -> Result<Vec<Prompt>, ApiError> {
     let special = fields.boolean("add_special_tokens")?;
     let parse_special = parse_special(fields)?;
     let from_text = |text: String| {
-        let mut ids = if special.unwrap_or(true) { serving.tokenizer.prefix_ids().to_vec() } else { Vec::new() };
-        ids.extend(serving.tokenizer.encode(&text, parse_special)?);
+        let ids = match (special.unwrap_or(true), around) {
+            (false, _) => serving.tokenizer.encode(&text, parse_special)?,
+            (true, Around::Both) => serving.tokenizer.encode_with_special_tokens(&text, parse_special)?,
+            (true, Around::Prefix) => {
+                let mut ids = serving.tokenizer.prefix_ids().to_vec();
+                ids.extend(serving.tokenizer.encode(&text, parse_special)?);
+                ids
+            }
+        };
         Ok::<_, ApiError>(Prompt { ids, text: Some(text) })
     };
     let from_ids = |value: &Value| {

@@ -77,6 +77,7 @@ fn served(config: EngineConfig, faults: Option<Faults>, template: ChatTemplate) 
         version: "0",
         defaults: SamplingParams { temperature: 0.7, top_p: 0.95, ..SamplingParams::default() },
         tokenizer: tokenizer(),
+        template_fault: None,
         chat_template: Some(template),
         pooling: None,
         normalize: None,

@@ -1,0 +1,172 @@
+//! Checkpoints that differ from the published layout where it does not matter: they run, and say what was odd once.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+mod process;
+
+const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/builtin");
+const HEAD: &str = "lm_head.weight";
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// The built-in model in a folder that a test changes.
+struct Model {
+    folder: tempfile::TempDir,
+}
+
+impl Model {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+            fs::copy(Path::new(BUILTIN).join(file), folder.path().join(file)).expect("room for a file");
+        }
+        Self { folder }
+    }
+
+    fn change(&self, file: &str, change: impl FnOnce(&mut Value)) {
+        let path = self.folder.path().join(file);
+        let mut value = serde_json::from_slice(&fs::read(&path).expect("it is there")).expect("JSON");
+        change(&mut value);
+        fs::write(path, value.to_string()).expect("room for a file");
+    }
+
+    /// Changes the tensors: their names with dtype and shape, and their bytes.
+    fn change_tensors(&self, change: impl FnOnce(&mut Vec<(String, Value, Vec<u8>)>)) {
+        let path = self.folder.path().join("model.safetensors");
+        let file = fs::read(&path).expect("it is there");
+        let (len, rest) = file.split_first_chunk().expect("a length");
+        let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+        let header: Map<String, Value> = serde_json::from_slice(header).expect("JSON");
+        let offset = |info: &Value, at: usize| info["data_offsets"][at].as_u64().expect("an offset") as usize;
+        let tensors = header.into_iter().filter(|(name, _)| name != "__metadata__");
+        let mut tensors: Vec<_> = tensors
+            .map(|(name, info)| {
+                let bytes = data[offset(&info, 0)..offset(&info, 1)].to_vec();
+                (name, info, bytes)
+            })
+            .collect();
+        change(&mut tensors);
+        let (mut header, mut data) = (Map::new(), Vec::new());
+        for (name, mut info, bytes) in tensors {
+            info["data_offsets"] = json!([data.len(), data.len() + bytes.len()]);
+            data.extend(bytes);
+            header.insert(name, info);
+        }
+        let mut header = Value::Object(header).to_string();
+        header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
+        fs::write(path, file).expect("room for a file");
+    }
+
+    fn output(&self, prompt: &[&str]) -> (bool, String, String) {
+        let folder = self.folder.path().to_str().expect("a path in UTF-8");
+        let output = process::output(&[&["run", folder][..], prompt, &["--temp", "0", "-n", "24"]].concat());
+        (output.status.success(), process::text(&output.stdout), process::text(&output.stderr))
+    }
+
+    /// What the model says after a text, and what it reports beside.
+    fn says(&self) -> (String, String) {
+        let (is_ok, text, report) = self.output(&["Once upon a time", "--raw"]);
+        assert!(is_ok, "{report}");
+        (text, report)
+    }
+}
+
+/// As checkpoints that were saved without their head have them (Qwen3-Embedding), and as models for text have them that
+/// were cut out of one for pictures.
+#[test]
+fn tensors_have_the_names_of_other_wrappers() {
+    let (text, _) = Model::new().says();
+    for prefix in ["", "language_model.model.", "model.language_model."] {
+        let model = Model::new();
+        model.change_tensors(|tensors| {
+            for (name, ..) in tensors {
+                let rest = name.strip_prefix("model.").map(|rest| format!("{prefix}{rest}"));
+                *name = rest.unwrap_or_else(|| format!("{}{name}", prefix.strip_suffix("model.").unwrap_or("")));
+            }
+        });
+        assert_eq!(model.says().0, text, "{prefix}");
+        let inspected = process::succeed(&["inspect", model.folder.path().to_str().expect("a path in UTF-8")]);
+        assert!(inspected.contains(EMBEDDING), "{inspected}");
+    }
+}
+
+#[test]
+fn a_head_of_its_own_counts_where_the_configuration_ties_it() {
+    let tied = Model::new();
+    // The embedding, with the rows of two tokens exchanged where `swaps` says so.
+    let add_head = |swaps: bool| {
+        move |tensors: &mut Vec<(String, Value, Vec<u8>)>| {
+            tensors.retain(|(name, ..)| name != HEAD);
+            let (_, info, bytes) = tensors.iter().find(|(name, ..)| name == EMBEDDING).expect("it is there").clone();
+            let row = bytes.len() / info["shape"][0].as_u64().expect("rows") as usize;
+            let mut head = bytes;
+            if swaps {
+                head.rotate_left(row);
+            }
+            tensors.push((HEAD.to_owned(), info, head));
+        }
+    };
+    tied.change_tensors(|tensors| tensors.retain(|(name, ..)| name != HEAD));
+    let set = |tie: bool| move |config: &mut Value| config["tie_word_embeddings"] = json!(tie);
+    tied.change("config.json", set(true));
+    let (text, _) = tied.says();
+    tied.change_tensors(add_head(false));
+    let (same, report) = tied.says();
+    assert_eq!(same, text);
+    assert!(!report.contains("ties the head"), "{report}");
+
+    let own = Model::new();
+    own.change_tensors(add_head(true));
+    own.change("config.json", set(false));
+    let (expected, _) = own.says();
+    assert_ne!(expected, text);
+    own.change("config.json", set(true));
+    let (found, report) = own.says();
+    assert_eq!(found, expected);
+    assert_eq!(report.matches("ties the head").count(), 1, "{report}");
+}
+
+#[test]
+fn a_token_beyond_the_logits_is_never_produced_and_refused_in_prompts() {
+    let (text, _) = Model::new().says();
+    let model = Model::new();
+    model.change("tokenizer.json", |tokenizer| {
+        let vocab = tokenizer["model"]["vocab"].as_object().expect("tokens").values().filter_map(Value::as_u64);
+        let added =
+            tokenizer["added_tokens"].as_array().expect("a list").iter().filter_map(|token| token["id"].as_u64());
+        let next = vocab.chain(added).max().expect("tokens") + 1;
+        let token = json!({"id": next, "content": "<one_more>", "special": true, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false});
+        tokenizer["added_tokens"].as_array_mut().expect("a list").push(token);
+    });
+    let (found, report) = model.says();
+    assert_eq!(found, text);
+    assert_eq!(report.matches("never produces").count(), 1, "{report}");
+    let (is_ok, _, report) = model.output(&["a<one_more>", "--raw"]);
+    assert!(!is_ok && report.contains("vocabulary"), "{report}");
+    assert!(model.output(&["a<one_more>", "--raw", "--no-parse-special"]).0);
+}
+
+#[test]
+fn a_template_that_does_not_parse_is_of_no_matter_to_raw_text() {
+    let (text, _) = Model::new().says();
+    let model = Model::new();
+    fs::write(model.folder.path().join("chat_template.jinja"), "{{ broken").expect("room for a file");
+    let (found, report) = model.says();
+    assert_eq!(found, text);
+    assert!(report.contains("--raw works without it"), "{report}");
+    let (is_ok, _, report) = model.output(&["Hello"]);
+    assert!(!is_ok && report.contains("cannot use the chat template"), "{report}");
+}
+
+/// What changes the mathematics and is not computed is refused.
+#[test]
+fn a_field_that_would_change_the_text_is_refused_by_name() {
+    let model = Model::new();
+    model.change("config.json", |config| config["final_logit_softcapping"] = json!(30.0));
+    let (is_ok, _, report) = model.output(&["a", "--raw"]);
+    assert!(!is_ok && report.contains("`final_logit_softcapping` is 30"), "{report}");
+}
