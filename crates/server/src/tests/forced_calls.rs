@@ -119,10 +119,14 @@ async fn a_model_of_each_family_that_has_to_call_calls() {
         let place = |end: &&str| tokens.iter().position(|token| token == end).map(|at| (VOCAB_SIZE + at).to_string());
         let bias: serde_json::Map<_, _> = ends.iter().filter_map(place).map(|id| (id, json!(100))).collect();
         let mut whole = 0;
-        for (seed, choice) in (0..4).flat_map(|seed| {
+        // Some templates show the date, so every day has texts of its own, and on some days the first are all cut.
+        for (seed, choice) in (0..64).flat_map(|seed| {
             let named = json!({"type": "function", "function": {"name": "search.web"}});
             [(seed, json!("required")), (seed, named)]
         }) {
+            if seed >= 4 && whole > 0 {
+                break;
+            }
             let mut body = json!({
                 "messages": [{"role": "user", "content": "Hello there"}], "tools": tools(), "tool_choice": choice,
                 "max_tokens": 200, "seed": seed, "logit_bias": bias,
