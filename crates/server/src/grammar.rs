@@ -2,12 +2,15 @@
 //! says which tokens may come next; what it cannot hold a text to is refused before anything is generated.
 
 use std::fmt::{Debug, Formatter};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use engine::{Grammar, GrammarState, TokenSet};
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
@@ -15,7 +18,7 @@ use tokenizer::Tokenizer;
 
 use crate::error::ApiError;
 use crate::fields::{self, Field, Fields, Rule, applied, clipped, hint, wrong};
-use crate::{mask_watch, schema};
+use crate::{lark, mask_watch, schema};
 
 /// Bytes of a grammar, or of a schema as JSON.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
@@ -42,8 +45,14 @@ const KEPT_BYTES_MAX: usize = 64 << 20;
 const COMPILED_BYTES_MAX: usize = 24 << 20;
 /// Time to compile a grammar. Unoptimised builds, which tests run, take a few times as long.
 const COMPILE_TIME_MAX: Duration = Duration::from_secs(if cfg!(debug_assertions) { 8 } else { 1 });
-/// Grammars that are being compiled at a time, those included that nobody waits for any more: the library cannot be stopped.
+/// Grammars that are being compiled at a time.
 const COMPILING_MAX: usize = 4;
+/// Those besides that nobody waits for any more. They end by themselves; until then each has a thread and its memory.
+const ABANDONED_MAX: usize = 16;
+/// What the first step through the automaton may take: a million is a third of a second.
+const FIRST_STEP_FUEL: u64 = 1_000_000;
+/// Compilations that panicked since the process began.
+static PANICS: AtomicUsize = AtomicUsize::new(0);
 /// A grammar of 64 KiB whose rules are a chain has thousands of them, and the library goes down the chain by recursion, a few
 /// kilobytes a rule. The system gives memory to what is used of this alone.
 const COMPILE_STACK_BYTES: usize = 256 << 20;
@@ -155,7 +164,8 @@ impl Grammars {
             return Ok(kept);
         }
         let factory = Arc::clone(self.factory(tokenizer, vocab_size)?);
-        let compiled = in_time(name, move || compiled(&factory, grammar))?;
+        static PLACES: LazyLock<Places> = LazyLock::new(Places::default);
+        let compiled = in_time(&PLACES, COMPILE_TIME_MAX, name, move || compiled(&factory, grammar))?;
         let compiled = compiled.map_err(|problem| {
             let first_line = problem.lines().next().unwrap_or_default();
             ApiError::unsupported(
@@ -230,43 +240,140 @@ fn factory(
     Ok(factory)
 }
 
-/// Compiles on a thread of its own, for as long as that may take.
-fn in_time<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
-    static COMPILING: AtomicUsize = AtomicUsize::new(0);
-    /// A place among those that compile, given back when it is over, whoever still waits.
-    struct Place;
-    impl Drop for Place {
-        fn drop(&mut self) {
-            COMPILING.fetch_sub(1, Ordering::AcqRel);
-        }
+/// Grammars that are being compiled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Compiling {
+    /// Those that somebody waits for.
+    awaited: usize,
+    /// Those that took too long. The library cannot be stopped, but it ends, because what it is given is bounded.
+    abandoned: usize,
+}
+
+/// Places among those that compile.
+#[derive(Clone, Default)]
+struct Places(Arc<Mutex<Compiling>>);
+
+/// A place, given back when it is over, whoever still waits.
+struct Place {
+    places: Places,
+    state: Arc<Mutex<PlaceState>>,
+}
+
+/// Changes under the lock of all places.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum PlaceState {
+    #[default]
+    Awaited,
+    Abandoned,
+    Over,
+}
+
+impl Places {
+    fn lock(&self) -> MutexGuard<'_, Compiling> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn take(&self) -> Option<Place> {
+        let mut compiling = self.lock();
+        if compiling.awaited >= COMPILING_MAX || compiling.abandoned >= ABANDONED_MAX {
+            return None;
+        }
+        compiling.awaited += 1;
+        Some(Place { places: self.clone(), state: Arc::default() })
+    }
+
+    /// Goes from one state to the next, unless the place is over. `state` is changed here alone, under this lock.
+    fn set(&self, state: &Mutex<PlaceState>, next: PlaceState) {
+        let mut compiling = self.lock();
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        match *state {
+            PlaceState::Awaited => compiling.awaited -= 1,
+            PlaceState::Abandoned => compiling.abandoned -= 1,
+            // It ended just when its waiter left.
+            PlaceState::Over => return,
+        }
+        if next == PlaceState::Abandoned {
+            compiling.abandoned += 1;
+        }
+        *state = next;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.set(&self.state, PlaceState::Over);
+    }
+}
+
+/// Compiles on a thread of its own, for as long as that may take.
+fn in_time<T: Send + 'static>(
+    places: &Places,
+    time_max: Duration,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
     let busy = || ApiError::unavailable("busy_compiling", "too many grammars are being compiled; try again");
-    let place = |count: usize| (count < COMPILING_MAX).then_some(count + 1);
-    COMPILING.fetch_update(Ordering::AcqRel, Ordering::Acquire, place).map_err(|_| busy())?;
-    let place = Place;
+    let place = places.take().ok_or_else(busy)?;
+    let state = Arc::clone(&place.state);
     let (send, receive) = mpsc::channel();
     let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(COMPILE_STACK_BYTES);
     let started = thread.spawn(move || {
-        let _place = place;
-        // Where nobody waits any more, nobody is told.
-        let _ = send.send(work());
+        let made = std::panic::catch_unwind(AssertUnwindSafe(work));
+        // The place is free before anybody hears of the end. Where nobody waits any more, nobody is told.
+        drop(place);
+        let _ = send.send(made.map_err(drop));
     });
-    started.map_err(|_| busy())?;
-    receive.recv_timeout(COMPILE_TIME_MAX).map_err(|_| {
-        let seconds = COMPILE_TIME_MAX.as_secs();
-        let message = format!("`{name}` takes longer than {seconds} s to compile; ask for a simpler one");
-        ApiError::refused_field(name, "grammar_too_complex", message)
-    })
+    started.map_err(|error| {
+        tracing::warn!(%error, "no thread to compile a grammar");
+        ApiError::unavailable("busy_compiling", "no thread can be started to compile the grammar; try again")
+    })?;
+    match receive.recv_timeout(time_max) {
+        Ok(Ok(made)) => Ok(made),
+        Ok(Err(())) | Err(RecvTimeoutError::Disconnected) => {
+            let count = PANICS.fetch_add(1, Ordering::Relaxed) + 1;
+            tracing::error!(field = name, count, "the compiler of grammars failed in a way that is a bug");
+            let message = format!("the grammar of `{name}` cannot be compiled");
+            Err(ApiError::refused_field(name, "grammar_failed", message))
+        }
+        Err(RecvTimeoutError::Timeout) => {
+            places.set(&state, PlaceState::Abandoned);
+            let seconds = time_max.as_secs();
+            let message = format!("`{name}` takes longer than {seconds} s to compile; ask for a simpler one");
+            Err(ApiError::refused_field(name, "grammar_too_complex", message))
+        }
+    }
 }
 
 fn compiled(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Compiled, String> {
-    let parser = factory.create_parser(grammar).map_err(|error| error.to_string())?;
+    let limits = factory.limits().clone();
+    let init = GrammarInit::Serialized(grammar);
+    let (grammar, lexemes) =
+        init.to_internal(Some(factory.tok_env().clone()), limits.clone()).map_err(|error| error.to_string())?;
+    check_first_step(factory, lexemes.clone(), limits)?;
+    let init = GrammarInit::Internal(grammar, lexemes);
+    let parser = factory.create_parser_from_init_default(init).map_err(|error| error.to_string())?;
     let bytes = parser.parser.lexer_stats().num_bytes;
     let mut matcher = Matcher::new(Ok(parser));
     match matcher.get_error().or_else(|| matcher.grammar_warnings().into_iter().next()) {
         Some(problem) => Err(problem),
         None => Ok(Compiled { matcher: Mutex::new(matcher), bytes }),
     }
+}
+
+/// Takes the first step through the automaton, as making the parser does. There it has no bound, and there are regular
+/// expressions (multiples of several numbers, repetitions of several lengths at once) for which it would never end.
+fn check_first_step(factory: &ParserFactory, mut lexemes: LexerSpec, mut limits: ParserLimits) -> Result<(), String> {
+    lexemes.add_extra_lexemes(&factory.extra_lexemes());
+    let mut automaton = lexemes.to_regex_vec(&mut limits).map_err(|error| error.to_string())?;
+    automaton.set_fuel(FIRST_STEP_FUEL);
+    let start = automaton.initial_state(&lexemes.all_lexemes());
+    for byte in 0..=u8::MAX {
+        automaton.transition(start, byte);
+        if automaton.has_error() {
+            return Err("its automaton has too many states; ask for a simpler one".to_owned());
+        }
+    }
+    Ok(())
 }
 
 /// OpenAI's field: text, any JSON object, or JSON of a schema.
@@ -322,15 +429,17 @@ fn structured_outputs(outputs: Value) -> Result<AskedKind, ApiError> {
         fields.finish(KNOWN).map_err(within)?;
         return schema_of(&at("json"), schema).map(AskedKind::Schema);
     } else if let Some(regex) = fields.string("regex").map_err(within)? {
-        TopLevelGrammar::from_regex(&bounded("regex", regex)?)
+        let regex = bounded("regex", regex)?;
+        lark::check_pattern(&at("regex"), &regex)?;
+        TopLevelGrammar::from_regex(&regex)
     } else if let Some(choices) = fields.strings("choice").map_err(within)? {
         if choices.is_empty() {
             return Err(ApiError::invalid(at("choice"), "there has to be a choice"));
         }
         bounded("choice", choices.join("|"))?;
         TopLevelGrammar::from_regex(&choices.iter().map(|choice| escaped(choice)).collect::<Vec<_>>().join("|"))
-    } else if let Some(lark) = fields.string("grammar").map_err(within)? {
-        TopLevelGrammar::from_lark(bounded("grammar", lark)?)
+    } else if let Some(text) = fields.string("grammar").map_err(within)? {
+        TopLevelGrammar::from_lark(lark::prepared(&at("grammar"), &bounded("grammar", text)?)?)
     } else {
         let message = "`structured_outputs` has to have one of json, regex, choice and grammar";
         return Err(ApiError::invalid("structured_outputs", message));
@@ -353,7 +462,7 @@ pub(crate) fn escaped(text: &str) -> String {
 }
 
 /// A schema of a request, as a grammar can hold a text to it.
-fn schema_of(at: &str, schema: Value) -> Result<Value, ApiError> {
+pub(crate) fn schema_of(at: &str, schema: Value) -> Result<Value, ApiError> {
     if !schema.is_object() && !schema.is_boolean() {
         return Err(wrong(at, &schema, "a JSON schema"));
     }
@@ -432,5 +541,49 @@ impl GrammarState for State {
             return Ok(());
         }
         self.watched(|matcher| matcher.consume_token(token_id).map_err(|error| error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever takes too long keeps nobody else out, and is counted until it ends.
+    #[test]
+    fn abandoned_work_gives_up_its_place() {
+        let places = Places::default();
+        let brief = Duration::from_millis(20);
+        let (release, held) = mpsc::channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        for _ in 0..COMPILING_MAX + 1 {
+            let held = Arc::clone(&held);
+            let late = in_time(&places, brief, "f", move || held.lock().unwrap().recv().is_ok());
+            assert_eq!(late.unwrap_err().code(), Some("grammar_too_complex"));
+        }
+        assert_eq!(*places.lock(), Compiling { awaited: 0, abandoned: COMPILING_MAX + 1 });
+        assert_eq!(in_time(&places, COMPILE_TIME_MAX, "f", || 7).unwrap(), 7);
+        for _ in COMPILING_MAX + 1..ABANDONED_MAX {
+            let held = Arc::clone(&held);
+            in_time(&places, brief, "f", move || held.lock().unwrap().recv().is_ok()).unwrap_err();
+        }
+        let full = in_time(&places, COMPILE_TIME_MAX, "f", || 7).unwrap_err();
+        assert_eq!((full.status.as_u16(), full.code()), (503, Some("busy_compiling")));
+        drop(release);
+        let begun = std::time::Instant::now();
+        while *places.lock() != Compiling::default() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", places.lock());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(in_time(&places, COMPILE_TIME_MAX, "f", || 7).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_compiler_that_panics_is_not_one_that_is_slow() {
+        let places = Places::default();
+        let before = PANICS.load(Ordering::Relaxed);
+        let failed = in_time(&places, Duration::from_secs(60), "f", || -> u8 { panic!("as a test") }).unwrap_err();
+        assert_eq!((failed.status.as_u16(), failed.code(), failed.param()), (400, Some("grammar_failed"), Some("f")));
+        assert_eq!(PANICS.load(Ordering::Relaxed), before + 1);
+        assert_eq!(*places.lock(), Compiling::default());
     }
 }

@@ -14,10 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 use crate::fields::{ignore, is_misspelt, unchecked};
-
-/// The most that a number may have to be a multiple of, all such keywords of a schema that may meet together: the automaton
-/// has a state for each remainder.
-const MULTIPLE_MAX: u64 = 10_000;
+use crate::places;
 
 /// Keywords with one schema in them, with a list of schemas, and with schemas by name.
 const INNER: [&[&str]; 3] = [
@@ -98,12 +95,10 @@ const FORMATS: &[&str] = &["date-time", "time", "date", "duration", "email", "ho
 pub(crate) fn prepared(at: &str, schema: &Value) -> Result<Value, ApiError> {
     let mut found = Found::default();
     find(schema, &mut found, 0);
-    if found.multiple > MULTIPLE_MAX {
-        let message = "the numbers of this schema would have to be multiples of too much at once; ask for less";
-        return Err(ApiError::refused_field(at, "grammar_too_complex", message));
-    }
     let writer = Writer { root: schema, open: &found.open };
-    writer.schema(at, schema, false)
+    let written = writer.schema(at, schema, false)?;
+    places::check(at, &written)?;
+    Ok(written)
 }
 
 /// What has to be known of the whole before a part can be written.
@@ -111,8 +106,6 @@ pub(crate) fn prepared(at: &str, schema: &Value) -> Result<Value, ApiError> {
 struct Found {
     /// Definitions, by their `$ref`, that are parts of intersections.
     open: HashSet<String>,
-    /// What all numbers may have to be a multiple of, where schemas meet.
-    multiple: u64,
 }
 
 /// Whether a schema says several things of the members of one object.
@@ -135,10 +128,6 @@ fn find(schema: &Value, found: &mut Found, depth: usize) {
         }
         return;
     };
-    if let Some(multiple) = map.get("multipleOf").and_then(digits) {
-        let before = found.multiple.max(1);
-        found.multiple = (before / gcd(before, multiple)).saturating_mul(multiple);
-    }
     let parts_meet = map.get("allOf").and_then(Value::as_array).is_some_and(|parts| parts.len() > 1);
     if parts_meet || is_intersection(map) {
         let own = map.get("$ref").into_iter();
@@ -146,17 +135,6 @@ fn find(schema: &Value, found: &mut Found, depth: usize) {
         found.open.extend(refs.filter_map(Value::as_str).map(str::to_owned));
     }
     map.values().for_each(|inner| find(inner, found, depth + 1));
-}
-
-/// A number without its point and trailing zeros: of `0.25` and `250` 25.
-fn digits(number: &Value) -> Option<u64> {
-    let text = number.as_f64()?.abs().to_string();
-    let digits: String = text.chars().filter(char::is_ascii_digit).collect();
-    digits.trim_matches('0').parse().ok().or(Some(u64::MAX)).filter(|_| text.len() < 400)
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a.max(1) } else { gcd(b, a % b) }
 }
 
 struct Writer<'a> {
