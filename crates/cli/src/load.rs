@@ -658,7 +658,8 @@ fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: 
     let executable = backend.load_watched(Arc::new(plan), weights, room.kv, &mut copied)?;
     let (chat_template, template_fault) = match load_chat_template(checkpoint, args.chat_template.as_deref()) {
         Ok(template) => (template, None),
-        // What was asked for must work. What the files have is of no matter to whoever continues text.
+        // `--chat-template` asks for this template, so it must work. A template in the model's files need not, because
+        // continuing text needs none.
         Err(error) if args.chat_template.is_some() => return Err(error),
         Err(error) => {
             note(&format!("{error:#}"));
@@ -1041,9 +1042,7 @@ fn context_len(plan: &Plan, asked: Option<usize>, affordable: usize) -> Result<u
 impl Model {
     /// The ids of a text to continue, with what the model expects before one.
     pub(crate) fn encode_raw(&self, text: &str, special: ParseSpecial) -> Result<Vec<u32>> {
-        let mut ids = self.tokenizer.prefix_ids().to_vec();
-        ids.extend(self.tokenizer.encode(text, special)?);
-        Ok(ids)
+        Ok(self.tokenizer.encode_after_prefix(text, special)?)
     }
 
     /// The ids of a conversation that the model is to answer, through its chat template.

@@ -1,4 +1,5 @@
-//! Checkpoints that differ from the published layout where it does not matter: they run, and say what was odd once.
+//! Checkpoints whose layout differs from the published one without a change of what they compute. Such a checkpoint runs,
+//! and the program says once what is odd.
 
 use std::fs;
 use std::path::Path;

@@ -82,14 +82,14 @@ pub enum TokenizerSource {
         vocab_json: Bytes,
         /// `merges.txt`, unread.
         merges_txt: Bytes,
-        /// What stands beside them.
+        /// The configuration files of the same folder.
         beside: TokenizerFiles,
     },
     /// SentencePiece's `tokenizer.model`.
     SentencePiece {
         /// The file, unread.
         model: Bytes,
-        /// What stands beside it.
+        /// The configuration files of the same folder.
         beside: TokenizerFiles,
     },
     /// The keys of a GGUF file.
@@ -172,8 +172,8 @@ enum Place {
 }
 
 impl Checkpoint {
-    /// Opens a folder (safetensors, single or sharded, with `config.json`; or one GGUF model), a `.gguf` file or any part of one that was split, or a
-    /// `.safetensors` file with `config.json` beside it.
+    /// Opens a folder (safetensors, single or sharded, with `config.json`; or one GGUF model), a `.gguf` file or any part
+    /// of one that was split, or a `.safetensors` file with `config.json` beside it.
     pub fn open(path: &Path, open_file: &OpenFile<'_>) -> Result<Self, FormatError> {
         Self::open_as(path, open_file, Completeness::Whole)
     }
@@ -219,12 +219,8 @@ impl Checkpoint {
         check_placeholder(&bytes).map_err(|error| error.in_file(&name))?;
         // Whatever it is called: a file in a content-addressed cache has no extension.
         if name.ends_with(".gguf") || bytes.starts_with(b"GGUF") {
-            let sibling = |file: &str| {
-                let is_there = folder_path.join(file).exists();
-                let bytes = is_there.then(|| read(file)).transpose()?;
-                bytes.as_ref().map_or(Ok(()), |bytes| check_placeholder(bytes)).map_err(|error| error.in_file(file))?;
-                Ok(bytes)
-            };
+            let beside = folder(Vec::new());
+            let sibling = |file: &str| folder_path.join(file).exists().then(|| beside.read(file)).transpose();
             return Self::from_gguf(&name, bytes, completeness, &sibling);
         }
         Err(FormatError::UnknownExtension { path: shown_path })
@@ -364,7 +360,7 @@ impl Checkpoint {
         }
     }
 
-    /// The model of which the file `name` is the whole or a part; `sibling` gives another file of its folder.
+    /// Opens a GGUF model. The file `name` holds all of it or one part; `sibling` gives another file of the same folder.
     fn from_gguf(
         name: &str,
         bytes: Bytes,
@@ -658,8 +654,8 @@ impl Checkpoint {
         (first != MODEL && prefixes.all(|prefix| prefix == first)).then(|| first.to_owned())
     }
 
-    /// A head of its own counts, whatever the configuration says of tied ones: fine-tuned models were saved so. One that
-    /// is the embedding again is left out, which halves what is read of both.
+    /// Uses the head in the file where it differs from the embedding, even if the configuration ties both, because
+    /// fine-tuned models were saved so. A head that equals the embedding stays tied: one copy is enough.
     fn settle_head(&mut self) {
         const TIED: &str = "tie_word_embeddings";
         let says = self.config.get(TIED).and_then(Json::as_bool);
@@ -667,7 +663,7 @@ impl Checkpoint {
         if says == Some(false) || !self.tensor_names().any(|name| name == head) {
             return;
         }
-        // What cannot be read is reported by whoever reads it for its numbers.
+        // A tensor that cannot be read is reported when its numbers are needed.
         let (Ok(a), Ok(b)) = (self.tensor(head), self.tensor(embedding)) else { return };
         if (a.format(), a.shape(), a.bytes()) == (b.format(), b.shape(), b.bytes()) {
             return;

@@ -68,7 +68,7 @@ const COPIED_FLOATS: [(&str, &str); 2] =
     [("attention.layer_norm_rms_epsilon", "rms_norm_eps"), ("rope.freq_base", "rope_theta")];
 
 /// Floats that change what the model computes, under the names that `config.json` has for them; 0 means none, as in
-/// llama.cpp. Whoever builds the model refuses what it does not compute.
+/// llama.cpp. The crate `models` refuses what it does not compute.
 const FACTORS: [(&str, &str); 7] = [
     ("attention.clamp_kqv", "clip_qkv"),
     ("attn_logit_softcapping", "attn_logit_softcapping"),

@@ -48,7 +48,7 @@ const CONTEXT_MAX: usize = 1 << 32;
 const NEUTRAL: [(&str, Neutral); 22] = [
     ("is_causal", Neutral::Flag(true)),
     ("use_bidirectional_attention", Neutral::Flag(false)),
-    ("clip_qkv", Neutral::Number(f64::INFINITY)),
+    ("clip_qkv", Neutral::Null),
     ("attn_logit_softcapping", Neutral::Number(0.0)),
     ("final_logit_softcapping", Neutral::Number(0.0)),
     ("qk_layernorm", Neutral::Flag(false)),
@@ -68,6 +68,13 @@ const NEUTRAL: [(&str, Neutral); 22] = [
     ("use_alibi", Neutral::Flag(false)),
     ("parallel_attn", Neutral::Flag(false)),
     ("use_parallel_residual", Neutral::Flag(false)),
+];
+
+/// The same of the parameters of the rotary embedding.
+const NEUTRAL_ROPE: [(&str, Neutral); 3] = [
+    ("llama_4_scaling_beta", Neutral::Number(0.0)),
+    ("attention_factor", Neutral::Number(1.0)),
+    ("attn_factor", Neutral::Number(1.0)),
 ];
 
 /// A value that changes nothing.
@@ -91,8 +98,8 @@ impl Neutral {
     fn words(self) -> String {
         match self {
             Self::Flag(flag) => flag.to_string(),
-            Self::Number(number) if number.is_finite() => number.to_string(),
-            Self::Number(_) | Self::Null => "null".to_owned(),
+            Self::Number(number) => number.to_string(),
+            Self::Null => "null".to_owned(),
         }
     }
 }
@@ -148,12 +155,7 @@ impl Config {
     pub fn read(config: &Value, defaults: &Value) -> Result<Self, ConfigError> {
         let fields = Fields { config, defaults, path: "" };
         fields.refuse_unless_null("quantization_config", "no pre-quantised weights")?;
-        for (field, neutral) in NEUTRAL {
-            if let Some(value) = fields.get(field).filter(|value| !neutral.is(value)) {
-                let expected = format!("{}: what another value computes is not implemented", neutral.words());
-                return Err(invalid(field, show(value), expected));
-            }
-        }
+        fields.refuse_unless_neutral(&NEUTRAL)?;
         let hidden_act = match fields.one_of("hidden_act", HIDDEN_ACTS, "silu")? {
             "relu" => Activation::Relu,
             "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
@@ -270,12 +272,7 @@ fn rope(fields: &Fields<'_>, head_dim: usize) -> Result<Rope, ConfigError> {
             return Err(invalid(fields.name("partial_rotary_factor"), show(found), "1"));
         }
     }
-    for (field, neutral) in [("llama_4_scaling_beta", 0.0), ("attention_factor", 1.0), ("attn_factor", 1.0)] {
-        if let Some(found) = parameters.get(field).filter(|found| found.as_f64() != Some(neutral)) {
-            let expected = format!("{neutral}: what another value computes is not implemented");
-            return Err(invalid(parameters.name(field), show(found), expected));
-        }
-    }
+    parameters.refuse_unless_neutral(&NEUTRAL_ROPE)?;
     let theta = match parameters.get("rope_theta") {
         Some(_) => parameters.positive("rope_theta")?,
         None => fields.positive("rope_theta")?,
@@ -376,6 +373,16 @@ impl<'a> Fields<'a> {
         found.ok_or_else(|| {
             invalid(self.name(field), show(value), format!("{}; others are not implemented", known.join(", ")))
         })
+    }
+
+    fn refuse_unless_neutral(&self, table: &[(&str, Neutral)]) -> Result<(), ConfigError> {
+        for &(field, neutral) in table {
+            if let Some(value) = self.get(field).filter(|value| !neutral.is(value)) {
+                let expected = format!("{}: what another value computes is not implemented", neutral.words());
+                return Err(invalid(self.name(field), show(value), expected));
+            }
+        }
+        Ok(())
     }
 
     fn refuse_unless_null(&self, field: &str, expected: &str) -> Result<(), ConfigError> {
@@ -609,8 +616,8 @@ mod tests {
             read(json!({ field: null })).unwrap();
             let value = match neutral {
                 Neutral::Flag(flag) => json!(flag),
-                Neutral::Number(number) if number.is_finite() => json!(number as u64),
-                _ => continue,
+                Neutral::Number(number) => json!(number as u64),
+                Neutral::Null => continue,
             };
             read(json!({ field: value })).unwrap();
         }

@@ -253,7 +253,7 @@ struct Compiling {
 #[derive(Clone, Default)]
 struct Places(Arc<Mutex<Compiling>>);
 
-/// A place, given back when it is over, whoever still waits.
+/// A place among those that compile. It is free again when the compilation ends, even if nobody waits for that any more.
 struct Place {
     places: Places,
     state: Arc<Mutex<PlaceState>>,

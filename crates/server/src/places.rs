@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::lark;
+use crate::schema::inner;
 
 /// The most that a number may have to be a multiple of, without its point.
 const MULTIPLE_MAX: u64 = 10_000;
@@ -118,18 +119,7 @@ fn gcd(a: u128, b: u128) -> u128 {
 fn collect<'a>(schema: &'a Value, all: &mut Vec<&'a Map<String, Value>>) {
     let Some(schema) = schema.as_object() else { return };
     all.push(schema);
-    inner(schema).into_iter().for_each(|schema| collect(schema, all));
-}
-
-/// The schemas that stand in a schema.
-fn inner(schema: &Map<String, Value>) -> Vec<&Value> {
-    let get = |name: &str| schema.get(name);
-    let lists = ["anyOf", "oneOf", "allOf", "prefixItems", "items"];
-    let named = ["properties", "patternProperties", "$defs", "definitions"];
-    let single = ["items", "additionalItems", "additionalProperties"];
-    let lists = lists.into_iter().filter_map(|name| get(name)?.as_array()).flatten();
-    let named = named.into_iter().filter_map(|name| get(name)?.as_object()).flat_map(Map::values);
-    lists.chain(named).chain(single.into_iter().filter_map(get)).collect()
+    inner(schema).for_each(|schema| collect(schema, all));
 }
 
 /// What a schema would have to hold that is too much.

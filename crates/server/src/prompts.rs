@@ -10,9 +10,9 @@ use crate::fields::{Fields, token_ids, wrong};
 /// What is added around a text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Around {
-    /// What the model expects before a text that it goes on with.
+    /// The tokens that the model expects before a text, because it goes on with the text.
     Prefix,
-    /// That, and what it expects behind a text that is whole: the model that makes a vector of it learned to.
+    /// Those, and the tokens that it expects behind a text, because the text is whole.
     Both,
 }
 
@@ -44,11 +44,7 @@ pub(crate) fn take(
         let ids = match (special.unwrap_or(true), around) {
             (false, _) => serving.tokenizer.encode(&text, parse_special)?,
             (true, Around::Both) => serving.tokenizer.encode_with_special_tokens(&text, parse_special)?,
-            (true, Around::Prefix) => {
-                let mut ids = serving.tokenizer.prefix_ids().to_vec();
-                ids.extend(serving.tokenizer.encode(&text, parse_special)?);
-                ids
-            }
+            (true, Around::Prefix) => serving.tokenizer.encode_after_prefix(&text, parse_special)?,
         };
         Ok::<_, ApiError>(Prompt { ids, text: Some(text) })
     };

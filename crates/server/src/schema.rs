@@ -93,19 +93,19 @@ const FORMATS: &[&str] = &["date-time", "time", "date", "duration", "email", "ho
 
 /// The schema at this path of a request, as a grammar is made of it.
 pub(crate) fn prepared(at: &str, schema: &Value) -> Result<Value, ApiError> {
-    let mut found = Found::default();
-    find(schema, &mut found, 0);
-    let writer = Writer { root: schema, open: &found.open };
+    let mut open = HashSet::new();
+    find_open(schema, &mut open, 0);
+    let writer = Writer { root: schema, open: &open };
     let written = writer.schema(at, schema, false)?;
     places::check(at, &written)?;
     Ok(written)
 }
 
-/// What has to be known of the whole before a part can be written.
-#[derive(Default)]
-struct Found {
-    /// Definitions, by their `$ref`, that are parts of intersections.
-    open: HashSet<String>,
+/// The schemas that stand in a schema.
+pub(crate) fn inner(schema: &Map<String, Value>) -> impl Iterator<Item = &Value> {
+    let [single, lists, named] = INNER.map(|keywords| keywords.iter().filter_map(move |keyword| schema.get(*keyword)));
+    let lists = lists.filter_map(Value::as_array).flatten();
+    lists.chain(named.filter_map(Value::as_object).flat_map(Map::values)).chain(single)
 }
 
 /// Whether a schema says several things of the members of one object.
@@ -119,12 +119,13 @@ fn branches(schema: &Map<String, Value>) -> impl Iterator<Item = &Value> {
     ["allOf", "anyOf", "oneOf"].iter().filter_map(|name| schema.get(*name)?.as_array()).flatten()
 }
 
-fn find(schema: &Value, found: &mut Found, depth: usize) {
+/// Finds the definitions, by their `$ref`, that are parts of intersections. A part is written only when all are known.
+fn find_open(schema: &Value, open: &mut HashSet<String>, depth: usize) {
     /// A body does not nest deeper.
     const DEPTH_MAX: usize = 64;
     let (Value::Object(map), true) = (schema, depth < DEPTH_MAX) else {
         if let Value::Array(items) = schema {
-            items.iter().for_each(|item| find(item, found, depth));
+            items.iter().for_each(|item| find_open(item, open, depth));
         }
         return;
     };
@@ -132,9 +133,9 @@ fn find(schema: &Value, found: &mut Found, depth: usize) {
     if parts_meet || is_intersection(map) {
         let own = map.get("$ref").into_iter();
         let refs = branches(map).filter_map(|branch| branch.get("$ref")).chain(own);
-        found.open.extend(refs.filter_map(Value::as_str).map(str::to_owned));
+        open.extend(refs.filter_map(Value::as_str).map(str::to_owned));
     }
-    map.values().for_each(|inner| find(inner, found, depth + 1));
+    map.values().for_each(|inner| find_open(inner, open, depth + 1));
 }
 
 struct Writer<'a> {

@@ -91,18 +91,15 @@ fn tokens_of(fields: &mut Fields, serving: &Serving) -> Result<Vec<u32>, ApiErro
     };
     if let Some((text, adds_prefix)) = text {
         let parse_special = prompts::parse_special(fields)?;
-        let mut ids = prefix(adds_prefix, serving);
-        ids.extend(tokenizer.encode(&text, parse_special)?);
-        return Ok(ids);
+        return Ok(match adds_prefix {
+            true => tokenizer.encode_after_prefix(&text, parse_special)?,
+            false => tokenizer.encode(&text, parse_special)?,
+        });
     }
     Conversation::take(fields, serving)?.encode(serving)
 }
 
 /// What the model expects before a text, if it is wanted.
-fn prefix(wanted: bool, serving: &Serving) -> Vec<u32> {
-    if wanted { serving.tokenizer.prefix_ids().to_vec() } else { Vec::new() }
-}
-
 pub(crate) async fn detokenize(State(app): State<App>, request: Request<Body>) -> Result<Response, ApiError> {
     answer(app, request, &[DETOKENIZE], |fields, serving| {
         let ids = fields.token_ids("tokens")?.ok_or_else(|| ApiError::invalid("tokens", "`tokens` is missing"))?;

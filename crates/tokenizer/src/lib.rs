@@ -2,8 +2,8 @@
 //!
 //! Loads `tokenizer.json` ([`Tokenizer::from_json`]), Mistral's `tekken.json` ([`Tokenizer::from_tekken`]),
 //! `vocab.json` with `merges.txt` ([`Tokenizer::from_vocab_merges`]), SentencePiece's `tokenizer.model`
-//! ([`Tokenizer::from_sentence_piece`]) and the vocabularies inside GGUF files ([`Tokenizer::from_gguf`]), encodes as the `tokenizers` library does, and decodes token by token
-//! ([`StreamDecoder`]).
+//! ([`Tokenizer::from_sentence_piece`]) and the vocabularies inside GGUF files ([`Tokenizer::from_gguf`]), encodes as the
+//! `tokenizers` library does, and decodes token by token ([`StreamDecoder`]).
 //!
 //! Whatever the bytes of a tokenizer or of a text, the answer is a value or an error: no panic, no
 //! time that grows faster than the text (times its logarithm), no silent other tokens.

@@ -3,7 +3,6 @@
 //! Its numbers of fields are those of sentencepiece_model.proto; what is not needed is skipped. Models of BPE alone are
 //! read: those of Llama, Mistral and Gemma.
 
-use serde_json::Value;
 use tokenizers::AddedToken;
 
 use crate::error::{TokenizerError, guarded, shortened};
@@ -89,7 +88,7 @@ fn read(model: &[u8], beside: &Beside) -> Result<GgufVocabulary, TokenizerError>
     vocabulary.pad_id = pad;
     vocabulary.add_bos = Some(beside.flag("add_bos_token").unwrap_or(true));
     vocabulary.add_eos = Some(beside.flag("add_eos_token").unwrap_or(false));
-    if let Some(prefix) = beside.config.get("add_prefix_space").and_then(Value::as_bool) {
+    if let Some(prefix) = beside.flag("add_prefix_space") {
         vocabulary.add_space_prefix = Some(prefix);
     }
     Ok(vocabulary)

@@ -194,13 +194,24 @@ impl Tokenizer {
         }
     }
 
-    /// [`Tokenizer::encode`] between the tokens that the model expects around a text (such as BOS).
+    /// [`Tokenizer::encode`] after the tokens that the model expects before a text (such as BOS): for a text that the model
+    /// goes on with.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_after_prefix(&self, text: &str, special: ParseSpecial) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = self.roles.prefix.clone();
+        ids.extend(self.encode(text, special)?);
+        Ok(ids)
+    }
+
+    /// [`Tokenizer::encode`] between the tokens that the model expects around a text (such as BOS and EOS): for a text that
+    /// is whole.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_with_special_tokens(&self, text: &str, special: ParseSpecial) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = self.roles.prefix.clone();
-        ids.extend(self.encode(text, special)?);
+        let mut ids = self.encode_after_prefix(text, special)?;
         ids.extend(&self.roles.suffix);
         Ok(ids)
     }

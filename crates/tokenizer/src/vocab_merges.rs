@@ -8,6 +8,7 @@ use ahash::AHashMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use tokenizers::AddedToken;
 
 use crate::error::{TokenizerError, shortened};
 use crate::load::{JSON_BYTES_MAX, LoadOptions, parse, split_merge};
@@ -96,13 +97,7 @@ impl EquivalentJson {
         let id_of = |text: &str| ids.get(text).copied();
         let mut added: BTreeMap<u32, Value> = BTreeMap::new();
         for (id, token) in &beside.added {
-            added.insert(
-                *id,
-                json!({
-                    "id": id, "content": token.content, "single_word": token.single_word, "lstrip": token.lstrip,
-                    "rstrip": token.rstrip, "normalized": token.normalized, "special": token.special,
-                }),
-            );
+            added.insert(*id, added_json(*id, token));
         }
         let is_added = |text: &str| beside.added.iter().any(|(_, token)| token.content == text);
         let mut special = beside.special.clone();
@@ -112,14 +107,9 @@ impl EquivalentJson {
                 special.push(END.to_owned());
             }
         }
-        let is_added = |text: &str| beside.added.iter().any(|(_, token)| token.content == text);
         for text in special.iter().filter(|text| !is_added(text)) {
             if let Some(id) = id_of(text) {
-                let token = json!({
-                    "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": true,
-                });
-                added.insert(id, token);
+                added.insert(id, added_json(id, &AddedToken::from(text.as_str(), true).normalized(false)));
             }
         }
         let json = TokenizerJson {
@@ -151,6 +141,14 @@ impl Tokenizer {
         let json = EquivalentJson::from_vocab_merges(vocab, merges, beside)?;
         Self::from_json(&json.tokenizer_json, Some(&json.tokenizer_config), options).map_err(in_its_file)
     }
+}
+
+/// An entry of `added_tokens`.
+fn added_json(id: u32, token: &AddedToken) -> Value {
+    json!({
+        "id": id, "content": token.content, "single_word": token.single_word, "lstrip": token.lstrip,
+        "rstrip": token.rstrip, "normalized": token.normalized, "special": token.special,
+    })
 }
 
 /// The pairs of `merges.txt`, one a line after one that gives the version.

@@ -106,3 +106,24 @@ pub(crate) fn load(json: &serde_json::Value) -> tokenizer::Tokenizer {
     let bytes = serde_json::to_vec(json).expect("a value");
     tokenizer::Tokenizer::from_json(&bytes, None, &Default::default()).expect("a good tokenizer.json")
 }
+
+/// A small vocabulary of SentencePiece's kind: `first`, the 256 bytes, then `last`, each a text, its score and its type.
+pub(crate) fn sentence_piece_vocabulary(first: &[(&str, f32, i32)], last: &[(&str, f32, i32)]) -> GgufVocabulary {
+    let mut vocabulary = GgufVocabulary {
+        model: "llama".to_owned(),
+        bos_id: Some(1),
+        eos_id: Some(2),
+        unk_id: Some(0),
+        ..GgufVocabulary::default()
+    };
+    let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), 0.0, 6));
+    let listed = |pieces: &[(&str, f32, i32)]| -> Vec<_> {
+        pieces.iter().map(|&(text, score, kind)| (text.to_owned(), score, kind)).collect()
+    };
+    for (text, score, kind) in listed(first).into_iter().chain(bytes).chain(listed(last)) {
+        vocabulary.tokens.push(&text);
+        vocabulary.scores.push(score);
+        vocabulary.token_types.push(kind);
+    }
+    vocabulary
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{read_gguf_vocabulary, test_data, to_byte_level};
+use crate::common::{read_gguf_vocabulary, sentence_piece_vocabulary, test_data, to_byte_level};
 use crate::cpu_time;
 use tokenizer::{GgufVocabulary, ParseSpecial, Texts, Tokenizer, known_pre_tokenizers};
 
@@ -35,21 +35,7 @@ fn byte_level(pre: &str) -> GgufVocabulary {
 fn sentence_piece() -> GgufVocabulary {
     let pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -3.0, 1), ("a", -2.0, 1)];
     let more = [("▁a", -1.0, 1), ("▁▁▁▁", 0.0, 4)];
-    let mut vocabulary = GgufVocabulary {
-        model: "llama".to_owned(),
-        bos_id: Some(1),
-        eos_id: Some(2),
-        unk_id: Some(0),
-        ..GgufVocabulary::default()
-    };
-    let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), 0.0, 6));
-    let pieces = pieces.into_iter().chain(more).map(|(text, score, kind)| (text.to_owned(), score, kind));
-    for (text, score, kind) in pieces.chain(bytes) {
-        vocabulary.tokens.push(&text);
-        vocabulary.scores.push(score);
-        vocabulary.token_types.push(kind);
-    }
-    vocabulary
+    sentence_piece_vocabulary(&[&pieces[..], &more].concat(), &[])
 }
 
 #[test]

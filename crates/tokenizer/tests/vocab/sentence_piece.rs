@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tokenizer::{GgufVocabulary, ParseSpecial, SideFiles, Tokenizer, TokenizerError};
 
-use crate::common::{read_gguf_vocabulary, test_data};
+use crate::common::{read_gguf_vocabulary, sentence_piece_vocabulary, test_data};
 
 fn varint(mut number: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -61,23 +61,9 @@ impl Model {
 }
 
 fn small() -> GgufVocabulary {
-    let mut vocabulary = GgufVocabulary {
-        model: "llama".to_owned(),
-        bos_id: Some(1),
-        eos_id: Some(2),
-        unk_id: Some(0),
-        ..GgufVocabulary::default()
-    };
-    let pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁▁", 0.0, 4)];
-    let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), 0.0, 6));
-    let more = [("▁a", -1.0, 1), ("ab", -2.0, 1), ("▁ab", -3.0, 1), ("▁", -4.0, 1), ("a", -5.0, 1), ("b", -6.0, 1)];
-    let named = |(text, score, kind): (&str, f32, i32)| (text.to_owned(), score, kind);
-    for (text, score, kind) in pieces.into_iter().map(named).chain(bytes).chain(more.into_iter().map(named)) {
-        vocabulary.tokens.push(&text);
-        vocabulary.scores.push(score);
-        vocabulary.token_types.push(kind);
-    }
-    vocabulary
+    let first = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁▁", 0.0, 4)];
+    let last = [("▁a", -1.0, 1), ("ab", -2.0, 1), ("▁ab", -3.0, 1), ("▁", -4.0, 1), ("a", -5.0, 1), ("b", -6.0, 1)];
+    sentence_piece_vocabulary(&first, &last)
 }
 
 #[test]
