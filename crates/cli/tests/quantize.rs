@@ -92,6 +92,40 @@ fn matrices_are_packed_and_the_rest_stays() {
     assert!(names.into_iter().all(|name| !name.contains("partial")));
 }
 
+/// A model in parts becomes one file, the same as from the model in one: never a part of it.
+#[test]
+fn a_model_in_parts_is_packed_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = write_source(folder.path());
+    let whole = Gguf::read(fs::read(&source).unwrap().into()).unwrap();
+    let parts = folder.path().join("parts");
+    fs::create_dir(&parts).unwrap();
+    let path = |no: usize| parts.join(format!("m-{:05}-of-00002.gguf", no + 1)).to_str().unwrap().to_owned();
+    let half = whole.tensors().len() / 2;
+    for (no, tensors) in [&whole.tensors()[..half], &whole.tensors()[half..]].into_iter().enumerate() {
+        let mut writer = GgufWriter::new();
+        for (key, value) in whole.metadata().iter().filter(|_| no == 0) {
+            writer.metadata(key, value.clone());
+        }
+        writer.metadata("split.no", Value::U16(no as u16)).metadata("split.count", Value::U16(2));
+        for info in tensors {
+            writer.raw_tensor(info.name(), info.ggml_type(), info.dims(), whole.tensor_bytes(info).unwrap());
+        }
+        fs::write(path(no), writer.to_bytes()).unwrap();
+    }
+    let packed = |source: &str| {
+        let output = folder.path().join("out.gguf");
+        process::succeed(&["quantize", source, "-F", "q8_0", "-o", output.to_str().unwrap(), "--force"]);
+        fs::read(output).unwrap()
+    };
+    let expected = packed(&source);
+    assert!(packed(&path(0)) == expected && packed(&path(1)) == expected);
+    fs::remove_file(path(0)).unwrap();
+    let output = folder.path().join("none.gguf");
+    let error = fail(&[&path(1), "-F", "q8_0", "-o", output.to_str().unwrap()]);
+    assert!(error.contains("m-00001-of-00002.gguf") && !output.exists(), "{error}");
+}
+
 #[test]
 fn tensors_can_be_chosen_by_name_and_wrong_choices_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -9,8 +9,9 @@ use bytes::Bytes;
 use crate::gguf::{Gguf, GgufTensor, Metadata};
 use crate::{Completeness, FormatError};
 
-/// The parts of a model, in order: the file's name, and what is in it. One of a model in one file.
-pub(crate) struct Parts(Vec<(String, Gguf)>);
+/// The parts of a GGUF model, in order: the file's name, and what is in it. A model in one file is one part.
+#[derive(Debug)]
+pub struct Parts(Vec<(String, Gguf)>);
 
 /// The name of a part: `m-00002-of-00003.gguf` is (`m`, 2, 3).
 pub(crate) fn name_parts(file: &str) -> Option<(&str, u64, u64)> {
@@ -23,7 +24,11 @@ pub(crate) fn name_parts(file: &str) -> Option<(&str, u64, u64)> {
 
 impl Parts {
     /// Reads the file `name`, and the other parts if it is one; `sibling` gives a file of the same folder, if it is there.
-    pub(crate) fn read(
+    ///
+    /// # Errors
+    /// A file that is malformed; a part that is missing or another's, by name; a part whose name does not lead to the
+    /// others.
+    pub fn read(
         name: &str,
         bytes: Bytes,
         completeness: Completeness,
@@ -79,18 +84,18 @@ impl Parts {
     }
 
     /// The keys of the whole model.
-    pub(crate) fn metadata(&self) -> &Metadata {
+    pub fn metadata(&self) -> &Metadata {
         let (_, first) = self.0.first().expect("one part at least is read");
         first.metadata()
     }
 
     /// The header of a tensor, and the part that it is in.
-    pub(crate) fn tensor_info(&self, name: &str) -> Option<(&Gguf, &GgufTensor)> {
+    pub fn tensor_info(&self, name: &str) -> Option<(&Gguf, &GgufTensor)> {
         self.0.iter().find_map(|(_, part)| Some((part, part.tensor_info(name)?)))
     }
 
     /// The parts in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Gguf> {
+    pub fn iter(&self) -> impl Iterator<Item = &Gguf> {
         self.0.iter().map(|(_, part)| part)
     }
 }

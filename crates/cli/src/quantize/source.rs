@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
-use formats::gguf::{GgmlType, Gguf, GgufTensor, GgufWriter, nvfp4};
-use formats::{Checkpoint, gguf_names};
+use formats::gguf::{GgmlType, GgufTensor, GgufWriter, nvfp4};
+use formats::{Checkpoint, Completeness, FormatError, GgufParts, TokenizerSource, gguf_names};
 use mapped::FileIdentity;
 use sha2::{Digest, Sha256};
 use tensor::{Tensor, WeightFormat};
@@ -18,7 +18,7 @@ use crate::{load, units};
 /// A model file or folder.
 #[derive(Clone)]
 pub(super) enum Source {
-    Gguf(Rc<Gguf>),
+    Gguf(Rc<GgufParts>),
     Checkpoint(Rc<Checkpoint>),
 }
 
@@ -80,10 +80,13 @@ impl Source {
         let is_file =
             path.is_file() && !path.extension().is_some_and(|ending| ending == "safetensors" || ending == "json");
         if is_file {
-            let bytes = mapped::map(&path).with_context(read)?;
-            return Ok(Self::Gguf(Rc::new(Gguf::read(bytes).with_context(read)?)));
+            return Ok(Self::Gguf(Rc::new(read_gguf(&path).with_context(read)?)));
         }
         let (mut checkpoint, _) = load::open(Some(name), false)?;
+        if matches!(checkpoint.tokenizer, TokenizerSource::Gguf(_)) {
+            let file = path.join(checkpoint.weight_files().next().unwrap_or_default());
+            return Ok(Self::Gguf(Rc::new(read_gguf(&file).with_context(read)?)));
+        }
         // GGUF has no FP8, and what is packed anew should be rounded once.
         checkpoint.expand_unless(|format| format == WeightFormat::NVFP4 && becomes == format);
         Ok(Self::Checkpoint(Rc::new(checkpoint)))
@@ -93,9 +96,8 @@ impl Source {
     pub(super) fn matrices(&self) -> Result<Vec<Matrix>> {
         match self {
             Self::Gguf(gguf) => Ok(gguf
-                .tensors()
                 .iter()
-                .filter(|info| nvfp4::owner(gguf, info.name()).is_none())
+                .flat_map(|part| part.tensors().iter().filter(|info| nvfp4::owner(part, info.name()).is_none()))
                 .map(|info| Matrix {
                     name: info.name().to_owned(),
                     shape: info.shape(),
@@ -134,7 +136,8 @@ impl Source {
         match self {
             Self::Gguf(gguf) => {
                 let mut writer = GgufWriter::new();
-                for (key, value) in gguf.metadata().iter() {
+                // What is written is one file, whatever was read.
+                for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.starts_with("split.")) {
                     writer.metadata(key, value.clone());
                 }
                 Ok(writer)
@@ -149,7 +152,10 @@ impl Source {
     /// A tensor, its rows in the order of GGUF files.
     pub(super) fn tensor(&self, matrix: &Matrix) -> Result<Tensor> {
         match self {
-            Self::Gguf(gguf) => Ok(gguf.tensor(&matrix.name)?),
+            Self::Gguf(gguf) => {
+                let (part, info) = gguf.tensor_info(&matrix.name).with_context(|| format!("no `{}`", matrix.name))?;
+                Ok(part.read_tensor(info)?)
+            }
             Self::Checkpoint(checkpoint) => {
                 let tensor = checkpoint.tensor(&gguf_names::checkpoint_name(&matrix.name))?;
                 let is_decoded = tensor.bytes().len() as u64 != matrix.bytes;
@@ -174,12 +180,13 @@ impl Source {
     /// What lies beside a matrix of a GGUF file that is kept, and is nothing without it: scales of NVFP4.
     pub(super) fn beside(&self, matrix: &Matrix) -> Result<Vec<Beside>> {
         let Self::Gguf(gguf) = self else { return Ok(Vec::new()) };
-        let is_of = |info: &&GgufTensor| nvfp4::owner(gguf, info.name()).is_some_and(|of| of.name() == matrix.name);
+        let Some((part, _)) = gguf.tensor_info(&matrix.name) else { return Ok(Vec::new()) };
+        let is_of = |info: &&GgufTensor| nvfp4::owner(part, info.name()).is_some_and(|of| of.name() == matrix.name);
         let beside = |info: &GgufTensor| {
             let (name, dims) = (info.name().to_owned(), info.dims().to_vec());
-            Ok(Beside { name, ggml_type: info.ggml_type(), dims, bytes: gguf.tensor_bytes(info)? })
+            Ok(Beside { name, ggml_type: info.ggml_type(), dims, bytes: part.tensor_bytes(info)? })
         };
-        gguf.tensors().iter().filter(is_of).map(beside).collect()
+        part.tensors().iter().filter(is_of).map(beside).collect()
     }
 
     /// Whether the bytes of a matrix are those of a GGUF file of this format.
@@ -191,8 +198,8 @@ impl Source {
     pub(super) fn bytes(&self, matrix: &Matrix) -> Result<Bytes> {
         match self {
             Self::Gguf(gguf) => {
-                let info = gguf.tensor_info(&matrix.name).with_context(|| format!("no `{}`", matrix.name))?;
-                Ok(gguf.tensor_bytes(info)?)
+                let (part, info) = gguf.tensor_info(&matrix.name).with_context(|| format!("no `{}`", matrix.name))?;
+                Ok(part.tensor_bytes(info)?)
             }
             Self::Checkpoint(_) => Ok(self.tensor(matrix)?.bytes().clone()),
         }
@@ -214,9 +221,9 @@ impl Source {
         match self {
             Self::Gguf(gguf) => {
                 let mut contents = Contents::default();
-                for info in gguf.tensors() {
+                for (part, info) in gguf.iter().flat_map(|part| part.tensors().iter().map(move |info| (part, info))) {
                     hash.update(format!("{} {:?} {}", info.name(), info.dims(), info.ggml_type().name()));
-                    contents.add(&gguf.tensor_bytes(info)?);
+                    contents.add(&part.tensor_bytes(info)?);
                 }
                 hash.update(contents.finish());
             }
@@ -224,6 +231,17 @@ impl Source {
         }
         Ok(units::hex(&hash.finalize()))
     }
+}
+
+/// The model of which this GGUF file is the whole or a part.
+fn read_gguf(path: &Path) -> Result<GgufParts> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let open = |path: &Path| mapped::map(path).map_err(|error| FormatError::Open(error.into()));
+    let sibling = |file: &str| {
+        let path = path.with_file_name(file);
+        path.exists().then(|| open(&path)).transpose()
+    };
+    Ok(GgufParts::read(&name, open(path)?, Completeness::Whole, &sibling)?)
 }
 
 /// A hash of what the weights of a checkpoint are: configuration, names, types, sizes, and which bytes they are.
