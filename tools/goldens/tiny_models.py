@@ -72,6 +72,17 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+YARN_ROPE = {
+    "rope_type": "yarn",
+    # With theta 1000 and head_dim 16 the eight pairs turn 5.1, 2.1, 0.9, 0.4… times in 32 positions: the first is kept,
+    # those from the fourth on are divided by the factor, and those between are blended. Scores grow by 1.14².
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+}
+
 CASES = [
     Case(
         "llama_gqa",
@@ -193,6 +204,20 @@ CASES = [
              hidden_act="relu"),
         prompt_len=28,
         teeth_config=[{"hidden_act": "silu"}, {"hidden_act": "gelu_pytorch_tanh"}],
+    ),
+    Case(
+        "llama_yarn",
+        "llama",
+        dict(vocab_size=97, hidden_size=36, intermediate_size=56, num_attention_heads=3, num_key_value_heads=1,
+             head_dim=16, max_position_embeddings=128, rope_parameters=YARN_ROPE),
+        prompt_len=60,
+        teeth_config=[
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}},
+            {"rope_parameters": {**YARN_ROPE, "attention_factor": 1.0}},
+            {"rope_parameters": {**YARN_ROPE, "beta_fast": 2.0}},
+            {"rope_parameters": {**YARN_ROPE, "beta_slow": 0.25}},
+            {"rope_parameters": {**YARN_ROPE, "original_max_position_embeddings": 64}},
+        ],
     ),
 ]
 

@@ -124,6 +124,7 @@ pub(crate) fn plan(args: &FitArgs) -> Result<()> {
         return explain::of_checkpoint(&mut checkpoint, &name, &args.model_args);
     }
     let (mut checkpoint, name) = load::open(args.model.as_deref(), true)?;
+    args.model_args.rope.apply(&mut checkpoint.config, args.model_args.ctx_size)?;
     checkpoint.sort_features();
     let plan = load::plan_of(&checkpoint)?;
     let backend = load::backend(&args.model_args)?;

@@ -23,6 +23,7 @@ use crate::load_bar::LoadBar;
 use crate::neighbours::{ALONE, Given, Neighbours};
 use crate::output::note;
 use crate::quantize::{mix::Mix, on_load};
+use crate::rope::RopeArgs;
 use crate::{builtin, files, hub, units};
 
 /// Tokens in a block of the KV cache.
@@ -60,6 +61,9 @@ pub(crate) struct ModelArgs {
     /// Tokens that prompt and text may have together [default: what the model was made for, if memory allows]
     #[arg(long, short = 'c', alias = "max-model-len", value_name = "N")]
     pub(crate) ctx_size: Option<usize>,
+
+    #[command(flatten)]
+    pub(crate) rope: RopeArgs,
 
     /// Where to compute: auto (the first NVIDIA GPU if the model fits it, else the CPU), cpu, cuda or cuda:N (an NVIDIA
     /// GPU), metal or metal:N (an Apple GPU), reference (plain f64, for comparison), or sim (a GPU simulated, in builds for it)
@@ -104,6 +108,7 @@ impl ModelArgs {
     pub(crate) fn on(device: impl Into<String>) -> Self {
         Self {
             ctx_size: None,
+            rope: RopeArgs::default(),
             device: device.into(),
             gpu: GpuArgs::default(),
             threads: None,
@@ -648,7 +653,7 @@ struct Loaded {
 }
 
 fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: &EngineSizes<'_>) -> Result<Loaded> {
-    let (plan, weights) = plan_and_weights(checkpoint, args.quant, sizes.watch)?;
+    let (plan, weights) = plan_and_weights(checkpoint, args, sizes.watch)?;
     sizes.watch.stage(LoadStage::Placing);
     let Placed { backend, room } = place(args, sizes, &plan, &weights)?;
     let device = backend.device().clone();
@@ -674,18 +679,19 @@ pub(crate) fn load_weights(
     checkpoint: &mut Checkpoint,
     args: &ModelArgs,
 ) -> Result<(Plan, Box<dyn Backend>, Vec<Tensor>)> {
-    let (plan, weights) = plan_and_weights(checkpoint, args.quant, &Unwatched)?;
+    let (plan, weights) = plan_and_weights(checkpoint, args, &Unwatched)?;
     Ok((plan, backend(args)?, weights))
 }
 
-fn plan_and_weights(checkpoint: &mut Checkpoint, quant: Option<Mix>, watch: &dyn Watch) -> Result<(Plan, Vec<Tensor>)> {
+fn plan_and_weights(checkpoint: &mut Checkpoint, args: &ModelArgs, watch: &dyn Watch) -> Result<(Plan, Vec<Tensor>)> {
     watch.stage(LoadStage::Weights);
     checkpoint.notes.iter().for_each(|line| note(line));
-    if quant.is_none() {
+    args.rope.apply(&mut checkpoint.config, args.ctx_size)?;
+    if args.quant.is_none() {
         checkpoint.sort_features();
     }
     let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
-    if let Some(mix) = quant {
+    if let Some(mix) = args.quant {
         // What is quantised anew is made of plain numbers.
         checkpoint.expand_unless(|_| false);
         let folder = cache_folder().map(|cache| cache.join("quantized"));
@@ -1027,8 +1033,9 @@ fn context_len(plan: &Plan, asked: Option<usize>, affordable: usize) -> Result<u
         if asked > plan.context_len {
             bail!(
                 "--ctx-size {asked} is more than the {} tokens that the model was made for; text beyond them would be \
-                 noise",
-                plan.context_len
+                 noise (--rope-scaling yarn --rope-scale {:.0} stretches its positions so far, at some cost in quality)",
+                plan.context_len,
+                (asked as f64 / plan.context_len as f64).ceil(),
             );
         }
         if asked < 2 {

@@ -29,6 +29,7 @@ mod pull;
 mod quantize;
 mod repl;
 mod rm;
+mod rope;
 mod run;
 mod sampling_args;
 mod serve;

@@ -67,6 +67,13 @@ impl Model {
         (output.status.success(), process::text(&output.stdout), process::text(&output.stderr))
     }
 
+    /// What the model says after `prompt` with these flags, and what it reports beside.
+    fn says_after(&self, prompt: &str, flags: &[&str]) -> (String, String) {
+        let (is_ok, text, report) = self.output(&[&["--raw", prompt][..], flags].concat());
+        assert!(is_ok, "{report}");
+        (text, report)
+    }
+
     /// What the model says after a text, and what it reports beside.
     fn says(&self) -> (String, String) {
         let (is_ok, text, report) = self.output(&["Once upon a time", "--raw"]);
@@ -170,4 +177,60 @@ fn a_field_that_would_change_the_text_is_refused_by_name() {
     model.change("config.json", |config| config["final_logit_softcapping"] = json!(30.0));
     let (is_ok, _, report) = model.output(&["a", "--raw"]);
     assert!(!is_ok && report.contains("`final_logit_softcapping` is 30"), "{report}");
+}
+
+/// Positions that are stretched: by flags, by config.json and by the GGUF file that is made of it, the text is the same.
+#[test]
+fn positions_are_stretched_by_flags_and_by_files_alike() {
+    let longrope = |factor: f64| {
+        let factors: Vec<f64> = (0..32).map(|pair| 1.0 + factor * f64::from(pair)).collect();
+        json!(factors)
+    };
+    let flags: [&[&str]; 3] = [
+        &["--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "16"],
+        &["--rope-scale", "2"],
+        // Nothing stretches as LongRoPE by a flag.
+        &[],
+    ];
+    let scalings = [
+        json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16 }),
+        json!({ "type": "linear", "factor": 2.0 }),
+        json!({
+            "type": "longrope", "factor": 2.0, "original_max_position_embeddings": 1024,
+            "short_factor": longrope(0.0), "long_factor": longrope(0.1),
+        }),
+    ];
+    let plain = Model::new();
+    let prompt = "Once upon a time there was a little fox who";
+    let (plain_text, _) = plain.says_after(prompt, &[]);
+    for (flags, scaling) in flags.into_iter().zip(scalings) {
+        let model = Model::new();
+        model.change("config.json", |config| config["rope_scaling"] = scaling.clone());
+        let (text, _) = model.says_after(prompt, &[]);
+        assert_ne!(text, plain_text, "{scaling}");
+        if !flags.is_empty() {
+            assert_eq!(plain.says_after(prompt, flags).0, text, "{flags:?}");
+        }
+        let folder = model.folder.path();
+        let file = folder.join("model.gguf");
+        let (folder, file) = (folder.to_str().expect("UTF-8"), file.to_str().expect("UTF-8"));
+        process::succeed(&["quantize", folder, "-F", "bf16", "--plain", "-o", file]);
+        let run = |path: &str, more: &[&str]| {
+            let common = ["run", path, "--raw", "--temp", "0", "-n", "24", prompt];
+            let output = process::output(&[&common[..], more].concat());
+            assert!(output.status.success(), "{}", process::text(&output.stderr));
+            process::text(&output.stdout)
+        };
+        assert_eq!(run(file, &[]), text, "{scaling}");
+        if scaling["type"] == "longrope" {
+            // Within the trained context the short factors count, which are 1 here; scores are larger still.
+            let short = run(folder, &["--ctx-size", "1024"]);
+            assert_ne!(short, text);
+            assert_eq!(run(file, &["--ctx-size", "1024"]), short);
+        }
+    }
+    // A context that the model was not made for is refused with the way to have it.
+    let (is_ok, _, report) = plain.output(&[prompt, "--raw", "--ctx-size", "5000"]);
+    assert!(!is_ok && report.contains("--rope-scaling yarn --rope-scale 3"), "{report}");
+    assert!(plain.output(&[prompt, "--raw", "--ctx-size", "5000", "--rope-scaling", "yarn", "--rope-scale", "3"]).0);
 }

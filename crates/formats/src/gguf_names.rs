@@ -39,6 +39,10 @@ const LAYER_TENSORS: [(&str, &str); 11] = [
 
 /// What each RoPE frequency is divided by (Llama 3): part of the configuration here, not a weight.
 pub const ROPE_FREQS: &str = "rope_freqs.weight";
+/// The same of LongRoPE, for contexts up to the trained one.
+pub const ROPE_FACTORS_SHORT: &str = "rope_factors_short.weight";
+/// The same of LongRoPE, for contexts beyond the trained one.
+pub const ROPE_FACTORS_LONG: &str = "rope_factors_long.weight";
 
 /// `general.architecture`, the `model_type` and the class in `config.json`. Mistral's checkpoints were converted as
 /// `llama`; with a sliding window they are told apart again below.
@@ -196,10 +200,15 @@ pub(crate) fn config(
     config.insert("mlp_bias".into(), gguf.tensor_info("blk.0.ffn_up.bias").is_some().into());
     insert(&mut config, "bos_token_id", vocabulary.and_then(|v| v.bos_token_id));
     insert(&mut config, "eos_token_id", vocabulary.and_then(|v| v.eos_token_id));
-    insert(&mut config, "rope_scaling", rope_scaling(metadata, &key)?);
+    let mut rope_scaling = rope_scaling(metadata, &key)?;
     if completeness == Completeness::Whole {
-        insert(&mut config, "rope_freq_factors", rope_freq_factors(gguf)?);
+        insert(&mut config, "rope_freq_factors", rope_factors(gguf, ROPE_FREQS)?);
+        if let Some(scaling) = &mut rope_scaling {
+            insert(scaling, "short_factor", rope_factors(gguf, ROPE_FACTORS_SHORT)?);
+            insert(scaling, "long_factor", rope_factors(gguf, ROPE_FACTORS_LONG)?);
+        }
     }
+    insert(&mut config, "rope_scaling", rope_scaling);
     let (model_type, class) = model_type(architecture, &config);
     if model_type == "mistral" {
         // Left out, it would mean the default window of transformers; a GGUF file that names none has none.
@@ -262,7 +271,7 @@ fn per_layer(metadata: &Metadata, key: &str) -> Result<Option<u64>, FormatError>
 }
 
 /// `rope_scaling` in `config.json`'s form, when the file has one.
-fn rope_scaling(metadata: &Metadata, key: &dyn Fn(&str) -> String) -> Result<Option<Json>, FormatError> {
+fn rope_scaling(metadata: &Metadata, key: &dyn Fn(&str) -> String) -> Result<Option<Map<String, Json>>, FormatError> {
     // `rope.scale_linear` is from before `rope.scaling.*` existed.
     let factor = match metadata.f64(&key("rope.scaling.factor"))? {
         None => metadata.f64(&key("rope.scale_linear"))?,
@@ -277,23 +286,36 @@ fn rope_scaling(metadata: &Metadata, key: &dyn Fn(&str) -> String) -> Result<Opt
     let mut scaling = Map::new();
     scaling.insert("rope_type".into(), rope_type.into());
     insert(&mut scaling, "factor", factor);
-    insert(
-        &mut scaling,
-        "original_max_position_embeddings",
-        metadata.u64(&key("rope.scaling.original_context_length"))?,
-    );
-    insert(&mut scaling, "attention_factor", metadata.f64(&key("rope.scaling.attn_factor"))?);
+    let original = metadata.u64(&key("rope.scaling.original_context_length"))?;
+    insert(&mut scaling, "original_max_position_embeddings", original);
+    let attn_factor = metadata.f64(&key("rope.scaling.attn_factor"))?;
+    let attention_factor = match rope_type {
+        // The key multiplies what YaRN gives by itself, which config.json replaces.
+        "yarn" => {
+            let log_multiplier = metadata.f64(&key("rope.scaling.yarn_log_multiplier"))?.filter(|&value| value != 0.0);
+            let grown = |scale: f64| factor.filter(|&factor| factor > 1.0).map_or(1.0, |f| 0.1 * scale * f.ln() + 1.0);
+            let own = grown(1.0) / log_multiplier.map_or(1.0, grown);
+            let said = attn_factor.is_some_and(|value| value != 1.0) || log_multiplier.is_some();
+            said.then(|| own * attn_factor.unwrap_or(1.0))
+        }
+        // And LongRoPE has none by itself there.
+        "longrope" => Some(attn_factor.unwrap_or(1.0)),
+        _ => attn_factor,
+    };
+    insert(&mut scaling, "attention_factor", attention_factor);
     insert(&mut scaling, "beta_fast", metadata.f64(&key("rope.scaling.yarn_beta_fast"))?);
     insert(&mut scaling, "beta_slow", metadata.f64(&key("rope.scaling.yarn_beta_slow"))?);
-    Ok(Some(scaling.into()))
+    insert(&mut scaling, "ext_factor", metadata.f64(&key("rope.scaling.yarn_ext_factor"))?);
+    Ok(Some(scaling))
 }
 
-fn rope_freq_factors(gguf: &Parts) -> Result<Option<Json>, FormatError> {
+/// The divisors of the frequencies in the tensor `name`.
+fn rope_factors(gguf: &Parts, name: &str) -> Result<Option<Json>, FormatError> {
     /// Far above half of any head's size.
     const FACTORS_MAX: u64 = 1 << 12;
-    let Some((gguf, info)) = gguf.tensor_info(ROPE_FREQS) else { return Ok(None) };
+    let Some((gguf, info)) = gguf.tensor_info(name) else { return Ok(None) };
     let wrong = |found: String| FormatError::WrongValue {
-        key: ROPE_FREQS.into(),
+        key: name.into(),
         expected: format!("up to {FACTORS_MAX} positive finite factors"),
         found,
     };
@@ -301,7 +323,7 @@ fn rope_freq_factors(gguf: &Parts) -> Result<Option<Json>, FormatError> {
     if len > FACTORS_MAX {
         return Err(wrong(format!("{len} elements")));
     }
-    let factors = gguf.tensor(ROPE_FREQS)?.to_f32();
+    let factors = gguf.tensor(name)?.to_f32();
     match factors.iter().find(|&&factor| !(factor.is_finite() && factor > 0.0)) {
         Some(factor) => Err(wrong(factor.to_string())),
         None => Ok(Some(json!(factors))),
@@ -316,7 +338,7 @@ fn insert(map: &mut Map<String, Json>, key: &str, value: Option<impl Into<Json>>
 
 /// Whether a tensor is part of the configuration rather than a weight.
 pub(crate) fn is_configuration(info: &GgufTensor) -> bool {
-    info.name() == ROPE_FREQS
+    [ROPE_FREQS, ROPE_FACTORS_SHORT, ROPE_FACTORS_LONG].contains(&info.name())
 }
 
 /// The rows of `tensor` in the order of GGUF files, copied: the inverse of what the checkpoint's reader does.

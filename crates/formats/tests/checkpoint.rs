@@ -165,6 +165,26 @@ fn tensors_are_views_of_the_file() {
     }
 }
 
+/// LongRoPE has two tables, and says by a key of its own what scores grow by.
+#[test]
+fn the_tables_of_longrope_are_those_of_config_json() {
+    let mut writer = valid::gguf_writer("llama");
+    writer.metadata("llama.rope.scaling.type", Value::String("longrope".into()));
+    writer.metadata("llama.rope.scaling.original_context_length", Value::U32(4096));
+    writer.metadata("llama.rope.scaling.attn_factor", Value::F32(1.25));
+    for (name, factors) in [("short", [1.0, 1.0, 1.5, 2.0]), ("long", [1.0, 2.0, 4.0, 8.0])] {
+        let tensor = Tensor::from_f32(WeightFormat::F32, vec![4], &factors).unwrap();
+        writer.tensor(&format!("rope_factors_{name}.weight"), &tensor);
+    }
+    let checkpoint = open_gguf(&writer);
+    let expected = json!({
+        "rope_type": "longrope", "original_max_position_embeddings": 4096, "attention_factor": 1.25,
+        "short_factor": [1.0, 1.0, 1.5, 2.0], "long_factor": [1.0, 2.0, 4.0, 8.0],
+    });
+    assert_eq!(checkpoint.config["rope_scaling"], expected);
+    assert_eq!(checkpoint.config.get("rope_freq_factors"), None);
+}
+
 #[test]
 fn rope_tables_are_configuration_not_weights() {
     let mut writer = valid::gguf_writer("llama");
@@ -203,6 +223,14 @@ fn metadata_says_more_than_the_architecture() {
     ]);
     let expected = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192});
     assert_eq!(scaled["rope_scaling"], expected);
+    // `attn_factor` multiplies what YaRN gives by itself, 0.1 · ln 4 + 1; in config.json the product stands.
+    let multiplied = with(&[
+        ("llama.rope.scaling.type", Value::String("yarn".into())),
+        ("llama.rope.scaling.factor", Value::F32(4.0)),
+        ("llama.rope.scaling.attn_factor", Value::F32(0.5)),
+    ]);
+    let found = multiplied["rope_scaling"]["attention_factor"].as_f64().unwrap();
+    assert!((found - 0.5 * (0.1 * 4f64.ln() + 1.0)).abs() < 1e-9, "{found}");
     // A factor without a type is linear, under its newer name and under the older one.
     for key in ["llama.rope.scaling.factor", "llama.rope.scale_linear"] {
         assert_eq!(with(&[(key, Value::F32(4.0))])["rope_scaling"], json!({"rope_type": "linear", "factor": 4.0}));

@@ -545,13 +545,13 @@ fn counters_len(plan: &Plan, target: &Target) -> usize {
     dispatch::attention_counters(target, heads.max().unwrap_or(0))
 }
 
-/// (positions, head_dim / 2) of cosine and sine, computed in f64.
+/// (positions, head_dim / 2) of cosine and sine, times the attention factor, computed in f64.
 fn upload_angles(driver: &mut dyn Driver, rope: &Rope, positions: usize) -> Result<Region, DriverError> {
     let frequencies = rope.frequencies();
     let angles: Vec<[f32; 2]> = (0..positions)
         .flat_map(|position| {
             frequencies.iter().map(move |frequency| {
-                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                let (cos, sin) = rope.angle(*frequency, position);
                 [cos as f32, sin as f32]
             })
         })

@@ -2,13 +2,14 @@
 //! built from it.
 //!
 //! Field names and defaults are those of Hugging Face transformers; what differs between architectures is given by each
-//! model file as its defaults. Both spellings of the rotary embedding are read: `rope_theta` with `rope_scaling`, and
-//! `rope_parameters` (transformers 5).
+//! model file as its defaults. The rotary embedding is read in `rope`.
 
 use std::ops::RangeInclusive;
 
-use plan::{Activation, Heads, Rope, RopeScaling};
-use serde_json::{Map, Value};
+use plan::{Activation, Heads, Rope};
+use serde_json::Value;
+
+use crate::rope;
 
 /// A field of config.json that is missing, out of its bounds, or asks for something that is not implemented.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,7 +40,7 @@ const HIDDEN_ACTS: &[&str] = &["silu", "swish", "gelu_pytorch_tanh", "gelu_new",
 /// overflows.
 const WIDTH_MAX: usize = 1 << 24;
 const LAYERS_MAX: usize = 1 << 10;
-const CONTEXT_MAX: usize = 1 << 32;
+pub(crate) const CONTEXT_MAX: usize = 1 << 32;
 /// Fields that change what a decoder computes and that none of these models has, with the value that changes nothing.
 /// Any other value is refused, because the text would be wrong without a word. Null always changes nothing.
 ///
@@ -70,16 +71,9 @@ const NEUTRAL: [(&str, Neutral); 22] = [
     ("use_parallel_residual", Neutral::Flag(false)),
 ];
 
-/// The same of the parameters of the rotary embedding.
-const NEUTRAL_ROPE: [(&str, Neutral); 3] = [
-    ("llama_4_scaling_beta", Neutral::Number(0.0)),
-    ("attention_factor", Neutral::Number(1.0)),
-    ("attn_factor", Neutral::Number(1.0)),
-];
-
 /// A value that changes nothing.
 #[derive(Clone, Copy)]
-enum Neutral {
+pub(crate) enum Neutral {
     Flag(bool),
     Number(f64),
     /// None but null.
@@ -125,7 +119,7 @@ pub struct Config {
     pub num_key_value_heads: usize,
     /// Features of a head; even.
     pub head_dim: usize,
-    /// The longest sequence, in tokens.
+    /// The longest sequence, in tokens: `max_position_embeddings`, or more where the rotary embedding is stretched.
     pub max_position_embeddings: usize,
     /// What multiplies in the MLP.
     pub hidden_act: Activation,
@@ -190,6 +184,8 @@ impl Config {
             let expected = format!("at most {WIDTH_MAX} features over {num_attention_heads} heads");
             return Err(invalid("head_dim", head_dim, expected));
         }
+        let trained = fields.required("max_position_embeddings", 1..=CONTEXT_MAX)?;
+        let rotary = rope::read(&fields, head_dim, trained)?;
         Ok(Self {
             hidden_act,
             vocab_size: fields.required("vocab_size", width.clone())?,
@@ -199,7 +195,7 @@ impl Config {
             num_attention_heads,
             num_key_value_heads,
             head_dim,
-            max_position_embeddings: fields.required("max_position_embeddings", 1..=CONTEXT_MAX)?,
+            max_position_embeddings: rotary.context_len,
             rms_norm_eps: fields.positive("rms_norm_eps")?,
             tie_word_embeddings: fields.flag("tie_word_embeddings")?,
             attention_bias: fields.flag("attention_bias")?,
@@ -208,7 +204,7 @@ impl Config {
             use_sliding_window: fields.flag("use_sliding_window")?,
             max_window_layers: fields.optional("max_window_layers", 0..=CONTEXT_MAX)?.unwrap_or(num_hidden_layers),
             layer_types: layer_types(&fields, num_hidden_layers)?,
-            rope: rope(&fields, head_dim)?,
+            rope: rotary.rope,
         })
     }
 
@@ -254,93 +250,25 @@ fn layer_types(fields: &Fields<'_>, num_hidden_layers: usize) -> Result<Option<V
     list.iter().enumerate().map(sliding).collect::<Result<_, _>>().map(Some)
 }
 
-/// `rope_parameters` if it is there, otherwise `rope_scaling` beside `rope_theta`.
-fn rope(fields: &Fields<'_>, head_dim: usize) -> Result<Rope, ConfigError> {
-    let path = ["rope_parameters", "rope_scaling"].into_iter().find(|path| fields.get(path).is_some());
-    let empty = Value::Object(Map::new());
-    let parameters = match path.and_then(|path| Some((path, fields.get(path)?))) {
-        None => Fields { config: &empty, defaults: &empty, path: "" },
-        Some((path, object)) if object.is_object() => Fields { config: object, defaults: &empty, path },
-        Some((path, found)) => return Err(invalid(path, show(found), "an object or null")),
-    };
-    // transformers 5 writes one object for each kind of layer where they differ; none of these models has that.
-    for kind in ["full_attention", "sliding_attention"] {
-        parameters.refuse_unless_null(kind, "one rotary embedding for all layers")?;
-    }
-    for fields in [fields, &parameters] {
-        if let Some(found) = fields.get("partial_rotary_factor").filter(|found| found.as_f64() != Some(1.0)) {
-            return Err(invalid(fields.name("partial_rotary_factor"), show(found), "1"));
-        }
-    }
-    parameters.refuse_unless_neutral(&NEUTRAL_ROPE)?;
-    let theta = match parameters.get("rope_theta") {
-        Some(_) => parameters.positive("rope_theta")?,
-        None => fields.positive("rope_theta")?,
-    };
-    let type_field = if parameters.get("rope_type").is_some() { "rope_type" } else { "type" };
-    let scaling = match parameters.one_of(type_field, &["default", "linear", "llama3"], "default")? {
-        "linear" => RopeScaling::Linear { factor: parameters.positive("factor")? },
-        "llama3" => {
-            let (low, high) = (parameters.positive("low_freq_factor")?, parameters.positive("high_freq_factor")?);
-            if low >= high {
-                let expected = format!("less than `high_freq_factor`, {high}");
-                return Err(invalid(parameters.name("low_freq_factor"), low, expected));
-            }
-            RopeScaling::Llama3 {
-                factor: parameters.positive("factor")?,
-                low_freq_factor: low,
-                high_freq_factor: high,
-                original_max_position_embeddings: parameters.positive("original_max_position_embeddings")?,
-            }
-        }
-        _ => RopeScaling::None,
-    };
-    let scaling = match rope_freq_factors(fields, head_dim)? {
-        None => scaling,
-        Some(factors) if scaling == RopeScaling::None => RopeScaling::Factors(factors),
-        Some(_) => {
-            return Err(invalid(
-                "rope_freq_factors",
-                "given",
-                format!("none beside the scaling of `{}`", parameters.path),
-            ));
-        }
-    };
-    Ok(Rope { head_dim, theta, scaling })
-}
-
-/// One divisor for each frequency; not a field of transformers but what GGUF stores instead of `rope_scaling`.
-fn rope_freq_factors(fields: &Fields<'_>, head_dim: usize) -> Result<Option<Vec<f32>>, ConfigError> {
-    let field = "rope_freq_factors";
-    let Some(value) = fields.get(field) else { return Ok(None) };
-    let factors = value.as_array().map(|list| list.iter().map(positive_f32).collect::<Option<Vec<_>>>());
-    match factors {
-        Some(Some(factors)) if factors.len() == head_dim / 2 => Ok(Some(factors)),
-        _ => {
-            Err(invalid(field, show(value), format!("{} positive numbers, one for each pair of a head", head_dim / 2)))
-        }
-    }
-}
-
 /// The fields of one object of config.json.
 #[derive(Clone, Copy)]
-struct Fields<'a> {
-    config: &'a Value,
-    defaults: &'a Value,
-    path: &'a str,
+pub(crate) struct Fields<'a> {
+    pub(crate) config: &'a Value,
+    pub(crate) defaults: &'a Value,
+    pub(crate) path: &'a str,
 }
 
 impl<'a> Fields<'a> {
     /// The value of `field`, or its default; `None` where either is null.
-    fn get(&self, field: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
         self.config.get(field).or_else(|| self.defaults.get(field)).filter(|value| !value.is_null())
     }
 
-    fn name(&self, field: &str) -> String {
+    pub(crate) fn name(&self, field: &str) -> String {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
 
-    fn optional(&self, field: &str, bounds: RangeInclusive<usize>) -> Result<Option<usize>, ConfigError> {
+    pub(crate) fn optional(&self, field: &str, bounds: RangeInclusive<usize>) -> Result<Option<usize>, ConfigError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         match value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| bounds.contains(n)) {
             Some(n) => Ok(Some(n)),
@@ -353,7 +281,7 @@ impl<'a> Fields<'a> {
         self.optional(field, bounds)?.ok_or_else(|| ConfigError::Missing { field: self.name(field), expected })
     }
 
-    fn positive(&self, field: &str) -> Result<f32, ConfigError> {
+    pub(crate) fn positive(&self, field: &str) -> Result<f32, ConfigError> {
         let expected = "a positive number".to_owned();
         match self.get(field) {
             None => Err(ConfigError::Missing { field: self.name(field), expected }),
@@ -362,12 +290,12 @@ impl<'a> Fields<'a> {
     }
 
     /// False where it is not given.
-    fn flag(&self, field: &str) -> Result<bool, ConfigError> {
+    pub(crate) fn flag(&self, field: &str) -> Result<bool, ConfigError> {
         let Some(value) = self.get(field) else { return Ok(false) };
         value.as_bool().ok_or_else(|| invalid(self.name(field), show(value), "true or false"))
     }
 
-    fn one_of(&self, field: &str, known: &[&'a str], default: &'a str) -> Result<&'a str, ConfigError> {
+    pub(crate) fn one_of(&self, field: &str, known: &[&'a str], default: &'a str) -> Result<&'a str, ConfigError> {
         let Some(value) = self.get(field) else { return Ok(default) };
         let found = known.iter().copied().find(|&known| value.as_str() == Some(known));
         found.ok_or_else(|| {
@@ -375,7 +303,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    fn refuse_unless_neutral(&self, table: &[(&str, Neutral)]) -> Result<(), ConfigError> {
+    pub(crate) fn refuse_unless_neutral(&self, table: &[(&str, Neutral)]) -> Result<(), ConfigError> {
         for &(field, neutral) in table {
             if let Some(value) = self.get(field).filter(|value| !neutral.is(value)) {
                 let expected = format!("{}: what another value computes is not implemented", neutral.words());
@@ -385,7 +313,7 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    fn refuse_unless_null(&self, field: &str, expected: &str) -> Result<(), ConfigError> {
+    pub(crate) fn refuse_unless_null(&self, field: &str, expected: &str) -> Result<(), ConfigError> {
         match self.get(field) {
             None => Ok(()),
             Some(value) => Err(invalid(self.name(field), show(value), format!("{expected}: it is not implemented"))),
@@ -393,7 +321,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-fn positive_f32(value: &Value) -> Option<f32> {
+pub(crate) fn positive_f32(value: &Value) -> Option<f32> {
     value.as_f64().map(|x| x as f32).filter(|x| x.is_finite() && *x > 0.0)
 }
 
@@ -416,6 +344,7 @@ pub(crate) fn invalid(field: impl Into<String>, found: impl ToString, expected: 
 
 #[cfg(test)]
 mod tests {
+    use plan::RopeScaling;
     use serde_json::json;
 
     use super::*;
@@ -439,7 +368,10 @@ mod tests {
     fn what_is_absent_follows_from_the_rest_as_in_transformers() {
         let config = read(json!({})).unwrap();
         assert_eq!((config.head_dim, config.num_key_value_heads), (6, 4));
-        assert_eq!(config.rope, Rope { head_dim: 6, theta: 10000.0, scaling: RopeScaling::None });
+        assert_eq!(
+            config.rope,
+            Rope { head_dim: 6, theta: 10000.0, scaling: RopeScaling::None, attention_factor: 1.0 }
+        );
         assert!(!config.tie_word_embeddings && !config.attention_bias && config.sliding_window.is_none());
     }
 
@@ -453,28 +385,6 @@ mod tests {
         config["num_key_value_heads"] = Value::Null;
         let null = Config::read(&config, &defaults).unwrap();
         assert_eq!((null.sliding_window, null.num_key_value_heads), (None, 4));
-    }
-
-    #[test]
-    fn both_spellings_of_the_rotary_embedding_are_read() {
-        let llama3 = RopeScaling::Llama3 {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_max_position_embeddings: 64.0,
-        };
-        let parameters = json!({
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64, "rope_theta": 500000.0,
-        });
-        let expected = Rope { head_dim: 6, theta: 500_000.0, scaling: llama3 };
-        assert_eq!(read(json!({ "rope_parameters": parameters })).unwrap().rope, expected);
-        assert_eq!(read(json!({ "rope_scaling": parameters, "rope_theta": 500000 })).unwrap().rope, expected);
-        // The key of transformers before 4.43.
-        let linear = read(json!({ "rope_scaling": { "type": "linear", "factor": 2.0 } })).unwrap().rope;
-        assert_eq!(linear, Rope { head_dim: 6, theta: 10000.0, scaling: RopeScaling::Linear { factor: 2.0 } });
-        let factors = read(json!({ "rope_freq_factors": [1.0, 2.0, 8.5] })).unwrap().rope;
-        assert_eq!(factors.scaling, RopeScaling::Factors(vec![1.0, 2.0, 8.5]));
     }
 
     #[test]
@@ -542,12 +452,8 @@ mod tests {
             ),
             (json!({ "rope_scaling": "yarn" }), "config.json: `rope_scaling` is \"yarn\", expected an object or null"),
             (
-                json!({ "rope_scaling": { "rope_type": "yarn" } }),
-                "config.json: `rope_scaling.rope_type` is \"yarn\", expected default, linear, llama3; others are not implemented",
-            ),
-            (
-                json!({ "rope_scaling": { "type": "dynamic" } }),
-                "config.json: `rope_scaling.type` is \"dynamic\", expected default, linear, llama3; others are not implemented",
+                json!({ "rope_scaling": { "rope_type": "proportional" } }),
+                "config.json: `rope_scaling.rope_type` is \"proportional\", expected default, linear, llama3, yarn, dynamic, longrope, su; others are not implemented",
             ),
             (
                 json!({ "rope_scaling": { "type": "linear" } }),
@@ -651,6 +557,9 @@ mod tests {
             json!([1, 2, 3]),
             json!({}),
             json!({ "rope_type": "linear", "factor": 1e-300 }),
+            json!({ "rope_type": "yarn", "factor": 1e300, "beta_slow": 1e-300 }),
+            json!({ "rope_type": "dynamic", "factor": 1e30, "rope_theta": 1e-30 }),
+            json!({ "rope_type": "longrope", "long_factor": [1, 2, 3], "short_factor": [1, 2, 3] }),
             json!({ "rope_type": null }),
         ];
         let mut config = tiny();
@@ -660,6 +569,7 @@ mod tests {
             "rope_parameters",
             "rope_scaling",
             "rope_freq_factors",
+            "ctx_size",
             "layer_types",
             "sliding_window",
             "hidden_act",

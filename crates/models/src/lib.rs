@@ -13,7 +13,9 @@ mod mistral;
 mod qwen2;
 mod qwen3;
 mod registry;
+mod rope;
 mod smollm3;
 
 pub use config::{Config, ConfigError};
 pub use registry::{ModelError, SUPPORTED, build_plan, unread};
+pub use rope::CTX_SIZE;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use plan::reference::Interpreter;
-use plan::{KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
+use plan::{AnyShape, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
 use tensor::Tensor;
 use testing::tolerance::LOGITS_RELATIVE;
 use testing::{BlockPool, Golden, Rng, goldens};
@@ -152,5 +152,30 @@ fn every_architecture_has_a_golden_with_its_source() {
         for key in ["tool", "command", "date", "license", "sha256"] {
             assert!(source.contains(key), "{}: source.toml has no {key}", golden.name);
         }
+    }
+}
+
+/// Frequencies, and what scores grow by, of every kind of rotary embedding: transformers' own, in f32.
+#[test]
+fn rotary_embeddings_are_those_of_transformers() {
+    let path = testing::golden::golden_folder().join("rope.json");
+    let file: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let cases = file["cases"].as_array().unwrap();
+    assert!(cases.len() > 15);
+    for case in cases {
+        let mut config = case["config"].clone();
+        config[models::CTX_SIZE] = case["length"].clone();
+        let plan = models::build_plan(&config, &AnyShape).unwrap_or_else(|error| panic!("{config}: {error}"));
+        let [rope] = &plan.ropes[..] else { panic!("{config}: {:?}", plan.ropes) };
+        let expected: Vec<f64> =
+            case["frequencies"].as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect();
+        let found = rope.frequencies();
+        assert_eq!(found.len(), expected.len(), "{config}");
+        for (pair, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            // Powers of f32 are off by some units of their last place.
+            assert!((found - expected).abs() <= 2e-6 * expected, "{config}, pair {pair}: {found}, {expected}");
+        }
+        let (found, expected) = (f64::from(rope.attention_factor), case["attention_factor"].as_f64().unwrap());
+        assert!((found - expected).abs() <= 1e-6 * expected, "{config}: {found}, {expected}");
     }
 }

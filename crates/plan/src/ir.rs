@@ -114,7 +114,22 @@ pub enum RopeScaling {
         /// The trained context, in tokens.
         original_max_position_embeddings: f32,
     },
-    /// Each pair's frequency divided by its own factor (GGUF's `rope_freqs` tensor): `head_dim / 2` factors.
+    /// YaRN (Peng et al., 2023): pairs that turn often in the trained context are kept, those that turn seldom are
+    /// divided by `factor`, those between are interpolated along the pairs' indices.
+    Yarn {
+        /// The stretch of slow pairs.
+        factor: f32,
+        /// The trained context, in tokens.
+        original_max_position_embeddings: f32,
+        /// Pairs that turn at least so often in the trained context are kept.
+        beta_fast: f32,
+        /// Pairs that turn at most so often in it are stretched fully.
+        beta_slow: f32,
+        /// Whether the first and the last pair between are rounded outwards to whole indices.
+        truncate: bool,
+    },
+    /// Each pair's frequency divided by its own factor (GGUF's `rope_freqs` tensor, LongRoPE's lists): `head_dim / 2`
+    /// factors.
     Factors(Vec<f32>),
 }
 
@@ -127,6 +142,8 @@ pub struct Rope {
     pub theta: f32,
     /// The stretch of the frequencies.
     pub scaling: RopeScaling,
+    /// What cosines and sines are multiplied by: scores grow with its square, as YaRN and LongRoPE ask. 1 for others.
+    pub attention_factor: f32,
 }
 
 impl Rope {
@@ -135,6 +152,7 @@ impl Rope {
     pub fn frequencies(&self) -> Vec<f64> {
         let half = self.head_dim / 2;
         let theta = f64::from(self.theta);
+        let yarn = self.yarn_ramp();
         (0..half)
             .map(|pair| {
                 let frequency = theta.powf(-2.0 * pair as f64 / self.head_dim as f64);
@@ -153,10 +171,43 @@ impl Rope {
                         let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
                         frequency * (keep + (1.0 - keep) / f64::from(factor))
                     }
+                    &RopeScaling::Yarn { factor, .. } => {
+                        // 0 for the pairs that are kept, 1 for those that are stretched fully.
+                        let stretch = ((pair as f64 - yarn.0) / (yarn.1 - yarn.0)).clamp(0.0, 1.0);
+                        frequency * (1.0 - stretch + stretch / f64::from(factor))
+                    }
                     RopeScaling::Factors(factors) => frequency / f64::from(factors[pair]),
                 }
             })
             .collect()
+    }
+
+    /// Cosines and sines of the frequencies at `position`, times [`Self::attention_factor`], in f64.
+    pub fn angle(&self, frequency: f64, position: usize) -> (f64, f64) {
+        let (sin, cos) = (position as f64 * frequency).sin_cos();
+        let factor = f64::from(self.attention_factor);
+        (cos * factor, sin * factor)
+    }
+
+    /// The pairs, as real numbers, between which YaRN goes from kept to stretched; (0, 1) for other kinds.
+    fn yarn_ramp(&self) -> (f64, f64) {
+        let &RopeScaling::Yarn { original_max_position_embeddings, beta_fast, beta_slow, truncate, .. } = &self.scaling
+        else {
+            return (0.0, 1.0);
+        };
+        let (dims, theta) = (self.head_dim as f64, f64::from(self.theta));
+        // The pair that turns so often in the trained context.
+        let pair_of = |turns: f32| {
+            let wavelength = f64::from(original_max_position_embeddings) / (f64::from(turns) * std::f64::consts::TAU);
+            dims * wavelength.ln() / (2.0 * theta.ln())
+        };
+        let (mut low, mut high) = (pair_of(beta_fast), pair_of(beta_slow));
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, high) = (low.max(0.0), high.min(dims - 1.0));
+        // Where both are one pair, a step between it and the next.
+        (low, if low == high { high + 0.001 } else { high })
     }
 }
 

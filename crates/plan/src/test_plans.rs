@@ -29,7 +29,12 @@ pub(crate) fn decoder() -> Plan {
 
 fn layer(g: &mut Graph, w: &Weights<'_>, x: Value) -> Result<Value, BuildError> {
     let (q_width, kv_width) = (HEADS.heads * HEADS.head_dim, HEADS.kv_heads * HEADS.head_dim);
-    let rope = Rope { head_dim: HEADS.head_dim, theta: 100.0, scaling: RopeScaling::Factors(vec![1.0, 2.0]) };
+    let rope = Rope {
+        head_dim: HEADS.head_dim,
+        theta: 100.0,
+        scaling: RopeScaling::Factors(vec![1.0, 2.0]),
+        attention_factor: 1.0,
+    };
     let h = g.rms_norm(x, w.norm("input_layernorm", HIDDEN, 1e-6)?);
     let q = g.linear(h, w.linear("q_proj", q_width, HIDDEN, true)?, q_width);
     let k = g.linear(h, w.linear("k_proj", kv_width, HIDDEN, true)?, kv_width);

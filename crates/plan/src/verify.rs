@@ -76,6 +76,10 @@ fn check_tables(plan: &Plan) -> Checked {
         if rope.head_dim == 0 || !rope.head_dim.is_multiple_of(2) {
             return Err(format!("rope {index} has head_dim {}, expected an even number", rope.head_dim));
         }
+        if !(rope.attention_factor.is_finite() && rope.attention_factor > 0.0) {
+            let found = rope.attention_factor;
+            return Err(format!("rope {index} has the attention factor {found}, expected a positive number"));
+        }
         if let RopeScaling::Factors(factors) = &rope.scaling
             && factors.len() != rope.head_dim / 2
         {
@@ -396,6 +400,9 @@ mod tests {
                     p.weights.push(crate::WeightInfo { name: "extra".to_owned(), shape: vec![1] });
                 }),
                 ("rope 0 has head_dim 3, expected an even number", |p| p.ropes[0].head_dim = 3),
+                ("rope 0 has the attention factor NaN, expected a positive number", |p| {
+                    p.ropes[0].attention_factor = f32::NAN;
+                }),
                 ("rope 0 has 1 factors for 2 pairs", |p| p.ropes[0].scaling = RopeScaling::Factors(vec![1.0])),
                 ("cache layer 1 is empty", |p| p.kv_layers[1].kv_heads = 0),
                 ("cache layer 2 is never written", |p| p.kv_layers.push(KvLayer { kv_heads: 1, head_dim: 4 })),

@@ -339,7 +339,7 @@ const HEADS: [(usize, usize, usize); 6] = [(1, 1, 2), (2, 2, 6), (3, 1, 10), (6,
 
 /// Rotary embeddings of every kind, in turn.
 fn rope_of(head_dim: usize, index: usize) -> Rope {
-    let scaling = match index % 4 {
+    let scaling = match index % 5 {
         0 => RopeScaling::None,
         1 => RopeScaling::Linear { factor: 4.0 },
         2 => RopeScaling::Llama3 {
@@ -348,9 +348,16 @@ fn rope_of(head_dim: usize, index: usize) -> Rope {
             high_freq_factor: 4.0,
             original_max_position_embeddings: 64.0,
         },
+        3 => RopeScaling::Yarn {
+            factor: 4.0,
+            original_max_position_embeddings: 32.0,
+            beta_fast: 4.0,
+            beta_slow: 0.5,
+            truncate: false,
+        },
         _ => RopeScaling::Factors((0..head_dim / 2).map(|pair| 1.0 + 0.5 * pair as f32).collect()),
     };
-    Rope { head_dim, theta: 1000.0, scaling }
+    Rope { head_dim, theta: 1000.0, scaling, attention_factor: if index % 5 < 3 { 1.0 } else { 1.25 } }
 }
 
 fn attention_case(

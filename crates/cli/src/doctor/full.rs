@@ -11,6 +11,7 @@ use backend::conformance;
 use super::DoctorArgs;
 use crate::load::{self, CPU, GpuArgs, ModelArgs};
 use crate::output::stdout;
+use crate::rope::RopeArgs;
 
 /// What is measured on a GPU: small enough for any, and known elsewhere.
 const SHAPE: &str = "qwen2.5-0.5b";
@@ -126,6 +127,7 @@ fn sections(args: &DoctorArgs) -> Result<Vec<Section>> {
 fn flags(args: &DoctorArgs) -> Result<Vec<String>> {
     let ModelArgs {
         ctx_size,
+        rope,
         device: _,
         gpu: GpuArgs { batch_invariant, force_variant, metal_way, capture },
         threads,
@@ -138,6 +140,7 @@ fn flags(args: &DoctorArgs) -> Result<Vec<String>> {
     } = &args.model_args;
     let refused = [
         ("--ctx-size", ctx_size.is_some()),
+        ("--rope-… or --yarn-…", *rope != RopeArgs::default()),
         ("--force-variant", !force_variant.is_empty()),
         ("--metal-way", !metal_way.is_empty()),
         ("--capture", capture.is_some()),

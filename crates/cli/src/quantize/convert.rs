@@ -8,12 +8,13 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, bail};
 use formats::gguf::{Array, GgufWriter, Value};
 use formats::{Checkpoint, TokenizerSource, gguf_names};
-use plan::{Plan, RopeScaling};
+use plan::{Plan, Rope, RopeScaling};
 use serde_json::Value as Json;
 use tensor::{Tensor, WeightFormat};
 use tokenizer::{EquivalentJson, ParseSpecial, Tokenizer};
 
 use crate::load;
+use crate::output::note;
 
 /// What any two tokenizers that are not the same are likely to cut differently.
 const PROBE: &str = "Hello, World!  It's 1234567 o'clock; we'll see—won't WE'RE they'd I'VE?\n\n\tfn main() { x += 0x1F; }\r\n   \
@@ -72,17 +73,7 @@ pub(super) fn metadata(checkpoint: &Checkpoint, name: &str) -> Result<GgufWriter
         bail!("the model has {} rotary embeddings, where a GGUF file says one", plan.ropes.len());
     };
     writer.metadata(&key("rope.freq_base"), Value::F32(rope.theta));
-    match &rope.scaling {
-        RopeScaling::None => {}
-        RopeScaling::Linear { factor } => {
-            writer.metadata(&key("rope.scaling.type"), Value::String("linear".into()));
-            writer.metadata(&key("rope.scaling.factor"), Value::F32(*factor));
-        }
-        RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => {
-            let factors = factors(rope);
-            writer.tensor(gguf_names::ROPE_FREQS, &Tensor::from_f32(WeightFormat::F32, vec![factors.len()], &factors)?);
-        }
-    }
+    rotary(&mut writer, &key, rope, &checkpoint.config)?;
     vocabulary(checkpoint, &mut writer)?;
     if let Some(template) = &checkpoint.chat_templates.default {
         writer.metadata("tokenizer.chat_template", Value::String(template.clone()));
@@ -93,20 +84,80 @@ pub(super) fn metadata(checkpoint: &Checkpoint, name: &str) -> Result<GgufWriter
     Ok(writer)
 }
 
+/// What the file says of the rotary embedding beside its base. `config` is the source's config.json.
+fn rotary(writer: &mut GgufWriter, key: &dyn Fn(&str) -> String, rope: &Rope, config: &Json) -> Result<()> {
+    let parameters = ["rope_parameters", "rope_scaling"].into_iter().find_map(|field| config.get(field)?.as_object());
+    let parameter = |name: &str| parameters.and_then(|parameters| parameters.get(name));
+    let kind = parameter("rope_type").or_else(|| parameter("type")).and_then(Json::as_str);
+    let mut table = |name: &str, factors: &[f32]| -> Result<()> {
+        writer.tensor(name, &Tensor::from_f32(WeightFormat::F32, vec![factors.len()], factors)?);
+        Ok(())
+    };
+    match &rope.scaling {
+        RopeScaling::None => {
+            if kind == Some("dynamic") {
+                note(
+                    "the file does not say that the rotary embedding is dynamic, because GGUF cannot: its context is the \
+                     trained one",
+                );
+            }
+        }
+        RopeScaling::Linear { factor } => {
+            writer.metadata(&key("rope.scaling.type"), Value::String("linear".into()));
+            writer.metadata(&key("rope.scaling.factor"), Value::F32(*factor));
+        }
+        RopeScaling::Yarn { factor, original_max_position_embeddings, beta_fast, beta_slow, truncate: _ } => {
+            writer.metadata(&key("rope.scaling.type"), Value::String("yarn".into()));
+            writer.metadata(&key("rope.scaling.factor"), Value::F32(*factor));
+            let original = Value::U32(*original_max_position_embeddings as u32);
+            writer.metadata(&key("rope.scaling.original_context_length"), original);
+            writer.metadata(&key("rope.scaling.yarn_beta_fast"), Value::F32(*beta_fast));
+            writer.metadata(&key("rope.scaling.yarn_beta_slow"), Value::F32(*beta_slow));
+            // The key multiplies what YaRN gives by itself.
+            let own = if *factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+            writer.metadata(&key("rope.scaling.attn_factor"), Value::F32(rope.attention_factor / own));
+        }
+        RopeScaling::Factors(_) if matches!(kind, Some("longrope" | "su")) => {
+            for (field, name) in
+                [("short_factor", gguf_names::ROPE_FACTORS_SHORT), ("long_factor", gguf_names::ROPE_FACTORS_LONG)]
+            {
+                let list = parameter(field).and_then(Json::as_array).with_context(|| format!("no `{field}`"))?;
+                let factors: Vec<f32> = list.iter().filter_map(Json::as_f64).map(|factor| factor as f32).collect();
+                table(name, &factors)?;
+            }
+            let beside = config.get("original_max_position_embeddings").filter(|value| !value.is_null());
+            let original = beside.or_else(|| parameter("original_max_position_embeddings")).and_then(Json::as_u64);
+            writer.metadata(&key("rope.scaling.type"), Value::String("longrope".into()));
+            writer.metadata(&key("rope.scaling.attn_factor"), Value::F32(rope.attention_factor));
+            if let Some(original) = original {
+                let original = Value::U32(u32::try_from(original)?);
+                writer.metadata(&key("rope.scaling.original_context_length"), original);
+            }
+        }
+        RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => table(gguf_names::ROPE_FREQS, &factors(rope))?,
+    }
+    Ok(())
+}
+
 /// What the frequency of each pair is divided by.
-fn factors(rope: &plan::Rope) -> Vec<f32> {
-    let plain = plan::Rope { scaling: RopeScaling::None, ..rope.clone() }.frequencies();
+fn factors(rope: &Rope) -> Vec<f32> {
+    let plain = Rope { scaling: RopeScaling::None, ..rope.clone() }.frequencies();
     plain.iter().zip(rope.frequencies()).map(|(plain, scaled)| (plain / scaled) as f32).collect()
 }
 
 /// Refuses a file whose keys do not give the plan of the source.
 pub(super) fn check(source: &Checkpoint, written: &Checkpoint) -> Result<()> {
     let (mut source, mut written) = (load::plan_of(source)?, load::plan_of(written)?);
-    // Mistral's models have another name there, and frequencies may be said in two ways.
+    // Mistral's models have another name there, and frequencies may be said in two ways. What scores
+    // grow by is compared with them.
     written.model_type.clone_from(&source.model_type);
     let turns = |plan: &mut Plan| -> Vec<Vec<f32>> {
         let ropes = std::mem::take(&mut plan.ropes);
-        ropes.iter().map(|rope| rope.frequencies().into_iter().map(|frequency| frequency as f32).collect()).collect()
+        let numbers = |rope: &Rope| {
+            let frequencies = rope.frequencies().into_iter().map(|frequency| frequency as f32);
+            frequencies.chain([rope.attention_factor]).collect()
+        };
+        ropes.iter().map(numbers).collect()
     };
     let (turns, found) = (turns(&mut source), turns(&mut written));
     let near =

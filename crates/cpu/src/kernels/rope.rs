@@ -7,22 +7,23 @@
 
 use plan::Rope;
 
-/// The frequencies of one rotary embedding.
+/// One rotary embedding, with its frequencies.
 #[derive(Clone, Debug)]
 pub(crate) struct RopeTable {
+    rope: Rope,
     frequencies: Vec<f64>,
 }
 
 impl RopeTable {
     pub(crate) fn new(rope: &Rope) -> Self {
-        Self { frequencies: rope.frequencies() }
+        Self { rope: rope.clone(), frequencies: rope.frequencies() }
     }
 
-    /// Writes cosines and sines for a token at `position`.
+    /// Writes cosines and sines for a token at `position`, times the attention factor.
     pub(crate) fn angles(&self, position: usize, out: &mut [f32]) {
         let (cos, sin) = out.split_at_mut(self.frequencies.len());
         for ((&frequency, cos), sin) in self.frequencies.iter().zip(cos).zip(sin) {
-            let (s, c) = (position as f64 * frequency).sin_cos();
+            let (c, s) = self.rope.angle(frequency, position);
             (*cos, *sin) = (c as f32, s as f32);
         }
     }

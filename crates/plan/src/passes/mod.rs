@@ -225,7 +225,7 @@ v8 = linear_residual(v7, v6; 0.down_proj.weight)
     #[test]
     fn a_turned_query_that_others_read_earlier_stays_apart_from_the_cache_write() {
         let heads = Heads { heads: 2, kv_heads: 2, head_dim: 4, scale: 0.5, window: None };
-        let rope = Rope { head_dim: 4, theta: 100.0, scaling: RopeScaling::None };
+        let rope = Rope { head_dim: 4, theta: 100.0, scaling: RopeScaling::None, attention_factor: 1.0 };
         let plan = plan_of(|g, w| {
             let embed = |g: &mut Graph, name: &str| Ok::<_, crate::BuildError>(g.embed(w.get(name, [8, 8])?, 8));
             let (q, k, v) = (embed(g, "q")?, embed(g, "k")?, embed(g, "v")?);

@@ -3,7 +3,7 @@ use crate::Rope;
 
 /// Each head of each row of `x`, (tokens, heads · head_dim), turned by the row's position: features i and
 /// i + head_dim / 2 are a point in the plane that turns by position · frequency(i) (Su et al., 2021; `rotate_half` in
-/// the checkpoints' code).
+/// the checkpoints' code), and grows by the attention factor.
 pub fn rope(x: &[f64], rope: &Rope, rows: &[RowPlace]) -> Vec<f64> {
     let half = rope.head_dim / 2;
     let frequencies = rope.frequencies();
@@ -12,7 +12,7 @@ pub fn rope(x: &[f64], rope: &Rope, rows: &[RowPlace]) -> Vec<f64> {
     for (index, head) in out.chunks_exact_mut(rope.head_dim).enumerate() {
         let position = rows[index / heads_per_row].position;
         for (pair, frequency) in frequencies.iter().enumerate() {
-            let (sin, cos) = (position as f64 * frequency).sin_cos();
+            let (cos, sin) = rope.angle(*frequency, position);
             let (a, b) = (head[pair], head[pair + half]);
             head[pair] = a * cos - b * sin;
             head[pair + half] = b * cos + a * sin;

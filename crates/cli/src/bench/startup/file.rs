@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use formats::gguf::{Array, GgmlType, GgufWriter, Value};
 use formats::gguf_names::{ROPE_FREQS, checkpoint_name};
 use plan::{Plan, Rope, RopeScaling};
@@ -119,6 +119,7 @@ fn gguf(name: &str, config: &serde_json::Value, plan: &Plan, weights: &[Tensor])
 
 /// What scaling divides each frequency by.
 fn frequency_factors(rope: &Rope) -> Result<Tensor> {
+    ensure!(rope.attention_factor == 1.0, "this file has no key for an attention factor");
     let plain = Rope { scaling: RopeScaling::None, ..rope.clone() }.frequencies();
     let factors: Vec<f32> =
         plain.iter().zip(rope.frequencies()).map(|(plain, scaled)| (plain / scaled) as f32).collect();
