@@ -17,7 +17,7 @@ use server::{LoadStage, Loading};
 use tensor::{Tensor, WeightFormat};
 use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
-use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, SideFiles, Texts, Tokenizer, TokenizerError};
+use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Prompt, SideFiles, Texts, Tokenizer, TokenizerError};
 
 use crate::load_bar::LoadBar;
 use crate::neighbours::{ALONE, Given, Neighbours};
@@ -1071,14 +1071,16 @@ impl Model {
         let text_of = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
         // Most templates call it `enable_thinking`, which has a field of its own; DeepSeek and Granite `thinking`.
         let extra = think.map(|think| ("thinking".to_owned(), Value::Bool(think))).into_iter().collect();
-        let rendered = template.render(&RenderInput {
+        let input = RenderInput {
             extra,
             bos_token: text_of(self.tokenizer.bos_id()),
             eos_token: text_of(self.tokenizer.eos_ids().first().copied()),
             enable_thinking: think,
             ..RenderInput::new(messages, now)
-        })?;
-        Ok(self.tokenizer.encode(&rendered, ParseSpecial::Yes)?)
+        };
+        // Special tokens in a message are text: `--raw` is for prompts that are written with them.
+        let prompt = Prompt::render(template, &input, &self.tokenizer, ParseSpecial::No)?;
+        Ok(prompt.encode(&self.tokenizer)?)
     }
 }
 

@@ -116,8 +116,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         if args.system.is_some() {
             bail!("--system needs the chat template: leave out --raw, or put the text into the prompt");
         }
-        let special = if args.no_parse_special { ParseSpecial::No } else { ParseSpecial::Yes };
-        model.encode_raw(&prompt, special)?
+        model.encode_raw(&prompt, ParseSpecial::where_asked(!args.no_parse_special))?
     } else {
         let mut messages = Vec::new();
         messages.extend(args.system.as_ref().map(|text| json!({"role": "system", "content": text})));

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use server::{ApiKey, App, Ended, Options, Origin, ServedModel, Shutdown};
+use tokenizer::ParseSpecial;
 
 use crate::load::{self, EngineSizes, KvTokens, ModelArgs};
 use crate::neighbours::{ALONE, Given, Neighbours};
@@ -141,6 +142,11 @@ struct LimitArgs {
     /// Refuse tools where the model's chat template shows none, which are else described in the system message
     #[arg(long)]
     no_generic_tools: bool,
+
+    /// Take the text of a special token in a message for that token, as transformers does: whoever writes a message can then
+    /// end it and write others in any role
+    #[arg(long)]
+    parse_special_in_messages: bool,
 }
 
 /// Runs the command.
@@ -296,6 +302,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
         connections_max: limits.max_connections as usize,
         strict_fields: limits.strict_fields,
         generic_tools: !limits.no_generic_tools,
+        special_in_messages: ParseSpecial::where_asked(limits.parse_special_in_messages),
         ..Options::default()
     })
 }

@@ -9,8 +9,8 @@ use axum::Router;
 use axum::routing::{get, post};
 use engine::{Engine, SamplingParams};
 use serde_json::Value;
-use tokenizer::Tokenizer;
 use tokenizer::chat_template::ChatTemplate;
+use tokenizer::{ParseSpecial, Tokenizer};
 use tokio::sync::watch;
 
 use crate::engine_thread::{EngineFailure, EngineHandle};
@@ -73,6 +73,8 @@ pub(crate) struct Serving {
     pub(crate) dialect: Dialect,
     /// Whether tools are described in words where the template shows none.
     generic_tools: bool,
+    /// Whether special tokens count in messages.
+    pub(crate) special_in_messages: ParseSpecial,
     pub(crate) load_time: Duration,
     /// Seconds since 1970 when it was ready.
     pub(crate) created: u64,
@@ -230,6 +232,7 @@ impl App {
             grammars,
             dialect,
             generic_tools: self.inner.options.generic_tools,
+            special_in_messages: self.inner.options.special_in_messages,
             load_time,
             created: unix_time(),
             metrics: Metrics::default(),

@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
-use tokenizer::ParseSpecial;
+use tokenizer::Prompt;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 
 use crate::app::{App, Serving};
@@ -125,8 +125,8 @@ impl Conversation {
         (messages, tools)
     }
 
-    /// The text that the model sees.
-    pub(crate) fn render(&self, serving: &Serving) -> Result<String, ApiError> {
+    /// What the model sees.
+    pub(crate) fn render(&self, serving: &Serving) -> Result<Prompt, ApiError> {
         let tokenizer = &serving.tokenizer;
         let text_of = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
         let (messages, tools) = self.shown(serving);
@@ -138,12 +138,12 @@ impl Conversation {
             extra: self.extra.clone(),
             ..RenderInput::new(&messages, now())
         };
-        let rendered = template_of(serving)?.render(&input);
-        let text = rendered.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
-        if !self.continues {
-            return Ok(text);
+        let rendered = Prompt::render(template_of(serving)?, &input, tokenizer, serving.special_in_messages);
+        let mut prompt = rendered.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        if self.continues {
+            prompt.truncate(continued(prompt.text(), &self.given())?);
         }
-        continued(text, &self.given())
+        Ok(prompt)
     }
 
     /// The words that the answer goes on with.
@@ -171,7 +171,7 @@ impl Conversation {
 
     /// The ids that the model sees.
     pub(crate) fn encode(&self, serving: &Serving) -> Result<Vec<u32>, ApiError> {
-        Ok(serving.tokenizer.encode(&self.render(serving)?, ParseSpecial::Yes)?)
+        Ok(self.render(serving)?.encode(&serving.tokenizer)?)
     }
 }
 
@@ -198,19 +198,16 @@ fn check_continued(messages: &[Value], add_generation_prompt: bool) -> Result<()
 /// writes behind a message, too. The space shows whether the template takes spaces off a message.
 const GOES_ON: &str = "\u{fdd1}goes-on\u{fdd1} ";
 
-/// A conversation that was rendered with [`GOES_ON`] behind its last message, up to there. Where the template takes spaces off
-/// a message, they are taken off here too: so the model has seen messages.
-fn continued(mut text: String, said: &str) -> Result<String, ApiError> {
+/// How much of a conversation that was rendered with [`GOES_ON`] behind its last message lies before it, in bytes. Where the
+/// template takes spaces off a message, they are taken off here too: so the model has seen messages.
+fn continued(text: &str, said: &str) -> Result<usize, ApiError> {
     let Some(end) = text.rfind(GOES_ON.trim_end()) else {
         let message = "this model's chat template does not show the last message, so nothing can go on with it";
         return Err(ApiError::unsupported("continue_final_message", message));
     };
     let keeps_space = text[end..].starts_with(GOES_ON);
-    text.truncate(end);
-    if !keeps_space && said.ends_with(char::is_whitespace) {
-        text.truncate(text.trim_end().len());
-    }
-    Ok(text)
+    let ends_in_space = !keeps_space && said.ends_with(char::is_whitespace);
+    Ok(if ends_in_space { text[..end].trim_end().len() } else { end })
 }
 
 fn template_of(serving: &Serving) -> Result<&ChatTemplate, ApiError> {
@@ -286,7 +283,7 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     settings.sampling.check(serving.engine.config().vocab_size)?;
     let prompt = conversation.render(serving)?;
     let syntax = serving.tool_form().syntax().filter(|_| !conversation.tools.is_empty());
-    let (reasoning, reader) = conversation.reader(&prompt, serving);
+    let (reasoning, reader) = conversation.reader(prompt.text(), serving);
     if (choice.is_forced() || answer.is_some()) && conversation.continues && reasoning == Reasoning::Channels {
         let message = "this model writes a call as a message of its own, and not in one that goes on";
         return Err(ApiError::unsupported("continue_final_message", message));
@@ -311,7 +308,7 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     settings.text.reply = Some(reader.by_id(controls.by_id));
     settings.text.controls = controls.tokens;
     settings.text.one_call = choice.one_call || choice.is_forced();
-    let ids = serving.tokenizer.encode(&prompt, ParseSpecial::Yes)?;
+    let ids = prompt.encode(&serving.tokenizer)?;
     let plan = Plan { settings, max_tokens, prompt_logprobs: None, prompt_field: "messages", max_tokens_field };
     Ok((plan, ids, wants_logprobs))
 }

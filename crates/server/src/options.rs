@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+use tokenizer::ParseSpecial;
 
 /// Fewest bytes of a key: 128 bits, written in base64 or the like.
 const KEY_BYTES_MIN: usize = 16;
@@ -38,6 +39,9 @@ pub struct Options {
     pub strict_fields: bool,
     /// Describe tools in the system message where the model's chat template shows none; else they are refused there.
     pub generic_tools: bool,
+    /// Whether the text of a special token counts as such in a message of a conversation. If so, whoever writes a message
+    /// can end it and write another in any role.
+    pub special_in_messages: ParseSpecial,
 }
 
 impl Default for Options {
@@ -56,6 +60,7 @@ impl Default for Options {
             drain_time_max: Duration::from_secs(30),
             strict_fields: false,
             generic_tools: true,
+            special_in_messages: ParseSpecial::No,
         }
     }
 }

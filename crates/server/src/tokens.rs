@@ -117,7 +117,7 @@ pub(crate) async fn detokenize(State(app): State<App>, request: Request<Body>) -
 
 pub(crate) async fn apply_template(State(app): State<App>, request: Request<Body>) -> Result<Response, ApiError> {
     answer(app, request, &[APPLY_TEMPLATE, PROMPT_FIELDS], |fields, serving| {
-        Ok(json!({"prompt": Conversation::take(fields, serving)?.render(serving)?}))
+        Ok(json!({"prompt": Conversation::take(fields, serving)?.render(serving)?.into_text()}))
     })
     .await
 }

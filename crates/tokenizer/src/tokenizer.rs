@@ -1,5 +1,7 @@
 //! [`Tokenizer`]: text to ids and back, however it was loaded.
 
+use std::ops::Range;
+
 use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::{
     AddedToken, AddedVocabulary, Model as _, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
@@ -23,6 +25,14 @@ pub enum ParseSpecial {
     Yes,
     /// It does not, and is encoded like any other text: for text from outside.
     No,
+}
+
+impl ParseSpecial {
+    /// Yes if `asked`.
+    #[must_use]
+    pub fn where_asked(asked: bool) -> Self {
+        if asked { Self::Yes } else { Self::No }
+    }
 }
 
 /// A part of a prompt, with the trust that it deserves.
@@ -95,7 +105,7 @@ impl Model {
     }
 }
 
-/// Tokens that are found in the text before the model sees it, in three views of the library's type.
+/// Tokens that are found in the text before the model sees it, in views of the library's type.
 #[derive(Debug)]
 pub(crate) struct AddedTokens {
     /// All of them.
@@ -104,6 +114,10 @@ pub(crate) struct AddedTokens {
     plain: AddedVocabulary,
     /// Those that are special, found in text as it is: for splitting segments.
     special: AddedVocabulary,
+    /// The same, found wherever their text stands, whatever is beside it.
+    bare: AddedVocabulary,
+    /// The texts of those that are special, sorted.
+    special_texts: Vec<String>,
 }
 
 impl AddedTokens {
@@ -117,14 +131,19 @@ impl AddedTokens {
         all.add_tokens(tokens.iter().map(|(_, token)| token.clone()), &ids, normalizer)?;
         let mut plain = all.clone();
         plain.set_encode_special_tokens(true);
+        let special_tokens = || {
+            let special = tokens.iter().filter(|(_, token)| token.special);
+            special.map(|(_, token)| token.clone().normalized(false))
+        };
         let mut special = AddedVocabulary::new();
-        let special_tokens = tokens.into_iter().filter(|(_, token)| token.special);
-        special.add_tokens(
-            special_tokens.map(|(_, token)| token.normalized(false)),
-            &ids,
-            None::<&NormalizerWrapper>,
-        )?;
-        Ok(Self { all, plain, special })
+        special.add_tokens(special_tokens(), &ids, None::<&NormalizerWrapper>)?;
+        let mut bare = AddedVocabulary::new();
+        let alone = |token: AddedToken| token.single_word(false).lstrip(false).rstrip(false);
+        bare.add_tokens(special_tokens().map(alone), &ids, None::<&NormalizerWrapper>)?;
+        let mut special_texts: Vec<String> =
+            special_tokens().map(|token| token.content).filter(|text| !text.is_empty()).collect();
+        special_texts.sort_unstable();
+        Ok(Self { all, plain, special, bare, special_texts })
     }
 
     /// (id, text as decoding sees it) of all added tokens.
@@ -243,6 +262,46 @@ impl Tokenizer {
             }
         }
         Ok(ids)
+    }
+
+    /// Where `text` has the text of a special token, from left to right: bytes.
+    ///
+    /// # Errors
+    /// Failures of the library.
+    pub fn special_in(&self, text: &str) -> Result<Vec<Range<usize>>, TokenizerError> {
+        // Most texts have none, and this is a hundred times faster.
+        if !self.special_begins().any(|first| text.contains(first)) {
+            return Ok(Vec::new());
+        }
+        guarded("looking for special tokens", || {
+            let found = self.added.bare.extract_and_normalize(None::<&NormalizerWrapper>, text);
+            let splits = found.get_splits(OffsetReferential::Original, OffsetType::Byte);
+            let tokens = splits.into_iter().filter(|(_, _, tokens)| tokens.is_some());
+            Ok(tokens.map(|(_, (start, end), _)| start..end).collect())
+        })
+    }
+
+    /// Where the end of `text` may be the beginning of a special token's text, of which more would have to follow: the
+    /// first such byte.
+    #[must_use]
+    pub fn special_begun_in(&self, text: &str) -> Option<usize> {
+        let texts = &self.added.special_texts;
+        let longest = texts.iter().map(String::len).max().unwrap_or(0);
+        let ends = text.char_indices().rev().take_while(|(at, _)| text.len() - at < longest);
+        let begins = ends.map(|(at, _)| at).filter(|&at| {
+            let end = &text[at..];
+            // Texts are sorted, so those that begin with it follow it.
+            let next = texts.partition_point(|special| special.as_str() <= end);
+            texts.get(next).is_some_and(|special| special.starts_with(end))
+        });
+        begins.last()
+    }
+
+    /// The characters that special tokens begin with, each once or several times.
+    pub fn special_begins(&self) -> impl Iterator<Item = char> + '_ {
+        let mut before = None;
+        let firsts = self.added.special_texts.iter().filter_map(|text| text.chars().next());
+        firsts.filter(move |&first| before.replace(first) != Some(first))
     }
 
     fn split_at_special(&self, text: &str, pieces: &mut Vec<Piece>) -> Result<(), TokenizerError> {

@@ -11,6 +11,7 @@ mod listen;
 mod load;
 mod models;
 mod page;
+mod roles;
 mod structure;
 mod turns;
 

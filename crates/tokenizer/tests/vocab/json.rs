@@ -12,7 +12,7 @@ use tokenizer::{LoadOptions, ParseSpecial, Segment, StreamDecoder, Tokenizer, To
 const WORDS: [&str; 8] = ["hello", " world", "  ", "ing", " the", "é", "😀", "<|"];
 
 /// Qwen's form: NFC, a pattern, then bytes; a chat format's special tokens and a plain added one.
-fn chat_json() -> Value {
+pub(crate) fn chat_json() -> Value {
     let pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     let mut json = byte_level_json(
         &WORDS,
@@ -55,7 +55,7 @@ fn stories_json() -> Option<Value> {
 }
 
 /// Text with everything that these tokenizers treat apart.
-fn text() -> impl Strategy<Value = String> {
+pub(crate) fn text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         3 => prop::sample::select(vec![
             " ", "  ", "   ", "\n", "hello", " world", "The", " the", "ing", "word", "12", "'s", "!", "▁",

@@ -7,6 +7,7 @@ mod common;
 mod cpu_time;
 mod gguf;
 mod json;
+mod prompt;
 mod real;
 mod sentence_piece;
 mod tekken;
