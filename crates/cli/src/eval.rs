@@ -262,6 +262,7 @@ struct Scored {
 
 impl Scored {
     fn load(checkpoint: &mut Checkpoint, args: &ModelArgs) -> Result<Self> {
+        load::check_head(checkpoint.has_head, "the model")?;
         let (plan, backend, weights) = load::load_weights(checkpoint, args)?;
         let window = args.ctx_size.unwrap_or(WINDOW.min(plan.context_len));
         if window < 4 || window > plan.context_len {

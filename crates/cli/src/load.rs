@@ -339,6 +339,8 @@ pub(crate) struct Model {
     pub(crate) chat_template: Option<ChatTemplate>,
     /// Why the template in the model's files cannot be used, if it cannot.
     pub(crate) template_fault: Option<String>,
+    /// Whether it generates, and does not only make vectors of texts.
+    pub(crate) has_head: bool,
 }
 
 /// Whether a positional argument is meant as a model: a path that exists or looks like one, or ORG/REPO.
@@ -419,6 +421,17 @@ impl WeightSource for Headers<'_> {
     fn order(&self, name: &str) -> Option<&[u32]> {
         self.checkpoint.order(name)
     }
+}
+
+/// Refuses a model without a head, for what needs one.
+pub(crate) fn check_head(has_head: bool, name: &str) -> Result<()> {
+    if !has_head {
+        bail!(
+            "`{name}` was saved without its head, so it generates no text: `hotmetal serve` makes vectors of texts with it \
+             (/v1/embeddings)"
+        );
+    }
+    Ok(())
 }
 
 /// The textbook plan of a checkpoint. Every tensor must be read by some op.
@@ -631,6 +644,7 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
         load_time: begun.elapsed(),
         generation_config: checkpoint.generation_config,
         embedding: checkpoint.embedding,
+        has_head: checkpoint.has_head,
         engine,
         tokenizer: Arc::new(tokenizer),
         chat_template,

@@ -103,6 +103,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         bail!("no prompt: give one as an argument, with -p TEXT, with -f FILE or on standard input, or chat with -i");
     }
     let mut model = load::load(model_name.as_deref(), &args.model_args)?;
+    load::check_head(model.has_head, &model.name)?;
     let mut options = GenerationOptions::new(&model, &args.sampling)?;
     options.max_tokens = args.max_tokens;
     options.stop.clone_from(&args.stop);

@@ -272,6 +272,7 @@ fn load_into(app: &App, args: &ServeArgs, model: Option<&str>, name: &str, neigh
         tokenizer: model.tokenizer,
         chat_template: model.chat_template,
         template_fault: model.template_fault,
+        has_head: model.has_head,
         pooling: model.embedding.pooling,
         normalize: model.embedding.normalize,
         engine: model.engine,

@@ -137,6 +137,27 @@ fn a_head_of_its_own_counts_where_the_configuration_ties_it() {
     assert_eq!(report.matches("ties the head").count(), 1, "{report}");
 }
 
+/// A model that was saved without its head is for vectors of texts.
+#[test]
+fn a_model_without_a_head_generates_nothing_and_is_quantised_as_one() {
+    let model = Model::new();
+    model.change("config.json", |config| config["tie_word_embeddings"] = json!(false));
+    let refused = |folder: &Path| {
+        let folder = folder.to_str().expect("UTF-8");
+        for args in [&["run", folder, "--raw", "a", "-n", "2"][..], &["eval", folder, "-f", "Cargo.toml"]] {
+            let output = process::output(args);
+            let report = process::text(&output.stderr);
+            assert!(!output.status.success() && report.contains("saved without its head"), "{report}");
+            assert!(report.contains("/v1/embeddings"), "{report}");
+        }
+    };
+    refused(model.folder.path());
+    let written = model.folder.path().join("written");
+    let (from, to) = (model.folder.path().to_str().expect("UTF-8"), written.to_str().expect("UTF-8"));
+    process::succeed(&["quantize", from, "-F", "int4_g128", "-o", to]);
+    refused(&written);
+}
+
 #[test]
 fn a_token_beyond_the_logits_is_never_produced_and_refused_in_prompts() {
     let (text, _) = Model::new().says();

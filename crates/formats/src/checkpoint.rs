@@ -53,6 +53,9 @@ pub struct Checkpoint {
     pub quantization: Option<Json>,
     /// What of the configuration is not obeyed, because the tensors tell otherwise: sentences for the user.
     pub notes: Vec<String>,
+    /// Whether there is a head, so that the model generates. One that was saved without is for vectors of texts; `config` then
+    /// ties a head to the embedding, because a plan has one, and its logits mean nothing.
+    pub has_head: bool,
     files: Vec<WeightFile>,
     /// Sorted by name.
     tensors: Vec<Location>,
@@ -191,6 +194,16 @@ impl Checkpoint {
         };
         let names = files.iter().map(|(name, _)| (*name).into()).collect();
         Folder { path: "memory".into(), names, read: &read, completeness: Completeness::Whole }.open()
+    }
+
+    /// The `config.json` of a GGUF file, or of one part of a model, from its first bytes.
+    ///
+    /// # Errors
+    /// Also where these bytes are not all of the header.
+    pub fn config_of_gguf_header(first_bytes: Bytes) -> Result<Json, FormatError> {
+        let gguf = Parts::one(Gguf::read_header(first_bytes)?);
+        let vocabulary = GgufVocabulary::read(gguf.metadata())?;
+        Ok(gguf_names::config(&gguf, vocabulary.as_ref(), Completeness::HeaderOnly)?.into())
     }
 
     fn open_as(path: &Path, open_file: &OpenFile<'_>, completeness: Completeness) -> Result<Self, FormatError> {
@@ -408,6 +421,7 @@ impl Checkpoint {
             metadata,
             quantization: None,
             notes: Vec::new(),
+            has_head: true,
             files,
             tensors,
             quantized: Vec::new(),
@@ -517,6 +531,7 @@ impl Folder<'_> {
             metadata: Vec::new(),
             quantization,
             notes: Vec::new(),
+            has_head: true,
             files,
             tensors: Vec::new(),
             quantized: Vec::new(),
@@ -655,12 +670,31 @@ impl Checkpoint {
     }
 
     /// Uses the head in the file where it differs from the embedding, even if the configuration ties both, because
-    /// fine-tuned models were saved so. A head that equals the embedding stays tied: one copy is enough.
+    /// fine-tuned models were saved so. A head that equals the embedding stays tied: one copy is enough. Finds out whether
+    /// there is one at all.
     fn settle_head(&mut self) {
         const TIED: &str = "tie_word_embeddings";
         let says = self.config.get(TIED).and_then(Json::as_bool);
         let (head, embedding) = ("lm_head.weight", "model.embed_tokens.weight");
-        if says == Some(false) || !self.tensor_names().any(|name| name == head) {
+        let has = |wanted| self.tensor_names().any(|name| name == wanted);
+        if !has(head) {
+            // `Qwen3Model` beside `Qwen3ForCausalLM`: the class of what is before a head.
+            let class = self.config.pointer("/architectures/0").and_then(Json::as_str);
+            let is_headless =
+                says == Some(false) || says.is_none() && class.is_some_and(|class| class.ends_with("Model"));
+            if is_headless && has(embedding) {
+                self.has_head = false;
+                self.notes.push(format!(
+                    "there is no `{head}`, and config.json does not tie the head to the embedding: the model makes vectors of \
+                     texts, and generates none"
+                ));
+                if let Some(config) = self.config.as_object_mut() {
+                    config.insert(TIED.into(), true.into());
+                }
+            }
+            return;
+        }
+        if says == Some(false) {
             return;
         }
         // A tensor that cannot be read is reported when its numbers are needed.

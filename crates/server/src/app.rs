@@ -42,6 +42,8 @@ pub struct ServedModel {
     pub chat_template: Option<ChatTemplate>,
     /// Why the template that the model has cannot be used, if it has such a one.
     pub template_fault: Option<String>,
+    /// Whether it generates, and does not only make vectors of texts.
+    pub has_head: bool,
     /// The pooling that the model was trained with, by its name, if it was trained to make vectors of texts.
     pub pooling: Option<String>,
     /// Whether such vectors are brought to length 1, if the model's files say so.
@@ -62,6 +64,8 @@ pub(crate) struct Serving {
     pub(crate) chat_template: Option<ChatTemplate>,
     /// Why the template that the model has cannot be used, if it has such a one.
     pub(crate) template_fault: Option<String>,
+    /// Whether it generates.
+    pub(crate) has_head: bool,
     pub(crate) engine: EngineHandle,
     /// The pooling that the model was trained with.
     pub(crate) pooling: Option<String>,
@@ -206,6 +210,7 @@ impl App {
             tokenizer,
             chat_template,
             template_fault,
+            has_head,
             pooling,
             normalize,
             engine,
@@ -225,6 +230,7 @@ impl App {
             tokenizer,
             chat_template,
             template_fault,
+            has_head,
             engine,
             pooling,
             normalize,

@@ -194,6 +194,10 @@ impl Job {
         prompts: Vec<Vec<u32>>,
         plan: Plan,
     ) -> Result<Self, ApiError> {
+        if !serving.has_head {
+            let message = "this model was saved without its head, so it generates no text: it is for /v1/embeddings";
+            return Err(ApiError::unsupported("model", message));
+        }
         let Plan { mut settings, max_tokens, prompt_logprobs, prompt_field, max_tokens_field } = plan;
         let begun = Instant::now();
         let prompt_tokens = prompts.iter().map(Vec::len).sum();

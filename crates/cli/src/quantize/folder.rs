@@ -451,6 +451,10 @@ fn write_rest(source: &Path, partial: &Path, checkpoint: &Checkpoint, choice: &C
         }
     }
     let mut config = checkpoint.config.clone();
+    if !checkpoint.has_head {
+        // It was tied for the plan alone.
+        config["tie_word_embeddings"] = false.into();
+    }
     match choice.target {
         Target::Packed(layout) => config["quantization_config"] = layout.config(&choice.ignored),
         Target::Plain(format) => {

@@ -113,3 +113,22 @@ async fn a_failed_step_is_an_error_and_frees_all() {
         idle(&app).await;
     }
 }
+
+/// A model that was saved without its head makes vectors, and says of everything else why it cannot.
+#[tokio::test]
+async fn a_model_without_a_head_makes_vectors_and_nothing_else() {
+    let app = loading(Options::default());
+    app.ready(ServedModel { has_head: false, ..served(config(), None, chat_template()) }).unwrap();
+    ok(&app, EMBED, &json!({"input": "a"})).await;
+    ok(&app, "/tokenize", &json!({"prompt": "a"})).await;
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "a"}]})),
+        ("/v1/messages", json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 3})),
+        ("/v1/responses", json!({"input": "a"})),
+        ("/v1/completions", json!({"prompt": "a"})),
+    ] {
+        let (status, _, answer) = post(&app, path, &body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{path}: {answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("/v1/embeddings"), "{path}: {answer}");
+    }
+}

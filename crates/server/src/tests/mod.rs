@@ -79,6 +79,7 @@ fn served(config: EngineConfig, faults: Option<Faults>, template: ChatTemplate) 
         defaults: SamplingParams { temperature: 0.7, top_p: 0.95, ..SamplingParams::default() },
         tokenizer: tokenizer(),
         template_fault: None,
+        has_head: true,
         chat_template: Some(template),
         pooling: None,
         normalize: None,
