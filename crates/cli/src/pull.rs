@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result};
 use clap::Args;
+use serde_json::Value;
 
-use crate::hub::{self, ModelRef, Settings};
+use crate::hub::{self, Look, ModelRef, Settings};
 use crate::output;
 
 /// Download a model from the Hugging Face hub, or resume and update it; prints where it is
@@ -22,13 +23,44 @@ pub(crate) struct PullArgs {
     /// Branch, tag or commit
     #[arg(long, value_name = "REVISION", default_value = "main")]
     revision: String,
+
+    /// Fetch the weights of a model that this program does not compute, too
+    #[arg(long)]
+    anyway: bool,
+}
+
+/// Whether this program computes a model, as far as its configuration tells.
+struct IsComputed;
+
+impl IsComputed {
+    fn is(config: &Value) -> Result<(), String> {
+        let mut config = config.clone();
+        if let Some(fields) = config.as_object_mut() {
+            // How weights are packed is not for the models to know.
+            fields.remove("quantization_config");
+        }
+        models::build_plan(&config, &plan::AnyShape).map(drop).map_err(|error| error.to_string())
+    }
+}
+
+impl Look for IsComputed {
+    fn config(&self, json: &[u8]) -> Result<(), String> {
+        // One that is no JSON is reported when the model is loaded.
+        serde_json::from_slice(json).map_or(Ok(()), |config| Self::is(&config))
+    }
+
+    fn gguf(&self, first_bytes: Vec<u8>) -> Option<Result<(), String>> {
+        let config = formats::Checkpoint::config_of_gguf_header(first_bytes.into()).ok()?;
+        Some(Self::is(&config))
+    }
 }
 
 /// Runs `hotmetal pull`.
 pub(crate) fn pull(args: &PullArgs) -> Result<()> {
     let context = || format!("cannot pull `{}`", args.model);
     let model: ModelRef = args.model.parse().with_context(context)?;
-    let path = hub::pull(&Settings::from_env()?, &model, &args.revision).with_context(context)?;
+    let look = (!args.anyway).then_some(&IsComputed as &dyn Look);
+    let path = hub::pull(&Settings::from_env()?, &model, &args.revision, look).with_context(context)?;
     output::stdout(&format!("{}\n", path.display()))?;
     Ok(())
 }

@@ -7,7 +7,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hub_server::{Act, COMMIT, Ended, File, Home, Server, TOKEN, checkpoint, names_under, text, weights};
+use formats::gguf::{Array, GgufWriter, Value};
+use hub_server::{Act, COMMIT, CONFIG, Ended, File, Home, Server, TOKEN, checkpoint, names_under, text, weights};
 
 /// Blobs under their final names have the content that the name promises; with `refs/main`, all of `files` are there.
 fn check_cache(home: &Home, files: &[File]) {
@@ -53,7 +54,7 @@ fn a_whole_checkpoint_is_pulled_into_the_layout_of_hugging_face() {
     #[cfg(unix)]
     assert_eq!(
         fs::read_link(home.snapshot().join("config.json")).unwrap().to_str().unwrap(),
-        format!("../../blobs/{}", text("config.json", r#"{"model_type": "llama"}"#).etag())
+        format!("../../blobs/{}", text("config.json", CONFIG).etag())
     );
 
     // Again: nothing is downloaded.
@@ -73,6 +74,62 @@ fn a_commit_is_pulled_without_a_ref_and_a_branch_with_one() {
     assert_eq!(fs::read_to_string(home.repo().join("refs/refs/pr/1")).unwrap(), COMMIT);
     assert!(server.requests().iter().any(|r| r.path == "/api/models/org/repo/revision/refs%2Fpr%2F1"));
     home.run(&["pull", "org/repo", "--revision", "../../x"]).failed(&["cannot be a revision"]);
+}
+
+/// Gigabytes of a model that cannot be computed are not fetched.
+#[test]
+fn a_model_that_is_not_computed_is_refused_before_its_weights() {
+    let mut files = checkpoint();
+    let config = files.iter_mut().find(|file| file.name == "config.json").unwrap();
+    config.bytes = CONFIG.replace("llama", "mamba").into();
+    let server = Server::start(files, |_| Act::Serve);
+    let home = Home::new(&server);
+    let named = ["`config.json` of org/repo", "architecture `mamba` is not supported", "--anyway"];
+    home.run(&["pull", "org/repo"]).failed(&named);
+    let weights =
+        |server: &Server| server.gets().iter().filter(|request| request.path.contains(".safetensors")).count();
+    assert_eq!(weights(&server), 0, "{:?}", server.gets());
+    home.run(&["pull", "org/repo", "--anyway"]).succeeded();
+    assert_ne!(weights(&server), 0);
+    assert!(home.snapshot().join("model-00001-of-00002.safetensors").exists());
+}
+
+#[test]
+fn the_header_of_a_large_gguf_file_is_looked_at_first() {
+    let gguf = |architecture: &str| {
+        let mut writer = GgufWriter::new();
+        writer.metadata("general.architecture", Value::String(architecture.into()));
+        // A vocabulary that reaches beyond what is read first.
+        let tokens: Vec<String> = (0..100_000).map(|index| format!("token number {index}")).collect();
+        writer.metadata("tokenizer.ggml.model", Value::String("gpt2".into()));
+        writer.metadata("tokenizer.ggml.tokens", Value::Array(Array::of_strings(tokens.iter().map(String::as_str))));
+        for (key, value) in [
+            ("embedding_length", 8),
+            ("feed_forward_length", 12),
+            ("block_count", 1),
+            ("attention.head_count", 2),
+            ("context_length", 64),
+        ] {
+            writer.metadata(&format!("{architecture}.{key}"), Value::U32(value));
+        }
+        let mut bytes = writer.to_bytes().to_vec();
+        bytes.resize(17 << 20, 0);
+        vec![File { name: "m.gguf".into(), bytes, lfs: true }]
+    };
+    for (architecture, is_computed) in [("llama", true), ("mamba", false)] {
+        let server = Server::start(gguf(architecture), |_| Act::Serve);
+        let home = Home::new(&server);
+        let pulled = home.run(&["pull", "org/repo"]);
+        if is_computed {
+            pulled.succeeded();
+        } else {
+            pulled.failed(&["`m.gguf` of org/repo", "architecture `mamba` is not supported"]);
+            assert!(!home.snapshot().join("m.gguf").exists());
+        }
+    }
+    // What is no GGUF file at all is fetched: whoever loads it will say what it is.
+    let server = Server::start(one_gguf(17 << 20), |_| Act::Serve);
+    Home::new(&server).run(&["pull", "org/repo"]).succeeded();
 }
 
 #[test]
@@ -262,7 +319,7 @@ fn redirects_end() {
 #[test]
 fn no_name_from_a_server_leads_outside_the_cache() {
     for name in ["../../../evil.safetensors", "/tmp/evil.gguf", "a/../../evil", "a\\..\\evil", "C:evil", "x\u{1b}[2J"] {
-        let server = Server::start(vec![text("config.json", "{}"), weights(name, 10)], |_| Act::Serve);
+        let server = Server::start(vec![text("config.json", CONFIG), weights(name, 10)], |_| Act::Serve);
         let home = Home::new(&server);
         home.run(&["pull", "org/repo"]).failed(&["refused"]);
         assert!(!home.cache().exists(), "{name}");
@@ -364,7 +421,7 @@ fn a_disk_that_fills_up_is_told_and_the_next_pull_resumes() {
 #[test]
 fn a_pull_killed_at_200_random_moments_is_always_resumed() {
     let files =
-        vec![text("config.json", "{}"), weights("model.safetensors", 600_000), text("tokenizer.json", "{\"a\": 1}")];
+        vec![text("config.json", CONFIG), weights("model.safetensors", 600_000), text("tokenizer.json", "{\"a\": 1}")];
     let server = Server::start(files.clone(), |_| Act::Slowly(Duration::from_micros(200)));
     let started = Instant::now();
     Home::new(&server).run(&["pull", "org/repo"]).succeeded();
@@ -434,7 +491,7 @@ fn rm_asks_a_person_or_wants_yes() {
 
 #[test]
 fn rm_of_a_revision_keeps_the_blobs_that_another_shows() {
-    let files = vec![text("config.json", "{}"), weights("model.safetensors", 5000)];
+    let files = vec![text("config.json", CONFIG), weights("model.safetensors", 5000)];
     let server = Server::start(files.clone(), |_| Act::Serve);
     let home = Home::new(&server);
     home.run(&["pull", "org/repo"]).succeeded();

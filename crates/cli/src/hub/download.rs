@@ -1,6 +1,7 @@
 //! A pull: what a repository holds, what of it is wanted and missing, whether there is room, and then file by file.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::cache::{Cache, RepoCache};
@@ -13,9 +14,30 @@ use super::store::{self, RemoteFile, Retries, disk_error};
 use super::{HubError, select};
 use crate::{output, units};
 
+/// The file that says which model it is.
+const CONFIG: &str = "config.json";
+
+/// Looks at what says which model it is, before gigabytes of weights are fetched. The error is a reason in words.
+pub(crate) trait Look {
+    /// `config.json`, whole.
+    fn config(&self, json: &[u8]) -> Result<(), String>;
+    /// The first bytes of a GGUF file. `None` if more of them are needed.
+    fn gguf(&self, first_bytes: Vec<u8>) -> Option<Result<(), String>>;
+}
+
+/// A GGUF file that is no larger is fetched and not looked at first.
+const SMALL_FILE: u64 = 16 << 20;
+/// How much of a GGUF file is read to find out what it is: a header has its vocabulary, of up to 20 MiB.
+const FIRST_BYTES: [u64; 3] = [1 << 20, 8 << 20, 32 << 20];
+
 /// Brings `model` at `revision` into the cache, telling on stderr what it does. Returns the folder of the checkpoint, or
-/// the GGUF or other file that was asked for, as [`super::resolve`] gives it.
-pub(crate) fn pull(settings: &Settings, model: &ModelRef, revision: &str) -> Result<PathBuf, HubError> {
+/// the GGUF or other file that was asked for, as [`super::resolve`] gives it. What `look` refuses is not brought.
+pub(crate) fn pull(
+    settings: &Settings,
+    model: &ModelRef,
+    revision: &str,
+    look: Option<&dyn Look>,
+) -> Result<PathBuf, HubError> {
     names::check_revision(revision)?;
     let cache = Cache::new(&settings.cache);
     if settings.offline {
@@ -29,10 +51,12 @@ pub(crate) fn pull(settings: &Settings, model: &ModelRef, revision: &str) -> Res
     let client = Client::new(settings, Retries::DEFAULT)?;
     let listing = client.list(&model.repo, revision)?;
     let chosen = select(model.repo.as_str(), &listing.files, model.file.as_deref())?;
-    let files = chosen
+    let mut files = chosen
         .iter()
         .map(|file| client.describe(&model.repo, &listing.commit, file))
         .collect::<Result<Vec<RemoteFile>, HubError>>()?;
+    // It says whether the others are of use.
+    files.sort_by_key(|file| file.name != CONFIG);
 
     let lock_path = repo.repo_lock();
     let locks = lock_path.parent().unwrap_or(&lock_path);
@@ -53,20 +77,55 @@ pub(crate) fn pull(settings: &Settings, model: &ModelRef, revision: &str) -> Res
     ));
     check_space(&disk, &settings.cache, missing)?;
 
+    let refused =
+        |file: &RemoteFile, why| HubError::NotComputed { repo: model.repo.to_string(), file: file.name.clone(), why };
+    let mut looked = false;
     for file in &files {
         if !store::is_complete(&repo.blob(&file.etag), file) {
+            // Parts of one model are alike.
+            if let Some(look) = look.filter(|_| file.name.ends_with(".gguf") && !looked && file.size > SMALL_FILE) {
+                looked = true;
+                look_at_gguf(&client, model, &listing.commit, file, look).map_err(|why| refused(file, why))?;
+            }
             let progress = FileProgress::new(&file.name, file.size, settings.plain_progress);
             let mut source = |offset| client.read(&model.repo, &listing.commit, &file.name, offset);
             store::store_blob(&disk, &repo, file, &mut source, Retries::DEFAULT, &progress)?;
             progress.done(file.size);
         }
         store::place(&disk, &repo, &listing.commit, file)?;
+        if let Some(look) = look.filter(|_| file.name == CONFIG && files.len() > 1) {
+            let blob = repo.blob(&file.etag);
+            let json = fs::read(&blob).map_err(disk_error("read", &blob))?;
+            look.config(&json).map_err(|why| refused(file, why))?;
+        }
     }
     if revision != listing.commit {
         store::write_ref(&disk, &repo, revision, &listing.commit)?;
     }
     let not_cached = || HubError::NotCached { what: model.to_string(), cache: settings.cache.clone() };
     cache.resolve(model, Some(revision))?.ok_or_else(not_cached)
+}
+
+/// Looks at the beginning of a GGUF file. What cannot be read of it is no reason to refuse: that is for the download to say.
+fn look_at_gguf(
+    client: &Client,
+    model: &ModelRef,
+    commit: &str,
+    file: &RemoteFile,
+    look: &dyn Look,
+) -> Result<(), String> {
+    let Ok(mut body) = client.read(&model.repo, commit, &file.name, 0) else { return Ok(()) };
+    let mut first_bytes = Vec::new();
+    for len in FIRST_BYTES {
+        let wanted = len.min(file.size) - first_bytes.len() as u64;
+        if body.reader.by_ref().take(wanted).read_to_end(&mut first_bytes).is_err() {
+            return Ok(());
+        }
+        if let Some(found) = look.gguf(first_bytes.clone()) {
+            return found;
+        }
+    }
+    Ok(())
 }
 
 /// The bytes of all files, and those that are not here yet.

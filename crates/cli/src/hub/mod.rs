@@ -26,7 +26,7 @@ use std::time::Duration;
 use crate::units;
 
 pub(crate) use cache::{Cache, CachedRepo, CachedRevision};
-pub(crate) use download::pull;
+pub(crate) use download::{Look, pull};
 pub(crate) use names::ModelRef;
 pub(crate) use select::{quantization, select};
 pub(crate) use settings::Settings;
@@ -121,6 +121,11 @@ pub(crate) enum HubError {
     #[error("cannot {action} `{}`: {source}", path.display())]
     Disk { action: &'static str, path: PathBuf, source: io::Error },
 
+    #[error(
+        "`{file}` of {repo} is of a model that this program does not compute: {why}. Its weights were not fetched; \
+         --anyway fetches them"
+    )]
+    NotComputed { repo: String, file: String, why: String },
     #[error("{repo} is being pulled by another process: wait for it, or end it first")]
     Busy { repo: String },
 

@@ -53,12 +53,16 @@ pub(crate) fn weights(name: &str, size: usize) -> File {
     File { name: name.into(), bytes: std::iter::repeat_with(next).take(size).collect(), lfs: true }
 }
 
+/// A model that is computed.
+pub(crate) const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12,
+    "num_hidden_layers": 1, "num_attention_heads": 2}"#;
+
 /// A checkpoint of two shards, with files beside it that no pull wants.
 pub(crate) fn checkpoint() -> Vec<File> {
     vec![
         text(".gitattributes", "*.safetensors filter=lfs"),
         text("README.md", "# A model"),
-        text("config.json", r#"{"model_type": "llama"}"#),
+        text("config.json", CONFIG),
         weights("model-00001-of-00002.safetensors", 300_000),
         weights("model-00002-of-00002.safetensors", 200_001),
         text("model.safetensors.index.json", r#"{"weight_map": {}}"#),
