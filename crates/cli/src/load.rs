@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -98,6 +99,10 @@ pub(crate) struct ModelArgs {
     #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
 
+    /// Read all weights first, and refuse a model in which one is NaN or infinite; without it norms and biases are looked at
+    #[arg(long)]
+    pub(crate) check_tensors: bool,
+
     /// Accept tokenizers whose patterns can take very long on hostile text
     #[arg(long)]
     pub(crate) allow_unknown_patterns: bool,
@@ -117,6 +122,7 @@ impl ModelArgs {
             quant: None,
             kv_type: None,
             chat_template: None,
+            check_tensors: false,
             allow_unknown_patterns: false,
         }
     }
@@ -701,6 +707,9 @@ fn plan_and_weights(checkpoint: &mut Checkpoint, args: &ModelArgs, watch: &dyn W
     watch.stage(LoadStage::Weights);
     checkpoint.notes.iter().for_each(|line| note(line));
     args.rope.apply(&mut checkpoint.config, args.ctx_size)?;
+    if args.check_tensors {
+        check_tensors(checkpoint)?;
+    }
     if args.quant.is_none() {
         checkpoint.sort_features();
     }
@@ -714,6 +723,31 @@ fn plan_and_weights(checkpoint: &mut Checkpoint, args: &ModelArgs, watch: &dyn W
     }
     let weights = weights(checkpoint, &plan, watch)?;
     Ok((plan, weights))
+}
+
+/// Refuses a checkpoint with a number that is NaN or infinite, by the name of its tensor. On all processors: it reads
+/// everything.
+fn check_tensors(checkpoint: &Checkpoint) -> Result<()> {
+    let names: Vec<&str> = checkpoint.tensor_names().collect();
+    let (next, fault) = (AtomicUsize::new(0), Mutex::new(None));
+    let check = || {
+        while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = checkpoint.check_finite(name) {
+                // The first by name, whoever finds it first: all before it have been taken.
+                let mut fault = fault.lock().unwrap_or_else(PoisonError::into_inner);
+                if fault.as_ref().is_none_or(|(found, _)| name < found) {
+                    *fault = Some((*name, error));
+                }
+                next.store(names.len(), Ordering::Relaxed);
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(check))));
+    match fault.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some((_, error)) => Err(anyhow::Error::from(error).context("--check-tensors")),
+        None => Ok(()),
+    }
 }
 
 /// The tensors of `plan`; says what they are, where that is not what the file has.

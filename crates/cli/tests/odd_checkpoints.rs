@@ -159,6 +159,23 @@ fn a_model_without_a_head_generates_nothing_and_is_quantised_as_one() {
 }
 
 #[test]
+fn a_weight_that_is_no_number_is_found_by_its_name() {
+    let model = Model::new();
+    assert!(model.output(&["a", "--raw", "--check-tensors"]).0);
+    model.change_tensors(|tensors| {
+        for (name, _, bytes) in tensors {
+            if name.ends_with("layers.3.mlp.up_proj.weight") || name.ends_with("layers.5.mlp.up_proj.weight") {
+                // bf16's NaN.
+                bytes[20..22].copy_from_slice(&[0xC0, 0x7F]);
+            }
+        }
+    });
+    let (is_ok, _, report) = model.output(&["a", "--raw", "--check-tensors"]);
+    let expected = ["--check-tensors", "model.safetensors", "model.layers.3.mlp.up_proj.weight", "NaN"];
+    assert!(!is_ok && expected.iter().all(|part| report.contains(part)), "{report}");
+}
+
+#[test]
 fn a_token_beyond_the_logits_is_never_produced_and_refused_in_prompts() {
     let (text, _) = Model::new().says();
     let model = Model::new();

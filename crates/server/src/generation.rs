@@ -437,6 +437,10 @@ pub(crate) fn failed(failure: &Failure) -> ApiError {
         Failure::Grammar(_) => "grammar_failed",
         Failure::Backend(_) => "step_failed",
     };
+    if code == "numeric_fault" {
+        let message = format!("{failure}; the server's --check-tensors looks for a weight that is the cause");
+        return ApiError::internal(code, message);
+    }
     if matches!(failure, Failure::Grammar(_)) {
         // It is the client's.
         return ApiError::refused(StatusCode::BAD_REQUEST, code, failure.to_string());

@@ -136,6 +136,7 @@ fn flags(args: &DoctorArgs) -> Result<Vec<String>> {
         quant,
         kv_type,
         chat_template,
+        check_tensors,
         allow_unknown_patterns,
     } = &args.model_args;
     let refused = [
@@ -148,6 +149,7 @@ fn flags(args: &DoctorArgs) -> Result<Vec<String>> {
         ("--quant", quant.is_some()),
         ("--kv-type", kv_type.is_some()),
         ("--chat-template", chat_template.is_some()),
+        ("--check-tensors", *check_tensors),
         ("--allow-unknown-patterns", *allow_unknown_patterns),
     ];
     if let Some((flag, _)) = refused.iter().find(|(_, is_given)| *is_given) {
