@@ -9,15 +9,17 @@
 //!           pairs of neighbours that may merge, the one of the lowest rank does, the leftmost of several.
 //! Time      O(n log n) in the characters of a word.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
 use ahash::AHashMap;
 use thiserror::Error;
 
+use crate::bounds::Bounds;
 use crate::error::{TokenizerError, shortened};
+use crate::merging::Symbols;
 use crate::texts::TokenTable;
 use crate::vocabulary::Vocabulary;
+
+/// Bytes of a word that is short.
+const SHORT_BYTES: usize = 4096;
 
 /// A byte-pair encoding model. The texts of its tokens are in the [`Vocabulary`] that every call is given.
 #[derive(Debug)]
@@ -50,20 +52,6 @@ pub(crate) enum BadMerge {
     #[error("is not usable: token `{0}` of a merge is out of vocabulary")]
     NoToken(String),
 }
-
-/// A part of a word, linked to its neighbours.
-#[derive(Clone, Copy)]
-struct Symbol {
-    id: u32,
-    /// Bytes of the word that it stands for; none once it was merged into its left neighbour.
-    len: u32,
-    prev: Option<u32>,
-    next: Option<u32>,
-}
-
-/// What may be merged next: (rank, position of the left symbol, id of what they make). Stale once either symbol was
-/// merged elsewhere.
-type Queue = BinaryHeap<Reverse<(u32, u32, u32)>>;
 
 impl Bpe {
     /// A model of these tokens and these merges, best first: two tokens each, or what was found in their place. Of two
@@ -112,137 +100,118 @@ impl Bpe {
     /// What is merged inside a token does not depend on what stands around it, so a model with these merges alone, in
     /// the order of ranks, gives the ids that merging by rank gives.
     pub(crate) fn split_of(&self, vocabulary: &Vocabulary, id: u32) -> Option<(u32, u32)> {
-        let mut symbols = self.symbols(vocabulary, vocabulary.raw_text(id)).ok()?;
-        let last = self.merge(vocabulary, &mut symbols)?;
-        (symbols.first()?.id == id).then_some(last)
+        let mut symbols = Symbols::default();
+        self.cut(vocabulary, vocabulary.raw_text(id), &mut symbols).ok()?;
+        let last = self.merge(vocabulary, &mut symbols, &Bounds::NONE).ok()??;
+        (symbols.values().next()? == id).then_some(last)
+    }
+
+    /// Whether one token may stand for text of any length: for a run of unknown characters.
+    pub(crate) fn has_endless_token(&self) -> bool {
+        let covers_all = self.options.byte_ids.as_ref().is_some_and(|ids| ids.iter().all(Option::is_some));
+        self.options.unk_id.is_some() && self.options.fuse_unk && !covers_all
     }
 
     pub(crate) fn token_to_id(&self, vocabulary: &Vocabulary, token: &str) -> Option<u32> {
         self.tokens.get(vocabulary, token)
     }
 
-    /// The ids of a word.
+    /// Appends the ids of a word. `symbols` is scratch.
     ///
     /// # Errors
-    /// A character that is no token, where there is no unknown token either.
-    pub(crate) fn encode(&self, vocabulary: &Vocabulary, word: &str) -> Result<Vec<u32>, TokenizerError> {
+    /// A character that is no token, where there is no unknown token either; nobody who waits.
+    pub(crate) fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        word: &str,
+        bounds: &Bounds<'_>,
+        symbols: &mut Symbols,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
         if self.options.ignore_merges
             && let Some(id) = self.tokens.get(vocabulary, word)
         {
-            return Ok(vec![id]);
+            ids.push(id);
+            return Ok(());
         }
         if u32::try_from(word.len()).is_err() {
             return Err(TokenizerError::TextTooLong { bytes: word.len(), limit: u32::MAX as usize });
         }
-        let mut symbols = self.symbols(vocabulary, word)?;
-        self.merge(vocabulary, &mut symbols);
-        Ok(symbols.iter().filter(|symbol| symbol.len > 0).map(|symbol| symbol.id).collect())
+        self.cut(vocabulary, word, symbols)?;
+        self.merge(vocabulary, symbols, bounds)?;
+        symbols.append_to(ids);
+        Ok(())
     }
 
     /// The characters of a word, or what stands for those that are no tokens.
-    fn symbols(&self, vocabulary: &Vocabulary, word: &str) -> Result<Vec<Symbol>, TokenizerError> {
-        let mut symbols = Symbols(Vec::with_capacity(word.len()));
-        // Bytes of the word whose unknown token is still to come. The library puts it after the byte tokens of a
-        // character that follows, hence so does this.
-        let mut unknown = 0;
+    fn cut(&self, vocabulary: &Vocabulary, word: &str, symbols: &mut Symbols) -> Result<(), TokenizerError> {
+        // A short word may be given more room than it needs; a long one is looked at twice.
+        let mut count = word.len();
+        if word.len() > SHORT_BYTES {
+            count = 0;
+            self.for_each_symbol(vocabulary, word, |_| count += 1)?;
+        }
+        symbols.restart(count);
+        self.for_each_symbol(vocabulary, word, |id| symbols.push(id))
+    }
+
+    fn for_each_symbol(
+        &self,
+        vocabulary: &Vocabulary,
+        word: &str,
+        mut found: impl FnMut(u32),
+    ) -> Result<(), TokenizerError> {
+        // Whether an unknown token is still to come. The library puts it after the byte tokens of a character that
+        // follows, hence so does this.
+        let mut unknown = None;
         for (start, c) in word.char_indices() {
             let piece = &word[start..start + c.len_utf8()];
-            let len = piece.len() as u32;
             if let Some(id) = self.tokens.get(vocabulary, piece) {
-                symbols.push_unless_empty(self.options.unk_id, std::mem::take(&mut unknown));
-                symbols.push_unless_empty(Some(id), len);
-            } else if let Some(ids) = self.byte_tokens(piece) {
-                ids.iter().for_each(|&id| symbols.push_unless_empty(Some(id), 1));
+                unknown.take().into_iter().for_each(&mut found);
+                found(id);
+            } else if self.has_byte_tokens(piece) {
+                let byte_ids = self.options.byte_ids.as_ref();
+                let ids = piece.bytes().filter_map(|byte| byte_ids?[usize::from(byte)]);
+                ids.for_each(&mut found);
             } else if self.options.unk_id.is_some() {
                 if !self.options.fuse_unk {
-                    symbols.push_unless_empty(self.options.unk_id, std::mem::take(&mut unknown));
+                    unknown.take().into_iter().for_each(&mut found);
                 }
-                unknown += len;
+                unknown = self.options.unk_id;
             } else {
                 return Err(TokenizerError::NotInVocabulary { piece: shortened(word, 40) });
             }
         }
-        symbols.push_unless_empty(self.options.unk_id, unknown);
-        Ok(symbols.0)
+        unknown.into_iter().for_each(found);
+        Ok(())
     }
 
-    fn byte_tokens(&self, piece: &str) -> Option<Vec<u32>> {
-        let byte_ids = self.options.byte_ids.as_ref()?;
-        piece.bytes().map(|byte| byte_ids[usize::from(byte)]).collect()
+    /// Whether there is a token for each byte of the piece.
+    fn has_byte_tokens(&self, piece: &str) -> bool {
+        let byte_ids = self.options.byte_ids.as_ref();
+        byte_ids.is_some_and(|ids| piece.bytes().all(|byte| ids[usize::from(byte)].is_some()))
     }
 
     /// Merges neighbours until none merge; returns the two that merged last.
-    fn merge(&self, vocabulary: &Vocabulary, symbols: &mut [Symbol]) -> Option<(u32, u32)> {
-        let mut last = None;
-        let mut pairs = Pairs { bpe: self, vocabulary, joined: String::new() };
-        let mut queue = Queue::with_capacity(symbols.len());
-        for at in 0..symbols.len() {
-            pairs.queue(symbols, Some(at as u32), &mut queue);
-        }
-        while let Some(Reverse((_, at, merged))) = queue.pop() {
-            let left = symbols[at as usize];
-            // The pair may have changed since it was queued, and what it makes with it.
-            let now = pairs.merge_at(symbols, at).map(|(_, merged)| merged);
-            let Some(next) = left.next.filter(|_| now == Some(merged)) else { continue };
-            let right = symbols[next as usize];
-            last = Some((left.id, right.id));
-            symbols[at as usize] = Symbol { id: merged, len: left.len + right.len, next: right.next, ..left };
-            symbols[next as usize].len = 0;
-            if let Some(after) = right.next {
-                symbols[after as usize].prev = Some(at);
+    fn merge(
+        &self,
+        vocabulary: &Vocabulary,
+        symbols: &mut Symbols,
+        bounds: &Bounds<'_>,
+    ) -> Result<Option<(u32, u32)>, TokenizerError> {
+        let mut joined = String::new();
+        symbols.merge(bounds, |ids, [left, right, _]| {
+            let (left, right) = (vocabulary.raw_text(ids[left]), vocabulary.raw_text(ids[right]));
+            if left.len() + right.len() > self.token_bytes_max {
+                return None;
             }
-            pairs.queue(symbols, left.prev, &mut queue);
-            pairs.queue(symbols, Some(at), &mut queue);
-        }
-        last
-    }
-}
-
-/// Looks up pairs of neighbours, with the memory that it takes.
-struct Pairs<'a> {
-    bpe: &'a Bpe,
-    vocabulary: &'a Vocabulary,
-    joined: String,
-}
-
-impl Pairs<'_> {
-    fn queue(&mut self, symbols: &[Symbol], at: Option<u32>, queue: &mut Queue) {
-        if let Some(at) = at
-            && let Some((rank, merged)) = self.merge_at(symbols, at)
-        {
-            queue.push(Reverse((rank, at, merged)));
-        }
-    }
-
-    /// The rank of the merge of the symbol at `at` with its right neighbour and what they make, if they merge.
-    fn merge_at(&mut self, symbols: &[Symbol], at: u32) -> Option<(u32, u32)> {
-        let left = symbols[at as usize];
-        let right = symbols[left.next.filter(|_| left.len > 0)? as usize];
-        let (left, right) = (self.vocabulary.raw_text(left.id), self.vocabulary.raw_text(right.id));
-        if left.len() + right.len() > self.bpe.token_bytes_max {
-            return None;
-        }
-        self.joined.clear();
-        self.joined.push_str(left);
-        self.joined.push_str(right);
-        let merged = self.bpe.tokens.get(self.vocabulary, &self.joined)?;
-        let rank = self.bpe.merges.rank(merged, left.len() as u32)?;
-        Some((rank, merged))
-    }
-}
-
-/// Symbols under construction.
-struct Symbols(Vec<Symbol>);
-
-impl Symbols {
-    /// Appends what stands for `len` bytes.
-    fn push_unless_empty(&mut self, id: Option<u32>, len: u32) {
-        let Some(id) = id.filter(|_| len > 0) else { return };
-        let at = self.0.len() as u32;
-        if let Some(last) = self.0.last_mut() {
-            last.next = Some(at);
-        }
-        self.0.push(Symbol { id, len, prev: at.checked_sub(1), next: None });
+            joined.clear();
+            joined.push_str(left);
+            joined.push_str(right);
+            let merged = self.tokens.get(vocabulary, &joined)?;
+            let rank = self.merges.rank(merged, left.len() as u32)?;
+            Some((rank, merged))
+        })
     }
 }
 

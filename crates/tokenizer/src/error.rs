@@ -95,6 +95,17 @@ pub enum TokenizerError {
         /// What the regex engine said.
         message: String,
     },
+    /// A text that has more tokens than are of use.
+    #[error("the text has at least {at_least} tokens, and {limit} are taken")]
+    TooManyTokens {
+        /// How many are certain: the text was not encoded to its end.
+        at_least: usize,
+        /// The most that are taken.
+        limit: usize,
+    },
+    /// The caller no longer wants the tokens.
+    #[error("nobody waits for the tokens any more")]
+    Abandoned,
     /// The `tokenizers` library returned an error.
     #[error("the tokenizers library refused while {during}: {message}")]
     Library {

@@ -1,5 +1,7 @@
 //! Vocabularies embedded in GGUF files, given as plain data.
 
+use std::sync::OnceLock;
+
 use tokenizers::normalizers::{NFC, Prepend, Replace, Sequence};
 use tokenizers::{AddedToken, NormalizerWrapper};
 
@@ -121,6 +123,7 @@ fn byte_level(mut vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tok
         added: around.added,
         decode_rule: DecodeRule { leading: Leading::Strip { byte: b' ', count: 0 }, invalid: Invalid::OnePerPart },
         roles: around.roles,
+        way: OnceLock::new(),
     })
 }
 
@@ -159,6 +162,7 @@ pub(crate) fn sentence_piece(mut vocabulary: GgufVocabulary, types: &[TokenType]
             invalid: Invalid::OnePerByte,
         },
         roles: around.roles,
+        way: OnceLock::new(),
     })
 }
 

@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod bpe;
 pub mod chat_template;
 #[cfg(test)]
@@ -21,10 +22,12 @@ mod cpu_time;
 mod error;
 mod gguf_vocab;
 mod load;
+mod merging;
 mod pre_tokenizer;
 mod prompt;
 mod sentence_piece;
 mod side_files;
+mod slices;
 mod splitter;
 mod spm;
 mod stream_decode;
@@ -34,6 +37,7 @@ mod tokenizer;
 mod vocab_merges;
 mod vocabulary;
 
+pub use bounds::Bounds;
 pub use error::TokenizerError;
 pub use gguf_vocab::GgufVocabulary;
 pub use load::{JSON_BYTES_MAX, LoadOptions};
@@ -42,5 +46,5 @@ pub use prompt::Prompt;
 pub use side_files::SideFiles;
 pub use stream_decode::StreamDecoder;
 pub use texts::Texts;
-pub use tokenizer::{ParseSpecial, Segment, TEXT_BYTES_MAX, Tokenizer};
+pub use tokenizer::{Around, ParseSpecial, Segment, TEXT_BYTES_MAX, Tokenizer};
 pub use vocab_merges::EquivalentJson;

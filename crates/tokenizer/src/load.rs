@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::OnceLock;
 
 use ahash::AHashMap;
 use serde::de::value::MapAccessDeserializer;
@@ -367,8 +368,16 @@ fn build(
         }
     };
 
-    let mut tokenizer =
-        Tokenizer { vocabulary, normalizer, pre_tokenizer, model, added, decode_rule, roles: Roles::default() };
+    let mut tokenizer = Tokenizer {
+        vocabulary,
+        normalizer,
+        pre_tokenizer,
+        model,
+        added,
+        decode_rule,
+        roles: Roles::default(),
+        way: OnceLock::new(),
+    };
     check_post_processor("post_processor", &json.post_processor)?;
     let post_processor =
         Option::<PostProcessorWrapper>::deserialize(&json.post_processor).map_err(part("post_processor"))?;

@@ -3,15 +3,20 @@
 //!
 //! Whatever splits by a pattern goes through [`Splitter`]; the rest is the `tokenizers` library's.
 
+use std::ops::Range;
+
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::pattern::Invert;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
-use tokenizers::{PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper, SplitDelimiterBehavior};
+use tokenizers::{
+    OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper, SplitDelimiterBehavior,
+};
 
 use crate::error::{TokenizerError, shortened};
-use crate::splitter::{Refusal, Splitter};
+use crate::splitter::{Parts, Refusal, Splitter};
+use crate::vocabulary::alphabet;
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -153,7 +158,7 @@ impl Named {
 
     pub(crate) fn pre_tokenizer(&self) -> PreTokenizer {
         let mut steps: Vec<Step> = self.patterns.iter().map(|pattern| known(pattern)).collect();
-        steps.push(Step::to_byte_level());
+        steps.push(Step::ByteLevel);
         PreTokenizer { steps }
     }
 }
@@ -193,14 +198,9 @@ enum Step {
         first: Metaspace,
         later: Metaspace,
     },
+    /// Bytes to GPT-2's alphabet.
+    ByteLevel,
     Library(PreTokenizerWrapper),
-}
-
-impl Step {
-    /// Bytes to GPT-2's alphabet; its own split, which may fail silently, stays off.
-    fn to_byte_level() -> Self {
-        Self::Library(ByteLevel::new(false, false, false).into())
-    }
 }
 
 /// `Split` in `tokenizer.json`.
@@ -262,7 +262,7 @@ impl PreTokenizer {
         let splitter = if allow_unknown_patterns { Splitter::any(pattern) } else { Splitter::linear(pattern) };
         let splitter = splitter.map_err(|reason| unknown(file, path, pattern, reason))?;
         let split = Step::Split { splitter, behavior: SplitDelimiterBehavior::Isolated, invert: false };
-        Ok(Self { steps: vec![split, Step::to_byte_level()] })
+        Ok(Self { steps: vec![split, Step::ByteLevel] })
     }
 
     /// Splits `text`, of which `at_start` says that nothing comes before it.
@@ -283,11 +283,141 @@ impl PreTokenizer {
                 })?,
                 Step::Metaspace { first, .. } if at_start => first.pre_tokenize(text)?,
                 Step::Metaspace { later, .. } => later.pre_tokenize(text)?,
+                // Its own split, which may fail silently, stays off.
+                Step::ByteLevel => ByteLevel::new(false, false, false).pre_tokenize(text)?,
                 Step::Library(step) => step.pre_tokenize(text)?,
             }
         }
         Ok(())
     }
+
+    /// Whether [`PreTokenizer::for_each_word`] splits as [`PreTokenizer::pre_tokenize`] does, after a normalizer or without.
+    /// It does not know where a part of a changed text came from, which marks of the first text alone depend on.
+    pub(crate) fn runs_on_slices(&self, after_normalizer: bool) -> bool {
+        let is_first =
+            |step: &Step| matches!(step, Step::Metaspace { first, .. } if first.prepend_scheme == PrependScheme::First);
+        !self.steps.iter().any(is_first) || self.steps.len() == 1 && !after_normalizer
+    }
+
+    /// Whether all steps are ours, and so take little memory.
+    pub(crate) fn is_ours(&self) -> bool {
+        let is_ours = |step: &Step| match step {
+            Step::Split { .. } | Step::PrefixSpace | Step::Metaspace { .. } | Step::ByteLevel => true,
+            Step::Library(step) => matches!(step, PreTokenizerWrapper::Digits(_)),
+        };
+        self.steps.iter().all(is_ours)
+    }
+
+    /// Whether all of the text is in the words, byte by byte or longer.
+    pub(crate) fn keeps_all(&self) -> bool {
+        let keeps = |step: &Step| match step {
+            Step::Split { behavior, .. } => *behavior != SplitDelimiterBehavior::Removed,
+            Step::PrefixSpace | Step::Metaspace { .. } | Step::ByteLevel => true,
+            Step::Library(step) => matches!(step, PreTokenizerWrapper::Digits(_)),
+        };
+        self.steps.iter().all(keeps)
+    }
+
+    /// Whether each character of a word stands for one byte of the text.
+    pub(crate) fn ends_in_bytes(&self) -> bool {
+        matches!(self.steps.last(), Some(Step::ByteLevel))
+    }
+
+    /// Calls `word` with each word of `text` until it fails, with the splits of [`PreTokenizer::pre_tokenize`] on slices of
+    /// the text: `at_start` says that nothing comes before it, and `marks_start` that the text is the beginning of what the
+    /// caller gave.
+    pub(crate) fn for_each_word(
+        &self,
+        text: &str,
+        at_start: bool,
+        marks_start: bool,
+        word: &mut dyn FnMut(&str) -> Result<(), TokenizerError>,
+    ) -> Result<(), TokenizerError> {
+        words(&self.steps, text, (at_start, marks_start), word)
+    }
+}
+
+fn words(
+    steps: &[Step],
+    text: &str,
+    place: (bool, bool),
+    word: &mut dyn FnMut(&str) -> Result<(), TokenizerError>,
+) -> Result<(), TokenizerError> {
+    // The library leaves out what is empty after each step.
+    if text.is_empty() {
+        return Ok(());
+    }
+    let Some((step, steps)) = steps.split_first() else { return word(text) };
+    let mut next = |text: &str| words(steps, text, place, word);
+    match step {
+        Step::Split { splitter, behavior, invert } => {
+            splitter.split(text, *behavior, *invert, |part| next(&text[part]))
+        }
+        Step::PrefixSpace if text.starts_with(' ') => next(text),
+        Step::PrefixSpace => next(&format!(" {text}")),
+        Step::Metaspace { first, later } => {
+            let (at_start, marks_start) = place;
+            let metaspace = if at_start { first } else { later };
+            let mark = metaspace.get_replacement();
+            let is_marked = text.starts_with([mark, ' ']);
+            let prepends = !is_marked
+                && match metaspace.prepend_scheme {
+                    PrependScheme::Always => true,
+                    PrependScheme::First => marks_start,
+                    PrependScheme::Never => false,
+                };
+            let spaces = text.bytes().filter(|&byte| byte == b' ').count();
+            let mut marked = String::with_capacity(text.len() + (spaces + 1) * mark.len_utf8());
+            marked.extend(prepends.then_some(mark));
+            marked.extend(text.chars().map(|c| if c == ' ' { mark } else { c }));
+            if !metaspace.get_split() {
+                return next(&marked);
+            }
+            split_at(&marked, |c| c == mark, SplitDelimiterBehavior::MergedWithNext, next)
+        }
+        Step::ByteLevel => {
+            let bytes = text.bytes().map(|byte| alphabet()[usize::from(byte)]);
+            let mut mapped = String::with_capacity(bytes.clone().map(char::len_utf8).sum());
+            mapped.extend(bytes);
+            next(&mapped)
+        }
+        Step::Library(PreTokenizerWrapper::Digits(digits)) => {
+            let behavior = match digits.individual_digits {
+                true => SplitDelimiterBehavior::Isolated,
+                false => SplitDelimiterBehavior::Contiguous,
+            };
+            split_at(text, char::is_numeric, behavior, next)
+        }
+        Step::Library(step) => {
+            let failed = |error| TokenizerError::library("splitting text", error);
+            let mut parts = PreTokenizedString::from(text);
+            step.pre_tokenize(&mut parts).map_err(failed)?;
+            let parts = parts.get_splits(OffsetReferential::Normalized, OffsetType::Byte);
+            parts.into_iter().try_for_each(|(part, ..)| next(part))
+        }
+    }
+}
+
+/// Splits at each character that `is_match` says.
+fn split_at(
+    text: &str,
+    is_match: impl Fn(char) -> bool,
+    behavior: SplitDelimiterBehavior,
+    mut found: impl FnMut(&str) -> Result<(), TokenizerError>,
+) -> Result<(), TokenizerError> {
+    let mut parts = Parts::new(behavior, |part: Range<usize>| found(&text[part]));
+    let mut covered = 0;
+    for (start, c) in text.char_indices().filter(|&(_, c)| is_match(c)) {
+        if covered < start {
+            parts.push(covered..start, false)?;
+        }
+        covered = start + c.len_utf8();
+        parts.push(start..covered, true)?;
+    }
+    if covered < text.len() {
+        parts.push(covered..text.len(), false)?;
+    }
+    parts.finish()
 }
 
 struct Reader<'a> {
@@ -338,7 +468,7 @@ impl Reader<'_> {
                 if byte_level.use_regex {
                     self.steps.push(known(GPT2));
                 }
-                self.steps.push(Step::to_byte_level());
+                self.steps.push(Step::ByteLevel);
             }
             Some("Metaspace") => {
                 let first: Metaspace = self.part(path, json)?;
@@ -480,7 +610,10 @@ mod tests {
                     let text = run_of(family, bytes);
                     cpu_time::shortest(3, || {
                         let mut last = 0;
-                        let found = splitter.for_each_match(&text, |_, end| last = end);
+                        let found = splitter.for_each_match(&text, |_, end| {
+                            last = end;
+                            Ok(())
+                        });
                         found.expect("linear");
                         assert!(last <= text.len());
                     })

@@ -17,7 +17,7 @@ use std::ops::Range;
 use serde_json::{Map, Value};
 
 use crate::chat_template::{ChatTemplate, RenderInput, TemplateError};
-use crate::{ParseSpecial, Segment, Tokenizer, TokenizerError};
+use crate::{Around, Bounds, ParseSpecial, Segment, Tokenizer, TokenizerError};
 
 /// The planes of private use that marks are taken from.
 const PRIVATE_USE: [std::ops::RangeInclusive<u32>; 2] = [0xF_0000..=0xF_FFFD, 0x10_0000..=0x10_FFFD];
@@ -98,8 +98,16 @@ impl Prompt {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_within(tokenizer, &Bounds::NONE)
+    }
+
+    /// The ids that the model sees, unless they go beyond the bounds.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_within`].
+    pub fn encode_within(&self, tokenizer: &Tokenizer, bounds: &Bounds<'_>) -> Result<Vec<u32>, TokenizerError> {
         if self.special_in_messages == ParseSpecial::Yes {
-            return tokenizer.encode(&self.text, ParseSpecial::Yes);
+            return tokenizer.encode_within(&self.text, ParseSpecial::Yes, Around::Nothing, bounds);
         }
         // In segments even where nothing is marked: special tokens are then found as they are written, and not as a
         // normalizer might read a message.
@@ -111,7 +119,7 @@ impl Prompt {
             done = place.end;
         }
         segments.push(Segment { text: &self.text[done..], special: ParseSpecial::Yes });
-        tokenizer.encode_segments(&segments)
+        tokenizer.encode_segments_within(&segments, bounds)
     }
 }
 

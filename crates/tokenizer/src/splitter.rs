@@ -7,8 +7,11 @@
 //! stops splitting without saying so, and the text gets other tokens. Hence patterns of any other
 //! form are refused, or, if the caller insists, run on a backtracking engine whose error is passed on.
 
+use std::ops::Range;
+
 use regex_automata::{Input, meta};
 use regex_syntax::ast::{self, AssertionKind, Ast, RepetitionKind, Visitor};
+use tokenizers::SplitDelimiterBehavior;
 use tokenizers::pattern::Pattern;
 
 use crate::error::{TokenizerError, shortened};
@@ -92,8 +95,12 @@ impl Splitter {
         Ok(Self::Automaton { regex, whitespace_tail })
     }
 
-    /// Calls `found` with the byte range of each match, from left to right.
-    pub(crate) fn for_each_match(&self, text: &str, mut found: impl FnMut(usize, usize)) -> Result<(), TokenizerError> {
+    /// Calls `found` with the byte range of each match, from left to right, until it fails.
+    pub(crate) fn for_each_match(
+        &self,
+        text: &str,
+        mut found: impl FnMut(usize, usize) -> Result<(), TokenizerError>,
+    ) -> Result<(), TokenizerError> {
         match self {
             Self::Automaton { regex, whitespace_tail } => {
                 let mut at = 0;
@@ -109,7 +116,7 @@ impl Splitter {
                             end -= last;
                         }
                     }
-                    found(start, end);
+                    found(start, end)?;
                     // An empty match would be found again at the same place.
                     at = match text[end..].chars().next() {
                         Some(next) if end == start => end + next.len_utf8(),
@@ -125,11 +132,84 @@ impl Splitter {
                         pattern: shortened(regex.as_str(), 200),
                         message: error.to_string(),
                     })?;
-                    found(hit.start(), hit.end());
+                    found(hit.start(), hit.end())?;
                 }
                 Ok(())
             }
         }
+    }
+}
+
+impl Splitter {
+    /// Calls `found` with all of `text` in pieces, each with whether it is a match.
+    fn for_each_piece(
+        &self,
+        text: &str,
+        mut found: impl FnMut(Range<usize>, bool) -> Result<(), TokenizerError>,
+    ) -> Result<(), TokenizerError> {
+        let mut covered = 0;
+        self.for_each_match(text, |start, end| {
+            if covered < start {
+                found(covered..start, false)?;
+            }
+            covered = end;
+            found(start..end, true)
+        })?;
+        if covered < text.len() { found(covered..text.len(), false) } else { Ok(()) }
+    }
+
+    /// Calls `found` with the parts into which `behavior` puts the pieces of `text`, as the library does it; with `invert`,
+    /// matches are what lies between. An empty part may be among them.
+    pub(crate) fn split(
+        &self,
+        text: &str,
+        behavior: SplitDelimiterBehavior,
+        invert: bool,
+        found: impl FnMut(Range<usize>) -> Result<(), TokenizerError>,
+    ) -> Result<(), TokenizerError> {
+        let mut parts = Parts { behavior, pending: None, found };
+        self.for_each_piece(text, |piece, is_match| parts.push(piece, is_match != invert))?;
+        parts.finish()
+    }
+}
+
+/// Puts pieces of a text together. One piece at most waits for the next, so that no list of all is needed.
+pub(crate) struct Parts<F> {
+    behavior: SplitDelimiterBehavior,
+    pending: Option<(Range<usize>, bool)>,
+    found: F,
+}
+
+impl<F: FnMut(Range<usize>) -> Result<(), TokenizerError>> Parts<F> {
+    pub(crate) fn new(behavior: SplitDelimiterBehavior, found: F) -> Self {
+        Self { behavior, pending: None, found }
+    }
+
+    pub(crate) fn push(&mut self, piece: Range<usize>, is_match: bool) -> Result<(), TokenizerError> {
+        use SplitDelimiterBehavior::{Contiguous, Isolated, MergedWithNext, MergedWithPrevious, Removed};
+        let joins = |before: bool| match self.behavior {
+            Isolated | Removed => false,
+            Contiguous => before == is_match,
+            MergedWithPrevious => !before && is_match,
+            MergedWithNext => before && !is_match,
+        };
+        match &mut self.pending {
+            _ if self.behavior == Removed && is_match => Ok(()),
+            Some((pending, before)) if joins(*before) => {
+                pending.end = piece.end;
+                // What a match was merged into takes no other.
+                *before = is_match;
+                Ok(())
+            }
+            pending => match pending.replace((piece, is_match)) {
+                Some((whole, _)) => (self.found)(whole),
+                None => Ok(()),
+            },
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> Result<(), TokenizerError> {
+        self.pending.take().map_or(Ok(()), |(last, _)| (self.found)(last))
     }
 }
 
@@ -140,17 +220,10 @@ impl Pattern for &Splitter {
             return Ok(vec![((0, 0), false)]);
         }
         let mut pieces = Vec::new();
-        let mut covered = 0;
-        self.for_each_match(inside, |start, end| {
-            if covered < start {
-                pieces.push(((covered, start), false));
-            }
-            pieces.push(((start, end), true));
-            covered = end;
+        self.for_each_piece(inside, |piece, is_match| {
+            pieces.push(((piece.start, piece.end), is_match));
+            Ok(())
         })?;
-        if covered < inside.len() {
-            pieces.push(((covered, inside.len()), false));
-        }
         Ok(pieces)
     }
 }

@@ -5,12 +5,14 @@
 //! characters that are no pieces themselves. With `ab` and `ba` of equal score it splits `aba` into
 //! `ab` `a` and `bab` into `ba` `b`; no list of ranked pairs does both. Hence this module.
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
-
+use crate::bounds::Bounds;
 use crate::error::{TokenizerError, shortened};
+use crate::merging::{Symbols, reserve};
 use crate::texts::TokenTable;
 use crate::vocabulary::Vocabulary;
+
+/// Bytes of a text beyond which it is long.
+const LONG_BYTES: usize = 4096;
 
 /// Pieces with their scores, and the byte tokens for text that no piece covers. The texts of the pieces are in the
 /// [`Vocabulary`] that every call is given.
@@ -25,42 +27,6 @@ pub(crate) struct Spm {
     byte_ids: Box<[Option<u32>; 256]>,
     unk_id: Option<u32>,
 }
-
-/// A part of the text that is, so far, one piece; linked to its neighbours.
-#[derive(Clone, Copy)]
-struct Symbol {
-    start: usize,
-    end: usize,
-    prev: Option<usize>,
-    next: Option<usize>,
-}
-
-/// Two neighbouring symbols whose text is a piece. Stale once either was merged elsewhere.
-struct Merge {
-    score: f32,
-    left: usize,
-    right: usize,
-    /// Where the merged text would end; tells a stale entry.
-    end: usize,
-}
-
-impl Ord for Merge {
-    /// The best score first, then the leftmost.
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.score.total_cmp(&other.score).then(other.left.cmp(&self.left))
-    }
-}
-impl PartialOrd for Merge {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl PartialEq for Merge {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-impl Eq for Merge {}
 
 impl Spm {
     /// A model of these pieces, the first counting of several with one text; a score for each id of the vocabulary.
@@ -84,46 +50,51 @@ impl Spm {
         self.pieces.get(vocabulary, piece)
     }
 
-    /// The ids of `text`, whose spaces are already `▁`. O(n log n) in its bytes.
-    pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let mut symbols: Vec<Symbol> = text
-            .char_indices()
-            .enumerate()
-            .map(|(index, (start, c))| Symbol {
-                start,
-                end: start + c.len_utf8(),
-                prev: index.checked_sub(1),
-                next: Some(index + 1),
-            })
-            .collect();
-        if let Some(last) = symbols.last_mut() {
-            last.next = None;
-        }
+    /// Whether one token may stand for text of any length: for a run of unknown characters.
+    pub(crate) fn has_endless_token(&self) -> bool {
+        self.unk_id.is_some() && self.byte_ids.iter().any(Option::is_none)
+    }
 
-        let mut queue = BinaryHeap::new();
-        for left in 0..symbols.len() {
-            queue.extend(self.merge_at(vocabulary, text, &symbols, Some(left)));
+    /// Appends the ids of `text`, whose spaces are already `▁`. O(n log n) in its bytes. `symbols` is scratch.
+    pub(crate) fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        text: &str,
+        bounds: &Bounds<'_>,
+        symbols: &mut Symbols,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        if u32::try_from(text.len()).is_err() {
+            return Err(TokenizerError::TextTooLong { bytes: text.len(), limit: u32::MAX as usize });
         }
-        while let Some(Merge { left, right, end, .. }) = queue.pop() {
-            let merged_away = symbols[left].start == symbols[left].end;
-            if merged_away || symbols[left].next != Some(right) || symbols[right].end != end {
-                continue;
+        // A symbol's value is where its text begins; the text ends where that of the next one begins.
+        symbols.restart(text.chars().count());
+        text.char_indices().for_each(|(start, _)| symbols.push(start as u32));
+        let place = |starts: &[u32], at: usize| starts.get(at).map_or(text.len(), |&start| start as usize);
+        symbols.merge(bounds, |starts, [left, _, end]| {
+            let (start, end) = (place(starts, left), place(starts, end));
+            if end - start > self.piece_bytes_max {
+                return None;
             }
-            symbols[left].end = end;
-            symbols[left].next = symbols[right].next;
-            // An empty symbol is one that was merged away.
-            symbols[right].start = end;
-            if let Some(next) = symbols[left].next {
-                symbols[next].prev = Some(left);
-            }
-            queue.extend(self.merge_at(vocabulary, text, &symbols, symbols[left].prev));
-            queue.extend(self.merge_at(vocabulary, text, &symbols, Some(left)));
-        }
+            let id = self.pieces.get(vocabulary, &text[start..end])?;
+            let score = *self.scores.get(id as usize)?;
+            Some((rank(score), start as u32))
+        })?;
 
-        let mut ids = Vec::with_capacity(symbols.len() / 2);
+        symbols.drop_queue_of_long_word();
+        let pieces = || {
+            let piece = |(start, next): (u32, Option<u32>)| {
+                &text[start as usize..next.map_or(text.len(), |next| next as usize)]
+            };
+            symbols.values_with_next().map(piece)
+        };
+        // Of a long text all pieces are looked up twice, because a vector that grows by itself takes twice the memory.
+        if text.len() > LONG_BYTES {
+            let count = |piece| if self.token_to_id(vocabulary, piece).is_some() { 1 } else { piece.len() };
+            reserve(ids, pieces().map(count).sum());
+        }
         let mut unknown_before = false;
-        for symbol in symbols.iter().filter(|symbol| symbol.start < symbol.end) {
-            let piece = &text[symbol.start..symbol.end];
+        for piece in pieces() {
             if let Some(id) = self.token_to_id(vocabulary, piece) {
                 ids.push(id);
                 unknown_before = false;
@@ -140,25 +111,20 @@ impl Spm {
                 return Err(TokenizerError::NotInVocabulary { piece: shortened(piece, 40) });
             }
         }
-        Ok(ids)
-    }
-
-    /// The merge of `left` with its right neighbour, if their text is a piece.
-    fn merge_at(&self, vocabulary: &Vocabulary, text: &str, symbols: &[Symbol], left: Option<usize>) -> Option<Merge> {
-        let left = left?;
-        let right = symbols[left].next?;
-        let (start, end) = (symbols[left].start, symbols[right].end);
-        if end - start > self.piece_bytes_max {
-            return None;
-        }
-        let id = self.pieces.get(vocabulary, &text[start..end])?;
-        let score = *self.scores.get(id as usize)?;
-        Some(Merge { score, left, right, end })
+        Ok(())
     }
 
     fn byte_tokens(&self, piece: &str) -> Option<Vec<u32>> {
         piece.bytes().map(|byte| self.byte_ids[usize::from(byte)]).collect()
     }
+}
+
+/// The best score first, as the lowest number; two scores have one number if they are one number.
+fn rank(score: f32) -> u32 {
+    let bits = score.to_bits();
+    // Ascending with the score, as `f32::total_cmp` has it: negative numbers have their bits the other way round.
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    !ascending
 }
 
 #[cfg(test)]
@@ -172,7 +138,16 @@ mod tests {
         let ids = 0..pieces.len() as u32;
         let vocabulary = Vocabulary::new("pieces", texts.into_iter().collect(), ids.clone(), TokenBytes::ByteLevel);
         let vocabulary = vocabulary.expect("few ids");
-        Spm::new(&vocabulary, ids, scores, Box::new([None; 256]), None).encode(&vocabulary, text)
+        let spm = Spm::new(&vocabulary, ids, scores, Box::new([None; 256]), None);
+        let mut ids = Vec::new();
+        spm.encode(&vocabulary, text, &Bounds::NONE, &mut Symbols::default(), &mut ids)?;
+        Ok(ids)
+    }
+
+    #[test]
+    fn ranks_are_in_the_order_of_scores() {
+        let scores = [f32::INFINITY, 1e30, 2.0, 1.5, f32::MIN_POSITIVE, 0.0, -0.0, -1.0, -1.000_001, f32::NEG_INFINITY];
+        assert!(scores.map(rank).is_sorted_by(|a, b| a < b), "{:?}", scores.map(rank));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! and only so many ranks count as `config.default_vocab_size` has room for.
 
 use std::borrow::Cow;
+use std::sync::OnceLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -150,6 +151,7 @@ fn build(vocabulary: GgufVocabulary, pre_tokenizer: PreTokenizer) -> Result<Toke
         added: around.added,
         decode_rule: DecodeRule { leading: Leading::Strip { byte: b' ', count: 0 }, invalid: Invalid::OnePerPart },
         roles: around.roles,
+        way: OnceLock::new(),
     })
 }
 

@@ -1,22 +1,43 @@
 //! [`Tokenizer`]: text to ids and back, however it was loaded.
 
+use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::{
-    AddedToken, AddedVocabulary, Model as _, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
+    AddedToken, AddedVocabulary, Model as _, ModelWrapper, NormalizedString, NormalizerWrapper, OffsetType,
     PreTokenizedString, Token,
 };
 
+use crate::bounds::Bounds;
 use crate::bpe::Bpe;
 use crate::error::{TokenizerError, guarded, shortened};
+use crate::merging::Symbols;
 use crate::pre_tokenizer::PreTokenizer;
+use crate::slices::{Part, Search, Slices, for_each_token};
 use crate::spm::Spm;
 use crate::stream_decode::{DecodeRule, StreamDecoder};
 use crate::vocabulary::{Kind, Vocabulary};
 
 /// The most text encoded in one call, in bytes.
 pub const TEXT_BYTES_MAX: usize = 256 << 20;
+
+const ENCODING: &str = "encoding text";
+
+/// Bytes of text after which it is asked again whether anybody still waits.
+const ASK_BYTES: usize = 16 << 10;
+
+/// What goes around a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Around {
+    /// Nothing.
+    Nothing,
+    /// The tokens that the model expects before a text that it goes on with.
+    Prefix,
+    /// Those, and the tokens that it expects behind a text that is whole.
+    Both,
+}
 
 /// Whether the text of a special token, found in a text, becomes that token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +77,20 @@ pub struct Tokenizer {
     pub(crate) added: AddedTokens,
     pub(crate) decode_rule: DecodeRule,
     pub(crate) roles: Roles,
+    pub(crate) way: OnceLock<Way>,
+}
+
+/// How text goes to its ids, found out when the first one does.
+#[derive(Debug)]
+pub(crate) struct Way {
+    /// On slices of the text; nothing where the library has to do it.
+    slices: Option<Slices>,
+    /// The most bytes of a word, after splitting, that one token stands for; nothing where there is no such number.
+    word_bytes_max: Option<usize>,
+    /// The most bytes of a text that one token stands for; nothing where there is no such number.
+    text_bytes_max: Option<usize>,
+    /// Whether added tokens take the whitespace beside them, however much there is.
+    takes_whitespace: bool,
 }
 
 /// Tokens with a role, as the files name them.
@@ -79,20 +114,37 @@ pub(crate) enum Model {
 }
 
 impl Model {
-    fn encode_word(&self, vocabulary: &Vocabulary, word: &str) -> tokenizers::Result<Vec<Token>> {
-        let token = |id| Token::new(id, String::new(), (0, 0));
+    /// Appends the ids of a word. `symbols` is scratch.
+    fn encode_word(
+        &self,
+        vocabulary: &Vocabulary,
+        word: &str,
+        bounds: &Bounds<'_>,
+        symbols: &mut Symbols,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
         match self {
-            Self::Bpe(bpe) => Ok(bpe.encode(vocabulary, word)?.into_iter().map(token).collect()),
-            Self::Spm(spm) => Ok(spm.encode(vocabulary, word)?.into_iter().map(token).collect()),
+            Self::Bpe(bpe) => bpe.encode(vocabulary, word, bounds, symbols, ids),
+            Self::Spm(spm) => spm.encode(vocabulary, word, bounds, symbols, ids),
             Self::Library(model) => {
-                let tokens = model.tokenize(word)?;
+                let tokens = model.tokenize(word).map_err(|error| TokenizerError::library(ENCODING, error))?;
                 // The library leaves out characters that a BPE vocabulary without unknown token lacks.
                 let covered = tokens.last().map_or(0, |token| token.offsets.1);
                 if matches!(**model, ModelWrapper::BPE(_)) && covered != word.len() {
-                    return Err(Box::new(TokenizerError::NotInVocabulary { piece: shortened(word, 40) }));
+                    return Err(TokenizerError::NotInVocabulary { piece: shortened(word, 40) });
                 }
-                Ok(tokens)
+                ids.extend(tokens.iter().map(|token| token.id));
+                Ok(())
             }
+        }
+    }
+
+    /// Whether one token may stand for text of any length.
+    fn has_endless_token(&self) -> bool {
+        match self {
+            Self::Bpe(bpe) => bpe.has_endless_token(),
+            Self::Spm(spm) => spm.has_endless_token(),
+            Self::Library(_) => true,
         }
     }
 
@@ -116,6 +168,8 @@ pub(crate) struct AddedTokens {
     special: AddedVocabulary,
     /// The same, found wherever their text stands, whatever is beside it.
     bare: AddedVocabulary,
+    special_search: Search,
+    bare_search: Search,
     /// The texts of those that are special, sorted.
     special_texts: Vec<String>,
 }
@@ -143,7 +197,22 @@ impl AddedTokens {
         let mut special_texts: Vec<String> =
             special_tokens().map(|token| token.content).filter(|text| !text.is_empty()).collect();
         special_texts.sort_unstable();
-        Ok(Self { all, plain, special, bare, special_texts })
+        let search = |added: &AddedVocabulary| {
+            let tokens = added.get_added_tokens_decoder().iter();
+            Search::new(tokens.map(|(&id, token)| (token.content.clone(), id)).collect())
+        };
+        let (special_search, bare_search) = (search(&special)?, search(&bare)?);
+        Ok(Self { all, plain, special, bare, special_search, bare_search, special_texts })
+    }
+
+    /// Calls `found` with the special tokens in `text` and the ranges between them.
+    fn for_each_special(
+        &self,
+        text: &str,
+        bounds: &Bounds<'_>,
+        found: impl FnMut(Range<usize>, Option<u32>) -> Result<(), TokenizerError>,
+    ) -> Result<(), TokenizerError> {
+        for_each_token(&self.special_search, &self.special, text, true, bounds, found)
     }
 
     /// (id, text as decoding sees it) of all added tokens.
@@ -207,10 +276,7 @@ impl Tokenizer {
     /// Text over [`TEXT_BYTES_MAX`] bytes or outside the vocabulary; with [`ParseSpecial::No`], text
     /// that a degenerate vocabulary would turn into a special token; failures of the library.
     pub fn encode(&self, text: &str, special: ParseSpecial) -> Result<Vec<u32>, TokenizerError> {
-        match special {
-            ParseSpecial::Yes => self.encode_with(&self.added.all, text, true),
-            ParseSpecial::No => self.encode_plain(text, true),
-        }
+        self.encode_within(text, special, Around::Nothing, &Bounds::NONE)
     }
 
     /// [`Tokenizer::encode`] after the tokens that the model expects before a text (such as BOS): for a text that the model
@@ -219,9 +285,7 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_after_prefix(&self, text: &str, special: ParseSpecial) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = self.roles.prefix.clone();
-        ids.extend(self.encode(text, special)?);
-        Ok(ids)
+        self.encode_within(text, special, Around::Prefix, &Bounds::NONE)
     }
 
     /// [`Tokenizer::encode`] between the tokens that the model expects around a text (such as BOS and EOS): for a text that
@@ -230,9 +294,64 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_with_special_tokens(&self, text: &str, special: ParseSpecial) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = self.encode_after_prefix(text, special)?;
-        ids.extend(&self.roles.suffix);
+        self.encode_within(text, special, Around::Both, &Bounds::NONE)
+    }
+
+    /// The ids of `text` with what goes around it, unless that goes beyond the bounds.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`]; [`TokenizerError::TooManyTokens`] and [`TokenizerError::Abandoned`] by the bounds.
+    pub fn encode_within(
+        &self,
+        text: &str,
+        special: ParseSpecial,
+        around: Around,
+        bounds: &Bounds<'_>,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        let (prefix, suffix): (&[u32], &[u32]) = match around {
+            Around::Nothing => (&[], &[]),
+            Around::Prefix => (&self.roles.prefix, &[]),
+            Around::Both => (&self.roles.prefix, &self.roles.suffix),
+        };
+        let of_text = Bounds { tokens_max: bounds.tokens_max.saturating_sub(suffix.len()), ..*bounds };
+        let too_many = |error| match error {
+            TokenizerError::TooManyTokens { at_least, .. } => {
+                TokenizerError::TooManyTokens { at_least: at_least + suffix.len(), limit: bounds.tokens_max }
+            }
+            other => other,
+        };
+        let mut ids = prefix.to_vec();
+        match special {
+            ParseSpecial::Yes => self.encode_onto(&mut ids, text, true, true, &of_text),
+            ParseSpecial::No => self.encode_plain_onto(&mut ids, text, true, &of_text),
+        }
+        .map_err(too_many)?;
+        bounds.check_tokens(ids.len() + suffix.len())?;
+        ids.extend(suffix);
         Ok(ids)
+    }
+
+    /// How many tokens a text of this tokenizer certainly has, without what goes around it; 0 where nothing is certain.
+    ///
+    /// A token stands for no more bytes than the longest one has, unless it is one of those that stand for text of any
+    /// length: a run of unknown characters, or whitespace beside an added token.
+    #[must_use]
+    pub fn tokens_at_least(&self, text: &str) -> usize {
+        let way = self.way();
+        let Some(bytes_max) = way.text_bytes_max else { return 0 };
+        let bytes = match way.takes_whitespace {
+            true => text.chars().filter(|c| !c.is_whitespace()).map(char::len_utf8).sum(),
+            false => text.len(),
+        };
+        bytes.div_ceil(bytes_max)
+    }
+
+    /// The most memory that encoding takes for each byte of text, the ids included. For those who decide how much text is
+    /// encoded at a time.
+    #[must_use]
+    pub fn memory_per_byte(&self) -> usize {
+        let is_ours = self.way().slices.is_some() && self.pre_tokenizer.is_ours();
+        if is_ours && !matches!(self.model, Model::Library(_)) { 16 } else { 160 }
     }
 
     /// The ids of a text in segments of which only some may contain special tokens.
@@ -245,21 +364,54 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_segments(&self, segments: &[Segment<'_>]) -> Result<Vec<u32>, TokenizerError> {
-        let mut pieces: Vec<Piece> = Vec::new();
-        for run in segments.chunk_by(|a, b| a.special == b.special) {
-            let text: String = run.iter().map(|segment| segment.text).collect();
-            check_length(&text)?;
-            match run.first().map(|segment| segment.special) {
-                Some(ParseSpecial::Yes) => self.split_at_special(&text, &mut pieces)?,
-                _ => push_text(&mut pieces, &text),
-            }
-        }
+        self.encode_segments_within(segments, &Bounds::NONE)
+    }
+
+    /// [`Tokenizer::encode_segments`], unless that goes beyond the bounds.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_within`].
+    pub fn encode_segments_within(
+        &self,
+        segments: &[Segment<'_>],
+        bounds: &Bounds<'_>,
+    ) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::new();
-        for (index, piece) in pieces.iter().enumerate() {
-            match piece {
-                Piece::Token(id) => ids.push(*id),
-                Piece::Text(text) => ids.extend(self.encode_plain(text, index == 0)?),
+        // What lies between two special tokens, and whether anything came before it.
+        let (mut between, mut is_first) = (String::new(), true);
+        let mut left: usize = segments.iter().map(|segment| segment.text.len()).sum();
+        for run in segments.chunk_by(|a, b| a.special == b.special) {
+            let text: Cow<'_, str> = match run {
+                [one] => one.text.into(),
+                several => several.iter().map(|segment| segment.text).collect(),
+            };
+            check_length(&text)?;
+            let mut push = |between: &mut String, part: &str| {
+                // A text that grows by itself takes twice the memory.
+                between.reserve_exact(left.max(part.len()));
+                between.push_str(part);
+                left = left.saturating_sub(part.len());
+            };
+            if run.first().is_none_or(|segment| segment.special == ParseSpecial::No) {
+                push(&mut between, &text);
+                continue;
             }
+            self.added.for_each_special(&text, bounds, |range, token| {
+                let Some(id) = token else {
+                    push(&mut between, &text[range]);
+                    return Ok(());
+                };
+                if !between.is_empty() {
+                    self.encode_plain_onto(&mut ids, &between, is_first, bounds)?;
+                    between.clear();
+                }
+                is_first = false;
+                ids.push(id);
+                bounds.check_tokens(ids.len())
+            })?;
+        }
+        if !between.is_empty() {
+            self.encode_plain_onto(&mut ids, &between, is_first, bounds)?;
         }
         Ok(ids)
     }
@@ -273,12 +425,12 @@ impl Tokenizer {
         if !self.special_begins().any(|first| text.contains(first)) {
             return Ok(Vec::new());
         }
-        guarded("looking for special tokens", || {
-            let found = self.added.bare.extract_and_normalize(None::<&NormalizerWrapper>, text);
-            let splits = found.get_splits(OffsetReferential::Original, OffsetType::Byte);
-            let tokens = splits.into_iter().filter(|(_, _, tokens)| tokens.is_some());
-            Ok(tokens.map(|(_, (start, end), _)| start..end).collect())
-        })
+        let mut found = Vec::new();
+        for_each_token(&self.added.bare_search, &self.added.bare, text, true, &Bounds::NONE, |range, token| {
+            found.extend(token.map(|_| range));
+            Ok(())
+        })?;
+        Ok(found)
     }
 
     /// Where the end of `text` may be the beginning of a special token's text, of which more would have to follow: the
@@ -304,39 +456,114 @@ impl Tokenizer {
         firsts.filter(move |&first| before.replace(first) != Some(first))
     }
 
-    fn split_at_special(&self, text: &str, pieces: &mut Vec<Piece>) -> Result<(), TokenizerError> {
-        guarded("looking for special tokens", || {
-            let found = self.added.special.extract_and_normalize(None::<&NormalizerWrapper>, text);
-            for (part, _, tokens) in found.get_splits(OffsetReferential::Original, OffsetType::Byte) {
-                match tokens {
-                    Some(tokens) => pieces.extend(tokens.iter().map(|token| Piece::Token(token.id))),
-                    None => push_text(pieces, part),
-                }
-            }
-            Ok(())
-        })
-    }
-
-    fn encode_plain(&self, text: &str, at_start: bool) -> Result<Vec<u32>, TokenizerError> {
-        let ids = self.encode_with(&self.added.plain, text, at_start)?;
+    fn encode_plain_onto(
+        &self,
+        ids: &mut Vec<u32>,
+        text: &str,
+        at_start: bool,
+        bounds: &Bounds<'_>,
+    ) -> Result<(), TokenizerError> {
+        let before = ids.len();
+        self.encode_onto(ids, text, false, at_start, bounds)?;
         let special = |id: u32| self.is_special(id) && self.roles.unk != Some(id);
-        match ids.iter().find(|&&id| special(id)) {
+        match ids[before..].iter().find(|&&id| special(id)) {
             Some(&id) => {
                 Err(TokenizerError::SpecialFromText { token: self.id_to_token(id).unwrap_or_default().to_owned() })
             }
-            None => Ok(ids),
+            None => Ok(()),
         }
     }
 
-    fn encode_with(&self, added: &AddedVocabulary, text: &str, at_start: bool) -> Result<Vec<u32>, TokenizerError> {
+    /// Appends the ids of `text`; special tokens are found in it if `honours_special`.
+    fn encode_onto(
+        &self,
+        ids: &mut Vec<u32>,
+        text: &str,
+        honours_special: bool,
+        at_start: bool,
+        bounds: &Bounds<'_>,
+    ) -> Result<(), TokenizerError> {
         check_length(text)?;
-        guarded("encoding text", || {
-            let failed = |error| TokenizerError::library("encoding text", error);
-            let mut parts: PreTokenizedString = added.extract_and_normalize(self.normalizer.as_ref(), text);
-            self.pre_tokenizer.pre_tokenize(&mut parts, at_start).map_err(failed)?;
-            parts.tokenize(|word| self.model.encode_word(&self.vocabulary, word.get())).map_err(failed)?;
-            let encoding = parts.into_encoding(None, 0, OffsetType::None).map_err(failed)?;
-            Ok(encoding.get_ids().to_vec())
+        if bounds.tokens_max < usize::MAX {
+            bounds.check_tokens(ids.len() + self.tokens_at_least(text))?;
+        }
+        guarded(ENCODING, || match &self.way().slices {
+            Some(slices) => self.encode_slices(slices, ids, text, honours_special, at_start, bounds),
+            None => {
+                bounds.check_wanted()?;
+                ids.extend(self.encode_by_library(text, honours_special, at_start)?);
+                bounds.check_tokens(ids.len())
+            }
+        })
+    }
+
+    fn encode_slices(
+        &self,
+        slices: &Slices,
+        ids: &mut Vec<u32>,
+        text: &str,
+        honours_special: bool,
+        at_start: bool,
+        bounds: &Bounds<'_>,
+    ) -> Result<(), TokenizerError> {
+        let word_bytes_max = self.way().word_bytes_max.unwrap_or(usize::MAX);
+        let (mut symbols, mut since_asked) = (Symbols::default(), ASK_BYTES);
+        slices.for_each_part(&self.added.all, text, honours_special, bounds, |part| match part {
+            Part::Token(id) => {
+                ids.push(id);
+                bounds.check_tokens(ids.len())
+            }
+            Part::Text { is_start, text } => self.pre_tokenizer.for_each_word(text, at_start, is_start, &mut |word| {
+                since_asked += word.len();
+                if since_asked >= ASK_BYTES {
+                    since_asked = 0;
+                    bounds.check_wanted()?;
+                }
+                bounds.check_tokens(ids.len().saturating_add(word.len().div_ceil(word_bytes_max)))?;
+                self.model.encode_word(&self.vocabulary, word, bounds, &mut symbols, ids)
+            }),
+        })?;
+        bounds.check_tokens(ids.len())
+    }
+
+    fn encode_by_library(&self, text: &str, honours_special: bool, at_start: bool) -> Result<Vec<u32>, TokenizerError> {
+        let added = if honours_special { &self.added.all } else { &self.added.plain };
+        let failed = |error| TokenizerError::library(ENCODING, error);
+        let mut parts: PreTokenizedString = added.extract_and_normalize(self.normalizer.as_ref(), text);
+        self.pre_tokenizer.pre_tokenize(&mut parts, at_start).map_err(failed)?;
+        let tokens = |word: &NormalizedString| {
+            let (mut symbols, mut ids) = (Symbols::default(), Vec::new());
+            self.model.encode_word(&self.vocabulary, word.get(), &Bounds::NONE, &mut symbols, &mut ids)?;
+            Ok(ids.into_iter().map(|id| Token::new(id, String::new(), (0, 0))).collect())
+        };
+        parts.tokenize(tokens).map_err(failed)?;
+        let encoding = parts.into_encoding(None, 0, OffsetType::None).map_err(failed)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    fn way(&self) -> &Way {
+        self.way.get_or_init(|| {
+            let runs_on_slices = self.pre_tokenizer.runs_on_slices(self.normalizer.is_some());
+            let slices = Slices::new(&self.added.all, self.normalizer.as_ref()).filter(|_| runs_on_slices);
+            let added = self.added.all.get_added_tokens_decoder();
+            let takes_whitespace = added.values().any(|token| token.lstrip || token.rstrip);
+            let len = |text: &str| if self.pre_tokenizer.ends_in_bytes() { text.chars().count() } else { text.len() };
+            let texts = || (0u32..).take(self.vocabulary.len()).map(|id| self.vocabulary.raw_text(id));
+            // An unknown token stands for a character at least, which has four bytes at most.
+            let longest = |len: &dyn Fn(&str) -> usize| texts().map(len).max().unwrap_or(0).max(4);
+            let is_bounded = !self.model.has_endless_token();
+            let added_max = added.values().map(|token| token.content.len()).max().unwrap_or(0);
+            let normalized_max =
+                added.keys().filter_map(|&id| self.added.all.simple_id_to_token(id)).map(|text| text.len());
+            let token_max = longest(&len).max(added_max).max(normalized_max.max().unwrap_or(0));
+            let shrinks_by = slices.as_ref().and_then(Slices::shrinks_by).filter(|_| self.pre_tokenizer.keeps_all());
+            Way {
+                slices,
+                // Words are what the vocabulary's texts are made of.
+                word_bytes_max: is_bounded.then(|| longest(&str::len)),
+                text_bytes_max: shrinks_by.filter(|_| is_bounded).map(|shrinks_by| token_max * shrinks_by),
+                takes_whitespace,
+            }
         })
     }
 
@@ -439,20 +666,6 @@ impl Tokenizer {
     #[must_use]
     pub fn suffix_ids(&self) -> &[u32] {
         &self.roles.suffix
-    }
-}
-
-/// A part of a segmented text.
-enum Piece {
-    Token(u32),
-    Text(String),
-}
-
-fn push_text(pieces: &mut Vec<Piece>, text: &str) {
-    match pieces.last_mut() {
-        Some(Piece::Text(before)) => before.push_str(text),
-        _ if text.is_empty() => {}
-        _ => pieces.push(Piece::Text(text.to_owned())),
     }
 }
 

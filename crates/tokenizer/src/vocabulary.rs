@@ -110,14 +110,19 @@ impl Alphabet {
 }
 
 /// The character of GPT-2's alphabet that stands for each byte.
-pub(crate) fn alphabet() -> [char; 256] {
-    let mut chars = ['\0'; 256];
-    for (c, byte) in ('\0'..).zip(ALPHABET.byte_of) {
-        if let Some(byte) = byte {
-            chars[usize::from(byte)] = c;
+pub(crate) fn alphabet() -> &'static [char; 256] {
+    const CHARS: &[char; 256] = &{
+        let mut chars = ['\0'; 256];
+        let mut code = 0;
+        while code < ALPHABET.byte_of.len() {
+            if let (Some(byte), Some(c)) = (ALPHABET.byte_of[code], char::from_u32(code as u32)) {
+                chars[byte as usize] = c;
+            }
+            code += 1;
         }
-    }
-    chars
+        chars
+    };
+    CHARS
 }
 
 impl Vocabulary {
@@ -205,7 +210,7 @@ mod tests {
         assert_eq!(alphabet.byte('\u{144}'), None);
         let bytes: std::collections::BTreeSet<u8> = alphabet.byte_of.iter().flatten().copied().collect();
         assert_eq!(bytes.len(), 256);
-        for (byte, c) in (0u8..=255).zip(super::alphabet()) {
+        for (byte, &c) in (0u8..=255).zip(super::alphabet()) {
             assert_eq!(alphabet.byte(c), Some(byte), "{c}");
         }
     }

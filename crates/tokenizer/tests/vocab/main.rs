@@ -10,5 +10,6 @@ mod json;
 mod prompt;
 mod real;
 mod sentence_piece;
+mod slices;
 mod tekken;
 mod vocab_merges;
