@@ -62,7 +62,8 @@ pub(crate) async fn messages(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (mut plan, prompt), notes) = prepared(&app, key, request, prepare).await?;
+    let (serving, (mut plan, prompt), notes, memory) = prepared(&app, key, request, prepare).await?;
+    plan.memory = Some(memory);
     notes.report(&mut plan.settings.labels);
     let format = Messages { id: random_id("msg").replacen('-', "_", 1), model: serving.name.clone(), begun: false };
     turn::respond(&app, serving, prompt, plan, format).await
@@ -74,9 +75,9 @@ pub(crate) async fn count_tokens(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (_, tokens, notes) = prepared(&app, key, request, |body, serving, key| {
+    let (_, tokens, notes, _) = prepared(&app, key, request, |body, serving, key| {
         let mut fields = Fields::new(body, &[PROMPT_FIELDS])?;
-        let (_, prompt) = inner(&mut fields, Map::new(), None, serving, key)?;
+        let (_, prompt) = inner(&mut fields, Map::new(), None, serving, key, usize::MAX)?;
         fields.finish(&[PROMPT_FIELDS])?;
         Ok(prompt.len())
     })
@@ -103,18 +104,19 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<u
     for name in ["metadata", "stream", "temperature", "top_k", "top_p", "min_p", "seed", "priority", "cache_salt"] {
         chat.extend(fields.take(name).map(|value| (name.to_owned(), value)));
     }
-    let (plan, prompt) = inner(&mut fields, chat, max_tokens, serving, key)?;
+    let (plan, prompt) = inner(&mut fields, chat, max_tokens, serving, key, serving.engine.config().context_len)?;
     fields.finish(KNOWN)?;
     Ok((plan, prompt))
 }
 
-/// The inner request of a conversation, with what `chat` holds besides.
+/// The inner request of a conversation of at most `tokens_max` tokens, with what `chat` holds besides.
 fn inner(
     fields: &mut Fields,
     mut chat: Map<String, Value>,
     max_tokens: Option<usize>,
     serving: &Arc<Serving>,
     key: u64,
+    tokens_max: usize,
 ) -> Result<(Plan, Vec<u32>), ApiError> {
     let mut conversation = Conversation::default();
     if let Some(system) = fields.take("system") {
@@ -138,7 +140,7 @@ fn inner(
     chat.insert("messages".to_owned(), conversation.messages.into());
     let origins = conversation.origins;
     let rename = |name: &str| outer_name(name, &origins);
-    let (mut plan, prompt, _) = fields::inner(rename, || chat::prepare(chat.into(), serving, key))?;
+    let (mut plan, prompt, _) = fields::inner(rename, || chat::prepare_within(chat.into(), serving, key, tokens_max))?;
     plan.settings.text.reasoning_max = reasoning_max;
     Ok((plan, prompt))
 }

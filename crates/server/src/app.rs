@@ -18,6 +18,7 @@ use crate::error::ApiError;
 use crate::generation::unix_time;
 use crate::grammar::Grammars;
 use crate::loading::Loading;
+use crate::memory::Memory;
 use crate::metrics::{HttpMetrics, Metrics};
 use crate::options::Options;
 use crate::tools::{Dialect, ToolForm};
@@ -122,6 +123,8 @@ pub struct App {
 pub(crate) struct Inner {
     pub(crate) options: Options,
     pub(crate) metrics: HttpMetrics,
+    /// What requests take until an engine has them.
+    pub(crate) memory: Memory,
     pub(crate) started: Instant,
     models: Vec<Place>,
     /// Why there will be no models.
@@ -188,6 +191,7 @@ impl App {
         assert!(!models.is_empty(), "a server serves a model");
         let place = |&name: &&str| Place { name: name.to_owned(), model: OnceLock::new(), loading: Loading::default() };
         let inner = Inner {
+            memory: Memory::new(options.prepare_bytes_max, options.prepare_time_max),
             options,
             metrics: HttpMetrics::default(),
             started: Instant::now(),
@@ -384,6 +388,12 @@ impl App {
             [_] => self.serving(None),
             _ => self.serving(body["model"].as_str()),
         }
+    }
+
+    /// The most memory that encoding takes for each byte of a text, whichever of the models is meant.
+    pub(crate) fn encoding_bytes(&self) -> usize {
+        let models = self.inner.models.iter().filter_map(|place| place.model.get());
+        models.map(|serving| serving.tokenizer.memory_per_byte()).max().unwrap_or_default()
     }
 
     /// The program's version, once there is a model.

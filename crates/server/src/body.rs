@@ -12,18 +12,24 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value};
 use tokio::time::timeout;
 
+use crate::abandoned;
+use crate::app::App;
 use crate::error::ApiError;
 use crate::generation::blocking;
-use crate::options::Options;
+use crate::memory::{Contents, Permit, Pool, SHORT_BODY_BYTES};
 
 /// How deep JSON may nest.
 const DEPTH_MAX: usize = 64;
 /// A body of more bytes is read where that holds up nobody: of eight megabytes it takes a tenth of a second.
 const SHORT_BYTES: usize = 64 << 10;
+/// Items of a list after which it is asked again whether the client still waits.
+const ASK_ITEMS: usize = 4096;
 
-/// The JSON in a request's body.
-pub(crate) async fn read_json(request: Request<Body>, options: &Options) -> Result<Value, ApiError> {
+/// The JSON in a request's body, and the memory that the request may take until the engine has it. The key with number `key`
+/// was shown with it.
+pub(crate) async fn read_json(request: Request<Body>, app: &App, key: u64) -> Result<(Value, Permit), ApiError> {
     check_type(request.headers())?;
+    let (options, memory) = (&app.inner.options, &app.inner.memory);
     let limit = options.body_bytes_max;
     let too_large = || {
         let message =
@@ -36,29 +42,76 @@ pub(crate) async fn read_json(request: Request<Body>, options: &Options) -> Resu
         pass_over(request.into_body(), limit).await;
         return Err(too_large());
     }
-    let read = timeout(options.body_time_max, axum::body::to_bytes(request.into_body(), limit)).await;
-    let bytes = match read {
-        Ok(Ok(bytes)) => bytes,
-        Ok(Err(error)) => {
-            let is_limit = std::error::Error::source(&error).is_some_and(|source| source.to_string().contains("limit"));
-            return Err(if is_limit {
-                too_large()
-            } else {
-                ApiError::bad_request("the body ended before it was whole")
-            });
-        }
+    let read = timeout(options.body_time_max, received(request.into_body(), length, limit, &memory.bodies, key)).await;
+    let received = match read {
+        Ok(Ok(received)) => received,
+        Ok(Err(NotReceived::TooLarge)) => return Err(too_large()),
+        Ok(Err(NotReceived::Ended)) => return Err(ApiError::bad_request("the body ended before it was whole")),
+        Ok(Err(NotReceived::NoMemory(error))) => return Err(error),
         Err(_) => {
             let seconds = options.body_time_max.as_secs();
             let message = format!("the body did not come within {seconds} s; send less, or over a faster connection");
             return Err(ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", message));
         }
     };
-    let bytes_len = bytes.len();
+    let is_short = received.bytes.len() <= SHORT_BYTES;
+    let look = move || contents(&received.bytes).map(|contents| (received, contents));
+    let (received, contents) = if is_short { look() } else { blocking(look).await }?;
+    let permit = memory.work.acquire(key, contents.memory(app.encoding_bytes())).await?;
     let read = move || {
-        check_depth(&bytes)?;
-        parse(&bytes).map_err(|error| ApiError::bad_request(format!("the body is not JSON: {error}")))
+        let value = parse(&received.bytes).map_err(|error| match abandoned::is_abandoned() {
+            true => abandoned::error(),
+            false => ApiError::bad_request(format!("the body is not JSON: {error}")),
+        })?;
+        Ok((value, permit))
     };
-    if bytes_len <= SHORT_BYTES { read() } else { blocking(read).await }
+    if is_short { read() } else { blocking(read).await }
+}
+
+/// A body that was received, and the memory that it takes.
+struct Received {
+    bytes: Vec<u8>,
+    _permit: Option<Permit>,
+}
+
+enum NotReceived {
+    TooLarge,
+    /// Before it was whole.
+    Ended,
+    NoMemory(ApiError),
+}
+
+/// Receives a body of at most `limit` bytes, of `length` if that is known.
+async fn received(
+    mut body: Body,
+    length: Option<usize>,
+    limit: usize,
+    memory: &Pool,
+    key: u64,
+) -> Result<Received, NotReceived> {
+    let mut bytes: Vec<u8> = Vec::new();
+    let mut permit: Option<Permit> = None;
+    let mut room = SHORT_BODY_BYTES;
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|_| NotReceived::Ended)?.into_data() else { continue };
+        let len = bytes.len() + data.len();
+        if len > limit {
+            return Err(NotReceived::TooLarge);
+        }
+        if len > room {
+            // All of it at once, where its length is known: of bodies that each have a part, none might get the rest. A
+            // body without a length takes the memory that it may need at most.
+            room = length.filter(|&length| length >= len).unwrap_or(limit);
+            if permit.is_none() {
+                permit = Some(memory.acquire(key, room).await.map_err(NotReceived::NoMemory)?);
+            }
+        }
+        if bytes.capacity() < len {
+            bytes.reserve_exact((2 * bytes.capacity()).clamp(len, room.max(len)) - bytes.len());
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(Received { bytes, _permit: permit })
 }
 
 /// The value in JSON text. A key that stands twice in an object is an error: of two values one would be ignored, and not
@@ -120,6 +173,9 @@ impl<'de> Visitor<'de> for Unique {
         let mut list = Vec::new();
         while let Some(item) = items.next_element_seed(Unique)? {
             list.push(item);
+            if list.len().is_multiple_of(ASK_ITEMS) && abandoned::is_abandoned() {
+                return Err(A::Error::custom("nobody waits for it any more"));
+            }
         }
         Ok(list.into())
     }
@@ -183,25 +239,31 @@ fn shown(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
-/// Refuses what nests too deep, before a parser that recurses sees it.
-fn check_depth(bytes: &[u8]) -> Result<(), ApiError> {
+/// What a body holds. Refuses what nests too deep, before a parser that recurses sees it.
+fn contents(bytes: &[u8]) -> Result<Contents, ApiError> {
+    let mut contents = Contents::default();
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
     for byte in bytes {
+        contents.text_bytes += usize::from(in_string);
         match byte {
             _ if escaped => escaped = false,
             b'\\' if in_string => escaped = true,
             b'"' => in_string = !in_string,
-            b'[' | b'{' if !in_string => {
+            _ if in_string => {}
+            b'[' | b'{' => {
                 depth += 1;
+                contents.num_containers += 1;
                 if depth > DEPTH_MAX {
                     return Err(ApiError::bad_request(format!("the body nests more than {DEPTH_MAX} deep")));
                 }
             }
-            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            b',' => contents.num_items += 1,
+            b':' => contents.num_members += 1,
             _ => {}
         }
     }
-    Ok(())
+    Ok(contents)
 }
 
 #[cfg(test)]
@@ -242,12 +304,19 @@ mod tests {
     }
 
     #[test]
+    fn contents_are_counted_outside_of_strings() {
+        let found = contents(br#"{"a": [1, 2, "x,:[\\\""], "b": {}}"#).unwrap();
+        let expected = Contents { text_bytes: 13, num_items: 3, num_members: 2, num_containers: 3 };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
     fn depth_counts_brackets_outside_of_strings() {
         let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
-        check_depth(nested(64).as_bytes()).unwrap();
-        check_depth(nested(65).as_bytes()).unwrap_err();
-        check_depth(format!("{:?}", "[".repeat(100)).as_bytes()).unwrap();
-        check_depth(format!("[{:?}, {}]", r#"\"["#, nested(63)).as_bytes()).unwrap();
-        check_depth(format!("[{:?}, {}]", r#"\"["#, nested(64)).as_bytes()).unwrap_err();
+        contents(nested(64).as_bytes()).unwrap();
+        contents(nested(65).as_bytes()).unwrap_err();
+        contents(format!("{:?}", "[".repeat(100)).as_bytes()).unwrap();
+        contents(format!("[{:?}, {}]", r#"\"["#, nested(63)).as_bytes()).unwrap();
+        contents(format!("[{:?}, {}]", r#"\"["#, nested(64)).as_bytes()).unwrap_err();
     }
 }

@@ -21,7 +21,7 @@ use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
 use crate::sampling::{self, Settings};
 use crate::security::KeyNumber;
 use crate::tools::{self, Controls, ToolChoice, ToolForm};
-use crate::{generic_tools, grammar, logprobs, messages};
+use crate::{abandoned, generic_tools, grammar, logprobs, messages, prompts};
 
 /// Fields of a conversation that is to be rendered; `/apply-template` and `/tokenize` have them too.
 pub(crate) const PROMPT_FIELDS: &[Field] = &[
@@ -169,9 +169,9 @@ impl Conversation {
         (reasoning, if thinks { reader(reasoning) } else { reader(reasoning).within_content() })
     }
 
-    /// The ids that the model sees.
+    /// The ids that the model sees, however many they are.
     pub(crate) fn encode(&self, serving: &Serving) -> Result<Vec<u32>, ApiError> {
-        Ok(self.render(serving)?.encode(&serving.tokenizer)?)
+        Ok(self.render(serving)?.encode_within(&serving.tokenizer, &abandoned::bounds(usize::MAX))?)
     }
 }
 
@@ -236,7 +236,8 @@ pub(crate) async fn chat_completions(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (mut plan, prompt, wants_logprobs), notes) = prepared(&app, key, request, prepare).await?;
+    let (serving, (mut plan, prompt, wants_logprobs), notes, memory) = prepared(&app, key, request, prepare).await?;
+    plan.memory = Some(memory);
     notes.report(&mut plan.settings.labels);
     let format = ChatFormat {
         id: random_id("chatcmpl"),
@@ -252,6 +253,16 @@ pub(crate) async fn chat_completions(
 
 /// What a request asks for: the plan, the prompt's ids, and whether the answer shows log-probabilities.
 pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<u32>, bool), ApiError> {
+    prepare_within(body, serving, key, serving.engine.config().context_len)
+}
+
+/// [`prepare`], for a prompt of at most so many tokens.
+pub(crate) fn prepare_within(
+    body: Value,
+    serving: &Arc<Serving>,
+    key: u64,
+    tokens_max: usize,
+) -> Result<(Plan, Vec<u32>, bool), ApiError> {
     let mut fields = Fields::new(body, KNOWN)?;
     let mut conversation = Conversation::take(&mut fields, serving)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
@@ -308,8 +319,11 @@ pub(crate) fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(
     settings.text.reply = Some(reader.by_id(controls.by_id));
     settings.text.controls = controls.tokens;
     settings.text.one_call = choice.one_call || choice.is_forced();
-    let ids = prompt.encode(&serving.tokenizer)?;
-    let plan = Plan { settings, max_tokens, prompt_logprobs: None, prompt_field: "messages", max_tokens_field };
+    abandoned::check()?;
+    let ids = prompt.encode_within(&serving.tokenizer, &abandoned::bounds(tokens_max));
+    let ids = ids.map_err(|error| prompts::too_long(error, "messages", "messages", serving))?;
+    let plan =
+        Plan { settings, max_tokens, prompt_logprobs: None, prompt_field: "messages", max_tokens_field, memory: None };
     Ok((plan, ids, wants_logprobs))
 }
 

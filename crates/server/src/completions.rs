@@ -8,7 +8,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::TokenLogprobs;
 use serde_json::{Value, json};
-use tokenizer::StreamDecoder;
+use tokenizer::{Around, StreamDecoder};
 
 use crate::app::{App, Serving};
 use crate::choice::Delta;
@@ -17,7 +17,7 @@ use crate::fields::{Field, Fields, applied, only};
 use crate::generation::{self, Format, Plan, prepared, random_id, unix_time};
 use crate::grammar;
 use crate::logprobs::TextLogprobs;
-use crate::prompts::{self, Around, Prompt};
+use crate::prompts::{self, Prompt};
 use crate::sampling::{self, PROMPTS_MAX, Settings};
 use crate::security::KeyNumber;
 
@@ -44,7 +44,8 @@ pub(crate) async fn completions(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (mut plan, prompts, format), notes) = prepared(&app, key, request, prepare).await?;
+    let (serving, (mut plan, prompts, format), notes, memory) = prepared(&app, key, request, prepare).await?;
+    plan.memory = Some(memory);
     notes.report(&mut plan.settings.labels);
     generation::respond(&app, serving, prompts, plan, format).await
 }
@@ -88,7 +89,14 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
         sent: vec![None; prompts.len() * settings.num_completions],
         serving: Arc::clone(serving),
     };
-    let plan = Plan { settings, max_tokens, prompt_logprobs, prompt_field: "prompt", max_tokens_field: "max_tokens" };
+    let plan = Plan {
+        settings,
+        max_tokens,
+        prompt_logprobs,
+        prompt_field: "prompt",
+        max_tokens_field: "max_tokens",
+        memory: None,
+    };
     Ok((plan, prompts.into_iter().map(|prompt| prompt.ids).collect(), format))
 }
 

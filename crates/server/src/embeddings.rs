@@ -11,12 +11,13 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use engine::{CacheDomain, FinishReason, Pooling};
 use serde_json::{Map, Value, json};
+use tokenizer::Around;
 
 use crate::app::{App, Serving};
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied, hint, only, wrong};
 use crate::generation::{Watched, blocking, failed, prepared};
-use crate::prompts::{self, Around};
+use crate::prompts;
 use crate::sampling::{cache_domain, labels, priority};
 use crate::security::KeyNumber;
 
@@ -67,7 +68,9 @@ pub(crate) async fn embeddings(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, mut wanted, notes) = prepared(&app, key, request, prepare).await?;
+    let (serving, mut wanted, notes, mut memory) = prepared(&app, key, request, prepare).await?;
+    // The ids of all texts wait here, and the vectors come; texts and bodies are gone.
+    memory.shrink_to(wanted.memory(&serving));
     notes.report(&mut wanted.labels);
     let (mut vectors, mut prompt_tokens, mut cached_tokens) = (Vec::with_capacity(wanted.inputs.len()), 0, 0);
     let begun = std::time::Instant::now();
@@ -156,6 +159,13 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
 }
 
 impl Wanted {
+    /// The memory of the ids, and of the vectors with the numbers that are written for them.
+    fn memory(&self, serving: &Serving) -> usize {
+        let ids: usize = self.inputs.iter().map(Vec::len).sum();
+        let features = self.inputs.len() * serving.hidden_size.unwrap_or_default();
+        ids * size_of::<u32>() + features * (size_of::<f32>() + size_of::<Value>())
+    }
+
     fn request(&self, ids: &[u32]) -> engine::Request {
         engine::Request {
             caller: Some(self.caller),

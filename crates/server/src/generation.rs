@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep_until, timeout};
 
+use crate::abandoned::{self, Waits};
 use crate::app::{App, Serving};
 use crate::body::read_json;
 use crate::choice::{Choice, Delta, Finish};
@@ -19,6 +20,7 @@ use crate::engine_thread::{EngineFailure, Running, SubmitError};
 use crate::error::{ApiError, json_response};
 use crate::fields::{self, Notes};
 use crate::listen::turns_true;
+use crate::memory::Permit;
 use crate::sampling::{Settings, describe};
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
 use crate::turn::Progress;
@@ -52,6 +54,8 @@ pub(crate) struct Plan {
     /// What the route calls the prompt, and the count of tokens to generate.
     pub(crate) prompt_field: &'static str,
     pub(crate) max_tokens_field: &'static str,
+    /// The memory of the request until the engine has it.
+    pub(crate) memory: Option<Permit>,
 }
 
 /// A request under way.
@@ -87,28 +91,41 @@ pub(crate) enum Event {
     Text(usize, Delta),
 }
 
-/// Runs what blocks (templates, tokenising) where it holds up nobody.
+/// Runs what blocks (templates, tokenising) where it holds up nobody. Where the client goes away meanwhile, this future is
+/// dropped, and the work ends when it asks next whether anybody waits.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
+    let waits = Waits::default();
+    let work = waits.watch(move || {
+        // It may have waited for a thread.
+        abandoned::check()?;
+        work()
+    });
     let failed = |_| ApiError::internal("internal", "preparing the request failed in a way that is a bug");
     tokio::task::spawn_blocking(work).await.map_err(failed)?
 }
 
-/// Reads the body of a request of the key with number `key`, and makes of it what its route needs.
+/// Reads the body of a request of the key with number `key`, and makes of it what its route needs. The permit is for the
+/// memory that this takes until the engine has it.
 pub(crate) async fn prepared<T: Send + 'static>(
     app: &App,
     key: u64,
     request: Request<Body>,
     prepare: fn(Value, &Arc<Serving>, u64) -> Result<T, ApiError>,
-) -> Result<(Arc<Serving>, T, Notes), ApiError> {
+) -> Result<(Arc<Serving>, T, Notes, Permit), ApiError> {
     // Before a body is read for nothing.
     app.serving_any()?;
-    let body = read_json(request, &app.inner.options).await?;
+    let (body, permit) = read_json(request, app, key).await?;
     let serving = app.serving_of(&body)?;
     let served = Arc::clone(&serving);
-    let (made, notes) = noted(app, move || prepare(body, &served, key)).await?;
-    Ok((serving, made, notes))
+    // The thread holds the permit while it works, whether its client waits or not.
+    let read = move || {
+        let permit = permit;
+        Ok((prepare(body, &served, key)?, permit))
+    };
+    let ((made, permit), notes) = noted(app, read).await?;
+    Ok((serving, made, notes, permit))
 }
 
 /// Reads a request where that holds up nobody; returns with what is made of it what its client is told of its fields.
@@ -198,7 +215,7 @@ impl Job {
             let message = "this model was saved without its head, so it generates no text: it is for /v1/embeddings";
             return Err(ApiError::unsupported("model", message));
         }
-        let Plan { mut settings, max_tokens, prompt_logprobs, prompt_field, max_tokens_field } = plan;
+        let Plan { mut settings, max_tokens, prompt_logprobs, prompt_field, max_tokens_field, memory } = plan;
         let begun = Instant::now();
         let prompt_tokens = prompts.iter().map(Vec::len).sum();
         let context_len = serving.engine.config().context_len;
@@ -223,6 +240,8 @@ impl Job {
             error.into_api(prompt_field, if prompt_too_long { prompt_field } else { max_tokens_field })
         });
         let running = running.inspect_err(|_| serving.metrics.refused())?;
+        // From here on the engine's queue bounds what there is.
+        drop(memory);
         serving.metrics.started(prompt_tokens);
         let watched = Watched::new(app, running, begun);
         let (first_token, last_token, is_counted) = (None, begun, false);

@@ -106,7 +106,7 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
     // Of a server that shuts down, no more than what it still does.
     let is_up = matches!(app.phase(), Phase::Ready(_) | Phase::Loading { .. });
     let models = app.models().filter(|_| is_up);
-    let mut response = Response::new(Body::from(metrics::write(&app.inner.metrics, models)));
+    let mut response = Response::new(Body::from(metrics::write(&app.inner.metrics, app.inner.memory.held(), models)));
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     response

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod abandoned;
 mod anthropic;
 mod app;
 mod body;
@@ -32,6 +33,7 @@ mod listen;
 mod loading;
 mod logprobs;
 mod mask_watch;
+mod memory;
 mod messages;
 mod metrics;
 mod openapi;

@@ -140,8 +140,13 @@ impl Page {
     }
 }
 
-/// Everything, in Prometheus' text format; of an engine only where there is one.
-pub(crate) fn write<'a>(http: &HttpMetrics, models: impl Iterator<Item = (&'a str, ModelPhase<'a>)>) -> String {
+/// Everything, in Prometheus' text format; of an engine only where there is one. Requests that no engine has yet hold
+/// `prepare_bytes` of memory.
+pub(crate) fn write<'a>(
+    http: &HttpMetrics,
+    prepare_bytes: usize,
+    models: impl Iterator<Item = (&'a str, ModelPhase<'a>)>,
+) -> String {
     let mut page = Page::default();
     {
         let counts = http.counts();
@@ -150,6 +155,8 @@ pub(crate) fn write<'a>(http: &HttpMetrics, models: impl Iterator<Item = (&'a st
             let _ = writeln!(out, "hotmetal_http_answers_total{{route=\"{route}\",status=\"{status}\"}} {count}");
         }
         page.single("hotmetal_connections", "gauge", "Open connections.", "", counts.connections);
+        let help = "Memory that requests have taken which no engine has yet.";
+        page.single("hotmetal_prepare_bytes", "gauge", help, "", prepare_bytes);
     }
     for (name, phase) in models {
         let name = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");

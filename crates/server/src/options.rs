@@ -21,6 +21,10 @@ pub struct Options {
     pub cors_origins: Vec<Origin>,
     /// Bytes of a body.
     pub body_bytes_max: usize,
+    /// Bytes of memory for all requests that are received, read, rendered and encoded at a time.
+    pub prepare_bytes_max: usize,
+    /// Time that a request waits for such memory.
+    pub prepare_time_max: Duration,
     /// Time for a request's headers, and for its body.
     pub header_time_max: Duration,
     /// Time for a request's body.
@@ -51,6 +55,8 @@ impl Default for Options {
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
             body_bytes_max: 8 << 20,
+            prepare_bytes_max: 1 << 30,
+            prepare_time_max: Duration::from_secs(5),
             header_time_max: Duration::from_secs(10),
             body_time_max: Duration::from_secs(60),
             request_time_max: Duration::from_secs(3600),

@@ -1,20 +1,12 @@
 //! Prompts that are no conversation: texts, or token ids as they are, one or several.
 
 use serde_json::Value;
-use tokenizer::ParseSpecial;
+use tokenizer::{Around, ParseSpecial, TokenizerError};
 
+use crate::abandoned;
 use crate::app::Serving;
 use crate::error::ApiError;
 use crate::fields::{Fields, token_ids, wrong};
-
-/// What is added around a text.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Around {
-    /// The tokens that the model expects before a text, because it goes on with the text.
-    Prefix,
-    /// Those, and the tokens that it expects behind a text, because the text is whole.
-    Both,
-}
 
 /// One prompt of a request.
 pub(crate) struct Prompt {
@@ -40,15 +32,13 @@ pub(crate) fn take(
 ) -> Result<Vec<Prompt>, ApiError> {
     let special = fields.boolean("add_special_tokens")?;
     let parse_special = parse_special(fields)?;
-    let from_text = |text: String| {
-        let ids = match (special.unwrap_or(true), around) {
-            (false, _) => serving.tokenizer.encode(&text, parse_special)?,
-            (true, Around::Both) => serving.tokenizer.encode_with_special_tokens(&text, parse_special)?,
-            (true, Around::Prefix) => serving.tokenizer.encode_after_prefix(&text, parse_special)?,
-        };
+    let around = if special.unwrap_or(true) { around } else { Around::Nothing };
+    let from_text = |at: &str, text: String| {
+        let ids = encode(serving, &text, parse_special, around).map_err(|error| too_long(error, at, name, serving))?;
         Ok::<_, ApiError>(Prompt { ids, text: Some(text) })
     };
     let from_ids = |value: &Value| {
+        abandoned::check()?;
         if special.is_some() {
             let message = "`add_special_tokens` is about text; token ids are taken as they are";
             return Err(ApiError::invalid("add_special_tokens", message));
@@ -56,15 +46,15 @@ pub(crate) fn take(
         Ok(Prompt { ids: token_ids(name, value)?, text: None })
     };
     let prompts = match fields.required(name)? {
-        Value::String(text) => vec![from_text(text)?],
+        Value::String(text) => vec![from_text(name, text)?],
         Value::Array(items) if items.first().is_some_and(Value::is_number) => vec![from_ids(&Value::Array(items))?],
         Value::Array(items) if items.len() <= most => {
-            let prompt = |item: Value| match item {
-                Value::String(text) => from_text(text),
+            let prompt = |(index, item): (usize, Value)| match item {
+                Value::String(text) => from_text(&format!("{name}[{index}]"), text),
                 Value::Array(_) => from_ids(&item),
                 other => Err(wrong(name, &other, "texts, or lists of token ids")),
             };
-            items.into_iter().map(prompt).collect::<Result<_, _>>()?
+            items.into_iter().enumerate().map(prompt).collect::<Result<_, _>>()?
         }
         Value::Array(items) => {
             let message = format!("`{name}` is a list of {}, at most {most} are taken", items.len());
@@ -76,4 +66,26 @@ pub(crate) fn take(
         true => Err(ApiError::invalid(name, format!("`{name}` has no tokens, and the model needs at least one"))),
         false => Ok(prompts),
     }
+}
+
+/// The ids of a prompt, unless they are more than the context holds or its client has gone.
+pub(crate) fn encode(
+    serving: &Serving,
+    text: &str,
+    special: ParseSpecial,
+    around: Around,
+) -> Result<Vec<u32>, TokenizerError> {
+    let bounds = abandoned::bounds(serving.engine.config().context_len);
+    serving.tokenizer.encode_within(text, special, around, &bounds)
+}
+
+/// What a client is told whose text at `at`, in the field `name`, could not be encoded.
+pub(crate) fn too_long(error: TokenizerError, at: &str, name: &str, serving: &Serving) -> ApiError {
+    let TokenizerError::TooManyTokens { at_least, .. } = error else { return error.into() };
+    let context_len = serving.engine.config().context_len;
+    let message = format!(
+        "`{at}` has at least {at_least} tokens, which do not fit the context of {context_len}; shorten the prompt, or use \
+         a larger --ctx-size"
+    );
+    ApiError::context_exceeded(name, message)
 }

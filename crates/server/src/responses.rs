@@ -90,7 +90,8 @@ pub(crate) async fn responses(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (mut plan, prompt, echoed), notes) = prepared(&app, key, request, prepare).await?;
+    let (serving, (mut plan, prompt, echoed), notes, memory) = prepared(&app, key, request, prepare).await?;
+    plan.memory = Some(memory);
     notes.report(&mut plan.settings.labels);
     let format =
         Responses { id: random_id("resp").replacen('-', "_", 1), created: unix_time(), echoed, sequence_number: 0 };

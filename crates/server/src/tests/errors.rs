@@ -317,3 +317,35 @@ async fn an_answer_that_takes_too_long_is_ended() {
     assert_eq!(events.last().unwrap()["error"]["code"], "timeout");
     idle(&app).await;
 }
+
+/// Whatever the interface calls the prompt; and what is asked is the memory and the time of a text that has to be refused.
+#[tokio::test]
+async fn a_prompt_that_cannot_fit_is_refused_before_all_of_it_is_tokenised() {
+    let app = app();
+    let text = "qzjxkvbwpygf".repeat(40_000);
+    let message = json!([{"role": "user", "content": text}]);
+    let cases = [
+        (TEXT, json!({"prompt": text}), "prompt"),
+        (TEXT, json!({"prompt": ["Once", text]}), "prompt"),
+        (CHAT, json!({"messages": message}), "messages"),
+        (RESPONSES, json!({"input": text}), "input"),
+        (MESSAGES, json!({"messages": message, "max_tokens": 8}), "messages"),
+        (EMBED, json!({"input": ["Once", text]}), "input"),
+    ];
+    for (path, body, field) in cases {
+        let (status, _, answer) = post(&app, path, &body).await;
+        let error = &answer["error"];
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{path}: {error}");
+        assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(field)), "{path}");
+        let message = error["message"].as_str().unwrap();
+        let at_least = message.split_once("has at least ").unwrap().1.split_once(' ').unwrap().0;
+        let at_least: usize = at_least.parse().unwrap();
+        // The context has 256, and the text some 400,000: it was not encoded.
+        assert!((257..100_000).contains(&at_least), "{path}: {message}");
+    }
+    // Who counts tokens wants to know how many there are.
+    let counted = ok(&app, COUNT, &json!({"messages": message})).await["input_tokens"].as_u64().unwrap();
+    assert!(counted > 100_000, "{counted}");
+    let counted = ok(&app, "/tokenize", &json!({"prompt": text})).await["count"].as_u64().unwrap();
+    assert!(counted > 100_000, "{counted}");
+}
