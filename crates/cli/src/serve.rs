@@ -117,8 +117,8 @@ struct LimitArgs {
 
     /// Bytes of memory for all requests that are being received, read, rendered and tokenised; more wait for a few seconds,
     /// and are then told to try again
-    #[arg(long, value_name = "N", default_value_t = 1 << 30)]
-    prepare_memory: usize,
+    #[arg(long, value_name = "N", default_value_t = 1 << 30, value_parser = clap::value_parser!(u64).range(1 << 20..))]
+    prepare_memory: u64,
 
     /// Seconds for an answer
     #[arg(long, value_name = "S", default_value_t = 3600)]
@@ -301,7 +301,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
         allowed_hosts: access.allowed_host.iter().cloned().chain(own_names()).collect(),
         cors_origins: access.cors_origin.clone(),
         body_bytes_max: limits.max_body_bytes,
-        prepare_bytes_max: limits.prepare_memory,
+        prepare_bytes_max: usize::try_from(limits.prepare_memory).unwrap_or(usize::MAX),
         request_time_max: Duration::from_secs(limits.request_timeout),
         step_time_max: Duration::from_secs(limits.step_timeout),
         stall_time_max: Duration::from_secs(limits.stall_timeout),

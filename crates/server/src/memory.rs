@@ -244,6 +244,15 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
+    /// `docs/serving.md` says these.
+    #[test]
+    fn weights_are_those_of_the_manual() {
+        let weight = |text_bytes, num_items, num_members| {
+            Contents { text_bytes, num_items, num_members, num_containers: 0 }.memory(16)
+        };
+        assert_eq!([weight(1, 0, 0), weight(0, 1, 0), weight(0, 0, 1)], [24, 72, 176]);
+    }
+
     fn pool(wait: Duration) -> Pool {
         Pool::new(100 * MIB, wait)
     }
