@@ -250,7 +250,7 @@ mod tests {
         let weight = |text_bytes, num_items, num_members| {
             Contents { text_bytes, num_items, num_members, num_containers: 0 }.memory(16)
         };
-        assert_eq!([weight(1, 0, 0), weight(0, 1, 0), weight(0, 0, 1)], [24, 72, 176]);
+        assert_eq!([weight(1, 0, 0), weight(0, 1, 0), weight(0, 0, 1)], [24, 152, 256]);
     }
 
     fn pool(wait: Duration) -> Pool {

@@ -18,9 +18,6 @@ const MERGED: u32 = u32::MAX;
 /// A word of more symbols is long.
 const SHORT_SYMBOLS: usize = 4096;
 
-/// Scratch that held more symbols than this is given back: one long word must not hold its memory beside the next.
-const KEPT_SYMBOLS: usize = 1 << 16;
-
 /// How often it is asked whether anybody still waits, in pairs looked at.
 const ASK_PAIRS: usize = 1 << 14;
 
@@ -38,9 +35,6 @@ pub(crate) struct Symbols {
 impl Symbols {
     /// Forgets all symbols, and makes room for `count`.
     pub(crate) fn restart(&mut self, count: usize) {
-        if self.values.capacity() > KEPT_SYMBOLS {
-            *self = Self::default();
-        }
         self.values.clear();
         self.spans.clear();
         self.values.reserve_exact(count);
@@ -159,9 +153,13 @@ impl Symbols {
     }
 }
 
-/// Makes room for `count` ids: as a vector grows for a few, and for no more than that many where these are many.
+/// Makes room for `count` ids, and no more where these are many. Where they are few, ids grow by a half: a vector that grows
+/// by itself doubles, and has both of its blocks meanwhile.
 pub(crate) fn reserve(ids: &mut Vec<u32>, count: usize) {
-    if count > SHORT_SYMBOLS { ids.reserve_exact(count) } else { ids.reserve(count) }
+    if ids.capacity() - ids.len() < count {
+        let more = if count > SHORT_SYMBOLS { count } else { count.max(ids.len() / 2) };
+        ids.reserve_exact(more);
+    }
 }
 
 /// The best pairs: all of a key up to `limit`, where the key is the rank and then the place.

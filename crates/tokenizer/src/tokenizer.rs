@@ -13,7 +13,7 @@ use tokenizers::{
 use crate::bounds::Bounds;
 use crate::bpe::Bpe;
 use crate::error::{TokenizerError, guarded, shortened};
-use crate::merging::Symbols;
+use crate::merging::{Symbols, reserve};
 use crate::pre_tokenizer::PreTokenizer;
 use crate::slices::{Part, Search, Slices, for_each_token};
 use crate::spm::Spm;
@@ -27,6 +27,9 @@ const ENCODING: &str = "encoding text";
 
 /// Bytes of text after which it is asked again whether anybody still waits.
 const ASK_BYTES: usize = 16 << 10;
+
+/// Bytes of a word beyond which it is long.
+const LONG_WORD_BYTES: usize = 4096;
 
 /// What goes around a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -520,6 +523,12 @@ impl Tokenizer {
                     bounds.check_wanted()?;
                 }
                 bounds.check_tokens(ids.len().saturating_add(word.len().div_ceil(word_bytes_max)))?;
+                // A long word makes room for its own ids, and its symbols make room for what follows.
+                if word.len() > LONG_WORD_BYTES {
+                    let mut symbols = Symbols::default();
+                    return self.model.encode_word(&self.vocabulary, word, bounds, &mut symbols, ids);
+                }
+                reserve(ids, word.len());
                 self.model.encode_word(&self.vocabulary, word, bounds, &mut symbols, ids)
             }),
         })?;
