@@ -4,8 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use base64::Engine as _;
+use http_server::Server;
 use serde_json::{Value, json};
 
+mod http_server;
 mod process;
 
 const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/builtin");
@@ -113,4 +115,46 @@ fn sentence_pieces_file_runs() {
     let file = [pieces.concat(), specs].concat();
     let source = model(&folder.path().join("model"), &[("tokenizer.model", file)]);
     runs_everywhere(&source, "tokenizer.model");
+}
+
+/// A vector is one of the whole text: where the file says that texts end with EOS, EOS is part of it. A text that is continued
+/// does not end.
+#[test]
+fn a_gguf_that_ends_its_texts_with_eos_embeds_them_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.gguf");
+    let source = path.to_str().expect("a path in UTF-8");
+    process::succeed(&["quantize", BUILTIN, "-F", "bf16", "--plain", "-o", source]);
+    let mut file = fs::read(&path).expect("it was written");
+    let key = b"tokenizer.ggml.add_eos_token";
+    let at = file.windows(key.len()).position(|window| window == key).expect("the key") + key.len();
+    // A value of type 7, a boolean of one byte.
+    assert_eq!(file[at..at + 5], [7, 0, 0, 0, 0]);
+    file[at + 4] = 1;
+    let ending = folder.path().join("ending.gguf");
+    fs::write(&ending, file).expect("room for a file");
+    let ending = ending.to_str().expect("a path in UTF-8");
+
+    let server = Server::start(&[source, ending, "--alias", "plain", "--alias", "ending"]);
+    let text = "The moon was out.";
+    let ids = server.post("/tokenize", &json!({"prompt": text}))["tokens"].as_array().expect("ids").clone();
+    let (status, info) = server.get("/tokenizer_info?model=ending");
+    let info: Value = serde_json::from_str(&info).expect("JSON");
+    assert_eq!(status, 200, "{info}");
+    let with_end: Vec<Value> = ids.iter().chain([&info["eos"][0]["id"]]).cloned().collect();
+    let embed = |model: &str, input: Value| {
+        let body = json!({"model": model, "input": input, "pooling": "last"});
+        let answer = server.post("/v1/embeddings", &body);
+        (answer["data"][0]["embedding"].clone(), answer["usage"]["prompt_tokens"].as_u64().expect("a count") as usize)
+    };
+    let (ended, count) = embed("ending", json!(text));
+    assert_eq!(count, ids.len() + 1);
+    assert_eq!(ended, embed("ending", json!(with_end)).0);
+    // Token ids are taken as they are.
+    let (as_given, count) = embed("ending", json!(ids));
+    assert_eq!(count, ids.len());
+    assert_ne!(as_given, ended);
+    assert_eq!(embed("plain", json!(text)), (as_given, ids.len()));
+    let continued = server.post("/v1/completions", &json!({"model": "ending", "prompt": text, "max_tokens": 1}));
+    assert_eq!(continued["usage"]["prompt_tokens"], ids.len());
 }
