@@ -18,7 +18,9 @@ use server::{LoadStage, Loading};
 use tensor::{Tensor, WeightFormat};
 use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
-use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Prompt, SideFiles, Texts, Tokenizer, TokenizerError};
+use tokenizer::{
+    FimIds, GgufVocabulary, LoadOptions, ParseSpecial, Prompt, SideFiles, Texts, Tokenizer, TokenizerError,
+};
 
 use crate::load_bar::LoadBar;
 use crate::neighbours::{ALONE, Given, Neighbours};
@@ -1031,6 +1033,14 @@ pub(crate) fn load_tokenizer(vocabulary: TokenizerSource, allow_unknown_patterns
             add_bos: v.add_bos_token,
             add_eos: v.add_eos_token,
             add_space_prefix: v.add_space_prefix,
+            fim: FimIds {
+                prefix: v.fim.prefix,
+                suffix: v.fim.suffix,
+                middle: v.fim.middle,
+                pad: v.fim.pad,
+                repo: v.fim.repo,
+                file_sep: v.fim.file_sep,
+            },
         })?),
         TokenizerSource::None => bail!(
             "the model has no tokenizer: a folder needs tokenizer.json beside the weights (or tekken.json, vocab.json \

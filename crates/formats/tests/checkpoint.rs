@@ -114,6 +114,27 @@ fn gguf_gives_checkpoint_names_configuration_and_vocabulary() {
     );
 }
 
+#[test]
+fn gguf_names_the_tokens_of_a_gap_by_either_of_their_keys() {
+    let fim = |ids: &[(&str, u32)]| {
+        let mut writer = valid::gguf_writer("qwen2");
+        for &(name, id) in ids {
+            writer.metadata(&format!("tokenizer.ggml.{name}_token_id"), Value::U32(id));
+        }
+        let TokenizerSource::Gguf(vocabulary) = open_gguf(&writer).tokenizer else { panic!() };
+        let found = vocabulary.fim;
+        [found.prefix, found.suffix, found.middle, found.pad, found.repo, found.file_sep]
+    };
+    assert_eq!(fim(&[]), [None; 6]);
+    let all = [("fim_pre", 0), ("fim_suf", 1), ("fim_mid", 2), ("fim_pad", 2), ("fim_rep", 1), ("fim_sep", 0)];
+    assert_eq!(fim(&all), [0, 1, 2, 2, 1, 0].map(Some));
+    let older = [("prefix", 2), ("suffix", 1), ("middle", 0)];
+    assert_eq!(fim(&older), [Some(2), Some(1), Some(0), None, None, None]);
+    assert_eq!(fim(&[&older[..], &all[..1]].concat())[0], Some(0), "the newer name counts");
+    // The vocabulary has three tokens: an id beyond them is missing, and the file is read.
+    assert_eq!(fim(&[("fim_pre", 3), ("fim_suf", 1)])[..2], [None, Some(1)]);
+}
+
 /// The rows of a tensor as the converter of the `llama` architecture stores them.
 fn converted(tensor: &Tensor, heads: usize) -> Tensor {
     let rows = tensor.shape()[0];

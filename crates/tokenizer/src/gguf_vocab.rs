@@ -7,6 +7,7 @@ use tokenizers::{AddedToken, NormalizerWrapper};
 
 use crate::bpe::{Bpe, BpeOptions};
 use crate::error::{TokenizerError, guarded};
+use crate::fim::{FimIds, FimMarkers};
 use crate::load::split_merge;
 use crate::pre_tokenizer::{Named, PreTokenizer};
 use crate::spm::Spm;
@@ -54,6 +55,8 @@ pub struct GgufVocabulary {
     pub add_eos: Option<bool>,
     /// `add_space_prefix`, for `llama`.
     pub add_space_prefix: Option<bool>,
+    /// `fim_pre_token_id` and the others of fill in the middle.
+    pub fim: FimIds,
 }
 
 /// `token_type`.
@@ -91,12 +94,17 @@ impl Tokenizer {
     /// merges that refer to no token.
     pub fn from_gguf(vocabulary: GgufVocabulary) -> Result<Self, TokenizerError> {
         guarded(LOADING, || {
-            let types = vocabulary.checked_types()?;
-            match vocabulary.model.as_str() {
-                "gpt2" => byte_level(vocabulary, &types),
-                "llama" => sentence_piece(vocabulary, &types),
-                _ => Err(TokenizerError::UnknownModel { model: crate::error::shortened(&vocabulary.model, 100) }),
-            }
+            let mut types = vocabulary.checked_types()?;
+            let fim = vocabulary.fim(&mut types);
+            let mut tokenizer = match vocabulary.model.as_str() {
+                "gpt2" => byte_level(vocabulary, &types)?,
+                "llama" => sentence_piece(vocabulary, &types)?,
+                other => {
+                    return Err(TokenizerError::UnknownModel { model: crate::error::shortened(other, 100) });
+                }
+            };
+            tokenizer.set_fim(fim);
+            Ok(tokenizer)
         })
     }
 }
@@ -124,6 +132,7 @@ fn byte_level(mut vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tok
         decode_rule: DecodeRule { leading: Leading::Strip { byte: b' ', count: 0 }, invalid: Invalid::OnePerPart },
         roles: around.roles,
         way: OnceLock::new(),
+        fim: None,
     })
 }
 
@@ -163,6 +172,7 @@ pub(crate) fn sentence_piece(mut vocabulary: GgufVocabulary, types: &[TokenType]
         },
         roles: around.roles,
         way: OnceLock::new(),
+        fim: None,
     })
 }
 
@@ -232,6 +242,21 @@ impl GgufVocabulary {
             }
         };
         (0u32..).zip(self.tokens.iter()).map(kind).collect()
+    }
+
+    /// The markers of a gap, which become control tokens: text never makes one.
+    pub(crate) fn fim(&self, types: &mut [TokenType]) -> Option<FimMarkers> {
+        // A look at the first byte keeps the search short: it goes over all tokens.
+        let marks = (0u32..).zip(self.tokens.iter()).filter(|(_, token)| token.starts_with(['<', '[', '▁']));
+        let marks: Vec<(u32, &str)> = marks.filter(|(_, token)| token.ends_with(['>', ']'])).collect();
+        let named = self.fim.below(types.len());
+        let fim = FimMarkers::find(&named, |text| marks.iter().find(|(_, token)| *token == text).map(|(id, _)| *id))?;
+        for &(id, _) in &marks {
+            if fim.ids().any(|mark| mark == id) {
+                types[id as usize] = TokenType::Control;
+            }
+        }
+        Some(fim)
     }
 
     /// The tables of all tokens.

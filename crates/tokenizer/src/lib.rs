@@ -20,6 +20,7 @@ pub mod chat_template;
 #[path = "../tests/vocab/cpu_time.rs"]
 mod cpu_time;
 mod error;
+mod fim;
 mod gguf_vocab;
 mod load;
 mod merging;
@@ -39,6 +40,7 @@ mod vocabulary;
 
 pub use bounds::Bounds;
 pub use error::TokenizerError;
+pub use fim::{FimIds, FimMarkers, FimTexts};
 pub use gguf_vocab::GgufVocabulary;
 pub use load::{JSON_BYTES_MAX, LoadOptions};
 pub use pre_tokenizer::known_pre_tokenizers;

@@ -16,6 +16,7 @@ use tokenizers::{
 
 use crate::bpe::{Bpe, BpeOptions};
 use crate::error::{TokenizerError, guarded};
+use crate::fim::{FimIds, FimMarkers};
 use crate::pre_tokenizer::{PreTokenizer, check_normalizer};
 use crate::stream_decode::{DecodeRule, Invalid, Leading};
 use crate::texts::{Texts, TokenTable};
@@ -337,7 +338,13 @@ fn build(
     let pre_tokenizer = PreTokenizer::from_json(FILE, &json.pre_tokenizer, options.allow_unknown_patterns)?;
     let (token_bytes, decode_rule) = read_decoder(&json.decoder)?;
 
-    let added = json.added_tokens.into_iter().map(|added| (added.id, added.token));
+    let id_of = |text: &str| json.added_tokens.iter().find(|added| added.token.content == text).map(|added| added.id);
+    let fim = FimMarkers::find(&FimIds::default(), id_of);
+    let is_mark = |id: u32| fim.is_some_and(|fim| fim.ids().any(|mark| mark == id));
+    let added = json.added_tokens.into_iter().map(|AddedTokenJson { id, token }| match is_mark(id) {
+        true => (id, AddedToken { special: true, normalized: false, ..token }),
+        false => (id, token),
+    });
     let added = AddedTokens::new(added.collect(), normalizer.as_ref())
         .map_err(|error| TokenizerError::library(LOADING, error))?;
 
@@ -377,11 +384,13 @@ fn build(
         decode_rule,
         roles: Roles::default(),
         way: OnceLock::new(),
+        fim: None,
     };
     check_post_processor("post_processor", &json.post_processor)?;
     let post_processor =
         Option::<PostProcessorWrapper>::deserialize(&json.post_processor).map_err(part("post_processor"))?;
     tokenizer.roles = read_roles(&tokenizer, config, post_processor, unk.as_deref())?;
+    tokenizer.set_fim(fim);
     Ok(tokenizer)
 }
 

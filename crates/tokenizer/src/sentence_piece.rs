@@ -37,7 +37,8 @@ impl Tokenizer {
         guarded(LOADING, || {
             let beside = beside.read()?;
             let vocabulary = read(model, &beside)?;
-            let types = vocabulary.checked_types()?;
+            let mut types = vocabulary.checked_types()?;
+            let fim = vocabulary.fim(&mut types);
             let (prefix, suffix) = (vocabulary.add_bos == Some(true), vocabulary.add_eos == Some(true));
             let (bos, eos) = (vocabulary.bos_id, vocabulary.eos_id);
             let added = added_tokens(&vocabulary, &beside);
@@ -51,6 +52,7 @@ impl Tokenizer {
             tokenizer.roles.eos = eos.into_iter().collect();
             tokenizer.roles.prefix = bos.filter(|_| prefix).into_iter().collect();
             tokenizer.roles.suffix = eos.filter(|_| suffix).into_iter().collect();
+            tokenizer.set_fim(fim);
             Ok(tokenizer)
         })
     }

@@ -128,7 +128,8 @@ impl GgufVocabulary {
 }
 
 fn build(vocabulary: GgufVocabulary, pre_tokenizer: PreTokenizer) -> Result<Tokenizer, TokenizerError> {
-    let types = vocabulary.checked_types()?;
+    let mut types = vocabulary.checked_types()?;
+    let fim = vocabulary.fim(&mut types);
     let mut around = Around::read(&vocabulary, &types, true, false)?;
     around.roles.eos.truncate(1);
     let specials = vocabulary.token_types.iter().take_while(|&&kind| kind == CONTROL).count();
@@ -143,7 +144,7 @@ fn build(vocabulary: GgufVocabulary, pre_tokenizer: PreTokenizer) -> Result<Toke
     }
     let options = BpeOptions { ignore_merges: true, ..BpeOptions::default() };
     let model = Bpe::by_rank(&tables, tokens, options);
-    Ok(Tokenizer {
+    let mut tokenizer = Tokenizer {
         vocabulary: tables,
         normalizer: None,
         pre_tokenizer,
@@ -152,7 +153,10 @@ fn build(vocabulary: GgufVocabulary, pre_tokenizer: PreTokenizer) -> Result<Toke
         decode_rule: DecodeRule { leading: Leading::Strip { byte: b' ', count: 0 }, invalid: Invalid::OnePerPart },
         roles: around.roles,
         way: OnceLock::new(),
-    })
+        fim: None,
+    };
+    tokenizer.set_fim(fim);
+    Ok(tokenizer)
 }
 
 fn pattern<'a>(json: &'a TekkenJson<'_>) -> Result<&'a str, TokenizerError> {

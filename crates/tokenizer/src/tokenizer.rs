@@ -13,6 +13,7 @@ use tokenizers::{
 use crate::bounds::Bounds;
 use crate::bpe::Bpe;
 use crate::error::{TokenizerError, guarded, shortened};
+use crate::fim::FimMarkers;
 use crate::merging::{Symbols, reserve};
 use crate::pre_tokenizer::PreTokenizer;
 use crate::slices::{Part, Search, Slices, for_each_token};
@@ -81,6 +82,7 @@ pub struct Tokenizer {
     pub(crate) decode_rule: DecodeRule,
     pub(crate) roles: Roles,
     pub(crate) way: OnceLock<Way>,
+    pub(crate) fim: Option<FimMarkers>,
 }
 
 /// How text goes to its ids, found out when the first one does.

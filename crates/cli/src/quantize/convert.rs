@@ -306,6 +306,7 @@ impl Vocabulary {
             add_bos: Some(!original.prefix_ids().is_empty()),
             add_eos: Some(false),
             add_space_prefix: Some(self.add_space_prefix),
+            fim: tokenizer::FimIds::default(),
         }
     }
 

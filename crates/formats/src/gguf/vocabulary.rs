@@ -3,6 +3,24 @@
 use super::{Metadata, Strings};
 use crate::FormatError;
 
+/// Tokens that mark the text before a gap, the text behind it, and the missing text. An id that is none of the
+/// vocabulary counts as missing: few requests have a gap, and the file serves the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FimTokenIds {
+    /// `fim_pre_token_id`, or the older `prefix_token_id`.
+    pub prefix: Option<u32>,
+    /// `fim_suf_token_id`, or `suffix_token_id`.
+    pub suffix: Option<u32>,
+    /// `fim_mid_token_id`, or `middle_token_id`.
+    pub middle: Option<u32>,
+    /// `fim_pad_token_id`.
+    pub pad: Option<u32>,
+    /// `fim_rep_token_id`: before the name of a repository.
+    pub repo: Option<u32>,
+    /// `fim_sep_token_id`: between files.
+    pub file_sep: Option<u32>,
+}
+
 /// The `tokenizer.ggml.*` keys of a GGUF file. Lists that are there have one entry per token; ids are below the
 /// number of tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,6 +49,8 @@ pub struct GgufVocabulary {
     pub unknown_token_id: Option<u32>,
     /// Padding.
     pub padding_token_id: Option<u32>,
+    /// Tokens of fill in the middle.
+    pub fim: FimTokenIds,
     /// Whether a prompt starts with `bos_token_id`.
     pub add_bos_token: Option<bool>,
     /// Whether a prompt ends with `eos_token_id`.
@@ -71,6 +91,7 @@ impl GgufVocabulary {
                 found: id.to_string(),
             })
         };
+        let fim_id = |name: &str| token_id(name).ok().flatten();
         let flag = |name: &str| metadata.bool(&format!("tokenizer.ggml.{name}"));
         Ok(Some(Self {
             model: model.into(),
@@ -83,6 +104,14 @@ impl GgufVocabulary {
             unknown_token_id: token_id("unknown")?,
             // Published files have ids past the vocabulary here; nothing is padded with it.
             padding_token_id: token_id("padding").ok().flatten(),
+            fim: FimTokenIds {
+                prefix: fim_id("fim_pre").or_else(|| fim_id("prefix")),
+                suffix: fim_id("fim_suf").or_else(|| fim_id("suffix")),
+                middle: fim_id("fim_mid").or_else(|| fim_id("middle")),
+                pad: fim_id("fim_pad"),
+                repo: fim_id("fim_rep"),
+                file_sep: fim_id("fim_sep"),
+            },
             add_bos_token: flag("add_bos_token")?,
             add_eos_token: flag("add_eos_token")?,
             add_space_prefix: flag("add_space_prefix")?,

@@ -42,6 +42,7 @@ pub(crate) fn read_gguf_vocabulary(file: &std::path::Path) -> GgufVocabulary {
         add_bos: read.add_bos_token,
         add_eos: read.add_eos_token,
         add_space_prefix: read.add_space_prefix,
+        fim: tokenizer::FimIds::default(),
     }
 }
 

@@ -5,6 +5,7 @@
 mod bpe;
 mod common;
 mod cpu_time;
+mod fim;
 mod gguf;
 mod json;
 mod prompt;
