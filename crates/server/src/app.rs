@@ -10,7 +10,7 @@ use axum::routing::{get, post};
 use engine::{Engine, SamplingParams};
 use serde_json::Value;
 use tokenizer::chat_template::ChatTemplate;
-use tokenizer::{ParseSpecial, Tokenizer};
+use tokenizer::{FimMarkers, ParseSpecial, Tokenizer};
 use tokio::sync::watch;
 
 use crate::engine_thread::{EngineFailure, EngineHandle};
@@ -22,7 +22,7 @@ use crate::memory::Memory;
 use crate::metrics::{HttpMetrics, Metrics};
 use crate::options::Options;
 use crate::tools::{Dialect, ToolForm};
-use crate::{anthropic, chat, completions, embeddings, info, openapi, page, responses, security, tokens};
+use crate::{anthropic, chat, completions, embeddings, infill, info, openapi, page, responses, security, tokens};
 
 /// Fields without effect that the log names, at most: clients make the names.
 const IGNORED_TOLD_MAX: usize = 256;
@@ -76,6 +76,8 @@ pub(crate) struct Serving {
     pub(crate) grammars: Grammars,
     /// How the model writes reasoning and calls of tools.
     pub(crate) dialect: Dialect,
+    /// The tokens that mark a gap, if the model has them.
+    pub(crate) fim: Option<FimMarkers>,
     /// Whether tools are described in words where the template shows none.
     generic_tools: bool,
     /// Whether special tokens count in messages.
@@ -223,6 +225,9 @@ impl App {
         let place = self.inner.models.iter().find(|place| place.name == name && place.model.get().is_none());
         let place = place.ok_or_else(|| ReadyError::Unexpected { name: name.clone() })?;
         let hidden_size = engine.hidden_size();
+        let vocab_size = engine.config().vocab_size;
+        // A vocabulary may have more tokens than the model has logits, and a prompt none of those.
+        let fim = tokenizer.fim().copied().filter(|fim| fim.ids().all(|id| (id as usize) < vocab_size));
         let engine = EngineHandle::start(engine, self.inner.options.step_time_max)?;
         let dialect = chat_template.as_ref().map_or_else(Dialect::default, Dialect::of).with_vocabulary(&tokenizer);
         let grammars = Grammars::new(dialect.controls(&tokenizer));
@@ -241,6 +246,7 @@ impl App {
             hidden_size,
             grammars,
             dialect,
+            fim,
             generic_tools: self.inner.options.generic_tools,
             special_in_messages: self.inner.options.special_in_messages,
             load_time,
@@ -299,6 +305,7 @@ impl App {
             .route("/v1/chat/completions", post(chat::chat_completions))
             .route("/v1/completions", post(completions::completions))
             .route("/v1/embeddings", post(embeddings::embeddings))
+            .route("/infill", post(infill::infill))
             .route("/v1/responses", post(responses::responses))
             .route("/v1/messages", post(anthropic::messages))
             .route("/v1/messages/count_tokens", post(anthropic::count_tokens))

@@ -27,12 +27,12 @@ const MAX_TOKENS: usize = 16;
 /// Fields of this route alone.
 pub(crate) const FIELDS: &[Field] = &[
     applied("prompt"),
+    applied("suffix"),
     applied("max_tokens"),
     applied("echo"),
     applied("logprobs"),
     applied("add_special_tokens"),
     applied("parse_special"),
-    only("suffix", |value| value == "", "the model continues text and fills no gap"),
     only("prompt_logprobs", |_| false, "`echo` with `logprobs` gives them"),
 ];
 
@@ -53,9 +53,28 @@ pub(crate) async fn completions(
 fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<Vec<u32>>, TextFormat), ApiError> {
     let mut fields = Fields::new(body, KNOWN)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
-    let prompts = prompts::take(&mut fields, "prompt", PROMPTS_MAX, Around::Prefix, serving)?;
+    // An empty one asks for what a missing one asks for.
+    let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
+    let gap = match (&suffix, &serving.fim) {
+        (None, _) => None,
+        (Some(suffix), Some(markers)) => {
+            settings.end_at(markers);
+            Some(Gap { markers, suffix })
+        }
+        (Some(_), None) => {
+            let message =
+                "`suffix` asks for the text of a gap, and this model's vocabulary has no tokens that mark one";
+            return Err(ApiError::unsupported("suffix", message));
+        }
+    };
+    let prompts = prompts::take(&mut fields, "prompt", PROMPTS_MAX, Around::Prefix, gap, serving)?;
     settings.compile(serving)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
+    if echo && suffix.is_some() {
+        let message =
+            "`echo` gives the prompt back in front of its completion, and with `suffix` the prompt is two texts";
+        return Err(ApiError::invalid("echo", message));
+    }
     let logprobs = fields.count("logprobs")?;
     let is_said = fields.has("max_tokens");
     // Where nothing is said, as OpenAI's interface; -1 is no limit.

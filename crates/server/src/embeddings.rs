@@ -109,7 +109,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
             "this model gives no hidden states here, so it makes no embeddings: its head is no projection of a norm";
         return Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "no_embeddings", message));
     };
-    let inputs = prompts::take(&mut fields, "input", INPUTS_MAX, Around::Both, serving)?;
+    let inputs = prompts::take(&mut fields, "input", INPUTS_MAX, Around::Both, None, serving)?;
     let context_len = serving.engine.config().context_len;
     if let Some(index) = inputs.iter().position(|input| input.ids.len() > context_len) {
         let found = inputs[index].ids.len();

@@ -97,8 +97,23 @@ pub(crate) const FOREIGN: &[(&str, &str)] = &[
 ];
 
 /// Applied fields whose misspellings are not refused: they are labels, or say how the answer is sent.
-const NO_TEXT: &[&str] =
-    &["model", "user", "metadata", "stream", "stream_options", "priority", "cache_salt", "type", "role", "id", "text"];
+const NO_TEXT: &[&str] = &[
+    "model",
+    "user",
+    "metadata",
+    "stream",
+    "stream_options",
+    "priority",
+    "cache_salt",
+    "type",
+    "role",
+    "id",
+    "text",
+    "return_tokens",
+    "response_fields",
+    // When to give up, which clients of llama.cpp send with every request.
+    "t_max_predict_ms",
+];
 
 thread_local! {
     /// The request that this thread reads, if it reads one: see [`reading`].

@@ -374,6 +374,21 @@ impl Job {
         self.choices.iter().step_by(self.settings.num_completions).map(|choice| choice.usage.cached_tokens).sum()
     }
 
+    /// Ends the only completion of the only prompt, unless it has ended. Nothing more comes of it.
+    pub(crate) fn end(&mut self) {
+        let Some(choice) = self.choices.first_mut().filter(|choice| !choice.finished) else { return };
+        choice.finished = true;
+        self.watched.running.end_completion(0, 0);
+    }
+
+    /// How long the prompt took, from the queue to its first token, and all tokens after that.
+    pub(crate) fn phases(&self) -> (Duration, Duration) {
+        let (submitted, started) = self.watched.running.queued();
+        let first_token = self.first_token.unwrap_or(self.last_token);
+        let prompt = first_token.saturating_duration_since(started.unwrap_or(submitted));
+        (prompt, self.last_token.saturating_duration_since(first_token))
+    }
+
     pub(crate) fn is_stream(&self) -> bool {
         self.settings.stream
     }

@@ -27,6 +27,7 @@ mod forced_call;
 mod generation;
 mod generic_tools;
 mod grammar;
+mod infill;
 mod info;
 mod lark;
 mod listen;

@@ -12,7 +12,7 @@ use crate::app::App;
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Rule};
 use crate::loading::LoadStage;
-use crate::{anthropic, chat, completions, embeddings, grammar, responses, sampling, tokens, tools};
+use crate::{anthropic, chat, completions, embeddings, grammar, infill, responses, sampling, tokens, tools};
 
 /// A route that takes a body.
 pub(crate) struct BodyRoute {
@@ -44,6 +44,14 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
         required: &["prompt"],
         answer: "Completion",
+        streams: true,
+    },
+    BodyRoute {
+        path: "/infill",
+        summary: "Fill a gap in a text, in llama.cpp's form",
+        known: &[infill::FIELDS],
+        required: &["input_prefix", "input_suffix"],
+        answer: "Infill",
         streams: true,
     },
     BodyRoute {
@@ -135,7 +143,7 @@ const ERRORS: &[(&str, &str)] = &[
     ("421", "the server does not answer under this host name"),
     ("429", "the queue is full: try again after `Retry-After`"),
     ("500", "a step failed"),
-    ("501", "this device cannot do it"),
+    ("501", "this device, or this model, cannot do it"),
     ("503", "the model is being loaded, or the server is shutting down"),
     ("504", "the answer took too long"),
 ];
@@ -290,7 +298,10 @@ fn only_schema(name: &str) -> Value {
     match name {
         "best_of" | "length_penalty" => json!({"type": "integer", "enum": [1]}),
         "min_tokens" => json!({"type": "integer", "enum": [0]}),
-        "use_beam_search" | "background" | "echo" => {
+        "n" => json!({"type": "integer", "enum": [1]}),
+        "min_keep" => json!({"type": "integer", "enum": [0, 1]}),
+        "n_probs" | "mirostat" | "dynatemp_range" => json!({"type": "integer", "enum": [0]}),
+        "use_beam_search" | "background" | "echo" | "post_sampling_probs" => {
             json!({"type": "boolean", "enum": [false]})
         }
         "documents" | "functions" | "mcp_servers" => {
@@ -300,7 +311,7 @@ fn only_schema(name: &str) -> Value {
             json!({"type": "array", "minItems": 1, "maxItems": 1, "items": {"type": "string", "enum": ["text"]}})
         }
         "function_call" => json!({"type": "string", "enum": ["none"]}),
-        "suffix" => json!({"type": "string", "enum": [""]}),
+        "grammar" => json!({"type": "string", "enum": [""]}),
         // Nothing but null.
         _ => json!({"type": "null"}),
     }
@@ -351,7 +362,13 @@ fn schema_of(path: &str, name: &str) -> Value {
         "model" => json!({
             "type": "string", "description": "A name that `/v1/models` lists; the first model answers where it is left out.",
         }),
-        "cache_salt" | "instructions" | "content" | "user" | "reasoning_effort" => text(),
+        "cache_salt" | "instructions" | "content" | "user" | "reasoning_effort" | "suffix" => text(),
+        "input_prefix" | "input_suffix" => text(),
+        "prompt" if path == "/infill" => text(),
+        "input_extra" => {
+            let chunk = object(json!({"text": text(), "filename": or_null(text())}), &["text"]);
+            json!({"type": "array", "maxItems": 1024, "items": chunk})
+        }
         "prompt" if path == "/tokenize" => text(),
         "prompt" | "input" if !is_responses => {
             let list = |item: Value| json!({"type": "array", "minItems": 1, "maxItems": 2048, "items": item});
@@ -376,6 +393,7 @@ fn schema_of(path: &str, name: &str) -> Value {
         | "with_pieces"
         | "parallel_tool_calls"
         | "normalize"
+        | "return_tokens"
         | "echo" => boolean(),
         "logprobs" if path == "/v1/completions" => json!({"type": "integer", "minimum": 0, "maximum": 20}),
         "logprobs" => boolean(),
@@ -390,7 +408,7 @@ fn schema_of(path: &str, name: &str) -> Value {
             &[],
         ),
         "n" => json!({"type": "integer", "minimum": 1, "maximum": 1024}),
-        "stop" | "dry_sequence_breakers" => texts(),
+        "stop" | "dry_sequence_breakers" | "response_fields" => texts(),
         "stop_sequences" => json!({"type": "array", "items": text()}),
         "stop_token_ids" => json!({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}}),
         "tokens" => json!({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}}),
@@ -406,12 +424,16 @@ fn schema_of(path: &str, name: &str) -> Value {
         "dry_base" => number(1.0, 100.0),
         "dry_allowed_length" => count(1),
         "samplers" => {
-            json!({"type": "array", "uniqueItems": true, "items": {"type": "string", "enum": sampler_names()}})
+            let mut names = sampler_names();
+            // Taken without effect there.
+            names.extend((path == "/infill").then_some("infill"));
+            json!({"type": "array", "uniqueItems": true, "items": {"type": "string", "enum": names}})
         }
         "logit_bias" => json!({"type": "object", "additionalProperties": number(-100.0, 100.0)}),
         "priority" => json!({"type": "integer", "minimum": -127, "maximum": 127}),
         "metadata" | "chat_template_kwargs" => json!({"type": "object"}),
-        "max_tokens" | "max_completion_tokens" | "max_output_tokens" => count(-1),
+        "max_tokens" | "max_completion_tokens" | "max_output_tokens" | "n_predict" | "t_max_predict_ms" => count(-1),
+        "n_indent" => count(0),
         "output_config" => json!({"type": "object"}),
         "dimensions" => count(1),
         "pooling" => json!({"type": "string", "enum": ["mean", "last"]}),
@@ -530,6 +552,7 @@ fn components() -> Value {
             "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}},
         "ChatCompletion": answer(&["id", "object", "created", "model", "choices", "usage", "x_hotmetal"]),
         "Completion": answer(&["id", "object", "created", "model", "choices", "usage", "x_hotmetal"]),
+        "Infill": answer(&["x_hotmetal"]),
         "Response": answer(&["id", "object", "created_at", "status", "output", "usage", "x_hotmetal"]),
         "Message": answer(&["id", "type", "role", "model", "content", "stop_reason", "usage", "x_hotmetal"]),
         "TokenCount": {"type": "object", "required": ["input_tokens"], "properties": {"input_tokens": count(0)}},
@@ -604,7 +627,7 @@ mod tests {
                 page.push_str(&format!("\n| field | class | because |\n|---|---|---|\n{rows}"));
             }
         }
-        page.push_str("\n## Refused on every route\n\nNames by which other servers take what would change the text.\n\n| field | instead |\n|---|---|\n");
+        page.push_str("\n## Refused on every route that does not list it\n\nNames by which other servers take what would change the text.\n\n| field | instead |\n|---|---|\n");
         for (name, why) in crate::fields::FOREIGN {
             page.push_str(&format!("| `{name}` | {why} |\n"));
         }

@@ -1,12 +1,21 @@
 //! Prompts that are no conversation: texts, or token ids as they are, one or several.
 
 use serde_json::Value;
-use tokenizer::{Around, ParseSpecial, TokenizerError};
+use tokenizer::{Around, FimMarkers, FimTexts, ParseSpecial, TokenizerError};
 
 use crate::abandoned;
 use crate::app::Serving;
 use crate::error::ApiError;
 use crate::fields::{Fields, token_ids, wrong};
+
+/// A gap that is to be filled: the prompt stands in front of it.
+#[derive(Clone, Copy)]
+pub(crate) struct Gap<'a> {
+    /// The tokens that mark it.
+    pub(crate) markers: &'a FimMarkers,
+    /// The text behind it.
+    pub(crate) suffix: &'a str,
+}
 
 /// One prompt of a request.
 pub(crate) struct Prompt {
@@ -18,8 +27,11 @@ pub(crate) struct Prompt {
 /// Takes whether the texts of special tokens in a raw text are those tokens. They are, if nothing is said, as for llama.cpp
 /// and vLLM: a client that writes a raw prompt writes its markers too.
 pub(crate) fn parse_special(fields: &mut Fields) -> Result<ParseSpecial, ApiError> {
-    let parses = fields.boolean("parse_special")?.unwrap_or(true);
-    Ok(if parses { ParseSpecial::Yes } else { ParseSpecial::No })
+    parse_special_or(fields, true)
+}
+
+fn parse_special_or(fields: &mut Fields, default: bool) -> Result<ParseSpecial, ApiError> {
+    Ok(ParseSpecial::where_asked(fields.boolean("parse_special")?.unwrap_or(default)))
 }
 
 /// Takes the prompts in the field `name`, at most `most`: one text or several, or one list of token ids or several.
@@ -28,14 +40,29 @@ pub(crate) fn take(
     name: &'static str,
     most: usize,
     around: Around,
+    gap: Option<Gap<'_>>,
     serving: &Serving,
 ) -> Result<Vec<Prompt>, ApiError> {
     let special = fields.boolean("add_special_tokens")?;
-    let parse_special = parse_special(fields)?;
-    let around = if special.unwrap_or(true) { around } else { Around::Nothing };
+    // The texts around a gap are those of a file, and the server writes the markers.
+    let parse_special = parse_special_or(fields, gap.is_none())?;
+    let adds_special = special.unwrap_or(true);
+    let around = if adds_special && gap.is_none() { around } else { Around::Nothing };
+    let tokenizer = &serving.tokenizer;
+    let gap = match gap {
+        Some(Gap { markers, suffix }) => Some((markers, tokenizer.encode(suffix, parse_special)?)),
+        None => None,
+    };
+    let ask = |prefix: Vec<u32>| match &gap {
+        Some((markers, suffix)) => {
+            let before = if adds_special { tokenizer.prefix_ids() } else { &[] };
+            markers.prompt(before, &FimTexts { prefix: &prefix, suffix, ..FimTexts::default() })
+        }
+        None => prefix,
+    };
     let from_text = |at: &str, text: String| {
         let ids = encode(serving, &text, parse_special, around).map_err(|error| too_long(error, at, name, serving))?;
-        Ok::<_, ApiError>(Prompt { ids, text: Some(text) })
+        Ok::<_, ApiError>(Prompt { ids: ask(ids), text: Some(text) })
     };
     let from_ids = |value: &Value| {
         abandoned::check()?;
@@ -43,7 +70,7 @@ pub(crate) fn take(
             let message = "`add_special_tokens` is about text; token ids are taken as they are";
             return Err(ApiError::invalid("add_special_tokens", message));
         }
-        Ok(Prompt { ids: token_ids(name, value)?, text: None })
+        Ok(Prompt { ids: ask(token_ids(name, value)?), text: None })
     };
     let prompts = match fields.required(name)? {
         Value::String(text) => vec![from_text(name, text)?],

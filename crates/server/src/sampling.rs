@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use engine::{CacheDomain, Dry, Grammar, Request, SamplerStep, SamplingParams, Xtc};
 use serde_json::{Map, Value, json};
-use tokenizer::ParseSpecial;
+use tokenizer::{FimMarkers, ParseSpecial};
 
 use crate::app::Serving;
 use crate::choice::TextOptions;
@@ -85,7 +85,9 @@ pub(crate) struct Settings {
     /// What the text is to keep to, until that is compiled.
     pub(crate) asked: Option<Asked>,
     pub(crate) grammar: Option<Arc<dyn Grammar>>,
-    ignore_eos: bool,
+    /// Tokens that end the text besides the model's own, and are not reported.
+    ends: Vec<u32>,
+    pub(crate) ignore_eos: bool,
     caller: u64,
     priority: i8,
     cache_domain: CacheDomain,
@@ -129,6 +131,7 @@ impl Settings {
             },
             asked,
             grammar: None,
+            ends: Vec::new(),
             caller: key,
             priority: priority(fields)?,
             cache_domain: cache_domain(key, fields.string("cache_salt")?.as_deref()),
@@ -145,13 +148,20 @@ impl Settings {
         Ok(())
     }
 
+    /// Ends the text at each token that marks a gap: none of them is part of what fills one.
+    pub(crate) fn end_at(&mut self, markers: &FimMarkers) {
+        if !self.ignore_eos {
+            self.ends.extend(markers.ids());
+        }
+    }
+
     /// The engine's request for one prompt.
     pub(crate) fn request(&self, prompt: Vec<u32>, max_tokens: Option<usize>, scored: Option<usize>) -> Request {
         Request {
             max_tokens,
             prompt_logprobs: scored,
             grammar: self.grammar.clone(),
-            stop_token_ids: self.text.stop_token_ids.clone(),
+            stop_token_ids: [&*self.text.stop_token_ids, &*self.ends].concat(),
             ignore_eos: self.ignore_eos,
             num_completions: self.num_completions,
             // The keys take turns.

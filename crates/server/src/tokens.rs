@@ -257,6 +257,11 @@ pub(crate) async fn tokenizer_info(State(app): State<App>, uri: Uri) -> Result<R
         "unk": token(tokenizer.unk_id()),
         "pad": token(tokenizer.pad_id()),
         "add_bos": tokenizer.add_bos(),
+        "fim": serving.fim.map(|fim| json!({
+            "prefix": token(Some(fim.prefix)), "suffix": token(Some(fim.suffix)), "middle": token(fim.middle),
+            "pad": token(fim.pad), "repo": token(fim.repo), "file_sep": token(fim.file_sep),
+            "suffix_first": fim.suffix_first,
+        })),
         "model_max_length": serving.engine.config().context_len,
         "chat_template": capabilities,
     });

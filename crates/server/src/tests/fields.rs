@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::fields::{Field, Rule};
 use crate::openapi::BODY_ROUTES;
-use crate::{anthropic, chat, completions, embeddings, grammar, responses, sampling, tokens, tools};
+use crate::{anthropic, chat, completions, embeddings, grammar, infill, responses, sampling, tokens, tools};
 
 /// A route, its fields, and a body that it answers.
 struct Route {
@@ -40,6 +40,11 @@ fn routes() -> Vec<Route> {
             path: RESPONSES,
             known: vec![responses::FIELDS],
             body: json!({"input": "Hello there", "max_output_tokens": 8, "seed": 3}),
+        },
+        Route {
+            path: INFILL,
+            known: vec![infill::FIELDS],
+            body: json!({"input_prefix": "Once upon a time", "input_suffix": " and so", "n_predict": 8, "seed": 3}),
         },
         Route { path: EMBED, known: vec![embeddings::FIELDS], body: json!({"input": "Once upon a time"}) },
         Route {
@@ -126,6 +131,37 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
         }),
         (RESPONSES, "reasoning") => case(json!({"summary": "auto"}), |_, answer| answer["status"] == "incomplete"),
         (RESPONSES, "tool_choice") => case(json!("none"), |_, answer| answer["tool_choice"] == "none"),
+        (INFILL, "input_prefix" | "input_suffix" | "prompt") => {
+            case(json!("Many more words, and then some, than those before"), |before, answer| {
+                answer["tokens_evaluated"].as_u64() > before["tokens_evaluated"].as_u64()
+                    && before["content"] != answer["content"]
+            })
+        }
+        (INFILL, "input_extra") => case(json!([{"text": "a"}]), |before, answer| {
+            answer["tokens_evaluated"].as_u64() > before["tokens_evaluated"].as_u64()
+        }),
+        (INFILL, "n_predict") => {
+            case(json!(5), |_, answer| answer["tokens_predicted"] == 5 && answer["stop_type"] == "limit")
+        }
+        (INFILL, "max_tokens") => {
+            case_with(json!({"n_predict": null}), json!(5), |_, answer| answer["tokens_predicted"] == 5)
+        }
+        // Of lines and of time, which tests of their own have.
+        (INFILL, "n_indent" | "t_max_predict_ms") => None,
+        (INFILL, "stop") => {
+            case(json!(["e"]), |_, answer| answer["stop_type"] == "word" && answer["stopping_word"] == "e")
+        }
+        (INFILL, "ignore_eos") => {
+            case_with(json!({"logit_bias": {"2": 100}, "n_predict": 3}), json!(true), |_, answer| {
+                answer["stop_type"] == "limit"
+            })
+        }
+        (INFILL, "seed") => case(json!(77), |before, answer| before["content"] != answer["content"]),
+        (INFILL, "priority") => case(json!(5), |before, answer| before["content"] == answer["content"]),
+        (INFILL, "return_tokens") => case(json!(true), |_, answer| answer["tokens"].as_array().unwrap().len() == 8),
+        (INFILL, "response_fields") => {
+            case(json!(["timings/predicted_n"]), |_, answer| answer["timings/predicted_n"] == 8)
+        }
         (_, "model") => case(json!(MODEL), |_, answer| answer["error"].is_null()),
         (_, "stream") => None, // sent by `stream`, in tests of its own: the answer is no JSON
         (_, "stream_options") => None,
@@ -200,6 +236,10 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
         }),
         (TEXT, "echo") => case(json!(true), |_, answer| {
             answer["choices"][0]["text"].as_str().unwrap().starts_with("Once upon a time")
+        }),
+        (TEXT, "suffix") => case(json!(" and so it was."), |before, answer| {
+            answer["usage"]["prompt_tokens"].as_u64() > before["usage"]["prompt_tokens"].as_u64()
+                && before["choices"] != answer["choices"]
         }),
         (TEXT, "prompt") => {
             case(json!("Another beginning of a tale"), |before, answer| before["choices"] != answer["choices"])
@@ -326,7 +366,7 @@ async fn the_document_is_served_and_its_paths_are_routes() {
 
 #[tokio::test]
 async fn every_field_of_every_route_is_applied_reported_or_refused_by_name() {
-    let app = app();
+    let app = super::infill::app_with_marks();
     let routes = routes();
     let mut all: BTreeSet<&str> = FOREIGN.into();
     all.extend(routes.iter().flat_map(|route| route.known.iter().copied().flatten()).map(|field| field.name));
@@ -372,7 +412,7 @@ async fn every_field_of_every_route_is_applied_reported_or_refused_by_name() {
             body[name] = Value::Null;
             let (status, _, answer) = post(&app, path, &body).await;
             let is_needed = (*path == MESSAGES && *name == "max_tokens")
-                || ["messages", "tokens", "prompt", "input"].contains(name);
+                || ["messages", "tokens", "prompt", "input", "input_prefix", "input_suffix"].contains(name);
             if !FOREIGN.contains(name) && !is_needed {
                 assert!(status == StatusCode::OK || answer["error"]["param"] != *name, "{path} {name}: null: {answer}");
             }
@@ -382,7 +422,7 @@ async fn every_field_of_every_route_is_applied_reported_or_refused_by_name() {
 
 #[tokio::test]
 async fn a_field_of_the_wrong_type_or_range_is_named() {
-    let app = app();
+    let app = super::infill::app_with_marks();
     for Route { path, known, body } in routes() {
         for field in known.iter().copied().flatten().filter(|field| matches!(field.rule, Rule::Applied)) {
             let mut wrong = vec![json!({"a": {"b": [1]}}), json!([[null]]), json!(1e300), json!("\u{0}x")];
@@ -393,6 +433,10 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
                 "instructions",
                 "content",
                 "stop",
+                "suffix",
+                "input_prefix",
+                "input_suffix",
+                "response_fields",
                 "user",
                 "cache_salt",
                 "reasoning_effort",

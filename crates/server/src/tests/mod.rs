@@ -7,6 +7,7 @@ mod errors;
 mod fields;
 mod forced_calls;
 mod generation;
+mod infill;
 mod listen;
 mod load;
 mod models;
@@ -175,6 +176,7 @@ const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
 const RESPONSES: &str = "/v1/responses";
 const EMBED: &str = "/v1/embeddings";
+const INFILL: &str = "/infill";
 
 fn hello() -> Value {
     json!({"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 8, "seed": 3})
