@@ -19,6 +19,8 @@ const DRY_SEQUENCE_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 pub(crate) struct GenerationOptions {
     pub(crate) max_tokens: Option<usize>,
     pub(crate) stop: Vec<String>,
+    /// Tokens that end the text besides the model's own.
+    pub(crate) end_ids: Vec<u32>,
     pub(crate) ignore_eos: bool,
     pub(crate) seed: u64,
     sampling: SamplingParams,
@@ -29,13 +31,14 @@ impl GenerationOptions {
     pub(crate) fn new(model: &Model, args: &SamplingArgs) -> Result<Self> {
         let seed = args.seed.unwrap_or_else(server::random_seed);
         let sampling = SamplingParams { seed, ..sampling_params(model, args)? };
-        Ok(Self { max_tokens: None, stop: Vec::new(), ignore_eos: false, seed, sampling })
+        Ok(Self { max_tokens: None, stop: Vec::new(), end_ids: Vec::new(), ignore_eos: false, seed, sampling })
     }
 
     /// The likeliest token each time, whatever the model's defaults are.
     fn greedy(max_tokens: usize) -> Self {
         let sampling = SamplingParams::greedy();
-        Self { max_tokens: Some(max_tokens), stop: Vec::new(), ignore_eos: true, seed: sampling.seed, sampling }
+        let (max_tokens, seed) = (Some(max_tokens), sampling.seed);
+        Self { max_tokens, stop: Vec::new(), end_ids: Vec::new(), ignore_eos: true, seed, sampling }
     }
 }
 
@@ -175,6 +178,7 @@ impl Model {
             Request::new(prompt_ids.clone(), SamplingParams { seed: options.seed, ..options.sampling.clone() });
         request.max_tokens = options.max_tokens;
         request.ignore_eos = options.ignore_eos;
+        request.stop_token_ids.clone_from(&options.end_ids);
         let mut stop_strings = StopStrings::new(&options.stop)?;
         let mut generation = Generation {
             text: String::new(),

@@ -19,7 +19,7 @@ use tensor::{Tensor, WeightFormat};
 use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use tokenizer::{
-    FimIds, GgufVocabulary, LoadOptions, ParseSpecial, Prompt, SideFiles, Texts, Tokenizer, TokenizerError,
+    FimIds, FimTexts, GgufVocabulary, LoadOptions, ParseSpecial, Prompt, SideFiles, Texts, Tokenizer, TokenizerError,
 };
 
 use crate::load_bar::LoadBar;
@@ -1108,6 +1108,20 @@ impl Model {
     /// The ids of a text to continue, with what the model expects before one.
     pub(crate) fn encode_raw(&self, text: &str, special: ParseSpecial) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode_after_prefix(text, special)?)
+    }
+
+    /// The ids that ask for the text between two others, and those that end it.
+    pub(crate) fn encode_gap(&self, before: &str, behind: &str) -> Result<(Vec<u32>, Vec<u32>)> {
+        let Some(markers) = self.tokenizer.fim() else {
+            bail!(
+                "--suffix asks for the text of a gap, and the vocabulary of `{}` has no tokens that mark one",
+                self.name
+            );
+        };
+        // The letters of a mark in a file are letters.
+        let encode = |text: &str| self.tokenizer.encode(text, ParseSpecial::No);
+        let texts = FimTexts { prefix: &encode(before)?, suffix: &encode(behind)?, ..FimTexts::default() };
+        Ok((markers.prompt(self.tokenizer.prefix_ids(), &texts), markers.ids().collect()))
     }
 
     /// The ids of a conversation that the model is to answer, through its chat template.

@@ -49,6 +49,11 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     raw: bool,
 
+    /// Write the text between the prompt and this text, with a model that was trained to fill in the middle; no chat
+    /// template
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["interactive", "system", "think", "no_parse_special"])]
+    suffix: Option<String>,
+
     /// With --raw: take the texts of special tokens (such as <|im_end|>) as text, not as those tokens
     #[arg(long, requires = "raw")]
     no_parse_special: bool,
@@ -94,6 +99,8 @@ enum OutputFormat {
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let (model_name, positional_prompt) = split_positionals(args)?;
     let prompt = read_prompt(args, positional_prompt)?;
+    // A gap may be at the beginning.
+    let prompt = prompt.or_else(|| args.suffix.is_some().then(String::new));
     let interactive = args.interactive || (prompt.is_none() && std::io::stdin().is_terminal());
     if interactive && args.output_format != OutputFormat::Text {
         bail!("a conversation is text: --output-format goes with a prompt (-p, -f or standard input)");
@@ -113,7 +120,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         return repl::run(&mut model, options, args.system.as_deref(), args.think, prompt);
     }
     let prompt = prompt.unwrap_or_default();
-    let prompt_ids = if args.raw {
+    let prompt_ids = if let Some(suffix) = &args.suffix {
+        let (ids, ends) = model.encode_gap(&prompt, suffix)?;
+        if !args.ignore_eos {
+            options.end_ids = ends;
+        }
+        ids
+    } else if args.raw {
         if args.system.is_some() {
             bail!("--system needs the chat template: leave out --raw, or put the text into the prompt");
         }

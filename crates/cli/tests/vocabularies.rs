@@ -1,4 +1,5 @@
 //! Models whose vocabulary is not in `tokenizer.json`: they run, and become GGUF files and folders that give the same text.
+//! What a vocabulary says of the texts around a prompt: where they end, and which tokens mark a gap in one.
 
 use std::fs;
 use std::path::Path;
@@ -117,8 +118,8 @@ fn sentence_pieces_file_runs() {
     runs_everywhere(&source, "tokenizer.model");
 }
 
-/// A vector is one of the whole text: where the file says that texts end with EOS, EOS is part of it. A text that is continued
-/// does not end.
+/// A vector is one of the whole text: where the file says that texts end with EOS, EOS is part of it. A text that is
+/// continued does not end.
 #[test]
 fn a_gguf_that_ends_its_texts_with_eos_embeds_them_so() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -157,4 +158,39 @@ fn a_gguf_that_ends_its_texts_with_eos_embeds_them_so() {
     assert_eq!(embed("plain", json!(text)), (as_given, ids.len()));
     let continued = server.post("/v1/completions", &json!({"model": "ending", "prompt": text, "max_tokens": 1}));
     assert_eq!(continued["usage"]["prompt_tokens"], ids.len());
+}
+
+#[test]
+fn a_text_is_written_between_two_others_where_the_vocabulary_marks_a_gap() {
+    let mut json = builtin("tokenizer.json");
+    let unmarked = json.clone();
+    // Three tokens that the texts below do not need become marks; the model was not trained with them, and says
+    // anything.
+    let names = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
+    for (id, name) in (4093..).zip(names) {
+        let token = json!({"id": id, "content": name, "special": false, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false});
+        json["added_tokens"].as_array_mut().expect("a list").push(token);
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = |tokenizer: &Value| {
+        let config = builtin("tokenizer_config.json").to_string().into_bytes();
+        [("tokenizer.json", tokenizer.to_string().into_bytes()), ("tokenizer_config.json", config)]
+    };
+    let coder = model(&folder.path().join("coder"), &files(&json));
+    let ids = |args: &[&str]| -> Vec<u64> {
+        let args = [&["--temp", "0", "-n", "2", "--output-format", "json"], args].concat();
+        let answer: Value = serde_json::from_str(&run(&args)).expect("JSON");
+        answer["prompt_token_ids"].as_array().expect("ids").iter().filter_map(Value::as_u64).collect()
+    };
+    let (before, behind) = ("The moon", " was out.");
+    let [before_ids, behind_ids] = [before, behind].map(|text| ids(&[&coder, "--raw", "-p", text]));
+    let expected = [&[4093][..], &before_ids, &[4094], &behind_ids, &[4095]].concat();
+    assert_eq!(ids(&[&coder, "-p", before, "--suffix", behind]), expected);
+    assert_eq!(ids(&[&coder, "--raw", "-p", before, "--suffix", behind]), expected);
+    assert_eq!(ids(&[&coder, "--suffix", behind])[..2], [4093, 4094]);
+    let plain = model(&folder.path().join("plain"), &files(&unmarked));
+    let refused = process::output(&["run", &plain, "-p", before, "--suffix", behind]);
+    let message = process::text(&refused.stderr);
+    assert!(!refused.status.success() && message.contains("--suffix") && message.contains("no tokens"), "{message}");
 }
