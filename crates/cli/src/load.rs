@@ -1119,8 +1119,9 @@ impl Model {
             );
         };
         // The letters of a mark in a file are letters.
-        let encode = |text: &str| self.tokenizer.encode(text, ParseSpecial::No);
-        let texts = FimTexts { prefix: &encode(before)?, suffix: &encode(behind)?, ..FimTexts::default() };
+        let before = self.tokenizer.encode(before, ParseSpecial::No)?;
+        let behind = self.tokenizer.encode_inside(behind, ParseSpecial::No, &Bounds::NONE)?;
+        let texts = FimTexts { prefix: &before, suffix: &behind, ..FimTexts::default() };
         Ok((markers.prompt(self.tokenizer.prefix_ids(), &texts), markers.ids().collect()))
     }
 

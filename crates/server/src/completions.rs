@@ -17,7 +17,7 @@ use crate::fields::{Field, Fields, applied, only};
 use crate::generation::{self, Format, Plan, prepared, random_id, unix_time};
 use crate::grammar;
 use crate::logprobs::TextLogprobs;
-use crate::prompts::{self, Prompt};
+use crate::prompts::{self, Gap, Prompt};
 use crate::sampling::{self, PROMPTS_MAX, Settings};
 use crate::security::KeyNumber;
 

@@ -162,10 +162,13 @@ fn prepare(mut body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, V
         let message = "this model's vocabulary has no tokens that mark a gap, so it fills none";
         return Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "no_infill", message));
     };
-    let encode = |text: &str| serving.tokenizer.encode(text, ParseSpecial::No);
+    // What is too long is cut.
+    let bounds = abandoned::bounds(usize::MAX);
+    let encode = |text: &str| serving.tokenizer.encode_within(text, ParseSpecial::No, Around::Nothing, &bounds);
     let prefix = encode(&string("input_prefix", fields.required("input_prefix")?)?)?;
-    let suffix = encode(&string("input_suffix", fields.required("input_suffix")?)?)?;
-    let begun = encode(&fields.string("prompt")?.unwrap_or_default())?;
+    let inside = |text: &str| serving.tokenizer.encode_inside(text, ParseSpecial::No, &bounds);
+    let suffix = inside(&string("input_suffix", fields.required("input_suffix")?)?)?;
+    let begun = inside(&fields.string("prompt")?.unwrap_or_default())?;
     let files = files(&mut fields, serving, markers)?;
     let max_tokens = match (fields.has("n_predict"), fields.has("max_tokens")) {
         (true, true) => return Err(ApiError::invalid("max_tokens", "`max_tokens` is another name of `n_predict`")),
@@ -278,7 +281,8 @@ fn files(fields: &mut Fields, serving: &Serving, markers: &FimMarkers) -> Result
         return Ok(Files::default());
     }
     let encode = |mark: Option<u32>, text: &str| {
-        let ids = serving.tokenizer.encode(text, ParseSpecial::No)?;
+        let bounds = abandoned::bounds(usize::MAX);
+        let ids = serving.tokenizer.encode_within(text, ParseSpecial::No, Around::Nothing, &bounds)?;
         Ok::<_, ApiError>(mark.into_iter().chain(ids).collect::<Vec<u32>>())
     };
     let marked = |mark: Option<u32>, name: &str| match mark {

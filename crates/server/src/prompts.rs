@@ -50,7 +50,11 @@ pub(crate) fn take(
     let around = if adds_special && gap.is_none() { around } else { Around::Nothing };
     let tokenizer = &serving.tokenizer;
     let gap = match gap {
-        Some(Gap { markers, suffix }) => Some((markers, tokenizer.encode(suffix, parse_special)?)),
+        Some(Gap { markers, suffix }) => {
+            let bounds = abandoned::bounds(serving.engine.config().context_len);
+            let ids = tokenizer.encode_inside(suffix, parse_special, &bounds);
+            Some((markers, ids.map_err(|error| too_long(error, "suffix", "suffix", serving))?))
+        }
         None => None,
     };
     let ask = |prefix: Vec<u32>| match &gap {

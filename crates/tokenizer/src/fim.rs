@@ -5,7 +5,10 @@
 //! the three marks are always of one family, so that a vocabulary which has parts of two is never asked in a mixed
 //! form.
 
-use crate::tokenizer::Tokenizer;
+use crate::bounds::Bounds;
+use crate::error::TokenizerError;
+use crate::stream_decode::Leading;
+use crate::tokenizer::{Around, ParseSpecial, Tokenizer};
 use crate::vocabulary::Kind;
 
 /// Ids of these tokens as a file's metadata names them; each may be missing.
@@ -192,6 +195,30 @@ impl Tokenizer {
     #[must_use]
     pub fn fim(&self) -> Option<&FimMarkers> {
         self.fim.as_ref()
+    }
+
+    /// The ids of a text that goes on in the middle of another: without the space that SentencePiece puts before each
+    /// text, and that a model for gaps was not trained to see behind one.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_within`].
+    pub fn encode_inside(
+        &self,
+        text: &str,
+        special: ParseSpecial,
+        bounds: &Bounds<'_>,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        /// Merges with nothing: what comes behind it is the text's own. CodeLlama's and Codestral's makers use it, too.
+        const GUARD: &str = "☺";
+        let encode = |text: &str| self.encode_within(text, special, Around::Nothing, bounds);
+        if matches!(self.decode_rule.leading, Leading::Strip { count: 0, .. }) {
+            return encode(text);
+        }
+        let guarded = encode(&format!("{GUARD}{text}"))?;
+        match guarded.strip_prefix(&*self.encode(GUARD, ParseSpecial::No)?) {
+            Some(inside) => Ok(inside.to_vec()),
+            None => encode(text),
+        }
     }
 
     /// Takes the markers, and lets those end a text that do.

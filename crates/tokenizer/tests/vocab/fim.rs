@@ -120,6 +120,36 @@ fn no_text_becomes_a_mark() {
     }
 }
 
+/// SentencePiece's space before a text is before the first text only: what stands behind a gap goes on from one.
+#[test]
+fn what_goes_on_has_no_space_of_its_own() {
+    let (space, letter) = (FIRST - 2, FIRST - 1);
+    let pieces = from_gguf(&[], 1, FimIds::default());
+    let whole = pieces.encode("a a", ParseSpecial::No).expect("covered");
+    let inside = pieces.encode_inside("a a", ParseSpecial::No, &Bounds::NONE).expect("covered");
+    assert_eq!(whole, [space, letter, space, letter]);
+    assert_eq!(inside, whole[1..]);
+    assert_eq!(pieces.encode_inside(" a", ParseSpecial::No, &Bounds::NONE).expect("covered"), [space, letter]);
+    assert!(pieces.encode_inside("", ParseSpecial::No, &Bounds::NONE).expect("covered").is_empty());
+    let marked = from_gguf(&["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], 3, FimIds::default());
+    let parsed = marked.encode_inside("<|fim_suffix|>a", ParseSpecial::Yes, &Bounds::NONE).expect("covered");
+    assert_eq!((parsed[0], parsed.last()), (FIRST + 1, Some(&letter)));
+    // Byte-level vocabularies add none.
+    let bytes = load(&byte_level_json(&["☺a"], json!({})));
+    for text in ["a", " a", "a\n    b)", ""] {
+        let whole = bytes.encode(text, ParseSpecial::No).expect("covered");
+        let inside = bytes.encode_inside(text, ParseSpecial::No, &Bounds::NONE).expect("covered");
+        assert_eq!(inside, whole, "{text}");
+    }
+    let Some(path) = test_data("vocab/ggml-vocab-llama-spm.gguf") else { return };
+    let llama = Tokenizer::from_gguf(read_gguf_vocabulary(&path)).expect("published");
+    let text = "def add(a, b):\n    return a + b";
+    let inside = llama.encode_inside(text, ParseSpecial::No, &Bounds::NONE).expect("covered");
+    assert_eq!(llama.id_to_token(inside[0]), Some("def"));
+    let whole = llama.encode(text, ParseSpecial::No).expect("covered");
+    assert_eq!((llama.id_to_token(whole[0]), &whole[1..]), (Some("▁def"), &inside[1..]));
+}
+
 #[test]
 fn starcoders_published_vocabulary_marks_gaps_and_others_do_not() {
     for (file, found) in [("starcoder", Some((1, 3, Some(2)))), ("gpt-2", None), ("llama-spm", None), ("phi-3", None)] {
