@@ -164,6 +164,34 @@ async fn a_prompt_is_echoed_and_scored_as_lm_eval_wants_it() {
     }
 }
 
+/// Without log-probabilities, too: of each prompt as the request has it, once, and in front of each of its completions.
+#[tokio::test]
+async fn an_echoed_prompt_stands_once_before_each_completion() {
+    let app = app();
+    let prompts = ["Once upon a time", "<|im_start|>The moon"];
+    let body = json!({"prompt": prompts, "max_tokens": 6, "seed": 9, "n": 2, "temperature": 1});
+    let plain = texts(&ok(&app, TEXT, &body).await);
+    let expected: Vec<String> =
+        plain.iter().enumerate().map(|(index, text)| format!("{}{text}", prompts[index / 2])).collect();
+    let mut echoed = body.clone();
+    echoed["echo"] = json!(true);
+    let answer = ok(&app, TEXT, &echoed).await;
+    assert_eq!(texts(&answer), expected);
+    assert!(answer["choices"].as_array().unwrap().iter().all(|choice| choice["logprobs"].is_null()), "{answer}");
+    let streamed: Vec<String> =
+        joined(&stream(&app, TEXT, &echoed).await, 4).into_iter().map(|choice| choice.0).collect();
+    assert_eq!(streamed, expected);
+    // Nothing but the prompt, where nothing is to be generated; a stream says it once, too.
+    echoed["max_tokens"] = json!(0);
+    let alone = ok(&app, TEXT, &echoed).await;
+    let prompt_of = |index: usize| prompts[index / 2].to_owned();
+    assert_eq!(texts(&alone), (0..4).map(prompt_of).collect::<Vec<_>>());
+    assert_eq!(alone["usage"]["completion_tokens"], 0);
+    let streamed: Vec<String> =
+        joined(&stream(&app, TEXT, &echoed).await, 4).into_iter().map(|choice| choice.0).collect();
+    assert_eq!(streamed, texts(&alone));
+}
+
 #[tokio::test]
 async fn lm_evals_one_token_is_the_last_entry_even_where_it_ends_the_text() {
     let app = app();
