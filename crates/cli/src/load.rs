@@ -19,7 +19,8 @@ use tensor::{Tensor, WeightFormat};
 use time::OffsetDateTime;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use tokenizer::{
-    FimIds, FimTexts, GgufVocabulary, LoadOptions, ParseSpecial, Prompt, SideFiles, Texts, Tokenizer, TokenizerError,
+    Bounds, FimIds, FimTexts, GgufVocabulary, LoadOptions, ParseSpecial, Prompt, SideFiles, Texts, Tokenizer,
+    TokenizerError,
 };
 
 use crate::load_bar::LoadBar;

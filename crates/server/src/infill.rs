@@ -14,9 +14,10 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use engine::SamplerStep;
 use serde_json::{Map, Value, json};
-use tokenizer::{FimMarkers, FimTexts, ParseSpecial};
+use tokenizer::{Around, FimMarkers, FimTexts, ParseSpecial};
 use tokio::time::timeout;
 
+use crate::abandoned;
 use crate::app::{App, Serving};
 use crate::choice::{Delta, Finish};
 use crate::error::{ApiError, json_response};
@@ -103,7 +104,8 @@ pub(crate) async fn infill(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let (serving, (mut plan, prompt, mut filling), notes) = prepared(&app, key, request, prepare).await?;
+    let (serving, (mut plan, prompt, mut filling), notes, memory) = prepared(&app, key, request, prepare).await?;
+    plan.memory = Some(memory);
     notes.report(&mut plan.settings.labels);
     let mut job = Job::start(&app, serving, vec![prompt], plan).await?;
     if !job.is_stream() {
@@ -218,6 +220,7 @@ fn prepare(mut body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, V
         prompt_logprobs: (max_tokens == Some(0)).then_some(0),
         prompt_field: "input_prefix",
         max_tokens_field: "n_predict",
+        memory: None,
     };
     Ok((plan, prompt, filling))
 }

@@ -96,6 +96,7 @@ fn app(options: Options) -> App {
         defaults: SamplingParams::default(),
         tokenizer: Arc::new(tokenizer),
         template_fault: None,
+        has_head: true,
         chat_template: Some(ChatTemplate::new(template["chat_template"].as_str().unwrap()).unwrap()),
         pooling: None,
         normalize: None,

@@ -129,7 +129,7 @@ fn texts(bytes: usize) -> Vec<(&'static str, String)> {
 
 #[test]
 fn encoding_takes_at_most_16_bytes_for_each_byte_of_text() {
-    let len = 512 << 10;
+    let len = 192 << 10;
     for (name, tokenizer) in tokenizers() {
         assert_eq!(tokenizer.memory_per_byte(), 16, "{name}");
         for (kind, text) in texts(len) {

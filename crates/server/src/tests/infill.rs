@@ -164,7 +164,7 @@ async fn a_suffix_is_refused_where_nothing_marks_a_gap() {
         (json!({"echo": true}), "echo"),
         (json!({"suffix": 5}), "suffix"),
         (json!({"prompt": vec![7; 300]}), "prompt"),
-        (json!({"suffix": "far ".repeat(300)}), "prompt"),
+        (json!({"suffix": "far ".repeat(300)}), "suffix"),
     ] {
         let (status, _, answer) = post(&model.app, TEXT, &with(&body, change)).await;
         assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{answer}");

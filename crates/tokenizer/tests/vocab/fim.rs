@@ -1,7 +1,7 @@
 //! Fill in the middle: which tokens mark a gap in each family's vocabulary, and the ids of the prompt that asks for it.
 
 use serde_json::json;
-use tokenizer::{FimIds, FimMarkers, FimTexts, ParseSpecial, Tokenizer};
+use tokenizer::{Bounds, FimIds, FimMarkers, FimTexts, ParseSpecial, Tokenizer};
 
 use crate::common::{added, byte_level_json, load, read_gguf_vocabulary, sentence_piece_vocabulary, test_data};
 
