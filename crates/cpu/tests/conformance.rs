@@ -11,7 +11,7 @@ fn backend(isa: IsaLevel, threads: usize) -> CpuBackend {
 #[test]
 fn every_instruction_set_conforms() {
     let backends: Vec<_> = Isa::available().into_iter().map(|isa| backend(isa.level(), 1)).collect();
-    conformance::run(&backends.iter().map(|backend| backend as &dyn Backend).collect::<Vec<_>>());
+    conformance::run(&backends.iter().map(|backend| backend as &(dyn Backend + Sync)).collect::<Vec<_>>());
 }
 
 /// Ops one by one are the same on a team as on one thread (`determinism.rs`); whole models are run on both.

@@ -16,6 +16,8 @@ pub mod parity;
 mod trial;
 
 use std::fmt;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use plan::{KvLayout, Op};
 use tensor::WeightFormat;
@@ -157,26 +159,40 @@ impl Case {
 ///
 /// # Panics
 /// When a case fails, with all faults.
-pub fn run(backends: &[&dyn Backend]) {
+pub fn run(backends: &[&(dyn Backend + Sync)]) {
     Part::ALL.into_iter().for_each(|part| run_part(backends, part));
 }
 
-/// Runs one part; panics as [`run`].
-pub fn run_part(backends: &[&dyn Backend], part: Part) {
-    let mut cases = cases(&backends[0].claims(), false);
-    cases.retain(|case| case.part == part);
-    assert!(!cases.is_empty(), "{part}: the claims leave nothing to run");
-    let mut faults = Vec::new();
-    for case in &cases {
-        for (backend, outcomes) in backends.iter().zip(case.run(backends)) {
-            let device = &backend.device().description;
-            for Outcome { ops, fault, .. } in outcomes {
-                let of = |fault| format!("{device}: {case} as [{}]: {fault}", ops.join(" "));
-                faults.extend(fault.map(of));
+/// Runs one part, on all processors; panics as [`run`].
+pub fn run_part(backends: &[&(dyn Backend + Sync)], part: Part) {
+    let claims = backends[0].claims();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    // Each thread has the list, and takes the next case of it.
+    let next = AtomicUsize::new(0);
+    let run_cases = || {
+        let mut cases = cases(&claims, false);
+        cases.retain(|case| case.part == part);
+        let backends: Vec<&dyn Backend> = backends.iter().map(|&backend| backend as &dyn Backend).collect();
+        let mut faults = Vec::new();
+        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            for (backend, outcomes) in backends.iter().zip(case.run(&backends)) {
+                let device = &backend.device().description;
+                for Outcome { ops, fault, .. } in outcomes {
+                    let of = |fault| format!("{device}: {case} as [{}]: {fault}", ops.join(" "));
+                    faults.extend(fault.map(of));
+                }
             }
         }
-    }
-    assert!(faults.is_empty(), "{part}: {} faults in {} cases:\n{}", faults.len(), cases.len(), faults.join("\n"));
+        (cases.len(), faults)
+    };
+    let done: Vec<(usize, Vec<String>)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(run_cases)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let num_cases = done[0].0;
+    assert_ne!(num_cases, 0, "{part}: the claims leave nothing to run");
+    let faults: Vec<String> = done.into_iter().flat_map(|(_, faults)| faults).collect();
+    assert!(faults.is_empty(), "{part}: {} faults in {num_cases} cases:\n{}", faults.len(), faults.join("\n"));
 }
 
 /// Tokens of the cache that cases run in, whatever its block length.
