@@ -346,6 +346,8 @@ pub(crate) struct Model {
     pub(crate) engine: Engine,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) chat_template: Option<ChatTemplate>,
+    /// The template of conversations with tools, if the model's files have one for them.
+    pub(crate) tool_template: Option<ChatTemplate>,
     /// Why the template in the model's files cannot be used, if it cannot.
     pub(crate) template_fault: Option<String>,
     /// Whether it generates, and does not only make vectors of texts.
@@ -624,7 +626,7 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
         sizes.watch.stage(LoadStage::Vocabulary);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
-    let Loaded { executable, device, vocab_size, room, given, chat_template, template_fault } =
+    let Loaded { executable, device, vocab_size, room, given, chat_template, tool_template, template_fault } =
         rest.with_context(in_model)?;
     let DeviceInfo { name: device_name, description: device, .. } = device;
     let mut tokenizer = tokenizer.with_context(in_model)?;
@@ -657,6 +659,7 @@ pub(crate) fn load_with(name: Option<&str>, args: &ModelArgs, sizes: &EngineSize
         engine,
         tokenizer: Arc::new(tokenizer),
         chat_template,
+        tool_template,
         template_fault,
     })
 }
@@ -672,6 +675,7 @@ struct Loaded {
     room: Room,
     given: Given,
     chat_template: Option<ChatTemplate>,
+    tool_template: Option<ChatTemplate>,
     template_fault: Option<String>,
 }
 
@@ -694,7 +698,12 @@ fn load_all_but_tokenizer(checkpoint: &mut Checkpoint, args: &ModelArgs, sizes: 
             (None, error.source().map(ToString::to_string))
         }
     };
-    Ok(Loaded { executable, device, vocab_size, room, given, chat_template, template_fault })
+    let tool_template = match args.chat_template {
+        // It is for all conversations.
+        Some(_) => None,
+        None => load_tool_template(checkpoint),
+    };
+    Ok(Loaded { executable, device, vocab_size, room, given, chat_template, tool_template, template_fault })
 }
 
 /// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].
@@ -1072,6 +1081,20 @@ fn load_chat_template(checkpoint: &Checkpoint, file: Option<&Path>) -> Result<Op
         tracing::info!("{warning}");
     }
     Ok(Some(template))
+}
+
+/// The template that the model has for conversations with tools (`tool_use`, as transformers names it). One that cannot be
+/// used is reported, and the other is used for them.
+fn load_tool_template(checkpoint: &Checkpoint) -> Option<ChatTemplate> {
+    let named = &checkpoint.chat_templates.named;
+    let (_, source) = named.iter().find(|(name, _)| name == "tool_use")?;
+    match ChatTemplate::new(source) {
+        Ok(template) => Some(template),
+        Err(error) => {
+            note(&format!("the model's template for tools (`tool_use`) cannot be used: {error}"));
+            None
+        }
+    }
 }
 
 /// What `--kv-type` says, or exact where the weights are, and half precision otherwise.

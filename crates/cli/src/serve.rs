@@ -276,6 +276,7 @@ fn load_into(app: &App, args: &ServeArgs, model: Option<&str>, name: &str, neigh
         defaults,
         tokenizer: model.tokenizer,
         chat_template: model.chat_template,
+        tool_template: model.tool_template,
         template_fault: model.template_fault,
         has_head: model.has_head,
         pooling: model.embedding.pooling,

@@ -335,7 +335,7 @@ fn thinking(
         "adaptive" => return Ok(None),
         other => return Err(wrong("thinking.type", &json!(other), "enabled, disabled or adaptive")),
     };
-    let dialect = &serving.dialect;
+    let dialect = serving.dialect(false);
     if dialect.switches_thinking {
         chat.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": enabled}));
     } else if enabled != dialect.thinks {

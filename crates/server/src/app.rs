@@ -41,6 +41,8 @@ pub struct ServedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// How a conversation is written, if the model holds any.
     pub chat_template: Option<ChatTemplate>,
+    /// The template of conversations with tools, if the model has one for them (`tool_use`).
+    pub tool_template: Option<ChatTemplate>,
     /// Why the template that the model has cannot be used, if it has such a one.
     pub template_fault: Option<String>,
     /// Whether it generates, and does not only make vectors of texts.
@@ -63,6 +65,8 @@ pub(crate) struct Serving {
     pub(crate) defaults: SamplingParams,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) chat_template: Option<ChatTemplate>,
+    /// The template of conversations with tools, and how the model writes with it, where these are others.
+    tool_use: Option<(ChatTemplate, Dialect)>,
     /// Why the template that the model has cannot be used, if it has such a one.
     pub(crate) template_fault: Option<String>,
     /// Whether it generates.
@@ -75,7 +79,7 @@ pub(crate) struct Serving {
     pub(crate) hidden_size: Option<usize>,
     pub(crate) grammars: Grammars,
     /// How the model writes reasoning and calls of tools.
-    pub(crate) dialect: Dialect,
+    dialect: Dialect,
     /// The tokens that mark a gap, if the model has them.
     pub(crate) fim: Option<FimMarkers>,
     /// Whether tools are described in words where the template shows none.
@@ -90,10 +94,22 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
+    /// The template of a conversation, with tools or without: as in transformers, one named `tool_use` is for those with.
+    pub(crate) fn template(&self, with_tools: bool) -> Option<&ChatTemplate> {
+        let own = self.tool_use.as_ref().filter(|_| with_tools).map(|(template, _)| template);
+        own.or(self.chat_template.as_ref())
+    }
+
+    /// How the model writes in a conversation, with tools or without.
+    pub(crate) fn dialect(&self, with_tools: bool) -> &Dialect {
+        let own = self.tool_use.as_ref().filter(|_| with_tools).map(|(_, dialect)| dialect);
+        own.unwrap_or(&self.dialect)
+    }
+
     /// How tools are shown to the model, and its calls read.
     pub(crate) fn tool_form(&self) -> ToolForm {
-        let shows = self.chat_template.as_ref().is_some_and(ChatTemplate::supports_tools);
-        match self.dialect.tools.filter(|_| shows) {
+        let shows = self.template(true).is_some_and(ChatTemplate::supports_tools);
+        match self.dialect(true).tools.filter(|_| shows) {
             Some(syntax) => ToolForm::Own(syntax),
             None if self.generic_tools && self.chat_template.is_some() => ToolForm::Generic,
             None => ToolForm::None,
@@ -215,6 +231,7 @@ impl App {
             defaults,
             tokenizer,
             chat_template,
+            tool_template,
             template_fault,
             has_head,
             pooling,
@@ -229,8 +246,16 @@ impl App {
         // A vocabulary may have more tokens than the model has logits, and a prompt none of those.
         let fim = tokenizer.fim().copied().filter(|fim| fim.ids().all(|id| (id as usize) < vocab_size));
         let engine = EngineHandle::start(engine, self.inner.options.step_time_max)?;
-        let dialect = chat_template.as_ref().map_or_else(Dialect::default, Dialect::of).with_vocabulary(&tokenizer);
-        let grammars = Grammars::new(dialect.controls(&tokenizer));
+        let dialect_of = |template: &ChatTemplate| Dialect::of(template).with_vocabulary(&tokenizer);
+        let none = || Dialect::default().with_vocabulary(&tokenizer);
+        let dialect = chat_template.as_ref().map_or_else(none, dialect_of);
+        let tool_use = tool_template.map(|template| {
+            let dialect = dialect_of(&template);
+            (template, dialect)
+        });
+        let mut controls = dialect.controls(&tokenizer);
+        controls.extend(tool_use.iter().flat_map(|(_, dialect)| dialect.controls(&tokenizer)));
+        let grammars = Grammars::new(controls);
         let serving = Serving {
             name,
             device,
@@ -238,6 +263,7 @@ impl App {
             defaults,
             tokenizer,
             chat_template,
+            tool_use,
             template_fault,
             has_head,
             engine,

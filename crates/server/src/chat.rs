@@ -73,11 +73,13 @@ pub(crate) struct Conversation {
 impl Conversation {
     /// Takes the fields of a conversation.
     pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Self, ApiError> {
-        let template = template_of(serving)?;
+        let tools = tools::take(fields, serving)?;
+        let template = template_of(serving, !tools.is_empty())?;
+        let dialect = serving.dialect(!tools.is_empty());
         let can = template.capabilities();
         let form = serving.tool_form();
         let shows_calls = form != ToolForm::None || (can.tool_calls && can.tool_results);
-        let messages = messages::check(fields.required("messages")?, can, &serving.dialect, shows_calls)?;
+        let messages = messages::check(fields.required("messages")?, can, dialect, shows_calls)?;
         let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(name) = extra.keys().find(|name| FIXED.contains(&name.as_str())) {
             let message = format!("`{name}` is what the request's other fields say");
@@ -91,7 +93,7 @@ impl Conversation {
             reads
         });
         if let Some(effort) = fields.string("reasoning_effort")? {
-            if serving.dialect.takes_effort {
+            if dialect.takes_effort {
                 extra.insert("reasoning_effort".to_owned(), effort.into());
             } else {
                 ignore("reasoning_effort");
@@ -102,8 +104,12 @@ impl Conversation {
         if continues {
             check_continued(&messages, add_generation_prompt)?;
         }
-        let tools = tools::take(fields, serving)?;
         Ok(Self { messages, tools, extra, add_generation_prompt, continues })
+    }
+
+    /// Whether tools are offered.
+    fn has_tools(&self) -> bool {
+        !self.tools.is_empty()
     }
 
     /// The conversation as the template is given it: without tools where these are told in words.
@@ -111,13 +117,14 @@ impl Conversation {
         let says_tools = |message: &Value| message["role"] == "tool" || !message["tool_calls"].is_null();
         let is_generic = serving.tool_form() == ToolForm::Generic
             && (!self.tools.is_empty() || self.messages.iter().any(says_tools));
-        let system = serving.chat_template.as_ref().is_some_and(|template| template.capabilities().system);
+        let (template, dialect) = (serving.template(self.has_tools()), serving.dialect(self.has_tools()));
+        let system = template.is_some_and(|template| template.capabilities().system);
         let (mut messages, tools): (Cow<'_, [Value]>, &[Value]) = match is_generic {
             true => (generic_tools::in_words(self.messages.clone(), &self.tools, system).into(), &[]),
             false => (Cow::Borrowed(&self.messages), &self.tools),
         };
-        if messages::repeats(&messages, &serving.dialect) {
-            messages = messages::in_turns(messages.into_owned(), &serving.dialect).into();
+        if messages::repeats(&messages, dialect) {
+            messages = messages::in_turns(messages.into_owned(), dialect).into();
         }
         if let Some(last) = self.continues.then(|| messages.to_mut().last_mut()).flatten() {
             last["content"] = format!("{}{GOES_ON}", messages::text_of(&last["content"])).into();
@@ -138,7 +145,8 @@ impl Conversation {
             extra: self.extra.clone(),
             ..RenderInput::new(&messages, now())
         };
-        let rendered = Prompt::render(template_of(serving)?, &input, tokenizer, serving.special_in_messages);
+        let rendered =
+            Prompt::render(template_of(serving, self.has_tools())?, &input, tokenizer, serving.special_in_messages);
         let mut prompt = rendered.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
         if self.continues {
             prompt.truncate(continued(prompt.text(), &self.given())?);
@@ -155,7 +163,7 @@ impl Conversation {
     fn reader(&self, prompt: &str, serving: &Serving) -> (Reasoning, ReplyReader) {
         let syntax = serving.tool_form().syntax().filter(|_| !self.tools.is_empty());
         let reader = |reasoning| ReplyReader::new(reasoning, syntax, tools::functions(&self.tools));
-        let reasoning = serving.dialect.reasoning(prompt);
+        let reasoning = serving.dialect(self.has_tools()).reasoning(prompt);
         let given = if self.continues { self.given() } else { String::new() };
         if given.trim().is_empty() {
             return (reasoning, reader(reasoning));
@@ -210,8 +218,8 @@ fn continued(text: &str, said: &str) -> Result<usize, ApiError> {
     Ok(if ends_in_space { text[..end].trim_end().len() } else { end })
 }
 
-fn template_of(serving: &Serving) -> Result<&ChatTemplate, ApiError> {
-    serving.chat_template.as_ref().ok_or_else(|| {
+fn template_of(serving: &Serving, with_tools: bool) -> Result<&ChatTemplate, ApiError> {
+    serving.template(with_tools).ok_or_else(|| {
         let why = match &serving.template_fault {
             Some(fault) => format!("this model's chat template cannot be used ({fault})"),
             None => "this model has no chat template".to_owned(),

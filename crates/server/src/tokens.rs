@@ -239,9 +239,11 @@ pub(crate) async fn tokenizer_info(State(app): State<App>, uri: Uri) -> Result<R
     let eos: Vec<_> = tokenizer.eos_ids().iter().map(|&id| token(Some(id))).collect();
     let capabilities = serving.chat_template.as_ref().map(|template| {
         let can = template.capabilities();
+        let with_tools = serving.template(true).unwrap_or(template).capabilities();
         json!({
-            "system": can.system, "tools": can.tools, "tool_calls": can.tool_calls,
-            "parallel_tool_calls": can.parallel_tool_calls, "tool_results": can.tool_results, "thinking": can.thinking,
+            "system": can.system, "tools": with_tools.tools, "tool_calls": with_tools.tool_calls,
+            "parallel_tool_calls": with_tools.parallel_tool_calls, "tool_results": with_tools.tool_results,
+            "thinking": can.thinking,
         })
     });
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));

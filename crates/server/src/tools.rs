@@ -336,7 +336,7 @@ pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Vec<Value>,
             Some(kind) if kind != "function" => ignore(at),
             _ => {
                 let mut tool = check(&at, tool)?;
-                if serving.dialect.needs_description && tool["function"]["description"].is_null() {
+                if serving.dialect(true).needs_description && tool["function"]["description"].is_null() {
                     tool["function"]["description"] = "".into();
                 }
                 taken.push(tool);

@@ -97,6 +97,7 @@ fn app(options: Options) -> App {
         tokenizer: Arc::new(tokenizer),
         template_fault: None,
         has_head: true,
+        tool_template: None,
         chat_template: Some(ChatTemplate::new(template["chat_template"].as_str().unwrap()).unwrap()),
         pooling: None,
         normalize: None,

@@ -82,6 +82,7 @@ fn served(config: EngineConfig, faults: Option<Faults>, template: ChatTemplate) 
         template_fault: None,
         has_head: true,
         chat_template: Some(template),
+        tool_template: None,
         pooling: None,
         normalize: None,
         engine: Engine::new(Box::new(executable), config).unwrap(),

@@ -677,3 +677,24 @@ fn with_tokens(mut body: Value, max_tokens: usize) -> Value {
     body["max_tokens"] = max_tokens.into();
     body
 }
+
+/// A model with two templates is shown tools by the one that is named for them, and its calls are read as that one writes
+/// them.
+#[tokio::test]
+async fn a_template_for_tools_is_for_conversations_with_tools() {
+    const PLAIN: &str = "{% for m in messages %}plain {{ m.role }}: {{ m.content }}\n{% endfor %}";
+    let app = loading(Options { generic_tools: false, ..Options::default() });
+    let model = served(config(), None, ChatTemplate::new(PLAIN).unwrap());
+    app.ready(ServedModel { tool_template: Some(ChatTemplate::new(HERMES).unwrap()), ..model }).unwrap();
+    let messages = json!([{"role": "user", "content": "weather?"}]);
+    let prompt = async |body: Value| ok(&app, "/apply-template", &body).await["prompt"].as_str().unwrap().to_owned();
+    assert_eq!(prompt(json!({"messages": messages})).await, "plain user: weather?\n");
+    let with_tools = prompt(json!({"messages": messages, "tools": weather()})).await;
+    assert!(with_tools.starts_with("Tools: ") && !with_tools.contains("plain"), "{with_tools}");
+    // An empty list offers nothing.
+    assert!(prompt(json!({"messages": messages, "tools": []})).await.starts_with("plain"));
+    let body =
+        json!({"messages": messages, "tools": weather(), "tool_choice": "required", "max_tokens": 200, "seed": 1});
+    let answer = ok(&app, "/v1/chat/completions", &body).await;
+    assert_eq!(answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "get_weather", "{answer}");
+}
