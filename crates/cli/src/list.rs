@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -17,6 +17,10 @@ pub(crate) struct ListArgs {
     /// How to print them
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = ListFormat::Text)]
     output_format: ListFormat,
+
+    /// Read every file, and report those that a disk or another program has changed
+    #[arg(long, conflicts_with = "output_format")]
+    verify: bool,
 }
 
 /// How `list` prints.
@@ -31,6 +35,9 @@ enum ListFormat {
 /// Runs `hotmetal list`.
 pub(crate) fn list(args: &ListArgs) -> Result<()> {
     let cache = Cache::new(&Settings::from_env()?.cache);
+    if args.verify {
+        return verify(&cache);
+    }
     let repos = cache.repos()?;
     if args.output_format == ListFormat::Json {
         let rows: Vec<Value> = repos.iter().flat_map(json_rows).collect();
@@ -46,6 +53,32 @@ pub(crate) fn list(args: &ListArgs) -> Result<()> {
         return Ok(());
     }
     output::stdout(&table(["MODEL", "REVISION", "SIZE", "FORMAT", "LAST USED"].map(str::to_owned), &rows))?;
+    Ok(())
+}
+
+/// Reports each file that does not have the content that its name in the cache promises.
+fn verify(cache: &Cache) -> Result<()> {
+    let (mut sound, mut damaged, mut unknown) = (0_usize, 0_usize, 0_usize);
+    cache.verify(|repo, file, result| match result {
+        Ok(Some(true)) => sound += 1,
+        Ok(None) => {
+            unknown += 1;
+            output::note(&format!("{repo}: {}: not checked, because the hub gave no checksum of it", file.name));
+        }
+        Ok(Some(false)) => {
+            damaged += 1;
+            let blob = file.content.display();
+            output::note(&format!("{repo}: {}: damaged; remove `{blob}`, and pull the model again", file.name));
+        }
+        Err(error) => {
+            damaged += 1;
+            output::note(&format!("{repo}: {}: cannot be read: {error}", file.name));
+        }
+    })?;
+    if damaged > 0 {
+        bail!("{damaged} of {} files are damaged", sound + damaged + unknown);
+    }
+    output::stdout(&format!("{sound} files are as they were published\n"))?;
     Ok(())
 }
 

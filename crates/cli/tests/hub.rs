@@ -133,6 +133,24 @@ fn the_header_of_a_large_gguf_file_is_looked_at_first() {
 }
 
 #[test]
+fn a_file_that_was_changed_in_the_cache_is_found() {
+    let server = Server::start(checkpoint(), |_| Act::Serve);
+    let home = Home::new(&server);
+    home.run(&["pull", "org/repo"]).succeeded();
+    let sound = home.run(&["list", "--verify"]).succeeded();
+    assert_eq!(sound.stdout, "5 files are as they were published\n");
+    for name in ["config.json", "model-00002-of-00002.safetensors"] {
+        let path = home.snapshot().join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[3] ^= 1;
+        fs::write(&path, bytes).unwrap();
+    }
+    let named =
+        ["org/repo: config.json: damaged", "model-00002-of-00002.safetensors: damaged", "2 of 5 files are damaged"];
+    home.run(&["list", "--verify"]).failed(&named);
+}
+
+#[test]
 fn connections_cut_at_random_bytes_are_resumed_where_they_ended() {
     let file = weights("m-Q8_0.gguf", 1_000_000);
     let size = file.bytes.len();

@@ -81,6 +81,23 @@ impl Cache {
         Ok(repos)
     }
 
+    /// Reads every file of every model, and tells `found` of each whether it has the content that its name promises: nothing
+    /// of one whose name is no checksum.
+    pub(crate) fn verify(
+        &self,
+        mut found: impl FnMut(&RepoId, &CachedFile, std::io::Result<Option<bool>>),
+    ) -> Result<(), HubError> {
+        for repo in self.repos()? {
+            let mut seen = std::collections::BTreeSet::new();
+            for file in repo.revisions.iter().flat_map(|revision| &revision.files) {
+                if seen.insert(&file.content) {
+                    found(&repo.id, file, store::is_sound(&file.content));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Removes a repository, one revision of it, or the files that `model` names in every revision, and the blobs that
     /// nothing shows any more. Returns the bytes freed.
     pub(crate) fn remove(&self, model: &ModelRef, revision: Option<&str>) -> Result<u64, HubError> {
@@ -311,7 +328,7 @@ impl CachedRevision {
 pub(crate) struct CachedFile {
     pub(crate) name: String,
     /// Where its bytes are, links followed.
-    pub(super) content: PathBuf,
+    pub(crate) content: PathBuf,
     pub(crate) size: u64,
     pub(crate) last_used: Option<SystemTime>,
 }

@@ -160,19 +160,36 @@ fn fill(
 /// The checksum of the kind that the etag is: SHA-256 of files in large-file storage, git's blob SHA-1 of others.
 /// `None` if it is of neither kind.
 fn checksum(part: &mut dyn DiskFile, file: &RemoteFile) -> io::Result<Option<String>> {
-    let is_hex = file.etag.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     part.rewind()?;
-    match file.etag.len() {
-        64 if is_hex => hash(Sha256::new(), part).map(Some),
-        40 if is_hex => hash(Sha1::new_with_prefix(format!("blob {}\0", file.size)), part).map(Some),
+    checksum_as(&file.etag, file.size, &mut |buffer| part.read(buffer))
+}
+
+/// Whether a blob has the content that its name, a checksum, promises. `None` if its name is no checksum.
+pub(super) fn is_sound(blob: &Path) -> io::Result<Option<bool>> {
+    let Some(etag) = blob.file_name().and_then(|name| name.to_str()) else { return Ok(None) };
+    let mut file = File::open(blob)?;
+    let size = file.metadata()?.len();
+    Ok(checksum_as(etag, size, &mut |buffer| file.read(buffer))?.map(|found| found == etag))
+}
+
+/// The checksum of what `read` gives, of the kind that `etag` is. `None` if it is of no kind.
+fn checksum_as(
+    etag: &str,
+    size: u64,
+    read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
+) -> io::Result<Option<String>> {
+    let is_hex = etag.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    match etag.len() {
+        64 if is_hex => hash(Sha256::new(), read).map(Some),
+        40 if is_hex => hash(Sha1::new_with_prefix(format!("blob {size}\0")), read).map(Some),
         _ => Ok(None),
     }
 }
 
-fn hash<D: Digest>(mut digest: D, part: &mut dyn DiskFile) -> io::Result<String> {
+fn hash<D: Digest>(mut digest: D, read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<String> {
     let mut buffer = vec![0; 1 << 18];
     loop {
-        match part.read(&mut buffer) {
+        match read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => digest.update(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
