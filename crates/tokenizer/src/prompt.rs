@@ -147,18 +147,13 @@ struct Marks<'a> {
 impl<'a> Marks<'a> {
     /// Marks for a conversation, where some text in it has a special token or ends with the beginning of one.
     fn needed(input: &RenderInput<'_>, tokenizer: &'a Tokenizer) -> Result<Option<Self>, TemplateError> {
-        let (mut any, mut private) = (false, HashSet::new());
-        let mut look = |text: &str, writer| {
-            private.extend(text.chars().filter(|&c| is_private(c)));
-            any = any || !places(text, writer, tokenizer).is_empty();
-        };
-        input.messages.iter().for_each(|message| each_text(message, Writer::of(message), &mut look));
-        let others = [input.tools, input.documents].into_iter().flatten().flatten().chain(input.extra.values());
-        others.for_each(|root| each_text(root, Writer::Anyone, &mut look));
-        input.extra.keys().for_each(|name| look(name, Writer::Anyone));
-        if !any {
+        let mut is_needed = false;
+        each_text_of(input, &mut |text, writer| is_needed = is_needed || !places(text, writer, tokenizer).is_empty());
+        if !is_needed {
             return Ok(None);
         }
+        let mut private = HashSet::new();
+        each_text_of(input, &mut |text, _| private.extend(text.chars().filter(|&c| is_private(c))));
         let begins: BTreeSet<char> = tokenizer.special_begins().collect();
         let unused = PRIVATE_USE.into_iter().flatten().filter_map(char::from_u32).filter(|c| !private.contains(c));
         let count = begins.len();
@@ -226,8 +221,7 @@ impl<'a> Marks<'a> {
 /// Where `text` has the text of a special token, and where its end may be the beginning of one, which the next text would
 /// end.
 fn places(text: &str, writer: Writer, tokenizer: &Tokenizer) -> Vec<Range<usize>> {
-    // What cannot be searched is marked wholly.
-    let mut places = tokenizer.special_in(text).unwrap_or_else(|_| std::iter::once(0..text.len()).collect());
+    let mut places: Vec<Range<usize>> = tokenizer.special_in(text).collect();
     let end = places.last().map_or(0, |place| place.end);
     if writer == Writer::Assistant {
         places.retain(|place| !THOUGHT.contains(&&text[place.clone()]));
@@ -240,6 +234,14 @@ fn places(text: &str, writer: Writer, tokenizer: &Tokenizer) -> Vec<Range<usize>
 
 fn is_private(c: char) -> bool {
     PRIVATE_USE.iter().any(|plane| plane.contains(&u32::from(c)))
+}
+
+/// Calls `look` with each text and name in a conversation, and who wrote it.
+fn each_text_of(input: &RenderInput<'_>, look: &mut dyn FnMut(&str, Writer)) {
+    input.messages.iter().for_each(|message| each_text(message, Writer::of(message), look));
+    let others = [input.tools, input.documents].into_iter().flatten().flatten().chain(input.extra.values());
+    others.for_each(|root| each_text(root, Writer::Anyone, look));
+    input.extra.keys().for_each(|name| look(name, Writer::Anyone));
 }
 
 /// Calls `look` with each text and name in a value. The template has refused values that nest too deeply.

@@ -165,6 +165,11 @@ impl Search {
         let builder = DoubleArrayAhoCorasickBuilder::new().match_kind(MatchKind::LeftmostLongest);
         Ok(Self(Some(builder.build_with_values(patterns).map_err(|error| error.to_string())?)))
     }
+
+    /// Where the texts stand in `text`, from left to right: bytes.
+    pub(crate) fn places(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
+        self.0.iter().flat_map(move |search| search.leftmost_find_iter(text)).map(|hit| hit.start()..hit.end())
+    }
 }
 
 /// Calls `found` with the added tokens in `text` and the ranges between them: the library's `find_matches`, without lists.

@@ -171,12 +171,11 @@ pub(crate) struct AddedTokens {
     plain: AddedVocabulary,
     /// Those that are special, found in text as it is: for splitting segments.
     special: AddedVocabulary,
-    /// The same, found wherever their text stands, whatever is beside it.
-    bare: AddedVocabulary,
     special_search: Search,
-    bare_search: Search,
     /// The texts of those that are special, sorted.
     special_texts: Vec<String>,
+    /// Bytes of the longest of them.
+    special_bytes_max: usize,
 }
 
 impl AddedTokens {
@@ -190,24 +189,19 @@ impl AddedTokens {
         all.add_tokens(tokens.iter().map(|(_, token)| token.clone()), &ids, normalizer)?;
         let mut plain = all.clone();
         plain.set_encode_special_tokens(true);
-        let special_tokens = || {
-            let special = tokens.iter().filter(|(_, token)| token.special);
-            special.map(|(_, token)| token.clone().normalized(false))
-        };
         let mut special = AddedVocabulary::new();
-        special.add_tokens(special_tokens(), &ids, None::<&NormalizerWrapper>)?;
-        let mut bare = AddedVocabulary::new();
-        let alone = |token: AddedToken| token.single_word(false).lstrip(false).rstrip(false);
-        bare.add_tokens(special_tokens().map(alone), &ids, None::<&NormalizerWrapper>)?;
-        let mut special_texts: Vec<String> =
-            special_tokens().map(|token| token.content).filter(|text| !text.is_empty()).collect();
+        let special_tokens = tokens.into_iter().filter(|(_, token)| token.special);
+        special.add_tokens(
+            special_tokens.map(|(_, token)| token.normalized(false)),
+            &ids,
+            None::<&NormalizerWrapper>,
+        )?;
+        let texts = || special.get_added_tokens_decoder().iter().map(|(&id, token)| (token.content.clone(), id));
+        let special_search = Search::new(texts().collect())?;
+        let mut special_texts: Vec<String> = texts().map(|(text, _)| text).collect();
         special_texts.sort_unstable();
-        let search = |added: &AddedVocabulary| {
-            let tokens = added.get_added_tokens_decoder().iter();
-            Search::new(tokens.map(|(&id, token)| (token.content.clone(), id)).collect())
-        };
-        let (special_search, bare_search) = (search(&special)?, search(&bare)?);
-        Ok(Self { all, plain, special, bare, special_search, bare_search, special_texts })
+        let special_bytes_max = special_texts.iter().map(String::len).max().unwrap_or(0);
+        Ok(Self { all, plain, special, special_search, special_texts, special_bytes_max })
     }
 
     /// Calls `found` with the special tokens in `text` and the ranges between them.
@@ -421,29 +415,15 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Where `text` has the text of a special token, from left to right: bytes.
-    ///
-    /// # Errors
-    /// Failures of the library.
-    pub fn special_in(&self, text: &str) -> Result<Vec<Range<usize>>, TokenizerError> {
-        // Most texts have none, and this is a hundred times faster.
-        if !self.special_begins().any(|first| text.contains(first)) {
-            return Ok(Vec::new());
-        }
-        let mut found = Vec::new();
-        for_each_token(&self.added.bare_search, &self.added.bare, text, true, &Bounds::NONE, |range, token| {
-            found.extend(token.map(|_| range));
-            Ok(())
-        })?;
-        Ok(found)
+    /// Where `text` has the text of a special token, whatever stands beside it, from left to right: bytes.
+    pub(crate) fn special_in(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
+        self.added.special_search.places(text)
     }
 
     /// Where the end of `text` may be the beginning of a special token's text, of which more would have to follow: the
     /// first such byte.
-    #[must_use]
-    pub fn special_begun_in(&self, text: &str) -> Option<usize> {
-        let texts = &self.added.special_texts;
-        let longest = texts.iter().map(String::len).max().unwrap_or(0);
+    pub(crate) fn special_begun_in(&self, text: &str) -> Option<usize> {
+        let (texts, longest) = (&self.added.special_texts, self.added.special_bytes_max);
         let ends = text.char_indices().rev().take_while(|(at, _)| text.len() - at < longest);
         let begins = ends.map(|(at, _)| at).filter(|&at| {
             let end = &text[at..];
@@ -455,7 +435,7 @@ impl Tokenizer {
     }
 
     /// The characters that special tokens begin with, each once or several times.
-    pub fn special_begins(&self) -> impl Iterator<Item = char> + '_ {
+    pub(crate) fn special_begins(&self) -> impl Iterator<Item = char> + '_ {
         let mut before = None;
         let firsts = self.added.special_texts.iter().filter_map(|text| text.chars().next());
         firsts.filter(move |&first| before.replace(first) != Some(first))
