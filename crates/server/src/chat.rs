@@ -51,7 +51,7 @@ pub(crate) const FIELDS: &[Field] = &[
     only("echo", |value| value == false, "it belongs to /v1/completions"),
 ];
 
-const KNOWN: &[&[Field]] = &[sampling::FIELDS, grammar::FIELDS, tools::FIELDS, PROMPT_FIELDS, FIELDS];
+const KNOWN: &[&[Field]] = &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, tools::FIELDS, PROMPT_FIELDS, FIELDS];
 
 /// Variables of a template that a conversation gives it anyway.
 const FIXED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
@@ -115,8 +115,8 @@ impl Conversation {
     /// The conversation as the template is given it: without tools where these are told in words.
     fn shown(&self, serving: &Serving) -> (Cow<'_, [Value]>, &[Value]) {
         let says_tools = |message: &Value| message["role"] == "tool" || !message["tool_calls"].is_null();
-        let is_generic = serving.tool_form() == ToolForm::Generic
-            && (!self.tools.is_empty() || self.messages.iter().any(says_tools));
+        let is_generic =
+            serving.tool_form() == ToolForm::Generic && (self.has_tools() || self.messages.iter().any(says_tools));
         let (template, dialect) = (serving.template(self.has_tools()), serving.dialect(self.has_tools()));
         let system = template.is_some_and(|template| template.capabilities().system);
         let (mut messages, tools): (Cow<'_, [Value]>, &[Value]) = match is_generic {
@@ -161,7 +161,7 @@ impl Conversation {
 
     /// How the answer to this prompt begins, and its reader.
     fn reader(&self, prompt: &str, serving: &Serving) -> (Reasoning, ReplyReader) {
-        let syntax = serving.tool_form().syntax().filter(|_| !self.tools.is_empty());
+        let syntax = serving.tool_form().syntax().filter(|_| self.has_tools());
         let reader = |reasoning| ReplyReader::new(reasoning, syntax, tools::functions(&self.tools));
         let reasoning = serving.dialect(self.has_tools()).reasoning(prompt);
         let given = if self.continues { self.given() } else { String::new() };
@@ -301,7 +301,7 @@ pub(crate) fn prepare_within(
     let wants_logprobs = settings.sampling.logprobs.is_some();
     settings.sampling.check(serving.engine.config().vocab_size)?;
     let prompt = conversation.render(serving)?;
-    let syntax = serving.tool_form().syntax().filter(|_| !conversation.tools.is_empty());
+    let syntax = serving.tool_form().syntax().filter(|_| conversation.has_tools());
     let (reasoning, reader) = conversation.reader(prompt.text(), serving);
     if (choice.is_forced() || answer.is_some()) && conversation.continues && reasoning == Reasoning::Channels {
         let message = "this model writes a call as a message of its own, and not in one that goes on";

@@ -36,7 +36,7 @@ pub(crate) const FIELDS: &[Field] = &[
     only("prompt_logprobs", |_| false, "`echo` with `logprobs` gives them"),
 ];
 
-const KNOWN: &[&[Field]] = &[sampling::FIELDS, grammar::FIELDS, FIELDS];
+const KNOWN: &[&[Field]] = &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, FIELDS];
 
 /// Continues prompts.
 pub(crate) async fn completions(

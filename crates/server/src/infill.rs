@@ -23,7 +23,7 @@ use crate::choice::{Delta, Finish};
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied, hint, ignore, only, string, wrong};
 use crate::generation::{Event, Job, Plan, prepared};
-use crate::sampling::{Settings, describe};
+use crate::sampling::{self, Settings, describe};
 use crate::security::KeyNumber;
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
 
@@ -38,10 +38,8 @@ const FILE_NAME: &str = "filename";
 /// plugins names it.
 const INFILL_SAMPLER: &str = "infill";
 
-/// Fields of this route.
+/// Fields of this route alone.
 pub(crate) const FIELDS: &[Field] = &[
-    applied("model"),
-    applied("stream"),
     applied("input_prefix"),
     applied("input_suffix"),
     applied("input_extra"),
@@ -50,34 +48,8 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("max_tokens"),
     applied("n_indent"),
     applied("t_max_predict_ms"),
-    applied("stop"),
-    applied("ignore_eos"),
-    applied("seed"),
-    applied("temperature"),
-    applied("top_p"),
-    applied("top_k"),
-    applied("min_p"),
-    applied("typical_p"),
-    applied("presence_penalty"),
-    applied("frequency_penalty"),
-    applied("repeat_penalty"),
-    applied("repeat_last_n"),
-    applied("dry_multiplier"),
-    applied("dry_base"),
-    applied("dry_allowed_length"),
-    applied("dry_penalty_last_n"),
-    applied("dry_sequence_breakers"),
-    applied("xtc_probability"),
-    applied("xtc_threshold"),
-    applied("samplers"),
-    applied("logit_bias"),
     applied("return_tokens"),
     applied("response_fields"),
-    applied("priority"),
-    applied("cache_salt"),
-    applied("user"),
-    applied("metadata"),
-    hint("cache_prompt", "the prefix cache serves all; `cache_salt` keeps a prompt apart"),
     hint("n_cache_reuse", "the prefix cache serves all"),
     hint("id_slot", "any place in the batch serves any request"),
     hint("n_keep", "a text ends where the context does, and nothing is shifted out of it"),
@@ -96,7 +68,7 @@ pub(crate) const FIELDS: &[Field] = &[
     only("grammar", |value| value == "", "/v1/completions takes `structured_outputs`"),
 ];
 
-const KNOWN: &[&[Field]] = &[FIELDS];
+const KNOWN: &[&[Field]] = &[sampling::COMMON, FIELDS];
 
 /// Fills a gap.
 pub(crate) async fn infill(
@@ -479,7 +451,7 @@ impl Filling {
         let Some(names) = &self.response_fields else { return answer };
         let field = |name: &String| Some((name.clone(), at_path(&answer, name)?.clone()));
         let mut selected: Map<String, Value> = names.iter().filter_map(field).collect();
-        // What was done is said, whatever else is wanted.
+        // Every answer says what was used and what was ignored, so a client cannot leave it out.
         selected.insert("x_hotmetal".to_owned(), answer["x_hotmetal"].clone());
         selected.into()
     }

@@ -33,7 +33,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     BodyRoute {
         path: "/v1/chat/completions",
         summary: "Answer a conversation",
-        known: &[sampling::FIELDS, grammar::FIELDS, tools::FIELDS, chat::PROMPT_FIELDS, chat::FIELDS],
+        known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, tools::FIELDS, chat::PROMPT_FIELDS, chat::FIELDS],
         required: &["messages"],
         answer: "ChatCompletion",
         streams: true,
@@ -41,7 +41,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     BodyRoute {
         path: "/v1/completions",
         summary: "Continue texts or token ids, echo or score them",
-        known: &[sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
+        known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
         required: &["prompt"],
         answer: "Completion",
         streams: true,
@@ -49,7 +49,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     BodyRoute {
         path: "/infill",
         summary: "Fill a gap in a text, in llama.cpp's form",
-        known: &[infill::FIELDS],
+        known: &[sampling::COMMON, infill::FIELDS],
         required: &["input_prefix", "input_suffix"],
         answer: "Infill",
         streams: true,

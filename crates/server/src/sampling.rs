@@ -20,18 +20,12 @@ const LABEL_BYTES_MAX: usize = 4096;
 /// What `top_p`: 0 is taken for.
 const TOP_P_LEAST: f32 = 1e-6;
 
-/// Fields of all generating routes.
-pub(crate) const FIELDS: &[Field] = &[
+/// Fields of all generating routes, those of llama.cpp's own among them.
+pub(crate) const COMMON: &[Field] = &[
     applied("model"),
     applied("stream"),
-    applied("stream_options"),
-    applied("n"),
     applied("stop"),
-    applied("stop_token_ids"),
     applied("ignore_eos"),
-    applied("include_stop_str_in_output"),
-    applied("skip_special_tokens"),
-    applied("return_token_ids"),
     applied("seed"),
     applied("temperature"),
     applied("top_p"),
@@ -40,7 +34,6 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("typical_p"),
     applied("presence_penalty"),
     applied("frequency_penalty"),
-    applied("repetition_penalty"),
     applied("repeat_penalty"),
     applied("repeat_last_n"),
     applied("dry_multiplier"),
@@ -56,6 +49,18 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("cache_salt"),
     applied("user"),
     applied("metadata"),
+    hint("cache_prompt", "the prefix cache serves all; `cache_salt` keeps a prompt apart"),
+];
+
+/// Fields of the generating routes of OpenAI's interface, besides.
+pub(crate) const FIELDS: &[Field] = &[
+    applied("stream_options"),
+    applied("n"),
+    applied("stop_token_ids"),
+    applied("include_stop_str_in_output"),
+    applied("skip_special_tokens"),
+    applied("return_token_ids"),
+    applied("repetition_penalty"),
     only("best_of", |value| value == 1, "each text is sampled once and none is thrown away"),
     hint("store", "nothing is stored here"),
     hint("service_tier", "there is one tier"),
@@ -65,7 +70,6 @@ pub(crate) const FIELDS: &[Field] = &[
     hint("client_metadata", "nothing is kept"),
     hint("include", "answers hold all that there is"),
     only("use_beam_search", |value| value == false, "texts are sampled"),
-    hint("cache_prompt", "the prefix cache serves all; `cache_salt` keeps a prompt apart"),
     only("min_tokens", |value| value == 0, "a text ends where the model ends it; `ignore_eos` goes on"),
     only("length_penalty", |value| value == 1 || value == 1.0, "it belongs to beam search"),
     only("truncate_prompt_tokens", |_| false, "a prompt is never cut; send what fits"),

@@ -22,12 +22,19 @@ fn routes() -> Vec<Route> {
     vec![
         Route {
             path: CHAT,
-            known: vec![sampling::FIELDS, grammar::FIELDS, tools::FIELDS, chat::PROMPT_FIELDS, chat::FIELDS],
+            known: vec![
+                sampling::COMMON,
+                sampling::FIELDS,
+                grammar::FIELDS,
+                tools::FIELDS,
+                chat::PROMPT_FIELDS,
+                chat::FIELDS,
+            ],
             body: hello(),
         },
         Route {
             path: TEXT,
-            known: vec![sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
+            known: vec![sampling::COMMON, sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
             body: json!({"prompt": "Once upon a time", "max_tokens": 8, "seed": 3}),
         },
         Route {
@@ -43,7 +50,7 @@ fn routes() -> Vec<Route> {
         },
         Route {
             path: INFILL,
-            known: vec![infill::FIELDS],
+            known: vec![sampling::COMMON, infill::FIELDS],
             body: json!({"input_prefix": "Once upon a time", "input_suffix": " and so", "n_predict": 8, "seed": 3}),
         },
         Route { path: EMBED, known: vec![embeddings::FIELDS], body: json!({"input": "Once upon a time"}) },
