@@ -26,6 +26,9 @@ impl Scaling {
     }
 }
 
+/// The field of config.json, or of the parameters in it, that has the trained context.
+const ORIGINAL: &str = "original_max_position_embeddings";
+
 /// Flags of the rotary embedding.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub(crate) struct RopeArgs {
@@ -114,30 +117,29 @@ impl RopeArgs {
         if let Some(flag) = of_yarn.filter(|_| kind != Scaling::Yarn) {
             bail!("{flag} is of --rope-scaling yarn, and this is `{}`", kind.name());
         }
-        self.rewrite(config, path, &before, kind, scale)
+        // Parameters of the same kind stay where no flag says another.
+        let parameters = if kind_before == Some(kind.name()) { before.clone() } else { Map::new() };
+        let original = before.get(ORIGINAL).and_then(Value::as_u64);
+        self.rewrite(config, path, (kind, parameters), original, scale)
     }
 
-    /// Replaces the parameters at `path`, which were `before`.
+    /// Replaces the parameters at `path` by those of `kind`, which begin as `parameters`. `original` is the trained context
+    /// that the former ones said.
     fn rewrite(
         &self,
         config: &mut Map<String, Value>,
         path: &str,
-        before: &Map<String, Value>,
-        kind: Scaling,
+        (kind, mut parameters): (Scaling, Map<String, Value>),
+        original: Option<u64>,
         scale: Option<f32>,
     ) -> Result<()> {
-        const ORIGINAL: &str = "original_max_position_embeddings";
-        let given = |value: Option<&Value>| value.and_then(Value::as_u64);
-        let original = self.yarn_orig_ctx.map(u64::from);
-        let original = original.or_else(|| given(config.get(ORIGINAL))).or_else(|| given(before.get(ORIGINAL)));
-        let Some(original) = original.or_else(|| given(config.get("max_position_embeddings"))) else {
+        let in_config = |field| config.get(field).and_then(Value::as_u64);
+        let original = self.yarn_orig_ctx.map(u64::from).or_else(|| in_config(ORIGINAL)).or(original);
+        let Some(original) = original.or_else(|| in_config("max_position_embeddings")) else {
             bail!(
                 "the model's files do not say its context: --yarn-orig-ctx N says how many tokens it was trained with"
             );
         };
-        // Parameters of the same kind stay where no flag says another.
-        let kind_before = before.get("rope_type").or_else(|| before.get("type")).and_then(Value::as_str);
-        let mut parameters = if kind_before == Some(kind.name()) { before.clone() } else { Map::new() };
         if let Some(theta) = config.get(path).and_then(|now| now.get("rope_theta")) {
             parameters.insert("rope_theta".to_owned(), theta.clone());
         }
@@ -166,7 +168,7 @@ impl RopeArgs {
             }
             if scale.is_some() || self.yarn_attn_factor.is_some() {
                 // What scores grow by follows from the new scale.
-                let own = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+                let own = models::yarn_attention_factor(factor, 1.0);
                 let attention_factor = own * self.yarn_attn_factor.map_or(1.0, f64::from);
                 parameters.insert("attention_factor".to_owned(), json!(attention_factor));
             }

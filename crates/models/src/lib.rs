@@ -18,4 +18,4 @@ mod smollm3;
 
 pub use config::{Config, ConfigError};
 pub use registry::{ModelError, SUPPORTED, build_plan, unread};
-pub use rope::CTX_SIZE;
+pub use rope::{CTX_SIZE, yarn_attention_factor};

@@ -153,18 +153,15 @@ impl Reader<'_> {
         let factor = self.factor(original)?;
         let (beta_fast, beta_slow) = (self.or("beta_fast", 32.0)?, self.or("beta_slow", 1.0)?);
         let truncate = parameters.get("truncate").is_none() || parameters.flag("truncate")?;
-        // What the paper gives scores: √(1/t) = 0.1 · ln(factor) + 1, on queries and on keys.
-        let grown = |scale: f32| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
-        let scales = [parameters.get("mscale"), parameters.get("mscale_all_dim")].map(|value| {
-            let given = value.filter(|value| value.as_f64() != Some(0.0));
-            given.is_some()
-        });
+        let grown = |scale: f32| yarn_attention_factor(factor.into(), scale.into());
+        let scales = ["mscale", "mscale_all_dim"]
+            .map(|field| parameters.get(field).is_some_and(|value| value.as_f64() != Some(0.0)));
         let attention_factor = match parameters.get(ATTENTION_FACTOR.0) {
             Some(_) => parameters.positive(ATTENTION_FACTOR.0)?,
             None if scales == [true, true] => {
-                grown(parameters.positive("mscale")?) / grown(parameters.positive("mscale_all_dim")?)
+                (grown(parameters.positive("mscale")?) / grown(parameters.positive("mscale_all_dim")?)) as f32
             }
-            None => grown(1.0),
+            None => grown(1.0) as f32,
         };
         let original_max_position_embeddings = original as f32;
         let scaling = RopeScaling::Yarn { factor, original_max_position_embeddings, beta_fast, beta_slow, truncate };
@@ -228,6 +225,12 @@ impl Reader<'_> {
             }
         }
     }
+}
+
+/// What cosines and sines grow by under YaRN, if a model's files do not say it: the paper's √(1/t) = 0.1 · ln(factor) + 1,
+/// on queries and on keys, with the logarithm times `scale` (DeepSeek's `mscale`).
+pub fn yarn_attention_factor(factor: f64, scale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
 }
 
 /// Tokens of a context of `original` that is stretched by `factor`.

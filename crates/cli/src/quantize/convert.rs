@@ -114,7 +114,7 @@ fn rotary(writer: &mut GgufWriter, key: &dyn Fn(&str) -> String, rope: &Rope, co
             writer.metadata(&key("rope.scaling.yarn_beta_fast"), Value::F32(*beta_fast));
             writer.metadata(&key("rope.scaling.yarn_beta_slow"), Value::F32(*beta_slow));
             // The key multiplies what YaRN gives by itself.
-            let own = if *factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+            let own = models::yarn_attention_factor((*factor).into(), 1.0) as f32;
             writer.metadata(&key("rope.scaling.attn_factor"), Value::F32(rope.attention_factor / own));
         }
         RopeScaling::Factors(_) if matches!(kind, Some("longrope" | "su")) => {
