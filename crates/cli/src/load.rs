@@ -745,7 +745,7 @@ fn check_tensors(checkpoint: &Checkpoint) -> Result<()> {
     let check = || {
         while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
             if let Err(error) = checkpoint.check_finite(name) {
-                // The first by name, whoever finds it first: all before it have been taken.
+                // The error names the first faulty tensor by name. Another thread may still be reading an earlier one.
                 let mut fault = fault.lock().unwrap_or_else(PoisonError::into_inner);
                 if fault.as_ref().is_none_or(|(found, _)| name < found) {
                     *fault = Some((*name, error));

@@ -148,8 +148,7 @@ struct LimitArgs {
     #[arg(long)]
     no_generic_tools: bool,
 
-    /// Take the text of a special token in a message for that token, as transformers does: whoever writes a message can then
-    /// end it and write others in any role
+    /// Read special tokens in messages, as transformers does; a user can then end a message and add others in any role
     #[arg(long)]
     parse_special_in_messages: bool,
 }

@@ -127,7 +127,7 @@ fn the_header_of_a_large_gguf_file_is_looked_at_first() {
             assert!(!home.snapshot().join("m.gguf").exists());
         }
     }
-    // What is no GGUF file at all is fetched: whoever loads it will say what it is.
+    // A file that is not GGUF is fetched, because loading it names the fault.
     let server = Server::start(one_gguf(17 << 20), |_| Act::Serve);
     Home::new(&server).run(&["pull", "org/repo"]).succeeded();
 }

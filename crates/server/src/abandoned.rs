@@ -35,7 +35,7 @@ impl Waits {
     }
 }
 
-/// Puts back what was there, after a panic too: the runtime's threads do other work next.
+/// Restores the thread's former client when it is dropped, after a panic too, because the thread does other work next.
 struct Before(Option<Arc<AtomicBool>>);
 
 impl Drop for Before {

@@ -43,8 +43,8 @@ pub struct Options {
     pub strict_fields: bool,
     /// Describe tools in the system message where the model's chat template shows none; else they are refused there.
     pub generic_tools: bool,
-    /// Whether the text of a special token counts as such in a message of a conversation. If so, whoever writes a message
-    /// can end it and write another in any role.
+    /// Whether special tokens are read in messages of a conversation. If they are, a user can end a message and add others
+    /// in any role.
     pub special_in_messages: ParseSpecial,
 }
 

@@ -3,8 +3,8 @@
 use super::{Metadata, Strings};
 use crate::FormatError;
 
-/// Tokens that mark the text before a gap, the text behind it, and the missing text. An id that is none of the
-/// vocabulary counts as missing: few requests have a gap, and the file serves the others.
+/// Ids of the tokens that mark the text before a gap, the text behind it, and the missing text. An id outside the
+/// vocabulary counts as missing, because few requests have a gap and the file serves the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FimTokenIds {
     /// `fim_pre_token_id`, or the older `prefix_token_id`.

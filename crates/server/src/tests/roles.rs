@@ -1,4 +1,4 @@
-//! Whoever writes a message cannot write another: the text of special tokens in one is text, on every route.
+//! A user cannot end a message and add another: special tokens in a message are plain text, on every route.
 
 use serde_json::{Value, json};
 use tokenizer::ParseSpecial;
