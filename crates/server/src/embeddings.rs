@@ -107,7 +107,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
     let Some(hidden_size) = serving.hidden_size else {
         let message =
             "this model gives no hidden states here, so it makes no embeddings: its head is no projection of a norm";
-        return Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "no_embeddings", message));
+        return Err(ApiError::refused(StatusCode::BAD_REQUEST, "no_embeddings", message));
     };
     let inputs = prompts::take(&mut fields, "input", INPUTS_MAX, Around::Both, None, serving)?;
     let context_len = serving.engine.config().context_len;
@@ -133,7 +133,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
             let message = format!(
                 "this model was trained with the pooling `{other}`, which is not here; `pooling` asks for mean or last"
             );
-            return Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "no_embeddings", message));
+            return Err(ApiError::refused(StatusCode::BAD_REQUEST, "no_embeddings", message));
         }
         // What a model that was never trained for embeddings does best.
         (None, None) => (Pooling::Mean, "default"),

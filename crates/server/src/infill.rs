@@ -134,7 +134,7 @@ fn prepare(mut body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, V
     let mut settings = Settings::take(&mut fields, serving, key)?;
     let Some(markers) = &serving.fim else {
         let message = "this model's vocabulary has no tokens that mark a gap, so it fills none";
-        return Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "no_infill", message));
+        return Err(ApiError::refused(StatusCode::BAD_REQUEST, "no_infill", message));
     };
     // What is too long is cut.
     let bounds = abandoned::bounds(usize::MAX);

@@ -143,7 +143,6 @@ const ERRORS: &[(&str, &str)] = &[
     ("421", "the server does not answer under this host name"),
     ("429", "the queue is full: try again after `Retry-After`"),
     ("500", "a step failed"),
-    ("501", "this device, or this model, cannot do it"),
     ("503", "the model is being loaded, or the server is shutting down"),
     ("504", "the answer took too long"),
 ];

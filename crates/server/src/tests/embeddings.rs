@@ -78,7 +78,7 @@ async fn a_model_that_was_trained_for_it_says_how_its_vectors_are_made() {
     // One that cannot be made is not replaced by another.
     let cls = app("cls", None);
     let (status, _, answer) = post(&cls, EMBED, &json!({"input": ids})).await;
-    assert_eq!((status, &answer["error"]["code"]), (StatusCode::NOT_IMPLEMENTED, &json!("no_embeddings")));
+    assert_eq!((status, &answer["error"]["code"]), (StatusCode::BAD_REQUEST, &json!("no_embeddings")));
     assert!(answer["error"]["message"].as_str().unwrap().contains("`cls`"), "{answer}");
     ok(&cls, EMBED, &json!({"input": ids, "pooling": "last"})).await;
 }

@@ -153,7 +153,7 @@ async fn a_suffix_is_refused_where_nothing_marks_a_gap() {
     let plain = ok(&app, TEXT, &json!({"prompt": "Once", "max_tokens": 4, "seed": 1})).await;
     assert_eq!(ok(&app, TEXT, &with(&body, json!({"suffix": ""}))).await["choices"], plain["choices"]);
     let (status, _, answer) = post(&app, INFILL, &gap()).await;
-    assert_eq!((status, &answer["error"]["code"]), (StatusCode::NOT_IMPLEMENTED, &json!("no_infill")), "{answer}");
+    assert_eq!((status, &answer["error"]["code"]), (StatusCode::BAD_REQUEST, &json!("no_infill")), "{answer}");
     assert_eq!(get(&app, "/tokenizer_info").await.1["fim"], Value::Null);
 
     let model = Coder::new(&QWEN);
