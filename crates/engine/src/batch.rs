@@ -3,13 +3,14 @@
 use plan::{BlockCopy, FED, StepInput};
 
 use crate::kv_cache::KvCache;
-use crate::sequence::{Place, Sequence};
+use crate::scheduler::ServiceOrder;
+use crate::sequence::Sequence;
 
 /// Tokens of one running sequence, computed in this step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scheduled {
     /// Which it is.
-    pub(crate) place: Place,
+    pub(crate) order: ServiceOrder,
     /// Its index among the running sequences; `None` once it has ended while the step was under way.
     pub(crate) index: Option<usize>,
     /// The output of the step before that is its token, where the host does not know that yet.

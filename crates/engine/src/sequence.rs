@@ -7,26 +7,15 @@ use plan::sampling::RowSampling;
 
 use crate::kv_cache::BlockTable;
 use crate::pooling::Pooled;
-use crate::request::{Output, Request, RequestId, Usage};
+use crate::request::{Output, Request, Usage};
 use crate::sampler::{GrammarState, History, SampledToken};
+use crate::scheduler::ServiceOrder;
 use crate::{EngineConfig, FinishReason, Pooling};
-
-/// A sequence's place in the order in which sequences are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
-    /// The step of its arrival, or its caller's turn; earlier by `aging_steps` for each level of priority. As it never changes, whoever
-    /// arrives long enough after stands behind, however high its priority: nobody waits for ever.
-    pub(crate) rank: i64,
-    /// Of equals, the request that came first.
-    pub(crate) request: RequestId,
-    /// Of one request, the first completion.
-    pub(crate) completion: usize,
-}
 
 /// One completion of a request: tokens, how many of them are computed, and the blocks that hold their keys and values.
 #[derive(Debug)]
 pub(crate) struct Sequence {
-    pub(crate) place: Place,
+    pub(crate) order: ServiceOrder,
     /// The request, but for its prompt, which is at the beginning of `tokens`.
     pub(crate) request: Arc<Request>,
     /// Prompt and generated tokens.
@@ -45,20 +34,24 @@ pub(crate) struct Sequence {
     pub(crate) pooled: Pooled,
     /// Where its text is in the request's grammar.
     pub(crate) grammar: Option<Box<dyn GrammarState>>,
+    /// Whether the grammar was late: the last token's logits were there, and nobody knew which tokens may come next. That
+    /// token is computed again once it is known.
+    pub(crate) is_late: bool,
     pub(crate) finished: bool,
 }
 
 impl Sequence {
-    pub(crate) fn new(place: Place, mut request: Request) -> Self {
+    pub(crate) fn new(order: ServiceOrder, mut request: Request) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
         Self {
-            place,
+            order,
             prompt_len: tokens.len(),
             tokens,
             num_computed: 0,
             table: BlockTable::new(request.cache_domain),
             num_forks: request.num_completions - 1,
             grammar: request.grammar.as_ref().map(|grammar| grammar.start()),
+            is_late: false,
             request: Arc::new(request),
             cached_tokens: None,
             num_scored: 0,
@@ -67,10 +60,10 @@ impl Sequence {
         }
     }
 
-    /// Another completion of the same prompt, with `table` for the same blocks.
+    /// Another completion of the same prompt, with `table` for the same blocks. It begins where the grammar does.
     pub(crate) fn fork(&self, completion: usize, table: BlockTable) -> Self {
         Self {
-            place: Place { completion, ..self.place },
+            order: ServiceOrder { completion, ..self.order },
             request: Arc::clone(&self.request),
             tokens: self.tokens.clone(),
             prompt_len: self.prompt_len,
@@ -80,19 +73,20 @@ impl Sequence {
             cached_tokens: self.cached_tokens,
             num_scored: self.num_scored,
             pooled: Pooled::default(),
-            grammar: None,
+            grammar: self.request.grammar.as_ref().map(|grammar| grammar.start()),
+            is_late: false,
             finished: false,
         }
-    }
-
-    /// The request's grammar where a text begins.
-    pub(crate) fn start_grammar(&self) -> Option<Box<dyn GrammarState>> {
-        self.request.grammar.as_ref().map(|grammar| grammar.start())
     }
 
     /// Tokens that are not computed yet; the logits after the last of them give the next.
     pub(crate) fn num_pending(&self) -> usize {
         self.tokens.len() - self.num_computed
+    }
+
+    /// The grammar that steps do not wait for any more, where this sequence has such a one.
+    pub(crate) fn late_grammar(&self) -> Option<&dyn GrammarState> {
+        self.grammar.as_deref().filter(|grammar| self.is_late && !grammar.is_ready())
     }
 
     /// Whether a single token is to be computed. Until then it is in prefill, and has blocks for all its tokens.
@@ -134,7 +128,7 @@ impl Sequence {
 
     /// How a device chooses the next token, or the one after it.
     pub(crate) fn row_sampling(&self, after_next: bool) -> RowSampling {
-        self.request.sampling.of_device(self.place.completion, self.num_generated() + usize::from(after_next))
+        self.request.sampling.of_device(self.order.completion, self.num_generated() + usize::from(after_next))
     }
 
     /// Whether the next token is the last, whatever it is.
@@ -165,13 +159,13 @@ impl Sequence {
             cached_tokens: self.cached_tokens.unwrap_or(0),
             generated_tokens: self.num_generated(),
         };
-        let Place { request, completion, .. } = self.place;
+        let ServiceOrder { request, completion, .. } = self.order;
         Output { request, completion, prompt_logprobs: Vec::new(), embedding: None, token, finish, usage }
     }
 
     /// The last output of this sequence and of those that would have branched off.
     pub(crate) fn end(&self, reason: &FinishReason, outputs: &mut Vec<Output>) {
-        for completion in self.place.completion..self.place.completion + self.width() {
+        for completion in self.order.completion..self.order.completion + self.width() {
             outputs.push(Output { completion, ..self.output(None, Some(reason.clone())) });
         }
     }

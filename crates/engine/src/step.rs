@@ -1,5 +1,7 @@
 //! The engine: the one place where scheduler, backend and sampler meet.
 
+use std::time::Instant;
+
 use backend::{BackendError, Executable, num_peaks};
 use plan::StepShape;
 
@@ -9,7 +11,8 @@ use crate::error::EngineError;
 use crate::kv_cache::KvCache;
 use crate::request::{Output, Request, RequestId};
 use crate::sampler::Sampler;
-use crate::scheduler::{Made, Scheduler};
+use crate::scheduler::{Scheduler, StepResult};
+use crate::sequence::Sequence;
 
 /// Requests in, tokens out, one step at a time.
 pub struct Engine {
@@ -69,6 +72,11 @@ pub trait StepWatch {
     fn returned(&mut self);
     /// A request has left the queue, for the first time: it is part of the step that was just made.
     fn started(&mut self, _request: RequestId) {}
+    /// Until when a step waits for grammars that do not know yet what they allow; asked once a step, when the device has
+    /// returned. `None`: as long as it takes.
+    fn patience(&mut self) -> Option<Instant> {
+        None
+    }
 }
 
 /// Nobody takes the time.
@@ -162,26 +170,30 @@ impl Engine {
         outputs.clear();
         let hidden_size = self.executable.hidden_size().unwrap_or_default();
         let made = match self.submit_step(watch) {
-            None => return,
+            None => {
+                // Where all sit out, nothing else is to be done than to wait.
+                self.scheduler.late_grammar().into_iter().for_each(|grammar| grammar.wait(watch.patience()));
+                return;
+            }
             Some(Submitted::Queued) => {
                 self.run_ahead(watch);
-                watched(watch, || self.executable.collect()).map(Made::Choices)
+                watched(watch, || self.executable.collect()).map(StepResult::Choices)
             }
             Some(Submitted::Failed(error)) => Err(error),
             Some(Submitted::Replay) if self.batch.hidden => {
                 let input = self.batch.step_input(self.scheduler.running(), &self.kv, false);
                 let states = watched(watch, || self.executable.replay_hidden(input));
-                states.map(|states| Made::States(states, hidden_size))
+                states.map(|states| StepResult::States(states, hidden_size))
             }
             Some(Submitted::Replay) => {
                 let input = self.batch.step_input(self.scheduler.running(), &self.kv, false);
-                watched(watch, || self.executable.replay_with_peaks(input)).map(Made::Logits)
+                watched(watch, || self.executable.replay_with_peaks(input)).map(StepResult::Logits)
             }
         };
         let Self { scheduler, kv, batch, sampler, device_errors, .. } = self;
         device_errors.count(&made);
         let (found, expected, what) = match made {
-            Ok(Made::Logits(made)) => {
+            Ok(StepResult::Logits(made)) => {
                 let (outputs, vocab_size) = (batch.num_outputs(), scheduler.config().vocab_size);
                 match made.peaks.map(<[f32]>::len) {
                     Some(found) if found != outputs * num_peaks(vocab_size) => {
@@ -190,12 +202,12 @@ impl Engine {
                     _ => (made.values.len(), outputs * vocab_size, "logits"),
                 }
             }
-            Ok(Made::States(states, width)) => (states.len(), batch.num_outputs() * width, "states"),
-            Ok(Made::Choices(choices)) => (choices.len(), batch.num_outputs(), "tokens"),
+            Ok(StepResult::States(states, width)) => (states.len(), batch.num_outputs() * width, "states"),
+            Ok(StepResult::Choices(choices)) => (choices.len(), batch.num_outputs(), "tokens"),
             Err(_) => (0, 0, ""),
         };
         match made {
-            Ok(made) if found == expected => scheduler.commit(batch, made, sampler, kv, outputs),
+            Ok(made) if found == expected => scheduler.commit(batch, made, watch.patience(), sampler, kv, outputs),
             Ok(_) => {
                 let reason = format!("the device returned {found} {what} instead of {expected}");
                 scheduler.fail(batch, &reason, kv, outputs);
@@ -284,14 +296,16 @@ impl Engine {
     /// Ends a request and frees its blocks now. Returns the last output of each completion that had not ended; none if
     /// there is no such request any more.
     pub fn cancel(&mut self, request: RequestId) -> Vec<Output> {
-        self.scheduler.cancel(|sequence| sequence.place.request == request, &mut self.kv)
+        self.scheduler.cancel(|sequence| sequence.order.request == request, &mut self.kv)
     }
 
     /// As [`Engine::cancel`], for one completion: its text has reached a stop string, for example. One that has no
     /// token yet ends together with its siblings, by [`Engine::cancel`] only.
     pub fn cancel_completion(&mut self, request: RequestId, completion: usize) -> Option<Output> {
-        let is_it = |place: crate::sequence::Place| place.request == request && place.completion == completion;
-        let ends = |sequence: &crate::sequence::Sequence| is_it(sequence.place) && sequence.width() == 1;
+        let ends = |sequence: &Sequence| {
+            let order = sequence.order;
+            order.request == request && order.completion == completion && sequence.width() == 1
+        };
         self.scheduler.cancel(ends, &mut self.kv).pop()
     }
 

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use engine::{Grammar, GrammarState, TokenSet};
+use engine::{Grammar, GrammarState};
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
@@ -18,7 +18,8 @@ use tokenizer::Tokenizer;
 
 use crate::error::ApiError;
 use crate::fields::{self, Field, Fields, Rule, applied, clipped, hint, wrong};
-use crate::{lark, mask_watch, schema};
+use crate::masks::MaskedText;
+use crate::{lark, schema};
 
 /// Bytes of a grammar, or of a schema as JSON.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
@@ -60,6 +61,11 @@ const COMPILE_STACK_BYTES: usize = 256 << 20;
 /// The vocabulary as grammars see it, made when the first is asked for, and those that were compiled last.
 #[derive(Default)]
 pub(crate) struct Grammars {
+/// Compilations that failed in a way that is a bug, since the process began.
+pub(crate) fn num_panics() -> usize {
+    PANICS.load(Ordering::Relaxed)
+}
+
     /// Tokens that no text is written with, besides those that are special.
     controls: Vec<u32>,
     factory: OnceLock<Result<Arc<ParserFactory>, String>>,
@@ -356,7 +362,7 @@ fn compiled(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Compile
     let mut matcher = Matcher::new(Ok(parser));
     match matcher.get_error().or_else(|| matcher.grammar_warnings().into_iter().next()) {
         Some(problem) => Err(problem),
-        None => Ok(Compiled { matcher: Mutex::new(matcher), bytes }),
+        None => Ok(Compiled { matcher: Arc::new(Mutex::new(matcher)), bytes }),
     }
 }
 
@@ -489,7 +495,7 @@ fn too_long(at: &str, bytes: usize) -> ApiError {
 
 /// A grammar at the beginning of a text.
 struct Compiled {
-    matcher: Mutex<Matcher>,
+    matcher: Arc<Mutex<Matcher>>,
     bytes: usize,
 }
 
@@ -501,46 +507,9 @@ impl Debug for Compiled {
 
 impl Grammar for Compiled {
     fn start(&self) -> Box<dyn GrammarState> {
-        let matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
-        Box::new(State(matcher.into_cancellable()))
-    }
-}
-
-/// A text on its way through a grammar.
-struct State(Matcher);
-
-impl Debug for State {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        f.write_str("State(..)")
-    }
-}
-
-impl State {
-    /// Lets the matcher work, for as long as the step of all texts may wait for one.
-    fn watched<T>(&mut self, work: impl FnOnce(&mut Matcher) -> Result<T, String>) -> Result<T, String> {
-        let watched = self.0.cancellation_handle().map(mask_watch::begin);
-        let made = work(&mut self.0);
-        drop(watched);
-        if self.0.is_cancelled() {
-            return Err(mask_watch::too_complex());
-        }
-        made
-    }
-}
-
-impl GrammarState for State {
-    fn allow(&mut self, allowed: &mut TokenSet) -> Result<(), String> {
-        let mask = self.watched(|matcher| matcher.compute_mask_or_eos().map_err(|error| error.to_string()))?;
-        allowed.insert_words(mask.as_slice());
-        Ok(())
-    }
-
-    fn accept(&mut self, token_id: u32) -> Result<(), String> {
-        // Where the text could only end, the token that ends it is no part of it.
-        if self.0.is_stopped() {
-            return Ok(());
-        }
-        self.watched(|matcher| matcher.consume_token(token_id).map_err(|error| error.to_string()))
+        let matcher = Arc::clone(&self.matcher);
+        // A copy of the whole automaton, as far as it is known.
+        Box::new(MaskedText::new(move || matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
     }
 }
 

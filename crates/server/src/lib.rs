@@ -35,6 +35,7 @@ mod loading;
 mod logprobs;
 mod mask_watch;
 mod memory;
+mod masks;
 mod messages;
 mod metrics;
 mod openapi;

@@ -1,5 +1,5 @@
-//! How long one text's grammar may keep the step of all others waiting. A grammar that is ambiguous enough takes seconds to
-//! find out which tokens may come next; a thread looks on, and cancels what takes too long.
+//! How long a grammar may take to find out which tokens may come next. One that is ambiguous enough takes seconds, and keeps
+//! a thread of `masks` from others; a thread looks on, and cancels what takes too long.
 
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};

@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 
 use crate::app::{ModelPhase, Serving};
+use crate::{grammar, masks};
 
 /// Upper bounds in seconds.
 const TTFT_S: &[f64] = &[0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 40.0, 160.0];
@@ -157,6 +158,9 @@ pub(crate) fn write<'a>(
         page.single("hotmetal_connections", "gauge", "Open connections.", "", counts.connections);
         let help = "Memory that requests have taken which no engine has yet.";
         page.single("hotmetal_prepare_bytes", "gauge", help, "", prepare_bytes);
+        let help = "Grammars and their masks that failed in a way that is a bug.";
+        let panics = grammar::num_panics() + masks::num_panics();
+        page.single("hotmetal_grammar_panics_total", "counter", help, "", panics);
     }
     for (name, phase) in models {
         let name = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");

@@ -1,6 +1,7 @@
 //! Where a text has to keep to a grammar: who knows it says, before each choice, which tokens may come next.
 
 use std::fmt::Debug;
+use std::time::Instant;
 
 /// A grammar. The engine knows nothing of it but which tokens it allows.
 pub trait Grammar: Debug + Send + Sync {
@@ -8,13 +9,24 @@ pub trait Grammar: Debug + Send + Sync {
     fn start(&self) -> Box<dyn GrammarState>;
 }
 
-/// How far a text has come in its grammar. Runs on the thread that steps, between two steps: it has to be quick.
+/// How far a text has come in its grammar. To find out which tokens may come next can take longer than a step, so it may
+/// be found out on another thread, while the device computes; [`GrammarState::allow`] then says that it is not known yet.
 pub trait GrammarState: Debug + Send {
-    /// Adds all tokens that may come next to an empty `allowed`, end-of-text tokens included where the text may end.
-    fn allow(&mut self, allowed: &mut TokenSet) -> Result<(), String>;
+    /// Adds all tokens that may come next to an empty `allowed`, end-of-text tokens included where the text may end, and
+    /// returns true. Returns false, and adds none, where they are not known by `until`; with `None` it waits until they
+    /// are. An error ends the text.
+    fn allow(&mut self, allowed: &mut TokenSet, until: Option<Instant>) -> Result<bool, String>;
 
-    /// Takes the token that was chosen among them.
-    fn accept(&mut self, token_id: u32) -> Result<(), String>;
+    /// Takes the token that was chosen among them. What goes wrong with it, the next [`GrammarState::allow`] says.
+    fn accept(&mut self, token_id: u32);
+
+    /// Whether [`GrammarState::allow`] would answer at once.
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    /// Waits until [`GrammarState::is_ready`], but not beyond `until`.
+    fn wait(&self, _until: Option<Instant>) {}
 }
 
 /// A set of token ids below the size of a vocabulary.

@@ -91,7 +91,6 @@ pub struct Sampler {
     candidates: Vec<Candidate>,
     ranked: Vec<Ranked>,
     penalties: penalties::Scratch,
-    allowed: TokenSet,
 }
 
 impl Sampler {
@@ -108,25 +107,22 @@ impl Sampler {
         let id = if params.is_plain_greedy() {
             self.peaks.likeliest(logits).ok_or(Failure::NoTokenLeft)? as u32
         } else {
-            self.run_chain(logits, params, history, completion, false)?
+            self.run_chain(logits, params, history, completion, None)?
         };
         Ok(self.sampled(logits, id, params))
     }
 
-    /// As [`Sampler::sample`], from the tokens that `grammar` allows, which is then told of the choice.
+    /// As [`Sampler::sample`], from the tokens of `allowed`.
     pub fn sample_within<'a>(
         &mut self,
-        grammar: &mut dyn GrammarState,
+        allowed: &TokenSet,
         row: impl Into<LogitsRow<'a>>,
         params: &SamplingParams,
         history: History<'_>,
         completion: usize,
     ) -> Result<SampledToken, Failure> {
         let logits = self.look_over(row.into(), history)?;
-        self.allowed.clear(logits.len());
-        grammar.allow(&mut self.allowed).map_err(Failure::Grammar)?;
-        let id = self.run_chain(logits, params, history, completion, true)?;
-        grammar.accept(id).map_err(Failure::Grammar)?;
+        let id = self.run_chain(logits, params, history, completion, Some(allowed))?;
         Ok(self.sampled(logits, id, params))
     }
 
@@ -165,12 +161,12 @@ impl Sampler {
         params: &SamplingParams,
         history: History<'_>,
         completion: usize,
-        only_allowed: bool,
+        allowed: Option<&TokenSet>,
     ) -> Result<u32, Failure> {
         let draws = rng::draws(params.seed, completion, history.tokens.len() - history.prompt_len);
-        let Self { peaks, candidates, ranked, allowed, .. } = self;
-        let head = params.head(history).filter(|head| !only_allowed && head.len() < logits.len() / 8);
-        let whole = if only_allowed { None } else { params.whole_vocabulary() };
+        let Self { peaks, candidates, ranked, .. } = self;
+        let head = params.head(history).filter(|head| allowed.is_none() && head.len() < logits.len() / 8);
+        let whole = if allowed.is_some() { None } else { params.whole_vocabulary() };
         let mut order = params.order.as_slice();
         match (head, whole) {
             (Some(head), _) => peaks.fill(candidates, logits, head.len(), head.changed(), ranked),
@@ -186,8 +182,10 @@ impl Sampler {
                 bounds::min_p(peaks, logits, params.min_p, candidates);
                 order = left;
             }
-            _ if only_allowed => candidates::fill_with(candidates, logits, allowed.ids()),
-            _ => candidates::fill(candidates, logits),
+            _ => match allowed {
+                Some(allowed) => candidates::fill_with(candidates, logits, allowed.ids()),
+                None => candidates::fill(candidates, logits),
+            },
         }
         self.choose(params, order, history, draws)
     }

@@ -332,18 +332,6 @@ proptest! {
         stride in 1..200u32,
         (temperature, top_k, top_p, seed) in (0..3u8, 0..30usize, 0.1f32..=1.0, any::<u64>()),
     ) {
-        #[derive(Debug)]
-        struct AllowsSome(u32);
-        impl GrammarState for AllowsSome {
-            fn allow(&mut self, allowed: &mut TokenSet) -> Result<(), String> {
-                (0..900).step_by(self.0 as usize).for_each(|id| allowed.insert(id));
-                Ok(())
-            }
-
-            fn accept(&mut self, _: u32) -> Result<(), String> {
-                Ok(())
-            }
-        }
         let logits: Vec<f32> = logits.into_iter().map(|logit| f32::from(logit) / 4.0).collect();
         let temperature = f32::from(temperature) / 2.0;
         let params = SamplingParams { temperature, top_k, top_p, seed, ..SamplingParams::default() };
@@ -353,7 +341,10 @@ proptest! {
         let expected = Sampler::default().sample_plainly(&logits, &without, NOTHING, 0);
         let peaks: Vec<f32> = logits.chunks(backend::PEAK_GROUP).map(backend::peak).collect();
         let row = LogitsRow { logits: &logits, peaks: Some(&peaks) };
-        let found = Sampler::default().sample_within(&mut AllowsSome(stride), row, &params, NOTHING, 0);
+        let mut allowed = TokenSet::default();
+        allowed.clear(logits.len());
+        (0..900).step_by(stride as usize).for_each(|id| allowed.insert(id));
+        let found = Sampler::default().sample_within(&allowed, row, &params, NOTHING, 0);
         prop_assert_eq!(found.map(|token| token.id), expected);
     }
 }

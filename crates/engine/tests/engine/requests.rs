@@ -1,11 +1,13 @@
 //! The engine from outside: what a caller relies on, one thing a test.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use engine::null::{Fault, NullExecutable};
 use engine::{
     CacheDomain, Engine, EngineConfig, EngineError, Failure, FinishReason, Grammar, GrammarState, Output, Pooling,
-    Request, RequestId, SamplingParams, TokenSet,
+    Request, RequestId, SamplingParams, StepWatch, TokenSet,
 };
 use plan::{KvFormat, KvLayout, StepInput, StepShape};
 
@@ -432,37 +434,114 @@ fn a_prompt_without_anything_wanted_of_it_is_refused() {
     assert_eq!(error.to_string(), "prompt_logprobs is 21, but must be at most 20");
 }
 
-/// Counts up from `next`, and ends at 20.
+/// Counts up from `next` by twos, and ends behind 20. It does not know how to go on from 19.
 #[derive(Clone, Debug)]
 struct Counting {
     next: u32,
+    /// How often it does not know yet which token is next, for each token.
+    late_by: u32,
+}
+
+#[derive(Debug)]
+struct Count {
+    of: Counting,
+    asked: AtomicU32,
 }
 
 impl Grammar for Counting {
     fn start(&self) -> Box<dyn GrammarState> {
-        Box::new(self.clone())
+        Box::new(Count { of: self.clone(), asked: AtomicU32::new(0) })
     }
 }
 
-impl GrammarState for Counting {
-    fn allow(&mut self, allowed: &mut TokenSet) -> Result<(), String> {
-        allowed.insert(if self.next > 20 { EOS } else { self.next });
-        Ok(())
-    }
-
-    fn accept(&mut self, token_id: u32) -> Result<(), String> {
-        if token_id == 19 && self.next == 19 {
+impl GrammarState for Count {
+    fn allow(&mut self, allowed: &mut TokenSet, until: Option<Instant>) -> Result<bool, String> {
+        if until.is_some() && !self.is_ready() {
+            return Ok(false);
+        }
+        if self.of.next == 21 {
             return Err("nineteen".to_owned());
         }
-        self.next += 2;
-        Ok(())
+        allowed.insert(if self.of.next > 20 { EOS } else { self.of.next });
+        Ok(true)
+    }
+
+    fn accept(&mut self, token_id: u32) {
+        assert_eq!(token_id, self.of.next, "nothing else was allowed");
+        self.of.next += 2;
+        self.asked = AtomicU32::new(0);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed) >= self.of.late_by
+    }
+}
+
+/// Waits for no grammar.
+struct Impatient;
+
+impl StepWatch for Impatient {
+    fn given(&mut self) {}
+
+    fn returned(&mut self) {}
+
+    fn patience(&mut self) -> Option<Instant> {
+        Some(Instant::now())
+    }
+}
+
+/// Who does not wait for a late grammar gets the same tokens, and nobody else's come later.
+#[test]
+fn a_late_grammar_keeps_nobody_waiting_and_changes_no_text() {
+    let constrained = |late_by| Request {
+        grammar: Some(Arc::new(Counting { next: 10, late_by })),
+        num_completions: 2,
+        prompt_logprobs: Some(1),
+        ..Request::new((1..30).collect(), SamplingParams::default())
+    };
+    let plain = request(&[4, 5, 6], 8);
+    for executable in
+        [NullExecutable::new(config().kv, VOCAB_SIZE), NullExecutable::new(config().kv, VOCAB_SIZE).with_queue()]
+    {
+        let mut engine = Engine::new(Box::new(executable), config()).unwrap();
+        let free = engine.submit(plain.clone()).unwrap();
+        let late = engine.submit(constrained(3)).unwrap();
+        let vector = engine.submit(Request { pooling: Some(Pooling::Mean), ..request(&[7, 8, 9], 0) });
+        let (mut outputs, mut all, mut steps, mut ended) = (Vec::new(), Vec::new(), 0, None);
+        while engine.has_work() {
+            engine.step_watched(&mut outputs, &mut Impatient);
+            engine.check_invariants().unwrap();
+            steps += 1;
+            if outputs.iter().any(|output| output.request == free && output.finish.is_some()) {
+                ended = ended.or(Some(steps));
+            }
+            all.append(&mut outputs);
+        }
+        assert_eq!(text(&all, free, 0), expected_text(&config(), &plain, 8));
+        for completion in 0..2 {
+            assert_eq!(text(&all, late, completion), [10, 12, 14, 16, 18, 20, EOS]);
+        }
+        // One step a token, and one in between for the embedding, if the device makes such.
+        assert!(ended.unwrap() <= 9 && steps > 20, "{ended:?} of {steps} steps");
+        let scored = |outputs: &[Output], id| {
+            let own = outputs.iter().filter(|output| output.request == id);
+            own.flat_map(|output| output.prompt_logprobs.clone()).collect::<Vec<_>>()
+        };
+        let at_once = engine.submit(constrained(0)).unwrap();
+        let alone = run(&mut engine);
+        assert_eq!(scored(&all, late), scored(&alone, at_once));
+        assert_eq!(scored(&all, late).len(), 28);
+        if let Ok(vector) = vector {
+            assert!(last(&all, vector).embedding.is_some());
+        }
+        assert_eq!(engine.stats().num_free_blocks, engine.stats().num_blocks);
     }
 }
 
 #[test]
 fn a_text_keeps_to_its_grammar_and_each_completion_has_its_own() {
     let constrained = |next, temperature| Request {
-        grammar: Some(Arc::new(Counting { next })),
+        grammar: Some(Arc::new(Counting { next, late_by: 0 })),
         sampling: SamplingParams { temperature, logprobs: Some(1), ..SamplingParams::default() },
         max_tokens: Some(40),
         num_completions: 2,
@@ -497,7 +576,7 @@ fn a_preempted_text_goes_on_in_its_grammar() {
     let config = EngineConfig { kv, context_len: 24, max_waiting_tokens: 64, ..config() };
     let mut engine = engine(config);
     let constrained = |next| Request {
-        grammar: Some(Arc::new(Counting { next })),
+        grammar: Some(Arc::new(Counting { next, late_by: 0 })),
         ..Request::new(vec![next; 5], SamplingParams::default())
     };
     let ids = [2, 4, 6].map(|next| (next, engine.submit(constrained(next)).unwrap()));
