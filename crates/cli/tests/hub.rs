@@ -354,6 +354,20 @@ fn no_name_from_a_server_leads_outside_the_cache() {
         home.run(&["pull", "org/repo"]).failed(&["etag"]);
         assert!(!home.cache().exists());
     }
+    // One that is no checksum is not the name either: two files may have the same.
+    let server = Server::start(one_gguf(10), |request| match request.method.as_str() {
+        "HEAD" => Act::Answer(
+            200,
+            vec![("ETag", "\"abc\"".into()), ("X-Repo-Commit", COMMIT.into()), ("X-Linked-Size", "10".into())],
+            String::new(),
+        ),
+        _ => Act::Serve,
+    });
+    let home = Home::new(&server);
+    let pulled = home.run(&["pull", "org/repo", "--anyway"]).succeeded();
+    assert!(pulled.stderr.contains("gave no checksum"), "{}", pulled.stderr);
+    let blobs = names_under(&home.repo().join("blobs"));
+    assert!(blobs.len() == 1 && blobs[0].starts_with("unchecked-") && blobs[0].len() == 74, "{blobs:?}");
     let listing = r#"{"sha": "../../evil", "siblings": [{"rfilename": "m.gguf"}]}"#;
     let server = Server::start(vec![], move |_| Act::Answer(200, vec![], listing.into()));
     Home::new(&server).run(&["pull", "org/repo"]).failed(&["commit `../../evil`"]);

@@ -87,14 +87,32 @@ pub fn read_instead_of_mapping() {
 /// mapping lives as long as the last slice of the returned bytes. Where it cannot be mapped (some file systems of FUSE, 9p
 /// and of networks have no `mmap`), or is not to be ([`read_instead_of_mapping`]), it is read.
 pub fn map(path: &Path) -> Result<Bytes, MapError> {
+    map_at(path, Links::Followed)
+}
+
+/// As [`map`], of a file that this program itself has written under this name. A symbolic link in its place is refused,
+/// because whoever can write to the folder could show another file by it.
+pub fn map_own(path: &Path) -> Result<Bytes, MapError> {
+    map_at(path, Links::Refused)
+}
+
+/// What is done where the path itself is a symbolic link.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Links {
+    Followed,
+    Refused,
+}
+
+fn map_at(path: &Path, links: Links) -> Result<Bytes, MapError> {
     let open_error = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => MapError::Missing { path: path.into() },
         _ => MapError::Open { path: path.into(), source },
     };
     // Looked at before it is opened, because opening some devices has effects; and again after, because it may have
     // been replaced in between.
-    regular_file_len(path, &path.metadata().map_err(open_error)?)?;
-    let file = open(path).map_err(open_error)?;
+    let seen = if links == Links::Followed { path.metadata() } else { path.symlink_metadata() };
+    regular_file_len(path, &seen.map_err(open_error)?)?;
+    let file = open(path, links).map_err(open_error)?;
     let metadata = file.metadata().map_err(open_error)?;
     let len = regular_file_len(path, &metadata)?;
     let identity = FileIdentity::of(&metadata);
@@ -156,10 +174,15 @@ fn regular_file_len(path: &Path, metadata: &Metadata) -> Result<u64, MapError> {
 }
 
 /// Opens for reading, without waiting: a file that became a fifo since it was looked at must not block.
-fn open(path: &Path) -> io::Result<File> {
+fn open(path: &Path, links: Links) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    {
+        let no_links = if links == Links::Refused { libc::O_NOFOLLOW } else { 0 };
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK | no_links);
+    }
+    #[cfg(not(unix))]
+    let _ = links;
     options.open(path)
 }

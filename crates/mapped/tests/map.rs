@@ -2,7 +2,7 @@
 
 use std::{error::Error, fs, path::Path};
 
-use mapped::map;
+use mapped::{map, map_own};
 
 #[test]
 fn a_file_is_mapped_whole_and_slices_keep_it_alive() {
@@ -40,6 +40,18 @@ fn a_fifo_is_refused_without_waiting_for_a_writer() {
     let path = folder.path().join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
     assert!(map(&path).unwrap_err().to_string().contains("is not a regular file"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_in_the_place_of_an_own_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+    fs::write(&file, b"0123").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    assert_eq!(map(&link).unwrap(), &b"0123"[..]);
+    assert_eq!(map_own(&file).unwrap(), &b"0123"[..]);
+    assert!(map_own(&link).is_err());
 }
 
 #[cfg(unix)]

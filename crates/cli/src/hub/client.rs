@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 use ureq::http::{HeaderMap, Response, Uri};
 
 use super::HubError;
 use super::names::{self, RepoId};
 use super::settings::{Settings, Token};
-use super::store::{Body, RemoteFile, Retries};
-use crate::output;
+use super::store::{self, Body, RemoteFile, Retries};
+use crate::{output, units};
 
 const REDIRECTS_MAX: usize = 8;
 const LISTING_BYTES_MAX: u64 = 16 << 20;
@@ -115,10 +116,15 @@ impl Client {
             if !names::is_plain_component(etag) {
                 return Err(self.answer(&url, format!("etag `{}`", names::shown(etag))));
             }
+            let etag = match store::is_checksum(etag) {
+                true => etag.to_owned(),
+                // Two files may have the same such etag, here or at another hub, so it alone is no name.
+                false => format!("unchecked-{}", units::hex(&Sha256::digest(format!("{url} {etag}")))),
+            };
             let size = header(headers, "x-linked-size").or_else(|| header(headers, "content-length"));
             let size = size.and_then(|size| size.parse().ok());
             let size = size.ok_or_else(|| self.answer(&url, "no size".to_owned()))?;
-            Ok(RemoteFile { name: file.to_owned(), etag: etag.to_owned(), size })
+            Ok(RemoteFile { name: file.to_owned(), etag, size })
         })
     }
 

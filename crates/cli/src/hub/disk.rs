@@ -39,7 +39,7 @@ impl Disk for RealDisk {
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(OpenOptions::new().read(true).append(true).create(true).open(path)?))
+        Ok(Box::new(own_file(OpenOptions::new().read(true).append(true).create(true)).open(path)?))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -73,6 +73,13 @@ impl Disk for RealDisk {
     fn available(&self, dir: &Path) -> io::Result<u64> {
         fs4::available_space(dir)
     }
+}
+
+/// Opens a file of the cache that is no link to another: this program makes none where it writes, so one was put there.
+pub(super) fn own_file(options: &mut OpenOptions) -> &mut OpenOptions {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    options
 }
 
 impl DiskFile for File {

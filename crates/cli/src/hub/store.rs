@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::HubError;
 use super::cache::RepoCache;
-use super::disk::{Disk, DiskFile};
+use super::disk::{Disk, DiskFile, own_file};
 use super::progress::FileProgress;
 use crate::units;
 
@@ -178,12 +178,16 @@ fn checksum_as(
     size: u64,
     read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
 ) -> io::Result<Option<String>> {
-    let is_hex = etag.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     match etag.len() {
-        64 if is_hex => hash(Sha256::new(), read).map(Some),
-        40 if is_hex => hash(Sha1::new_with_prefix(format!("blob {size}\0")), read).map(Some),
-        _ => Ok(None),
+        _ if !is_checksum(etag) => Ok(None),
+        64 => hash(Sha256::new(), read).map(Some),
+        _ => hash(Sha1::new_with_prefix(format!("blob {size}\0")), read).map(Some),
     }
+}
+
+/// Whether an etag is a SHA-256 or a SHA-1.
+pub(super) fn is_checksum(etag: &str) -> bool {
+    matches!(etag.len(), 40 | 64) && etag.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
 fn hash<D: Digest>(mut digest: D, read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<String> {
@@ -273,7 +277,7 @@ fn lock_exclusive(path: &Path, progress: &FileProgress) -> Result<File, HubError
 
 /// Opens, and makes if needed, a file whose only purpose is to be locked.
 pub(super) fn open_lock(path: &Path) -> Result<File, HubError> {
-    let open = || OpenOptions::new().write(true).create(true).truncate(false).open(path);
+    let open = || own_file(OpenOptions::new().write(true).create(true).truncate(false)).open(path);
     open().map_err(disk_error("open the lock", path))
 }
 

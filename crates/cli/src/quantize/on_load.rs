@@ -93,7 +93,7 @@ fn key(checkpoint: &Checkpoint, targets: &[Target]) -> String {
 
 /// The tensors in a file of the cache.
 fn read(path: &Path, targets: &[Target]) -> Result<Vec<Tensor>> {
-    let gguf = Gguf::read(mapped::map(path)?)?;
+    let gguf = Gguf::read(mapped::map_own(path)?)?;
     let tensor = |target: &Target| {
         let tensor = gguf.tensor(&target.name)?;
         if tensor.shape() != target.shape || tensor.format() != target.format {
@@ -141,10 +141,12 @@ fn in_memory(checkpoint: &Checkpoint, targets: &[Target]) -> Result<Vec<Tensor>>
 fn write(checkpoint: &Checkpoint, targets: &[Target], path: &Path) -> io::Result<u64> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    // Of this process: another may be at the same work.
+    // Of this process: another may be at the same work. What an earlier one of this number has left is removed, because
+    // what is there may be a link that somebody else has made.
     let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    let _ = fs::remove_file(&partial);
     let written = (|| {
-        let mut out = BufWriter::with_capacity(1 << 20, File::create(&partial)?);
+        let mut out = BufWriter::with_capacity(1 << 20, File::create_new(&partial)?);
         let mut header = GgufWriter::new();
         for target in targets {
             let dims: Vec<u64> = target.shape.iter().rev().map(|&dim| dim as u64).collect();
@@ -291,6 +293,20 @@ mod tests {
         }
         assert!(nvfp4().iter().any(|tensor| tensor.format() == WeightFormat::NVFP4));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        // A link in a file's place is not followed, and not written through.
+        #[cfg(unix)]
+        {
+            let other = folder.path().join("other");
+            fs::rename(&file, &other).unwrap();
+            let seen = fs::read(&other).unwrap();
+            std::os::unix::fs::symlink(&other, &file).unwrap();
+            let partial = file.with_extension(format!("{}.partial", std::process::id()));
+            std::os::unix::fs::symlink(&other, &partial).unwrap();
+            let again = weights(&checkpoint, &plan, mix, Some(folder.path())).unwrap();
+            assert!(again.iter().zip(&first).all(|(again, first)| again.bytes() == first.bytes()));
+            assert!(!file.is_symlink() && !partial.exists() && fs::read(&other).unwrap() == seen);
+            fs::remove_file(&other).unwrap();
+        }
         // Another format is another file, and a file that is cut off is made again.
         weights(&checkpoint, &plan, "q8_0".parse().unwrap(), Some(folder.path())).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
