@@ -134,8 +134,8 @@ fn inner(
     if conversation.messages.last().is_some_and(|last| last["role"] == "assistant") {
         chat.insert("continue_final_message".to_owned(), true.into());
     }
-    let reasoning_max = thinking(fields, &mut chat, max_tokens, serving)?;
     take_tools(fields, &mut chat)?;
+    let reasoning_max = thinking(fields, &mut chat, max_tokens, serving)?;
     chat.extend(fields.take("model").map(|model| ("model".to_owned(), model)));
     chat.insert("messages".to_owned(), conversation.messages.into());
     let origins = conversation.origins;
@@ -335,7 +335,9 @@ fn thinking(
         "adaptive" => return Ok(None),
         other => return Err(wrong("thinking.type", &json!(other), "enabled, disabled or adaptive")),
     };
-    let dialect = serving.dialect(false);
+    // A model may have another template for conversations with tools.
+    let has_tools = chat.get("tools").and_then(Value::as_array).is_some_and(|tools| !tools.is_empty());
+    let dialect = serving.dialect(has_tools);
     if dialect.switches_thinking {
         chat.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": enabled}));
     } else if enabled != dialect.thinks {

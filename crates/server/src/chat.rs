@@ -287,7 +287,7 @@ pub(crate) fn prepare_within(
             ignore(asked.name);
             None
         }
-        Some(Asked { kind: AskedKind::Schema(schema), .. }) => Some(schema),
+        Some(Asked { kind: AskedKind::Schema(schema), .. }) => Some(schema.held),
         Some(asked) => {
             let message =
                 "a text that keeps to a grammar calls no tool: offer none, say `none`, or ask for a JSON schema";

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokenizer::{StreamDecoder, Tokenizer};
 
 use crate::reply::{CONTROL, Part, ReplyReader, push_part};
+use crate::schema_check;
 
 /// New text of a completion, and what came with it.
 #[derive(Clone, Debug, Default)]
@@ -85,6 +86,8 @@ pub(crate) struct TextOptions {
     pub(crate) one_call: bool,
     /// End the text when so many tokens of it are reasoning.
     pub(crate) reasoning_max: Option<usize>,
+    /// Look at the finished text for what of this schema no grammar holds it to.
+    pub(crate) checked: Option<Arc<Value>>,
 }
 
 /// A completion that is being written.
@@ -100,6 +103,9 @@ pub(crate) struct Choice {
     /// Where in the text control tokens begin, and how much of it was taken apart.
     marks: VecDeque<usize>,
     taken_apart: usize,
+    /// The text that is to be looked at, and what is wrong with it.
+    content: String,
+    faults: Vec<String>,
     pub(crate) usage: Usage,
     /// Tokens generated that are reasoning.
     pub(crate) reasoning_tokens: usize,
@@ -123,6 +129,8 @@ impl Choice {
             pending: VecDeque::new(),
             marks: VecDeque::new(),
             taken_apart: 0,
+            content: String::new(),
+            faults: Vec::new(),
             usage: Usage::default(),
             reasoning_tokens: 0,
             finished: false,
@@ -153,8 +161,31 @@ impl Choice {
             }
         }
         self.take_apart(&mut delta);
+        self.check(&delta);
         self.finished = delta.finish.is_some();
         delta
+    }
+
+    /// Looks at a finished text for what no grammar has held it to. One that was cut is not whole, and a call has a schema of
+    /// its own.
+    fn check(&mut self, delta: &Delta) {
+        let Some(schema) = &self.options.checked else { return };
+        match &self.reply {
+            None => self.content.push_str(&delta.text),
+            Some(_) => delta.parts.iter().for_each(|part| {
+                if let Part::Content(text) | Part::NoCall(text) = part {
+                    self.content.push_str(text);
+                }
+            }),
+        }
+        if delta.finish.as_ref().is_some_and(|finish| finish.reason == "stop") {
+            self.faults = schema_check::faults(schema, &self.content);
+        }
+    }
+
+    /// What of its schema a finished text does not keep to.
+    pub(crate) fn faults(&self) -> &[String] {
+        &self.faults
     }
 
     /// Makes parts of the text, and says that it ended by a call if it did.

@@ -438,6 +438,14 @@ impl Job {
         if !warnings.is_empty() {
             facts["warnings"] = json!(warnings);
         }
+        let faults = |(index, choice): (usize, &Choice)| {
+            let place = if self.choices.len() > 1 { format!("choices[{index}]") } else { String::new() };
+            choice.faults().iter().map(|fault| format!("{place}{fault}")).collect::<Vec<_>>()
+        };
+        let faults: Vec<String> = self.choices.iter().enumerate().flat_map(faults).collect();
+        if !faults.is_empty() {
+            facts["schema_failed"] = json!(faults);
+        }
         facts
     }
 }

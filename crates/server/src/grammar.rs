@@ -19,7 +19,7 @@ use tokenizer::Tokenizer;
 use crate::error::ApiError;
 use crate::fields::{self, Field, Fields, Rule, applied, clipped, hint, wrong};
 use crate::masks::MaskedText;
-use crate::{lark, schema};
+use crate::{gbnf, lark, schema};
 
 /// Bytes of a grammar, or of a schema as JSON.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
@@ -34,6 +34,8 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("guided_choice"),
     applied("guided_grammar"),
     applied("json_schema"),
+    // llama.cpp's name for a grammar in its notation.
+    applied("grammar"),
     hint("guided_decoding_backend", "there is one"),
     hint("guided_whitespace_pattern", "space between the parts of JSON is bounded anyway"),
 ];
@@ -58,14 +60,14 @@ static PANICS: AtomicUsize = AtomicUsize::new(0);
 /// kilobytes a rule. The system gives memory to what is used of this alone.
 const COMPILE_STACK_BYTES: usize = 256 << 20;
 
-/// The vocabulary as grammars see it, made when the first is asked for, and those that were compiled last.
-#[derive(Default)]
-pub(crate) struct Grammars {
 /// Compilations that failed in a way that is a bug, since the process began.
 pub(crate) fn num_panics() -> usize {
     PANICS.load(Ordering::Relaxed)
 }
 
+/// The vocabulary as grammars see it, made when the first is asked for, and those that were compiled last.
+#[derive(Default)]
+pub(crate) struct Grammars {
     /// Tokens that no text is written with, besides those that are special.
     controls: Vec<u32>,
     factory: OnceLock<Result<Arc<ParserFactory>, String>>,
@@ -83,16 +85,32 @@ pub(crate) struct Asked {
 /// How that is said.
 pub(crate) enum AskedKind {
     /// The text is JSON of this schema.
-    Schema(Value),
+    Schema(AskedSchema),
     /// By a grammar of another kind.
     Other(TopLevelGrammar),
 }
 
+/// A schema of a request.
+pub(crate) struct AskedSchema {
+    /// As a grammar can hold a text to it.
+    pub(crate) held: Value,
+    /// As it was asked for, where that says more.
+    pub(crate) checked: Option<Arc<Value>>,
+}
+
 impl Asked {
+    /// What the finished text is to be looked at for.
+    pub(crate) fn checked(&self) -> Option<Arc<Value>> {
+        match &self.kind {
+            AskedKind::Schema(schema) => schema.checked.clone(),
+            AskedKind::Other(_) => None,
+        }
+    }
+
     /// The grammar of the whole text.
     pub(crate) fn grammar(self) -> TopLevelGrammar {
         match self.kind {
-            AskedKind::Schema(schema) => TopLevelGrammar::from_json_schema(bounded_space(schema)),
+            AskedKind::Schema(schema) => TopLevelGrammar::from_json_schema(bounded_space(schema.held)),
             AskedKind::Other(grammar) => grammar,
         }
     }
@@ -115,7 +133,10 @@ impl Asked {
                 None => return Ok(None),
             },
             "structured_outputs" => structured_outputs(value)?,
-            "json_schema" => AskedKind::Schema(schema_of(name, value)?),
+            // What llama.cpp takes for none.
+            "grammar" if value == "" => return Ok(None),
+            "grammar" => structured_outputs_named("grammar", json!({"grammar": value}))?,
+            "json_schema" => AskedKind::Schema(asked_schema(name, value)?),
             _ => guided(name, value)?,
         };
         Ok(Some(Self { name, kind }))
@@ -131,11 +152,16 @@ fn guided(name: &'static str, value: Value) -> Result<AskedKind, ApiError> {
             .map_err(|error| ApiError::invalid(name, format!("`{name}` is not JSON: {error}")))?,
         value => value,
     };
+    structured_outputs_named(name, json!({inner: value}))
+}
+
+/// What another field says as a member of vLLM's would. Its name stands in errors and notes.
+fn structured_outputs_named(name: &str, outputs: Value) -> Result<AskedKind, ApiError> {
     let rename = |path: &str| match path.strip_prefix("structured_outputs.") {
-        Some(rest) => format!("{name}{}", rest.strip_prefix(inner).unwrap_or_default()),
+        Some(rest) => format!("{name}{}", rest.split_once('.').map_or("", |(member, _)| &rest[member.len()..])),
         None => name.to_owned(),
     };
-    fields::inner(rename, || structured_outputs(json!({inner: value})))
+    fields::inner(rename, || structured_outputs(outputs))
 }
 
 impl Grammars {
@@ -383,7 +409,7 @@ fn check_first_step(factory: &ParserFactory, mut lexemes: LexerSpec, mut limits:
 }
 
 /// OpenAI's field: text, any JSON object, or JSON of a schema.
-fn response_format(format: Value) -> Result<Option<Value>, ApiError> {
+fn response_format(format: Value) -> Result<Option<AskedSchema>, ApiError> {
     // `schema` is where llama.cpp and others have it.
     const KNOWN: &[&[Field]] = &[&[applied("type"), applied("json_schema"), applied("schema")]];
     const SCHEMA: &[&[Field]] = &[&[
@@ -398,12 +424,12 @@ fn response_format(format: Value) -> Result<Option<Value>, ApiError> {
     let grammar = match kind.as_str() {
         "text" => None,
         "json_object" => match fields.take("schema") {
-            Some(schema) => Some(schema_of("response_format.schema", schema)?),
-            None => Some(json!({"type": "object"})),
+            Some(schema) => Some(asked_schema("response_format.schema", schema)?),
+            None => Some(AskedSchema { held: json!({"type": "object"}), checked: None }),
         },
         "json_schema" if fields.has("schema") && !fields.has("json_schema") => {
             let schema = fields.required("schema").map_err(within)?;
-            Some(schema_of("response_format.schema", schema)?)
+            Some(asked_schema("response_format.schema", schema)?)
         }
         "json_schema" => {
             let within = |error: ApiError| error.within("response_format.json_schema");
@@ -411,7 +437,7 @@ fn response_format(format: Value) -> Result<Option<Value>, ApiError> {
             let mut schema = Fields::inside("response_format.json_schema", schema, SCHEMA)?;
             schema.string("name").map_err(within)?;
             let schema = schema.required("schema").map_err(within)?;
-            Some(schema_of("response_format.json_schema.schema", schema)?)
+            Some(asked_schema("response_format.json_schema.schema", schema)?)
         }
         other => {
             let expected = "text, json_object or json_schema";
@@ -422,7 +448,7 @@ fn response_format(format: Value) -> Result<Option<Value>, ApiError> {
     Ok(grammar)
 }
 
-/// vLLM's field: one of `json`, `regex`, `choice` and `grammar` (Lark).
+/// vLLM's field: one of `json`, `regex`, `choice` and `grammar` (Lark, or GBNF).
 fn structured_outputs(outputs: Value) -> Result<AskedKind, ApiError> {
     const KNOWN: &[&[Field]] = &[&[applied("json"), applied("regex"), applied("choice"), applied("grammar")]];
     let within = |error: ApiError| error.within("structured_outputs");
@@ -433,7 +459,7 @@ fn structured_outputs(outputs: Value) -> Result<AskedKind, ApiError> {
     };
     let grammar = if let Some(schema) = fields.take("json") {
         fields.finish(KNOWN).map_err(within)?;
-        return schema_of(&at("json"), schema).map(AskedKind::Schema);
+        return asked_schema(&at("json"), schema).map(AskedKind::Schema);
     } else if let Some(regex) = fields.string("regex").map_err(within)? {
         let regex = bounded("regex", regex)?;
         lark::check_pattern(&at("regex"), &regex)?;
@@ -445,7 +471,9 @@ fn structured_outputs(outputs: Value) -> Result<AskedKind, ApiError> {
         bounded("choice", choices.join("|"))?;
         TopLevelGrammar::from_regex(&choices.iter().map(|choice| escaped(choice)).collect::<Vec<_>>().join("|"))
     } else if let Some(text) = fields.string("grammar").map_err(within)? {
-        TopLevelGrammar::from_lark(lark::prepared(&at("grammar"), &bounded("grammar", text)?)?)
+        let (text, at) = (bounded("grammar", text)?, at("grammar"));
+        let text = if gbnf::is_gbnf(&text) { gbnf::to_lark(&at, &text)? } else { text };
+        TopLevelGrammar::from_lark(lark::prepared(&at, &text)?)
     } else {
         let message = "`structured_outputs` has to have one of json, regex, choice and grammar";
         return Err(ApiError::invalid("structured_outputs", message));
@@ -469,6 +497,10 @@ pub(crate) fn escaped(text: &str) -> String {
 
 /// A schema of a request, as a grammar can hold a text to it.
 pub(crate) fn schema_of(at: &str, schema: Value) -> Result<Value, ApiError> {
+    Ok(asked_schema(at, schema)?.held)
+}
+
+fn asked_schema(at: &str, schema: Value) -> Result<AskedSchema, ApiError> {
     if !schema.is_object() && !schema.is_boolean() {
         return Err(wrong(at, &schema, "a JSON schema"));
     }
@@ -476,7 +508,8 @@ pub(crate) fn schema_of(at: &str, schema: Value) -> Result<Value, ApiError> {
     if bytes > GRAMMAR_BYTES_MAX {
         return Err(too_long(at, bytes));
     }
-    schema::prepared(at, &schema)
+    let (held, is_whole) = schema::prepare(at, &schema)?;
+    Ok(AskedSchema { held, checked: (!is_whole).then(|| Arc::new(schema)) })
 }
 
 /// A schema whose JSON may have a space or a new line, with its indentation, between its parts: where any space may stand,

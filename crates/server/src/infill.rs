@@ -23,6 +23,7 @@ use crate::choice::{Delta, Finish};
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied, hint, ignore, only, string, wrong};
 use crate::generation::{Event, Job, Plan, prepared};
+use crate::grammar;
 use crate::sampling::{self, Settings, describe};
 use crate::security::KeyNumber;
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
@@ -65,10 +66,9 @@ pub(crate) const FIELDS: &[Field] = &[
         "this sampler is not here; `top_p`, `min_p` or `typical_p` cut the unlikely tokens",
     ),
     only("dynatemp_range", |value| value.as_f64() == Some(0.0), "the temperature is one number here: `temperature`"),
-    only("grammar", |value| value == "", "/v1/completions takes `structured_outputs`"),
 ];
 
-const KNOWN: &[&[Field]] = &[sampling::COMMON, FIELDS];
+const KNOWN: &[&[Field]] = &[sampling::COMMON, grammar::FIELDS, FIELDS];
 
 /// Fills a gap.
 pub(crate) async fn infill(
@@ -160,6 +160,7 @@ fn prepare(mut body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, V
     let before = serving.tokenizer.prefix_ids();
     let (prompt, truncated) =
         fitting_prompt(markers, before, &texts, &files, max_tokens, serving.engine.config().context_len)?;
+    settings.compile(serving)?;
     settings.end_at(markers);
     let mut described = describe(&settings.sampling);
     for (name, value) in [

@@ -49,7 +49,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     BodyRoute {
         path: "/infill",
         summary: "Fill a gap in a text, in llama.cpp's form",
-        known: &[sampling::COMMON, infill::FIELDS],
+        known: &[sampling::COMMON, grammar::FIELDS, infill::FIELDS],
         required: &["input_prefix", "input_suffix"],
         answer: "Infill",
         streams: true,
@@ -474,7 +474,7 @@ fn schema_of(path: &str, name: &str) -> Value {
                 "json_schema": {"type": ["object", "null"]}}}),
         "guided_json" => one_of(vec![text(), json!({"type": "object"}), boolean()]),
         "json_schema" => one_of(vec![json!({"type": "object"}), boolean()]),
-        "guided_regex" | "guided_grammar" => text(),
+        "guided_regex" | "guided_grammar" | "grammar" => text(),
         "guided_choice" => texts(),
         "structured_outputs" => json!({"type": "object", "minProperties": 1,
             "properties": {"json": {"type": ["object", "boolean", "null"]}, "regex": or_null(text()),

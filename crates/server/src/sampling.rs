@@ -103,7 +103,7 @@ impl Settings {
         serving.check_model(fields.string("model")?.as_deref())?;
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let (include_usage, continuous_usage) = stream_options(fields, stream)?;
-        let text = TextOptions {
+        let mut text = TextOptions {
             // Some clients write an empty text where they mean none.
             stop: fields.strings("stop")?.unwrap_or_default().into_iter().filter(|stop| !stop.is_empty()).collect(),
             stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
@@ -114,8 +114,10 @@ impl Settings {
             controls: Vec::new(),
             one_call: false,
             reasoning_max: None,
+            checked: None,
         };
         let asked = Asked::take(fields)?;
+        text.checked = asked.as_ref().and_then(Asked::checked);
         // Said before anything is computed, in the words of those that watch for them.
         engine::StopStrings::new(&text.stop)?;
         Ok(Self {

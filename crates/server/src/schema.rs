@@ -6,8 +6,9 @@
 //! - `nullable` is the union with null that OpenAPI means by it, and `oneOf` is `anyOf`: exactly where its schemas differ in
 //!   a constant member or in their type, as Pydantic's unions do, and reported where they may overlap.
 //! - A keyword that no grammar holds a text to (`uniqueItems`, `not` …) is left out and listed in
-//!   `x_hotmetal.schema_unchecked`. One that is misspelt is refused, because a text would not be held to what it means.
+//!   `x_hotmetal.schema_unchecked`; `schema_check` looks at the finished answer. One that is misspelt is refused, because a text would not be held to what it means.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
@@ -93,12 +94,17 @@ const FORMATS: &[&str] = &["date-time", "time", "date", "duration", "email", "ho
 
 /// The schema at this path of a request, as a grammar is made of it.
 pub(crate) fn prepared(at: &str, schema: &Value) -> Result<Value, ApiError> {
+    Ok(prepare(at, schema)?.0)
+}
+
+/// As [`prepared`]; says besides whether a grammar holds a text to all of it.
+pub(crate) fn prepare(at: &str, schema: &Value) -> Result<(Value, bool), ApiError> {
     let mut open = HashSet::new();
     find_open(schema, &mut open, 0);
-    let writer = Writer { root: schema, open: &open };
+    let writer = Writer { root: schema, open: &open, is_whole: Cell::new(true) };
     let written = writer.schema(at, schema, false)?;
     places::check(at, &written)?;
-    Ok(written)
+    Ok((written, writer.is_whole.get()))
 }
 
 /// The schemas that stand in a schema.
@@ -141,6 +147,8 @@ fn find_open(schema: &Value, open: &mut HashSet<String>, depth: usize) {
 struct Writer<'a> {
     root: &'a Value,
     open: &'a HashSet<String>,
+    /// No keyword was left out.
+    is_whole: Cell<bool>,
 }
 
 impl Writer<'_> {
@@ -181,7 +189,7 @@ impl Writer<'_> {
                 value if HELD.contains(&keyword.as_str()) => value.clone(),
                 _ if ANNOTATIONS.contains(&keyword.as_str()) => continue,
                 _ if UNCHECKED.contains(&keyword.as_str()) => {
-                    unchecked(at);
+                    self.leave_out(at);
                     continue;
                 }
                 _ => {
@@ -209,12 +217,17 @@ impl Writer<'_> {
         Ok(written.into())
     }
 
+    fn leave_out(&self, at: String) {
+        self.is_whole.set(false);
+        unchecked(at);
+    }
+
     /// Writes `oneOf` as `anyOf`.
     fn one_of(&self, at: &str, schema: &Map<String, Value>, written: &mut Map<String, Value>) {
         let Some(one_of) = written.shift_remove("oneOf") else { return };
         let alternatives = schema.get("oneOf").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         if !self.differ(alternatives) {
-            unchecked(format!("{at}.oneOf"));
+            self.leave_out(format!("{at}.oneOf"));
         }
         if !written.contains_key("anyOf") {
             written.insert("anyOf".to_owned(), one_of);

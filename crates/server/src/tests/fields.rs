@@ -50,7 +50,7 @@ fn routes() -> Vec<Route> {
         },
         Route {
             path: INFILL,
-            known: vec![sampling::COMMON, infill::FIELDS],
+            known: vec![sampling::COMMON, grammar::FIELDS, infill::FIELDS],
             body: json!({"input_prefix": "Once upon a time", "input_suffix": " and so", "n_predict": 8, "seed": 3}),
         },
         Route { path: EMBED, known: vec![embeddings::FIELDS], body: json!({"input": "Once upon a time"}) },
@@ -173,7 +173,7 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
         (_, "stream") => None, // sent by `stream`, in tests of its own: the answer is no JSON
         (_, "stream_options") => None,
         (_, "n") => case(json!(3), |_, answer| answer["choices"].as_array().unwrap().len() == 3),
-        (_, "stop") => case(json!(["e"]), |before, answer| before["choices"] != answer["choices"]),
+        (_, "stop") => case(json!(["e"]), |before, answer| text(before) != text(answer)),
         (_, "stop_token_ids") => {
             case(json!((0..2000).collect::<Vec<u32>>()), |_, answer| answer["choices"][0]["stop_reason"].is_u64())
         }
@@ -194,9 +194,9 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
         (_, "return_token_ids") => {
             case(json!(true), |_, answer| answer["choices"][0]["token_ids"].as_array().unwrap().len() == 8)
         }
-        (_, "seed") => case(json!(77), |before, answer| {
-            answer["x_hotmetal"]["seed"] == 77 && before["choices"] != answer["choices"]
-        }),
+        (_, "seed") => {
+            case(json!(77), |before, answer| answer["x_hotmetal"]["seed"] == 77 && text(before) != text(answer))
+        }
         (_, "temperature") => reported!("temperature", 0.25),
         (_, "top_p") => reported!("top_p", 0.5),
         (_, "top_k") => reported!("top_k", 7),
@@ -246,11 +246,9 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
         }),
         (TEXT, "suffix") => case(json!(" and so it was."), |before, answer| {
             answer["usage"]["prompt_tokens"].as_u64() > before["usage"]["prompt_tokens"].as_u64()
-                && before["choices"] != answer["choices"]
+                && text(before) != text(answer)
         }),
-        (TEXT, "prompt") => {
-            case(json!("Another beginning of a tale"), |before, answer| before["choices"] != answer["choices"])
-        }
+        (TEXT, "prompt") => case(json!("Another beginning of a tale"), |before, answer| text(before) != text(answer)),
         // The vocabulary has nothing to put before a text, so that it is read shows where it contradicts.
         (TEXT, "add_special_tokens") => case(json!(false), |before, answer| before["choices"] == answer["choices"]),
         (EMBED, "input") => case(json!(["Once upon a time", [5, 6, 7]]), |before, answer| {
@@ -298,20 +296,15 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
         (_, "messages") => case(json!([{"role": "user", "content": "Other words"}]), |before, answer| before != answer),
         // The built-in template looks at nothing of it: names are refused, and applied in `structure`.
         (_, "chat_template_kwargs") => case(json!({}), |_, answer| answer.get("error").is_none()),
-        (_, "response_format") => {
-            case(json!({"type": "json_object"}), |before, answer| before["choices"] != answer["choices"])
-        }
-        (_, "structured_outputs") => {
-            case(json!({"regex": "[ab]{4}"}), |before, answer| before["choices"] != answer["choices"])
-        }
+        (_, "response_format") => case(json!({"type": "json_object"}), |before, answer| text(before) != text(answer)),
+        (_, "structured_outputs") => case(json!({"regex": "[ab]{4}"}), |before, answer| text(before) != text(answer)),
         (_, "guided_json" | "json_schema") => {
-            case(json!({"type": "boolean"}), |before, answer| before["choices"] != answer["choices"])
+            case(json!({"type": "boolean"}), |before, answer| text(before) != text(answer))
         }
-        (_, "guided_regex") => case(json!("[ab]{4}"), |before, answer| before["choices"] != answer["choices"]),
-        (_, "guided_choice") => case(json!(["yes", "no"]), |before, answer| before["choices"] != answer["choices"]),
-        (_, "guided_grammar") => {
-            case(json!("start: /[ab]{4}/"), |before, answer| before["choices"] != answer["choices"])
-        }
+        (_, "guided_regex") => case(json!("[ab]{4}"), |before, answer| text(before) != text(answer)),
+        (_, "guided_choice") => case(json!(["yes", "no"]), |before, answer| text(before) != text(answer)),
+        (_, "grammar") => case(json!("root ::= [ab]{4}"), |before, answer| text(before) != text(answer)),
+        (_, "guided_grammar") => case(json!("start: /[ab]{4}/"), |before, answer| text(before) != text(answer)),
         // The built-in template shows none: they are refused by name here, and applied in `structure`.
         (_, "tools" | "parallel_tool_calls") => None,
         (_, "tool_choice") => case(json!("none"), |before, answer| before["choices"] == answer["choices"]),
@@ -329,6 +322,11 @@ fn applied_case(path: &str, name: &str) -> Option<Case> {
     }
 }
 
+/// What was generated, in the words of the route.
+fn text(answer: &Value) -> [&Value; 2] {
+    [&answer["choices"], &answer["content"]]
+}
+
 /// Names that other servers know and no route here does.
 const FOREIGN: [&str; 11] = [
     "prompt_cache_key",
@@ -337,7 +335,7 @@ const FOREIGN: [&str; 11] = [
     "best",
     "num_predict",
     "mirostat",
-    "grammar",
+    "grammar_lazy",
     "lora",
     "cachePrompt",
     "Model",
@@ -403,11 +401,11 @@ async fn every_field_of_every_route_is_applied_reported_or_refused_by_name() {
                     let ignored = answer["x_hotmetal"]["ignored"].as_array();
                     assert!(ignored.is_some_and(|names| names.contains(&json!(name))), "{path} {name}: {answer}");
                     // And it had no effect.
-                    let text = |answer: &Value| {
+                    let all = |answer: &Value| {
                         ["choices", "content", "data", "tokens", "prompt", "input_tokens"]
                             .map(|name| answer[name].clone())
                     };
-                    assert_eq!(text(&before), text(&answer), "{path} {name}");
+                    assert_eq!(all(&before), all(&answer), "{path} {name}");
                 }
                 None => {
                     assert_eq!(status, StatusCode::BAD_REQUEST, "{path} {name}: {answer}");
@@ -449,6 +447,7 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
                 "reasoning_effort",
                 "guided_regex",
                 "guided_choice",
+                "grammar",
                 "dry_sequence_breakers",
             ]
             .contains(&field.name)

@@ -401,7 +401,7 @@ async fn the_request_of_an_editors_plugin_is_answered() {
         (json!({"input_suffix": 5}), "input_suffix"),
         (json!({"max_tokens": 5}), "max_tokens"),
         (json!({"n_probs": 5}), "n_probs"),
-        (json!({"grammar": "root ::= \"a\""}), "grammar"),
+        (json!({"grammar": "root ::= b"}), "grammar"),
         (json!({"mirostat": 2}), "mirostat"),
         (json!({"n": 2}), "n"),
         (json!({"suffix": "x"}), "suffix"),

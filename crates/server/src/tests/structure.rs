@@ -311,6 +311,7 @@ fn a_call_begins_with_a_token_and_not_with_its_letters() {
         controls: controls.tokens,
         one_call: false,
         reasoning_max: None,
+        checked: None,
     });
     let say = |ids: &[u32]| {
         let mut engine = Engine::new(Box::new(NullExecutable::new(config().kv, VOCAB_SIZE)), config()).unwrap();
@@ -427,6 +428,18 @@ async fn a_keyword_of_a_schema_is_held_to_or_told_by_its_place() {
         assert_eq!(status, StatusCode::OK, "{schema}: {answer}");
         assert_eq!(answer["x_hotmetal"][list], json!([format!("structured_outputs.json.{place}")]), "{answer}");
     }
+    // What no grammar holds the answer to is looked at when it is whole.
+    let twice = json!({"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": true});
+    let (_, _, answer) = ask(twice.clone()).await;
+    assert_eq!(answer["x_hotmetal"]["schema_failed"], json!(["/: uniqueItems"]), "{answer}");
+    let once = json!({"type": "array", "items": {"const": 1}, "minItems": 1, "maxItems": 1, "uniqueItems": true});
+    let (_, _, answer) = ask(once).await;
+    assert_eq!(answer["x_hotmetal"]["schema_failed"], Value::Null, "{answer}");
+    let both = with(json!({"response_format": {"type": "json_object", "schema": twice}, "n": 2, "stream": true}));
+    let events = stream(&app, CHAT, &both).await;
+    let failed = events.iter().find_map(|event| event["x_hotmetal"].get("schema_failed"));
+    let expected = json!(["choices[0]/: uniqueItems", "choices[1]/: uniqueItems"]);
+    assert_eq!(failed, Some(&expected), "{events:?}");
     // Of a call that the model has to make, too.
     let app = app_with(HERMES);
     let mut tools = weather();
