@@ -19,9 +19,10 @@ const PROMPT: usize = 512;
 const CONTEXT: usize = 8192;
 
 /// Where tokens are chosen.
-const CHOSEN_ON_DEVICE: &str = "The likeliest tokens are chosen on the device. Steps with any other sampler, a bias, a grammar or \
-     log-probabilities give their logits to the host.\n";
-const CHOSEN_ON_HOST: &str = "Tokens are chosen by the host.\n";
+const CHOSEN_ON_DEVICE: &str = "The device chooses tokens: the likeliest, or one drawn by temperature, top-k, top-p and min-p in their \
+     default order. A step with penalties, DRY, typical sampling, XTC, a bias, a grammar, log-probabilities or another order \
+     of samplers gives its logits to the host.\n";
+const CHOSEN_ON_HOST: &str = "The host chooses tokens.\n";
 
 /// The same op in every layer: what is dispatched on, and the variant for each number of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]

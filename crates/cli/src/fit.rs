@@ -10,6 +10,7 @@ use plan::{KvFormat, Plan};
 use serde_json::{Value, json};
 use tensor::Tensor;
 
+use crate::ceiling::Meter;
 use crate::load::{self, ModelArgs};
 use crate::{explain, output, units};
 
@@ -54,12 +55,12 @@ struct Fit {
     kv_bytes_per_token: u64,
     context_len: usize,
     memory_bytes: u64,
-    /// Measured, in bytes per second.
-    bandwidth: f64,
+    /// What the device reads of its memory, measured, in bytes per second. A device that is no hardware has none.
+    bandwidth: Option<f64>,
 }
 
 impl Fit {
-    fn new(plan: &Plan, checkpoint: &Checkpoint, kv: KvFormat, memory_bytes: u64, bandwidth: f64) -> Self {
+    fn new(plan: &Plan, checkpoint: &Checkpoint, kv: KvFormat, memory_bytes: u64, bandwidth: Option<f64>) -> Self {
         let sizes: HashMap<_, _> =
             checkpoint.tensor_infos().map(|info| (info.name.clone(), read_bytes(&info))).collect();
         let bytes_of = |name: &str| sizes.get(name).copied().unwrap_or(0);
@@ -89,9 +90,9 @@ impl Fit {
         self.weight_bytes.saturating_add(self.kv_bytes(context, sequences)) <= self.memory_bytes
     }
 
-    /// Tokens per second of one sequence at `depth` tokens, when nothing but memory is waited for.
-    fn tokens_per_s(&self, depth: usize) -> f64 {
-        self.bandwidth / (self.active_bytes + self.kv_bytes(depth, 1)).max(1) as f64
+    /// Tokens per second of one sequence at `depth` tokens, if reading memory is all that takes time.
+    fn tokens_per_s(&self, depth: usize) -> Option<f64> {
+        Some(self.bandwidth? / (self.active_bytes + self.kv_bytes(depth, 1)).max(1) as f64)
     }
 }
 
@@ -117,7 +118,9 @@ pub(crate) fn weight_bytes(plan: &Plan, bytes_of: impl Fn(usize) -> u64) -> (u64
 /// Runs `hotmetal plan`.
 pub(crate) fn plan(args: &FitArgs) -> Result<()> {
     if args.model_args.quant.is_some() {
-        bail!("--quant is of run, serve and eval: `plan` looks at a file, which `hotmetal quantize` writes");
+        bail!(
+            "`plan` does not take --quant, which run, serve and eval do: quantise the model first with `hotmetal quantize`"
+        );
     }
     if args.explain_dispatch {
         let (mut checkpoint, name) = load::open(args.model.as_deref(), false)?;
@@ -130,7 +133,7 @@ pub(crate) fn plan(args: &FitArgs) -> Result<()> {
     let backend = load::backend(&args.model_args)?;
     let kv = load::kv_format(&args.model_args, checkpoint.tensor_infos().map(|info| info.format));
     let device = backend.device();
-    let bandwidth = load::cpu_backend(&args.model_args)?.read_bandwidth();
+    let bandwidth = Meter::new(&args.model_args)?.read_bandwidth()?;
     let fit = Fit::new(&plan, &checkpoint, kv, device.memory_bytes, bandwidth);
     let text = match args.output_format {
         FitFormat::Text => as_text(&fit, &plan, &name, kv, &device.description)?,
@@ -152,7 +155,10 @@ fn as_text(fit: &Fit, plan: &Plan, name: &str, kv: KvFormat, device: &str) -> Re
     writeln!(out, "KV cache   {} a token ({kv:?})", units::bytes(fit.kv_bytes_per_token))?;
     writeln!(out, "device     {device}")?;
     writeln!(out, "memory     {}", units::bytes(fit.memory_bytes))?;
-    writeln!(out, "bandwidth  {:.1} GB/s reading, measured just now", fit.bandwidth / 1e9)?;
+    match fit.bandwidth {
+        Some(bandwidth) => writeln!(out, "bandwidth  {:.1} GB/s reading, measured just now", bandwidth / 1e9)?,
+        None => writeln!(out, "bandwidth  not measured on this device")?,
+    }
     writeln!(out, "\nWeights and KV cache, context × sequences (✗ does not fit):\n")?;
     write!(out, "{:>9}", "context")?;
     for sequences in SEQUENCES {
@@ -165,7 +171,10 @@ fn as_text(fit: &Fit, plan: &Plan, name: &str, kv: KvFormat, device: &str) -> Re
             let bytes = units::bytes(fit.weight_bytes.saturating_add(fit.kv_bytes(context, sequences)));
             write!(out, "{:>14}", if fit.fits(context, sequences) { bytes } else { format!("✗ {bytes}") })?;
         }
-        writeln!(out, "{:>12.1}", fit.tokens_per_s(context))?;
+        match fit.tokens_per_s(context) {
+            Some(rate) => writeln!(out, "{rate:>12.1}")?,
+            None => writeln!(out, "{:>12}", "–")?,
+        }
     }
     if !fit.fits(1, 1) {
         writeln!(
@@ -197,7 +206,7 @@ fn as_json(fit: &Fit, plan: &Plan, name: &str, device: &str) -> Value {
     json!({
         "model": name, "model_type": plan.model_type, "device": device, "weight_bytes": fit.weight_bytes,
         "active_bytes": fit.active_bytes, "kv_bytes_per_token": fit.kv_bytes_per_token,
-        "context_len": fit.context_len, "memory_bytes": fit.memory_bytes, "bandwidth_gb_s": fit.bandwidth / 1e9,
+        "context_len": fit.context_len, "memory_bytes": fit.memory_bytes, "bandwidth_gb_s": fit.bandwidth.map(|bandwidth| bandwidth / 1e9),
         "memory": rows, "decode": speeds,
     })
 }
@@ -213,7 +222,7 @@ mod tests {
             kv_bytes_per_token: 2,
             context_len: 600,
             memory_bytes: 2500,
-            bandwidth: 1e6,
+            bandwidth: Some(1e6),
         }
     }
 
@@ -226,7 +235,8 @@ mod tests {
 
     #[test]
     fn speed_is_bandwidth_over_the_bytes_of_a_token() {
-        assert!((fit().tokens_per_s(0) - 1250.0).abs() < 1e-9);
-        assert!((fit().tokens_per_s(100) - 1000.0).abs() < 1e-9);
+        assert!((fit().tokens_per_s(0).unwrap() - 1250.0).abs() < 1e-9);
+        assert!((fit().tokens_per_s(100).unwrap() - 1000.0).abs() < 1e-9);
+        assert_eq!(Fit { bandwidth: None, ..fit() }.tokens_per_s(0), None);
     }
 }

@@ -137,6 +137,26 @@ fn processor_and_environment_are_asked_in_one_place() {
     }
 }
 
+/// What SECURITY.md says: the commands that connect to another machine are `pull` and `bench serve`.
+#[test]
+fn only_pull_and_bench_serve_open_connections() {
+    let mut files = BTreeSet::new();
+    for (name, _) in MAY_DEPEND_ON {
+        let source = root().join("crates").join(name).join("src");
+        for word in ["ureq::", "TcpStream::connect", "UnixStream::connect", "UdpSocket::"] {
+            for place in uses(&source, word) {
+                let file = place.rsplit_once(':').map_or(place.as_str(), |(file, _)| file);
+                let file = Path::new(file).strip_prefix(root()).expect("a source file").display().to_string();
+                files.insert(file);
+            }
+        }
+    }
+    // The server's own tests connect to it.
+    files.retain(|file| !file.contains("/tests/"));
+    let expected = ["crates/cli/src/bench/serve.rs", "crates/cli/src/hub/client.rs", "crates/cli/src/hub/mod.rs"];
+    assert_eq!(files, expected.map(str::to_owned).into());
+}
+
 /// Paths in back quotes that look like files of ours must exist, so that the documents keep up with the tree.
 #[test]
 fn documents_name_files_that_exist() {
