@@ -1,4 +1,4 @@
-//! Writes the kernel text for Metal as one file. On macOS, with the feature `built_kernels`: compiles it with Apple's
+//! Compresses the images of `kernels/cuda` for the binary, and writes the kernel text for Metal as one file. On macOS, with the feature `built_kernels`: compiles it with Apple's
 //! compiler. With the feature `sim`: compiles the text as C++ for the simulator, as CUDA sees it and as Metal does.
 
 #[path = "src/flatten.rs"]
@@ -20,6 +20,9 @@ fn main() {
     println!("cargo::rerun-if-env-changed={READY_METALLIB}");
     println!("cargo::rustc-check-cfg=cfg(metallib)");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
+    if let Err(why) = compress_images(Path::new("kernels/cuda"), &out) {
+        println!("cargo::error={why}");
+    }
     let metal = out.join("kernels.metal");
     match flatten::metal(Path::new("kernels")) {
         Ok(text) => fs::write(&metal, text).expect("OUT_DIR is writable"),
@@ -43,6 +46,29 @@ fn main() {
     }
     #[cfg(feature = "sim")]
     compile_simulator();
+}
+
+/// Compresses every image, each on a thread of its own. In the tree they are as the compiler wrote them, because git then
+/// stores of a changed image what changed.
+fn compress_images(folder: &Path, out: &Path) -> Result<(), String> {
+    let unreadable = |error: std::io::Error| format!("cannot read `{}`: {error}", folder.display());
+    let entries = fs::read_dir(folder).map_err(unreadable)?.collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
+    // A debug build is not waited for longer than it has to be.
+    let level = if env::var("PROFILE").is_ok_and(|profile| profile == "release") { 9 } else { 1 };
+    let compress = |image: PathBuf| {
+        let Some(name) = image.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
+        let bytes = fs::read(&image).map_err(|error| format!("cannot read `{}`: {error}", image.display()))?;
+        let packed = out.join(format!("{name}.z"));
+        fs::write(&packed, miniz_oxide::deflate::compress_to_vec(&bytes, level))
+            .map_err(|error| format!("cannot write `{}`: {error}", packed.display()))
+    };
+    let is_image = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "cubin" || ending == "ptx");
+    std::thread::scope(|scope| {
+        let images = entries.iter().map(fs::DirEntry::path).filter(is_image);
+        let compress = &compress;
+        let threads: Vec<_> = images.map(|image| scope.spawn(move || compress(image))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("it panics at nothing"))
+    })
 }
 
 /// The environment variable with a library of kernels that was compiled elsewhere.

@@ -81,9 +81,9 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<()> {
     let targets: Vec<_> = asked.iter().map(|architecture| architecture.target).collect();
     let (mut total, mut over) = (0, Vec::new());
     for (architecture, made) in asked.into_iter().zip(compile_all(&text, &targets)) {
-        let Made { image_len, packed, usages } = made?;
-        total += packed.len();
-        println!("{}", summary(architecture.target, image_len, packed.len(), &usages));
+        let Made { image, usages } = made?;
+        total += image.len();
+        println!("{}", summary(architecture.target, image.len(), &usages));
         for usage in &usages {
             if args.verbose || usage.spilled_bytes > 0 {
                 println!("  {}", line(usage));
@@ -91,7 +91,7 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<()> {
         }
         over.extend(faults(architecture.target, &usages));
         if args.only.is_none() || args.is_trial {
-            keep(&folder.join(architecture.file), &packed, args.check)?;
+            keep(&folder.join(architecture.file), &image, args.check)?;
         }
     }
     if !over.is_empty() {
@@ -132,8 +132,7 @@ fn faults(target: &str, usages: &[Usage]) -> Vec<String> {
 
 /// What the kernels compile to for one architecture.
 struct Made {
-    image_len: usize,
-    packed: Vec<u8>,
+    image: Vec<u8>,
     usages: Vec<Usage>,
 }
 
@@ -141,8 +140,8 @@ struct Made {
 fn compile_all(text: &str, targets: &[&str]) -> Vec<Result<Made>> {
     let compile = |target: &str| {
         let compiled = nvrtc::compile(text, target)?;
-        let packed = miniz_oxide::deflate::compress_to_vec(&compiled.image, 9);
-        Ok(Made { image_len: compiled.image.len(), packed, usages: compiled.usages() })
+        let usages = compiled.usages();
+        Ok(Made { image: compiled.image, usages })
     };
     let mut made: Vec<Option<Result<Made>>> = targets.iter().map(|_| None).collect();
     let queue = Mutex::new(targets.iter().zip(&mut made));
@@ -171,8 +170,8 @@ fn keep(path: &Path, bytes: &[u8], check: bool) -> Result<()> {
     Ok(())
 }
 
-fn summary(target: &str, bytes: usize, packed: usize, usages: &[Usage]) -> String {
-    let mut out = format!("{target}: {bytes} bytes, {packed} packed");
+fn summary(target: &str, bytes: usize, usages: &[Usage]) -> String {
+    let mut out = format!("{target}: {bytes} bytes");
     if let Some(most) = usages.iter().max_by_key(|usage| usage.registers) {
         let spilling = usages.iter().filter(|usage| usage.spilled_bytes > 0).count();
         let _ = write!(

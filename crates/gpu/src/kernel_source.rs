@@ -16,7 +16,7 @@ pub struct Image {
     pub target: &'static str,
     /// Its compute capability.
     pub capability: (u32, u32),
-    /// Its file in `kernels/cuda`, compressed.
+    /// Its file in `kernels/cuda`. `build.rs` compresses it for the binary.
     pub file: &'static str,
 }
 
@@ -37,18 +37,18 @@ macro_rules! images {
         /// Every image, machine code first.
         pub const ARCHITECTURES: &[Image] =
             &[$(Image { target: $target, capability: ($major, $minor), file: $file }),*];
-        const PACKED: &[&[u8]] = &[$(include_bytes!(concat!("../kernels/cuda/", $file))),*];
+        const PACKED: &[&[u8]] = &[$(include_bytes!(concat!(env!("OUT_DIR"), "/", $file, ".z"))),*];
     };
 }
 
 images! {
-    "sm_80" 8 0 "sm_80.cubin.z"
-    "sm_86" 8 6 "sm_86.cubin.z"
-    "sm_89" 8 9 "sm_89.cubin.z"
-    "sm_90a" 9 0 "sm_90a.cubin.z"
-    "sm_100" 10 0 "sm_100.cubin.z"
-    "sm_120" 12 0 "sm_120.cubin.z"
-    "compute_80" 8 0 "compute_80.ptx.z"
+    "sm_80" 8 0 "sm_80.cubin"
+    "sm_86" 8 6 "sm_86.cubin"
+    "sm_89" 8 9 "sm_89.cubin"
+    "sm_90a" 9 0 "sm_90a.cubin"
+    "sm_100" 10 0 "sm_100.cubin"
+    "sm_120" 12 0 "sm_120.cubin"
+    "compute_80" 8 0 "compute_80.ptx"
 }
 
 /// The file beside the images that says which text they were made of.
