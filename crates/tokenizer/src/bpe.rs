@@ -36,6 +36,8 @@ pub(crate) struct Bpe {
 pub(crate) struct BpeOptions {
     /// A word that is a token is that token, whatever the merges say.
     pub(crate) ignore_merges: bool,
+    /// A word of newlines alone that is a token is that token, whatever the merges say.
+    pub(crate) whole_newlines: bool,
     /// The token of byte `b` is `byte_ids[b]`, for characters that are no tokens.
     pub(crate) byte_ids: Option<Box<[Option<u32>; 256]>>,
     /// Stands for a character that the vocabulary does not cover.
@@ -128,7 +130,8 @@ impl Bpe {
         symbols: &mut Symbols,
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        if self.options.ignore_merges
+        let is_whole = || self.options.whole_newlines && word.bytes().all(|byte| byte == b'\n');
+        if (self.options.ignore_merges || is_whole())
             && let Some(id) = self.tokens.get(vocabulary, word)
         {
             ids.push(id);

@@ -57,9 +57,18 @@ pub enum TokenizerError {
         /// All known names.
         known: String,
     },
+    /// A GGUF vocabulary names a pre-tokenizer whose splits are not known for certain.
+    #[error(
+        "pre-tokenizer `{name}` (`tokenizer.ggml.pre`) is known by name alone, and guessed splits would give other \
+         tokens: use the model's folder with its tokenizer.json, which says how text is cut"
+    )]
+    PreTokenizerWithoutDefinition {
+        /// The name in the file.
+        name: &'static str,
+    },
     /// A GGUF vocabulary of a kind that is not covered.
     #[error(
-        "tokenizer model `{model}` (`tokenizer.ggml.model`) is not covered; covered are `gpt2` (byte-level BPE) and `llama` (SentencePiece BPE)"
+        "tokenizer model `{model}` (`tokenizer.ggml.model`) is not covered; covered are `gpt2` (byte-level BPE), `llama` (SentencePiece BPE) and `gemma4`"
     )]
     UnknownModel {
         /// The name in the file.

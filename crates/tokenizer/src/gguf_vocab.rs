@@ -9,7 +9,7 @@ use crate::bpe::{Bpe, BpeOptions};
 use crate::error::{TokenizerError, guarded};
 use crate::fim::{FimIds, FimMarkers};
 use crate::load::split_merge;
-use crate::pre_tokenizer::{Named, PreTokenizer};
+use crate::pre_tokenizer::{Letters, Named, PreTokenizer};
 use crate::spm::Spm;
 use crate::stream_decode::{DecodeRule, Invalid, Leading};
 use crate::texts::{Texts, TokenTable};
@@ -25,7 +25,7 @@ const SPACE_MARK: &str = "▁";
 /// The `tokenizer.ggml.*` values of a GGUF file; each field says which.
 #[derive(Clone, Debug, Default)]
 pub struct GgufVocabulary {
-    /// `model`: `gpt2` (byte-level BPE) or `llama` (SentencePiece BPE).
+    /// `model`: `gpt2` (BPE after splits), `llama` (SentencePiece BPE) or `gemma4` (that pre-tokenizer, whatever `pre` says).
     pub model: String,
     /// `pre`: the pre-tokenizer, for `gpt2`. Old files have none: empty.
     pub pre: String,
@@ -97,7 +97,8 @@ impl Tokenizer {
             let mut types = vocabulary.checked_types()?;
             let fim = vocabulary.fim(&mut types);
             let mut tokenizer = match vocabulary.model.as_str() {
-                "gpt2" => byte_level(vocabulary, &types)?,
+                "gpt2" => listed_merges(Named::find(&vocabulary.pre)?, vocabulary, &types)?,
+                "gemma4" => listed_merges(Named::find("gemma4")?, vocabulary, &types)?,
                 "llama" => sentence_piece(vocabulary, &types)?,
                 other => {
                     return Err(TokenizerError::UnknownModel { model: crate::error::shortened(other, 100) });
@@ -109,31 +110,68 @@ impl Tokenizer {
     }
 }
 
-fn byte_level(mut vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
-    let named = Named::find(&vocabulary.pre)?;
-    let around = Around::read(&vocabulary, types, named.add_bos, false)?;
+/// BPE whose merges the file lists.
+fn listed_merges(
+    named: &Named,
+    mut vocabulary: GgufVocabulary,
+    types: &[TokenType],
+) -> Result<Tokenizer, TokenizerError> {
+    vocabulary.add_eos.get_or_insert(named.add_eos);
+    let marks = named.letters == Letters::Marks;
+    let around = Around::read(&vocabulary, types, named.add_bos, marks)?;
     let merges = std::mem::take(&mut vocabulary.merges);
-    let tables = vocabulary.tables(types, TokenBytes::ByteLevel)?;
+    let (byte_ids, unk_id) = match named.letters {
+        Letters::Bytes => (None, None),
+        Letters::Marks => (Some(byte_ids(&vocabulary, types)), vocabulary.unk_id),
+    };
+    let tables = vocabulary.tables(types, if marks { marked_text() } else { TokenBytes::ByteLevel })?;
     // Control tokens stay out of the model: no text can merge into one. Of tokens with one text the first counts.
     let mut tokens = TokenTable::new(&tables);
     for id in pieces(types) {
         tokens.insert(&tables, id);
     }
-    let options = BpeOptions { ignore_merges: named.ignore_merges, ..BpeOptions::default() };
+    let (ignore_merges, whole_newlines) = (named.ignore_merges, named.whole_newlines);
+    let options = BpeOptions { ignore_merges, whole_newlines, byte_ids, unk_id, fuse_unk: marks };
     let pairs = merges.iter().map(|merge| split_merge(merge).ok_or(merge));
     let model = Bpe::new(&tables, tokens, pairs, options)
         .map_err(|error| TokenizerError::field(FILE, "tokenizer.ggml.merges", error.to_string()))?;
+    let normalizer = match named.letters {
+        Letters::Bytes => named.nfc.then(|| NFC.into()),
+        Letters::Marks => Some(to_marks()?.into()),
+    };
+    let invalid = if marks { Invalid::OnePerByte } else { Invalid::OnePerPart };
     Ok(Tokenizer {
         vocabulary: tables,
-        normalizer: named.nfc.then(|| NFC.into()),
+        normalizer,
         pre_tokenizer: named.pre_tokenizer(),
         model: Model::Bpe(model),
         added: around.added,
-        decode_rule: DecodeRule { leading: Leading::Strip { byte: b' ', count: 0 }, invalid: Invalid::OnePerPart },
+        decode_rule: DecodeRule { leading: Leading::Strip { byte: b' ', count: 0 }, invalid },
         roles: around.roles,
         way: OnceLock::new(),
         fim: None,
     })
+}
+
+/// `▁` for spaces.
+fn to_marks() -> Result<Replace, TokenizerError> {
+    Replace::new(" ", SPACE_MARK).map_err(|error| TokenizerError::library(LOADING, error))
+}
+
+/// Tokens whose texts have `▁` for spaces, and of which some are bytes.
+fn marked_text() -> TokenBytes {
+    TokenBytes::Text { replace: vec![(SPACE_MARK.to_owned(), " ".to_owned())], byte_fallback: true }
+}
+
+/// The token of each byte, of several the first.
+fn byte_ids(vocabulary: &GgufVocabulary, types: &[TokenType]) -> Box<[Option<u32>; 256]> {
+    let mut byte_ids = Box::new([None; 256]);
+    for ((id, token), kind) in (0u32..).zip(vocabulary.tokens.iter()).zip(types) {
+        if let (TokenType::Byte, Some(byte)) = (kind, fallback_byte(token)) {
+            byte_ids[usize::from(byte)].get_or_insert(id);
+        }
+    }
+    byte_ids
 }
 
 pub(crate) fn sentence_piece(mut vocabulary: GgufVocabulary, types: &[TokenType]) -> Result<Tokenizer, TokenizerError> {
@@ -143,22 +181,15 @@ pub(crate) fn sentence_piece(mut vocabulary: GgufVocabulary, types: &[TokenType]
         return Err(TokenizerError::field(FILE, "tokenizer.ggml.scores", message));
     }
     let around = Around::read(&vocabulary, types, true, true)?;
-    let mut byte_ids = Box::new([None; 256]);
-    for ((id, token), kind) in (0u32..).zip(vocabulary.tokens.iter()).zip(types) {
-        if let (TokenType::Byte, Some(byte)) = (kind, fallback_byte(token)) {
-            byte_ids[usize::from(byte)].get_or_insert(id);
-        }
-    }
+    let byte_ids = byte_ids(&vocabulary, types);
     let unk_id = vocabulary.unk_id;
     let space_prefix = vocabulary.add_space_prefix.unwrap_or(true);
-    let to_marks = Replace::new(" ", SPACE_MARK).map_err(|error| TokenizerError::library(LOADING, error))?;
-    let mut normalizers: Vec<NormalizerWrapper> = vec![to_marks.into()];
+    let mut normalizers: Vec<NormalizerWrapper> = vec![to_marks()?.into()];
     if space_prefix {
         normalizers.insert(0, Prepend::new(SPACE_MARK.to_owned()).into());
     }
-    let token_bytes = TokenBytes::Text { replace: vec![(SPACE_MARK.to_owned(), " ".to_owned())], byte_fallback: true };
     let scores = std::mem::take(&mut vocabulary.scores);
-    let tables = vocabulary.tables(types, token_bytes)?;
+    let tables = vocabulary.tables(types, marked_text())?;
     let model = Spm::new(&tables, pieces(types), scores, byte_ids, unk_id);
     Ok(Tokenizer {
         vocabulary: tables,
@@ -193,10 +224,10 @@ impl Around {
         vocabulary: &GgufVocabulary,
         types: &[TokenType],
         add_bos: bool,
-        is_spm: bool,
+        marks: bool,
     ) -> Result<Self, TokenizerError> {
         let roles = vocabulary.roles(add_bos, types)?;
-        let added = AddedTokens::new(vocabulary.added_tokens(types, is_spm), None);
+        let added = AddedTokens::new(vocabulary.added_tokens(types, marks), None);
         Ok(Self { added: added.map_err(|error| TokenizerError::library(LOADING, error))?, roles })
     }
 }
@@ -235,7 +266,7 @@ impl GgufVocabulary {
                 TokenType::Unknown
             } else if control.contains(&Some(id)) {
                 TokenType::Control
-            } else if self.model == "llama" && fallback_byte(token).is_some() {
+            } else if self.model != "gpt2" && fallback_byte(token).is_some() {
                 TokenType::Byte
             } else {
                 TokenType::Piece
@@ -268,7 +299,7 @@ impl GgufVocabulary {
     }
 
     /// Tokens that are found in the text before the model sees it.
-    fn added_tokens(&self, types: &[TokenType], is_spm: bool) -> Vec<(u32, AddedToken)> {
+    fn added_tokens(&self, types: &[TokenType], marks: bool) -> Vec<(u32, AddedToken)> {
         let mut added = Vec::new();
         for (id, kind) in (0u32..).zip(types) {
             let special = match kind {
@@ -281,7 +312,7 @@ impl GgufVocabulary {
                 continue;
             }
             // Runs of spaces are written with marks, but stand as spaces in a text.
-            let text = if is_spm && !special { token.replace(SPACE_MARK, " ") } else { token.to_owned() };
+            let text = if marks && !special { token.replace(SPACE_MARK, " ") } else { token.to_owned() };
             added.push((id, AddedToken::from(text, special).normalized(false)));
         }
         added

@@ -425,6 +425,7 @@ fn bpe_model(
     let byte_id = |byte| tokens.get(&vocabulary, &format!("<0x{byte:02X}>"));
     let options = BpeOptions {
         ignore_merges: json.ignore_merges.unwrap_or(false),
+        whole_newlines: false,
         byte_ids: json.byte_fallback.unwrap_or(false).then(|| Box::new(std::array::from_fn(byte_id))),
         unk_id: unk_id.flatten(),
         fuse_unk: json.fuse_unk.unwrap_or(false),

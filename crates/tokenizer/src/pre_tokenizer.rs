@@ -15,7 +15,7 @@ use tokenizers::{
 };
 
 use crate::error::{TokenizerError, shortened};
-use crate::splitter::{Parts, Refusal, Splitter};
+use crate::splitter::{DIGIT_CUTS, DIGIT_GROUPS, JAIS2, Parts, Refusal, Splitter};
 use crate::vocabulary::alphabet;
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -43,22 +43,48 @@ const MINICPM5: &str =
 const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
-/// A pre-tokenizer known by name: byte-level BPE after splits by these patterns, one after the other.
+/// Runs of newlines apart from lines: no token holds both.
+const LINES: &str = r"[^\n]+|\n+";
+
+/// How tokens are written whose words these splits make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Letters {
+    /// Bytes, in GPT-2's alphabet.
+    Bytes,
+    /// Characters, with `▁` for a space, and tokens such as `<0x0A>` for the bytes of those that are no tokens.
+    Marks,
+}
+
+/// A pre-tokenizer known by name: BPE after splits by these patterns, one after the other.
 pub(crate) struct Named {
     /// The values of `tokenizer.ggml.pre`.
     names: &'static [&'static str],
     patterns: &'static [&'static str],
+    pub(crate) letters: Letters,
     /// A word that is a token is that token, whatever the merges say.
     pub(crate) ignore_merges: bool,
+    /// A run of newlines that is a token is that token, whatever the merges say.
+    pub(crate) whole_newlines: bool,
     /// The text starts with BOS, unless the file says otherwise.
     pub(crate) add_bos: bool,
+    /// The text ends with EOS, unless the file says otherwise.
+    pub(crate) add_eos: bool,
     /// The published tokenizer composes characters first (NFC).
     pub(crate) nfc: bool,
 }
 
 /// Plain splits: no flag set.
 const fn named(names: &'static [&'static str], patterns: &'static [&'static str]) -> Named {
-    Named { names, patterns, ignore_merges: false, add_bos: false, nfc: false }
+    Named {
+        names,
+        patterns,
+        letters: Letters::Bytes,
+        ignore_merges: false,
+        whole_newlines: false,
+        add_bos: false,
+        add_eos: false,
+        nfc: false,
+    }
 }
 
 /// The patterns are those published with the models; the names are GGUF's.
@@ -128,6 +154,17 @@ const NAMED: &[Named] = &[
     Named { ignore_merges: true, ..named(&["minicpm5"], &[r"\p{N}{1,3}", MINICPM5]) },
     named(&["ufakzeka"], &[UFAKZEKA]),
     named(&["laguna"], &[r"[^\n]+|[\n]+", QWEN2]),
+    named(&["jais-2"], &[JAIS2]),
+    named(&["tiny_aya", "cohere2moe"], &[DIGIT_GROUPS, GPT4O]),
+    named(&["superbpe"], &[r"\p{N}+", DIGIT_CUTS]),
+    Named { add_bos: true, add_eos: true, ..named(&["roberta-bpe"], &[GPT2]) },
+    Named {
+        letters: Letters::Marks,
+        whole_newlines: true,
+        add_bos: true,
+        ..named(&["gemma4", "granite-embed-multi-311m"], &[LINES])
+    },
+    Named { letters: Letters::Marks, ..named(&["sarvam-moe"], &[LINES]) },
     Named {
         add_bos: true,
         ..named(
@@ -144,12 +181,20 @@ const NAMED: &[Named] = &[
     },
 ];
 
+/// Names that GGUF files have whose published definition is not at hand, or says more than the name does: how digits are
+/// grouped (`afmoe`), what a normalizer does first, or which of two splits at whitespace is meant.
+const WITHOUT_DEFINITION: &[&str] = &["afmoe", "jina-v1-en", "jina-v2-code", "whitespace"];
+
 impl Named {
     /// The entry for a value of `tokenizer.ggml.pre`.
     ///
     /// # Errors
-    /// [`TokenizerError::UnknownPreTokenizer`], with all names: other splits are other tokens.
+    /// [`TokenizerError::PreTokenizerWithoutDefinition`] and [`TokenizerError::UnknownPreTokenizer`], with all names:
+    /// other splits are other tokens.
     pub(crate) fn find(name: &str) -> Result<&'static Self, TokenizerError> {
+        if let Some(&name) = WITHOUT_DEFINITION.iter().find(|&&known| known == name) {
+            return Err(TokenizerError::PreTokenizerWithoutDefinition { name });
+        }
         NAMED.iter().find(|entry| entry.names.contains(&name)).ok_or_else(|| TokenizerError::UnknownPreTokenizer {
             name: shortened(name, 100),
             known: known_pre_tokenizers().join(", "),
@@ -158,7 +203,9 @@ impl Named {
 
     pub(crate) fn pre_tokenizer(&self) -> PreTokenizer {
         let mut steps: Vec<Step> = self.patterns.iter().map(|pattern| known(pattern)).collect();
-        steps.push(Step::ByteLevel);
+        if self.letters == Letters::Bytes {
+            steps.push(Step::ByteLevel);
+        }
         PreTokenizer { steps }
     }
 }
@@ -498,7 +545,7 @@ pub(crate) fn check_normalizer(file: &'static str, path: &str, json: &Value) -> 
     let pattern = json.get("pattern").and_then(|pattern| pattern.get("Regex"));
     if let Some(pattern) = pattern.and_then(Value::as_str) {
         match Splitter::linear(pattern) {
-            Ok(Splitter::Automaton { whitespace_tail: false, .. }) => {}
+            Ok(Splitter::Automaton { tail: None, .. }) => {}
             Ok(_) => return Err(unknown(file, path, pattern, "needs look-around in a normalizer")),
             Err(reason) => return Err(unknown(file, path, pattern, reason)),
         }
@@ -550,11 +597,52 @@ mod tests {
         assert!(error.contains("`qwen9`") && error.contains("llama-bpe"), "{error}");
     }
 
+    #[test]
+    fn a_name_without_a_published_definition_is_refused_with_what_to_use_instead() {
+        for &name in WITHOUT_DEFINITION {
+            assert!(NAMED.iter().all(|entry| !entry.names.contains(&name)), "{name}");
+            let error = Named::find(name).err().expect("no definition").to_string();
+            assert!(error.contains(&format!("`{name}`")) && error.contains("tokenizer.json"), "{error}");
+        }
+    }
+
+    #[derive(Deserialize)]
+    struct Golden {
+        texts: Vec<String>,
+        words: std::collections::BTreeMap<String, Vec<Vec<usize>>>,
+    }
+
+    /// `tools/goldens/pre_tokenizers.py` says what made these words.
+    #[test]
+    fn names_split_as_the_models_own_definitions_do() {
+        let golden: Golden =
+            serde_json::from_str(include_str!("../tests/golden/pre_tokenizers.json")).expect("a golden");
+        assert_eq!(golden.words.len(), 4);
+        for (name, expected) in &golden.words {
+            let named = Named::find(name).expect("known");
+            assert_eq!(golden.texts.len(), expected.len());
+            for (text, expected) in golden.texts.iter().zip(expected) {
+                let mut found = Vec::new();
+                let mut push = |word: &str| {
+                    found.push(word.chars().count());
+                    Ok(())
+                };
+                named.pre_tokenizer().for_each_word(text, true, true, &mut push).expect("linear");
+                assert_eq!(&found, expected, "{name} on {text:?}");
+                let mut whole = PreTokenizedString::from(text.as_str());
+                named.pre_tokenizer().pre_tokenize(&mut whole, true).expect("linear");
+                let parts = whole.get_splits(OffsetReferential::Normalized, OffsetType::Byte);
+                let parts: Vec<usize> = parts.into_iter().map(|(part, ..)| part.chars().count()).collect();
+                assert_eq!(&parts, expected, "{name} on {text:?}, by the library's steps");
+            }
+        }
+    }
+
     /// Text in which every branch of the patterns gets its turn.
     fn text() -> impl Strategy<Value = String> {
         let part = prop_oneof![
             4 => prop::sample::select(vec![
-                " ", "  ", "\n", "\r\n", "\t", "\u{a0}", "\u{3000}", "\u{85}", "\u{200b}",
+                " ", "  ", "     ", "\n", "\r\n", "\t", "\u{a0}", "\u{3000}", "\u{85}", "\u{200b}",
             ]),
             4 => prop::sample::select(vec![
                 "a", "Z", "aB", "word", "'s", "'LL", "'ve", "'\u{17f}", "é", "e\u{301}", "ǅ", "ʰ", "ª", "ß", "я",
@@ -568,6 +656,11 @@ mod tests {
         prop::collection::vec(part, 0..24).prop_map(|parts| parts.concat())
     }
 
+    /// The pattern with Oniguruma's `\b`, which takes `½` for a part of a word and a joiner for none.
+    fn as_oniguruma(pattern: &str) -> String {
+        if pattern == DIGIT_GROUPS { pattern.replace(r"\b", r"(?![\w½&&[^\u200d]])") } else { pattern.to_owned() }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1_000))]
 
@@ -577,7 +670,7 @@ mod tests {
             thread_local! {
                 static BOTH: Vec<(fancy_regex::Regex, Splitter)> = patterns()
                     .into_iter()
-                    .map(|p| (fancy_regex::Regex::new(p).expect(p), Splitter::linear(p).expect(p)))
+                    .map(|p| (fancy_regex::Regex::new(&as_oniguruma(p)).expect(p), Splitter::linear(p).expect(p)))
                     .collect();
             }
             BOTH.with(|both| {

@@ -4,8 +4,10 @@
 //! look-around nor backreferences. `X` and `\s+` then run side by side on an automaton, and the one
 //! look-ahead is applied to the match: whitespace that a word follows gives up its last character.
 //! A backtracking engine would do the same, but may reach its limit; the `tokenizers` library then
-//! stops splitting without saying so, and the text gets other tokens. Hence patterns of any other
-//! form are refused, or, if the caller insists, run on a backtracking engine whose error is passed on.
+//! stops splitting without saying so, and the text gets other tokens. Three published patterns look
+//! further ahead, over a run of digits or of whitespace; what they match follows from the length of
+//! the run, so they are counted out here. Patterns of any other form are refused, or, if the caller
+//! insists, run on a backtracking engine whose error is passed on.
 
 use std::ops::Range;
 
@@ -19,6 +21,18 @@ use crate::error::{TokenizerError, shortened};
 /// The end of nearly every published pattern: trailing whitespace whole, other whitespace without
 /// the last character, which belongs to the word after it.
 const WHITESPACE_TAIL: &str = r"|\s+(?!\S)|\s+";
+
+/// Jais 2's pattern: whitespace in parts of a power of two, of which the last leaves one character to the word.
+pub(crate) const JAIS2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}";
+/// The part of [`JAIS2`] before its first `\s{512}`.
+const JAIS2_WORDS: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+";
+
+/// Cohere's groups of digits: of three, counted from the end of a number that no word character follows.
+pub(crate) const DIGIT_GROUPS: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
+
+/// SuperBPE's cuts between digits: before each three, counted from the end of a number.
+pub(crate) const DIGIT_CUTS: &str = r"(?=(\d{3})+(?!\d))";
 
 /// Compiled size allowed for a pattern, in bytes; published ones need under 1 MiB.
 const AUTOMATON_BYTES_MAX: usize = 16 << 20;
@@ -42,10 +56,23 @@ const WITHOUT_POSSESSIVE: &[(&str, &str)] = &[
 /// Finds the matches of one pattern.
 #[derive(Clone, Debug)]
 pub(crate) enum Splitter {
-    /// Linear time. With `whitespace_tail`, pattern 1 of `regex` is `\s+` under the rule above.
-    Automaton { regex: meta::Regex, whitespace_tail: bool },
+    /// Linear time. With a tail, pattern 1 of `regex` is `\s+`, and the tail says how much of the run is a match.
+    Automaton { regex: meta::Regex, tail: Option<Tail> },
+    /// [`DIGIT_GROUPS`]; finds runs of digits.
+    DigitGroups(meta::Regex),
+    /// [`DIGIT_CUTS`]; finds runs of digits.
+    DigitCuts(meta::Regex),
     /// May give up, with an error.
     Backtracking(Box<fancy_regex::Regex>),
+}
+
+/// How a pattern takes whitespace that nothing else in it matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tail {
+    /// [`WHITESPACE_TAIL`].
+    Run,
+    /// That of [`JAIS2`].
+    PowersOfTwo,
 }
 
 /// Why a pattern is not linear.
@@ -56,15 +83,21 @@ impl Splitter {
     pub(crate) fn linear(pattern: &str) -> Result<Self, Refusal> {
         let pattern =
             WITHOUT_POSSESSIVE.iter().find(|(published, _)| *published == pattern).map_or(pattern, |(_, equal)| equal);
+        match pattern {
+            JAIS2 => return Self::automaton(&[JAIS2_WORDS, r"\s+"], Some(Tail::PowersOfTwo)),
+            DIGIT_GROUPS => return compiled(&[r"\d+"]).map(Self::DigitGroups),
+            DIGIT_CUTS => return compiled(&[r"\d+"]).map(Self::DigitCuts),
+            _ => {}
+        }
         match pattern.strip_suffix(WHITESPACE_TAIL) {
             // The part before must be a whole pattern by itself: only then is the tail's `|` at top level.
             Some(words) if !words.is_empty() => {
                 check_linear(words)?;
-                Self::automaton(&[words, r"\s+"], true)
+                Self::automaton(&[words, r"\s+"], Some(Tail::Run))
             }
             _ => {
                 check_linear(pattern)?;
-                Self::automaton(&[pattern], false)
+                Self::automaton(&[pattern], None)
             }
         }
     }
@@ -83,16 +116,11 @@ impl Splitter {
 
     /// A splitter for the text itself.
     pub(crate) fn literal(text: &str) -> Result<Self, Refusal> {
-        Self::automaton(&[&regex_syntax::escape(text)], false)
+        Self::automaton(&[&regex_syntax::escape(text)], None)
     }
 
-    fn automaton(patterns: &[&str], whitespace_tail: bool) -> Result<Self, Refusal> {
-        let config = meta::Config::new().nfa_size_limit(Some(AUTOMATON_BYTES_MAX));
-        let regex = meta::Builder::new()
-            .configure(config)
-            .build_many(patterns)
-            .map_err(|_| "cannot be compiled within the size limit")?;
-        Ok(Self::Automaton { regex, whitespace_tail })
+    fn automaton(patterns: &[&str], tail: Option<Tail>) -> Result<Self, Refusal> {
+        Ok(Self::Automaton { regex: compiled(patterns)?, tail })
     }
 
     /// Calls `found` with the byte range of each match, from left to right, until it fails.
@@ -102,19 +130,29 @@ impl Splitter {
         mut found: impl FnMut(usize, usize) -> Result<(), TokenizerError>,
     ) -> Result<(), TokenizerError> {
         match self {
-            Self::Automaton { regex, whitespace_tail } => {
+            Self::Automaton { regex, tail } => {
                 let mut at = 0;
                 while at <= text.len() {
                     let Some(hit) = regex.search(&Input::new(text).range(at..)) else {
                         break;
                     };
                     let (start, mut end) = (hit.start(), hit.end());
-                    if *whitespace_tail && hit.pattern().as_usize() == 1 && end < text.len() {
-                        // `\s+` took the whole run, so a word follows.
-                        let last = text[start..end].chars().next_back().map_or(0, char::len_utf8);
-                        if start < end - last {
-                            end -= last;
+                    match tail {
+                        Some(Tail::Run) if hit.pattern().as_usize() == 1 && end < text.len() => {
+                            // `\s+` took the whole run, so a word follows.
+                            let last = text[start..end].chars().next_back().map_or(0, char::len_utf8);
+                            if start < end - last {
+                                end -= last;
+                            }
                         }
+                        Some(Tail::PowersOfTwo) if hit.pattern().as_usize() == 1 => {
+                            at = powers_of_two(&text[start..end], end == text.len(), |part| {
+                                found(start + part.start, start + part.end)
+                            })?;
+                            at += start;
+                            continue;
+                        }
+                        _ => {}
                     }
                     found(start, end)?;
                     // An empty match would be found again at the same place.
@@ -123,6 +161,26 @@ impl Splitter {
                         None if end == start => break,
                         _ => end,
                     };
+                }
+                Ok(())
+            }
+            Self::DigitGroups(runs) => {
+                for run in runs.find_iter(text) {
+                    // `\b` must hold somewhere behind a group, and inside a run it does not.
+                    if text[run.end()..].chars().next().is_some_and(is_onigurumas_word) {
+                        continue;
+                    }
+                    let mut start = run.start();
+                    for end in thirds(text, run.range()).skip_while(|&cut| cut == run.start()).chain([run.end()]) {
+                        found(start, end)?;
+                        start = end;
+                    }
+                }
+                Ok(())
+            }
+            Self::DigitCuts(runs) => {
+                for run in runs.find_iter(text) {
+                    thirds(text, run.range()).try_for_each(|cut| found(cut, cut))?;
                 }
                 Ok(())
             }
@@ -138,6 +196,51 @@ impl Splitter {
             }
         }
     }
+}
+
+fn compiled(patterns: &[&str]) -> Result<meta::Regex, Refusal> {
+    let config = meta::Config::new().nfa_size_limit(Some(AUTOMATON_BYTES_MAX));
+    meta::Builder::new().configure(config).build_many(patterns).map_err(|_| "cannot be compiled within the size limit")
+}
+
+/// Calls `found` with the parts that the end of [`JAIS2`] makes of a run of whitespace, and returns where they end: before
+/// the run's last character, unless the text ends there or the run has no other.
+///
+/// The parts follow from the run's length alone. What else in the pattern begins with whitespace takes a single character
+/// of it, or a run with an end of line, which it would have taken from the start.
+fn powers_of_two(
+    run: &str,
+    ends_text: bool,
+    mut found: impl FnMut(Range<usize>) -> Result<(), TokenizerError>,
+) -> Result<usize, TokenizerError> {
+    let mut left = run.chars().count();
+    let mut bounds = run.char_indices().map(|(at, _)| at).skip(1).chain([run.len()]);
+    let mut start = 0;
+    loop {
+        // `\s{n}(?!\S)`: whitespace or the end of the text follows the part.
+        let fits = |part: &usize| *part < left || *part == left && ends_text;
+        let part = [512, 256, 128, 64, 32, 16, 8, 4, 2, 1].into_iter().find(fits).unwrap_or(1);
+        let end = bounds.nth(part - 1).unwrap_or(run.len());
+        found(start..end)?;
+        (start, left) = (end, left - part);
+        if left == 0 || left == 1 && !ends_text {
+            return Ok(start);
+        }
+    }
+}
+
+/// The places in a run of digits that have a multiple of three of them behind, the end left out.
+fn thirds(text: &str, run: Range<usize>) -> impl Iterator<Item = usize> {
+    let count = text[run.clone()].chars().count();
+    let places = text[run.clone()].char_indices().enumerate();
+    places.filter(move |(index, _)| (count - index).is_multiple_of(3)).map(move |(_, (at, _))| run.start + at)
+}
+
+/// Whether Oniguruma, which published patterns are run on, takes a character for a part of a word (`\w`, and so for `\b`).
+/// It counts six more of Latin-1 than `regex` does, and no joiners.
+fn is_onigurumas_word(c: char) -> bool {
+    let regex_does = regex_syntax::try_is_word_character(c).unwrap_or_else(|_| c.is_alphanumeric());
+    matches!(c, '²' | '³' | '¹' | '¼' | '½' | '¾') || regex_does && !matches!(c, '\u{200c}' | '\u{200d}')
 }
 
 impl Splitter {

@@ -20,7 +20,7 @@ use crate::output::note;
 const PROBE: &str = "Hello, World!  It's 1234567 o'clock; we'll see—won't WE'RE they'd I'VE?\n\n\tfn main() { x += 0x1F; }\r\n   \
     naïve café cafe\u{301} Ünïcödé ÀÉÎ straße Ωμέγα Привет мир, как дела? שלום עולם مرحبا بالعالم ٣٤٥ \
     नमस्ते दुनिया สวัสดี 你好，世界！今日は良い天気ですね 안녕하세요 🦀🚀👩\u{200d}👩\u{200d}👧 a\u{200d}b $100.00 50% \
-    #tag @user a_b-c/d\\e <|x|> [1,2,3] ½ ² ™ \u{a0}nbsp   end \n  ";
+    #tag @user a_b-c/d\\e <|x|> [1,2,3] ½ ² ™ \u{a0}nbsp   end      of \n  ";
 
 /// The writer of a GGUF file with everything but tensors.
 pub(super) fn metadata(checkpoint: &Checkpoint, name: &str) -> Result<GgufWriter> {

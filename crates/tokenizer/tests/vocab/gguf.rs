@@ -42,10 +42,90 @@ fn sentence_piece() -> GgufVocabulary {
 fn every_named_pre_tokenizer_loads_and_round_trips() {
     let text = "he said: héllo, 12345 wörld's  \n\n\t中文 かな 한국 😀 x = y;  ";
     for name in known_pre_tokenizers() {
-        let tokenizer = Tokenizer::from_gguf(byte_level(name)).expect(name);
+        let marked = ["gemma4", "granite-embed-multi-311m", "sarvam-moe"].contains(&name);
+        let vocabulary = if marked { marked_text(name) } else { byte_level(name) };
+        let tokenizer = Tokenizer::from_gguf(vocabulary).expect(name);
         let ids = tokenizer.encode(text, ParseSpecial::No).expect(name);
         assert_eq!(tokenizer.decode(&ids, false), text, "{name}");
     }
+}
+
+#[derive(serde::Deserialize)]
+struct Merged {
+    tokens: Vec<String>,
+    merges: Vec<String>,
+    ids: Vec<Vec<u32>>,
+}
+
+/// The texts of a golden, and a vocabulary of merges over all of a text with what it makes of them.
+/// `tools/goldens/pre_tokenizers.py` says what made it.
+fn merged() -> (Vec<String>, Merged) {
+    let mut golden: serde_json::Value =
+        serde_json::from_str(include_str!("../golden/pre_tokenizers.json")).expect("a golden");
+    let mut part = |name: &str| golden[name].take();
+    let (texts, merged) = (part("texts"), part("merged"));
+    (serde_json::from_value(texts).expect("texts"), serde_json::from_value(merged).expect("a vocabulary"))
+}
+
+/// The golden's vocabulary, with BOS behind.
+fn marked_text(pre: &str) -> GgufVocabulary {
+    let (_, Merged { mut tokens, merges, .. }) = merged();
+    let mut token_types = vec![2];
+    token_types.resize(257, 6);
+    token_types.resize(tokens.len(), 1);
+    tokens.push("<bos>".to_owned());
+    token_types.push(3);
+    GgufVocabulary {
+        model: "gpt2".to_owned(),
+        pre: pre.to_owned(),
+        bos_id: Some(tokens.len() as u32 - 1),
+        tokens: tokens.into_iter().collect(),
+        token_types,
+        merges: merges.iter().map(String::as_str).collect(),
+        unk_id: Some(0),
+        ..GgufVocabulary::default()
+    }
+}
+
+#[test]
+fn merges_over_all_of_a_text_are_those_of_the_published_tokenizer() {
+    let (texts, Merged { ids, .. }) = merged();
+    for pre in ["gemma4", "granite-embed-multi-311m", "sarvam-moe"] {
+        let tokenizer = Tokenizer::from_gguf(marked_text(pre)).expect(pre);
+        assert_eq!(tokenizer.add_bos(), pre != "sarvam-moe");
+        for (text, expected) in texts.iter().zip(&ids) {
+            let found = tokenizer.encode(text, ParseSpecial::No).expect("covered");
+            assert_eq!(&found, expected, "{pre} on {text:?}");
+            assert_eq!(&tokenizer.decode(&found, false), text, "{pre}");
+        }
+    }
+    let gemma = GgufVocabulary { model: "gemma4".to_owned(), ..marked_text("") };
+    let gemma = Tokenizer::from_gguf(gemma).expect("the model names the pre-tokenizer");
+    assert_eq!(gemma.encode(&texts[1], ParseSpecial::No).expect("covered"), ids[1]);
+}
+
+#[test]
+fn a_run_of_newlines_that_is_a_token_is_one_without_merges() {
+    let mut vocabulary = marked_text("gemma4");
+    let run = vocabulary.tokens.iter().position(|token| token == "\n\n\n").expect("in the golden") as u32;
+    vocabulary.merges = vocabulary.merges.iter().filter(|merge| !merge.contains('\n')).collect();
+    let encode = |pre: &str| {
+        let tokenizer = Tokenizer::from_gguf(GgufVocabulary { pre: pre.to_owned(), ..vocabulary.clone() });
+        tokenizer.expect(pre).encode("\n\n\n", ParseSpecial::No).expect("covered")
+    };
+    assert_eq!(encode("gemma4"), [run]);
+    assert_eq!(encode("sarvam-moe").len(), 3);
+}
+
+#[test]
+fn roberta_puts_a_text_between_bos_and_eos_unless_the_file_says_otherwise() {
+    let vocabulary = GgufVocabulary { bos_id: Some(258), eos_id: Some(259), ..byte_level("roberta-bpe") };
+    let encode = |vocabulary: GgufVocabulary| {
+        let tokenizer = Tokenizer::from_gguf(vocabulary).expect("good");
+        tokenizer.encode_with_special_tokens("hel", ParseSpecial::No).expect("covered")
+    };
+    assert_eq!(encode(vocabulary.clone()), [258, 257, 259]);
+    assert_eq!(encode(GgufVocabulary { add_bos: Some(false), add_eos: Some(false), ..vocabulary }), [257]);
 }
 
 #[test]
@@ -132,6 +212,7 @@ fn what_does_not_fit_is_refused_by_name() {
     };
     for (error, expected) in [
         (with(|v| v.pre = "qwen9".into()), "`qwen9` (`tokenizer.ggml.pre`) is unknown; known are: default, gpt-2"),
+        (with(|v| v.pre = "afmoe".into()), "`afmoe` (`tokenizer.ggml.pre`) is known by name alone"),
         (with(|v| v.model = "t5".into()), "`t5` (`tokenizer.ggml.model`)"),
         (with(|v| v.tokens = Texts::default()), "`tokenizer.ggml.tokens` has 0 tokens"),
         (with(|v| v.token_types.truncate(3)), "`tokenizer.ggml.token_type` has 3 values for 261 tokens"),
