@@ -47,6 +47,7 @@ pub use pre_tokenizer::known_pre_tokenizers;
 pub use prompt::Prompt;
 pub use side_files::SideFiles;
 pub use stream_decode::StreamDecoder;
+pub use tekken::tekken_chat_template;
 pub use texts::Texts;
 pub use tokenizer::{Around, ParseSpecial, Segment, TEXT_BYTES_MAX, Tokenizer};
 pub use vocab_merges::EquivalentJson;

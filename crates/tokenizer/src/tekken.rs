@@ -31,6 +31,15 @@ const SPECIAL_BYTES_MAX: usize = 1 << 10;
 /// The last version of the format whose files may leave out `special_tokens`.
 const DEFAULTS_VERSION_MAX: u32 = 7;
 
+/// The chat template of the versions in [`TEMPLATE_VERSIONS`], with `version` to be set before it.
+const TEMPLATE: &str = include_str!("tekken.jinja");
+/// The versions whose conversations are known here, with the tokens that they cannot do without.
+const TEMPLATE_VERSIONS: [(u32, &[&str]); 3] = [
+    (7, &["[TOOL_CONTENT]", "[SYSTEM_PROMPT]"]),
+    (11, &["[SYSTEM_PROMPT]", "[CALL_ID]", "[ARGS]"]),
+    (13, &["[SYSTEM_PROMPT]", "[ARGS]"]),
+];
+
 /// The special tokens of files that list none. Those after them are `<SPECIAL_20>` and so on.
 const DEFAULT_SPECIAL_TOKENS: [&str; 20] = [
     "<unk>",
@@ -125,6 +134,26 @@ impl GgufVocabulary {
             Ok(vocabulary)
         })
     }
+}
+
+/// The chat template of a model that has `tekken.json` and no template: Mistral's own format of that version, with the
+/// special tokens spelled out. `None` for a version whose format is not known here, or a file without tokens of it.
+///
+/// # Errors
+/// A file that is no JSON, or has no `config`.
+pub fn tekken_chat_template(tekken_json: &[u8]) -> Result<Option<String>, TokenizerError> {
+    let json: TekkenJson<'_> = parse(FILE, tekken_json)?;
+    let Some(number) = version_number(&json) else { return Ok(None) };
+    let Some(&(number, needed)) = TEMPLATE_VERSIONS.iter().find(|(known, _)| *known == number) else { return Ok(None) };
+    let count = json.config.default_num_special_tokens.min(SPECIAL_TOKENS_MAX);
+    let tokens = special_tokens(&json, count)?;
+    let has_all = needed.iter().all(|needed| tokens.iter().any(|token| token == needed));
+    Ok(has_all.then(|| format!("{{%- set version = {number} -%}}\n{TEMPLATE}")))
+}
+
+/// The number in `config.version`, such as `v7`.
+fn version_number(json: &TekkenJson<'_>) -> Option<u32> {
+    json.config.version.as_deref()?.strip_prefix('v')?.parse().ok()
 }
 
 fn build(vocabulary: GgufVocabulary, pre_tokenizer: PreTokenizer) -> Result<Tokenizer, TokenizerError> {
@@ -271,10 +300,8 @@ fn special_tokens(json: &TekkenJson<'_>, count: u32) -> Result<Vec<String>, Toke
             }
         }
         None => {
-            let version = json.config.version.as_deref().unwrap_or_default();
-            let number = version.strip_prefix('v').and_then(|digits| digits.parse::<u32>().ok());
-            if number.is_some_and(|number| number > DEFAULTS_VERSION_MAX) {
-                let version = shortened(version, 20);
+            if version_number(json).is_some_and(|number| number > DEFAULTS_VERSION_MAX) {
+                let version = shortened(json.config.version.as_deref().unwrap_or_default(), 20);
                 let message = format!("is missing; files of version `{version}` (`config.version`) list them");
                 return wrong("special_tokens".to_owned(), message);
             }

@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Tokenizer, TokenizerError};
+use time::PrimitiveDateTime;
+use tokenizer::chat_template::{ChatTemplate, RenderInput};
+use tokenizer::{GgufVocabulary, LoadOptions, ParseSpecial, Prompt, Tokenizer, TokenizerError, tekken_chat_template};
 
 const PATTERN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -162,4 +164,117 @@ fn what_is_wrong_is_named() {
 
 fn load_bytes(bytes: &[u8]) -> Result<Tokenizer, TokenizerError> {
     Tokenizer::from_tekken(bytes, &LoadOptions::default())
+}
+
+#[derive(serde::Deserialize)]
+struct Conversations {
+    pattern: String,
+    words: Vec<String>,
+    num_specials: usize,
+    conversations: Vec<Conversation>,
+    versions: std::collections::BTreeMap<String, Version>,
+}
+
+#[derive(serde::Deserialize)]
+struct Conversation {
+    messages: Vec<Value>,
+    tools: Option<Vec<Value>>,
+}
+
+#[derive(serde::Deserialize)]
+struct Version {
+    specials: Vec<String>,
+    ids: Vec<Vec<u32>>,
+}
+
+/// `tools/goldens/mistral_conversations.py` says what made it.
+fn conversations() -> Conversations {
+    serde_json::from_str(include_str!("../golden/mistral_conversations.json")).expect("a golden")
+}
+
+/// The file that the golden's ids were made with.
+fn versioned(golden: &Conversations, version: &str) -> Value {
+    let bytes: Vec<[u8; 1]> = (0..=255).map(|byte| [byte]).collect();
+    let tokens = bytes.iter().map(|byte| &byte[..]).chain(golden.words.iter().map(String::as_bytes));
+    let vocab: Vec<Value> = tokens
+        .enumerate()
+        .map(|(rank, bytes)| json!({"rank": rank, "token_bytes": base64(bytes), "token_str": null}))
+        .collect();
+    let specials = golden.versions[version].specials.iter().enumerate();
+    let specials: Vec<Value> =
+        specials.map(|(rank, text)| json!({"rank": rank, "token_str": text, "is_control": true})).collect();
+    json!({
+        "config": {
+            "pattern": golden.pattern,
+            "default_vocab_size": golden.num_specials + vocab.len(),
+            "default_num_special_tokens": golden.num_specials,
+            "version": format!("v{version}"),
+        },
+        "vocab": vocab,
+        "special_tokens": specials,
+    })
+}
+
+#[test]
+fn a_conversation_without_a_chat_template_is_mistrals_own() {
+    let golden = conversations();
+    assert_eq!(golden.versions.len(), 3);
+    for (version, Version { ids, .. }) in &golden.versions {
+        let file = versioned(&golden, version);
+        let tokenizer = good(&file);
+        let source = tekken_chat_template(file.to_string().as_bytes()).expect("a good file").expect("a known version");
+        let template = ChatTemplate::new(&source).expect("a good template");
+        let shown = template.capabilities();
+        assert!(shown.system && shown.tools && shown.tool_calls && shown.parallel_tool_calls && shown.tool_results);
+        assert_eq!(ids.len(), golden.conversations.len());
+        for (conversation, expected) in golden.conversations.iter().zip(ids) {
+            let input = RenderInput {
+                tools: conversation.tools.as_deref(),
+                bos_token: Some("<s>"),
+                eos_token: Some("</s>"),
+                ..RenderInput::new(&conversation.messages, PrimitiveDateTime::MIN)
+            };
+            let prompt = Prompt::render(&template, &input, &tokenizer, ParseSpecial::No).expect("a conversation");
+            let found = prompt.encode(&tokenizer).expect("covered");
+            let text = tokenizer.decode(&found, false);
+            assert_eq!(&found, expected, "v{version}: {text}\nfor\n{}", tokenizer.decode(expected, false));
+        }
+    }
+}
+
+#[test]
+fn a_version_whose_format_is_not_known_has_no_template() {
+    let golden = conversations();
+    let template = |change: fn(&mut Value)| {
+        let mut file = versioned(&golden, "13");
+        change(&mut file);
+        tekken_chat_template(file.to_string().as_bytes()).expect("a good file")
+    };
+    assert!(template(|_| {}).is_some());
+    assert_eq!(template(|file| file["config"]["version"] = "v3".into()), None);
+    assert_eq!(template(|file| file["config"]["version"] = "v15".into()), None);
+    assert_eq!(template(|file| drop(file["config"].as_object_mut().expect("an object").remove("version"))), None);
+    // A base model's file may lack the tokens of conversations.
+    assert_eq!(template(|file| file["special_tokens"].as_array_mut().expect("a list").truncate(12)), None);
+    assert!(tekken_chat_template(b"{").is_err());
+}
+
+#[test]
+fn ids_of_calls_that_mistral_would_refuse_are_refused_up_to_version_11() {
+    let golden = conversations();
+    for (version, refused) in [("7", true), ("11", true), ("13", false)] {
+        let source = tekken_chat_template(versioned(&golden, version).to_string().as_bytes());
+        let template = ChatTemplate::new(&source.expect("a good file").expect("known")).expect("a good template");
+        let function = json!({"name": "f", "arguments": {}});
+        let messages = [
+            json!({"role": "user", "content": "x"}),
+            json!({"role": "assistant", "content": null, "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}),
+        ];
+        let input = RenderInput {
+            bos_token: Some("<s>"),
+            eos_token: Some("</s>"),
+            ..RenderInput::new(&messages, PrimitiveDateTime::MIN)
+        };
+        assert_eq!(template.render(&input).is_err(), refused, "v{version}");
+    }
 }
