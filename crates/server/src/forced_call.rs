@@ -5,9 +5,9 @@ use serde_json::{Map, Value, json};
 use crate::error::ApiError;
 use crate::grammar::{bounded_space, escaped};
 use crate::reply::{
-    ARGS, CHANNEL_END, CHANNEL_MESSAGE, CHANNEL_NAME, CHANNEL_START, CHANNEL_TYPE, DEEPSEEK_CALL, DEEPSEEK_CALL_END,
-    DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_SEPARATOR, GLM_KEY, GLM_KEY_END, GLM_VALUE, GLM_VALUE_END, Marker,
-    Reasoning, THINK_END, TOOL_CALL, TOOL_CALL_END, TOOL_CALLS, ToolSyntax,
+    ARGS, CALL_ID, CHANNEL_END, CHANNEL_MESSAGE, CHANNEL_NAME, CHANNEL_START, CHANNEL_TYPE, DEEPSEEK_CALL,
+    DEEPSEEK_CALL_END, DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_SEPARATOR, GLM_KEY, GLM_KEY_END, GLM_VALUE,
+    GLM_VALUE_END, Marker, Reasoning, THINK_END, TOOL_CALL, TOOL_CALL_END, TOOL_CALLS, ToolSyntax,
 };
 use crate::tools::Controls;
 
@@ -153,6 +153,12 @@ impl Writer<'_> {
                 let header = quoted(&format!("commentary to=functions.{} ", tool.name));
                 // The token that would end the message ends the text.
                 format!("{channel} {header} {kind} \"json\" {begins} {arguments}")
+            }
+            ToolSyntax::MistralIds => {
+                let arguments = self.json(tool.parameters.clone());
+                let id = self.rule("ID", "", "/[a-zA-Z0-9]{9}/");
+                let [calls, before_id, separator] = [TOOL_CALLS, CALL_ID, ARGS].map(|marker| self.marker(marker));
+                format!("{calls} {name} {before_id} {id} {separator} {arguments}")
             }
             _ => {
                 let arguments = self.json(tool.parameters.clone());

@@ -286,7 +286,7 @@ impl ReplyReader {
             Some(ToolSyntax::Hermes) => (TOOL_CALL, Mode::Call(CallReader::object())),
             Some(ToolSyntax::Glm) => (TOOL_CALL, Mode::GlmName),
             Some(ToolSyntax::MistralList) => (TOOL_CALLS, Mode::AfterCall),
-            Some(ToolSyntax::MistralArgs) => (TOOL_CALLS, Mode::CallName),
+            Some(ToolSyntax::MistralArgs | ToolSyntax::MistralIds) => (TOOL_CALLS, Mode::CallName),
             Some(ToolSyntax::DeepSeek) => (DEEPSEEK_CALLS, Mode::AfterCall),
             Some(ToolSyntax::Llama3 | ToolSyntax::Harmony) | None => {
                 push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
@@ -331,9 +331,19 @@ impl ReplyReader {
             return false;
         };
         let (name, rest) = (name.to_owned(), rest.to_owned());
-        self.hold(&name);
+        let called = match name.split_once(self.in_calls(CALL_ID)) {
+            Some((called, id)) if self.syntax == Some(ToolSyntax::MistralIds) => {
+                self.hold(&format!("{called}{}{id}", CALL_ID.text));
+                called
+            }
+            _ => {
+                self.hold(&name);
+                &name
+            }
+        };
+        let called = called.trim().to_owned();
         self.hold(separator.text);
-        self.mode = Mode::Call(CallReader::arguments(name.trim().to_owned()));
+        self.mode = Mode::Call(CallReader::arguments(called));
         self.buffer = rest;
         true
     }
@@ -350,7 +360,7 @@ impl ReplyReader {
         let ends_bare = reader.is_blank() && reader.name.is_some();
         let after: &[Marker] = match self.syntax {
             Some(ToolSyntax::DeepSeek) => &[DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END, DEEPSEEK_CALL],
-            Some(ToolSyntax::MistralArgs) => &[TOOL_CALLS],
+            Some(ToolSyntax::MistralArgs | ToolSyntax::MistralIds) => &[TOOL_CALLS],
             _ => &[],
         };
         let rest = self.buffer.trim_start();

@@ -157,6 +157,9 @@ fn tool_syntax(template: &ChatTemplate) -> Option<ToolSyntax> {
     let parameters = after.find("parameters").is_some_and(|at| at < 16);
     match () {
         () if before.ends_with("[TOOL_CALLS]") && after.starts_with("[ARGS]") => Some(ToolSyntax::MistralArgs),
+        () if before.ends_with("[TOOL_CALLS]") && after.starts_with("[CALL_ID]call00001[ARGS]") => {
+            Some(ToolSyntax::MistralIds)
+        }
         () if before.ends_with("<｜tool▁call▁begin｜>") && after.starts_with("<｜tool▁sep｜>{") => {
             Some(ToolSyntax::DeepSeek)
         }

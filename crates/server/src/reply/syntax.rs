@@ -11,6 +11,9 @@ pub(crate) enum ToolSyntax {
     MistralList,
     /// `[TOOL_CALLS]name[ARGS]{…}`, as Mistral's newer models have it.
     MistralArgs,
+    /// `[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`, as Mistral's models had it for a while. The id is not read, because the answer
+    /// has ids of its own.
+    MistralIds,
     /// `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…<｜tool▁calls▁end｜>`, as DeepSeek's
     /// V3.1 has it.
     DeepSeek,
@@ -33,7 +36,7 @@ pub(crate) struct Function {
 impl ToolSyntax {
     /// Whether calls begin with tokens that are special, which no text holds.
     pub(crate) fn has_special_tokens(self) -> bool {
-        matches!(self, Self::MistralList | Self::MistralArgs | Self::DeepSeek | Self::Glm | Self::Harmony)
+        !matches!(self, Self::Hermes | Self::Llama3)
     }
 
     /// Markers that count by their text, whether or not the vocabulary has them as tokens.
@@ -49,6 +52,7 @@ impl ToolSyntax {
         match self {
             Self::MistralList => &[TOOL_CALLS],
             Self::MistralArgs => &[TOOL_CALLS, ARGS],
+            Self::MistralIds => &[TOOL_CALLS, CALL_ID, ARGS],
             Self::DeepSeek => {
                 &[DEEPSEEK_CALLS, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END]
             }
@@ -100,6 +104,7 @@ markers! {
     TOOL_CALL_END = "</tool_call>";
     TOOL_CALLS = "[TOOL_CALLS]";
     ARGS = "[ARGS]";
+    CALL_ID = "[CALL_ID]";
     GLM_KEY = "<arg_key>";
     GLM_KEY_END = "</arg_key>";
     GLM_VALUE = "<arg_value>";

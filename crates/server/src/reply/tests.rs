@@ -59,7 +59,7 @@ fn reply(reasoning: &str, content: &str, calls: &[(&str, &str)]) -> Reply {
 #[test]
 fn a_control_token_that_is_spelled_begins_nothing() {
     use Reasoning::{Channels, None as Plain, Open, Tagged};
-    use ToolSyntax::{DeepSeek, Glm, Harmony, MistralArgs, MistralList};
+    use ToolSyntax::{DeepSeek, Glm, Harmony, MistralArgs, MistralIds, MistralList};
     let list = r#"[{"name": "f", "arguments": {"x": "[TOOL_CALLS]"}}]"#;
     let cases = [
         (Plain, MistralArgs, "a *[TOOL_CALLS]f*[ARGS]{\"x\": 1}".to_owned(), reply("", "a ", &[("f", "{\"x\": 1}")])),
@@ -67,6 +67,13 @@ fn a_control_token_that_is_spelled_begins_nothing() {
         (Plain, MistralArgs, "[TOOL_CALLS]f*[ARGS]{}".to_owned(), reply("", "[TOOL_CALLS]f[ARGS]{}", &[])),
         (Plain, MistralArgs, "*[TOOL_CALLS]f[ARGS]{}".to_owned(), reply("", "[TOOL_CALLS]f[ARGS]{}", &[])),
         (Plain, MistralArgs, "*[ARGS]{}".to_owned(), reply("", "[ARGS]{}", &[])),
+        (
+            Plain,
+            MistralIds,
+            "a *[TOOL_CALLS]f*[CALL_ID]a1B2c3D4e*[ARGS]{\"x\": 1}*[TOOL_CALLS]g_2*[CALL_ID]a1B2c3D4f*[ARGS]{}".to_owned(),
+            reply("", "a ", &[("f", "{\"x\": 1}"), ("g_2", "{}")]),
+        ),
+        (Plain, MistralIds, "[TOOL_CALLS]f[CALL_ID]a[ARGS]{}".to_owned(), reply("", "[TOOL_CALLS]f[CALL_ID]a[ARGS]{}", &[])),
         (Plain, MistralList, format!("*[TOOL_CALLS]{list}"), reply("", "", &[("f", r#"{"x": "[TOOL_CALLS]"}"#)])),
         (Plain, MistralList, format!("[TOOL_CALLS]{list}"), reply("", &format!("[TOOL_CALLS]{list}"), &[])),
         (
@@ -141,7 +148,7 @@ fn a_control_token_that_is_spelled_begins_nothing() {
 fn cases() -> Vec<(Reasoning, Option<ToolSyntax>, &'static str, Reply)> {
     use Reasoning::Channels;
     use Reasoning::{None as Plain, Open, Tagged};
-    use ToolSyntax::{DeepSeek, Glm, Harmony, Hermes, Llama3, MistralArgs, MistralList};
+    use ToolSyntax::{DeepSeek, Glm, Harmony, Hermes, Llama3, MistralArgs, MistralIds, MistralList};
     let f = r#"{"a": [1, {"b": "}\"]"}], "c": "\\"}"#;
     vec![
         (Plain, None, "<think>a</think> b", reply("", "<think>a</think> b", &[])),
@@ -205,6 +212,14 @@ fn cases() -> Vec<(Reasoning, Option<ToolSyntax>, &'static str, Reply)> {
             reply("", "", &[("f", "{\"x\": {\"y\": 1}}"), ("g_2", "{}")]),
         ),
         (Plain, Some(MistralArgs), "[TOOL_CALLS]f", reply("", "[TOOL_CALLS]f", &[])),
+        (
+            Plain,
+            Some(MistralIds),
+            "Hm.[TOOL_CALLS]f[CALL_ID]a1B2c3D4e[ARGS]{\"x\": 1}[TOOL_CALLS]g_2[ARGS]{}",
+            reply("", "Hm.", &[("f", "{\"x\": 1}"), ("g_2", "{}")]),
+        ),
+        (Plain, Some(MistralIds), "[TOOL_CALLS]f[CALL_ID]a1", reply("", "[TOOL_CALLS]f[CALL_ID]a1", &[])),
+        (Plain, Some(MistralIds), "[TOOL_CALLS]f[CALL_ID]a[ARGS]no", reply("", "[TOOL_CALLS]f[CALL_ID]a[ARGS]no", &[])),
         (
             Tagged,
             Some(DeepSeek),
@@ -466,20 +481,20 @@ proptest! {
     fn any_text_in_any_pieces_is_taken_apart_alike(
         pieces in prop::collection::vec(
             prop::sample::select(vec![
-                "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "{", "}", "[", "]", "\"", "\\",
+                "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "{", "}", "[", "]", "\"", "\\",
                 ":", ",", ";", "\"name\"", "\"f\"", "\"arguments\"", "\"parameters\"", " ", "\n", "a", "é", "<", "<t", "1",
                 "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<｜", "null",
                 "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|channel|>", "analysis", "final", " to=functions.f",
                 "<|message|>", "<|end|>", "<|start|>", "<|call|>",
             ]), 0..24),
-        which in 0usize..8,
+        which in 0usize..9,
         reasoning in 0usize..4,
         marks in prop::collection::vec(any::<bool>(), 24),
         calls in any::<bool>(),
         thoughts in any::<bool>(),
     ) {
-        use ToolSyntax::{DeepSeek, Glm, Harmony, Hermes, Llama3, MistralArgs, MistralList};
-        let known = [Hermes, Llama3, MistralList, MistralArgs, DeepSeek, Glm, Harmony];
+        use ToolSyntax::{DeepSeek, Glm, Harmony, Hermes, Llama3, MistralArgs, MistralIds, MistralList};
+        let known = [Hermes, Llama3, MistralList, MistralArgs, MistralIds, DeepSeek, Glm, Harmony];
         let syntax = which.checked_sub(1).map(|which| known[which]);
         let reasoning = [Reasoning::None, Reasoning::Tagged, Reasoning::Open, Reasoning::Channels][reasoning];
         let text = pieces.concat();

@@ -220,6 +220,7 @@ fn written(form: &str, calls: &[&str]) -> String {
             let calls = each(&|call| format!("{{\"name\": \"get_weather\", \"arguments\": {call}}}"));
             format!("[TOOL_CALLS][{}]", calls.join(", "))
         }
+        "ids" => each(&|call| format!("[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{call}")).concat(),
         "args" => each(&|call| format!("[TOOL_CALLS]get_weather[ARGS]{call}")).concat(),
         "deepseek" => {
             let calls =
@@ -263,6 +264,9 @@ async fn what_a_route_emits_every_route_takes_back() {
     let real = [
         ("mistralai-Mistral-Nemo-Instruct-2407", "list", &["[TOOL_CALLS]"][..]),
         ("unsloth-mistral-Devstral-Small-2507", "args", &["[TOOL_CALLS]", "[ARGS]"]),
+        ("tekken.json v7", "list", &["[TOOL_CALLS]"]),
+        ("tekken.json v11", "ids", &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]),
+        ("tekken.json v13", "args", &["[TOOL_CALLS]", "[ARGS]"]),
         (
             "openai-gpt-oss-120b",
             "channels",

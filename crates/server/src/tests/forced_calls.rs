@@ -32,7 +32,17 @@ fn app_of(template: &str, tokens: &[&str]) -> App {
 }
 
 #[expect(clippy::print_stderr, reason = "a skipped test says why")]
+/// A published template, or Mistral's own of a version (`tekken.json v13`).
 pub(super) fn template(file: &str) -> Option<String> {
+    if let Some(version) = file.strip_prefix("tekken.json ") {
+        let tokens = ["<s>", "</s>", "[SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]"];
+        let tokens: Vec<Value> =
+            tokens.iter().enumerate().map(|(rank, text)| json!({"rank": rank, "token_str": text})).collect();
+        let config =
+            json!({"pattern": "x", "default_vocab_size": 6, "default_num_special_tokens": 6, "version": version});
+        let file = json!({"config": config, "vocab": [], "special_tokens": tokens}).to_string();
+        return tokenizer::tekken_chat_template(file.as_bytes()).unwrap();
+    }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/templates");
     let path = folder.join(format!("{file}.jinja"));
     if !path.exists() {
@@ -98,6 +108,10 @@ async fn a_model_of_each_family_that_has_to_call_calls() {
     let families = [
         ("mistralai-Mistral-Nemo-Instruct-2407", &MISTRAL[..1]),
         ("unsloth-mistral-Devstral-Small-2507", MISTRAL),
+        ("tekken.json v7", &MISTRAL[..1]),
+        ("tekken.json v11", &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]),
+        ("tekken.json v11", &[]),
+        ("tekken.json v13", MISTRAL),
         ("deepseek-ai-DeepSeek-V3.1", DEEPSEEK),
         ("GLM-4.7-Flash", GLM),
         ("openai-gpt-oss-120b", HARMONY),
