@@ -378,7 +378,18 @@ pub(crate) fn open(name: Option<&str>, headers_only: bool) -> Result<(Checkpoint
         true => Checkpoint::open_headers(&path, &open_file),
         false => Checkpoint::open(&path, &open_file),
     };
-    Ok((checkpoint.with_context(|| format!("cannot load `{name}`"))?, name.to_owned()))
+    let mut checkpoint = checkpoint.with_context(|| format!("cannot load `{name}`"))?;
+    settle_chat_template(&mut checkpoint);
+    Ok((checkpoint, name.to_owned()))
+}
+
+/// Mistral's own format, for a model that has tekken.json and no chat template.
+fn settle_chat_template(checkpoint: &mut Checkpoint) {
+    if let (None, TokenizerSource::Tekken { tekken_json }) = (&checkpoint.chat_templates.default, &checkpoint.tokenizer)
+    {
+        // The tokenizer says what is wrong with the file when it is loaded.
+        checkpoint.chat_templates.default = tokenizer::tekken_chat_template(tekken_json).ok().flatten();
+    }
 }
 
 /// Bytes of the weights that `name` stands for, as its file has them.
