@@ -30,6 +30,8 @@ const QUANTIZATION: &str = "quantization_config";
 const MODELOPT_CONFIG: &str = "hf_quant_config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// The folder of chat templates beside the usual one: `tool_use.jinja` is the one called `tool_use`.
+const ADDITIONAL_TEMPLATES: &str = "additional_chat_templates";
 
 /// Opens a file and returns all of its bytes, usually as a mapping.
 pub type OpenFile<'a> = dyn Fn(&Path) -> Result<Bytes, Box<dyn Error + Send + Sync>> + 'a;
@@ -510,11 +512,17 @@ impl Folder<'_> {
         let tokenizer_config = self.optional_json("tokenizer_config.json")?;
         let jinja = self.optional("chat_template.jinja")?;
         let template_json = self.optional_json("chat_template.json")?;
-        let chat_templates = ChatTemplates::read(
+        let mut chat_templates = ChatTemplates::read(
             tokenizer_config.as_ref().unwrap_or(&ModelConfig::default()),
             jinja.as_ref(),
             template_json.as_ref(),
         )?;
+        for file in &self.names {
+            let named = file.strip_prefix(ADDITIONAL_TEMPLATES).and_then(|name| name.strip_prefix('/'));
+            if let Some(name) = named.and_then(|name| name.strip_suffix(".jinja")) {
+                chat_templates.insert(name, file, &self.read(file)?)?;
+            }
+        }
         let tokenizer = self.tokenizer(tokenizer_config.unwrap_or_default().into_value(), &config)?;
         let generation_config = self.optional_json("generation_config.json")?.unwrap_or_default();
         let trained = match self.optional(embedding::MODULES)? {
@@ -850,11 +858,17 @@ fn missing_file(name: &str, why: &str) -> FormatError {
     FormatError::MissingFile { file: shown(name), why: why.into() }
 }
 
-/// The names in a folder, sorted.
+/// The names in a folder and of the chat templates in its [`ADDITIONAL_TEMPLATES`], sorted.
 fn list(path: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(path)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    let templates = path.join(ADDITIONAL_TEMPLATES);
+    if templates.is_dir() {
+        for entry in fs::read_dir(templates)? {
+            names.push(format!("{ADDITIONAL_TEMPLATES}/{}", entry?.file_name().to_string_lossy()));
+        }
     }
     names.sort_unstable();
     Ok(names)

@@ -98,6 +98,11 @@ impl ModelConfig {
     }
 }
 
+fn template_text(file: &str, jinja: &Bytes) -> Result<String, FormatError> {
+    let text = std::str::from_utf8(jinja);
+    text.map(String::from).map_err(|_| FormatError::NotUtf8 { what: "the template".into() }.in_file(file))
+}
+
 /// The chat templates of a checkpoint: the default one, and others by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatTemplates {
@@ -117,14 +122,22 @@ impl ChatTemplates {
     ) -> Result<Self, FormatError> {
         let mut templates = Self::in_key(tokenizer_config)?;
         if let Some(jinja) = jinja {
-            let text = std::str::from_utf8(jinja)
-                .map_err(|_| FormatError::NotUtf8 { what: "the template".into() }.in_file("chat_template.jinja"))?;
-            templates.default = Some(text.into());
+            templates.default = Some(template_text("chat_template.jinja", jinja)?);
         }
         if let (None, Some(json_file)) = (&templates.default, json_file) {
             templates.default = Self::in_key(json_file)?.default;
         }
         Ok(templates)
+    }
+
+    /// Adds the template in a file of its own, which comes before one of the same name in `tokenizer_config.json`.
+    pub(crate) fn insert(&mut self, name: &str, file: &str, jinja: &Bytes) -> Result<(), FormatError> {
+        let text = template_text(file, jinja)?;
+        match self.named.iter_mut().find(|(known, _)| known == name) {
+            Some((_, template)) => *template = text,
+            None => self.named.push((name.into(), text)),
+        }
+        Ok(())
     }
 
     /// `chat_template`: a string, or a list of `{"name", "template"}` of which one is named `default`.

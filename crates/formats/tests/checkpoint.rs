@@ -359,6 +359,29 @@ fn a_scale_that_is_infinite_is_found_in_a_block_format() {
 }
 
 #[test]
+fn templates_in_a_folder_of_their_own_have_the_names_of_their_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).unwrap();
+    valid::folder().iter().for_each(|(name, bytes)| write(name, bytes));
+    let listed = r#"[{"name": "default", "template": "D"}, {"name": "tool_use", "template": "old"}, {"name": "rag", "template": "R"}]"#;
+    write("tokenizer_config.json", format!(r#"{{"chat_template": {listed}}}"#).as_bytes());
+    let templates = || Checkpoint::open(folder.path(), &|path| Ok(fs::read(path)?.into())).unwrap().chat_templates;
+    let named = |list: &[(&str, &str)]| -> Vec<(String, String)> {
+        list.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+    };
+    assert_eq!(templates().named, named(&[("tool_use", "old"), ("rag", "R")]));
+    fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+    write("additional_chat_templates/tool_use.jinja", b"T");
+    write("additional_chat_templates/brief.jinja", b"B");
+    write("additional_chat_templates/notes.txt", b"\xff");
+    assert_eq!(templates().named, named(&[("tool_use", "T"), ("rag", "R"), ("brief", "B")]));
+    assert_eq!(templates().default.as_deref(), Some("D"));
+    write("additional_chat_templates/brief.jinja", b"\xff");
+    let error = Checkpoint::open(folder.path(), &|path| Ok(fs::read(path)?.into())).unwrap_err();
+    assert!(error.to_string().contains("additional_chat_templates/brief.jinja"), "{error}");
+}
+
+#[test]
 fn gguf_has_templates_by_name_and_integers_of_any_width() {
     let mut writer = GgufWriter::new();
     let nested = Array::of_arrays([&Array::of_i32(&[1, -2]), &Array::of_f32(&[])]);

@@ -65,7 +65,8 @@ fn select_all(repo: &str, files: &[String]) -> Result<Vec<String>, HubError> {
     let safetensors = safetensors_weights(files);
     if !safetensors.is_empty() {
         check_parts(repo, &safetensors)?;
-        let config = files.iter().filter(|file| CONFIG_FILES.contains(&file.as_str()) || is_pooling(file));
+        let is_read = |file: &str| CONFIG_FILES.contains(&file) || is_pooling(file) || is_additional_template(file);
+        let config = files.iter().filter(|file| is_read(file));
         return Ok(safetensors.into_iter().chain(config.map(String::as_str)).map(str::to_owned).collect());
     }
     // A vision projector or an importance matrix lies beside models, but is none.
@@ -85,6 +86,13 @@ fn select_all(repo: &str, files: &[String]) -> Result<Vec<String>, HubError> {
 fn is_pooling(file: &str) -> bool {
     let folder = file.strip_suffix("/config.json");
     folder.is_some_and(|folder| folder.ends_with("_Pooling") && !folder.contains('/'))
+}
+
+/// Whether a file is a chat template beside the usual one, as transformers keeps them:
+/// `additional_chat_templates/tool_use.jinja`.
+fn is_additional_template(file: &str) -> bool {
+    let name = file.strip_prefix("additional_chat_templates/").and_then(|name| name.strip_suffix(".jinja"));
+    name.is_some_and(|name| !name.contains('/'))
 }
 
 /// The checkpoint's own safetensors at the top of the repository: the shards where there is an index, or
@@ -241,15 +249,19 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_vectors_of_texts_comes_with_the_checkpoint() {
+    fn what_is_read_from_folders_comes_with_the_checkpoint() {
         let files = [
             "model.safetensors",
             "modules.json",
             "1_Pooling/config.json",
             "2_Normalize/config.json",
             "x/1_Pooling/config.json",
+            "additional_chat_templates/tool_use.jinja",
+            "additional_chat_templates/x/tool_use.jinja",
+            "additional_chat_templates/notes.md",
         ];
-        let expected = ["1_Pooling/config.json", "model.safetensors", "modules.json"];
+        let expected =
+            ["1_Pooling/config.json", "additional_chat_templates/tool_use.jinja", "model.safetensors", "modules.json"];
         assert_eq!(pick(&files, None).unwrap(), expected);
     }
 
