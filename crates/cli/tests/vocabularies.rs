@@ -167,6 +167,14 @@ fn a_text_is_written_between_two_others_where_the_vocabulary_marks_a_gap() {
     // Three tokens that the texts below do not need become marks; the model was not trained with them, and says
     // anything.
     let names = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
+    let vocab = json["model"]["vocab"].as_object_mut().expect("tokens");
+    vocab.retain(|_, id| id.as_u64().is_some_and(|id| id < 4093));
+    let vocab = vocab.clone();
+    let is_there = |pair: &Value| {
+        let [left, right] = [0, 1].map(|at| pair[at].as_str().expect("a token"));
+        [left, right, &format!("{left}{right}")].iter().all(|token| vocab.contains_key(*token))
+    };
+    json["model"]["merges"].as_array_mut().expect("pairs").retain(is_there);
     for (id, name) in (4093..).zip(names) {
         let token = json!({"id": id, "content": name, "special": false, "single_word": false, "lstrip": false,
             "rstrip": false, "normalized": false});
@@ -189,6 +197,17 @@ fn a_text_is_written_between_two_others_where_the_vocabulary_marks_a_gap() {
     assert_eq!(ids(&[&coder, "-p", before, "--suffix", behind]), expected);
     assert_eq!(ids(&[&coder, "--raw", "-p", before, "--suffix", behind]), expected);
     assert_eq!(ids(&[&coder, "--suffix", behind])[..2], [4093, 4094]);
+    // The file that is made of it names the marks by id.
+    let file = folder.path().join("coder.gguf");
+    let path = file.to_str().expect("a path in UTF-8");
+    process::succeed(&["quantize", &coder, "-F", "bf16", "--plain", "-o", path]);
+    let metadata: Value =
+        serde_json::from_str(&process::succeed(&["inspect", path, "--output-format", "json"])).expect("JSON");
+    for (key, id) in [("pre", 4093), ("suf", 4094), ("mid", 4095)] {
+        let key = format!("tokenizer.ggml.fim_{key}_token_id");
+        assert_eq!(metadata["metadata"][&key], id.to_string(), "{key}: {}", metadata["metadata"]);
+    }
+    assert_eq!(ids(&[path, "-p", before, "--suffix", behind]), expected);
     let plain = model(&folder.path().join("plain"), &files(&unmarked));
     let refused = process::output(&["run", &plain, "-p", before, "--suffix", behind]);
     let message = process::text(&refused.stderr);

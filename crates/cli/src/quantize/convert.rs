@@ -331,7 +331,19 @@ impl Vocabulary {
             ("unknown_token_id", original.unk_id()),
             ("padding_token_id", original.pad_id()),
         ];
-        for (name, id) in ids {
+        // Other programs know the texts of some families' marks alone, and all ids.
+        let fim = original
+            .fim()
+            .map_or([None; 6], |fim| [Some(fim.prefix), Some(fim.suffix), fim.middle, fim.pad, fim.repo, fim.file_sep]);
+        let marks = [
+            "fim_pre_token_id",
+            "fim_suf_token_id",
+            "fim_mid_token_id",
+            "fim_pad_token_id",
+            "fim_rep_token_id",
+            "fim_sep_token_id",
+        ];
+        for (name, id) in ids.into_iter().chain(marks.into_iter().zip(fim)) {
             if let Some(id) = id {
                 writer.metadata(&key(name), Value::U32(id));
             }
