@@ -194,7 +194,13 @@ impl Conversation {
         match role.as_str() {
             "user" => self.take_user(&at_content, blocks),
             "assistant" => self.take_assistant(&at_content, blocks),
-            other => Err(wrong(&format!("{at}.role"), &json!(other), "user or assistant")),
+            // Instructions that come between two turns.
+            "system" => {
+                let text = texts(&at_content, blocks.into())?;
+                self.push(&at_content, json!({"role": "system", "content": text}));
+                Ok(())
+            }
+            other => Err(wrong(&format!("{at}.role"), &json!(other), "user, assistant or system")),
         }
     }
 

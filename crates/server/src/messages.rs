@@ -50,6 +50,8 @@ pub(crate) fn check(
     let mut messages = messages.into_iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
     if !template.system {
         system_into_user(&mut messages)?;
+    } else if dialect.one_system {
+        messages = one_system(messages);
     }
     if template.tool_calls && !template.parallel_tool_calls {
         messages = one_call_a_message(messages);
@@ -361,26 +363,56 @@ pub(crate) fn in_turns(messages: Vec<Value>, dialect: &Dialect) -> Vec<Value> {
     turns
 }
 
-/// For templates that show no system message: what it says stands before the next text of the user's, as llama.cpp has it.
+/// For templates that show no system message: what it says stands before the next text of the user's, as llama.cpp has it,
+/// and is a text of the user's where none follows.
 fn system_into_user(messages: &mut Vec<Value>) -> Result<(), ApiError> {
     let mut said = String::new();
+    let mut has_user = false;
     for mut message in std::mem::take(messages) {
         if message["role"] == "system" {
             said.push_str(&text_of(&message["content"]));
             said.push_str("\n\n");
             continue;
         }
-        if message["role"] == "user" && !said.is_empty() {
-            message["content"] = format!("{said}{}", text_of(&message["content"])).into();
-            said.clear();
+        if message["role"] == "user" {
+            has_user = true;
+            if !said.is_empty() {
+                message["content"] = format!("{said}{}", text_of(&message["content"])).into();
+                said.clear();
+            }
         }
         messages.push(message);
     }
     if said.is_empty() {
         return Ok(());
     }
-    let error = "this model's chat template cannot show a system message, and no user's message follows to say it in";
+    if has_user {
+        messages.push(json!({"role": "user", "content": said.trim_end()}));
+        return Ok(());
+    }
+    let error = "this model's chat template cannot show a system message, and there is no user's message to say it in";
     Err(ApiError::unsupported("messages", error))
+}
+
+/// For templates that show one system message, the first: those at the beginning are one, and a later one becomes the user's,
+/// in its place. Programs put instructions that change between two turns there.
+fn one_system(messages: Vec<Value>) -> Vec<Value> {
+    let mut shown: Vec<Value> = Vec::with_capacity(messages.len());
+    for mut message in messages {
+        if message["role"] == "system" {
+            match shown.as_mut_slice() {
+                [] => {}
+                [first] if first["role"] == "system" => {
+                    let text = format!("{}\n\n{}", text_of(&first["content"]), text_of(&message["content"]));
+                    first["content"] = text.into();
+                    continue;
+                }
+                _ => message["role"] = "user".into(),
+            }
+        }
+        shown.push(message);
+    }
+    shown
 }
 
 #[cfg(test)]

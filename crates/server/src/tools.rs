@@ -69,6 +69,8 @@ pub(crate) struct Dialect {
     pub(crate) alternates: bool,
     /// Whether it refuses a message of a user behind the result of a call.
     pub(crate) answers_results: bool,
+    /// Whether it shows a system message at the beginning alone, and refuses or drops one that comes later.
+    pub(crate) one_system: bool,
     /// Whether it fails on a tool without a description.
     needs_description: bool,
     /// Whether an answer may begin with a thought: the template knows thoughts, or the vocabulary has tokens for them.
@@ -92,6 +94,7 @@ impl Dialect {
             nine_letter_ids: takes_nine_letter_ids_only(template),
             alternates: alternates(template),
             answers_results: answers_results(template),
+            one_system: one_system(template),
             needs_description: needs_description(template),
             may_think: thinks(template),
         }
@@ -277,6 +280,21 @@ fn answers_results(template: &ChatTemplate) -> bool {
         })
     };
     takes(false) && !takes(true)
+}
+
+fn one_system(template: &ChatTemplate) -> bool {
+    let said = |role: &str, text: &str| json!({"role": role, "content": text});
+    let shows = |messages: &[Value], marks: &[&str]| {
+        let text = template.render(&probe(messages));
+        text.is_ok_and(|text| marks.iter().all(|mark| text.contains(mark)))
+    };
+    let (first, user, answer) = (said("system", "mark5f1d0c"), said("user", "x"), said("assistant", "y"));
+    let (second, third) = (said("system", "mark6e2c1b"), said("system", "mark7d3b2a"));
+    // As programs send them: several at the beginning, one between two turns, and one behind the last turn.
+    let many = [first.clone(), second.clone(), user.clone(), answer, third.clone(), user.clone()];
+    let last = [first.clone(), user.clone(), third];
+    shows(&[first, user], &["mark5f1d0c"])
+        && !(shows(&many, &["mark5f1d0c", "mark6e2c1b", "mark7d3b2a"]) && shows(&last, &["mark5f1d0c", "mark7d3b2a"]))
 }
 
 fn needs_description(template: &ChatTemplate) -> bool {

@@ -320,6 +320,51 @@ async fn the_same_prompt_in_each_form(app: &App, unshown: &[(usize, &str)]) {
     assert_ne!(ok(app, COUNT, &failed).await, ok(app, COUNT, &fine).await);
 }
 
+/// Programs tell the model more between two turns: Claude Code behind the user's first text, in a message with the role
+/// `system`, and Codex in several of `developer` before it. A template that refuses or drops those still shows the words.
+#[tokio::test]
+async fn instructions_may_stand_anywhere() {
+    const CHECKS: &str = "{% if messages[0].role == 'system' %}S:{{ messages[0].content }};{% set rest = messages[1:] %}\
+        {% else %}{% set rest = messages %}{% endif %}{% for m in rest %}{% if m.role == 'system' %}REFUSES{% endif %}\
+        {% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('take turns') }}{% endif %}\
+        {{ m.role[0] }}:{{ m.content }};{% endfor %}";
+    let refuses = CHECKS.replace("REFUSES", "{{ raise_exception('the system speaks first') }}");
+    let drops = "{% for m in messages %}{% if loop.first or m.role != 'system' %}{{ m.role[0] }}:{{ m.content }};\
+        {% endif %}{% endfor %}";
+    let none =
+        "{% for m in messages %}{% if m.role != 'system' %}{{ m.role[0] }}:{{ m.content }};{% endif %}{% endfor %}";
+    let all = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}";
+    let messages = |roles: &[(&str, &str)]| -> Value {
+        roles.iter().map(|(role, text)| json!({"role": role, "content": text})).collect()
+    };
+    let codex = messages(&[("developer", "A"), ("developer", "B"), ("user", "c"), ("user", "d")]);
+    let claude = messages(&[("system", "A"), ("user", "b"), ("system", "C")]);
+    let between = messages(&[("user", "a"), ("assistant", "b"), ("system", "C"), ("user", "d")]);
+    for (template, shown) in [
+        (&*refuses, ["S:A\n\nB;u:c\nd;", "S:A;u:b\nC;", "u:a;a:b;u:C\nd;"]),
+        (drops, ["s:A\n\nB;u:c;u:d;", "s:A;u:b;u:C;", "u:a;a:b;u:C;u:d;"]),
+        (none, ["u:A\n\nB\n\nc;u:d;", "u:A\n\nb;u:C;", "u:a;a:b;u:C\n\nd;"]),
+        (all, ["s:A;s:B;u:c;u:d;", "s:A;u:b;s:C;", "u:a;a:b;s:C;u:d;"]),
+    ] {
+        let app = app_with(template);
+        for (conversation, shown) in [&codex, &claude, &between].into_iter().zip(shown) {
+            let prompt = ok(&app, "/apply-template", &json!({"messages": conversation})).await;
+            assert_eq!(prompt["prompt"], shown, "{template}");
+        }
+        let expected = ok(&app, "/tokenize", &json!({"messages": claude})).await["count"].clone();
+        let rest = messages(&[("user", "b"), ("system", "C")]);
+        let anthropic = json!({"system": "A", "messages": rest});
+        assert_eq!(ok(&app, COUNT, &anthropic).await["input_tokens"], expected, "{template}");
+        assert_eq!(ok(&app, COUNT, &json!({"messages": claude})).await["input_tokens"], expected, "{template}");
+        let expected = ok(&app, "/tokenize", &json!({"messages": codex})).await["count"].clone();
+        let answer = ok(&app, RESPONSES, &json!({"input": codex, "max_output_tokens": 2})).await;
+        assert_eq!(answer["usage"]["input_tokens"], expected, "{template}");
+    }
+    // Nobody else speaks: what would be answered?
+    let (status, _, answer) = post(&app_with(none), CHAT, &json!({"messages": messages(&[("system", "A")])})).await;
+    assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("messages")));
+}
+
 #[tokio::test]
 async fn a_wrong_part_of_a_turn_is_named_in_its_own_words() {
     let app = app_with(HERMES);
@@ -331,7 +376,8 @@ async fn a_wrong_part_of_a_turn_is_named_in_its_own_words() {
     for (change, param) in [
         (json!({"messages": []}), "messages"),
         (json!({"messages": ["x"]}), "messages[0]"),
-        (json!({"messages": [{"role": "system", "content": "x"}]}), "messages[0].role"),
+        (json!({"messages": [{"role": "wizard", "content": "x"}]}), "messages[0].role"),
+        (json!({"messages": [{"role": "system", "content": [{"type": "image"}]}]}), "messages[0].content[0]"),
         (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
         (user(json!([{"type": "image", "source": {}}])), "messages[0].content[0]"),
         (user(json!([{"type": "text"}])), "messages[0].content[0].text"),
