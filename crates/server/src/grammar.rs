@@ -41,7 +41,7 @@ pub(crate) const FIELDS: &[Field] = &[
 ];
 
 /// Characters of the library's message about a grammar, which may repeat the whole grammar.
-const PROBLEM_LEN_MAX: usize = 300;
+pub(crate) const PROBLEM_LEN_MAX: usize = 300;
 /// Bytes of compiled grammars that are kept: a client asks for the same schema with each request.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 /// Bytes of one compiled grammar; each text that keeps to it has a copy.

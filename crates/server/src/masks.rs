@@ -16,6 +16,8 @@ use engine::{GrammarState, TokenSet};
 use llguidance::toktrie::SimpleVob;
 use llguidance::{CancellationHandle, Matcher};
 
+use crate::fields::clipped;
+use crate::grammar::PROBLEM_LEN_MAX;
 use crate::mask_watch;
 
 /// Of each thread; the system gives memory to what is used of it alone. Grammars go as deep as their rules nest.
@@ -282,7 +284,16 @@ fn watched<T, E: ToString>(
     if matcher.is_cancelled() {
         return Err(mask_watch::too_complex());
     }
-    made.map_err(|error| error.to_string())
+    made.map_err(|error| in_words(&error.to_string()))
+}
+
+/// Says why a text cannot go on, so that a client can use it: the library's own words are for its authors.
+fn in_words(error: &str) -> String {
+    let first_line = error.lines().next().unwrap_or_default();
+    if first_line.starts_with("NoExtensionBias") {
+        return "no text keeps to it; look for a rule that needs itself".to_owned();
+    }
+    clipped(first_line, PROBLEM_LEN_MAX)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -489,6 +489,10 @@ async fn hostile_grammars_are_refused_or_honoured_in_bounded_time() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+    // Of a grammar without any text, the message says what to look for, and not what the library calls it.
+    let (_, _, answer) = post(&app, CHAT, &with(json!({"structured_outputs": {"grammar": "start: start"}}))).await;
+    let message = "the grammar failed: no text keeps to it; look for a rule that needs itself";
+    assert_eq!(answer["error"]["message"], message);
     ok(&app, CHAT, &hello()).await;
     idle(&app).await;
 }
