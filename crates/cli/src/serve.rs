@@ -155,6 +155,8 @@ struct LimitArgs {
 
 /// Runs the command.
 pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
+    // Requests of megabytes are prepared on many threads, and each would leave an arena as large as its largest one was.
+    mapped::keep_few_arenas();
     let mut args = args.clone();
     args.models.append(&mut args.model);
     let args = &args;

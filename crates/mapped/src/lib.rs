@@ -1,4 +1,5 @@
-//! Files mapped into memory, as reference-counted [`Bytes`]: the only place where files meet `unsafe`.
+//! Files mapped into memory, as reference-counted [`Bytes`]: the only place where files meet `unsafe`. The allocator's
+//! setting ([`keep_few_arenas`]) is here too, since it takes a call of the system's library.
 //!
 //! Knows nothing of what the bytes mean. A mapping is read only and shared, so several processes that use one model
 //! share one copy of it in memory.
@@ -7,6 +8,7 @@
 //! [`install_sigbus_message`] turns that into a message and an exit code instead of a bare crash. After
 //! [`read_instead_of_mapping`], and by itself where the file system cannot map, a file is read into memory whole.
 
+mod arenas;
 mod identity;
 #[cfg(unix)]
 mod sigbus;
@@ -21,6 +23,7 @@ use std::{
 use bytes::Bytes;
 use memmap2::{Mmap, MmapMut};
 
+pub use arenas::keep_few_arenas;
 pub use identity::FileIdentity;
 use identity::Known;
 #[cfg(unix)]
