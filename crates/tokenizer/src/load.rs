@@ -337,6 +337,7 @@ fn build(
     let normalizer = Option::<NormalizerWrapper>::deserialize(&json.normalizer).map_err(part("normalizer"))?;
     let pre_tokenizer = PreTokenizer::from_json(FILE, &json.pre_tokenizer, options.allow_unknown_patterns)?;
     let (token_bytes, decode_rule) = read_decoder(&json.decoder)?;
+    check_ids_of_added(&json.added_tokens)?;
 
     let id_of = |text: &str| json.added_tokens.iter().find(|added| added.token.content == text).map(|added| added.id);
     let fim = FimMarkers::find(&FimIds::default(), id_of);
@@ -497,6 +498,18 @@ fn vocabulary_with(
     let mut vocabulary = Vocabulary::new(FILE, texts, ids, token_bytes)?;
     vocabulary.mark_special(added_ids.iter().copied().filter(|&id| added.is_special(id)));
     Ok(vocabulary)
+}
+
+/// Refuses two added tokens with one id, because a text would find only the last of them.
+fn check_ids_of_added(added: &[AddedTokenJson]) -> Result<(), TokenizerError> {
+    let mut texts = AHashMap::with_capacity(added.len());
+    for AddedTokenJson { id, token } in added {
+        if let Some(other) = texts.insert(id, &token.content).filter(|other| **other != token.content) {
+            let message = format!("gives `{other}` and `{}` the id {id}; give each an id of its own", token.content);
+            return Err(TokenizerError::field(FILE, "added_tokens", message));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses an added token to which the model gives another id.

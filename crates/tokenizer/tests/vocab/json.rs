@@ -324,6 +324,10 @@ fn what_is_not_covered_is_refused_by_name() {
         ),
         (json!({"added_tokens": [added(7, "a", json!({}))]}), "gives `a` the id 7, but `model.vocab` gives it"),
         (
+            json!({"added_tokens": [added(700, "<a>", json!({})), added(700, "<b>", json!({}))]}),
+            "gives `<a>` and `<b>` the id 700",
+        ),
+        (
             json!({"post_processor": {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}}),
             "exactly once",
         ),
