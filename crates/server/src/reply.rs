@@ -24,6 +24,9 @@ pub(crate) enum Part {
     NoCall(String),
 }
 
+/// The warning about a call that could not be read.
+const UNREADABLE: &str = "a call of a tool could not be read, and stands in the text as the model wrote it";
+
 /// What is being read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Mode {
@@ -306,9 +309,9 @@ impl ReplyReader {
     /// What was held is no call: it is text again, with what was read behind it.
     fn give_back(&mut self, parts: &mut Vec<Part>, announced: bool, read: &str) {
         let mut text = self.held.take().unwrap_or_default();
-        // Only a marker says that it was to be a call.
-        if announced || text.contains(|character: char| !character.is_whitespace()) {
-            self.warn("a call of a tool could not be read, and stands in the text as the model wrote it".to_owned());
+        // Without a marker in it, this text alone does not show that a call was meant.
+        if text.contains(|character: char| !character.is_whitespace()) {
+            self.warn(UNREADABLE.to_owned());
         }
         text.push_str(read);
         push_part(parts, if announced { Part::NoCall(text) } else { Part::Content(text) });
@@ -331,17 +334,20 @@ impl ReplyReader {
             return false;
         };
         let (name, rest) = (name.to_owned(), rest.to_owned());
-        let called = match name.split_once(self.in_calls(CALL_ID)) {
+        let (called, written) = match name.split_once(self.in_calls(CALL_ID)) {
             Some((called, id)) if self.syntax == Some(ToolSyntax::MistralIds) => {
-                self.hold(&format!("{called}{}{id}", CALL_ID.text));
-                called
+                (called.trim().to_owned(), format!("{called}{}{id}", CALL_ID.text))
             }
-            _ => {
-                self.hold(&name);
-                &name
-            }
+            _ => (name.trim().to_owned(), name),
         };
-        let called = called.trim().to_owned();
+        if called.is_empty() {
+            // A call without a name calls no tool.
+            self.give_back(parts, false, &format!("{written}{}", separator.text));
+            self.buffer = rest;
+            self.mode = Mode::Content;
+            return true;
+        }
+        self.hold(&written);
         self.hold(separator.text);
         self.mode = Mode::Call(CallReader::arguments(called));
         self.buffer = rest;
@@ -399,6 +405,9 @@ impl ReplyReader {
                 let held = self.held.take().unwrap_or_default();
                 push_part(parts, Part::Content(format!("{held}{}", reader.raw)));
             } else {
+                if reader.has_begun && !is_text {
+                    self.warn(UNREADABLE.to_owned());
+                }
                 self.give_back(parts, announced, &reader.raw);
             }
             self.mode = Mode::Content;

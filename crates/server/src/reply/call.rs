@@ -4,6 +4,7 @@
 //! an empty string, or leave them out; all of these mean what was meant. Arguments that are an object are given out while
 //! they come, the others when they are whole.
 
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::{Part, push_part};
@@ -19,6 +20,8 @@ pub(super) struct CallReader {
     pub(super) name: Option<String>,
     /// The call was given out.
     pub(super) announced: bool,
+    /// A call had begun beyond doubt at some character, whether or not the text was cut there.
+    pub(super) has_begun: bool,
     /// Open objects and lists.
     depth: usize,
     in_string: bool,
@@ -75,6 +78,7 @@ impl CallReader {
             }
             self.raw.push(character);
             self.read(character);
+            self.has_begun |= self.is_certain();
         }
         text.len()
     }
@@ -216,11 +220,24 @@ impl CallReader {
 
     fn end_member(&mut self, at: usize) {
         let value = self.value.take().map(|start| self.raw[start..at - 1].trim().to_owned());
+        // A member that is not JSON may hold what the model meant; the call without it would be another call.
+        let is_json = match &value {
+            Some(value) => serde_json::from_str::<IgnoredAny>(value).is_ok(),
+            None => self.is_bare || self.raw[self.member..at - 1].trim().is_empty(),
+        };
+        if !is_json {
+            self.state = CallState::Failed;
+        }
         if let Some(value) = value {
             let key =
                 serde_json::from_str::<String>(self.raw[self.member..].split(':').next().unwrap_or_default().trim());
             match (key.as_deref(), serde_json::from_str::<Value>(&value)) {
-                (Ok("name"), Ok(Value::String(name))) => self.name = Some(name),
+                // A second name would contradict the first, which may be sent already; an empty one names no tool.
+                (Ok("name"), Ok(Value::String(name)))
+                    if !name.is_empty() && self.name.as_ref().is_none_or(|known| *known == name) =>
+                {
+                    self.name = Some(name);
+                }
                 (Ok("name"), _) => self.state = CallState::Failed,
                 (Ok("arguments" | "parameters"), _) if self.in_arguments => self.mean(&value),
                 _ => {}

@@ -395,6 +395,28 @@ fn ended_cases() -> Vec<(Reasoning, ToolSyntax, &'static str, Reply)> {
         ),
         (Plain, Hermes, r#"<tool_call>{"name": "f""#, text(r#"<tool_call>{"name": "f""#)),
         (Plain, Hermes, "a <tool_call>", text("a <tool_call>")),
+        // Members that are no JSON, names that contradict each other, and no name.
+        (
+            Plain,
+            Hermes,
+            r#"<tool_call>{"name": "f", x y z}</tool_call>"#,
+            text(r#"<tool_call>{"name": "f", x y z}</tool_call>"#),
+        ),
+        (Plain, Hermes, r#"<tool_call>{"name": "f", "x": y}"#, text(r#"<tool_call>{"name": "f", "x": y}"#)),
+        (Plain, Hermes, r#"<tool_call>{"name": "f", "arguments": {},}</tool_call>"#, called("{}")),
+        (
+            Plain,
+            Hermes,
+            r#"<tool_call>{"name": "f", "arguments": {}, "name": "g_2"}"#,
+            text(r#"<tool_call>{"name": "f", "arguments": {}, "name": "g_2"}"#),
+        ),
+        (
+            Plain,
+            Hermes,
+            r#"<tool_call>{"name": "", "arguments": {}}"#,
+            text(r#"<tool_call>{"name": "", "arguments": {}}"#),
+        ),
+        (Plain, MistralArgs, "[TOOL_CALLS] [ARGS]{}", text("[TOOL_CALLS] [ARGS]{}")),
         (Plain, Llama3, r#"{"name": "f", "parameters": {"x": 1,}}"#, text(r#"{"name": "f", "parameters": {"x": 1,}}"#)),
         (Plain, MistralList, "[TOOL_CALLS] [", text("[TOOL_CALLS] [")),
         (Plain, MistralList, "[TOOL_CALLS][{\"name\": 1}]", text("[TOOL_CALLS][{\"name\": 1}]")),
