@@ -1,6 +1,7 @@
 //! What is served, whether it is, how it fares.
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::Response;
@@ -15,7 +16,12 @@ pub(crate) async fn models(State(app): State<App>) -> Result<Response, ApiError>
     Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": data})))
 }
 
-pub(crate) async fn model(State(app): State<App>, Path(name): Path<String>) -> Result<Response, ApiError> {
+pub(crate) async fn model(
+    State(app): State<App>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let not_text = |_| ApiError::invalid("model", "the model in the path is not UTF-8; `/v1/models` lists the models");
+    let Path(name) = name.map_err(not_text)?;
     Ok(json_response(StatusCode::OK, &describe(&*app.serving(Some(&name))?)))
 }
 
