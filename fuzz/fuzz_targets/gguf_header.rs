@@ -1,7 +1,7 @@
-//! See `oracles::gguf_header`.
+//! See `fuzz/oracles/formats.rs`.
 #![no_main]
 
-#[path = "../oracles.rs"]
+#[path = "../oracles/formats.rs"]
 #[allow(dead_code, reason = "each target uses one of them")]
 mod oracles;
 

@@ -1,7 +1,7 @@
-//! See `oracles::model_open`.
+//! See `fuzz/oracles/formats.rs`.
 #![no_main]
 
-#[path = "../oracles.rs"]
+#[path = "../oracles/formats.rs"]
 #[allow(dead_code, reason = "each target uses one of them")]
 mod oracles;
 

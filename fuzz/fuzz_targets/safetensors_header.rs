@@ -1,7 +1,7 @@
-//! See `oracles::safetensors_header`; and what is accepted here, the reference reader accepts and reads the same.
+//! See `fuzz/oracles/formats.rs`; and what is accepted here, the reference reader accepts and reads the same.
 #![no_main]
 
-#[path = "../oracles.rs"]
+#[path = "../oracles/formats.rs"]
 #[allow(dead_code, reason = "each target uses one of them")]
 mod oracles;
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a tool that reports")]
 
+mod fuzz;
 mod kernels;
 mod macos;
 
@@ -19,12 +20,14 @@ struct Chores {
 #[derive(Subcommand)]
 enum Chore {
     CheckMacos(macos::CheckMacosArgs),
+    Fuzz(fuzz::FuzzArgs),
     Kernels(kernels::KernelsArgs),
 }
 
 fn main() -> Result<()> {
     match Chores::parse().chore {
         Chore::CheckMacos(args) => macos::check_macos(&args),
+        Chore::Fuzz(args) => fuzz::fuzz(&args),
         Chore::Kernels(args) => kernels::kernels(&args),
     }
 }

@@ -1,9 +1,10 @@
-//! Writes the seeds of every target: `cargo +nightly run --example seeds`, in this folder.
+//! Writes the seeds that are computed: `cargo run --example seeds`, in the folder `fuzz`. Those that are plain text (of
+//! `stream`, `template` and `http`, and the small ones of `grammar`) are written by hand.
 
-#[path = "../oracles.rs"]
+#[path = "../../oracles/formats.rs"]
 #[allow(dead_code, reason = "only the names are used")]
 mod oracles;
-#[path = "../../crates/formats/tests/valid/mod.rs"]
+#[path = "../../../crates/formats/tests/valid/mod.rs"]
 mod valid;
 
 use std::{fs, path::Path};

@@ -1,5 +1,5 @@
-//! What every input must satisfy, one function per fuzz target. The tests of `formats` replay the seeds through the same
-//! functions.
+//! What every input must satisfy, one function per fuzz target. The tests of `formats` replay the seeds through the
+//! same functions.
 
 use bytes::Bytes;
 use formats::{
