@@ -47,7 +47,7 @@ const KEPT_BYTES_MAX: usize = 64 << 20;
 /// Bytes of one compiled grammar; each text that keeps to it has a copy.
 const COMPILED_BYTES_MAX: usize = 24 << 20;
 /// Time to compile a grammar. Unoptimised builds, which tests run, take a few times as long.
-const COMPILE_TIME_MAX: Duration = Duration::from_secs(if cfg!(debug_assertions) { 8 } else { 1 });
+pub(crate) const COMPILE_TIME_MAX: Duration = Duration::from_secs(if cfg!(debug_assertions) { 8 } else { 1 });
 /// Grammars that are being compiled at a time.
 const COMPILING_MAX: usize = 4;
 /// Those besides that nobody waits for any more. They end by themselves; until then each has a thread and its memory.

@@ -24,6 +24,8 @@ mod engine_thread;
 mod error;
 mod fields;
 mod forced_call;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod gbnf;
 mod generation;
 mod generic_tools;

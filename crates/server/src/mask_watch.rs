@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use llguidance::CancellationHandle;
 
 /// Time for one token of one text. Unoptimised builds, which tests run, take a few times as long.
-const TIME_MAX: Duration = Duration::from_millis(if cfg!(debug_assertions) { 1500 } else { 250 });
+pub(crate) const TIME_MAX: Duration = Duration::from_millis(if cfg!(debug_assertions) { 1500 } else { 250 });
 /// How often the thread looks while something is watched.
 const LOOKS: Duration = Duration::from_millis(20);
 

@@ -6,6 +6,7 @@ mod embeddings;
 mod errors;
 mod fields;
 mod forced_calls;
+mod fuzz_seeds;
 mod generation;
 mod infill;
 mod listen;

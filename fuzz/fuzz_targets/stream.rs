@@ -1,0 +1,4 @@
+//! See `fuzz/oracles/stream.rs`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| server::fuzzing::stream(data));
