@@ -5,6 +5,7 @@ mod grammar;
 #[path = "../../oracles/formats.rs"]
 #[allow(dead_code, reason = "only the names are used")]
 mod oracles;
+mod tokenizer;
 #[path = "../../../crates/formats/tests/valid/mod.rs"]
 mod valid;
 
@@ -47,6 +48,7 @@ fn main() {
     save("model_open", "gguf", &pack(&[("model.gguf", valid::gguf_writer("llama").to_bytes())]));
     save("model_open", "vocabulary", &pack(&[("model.gguf", vocabulary().to_bytes())]));
     grammar::save_all();
+    tokenizer::save_all();
 }
 
 fn vocabulary() -> GgufWriter {
