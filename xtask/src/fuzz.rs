@@ -34,6 +34,8 @@ const TARGETS: &[Target] = &[
     target("grammar", 16 << 10, 512, 60),
     target("tokenizer", 16 << 10, 64, 10),
     target("template", 16 << 10, 64, 10),
+    target("quant_blocks", 4 << 10, 16, 10),
+    target("traces", 2 << 10, 16, 10),
 ];
 
 /// What libFuzzer needs: counters at edges, the values that are compared, and an allocator that sees bad accesses.

@@ -1,6 +1,7 @@
 //! Writes the seeds that are computed: `cargo run --example seeds`, in the folder `fuzz`. Those that are plain text (of
 //! `stream`, `template` and `http`, and the small ones of `grammar`) are written by hand.
 
+mod blocks;
 mod grammar;
 #[path = "../../oracles/formats.rs"]
 #[allow(dead_code, reason = "only the names are used")]
@@ -49,6 +50,7 @@ fn main() {
     save("model_open", "vocabulary", &pack(&[("model.gguf", vocabulary().to_bytes())]));
     grammar::save_all();
     tokenizer::save_all();
+    blocks::save_all();
 }
 
 fn vocabulary() -> GgufWriter {

@@ -1,0 +1,7 @@
+//! See `fuzz/oracles/quant_blocks.rs`.
+#![no_main]
+
+#[path = "../oracles/quant_blocks.rs"]
+mod oracle;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| oracle::quant_blocks(data));
