@@ -35,6 +35,7 @@ const TARGETS: &[Target] = &[
     target("tokenizer", 16 << 10, 64, 10),
     target("template", 16 << 10, 64, 10),
     target("quant_blocks", 4 << 10, 16, 10),
+    target("http", 8 << 10, 512, 40),
     target("traces", 2 << 10, 16, 10),
 ];
 

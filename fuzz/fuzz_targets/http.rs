@@ -1,0 +1,7 @@
+//! See `fuzz/oracles/http.rs`.
+#![no_main]
+
+#[path = "../oracles/http.rs"]
+mod oracle;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| oracle::http(data));

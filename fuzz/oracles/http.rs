@@ -1,0 +1,171 @@
+//! The oracle of `http`.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, Method, Request, StatusCode};
+use engine::null::NullExecutable;
+use engine::{Engine, EngineConfig, SamplingParams};
+use http_body_util::BodyExt;
+use plan::{KvFormat, KvLayout};
+use serde_json::Value;
+use server::{App, Options, ServedModel};
+use tokenizer::chat_template::ChatTemplate;
+use tokenizer::{LoadOptions, Tokenizer};
+use tower::ServiceExt;
+
+const VOCAB_SIZE: usize = 4096;
+/// No request takes longer: its text has 256 tokens at most, and its grammar has a time of its own.
+const TIME_MAX: Duration = Duration::from_secs(30);
+/// What may be answered where the document has no such operation: by the layer before the routes, or by none of them.
+const WITHOUT_ROUTE: [u16; 8] = [400, 401, 403, 404, 405, 413, 415, 421];
+
+/// Shows tools and calls as Hermes' templates do, and thinks.
+const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}\n{% endif %}\
+    {% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}{{ m.content }}\
+    {% for c in m.tool_calls or [] %}<tool_call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": \
+    {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// A server that goes on from input to input, as servers do.
+struct Served {
+    app: App,
+    runtime: tokio::runtime::Runtime,
+    /// Statuses by method and path, as the server's document declares them.
+    declared: HashMap<(String, String), HashSet<u16>>,
+}
+
+static SERVED: LazyLock<Served> = LazyLock::new(|| {
+    let config = include_bytes!("../../crates/cli/builtin/tokenizer_config.json");
+    let json = include_bytes!("../../crates/cli/builtin/tokenizer.json");
+    let mut tokenizer = Tokenizer::from_json(json, Some(config), &LoadOptions::default()).expect("the built-in one");
+    tokenizer.add_eos_ids(&[2, 0]);
+    let kv = KvLayout { format: KvFormat::F32, block_len: 8, num_blocks: 96 };
+    let config = EngineConfig::new(kv, 256, VOCAB_SIZE, vec![2, 0]);
+    let executable = NullExecutable::new(kv, VOCAB_SIZE).with_queue();
+    let app = App::new(Options::default(), &["tiny"]);
+    app.ready(ServedModel {
+        name: "tiny".to_owned(),
+        device: "nothing".to_owned(),
+        version: "0",
+        defaults: SamplingParams::default(),
+        tokenizer: Arc::new(tokenizer),
+        template_fault: None,
+        has_head: true,
+        chat_template: Some(ChatTemplate::new(TEMPLATE).expect("a template")),
+        tool_template: None,
+        pooling: None,
+        normalize: None,
+        engine: Engine::new(Box::new(executable), config).expect("a configuration"),
+        load_time: Duration::ZERO,
+    })
+    .expect("a model that was waited for");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let request = Request::get("/openapi.json").header("host", "localhost").body(Body::empty()).expect("a request");
+    let (status, _, document) = runtime.block_on(answer(&app, request));
+    assert_eq!(status, StatusCode::OK);
+    let document: Value = serde_json::from_slice(&document).expect("the document is JSON");
+    let mut declared = HashMap::new();
+    for (path, operations) in document["paths"].as_object().into_iter().flatten() {
+        for (method, operation) in operations.as_object().into_iter().flatten() {
+            let statuses = operation["responses"].as_object().into_iter().flatten();
+            let mut statuses: HashSet<u16> = statuses.filter_map(|(status, _)| status.parse().ok()).collect();
+            // A step of this backend does not fail.
+            statuses.remove(&500);
+            declared.insert((method.to_uppercase(), path.clone()), statuses);
+        }
+    }
+    assert!(declared.len() > 10, "{declared:?}");
+    Served { app, runtime, declared }
+});
+
+/// A request to the router of a server whose model computes nothing but remembers everything. The answer has a status
+/// that the server's own document declares, never 500; what is said to be JSON is, and so is each event of a stream; an
+/// error says what is wrong.
+///
+/// The input is a line `METHOD path`, lines of headers, an empty line and the body. Host and content type are those of
+/// a client that is welcome where the input says nothing of them.
+pub(crate) fn http(data: &[u8]) {
+    let end = data.windows(2).position(|pair| pair == b"\n\n");
+    let (head, body) = end.map_or((data, &[][..]), |end| (&data[..end], &data[end + 2..]));
+    let head = String::from_utf8_lossy(head);
+    let mut lines = head.lines();
+    let Some((method, path)) = lines.next().unwrap_or_default().split_once(' ') else { return };
+    let mut request = Request::builder().method(method).uri(path);
+    let (mut has_host, mut has_type) = (false, false);
+    for (name, value) in lines.filter_map(|line| line.split_once(": ")) {
+        has_host |= name.eq_ignore_ascii_case("host");
+        has_type |= name.eq_ignore_ascii_case("content-type");
+        request = request.header(name, value);
+    }
+    if !has_host {
+        request = request.header("host", "localhost:8080");
+    }
+    if !has_type {
+        request = request.header("content-type", "application/json");
+    }
+    // What is no request comes from no connection.
+    let Ok(request) = request.body(Body::from(Bytes::copy_from_slice(body))) else { return };
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let served = &*SERVED;
+    let (status, headers, answer) = served.runtime.block_on(answer(&served.app, request));
+    check_status(served, &method, &path, status, &answer);
+    if method != Method::HEAD {
+        check_body(status, &headers, &answer);
+    }
+}
+
+async fn answer(app: &App, request: Request<Body>) -> (StatusCode, HeaderMap, Bytes) {
+    let answered = async {
+        let response = app.router().oneshot(request).await.expect("the router always answers");
+        let (status, headers) = (response.status(), response.headers().clone());
+        // A stream ends by itself.
+        let body = response.into_body().collect().await.expect("a body that ends").to_bytes();
+        (status, headers, body)
+    };
+    tokio::time::timeout(TIME_MAX, answered).await.expect("an answer in time")
+}
+
+fn check_status(served: &Served, method: &Method, path: &str, status: StatusCode, answer: &[u8]) {
+    let matches = |declared: &str| match declared.split_once('{') {
+        Some((before, _)) => path.strip_prefix(before).is_some_and(|rest| !rest.is_empty()),
+        None => declared == path,
+    };
+    let as_declared = if *method == Method::HEAD { "GET" } else { method.as_str() };
+    let operation = served.declared.iter().find(|((method, path), _)| method == as_declared && matches(path));
+    let is_declared = match operation {
+        Some((_, statuses)) => statuses.contains(&status.as_u16()),
+        // What browsers ask before they ask.
+        None if *method == Method::OPTIONS && status.is_success() => true,
+        None => WITHOUT_ROUTE.contains(&status.as_u16()),
+    };
+    assert!(is_declared, "{status} is not declared for {method} {path}: {}", String::from_utf8_lossy(answer));
+}
+
+fn check_body(status: StatusCode, headers: &HeaderMap, body: &[u8]) {
+    let kind = headers.get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let shown = || String::from_utf8_lossy(body);
+    if kind.starts_with("application/json") {
+        let answer: Value = serde_json::from_slice(body).unwrap_or_else(|error| panic!("{error}: {}", shown()));
+        if status.is_client_error() || status.is_server_error() {
+            let message = answer["error"]["message"].as_str().unwrap_or_default();
+            assert!(!message.is_empty(), "{status} without a message: {answer}");
+        }
+    } else if kind.starts_with("text/event-stream") {
+        assert_eq!(status, StatusCode::OK);
+        let text = std::str::from_utf8(body).unwrap_or_else(|error| panic!("{error}: {}", shown()));
+        assert!(text.ends_with("\n\n"), "a stream ends with an event: {text}");
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            let Some(data) = line.strip_prefix("data: ") else {
+                assert!(line.starts_with("event: ") || line.starts_with(':'), "`{line}` in a stream");
+                continue;
+            };
+            let is_json = serde_json::from_str::<Value>(data).is_ok();
+            assert!(is_json || data == "[DONE]", "an event that is no JSON: {data}");
+        }
+    } else {
+        assert!(!status.is_client_error() && !status.is_server_error(), "{status} as `{kind}`: {}", shown());
+    }
+}
