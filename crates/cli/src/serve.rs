@@ -155,8 +155,10 @@ struct LimitArgs {
 
 /// Runs the command.
 pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
-    // Requests of megabytes are prepared on many threads, and each would leave an arena as large as its largest one was.
-    mapped::keep_few_arenas();
+    // Requests of megabytes are prepared on many threads, and each would leave an arena as large as its largest one was. One
+    // for eight processors, because nobody has measured how long the threads of a large machine wait for two.
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    mapped::keep_few_arenas(u8::try_from(processors / 8).map_or(8, |count| count.clamp(2, 8)));
     let mut args = args.clone();
     args.models.append(&mut args.model);
     let args = &args;
