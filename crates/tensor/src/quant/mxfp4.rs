@@ -85,8 +85,9 @@ impl PackedBlock for Block {
         }
     }
 
+    /// The largest weight that a block of this exponent may hold: from 253 on it is infinite, and 255 means no number.
     fn scale_sum(&self) -> f32 {
-        self.scale()
+        self.scale() * 12.0
     }
 
     fn unpack(&self, weights: &mut [f32]) {
@@ -95,9 +96,11 @@ impl PackedBlock for Block {
         }
     }
 
-    /// Exact where f16 has the scale; a smaller one becomes the smallest of f16 or zero, a larger one the largest power.
+    /// Exact where f16 has the scale; a smaller one becomes the smallest of f16 or zero, a larger one the largest power,
+    /// and one that is not finite stays so.
     fn to_q8_0(&self, blocks: &mut [q8_0::Block]) {
-        let scale = f16::from_f32(self.scale().min(32_768.0));
+        let scale = if self.scale_sum().is_finite() { self.scale().min(32_768.0) } else { f32::NAN };
+        let scale = f16::from_f32(scale);
         blocks[0] = q8_0::Block { scale, codes: self.doubled() };
     }
 }

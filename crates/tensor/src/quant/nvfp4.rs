@@ -129,8 +129,9 @@ impl PackedBlock for Block {
         pack(weights, unit, packing)
     }
 
+    /// The largest weights that the groups may hold: a product with a finite scale may be infinite.
     fn scale_sum(&self) -> f32 {
-        self.scale * self.scales.map(e4m3).iter().sum::<f32>()
+        self.scales.iter().map(|&code| (e4m3(code) * self.scale).abs() * 6.0).sum()
     }
 
     fn unpack(&self, weights: &mut [f32]) {
