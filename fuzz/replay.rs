@@ -1,5 +1,5 @@
 //! Replays the seeds and past crashes of a fuzz target; the tests of the crates include this file. Where
-//! `HOTMETAL_FUZZ_SECONDS` says for how long, it goes on with inputs that are made of them.
+//! `HOTMETAL_FUZZ_SECONDS` says for how long, it goes on with inputs that are made of them, by `HOTMETAL_FUZZ_SEED`.
 //!
 //! That is no fuzzer: nothing tells it which inputs reach new code. It is what there is time for where each change is
 //! checked, because the tests are built there anyway, and a build for libFuzzer takes longer than the check may.
@@ -9,8 +9,10 @@
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
+/// Inputs that are made without a seed.
+const INPUTS: usize = 3_000;
 /// Bytes of an input that is made.
 const LEN_MAX: usize = 16 << 10;
 
@@ -40,10 +42,12 @@ pub(crate) fn replay(target: &str, oracle: fn(&[u8]), files_min: usize) {
 fn mutate(target: &str, oracle: fn(&[u8]), inputs: &[Vec<u8>], fuzz: &Path, time: Duration) {
     let words = fs::read_to_string(fuzz.join("dictionaries").join(target)).unwrap_or_default();
     let words: Vec<Vec<u8>> = words.lines().filter_map(word).collect();
-    let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    // The same inputs each time unless it is said, so that no change is refused for what it has not changed.
+    let asked = std::env::var("HOTMETAL_FUZZ_SEED").ok().and_then(|seed| seed.parse().ok());
+    let (seed, most) = asked.map_or((1, INPUTS), |seed| (seed, usize::MAX));
     let mut random = Random(seed);
     let (begun, mut count) = (Instant::now(), 0);
-    while begun.elapsed() < time {
+    while count < most && begun.elapsed() < time {
         let input = random.mutated(inputs, &words);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| oracle(&input))) {
             let folder = fuzz.join("artifacts").join(target);
@@ -54,7 +58,7 @@ fn mutate(target: &str, oracle: fn(&[u8]), inputs: &[Vec<u8>], fuzz: &Path, time
         }
         count += 1;
     }
-    println!("{target}: {count} inputs in {time:?}, from {seed}");
+    println!("{target}: {count} inputs in {:?}, from {seed}", begun.elapsed());
 }
 
 /// A line of a dictionary, as libFuzzer reads it: a text in quotes, whose bytes may be written `\xNN`.

@@ -55,7 +55,13 @@ pub(crate) fn tokenizer(data: &[u8]) {
             if let (Ok(tokenizer), true) = (&loaded, has_all_bytes) {
                 let text = text.replace(CUT, "");
                 let ids = tokenizer.encode(&text, ParseSpecial::No).expect("there is a token for each byte");
-                assert_eq!(tokenizer.decode(&ids, false), text);
+                let decoded = tokenizer.decode(&ids, false);
+                if text.is_ascii() {
+                    assert_eq!(decoded, text);
+                }
+                // Some vocabularies compose characters (NFC). What is composed stays so.
+                let ids = tokenizer.encode(&decoded, ParseSpecial::No).expect("there is a token for each byte");
+                assert_eq!(tokenizer.decode(&ids, false), decoded);
             }
             loaded
         }
