@@ -11,8 +11,10 @@ use std::fmt::Write;
 
 use crate::error::ApiError;
 
-/// Parentheses in parentheses.
+/// Parentheses in parentheses, and repetitions of what is repeated already. What reads them later is recursive, so both
+/// bound its stack.
 const DEPTH_MAX: usize = 64;
+const REPEATS_MAX: usize = 4;
 /// llama.cpp has the same bound for what is repeated.
 const REPEAT_MAX: u32 = 2000;
 
@@ -194,7 +196,7 @@ impl<'a> Reader<'a> {
 
     /// With what says how often.
     fn repeated(&mut self, mut part: Node, depth: usize) -> Result<Node, ApiError> {
-        loop {
+        for repeats in 0.. {
             let (least, most) = match self.next() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),
@@ -221,10 +223,14 @@ impl<'a> Reader<'a> {
                 }
                 _ => return Ok(part),
             };
+            if repeats == REPEATS_MAX {
+                return self.wrong("it is repeated too many times over");
+            }
             self.place += 1;
             self.space(depth > 0);
             part = Node::Repeat(Box::new(part), least, most);
         }
+        Ok(part)
     }
 
     fn number(&mut self) -> Result<u32, ApiError> {
@@ -394,29 +400,21 @@ impl<'a> Writer<'a> {
     }
 
     fn facts_of(&self, node: &Node) -> Facts {
-        let parts = || node.parts().iter().map(|part| self.facts_of(part));
-        let is_regular = parts().all(|part| part.is_regular);
-        match node {
-            Node::Text(text) => Facts { is_regular: true, is_nullable: text.is_empty(), is_empty: text.is_empty() },
-            Node::Character(_) => Facts { is_regular: true, ..Facts::default() },
-            Node::Token(_) => Facts::default(),
-            Node::Rule(name) => self.facts.get(name.as_str()).copied().unwrap_or_default(),
-            Node::Sequence(_) => Facts {
-                is_regular,
-                is_nullable: parts().all(|part| part.is_nullable),
-                is_empty: parts().all(|part| part.is_empty),
-            },
-            Node::Choice(_) => Facts {
-                is_regular,
-                is_nullable: parts().any(|part| part.is_nullable),
-                is_empty: parts().all(|part| part.is_empty),
-            },
-            Node::Repeat(_, least, most) => Facts {
-                is_regular,
-                is_nullable: *least == 0 || parts().all(|part| part.is_nullable),
-                is_empty: *most == Some(0) || parts().all(|part| part.is_empty),
-            },
-        }
+        // Each part once: a part that is looked at twice doubles the work with each repetition in a repetition.
+        let parts: Vec<Facts> = node.parts().iter().map(|part| self.facts_of(part)).collect();
+        let all = |fact: fn(&Facts) -> bool| parts.iter().all(fact);
+        let (is_nullable, is_empty) = match node {
+            Node::Text(text) => (text.is_empty(), text.is_empty()),
+            Node::Character(_) => (false, false),
+            Node::Token(_) => return Facts::default(),
+            Node::Rule(name) => return self.facts.get(name.as_str()).copied().unwrap_or_default(),
+            Node::Sequence(_) => (all(|part| part.is_nullable), all(|part| part.is_empty)),
+            Node::Choice(_) => (parts.iter().any(|part| part.is_nullable), all(|part| part.is_empty)),
+            Node::Repeat(_, least, most) => {
+                (*least == 0 || all(|part| part.is_nullable), *most == Some(0) || all(|part| part.is_empty))
+            }
+        };
+        Facts { is_regular: all(|part| part.is_regular), is_nullable, is_empty }
     }
 
     fn write(mut self) -> String {
@@ -652,7 +650,8 @@ ws ::= | " " | "\n" [ \t]{0,20}
             assert!(message.contains(expected) && message.starts_with("`g` cannot be "), "{text}: {message}");
         }
         assert!(to_lark("g", &format!("root ::= {}\"a\"", "(".repeat(1_000))).is_err());
-        let deep = format!("root ::= {}\"a\"{}", "(".repeat(60), ")".repeat(60));
+        assert!(to_lark("g", &format!("root ::= \"a\"{}", "*".repeat(60_000))).is_err());
+        let deep = format!("root ::= {}\"a\"**{}", "(".repeat(60), ")*".repeat(60));
         assert!(to_lark("g", &deep).is_ok());
     }
 
