@@ -22,8 +22,10 @@ pub(crate) fn replay(target: &str, oracle: fn(&[u8]), files_min: usize) {
     let mut inputs = Vec::new();
     for folder in ["seeds", "crashes"].map(|folder| fuzz.join(folder).join(target)) {
         let Ok(entries) = fs::read_dir(folder) else { continue };
-        for entry in entries {
-            let path = entry.expect("a readable entry").path();
+        let mut paths: Vec<_> = entries.map(|entry| entry.expect("a readable entry").path()).collect();
+        // File systems list them in orders of their own, and what is derived follows from the order.
+        paths.sort_unstable();
+        for path in paths {
             // What a failing test prints names the input.
             println!("{}", path.display());
             let input = fs::read(path).expect("a readable input");

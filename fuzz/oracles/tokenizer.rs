@@ -1,5 +1,6 @@
 //! The oracle of `tokenizer`.
 
+use std::collections::HashSet;
 use std::sync::Once;
 
 use tokenizer::{
@@ -163,7 +164,10 @@ fn agrees_with_the_library(ours: &Tokenizer, json: &[u8], text: &str) {
             Some(theirs.encode(text, false).ok()?.get_ids().to_vec())
         };
         let ids = (encoded(ParseSpecial::Yes), encoded(ParseSpecial::No));
-        let decoded = ids.0.as_deref().and_then(|ids| theirs.decode(ids, false).ok());
+        // Of two tokens with one id, the library's hash table chooses which one the id is.
+        let vocabulary = theirs.get_vocab(true);
+        let has_one_each = vocabulary.values().collect::<HashSet<_>>().len() == vocabulary.len();
+        let decoded = ids.0.as_deref().filter(|_| has_one_each).and_then(|ids| theirs.decode(ids, false).ok());
         Some((ids, decoded))
     });
     let Ok(Some(((with_special, plain), decoded))) = caught else { return };
