@@ -10,4 +10,6 @@ pub fn keep_few_arenas(count: u8) {
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, i32::from(count));
     }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    let _ = count;
 }
