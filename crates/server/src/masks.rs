@@ -71,7 +71,7 @@ enum Progress {
     Working {
         then: Option<u32>,
     },
-    Known(Box<Matcher>, Result<SimpleVob, String>),
+    Known(Box<Matcher>, SimpleVob),
     /// Nothing can be found out any more.
     Failed(String),
 }
@@ -137,11 +137,11 @@ impl GrammarState for MaskedText {
     fn allow(&mut self, allowed: &mut TokenSet, until: Option<Instant>) -> Result<bool, String> {
         match &*self.wait_for(until) {
             Progress::Working { .. } => Ok(false),
-            Progress::Known(_, Ok(mask)) => {
+            Progress::Known(_, mask) => {
                 allowed.insert_words(mask.as_slice());
                 Ok(true)
             }
-            Progress::Known(_, Err(problem)) | Progress::Failed(problem) => Err(problem.clone()),
+            Progress::Failed(problem) => Err(problem.clone()),
         }
     }
 
@@ -227,7 +227,7 @@ impl Text {
         if is_over() {
             return;
         }
-        let mut taken = match work {
+        let mut made = match work {
             Work::Start(start) => {
                 let matcher = start().into_cancellable();
                 *lock(&self.handle) = matcher.cancellation_handle();
@@ -236,25 +236,25 @@ impl Text {
             Work::Accept(matcher, token_id) => accepted(matcher, token_id),
         };
         while !is_over() {
-            let mut matcher = match taken {
-                Ok(matcher) => matcher,
+            let begun = Instant::now();
+            let known = made.and_then(|mut matcher| {
+                let mask = watched(&mut matcher, Matcher::compute_mask_or_eos)?;
+                Ok((matcher, mask))
+            });
+            self.is_quick.store(begun.elapsed() < QUICK, Ordering::Relaxed);
+            let (matcher, mask) = match known {
+                Ok(known) => known,
                 Err(problem) => return self.tell(Progress::Failed(problem)),
             };
-            let begun = Instant::now();
-            let mask = watched(&mut matcher, Matcher::compute_mask_or_eos);
-            self.is_quick.store(begun.elapsed() < QUICK, Ordering::Relaxed);
             let mut progress = lock(&self.progress);
-            let chosen = match &mut *progress {
-                Progress::Working { then } if mask.is_ok() => then.take(),
-                _ => None,
-            };
-            let Some(token_id) = chosen else {
+            let Progress::Working { then: Some(token_id) } = *progress else {
                 *progress = Progress::Known(matcher, mask);
                 self.known.notify_all();
                 return;
             };
+            *progress = Progress::Working { then: None };
             drop(progress);
-            taken = accepted(matcher, token_id);
+            made = accepted(matcher, token_id);
         }
     }
 
