@@ -19,6 +19,7 @@ use tokenizer::Tokenizer;
 use crate::error::ApiError;
 use crate::fields::{self, Field, Fields, Rule, applied, clipped, hint, wrong};
 use crate::masks::MaskedText;
+use crate::schema::Prepared;
 use crate::{gbnf, lark, schema};
 
 /// Bytes of a grammar, or of a schema as JSON.
@@ -508,7 +509,7 @@ fn asked_schema(at: &str, schema: Value) -> Result<AskedSchema, ApiError> {
     if bytes > GRAMMAR_BYTES_MAX {
         return Err(too_long(at, bytes));
     }
-    let (held, is_whole) = schema::prepare(at, &schema)?;
+    let Prepared { schema: held, is_whole } = schema::prepared(at, &schema)?;
     Ok(AskedSchema { held, checked: (!is_whole).then(|| Arc::new(schema)) })
 }
 

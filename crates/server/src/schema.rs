@@ -6,7 +6,8 @@
 //! - `nullable` is the union with null that OpenAPI means by it, and `oneOf` is `anyOf`: exactly where its schemas differ in
 //!   a constant member or in their type, as Pydantic's unions do, and reported where they may overlap.
 //! - A keyword that no grammar holds a text to (`uniqueItems`, `not` …) is left out and listed in
-//!   `x_hotmetal.schema_unchecked`; `schema_check` looks at the finished answer. One that is misspelt is refused, because a text would not be held to what it means.
+//!   `x_hotmetal.schema_unchecked`; `schema_check` looks at the finished answer. One that is misspelt is refused, because a
+//!   text would not be held to what it means.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -92,19 +93,21 @@ const UNCHECKED: &[&str] = &[
 /// Forms of strings that a grammar knows; others are annotations, as the standard has it.
 const FORMATS: &[&str] = &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
-/// The schema at this path of a request, as a grammar is made of it.
-pub(crate) fn prepared(at: &str, schema: &Value) -> Result<Value, ApiError> {
-    Ok(prepare(at, schema)?.0)
+/// A schema as a grammar can hold a text to it.
+pub(crate) struct Prepared {
+    pub(crate) schema: Value,
+    /// Whether that is all of the schema: no keyword was left out.
+    pub(crate) is_whole: bool,
 }
 
-/// As [`prepared`]; says besides whether a grammar holds a text to all of it.
-pub(crate) fn prepare(at: &str, schema: &Value) -> Result<(Value, bool), ApiError> {
+/// The schema at this path of a request, as a grammar is made of it.
+pub(crate) fn prepared(at: &str, schema: &Value) -> Result<Prepared, ApiError> {
     let mut open = HashSet::new();
     find_open(schema, &mut open, 0);
     let writer = Writer { root: schema, open: &open, is_whole: Cell::new(true) };
     let written = writer.schema(at, schema, false)?;
     places::check(at, &written)?;
-    Ok((written, writer.is_whole.get()))
+    Ok(Prepared { schema: written, is_whole: writer.is_whole.get() })
 }
 
 /// The schemas that stand in a schema.
@@ -293,7 +296,7 @@ mod tests {
     use crate::fields::reading;
 
     fn written(schema: Value) -> Value {
-        prepared("s", &schema).unwrap()
+        prepared("s", &schema).unwrap().schema
     }
 
     #[test]
@@ -335,7 +338,7 @@ mod tests {
         assert_eq!(notes.ignored, ["s.x-order", "s.properties.name.format"]);
         assert_eq!(made["properties"]["name"]["type"], json!(["string", "null"]));
         assert_eq!(made["properties"]["list"]["items"]["format"], "date");
-        let error = prepared("s", &json!({"properties": {"a": {"maxLenght": 3}}})).unwrap_err().to_json();
+        let error = prepared("s", &json!({"properties": {"a": {"maxLenght": 3}}})).err().unwrap().to_json();
         assert_eq!(error["error"]["param"], "s.properties.a.maxLenght");
         let multiples: Vec<_> = [7, 11, 13, 17, 19, 23].map(|of| json!({"type": "integer", "multipleOf": of})).into();
         assert!(prepared("s", &json!({"allOf": multiples})).is_err());

@@ -535,7 +535,7 @@ impl ToolChoice {
             }
             let at = format!("tools[{index}].function.parameters");
             let parameters = match &function["parameters"] {
-                schema @ Value::Object(_) => schema::prepared(&at, schema)?,
+                schema @ Value::Object(_) => schema::prepared(&at, schema)?.schema,
                 _ => json!({"type": "object"}),
             };
             meant.push(Callable { name: function["name"].as_str().unwrap_or_default().to_owned(), at, parameters });
