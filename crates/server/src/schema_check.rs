@@ -10,8 +10,11 @@ use fancy_regex::{Regex, RegexBuilder};
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-/// Schemas that are looked at for one answer. Those of alternatives in alternatives multiply.
+/// Schemas that are looked at for one answer, values that are compared, and pieces of long texts. Those of alternatives
+/// in alternatives multiply.
 const STEPS_MAX: usize = 20_000;
+/// Bytes of a text that count for one more.
+const TEXT_STEP_BYTES: usize = 64;
 /// What a regular expression counts for when it is first looked at.
 const PATTERN_STEPS: usize = 100;
 /// Places at which one match may try again, and bytes of its automaton.
@@ -31,7 +34,7 @@ pub(crate) fn faults(schema: &Value, text: &str) -> Vec<String> {
         return if is_json { Vec::new() } else { vec!["/: it is no JSON".to_owned()] };
     };
     let mut check = Check { root: schema, steps: 0, faults: Vec::new(), patterns: HashMap::new() };
-    match check.is_of(schema, &value, "", 0) {
+    match check.is_of(schema, Instance { value: &value, at: "", depth: 0 }) {
         Ok(_) => check.faults,
         Err(TooMuch) => Vec::new(),
     }
@@ -40,6 +43,30 @@ pub(crate) fn faults(schema: &Value, text: &str) -> Vec<String> {
 /// It would take too long.
 #[derive(Debug)]
 struct TooMuch;
+
+/// A part of the answer, and where it stands.
+#[derive(Clone, Copy)]
+struct Instance<'v> {
+    value: &'v Value,
+    at: &'v str,
+    /// Schemas and references that led here.
+    depth: usize,
+}
+
+impl<'v> Instance<'v> {
+    /// A part of this one, or all of it.
+    fn part<'p>(&self, value: &'p Value, at: &'p str) -> Instance<'p> {
+        Instance { value, at, depth: self.depth + 1 }
+    }
+}
+
+/// A keyword of a schema, with what it wants.
+#[derive(Clone, Copy)]
+struct Keyword<'a> {
+    schema: &'a Map<String, Value>,
+    name: &'a str,
+    wanted: &'a Value,
+}
 
 struct Check<'a> {
     root: &'a Value,
@@ -51,8 +78,10 @@ struct Check<'a> {
 
 impl<'a> Check<'a> {
     /// Whether it is, and notes what is wrong.
-    fn is_of(&mut self, schema: &'a Value, value: &Value, at: &str, depth: usize) -> Result<bool, TooMuch> {
-        self.count(if depth > DEPTH_MAX { STEPS_MAX } else { 1 })?;
+    fn is_of(&mut self, schema: &'a Value, instance: Instance<'_>) -> Result<bool, TooMuch> {
+        let Instance { value, at, depth } = instance;
+        let size = 1 + value.as_str().map_or(0, str::len) / TEXT_STEP_BYTES;
+        self.count(if depth > DEPTH_MAX { STEPS_MAX } else { size })?;
         let keywords = match schema {
             Value::Bool(false) => return Ok(self.fault(at, "false")),
             Value::Object(keywords) => keywords,
@@ -62,17 +91,16 @@ impl<'a> Check<'a> {
             return Ok(true);
         }
         let mut is_right = true;
-        for (keyword, wanted) in keywords {
-            let holds = self.holds(keywords, keyword, wanted, value, at, depth)?;
-            is_right &= holds;
+        for (name, wanted) in keywords {
+            is_right &= self.holds(Keyword { schema: keywords, name, wanted }, instance)?;
         }
         Ok(is_right)
     }
 
     /// Whether it would be, and notes nothing.
-    fn would_be(&mut self, schema: &'a Value, value: &Value, depth: usize) -> Result<bool, TooMuch> {
+    fn would_be(&mut self, schema: &'a Value, instance: Instance<'_>) -> Result<bool, TooMuch> {
         let known = self.faults.len();
-        let is_right = self.is_of(schema, value, "", depth + 1)?;
+        let is_right = self.is_of(schema, instance)?;
         self.faults.truncate(known);
         Ok(is_right)
     }
@@ -104,6 +132,30 @@ impl<'a> Check<'a> {
         Ok(false)
     }
 
+    /// The same text for values that are equal: to JSON Schema, 1 and 1.0 are one value, and members have no order.
+    fn canonical(&mut self, value: &Value) -> Result<String, TooMuch> {
+        self.count(1 + value.as_str().map_or(0, str::len) / TEXT_STEP_BYTES)?;
+        Ok(match value {
+            Value::Number(number) => match number.as_f64() {
+                Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < 1e19 => {
+                    format!("{:.0}", float + 0.0)
+                }
+                _ => number.to_string(),
+            },
+            Value::Array(items) => {
+                let items: Vec<String> = items.iter().map(|item| self.canonical(item)).collect::<Result<_, _>>()?;
+                format!("[{}]", items.join(","))
+            }
+            Value::Object(members) => {
+                let member = |(name, value)| Ok(format!("{name:?}:{}", self.canonical(value)?));
+                let mut members: Vec<String> = members.iter().map(member).collect::<Result<_, _>>()?;
+                members.sort_unstable();
+                format!("{{{}}}", members.join(","))
+            }
+            other => other.to_string(),
+        })
+    }
+
     fn fault(&mut self, at: &str, keyword: &str) -> bool {
         if self.faults.len() < FAULTS_MAX {
             let place = if at.is_empty() { "/" } else { at };
@@ -112,22 +164,25 @@ impl<'a> Check<'a> {
         false
     }
 
-    fn holds(
-        &mut self,
-        keywords: &'a Map<String, Value>,
-        keyword: &str,
-        wanted: &'a Value,
-        value: &Value,
-        at: &str,
-        depth: usize,
-    ) -> Result<bool, TooMuch> {
-        let holds = match keyword {
+    fn holds(&mut self, keyword: Keyword<'a>, instance: Instance<'_>) -> Result<bool, TooMuch> {
+        let (Keyword { schema, name, wanted }, Instance { value, at, .. }) = (keyword, instance);
+        let holds = match name {
             "type" => match wanted {
                 Value::Array(kinds) => kinds.iter().any(|kind| is_kind(value, kind)),
                 kind => is_kind(value, kind),
             },
-            "enum" => wanted.as_array().is_none_or(|values| values.iter().any(|wanted| equal(wanted, value))),
-            "const" => equal(wanted, value),
+            "enum" => match wanted {
+                Value::Array(values) => {
+                    let found = self.canonical(value)?;
+                    let mut is_one = false;
+                    for wanted in values {
+                        is_one = is_one || self.canonical(wanted)? == found;
+                    }
+                    is_one
+                }
+                _ => true,
+            },
+            "const" => self.canonical(wanted)? == self.canonical(value)?,
             "minimum" => both(value, wanted).is_none_or(|(value, least)| value >= least),
             "maximum" => both(value, wanted).is_none_or(|(value, most)| value <= most),
             // In OpenAPI's older schemas these are true or false.
@@ -147,68 +202,65 @@ impl<'a> Check<'a> {
                 Some((text, pattern)) => self.is_match(pattern, text)?,
                 None => true,
             },
-            "uniqueItems" if *wanted == Value::Bool(true) => value.as_array().is_none_or(|items| {
+            "uniqueItems" if *wanted == Value::Bool(true) => {
                 let mut seen = HashSet::new();
-                items.iter().all(|item| seen.insert(canonical(item)))
-            }),
+                let mut are_unique = true;
+                for item in value.as_array().into_iter().flatten() {
+                    are_unique &= seen.insert(self.canonical(item)?);
+                }
+                are_unique
+            }
             "required" => value.as_object().is_none_or(|members| has_all(members, wanted)),
             "dependentRequired" => value.as_object().is_none_or(|members| {
                 let mut present =
                     wanted.as_object().into_iter().flatten().filter(|(name, _)| members.contains_key(*name));
                 present.all(|(_, names)| has_all(members, names))
             }),
-            "not" => !self.would_be(wanted, value, depth)?,
+            "not" => !self.would_be(wanted, instance.part(value, at))?,
             "anyOf" | "oneOf" => {
                 let mut count = 0;
                 for schema in wanted.as_array().into_iter().flatten() {
-                    count += usize::from(self.would_be(schema, value, depth)?);
+                    count += usize::from(self.would_be(schema, instance.part(value, at))?);
                 }
-                wanted.as_array().is_none() || if keyword == "oneOf" { count == 1 } else { count > 0 }
+                wanted.as_array().is_none() || if name == "oneOf" { count == 1 } else { count > 0 }
             }
             "contains" => match value {
                 Value::Array(items) => {
                     let mut count = 0;
                     for item in items {
-                        count += u64::from(self.would_be(wanted, item, depth)?);
+                        count += u64::from(self.would_be(wanted, instance.part(item, at))?);
                     }
-                    let bound = |name: &str| keywords.get(name).and_then(Value::as_u64);
+                    let bound = |name: &str| schema.get(name).and_then(Value::as_u64);
                     count >= bound("minContains").unwrap_or(1) && bound("maxContains").is_none_or(|most| count <= most)
                 }
                 _ => true,
             },
             // These say themselves what is wrong, each at its place.
-            _ => return self.inner_holds(keywords, keyword, wanted, value, at, depth + 1),
+            _ => return self.inner_holds(keyword, instance),
         };
-        Ok(holds || self.fault(at, keyword))
+        Ok(holds || self.fault(at, name))
     }
 
     /// Of keywords whose schemas are of the same value, or of its parts.
-    fn inner_holds(
-        &mut self,
-        keywords: &'a Map<String, Value>,
-        keyword: &str,
-        wanted: &'a Value,
-        value: &Value,
-        at: &str,
-        depth: usize,
-    ) -> Result<bool, TooMuch> {
+    fn inner_holds(&mut self, keyword: Keyword<'a>, instance: Instance<'_>) -> Result<bool, TooMuch> {
+        let (Keyword { schema: keywords, name: keyword, wanted }, Instance { value, at, .. }) = (keyword, instance);
         let mut is_right = true;
         match (keyword, value) {
             ("$ref", _) => {
                 let target = wanted.as_str().and_then(|path| path.strip_prefix('#'));
                 if let Some(target) = target.and_then(|path| self.root.pointer(path)) {
-                    is_right = self.is_of(target, value, at, depth)?;
+                    is_right = self.is_of(target, instance.part(value, at))?;
                 }
             }
             ("allOf", _) => {
                 for schema in wanted.as_array().into_iter().flatten() {
-                    is_right &= self.is_of(schema, value, at, depth)?;
+                    is_right &= self.is_of(schema, instance.part(value, at))?;
                 }
             }
             ("if", _) => {
-                let then = if self.would_be(wanted, value, depth)? { "then" } else { "else" };
+                let then = if self.would_be(wanted, instance.part(value, at))? { "then" } else { "else" };
                 if let Some(schema) = keywords.get(then) {
-                    is_right = self.is_of(schema, value, at, depth)?;
+                    is_right = self.is_of(schema, instance.part(value, at))?;
                 }
             }
             ("dependentSchemas" | "dependencies", Value::Object(members)) => {
@@ -217,13 +269,13 @@ impl<'a> Check<'a> {
                     // In older schemas either a schema or names.
                     is_right &= match schema {
                         Value::Array(_) => has_all(members, schema) || self.fault(at, keyword),
-                        schema => self.is_of(schema, value, at, depth)?,
+                        schema => self.is_of(schema, instance.part(value, at))?,
                     };
                 }
             }
             ("propertyNames", Value::Object(members)) => {
                 for name in members.keys() {
-                    if !self.would_be(wanted, &Value::String(name.clone()), depth)? {
+                    if !self.would_be(wanted, instance.part(&Value::String(name.clone()), at))? {
                         is_right = self.fault(&member(at, name), keyword);
                     }
                 }
@@ -231,7 +283,7 @@ impl<'a> Check<'a> {
             ("properties", Value::Object(members)) => {
                 for (name, schema) in wanted.as_object().into_iter().flatten() {
                     if let Some(value) = members.get(name) {
-                        is_right &= self.is_of(schema, value, &member(at, name), depth)?;
+                        is_right &= self.is_of(schema, instance.part(value, &member(at, name)))?;
                     }
                 }
             }
@@ -239,7 +291,7 @@ impl<'a> Check<'a> {
                 for (pattern, schema) in wanted.as_object().into_iter().flatten() {
                     for (name, value) in members {
                         if self.is_match(pattern, name)? {
-                            is_right &= self.is_of(schema, value, &member(at, name), depth)?;
+                            is_right &= self.is_of(schema, instance.part(value, &member(at, name)))?;
                         }
                     }
                 }
@@ -249,13 +301,13 @@ impl<'a> Check<'a> {
                 let (named, patterns) = (of("properties"), of("patternProperties"));
                 for (name, value) in members {
                     if !named.is_some_and(|named| named.contains_key(name)) && !self.is_matched(patterns, name)? {
-                        is_right &= self.is_of(wanted, value, &member(at, name), depth)?;
+                        is_right &= self.is_of(wanted, instance.part(value, &member(at, name)))?;
                     }
                 }
             }
             ("prefixItems" | "items", Value::Array(items)) if wanted.is_array() => {
                 for (index, (schema, item)) in wanted.as_array().into_iter().flatten().zip(items).enumerate() {
-                    is_right &= self.is_of(schema, item, &format!("{at}/{index}"), depth)?;
+                    is_right &= self.is_of(schema, instance.part(item, &format!("{at}/{index}")))?;
                 }
             }
             ("items" | "additionalItems", Value::Array(items)) => {
@@ -264,7 +316,7 @@ impl<'a> Check<'a> {
                 // Without a list before it, `additionalItems` says nothing.
                 let first = listed.unwrap_or(if keyword == "items" { 0 } else { items.len() });
                 for (index, item) in items.iter().enumerate().skip(first) {
-                    is_right &= self.is_of(wanted, item, &format!("{at}/{index}"), depth)?;
+                    is_right &= self.is_of(wanted, instance.part(item, &format!("{at}/{index}")))?;
                 }
             }
             _ => {}
@@ -300,36 +352,6 @@ fn both(value: &Value, wanted: &Value) -> Option<(f64, f64)> {
 
 fn sized(size: Option<usize>, wanted: &Value, holds: impl Fn(f64, f64) -> bool) -> bool {
     size.zip(wanted.as_f64()).is_none_or(|(size, wanted)| holds(size as f64, wanted))
-}
-
-/// To JSON Schema, 1 and 1.0 are one value, and members have no order.
-fn equal(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Number(_), Value::Number(_)) => a == b || a.as_f64() == b.as_f64(),
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b)),
-        (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| equal(a, b)))
-        }
-        _ => a == b,
-    }
-}
-
-/// The same text for values that are [`equal`].
-fn canonical(value: &Value) -> String {
-    match value {
-        Value::Number(number) => match number.as_f64() {
-            Some(float) if number.is_f64() || float.abs() < 9e15 => format!("{float:?}"),
-            _ => number.to_string(),
-        },
-        Value::Array(items) => format!("[{}]", items.iter().map(canonical).collect::<Vec<_>>().join(",")),
-        Value::Object(members) => {
-            let mut members: Vec<_> =
-                members.iter().map(|(name, value)| format!("{name:?}:{}", canonical(value))).collect();
-            members.sort_unstable();
-            format!("{{{}}}", members.join(","))
-        }
-        other => other.to_string(),
-    }
 }
 
 #[cfg(test)]
@@ -415,6 +437,14 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_equal_by_their_values() {
+        let is =
+            |a: &str, b: &str| faults(&serde_json::from_str(&format!("{{\"const\": {a}}}")).unwrap(), b).is_empty();
+        assert!(is("1", "1.0") && is("-0.0", "0") && is("1e16", "10000000000000000") && is("0.5", "5e-1"));
+        assert!(!is("9007199254740993", "9007199254740992") && !is("1", "\"1\"") && !is("1", "1.5"));
+    }
+
+    #[test]
     fn what_takes_too_long_says_nothing() {
         // Alternatives in alternatives, and a schema that is itself.
         let alternatives = |index: usize| json!({"oneOf": vec![json!({"$ref": format!("#/$defs/d{index}")}); 5]});
@@ -426,5 +456,8 @@ mod tests {
         assert_eq!(wrong(deep, json!(1)), [""; 0]);
         assert_eq!(wrong(json!({"allOf": [{"$ref": "#"}]}), json!(1)), [""; 0]);
         assert_eq!(wrong(json!({"not": {"$ref": "#/nowhere"}}), json!(1)), ["/: not"]);
+        // A large answer that is compared again and again.
+        let twice = json!({"anyOf": vec![json!({"not": {"uniqueItems": true}}); 100]});
+        assert_eq!(wrong(twice, (0..1_000).collect()), [""; 0]);
     }
 }
