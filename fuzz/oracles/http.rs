@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use engine::null::NullExecutable;
-use engine::{Engine, EngineConfig, SamplingParams};
+use engine::{Engine, EngineConfig};
 use http_body_util::BodyExt;
 use plan::{KvFormat, KvLayout};
 use serde_json::Value;
@@ -46,20 +46,10 @@ static SERVED: LazyLock<Served> = LazyLock::new(|| {
     let config = EngineConfig::new(kv, 256, VOCAB_SIZE, vec![2, 0]);
     let executable = NullExecutable::new(kv, VOCAB_SIZE).with_queue();
     let app = App::new(Options::default(), &["tiny"]);
+    let engine = Engine::new(Box::new(executable), config).expect("a configuration");
     app.ready(ServedModel {
-        name: "tiny".to_owned(),
-        device: "nothing".to_owned(),
-        version: "0",
-        defaults: SamplingParams::default(),
-        tokenizer: Arc::new(tokenizer),
-        template_fault: None,
-        has_head: true,
         chat_template: Some(ChatTemplate::new(TEMPLATE).expect("a template")),
-        tool_template: None,
-        pooling: None,
-        normalize: None,
-        engine: Engine::new(Box::new(executable), config).expect("a configuration"),
-        load_time: Duration::ZERO,
+        ..ServedModel::new("tiny", Arc::new(tokenizer), engine)
     })
     .expect("a model that was waited for");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");

@@ -57,6 +57,28 @@ pub struct ServedModel {
     pub load_time: Duration,
 }
 
+impl ServedModel {
+    /// A model that generates and of which nothing else is said: it holds no conversations, and requests get the engine's
+    /// own sampling.
+    pub fn new(name: impl Into<String>, tokenizer: Arc<Tokenizer>, engine: Engine) -> Self {
+        Self {
+            name: name.into(),
+            device: "unknown".to_owned(),
+            version: env!("CARGO_PKG_VERSION"),
+            defaults: SamplingParams::default(),
+            tokenizer,
+            chat_template: None,
+            tool_template: None,
+            template_fault: None,
+            has_head: true,
+            pooling: None,
+            normalize: None,
+            engine,
+            load_time: Duration::ZERO,
+        }
+    }
+}
+
 /// A model that is being served.
 pub(crate) struct Serving {
     pub(crate) name: String,

@@ -15,7 +15,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{Request, StatusCode};
 use axum::response::Response;
 use engine::null::NullExecutable;
-use engine::{Engine, EngineConfig, SamplingParams};
+use engine::{Engine, EngineConfig};
 use http_body_util::BodyExt;
 use hyper::body::Frame;
 use plan::{KvFormat, KvLayout};
@@ -89,20 +89,10 @@ fn app(options: Options) -> App {
     let kv = KvLayout { format: KvFormat::F32, block_len: 8, num_blocks: 64 };
     let config = EngineConfig::new(kv, 256, VOCAB_SIZE, vec![2, 0]);
     let app = App::new(options, &["tiny"]);
+    let engine = Engine::new(Box::new(NullExecutable::new(kv, VOCAB_SIZE).with_queue()), config).unwrap();
     app.ready(ServedModel {
-        name: "tiny".to_owned(),
-        device: "nothing".to_owned(),
-        version: "0",
-        defaults: SamplingParams::default(),
-        tokenizer: Arc::new(tokenizer),
-        template_fault: None,
-        has_head: true,
-        tool_template: None,
         chat_template: Some(ChatTemplate::new(template["chat_template"].as_str().unwrap()).unwrap()),
-        pooling: None,
-        normalize: None,
-        engine: Engine::new(Box::new(NullExecutable::new(kv, VOCAB_SIZE).with_queue()), config).unwrap(),
-        load_time: Duration::ZERO,
+        ..ServedModel::new("tiny", Arc::new(tokenizer), engine)
     })
     .unwrap();
     app

@@ -74,20 +74,13 @@ fn served(config: EngineConfig, faults: Option<Faults>, template: ChatTemplate) 
         Some(faults) => executable.with_faults(faults),
         None => executable,
     };
+    let engine = Engine::new(Box::new(executable), config).unwrap();
     ServedModel {
-        name: MODEL.to_owned(),
         device: "nothing".to_owned(),
         version: "0",
         defaults: SamplingParams { temperature: 0.7, top_p: 0.95, ..SamplingParams::default() },
-        tokenizer: tokenizer(),
-        template_fault: None,
-        has_head: true,
         chat_template: Some(template),
-        tool_template: None,
-        pooling: None,
-        normalize: None,
-        engine: Engine::new(Box::new(executable), config).unwrap(),
-        load_time: Duration::ZERO,
+        ..ServedModel::new(MODEL, tokenizer(), engine)
     }
 }
 
