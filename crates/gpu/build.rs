@@ -1,5 +1,6 @@
-//! Compresses the images of `kernels/cuda` for the binary, and writes the kernel text for Metal as one file. On macOS, with the feature `built_kernels`: compiles it with Apple's
-//! compiler. With the feature `sim`: compiles the text as C++ for the simulator, as CUDA sees it and as Metal does.
+//! Compresses the images of `kernels/cuda` for the binary, and writes the kernel text for Metal as one file. On macOS,
+//! with the feature `built_kernels`: compiles it with Apple's compiler. With the feature `sim`: compiles the text as C++
+//! for the simulator, as CUDA sees it and as Metal does.
 
 #[path = "src/flatten.rs"]
 mod flatten;

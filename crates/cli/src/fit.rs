@@ -206,7 +206,8 @@ fn as_json(fit: &Fit, plan: &Plan, name: &str, device: &str) -> Value {
     json!({
         "model": name, "model_type": plan.model_type, "device": device, "weight_bytes": fit.weight_bytes,
         "active_bytes": fit.active_bytes, "kv_bytes_per_token": fit.kv_bytes_per_token,
-        "context_len": fit.context_len, "memory_bytes": fit.memory_bytes, "bandwidth_gb_s": fit.bandwidth.map(|bandwidth| bandwidth / 1e9),
+        "context_len": fit.context_len, "memory_bytes": fit.memory_bytes,
+        "bandwidth_gb_s": fit.bandwidth.map(|bandwidth| bandwidth / 1e9),
         "memory": rows, "decode": speeds,
     })
 }

@@ -10,8 +10,9 @@ use crate::metrics::Histogram;
 const STEP_S: &[f64] = &[0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];
 const HOST_S: &[f64] = &[5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 7.5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1];
 
-/// What a step may wait for the masks of grammars, where the device took less: then a mask takes longer than a step of a
-/// small model, and who writes alone would compute each row twice. Unoptimised builds take a few times as long.
+/// How long a step may wait for the masks of grammars, if that is more than half of the device's time. A mask may take
+/// longer than a step of a small model, and without the wait a text that is alone would compute each row twice.
+/// Unoptimised builds take a few times as long.
 const MASKS_MAX: Duration = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 2 });
 
 /// The times of all steps so far.
@@ -69,7 +70,7 @@ impl StepWatch for StepClock {
         self.started.push((request, Instant::now()));
     }
 
-    /// Half as long again as the device has taken.
+    /// Waits half as long as the device has computed.
     fn patience(&mut self) -> Option<Instant> {
         Some(Instant::now() + MASKS_MAX.max(self.on_device / 2))
     }
