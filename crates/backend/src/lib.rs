@@ -11,7 +11,9 @@ pub mod conformance;
 mod logits;
 pub mod profile;
 pub mod reference;
+mod weight_check;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use plan::{KvLayout, Op, Plan, StepError, StepInput, StepShape, Value};
@@ -21,6 +23,7 @@ use crate::profile::{OpInfo, Recorder};
 
 pub use claims::Claims;
 pub use logits::{Logits, PEAK_GROUP, num_peaks, peak};
+pub use weight_check::{ChangedWeight, ResidentWeight, WeightCheck, WeightFault};
 
 /// Why a backend could not load, compile or run.
 #[derive(Debug, thiserror::Error)]
@@ -241,6 +244,23 @@ pub trait Executable: Send {
     /// Does now what later steps would do little by little, such as bringing weights into a faster layout: what is measured
     /// after it is the steady state.
     fn settle(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    /// The memory that holds weights and that nothing changes as long as the model is loaded, for [`WeightCheck`]. Steps
+    /// may add to it, where they bring weights into a faster layout. Empty where nobody can read it back.
+    fn resident_weights(&self) -> Vec<ResidentWeight> {
+        vec![]
+    }
+
+    /// Shows `read` this range of one of [`Executable::resident_weights`], in order. Not to be called while steps are
+    /// under way.
+    fn read_weight(
+        &mut self,
+        _resident: &ResidentWeight,
+        _range: Range<u64>,
+        _read: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), BackendError> {
         Ok(())
     }
 

@@ -128,6 +128,11 @@ struct LimitArgs {
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     step_timeout: u64,
 
+    /// Seconds between two checks, while no request runs, that the memory of the weights still holds what it held; 0 for
+    /// no check. A weight that has changed ends the server with status 1
+    #[arg(long, value_name = "S", default_value_t = 600)]
+    weight_check_pause: u64,
+
     /// Seconds that a reader of a stream may not read
     #[arg(long, value_name = "S", default_value_t = 30)]
     stall_timeout: u64,
@@ -308,6 +313,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
         prepare_bytes_max: usize::try_from(limits.prepare_memory).unwrap_or(usize::MAX),
         request_time_max: Duration::from_secs(limits.request_timeout),
         step_time_max: Duration::from_secs(limits.step_timeout),
+        weight_check_pause: Some(limits.weight_check_pause).filter(|&pause| pause > 0).map(Duration::from_secs),
         stall_time_max: Duration::from_secs(limits.stall_timeout),
         drain_time_max: Duration::from_secs(limits.drain_timeout),
         connections_max: limits.max_connections as usize,

@@ -22,14 +22,18 @@ mod pool;
 mod processors;
 mod profile;
 mod program;
+mod resident;
 mod shared;
 mod simd;
 mod step;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use backend::profile::{OpInfo, Recorder};
-use backend::{Backend, BackendError, Claims, DeviceInfo, Executable, Logits, Observer, check_load, num_peaks};
+use backend::{
+    Backend, BackendError, Claims, DeviceInfo, Executable, Logits, Observer, ResidentWeight, check_load, num_peaks,
+};
 use half::bf16;
 use plan::{KvLayout, Op, Plan, StepInput, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
@@ -355,6 +359,23 @@ impl Executable for CpuExecutable {
 
     fn variants(&mut self, shape: StepShape) -> Result<Vec<OpInfo>, BackendError> {
         profile::variants(self, shape.bucket())
+    }
+
+    fn resident_weights(&self) -> Vec<ResidentWeight> {
+        resident::list(self)
+    }
+
+    fn read_weight(
+        &mut self,
+        resident: &ResidentWeight,
+        range: Range<u64>,
+        read: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), BackendError> {
+        let range = range.start as usize..range.end as usize;
+        if let Some(bytes) = resident::bytes(self, resident).and_then(|bytes| bytes.get(range)) {
+            read(bytes);
+        }
+        Ok(())
     }
 
     fn record(&mut self, recorder: Recorder) -> Result<(), BackendError> {

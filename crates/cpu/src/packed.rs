@@ -100,6 +100,11 @@ impl Packed {
         Some(Self { panel_bytes, bytes: AlignedBuffer::zeroed_in_large_pages(bytes_of(tensor))? })
     }
 
+    /// All panels.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Panel `index` of a weight of `blocks` blocks a row.
     #[inline(always)]
     pub(crate) fn panel<F: PanelFormat>(&self, index: usize, blocks: usize) -> Panel<'_, F> {

@@ -1,9 +1,10 @@
 //! A row's logits are the same bits at every instruction set, on any number of threads, however its sequence is cut into
 //! steps, and whatever lies in the cache's blocks; NaN stays where it arose.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use backend::{Backend, Executable};
+use backend::{Backend, Executable, WeightCheck};
 use cpu::{CpuBackend, CpuOptions, Isa, IsaLevel};
 use plan::reference::Interpreter;
 use plan::{
@@ -191,4 +192,26 @@ fn a_small_batch_on_a_team_gives_the_bits_of_its_parts() {
     let first = logits(&mut *alone, &[1, 2, 3, 4, 5], 2, &[0, 1]);
     let second = logits(&mut *alone, &[6], 1, &[2]);
     assert_eq!(bits(&found), bits(&[&first[4 * plan.vocab_size..], &second].concat()));
+}
+
+/// Neither steps nor packing change weights in memory, and a check of that memory reads every weight.
+#[test]
+fn weights_in_memory_stay_as_they_are() {
+    for format in formats() {
+        let (plan, weights) = tiny_model("qwen2", 1, format);
+        let plan = Arc::new(fuse(restrict_outputs((*plan).clone())));
+        let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 8 };
+        let table: Vec<u32> = (0..8).collect();
+        let mut executable = load(Isa::best().level(), 2, &plan, &weights, kv);
+        let mut check = WeightCheck::default();
+        for round in 0..4 {
+            while !check.read_piece(&mut *executable).unwrap() {}
+            let read: BTreeSet<_> = executable.resident_weights().into_iter().map(|resident| resident.weight).collect();
+            assert_eq!(read, (0..weights.len()).collect(), "{format:?}");
+            logits(&mut *executable, &Rng::new(2).tokens(9, plan.vocab_size), 3, &table);
+            if round == 2 {
+                executable.settle().unwrap();
+            }
+        }
+    }
 }

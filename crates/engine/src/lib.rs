@@ -28,6 +28,7 @@ mod sequence;
 mod step;
 mod stop;
 
+pub use backend::WeightFault;
 pub use config::EngineConfig;
 pub use error::EngineError;
 pub use pooling::Pooling;

@@ -5,8 +5,9 @@
 //! sequence's write changes the text. Faults can be planted at any step.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-use backend::{BackendError, Choice, Executable, Logits, PEAK_GROUP, peak};
+use backend::{BackendError, Choice, Executable, Logits, PEAK_GROUP, ResidentWeight, peak};
 use plan::sampling::choose;
 use plan::{FED, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
 
@@ -41,7 +42,11 @@ pub struct NullExecutable {
     faults: Option<Faults>,
     queue: Option<Queue>,
     script: Option<Script>,
+    weights: Option<NullWeights>,
 }
+
+/// What stands for the weights of a model: a test may change it. Steps do not read it.
+pub type NullWeights = std::sync::Arc<std::sync::Mutex<Vec<u8>>>;
 
 /// Tokens that are said one after the other, whatever was asked; the last one is said again where there is no more. One
 /// sequence at a time has a use for them.
@@ -78,6 +83,7 @@ impl NullExecutable {
             faults: None,
             queue: None,
             script: None,
+            weights: None,
         }
     }
 
@@ -89,6 +95,11 @@ impl NullExecutable {
     /// The same, saying what the script holds.
     pub fn saying(self, script: Script) -> Self {
         Self { script: Some(script), ..self }
+    }
+
+    /// The same, with memory of one weight.
+    pub fn with_weights(self, weights: NullWeights) -> Self {
+        Self { weights: Some(weights), ..self }
     }
 
     /// The same, choosing tokens itself where it is asked to.
@@ -190,6 +201,24 @@ impl Executable for NullExecutable {
 
     fn hidden_size(&self) -> Option<usize> {
         Some(NULL_HIDDEN_SIZE)
+    }
+
+    fn resident_weights(&self) -> Vec<ResidentWeight> {
+        let weights = self.weights.iter().filter_map(|weights| weights.lock().ok());
+        let resident = |bytes| ResidentWeight { weight: 0, name: "null.weight".to_owned(), layout: "as it is", bytes };
+        weights.map(|weights| resident(weights.len() as u64)).collect()
+    }
+
+    fn read_weight(
+        &mut self,
+        _: &ResidentWeight,
+        range: Range<u64>,
+        read: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), BackendError> {
+        if let Some(Ok(weights)) = self.weights.as_ref().map(|weights| weights.lock()) {
+            read(&weights[range.start as usize..range.end as usize]);
+        }
+        Ok(())
     }
 
     fn replay_hidden(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {

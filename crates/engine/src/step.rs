@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use backend::{BackendError, Executable, num_peaks};
+use backend::{BackendError, Executable, WeightCheck, WeightFault, num_peaks};
 use plan::StepShape;
 
 use crate::batch::Batch;
@@ -26,6 +26,7 @@ pub struct Engine {
     is_ahead: bool,
     sampler: Sampler,
     device_errors: DeviceErrors,
+    weight_check: WeightCheck,
 }
 
 /// Errors of the device itself, in steps that directly follow each other.
@@ -124,6 +125,7 @@ impl Engine {
             is_ahead: false,
             sampler: Sampler::default(),
             device_errors: DeviceErrors::default(),
+            weight_check: WeightCheck::default(),
         })
     }
 
@@ -318,6 +320,20 @@ impl Engine {
     /// would fail with the same error, so the caller ends the engine.
     pub fn lost_device(&self) -> Option<&str> {
         (self.device_errors.in_a_row >= DeviceErrors::LOST).then_some(&*self.device_errors.last)
+    }
+
+    /// Reads the next piece of the memory that holds the weights, and compares it with what was there when it was read
+    /// first. Returns whether all of it has now been read once more. For times without work, of which it takes about a
+    /// millisecond; does nothing while there is work.
+    pub fn check_weights(&mut self) -> Result<bool, WeightFault> {
+        if self.has_work() {
+            return Ok(false);
+        }
+        if std::mem::take(&mut self.is_ahead) {
+            // Nobody waits for that step, and what it makes says nothing of weights.
+            self.executable.collect()?;
+        }
+        self.weight_check.read_piece(&mut *self.executable)
     }
 
     /// The configuration that the engine was made with.

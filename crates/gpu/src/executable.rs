@@ -2,11 +2,14 @@
 
 #[cfg(all(test, feature = "sim"))]
 mod metal_limits;
+#[cfg(all(test, feature = "sim"))]
+mod weight_check;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use backend::profile::{CostModel, OpInfo, Recorder};
-use backend::{BackendError, Choice, Copied, Counters, Executable, Footprint, Observed, Observer};
+use backend::{BackendError, Choice, Copied, Counters, Executable, Footprint, Observed, Observer, ResidentWeight};
 use half::f16;
 use plan::{KvFormat, KvLayout, Op, Plan, Rope, StepError, StepInput, StepShape};
 use tensor::Tensor;
@@ -496,6 +499,37 @@ impl Executable for GpuExecutable {
         Ok(self.programs[index].infos.to_vec())
     }
 
+    fn resident_weights(&self) -> Vec<ResidentWeight> {
+        let stretches = self.weights.copied().flat_map(|(weight, of_weight)| {
+            [("values", of_weight.values), ("scales", of_weight.scales)]
+                .map(|(layout, region)| (weight, layout, region))
+        });
+        let is_there = stretches.filter(|(.., region)| region.bytes > 0);
+        is_there
+            .map(|(weight, layout, region)| {
+                let name = self.plan.weights[weight].name.clone();
+                ResidentWeight { weight, name, layout, bytes: region.bytes }
+            })
+            .collect()
+    }
+
+    fn read_weight(
+        &mut self,
+        resident: &ResidentWeight,
+        range: Range<u64>,
+        read: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), BackendError> {
+        let Some((_, weight)) = self.weights.copied().find(|&(index, _)| index == resident.weight) else {
+            return Ok(());
+        };
+        let region = if resident.layout == "scales" { weight.scales } else { weight.values };
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let from = region.part(range.start, range.end - range.start).address;
+        self.driver.download(from, &mut bytes).map_err(self.error("weights"))?;
+        read(&bytes);
+        Ok(())
+    }
+
     fn record(&mut self, recorder: Recorder) -> Result<(), BackendError> {
         self.recording = Some(profile::Recording::new(recorder, &self.device, self.costs.clone()));
         Ok(())
@@ -537,7 +571,7 @@ fn allocate_counters(driver: &mut dyn Driver, plan: &Plan, target: &Target) -> R
     Ok(region)
 }
 
-fn counters_len(plan: &Plan, target: &Target) -> usize {
+pub(crate) fn counters_len(plan: &Plan, target: &Target) -> usize {
     let heads = plan.ops.iter().filter_map(|op| match *op {
         Op::Attention { ref attention, .. } => Some(attention.heads),
         _ => None,

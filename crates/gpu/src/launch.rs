@@ -23,6 +23,11 @@ impl Region {
         Self { address: Address(self.address.0 + offset), bytes }
     }
 
+    /// Whether all of `other` lies in this region.
+    pub(crate) fn contains(self, other: Self) -> bool {
+        self.address.0 <= other.address.0 && other.address.0 + other.bytes <= self.address.0 + self.bytes
+    }
+
     /// Whether the two share no byte.
     pub(crate) fn is_apart(self, other: Self) -> bool {
         self.address.0 + self.bytes <= other.address.0 || other.address.0 + other.bytes <= self.address.0

@@ -125,6 +125,8 @@ pub(crate) struct DeviceWeight {
 #[derive(Default)]
 pub(crate) struct DeviceWeights {
     weights: Vec<DeviceWeight>,
+    /// The allocation of those that were copied.
+    copied: Region,
 }
 
 impl DeviceWeights {
@@ -172,7 +174,7 @@ impl DeviceWeights {
         }
         let to_copy = weights.iter().zip(tensors).zip(&in_place).filter(|(_, in_place)| in_place.is_none());
         fill(driver, to_copy.map(|(weight, _)| weight), copied)?;
-        Ok(Self { weights })
+        Ok(Self { weights, copied: all })
     }
 
     /// Where values and scales of each of `tensors` lie, start and length, and the bytes of all.
@@ -194,8 +196,34 @@ impl DeviceWeights {
         (places, bytes)
     }
 
+    /// Weights of these formats and shapes, one after another in `all`, which nobody has filled.
+    #[cfg(test)]
+    pub(crate) fn at<'a>(all: Region, weights: impl Iterator<Item = (DeviceFormat, &'a [usize])>) -> Self {
+        let mut start = 0;
+        let mut reserve = |bytes: usize| {
+            let region = if bytes == 0 { Region::default() } else { all.part(start, bytes as u64) };
+            start += (bytes as u64).next_multiple_of(ALIGN);
+            region
+        };
+        let weights = weights
+            .map(|(format, shape)| {
+                let (&row_len, before) = shape.split_last().expect("weights have dimensions");
+                let rows = before.iter().product();
+                let values = reserve(rows * row_bytes(format, row_len));
+                let scales = reserve(rows * scale_row_bytes(format, row_len));
+                DeviceWeight { format, values, scales, rows, row_len, matrix_scale: 1.0 }
+            })
+            .collect();
+        Self { weights, copied: all }
+    }
+
     pub(crate) fn get(&self, weight: WeightId) -> &DeviceWeight {
         &self.weights[weight.index()]
+    }
+
+    /// Those that were copied to the device, with their places in the plan; the device reads others where they are.
+    pub(crate) fn copied(&self) -> impl Iterator<Item = (usize, &DeviceWeight)> {
+        self.weights.iter().enumerate().filter(|(_, weight)| self.copied.contains(weight.values))
     }
 
     /// The f32 vector `weight`, or an absent operand.

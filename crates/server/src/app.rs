@@ -267,7 +267,7 @@ impl App {
         let vocab_size = engine.config().vocab_size;
         // A vocabulary may have more tokens than the model has logits, and a prompt none of those.
         let fim = tokenizer.fim().copied().filter(|fim| fim.ids().all(|id| (id as usize) < vocab_size));
-        let engine = EngineHandle::start(engine, self.inner.options.step_time_max)?;
+        let engine = EngineHandle::start(engine, &self.inner.options)?;
         let dialect_of = |template: &ChatTemplate| Dialect::of(template).with_vocabulary(&tokenizer);
         let none = || Dialect::default().with_vocabulary(&tokenizer);
         let dialect = chat_template.as_ref().map_or_else(none, dialect_of);

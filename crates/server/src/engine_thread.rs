@@ -4,14 +4,16 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use engine::{Engine, EngineConfig, EngineError, EngineStats, FinishReason, Output, Request, RequestId};
+use engine::{Engine, EngineConfig, EngineError, EngineStats, FinishReason, Output, Request, RequestId, WeightFault};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::options::Options;
 use crate::step_clock::{StepClock, StepTimes};
 
 /// What the thread is asked to do.
@@ -42,6 +44,8 @@ struct Shared {
     stats: Mutex<EngineStats>,
     times: Mutex<StepTimes>,
     step_time_max: Duration,
+    /// Time between two checks of the weights.
+    weight_check_pause: Option<Duration>,
     /// When the step that is under way began.
     step_begun: Mutex<Option<Instant>>,
     /// Why the engine answers nobody any more.
@@ -57,6 +61,8 @@ pub(crate) enum EngineFailure {
     Lost(Arc<str>),
     /// A step took longer than this, and may never return.
     Stuck(Duration),
+    /// The memory that holds the weights no longer holds what it held, as this says.
+    WeightsChanged(Arc<str>),
 }
 
 impl std::fmt::Display for EngineFailure {
@@ -65,9 +71,12 @@ impl std::fmt::Display for EngineFailure {
             Self::Bug => f.write_str("the engine failed in a way that is a bug; restart the server"),
             Self::Lost(error) => write!(
                 f,
-                "the device is lost, since two steps in a row failed: {error}; restart the server, and if it fails again, \
+                "the device is lost, since one call after another fails: {error}; restart the server, and if it fails again, \
                  look at the system's log and the device's own tool (nvidia-smi)"
             ),
+            Self::WeightsChanged(what) => {
+                write!(f, "{what}; restart the server, and if this comes again, test the memory")
+            }
             Self::Stuck(time) => {
                 write!(
                     f,
@@ -82,6 +91,9 @@ impl std::fmt::Display for EngineFailure {
 /// Of the thread; the system gives memory to what is used of it alone.
 const STACK_BYTES: usize = 64 << 20;
 
+/// How long the engine must be without work until it goes on with the check of its weights.
+const IDLE: Duration = Duration::from_secs(2);
+
 /// How often it is looked whether a step is stuck, in the time that it may take.
 const LOOKS: u32 = 8;
 
@@ -95,8 +107,8 @@ pub(crate) enum SubmitError {
 }
 
 impl EngineHandle {
-    /// Starts the thread. A step that takes longer than `step_time_max` ends it all.
-    pub(crate) fn start(engine: Engine, step_time_max: Duration) -> std::io::Result<Self> {
+    /// Starts the thread. A step that takes longer than [`Options::step_time_max`] ends it all.
+    pub(crate) fn start(engine: Engine, options: &Options) -> std::io::Result<Self> {
         let (commands, received) = mpsc::channel();
         let (hand, handed) = unbounded_channel();
         let shared = Arc::new(Shared {
@@ -104,7 +116,8 @@ impl EngineHandle {
             handed: Mutex::new(Some(handed)),
             stats: Mutex::new(engine.stats()),
             times: Mutex::default(),
-            step_time_max,
+            step_time_max: options.step_time_max,
+            weight_check_pause: options.weight_check_pause,
             step_begun: Mutex::default(),
             failure: watch::Sender::new(None),
         });
@@ -362,9 +375,9 @@ impl EngineThread {
         loop {
             if !self.engine.has_work() {
                 self.publish_stats();
-                match commands.recv() {
-                    Ok(command) => self.execute(command),
-                    Err(mpsc::RecvError) => return,
+                match self.next_command(commands) {
+                    Some(command) => self.execute(command),
+                    None => return,
                 }
                 clock = StepClock::start();
             }
@@ -388,6 +401,33 @@ impl EngineThread {
                 return;
             }
             clock.end_step(&mut self.shared.times.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Waits for a command; checks weights meanwhile. `None` once nobody can send one, or the engine has failed.
+    fn next_command(&mut self, commands: &mpsc::Receiver<Command>) -> Option<Command> {
+        let Some(pause) = self.shared.weight_check_pause else { return commands.recv().ok() };
+        let mut wait = IDLE.min(pause);
+        loop {
+            match commands.recv_timeout(wait) {
+                Ok(command) => return Some(command),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.shared.set_step_begun(Some(Instant::now()));
+            let checked = self.engine.check_weights();
+            self.shared.set_step_begun(None);
+            let failure = match checked {
+                Ok(is_whole) => {
+                    wait = if is_whole { pause } else { Duration::ZERO };
+                    continue;
+                }
+                Err(WeightFault::Changed(changed)) => EngineFailure::WeightsChanged(changed.to_string().into()),
+                Err(WeightFault::Device(error)) => EngineFailure::Lost(error.to_string().into()),
+            };
+            tracing::info!(%failure, "all requests end");
+            self.shared.failure.send_replace(Some(failure));
+            return None;
         }
     }
 

@@ -467,6 +467,7 @@ fn engine_gone(failure: EngineFailure) -> ApiError {
         EngineFailure::Bug => "engine_failed",
         EngineFailure::Lost(_) => "device_lost",
         EngineFailure::Stuck(_) => "step_stuck",
+        EngineFailure::WeightsChanged(_) => "weights_changed",
     };
     ApiError::internal(code, failure.to_string())
 }

@@ -33,6 +33,8 @@ pub struct Options {
     pub request_time_max: Duration,
     /// Time for a step of the engine: one that takes longer is taken to be stuck, which ends the server.
     pub step_time_max: Duration,
+    /// Time between two checks, without work, that the memory of the weights holds what it held; `None` for no check.
+    pub weight_check_pause: Option<Duration>,
     /// Time that a reader of a stream may not read.
     pub stall_time_max: Duration,
     /// Connections at a time.
@@ -61,6 +63,7 @@ impl Default for Options {
             body_time_max: Duration::from_secs(60),
             request_time_max: Duration::from_secs(3600),
             step_time_max: Duration::from_secs(600),
+            weight_check_pause: Some(Duration::from_secs(600)),
             stall_time_max: Duration::from_secs(30),
             connections_max: 1024,
             drain_time_max: Duration::from_secs(30),

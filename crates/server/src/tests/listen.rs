@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use engine::null::Fault;
+use engine::null::{Fault, NullWeights};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -148,6 +148,39 @@ async fn a_server_whose_device_is_lost_says_so_and_ends_as_failed() {
     assert!(why.contains("device is lost") && why.contains("planted at step") && why.contains("restart"), "{why}");
     let health = health_of(address).await;
     assert!(health.starts_with("HTTP/1.1 503") && health.contains("device is lost"), "{health}");
+    assert_eq!(timeout(Duration::from_secs(20), served).await.expect("it ends").unwrap(), Ended::Failed);
+}
+
+/// A bit of the weights flips while no request runs.
+#[tokio::test]
+async fn a_server_whose_weights_have_changed_in_memory_says_so_and_ends_as_failed() {
+    let weights = NullWeights::new(vec![7; 1 << 20].into());
+    let app = loading(Options { weight_check_pause: Some(Duration::from_millis(10)), ..Options::default() });
+    let device = NullExecutable::new(config().kv, VOCAB_SIZE).with_queue().with_weights(Arc::clone(&weights));
+    app.ready(served_by(device, config(), chat_template())).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let served = tokio::spawn(serve(app.clone(), listener, Shutdown::default()));
+    // Passes over memory that stays as it is, with requests between them.
+    for _ in 0..5 {
+        let (status, ..) = post(&app, TEXT, &json!({"prompt": "Once", "max_tokens": 8, "ignore_eos": true})).await;
+        assert_eq!(status, StatusCode::OK);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(app.failure().is_none(), "nothing has changed");
+    weights.lock().unwrap()[12_345] ^= 1;
+    let failed = timeout(Duration::from_secs(20), async {
+        while app.failure().is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    failed.await.expect("the change is noticed");
+    let why = app.failure().unwrap();
+    assert!(why.contains("`null.weight`") && why.contains("changed in memory") && why.contains("restart"), "{why}");
+    let health = health_of(address).await;
+    assert!(health.starts_with("HTTP/1.1 503") && health.contains("changed in memory"), "{health}");
+    let (status, _, answer) = post(&app, TEXT, &json!({"prompt": "Once"})).await;
+    assert_eq!((status.as_u16(), &answer["error"]["code"]), (503, &json!("failed")), "{answer}");
     assert_eq!(timeout(Duration::from_secs(20), served).await.expect("it ends").unwrap(), Ended::Failed);
 }
 

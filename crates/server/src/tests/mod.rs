@@ -74,6 +74,10 @@ fn served(config: EngineConfig, faults: Option<Faults>, template: ChatTemplate) 
         Some(faults) => executable.with_faults(faults),
         None => executable,
     };
+    served_by(executable, config, template)
+}
+
+fn served_by(executable: NullExecutable, config: EngineConfig, template: ChatTemplate) -> ServedModel {
     let engine = Engine::new(Box::new(executable), config).unwrap();
     ServedModel {
         device: "nothing".to_owned(),
