@@ -82,6 +82,16 @@ impl GluBounds {
         Ok(Self(bounds.collect()))
     }
 
+    /// The same bound for all gated units.
+    #[cfg(test)]
+    pub(crate) fn of_all(plan: &Plan, bound: f32) -> Self {
+        let gates = plan.ops.iter().filter_map(|op| match *op {
+            Op::NormGlu { gate, .. } => Some((gate.weight, bound)),
+            _ => None,
+        });
+        Self(gates.collect())
+    }
+
     /// The power of two by which the result of the gated unit of `gate` is multiplied so that f16 holds it, whatever the rows;
     /// `None` where weights allow no such promise.
     pub(crate) fn f16_factor(&self, gate: WeightId) -> Option<f32> {

@@ -23,6 +23,8 @@ pub mod nvrtc;
 mod params;
 mod profile;
 mod roofline;
+#[cfg(test)]
+mod same_launches;
 mod self_test;
 mod step_input;
 mod vendor;

@@ -1,0 +1,264 @@
+//! A guard for changes that are to change no launch: what every model records, in every weight format, for every bucket of
+//! steps and every kind of device, is what `tests/launches.txt` says.
+//!
+//! No device is needed: memory lies nowhere, at addresses that are the same in each run, so a launch's parameters and
+//! operands can be compared as they are. A change that means to change launches replaces the file by the one that the test
+//! leaves in `target/launches`, and says why in its commit.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use plan::{AnyShape, KvFormat, KvLayout, Plan, StepShape, fuse, hidden_states, restrict_outputs};
+use serde_json::{Value, json};
+
+use crate::dispatch::{Matrix, Target};
+use crate::executable::counters_len;
+use crate::forced::ForcedVariants;
+use crate::glu_bounds::GluBounds;
+use crate::kv_cache::KvCache;
+use crate::launch::{Launch, Region};
+use crate::lower::{self, Source};
+use crate::params::{Address, Chosen};
+use crate::step_input::max_positions;
+use crate::weights::{DeviceFormat, DeviceWeights};
+
+const EXPECTED: &str = include_str!("../tests/launches.txt");
+
+/// Each kind of device that chooses kernels in a way of its own.
+fn targets() -> [(&'static str, Target); 8] {
+    let hopper = Target {
+        multiprocessors: 132,
+        groups_meet: true,
+        bulk_copies: true,
+        matrix: Matrix::FourSimdGroups,
+        group_bytes_max: 227 << 10,
+        batch_invariant: false,
+        forced: ForcedVariants::NONE,
+        kernel: None,
+    };
+    let blackwell = Target { multiprocessors: 170, matrix: Matrix::SimdGroup, group_bytes_max: 99 << 10, ..hopper };
+    let ampere = Target { multiprocessors: 108, bulk_copies: false, group_bytes_max: 163 << 10, ..blackwell };
+    let metal = Target {
+        multiprocessors: 10,
+        groups_meet: false,
+        matrix: Matrix::EightByEight,
+        group_bytes_max: 32 << 10,
+        ..ampere
+    };
+    let simulator = Target { multiprocessors: 3, groups_meet: false, group_bytes_max: 227 << 10, ..blackwell };
+    let invariant = |target| Target { batch_invariant: true, ..target };
+    [
+        ("hopper", hopper),
+        ("hopper-invariant", invariant(hopper)),
+        ("blackwell", blackwell),
+        ("ampere", ampere),
+        ("ampere-invariant", invariant(ampere)),
+        ("metal", metal),
+        ("metal-invariant", invariant(metal)),
+        ("simulator", simulator),
+    ]
+}
+
+/// Models whose plans differ: biases, norms of heads, windows, tied heads, heads of every size that has a kernel.
+fn models() -> Vec<(&'static str, Value)> {
+    let config = |model_type, hidden, inner, heads, kv_heads, head_dim| {
+        json!({
+            "model_type": model_type, "vocab_size": 5_003, "hidden_size": hidden, "intermediate_size": inner,
+            "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+            "head_dim": head_dim, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": false,
+        })
+    };
+    let with = |mut config: Value, fields: Value| {
+        let fields = fields.as_object().expect("an object").clone();
+        config.as_object_mut().expect("an object").extend(fields);
+        config
+    };
+    vec![
+        ("llama-8b", config("llama", 4096, 14_336, 32, 8, 128)),
+        ("llama-1b", with(config("llama", 2048, 8192, 32, 8, 64), json!({"tie_word_embeddings": true}))),
+        ("llama-biased", with(config("llama", 512, 1024, 8, 2, 96), json!({"attention_bias": true, "mlp_bias": true}))),
+        ("qwen2-0.5b", with(config("qwen2", 896, 4864, 14, 2, 64), json!({"tie_word_embeddings": true}))),
+        ("qwen3-4b", config("qwen3", 2560, 9728, 32, 8, 128)),
+        ("mistral", with(config("mistral", 1024, 2816, 8, 8, 128), json!({"sliding_window": 33}))),
+        ("smollm3", config("smollm3", 2048, 11_008, 16, 4, 128)),
+        ("odd", config("llama", 40, 56, 3, 1, 10)),
+    ]
+}
+
+/// Bytes that addresses of one kind of memory may span.
+const SPAN: u64 = 1 << 44;
+
+/// Memory that is nowhere, of one kind.
+fn nowhere(kind: u64, bytes: u64) -> Region {
+    Region { address: Address(kind * SPAN), bytes }
+}
+
+/// What a test records with: all that a loaded model has, without a device.
+struct Loaded {
+    weights: DeviceWeights,
+    glu_bounds: GluBounds,
+    angles: Vec<Region>,
+    orders: Vec<Region>,
+    cache: KvCache,
+    counters: Region,
+    chosen: Region,
+    target: Target,
+}
+
+impl Loaded {
+    fn new(target: Target, plan: &Plan, formats: &dyn Fn(usize, &[usize]) -> DeviceFormat, kv: KvLayout) -> Self {
+        let shapes =
+            plan.weights.iter().enumerate().map(|(index, info)| (formats(index, &info.shape), &info.shape[..]));
+        let mut tables = nowhere(3, 0);
+        let mut table = |bytes: u64| {
+            tables = Region { address: Address(tables.address.0 + tables.bytes.next_multiple_of(256)), bytes };
+            tables
+        };
+        let positions = max_positions(plan, &kv);
+        let angles = plan.ropes.iter().map(|rope| table((positions * rope.head_dim) as u64 * 4)).collect();
+        let orders = plan.orders.iter().map(|order| table(size_of_val(&order[..]) as u64)).collect();
+        let cache_bytes = KvCache::bytes(&plan.kv_layers, &kv).expect("a cache of some size");
+        Self {
+            weights: DeviceWeights::at(nowhere(1, SPAN), shapes),
+            glu_bounds: GluBounds::of_all(plan, 900.0),
+            angles,
+            orders,
+            cache: KvCache::at(nowhere(2, cache_bytes), &plan.kv_layers, kv),
+            counters: nowhere(4, counters_len(plan, &target) as u64 * 4),
+            chosen: nowhere(5, (4096 * size_of::<Chosen>()) as u64),
+            target,
+        }
+    }
+
+    fn source<'a>(&'a self, plan: &'a Plan) -> Source<'a> {
+        Source {
+            plan,
+            weights: &self.weights,
+            angles: &self.angles,
+            orders: &self.orders,
+            cache: &self.cache,
+            target: self.target,
+            counters: self.counters,
+            chosen: self.chosen,
+            glu_bounds: &self.glu_bounds,
+        }
+    }
+
+    /// All that is recorded of steps of every bucket, in words.
+    fn recorded(&self, plan: &Plan) -> String {
+        let mut text = String::new();
+        let source = self.source(plan);
+        let shapes = [1, 2, 4, 8, 16, 32, 64, 128, 512, 2048].into_iter().flat_map(|tokens| {
+            [1, 4, tokens].map(|sequences| StepShape { tokens, sequences, outputs: sequences }.bucket())
+        });
+        let mut seen = vec![];
+        for shape in shapes.filter(|shape| shape.sequences <= shape.tokens) {
+            if seen.contains(&shape) {
+                continue;
+            }
+            seen.push(shape);
+            let layout = source.lay_out(shape);
+            let regions = [(6, layout.bytes), (7, layout.step.bytes()), (8, layout.messages)];
+            let [arena, step, messages] = regions.map(|(kind, bytes)| nowhere(kind, bytes));
+            writeln!(text, "{shape:?}: {} {} {}", arena.bytes, step.bytes, messages.bytes).expect("a text");
+            for keep in [false, true] {
+                for of_op in source.lower(&layout, [arena, step, messages], keep) {
+                    writeln!(text, "op {} {keep}", of_op.op).expect("a text");
+                    of_op.launches.iter().for_each(|launch| write_launch(&mut text, launch));
+                }
+            }
+            if plan.value(plan.logits).width == plan.vocab_size {
+                source.choose(&layout, arena, step).iter().for_each(|launch| write_launch(&mut text, launch));
+                write_launch(&mut text, &source.sample(&layout, arena, step));
+            }
+        }
+        write_launch(&mut text, &lower::block_copy(&self.cache, 1, 3, 5));
+        text
+    }
+}
+
+fn write_launch(text: &mut String, launch: &Launch) {
+    let Launch { kernel, groups, threads, group_bytes, early_start, cluster, params, maps, operands } = launch;
+    writeln!(text, "{kernel} {groups:?} {threads} {group_bytes} {early_start} {cluster}").expect("a text");
+    writeln!(text, "  {params:x?}\n  {maps:?}").expect("a text");
+    for operand in operands {
+        let (Region { address, bytes }, access) = (operand.region, operand.access);
+        writeln!(text, "  {access:?} {:x} {bytes:x}", address.0).expect("a text");
+    }
+}
+
+/// FNV-1a, 64 bits.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The format of each weight where all matrices are in `format`, whose rows are whole blocks, and else in F16.
+fn all_in(format: DeviceFormat) -> impl Fn(usize, &[usize]) -> DeviceFormat {
+    move |_, shape| match *shape {
+        [_, k] if k.is_multiple_of(format.weight_format().block_len()) => format,
+        [_, _] => DeviceFormat::F16,
+        _ => DeviceFormat::F32,
+    }
+}
+
+/// As mixtures have it: every third matrix in another format.
+fn mixed(index: usize, shape: &[usize]) -> DeviceFormat {
+    all_in(if index.is_multiple_of(3) { DeviceFormat::Q6_K } else { DeviceFormat::Q4_K })(index, shape)
+}
+
+/// A line for each target, model and format: the number of launches, and a hash of all that is said of them.
+fn lines() -> (String, BTreeMap<String, String>) {
+    let (mut lines, mut texts) = (String::new(), BTreeMap::new());
+    let mut add = |name: String, text: String| {
+        let launches = text.lines().filter(|line| line.starts_with("  [")).count() / 2;
+        writeln!(lines, "{name}: {launches} launches, {:016x}", hash(&text)).expect("a text");
+        texts.insert(name, text);
+    };
+    let kv = |format| KvLayout { format, block_len: 16, num_blocks: 512 };
+    for (target_name, target) in targets() {
+        for (model_name, config) in models() {
+            let textbook = models::build_plan(&config, &AnyShape).expect("a configuration");
+            let fused = fuse(restrict_outputs(textbook.clone()));
+            let name = |what: &str| format!("{target_name} {model_name} {what}");
+            for format in DeviceFormat::ALL {
+                let loaded = Loaded::new(target, &fused, &all_in(format), kv(KvFormat::F16));
+                add(name(&format!("{format:?}").to_lowercase()), loaded.recorded(&fused));
+            }
+            let loaded = Loaded::new(target, &fused, &mixed, kv(KvFormat::F16));
+            add(name("mixed"), loaded.recorded(&fused));
+            let q8_0 = all_in(DeviceFormat::Q8_0);
+            add(name("kv-f32"), Loaded::new(target, &fused, &q8_0, kv(KvFormat::F32)).recorded(&fused));
+            add(name("textbook"), Loaded::new(target, &textbook, &q8_0, kv(KvFormat::F16)).recorded(&textbook));
+            if let Some(hidden) = hidden_states(&fused) {
+                add(name("hidden"), Loaded::new(target, &fused, &q8_0, kv(KvFormat::F16)).recorded(&hidden));
+            }
+        }
+    }
+    (lines, texts)
+}
+
+#[test]
+fn launches_are_as_they_were() {
+    let (found, texts) = lines();
+    if found == EXPECTED {
+        return;
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/launches");
+    std::fs::create_dir_all(&folder).expect("a folder for what was found");
+    std::fs::write(folder.join("launches.txt"), &found).expect("room for what was found");
+    let expected: Vec<_> = EXPECTED.lines().collect();
+    let others: Vec<_> = found.lines().filter(|line| !expected.contains(line)).collect();
+    for name in others.iter().filter_map(|line| line.split(": ").next()).take(20) {
+        std::fs::write(folder.join(name.replace(' ', "_")), &texts[name]).expect("room for what was found");
+    }
+    panic!(
+        "{} of {} programs have other launches, as {:?}; what the first of them are is in {}, beside launches.txt as it \
+         would be",
+        others.len(),
+        texts.len(),
+        others.first(),
+        folder.display()
+    );
+}
