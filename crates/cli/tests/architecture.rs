@@ -174,3 +174,23 @@ fn documents_name_files_that_exist() {
         }
     }
 }
+
+/// A kernel is launched from the file of its name: `gpu/kernels/linear.h` from `gpu/src/kernels/linear.rs`.
+#[test]
+fn each_file_of_kernels_has_its_launches_beside_it() {
+    let folder = root().join("crates/gpu");
+    let stems = |inside: &str, ending: &str| -> BTreeSet<String> {
+        let entries = fs::read_dir(folder.join(inside)).expect("a folder of kernels");
+        let names = entries.map(|entry| entry.expect("a readable entry").file_name().into_string().expect("UTF-8"));
+        names.filter_map(|name| Some(name.strip_suffix(ending)?.replace(".simdgroup_matrix", ""))).collect()
+    };
+    // Included by kernels, or launched by what measures a device and by tests.
+    let others = ["all", "metal", "parts", "planted_faults", "roofline", "hopper"];
+    for (text, code) in [("kernels", "src/kernels"), ("kernels/sm90", "src/kernels/sm90")] {
+        let texts: BTreeSet<_> = stems(text, ".h").into_iter().filter(|stem| !others.contains(&&**stem)).collect();
+        let codes: BTreeSet<_> = stems(code, ".rs").into_iter().filter(|stem| stem != "mod").collect();
+        // The gemm of 8 by 8 is told from that of compute capability 9.0.
+        let codes: BTreeSet<_> = codes.into_iter().map(|stem| stem.replace("gemm_simdgroup", "gemm")).collect();
+        assert_eq!(texts, codes, "`{text}` and `{code}`");
+    }
+}

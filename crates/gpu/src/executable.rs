@@ -14,15 +14,17 @@ use half::f16;
 use plan::{KvFormat, KvLayout, Op, Plan, Rope, StepError, StepInput, StepShape};
 use tensor::Tensor;
 
-use crate::dispatch::{self, Target};
 use crate::driver::{Driver, DriverError, Recording, STEPS_MAX};
 use crate::glu_bounds::GluBounds;
+use crate::kernels::{attention, choose, rope_kv_write, sample};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::launch::Region;
-use crate::lower::{self, ArenaLayout, OpLaunches, Source};
+use crate::ops::{self, OpLaunches};
 use crate::params::{Address, Chosen};
 use crate::profile;
+use crate::site::{ArenaLayout, LoadedPlan};
 use crate::step_input::max_positions;
+use crate::target::Target;
 use crate::weights::DeviceWeights;
 
 /// Rows of a step that a grid has room for.
@@ -55,7 +57,7 @@ pub(crate) struct GpuExecutable {
     /// Logits without the padding between rows, where there is any.
     logits: Vec<f32>,
     /// What the last step ended with.
-    end: End,
+    end: Epilogue,
     costs: CostModel,
     recording: Option<profile::Recording>,
 }
@@ -82,7 +84,7 @@ impl Memory {
 
 /// A program: what a step of up to its shape runs.
 struct Program {
-    of: Of,
+    kind: ResultKind,
     layout: ArenaLayout,
     ops: Vec<OpLaunches>,
     /// What `ops` are.
@@ -94,29 +96,32 @@ struct Program {
     sampling: Option<Recording>,
 }
 
-/// Which plan a program is of.
+/// What a program makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Of {
-    /// The whole model.
-    Model,
-    /// The model without its head.
+enum ResultKind {
+    /// Those of the whole model.
+    Logits,
+    /// Those of the model without its head.
     Hidden,
 }
 
-/// What a program ends with.
+/// What a program does with the logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    Logits,
-    Likeliest,
-    Sampled,
+enum Epilogue {
+    /// Nothing: the host reads them.
+    None,
+    /// It chooses the likeliest token of each output.
+    Choose,
+    /// It chooses or draws a token of each output, as the step input says.
+    Sample,
 }
 
 impl Program {
-    fn recording_of(&mut self, end: End) -> &mut Option<Recording> {
+    fn recording_of(&mut self, end: Epilogue) -> &mut Option<Recording> {
         match end {
-            End::Logits => &mut self.recording,
-            End::Likeliest => &mut self.choosing,
-            End::Sampled => &mut self.sampling,
+            Epilogue::None => &mut self.recording,
+            Epilogue::Choose => &mut self.choosing,
+            Epilogue::Sample => &mut self.sampling,
         }
     }
 }
@@ -149,7 +154,7 @@ pub(crate) fn footprint(
     // Sizes alone are asked for, so nothing has to lie anywhere.
     let nowhere = Region { address: Address::default(), bytes: kv_cache };
     let cache = KvCache::at(nowhere, &plan.kv_layers, kv);
-    let source = Source {
+    let loaded = LoadedPlan {
         plan,
         weights: &DeviceWeights::default(),
         angles: &[],
@@ -163,7 +168,7 @@ pub(crate) fn footprint(
     // Steps of one token may want more than those of many: attention is split for them.
     let decode = StepShape { tokens: largest.sequences, ..largest };
     let of_one = StepShape { tokens: 1, sequences: 1, outputs: 1 };
-    let layouts = [largest, decode, of_one].map(|shape| source.lay_out(shape.bucket()));
+    let layouts = [largest, decode, of_one].map(|shape| ops::lay_out(&loaded, shape.bucket()));
     let arena = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
     let step = layouts.iter().map(|layout| layout.step.bytes()).max().unwrap_or(0);
     let angles = plan.ropes.iter().map(|rope| (max_positions(plan, &kv) * rope.head_dim) as u64 * 4).sum::<u64>();
@@ -217,22 +222,22 @@ impl GpuExecutable {
             programs: vec![],
             words: vec![],
             logits: vec![],
-            end: End::Logits,
+            end: Epilogue::None,
             costs,
             recording: None,
         })
     }
 
-    fn plan_of(&self, of: Of) -> &Plan {
-        match (of, &self.hidden) {
-            (Of::Hidden, Some(hidden)) => hidden,
+    fn plan_of(&self, kind: ResultKind) -> &Plan {
+        match (kind, &self.hidden) {
+            (ResultKind::Hidden, Some(hidden)) => hidden,
             _ => &self.plan,
         }
     }
 
-    fn source(&self, of: Of) -> Source<'_> {
-        Source {
-            plan: self.plan_of(of),
+    fn loaded(&self, kind: ResultKind) -> LoadedPlan<'_> {
+        LoadedPlan {
+            plan: self.plan_of(kind),
             weights: &self.weights,
             angles: &self.angles,
             orders: &self.orders,
@@ -248,7 +253,8 @@ impl GpuExecutable {
         device_error(self.device.clone(), what)
     }
 
-    /// Memory for a program of `layout`. Where that is more than there is, all programs go: they know the old addresses.
+    /// Memory for a program of `layout`. Where that is more than there is, all programs go: they know the old
+    /// addresses.
     fn reserve(&mut self, layout: &ArenaLayout) -> Result<(), BackendError> {
         let needed = [layout.bytes, layout.step.bytes(), layout.messages];
         let held = [self.memory.arena, self.memory.step, self.memory.messages].map(|region| region.bytes);
@@ -288,18 +294,18 @@ impl GpuExecutable {
     }
 
     /// The recording of a program, made when it is asked for first.
-    fn recording(&mut self, index: usize, end: End) -> Result<Recording, BackendError> {
+    fn recording(&mut self, index: usize, end: Epilogue) -> Result<Recording, BackendError> {
         if let Some(recording) = *self.programs[index].recording_of(end) {
             return Ok(recording);
         }
         let program = &self.programs[index];
         let mut launches: Vec<_> = program.ops.iter().flat_map(|op| &op.launches).cloned().collect();
         let (arena, step) = (self.memory.arena, self.memory.step);
-        if end != End::Logits {
-            launches.extend(self.source(Of::Model).choose(&program.layout, arena, step));
+        if end != Epilogue::None {
+            launches.extend(choose::launches(&self.loaded(ResultKind::Logits), &program.layout, arena, step));
         }
-        if end == End::Sampled {
-            launches.push(self.source(Of::Model).sample(&program.layout, arena, step));
+        if end == Epilogue::Sample {
+            launches.push(sample::launch(&self.loaded(ResultKind::Logits), &program.layout, arena, step));
         }
         let recording = self.driver.record(&launches).map_err(self.error("a program"))?;
         *self.programs[index].recording_of(end) = Some(recording);
@@ -307,16 +313,16 @@ impl GpuExecutable {
     }
 
     /// Checks `input`, makes its program if there is none, and copies blocks. Returns the program's place.
-    fn begin(&mut self, of: Of, input: &StepInput, outputs_before: usize) -> Result<usize, BackendError> {
+    fn begin(&mut self, kind: ResultKind, input: &StepInput, outputs_before: usize) -> Result<usize, BackendError> {
         input.check_fed(self.plan.vocab_size, &self.cache.layout, outputs_before)?;
-        let index = self.compile_of(of, input.shape().bucket())?;
+        let index = self.compile_of(kind, input.shape().bucket())?;
         let mut words = std::mem::take(&mut self.words);
         let encoded = self.programs[index].layout.step.encode(input, &mut words);
         self.words = words;
         encoded?;
         for copy in input.block_copies.iter().filter(|copy| copy.from != copy.to) {
             for layer in 0..self.cache.layers.len() {
-                let launch = lower::block_copy(&self.cache, layer, copy.from, copy.to);
+                let launch = rope_kv_write::block_copy(&self.cache, layer, copy.from, copy.to);
                 self.driver.launch(&launch).map_err(device_error(self.device.clone(), "a launch"))?;
             }
         }
@@ -326,7 +332,7 @@ impl GpuExecutable {
     /// A step that is timed op by op, and leaves a record.
     fn replay_recorded(&mut self, input: &StepInput, begin_ns: u64) -> Result<&[f32], BackendError> {
         self.drain()?;
-        let index = self.begin(Of::Model, input, 0)?;
+        let index = self.begin(ResultKind::Logits, input, 0)?;
         let step = self.memory.step.address;
         self.driver.upload(step, bytemuck::cast_slice(&self.words)).map_err(self.error("a step"))?;
         let launches: Vec<_> = self.programs[index].ops.iter().map(|op| &op.launches[..]).collect();
@@ -340,35 +346,35 @@ impl GpuExecutable {
     }
 
     /// The place of the program of that plan for steps of up to `shape`; makes it if there is none.
-    fn compile_of(&mut self, of: Of, shape: StepShape) -> Result<usize, BackendError> {
-        if let Ok(place) = self.find(of, shape) {
+    fn compile_of(&mut self, kind: ResultKind, shape: StepShape) -> Result<usize, BackendError> {
+        if let Ok(place) = self.find(kind, shape) {
             return Ok(place);
         }
         if shape.tokens > TOKENS_MAX {
             let reason = format!("a step of {} tokens is too large: at most {TOKENS_MAX}", shape.tokens);
             return Err(BackendError::Device { device: self.device.clone(), reason });
         }
-        let layout = self.source(of).lay_out(shape);
+        let layout = ops::lay_out(&self.loaded(kind), shape);
         self.reserve(&layout)?;
-        let ops = self.source(of).lower(&layout, self.memory.regions(), false);
-        let place = self.find(of, shape).expect_err("not there a moment ago");
-        let infos = profile::infos(self.plan_of(of), &self.weights, &ops).into();
-        let program = Program { of, layout, ops, infos, recording: None, choosing: None, sampling: None };
+        let ops = ops::lower(&self.loaded(kind), &layout, self.memory.regions(), false);
+        let place = self.find(kind, shape).expect_err("not there a moment ago");
+        let infos = profile::infos(self.plan_of(kind), &self.weights, &ops).into();
+        let program = Program { kind, layout, ops, infos, recording: None, choosing: None, sampling: None };
         self.programs.insert(place, program);
         // In the way that steps were asked for last.
-        let end = if of == Of::Hidden { End::Logits } else { self.end };
+        let end = if kind == ResultKind::Hidden { Epilogue::None } else { self.end };
         self.recording(place, end)?;
         Ok(place)
     }
 
     /// Runs a step and returns its result, rows of the plan's logits, without padding between them.
-    fn run(&mut self, of: Of, input: &StepInput) -> Result<&[f32], BackendError> {
+    fn run(&mut self, kind: ResultKind, input: &StepInput) -> Result<&[f32], BackendError> {
         self.drain()?;
-        self.end = End::Logits;
-        let index = self.begin(of, input, 0)?;
-        let recording = self.recording(index, End::Logits)?;
+        self.end = Epilogue::None;
+        let index = self.begin(kind, input, 0)?;
+        let recording = self.recording(index, Epilogue::None)?;
         let program = &self.programs[index];
-        let result = self.source(of).place(&program.layout, self.memory.arena, self.plan_of(of).logits);
+        let result = self.loaded(kind).place(&program.layout, self.memory.arena, self.plan_of(kind).logits);
         let (rows, device) = (input.output_rows.len(), self.device.clone());
         let error = device_error(device, "a step");
         let output = (result.region.address, rows * result.stride);
@@ -382,8 +388,8 @@ impl GpuExecutable {
         Ok(&self.logits)
     }
 
-    fn find(&self, of: Of, shape: StepShape) -> Result<usize, usize> {
-        self.programs.binary_search_by_key(&(of, shape), |program| (program.of, program.layout.step.shape))
+    fn find(&self, kind: ResultKind, shape: StepShape) -> Result<usize, usize> {
+        self.programs.binary_search_by_key(&(kind, shape), |program| (program.kind, program.layout.step.shape))
     }
 
     fn layer(&self, op: usize) -> Option<LayerCache> {
@@ -395,7 +401,7 @@ impl GpuExecutable {
 
     /// The rows of a value, one after another.
     fn read_value(&mut self, program: usize, value: plan::Value, input: &StepInput) -> Result<Vec<f32>, BackendError> {
-        let place = self.source(Of::Model).place(&self.programs[program].layout, self.memory.arena, value);
+        let place = self.loaded(ResultKind::Logits).place(&self.programs[program].layout, self.memory.arena, value);
         let rows = match place.rows {
             plan::Rows::Tokens => input.token_ids.len(),
             plan::Rows::Outputs => input.output_rows.len(),
@@ -435,7 +441,7 @@ impl GpuExecutable {
 
 impl Executable for GpuExecutable {
     fn compile(&mut self, shape: StepShape) -> Result<(), BackendError> {
-        self.compile_of(Of::Model, shape).map(drop)
+        self.compile_of(ResultKind::Logits, shape).map(drop)
     }
 
     fn can_queue(&self) -> bool {
@@ -447,8 +453,8 @@ impl Executable for GpuExecutable {
         if self.driver.num_under_way() == STEPS_MAX {
             return Err(StepError(format!("a step more than the {STEPS_MAX} that can be under way")).into());
         }
-        self.end = if input.sampling.is_empty() { End::Likeliest } else { End::Sampled };
-        let index = self.begin(Of::Model, input, self.last_outputs)?;
+        self.end = if input.sampling.is_empty() { Epilogue::Choose } else { Epilogue::Sample };
+        let index = self.begin(ResultKind::Logits, input, self.last_outputs)?;
         let recording = self.recording(index, self.end)?;
         let (outputs, device) = (input.output_rows.len(), self.device.clone());
         let output = (self.chosen.address, outputs * (size_of::<Chosen>() / size_of::<u32>()));
@@ -480,7 +486,7 @@ impl Executable for GpuExecutable {
         if let Some(begin_ns) = self.recording.as_ref().and_then(profile::Recording::begin) {
             return self.replay_recorded(input, begin_ns);
         }
-        self.run(Of::Model, input)
+        self.run(ResultKind::Logits, input)
     }
 
     fn hidden_size(&self) -> Option<usize> {
@@ -491,11 +497,11 @@ impl Executable for GpuExecutable {
         if self.hidden.is_none() {
             return Err(BackendError::NoHiddenStates);
         }
-        self.run(Of::Hidden, input)
+        self.run(ResultKind::Hidden, input)
     }
 
     fn variants(&mut self, shape: StepShape) -> Result<Vec<OpInfo>, BackendError> {
-        let index = self.compile_of(Of::Model, shape.bucket())?;
+        let index = self.compile_of(ResultKind::Logits, shape.bucket())?;
         Ok(self.programs[index].infos.to_vec())
     }
 
@@ -537,11 +543,12 @@ impl Executable for GpuExecutable {
 
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
         self.drain()?;
-        let index = self.begin(Of::Model, input, 0)?;
+        let index = self.begin(ResultKind::Logits, input, 0)?;
         let step = self.memory.step.address;
         self.driver.upload(step, bytemuck::cast_slice(&self.words)).map_err(self.error("a step"))?;
         let mut logits = vec![];
-        let ops = self.source(Of::Model).lower(&self.programs[index].layout, self.memory.regions(), true);
+        let ops =
+            ops::lower(&self.loaded(ResultKind::Logits), &self.programs[index].layout, self.memory.regions(), true);
         for OpLaunches { op, launches } in ops {
             let done = launches.iter().try_for_each(|launch| self.driver.launch(launch));
             done.map_err(self.error("a launch"))?;
@@ -576,7 +583,7 @@ pub(crate) fn counters_len(plan: &Plan, target: &Target) -> usize {
         Op::Attention { ref attention, .. } => Some(attention.heads),
         _ => None,
     });
-    dispatch::attention_counters(target, heads.max().unwrap_or(0))
+    attention::num_counters(target, heads.max().unwrap_or(0))
 }
 
 /// (positions, head_dim / 2) of cosine and sine, times the attention factor, computed in f64.

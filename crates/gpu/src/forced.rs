@@ -1,4 +1,4 @@
-//! Kernels that a user forces: taken for an op wherever they can be, whatever the table in `dispatch` says.
+//! Kernels that a user forces: taken for an op wherever they can be, whatever `ops` would choose.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,7 +30,8 @@ impl Kernel {
 /// Ops with more than one kernel, as plans name them.
 const OPS: [&str; 6] = ["linear", "norm_linear", "linear_residual", "norm_glu", "logits", "attention"];
 
-/// The kernels among which one is chosen for the op of that name, on one device or another; none where there is no choice.
+/// The kernels among which one is chosen for the op of that name, on one device or another; none where there is no
+/// choice.
 pub(crate) fn kernels_of(op: &str) -> &'static [Kernel] {
     match op {
         "attention" => &[Kernel::Attention, Kernel::AttentionF16],

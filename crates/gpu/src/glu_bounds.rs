@@ -1,15 +1,16 @@
-//! What a gated unit cannot exceed, from its weights alone: so that its result can be written as f16 with a scale that is known
-//! before any of it is.
+//! What a gated unit cannot exceed, from its weights alone: so that its result can be written as f16 with a scale that
+//! is known before any of it is.
 
 use std::collections::BTreeMap;
 
 use plan::{Linear, Op, Plan, WeightId};
 use tensor::Tensor;
 
-use crate::dispatch::{self, Target};
 use crate::driver::{Driver, DriverError};
-use crate::launch::{Access, GROUP_SIMDS, Launch, Region};
-use crate::params::WeightNormsParams;
+use crate::kernels::sm90::gemm;
+use crate::kernels::weight_norms;
+use crate::launch::{GROUP_SIMDS, Region};
+use crate::target::Target;
 use crate::weights::DeviceWeights;
 
 /// Groups of `kernels/weight_norms.h` for each multiprocessor.
@@ -38,7 +39,7 @@ impl GluBounds {
             _ => None,
         });
         let gated: Vec<_> = gated.collect();
-        if gated.is_empty() || !dispatch::has_gemm(target, 2) {
+        if gated.is_empty() || !gemm::may_be(target, 2) {
             return Ok(Self::default());
         }
         let groups = target.multiprocessors * GROUPS;
@@ -50,22 +51,7 @@ impl GluBounds {
         let linears = gated.iter().flat_map(|&(norm, gate, up)| [(norm, gate), (norm, up)]);
         for ((norm, linear), found) in linears.zip(parts) {
             let (weight, gain) = (weights.get(linear.weight), weights.vector(Some(norm.weight)));
-            let params = WeightNormsParams {
-                weight: weight.values.address,
-                scales: weight.scales.address,
-                gain: gain.address,
-                y: found.address,
-                n: i32::try_from(weight.rows).expect("sizes of one tensor fit 32 bits: `load` checks them"),
-                k: i32::try_from(weight.row_len).expect("sizes of one tensor fit 32 bits: `load` checks them"),
-                groups: i32::try_from(groups).expect("a device has fewer multiprocessors"),
-                matrix_scale: weight.matrix_scale,
-            };
-            let launch = Launch::new(dispatch::weight_norms(weight.format), [groups, 1, 1], &params)
-                .with(Access::Constant, weight.values)
-                .with(Access::Constant, weight.scales)
-                .with(Access::Constant, gain)
-                .with(Access::Write, found);
-            driver.launch(&launch)?;
+            driver.launch(&weight_norms::launch(weight, gain, groups, found))?;
         }
         let mut found = vec![0f32; found_len * 2 * gated.len()];
         driver.download(all.address, bytemuck::cast_slice_mut(&mut found))?;
@@ -92,8 +78,8 @@ impl GluBounds {
         Self(gates.collect())
     }
 
-    /// The power of two by which the result of the gated unit of `gate` is multiplied so that f16 holds it, whatever the rows;
-    /// `None` where weights allow no such promise.
+    /// The power of two by which the result of the gated unit of `gate` is multiplied so that f16 holds it, whatever
+    /// the rows; `None` where weights allow no such promise.
     pub(crate) fn f16_factor(&self, gate: WeightId) -> Option<f32> {
         f16_factor(*self.0.get(&gate)?)
     }
@@ -125,8 +111,8 @@ mod tests {
         );
     }
 
-    /// On the simulator: no row of RMS 1 makes more of a gated unit than its bound, and the row that makes most of a gate comes
-    /// near it.
+    /// On the simulator: no row of RMS 1 makes more of a gated unit than its bound, and the row that makes most of a
+    /// gate comes near it.
     #[cfg(feature = "sim")]
     #[test]
     fn bounds_are_those_of_the_weights_in_every_format() {
@@ -136,8 +122,8 @@ mod tests {
         use tensor::WeightFormat;
         use testing::tiny::tiny_model;
 
-        use crate::dispatch::tests::H200;
         use crate::driver::sim::{SimDialect, SimDriver, SimFaults, ThreadOrder};
+        use crate::target::tests::H200;
 
         for format in WeightFormat::ALL {
             let (textbook, tensors) = tiny_model("llama", 7, format);

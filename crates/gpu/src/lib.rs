@@ -7,7 +7,6 @@
 //!
 //! Knows nothing of models, files, flags or the environment.
 
-mod dispatch;
 mod driver;
 mod executable;
 #[cfg(any(test, target_os = "macos"))]
@@ -15,18 +14,21 @@ mod flatten;
 mod forced;
 mod glu_bounds;
 pub mod kernel_source;
+mod kernels;
 mod kv_cache;
 mod launch;
-mod lower;
 pub mod metal_source;
 pub mod nvrtc;
+mod ops;
 mod params;
 mod profile;
 mod roofline;
 #[cfg(test)]
 mod same_launches;
 mod self_test;
+mod site;
 mod step_input;
+mod target;
 mod vendor;
 mod weights;
 
@@ -38,12 +40,12 @@ use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Foo
 use plan::{KvFormat, KvLayout, Op, Plan, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
-use dispatch::{Matrix, Target};
 use driver::cuda::{CudaDevice, CudaDriver};
 #[cfg(target_os = "macos")]
 use driver::metal::{MetalDevice, MetalDriver};
 use driver::{Driver, DriverError};
 use kernel_source::ImageOf;
+use target::{Matrix, Target};
 use weights::{DeviceFormat, DeviceWeights};
 
 pub use forced::{ForcedVariant, ForcedVariantError, ForcedVariants};
@@ -111,8 +113,8 @@ pub struct GpuOptions {
 /// What only Apple GPUs are told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetalOptions {
-    /// A folder with the kernels as text (`port/metal.h` and the files of `all.h`), which are compiled now in place of those
-    /// that the binary carries: for whoever works on them.
+    /// A folder with the kernels as text (`port/metal.h` and the files of `all.h`), which are compiled now in place of
+    /// those that the binary carries: for whoever works on them.
     pub source: Option<PathBuf>,
     /// A folder where compiled kernels are kept from one start to the next; nowhere without it.
     pub cache: Option<PathBuf>,
@@ -246,7 +248,8 @@ impl GpuBackend {
         Self::cuda_with(ordinal, options, &kernel_source::image)
     }
 
-    /// As [`GpuBackend::cuda`], with kernels that are compiled now, from the files in a folder: for whoever works on them.
+    /// As [`GpuBackend::cuda`], with kernels that are compiled now, from the files in a folder: for whoever works on
+    /// them.
     pub fn cuda_from_source(ordinal: usize, options: GpuOptions, source: &KernelSource) -> Result<Self, GpuError> {
         Self::cuda_with(ordinal, options, &|capability| source.image(capability))
     }
@@ -397,8 +400,8 @@ impl Backend for GpuBackend {
     }
 
     fn supports(&self, op: &Op, formats: &[WeightFormat]) -> bool {
-        // There are kernels for every op; formats without any become one that has them when they are uploaded. A match without
-        // a wildcard, so that a new op is decided here.
+        // There are kernels for every op; formats without any become one that has them when they are uploaded. A match
+        // without a wildcard, so that a new op is decided here.
         match op {
             // One kernel computes both.
             Op::NormGlu { gate, .. } => {
@@ -430,8 +433,8 @@ impl Backend for GpuBackend {
             #[cfg(feature = "sim")]
             System::Sim(dialect, ..) => sim_name(dialect),
         };
-        // Matrix instructions round what they multiply, and are chosen by how many rows there are; so does the kernel that
-        // streams Q8_0 for one row. Matrices of 8 by 8 are of f32.
+        // Matrix instructions round what they multiply, and are chosen by how many rows there are; so does the kernel
+        // that streams Q8_0 for one row. Matrices of 8 by 8 are of f32.
         let GpuOptions { batch_invariant, .. } = self.options;
         let exact = batch_invariant || self.target().matrix == Matrix::EightByEight;
         let activations: fn(WeightFormat) -> ActivationRounding = if exact {

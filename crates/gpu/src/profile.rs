@@ -1,18 +1,19 @@
 //! What programs consist of, and the records of steps that are timed op by op.
 //!
 //! A recorded step is not the recorded program: its kernels are launched one after another with a mark of the device's
-//! clock between any two ops, so that none begins before the one ahead has ended. It takes longer than a replay, and the
-//! sum of its parts is the upper bound of what each op costs in one.
+//! clock between any two ops, so that none begins before the one ahead has ended. It takes longer than a replay, and
+//! the sum of its parts is the upper bound of what each op costs in one.
 
 use std::sync::Arc;
 
 use backend::profile::{CostModel, Event, OpInfo, Part, Recorder, StepRecord};
 use plan::{Plan, StepInput};
 
-use crate::lower::OpLaunches;
+use crate::ops::OpLaunches;
 use crate::weights::DeviceWeights;
 
-/// What a program's ops are and which kernels compute them; an op without launches is computed by those of the op ahead.
+/// What a program's ops are and which kernels compute them; an op without launches is computed by those of the op
+/// ahead.
 pub(crate) fn infos(plan: &Plan, weights: &DeviceWeights, ops: &[OpLaunches]) -> Vec<OpInfo> {
     let format = |weight| weights.get(weight).format.weight_format();
     let mut ahead = String::new();
@@ -53,8 +54,8 @@ impl Recording {
         self.recorder.now_ns()
     }
 
-    /// Hands over the record of a step that began at `begin_ns`. The device's clock showed `edges_ns` at the begin of each
-    /// op and at the end of the last, which was at `done_ns` by the host's.
+    /// Hands over the record of a step that began at `begin_ns`. The device's clock showed `edges_ns` at the begin of
+    /// each op and at the end of the last, which was at `done_ns` by the host's.
     pub(crate) fn end(
         &self,
         begin_ns: u64,

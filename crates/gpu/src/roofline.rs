@@ -1,16 +1,16 @@
-//! What a device gives at most: bandwidths, the peak of matrix instructions, the cost of launches and of barriers. Measured by
-//! kernels that do one thing each (`kernels/roofline.h`), never taken from a data sheet.
+//! What a device gives at most: bandwidths, the peak of matrix instructions, the cost of launches and of barriers.
+//! Measured by kernels that do one thing each (`kernels/roofline.h`), never taken from a data sheet.
 
 use std::time::Instant;
 
 use backend::BackendError;
 use tensor::WeightFormat;
 
-use crate::dispatch::{Matrix, Target};
 use crate::driver::{Driver, DriverError};
 use crate::executable::device_error;
 use crate::launch::{Access, Launch, Region};
 use crate::params::RooflineParams;
+use crate::target::{Matrix, Target};
 use crate::{GpuBackend, System};
 
 /// As in `kernels/roofline.h`.
@@ -94,8 +94,8 @@ impl GpuBackend {
         Ok(reads.iter().map(|read| read.bytes_per_s).fold(0.0, f64::max))
     }
 
-    /// The ceiling of products with weights in `format`: of f32 arithmetic for F32, of matrix instructions for all others. Those
-    /// of f16 and bf16 are equally fast; codes become f16 on their way there.
+    /// The ceiling of products with weights in `format`: of f32 arithmetic for F32, of matrix instructions for all
+    /// others. Those of f16 and bf16 are equally fast; codes become f16 on their way there.
     pub fn peak_of_format(&self, format: WeightFormat) -> Result<Peak, BackendError> {
         let loops = self.loops();
         let best = if format == WeightFormat::F32 { &loops[0] } else { &loops[loops.len() - 1] };
@@ -121,8 +121,8 @@ impl GpuBackend {
         loops
     }
 
-    /// Bytes of the buffer that stands for weights, the least time of a pass, and kernels of a chain of launches: what takes a
-    /// GPU no time takes the simulator for ever.
+    /// Bytes of the buffer that stands for weights, the least time of a pass, and kernels of a chain of launches: what
+    /// takes a GPU no time takes the simulator for ever.
     fn sizes(&self) -> (u64, f64, usize) {
         match self.system {
             System::Cuda(_) => (1 << 30, 8e-3, 1000),

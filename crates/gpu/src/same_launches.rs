@@ -1,9 +1,9 @@
-//! A guard for changes that are to change no launch: what every model records, in every weight format, for every bucket of
-//! steps and every kind of device, is what `tests/launches.txt` says.
+//! A guard for changes that are to change no launch: what every model records, in every weight format, for every bucket
+//! of steps and every kind of device, is what `tests/launches.txt` says.
 //!
 //! No device is needed: memory lies nowhere, at addresses that are the same in each run, so a launch's parameters and
-//! operands can be compared as they are. A change that means to change launches replaces the file by the one that the test
-//! leaves in `target/launches`, and says why in its commit.
+//! operands can be compared as they are. A change that means to change launches replaces the file by the one that the
+//! test leaves in `target/launches`, and says why in its commit.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,15 +12,17 @@ use std::path::Path;
 use plan::{AnyShape, KvFormat, KvLayout, Plan, StepShape, fuse, hidden_states, restrict_outputs};
 use serde_json::{Value, json};
 
-use crate::dispatch::{Matrix, Target};
 use crate::executable::counters_len;
 use crate::forced::ForcedVariants;
 use crate::glu_bounds::GluBounds;
+use crate::kernels::{choose, rope_kv_write, sample};
 use crate::kv_cache::KvCache;
 use crate::launch::{Launch, Region};
-use crate::lower::{self, Source};
+use crate::ops;
 use crate::params::{Address, Chosen};
+use crate::site::LoadedPlan;
 use crate::step_input::max_positions;
+use crate::target::{Matrix, Target};
 use crate::weights::{DeviceFormat, DeviceWeights};
 
 const EXPECTED: &str = include_str!("../tests/launches.txt");
@@ -132,8 +134,8 @@ impl Loaded {
         }
     }
 
-    fn source<'a>(&'a self, plan: &'a Plan) -> Source<'a> {
-        Source {
+    fn plan<'a>(&'a self, plan: &'a Plan) -> LoadedPlan<'a> {
+        LoadedPlan {
             plan,
             weights: &self.weights,
             angles: &self.angles,
@@ -149,7 +151,7 @@ impl Loaded {
     /// All that is recorded of steps of every bucket, in words.
     fn recorded(&self, plan: &Plan) -> String {
         let mut text = String::new();
-        let source = self.source(plan);
+        let loaded = self.plan(plan);
         let shapes = [1, 2, 4, 8, 16, 32, 64, 128, 512, 2048].into_iter().flat_map(|tokens| {
             [1, 4, tokens].map(|sequences| StepShape { tokens, sequences, outputs: sequences }.bucket())
         });
@@ -159,22 +161,24 @@ impl Loaded {
                 continue;
             }
             seen.push(shape);
-            let layout = source.lay_out(shape);
+            let layout = ops::lay_out(&loaded, shape);
             let regions = [(6, layout.bytes), (7, layout.step.bytes()), (8, layout.messages)];
             let [arena, step, messages] = regions.map(|(kind, bytes)| nowhere(kind, bytes));
             writeln!(text, "{shape:?}: {} {} {}", arena.bytes, step.bytes, messages.bytes).expect("a text");
             for keep in [false, true] {
-                for of_op in source.lower(&layout, [arena, step, messages], keep) {
+                for of_op in ops::lower(&loaded, &layout, [arena, step, messages], keep) {
                     writeln!(text, "op {} {keep}", of_op.op).expect("a text");
                     of_op.launches.iter().for_each(|launch| write_launch(&mut text, launch));
                 }
             }
             if plan.value(plan.logits).width == plan.vocab_size {
-                source.choose(&layout, arena, step).iter().for_each(|launch| write_launch(&mut text, launch));
-                write_launch(&mut text, &source.sample(&layout, arena, step));
+                choose::launches(&loaded, &layout, arena, step)
+                    .iter()
+                    .for_each(|launch| write_launch(&mut text, launch));
+                write_launch(&mut text, &sample::launch(&loaded, &layout, arena, step));
             }
         }
-        write_launch(&mut text, &lower::block_copy(&self.cache, 1, 3, 5));
+        write_launch(&mut text, &rope_kv_write::block_copy(&self.cache, 1, 3, 5));
         text
     }
 }

@@ -1,11 +1,15 @@
-//! The step input on the device: one array of i32 that is uploaded in one copy, and all that changes between two replays
-//! of a program.
+//! The step input on the device: one array of i32 that is uploaded in one copy, and all that changes between two
+//! replays of a program.
 
 use plan::{KvLayout, Plan, StepError, StepInput, StepShape, sampling};
 
-use crate::dispatch::{ATTENTION_SINGLES_MAX, ATTENTION_TILE_ROWS};
 use crate::launch::Region;
 use crate::params::RowSampling;
+
+/// Rows of a sequence that attention computes together, at most: as in `kernels/attention_tiles.h`.
+pub(crate) const ATTENTION_TILE_ROWS: usize = 128;
+/// Rows of a sequence up to which each is for itself.
+pub(crate) const ATTENTION_SINGLES_MAX: usize = 16;
 
 /// Where each part begins, in i32.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +32,8 @@ pub(crate) struct StepLayout {
 
 /// Live rows: tokens, outputs; and live items of attention: singles, tiles.
 const HEADER_LEN: usize = 4;
-/// An item of attention: a row and the positions before the step's first of its sequence; or the first row of a tile and
-/// its rows.
+/// An item of attention: a row and the positions before the step's first of its sequence; or the first row of a tile
+/// and its rows.
 const ITEM_LEN: usize = 2;
 const SAMPLING_LEN: usize = size_of::<RowSampling>() / size_of::<i32>();
 
@@ -47,8 +51,8 @@ impl AttentionItems {
         if !tiles || tokens <= ATTENTION_SINGLES_MAX {
             return Self { singles: tokens, tiles: 0 };
         }
-        // Where there are as many sequences as rows, or nearly (sizes are rounded up), none has many rows: a kernel for tiles
-        // would have nothing to do.
+        // Where there are as many sequences as rows, or nearly (sizes are rounded up), none has many rows: a kernel for
+        // tiles would have nothing to do.
         if sequences == tokens && tokens <= 4 * ATTENTION_SINGLES_MAX {
             return Self { singles: tokens, tiles: 0 };
         }

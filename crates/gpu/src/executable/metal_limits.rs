@@ -1,5 +1,5 @@
-//! What a device of Metal is asked for: for every op and shape of a step, a kernel that there is in Metal's words, in groups
-//! that every Apple GPU can run.
+//! What a device of Metal is asked for: for every op and shape of a step, a kernel that there is in Metal's words, in
+//! groups that every Apple GPU can run.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,9 +10,11 @@ use testing::Rng;
 use testing::tiny::{MODEL_TYPES, random_weights, tiny_int4_model, tiny_model};
 
 use super::GpuExecutable;
-use crate::dispatch::Target;
 use crate::driver::sim::{SimDialect, SimDriver, SimFaults, ThreadOrder, kernel_of};
 use crate::forced::ForcedVariants;
+use crate::kernels::{choose, sample};
+use crate::ops;
+use crate::target::Target;
 
 const THREADS_MAX: u32 = 1024;
 const GROUP_BYTES_MAX: u64 = 32 << 10;
@@ -29,14 +31,15 @@ fn kernels(plan: &Arc<Plan>, weights: &[Tensor], format: KvFormat, batch_invaria
     for tokens in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
         for sequences in [1, 4] {
             let shape = StepShape { tokens, sequences: sequences.min(tokens), outputs: sequences.min(tokens) };
-            let program = executable.source(super::Of::Model).lay_out(shape.bucket());
+            let program = ops::lay_out(&executable.loaded(super::ResultKind::Logits), shape.bucket());
             executable.reserve(&program).unwrap();
             let (arena, step, messages) = (executable.memory.arena, executable.memory.step, executable.memory.messages);
             assert_eq!(messages.bytes, 0, "groups of Metal tell each other nothing");
-            let ops = executable.source(super::Of::Model).lower(&program, [arena, step, messages], false);
-            let choices = executable.source(super::Of::Model).choose(&program, arena, step);
-            let sample = executable.source(super::Of::Model).sample(&program, arena, step);
-            let launches = ops.into_iter().flat_map(|op| op.launches).chain(choices).chain([sample]);
+            let loaded = executable.loaded(super::ResultKind::Logits);
+            let ops = ops::lower(&loaded, &program, [arena, step, messages], false);
+            let choices = choose::launches(&loaded, &program, arena, step);
+            let drawn = sample::launch(&loaded, &program, arena, step);
+            let launches = ops.into_iter().flat_map(|op| op.launches).chain(choices).chain([drawn]);
             for launch in launches {
                 let name = launch.kernel;
                 let Some((threads, own_bytes)) = kernel_of(SimDialect::Metal, name) else {
@@ -102,16 +105,17 @@ fn every_launch_keeps_to_what_metal_can_run() {
 /// With less group memory than the tiles take, something else computes the same.
 #[test]
 fn kernels_that_do_not_fit_are_not_chosen() {
-    use crate::dispatch::{LinearKind, attention_tiles, linear};
+    use crate::kernels::attention_tiles;
+    use crate::kernels::linear::{self, LinearKind};
     use crate::weights::DeviceFormat;
     let target = |bytes| Target::metal(10, bytes, false, ForcedVariants::NONE);
-    let of = |bytes| linear(&target(bytes), DeviceFormat::F16, 100, LinearKind::Plain).kernel;
+    let of = |bytes| linear::variant(&target(bytes), DeviceFormat::F16, 100, LinearKind::Plain).kernel;
     assert_eq!((of(32 << 10), of(16 << 10)), ("gemm_simdgroup_f16_t64", "linear_f16_m4"));
-    let of = |bytes, dim| attention_tiles(&target(bytes), KvFormat::F16, dim).map(|variant| variant.kernel);
+    let of = |bytes, dim| attention_tiles::variant(&target(bytes), KvFormat::F16, dim).map(|variant| variant.kernel);
     assert_eq!(of(32 << 10, 128), Some("attention_prefill_d128"));
     assert_eq!((of(30 << 10, 128), of(30 << 10, 64)), (None, Some("attention_prefill_d64")));
     let bytes = |kernel| kernel_of(SimDialect::Metal, kernel).unwrap();
-    // As `dispatch` counts them.
+    // As `gemm_simdgroup` and `attention_prefill` count them.
     assert_eq!(bytes("gemm_simdgroup_q8_0_t64"), (128, 2 * 128 * 20 * 4));
     assert_eq!(bytes("attention_prefill_d128"), (256, 31_744));
     assert_eq!(bytes("attention_prefill_d64"), (256, 23_552));

@@ -8,9 +8,9 @@ use tensor::WeightFormat;
 use testing::tiny::tiny_model;
 
 use super::GpuExecutable;
-use crate::dispatch::Target;
 use crate::driver::sim::{SimDialect, SimDriver, SimFaults, ThreadOrder};
 use crate::forced::ForcedVariants;
+use crate::target::Target;
 
 fn pass(check: &mut WeightCheck, executable: &mut GpuExecutable) -> Result<(), WeightFault> {
     while !check.read_piece(executable)? {}

@@ -1,0 +1,294 @@
+//! `kernels/linear_stream.h`: projections of one row, whose weights stream through group memory.
+
+use crate::forced::Kernel;
+use crate::kernels::{Projection, Projections};
+use crate::launch::{Access, Launch, Region};
+use crate::params::{LinearSegment, LinearStreamParams};
+use crate::site::{ROW_ALIGN, Site, index};
+use crate::target::Target;
+use crate::weights::{DeviceFormat, row_bytes, scale_row_bytes};
+
+/// What `linear_stream` computes beside projections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamKind {
+    /// Nothing.
+    Plain,
+    /// A gated unit.
+    Glu,
+    /// Rotation and the write to the cache.
+    Rope,
+}
+
+/// How `linear_stream` is launched.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StreamVariant {
+    pub(crate) kernel: &'static str,
+    pub(crate) groups: usize,
+    /// Of the ring of each SIMD group.
+    pub(crate) stages: usize,
+    pub(crate) stage_rows: usize,
+    /// Where activations begin in group memory, and the rings.
+    pub(crate) x_at: usize,
+    pub(crate) ring_at: usize,
+    pub(crate) group_bytes: usize,
+    /// Where the last segment is in a format of its own.
+    pub(crate) other: Option<OtherFormat>,
+}
+
+/// What `linear_stream` has of a second format.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct OtherFormat {
+    pub(crate) x_at: usize,
+    pub(crate) stage_rows: usize,
+    /// How long a byte of its weights takes beside one of the others.
+    pub(crate) effort: f64,
+}
+
+/// As in `kernels/linear_stream.h`.
+const THREADS: u32 = 512;
+
+const SIMDS: usize = 16;
+
+const STAGES_MAX: usize = 8;
+
+/// Bytes of its barriers and sums.
+const HEADER: usize = 1152;
+
+/// Features that its threads hold to normalise them.
+const NORM_K_MAX: usize = 8_192;
+
+/// Percent of group memory for kernels with a norm, and for the others. Kernels of a layer take turns, and attention of
+/// one row is between two of them: so large are the shares that each begins while the one ahead is at work, one of each
+/// on every multiprocessor; two of the same, and other multiprocessors would have none (a fifth slower).
+const NORM_SHARE: usize = 42;
+
+const PLAIN_SHARE: usize = 57;
+
+/// The variant that streams weights through group memory, for one row of `k` features: where copies run by themselves,
+/// results may depend on the batch, and its memory suffices. `norm`: the row is normalised on the way; `other`: the
+/// format of the last segment, where it is not that of the rest.
+pub(crate) fn variant(
+    target: &Target,
+    format: DeviceFormat,
+    other: Option<DeviceFormat>,
+    kind: StreamKind,
+    norm: bool,
+    k: usize,
+) -> Option<StreamVariant> {
+    let kernel = match (kind, norm) {
+        (StreamKind::Rope, true) => match (format, other) {
+            (format, None) => named!(format, "norm_linear_rope_stream_", ""),
+            (DeviceFormat::Q4_K, Some(DeviceFormat::Q8_0)) => "norm_linear_rope_stream_q4_k_q8_0",
+            (DeviceFormat::Q4_K, Some(DeviceFormat::Q6_K)) => "norm_linear_rope_stream_q4_k_q6_k",
+            (DeviceFormat::Q8_0, Some(DeviceFormat::Q6_K)) => "norm_linear_rope_stream_q8_0_q6_k",
+            _ => return None,
+        },
+        _ if other.is_some() => return None,
+        (StreamKind::Plain, false) => named!(format, "linear_stream_", ""),
+        (StreamKind::Glu, false) => named!(format, "linear_glu_stream_", ""),
+        (StreamKind::Plain, true) => named!(format, "norm_linear_stream_", ""),
+        (StreamKind::Glu, true) => named!(format, "norm_linear_glu_stream_", ""),
+        (StreamKind::Rope, false) => return None,
+    };
+    let is_other = target.kernel == Some(Kernel::Linear);
+    let is_other = is_other || format == DeviceFormat::F32;
+    if is_other || target.batch_invariant || !target.bulk_copies || (norm && k > NORM_K_MAX) {
+        return None;
+    }
+    let planes = if kind == StreamKind::Plain { 1 } else { 2 };
+    let share = if norm { NORM_SHARE } else { PLAIN_SHARE };
+    let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
+    let (first, second) =
+        (StreamedFormat::new(format, k, planes), other.map(|other| StreamedFormat::new(other, k, planes)));
+    let first_end = HEADER + first.x_bytes.next_multiple_of(128);
+    let (other_x_at, ring_at) = match second {
+        Some(second) if second.layout != first.layout => (first_end, first_end + second.x_bytes.next_multiple_of(128)),
+        _ => (HEADER, first_end),
+    };
+    let plane = second.map_or(0, StreamedFormat::plane).max(first.plane());
+    let stages = group_bytes.checked_sub(ring_at)? / (SIMDS * planes * plane);
+    Some(StreamVariant {
+        kernel,
+        groups: target.multiprocessors,
+        stages: stages.min(STAGES_MAX),
+        stage_rows: first.stage_rows(),
+        x_at: HEADER,
+        ring_at,
+        group_bytes,
+        other: second.map(|second| OtherFormat {
+            x_at: other_x_at,
+            stage_rows: second.stage_rows(),
+            // Measured: more instructions a byte, and shorter stages.
+            effort: if other == Some(DeviceFormat::Q6_K) { 1.6 } else { 1.0 },
+        }),
+    })
+    .filter(|variant| variant.stages > 0)
+}
+
+/// Bytes of a format in group memory.
+#[derive(Clone, Copy)]
+struct StreamedFormat {
+    /// Of a row, and of its scales.
+    row: usize,
+    scale_row: usize,
+    /// Of activations; formats of one layout share them.
+    x_bytes: usize,
+    layout: u32,
+    /// Of weights and scales of one plane of a stage.
+    piece: usize,
+    stage_scales: usize,
+}
+
+impl StreamedFormat {
+    /// Where a stage has so many planes.
+    fn new(format: DeviceFormat, k: usize, planes: usize) -> Self {
+        let (row, scale_row) = (row_bytes(format, k), scale_row_bytes(format, k));
+        let four_bits = k.next_multiple_of(1024) + k / 4;
+        let (layout, x_bytes, stage, stage_scales) = match format {
+            DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (0, row.div_ceil(512) * 1024, 2048, 0),
+            DeviceFormat::Q8_0 => (1, k + k / 8, 2048, 128),
+            DeviceFormat::FP8 => (2, k.next_multiple_of(1024) * 2 + k / 8, 2048, 128),
+            DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (3, four_bits, 2048, 256),
+            DeviceFormat::Q4_G128 => (3, four_bits, 2048, 128),
+            DeviceFormat::MXFP4 => (4, four_bits, 2048, 128),
+            DeviceFormat::NVFP4 => (5, four_bits, 2048, 256),
+            DeviceFormat::Q6_K => (3, four_bits, 1024, 1024 / planes / 32 * 21),
+        };
+        Self { row, scale_row, x_bytes, layout, piece: stage / planes, stage_scales }
+    }
+
+    fn plane(self) -> usize {
+        self.piece + self.stage_scales
+    }
+
+    /// Rows of a stage.
+    fn stage_rows(self) -> usize {
+        let short_rows = (self.piece / self.row).min(SIMDS / 2);
+        short_rows.min(self.stage_scales.checked_div(self.scale_row).unwrap_or(short_rows)).max(1)
+    }
+}
+
+/// The variant for these projections, if there is one.
+pub(crate) fn variant_for(site: &Site<'_>, projections: &Projections<'_>) -> Option<StreamVariant> {
+    let &Projections { x, norm, list, .. } = projections;
+    let up = list[0].up;
+    let kind = if up.is_some() { StreamKind::Glu } else { StreamKind::Plain };
+    // Pairs, and rows that are not normalised, have one segment there; shares of outputs are counted in 32 bits.
+    let has_segments = norm.is_some() && up.is_none();
+    let rows: usize = list.iter().map(|projection| site.loaded.weights.get(projection.linear.weight).rows).sum();
+    let workers = site.target.multiprocessors * THREADS as usize / 32;
+    if (list.len() > 1 && !has_segments) || rows as u64 * (workers as u64 + 1) > u64::from(u32::MAX) {
+        return None;
+    }
+    variant(&site.target, projections.format(site), None, kind, norm.is_some(), x.width)
+}
+
+/// One row's projections; `params` has what is not theirs.
+pub(crate) fn launch(
+    site: &Site<'_>,
+    variant: &StreamVariant,
+    projections: &Projections<'_>,
+    params: LinearStreamParams,
+) -> Launch {
+    let &Projections { x, rows, list, .. } = projections;
+    let live = site.live(rows);
+    let gain = projections.gain(site);
+    let select = projections.select(site);
+    let residual = projections.residual_region();
+    let mut params = LinearStreamParams {
+        x: x.region.address,
+        residual: residual.address,
+        rows: live.address,
+        gain: gain.address,
+        select: select.address,
+        k: index(x.width),
+        x_stride: index(x.stride / ROW_ALIGN),
+        stages: index(variant.stages),
+        stage_rows: index(variant.stage_rows),
+        x_at: index(variant.x_at),
+        ring_at: index(variant.ring_at),
+        eps: projections.eps(),
+        groups: index(variant.groups),
+        ..params
+    };
+    let mut operands = vec![
+        (Access::Read, x.region),
+        (Access::Read, residual),
+        (Access::Constant, live),
+        (Access::Constant, gain),
+        (Access::Constant, select),
+    ];
+    // Where there are pairs, what is counted is pairs.
+    let per_unit = if params.head_dim > 0 { 2 } else { 1 };
+    for (segment, &Projection { linear, up, out }) in params.segments.iter_mut().zip(list) {
+        let (weight, bias) = (site.loaded.weights.get(linear.weight), site.vector(linear.bias));
+        let activation = up.map_or(0, |(_, activation)| activation as i32);
+        let up = up.map(|(up, _)| (site.loaded.weights.get(up.weight), site.vector(up.bias)));
+        let up_weight = up.map(|(weight, _)| (weight.values, weight.scales)).unwrap_or_default();
+        let up_bias = up.map_or(Region::default(), |(_, bias)| bias);
+        let constants = [weight.values, weight.scales, bias, up_weight.0, up_weight.1, up_bias];
+        operands.extend(constants.map(|region| (Access::Constant, region)));
+        operands.push((Access::Write, out.region));
+        *segment = LinearSegment {
+            weight: weight.values.address,
+            scales: weight.scales.address,
+            bias: bias.address,
+            up: up_weight.0.address,
+            up_scales: up_weight.1.address,
+            up_bias: up_bias.address,
+            y: out.region.address,
+            n: index(weight.rows),
+            groups: index(weight.rows / per_unit),
+            activation,
+            matrix_scale: weight.matrix_scale,
+            up_matrix_scale: up.map_or(1.0, |(weight, _)| weight.matrix_scale),
+            ..LinearSegment::default()
+        };
+        params.units += segment.groups;
+    }
+    if let Some(other) = variant.other {
+        let weights = list.iter().map(|projection| site.loaded.weights.get(projection.linear.weight));
+        let bytes: Vec<_> = weights.map(|weight| weight.values.bytes + weight.scales.bytes).collect();
+        let [before @ .., last] = &bytes[..] else { unreachable!("there are projections") };
+        let workers = variant.groups * THREADS as usize / 32;
+        // As many share the last as it has of the work: one at least of each.
+        let last = *last as f64 * other.effort;
+        let last_workers = workers as f64 * last / (before.iter().sum::<u64>() as f64 + last);
+        params.first_workers = index(workers - (last_workers.round() as usize).clamp(1, workers - 1));
+        params.first_units = params.units - params.segments[list.len() - 1].groups;
+        params.other_x_at = index(other.x_at);
+        params.other_stage_rows = index(other.stage_rows);
+    }
+    let group_bytes = u32::try_from(variant.group_bytes).expect("group memory is smaller than 2^32 bytes");
+    let launch = Launch::new(variant.kernel, [variant.groups, 1, 1], &params).with_groups_of(THREADS, group_bytes);
+    operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
+}
+
+#[cfg(test)]
+mod tests {
+    use plan::KvFormat;
+
+    use super::*;
+    use crate::kernels::attention::{self, AttentionShape};
+    use crate::target::tests::H200;
+
+    #[test]
+    fn kernels_of_a_layer_share_a_multiprocessor_two_by_two() {
+        let shape = AttentionShape { rows: 1, heads: 32, kv_heads: 8, head_dim: 128, max_positions: 8192 };
+        let of_attention = attention::variant(&H200, KvFormat::F16, shape).group_bytes as usize;
+        for format in DeviceFormat::ALL.into_iter().filter(|&format| format != DeviceFormat::F32) {
+            let rope = variant(&H200, format, None, StreamKind::Rope, true, 4096).unwrap().group_bytes;
+            let plain = variant(&H200, format, None, StreamKind::Plain, false, 14_336).unwrap().group_bytes;
+            // A multiprocessor has a KiB more than a group may have, and keeps one for each group.
+            for two in [rope + of_attention, of_attention + plain, plain + rope] {
+                assert!(two + (2 << 10) <= (H200.group_bytes_max as usize) + (1 << 10), "{format:?}: {two} bytes");
+            }
+            assert!(2 * plain > H200.group_bytes_max as usize, "two of one kernel would leave others without");
+        }
+        let of_two = |first, other| variant(&H200, first, Some(other), StreamKind::Rope, true, 4096);
+        let both = of_two(DeviceFormat::Q4_K, DeviceFormat::Q8_0).unwrap();
+        let other = both.other.unwrap();
+        assert!(both.stages > 0 && other.x_at > both.x_at && other.x_at < both.ring_at);
+        assert_eq!(of_two(DeviceFormat::Q8_0, DeviceFormat::Q4_K), None);
+    }
+}

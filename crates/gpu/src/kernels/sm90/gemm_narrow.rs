@@ -1,0 +1,146 @@
+//! `kernels/sm90/gemm_narrow.h`: gemms of 2 to 32 rows, which stream the weights.
+
+use crate::kernels::ProjectionsShape;
+use crate::kernels::sm90::activations;
+use crate::kernels::sm90::gemm::{GROUP_BYTES, GemmVariant, clusters_max};
+use crate::target::Target;
+use crate::weights::DeviceFormat;
+
+/// How a gemm is cut, as the kernel has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NarrowCut {
+    /// Rows of weights of a tile.
+    pub(crate) height: usize,
+    /// Times 128 bytes of each row that a stage has.
+    pub(crate) columns: usize,
+    pub(crate) stages: usize,
+}
+
+/// Rows of its kernels.
+const ROWS: [usize; 3] = [8, 16, 32];
+
+/// The most rows of any of them.
+pub(crate) const ROWS_MAX: usize = ROWS[2];
+
+const THREADS: u32 = 576;
+
+const STAGES_MAX: usize = 24;
+
+const HEADER: usize = 1024;
+
+/// Bytes of weights of a stage, of the scales of Q8_0 and of four bits, and of Q6_K's.
+const STAGE: usize = 128 * 128;
+
+const STAGE_SCALES: usize = 128 * 16;
+
+const STAGE_Q6_K: usize = 128 * 96;
+
+/// The piece of k by which groups share it: two stages at least, where 128 bytes of a row have `features`.
+fn unit(features: usize) -> usize {
+    (4 * features).max(512)
+}
+
+/// The cut of up to 32 rows that streams the weights soonest: whose tiles are equal shares for the multiprocessors.
+pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
+    // Features in 128 bytes of a row; nanoseconds that a stage takes at least, of one and of two columns, by rows.
+    let (features, stage_times, scales) = match shape.format {
+        DeviceFormat::F32 => return None,
+        DeviceFormat::F16 | DeviceFormat::BF16 => (64, [[200, 260, 330], [250, 280, 330]], 0),
+        DeviceFormat::Q8_0 | DeviceFormat::FP8 => (128, [[350, 420, 520], [470, 500, 600]], STAGE_SCALES),
+        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::NVFP4 | DeviceFormat::Q4_K => {
+            (256, [[600, 700, 900], [700, 800, 1000]], STAGE_SCALES)
+        }
+        DeviceFormat::Q6_K => (256, [[900, 1000, 1200], [1000, 1100, 1300]], STAGE_Q6_K),
+    };
+    let kernels = [
+        named!(shape.format, "gemm_narrow_", "_t8"),
+        named!(shape.format, "gemm_narrow_", "_t16"),
+        named!(shape.format, "gemm_narrow_", "_t32"),
+    ];
+    let place = ROWS.iter().position(|&rows| shape.rows <= rows)?;
+    let rows = ROWS[place];
+    let unit = unit(features);
+    let units = shape.k.div_ceil(unit);
+    let (activations, activation_threads) = activations::kernels(shape.format, shape.k);
+    let mut best: Option<(usize, GemmVariant)> = None;
+    for height in (16..=128).step_by(16) {
+        let columns = if height <= 64 { 2 } else { 1 };
+        let outputs = if shape.glu { height / 2 } else { height };
+        let tiles: usize = shape.features.iter().map(|n| n.div_ceil(outputs)).sum();
+        for cluster in [1, 2] {
+            let clusters = clusters_max(target, cluster);
+            if cluster > 1 && (tiles > clusters || units < cluster) {
+                continue;
+            }
+            // All that stream share 4,500 bytes a nanosecond, and each takes 44 at most; rows come from the second
+            // cache.
+            let stages = units.div_ceil(cluster) * (unit / (columns * features));
+            let bytes = columns * (height * 128 + rows * features);
+            let round = |tiles: usize| {
+                let stream = bytes * (tiles * cluster).max(4500 / 44) / 4500;
+                // Of 32 rows, what a cluster exchanges takes as long as it is high.
+                let exchange = if rows == 32 { 900 + 14 * height } else { 900 };
+                stages * stream.max(stage_times[columns - 1][place]) + if cluster > 1 { exchange } else { 500 }
+            };
+            let left = if tiles.is_multiple_of(clusters) { 0 } else { round(tiles % clusters) };
+            let cost = tiles / clusters * round(clusters) + left;
+            if best.as_ref().is_some_and(|&(least, _)| least <= cost) {
+                continue;
+            }
+            let pairs = (rows / 2).div_ceil(cluster);
+            let sums = height * (rows + 2) * 4 + if cluster > 1 { cluster * height * (2 * pairs + 2) * 4 } else { 0 };
+            // With room for two columns, or, where rows take much, for as many as there are.
+            let room = if rows == 32 { columns } else { 2 };
+            let stage = STAGE + scales + room * rows * features * 2;
+            // Every second stage belongs to the same SIMD groups.
+            let stages = ((GROUP_BYTES - HEADER - sums) / stage).min(STAGES_MAX) / 2 * 2;
+            let variant = GemmVariant {
+                kernel: kernels[place],
+                activations,
+                activation_threads,
+                rows,
+                cluster,
+                features: outputs,
+                threads: THREADS,
+                narrow: Some(NarrowCut { height, columns, stages }),
+            };
+            best = Some((cost, variant));
+        }
+    }
+    best.map(|(_, variant)| variant)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::sm90::gemm::variant;
+    use crate::target::tests::H200;
+    use crate::weights::row_bytes;
+
+    #[test]
+    fn few_rows_stream_weights_through_equal_shares() {
+        let cut = |format, rows, k, glu, features| {
+            let found = variant(&H200, ProjectionsShape { format, rows, k, glu, features }).expect("a variant");
+            let cut = found.narrow.expect("for few rows");
+            (found.rows, found.cluster, cut.height, cut.columns)
+        };
+        for format in DeviceFormat::ALL.into_iter().filter(|&format| format != DeviceFormat::F32) {
+            if row_bytes(format, 4096) >= 4096 {
+                assert_eq!(cut(format, 2, 4096, true, &[14_336]), (8, 1, 112, 1));
+                assert_eq!(cut(format, 2, 14_336, false, &[4096]), (8, 2, 64, 2));
+            }
+            for (rows, tile) in [(2, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32)] {
+                for (k, features) in [(32, &[1][..]), (896, &[896, 128, 128]), (4096, &[128_256]), (14_336, &[4096])] {
+                    let shape = ProjectionsShape { format, rows, k, glu: false, features };
+                    let found = variant(&H200, shape).expect("a variant for every shape");
+                    let cut = found.narrow.expect("for few rows");
+                    assert_eq!(found.rows, tile);
+                    assert!(cut.stages >= 2 && cut.stages.is_multiple_of(2), "{shape:?}: {found:?}");
+                    assert!(cut.height <= 128 / cut.columns && found.cluster <= k.div_ceil(512));
+                    let tiles: usize = features.iter().map(|n| n.div_ceil(found.features)).sum();
+                    assert!(found.cluster == 1 || tiles <= 66, "{shape:?}: one tile for a cluster");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Kernels of compute capability 9.0 alone.
+
+pub(crate) mod activations;
+pub(crate) mod gemm;
+pub(crate) mod gemm_narrow;

@@ -1,0 +1,137 @@
+//! Lowering: a plan and a step shape become a list of kernel launches with every operand placed. What an op launches
+//! stands in the file of its family, or here where it is one launch.
+
+mod attention;
+mod projection;
+
+use plan::{MemoryPlan, Op, Rows, StepShape};
+
+use crate::kernels::elementwise::{self, SecondOperand};
+use crate::kernels::{Projection, Projections, choose, embed, rms_norm, rope_kv_write};
+use crate::launch::{Launch, Region};
+use crate::site::{ArenaLayout, F32, LoadedPlan, ROW_ALIGN, Site};
+use crate::step_input::StepLayout;
+
+/// The launches of one op; none where those of the op ahead do its work too.
+#[derive(Clone, Debug)]
+pub(crate) struct OpLaunches {
+    /// Its place in [`Plan::ops`].
+    pub(crate) op: usize,
+    pub(crate) launches: Vec<Launch>,
+}
+
+/// Lays out the arena for steps of up to `shape`.
+pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout {
+    let LoadedPlan { plan, cache, .. } = *loaded;
+    let mut padded = plan.clone();
+    padded.values.iter_mut().for_each(|value| value.width = value.width.next_multiple_of(ROW_ALIGN));
+    let memory = MemoryPlan::new(&padded, shape);
+    let most = |bytes: &dyn Fn(&Op) -> u64| plan.ops.iter().map(bytes).max().unwrap_or(0);
+    let mut end = (memory.len as u64 * F32).next_multiple_of(256);
+    let mut reserve = |bytes: u64| {
+        let start = end;
+        end += bytes.next_multiple_of(256);
+        (start, bytes)
+    };
+    let scratch = reserve(most(&|op| projection::scratch_bytes(loaded, op, shape)));
+    let pairs = plan.ops.windows(2);
+    let direct_operand =
+        reserve(pairs.map(|pair| projection::direct_operand_bytes(loaded, pair, shape)).max().unwrap_or(0));
+    let partials = reserve(most(&|op| attention::partials_bytes(loaded, op, shape)));
+    let choose_parts = reserve(choose::parts_bytes(plan.vocab_size, shape.outputs));
+    ArenaLayout {
+        step: StepLayout::new(shape, plan, &cache.layout, attention::has_tiles(loaded)),
+        memory,
+        scratch,
+        direct_operand,
+        partials,
+        choose_parts,
+        bytes: end,
+        messages: most(&|op| projection::messages_bytes(loaded, op, shape)),
+    }
+}
+
+/// The launches of every op, with the arena, the step's input and messages in these places. Where values are to be
+/// kept, all are written, for those who look at them; otherwise a kernel may do without one that only it reads.
+pub(crate) fn lower(
+    loaded: &LoadedPlan<'_>,
+    layout: &ArenaLayout,
+    [arena, step, messages]: [Region; 3],
+    keep: bool,
+) -> Vec<OpLaunches> {
+    let (step, shape) = (layout.step.place(step), layout.step.shape);
+    let (target, writes, reads) = (loaded.target, None, None);
+    let mut site = Site { loaded, target, layout, arena, step, shape, messages, writes, reads };
+    let mut ops = Vec::with_capacity(loaded.plan.ops.len());
+    while let Some(op) = loaded.plan.ops.get(ops.len()) {
+        let index = ops.len();
+        let next = loaded.plan.ops.get(index + 1);
+        site.target = loaded.target.of(op.name());
+        site.reads = site.writes;
+        site.writes = next.filter(|_| !keep).and_then(|next| projection::direct_operand(&site, op, next));
+        if let Some(launch) = next.and_then(|next| projection::norm_linear_rope(&site, op, next)) {
+            ops.push(OpLaunches { op: index, launches: vec![launch] });
+            ops.push(OpLaunches { op: index + 1, launches: vec![] });
+        } else {
+            ops.push(OpLaunches { op: index, launches: launches(&site, op) });
+        }
+    }
+    ops
+}
+
+/// The launches of one op for itself.
+fn launches(site: &Site<'_>, op: &Op) -> Vec<Launch> {
+    let place = |value| site.place(value);
+    let plain = |linear, out| Projection { linear, up: None, out: place(out) };
+    match *op {
+        Op::Embed { table, out } => vec![embed::launch(site, table, place(out))],
+        Op::RmsNorm { x, norm, out } => vec![rms_norm::launch(site, place(x), norm, place(out))],
+        Op::Linear { x, linear, out } => {
+            let x = place(x);
+            let list = &[plain(linear, out)];
+            projection::launches(site, &Projections { x, rows: x.rows, norm: None, list, residual: None })
+        }
+        Op::LinearResidual { x, linear, residual, out } => {
+            let (x, residual) = (place(x), Some(place(residual)));
+            let list = &[plain(linear, out)];
+            projection::launches(site, &Projections { x, rows: x.rows, norm: None, list, residual })
+        }
+        Op::NormLinear { x, norm, ref projections } => {
+            let (x, norm) = (place(x), Some(norm));
+            let list: Vec<_> = projections.iter().map(|&(linear, out)| plain(linear, out)).collect();
+            projection::launches(site, &Projections { x, rows: x.rows, norm, list: &list, residual: None })
+        }
+        Op::NormGlu { x, norm, gate, up, activation, out } => {
+            let (x, norm) = (place(x), Some(norm));
+            let list = &[Projection { up: Some((up, activation)), ..plain(gate, out) }];
+            projection::launches(site, &Projections { x, rows: x.rows, norm, list, residual: None })
+        }
+        Op::Logits { x, norm, head, out } => {
+            let (x, norm) = (place(x), Some(norm));
+            let list = &[plain(head, out)];
+            projection::launches(site, &Projections { x, rows: Rows::Outputs, norm, list, residual: None })
+        }
+        Op::Rope { x, rope, out } => vec![rope_kv_write::rope(site, place(x), rope, place(out))],
+        Op::KvWrite { layer, k, v } => vec![rope_kv_write::kv_write(site, layer, place(k), place(v))],
+        Op::RopeKvWrite { q, k, v, q_norm, k_norm, rope, layer, q_out } => {
+            let rows = [q, k, v, q_out].map(place);
+            vec![rope_kv_write::rope_kv_write(site, rows, [q_norm, k_norm], rope, layer)]
+        }
+        Op::Attention { q, ref attention, out } => attention::launches(site, place(q), attention, place(out)),
+        Op::Glu { gate, up, activation, out } => {
+            let up = SecondOperand::Rows(place(up));
+            vec![elementwise::launch(site, "glu_f32", place(gate), up, Some(activation), place(out))]
+        }
+        Op::Add { a, b, out } => {
+            vec![elementwise::launch(site, "add_f32", place(a), SecondOperand::Rows(place(b)), None, place(out))]
+        }
+        Op::GatherColumns { x, order, out } => {
+            let order = SecondOperand::Indices(site.loaded.orders[order]);
+            vec![elementwise::launch(site, "gather_columns_f32", place(x), order, None, place(out))]
+        }
+        Op::SelectOutputs { x, out } => {
+            let rows = SecondOperand::Indices(site.step.output_rows);
+            vec![elementwise::launch(site, "select_outputs_f32", place(x), rows, None, place(out))]
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Projections, with the norm before them, the activation of a gated unit and the residual after them: which kernel
+//! takes which rows and weights.
+
+use plan::{KvFormat, Linear, Op, Rows, StepShape, Value};
+
+use crate::forced::Kernel;
+use crate::kernels::linear_stream::{self, StreamKind};
+use crate::kernels::sm90::gemm::{self, GemmOperand};
+use crate::kernels::{Projection, Projections, ProjectionsShape, SEGMENTS, Up, linear, linear_batch, rms_norm};
+use crate::launch::{Access, Launch};
+use crate::params::LinearStreamParams;
+use crate::site::{DirectOperand, F32, LoadedPlan, ROW_ALIGN, Site, index, num_rows};
+use crate::target::Target;
+use crate::weights::{DeviceFormat, DeviceWeight};
+
+/// Whether rows are normalised by the kernel that multiplies them, and not by one before it: every group does it again,
+/// which pays for one row.
+fn normalises_on_the_way(rows: usize) -> bool {
+    rows == 1
+}
+
+/// Kernels of projections on matrix instructions, in the order in which they are tried.
+fn on_matrices(target: &Target) -> &'static [Kernel] {
+    match target.kernel {
+        Some(Kernel::Linear) => &[],
+        Some(Kernel::LinearBatch) => &[Kernel::LinearBatch, Kernel::Gemm],
+        _ => &[Kernel::Gemm, Kernel::LinearBatch],
+    }
+}
+
+/// The launches of projections: those by weights in one format together.
+pub(crate) fn launches(site: &Site<'_>, projections: &Projections<'_>) -> Vec<Launch> {
+    let format = |projection: &Projection| site.loaded.weights.get(projection.linear.weight).format;
+    let mut list = projections.list.to_vec();
+    // Stable, so that a model's own order stays where there is one format.
+    list.sort_by_key(|projection| format(projection) as u8);
+    let of_one_format = list.chunk_by(|a, b| format(a) == format(b));
+    of_one_format.flat_map(|list| of_one_format_launches(site, &Projections { list, ..*projections })).collect()
+}
+
+fn of_one_format_launches(site: &Site<'_>, projections: &Projections<'_>) -> Vec<Launch> {
+    let on_matrices = on_matrices(&site.target).iter().find_map(|kernel| match kernel {
+        Kernel::Gemm => gemm::launches(site, projections),
+        _ => linear_batch::launches(site, projections),
+    });
+    if let Some(launches) = on_matrices {
+        return launches;
+    }
+    let &Projections { x, rows, norm, .. } = projections;
+    match norm {
+        Some(norm) if !normalises_on_the_way(site.num_rows(rows)) => {
+            let normed = site.normed(x, rows);
+            let linears = Projections { x: normed, norm: None, ..*projections };
+            let linears: Vec<_> = linears.in_launches().map(|some| without_matrices(site, &some)).collect();
+            std::iter::once(rms_norm::launch(site, x, norm, normed)).chain(linears).collect()
+        }
+        _ => projections.in_launches().map(|some| without_matrices(site, &some)).collect(),
+    }
+}
+
+fn without_matrices(site: &Site<'_>, projections: &Projections<'_>) -> Launch {
+    if site.num_rows(projections.rows) == 1
+        && let Some(variant) = linear_stream::variant_for(site, projections)
+    {
+        return linear_stream::launch(site, &variant, projections, LinearStreamParams::default());
+    }
+    linear::launch(site, projections)
+}
+
+/// Bytes of messages of an op's projections, whatever format their weights are in: there may be none yet.
+pub(crate) fn messages_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
+    let plan = loaded.plan;
+    let (x, rows, glu, linears) = match *op {
+        Op::Linear { x, linear, .. } | Op::LinearResidual { x, linear, .. } => {
+            (x, plan.value(x).rows, false, vec![linear])
+        }
+        Op::NormLinear { x, ref projections, .. } => {
+            (x, plan.value(x).rows, false, projections.iter().map(|&(linear, _)| linear).collect())
+        }
+        Op::NormGlu { x, gate, .. } => (x, plan.value(x).rows, true, vec![gate]),
+        Op::Logits { x, head, .. } => (x, Rows::Outputs, false, vec![head]),
+        _ => return 0,
+    };
+    let features: Vec<_> = linears.iter().map(|linear| plan.weight(linear.weight).shape[0]).collect();
+    let (rows, k) = (num_rows(rows, shape), plan.value(x).width);
+    let bytes = |format| {
+        features.chunks(SEGMENTS).filter_map(move |features| {
+            let variant = linear_batch::variant(&loaded.target, ProjectionsShape { format, rows, k, glu, features })?;
+            Some(variant.partials_bytes + variant.squares_bytes)
+        })
+    };
+    DeviceFormat::ALL.into_iter().flat_map(bytes).max().unwrap_or(0)
+}
+
+/// Bytes of an op's rows between its kernels: normalised, or as the operand of a gemm.
+pub(crate) fn scratch_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
+    let plan = loaded.plan;
+    let (x, normed, rows) = match *op {
+        Op::NormLinear { x, .. } | Op::NormGlu { x, .. } => (x, true, plan.value(x).rows),
+        Op::Logits { x, .. } => (x, true, Rows::Outputs),
+        Op::Linear { x, .. } | Op::LinearResidual { x, .. } => (x, false, plan.value(x).rows),
+        _ => return 0,
+    };
+    let (rows, width) = (num_rows(rows, shape), plan.value(x).width);
+    // Which of the two it is may depend on weights, and there may be none yet.
+    let normed = normed && !normalises_on_the_way(rows);
+    let normed = if normed { (rows * width.next_multiple_of(ROW_ALIGN)) as u64 * F32 } else { 0 };
+    let gemm = if gemm::may_be(&loaded.target.of(op.name()), rows) { GemmOperand::bytes(rows, width) } else { 0 };
+    normed.max(gemm)
+}
+
+/// Bytes of the rows that the first op of `pair` may write as the operand of the second, whatever format weights are
+/// in.
+pub(crate) fn direct_operand_bytes(loaded: &LoadedPlan<'_>, pair: &[Op], shape: StepShape) -> u64 {
+    let Some((out, next)) = activation_of_next(&pair[0], &pair[1]) else { return 0 };
+    let value = loaded.plan.value(out);
+    let rows = num_rows(value.rows, shape);
+    let may_be = gemm::may_be(&loaded.target.of(next), rows) && gemm::is_narrow(rows);
+    if may_be { GemmOperand::row_bytes(rows, value.width) } else { 0 }
+}
+
+/// The result of `op` that is the activation of the projection `next`, whose name is given.
+fn activation_of_next(op: &Op, next: &Op) -> Option<(Value, &'static str)> {
+    let (Op::Attention { out, .. } | Op::NormGlu { out, .. }) = *op else { return None };
+    let (Op::Linear { x, .. } | Op::LinearResidual { x, .. }) = *next else { return None };
+    (x == out).then(|| (out, next.name()))
+}
+
+/// Where `op` can write its result as the operand of the gemm of `next`.
+pub(crate) fn direct_operand(site: &Site<'_>, op: &Op, next: &Op) -> Option<DirectOperand> {
+    let plan = site.loaded.plan;
+    let num_readers = |value| plan.ops.iter().filter(|op| op.inputs().contains(&value)).count();
+    let (out, name) = activation_of_next(op, next).filter(|&(out, _)| num_readers(out) == 1)?;
+    let (Op::Linear { linear, .. } | Op::LinearResidual { linear, .. }) = *next else { return None };
+    let next = Site { target: site.loaded.target.of(name), ..*site };
+    let (rows, k) = (site.num_rows(plan.value(out).rows), plan.value(out).width);
+    let format = site.loaded.weights.get(linear.weight).format;
+    // Zeros would be wanted behind other rows.
+    if k != GemmOperand::stride(k) || !is_gemm_narrow(&next, rows, k, (linear, None)) {
+        return None;
+    }
+    let factor = match *op {
+        // Means of values of the cache, which are f16.
+        Op::Attention { ref attention, .. } => {
+            let cache = site.loaded.cache;
+            let in_fours = cache.layers[attention.layer].layer.head_dim.is_multiple_of(4);
+            let fits = cache.layout.format == KvFormat::F16 || format == DeviceFormat::BF16;
+            (site.layout.step.attention.tiles == 0 && in_fours && fits).then_some(1.0)
+        }
+        Op::NormGlu { x, gate, up, activation, .. } => {
+            let k = plan.value(x).width;
+            let bounded = || site.loaded.glu_bounds.f16_factor(gate.weight);
+            let factor = || if format == DeviceFormat::BF16 { Some(1.0) } else { bounded() };
+            is_gemm_narrow(site, rows, k, (gate, Some((up, activation)))).then(factor).flatten()
+        }
+        _ => None,
+    };
+    let (at, bytes) = site.layout.direct_operand;
+    let rows = site.arena.part(at, bytes.min(GemmOperand::row_bytes(rows, k)));
+    factor.map(|factor| DirectOperand { rows, format, factor })
+}
+
+/// Whether a projection is a `gemm_narrow`.
+fn is_gemm_narrow(site: &Site<'_>, num_rows: usize, k: usize, projection: (Linear, Option<Up>)) -> bool {
+    on_matrices(&site.target).first() == Some(&Kernel::Gemm)
+        && gemm::is_narrow(num_rows)
+        && gemm::variants(site, num_rows, k, &[projection]).is_some()
+}
+
+/// Q, K and V, and what `rope_kv_write` does with them, in one launch: for one row, where the two ops follow each
+/// other, Q and K are in one format and `linear_stream` has a kernel for it and that of V.
+pub(crate) fn norm_linear_rope(site: &Site<'_>, op: &Op, next: &Op) -> Option<Launch> {
+    let Op::NormLinear { x, norm, ref projections } = *op else { return None };
+    let Op::RopeKvWrite { q, k, v, q_norm: None, k_norm: None, rope, layer, q_out } = *next else { return None };
+    let [(q_linear, q_to), (k_linear, k_to), (v_linear, v_to)] = projections[..] else { return None };
+    let cache = &site.loaded.cache.layers[layer];
+    let head_dim = site.loaded.plan.ropes[rope].head_dim;
+    let [x, q_to, k_to, v_to, q_out] = [x, q_to, k_to, v_to, q_out].map(|value| site.place(value));
+    let follows = [q, k, v].map(|value| site.place(value).region) == [q_to, k_to, v_to].map(|to| to.region);
+    // The turned queries are written while the op ahead reads its row: that must not be the same memory.
+    let apart = q_out.region.is_apart(x.region);
+    if !follows
+        || !apart
+        || site.num_rows(x.rows) != 1
+        || head_dim != cache.layer.head_dim
+        || !head_dim.is_multiple_of(2)
+    {
+        return None;
+    }
+    if site.loaded.cache.layout.format != KvFormat::F16 {
+        return None;
+    }
+    let weights = [q_linear, k_linear, v_linear].map(|linear| site.loaded.weights.get(linear.weight));
+    let [format, k_format, v_format] = weights.map(|weight: &DeviceWeight| weight.format);
+    if k_format != format {
+        return None;
+    }
+    let other = (v_format != format).then_some(v_format);
+    let variant = linear_stream::variant(&site.target, format, other, StreamKind::Rope, true, x.width)?;
+    let angles = site.loaded.angles[rope];
+    let params = LinearStreamParams {
+        angles: angles.address,
+        positions: site.step.positions.address,
+        slots: site.step.slots.address,
+        q_out: q_out.region.address,
+        keys: cache.keys.address,
+        values: cache.values.address,
+        head_dim: index(head_dim),
+        kv_heads: index(cache.layer.kv_heads),
+        block_len: index(site.loaded.cache.layout.block_len),
+        ..LinearStreamParams::default()
+    };
+    let list = [(q_linear, q_to), (k_linear, k_to), (v_linear, v_to)];
+    let list = list.map(|(linear, out)| Projection { linear, up: None, out });
+    let projections = Projections { x, rows: x.rows, norm: Some(norm), list: &list, residual: None };
+    let launch = linear_stream::launch(site, &variant, &projections, params)
+        .with(Access::Constant, angles)
+        .with(Access::Constant, site.step.positions)
+        .with(Access::Constant, site.step.slots)
+        .with(Access::Write, q_out.region)
+        .with(Access::Update, cache.keys)
+        .with(Access::Update, cache.values);
+    Some(launch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::attention::{self, AttentionShape};
+    use crate::kernels::attention_tiles;
+    use crate::target::Matrix;
+    use crate::target::tests::H200;
+
+    #[test]
+    fn one_row_is_normalised_on_the_way() {
+        assert!(normalises_on_the_way(1) && !normalises_on_the_way(2));
+    }
+
+    #[test]
+    fn what_is_forced_is_taken_where_it_can_be() {
+        let target = |forced: &[&str]| {
+            let forced = forced.iter().map(|text| text.parse().unwrap()).collect();
+            Target { forced, ..H200 }
+        };
+        let of = |forced: &str, op| target(&[forced]).of(op);
+        assert_eq!(target(&["norm_glu=gemm"]).of("logits").kernel, None);
+        assert_eq!(on_matrices(&H200), [Kernel::Gemm, Kernel::LinearBatch]);
+        assert_eq!(on_matrices(&of("logits=linear_batch", "logits")), [Kernel::LinearBatch, Kernel::Gemm]);
+        let plain = of("norm_glu=linear", "norm_glu");
+        assert!(on_matrices(&plain).is_empty());
+        assert_eq!(linear_stream::variant(&plain, DeviceFormat::F16, None, StreamKind::Glu, true, 4096), None);
+        let shape = AttentionShape { rows: 1, heads: 32, kv_heads: 8, head_dim: 128, max_positions: 256 };
+        let kernel = |forced| attention::variant(&of(forced, "attention"), KvFormat::F16, shape).kernel;
+        assert_eq!(kernel("attention=attention"), "attention_f16");
+        assert_eq!(kernel("attention=attention_f16"), "attention_f16_d128_wide");
+        for forced in ["attention=attention", "attention=attention_f16"] {
+            assert_eq!(attention_tiles::variant(&of(forced, "attention"), KvFormat::F16, 128), None);
+        }
+        assert_eq!(H200.kernels_of("linear").len(), 4);
+        assert_eq!(Target { batch_invariant: true, ..H200 }.kernels_of("linear"), [Kernel::Linear]);
+        let older = Target { matrix: Matrix::SimdGroup, bulk_copies: false, ..H200 };
+        assert_eq!(older.kernels_of("norm_glu"), [Kernel::Linear, Kernel::LinearBatch]);
+    }
+}
