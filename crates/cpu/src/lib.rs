@@ -23,6 +23,8 @@ mod processors;
 mod profile;
 mod program;
 mod resident;
+#[cfg(test)]
+mod same_programs;
 mod shared;
 mod simd;
 mod step;
