@@ -15,6 +15,8 @@ pub mod ladder;
 mod memory;
 mod numa;
 mod observe;
+mod ops;
+mod own_work;
 mod packed;
 mod panels;
 mod peaks;
@@ -22,6 +24,7 @@ mod pool;
 mod processors;
 mod profile;
 mod program;
+mod projection;
 mod resident;
 #[cfg(test)]
 mod same_programs;

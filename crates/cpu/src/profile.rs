@@ -14,9 +14,9 @@ use backend::{BackendError, Executable};
 use plan::{KvLayout, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
-use crate::packed::{Packed, room_bytes};
+use crate::packed::Packed;
 use crate::pool::{Padded, Worker};
-use crate::program::{End, Instruction, Program, Project, Projection, Work};
+use crate::program::{End, Instruction, Program};
 use crate::shared::SharedSlice;
 use crate::{CpuExecutable, Isa};
 
@@ -169,12 +169,12 @@ impl Lane {
 }
 
 /// What programs are made of, besides themselves.
-struct Facts<'a> {
-    isa: Isa,
+pub(crate) struct Facts<'a> {
+    pub(crate) isa: Isa,
     plan: &'a Plan,
-    weights: &'a [Tensor],
+    pub(crate) weights: &'a [Tensor],
     /// Those of them that are in panels.
-    packed: &'a [Option<Packed>],
+    pub(crate) packed: &'a [Option<Packed>],
     kv: KvLayout,
 }
 
@@ -188,10 +188,10 @@ impl<'a> Facts<'a> {
     fn ops(&self, program: &Program) -> Vec<OpInfo> {
         let format = |weight: plan::WeightId| -> WeightFormat { self.weights[weight.index()].format() };
         let info = |instruction: &Instruction| {
-            let variant = self.variant(&instruction.work);
+            let variant = instruction.work.variant(self);
             match instruction.op {
                 Some(op) => OpInfo::of(self.plan, op, &format, variant),
-                None => OpInfo::own(own_name(&instruction.work), variant),
+                None => OpInfo::own(instruction.work.own_name(), variant),
             }
         };
         program.instructions.iter().map(info).collect()
@@ -201,80 +201,8 @@ impl<'a> Facts<'a> {
         let weight_bytes = |weight: plan::WeightId| self.weights[weight.index()].bytes().len() as u64;
         CostModel::new(self.plan, &weight_bytes, self.kv.format)
     }
-
-    /// How the weights of a projection lie that come in panels; empty where it has none.
-    fn layout(&self, project: &Project) -> &'static str {
-        let tiles = self.isa.has_tiles();
-        let in_panels = |weight: &usize| match self.weights[*weight].format() {
-            WeightFormat::BF16 => tiles,
-            format => format.is_quantized(),
-        };
-        let linears = project.projections.iter().flat_map(Projection::linears);
-        let mut weights = linears.map(|linear| linear.weight).filter(in_panels).peekable();
-        if weights.peek().is_none() {
-            return "";
-        }
-        match weights.all(|weight| self.packed[weight].is_some()) {
-            true => ", packed panels",
-            false if self.packs_on_the_way(project) => ", panels packed on the way",
-            false => ", rows of the file",
-        }
-    }
-
-    /// Whether some weight of a projection is laid out anew in each step that it is not in panels yet.
-    fn packs_on_the_way(&self, project: &Project) -> bool {
-        let mut linears = project.projections.iter().flat_map(Projection::linears);
-        let in_tiles = self.isa.has_tiles() && project.rounded;
-        in_tiles || linears.any(|linear| room_bytes(&self.weights[linear.weight], project.variant.panel) > 0)
-    }
-
-    /// Which of its ways an instruction takes: instruction set first, then what was chosen for the size.
-    fn variant(&self, work: &Work) -> String {
-        let isa = self.isa;
-        match work {
-            Work::Project(project) => {
-                let operand = match (project.quantized, project.rounded) {
-                    (false, false) => "f32",
-                    (true, false) => "int8",
-                    (false, true) => "bf16",
-                    (true, true) => "int8 and bf16",
-                };
-                let prepared = match project.prepares() {
-                    false => "",
-                    true if project.variant.redundant => " made by each thread",
-                    true => " made once",
-                };
-                let (layout, columns) = (self.layout(project), project.variant.chunk_columns);
-                format!("{isa}{layout}, rows in {operand}{prepared}, {columns} columns a turn")
-            }
-            Work::Attend(attend) if attend.max_splits > 0 => format!("{isa}, split over the cache where it is long"),
-            Work::Attend(_) => format!("{isa}, tile by tile"),
-            Work::RmsNorm { .. } | Work::ActivateMul { .. } | Work::RopeKvWrite(_) => isa.to_string(),
-            Work::CopyBlocks
-            | Work::Angles { .. }
-            | Work::Embed { .. }
-            | Work::Rope { .. }
-            | Work::KvWrite { .. }
-            | Work::Add { .. }
-            | Work::GatherColumns { .. }
-            | Work::SelectOutputs { .. } => "plain".to_owned(),
-        }
-    }
 }
 
 fn cost(instruction: &Instruction, costs: &CostModel, kv: KvLayout, input: &StepInput) -> Cost {
-    match (instruction.op, &instruction.work) {
-        (Some(op), _) => costs.of_op(op, input),
-        (None, Work::CopyBlocks) => costs.of_copies(kv.block_len, input),
-        (None, _) => Cost::default(),
-    }
-}
-
-/// What an instruction is called that is no op of the plan.
-fn own_name(work: &Work) -> &'static str {
-    match work {
-        Work::CopyBlocks => "copy_blocks",
-        Work::Angles { .. } => "rope_angles",
-        _ => "other",
-    }
+    instruction.op.map_or_else(|| instruction.work.own_cost(costs, kv, input), |op| costs.of_op(op, input))
 }

@@ -1,0 +1,47 @@
+//! One file for each op: how it is compiled to an instruction, and what a worker does of it. The ops that multiply by
+//! weights share [`crate::projection`].
+
+mod add;
+pub(crate) mod attention;
+mod embed;
+mod gather_columns;
+mod glu;
+mod kv_write;
+mod linear;
+mod linear_residual;
+mod logits;
+mod norm_glu;
+mod norm_linear;
+mod rms_norm;
+mod rope;
+mod rope_kv_write;
+mod select_outputs;
+
+use plan::Op;
+
+use crate::program::{Compiler, Work};
+
+/// The instruction of an op.
+pub(crate) fn compile(compiler: &mut Compiler<'_>, op: &Op) -> Box<dyn Work> {
+    match *op {
+        Op::Embed { table, out } => embed::compile(compiler, table, out),
+        Op::RmsNorm { x, norm, out } => rms_norm::compile(compiler, x, norm, out),
+        Op::Linear { x, linear, out } => linear::compile(compiler, x, linear, out),
+        Op::NormLinear { x, norm, ref projections } => norm_linear::compile(compiler, x, norm, projections),
+        Op::NormGlu { x, norm, gate, up, activation, out } => {
+            norm_glu::compile(compiler, x, norm, (gate, up), activation, out)
+        }
+        Op::LinearResidual { x, linear, residual, out } => linear_residual::compile(compiler, x, linear, residual, out),
+        Op::Logits { x, norm, head, out } => logits::compile(compiler, x, norm, head, out),
+        Op::Rope { x, rope, out } => rope::compile(compiler, x, rope, out),
+        Op::KvWrite { layer, k, v } => kv_write::compile(compiler, layer, k, v),
+        Op::RopeKvWrite { q, k, v, q_norm, k_norm, rope, layer, q_out } => {
+            rope_kv_write::compile(compiler, [q, k, v, q_out], [q_norm, k_norm], rope, layer)
+        }
+        Op::Attention { q, attention, out } => attention::compile(compiler, q, attention, out),
+        Op::Glu { gate, up, activation, out } => glu::compile(compiler, [gate, up], activation, out),
+        Op::Add { a, b, out } => add::compile(compiler, a, b, out),
+        Op::GatherColumns { x, order, out } => gather_columns::compile(compiler, x, order, out),
+        Op::SelectOutputs { x, out } => select_outputs::compile(compiler, x, out),
+    }
+}
