@@ -9,22 +9,25 @@
 #![forbid(unsafe_code)]
 
 mod build;
+pub mod error_analysis;
 mod hidden;
 mod ir;
 mod memory;
+mod op;
+mod ops;
 mod passes;
 pub mod reference;
 pub mod sampling;
+mod shapes;
 mod step;
 mod verify;
 
 pub use build::{AnyShape, BuildError, Graph, Heads, WeightSource, Weights};
 pub use hidden::hidden_states;
-pub use ir::{
-    Activation, Attention, KvLayer, Linear, Norm, Op, Plan, Rope, RopeScaling, Rows, Value, ValueInfo, WeightId,
-    WeightInfo,
-};
+pub use ir::{KvLayer, Plan, Rows, Value, ValueInfo, WeightId, WeightInfo};
 pub use memory::{MemoryError, MemoryPlan};
+pub use op::Op;
+pub use ops::{Activation, Attention, Linear, Norm, Rope, RopeScaling, WrittenOut};
 pub use passes::{fuse, restrict_outputs};
 pub use step::{BlockCopy, FED, KvFormat, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
 pub use verify::{VerifyError, verify};

@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use crate::{Linear, Norm, Op, Plan, RopeScaling, Rows, Value, ValueInfo, WeightId};
+use crate::ops::{Cache, Operands};
+use crate::shapes::{Checked, Shapes, show};
+use crate::{Plan, RopeScaling, Rows, ValueInfo};
 
 /// What is wrong with a plan: always a bug of a model file or a pass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,9 +29,6 @@ pub enum VerifyError {
     },
 }
 
-/// A fault without its place: the callers below add it.
-type Checked<T = ()> = Result<T, String>;
-
 /// Checks that every value is defined once, before it is used, and used at all, that rows, widths and weight shapes agree in every
 /// op, that each layer's cache is written once and before it is read, that every weight is used, and that the logits
 /// are (outputs, vocab_size).
@@ -43,10 +42,13 @@ pub fn verify(plan: &Plan) -> Result<(), VerifyError> {
         read: vec![false; plan.weights.len()],
     };
     for (index, op) in plan.ops.iter().enumerate() {
-        check_order(plan, op, &mut seen)
-            .and_then(|()| Shapes(plan).check(op))
-            .and_then(|()| check_cache(op, &mut seen))
-            .map_err(|fault| VerifyError::Op { index, op: op.name(), fault })?;
+        op.meaning(|op| {
+            let operands = op.operands();
+            check_order(plan, &operands, &mut seen)?;
+            op.check(&Shapes { plan })?;
+            check_cache(operands.cache, &mut seen)
+        })
+        .map_err(|fault| VerifyError::Op { index, op: op.name(), fault })?;
     }
     check_ends(plan, &seen).map_err(whole)
 }
@@ -93,55 +95,48 @@ fn check_tables(plan: &Plan) -> Checked {
 }
 
 /// Inputs exist and are defined, outputs are not yet; weights and table indices are in range.
-fn check_order(plan: &Plan, op: &Op, seen: &mut Seen) -> Checked {
-    for value in op.inputs() {
+fn check_order(plan: &Plan, operands: &Operands, seen: &mut Seen) -> Checked {
+    for &value in &operands.inputs {
         match seen.defined.get(value.index()) {
             None => return Err(format!("reads {value}, but the plan has {} values", plan.values.len())),
             Some(false) => return Err(format!("reads {value} before it is defined")),
             Some(true) => seen.used[value.index()] = true,
         }
     }
-    for value in op.outputs() {
+    for &value in &operands.outputs {
         match seen.defined.get_mut(value.index()) {
             None => return Err(format!("defines {value}, but the plan has {} values", plan.values.len())),
             Some(true) => return Err(format!("defines {value} a second time")),
             Some(defined) => *defined = true,
         }
     }
-    for weight in op.weights() {
+    for &weight in &operands.weights {
         let read = seen.read.get_mut(weight.index());
         *read.ok_or_else(|| format!("reads weight {}, but the plan has {}", weight.index(), plan.weights.len()))? =
             true;
     }
-    let (rope, layer) = match *op {
-        Op::Rope { rope, .. } => (Some(rope), None),
-        Op::KvWrite { layer, .. } => (None, Some(layer)),
-        Op::Attention { ref attention, .. } => (None, Some(attention.layer)),
-        Op::RopeKvWrite { rope, layer, .. } => (Some(rope), Some(layer)),
-        _ => (None, None),
-    };
-    if let Some(rope) = rope.filter(|&rope| rope >= plan.ropes.len()) {
-        return Err(format!("uses rope {rope}, but the plan has {}", plan.ropes.len()));
-    }
-    if let Op::GatherColumns { order, .. } = *op
-        && order >= plan.orders.len()
-    {
-        return Err(format!("uses order {order}, but the plan has {}", plan.orders.len()));
-    }
-    if let Some(layer) = layer.filter(|&layer| layer >= plan.kv_layers.len()) {
-        return Err(format!("uses cache layer {layer}, but the plan has {}", plan.kv_layers.len()));
+    let layer = operands.cache.map(Cache::layer);
+    let tables = [
+        ("rope", operands.rope, plan.ropes.len()),
+        ("order", operands.order, plan.orders.len()),
+        ("cache layer", layer, plan.kv_layers.len()),
+    ];
+    for (what, index, len) in tables {
+        if let Some(index) = index.filter(|&index| index >= len) {
+            return Err(format!("uses {what} {index}, but the plan has {len}"));
+        }
     }
     Ok(())
 }
 
-fn check_cache(op: &Op, seen: &mut Seen) -> Checked {
-    match *op {
-        Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } => {
-            let before = std::mem::replace(&mut seen.written[layer], true);
-            if before { Err(format!("writes cache layer {layer} a second time")) } else { Ok(()) }
+/// The cache of a layer is written once, and before it is read.
+fn check_cache(cache: Option<Cache>, seen: &mut Seen) -> Checked {
+    match cache {
+        Some(Cache::Writes(layer)) if std::mem::replace(&mut seen.written[layer], true) => {
+            Err(format!("writes cache layer {layer} a second time"))
         }
-        Op::Attention { ref attention, .. } if !seen.written[attention.layer] => {
-            Err(format!("reads cache layer {} before it is written", attention.layer))
+        Some(Cache::Reads(layer)) if !seen.written[layer] => {
+            Err(format!("reads cache layer {layer} before it is written"))
         }
         _ => Ok(()),
     }
@@ -169,197 +164,11 @@ fn check_ends(plan: &Plan, seen: &Seen) -> Checked {
     }
 }
 
-/// The shapes that each op wants. All its values and weights are in range by now.
-struct Shapes<'a>(&'a Plan);
-
-impl Shapes<'_> {
-    fn check(&self, op: &Op) -> Checked {
-        match *op {
-            Op::Embed { table, out } => {
-                self.rows("out", out, Rows::Tokens)?;
-                self.weight(table, &[self.0.vocab_size, self.width(out)])
-            }
-            Op::RmsNorm { x, norm, out } => {
-                self.norm_slices(x, norm)?;
-                self.like("out", out, x)
-            }
-            Op::Linear { x, linear, out } => self.linear(x, linear, out),
-            Op::Rope { x, rope, out } => {
-                self.heads("x", x, self.0.ropes[rope].head_dim)?;
-                self.like("out", out, x)
-            }
-            Op::KvWrite { layer, k, v } => self.cache_rows(layer, k, v),
-            Op::Attention { q, ref attention, out } => {
-                let layer = self.0.kv_layers[attention.layer];
-                if attention.heads == 0 || !attention.heads.is_multiple_of(layer.kv_heads) {
-                    let (heads, kv_heads) = (attention.heads, layer.kv_heads);
-                    return Err(format!("{heads} heads do not divide over {kv_heads} key/value heads"));
-                }
-                if attention.window == Some(0) {
-                    return Err("a window of no positions".to_owned());
-                }
-                self.rows("q", q, Rows::Tokens)?;
-                self.width_is("q", q, attention.heads * layer.head_dim)?;
-                self.like("out", out, q)
-            }
-            Op::Glu { gate, up, out, .. } => {
-                self.like("up", up, gate)?;
-                self.like("out", out, gate)
-            }
-            Op::Add { a, b, out } => {
-                self.like("b", b, a)?;
-                self.like("out", out, a)
-            }
-            Op::GatherColumns { x, order, out } => {
-                let order = &self.0.orders[order];
-                let width = self.width(x);
-                if let Some(column) = order.iter().find(|&&column| column as usize >= width) {
-                    return Err(format!("its order names column {column} of {width}"));
-                }
-                self.rows("out", out, self.0.value(x).rows)?;
-                self.width_is("out", out, order.len())
-            }
-            Op::SelectOutputs { x, out } => {
-                self.rows("x", x, Rows::Tokens)?;
-                self.rows("out", out, Rows::Outputs)?;
-                self.width_is("out", out, self.width(x))
-            }
-            Op::NormLinear { x, norm, ref projections } => {
-                if projections.is_empty() {
-                    return Err("no projection".to_owned());
-                }
-                self.norm_row(x, norm)?;
-                projections.iter().try_for_each(|&(linear, out)| self.linear(x, linear, out))
-            }
-            Op::NormGlu { x, norm, gate, up, out, .. } => {
-                self.norm_row(x, norm)?;
-                self.linear(x, gate, out)?;
-                self.linear(x, up, out)
-            }
-            Op::LinearResidual { x, linear, residual, out } => {
-                self.linear(x, linear, out)?;
-                self.like("residual", residual, out)
-            }
-            Op::RopeKvWrite { q, k, v, q_norm, k_norm, rope, layer, q_out } => {
-                let head_dim = self.0.ropes[rope].head_dim;
-                if head_dim != self.0.kv_layers[layer].head_dim {
-                    let found = self.0.kv_layers[layer].head_dim;
-                    return Err(format!("rope {rope} is for heads of {head_dim}, cache layer {layer} has {found}"));
-                }
-                self.heads("q", q, head_dim)?;
-                self.like("q_out", q_out, q)?;
-                for norm in [q_norm, k_norm].into_iter().flatten() {
-                    self.norm(norm)?;
-                    self.weight(norm.weight, &[head_dim])?;
-                }
-                self.cache_rows(layer, k, v)
-            }
-            Op::Logits { x, norm, head, out } => {
-                self.rows("x", x, Rows::Tokens)?;
-                self.rows("out", out, Rows::Outputs)?;
-                self.norm_row(x, norm)?;
-                self.projection(head, self.width(x), self.width(out))
-            }
-        }
-    }
-
-    fn width(&self, value: Value) -> usize {
-        self.0.value(value).width
-    }
-
-    fn rows(&self, what: &str, value: Value, expected: Rows) -> Checked {
-        let found = self.0.value(value);
-        let wanted = ValueInfo { rows: expected, ..found };
-        if found == wanted { Ok(()) } else { Err(mismatch(what, value, found, wanted)) }
-    }
-
-    fn width_is(&self, what: &str, value: Value, expected: usize) -> Checked {
-        let found = self.0.value(value);
-        let wanted = ValueInfo { width: expected, ..found };
-        if found == wanted { Ok(()) } else { Err(mismatch(what, value, found, wanted)) }
-    }
-
-    fn like(&self, what: &str, value: Value, other: Value) -> Checked {
-        let (found, expected) = (self.0.value(value), self.0.value(other));
-        if found == expected { Ok(()) } else { Err(mismatch(what, value, found, expected)) }
-    }
-
-    /// A row for each token, of whole heads.
-    fn heads(&self, what: &str, value: Value, head_dim: usize) -> Checked {
-        self.rows(what, value, Rows::Tokens)?;
-        if self.width(value).is_multiple_of(head_dim) {
-            return Ok(());
-        }
-        Err(format!("`{what}` ({value}) has width {}, expected a multiple of head_dim {head_dim}", self.width(value)))
-    }
-
-    fn cache_rows(&self, layer: usize, k: Value, v: Value) -> Checked {
-        let expected = self.0.kv_layers[layer].kv_heads * self.0.kv_layers[layer].head_dim;
-        for (what, value) in [("k", k), ("v", v)] {
-            self.rows(what, value, Rows::Tokens)?;
-            self.width_is(what, value, expected)?;
-        }
-        Ok(())
-    }
-
-    fn linear(&self, x: Value, linear: Linear, out: Value) -> Checked {
-        self.rows("out", out, self.0.value(x).rows)?;
-        self.projection(linear, self.width(x), self.width(out))
-    }
-
-    fn projection(&self, linear: Linear, in_features: usize, out_features: usize) -> Checked {
-        self.weight(linear.weight, &[out_features, in_features])?;
-        linear.bias.map_or(Ok(()), |bias| self.weight(bias, &[out_features]))
-    }
-
-    /// A norm over slices of a row: the weight is one slice wide.
-    fn norm_slices(&self, x: Value, norm: Norm) -> Checked {
-        self.norm(norm)?;
-        match self.0.weight(norm.weight).shape[..] {
-            [slice] if self.width(x).is_multiple_of(slice) => Ok(()),
-            ref shape => {
-                let name = &self.0.weight(norm.weight).name;
-                Err(format!("weight `{name}` has shape {shape:?}, expected a divisor of width {}", self.width(x)))
-            }
-        }
-    }
-
-    /// A norm over the whole row.
-    fn norm_row(&self, x: Value, norm: Norm) -> Checked {
-        self.norm(norm)?;
-        self.weight(norm.weight, &[self.width(x)])
-    }
-
-    fn norm(&self, norm: Norm) -> Checked {
-        if norm.eps.is_finite() && norm.eps >= 0.0 { Ok(()) } else { Err(format!("eps is {}", norm.eps)) }
-    }
-
-    fn weight(&self, weight: WeightId, expected: &[usize]) -> Checked {
-        let found = self.0.weight(weight);
-        if found.shape == expected {
-            return Ok(());
-        }
-        Err(format!("weight `{}` has shape {:?}, expected {expected:?}", found.name, found.shape))
-    }
-}
-
-fn mismatch(what: &str, value: Value, found: ValueInfo, expected: ValueInfo) -> String {
-    format!("`{what}` ({value}) is {}, expected {}", show(found), show(expected))
-}
-
-fn show(info: ValueInfo) -> String {
-    let rows = match info.rows {
-        Rows::Tokens => "tokens",
-        Rows::Outputs => "outputs",
-    };
-    format!("({rows}, {})", info.width)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::test_plans::{HIDDEN, VOCAB, decoder};
-    use crate::{KvLayer, RopeScaling, ValueInfo, fuse};
+    use crate::{KvLayer, Op, RopeScaling, Value, ValueInfo, WeightId, fuse};
 
     type Fault = fn(&mut Plan);
 

@@ -286,7 +286,7 @@ fn places(plan: &Plan, other: &Plan) -> BTreeMap<Key, (Place, Elsewhere)> {
         .enumerate()
         .flat_map(|(index, op)| op.outputs().into_iter().map(move |v| (v, index)))
         .collect();
-    let writer = |wanted: usize| other.ops.iter().position(|op| written_layer(op) == Some(wanted));
+    let writer = |wanted: usize| other.ops.iter().position(|op| op.written_layer() == Some(wanted));
     let counterparts = counterparts(plan, other);
     let key_of = |value: Value| definition.get(&value).map(|&index| (index, Observed::Value(value)));
     let mut places = BTreeMap::new();
@@ -308,24 +308,17 @@ fn places(plan: &Plan, other: &Plan) -> BTreeMap<Key, (Place, Elsewhere)> {
                 places.insert((index, Observed::Value(value)), (place(result, plan.value(value).width), elsewhere));
             }
         }
-        if let Some(kv_layer) = written_layer(op)
+        if let Some(kv_layer) = op.written_layer()
             && let Some(writer) = writer(kv_layer)
         {
             let heads = plan.kv_layers[kv_layer];
             for (what, name) in [(Observed::CacheKeys, "keys"), (Observed::CacheValues, "values")] {
-                let place = place(Some(name.to_owned()), heads.kv_heads * heads.head_dim);
+                let place = place(Some(name.to_owned()), heads.width());
                 places.insert((index, what), (place, Elsewhere::Same((writer, what))));
             }
         }
     }
     places
-}
-
-fn written_layer(op: &Op) -> Option<usize> {
-    match *op {
-        Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } => Some(layer),
-        _ => None,
-    }
 }
 
 /// The N of `model.layers.N.self_attn.q_proj.weight`.
@@ -424,13 +417,15 @@ fn check_in_place(
     };
     let rows = analysis.begin(input);
     for (index, op) in plan.ops.iter().enumerate() {
-        let results = analysis.run_op(op, input, &rows, &values);
-        for (value, expected) in op.outputs().into_iter().zip(results) {
+        analysis.run_op(op, input, &rows, &mut values);
+        for value in op.outputs() {
             let key = (index, Observed::Value(value));
-            hold(key, &expected);
-            values[value.index()] = found.get(&key).map(|found| Bounded::exact(wide(found))).unwrap_or(expected);
+            hold(key, &values[value.index()]);
+            if let Some(found) = found.get(&key) {
+                values[value.index()] = Bounded::exact(wide(found));
+            }
         }
-        if let Some(layer) = written_layer(op) {
+        if let Some(layer) = op.written_layer() {
             let (keys, cached_values) = analysis.written(layer, &rows);
             let [key, value] = [Observed::CacheKeys, Observed::CacheValues].map(|what| (index, what));
             hold(key, &keys);

@@ -12,7 +12,7 @@ pub(super) fn run(plan: &mut Plan) {
     // From the result of a selection that is gone to what stands for it.
     let mut replaced: HashMap<Value, Value> = HashMap::new();
     for (mut op, restrict) in std::mem::take(&mut plan.ops).into_iter().zip(restricted) {
-        op.for_each_value_mut(|value| *value = *replaced.get(value).unwrap_or(value));
+        op.map_values(|value| *replaced.get(&value).unwrap_or(&value));
         if let Op::SelectOutputs { x, out } = op {
             let already = if plan.value(x).rows == Rows::Outputs { Some(x) } else { selected.get(&x).copied() };
             if let Some(already) = already {
@@ -30,7 +30,7 @@ pub(super) fn run(plan: &mut Plan) {
                     selected.insert(x, out);
                 }
             }
-            op.for_each_value_mut(|value| *value = *selected.get(value).unwrap_or(value));
+            op.map_values(|value| *selected.get(&value).unwrap_or(&value));
             op.outputs().iter().for_each(|out| plan.values[out.index()].rows = Rows::Outputs);
         }
         ops.push(op);
@@ -48,11 +48,7 @@ fn restricted_ops(plan: &Plan) -> Vec<bool> {
         .iter()
         .rev()
         .map(|op| {
-            let row_by_row = matches!(
-                op,
-                Op::RmsNorm { .. } | Op::GatherColumns { .. } | Op::Linear { .. } | Op::Glu { .. } | Op::Add { .. }
-            );
-            let restrict = row_by_row && op.outputs().iter().all(|out| only_outputs[out.index()]);
+            let restrict = op.is_row_by_row() && op.outputs().iter().all(|out| only_outputs[out.index()]);
             if !restrict && !matches!(op, Op::SelectOutputs { .. }) {
                 op.inputs().iter().for_each(|x| only_outputs[x.index()] = false);
             }

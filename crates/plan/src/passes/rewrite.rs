@@ -70,8 +70,8 @@ pub(crate) fn compact(plan: &mut Plan) {
         renumbered[value.index()] = Some(Value(values.len() as u32));
         values.push(plan.values[value.index()]);
     }
-    let renumber = |value: &mut Value| *value = renumbered[value.index()].expect("a value is defined before use");
-    plan.ops.iter_mut().for_each(|op| op.for_each_value_mut(renumber));
-    renumber(&mut plan.logits);
+    let renumber = |value: Value| renumbered[value.index()].expect("a value is defined before use");
+    plan.ops.iter_mut().for_each(|op| op.map_values(renumber));
+    plan.logits = renumber(plan.logits);
     plan.values = values;
 }

@@ -1,0 +1,256 @@
+//! The ops. What each one reads, writes, wants, costs and means stands in its file in `ops`; this file lists the ops
+//! and forwards to those files.
+
+use crate::ops::{
+    AddOp, AttentionOp, Cache, Definition, EmbedOp, GatherColumnsOp, GluOp, KvWriteOp, LinearOp, LinearResidualOp,
+    LogitsOp, Meaning, NormGluOp, NormLinearOp, RmsNormOp, RopeKvWriteOp, RopeOp, SelectOutputsOp, WrittenOut,
+};
+use crate::{Activation, Attention, Linear, Norm, Plan, Value, WeightId};
+
+/// One op. The first group is what model files write; the second is what passes make of it, each with the meaning of
+/// the ops it replaces.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// `out[t] = table[token_ids[t]]`; table (vocab_size, hidden_size).
+    Embed {
+        /// (vocab_size, hidden_size).
+        table: WeightId,
+        /// (tokens, hidden_size).
+        out: Value,
+    },
+    /// Normalises each slice of `x` that is as wide as the norm's weight.
+    RmsNorm {
+        /// (rows, n · width of the norm).
+        x: Value,
+        /// Weight and epsilon.
+        norm: Norm,
+        /// As `x`.
+        out: Value,
+    },
+    /// out = x · Wᵀ + b.
+    Linear {
+        /// (rows, in_features).
+        x: Value,
+        /// Weight and bias.
+        linear: Linear,
+        /// (rows, out_features).
+        out: Value,
+    },
+    /// Turns each head of `x` by its token's position.
+    Rope {
+        /// (tokens, heads · head_dim).
+        x: Value,
+        /// An index into [`Plan::ropes`].
+        rope: usize,
+        /// As `x`.
+        out: Value,
+    },
+    /// Appends each token's k and v to the cache of `layer`, at the token's position.
+    KvWrite {
+        /// An index into [`Plan::kv_layers`].
+        layer: usize,
+        /// (tokens, kv_heads · head_dim).
+        k: Value,
+        /// (tokens, kv_heads · head_dim).
+        v: Value,
+    },
+    /// Causal attention over the cache, which holds this step's own keys and values already.
+    Attention {
+        /// (tokens, heads · head_dim).
+        q: Value,
+        /// Layer, heads, scale and window.
+        attention: Attention,
+        /// (tokens, heads · head_dim).
+        out: Value,
+    },
+    /// out = activation(gate) · up, element by element.
+    Glu {
+        /// (rows, width).
+        gate: Value,
+        /// (rows, width).
+        up: Value,
+        /// What the gate goes through.
+        activation: Activation,
+        /// (rows, width).
+        out: Value,
+    },
+    /// out = a + b.
+    Add {
+        /// (rows, width).
+        a: Value,
+        /// (rows, width).
+        b: Value,
+        /// (rows, width).
+        out: Value,
+    },
+    /// `out[t][i] = x[t][order[i]]`: what a matrix multiplies whose features lie in an order of their own.
+    GatherColumns {
+        /// (rows, width).
+        x: Value,
+        /// An index into [`Plan::orders`].
+        order: usize,
+        /// (rows, numbers of the order).
+        out: Value,
+    },
+    /// `out[i] = x[output_rows[i]]`: only these rows go on to the logits.
+    SelectOutputs {
+        /// (tokens, width).
+        x: Value,
+        /// (outputs, width).
+        out: Value,
+    },
+
+    /// RMSNorm, then one or more projections of the normalised rows: Q, K and V with their biases.
+    NormLinear {
+        /// (rows, in_features).
+        x: Value,
+        /// Norm over the whole row.
+        norm: Norm,
+        /// Each projection with its result, (rows, out_features).
+        projections: Vec<(Linear, Value)>,
+    },
+    /// RMSNorm, then activation(gate projection) · (up projection).
+    NormGlu {
+        /// (rows, hidden_size).
+        x: Value,
+        /// Norm over the whole row.
+        norm: Norm,
+        /// (intermediate_size, hidden_size).
+        gate: Linear,
+        /// (intermediate_size, hidden_size).
+        up: Linear,
+        /// What the gate goes through.
+        activation: Activation,
+        /// (rows, intermediate_size).
+        out: Value,
+    },
+    /// out = residual + (x · Wᵀ + b).
+    LinearResidual {
+        /// (rows, in_features).
+        x: Value,
+        /// Weight and bias.
+        linear: Linear,
+        /// (rows, out_features).
+        residual: Value,
+        /// (rows, out_features).
+        out: Value,
+    },
+    /// q_out = rope(norm(q)); cache ← rope(norm(k)), v.
+    RopeKvWrite {
+        /// (tokens, heads · head_dim).
+        q: Value,
+        /// (tokens, kv_heads · head_dim).
+        k: Value,
+        /// (tokens, kv_heads · head_dim).
+        v: Value,
+        /// Norm of each query head, where the model has one.
+        q_norm: Option<Norm>,
+        /// Norm of each key head, where the model has one.
+        k_norm: Option<Norm>,
+        /// An index into [`Plan::ropes`].
+        rope: usize,
+        /// An index into [`Plan::kv_layers`].
+        layer: usize,
+        /// As `q`.
+        q_out: Value,
+    },
+    /// `out = norm(x[output_rows]) · headᵀ + b`.
+    Logits {
+        /// (tokens, hidden_size).
+        x: Value,
+        /// The final norm.
+        norm: Norm,
+        /// `lm_head`, (vocab_size, hidden_size).
+        head: Linear,
+        /// (outputs, vocab_size).
+        out: Value,
+    },
+}
+
+impl Op {
+    /// Shows `visit` the meaning of the op. This is the only `match` over all ops in this crate: a new op is a new arm
+    /// here, and everything else about it is in its own file.
+    pub(crate) fn meaning<R>(&self, visit: impl FnOnce(&dyn Meaning) -> R) -> R {
+        match *self {
+            Self::Embed { table, out } => visit(&EmbedOp { table, out }),
+            Self::RmsNorm { x, norm, out } => visit(&RmsNormOp { x, norm, out }),
+            Self::Linear { x, linear, out } => visit(&LinearOp { x, linear, out }),
+            Self::Rope { x, rope, out } => visit(&RopeOp { x, rope, out }),
+            Self::KvWrite { layer, k, v } => visit(&KvWriteOp { layer, k, v }),
+            Self::Attention { q, attention, out } => visit(&AttentionOp { q, attention, out }),
+            Self::Glu { gate, up, activation, out } => visit(&GluOp { gate, up, activation, out }),
+            Self::Add { a, b, out } => visit(&AddOp { a, b, out }),
+            Self::GatherColumns { x, order, out } => visit(&GatherColumnsOp { x, order, out }),
+            Self::SelectOutputs { x, out } => visit(&SelectOutputsOp { x, out }),
+            Self::NormLinear { x, norm, ref projections } => visit(&NormLinearOp { x, norm, projections }),
+            Self::NormGlu { x, norm, gate, up, activation, out } => {
+                visit(&NormGluOp { x, norm, gate, up, activation, out })
+            }
+            Self::LinearResidual { x, linear, residual, out } => visit(&LinearResidualOp { x, linear, residual, out }),
+            Self::RopeKvWrite { q, k, v, q_norm, k_norm, rope, layer, q_out } => {
+                visit(&RopeKvWriteOp { q, k, v, q_norm, k_norm, rope, layer, q_out })
+            }
+            Self::Logits { x, norm, head, out } => visit(&LogitsOp { x, norm, head, out }),
+        }
+    }
+
+    /// The op's one name, everywhere: files, backends' folders, bench rows.
+    pub fn name(&self) -> &'static str {
+        self.meaning(|op| op.name())
+    }
+
+    /// The values that the op reads.
+    pub fn inputs(&self) -> Vec<Value> {
+        self.meaning(|op| op.operands().inputs)
+    }
+
+    /// The values that the op defines.
+    pub fn outputs(&self) -> Vec<Value> {
+        self.meaning(|op| op.operands().outputs)
+    }
+
+    /// The weights that the op reads.
+    pub fn weights(&self) -> Vec<WeightId> {
+        self.meaning(|op| op.operands().weights)
+    }
+
+    /// The layer whose cache the op reads or writes.
+    pub fn cache_layer(&self) -> Option<usize> {
+        self.meaning(|op| op.operands().cache).map(Cache::layer)
+    }
+
+    /// The layer whose cache the op writes.
+    pub fn written_layer(&self) -> Option<usize> {
+        match self.meaning(|op| op.operands().cache)? {
+            Cache::Reads(_) => None,
+            Cache::Writes(layer) => Some(layer),
+        }
+    }
+
+    /// Whether each row of the op's results follows from the same row of its operands alone, so that the op may run on
+    /// a part of the rows.
+    pub fn is_row_by_row(&self) -> bool {
+        self.meaning(|op| op.is_row_by_row())
+    }
+
+    /// The op with the same value in the place of every operand and result: equal for two ops that compute the same,
+    /// whatever they compute it from.
+    pub fn without_values(&self) -> Self {
+        self.meaning(|op| op.with_values(&mut |_| Value(0)))
+    }
+
+    /// The textbook ops that a fused op of `plan` stands for; a textbook op stands for itself.
+    pub fn written_out(&self, plan: &Plan) -> WrittenOut {
+        let mut written_out = WrittenOut::new(plan);
+        self.meaning(|op| match op.definition() {
+            Definition::Textbook(_) => written_out.ops.push(self.clone()),
+            Definition::Fused(op) => op.write_out(plan, &mut written_out),
+        });
+        written_out
+    }
+
+    /// Puts other values in the place of those that the op reads or defines, for passes that renumber.
+    pub(crate) fn map_values(&mut self, mut map: impl FnMut(Value) -> Value) {
+        *self = self.meaning(|op| op.with_values(&mut map));
+    }
+}

@@ -1,0 +1,148 @@
+//! What each op means, once, for every backend: one file for each op, with its name.
+//!
+//! A file has a view of the op's fields that implements [`Meaning`], and a plain f64 function that computes the op
+//! where it is a textbook op. `op.rs` makes the view.
+
+mod add;
+mod attention;
+mod embed;
+mod gather_columns;
+mod glu;
+mod kv_write;
+mod linear;
+mod linear_residual;
+mod logits;
+mod norm_glu;
+mod norm_linear;
+mod rms_norm;
+mod rope;
+mod rope_kv_write;
+mod select_outputs;
+
+use crate::error_analysis::Bounds;
+use crate::reference::Reference;
+use crate::shapes::{Checked, Shapes};
+use crate::{Op, Plan, Value, ValueInfo, WeightId};
+
+pub use attention::Attention;
+pub use glu::Activation;
+pub use linear::Linear;
+pub use rms_norm::Norm;
+pub use rope::{Rope, RopeScaling};
+
+pub(crate) use add::AddOp;
+pub(crate) use attention::AttentionOp;
+pub(crate) use embed::EmbedOp;
+pub(crate) use gather_columns::GatherColumnsOp;
+pub(crate) use glu::GluOp;
+pub(crate) use kv_write::{KvWriteOp, kv_write_bound};
+pub(crate) use linear::{LinearOp, LinearWeights};
+pub(crate) use linear_residual::LinearResidualOp;
+pub(crate) use logits::LogitsOp;
+pub(crate) use norm_glu::NormGluOp;
+pub(crate) use norm_linear::NormLinearOp;
+pub(crate) use rms_norm::{NormWeights, RmsNormOp};
+pub(crate) use rope::RopeOp;
+pub(crate) use rope_kv_write::RopeKvWriteOp;
+pub(crate) use select_outputs::SelectOutputsOp;
+
+/// What an op means.
+pub(crate) trait Meaning {
+    /// The op's one name, everywhere: files, backends' folders, bench rows.
+    fn name(&self) -> &'static str;
+
+    /// What it reads and writes.
+    fn operands(&self) -> Operands;
+
+    /// The same op on other values: `map` gives the value that stands for each of its own.
+    fn with_values(&self, map: &mut dyn FnMut(Value) -> Value) -> Op;
+
+    /// Checks the shapes of its values and weights, which are all in range.
+    fn check(&self, shapes: &Shapes<'_>) -> Checked;
+
+    /// Whether each row of its results follows from the same row of its operands alone.
+    fn is_row_by_row(&self) -> bool;
+
+    /// What it computes.
+    fn definition(&self) -> Definition<'_>;
+}
+
+/// What an op reads and writes.
+#[derive(Default)]
+pub(crate) struct Operands {
+    /// The values that it reads.
+    pub(crate) inputs: Vec<Value>,
+    /// The values that it defines.
+    pub(crate) outputs: Vec<Value>,
+    /// The weights that it reads.
+    pub(crate) weights: Vec<WeightId>,
+    /// An index into [`Plan::ropes`].
+    pub(crate) rope: Option<usize>,
+    /// An index into [`Plan::orders`].
+    pub(crate) order: Option<usize>,
+    /// What it does to the cache.
+    pub(crate) cache: Option<Cache>,
+}
+
+/// What an op does to the cache of a layer, an index into [`Plan::kv_layers`].
+#[derive(Clone, Copy)]
+pub(crate) enum Cache {
+    /// Reads what this step and earlier ones wrote.
+    Reads(usize),
+    /// Writes the rows of this step.
+    Writes(usize),
+}
+
+impl Cache {
+    /// The layer.
+    pub(crate) fn layer(self) -> usize {
+        let (Self::Reads(layer) | Self::Writes(layer)) = self;
+        layer
+    }
+}
+
+/// How it is said what an op computes.
+pub(crate) enum Definition<'a> {
+    /// An op that model files write: by arithmetic.
+    Textbook(&'a dyn Textbook),
+    /// An op that a pass makes: by the textbook ops that it stands for.
+    Fused(&'a dyn Fused),
+}
+
+/// The arithmetic of a textbook op.
+pub(crate) trait Textbook {
+    /// Computes the op in f64, plainly.
+    fn reference(&self, env: &mut Reference<'_>);
+
+    /// Computes the op in f64 again, and how far a correct f32 kernel may be from each element.
+    fn bound(&self, env: &mut Bounds<'_>);
+}
+
+/// The textbook ops that a fused op stands for. Its reference and its error bound follow from theirs.
+pub(crate) trait Fused {
+    /// Writes these ops to `out`.
+    fn write_out(&self, plan: &Plan, out: &mut WrittenOut);
+}
+
+/// An op as textbook ops.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WrittenOut {
+    /// In execution order.
+    pub ops: Vec<Op>,
+    /// The shapes of the values that these ops hand to each other. They are numbered after the plan's own values.
+    pub values: Vec<ValueInfo>,
+    num_plan_values: usize,
+}
+
+impl WrittenOut {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        Self { ops: vec![], values: vec![], num_plan_values: plan.values.len() }
+    }
+
+    /// A value that the plan does not have.
+    fn define(&mut self, info: ValueInfo) -> Value {
+        self.values.push(info);
+        let index = self.num_plan_values + self.values.len() - 1;
+        Value(u32::try_from(index).expect("a plan has fewer than 2^32 values"))
+    }
+}
