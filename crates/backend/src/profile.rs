@@ -284,15 +284,12 @@ fn rows_of(plan: &Plan, op: &Op) -> Rows {
 /// The layer of op number `index`: that of its cache or of its weights' names, or of the op before it where it has neither.
 fn layer_of(plan: &Plan, index: usize) -> Option<usize> {
     for op in plan.ops[..=index].iter().rev() {
-        match op {
-            Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } => return Some(*layer),
-            Op::Attention { attention, .. } => return Some(attention.layer),
-            op => {
-                if let Some(&weight) = op.weights().first() {
-                    let (_, rest) = plan.weight(weight).name.split_once("layers.")?;
-                    return rest.split('.').next()?.parse().ok();
-                }
-            }
+        if let Some(layer) = op.cache_layer() {
+            return Some(layer);
+        }
+        if let Some(&weight) = op.weights().first() {
+            let (_, rest) = plan.weight(weight).name.split_once("layers.")?;
+            return rest.split('.').next()?.parse().ok();
         }
     }
     None

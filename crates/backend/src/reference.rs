@@ -84,7 +84,7 @@ impl Executable for Loaded {
         self.result = narrow(&self.interpreter.run_traced(input, trace)?);
         let rows = RowPlace::of_step(input, self.interpreter.cache().layout());
         for (index, op) in self.interpreter.plan().ops.iter().enumerate() {
-            if let Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } = *op {
+            if let Some(layer) = op.written_layer() {
                 let cache = self.interpreter.cache();
                 let heads =
                     || rows.iter().flat_map(|row| (0..cache.layer(layer).kv_heads).map(|head| (row.slot(), head)));

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use plan::{Activation, Linear, Norm, Op, Plan, Value, WeightId};
+use plan::{Op, Plan, Value};
 
 /// Where a value is found in another plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,40 +36,35 @@ pub(super) fn counterparts(plan: &Plan, other: &Plan) -> Vec<Option<Counterpart>
 /// An expression that is known, by its place.
 type Id = usize;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Expression {
-    Embed(WeightId),
-    RmsNorm {
-        x: Id,
-        weight: WeightId,
-        eps_bits: u32,
-    },
-    Linear {
-        x: Id,
-        weight: WeightId,
-        bias: Option<WeightId>,
-    },
-    Rope {
-        x: Id,
-        rope: usize,
-    },
-    /// Its keys and values are those of the layer.
-    Attention {
-        q: Id,
-        layer: usize,
-    },
-    Glu {
-        gate: Id,
-        up: Id,
-        activation: Activation,
-    },
-    /// The smaller place first: a sum has no order.
-    Add(Id, Id),
-    GatherColumns {
-        x: Id,
-        order: usize,
-    },
+    /// A textbook op of other expressions.
+    Result { computation: Computation, operands: Vec<Id> },
+    /// The output rows of another expression.
     SelectOutputs(Id),
+}
+
+/// What a textbook op makes of its operands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Computation {
+    /// The op without its values, as text because its numbers have no hash.
+    op: String,
+    /// Which of its results.
+    result: usize,
+    is_row_by_row: bool,
+    is_sum: bool,
+}
+
+impl Computation {
+    fn new(op: &Op, result: usize) -> Self {
+        let text = match op {
+            // Its keys and values are those of the layer. Heads, scale and window do not count, so that a device that
+            // gets one of them wrong is compared all the same.
+            Op::Attention { attention, .. } => format!("attention over layer {}", attention.layer),
+            op => format!("{:?}", op.without_values()),
+        };
+        Self { op: text, result, is_row_by_row: op.is_row_by_row(), is_sum: matches!(op, Op::Add { .. }) }
+    }
 }
 
 #[derive(Default)]
@@ -83,100 +78,46 @@ impl Expressions {
     fn of(&mut self, plan: &Plan) -> Vec<Id> {
         let mut of_value = vec![Id::MAX; plan.values.len()];
         for op in &plan.ops {
-            let x = |value: Value| of_value[value.index()];
-            let results = match *op {
-                Op::Embed { table, .. } => vec![self.id(Expression::Embed(table))],
-                Op::RmsNorm { x: v, norm, .. } => vec![self.rms_norm(x(v), norm)],
-                Op::Linear { x: v, linear, .. } => vec![self.linear(x(v), linear)],
-                Op::Rope { x: v, rope, .. } => vec![self.id(Expression::Rope { x: x(v), rope })],
-                Op::KvWrite { .. } => vec![],
-                Op::Attention { q, attention, .. } => {
-                    vec![self.id(Expression::Attention { q: x(q), layer: attention.layer })]
+            let written_out = op.written_out(plan);
+            of_value.resize(plan.values.len() + written_out.values.len(), Id::MAX);
+            for op in &written_out.ops {
+                let operands: Vec<_> = op.inputs().into_iter().map(|value| of_value[value.index()]).collect();
+                for (result, out) in op.outputs().into_iter().enumerate() {
+                    of_value[out.index()] = match op {
+                        Op::SelectOutputs { .. } => self.select(operands[0]),
+                        op => self.result(Computation::new(op, result), operands.clone()),
+                    };
                 }
-                Op::Glu { gate, up, activation, .. } => vec![self.glu(x(gate), x(up), activation)],
-                Op::Add { a, b, .. } => vec![self.add(x(a), x(b))],
-                Op::GatherColumns { x: v, order, .. } => vec![self.id(Expression::GatherColumns { x: x(v), order })],
-                Op::SelectOutputs { x: v, .. } => vec![self.select(x(v))],
-                Op::NormLinear { x: v, norm, ref projections } => {
-                    let normed = self.rms_norm(x(v), norm);
-                    projections.iter().map(|&(linear, _)| self.linear(normed, linear)).collect()
-                }
-                Op::NormGlu { x: v, norm, gate, up, activation, .. } => {
-                    let normed = self.rms_norm(x(v), norm);
-                    let (gate, up) = (self.linear(normed, gate), self.linear(normed, up));
-                    vec![self.glu(gate, up, activation)]
-                }
-                Op::LinearResidual { x: v, linear, residual, .. } => {
-                    let product = self.linear(x(v), linear);
-                    vec![self.add(x(residual), product)]
-                }
-                Op::RopeKvWrite { q, q_norm, rope, .. } => {
-                    let q = q_norm.map_or(x(q), |norm| self.rms_norm(x(q), norm));
-                    vec![self.id(Expression::Rope { x: q, rope })]
-                }
-                Op::Logits { x: v, norm, head, .. } => {
-                    let selected = self.select(x(v));
-                    let normed = self.rms_norm(selected, norm);
-                    vec![self.linear(normed, head)]
-                }
-            };
-            for (value, result) in op.outputs().into_iter().zip(results) {
-                of_value[value.index()] = result;
             }
         }
+        of_value.truncate(plan.values.len());
         of_value
     }
 
+    fn result(&mut self, computation: Computation, mut operands: Vec<Id>) -> Id {
+        if computation.is_sum {
+            // A sum has no order.
+            operands.sort_unstable();
+        }
+        self.id(Expression::Result { computation, operands })
+    }
+
     fn id(&mut self, expression: Expression) -> Id {
-        *self.ids.entry(expression).or_insert_with(|| {
-            self.all.push(expression);
+        *self.ids.entry(expression).or_insert_with_key(|expression| {
+            self.all.push(expression.clone());
             self.all.len() - 1
         })
     }
 
-    fn rms_norm(&mut self, x: Id, norm: Norm) -> Id {
-        self.id(Expression::RmsNorm { x, weight: norm.weight, eps_bits: norm.eps.to_bits() })
-    }
-
-    fn linear(&mut self, x: Id, linear: Linear) -> Id {
-        self.id(Expression::Linear { x, weight: linear.weight, bias: linear.bias })
-    }
-
-    fn glu(&mut self, gate: Id, up: Id, activation: Activation) -> Id {
-        self.id(Expression::Glu { gate, up, activation })
-    }
-
-    fn add(&mut self, a: Id, b: Id) -> Id {
-        self.id(Expression::Add(a.min(b), a.max(b)))
-    }
-
     /// The output rows of `x`: of the operands, where each row is computed from theirs alone.
     fn select(&mut self, x: Id) -> Id {
-        match self.all[x] {
-            Expression::RmsNorm { x, weight, eps_bits } => {
-                let x = self.select(x);
-                self.id(Expression::RmsNorm { x, weight, eps_bits })
-            }
-            Expression::Linear { x, weight, bias } => {
-                let x = self.select(x);
-                self.id(Expression::Linear { x, weight, bias })
-            }
-            Expression::GatherColumns { x, order } => {
-                let x = self.select(x);
-                self.id(Expression::GatherColumns { x, order })
-            }
-            Expression::Glu { gate, up, activation } => {
-                let (gate, up) = (self.select(gate), self.select(up));
-                self.id(Expression::Glu { gate, up, activation })
-            }
-            Expression::Add(a, b) => {
-                let (a, b) = (self.select(a), self.select(b));
-                self.add(a, b)
-            }
+        match self.all[x].clone() {
             Expression::SelectOutputs(_) => x,
-            Expression::Embed(_) | Expression::Rope { .. } | Expression::Attention { .. } => {
-                self.id(Expression::SelectOutputs(x))
+            Expression::Result { computation, operands } if computation.is_row_by_row => {
+                let operands = operands.into_iter().map(|operand| self.select(operand)).collect();
+                self.result(computation, operands)
             }
+            Expression::Result { .. } => self.id(Expression::SelectOutputs(x)),
         }
     }
 }
