@@ -159,10 +159,7 @@ impl OpInfo {
 
     /// `512 × 896 → 1152` in a step of `shape`; empty for work that the plan does not name.
     pub fn shape(&self, shape: StepShape) -> String {
-        let rows = match self.rows {
-            Rows::Tokens => shape.tokens,
-            Rows::Outputs => shape.outputs,
-        };
+        let rows = self.rows.count(shape);
         match (self.in_features, self.out_features) {
             (0, 0) => String::new(),
             (0, out) => format!("{rows} × {out}"),
@@ -208,10 +205,7 @@ enum OpCost {
 impl CostModel {
     /// Of `plan`, with weights of `weight_bytes` and a cache in `kv_format`.
     pub fn new(plan: &Plan, weight_bytes: &dyn Fn(WeightId) -> u64, kv_format: KvFormat) -> Self {
-        let kv_bytes = |layer: usize| {
-            let layer = &plan.kv_layers[layer];
-            (2 * layer.kv_heads * layer.head_dim * kv_format.bytes()) as u64
-        };
+        let kv_bytes = |layer: usize| plan.kv_layers[layer].bytes(kv_format) as u64;
         let per_token = |bytes_per_row| OpCost::Rows { rows: Rows::Tokens, bytes: 0, bytes_per_row, flops_per_row: 0 };
         let cost = |op: &Op| match *op {
             Op::Embed { table, .. } => {
@@ -243,10 +237,7 @@ impl CostModel {
     pub fn of_op(&self, index: usize, input: &StepInput) -> Cost {
         match self.ops[index] {
             OpCost::Rows { rows, bytes, bytes_per_row, flops_per_row } => {
-                let rows = match rows {
-                    Rows::Tokens => input.token_ids.len(),
-                    Rows::Outputs => input.output_rows.len(),
-                } as u64;
+                let rows = rows.count(input.shape()) as u64;
                 Cost { bytes: bytes + rows * bytes_per_row, flops: rows * flops_per_row }
             }
             OpCost::Positions { window, bytes_per_position, flops_per_position } => {

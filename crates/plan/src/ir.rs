@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::{Op, Rope};
+use crate::{KvFormat, Op, Rope, StepShape};
 
 /// A value of the plan: the result of exactly one op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,6 +42,16 @@ pub enum Rows {
     Outputs,
 }
 
+impl Rows {
+    /// How many there are in a step of `shape`.
+    pub fn count(self, shape: StepShape) -> usize {
+        match self {
+            Self::Tokens => shape.tokens,
+            Self::Outputs => shape.outputs,
+        }
+    }
+}
+
 /// The shape of a value: (rows, width), f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueInfo {
@@ -73,6 +83,11 @@ impl KvLayer {
     /// Elements of a token's key, and of its value: kv_heads · head_dim.
     pub fn width(self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Bytes that a token takes in it, key and value together.
+    pub fn bytes(self, format: KvFormat) -> usize {
+        2 * self.width() * format.bytes()
     }
 }
 
@@ -113,8 +128,8 @@ impl Plan {
     }
 
     /// Bytes that one token takes in the cache, over all layers.
-    pub fn kv_bytes_per_token(&self, format: crate::KvFormat) -> usize {
-        self.kv_layers.iter().map(|layer| 2 * layer.width() * format.bytes()).sum()
+    pub fn kv_bytes_per_token(&self, format: KvFormat) -> usize {
+        self.kv_layers.iter().map(|layer| layer.bytes(format)).sum()
     }
 }
 
@@ -129,5 +144,19 @@ impl fmt::Display for Plan {
             writeln!(f, "{outputs}{equals}{}({}; {weights})", op.name(), list(op.inputs()))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_cache_bytes_are_counted_in_one_place() {
+        let shape = StepShape { tokens: 7, sequences: 2, outputs: 3 };
+        assert_eq!([Rows::Tokens, Rows::Outputs].map(|rows| rows.count(shape)), [7, 3]);
+        let layer = KvLayer { kv_heads: 3, head_dim: 4 };
+        assert_eq!(layer.width(), 12);
+        assert_eq!([KvFormat::F32, KvFormat::F16].map(|format| layer.bytes(format)), [96, 48]);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::{Plan, Rows, StepShape, Value};
+use crate::{Plan, StepShape, Value};
 
 /// Offsets are multiples of this many f32: 64 bytes, a cache line and the widest vector register.
 const ALIGN: usize = 16;
@@ -112,11 +112,7 @@ impl MemoryPlan {
 /// Elements of `value` in a step of `shape`.
 fn size(plan: &Plan, shape: StepShape, value: Value) -> usize {
     let info = plan.value(value);
-    let rows = match info.rows {
-        Rows::Tokens => shape.tokens,
-        Rows::Outputs => shape.outputs,
-    };
-    rows * info.width
+    info.rows.count(shape) * info.width
 }
 
 /// From the op that defines each value to the last op that reads it, both included, by index; the logits live on after
