@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use plan::{KvFormat, Op, Plan, Rows, StepInput, StepShape, WeightId};
+use plan::{KvFormat, Op, Plan, Rows, StepCost, StepInput, StepShape, WeightId};
 use tensor::WeightFormat;
+
+pub use plan::Cost;
 
 /// Where records go, and whether any are made. Clones share all of it.
 #[derive(Clone, Debug)]
@@ -175,84 +177,25 @@ impl OpInfo {
     }
 }
 
-/// What an op has to do at least. Activations do not count: between two ops they stay in caches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cost {
-    /// Bytes of weights and of the KV cache that are read or written, each once.
-    pub bytes: u64,
-    /// Operations of matrix products and attention; a multiplication and an addition are two.
-    pub flops: u64,
-}
-
-/// What every op of a plan has to do, in proportion to the step: worked out once, so that a record takes microseconds.
+/// What every op of a plan has to do, as functions of the step: made once, so that a record takes microseconds.
 #[derive(Clone, Debug)]
 pub struct CostModel {
     /// In the order of [`Plan::ops`].
-    ops: Vec<OpCost>,
+    ops: Vec<StepCost>,
     /// Bytes that a token takes in the cache of all layers.
     kv_bytes_per_token: u64,
-}
-
-/// How the cost of an op grows.
-#[derive(Clone, Debug)]
-enum OpCost {
-    /// With its rows.
-    Rows { rows: Rows, bytes: u64, bytes_per_row: u64, flops_per_row: u64 },
-    /// With the positions that each token sees.
-    Positions { window: Option<usize>, bytes_per_position: u64, flops_per_position: u64 },
 }
 
 impl CostModel {
     /// Of `plan`, with weights of `weight_bytes` and a cache in `kv_format`.
     pub fn new(plan: &Plan, weight_bytes: &dyn Fn(WeightId) -> u64, kv_format: KvFormat) -> Self {
-        let kv_bytes = |layer: usize| plan.kv_layers[layer].bytes(kv_format) as u64;
-        let per_token = |bytes_per_row| OpCost::Rows { rows: Rows::Tokens, bytes: 0, bytes_per_row, flops_per_row: 0 };
-        let cost = |op: &Op| match *op {
-            Op::Embed { table, .. } => {
-                let vocab_size = plan.weight(table).shape.first().map_or(1, |&rows| rows.max(1)) as u64;
-                per_token(weight_bytes(table) / vocab_size)
-            }
-            Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } => per_token(kv_bytes(layer)),
-            Op::Attention { attention, .. } => OpCost::Positions {
-                window: attention.window,
-                bytes_per_position: kv_bytes(attention.layer),
-                // Scores, and the sum that they weigh.
-                flops_per_position: (4 * attention.heads * plan.kv_layers[attention.layer].head_dim) as u64,
-            },
-            _ => {
-                let matrices = op.weights().into_iter().filter(|&weight| is_matrix(plan, weight));
-                let products: usize = matrices.map(|weight| plan.weight(weight).shape.iter().product::<usize>()).sum();
-                OpCost::Rows {
-                    rows: rows_of(plan, op),
-                    bytes: op.weights().into_iter().map(weight_bytes).sum(),
-                    bytes_per_row: 0,
-                    flops_per_row: 2 * products as u64,
-                }
-            }
-        };
-        Self { ops: plan.ops.iter().map(cost).collect(), kv_bytes_per_token: plan.kv_bytes_per_token(kv_format) as u64 }
+        let ops = plan.ops.iter().map(|op| op.cost(plan, weight_bytes, kv_format)).collect();
+        Self { ops, kv_bytes_per_token: plan.kv_bytes_per_token(kv_format) as u64 }
     }
 
     /// Of op number `index` in the step of `input`.
     pub fn of_op(&self, index: usize, input: &StepInput) -> Cost {
-        match self.ops[index] {
-            OpCost::Rows { rows, bytes, bytes_per_row, flops_per_row } => {
-                let rows = rows.count(input.shape()) as u64;
-                Cost { bytes: bytes + rows * bytes_per_row, flops: rows * flops_per_row }
-            }
-            OpCost::Positions { window, bytes_per_position, flops_per_position } => {
-                let mut cost = Cost::default();
-                let seen = |kv_len: usize| window.map_or(kv_len, |window| kv_len.min(window));
-                for sequence in &input.sequences {
-                    // The first row sees farthest back.
-                    let from = sequence.first_position + 1 - seen(sequence.first_position + 1);
-                    cost.bytes += (sequence.kv_len() - from) as u64 * bytes_per_position;
-                    let positions: usize = (sequence.first_position..sequence.kv_len()).map(|at| seen(at + 1)).sum();
-                    cost.flops += positions as u64 * flops_per_position;
-                }
-                cost
-            }
-        }
+        self.ops[index].of(input)
     }
 
     /// Of copying the step's blocks, each of `block_len` tokens: read once, written once.

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod cost;
 pub mod error_analysis;
 mod hidden;
 mod ir;
@@ -23,6 +24,7 @@ mod step;
 mod verify;
 
 pub use build::{AnyShape, BuildError, Graph, Heads, WeightSource, Weights};
+pub use cost::{Cost, StepCost};
 pub use hidden::hidden_states;
 pub use ir::{KvLayer, Plan, Rows, Value, ValueInfo, WeightId, WeightInfo};
 pub use memory::{MemoryError, MemoryPlan};

@@ -1,11 +1,12 @@
 //! The ops. What each one reads, writes, wants, costs and means stands in its file in `ops`; this file lists the ops
 //! and forwards to those files.
 
+use crate::cost::Prices;
 use crate::ops::{
     AddOp, AttentionOp, Cache, Definition, EmbedOp, GatherColumnsOp, GluOp, KvWriteOp, LinearOp, LinearResidualOp,
     LogitsOp, Meaning, NormGluOp, NormLinearOp, RmsNormOp, RopeKvWriteOp, RopeOp, SelectOutputsOp, WrittenOut,
 };
-use crate::{Activation, Attention, Linear, Norm, Plan, Value, WeightId};
+use crate::{Activation, Attention, KvFormat, Linear, Norm, Plan, StepCost, Value, WeightId};
 
 /// One op. The first group is what model files write; the second is what passes make of it, each with the meaning of
 /// the ops it replaces.
@@ -231,6 +232,11 @@ impl Op {
     /// a part of the rows.
     pub fn is_row_by_row(&self) -> bool {
         self.meaning(|op| op.is_row_by_row())
+    }
+
+    /// What the op costs in each step, with weights of `weight_bytes` and a cache in `kv_format`.
+    pub fn cost(&self, plan: &Plan, weight_bytes: &dyn Fn(WeightId) -> u64, kv_format: KvFormat) -> StepCost {
+        self.meaning(|op| op.cost(&Prices { plan, weight_bytes, kv_format }))
     }
 
     /// The op with the same value in the place of every operand and result: equal for two ops that compute the same,

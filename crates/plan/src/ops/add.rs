@@ -1,10 +1,11 @@
 //! `add`: a + b.
 
 use super::{Definition, Meaning, Operands, Textbook};
+use crate::cost::Prices;
 use crate::error_analysis::{Bounded, Bounds, ROUNDOFF};
 use crate::reference::Reference;
 use crate::shapes::{Checked, Shapes};
-use crate::{Op, Value};
+use crate::{Op, StepCost, Value};
 
 /// The fields of [`Op::Add`].
 pub(crate) struct AddOp {
@@ -33,6 +34,10 @@ impl Meaning for AddOp {
 
     fn is_row_by_row(&self) -> bool {
         true
+    }
+
+    fn cost(&self, _prices: &Prices<'_>) -> StepCost {
+        StepCost::nothing()
     }
 
     fn definition(&self) -> Definition<'_> {

@@ -1,16 +1,17 @@
 //! `attention`: causal grouped-query attention over the cache of a layer.
 
 use super::{Cache, Definition, Meaning, Operands, Textbook};
+use crate::cost::Prices;
 use crate::error_analysis::{Bounded, Bounds, Errors, ROUNDOFF, gamma, rounding_error};
 use crate::reference::{KvCache, Reference, RowPlace};
 use crate::shapes::{Checked, Shapes};
-use crate::{Op, Rows, Value};
+use crate::{Cost, Op, Rows, StepCost, Value};
 
 /// Causal grouped-query attention of q over the cache of one layer: query head h reads key/value head
 /// h · kv_heads / heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
-    /// Whose cache, an index into [`Plan::kv_layers`].
+    /// Whose cache, an index into [`Plan::kv_layers`](crate::Plan::kv_layers).
     pub layer: usize,
     /// `num_attention_heads`.
     pub heads: usize,
@@ -56,8 +57,28 @@ impl Meaning for AttentionOp {
     }
 
     fn is_row_by_row(&self) -> bool {
-        // A row also needs its token's place in the cache, which is known of all tokens in order only.
+        // A row also depends on its token's position, which is not an operand.
         false
+    }
+
+    fn cost(&self, prices: &Prices<'_>) -> StepCost {
+        let Attention { layer, heads, window, .. } = self.attention;
+        let layer = prices.plan.kv_layers[layer];
+        let bytes_per_position = layer.bytes(prices.kv_format) as u64;
+        // Scores, and the sum that they weigh.
+        let flops_per_position = (4 * heads * layer.head_dim) as u64;
+        let seen = move |kv_len: usize| window.map_or(kv_len, |window| kv_len.min(window));
+        StepCost::new(move |input| {
+            let mut cost = Cost::default();
+            for sequence in &input.sequences {
+                // The first row sees farthest back.
+                let from = sequence.first_position + 1 - seen(sequence.first_position + 1);
+                cost.bytes += (sequence.kv_len() - from) as u64 * bytes_per_position;
+                let positions: usize = (sequence.first_position..sequence.kv_len()).map(|at| seen(at + 1)).sum();
+                cost.flops += positions as u64 * flops_per_position;
+            }
+            cost
+        })
     }
 
     fn definition(&self) -> Definition<'_> {

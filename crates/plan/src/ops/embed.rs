@@ -1,10 +1,11 @@
 //! `embed`: the rows of the embedding table for the step's tokens.
 
 use super::{Definition, Meaning, Operands, Textbook};
+use crate::cost::Prices;
 use crate::error_analysis::{Bounded, Bounds};
 use crate::reference::Reference;
 use crate::shapes::{Checked, Shapes};
-use crate::{Op, Rows, Value, WeightId};
+use crate::{Op, Rows, StepCost, Value, WeightId};
 
 /// The fields of [`Op::Embed`].
 pub(crate) struct EmbedOp {
@@ -31,8 +32,13 @@ impl Meaning for EmbedOp {
     }
 
     fn is_row_by_row(&self) -> bool {
-        // A row follows from its token, which is no operand.
+        // A row depends on its token, which is not an operand.
         false
+    }
+
+    fn cost(&self, prices: &Prices<'_>) -> StepCost {
+        let vocab_size = prices.plan.weight(self.table).shape.first().map_or(1, |&rows| rows.max(1)) as u64;
+        prices.per_token((prices.weight_bytes)(self.table) / vocab_size)
     }
 
     fn definition(&self) -> Definition<'_> {
@@ -47,7 +53,7 @@ impl Textbook for EmbedOp {
     }
 
     fn bound(&self, env: &mut Bounds<'_>) {
-        // Rows of the table are what they are.
+        // A lookup rounds nothing.
         let rows = embed(&env.weight(self.table), env.width(self.out), &env.input.token_ids);
         env.set(self.out, Bounded::exact(rows));
     }

@@ -1,10 +1,11 @@
 //! `gather_columns`: the columns of a matrix in another order.
 
 use super::{Definition, Meaning, Operands, Textbook};
+use crate::cost::Prices;
 use crate::error_analysis::Bounds;
 use crate::reference::Reference;
 use crate::shapes::{Checked, Shapes};
-use crate::{Op, Value};
+use crate::{Op, StepCost, Value};
 
 /// The fields of [`Op::GatherColumns`].
 pub(crate) struct GatherColumnsOp {
@@ -38,6 +39,10 @@ impl Meaning for GatherColumnsOp {
 
     fn is_row_by_row(&self) -> bool {
         true
+    }
+
+    fn cost(&self, _prices: &Prices<'_>) -> StepCost {
+        StepCost::nothing()
     }
 
     fn definition(&self) -> Definition<'_> {

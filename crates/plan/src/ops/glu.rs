@@ -3,10 +3,11 @@
 use std::f64::consts::PI;
 
 use super::{Definition, Meaning, Operands, Textbook};
+use crate::cost::Prices;
 use crate::error_analysis::{Bounded, Bounds, ROUNDOFF, gamma};
 use crate::reference::Reference;
 use crate::shapes::{Checked, Shapes};
-use crate::{Op, Value};
+use crate::{Op, StepCost, Value};
 
 /// The gate's activation in a gated linear unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +54,10 @@ impl Meaning for GluOp {
 
     fn is_row_by_row(&self) -> bool {
         true
+    }
+
+    fn cost(&self, _prices: &Prices<'_>) -> StepCost {
+        StepCost::nothing()
     }
 
     fn definition(&self) -> Definition<'_> {

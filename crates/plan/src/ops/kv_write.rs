@@ -3,10 +3,11 @@
 use half::f16;
 
 use super::{Cache, Definition, Meaning, Operands, Textbook};
+use crate::cost::Prices;
 use crate::error_analysis::{Bounded, Bounds};
 use crate::reference::{KvCache, Reference, RowPlace};
 use crate::shapes::{Checked, Shapes};
-use crate::{KvFormat, Op, Value};
+use crate::{KvFormat, Op, StepCost, Value};
 
 /// The fields of [`Op::KvWrite`].
 pub(crate) struct KvWriteOp {
@@ -36,6 +37,10 @@ impl Meaning for KvWriteOp {
     fn is_row_by_row(&self) -> bool {
         // Later tokens read what every row writes.
         false
+    }
+
+    fn cost(&self, prices: &Prices<'_>) -> StepCost {
+        prices.cache_rows(self.layer)
     }
 
     fn definition(&self) -> Definition<'_> {

@@ -5,10 +5,11 @@ use std::borrow::Cow;
 use tensor::ActivationRounding;
 
 use super::{Definition, Meaning, Operands, Textbook};
+use crate::cost::Prices;
 use crate::error_analysis::{Bounded, Bounds, gamma, rounding_error};
 use crate::reference::Reference;
 use crate::shapes::{Checked, Shapes};
-use crate::{Op, Value, WeightId};
+use crate::{Op, StepCost, Value, WeightId};
 
 /// y = x · weightᵀ + bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,10 @@ impl Meaning for LinearOp {
 
     fn is_row_by_row(&self) -> bool {
         true
+    }
+
+    fn cost(&self, prices: &Prices<'_>) -> StepCost {
+        prices.products(prices.plan.value(self.out).rows, &self.operands().weights)
     }
 
     fn definition(&self) -> Definition<'_> {

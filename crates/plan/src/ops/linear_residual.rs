@@ -1,8 +1,9 @@
 //! `linear_residual`: residual + (x · Wᵀ + b).
 
 use super::{Definition, Fused, Meaning, Operands, WrittenOut};
+use crate::cost::Prices;
 use crate::shapes::{Checked, Shapes};
-use crate::{Linear, Op, Plan, Value};
+use crate::{Linear, Op, Plan, StepCost, Value};
 
 /// The fields of [`Op::LinearResidual`].
 pub(crate) struct LinearResidualOp {
@@ -34,6 +35,10 @@ impl Meaning for LinearResidualOp {
 
     fn is_row_by_row(&self) -> bool {
         true
+    }
+
+    fn cost(&self, prices: &Prices<'_>) -> StepCost {
+        prices.products(prices.plan.value(self.out).rows, &self.operands().weights)
     }
 
     fn definition(&self) -> Definition<'_> {

@@ -1,8 +1,9 @@
 //! `logits`: the final norm and the head, of the output rows alone.
 
 use super::{Definition, Fused, Meaning, Operands, WrittenOut};
+use crate::cost::Prices;
 use crate::shapes::{Checked, Shapes};
-use crate::{Linear, Norm, Op, Plan, Rows, Value, ValueInfo};
+use crate::{Linear, Norm, Op, Plan, Rows, StepCost, Value, ValueInfo};
 
 /// The fields of [`Op::Logits`].
 pub(crate) struct LogitsOp {
@@ -37,6 +38,10 @@ impl Meaning for LogitsOp {
     fn is_row_by_row(&self) -> bool {
         // Row i of the result follows from another row of the operand.
         false
+    }
+
+    fn cost(&self, prices: &Prices<'_>) -> StepCost {
+        prices.products(prices.plan.value(self.out).rows, &self.operands().weights)
     }
 
     fn definition(&self) -> Definition<'_> {

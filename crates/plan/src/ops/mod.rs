@@ -19,10 +19,11 @@ mod rope;
 mod rope_kv_write;
 mod select_outputs;
 
+use crate::cost::Prices;
 use crate::error_analysis::Bounds;
 use crate::reference::Reference;
 use crate::shapes::{Checked, Shapes};
-use crate::{Op, Plan, Value, ValueInfo, WeightId};
+use crate::{Op, Plan, StepCost, Value, ValueInfo, WeightId};
 
 pub use attention::Attention;
 pub use glu::Activation;
@@ -62,6 +63,9 @@ pub(crate) trait Meaning {
 
     /// Whether each row of its results follows from the same row of its operands alone.
     fn is_row_by_row(&self) -> bool;
+
+    /// What it costs.
+    fn cost(&self, prices: &Prices<'_>) -> StepCost;
 
     /// What it computes.
     fn definition(&self) -> Definition<'_>;

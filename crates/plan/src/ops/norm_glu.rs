@@ -1,8 +1,9 @@
 //! `norm_glu`: RMSNorm, then the gated linear unit of a gate and an up projection.
 
 use super::{Definition, Fused, Meaning, Operands, WrittenOut};
+use crate::cost::Prices;
 use crate::shapes::{Checked, Shapes};
-use crate::{Activation, Linear, Norm, Op, Plan, Value};
+use crate::{Activation, Linear, Norm, Op, Plan, StepCost, Value};
 
 /// The fields of [`Op::NormGlu`].
 pub(crate) struct NormGluOp {
@@ -38,6 +39,10 @@ impl Meaning for NormGluOp {
 
     fn is_row_by_row(&self) -> bool {
         true
+    }
+
+    fn cost(&self, prices: &Prices<'_>) -> StepCost {
+        prices.products(prices.plan.value(self.out).rows, &self.operands().weights)
     }
 
     fn definition(&self) -> Definition<'_> {

@@ -1,8 +1,9 @@
 //! `norm_linear`: RMSNorm, then one or more projections of the normalised rows: Q, K and V with their biases.
 
 use super::{Definition, Fused, Meaning, Operands, WrittenOut};
+use crate::cost::Prices;
 use crate::shapes::{Checked, Shapes};
-use crate::{Linear, Norm, Op, Plan, Value};
+use crate::{Linear, Norm, Op, Plan, StepCost, Value};
 
 /// The fields of [`Op::NormLinear`].
 pub(crate) struct NormLinearOp<'a> {
@@ -39,6 +40,10 @@ impl Meaning for NormLinearOp<'_> {
 
     fn is_row_by_row(&self) -> bool {
         true
+    }
+
+    fn cost(&self, prices: &Prices<'_>) -> StepCost {
+        prices.products(prices.plan.value(self.x).rows, &self.operands().weights)
     }
 
     fn definition(&self) -> Definition<'_> {

@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 
 use super::{Definition, Meaning, Operands, Textbook};
+use crate::cost::Prices;
 use crate::error_analysis::{Bounded, Bounds, gamma};
 use crate::reference::Reference;
 use crate::shapes::{Checked, Shapes};
-use crate::{Op, Value, WeightId};
+use crate::{Op, StepCost, Value, WeightId};
 
 /// RMSNorm over slices as wide as the weight: y = x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich, 2019).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,6 +46,10 @@ impl Meaning for RmsNormOp {
 
     fn is_row_by_row(&self) -> bool {
         true
+    }
+
+    fn cost(&self, prices: &Prices<'_>) -> StepCost {
+        prices.products(prices.plan.value(self.out).rows, &self.operands().weights)
     }
 
     fn definition(&self) -> Definition<'_> {

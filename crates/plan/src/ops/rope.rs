@@ -1,10 +1,11 @@
 //! `rope`: rotary position embedding of each head.
 
 use super::{Definition, Meaning, Operands, Textbook};
+use crate::cost::Prices;
 use crate::error_analysis::{Bounded, Bounds, ROUNDOFF, gamma};
 use crate::reference::{Reference, RowPlace};
 use crate::shapes::{Checked, Shapes};
-use crate::{Op, Value};
+use crate::{Op, StepCost, Value};
 
 /// How rotary frequencies are stretched beyond the trained context.
 #[derive(Clone, Debug, PartialEq)]
@@ -150,8 +151,12 @@ impl Meaning for RopeOp {
     }
 
     fn is_row_by_row(&self) -> bool {
-        // A row also needs its token's position, which is known of all tokens in order only.
+        // A row also depends on its token's position, which is not an operand.
         false
+    }
+
+    fn cost(&self, _prices: &Prices<'_>) -> StepCost {
+        StepCost::nothing()
     }
 
     fn definition(&self) -> Definition<'_> {

@@ -1,8 +1,9 @@
 //! `rope_kv_write`: q_out = rope(norm(q)); cache ← rope(norm(k)), v.
 
 use super::{Cache, Definition, Fused, Meaning, Operands, WrittenOut};
+use crate::cost::Prices;
 use crate::shapes::{Checked, Shapes};
-use crate::{Norm, Op, Plan, Value};
+use crate::{Norm, Op, Plan, StepCost, Value};
 
 /// The fields of [`Op::RopeKvWrite`].
 pub(crate) struct RopeKvWriteOp {
@@ -56,6 +57,10 @@ impl Meaning for RopeKvWriteOp {
     fn is_row_by_row(&self) -> bool {
         // Later tokens read what every row writes.
         false
+    }
+
+    fn cost(&self, prices: &Prices<'_>) -> StepCost {
+        prices.cache_rows(self.layer)
     }
 
     fn definition(&self) -> Definition<'_> {

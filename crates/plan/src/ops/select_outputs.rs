@@ -1,10 +1,11 @@
 //! `select_outputs`: the rows that go on to the logits.
 
 use super::{Definition, Meaning, Operands, Textbook};
+use crate::cost::Prices;
 use crate::error_analysis::Bounds;
 use crate::reference::Reference;
 use crate::shapes::{Checked, Shapes};
-use crate::{Op, Rows, Value};
+use crate::{Op, Rows, StepCost, Value};
 
 /// The fields of [`Op::SelectOutputs`].
 pub(crate) struct SelectOutputsOp {
@@ -34,6 +35,10 @@ impl Meaning for SelectOutputsOp {
     fn is_row_by_row(&self) -> bool {
         // Row i of the result is another row of the operand.
         false
+    }
+
+    fn cost(&self, _prices: &Prices<'_>) -> StepCost {
+        StepCost::nothing()
     }
 
     fn definition(&self) -> Definition<'_> {
