@@ -9,30 +9,36 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod cache;
 mod cost;
 pub mod error_analysis;
 mod hidden;
-mod ir;
 mod memory;
 mod op;
 mod ops;
 mod passes;
+mod plan;
 pub mod reference;
 pub mod sampling;
 mod shapes;
 mod step;
+mod value;
 mod verify;
+mod weight;
 
 pub use build::{AnyShape, BuildError, Graph, Heads, WeightSource, Weights};
+pub use cache::{KvFormat, KvLayer, KvLayout};
 pub use cost::{Cost, StepCost};
 pub use hidden::hidden_states;
-pub use ir::{KvLayer, Plan, Rows, Value, ValueInfo, WeightId, WeightInfo};
 pub use memory::{MemoryError, MemoryPlan};
 pub use op::Op;
 pub use ops::{Activation, Attention, Linear, Norm, Rope, RopeScaling, WrittenOut};
 pub use passes::{fuse, restrict_outputs};
-pub use step::{BlockCopy, FED, KvFormat, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
+pub use plan::Plan;
+pub use step::{BlockCopy, FED, SequenceSpan, StepError, StepInput, StepShape};
+pub use value::{Rows, Value, ValueInfo};
 pub use verify::{VerifyError, verify};
+pub use weight::{WeightId, WeightInfo};
 
 #[cfg(test)]
 mod test_plans;

@@ -1,36 +1,7 @@
 //! All that changes between two steps of one compiled plan: which tokens, where they stand, which cache blocks.
 
+use crate::KvLayout;
 use crate::sampling::RowSampling;
-
-/// How keys and values are stored in the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvFormat {
-    /// Exact.
-    F32,
-    /// IEEE 754 binary16, rounded to nearest even on write.
-    F16,
-}
-
-impl KvFormat {
-    /// Bytes of one element.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
-        }
-    }
-}
-
-/// The paged cache that a backend holds: `num_blocks` blocks, each with room for `block_len` tokens of every layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvLayout {
-    /// Element format.
-    pub format: KvFormat,
-    /// Tokens in a block.
-    pub block_len: usize,
-    /// Blocks in the pool.
-    pub num_blocks: usize,
-}
 
 /// The size of a step: what a program is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -204,6 +175,7 @@ impl StepInput {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::KvFormat;
 
     const KV: KvLayout = KvLayout { format: KvFormat::F32, block_len: 4, num_blocks: 8 };
 
