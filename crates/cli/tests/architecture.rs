@@ -194,3 +194,85 @@ fn each_file_of_kernels_has_its_launches_beside_it() {
         assert_eq!(texts, codes, "`{text}` and `{code}`");
     }
 }
+
+/// The ops that a `match` of `text` names in its arms, or a `matches!` in its pattern, as one set for each.
+fn ops_in_matches(text: &str) -> Vec<BTreeSet<String>> {
+    let code: String =
+        text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
+    let mut found = Vec::new();
+    for (word, open) in [("match ", '{'), ("matches!", '(')] {
+        for (start, _) in code.match_indices(word) {
+            let Some(begin) = code[start..].find(open) else { continue };
+            let (mut depth, mut in_pattern, mut in_string) = (0, true, false);
+            let mut names = BTreeSet::new();
+            let block = &code[start + begin..];
+            for (at, character) in block.char_indices() {
+                match character {
+                    '"' if !block[..at].ends_with('\\') => in_string = !in_string,
+                    _ if in_string => {}
+                    '{' | '(' | '[' => depth += 1,
+                    '}' | ')' | ']' => {
+                        depth -= 1;
+                        in_pattern |= depth == 1 && character == '}';
+                    }
+                    ',' if depth == 1 => in_pattern = true,
+                    '=' if depth == 1 && block[at..].starts_with("=>") => in_pattern = false,
+                    'O' if depth == 1 && in_pattern && block[at..].starts_with("Op::") => {
+                        let name = block[at + 4..].chars().take_while(|character| character.is_alphanumeric());
+                        names.insert(name.collect());
+                    }
+                    _ => {}
+                }
+                if depth == 0 {
+                    break;
+                }
+            }
+            found.push(names);
+        }
+    }
+    found
+}
+
+/// What an op means stands in one file, and only `op.rs` lists all ops: a new op is a variant, an arm and a file.
+#[test]
+fn each_op_of_the_plan_has_one_file() {
+    let plan = root().join("crates/plan/src");
+    let text = fs::read_to_string(plan.join("op.rs")).expect("the ops are listed in op.rs");
+    let (_, variants) = text.split_once("pub enum Op {\n").expect("op.rs has the enum");
+    let (variants, _) = variants.split_once("\n}\n").expect("the enum ends");
+    let variants = variants.lines().filter_map(|line| line.strip_prefix("    ")?.strip_suffix(" {"));
+    let snake_case = |name: &str| {
+        let mut words = String::new();
+        for character in name.chars() {
+            if character.is_uppercase() && !words.is_empty() {
+                words.push('_');
+            }
+            words.extend(character.to_lowercase());
+        }
+        words
+    };
+    let expected: BTreeSet<_> = variants.map(snake_case).collect();
+    assert!(expected.contains("embed") && expected.contains("rope_kv_write"), "{expected:?}");
+    let files = rust_files(&plan.join("ops"));
+    let stem = |file: &PathBuf| file.file_stem().expect("a file has a name").to_string_lossy().into_owned();
+    let stems: BTreeSet<_> = files.iter().map(stem).filter(|stem| stem != "mod").collect();
+    assert_eq!(stems, expected, "the files of plan/src/ops are the ops");
+    for file in files.iter().filter(|file| stem(file) != "mod") {
+        let text = fs::read_to_string(file).expect("source is UTF-8");
+        let name = format!("fn name(&self) -> &'static str {{\n        \"{}\"", stem(file));
+        assert!(text.contains(&name), "`Op::name` of {} is its file's name", file.display());
+    }
+
+    let toy =
+        "match op { Op::A { x, .. } | Op::B => { Op::Not }, Op::C => f(Op::Not), _ => Op::Not }; matches!(op, Op::D)";
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(ops_in_matches(toy), [names(&["A", "B", "C"]), names(&["D"])]);
+    for name in ["plan", "backend", "testing"] {
+        for file in rust_files(&root().join("crates").join(name).join("src")) {
+            let text = fs::read_to_string(&file).expect("source is UTF-8");
+            for ops in ops_in_matches(&text) {
+                assert!(ops.len() <= 4, "{} lists ops, which plan/src/ops is for: {ops:?}", file.display());
+            }
+        }
+    }
+}
