@@ -150,3 +150,34 @@ impl WrittenOut {
         Value(u32::try_from(index).expect("a plan has fewer than 2^32 values"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes::compact;
+    use crate::test_plans::decoder;
+    use crate::{fuse, verify};
+
+    #[test]
+    fn what_is_written_out_is_textbook_and_fuses_back() {
+        let fused = fuse(decoder());
+        let num_values = fused.values.len();
+        let mut textbook = Plan { ops: vec![], ..fused.clone() };
+        for op in &fused.ops {
+            let WrittenOut { ops, values, .. } = op.written_out(&fused);
+            assert_eq!(op.is_row_by_row(), ops.iter().all(Op::is_row_by_row), "{}", op.name());
+            // Each op numbers its own values from the same place on.
+            let before = u32::try_from(textbook.values.len() - num_values).expect("a small plan");
+            textbook.values.extend(values);
+            for mut op in ops {
+                assert!(op.meaning(|op| matches!(op.definition(), Definition::Textbook(_))), "{}", op.name());
+                op.map_values(|value| if value.index() < num_values { value } else { Value(value.0 + before) });
+                textbook.ops.push(op);
+            }
+        }
+        compact(&mut textbook);
+        verify(&textbook).unwrap();
+        assert_eq!(textbook.ops.len(), decoder().ops.len());
+        assert_eq!(fuse(textbook), fused);
+    }
+}
