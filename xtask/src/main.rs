@@ -6,6 +6,7 @@
 mod fuzz;
 mod kernels;
 mod macos;
+mod performance;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -22,6 +23,7 @@ enum Chore {
     CheckMacos(macos::CheckMacosArgs),
     Fuzz(fuzz::FuzzArgs),
     Kernels(kernels::KernelsArgs),
+    Performance(performance::PerformanceArgs),
 }
 
 fn main() -> Result<()> {
@@ -29,5 +31,6 @@ fn main() -> Result<()> {
         Chore::CheckMacos(args) => macos::check_macos(&args),
         Chore::Fuzz(args) => fuzz::fuzz(&args),
         Chore::Kernels(args) => kernels::kernels(&args),
+        Chore::Performance(args) => performance::performance(&args),
     }
 }
