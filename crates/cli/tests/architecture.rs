@@ -276,3 +276,31 @@ fn each_op_of_the_plan_has_one_file() {
         }
     }
 }
+
+/// A golden that does not say what made it is not evidence. What a golden folder holds has a `source.toml`, or its name
+/// stands in the folder's PROVENANCE.md, in back quotes; and what that page names exists.
+#[test]
+fn every_golden_says_what_made_it() {
+    for (page, golden) in [
+        ("formats/tests/golden", "formats/tests/golden/quantized"),
+        ("models/tests/golden", "models/tests/golden"),
+        ("tensor/tests/golden", "tensor/tests/golden"),
+        ("tokenizer/tests/golden", "tokenizer/tests/golden"),
+    ] {
+        let (page, golden) =
+            (root().join("crates").join(page).join("PROVENANCE.md"), root().join("crates").join(golden));
+        let text = fs::read_to_string(&page).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
+        let prose: String = text.split("```").step_by(2).collect();
+        let named: BTreeSet<&str> = prose.split('`').skip(1).step_by(2).collect();
+        let entries = fs::read_dir(&golden).unwrap_or_else(|error| panic!("{}: {error}", golden.display()));
+        for path in entries.map(|entry| entry.expect("a readable entry").path()).filter(|path| *path != page) {
+            let name = path.file_name().expect("an entry has a name").to_str().expect("UTF-8 names");
+            let says = path.join("source.toml").is_file() || named.contains(name);
+            assert!(says, "{} does not say what made `{name}`", page.display());
+        }
+        for name in named.into_iter().filter(|name| name.starts_with("tools/") || name.ends_with(".bin")) {
+            let exists = root().join(name).is_file() || golden.join(name).is_file();
+            assert!(exists, "{} names `{name}`, which does not exist", page.display());
+        }
+    }
+}
