@@ -51,11 +51,7 @@ pub(crate) fn is_abandoned() -> bool {
 
 /// An error, which nobody reads, if the client has gone for whom this thread works.
 pub(crate) fn check() -> Result<(), ApiError> {
-    if is_abandoned() { Err(error()) } else { Ok(()) }
-}
-
-pub(crate) fn error() -> ApiError {
-    ApiError::unavailable("abandoned", "the client has gone")
+    if is_abandoned() { Err(ApiError::abandoned()) } else { Ok(()) }
 }
 
 /// The bounds of an encoding on this thread.

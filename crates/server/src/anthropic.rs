@@ -15,10 +15,11 @@ use crate::chat;
 use crate::choice::Finish;
 use crate::error::{ApiError, json_response};
 use crate::fields::{self, Field, Fields, applied, hint, ignore, only, string, wrong};
-use crate::generation::{Plan, prepared, random_id};
+use crate::generation::{Plan, Progress, prepared};
+use crate::ids::random_id;
 use crate::security::KeyNumber;
 use crate::tools;
-use crate::turn::{self, Block, BlockKind, Change, Conversation, NamedEvent, Progress, TurnFormat};
+use crate::turn::{self, Block, BlockKind, Change, Conversation, NamedEvent, TurnFormat};
 
 const MESSAGES_MAX: usize = 4096;
 
@@ -343,10 +344,10 @@ fn thinking(
     };
     // A model may have another template for conversations with tools.
     let has_tools = chat.get("tools").and_then(Value::as_array).is_some_and(|tools| !tools.is_empty());
-    let dialect = serving.dialect(has_tools);
-    if dialect.switches_thinking {
+    let profile = serving.profile(has_tools);
+    if profile.switches_thinking {
         chat.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": enabled}));
-    } else if enabled != dialect.thinks {
+    } else if enabled != profile.thinks {
         // The model has no switch for it.
         ignore("thinking");
     }

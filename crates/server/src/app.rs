@@ -5,24 +5,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::routing::{get, post};
 use engine::{Engine, SamplingParams};
 use serde_json::Value;
 use tokenizer::chat_template::ChatTemplate;
 use tokenizer::{FimMarkers, ParseSpecial, Tokenizer};
 use tokio::sync::watch;
 
+use crate::clock::unix_time;
 use crate::engine_thread::{EngineFailure, EngineHandle};
 use crate::error::ApiError;
-use crate::generation::unix_time;
+use crate::fields::FieldPolicy;
 use crate::grammar::Grammars;
 use crate::loading::Loading;
 use crate::memory::Memory;
 use crate::metrics::{HttpMetrics, Metrics};
 use crate::options::Options;
-use crate::tools::{Dialect, ToolForm};
-use crate::{anthropic, chat, completions, embeddings, infill, info, openapi, page, responses, security, tokens};
+use crate::template_profile::{TemplateProfile, ToolForm};
 
 /// Fields without effect that the log names, at most: clients make the names.
 const IGNORED_TOLD_MAX: usize = 256;
@@ -88,7 +86,7 @@ pub(crate) struct Serving {
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) chat_template: Option<ChatTemplate>,
     /// The template of conversations with tools, and how the model writes with it, where these are others.
-    tool_use: Option<(ChatTemplate, Dialect)>,
+    tool_use: Option<(ChatTemplate, TemplateProfile)>,
     /// Why the template that the model has cannot be used, if it has such a one.
     pub(crate) template_fault: Option<String>,
     /// Whether it generates.
@@ -101,7 +99,7 @@ pub(crate) struct Serving {
     pub(crate) hidden_size: Option<usize>,
     pub(crate) grammars: Grammars,
     /// How the model writes reasoning and calls of tools.
-    dialect: Dialect,
+    profile: TemplateProfile,
     /// The tokens that mark a gap, if the model has them.
     pub(crate) fim: Option<FimMarkers>,
     /// Whether tools are described in words where the template shows none.
@@ -123,15 +121,15 @@ impl Serving {
     }
 
     /// How the model writes in a conversation, with tools or without.
-    pub(crate) fn dialect(&self, with_tools: bool) -> &Dialect {
-        let own = self.tool_use.as_ref().filter(|_| with_tools).map(|(_, dialect)| dialect);
-        own.unwrap_or(&self.dialect)
+    pub(crate) fn profile(&self, with_tools: bool) -> &TemplateProfile {
+        let own = self.tool_use.as_ref().filter(|_| with_tools).map(|(_, profile)| profile);
+        own.unwrap_or(&self.profile)
     }
 
     /// How tools are shown to the model, and its calls read.
     pub(crate) fn tool_form(&self) -> ToolForm {
         let shows = self.template(true).is_some_and(ChatTemplate::supports_tools);
-        match self.dialect(true).tools.filter(|_| shows) {
+        match self.profile(true).tools.filter(|_| shows) {
             Some(syntax) => ToolForm::Own(syntax),
             None if self.generic_tools && self.chat_template.is_some() => ToolForm::Generic,
             None => ToolForm::None,
@@ -162,6 +160,8 @@ pub struct App {
 
 pub(crate) struct Inner {
     pub(crate) options: Options,
+    /// What is done about fields of requests that their route does not know.
+    pub(crate) field_policy: FieldPolicy,
     pub(crate) metrics: HttpMetrics,
     /// What requests take until an engine has them.
     pub(crate) memory: Memory,
@@ -221,16 +221,13 @@ pub enum ReadyError {
 }
 
 impl App {
-    /// A server that is loading `models`, which have different names; the first is what requests get that name none.
-    /// Everything but its health is answered by 503 until there is the model that is asked for.
-    ///
-    /// # Panics
-    ///
-    /// Without any model.
-    pub fn new(options: Options, models: &[&str]) -> Self {
+    /// [`App::new`], for routes of which those that generate apply the fields for whose names `is_generation_field`
+    /// holds.
+    pub(crate) fn with_routes(options: Options, models: &[&str], is_generation_field: fn(&str) -> bool) -> Self {
         assert!(!models.is_empty(), "a server serves a model");
         let place = |&name: &&str| Place { name: name.to_owned(), model: OnceLock::new(), loading: Loading::default() };
         let inner = Inner {
+            field_policy: FieldPolicy { strict: options.strict_fields, is_generation_field },
             memory: Memory::new(options.prepare_bytes_max, options.prepare_time_max),
             options,
             metrics: HttpMetrics::default(),
@@ -268,15 +265,15 @@ impl App {
         // A vocabulary may have more tokens than the model has logits, and a prompt none of those.
         let fim = tokenizer.fim().copied().filter(|fim| fim.ids().all(|id| (id as usize) < vocab_size));
         let engine = EngineHandle::start(engine, &self.inner.options)?;
-        let dialect_of = |template: &ChatTemplate| Dialect::of(template).with_vocabulary(&tokenizer);
-        let none = || Dialect::default().with_vocabulary(&tokenizer);
-        let dialect = chat_template.as_ref().map_or_else(none, dialect_of);
+        let profile_of = |template: &ChatTemplate| TemplateProfile::of(template).with_vocabulary(&tokenizer);
+        let none = || TemplateProfile::default().with_vocabulary(&tokenizer);
+        let profile = chat_template.as_ref().map_or_else(none, profile_of);
         let tool_use = tool_template.map(|template| {
-            let dialect = dialect_of(&template);
-            (template, dialect)
+            let profile = profile_of(&template);
+            (template, profile)
         });
-        let mut controls = dialect.controls(&tokenizer);
-        controls.extend(tool_use.iter().flat_map(|(_, dialect)| dialect.controls(&tokenizer)));
+        let mut controls = profile.controls(&tokenizer);
+        controls.extend(tool_use.iter().flat_map(|(_, profile)| profile.controls(&tokenizer)));
         let grammars = Grammars::new(controls);
         let serving = Serving {
             name,
@@ -293,7 +290,7 @@ impl App {
             normalize,
             hidden_size,
             grammars,
-            dialect,
+            profile,
             fim,
             generic_tools: self.inner.options.generic_tools,
             special_in_messages: self.inner.options.special_in_messages,
@@ -345,35 +342,6 @@ impl App {
     /// Ends the requests under way, each with an error that says so.
     pub fn stop_requests(&self) {
         self.inner.stop.send_replace(true);
-    }
-
-    /// All routes, behind the layer that checks host, origin and key.
-    pub fn router(&self) -> Router {
-        let routes = Router::new()
-            .route("/v1/chat/completions", post(chat::chat_completions))
-            .route("/v1/completions", post(completions::completions))
-            .route("/v1/embeddings", post(embeddings::embeddings))
-            .route("/infill", post(infill::infill))
-            .route("/v1/responses", post(responses::responses))
-            .route("/v1/messages", post(anthropic::messages))
-            .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-            .route("/v1/models", get(info::models))
-            .route("/v1/models/{*model}", get(info::model))
-            .route("/tokenize", post(tokens::tokenize))
-            .route("/detokenize", post(tokens::detokenize))
-            .route("/tokenizer_info", get(tokens::tokenizer_info))
-            .route("/apply-template", post(tokens::apply_template))
-            .route("/", get(page::index))
-            .route("/app.js", get(page::script))
-            .route("/app.css", get(page::style))
-            .route("/openapi.json", get(openapi::openapi))
-            .route("/health", get(info::health))
-            .route("/version", get(info::version))
-            .route("/metrics", get(info::metrics))
-            .fallback(info::not_found)
-            .method_not_allowed_fallback(info::method_not_allowed)
-            .with_state(self.clone());
-        security::protect(routes, self)
     }
 
     pub(crate) fn phase(&self) -> Phase {

@@ -14,8 +14,8 @@ use tokio::time::timeout;
 
 use crate::abandoned;
 use crate::app::App;
+use crate::blocking::blocking;
 use crate::error::ApiError;
-use crate::generation::blocking;
 use crate::memory::{Contents, Permit, Pool, SHORT_BODY_BYTES};
 
 /// How deep JSON may nest.
@@ -60,7 +60,7 @@ pub(crate) async fn read_json(request: Request<Body>, app: &App, key: u64) -> Re
     let permit = memory.work.acquire(key, contents.memory(app.encoding_bytes())).await?;
     let read = move || {
         let value = parse(&received.bytes).map_err(|error| match abandoned::is_abandoned() {
-            true => abandoned::error(),
+            true => ApiError::abandoned(),
             false => ApiError::bad_request(format!("the body is not JSON: {error}")),
         })?;
         Ok((value, permit))

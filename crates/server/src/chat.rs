@@ -13,14 +13,17 @@ use tokenizer::chat_template::{ChatTemplate, RenderInput};
 
 use crate::app::{App, Serving};
 use crate::choice::Delta;
+use crate::clock::{local_now, unix_time};
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, only};
-use crate::generation::{self, Format, Plan, prepared, random_id, unix_time};
+use crate::generation::{self, Format, Plan, prepared};
 use crate::grammar::{Asked, AskedKind};
-use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
+use crate::ids::random_id;
+use crate::reply::{Controls, Part, Reasoning, ReplyReader, ToolSyntax};
 use crate::sampling::{self, Settings};
 use crate::security::KeyNumber;
-use crate::tools::{self, Controls, ToolChoice, ToolForm};
+use crate::template_profile::ToolForm;
+use crate::tools::{self, ToolChoice};
 use crate::{abandoned, generic_tools, grammar, logprobs, messages, prompts};
 
 /// Fields of a conversation that is to be rendered; `/apply-template` and `/tokenize` have them too.
@@ -75,11 +78,11 @@ impl Conversation {
     pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Self, ApiError> {
         let tools = tools::take(fields, serving)?;
         let template = template_of(serving, !tools.is_empty())?;
-        let dialect = serving.dialect(!tools.is_empty());
+        let profile = serving.profile(!tools.is_empty());
         let can = template.capabilities();
         let form = serving.tool_form();
         let shows_calls = form != ToolForm::None || (can.tool_calls && can.tool_results);
-        let messages = messages::check(fields.required("messages")?, can, dialect, shows_calls)?;
+        let messages = messages::check(fields.required("messages")?, can, profile, shows_calls)?;
         let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(name) = extra.keys().find(|name| FIXED.contains(&name.as_str())) {
             let message = format!("`{name}` is what the request's other fields say");
@@ -93,7 +96,7 @@ impl Conversation {
             reads
         });
         if let Some(effort) = fields.string("reasoning_effort")? {
-            if dialect.takes_effort {
+            if profile.takes_effort {
                 extra.insert("reasoning_effort".to_owned(), effort.into());
             } else {
                 ignore("reasoning_effort");
@@ -117,14 +120,14 @@ impl Conversation {
         let says_tools = |message: &Value| message["role"] == "tool" || !message["tool_calls"].is_null();
         let is_generic =
             serving.tool_form() == ToolForm::Generic && (self.has_tools() || self.messages.iter().any(says_tools));
-        let (template, dialect) = (serving.template(self.has_tools()), serving.dialect(self.has_tools()));
+        let (template, profile) = (serving.template(self.has_tools()), serving.profile(self.has_tools()));
         let system = template.is_some_and(|template| template.capabilities().system);
         let (mut messages, tools): (Cow<'_, [Value]>, &[Value]) = match is_generic {
             true => (generic_tools::in_words(self.messages.clone(), &self.tools, system).into(), &[]),
             false => (Cow::Borrowed(&self.messages), &self.tools),
         };
-        if messages::repeats(&messages, dialect) {
-            messages = messages::in_turns(messages.into_owned(), dialect).into();
+        if messages::repeats(&messages, profile) {
+            messages = messages::in_turns(messages.into_owned(), profile).into();
         }
         if let Some(last) = self.continues.then(|| messages.to_mut().last_mut()).flatten() {
             last["content"] = format!("{}{GOES_ON}", messages::text_of(&last["content"])).into();
@@ -143,7 +146,7 @@ impl Conversation {
             bos_token: text_of(tokenizer.bos_id()),
             eos_token: text_of(tokenizer.eos_ids().first().copied()),
             extra: self.extra.clone(),
-            ..RenderInput::new(&messages, now())
+            ..RenderInput::new(&messages, local_now())
         };
         let rendered =
             Prompt::render(template_of(serving, self.has_tools())?, &input, tokenizer, serving.special_in_messages);
@@ -163,7 +166,7 @@ impl Conversation {
     fn reader(&self, prompt: &str, serving: &Serving) -> (Reasoning, ReplyReader) {
         let syntax = serving.tool_form().syntax().filter(|_| self.has_tools());
         let reader = |reasoning| ReplyReader::new(reasoning, syntax, tools::functions(&self.tools));
-        let reasoning = serving.dialect(self.has_tools()).reasoning(prompt);
+        let reasoning = serving.profile(self.has_tools()).reasoning(prompt);
         let given = if self.continues { self.given() } else { String::new() };
         if given.trim().is_empty() {
             return (reasoning, reader(reasoning));
@@ -230,12 +233,6 @@ fn template_of(serving: &Serving, with_tools: bool) -> Result<&ChatTemplate, Api
         );
         ApiError::unsupported("messages", message)
     })
-}
-
-/// The local time, which some templates tell the model.
-pub(crate) fn now() -> time::PrimitiveDateTime {
-    let now = time::OffsetDateTime::now_local().unwrap_or_else(|_| time::OffsetDateTime::now_utc());
-    time::PrimitiveDateTime::new(now.date(), now.time())
 }
 
 /// Answers a conversation.

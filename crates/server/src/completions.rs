@@ -12,10 +12,12 @@ use tokenizer::{Around, StreamDecoder};
 
 use crate::app::{App, Serving};
 use crate::choice::Delta;
+use crate::clock::unix_time;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, only};
-use crate::generation::{self, Format, Plan, prepared, random_id, unix_time};
+use crate::generation::{self, Format, Plan, prepared};
 use crate::grammar;
+use crate::ids::random_id;
 use crate::logprobs::TextLogprobs;
 use crate::prompts::{self, Gap, Prompt};
 use crate::sampling::{self, PROMPTS_MAX, Settings};

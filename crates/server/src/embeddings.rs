@@ -14,9 +14,10 @@ use serde_json::{Map, Value, json};
 use tokenizer::Around;
 
 use crate::app::{App, Serving};
+use crate::blocking::blocking;
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied, hint, only, wrong};
-use crate::generation::{Watched, blocking, failed, prepared};
+use crate::generation::{Watched, failed, prepared};
 use crate::prompts;
 use crate::sampling::{cache_domain, labels, priority};
 use crate::security::KeyNumber;

@@ -1,25 +1,14 @@
 //! Errors in OpenAI's form: status, message, the field at fault, a code that programs can compare.
 
-use std::convert::Infallible;
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::EngineError;
-use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
 use tokenizer::TokenizerError;
 
-use crate::abandoned;
-use crate::memory::Permit;
-
 /// Seconds after which a client that was turned away may try again.
 const RETRY_AFTER_S: u64 = 1;
-
-/// Bytes of an answer that a connection is given at a time.
-const PIECE_BYTES: usize = 256 << 10;
 
 /// What a client is told instead of an answer.
 #[derive(Clone, Debug)]
@@ -81,6 +70,11 @@ impl ApiError {
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
         Self { code: Some(code), retry: true, ..error }
+    }
+
+    /// What nobody reads: the client has gone.
+    pub(crate) fn abandoned() -> Self {
+        Self::unavailable("abandoned", "the client has gone")
     }
 
     /// More is waiting than may.
@@ -188,40 +182,6 @@ pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {
     response
 }
 
-/// A response with JSON that was written already, which holds its memory until it is sent or given up.
-pub(crate) fn held_response(json: Vec<u8>, memory: Permit) -> Response {
-    let mut response = Response::new(Body::new(Held { json: json.into(), _memory: memory }));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
-}
-
-/// A body with the permit for its memory.
-struct Held {
-    json: Bytes,
-    _memory: Permit,
-}
-
-impl hyper::body::Body for Held {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        // In pieces: the connection asks for more once it has sent most of what it has, so that the permit is held as long
-        // as the text.
-        let len = self.json.len().min(PIECE_BYTES);
-        let piece = self.json.split_to(len);
-        Poll::Ready((len > 0).then(|| Ok(Frame::data(piece))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.json.is_empty()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.json.len() as u64)
-    }
-}
-
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         let message = error.to_string();
@@ -239,7 +199,7 @@ impl From<EngineError> for ApiError {
 impl From<TokenizerError> for ApiError {
     fn from(error: TokenizerError) -> Self {
         if matches!(error, TokenizerError::Abandoned) {
-            return abandoned::error();
+            return Self::abandoned();
         }
         Self::bad_request(error.to_string())
     }

@@ -6,8 +6,8 @@
 //! - **refused by name** (other values of [`Rule::Only`], [`FOREIGN`], and a misspelt name of an applied field): it would
 //!   change the text, and cannot be honoured.
 //!
-//! A name that no list has is taken without effect too, unless the server is started with `--strict-fields`. So a client
-//! that sends what its own vendor added last week is served, and a typo in `temperature` is told.
+//! A name that no list has is taken without effect too, unless the server is started with `--strict-fields`. So a
+//! client that sends what its own vendor added last week is served, and a typo in `temperature` is told.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -15,7 +15,6 @@ use std::fmt::Display;
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
-use crate::openapi::BODY_ROUTES;
 
 /// Paths of one request that are listed, at most, and bytes of each.
 const IGNORED_MAX: usize = 64;
@@ -120,10 +119,27 @@ thread_local! {
     static READING: RefCell<Option<Reading>> = const { RefCell::new(None) };
 }
 
+/// What is done about fields that the list of their route does not have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FieldPolicy {
+    /// Each is refused.
+    pub(crate) strict: bool,
+    /// Whether a route that generates applies a field of this name: another such route refuses it, because it would
+    /// change the text there. The router says it, which alone knows all routes.
+    pub(crate) is_generation_field: fn(&str) -> bool,
+}
+
+impl From<bool> for FieldPolicy {
+    /// Strict or not, as if there were no other routes.
+    fn from(strict: bool) -> Self {
+        Self { strict, is_generation_field: |_| false }
+    }
+}
+
 /// What is noted while a request is read.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Reading {
-    strict: bool,
+    policy: FieldPolicy,
     notes: Notes,
 }
 
@@ -156,13 +172,14 @@ impl Notes {
     }
 }
 
-/// Runs `read`, which reads one request on this thread, and returns with its result the paths of the fields that were taken
-/// without effect. With `strict`, a field that no list has is refused.
+/// Runs `read`, which reads one request on this thread, and returns with its result the paths of the fields that were
+/// taken without effect. The policy says what is done about a field that its route's list does not have.
 ///
-/// The list is the thread's for that long, and not handed from reader to reader: each member of each message, part, tool
-/// and schema is read by a function of its own, some six calls deep.
-pub(crate) fn reading<T>(strict: bool, read: impl FnOnce() -> T) -> (T, Notes) {
-    let before = READING.with(|reading| reading.replace(Some(Reading { strict, notes: Notes::default() })));
+/// The list is the thread's for that long, and not handed from reader to reader: each member of each message, part,
+/// tool and schema is read by a function of its own, some six calls deep.
+pub(crate) fn reading<T>(policy: impl Into<FieldPolicy>, read: impl FnOnce() -> T) -> (T, Notes) {
+    let begun = Reading { policy: policy.into(), notes: Notes::default() };
+    let before = READING.with(|reading| reading.replace(Some(begun)));
     let made = read();
     let notes = READING.with(|reading| reading.replace(before)).map_or_else(Notes::default, |reading| reading.notes);
     (made, notes)
@@ -192,20 +209,20 @@ fn note(mut path: String, list: fn(&mut Notes) -> &mut Vec<String>) {
     });
 }
 
-/// Reads the request that another interface's became. What is wrong with it, and without effect in it, goes by the names of
-/// that interface.
+/// Reads the request that another interface's became. What is wrong with it, and without effect in it, goes by the
+/// names of that interface.
 pub(crate) fn inner<T>(
     rename: impl Fn(&str) -> String,
     read: impl FnOnce() -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
-    let (made, notes) = reading(is_strict(), read);
+    let (made, notes) = reading(policy(), read);
     notes.ignored.iter().for_each(|path| ignore(rename(path)));
     notes.unchecked.iter().for_each(|path| unchecked(rename(path)));
     made.map_err(|error| error.map_param(rename))
 }
 
-fn is_strict() -> bool {
-    READING.with_borrow(|reading| reading.as_ref().is_some_and(|reading| reading.strict))
+fn policy() -> FieldPolicy {
+    READING.with_borrow(|reading| reading.as_ref().map_or(false.into(), |reading| reading.policy))
 }
 
 /// The fields of one body, taken out one by one. A `null` is as good as none.
@@ -383,22 +400,18 @@ fn unknown(at: &str, name: &str, known: &[&[Field]], num_unknown: &mut usize) ->
     if let Some(field) = names.find(|field| !NO_TEXT.contains(&field.name) && is_misspelt(name, field.name)) {
         return refuse(format!("is no field here; did you mean `{}`?", field.name));
     }
-    is_strict().then(|| refuse("is no field that this server applies here; leave it out".to_owned())).flatten()
+    policy().strict.then(|| refuse("is no field that this server applies here; leave it out".to_owned())).flatten()
 }
 
 /// Whether a route that generates is given what another one knows by this name, and this one does not.
 fn of_other_routes(name: &str, known: &[&[Field]]) -> bool {
     /// Asking for what depends on the model anyway.
     const HINTS: &[&str] = &["thinking", "reasoning", "reasoning_effort", "output_config"];
-    let has = |lists: &[&[Field]], name: &str| {
-        let mut fields = lists.iter().copied().flatten();
-        fields.any(|field| field.name == name && matches!(field.rule, Rule::Applied))
-    };
-    let mut generating = BODY_ROUTES.iter().map(|route| route.known).filter(|known| has(known, "temperature"));
-    has(known, "temperature")
+    let is_temperature = |field: &Field| field.name == "temperature" && matches!(field.rule, Rule::Applied);
+    known.iter().copied().flatten().any(is_temperature)
         && !NO_TEXT.contains(&name)
         && !HINTS.contains(&name)
-        && generating.any(|known| has(known, name))
+        && (policy().is_generation_field)(name)
 }
 
 fn take_without_effect(at: &str, name: &str, value: &Value) {
@@ -429,8 +442,8 @@ pub(crate) fn is_misspelt(name: &str, meant: &str) -> bool {
     name.len().abs_diff(meant.len()) <= most && distance(&name, &meant) <= most
 }
 
-/// How many letters have to be put in, left out, replaced, or swapped with the next (Damerau and Levenshtein's distance,
-/// no letter twice). Names are short.
+/// How many letters have to be put in, left out, replaced, or swapped with the next (Damerau and Levenshtein's
+/// distance, no letter twice). Names are short.
 fn distance(a: &[char], b: &[char]) -> usize {
     let mut table = vec![vec![0; b.len() + 1]; a.len() + 1];
     for i in 0..=a.len() {

@@ -3,13 +3,14 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
-use crate::grammar::{bounded_space, escaped};
+use crate::grammar::escaped;
+use crate::reply::Controls;
 use crate::reply::{
     ARGS, CALL_ID, CHANNEL_END, CHANNEL_MESSAGE, CHANNEL_NAME, CHANNEL_START, CHANNEL_TYPE, DEEPSEEK_CALL,
     DEEPSEEK_CALL_END, DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_SEPARATOR, GLM_KEY, GLM_KEY_END, GLM_VALUE,
     GLM_VALUE_END, Marker, Reasoning, THINK_END, TOOL_CALL, TOOL_CALL_END, TOOL_CALLS, ToolSyntax,
 };
-use crate::tools::Controls;
+use crate::schema::bounded_space;
 
 /// A tool that may be called.
 pub(crate) struct Callable {

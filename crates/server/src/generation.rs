@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep_until, timeout};
 
-use crate::abandoned::{self, Waits};
 use crate::app::{App, Serving};
+use crate::blocking::blocking;
 use crate::body::read_json;
 use crate::choice::{Choice, Delta, Finish};
 use crate::engine_thread::{EngineFailure, Running, SubmitError};
@@ -23,7 +23,6 @@ use crate::listen::turns_true;
 use crate::memory::Permit;
 use crate::sampling::{Settings, describe};
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
-use crate::turn::Progress;
 
 /// How a route writes its answers.
 pub(crate) trait Format: Send + 'static {
@@ -85,25 +84,21 @@ impl Drop for Job {
     }
 }
 
+/// How far an answer is.
+#[derive(Clone, Debug)]
+pub(crate) struct Progress {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) cached_tokens: usize,
+    pub(crate) generated_tokens: usize,
+    pub(crate) reasoning_tokens: usize,
+    /// `x_hotmetal`.
+    pub(crate) facts: Value,
+}
+
 /// Something that happened to a request.
 pub(crate) enum Event {
     Scored(usize, Vec<TokenLogprobs>),
     Text(usize, Delta),
-}
-
-/// Runs what blocks (templates, tokenising) where it holds up nobody. Where the client goes away meanwhile, this future is
-/// dropped, and the work ends when it asks next whether anybody waits.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let waits = Waits::default();
-    let work = waits.watch(move || {
-        // It may have waited for a thread.
-        abandoned::check()?;
-        work()
-    });
-    let failed = |_| ApiError::internal("internal", "preparing the request failed in a way that is a bug");
-    tokio::task::spawn_blocking(work).await.map_err(failed)?
 }
 
 /// Reads the body of a request of the key with number `key`, and makes of it what its route needs. The permit is for the
@@ -133,8 +128,8 @@ pub(crate) async fn noted<T: Send + 'static>(
     app: &App,
     read: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<(T, Notes), ApiError> {
-    let strict = app.inner.options.strict_fields;
-    let (made, notes) = blocking(move || Ok(fields::reading(strict, read))).await?;
+    let policy = app.inner.field_policy;
+    let (made, notes) = blocking(move || Ok(fields::reading(policy, read))).await?;
     let made = made?;
     app.note_ignored(&notes.ignored);
     Ok((made, notes))
@@ -489,17 +484,4 @@ pub(crate) fn failed(failure: &Failure) -> ApiError {
         return ApiError::refused(StatusCode::BAD_REQUEST, code, failure.to_string());
     }
     ApiError::internal(code, failure.to_string())
-}
-
-/// `chatcmpl-…`: an id for an answer, unlike any other.
-pub(crate) fn random_id(prefix: &str) -> String {
-    use std::hash::{BuildHasher, Hasher};
-    let random = || std::collections::hash_map::RandomState::new().build_hasher().finish();
-    format!("{prefix}-{:016x}{:016x}", random(), random())
-}
-
-/// Seconds since 1970.
-pub(crate) fn unix_time() -> u64 {
-    use std::time::{SystemTime, UNIX_EPOCH};
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -18,12 +18,10 @@ use tokenizer::Tokenizer;
 
 use crate::error::ApiError;
 use crate::fields::{self, Field, Fields, Rule, applied, clipped, hint, wrong};
-use crate::masks::MaskedText;
-use crate::schema::Prepared;
-use crate::{gbnf, lark, schema};
-
-/// Bytes of a grammar, or of a schema as JSON.
-const GRAMMAR_BYTES_MAX: usize = 64 << 10;
+use crate::masks::{MaskedText, PROBLEM_LEN_MAX};
+use crate::regex_weight::check_pattern;
+use crate::schema::{AskedSchema, GRAMMAR_BYTES_MAX, asked_schema, bounded_space, too_long};
+use crate::{gbnf, lark};
 
 /// Fields that ask for a grammar; generating routes have them.
 pub(crate) const FIELDS: &[Field] = &[
@@ -41,8 +39,6 @@ pub(crate) const FIELDS: &[Field] = &[
     hint("guided_whitespace_pattern", "space between the parts of JSON is bounded anyway"),
 ];
 
-/// Characters of the library's message about a grammar, which may repeat the whole grammar.
-pub(crate) const PROBLEM_LEN_MAX: usize = 300;
 /// Bytes of compiled grammars that are kept: a client asks for the same schema with each request.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 /// Bytes of one compiled grammar; each text that keeps to it has a copy.
@@ -89,14 +85,6 @@ pub(crate) enum AskedKind {
     Schema(AskedSchema),
     /// By a grammar of another kind.
     Other(TopLevelGrammar),
-}
-
-/// A schema of a request.
-pub(crate) struct AskedSchema {
-    /// As a grammar can hold a text to it.
-    pub(crate) held: Value,
-    /// As it was asked for, where that says more.
-    pub(crate) checked: Option<Arc<Value>>,
 }
 
 impl Asked {
@@ -463,7 +451,7 @@ fn structured_outputs(outputs: Value) -> Result<AskedKind, ApiError> {
         return asked_schema(&at("json"), schema).map(AskedKind::Schema);
     } else if let Some(regex) = fields.string("regex").map_err(within)? {
         let regex = bounded("regex", regex)?;
-        lark::check_pattern(&at("regex"), &regex)?;
+        check_pattern(&at("regex"), &regex)?;
         TopLevelGrammar::from_regex(&regex)
     } else if let Some(choices) = fields.strings("choice").map_err(within)? {
         if choices.is_empty() {
@@ -494,37 +482,6 @@ pub(crate) fn escaped(text: &str) -> String {
         escaped.push(character);
     }
     escaped
-}
-
-/// A schema of a request, as a grammar can hold a text to it.
-pub(crate) fn schema_of(at: &str, schema: Value) -> Result<Value, ApiError> {
-    Ok(asked_schema(at, schema)?.held)
-}
-
-fn asked_schema(at: &str, schema: Value) -> Result<AskedSchema, ApiError> {
-    if !schema.is_object() && !schema.is_boolean() {
-        return Err(wrong(at, &schema, "a JSON schema"));
-    }
-    let bytes = schema.to_string().len();
-    if bytes > GRAMMAR_BYTES_MAX {
-        return Err(too_long(at, bytes));
-    }
-    let Prepared { schema: held, is_whole } = schema::prepared(at, &schema)?;
-    Ok(AskedSchema { held, checked: (!is_whole).then(|| Arc::new(schema)) })
-}
-
-/// A schema whose JSON may have a space or a new line, with its indentation, between its parts: where any space may stand,
-/// a model can go on with that until it is cut.
-pub(crate) fn bounded_space(mut schema: Value) -> Value {
-    if let Value::Object(map) = &mut schema {
-        // The library's own options; a client's would replace them.
-        map.insert("x-guidance".to_owned(), json!({"whitespace_pattern": "(?: |\\n[ \\t]{0,32})?"}));
-    }
-    schema
-}
-
-fn too_long(at: &str, bytes: usize) -> ApiError {
-    ApiError::invalid(at, format!("`{at}` has {bytes} bytes, at most {GRAMMAR_BYTES_MAX} are taken"))
 }
 
 /// A grammar at the beginning of a text.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::app::{App, ModelPhase, Phase, Serving};
 use crate::error::{ApiError, json_response};
-use crate::metrics;
+use crate::prometheus;
 
 pub(crate) async fn models(State(app): State<App>) -> Result<Response, ApiError> {
     let data: Vec<_> = app.serving_any()?.iter().map(|serving| describe(serving)).collect();
@@ -112,7 +112,8 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
     // Of a server that shuts down, no more than what it still does.
     let is_up = matches!(app.phase(), Phase::Ready(_) | Phase::Loading { .. });
     let models = app.models().filter(|_| is_up);
-    let mut response = Response::new(Body::from(metrics::write(&app.inner.metrics, app.inner.memory.held(), models)));
+    let mut response =
+        Response::new(Body::from(prometheus::write(&app.inner.metrics, app.inner.memory.held(), models)));
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     response

@@ -9,24 +9,13 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::{Deserializer, Value};
 
 use crate::error::ApiError;
-use crate::grammar::{bounded_space, schema_of};
+use crate::regex_weight::{Weight, too_complex};
+use crate::schema::{bounded_space, schema_of};
 
-/// Bytes of one regular expression with all that it names.
-const EXPANDED_MAX: usize = 256 << 10;
-/// Marks of one regular expression (`?`, `*`, `{`, `|`, `[`) with all that it names, because the first step through many
-/// parts that may be missing takes the square of their number.
-const MARKS_MAX: usize = 5_000;
-/// Intersections and complements of one terminal with all that it names: each multiplies the states.
-const MEETS_MAX: usize = 8;
 /// Schemas, and texts of `%regex`, in one grammar.
 const INLINE_MAX: usize = 64;
 /// Bytes of all texts of `%regex`.
 const SUBSTRING_BYTES_MAX: usize = 8 << 10;
-
-/// Refuses a regular expression that takes too long to compile.
-pub(crate) fn check_pattern(at: &str, pattern: &str) -> Result<(), ApiError> {
-    if Weight::of(pattern).is_heavy() { Err(too_complex(at, "a regular expression")) } else { Ok(()) }
-}
 
 /// The grammar at `at`, with its schemas as a grammar can hold a text to them.
 pub(crate) fn prepared(at: &str, text: &str) -> Result<String, ApiError> {
@@ -35,36 +24,6 @@ pub(crate) fn prepared(at: &str, text: &str) -> Result<String, ApiError> {
     reader.read()?;
     reader.check()?;
     Ok(reader.written)
-}
-
-fn too_complex(at: &str, what: &str) -> ApiError {
-    let message = format!("`{at}` has {what} with too many parts; ask for a simpler one");
-    ApiError::refused_field(at, "grammar_too_complex", message)
-}
-
-/// What a regular expression takes.
-#[derive(Clone, Copy, Default)]
-struct Weight {
-    bytes: usize,
-    marks: usize,
-    meets: usize,
-}
-
-impl Weight {
-    fn of(pattern: &str) -> Self {
-        let marks = pattern.bytes().filter(|byte| matches!(byte, b'?' | b'*' | b'{' | b'|')).count();
-        Self { bytes: pattern.len(), marks, meets: 0 }
-    }
-
-    fn add(&mut self, other: Self) {
-        self.bytes = self.bytes.saturating_add(other.bytes);
-        self.marks = self.marks.saturating_add(other.marks);
-        self.meets = self.meets.saturating_add(other.meets);
-    }
-
-    fn is_heavy(self) -> bool {
-        self.bytes > EXPANDED_MAX || self.marks > MARKS_MAX || self.meets > MEETS_MAX
-    }
 }
 
 /// A rule, a terminal, or a statement.

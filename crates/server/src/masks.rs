@@ -17,8 +17,10 @@ use llguidance::toktrie::SimpleVob;
 use llguidance::{CancellationHandle, Matcher};
 
 use crate::fields::clipped;
-use crate::grammar::PROBLEM_LEN_MAX;
 use crate::mask_watch;
+
+/// Characters of the library's message about a grammar, which may repeat the whole grammar.
+pub(crate) const PROBLEM_LEN_MAX: usize = 300;
 
 /// Of each thread; the system gives memory to what is used of it alone. Grammars go as deep as their rules nest.
 const STACK_BYTES: usize = 64 << 20;

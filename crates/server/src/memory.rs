@@ -319,14 +319,14 @@ mod tests {
     async fn work_that_panics_or_is_left_gives_its_permit_back() {
         let pool = pool(Duration::from_secs(10));
         let permit = pool.acquire(0, 60 * MIB).await.unwrap();
-        let panics = crate::generation::blocking(move || {
+        let panics = crate::blocking::blocking(move || {
             let _held = permit;
             Err::<(), _>(panic_in_work())
         });
         assert_eq!(panics.await.unwrap_err().status.as_u16(), 500);
         assert_eq!(pool.held(), 0);
         let permit = pool.acquire(0, 60 * MIB).await.unwrap();
-        let mut left = Box::pin(crate::generation::blocking(move || {
+        let mut left = Box::pin(crate::blocking::blocking(move || {
             let _held = permit;
             while !crate::abandoned::is_abandoned() {
                 std::thread::sleep(Duration::from_millis(1));

@@ -12,7 +12,7 @@ use tokenizer::chat_template::Capabilities;
 
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, wrong};
-use crate::tools::Dialect;
+use crate::template_profile::TemplateProfile;
 
 const MESSAGES_MAX: usize = 4096;
 const PARTS_MAX: usize = 256;
@@ -36,7 +36,7 @@ const MEMBERS: [(&str, &[&str]); 8] = [
 pub(crate) fn check(
     messages: Value,
     template: &Capabilities,
-    dialect: &Dialect,
+    profile: &TemplateProfile,
     shows_calls: bool,
 ) -> Result<Vec<Value>, ApiError> {
     let Value::Array(messages) = messages else { return Err(wrong("messages", &messages, "a list of messages")) };
@@ -45,12 +45,12 @@ pub(crate) fn check(
         return Err(ApiError::invalid("messages", found));
     }
     let mut reader =
-        Reader { dialect, shows_calls, calls: HashMap::new(), unanswered: VecDeque::new(), answered: HashSet::new() };
+        Reader { profile, shows_calls, calls: HashMap::new(), unanswered: VecDeque::new(), answered: HashSet::new() };
     let checked = |(index, message)| reader.message(&format!("messages[{index}]"), message);
     let mut messages = messages.into_iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
     if !template.system {
         system_into_user(&mut messages)?;
-    } else if dialect.one_system {
+    } else if profile.one_system {
         messages = one_system(messages);
     }
     if template.tool_calls && !template.parallel_tool_calls {
@@ -61,7 +61,7 @@ pub(crate) fn check(
 
 /// Reads messages in their order.
 struct Reader<'a> {
-    dialect: &'a Dialect,
+    profile: &'a TemplateProfile,
     shows_calls: bool,
     /// Functions by the ids of their calls.
     calls: HashMap<String, String>,
@@ -119,7 +119,7 @@ impl Reader<'_> {
             self.result(&mut message);
         }
         content(&inside("content"), &role, &mut message)?;
-        if message.contains_key("name") && !self.dialect.shows_name(shown) {
+        if message.contains_key("name") && !self.profile.shows_name(shown) {
             message.shift_remove("name");
             ignore(inside("name"));
         }
@@ -134,7 +134,7 @@ impl Reader<'_> {
             ignore(format!("{at}.reasoning"));
         }
         let Some(thought) = thought.or(other).filter(|thought| *thought != "") else { return };
-        if self.dialect.shows_reasoning {
+        if self.profile.shows_reasoning {
             message.insert("reasoning_content".to_owned(), thought);
         } else {
             ignore(format!("{at}.{name}"));
@@ -194,7 +194,7 @@ impl Reader<'_> {
         };
         let Some(id) = given.or_else(next) else { return };
         self.answered.insert(id.clone());
-        if let Some(name) = self.calls.get(&id).filter(|_| self.dialect.shows_name("tool")) {
+        if let Some(name) = self.calls.get(&id).filter(|_| self.profile.shows_name("tool")) {
             message.entry("name").or_insert_with(|| name.as_str().into());
         }
         message.insert("tool_call_id".to_owned(), id.into());
@@ -204,7 +204,7 @@ impl Reader<'_> {
     /// that a call and its result still agree.
     fn id(&self, id: &str) -> String {
         let is_nine = id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
-        if is_nine || !self.dialect.nine_letter_ids { id.to_owned() } else { nine_letters(id) }
+        if is_nine || !self.profile.nine_letter_ids { id.to_owned() } else { nine_letters(id) }
     }
 }
 
@@ -336,23 +336,23 @@ fn one_call_a_message(messages: Vec<Value>) -> Vec<Value> {
 }
 
 /// Whether one message follows another that the template does not let it follow.
-pub(crate) fn repeats(messages: &[Value], dialect: &Dialect) -> bool {
-    messages.windows(2).any(|pair| joins(&pair[0], &pair[1], dialect))
+pub(crate) fn repeats(messages: &[Value], profile: &TemplateProfile) -> bool {
+    messages.windows(2).any(|pair| joins(&pair[0], &pair[1], profile))
 }
 
-fn joins(before: &Value, message: &Value, dialect: &Dialect) -> bool {
+fn joins(before: &Value, message: &Value, profile: &TemplateProfile) -> bool {
     let are = |first: &str, second: &str| before["role"] == first && message["role"] == second;
     let no_calls = before["tool_calls"].is_null() && message["tool_calls"].is_null();
-    (dialect.alternates && no_calls && (are("user", "user") || are("assistant", "assistant")))
-        || (dialect.answers_results && are("tool", "user"))
+    (profile.alternates && no_calls && (are("user", "user") || are("assistant", "assistant")))
+        || (profile.answers_results && are("tool", "user"))
 }
 
 /// For templates that refuse it if somebody speaks twice in a row, or a user behind a result: such messages are one, with a
 /// text below the other.
-pub(crate) fn in_turns(messages: Vec<Value>, dialect: &Dialect) -> Vec<Value> {
+pub(crate) fn in_turns(messages: Vec<Value>, profile: &TemplateProfile) -> Vec<Value> {
     let mut turns: Vec<Value> = Vec::with_capacity(messages.len());
     for message in messages {
-        match turns.last_mut().filter(|last| joins(last, &message, dialect)) {
+        match turns.last_mut().filter(|last| joins(last, &message, profile)) {
             Some(last) => {
                 let text = format!("{}\n{}", text_of(&last["content"]), text_of(&message["content"]));
                 last["content"] = text.into();

@@ -4,131 +4,45 @@
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{OpenApi, OpenApiVersion};
 
-use axum::extract::State;
-use axum::http::StatusCode;
-use axum::response::Response;
+use axum::routing::MethodRouter;
 
 use crate::app::App;
-use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Rule};
 use crate::loading::LoadStage;
-use crate::{anthropic, chat, completions, embeddings, grammar, infill, responses, sampling, tokens, tools};
 
 /// A route that takes a body.
 pub(crate) struct BodyRoute {
     pub(crate) path: &'static str,
+    /// What answers it.
+    pub(crate) handler: fn() -> MethodRouter<App>,
     /// What it does, in a line.
-    summary: &'static str,
+    pub(crate) summary: &'static str,
+    /// The fields that it knows.
     pub(crate) known: &'static [&'static [Field]],
     /// Fields without which it is refused.
-    required: &'static [&'static str],
+    pub(crate) required: &'static [&'static str],
     /// The schema of its answer.
-    answer: &'static str,
+    pub(crate) answer: &'static str,
     /// Whether it can answer by a stream of events.
-    streams: bool,
+    pub(crate) streams: bool,
 }
 
-/// All routes that take a body, with their fields. The router's own test holds that it has these.
-pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
-    BodyRoute {
-        path: "/v1/chat/completions",
-        summary: "Answer a conversation",
-        known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, tools::FIELDS, chat::PROMPT_FIELDS, chat::FIELDS],
-        required: &["messages"],
-        answer: "ChatCompletion",
-        streams: true,
-    },
-    BodyRoute {
-        path: "/v1/completions",
-        summary: "Continue texts or token ids, echo or score them",
-        known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
-        required: &["prompt"],
-        answer: "Completion",
-        streams: true,
-    },
-    BodyRoute {
-        path: "/infill",
-        summary: "Fill a gap in a text, in llama.cpp's form",
-        known: &[sampling::COMMON, grammar::FIELDS, infill::FIELDS],
-        required: &["input_prefix", "input_suffix"],
-        answer: "Infill",
-        streams: true,
-    },
-    BodyRoute {
-        path: "/v1/responses",
-        summary: "Answer a conversation, in items",
-        known: &[responses::FIELDS],
-        required: &["input"],
-        answer: "Response",
-        streams: true,
-    },
-    BodyRoute {
-        path: "/v1/messages",
-        summary: "Answer a conversation, in Anthropic's form",
-        known: &[anthropic::PROMPT_FIELDS, anthropic::FIELDS],
-        required: &["messages", "max_tokens"],
-        answer: "Message",
-        streams: true,
-    },
-    BodyRoute {
-        path: "/v1/messages/count_tokens",
-        summary: "Count the tokens of a conversation, in Anthropic's form",
-        known: &[anthropic::PROMPT_FIELDS],
-        required: &["messages"],
-        answer: "TokenCount",
-        streams: false,
-    },
-    BodyRoute {
-        path: "/v1/embeddings",
-        summary: "Vectors of texts, pooled from the model's hidden states",
-        known: &[embeddings::FIELDS],
-        required: &["input"],
-        answer: "EmbeddingList",
-        streams: false,
-    },
-    BodyRoute {
-        path: "/tokenize",
-        summary: "A text or a conversation as token ids",
-        known: &[tokens::TOKENIZE, chat::PROMPT_FIELDS],
-        required: &[],
-        answer: "Tokens",
-        streams: false,
-    },
-    BodyRoute {
-        path: "/detokenize",
-        summary: "Token ids as text",
-        known: &[tokens::DETOKENIZE],
-        required: &["tokens"],
-        answer: "Detokenized",
-        streams: false,
-    },
-    BodyRoute {
-        path: "/apply-template",
-        summary: "The text that the model would see of a conversation",
-        known: &[tokens::APPLY_TEMPLATE, chat::PROMPT_FIELDS],
-        required: &["messages"],
-        answer: "Rendered",
-        streams: false,
-    },
-];
-
-/// Routes that are only read: path, summary, schema of the answer if it is JSON, otherwise its type.
-const READ_ROUTES: &[(&str, &str, Result<&str, &str>)] = &[
-    ("/v1/models", "What is served", Ok("ModelList")),
-    ("/v1/models/{model}", "What is served, if it is this", Ok("Model")),
-    ("/tokenizer_info", "Special tokens, and what the chat template can show", Ok("Object")),
-    ("/health", "Whether requests are answered", Ok("Health")),
-    ("/version", "The program's version", Ok("Version")),
-    ("/metrics", "Counters and distributions, in Prometheus' format", Err("text/plain")),
-    ("/openapi.json", "This document", Ok("Object")),
-    ("/", "A page to talk to the model", Err("text/html")),
-    ("/app.js", "The page's script", Err("text/javascript")),
-    ("/app.css", "The page's style", Err("text/css")),
-];
-
-/// Routes without a body whose query may name a model, with what it is then about.
-const MODEL_QUERIES: &[(&str, &str)] =
-    &[("/tokenizer_info", "Whose tokens; the first model's without it"), ("/health", "Of this model alone")];
+/// A route that is only read.
+pub(crate) struct ReadRoute {
+    /// As the router has it: a rest of several segments is `{*name}`.
+    pub(crate) path: &'static str,
+    /// What answers it.
+    pub(crate) handler: fn() -> MethodRouter<App>,
+    /// What it shows, in a line.
+    pub(crate) summary: &'static str,
+    /// The schema of the answer if it is JSON, otherwise its type.
+    pub(crate) answer: Result<&'static str, &'static str>,
+    /// What it is about if its query names a model, where it may.
+    pub(crate) model_query: Option<&'static str>,
+    /// Whether it is answered without a key, because it tells nothing: load balancers have none, and browsers cannot
+    /// show one before they have the page that asks for it.
+    pub(crate) is_open: bool,
+}
 
 /// Statuses of refusals, with what they mean.
 const ERRORS: &[(&str, &str)] = &[
@@ -147,21 +61,15 @@ const ERRORS: &[(&str, &str)] = &[
     ("504", "the answer took too long"),
 ];
 
-pub(crate) async fn openapi(State(app): State<App>) -> Result<Response, ApiError> {
-    let version = app.version()?;
-    match serde_json::to_value(document(version)) {
-        Ok(document) => Ok(json_response(StatusCode::OK, &document)),
-        Err(error) => Err(ApiError::internal("internal", format!("the document cannot be written: {error}"))),
-    }
-}
-
-/// The document.
-pub(crate) fn document(version: &str) -> OpenApi {
+/// The document of these routes.
+pub(crate) fn document(version: &str, body_routes: &[BodyRoute], read_routes: &[ReadRoute]) -> OpenApi {
     let mut paths = Map::new();
-    for route in BODY_ROUTES {
+    for route in body_routes {
         paths.insert(route.path.to_owned(), json!({"post": body_operation(route)}));
     }
-    for &(path, summary, answer) in READ_ROUTES {
+    for &ReadRoute { path, summary, answer, model_query, .. } in read_routes {
+        let path = path.replace("{*", "{");
+        let path = path.as_str();
         let mut operation = json!({"summary": summary, "operationId": operation_id(path), "responses": errors(false)});
         operation["responses"]["200"] = match answer {
             Ok(schema) => json_answer(summary, schema),
@@ -171,7 +79,7 @@ pub(crate) fn document(version: &str) -> OpenApi {
             let parameter = json!({"name": "model", "in": "path", "required": true, "schema": {"type": "string"}});
             operation["parameters"] = json!([parameter]);
         }
-        if let Some((_, meaning)) = MODEL_QUERIES.iter().find(|(of, _)| *of == path) {
+        if let Some(meaning) = model_query {
             let schema = json!({"type": "string"});
             let parameter = json!({
                 "name": "model", "in": "query", "required": false, "schema": schema, "description": meaning,
@@ -246,8 +154,8 @@ fn body_operation(route: &BodyRoute) -> Value {
     }
     let body = json!({
         "type": "object", "properties": properties, "required": route.required,
-        // Other fields have no effect, and the answer says so; some names are refused, because they would change the text
-        // on other servers.
+        // Other fields have no effect, and the answer says so; some names are refused, because they would change the
+        // text on other servers.
         "additionalProperties": true,
     });
     let mut responses = errors(route.path.starts_with("/v1/messages"));
@@ -592,6 +500,7 @@ fn health() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::router::{BODY_ROUTES, READ_ROUTES};
 
     /// `docs/fields.md`: each field of each route in its class.
     fn fields_page() -> String {
@@ -647,7 +556,7 @@ mod tests {
 
     #[test]
     fn every_route_and_field_is_in_the_document() {
-        let document: Value = serde_json::to_value(document("0")).unwrap();
+        let document: Value = serde_json::to_value(document("0", BODY_ROUTES, READ_ROUTES)).unwrap();
         assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
         for route in BODY_ROUTES {
             let operation = &document["paths"][route.path]["post"];

@@ -1,11 +1,9 @@
-//! The page at `/`: three files in the binary, and the rule that a browser loads nothing else for them.
+//! The page at `/`: three files in the binary, which hold nothing that a key protects, and the rule that a browser
+//! loads nothing else for them.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
-
-/// Where the page's files are; they hold nothing that a key protects.
-pub(crate) const ROUTES: [&str; 3] = ["/", "/app.js", "/app.css"];
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

@@ -12,8 +12,8 @@ use std::collections::{BTreeSet, HashSet};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
-use crate::lark;
-use crate::schema::inner;
+use crate::regex_weight::check_pattern;
+use crate::schema_keywords::inner;
 
 /// The most that a number may have to be a multiple of, without its point.
 const MULTIPLE_MAX: u64 = 10_000;
@@ -40,7 +40,7 @@ pub(crate) fn check(at: &str, schema: &Value) -> Result<(), ApiError> {
     let mut all = Vec::new();
     collect(schema, &mut all);
     for pattern in all.iter().flat_map(|schema| patterns(schema)) {
-        lark::check_pattern(&format!("{at}.pattern"), pattern)?;
+        check_pattern(&format!("{at}.pattern"), pattern)?;
     }
     let multiples = all.iter().filter_map(|schema| schema.get("multipleOf"));
     let decimals = multiples.map(|value| decimal(at, value)).collect::<Result<Vec<_>, _>>()?;

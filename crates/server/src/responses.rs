@@ -12,11 +12,13 @@ use serde_json::{Map, Value, json};
 use crate::app::{App, Serving};
 use crate::chat;
 use crate::choice::Finish;
+use crate::clock::unix_time;
 use crate::error::ApiError;
 use crate::fields::{self, Field, Fields, applied, hint, ignore, only, string, wrong};
-use crate::generation::{Plan, prepared, random_id, unix_time};
+use crate::generation::{Plan, Progress, prepared};
+use crate::ids::random_id;
 use crate::security::KeyNumber;
-use crate::turn::{self, Block, BlockKind, Change, Conversation, NamedEvent, Progress, TurnFormat};
+use crate::turn::{self, Block, BlockKind, Change, Conversation, NamedEvent, TurnFormat};
 
 const ITEMS_MAX: usize = 4096;
 

@@ -11,87 +11,17 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
-use crate::fields::{ignore, is_misspelt, unchecked};
+use crate::fields::{ignore, is_misspelt, unchecked, wrong};
 use crate::places;
+use crate::schema_keywords::{ANNOTATIONS, FORMATS, HELD, INNER, UNCHECKED};
 
-/// Keywords with one schema in them, with a list of schemas, and with schemas by name.
-const INNER: [&[&str]; 3] = [
-    &["items", "additionalItems", "additionalProperties"],
-    &["anyOf", "oneOf", "allOf", "prefixItems", "items"],
-    &["properties", "patternProperties", "$defs", "definitions"],
-];
-/// Other keywords that a text is held to.
-const HELD: &[&str] = &[
-    "$ref",
-    "const",
-    "enum",
-    "type",
-    "minItems",
-    "maxItems",
-    "required",
-    "minProperties",
-    "maxProperties",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "format",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-];
-/// Those that say something about a value and hold it to nothing, of JSON Schema and of OpenAPI.
-const ANNOTATIONS: &[&str] = &[
-    "$schema",
-    "$id",
-    "id",
-    "$anchor",
-    "$comment",
-    "$vocabulary",
-    "title",
-    "description",
-    "default",
-    "example",
-    "examples",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-    "contentMediaType",
-    "contentEncoding",
-    "contentSchema",
-    "discriminator",
-    "xml",
-    "externalDocs",
-    "nullable",
-];
-/// Those that no grammar here holds a text to.
-const UNCHECKED: &[&str] = &[
-    "not",
-    "if",
-    "then",
-    "else",
-    "uniqueItems",
-    "contains",
-    "minContains",
-    "maxContains",
-    "propertyNames",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "$dynamicRef",
-    "$dynamicAnchor",
-    "$recursiveRef",
-    "$recursiveAnchor",
-];
-/// Forms of strings that a grammar knows; others are annotations, as the standard has it.
-const FORMATS: &[&str] = &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+/// Bytes of a grammar, or of a schema as JSON.
+pub(crate) const GRAMMAR_BYTES_MAX: usize = 64 << 10;
 
 /// A schema as a grammar can hold a text to it.
 pub(crate) struct Prepared {
@@ -110,11 +40,45 @@ pub(crate) fn prepared(at: &str, schema: &Value) -> Result<Prepared, ApiError> {
     Ok(Prepared { schema: written, is_whole: writer.is_whole.get() })
 }
 
-/// The schemas that stand in a schema.
-pub(crate) fn inner(schema: &Map<String, Value>) -> impl Iterator<Item = &Value> {
-    let [single, lists, named] = INNER.map(|keywords| keywords.iter().filter_map(move |keyword| schema.get(*keyword)));
-    let lists = lists.filter_map(Value::as_array).flatten();
-    lists.chain(named.filter_map(Value::as_object).flat_map(Map::values)).chain(single)
+/// A schema of a request.
+pub(crate) struct AskedSchema {
+    /// As a grammar can hold a text to it.
+    pub(crate) held: Value,
+    /// As it was asked for, where that says more.
+    pub(crate) checked: Option<Arc<Value>>,
+}
+
+/// A schema of a request, as a grammar can hold a text to it.
+pub(crate) fn schema_of(at: &str, schema: Value) -> Result<Value, ApiError> {
+    Ok(asked_schema(at, schema)?.held)
+}
+
+/// A schema of a request, at this path of it.
+pub(crate) fn asked_schema(at: &str, schema: Value) -> Result<AskedSchema, ApiError> {
+    if !schema.is_object() && !schema.is_boolean() {
+        return Err(wrong(at, &schema, "a JSON schema"));
+    }
+    let bytes = schema.to_string().len();
+    if bytes > GRAMMAR_BYTES_MAX {
+        return Err(too_long(at, bytes));
+    }
+    let Prepared { schema: held, is_whole } = prepared(at, &schema)?;
+    Ok(AskedSchema { held, checked: (!is_whole).then(|| Arc::new(schema)) })
+}
+
+/// A schema whose JSON may have a space or a new line, with its indentation, between its parts: where any space may
+/// stand, a model can go on with that until it is cut.
+pub(crate) fn bounded_space(mut schema: Value) -> Value {
+    if let Value::Object(map) = &mut schema {
+        // The library's own options; a client's would replace them.
+        map.insert("x-guidance".to_owned(), json!({"whitespace_pattern": "(?: |\\n[ \\t]{0,32})?"}));
+    }
+    schema
+}
+
+/// Refuses a grammar, or a schema, of so many bytes.
+pub(crate) fn too_long(at: &str, bytes: usize) -> ApiError {
+    ApiError::invalid(at, format!("`{at}` has {bytes} bytes, at most {GRAMMAR_BYTES_MAX} are taken"))
 }
 
 /// Whether a schema says several things of the members of one object.
@@ -243,7 +207,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Whether no value is of two of these schemas: each pair differs in its type, or in a constant member that both require.
+    /// Whether no value is of two of these schemas: each pair differs in its type, or in a constant member that both
+    /// require.
     fn differ(&self, schemas: &[Value]) -> bool {
         let schemas: Vec<&Value> = schemas.iter().map(|schema| self.resolved(schema)).collect();
         let constants = |schema: &Value| -> Vec<(String, Value)> {

@@ -12,27 +12,28 @@ use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::generation::random_id;
+use crate::ids::random_id;
 use crate::options::Options;
-use crate::page;
-
-/// Whether a path tells nothing and is asked by those who have no key: load balancers, and browsers, which cannot show one
-/// before they have the page that asks for it.
-fn is_open(path: &str) -> bool {
-    path == "/health" || page::ROUTES.contains(&path)
-}
 
 /// Which key was shown, as [`Options::authenticate`] counts them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeyNumber(pub(crate) u64);
 
-/// Puts the layer around `routes`.
-pub(crate) fn protect(routes: Router, app: &App) -> Router {
-    // Around each route, where the router has said which one it is; and the fallbacks, which belong to it too.
-    routes.layer(from_fn_with_state(app.clone(), check))
+/// What the layer goes by.
+#[derive(Clone)]
+struct Gate {
+    app: App,
+    /// Whether the route at a path needs no key.
+    is_open: fn(&str) -> bool,
 }
 
-async fn check(State(app): State<App>, mut request: Request<Body>, next: Next) -> Response {
+/// Puts the layer around `routes`, of which those need no key for whose path `is_open` holds.
+pub(crate) fn protect(routes: Router, app: &App, is_open: fn(&str) -> bool) -> Router {
+    // Around each route, where the router has said which one it is; and the fallbacks, which belong to it too.
+    routes.layer(from_fn_with_state(Gate { app: app.clone(), is_open }, check))
+}
+
+async fn check(State(Gate { app, is_open }): State<Gate>, mut request: Request<Body>, next: Next) -> Response {
     let options = &app.inner.options;
     let id = random_id("req");
     let origin = request.headers().get(header::ORIGIN).cloned();
@@ -41,7 +42,7 @@ async fn check(State(app): State<App>, mut request: Request<Body>, next: Next) -
     let method = request.method().clone();
     let begun = std::time::Instant::now();
     let asked_headers = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-    let response = match admit(&request, options) {
+    let response = match admit(&request, options, is_open) {
         Ok(Admitted::Preflight) => preflight(asked_headers),
         Ok(Admitted::Request(key)) => {
             request.extensions_mut().insert(key);
@@ -79,7 +80,7 @@ enum Admitted {
     Request(KeyNumber),
 }
 
-fn admit(request: &Request<Body>, options: &Options) -> Result<Admitted, ApiError> {
+fn admit(request: &Request<Body>, options: &Options, is_open: fn(&str) -> bool) -> Result<Admitted, ApiError> {
     let headers = request.headers();
     if headers.get_all(header::HOST).iter().nth(1).is_some() {
         // A gateway may have looked at the other one.

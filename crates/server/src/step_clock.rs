@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use engine::{RequestId, StepWatch};
 
-use crate::metrics::Histogram;
+use crate::histogram::Histogram;
 
 /// Upper bounds in seconds.
 const STEP_S: &[f64] = &[0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];

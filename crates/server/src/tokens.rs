@@ -15,11 +15,13 @@ use tokenizer::Around;
 
 use crate::abandoned;
 use crate::app::{App, Serving};
+use crate::blocking::blocking;
 use crate::body::read_json;
 use crate::chat::{Conversation, PROMPT_FIELDS};
-use crate::error::{ApiError, held_response, json_response};
+use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied};
-use crate::generation::{blocking, noted};
+use crate::generation::noted;
+use crate::held_response::held_response;
 use crate::logprobs::token_text;
 use crate::memory::Permit;
 use crate::security::KeyNumber;

@@ -4,17 +4,15 @@ use std::sync::Arc;
 
 use engine::Grammar;
 use llguidance::api::TopLevelGrammar;
-use serde_json::{Map, Value, json};
-use tokenizer::Tokenizer;
-use tokenizer::chat_template::{ChatTemplate, RenderInput};
+use serde_json::{Value, json};
 
 use crate::app::Serving;
-use crate::chat::now;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, wrong};
 use crate::forced_call::{self, Callable};
-use crate::reply::{ById, Function, Marker, Reasoning, ToolSyntax};
+use crate::reply::{Controls, Function, Reasoning};
 use crate::schema;
+use crate::template_profile::ToolForm;
 
 const TOOLS_MAX: usize = 128;
 const TOOL_BYTES_MAX: usize = 64 << 10;
@@ -25,310 +23,6 @@ pub(crate) const FIELDS: &[Field] = &[applied("tool_choice"), applied("parallel_
 
 /// Why `cache_control` has no effect.
 pub(crate) const CACHED: &str = "the prefix cache serves all prompts";
-
-/// How tools are shown to a model, and their calls read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ToolForm {
-    /// By its chat template, in its own form.
-    Own(ToolSyntax),
-    /// By a text of ours in the system message: see [`crate::generic_tools`].
-    Generic,
-    /// Not at all.
-    None,
-}
-
-impl ToolForm {
-    /// How the model writes calls.
-    pub(crate) fn syntax(self) -> Option<ToolSyntax> {
-        match self {
-            Self::Own(syntax) => Some(syntax),
-            Self::Generic => Some(ToolSyntax::Hermes),
-            Self::None => None,
-        }
-    }
-}
-
-/// How a model writes what is more than text; known by what its chat template makes of one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Dialect {
-    pub(crate) tools: Option<ToolSyntax>,
-    pub(crate) thinks: bool,
-    /// Whether texts are messages with channels, as gpt-oss writes them.
-    has_channels: bool,
-    /// Whether the template can be told to let the model think or not.
-    pub(crate) switches_thinking: bool,
-    /// Whether the template writes something else for another `reasoning_effort`.
-    pub(crate) takes_effort: bool,
-    /// Whether the template ever shows what the model thought before.
-    pub(crate) shows_reasoning: bool,
-    /// Whether it shows the `name` in a message of each of [`NAMED_ROLES`].
-    shows_names: [bool; NAMED_ROLES.len()],
-    /// Whether it takes ids of calls only that are nine letters and digits, as Mistral's do.
-    pub(crate) nine_letter_ids: bool,
-    /// Whether it refuses two messages of a user in a row.
-    pub(crate) alternates: bool,
-    /// Whether it refuses a message of a user behind the result of a call.
-    pub(crate) answers_results: bool,
-    /// Whether it shows a system message at the beginning alone, and refuses or drops one that comes later.
-    pub(crate) one_system: bool,
-    /// Whether it fails on a tool without a description.
-    needs_description: bool,
-    /// Whether an answer may begin with a thought: the template knows thoughts, or the vocabulary has tokens for them.
-    may_think: bool,
-}
-
-/// Roles whose messages may have a name.
-const NAMED_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
-
-impl Dialect {
-    /// Found out by rendering a conversation in which all of it happens.
-    pub(crate) fn of(template: &ChatTemplate) -> Self {
-        Self {
-            tools: tool_syntax(template),
-            thinks: thinks(template) || has_channels(template),
-            has_channels: has_channels(template),
-            switches_thinking: switches_thinking(template),
-            takes_effort: takes_effort(template),
-            shows_reasoning: shows_reasoning(template),
-            shows_names: NAMED_ROLES.map(|role| shows_name(template, role)),
-            nine_letter_ids: takes_nine_letter_ids_only(template),
-            alternates: alternates(template),
-            answers_results: answers_results(template),
-            one_system: one_system(template),
-            needs_description: needs_description(template),
-            may_think: thinks(template),
-        }
-    }
-
-    /// The same, of a model with this vocabulary: one that has tokens for thoughts may think, whatever its template shows.
-    pub(crate) fn with_vocabulary(self, tokenizer: &Tokenizer) -> Self {
-        let has_tokens = Reasoning::Tagged.controls().iter().all(|marker| tokenizer.token_to_id(marker.text).is_some());
-        Self { may_think: self.may_think || has_tokens, ..self }
-    }
-
-    /// Whether the template shows the `name` in a message of this role.
-    pub(crate) fn shows_name(&self, role: &str) -> bool {
-        NAMED_ROLES.iter().zip(self.shows_names).any(|(&named, shows)| shows && named == role)
-    }
-
-    /// The ids of all tokens that the model writes something else with than text.
-    pub(crate) fn controls(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let reasoning = match (self.has_channels, self.may_think) {
-            (true, _) => Reasoning::Channels,
-            (false, true) => Reasoning::Tagged,
-            (false, false) => Reasoning::None,
-        };
-        Controls::of(reasoning, self.tools, tokenizer).tokens.into_iter().map(|(id, _)| id).collect()
-    }
-
-    /// How an answer to this rendered prompt may begin.
-    pub(crate) fn reasoning(&self, prompt: &str) -> Reasoning {
-        if self.has_channels {
-            Reasoning::Channels
-        } else if prompt.trim_end().ends_with("<think>") {
-            Reasoning::Open
-        } else if self.may_think {
-            Reasoning::Tagged
-        } else {
-            Reasoning::None
-        }
-    }
-}
-
-/// A conversation with the special tokens that some templates cannot do without.
-fn probe(messages: &[Value]) -> RenderInput<'_> {
-    RenderInput { bos_token: Some(""), eos_token: Some(""), ..RenderInput::new(messages, now()) }
-}
-
-fn tool_syntax(template: &ChatTemplate) -> Option<ToolSyntax> {
-    let function = |name: &str| {
-        let parameters = json!({"type": "object", "properties": {"listed_key": {"type": "string"}}, "required": []});
-        json!({"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}})
-    };
-    let call = json!({"id": "call00001", "type": "function",
-        "function": {"name": "called_function", "arguments": {"called_key": "called_value"}}});
-    let messages = [
-        json!({"role": "user", "content": "x"}),
-        json!({"role": "assistant", "content": "", "tool_calls": [call]}),
-        json!({"role": "tool", "tool_call_id": "call00001", "name": "called_function", "content": "y"}),
-    ];
-    let tools = [function("listed_function")];
-    let text = template.render(&RenderInput { tools: Some(&tools), ..probe(&messages) }).ok()?;
-    let (before, after) = text.split_once("called_function")?;
-    let near = |marker: &str| before.rfind(marker).is_some_and(|at| before.len() - at < 64);
-    let names_first = before.ends_with("\"name\": \"") || before.ends_with("\"name\":\"");
-    let parameters = after.find("parameters").is_some_and(|at| at < 16);
-    match () {
-        () if before.ends_with("[TOOL_CALLS]") && after.starts_with("[ARGS]") => Some(ToolSyntax::MistralArgs),
-        () if before.ends_with("[TOOL_CALLS]") && after.starts_with("[CALL_ID]call00001[ARGS]") => {
-            Some(ToolSyntax::MistralIds)
-        }
-        () if before.ends_with("<｜tool▁call▁begin｜>") && after.starts_with("<｜tool▁sep｜>{") => {
-            Some(ToolSyntax::DeepSeek)
-        }
-        () if before.ends_with("to=functions.") && after.starts_with("<|channel|>commentary") => {
-            Some(ToolSyntax::Harmony)
-        }
-        () if before.ends_with("<tool_call>") && after.trim_start().starts_with("<arg_key>called_key</arg_key>") => {
-            Some(ToolSyntax::Glm)
-        }
-        () if near("[TOOL_CALLS]") && names_first => Some(ToolSyntax::MistralList),
-        () if near("<tool_call>") && (names_first || near("arguments")) => Some(ToolSyntax::Hermes),
-        () if names_first && parameters => Some(ToolSyntax::Llama3),
-        () => None,
-    }
-}
-
-fn thinks(template: &ChatTemplate) -> bool {
-    let user = json!({"role": "user", "content": "x"});
-    let thought = json!({"role": "assistant", "content": "y", "reasoning_content": "z"});
-    let asked = [user.clone()];
-    let answered = [user, thought];
-    let renders = [
-        probe(&asked),
-        RenderInput { enable_thinking: Some(false), ..probe(&asked) },
-        RenderInput { add_generation_prompt: false, ..probe(&answered) },
-    ];
-    renders
-        .iter()
-        .any(|input| template.render(input).is_ok_and(|text| text.contains("<think>") || text.contains("</think>")))
-}
-
-/// A call, its result, and the tool that was called, as templates that check them want them.
-fn probe_call() -> (Value, Value, Value) {
-    let function = json!({"name": "called_function", "arguments": {"called_key": "called_value"}});
-    let call = json!({"id": "call00001", "type": "function", "function": function});
-    let result = json!({"role": "tool", "tool_call_id": "call00001", "content": "y"});
-    let tool = json!({"type": "function", "function": {
-        "name": "called_function", "description": "d", "parameters": {"type": "object", "properties": {}}}});
-    (call, result, tool)
-}
-
-fn takes_nine_letter_ids_only(template: &ChatTemplate) -> bool {
-    let takes = |id: &str| {
-        let (mut call, mut result, tool) = probe_call();
-        call["id"] = id.into();
-        result["tool_call_id"] = id.into();
-        let calls = |content: Value| json!({"role": "assistant", "content": content, "tool_calls": [call.clone()]});
-        let tools = [tool];
-        [json!(""), Value::Null].into_iter().any(|content| {
-            let messages = [json!({"role": "user", "content": "x"}), calls(content), result.clone()];
-            template.render(&RenderInput { tools: Some(&tools), ..probe(&messages) }).is_ok()
-        })
-    };
-    takes("call00001") && !takes("call_0123456789abcdef01234567")
-}
-
-fn shows_reasoning(template: &ChatTemplate) -> bool {
-    const THOUGHT: &str = "mark5f1d0c";
-    let user = || json!({"role": "user", "content": "x"});
-    let (call, result, tool) = probe_call();
-    let answer = json!({"role": "assistant", "content": "y", "reasoning_content": THOUGHT});
-    let calls = |content: Value| json!({"role": "assistant", "content": content, "reasoning_content": THOUGHT, "tool_calls": [call]});
-    // Some templates show it only while the turn goes on, and some take no content beside a call or no null.
-    let conversations = [
-        vec![user(), answer.clone()],
-        vec![user(), answer, user()],
-        vec![user(), calls(json!("")), result.clone()],
-        vec![user(), calls(Value::Null), result],
-    ];
-    let shows = |messages: &Vec<Value>, add_generation_prompt| {
-        let tools = [tool.clone()];
-        let tools = messages.iter().any(|message| message["role"] == "tool").then_some(&tools[..]);
-        let input = RenderInput { tools, add_generation_prompt, ..probe(messages) };
-        template.render(&input).is_ok_and(|text| text.contains(THOUGHT))
-    };
-    conversations.iter().any(|messages| shows(messages, true) || shows(messages, false))
-}
-
-fn shows_name(template: &ChatTemplate, role: &str) -> bool {
-    const NAME: &str = "mark5f1d0c";
-    let said = |role: &str| json!({"role": role, "content": "x"});
-    let (call, result, tool) = probe_call();
-    let calls = |content: Value| json!({"role": "assistant", "content": content, "tool_calls": [call]});
-    let conversations = [
-        vec![said("system"), said("user"), said("assistant"), said("user")],
-        vec![said("user"), calls(json!("")), result.clone()],
-        vec![said("user"), calls(Value::Null), result],
-    ];
-    conversations.into_iter().any(|mut messages| {
-        for message in messages.iter_mut().filter(|message| message["role"] == role) {
-            message["name"] = NAME.into();
-        }
-        let tools = [tool.clone()];
-        let tools = messages.iter().any(|message| message["role"] == "tool").then_some(&tools[..]);
-        template.render(&RenderInput { tools, ..probe(&messages) }).is_ok_and(|text| text.contains(NAME))
-    })
-}
-
-fn alternates(template: &ChatTemplate) -> bool {
-    let user = json!({"role": "user", "content": "x"});
-    let takes = |messages: &[Value]| template.render(&probe(messages)).is_ok();
-    takes(std::slice::from_ref(&user)) && !takes(&[user.clone(), user])
-}
-
-/// Mistral's templates count turns of a user and of the assistant, and calls are none.
-fn answers_results(template: &ChatTemplate) -> bool {
-    let user = json!({"role": "user", "content": "x"});
-    let takes = |goes_on: bool| {
-        let (call, result, tool) = probe_call();
-        [json!(""), Value::Null].into_iter().any(|content| {
-            let answer = json!({"role": "assistant", "content": content, "tool_calls": [call]});
-            let mut messages = vec![user.clone(), answer, result.clone()];
-            messages.extend(goes_on.then(|| user.clone()));
-            template.render(&RenderInput { tools: Some(std::slice::from_ref(&tool)), ..probe(&messages) }).is_ok()
-        })
-    };
-    takes(false) && !takes(true)
-}
-
-fn one_system(template: &ChatTemplate) -> bool {
-    let said = |role: &str, text: &str| json!({"role": role, "content": text});
-    let shows = |messages: &[Value], marks: &[&str]| {
-        let text = template.render(&probe(messages));
-        text.is_ok_and(|text| marks.iter().all(|mark| text.contains(mark)))
-    };
-    let (first, user, answer) = (said("system", "mark5f1d0c"), said("user", "x"), said("assistant", "y"));
-    let (second, third) = (said("system", "mark6e2c1b"), said("system", "mark7d3b2a"));
-    // As programs send them: several at the beginning, one between two turns, and one behind the last turn.
-    let many = [first.clone(), second.clone(), user.clone(), answer, third.clone(), user.clone()];
-    let last = [first.clone(), user.clone(), third];
-    shows(&[first, user], &["mark5f1d0c"])
-        && !(shows(&many, &["mark5f1d0c", "mark6e2c1b", "mark7d3b2a"]) && shows(&last, &["mark5f1d0c", "mark7d3b2a"]))
-}
-
-fn needs_description(template: &ChatTemplate) -> bool {
-    let user = [json!({"role": "user", "content": "x"})];
-    let takes = |function: Value| {
-        let tool = [json!({"type": "function", "function": function})];
-        template.render(&RenderInput { tools: Some(&tool), ..probe(&user) }).is_ok()
-    };
-    let parameters = json!({"type": "object", "properties": {}});
-    takes(json!({"name": "f", "description": "", "parameters": parameters}))
-        && !takes(json!({"name": "f", "parameters": parameters}))
-}
-
-fn has_channels(template: &ChatTemplate) -> bool {
-    let messages = [json!({"role": "user", "content": "x"}), json!({"role": "assistant", "content": "shown_text"})];
-    let input = RenderInput { add_generation_prompt: false, ..probe(&messages) };
-    template.render(&input).is_ok_and(|text| text.contains("<|channel|>final<|message|>shown_text"))
-}
-
-fn switches_thinking(template: &ChatTemplate) -> bool {
-    let messages = [json!({"role": "user", "content": "x"})];
-    let rendered =
-        |thinks: bool| template.render(&RenderInput { enable_thinking: Some(thinks), ..probe(&messages) }).ok();
-    rendered(true) != rendered(false)
-}
-
-fn takes_effort(template: &ChatTemplate) -> bool {
-    let messages = [json!({"role": "user", "content": "x"})];
-    let rendered = |effort: &str| {
-        let extra = Map::from_iter([("reasoning_effort".to_owned(), effort.into())]);
-        template.render(&RenderInput { extra, ..probe(&messages) }).ok()
-    };
-    rendered("low") != rendered("high")
-}
 
 /// Takes `tools`, as the template is shown them.
 pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Vec<Value>, ApiError> {
@@ -357,7 +51,7 @@ pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Vec<Value>,
             Some(kind) if kind != "function" => ignore(at),
             _ => {
                 let mut tool = check(&at, tool)?;
-                if serving.dialect(true).needs_description && tool["function"]["description"].is_null() {
+                if serving.profile(true).needs_description && tool["function"]["description"].is_null() {
                     tool["function"]["description"] = "".into();
                 }
                 taken.push(tool);
@@ -412,32 +106,6 @@ pub(crate) fn functions(tools: &[Value]) -> Vec<Function> {
         Some(Function { name: function["name"].as_str()?.to_owned(), strings })
     };
     tools.iter().filter_map(function).collect()
-}
-
-/// Tokens that count by their ids, of those that a model writes calls and reasoning with.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Controls {
-    /// With their texts.
-    pub(crate) tokens: Vec<(u32, String)>,
-    pub(crate) by_id: ById,
-}
-
-impl Controls {
-    /// Of each kind none where the vocabulary lacks one of them, and text is all that can be looked at.
-    pub(crate) fn of(reasoning: Reasoning, syntax: Option<ToolSyntax>, tokenizer: &Tokenizer) -> Self {
-        let find = |markers: &[Marker]| {
-            let found =
-                markers.iter().map(|marker| Some((tokenizer.token_to_id(marker.text)?, marker.text.to_owned())));
-            found.collect::<Option<Vec<_>>>().unwrap_or_default()
-        };
-        let calls = find(syntax.map_or(&[], ToolSyntax::controls));
-        let mut tokens = find(reasoning.controls());
-        let by_id = ById { calls: !calls.is_empty(), reasoning: !tokens.is_empty() };
-        tokens.extend(calls);
-        tokens.sort_unstable();
-        tokens.dedup();
-        Self { tokens, by_id }
-    }
 }
 
 /// What `tool_choice` and `parallel_tool_calls` say.

@@ -11,7 +11,8 @@ use tokio::time::timeout;
 use crate::app::{App, Serving};
 use crate::choice::{Delta, Finish};
 use crate::error::{ApiError, json_response};
-use crate::generation::{Event, Job, Plan, random_id};
+use crate::generation::{Event, Job, Plan, Progress};
+use crate::ids::random_id;
 use crate::reply::Part;
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
 
@@ -38,17 +39,6 @@ impl Conversation {
     pub(crate) fn push_result(&mut self, origin: &str, id: &str, content: &str) {
         self.push(origin, json!({"role": "tool", "tool_call_id": id, "content": content}));
     }
-}
-
-/// How far an answer is.
-#[derive(Clone, Debug)]
-pub(crate) struct Progress {
-    pub(crate) prompt_tokens: usize,
-    pub(crate) cached_tokens: usize,
-    pub(crate) generated_tokens: usize,
-    pub(crate) reasoning_tokens: usize,
-    /// `x_hotmetal`.
-    pub(crate) facts: Value,
 }
 
 /// How a route writes one turn.

@@ -1,5 +1,7 @@
 //! How models write calls and reasoning, and the markers that they use.
 
+use tokenizer::Tokenizer;
+
 /// How a model writes calls of tools; known by what its chat template makes of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolSyntax {
@@ -155,5 +157,31 @@ impl Reasoning {
                 &[CHANNEL_START, CHANNEL_NAME, CHANNEL_TYPE, CHANNEL_MESSAGE, CHANNEL_END, CHANNEL_CALL, CHANNEL_RETURN]
             }
         }
+    }
+}
+
+/// Tokens that count by their ids, of those that a model writes calls and reasoning with.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Controls {
+    /// With their texts.
+    pub(crate) tokens: Vec<(u32, String)>,
+    pub(crate) by_id: ById,
+}
+
+impl Controls {
+    /// Of each kind none where the vocabulary lacks one of them, and text is all that can be looked at.
+    pub(crate) fn of(reasoning: Reasoning, syntax: Option<ToolSyntax>, tokenizer: &Tokenizer) -> Self {
+        let find = |markers: &[Marker]| {
+            let found =
+                markers.iter().map(|marker| Some((tokenizer.token_to_id(marker.text)?, marker.text.to_owned())));
+            found.collect::<Option<Vec<_>>>().unwrap_or_default()
+        };
+        let calls = find(syntax.map_or(&[], ToolSyntax::controls));
+        let mut tokens = find(reasoning.controls());
+        let by_id = ById { calls: !calls.is_empty(), reasoning: !tokens.is_empty() };
+        tokens.extend(calls);
+        tokens.sort_unstable();
+        tokens.dedup();
+        Self { tokens, by_id }
     }
 }

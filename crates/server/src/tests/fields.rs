@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fields::{Field, Rule};
-use crate::openapi::BODY_ROUTES;
+use crate::router::BODY_ROUTES;
 use crate::{anthropic, chat, completions, embeddings, grammar, infill, responses, sampling, tokens, tools};
 
 /// A route, its fields, and a body that it answers.

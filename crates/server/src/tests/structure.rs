@@ -4,8 +4,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::choice::{Choice, TextOptions};
+use crate::reply::Controls;
 use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
-use crate::tools::{Controls, Dialect};
+use crate::template_profile::TemplateProfile;
 
 /// A template that shows tools and calls as Hermes' does, and thinks.
 pub(super) const HERMES: &str = r#"{% if tools %}Tools: {{ tools | tojson }}
@@ -344,10 +345,10 @@ fn a_call_begins_with_a_token_and_not_with_its_letters() {
 
 #[test]
 fn what_a_template_makes_of_a_call_says_how_the_model_writes_one() {
-    let dialect = |source: &str| Dialect::of(&ChatTemplate::new(source).unwrap());
+    let dialect = |source: &str| TemplateProfile::of(&ChatTemplate::new(source).unwrap());
     assert_eq!(dialect(HERMES).tools, Some(ToolSyntax::Hermes));
     assert_eq!(dialect(LLAMA).tools, Some(ToolSyntax::Llama3));
-    assert_eq!(Dialect::of(&chat_template()).tools, None);
+    assert_eq!(TemplateProfile::of(&chat_template()).tools, None);
     assert_eq!(dialect(HERMES).reasoning("<|im_start|>assistant\n"), Reasoning::Tagged);
     assert_eq!(dialect(HERMES).reasoning("<|im_start|>assistant\n<think>\n"), Reasoning::Open);
     assert_eq!(dialect(LLAMA).reasoning("<|im_start|>assistant\n"), Reasoning::None);
@@ -375,7 +376,7 @@ fn real_templates_are_recognised() {
         ("microsoft-Phi-3.5-mini-instruct", None, false),
     ] {
         let Some(source) = forced_calls::template(file) else { continue };
-        let dialect = Dialect::of(&ChatTemplate::new(&source).unwrap());
+        let dialect = TemplateProfile::of(&ChatTemplate::new(&source).unwrap());
         assert_eq!(dialect.tools, tools, "{file}");
         assert_eq!(dialect.reasoning("x") == Reasoning::Tagged, thinks, "{file}");
     }

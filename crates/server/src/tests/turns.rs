@@ -7,9 +7,10 @@ use super::*;
 use crate::anthropic;
 use crate::choice::Finish;
 use crate::error::ApiError;
+use crate::generation::Progress;
 use crate::reply::Part;
 use crate::responses;
-use crate::turn::{Block, Blocks, Change, NamedEvent, Progress, TurnFormat};
+use crate::turn::{Block, Blocks, Change, NamedEvent, TurnFormat};
 
 fn messages() -> Value {
     json!({"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 8, "seed": 3})

@@ -1,0 +1,248 @@
+//! All routes: their handlers, their fields, and what the document at `/openapi.json` says of them. The only file that
+//! knows them all; the state ([`App`]) knows no handler, and handlers know the state.
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::{get, post};
+
+use crate::app::App;
+use crate::error::{ApiError, json_response};
+use crate::fields::Rule;
+use crate::openapi::{self, BodyRoute, ReadRoute};
+use crate::options::Options;
+use crate::{
+    anthropic, chat, completions, embeddings, grammar, infill, info, page, responses, sampling, security, tokens, tools,
+};
+
+/// All routes that take a body, with their fields.
+pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
+    BodyRoute {
+        path: "/v1/chat/completions",
+        handler: || post(chat::chat_completions),
+        summary: "Answer a conversation",
+        known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, tools::FIELDS, chat::PROMPT_FIELDS, chat::FIELDS],
+        required: &["messages"],
+        answer: "ChatCompletion",
+        streams: true,
+    },
+    BodyRoute {
+        path: "/v1/completions",
+        handler: || post(completions::completions),
+        summary: "Continue texts or token ids, echo or score them",
+        known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
+        required: &["prompt"],
+        answer: "Completion",
+        streams: true,
+    },
+    BodyRoute {
+        path: "/infill",
+        handler: || post(infill::infill),
+        summary: "Fill a gap in a text, in llama.cpp's form",
+        known: &[sampling::COMMON, grammar::FIELDS, infill::FIELDS],
+        required: &["input_prefix", "input_suffix"],
+        answer: "Infill",
+        streams: true,
+    },
+    BodyRoute {
+        path: "/v1/responses",
+        handler: || post(responses::responses),
+        summary: "Answer a conversation, in items",
+        known: &[responses::FIELDS],
+        required: &["input"],
+        answer: "Response",
+        streams: true,
+    },
+    BodyRoute {
+        path: "/v1/messages",
+        handler: || post(anthropic::messages),
+        summary: "Answer a conversation, in Anthropic's form",
+        known: &[anthropic::PROMPT_FIELDS, anthropic::FIELDS],
+        required: &["messages", "max_tokens"],
+        answer: "Message",
+        streams: true,
+    },
+    BodyRoute {
+        path: "/v1/messages/count_tokens",
+        handler: || post(anthropic::count_tokens),
+        summary: "Count the tokens of a conversation, in Anthropic's form",
+        known: &[anthropic::PROMPT_FIELDS],
+        required: &["messages"],
+        answer: "TokenCount",
+        streams: false,
+    },
+    BodyRoute {
+        path: "/v1/embeddings",
+        handler: || post(embeddings::embeddings),
+        summary: "Vectors of texts, pooled from the model's hidden states",
+        known: &[embeddings::FIELDS],
+        required: &["input"],
+        answer: "EmbeddingList",
+        streams: false,
+    },
+    BodyRoute {
+        path: "/tokenize",
+        handler: || post(tokens::tokenize),
+        summary: "A text or a conversation as token ids",
+        known: &[tokens::TOKENIZE, chat::PROMPT_FIELDS],
+        required: &[],
+        answer: "Tokens",
+        streams: false,
+    },
+    BodyRoute {
+        path: "/detokenize",
+        handler: || post(tokens::detokenize),
+        summary: "Token ids as text",
+        known: &[tokens::DETOKENIZE],
+        required: &["tokens"],
+        answer: "Detokenized",
+        streams: false,
+    },
+    BodyRoute {
+        path: "/apply-template",
+        handler: || post(tokens::apply_template),
+        summary: "The text that the model would see of a conversation",
+        known: &[tokens::APPLY_TEMPLATE, chat::PROMPT_FIELDS],
+        required: &["messages"],
+        answer: "Rendered",
+        streams: false,
+    },
+];
+
+/// All routes that are only read.
+pub(crate) const READ_ROUTES: &[ReadRoute] = &[
+    ReadRoute {
+        path: "/v1/models",
+        handler: || get(info::models),
+        summary: "What is served",
+        answer: Ok("ModelList"),
+        model_query: None,
+        is_open: false,
+    },
+    ReadRoute {
+        path: "/v1/models/{*model}",
+        handler: || get(info::model),
+        summary: "What is served, if it is this",
+        answer: Ok("Model"),
+        model_query: None,
+        is_open: false,
+    },
+    ReadRoute {
+        path: "/tokenizer_info",
+        handler: || get(tokens::tokenizer_info),
+        summary: "Special tokens, and what the chat template can show",
+        answer: Ok("Object"),
+        model_query: Some("Whose tokens; the first model's without it"),
+        is_open: false,
+    },
+    ReadRoute {
+        path: "/health",
+        handler: || get(info::health),
+        summary: "Whether requests are answered",
+        answer: Ok("Health"),
+        model_query: Some("Of this model alone"),
+        is_open: true,
+    },
+    ReadRoute {
+        path: "/version",
+        handler: || get(info::version),
+        summary: "The program's version",
+        answer: Ok("Version"),
+        model_query: None,
+        is_open: false,
+    },
+    ReadRoute {
+        path: "/metrics",
+        handler: || get(info::metrics),
+        summary: "Counters and distributions, in Prometheus' format",
+        answer: Err("text/plain"),
+        model_query: None,
+        is_open: false,
+    },
+    ReadRoute {
+        path: "/openapi.json",
+        handler: || get(openapi_document),
+        summary: "This document",
+        answer: Ok("Object"),
+        model_query: None,
+        is_open: false,
+    },
+    ReadRoute {
+        path: "/",
+        handler: || get(page::index),
+        summary: "A page to talk to the model",
+        answer: Err("text/html"),
+        model_query: None,
+        is_open: true,
+    },
+    ReadRoute {
+        path: "/app.js",
+        handler: || get(page::script),
+        summary: "The page's script",
+        answer: Err("text/javascript"),
+        model_query: None,
+        is_open: true,
+    },
+    ReadRoute {
+        path: "/app.css",
+        handler: || get(page::style),
+        summary: "The page's style",
+        answer: Err("text/css"),
+        model_query: None,
+        is_open: true,
+    },
+];
+
+impl App {
+    /// A server that is loading `models`, which have different names; the first is what requests get that name none.
+    /// Everything but its health is answered by 503 until there is the model that is asked for.
+    ///
+    /// # Panics
+    ///
+    /// Without any model.
+    pub fn new(options: Options, models: &[&str]) -> Self {
+        Self::with_routes(options, models, is_generation_field)
+    }
+
+    /// All routes, behind the layer that checks host, origin and key.
+    pub fn router(&self) -> Router {
+        let mut routes = Router::new();
+        for route in BODY_ROUTES {
+            routes = routes.route(route.path, (route.handler)());
+        }
+        for route in READ_ROUTES {
+            routes = routes.route(route.path, (route.handler)());
+        }
+        let routes = routes.fallback(info::not_found).method_not_allowed_fallback(info::method_not_allowed);
+        security::protect(routes.with_state(self.clone()), self, is_open)
+    }
+}
+
+/// Whether a route that generates applies a field of this name.
+fn is_generation_field(name: &str) -> bool {
+    let applies = |route: &BodyRoute, name: &str| {
+        let mut fields = route.known.iter().copied().flatten();
+        fields.any(|field| field.name == name && matches!(field.rule, Rule::Applied))
+    };
+    BODY_ROUTES.iter().any(|route| applies(route, "temperature") && applies(route, name))
+}
+
+/// Whether the route at this path is answered without a key.
+fn is_open(path: &str) -> bool {
+    READ_ROUTES.iter().any(|route| route.is_open && route.path == path)
+}
+
+async fn openapi_document(State(app): State<App>) -> Result<Response, ApiError> {
+    document(&app)
+}
+
+/// The document of all routes. A function of its own, because the type of a handler may not depend on the tables that
+/// name it.
+fn document(app: &App) -> Result<Response, ApiError> {
+    let document = openapi::document(app.version()?, BODY_ROUTES, READ_ROUTES);
+    match serde_json::to_value(document) {
+        Ok(document) => Ok(json_response(StatusCode::OK, &document)),
+        Err(error) => Err(ApiError::internal("internal", format!("the document cannot be written: {error}"))),
+    }
+}
