@@ -1,5 +1,5 @@
 //! The rules of ARCHITECTURE.md that a machine can hold: which crate may depend on which, where `unsafe`, processor
-//! detection and the environment may appear, and that documents name files that exist.
+//! detection and the environment may appear, that documents name files that exist, and that files make no circles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -303,4 +303,186 @@ fn every_golden_says_what_made_it() {
             assert!(exists, "{} names `{name}`, which does not exist", page.display());
         }
     }
+}
+
+/// A circle of files that stays: the top-level modules that are in it, and why.
+type Circle = (&'static [&'static str], &'static str);
+
+/// Crates whose files are held to an order, with the circles that stay: no other module of such a crate may, through
+/// whatever others, use a module that uses it. Only direct references count (`crate::x`, `super::x`), not those through
+/// what the entry file exports again.
+const CIRCLES: [(&str, &[Circle]); 10] = [
+    ("server", &[]),
+    ("tensor", &[]),
+    ("mapped", &[]),
+    ("formats", &[]),
+    ("plan", &[]),
+    ("backend", &[]),
+    ("testing", &[]),
+    (
+        "tokenizer",
+        &[
+            (&["texts", "vocabulary"], "not broken up yet: both are the tables of one vocabulary"),
+            (&["fim", "stream_decode", "tokenizer"], "not broken up yet: `Tokenizer` makes and holds the other two"),
+        ],
+    ),
+    ("models", &[(&["config", "rope"], "not broken up yet: the configuration reads its rope with its own readers")]),
+    ("engine", &[(&["batch", "scheduler", "sequence"], "not broken up yet: `ServiceOrder` belongs below all three")]),
+];
+
+#[test]
+fn files_make_no_circles_but_those_listed() {
+    for (name, allowed) in CIRCLES {
+        let source = root().join("crates").join(name).join("src");
+        let found = circles(&references(&source));
+        for circle in &found {
+            let is_listed = |(listed, _): &Circle| circle.iter().all(|module| listed.contains(&module.as_str()));
+            assert!(
+                allowed.iter().any(is_listed),
+                "the files {circle:?} of `{name}` use each other in a circle: move what the lower one needs below both"
+            );
+        }
+        for (listed, why) in allowed {
+            let stands = found.iter().any(|circle| circle.iter().all(|module| listed.contains(&module.as_str())));
+            assert!(stands, "the circle {listed:?} of `{name}` ({why}) is gone: take it off the list");
+        }
+    }
+}
+
+#[test]
+fn references_are_read_from_source_text() {
+    let text = "//! See [`crate::a`].\n\
+                use crate::{b::{self, X}, c as d, e::Y};\n\
+                pub(crate) use super::f::Z;\n\
+                fn g() { super::super::h(); my_crate::i(); crate::j::k() } // crate::l\n\
+                #[cfg(test)]\n\
+                mod tests {\n\
+                \x20   use crate::m;\n\
+                }\n\
+                use crate::n;\n";
+    let found = |depth: usize| first_names(text, depth).into_iter().collect::<Vec<_>>();
+    assert_eq!(found(1), ["b", "c", "e", "f", "j", "n"]);
+    // From a file in a folder, `super` is the folder's own module.
+    assert_eq!(found(2), ["b", "c", "e", "h", "j", "n"]);
+    let graph = |edges: &[(&str, &[&str])]| {
+        let of = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        edges.iter().map(|(from, to)| ((*from).to_owned(), of(to))).collect::<BTreeMap<_, _>>()
+    };
+    let two = graph(&[("a", &["b"]), ("b", &["c"]), ("c", &["a", "d"]), ("d", &[]), ("e", &["f", "a"]), ("f", &["e"])]);
+    let expected: Vec<BTreeSet<String>> =
+        [vec!["a", "b", "c"], vec!["e", "f"]].map(|names| names.into_iter().map(str::to_owned).collect()).into();
+    assert_eq!(circles(&two), expected);
+}
+
+/// Each top-level module of a crate, with those that it refers to outside of its tests.
+fn references(source: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let mut files = Vec::new();
+    let mut only_in_tests = Vec::new();
+    for file in rust_files(source) {
+        let mut path: Vec<String> = file
+            .strip_prefix(source)
+            .expect("a file of this crate")
+            .with_extension("")
+            .iter()
+            .map(|part| part.to_str().expect("UTF-8 names").to_owned())
+            .collect();
+        path.pop_if(|last| matches!(&**last, "mod" | "lib" | "main"));
+        let text = fs::read_to_string(&file).expect("source is UTF-8");
+        let declared = text.split("#[cfg(test)]\n").skip(1).filter_map(|rest| {
+            let (declaration, _) = rest.split_once('\n')?;
+            declaration.trim().strip_suffix(';')?.split_once("mod ").map(|(_, module)| module.to_owned())
+        });
+        only_in_tests.extend(declared.map(|module| path.iter().cloned().chain([module]).collect::<Vec<_>>()));
+        files.push((path, text));
+    }
+    // The entry file wires the others.
+    files.retain(|(path, _)| !path.is_empty() && !only_in_tests.iter().any(|hidden| path.starts_with(hidden)));
+    let modules: BTreeSet<String> = files.iter().map(|(path, _)| path[0].clone()).collect();
+    let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (path, text) in files {
+        let names = first_names(&text, path.len()).into_iter().filter(|name| *name != path[0] && modules.contains(name));
+        graph.entry(path[0].clone()).or_default().extend(names);
+    }
+    graph
+}
+
+/// The names that stand behind `crate::`, and behind as many `super::` as lead to the crate's root, in the text of a
+/// module at this depth: without comments and without modules of tests.
+fn first_names(text: &str, depth: usize) -> BTreeSet<String> {
+    let mut code = String::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if line == "#[cfg(test)]" {
+            let next = lines.next().unwrap_or_default();
+            if next.contains("mod ") && next.ends_with('{') {
+                // It ends where the next line begins with a brace.
+                lines.by_ref().find(|line| *line == "}");
+            }
+            continue;
+        }
+        code.push_str(line.split("//").next().unwrap_or_default());
+        code.push('\n');
+    }
+    let prefixes = ["crate::".to_owned(), "super::".repeat(depth)];
+    let mut names = BTreeSet::new();
+    for prefix in prefixes {
+        for (at, _) in code.match_indices(&prefix) {
+            let before = code[..at].chars().next_back();
+            // Behind another `super::` it leads beyond the root, and is no such path.
+            if !before.is_some_and(|before| before.is_alphanumeric() || matches!(before, '_' | ':')) {
+                tree_names(&code[at + prefix.len()..], &mut names);
+            }
+        }
+    }
+    names
+}
+
+/// The first name of a path, or those of each path between braces.
+fn tree_names(tree: &str, names: &mut BTreeSet<String>) {
+    let tree = tree.trim_start();
+    let Some(list) = tree.strip_prefix('{') else {
+        let end = tree.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(tree.len());
+        let name = &tree[..end];
+        if !matches!(name, "" | "self" | "super") {
+            names.insert(name.to_owned());
+        }
+        return;
+    };
+    let (mut depth, mut start) = (0, 0);
+    for (at, character) in list.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                tree_names(&list[start..at], names);
+                start = at + 1;
+                if character == '}' {
+                    return;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The largest sets of modules of which each one reaches all others.
+fn circles(graph: &BTreeMap<String, BTreeSet<String>>) -> Vec<BTreeSet<String>> {
+    let reached = |from: &String| {
+        let mut found: BTreeSet<String> = BTreeSet::new();
+        let mut waiting = vec![from];
+        while let Some(module) = waiting.pop() {
+            let next = graph.get(module).into_iter().flatten();
+            waiting.extend(next.filter(|next| found.insert((*next).clone())));
+        }
+        found
+    };
+    let reached: BTreeMap<&String, BTreeSet<String>> = graph.keys().map(|module| (module, reached(module))).collect();
+    let mut circles: Vec<BTreeSet<String>> = Vec::new();
+    for (module, reaches) in &reached {
+        if reaches.contains(*module) && !circles.iter().any(|circle| circle.contains(*module)) {
+            let back = |other: &&String| reached.get(other).is_some_and(|reaches| reaches.contains(*module));
+            circles.push(reaches.iter().filter(back).cloned().collect());
+        }
+    }
+    circles
 }
