@@ -400,7 +400,8 @@ fn references(source: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let modules: BTreeSet<String> = files.iter().map(|(path, _)| path[0].clone()).collect();
     let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (path, text) in files {
-        let names = first_names(&text, path.len()).into_iter().filter(|name| *name != path[0] && modules.contains(name));
+        let names =
+            first_names(&text, path.len()).into_iter().filter(|name| *name != path[0] && modules.contains(name));
         graph.entry(path[0].clone()).or_default().extend(names);
     }
     graph

@@ -14,12 +14,13 @@ use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use crate::app::{App, Serving};
 use crate::choice::Delta;
 use crate::clock::{local_now, unix_time};
+use crate::dialect::{Controls, Function, Part, Reasoning, ends_in_thought};
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, only};
 use crate::generation::{self, Format, Plan, prepared};
 use crate::grammar::{Asked, AskedKind};
 use crate::ids::random_id;
-use crate::reply::{Controls, Part, Reasoning, ReplyReader, ToolSyntax};
+use crate::reply::ReplyReader;
 use crate::sampling::{self, Settings};
 use crate::security::KeyNumber;
 use crate::template_profile::ToolForm;
@@ -165,7 +166,7 @@ impl Conversation {
     /// How the answer to this prompt begins, and its reader.
     fn reader(&self, prompt: &str, serving: &Serving) -> (Reasoning, ReplyReader) {
         let syntax = serving.tool_form().syntax().filter(|_| self.has_tools());
-        let reader = |reasoning| ReplyReader::new(reasoning, syntax, tools::functions(&self.tools));
+        let reader = |reasoning| ReplyReader::new(reasoning, syntax, Function::offered(&self.tools));
         let reasoning = serving.profile(self.has_tools()).reasoning(prompt);
         let given = if self.continues { self.given() } else { String::new() };
         if given.trim().is_empty() {
@@ -175,7 +176,7 @@ impl Conversation {
             return (reasoning, reader(reasoning).within_content());
         }
         // The given words may have begun a thought.
-        let thinks = given.rfind("<think>") > given.rfind("</think>");
+        let thinks = ends_in_thought(&given);
         let reasoning = if thinks { Reasoning::Open } else { Reasoning::None };
         (reasoning, if thinks { reader(reasoning) } else { reader(reasoning).within_content() })
     }
@@ -310,12 +311,12 @@ pub(crate) fn prepare_within(
     let controls = Controls::of(reasoning, syntax, &serving.tokenizer);
     let is_special = |(id, _): &(u32, String)| serving.tokenizer.is_special(*id);
     let special_markers = syntax
-        .map_or(&[][..], ToolSyntax::spelled)
+        .map_or(&[][..], |syntax| syntax.dialect().spelled)
         .iter()
         .any(|marker| serving.tokenizer.token_to_id(marker.text).is_some_and(|id| serving.tokenizer.is_special(id)));
     if reasoning == Reasoning::Channels
         || special_markers
-        || syntax.is_some_and(ToolSyntax::has_special_tokens)
+        || syntax.is_some_and(|syntax| syntax.dialect().has_special_tokens)
         || controls.tokens.iter().any(is_special)
     {
         // The tokens that calls begin with are special, and those that name channels.

@@ -9,7 +9,8 @@ use engine::{EngineError, Failure, FinishReason, Output, SampledToken, StopStrin
 use serde_json::{Value, json};
 use tokenizer::{StreamDecoder, Tokenizer};
 
-use crate::reply::{CONTROL, Part, ReplyReader, push_part};
+use crate::dialect::{CONTROL, Part, push_part};
+use crate::reply::ReplyReader;
 use crate::schema_check;
 
 /// New text of a completion, and what came with it.

@@ -6,6 +6,7 @@
 
 use serde_json::{Value, json};
 
+use crate::dialect::{TOOL_CALL, TOOL_CALL_END};
 use crate::messages::text_of;
 
 /// The messages with tools, calls and results in words. Roles are then `system`, `user` and `assistant` alone.
@@ -24,7 +25,7 @@ pub(crate) fn in_words(messages: Vec<Value>, tools: &[Value], shows_system: bool
             Some("assistant") if !message["tool_calls"].is_null() => {
                 let mut message = message;
                 let calls = message["tool_calls"].take();
-                let call = |call: &Value| format!("<tool_call>\n{}\n</tool_call>", call["function"]);
+                let call = |call: &Value| format!("{}\n{}\n{}", TOOL_CALL.text, call["function"], TOOL_CALL_END.text);
                 let calls: Vec<String> = calls.as_array().into_iter().flatten().map(call).collect();
                 let text = text_of(&message["content"]);
                 let between = if text.is_empty() { "" } else { "\n" };
@@ -50,10 +51,11 @@ fn is_results(message: &Value) -> bool {
 /// Puts what there is to call into the system message, or before the user's first text where the template shows none.
 fn describe(messages: &mut Vec<Value>, tools: &[Value], shows_system: bool) {
     let signatures: Vec<String> = tools.iter().map(|tool| tool["function"].to_string()).collect();
+    let (begin, end) = (TOOL_CALL.text, TOOL_CALL_END.text);
     let text = format!(
         "You may call functions to help with the user's request. These are the functions, each as JSON:\n<tools>\n{}\n\
-         </tools>\nTo call one, write a JSON object with its name and arguments between <tool_call> and </tool_call>:\n\
-         <tool_call>\n{{\"name\": \"the function's name\", \"arguments\": {{\"argument\": \"value\"}}}}\n</tool_call>\n\
+         </tools>\nTo call one, write a JSON object with its name and arguments between {begin} and {end}:\n\
+         {begin}\n{{\"name\": \"the function's name\", \"arguments\": {{\"argument\": \"value\"}}}}\n{end}\n\
          The result then comes between <tool_response> and </tool_response>. Answer without a call where none is needed.",
         signatures.join("\n")
     );

@@ -21,11 +21,11 @@ mod chat;
 mod choice;
 mod clock;
 mod completions;
+mod dialect;
 mod embeddings;
 mod engine_thread;
 mod error;
 mod fields;
-mod forced_call;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod gbnf;

@@ -1,133 +1,69 @@
 //! What a model's text is made of: reasoning, content, calls of tools. Taken apart as it comes, so that a stream shows
-//! each part as soon as it is certain; the parts do not depend on how the text was cut.
+//! each part as soon as it is certain; the parts do not depend on how the text was cut. How calls and reasoning stand
+//! in the text is the dialect's to say (`dialect/`).
 
-mod call;
-mod channels;
-mod glm;
-mod syntax;
-
-use self::call::CallReader;
-pub(crate) use self::syntax::*;
-
-/// A part of a reply.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    Content(String),
-    Reasoning(String),
-    /// A call of this function begins.
-    Call {
-        name: String,
-    },
-    /// The next piece of the last call's arguments.
-    Arguments(String),
-    /// The last call was none: this is the text that it was made of.
-    NoCall(String),
-}
-
-/// The warning about a call that could not be read.
-const UNREADABLE: &str = "a call of a tool could not be read, and stands in the text as the model wrote it";
+pub(crate) use crate::dialect::{ById, CONTROL, Function, Part, Reasoning, THINK, THINK_END, ToolSyntax, push_part};
+use crate::dialect::{
+    CallForm, CallReader, CallStart, MarkedCalls, Marker, MessageReader, OwnReader, ReadStep, Reading, TextEnd,
+    take_until,
+};
 
 /// What is being read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 enum Mode {
     /// The beginning, where reasoning may open.
     Start,
     Reasoning,
     /// Space before content, which is dropped after reasoning.
     AfterReasoning,
-    /// The beginning of content, where Llama 3 may write a call.
+    /// The beginning of content, where all of it may be a call.
     ContentStart,
     Content,
-    /// A name, up to `[ARGS]`.
+    /// A name, up to what separates it from its arguments.
     CallName,
     /// The object of a call, or the arguments alone.
     Call(CallReader),
-    /// A name, up to GLM's first key or the end of the call.
-    GlmName,
-    /// What stands before a message of gpt-oss, up to `<|message|>`.
-    ChannelHeader,
-    /// A message of gpt-oss.
-    Channel(Channel),
-    /// GLM's keys and values, of which so many came before.
-    GlmArguments(usize),
+    /// A call, or messages, which the dialect reads by itself.
+    Own(Box<dyn OwnReader>),
     /// Between or behind calls.
     AfterCall,
-}
-
-/// Whether the text goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    No,
-    /// The model has ended it.
-    Ended,
-    /// It may generate no more.
-    Cut,
-}
-
-/// What a message of gpt-oss is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Channel {
-    Analysis,
-    /// What the user is to see: `final`, and `commentary` to nobody.
-    Shown,
-    /// To a function.
-    Call(CallReader),
 }
 
 /// Takes a text apart.
 #[derive(Clone, Debug)]
 pub(crate) struct ReplyReader {
     syntax: Option<ToolSyntax>,
-    /// Which tokens are marked by [`CONTROL`]: what only looks like one is text.
-    by_id: ById,
-    /// Functions that are offered: text that looks like a call of another is text, where syntax does not tell.
-    functions: Vec<Function>,
-    /// The function that GLM's values belong to.
-    called: Option<Function>,
     mode: Mode,
-    buffer: String,
-    /// What stands before a call that is being read, from its first marker: if it is no call, that is text again.
-    held: Option<String>,
+    reading: Reading,
     /// The prompt has opened the thought.
     is_open: bool,
-    /// What a reader of the answer should know of its calls.
-    warnings: Vec<String>,
     /// Some of the reasoning was given out.
     has_thought: bool,
-    num_calls: usize,
 }
 
 impl ReplyReader {
+    /// A reader of a text that may begin with reasoning in this way, whose calls are written with `syntax`; without one
+    /// there are none. These functions are offered.
     pub(crate) fn new(reasoning: Reasoning, syntax: Option<ToolSyntax>, functions: Vec<Function>) -> Self {
         let mode = match reasoning {
             Reasoning::None => Mode::ContentStart,
             Reasoning::Tagged | Reasoning::Open => Mode::Start,
-            Reasoning::Channels => Mode::ChannelHeader,
+            Reasoning::Channels => Mode::Own(Box::new(MessageReader::Header)),
         };
-        Self {
-            syntax,
-            by_id: ById::default(),
-            functions,
-            called: None,
-            mode,
-            buffer: String::new(),
-            held: None,
-            is_open: reasoning == Reasoning::Open,
-            warnings: Vec::new(),
-            has_thought: false,
-            num_calls: 0,
-        }
+        let is_open = reasoning == Reasoning::Open;
+        Self { syntax, mode, reading: Reading::new(functions), is_open, has_thought: false }
     }
 
     /// The same, of a text in which these tokens are marked by [`CONTROL`].
-    pub(crate) fn by_id(self, by_id: ById) -> Self {
-        Self { by_id, ..self }
+    pub(crate) fn by_id(mut self, by_id: ById) -> Self {
+        self.reading.by_id = by_id;
+        self
     }
 
     /// The same, of a text that goes on in the middle of content.
     pub(crate) fn within_content(self) -> Self {
         let mode = match self.mode {
-            Mode::ChannelHeader => Mode::Channel(Channel::Shown),
+            Mode::Own(_) => Mode::Own(Box::new(MessageReader::Shown)),
             _ => Mode::Content,
         };
         Self { mode, ..self }
@@ -135,55 +71,60 @@ impl ReplyReader {
 
     /// What a reader of the answer should know of its calls.
     pub(crate) fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
-    fn warn(&mut self, warning: String) {
-        if !self.warnings.contains(&warning) {
-            self.warnings.push(warning);
-        }
-    }
-
-    fn is_offered(&self, name: &str) -> bool {
-        self.functions.iter().any(|function| function.name == name)
-    }
-
-    /// How a marker of calls stands in the text.
-    fn in_calls(&self, marker: Marker) -> &'static str {
-        marker.of(self.by_id.calls)
-    }
-
-    /// How a marker of reasoning does, or of a message of gpt-oss.
-    fn in_reasoning(&self, marker: Marker) -> &'static str {
-        marker.of(self.by_id.reasoning)
+        self.reading.warnings()
     }
 
     /// Calls that are whole.
     pub(crate) fn num_calls(&self) -> usize {
-        self.num_calls
+        self.reading.num_calls
     }
 
     /// Whether what comes next is reasoning, as far as is known.
     pub(crate) fn is_reasoning(&self) -> bool {
-        let is_open = self.mode == Mode::Start && self.is_open;
-        is_open || matches!(self.mode, Mode::Reasoning | Mode::Channel(Channel::Analysis))
+        match &self.mode {
+            Mode::Start => self.is_open,
+            Mode::Reasoning => true,
+            Mode::Own(reader) => reader.is_reasoning(),
+            _ => false,
+        }
+    }
+
+    /// How calls stand in the text, if there may be any.
+    fn form(&self) -> Option<&'static CallForm> {
+        self.syntax.map(|syntax| &syntax.dialect().form)
+    }
+
+    /// The same, of calls that begin with a marker.
+    fn marked_calls(&self) -> Option<&'static MarkedCalls> {
+        match self.form() {
+            Some(CallForm::Marked(calls)) => Some(calls),
+            _ => None,
+        }
+    }
+
+    /// What may stand before a call where nothing marks one.
+    fn bare_tag(&self) -> Option<&'static str> {
+        match self.form() {
+            Some(CallForm::Bare { tag, .. }) => Some(tag),
+            _ => None,
+        }
     }
 
     /// Takes the next piece of text; adds what is certain now.
     pub(crate) fn push(&mut self, text: &str, parts: &mut Vec<Part>) {
-        self.buffer.push_str(text);
-        self.advance_all(parts, End::No);
+        self.reading.buffer.push_str(text);
+        self.advance_all(parts, TextEnd::No);
     }
 
-    /// The text has ended, by the model's will or because it was `cut`; adds what was held back. A call that was cut stays
-    /// what there is of it; one that the model left like that is text.
+    /// The text has ended, by the model's will or because it was `cut`; adds what was held back. A call that was cut
+    /// stays what there is of it; one that the model left like that is text.
     pub(crate) fn finish(&mut self, parts: &mut Vec<Part>, cut: bool) {
-        self.advance_all(parts, if cut { End::Cut } else { End::Ended });
+        self.advance_all(parts, if cut { TextEnd::Cut } else { TextEnd::Ended });
     }
 
-    fn advance_all(&mut self, parts: &mut Vec<Part>, end: End) {
+    fn advance_all(&mut self, parts: &mut Vec<Part>, end: TextEnd) {
         while self.advance(parts, end) {}
-        if self.by_id != ById::default() {
+        if self.reading.by_id != ById::default() {
             // A token that began nothing is text.
             for part in parts {
                 match part {
@@ -200,14 +141,14 @@ impl ReplyReader {
     }
 
     /// One thing more, if there is one to say.
-    fn advance(&mut self, parts: &mut Vec<Part>, end: End) -> bool {
-        let ended = end != End::No;
+    fn advance(&mut self, parts: &mut Vec<Part>, end: TextEnd) -> bool {
+        let ended = end != TextEnd::No;
         match &mut self.mode {
             Mode::Start => self.start(ended),
             Mode::Reasoning => self.reasoning(parts, ended),
             Mode::AfterReasoning => {
-                let trimmed = self.buffer.trim_start().len();
-                self.buffer.drain(..self.buffer.len() - trimmed);
+                let trimmed = self.reading.buffer.trim_start().len();
+                self.reading.buffer.drain(..self.reading.buffer.len() - trimmed);
                 let found = trimmed > 0;
                 if found {
                     self.mode = Mode::ContentStart;
@@ -218,27 +159,32 @@ impl ReplyReader {
             Mode::Content => self.content(parts, ended),
             Mode::CallName => self.call_name(parts, ended),
             Mode::Call(_) => self.call(parts, end),
-            Mode::ChannelHeader => self.channel_header(parts, ended),
-            Mode::Channel(_) => self.channel(parts, end),
-            Mode::GlmName => self.glm_name(parts, end),
-            Mode::GlmArguments(count) => {
-                let count = *count;
-                self.glm_arguments(count, parts, end)
-            }
+            Mode::Own(reader) => match reader.advance(&mut self.reading, parts, end) {
+                ReadStep::Wait => false,
+                ReadStep::GoOn => true,
+                ReadStep::Content => {
+                    self.mode = Mode::Content;
+                    true
+                }
+                ReadStep::AfterCall => {
+                    self.mode = Mode::AfterCall;
+                    true
+                }
+            },
             Mode::AfterCall => self.after_call(parts, ended),
         }
     }
 
     fn start(&mut self, ended: bool) -> bool {
-        let think = self.in_reasoning(THINK);
-        let rest = self.buffer.trim_start();
+        let think = self.reading.in_reasoning(THINK);
+        let rest = self.reading.buffer.trim_start();
         if let Some(thought) = rest.strip_prefix(think) {
             // Some models open what the prompt has opened.
-            self.buffer = thought.to_owned();
+            self.reading.buffer = thought.to_owned();
             self.mode = Mode::Reasoning;
             return true;
         }
-        if (think.starts_with(rest) && !ended) || self.buffer.is_empty() {
+        if (think.starts_with(rest) && !ended) || self.reading.buffer.is_empty() {
             return false;
         }
         self.mode = if self.is_open { Mode::Reasoning } else { Mode::ContentStart };
@@ -247,11 +193,11 @@ impl ReplyReader {
 
     fn reasoning(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
         if !self.has_thought {
-            let trimmed = self.buffer.trim_start_matches('\n').len();
-            self.buffer.drain(..self.buffer.len() - trimmed);
+            let trimmed = self.reading.buffer.trim_start_matches('\n').len();
+            self.reading.buffer.drain(..self.reading.buffer.len() - trimmed);
         }
-        let end = self.in_reasoning(THINK_END);
-        let (text, found) = take_until(&mut self.buffer, end, ended);
+        let end = self.reading.in_reasoning(THINK_END);
+        let (text, found) = take_until(&mut self.reading.buffer, end, ended);
         self.has_thought |= !text.is_empty();
         push_part(parts, Part::Reasoning(text));
         if found {
@@ -261,22 +207,21 @@ impl ReplyReader {
     }
 
     fn content_start(&mut self, ended: bool) -> bool {
-        if self.buffer.is_empty() {
+        if self.reading.buffer.is_empty() {
             return false;
         }
-        if self.syntax != Some(ToolSyntax::Llama3) {
+        let Some(tag) = self.bare_tag() else {
             self.mode = Mode::Content;
             return true;
-        }
-        const TAG: &str = "<|python_tag|>";
-        let rest = self.buffer.trim_start();
-        let call = rest.strip_prefix(TAG).unwrap_or(rest).trim_start();
+        };
+        let rest = self.reading.buffer.trim_start();
+        let call = rest.strip_prefix(tag).unwrap_or(rest).trim_start();
         if call.starts_with('{') {
             let call = call.to_owned();
-            self.held = Some(self.buffer[..self.buffer.len() - call.len()].to_owned());
-            self.buffer = call;
+            self.reading.held = Some(self.reading.buffer[..self.reading.buffer.len() - call.len()].to_owned());
+            self.reading.buffer = call;
             self.mode = Mode::Call(CallReader::object());
-        } else if ended || !(rest.is_empty() || TAG.starts_with(rest) || call.is_empty()) {
+        } else if ended || !(rest.is_empty() || tag.starts_with(rest) || call.is_empty()) {
             self.mode = Mode::Content;
         } else {
             return false;
@@ -285,138 +230,108 @@ impl ReplyReader {
     }
 
     fn content(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
-        let (opener, mode) = match self.syntax {
-            Some(ToolSyntax::Hermes) => (TOOL_CALL, Mode::Call(CallReader::object())),
-            Some(ToolSyntax::Glm) => (TOOL_CALL, Mode::GlmName),
-            Some(ToolSyntax::MistralList) => (TOOL_CALLS, Mode::AfterCall),
-            Some(ToolSyntax::MistralArgs | ToolSyntax::MistralIds) => (TOOL_CALLS, Mode::CallName),
-            Some(ToolSyntax::DeepSeek) => (DEEPSEEK_CALLS, Mode::AfterCall),
-            Some(ToolSyntax::Llama3 | ToolSyntax::Harmony) | None => {
-                push_part(parts, Part::Content(std::mem::take(&mut self.buffer)));
-                return false;
-            }
+        let Some(&MarkedCalls { opener, first, .. }) = self.marked_calls() else {
+            push_part(parts, Part::Content(std::mem::take(&mut self.reading.buffer)));
+            return false;
         };
-        let marker = self.in_calls(opener);
-        let (text, found) = take_until(&mut self.buffer, marker, ended);
+        let marker = self.reading.in_calls(opener);
+        let (text, found) = take_until(&mut self.reading.buffer, marker, ended);
         push_part(parts, Part::Content(text));
         if found {
-            self.held = Some(opener.text.to_owned());
-            self.mode = mode;
+            self.reading.held = Some(opener.text.to_owned());
+            self.mode = match first {
+                CallStart::Object => Mode::Call(CallReader::object()),
+                CallStart::Name => Mode::CallName,
+                CallStart::List => Mode::AfterCall,
+                CallStart::Own(reader) => Mode::Own(reader()),
+            };
         }
         found
     }
 
-    /// What was held is no call: it is text again, with what was read behind it.
-    fn give_back(&mut self, parts: &mut Vec<Part>, announced: bool, read: &str) {
-        let mut text = self.held.take().unwrap_or_default();
-        // Without a marker in it, this text alone does not show that a call was meant.
-        if text.contains(|character: char| !character.is_whitespace()) {
-            self.warn(UNREADABLE.to_owned());
-        }
-        text.push_str(read);
-        push_part(parts, if announced { Part::NoCall(text) } else { Part::Content(text) });
-    }
-
-    /// A call of this function has begun.
-    fn called(&mut self, name: &str) {
-        if !self.is_offered(name) {
-            self.warn(format!("the model called `{name}`, which is none of the tools that it was offered"));
-        }
-    }
-
     fn call_name(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
-        let separator = self.syntax.map(|syntax| syntax.separator()).unwrap_or(ARGS);
-        let Some((name, rest)) = self.buffer.split_once(self.in_calls(separator)) else {
-            if ended && (!self.buffer.is_empty() || self.held.is_some()) {
-                let text = std::mem::take(&mut self.buffer);
-                self.give_back(parts, false, &text);
+        let Some(&MarkedCalls { id, separator: Some(separator), .. }) = self.marked_calls() else {
+            self.mode = Mode::Content;
+            return true;
+        };
+        let Some((name, rest)) = self.reading.buffer.split_once(self.reading.in_calls(separator)) else {
+            if ended && (!self.reading.buffer.is_empty() || self.reading.held.is_some()) {
+                let text = std::mem::take(&mut self.reading.buffer);
+                self.reading.give_back(parts, false, &text);
             }
             return false;
         };
         let (name, rest) = (name.to_owned(), rest.to_owned());
-        let (called, written) = match name.split_once(self.in_calls(CALL_ID)) {
-            Some((called, id)) if self.syntax == Some(ToolSyntax::MistralIds) => {
-                (called.trim().to_owned(), format!("{called}{}{id}", CALL_ID.text))
-            }
-            _ => (name.trim().to_owned(), name),
-        };
+        let with_id = id.and_then(|marker| {
+            let (called, id) = name.split_once(self.reading.in_calls(marker))?;
+            Some((called.trim().to_owned(), format!("{called}{}{id}", marker.text)))
+        });
+        let (called, written) = with_id.unwrap_or_else(|| (name.trim().to_owned(), name));
         if called.is_empty() {
             // A call without a name calls no tool.
-            self.give_back(parts, false, &format!("{written}{}", separator.text));
-            self.buffer = rest;
+            self.reading.give_back(parts, false, &format!("{written}{}", separator.text));
+            self.reading.buffer = rest;
             self.mode = Mode::Content;
             return true;
         }
-        self.hold(&written);
-        self.hold(separator.text);
+        self.reading.hold(&written);
+        self.reading.hold(separator.text);
         self.mode = Mode::Call(CallReader::arguments(called));
-        self.buffer = rest;
+        self.reading.buffer = rest;
         true
     }
 
-    /// Adds to what is held, if anything is.
-    fn hold(&mut self, text: &str) {
-        if let Some(held) = &mut self.held {
-            held.push_str(text);
-        }
-    }
-
-    fn call(&mut self, parts: &mut Vec<Part>, end: End) -> bool {
+    fn call(&mut self, parts: &mut Vec<Part>, end: TextEnd) -> bool {
         let Mode::Call(mut reader) = std::mem::replace(&mut self.mode, Mode::AfterCall) else { return false };
         let ends_bare = reader.is_blank() && reader.name.is_some();
-        let after: &[Marker] = match self.syntax {
-            Some(ToolSyntax::DeepSeek) => &[DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END, DEEPSEEK_CALL],
-            Some(ToolSyntax::MistralArgs | ToolSyntax::MistralIds) => &[TOOL_CALLS],
-            _ => &[],
-        };
-        let rest = self.buffer.trim_start();
+        let after = self.marked_calls().map_or(&[][..], |calls| calls.no_arguments);
+        let rest = self.reading.buffer.trim_start();
         let (is_after, may_be) =
-            after.iter().map(|marker| self.in_calls(*marker)).fold((false, false), |found, text| {
+            after.iter().map(|marker| self.reading.in_calls(*marker)).fold((false, false), |found, text| {
                 (found.0 || rest.starts_with(text), found.1 || (!rest.is_empty() && text.starts_with(rest)))
             });
         if ends_bare && is_after {
             reader.leave_out();
-        } else if ends_bare && may_be && end == End::No {
+        } else if ends_bare && may_be && end == TextEnd::No {
             self.mode = Mode::Call(reader);
             return false;
         } else {
-            let read = reader.push(&self.buffer);
-            self.buffer.drain(..read);
+            let read = reader.push(&self.reading.buffer);
+            self.reading.buffer.drain(..read);
         }
-        if end == End::Ended {
+        if end == TextEnd::Ended {
             reader.end();
         }
         // Where nothing marks a call, its name does.
-        let unknown = reader.name.clone().filter(|name| !self.is_offered(name));
-        let is_text = self.syntax == Some(ToolSyntax::Llama3) && unknown.is_some();
+        let unknown = reader.name.clone().filter(|name| !self.reading.is_offered(name));
+        let is_text = self.bare_tag().is_some() && unknown.is_some();
         let announced = reader.announced;
         if !is_text {
             reader.take_parts(parts);
         }
-        if reader.has_failed() || is_text || (end == End::Cut && !reader.announced) {
-            let cut = end == End::Cut && !reader.has_failed();
+        if reader.has_failed() || is_text || (end == TextEnd::Cut && !reader.announced) {
+            let cut = end == TextEnd::Cut && !reader.has_failed();
             if let Some(name) = unknown.filter(|_| is_text) {
-                self.warn(format!(
+                self.reading.warn(format!(
                     "the text looks like a call of `{name}`, which is none of the tools that were offered"
                 ));
             }
             if cut {
                 // Nothing is wrong with what is there.
-                let held = self.held.take().unwrap_or_default();
+                let held = self.reading.held.take().unwrap_or_default();
                 push_part(parts, Part::Content(format!("{held}{}", reader.raw)));
             } else {
                 if reader.has_begun && !is_text {
-                    self.warn(UNREADABLE.to_owned());
+                    self.reading.warn_unreadable();
                 }
-                self.give_back(parts, announced, &reader.raw);
+                self.reading.give_back(parts, announced, &reader.raw);
             }
             self.mode = Mode::Content;
             return true;
         }
         if reader.is_whole() {
-            self.called(&reader.name.unwrap_or_default());
-            self.held = None;
-            self.num_calls += 1;
+            self.reading.called(&reader.name.unwrap_or_default());
+            self.reading.call_is_whole();
             return true;
         }
         self.mode = Mode::Call(reader);
@@ -425,30 +340,27 @@ impl ReplyReader {
 
     /// Drops what stands between calls, and finds out what comes.
     fn after_call(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
-        let rest = self.buffer.trim_start().to_owned();
+        let rest = self.reading.buffer.trim_start().to_owned();
         if rest.is_empty() {
-            if ended && self.held.is_some() {
-                let space = std::mem::take(&mut self.buffer);
-                self.give_back(parts, false, &space);
+            if ended && self.reading.held.is_some() {
+                let space = std::mem::take(&mut self.reading.buffer);
+                self.reading.give_back(parts, false, &space);
             }
             return false;
         }
-        let closers: &[&str] = match self.syntax {
-            Some(ToolSyntax::Hermes) => &[TOOL_CALL_END.text],
-            Some(ToolSyntax::MistralList) => &["[", "]", ","],
-            Some(ToolSyntax::Llama3) => &[";"],
-            Some(ToolSyntax::DeepSeek) => &[self.in_calls(DEEPSEEK_CALL_END), self.in_calls(DEEPSEEK_CALLS_END)],
-            Some(ToolSyntax::Glm) => &[self.in_calls(TOOL_CALL_END)],
-            _ => &[],
+        let (between, each, has_list): (&[Marker], _, _) = match self.form() {
+            Some(CallForm::Marked(calls)) => (calls.between, calls.each, calls.has_list),
+            Some(CallForm::Bare { between, .. }) => (between, None, true),
+            Some(CallForm::Messages) | None => (&[], None, false),
         };
-        let space = self.buffer[..self.buffer.len() - rest.len()].to_owned();
-        let next = self.in_calls(DEEPSEEK_CALL);
-        if self.syntax == Some(ToolSyntax::DeepSeek) {
+        let space = self.reading.buffer[..self.reading.buffer.len() - rest.len()].to_owned();
+        if let Some(marker) = each {
+            let next = self.reading.in_calls(marker);
             if let Some(name) = rest.strip_prefix(next) {
-                let held = self.held.get_or_insert_default();
+                let held = self.reading.held.get_or_insert_default();
                 held.push_str(&space);
-                held.push_str(DEEPSEEK_CALL.text);
-                self.buffer = name.to_owned();
+                held.push_str(marker.text);
+                self.reading.buffer = name.to_owned();
                 self.mode = Mode::CallName;
                 return true;
             }
@@ -456,65 +368,28 @@ impl ReplyReader {
                 return false;
             }
         }
-        if let Some(behind) = closers.iter().find_map(|closer| rest.strip_prefix(closer)) {
-            self.hold(&format!("{space}{}", &rest[..rest.len() - behind.len()]));
-            self.buffer = behind.to_owned();
+        let mut between = between.iter().map(|marker| self.reading.in_calls(*marker));
+        if let Some(behind) = between.clone().find_map(|text| rest.strip_prefix(text)) {
+            self.reading.hold(&format!("{space}{}", &rest[..rest.len() - behind.len()]));
+            self.reading.buffer = behind.to_owned();
             return true;
         }
-        if !ended && closers.iter().any(|closer| closer.starts_with(&rest)) {
+        if !ended && between.any(|text| text.starts_with(&rest)) {
             return false;
         }
-        let is_next =
-            rest.starts_with('{') && matches!(self.syntax, Some(ToolSyntax::MistralList | ToolSyntax::Llama3));
-        if is_next {
-            self.hold(&space);
+        if has_list && rest.starts_with('{') {
+            self.reading.hold(&space);
             self.mode = Mode::Call(CallReader::object());
         } else {
-            if self.held.is_some() {
-                self.give_back(parts, false, &space);
+            if self.reading.held.is_some() {
+                self.reading.give_back(parts, false, &space);
             }
             self.mode = Mode::Content;
         }
-        self.buffer = rest;
+        self.reading.buffer = rest;
         true
     }
 }
 
-/// Takes the text before `marker`, and the marker; without one, all that cannot be its beginning.
-fn take_until(buffer: &mut String, marker: &str, ended: bool) -> (String, bool) {
-    if let Some(at) = buffer.find(marker) {
-        let rest = buffer.split_off(at + marker.len());
-        let mut text = std::mem::replace(buffer, rest);
-        text.truncate(at);
-        return (text, true);
-    }
-    let keep = if ended { 0 } else { kept(buffer, marker) };
-    let rest = buffer.split_off(buffer.len() - keep);
-    (std::mem::replace(buffer, rest), false)
-}
-
-/// Bytes at the end of a text that may be the beginning of `marker`.
-fn kept(text: &str, marker: &str) -> usize {
-    let mut lengths = (1..marker.len()).rev().filter(|&length| marker.is_char_boundary(length));
-    lengths.find(|&length| text.ends_with(&marker[..length])).unwrap_or(0)
-}
-
-/// Appends a part, to the last one if both are of a kind.
-pub(crate) fn push_part(parts: &mut Vec<Part>, part: Part) {
-    match (parts.last_mut(), part) {
-        (_, Part::Content(text) | Part::Reasoning(text) | Part::Arguments(text)) if text.is_empty() => {}
-        (Some(Part::Arguments(_) | Part::Call { .. }), Part::NoCall(text)) => {
-            // Arguments follow their call at once.
-            while parts.pop_if(|last| matches!(last, Part::Arguments(_))).is_some() {}
-            let is_here = parts.pop_if(|last| matches!(last, Part::Call { .. })).is_some();
-            push_part(parts, if is_here { Part::Content(text) } else { Part::NoCall(text) });
-        }
-        (Some(Part::Content(before)), Part::Content(text))
-        | (Some(Part::Reasoning(before)), Part::Reasoning(text))
-        | (Some(Part::Arguments(before)), Part::Arguments(text)) => before.push_str(&text),
-        (_, part) => parts.push(part),
-    }
-}
-
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

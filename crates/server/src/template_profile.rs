@@ -5,7 +5,7 @@ use tokenizer::Tokenizer;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 
 use crate::clock::local_now;
-use crate::reply::{Controls, Reasoning, ToolSyntax};
+use crate::dialect::{Controls, Reasoning, ShownCall, THINK, ToolSyntax, shows_final_message, shows_thoughts};
 
 /// How tools are shown to a model, and their calls read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,8 @@ impl TemplateProfile {
         }
     }
 
-    /// The same, of a model with this vocabulary: one that has tokens for thoughts may think, whatever its template shows.
+    /// The same, of a model with this vocabulary: one that has tokens for thoughts may think, whatever its template
+    /// shows.
     pub(crate) fn with_vocabulary(self, tokenizer: &Tokenizer) -> Self {
         let has_tokens = Reasoning::Tagged.controls().iter().all(|marker| tokenizer.token_to_id(marker.text).is_some());
         Self { may_think: self.may_think || has_tokens, ..self }
@@ -106,7 +107,7 @@ impl TemplateProfile {
     pub(crate) fn reasoning(&self, prompt: &str) -> Reasoning {
         if self.has_channels {
             Reasoning::Channels
-        } else if prompt.trim_end().ends_with("<think>") {
+        } else if prompt.trim_end().ends_with(THINK.text) {
             Reasoning::Open
         } else if self.may_think {
             Reasoning::Tagged
@@ -136,28 +137,7 @@ fn tool_syntax(template: &ChatTemplate) -> Option<ToolSyntax> {
     let tools = [function("listed_function")];
     let text = template.render(&RenderInput { tools: Some(&tools), ..probe(&messages) }).ok()?;
     let (before, after) = text.split_once("called_function")?;
-    let near = |marker: &str| before.rfind(marker).is_some_and(|at| before.len() - at < 64);
-    let names_first = before.ends_with("\"name\": \"") || before.ends_with("\"name\":\"");
-    let parameters = after.find("parameters").is_some_and(|at| at < 16);
-    match () {
-        () if before.ends_with("[TOOL_CALLS]") && after.starts_with("[ARGS]") => Some(ToolSyntax::MistralArgs),
-        () if before.ends_with("[TOOL_CALLS]") && after.starts_with("[CALL_ID]call00001[ARGS]") => {
-            Some(ToolSyntax::MistralIds)
-        }
-        () if before.ends_with("<｜tool▁call▁begin｜>") && after.starts_with("<｜tool▁sep｜>{") => {
-            Some(ToolSyntax::DeepSeek)
-        }
-        () if before.ends_with("to=functions.") && after.starts_with("<|channel|>commentary") => {
-            Some(ToolSyntax::Harmony)
-        }
-        () if before.ends_with("<tool_call>") && after.trim_start().starts_with("<arg_key>called_key</arg_key>") => {
-            Some(ToolSyntax::Glm)
-        }
-        () if near("[TOOL_CALLS]") && names_first => Some(ToolSyntax::MistralList),
-        () if near("<tool_call>") && (names_first || near("arguments")) => Some(ToolSyntax::Hermes),
-        () if names_first && parameters => Some(ToolSyntax::Llama3),
-        () => None,
-    }
+    ToolSyntax::recognised(&ShownCall { before, after })
 }
 
 fn thinks(template: &ChatTemplate) -> bool {
@@ -170,9 +150,7 @@ fn thinks(template: &ChatTemplate) -> bool {
         RenderInput { enable_thinking: Some(false), ..probe(&asked) },
         RenderInput { add_generation_prompt: false, ..probe(&answered) },
     ];
-    renders
-        .iter()
-        .any(|input| template.render(input).is_ok_and(|text| text.contains("<think>") || text.contains("</think>")))
+    renders.iter().any(|input| template.render(input).is_ok_and(|text| shows_thoughts(&text)))
 }
 
 /// A call, its result, and the tool that was called, as templates that check them want them.
@@ -292,7 +270,7 @@ fn needs_description(template: &ChatTemplate) -> bool {
 fn has_channels(template: &ChatTemplate) -> bool {
     let messages = [json!({"role": "user", "content": "x"}), json!({"role": "assistant", "content": "shown_text"})];
     let input = RenderInput { add_generation_prompt: false, ..probe(&messages) };
-    template.render(&input).is_ok_and(|text| text.contains("<|channel|>final<|message|>shown_text"))
+    template.render(&input).is_ok_and(|text| shows_final_message(&text, "shown_text"))
 }
 
 fn switches_thinking(template: &ChatTemplate) -> bool {

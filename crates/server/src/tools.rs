@@ -7,10 +7,9 @@ use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
 use crate::app::Serving;
+use crate::dialect::{Callable, Controls, Reasoning, forced_call};
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, wrong};
-use crate::forced_call::{self, Callable};
-use crate::reply::{Controls, Function, Reasoning};
 use crate::schema;
 use crate::template_profile::ToolForm;
 
@@ -94,18 +93,6 @@ fn check(at: &str, tool: Value) -> Result<Value, ApiError> {
     let mut shown = tool["function"].as_object().cloned().unwrap_or_default();
     shown.retain(|name, value| !value.is_null() && matches!(&**name, "name" | "description" | "parameters"));
     Ok(json!({"type": "function", "function": shown}))
-}
-
-/// The functions, as their calls are read.
-pub(crate) fn functions(tools: &[Value]) -> Vec<Function> {
-    let function = |tool: &Value| {
-        let function = &tool["function"];
-        let properties = function["parameters"]["properties"].as_object().into_iter().flatten();
-        let strings =
-            properties.filter(|(_, schema)| forced_call::is_string(schema)).map(|(name, _)| name.clone()).collect();
-        Some(Function { name: function["name"].as_str()?.to_owned(), strings })
-    };
-    tools.iter().filter_map(function).collect()
 }
 
 /// What `tool_choice` and `parallel_tool_calls` say.
@@ -210,7 +197,7 @@ impl ToolChoice {
         }
         let controls = Controls::of(reasoning, Some(syntax), &serving.tokenizer);
         let name = if answer.is_some() { "response_format" } else { "tool_choice" };
-        let lark = forced_call::lark(&meant, answer, syntax, reasoning, &controls)?;
+        let lark = forced_call(&meant, answer, syntax, reasoning, &controls)?;
         let grammar = TopLevelGrammar::from_lark(lark);
         let vocab_size = serving.engine.config().vocab_size;
         serving.grammars.compile(name, grammar, &serving.tokenizer, vocab_size).map(Some)

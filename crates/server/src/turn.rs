@@ -10,10 +10,10 @@ use tokio::time::timeout;
 
 use crate::app::{App, Serving};
 use crate::choice::{Delta, Finish};
+use crate::dialect::Part;
 use crate::error::{ApiError, json_response};
 use crate::generation::{Event, Job, Plan, Progress};
 use crate::ids::random_id;
-use crate::reply::Part;
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
 
 /// An event with a name, as those interfaces send them.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::choice::{Choice, TextOptions};
-use crate::reply::Controls;
+use crate::dialect::Controls;
 use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
 use crate::template_profile::TemplateProfile;
 

@@ -1,27 +1,27 @@
 //! A call, read as it comes: an object with a name and arguments, or the arguments alone.
 //!
-//! Templates show arguments as an object. Models also write them as a string that holds the object's JSON, as `null`, as
-//! an empty string, or leave them out; all of these mean what was meant. Arguments that are an object are given out while
-//! they come, the others when they are whole.
+//! Templates show arguments as an object. Models also write them as a string that holds the object's JSON, as `null`,
+//! as an empty string, or leave them out; all of these mean what was meant. Arguments that are an object are given out
+//! while they come, the others when they are whole.
 
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use super::{Part, push_part};
+use super::part::{Part, push_part};
 
 /// Reads one call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct CallReader {
+pub(crate) struct CallReader {
     /// All that was read.
-    pub(super) raw: String,
+    pub(crate) raw: String,
     state: CallState,
     /// The text is the arguments, of a function whose name came before them.
     is_bare: bool,
-    pub(super) name: Option<String>,
+    pub(crate) name: Option<String>,
     /// The call was given out.
-    pub(super) announced: bool,
+    pub(crate) announced: bool,
     /// A call had begun beyond doubt at some character, whether or not the text was cut there.
-    pub(super) has_begun: bool,
+    pub(crate) has_begun: bool,
     /// Open objects and lists.
     depth: usize,
     in_string: bool,
@@ -48,30 +48,30 @@ enum CallState {
 }
 
 impl CallReader {
-    pub(super) fn object() -> Self {
+    pub(crate) fn object() -> Self {
         Self::default()
     }
 
-    pub(super) fn arguments(name: String) -> Self {
+    pub(crate) fn arguments(name: String) -> Self {
         Self { is_bare: true, name: Some(name), in_arguments: true, ..Self::default() }
     }
 
-    pub(super) fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.state == CallState::Whole
     }
 
     /// Whether the text is no call.
-    pub(super) fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.state == CallState::Failed
     }
 
     /// Whether nothing but space was read.
-    pub(super) fn is_blank(&self) -> bool {
+    pub(crate) fn is_blank(&self) -> bool {
         self.raw.trim_start().is_empty()
     }
 
     /// Reads up to the end of the call; returns how many bytes that took.
-    pub(super) fn push(&mut self, text: &str) -> usize {
+    pub(crate) fn push(&mut self, text: &str) -> usize {
         for (at, character) in text.char_indices() {
             if matches!(self.state, CallState::Whole | CallState::Failed) {
                 return at;
@@ -85,7 +85,7 @@ impl CallReader {
 
     /// The text has ended, and the model has ended it: a call is whole if no more than its last brace is missing, or if
     /// its arguments are missing behind the name that calls them.
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         if matches!(self.state, CallState::Whole | CallState::Failed) {
             return;
         }
@@ -106,7 +106,7 @@ impl CallReader {
     }
 
     /// There are no arguments.
-    pub(super) fn leave_out(&mut self) {
+    pub(crate) fn leave_out(&mut self) {
         self.meant = Some("{}".to_owned());
         self.state = CallState::Whole;
     }
@@ -276,7 +276,7 @@ impl CallReader {
     }
 
     /// Gives out what is certain.
-    pub(super) fn take_parts(&mut self, parts: &mut Vec<Part>) {
+    pub(crate) fn take_parts(&mut self, parts: &mut Vec<Part>) {
         let Some(name) = self.name.clone().filter(|_| self.is_certain()) else { return };
         if !self.announced {
             self.announced = true;

@@ -1,0 +1,219 @@
+//! Chat dialects: how models write calls of tools and reasoning. One file for each dialect of calls, which fills a
+//! [`Dialect`]: how a chat template shows it, its markers, how its calls are read from a text, and the grammar of a
+//! call that is forced. The list in `dialects!` has them all.
+//!
+//! What a chat template shows is found out in `template_profile.rs`, and `reply.rs` takes a text apart by what its
+//! dialect says of it.
+
+mod call_reader;
+mod controls;
+mod function;
+mod grammar;
+mod marker;
+mod part;
+mod reading;
+mod reasoning;
+
+mod deepseek;
+mod glm;
+mod harmony;
+mod hermes;
+mod llama3;
+mod mistral;
+
+pub(crate) use self::call_reader::CallReader;
+pub(crate) use self::controls::Controls;
+pub(crate) use self::function::Function;
+pub(crate) use self::grammar::{Callable, forced_call};
+pub(crate) use self::harmony::{MessageReader, shows_final_message};
+pub(crate) use self::hermes::{TOOL_CALL, TOOL_CALL_END};
+pub(crate) use self::marker::{ById, CONTROL, Marker};
+pub(crate) use self::part::{Part, push_part};
+pub(crate) use self::reading::{OwnReader, ReadStep, Reading, TextEnd, take_until};
+pub(crate) use self::reasoning::{Reasoning, THINK, THINK_END, ends_in_thought, shows_thoughts};
+
+use self::grammar::GrammarWriter;
+use crate::error::ApiError;
+
+/// How a family of models writes calls of tools.
+pub(crate) struct Dialect {
+    /// Whether this is how a chat template writes a call.
+    pub(crate) is_shown: fn(&ShownCall) -> bool,
+    /// Whether calls begin with tokens that are special, which no text holds.
+    pub(crate) has_special_tokens: bool,
+    /// Markers that count by their text, whether or not the vocabulary has them as tokens.
+    pub(crate) spelled: &'static [Marker],
+    /// Tokens that count by their ids, and not by their text, where the vocabulary has all of them.
+    pub(crate) controls: &'static [Marker],
+    /// How its calls stand in a text.
+    pub(crate) form: CallForm,
+    /// Alternatives, in Lark's notation, of a call of one of these tools.
+    grammar: fn(&mut GrammarWriter, &[Callable]) -> Result<Vec<String>, ApiError>,
+}
+
+/// How calls stand in a text.
+pub(crate) enum CallForm {
+    /// A call is all of the content, and the name of a function that is offered is all that tells it.
+    Bare {
+        /// What may stand before it.
+        tag: &'static str,
+        /// What may stand between two calls, and is dropped.
+        between: &'static [Marker],
+    },
+    /// Calls begin with a marker, wherever in the content.
+    Marked(MarkedCalls),
+    /// Calls are messages, which are read before there is any content: see [`MessageReader`].
+    Messages,
+}
+
+/// Calls that begin with a marker.
+pub(crate) struct MarkedCalls {
+    /// The marker.
+    pub(crate) opener: Marker,
+    /// What stands behind it.
+    pub(crate) first: CallStart,
+    /// Stands before the name of each call, where the opener opens a list of them.
+    pub(crate) each: Option<Marker>,
+    /// Stands between a name and an id, which is not read because the answer has ids of its own.
+    pub(crate) id: Option<Marker>,
+    /// Stands between a name (with its id) and the arguments.
+    pub(crate) separator: Option<Marker>,
+    /// Each of these may stand where arguments are left out.
+    pub(crate) no_arguments: &'static [Marker],
+    /// What may stand between two calls and behind the last, and is dropped.
+    pub(crate) between: &'static [Marker],
+    /// Whether an object behind a call is another call.
+    pub(crate) has_list: bool,
+}
+
+impl MarkedCalls {
+    /// Calls of which each is one thing behind this marker.
+    const fn new(opener: Marker, first: CallStart) -> Self {
+        let (each, id, separator) = (None, None, None);
+        Self { opener, first, each, id, separator, no_arguments: &[], between: &[], has_list: false }
+    }
+}
+
+/// What stands behind the marker of a call.
+#[derive(Clone, Copy)]
+pub(crate) enum CallStart {
+    /// An object with a name and arguments.
+    Object,
+    /// A name.
+    Name,
+    /// Calls, or what stands between them.
+    List,
+    /// What this reader reads.
+    Own(fn() -> Box<dyn OwnReader>),
+}
+
+/// A rendered conversation, in which the model calls `called_function` with `{"called_key": "called_value"}` in a call
+/// with the id `call00001`.
+pub(crate) struct ShownCall<'a> {
+    /// What stands before the name.
+    pub(crate) before: &'a str,
+    /// What stands behind it.
+    pub(crate) after: &'a str,
+}
+
+impl ShownCall<'_> {
+    /// Whether a marker stands close before the name.
+    fn is_near(&self, marker: &str) -> bool {
+        self.before.rfind(marker).is_some_and(|at| self.before.len() - at < 64)
+    }
+
+    /// Whether the name is that of an object which begins with it.
+    fn begins_object(&self) -> bool {
+        self.before.ends_with("\"name\": \"") || self.before.ends_with("\"name\":\"")
+    }
+}
+
+/// Makes [`ToolSyntax`] of the list.
+macro_rules! dialects {
+    ($($(#[$attribute:meta])* $name:ident = $dialect:expr;)*) => {
+        /// How a model writes calls of tools; known by what its chat template makes of one.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum ToolSyntax {
+            $($(#[$attribute])* $name,)*
+        }
+
+        impl ToolSyntax {
+            /// All of them, in the order of the list.
+            pub(crate) const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// What its file says of it.
+            pub(crate) fn dialect(self) -> &'static Dialect {
+                match self {
+                    $(Self::$name => &$dialect,)*
+                }
+            }
+        }
+    };
+}
+
+impl ToolSyntax {
+    /// The first of the list that a chat template shows.
+    pub(crate) fn recognised(call: &ShownCall) -> Option<Self> {
+        Self::ALL.iter().copied().find(|syntax| (syntax.dialect().is_shown)(call))
+    }
+}
+
+// The first that a chat template shows is meant: those that look at more of it stand before those that look at less.
+dialects! {
+    /// `[TOOL_CALLS]name[ARGS]{…}`, as Mistral's newer models have it.
+    MistralArgs = mistral::ARGS_FORM;
+    /// `[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`, as Mistral's models had it for a while.
+    MistralIds = mistral::IDS_FORM;
+    /// `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…`, as DeepSeek's V3.1 has it.
+    DeepSeek = deepseek::DIALECT;
+    /// `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>`, as gpt-oss has it.
+    Harmony = harmony::DIALECT;
+    /// `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>`, as GLM has it.
+    Glm = glm::DIALECT;
+    /// `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, as Mistral's older models have it.
+    MistralList = mistral::LIST_FORM;
+    /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen have it.
+    Hermes = hermes::DIALECT;
+    /// `{"name": …, "parameters": {…}}` and nothing else, as Llama 3 has it.
+    Llama3 = llama3::DIALECT;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The dialect of a rendered conversation with a call of `called_function`.
+    pub(super) fn recognised(text: &str) -> Option<ToolSyntax> {
+        let (before, after) = text.split_once("called_function").unwrap();
+        ToolSyntax::recognised(&ShownCall { before, after })
+    }
+
+    #[test]
+    fn a_call_in_no_known_dialect_is_none() {
+        for text in
+            ["<function=called_function>{}</function>", "called_function", "\"name\": \"called_function\", \"args\": 1"]
+        {
+            assert_eq!(recognised(text), None, "{text}");
+        }
+    }
+
+    /// The reader of replies asks for them.
+    #[test]
+    fn a_name_before_arguments_has_a_separator_behind_it() {
+        for syntax in ToolSyntax::ALL {
+            let CallForm::Marked(calls) = &syntax.dialect().form else { continue };
+            let has_names = matches!(calls.first, CallStart::Name) || calls.each.is_some();
+            assert_eq!(has_names, calls.separator.is_some(), "{syntax:?}");
+        }
+    }
+
+    /// Each marker counts either by its text or by its id, and what is written with special tokens has some that do.
+    #[test]
+    fn a_marker_counts_in_one_way() {
+        for syntax in ToolSyntax::ALL {
+            let dialect = syntax.dialect();
+            assert!(!dialect.spelled.iter().any(|marker| dialect.controls.contains(marker)), "{syntax:?}");
+            assert_eq!(dialect.has_special_tokens, !dialect.controls.is_empty(), "{syntax:?}");
+        }
+    }
+}
