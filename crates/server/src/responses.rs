@@ -1,6 +1,9 @@
 //! `/v1/responses`: OpenAI's newer interface. A request becomes the conversation that `/v1/chat/completions` takes, so that
 //! both mean the same; the answer is written in items. Nothing is stored: a client sends the whole conversation each time.
 
+mod answer;
+mod items;
+
 use std::sync::Arc;
 
 use axum::Extension;
@@ -9,16 +12,16 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
+use self::answer::ResponseFormat;
 use crate::app::{App, Serving};
 use crate::chat;
-use crate::choice::Finish;
 use crate::clock::unix_time;
 use crate::error::ApiError;
-use crate::fields::{self, Field, Fields, applied, hint, ignore, only, string, wrong};
-use crate::generation::{Plan, Progress, prepared};
+use crate::fields::{self, Field, Fields, applied, hint, ignore, only, wrong};
+use crate::generation::{Plan, prepared};
 use crate::ids::random_id;
 use crate::security::KeyNumber;
-use crate::turn::{self, Block, BlockKind, Change, Conversation, NamedEvent, TurnFormat};
+use crate::turn::{self, Conversation};
 
 const ITEMS_MAX: usize = 4096;
 
@@ -95,8 +98,12 @@ pub(crate) async fn responses(
     let (serving, (mut plan, prompt, echoed), notes, memory) = prepared(&app, key, request, prepare).await?;
     plan.memory = Some(memory);
     notes.report(&mut plan.settings.labels);
-    let format =
-        Responses { id: random_id("resp").replacen('-', "_", 1), created: unix_time(), echoed, sequence_number: 0 };
+    let format = ResponseFormat {
+        id: random_id("resp").replacen('-', "_", 1),
+        created: unix_time(),
+        echoed,
+        sequence_number: 0,
+    };
     turn::respond(&app, serving, prompt, plan, format).await
 }
 
@@ -304,325 +311,8 @@ fn take_tools(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     }
 }
 
-impl Conversation {
-    /// The assistant's message that is being put together: its reasoning, text and calls are items of their own here.
-    fn assistant(&mut self, at: &str) -> &mut Value {
-        if self.messages.last().is_none_or(|last| last["role"] != "assistant") {
-            self.push(at, json!({"role": "assistant", "content": null}));
-        }
-        let last = self.messages.len() - 1;
-        &mut self.messages[last]
-    }
-
-    fn take_item(&mut self, at: &str, item: Value) -> Result<(), ApiError> {
-        const MESSAGE: &[&[Field]] = &[&[
-            applied("type"),
-            applied("role"),
-            applied("content"),
-            hint("id", "it is an echo"),
-            hint("status", "it is an echo"),
-        ]];
-        const CALL: &[&[Field]] = &[&[
-            applied("type"),
-            applied("call_id"),
-            applied("name"),
-            applied("arguments"),
-            hint("id", "it is an echo"),
-            hint("status", "it is an echo"),
-        ]];
-        const RESULT: &[&[Field]] = &[&[
-            applied("type"),
-            applied("call_id"),
-            applied("output"),
-            hint("id", "it is an echo"),
-            hint("status", "it is an echo"),
-        ]];
-        const REASONING: &[&[Field]] = &[&[
-            applied("type"),
-            applied("content"),
-            hint("summary", "the model is shown what it thought"),
-            hint("encrypted_content", "nobody here can read it"),
-            hint("id", "it is an echo"),
-            hint("status", "it is an echo"),
-        ]];
-        if !item.is_object() {
-            return Err(wrong(at, &item, "an item: an object"));
-        }
-        let within = |error: ApiError| error.within(at);
-        let text = |fields: &mut Fields, name: &'static str| {
-            fields.required(name).and_then(|value| string(name, value)).map_err(within)
-        };
-        let kind = match &item["type"] {
-            Value::Null => "message".to_owned(),
-            Value::String(kind) => kind.clone(),
-            other => return Err(wrong(&format!("{at}.type"), other, "a string")),
-        };
-        match kind.as_str() {
-            "message" => {
-                let mut fields = Fields::inside(at, item, MESSAGE)?;
-                let role = text(&mut fields, "role")?;
-                let content = match fields.take("content") {
-                    None if role == "assistant" => String::new(),
-                    content => texts(&format!("{at}.content"), content.unwrap_or_default())?,
-                };
-                match role.as_str() {
-                    "assistant" => chat::append(self.assistant(at), "content", &content),
-                    "user" | "system" | "developer" => self.push(at, json!({"role": role, "content": content})),
-                    other => {
-                        let expected = "user, system, developer or assistant";
-                        return Err(wrong(&format!("{at}.role"), &json!(other), expected));
-                    }
-                }
-            }
-            "function_call" => {
-                let mut fields = Fields::inside(at, item, CALL)?;
-                let (id, name) = (text(&mut fields, "call_id")?, text(&mut fields, "name")?);
-                // What cannot be read of them is told where calls of all routes are read.
-                let arguments = fields.take("arguments");
-                let function = json!({"name": name, "arguments": arguments});
-                let call = json!({"id": id, "type": "function", "function": function});
-                match &mut self.assistant(at)["tool_calls"] {
-                    Value::Array(calls) => calls.push(call),
-                    none => *none = json!([call]),
-                }
-            }
-            "function_call_output" => {
-                let mut fields = Fields::inside(at, item, RESULT)?;
-                let id = text(&mut fields, "call_id")?;
-                let output = fields.take("output");
-                let output = output.map_or(Ok(String::new()), |output| texts(&format!("{at}.output"), output))?;
-                self.push_result(at, &id, &output);
-            }
-            "reasoning" => {
-                let mut fields = Fields::inside(at, item, REASONING)?;
-                if let Some(content) = fields.take("content") {
-                    let thought = texts(&format!("{at}.content"), content)?;
-                    chat::append(self.assistant(at), "reasoning_content", &thought);
-                }
-            }
-            // Calls of tools that another server ran, and their results: nobody here can show them.
-            other if other.ends_with("_call") || other.ends_with("_call_output") || other == "compaction" => ignore(at),
-            other => {
-                let message = format!(
-                    "`{at}` is an item of type `{other}`; message, function_call, function_call_output and reasoning are \
-                     taken"
-                );
-                return Err(ApiError::unsupported(at, message));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A string, or parts that hold text.
-fn texts(at: &str, content: Value) -> Result<String, ApiError> {
-    const PART: &[&[Field]] =
-        &[&[applied("type"), applied("text"), hint("annotations", "it is an echo"), hint("logprobs", "it is an echo")]];
-    let parts = match content {
-        Value::String(text) => return Ok(text),
-        Value::Array(parts) => parts,
-        other => return Err(wrong(at, &other, "a string or a list of text parts")),
-    };
-    let mut whole = Vec::with_capacity(parts.len());
-    for (index, part) in parts.into_iter().enumerate() {
-        let at = format!("{at}[{index}]");
-        if part["type"] == "refusal"
-            && let Value::String(refusal) = &part["refusal"]
-        {
-            // It is what the assistant said.
-            whole.push(refusal.clone());
-            continue;
-        }
-        if !matches!(part["type"].as_str(), Some("input_text" | "output_text" | "reasoning_text" | "text")) {
-            let message = format!(
-                "`{at}` is no part that is taken here; input_text and output_text are, as this model takes text only"
-            );
-            return Err(ApiError::unsupported(at, message));
-        }
-        let within = |error: ApiError| error.within(&at);
-        let mut part = Fields::inside(&at, part, PART)?;
-        whole.push(part.required("text").and_then(|text| string("text", text)).map_err(within)?);
-    }
-    Ok(whole.join("\n"))
-}
-
-/// How this interface writes a turn.
-struct Responses {
-    id: String,
-    created: u64,
-    /// What of the request an answer repeats.
-    echoed: Map<String, Value>,
-    /// Of a stream's next event.
-    sequence_number: u64,
-}
-
-impl Responses {
-    fn response(&self, status: &str, output: Vec<Value>, progress: Option<&Progress>) -> Value {
-        let mut response = json!({
-            "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": null,
-            "incomplete_details": null, "output": output,
-        });
-        for (name, value) in &self.echoed {
-            response[name] = value.clone();
-        }
-        response["usage"] = progress.map_or(Value::Null, |progress| {
-            json!({
-                "input_tokens": progress.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": progress.cached_tokens},
-                "output_tokens": progress.generated_tokens,
-                "output_tokens_details": {"reasoning_tokens": progress.reasoning_tokens},
-                "total_tokens": progress.prompt_tokens + progress.generated_tokens,
-            })
-        });
-        if let Some(progress) = progress {
-            response["x_hotmetal"] = progress.facts.clone();
-        }
-        response
-    }
-
-    fn ended(&self, blocks: &[Block], finish: &Finish, progress: &Progress) -> Value {
-        let is_cut = finish.reason == "length";
-        let status = |index: usize| if is_cut && index + 1 == blocks.len() { "incomplete" } else { "completed" };
-        let items = blocks.iter().enumerate().map(|(index, block)| item(block, status(index))).collect();
-        let mut response = self.response(if is_cut { "incomplete" } else { "completed" }, items, Some(progress));
-        if is_cut {
-            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
-        }
-        response
-    }
-
-    fn event(&mut self, name: &'static str, mut data: Value) -> NamedEvent {
-        data["type"] = name.into();
-        data["sequence_number"] = self.sequence_number.into();
-        self.sequence_number += 1;
-        NamedEvent { name, data }
-    }
-}
-
-fn item_id(block: &Block) -> String {
-    let prefix = match block.kind {
-        BlockKind::Text => "msg",
-        BlockKind::Reasoning => "rs",
-        BlockKind::Call(_) => "fc",
-    };
-    format!("{prefix}_{}", block.id)
-}
-
-fn part(block: &Block) -> Value {
-    match block.kind {
-        BlockKind::Reasoning => json!({"type": "reasoning_text", "text": block.text}),
-        _ => json!({"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}),
-    }
-}
-
-fn item(block: &Block, status: &str) -> Value {
-    let id = item_id(block);
-    match &block.kind {
-        BlockKind::Text => {
-            json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": [part(block)]})
-        }
-        BlockKind::Reasoning => {
-            json!({"id": id, "type": "reasoning", "status": status, "summary": [], "content": [part(block)]})
-        }
-        BlockKind::Call(name) => json!({
-            "id": id, "type": "function_call", "status": status, "call_id": format!("call_{}", block.id), "name": name,
-            "arguments": block.text,
-        }),
-    }
-}
-
-impl TurnFormat for Responses {
-    fn begin(&mut self) -> Vec<NamedEvent> {
-        let response = self.response("in_progress", Vec::new(), None);
-        vec![
-            self.event("response.created", json!({"response": response})),
-            self.event("response.in_progress", json!({"response": response})),
-        ]
-    }
-
-    fn changed(&mut self, blocks: &[Block], change: Change, _: &Progress) -> Vec<NamedEvent> {
-        let (Change::Opened(index) | Change::Added(index, _) | Change::Closed(index)) = change;
-        let block = &blocks[index];
-        let at = |more: Value| {
-            let mut data = json!({"item_id": item_id(block), "output_index": index});
-            for (name, value) in more.as_object().into_iter().flatten() {
-                data[name] = value.clone();
-            }
-            data
-        };
-        let in_part = |more: Value| {
-            let mut data = at(more);
-            data["content_index"] = 0.into();
-            data
-        };
-        match (change, &block.kind) {
-            (Change::Opened(_), kind) => {
-                let mut begun = item(&Block { text: String::new(), ..block.clone() }, "in_progress");
-                let is_call = matches!(kind, BlockKind::Call(_));
-                let empty = part(&Block { text: String::new(), ..block.clone() });
-                if !is_call {
-                    begun["content"] = json!([]);
-                }
-                let added = json!({"output_index": index, "item": begun});
-                let mut events = vec![self.event("response.output_item.added", added)];
-                if !is_call {
-                    events.push(self.event("response.content_part.added", in_part(json!({"part": empty}))));
-                }
-                events
-            }
-            (Change::Added(_, text), BlockKind::Text) => {
-                let data = in_part(json!({"delta": text, "logprobs": []}));
-                vec![self.event("response.output_text.delta", data)]
-            }
-            (Change::Added(_, text), BlockKind::Reasoning) => {
-                vec![self.event("response.reasoning_text.delta", in_part(json!({"delta": text})))]
-            }
-            (Change::Added(_, text), BlockKind::Call(_)) => {
-                vec![self.event("response.function_call_arguments.delta", at(json!({"delta": text})))]
-            }
-            (Change::Closed(_), kind) => {
-                let done = match kind {
-                    BlockKind::Text => {
-                        ("response.output_text.done", in_part(json!({"text": block.text, "logprobs": []})))
-                    }
-                    BlockKind::Reasoning => ("response.reasoning_text.done", in_part(json!({"text": block.text}))),
-                    BlockKind::Call(name) => {
-                        let data = at(json!({"name": name, "arguments": block.text}));
-                        ("response.function_call_arguments.done", data)
-                    }
-                };
-                let mut events = vec![self.event(done.0, done.1)];
-                if !matches!(kind, BlockKind::Call(_)) {
-                    events.push(self.event("response.content_part.done", in_part(json!({"part": part(block)}))));
-                }
-                let done = json!({"output_index": index, "item": item(block, "completed")});
-                events.push(self.event("response.output_item.done", done));
-                events
-            }
-        }
-    }
-
-    fn end(&mut self, blocks: &[Block], finish: &Finish, progress: &Progress) -> Vec<NamedEvent> {
-        let response = self.ended(blocks, finish, progress);
-        let name = if finish.reason == "length" { "response.incomplete" } else { "response.completed" };
-        vec![self.event(name, json!({"response": response}))]
-    }
-
-    fn failed(&mut self, blocks: &[Block], error: &ApiError) -> Vec<NamedEvent> {
-        let items = blocks.iter().map(|block| item(block, "incomplete")).collect();
-        let mut response = self.response("failed", items, None);
-        let error = &error.to_json()["error"];
-        response["error"] = json!({"code": error["code"], "message": error["message"]});
-        vec![self.event("response.failed", json!({"response": response}))]
-    }
-
-    fn whole(&mut self, blocks: &[Block], finish: &Finish, progress: &Progress) -> Value {
-        self.ended(blocks, finish, progress)
-    }
-}
-
 /// The format of an answer, for tests without a server.
 #[cfg(test)]
-pub(crate) fn tests_format() -> impl TurnFormat {
-    Responses { id: "resp".to_owned(), created: 0, echoed: Map::new(), sequence_number: 0 }
+pub(crate) fn tests_format() -> impl turn::TurnFormat {
+    ResponseFormat { id: "resp".to_owned(), created: 0, echoed: Map::new(), sequence_number: 0 }
 }
