@@ -166,7 +166,7 @@ pub(crate) struct Inner {
     /// What requests take until an engine has them.
     pub(crate) memory: Memory,
     pub(crate) started: Instant,
-    models: Vec<Place>,
+    models: Vec<ModelSlot>,
     /// Why there will be no models.
     not_loaded: RwLock<Option<String>>,
     draining: AtomicBool,
@@ -177,7 +177,7 @@ pub(crate) struct Inner {
 }
 
 /// Where a model is, once it is loaded.
-struct Place {
+struct ModelSlot {
     name: String,
     model: OnceLock<Arc<Serving>>,
     loading: Loading,
@@ -190,7 +190,7 @@ pub(crate) enum ModelPhase<'a> {
     Failed(EngineFailure),
 }
 
-impl Place {
+impl ModelSlot {
     fn phase(&self) -> ModelPhase<'_> {
         let Some(serving) = self.model.get() else { return ModelPhase::Loading(&self.loading) };
         serving.engine.failure().map_or(ModelPhase::Ready(serving), ModelPhase::Failed)
@@ -225,14 +225,15 @@ impl App {
     /// holds.
     pub(crate) fn with_routes(options: Options, models: &[&str], is_generation_field: fn(&str) -> bool) -> Self {
         assert!(!models.is_empty(), "a server serves a model");
-        let place = |&name: &&str| Place { name: name.to_owned(), model: OnceLock::new(), loading: Loading::default() };
+        let slot =
+            |&name: &&str| ModelSlot { name: name.to_owned(), model: OnceLock::new(), loading: Loading::default() };
         let inner = Inner {
             field_policy: FieldPolicy { strict: options.strict_fields, is_generation_field },
             memory: Memory::new(options.prepare_bytes_max, options.prepare_time_max),
             options,
             metrics: HttpMetrics::default(),
             started: Instant::now(),
-            models: models.iter().map(place).collect(),
+            models: models.iter().map(slot).collect(),
             not_loaded: RwLock::new(None),
             draining: AtomicBool::new(false),
             stop: watch::Sender::new(false),
@@ -258,8 +259,8 @@ impl App {
             engine,
             load_time,
         } = model;
-        let place = self.inner.models.iter().find(|place| place.name == name && place.model.get().is_none());
-        let place = place.ok_or_else(|| ReadyError::Unexpected { name: name.clone() })?;
+        let slot = self.inner.models.iter().find(|slot| slot.name == name && slot.model.get().is_none());
+        let slot = slot.ok_or_else(|| ReadyError::Unexpected { name: name.clone() })?;
         let hidden_size = engine.hidden_size();
         let vocab_size = engine.config().vocab_size;
         // A vocabulary may have more tokens than the model has logits, and a prompt none of those.
@@ -298,13 +299,13 @@ impl App {
             created: unix_time(),
             metrics: Metrics::default(),
         };
-        place.model.set(Arc::new(serving)).map_err(|_| ReadyError::Unexpected { name: place.name.clone() })
+        slot.model.set(Arc::new(serving)).map_err(|_| ReadyError::Unexpected { name: slot.name.clone() })
     }
 
     /// Where whoever loads the model of this name says how far it is. Of another name, nobody looks at it.
     pub fn loading(&self, name: &str) -> Loading {
-        let place = self.inner.models.iter().find(|place| place.name == name);
-        place.map_or_else(Loading::default, |place| place.loading.clone())
+        let slot = self.inner.models.iter().find(|slot| slot.name == name);
+        slot.map_or_else(Loading::default, |slot| slot.loading.clone())
     }
 
     /// Says that no model will be served, and why.
@@ -367,12 +368,12 @@ impl App {
 
     /// How each model is, in their order.
     pub(crate) fn models(&self) -> impl Iterator<Item = (&str, ModelPhase<'_>)> {
-        self.inner.models.iter().map(|place| (&*place.name, place.phase()))
+        self.inner.models.iter().map(|slot| (&*slot.name, slot.phase()))
     }
 
     /// Whether there has been a model, ever.
     pub(crate) fn has_served(&self) -> bool {
-        self.inner.models.iter().any(|place| place.model.get().is_some())
+        self.inner.models.iter().any(|slot| slot.model.get().is_some())
     }
 
     /// Why nothing can be served any more: a model was not loaded, or all engines have failed.
@@ -390,7 +391,7 @@ impl App {
             Phase::Draining => Err(ApiError::unavailable("draining", "the server is shutting down")),
             Phase::Failed { why } => Err(ApiError::unavailable("failed", why)),
             Phase::Loading { what } => {
-                let found: Vec<_> = self.inner.models.iter().filter_map(|place| place.serving().ok()).collect();
+                let found: Vec<_> = self.inner.models.iter().filter_map(|slot| slot.serving().ok()).collect();
                 if found.is_empty() { Err(loading(&what.join("`, `"))) } else { Ok(found) }
             }
         }
@@ -400,7 +401,7 @@ impl App {
     pub(crate) fn serving(&self, asked: Option<&str>) -> Result<Arc<Serving>, ApiError> {
         self.serving_any()?;
         let models = &self.inner.models;
-        let found = asked.map_or(models.first(), |asked| models.iter().find(|place| place.name == asked));
+        let found = asked.map_or(models.first(), |asked| models.iter().find(|slot| slot.name == asked));
         found.ok_or_else(|| self.no_such_model(asked.unwrap_or_default()))?.serving()
     }
 
@@ -415,7 +416,7 @@ impl App {
 
     /// The most memory that encoding takes for each byte of a text, whichever of the models is meant.
     pub(crate) fn encoding_bytes(&self) -> usize {
-        let models = self.inner.models.iter().filter_map(|place| place.model.get());
+        let models = self.inner.models.iter().filter_map(|slot| slot.model.get());
         models.map(|serving| serving.tokenizer.memory_per_byte()).max().unwrap_or_default()
     }
 
@@ -425,7 +426,7 @@ impl App {
     }
 
     pub(crate) fn no_such_model(&self, asked: &str) -> ApiError {
-        let names: Vec<_> = self.inner.models.iter().map(|place| &*place.name).collect();
+        let names: Vec<_> = self.inner.models.iter().map(|slot| &*slot.name).collect();
         ApiError::no_such_model(asked, &names)
     }
 }

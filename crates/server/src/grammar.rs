@@ -53,8 +53,8 @@ const ABANDONED_MAX: usize = 16;
 const FIRST_STEP_FUEL: u64 = 1_000_000;
 /// Compilations that panicked since the process began.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
-/// A grammar of 64 KiB whose rules are a chain has thousands of them, and the library goes down the chain by recursion, a few
-/// kilobytes a rule. The system gives memory to what is used of this alone.
+/// A grammar of 64 KiB whose rules are a chain has thousands of them, and the library goes down the chain by recursion,
+/// a few kilobytes a rule. The system gives memory to what is used of this alone.
 const COMPILE_STACK_BYTES: usize = 256 << 20;
 
 /// Compilations that failed in a way that is a bug, since the process began.
@@ -154,8 +154,8 @@ fn structured_outputs_named(name: &str, outputs: Value) -> Result<AskedKind, Api
 }
 
 impl Grammars {
-    /// Of a model that writes something else than text with `controls`: a grammar asks for them by their ids, and the text that
-    /// they have is written with others.
+    /// Of a model that writes something else than text with `controls`: a grammar asks for them by their ids, and the
+    /// text that they have is written with others.
     pub(crate) fn new(controls: Vec<u32>) -> Self {
         Self { controls, ..Self::default() }
     }
@@ -185,8 +185,8 @@ impl Grammars {
             return Ok(kept);
         }
         let factory = Arc::clone(self.factory(tokenizer, vocab_size)?);
-        static PLACES: LazyLock<Places> = LazyLock::new(Places::default);
-        let compiled = in_time(&PLACES, COMPILE_TIME_MAX, name, move || compiled(&factory, grammar))?;
+        static COMPILE_SLOTS: LazyLock<CompileSlots> = LazyLock::new(CompileSlots::default);
+        let compiled = in_time(&COMPILE_SLOTS, COMPILE_TIME_MAX, name, move || compiled(&factory, grammar))?;
         let compiled = compiled.map_err(|problem| {
             let first_line = problem.lines().next().unwrap_or_default();
             ApiError::unsupported(
@@ -270,78 +270,79 @@ struct Compiling {
     abandoned: usize,
 }
 
-/// Places among those that compile.
+/// How many grammars may be compiled at a time, and how many are.
 #[derive(Clone, Default)]
-struct Places(Arc<Mutex<Compiling>>);
+struct CompileSlots(Arc<Mutex<Compiling>>);
 
-/// A place among those that compile. It is free again when the compilation ends, even if nobody waits for that any more.
-struct Place {
-    places: Places,
-    state: Arc<Mutex<PlaceState>>,
+/// The right to compile one grammar. It is free again when the compilation ends, even if nobody waits for that any
+/// more.
+struct CompileSlot {
+    slots: CompileSlots,
+    state: Arc<Mutex<SlotState>>,
 }
 
-/// Changes under the lock of all places.
+/// Changes under the lock of all slots.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum PlaceState {
+enum SlotState {
     #[default]
     Awaited,
     Abandoned,
     Over,
 }
 
-impl Places {
+impl CompileSlots {
     fn lock(&self) -> MutexGuard<'_, Compiling> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self) -> Option<Place> {
+    fn take(&self) -> Option<CompileSlot> {
         let mut compiling = self.lock();
         if compiling.awaited >= COMPILING_MAX || compiling.abandoned >= ABANDONED_MAX {
             return None;
         }
         compiling.awaited += 1;
-        Some(Place { places: self.clone(), state: Arc::default() })
+        Some(CompileSlot { slots: self.clone(), state: Arc::default() })
     }
 
-    /// Goes from one state to the next, unless the place is over. `state` is changed here alone, under this lock.
-    fn set(&self, state: &Mutex<PlaceState>, next: PlaceState) {
+    /// Goes from one state to the next, unless the compilation is over. `state` is changed here alone, under this lock.
+    fn set(&self, state: &Mutex<SlotState>, next: SlotState) {
         let mut compiling = self.lock();
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         match *state {
-            PlaceState::Awaited => compiling.awaited -= 1,
-            PlaceState::Abandoned => compiling.abandoned -= 1,
+            SlotState::Awaited => compiling.awaited -= 1,
+            SlotState::Abandoned => compiling.abandoned -= 1,
             // It ended just when its waiter left.
-            PlaceState::Over => return,
+            SlotState::Over => return,
         }
-        if next == PlaceState::Abandoned {
+        if next == SlotState::Abandoned {
             compiling.abandoned += 1;
         }
         *state = next;
     }
 }
 
-impl Drop for Place {
+impl Drop for CompileSlot {
     fn drop(&mut self) {
-        self.places.set(&self.state, PlaceState::Over);
+        self.slots.set(&self.state, SlotState::Over);
     }
 }
 
 /// Compiles on a thread of its own, for as long as that may take.
 fn in_time<T: Send + 'static>(
-    places: &Places,
+    slots: &CompileSlots,
     time_max: Duration,
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
     let busy = || ApiError::unavailable("busy_compiling", "too many grammars are being compiled; try again");
-    let place = places.take().ok_or_else(busy)?;
-    let state = Arc::clone(&place.state);
+    let slot = slots.take().ok_or_else(busy)?;
+    let state = Arc::clone(&slot.state);
     let (send, receive) = mpsc::channel();
     let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(COMPILE_STACK_BYTES);
     let started = thread.spawn(move || {
         let made = std::panic::catch_unwind(AssertUnwindSafe(work));
-        // The place is free before anybody hears of the end. Where nobody waits any more, nobody is told.
-        drop(place);
+        // The slot is free before anybody hears of the end. Where nobody waits any more, nobody is told.
+        drop(slot);
         let _ = send.send(made.map_err(drop));
     });
     started.map_err(|error| {
@@ -357,7 +358,7 @@ fn in_time<T: Send + 'static>(
             Err(ApiError::refused_field(name, "grammar_failed", message))
         }
         Err(RecvTimeoutError::Timeout) => {
-            places.set(&state, PlaceState::Abandoned);
+            slots.set(&state, SlotState::Abandoned);
             let seconds = time_max.as_secs();
             let message = format!("`{name}` takes longer than {seconds} s to compile; ask for a simpler one");
             Err(ApiError::refused_field(name, "grammar_too_complex", message))
@@ -511,39 +512,39 @@ mod tests {
     /// Whoever takes too long keeps nobody else out, and is counted until it ends.
     #[test]
     fn abandoned_work_gives_up_its_place() {
-        let places = Places::default();
+        let slots = CompileSlots::default();
         let brief = Duration::from_millis(20);
         let (release, held) = mpsc::channel::<()>();
         let held = Arc::new(Mutex::new(held));
         for _ in 0..COMPILING_MAX + 1 {
             let held = Arc::clone(&held);
-            let late = in_time(&places, brief, "f", move || held.lock().unwrap().recv().is_ok());
+            let late = in_time(&slots, brief, "f", move || held.lock().unwrap().recv().is_ok());
             assert_eq!(late.unwrap_err().code(), Some("grammar_too_complex"));
         }
-        assert_eq!(*places.lock(), Compiling { awaited: 0, abandoned: COMPILING_MAX + 1 });
-        assert_eq!(in_time(&places, COMPILE_TIME_MAX, "f", || 7).unwrap(), 7);
+        assert_eq!(*slots.lock(), Compiling { awaited: 0, abandoned: COMPILING_MAX + 1 });
+        assert_eq!(in_time(&slots, COMPILE_TIME_MAX, "f", || 7).unwrap(), 7);
         for _ in COMPILING_MAX + 1..ABANDONED_MAX {
             let held = Arc::clone(&held);
-            in_time(&places, brief, "f", move || held.lock().unwrap().recv().is_ok()).unwrap_err();
+            in_time(&slots, brief, "f", move || held.lock().unwrap().recv().is_ok()).unwrap_err();
         }
-        let full = in_time(&places, COMPILE_TIME_MAX, "f", || 7).unwrap_err();
+        let full = in_time(&slots, COMPILE_TIME_MAX, "f", || 7).unwrap_err();
         assert_eq!((full.status.as_u16(), full.code()), (503, Some("busy_compiling")));
         drop(release);
         let begun = std::time::Instant::now();
-        while *places.lock() != Compiling::default() {
-            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", places.lock());
+        while *slots.lock() != Compiling::default() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", slots.lock());
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(in_time(&places, COMPILE_TIME_MAX, "f", || 7).unwrap(), 7);
+        assert_eq!(in_time(&slots, COMPILE_TIME_MAX, "f", || 7).unwrap(), 7);
     }
 
     #[test]
     fn a_compiler_that_panics_is_not_one_that_is_slow() {
-        let places = Places::default();
+        let slots = CompileSlots::default();
         let before = PANICS.load(Ordering::Relaxed);
-        let failed = in_time(&places, Duration::from_secs(60), "f", || -> u8 { panic!("as a test") }).unwrap_err();
+        let failed = in_time(&slots, Duration::from_secs(60), "f", || -> u8 { panic!("as a test") }).unwrap_err();
         assert_eq!((failed.status.as_u16(), failed.code(), failed.param()), (400, Some("grammar_failed"), Some("f")));
         assert_eq!(PANICS.load(Ordering::Relaxed), before + 1);
-        assert_eq!(*places.lock(), Compiling::default());
+        assert_eq!(*slots.lock(), Compiling::default());
     }
 }

@@ -20,7 +20,7 @@ const SUBSTRING_BYTES_MAX: usize = 8 << 10;
 /// The grammar at `at`, with its schemas as a grammar can hold a text to them.
 pub(crate) fn prepared(at: &str, text: &str) -> Result<String, ApiError> {
     let mut reader = Reader { at, text, place: 0, written: String::with_capacity(text.len()), ..Reader::default() };
-    reader.parts.push(Part::default());
+    reader.parts.push(GrammarPart::default());
     reader.read()?;
     reader.check()?;
     Ok(reader.written)
@@ -28,7 +28,7 @@ pub(crate) fn prepared(at: &str, text: &str) -> Result<String, ApiError> {
 
 /// A rule, a terminal, or a statement.
 #[derive(Default)]
-struct Part {
+struct GrammarPart {
     own: Weight,
     /// Terminals that it names, and how often.
     named: BTreeMap<String, usize>,
@@ -42,7 +42,7 @@ struct Reader<'a> {
     text: &'a str,
     place: usize,
     written: String,
-    parts: Vec<Part>,
+    parts: Vec<GrammarPart>,
     /// Terminals by their names.
     terminals: HashMap<String, Vec<usize>>,
     num_inline: usize,
@@ -61,7 +61,7 @@ impl<'a> Reader<'a> {
         taken
     }
 
-    fn part(&mut self) -> &mut Part {
+    fn part(&mut self) -> &mut GrammarPart {
         // There is one from the beginning on.
         let last = self.parts.len() - 1;
         &mut self.parts[last]
@@ -143,7 +143,7 @@ impl<'a> Reader<'a> {
         let is_defined = behind.starts_with(':') && (is_terminal || !behind.starts_with("::"));
         if begins_line || is_defined {
             // A rule with attributes is one regular expression.
-            self.parts.push(Part { is_one: is_terminal || behind.starts_with('['), ..Part::default() });
+            self.parts.push(GrammarPart { is_one: is_terminal || behind.starts_with('['), ..GrammarPart::default() });
             if is_terminal {
                 let index = self.parts.len() - 1;
                 self.terminals.entry(name.to_owned()).or_default().push(index);
@@ -158,7 +158,7 @@ impl<'a> Reader<'a> {
         let rest = self.rest();
         if rest.starts_with("%ignore") {
             self.take("%ignore".len());
-            self.parts.push(Part { is_one: true, ..Part::default() });
+            self.parts.push(GrammarPart { is_one: true, ..GrammarPart::default() });
             return Ok(());
         }
         let Some(name) = ["%json", "%llguidance", "%regex"].into_iter().find(|name| rest.starts_with(name)) else {

@@ -53,11 +53,11 @@ pub(crate) fn num_panics() -> usize {
 }
 
 /// A text on its way through a grammar.
-pub(crate) struct MaskedText(Arc<Text>);
+pub(crate) struct MaskedText(Arc<HeldText>);
 
 /// What the engine's thread and one of those here share of a text.
-struct Text {
-    progress: Mutex<Progress>,
+struct HeldText {
+    progress: Mutex<MaskProgress>,
     /// Is told when `progress` becomes known.
     known: Condvar,
     /// Nobody asks any more.
@@ -68,7 +68,7 @@ struct Text {
     is_quick: AtomicBool,
 }
 
-enum Progress {
+enum MaskProgress {
     /// Some thread finds out, or will. The token was chosen before it had begun.
     Working {
         then: Option<u32>,
@@ -80,7 +80,7 @@ enum Progress {
 
 /// What a thread is to do.
 struct Job {
-    text: Arc<Text>,
+    text: Arc<HeldText>,
     work: Work,
 }
 
@@ -103,8 +103,8 @@ struct Queue {
 impl MaskedText {
     /// A text that begins where `start` says, which runs on another thread.
     pub(crate) fn new(start: impl FnOnce() -> Matcher + Send + 'static) -> Self {
-        let text = Arc::new(Text {
-            progress: Mutex::new(Progress::Working { then: None }),
+        let text = Arc::new(HeldText {
+            progress: Mutex::new(MaskProgress::Working { then: None }),
             known: Condvar::new(),
             is_over: AtomicBool::new(false),
             handle: Mutex::default(),
@@ -115,9 +115,9 @@ impl MaskedText {
     }
 
     /// Waits until the mask is known, but not beyond `until`.
-    fn wait_for(&self, until: Option<Instant>) -> MutexGuard<'_, Progress> {
+    fn wait_for(&self, until: Option<Instant>) -> MutexGuard<'_, MaskProgress> {
         let mut progress = lock(&self.0.progress);
-        while matches!(*progress, Progress::Working { .. }) {
+        while matches!(*progress, MaskProgress::Working { .. }) {
             let Some(until) = until else {
                 progress = self.0.known.wait(progress).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -138,31 +138,33 @@ impl Debug for MaskedText {
 impl GrammarState for MaskedText {
     fn allow(&mut self, allowed: &mut TokenSet, until: Option<Instant>) -> Result<bool, String> {
         match &*self.wait_for(until) {
-            Progress::Working { .. } => Ok(false),
-            Progress::Known(_, mask) => {
+            MaskProgress::Working { .. } => Ok(false),
+            MaskProgress::Known(_, mask) => {
                 allowed.insert_words(mask.as_slice());
                 Ok(true)
             }
-            Progress::Failed(problem) => Err(problem.clone()),
+            MaskProgress::Failed(problem) => Err(problem.clone()),
         }
     }
 
     fn accept(&mut self, token_id: u32) {
         let mut progress = lock(&self.0.progress);
-        match std::mem::replace(&mut *progress, Progress::Working { then: None }) {
+        match std::mem::replace(&mut *progress, MaskProgress::Working { then: None }) {
             // Where the text could only end, the token that ends it is no part of it.
-            Progress::Known(matcher, mask) if matcher.is_stopped() => *progress = Progress::Known(matcher, mask),
-            Progress::Known(matcher, _) => {
+            MaskProgress::Known(matcher, mask) if matcher.is_stopped() => {
+                *progress = MaskProgress::Known(matcher, mask)
+            }
+            MaskProgress::Known(matcher, _) => {
                 drop(progress);
                 QUEUE.push(Job { text: Arc::clone(&self.0), work: Work::Accept(matcher, token_id) });
             }
-            Progress::Working { .. } => *progress = Progress::Working { then: Some(token_id) },
-            failed @ Progress::Failed(_) => *progress = failed,
+            MaskProgress::Working { .. } => *progress = MaskProgress::Working { then: Some(token_id) },
+            failed @ MaskProgress::Failed(_) => *progress = failed,
         }
     }
 
     fn is_ready(&self) -> bool {
-        !matches!(*lock(&self.0.progress), Progress::Working { .. })
+        !matches!(*lock(&self.0.progress), MaskProgress::Working { .. })
     }
 
     fn wait(&self, until: Option<Instant>) {
@@ -217,12 +219,12 @@ impl Job {
         if catch_unwind(AssertUnwindSafe(|| text.find_out(work))).is_err() {
             let count = PANICS.fetch_add(1, Ordering::Relaxed) + 1;
             tracing::error!(count, "the mask of a grammar failed in a way that is a bug");
-            text.tell(Progress::Failed("it failed in a way that is a bug".to_owned()));
+            text.tell(MaskProgress::Failed("it failed in a way that is a bug".to_owned()));
         }
     }
 }
 
-impl Text {
+impl HeldText {
     /// Goes on until the mask of the next token is known, or nobody asks for it.
     fn find_out(&self, work: Work) {
         let is_over = || self.is_over.load(Ordering::Relaxed);
@@ -246,21 +248,21 @@ impl Text {
             self.is_quick.store(begun.elapsed() < QUICK, Ordering::Relaxed);
             let (matcher, mask) = match known {
                 Ok(known) => known,
-                Err(problem) => return self.tell(Progress::Failed(problem)),
+                Err(problem) => return self.tell(MaskProgress::Failed(problem)),
             };
             let mut progress = lock(&self.progress);
-            let Progress::Working { then: Some(token_id) } = *progress else {
-                *progress = Progress::Known(matcher, mask);
+            let MaskProgress::Working { then: Some(token_id) } = *progress else {
+                *progress = MaskProgress::Known(matcher, mask);
                 self.known.notify_all();
                 return;
             };
-            *progress = Progress::Working { then: None };
+            *progress = MaskProgress::Working { then: None };
             drop(progress);
             made = accepted(matcher, token_id);
         }
     }
 
-    fn tell(&self, found: Progress) {
+    fn tell(&self, found: MaskProgress) {
         *lock(&self.progress) = found;
         self.known.notify_all();
     }

@@ -88,7 +88,7 @@ pub(crate) struct Pool {
 #[derive(Debug, Default)]
 struct State {
     held: usize,
-    waiting: BTreeMap<Place, Waiting>,
+    waiting: BTreeMap<QueuePosition, Waiting>,
     /// When a key's next turn begins, in bytes handed out (start-time fair queueing, as in the engine's queue).
     next: HashMap<u64, u64>,
     /// The latest turn that was taken.
@@ -96,8 +96,13 @@ struct State {
     arrived: u64,
 }
 
-/// Where one waits: by turn, the small ones first where turns are equal, and by arrival.
-type Place = (u64, bool, u64);
+/// Where a request waits: by turn, the small ones first where turns are equal, and by arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct QueuePosition {
+    turn: u64,
+    is_large: bool,
+    arrival: u64,
+}
 
 #[derive(Debug)]
 struct Waiting {
@@ -129,7 +134,7 @@ impl Pool {
     /// there is gets all of it, alone.
     pub(crate) async fn acquire(&self, key: u64, bytes: usize) -> Result<Permit, ApiError> {
         let bytes = bytes.min(self.total);
-        let (place, granted) = {
+        let (position, granted) = {
             let mut state = self.state();
             if state.waiting.is_empty() && bytes <= self.total - state.held {
                 state.held += bytes;
@@ -138,13 +143,13 @@ impl Pool {
             let turn = state.turn(key, bytes);
             state.arrived += 1;
             let (sender, granted) = oneshot::channel();
-            let place = (turn, bytes > SMALL_BYTES, state.arrived);
-            state.waiting.insert(place, Waiting { bytes, granted: sender });
-            (place, granted)
+            let position = QueuePosition { turn, is_large: bytes > SMALL_BYTES, arrival: state.arrived };
+            state.waiting.insert(position, Waiting { bytes, granted: sender });
+            (position, granted)
         };
         // The one in front may have been too large, and this one small enough.
         self.grant();
-        let _leaves = Leaves { pool: self, place };
+        let _leaves = Leaves { pool: self, position };
         match timeout(self.wait_max, granted).await {
             Ok(Ok(permit)) => Ok(permit),
             _ => Err(busy()),
@@ -161,7 +166,7 @@ impl Pool {
                 if bytes > self.total - state.held {
                     break;
                 }
-                let Some(((turn, ..), waiting)) = state.waiting.pop_first() else { break };
+                let Some((QueuePosition { turn, .. }, waiting)) = state.waiting.pop_first() else { break };
                 state.now = state.now.max(turn);
                 state.held += bytes;
                 granted.push((waiting.granted, Permit { pool: self.clone(), bytes }));
@@ -189,12 +194,12 @@ impl State {
 /// Takes one who waits no longer out of the queue.
 struct Leaves<'a> {
     pool: &'a Pool,
-    place: Place,
+    position: QueuePosition,
 }
 
 impl Drop for Leaves<'_> {
     fn drop(&mut self) {
-        let left = self.pool.state().waiting.remove(&self.place);
+        let left = self.pool.state().waiting.remove(&self.position);
         if left.is_some() {
             self.pool.grant();
         }
