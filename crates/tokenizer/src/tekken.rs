@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use serde::de::IgnoredAny;
 
 use crate::bpe::{Bpe, BpeOptions};
 use crate::error::{TokenizerError, guarded, shortened};
@@ -64,12 +65,12 @@ const DEFAULT_SPECIAL_TOKENS: [&str; 20] = [
     "[TOOL_CONTENT]",
 ];
 
+/// The file, with its vocabulary as `V`: [`IgnoredAny`] skips the megabytes of tokens that a reader does not need.
 #[derive(serde::Deserialize)]
-struct TekkenJson<'a> {
+struct TekkenJson<'a, V = Vec<TokenJson<'a>>> {
     #[serde(borrow)]
     config: ConfigJson<'a>,
-    #[serde(borrow)]
-    vocab: Vec<TokenJson<'a>>,
+    vocab: V,
     #[serde(borrow, default)]
     special_tokens: Option<Vec<SpecialJson<'a>>>,
 }
@@ -140,9 +141,9 @@ impl GgufVocabulary {
 /// special tokens spelled out. `None` for a version whose format is not known here, or a file without tokens of it.
 ///
 /// # Errors
-/// A file that is no JSON, or has no `config`.
+/// A file that is no JSON, or has no `config` or no `vocab`. What is in `vocab` is not looked at.
 pub fn tekken_chat_template(tekken_json: &[u8]) -> Result<Option<String>, TokenizerError> {
-    let json: TekkenJson<'_> = parse(FILE, tekken_json)?;
+    let json: TekkenJson<'_, IgnoredAny> = parse(FILE, tekken_json)?;
     let Some(number) = version_number(&json) else { return Ok(None) };
     let Some(&(number, needed)) = TEMPLATE_VERSIONS.iter().find(|(known, _)| *known == number) else { return Ok(None) };
     let count = json.config.default_num_special_tokens.min(SPECIAL_TOKENS_MAX);
@@ -152,7 +153,7 @@ pub fn tekken_chat_template(tekken_json: &[u8]) -> Result<Option<String>, Tokeni
 }
 
 /// The number in `config.version`, such as `v7`.
-fn version_number(json: &TekkenJson<'_>) -> Option<u32> {
+fn version_number<V>(json: &TekkenJson<'_, V>) -> Option<u32> {
     json.config.version.as_deref()?.strip_prefix('v')?.parse().ok()
 }
 
@@ -271,7 +272,7 @@ fn vocabulary(json: &TekkenJson<'_>) -> Result<GgufVocabulary, TokenizerError> {
 }
 
 /// The text of each special token; ranks that the file gives to none are fillers.
-fn special_tokens(json: &TekkenJson<'_>, count: u32) -> Result<Vec<String>, TokenizerError> {
+fn special_tokens<V>(json: &TekkenJson<'_, V>, count: u32) -> Result<Vec<String>, TokenizerError> {
     let wrong = |field: String, message: String| Err(TokenizerError::field(FILE, field, message));
     let mut tokens: Vec<String> = vec![String::new(); count as usize];
     match &json.special_tokens {
