@@ -4,12 +4,12 @@ use anyhow::Result;
 use backend::BackendError;
 use tensor::WeightFormat;
 
-use crate::load::{self, ModelArgs};
+use crate::load::device::{self, CPU, DeviceSettings};
 use crate::output::note;
 
 /// Measures a device.
 pub(crate) enum Meter {
-    /// The processors that the arguments name.
+    /// The processors that the settings name.
     Cpu(cpu::CpuBackend),
     /// A GPU.
     Gpu(gpu::GpuBackend),
@@ -41,11 +41,11 @@ impl From<gpu::Peak> for Peak {
 }
 
 impl Meter {
-    /// Of the device that `args` name.
-    pub(crate) fn new(args: &ModelArgs) -> Result<Self> {
-        Ok(match (load::gpu_backend(args)?, load::resolve(&args.device)) {
+    /// Of the device that `settings` name.
+    pub(crate) fn new(settings: &DeviceSettings) -> Result<Self> {
+        Ok(match (device::gpu_backend(settings)?, device::resolve(&settings.name)) {
             (Some(gpu), _) => Self::Gpu(gpu),
-            (None, load::CPU) => Self::Cpu(load::cpu_backend(args)?),
+            (None, CPU) => Self::Cpu(device::cpu_backend(settings)?),
             (None, _) => Self::None,
         })
     }

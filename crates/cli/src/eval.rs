@@ -18,10 +18,17 @@ use indicatif::{ProgressBar, ProgressStyle};
 use plan::sampling::{RowSampling, choose};
 use plan::{KvLayout, StepInput, StepShape};
 use serde_json::{Value as Json, json};
-use tokenizer::{ParseSpecial, Tokenizer};
+use tokenizer::Tokenizer;
 
-use crate::load::{self, KV_BLOCK_LEN, ModelArgs};
-use crate::{bench, files, output};
+use crate::load::facts::{KV_BLOCK_LEN, WINDOW, kv_format_of, main_format, text_windows};
+use crate::load::find;
+use crate::load::fits::{check_fits, smaller_context};
+use crate::load::plan::check_head;
+use crate::load::text::load_tokenizer;
+use crate::model::args::ModelArgs;
+use crate::model::load_weights;
+use crate::model::settings::ModelSettings;
+use crate::{files, output};
 
 /// Rows of logits that are made at a time.
 const ROWS: usize = 64;
@@ -62,13 +69,10 @@ enum EvalFormat {
     Json,
 }
 
-/// The window without `--ctx-size`.
-pub(crate) const WINDOW: usize = 512;
-
 /// Runs `hotmetal eval`.
 pub(crate) fn eval(args: &EvalArgs) -> Result<()> {
     let text = files::read_text(&args.file, "", files::TEXT_BYTES_MAX)?;
-    let scores = Task { text: &text, chunks: args.chunks, model_args: &args.model_args }
+    let scores = Task { text: &text, chunks: args.chunks, settings: &args.model_args.settings() }
         .score(args.model.as_deref(), args.against.as_deref())
         .with_context(|| format!("cannot score `{}`", args.file.display()))?;
     let report = match args.output {
@@ -84,7 +88,7 @@ pub(crate) struct Task<'a> {
     pub(crate) text: &'a str,
     /// Windows of it at most.
     pub(crate) chunks: Option<usize>,
-    pub(crate) model_args: &'a ModelArgs,
+    pub(crate) settings: &'a ModelSettings,
 }
 
 /// How well a model predicts a text.
@@ -124,19 +128,19 @@ impl Task<'_> {
     ///
     /// Where a model cannot be loaded, a text is shorter than a window, the vocabularies differ, or a logit is not finite.
     pub(crate) fn score(&self, model: Option<&str>, against: Option<&str>) -> Result<Scores> {
-        let (mut checkpoint, name) = load::open(model, false)?;
+        let (mut checkpoint, name) = find::open(model, false)?;
         let tokenizer = self.tokenizer_of(&checkpoint)?;
         let mut model =
-            Scored::load(&mut checkpoint, self.model_args).with_context(|| format!("cannot load `{name}`"))?;
-        let windows = windows(&tokenizer, self.text, model.window, self.chunks)?;
+            Scored::load(&mut checkpoint, self.settings).with_context(|| format!("cannot load `{name}`"))?;
+        let windows = text_windows(&tokenizer, self.text, model.window, self.chunks)?;
         let mut other = match against {
             None => None,
             Some(against) => {
-                let (mut checkpoint, against) = load::open(Some(against), false)?;
-                let other = Scored::load(&mut checkpoint, self.model_args)
-                    .with_context(|| format!("cannot load `{against}`"))?;
+                let (mut checkpoint, against) = find::open(Some(against), false)?;
+                let other =
+                    Scored::load(&mut checkpoint, self.settings).with_context(|| format!("cannot load `{against}`"))?;
                 let tokenizer = self.tokenizer_of(&checkpoint)?;
-                let found = self::windows(&tokenizer, self.text, model.window, self.chunks);
+                let found = text_windows(&tokenizer, self.text, model.window, self.chunks);
                 if other.vocab_size != model.vocab_size || !found.is_ok_and(|found| found == windows) {
                     bail!("`{name}` and `{against}` have different vocabularies: their predictions cannot be compared");
                 }
@@ -193,7 +197,7 @@ impl Task<'_> {
     }
 
     fn tokenizer_of(&self, checkpoint: &Checkpoint) -> Result<Tokenizer> {
-        load::load_tokenizer(checkpoint.tokenizer.clone(), self.model_args.allow_unknown_patterns)
+        load_tokenizer(checkpoint.tokenizer.clone(), self.settings.allow_unknown_patterns)
     }
 }
 
@@ -234,21 +238,6 @@ impl Scores {
     }
 }
 
-/// The text's tokens in windows that all have the same length.
-pub(crate) fn windows(tokenizer: &Tokenizer, text: &str, window: usize, most: Option<usize>) -> Result<Vec<Vec<u32>>> {
-    let prefix = tokenizer.prefix_ids();
-    let ids = tokenizer.encode(text, ParseSpecial::No)?;
-    let each = window.saturating_sub(prefix.len()).max(1);
-    if ids.len() < each {
-        bail!(
-            "the text has {} tokens, and a window takes {each}: use a longer text or a smaller --ctx-size",
-            ids.len()
-        );
-    }
-    let windows = ids.chunks_exact(each).map(|ids| [prefix, ids].concat());
-    Ok(windows.take(most.unwrap_or(usize::MAX)).collect())
-}
-
 /// A model whose logits are asked for.
 struct Scored {
     executable: Box<dyn Executable>,
@@ -261,18 +250,18 @@ struct Scored {
 }
 
 impl Scored {
-    fn load(checkpoint: &mut Checkpoint, args: &ModelArgs) -> Result<Self> {
-        load::check_head(checkpoint.has_head, "the model")?;
-        let (plan, backend, weights) = load::load_weights(checkpoint, args)?;
-        let window = args.ctx_size.unwrap_or(WINDOW.min(plan.context_len));
+    fn load(checkpoint: &mut Checkpoint, settings: &ModelSettings) -> Result<Self> {
+        check_head(checkpoint.has_head, "the model")?;
+        let (plan, backend, weights) = load_weights(checkpoint, settings)?;
+        let window = settings.cache.ctx_size.unwrap_or(WINDOW.min(plan.context_len));
         if window < 4 || window > plan.context_len {
             bail!("--ctx-size {window}: expected 4 to {}, which the model was made for", plan.context_len);
         }
-        let format = load::kv_format(args, weights.iter().map(|weight| Some(weight.format())));
+        let format = kv_format_of(settings.cache.format, &weights);
         let kv = KvLayout { format, block_len: KV_BLOCK_LEN, num_blocks: window.div_ceil(KV_BLOCK_LEN) };
         let largest = StepShape { tokens: window, sequences: 1, outputs: ROWS };
-        load::check_fits(&*backend, &plan, &weights, &kv, largest, &load::smaller_context)?;
-        let (device, format) = (backend.device().description.clone(), bench::main_format(&weights).to_string());
+        check_fits(&*backend, &plan, &weights, &kv, largest, &smaller_context)?;
+        let (device, format) = (backend.device().description.clone(), main_format(&weights).to_string());
         let vocab_size = plan.vocab_size;
         let table = (0..kv.num_blocks as u32).collect();
         let executable = backend.load(Arc::new(plan), weights, kv)?;

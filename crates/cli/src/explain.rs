@@ -9,7 +9,9 @@ use formats::Checkpoint;
 use plan::{KvFormat, KvLayout, Plan, StepShape};
 use tensor::Tensor;
 
-use crate::load::{self, ModelArgs};
+use crate::load::facts::{KV_BLOCK_LEN, kv_format_of};
+use crate::model::load_weights;
+use crate::model::settings::ModelSettings;
 use crate::output::stdout;
 
 /// Rows of the steps that are asked for: as many sequences in decode, then a prompt.
@@ -34,10 +36,10 @@ struct Line {
     variants: Vec<(String, String)>,
 }
 
-/// Prints the table for a checkpoint on the device of `args`.
-pub(crate) fn of_checkpoint(checkpoint: &mut Checkpoint, name: &str, args: &ModelArgs) -> Result<()> {
-    let (plan, backend, weights) = load::load_weights(checkpoint, args)?;
-    let kv_format = load::kv_format(args, weights.iter().map(|weight| Some(weight.format())));
+/// Prints the table for a checkpoint on the device of `settings`.
+pub(crate) fn of_checkpoint(checkpoint: &mut Checkpoint, name: &str, settings: &ModelSettings) -> Result<()> {
+    let (plan, backend, weights) = load_weights(checkpoint, settings)?;
+    let kv_format = kv_format_of(settings.cache.format, &weights);
     Ok(stdout(&dispatch(name, Arc::new(plan), &*backend, weights, kv_format)?)?)
 }
 
@@ -49,8 +51,8 @@ pub(crate) fn dispatch(
     weights: Vec<Tensor>,
     format: KvFormat,
 ) -> Result<String> {
-    let num_blocks = plan.context_len.min(CONTEXT).div_ceil(load::KV_BLOCK_LEN);
-    let kv = KvLayout { format, block_len: load::KV_BLOCK_LEN, num_blocks };
+    let num_blocks = plan.context_len.min(CONTEXT).div_ceil(KV_BLOCK_LEN);
+    let kv = KvLayout { format, block_len: KV_BLOCK_LEN, num_blocks };
     let device = backend.device().clone();
     let mut executable = backend.load(plan, weights, kv).with_context(|| format!("cannot run `{name}`"))?;
     executable.settle()?;

@@ -19,6 +19,13 @@ pub(crate) const RESULT_BYTES_MAX: u64 = 256 << 20;
 /// The most bytes of a file of settings: keys, a template.
 pub(crate) const SETTINGS_BYTES_MAX: u64 = 4 << 20;
 
+/// The folder of what can be made again: `hotmetal` in the user's cache folder, where one is known.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache")));
+    cache.map(|cache| cache.join("hotmetal"))
+}
+
 /// The bytes of the file at `path`, which has at most `most` bytes, and in messages `what` before its name: `the prompt
 /// file`, or nothing. It may be a pipe.
 pub(crate) fn read(path: &Path, what: &str, most: u64) -> Result<Vec<u8>> {

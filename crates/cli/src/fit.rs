@@ -11,7 +11,10 @@ use serde_json::{Value, json};
 use tensor::Tensor;
 
 use crate::ceiling::Meter;
-use crate::load::{self, ModelArgs};
+use crate::load::facts::{kv_format, weight_bytes};
+use crate::load::plan::plan_of;
+use crate::load::{device, find};
+use crate::model::args::ModelArgs;
 use crate::{explain, output, units};
 
 /// Show what of a model fits into this memory, and how fast it would be; headers are enough
@@ -103,18 +106,6 @@ fn read_bytes(info: &TensorInfo) -> u64 {
     expanded.map_or(info.bytes, |bytes| bytes as u64)
 }
 
-/// Bytes of all weights of `plan`, and of those that each decode step reads whole: all but an embedding table of which it
-/// only looks up a row. `bytes_of` knows the size of a weight by its index.
-pub(crate) fn weight_bytes(plan: &Plan, bytes_of: impl Fn(usize) -> u64) -> (u64, u64) {
-    let is_looked_up = |index: usize| {
-        let mut reads = plan.ops.iter().filter(|op| op.weights().iter().any(|weight| weight.index() == index));
-        reads.all(|op| matches!(op, plan::Op::Embed { .. }))
-    };
-    let total = (0..plan.weights.len()).map(&bytes_of).sum();
-    let looked_up: u64 = (0..plan.weights.len()).filter(|&index| is_looked_up(index)).map(&bytes_of).sum();
-    (total, total - looked_up)
-}
-
 /// Runs `hotmetal plan`.
 pub(crate) fn plan(args: &FitArgs) -> Result<()> {
     if args.model_args.quant.is_some() {
@@ -122,18 +113,19 @@ pub(crate) fn plan(args: &FitArgs) -> Result<()> {
             "`plan` does not take --quant, which run, serve and eval do: quantise the model first with `hotmetal quantize`"
         );
     }
+    let settings = args.model_args.settings();
     if args.explain_dispatch {
-        let (mut checkpoint, name) = load::open(args.model.as_deref(), false)?;
-        return explain::of_checkpoint(&mut checkpoint, &name, &args.model_args);
+        let (mut checkpoint, name) = find::open(args.model.as_deref(), false)?;
+        return explain::of_checkpoint(&mut checkpoint, &name, &settings);
     }
-    let (mut checkpoint, name) = load::open(args.model.as_deref(), true)?;
-    args.model_args.rope.apply(&mut checkpoint.config, args.model_args.ctx_size)?;
+    let (mut checkpoint, name) = find::open(args.model.as_deref(), true)?;
+    settings.rope.apply(&mut checkpoint.config, settings.cache.ctx_size)?;
     checkpoint.sort_features();
-    let plan = load::plan_of(&checkpoint)?;
-    let backend = load::backend(&args.model_args)?;
-    let kv = load::kv_format(&args.model_args, checkpoint.tensor_infos().map(|info| info.format));
+    let plan = plan_of(&checkpoint)?;
+    let backend = device::backend(&settings.device)?;
+    let kv = kv_format(settings.cache.format, checkpoint.tensor_infos().map(|info| info.format));
     let device = backend.device();
-    let bandwidth = Meter::new(&args.model_args)?.read_bandwidth()?;
+    let bandwidth = Meter::new(&settings.device)?.read_bandwidth()?;
     let fit = Fit::new(&plan, &checkpoint, kv, device.memory_bytes, bandwidth);
     let text = match args.output_format {
         FitFormat::Text => as_text(&fit, &plan, &name, kv, &device.description)?,

@@ -7,7 +7,8 @@ use engine::{Dry, FinishReason, Request, SamplingParams, StopStrings, Xtc};
 use serde_json::Value;
 use tokenizer::{ParseSpecial, StreamDecoder};
 
-use crate::load::{self, Model, ModelArgs};
+use crate::model::settings::ModelSettings;
+use crate::model::{self, Model};
 use crate::sampling_args::SamplingArgs;
 use crate::{interrupt, units};
 
@@ -261,7 +262,7 @@ fn describe(finish: &FinishReason) -> (&'static str, Option<String>) {
 
 /// Generates greedily from the built-in model and compares with what Hugging Face transformers generated. They may part
 /// only at a token that the reference itself was unsure of. Returns how many were equal.
-pub(crate) fn compare_with_golden(golden: &str, args: &ModelArgs) -> Result<usize> {
+pub(crate) fn compare_with_golden(golden: &str, settings: &ModelSettings) -> Result<usize> {
     /// Logits closer than this may change places between correct programs (the reference computes in F32).
     const UNSURE_MARGIN: f64 = 1e-2;
     #[derive(serde::Deserialize)]
@@ -275,7 +276,7 @@ pub(crate) fn compare_with_golden(golden: &str, args: &ModelArgs) -> Result<usiz
         greedy_margins: Vec<f64>,
     }
     let golden: Golden = serde_json::from_str(golden).context("the golden file is malformed")?;
-    let mut model = load::load(None, args)?;
+    let mut model = model::load(None, settings)?;
     let mut equal = 0;
     for Prompt { prompt_token_ids, greedy_token_ids, greedy_margins } in golden.prompts {
         let options = GenerationOptions::greedy(greedy_token_ids.len());

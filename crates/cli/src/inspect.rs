@@ -11,8 +11,10 @@ use formats::{Checkpoint, TensorInfo, TokenizerSource};
 use serde_json::{Map, Value, json};
 use tensor::WeightFormat;
 
+use crate::load::find;
+use crate::load::plan::plan_of;
 use crate::quantize::{receipt_of, weight_bytes};
-use crate::{load, output, units};
+use crate::{output, units};
 
 /// Show architecture, tensors, types, sizes, metadata and chat template of a model
 #[derive(Args, Debug)]
@@ -41,10 +43,10 @@ enum InspectFormat {
 
 /// Runs `hotmetal inspect`.
 pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
-    let (mut checkpoint, name) = load::open(args.model.as_deref(), true)?;
+    let (mut checkpoint, name) = find::open(args.model.as_deref(), true)?;
     checkpoint.sort_features();
     // A model that cannot run can still be looked at.
-    let plan = load::plan_of(&checkpoint);
+    let plan = plan_of(&checkpoint);
     if args.ops {
         output::stdout(&plan::fuse(plan::restrict_outputs(plan?)).to_string())?;
         return Ok(());
@@ -78,7 +80,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
 
 /// The receipt beside a file or folder that `quantize` wrote; none where it is of other bytes, or is no receipt.
 fn receipt(model: &str) -> Option<Value> {
-    let path = load::locate(model).ok()?;
+    let path = find::locate(model).ok()?;
     let receipt: Value = serde_json::from_slice(&fs::read(receipt_of(&path)).ok()?).ok()?;
     let len = if path.is_dir() { weight_bytes(&path).ok()? } else { fs::metadata(&path).ok()?.len() };
     if receipt["bytes_out"].as_u64() != Some(len) {

@@ -8,7 +8,7 @@ use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
 use crate::generate::{Generation, GenerationOptions};
-use crate::load::Model;
+use crate::model::Model;
 use crate::output::{note, stdout};
 use crate::{files, interrupt};
 

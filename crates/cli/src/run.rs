@@ -9,7 +9,10 @@ use serde_json::{Value, json};
 use tokenizer::ParseSpecial;
 
 use crate::generate::{Generation, GenerationOptions};
-use crate::load::{self, Model, ModelArgs};
+use crate::load::find::names_a_model;
+use crate::load::plan::check_head;
+use crate::model::args::ModelArgs;
+use crate::model::{self, Model};
 use crate::output::{note, stdout};
 use crate::sampling_args::SamplingArgs;
 use crate::{files, interrupt, repl, units};
@@ -109,8 +112,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if !interactive && prompt.is_none() {
         bail!("no prompt: give one as an argument, with -p TEXT, with -f FILE or on standard input, or chat with -i");
     }
-    let mut model = load::load(model_name.as_deref(), &args.model_args)?;
-    load::check_head(model.has_head, &model.name)?;
+    let mut model = model::load(model_name.as_deref(), &args.model_args.settings())?;
+    check_head(model.has_head, &model.name)?;
     let mut options = GenerationOptions::new(&model, &args.sampling)?;
     options.max_tokens = args.max_tokens;
     options.stop.clone_from(&args.stop);
@@ -176,7 +179,7 @@ fn split_positionals(args: &RunArgs) -> Result<(Option<String>, Option<String>)>
         return Ok((args.model.clone(), first));
     }
     let Some(only) = first else { return Ok((None, None)) };
-    if second.is_some() || load::names_a_model(&only) {
+    if second.is_some() || names_a_model(&only) {
         return Ok((Some(only), second));
     }
     if args.prompt.is_some() || args.file.is_some() {

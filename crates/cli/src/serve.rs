@@ -10,8 +10,11 @@ use clap::Args;
 use server::{ApiKey, App, Ended, Options, Origin, ServedModel, Shutdown};
 use tokenizer::ParseSpecial;
 
-use crate::load::{self, EngineSizes, KvTokens, ModelArgs};
-use crate::neighbours::{ALONE, Given, Neighbours};
+use crate::load::find;
+use crate::load::neighbours::{ALONE, DeviceShare, Neighbours};
+use crate::load::sizes::{EngineSizes, KvTokens};
+use crate::model;
+use crate::model::args::ModelArgs;
 use crate::output::note;
 use crate::sampling_args::SamplingArgs;
 use crate::{files, generate, interrupt};
@@ -244,17 +247,23 @@ fn load_all_into(app: &App, args: &ServeArgs, names: &[String]) -> Result<()> {
         return load_into(app, args, only, &names[0], &ALONE).map(drop);
     }
     // Before anything is loaded, which may take minutes: whether all are there.
-    let sizes: Vec<u64> = args.models.iter().map(|model| load::weight_bytes(model)).collect::<Result<_>>()?;
+    let sizes: Vec<u64> = args.models.iter().map(|model| find::weight_bytes(model)).collect::<Result<_>>()?;
     let mut neighbours = Neighbours::of(args.models.len());
     for (index, (model, name)) in args.models.iter().zip(names).enumerate() {
         neighbours.await_bytes(sizes[index + 1..].iter().sum());
-        let given = load_into(app, args, Some(model), name, &neighbours)?;
-        neighbours.give(given);
+        let share = load_into(app, args, Some(model), name, &neighbours)?;
+        neighbours.give(share);
     }
     Ok(())
 }
 
-fn load_into(app: &App, args: &ServeArgs, model: Option<&str>, name: &str, neighbours: &Neighbours) -> Result<Given> {
+fn load_into(
+    app: &App,
+    args: &ServeArgs,
+    model: Option<&str>,
+    name: &str,
+    neighbours: &Neighbours,
+) -> Result<DeviceShare> {
     let limits = &args.limits;
     let sizes = EngineSizes {
         max_sequences: limits.parallel,
@@ -265,7 +274,7 @@ fn load_into(app: &App, args: &ServeArgs, model: Option<&str>, name: &str, neigh
         neighbours,
         watch: &app.loading(name),
     };
-    let model = load::load_with(model, &args.model_args, &sizes)?;
+    let model = model::load_with(model, &args.model_args.settings(), &sizes)?;
     let defaults = generate::sampling_params(&model, &args.sampling)?;
     defaults.check(model.engine.config().vocab_size)?;
     let kv = model.engine.config().kv;
@@ -283,9 +292,9 @@ fn load_into(app: &App, args: &ServeArgs, model: Option<&str>, name: &str, neigh
         version: env!("CARGO_PKG_VERSION"),
         defaults,
         tokenizer: model.tokenizer,
-        chat_template: model.chat_template,
-        tool_template: model.tool_template,
-        template_fault: model.template_fault,
+        chat_template: model.templates.chat,
+        tool_template: model.templates.tools,
+        template_fault: model.templates.fault,
         has_head: model.has_head,
         pooling: model.embedding.pooling,
         normalize: model.embedding.normalize,
@@ -293,7 +302,7 @@ fn load_into(app: &App, args: &ServeArgs, model: Option<&str>, name: &str, neigh
         load_time: model.load_time,
     })?;
     note(&ready);
-    Ok(model.given)
+    Ok(model.share)
 }
 
 fn parse_host(text: &str) -> Result<IpAddr, String> {

@@ -7,7 +7,10 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::clock::Clock;
-use crate::load::{self, GpuArgs, KvType, ModelArgs};
+use crate::load::args::{GpuArgs, KvType, parse_isa};
+use crate::load::device::{self, AUTO, DeviceSettings};
+use crate::load::sizes::{self, CacheSettings};
+use crate::model::settings::ModelSettings;
 
 /// Measure how fast a model runs here, beside what the memory gives
 #[derive(Args, Debug)]
@@ -50,7 +53,7 @@ pub(super) struct TableArgs {
     pub(super) repetitions: usize,
 
     /// Where to compute, as for `bench`
-    #[arg(long, value_name = "DEVICE", default_value = load::AUTO)]
+    #[arg(long, value_name = "DEVICE", default_value = AUTO)]
     pub(super) device: String,
 
     #[command(flatten)]
@@ -93,7 +96,7 @@ pub(super) struct KernelsArgs {
     pub(super) format: Vec<String>,
 
     /// Instruction sets of the CPU kernels [default: all that this processor has]
-    #[arg(long, value_name = "LEVEL", value_delimiter = ',', value_parser = load::parse_isa)]
+    #[arg(long, value_name = "LEVEL", value_delimiter = ',', value_parser = parse_isa)]
     pub(super) isa: Vec<cpu::IsaLevel>,
 
     /// Use weights as files have them: the kernels of `bench --no-repack`
@@ -123,7 +126,7 @@ pub(super) struct KernelsArgs {
     /// Where to compute: auto (the first NVIDIA GPU, the CPU without one), cpu, cuda or cuda:N (an NVIDIA GPU), metal or
     /// metal:N (an Apple GPU), or reference
     /// (plain f64, for comparison)
-    #[arg(long, value_name = "DEVICE", default_value = load::AUTO)]
+    #[arg(long, value_name = "DEVICE", default_value = AUTO)]
     pub(super) device: String,
 
     #[command(flatten)]
@@ -150,13 +153,13 @@ pub(super) struct KernelsArgs {
 impl KernelsArgs {
     /// The device that `--device` stands for.
     pub(super) fn device(&self) -> &str {
-        load::resolve(&self.device)
+        device::resolve(&self.device)
     }
 
-    /// As the loader takes them, with these threads and this instruction set.
-    pub(super) fn model_args(&self, threads: Option<usize>, isa: Option<cpu::IsaLevel>) -> ModelArgs {
-        let (gpu, no_repack, kv_type) = (self.gpu.clone(), self.no_repack, self.kv_type);
-        ModelArgs { gpu, threads, isa, no_repack, kv_type, ..ModelArgs::on(self.device()) }
+    /// The device that is measured, with these threads and this instruction set.
+    pub(super) fn device_settings(&self, threads: Option<usize>, isa: Option<cpu::IsaLevel>) -> DeviceSettings {
+        let (name, gpu) = (self.device().to_owned(), self.gpu.settings());
+        DeviceSettings { name, gpu, threads, isa, repack: !self.no_repack }
     }
 
     /// Whether `op` was asked for.
@@ -196,14 +199,14 @@ pub(crate) struct TargetArgs {
     /// Where to compute: auto (the first NVIDIA GPU, the CPU without one), cpu, cuda or cuda:N (an NVIDIA GPU), metal or
     /// metal:N (an Apple GPU), or reference
     /// (plain f64, for comparison)
-    #[arg(long, value_name = "DEVICE", default_value = load::AUTO)]
+    #[arg(long, value_name = "DEVICE", default_value = AUTO)]
     pub(crate) device: String,
 
     #[command(flatten)]
     pub(crate) gpu: GpuArgs,
 
     /// Instruction set of the CPU kernels [default: the best there is]
-    #[arg(long, value_name = "LEVEL", value_parser = load::parse_isa)]
+    #[arg(long, value_name = "LEVEL", value_parser = parse_isa)]
     pub(crate) isa: Option<cpu::IsaLevel>,
 
     /// Use Q8_0 weights where the file has them, without the copy that streams better
@@ -226,18 +229,24 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 impl TargetArgs {
     /// Tokens of a prompt that a step computes at most.
     pub(crate) fn batch_tokens(&self) -> usize {
-        self.batch_tokens.unwrap_or_else(|| load::batch_tokens(self.device()))
+        self.batch_tokens.unwrap_or_else(|| sizes::batch_tokens(self.device()))
     }
 
     /// The device that `--device` stands for: figures are of one device, so a model that does not fit it is refused.
     pub(crate) fn device(&self) -> &str {
-        load::resolve(&self.device)
+        device::resolve(&self.device)
     }
 
-    /// As the loader takes them, with this number of threads.
-    pub(crate) fn model_args(&self, threads: Option<usize>) -> ModelArgs {
-        let (gpu, isa, no_repack, kv_type) = (self.gpu.clone(), self.isa, self.no_repack, self.kv_type);
-        ModelArgs { gpu, threads, isa, no_repack, kv_type, ..ModelArgs::on(self.device()) }
+    /// The device that is measured, with this number of threads.
+    pub(crate) fn device_settings(&self, threads: Option<usize>) -> DeviceSettings {
+        let (name, gpu) = (self.device().to_owned(), self.gpu.settings());
+        DeviceSettings { name, gpu, threads, isa: self.isa, repack: !self.no_repack }
+    }
+
+    /// As the loader takes the flags, with this number of threads.
+    pub(crate) fn settings(&self, threads: Option<usize>) -> ModelSettings {
+        let cache = CacheSettings { ctx_size: None, format: self.kv_type.map(Into::into) };
+        ModelSettings { cache, ..ModelSettings::on(self.device_settings(threads)) }
     }
 }
 

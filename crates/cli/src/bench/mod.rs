@@ -23,14 +23,15 @@ use tensor::WeightFormat;
 
 pub(crate) use args::{BenchArgs, TargetArgs, with_long_pg};
 pub(crate) use report::{Device, Facts};
-pub(crate) use run::{Parts, Source, main_format};
+pub(crate) use run::{Parts, Source};
 pub(crate) use shapes::SEED;
 pub(crate) use statistics::{Percentiles, median};
 
 use crate::ceiling::{Meter, Peak};
-use crate::load::{CPU, ModelArgs};
+use crate::explain;
+use crate::load::device::{self, CPU, DeviceSettings};
+use crate::load::facts::kv_format_of;
 use crate::output::stdout;
-use crate::{explain, load};
 use args::{BenchCommand, MeasureArgs, OutputFormat, Test};
 use clock::Clock;
 use report::{Report, Row, Variants};
@@ -55,9 +56,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
 
 fn explain_dispatch(args: &MeasureArgs) -> Result<()> {
     let source = Source::new(&args.target)?;
-    let model_args = args.target.model_args(args.thread_counts()[0]);
-    let Parts { plan, backend, weights } = source.open(&model_args)?;
-    let kv_format = load::kv_format(&model_args, weights.iter().map(|weight| Some(weight.format())));
+    let settings = args.target.settings(args.thread_counts()[0]);
+    let Parts { plan, backend, weights } = source.open(&settings)?;
+    let kv_format = kv_format_of(settings.cache.format, &weights);
     Ok(stdout(&explain::dispatch(source.name(), plan, &*backend, weights, kv_format)?)?)
 }
 
@@ -65,12 +66,13 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     let tests = args.tests()?;
     args.clock.check(&args.threads)?;
     // Asks for the device before anything large is made.
-    let device = load::backend(&args.target.model_args(None))?.device().clone();
+    let device = device::backend(&args.target.device_settings(None))?.device().clone();
     let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| shapes::SEED));
     let mut report = Report::new(&device, facts);
     let thread_counts = args.thread_counts();
     // What batch invariance costs is measured beside it; the CPU has it for nothing.
-    let has_price = args.target.gpu.batch_invariant && load::gpu_backend(&args.target.model_args(None))?.is_some();
+    let has_price =
+        args.target.gpu.batch_invariant && device::gpu_backend(&args.target.device_settings(None))?.is_some();
     let times = if has_price { 2 } else { 1 };
     let progress = progress(thread_counts.len() * tests.len() * args.repetitions * times, "making weights");
     let source = Source::new(&args.target)?;
@@ -80,9 +82,9 @@ fn measure(args: &MeasureArgs) -> Result<()> {
             true => default_rates(args, &source, threads, &tests, &progress)?,
             false => Vec::new(),
         };
-        let mut loaded = source.load(&args.target.model_args(threads), &tests, args.target.batch_tokens())?;
+        let mut loaded = source.load(&args.target.settings(threads), &tests, args.target.batch_tokens())?;
         loaded.driver.clock = args.clock;
-        let mut ceiling = Ceiling::new(&args.target.model_args(threads), args.clock, &tests, loaded.format)?;
+        let mut ceiling = Ceiling::new(&args.target.device_settings(threads), args.clock, &tests, loaded.format)?;
         for (index, test) in tests.iter().enumerate() {
             progress.set_message(format!("{} @ {} × {}", test.name(), test.depth, test.batch));
             let mut row = measured_row(&mut loaded, test, args.repetitions, &mut ceiling, &mut || progress.inc(1))?;
@@ -115,9 +117,9 @@ fn default_rates(
     tests: &[Test],
     progress: &ProgressBar,
 ) -> Result<Vec<f64>> {
-    let mut model_args = args.target.model_args(threads);
-    model_args.gpu.batch_invariant = false;
-    let mut loaded = source.load(&model_args, tests, args.target.batch_tokens())?;
+    let mut settings = args.target.settings(threads);
+    settings.device.gpu.batch_invariant = false;
+    let mut loaded = source.load(&settings, tests, args.target.batch_tokens())?;
     let mut rates = Vec::with_capacity(tests.len());
     for test in tests {
         let times = loaded.driver.measure(test, args.repetitions, &mut || progress.inc(1))?;
@@ -152,8 +154,8 @@ struct Beside {
 }
 
 impl Ceiling {
-    fn new(args: &ModelArgs, clock: Clock, tests: &[Test], format: WeightFormat) -> Result<Self> {
-        let meter = Meter::new(args)?;
+    fn new(settings: &DeviceSettings, clock: Clock, tests: &[Test], format: WeightFormat) -> Result<Self> {
+        let meter = Meter::new(settings)?;
         let mut ceiling = Self { meter, clock, last_read: None, last_peak: None };
         if tests.iter().any(|test| test.generate > 0) {
             ceiling.last_read = ceiling.read()?;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::args::{MeasureArgs, OutputFormat};
 use super::report::{Device, Facts};
 use super::{CPU, gpu_roofline, progress};
-use crate::load;
+use crate::load::device;
 use crate::output::stdout;
 use crate::units;
 
@@ -32,9 +32,9 @@ struct Point {
 /// Runs `hotmetal bench --roofline`.
 pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
     let facts = Facts::collect(1, None);
-    let model_args = args.target.model_args(None);
-    let device: Device = load::backend(&model_args)?.device().into();
-    if let Some(gpu) = load::gpu_backend(&model_args)? {
+    let settings = args.target.device_settings(None);
+    let device: Device = device::backend(&settings)?.device().into();
+    if let Some(gpu) = device::gpu_backend(&settings)? {
         return Ok(stdout(&gpu_roofline::measured(&gpu, &device, &facts, args.output)?)?);
     }
     if args.target.device() != CPU {
@@ -47,7 +47,7 @@ pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
     let progress = progress(counts.len() * (SIZES_MIB.len() * 2 + 1), "reading, copying, computing");
     let mut roofline = Roofline { memory: Vec::new(), peaks: Vec::new() };
     for threads in counts {
-        let cpu = load::cpu_backend(&args.target.model_args(Some(threads)))?;
+        let cpu = device::cpu_backend(&args.target.device_settings(Some(threads)))?;
         for buffer_bytes in SIZES_MIB.map(|mib| mib << 20) {
             let read = cpu.read_bandwidth_of(buffer_bytes);
             progress.inc(1);
@@ -77,7 +77,7 @@ fn thread_counts(args: &MeasureArgs) -> Result<Vec<usize>> {
     if !args.threads.is_empty() {
         return Ok(args.threads.clone());
     }
-    let all = load::cpu_backend(&args.target.model_args(None))?.threads();
+    let all = device::cpu_backend(&args.target.device_settings(None))?.threads();
     let mut counts: Vec<_> = std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|&n| n < all).collect();
     counts.push(all);
     Ok(counts)

@@ -12,8 +12,12 @@ use tensor::{Tensor, WeightFormat};
 use super::args::{TargetArgs, Test};
 use super::clock::Clock;
 use super::shapes::{self, MatrixFormats, Random};
-use crate::load::{self, ModelArgs};
-use crate::{builtin, fit};
+use crate::builtin;
+use crate::load::facts::{self, KV_BLOCK_LEN, kv_format_of, main_format};
+use crate::load::fits::check_fits;
+use crate::load::{device, find};
+use crate::model::load_weights;
+use crate::model::settings::ModelSettings;
 
 /// Decode steps of a warm-up; with them, everything has been compiled, mapped and touched.
 const WARM_UP_STEPS: usize = 2;
@@ -59,30 +63,30 @@ impl<'a> Source<'a> {
         let Some(name) = &args.shape else { return Ok(Self::Checkpoint(args.model.as_deref())) };
         let formats = MatrixFormats::named(args.format.as_deref().unwrap_or("q8_0"))?;
         let plan = plan::fuse(plan::restrict_outputs(shapes::plan_of(name)?));
-        let memory_bytes = load::backend(&args.model_args(None))?.device().memory_bytes;
+        let memory_bytes = device::backend(&args.device_settings(None))?.device().memory_bytes;
         let weights = shapes::random_weights(&plan, formats, memory_bytes)?;
         Ok(Self::Random { name, formats, plan: Arc::new(plan), weights })
     }
 
-    /// Plan and weights, and the backend that `args` name.
-    pub(crate) fn open(&self, args: &ModelArgs) -> Result<Parts> {
+    /// Plan and weights, and the backend that `settings` name.
+    pub(crate) fn open(&self, settings: &ModelSettings) -> Result<Parts> {
         match self {
             Self::Checkpoint(name) => {
-                let (mut checkpoint, name) = load::open(*name, false)?;
+                let (mut checkpoint, name) = find::open(*name, false)?;
                 let (plan, backend, weights) =
-                    load::load_weights(&mut checkpoint, args).with_context(|| format!("cannot load `{name}`"))?;
+                    load_weights(&mut checkpoint, settings).with_context(|| format!("cannot load `{name}`"))?;
                 Ok(Parts { plan: Arc::new(plan), backend, weights })
             }
             Self::Random { plan, weights, .. } => {
-                Ok(Parts { plan: plan.clone(), backend: load::backend(args)?, weights: weights.clone() })
+                Ok(Parts { plan: plan.clone(), backend: device::backend(&settings.device)?, weights: weights.clone() })
             }
         }
     }
 
     /// Loads the model for as many sequences of as many tokens as `tests` have, and prompts in steps of up to `batch_tokens`.
-    pub(super) fn load(&self, args: &ModelArgs, tests: &[Test], batch_tokens: usize) -> Result<Loaded> {
+    pub(super) fn load(&self, settings: &ModelSettings, tests: &[Test], batch_tokens: usize) -> Result<Loaded> {
         let begun = Instant::now();
-        let Parts { plan, backend, weights } = self.open(args)?;
+        let Parts { plan, backend, weights } = self.open(settings)?;
         let model = self.name().to_owned();
         for test in tests {
             if test.kv_len() > plan.context_len {
@@ -97,13 +101,13 @@ impl<'a> Source<'a> {
         }
         let kv_len = tests.iter().map(Test::kv_len).max().unwrap_or(1);
         let num_sequences = tests.iter().map(|test| test.batch).max().unwrap_or(1);
-        let blocks_per_sequence = kv_len.div_ceil(load::KV_BLOCK_LEN);
-        let kv_format = load::kv_format(args, weights.iter().map(|weight| Some(weight.format())));
+        let blocks_per_sequence = kv_len.div_ceil(KV_BLOCK_LEN);
+        let kv_format = kv_format_of(settings.cache.format, &weights);
         let num_blocks = blocks_per_sequence * num_sequences;
-        let kv = KvLayout { format: kv_format, block_len: load::KV_BLOCK_LEN, num_blocks };
+        let kv = KvLayout { format: kv_format, block_len: KV_BLOCK_LEN, num_blocks };
         let weight_bytes = weights.iter().map(|weight| weight.bytes().len() as u64).sum();
         let on_device = backend.weight_bytes(&weights);
-        let (_, active_weight_bytes) = fit::weight_bytes(&plan, |index| on_device[index]);
+        let (_, active_weight_bytes) = facts::weight_bytes(&plan, |index| on_device[index]);
         let format = main_format(&weights);
         let device = backend.device().clone();
         let largest = StepShape { tokens: batch_tokens.min(kv_len), sequences: num_sequences, outputs: num_sequences };
@@ -114,7 +118,7 @@ impl<'a> Source<'a> {
                 "{fits} tokens in {sequences} would fit: --batch says how many sequences, --depth, -p and -n how long"
             )
         };
-        load::check_fits(&*backend, &plan, &weights, &kv, largest, &remedy)?;
+        check_fits(&*backend, &plan, &weights, &kv, largest, &remedy)?;
         let mut executable = backend.load(plan.clone(), weights, kv).with_context(|| {
             format!("cannot run `{model}` with {num_sequences} sequences of {kv_len} tokens (--batch, --depth)")
         })?;
@@ -146,15 +150,6 @@ impl<'a> Source<'a> {
             Self::Random { name, .. } => name,
         }
     }
-}
-
-/// The format that most of the matrices' bytes are in.
-pub(crate) fn main_format(weights: &[Tensor]) -> WeightFormat {
-    let bytes_in = |format: &WeightFormat| -> usize {
-        let matrices = weights.iter().filter(|weight| weight.shape().len() > 1 && weight.format() == *format);
-        matrices.map(|weight| weight.bytes().len()).sum()
-    };
-    WeightFormat::ALL.into_iter().max_by_key(bytes_in).unwrap_or(WeightFormat::F32)
 }
 
 /// What the clock said of one test.
@@ -215,7 +210,7 @@ impl Driver {
         repetitions: usize,
         on_repetition: &mut dyn FnMut(),
     ) -> Result<Times> {
-        assert!(test.kv_len() <= self.blocks_per_sequence * load::KV_BLOCK_LEN, "the cache was made for all tests");
+        assert!(test.kv_len() <= self.blocks_per_sequence * KV_BLOCK_LEN, "the cache was made for all tests");
         for index in 0..test.batch {
             self.fill(index, test.depth)?;
         }

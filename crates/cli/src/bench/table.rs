@@ -12,7 +12,7 @@ use super::report::{Device, Facts, Row};
 use super::run::Source;
 use super::statistics::Summary;
 use super::{Ceiling, measured_row, progress, shapes};
-use crate::load;
+use crate::load::device;
 use crate::output::stdout;
 
 /// What a figure of the table counts.
@@ -192,7 +192,7 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
         batch_tokens: None,
     };
     // Asks for the device before anything large is made.
-    let device: Device = load::backend(&target(cases[0]).model_args(None))?.device().into();
+    let device: Device = device::backend(&target(cases[0]).device_settings(None))?.device().into();
     let facts = Facts::collect(args.repetitions, Some(shapes::SEED));
     let progress = progress(cases.len() * args.repetitions, "making weights");
     let mut measured = Vec::with_capacity(cases.len());
@@ -204,8 +204,8 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
         let (batches, alone): (Vec<&Case>, Vec<&Case>) = of_one_model.iter().copied().partition(|case| case.batch > 1);
         for cases in [alone, batches].into_iter().filter(|cases| !cases.is_empty()) {
             let tests: Vec<_> = cases.iter().map(|case| case.test(args.n_gen)).collect();
-            let mut loaded = source.load(&target.model_args(None), &tests, target.batch_tokens())?;
-            let mut ceiling = Ceiling::new(&target.model_args(None), Clock::Wall, &tests, loaded.format)?;
+            let mut loaded = source.load(&target.settings(None), &tests, target.batch_tokens())?;
+            let mut ceiling = Ceiling::new(&target.device_settings(None), Clock::Wall, &tests, loaded.format)?;
             for (case, test) in cases.into_iter().zip(&tests) {
                 progress.set_message(case.name());
                 let row = measured_row(&mut loaded, test, args.repetitions, &mut ceiling, &mut || progress.inc(1))?;

@@ -9,9 +9,10 @@ use backend::Claims;
 use backend::conformance;
 
 use super::DoctorArgs;
-use crate::load::{self, CPU, GpuArgs, ModelArgs};
+use crate::load::args::{DeviceArgs, GpuArgs, RopeArgs};
+use crate::load::device::{self, CPU, SIM};
+use crate::model::args::ModelArgs;
 use crate::output::stdout;
-use crate::rope::RopeArgs;
 
 /// What is measured on a GPU: small enough for any, and known elsewhere.
 const SHAPE: &str = "qwen2.5-0.5b";
@@ -75,8 +76,8 @@ pub(super) fn report(args: &DoctorArgs) -> Result<()> {
 /// What there is to find out, in the order in which it can be wrong.
 fn sections(args: &DoctorArgs) -> Result<Vec<Section>> {
     let model = &args.model_args;
-    let device = if args.metal { "metal" } else { load::resolve(&model.device) };
-    let is_gpu = load::is_gpu(device);
+    let device = if args.metal { "metal" } else { device::resolve(&model.device.device) };
+    let is_gpu = device::is_gpu(device);
     let flags = flags(args)?;
     let mut sections = Vec::new();
     let mut add = |what: &str, brief: bool, command: &[&str]| {
@@ -109,7 +110,7 @@ fn sections(args: &DoctorArgs) -> Result<Vec<Section>> {
     let measured = ["bench", "-r", "3", "-p", "128", "-n", "64"];
     add("how fast the built-in model is", false, &measured);
     // The simulator would take days.
-    let shape = args.shape.as_deref().or((is_gpu && device != load::SIM).then_some(SHAPE));
+    let shape = args.shape.as_deref().or((is_gpu && device != SIM).then_some(SHAPE));
     for format in ["f16", "q8_0"] {
         if let Some(shape) = shape {
             let what = format!("how fast {shape} is in {format}");
@@ -128,11 +129,14 @@ fn flags(args: &DoctorArgs) -> Result<Vec<String>> {
     let ModelArgs {
         ctx_size,
         rope,
-        device: _,
-        gpu: GpuArgs { batch_invariant, force_variant, metal_way, capture },
-        threads,
-        isa,
-        no_repack,
+        device:
+            DeviceArgs {
+                device: _,
+                gpu: GpuArgs { batch_invariant, force_variant, metal_way, capture },
+                threads,
+                isa,
+                no_repack,
+            },
         quant,
         kv_type,
         chat_template,

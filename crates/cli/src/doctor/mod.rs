@@ -6,7 +6,9 @@ use anyhow::{Result, bail};
 use backend::Backend;
 use clap::{Args, ValueEnum};
 
-use crate::load::{self, ModelArgs};
+use crate::load::device::{self, DeviceSettings};
+use crate::model::args::ModelArgs;
+use crate::model::settings::ModelSettings;
 use crate::output::stdout;
 use crate::{generate, hub, units};
 
@@ -27,7 +29,7 @@ pub(crate) struct DoctorArgs {
 
     /// Only one part of the report
     #[arg(long, value_enum, value_name = "PART", hide = true, conflicts_with = "full")]
-    part: Option<Part>,
+    part: Option<ReportPart>,
 
     /// In the full report: also measure random weights in the exact shapes of this model [default: qwen2.5-0.5b on a GPU]
     #[arg(long, value_name = "NAME")]
@@ -39,7 +41,7 @@ pub(crate) struct DoctorArgs {
 
 /// What the full report asks for in a process of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum ReportPart {
     Device,
     Copies,
     Text,
@@ -63,20 +65,21 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
     if args.shape.is_some() {
         bail!("--shape is for the full report: expected --full or --metal beside it");
     }
+    let settings = args.model_args.settings();
     let checks = match args.part {
         None => {
             let mut checks = vec![note("version", env!("CARGO_PKG_VERSION"))];
-            checks.extend(device(&args.model_args)?);
+            checks.extend(device_checks(&settings.device)?);
             checks.extend(gpus());
-            let bandwidth = load::cpu_backend(&args.model_args)?.read_bandwidth();
+            let bandwidth = device::cpu_backend(&settings.device)?.read_bandwidth();
             checks.push(note("bandwidth", &format!("{:.1} GB/s reading, measured just now", bandwidth / 1e9)));
             checks.push(cache());
-            checks.push(golden_text(&args.model_args));
+            checks.push(golden_text(&settings));
             checks
         }
-        Some(Part::Device) => device(&args.model_args)?,
-        Some(Part::Copies) => vec![copies(&args.model_args)?],
-        Some(Part::Text) => vec![golden_text(&args.model_args)],
+        Some(ReportPart::Device) => device_checks(&settings.device)?,
+        Some(ReportPart::Copies) => vec![copies(&settings.device)?],
+        Some(ReportPart::Text) => vec![golden_text(&settings)],
     };
     for Check { what, found, ok } in &checks {
         stdout(&format!("{} {what:<10} {found}\n", if *ok { "✓" } else { "✗" }))?;
@@ -88,14 +91,14 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
     Ok(())
 }
 
-fn device(args: &ModelArgs) -> Result<Vec<Check>> {
-    let backend = load::backend(args)?;
+fn device_checks(settings: &DeviceSettings) -> Result<Vec<Check>> {
+    let backend = device::backend(settings)?;
     let device = backend.device();
     Ok(vec![note("device", &device.description), note("memory", &units::bytes(device.memory_bytes))])
 }
 
-fn copies(args: &ModelArgs) -> Result<Check> {
-    Ok(match load::gpu_backend(args)? {
+fn copies(settings: &DeviceSettings) -> Result<Check> {
+    Ok(match device::gpu_backend(settings)? {
         None => note("copies", "none: it computes in this memory"),
         Some(gpu) => note("copies", &format!("{} went there and came back", units::bytes(gpu.check_copies()?))),
     })
@@ -114,7 +117,7 @@ fn gpus() -> Vec<Check> {
         }
         Err(error) => note("gpu", &format!("{name} cannot be used: {error}")),
     };
-    load::all_gpus().into_iter().map(of).collect()
+    device::all_gpus().into_iter().map(of).collect()
 }
 
 fn cache() -> Check {
@@ -128,8 +131,8 @@ fn cache() -> Check {
 }
 
 /// Runs the built-in model on a prompt whose answer Hugging Face transformers gave, and compares token by token.
-fn golden_text(args: &ModelArgs) -> Check {
-    let (found, ok) = match generate::compare_with_golden(GOLDEN, args) {
+fn golden_text(settings: &ModelSettings) -> Check {
+    let (found, ok) = match generate::compare_with_golden(GOLDEN, settings) {
         Ok(equal) => (format!("{equal} greedy tokens of the built-in model equal those of transformers"), true),
         Err(error) => (format!("{error:#}"), false),
     };

@@ -15,9 +15,11 @@ use tensor::{Tensor, WeightFormat};
 
 pub(crate) use args::ProfileArgs;
 
-use crate::bench::{Device, Facts, Parts, SEED, Source, TargetArgs, main_format};
+use crate::bench::{Device, Facts, Parts, SEED, Source, TargetArgs};
+use crate::ceiling;
+use crate::load::device;
+use crate::load::facts::{KV_BLOCK_LEN, kv_format_of, main_format};
 use crate::output::{note, stdout};
-use crate::{ceiling, load};
 use args::OutputFormat;
 use report::{ProgramRow, Report, VariantsReport};
 use run::{Phase, Session};
@@ -33,10 +35,10 @@ fn record(args: &ProfileArgs) -> Result<()> {
     let phases = args.phases()?;
     // Asks for the device and the file before anything large is made.
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;
-    let device = load::backend(&args.target.model_args(args.threads))?.device().clone();
+    let device = device::backend(&args.target.device_settings(args.threads))?.device().clone();
     let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| SEED));
     let source = Source::new(&args.target)?;
-    let parts = source.open(&args.target.model_args(args.threads))?;
+    let parts = source.open(&args.target.settings(args.threads))?;
     let format = main_format(&parts.weights);
     let meter = Meter::new(&args.target, args.threads, &parts.weights)?;
     let mut session = Session::new(&args.target, parts, args.threads, &phases)?;
@@ -55,7 +57,7 @@ fn record(args: &ProfileArgs) -> Result<()> {
                  others were computed with the prompt",
                 phase.name(),
                 measured.depth,
-                load::KV_BLOCK_LEN
+                KV_BLOCK_LEN
             ));
         }
         summaries.push(summarize(&measured, ceiling, clock_reading_ns));
@@ -85,12 +87,12 @@ fn record(args: &ProfileArgs) -> Result<()> {
 fn variants(args: &ProfileArgs) -> Result<()> {
     let phases = args.phases()?;
     let source = Source::new(&args.target)?;
-    let model_args = args.target.model_args(args.threads);
-    let Parts { plan, backend, weights } = source.open(&model_args)?;
+    let settings = args.target.settings(args.threads);
+    let Parts { plan, backend, weights } = source.open(&settings)?;
     let (device, format) = (Device::from(backend.device()), main_format(&weights));
-    let kv_format = load::kv_format(&model_args, weights.iter().map(|weight| Some(weight.format())));
-    let num_blocks = run::longest_request(&plan, &phases)?.div_ceil(load::KV_BLOCK_LEN);
-    let kv = plan::KvLayout { format: kv_format, block_len: load::KV_BLOCK_LEN, num_blocks };
+    let kv_format = kv_format_of(settings.cache.format, &weights);
+    let num_blocks = run::longest_request(&plan, &phases)?.div_ceil(KV_BLOCK_LEN);
+    let kv = plan::KvLayout { format: kv_format, block_len: KV_BLOCK_LEN, num_blocks };
     let mut executable = backend.load(plan, weights, kv)?;
     executable.settle()?;
     let mut programs = Vec::new();
@@ -102,7 +104,7 @@ fn variants(args: &ProfileArgs) -> Result<()> {
         device,
         model: source.name().to_owned(),
         format: format.name().to_ascii_lowercase(),
-        threads: load::cpu_backend(&model_args)?.threads(),
+        threads: device::cpu_backend(&settings.device)?.threads(),
         programs,
     };
     stdout(&match args.output {
@@ -125,7 +127,7 @@ impl Meter {
         let mut formats: Vec<_> = matrices.chain([WeightFormat::F32]).collect();
         formats.sort_unstable();
         formats.dedup();
-        Ok(Self { meter: ceiling::Meter::new(&target.model_args(threads))?, formats })
+        Ok(Self { meter: ceiling::Meter::new(&target.device_settings(threads))?, formats })
     }
 
     fn threads(&self) -> usize {

@@ -9,7 +9,9 @@ use plan::{KvLayout, Plan};
 use tokenizer::{StreamDecoder, Tokenizer};
 
 use crate::bench::{Parts, TargetArgs};
-use crate::load;
+use crate::load::facts::{KV_BLOCK_LEN, kv_format_of};
+use crate::load::find;
+use crate::load::text::load_tokenizer;
 use crate::output::note;
 
 /// What is profiled: `tokens` at once or one by one, after `depth` others.
@@ -106,12 +108,12 @@ impl Session {
     /// Loads the model for `phases`.
     pub(super) fn new(target: &TargetArgs, parts: Parts, threads: Option<usize>, phases: &[Phase]) -> Result<Self> {
         let Parts { plan, backend, weights } = parts;
-        let args = target.model_args(threads);
+        let cache = target.settings(threads).cache;
         let longest = longest_request(&plan, phases)?;
-        let kv_format = load::kv_format(&args, weights.iter().map(|weight| Some(weight.format())));
+        let kv_format = kv_format_of(cache.format, &weights);
         // Room for a request, and for what the one before left in the cache for the next.
-        let num_blocks = 2 * longest.div_ceil(load::KV_BLOCK_LEN) + 1;
-        let kv = KvLayout { format: kv_format, block_len: load::KV_BLOCK_LEN, num_blocks };
+        let num_blocks = 2 * longest.div_ceil(KV_BLOCK_LEN) + 1;
+        let kv = KvLayout { format: kv_format, block_len: KV_BLOCK_LEN, num_blocks };
         let vocab_size = plan.vocab_size;
         let mut executable = backend.load(plan, weights, kv).context("cannot run the model")?;
         let recorder = Recorder::new();
@@ -253,8 +255,8 @@ fn tokenizer_of(target: &TargetArgs) -> Result<Option<Arc<Tokenizer>>> {
     if target.shape.is_some() {
         return Ok(None);
     }
-    let (checkpoint, _) = load::open(target.model.as_deref(), false)?;
-    match load::load_tokenizer(checkpoint.tokenizer, false) {
+    let (checkpoint, _) = find::open(target.model.as_deref(), false)?;
+    match load_tokenizer(checkpoint.tokenizer, false) {
         Ok(tokenizer) => Ok(Some(Arc::new(tokenizer))),
         Err(error) => {
             note(&format!("no text is decoded, and its time is not part of the result: {error:#}"));

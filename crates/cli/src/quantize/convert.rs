@@ -13,7 +13,8 @@ use serde_json::Value as Json;
 use tensor::{Tensor, WeightFormat};
 use tokenizer::{EquivalentJson, ParseSpecial, Tokenizer};
 
-use crate::load;
+use crate::load::plan::plan_of;
+use crate::load::text::{load_tokenizer, with_side_files};
 use crate::output::note;
 
 /// What any two tokenizers that are not the same are likely to cut differently.
@@ -24,7 +25,7 @@ const PROBE: &str = "Hello, World!  It's 1234567 o'clock; we'll see—won't WE'R
 
 /// The writer of a GGUF file with everything but tensors.
 pub(super) fn metadata(checkpoint: &Checkpoint, name: &str) -> Result<GgufWriter> {
-    let plan = load::plan_of(checkpoint)?;
+    let plan = plan_of(checkpoint)?;
     let config = checkpoint.model_config();
     let mut writer = GgufWriter::new();
     // Mistral's models are `llama` in GGUF files.
@@ -147,7 +148,7 @@ fn factors(rope: &Rope) -> Vec<f32> {
 
 /// Refuses a file whose keys do not give the plan of the source.
 pub(super) fn check(source: &Checkpoint, written: &Checkpoint) -> Result<()> {
-    let (mut source, mut written) = (load::plan_of(source)?, load::plan_of(written)?);
+    let (mut source, mut written) = (plan_of(source)?, plan_of(written)?);
     // Mistral's models have another name there, and frequencies may be said in two ways. What scores
     // grow by is compared with them.
     written.model_type.clone_from(&source.model_type);
@@ -178,7 +179,7 @@ pub(super) fn reordered_heads(checkpoint: &Checkpoint, architecture: &str, gguf_
 
 /// Adds `tokenizer.ggml.*`.
 fn vocabulary(checkpoint: &Checkpoint, writer: &mut GgufWriter) -> Result<()> {
-    let original = load::load_tokenizer(checkpoint.tokenizer.clone(), true)?;
+    let original = load_tokenizer(checkpoint.tokenizer.clone(), true)?;
     let eos = checkpoint.eos_token_ids()?.first().copied().or(original.eos_ids().first().copied());
     let read_json = |json: &[u8]| {
         let json: Json = serde_json::from_slice(json).context("tokenizer.json is not JSON")?;
@@ -189,11 +190,11 @@ fn vocabulary(checkpoint: &Checkpoint, writer: &mut GgufWriter) -> Result<()> {
         TokenizerSource::Tekken { tekken_json } => {
             Vocabulary::from_gguf(&tokenizer::GgufVocabulary::from_tekken(tekken_json)?, eos)
         }
-        TokenizerSource::VocabMerges { vocab_json, merges_txt, beside } => load::with_side_files(beside, |beside| {
+        TokenizerSource::VocabMerges { vocab_json, merges_txt, beside } => with_side_files(beside, |beside| {
             let json = EquivalentJson::from_vocab_merges(vocab_json, merges_txt, beside)?;
             read_json(&json.tokenizer_json)
         })?,
-        TokenizerSource::SentencePiece { model, beside } => load::with_side_files(beside, |beside| {
+        TokenizerSource::SentencePiece { model, beside } => with_side_files(beside, |beside| {
             Ok(Vocabulary::from_gguf(&tokenizer::GgufVocabulary::from_sentence_piece(model, beside)?, eos))
         })?,
         TokenizerSource::Gguf(_) | TokenizerSource::None => bail!(super::NO_TOKENIZER),

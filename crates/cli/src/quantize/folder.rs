@@ -27,7 +27,8 @@ use super::{
     Loss, Override, QuantizeArgs, Target, Written, convert, damaged, in_pieces, largest, progress_bar, values,
     write_and_release,
 };
-use crate::load;
+use crate::load::find;
+use crate::load::plan::plan_of;
 
 /// Larger files of a source are no part of its tokenizer.
 const COPIED_BYTES_MAX: u64 = 256 << 20;
@@ -190,8 +191,8 @@ impl Unit {
 
 /// Writes the folder.
 pub(super) fn write(args: &QuantizeArgs, target: Target, importance: &mut Importances) -> Result<Written> {
-    let folder = load::locate(&args.source)?;
-    let (mut checkpoint, name) = load::open(Some(&args.source), false)?;
+    let folder = find::locate(&args.source)?;
+    let (mut checkpoint, name) = find::open(Some(&args.source), false)?;
     checkpoint.expand_unless(|_| false);
     let has_tokenizer = !matches!(checkpoint.tokenizer, TokenizerSource::Gguf(_) | TokenizerSource::None);
     if !folder.is_dir() {
@@ -207,7 +208,7 @@ pub(super) fn write(args: &QuantizeArgs, target: Target, importance: &mut Import
         check_replaceable(&args.output)?;
     }
     let checkpoint = Rc::new(checkpoint);
-    let plan = load::plan_of(&checkpoint)?;
+    let plan = plan_of(&checkpoint)?;
     let bytes_in = checkpoint.total_bytes();
     let progress = progress_bar(bytes_in);
     let losses = Rc::new(RefCell::new(Vec::new()));
@@ -506,7 +507,7 @@ fn copy_small_files(from: &Path, to: &Path, but: &[&str]) -> Result<()> {
 fn check(folder: &Path, plan: &Plan) -> Result<()> {
     let open = |path: &Path| mapped::map(path).map_err(Into::into);
     let written = Checkpoint::open(folder, &open).map_err(|error| anyhow!(error))?;
-    if load::plan_of(&written)? != *plan {
+    if plan_of(&written)? != *plan {
         bail!("what was written is not read as the model that it was made of: please report it");
     }
     Ok(())

@@ -20,8 +20,11 @@ use tensor::quant::Packing;
 
 use super::QuantizeArgs;
 use super::source::Matrix;
-use crate::eval::{WINDOW, windows};
-use crate::load::{self, KV_BLOCK_LEN, ModelArgs};
+use crate::load::device::{self, CPU, DeviceSettings};
+use crate::load::facts::{KV_BLOCK_LEN, WINDOW, text_windows};
+use crate::load::find;
+use crate::load::plan::plan_of;
+use crate::load::text::load_tokenizer;
 use crate::output::note;
 use crate::{files, units};
 
@@ -287,18 +290,18 @@ fn inputs(plan: &Plan) -> HashMap<Value, Input> {
 
 /// Has the source predict `text` and adds up the squares of what each of its projections is given.
 fn collect(args: &QuantizeArgs, text: &str, dataset: &str) -> Result<Imatrix> {
-    let (mut checkpoint, name) = load::open(Some(&args.source), false)?;
+    let (mut checkpoint, name) = find::open(Some(&args.source), false)?;
     checkpoint.expand_unless(|_| false);
-    let plan = load::plan_of(&checkpoint).with_context(|| format!("`{name}` cannot be computed"))?;
+    let plan = plan_of(&checkpoint).with_context(|| format!("`{name}` cannot be computed"))?;
     let window = args.imatrix_ctx_size.unwrap_or(WINDOW.min(plan.context_len));
     if window < 4 || window > plan.context_len {
         bail!("--imatrix-ctx-size {window}: expected 4 to {}, which the model was made for", plan.context_len);
     }
-    let tokenizer = load::load_tokenizer(checkpoint.tokenizer.clone(), false)?;
-    let windows = windows(&tokenizer, text, window, args.imatrix_chunks)?;
+    let tokenizer = load_tokenizer(checkpoint.tokenizer.clone(), false)?;
+    let windows = text_windows(&tokenizer, text, window, args.imatrix_chunks)?;
     let weights = plan.weights.iter().map(|weight| checkpoint.tensor(&weight.name)).collect::<Result<Vec<_>, _>>()?;
     // In place: a faster layout would be a copy of the model in memory.
-    let backend = load::cpu_backend(&ModelArgs { no_repack: true, ..ModelArgs::on(load::CPU) })?;
+    let backend = device::cpu_backend(&DeviceSettings { repack: false, ..DeviceSettings::on(CPU) })?;
     let kv = KvLayout { format: KvFormat::F32, block_len: KV_BLOCK_LEN, num_blocks: window.div_ceil(KV_BLOCK_LEN) };
     let table: Vec<u32> = (0..kv.num_blocks as u32).collect();
     let plan = Arc::new(plan);

@@ -36,7 +36,12 @@ use tensor::quant::{PackedBlock, Packing, nvfp4 as blocks};
 use tensor::{Tensor, WeightFormat};
 
 use crate::eval::{self, Scores};
-use crate::load::{self, ModelArgs, parse_weight_format};
+use crate::load::device::{CPU, DeviceSettings};
+use crate::load::facts::parse_weight_format;
+use crate::load::find;
+use crate::load::plan::plan_of;
+use crate::load::sizes::CacheSettings;
+use crate::model::settings::ModelSettings;
 use crate::{files, output, units};
 pub(crate) use folder::weight_bytes;
 use importance::{Importances, Scales};
@@ -435,16 +440,17 @@ fn write_gguf(args: &QuantizeArgs, mix: Mix, importance: &mut Importances) -> Re
 /// The text of `--eval-text`. Refuses a source that could not predict it before anything is written.
 fn eval_text(file: &Path, source: &str) -> Result<String> {
     let text = files::read_text(file, "", files::TEXT_BYTES_MAX)?;
-    let (checkpoint, name) = load::open(Some(source), true)?;
-    load::plan_of(&checkpoint).with_context(|| format!("--eval-text: `{name}` cannot be computed"))?;
+    let (checkpoint, name) = find::open(Some(source), true)?;
+    plan_of(&checkpoint).with_context(|| format!("--eval-text: `{name}` cannot be computed"))?;
     Ok(text)
 }
 
 /// What was written and its source on a text, on the CPU.
 fn evaluate(args: &QuantizeArgs, text: &str) -> Result<Scores> {
-    let model_args = ModelArgs { ctx_size: args.eval_ctx_size, ..ModelArgs::on(load::CPU) };
+    let cache = CacheSettings { ctx_size: args.eval_ctx_size, format: None };
+    let settings = ModelSettings { cache, ..ModelSettings::on(DeviceSettings::on(CPU)) };
     let output = args.output.to_str().context("--eval-text: the path of DST is not in UTF-8")?;
-    eval::Task { text, chunks: args.eval_chunks, model_args: &model_args }
+    eval::Task { text, chunks: args.eval_chunks, settings: &settings }
         .score(Some(output), Some(&args.source))
         .with_context(|| format!("`{output}` is written, but --eval-text could not be scored"))
 }

@@ -250,7 +250,7 @@ mod tests {
         let weights_file = weights_file.expect("it has weights");
         let quantised = || {
             let checkpoint = Checkpoint::open(models.path(), &|path| Ok(mapped::map(path)?)).unwrap();
-            let plan = crate::load::plan_of(&checkpoint).unwrap();
+            let plan = crate::load::plan::plan_of(&checkpoint).unwrap();
             weights(&checkpoint, &plan, "q8_0".parse().unwrap(), Some(folder.path())).unwrap()
         };
         let before = quantised();
@@ -270,7 +270,7 @@ mod tests {
     fn the_second_load_reads_what_the_first_made() {
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = crate::builtin::open().unwrap();
-        let plan = crate::load::plan_of(&checkpoint).unwrap();
+        let plan = crate::load::plan::plan_of(&checkpoint).unwrap();
         let mix = "q4_0".parse().unwrap();
         let first = weights(&checkpoint, &plan, mix, Some(folder.path())).unwrap();
         let file = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();

@@ -13,7 +13,9 @@ use sha2::{Digest, Sha256};
 use tensor::{Tensor, WeightFormat};
 
 use super::convert;
-use crate::{load, units};
+use crate::load::find;
+use crate::load::plan::plan_of;
+use crate::units;
 
 /// A model file or folder.
 #[derive(Clone)]
@@ -75,14 +77,14 @@ pub(super) struct Beside {
 impl Source {
     /// Opens what `name` stands for. What is NVFP4 already is read as that where it is to `become` that, so that it is the same.
     pub(super) fn open(name: &str, becomes: WeightFormat) -> Result<Self> {
-        let path = load::locate(name)?;
+        let path = find::locate(name)?;
         let read = || format!("cannot read `{name}`");
         let is_file =
             path.is_file() && !path.extension().is_some_and(|ending| ending == "safetensors" || ending == "json");
         if is_file {
             return Ok(Self::Gguf(Rc::new(read_gguf(&path).with_context(read)?)));
         }
-        let (mut checkpoint, _) = load::open(Some(name), false)?;
+        let (mut checkpoint, _) = find::open(Some(name), false)?;
         if matches!(checkpoint.tokenizer, TokenizerSource::Gguf(_)) {
             let file = path.join(checkpoint.weight_files().next().unwrap_or_default());
             return Ok(Self::Gguf(Rc::new(read_gguf(&file).with_context(read)?)));
@@ -107,7 +109,7 @@ impl Source {
                 })
                 .collect()),
             Self::Checkpoint(checkpoint) => {
-                let plan = load::plan_of(checkpoint)?;
+                let plan = plan_of(checkpoint)?;
                 // The plan's order is that of use; of tied embeddings only one is kept.
                 let infos: Vec<_> = checkpoint.tensor_infos().collect();
                 let matrix = |weight: &plan::WeightInfo| {

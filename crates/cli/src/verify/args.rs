@@ -3,7 +3,8 @@
 use clap::{Args, ValueEnum};
 use tensor::WeightFormat;
 
-use crate::load::{self, GpuArgs, KvType, parse_weight_format};
+use crate::load::args::{GpuArgs, KvType, parse_isa};
+use crate::load::facts::parse_weight_format;
 
 /// Check that kernels and models compute here what they should
 ///
@@ -34,7 +35,7 @@ pub(crate) struct VerifyArgs {
     pub(super) threads: Option<usize>,
 
     /// Only these instruction sets of the CPU [default: every one that it has]
-    #[arg(long, value_name = "LEVEL", value_delimiter = ',', value_parser = load::parse_isa)]
+    #[arg(long, value_name = "LEVEL", value_delimiter = ',', value_parser = parse_isa)]
     pub(super) isa: Vec<cpu::IsaLevel>,
 
     /// Only the kernels of these ops, and no models: linear, norm_glu, …

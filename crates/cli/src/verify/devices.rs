@@ -4,9 +4,9 @@ use anyhow::{Context, Result, bail};
 use backend::Backend;
 
 use super::args::VerifyArgs;
-use crate::load::{self, GpuArgs, ModelArgs};
-
-const CPU: &str = "cpu";
+use crate::load::device::{self, CPU, DeviceSettings, GpuSettings};
+use crate::load::sizes::CacheSettings;
+use crate::model::settings::ModelSettings;
 
 /// A device, or one of the ways in which a device computes.
 pub(super) struct Named {
@@ -18,7 +18,7 @@ pub(super) struct Named {
 /// What `--device` names, in every way that it computes: the CPU at each instruction set on one thread, and at its best
 /// with the weights as the file has them, and on one thread for each core.
 pub(super) fn variants(args: &VerifyArgs) -> Result<Vec<Named>> {
-    let device = load::resolve(&args.device);
+    let device = device::resolve(&args.device);
     if device != CPU {
         if !args.isa.is_empty() {
             bail!("--isa chooses instruction sets of the CPU: expected --device {CPU}, found `{device}`");
@@ -48,7 +48,7 @@ pub(super) fn variants(args: &VerifyArgs) -> Result<Vec<Named>> {
 
 /// What `--device` names, in the ways in which models are compared: the instruction sets that `--isa` lists, or the best.
 pub(super) fn for_models(args: &VerifyArgs) -> Result<Vec<Named>> {
-    let device = load::resolve(&args.device);
+    let device = device::resolve(&args.device);
     if device != CPU || args.isa.is_empty() {
         return Ok(vec![named(device, args)?]);
     }
@@ -61,10 +61,10 @@ pub(super) fn named(name: &str, args: &VerifyArgs) -> Result<Named> {
     if level.is_some() || name == CPU {
         return processors(level, args.threads, true);
     }
-    let backend = load::backend(&ModelArgs {
-        device: name.to_owned(),
-        gpu: if load::is_gpu(name) { args.gpu.clone() } else { GpuArgs::default() },
-        ..model_args(None, args.threads, true)
+    let backend = device::backend(&DeviceSettings {
+        name: name.to_owned(),
+        gpu: if device::is_gpu(name) { args.gpu.settings() } else { GpuSettings::default() },
+        ..processor_settings(None, args.threads, true)
     });
     let backend = backend.with_context(|| {
         let levels: Vec<_> = cpu::Isa::available().into_iter().map(|isa| isa.level().name()).collect();
@@ -74,13 +74,14 @@ pub(super) fn named(name: &str, args: &VerifyArgs) -> Result<Named> {
 }
 
 /// The flags as the loader takes them.
-pub(super) fn as_loaded(args: &VerifyArgs) -> ModelArgs {
-    ModelArgs {
-        device: args.device.clone(),
-        gpu: args.gpu.clone(),
-        kv_type: args.kv_type,
-        ..model_args(args.isa.last().copied(), args.threads, true)
-    }
+pub(super) fn as_loaded(args: &VerifyArgs) -> ModelSettings {
+    let device = DeviceSettings {
+        name: args.device.clone(),
+        gpu: args.gpu.settings(),
+        ..processor_settings(args.isa.last().copied(), args.threads, true)
+    };
+    let cache = CacheSettings { ctx_size: None, format: args.kv_type.map(Into::into) };
+    ModelSettings { cache, ..ModelSettings::on(device) }
 }
 
 /// Bytes of memory that this machine has.
@@ -89,13 +90,13 @@ pub(super) fn memory_bytes(args: &VerifyArgs) -> Result<u64> {
 }
 
 fn processors(isa: Option<cpu::IsaLevel>, threads: Option<usize>, repack: bool) -> Result<Named> {
-    let backend = load::cpu_backend(&model_args(isa, threads, repack))?;
+    let backend = device::cpu_backend(&processor_settings(isa, threads, repack))?;
     let plural = if backend.threads() == 1 { "" } else { "s" };
     let unpacked = if repack { "" } else { ", not repacked" };
     let name = format!("{}, {} thread{plural}{unpacked}", backend.isa(), backend.threads());
     Ok(Named { name, backend: Box::new(backend) })
 }
 
-fn model_args(isa: Option<cpu::IsaLevel>, threads: Option<usize>, repack: bool) -> ModelArgs {
-    ModelArgs { threads, isa, no_repack: !repack, ..ModelArgs::on(CPU) }
+fn processor_settings(isa: Option<cpu::IsaLevel>, threads: Option<usize>, repack: bool) -> DeviceSettings {
+    DeviceSettings { threads, isa, repack, ..DeviceSettings::on(CPU) }
 }

@@ -14,8 +14,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) use args::VerifyArgs;
 
+use crate::explain;
+use crate::load::find;
 use crate::output::stdout;
-use crate::{explain, load};
 use args::OutputFormat;
 use devices::Named;
 use models::Subject;
@@ -24,10 +25,10 @@ use report::Report;
 /// Runs `hotmetal verify`. Fails when anything is not as it should be.
 pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
     if args.explain_dispatch {
-        let (mut checkpoint, name) = load::open(args.model.as_deref(), false)?;
+        let (mut checkpoint, name) = find::open(args.model.as_deref(), false)?;
         return explain::of_checkpoint(&mut checkpoint, &name, &devices::as_loaded(args));
     }
-    args.gpu.check(&[&args.device, &args.against])?;
+    args.gpu.settings().check(&[&args.device, &args.against])?;
     let other = devices::named(&args.against, args)?;
     // Kernels are those of the device, whatever the model.
     let (variants, cases) = match args.model {

@@ -16,7 +16,11 @@ use tokenizer::ParseSpecial;
 
 use super::args::VerifyArgs;
 use super::devices::{self, Named};
-use crate::{load, units};
+use crate::load::facts::KV_BLOCK_LEN;
+use crate::load::find;
+use crate::load::plan::plan_of;
+use crate::load::text::load_tokenizer;
+use crate::units;
 
 /// Long enough for a step of many tokens.
 const PROMPT: &str = "Once upon a time, in a green valley in the hills, there was a little fox who counted the stars. One \
@@ -147,18 +151,18 @@ pub(super) fn subjects(args: &VerifyArgs) -> Result<Vec<Subject>> {
 
 /// The model of MODEL, or the built-in one.
 fn checkpoint(args: &VerifyArgs) -> Result<Subject> {
-    let (mut checkpoint, name) = load::open(args.model.as_deref(), false)?;
+    let (mut checkpoint, name) = find::open(args.model.as_deref(), false)?;
     let in_model = || format!("cannot load `{name}`");
     // As the commands that run models read it.
     checkpoint.sort_features();
-    let textbook = load::plan_of(&checkpoint).with_context(in_model)?;
+    let textbook = plan_of(&checkpoint).with_context(in_model)?;
     let weights = textbook.weights.iter().map(|weight| checkpoint.tensor(&weight.name));
     let weights: Vec<Tensor> = weights.collect::<Result<_, _>>().with_context(in_model)?;
     let mut formats: Vec<_> = weights.iter().filter(|tensor| tensor.shape().len() > 1).map(Tensor::format).collect();
     formats.sort_unstable();
     formats.dedup();
     let vocabulary = std::mem::replace(&mut checkpoint.tokenizer, TokenizerSource::None);
-    let prompt = match load::load_tokenizer(vocabulary, false) {
+    let prompt = match load_tokenizer(vocabulary, false) {
         Ok(tokenizer) => {
             let mut ids = tokenizer.prefix_ids().to_vec();
             ids.extend(tokenizer.encode(args.prompt.as_deref().unwrap_or(PROMPT), ParseSpecial::No)?);
@@ -191,8 +195,8 @@ fn checkpoint(args: &VerifyArgs) -> Result<Subject> {
             textbook.context_len
         );
     }
-    let num_blocks = kv_len.div_ceil(load::KV_BLOCK_LEN);
-    let kv = KvLayout { format: kv_format(args, &formats), block_len: load::KV_BLOCK_LEN, num_blocks };
+    let num_blocks = kv_len.div_ceil(KV_BLOCK_LEN);
+    let kv = KvLayout { format: kv_format(args, &formats), block_len: KV_BLOCK_LEN, num_blocks };
     Ok(Subject {
         name,
         format: formats.iter().map(|format| format.name()).collect::<Vec<_>>().join("+"),

@@ -16,6 +16,7 @@ use super::cases::{Case, Projection};
 use super::measure::{Subject, Timer};
 use super::report::KernelRow;
 use super::{Ceiling, GEMV, Place};
+use crate::load::device;
 
 /// The name of the last rung: the backend's own kernel.
 const SHIPPED: &str = "shipped";
@@ -50,7 +51,7 @@ pub(super) fn rows(
 
     let mut rows = Vec::new();
     let one_thread =
-        Place { isa: None, threads: 1, backend: Box::new(super::load::cpu_backend(&args.model_args(Some(1), None))?) };
+        Place { isa: None, threads: 1, backend: Box::new(device::cpu_backend(&args.device_settings(Some(1), None))?) };
     let row =
         |place: &Place, isa: cpu::IsaLevel, variants, copies, seconds: Option<&Summary>, ceiling: &Ceiling, error| {
             KernelRow {

@@ -15,7 +15,7 @@ use tensor::{Tensor, WeightFormat};
 use super::super::shapes::{Pattern, Random, SEED};
 use super::super::statistics::{Summary, median};
 use super::cases::{Case, is_of_op};
-use crate::load;
+use crate::load::facts::KV_BLOCK_LEN;
 
 /// Copies of an op in one plan: beyond this, planning takes longer than measuring.
 const MAX_COPIES: usize = 512;
@@ -70,7 +70,7 @@ impl<'a> Subject<'a> {
         depth: usize,
         rotation_bytes: u64,
     ) -> Result<Self> {
-        let depth = if case.has_cache() { depth.next_multiple_of(load::KV_BLOCK_LEN) } else { 0 };
+        let depth = if case.has_cache() { depth.next_multiple_of(KV_BLOCK_LEN) } else { 0 };
         let weights = Weights { format, pattern: Pattern::new(format), random: Random(SEED), made: HashMap::new() };
         let mut subject = Self { case, kv_format, depth, copies: 1, weights, expected: HashMap::new() };
         let plan = subject.timed_plan(1, true).context("every op has a plan")?;
@@ -95,8 +95,8 @@ impl<'a> Subject<'a> {
     }
 
     fn layout(&self, rows: usize, depth: usize) -> KvLayout {
-        let num_blocks = (depth + rows).div_ceil(load::KV_BLOCK_LEN);
-        KvLayout { format: self.kv_format, block_len: load::KV_BLOCK_LEN, num_blocks }
+        let num_blocks = (depth + rows).div_ceil(KV_BLOCK_LEN);
+        KvLayout { format: self.kv_format, block_len: KV_BLOCK_LEN, num_blocks }
     }
 
     /// The largest difference between results of `backend` and of the reference for `rows` rows, by the largest magnitude

@@ -18,8 +18,10 @@ use super::shapes::{Random, SEED};
 use super::statistics::Summary;
 use super::{CPU, html, progress, shapes};
 use crate::ceiling::{Meter, Peak};
+use crate::load::plan::plan_of;
+use crate::load::{device, find};
 use crate::output::{note, stdout};
-use crate::{load, units};
+use crate::units;
 use cases::Case;
 use measure::{Measured, Subject, Timer};
 use report::Rotation;
@@ -123,7 +125,7 @@ pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
 
 /// The library of the GPU's vendor.
 fn vendor(args: &KernelsArgs) -> Result<gpu::Vendor> {
-    match load::gpu_backend(&args.model_args(None, None))? {
+    match device::gpu_backend(&args.device_settings(None, None))? {
         Some(gpu) => Ok(gpu.vendor()?),
         None => bail!("--vendor compares with cuBLASLt: expected --device cuda, found `{}`", args.device),
     }
@@ -215,8 +217,8 @@ fn cases(args: &KernelsArgs) -> Result<(String, Vec<Case>)> {
     let (model, textbook) = match &args.shape {
         Some(name) => (name.clone(), shapes::plan_of(name)?),
         None => {
-            let (checkpoint, name) = load::open(args.model.as_deref(), true)?;
-            let plan = load::plan_of(&checkpoint).with_context(|| format!("cannot load `{name}`"))?;
+            let (checkpoint, name) = find::open(args.model.as_deref(), true)?;
+            let plan = plan_of(&checkpoint).with_context(|| format!("cannot load `{name}`"))?;
             (name, plan)
         }
     };
@@ -239,7 +241,7 @@ fn cases(args: &KernelsArgs) -> Result<(String, Vec<Case>)> {
 /// Every instruction set with every number of threads, or the device alone where it has neither.
 fn places(args: &KernelsArgs) -> Result<Vec<Place>> {
     if args.device() != CPU {
-        let backend = load::backend(&args.model_args(None, None))?;
+        let backend = device::backend(&args.device_settings(None, None))?;
         return Ok(vec![Place { isa: None, threads: 1, backend }]);
     }
     let levels = match args.isa.as_slice() {
@@ -250,7 +252,7 @@ fn places(args: &KernelsArgs) -> Result<Vec<Place>> {
     let mut places = Vec::new();
     for threads in counts {
         for &level in &levels {
-            let cpu = load::cpu_backend(&args.model_args(threads, Some(level)))?;
+            let cpu = device::cpu_backend(&args.device_settings(threads, Some(level)))?;
             places.push(Place { isa: Some(level), threads: cpu.threads(), backend: Box::new(cpu) });
         }
     }
@@ -266,7 +268,7 @@ fn rotation(args: &KernelsArgs) -> Result<Rotation> {
     if args.device() != CPU {
         return Ok(Rotation { bytes: largest << 20, reason: "more than the caches of devices hold".to_owned() });
     }
-    let cpu = load::cpu_backend(&args.model_args(None, None))?;
+    let cpu = device::cpu_backend(&args.device_settings(None, None))?;
     let read = |mib: u64| cpu.read_bandwidth_of((mib << 20) as usize) / 1e9;
     let slowest = read(largest);
     let measured: Vec<_> =
@@ -287,7 +289,7 @@ struct Ceiling {
 impl Ceiling {
     fn measure(args: &KernelsArgs, place: &Place, format: WeightFormat, rotation_bytes: u64) -> Result<Self> {
         // The machine's ceiling, not the instruction set's.
-        let meter = Meter::new(&args.model_args(Some(place.threads), None))?;
+        let meter = Meter::new(&args.device_settings(Some(place.threads), None))?;
         let read = match &meter {
             Meter::Cpu(cpu) => Some(cpu.read_bandwidth_of(usize::try_from(rotation_bytes).unwrap_or(usize::MAX))),
             meter => meter.read_bandwidth()?,

@@ -18,7 +18,7 @@ use super::progress;
 use super::report::{Device, Facts, quoted};
 use super::shapes::{self, MatrixFormats};
 use super::statistics::Summary;
-use crate::load;
+use crate::load::device;
 use crate::output::{note, stdout};
 use file::ModelFile;
 use page_cache::Dropped;
@@ -47,7 +47,7 @@ pub(super) fn startup(args: &MeasureArgs) -> Result<()> {
     if args.repetitions == 0 {
         bail!("-r 0 measures nothing: expected 1 repetition or more");
     }
-    let backend = load::backend(&args.target.model_args(None))?;
+    let backend = device::backend(&args.target.device_settings(None))?;
     let device: Device = backend.device().into();
     let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| shapes::SEED));
     let counts = args.thread_counts();
@@ -76,8 +76,8 @@ pub(super) fn startup(args: &MeasureArgs) -> Result<()> {
                 model: name.clone(),
                 format: format.clone(),
                 device: device.name.clone(),
-                threads: match load::backend(&args.target.model_args(threads))?.device().name.as_str() {
-                    super::CPU => load::cpu_backend(&args.target.model_args(threads))?.threads(),
+                threads: match device::backend(&args.target.device_settings(threads))?.device().name.as_str() {
+                    super::CPU => device::cpu_backend(&args.target.device_settings(threads))?.threads(),
                     _ => 1,
                 },
                 first_token_ms: Summary::of(&samples),

@@ -1,25 +1,25 @@
-//! Flags that stretch the positions of a model, as llama.cpp names them: they change what config.json says before the
-//! plan is built from it.
+//! Stretches the positions of a model: what config.json says of its rotary embedding changes before the plan is built from
+//! it.
 
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
 /// How positions are stretched beyond the trained context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Scaling {
-    /// As trained, whatever the file says
-    None,
-    /// All frequencies divided by the scale
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RopeKind {
+    /// As trained, whatever the file says.
+    Default,
+    /// All frequencies divided by the scale.
     Linear,
-    /// Slow frequencies divided by the scale, fast ones kept (YaRN)
+    /// Slow frequencies divided by the scale, fast ones kept (YaRN).
     Yarn,
 }
 
-impl Scaling {
+impl RopeKind {
+    /// As config.json has it.
     fn name(self) -> &'static str {
         match self {
-            Self::None => "default",
+            Self::Default => "default",
             Self::Linear => "linear",
             Self::Yarn => "yarn",
         }
@@ -29,49 +29,27 @@ impl Scaling {
 /// The field of config.json, or of the parameters in it, that has the trained context.
 const ORIGINAL: &str = "original_max_position_embeddings";
 
-/// Flags of the rotary embedding.
-#[derive(Args, Clone, Debug, Default, PartialEq)]
-pub(crate) struct RopeArgs {
-    /// Stretch the context this way [default: what the model's files say]
-    #[arg(long, value_enum, value_name = "KIND")]
-    pub(crate) rope_scaling: Option<Scaling>,
-
-    /// Stretch the context N times
-    #[arg(long, value_name = "N", value_parser = positive)]
-    pub(crate) rope_scale: Option<f32>,
-
-    /// The same as --rope-scale 1/N
-    #[arg(long, value_name = "N", value_parser = positive, conflicts_with = "rope_scale")]
-    pub(crate) rope_freq_scale: Option<f32>,
-
-    /// The base of the rotary embedding, `rope_theta` [default: what the model's files say]
-    #[arg(long, value_name = "N", value_parser = positive)]
-    pub(crate) rope_freq_base: Option<f32>,
-
-    /// YaRN: tokens of the trained context, which the scale multiplies [default: what the model's files say]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) yarn_orig_ctx: Option<u32>,
-
-    /// YaRN: multiply what it gives attention scores
-    #[arg(long, value_name = "N", value_parser = positive)]
-    pub(crate) yarn_attn_factor: Option<f32>,
-
-    /// YaRN: frequencies that turn so often in the trained context are kept [default: 32]
-    #[arg(long, value_name = "N", value_parser = positive)]
-    pub(crate) yarn_beta_fast: Option<f32>,
-
-    /// YaRN: frequencies that turn no more often in the trained context are stretched fully [default: 1]
-    #[arg(long, value_name = "N", value_parser = positive)]
-    pub(crate) yarn_beta_slow: Option<f32>,
+/// What is changed of a model's rotary embedding; what is absent stays as the model's files say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct RopeSettings {
+    pub(crate) kind: Option<RopeKind>,
+    /// How many times the context is stretched.
+    pub(crate) scale: Option<f32>,
+    /// `rope_theta`.
+    pub(crate) freq_base: Option<f32>,
+    /// Tokens of the trained context.
+    pub(crate) original_context: Option<u32>,
+    /// Multiplies what YaRN gives attention scores.
+    pub(crate) attention_factor: Option<f32>,
+    /// YaRN keeps frequencies that turn so often in the trained context.
+    pub(crate) beta_fast: Option<f32>,
+    /// YaRN fully stretches frequencies that turn no more often in the trained context.
+    pub(crate) beta_slow: Option<f32>,
 }
 
-fn positive(text: &str) -> Result<f32, String> {
-    text.parse().ok().filter(|n: &f32| n.is_finite() && *n > 0.0).ok_or_else(|| "expected a positive number".to_owned())
-}
-
-impl RopeArgs {
-    /// Writes into `config`, a config.json, what these flags ask for, and the context that `--ctx-size` does: dynamic
-    /// and longrope embeddings choose by it.
+impl RopeSettings {
+    /// Writes into `config`, a config.json, what these settings ask for, and the context that `--ctx-size` does: dynamic and
+    /// longrope embeddings choose by it.
     pub(crate) fn apply(&self, config: &mut Value, ctx_size: Option<usize>) -> Result<()> {
         let Some(config) = config.as_object_mut() else { return Ok(()) };
         if let Some(ctx_size) = ctx_size {
@@ -80,7 +58,7 @@ impl RopeArgs {
         let is_object = |path: &&str| config.get(*path).is_some_and(Value::is_object);
         let path = ["rope_parameters", "rope_scaling"].into_iter().find(is_object).unwrap_or("rope_scaling");
         let before = config.get(path).and_then(Value::as_object).cloned().unwrap_or_default();
-        if let Some(base) = self.rope_freq_base {
+        if let Some(base) = self.freq_base {
             config.insert("rope_theta".to_owned(), base.into());
             if before.contains_key("rope_theta")
                 && let Some(parameters) = config.get_mut(path).and_then(Value::as_object_mut)
@@ -88,15 +66,14 @@ impl RopeArgs {
                 parameters.insert("rope_theta".to_owned(), base.into());
             }
         }
-        let scale = self.rope_scale.or(self.rope_freq_scale.map(|scale| 1.0 / scale));
         let of_yarn = [
-            ("--yarn-orig-ctx", self.yarn_orig_ctx.is_some()),
-            ("--yarn-attn-factor", self.yarn_attn_factor.is_some()),
-            ("--yarn-beta-fast", self.yarn_beta_fast.is_some()),
-            ("--yarn-beta-slow", self.yarn_beta_slow.is_some()),
+            ("--yarn-orig-ctx", self.original_context.is_some()),
+            ("--yarn-attn-factor", self.attention_factor.is_some()),
+            ("--yarn-beta-fast", self.beta_fast.is_some()),
+            ("--yarn-beta-slow", self.beta_slow.is_some()),
         ];
         let of_yarn = of_yarn.iter().find_map(|&(flag, is_given)| is_given.then_some(flag));
-        if self.rope_scaling.is_none() && scale.is_none() && of_yarn.is_none() {
+        if self.kind.is_none() && self.scale.is_none() && of_yarn.is_none() {
             return Ok(());
         }
         let kind_before = before.get("rope_type").or_else(|| before.get("type")).and_then(Value::as_str);
@@ -108,19 +85,19 @@ impl RopeArgs {
                  or dynamic: this one was trained with `{how}`, and its text would be noise with another"
             );
         }
-        let kind = match (self.rope_scaling, kind_before) {
+        let kind = match (self.kind, kind_before) {
             (Some(kind), _) => kind,
-            (None, Some("yarn")) => Scaling::Yarn,
-            (None, _) if of_yarn.is_some() => Scaling::Yarn,
-            (None, _) => Scaling::Linear,
+            (None, Some("yarn")) => RopeKind::Yarn,
+            (None, _) if of_yarn.is_some() => RopeKind::Yarn,
+            (None, _) => RopeKind::Linear,
         };
-        if let Some(flag) = of_yarn.filter(|_| kind != Scaling::Yarn) {
+        if let Some(flag) = of_yarn.filter(|_| kind != RopeKind::Yarn) {
             bail!("{flag} is of --rope-scaling yarn, and this is `{}`", kind.name());
         }
         // Parameters of the same kind stay where no flag says another.
         let parameters = if kind_before == Some(kind.name()) { before.clone() } else { Map::new() };
         let original = before.get(ORIGINAL).and_then(Value::as_u64);
-        self.rewrite(config, path, (kind, parameters), original, scale)
+        self.rewrite(config, path, (kind, parameters), original)
     }
 
     /// Replaces the parameters at `path` by those of `kind`, which begin as `parameters`. `original` is the trained context
@@ -129,12 +106,12 @@ impl RopeArgs {
         &self,
         config: &mut Map<String, Value>,
         path: &str,
-        (kind, mut parameters): (Scaling, Map<String, Value>),
+        (kind, mut parameters): (RopeKind, Map<String, Value>),
         original: Option<u64>,
-        scale: Option<f32>,
     ) -> Result<()> {
+        let scale = self.scale;
         let in_config = |field| config.get(field).and_then(Value::as_u64);
-        let original = self.yarn_orig_ctx.map(u64::from).or_else(|| in_config(ORIGINAL)).or(original);
+        let original = self.original_context.map(u64::from).or_else(|| in_config(ORIGINAL)).or(original);
         let Some(original) = original.or_else(|| in_config("max_position_embeddings")) else {
             bail!(
                 "the model's files do not say its context: --yarn-orig-ctx N says how many tokens it was trained with"
@@ -145,7 +122,7 @@ impl RopeArgs {
         }
         parameters.remove("type");
         parameters.insert("rope_type".to_owned(), kind.name().into());
-        if kind == Scaling::None {
+        if kind == RopeKind::Default {
             if let Some(scale) = scale {
                 bail!("--rope-scaling none stretches nothing, so --rope-scale {scale} contradicts it");
             }
@@ -158,18 +135,18 @@ impl RopeArgs {
             bail!("--rope-scaling {} needs --rope-scale N: how many times the context is to be stretched", kind.name());
         };
         parameters.insert("factor".to_owned(), factor.into());
-        if kind == Scaling::Yarn {
+        if kind == RopeKind::Yarn {
             config.remove(ORIGINAL);
             parameters.insert(ORIGINAL.to_owned(), original.into());
-            for (name, value) in [("beta_fast", self.yarn_beta_fast), ("beta_slow", self.yarn_beta_slow)] {
+            for (name, value) in [("beta_fast", self.beta_fast), ("beta_slow", self.beta_slow)] {
                 if let Some(value) = value {
                     parameters.insert(name.to_owned(), value.into());
                 }
             }
-            if scale.is_some() || self.yarn_attn_factor.is_some() {
+            if scale.is_some() || self.attention_factor.is_some() {
                 // What scores grow by follows from the new scale.
                 let own = models::yarn_attention_factor(factor, 1.0);
-                let attention_factor = own * self.yarn_attn_factor.map_or(1.0, f64::from);
+                let attention_factor = own * self.attention_factor.map_or(1.0, f64::from);
                 parameters.insert("attention_factor".to_owned(), json!(attention_factor));
             }
         }
@@ -184,21 +161,21 @@ impl RopeArgs {
 mod tests {
     use super::*;
 
-    fn applied(flags: RopeArgs, mut config: Value) -> Result<Value, String> {
+    fn applied(flags: RopeSettings, mut config: Value) -> Result<Value, String> {
         flags.apply(&mut config, None).map(|()| config).map_err(|error| error.to_string())
     }
 
-    fn yarn(scale: f32) -> RopeArgs {
-        RopeArgs { rope_scaling: Some(Scaling::Yarn), rope_scale: Some(scale), ..RopeArgs::default() }
+    fn yarn(scale: f32) -> RopeSettings {
+        RopeSettings { kind: Some(RopeKind::Yarn), scale: Some(scale), ..RopeSettings::default() }
     }
 
     #[test]
     fn no_flag_changes_nothing_but_the_context_that_was_asked_for() {
         let mut config = json!({ "max_position_embeddings": 100, "rope_scaling": { "type": "dynamic", "factor": 2 } });
         let before = config.clone();
-        RopeArgs::default().apply(&mut config, None).unwrap();
+        RopeSettings::default().apply(&mut config, None).unwrap();
         assert_eq!(config, before);
-        RopeArgs::default().apply(&mut config, Some(7)).unwrap();
+        RopeSettings::default().apply(&mut config, Some(7)).unwrap();
         assert_eq!(config[models::CTX_SIZE], 7);
     }
 
@@ -217,15 +194,16 @@ mod tests {
             "rope_parameters": { "rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 100, "beta_fast": 16,
                 "rope_theta": 7e5 },
         });
-        let found = applied(RopeArgs { rope_freq_base: Some(9e5), ..yarn(2.0) }, config.clone()).unwrap();
+        let found = applied(RopeSettings { freq_base: Some(9e5), ..yarn(2.0) }, config.clone()).unwrap();
         assert_eq!(found["max_position_embeddings"], 200);
         let scaling = &found["rope_parameters"];
         assert_eq!((&scaling["beta_fast"], &scaling["rope_theta"]), (&json!(16), &json!(9e5)));
-        let found = applied(RopeArgs { yarn_orig_ctx: Some(50), ..RopeArgs::default() }, config.clone()).unwrap();
+        let found =
+            applied(RopeSettings { original_context: Some(50), ..RopeSettings::default() }, config.clone()).unwrap();
         assert_eq!(found["max_position_embeddings"], 200);
         // No scale was given, so that of the file stands, and what scores grow by with it.
         assert_eq!(found["rope_parameters"].get("attention_factor"), None);
-        let none = RopeArgs { rope_scaling: Some(Scaling::None), ..RopeArgs::default() };
+        let none = RopeSettings { kind: Some(RopeKind::Default), ..RopeSettings::default() };
         let found = applied(none, config).unwrap();
         assert_eq!(found["rope_parameters"], json!({ "rope_type": "default", "rope_theta": 7e5 }));
         assert_eq!(found["max_position_embeddings"], 100);
@@ -234,7 +212,7 @@ mod tests {
     #[test]
     fn a_scale_without_a_kind_is_linear() {
         let plain = json!({ "max_position_embeddings": 100 });
-        let flags = RopeArgs { rope_freq_scale: Some(0.25), ..RopeArgs::default() };
+        let flags = RopeSettings { scale: Some(4.0), ..RopeSettings::default() };
         let found = applied(flags, plain).unwrap();
         assert_eq!(found["rope_scaling"], json!({ "rope_type": "linear", "factor": 4.0 }));
         assert_eq!(found["max_position_embeddings"], 400);
@@ -244,16 +222,16 @@ mod tests {
     fn what_cannot_be_meant_is_refused_by_its_flag() {
         let plain = json!({ "max_position_embeddings": 100 });
         let llama3 = json!({ "max_position_embeddings": 100, "rope_scaling": { "rope_type": "llama3", "factor": 8 } });
-        let kind = |kind| RopeArgs { rope_scaling: Some(kind), ..RopeArgs::default() };
+        let kind = |kind| RopeSettings { kind: Some(kind), ..RopeSettings::default() };
         for (flags, config, expected) in [
-            (kind(Scaling::Yarn), &plain, "--rope-scaling yarn needs --rope-scale N"),
+            (kind(RopeKind::Yarn), &plain, "--rope-scaling yarn needs --rope-scale N"),
             (yarn(2.0), &llama3, "this one was trained with `llama3`"),
             (
-                RopeArgs { yarn_beta_fast: Some(1.0), rope_scale: Some(2.0), ..kind(Scaling::Linear) },
+                RopeSettings { beta_fast: Some(1.0), scale: Some(2.0), ..kind(RopeKind::Linear) },
                 &plain,
                 "--yarn-beta-fast is of --rope-scaling yarn, and this is `linear`",
             ),
-            (RopeArgs { rope_scale: Some(2.0), ..kind(Scaling::None) }, &plain, "--rope-scale 2 contradicts it"),
+            (RopeSettings { scale: Some(2.0), ..kind(RopeKind::Default) }, &plain, "--rope-scale 2 contradicts it"),
             (yarn(2.0), &json!({}), "the model's files do not say its context"),
         ] {
             let error = applied(flags, config.clone()).unwrap_err();

@@ -1,12 +1,40 @@
-//! How far a model is that a command waits for: a bar on stderr where that is a terminal, and nothing otherwise.
+//! How far the load of a model is: whoever waits for it is told, a command by a bar on stderr where that is a terminal.
 
+use std::fmt::Debug;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use server::LoadStage;
+use server::{LoadStage, Loading};
 
-use crate::load::Watch;
+/// Is told how far the load of a model is.
+pub(crate) trait Watch: Debug + Sync {
+    /// What is done now.
+    fn stage(&self, stage: LoadStage);
+
+    /// This stage is done with so many bytes of the weights, of so many.
+    fn bytes(&self, loaded: u64, total: u64);
+}
+
+impl Watch for Loading {
+    fn stage(&self, stage: LoadStage) {
+        self.stage(stage);
+    }
+
+    fn bytes(&self, loaded: u64, total: u64) {
+        self.bytes(loaded, total);
+    }
+}
+
+/// Of a load that nobody watches.
+#[derive(Debug)]
+pub(crate) struct Unwatched;
+
+impl Watch for Unwatched {
+    fn stage(&self, _: LoadStage) {}
+
+    fn bytes(&self, _: u64, _: u64) {}
+}
 
 /// What takes no longer needs no bar.
 const PATIENCE: Duration = Duration::from_millis(500);

@@ -12,21 +12,21 @@ pub(crate) struct Neighbours {
     models: u64,
     /// Bytes of the weights of those that come after the one that is being loaded.
     awaited: u64,
-    given: Vec<Given>,
+    given: Vec<DeviceShare>,
 }
 
-/// What was given to a model.
+/// What a model was given of a device's memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Given {
+pub(crate) struct DeviceShare {
     /// The device's name.
     pub(crate) device: String,
-    /// What it had before.
+    /// Bytes that were free there before.
     pub(crate) had: u64,
     /// Weights, cache and activations; of a CPU, which reads weights where the file is mapped, the cache alone.
     pub(crate) bytes: u64,
 }
 
-/// Nobody.
+/// A model that is the only one of its process.
 pub(crate) static ALONE: Neighbours = Neighbours { models: 1, awaited: 0, given: vec![] };
 
 impl Neighbours {
@@ -41,7 +41,7 @@ impl Neighbours {
     }
 
     /// Notes what the next model was given.
-    pub(crate) fn give(&mut self, given: Given) {
+    pub(crate) fn give(&mut self, given: DeviceShare) {
         self.given.push(given);
     }
 
@@ -62,8 +62,8 @@ impl Neighbours {
         left.map_or(device.memory_bytes, |left| left.min(device.memory_bytes))
     }
 
-    /// Bytes that a cache may have whose size nobody has said: of `room`, what the weights leave that come later, if they
-    /// leave anything, and of the device's memory a part as large as each other's.
+    /// Bytes of a KV cache whose size no flag says: the smaller of `room` less the weights that are still to be loaded (all
+    /// of `room` if they leave nothing), and this model's equal share of the device's memory.
     pub(crate) fn cache_bytes(&self, device: &DeviceInfo, room: u64, share: u64) -> u64 {
         let had = self.given.iter().find(|given| given.device == device.name).map_or(device.memory_bytes, |g| g.had);
         let room = room.checked_sub(self.awaited).filter(|&left| left > 0).unwrap_or(room);
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(neighbours.cache_bytes(&cuda, 350, 4), 50);
         // Where the other does not fit anyway, nothing is kept for it.
         assert_eq!(neighbours.cache_bytes(&cuda, 200, 4), 125);
-        neighbours.give(Given { device: "cuda".to_owned(), had: 1000, bytes: 600 });
+        neighbours.give(DeviceShare { device: "cuda".to_owned(), had: 1000, bytes: 600 });
         neighbours.await_bytes(0);
         // Whether the device says what it had or what it has.
         assert_eq!([1000, 420, 390].map(|says| neighbours.free(&device("cuda", says))), [400, 400, 390]);

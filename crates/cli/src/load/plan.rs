@@ -1,0 +1,67 @@
+//! From a checkpoint to its plan: the ops of its architecture over the tensors that the file has.
+
+use std::collections::HashMap;
+
+use anyhow::{Result, bail};
+use formats::Checkpoint;
+use plan::{Plan, WeightSource};
+
+/// What the model files ask a checkpoint.
+struct Headers<'a> {
+    shapes: HashMap<String, Vec<usize>>,
+    checkpoint: &'a Checkpoint,
+}
+
+impl<'a> Headers<'a> {
+    fn of(checkpoint: &'a Checkpoint) -> Self {
+        // A dimension beyond the address space fits no configuration, and is refused as the wrong shape that it is.
+        let dimension = |&d: &u64| usize::try_from(d).unwrap_or(usize::MAX);
+        let shapes = checkpoint.tensor_infos().map(|info| (info.name, info.shape.iter().map(dimension).collect()));
+        Self { shapes: shapes.collect(), checkpoint }
+    }
+}
+
+impl WeightSource for Headers<'_> {
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.shapes.get(name).cloned()
+    }
+
+    fn order(&self, name: &str) -> Option<&[u32]> {
+        self.checkpoint.order(name)
+    }
+}
+
+/// Refuses a model without a head, for what needs one.
+pub(crate) fn check_head(has_head: bool, name: &str) -> Result<()> {
+    if !has_head {
+        bail!(
+            "`{name}` was saved without its head, so it generates no text: `hotmetal serve` makes vectors of texts with it \
+             (/v1/embeddings)"
+        );
+    }
+    Ok(())
+}
+
+/// The textbook plan of a checkpoint. Every tensor must be read by some op.
+pub(crate) fn plan_of(checkpoint: &Checkpoint) -> Result<Plan> {
+    let plan = models::build_plan(&checkpoint.config, &Headers::of(checkpoint))?;
+    let mut unread = models::unread(&plan, checkpoint.tensor_names());
+    if checkpoint.quantization.is_some() {
+        // AutoGPTQ gives every projection a bias, of zeros where the model has none.
+        unread.retain(|name| !(name.ends_with(".bias") && is_zero(checkpoint, name)));
+    }
+    if let Some(first) = unread.first() {
+        bail!(
+            "{} tensors are not part of a `{}` model as its configuration describes it, the first of them `{first}`: \
+             the configuration or the weights are another model's",
+            unread.len(),
+            plan.model_type,
+        );
+    }
+    Ok(plan)
+}
+
+/// Whether a tensor can be read and is nothing but zeros.
+fn is_zero(checkpoint: &Checkpoint, name: &str) -> bool {
+    checkpoint.tensor(name).is_ok_and(|tensor| tensor.to_f32().iter().all(|&value| value == 0.0))
+}
