@@ -13,7 +13,8 @@ use tensor::WeightFormat;
 
 use crate::load::find;
 use crate::load::plan::plan_of;
-use crate::quantize::{receipt_of, weight_bytes};
+use crate::packing::folder::weight_bytes;
+use crate::packing::receipt::receipt_of;
 use crate::{output, units};
 
 /// Show architecture, tensors, types, sizes, metadata and chat template of a model

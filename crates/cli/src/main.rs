@@ -23,6 +23,7 @@ mod list;
 mod load;
 mod model;
 mod output;
+mod packing;
 mod profile;
 mod pull;
 mod quantize;

@@ -9,7 +9,7 @@ use plan::{AnyShape, Plan, WeightInfo};
 use serde_json::{Map, Value};
 use tensor::{Tensor, WeightFormat};
 
-use crate::quantize::mix::{MIXES, Mix, Model};
+use crate::packing::mix::{MIXES, Mix, Model};
 use crate::units;
 
 /// `config.json` of each model, as published, without what does not change the computation.

@@ -7,7 +7,7 @@ use clap::Args;
 use super::settings::ModelSettings;
 use crate::load::args::{DeviceArgs, KvType, RopeArgs};
 use crate::load::sizes::CacheSettings;
-use crate::quantize::mix::Mix;
+use crate::packing::mix::Mix;
 
 /// Flags that say where and how a model runs.
 #[derive(Args, Clone, Debug)]

@@ -24,7 +24,7 @@ use crate::load::watch::{LoadBar, Unwatched, Watch};
 use crate::load::weights::{check_tensors, weights};
 use crate::load::{device, find};
 use crate::output::note;
-use crate::quantize::on_load;
+use crate::packing::on_load;
 
 /// A loaded model, ready to generate.
 pub(crate) struct Model {

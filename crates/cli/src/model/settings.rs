@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::load::device::DeviceSettings;
 use crate::load::rope::RopeSettings;
 use crate::load::sizes::CacheSettings;
-use crate::quantize::mix::Mix;
+use crate::packing::mix::Mix;
 
 /// Where and how a model is loaded and runs.
 #[derive(Clone, Debug)]

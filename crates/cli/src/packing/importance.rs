@@ -5,7 +5,7 @@
 //! wrote it is what runs, so that every projection's input is a value of its own. Weights stay where the file is mapped.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -16,10 +16,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use plan::{KvFormat, KvLayout, Op, Plan, StepInput, Value, WeightId};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use tensor::quant::Packing;
 
-use super::QuantizeArgs;
-use super::source::Matrix;
+use super::scales::Scales;
+use super::source::{EMBEDDINGS, Matrix};
 use crate::load::device::{self, CPU, DeviceSettings};
 use crate::load::facts::{KV_BLOCK_LEN, WINDOW, text_windows};
 use crate::load::find;
@@ -31,43 +30,32 @@ use crate::{files, units};
 /// Tokens of a step.
 const STEP_TOKENS: usize = 64;
 
-/// How the scales of a tensor are chosen.
+/// Where importance is taken from.
 #[derive(Clone, Debug)]
-pub(super) enum Scales {
-    Plain,
-    Searched,
-    /// (matrices, features).
-    Weighted {
-        importance: Vec<f32>,
-        matrices: usize,
-    },
+pub(crate) enum ImportanceSource {
+    /// A file of llama.cpp's.
+    Imatrix(PathBuf),
+    /// A text that the model predicts.
+    Text(PathBuf),
 }
 
-impl Scales {
-    /// Rows that have the same importance, of `rows`.
-    pub(super) fn rows_alike(&self, rows: usize) -> usize {
-        match self {
-            Self::Weighted { matrices, .. } => rows.div_ceil((*matrices).max(1)).max(1),
-            _ => rows.max(1),
-        }
-    }
-
-    /// How rows from `row` on are packed, of `rows` of `row_len` weights.
-    pub(super) fn packing(&self, row: usize, rows: usize, row_len: usize) -> Packing<'_> {
-        match self {
-            Self::Plain => Packing::Plain,
-            Self::Searched => Packing::Searched,
-            Self::Weighted { importance, .. } => {
-                let matrix = row / self.rows_alike(rows);
-                Packing::Weighted(&importance[matrix * row_len..(matrix + 1) * row_len])
-            }
-        }
-    }
+/// What importance is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct ImportanceSettings {
+    pub(crate) source: Option<ImportanceSource>,
+    /// Where the importance that a text gives is kept.
+    pub(crate) keep_in: Option<PathBuf>,
+    /// Whether a file there is replaced.
+    pub(crate) replaces: bool,
+    /// Tokens in a window of the text.
+    pub(crate) window: Option<usize>,
+    /// Windows of the text at most.
+    pub(crate) windows_max: Option<usize>,
 }
 
-/// Where importance is from.
+/// Where importance is from, as a receipt tells it.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct About {
+pub(super) struct ImportanceOrigin {
     /// The file, as the user named it.
     name: String,
     /// `text` or `imatrix`.
@@ -84,41 +72,41 @@ pub(super) struct About {
 }
 
 /// What importance there is: none, or what `--imatrix` or `--imatrix-text` give.
-pub(super) struct Importances(Option<Given>);
+pub(crate) struct Importances(Option<GivenImportance>);
 
 /// The importance that a file or a text gives.
-struct Given {
+struct GivenImportance {
     imatrix: Imatrix,
-    about: About,
+    about: ImportanceOrigin,
     /// Matrices that were asked for and had none.
     missing: Vec<String>,
     used: usize,
 }
 
-/// What the arguments ask for, if they do.
-fn given(args: &QuantizeArgs) -> Result<Option<Given>> {
-    if let Some(path) = args.imatrix_out.as_ref().filter(|path| path.exists() && !args.force) {
+/// The importance that `settings` ask for, of the model named `model`.
+fn given(model: &str, settings: &ImportanceSettings) -> Result<Option<GivenImportance>> {
+    if let Some(path) = settings.keep_in.as_ref().filter(|path| path.exists() && !settings.replaces) {
         bail!("`{}` exists; --force replaces it", path.display());
     }
-    let (imatrix, name, kind, bytes) = match (&args.imatrix, &args.imatrix_text) {
-        (Some(path), _) => {
+    let (imatrix, name, kind, bytes) = match &settings.source {
+        Some(ImportanceSource::Imatrix(path)) => {
             let read = || format!("cannot read the importance matrix `{}`", path.display());
             let bytes = files::read(path, "the importance matrix", files::TEXT_BYTES_MAX)?;
             let imatrix = Imatrix::read(bytes.clone().into()).with_context(read)?;
             (imatrix, path, "imatrix", bytes)
         }
-        (None, Some(path)) => {
+        Some(ImportanceSource::Text(path)) => {
             let text = files::read_text(path, "", files::TEXT_BYTES_MAX)?;
-            let collected = collect(args, &text, &file_name(path));
+            let collected = collect(model, settings, &text, &file_name(path));
             let imatrix = collected.with_context(|| format!("--imatrix-text: cannot use `{}`", path.display()))?;
-            if let Some(path) = &args.imatrix_out {
+            if let Some(path) = &settings.keep_in {
                 files::write(path, &imatrix.to_gguf().to_bytes())?;
             }
             (imatrix, path, "text", text.into_bytes())
         }
-        (None, None) => return Ok(None),
+        None => return Ok(None),
     };
-    let about = About {
+    let about = ImportanceOrigin {
         name: name.display().to_string(),
         kind,
         sha256: units::hex(&Sha256::digest(&bytes)),
@@ -127,13 +115,13 @@ fn given(args: &QuantizeArgs) -> Result<Option<Given>> {
         datasets: imatrix.datasets.clone(),
         entries: imatrix.entries.len(),
     };
-    Ok(Some(Given { imatrix, about, missing: Vec::new(), used: 0 }))
+    Ok(Some(GivenImportance { imatrix, about, missing: Vec::new(), used: 0 }))
 }
 
 impl Importances {
-    /// What the arguments ask for.
-    pub(super) fn of(args: &QuantizeArgs) -> Result<Self> {
-        given(args).map(Self)
+    /// What `settings` ask for, of the model named `model`.
+    pub(crate) fn of(model: &str, settings: &ImportanceSettings) -> Result<Self> {
+        given(model, settings).map(Self)
     }
 
     /// Whether there is any.
@@ -153,31 +141,31 @@ impl Importances {
     }
 
     /// What it is from.
-    pub(super) fn about(&self) -> Option<&About> {
+    pub(super) fn about(&self) -> Option<&ImportanceOrigin> {
         self.0.as_ref().map(|given| &given.about)
     }
 
-    /// What scales follow from besides weights.
-    pub(super) fn identity(&self, args: &QuantizeArgs) -> String {
+    /// What scales follow from besides weights, where `plain` ones are taken without importance or others searched for.
+    pub(super) fn identity(&self, plain: bool) -> String {
         match &self.0 {
             Some(given) => given.identity(),
-            None => if args.plain { "plain" } else { "searched" }.to_owned(),
+            None => if plain { "plain" } else { "searched" }.to_owned(),
         }
     }
 
     /// The keys that llama.cpp's quantiser writes; of files their names without folders.
-    pub(super) fn write_metadata(&self, args: &QuantizeArgs, writer: &mut GgufWriter) {
+    pub(super) fn write_metadata(&self, settings: &ImportanceSettings, writer: &mut GgufWriter) {
         if let Some(given) = &self.0 {
-            given.write_metadata(args, writer);
+            given.write_metadata(settings, writer);
         }
     }
 }
 
-impl Given {
+impl GivenImportance {
     fn scales(&mut self, matrix: &Matrix, chooses: bool) -> Result<Option<Scales>> {
         let Some(found) = self.imatrix.entries.get(&matrix.name) else {
             // Embeddings are looked up, and nothing is multiplied with them.
-            if chooses && matrix.name != "token_embd.weight" {
+            if chooses && matrix.name != EMBEDDINGS {
                 self.missing.push(matrix.name.clone());
             }
             return Ok(None);
@@ -223,10 +211,14 @@ impl Given {
         units::hex(&hash.finalize())
     }
 
-    fn write_metadata(&self, args: &QuantizeArgs, writer: &mut GgufWriter) {
+    fn write_metadata(&self, settings: &ImportanceSettings, writer: &mut GgufWriter) {
         let key = |name: &str| format!("quantize.imatrix.{name}");
         let number = |number: u64| GgufValue::U32(u32::try_from(number).unwrap_or(u32::MAX));
-        if let Some(path) = args.imatrix.as_ref().or(args.imatrix_out.as_ref()) {
+        let imatrix = match &settings.source {
+            Some(ImportanceSource::Imatrix(path)) => Some(path),
+            _ => settings.keep_in.as_ref(),
+        };
+        if let Some(path) = imatrix {
             writer.set_metadata(&key("file"), GgufValue::String(file_name(path)));
         }
         if let Some(dataset) = self.imatrix.datasets.first() {
@@ -288,17 +280,17 @@ fn inputs(plan: &Plan) -> HashMap<Value, Input> {
     inputs
 }
 
-/// Has the source predict `text` and adds up the squares of what each of its projections is given.
-fn collect(args: &QuantizeArgs, text: &str, dataset: &str) -> Result<Imatrix> {
-    let (mut checkpoint, name) = find::open(Some(&args.source), false)?;
+/// Has the model predict `text` and adds up the squares of what each of its projections is given.
+fn collect(model: &str, settings: &ImportanceSettings, text: &str, dataset: &str) -> Result<Imatrix> {
+    let (mut checkpoint, name) = find::open(Some(model), false)?;
     checkpoint.expand_unless(|_| false);
     let plan = plan_of(&checkpoint).with_context(|| format!("`{name}` cannot be computed"))?;
-    let window = args.imatrix_ctx_size.unwrap_or(WINDOW.min(plan.context_len));
+    let window = settings.window.unwrap_or(WINDOW.min(plan.context_len));
     if window < 4 || window > plan.context_len {
         bail!("--imatrix-ctx-size {window}: expected 4 to {}, which the model was made for", plan.context_len);
     }
     let tokenizer = load_tokenizer(checkpoint.tokenizer.clone(), false)?;
-    let windows = text_windows(&tokenizer, text, window, args.imatrix_chunks)?;
+    let windows = text_windows(&tokenizer, text, window, settings.windows_max)?;
     let weights = plan.weights.iter().map(|weight| checkpoint.tensor(&weight.name)).collect::<Result<Vec<_>, _>>()?;
     // In place: a faster layout would be a copy of the model in memory.
     let backend = device::cpu_backend(&DeviceSettings { repack: false, ..DeviceSettings::on(CPU) })?;

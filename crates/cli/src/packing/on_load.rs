@@ -18,10 +18,11 @@ use plan::Plan;
 use sha2::{Digest, Sha256};
 use tensor::{Tensor, WeightFormat};
 
-use super::importance::Scales;
+use super::convert::{convert, damaged, matrix_scale};
+use super::loss::Loss;
 use super::mix::{Mix, Model};
-use super::source::stored;
-use super::{Loss, convert, matrix_scale};
+use super::scales::Scales;
+use super::source::{self, stored};
 use crate::output::note;
 use crate::units;
 
@@ -57,13 +58,13 @@ pub(crate) fn weights(checkpoint: &Checkpoint, plan: &Plan, mix: Mix, folder: Op
 }
 
 /// A weight, and what it becomes.
-struct Target {
+struct TargetTensor {
     name: String,
     shape: Vec<usize>,
     format: WeightFormat,
 }
 
-fn targets(checkpoint: &Checkpoint, plan: &Plan, mix: Mix) -> Result<Vec<Target>> {
+fn targets(checkpoint: &Checkpoint, plan: &Plan, mix: Mix) -> Result<Vec<TargetTensor>> {
     let infos: Vec<_> = checkpoint.tensor_infos().collect();
     let model = Model::of_plan(plan);
     let target = |weight: &plan::WeightInfo| {
@@ -75,16 +76,16 @@ fn targets(checkpoint: &Checkpoint, plan: &Plan, mix: Mix) -> Result<Vec<Target>
         let name = gguf_names::gguf_name(&weight.name).unwrap_or_else(|| weight.name.clone());
         let chosen = mix.format_of_rows(&name, model, row_len);
         let format = if shape.len() < 2 { own } else { chosen.unwrap_or(own) };
-        Ok(Target { name: weight.name.clone(), shape, format })
+        Ok(TargetTensor { name: weight.name.clone(), shape, format })
     };
     plan.weights.iter().map(target).collect()
 }
 
 /// What the weights are, and what becomes of them, as a name.
-fn key(checkpoint: &Checkpoint, targets: &[Target]) -> String {
+fn key(checkpoint: &Checkpoint, targets: &[TargetTensor]) -> String {
     let mut hash = Sha256::new();
     hash.update(env!("CARGO_PKG_VERSION"));
-    hash.update(super::source::identity(checkpoint));
+    hash.update(source::identity(checkpoint));
     for target in targets {
         hash.update(format!("{} {:?} {}", target.name, target.shape, target.format));
     }
@@ -92,9 +93,9 @@ fn key(checkpoint: &Checkpoint, targets: &[Target]) -> String {
 }
 
 /// The tensors in a file of the cache.
-fn read(path: &Path, targets: &[Target]) -> Result<Vec<Tensor>> {
+fn read(path: &Path, targets: &[TargetTensor]) -> Result<Vec<Tensor>> {
     let gguf = Gguf::read(mapped::map_own(path)?)?;
-    let tensor = |target: &Target| {
+    let tensor = |target: &TargetTensor| {
         let tensor = gguf.tensor(&target.name)?;
         if tensor.shape() != target.shape || tensor.format() != target.format {
             bail!("`{}` holds another `{}`", path.display(), target.name);
@@ -105,8 +106,8 @@ fn read(path: &Path, targets: &[Target]) -> Result<Vec<Tensor>> {
 }
 
 /// Writes a tensor as its target says, and as a GGUF file has it; returns what NVFP4 has beside it, and 1 of other formats.
-fn write_tensor(checkpoint: &Checkpoint, target: &Target, out: &mut dyn Write) -> io::Result<f32> {
-    let tensor = checkpoint.tensor(&target.name).map_err(super::damaged)?;
+fn write_tensor(checkpoint: &Checkpoint, target: &TargetTensor, out: &mut dyn Write) -> io::Result<f32> {
+    let tensor = checkpoint.tensor(&target.name).map_err(damaged)?;
     let is_nvfp4 = target.format == WeightFormat::NVFP4;
     if tensor.format() == target.format && !is_nvfp4 {
         return out.write_all(tensor.bytes()).map(|()| 1.0);
@@ -117,7 +118,7 @@ fn write_tensor(checkpoint: &Checkpoint, target: &Target, out: &mut dyn Write) -
     Ok(unit)
 }
 
-impl Target {
+impl TargetTensor {
     /// Its type in a GGUF file, and its size there.
     fn stored(&self) -> Result<(GgmlType, u64)> {
         let shape: Vec<u64> = self.shape.iter().map(|&dim| dim as u64).collect();
@@ -125,8 +126,8 @@ impl Target {
     }
 }
 
-fn in_memory(checkpoint: &Checkpoint, targets: &[Target]) -> Result<Vec<Tensor>> {
-    let tensor = |target: &Target| {
+fn in_memory(checkpoint: &Checkpoint, targets: &[TargetTensor]) -> Result<Vec<Tensor>> {
+    let tensor = |target: &TargetTensor| {
         let mut bytes = Vec::with_capacity(usize::try_from(target.stored()?.1)?);
         let unit = write_tensor(checkpoint, target, &mut bytes)?;
         match target.format {
@@ -138,7 +139,7 @@ fn in_memory(checkpoint: &Checkpoint, targets: &[Target]) -> Result<Vec<Tensor>>
 }
 
 /// Writes a file of the cache, under its name when it is whole. Returns its size.
-fn write(checkpoint: &Checkpoint, targets: &[Target], path: &Path) -> io::Result<u64> {
+fn write(checkpoint: &Checkpoint, targets: &[TargetTensor], path: &Path) -> io::Result<u64> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     // Of this process: another may be at the same work. What an earlier one of this number has left is removed, because
@@ -151,12 +152,12 @@ fn write(checkpoint: &Checkpoint, targets: &[Target], path: &Path) -> io::Result
         for target in targets {
             let dims: Vec<u64> = target.shape.iter().rev().map(|&dim| dim as u64).collect();
             // Written below, where the checkpoint is at hand.
-            let (ggml_type, len) = target.stored().map_err(super::damaged)?;
+            let (ggml_type, len) = target.stored().map_err(damaged)?;
             header.made_tensor(&target.name, ggml_type, &dims, len, |_| Ok(()));
         }
         let scaled = targets.iter().filter(|target| target.format == WeightFormat::NVFP4);
         for target in scaled.clone() {
-            let ggml_type = super::source::ggml_type(WeightFormat::F32).map_err(super::damaged)?;
+            let ggml_type = source::ggml_type(WeightFormat::F32).map_err(damaged)?;
             header.made_tensor(&nvfp4::scale_name(&target.name), ggml_type, &[1], 4, |_| Ok(()));
         }
         out.write_all(&header.header())?;
@@ -167,7 +168,7 @@ fn write(checkpoint: &Checkpoint, targets: &[Target], path: &Path) -> io::Result
             io::copy(&mut io::Read::take(io::repeat(0), start - at), &mut out)?;
             let unit = write_tensor(checkpoint, target, &mut out)?;
             units.extend((target.format == WeightFormat::NVFP4).then_some(unit));
-            at = start + target.stored().map_err(super::damaged)?.1;
+            at = start + target.stored().map_err(damaged)?.1;
         }
         for (index, unit) in (targets.len()..).zip(units) {
             let start = header.bytes_before(index);

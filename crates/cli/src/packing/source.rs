@@ -12,10 +12,13 @@ use mapped::FileIdentity;
 use sha2::{Digest, Sha256};
 use tensor::{Tensor, WeightFormat};
 
-use super::convert;
+use super::gguf_metadata;
 use crate::load::find;
 use crate::load::plan::plan_of;
 use crate::units;
+
+/// The embeddings in GGUF files.
+pub(super) const EMBEDDINGS: &str = "token_embd.weight";
 
 /// A model file or folder.
 #[derive(Clone)]
@@ -67,7 +70,7 @@ pub(super) fn stored(format: WeightFormat, name: &str, shape: &[u64]) -> Result<
 }
 
 /// A small tensor that belongs to a matrix.
-pub(super) struct Beside {
+pub(super) struct CompanionTensor {
     pub(super) name: String,
     pub(super) ggml_type: GgmlType,
     pub(super) dims: Vec<u64>,
@@ -75,7 +78,7 @@ pub(super) struct Beside {
 }
 
 impl Source {
-    /// Opens what `name` stands for. What is NVFP4 already is read as that where it is to `become` that, so that it is the same.
+    /// Opens what `name` stands for. NVFP4 is read as that where it `becomes` that, so that its bytes stay the same.
     pub(super) fn open(name: &str, becomes: WeightFormat) -> Result<Self> {
         let path = find::locate(name)?;
         let read = || format!("cannot read `{name}`");
@@ -146,7 +149,7 @@ impl Source {
             }
             Self::Checkpoint(checkpoint) => {
                 let name = name.trim_end_matches('/').rsplit('/').next().unwrap_or(name);
-                convert::metadata(checkpoint, name.trim_end_matches(".safetensors"))
+                gguf_metadata::metadata(checkpoint, name.trim_end_matches(".safetensors"))
             }
         }
     }
@@ -166,7 +169,7 @@ impl Source {
                 }
                 let model_type =
                     checkpoint.config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default();
-                match convert::reordered_heads(checkpoint, model_type, &matrix.name) {
+                match gguf_metadata::reordered_heads(checkpoint, model_type, &matrix.name) {
                     Some(heads) => {
                         let copy = gguf_names::in_file_order(&matrix.name, &tensor, heads)?;
                         // Nobody sees this one's pages again, who would give them back: 40 MiB of each layer of 8B.
@@ -180,13 +183,13 @@ impl Source {
     }
 
     /// What lies beside a matrix of a GGUF file that is kept, and is nothing without it: scales of NVFP4.
-    pub(super) fn beside(&self, matrix: &Matrix) -> Result<Vec<Beside>> {
+    pub(super) fn beside(&self, matrix: &Matrix) -> Result<Vec<CompanionTensor>> {
         let Self::Gguf(gguf) = self else { return Ok(Vec::new()) };
         let Some((part, _)) = gguf.tensor_info(&matrix.name) else { return Ok(Vec::new()) };
         let is_of = |info: &&GgufTensor| nvfp4::owner(part, info.name()).is_some_and(|of| of.name() == matrix.name);
         let beside = |info: &GgufTensor| {
             let (name, dims) = (info.name().to_owned(), info.dims().to_vec());
-            Ok(Beside { name, ggml_type: info.ggml_type(), dims, bytes: part.tensor_bytes(info)? })
+            Ok(CompanionTensor { name, ggml_type: info.ggml_type(), dims, bytes: part.tensor_bytes(info)? })
         };
         part.tensors().iter().filter(is_of).map(beside).collect()
     }
@@ -212,7 +215,7 @@ impl Source {
         let Self::Checkpoint(source) = self else { return Ok(()) };
         let open = |path: &Path| mapped::map(path).map_err(Into::into);
         let written = Checkpoint::open(path, &open).map_err(|error| anyhow!(error))?;
-        convert::check(source, &written)
+        gguf_metadata::check(source, &written)
     }
 
     /// A hash of everything that the bytes of the file follow from but its own header: names, types, which bytes the

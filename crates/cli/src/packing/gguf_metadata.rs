@@ -17,6 +17,10 @@ use crate::load::plan::plan_of;
 use crate::load::text::{load_tokenizer, with_side_files};
 use crate::output::note;
 
+/// The source is a folder that says nothing of its vocabulary.
+pub(super) const NO_TOKENIZER: &str = "the model has no tokenizer.json (nor tekken.json, vocab.json with merges.txt, or \
+                                       tokenizer.model), which what is written takes its vocabulary from: put the one \
+                                       that was published with it beside the weights";
 /// What any two tokenizers that are not the same are likely to cut differently.
 const PROBE: &str = "Hello, World!  It's 1234567 o'clock; we'll see—won't WE'RE they'd I'VE?\n\n\tfn main() { x += 0x1F; }\r\n   \
     naïve café cafe\u{301} Ünïcödé ÀÉÎ straße Ωμέγα Привет мир, как дела? שלום עולם مرحبا بالعالم ٣٤٥ \
@@ -197,7 +201,7 @@ fn vocabulary(checkpoint: &Checkpoint, writer: &mut GgufWriter) -> Result<()> {
         TokenizerSource::SentencePiece { model, beside } => with_side_files(beside, |beside| {
             Ok(Vocabulary::from_gguf(&tokenizer::GgufVocabulary::from_sentence_piece(model, beside)?, eos))
         })?,
-        TokenizerSource::Gguf(_) | TokenizerSource::None => bail!(super::NO_TOKENIZER),
+        TokenizerSource::Gguf(_) | TokenizerSource::None => bail!(NO_TOKENIZER),
     };
     let expected = original.encode(PROBE, ParseSpecial::Yes)?;
     // Byte-level vocabularies name the pattern that cuts words: the first name that cuts as the original does.

@@ -12,11 +12,11 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use formats::SafetensorsWriter;
 use formats::gguf::GgufWriter;
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::Loss;
+use super::loss::Loss;
 use super::source::file_len;
 use crate::output::note;
 use crate::units;
@@ -70,6 +70,13 @@ pub(super) fn beside(path: &Path, ending: &str) -> Result<PathBuf> {
 /// Whether an error is one of writing, and not of what is read: the same command may go on later.
 pub(super) fn is_of_disk(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(|e: &io::Error| e.kind() != io::ErrorKind::InvalidData)
+}
+
+/// A bar that counts bytes of the source.
+pub(super) fn progress_bar(bytes: u64) -> ProgressBar {
+    ProgressBar::new(bytes).with_style(
+        ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes}, {eta} left, {msg}").expect("a valid template"),
+    )
 }
 
 /// A file to be written.
