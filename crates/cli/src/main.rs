@@ -14,7 +14,6 @@ mod doctor;
 mod eval;
 mod explain;
 mod files;
-mod fit;
 mod generate;
 mod hub;
 mod inspect;
@@ -24,6 +23,7 @@ mod load;
 mod model;
 mod output;
 mod packing;
+mod plan_command;
 mod profile;
 mod pull;
 mod quantize;
@@ -68,7 +68,7 @@ enum Command {
     Eval(Box<eval::EvalArgs>),
     Quantize(quantize::QuantizeArgs),
     Inspect(inspect::InspectArgs),
-    Plan(fit::FitArgs),
+    Plan(plan_command::PlanArgs),
     List(list::ListArgs),
     Pull(pull::PullArgs),
     Rm(rm::RmArgs),
@@ -97,7 +97,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::eval(args),
         Command::Quantize(args) => quantize::quantize(args),
         Command::Inspect(args) => inspect::inspect(args),
-        Command::Plan(args) => fit::plan(args),
+        Command::Plan(args) => plan_command::plan(args),
         Command::List(args) => list::list(args),
         Command::Pull(args) => pull::pull(args),
         Command::Rm(args) => rm::rm(args),

@@ -19,14 +19,14 @@ use crate::{explain, output, units};
 
 /// Show what of a model fits into this memory, and how fast it would be; headers are enough
 #[derive(Args, Debug)]
-pub(crate) struct FitArgs {
+pub(crate) struct PlanArgs {
     /// A directory, a .gguf or .safetensors file, or a cached ORG/REPO or ORG/REPO:FILE; without it, the built-in model
     #[arg(value_name = "MODEL")]
     model: Option<String>,
 
     /// How to print it
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = FitFormat::Text)]
-    output_format: FitFormat,
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = PlanFormat::Text)]
+    output_format: PlanFormat,
 
     /// Only show which kernel computes each op, by the rows of a step
     #[arg(long, conflicts_with = "output_format")]
@@ -38,7 +38,7 @@ pub(crate) struct FitArgs {
 
 /// How `plan` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum FitFormat {
+enum PlanFormat {
     /// Tables.
     Text,
     /// One object.
@@ -107,7 +107,7 @@ fn read_bytes(info: &TensorInfo) -> u64 {
 }
 
 /// Runs `hotmetal plan`.
-pub(crate) fn plan(args: &FitArgs) -> Result<()> {
+pub(crate) fn plan(args: &PlanArgs) -> Result<()> {
     if args.model_args.quant.is_some() {
         bail!(
             "`plan` does not take --quant, which run, serve and eval do: quantise the model first with `hotmetal quantize`"
@@ -128,8 +128,8 @@ pub(crate) fn plan(args: &FitArgs) -> Result<()> {
     let bandwidth = Meter::new(&settings.device)?.read_bandwidth()?;
     let fit = Fit::new(&plan, &checkpoint, kv, device.memory_bytes, bandwidth);
     let text = match args.output_format {
-        FitFormat::Text => as_text(&fit, &plan, &name, kv, &device.description)?,
-        FitFormat::Json => format!("{}\n", as_json(&fit, &plan, &name, &device.description)),
+        PlanFormat::Text => as_text(&fit, &plan, &name, kv, &device.description)?,
+        PlanFormat::Json => format!("{}\n", as_json(&fit, &plan, &name, &device.description)),
     };
     output::stdout(&text)?;
     Ok(())
