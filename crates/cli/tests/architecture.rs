@@ -153,7 +153,8 @@ fn only_pull_and_bench_serve_open_connections() {
     }
     // The server's own tests connect to it.
     files.retain(|file| !file.contains("/tests/"));
-    let expected = ["crates/cli/src/bench/serve.rs", "crates/cli/src/hub/client.rs", "crates/cli/src/hub/mod.rs"];
+    let expected =
+        ["crates/cli/src/bench/serve/client.rs", "crates/cli/src/hub/client.rs", "crates/cli/src/hub/mod.rs"];
     assert_eq!(files, expected.map(str::to_owned).into());
 }
 

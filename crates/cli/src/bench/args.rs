@@ -29,7 +29,7 @@ pub(super) enum BenchCommand {
     Kernels(Box<KernelsArgs>),
     Compare(CompareArgs),
     Report(ReportArgs),
-    Serve(Box<super::serve::ServeArgs>),
+    Serve(Box<super::serve::args::ServeArgs>),
     Table(Box<TableArgs>),
 }
 
