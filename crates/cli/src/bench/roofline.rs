@@ -5,9 +5,10 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use super::args::{MeasureArgs, OutputFormat};
+use super::gpu_roofline;
+use super::progress::progress;
 use super::report::{Device, Facts};
-use super::{CPU, gpu_roofline, progress};
-use crate::load::device;
+use crate::load::device::{self, CPU};
 use crate::output::stdout;
 use crate::units;
 

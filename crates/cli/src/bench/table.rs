@@ -8,10 +8,12 @@ use serde_json::json;
 
 use super::args::{OutputFormat, TableArgs, TargetArgs, Test};
 use super::clock::Clock;
+use super::measured::{Ceiling, measured_row};
+use super::progress::progress;
 use super::report::{Device, Facts, Row};
 use super::run::Source;
+use super::shapes;
 use super::statistics::Summary;
-use super::{Ceiling, measured_row, progress, shapes};
 use crate::load::device;
 use crate::output::stdout;
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use backend::Claims;
 use backend::conformance;
 
-use super::DoctorArgs;
+use super::args::DoctorArgs;
 use crate::load::args::{DeviceArgs, GpuArgs, RopeArgs};
 use crate::load::device::{self, CPU, SIM};
 use crate::model::args::ModelArgs;

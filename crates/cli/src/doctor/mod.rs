@@ -1,51 +1,17 @@
 //! `hotmetal doctor`: what this machine is, and the proof that the text is right on it.
 
+mod args;
 mod full;
 
 use anyhow::{Result, bail};
 use backend::Backend;
-use clap::{Args, ValueEnum};
 
 use crate::load::device::{self, DeviceSettings};
-use crate::model::args::ModelArgs;
 use crate::model::settings::ModelSettings;
 use crate::output::stdout;
 use crate::{generate, hub, units};
-
-/// Check this machine: processor, memory, cache, and that the built-in model says what it must
-///
-/// With --full or --metal: everything that can be wrong with a device, from the simplest on, each in a process of its own, so
-/// that a crash ends none but itself: the device, copies, each kernel, one step op by op, 128 greedy tokens, batches, and how
-/// fast it is. The report is to be pasted whole into an issue.
-#[derive(Args, Debug)]
-pub(crate) struct DoctorArgs {
-    /// Everything that can be wrong with the device, in one report to paste
-    #[arg(long)]
-    full: bool,
-
-    /// As --full --device metal
-    #[arg(long, conflicts_with_all = ["full", "device", "part"])]
-    metal: bool,
-
-    /// Only one part of the report
-    #[arg(long, value_enum, value_name = "PART", hide = true, conflicts_with = "full")]
-    part: Option<ReportPart>,
-
-    /// In the full report: also measure random weights in the exact shapes of this model [default: qwen2.5-0.5b on a GPU]
-    #[arg(long, value_name = "NAME")]
-    shape: Option<String>,
-
-    #[command(flatten)]
-    model_args: ModelArgs,
-}
-
-/// What the full report asks for in a process of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ReportPart {
-    Device,
-    Copies,
-    Text,
-}
+pub(crate) use args::DoctorArgs;
+use args::ReportPart;
 
 /// The greedy continuation of the built-in model, made by Hugging Face transformers.
 const GOLDEN: &str = include_str!("../../builtin/golden.json");

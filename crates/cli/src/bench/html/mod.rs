@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::args::ReportArgs;
-use super::kernels::{KernelReport, KernelRow};
+use super::kernels::report::{KernelReport, KernelRow};
 use super::report::{Device, Facts, Report, Row};
 use crate::{files, units};
 use plot::{Plot, Scale, escaped, legend};

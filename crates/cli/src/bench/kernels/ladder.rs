@@ -13,10 +13,10 @@ use super::super::args::KernelsArgs;
 use super::super::shapes::{Pattern, Random, SEED};
 use super::super::statistics::Summary;
 use super::cases::{Case, Projection};
+use super::device::{Ceiling, GEMV, KernelDevice};
 use super::measure::{Subject, Timer};
 use super::report::KernelRow;
-use super::{Ceiling, GEMV, Place};
-use crate::load::device;
+use crate::load::device::{CPU, cpu_backend};
 
 /// The name of the last rung: the backend's own kernel.
 const SHIPPED: &str = "shipped";
@@ -30,7 +30,7 @@ pub(super) fn rows(
     args: &KernelsArgs,
     projection: Projection,
     format: WeightFormat,
-    places: &[Place],
+    places: &[KernelDevice],
     rotation_bytes: u64,
 ) -> Result<Vec<KernelRow>> {
     let Projection { in_features: k, out_features: n, .. } = projection;
@@ -51,24 +51,29 @@ pub(super) fn rows(
 
     let mut rows = Vec::new();
     let one_thread =
-        Place { isa: None, threads: 1, backend: Box::new(device::cpu_backend(&args.device_settings(Some(1), None))?) };
-    let row =
-        |place: &Place, isa: cpu::IsaLevel, variants, copies, seconds: Option<&Summary>, ceiling: &Ceiling, error| {
-            KernelRow {
-                op: GEMV.to_owned(),
-                shape: case.shape(),
-                format: format.name().to_ascii_lowercase(),
-                device: super::CPU.to_owned(),
-                isa: isa.name().to_owned(),
-                threads: place.threads,
-                rows: 1,
-                variants,
-                copies,
-                evicted: false,
-                max_error: Some(error),
-                ..KernelRow::of(seconds, cost, ceiling.read, ceiling.peak)
-            }
-        };
+        KernelDevice { isa: None, threads: 1, backend: Box::new(cpu_backend(&args.device_settings(Some(1), None))?) };
+    let row = |place: &KernelDevice,
+               isa: cpu::IsaLevel,
+               variants,
+               copies,
+               seconds: Option<&Summary>,
+               ceiling: &Ceiling,
+               error| {
+        KernelRow {
+            op: GEMV.to_owned(),
+            shape: case.shape(),
+            format: format.name().to_ascii_lowercase(),
+            device: CPU.to_owned(),
+            isa: isa.name().to_owned(),
+            threads: place.threads,
+            rows: 1,
+            variants,
+            copies,
+            evicted: false,
+            max_error: Some(error),
+            ..KernelRow::of(seconds, cost, ceiling.read, ceiling.peak)
+        }
+    };
     let mut levels: Vec<_> = places.iter().filter_map(|place| place.isa).collect();
     levels.dedup();
     levels.sort_unstable();

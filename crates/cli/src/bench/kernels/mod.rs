@@ -2,9 +2,10 @@
 //! same trait as whole models, and the steps from a textbook loop to the shipped kernel.
 
 mod cases;
+mod device;
 mod ladder;
 mod measure;
-mod report;
+pub(super) mod report;
 
 use anyhow::{Context, Result, bail};
 use backend::BackendError;
@@ -13,39 +14,29 @@ use plan::KvFormat;
 use tensor::WeightFormat;
 
 use super::args::{KernelsArgs, OutputFormat};
+use super::progress::progress;
 use super::report::Facts;
 use super::shapes::{Random, SEED};
 use super::statistics::Summary;
-use super::{CPU, html, progress, shapes};
-use crate::ceiling::{Meter, Peak};
+use super::{html, shapes};
+use crate::load::device::{CPU, cpu_backend, gpu_backend};
+use crate::load::find;
 use crate::load::plan::plan_of;
-use crate::load::{device, find};
 use crate::output::{note, stdout};
-use crate::units;
 use cases::Case;
+use device::{Ceiling, GEMV, KernelDevice, kernel_devices};
 use measure::{Measured, Subject, Timer};
-use report::Rotation;
-pub(super) use report::{KernelReport, KernelRow};
+use report::{KernelReport, KernelRow, Rotation};
 
 /// Sizes among which the rotation is chosen, in MiB.
 const ROTATIONS_MIB: [u64; 4] = [64, 128, 256, 512];
 /// A buffer that is read no more than this much faster than the largest is held by no cache to speak of.
 const NO_CACHE: f64 = 1.1;
-/// The name of the ladder among ops.
-const GEMV: &str = "gemv";
-
-/// Where and how one op runs.
-struct Place {
-    isa: Option<cpu::IsaLevel>,
-    threads: usize,
-    backend: Box<dyn backend::Backend>,
-}
-
 /// Runs `hotmetal bench kernels`.
 pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
     check(args)?;
     let (model, cases) = cases(args)?;
-    let places = places(args)?;
+    let places = kernel_devices(args)?;
     let first = places.first().context("there is no instruction set to measure with")?;
     let mut vendor = if args.vendor { Some(vendor(args)?) } else { None };
     let formats = formats(args)?;
@@ -125,7 +116,7 @@ pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
 
 /// The library of the GPU's vendor.
 fn vendor(args: &KernelsArgs) -> Result<gpu::Vendor> {
-    match device::gpu_backend(&args.device_settings(None, None))? {
+    match gpu_backend(&args.device_settings(None, None))? {
         Some(gpu) => Ok(gpu.vendor()?),
         None => bail!("--vendor compares with cuBLASLt: expected --device cuda, found `{}`", args.device),
     }
@@ -238,27 +229,6 @@ fn cases(args: &KernelsArgs) -> Result<(String, Vec<Case>)> {
     Ok((model, cases))
 }
 
-/// Every instruction set with every number of threads, or the device alone where it has neither.
-fn places(args: &KernelsArgs) -> Result<Vec<Place>> {
-    if args.device() != CPU {
-        let backend = device::backend(&args.device_settings(None, None))?;
-        return Ok(vec![Place { isa: None, threads: 1, backend }]);
-    }
-    let levels = match args.isa.as_slice() {
-        [] => cpu::Isa::available().into_iter().map(cpu::Isa::level).collect(),
-        levels => levels.to_vec(),
-    };
-    let counts = if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
-    let mut places = Vec::new();
-    for threads in counts {
-        for &level in &levels {
-            let cpu = device::cpu_backend(&args.device_settings(threads, Some(level)))?;
-            places.push(Place { isa: Some(level), threads: cpu.threads(), backend: Box::new(cpu) });
-        }
-    }
-    Ok(places)
-}
-
 /// How much weights rotate through: as asked, or the least at which reading is as slow as it gets.
 fn rotation(args: &KernelsArgs) -> Result<Rotation> {
     if let Some(mib) = args.rotate {
@@ -268,7 +238,7 @@ fn rotation(args: &KernelsArgs) -> Result<Rotation> {
     if args.device() != CPU {
         return Ok(Rotation { bytes: largest << 20, reason: "more than the caches of devices hold".to_owned() });
     }
-    let cpu = device::cpu_backend(&args.device_settings(None, None))?;
+    let cpu = cpu_backend(&args.device_settings(None, None))?;
     let read = |mib: u64| cpu.read_bandwidth_of((mib << 20) as usize) / 1e9;
     let slowest = read(largest);
     let measured: Vec<_> =
@@ -279,31 +249,12 @@ fn rotation(args: &KernelsArgs) -> Result<Rotation> {
     Ok(Rotation { bytes: chosen << 20, reason })
 }
 
-/// What an op is compared with, measured just before it.
-struct Ceiling {
-    /// Bytes per second of reading as much as weights rotate through.
-    read: Option<f64>,
-    peak: Option<Peak>,
-}
-
-impl Ceiling {
-    fn measure(args: &KernelsArgs, place: &Place, format: WeightFormat, rotation_bytes: u64) -> Result<Self> {
-        // The machine's ceiling, not the instruction set's.
-        let meter = Meter::new(&args.device_settings(Some(place.threads), None))?;
-        let read = match &meter {
-            Meter::Cpu(cpu) => Some(cpu.read_bandwidth_of(usize::try_from(rotation_bytes).unwrap_or(usize::MAX))),
-            meter => meter.read_bandwidth()?,
-        };
-        Ok(Self { read, peak: meter.peak_of_format(format)? })
-    }
-}
-
 #[expect(clippy::too_many_arguments, reason = "a row has that many columns")]
 fn row(
     case: &Case,
     format: WeightFormat,
     kv_format: KvFormat,
-    place: &Place,
+    place: &KernelDevice,
     rows: usize,
     measured: &Measured,
     ceiling: &Ceiling,
@@ -343,9 +294,4 @@ fn row(
 fn ladder_shape(cases: &[Case]) -> Option<(cases::Projection, usize)> {
     let projections = cases.iter().flat_map(Case::projections);
     projections.map(|p| (p, p.in_features * p.out_features)).max_by_key(|&(_, weights)| weights)
-}
-
-/// A size for people, in messages.
-fn size(bytes: u64) -> String {
-    units::bytes(bytes)
 }

@@ -7,70 +7,70 @@ use serde_json::json;
 
 use super::super::report::{Device, Facts, quoted};
 use super::super::statistics::Summary;
-use super::size;
 use crate::ceiling::Peak;
+use crate::units;
 
 /// The rows with what they are worth nothing without.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(in super::super) struct KernelReport {
+pub(crate) struct KernelReport {
     #[serde(default)]
-    pub(in super::super) profiled: bool,
-    pub(in super::super) device: Device,
-    pub(in super::super) run: Facts,
+    pub(crate) profiled: bool,
+    pub(crate) device: Device,
+    pub(crate) run: Facts,
     /// The model whose shapes these are.
-    pub(in super::super) model: String,
-    pub(in super::super) rotation: Rotation,
-    pub(in super::super) rows: Vec<KernelRow>,
+    pub(crate) model: String,
+    pub(crate) rotation: Rotation,
+    pub(crate) rows: Vec<KernelRow>,
 }
 
 /// How much weights rotate through, so that no cache holds those that come next.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(in super::super) struct Rotation {
-    pub(in super::super) bytes: u64,
+pub(crate) struct Rotation {
+    pub(crate) bytes: u64,
     /// Why so much.
-    pub(in super::super) reason: String,
+    pub(crate) reason: String,
 }
 
 /// One op in one shape, format and number of rows at one instruction set.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(in super::super) struct KernelRow {
-    pub(in super::super) op: String,
-    pub(in super::super) shape: String,
+pub(crate) struct KernelRow {
+    pub(crate) op: String,
+    pub(crate) shape: String,
     /// Of the matrices; of the cache or the activations where there are none.
-    pub(in super::super) format: String,
-    pub(in super::super) device: String,
-    pub(in super::super) isa: String,
-    pub(in super::super) threads: usize,
-    pub(in super::super) rows: usize,
+    pub(crate) format: String,
+    pub(crate) device: String,
+    pub(crate) isa: String,
+    pub(crate) threads: usize,
+    pub(crate) rows: usize,
     /// Which of several ways the device took, in its words; a rung's name on the ladder.
-    pub(in super::super) variants: Vec<String>,
+    pub(crate) variants: Vec<String>,
     /// Of the op once, in microseconds; none where it could not be told from its surroundings.
-    pub(in super::super) time_us: Option<Summary>,
+    pub(crate) time_us: Option<Summary>,
     /// Copies of the op, with weights and cache of their own, that one replay goes through.
-    pub(in super::super) copies: usize,
+    pub(crate) copies: usize,
     /// Whether caches were emptied between replays: an op that cannot be copied.
-    pub(in super::super) evicted: bool,
+    pub(crate) evicted: bool,
     /// Weights and cache, each byte once; activations where there are neither.
-    pub(in super::super) bytes: u64,
-    pub(in super::super) flops: u64,
-    pub(in super::super) bandwidth_gb_s: Option<f64>,
-    pub(in super::super) flops_per_s: Option<f64>,
+    pub(crate) bytes: u64,
+    pub(crate) flops: u64,
+    pub(crate) bandwidth_gb_s: Option<f64>,
+    pub(crate) flops_per_s: Option<f64>,
     /// What the same threads read of a buffer as large as the rotation, measured just before.
-    pub(in super::super) read_bandwidth_gb_s: Option<f64>,
+    pub(crate) read_bandwidth_gb_s: Option<f64>,
     /// What they compute with the best vector instructions for the format.
-    pub(in super::super) peak_flops_per_s: Option<f64>,
-    pub(in super::super) peak_class: Option<String>,
+    pub(crate) peak_flops_per_s: Option<f64>,
+    pub(crate) peak_class: Option<String>,
     /// `memory` or `compute`: which of the two takes longer at its best.
-    pub(in super::super) bound: Option<String>,
+    pub(crate) bound: Option<String>,
     /// The longer of those two times by the measured one.
-    pub(in super::super) roofline_share: Option<f64>,
+    pub(crate) roofline_share: Option<f64>,
     /// Largest difference from the f64 reference by the largest magnitude of a result.
-    pub(in super::super) max_error: Option<f64>,
+    pub(crate) max_error: Option<f64>,
 }
 
 impl KernelRow {
     /// The cells of a table for people.
-    pub(in super::super) fn cells(&self) -> Vec<String> {
+    pub(crate) fn cells(&self) -> Vec<String> {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
         let bound = self.bound.as_deref().unwrap_or_default();
         vec![
@@ -215,7 +215,7 @@ impl KernelReport {
             "\n{}; shapes of {}; weights rotate through {} ({})\n",
             self.run.line(&self.device),
             self.model,
-            size(self.rotation.bytes),
+            units::bytes(self.rotation.bytes),
             self.rotation.reason
         ));
         out

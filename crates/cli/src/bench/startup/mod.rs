@@ -14,11 +14,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::{MeasureArgs, OutputFormat};
-use super::progress;
+use super::progress::progress;
 use super::report::{Device, Facts, quoted};
 use super::shapes::{self, MatrixFormats};
 use super::statistics::Summary;
-use crate::load::device;
+use crate::load::device::{self, CPU};
 use crate::output::{note, stdout};
 use file::ModelFile;
 use page_cache::Dropped;
@@ -77,7 +77,7 @@ pub(super) fn startup(args: &MeasureArgs) -> Result<()> {
                 format: format.clone(),
                 device: device.name.clone(),
                 threads: match device::backend(&args.target.device_settings(threads))?.device().name.as_str() {
-                    super::CPU => device::cpu_backend(&args.target.device_settings(threads))?.threads(),
+                    CPU => device::cpu_backend(&args.target.device_settings(threads))?.threads(),
                     _ => 1,
                 },
                 first_token_ms: Summary::of(&samples),
