@@ -14,9 +14,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use super::checksum::is_sound;
+use super::disk::open_lock;
+use super::error::{HubError, disk_error};
 use super::names::{self, ModelRef, RepoId};
-use super::store::{self, disk_error};
-use super::{HubError, select};
+use super::select::select;
 
 /// How deep folders inside a snapshot are followed.
 const DEPTH_MAX: usize = 8;
@@ -91,7 +93,7 @@ impl Cache {
             let mut seen = std::collections::BTreeSet::new();
             for file in repo.revisions.iter().flat_map(|revision| &revision.files) {
                 if seen.insert(&file.content) {
-                    found(&repo.id, file, store::is_sound(&file.content));
+                    found(&repo.id, file, is_sound(&file.content));
                 }
             }
         }
@@ -108,7 +110,7 @@ impl Cache {
         }
         let busy = || HubError::Busy { repo: model.repo.to_string() };
         fs::create_dir_all(&repo.locks).map_err(disk_error("create", &repo.locks))?;
-        let lock = store::open_lock(&repo.repo_lock())?;
+        let lock = open_lock(&repo.repo_lock())?;
         if matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock)) {
             return Err(busy());
         }

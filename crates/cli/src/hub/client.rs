@@ -11,10 +11,11 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use ureq::http::{HeaderMap, Response, Uri};
 
-use super::HubError;
+use super::checksum::is_checksum;
+use super::error::{HubError, shown};
 use super::names::{self, RepoId};
 use super::settings::{Settings, Token};
-use super::store::{self, Body, RemoteFile, Retries};
+use super::store::{Body, RemoteFile, Retries};
 use crate::{output, units};
 
 const REDIRECTS_MAX: usize = 8;
@@ -91,7 +92,7 @@ impl Client {
             serde_json::from_str(&text).map_err(|error| self.answer(&url, error.to_string()))
         })?;
         if !names::is_plain_component(&answer.sha) {
-            return Err(self.answer(&url, format!("commit `{}`", names::shown(&answer.sha))));
+            return Err(self.answer(&url, format!("commit `{}`", shown(&answer.sha))));
         }
         let files: Vec<String> = answer.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
         files.iter().try_for_each(|file| names::check_file_name(file))?;
@@ -108,15 +109,15 @@ impl Client {
             let headers = response.headers();
             let found = header(headers, "x-repo-commit");
             if found.is_some_and(|found| found != commit) {
-                let found = names::shown(found.unwrap_or_default());
+                let found = shown(found.unwrap_or_default());
                 return Err(self.answer(&url, format!("commit {found} instead of {commit}")));
             }
             let etag = header(headers, "x-linked-etag").or_else(|| header(headers, "etag")).unwrap_or_default();
             let etag = etag.trim_start_matches("W/").trim_matches('"');
             if !names::is_plain_component(etag) {
-                return Err(self.answer(&url, format!("etag `{}`", names::shown(etag))));
+                return Err(self.answer(&url, format!("etag `{}`", shown(etag))));
             }
-            let etag = match store::is_checksum(etag) {
+            let etag = match is_checksum(etag) {
                 true => etag.to_owned(),
                 // Two files may have the same such etag, here or at another hub, so it alone is no name.
                 false => format!("unchecked-{}", units::hex(&Sha256::digest(format!("{url} {etag}")))),
@@ -140,7 +141,7 @@ impl Client {
             206 => {
                 let range = header(response.headers(), "content-range").unwrap_or_default();
                 let start = range.strip_prefix("bytes ").and_then(|range| range.split('-').next()?.parse().ok());
-                start.ok_or_else(|| self.answer(&url, format!("range `{}`", names::shown(range))))?
+                start.ok_or_else(|| self.answer(&url, format!("range `{}`", shown(range))))?
             }
             _ => 0,
         };
@@ -191,7 +192,7 @@ impl Client {
                 Some(target) if response.status().is_redirection() && !described => {
                     url = redirected(&uri, target).map_err(|why| HubError::Redirect {
                         url: without_query(&url),
-                        target: names::shown(&without_query(target)),
+                        target: shown(&without_query(target)),
                         why,
                     })?;
                 }
@@ -239,12 +240,12 @@ impl Client {
             (404, ..) => refused(format!("no such repository or revision (`{revision}`): check the name at {page}")),
             _ => {
                 let retry_after = header(headers, "retry-after").and_then(|s| s.parse().ok()).map(Duration::from_secs);
-                let message = header(headers, "x-error-message").map(names::shown);
+                let message = header(headers, "x-error-message").map(shown);
                 let mut body = String::new();
                 let message = message.or_else(|| {
                     let reader = response.into_body().into_reader();
                     reader.take(MESSAGE_BYTES_MAX).read_to_string(&mut body).ok()?;
-                    Some(names::shown(body.trim())).filter(|text| !text.is_empty())
+                    Some(shown(body.trim())).filter(|text| !text.is_empty())
                 });
                 Err(HubError::Status { url: without_query(url), status, message, retry_after })
             }

@@ -5,6 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use super::error::{HubError, disk_error};
+
 /// See the module.
 pub(super) trait Disk {
     fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
@@ -80,6 +82,12 @@ pub(super) fn own_file(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
     options
+}
+
+/// Opens, and makes if needed, a file whose only purpose is to be locked.
+pub(super) fn open_lock(path: &Path) -> Result<File, HubError> {
+    let open = || own_file(OpenOptions::new().write(true).create(true).truncate(false)).open(path);
+    open().map_err(disk_error("open the lock", path))
 }
 
 impl DiskFile for File {

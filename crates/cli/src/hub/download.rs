@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use super::cache::{Cache, RepoCache};
 use super::client::Client;
-use super::disk::{Disk, RealDisk};
+use super::disk::{Disk, RealDisk, open_lock};
+use super::error::{HubError, disk_error};
 use super::names::{self, ModelRef};
 use super::progress::FileProgress;
+use super::select::select;
 use super::settings::Settings;
-use super::store::{self, RemoteFile, Retries, disk_error};
-use super::{HubError, select};
+use super::store::{self, RemoteFile, Retries};
 use crate::{output, units};
 
 /// The file that says which model it is.
@@ -61,7 +62,7 @@ pub(crate) fn pull(
     let lock_path = repo.repo_lock();
     let locks = lock_path.parent().unwrap_or(&lock_path);
     disk.create_dir_all(locks).map_err(disk_error("create", locks))?;
-    let lock = store::open_lock(&lock_path)?;
+    let lock = open_lock(&lock_path)?;
     // Where locks are not supported, a removal at the same time is not kept out.
     let _ = lock.lock_shared();
 

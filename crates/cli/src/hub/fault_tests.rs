@@ -13,9 +13,9 @@ use std::time::Duration;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-use super::HubError;
 use super::cache::{Cache, RepoCache};
 use super::disk::{Disk, DiskFile, RealDisk};
+use super::error::HubError;
 use super::progress::FileProgress;
 use super::store::{self, Body, RemoteFile, Retries};
 use crate::units::hex;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::HubError;
+use super::error::{HubError, shown};
 
 /// The longest name of a repository, revision or file that is accepted, in bytes.
 const NAME_BYTES_MAX: usize = 1024;
@@ -119,15 +119,6 @@ pub(super) fn is_plain_component(text: &str) -> bool {
 /// A checked file name as a path.
 pub(super) fn to_path(name: &str) -> PathBuf {
     name.split('/').collect()
-}
-
-/// Untrusted text for a message: escaped and cut.
-pub(super) fn shown(text: &str) -> String {
-    let mut escaped: String = text.chars().take(120).flat_map(char::escape_debug).collect();
-    if text.chars().count() > 120 {
-        escaped.push('…');
-    }
-    escaped
 }
 
 #[cfg(test)]

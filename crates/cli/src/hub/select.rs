@@ -1,6 +1,6 @@
 //! Which files of a repository are needed: a rule over names alone, used both for a server's list and for the cache.
 
-use super::HubError;
+use super::error::HubError;
 
 /// Files besides the weights, at the top of a repository, that loading a model may read.
 const CONFIG_FILES: [&str; 14] = [

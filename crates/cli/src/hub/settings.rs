@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::HubError;
+use super::error::HubError;
 
 /// Where the cache lies, whom to ask, and as whom.
 #[derive(Debug)]

@@ -4,19 +4,16 @@
 //! hashed, and only then renamed; the next pull appends to what is there. What a crash tore is found by the hash, since
 //! it is the file that is hashed, not the stream; then the file is begun anew, once.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 
-use sha1::Sha1;
-use sha2::{Digest, Sha256};
-
-use super::HubError;
 use super::cache::RepoCache;
-use super::disk::{Disk, DiskFile, own_file};
+use super::checksum::checksum_as;
+use super::disk::{Disk, DiskFile, open_lock};
+use super::error::{HubError, disk_error};
 use super::progress::FileProgress;
-use crate::units;
 
 /// A file as the hub announces it.
 #[derive(Clone, Debug)]
@@ -164,45 +161,6 @@ fn checksum(part: &mut dyn DiskFile, file: &RemoteFile) -> io::Result<Option<Str
     checksum_as(&file.etag, file.size, &mut |buffer| part.read(buffer))
 }
 
-/// Whether a blob has the content that its name, a checksum, promises. `None` if its name is no checksum.
-pub(super) fn is_sound(blob: &Path) -> io::Result<Option<bool>> {
-    let Some(etag) = blob.file_name().and_then(|name| name.to_str()) else { return Ok(None) };
-    let mut file = File::open(blob)?;
-    let size = file.metadata()?.len();
-    Ok(checksum_as(etag, size, &mut |buffer| file.read(buffer))?.map(|found| found == etag))
-}
-
-/// The checksum of what `read` gives, of the kind that `etag` is. `None` if it is of no kind.
-fn checksum_as(
-    etag: &str,
-    size: u64,
-    read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
-) -> io::Result<Option<String>> {
-    match etag.len() {
-        _ if !is_checksum(etag) => Ok(None),
-        64 => hash(Sha256::new(), read).map(Some),
-        _ => hash(Sha1::new_with_prefix(format!("blob {size}\0")), read).map(Some),
-    }
-}
-
-/// Whether an etag is a SHA-256 or a SHA-1.
-pub(super) fn is_checksum(etag: &str) -> bool {
-    matches!(etag.len(), 40 | 64) && etag.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-}
-
-fn hash<D: Digest>(mut digest: D, read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<String> {
-    let mut buffer = vec![0; 1 << 18];
-    loop {
-        match read(&mut buffer) {
-            Ok(0) => break,
-            Ok(count) => digest.update(&buffer[..count]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(units::hex(&digest.finalize()))
-}
-
 /// Shows the blob under its name in a snapshot: by a symbolic link, as `huggingface_hub` does it; where the file system
 /// has none by a hard link; or else by a copy.
 pub(super) fn place(disk: &dyn Disk, repo: &RepoCache, commit: &str, file: &RemoteFile) -> Result<(), HubError> {
@@ -275,12 +233,6 @@ fn lock_exclusive(path: &Path, progress: &FileProgress) -> Result<File, HubError
     Ok(file)
 }
 
-/// Opens, and makes if needed, a file whose only purpose is to be locked.
-pub(super) fn open_lock(path: &Path) -> Result<File, HubError> {
-    let open = || own_file(OpenOptions::new().write(true).create(true).truncate(false)).open(path);
-    open().map_err(disk_error("open the lock", path))
-}
-
 fn create_parent(disk: &dyn Disk, path: &Path) -> Result<(), HubError> {
     let parent = path.parent().unwrap_or(path);
     disk.create_dir_all(parent).map_err(disk_error("create", parent))
@@ -289,10 +241,4 @@ fn create_parent(disk: &dyn Disk, path: &Path) -> Result<(), HubError> {
 fn sync_parent(disk: &dyn Disk, path: &Path) -> Result<(), HubError> {
     let parent = path.parent().unwrap_or(path);
     disk.sync_dir(parent).map_err(disk_error("sync", parent))
-}
-
-/// For `map_err`.
-pub(super) fn disk_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> HubError {
-    let path = path.to_owned();
-    move |source| HubError::Disk { action, path, source }
 }
