@@ -1,5 +1,5 @@
-//! `hotmetal quantize`: a GGUF file with its matrices in another format, from a GGUF file or from safetensors; or a folder of
-//! safetensors, from one. The work is done in `packing`.
+//! `hotmetal quantize`: a GGUF file with its matrices in another format, from a GGUF file or from safetensors; or a
+//! folder of safetensors, from one. The work is done in `packing`.
 //!
 //! The file appears under its name when it is complete; one that was interrupted is continued by the same command.
 
@@ -26,10 +26,11 @@ use crate::{files, output};
 
 /// Write a GGUF file, or a folder of safetensors, with its matrices in another format, such as four bits
 ///
-/// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of blocks of 256
-/// become what has blocks of 32 and about as many bits (Q5_0 for Q4_K), or F16. At less than eight bits, the output matrix, which
-/// often is the embeddings, too, becomes Q6_K; q2_k, q4_k_m and others give more bits to some layers; all as llama.cpp does it:
-/// --tensor chooses otherwise. A file that was interrupted is continued by the same command.
+/// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of
+/// blocks of 256 become what has blocks of 32 and about as many bits (Q5_0 for Q4_K), or F16. At less than eight bits,
+/// the output matrix, which often is the embeddings, too, becomes Q6_K; q2_k, q4_k_m and others give more bits to some
+/// layers; all as llama.cpp does it: --tensor chooses otherwise. A file that was interrupted is continued by the same
+/// command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct QuantizeArgs {
     /// What to read: a .gguf or .safetensors file, a directory, or a cached ORG/REPO or ORG/REPO:FILE
@@ -37,8 +38,8 @@ pub(crate) struct QuantizeArgs {
     source: String,
 
     /// What matrices become: q8_0, q6_k, q5_k, q4_k, q4_0 (or any other format), f16, or a mixture such as q4_k_m,
-    /// q5_k_m, q3_k_m; of safetensors int4_g128 (or _g64, _g32, with _asym zero points), awq, int8, fp8, fp8_block, mxfp4,
-    /// nvfp4, fp4_g64 (or _g32, _g128, _g256), or f16, bf16, f32
+    /// q5_k_m, q3_k_m; of safetensors int4_g128 (or _g64, _g32, with _asym zero points), awq, int8, fp8, fp8_block,
+    /// mxfp4, nvfp4, fp4_g64 (or _g32, _g128, _g256), or f16, bf16, f32
     #[arg(long, short = 'F', value_name = "FORMAT")]
     format: Format,
 
@@ -54,8 +55,8 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     max_shard_size: ByteSize,
 
-    /// Matrices whose name, in GGUF files or in checkpoints, contains NAME become FORMAT: attn_v, layers.3.mlp, lm_head (the
-    /// embeddings, where they are the head); the last that fits counts; may be given several times
+    /// Matrices whose name, in GGUF files or in checkpoints, contains NAME become FORMAT: attn_v, layers.3.mlp, lm_head
+    /// (the embeddings, where they are the head); the last that fits counts; may be given several times
     #[arg(long, value_name = "NAME=FORMAT")]
     tensor: Vec<FormatOverride>,
 
@@ -64,8 +65,8 @@ pub(crate) struct QuantizeArgs {
     #[arg(long)]
     plain: bool,
 
-    /// Weigh what weights lose by how much the features count that they are multiplied with, as this importance matrix of
-    /// llama.cpp's says (a file of `llama-imatrix`, GGUF or the older .dat): better, most of all below five bits
+    /// Weigh what weights lose by how much the features count that they are multiplied with, as this importance matrix
+    /// of llama.cpp's says (a file of `llama-imatrix`, GGUF or the older .dat): better, most of all below five bits
     #[arg(long, value_name = "FILE", conflicts_with = "plain")]
     imatrix: Option<PathBuf>,
 
@@ -89,8 +90,8 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, value_name = "FILE")]
     receipt: Option<PathBuf>,
 
-    /// Have DST and SRC predict this text: perplexity, divergence and how often both have the same likeliest token are printed
-    /// and in the receipt
+    /// Have DST and SRC predict this text: perplexity, divergence and how often both have the same likeliest token are
+    /// printed and in the receipt
     #[arg(long, value_name = "FILE")]
     eval_text: Option<PathBuf>,
 

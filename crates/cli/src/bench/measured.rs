@@ -12,8 +12,8 @@ use super::work::Work;
 use crate::ceiling::{Meter, Peak};
 use crate::load::device::DeviceSettings;
 
-/// What the device that is measured reads and computes at most, taken before and after each test: on virtual machines it
-/// changes within minutes, so a test is judged by the better of its two neighbours.
+/// What the device that is measured reads and computes at most, taken before and after each test: on virtual machines
+/// it changes within minutes, so a test is judged by the better of its two neighbours.
 pub(super) struct Ceiling {
     meter: Meter,
     clock: Clock,

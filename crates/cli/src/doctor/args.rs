@@ -6,9 +6,9 @@ use crate::model::args::ModelArgs;
 
 /// Check this machine: processor, memory, cache, and that the built-in model says what it must
 ///
-/// With --full or --metal: everything that can be wrong with a device, from the simplest on, each in a process of its own, so
-/// that a crash ends none but itself: the device, copies, each kernel, one step op by op, 128 greedy tokens, batches, and how
-/// fast it is. The report is to be pasted whole into an issue.
+/// With --full or --metal: everything that can be wrong with a device, from the simplest on, each in a process of its
+/// own, so that a crash ends none but itself: the device, copies, each kernel, one step op by op, 128 greedy tokens,
+/// batches, and how fast it is. The report is to be pasted whole into an issue.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
     /// Everything that can be wrong with the device, in one report to paste
@@ -23,7 +23,8 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_enum, value_name = "PART", hide = true, conflicts_with = "full")]
     pub(super) part: Option<ReportPart>,
 
-    /// In the full report: also measure random weights in the exact shapes of this model [default: qwen2.5-0.5b on a GPU]
+    /// In the full report: also measure random weights in the exact shapes of this model [default: qwen2.5-0.5b on a
+    /// GPU]
     #[arg(long, value_name = "NAME")]
     pub(super) shape: Option<String>,
 

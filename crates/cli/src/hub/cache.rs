@@ -83,8 +83,8 @@ impl Cache {
         Ok(repos)
     }
 
-    /// Reads every file of every model, and tells `found` of each whether it has the content that its name promises: nothing
-    /// of one whose name is no checksum.
+    /// Reads every file of every model, and tells `found` of each whether it has the content that its name promises:
+    /// nothing of one whose name is no checksum.
     pub(crate) fn verify(
         &self,
         mut found: impl FnMut(&RepoId, &CachedFile, std::io::Result<Option<bool>>),

@@ -31,8 +31,8 @@ const SMALL_FILE: u64 = 16 << 20;
 /// How much of a GGUF file is read to find out what it is: a header has its vocabulary, of up to 20 MiB.
 const FIRST_BYTES: [u64; 3] = [1 << 20, 8 << 20, 32 << 20];
 
-/// Brings `model` at `revision` into the cache, telling on stderr what it does. Returns the folder of the checkpoint, or
-/// the GGUF or other file that was asked for, as [`super::resolve`] gives it. What `look` refuses is not brought.
+/// Brings `model` at `revision` into the cache, telling on stderr what it does. Returns the folder of the checkpoint,
+/// or the GGUF or other file that was asked for, as [`super::resolve`] gives it. What `look` refuses is not brought.
 pub(crate) fn pull(
     settings: &Settings,
     model: &ModelRef,
@@ -107,7 +107,8 @@ pub(crate) fn pull(
     cache.resolve(model, Some(revision))?.ok_or_else(not_cached)
 }
 
-/// Looks at the beginning of a GGUF file. What cannot be read of it is no reason to refuse: that is for the download to say.
+/// Looks at the beginning of a GGUF file. What cannot be read of it is no reason to refuse: that is for the download to
+/// say.
 fn look_at_gguf(
     client: &Client,
     model: &ModelRef,

@@ -1,5 +1,5 @@
-//! Names that come from outside (arguments, a server's answers) and become paths or parts of URLs: each is checked once,
-//! here, when the type is made.
+//! Names that come from outside (arguments, a server's answers) and become paths or parts of URLs: each is checked
+//! once, here, when the type is made.
 
 use std::fmt;
 use std::path::PathBuf;

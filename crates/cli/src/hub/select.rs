@@ -82,7 +82,8 @@ fn select_all(repo: &str, files: &[String]) -> Result<Vec<String>, HubError> {
     }
 }
 
-/// Whether a file says how the states of a text become one vector, as sentence-transformers keeps it: `1_Pooling/config.json`.
+/// Whether a file says how the states of a text become one vector, as sentence-transformers keeps it:
+/// `1_Pooling/config.json`.
 fn is_pooling(file: &str) -> bool {
     let folder = file.strip_suffix("/config.json");
     folder.is_some_and(|folder| folder.ends_with("_Pooling") && !folder.contains('/'))

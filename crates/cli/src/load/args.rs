@@ -1,5 +1,5 @@
-//! The flags that say where and how a model is loaded: the only file of this folder that knows clap. Each group of flags
-//! gives the plain struct that the other files take.
+//! The flags that say where and how a model is loaded: the only file of this folder that knows clap. Each group of
+//! flags gives the plain struct that the other files take.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,8 @@ use super::rope::{RopeKind, RopeSettings};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
     /// Where to compute: auto (the first NVIDIA GPU if the model fits it, else the CPU), cpu, cuda or cuda:N (an NVIDIA
-    /// GPU), metal or metal:N (an Apple GPU), reference (plain f64, for comparison), or sim (a GPU simulated, in builds for it)
+    /// GPU), metal or metal:N (an Apple GPU), reference (plain f64, for comparison), or sim (a GPU simulated, in builds
+    /// for it)
     #[arg(long, value_name = "DEVICE", default_value = AUTO)]
     pub(crate) device: String,
 
@@ -49,7 +50,8 @@ impl DeviceArgs {
 /// Flags of GPUs.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct GpuArgs {
-    /// GPU: a text does not depend on those computed beside it, bit for bit, as on the CPU; batches and prompts take longer
+    /// GPU: a text does not depend on those computed beside it, bit for bit, as on the CPU; batches and prompts take
+    /// longer
     #[arg(long)]
     pub(crate) batch_invariant: bool,
 

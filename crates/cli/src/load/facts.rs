@@ -30,8 +30,8 @@ pub(crate) fn main_format(weights: &[Tensor]) -> WeightFormat {
     WeightFormat::ALL.into_iter().max_by_key(bytes_in).unwrap_or(WeightFormat::F32)
 }
 
-/// Bytes of all weights of `plan`, and of those that each decode step reads whole: all but an embedding table of which it
-/// only looks up a row. `bytes_of` knows the size of a weight by its index.
+/// Bytes of all weights of `plan`, and of those that each decode step reads whole: all but an embedding table of which
+/// it only looks up a row. `bytes_of` knows the size of a weight by its index.
 pub(crate) fn weight_bytes(plan: &Plan, bytes_of: impl Fn(usize) -> u64) -> (u64, u64) {
     let is_looked_up = |index: usize| {
         let mut reads = plan.ops.iter().filter(|op| op.weights().iter().any(|weight| weight.index() == index));

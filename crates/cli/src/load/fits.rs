@@ -31,8 +31,8 @@ pub(crate) fn smaller_context(fits: usize) -> String {
 
 const SMALLER_MODEL: &str = "use a more strongly quantised file, a smaller model, or --device cpu";
 
-/// Refuses a model that does not fit `backend` with a cache of `kv` and steps of up to `largest`, with the sizes and what
-/// would fit.
+/// Refuses a model that does not fit `backend` with a cache of `kv` and steps of up to `largest`, with the sizes and
+/// what would fit.
 pub(crate) fn check_fits(
     backend: &dyn Backend,
     plan: &Plan,

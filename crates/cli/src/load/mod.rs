@@ -1,10 +1,10 @@
-//! From a model's name to a plan with weights and a device with room for them; one file a step, and no step knows a later
-//! one.
+//! From a model's name to a plan with weights and a device with room for them; one file a step, and no step knows a
+//! later one.
 //!
-//! `args` reads the flags, `find` opens the checkpoint, `plan` builds its plan, `weights` reads its tensors, `device` opens
-//! the device, `place` gives the model its part of the device's memory, `text` builds tokenizer and chat templates. What
-//! several steps and commands ask of a plan or its weights is in `facts`. Only `args` knows clap: the others take plain
-//! structs, `…Settings`, which commands without these flags fill themselves.
+//! `args` reads the flags, `find` opens the checkpoint, `plan` builds its plan, `weights` reads its tensors, `device`
+//! opens the device, `place` gives the model its part of the device's memory, `text` builds tokenizer and chat
+//! templates. What several steps and commands ask of a plan or its weights is in `facts`. Only `args` knows clap: the
+//! others take plain structs, `…Settings`, which commands without these flags fill themselves.
 //!
 //! `packing` stands above, since it quantises what is loaded here, and `model` on top joins both into an engine.
 

@@ -62,8 +62,8 @@ impl Neighbours {
         left.map_or(device.memory_bytes, |left| left.min(device.memory_bytes))
     }
 
-    /// Bytes of a KV cache whose size no flag says: the smaller of `room` less the weights that are still to be loaded (all
-    /// of `room` if they leave nothing), and this model's equal share of the device's memory.
+    /// Bytes of a KV cache whose size no flag says: the smaller of `room` less the weights that are still to be loaded
+    /// (all of `room` if they leave nothing), and this model's equal share of the device's memory.
     pub(crate) fn cache_bytes(&self, device: &DeviceInfo, room: u64, share: u64) -> u64 {
         let had = self.given.iter().find(|given| given.device == device.name).map_or(device.memory_bytes, |g| g.had);
         let room = room.checked_sub(self.awaited).filter(|&left| left > 0).unwrap_or(room);

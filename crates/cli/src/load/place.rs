@@ -58,8 +58,8 @@ pub(crate) fn place(
     }
 }
 
-/// The region that a model gets on this device. Refuses what does not fit. Steps are as large as suits the device, unless
-/// their activations would take from the context.
+/// The region that a model gets on this device. Refuses what does not fit. Steps are as large as suits the device,
+/// unless their activations would take from the context.
 pub(super) fn place_on(
     backend: Box<dyn Backend>,
     cache: CacheSettings,

@@ -1,5 +1,5 @@
-//! Stretches the positions of a model: what config.json says of its rotary embedding changes before the plan is built from
-//! it.
+//! Stretches the positions of a model: what config.json says of its rotary embedding changes before the plan is built
+//! from it.
 
 use anyhow::{Result, bail};
 use serde_json::{Map, Value, json};
@@ -48,8 +48,8 @@ pub(crate) struct RopeSettings {
 }
 
 impl RopeSettings {
-    /// Writes into `config`, a config.json, what these settings ask for, and the context that `--ctx-size` does: dynamic and
-    /// longrope embeddings choose by it.
+    /// Writes into `config`, a config.json, what these settings ask for, and the context that `--ctx-size` does:
+    /// dynamic and longrope embeddings choose by it.
     pub(crate) fn apply(&self, config: &mut Value, ctx_size: Option<usize>) -> Result<()> {
         let Some(config) = config.as_object_mut() else { return Ok(()) };
         if let Some(ctx_size) = ctx_size {
@@ -100,8 +100,8 @@ impl RopeSettings {
         self.rewrite(config, path, (kind, parameters), original)
     }
 
-    /// Replaces the parameters at `path` by those of `kind`, which begin as `parameters`. `original` is the trained context
-    /// that the former ones said.
+    /// Replaces the parameters at `path` by those of `kind`, which begin as `parameters`. `original` is the trained
+    /// context that the former ones said.
     fn rewrite(
         &self,
         config: &mut Map<String, Value>,

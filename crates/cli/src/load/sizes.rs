@@ -1,4 +1,5 @@
-//! How much a model does at a time: what is asked of its cache and steps, and the part of a device's memory that it gets.
+//! How much a model does at a time: what is asked of its cache and steps, and the part of a device's memory that it
+//! gets.
 
 use engine::EngineConfig;
 use plan::{KvFormat, KvLayout, StepShape};
@@ -14,8 +15,8 @@ pub(super) const BATCH_TOKENS: usize = 512;
 /// others: a step of a laptop's would take seconds, and a client that goes away is seen between steps.
 const BATCH_TOKENS_ON_CUDA: usize = 2048;
 
-/// Tokens of a step of a GPU in which texts go on too, and wait for its end: those of prompts and of as many texts as may
-/// run together. One row more than products have tiles of rows for takes as long as a whole tile.
+/// Tokens of a step of a GPU in which texts go on too, and wait for its end: those of prompts and of as many texts as
+/// may run together. One row more than products have tiles of rows for takes as long as a whole tile.
 const MIXED_STEP_TOKENS: usize = 1024;
 /// Tokens of prompts in such a step of a CPU: they then take about as long as the decodes beside them.
 const MIXED_TOKENS_ON_CPU: usize = 64;
@@ -23,7 +24,8 @@ const MIXED_TOKENS_ON_CPU: usize = 64;
 /// What is asked of the KV cache.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CacheSettings {
-    /// Tokens that prompt and text may have together; what the model was made for, if memory allows, if nothing is said.
+    /// Tokens that prompt and text may have together; what the model was made for, if memory allows, if nothing is
+    /// said.
     pub(crate) ctx_size: Option<usize>,
     /// Element type; exact where the weights are, and half precision otherwise, if nothing is said.
     pub(crate) format: Option<KvFormat>,
@@ -33,8 +35,8 @@ pub(crate) struct CacheSettings {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceRegion {
     pub(crate) kv: KvLayout,
-    /// Bytes of all that the model takes of the device: weights, cache and activations; of a CPU, which reads weights where
-    /// the file is mapped, the cache alone.
+    /// Bytes of all that the model takes of the device: weights, cache and activations; of a CPU, which reads weights
+    /// where the file is mapped, the cache alone.
     pub(crate) bytes: u64,
     /// Tokens that a sequence may have.
     pub(crate) context_len: usize,

@@ -24,8 +24,8 @@ impl ChatTemplates {
     /// The templates in the model's files, or `file` for all conversations.
     ///
     /// # Errors
-    /// A `file` that cannot be used. A template in the model's files that cannot be is noted, because continuing text needs
-    /// none.
+    /// A `file` that cannot be used. A template in the model's files that cannot be is noted, because continuing text
+    /// needs none.
     pub(crate) fn load(checkpoint: &Checkpoint, file: Option<&Path>) -> Result<Self> {
         let (chat, fault) = match load_chat_template(checkpoint, file) {
             Ok(template) => (template, None),
@@ -125,8 +125,8 @@ fn load_chat_template(checkpoint: &Checkpoint, file: Option<&Path>) -> Result<Op
     Ok(Some(template))
 }
 
-/// The template that the model has for conversations with tools (`tool_use`, as transformers names it). One that cannot be
-/// used is reported, and the other is used for them.
+/// The template that the model has for conversations with tools (`tool_use`, as transformers names it). One that cannot
+/// be used is reported, and the other is used for them.
 fn load_tool_template(checkpoint: &Checkpoint) -> Option<ChatTemplate> {
     let named = &checkpoint.chat_templates.named;
     let (_, source) = named.iter().find(|(name, _)| name == "tool_use")?;

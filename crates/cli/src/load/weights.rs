@@ -14,8 +14,8 @@ use super::watch::Watch;
 use crate::output::note;
 use crate::units;
 
-/// Refuses a checkpoint with a number that is NaN or infinite, by the name of its tensor. It runs on all processors because
-/// it reads everything.
+/// Refuses a checkpoint with a number that is NaN or infinite, by the name of its tensor. It runs on all processors
+/// because it reads everything.
 pub(crate) fn check_tensors(checkpoint: &Checkpoint) -> Result<()> {
     let names: Vec<&str> = checkpoint.tensor_names().collect();
     let (next, fault) = (AtomicUsize::new(0), Mutex::new(None));

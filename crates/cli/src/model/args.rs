@@ -36,7 +36,8 @@ pub(crate) struct ModelArgs {
     #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
 
-    /// Read all weights first, and refuse a model in which one is NaN or infinite; without it norms and biases are looked at
+    /// Read all weights first, and refuse a model in which one is NaN or infinite; without it norms and biases are
+    /// looked at
     #[arg(long)]
     pub(crate) check_tensors: bool,
 

@@ -30,8 +30,8 @@ pub(super) fn matrix_scale(tensor: &Tensor) -> io::Result<f32> {
     }
 }
 
-/// Writes `tensor` as a GGUF file has `format`, piece by piece, and adds up what is lost; `done` is told the number of rows
-/// of each piece. `unit` is what all scales are multiplied by in NVFP4: [`matrix_scale`].
+/// Writes `tensor` as a GGUF file has `format`, piece by piece, and adds up what is lost; `done` is told the number of
+/// rows of each piece. `unit` is what all scales are multiplied by in NVFP4: [`matrix_scale`].
 pub(super) fn convert(
     tensor: &Tensor,
     format: WeightFormat,
@@ -105,8 +105,8 @@ pub(super) fn largest(tensor: &Tensor) -> io::Result<f32> {
     Ok(most)
 }
 
-/// Has all cores pack a tensor, some rows each at a time, whole multiples of `together` but for the last; `write` is given
-/// what they made, in order, with the number of rows.
+/// Has all cores pack a tensor, some rows each at a time, whole multiples of `together` but for the last; `write` is
+/// given what they made, in order, with the number of rows.
 pub(super) fn in_pieces<T: Send>(
     tensor: &Tensor,
     scales: &Scales,
@@ -116,8 +116,8 @@ pub(super) fn in_pieces<T: Send>(
 ) -> io::Result<()> {
     let (rows_in_all, row_len) = (tensor.num_rows(), tensor.row_len());
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    // Fewer of them where the rows that belong together are many weights: memory is for a piece, not for as many as there
-    // are cores.
+    // Fewer of them where the rows that belong together are many weights: memory is for a piece, not for as many as
+    // there are cores.
     let threads = threads.min(PIECE_WEIGHTS / (together * row_len).max(1)).max(1);
     let of_thread = (PIECE_WEIGHTS / threads / row_len.max(1) / together * together).max(together);
     // A piece has one importance: where a tensor has several matrices, it ends with each.

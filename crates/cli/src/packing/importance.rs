@@ -1,8 +1,9 @@
 //! Importance: how much each feature of a projection's input counts when scales are searched for.
 //!
-//! It comes from a file of llama.cpp's (`--imatrix`), or from a text (`--imatrix-text`): the source predicts it on the CPU, in
-//! windows as `eval` cuts them, and the squares of what each projection is given are added up. The plan as the model file
-//! wrote it is what runs, so that every projection's input is a value of its own. Weights stay where the file is mapped.
+//! It comes from a file of llama.cpp's (`--imatrix`), or from a text (`--imatrix-text`): the source predicts it on the
+//! CPU, in windows as `eval` cuts them, and the squares of what each projection is given are added up. The plan as the
+//! model file wrote it is what runs, so that every projection's input is a value of its own. Weights stay where the
+//! file is mapped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -129,8 +130,8 @@ impl Importances {
         self.0.is_some()
     }
 
-    /// The scales of `matrix` by its importance, if it has one; `chooses` where what it becomes has scales to choose. Refuses
-    /// importance that is not of its features.
+    /// The scales of `matrix` by its importance, if it has one; `chooses` where what it becomes has scales to choose.
+    /// Refuses importance that is not of its features.
     pub(super) fn scales(&mut self, matrix: &Matrix, chooses: bool) -> Result<Option<Scales>> {
         self.0.as_mut().map_or(Ok(None), |given| given.scales(matrix, chooses))
     }
@@ -229,7 +230,8 @@ impl GivenImportance {
     }
 }
 
-/// Mean squares over their mean, so that sums of them stay within f32 whatever the model's scale; all alike are all one.
+/// Mean squares over their mean, so that sums of them stay within f32 whatever the model's scale; all alike are all
+/// one.
 fn normalised(importance: &Importance) -> Vec<f32> {
     let means = importance.means();
     let mean = means.iter().map(|&mean| f64::from(mean)).sum::<f64>() / means.len().max(1) as f64;
@@ -251,8 +253,8 @@ struct Input {
     rows: u64,
 }
 
-/// What a plan multiplies with weights, and these; the plan as the model file wrote it. A matrix that rows are looked up in
-/// too, as embeddings are, is left out: what is looked up is not weighted, and is not packed.
+/// What a plan multiplies with weights, and these; the plan as the model file wrote it. A matrix that rows are looked
+/// up in too, as embeddings are, is left out: what is looked up is not weighted, and is not packed.
 pub(super) fn projections(plan: &Plan) -> impl Iterator<Item = (Value, WeightId)> {
     let looked_up: Vec<WeightId> = plan
         .ops

@@ -62,8 +62,8 @@ impl FromStr for FormatOverride {
 }
 
 impl FormatOverride {
-    /// Whether it means the matrix with this GGUF name, by that or by the checkpoint's. A model without a head of its own
-    /// has one matrix for both, which is meant by the names of either.
+    /// Whether it means the matrix with this GGUF name, by that or by the checkpoint's. A model without a head of its
+    /// own has one matrix for both, which is meant by the names of either.
     pub(crate) fn is_of(&self, gguf_name: &str, is_tied: bool) -> bool {
         let means = |name: &str| name.contains(&self.name);
         let is_head = is_tied && gguf_name == EMBEDDINGS;

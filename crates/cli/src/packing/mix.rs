@@ -72,8 +72,8 @@ enum Layers {
     Spread,
 }
 
-/// What llama.cpp's quantiser gives more bits than the rest of a file: in files of this name, matrices of this kind in these
-/// layers become this. The first that fits counts.
+/// What llama.cpp's quantiser gives more bits than the rest of a file: in files of this name, matrices of this kind in
+/// these layers become this. The first that fits counts.
 const RULES: [(&str, &str, Layers, WeightFormat); 24] = {
     use Layers::{All, AllIfShared, First, FirstPart, FirstPartUnweighed, FirstPartWeighed, Spread};
     use WeightFormat::{Q3_K, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K};
@@ -187,8 +187,8 @@ impl Mix {
         self.name
     }
 
-    /// What the matrix with this GGUF name becomes: a format of shorter blocks where those of its own do not divide its rows,
-    /// F16 where those do not, either.
+    /// What the matrix with this GGUF name becomes: a format of shorter blocks where those of its own do not divide its
+    /// rows, F16 where those do not, either.
     pub(crate) fn format_of_rows(self, name: &str, model: Model, row_len: usize) -> Option<WeightFormat> {
         let format = self.format_of(name, model);
         let formats = [format, in_short_blocks(format), WeightFormat::F16];

@@ -2,8 +2,9 @@
 //!
 //! Cache     `hotmetal/quantized` in the user's cache folder: a GGUF file with nothing but tensors for each model and
 //!           format, named by a hash of both, written beside its name first. The hash takes in names, shapes and which
-//!           files the weights are of ([`mapped::FileIdentity`]), and not every byte: reading them all would take as long
-//!           as loading the model. The file that was used least recently is removed when the folder exceeds [`CACHE_BYTES_MAX`].
+//!           files the weights are of ([`mapped::FileIdentity`]), and not every byte: reading them all would take as
+//!           long as loading the model. The file that was used least recently is removed when the folder exceeds
+//!           [`CACHE_BYTES_MAX`].
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -105,7 +106,8 @@ fn read(path: &Path, targets: &[TargetTensor]) -> Result<Vec<Tensor>> {
     targets.iter().map(tensor).collect()
 }
 
-/// Writes a tensor as its target says, and as a GGUF file has it; returns what NVFP4 has beside it, and 1 of other formats.
+/// Writes a tensor as its target says, and as a GGUF file has it; returns what NVFP4 has beside it, and 1 of other
+/// formats.
 fn write_tensor(checkpoint: &Checkpoint, target: &TargetTensor, out: &mut dyn Write) -> io::Result<f32> {
     let tensor = checkpoint.tensor(&target.name).map_err(damaged)?;
     let is_nvfp4 = target.format == WeightFormat::NVFP4;

@@ -262,8 +262,8 @@ pub(super) fn identity(checkpoint: &Checkpoint) -> String {
     units::hex(&hash.finalize())
 }
 
-/// Hashes weights. Bytes of a file are represented by the file's identity, because hashing 16 GB takes longer than loading the
-/// model, and a sample misses a change of one weight.
+/// Hashes weights. Bytes of a file are represented by the file's identity, because hashing 16 GB takes longer than
+/// loading the model, and a sample misses a change of one weight.
 #[derive(Default)]
 struct Contents {
     hash: Sha256,

@@ -1,7 +1,7 @@
 //! Writing the file: beside its name first, tensor by tensor, and on from where an interrupted run came to.
 //!
-//! Layout    `.NAME.partial` is the file so far; `.NAME.journal` has a line of JSON for what is being made, then one for each
-//!           tensor whose bytes are on the disk. Of a run for something else, both are thrown away.
+//! Layout    `.NAME.partial` is the file so far; `.NAME.journal` has a line of JSON for what is being made, then one
+//!           for each tensor whose bytes are on the disk. Of a run for something else, both are thrown away.
 
 use std::cell::RefCell;
 use std::fs::{self, File, OpenOptions};

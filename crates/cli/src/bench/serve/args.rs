@@ -38,8 +38,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, alias = "concurrency", value_name = "N")]
     pub(super) max_concurrency: Option<usize>,
 
-    /// How evenly: the shape of the gamma distribution of the times between arrivals; below 1 they come in bursts, and more is
-    /// more even
+    /// How evenly: the shape of the gamma distribution of the times between arrivals; below 1 they come in bursts, and
+    /// more is more even
     #[arg(long, value_name = "SHAPE", default_value_t = 1.0, requires = "request_rate")]
     pub(super) burstiness: f64,
 
@@ -51,8 +51,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, alias = "random-output-len", value_name = "LENGTH", default_value = "64")]
     pub(super) output_len: Lengths,
 
-    /// Take prompts from a file, chosen at random: objects with `prompt` and `output_len`, or ShareGPT's, one a line or in a
-    /// list; where it says how long an answer is, --output-len does not
+    /// Take prompts from a file, chosen at random: objects with `prompt` and `output_len`, or ShareGPT's, one a line or
+    /// in a list; where it says how long an answer is, --output-len does not
     #[arg(long, alias = "dataset-path", value_name = "FILE", conflicts_with_all = ["input_len", "range_ratio"])]
     pub(super) dataset: Option<PathBuf>,
 

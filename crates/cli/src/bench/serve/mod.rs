@@ -1,8 +1,8 @@
-//! `bench serve`: load on a server of OpenAI's interface, this one or another, and what its clients see. Figures have the
-//! names that vLLM's `bench serve` gives them, so that results stand beside each other.
+//! `bench serve`: load on a server of OpenAI's interface, this one or another, and what its clients see. Figures have
+//! the names that vLLM's `bench serve` gives them, so that results stand beside each other.
 //!
-//! `requests` says what is sent and when, `client` sends it and takes the time, `timings` and `steady` are what is measured,
-//! `result` adds it up.
+//! `requests` says what is sent and when, `client` sends it and takes the time, `timings` and `steady` are what is
+//! measured, `result` adds it up.
 
 pub(super) mod args;
 mod client;
@@ -37,8 +37,8 @@ pub(super) fn serve(args: &ServeArgs) -> Result<()> {
         Endpoint::Completions => "/v1/completions",
         Endpoint::Chat => "/v1/chat/completions",
     };
-    // Connections, and what a server compiles at its first request, are not what is measured; nor is what it remembers of
-    // a prompt, so this one is like the others and none of them.
+    // Connections, and what a server compiles at its first request, are not what is measured; nor is what it remembers
+    // of a prompt, so this one is like the others and none of them.
     let first = planned.pop().ok_or_else(|| anyhow!("there are no requests to send"))?;
     client.ask(path, &first.body, Instant::now()).context("the first request, which is not measured, failed")?;
     note(&format!("{} requests to {}{path}, model `{model}`", planned.len(), client.base_url));

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::timings::RequestTimings;
 
-/// Tokens that arrived while as many answers came at once as ever did: without the time in which the first of them begin,
-/// others wait for their turn, or the last ones end.
+/// Tokens that arrived while as many answers came at once as ever did: without the time in which the first of them
+/// begin, others wait for their turn, or the last ones end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SteadyPart {
     /// Answers that come at once.
@@ -75,8 +75,8 @@ mod tests {
             input_tokens: 1,
             output_tokens: tokens,
         };
-        // Two at once from 3 to 5 (tokens of the first at 4 and 5, of the second at 3.5 to 5), and from 7 to 9, when the
-        // first is followed by another.
+        // Two at once from 3 to 5 (tokens of the first at 4 and 5, of the second at 3.5 to 5), and from 7 to 9, when
+        // the first is followed by another.
         let all = [seen(0.0, 1.0, 1.0, 5), seen(1.0, 2.0, 0.5, 13), seen(5.0, 2.0, 2.0, 3), seen(20.0, 1.0, 1.0, 1)];
         let steady = SteadyPart::of(&all).unwrap();
         assert_eq!(steady, SteadyPart { concurrency: 2, seconds: 4.0, tokens: 2.0 + 4.0 + 4.0 + 1.0 });

@@ -22,8 +22,8 @@ pub(super) enum TensorFate {
     Packed(HowPacked),
 }
 
-/// Matrices that are multiplied with the same input, as q, k and v are: runtimes make one of them, so they have one scale
-/// of a matrix. It is found when the first is packed.
+/// Matrices that are multiplied with the same input, as q, k and v are: runtimes make one of them, so they have one
+/// scale of a matrix. It is found when the first is packed.
 #[derive(Clone)]
 pub(super) struct Siblings {
     pub(super) names: Rc<[String]>,

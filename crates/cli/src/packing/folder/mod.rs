@@ -1,8 +1,9 @@
 //! Writing a folder of safetensors, as Hugging Face has them: quantised in a published layout, or in plain numbers.
 //!
 //! Layout    `config.json` with `quantization_config`, `model.safetensors` or shards with their index, and the source's
-//!           tokenizer and other small files. Projections are packed; the head, embeddings and vectors stay what they are.
-//!           All of it is written to `.NAME.partial` first, shard by shard; an interrupted run is continued in there.
+//!           tokenizer and other small files. Projections are packed; the head, embeddings and vectors stay what they
+//!           are. All of it is written to `.NAME.partial` first, shard by shard; an interrupted run is continued in
+//!           there.
 
 mod choice;
 mod tensors;
