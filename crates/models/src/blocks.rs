@@ -2,14 +2,14 @@
 
 use plan::{BuildError, Graph, Linear, Value, Weights};
 
-use crate::Config;
+use crate::config::{Decoder, Mlp};
 
-/// `mlp`: down(act(gate(x)) · up(x)), (tokens, hidden_size).
-fn gated_mlp(g: &mut Graph, w: &Weights<'_>, cfg: &Config, bias: bool, x: Value) -> Result<Value, BuildError> {
-    let (hidden, intermediate) = (cfg.hidden_size, cfg.intermediate_size);
+/// `mlp`: down(act(gate(x)) · up(x)), (tokens, hidden).
+fn gated_mlp(g: &mut Graph, w: &Weights<'_>, mlp: &Mlp, hidden: usize, x: Value) -> Result<Value, BuildError> {
+    let &Mlp { intermediate_size: intermediate, hidden_act, bias } = mlp;
     let gate = g.linear(x, w.linear("gate_proj", intermediate, hidden, bias)?, intermediate);
     let up = g.linear(x, w.linear("up_proj", intermediate, hidden, bias)?, intermediate);
-    let h = g.glu(gate, up, cfg.hidden_act);
+    let h = g.glu(gate, up, hidden_act);
     Ok(g.linear(h, w.linear("down_proj", hidden, intermediate, bias)?, hidden))
 }
 
@@ -18,17 +18,17 @@ fn gated_mlp(g: &mut Graph, w: &Weights<'_>, cfg: &Config, bias: bool, x: Value)
 pub(crate) fn pre_norm_layer<E: From<BuildError>>(
     g: &mut Graph,
     w: &Weights<'_>,
-    cfg: &Config,
-    mlp_bias: bool,
+    decoder: &Decoder,
+    mlp: &Mlp,
     x: Value,
     attention: impl FnOnce(&mut Graph, &Weights<'_>, Value) -> Result<Value, E>,
 ) -> Result<Value, E> {
-    let &Config { hidden_size: hidden, rms_norm_eps: eps, .. } = cfg;
+    let &Decoder { hidden_size: hidden, rms_norm_eps: eps, .. } = decoder;
     let h = g.rms_norm(x, w.norm("input_layernorm", hidden, eps)?);
     let h = attention(g, &w.at("self_attn"), h)?;
     let x = g.add(x, h);
     let h = g.rms_norm(x, w.norm("post_attention_layernorm", hidden, eps)?);
-    let h = gated_mlp(g, &w.at("mlp"), cfg, mlp_bias, h)?;
+    let h = gated_mlp(g, &w.at("mlp"), mlp, hidden, h)?;
     Ok(g.add(x, h))
 }
 
@@ -37,19 +37,19 @@ pub(crate) fn pre_norm_layer<E: From<BuildError>>(
 pub(crate) fn decoder<E: From<BuildError>>(
     g: &mut Graph,
     w: &Weights<'_>,
-    cfg: &Config,
+    decoder: &Decoder,
     layer: impl Fn(&mut Graph, &Weights<'_>, usize, Value) -> Result<Value, E>,
 ) -> Result<Value, E> {
-    let &Config { hidden_size: hidden, vocab_size: vocab, rms_norm_eps: eps, .. } = cfg;
+    let &Decoder { hidden_size: hidden, vocab_size: vocab, rms_norm_eps: eps, .. } = decoder;
     let model = w.at("model");
     let embed_tokens = model.get("embed_tokens.weight", [vocab, hidden])?;
     let mut x = g.embed(embed_tokens, hidden);
-    for index in 0..cfg.num_hidden_layers {
+    for index in 0..decoder.num_hidden_layers {
         x = layer(g, &model.at(format_args!("layers.{index}")), index, x)?;
     }
     let x = g.rms_norm(x, model.norm("norm", hidden, eps)?);
     let x = g.select_outputs(x);
-    let lm_head = match cfg.tie_word_embeddings {
+    let lm_head = match decoder.tie_word_embeddings {
         true => Linear { weight: embed_tokens, bias: None },
         false => w.linear("lm_head", vocab, hidden, false)?,
     };

@@ -1,15 +1,14 @@
-//! `config.json` as these models read it: every field typed, bounded and checked against the others before a plan is
-//! built from it.
+//! The readers that model files share for `config.json`: every field typed, bounded and checked against the others before
+//! a plan is built from it.
 //!
-//! Field names and defaults are those of Hugging Face transformers; what differs between architectures is given by each
-//! model file as its defaults. The rotary embedding is read in `rope`.
+//! A model file has a `Config` of its own, made of what it computes with: the parts here, the rotary embedding of `rope`,
+//! and fields that it alone has. Names and defaults are those of Hugging Face transformers. Fields that change what a
+//! decoder computes and that no model here reads are refused ([`Fields::new`]).
 
 use std::ops::RangeInclusive;
 
-use plan::{Activation, Heads, Rope};
+use plan::{Activation, Heads};
 use serde_json::Value;
-
-use crate::rope;
 
 /// A field of config.json that is missing, out of its bounds, or asks for something that is not implemented.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,7 +38,9 @@ const HIDDEN_ACTS: &[&str] = &["silu", "swish", "gelu_pytorch_tanh", "gelu_new",
 /// The most that a count or width may be: above every published model, and small enough that no product of two
 /// overflows.
 const WIDTH_MAX: usize = 1 << 24;
+/// The most layers.
 const LAYERS_MAX: usize = 1 << 10;
+/// The most tokens of a context or window.
 pub(crate) const CONTEXT_MAX: usize = 1 << 32;
 /// Fields that change what a decoder computes and that none of these models has, with the value that changes nothing.
 /// Any other value is refused, because the text would be wrong without a word. Null always changes nothing.
@@ -101,64 +102,70 @@ impl Neutral {
 /// The longest value that an error message repeats.
 const SHOWN_MAX: usize = 80;
 
-/// The hyperparameters of a decoder, under their names in config.json.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Config {
+/// What stands around the layers of a decoder, and how many those are.
+pub(crate) struct Decoder {
     /// Tokens in the vocabulary.
-    pub vocab_size: usize,
+    pub(crate) vocab_size: usize,
     /// Features of the residual stream.
-    pub hidden_size: usize,
-    /// Features inside the MLP.
-    pub intermediate_size: usize,
-    /// Layers.
-    pub num_hidden_layers: usize,
-    /// Query heads.
-    pub num_attention_heads: usize,
-    /// Key and value heads; divides `num_attention_heads`.
-    pub num_key_value_heads: usize,
-    /// Features of a head; even.
-    pub head_dim: usize,
-    /// The longest sequence, in tokens: `max_position_embeddings`, or more where the rotary embedding is stretched.
-    pub max_position_embeddings: usize,
-    /// What multiplies in the MLP.
-    pub hidden_act: Activation,
+    pub(crate) hidden_size: usize,
+    pub(crate) num_hidden_layers: usize,
     /// Added to the mean square in every norm.
-    pub rms_norm_eps: f32,
+    pub(crate) rms_norm_eps: f32,
     /// Whether the head is the embedding table.
-    pub tie_word_embeddings: bool,
-    /// Whether the attention projections have biases, where the architecture leaves it open.
-    pub attention_bias: bool,
-    /// Whether the MLP projections have biases, where the architecture leaves it open.
-    pub mlp_bias: bool,
-    /// Positions that a token of a sliding layer sees, itself included.
-    pub sliding_window: Option<usize>,
-    /// Whether `sliding_window` is in use, where the architecture asks.
-    pub use_sliding_window: bool,
-    /// The first layer that slides, where `layer_types` does not say.
-    pub max_window_layers: usize,
-    /// For each layer, whether it slides (`sliding_attention`) or sees all (`full_attention`).
-    pub layer_types: Option<Vec<bool>>,
-    /// Rotary embedding of q and k.
-    pub rope: Rope,
+    pub(crate) tie_word_embeddings: bool,
 }
 
-impl Config {
-    /// Reads `config`; a field that it lacks is taken from `defaults`. A null is a value (no window, for one), not a
-    /// lack.
-    pub fn read(config: &Value, defaults: &Value) -> Result<Self, ConfigError> {
-        let fields = Fields { config, defaults, path: "" };
-        fields.refuse_unless_null("quantization_config", "no pre-quantised weights")?;
-        fields.refuse_unless_neutral(&NEUTRAL)?;
+impl Decoder {
+    pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, ConfigError> {
+        let decoder = Self {
+            hidden_size: fields.required("hidden_size", 1..=WIDTH_MAX)?,
+            num_hidden_layers: fields.required("num_hidden_layers", 1..=LAYERS_MAX)?,
+            vocab_size: fields.required("vocab_size", 1..=WIDTH_MAX)?,
+            rms_norm_eps: fields.positive("rms_norm_eps")?,
+            tie_word_embeddings: fields.flag("tie_word_embeddings")?,
+        };
+        fields.check_optional(decoder.num_hidden_layers)?;
+        Ok(decoder)
+    }
+}
+
+/// The gated MLP of a layer.
+pub(crate) struct Mlp {
+    /// Features inside.
+    pub(crate) intermediate_size: usize,
+    /// What multiplies.
+    pub(crate) hidden_act: Activation,
+    /// Whether the projections have biases.
+    pub(crate) bias: bool,
+}
+
+impl Mlp {
+    /// `bias` is `mlp_bias` in the architectures that leave it open.
+    pub(crate) fn read(fields: &Fields<'_>, bias: bool) -> Result<Self, ConfigError> {
         let hidden_act = match fields.one_of("hidden_act", HIDDEN_ACTS, "silu")? {
             "relu" => Activation::Relu,
             "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
             _ => Activation::Silu,
         };
+        Ok(Self { intermediate_size: fields.required("intermediate_size", 1..=WIDTH_MAX)?, hidden_act, bias })
+    }
+}
 
+/// The heads of attention.
+pub(crate) struct HeadSizes {
+    /// Query heads.
+    pub(crate) num_attention_heads: usize,
+    /// Key and value heads; divides `num_attention_heads`.
+    pub(crate) num_key_value_heads: usize,
+    /// Features of a head; even.
+    pub(crate) head_dim: usize,
+}
+
+impl HeadSizes {
+    /// Where config.json does not say it, each query head has its own keys and values, and the heads share `hidden_size`
+    /// out among themselves.
+    pub(crate) fn read(fields: &Fields<'_>, hidden_size: usize) -> Result<Self, ConfigError> {
         let width = 1..=WIDTH_MAX;
-        let hidden_size = fields.required("hidden_size", width.clone())?;
-        let num_hidden_layers = fields.required("num_hidden_layers", 1..=LAYERS_MAX)?;
         let num_attention_heads = fields.required("num_attention_heads", width.clone())?;
         let num_key_value_heads = fields.optional("num_key_value_heads", width.clone())?.unwrap_or(num_attention_heads);
         if !num_attention_heads.is_multiple_of(num_key_value_heads) {
@@ -177,39 +184,28 @@ impl Config {
         if !head_dim.is_multiple_of(2) {
             return Err(invalid("head_dim", head_dim, "an even number, which the rotary embedding pairs up"));
         }
-        if let Some(value) = fields.optional("v_head_dim", width.clone())?.filter(|&value| value != head_dim) {
+        if let Some(value) = fields.optional("v_head_dim", width)?.filter(|&value| value != head_dim) {
             return Err(invalid("v_head_dim", value, format!("`head_dim`, {head_dim}: values are as wide as keys")));
         }
         if num_attention_heads * head_dim > WIDTH_MAX {
             let expected = format!("at most {WIDTH_MAX} features over {num_attention_heads} heads");
             return Err(invalid("head_dim", head_dim, expected));
         }
-        let trained = fields.required("max_position_embeddings", 1..=CONTEXT_MAX)?;
-        let rotary = rope::read(&fields, head_dim, trained)?;
-        Ok(Self {
-            hidden_act,
-            vocab_size: fields.required("vocab_size", width.clone())?,
-            hidden_size,
-            intermediate_size: fields.required("intermediate_size", width.clone())?,
-            num_hidden_layers,
-            num_attention_heads,
-            num_key_value_heads,
-            head_dim,
-            max_position_embeddings: rotary.context_len,
-            rms_norm_eps: fields.positive("rms_norm_eps")?,
-            tie_word_embeddings: fields.flag("tie_word_embeddings")?,
-            attention_bias: fields.flag("attention_bias")?,
-            mlp_bias: fields.flag("mlp_bias")?,
-            sliding_window: fields.optional("sliding_window", 1..=CONTEXT_MAX)?,
-            use_sliding_window: fields.flag("use_sliding_window")?,
-            max_window_layers: fields.optional("max_window_layers", 0..=CONTEXT_MAX)?.unwrap_or(num_hidden_layers),
-            layer_types: layer_types(&fields, num_hidden_layers)?,
-            rope: rotary.rope,
-        })
+        Ok(Self { num_attention_heads, num_key_value_heads, head_dim })
+    }
+
+    /// Features of all query heads.
+    pub(crate) fn q_width(&self) -> usize {
+        self.num_attention_heads * self.head_dim
+    }
+
+    /// Features of all key heads, and of all value heads.
+    pub(crate) fn kv_width(&self) -> usize {
+        self.num_key_value_heads * self.head_dim
     }
 
     /// The attention of a layer with this window: scores are scaled by 1/√head_dim.
-    pub fn heads(&self, window: Option<usize>) -> Heads {
+    pub(crate) fn attention(&self, window: Option<usize>) -> Heads {
         Heads {
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads,
@@ -218,39 +214,44 @@ impl Config {
             window,
         }
     }
+}
 
-    /// The window of `layer` in the architectures that choose for each layer (Qwen): what `layer_types` says, or else
-    /// layers from `max_window_layers` on slide; none unless `use_sliding_window`.
-    pub fn window_of_layer(&self, layer: usize) -> Result<Option<usize>, ConfigError> {
-        let window = self.sliding_window.filter(|_| self.use_sliding_window);
+/// The sliding windows of the architectures that choose for each layer.
+pub(crate) struct Windows {
+    /// Positions that a token of a sliding layer sees, itself included: `sliding_window`, if `use_sliding_window`.
+    pub(crate) window: Option<usize>,
+    /// The first layer that slides, where `layer_types` does not say.
+    max_window_layers: usize,
+    /// For each layer, whether it slides (`sliding_attention`) or sees all (`full_attention`).
+    pub(crate) layer_types: Option<Vec<bool>>,
+}
+
+impl Windows {
+    pub(crate) fn read(fields: &Fields<'_>, num_hidden_layers: usize) -> Result<Self, ConfigError> {
+        let is_used = fields.flag("use_sliding_window")?;
+        Ok(Self {
+            window: fields.sliding_window()?.filter(|_| is_used),
+            max_window_layers: fields.max_window_layers()?.unwrap_or(num_hidden_layers),
+            layer_types: fields.layer_types(num_hidden_layers)?,
+        })
+    }
+
+    /// The window of `layer`: what `layer_types` says, or else layers from `max_window_layers` on slide.
+    pub(crate) fn of_layer(&self, layer: usize) -> Result<Option<usize>, ConfigError> {
         match &self.layer_types {
-            None => Ok(window.filter(|_| layer >= self.max_window_layers)),
+            None => Ok(self.window.filter(|_| layer >= self.max_window_layers)),
             Some(sliding) if !sliding[layer] => Ok(None),
-            Some(_) if window.is_none() => {
+            Some(_) if self.window.is_none() => {
                 let expected = "full_attention, because there is no `sliding_window` in use";
                 Err(invalid(format!("layer_types[{layer}]"), "sliding_attention", expected))
             }
-            Some(_) => Ok(window),
+            Some(_) => Ok(self.window),
         }
     }
 }
 
-fn layer_types(fields: &Fields<'_>, num_hidden_layers: usize) -> Result<Option<Vec<bool>>, ConfigError> {
-    let field = "layer_types";
-    let Some(value) = fields.get(field) else { return Ok(None) };
-    let list = value.as_array().filter(|list| list.len() == num_hidden_layers).ok_or_else(|| {
-        let found = value.as_array().map_or_else(|| show(value), |list| format!("a list of {}", list.len()));
-        invalid(field, found, format!("a list of {num_hidden_layers}, one for each layer"))
-    })?;
-    let sliding = |(layer, value): (usize, &Value)| match value.as_str() {
-        Some("full_attention") => Ok(false),
-        Some("sliding_attention") => Ok(true),
-        _ => Err(invalid(format!("{field}[{layer}]"), show(value), "full_attention or sliding_attention")),
-    };
-    list.iter().enumerate().map(sliding).collect::<Result<_, _>>().map(Some)
-}
-
-/// The fields of one object of config.json.
+/// The fields of one object of config.json. A field that it lacks is taken from `defaults`; a null is a value (no window,
+/// for one), not a lack.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     pub(crate) config: &'a Value,
@@ -259,6 +260,51 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// The fields of a whole config.json. Refuses those that ask for what no model here computes.
+    pub(crate) fn new(config: &'a Value, defaults: &'a Value) -> Result<Self, ConfigError> {
+        let fields = Fields { config, defaults, path: "" };
+        fields.refuse_unless_null("quantization_config", "no pre-quantised weights")?;
+        fields.refuse_unless_neutral(&NEUTRAL)?;
+        Ok(fields)
+    }
+
+    /// Refuses values that are none of what these fields may be. Only some models read them; the others refuse them too,
+    /// because such a file is damaged, or means something else by the name.
+    fn check_optional(&self, num_hidden_layers: usize) -> Result<(), ConfigError> {
+        for field in ["attention_bias", "mlp_bias", "use_sliding_window"] {
+            self.flag(field)?;
+        }
+        self.sliding_window()?;
+        self.max_window_layers()?;
+        self.layer_types(num_hidden_layers)?;
+        Ok(())
+    }
+
+    /// Positions that a token of a sliding layer sees, itself included.
+    pub(crate) fn sliding_window(&self) -> Result<Option<usize>, ConfigError> {
+        self.optional("sliding_window", 1..=CONTEXT_MAX)
+    }
+
+    fn max_window_layers(&self) -> Result<Option<usize>, ConfigError> {
+        self.optional("max_window_layers", 0..=CONTEXT_MAX)
+    }
+
+    /// For each layer, whether it slides.
+    fn layer_types(&self, num_hidden_layers: usize) -> Result<Option<Vec<bool>>, ConfigError> {
+        let field = "layer_types";
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let list = value.as_array().filter(|list| list.len() == num_hidden_layers).ok_or_else(|| {
+            let found = value.as_array().map_or_else(|| show(value), |list| format!("a list of {}", list.len()));
+            invalid(field, found, format!("a list of {num_hidden_layers}, one for each layer"))
+        })?;
+        let sliding = |(layer, value): (usize, &Value)| match value.as_str() {
+            Some("full_attention") => Ok(false),
+            Some("sliding_attention") => Ok(true),
+            _ => Err(invalid(format!("{field}[{layer}]"), show(value), "full_attention or sliding_attention")),
+        };
+        list.iter().enumerate().map(sliding).collect::<Result<_, _>>().map(Some)
+    }
+
     /// The value of `field`, or its default; `None` where either is null.
     pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
         self.config.get(field).or_else(|| self.defaults.get(field)).filter(|value| !value.is_null())
@@ -276,7 +322,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn required(&self, field: &str, bounds: RangeInclusive<usize>) -> Result<usize, ConfigError> {
+    pub(crate) fn required(&self, field: &str, bounds: RangeInclusive<usize>) -> Result<usize, ConfigError> {
         let expected = integer(&bounds);
         self.optional(field, bounds)?.ok_or_else(|| ConfigError::Missing { field: self.name(field), expected })
     }
@@ -344,10 +390,11 @@ pub(crate) fn invalid(field: impl Into<String>, found: impl ToString, expected: 
 
 #[cfg(test)]
 mod tests {
-    use plan::RopeScaling;
+    use plan::{Rope, RopeScaling};
     use serde_json::json;
 
     use super::*;
+    use crate::rope::Rotary;
 
     fn tiny() -> Value {
         json!({
@@ -356,56 +403,72 @@ mod tests {
         })
     }
 
-    fn read(changes: Value) -> Result<Config, ConfigError> {
+    fn changed(changes: &Value) -> Value {
         let mut config = tiny();
         for (field, value) in changes.as_object().unwrap() {
             config[field] = value.clone();
         }
-        Config::read(&config, &json!({}))
+        config
+    }
+
+    /// What each architecture says of a configuration, whose heads are those of no default.
+    fn build(changes: &Value) -> Vec<Result<plan::Plan, crate::ModelError>> {
+        let build = |model_type: &&str| {
+            let mut config = json!({ "num_key_value_heads": null, "head_dim": null });
+            for (field, value) in changed(changes).as_object().unwrap() {
+                config[field] = value.clone();
+            }
+            config["model_type"] = json!(model_type);
+            crate::build_plan(&config, &plan::AnyShape)
+        };
+        crate::SUPPORTED.iter().map(build).collect()
     }
 
     #[test]
     fn what_is_absent_follows_from_the_rest_as_in_transformers() {
-        let config = read(json!({})).unwrap();
-        assert_eq!((config.head_dim, config.num_key_value_heads), (6, 4));
+        let (config, none) = (tiny(), json!({}));
+        let fields = Fields::new(&config, &none).unwrap();
+        let heads = HeadSizes::read(&fields, 24).unwrap();
+        assert_eq!((heads.head_dim, heads.num_key_value_heads), (6, 4));
         assert_eq!(
-            config.rope,
+            Rotary::read(&fields, heads.head_dim).unwrap().rope,
             Rope { head_dim: 6, theta: 10000.0, scaling: RopeScaling::None, attention_factor: 1.0 }
         );
-        assert!(!config.tie_word_embeddings && !config.attention_bias && config.sliding_window.is_none());
+        assert!(!Decoder::read(&fields).unwrap().tie_word_embeddings && !fields.flag("attention_bias").unwrap());
+        assert_eq!(fields.sliding_window(), Ok(None));
     }
 
     #[test]
     fn a_null_is_a_value_and_a_lack_takes_the_default() {
         let defaults = json!({ "sliding_window": 4096, "num_key_value_heads": 2 });
-        let absent = Config::read(&tiny(), &defaults).unwrap();
-        assert_eq!((absent.sliding_window, absent.num_key_value_heads), (Some(4096), 2));
-        let mut config = tiny();
-        config["sliding_window"] = Value::Null;
-        config["num_key_value_heads"] = Value::Null;
-        let null = Config::read(&config, &defaults).unwrap();
-        assert_eq!((null.sliding_window, null.num_key_value_heads), (None, 4));
+        let read = |config: &Value| {
+            let fields = Fields::new(config, &defaults).unwrap();
+            (fields.sliding_window().unwrap(), HeadSizes::read(&fields, 24).unwrap().num_key_value_heads)
+        };
+        assert_eq!(read(&tiny()), (Some(4096), 2));
+        assert_eq!(read(&changed(&json!({ "sliding_window": null, "num_key_value_heads": null }))), (None, 4));
     }
 
     #[test]
     fn the_window_of_a_layer_is_that_of_its_type() {
-        let sliding = |changes| {
-            let config = read(changes).unwrap();
-            (0..3).map(|layer| config.window_of_layer(layer)).collect::<Result<Vec<_>, _>>()
+        let sliding = |changes: &Value| {
+            let (config, none) = (changed(changes), json!({}));
+            let windows = Windows::read(&Fields::new(&config, &none).unwrap(), 3).unwrap();
+            (0..3).map(|layer| windows.of_layer(layer)).collect::<Result<Vec<_>, _>>()
         };
         let window = json!({ "use_sliding_window": true, "sliding_window": 7, "max_window_layers": 1 });
-        assert_eq!(sliding(window.clone()).unwrap(), [None, Some(7), Some(7)]);
+        assert_eq!(sliding(&window).unwrap(), [None, Some(7), Some(7)]);
         let mut unused = window.clone();
         unused["use_sliding_window"] = json!(false);
-        assert_eq!(sliding(unused.clone()).unwrap(), [None; 3]);
+        assert_eq!(sliding(&unused).unwrap(), [None; 3]);
         let types = json!(["sliding_attention", "full_attention", "full_attention"]);
         let mut typed = window;
         typed["layer_types"] = types.clone();
-        assert_eq!(sliding(typed).unwrap(), [Some(7), None, None]);
+        assert_eq!(sliding(&typed).unwrap(), [Some(7), None, None]);
         unused["layer_types"] = types;
         let expected = "config.json: `layer_types[0]` is sliding_attention, expected full_attention, because there is \
                         no `sliding_window` in use";
-        assert_eq!(sliding(unused).unwrap_err().to_string(), expected);
+        assert_eq!(sliding(&unused).unwrap_err().to_string(), expected);
     }
 
     #[test]
@@ -510,8 +573,9 @@ mod tests {
             ),
         ];
         for (changes, expected) in faults {
-            let error = read(changes.clone()).expect_err(expected).to_string();
-            assert_eq!(error, expected, "{changes}");
+            for outcome in build(&changes) {
+                assert_eq!(outcome.expect_err(expected).to_string(), expected, "{changes}");
+            }
         }
     }
 
@@ -519,20 +583,23 @@ mod tests {
     #[test]
     fn a_field_that_changes_nothing_is_taken() {
         for (field, neutral) in NEUTRAL {
-            read(json!({ field: null })).unwrap();
+            let is_taken = |value: Value| build(&json!({ field: value })).iter().all(Result::is_ok);
+            assert!(is_taken(Value::Null), "{field}");
             let value = match neutral {
                 Neutral::Flag(flag) => json!(flag),
                 Neutral::Number(number) => json!(number as u64),
                 Neutral::Null => continue,
             };
-            read(json!({ field: value })).unwrap();
+            assert!(is_taken(value), "{field}");
         }
     }
 
     #[test]
     fn a_long_value_is_cut_in_the_message() {
-        let error = read(json!({ "rope_scaling": "é".repeat(1000) })).unwrap_err().to_string();
-        assert!(error.len() < 250 && error.contains("…"), "{error}");
+        for outcome in build(&json!({ "rope_scaling": "é".repeat(1000) })) {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.len() < 250 && error.contains("…"), "{error}");
+        }
     }
 
     /// Any JSON in any field gives a configuration or an error.

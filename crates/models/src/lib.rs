@@ -16,6 +16,6 @@ mod registry;
 mod rope;
 mod smollm3;
 
-pub use config::{Config, ConfigError};
+pub use config::ConfigError;
 pub use registry::{ModelError, SUPPORTED, build_plan, unread};
 pub use rope::{CTX_SIZE, yarn_attention_factor};

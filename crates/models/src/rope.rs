@@ -32,16 +32,20 @@ const KINDS: [&str; 7] = ["default", "linear", "llama3", "yarn", "dynamic", "lon
 /// A rotary embedding, and the longest sequence that it is for.
 pub(crate) struct Rotary {
     pub(crate) rope: Rope,
+    /// `max_position_embeddings`, or more where the rotary embedding is stretched.
     pub(crate) context_len: usize,
+}
+
+impl Rotary {
+    pub(crate) fn read(fields: &Fields<'_>, head_dim: usize) -> Result<Self, ConfigError> {
+        let max_position_embeddings = fields.required("max_position_embeddings", 1..=CONTEXT_MAX)?;
+        read(fields, head_dim, max_position_embeddings)
+    }
 }
 
 /// Reads `rope_parameters` if it is there, otherwise `rope_scaling` beside `rope_theta`. `max_position_embeddings` is
 /// that of config.json.
-pub(crate) fn read(
-    fields: &Fields<'_>,
-    head_dim: usize,
-    max_position_embeddings: usize,
-) -> Result<Rotary, ConfigError> {
+fn read(fields: &Fields<'_>, head_dim: usize, max_position_embeddings: usize) -> Result<Rotary, ConfigError> {
     let path = ["rope_parameters", "rope_scaling"].into_iter().find(|path| fields.get(path).is_some());
     let empty = Value::Object(Map::new());
     let parameters = match path.and_then(|path| Some((path, fields.get(path)?))) {

@@ -4,49 +4,68 @@
 use plan::{Graph, Plan, Value, WeightSource, Weights};
 use serde_json::json;
 
-use crate::config::{ConfigError, invalid};
-use crate::{Config, ModelError, blocks};
+use crate::config::{Decoder, Fields, HeadSizes, Mlp, Windows, invalid};
+use crate::rope::Rotary;
+use crate::{ConfigError, ModelError, blocks};
+
+struct Config {
+    decoder: Decoder,
+    heads: HeadSizes,
+    mlp: Mlp,
+    rotary: Rotary,
+    attention_bias: bool,
+    windows: Windows,
+    /// For each layer, whether q and k are rotated.
+    rotates: Vec<bool>,
+}
+
+impl Config {
+    fn read(config: &serde_json::Value) -> Result<Self, ConfigError> {
+        let defaults = json!({
+            "num_key_value_heads": 4, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "rope_theta": 2_000_000.0,
+            "tie_word_embeddings": true,
+        });
+        let fields = Fields::new(config, &defaults)?;
+        let decoder = Decoder::read(&fields)?;
+        let heads = HeadSizes::read(&fields, decoder.hidden_size)?;
+        Ok(Self {
+            mlp: Mlp::read(&fields, fields.flag("mlp_bias")?)?,
+            rotary: Rotary::read(&fields, heads.head_dim)?,
+            attention_bias: fields.flag("attention_bias")?,
+            windows: Windows::read(&fields, decoder.num_hidden_layers)?,
+            rotates: rotating_layers(config, decoder.num_hidden_layers)?,
+            decoder,
+            heads,
+        })
+    }
+
+    /// Without `layer_types`, the layers that do not rotate are the ones that slide, if any do.
+    fn window_of_layer(&self, index: usize) -> Result<Option<usize>, ConfigError> {
+        match self.windows.layer_types {
+            Some(_) => self.windows.of_layer(index),
+            None => Ok(self.windows.window.filter(|_| !self.rotates[index])),
+        }
+    }
+}
 
 pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Result<Plan, ModelError> {
-    let defaults = json!({
-        "num_key_value_heads": 4, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "rope_theta": 2_000_000.0,
-        "tie_word_embeddings": true,
-    });
-    let cfg = Config::read(config, &defaults)?;
-    let rotates = rotating_layers(config, cfg.num_hidden_layers)?;
-    Graph::build("smollm3", cfg.max_position_embeddings, source, |g, w| {
-        blocks::decoder(g, w, &cfg, |g, w, index, x| {
-            let window = window_of_layer(&cfg, index, rotates[index])?;
-            blocks::pre_norm_layer(g, w, &cfg, cfg.mlp_bias, x, |g, w, h| {
-                attention(g, w, &cfg, rotates[index], window, h)
-            })
+    let cfg = Config::read(config)?;
+    Graph::build("smollm3", cfg.rotary.context_len, source, |g, w| {
+        blocks::decoder(g, w, &cfg.decoder, |g, w, index, x| {
+            blocks::pre_norm_layer(g, w, &cfg.decoder, &cfg.mlp, x, |g, w, h| attention(g, w, &cfg, index, h))
         })
     })
 }
 
-/// Without `layer_types`, the layers that do not rotate are the ones that slide, if any do.
-fn window_of_layer(cfg: &Config, index: usize, rotates: bool) -> Result<Option<usize>, ConfigError> {
-    match cfg.layer_types {
-        Some(_) => cfg.window_of_layer(index),
-        None => Ok(cfg.sliding_window.filter(|_| cfg.use_sliding_window && !rotates)),
-    }
-}
-
-fn attention(
-    g: &mut Graph,
-    w: &Weights<'_>,
-    cfg: &Config,
-    rotates: bool,
-    window: Option<usize>,
-    x: Value,
-) -> Result<Value, ModelError> {
-    let &Config { hidden_size: hidden, attention_bias: bias, head_dim, .. } = cfg;
-    let (q_width, kv_width) = (cfg.num_attention_heads * head_dim, cfg.num_key_value_heads * head_dim);
+fn attention(g: &mut Graph, w: &Weights<'_>, cfg: &Config, index: usize, x: Value) -> Result<Value, ModelError> {
+    let Config { heads, rotary, .. } = cfg;
+    let (hidden, bias) = (cfg.decoder.hidden_size, cfg.attention_bias);
+    let (q_width, kv_width) = (heads.q_width(), heads.kv_width());
     let q = g.linear(x, w.linear("q_proj", q_width, hidden, bias)?, q_width);
     let k = g.linear(x, w.linear("k_proj", kv_width, hidden, bias)?, kv_width);
     let v = g.linear(x, w.linear("v_proj", kv_width, hidden, bias)?, kv_width);
-    let (q, k) = if rotates { (g.rope(q, &cfg.rope), g.rope(k, &cfg.rope)) } else { (q, k) };
-    let o = g.attention(q, k, v, cfg.heads(window));
+    let (q, k) = if cfg.rotates[index] { (g.rope(q, &rotary.rope), g.rope(k, &rotary.rope)) } else { (q, k) };
+    let o = g.attention(q, k, v, heads.attention(cfg.window_of_layer(index)?));
     Ok(g.linear(o, w.linear("o_proj", hidden, q_width, bias)?, hidden))
 }
 
