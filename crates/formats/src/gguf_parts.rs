@@ -78,12 +78,12 @@ impl Parts {
         }
     }
 
-    /// The name of the file with the metadata.
     /// A file by itself, whatever it says of others.
     pub(crate) fn one(gguf: Gguf) -> Self {
         Self(vec![(String::new(), gguf)])
     }
 
+    /// The name of the file with the metadata.
     pub(crate) fn first(&self) -> &str {
         self.0.first().map_or("", |(name, _)| name)
     }

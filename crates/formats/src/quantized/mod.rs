@@ -184,6 +184,13 @@ impl<'a, F: Files> Draft<'a, '_, F> {
         }
     }
 
+    /// The tensor that lists a group for each of `cols` features, if there is one.
+    fn order(&mut self, end: &str, cols: u64) -> Result<Option<Part>, FormatError> {
+        let Some((part, info)) = self.part(end) else { return Ok(None) };
+        self.check(info, &["I32"], &[&[cols]])?;
+        Ok(Some(part))
+    }
+
     fn misfit(&self, what: String) -> FormatError {
         FormatError::QuantizedWeight { weight: shown(self.stem), what }
     }
@@ -277,17 +284,8 @@ fn gptq<F: Files>(
     draft.check(scales.1, &FLOATS, &[&[groups, rows]])?;
     let zero_points = draft.needed(".qzeros")?;
     draft.check(zero_points.1, &["I32"], &[&[groups, rows.saturating_mul(bits.into()).div_ceil(32)]])?;
-    let order = draft.part(".g_idx");
-    if let Some((_, order)) = order {
-        draft.check(order, &["I32"], &[&[cols]])?;
-    }
-    let parts = Parts {
-        codes: codes.0,
-        scales: scales.0,
-        zeros: Some(zero_points.0),
-        order: order.map(|order| order.0),
-        global: None,
-    };
+    let order = draft.order(".g_idx", cols)?;
+    let parts = Parts { codes: codes.0, scales: scales.0, zeros: Some(zero_points.0), order, global: None };
     let type_name = match bits {
         2 => "GPTQ INT2",
         3 => "GPTQ INT3",
@@ -369,17 +367,8 @@ fn compressed_as<F: Files>(
             _ => check_scales(draft, zeros, &["I8"], rows, cols, scheme.steps)?,
         }
     }
-    let order = draft.part(".weight_g_idx");
-    if let Some((_, order)) = order {
-        draft.check(order, &["I32"], &[&[cols]])?;
-    }
-    let parts = Parts {
-        codes: codes.0,
-        scales: scales.0,
-        zeros: zeros.map(|zeros| zeros.0),
-        order: order.map(|order| order.0),
-        global: None,
-    };
+    let order = draft.order(".weight_g_idx", cols)?;
+    let parts = Parts { codes: codes.0, scales: scales.0, zeros: zeros.map(|zeros| zeros.0), order, global: None };
     weight(draft, type_name, codes.1, vec![rows, cols], parts, coding, scheme.steps)
 }
 
