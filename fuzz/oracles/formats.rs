@@ -5,6 +5,7 @@ use bytes::Bytes;
 use formats::{
     Checkpoint,
     gguf::{Gguf, GgufWriter, vocabulary::GgufVocabulary},
+    gguf_names::Architecture,
     safetensors::{Safetensors, rewrite},
 };
 
@@ -62,6 +63,17 @@ pub(crate) fn safetensors_header(data: &[u8]) {
     assert_eq!(written, rewrite(&again).expect("all tensors are there"));
 }
 
+/// Of GGUF files: one whose rows have to be put back in order.
+static ARCHITECTURES: [Architecture; 1] = [Architecture {
+    model_type: "llama",
+    class: "LlamaForCausalLM",
+    names: &[("llama", None)],
+    keys: &[("expert_count", "num_local_experts")],
+    layer_tensors: &[("attn_q_norm", "self_attn.q_norm")],
+    implied: || serde_json::json!({ "sliding_window": null }),
+    pairs_rows: true,
+}];
+
 /// The files of a folder for [`model_open`].
 pub(crate) const NAMES: [&str; 10] = [
     "config.json",
@@ -89,7 +101,7 @@ pub(crate) fn model_open(data: &[u8]) {
         files.push((NAMES[usize::from(*name) % NAMES.len()], Bytes::copy_from_slice(file)));
         rest = tail;
     }
-    let Ok(checkpoint) = Checkpoint::from_bytes(&files) else { return };
+    let Ok(checkpoint) = Checkpoint::from_bytes(&files, &ARCHITECTURES) else { return };
     assert!(checkpoint.config.is_object() && checkpoint.generation_config.is_object());
     let _ = checkpoint.eos_token_ids();
     let mut total = 0;

@@ -24,5 +24,6 @@ const FILES: [(&str, &[u8]); 4] = [
 pub(crate) fn open() -> Result<Checkpoint, FormatError> {
     let files = FILES.into_iter().chain([("model.safetensors", &WEIGHTS.0)]);
     let files: Vec<_> = files.map(|(name, bytes)| (name, Bytes::from_static(bytes))).collect();
-    Checkpoint::from_bytes(&files)
+    // Safetensors: no name of GGUF is asked for.
+    Checkpoint::from_bytes(&files, &[])
 }

@@ -15,6 +15,7 @@ mod eval;
 mod explain;
 mod files;
 mod generate;
+mod gguf_architectures;
 mod hub;
 mod inspect;
 mod interrupt;

@@ -5,7 +5,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::hub::{self, Look, ModelRef, Settings};
-use crate::output;
+use crate::{gguf_architectures, output};
 
 /// Download a model from the Hugging Face hub, or resume and update it; prints where it is
 #[derive(Args, Debug)]
@@ -50,7 +50,7 @@ impl Look for IsComputed {
     }
 
     fn gguf(&self, first_bytes: Vec<u8>) -> Option<Result<(), String>> {
-        let config = formats::Checkpoint::config_of_gguf_header(first_bytes.into()).ok()?;
+        let config = formats::Checkpoint::config_of_gguf_header(first_bytes.into(), gguf_architectures::all()).ok()?;
         Some(Self::is(&config))
     }
 }

@@ -68,7 +68,7 @@ fn importance_of_a_text_is_kept_used_and_said() {
     // The search weighs with it: these are the bytes of that.
     let found = gguf(&of_text).tensor(UP).expect("every tensor is there");
     let open = |path: &Path| Ok(mapped::map(path)?);
-    let source = Checkpoint::open(Path::new(BUILTIN), &open).expect("a model");
+    let source = Checkpoint::open(Path::new(BUILTIN), &open, &[]).expect("a model");
     let source = source.tensor("model.layers.3.mlp.up_proj.weight").expect("every tensor is there");
     let means = kept.entries[UP].means();
     let mean = means.iter().map(|&mean| f64::from(mean)).sum::<f64>() / means.len() as f64;

@@ -278,7 +278,7 @@ fn nvfp4_has_its_scale_beside_it_and_goes_with_it() {
     let scales: Vec<f32> = scales.map(|info| gguf.read_tensor(info).unwrap().to_f32()[0]).collect();
     assert!(scales.len() == 49 && scales.iter().all(|scale| scale.to_bits() & 0x7f_ffff == 0), "{scales:?}");
     // What is packed is what the packer makes with that scale.
-    let open = |path: &str| Checkpoint::open(Path::new(path), &|path| Ok(mapped::map(path)?)).unwrap();
+    let open = |path: &str| Checkpoint::open(Path::new(path), &|path| Ok(mapped::map(path)?), &[]).unwrap();
     let original = open(BUILTIN).tensor("model.layers.3.mlp.up_proj.weight").unwrap().to_f32();
     let unit = gguf.tensor(scale).unwrap().to_f32()[0];
     let found = gguf.tensor(name).unwrap();
@@ -540,7 +540,7 @@ fn quantised_safetensors_run_and_become_gguf() {
     let source = source.to_str().expect("a path in UTF-8");
 
     let open = |path: &Path| Ok(mapped::map(path)?);
-    let tensor = Checkpoint::open(Path::new(source), &open).unwrap().tensor(packed).unwrap();
+    let tensor = Checkpoint::open(Path::new(source), &open, &[]).unwrap().tensor(packed).unwrap();
     assert_eq!((tensor.format(), &tensor.bytes()[..]), (WeightFormat::Q4_0, &expected[..]));
     let inspected = process::succeed(&["inspect", source]);
     assert!(

@@ -16,7 +16,7 @@ use crate::{
     embedding,
     error::shown,
     gguf::{Gguf, Metadata, nvfp4, vocabulary::GgufVocabulary},
-    gguf_names,
+    gguf_names::{self, Architecture, Names},
     gguf_parts::{Parts, name_parts},
     json,
     quantized::{self, Files, Named, QuantizedWeight, Scheme},
@@ -154,7 +154,7 @@ enum Container {
     /// `expands` NVFP4 to F16 or BF16.
     Gguf {
         gguf: Box<Gguf>,
-        architecture: String,
+        names: Names,
         expands: bool,
     },
     Safetensors(Safetensors),
@@ -178,37 +178,55 @@ enum Place {
 
 impl Checkpoint {
     /// Opens a folder (safetensors, single or sharded, with `config.json`; or one GGUF model), a `.gguf` file or any part
-    /// of one that was split, or a `.safetensors` file with `config.json` beside it.
-    pub fn open(path: &Path, open_file: &OpenFile<'_>) -> Result<Self, FormatError> {
-        Self::open_as(path, open_file, Completeness::Whole)
+    /// of one that was split, or a `.safetensors` file with `config.json` beside it. `architectures` tells which model a
+    /// GGUF file is of, and what is called otherwise in its files; nothing else is asked of it.
+    pub fn open(
+        path: &Path,
+        open_file: &OpenFile<'_>,
+        architectures: &'static [Architecture],
+    ) -> Result<Self, FormatError> {
+        Self::open_as(path, open_file, architectures, Completeness::Whole)
     }
 
     /// As [`Checkpoint::open`], for files of which the data may be missing: tells names, shapes and configuration.
-    pub fn open_headers(path: &Path, open_file: &OpenFile<'_>) -> Result<Self, FormatError> {
-        Self::open_as(path, open_file, Completeness::HeaderOnly)
+    pub fn open_headers(
+        path: &Path,
+        open_file: &OpenFile<'_>,
+        architectures: &'static [Architecture],
+    ) -> Result<Self, FormatError> {
+        Self::open_as(path, open_file, architectures, Completeness::HeaderOnly)
     }
 
     /// A checkpoint in memory, as the files a folder would hold.
-    pub fn from_bytes(files: &[(&str, Bytes)]) -> Result<Self, FormatError> {
+    pub fn from_bytes(files: &[(&str, Bytes)], architectures: &'static [Architecture]) -> Result<Self, FormatError> {
         let read = |name: &str| {
             let found = files.iter().find(|(file, _)| *file == name);
             found.map(|(_, bytes)| bytes.clone()).ok_or_else(|| missing_file(name, ""))
         };
         let names = files.iter().map(|(name, _)| (*name).into()).collect();
-        Folder { path: "memory".into(), names, read: &read, completeness: Completeness::Whole }.open()
+        Folder { path: "memory".into(), names, read: &read, architectures, completeness: Completeness::Whole }.open()
     }
 
     /// The `config.json` of a GGUF file, or of one part of a model, from its first bytes.
     ///
     /// # Errors
     /// Also where these bytes are not all of the header.
-    pub fn config_of_gguf_header(first_bytes: Bytes) -> Result<Json, FormatError> {
+    pub fn config_of_gguf_header(
+        first_bytes: Bytes,
+        architectures: &'static [Architecture],
+    ) -> Result<Json, FormatError> {
         let gguf = Parts::one(Gguf::read_header(first_bytes)?);
         let vocabulary = GgufVocabulary::read(gguf.metadata())?;
-        Ok(gguf_names::config(&gguf, vocabulary.as_ref(), Completeness::HeaderOnly)?.into())
+        let names = Names::of_file(gguf.metadata(), architectures)?;
+        Ok(gguf_names::config(&gguf, names, vocabulary.as_ref(), Completeness::HeaderOnly)?.into())
     }
 
-    fn open_as(path: &Path, open_file: &OpenFile<'_>, completeness: Completeness) -> Result<Self, FormatError> {
+    fn open_as(
+        path: &Path,
+        open_file: &OpenFile<'_>,
+        architectures: &'static [Architecture],
+        completeness: Completeness,
+    ) -> Result<Self, FormatError> {
         let shown_path = shown(&path.display().to_string());
         let is_dir = match path.metadata() {
             Ok(metadata) => metadata.is_dir(),
@@ -219,8 +237,8 @@ impl Checkpoint {
         };
         let folder_path = if is_dir { path } else { path.parent().unwrap_or(Path::new("")) };
         let read = |name: &str| open_file(&folder_path.join(name)).map_err(FormatError::Open);
-        let folder =
-            |names| Folder { path: shown(&folder_path.display().to_string()), names, read: &read, completeness };
+        let folder_name = shown(&folder_path.display().to_string());
+        let folder = |names| Folder { path: folder_name.clone(), names, read: &read, architectures, completeness };
         if is_dir {
             return folder(list(path).map_err(|source| FormatError::Path { path: shown_path, source })?).open();
         }
@@ -236,7 +254,7 @@ impl Checkpoint {
         if name.ends_with(".gguf") || bytes.starts_with(b"GGUF") {
             let beside = folder(Vec::new());
             let sibling = |file: &str| folder_path.join(file).exists().then(|| beside.read(file)).transpose();
-            return Self::from_gguf(&name, bytes, completeness, &sibling);
+            return Self::from_gguf(&name, bytes, &beside, &sibling);
         }
         Err(FormatError::UnknownExtension { path: shown_path })
     }
@@ -379,17 +397,18 @@ impl Checkpoint {
     fn from_gguf(
         name: &str,
         bytes: Bytes,
-        completeness: Completeness,
+        folder: &Folder<'_>,
         sibling: &dyn Fn(&str) -> Result<Option<Bytes>, FormatError>,
     ) -> Result<Self, FormatError> {
-        let parts = Parts::read(name, bytes, completeness, sibling)?;
+        let parts = Parts::read(name, bytes, folder.completeness, sibling)?;
         let first = parts.first().to_owned();
-        Self::of_gguf(parts, completeness).map_err(|error| error.in_file(&first))
+        Self::of_gguf(parts, folder).map_err(|error| error.in_file(&first))
     }
 
-    fn of_gguf(gguf: Parts, completeness: Completeness) -> Result<Self, FormatError> {
+    fn of_gguf(gguf: Parts, folder: &Folder<'_>) -> Result<Self, FormatError> {
         let vocabulary = GgufVocabulary::read(gguf.metadata())?;
-        let config = gguf_names::config(&gguf, vocabulary.as_ref(), completeness)?;
+        let names = Names::of_file(gguf.metadata(), folder.architectures)?;
+        let config = gguf_names::config(&gguf, names, vocabulary.as_ref(), folder.completeness)?;
         let mut tensors = Vec::with_capacity(gguf.iter().map(|part| part.tensors().len()).sum());
         let mut ignored = Vec::new();
         for (file, part) in (0..).zip(gguf.iter()) {
@@ -399,7 +418,7 @@ impl Checkpoint {
                     ignored.push(info.name().into());
                 } else if !is_part {
                     let place = Place::File { file, index };
-                    tensors.push(Location { name: gguf_names::checkpoint_name(info.name()), place });
+                    tensors.push(Location { name: names.checkpoint_name(info.name()), place });
                 }
             }
         }
@@ -407,13 +426,9 @@ impl Checkpoint {
         let metadata = gguf.metadata().iter().map(|(key, value)| (shown(key), value.summary())).collect();
         let generation_config = gguf_names::generation_config(vocabulary.as_ref());
         let chat_templates = gguf_chat_templates(gguf.metadata())?;
-        let architecture: String = gguf_names::architecture(gguf.metadata())?.into();
-        let embedding = EmbeddingConfig::from_gguf(gguf.metadata(), &architecture)?;
-        let file = |(name, gguf)| {
-            let architecture = architecture.clone();
-            WeightFile { name, container: Container::Gguf { gguf: Box::new(gguf), architecture, expands: false } }
-        };
-        let files = gguf.into_iter().map(file).collect();
+        let embedding = EmbeddingConfig::from_gguf(gguf.metadata(), gguf_names::architecture(gguf.metadata())?)?;
+        let container = |gguf| Container::Gguf { gguf: Box::new(gguf), names, expands: false };
+        let files = gguf.into_iter().map(|(name, gguf)| WeightFile { name, container: container(gguf) }).collect();
         Ok(Self {
             config: config.into(),
             generation_config: generation_config.into(),
@@ -438,6 +453,7 @@ struct Folder<'a> {
     path: String,
     names: Vec<String>,
     read: &'a dyn Fn(&str) -> Result<Bytes, FormatError>,
+    architectures: &'static [Architecture],
     completeness: Completeness,
 }
 
@@ -454,9 +470,7 @@ impl Folder<'_> {
         ggufs.dedup_by_key(|name| name_parts(name).map_or((*name, 0), |(stem, _, count)| (stem, count)));
         let safetensors: Vec<&str> = with(".safetensors");
         match (ggufs.as_slice(), safetensors.as_slice()) {
-            ([name], _) => {
-                Checkpoint::from_gguf(name, self.read(name)?, self.completeness, &|file| self.optional(file))
-            }
+            ([name], _) => Checkpoint::from_gguf(name, self.read(name)?, self, &|file| self.optional(file)),
             ([], [name]) => self.open_safetensors(name),
             ([], []) => Err(FormatError::NoWeights { path: self.path.clone(), found: self.other_weights() }),
             ([], many) | (many, _) => {
@@ -772,14 +786,14 @@ impl WeightFile {
         let no_such = || FormatError::MissingTensor { tensor: index.to_string(), found: 0 };
         match &self.container {
             Container::Safetensors(file) => file.read_tensor(file.tensors().get(index as usize).ok_or_else(no_such)?),
-            Container::Gguf { gguf, architecture, expands } => {
+            Container::Gguf { gguf, names, expands } => {
                 let info = gguf.tensors().get(index as usize).ok_or_else(no_such)?;
                 let mut tensor = gguf.read_tensor(info)?;
                 if *expands && info.ggml_type().is_nvfp4() {
                     tensor = nvfp4::expanded(info.name(), &tensor, nvfp4::nearest(nvfp4::scale(gguf, info)?).0)?;
                 }
                 let config = config.as_object();
-                match config.and_then(|config| gguf_names::reordered_heads(info.name(), architecture, config)) {
+                match config.and_then(|config| names.reordered_heads(info.name(), config)) {
                     Some(heads) => gguf_names::in_checkpoint_order(&shown(info.name()), &tensor, heads),
                     None => Ok(tensor),
                 }

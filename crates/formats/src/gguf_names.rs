@@ -1,10 +1,14 @@
-//! The one table from GGUF's names to those of Hugging Face checkpoints: tensors, and metadata to `config.json` keys.
+//! From GGUF's names to those of Hugging Face checkpoints: tensors, and metadata to `config.json` keys.
+//!
+//! Here are the names that all decoders share. What an architecture has of its own, and which model a file is of, is
+//! given by the caller as a list of [`Architecture`]: this crate knows no models.
 //!
 //! Sources   llama.cpp's `gguf-py/gguf/constants.py` and `tensor_mapping.py` for GGUF's names; `config.json` of the
 //!           published checkpoints for the others.
 //! Rows      llama.cpp's converter stores the rows of `q_proj` and `k_proj` of the `llama` architecture, and of those
 //!           whose converter is derived from it, in another order (pairs that RoPE rotates lie beside each other);
-//!           `checkpoint_row_order` says which, and the checkpoint reader undoes it. Others keep the checkpoint's order.
+//!           [`Architecture::pairs_rows`] says which, and the checkpoint reader undoes it. Others keep the checkpoint's
+//!           order.
 
 use serde_json::{Map, Value as Json, json};
 use tensor::Tensor;
@@ -23,13 +27,11 @@ const MODEL_TENSORS: [(&str, &str); 3] = [
 ];
 
 /// Tensors of layer N: `blk.N.X.weight` is `model.layers.N.Y.weight`, and the same for `bias`.
-const LAYER_TENSORS: [(&str, &str); 11] = [
+const LAYER_TENSORS: [(&str, &str); 9] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
     ("attn_v", "self_attn.v_proj"),
-    ("attn_q_norm", "self_attn.q_norm"),
-    ("attn_k_norm", "self_attn.k_norm"),
     ("attn_output", "self_attn.o_proj"),
     ("ffn_norm", "post_attention_layernorm"),
     ("ffn_gate", "mlp.gate_proj"),
@@ -44,18 +46,8 @@ pub const ROPE_FACTORS_SHORT: &str = "rope_factors_short.weight";
 /// The same of LongRoPE, for contexts beyond the trained one.
 pub const ROPE_FACTORS_LONG: &str = "rope_factors_long.weight";
 
-/// `general.architecture`, the `model_type` and the class in `config.json`. Mistral's checkpoints were converted as
-/// `llama`; with a sliding window they are told apart again below.
-const ARCHITECTURES: [(&str, &str, &str); 5] = [
-    ("llama", "llama", "LlamaForCausalLM"),
-    ("mistral", "mistral", "MistralForCausalLM"),
-    ("qwen2", "qwen2", "Qwen2ForCausalLM"),
-    ("qwen3", "qwen3", "Qwen3ForCausalLM"),
-    ("smollm3", "smollm3", "SmolLM3ForCausalLM"),
-];
-
 /// Keys that are copied, `{architecture}.X` to `Y`, when they are there.
-const COPIED_INTEGERS: [(&str, &str); 9] = [
+const COPIED_INTEGERS: [(&str, &str); 7] = [
     ("block_count", "num_hidden_layers"),
     ("embedding_length", "hidden_size"),
     ("feed_forward_length", "intermediate_size"),
@@ -63,8 +55,6 @@ const COPIED_INTEGERS: [(&str, &str); 9] = [
     ("attention.key_length", "head_dim"),
     ("attention.value_length", "v_head_dim"),
     ("attention.sliding_window", "sliding_window"),
-    ("expert_count", "num_local_experts"),
-    ("expert_used_count", "num_experts_per_tok"),
 ];
 
 /// Floats that are copied in the same way.
@@ -90,46 +80,119 @@ const FLAGS: [(&str, &str); 2] =
 /// What `rope.freq_base` is when it is not there.
 const ROPE_THETA_DEFAULT: f64 = 10_000.0;
 
-/// The checkpoint's name of a GGUF tensor; a name that is not in the table stays as it is, so that it is reported by
-/// the name the user can find in the file.
-pub fn checkpoint_name(gguf_name: &str) -> String {
-    if let Some((_, name)) = MODEL_TENSORS.iter().find(|(gguf, _)| *gguf == gguf_name) {
-        return (*name).into();
-    }
-    layer_tensor(gguf_name).unwrap_or_else(|| gguf_name.into())
+/// An architecture: what its GGUF files say it is, and what is called in its files as in no others.
+#[derive(Clone, Copy, Debug)]
+pub struct Architecture {
+    /// `model_type` in `config.json`.
+    pub model_type: &'static str,
+    /// The class in `architectures` of `config.json`.
+    pub class: &'static str,
+    /// What `general.architecture` is in its files; files that are written have the first. Where models share a name,
+    /// those of this one have the key `{architecture}.KEY` with a number above 0.
+    pub names: &'static [(&'static str, Option<&'static str>)],
+    /// Metadata: numbers and flags that are copied, `{architecture}.X` to `Y`.
+    pub keys: &'static [(&'static str, &'static str)],
+    /// Tensors of layer N: `blk.N.X.weight` is `model.layers.N.Y.weight`, and the same for `bias`.
+    pub layer_tensors: &'static [(&'static str, &'static str)],
+    /// Fields of `config.json` that hold of these files where they do not say otherwise.
+    pub implied: fn() -> Json,
+    /// Whether the rows of q and k lie in the order of RoPE's pairs.
+    pub pairs_rows: bool,
 }
 
-fn layer_tensor(gguf_name: &str) -> Option<String> {
-    let (layer, rest) = gguf_name.strip_prefix("blk.")?.split_once('.')?;
-    let (tensor, kind) = rest.split_once('.').filter(|(_, kind)| ["weight", "bias"].contains(kind))?;
-    let (_, name) = LAYER_TENSORS.iter().find(|(gguf, _)| *gguf == tensor)?;
-    // Only the plain decimal form, so that no two names of a file become one.
-    let layer = layer.parse::<u32>().ok().filter(|number| number.to_string() == layer)?;
-    Some(format!("model.layers.{layer}.{name}.{kind}"))
+/// The names of one model's tensors and keys: those of its own architecture, or else the common ones, or else those of
+/// the other architectures, so that a tensor that the model does not have is reported by the name that is published.
+#[derive(Clone, Copy, Debug)]
+pub struct Names {
+    own: Option<&'static Architecture>,
+    all: &'static [Architecture],
 }
 
-/// The GGUF name of a checkpoint's tensor: the inverse of [`checkpoint_name`]; `None` for one that GGUF has no name for.
-pub fn gguf_name(checkpoint_name: &str) -> Option<String> {
-    if let Some((name, _)) = MODEL_TENSORS.iter().find(|(_, name)| *name == checkpoint_name) {
-        return Some((*name).into());
+impl Names {
+    /// Those of the model with this `model_type`, which need not be one of `all`.
+    pub fn of_model(model_type: &str, all: &'static [Architecture]) -> Self {
+        Self { own: all.iter().find(|architecture| architecture.model_type == model_type), all }
     }
-    let (layer, rest) = checkpoint_name.strip_prefix("model.layers.")?.split_once('.')?;
-    let (tensor, kind) = rest.rsplit_once('.')?;
-    let (name, _) = LAYER_TENSORS.iter().find(|(_, name)| *name == tensor)?;
-    Some(format!("blk.{layer}.{name}.{kind}")).filter(|name| self::checkpoint_name(name) == checkpoint_name)
-}
 
-/// How many heads the rows of this tensor were reordered by, or `None` when its rows are as in the checkpoint.
-pub fn reordered_heads(gguf_name: &str, architecture: &str, config: &Map<String, Json>) -> Option<usize> {
-    if !["llama", "mistral", "smollm3"].contains(&architecture) {
-        return None;
+    /// Those of a file. An architecture that shares its name is recognised by its key, the first in `all` that is.
+    pub fn of_file(metadata: &Metadata, all: &'static [Architecture]) -> Result<Self, FormatError> {
+        let found = architecture(metadata)?;
+        let mut own = None;
+        for candidate in all {
+            for (_, key) in candidate.names.iter().filter(|(name, _)| *name == found) {
+                match key {
+                    None => own = own.or(Some(candidate)),
+                    Some(key) if metadata.u64(&format!("{found}.{key}"))?.is_some_and(|value| value > 0) => {
+                        return Ok(Self { own: Some(candidate), all });
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(Self { own, all })
     }
-    let key = match gguf_name.strip_prefix("blk.")?.split_once('.')?.1.split_once('.')?.0 {
-        "attn_q" => "num_attention_heads",
-        "attn_k" => "num_key_value_heads",
-        _ => return None,
-    };
-    config.get(key)?.as_u64()?.try_into().ok()
+
+    /// What `general.architecture` is in files that are written; `None` for a model that is not in the list.
+    pub fn architecture(&self) -> Option<&'static str> {
+        self.own?.names.first().map(|(name, _)| *name)
+    }
+
+    /// The checkpoint's name of a GGUF tensor; a name that nobody knows stays as it is, so that it is reported by
+    /// the name the user can find in the file.
+    pub fn checkpoint_name(&self, gguf_name: &str) -> String {
+        if let Some((_, name)) = MODEL_TENSORS.iter().find(|(gguf, _)| *gguf == gguf_name) {
+            return (*name).into();
+        }
+        self.checkpoint_name_in_layer(gguf_name).unwrap_or_else(|| gguf_name.into())
+    }
+
+    fn checkpoint_name_in_layer(&self, gguf_name: &str) -> Option<String> {
+        let (layer, rest) = gguf_name.strip_prefix("blk.")?.split_once('.')?;
+        let (tensor, kind) = rest.split_once('.').filter(|(_, kind)| ["weight", "bias"].contains(kind))?;
+        let (_, name) = self.layer_tensors().find(|(gguf, _)| *gguf == tensor)?;
+        // Only the plain decimal form, so that no two names of a file become one.
+        let layer = layer.parse::<u32>().ok().filter(|number| number.to_string() == layer)?;
+        Some(format!("model.layers.{layer}.{name}.{kind}"))
+    }
+
+    /// The GGUF name of a checkpoint's tensor: the inverse of [`Names::checkpoint_name`]; `None` for one that GGUF has
+    /// no name for.
+    pub fn gguf_name(&self, checkpoint_name: &str) -> Option<String> {
+        if let Some((name, _)) = MODEL_TENSORS.iter().find(|(_, name)| *name == checkpoint_name) {
+            return Some((*name).into());
+        }
+        let (layer, rest) = checkpoint_name.strip_prefix("model.layers.")?.split_once('.')?;
+        let (tensor, kind) = rest.rsplit_once('.')?;
+        let (name, _) = self.layer_tensors().find(|(_, name)| *name == tensor)?;
+        Some(format!("blk.{layer}.{name}.{kind}")).filter(|name| self.checkpoint_name(name) == checkpoint_name)
+    }
+
+    /// How many heads the rows of this tensor were reordered by, or `None` when its rows are as in the checkpoint.
+    /// `config` is the checkpoint's `config.json`.
+    pub fn reordered_heads(&self, gguf_name: &str, config: &Map<String, Json>) -> Option<usize> {
+        if !self.own?.pairs_rows {
+            return None;
+        }
+        let key = match gguf_name.strip_prefix("blk.")?.split_once('.')?.1.split_once('.')?.0 {
+            "attn_q" => "num_attention_heads",
+            "attn_k" => "num_key_value_heads",
+            _ => return None,
+        };
+        config.get(key)?.as_u64()?.try_into().ok()
+    }
+
+    fn layer_tensors(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+        let own = self.own.map_or(&[][..], |own| own.layer_tensors);
+        own.iter().chain(&LAYER_TENSORS).chain(self.all.iter().flat_map(|other| other.layer_tensors))
+    }
+
+    /// The keys that are not common to all.
+    fn keys(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+        let own = self.own.map_or(&[][..], |own| own.keys);
+        let is_own = |key: &str| own.iter().any(|(known, _)| *known == key);
+        let others = self.all.iter().flat_map(|other| other.keys).filter(move |(key, _)| !is_own(key));
+        own.iter().chain(others)
+    }
 }
 
 /// For each row of the checkpoint, the row of the GGUF tensor that holds it. Within a head of `2h` rows the checkpoint
@@ -150,6 +213,7 @@ pub(crate) fn checkpoint_row_order(rows: usize, heads: usize) -> Option<impl Ite
 /// Without the data section there are no factors, and the configuration is complete but for them.
 pub(crate) fn config(
     gguf: &Parts,
+    names: Names,
     vocabulary: Option<&GgufVocabulary>,
     completeness: Completeness,
 ) -> Result<Map<String, Json>, FormatError> {
@@ -161,6 +225,9 @@ pub(crate) fn config(
         if let Some(value) = metadata.u64(&key(gguf_key))? {
             config.insert(name.into(), value.into());
         }
+    }
+    for (gguf_key, name) in names.keys() {
+        insert(&mut config, name, number_or_flag(metadata, &key(gguf_key))?);
     }
     for (gguf_key, name) in COPIED_FLOATS {
         if let Some(value) = metadata.f64(&key(gguf_key))? {
@@ -194,7 +261,9 @@ pub(crate) fn config(
         None => metadata.u64(&key("vocab_size"))?.or(vocabulary.map(|v| v.tokens.len() as u64)),
     };
     insert(&mut config, "vocab_size", vocab_size);
-    config.insert("hidden_act".into(), "silu".into());
+    let implied = names.own.map_or(Json::Null, |own| (own.implied)());
+    // No key says it: llama.cpp's graph of the architecture has it.
+    config.insert("hidden_act".into(), implied.get("hidden_act").cloned().unwrap_or_else(|| "silu".into()));
     config.insert("tie_word_embeddings".into(), gguf.tensor_info("output.weight").is_none().into());
     config.insert("attention_bias".into(), gguf.tensor_info("blk.0.attn_q.bias").is_some().into());
     config.insert("mlp_bias".into(), gguf.tensor_info("blk.0.ffn_up.bias").is_some().into());
@@ -209,13 +278,12 @@ pub(crate) fn config(
         }
     }
     insert(&mut config, "rope_scaling", rope_scaling);
-    let (model_type, class) = model_type(architecture, &config);
-    if model_type == "mistral" {
-        // Left out, it would mean the default window of transformers; a GGUF file that names none has none.
-        config.entry("sliding_window").or_insert(Json::Null);
+    for (field, value) in implied.as_object().into_iter().flatten() {
+        config.entry(field).or_insert_with(|| value.clone());
     }
-    config.insert("model_type".into(), model_type.into());
-    insert(&mut config, "architectures", class.map(|class| [class]).as_ref().map(|list| json!(list)));
+    // A name that nobody knows is left as it is: whoever builds the model says which architectures there are.
+    config.insert("model_type".into(), names.own.map_or(architecture, |own| own.model_type).into());
+    insert(&mut config, "architectures", names.own.map(|own| json!([own.class])));
     Ok(config)
 }
 
@@ -242,17 +310,13 @@ pub(crate) fn architecture(metadata: &Metadata) -> Result<&str, FormatError> {
         .ok_or_else(|| FormatError::MissingKey { key: KEY.into(), expected: "the architecture's name".into() })
 }
 
-fn model_type<'a>(architecture: &'a str, config: &Map<String, Json>) -> (&'a str, Option<&'static str>) {
-    let used = |key: &str| config.get(key).and_then(Json::as_u64).is_some_and(|value| value > 0);
-    match architecture {
-        "llama" if used("num_local_experts") => ("mixtral", Some("MixtralForCausalLM")),
-        "llama" if used("sliding_window") => ("mistral", Some("MistralForCausalLM")),
-        _ => match ARCHITECTURES.iter().find(|(gguf, ..)| *gguf == architecture) {
-            Some((_, model_type, class)) => (model_type, Some(class)),
-            // Left as it is: whoever builds the model says which architectures there are.
-            None => (architecture, None),
-        },
-    }
+/// A number or a flag, of the type that the file gives it.
+fn number_or_flag(metadata: &Metadata, key: &str) -> Result<Option<Json>, FormatError> {
+    Ok(match metadata.get(key) {
+        Some(Value::Bool(_)) => metadata.bool(key)?.map(Json::from),
+        Some(Value::F32(_) | Value::F64(_)) => metadata.f64(key)?.map(Json::from),
+        _ => metadata.u64(key)?.map(Json::from),
+    })
 }
 
 /// A number, or a list with one number per layer that are all the same.
@@ -383,9 +447,35 @@ fn in_order(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gguf::{Gguf, GgufWriter};
+
+    const COMMON: Architecture = Architecture {
+        model_type: "plain",
+        class: "PlainForCausalLM",
+        names: &[("plain", None)],
+        keys: &[],
+        layer_tensors: &[],
+        implied: || Json::Null,
+        pairs_rows: false,
+    };
+
+    static ARCHITECTURES: [Architecture; 3] = [
+        COMMON,
+        Architecture {
+            model_type: "other",
+            names: &[("first", None), ("plain", Some("expert_count"))],
+            keys: &[("expert_count", "num_experts"), ("expert_scale", "routed_scaling_factor")],
+            layer_tensors: &[("attn_q_norm", "self_attn.q_norm"), ("ffn_norm", "pre_feedforward_layernorm")],
+            implied: || json!({ "hidden_act": "relu", "num_experts": 3, "is_odd": true }),
+            ..COMMON
+        },
+        Architecture { model_type: "third", keys: &[("expert_count", "num_local_experts")], ..COMMON },
+    ];
 
     #[test]
-    fn names_follow_the_table_and_others_stay() {
+    fn names_are_the_models_own_then_common_then_other_models() {
+        let (plain, other) = (Names::of_model("plain", &ARCHITECTURES), Names::of_model("other", &ARCHITECTURES));
+        let unknown = Names::of_model("unknown", &ARCHITECTURES);
         for (gguf, expected) in [
             ("token_embd.weight", "model.embed_tokens.weight"),
             ("blk.3.attn_q.weight", "model.layers.3.self_attn.q_proj.weight"),
@@ -397,11 +487,44 @@ mod tests {
             ("blk.3.ffn_gate_exps.weight", "blk.3.ffn_gate_exps.weight"),
             ("blk.x.attn_q.weight", "blk.x.attn_q.weight"),
         ] {
-            assert_eq!(checkpoint_name(gguf), expected);
-            let known = expected.starts_with("model.");
-            assert_eq!(gguf_name(expected).as_deref(), known.then_some(gguf));
+            for names in [plain, unknown] {
+                assert_eq!(names.checkpoint_name(gguf), expected);
+                let known = expected.starts_with("model.");
+                assert_eq!(names.gguf_name(expected).as_deref(), known.then_some(gguf));
+            }
         }
-        assert_eq!(gguf_name("model.layers.03.mlp.up_proj.weight"), None);
+        assert_eq!(plain.gguf_name("model.layers.03.mlp.up_proj.weight"), None);
+        let (gguf, expected) = ("blk.0.ffn_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight");
+        assert_eq!((other.checkpoint_name(gguf), other.gguf_name(expected)), (expected.into(), Some(gguf.into())));
+        // The common name of the same tensor is another's there.
+        assert_eq!(other.gguf_name("model.layers.0.post_attention_layernorm.weight"), None);
+        assert_eq!([plain, other, unknown].map(|names| names.architecture()), [Some("plain"), Some("first"), None]);
+    }
+
+    #[test]
+    fn a_file_is_of_the_architecture_that_its_keys_tell() {
+        let config = |architecture: &str, keys: &[(&str, Value)]| {
+            let mut writer = GgufWriter::new();
+            writer.metadata("general.architecture", Value::String(architecture.into()));
+            for (key, value) in keys {
+                writer.metadata(&format!("{architecture}.{key}"), value.clone());
+            }
+            let gguf = Parts::one(Gguf::read(writer.to_bytes()).unwrap());
+            let names = Names::of_file(gguf.metadata(), &ARCHITECTURES).unwrap();
+            let config = super::config(&gguf, names, None, Completeness::Whole).unwrap();
+            let fields =
+                ["model_type", "num_experts", "num_local_experts", "routed_scaling_factor", "hidden_act", "is_odd"];
+            fields.map(|field| config.get(field).cloned().unwrap_or_default())
+        };
+        let expected = |fields: Json| -> [Json; 6] { fields.as_array().unwrap().clone().try_into().unwrap() };
+        let (experts, scale) = (("expert_count", Value::U32(8)), ("expert_scale", Value::F32(2.5)));
+        assert_eq!(config("plain", &[]), expected(json!(["plain", null, null, null, "silu", null])));
+        let found = config("plain", &[experts.clone(), scale.clone()]);
+        assert_eq!(found, expected(json!(["other", 8, null, 2.5, "relu", true])));
+        assert_eq!(config("first", &[]), expected(json!(["other", 3, null, null, "relu", true])));
+        // Of an architecture that nobody knows, everything that some model reads is there.
+        let found = config("unknown", &[experts, scale]);
+        assert_eq!(found, expected(json!(["unknown", 8, 8, 2.5, "silu", null])));
     }
 
     #[test]

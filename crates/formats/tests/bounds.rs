@@ -160,7 +160,7 @@ fn safetensors(header: String, data: usize) -> Vec<(&'static str, Bytes)> {
 
 /// Opens a checkpoint and lists it; an error is as good as a value here.
 fn open(files: &[(&'static str, Bytes)]) {
-    if let Ok(checkpoint) = Checkpoint::from_bytes(files) {
+    if let Ok(checkpoint) = Checkpoint::from_bytes(files, &valid::ARCHITECTURES) {
         assert_eq!(checkpoint.tensor_infos().count(), checkpoint.tensor_names().len());
     }
 }
@@ -230,17 +230,29 @@ fn the_deepest_nesting_fits_a_stack_of_2_mib() {
         for depth in [1, 62, 63, 64, 65, 127, 128, 129, 100_000] {
             let mut folder = valid::folder();
             folder[0].1 = deep_json(depth).into();
-            assert_eq!(Checkpoint::from_bytes(&folder).is_ok(), depth < 64, "JSON, depth {depth}");
+            assert_eq!(
+                Checkpoint::from_bytes(&folder, &valid::ARCHITECTURES).is_ok(),
+                depth < 64,
+                "JSON, depth {depth}"
+            );
             let mut folder = valid::sharded_folder();
             folder[1].1 = format!(r#"{{"metadata":{},"weight_map":{{}}}}"#, deep_json(depth)).into();
-            assert_eq!(Checkpoint::from_bytes(&folder).is_ok(), depth < 63, "index, depth {depth}");
+            assert_eq!(
+                Checkpoint::from_bytes(&folder, &valid::ARCHITECTURES).is_ok(),
+                depth < 63,
+                "index, depth {depth}"
+            );
         }
         for depth in [1, 63, 64, 1000] {
             let deep = (1..depth).fold(Array::of_i32(&[1]), |array, _| Array::of_arrays([&array]));
             let files = gguf(|writer| {
                 writer.metadata("x", Value::Array(deep));
             });
-            assert_eq!(Checkpoint::from_bytes(&files).is_ok(), depth <= 64, "GGUF, depth {depth}");
+            assert_eq!(
+                Checkpoint::from_bytes(&files, &valid::ARCHITECTURES).is_ok(),
+                depth <= 64,
+                "GGUF, depth {depth}"
+            );
         }
     };
     std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().unwrap();

@@ -15,7 +15,7 @@ use tensor::{Tensor, WeightFormat};
 use valid::{HEAD_DIM, HEADS, HIDDEN, KV_HEADS};
 
 fn open_gguf(writer: &GgufWriter) -> Checkpoint {
-    Checkpoint::from_bytes(&[("model.gguf", writer.to_bytes())]).unwrap()
+    Checkpoint::from_bytes(&[("model.gguf", writer.to_bytes())], &valid::ARCHITECTURES).unwrap()
 }
 
 fn assert_same(found: &Tensor, expected: &Tensor, name: &str) {
@@ -26,7 +26,7 @@ fn assert_same(found: &Tensor, expected: &Tensor, name: &str) {
 #[test]
 fn safetensors_give_back_what_was_written_single_and_sharded() {
     for folder in [valid::folder(), valid::sharded_folder()] {
-        let checkpoint = Checkpoint::from_bytes(&folder).unwrap();
+        let checkpoint = Checkpoint::from_bytes(&folder, &valid::ARCHITECTURES).unwrap();
         assert_eq!(checkpoint.tensor_names().len(), valid::tensors().len());
         for (name, expected) in valid::tensors() {
             assert_same(&checkpoint.tensor(&name).unwrap(), &expected, &name);
@@ -36,7 +36,7 @@ fn safetensors_give_back_what_was_written_single_and_sharded() {
         let bytes: usize = valid::tensors().iter().map(|(_, tensor)| tensor.bytes().len()).sum();
         assert_eq!(checkpoint.total_bytes(), bytes as u64);
     }
-    let checkpoint = Checkpoint::from_bytes(&valid::folder()).unwrap();
+    let checkpoint = Checkpoint::from_bytes(&valid::folder(), &valid::ARCHITECTURES).unwrap();
     assert_eq!(checkpoint.chat_templates.default.as_deref(), Some("{{ messages }}"));
     assert_eq!(checkpoint.metadata, [("format".to_string(), "pt".to_string())]);
     let TokenizerSource::HuggingFace { tokenizer_json, tokenizer_config } = checkpoint.tokenizer else { panic!() };
@@ -51,7 +51,7 @@ fn a_vocabulary_is_found_in_any_of_its_files() {
         let files = ["tokenizer.model", "merges.txt", "vocab.json", "added_tokens.json", "tekken.json"];
         folder.extend(files.into_iter().map(|name| (name, bytes::Bytes::from(format!("bytes of {name}")))));
         folder.retain(|(name, _)| !names.contains(name));
-        Checkpoint::from_bytes(&folder).unwrap().tokenizer
+        Checkpoint::from_bytes(&folder, &valid::ARCHITECTURES).unwrap().tokenizer
     };
     let TokenizerSource::Tekken { tekken_json } = without(&[]) else { panic!() };
     assert_eq!(tekken_json, "bytes of tekken.json");
@@ -78,7 +78,9 @@ fn a_class_of_tokenizers_may_be_in_the_models_configuration() {
         let file = |text: &str| bytes::Bytes::from(text.to_owned());
         folder.extend([("config.json", file(&config.to_string())), ("tokenizer_config.json", file(tokenizer_config))]);
         folder.extend([("vocab.json", file("{}")), ("merges.txt", file("#version: 0.2"))]);
-        let TokenizerSource::VocabMerges { beside, .. } = Checkpoint::from_bytes(&folder).unwrap().tokenizer else {
+        let TokenizerSource::VocabMerges { beside, .. } =
+            Checkpoint::from_bytes(&folder, &valid::ARCHITECTURES).unwrap().tokenizer
+        else {
             panic!()
         };
         beside.tokenizer_config["tokenizer_class"].clone()
@@ -180,7 +182,7 @@ fn rows_of_q_and_k_of_the_llama_architecture_come_back_in_the_checkpoints_order(
 fn tensors_are_views_of_the_file() {
     let file = valid::gguf_writer("qwen2").to_bytes();
     let inside = |bytes: &Bytes| file.as_ptr_range().contains(&bytes.as_ptr());
-    let checkpoint = Checkpoint::from_bytes(&[("model.gguf", file.clone())]).unwrap();
+    let checkpoint = Checkpoint::from_bytes(&[("model.gguf", file.clone())], &valid::ARCHITECTURES).unwrap();
     for (name, _) in valid::tensors() {
         assert!(inside(checkpoint.tensor(&name).unwrap().bytes()), "{name} was copied");
     }
@@ -220,7 +222,7 @@ fn rope_tables_are_configuration_not_weights() {
     tensors.push((inv_freq.into(), valid::ramp(WeightFormat::F32, &[4], 0)));
     let mut folder = valid::folder();
     folder[1].1 = safetensors::write(&tensors, &[]).unwrap();
-    let checkpoint = Checkpoint::from_bytes(&folder).unwrap();
+    let checkpoint = Checkpoint::from_bytes(&folder, &valid::ARCHITECTURES).unwrap();
     assert_eq!(checkpoint.ignored(), [inv_freq]);
     assert!(checkpoint.tensor(inv_freq).is_err());
 }
@@ -283,8 +285,8 @@ fn headers_alone_tell_names_shapes_and_configuration() {
     let path = folder.path().join("model.gguf");
     fs::write(&path, &whole[..data_start as usize + 10]).unwrap();
     let open = |path: &Path| Ok(mapped::map(path)?);
-    assert!(Checkpoint::open(&path, &open).is_err());
-    let checkpoint = Checkpoint::open_headers(&path, &open).unwrap();
+    assert!(Checkpoint::open(&path, &open, &valid::ARCHITECTURES).is_err());
+    let checkpoint = Checkpoint::open_headers(&path, &open, &valid::ARCHITECTURES).unwrap();
     assert_eq!(checkpoint.config["hidden_size"], 32);
     let info = checkpoint.tensor_infos().find(|info| info.name == "model.norm.weight").unwrap();
     assert_eq!((info.source_name.as_str(), info.type_name, info.bytes), ("output_norm.weight", "F32", 128));
@@ -295,7 +297,9 @@ fn headers_alone_tell_names_shapes_and_configuration() {
 fn every_kind_of_path_opens() {
     let folder = tempfile::tempdir().unwrap();
     let open = |path: &Path| Ok(mapped::map(path)?);
-    let opens = |path: &Path| Checkpoint::open(path, &open).unwrap().tensor("model.norm.weight").unwrap();
+    let opens = |path: &Path| {
+        Checkpoint::open(path, &open, &valid::ARCHITECTURES).unwrap().tensor("model.norm.weight").unwrap()
+    };
     let write = |name: &str, files: &[(&str, Bytes)]| {
         let path = folder.path().join(name);
         fs::create_dir(&path).unwrap();
@@ -338,7 +342,7 @@ fn damaged_numbers_are_found_when_asked_for() {
     tensors[0].1 = Tensor::from_f32(WeightFormat::F16, vec![3, HIDDEN], &values).unwrap();
     let mut folder = valid::folder();
     folder[1].1 = safetensors::write(&tensors, &[]).unwrap();
-    let checkpoint = Checkpoint::from_bytes(&folder).unwrap();
+    let checkpoint = Checkpoint::from_bytes(&folder, &valid::ARCHITECTURES).unwrap();
     let error = checkpoint.check_finite("model.embed_tokens.weight").unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     let expected = "tensor `model.embed_tokens.weight` holds inf at element 40: the file is damaged, fetch it again";
@@ -365,7 +369,11 @@ fn templates_in_a_folder_of_their_own_have_the_names_of_their_files() {
     valid::folder().iter().for_each(|(name, bytes)| write(name, bytes));
     let listed = r#"[{"name": "default", "template": "D"}, {"name": "tool_use", "template": "old"}, {"name": "rag", "template": "R"}]"#;
     write("tokenizer_config.json", format!(r#"{{"chat_template": {listed}}}"#).as_bytes());
-    let templates = || Checkpoint::open(folder.path(), &|path| Ok(fs::read(path)?.into())).unwrap().chat_templates;
+    let templates = || {
+        Checkpoint::open(folder.path(), &|path| Ok(fs::read(path)?.into()), &valid::ARCHITECTURES)
+            .unwrap()
+            .chat_templates
+    };
     let named = |list: &[(&str, &str)]| -> Vec<(String, String)> {
         list.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
     };
@@ -377,7 +385,7 @@ fn templates_in_a_folder_of_their_own_have_the_names_of_their_files() {
     assert_eq!(templates().named, named(&[("tool_use", "T"), ("rag", "R"), ("brief", "B")]));
     assert_eq!(templates().default.as_deref(), Some("D"));
     write("additional_chat_templates/brief.jinja", b"\xff");
-    let error = Checkpoint::open(folder.path(), &|path| Ok(fs::read(path)?.into())).unwrap_err();
+    let error = Checkpoint::open(folder.path(), &|path| Ok(fs::read(path)?.into()), &valid::ARCHITECTURES).unwrap_err();
     assert!(error.to_string().contains("additional_chat_templates/brief.jinja"), "{error}");
 }
 
@@ -446,7 +454,7 @@ fn a_gguf_model_in_parts_is_one_from_any_of_them() {
     let whole = open_gguf(&valid::gguf_writer("llama"));
     let read = |path: &Path| Ok(Bytes::from(fs::read(path)?));
     for path in paths.iter().map(|path| path.as_path()).chain([folder.path()]) {
-        let checkpoint = Checkpoint::open(path, &read).unwrap();
+        let checkpoint = Checkpoint::open(path, &read, &valid::ARCHITECTURES).unwrap();
         assert_eq!((&checkpoint.config, checkpoint.weight_files().len()), (&whole.config, 3), "{}", path.display());
         assert!(checkpoint.tensor_names().eq(whole.tensor_names()));
         for name in whole.tensor_names() {
@@ -461,7 +469,7 @@ fn a_part_that_is_missing_or_anothers_is_named() {
     let paths = in_parts(folder.path());
     let read = |path: &Path| Ok(Bytes::from(fs::read(path)?));
     let fails = |path: &Path| {
-        let error = Checkpoint::open(path, &read).unwrap_err();
+        let error = Checkpoint::open(path, &read, &valid::ARCHITECTURES).unwrap_err();
         let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
         format!("{error}{cause}")
     };

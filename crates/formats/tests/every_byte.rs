@@ -7,7 +7,7 @@ use formats::Checkpoint;
 
 /// Opens, lists and reads everything. What it returns is not the point.
 fn exercise(files: &[(&str, Bytes)]) -> bool {
-    let Ok(checkpoint) = Checkpoint::from_bytes(files) else { return false };
+    let Ok(checkpoint) = Checkpoint::from_bytes(files, &valid::ARCHITECTURES) else { return false };
     let mut whole = checkpoint.eos_token_ids().is_ok();
     for info in checkpoint.tensor_infos() {
         whole &= checkpoint.check_finite(&info.name).is_ok();

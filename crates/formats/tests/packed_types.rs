@@ -70,7 +70,7 @@ fn nvfp4_is_read_with_the_scale_that_lies_beside_it_and_written_as_it_was() {
             assert_eq!(nvfp4::to_file(block), before);
         }
         // A checkpoint has the one weight; for devices that do not compute it, in F16 or BF16.
-        let mut checkpoint = Checkpoint::from_bytes(&[("model.gguf", file)]).unwrap();
+        let mut checkpoint = Checkpoint::from_bytes(&[("model.gguf", file)], &[]).unwrap();
         let name = "model.layers.0.mlp.up_proj.weight";
         assert_eq!(checkpoint.tensor_names().collect::<Vec<_>>(), [name]);
         assert_eq!(checkpoint.ignored().len(), usize::from(scale.is_some()));
@@ -103,7 +103,7 @@ fn scales_of_a_matrix_that_are_none_are_refused_by_name_and_those_of_others_stay
     }
     // What is beside another matrix is nothing that is known here.
     let file = nvfp4_file(|writer| f32_tensor(writer, "blk.0.ffn_down.scale", &[1.0]));
-    let checkpoint = Checkpoint::from_bytes(&[("model.gguf", file)]).unwrap();
+    let checkpoint = Checkpoint::from_bytes(&[("model.gguf", file)], &[]).unwrap();
     assert!(checkpoint.tensor_names().any(|name| name == "blk.0.ffn_down.scale"));
 }
 

@@ -65,7 +65,7 @@ fn read(case: &str, file: &str) -> Bytes {
 
 fn open(case: &str) -> Checkpoint {
     let files = ["config.json", "model.safetensors"].map(|file| (file, read(case, file)));
-    Checkpoint::from_bytes(&files).unwrap_or_else(|error| panic!("{case}: {error}"))
+    Checkpoint::from_bytes(&files, &[]).unwrap_or_else(|error| panic!("{case}: {error}"))
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn groups_of_unequal_size_are_expanded() {
     // One feature more in another group than there is room for.
     weights[at] = (group + 1) % 4;
     let files = [("config.json", read(case, "config.json")), ("model.safetensors", weights.into())];
-    let mut checkpoint = Checkpoint::from_bytes(&files).unwrap();
+    let mut checkpoint = Checkpoint::from_bytes(&files, &[]).unwrap();
     checkpoint.sort_features();
     let info = checkpoint.tensor_infos().next().unwrap();
     assert_eq!((info.format, checkpoint.order(&info.name)), (Some(WeightFormat::F16), None));
@@ -207,7 +207,7 @@ fn fp8_channels(scales: &[f32], dtype: &str) -> Checkpoint {
     let header = header.to_string();
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &codes, &scale_bytes].concat();
     let files = [("config.json", read("fp8_channel", "config.json")), ("model.safetensors", file.into())];
-    Checkpoint::from_bytes(&files).unwrap()
+    Checkpoint::from_bytes(&files, &[]).unwrap()
 }
 
 /// Of each row the largest relative error, and of all the sum of squares relative to the row's scale.
@@ -276,7 +276,7 @@ fn a_code_that_is_no_number_is_found() {
         let mut weights = read(file, "model.safetensors").to_vec();
         weights[codes as usize + 70] = 0xff;
         let files = [("config.json", read(file, "config.json")), ("model.safetensors", weights.into())];
-        let checkpoint = Checkpoint::from_bytes(&files).unwrap();
+        let checkpoint = Checkpoint::from_bytes(&files, &[]).unwrap();
         let name = checkpoint.tensor_infos().next().unwrap().name;
         let error = messages(&checkpoint.check_finite(&name).unwrap_err());
         assert!(error.contains("NaN") && error.contains("64"), "{file}: {error}");
@@ -309,7 +309,7 @@ fn the_configuration_is_obeyed_once_and_scales_of_activations_are_left_out() {
         ("hf_quant_config.json", Bytes::from_static(br#"{"quantization": {"quant_algo": "NVFP4", "group_size": 16}}"#)),
         ("model.safetensors", read("nvfp4_modelopt", "model.safetensors")),
     ];
-    let other = Checkpoint::from_bytes(&files).unwrap();
+    let other = Checkpoint::from_bytes(&files, &[]).unwrap();
     assert_eq!(other.tensor(&info.name).unwrap().bytes(), checkpoint.tensor(&info.name).unwrap().bytes());
 }
 
@@ -322,7 +322,7 @@ fn headers_alone_are_enough_to_look_at() {
         std::fs::write(folder.path().join("config.json"), read(case, "config.json")).unwrap();
         std::fs::write(folder.path().join("model.safetensors"), &whole[..header]).unwrap();
         let open = |path: &Path| Ok(mapped::map(path)?);
-        let checkpoint = Checkpoint::open_headers(folder.path(), &open).unwrap();
+        let checkpoint = Checkpoint::open_headers(folder.path(), &open, &[]).unwrap();
         let info = checkpoint.tensor_infos().next().unwrap();
         assert_eq!((info.type_name, info.exact), (type_name, false), "{case}");
         assert!(checkpoint.tensor(&info.name).is_err(), "{case}");
@@ -347,7 +347,7 @@ fn large_weights_are_decoded_by_several_threads_to_the_same_bytes() {
     let header = header.to_string();
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &codes, &scales].concat();
     let files = [("config.json", read("packed_int4_group", "config.json")), ("model.safetensors", file.into())];
-    let large = Checkpoint::from_bytes(&files).unwrap().tensor("x.weight").unwrap();
+    let large = Checkpoint::from_bytes(&files, &[]).unwrap().tensor("x.weight").unwrap();
     let small = open("packed_int4_group").tensor("model.layers.0.mlp.up_proj.weight").unwrap();
     assert_eq!(large.shape(), [rows, 128]);
     assert!(large.bytes().chunks_exact(small.bytes().len()).all(|part| part == small.bytes()));
@@ -419,7 +419,7 @@ fn tensors_that_do_not_fit_the_configuration_are_refused_by_name() {
         ("gptq_int4", config, "\"gptq\"", "\"hqq\"", "`quant_method` is hqq, where gptq, awq, compressed-tensors, fp8"),
     ];
     for (case, file, from, to, expected) in cases {
-        let error = messages(&Checkpoint::from_bytes(&changed(case, file, from, to)).expect_err(to));
+        let error = messages(&Checkpoint::from_bytes(&changed(case, file, from, to), &[]).expect_err(to));
         assert!(error.contains(expected), "{case} with {to}: {error}");
     }
 }
@@ -431,7 +431,7 @@ fn features_of_groups_that_are_not_there_are_refused() {
     let mut weights = read("gptq_int4_act_order", "model.safetensors").to_vec();
     weights[order.start() as usize + 4..][..4].copy_from_slice(&4u32.to_le_bytes());
     let files = [("config.json", read("gptq_int4_act_order", "config.json")), ("model.safetensors", weights.into())];
-    let checkpoint = Checkpoint::from_bytes(&files).unwrap();
+    let checkpoint = Checkpoint::from_bytes(&files, &[]).unwrap();
     let error = messages(&checkpoint.tensor("model.layers.0.mlp.up_proj.weight").unwrap_err());
     assert!(error.contains("a feature is in group 4 of 4"), "{error}");
 }
@@ -450,7 +450,7 @@ fn no_byte_of_a_header_or_a_configuration_makes_it_panic() {
                     other => other ^ 1,
                 };
                 files[which].1 = bytes.into();
-                let Ok(checkpoint) = Checkpoint::from_bytes(&files) else { continue };
+                let Ok(checkpoint) = Checkpoint::from_bytes(&files, &[]) else { continue };
                 for name in checkpoint.tensor_names() {
                     let _ = checkpoint.tensor(name);
                 }

@@ -1,6 +1,8 @@
 //! Real files: a trained model, published as GGUF and as a Hugging Face folder, is the same either way; vocabularies
 //! of other models are read.
 
+mod valid;
+
 use std::path::{Path, PathBuf};
 
 use formats::{Checkpoint, TokenizerSource};
@@ -18,7 +20,7 @@ fn data(folder: &str) -> Option<PathBuf> {
 }
 
 fn open(path: &Path) -> Checkpoint {
-    Checkpoint::open(path, &|path| Ok(mapped::map(path)?)).unwrap()
+    Checkpoint::open(path, &|path| Ok(mapped::map(path)?), &valid::ARCHITECTURES).unwrap()
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! One file for each model architecture: what a checkpoint computes, as a plan of textbook ops under the checkpoint's
 //! own names, from its `config.json`.
 //!
-//! Knows nothing of devices, file formats or weight dtypes. Fusion, paging and quantization are passes over the plan or
+//! Knows nothing of devices, of how files are read, or of weight dtypes; of GGUF it knows each architecture's own names
+//! ([`GgufNames`]). Fusion, paging and quantization are passes over the plan or
 //! the backend's business.
 
 #![forbid(unsafe_code)]
 
+mod architecture;
 mod blocks;
 mod config;
 mod llama;
@@ -16,6 +18,7 @@ mod registry;
 mod rope;
 mod smollm3;
 
+pub use architecture::{Architecture, GgufNames};
 pub use config::ConfigError;
-pub use registry::{ModelError, SUPPORTED, build_plan, unread};
+pub use registry::{ModelError, SUPPORTED, architectures, build_plan, unread};
 pub use rope::{CTX_SIZE, yarn_attention_factor};

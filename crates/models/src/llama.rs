@@ -5,9 +5,28 @@
 use plan::{Graph, Plan, Value, WeightSource, Weights};
 use serde_json::json;
 
+use crate::architecture::{Architecture, GgufNames};
 use crate::config::{Decoder, Fields, HeadSizes, Mlp};
 use crate::rope::Rotary;
 use crate::{ConfigError, ModelError, blocks};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    model_type: "llama",
+    class: "LlamaForCausalLM",
+    gguf: GgufNames { architectures: &[("llama", None)], pairs_rows: true, ..GgufNames::SHARED },
+};
+
+/// Mixtral's GGUF files name Llama, too, and have experts. Named here so that they are refused as what they are.
+pub(crate) const MIXTRAL: Architecture = Architecture {
+    model_type: "mixtral",
+    class: "MixtralForCausalLM",
+    gguf: GgufNames {
+        architectures: &[("llama", Some("expert_count"))],
+        keys: &[("expert_count", "num_local_experts"), ("expert_used_count", "num_experts_per_tok")],
+        pairs_rows: true,
+        ..GgufNames::SHARED
+    },
+};
 
 struct Config {
     decoder: Decoder,
@@ -35,7 +54,7 @@ impl Config {
 
 pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Result<Plan, ModelError> {
     let cfg = Config::read(config)?;
-    Graph::build("llama", cfg.rotary.context_len, source, |g, w| {
+    Graph::build(ARCHITECTURE.model_type, cfg.rotary.context_len, source, |g, w| {
         blocks::decoder(g, w, &cfg.decoder, |g, w, _, x| {
             blocks::pre_norm_layer(g, w, &cfg.decoder, &cfg.mlp, x, |g, w, h| attention(g, w, &cfg, h))
         })

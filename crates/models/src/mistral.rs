@@ -5,9 +5,23 @@
 use plan::{Graph, Plan, Value, WeightSource, Weights};
 use serde_json::json;
 
+use crate::architecture::{Architecture, GgufNames};
 use crate::config::{Decoder, Fields, HeadSizes, Mlp};
 use crate::rope::Rotary;
 use crate::{ConfigError, ModelError, blocks};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    model_type: "mistral",
+    class: "MistralForCausalLM",
+    gguf: GgufNames {
+        // Converted as Llama; the window tells them apart.
+        architectures: &[("llama", Some("attention.sliding_window")), ("mistral", None)],
+        // Left out, it would mean the default window; a file that names none has none.
+        implied: || json!({ "sliding_window": null }),
+        pairs_rows: true,
+        ..GgufNames::SHARED
+    },
+};
 
 struct Config {
     decoder: Decoder,
@@ -39,7 +53,7 @@ impl Config {
 
 pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Result<Plan, ModelError> {
     let cfg = Config::read(config)?;
-    Graph::build("mistral", cfg.rotary.context_len, source, |g, w| {
+    Graph::build(ARCHITECTURE.model_type, cfg.rotary.context_len, source, |g, w| {
         blocks::decoder(g, w, &cfg.decoder, |g, w, _, x| {
             blocks::pre_norm_layer(g, w, &cfg.decoder, &cfg.mlp, x, |g, w, h| attention(g, w, &cfg, h))
         })

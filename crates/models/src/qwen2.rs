@@ -5,9 +5,16 @@
 use plan::{Graph, Plan, Value, WeightSource, Weights};
 use serde_json::json;
 
+use crate::architecture::{Architecture, GgufNames};
 use crate::config::{Decoder, Fields, HeadSizes, Mlp, Windows};
 use crate::rope::Rotary;
 use crate::{ConfigError, ModelError, blocks};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    model_type: "qwen2",
+    class: "Qwen2ForCausalLM",
+    gguf: GgufNames { architectures: &[("qwen2", None)], ..GgufNames::SHARED },
+};
 
 struct Config {
     decoder: Decoder,
@@ -38,7 +45,7 @@ impl Config {
 
 pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Result<Plan, ModelError> {
     let cfg = Config::read(config)?;
-    Graph::build("qwen2", cfg.rotary.context_len, source, |g, w| {
+    Graph::build(ARCHITECTURE.model_type, cfg.rotary.context_len, source, |g, w| {
         blocks::decoder(g, w, &cfg.decoder, |g, w, index, x| {
             blocks::pre_norm_layer(g, w, &cfg.decoder, &cfg.mlp, x, |g, w, h| attention(g, w, &cfg, index, h))
         })

@@ -3,7 +3,7 @@
 use plan::{BuildError, Plan, VerifyError, WeightSource, verify};
 use serde_json::Value;
 
-use crate::{ConfigError, llama, mistral, qwen2, qwen3, smollm3};
+use crate::{Architecture, ConfigError};
 
 /// Why a checkpoint has no plan.
 #[derive(Debug, thiserror::Error)]
@@ -30,13 +30,13 @@ pub enum ModelError {
 
 type Build = fn(&Value, &dyn WeightSource) -> Result<Plan, ModelError>;
 
-/// `model_type`, the class in `architectures`, and the file.
-const ARCHITECTURES: [(&str, &str, Build); 5] = [
-    ("llama", "LlamaForCausalLM", llama::plan),
-    ("mistral", "MistralForCausalLM", mistral::plan),
-    ("qwen2", "Qwen2ForCausalLM", qwen2::plan),
-    ("qwen3", "Qwen3ForCausalLM", qwen3::plan),
-    ("smollm3", "SmolLM3ForCausalLM", smollm3::plan),
+/// Each architecture with its file. The one list of them.
+const ARCHITECTURES: &[(Architecture, Build)] = &[
+    (crate::llama::ARCHITECTURE, crate::llama::plan),
+    (crate::mistral::ARCHITECTURE, crate::mistral::plan),
+    (crate::qwen2::ARCHITECTURE, crate::qwen2::plan),
+    (crate::qwen3::ARCHITECTURE, crate::qwen3::plan),
+    (crate::smollm3::ARCHITECTURE, crate::smollm3::plan),
 ];
 
 /// Every `model_type` that [`build_plan`] covers.
@@ -44,22 +44,28 @@ pub const SUPPORTED: [&str; ARCHITECTURES.len()] = {
     let mut names = [""; ARCHITECTURES.len()];
     let mut index = 0;
     while index < names.len() {
-        names[index] = ARCHITECTURES[index].0;
+        names[index] = ARCHITECTURES[index].0.model_type;
         index += 1;
     }
     names
 };
+
+/// The architectures as files name them: the supported ones, and before them others whose GGUF files would pass for one
+/// of these.
+pub fn architectures() -> impl Iterator<Item = Architecture> {
+    [crate::llama::MIXTRAL].into_iter().chain(ARCHITECTURES.iter().map(|(architecture, _)| *architecture))
+}
 
 /// The plan of the model that `config`, a `config.json`, describes, in textbook ops. Every weight is asked of `source`
 /// by name and shape.
 pub fn build_plan(config: &Value, source: &dyn WeightSource) -> Result<Plan, ModelError> {
     let model_type = config.get("model_type").and_then(Value::as_str);
     let class = config.pointer("/architectures/0").and_then(Value::as_str);
-    let known = ARCHITECTURES.iter().find(|(name, known_class, _)| match model_type {
-        Some(model_type) => model_type == *name,
-        None => class == Some(known_class),
+    let known = ARCHITECTURES.iter().find(|(architecture, _)| match model_type {
+        Some(model_type) => model_type == architecture.model_type,
+        None => class == Some(architecture.class),
     });
-    let Some((_, _, build)) = known else {
+    let Some((_, build)) = known else {
         return Err(match model_type.or(class) {
             Some(found) => ModelError::UnknownArchitecture { found: found.to_owned() },
             None => ModelError::NoArchitecture,
@@ -104,6 +110,21 @@ mod tests {
         assert!(error.starts_with("architecture `GPT2LMHeadModel` is not supported"), "{error}");
         let error = build_plan(&json!([]), &AnyShape).unwrap_err().to_string();
         assert!(error.starts_with("config.json names no architecture"), "{error}");
+    }
+
+    /// Every file finds one architecture, and every field that a file implies is one.
+    #[test]
+    fn no_two_architectures_are_one_to_gguf_files() {
+        let mut names: Vec<_> = architectures().flat_map(|found| found.gguf.architectures).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        for architecture in architectures() {
+            let implied = (architecture.gguf.implied)();
+            assert!(implied.is_null() || implied.is_object(), "{}: {implied}", architecture.model_type);
+            assert!(!architecture.gguf.architectures.is_empty(), "{}", architecture.model_type);
+        }
     }
 
     #[test]

@@ -4,9 +4,16 @@
 use plan::{Graph, Plan, Value, WeightSource, Weights};
 use serde_json::json;
 
+use crate::architecture::{Architecture, GgufNames};
 use crate::config::{Decoder, Fields, HeadSizes, Mlp, Windows, invalid};
 use crate::rope::Rotary;
 use crate::{ConfigError, ModelError, blocks};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    model_type: "smollm3",
+    class: "SmolLM3ForCausalLM",
+    gguf: GgufNames { architectures: &[("smollm3", None)], pairs_rows: true, ..GgufNames::SHARED },
+};
 
 struct Config {
     decoder: Decoder,
@@ -50,7 +57,7 @@ impl Config {
 
 pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Result<Plan, ModelError> {
     let cfg = Config::read(config)?;
-    Graph::build("smollm3", cfg.rotary.context_len, source, |g, w| {
+    Graph::build(ARCHITECTURE.model_type, cfg.rotary.context_len, source, |g, w| {
         blocks::decoder(g, w, &cfg.decoder, |g, w, index, x| {
             blocks::pre_norm_layer(g, w, &cfg.decoder, &cfg.mlp, x, |g, w, h| attention(g, w, &cfg, index, h))
         })

@@ -11,6 +11,10 @@ use plan::{KvFormat, KvLayout, StepInput, fuse};
 use testing::Golden;
 use testing::tolerance::nmse;
 
+#[path = "../../cli/src/gguf_architectures.rs"]
+#[allow(dead_code, reason = "the program uses more of it")]
+mod gguf_architectures;
+
 const KV: KvLayout = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 16 };
 
 #[test]
@@ -20,7 +24,8 @@ fn both_containers_give_the_text_of_transformers() {
             Ok(path) => path,
             Err(reason) => return skipped(&reason),
         };
-        let checkpoint = Checkpoint::open(&path, &|path| Ok(Bytes::from(std::fs::read(path)?))).unwrap();
+        let architectures = gguf_architectures::all();
+        let checkpoint = Checkpoint::open(&path, &|path| Ok(Bytes::from(std::fs::read(path)?)), architectures).unwrap();
         let shape = |shape: &[u64]| shape.iter().map(|&n| usize::try_from(n).unwrap()).collect::<Vec<_>>();
         let shapes: HashMap<_, _> =
             checkpoint.tensor_infos().map(|info| (info.name.clone(), shape(&info.shape))).collect();

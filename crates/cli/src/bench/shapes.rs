@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
-use formats::gguf_names;
+use formats::gguf_names::Names;
 use plan::{AnyShape, Plan, WeightInfo};
 use serde_json::{Map, Value};
 use tensor::{Tensor, WeightFormat};
 
 use crate::packing::mix::{MIXES, Mix, Model};
-use crate::units;
+use crate::{gguf_architectures, units};
 
 /// `config.json` of each model, as published, without what does not change the computation.
 const SHAPES: &str = include_str!("shapes.json");
@@ -98,14 +98,12 @@ impl MatrixFormats {
     }
 
     /// The format of a matrix.
-    fn of(self, weight: &WeightInfo, model: Model) -> Result<WeightFormat> {
+    fn of(self, weight: &WeightInfo, names: Names, model: Model) -> Result<WeightFormat> {
         let row_len = weight.shape.last().copied().unwrap_or_default();
         let format = match self {
             Self::One(format) => row_len.is_multiple_of(format.block_len()).then_some(format),
             Self::Int4 => row_len.is_multiple_of(Self::INT4_GROUP).then_some(WeightFormat::Q4_0),
-            Self::Mix(mix) => {
-                mix.format_of_rows(&gguf_names::gguf_name(&weight.name).unwrap_or_default(), model, row_len)
-            }
+            Self::Mix(mix) => mix.format_of_rows(&names.gguf_name(&weight.name).unwrap_or_default(), model, row_len),
         };
         format.with_context(|| {
             let (name, format) = (&weight.name, self.name());
@@ -124,10 +122,10 @@ impl MatrixFormats {
 
 /// Weights for `plan`, in its order: matrices in `formats`, vectors in F32. Fails when they are larger than `memory_bytes`.
 pub(super) fn random_weights(plan: &Plan, formats: MatrixFormats, memory_bytes: u64) -> Result<Vec<Tensor>> {
-    let model = Model::of_plan(plan);
+    let (model, names) = (Model::of_plan(plan), gguf_architectures::names(&plan.model_type));
     let mut total = 0u64;
     for weight in &plan.weights {
-        let format = if weight.shape.len() > 1 { formats.of(weight, model)? } else { WeightFormat::F32 };
+        let format = if weight.shape.len() > 1 { formats.of(weight, names, model)? } else { WeightFormat::F32 };
         total += Tensor::byte_len(format, &weight.shape)? as u64;
     }
     if total > memory_bytes {
@@ -145,7 +143,7 @@ pub(super) fn random_weights(plan: &Plan, formats: MatrixFormats, memory_bytes: 
                 Tensor::from_f32(WeightFormat::F32, vec![len], &values)?
             }
             shape => {
-                let format = formats.of(weight, model)?;
+                let format = formats.of(weight, names, model)?;
                 let pattern = patterns.entry(format.name()).or_insert_with(|| formats.pattern(format));
                 Tensor::new(format, shape.to_vec(), pattern.cut(Tensor::byte_len(format, shape)?, random.next())?)?
             }
@@ -306,8 +304,9 @@ mod tests {
     fn a_mixture_is_that_of_quantize() {
         let formats = |shape: &str| {
             let (plan, mixture) = (plan_of(shape).unwrap(), MatrixFormats::named("q4_k_m").unwrap());
+            let (model, names) = (Model::of_plan(&plan), gguf_architectures::names(&plan.model_type));
             let matrices = plan.weights.iter().filter(|weight| weight.shape.len() > 1);
-            matrices.map(|weight| mixture.of(weight, Model::of_plan(&plan)).unwrap()).collect::<Vec<_>>()
+            matrices.map(|weight| mixture.of(weight, names, model).unwrap()).collect::<Vec<_>>()
         };
         let count = |formats: &[WeightFormat], of| formats.iter().filter(|&&format| format == of).count();
         let of_1b = formats("llama-3.2-1b");
@@ -333,7 +332,8 @@ mod tests {
         let others = |shape: &str, format: &str| {
             let (plan, formats) = (plan_of(shape).unwrap(), MatrixFormats::named(format).unwrap());
             let matrices = plan.weights.iter().filter(|weight| weight.shape.len() > 1);
-            let of = |weight: &WeightInfo| (weight.name.clone(), formats.of(weight, Model::of_plan(&plan)).unwrap());
+            let (model, names) = (Model::of_plan(&plan), gguf_architectures::names(&plan.model_type));
+            let of = |weight: &WeightInfo| (weight.name.clone(), formats.of(weight, names, model).unwrap());
             matrices.map(of).filter(|&(_, of)| of != formats.base()).collect::<Vec<_>>()
         };
         let embeddings = "model.embed_tokens.weight".to_owned();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use formats::{Checkpoint, TokenizerSource};
 
-use crate::{builtin, hub};
+use crate::{builtin, gguf_architectures, hub};
 
 /// Whether a positional argument is meant as a model: a path that exists or looks like one, or ORG/REPO.
 pub(crate) fn names_a_model(text: &str) -> bool {
@@ -25,9 +25,10 @@ pub(crate) fn open(name: Option<&str>, headers_only: bool) -> Result<(Checkpoint
     };
     let path = locate(name)?;
     let open_file = |path: &Path| mapped::map(path).map_err(Into::into);
+    let architectures = gguf_architectures::all();
     let checkpoint = match headers_only {
-        true => Checkpoint::open_headers(&path, &open_file),
-        false => Checkpoint::open(&path, &open_file),
+        true => Checkpoint::open_headers(&path, &open_file, architectures),
+        false => Checkpoint::open(&path, &open_file, architectures),
     };
     let mut checkpoint = checkpoint.with_context(|| format!("cannot load `{name}`"))?;
     settle_chat_template(&mut checkpoint);

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
 use formats::gguf::{Value, nvfp4};
-use formats::gguf_names;
+use formats::gguf_names::Names;
 use tensor::{Tensor, WeightFormat};
 
 use super::convert::{convert, damaged, matrix_scale, write_and_release};
@@ -37,11 +37,12 @@ pub(crate) fn write(job: &PackingJob, mix: Mix, importance: &mut Importances) ->
     let mut used = vec![false; job.overrides.len()];
     let rows = |matrix: &Matrix| (matrix.name.clone(), matrix.shape.first().copied().unwrap_or(0));
     let model = Model::of(matrices.iter().map(rows), importance.is_given());
+    let names = source.names()?;
     for matrix in matrices {
         let is_vector = matrix.shape.len() < 2;
         let to = match is_vector {
             true => source.vector_format(),
-            false => target(&matrix, mix, model, &job.overrides, &mut used)?,
+            false => target(&matrix, names, mix, model, &job.overrides, &mut used)?,
         };
         let dims: Vec<u64> = matrix.shape.iter().rev().copied().collect();
         let (progress, source, losses) = (progress.clone(), source.clone(), losses.clone());
@@ -115,6 +116,7 @@ pub(crate) fn write(job: &PackingJob, mix: Mix, importance: &mut Importances) ->
 /// What a matrix becomes.
 fn target(
     matrix: &Matrix,
+    names: Names,
     mix: Mix,
     model: Model,
     overrides: &[FormatOverride],
@@ -122,14 +124,14 @@ fn target(
 ) -> Result<Option<WeightFormat>> {
     let row_len = matrix.shape.last().copied().unwrap_or(0);
     let divides = |format: WeightFormat| row_len.is_multiple_of(format.block_len() as u64);
-    let chosen = overrides.iter().zip(used).filter(|(chosen, _)| chosen.is_of(&matrix.name, model.is_tied()));
+    let chosen = overrides.iter().zip(used).filter(|(chosen, _)| chosen.is_of(&matrix.name, names, model.is_tied()));
     let chosen = chosen.map(|(chosen, used)| {
         *used = true;
         chosen.format
     });
     if let Some(chosen) = chosen.last() {
         source::ggml_type(chosen).context("--tensor")?;
-        if chosen == WeightFormat::NVFP4 && !may_be_nvfp4(matrix) {
+        if chosen == WeightFormat::NVFP4 && !may_be_nvfp4(matrix, names) {
             bail!(
                 "--tensor: llama.cpp knows no scale of `{}`, which NVFP4 has beside a matrix: choose mxfp4 or q4_k",
                 matrix.name
@@ -142,15 +144,15 @@ fn target(
     }
     let format = mix.format_of_rows(&matrix.name, model, usize::try_from(row_len)?);
     Ok(format.map(|format| match format {
-        WeightFormat::NVFP4 if !may_be_nvfp4(matrix) => WeightFormat::Q8_0,
+        WeightFormat::NVFP4 if !may_be_nvfp4(matrix, names) => WeightFormat::Q8_0,
         other => other,
     }))
 }
 
 /// Whether llama.cpp looks for a scale beside this matrix: one of a projection; embeddings are looked up without, and
 /// experts have one each, which are not written.
-fn may_be_nvfp4(matrix: &Matrix) -> bool {
-    let is_known = gguf_names::checkpoint_name(&matrix.name) != matrix.name;
+fn may_be_nvfp4(matrix: &Matrix, names: Names) -> bool {
+    let is_known = names.checkpoint_name(&matrix.name) != matrix.name;
     is_known && matrix.name != EMBEDDINGS && matrix.shape.len() == 2
 }
 

@@ -13,6 +13,7 @@ use serde_json::Value as Json;
 use tensor::{Tensor, WeightFormat};
 use tokenizer::{EquivalentJson, ParseSpecial, Tokenizer};
 
+use crate::gguf_architectures;
 use crate::load::plan::plan_of;
 use crate::load::text::{load_tokenizer, with_side_files};
 use crate::output::note;
@@ -32,11 +33,8 @@ pub(super) fn metadata(checkpoint: &Checkpoint, name: &str) -> Result<GgufWriter
     let plan = plan_of(checkpoint)?;
     let config = checkpoint.model_config();
     let mut writer = GgufWriter::new();
-    // Mistral's models are `llama` in GGUF files.
-    let architecture = match plan.model_type.as_str() {
-        "mistral" => "llama",
-        other => other,
-    };
+    let names = gguf_architectures::names(&plan.model_type);
+    let architecture = names.architecture().unwrap_or(&plan.model_type);
     writer.metadata("general.architecture", Value::String(architecture.into()));
     writer.metadata("general.name", Value::String(name.into()));
     let key = |name: &str| format!("{architecture}.{name}");
@@ -174,11 +172,6 @@ pub(super) fn check(source: &Checkpoint, written: &Checkpoint) -> Result<()> {
         bail!("what config.json says of the model cannot be said in a GGUF file{which}");
     }
     Ok(())
-}
-
-/// How many heads the rows of a tensor are to be reordered by.
-pub(super) fn reordered_heads(checkpoint: &Checkpoint, architecture: &str, gguf_name: &str) -> Option<usize> {
-    gguf_names::reordered_heads(gguf_name, architecture, checkpoint.config.as_object()?)
 }
 
 /// Adds `tokenizer.ggml.*`.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use backend::{Backend, Observed};
 use formats::gguf::{GgufWriter, Value as GgufValue};
-use formats::{Imatrix, Importance, gguf_names};
+use formats::{Imatrix, Importance};
 use indicatif::{ProgressBar, ProgressStyle};
 use plan::{KvFormat, KvLayout, Op, Plan, StepInput, Value, WeightId};
 use serde::Serialize;
@@ -26,7 +26,7 @@ use crate::load::find;
 use crate::load::plan::plan_of;
 use crate::load::text::load_tokenizer;
 use crate::output::note;
-use crate::{files, units};
+use crate::{files, gguf_architectures, units};
 
 /// Tokens of a step.
 const STEP_TOKENS: usize = 64;
@@ -272,12 +272,13 @@ pub(super) fn projections(plan: &Plan) -> impl Iterator<Item = (Value, WeightId)
 
 /// The inputs of all projections of a plan.
 fn inputs(plan: &Plan) -> HashMap<Value, Input> {
+    let gguf_names = gguf_architectures::names(&plan.model_type);
     let mut inputs: HashMap<Value, Input> = HashMap::new();
     for (x, weight) in projections(plan) {
         let name = &plan.weight(weight).name;
         let width = plan.value(x).width;
         let input = inputs.entry(x).or_insert_with(|| Input { names: Vec::new(), sums: vec![0.0; width], rows: 0 });
-        input.names.push(gguf_names::gguf_name(name).unwrap_or_else(|| name.clone()));
+        input.names.push(gguf_names.gguf_name(name).unwrap_or_else(|| name.clone()));
     }
     inputs
 }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use formats::{PackedLayout, gguf_names};
+use formats::PackedLayout;
+use formats::gguf_names::Names;
 use tensor::WeightFormat;
 
 use super::importance::ImportanceSettings;
@@ -64,9 +65,9 @@ impl FromStr for FormatOverride {
 impl FormatOverride {
     /// Whether it means the matrix with this GGUF name, by that or by the checkpoint's. A model without a head of its
     /// own has one matrix for both, which is meant by the names of either.
-    pub(crate) fn is_of(&self, gguf_name: &str, is_tied: bool) -> bool {
+    pub(crate) fn is_of(&self, gguf_name: &str, names: Names, is_tied: bool) -> bool {
         let means = |name: &str| name.contains(&self.name);
         let is_head = is_tied && gguf_name == EMBEDDINGS;
-        means(gguf_name) || means(&gguf_names::checkpoint_name(gguf_name)) || is_head && means("lm_head.weight")
+        means(gguf_name) || means(&names.checkpoint_name(gguf_name)) || is_head && means("lm_head.weight")
     }
 }

@@ -2,9 +2,10 @@
 
 use std::str::FromStr;
 
-use formats::gguf_names;
 use plan::{Plan, WeightInfo};
 use tensor::WeightFormat;
+
+use crate::gguf_architectures;
 
 /// What `--format` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,8 +156,9 @@ impl Model {
 
     /// What they ask of the model that `plan` computes.
     pub(crate) fn of_plan(plan: &Plan) -> Self {
+        let names = gguf_architectures::names(&plan.model_type);
         let of = |weight: &WeightInfo| {
-            let name = gguf_names::gguf_name(&weight.name).unwrap_or_default();
+            let name = names.gguf_name(&weight.name).unwrap_or_default();
             (name, weight.shape.first().map_or(0, |&rows| rows as u64))
         };
         Self::of(plan.weights.iter().map(of), false)
@@ -301,9 +303,10 @@ mod tests {
 
     #[test]
     fn rules_are_of_mixtures_that_there_are_and_a_model_is_seen_by_its_matrices() {
+        let names = gguf_architectures::names("llama");
         for (mix, kind, ..) in RULES {
             assert!(mix.parse::<Mix>().is_ok_and(|found| found.name == mix), "{mix}");
-            assert_ne!(gguf_names::checkpoint_name(&format!("blk.0.{kind}.weight")), format!("blk.0.{kind}.weight"));
+            assert_ne!(names.checkpoint_name(&format!("blk.0.{kind}.weight")), format!("blk.0.{kind}.weight"));
         }
         let matrices = [("token_embd.weight", 99), ("blk.0.attn_q.weight", 896), ("blk.1.attn_k.weight", 128)];
         let named = || matrices.into_iter().map(|(name, rows)| (name.to_owned(), rows));

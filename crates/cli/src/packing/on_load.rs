@@ -13,8 +13,8 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
+use formats::Checkpoint;
 use formats::gguf::{GgmlType, Gguf, GgufWriter, nvfp4};
-use formats::{Checkpoint, gguf_names};
 use plan::Plan;
 use sha2::{Digest, Sha256};
 use tensor::{Tensor, WeightFormat};
@@ -25,7 +25,7 @@ use super::mix::{Mix, Model};
 use super::scales::Scales;
 use super::source::{self, stored};
 use crate::output::note;
-use crate::units;
+use crate::{gguf_architectures, units};
 
 /// Bytes that all models together may take in the cache.
 const CACHE_BYTES_MAX: u64 = 64 << 30;
@@ -68,13 +68,14 @@ struct TargetTensor {
 fn targets(checkpoint: &Checkpoint, plan: &Plan, mix: Mix) -> Result<Vec<TargetTensor>> {
     let infos: Vec<_> = checkpoint.tensor_infos().collect();
     let model = Model::of_plan(plan);
+    let names = gguf_architectures::names(&plan.model_type);
     let target = |weight: &plan::WeightInfo| {
         let at = infos.binary_search_by(|info| info.name.cmp(&weight.name));
         let info = at.ok().and_then(|at| infos.get(at)).with_context(|| format!("no tensor `{}`", weight.name))?;
         let Some(own) = info.format else { bail!("`{}` is of type {}, which is not read", info.name, info.type_name) };
         let shape = weight.shape.clone();
         let row_len = shape.last().copied().unwrap_or(0);
-        let name = gguf_names::gguf_name(&weight.name).unwrap_or_else(|| weight.name.clone());
+        let name = names.gguf_name(&weight.name).unwrap_or_else(|| weight.name.clone());
         let chosen = mix.format_of_rows(&name, model, row_len);
         let format = if shape.len() < 2 { own } else { chosen.unwrap_or(own) };
         Ok(TargetTensor { name: weight.name.clone(), shape, format })
@@ -252,7 +253,7 @@ mod tests {
         let weights_file = weights_file.into_iter().find(|path| path.extension().is_some_and(|e| e == "safetensors"));
         let weights_file = weights_file.expect("it has weights");
         let quantised = || {
-            let checkpoint = Checkpoint::open(models.path(), &|path| Ok(mapped::map(path)?)).unwrap();
+            let checkpoint = Checkpoint::open(models.path(), &|path| Ok(mapped::map(path)?), &[]).unwrap();
             let plan = crate::load::plan::plan_of(&checkpoint).unwrap();
             weights(&checkpoint, &plan, "q8_0".parse().unwrap(), Some(folder.path())).unwrap()
         };

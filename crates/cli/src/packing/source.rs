@@ -7,7 +7,10 @@ use std::rc::Rc;
 use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
 use formats::gguf::{GgmlType, GgufTensor, GgufWriter, nvfp4};
-use formats::{Checkpoint, Completeness, FormatError, GgufParts, TokenizerSource, gguf_names};
+use formats::{
+    Checkpoint, Completeness, FormatError, GgufParts, TokenizerSource,
+    gguf_names::{self, Names},
+};
 use mapped::FileIdentity;
 use sha2::{Digest, Sha256};
 use tensor::{Tensor, WeightFormat};
@@ -15,7 +18,7 @@ use tensor::{Tensor, WeightFormat};
 use super::gguf_metadata;
 use crate::load::find;
 use crate::load::plan::plan_of;
-use crate::units;
+use crate::{gguf_architectures, units};
 
 /// The embeddings in GGUF files.
 pub(super) const EMBEDDINGS: &str = "token_embd.weight";
@@ -97,6 +100,17 @@ impl Source {
         Ok(Self::Checkpoint(Rc::new(checkpoint)))
     }
 
+    /// What GGUF files of the model call its parts.
+    pub(super) fn names(&self) -> Result<Names> {
+        match self {
+            Self::Gguf(gguf) => Ok(Names::of_file(gguf.metadata(), gguf_architectures::all())?),
+            Self::Checkpoint(checkpoint) => {
+                let model_type = checkpoint.config.get("model_type").and_then(|value| value.as_str());
+                Ok(gguf_architectures::names(model_type.unwrap_or_default()))
+            }
+        }
+    }
+
     /// Every tensor, in the order in which it is written.
     pub(super) fn matrices(&self) -> Result<Vec<Matrix>> {
         match self {
@@ -113,12 +127,14 @@ impl Source {
                 .collect()),
             Self::Checkpoint(checkpoint) => {
                 let plan = plan_of(checkpoint)?;
+                let names = gguf_architectures::names(&plan.model_type);
                 // The plan's order is that of use; of tied embeddings only one is kept.
                 let infos: Vec<_> = checkpoint.tensor_infos().collect();
                 let matrix = |weight: &plan::WeightInfo| {
                     let at = infos.binary_search_by(|info| info.name.cmp(&weight.name));
                     let info = at.ok().and_then(|at| infos.get(at)).with_context(|| format!("no `{}`", weight.name))?;
-                    let name = gguf_names::gguf_name(&info.name)
+                    let name = names
+                        .gguf_name(&info.name)
                         .with_context(|| format!("GGUF has no name for the tensor `{}`", info.name))?;
                     let (shape, type_name) = (info.shape.clone(), info.type_name);
                     Ok(Matrix { name, shape, type_name, format: info.format, bytes: info.bytes })
@@ -162,14 +178,14 @@ impl Source {
                 Ok(part.read_tensor(info)?)
             }
             Self::Checkpoint(checkpoint) => {
-                let tensor = checkpoint.tensor(&gguf_names::checkpoint_name(&matrix.name))?;
+                let names = self.names()?;
+                let tensor = checkpoint.tensor(&names.checkpoint_name(&matrix.name))?;
                 let is_decoded = tensor.bytes().len() as u64 != matrix.bytes;
                 if is_decoded {
                     checkpoint.weight_bytes().for_each(|bytes| mapped::release(bytes));
                 }
-                let model_type =
-                    checkpoint.config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default();
-                match gguf_metadata::reordered_heads(checkpoint, model_type, &matrix.name) {
+                let config = checkpoint.config.as_object();
+                match config.and_then(|config| names.reordered_heads(&matrix.name, config)) {
                     Some(heads) => {
                         let copy = gguf_names::in_file_order(&matrix.name, &tensor, heads)?;
                         // Nobody sees this one's pages again, who would give them back: 40 MiB of each layer of 8B.
@@ -214,7 +230,7 @@ impl Source {
     pub(super) fn check(&self, path: &Path) -> Result<()> {
         let Self::Checkpoint(source) = self else { return Ok(()) };
         let open = |path: &Path| mapped::map(path).map_err(Into::into);
-        let written = Checkpoint::open(path, &open).map_err(|error| anyhow!(error))?;
+        let written = Checkpoint::open(path, &open, gguf_architectures::all()).map_err(|error| anyhow!(error))?;
         gguf_metadata::check(source, &written)
     }
 

@@ -531,7 +531,7 @@ mod tests {
                 let config = json!({"model_type": "none", "quantization_config": layout.config(&["lm_head".into()])});
                 let files =
                     [("config.json", Bytes::from(config.to_string())), ("model.safetensors", writer.to_bytes())];
-                let checkpoint = Checkpoint::from_bytes(&files).unwrap();
+                let checkpoint = Checkpoint::from_bytes(&files, &[]).unwrap();
                 let info = checkpoint.tensor_infos().next().unwrap();
                 assert_eq!(info.name, format!("{stem}.weight"));
                 let found = checkpoint.tensor(&info.name).unwrap();

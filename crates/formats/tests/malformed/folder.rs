@@ -118,7 +118,7 @@ fn paths() {
     fs::write(at("model.safetensors"), &valid::folder()[1].1).unwrap();
     fs::create_dir(at("empty")).unwrap();
     let mut refuses = |what: &str, path: &Path| {
-        let error = Checkpoint::open(path, &|path| Ok(mapped::map(path)?)).unwrap_err();
+        let error = Checkpoint::open(path, &|path| Ok(mapped::map(path)?), &valid::ARCHITECTURES).unwrap_err();
         report.error(what, &error);
     };
     refuses("nothing there", &at("absent.gguf"));
@@ -151,7 +151,7 @@ fn values_of_the_wrong_type() {
 #[test]
 fn a_tensor_that_is_not_there() {
     let mut report = Report::new();
-    let checkpoint = Checkpoint::from_bytes(&valid::folder()).unwrap();
+    let checkpoint = Checkpoint::from_bytes(&valid::folder(), &valid::ARCHITECTURES).unwrap();
     report.error("an unknown name", &checkpoint.tensor("lm_head.weight").unwrap_err());
     insta::assert_snapshot!(report.0);
 }

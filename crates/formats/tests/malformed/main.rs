@@ -23,7 +23,7 @@ impl Report {
 
     /// Opens the files as a checkpoint and reads every tensor in it: something of that must fail.
     fn refuses(&mut self, what: &str, files: &[(&str, Bytes)]) {
-        let outcome = Checkpoint::from_bytes(files)
+        let outcome = Checkpoint::from_bytes(files, &valid::ARCHITECTURES)
             .and_then(|checkpoint| checkpoint.tensor_names().try_for_each(|name| checkpoint.tensor(name).map(|_| ())));
         self.error(what, &outcome.expect_err(what));
     }

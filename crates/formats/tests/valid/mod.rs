@@ -4,8 +4,10 @@
 use bytes::Bytes;
 use formats::{
     gguf::{Array, GgufWriter, Value},
+    gguf_names::Architecture,
     safetensors,
 };
+use serde_json::{Value as Json, json};
 use tensor::{Tensor, WeightFormat};
 
 /// Numbers that are different everywhere and exact in every format but Q8_0.
@@ -19,6 +21,43 @@ pub(crate) const HIDDEN: usize = 32;
 pub(crate) const HEADS: usize = 4;
 pub(crate) const KV_HEADS: usize = 2;
 pub(crate) const HEAD_DIM: usize = 8;
+
+const PLAIN: Architecture = Architecture {
+    model_type: "",
+    class: "",
+    names: &[],
+    keys: &[],
+    layer_tensors: &[],
+    implied: || Json::Null,
+    pairs_rows: false,
+};
+
+/// What the program says of some models, whose files are written here.
+pub(crate) static ARCHITECTURES: [Architecture; 4] = [
+    Architecture {
+        model_type: "mixtral",
+        class: "MixtralForCausalLM",
+        names: &[("llama", Some("expert_count"))],
+        pairs_rows: true,
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "llama",
+        class: "LlamaForCausalLM",
+        names: &[("llama", None)],
+        pairs_rows: true,
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "mistral",
+        class: "MistralForCausalLM",
+        names: &[("llama", Some("attention.sliding_window")), ("mistral", None)],
+        implied: || json!({ "sliding_window": null }),
+        pairs_rows: true,
+        ..PLAIN
+    },
+    Architecture { model_type: "qwen2", class: "Qwen2ForCausalLM", names: &[("qwen2", None)], ..PLAIN },
+];
 
 /// A model of one layer, architecture `architecture`, with a vocabulary of three tokens and every kind of metadata.
 pub(crate) fn gguf_writer(architecture: &str) -> GgufWriter {

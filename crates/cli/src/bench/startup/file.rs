@@ -1,34 +1,20 @@
 //! A GGUF file in the exact shapes of a published model, with random weights and a vocabulary of the same size that nobody
 //! trained, for as long as it is needed.
 
-use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use formats::gguf::{Array, GgmlType, GgufWriter, Value};
-use formats::gguf_names::{ROPE_FREQS, checkpoint_name};
+use formats::gguf_names::ROPE_FREQS;
 use plan::{Plan, Rope, RopeScaling};
 use tensor::{Tensor, WeightFormat};
 
+use crate::gguf_architectures;
+
 use super::super::shapes::{self, MatrixFormats};
 
-/// Tensors as GGUF names them: what they are called in checkpoints is asked of the table in `formats`.
-const MODEL_TENSORS: [&str; 3] = ["token_embd.weight", "output_norm.weight", "output.weight"];
-const LAYER_TENSORS: [&str; 11] = [
-    "attn_norm",
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_q_norm",
-    "attn_k_norm",
-    "attn_output",
-    "ffn_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-];
 /// Integers of the configuration, as `{architecture}.X` and in `config.json`.
 const INTEGERS: [(&str, &str); 7] = [
     ("block_count", "num_hidden_layers"),
@@ -85,7 +71,8 @@ impl Drop for ModelFile {
 }
 
 fn gguf(name: &str, config: &serde_json::Value, plan: &Plan, weights: &[Tensor]) -> Result<GgufWriter> {
-    let architecture = plan.model_type.as_str();
+    let names = gguf_architectures::names(&plan.model_type);
+    let architecture = names.architecture().unwrap_or(&plan.model_type);
     let mut out = GgufWriter::new();
     out.metadata("general.architecture", Value::String(architecture.to_owned()));
     out.metadata("general.name", Value::String(name.to_owned()));
@@ -100,16 +87,9 @@ fn gguf(name: &str, config: &serde_json::Value, plan: &Plan, weights: &[Tensor])
         }
     }
     vocabulary(&mut out, plan.vocab_size)?;
-    let layers = (0..plan.kv_layers.len()).flat_map(|layer| {
-        LAYER_TENSORS
-            .iter()
-            .flat_map(move |tensor| ["weight", "bias"].map(|kind| format!("blk.{layer}.{tensor}.{kind}")))
-    });
-    let names = MODEL_TENSORS.iter().map(|&name| name.to_owned()).chain(layers);
-    let names: HashMap<String, String> = names.map(|gguf_name| (checkpoint_name(&gguf_name), gguf_name)).collect();
     for (info, tensor) in plan.weights.iter().zip(weights) {
-        let gguf_name = names.get(&info.name).with_context(|| format!("GGUF has no name for `{}`", info.name))?;
-        out.tensor(gguf_name, tensor);
+        let gguf_name = names.gguf_name(&info.name).with_context(|| format!("GGUF has no name for `{}`", info.name))?;
+        out.tensor(&gguf_name, tensor);
     }
     if let Some(rope) = plan.ropes.iter().find(|rope| rope.scaling != RopeScaling::None) {
         out.tensor(ROPE_FREQS, &frequency_factors(rope)?);

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
-use formats::{Checkpoint, PackedLayout, TensorInfo, gguf_names};
+use formats::gguf_names::Names;
+use formats::{Checkpoint, PackedLayout, TensorInfo};
 use plan::{Plan, Value};
 use tensor::WeightFormat;
 
+use crate::gguf_architectures;
 use crate::packing::importance::{Importances, projections};
 use crate::packing::job::{FormatOverride, PackingJob, SafetensorsTarget};
 use crate::packing::scales::Scales;
@@ -43,6 +45,8 @@ pub(super) struct TensorChoice<'a> {
     pub(super) target: SafetensorsTarget,
     overrides: &'a [FormatOverride],
     is_tied: bool,
+    /// GGUF's, by which matrices may be meant.
+    names: Names,
     used: Vec<bool>,
     scales: Scales,
     /// Matrices that rows are multiplied with, sorted, and those that are given the same rows.
@@ -77,7 +81,8 @@ impl<'a> TensorChoice<'a> {
         let scales = if job.plain { Scales::Plain } else { Scales::Searched };
         // What layouts are asked for by name stays as it is for readers that look at nothing but the list.
         let ignored = vec!["lm_head".to_owned()];
-        Self { target, overrides, is_tied, used, scales, projections, plain, ignored, packed: 0 }
+        let names = gguf_architectures::names(&plan.model_type);
+        Self { target, overrides, is_tied, names, used, scales, projections, plain, ignored, packed: 0 }
     }
 
     /// What a tensor becomes.
@@ -85,14 +90,16 @@ impl<'a> TensorChoice<'a> {
         let own =
             info.format.with_context(|| format!("`{}` is of type {}, which is not read", info.name, info.type_name))?;
         let plain = |format: WeightFormat| if format == own { TensorFate::Kept } else { TensorFate::Plain(format) };
-        let gguf_name = gguf_names::gguf_name(&info.name).unwrap_or_else(|| info.name.clone());
+        let gguf_name = self.names.gguf_name(&info.name).unwrap_or_else(|| info.name.clone());
         let is_matrix = info.shape.len() > 1;
         let projection = self.projections.binary_search_by(|(name, _)| name.cmp(&info.name)).ok();
         let is_projection = projection.is_some();
         let module = info.name.strip_suffix(".weight").unwrap_or(&info.name).to_owned();
         let mut chosen = None;
         for (chosen_by, used) in self.overrides.iter().zip(&mut self.used) {
-            if is_matrix && (info.name.contains(&chosen_by.name) || chosen_by.is_of(&gguf_name, self.is_tied)) {
+            if is_matrix
+                && (info.name.contains(&chosen_by.name) || chosen_by.is_of(&gguf_name, self.names, self.is_tied))
+            {
                 *used = true;
                 chosen = Some(chosen_by.format);
             }

@@ -27,6 +27,7 @@ use super::job::{PackedModel, PackingJob, SafetensorsTarget};
 use super::loss::Loss;
 use super::source::{self, file_len};
 use super::work::{Work, beside, is_of_disk, progress_bar};
+use crate::gguf_architectures;
 use crate::load::find;
 use crate::load::plan::plan_of;
 use choice::TensorChoice;
@@ -240,7 +241,7 @@ fn copy_small_files(from: &Path, to: &Path, but: &[&str]) -> Result<()> {
 /// Refuses a folder that is not read as the source is.
 fn check(folder: &Path, plan: &Plan) -> Result<()> {
     let open = |path: &Path| mapped::map(path).map_err(Into::into);
-    let written = Checkpoint::open(folder, &open).map_err(|error| anyhow!(error))?;
+    let written = Checkpoint::open(folder, &open, gguf_architectures::all()).map_err(|error| anyhow!(error))?;
     if plan_of(&written)? != *plan {
         bail!("what was written is not read as the model that it was made of: please report it");
     }

@@ -1,0 +1,61 @@
+//! What GGUF files call each architecture, through the reader: which model a file is of, and what is in it under other
+//! names or in another order.
+
+use formats::Checkpoint;
+use formats::gguf::{GgufWriter, Value};
+use serde_json::json;
+
+#[path = "../../cli/src/gguf_architectures.rs"]
+mod gguf_architectures;
+
+/// The `config.json` of a file that says this.
+fn config(architecture: &str, keys: &[(&str, u32)]) -> serde_json::Value {
+    let mut writer = GgufWriter::new();
+    writer.metadata("general.architecture", Value::String(architecture.to_owned()));
+    for (key, value) in keys {
+        writer.metadata(&format!("{architecture}.{key}"), Value::U32(*value));
+    }
+    Checkpoint::config_of_gguf_header(writer.to_bytes(), gguf_architectures::all()).unwrap()
+}
+
+#[test]
+fn a_file_is_of_the_model_that_its_keys_tell() {
+    let (window, experts) = (("attention.sliding_window", 7), ("expert_count", 8));
+    for (architecture, keys, model_type, class) in [
+        ("llama", &[][..], "llama", json!(["LlamaForCausalLM"])),
+        ("llama", &[("attention.sliding_window", 0), ("expert_count", 0)], "llama", json!(["LlamaForCausalLM"])),
+        ("llama", &[window], "mistral", json!(["MistralForCausalLM"])),
+        ("mistral", &[], "mistral", json!(["MistralForCausalLM"])),
+        ("llama", &[window, experts], "mixtral", json!(["MixtralForCausalLM"])),
+        ("qwen2", &[window, experts], "qwen2", json!(["Qwen2ForCausalLM"])),
+        ("qwen3", &[], "qwen3", json!(["Qwen3ForCausalLM"])),
+        ("smollm3", &[], "smollm3", json!(["SmolLM3ForCausalLM"])),
+        ("qwen3moe", &[experts], "qwen3moe", json!(null)),
+    ] {
+        let config = config(architecture, keys);
+        assert_eq!((&config["model_type"], &config["architectures"]), (&json!(model_type), &class), "{config}");
+        let number = |name| keys.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
+        assert_eq!(config["num_local_experts"], json!(number("expert_count")), "{config}");
+        assert_eq!(config["sliding_window"], json!(number("attention.sliding_window")), "{config}");
+    }
+    // A null, where a lack would be the default.
+    assert!(config("mistral", &[]).as_object().unwrap().contains_key("sliding_window"));
+    assert!(!config("llama", &[]).as_object().unwrap().contains_key("sliding_window"));
+}
+
+#[test]
+fn tensors_have_their_names_and_rows_their_order() {
+    let config = json!({ "num_attention_heads": 4, "num_key_value_heads": 2 });
+    for model_type in models::SUPPORTED {
+        let names = gguf_architectures::names(model_type);
+        let written = if model_type == "mistral" { "llama" } else { model_type };
+        assert_eq!(names.architecture(), Some(written));
+        let heads = |tensor: &str| names.reordered_heads(tensor, config.as_object().unwrap());
+        let found = ["blk.0.attn_q.weight", "blk.0.attn_k.bias", "blk.0.attn_v.weight", "token_embd.weight"].map(heads);
+        let is_reordered = ["llama", "mistral", "smollm3"].contains(&model_type);
+        assert_eq!(found, if is_reordered { [Some(4), Some(2), None, None] } else { [None; 4] }, "{model_type}");
+        let q_norm = "model.layers.0.self_attn.q_norm.weight";
+        assert_eq!(names.checkpoint_name("blk.0.attn_q_norm.weight"), q_norm);
+        assert_eq!(names.gguf_name(q_norm).as_deref(), Some("blk.0.attn_q_norm.weight"));
+    }
+}
