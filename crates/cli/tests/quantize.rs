@@ -206,6 +206,42 @@ fn a_folder_of_safetensors_becomes_a_file_that_says_the_same() {
     assert!(fs::metadata(&four).unwrap().len() * 2 < fs::metadata(&exact).unwrap().len());
 }
 
+/// `config.json` may name the model's class alone. Rows of q and k have another order in GGUF files of Llama, and a file
+/// without that order is read as another model.
+#[test]
+fn a_folder_that_names_only_its_class_becomes_the_same_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = builtin_weights();
+    // The built-in model without its norms of heads is a Llama.
+    let mut writer = SafetensorsWriter::new();
+    let is_of_llama = |name: &str| !name.contains("q_norm") && !name.contains("k_norm");
+    for info in file.tensors().iter().filter(|info| is_of_llama(info.name())) {
+        writer.tensor(info.name(), info.dtype(), info.shape(), file.tensor_bytes(info).unwrap());
+    }
+    let mut config = builtin_config();
+    config["model_type"] = "llama".into();
+    config["architectures"] = serde_json::json!(["LlamaForCausalLM"]);
+    let written = ["named", "class"].map(|name| {
+        let source = folder.path().join(name);
+        if name == "class" {
+            config.as_object_mut().expect("an object").remove("model_type");
+        }
+        write_folder(&source, &config, &writer);
+        let output = folder.path().join(format!("{name}.gguf"));
+        let [source, out] = [&source, &output].map(|path| path.to_str().expect("a path in UTF-8"));
+        process::succeed(&["quantize", source, "-F", "bf16", "-o", out]);
+        Gguf::read(fs::read(&output).unwrap().into()).unwrap()
+    });
+    for name in ["attn_q", "attn_k", "attn_v"] {
+        let [named, class] = [0, 1].map(|index| written[index].tensor(&format!("blk.0.{name}.weight")).unwrap());
+        assert!(named.bytes() == class.bytes(), "{name}");
+        let source = format!("model.layers.0.self_attn.{}_proj.weight", &name[5..]);
+        let source = file.tensors().iter().find(|info| info.name() == source).expect("it is there");
+        let is_as_in_the_source = file.tensor_bytes(source).unwrap() == *named.bytes();
+        assert_eq!(is_as_in_the_source, name == "attn_v", "{name}");
+    }
+}
+
 #[test]
 fn a_receipt_says_what_a_text_shows_and_inspect_finds_it() {
     let folder = tempfile::tempdir().expect("a folder");

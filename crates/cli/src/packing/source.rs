@@ -104,10 +104,8 @@ impl Source {
     pub(super) fn names(&self) -> Result<Names> {
         match self {
             Self::Gguf(gguf) => Ok(Names::of_file(gguf.metadata(), gguf_architectures::all())?),
-            Self::Checkpoint(checkpoint) => {
-                let model_type = checkpoint.config.get("model_type").and_then(|value| value.as_str());
-                Ok(gguf_architectures::names(model_type.unwrap_or_default()))
-            }
+            // Of the model that is computed: `config.json` may name its class alone.
+            Self::Checkpoint(checkpoint) => Ok(gguf_architectures::names(&plan_of(checkpoint)?.model_type)),
         }
     }
 
