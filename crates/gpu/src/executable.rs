@@ -193,7 +193,7 @@ impl GpuExecutable {
         let cache_bytes = KvCache::bytes(&plan.kv_layers, &kv)
             .ok_or_else(|| cache_error(DriverError::OutOfMemory { bytes: u64::MAX }))?;
         let weights = DeviceWeights::upload(&mut *driver, &plan, tensors, copied).map_err(error("weights"))?;
-        let glu_bounds = GluBounds::measure(&mut *driver, &target, &plan, &weights, tensors)
+        let glu_bounds = ops::glu_bounds::measure(&mut *driver, &target, &plan, &weights, tensors)
             .map_err(error("bounds of gated units"))?;
         let cache = KvCache::allocate(&mut *driver, &plan.kv_layers, kv, cache_bytes).map_err(cache_error)?;
         let angles = plan.ropes.iter().map(|rope| upload_angles(&mut *driver, rope, max_positions(&plan, &kv)));

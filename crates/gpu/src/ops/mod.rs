@@ -2,6 +2,7 @@
 //! stands in the file of its family, or here where it is one launch.
 
 mod attention;
+pub(crate) mod glu_bounds;
 mod projection;
 
 use plan::{MemoryPlan, Op, Rows, StepShape};
