@@ -13,6 +13,9 @@ static ARCHITECTURES: LazyLock<Vec<Architecture>> = LazyLock::new(|| {
         names: model.gguf.architectures,
         keys: model.gguf.keys,
         layer_tensors: model.gguf.layer_tensors,
+        expert_tensors: model.gguf.expert_tensors,
+        alternates_experts: model.gguf.alternates_experts,
+        tensor_flags: model.gguf.tensor_flags,
         implied: model.gguf.implied,
         pairs_rows: model.gguf.pairs_rows,
     };

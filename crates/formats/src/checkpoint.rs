@@ -15,10 +15,12 @@ use crate::{
     config::{ChatTemplates, ModelConfig},
     embedding,
     error::shown,
-    gguf::{Gguf, Metadata, nvfp4, vocabulary::GgufVocabulary},
+    experts::{self, ExpertNames, Source, Stack},
+    gguf::{Gguf, GgufTensor, Metadata, nvfp4, vocabulary::GgufVocabulary},
     gguf_names::{self, Architecture, Names},
     gguf_parts::{Parts, name_parts},
     json,
+    limits::{Budget, TENSORS_MAX, at_most},
     quantized::{self, Files, Named, QuantizedWeight, Scheme},
     safetensors::{Safetensors, SafetensorsTensor},
     shards::ShardIndex,
@@ -63,6 +65,8 @@ pub struct Checkpoint {
     tensors: Vec<Location>,
     /// Those that several tensors make.
     quantized: Vec<QuantizedWeight>,
+    /// Tensors that hold a matrix or a bias of each expert.
+    stacks: Vec<Stack>,
     ignored: Vec<String>,
 }
 
@@ -164,7 +168,7 @@ enum Container {
 #[derive(Debug)]
 struct Location {
     /// The checkpoint's name.
-    name: String,
+    name: Box<str>,
     place: Place,
 }
 
@@ -174,6 +178,8 @@ enum Place {
     File { file: u32, index: u32 },
     /// In the list of quantised weights.
     Quantized(u32),
+    /// One of a stack, by its place in their list.
+    Expert { stack: u32, expert: u32 },
 }
 
 impl Checkpoint {
@@ -295,9 +301,9 @@ impl Checkpoint {
     /// The order of a matrix's features, where [`Checkpoint::sort_features`] changed it: feature i of the tensor multiplies
     /// this one of a row. `in_features` numbers, each of those below it once.
     pub fn order(&self, name: &str) -> Option<&[u32]> {
-        let at = self.tensors.binary_search_by(|location| location.name.as_str().cmp(name)).ok()?;
+        let at = self.tensors.binary_search_by(|location| (*location.name).cmp(name)).ok()?;
         match self.tensors.get(at)?.place {
-            Place::File { .. } => None,
+            Place::File { .. } | Place::Expert { .. } => None,
             Place::Quantized(index) => self.quantized.get(index as usize)?.order(),
         }
     }
@@ -310,7 +316,7 @@ impl Checkpoint {
 
     /// The checkpoint's names of all tensors, sorted.
     pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.tensors.iter().map(|location| location.name.as_str())
+        self.tensors.iter().map(|location| &*location.name)
     }
 
     /// What is known of every tensor, sorted by name.
@@ -321,6 +327,9 @@ impl Checkpoint {
                     self.files.get(file as usize).and_then(|file| file.info(&location.name, index))
                 }
                 Place::Quantized(index) => self.quantized.get(index as usize).map(|weight| self.quantized_info(weight)),
+                Place::Expert { stack, expert } => {
+                    self.stacks.get(stack as usize).and_then(|stack| self.expert_info(&location.name, stack, expert))
+                }
             };
             info.expect("locations are made from the tables of these files")
         })
@@ -364,18 +373,33 @@ impl Checkpoint {
     /// The tensor with this name, and the file that an error is about.
     fn read(&self, name: &str) -> Result<(Tensor, &str), FormatError> {
         let missing = || FormatError::MissingTensor { tensor: shown(name), found: self.tensors.len() };
-        let at = self.tensors.binary_search_by(|location| location.name.as_str().cmp(name)).map_err(|_| missing())?;
+        let at = self.tensors.binary_search_by(|location| (*location.name).cmp(name)).map_err(|_| missing())?;
         let place = self.tensors.get(at).ok_or_else(missing)?.place;
-        let file = match place {
-            Place::File { file, .. } => file,
-            Place::Quantized(index) => self.quantized.get(index as usize).ok_or_else(missing)?.file,
-        };
-        let file = self.files.get(file as usize).ok_or_else(missing)?;
-        let tensor = match place {
-            Place::File { index, .. } => file.tensor(index, &self.config),
-            Place::Quantized(index) => {
-                self.quantized.get(index as usize).ok_or_else(missing)?.read(&self.files.as_slice())
+        let (source, part) = match place {
+            Place::File { file, index } => (Source::File { file, index }, None),
+            Place::Quantized(index) => (Source::Quantized(index), None),
+            Place::Expert { stack, expert } => {
+                let stack = self.stacks.get(stack as usize).ok_or_else(missing)?;
+                (stack.source, Some((stack, expert)))
             }
+        };
+        let weight = match source {
+            Source::File { .. } => None,
+            Source::Quantized(index) => Some(self.quantized.get(index as usize).ok_or_else(missing)?),
+        };
+        let file = match (source, weight) {
+            (Source::File { file, .. }, _) => Some(file),
+            (Source::Quantized(_), weight) => weight.map(|weight| weight.file),
+        };
+        let file = file.and_then(|file| self.files.get(file as usize)).ok_or_else(missing)?;
+        let tensor = match (source, weight, part) {
+            (Source::Quantized(_), Some(weight), None) => weight.read(&self.files.as_slice()),
+            (Source::Quantized(_), Some(weight), Some((stack, expert))) => {
+                weight.read_expert(stack, expert, &self.files.as_slice())
+            }
+            (Source::Quantized(_), None, _) => Err(missing()),
+            (Source::File { index, .. }, _, None) => file.tensor(index, &self.config),
+            (Source::File { index, .. }, _, Some((stack, expert))) => file.expert(index, stack, expert),
         };
         Ok((tensor.map_err(|error| error.in_file(&file.name))?, &file.name))
     }
@@ -391,6 +415,18 @@ impl Checkpoint {
             file: self.files.get(weight.file as usize).map_or_else(String::new, |file| file.name.clone()),
             exact: weight.exact,
         }
+    }
+
+    /// What is known of an expert's tensor; its file has it as a part of another.
+    fn expert_info(&self, name: &str, stack: &Stack, expert: u32) -> Option<TensorInfo> {
+        let whole = match stack.source {
+            Source::File { file, index } => self.files.get(file as usize)?.info_of(name, index, |gguf, info| {
+                nvfp4::scale_of(gguf, info, expert.into(), info.dims().last().copied().unwrap_or(1))
+            })?,
+            Source::Quantized(index) => self.quantized_info(self.quantized.get(index as usize)?),
+        };
+        let (shape, bytes) = (stack.shape(&whole.shape), stack.bytes(&whole.shape, whole.bytes));
+        Some(TensorInfo { name: name.into(), shape, bytes, ..whole })
     }
 
     /// Opens a GGUF model. The file `name` holds all of it or one part; `sibling` gives another file of the same folder.
@@ -409,19 +445,33 @@ impl Checkpoint {
         let vocabulary = GgufVocabulary::read(gguf.metadata())?;
         let names = Names::of_file(gguf.metadata(), folder.architectures)?;
         let config = gguf_names::config(&gguf, names, vocabulary.as_ref(), folder.completeness)?;
-        let mut tensors = Vec::with_capacity(gguf.iter().map(|part| part.tensors().len()).sum());
+        let config = Json::from(config);
+        let file_len = gguf.iter().map(|part| part.file().len() as u64).sum();
+        let mut locations = Locations::new(file_len, names.experts(&config));
+        locations.tensors.reserve(gguf.iter().map(|part| part.tensors().len()).sum());
         let mut ignored = Vec::new();
         for (file, part) in (0..).zip(gguf.iter()) {
             for (index, info) in (0..).zip(part.tensors()) {
                 let is_part = nvfp4::owner(part, info.name()).is_some();
-                if gguf_names::is_configuration(info) || is_part && info.name().ends_with(".input_scale") {
+                if gguf_names::is_configuration(info)
+                    || is_part && info.name().ends_with(".input_scale")
+                    || gguf_names::predicts_further(info.name(), &config)
+                {
                     ignored.push(info.name().into());
                 } else if !is_part {
-                    let place = Place::File { file, index };
-                    tensors.push(Location { name: names.checkpoint_name(info.name()), place });
+                    let stacked = names.stacked(info.name());
+                    if stacked.is_empty() {
+                        locations.add(names.checkpoint_name(info.name()), Place::File { file, index })?;
+                    }
+                    for names in stacked {
+                        let stack =
+                            Stack { source: Source::File { file, index }, take: names.take, is_transposed: false };
+                        locations.add_stack(stack, &names, info.name(), &info.shape())?;
+                    }
                 }
             }
         }
+        let Locations { mut tensors, stacks, .. } = locations;
         sort_by_name(&mut tensors)?;
         let metadata = gguf.metadata().iter().map(|(key, value)| (shown(key), value.summary())).collect();
         let generation_config = gguf_names::generation_config(vocabulary.as_ref());
@@ -430,7 +480,7 @@ impl Checkpoint {
         let container = |gguf| Container::Gguf { gguf: Box::new(gguf), names, expands: false };
         let files = gguf.into_iter().map(|(name, gguf)| WeightFile { name, container: container(gguf) }).collect();
         Ok(Self {
-            config: config.into(),
+            config,
             generation_config: generation_config.into(),
             embedding,
             tokenizer: vocabulary.map_or(TokenizerSource::None, |v| TokenizerSource::Gguf(Box::new(v))),
@@ -442,6 +492,7 @@ impl Checkpoint {
             files,
             tensors,
             quantized: Vec::new(),
+            stacks,
             ignored,
         })
     }
@@ -557,9 +608,10 @@ impl Folder<'_> {
             files,
             tensors: Vec::new(),
             quantized: Vec::new(),
+            stacks: Vec::new(),
             ignored: Vec::new(),
         };
-        checkpoint.index_safetensors()?;
+        checkpoint.index_safetensors(self.architectures)?;
         checkpoint.settle_head();
         Ok(checkpoint)
     }
@@ -640,17 +692,19 @@ fn with_class(mut tokenizer_config: Json, config: &Json) -> Json {
 }
 
 impl Checkpoint {
-    fn index_safetensors(&mut self) -> Result<(), FormatError> {
+    fn index_safetensors(&mut self, architectures: &'static [Architecture]) -> Result<(), FormatError> {
         let prefix = self.prefix();
+        let of_model = Names::of_config(&self.config, architectures);
         let mut names = Vec::new();
         for (file, weights) in (0..).zip(&self.files) {
             let Container::Safetensors(safetensors) = &weights.container else { continue };
             names.reserve(safetensors.tensors().len());
             for (index, info) in (0..).zip(safetensors.tensors()) {
-                if is_rope_table(info.name()) {
+                let name = with_prefix(info.name(), prefix.as_deref());
+                if is_rope_table(info.name()) || gguf_names::predicts_further(&name, &self.config) {
                     self.ignored.push(info.name().into());
                 } else {
-                    names.push(Named { name: with_prefix(info.name(), prefix.as_deref()), file, index });
+                    names.push(Named { name, file, index });
                 }
             }
             if file == 0 {
@@ -668,10 +722,78 @@ impl Checkpoint {
             (names, self.quantized) = (gathered.plain, gathered.weights);
             self.ignored.extend(gathered.ignored);
         }
-        let plain = names.into_iter().map(|Named { name, file, index }| (name, Place::File { file, index }));
-        let quantized = (0..).zip(&self.quantized).map(|(at, weight)| (weight.name.clone(), Place::Quantized(at)));
-        self.tensors = plain.chain(quantized).map(|(name, place)| Location { name, place }).collect();
+        let file_len = self.weight_bytes().map(|bytes| bytes.len() as u64).sum();
+        let mut locations = Locations::new(file_len, of_model.experts(&self.config));
+        locations.tensors.reserve(names.len() + self.quantized.len());
+        let files = self.files.as_slice();
+        for Named { name, file, index } in names {
+            let fused = of_model.fused(&name);
+            if fused.is_empty() {
+                locations.add(name, Place::File { file, index })?;
+                continue;
+            }
+            let weights = self.files.get(file as usize);
+            let shape = files.info(file, index).map_or(&[][..], SafetensorsTensor::shape);
+            for names in fused {
+                let is_transposed = of_model.alternates_experts() && !names.is_bias;
+                let stack = Stack { source: Source::File { file, index }, take: names.take, is_transposed };
+                let added = locations.add_stack(stack, &names, &name, shape);
+                added.map_err(|error| error.in_file(weights.map_or(CONFIG, |weights| &weights.name)))?;
+            }
+        }
+        for (at, weight) in (0..).zip(&self.quantized) {
+            let fused = of_model.fused(&weight.name);
+            if fused.is_empty() {
+                locations.add(weight.name.clone(), Place::Quantized(at))?;
+            }
+            for names in fused {
+                let stack = Stack { source: Source::Quantized(at), take: names.take, is_transposed: false };
+                locations.add_stack(stack, &names, &weight.source_name, &weight.shape)?;
+            }
+        }
+        (self.tensors, self.stacks) = (locations.tensors, locations.stacks);
         sort_by_name(&mut self.tensors)
+    }
+}
+
+/// Tensors of a checkpoint while they are listed: bounded, because a small file may have many experts.
+struct Locations {
+    tensors: Vec<Location>,
+    stacks: Vec<Stack>,
+    /// How many experts the model has.
+    experts: Option<u64>,
+    budget: Budget,
+}
+
+impl Locations {
+    /// For files of so many bytes together.
+    fn new(file_len: u64, experts: Option<u64>) -> Self {
+        Self { tensors: Vec::new(), stacks: Vec::new(), experts, budget: Budget::for_names(file_len) }
+    }
+
+    fn add(&mut self, name: String, place: Place) -> Result<(), FormatError> {
+        at_most(TENSORS_MAX, self.tensors.len() as u64 + 1, &"tensors")?;
+        self.tensors.push(Location { name: name.into(), place });
+        Ok(())
+    }
+
+    /// Adds each expert of a tensor that has this name and shape in its file.
+    fn add_stack(&mut self, stack: Stack, names: &ExpertNames, tensor: &str, shape: &[u64]) -> Result<(), FormatError> {
+        /// The number in a name, and what an allocation costs beside its bytes.
+        const NAME_BYTES: usize = 8 + 16;
+        let experts = stack.experts(names, tensor, shape, self.experts)?;
+        at_most(TENSORS_MAX, experts.saturating_add(self.tensors.len() as u64), &"tensors")?;
+        // Twice: a vector that grows holds its old and new half for a moment.
+        let name_bytes = names.before.len() + names.after.len() + NAME_BYTES;
+        let bytes = (2 * size_of::<Location>() + name_bytes) as u64;
+        self.budget.take_items(experts, bytes, &format_args!("the experts of `{}`", shown(tensor)))?;
+        let at = self.stacks.len() as u32;
+        self.stacks.push(stack);
+        for (expert, index) in (0..experts).zip(0u32..) {
+            let place = Place::Expert { stack: at, expert: index };
+            self.tensors.push(Location { name: names.of(expert).into(), place });
+        }
+        Ok(())
     }
 }
 
@@ -795,7 +917,37 @@ impl WeightFile {
                 let config = config.as_object();
                 match config.and_then(|config| names.reordered_heads(info.name(), config)) {
                     Some(heads) => gguf_names::in_checkpoint_order(&shown(info.name()), &tensor, heads),
-                    None => Ok(tensor),
+                    None => experts::as_in_checkpoint(info.name(), tensor),
+                }
+            }
+        }
+    }
+
+    /// One expert of the tensor at `index`.
+    fn expert(&self, index: u32, stack: &Stack, expert: u32) -> Result<Tensor, FormatError> {
+        let no_such = || FormatError::MissingTensor { tensor: index.to_string(), found: 0 };
+        match &self.container {
+            Container::Safetensors(file) => {
+                let info = file.tensors().get(index as usize).ok_or_else(no_such)?;
+                let Some(format) = info.weight_format() else { return file.read_tensor(info) };
+                stack.tensor(info.name(), format, info.shape(), &file.tensor_bytes(info)?, expert)
+            }
+            Container::Gguf { gguf, expands, .. } => {
+                let info = gguf.tensors().get(index as usize).ok_or_else(no_such)?;
+                let Some(format) = info.ggml_type().weight_format() else { return gguf.read_tensor(info) };
+                let (shape, bytes) = (info.shape(), gguf.tensor_bytes(info)?);
+                if !info.ggml_type().is_nvfp4() {
+                    return stack.tensor(info.name(), format, &shape, &bytes, expert);
+                }
+                let overflow = || FormatError::Overflow { what: format!("tensor `{}`", shown(info.name())) };
+                let scale = nvfp4::scale_of(gguf, info, expert.into(), shape.first().copied().unwrap_or(1))?;
+                let data = stack.data(format, &shape, &bytes, expert).ok_or_else(overflow)?;
+                let dims = stack.shape(&shape).into_iter().map(|dim| usize::try_from(dim).ok());
+                let dims = dims.collect::<Option<_>>().ok_or_else(overflow)?;
+                let tensor = nvfp4::tensor(info.name(), dims, scale, &data)?;
+                match expands {
+                    true => nvfp4::expanded(info.name(), &tensor, nvfp4::nearest(scale).0),
+                    false => Ok(tensor),
                 }
             }
         }
@@ -810,6 +962,16 @@ impl WeightFile {
     }
 
     fn info(&self, name: &str, index: u32) -> Option<TensorInfo> {
+        self.info_of(name, index, nvfp4::scale)
+    }
+
+    /// As [`WeightFile::info`], where `scale` tells that of NVFP4.
+    fn info_of(
+        &self,
+        name: &str,
+        index: u32,
+        scale: impl Fn(&Gguf, &GgufTensor) -> Result<f32, FormatError>,
+    ) -> Option<TensorInfo> {
         let mut expanded_exactly = false;
         let (source_name, type_name, format, shape, bytes) = match &self.container {
             Container::Safetensors(file) => {
@@ -822,10 +984,14 @@ impl WeightFile {
                 let mut format = ggml_type.weight_format();
                 if *expands && ggml_type.is_nvfp4() {
                     // Where the scale has not arrived, what it is without one.
-                    let (nearest, exact) = nvfp4::nearest(nvfp4::scale(gguf, info).unwrap_or(1.0));
+                    let (nearest, exact) = nvfp4::nearest(scale(gguf, info).unwrap_or(1.0));
                     (format, expanded_exactly) = (Some(nearest), exact);
                 }
-                (info.name(), ggml_type.name(), format, info.shape(), info.range().len())
+                let shape = match info.shape().as_slice() {
+                    [len] if gguf_names::is_row(info.name()) => vec![1, *len],
+                    shape => shape.to_vec(),
+                };
+                (info.name(), ggml_type.name(), format, shape, info.range().len())
             }
         };
         let (name, source_name, file) = (name.into(), source_name.into(), self.name.clone());

@@ -281,6 +281,19 @@ pub enum FormatError {
         heads: usize,
     },
 
+    /// Experts in one tensor that has another shape than the model's.
+    #[error(
+        "tensor `{tensor}` has the shape {shape:?}, not {expected}: the file is damaged, or of another model than it says"
+    )]
+    Experts {
+        /// The tensor.
+        tensor: String,
+        /// Dimensions, outermost first.
+        shape: Vec<u64>,
+        /// What it should be.
+        expected: String,
+    },
+
     // Quantised safetensors.
     /// A quantisation that is not read.
     #[error(

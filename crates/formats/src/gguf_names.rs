@@ -9,12 +9,15 @@
 //!           whose converter is derived from it, in another order (pairs that RoPE rotates lie beside each other);
 //!           [`Architecture::pairs_rows`] says which, and the checkpoint reader undoes it. Others keep the checkpoint's
 //!           order.
+//! Experts   files have all experts of a layer in one tensor; in a checkpoint each has a name of its own. `experts` says
+//!           how they lie, [`Architecture::expert_tensors`] what they are called.
 
 use serde_json::{Map, Value as Json, json};
 use tensor::Tensor;
 
 use crate::{
     Completeness, FormatError,
+    experts::{ExpertNames, Take},
     gguf::{GgufTensor, Metadata, Value, vocabulary::GgufVocabulary},
     gguf_parts::Parts,
 };
@@ -27,7 +30,7 @@ const MODEL_TENSORS: [(&str, &str); 3] = [
 ];
 
 /// Tensors of layer N: `blk.N.X.weight` is `model.layers.N.Y.weight`, and the same for `bias`.
-const LAYER_TENSORS: [(&str, &str); 9] = [
+const LAYER_TENSORS: [(&str, &str); 10] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -37,7 +40,27 @@ const LAYER_TENSORS: [(&str, &str); 9] = [
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
 ];
+
+/// Tensors of a layer that are vectors in GGUF files, and matrices of one row in checkpoints.
+const ROWS: [&str; 1] = ["ffn_gate_inp_shexp"];
+
+/// The ends of the names of the stacks of experts in GGUF files.
+const EXPERTS: &str = "_exps";
+/// The stacks of the experts' three matrices, and the one of gate and up together that newer files may have.
+const GATE_EXPERTS: &str = "ffn_gate_exps";
+const UP_EXPERTS: &str = "ffn_up_exps";
+const DOWN_EXPERTS: &str = "ffn_down_exps";
+const GATE_UP_EXPERTS: &str = "ffn_gate_up_exps";
+
+/// Experts of a layer, in `{architecture}.X`.
+const EXPERT_COUNT: &str = "expert_count";
+/// Layers beyond those of the model that predict further tokens; `block_count` counts them.
+const NEXTN_LAYERS: (&str, &str) = ("nextn_predict_layers", "num_nextn_predict_layers");
+/// How the scores of experts are made of the router's, `{architecture}.X` and `Y`.
+const GATING: (&str, &str) = ("expert_gating_func", "scoring_func");
+const GATINGS: [&str; 4] = ["softmax", "sigmoid", "softmax_weight", "sqrtsoftplus"];
 
 /// What each RoPE frequency is divided by (Llama 3): part of the configuration here, not a weight.
 pub const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -63,7 +86,7 @@ const COPIED_FLOATS: [(&str, &str); 2] =
 
 /// Floats that change what the model computes, under the names that `config.json` has for them; 0 means none, as in
 /// llama.cpp. The crate `models` refuses what it does not compute.
-const FACTORS: [(&str, &str); 7] = [
+const FACTORS: [(&str, &str); 8] = [
     ("attention.clamp_kqv", "clip_qkv"),
     ("attn_logit_softcapping", "attn_logit_softcapping"),
     ("final_logit_softcapping", "final_logit_softcapping"),
@@ -71,6 +94,7 @@ const FACTORS: [(&str, &str); 7] = [
     ("residual_scale", "residual_multiplier"),
     ("attention.scale", "attention_multiplier"),
     ("logit_scale", "logit_scale"),
+    ("expert_weights_scale", "routed_scaling_factor"),
 ];
 
 /// Flags of the same kind.
@@ -92,12 +116,39 @@ pub struct Architecture {
     pub names: &'static [(&'static str, Option<&'static str>)],
     /// Metadata: numbers and flags that are copied, `{architecture}.X` to `Y`.
     pub keys: &'static [(&'static str, &'static str)],
-    /// Tensors of layer N: `blk.N.X.weight` is `model.layers.N.Y.weight`, and the same for `bias`.
+    /// Tensors of layer N: `blk.N.X.weight` is `model.layers.N.Y.weight`, and the same for `bias`. An X that ends in
+    /// `.weight` or `.bias` is all of it, and Y too: `("attn_sinks.weight", "self_attn.sinks")`.
     pub layer_tensors: &'static [(&'static str, &'static str)],
-    /// Fields of `config.json` that hold of these files where they do not say otherwise.
+    /// Experts of layer N, which GGUF files have in one tensor: expert E of `blk.N.X.weight` is `model.layers.N.Y.weight`
+    /// with E for the `{}` in Y, and the same for `bias`. The tensors X are `ffn_gate_exps`, `ffn_up_exps` and
+    /// `ffn_down_exps`.
+    pub expert_tensors: &'static [(&'static str, &'static str)],
+    /// Whether safetensors that have the experts of a layer in one tensor have them as gpt-oss: outputs of gate and up
+    /// alternate, and what is not quantised is transposed. Others have the rows of gate, then those of up.
+    pub alternates_experts: bool,
+    /// Fields of `config.json` that are true where layer 0 has the tensor, else false: `blk.0.X` and the field.
+    pub tensor_flags: &'static [(&'static str, &'static str)],
+    /// Fields of `config.json` that hold of these files where they do not say otherwise. An object adds its fields to the
+    /// one that the file has; where it has none, it adds nothing.
     pub implied: fn() -> Json,
     /// Whether the rows of q and k lie in the order of RoPE's pairs.
     pub pairs_rows: bool,
+}
+
+impl Architecture {
+    /// Nothing but the names that all decoders share.
+    pub const SHARED: Self = Self {
+        model_type: "",
+        class: "",
+        names: &[],
+        keys: &[],
+        layer_tensors: &[],
+        expert_tensors: &[],
+        alternates_experts: false,
+        tensor_flags: &[],
+        implied: || Json::Null,
+        pairs_rows: false,
+    };
 }
 
 /// The names of one model's tensors and keys: those of its own architecture, or else the common ones, or else those of
@@ -112,6 +163,17 @@ impl Names {
     /// Those of the model with this `model_type`, which need not be one of `all`.
     pub fn of_model(model_type: &str, all: &'static [Architecture]) -> Self {
         Self { own: all.iter().find(|architecture| architecture.model_type == model_type), all }
+    }
+
+    /// Those of the model that `config`, a `config.json`, says it is of: by its `model_type`, or else by its class.
+    pub(crate) fn of_config(config: &Json, all: &'static [Architecture]) -> Self {
+        let model_type = config.get("model_type").and_then(Json::as_str);
+        let class = config.pointer("/architectures/0").and_then(Json::as_str);
+        let is_own = |architecture: &&Architecture| match model_type {
+            Some(model_type) => architecture.model_type == model_type,
+            None => class == Some(architecture.class),
+        };
+        Self { own: all.iter().find(is_own), all }
     }
 
     /// Those of a file. An architecture that shares its name is recognised by its key, the first in `all` that is.
@@ -148,23 +210,138 @@ impl Names {
 
     fn checkpoint_name_in_layer(&self, gguf_name: &str) -> Option<String> {
         let (layer, rest) = gguf_name.strip_prefix("blk.")?.split_once('.')?;
-        let (tensor, kind) = rest.split_once('.').filter(|(_, kind)| ["weight", "bias"].contains(kind))?;
+        let layer = plain_number(layer)?;
+        if let Some((_, name)) = self.layer_tensors().find(|(gguf, _)| *gguf == rest) {
+            return Some(format!("model.layers.{layer}.{name}"));
+        }
+        let (tensor, kind) = rest.rsplit_once('.').filter(|(_, kind)| ["weight", "bias"].contains(kind))?;
+        // `ffn_gate.5`, as files had it when each expert was a tensor.
+        if let Some((tensor, expert)) = tensor.rsplit_once('.') {
+            let (before, after) = self.expert_tensor(&format!("{tensor}{EXPERTS}"))?;
+            return Some(format!("model.layers.{layer}.{before}{}{after}.{kind}", plain_number(expert)?));
+        }
         let (_, name) = self.layer_tensors().find(|(gguf, _)| *gguf == tensor)?;
-        // Only the plain decimal form, so that no two names of a file become one.
-        let layer = layer.parse::<u32>().ok().filter(|number| number.to_string() == layer)?;
         Some(format!("model.layers.{layer}.{name}.{kind}"))
     }
 
     /// The GGUF name of a checkpoint's tensor: the inverse of [`Names::checkpoint_name`]; `None` for one that GGUF has
-    /// no name for.
+    /// no name for, and for experts, which are a part of a tensor: [`Names::gguf_expert`].
     pub fn gguf_name(&self, checkpoint_name: &str) -> Option<String> {
         if let Some((name, _)) = MODEL_TENSORS.iter().find(|(_, name)| *name == checkpoint_name) {
             return Some((*name).into());
         }
-        let (layer, rest) = checkpoint_name.strip_prefix("model.layers.")?.split_once('.')?;
-        let (tensor, kind) = rest.rsplit_once('.')?;
-        let (name, _) = self.layer_tensors().find(|(_, name)| *name == tensor)?;
-        Some(format!("blk.{layer}.{name}.{kind}")).filter(|name| self.checkpoint_name(name) == checkpoint_name)
+        let (layer, rest) = checkpoint_name.strip_prefix(LAYERS)?.split_once('.')?;
+        let whole = self.layer_tensors().find(|(gguf, name)| gguf.contains('.') && *name == rest);
+        let gguf_name = match whole {
+            Some((name, _)) => format!("blk.{layer}.{name}"),
+            None => {
+                let (tensor, kind) = rest.rsplit_once('.')?;
+                let (name, _) = self.layer_tensors().find(|(_, name)| *name == tensor)?;
+                format!("blk.{layer}.{name}.{kind}")
+            }
+        };
+        Some(gguf_name).filter(|name| self.checkpoint_name(name) == checkpoint_name)
+    }
+
+    /// The GGUF tensor that an expert's weight or bias is a part of, and which of its experts it is; `None` for what is
+    /// no expert's. The tensor has the experts in order: (experts, out, in) of weights, (experts, out) of biases.
+    pub fn gguf_expert(&self, checkpoint_name: &str) -> Option<(String, u32)> {
+        let (layer, rest) = checkpoint_name.strip_prefix(LAYERS)?.split_once('.')?;
+        let (rest, kind) = rest.rsplit_once('.').filter(|(_, kind)| ["weight", "bias"].contains(kind))?;
+        let (layer, own) = (plain_number(layer)?, self.own?);
+        own.expert_tensors.iter().find_map(|(gguf, name)| {
+            let (before, after) = name.split_once("{}")?;
+            let expert = plain_number(rest.strip_prefix(before)?.strip_suffix(after)?)?;
+            Some((format!("blk.{layer}.{gguf}.{kind}"), expert))
+        })
+    }
+
+    /// The checkpoint's name of an expert in a GGUF tensor: the inverse of [`Names::gguf_expert`]; `None` for a tensor that
+    /// is not one of experts, or in which an expert has no tensor of its own.
+    pub fn checkpoint_expert(&self, gguf_name: &str, expert: u32) -> Option<String> {
+        match self.stacked(gguf_name).as_slice() {
+            [names] => Some(names.of(expert.into())),
+            _ => None,
+        }
+    }
+
+    /// What the experts in a GGUF tensor are called; empty for a tensor that is not one of experts.
+    pub(crate) fn stacked(&self, gguf_name: &str) -> Vec<ExpertNames> {
+        let parsed = || {
+            let (layer, rest) = gguf_name.strip_prefix("blk.")?.split_once('.')?;
+            let (tensor, kind) = rest.rsplit_once('.').filter(|(_, kind)| ["weight", "bias"].contains(kind))?;
+            Some((plain_number(layer)?, tensor, kind))
+        };
+        let Some((layer, tensor, kind)) = parsed() else { return Vec::new() };
+        let parts = match tensor {
+            GATE_UP_EXPERTS => &[(GATE_EXPERTS, Take::FirstHalf), (UP_EXPERTS, Take::SecondHalf)][..],
+            _ => &[(tensor, Take::All)][..],
+        };
+        self.expert_names(layer, parts, kind)
+    }
+
+    /// What the experts in a tensor of safetensors are called; empty for a tensor that is not one of experts. `name` is the
+    /// checkpoint's, of a weight that was quantised the one that it would have without.
+    pub(crate) fn fused(&self, name: &str) -> Vec<ExpertNames> {
+        let parsed = || {
+            let (layer, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
+            let (before, _) = self.expert_tensor(GATE_EXPERTS)?;
+            let tensor = rest.strip_prefix(before)?;
+            let (tensor, kind) = match tensor.strip_suffix("_bias") {
+                Some(tensor) => (tensor, "bias"),
+                None => (tensor, "weight"),
+            };
+            Some((plain_number(layer)?, tensor, kind))
+        };
+        let Some((layer, tensor, kind)) = parsed() else { return Vec::new() };
+        let (gate, up) =
+            if self.alternates_experts() { (Take::Even, Take::Odd) } else { (Take::FirstHalf, Take::SecondHalf) };
+        let parts = match tensor {
+            "gate_up_proj" => &[(GATE_EXPERTS, gate), (UP_EXPERTS, up)][..],
+            "down_proj" => &[(DOWN_EXPERTS, Take::All)][..],
+            _ => &[],
+        };
+        self.expert_names(layer, parts, kind)
+    }
+
+    /// Names of the experts of a layer, for each of these GGUF tensors that the model has.
+    fn expert_names(&self, layer: u32, parts: &[(&str, Take)], kind: &str) -> Vec<ExpertNames> {
+        let names = |&(gguf, take): &(&str, Take)| {
+            let (before, after) = self.expert_tensor(gguf)?;
+            Some(ExpertNames {
+                before: format!("{LAYERS}{layer}.{before}"),
+                after: format!("{after}.{kind}"),
+                take,
+                is_bias: kind == "bias",
+            })
+        };
+        let found: Option<Vec<_>> = parts.iter().map(names).collect();
+        found.unwrap_or_default()
+    }
+
+    /// Before and after the number of an expert in its name.
+    fn expert_tensor(&self, gguf: &str) -> Option<(&'static str, &'static str)> {
+        self.own?.expert_tensors.iter().find(|(known, _)| *known == gguf)?.1.split_once("{}")
+    }
+
+    /// As [`Architecture::alternates_experts`].
+    pub(crate) fn alternates_experts(&self) -> bool {
+        self.own.is_some_and(|own| own.alternates_experts)
+    }
+
+    /// How many experts a layer has, by a `config.json`.
+    pub(crate) fn experts(&self, config: &Json) -> Option<u64> {
+        let (_, field) = self.own?.keys.iter().find(|(key, _)| *key == EXPERT_COUNT)?;
+        config.get(field)?.as_u64()
+    }
+
+    /// The shape that a tensor of a checkpoint, of this shape, has in a GGUF file: another where it is a matrix of one row,
+    /// and a vector there.
+    pub fn shape_in_file(&self, gguf_name: &str, shape: &[u64]) -> Vec<u64> {
+        match shape {
+            [1, len] if is_row(gguf_name) => vec![*len],
+            _ => shape.to_vec(),
+        }
     }
 
     /// How many heads the rows of this tensor were reordered by, or `None` when its rows are as in the checkpoint.
@@ -193,6 +370,30 @@ impl Names {
         let others = self.all.iter().flat_map(|other| other.keys).filter(move |(key, _)| !is_own(key));
         own.iter().chain(others)
     }
+}
+
+/// What the names of all layers' tensors start with in checkpoints.
+const LAYERS: &str = "model.layers.";
+
+/// A number in its plain decimal form, so that no two names of a file become one.
+fn plain_number(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|number: &u32| number.to_string() == text)
+}
+
+/// Whether a tensor is a vector in GGUF files and a matrix of one row in checkpoints.
+pub(crate) fn is_row(gguf_name: &str) -> bool {
+    let in_layer = || gguf_name.strip_prefix("blk.")?.split_once('.')?.1.strip_suffix(".weight");
+    in_layer().is_some_and(|tensor| ROWS.contains(&tensor))
+}
+
+/// Whether a tensor, by its name in either kind of file, is in a layer that predicts further tokens: it comes after those
+/// of the model, which do without. `config` is the checkpoint's `config.json`.
+pub(crate) fn predicts_further(name: &str, config: &Json) -> bool {
+    let number = |field: &str| config.get(field).and_then(Json::as_u64);
+    let layer = || ["blk.", LAYERS].into_iter().find_map(|start| name.strip_prefix(start))?.split('.').next();
+    let (Some(more), Some(layers)) = (number(NEXTN_LAYERS.1), number("num_hidden_layers")) else { return false };
+    let layer = layer().and_then(plain_number).map(u64::from);
+    layer.is_some_and(|layer| (layers..layers.saturating_add(more)).contains(&layer))
 }
 
 /// For each row of the checkpoint, the row of the GGUF tensor that holds it. Within a head of `2h` rows the checkpoint
@@ -243,6 +444,21 @@ pub(crate) fn config(
         insert(&mut config, name, metadata.bool(&key(gguf_key))?);
     }
     config.entry("rope_theta").or_insert(ROPE_THETA_DEFAULT.into());
+    if let Some(further) = metadata.u64(&key(NEXTN_LAYERS.0))?.filter(|&further| further > 0) {
+        let blocks = metadata.u64(&key("block_count"))?;
+        let layers = blocks.and_then(|blocks| blocks.checked_sub(further)).filter(|&layers| layers > 0);
+        let layers = layers.ok_or_else(|| FormatError::WrongValue {
+            key: key(NEXTN_LAYERS.0),
+            expected: "less than `block_count`, which counts these layers too".into(),
+            found: further.to_string(),
+        })?;
+        config.insert("num_hidden_layers".into(), layers.into());
+        config.insert(NEXTN_LAYERS.1.into(), further.into());
+    }
+    if let Some(gating) = metadata.u64(&key(GATING.0))?.filter(|&gating| gating > 0) {
+        let known = usize::try_from(gating - 1).ok().and_then(|index| GATINGS.get(index));
+        config.insert(GATING.1.into(), known.map_or_else(|| format!("type {gating}"), |&name| name.into()).into());
+    }
     let heads = per_layer(metadata, &key("attention.head_count"))?;
     let kv_heads = per_layer(metadata, &key("attention.head_count_kv"))?.or(heads);
     let head_dim = metadata.u64(&key("attention.key_length"))?;
@@ -267,6 +483,9 @@ pub(crate) fn config(
     config.insert("tie_word_embeddings".into(), gguf.tensor_info("output.weight").is_none().into());
     config.insert("attention_bias".into(), gguf.tensor_info("blk.0.attn_q.bias").is_some().into());
     config.insert("mlp_bias".into(), gguf.tensor_info("blk.0.ffn_up.bias").is_some().into());
+    for (tensor, field) in names.own.map_or(&[][..], |own| own.tensor_flags) {
+        config.insert((*field).into(), gguf.tensor_info(&format!("blk.0.{tensor}")).is_some().into());
+    }
     insert(&mut config, "bos_token_id", vocabulary.and_then(|v| v.bos_token_id));
     insert(&mut config, "eos_token_id", vocabulary.and_then(|v| v.eos_token_id));
     let mut rope_scaling = rope_scaling(metadata, &key)?;
@@ -279,7 +498,17 @@ pub(crate) fn config(
     }
     insert(&mut config, "rope_scaling", rope_scaling);
     for (field, value) in implied.as_object().into_iter().flatten() {
-        config.entry(field).or_insert_with(|| value.clone());
+        match value {
+            Json::Object(more) => {
+                let Some(there) = config.get_mut(field).and_then(Json::as_object_mut) else { continue };
+                for (field, value) in more {
+                    there.entry(field).or_insert_with(|| value.clone());
+                }
+            }
+            value => {
+                config.entry(field).or_insert_with(|| value.clone());
+            }
+        }
     }
     // A name that nobody knows is left as it is: whoever builds the model says which architectures there are.
     config.insert("model_type".into(), names.own.map_or(architecture, |own| own.model_type).into());
@@ -453,10 +682,7 @@ mod tests {
         model_type: "plain",
         class: "PlainForCausalLM",
         names: &[("plain", None)],
-        keys: &[],
-        layer_tensors: &[],
-        implied: || Json::Null,
-        pairs_rows: false,
+        ..Architecture::SHARED
     };
 
     static ARCHITECTURES: [Architecture; 3] = [

@@ -12,6 +12,7 @@ mod checkpoint;
 mod config;
 mod embedding;
 mod error;
+mod experts;
 pub mod gguf;
 pub mod gguf_names;
 mod gguf_parts;

@@ -93,6 +93,11 @@ impl Budget {
         Self { bytes_left: file_len.saturating_mul(3).saturating_add(12 << 20), file_len }
     }
 
+    /// The budget for names that are made of those in files of this many bytes, beside that for reading the files.
+    pub fn for_names(file_len: u64) -> Self {
+        Self { bytes_left: file_len.saturating_add(4 << 20), file_len }
+    }
+
     /// Takes `bytes` for `what`, or says that there are not so many.
     pub fn take(&mut self, bytes: u64, what: &dyn Display) -> Result<(), FormatError> {
         self.take_items(1, bytes, what)

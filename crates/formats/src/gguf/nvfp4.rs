@@ -75,6 +75,12 @@ pub fn tensor(name: &str, shape: Vec<usize>, scale: f32, bytes: &[u8]) -> Result
 
 /// The scale of a matrix: that of its own tensor, or 1.
 pub(crate) fn scale(gguf: &Gguf, info: &GgufTensor) -> Result<f32, FormatError> {
+    scale_of(gguf, info, 0, 1)
+}
+
+/// The scale of the matrix `index` of `count` in a tensor: one of as many numbers in its own tensor, or the one number
+/// there, or 1.
+pub(crate) fn scale_of(gguf: &Gguf, info: &GgufTensor, index: u64, count: u64) -> Result<f32, FormatError> {
     let name = scale_name(info.name());
     let Some(found) = gguf.tensor_info(&name) else { return Ok(1.0) };
     let wrong = |found: String| FormatError::WrongValue {
@@ -82,11 +88,14 @@ pub(crate) fn scale(gguf: &Gguf, info: &GgufTensor) -> Result<f32, FormatError> 
         expected: "one finite number in F32, which all scales of the matrix are multiplied by".into(),
         found,
     };
-    if found.ggml_type().weight_format() != Some(WeightFormat::F32) || found.dims().iter().any(|&dim| dim != 1) {
+    let len = found.dims().iter().fold(1, |len: u64, &dim| len.saturating_mul(dim));
+    if found.ggml_type().weight_format() != Some(WeightFormat::F32) || ![1, count].contains(&len) {
         return Err(wrong(format!("{:?} in {:?}", found.shape(), found.ggml_type())));
     }
     let bytes = gguf.tensor_bytes(found)?;
-    let scale = bytes.first_chunk().map_or(f32::NAN, |&bytes| f32::from_le_bytes(bytes));
+    let at = if len == 1 { Some(0) } else { usize::try_from(index).ok() };
+    let number = at.and_then(|at| bytes.as_chunks().0.get(at));
+    let scale = number.map_or(f32::NAN, |&bytes| f32::from_le_bytes(bytes));
     if scale.is_finite() { Ok(scale) } else { Err(wrong(scale.to_string())) }
 }
 

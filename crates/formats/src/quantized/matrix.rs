@@ -31,6 +31,15 @@ pub(super) struct Matrix {
     pub(super) col_step: usize,
 }
 
+/// Some rows of a matrix.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowSet {
+    pub(super) first: usize,
+    /// From each to the next, at least 1.
+    pub(super) step: usize,
+    pub(super) count: usize,
+}
+
 /// How codes lie.
 pub(super) enum Codes {
     /// (rows, row_words) words of 32 bits, codes along them from the lowest bit on.
@@ -327,31 +336,37 @@ impl Matrix {
         (format, stride == 1 && error == 0.0)
     }
 
-    /// The matrix in `format`, which [`Matrix::format`] or [`Matrix::nearest_float`] chose; `None` where memory cannot hold it.
-    pub(super) fn decode(&self, format: WeightFormat) -> Option<Bytes> {
+    /// These rows in `format`, which [`Matrix::format`] or [`Matrix::nearest_float`] chose; `None` where there are not so
+    /// many, or memory cannot hold them.
+    pub(super) fn decode(&self, format: WeightFormat, rows: RowSet) -> Option<Bytes> {
+        let RowSet { first, step, count } = rows;
+        let last = count.checked_sub(1).and_then(|last| last.checked_mul(step)?.checked_add(first));
+        if last.is_some_and(|last| last >= self.rows) {
+            return None;
+        }
         let row_bytes = format.row_bytes(self.cols)?;
-        let len = row_bytes.checked_mul(self.rows)?;
+        let len = row_bytes.checked_mul(count)?;
         let mut out = Vec::new();
         out.try_reserve_exact(len).ok()?;
         out.resize(len, 0u8);
         let threads = thread::available_parallelism().map_or(1, NonZero::get);
-        let threads = threads.min((self.rows * self.cols).div_ceil(THREAD_WEIGHTS)).max(1);
-        let share = self.rows.div_ceil(threads).next_multiple_of(TILE_ROWS);
+        let threads = threads.min((count * self.cols).div_ceil(THREAD_WEIGHTS)).max(1);
+        let share = count.div_ceil(threads).next_multiple_of(TILE_ROWS);
         thread::scope(|scope| {
             for (part, out) in out.chunks_mut((share * row_bytes).max(1)).enumerate() {
-                scope.spawn(move || self.decode_rows(format, part * share, out));
+                scope.spawn(move || self.decode_rows(format, first + part * share * step, step, out));
             }
         });
         Some(out.into())
     }
 
-    /// Rows from `first` on, as many as `out` has room for.
-    fn decode_rows(&self, format: WeightFormat, first: usize, out: &mut [u8]) {
+    /// Every `step`-th row from `first` on, as many as `out` has room for.
+    fn decode_rows(&self, format: WeightFormat, first: usize, step: usize, out: &mut [u8]) {
         let row_bytes = format.row_bytes(self.cols).unwrap_or(0).max(1);
         for (tile, out) in out.chunks_mut(TILE_ROWS * row_bytes).enumerate() {
-            let first = first + tile * TILE_ROWS;
+            let first = first + tile * TILE_ROWS * step;
             for start in (0..self.cols).step_by(LEN) {
-                for (row, out) in (first..).zip(out.chunks_mut(row_bytes)) {
+                for (row, out) in (first..).step_by(step).zip(out.chunks_mut(row_bytes)) {
                     let len = LEN.min(self.cols - start);
                     let piece = format.row_bytes(start).unwrap_or(0)..format.row_bytes(start + len).unwrap_or(0);
                     self.decode_piece(format, row, start, &mut out[piece]);

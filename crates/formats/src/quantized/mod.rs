@@ -25,10 +25,10 @@ use bytes::Bytes;
 use tensor::quant::nvfp4;
 use tensor::{Tensor, WeightFormat};
 
-use crate::{FormatError, error::shown, safetensors::SafetensorsTensor};
+use crate::{FormatError, error::shown, experts::Stack, safetensors::SafetensorsTensor};
 
 pub(crate) use matrix::nearest_float;
-use matrix::{Codes, Dtype, Features, Grid, Matrix, Zeros, sorted};
+use matrix::{Codes, Dtype, Features, Grid, Matrix, RowSet, Zeros, sorted};
 pub use pack::{PackedLayout, PackedPart, PackedRows, PackedTensor};
 pub(crate) use scheme::Scheme;
 use scheme::{Numbers, Steps, StoredZeros, WeightScheme};
@@ -533,7 +533,21 @@ impl QuantizedWeight {
         let matrix = self.matrix(files)?;
         let too_large = || overflow(&self.name);
         let shape: Option<Vec<usize>> = self.shape.iter().map(|&dim| usize::try_from(dim).ok()).collect();
-        let bytes = matrix.decode(self.format).ok_or_else(too_large)?;
+        let all = RowSet { first: 0, step: 1, count: self.rows };
+        let bytes = matrix.decode(self.format, all).ok_or_else(too_large)?;
+        Tensor::new(self.format, shape.ok_or_else(too_large)?, bytes).map_err(|_| too_large())
+    }
+
+    /// One expert of a weight that is a stack of matrices, in [`QuantizedWeight::format`].
+    pub(crate) fn read_expert(&self, stack: &Stack, expert: u32, files: &impl Files) -> Result<Tensor, FormatError> {
+        let too_large = || overflow(&self.name);
+        let shape: Option<Vec<usize>> =
+            stack.shape(&self.shape).into_iter().map(|dim| usize::try_from(dim).ok()).collect();
+        let outputs = self.shape.get(1).and_then(|&outputs| usize::try_from(outputs).ok()).ok_or_else(too_large)?;
+        let (first, step, count) = stack.take.of(outputs);
+        let start = usize::try_from(expert).ok().and_then(|expert| expert.checked_mul(outputs)?.checked_add(first));
+        let rows = RowSet { first: start.ok_or_else(too_large)?, step, count };
+        let bytes = self.matrix(files)?.decode(self.format, rows).ok_or_else(too_large)?;
         Tensor::new(self.format, shape.ok_or_else(too_large)?, bytes).map_err(|_| too_large())
     }
 

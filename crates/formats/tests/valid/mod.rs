@@ -1,13 +1,15 @@
 //! Small valid files, made by the writers under test.
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
+pub(crate) mod mixtures;
+
 use bytes::Bytes;
 use formats::{
     gguf::{Array, GgufWriter, Value},
     gguf_names::Architecture,
     safetensors,
 };
-use serde_json::{Value as Json, json};
+use serde_json::json;
 use tensor::{Tensor, WeightFormat};
 
 /// Numbers that are different everywhere and exact in every format but Q8_0.
@@ -22,16 +24,6 @@ pub(crate) const HEADS: usize = 4;
 pub(crate) const KV_HEADS: usize = 2;
 pub(crate) const HEAD_DIM: usize = 8;
 
-const PLAIN: Architecture = Architecture {
-    model_type: "",
-    class: "",
-    names: &[],
-    keys: &[],
-    layer_tensors: &[],
-    implied: || Json::Null,
-    pairs_rows: false,
-};
-
 /// What the program says of some models, whose files are written here.
 pub(crate) static ARCHITECTURES: [Architecture; 4] = [
     Architecture {
@@ -39,14 +31,14 @@ pub(crate) static ARCHITECTURES: [Architecture; 4] = [
         class: "MixtralForCausalLM",
         names: &[("llama", Some("expert_count"))],
         pairs_rows: true,
-        ..PLAIN
+        ..Architecture::SHARED
     },
     Architecture {
         model_type: "llama",
         class: "LlamaForCausalLM",
         names: &[("llama", None)],
         pairs_rows: true,
-        ..PLAIN
+        ..Architecture::SHARED
     },
     Architecture {
         model_type: "mistral",
@@ -54,9 +46,9 @@ pub(crate) static ARCHITECTURES: [Architecture; 4] = [
         names: &[("llama", Some("attention.sliding_window")), ("mistral", None)],
         implied: || json!({ "sliding_window": null }),
         pairs_rows: true,
-        ..PLAIN
+        ..Architecture::SHARED
     },
-    Architecture { model_type: "qwen2", class: "Qwen2ForCausalLM", names: &[("qwen2", None)], ..PLAIN },
+    Architecture { model_type: "qwen2", class: "Qwen2ForCausalLM", names: &[("qwen2", None)], ..Architecture::SHARED },
 ];
 
 /// A model of one layer, architecture `architecture`, with a vocabulary of three tokens and every kind of metadata.
