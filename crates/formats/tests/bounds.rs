@@ -60,7 +60,7 @@ static ALLOCATOR: Counting = Counting;
 /// A family of files: its name, and the files of a given size (in some unit that makes size 1 a few kilobytes).
 type Family = (&'static str, fn(usize) -> Vec<(&'static str, Bytes)>);
 
-const FAMILIES: [Family; 11] = [
+const FAMILIES: [Family; 14] = [
     ("GGUF, many keys", |size| gguf(|writer| (0..200 * size).for_each(|i| key(writer, &format!("{i:x}"))))),
     ("GGUF, many tensors", |size| {
         gguf(|writer| {
@@ -102,6 +102,24 @@ const FAMILIES: [Family; 11] = [
                 writer.metadata(&format!("{i}"), Value::Array(deep));
             }
         })
+    }),
+    ("GGUF, many experts", |size| gguf(|writer| experts(writer, 100 * size))),
+    ("GGUF, many experts and tensors", |size| {
+        gguf(|writer| {
+            writer.metadata("general.alignment", Value::U32(1));
+            for i in 0..50 * size {
+                writer.raw_tensor(&format!("{i:x}"), i8_type(), &[1], Bytes::from_static(b"x"));
+            }
+            experts(writer, 50 * size);
+        })
+    }),
+    ("safetensors, many experts", |size| {
+        let len = 100 * size;
+        let name = "model.layers.0.mlp.experts.down_proj_bias";
+        let header = format!(r#"{{"{name}":{{"dtype":"U8","shape":[{len},1],"data_offsets":[0,{len}]}}}}"#);
+        let mut folder = safetensors(header, len);
+        folder[0].1 = Bytes::from_static(br#"{"model_type": "gpt_oss"}"#);
+        folder
     }),
     ("safetensors, many tensors", |size| {
         let mut header = String::from("{");
@@ -145,6 +163,12 @@ fn vocabulary(writer: &mut GgufWriter, tokens: Array) {
     writer.metadata("tokenizer.ggml.tokens", Value::Array(tokens));
 }
 
+/// So many experts in one tensor, of one byte each.
+fn experts(writer: &mut GgufWriter, count: usize) {
+    writer.metadata("llama.expert_count", Value::U32(count as u32));
+    writer.raw_tensor("blk.0.ffn_up_exps.weight", i8_type(), &[1, 1, count as u64], vec![0; count].into());
+}
+
 fn i8_type() -> GgmlType {
     GgmlType::from_id(24).unwrap()
 }
@@ -160,7 +184,7 @@ fn safetensors(header: String, data: usize) -> Vec<(&'static str, Bytes)> {
 
 /// Opens a checkpoint and lists it; an error is as good as a value here.
 fn open(files: &[(&'static str, Bytes)]) {
-    if let Ok(checkpoint) = Checkpoint::from_bytes(files, &valid::ARCHITECTURES) {
+    if let Ok(checkpoint) = Checkpoint::from_bytes(files, &valid::mixtures::ARCHITECTURES) {
         assert_eq!(checkpoint.tensor_infos().count(), checkpoint.tensor_names().len());
     }
 }
