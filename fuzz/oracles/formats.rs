@@ -63,16 +63,35 @@ pub(crate) fn safetensors_header(data: &[u8]) {
     assert_eq!(written, rewrite(&again).expect("all tensors are there"));
 }
 
-/// Of GGUF files: one whose rows have to be put back in order.
-static ARCHITECTURES: [Architecture; 1] = [Architecture {
-    model_type: "llama",
-    class: "LlamaForCausalLM",
-    names: &[("llama", None)],
-    keys: &[("expert_count", "num_local_experts")],
-    layer_tensors: &[("attn_q_norm", "self_attn.q_norm")],
-    implied: || serde_json::json!({ "sliding_window": null }),
-    pairs_rows: true,
-}];
+/// One whose rows have to be put back in order and whose experts lie together, and one whose experts alternate.
+static ARCHITECTURES: [Architecture; 2] = [
+    Architecture {
+        model_type: "llama",
+        class: "LlamaForCausalLM",
+        names: &[("llama", None)],
+        keys: &[("expert_count", "num_local_experts")],
+        layer_tensors: &[("attn_q_norm", "self_attn.q_norm"), ("attn_sinks.weight", "self_attn.sinks")],
+        expert_tensors: EXPERTS,
+        tensor_flags: &[("attn_q_norm.weight", "use_qk_norm")],
+        implied: || serde_json::json!({ "sliding_window": null, "rope_scaling": { "truncate": false } }),
+        pairs_rows: true,
+        ..Architecture::SHARED
+    },
+    Architecture {
+        model_type: "gpt_oss",
+        class: "GptOssForCausalLM",
+        names: &[("gpt-oss", None)],
+        expert_tensors: EXPERTS,
+        alternates_experts: true,
+        ..Architecture::SHARED
+    },
+];
+
+const EXPERTS: &[(&str, &str)] = &[
+    ("ffn_gate_exps", "mlp.experts.{}.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.{}.up_proj"),
+    ("ffn_down_exps", "mlp.experts.{}.down_proj"),
+];
 
 /// The files of a folder for [`model_open`].
 pub(crate) const NAMES: [&str; 10] = [
