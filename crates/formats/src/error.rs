@@ -322,6 +322,12 @@ pub enum FormatError {
     },
 
     // GGUF.
+    /// A tensor that GGUF files of the model have not.
+    #[error("GGUF has no name for the tensor `{tensor}`")]
+    NoGgufName {
+        /// The checkpoint's name.
+        tensor: String,
+    },
     /// Not a GGUF file.
     #[error("not a GGUF file: it starts with {found}, where \"GGUF\" is expected")]
     NotGguf {

@@ -12,11 +12,14 @@
 //! Experts   files have all experts of a layer in one tensor; in a checkpoint each has a name of its own. `experts` says
 //!           how they lie, [`Architecture::expert_tensors`] what they are called.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value as Json, json};
 use tensor::Tensor;
 
 use crate::{
     Completeness, FormatError,
+    error::shown,
     experts::{ExpertNames, Take},
     gguf::{GgufTensor, Metadata, Value, vocabulary::GgufVocabulary},
     gguf_parts::Parts,
@@ -254,6 +257,46 @@ impl Names {
             let expert = plain_number(rest.strip_prefix(before)?.strip_suffix(after)?)?;
             Some((format!("blk.{layer}.{gguf}.{kind}"), expert))
         })
+    }
+
+    /// The GGUF tensor that a checkpoint's tensor is, or that it is an expert of.
+    pub fn gguf_tensor(&self, checkpoint_name: &str) -> Option<String> {
+        self.gguf_name(checkpoint_name).or_else(|| Some(self.gguf_expert(checkpoint_name)?.0))
+    }
+
+    /// The GGUF tensors that a checkpoint's tensors of these names make, in the order of their first parts: the name, and
+    /// which of `checkpoint_names` are its parts. Of experts these are all of a layer in order, of everything else one.
+    ///
+    /// # Errors
+    /// A name that GGUF has no tensor for; an expert that is missing, or twice there.
+    pub fn gguf_tensors(&self, checkpoint_names: &[&str]) -> Result<Vec<(String, Vec<usize>)>, FormatError> {
+        let mut tensors: Vec<(String, Vec<(u32, usize)>)> = Vec::new();
+        let mut stacks = HashMap::new();
+        for (index, &name) in checkpoint_names.iter().enumerate() {
+            if let Some(gguf) = self.gguf_name(name) {
+                tensors.push((gguf, vec![(0, index)]));
+                continue;
+            }
+            let (gguf, expert) =
+                self.gguf_expert(name).ok_or_else(|| FormatError::NoGgufName { tensor: shown(name) })?;
+            let at = *stacks.entry(gguf.clone()).or_insert(tensors.len());
+            if at == tensors.len() {
+                tensors.push((gguf, Vec::new()));
+            }
+            tensors[at].1.push((expert, index));
+        }
+        let in_order = |(gguf, mut parts): (String, Vec<(u32, usize)>)| {
+            parts.sort_unstable();
+            if let Some((expected, (found, index))) = (0u32..).zip(&parts).find(|(at, (expert, _))| at != expert) {
+                let missing = self.checkpoint_expert(&gguf, expected).filter(|_| *found > expected);
+                return Err(match missing {
+                    Some(tensor) => FormatError::MissingTensor { tensor, found: checkpoint_names.len() },
+                    None => FormatError::DuplicateTensor { tensor: shown(checkpoint_names[*index]) },
+                });
+            }
+            Ok((gguf, parts.into_iter().map(|(_, index)| index).collect()))
+        };
+        tensors.into_iter().map(in_order).collect()
     }
 
     /// The checkpoint's name of an expert in a GGUF tensor: the inverse of [`Names::gguf_expert`]; `None` for a tensor that

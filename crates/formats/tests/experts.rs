@@ -124,6 +124,40 @@ fn names_of_experts_go_to_the_tensor_of_all_and_back() {
     assert_eq!(dense.gguf_expert("model.layers.0.mlp.experts.0.up_proj.weight"), None);
 }
 
+/// What a writer of GGUF files asks.
+#[test]
+fn tensors_of_a_checkpoint_make_those_of_a_gguf_file() {
+    let names = Names::of_model("qwen3_moe", &ARCHITECTURES);
+    let expert = |role: &str, expert: usize| expert_name(2, &format!("mlp.experts.{{}}.{role}"), expert, "weight");
+    let made = |of: &[&str]| names.gguf_tensors(of);
+    let (gates, ups) = ([0, 1, 2].map(|at| expert("gate_proj", at)), [0, 1, 2].map(|at| expert("up_proj", at)));
+    let norm = "model.layers.2.input_layernorm.weight";
+    let all = [&gates[2], norm, &gates[0], &ups[0], &gates[1], &ups[1], &ups[2]];
+    let expected = [
+        ("blk.2.ffn_gate_exps.weight".to_owned(), vec![2, 4, 0]),
+        ("blk.2.attn_norm.weight".to_owned(), vec![1]),
+        ("blk.2.ffn_up_exps.weight".to_owned(), vec![3, 5, 6]),
+    ];
+    assert_eq!(made(&all).unwrap(), expected);
+    // The file that it is, is read as what it was made of.
+    let (writer, tensors) = mixtures::gguf("qwen3moe", WeightFormat::BF16);
+    let of: Vec<&str> = tensors.iter().map(|(name, _)| name.as_str()).collect();
+    let mut written = GgufWriter::new();
+    written.metadata("general.architecture", Value::String("qwen3moe".into()));
+    for (name, parts) in made(&of).unwrap() {
+        let parts: Vec<Tensor> = parts.into_iter().map(|part| tensors[part].1.clone()).collect();
+        written.tensor(&name, &mixtures::stacked(&parts));
+    }
+    assert_eq!(written.len(), writer.len());
+    assert_holds(&open_gguf(&written), &tensors, "written");
+    let error = |of: &[&str]| made(of).unwrap_err().to_string();
+    assert!(error(&[&gates[0], &gates[2]]).contains("no tensor `model.layers.2.mlp.experts.1.gate_proj.weight`"));
+    assert!(error(&[&gates[1], &gates[0], &gates[1]]).contains("experts.1.gate_proj.weight` occurs twice"));
+    assert!(error(&["model.layers.2.mlp.experts.0.other.weight"]).contains("GGUF has no name for"));
+    assert_eq!(names.gguf_tensor(&gates[1]).as_deref(), Some("blk.2.ffn_gate_exps.weight"));
+    assert_eq!((names.gguf_tensor(norm).as_deref(), names.gguf_tensor("x")), (Some("blk.2.attn_norm.weight"), None));
+}
+
 #[test]
 fn a_gate_of_one_row_is_a_vector_in_gguf_files() {
     let mut writer = mixtures::gguf("qwen2moe", WeightFormat::F32).0;
