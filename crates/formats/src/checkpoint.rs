@@ -335,7 +335,8 @@ impl Checkpoint {
         })
     }
 
-    /// Tensors in the files that are no weights: RoPE tables that the configuration implies, scales of activations.
+    /// Tensors in the files that are no weights of the model: RoPE tables that the configuration implies, scales of
+    /// activations, layers that predict further tokens.
     pub fn ignored(&self) -> &[String] {
         &self.ignored
     }

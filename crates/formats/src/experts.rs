@@ -8,6 +8,9 @@
 //!           one expert at a time.
 //! Source    llama.cpp's `gguf-py` and its loader; the modelling code of transformers for `qwen3_moe`, `gpt_oss` and others.
 
+use std::num::NonZero;
+use std::thread;
+
 use bytes::Bytes;
 use tensor::{Tensor, WeightFormat};
 
@@ -17,6 +20,8 @@ use crate::{FormatError, gguf_names};
 
 /// Rows and columns that are transposed together: both fit the nearest cache.
 const TILE: usize = 32;
+/// Weights that are worth a thread.
+const THREAD_WEIGHTS: usize = 1 << 19;
 
 /// Which of the outputs of an expert in a stack are those of one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,6 +191,26 @@ fn transposed<const SIZE: usize>(bytes: &[u8], rows: usize, cols: usize, take: T
     }
     let (first, step, count) = take.of(cols);
     let mut out = vec![[0u8; SIZE]; count.checked_mul(rows)?];
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = threads.min(out.len().div_ceil(THREAD_WEIGHTS)).max(1);
+    let share = count.div_ceil(threads).next_multiple_of(TILE);
+    thread::scope(|scope| {
+        let mut parts = (0..).step_by(share).zip(out.chunks_mut((share * rows).max(1)));
+        // The first is for this thread: most matrices are small.
+        let own = parts.next();
+        for (at, out) in parts {
+            scope.spawn(move || transpose(elements, rows, cols, (first + at * step, step), out));
+        }
+        if let Some((at, out)) = own {
+            transpose(elements, rows, cols, (first + at * step, step), out);
+        }
+    });
+    Some(out.into_flattened().into())
+}
+
+/// As many columns of a matrix of (rows, cols) as `out` has room for, from `first` on and from each to the next by `step`.
+fn transpose<T: Copy>(elements: &[T], rows: usize, cols: usize, (first, step): (usize, usize), out: &mut [T]) {
+    let count = out.len().checked_div(rows).unwrap_or(0);
     for first_row in (0..rows).step_by(TILE) {
         for first_out in (0..count).step_by(TILE) {
             for out_row in first_out..(first_out + TILE).min(count) {
@@ -196,7 +221,6 @@ fn transposed<const SIZE: usize>(bytes: &[u8], rows: usize, cols: usize, take: T
             }
         }
     }
-    Some(out.into_flattened().into())
 }
 
 /// A tensor of a GGUF file as the checkpoint has it: a vector that is one row there.

@@ -372,10 +372,15 @@ fn gpt_oss_of_transformers_is_transposed_and_alternates() {
     }
 }
 
-/// Larger than what is transposed at a time.
+/// Larger than what is transposed at a time, and than what a thread does.
 #[test]
 fn matrices_of_many_tiles_are_transposed() {
-    let (out, width) = (70, 67);
+    for (out, width) in [(70, 67), (1100, 1003)] {
+        transposes(out, width);
+    }
+}
+
+fn transposes(out: usize, width: usize) {
     let tensor = ramp(WeightFormat::F32, &[width, out], 1);
     let bytes = [&tensor.bytes()[..], ramp(WeightFormat::F32, &[width, out], 9).bytes()].concat();
     let name = "model.layers.0.mlp.experts.down_proj".to_owned();
