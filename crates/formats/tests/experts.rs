@@ -60,7 +60,9 @@ fn assert_holds(checkpoint: &Checkpoint, expected: &[(String, Tensor)], what: &s
 #[test]
 fn the_experts_of_a_gguf_tensor_are_views_under_the_checkpoints_names() {
     for architecture in ["llama", "qwen2moe", "qwen3moe", "gpt-oss", "glm4moe"] {
-        for format in [WeightFormat::F32, WeightFormat::BF16, WeightFormat::Q4_K, WeightFormat::Q6_K] {
+        for format in
+            [WeightFormat::F32, WeightFormat::BF16, WeightFormat::Q4_K, WeightFormat::Q6_K, WeightFormat::MXFP4]
+        {
             let (writer, expected) = mixtures::gguf(architecture, format);
             let file = writer.to_bytes();
             let checkpoint = open(&[("model.gguf", file.clone())]);
