@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use crate::{
-    Activation, Attention, KvLayer, Linear, Norm, Op, Plan, Rope, Rows, Value, ValueInfo, WeightId, WeightInfo,
+    Activation, Attention, Experts, Kind, KvLayer, Linear, Norm, Op, Plan, Rope, Router, Rows, Value, ValueInfo,
+    WeightId, WeightInfo,
 };
 
 /// Where shapes come from while a plan is built: a checkpoint's headers, or nothing at all.
@@ -67,6 +68,13 @@ pub enum BuildError {
         /// The shape that the configuration implies.
         expected: Vec<usize>,
     },
+    /// An expert whose features lie in an order of their own. The experts of a layer share the rows that they multiply,
+    /// so these cannot be gathered for one of them.
+    #[error("tensor `{name}` lists its features in an order of its own (`desc_act`), which no expert may have here")]
+    OrderedExpert {
+        /// The name asked for.
+        name: String,
+    },
 }
 
 /// The weights of a checkpoint under a name prefix, `model.layers.3.`.
@@ -126,6 +134,34 @@ impl<'a> Weights<'a> {
         let weight = self.get(&format!("{name}.weight"), [out_features, in_features])?;
         let bias = bias.then(|| self.get(&format!("{name}.bias"), [out_features])).transpose()?;
         Ok(Linear { weight, bias })
+    }
+
+    /// One projection for each of `count` experts, all of (out_features, in_features); `name` gives the name of each:
+    /// `NAME.weight`, and `NAME.bias` where `bias` says so.
+    ///
+    /// # Panics
+    /// When some of these weights were asked for before, or `count` is 0.
+    pub fn experts(
+        &self,
+        name: impl Fn(usize) -> String,
+        count: usize,
+        [out_features, in_features]: [usize; 2],
+        bias: bool,
+    ) -> Result<Experts, BuildError> {
+        let run = |what: &str, get: &dyn Fn(&str) -> Result<WeightId, BuildError>| {
+            let ids: Vec<_> =
+                (0..count).map(|expert| get(&format!("{}.{what}", name(expert)))).collect::<Result<_, _>>()?;
+            let is_run = ids.iter().zip(ids[0].0..).all(|(id, expected)| id.0 == expected);
+            assert!(is_run, "the weights of experts are asked for once, one after another");
+            if let Some(&ordered) = ids.iter().find(|id| self.taken.borrow().orders.contains_key(id)) {
+                let name = self.taken.borrow().weights[ordered.index()].name.clone();
+                return Err(BuildError::OrderedExpert { name });
+            }
+            Ok(ids[0])
+        };
+        let first = run("weight", &|name| self.get(name, [out_features, in_features]))?;
+        let bias = bias.then(|| run("bias", &|name| self.get(name, [out_features]))).transpose()?;
+        Ok(Experts { first, bias, count })
     }
 
     /// The norm `name`: `name.weight` of (width,).
@@ -236,11 +272,11 @@ impl Graph {
     /// Causal attention of `q` over a new cache layer, to which this step's `k` and `v` are appended first.
     pub fn attention(&mut self, q: Value, k: Value, v: Value, heads: Heads) -> Value {
         let layer = self.kv_layers.len();
-        let Heads { heads, kv_heads, head_dim, scale, window } = heads;
+        let Heads { heads, kv_heads, head_dim, scale, window, sinks } = heads;
         self.kv_layers.push(KvLayer { kv_heads, head_dim });
         self.ops.push(Op::KvWrite { layer, k, v });
         let out = self.define_like(q);
-        self.ops.push(Op::Attention { q, attention: Attention { layer, heads, scale, window }, out });
+        self.ops.push(Op::Attention { q, attention: Attention { layer, heads, scale, window, sinks }, out });
         out
     }
 
@@ -248,6 +284,39 @@ impl Graph {
     pub fn glu(&mut self, gate: Value, up: Value, activation: Activation) -> Value {
         let out = self.define_like(gate);
         self.ops.push(Op::Glu { gate, up, activation, out });
+        out
+    }
+
+    /// Chooses experts for each row by `logits`, (rows, experts): their ids and weights, each (rows, top_k).
+    pub fn route(&mut self, logits: Value, router: Router) -> (Value, Value) {
+        let (rows, width) = (self.info(logits).rows, router.top_k);
+        let ids = self.define_as(ValueInfo { rows, width, kind: Kind::Index });
+        let weights = self.define(rows, width);
+        self.ops.push(Op::Route { logits, router, ids, weights });
+        (ids, weights)
+    }
+
+    /// What the chosen experts make of `x`, which is one row for all of them, (rows, in_features), or a slice for each,
+    /// (rows, top_k · in_features): (rows, top_k · out_features).
+    pub fn expert_linear(&mut self, x: Value, ids: Value, experts: Experts, out_features: usize) -> Value {
+        let ValueInfo { rows, width: top_k, .. } = self.info(ids);
+        let out = self.define(rows, top_k * out_features);
+        self.ops.push(Op::ExpertLinear { x, ids, experts, out });
+        out
+    }
+
+    /// The sum of the slices of `x`, (rows, top_k · width), each times its weight, (rows, top_k): (rows, width).
+    pub fn combine(&mut self, x: Value, weights: Value) -> Value {
+        let ValueInfo { rows, width, .. } = self.info(x);
+        let out = self.define(rows, width / self.info(weights).width);
+        self.ops.push(Op::Combine { x, weights, out });
+        out
+    }
+
+    /// Each row of `x` times the sigmoid of its gate, (rows, 1).
+    pub fn gate_rows(&mut self, x: Value, gate: Value) -> Value {
+        let out = self.define_like(x);
+        self.ops.push(Op::GateRows { x, gate, out });
         out
     }
 
@@ -270,12 +339,15 @@ impl Graph {
     }
 
     fn define_like(&mut self, x: Value) -> Value {
-        let ValueInfo { rows, width } = self.info(x);
-        self.define(rows, width)
+        self.define_as(self.info(x))
     }
 
     fn define(&mut self, rows: Rows, width: usize) -> Value {
-        self.values.push(ValueInfo { rows, width });
+        self.define_as(ValueInfo::activations(rows, width))
+    }
+
+    fn define_as(&mut self, info: ValueInfo) -> Value {
+        self.values.push(info);
         Value(u32::try_from(self.values.len() - 1).expect("a plan has fewer than 2^32 values"))
     }
 }
@@ -293,4 +365,6 @@ pub struct Heads {
     pub scale: f32,
     /// A token sees the last `window` positions, itself included; `None` sees all.
     pub window: Option<usize>,
+    /// A logit for each query head that joins the softmax and has no value: (heads,).
+    pub sinks: Option<WeightId>,
 }

@@ -31,6 +31,14 @@ impl StepCost {
         Self::new(|_| Cost::default())
     }
 
+    /// The same, and `bytes` more that every step reads.
+    pub(crate) fn and_bytes(self, bytes: u64) -> Self {
+        Self::new(move |input| {
+            let cost = self.of(input);
+            Cost { bytes: cost.bytes + bytes, ..cost }
+        })
+    }
+
     /// In the step of `input`.
     pub fn of(&self, input: &StepInput) -> Cost {
         (self.0)(input)
@@ -75,7 +83,7 @@ impl Prices<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_plans::{HIDDEN, VOCAB, decoder};
+    use crate::test_plans::{HIDDEN, VOCAB, decoder, mixture};
     use crate::{Op, fuse};
 
     /// The cost of the first op called `name`, with weights of four bytes an element.
@@ -87,7 +95,12 @@ mod tests {
 
     #[test]
     fn a_fused_op_costs_what_the_ops_cost_that_it_stands_for() {
-        let textbook = decoder();
+        for plan in [decoder(), mixture()] {
+            check_fused_costs(&plan);
+        }
+    }
+
+    fn check_fused_costs(textbook: &Plan) {
         let weight_bytes = |weight: WeightId| 4 * textbook.weight(weight).shape.iter().product::<usize>() as u64;
         let mut input = StepInput::default();
         input.push_sequence(&[1, 2, 3], 5, &[0, 1]);
@@ -127,6 +140,14 @@ mod tests {
             ("glu", Cost::default(), Cost::default()),
         ] {
             assert_eq!((cost(&plan, name, &step(1)), cost(&plan, name, &step(3))), (one, three), "{name}");
+        }
+        // Two of six experts, then 1 - (2/3)^3 of them; products of those that rows chose.
+        let (expert, mixture) = (4 * 5 * HIDDEN as u64, mixture());
+        let flops = 2 * 2 * (5 * HIDDEN) as u64;
+        for (rows, bytes) in [(1, 2 * expert), (3, (6.0 * expert as f64 * (1.0 - (2f64 / 3.0).powi(3))).round() as u64)]
+        {
+            let expected = Cost { bytes, flops: rows as u64 * flops };
+            assert_eq!(cost(&mixture, "expert_linear", &step(rows)), expected, "{rows}");
         }
         // Only the output row meets the head.
         let head = Cost { bytes: 4 * (HIDDEN + VOCAB * HIDDEN) as u64, flops: 2 * (VOCAB * HIDDEN) as u64 };

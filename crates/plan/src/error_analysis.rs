@@ -45,6 +45,8 @@ impl Bounded {
     /// Elements with a bound for each.
     pub(crate) fn zip(value: Vec<f64>, error: Vec<f64>) -> Self {
         assert_eq!(value.len(), error.len(), "a bound for each element");
+        // Nothing times a bound without end, which only the choice of an expert has (`ops/route.rs`).
+        let error = error.into_iter().map(|error| if error.is_nan() { f64::INFINITY } else { error }).collect();
         Self { value, error }
     }
 

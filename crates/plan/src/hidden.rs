@@ -17,7 +17,7 @@ pub fn hidden_states(plan: &Plan) -> Option<Plan> {
     loop {
         let index = hidden.ops.iter().position(|op| op.outputs().contains(&end))?;
         let mut define = |rows: Rows, width: usize| {
-            hidden.values.push(ValueInfo { rows, width });
+            hidden.values.push(ValueInfo::activations(rows, width));
             Value(hidden.values.len() as u32 - 1)
         };
         match hidden.ops[index].clone() {
@@ -43,7 +43,7 @@ pub fn hidden_states(plan: &Plan) -> Option<Plan> {
                 break;
             }
             Op::NormLinear { x, norm, projections } if projections.len() == 1 => {
-                let ValueInfo { rows, width } = plan.value(x);
+                let ValueInfo { rows, width, .. } = plan.value(x);
                 end = define(rows, width);
                 hidden.ops[index] = Op::RmsNorm { x, norm, out: end };
                 break;
@@ -61,7 +61,7 @@ pub fn hidden_states(plan: &Plan) -> Option<Plan> {
     }
     if hidden.values[end.index()].rows == Rows::Tokens {
         let width = hidden.values[end.index()].width;
-        hidden.values.push(ValueInfo { rows: Rows::Outputs, width });
+        hidden.values.push(ValueInfo::activations(Rows::Outputs, width));
         let out = Value(hidden.values.len() as u32 - 1);
         hidden.ops.push(Op::SelectOutputs { x: end, out });
         end = out;
@@ -85,7 +85,7 @@ mod tests {
     fn only_the_head_goes() {
         for plan in [decoder(), fuse(decoder()), restrict_outputs(decoder()), fuse(restrict_outputs(decoder()))] {
             let hidden = hidden_states(&plan).expect("a head over a norm");
-            let ValueInfo { rows, width } = hidden.value(hidden.logits);
+            let ValueInfo { rows, width, .. } = hidden.value(hidden.logits);
             assert_eq!((rows, width), (Rows::Outputs, HIDDEN), "{hidden}");
             assert_eq!((&hidden.weights, &hidden.kv_layers), (&plan.weights, &plan.kv_layers));
             assert!(names(&hidden)[hidden.ops.len() - 2..].contains(&"rms_norm"), "{hidden}");

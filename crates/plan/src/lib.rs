@@ -32,11 +32,14 @@ pub use cost::{Cost, StepCost};
 pub use hidden::hidden_states;
 pub use memory::{MemoryError, MemoryPlan};
 pub use op::Op;
-pub use ops::{Activation, Attention, Linear, Norm, Rope, RopeScaling, WrittenOut};
+pub use ops::{
+    Activation, Attention, ExpertGroups, Experts, GroupScore, Linear, Norm, Rope, RopeScaling, RouteWeights, Router,
+    Scores, WrittenOut,
+};
 pub use passes::{fuse, restrict_outputs};
 pub use plan::Plan;
 pub use step::{BlockCopy, FED, SequenceSpan, StepError, StepInput, StepShape};
-pub use value::{Rows, Value, ValueInfo};
+pub use value::{Kind, Rows, Value, ValueInfo};
 pub use verify::{VerifyError, verify};
 pub use weight::{WeightId, WeightInfo};
 

@@ -3,10 +3,11 @@
 
 use crate::cost::Prices;
 use crate::ops::{
-    AddOp, AttentionOp, Cache, Definition, EmbedOp, GatherColumnsOp, GluOp, KvWriteOp, LinearOp, LinearResidualOp,
-    LogitsOp, Meaning, NormGluOp, NormLinearOp, RmsNormOp, RopeKvWriteOp, RopeOp, SelectOutputsOp, WrittenOut,
+    AddOp, AttentionOp, Cache, CombineOp, Definition, EmbedOp, ExpertLinearOp, GateRowsOp, GatherColumnsOp, GluOp,
+    KvWriteOp, LinearOp, LinearResidualOp, LogitsOp, Meaning, MoeDownOp, MoeGluOp, MoeRouteOp, NormGluOp, NormLinearOp,
+    RmsNormOp, RopeKvWriteOp, RopeOp, RouteOp, SelectOutputsOp, WrittenOut,
 };
-use crate::{Activation, Attention, KvFormat, Linear, Norm, Plan, StepCost, Value, WeightId};
+use crate::{Activation, Attention, Experts, KvFormat, Linear, Norm, Plan, Router, StepCost, Value, WeightId};
 
 /// One op. The first group is what model files write; the second is what passes make of it, each with the meaning of
 /// the ops it replaces.
@@ -93,6 +94,46 @@ pub enum Op {
         /// (rows, numbers of the order).
         out: Value,
     },
+    /// Chooses experts for each row, and how much each of them counts.
+    Route {
+        /// (rows, experts).
+        logits: Value,
+        /// How.
+        router: Router,
+        /// (rows, top_k), the ids of experts.
+        ids: Value,
+        /// (rows, top_k).
+        weights: Value,
+    },
+    /// `out[t][s] = x[t][s] · W[ids[t][s]]ᵀ + b[ids[t][s]]`: the projections of a row by its experts, side by side.
+    ExpertLinear {
+        /// (rows, in_features), the same for all experts of a row; or (rows, top_k · in_features), a slice for each.
+        x: Value,
+        /// (rows, top_k).
+        ids: Value,
+        /// A projection for each expert.
+        experts: Experts,
+        /// (rows, top_k · out_features).
+        out: Value,
+    },
+    /// `out[t] = Σ_s weights[t][s] · x[t][s]`.
+    Combine {
+        /// (rows, top_k · width).
+        x: Value,
+        /// (rows, top_k).
+        weights: Value,
+        /// (rows, width).
+        out: Value,
+    },
+    /// `out[t] = sigmoid(gate[t]) · x[t]`.
+    GateRows {
+        /// (rows, width).
+        x: Value,
+        /// (rows, 1).
+        gate: Value,
+        /// (rows, width).
+        out: Value,
+    },
     /// `out[i] = x[output_rows[i]]`: only these rows go on to the logits.
     SelectOutputs {
         /// (tokens, width).
@@ -134,6 +175,53 @@ pub enum Op {
         /// (rows, out_features).
         residual: Value,
         /// (rows, out_features).
+        out: Value,
+    },
+    /// RMSNorm, the router's projection, and the choice of experts.
+    MoeRoute {
+        /// (rows, hidden_size).
+        x: Value,
+        /// Norm over the whole row.
+        norm: Norm,
+        /// (experts, hidden_size).
+        gate: Linear,
+        /// How experts are chosen by their logits.
+        router: Router,
+        /// (rows, top_k), the ids of experts.
+        ids: Value,
+        /// (rows, top_k).
+        weights: Value,
+    },
+    /// RMSNorm, then activation(gate projection) · (up projection) of each expert of a row.
+    MoeGlu {
+        /// (rows, hidden_size).
+        x: Value,
+        /// Norm over the whole row.
+        norm: Norm,
+        /// (rows, top_k).
+        ids: Value,
+        /// (moe_intermediate_size, hidden_size) each.
+        gate: Experts,
+        /// (moe_intermediate_size, hidden_size) each.
+        up: Experts,
+        /// What the gate goes through.
+        activation: Activation,
+        /// (rows, top_k · moe_intermediate_size).
+        out: Value,
+    },
+    /// `out[t] = residual[t] + Σ_s weights[t][s] · (x[t][s] · W[ids[t][s]]ᵀ + b[ids[t][s]])`.
+    MoeDown {
+        /// (rows, top_k · moe_intermediate_size).
+        x: Value,
+        /// (rows, top_k).
+        ids: Value,
+        /// (rows, top_k).
+        weights: Value,
+        /// (hidden_size, moe_intermediate_size) each.
+        down: Experts,
+        /// (rows, hidden_size).
+        residual: Value,
+        /// (rows, hidden_size).
         out: Value,
     },
     /// q_out = rope(norm(q)); cache ← rope(norm(k)), v.
@@ -182,12 +270,25 @@ impl Op {
             Self::Glu { gate, up, activation, out } => visit(&GluOp { gate, up, activation, out }),
             Self::Add { a, b, out } => visit(&AddOp { a, b, out }),
             Self::GatherColumns { x, order, out } => visit(&GatherColumnsOp { x, order, out }),
+            Self::Route { logits, router, ids, weights } => visit(&RouteOp { logits, router, ids, weights }),
+            Self::ExpertLinear { x, ids, experts, out } => visit(&ExpertLinearOp { x, ids, experts, out }),
+            Self::Combine { x, weights, out } => visit(&CombineOp { x, weights, out }),
+            Self::GateRows { x, gate, out } => visit(&GateRowsOp { x, gate, out }),
             Self::SelectOutputs { x, out } => visit(&SelectOutputsOp { x, out }),
             Self::NormLinear { x, norm, ref projections } => visit(&NormLinearOp { x, norm, projections }),
             Self::NormGlu { x, norm, gate, up, activation, out } => {
                 visit(&NormGluOp { x, norm, gate, up, activation, out })
             }
             Self::LinearResidual { x, linear, residual, out } => visit(&LinearResidualOp { x, linear, residual, out }),
+            Self::MoeRoute { x, norm, gate, router, ids, weights } => {
+                visit(&MoeRouteOp { x, norm, gate, router, ids, weights })
+            }
+            Self::MoeGlu { x, norm, ids, gate, up, activation, out } => {
+                visit(&MoeGluOp { x, norm, ids, gate, up, activation, out })
+            }
+            Self::MoeDown { x, ids, weights, down, residual, out } => {
+                visit(&MoeDownOp { x, ids, weights, down, residual, out })
+            }
             Self::RopeKvWrite { q, k, v, q_norm, k_norm, rope, layer, q_out } => {
                 visit(&RopeKvWriteOp { q, k, v, q_norm, k_norm, rope, layer, q_out })
             }

@@ -1,12 +1,13 @@
 //! Small plans for the tests of this crate.
 
 use crate::{
-    Activation, AnyShape, BuildError, Graph, Heads, Linear, Plan, Rope, RopeScaling, Value, WeightSource, Weights,
+    Activation, AnyShape, BuildError, ExpertGroups, Graph, GroupScore, Heads, Linear, Plan, Rope, RopeScaling,
+    RouteWeights, Router, Scores, Value, WeightSource, Weights,
 };
 
 pub(crate) const HIDDEN: usize = 12;
 pub(crate) const VOCAB: usize = 20;
-const HEADS: Heads = Heads { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None };
+const HEADS: Heads = Heads { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None, sinks: None };
 
 /// A plan whose forward pass is `forward`.
 pub(crate) fn plan_of(forward: impl FnOnce(&mut Graph, &Weights<'_>) -> Result<Value, BuildError>) -> Plan {
@@ -27,10 +28,65 @@ pub(crate) fn decoder() -> Plan {
     })
 }
 
+/// A mixture of experts in two layers: as Mixtral has it; and with biases, groups, a correction, a shared expert that is
+/// gated, and a shared expert that is not.
+pub(crate) fn mixture() -> Plan {
+    const EXPERTS: usize = 6;
+    const INNER: usize = 5;
+    let experts = |g: &mut Graph, w: &Weights<'_>, [x, h]: [Value; 2], router: Router, bias: bool| {
+        let logits = g.linear(h, w.linear("gate", EXPERTS, HIDDEN, bias)?, EXPERTS);
+        let (ids, weights) = g.route(logits, router);
+        let names = |name: &'static str| move |expert: usize| format!("experts.{expert}.{name}");
+        let gate = g.expert_linear(h, ids, w.experts(names("w1"), EXPERTS, [INNER, HIDDEN], bias)?, INNER);
+        let up = g.expert_linear(h, ids, w.experts(names("w3"), EXPERTS, [INNER, HIDDEN], bias)?, INNER);
+        let glu = g.glu(gate, up, Activation::Silu);
+        let down = g.expert_linear(glu, ids, w.experts(names("w2"), EXPERTS, [HIDDEN, INNER], bias)?, HIDDEN);
+        let sum = g.combine(down, weights);
+        Ok::<_, BuildError>(g.add(x, sum))
+    };
+    let plain = Router {
+        top_k: 2,
+        scores: Scores::Softmax,
+        correction: None,
+        groups: None,
+        weights: RouteWeights::Normalised { eps: 0.0 },
+        scale: 1.0,
+    };
+    plan_of(|g, w| {
+        let embed_tokens = w.get("embed_tokens.weight", [VOCAB, HIDDEN])?;
+        let x = g.embed(embed_tokens, HIDDEN);
+        let h = g.rms_norm(x, w.norm("0.norm", HIDDEN, 1e-6)?);
+        let x = experts(g, &w.at("0"), [x, h], plain, false)?;
+        let h = g.rms_norm(x, w.norm("1.norm", HIDDEN, 1e-6)?);
+        let groups = Some(ExpertGroups { count: 3, chosen: 2, score: GroupScore::SumOfTwo });
+        let correction = Some(w.get("1.correction", [EXPERTS])?);
+        let scores = Scores::Sigmoid;
+        let router = Router { top_k: 3, scores, correction, groups, scale: 1.8, ..plain };
+        let mut shared = x;
+        for (name, is_gated) in [("1.shared", true), ("1.other", false)] {
+            let w = w.at(name);
+            let gate = g.linear(h, w.linear("gate_proj", 7, HIDDEN, false)?, 7);
+            let up = g.linear(h, w.linear("up_proj", 7, HIDDEN, false)?, 7);
+            let glu = g.glu(gate, up, Activation::Silu);
+            let mut down = g.linear(glu, w.linear("down_proj", HIDDEN, 7, false)?, HIDDEN);
+            if is_gated {
+                let gate = g.linear(h, w.linear("gate", 1, HIDDEN, false)?, 1);
+                down = g.gate_rows(down, gate);
+            }
+            shared = g.add(shared, down);
+        }
+        let x = experts(g, &w.at("1"), [shared, h], router, true)?;
+        let x = g.rms_norm(x, w.norm("norm", HIDDEN, 1e-6)?);
+        let x = g.select_outputs(x);
+        Ok(g.linear(x, Linear { weight: embed_tokens, bias: None }, VOCAB))
+    })
+}
+
 fn layer(g: &mut Graph, w: &Weights<'_>, x: Value) -> Result<Value, BuildError> {
     let (q_width, kv_width) = (HEADS.heads * HEADS.head_dim, HEADS.kv_heads * HEADS.head_dim);
     let rope = Rope {
         head_dim: HEADS.head_dim,
+        dims: HEADS.head_dim,
         theta: 100.0,
         scaling: RopeScaling::Factors(vec![1.0, 2.0]),
         attention_factor: 1.0,

@@ -41,6 +41,16 @@ impl Rows {
     }
 }
 
+/// What the numbers of a value stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Activations.
+    Activation,
+    /// The ids of experts. They are stored as f32 as well, which holds every whole number below 2^24, so that whatever
+    /// copies, shows or compares values needs no second case for them.
+    Index,
+}
+
 /// The shape of a value: (rows, width), f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueInfo {
@@ -48,6 +58,15 @@ pub struct ValueInfo {
     pub rows: Rows,
     /// Features in a row.
     pub width: usize,
+    /// What these numbers stand for.
+    pub kind: Kind,
+}
+
+impl ValueInfo {
+    /// Activations: (rows, width).
+    pub fn activations(rows: Rows, width: usize) -> Self {
+        Self { rows, width, kind: Kind::Activation }
+    }
 }
 
 #[cfg(test)]

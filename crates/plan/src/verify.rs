@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::ops::{Cache, Operands};
 use crate::shapes::{Checked, Shapes, show};
-use crate::{Plan, RopeScaling, Rows, ValueInfo};
+use crate::{Kind, Plan, Rope, RopeScaling, Rows, ValueInfo};
 
 /// What is wrong with a plan: always a bug of a model file or a pass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +45,7 @@ pub fn verify(plan: &Plan) -> Result<(), VerifyError> {
         op.meaning(|op| {
             let operands = op.operands();
             check_order(plan, &operands, &mut seen)?;
+            check_kinds(plan, &operands)?;
             op.check(&Shapes { plan })?;
             check_cache(operands.cache, &mut seen)
         })
@@ -75,17 +76,18 @@ fn check_tables(plan: &Plan) -> Checked {
         }
     }
     for (index, rope) in plan.ropes.iter().enumerate() {
-        if rope.head_dim == 0 || !rope.head_dim.is_multiple_of(2) {
-            return Err(format!("rope {index} has head_dim {}, expected an even number", rope.head_dim));
+        if rope.dims == 0 || !rope.dims.is_multiple_of(2) || rope.dims > rope.head_dim {
+            let Rope { head_dim, dims, .. } = rope;
+            return Err(format!("rope {index} turns {dims} features of {head_dim}, expected an even number of them"));
         }
         if !(rope.attention_factor.is_finite() && rope.attention_factor > 0.0) {
             let found = rope.attention_factor;
             return Err(format!("rope {index} has the attention factor {found}, expected a positive number"));
         }
         if let RopeScaling::Factors(factors) = &rope.scaling
-            && factors.len() != rope.head_dim / 2
+            && factors.len() != rope.dims / 2
         {
-            return Err(format!("rope {index} has {} factors for {} pairs", factors.len(), rope.head_dim / 2));
+            return Err(format!("rope {index} has {} factors for {} pairs", factors.len(), rope.dims / 2));
         }
     }
     match plan.kv_layers.iter().position(|layer| layer.kv_heads == 0 || layer.head_dim == 0) {
@@ -129,6 +131,22 @@ fn check_order(plan: &Plan, operands: &Operands, seen: &mut Seen) -> Checked {
     Ok(())
 }
 
+/// Ids of experts stand where an op wants them, and nowhere else.
+fn check_kinds(plan: &Plan, operands: &Operands) -> Checked {
+    if operands.any_kind {
+        return Ok(());
+    }
+    for &value in operands.inputs.iter().chain(&operands.outputs) {
+        let (found, is_wanted) = (plan.value(value).kind, operands.indices.contains(&value));
+        match found {
+            Kind::Activation if is_wanted => return Err(format!("{value} is activations, expected ids of experts")),
+            Kind::Index if !is_wanted => return Err(format!("{value} is ids of experts, expected activations")),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// The cache of a layer is written once, and before it is read.
 fn check_cache(cache: Option<Cache>, seen: &mut Seen) -> Checked {
     match cache {
@@ -152,7 +170,7 @@ fn check_ends(plan: &Plan, seen: &Seen) -> Checked {
     if let Some(layer) = seen.written.iter().position(|&written| !written) {
         return Err(format!("cache layer {layer} is never written"));
     }
-    let expected = ValueInfo { rows: Rows::Outputs, width: plan.vocab_size };
+    let expected = ValueInfo::activations(Rows::Outputs, plan.vocab_size);
     match plan.values.get(plan.logits.index()) {
         Some(&found) if found == expected => {}
         Some(&found) => return Err(format!("the logits are {}, expected {}", show(found), show(expected))),
@@ -208,14 +226,15 @@ mod tests {
                 ("weight `extra` is never used", |p| {
                     p.weights.push(crate::WeightInfo { name: "extra".to_owned(), shape: vec![1] });
                 }),
-                ("rope 0 has head_dim 3, expected an even number", |p| p.ropes[0].head_dim = 3),
+                ("rope 0 turns 3 features of 4, expected an even number of them", |p| p.ropes[0].dims = 3),
+                ("rope 0 turns 6 features of 4, expected an even number of them", |p| p.ropes[0].dims = 6),
                 ("rope 0 has the attention factor NaN, expected a positive number", |p| {
                     p.ropes[0].attention_factor = f32::NAN;
                 }),
                 ("rope 0 has 1 factors for 2 pairs", |p| p.ropes[0].scaling = RopeScaling::Factors(vec![1.0])),
                 ("cache layer 1 is empty", |p| p.kv_layers[1].kv_heads = 0),
                 ("cache layer 2 is never written", |p| p.kv_layers.push(KvLayer { kv_heads: 1, head_dim: 4 })),
-                ("value v38 is never defined", |p| p.values.push(ValueInfo { rows: Rows::Tokens, width: 1 })),
+                ("value v38 is never defined", |p| p.values.push(ValueInfo::activations(Rows::Tokens, 1))),
                 ("value v38 is never used", |p| {
                     let out = Value(p.values.len() as u32);
                     p.values.push(p.value(p.logits));

@@ -5,7 +5,7 @@ use crate::cost::Prices;
 use crate::error_analysis::{Bounded, Bounds, Errors, ROUNDOFF, gamma, rounding_error};
 use crate::reference::{KvCache, Reference, RowPlace};
 use crate::shapes::{Checked, Shapes};
-use crate::{Cost, Op, Rows, StepCost, Value};
+use crate::{Cost, Op, Rows, StepCost, Value, WeightId};
 
 /// Causal grouped-query attention of q over the cache of one layer: query head h reads key/value head
 /// h · kv_heads / heads.
@@ -19,6 +19,9 @@ pub struct Attention {
     pub scale: f32,
     /// A token sees the last `window` positions, itself included; `None` sees all.
     pub window: Option<usize>,
+    /// A logit for each query head that joins the softmax and has no value, so that the weights of a head sum to less
+    /// than 1: (heads,).
+    pub sinks: Option<WeightId>,
 }
 
 /// The fields of [`Op::Attention`].
@@ -35,7 +38,8 @@ impl Meaning for AttentionOp {
 
     fn operands(&self) -> Operands {
         let cache = Some(Cache::Reads(self.attention.layer));
-        Operands { inputs: vec![self.q], outputs: vec![self.out], cache, ..Operands::default() }
+        let weights = self.attention.sinks.into_iter().collect();
+        Operands { inputs: vec![self.q], outputs: vec![self.out], weights, cache, ..Operands::default() }
     }
 
     fn with_values(&self, map: &mut dyn FnMut(Value) -> Value) -> Op {
@@ -43,7 +47,7 @@ impl Meaning for AttentionOp {
     }
 
     fn check(&self, shapes: &Shapes<'_>) -> Checked {
-        let Attention { layer, heads, window, .. } = self.attention;
+        let Attention { layer, heads, window, sinks, .. } = self.attention;
         let layer = shapes.plan.kv_layers[layer];
         if heads == 0 || !heads.is_multiple_of(layer.kv_heads) {
             return Err(format!("{heads} heads do not divide over {} key/value heads", layer.kv_heads));
@@ -51,6 +55,7 @@ impl Meaning for AttentionOp {
         if window == Some(0) {
             return Err("a window of no positions".to_owned());
         }
+        sinks.map_or(Ok(()), |sinks| shapes.weight(sinks, &[heads]))?;
         shapes.rows("q", self.q, Rows::Tokens)?;
         shapes.width_is("q", self.q, heads * layer.head_dim)?;
         shapes.like("out", self.out, self.q)
@@ -88,19 +93,21 @@ impl Meaning for AttentionOp {
 
 impl Textbook for AttentionOp {
     fn reference(&self, env: &mut Reference<'_>) {
-        let attended = attention(env.value(self.q), &self.attention, env.state, env.rows);
+        let sinks = self.attention.sinks.map(|sinks| env.weight(sinks));
+        let attended = attention(env.value(self.q), &self.attention, sinks.as_deref(), env.state, env.rows);
         env.set(self.out, attended);
     }
 
     fn bound(&self, env: &mut Bounds<'_>) {
-        let attended = attention_bound(env.value(self.q), &self.attention, &env.state, env.rows);
+        let sinks = self.attention.sinks.map(|sinks| env.weight(sinks));
+        let attended = attention_bound(env.value(self.q), &self.attention, sinks.as_deref(), &env.state, env.rows);
         env.set(self.out, attended);
     }
 }
 
-/// softmax(q · kᵀ · scale) · v for each head of each row of `q`, (tokens, heads · head_dim), over the cached positions
+/// softmax(q · kᵀ · scale, sink) · v for each head of each row of `q`, (tokens, heads · head_dim), over the cached positions
 /// up to the row's own, or the last `window` of them. Query head h reads key/value head h · kv_heads / heads.
-fn attention(q: &[f64], attention: &Attention, cache: &KvCache, rows: &[RowPlace]) -> Vec<f64> {
+fn attention(q: &[f64], attention: &Attention, sinks: Option<&[f32]>, cache: &KvCache, rows: &[RowPlace]) -> Vec<f64> {
     let layer = cache.layer(attention.layer);
     let mut out = Vec::with_capacity(q.len());
     for (q, row) in q.chunks_exact(attention.heads * layer.head_dim).zip(rows) {
@@ -113,9 +120,10 @@ fn attention(q: &[f64], attention: &Attention, cache: &KvCache, rows: &[RowPlace
                 q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(attention.scale)
             };
             let scores: Vec<f64> = slots.iter().map(score).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
+            let max = scores.iter().copied().fold(sink, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let sum: f64 = weights.iter().sum::<f64>() + (sink - max).exp();
             let mut head_out = vec![0.0; layer.head_dim];
             for (weight, &slot) in weights.iter().zip(slots) {
                 let v = cache.v(attention.layer, slot, kv_head);
@@ -127,9 +135,15 @@ fn attention(q: &[f64], attention: &Attention, cache: &KvCache, rows: &[RowPlace
     out
 }
 
-fn attention_bound(q: &Bounded, attend: &Attention, errors: &Errors<'_>, rows: &[RowPlace]) -> Bounded {
+fn attention_bound(
+    q: &Bounded,
+    attend: &Attention,
+    sinks: Option<&[f32]>,
+    errors: &Errors<'_>,
+    rows: &[RowPlace],
+) -> Bounded {
     let (cache, cache_error) = (&*errors.cache, &*errors.cache_error);
-    let value = attention(&q.value, attend, cache, rows);
+    let value = attention(&q.value, attend, sinks, cache, rows);
     let layer = cache.layer(attend.layer);
     let scale = f64::from(attend.scale).abs();
     let row_width = attend.heads * layer.head_dim;
@@ -158,10 +172,11 @@ fn attention_bound(q: &Bounded, attend: &Attention, errors: &Errors<'_>, rows: &
                 scores.push(score * f64::from(attend.scale));
                 score_error = score_error.max(scale * (moved + gamma(layer.head_dim + 3) * magnitude));
             }
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let min = scores.iter().copied().fold(f64::INFINITY, f64::min);
+            let sink = sinks.map(|sinks| f64::from(sinks[head]));
+            let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+            let min = scores.iter().copied().chain(sink).fold(f64::INFINITY, f64::min);
             let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
             // Each weight is off by e^δ, and so is their sum; then the exponential of a rounded argument, a sum
             // over all positions, and rescaling whenever a kernel that streams meets a new maximum.
             let arithmetic = gamma(2 * slots.len() + 32) + 4.0 * (max - min) * ROUNDOFF;

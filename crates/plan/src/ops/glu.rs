@@ -19,11 +19,19 @@ pub enum Activation {
     GeluTanh,
     /// max(x, 0).
     Relu,
+    /// g · sigmoid(1.702 · g) of the gate g, which is at most 7; what lets through is not up but up + 1, with up between
+    /// -7 and 7. It is the activation of gpt-oss.
+    ClampedSwiglu,
 }
 
 impl Activation {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Silu, Self::GeluTanh, Self::Relu];
+    pub const ALL: [Self; 4] = [Self::Silu, Self::GeluTanh, Self::Relu, Self::ClampedSwiglu];
+
+    /// What the gate of [`Activation::ClampedSwiglu`] is multiplied by inside the sigmoid.
+    pub const SWIGLU_ALPHA: f32 = 1.702;
+    /// What its gate and up are clamped to.
+    pub const SWIGLU_LIMIT: f32 = 7.0;
 }
 
 /// The fields of [`Op::Glu`].
@@ -79,24 +87,38 @@ impl Textbook for GluOp {
 
 /// activation(gate) · up, element by element (Shazeer, 2020).
 fn glu(gate: &[f64], up: &[f64], activation: Activation) -> Vec<f64> {
+    let limit = f64::from(Activation::SWIGLU_LIMIT);
     let activate = |x: f64| match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::GeluTanh => x / (1.0 + (-2.0 * (2.0 / PI).sqrt() * (x + 0.044715 * x.powi(3))).exp()),
         Activation::Relu => x.max(0.0),
+        Activation::ClampedSwiglu => {
+            // A NaN stays one.
+            let x = if x > limit { limit } else { x };
+            x / (1.0 + (-f64::from(Activation::SWIGLU_ALPHA) * x).exp())
+        }
     };
-    gate.iter().zip(up).map(|(&gate, up)| activate(gate) * up).collect()
+    let let_through = |up: f64| match activation {
+        Activation::ClampedSwiglu => up.clamp(-limit, limit) + 1.0,
+        Activation::Silu | Activation::GeluTanh | Activation::Relu => up,
+    };
+    gate.iter().zip(up).map(|(&gate, &up)| activate(gate) * let_through(up)).collect()
 }
 
 fn glu_bound(gate: &Bounded, up: &Bounded, activation: Activation) -> Bounded {
     let value = glu(&gate.value, &up.value, activation);
-    let ones = vec![1.0; value.len()];
-    let activated = glu(&gate.value, &ones, activation);
+    // What multiplies by one, and what is added to up.
+    let (one, plus) = if activation == Activation::ClampedSwiglu { (0.0, 1.0) } else { (1.0, 0.0) };
+    let activated = glu(&gate.value, &vec![one; value.len()], activation);
     let error = (0..value.len()).map(|i| {
-        let (g, up_value, up_error) = (gate.value[i], up.value[i].abs(), up.error[i]);
+        // Clamping moves nothing further apart.
+        let (g, up_value) = (gate.value[i], up.value[i].abs() + plus);
+        let up_error = up.error[i] + plus * ROUNDOFF * up_value;
         // The exponential of a rounded argument is off by as much as the argument, and that is rounded up to four
         // times.
         let argument = match activation {
             Activation::Silu => 2.0 * g.abs(),
+            Activation::ClampedSwiglu => 2.0 * 1.702 * g.abs(),
             Activation::GeluTanh => 5.0 * 1.6 * g.abs() * (1.0 + 0.044715 * g * g),
             Activation::Relu => 0.0,
         };

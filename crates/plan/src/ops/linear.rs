@@ -89,7 +89,7 @@ pub(crate) struct LinearWeights<'a> {
 }
 
 /// x · weightᵀ + bias: (rows, in_features) to (rows, out_features).
-fn linear(x: &[f64], linear: &LinearWeights<'_>) -> Vec<f64> {
+pub(super) fn linear(x: &[f64], linear: &LinearWeights<'_>) -> Vec<f64> {
     let dot = |x: &[f64], w: &[f32]| x.iter().zip(w).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
     x.chunks_exact(linear.in_features)
         .flat_map(|x| {
@@ -100,7 +100,7 @@ fn linear(x: &[f64], linear: &LinearWeights<'_>) -> Vec<f64> {
 }
 
 /// `rounding` is what activations are rounded to before they meet the weight.
-fn linear_bound(x: &Bounded, weights: &LinearWeights<'_>, rounding: ActivationRounding) -> Bounded {
+pub(super) fn linear_bound(x: &Bounded, weights: &LinearWeights<'_>, rounding: ActivationRounding) -> Bounded {
     let value = linear(&x.value, weights);
     let &LinearWeights { ref weight, in_features, ref bias } = weights;
     let mut error = Vec::with_capacity(value.len());

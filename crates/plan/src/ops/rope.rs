@@ -42,17 +42,19 @@ pub enum RopeScaling {
         /// Whether the first and the last pair between are rounded outwards to whole indices.
         truncate: bool,
     },
-    /// Each pair's frequency divided by its own factor (GGUF's `rope_freqs` tensor, LongRoPE's lists): `head_dim / 2`
+    /// Each pair's frequency divided by its own factor (GGUF's `rope_freqs` tensor, LongRoPE's lists): `dims / 2`
     /// factors.
     Factors(Vec<f32>),
 }
 
-/// Rotary position embedding on halves (the `rotate_half` pairing of the checkpoints: feature i with i + head_dim / 2).
+/// Rotary position embedding on halves (the `rotate_half` pairing of the checkpoints: feature i with i + dims / 2).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Features in a head; even.
+    /// Features in a head.
     pub head_dim: usize,
-    /// The base: pair i turns by position · theta^(-2i / head_dim).
+    /// The first features of a head, which are turned; the others stay as they are. Even.
+    pub dims: usize,
+    /// The base: pair i turns by position · theta^(-2i / dims).
     pub theta: f32,
     /// The stretch of the frequencies.
     pub scaling: RopeScaling,
@@ -61,15 +63,15 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Radians that each pair turns in one position: `head_dim / 2` frequencies, in f64 so that every backend rounds
+    /// Radians that each pair turns in one position: `dims / 2` frequencies, in f64 so that every backend rounds
     /// the same numbers.
     pub fn frequencies(&self) -> Vec<f64> {
-        let half = self.head_dim / 2;
+        let half = self.dims / 2;
         let theta = f64::from(self.theta);
         let yarn = self.yarn_ramp();
         (0..half)
             .map(|pair| {
-                let frequency = theta.powf(-2.0 * pair as f64 / self.head_dim as f64);
+                let frequency = theta.powf(-2.0 * pair as f64 / self.dims as f64);
                 match &self.scaling {
                     RopeScaling::None => frequency,
                     RopeScaling::Linear { factor } => frequency / f64::from(*factor),
@@ -109,7 +111,7 @@ impl Rope {
         else {
             return (0.0, 1.0);
         };
-        let (dims, theta) = (self.head_dim as f64, f64::from(self.theta));
+        let (dims, theta) = (self.dims as f64, f64::from(self.theta));
         // The pair that turns so often in the trained context.
         let pair_of = |turns: f32| {
             let wavelength = f64::from(original_max_position_embeddings) / (f64::from(turns) * std::f64::consts::TAU);
@@ -177,10 +179,10 @@ impl Textbook for RopeOp {
 }
 
 /// Each head of each row of `x`, (tokens, heads · head_dim), turned by the row's position: features i and
-/// i + head_dim / 2 are a point in the plane that turns by position · frequency(i) (Su et al., 2021; `rotate_half` in
+/// i + dims / 2 are a point in the plane that turns by position · frequency(i) (Su et al., 2021; `rotate_half` in
 /// the checkpoints' code), and grows by the attention factor.
 fn rope(x: &[f64], rope: &Rope, rows: &[RowPlace]) -> Vec<f64> {
-    let half = rope.head_dim / 2;
+    let half = rope.dims / 2;
     let frequencies = rope.frequencies();
     let heads_per_row = x.len() / rope.head_dim / rows.len().max(1);
     let mut out = x.to_vec();
@@ -198,8 +200,8 @@ fn rope(x: &[f64], rope: &Rope, rows: &[RowPlace]) -> Vec<f64> {
 
 fn rope_bound(x: &Bounded, rotation: &Rope, rows: &[RowPlace]) -> Bounded {
     let value = rope(&x.value, rotation, rows);
-    let head_dim = rotation.head_dim;
-    let half = head_dim / 2;
+    let (head_dim, dims) = (rotation.head_dim, rotation.dims);
+    let half = dims / 2;
     let frequencies = rotation.frequencies();
     let heads_per_row = x.value.len() / head_dim / rows.len().max(1);
     let mut error = Vec::with_capacity(value.len());
@@ -207,7 +209,10 @@ fn rope_bound(x: &Bounded, rotation: &Rope, rows: &[RowPlace]) -> Bounded {
     for (index, (x, e)) in heads.enumerate() {
         let position = rows[index / heads_per_row].position as f64;
         error.extend((0..head_dim).map(|i| {
-            let (pair, other) = (i % half, (i + half) % head_dim);
+            if i >= dims {
+                return e[i];
+            }
+            let (pair, other) = (i % half, (i + half) % dims);
             // Sine and cosine of an angle that may itself be rounded to f32.
             let turned = gamma(4) + 2.0 * position * frequencies[pair] * ROUNDOFF;
             let (a, b) = (x[i].abs() + e[i], x[other].abs() + e[other]);

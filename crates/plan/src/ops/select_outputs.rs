@@ -19,7 +19,7 @@ impl Meaning for SelectOutputsOp {
     }
 
     fn operands(&self) -> Operands {
-        Operands { inputs: vec![self.x], outputs: vec![self.out], ..Operands::default() }
+        Operands { inputs: vec![self.x], outputs: vec![self.out], any_kind: true, ..Operands::default() }
     }
 
     fn with_values(&self, map: &mut dyn FnMut(Value) -> Value) -> Op {
@@ -29,7 +29,9 @@ impl Meaning for SelectOutputsOp {
     fn check(&self, shapes: &Shapes<'_>) -> Checked {
         shapes.rows("x", self.x, Rows::Tokens)?;
         shapes.rows("out", self.out, Rows::Outputs)?;
-        shapes.width_is("out", self.out, shapes.width(self.x))
+        shapes.width_is("out", self.out, shapes.width(self.x))?;
+        let [x, out] = [self.x, self.out].map(|value| shapes.plan.value(value).kind);
+        if x == out { Ok(()) } else { Err(format!("`out` is {out:?}, expected {x:?} as in `x`")) }
     }
 
     fn is_row_by_row(&self) -> bool {

@@ -5,6 +5,7 @@
 
 mod linear_residual;
 mod logits;
+mod moe;
 mod norm_glu;
 mod norm_linear;
 mod restrict_outputs;
@@ -19,8 +20,9 @@ use crate::{Plan, verify};
 /// does, has the same weights in the same order, and computes the same numbers.
 pub fn fuse(plan: Plan) -> Plan {
     // `logits` before `norm_linear`, which would take the final norm and the head; `norm_glu` before it for the same
-    // reason, and before `linear_residual` only by habit: they share no op.
-    let passes = [logits::run, norm_glu::run, norm_linear::run, rope_kv_write::run, linear_residual::run];
+    // reason, and before `linear_residual` only by habit: they share no op. `moe` before both, because it wants a norm
+    // whose result is read by all of them.
+    let passes = [logits::run, moe::run, norm_glu::run, norm_linear::run, rope_kv_write::run, linear_residual::run];
     passes.into_iter().fold(plan, run)
 }
 
@@ -45,8 +47,8 @@ fn run(mut plan: Plan, pass: fn(&mut Plan)) -> Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_plans::{HIDDEN, VOCAB, decoder, plan_of};
-    use crate::{Activation, Graph, Heads, Rope, RopeScaling, Value};
+    use crate::test_plans::{HIDDEN, VOCAB, decoder, mixture, plan_of};
+    use crate::{Activation, Graph, Heads, Op, Rope, RopeScaling, RouteWeights, Router, Rows, Scores, Value};
 
     fn op_names(plan: &Plan) -> Vec<&'static str> {
         plan.ops.iter().map(|op| op.name()).collect()
@@ -141,6 +143,68 @@ v8 = linear_residual(v7, v6; 0.down_proj.weight)
     }
 
     #[test]
+    fn a_mixture_becomes_the_fused_ops() {
+        let fused = fuse(mixture());
+        let expected = [
+            "embed",
+            "moe_route",
+            "moe_glu",
+            "moe_down",
+            "norm_glu",
+            "norm_linear",
+            "linear",
+            "gate_rows",
+            "add",
+            "norm_glu",
+            "linear_residual",
+            "moe_route",
+            "moe_glu",
+            "moe_down",
+            "logits",
+        ];
+        let (mut found, mut wanted) = (op_names(&fused), expected.to_vec());
+        assert_eq!(found[..4], wanted[..4], "{fused}");
+        // The order of independent ops is not what this is about.
+        found.sort_unstable();
+        wanted.sort_unstable();
+        assert_eq!(found, wanted, "{fused}");
+        assert_eq!(fuse(fused.clone()), fused);
+        // Of the last layer only the rows that are wanted.
+        let restricted = fuse(restrict_outputs(mixture()));
+        let all = restricted
+            .ops
+            .iter()
+            .filter(|op| op.outputs().iter().any(|&out| restricted.value(out).rows == Rows::Tokens));
+        assert_eq!(all.map(Op::name).collect::<Vec<_>>(), ["embed"], "{restricted}");
+    }
+
+    #[test]
+    fn experts_whose_row_others_read_stay_as_they_are() {
+        let plan = plan_of(|g, w| {
+            let x = g.embed(w.get("table", [VOCAB, VOCAB])?, VOCAB);
+            let h = g.rms_norm(x, w.norm("norm", VOCAB, 1e-6)?);
+            let logits = g.linear(h, w.linear("gate", 4, VOCAB, false)?, 4);
+            let router = Router {
+                top_k: 1,
+                scores: Scores::Softmax,
+                correction: None,
+                groups: None,
+                weights: RouteWeights::Scores,
+                scale: 1.0,
+            };
+            let (ids, weights) = g.route(logits, router);
+            let up = w.experts(|expert| format!("experts.{expert}"), 4, [VOCAB, VOCAB], false)?;
+            let y = g.expert_linear(h, ids, up, VOCAB);
+            let y = g.combine(y, weights);
+            let y = g.add(h, y);
+            Ok(g.select_outputs(y))
+        });
+        // One slice of one expert is as wide as the row, so the sum is `moe_down` all the same.
+        let expected = ["embed", "rms_norm", "linear", "route", "moe_down", "select_outputs"];
+        assert_eq!(op_names(&fuse(plan)), expected);
+    }
+
+    #[test]
     fn fusing_twice_is_fusing_once() {
         assert_eq!(fuse(fuse(decoder())), fuse(decoder()));
     }
@@ -224,8 +288,8 @@ v8 = linear_residual(v7, v6; 0.down_proj.weight)
 
     #[test]
     fn a_turned_query_that_others_read_earlier_stays_apart_from_the_cache_write() {
-        let heads = Heads { heads: 2, kv_heads: 2, head_dim: 4, scale: 0.5, window: None };
-        let rope = Rope { head_dim: 4, theta: 100.0, scaling: RopeScaling::None, attention_factor: 1.0 };
+        let heads = Heads { heads: 2, kv_heads: 2, head_dim: 4, scale: 0.5, window: None, sinks: None };
+        let rope = Rope { head_dim: 4, dims: 4, theta: 100.0, scaling: RopeScaling::None, attention_factor: 1.0 };
         let plan = plan_of(|g, w| {
             let embed = |g: &mut Graph, name: &str| Ok::<_, crate::BuildError>(g.embed(w.get(name, [8, 8])?, 8));
             let (q, k, v) = (embed(g, "q")?, embed(g, "k")?, embed(g, "v")?);

@@ -45,6 +45,12 @@ impl<'a> Rewrite<'a> {
         if self.consumers(value).len() == 1 { self.producer(value) } else { None }
     }
 
+    /// The op that reads `value`, with its place, if `value` is read exactly once, and by an op.
+    pub(super) fn sole_consumer(&self, value: Value) -> Option<(usize, &'a Op)> {
+        let &[index] = self.consumers(value) else { return None };
+        Some((index, self.plan.ops.get(index)?))
+    }
+
     /// Whether `norm` is over the whole row of `x`, not over slices of it.
     pub(super) fn is_row_norm(&self, x: Value, norm: Norm) -> bool {
         self.plan.weight(norm.weight).shape == [self.plan.value(x).width]
@@ -54,6 +60,11 @@ impl<'a> Rewrite<'a> {
     pub(super) fn replace(&mut self, at: usize, op: Op, others: &[usize]) {
         others.iter().for_each(|&other| self.ops[other] = None);
         self.ops[at] = Some(op);
+    }
+
+    /// Takes the op at `at` away.
+    pub(super) fn remove(&mut self, at: usize) {
+        self.ops[at] = None;
     }
 
     /// The ops as they are now.

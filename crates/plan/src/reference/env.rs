@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::RowPlace;
+use super::{Choices, RowPlace};
 use crate::ops::{Definition, LinearWeights, NormWeights, Textbook};
 use crate::{Linear, Norm, Op, Plan, StepInput, Value, ValueInfo, WeightId};
 
@@ -17,6 +17,8 @@ pub(crate) struct Env<'a, M, S> {
     /// By [`Value::index`]; a matrix that no op has made yet is empty.
     pub(crate) values: &'a mut Vec<M>,
     pub(crate) state: S,
+    /// What routers choose, where it is not left to them.
+    pub(crate) choices: Option<&'a Choices>,
     /// The shapes of the values that a fused op has for itself, which come after the plan's.
     own: Vec<ValueInfo>,
 }
@@ -30,7 +32,7 @@ impl<'a, M: Default, S> Env<'a, M, S> {
         values: &'a mut Vec<M>,
         state: S,
     ) -> Self {
-        Self { plan, input, rows, weight, values, state, own: vec![] }
+        Self { plan, input, rows, weight, values, state, choices: None, own: vec![] }
     }
 
     /// Evaluates `op` by evaluating the textbook ops that it stands for.

@@ -5,6 +5,7 @@
 //! a kernel's own rounding is all that stands between it and the reference. A row's result does not depend on the other
 //! rows of the step: prefill in one piece, in chunks and token by token give the same bits.
 
+mod choices;
 mod env;
 mod kv_cache;
 
@@ -15,6 +16,7 @@ use tensor::Tensor;
 
 use crate::{BlockCopy, KvLayout, Op, Plan, StepError, StepInput, Value, VerifyError, WeightId, hidden_states, verify};
 
+pub use choices::{Choices, Seen, WrongChoice};
 pub(crate) use env::Env;
 pub use kv_cache::KvCache;
 
@@ -57,6 +59,8 @@ pub struct Interpreter {
     plan: Arc<Plan>,
     weights: Vec<Vec<f32>>,
     cache: KvCache,
+    /// What routers choose, where it is not left to them.
+    choices: Option<Choices>,
 }
 
 impl Interpreter {
@@ -74,7 +78,7 @@ impl Interpreter {
             assert_eq!(tensor.shape(), info.shape, "tensor for `{}`", info.name);
         }
         let cache = KvCache::new(&plan.kv_layers, kv);
-        Ok(Self { plan, weights: weights.iter().map(Tensor::to_f32).collect(), cache })
+        Ok(Self { plan, weights: weights.iter().map(Tensor::to_f32).collect(), cache, choices: None })
     }
 
     /// The plan that it runs.
@@ -90,6 +94,16 @@ impl Interpreter {
     /// Runs a step. Returns the logits, (outputs, vocab_size).
     pub fn run(&mut self, input: &StepInput) -> Result<Vec<f64>, StepError> {
         self.run_traced(input, |_, _, _, _| {})
+    }
+
+    /// What came of the choices so far.
+    pub fn choices_seen(&self) -> Seen {
+        self.choices.as_ref().map(Choices::seen).unwrap_or_default()
+    }
+
+    /// Has routers choose as `choices` says in the steps to come. Returns what came of the choices before these.
+    pub fn choose(&mut self, choices: Option<Choices>) -> Option<Seen> {
+        std::mem::replace(&mut self.choices, choices).map(|choices| choices.seen())
     }
 
     /// Runs a step. Returns what the final norm makes of the output rows, (outputs, hidden_size), in place of logits; the
@@ -117,6 +131,7 @@ impl Interpreter {
         let mut values = vec![Vec::new(); self.plan.values.len()];
         let weight = |weight: WeightId| Cow::Borrowed(&self.weights[weight.index()][..]);
         let mut env = Env::new(&self.plan, input, &rows, &weight, &mut values, &mut self.cache);
+        env.choices = self.choices.as_ref();
         for (index, op) in self.plan.ops.iter().enumerate() {
             env.run(op, |op, env| op.reference(env));
             for value in op.outputs() {
