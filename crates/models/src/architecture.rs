@@ -41,6 +41,13 @@ pub struct GgufNames {
     pub pairs_rows: bool,
 }
 
+/// What most mixtures call the matrices of their experts: see [`GgufNames::expert_tensors`].
+pub(crate) const MLP_EXPERTS: &[(&str, &str)] = &[
+    ("ffn_gate_exps", "mlp.experts.{}.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.{}.up_proj"),
+    ("ffn_down_exps", "mlp.experts.{}.down_proj"),
+];
+
 impl GgufNames {
     /// Nothing but the shared names.
     pub(crate) const SHARED: Self = Self {

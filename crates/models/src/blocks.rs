@@ -5,7 +5,13 @@ use plan::{BuildError, Graph, Linear, Value, Weights};
 use crate::config::{Decoder, Mlp};
 
 /// `mlp`: down(act(gate(x)) · up(x)), (tokens, hidden).
-fn gated_mlp(g: &mut Graph, w: &Weights<'_>, mlp: &Mlp, hidden: usize, x: Value) -> Result<Value, BuildError> {
+pub(crate) fn gated_mlp(
+    g: &mut Graph,
+    w: &Weights<'_>,
+    mlp: &Mlp,
+    hidden: usize,
+    x: Value,
+) -> Result<Value, BuildError> {
     let &Mlp { intermediate_size: intermediate, hidden_act, bias } = mlp;
     let gate = g.linear(x, w.linear("gate_proj", intermediate, hidden, bias)?, intermediate);
     let up = g.linear(x, w.linear("up_proj", intermediate, hidden, bias)?, intermediate);
@@ -23,13 +29,28 @@ pub(crate) fn pre_norm_layer<E: From<BuildError>>(
     x: Value,
     attention: impl FnOnce(&mut Graph, &Weights<'_>, Value) -> Result<Value, E>,
 ) -> Result<Value, E> {
+    layer(g, w, decoder, x, attention, |g, x, h| {
+        let h = gated_mlp(g, &w.at("mlp"), mlp, decoder.hidden_size, h)?;
+        Ok(g.add(x, h))
+    })
+}
+
+/// A pre-norm layer whose second half is `feed_forward`: it gets the residual stream and what the second norm makes of
+/// it, each (tokens, hidden_size), and returns the stream with its own part added.
+pub(crate) fn layer<E: From<BuildError>>(
+    g: &mut Graph,
+    w: &Weights<'_>,
+    decoder: &Decoder,
+    x: Value,
+    attention: impl FnOnce(&mut Graph, &Weights<'_>, Value) -> Result<Value, E>,
+    feed_forward: impl FnOnce(&mut Graph, Value, Value) -> Result<Value, E>,
+) -> Result<Value, E> {
     let &Decoder { hidden_size: hidden, rms_norm_eps: eps, .. } = decoder;
     let h = g.rms_norm(x, w.norm("input_layernorm", hidden, eps)?);
     let h = attention(g, &w.at("self_attn"), h)?;
     let x = g.add(x, h);
     let h = g.rms_norm(x, w.norm("post_attention_layernorm", hidden, eps)?);
-    let h = gated_mlp(g, &w.at("mlp"), mlp, hidden, h)?;
-    Ok(g.add(x, h))
+    feed_forward(g, x, h)
 }
 
 /// `model.embed_tokens`, then `layer` for each of `model.layers.N`, then `model.norm` and `lm_head` (the embedding table

@@ -37,7 +37,7 @@ pub enum ConfigError {
 const HIDDEN_ACTS: &[&str] = &["silu", "swish", "gelu_pytorch_tanh", "gelu_new", "relu"];
 /// The most that a count or width may be: above every published model, and small enough that no product of two
 /// overflows.
-const WIDTH_MAX: usize = 1 << 24;
+pub(crate) const WIDTH_MAX: usize = 1 << 24;
 /// The most layers.
 const LAYERS_MAX: usize = 1 << 10;
 /// The most tokens of a context or window.
@@ -142,13 +142,18 @@ pub(crate) struct Mlp {
 impl Mlp {
     /// `bias` is `mlp_bias` in the architectures that leave it open.
     pub(crate) fn read(fields: &Fields<'_>, bias: bool) -> Result<Self, ConfigError> {
-        let hidden_act = match fields.one_of("hidden_act", HIDDEN_ACTS, "silu")? {
-            "relu" => Activation::Relu,
-            "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
-            _ => Activation::Silu,
-        };
-        Ok(Self { intermediate_size: fields.required("intermediate_size", 1..=WIDTH_MAX)?, hidden_act, bias })
+        let intermediate_size = fields.required("intermediate_size", 1..=WIDTH_MAX)?;
+        Ok(Self { intermediate_size, hidden_act: hidden_act(fields)?, bias })
     }
+}
+
+/// What gates are sent through.
+pub(crate) fn hidden_act(fields: &Fields<'_>) -> Result<Activation, ConfigError> {
+    Ok(match fields.one_of("hidden_act", HIDDEN_ACTS, "silu")? {
+        "relu" => Activation::Relu,
+        "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
+        _ => Activation::Silu,
+    })
 }
 
 /// The heads of attention.
@@ -212,6 +217,7 @@ impl HeadSizes {
             head_dim: self.head_dim,
             scale: 1.0 / (self.head_dim as f32).sqrt(),
             window,
+            sinks: None,
         }
     }
 }
@@ -262,9 +268,16 @@ pub(crate) struct Fields<'a> {
 impl<'a> Fields<'a> {
     /// The fields of a whole config.json. Refuses those that ask for what no model here computes.
     pub(crate) fn new(config: &'a Value, defaults: &'a Value) -> Result<Self, ConfigError> {
+        Self::with_own(config, defaults, &[])
+    }
+
+    /// As [`Fields::new`], of an architecture that computes what the fields `own` ask for.
+    pub(crate) fn with_own(config: &'a Value, defaults: &'a Value, own: &[&str]) -> Result<Self, ConfigError> {
         let fields = Fields { config, defaults, path: "" };
         fields.refuse_unless_null("quantization_config", "no pre-quantised weights")?;
-        fields.refuse_unless_neutral(&NEUTRAL)?;
+        for neutral in NEUTRAL.iter().filter(|(field, _)| !own.contains(field)) {
+            fields.refuse_unless_neutral(std::slice::from_ref(neutral))?;
+        }
         Ok(fields)
     }
 
@@ -414,7 +427,7 @@ mod tests {
     /// What each architecture says of a configuration, whose heads are those of no default.
     fn build(changes: &Value) -> Vec<Result<plan::Plan, crate::ModelError>> {
         let build = |model_type: &&str| {
-            let mut config = json!({ "num_key_value_heads": null, "head_dim": null });
+            let mut config = json!({ "num_key_value_heads": null, "head_dim": null, "partial_rotary_factor": 1 });
             for (field, value) in changed(changes).as_object().unwrap() {
                 config[field] = value.clone();
             }
@@ -432,7 +445,7 @@ mod tests {
         assert_eq!((heads.head_dim, heads.num_key_value_heads), (6, 4));
         assert_eq!(
             Rotary::read(&fields, heads.head_dim).unwrap().rope,
-            Rope { head_dim: 6, theta: 10000.0, scaling: RopeScaling::None, attention_factor: 1.0 }
+            Rope { head_dim: 6, dims: 6, theta: 10000.0, scaling: RopeScaling::None, attention_factor: 1.0 }
         );
         assert!(!Decoder::read(&fields).unwrap().tie_word_embeddings && !fields.flag("attention_bias").unwrap());
         assert_eq!(fields.sliding_window(), Ok(None));
@@ -573,7 +586,13 @@ mod tests {
             ),
         ];
         for (changes, expected) in faults {
-            for outcome in build(&changes) {
+            // One architecture turns a part of each head.
+            let is_taken =
+                |model_type: &str| model_type == "glm4_moe" && changes.get("partial_rotary_factor").is_some();
+            for (outcome, model_type) in build(&changes).into_iter().zip(crate::SUPPORTED) {
+                if is_taken(model_type) {
+                    continue;
+                }
                 assert_eq!(outcome.expect_err(expected).to_string(), expected, "{changes}");
             }
         }

@@ -10,10 +10,16 @@
 mod architecture;
 mod blocks;
 mod config;
+mod experts;
+mod glm4_moe;
+mod gpt_oss;
 mod llama;
 mod mistral;
+mod mixtral;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 mod registry;
 mod rope;
 mod smollm3;

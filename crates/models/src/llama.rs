@@ -16,18 +16,6 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     gguf: GgufNames { architectures: &[("llama", None)], pairs_rows: true, ..GgufNames::SHARED },
 };
 
-/// Mixtral's GGUF files name Llama, too, and have experts. Named here so that they are refused as what they are.
-pub(crate) const MIXTRAL: Architecture = Architecture {
-    model_type: "mixtral",
-    class: "MixtralForCausalLM",
-    gguf: GgufNames {
-        architectures: &[("llama", Some("expert_count"))],
-        keys: &[("expert_count", "num_local_experts"), ("expert_used_count", "num_experts_per_tok")],
-        pairs_rows: true,
-        ..GgufNames::SHARED
-    },
-};
-
 struct Config {
     decoder: Decoder,
     heads: HeadSizes,

@@ -32,10 +32,16 @@ type Build = fn(&Value, &dyn WeightSource) -> Result<Plan, ModelError>;
 
 /// Each architecture with its file. The one list of them.
 const ARCHITECTURES: &[(Architecture, Build)] = &[
+    (crate::glm4_moe::ARCHITECTURE, crate::glm4_moe::plan),
+    (crate::gpt_oss::ARCHITECTURE, crate::gpt_oss::plan),
     (crate::llama::ARCHITECTURE, crate::llama::plan),
+    // Before Mistral: a GGUF file of Llama's name with experts and a window is Mixtral's.
+    (crate::mixtral::ARCHITECTURE, crate::mixtral::plan),
     (crate::mistral::ARCHITECTURE, crate::mistral::plan),
     (crate::qwen2::ARCHITECTURE, crate::qwen2::plan),
+    (crate::qwen2_moe::ARCHITECTURE, crate::qwen2_moe::plan),
     (crate::qwen3::ARCHITECTURE, crate::qwen3::plan),
+    (crate::qwen3_moe::ARCHITECTURE, crate::qwen3_moe::plan),
     (crate::smollm3::ARCHITECTURE, crate::smollm3::plan),
 ];
 
@@ -50,10 +56,9 @@ pub const SUPPORTED: [&str; ARCHITECTURES.len()] = {
     names
 };
 
-/// The architectures as files name them: the supported ones, and before them others whose GGUF files would pass for one
-/// of these.
+/// The supported architectures, as files name them.
 pub fn architectures() -> impl Iterator<Item = Architecture> {
-    [crate::llama::MIXTRAL].into_iter().chain(ARCHITECTURES.iter().map(|(architecture, _)| *architecture))
+    ARCHITECTURES.iter().map(|(architecture, _)| *architecture)
 }
 
 /// The plan of the model that `config`, a `config.json`, describes, in textbook ops. Every weight is asked of `source`
@@ -105,7 +110,11 @@ mod tests {
     #[test]
     fn an_unknown_architecture_is_refused_with_the_list_of_known_ones() {
         let error = build_plan(&json!({ "model_type": "mamba" }), &AnyShape).unwrap_err().to_string();
-        assert_eq!(error, "architecture `mamba` is not supported; supported: llama, mistral, qwen2, qwen3, smollm3");
+        assert_eq!(
+            error,
+            "architecture `mamba` is not supported; supported: glm4_moe, gpt_oss, llama, mixtral, mistral, \
+                          qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3"
+        );
         let error = build_plan(&json!({ "architectures": ["GPT2LMHeadModel"] }), &AnyShape).unwrap_err().to_string();
         assert!(error.starts_with("architecture `GPT2LMHeadModel` is not supported"), "{error}");
         let error = build_plan(&json!([]), &AnyShape).unwrap_err().to_string();

@@ -39,13 +39,40 @@ pub(crate) struct Rotary {
 impl Rotary {
     pub(crate) fn read(fields: &Fields<'_>, head_dim: usize) -> Result<Self, ConfigError> {
         let max_position_embeddings = fields.required("max_position_embeddings", 1..=CONTEXT_MAX)?;
-        read(fields, head_dim, max_position_embeddings)
+        read(fields, [head_dim; 2], max_position_embeddings)
+    }
+
+    /// As [`Rotary::read`], of an architecture that turns the part `partial_rotary_factor` of each head.
+    pub(crate) fn read_partial(fields: &Fields<'_>, head_dim: usize) -> Result<Self, ConfigError> {
+        const FIELD: &str = "partial_rotary_factor";
+        let max_position_embeddings = fields.required("max_position_embeddings", 1..=CONTEXT_MAX)?;
+        let parameters = fields.get("rope_parameters").and_then(|parameters| parameters.get(FIELD));
+        let factor = parameters.or(fields.get(FIELD));
+        let dims = match factor {
+            None => head_dim,
+            Some(value) => {
+                let dims = value.as_f64().map(|factor| (factor * head_dim as f64) as usize);
+                let fits = |dims: &usize| (2..=head_dim).contains(dims) && dims.is_multiple_of(2);
+                dims.filter(fits).ok_or_else(|| {
+                    invalid(
+                        FIELD,
+                        show(value),
+                        format!("a part of `head_dim`, {head_dim}, of an even number of features"),
+                    )
+                })?
+            }
+        };
+        read(fields, [head_dim, dims], max_position_embeddings)
     }
 }
 
-/// Reads `rope_parameters` if it is there, otherwise `rope_scaling` beside `rope_theta`. `max_position_embeddings` is
-/// that of config.json.
-fn read(fields: &Fields<'_>, head_dim: usize, max_position_embeddings: usize) -> Result<Rotary, ConfigError> {
+/// Reads `rope_parameters` if it is there, otherwise `rope_scaling` beside `rope_theta`, for heads of `head_dim` features of
+/// which the first `dims` are turned. `max_position_embeddings` is that of config.json.
+fn read(
+    fields: &Fields<'_>,
+    [head_dim, dims]: [usize; 2],
+    max_position_embeddings: usize,
+) -> Result<Rotary, ConfigError> {
     let path = ["rope_parameters", "rope_scaling"].into_iter().find(|path| fields.get(path).is_some());
     let empty = Value::Object(Map::new());
     let parameters = match path.and_then(|path| Some((path, fields.get(path)?))) {
@@ -57,7 +84,7 @@ fn read(fields: &Fields<'_>, head_dim: usize, max_position_embeddings: usize) ->
     for kind in ["full_attention", "sliding_attention"] {
         parameters.refuse_unless_null(kind, "one rotary embedding for all layers")?;
     }
-    for fields in [fields, &parameters] {
+    for fields in [fields, &parameters].into_iter().filter(|_| dims == head_dim) {
         if let Some(found) = fields.get("partial_rotary_factor").filter(|found| found.as_f64() != Some(1.0)) {
             return Err(invalid(fields.name("partial_rotary_factor"), show(found), "1"));
         }
@@ -73,8 +100,8 @@ fn read(fields: &Fields<'_>, head_dim: usize, max_position_embeddings: usize) ->
         parameters.refuse_unless_neutral(&[ATTENTION_FACTOR])?;
     }
     let asked = fields.optional(CTX_SIZE, 0..=CONTEXT_MAX)?;
-    let reader = Reader { fields, parameters: &parameters, head_dim, max_position_embeddings, asked };
-    let plain = Rope { head_dim, theta, scaling: RopeScaling::None, attention_factor: 1.0 };
+    let reader = Reader { fields, parameters: &parameters, dims, max_position_embeddings, asked };
+    let plain = Rope { head_dim, dims, theta, scaling: RopeScaling::None, attention_factor: 1.0 };
     let mut rotary = match kind {
         "linear" => {
             let scaling = RopeScaling::Linear { factor: parameters.positive("factor")? };
@@ -100,7 +127,8 @@ fn read(fields: &Fields<'_>, head_dim: usize, max_position_embeddings: usize) ->
 struct Reader<'a> {
     fields: &'a Fields<'a>,
     parameters: &'a Fields<'a>,
-    head_dim: usize,
+    /// Features of a head that are turned.
+    dims: usize,
     max_position_embeddings: usize,
     /// The context that the user asked for.
     asked: Option<usize>,
@@ -175,13 +203,13 @@ impl Reader<'_> {
 
     /// NTK-aware scaling of the base by the context that was asked for; the trained context is not changed.
     fn dynamic(&self, plain: Rope) -> Result<Rotary, ConfigError> {
-        let (trained, dims) = (self.max_position_embeddings, self.head_dim as f64);
+        let (trained, dims) = (self.max_position_embeddings, self.dims as f64);
         let factor = self.parameters.positive("factor")?;
         let Some(context_len) = self.asked.filter(|&asked| asked > trained) else {
             return Ok(Rotary { rope: plain, context_len: trained });
         };
         let context_len = context_len.min(stretched(trained, factor).max(trained));
-        if self.head_dim == 2 {
+        if self.dims == 2 {
             return Err(invalid("head_dim", 2, "more than 2, because a dynamic base has the power dims / (dims - 2)"));
         }
         let (factor, share) = (f64::from(factor), context_len as f64 / trained as f64);
@@ -197,7 +225,7 @@ impl Reader<'_> {
         let original = self.original()?;
         let factor = self.factor(original)?;
         let list = |field: &str| {
-            let expected = || format!("{} positive numbers, one for each pair of a head", self.head_dim / 2);
+            let expected = || format!("{} positive numbers, one for each pair of a head", self.dims / 2);
             let found = self.factors(parameters, field)?;
             found.ok_or_else(|| ConfigError::Missing { field: parameters.name(field), expected: expected() })
         };
@@ -219,7 +247,7 @@ impl Reader<'_> {
     /// One divisor for each frequency.
     fn factors(&self, fields: &Fields<'_>, field: &str) -> Result<Option<Vec<f32>>, ConfigError> {
         let Some(value) = fields.get(field) else { return Ok(None) };
-        let pairs = self.head_dim / 2;
+        let pairs = self.dims / 2;
         let factors = value.as_array().map(|list| list.iter().map(positive_f32).collect::<Option<Vec<_>>>());
         match factors {
             Some(Some(factors)) if factors.len() == pairs => Ok(Some(factors)),
@@ -252,7 +280,7 @@ mod tests {
     /// The rotary embedding and the context of heads of 6 features, trained for 99 tokens.
     fn rotary(config: Value) -> Result<Rotary, ConfigError> {
         let defaults = json!({ "rope_theta": 10000 });
-        read(&Fields { config: &config, defaults: &defaults, path: "" }, 6, 99)
+        read(&Fields { config: &config, defaults: &defaults, path: "" }, [6, 6], 99)
     }
 
     fn near(found: &[f64], expected: &[f64]) -> bool {
@@ -272,13 +300,13 @@ mod tests {
             "original_max_position_embeddings": 64, "rope_theta": 500000.0,
         });
         let rope = |config| rotary(config).unwrap().rope;
-        let expected = Rope { head_dim: 6, theta: 500_000.0, scaling: llama3, attention_factor: 1.0 };
+        let expected = Rope { head_dim: 6, dims: 6, theta: 500_000.0, scaling: llama3, attention_factor: 1.0 };
         assert_eq!(rope(json!({ "rope_parameters": parameters })), expected);
         assert_eq!(rope(json!({ "rope_scaling": parameters, "rope_theta": 500000 })), expected);
         // The key of transformers before 4.43.
         let linear = rope(json!({ "rope_scaling": { "type": "linear", "factor": 2.0 } }));
         let scaling = RopeScaling::Linear { factor: 2.0 };
-        assert_eq!(linear, Rope { head_dim: 6, theta: 10000.0, scaling, attention_factor: 1.0 });
+        assert_eq!(linear, Rope { head_dim: 6, dims: 6, theta: 10000.0, scaling, attention_factor: 1.0 });
         let factors = rope(json!({ "rope_freq_factors": [1.0, 2.0, 8.5] }));
         assert_eq!(factors.scaling, RopeScaling::Factors(vec![1.0, 2.0, 8.5]));
     }
@@ -357,7 +385,7 @@ mod tests {
         };
         let (short, long) = (read(Some(33)), read(Some(34)));
         assert_eq!((short.context_len, long.context_len, read(None).context_len), (33, 99, 99));
-        let plain = Rope { head_dim: 6, theta: 10000.0, scaling: RopeScaling::None, attention_factor: 1.0 };
+        let plain = Rope { head_dim: 6, dims: 6, theta: 10000.0, scaling: RopeScaling::None, attention_factor: 1.0 };
         let frequencies = plain.frequencies();
         assert!(near(&short.rope.frequencies(), &[frequencies[0], frequencies[1], frequencies[2] / 2.0]));
         assert!(near(&long.rope.frequencies(), &[frequencies[0], frequencies[1] / 4.0, frequencies[2] / 8.0]));

@@ -30,12 +30,20 @@ fn a_file_is_of_the_model_that_its_keys_tell() {
         ("qwen2", &[window, experts], "qwen2", json!(["Qwen2ForCausalLM"])),
         ("qwen3", &[], "qwen3", json!(["Qwen3ForCausalLM"])),
         ("smollm3", &[], "smollm3", json!(["SmolLM3ForCausalLM"])),
-        ("qwen3moe", &[experts], "qwen3moe", json!(null)),
+        ("qwen3moe", &[experts], "qwen3_moe", json!(["Qwen3MoeForCausalLM"])),
+        ("qwen2moe", &[experts], "qwen2_moe", json!(["Qwen2MoeForCausalLM"])),
+        ("gpt-oss", &[window, experts], "gpt_oss", json!(["GptOssForCausalLM"])),
+        ("glm4moe", &[experts], "glm4_moe", json!(["Glm4MoeForCausalLM"])),
     ] {
         let config = config(architecture, keys);
         assert_eq!((&config["model_type"], &config["architectures"]), (&json!(model_type), &class), "{config}");
         let number = |name| keys.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
-        assert_eq!(config["num_local_experts"], json!(number("expert_count")), "{config}");
+        let count = match model_type {
+            "qwen2_moe" | "qwen3_moe" => "num_experts",
+            "glm4_moe" => "n_routed_experts",
+            _ => "num_local_experts",
+        };
+        assert_eq!(config[count], json!(number("expert_count")), "{config}");
         assert_eq!(config["sliding_window"], json!(number("attention.sliding_window")), "{config}");
     }
     // A null, where a lack would be the default.
@@ -48,11 +56,18 @@ fn tensors_have_their_names_and_rows_their_order() {
     let config = json!({ "num_attention_heads": 4, "num_key_value_heads": 2 });
     for model_type in models::SUPPORTED {
         let names = gguf_architectures::names(model_type);
-        let written = if model_type == "mistral" { "llama" } else { model_type };
+        let written = match model_type {
+            "mistral" | "mixtral" => "llama",
+            "gpt_oss" => "gpt-oss",
+            "glm4_moe" => "glm4moe",
+            "qwen2_moe" => "qwen2moe",
+            "qwen3_moe" => "qwen3moe",
+            same => same,
+        };
         assert_eq!(names.architecture(), Some(written));
         let heads = |tensor: &str| names.reordered_heads(tensor, config.as_object().unwrap());
         let found = ["blk.0.attn_q.weight", "blk.0.attn_k.bias", "blk.0.attn_v.weight", "token_embd.weight"].map(heads);
-        let is_reordered = ["llama", "mistral", "smollm3"].contains(&model_type);
+        let is_reordered = ["llama", "mistral", "mixtral", "smollm3"].contains(&model_type);
         assert_eq!(found, if is_reordered { [Some(4), Some(2), None, None] } else { [None; 4] }, "{model_type}");
         let q_norm = "model.layers.0.self_attn.q_norm.weight";
         assert_eq!(names.checkpoint_name("blk.0.attn_q_norm.weight"), q_norm);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use plan::reference::Interpreter;
-use plan::{AnyShape, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
+use plan::{AnyShape, KvFormat, KvLayout, Op, Plan, StepInput, fuse, restrict_outputs};
 use tensor::Tensor;
 use testing::tolerance::LOGITS_RELATIVE;
 use testing::{BlockPool, Golden, Rng, goldens};
@@ -137,6 +137,34 @@ fn greedy_text_is_that_of_transformers() {
             }
         }
     }
+}
+
+#[test]
+fn routers_choose_the_experts_that_those_of_transformers_do() {
+    let mut routed = 0;
+    for golden in all_goldens() {
+        let (forms, weights) = forms(&golden);
+        for (form, plan) in forms.iter().take(2) {
+            let mut interpreter = Interpreter::new(plan.clone(), weights.clone(), KV).unwrap();
+            let tokens = &golden.expected.prompt_token_ids;
+            let step = testing::golden::golden_step(tokens, 0, 0..tokens.len() as u32);
+            let mut found: Vec<(Vec<f32>, Vec<f32>)> = vec![];
+            let narrow = |elements: &[f64]| elements.iter().map(|&element| element as f32).collect::<Vec<_>>();
+            let trace = |_: usize, op: &plan::Op, value: plan::Value, elements: &[f64]| match *op {
+                Op::Route { ids, .. } | Op::MoeRoute { ids, .. } if value == ids => {
+                    found.push((narrow(elements), vec![]));
+                }
+                Op::Route { weights, .. } | Op::MoeRoute { weights, .. } if value == weights => {
+                    found.last_mut().expect("ids come first").1 = narrow(elements);
+                }
+                _ => {}
+            };
+            interpreter.run_traced(&step, trace).unwrap();
+            golden.check_routing(&found).unwrap_or_else(|error| panic!("{form}: {error}"));
+            routed += found.len();
+        }
+    }
+    assert!(routed > 20, "{routed} layers with experts");
 }
 
 /// What the goldens are evidence of: every architecture is there, and the folders name where they come from.

@@ -7,12 +7,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use formats::Checkpoint;
 use plan::{KvFormat, KvLayout, Plan, StepInput};
-use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use tensor::{Tensor, WeightFormat};
 
 use crate::tolerance::LOGITS_RELATIVE;
+
+#[path = "../../cli/src/gguf_architectures.rs"]
+#[expect(dead_code, reason = "these are read by name alone")]
+mod gguf_architectures;
 
 /// A cache that holds the prompt or the greedy text of any golden.
 pub const GOLDEN_KV: KvLayout = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 16 };
@@ -27,7 +31,7 @@ pub struct Golden {
     pub name: String,
     /// `config.json`.
     pub config: serde_json::Value,
-    /// `model.safetensors`, all F32.
+    /// `model.safetensors`, in F32, whatever it is stored in: exactly what the stored numbers mean.
     pub tensors: HashMap<String, Tensor>,
     /// `golden.json`.
     pub expected: Expected,
@@ -42,6 +46,20 @@ pub struct Expected {
     pub logits: Vec<Vec<f32>>,
     /// A greedy text.
     pub greedy: Greedy,
+    /// Which experts the tokens of the prompt take in each layer that has any; empty for models without.
+    #[serde(default)]
+    pub routing: Vec<Routing>,
+}
+
+/// What the router of a layer chooses.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Routing {
+    /// The layer.
+    pub layer: usize,
+    /// The experts of each token, the best first.
+    pub ids: Vec<Vec<u32>>,
+    /// How much each of them counts.
+    pub weights: Vec<Vec<f32>>,
 }
 
 /// What greedy decoding gives after a short prompt.
@@ -99,25 +117,17 @@ impl Golden {
     /// When a file is missing or malformed.
     pub fn read(folder: &Path, checkpoint: &Path) -> Self {
         let read = |path: PathBuf| fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let config = serde_json::from_slice(&read(checkpoint.join("config.json"))).expect("config.json is JSON");
         let expected = serde_json::from_slice(&read(folder.join("golden.json"))).expect("golden.json as documented");
-        let file = read(checkpoint.join("model.safetensors"));
-        let tensors = SafeTensors::deserialize(&file).expect("a valid safetensors file");
-        let tensors = tensors
-            .iter()
-            .map(|(name, view)| {
-                let format = match view.dtype() {
-                    Dtype::F32 => WeightFormat::F32,
-                    Dtype::F16 => WeightFormat::F16,
-                    Dtype::BF16 => WeightFormat::BF16,
-                    other => panic!("{name} is {other:?}"),
-                };
-                let tensor = Tensor::new(format, view.shape().to_vec(), Bytes::copy_from_slice(view.data()));
-                (name.to_owned(), tensor.expect("safetensors checked the size"))
-            })
-            .collect();
+        let open_file = |path: &Path| Ok(Bytes::from(fs::read(path)?));
+        let opened = Checkpoint::open(checkpoint, &open_file, gguf_architectures::all());
+        let opened = opened.unwrap_or_else(|error| panic!("{}: {error}", checkpoint.display()));
+        let in_f32 = |name: &str| {
+            let tensor = opened.tensor(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+            Tensor::from_f32(WeightFormat::F32, tensor.shape().to_vec(), &tensor.to_f32()).expect("as many numbers")
+        };
+        let tensors = opened.tensor_names().map(|name| (name.to_owned(), in_f32(name))).collect();
         let name = folder.file_name().expect("a folder has a name").to_string_lossy().into_owned();
-        Self { name, config, tensors, expected }
+        Self { name, config: opened.config.clone(), tensors, expected }
     }
 
     /// Its plan in textbook ops, and its weights in the order of the plan.
@@ -148,6 +158,30 @@ impl Golden {
             return Ok(worst);
         }
         Err(format!("{}: logits are off by {worst:e}, {bound:e} allowed", self.name))
+    }
+
+    /// Holds the experts that a device chose for the prompt, layer after layer, and their weights, to the published
+    /// implementation's. Every choice there is further from the next than rounding goes.
+    pub fn check_routing(&self, found: &[(Vec<f32>, Vec<f32>)]) -> Result<(), String> {
+        let Expected { routing, .. } = &self.expected;
+        if found.len() != routing.len() {
+            return Err(format!("{}: {} layers choose experts, expected {}", self.name, found.len(), routing.len()));
+        }
+        for ((ids, weights), expected) in found.iter().zip(routing) {
+            let expected_ids: Vec<f32> = expected.ids.iter().flatten().map(|&id| id as f32).collect();
+            let layer = expected.layer;
+            if let Some(at) = (0..expected_ids.len()).find(|&at| ids.get(at) != Some(&expected_ids[at])) {
+                let (found, expected) = (ids.get(at), expected_ids[at]);
+                return Err(format!("{}: layer {layer}, choice {at} is {found:?}, expected {expected}", self.name));
+            }
+            let off = weights.iter().zip(expected.weights.iter().flatten()).map(|(a, b)| (a - b).abs());
+            // A NaN is further off than anything.
+            let worst = off.fold(0.0, |worst: f32, off| if off.is_nan() { f32::INFINITY } else { worst.max(off) });
+            if weights.len() != ids.len() || worst > 1e-4 {
+                return Err(format!("{}: weights of layer {layer} are off by {worst:e}", self.name));
+            }
+        }
+        Ok(())
     }
 
     /// Holds the first `tokens` of the greedy text to the published implementation's: `replay` gives the last row's logits

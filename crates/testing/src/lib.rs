@@ -7,12 +7,14 @@
 
 pub mod golden;
 pub mod random;
+pub mod sample;
 pub mod steps;
 pub mod tiny;
 pub mod tolerance;
 
 pub use golden::{GOLDEN_KV, Golden, golden_step, goldens};
 pub use random::Rng;
+pub use sample::Sample;
 pub use steps::{BlockPool, Sequence};
 pub use tiny::{MODEL_TYPES, tiny_model};
 pub use tolerance::ErrorAnalysis;

@@ -33,6 +33,10 @@ pub fn random_weights(plan: &Plan, rng: &mut Rng, format: WeightFormat) -> Vec<T
     plan.weights
         .iter()
         .map(|weight| match weight.shape[..] {
+            // A router that is seldom in doubt.
+            [_, in_features] if weight.name.ends_with(".gate.weight") || weight.name.ends_with("router.weight") => {
+                rng.tensor(format, &weight.shape, 0.0, 2.0 / (in_features as f32).sqrt())
+            }
             [_] if weight.name.ends_with("bias") => rng.tensor(vector_format, &weight.shape, 0.0, 0.4),
             [_] => rng.tensor(vector_format, &weight.shape, 1.0, 0.3),
             _ if weight.name.contains("embed_tokens") => rng.tensor(format, &weight.shape, 0.0, 0.5),
@@ -117,12 +121,59 @@ fn tiny_config(model_type: &str, rng: &mut Rng, format: WeightFormat) -> Value {
                 });
             }
         }
-        "mistral" => config["sliding_window"] = rng.pick(&[Some(5), Some(33), None]).into(),
+        "mistral" | "mixtral" => config["sliding_window"] = rng.pick(&[Some(5), Some(33), None]).into(),
         _ => {
             config["use_sliding_window"] = json!(true);
             config["sliding_window"] = json!(9);
             config["max_window_layers"] = json!(1);
         }
+    }
+    // The others' random weights are those that they had before there were mixtures: tests know their texts.
+    if !["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "glm4_moe"].contains(&model_type) {
+        return config;
+    }
+    let inner = match block {
+        1 => 9 + rng.below(12),
+        _ => block * (1 + rng.below(2)),
+    };
+    let experts = rng.pick(&[4, 6, 9]);
+    match model_type {
+        "mixtral" => {
+            config["num_local_experts"] = json!(experts);
+            config["num_experts_per_tok"] = json!(rng.pick(&[1, 2, 4]));
+            config["intermediate_size"] = json!(inner);
+        }
+        "gpt_oss" => {
+            config["num_local_experts"] = json!(experts);
+            config["num_experts_per_tok"] = json!(rng.pick(&[1, 2, 4]));
+            config["intermediate_size"] = json!(inner);
+            config["rope_scaling"] = json!({
+                "rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "beta_slow": 0.5, "truncate": false,
+                "original_max_position_embeddings": 32,
+            });
+        }
+        "glm4_moe" => {
+            let (experts, groups) = rng.pick(&[(8, (1, 1)), (8, (4, 2)), (9, (3, 2))]);
+            config["n_routed_experts"] = json!(experts);
+            config["num_experts_per_tok"] = json!(rng.pick(&[1, 2, 4]));
+            (config["n_group"], config["topk_group"]) = (json!(groups.0), json!(groups.1));
+            config["moe_intermediate_size"] = json!(inner);
+            config["n_shared_experts"] = json!(1 + rng.below(2));
+            config["routed_scaling_factor"] = json!(1.8);
+            config["attention_bias"] = json!(true);
+            config["use_qk_norm"] = json!(rng.below(2) == 0);
+            // At least a pair, and whole pairs.
+            config["partial_rotary_factor"] = json!(head_dim.div_ceil(4) as f64 * 2.0 / head_dim as f64);
+        }
+        "qwen2_moe" | "qwen3_moe" => {
+            config["num_experts"] = json!(experts);
+            config["num_experts_per_tok"] = json!(rng.pick(&[1, 2, 4]));
+            config["moe_intermediate_size"] = json!(inner);
+            config["shared_expert_intermediate_size"] = json!(block.max(11));
+            config["norm_topk_prob"] = json!(rng.below(2) == 0);
+            config["mlp_only_layers"] = json!(vec![0; rng.below(2)]);
+        }
+        _ => {}
     }
     config
 }

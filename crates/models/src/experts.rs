@@ -1,0 +1,128 @@
+//! The mixtures of experts that several architectures share: the fields of `config.json`, and the ops.
+
+use plan::{Activation, BuildError, Graph, Router, Value, Weights};
+
+use crate::ConfigError;
+use crate::config::{Fields, Neutral, WIDTH_MAX, hidden_act, invalid};
+
+/// The most experts of a layer: above every published model.
+pub(crate) const EXPERTS_MAX: usize = 1 << 12;
+
+/// The routed experts of a layer.
+pub(crate) struct Experts {
+    /// How many there are.
+    pub(crate) count: usize,
+    /// How many a token takes: `num_experts_per_tok`.
+    pub(crate) top_k: usize,
+    /// Features inside each of them.
+    pub(crate) intermediate_size: usize,
+    /// What their gates go through.
+    pub(crate) activation: Activation,
+    /// Whether their projections have biases.
+    pub(crate) bias: bool,
+}
+
+impl Experts {
+    /// `count` and `intermediate_size` are the names of these fields, which differ. `num_local_experts` is what
+    /// transformers 5 calls `count` in every architecture.
+    pub(crate) fn read(fields: &Fields<'_>, count: &str, intermediate_size: &str) -> Result<Self, ConfigError> {
+        const NEW_NAME: &str = "num_local_experts";
+        let has = |field| fields.config.get(field).is_some();
+        let count = if has(NEW_NAME) && !has(count) { NEW_NAME } else { count };
+        let num_experts = fields.required(count, 1..=EXPERTS_MAX)?;
+        let top_k = fields.required("num_experts_per_tok", 1..=EXPERTS_MAX)?;
+        if top_k > num_experts {
+            let expected = format!("at most `{count}`, {num_experts}");
+            return Err(invalid("num_experts_per_tok", top_k, expected));
+        }
+        let intermediate_size = fields.required(intermediate_size, 1..=WIDTH_MAX)?;
+        Ok(Self { count: num_experts, top_k, intermediate_size, activation: hidden_act(fields)?, bias: false })
+    }
+
+    /// x + what the experts make of h, both (tokens, hidden). `gate` is the router's projection, and `names` are those
+    /// of the experts' gate, up and down projections behind `experts.N.`.
+    pub(crate) fn add_to(
+        &self,
+        g: &mut Graph,
+        w: &Weights<'_>,
+        (gate, router): (plan::Linear, Router),
+        names: [&str; 3],
+        hidden: usize,
+        [x, h]: [Value; 2],
+    ) -> Result<Value, BuildError> {
+        let logits = g.linear(h, gate, self.count);
+        let (ids, weights) = g.route(logits, router);
+        let [gate, up, down] = names.map(|name| move |expert: usize| format!("experts.{expert}.{name}"));
+        let (inner, bias) = (self.intermediate_size, self.bias);
+        let gate = g.expert_linear(h, ids, w.experts(gate, self.count, [inner, hidden], bias)?, inner);
+        let up = g.expert_linear(h, ids, w.experts(up, self.count, [inner, hidden], bias)?, inner);
+        let glu = g.glu(gate, up, self.activation);
+        let down = g.expert_linear(glu, ids, w.experts(down, self.count, [hidden, inner], bias)?, hidden);
+        let sum = g.combine(down, weights);
+        Ok(g.add(x, sum))
+    }
+}
+
+/// Refuses a file that says of its router what the architecture does not compute: GGUF files say it in keys that all
+/// mixtures share. `scoring_func` is what the architecture's scores are called there.
+pub(crate) fn check_router(fields: &Fields<'_>, scoring_func: &str, scales: bool) -> Result<(), ConfigError> {
+    fields.one_of("scoring_func", &[scoring_func], scoring_func)?;
+    if !scales {
+        fields.refuse_unless_neutral(&[("routed_scaling_factor", Neutral::Number(1.0))])?;
+    }
+    Ok(())
+}
+
+/// Which layers of Qwen's mixtures have experts: every `decoder_sparse_step`-th, but those of `mlp_only_layers`.
+pub(crate) struct SparseLayers {
+    step: usize,
+    dense: Vec<usize>,
+}
+
+impl SparseLayers {
+    pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, ConfigError> {
+        let step = fields.optional("decoder_sparse_step", 1..=WIDTH_MAX)?.unwrap_or(1);
+        let field = "mlp_only_layers";
+        let dense = match fields.get(field) {
+            None => vec![],
+            Some(value) => {
+                let layers = value.as_array().map(|list| list.iter().map(|layer| layer.as_u64()).collect());
+                let Some(Some(layers)) = layers else {
+                    return Err(invalid(field, crate::config::show(value), "a list of layers"));
+                };
+                let layers: Vec<u64> = layers;
+                layers.into_iter().filter_map(|layer| usize::try_from(layer).ok()).collect()
+            }
+        };
+        Ok(Self { step, dense })
+    }
+
+    /// Whether `layer` has experts.
+    pub(crate) fn is_sparse(&self, layer: usize) -> bool {
+        !self.dense.contains(&layer) && (layer + 1).is_multiple_of(self.step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn dense_layers_are_those_of_the_list_and_those_between_steps() {
+        let none = json!({});
+        let sparse = |config: serde_json::Value| {
+            let layers = SparseLayers::read(&Fields { config: &config, defaults: &none, path: "" })?;
+            Ok::<_, ConfigError>((0..4).map(|layer| layers.is_sparse(layer)).collect::<Vec<_>>())
+        };
+        assert_eq!(sparse(json!({})), Ok(vec![true; 4]));
+        let both = json!({ "decoder_sparse_step": 2, "mlp_only_layers": [3] });
+        assert_eq!(sparse(both), Ok(vec![false, true, false, false]));
+        for wrong in
+            [json!({ "mlp_only_layers": 3 }), json!({ "mlp_only_layers": [-1] }), json!({ "decoder_sparse_step": 0 })]
+        {
+            assert!(sparse(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+}
