@@ -1,6 +1,6 @@
 //! What a backend says of its results.
 
-use plan::KvFormat;
+use plan::{KvFormat, Op, Plan};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 /// What a backend says it can do and how near to the reference it comes: the conformance suite and `hotmetal verify` hold
@@ -25,9 +25,46 @@ pub struct Claims {
     /// A format whose products it computes in a way of its own, and the name of that: only backends that give the same here,
     /// too, give the same bits where a matrix is in that format.
     pub own_bits: Option<(WeightFormat, &'static str)>,
+    /// What it does not compute yet. A plan that asks for one of these is refused when it is loaded.
+    pub lacks: &'static [Feature],
+}
+
+/// Something that few models ask for, and that a backend may lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// A logit for each head that joins the softmax of attention: [`plan::Attention::sinks`].
+    AttentionSinks,
+    /// Heads of which only the first features turn with the position: [`plan::Rope::dims`].
+    PartialRotation,
+}
+
+impl Feature {
+    /// Whether `plan` asks for it.
+    pub fn is_in(self, plan: &Plan) -> bool {
+        match self {
+            Self::AttentionSinks => {
+                let has_sinks = |op: &Op| matches!(op, Op::Attention { attention, .. } if attention.sinks.is_some());
+                plan.ops.iter().any(has_sinks)
+            }
+            Self::PartialRotation => plan.ropes.iter().any(|rope| rope.dims != rope.head_dim),
+        }
+    }
+
+    /// What it is to a person.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::AttentionSinks => "attention sinks (gpt-oss)",
+            Self::PartialRotation => "rotary positions on a part of each head (GLM-4.5)",
+        }
+    }
 }
 
 impl Claims {
+    /// What `plan` asks for and the backend lacks.
+    pub fn lacking(&self, plan: &Plan) -> Option<Feature> {
+        self.lacks.iter().copied().find(|feature| feature.is_in(plan))
+    }
+
     /// The name of its arithmetic with these weights; `None` where it gives none.
     pub fn arithmetic(&self, weights: &[Tensor]) -> Option<(&'static str, Option<&'static str>)> {
         let is_matrix_in = |format, tensor: &Tensor| tensor.format() == format && tensor.shape().len() > 1;
@@ -48,6 +85,7 @@ impl Default for Claims {
             bit_exact: false,
             same_bits: None,
             own_bits: None,
+            lacks: &[],
         }
     }
 }

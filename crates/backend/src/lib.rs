@@ -16,12 +16,13 @@ mod weight_check;
 use std::ops::Range;
 use std::sync::Arc;
 
+use plan::reference::{Choices, Seen};
 use plan::{KvLayout, Op, Plan, StepError, StepInput, StepShape, Value};
 use tensor::{Tensor, WeightFormat};
 
 use crate::profile::{OpInfo, Recorder};
 
-pub use claims::Claims;
+pub use claims::{Claims, Feature};
 pub use logits::{Logits, PEAK_GROUP, num_peaks, peak};
 pub use weight_check::{ChangedWeight, ResidentWeight, WeightCheck, WeightFault};
 
@@ -37,6 +38,14 @@ pub enum BackendError {
         op: &'static str,
         /// The formats of the op's weights.
         formats: String,
+    },
+    /// Something that the model asks for and the backend does not compute yet.
+    #[error("device `{device}` does not compute {} yet; `--device cpu` does", feature.words())]
+    Lacks {
+        /// The device's name.
+        device: String,
+        /// What it lacks.
+        feature: Feature,
     },
     /// Tensors that do not match the plan.
     #[error("weight `{name}` of the plan has shape {expected:?}, but the tensor given has {found:?}")]
@@ -211,6 +220,12 @@ pub trait Executable: Send {
         Err(BackendError::NoHiddenStates)
     }
 
+    /// Has routers choose as `choices` says in the steps to come, and returns what came of the choices before these. Only the
+    /// reference does it, so that what another device makes of its own choices can be compared.
+    fn choose(&mut self, _choices: Option<Choices>) -> Option<Seen> {
+        None
+    }
+
     /// Whether steps can be queued now. It may change from step to step; what is under way can always be collected.
     fn can_queue(&self) -> bool {
         false
@@ -299,10 +314,15 @@ pub fn check_load(backend: &dyn Backend, plan: &Plan, weights: &[Tensor]) -> Res
             return Err(BackendError::WrongWeight { name: info.name.clone(), expected: info.shape.clone(), found });
         }
     }
+    if let Some(feature) = backend.claims().lacking(plan) {
+        return Err(BackendError::Lacks { device: backend.device().name.clone(), feature });
+    }
     for op in &plan.ops {
         let formats: Vec<_> = op.weights().iter().map(|weight| weights[weight.index()].format()).collect();
         if !backend.supports(op, &formats) {
-            let names = formats.iter().map(|format| format.name()).collect::<Vec<_>>();
+            let mut names = formats.iter().map(|format| format.name()).collect::<Vec<_>>();
+            // Hundreds of experts have one format.
+            names.dedup();
             return Err(BackendError::Unsupported {
                 device: backend.device().name.clone(),
                 op: op.name(),

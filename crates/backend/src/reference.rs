@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plan::reference::{Interpreter, RowPlace};
+use plan::reference::{Choices, Interpreter, RowPlace, Seen};
 use plan::{KvLayout, Op, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
@@ -77,6 +77,10 @@ impl Executable for Loaded {
     fn replay_hidden(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
         self.result = narrow(&self.interpreter.run_hidden(input)?.ok_or(BackendError::NoHiddenStates)?);
         Ok(&self.result)
+    }
+
+    fn choose(&mut self, choices: Option<Choices>) -> Option<Seen> {
+        self.interpreter.choose(choices)
     }
 
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {

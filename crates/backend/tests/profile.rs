@@ -11,12 +11,18 @@ use tensor::{Tensor, WeightFormat};
 
 const HIDDEN: usize = 8;
 const VOCAB: usize = 16;
-const HEADS: Heads = Heads { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None };
+const HEADS: Heads = Heads { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None, sinks: None };
 
 /// A decoder of two layers without a feed-forward part.
 fn plan() -> Plan {
     let textbook: Result<_, BuildError> = Graph::build("test", 64, &AnyShape, |g, w| {
-        let rope = Rope { head_dim: HEADS.head_dim, theta: 100.0, scaling: RopeScaling::None, attention_factor: 1.0 };
+        let rope = Rope {
+            head_dim: HEADS.head_dim,
+            dims: HEADS.head_dim,
+            theta: 100.0,
+            scaling: RopeScaling::None,
+            attention_factor: 1.0,
+        };
         let mut x = g.embed(w.get("embed_tokens.weight", [VOCAB, HIDDEN])?, HIDDEN);
         for layer in 0..2 {
             let w = w.at("model.layers").at(layer);

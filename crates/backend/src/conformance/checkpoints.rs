@@ -9,7 +9,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plan::{KvFormat, KvLayout, Op, Plan, StepInput, Value, WeightId, fuse, restrict_outputs};
+use plan::reference::{Choices, Seen, WrongChoice};
+use plan::{Kind, KvFormat, KvLayout, Op, Plan, StepInput, Value, WeightId, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::tolerance::{self, Bounded};
 use testing::{BlockPool, ErrorAnalysis, Rng, tiny_model};
@@ -173,6 +174,30 @@ pub struct Comparison {
     pub in_place: Vec<InPlace>,
     /// The first of these that is out of its bound.
     pub first_out_of_bound: Option<InPlace>,
+    /// What the device's routers chose; nothing where the other device is not the reference.
+    pub experts: Experts,
+}
+
+/// The experts that a device chose, beside those that the reference chooses of the same rows. All later results are
+/// compared on the device's own choices.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Experts {
+    /// How many were compared.
+    pub compared: usize,
+    /// Those that were others, between scores that the device's noise cannot tell apart.
+    pub flips: usize,
+    /// The first that no noise explains.
+    pub fault: Option<WrongChoice>,
+}
+
+impl Experts {
+    fn add(&mut self, Seen { compared, flips, fault }: Seen) {
+        self.compared += compared;
+        self.flips += flips;
+        if self.fault.is_none() {
+            self.fault = fault;
+        }
+    }
 }
 
 /// Runs `work` on `device` and on `other` and compares what their ops made; `on_op` hears of each op that has been run.
@@ -201,17 +226,24 @@ pub fn compare(
     let mut checkpoints: BTreeMap<Key, Checkpoint> = BTreeMap::new();
     let mut in_place: BTreeMap<Key, InPlace> = BTreeMap::new();
     let (mut first_beyond, mut first_out_of_bound) = (None, None);
+    let mut experts = Experts::default();
     for (step, input) in steps.iter().enumerate() {
         let mut found = Shown::new();
         on_device.replay_observed(input, &mut |op, what, elements| {
             found.insert((op, what), elements.to_vec());
             on_op();
         })?;
+        if is_reference {
+            on_other.choose(Some(choices(&places, &found, &device.plan, nmse_max)));
+        }
         let mut expected = Shown::new();
         on_other.replay_observed(input, &mut |op, what, elements| {
             expected.insert((op, what), elements.to_vec());
             on_op();
         })?;
+        if let Some(seen) = on_other.choose(None) {
+            experts.add(seen);
+        }
         for (key, (place, counterpart)) in &places {
             let Some(found) = found.get(key) else { continue };
             let Some(expected) = counterpart.elements(&expected, input, place.width) else { continue };
@@ -233,7 +265,22 @@ pub fn compare(
         }
     }
     let (checkpoints, in_place) = (checkpoints.into_values().collect(), in_place.into_values().collect());
-    Ok(Comparison { checkpoints, first_beyond, in_place, first_out_of_bound })
+    Ok(Comparison { checkpoints, first_beyond, in_place, first_out_of_bound, experts })
+}
+
+/// What the device chose, for the reference to choose the same.
+fn choices(places: &BTreeMap<Key, (Place, Elsewhere)>, found: &Shown, plan: &Plan, nmse_max: f64) -> Choices {
+    let chosen = places.iter().filter_map(|(key, (_, elsewhere))| match (key.1, elsewhere) {
+        // Rows that only the reference has are left to it.
+        (Observed::Value(value), Elsewhere::Same((_, Observed::Value(ids))))
+            if plan.value(value).kind == Kind::Index =>
+        {
+            Some((*ids, found.get(key)?.clone()))
+        }
+        _ => None,
+    });
+    // What a result may be off by, and some more, because it is a part of one row.
+    Choices::new(chosen, 4.0 * nmse_max.sqrt())
 }
 
 /// How often [`compare`] calls `on_op`.

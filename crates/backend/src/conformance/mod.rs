@@ -26,7 +26,7 @@ use crate::{Backend, Claims};
 use model_cases::ModelCase;
 use op_cases::{OpCase, weighted_op_cases, weightless_op_cases};
 
-pub use testing::MODEL_TYPES;
+pub use testing::{MODEL_TYPES, Sample};
 pub use trial::{Measure, Worst};
 
 /// A part of the suite.
@@ -114,6 +114,7 @@ pub fn cases(claims: &Claims, quick: bool) -> Vec<Case> {
         if index == 0 {
             ops.extend(weightless_op_cases());
         }
+        ops.retain(|op| op.forms().iter().all(|plan| claims.lacking(plan).is_none()));
         for op in ops.into_iter().filter(|op| !quick || op.seed % 4 == 0) {
             // Ops that treat each row alone are not the cache's business.
             let layouts = kv_layouts(claims, if op.is_row_by_row() { 1 } else { usize::MAX });
@@ -154,17 +155,17 @@ impl Case {
     }
 }
 
-/// Runs the whole suite on backends that share their claims; together, because what is expected takes longer to compute
-/// than what is found.
+/// Runs the suite, or a sample of it, on backends that share their claims; together, because what is expected takes longer
+/// to compute than what is found.
 ///
 /// # Panics
 /// When a case fails, with all faults.
-pub fn run(backends: &[&(dyn Backend + Sync)]) {
-    Part::ALL.into_iter().for_each(|part| run_part(backends, part));
+pub fn run(backends: &[&(dyn Backend + Sync)], sample: Sample) {
+    Part::ALL.into_iter().for_each(|part| run_part(backends, part, sample));
 }
 
 /// Runs one part, on all processors; panics as [`run`].
-pub fn run_part(backends: &[&(dyn Backend + Sync)], part: Part) {
+pub fn run_part(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample) {
     let claims = backends[0].claims();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     // Each thread has the list, and takes the next case of it.
@@ -172,6 +173,10 @@ pub fn run_part(backends: &[&(dyn Backend + Sync)], part: Part) {
     let run_cases = || {
         let mut cases = cases(&claims, false);
         cases.retain(|case| case.part == part);
+        if cases.len() > LIST_MIN {
+            let mut index = 0..;
+            cases.retain(|_| index.next().is_some_and(|index| sample.has(index)));
+        }
         let backends: Vec<&dyn Backend> = backends.iter().map(|&backend| backend as &dyn Backend).collect();
         let mut faults = Vec::new();
         while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -192,8 +197,12 @@ pub fn run_part(backends: &[&(dyn Backend + Sync)], part: Part) {
     let num_cases = done[0].0;
     assert_ne!(num_cases, 0, "{part}: the claims leave nothing to run");
     let faults: Vec<String> = done.into_iter().flat_map(|(_, faults)| faults).collect();
-    assert!(faults.is_empty(), "{part}: {} faults in {num_cases} cases:\n{}", faults.len(), faults.join("\n"));
+    let count = faults.len();
+    assert!(faults.is_empty(), "{part}, {sample}: {count} faults in {num_cases} cases:\n{}", faults.join("\n"));
 }
+
+/// Cases of a part of which all are always run.
+const LIST_MIN: usize = 10;
 
 /// Tokens of the cache that cases run in, whatever its block length.
 const CACHE_TOKENS: usize = 480;
@@ -214,6 +223,10 @@ fn kv_layouts(claims: &Claims, count: usize) -> Vec<KvLayout> {
 fn models_of(claims: &Claims) -> Vec<(WeightFormat, ModelCase, KvLayout)> {
     let layouts = kv_layouts(claims, usize::MAX);
     let models = claims.formats.iter().flat_map(|&format| MODEL_TYPES.map(|model_type| (format, model_type)));
+    let computes = |&(_, model_type): &(WeightFormat, &str)| {
+        claims.lacks.is_empty() || claims.lacking(&testing::tiny_model(model_type, 1, WeightFormat::F32).0).is_none()
+    };
+    let models = models.filter(computes);
     models
         .zip(layouts.iter().cycle())
         .enumerate()

@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use plan::reference::Interpreter;
-use plan::{BlockCopy, KvLayout, Plan, StepInput, StepShape, fuse, restrict_outputs};
+use plan::reference::{Choices, Interpreter};
+use plan::{BlockCopy, Kind, KvLayout, Plan, StepInput, StepShape, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::{BlockPool, Rng, Sequence, tiny_model};
 
 use super::trial::{Trial, Twins, replay};
 use super::{Case, Outcome, Part, distinct};
-use crate::{Backend, BackendError, Executable};
+use crate::{Backend, BackendError, Executable, Observed};
 
 /// Tokens of the sequences that are cut in many ways: several blocks of any length that is common, and a multiple of none;
 /// and for the first case, more positions than a kernel takes at once.
@@ -72,13 +72,12 @@ impl Trial<'_> {
         let mut interpreter = interpreter(plan, weights, self.kv);
         let mut all = Vec::new();
         for input in random_steps(&mut Rng::new(5), plan.vocab_size, &self.kv, &[1, 3, 9, 40]) {
-            let expected = interpreter.run(&input).expect("a well-formed step");
-            let found = replay(&mut *executable, &input)?;
-            self.near(weights, &input, &found, &expected)?;
+            let found = self.step(plan, weights, &input, &mut *executable, &mut interpreter)?;
             all.push(found);
             // The same step once more, without the head: the cache holds the same keys and values after it.
             if executable.hidden_size().is_some() {
                 let expected = interpreter.run_hidden(&input).expect("a well-formed step");
+                interpreter.choose(None);
                 let expected = expected.expect("whoever gives states runs a plan that has them");
                 let found = executable.replay_hidden(&input).map(<[f32]>::to_vec);
                 let found = found.map_err(|error| format!("hidden states, {:?}: {error}", input.shape()))?;
@@ -87,6 +86,50 @@ impl Trial<'_> {
             }
         }
         Ok(all)
+    }
+
+    /// The logits of a step, which must be near those of the reference. A mixture's experts are those that the device
+    /// chose, as long as its noise explains where they are not the reference's own.
+    fn step(
+        &mut self,
+        plan: &Plan,
+        weights: &[Tensor],
+        input: &StepInput,
+        executable: &mut dyn Executable,
+        interpreter: &mut Interpreter,
+    ) -> Result<Vec<f32>, String> {
+        let mut chosen = Vec::new();
+        if plan.values.iter().any(|value| value.kind == Kind::Index) {
+            let mut observe = |_: usize, what: Observed, elements: &[f32]| match what {
+                Observed::Value(value) if plan.value(value).kind == Kind::Index => {
+                    chosen.push((value, elements.to_vec()));
+                }
+                _ => {}
+            };
+            let found = executable.replay_observed(input, &mut observe).map_err(|error| error.to_string())?.to_vec();
+            let choices = Choices::new(chosen, self.router_noise(weights));
+            interpreter.choose(Some(choices));
+            let expected = interpreter.run(input).expect("a well-formed step");
+            // They stay for whoever asks for the hidden states of the same step.
+            let seen = interpreter.choices_seen();
+            if let Some(fault) = seen.fault {
+                return Err(format!("{:?}: {fault}", input.shape()));
+            }
+            self.near(weights, input, &found, &expected)?;
+            if !self.claims.bit_exact {
+                return Ok(found);
+            }
+            let again = replay(executable, input)?;
+            let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+            return match found.iter().zip(&again).all(same) {
+                true => Ok(found),
+                false => Err(format!("{:?}: other bits while it is watched", input.shape())),
+            };
+        }
+        let expected = interpreter.run(input).expect("a well-formed step");
+        let found = replay(executable, input)?;
+        self.near(weights, input, &found, &expected)?;
+        Ok(found)
     }
 
     fn cache(&mut self, plan: &Arc<Plan>, weights: &[Tensor]) -> Result<(), String> {
@@ -121,9 +164,7 @@ impl Trial<'_> {
         parent.push_next(&mut both, 1);
         child.push_next(&mut both, 19);
         for input in [prompt, fork, both] {
-            let expected = interpreter.run(&input).expect("a well-formed step");
-            let found = replay(&mut *executable, &input)?;
-            self.near(weights, &input, &found, &expected)?;
+            self.step(plan, weights, &input, &mut *executable, &mut interpreter)?;
         }
         Ok(())
     }

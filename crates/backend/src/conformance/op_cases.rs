@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use plan::{
-    Activation, AnyShape, BuildError, Graph, Heads, KvLayout, Plan, Rope, RopeScaling, StepInput, Value, Weights, fuse,
-    verify,
+    Activation, AnyShape, BuildError, ExpertGroups, Graph, GroupScore, Heads, KvLayout, Plan, Rope, RopeScaling,
+    RouteWeights, Router, Scores, StepInput, Value, Weights, fuse, verify,
 };
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 use testing::tolerance::Bounded;
@@ -215,6 +215,63 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             );
         }
     }
+    for (index, &k) in in_widths.iter().enumerate() {
+        for (n, mixture) in [(3, MIXTURES[index % MIXTURES.len()]), (33, MIXTURES[(index + 1) % MIXTURES.len()])] {
+            let (Mixture { experts, top_k, router, bias }, inner) =
+                (mixture, in_widths[0].max(7).next_multiple_of(format.block_len()));
+            push(
+                format!("{top_k} of {experts} experts {k} to {n}, bias {bias}, {router:?}"),
+                SHORT,
+                Arc::new(move |g, w| {
+                    let logits = input(g, w, "logits", n, experts)?;
+                    let x = input(g, w, "x", n, k)?;
+                    let (ids, weights) = g.route(logits, mixture.router(w, experts)?);
+                    let stack = w.experts(|expert| format!("experts.{expert}"), experts, [n, k], bias)?;
+                    let y = g.expert_linear(x, ids, stack, n);
+                    let y = g.combine(y, weights);
+                    Ok(g.select_outputs(y))
+                }),
+            );
+            push(
+                format!("mixture of {top_k} of {experts} experts of {k} by {inner} by {n}, bias {bias}, {router:?}"),
+                if index == 0 { TALL } else { SHORT },
+                Arc::new(move |g, w| {
+                    // Decided by exact logits: a choice within the noise of others has no bound.
+                    let logits = input(g, w, "logits", n, experts)?;
+                    let (ids, weights) = g.route(logits, mixture.router(w, experts)?);
+                    let x = input(g, w, "x", n, k)?;
+                    let residual = input(g, w, "residual", n, n)?;
+                    let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
+                    let stack = |name: &'static str, shape| {
+                        w.experts(move |expert| format!("experts.{expert}.{name}"), experts, shape, bias)
+                    };
+                    let gate = g.expert_linear(h, ids, stack("gate_proj", [inner, k])?, inner);
+                    let up = g.expert_linear(h, ids, stack("up_proj", [inner, k])?, inner);
+                    let y = g.glu(gate, up, Activation::ALL[(index + n) % Activation::ALL.len()]);
+                    let y = g.expert_linear(y, ids, stack("down_proj", [n, inner])?, n);
+                    let y = g.combine(y, weights);
+                    let y = g.add(residual, y);
+                    Ok(g.select_outputs(y))
+                }),
+            );
+            push(
+                format!("norm of {k}, then router of {experts} experts, bias {bias}, {router:?}"),
+                SHORT,
+                Arc::new(move |g, w| {
+                    let x = input(g, w, "x", top_k, k)?;
+                    let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
+                    let logits = g.linear(h, w.linear("gate", experts, k, bias)?, experts);
+                    let (ids, weights) = g.route(logits, mixture.router(w, experts)?);
+                    // Ids are read as well: the expert's bias tells them.
+                    let stack = w.experts(|expert| format!("input_experts.{expert}"), experts, [1, 1], true)?;
+                    let one = input(g, w, "one", top_k, 1)?;
+                    let named = g.expert_linear(one, ids, stack, 1);
+                    let y = g.add(named, weights);
+                    Ok(g.select_outputs(y))
+                }),
+            );
+        }
+    }
     // Wider than the tiles of any kernel, and one more.
     let block = format.block_len();
     let (k, n) = ((1025usize).next_multiple_of(block), 71);
@@ -256,15 +313,25 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
     }
     for (index, (heads, kv_heads, head_dim)) in HEADS.into_iter().enumerate() {
         let rope = rope_of(head_dim, index);
+        let shape =
+            Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window: None, sinks: None };
         for norms in [false, true] {
             let rope = rope.clone();
-            let shape = Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window: None };
             push(
                 format!("rope, cache write and attention of {shape:?}, norms {norms}, {:?}", rope.scaling),
                 CACHED,
                 Arc::new(move |g, w| attention_case(g, w, shape, Some(&rope), norms)),
             );
         }
+        let window = [None, Some(6)][index % 2];
+        push(
+            format!("attention of {shape:?} with sinks, window {window:?}"),
+            if index == 2 { LONG } else { CACHED },
+            Arc::new(move |g, w| {
+                let sinks = Some(w.get("sinks", [heads])?);
+                attention_case(g, w, Heads { window, sinks, ..shape }, None, false)
+            }),
+        );
     }
     cases
 }
@@ -297,6 +364,15 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
                 Ok(g.select_outputs(y))
             }),
         );
+        push(
+            format!("rows of {n} times the sigmoid of a gate"),
+            SHORT,
+            Arc::new(move |g, w| {
+                let (x, gate) = (input(g, w, "x", n, n)?, input(g, w, "gate", n, 1)?);
+                let y = g.gate_rows(x, gate);
+                Ok(g.select_outputs(y))
+            }),
+        );
         for activation in Activation::ALL {
             push(
                 format!("gated unit of {n}, {activation:?}"),
@@ -323,7 +399,7 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
         );
         let lens = if index == 2 { LONG } else { CACHED };
         for window in [None, Some(1), Some(6), Some(50)] {
-            let shape = Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window };
+            let shape = Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window, sinks: None };
             push(
                 format!("attention of {shape:?}"),
                 lens,
@@ -333,6 +409,56 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
     }
     cases
 }
+
+/// A router and what it chooses among.
+#[derive(Clone, Copy)]
+struct Mixture {
+    experts: usize,
+    top_k: usize,
+    router: Router,
+    bias: bool,
+}
+
+impl Mixture {
+    /// With a correction of its own where it has groups.
+    fn router(&self, w: &Weights<'_>, experts: usize) -> Result<Router, BuildError> {
+        let correction = self.router.groups.map(|_| w.get("input_correction", [experts])).transpose()?;
+        Ok(Router { correction, ..self.router })
+    }
+}
+
+/// One expert of one; all of them; few of many; scores of each kind, and groups of each kind.
+const MIXTURES: [Mixture; 6] = {
+    const PLAIN: Router = Router {
+        top_k: 1,
+        scores: Scores::Softmax,
+        correction: None,
+        groups: None,
+        weights: RouteWeights::Scores,
+        scale: 1.0,
+    };
+    const NORMALISED: RouteWeights = RouteWeights::Normalised { eps: 1e-20 };
+    const fn groups(count: usize, chosen: usize, score: GroupScore) -> Option<ExpertGroups> {
+        Some(ExpertGroups { count, chosen, score })
+    }
+    const fn of(experts: usize, router: Router, bias: bool) -> Mixture {
+        Mixture { experts, top_k: router.top_k, router, bias }
+    }
+    const LARGEST: Option<ExpertGroups> = groups(4, 2, GroupScore::Largest);
+    const SUMS: Option<ExpertGroups> = groups(5, 2, GroupScore::SumOfTwo);
+    [
+        of(1, PLAIN, false),
+        of(4, Router { top_k: 4, weights: NORMALISED, ..PLAIN }, false),
+        of(9, Router { top_k: 2, scores: Scores::Logits, weights: RouteWeights::Softmax, ..PLAIN }, true),
+        of(
+            20,
+            Router { top_k: 3, scores: Scores::Sigmoid, weights: NORMALISED, groups: SUMS, scale: 1.8, ..PLAIN },
+            false,
+        ),
+        of(8, Router { top_k: 3, groups: LARGEST, scale: 2.5, ..PLAIN }, true),
+        of(40, Router { top_k: 8, weights: NORMALISED, ..PLAIN }, false),
+    ]
+};
 
 /// Heads, key/value heads and head_dim: one, many and odd ratios; head sizes of small and of real models.
 const HEADS: [(usize, usize, usize); 6] = [(1, 1, 2), (2, 2, 6), (3, 1, 10), (6, 2, 16), (4, 2, 64), (7, 1, 32)];
@@ -357,7 +483,7 @@ fn rope_of(head_dim: usize, index: usize) -> Rope {
         },
         _ => RopeScaling::Factors((0..head_dim / 2).map(|pair| 1.0 + 0.5 * pair as f32).collect()),
     };
-    Rope { head_dim, theta: 1000.0, scaling, attention_factor: if index % 5 < 3 { 1.0 } else { 1.25 } }
+    Rope { head_dim, dims: head_dim, theta: 1000.0, scaling, attention_factor: if index % 5 < 3 { 1.0 } else { 1.25 } }
 }
 
 fn attention_case(

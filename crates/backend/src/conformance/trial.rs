@@ -96,6 +96,14 @@ impl<'a> Trial<'a> {
         Err(format!("{:?}: NMSE {error:.1e}, at most {tolerance:.1e}", input.shape()))
     }
 
+    /// How far a router's logit may be off, as a share of its row's root mean square: what the model's own logits may be, and
+    /// some more, because it is a part of one row.
+    pub(super) fn router_noise(&self, weights: &[Tensor]) -> f64 {
+        let attention = (self.claims.attention)(self.kv.format);
+        let rounding = tolerance::coarsest(weights, self.claims.activations, attention);
+        4.0 * tolerance::model_nmse_max(rounding, self.kv.format).sqrt()
+    }
+
     fn note(&mut self, worst: Worst) {
         if self.worst.is_none_or(|so_far| so_far.share() < worst.share()) {
             self.worst = Some(worst);
