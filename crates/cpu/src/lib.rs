@@ -177,7 +177,14 @@ impl Backend for CpuBackend {
             | Op::NormGlu { .. }
             | Op::LinearResidual { .. }
             | Op::RopeKvWrite { .. }
-            | Op::Logits { .. } => true,
+            | Op::Logits { .. }
+            | Op::Route { .. }
+            | Op::ExpertLinear { .. }
+            | Op::Combine { .. }
+            | Op::GateRows { .. }
+            | Op::MoeRoute { .. }
+            | Op::MoeGlu { .. }
+            | Op::MoeDown { .. } => true,
         }
     }
 
@@ -241,33 +248,9 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Norms and biases: what kernels read as f32 vectors.
+/// Weights of one dimension: norms, biases and what else kernels read as f32 vectors.
 fn vector_weights(plan: &Plan) -> impl Iterator<Item = usize> {
-    let bias = |linear: &plan::Linear| linear.bias.map(plan::WeightId::index);
-    let norm = |norm: &plan::Norm| Some(norm.weight.index());
-    let of_op = move |op: &Op| -> Vec<Option<usize>> {
-        match op {
-            Op::RmsNorm { norm: n, .. } => vec![norm(n)],
-            Op::Linear { linear, .. } | Op::LinearResidual { linear, .. } => vec![bias(linear)],
-            Op::NormLinear { norm: n, projections, .. } => {
-                std::iter::once(norm(n)).chain(projections.iter().map(|(linear, _)| bias(linear))).collect()
-            }
-            Op::NormGlu { norm: n, gate, up, .. } => vec![norm(n), bias(gate), bias(up)],
-            Op::RopeKvWrite { q_norm, k_norm, .. } => {
-                vec![q_norm.as_ref().and_then(norm), k_norm.as_ref().and_then(norm)]
-            }
-            Op::Logits { norm: n, head, .. } => vec![norm(n), bias(head)],
-            Op::Embed { .. }
-            | Op::Rope { .. }
-            | Op::KvWrite { .. }
-            | Op::Attention { .. }
-            | Op::Glu { .. }
-            | Op::Add { .. }
-            | Op::GatherColumns { .. }
-            | Op::SelectOutputs { .. } => vec![],
-        }
-    };
-    plan.ops.iter().flat_map(of_op).flatten()
+    (0..plan.weights.len()).filter(|&weight| plan.weights[weight].shape.len() == 1)
 }
 
 fn kernel_panicked(WorkerPanic(message): WorkerPanic) -> BackendError {

@@ -20,8 +20,9 @@ use crate::program::{End, Instruction, Program};
 use crate::shared::SharedSlice;
 use crate::{CpuExecutable, Isa};
 
-/// Events that an instruction leaves on a worker: work and a wait, and for some the same again at a barrier inside.
-const EVENTS_PER_INSTRUCTION: usize = 4;
+/// Events that an instruction leaves on a worker: work and a wait, and for some the same again at one or two barriers
+/// inside.
+const EVENTS_PER_INSTRUCTION: usize = 6;
 
 /// Runs the step that has begun at `begin_ns` and hands over its record.
 pub(crate) fn run(

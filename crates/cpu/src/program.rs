@@ -71,6 +71,8 @@ pub(crate) struct WorkerSizes {
     pub(crate) sums: usize,
     /// f32 of scores and partial results.
     pub(crate) attention: usize,
+    /// Numbers by which slots are grouped by expert.
+    pub(crate) slots: usize,
 }
 
 impl Sizes {
@@ -96,6 +98,7 @@ impl WorkerSizes {
             widened: self.widened.max(other.widened),
             sums: self.sums.max(other.sums),
             attention: self.attention.max(other.attention),
+            slots: self.slots.max(other.slots),
         }
     }
 }
@@ -168,12 +171,22 @@ impl Source<'_> {
     pub(crate) fn compile(&self, end: End, shape: StepShape) -> Program {
         let memory = MemoryPlan::new(self.plan, shape);
         let (sizes, angles, peaks) = (Sizes::default(), vec![], None);
-        let mut compiler =
-            Compiler { source: self, end, shape, sizes, angles, memory, peaks, rows_start: 0, partials: 0 };
+        let mut compiler = Compiler {
+            source: self,
+            end,
+            shape,
+            sizes,
+            angles,
+            memory,
+            peaks,
+            rows_start: 0,
+            partials: 0,
+            expert_rows: 0,
+        };
         compiler.sizes.arena = compiler.memory.len;
         let mut instructions = vec![no_barrier(CopyBlocks)];
         for (rope, table) in self.plan.ropes.iter().enumerate() {
-            let width = table.head_dim / 2 * 2;
+            let width = table.dims;
             let out = Place { start: compiler.shared(shape.tokens * width), width, rows: Rows::Tokens };
             compiler.angles.push(out);
             instructions.push(no_barrier(Angles { rope, out }));
@@ -189,6 +202,8 @@ impl Source<'_> {
         compiler.rows_start = compiler.shared(shape.tokens.max(shape.outputs) * widest);
         let partials = self.plan.ops.iter().map(|op| ops::attention::partials_len(&compiler, op)).max().unwrap_or(0);
         compiler.partials = compiler.shared(partials);
+        let of_experts = self.plan.ops.iter().map(|op| ops::shared_by_experts(&compiler, op)).max().unwrap_or(0);
+        compiler.expert_rows = compiler.shared(of_experts);
         for (index, op) in self.plan.ops.iter().enumerate() {
             let work = ops::compile(&mut compiler, op);
             instructions.push(Instruction { op: Some(index), work, barrier: true });
@@ -221,6 +236,8 @@ pub(crate) struct Compiler<'a> {
     pub(crate) rows_start: usize,
     /// Where partial results of attention begin.
     pub(crate) partials: usize,
+    /// Where what experts share between their barriers begins.
+    pub(crate) expert_rows: usize,
 }
 
 impl Compiler<'_> {

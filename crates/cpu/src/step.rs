@@ -60,6 +60,7 @@ pub(crate) struct Scratch {
     pub(crate) widened: AlignedBuffer<f32>,
     pub(crate) sums: AlignedBuffer<f32>,
     pub(crate) attention: AlignedBuffer<f32>,
+    pub(crate) slots: AlignedBuffer<u32>,
 }
 
 impl Scratch {
@@ -74,6 +75,7 @@ impl Scratch {
             widened: AlignedBuffer::zeroed(sizes.widened)?,
             sums: AlignedBuffer::zeroed(sizes.sums)?,
             attention: AlignedBuffer::zeroed(sizes.attention)?,
+            slots: AlignedBuffer::zeroed(sizes.slots)?,
         })
     }
 }

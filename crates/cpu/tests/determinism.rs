@@ -95,8 +95,8 @@ fn fused_ops_give_the_bits_of_the_textbook_ops_that_they_replace() {
 /// One attention layer between an embedding and a head: six heads on two kv heads of an odd size.
 fn attention_plan(window: Option<usize>) -> Result<Plan, BuildError> {
     let (heads, kv_heads, head_dim, hidden, vocab) = (6, 2, 10, 24, 40);
-    let rope = Rope { head_dim, theta: 1e4, scaling: RopeScaling::None, attention_factor: 1.0 };
-    let heads = Heads { heads, kv_heads, head_dim, scale: 0.5, window };
+    let rope = Rope { head_dim, dims: head_dim, theta: 1e4, scaling: RopeScaling::None, attention_factor: 1.0 };
+    let heads = Heads { heads, kv_heads, head_dim, scale: 0.5, window, sinks: None };
     Graph::build("attention", 2048, &AnyShape, |g, w| {
         let x = g.embed(w.get("embed", [vocab, hidden])?, hidden);
         let q = g.linear(x, w.linear("q", heads.heads * head_dim, hidden, true)?, heads.heads * head_dim);

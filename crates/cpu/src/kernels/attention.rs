@@ -203,9 +203,39 @@ impl<E: KvElement> Kernel for MergeSplit<'_, '_, E> {
 /// The result of a row whose partial result covers all positions: weighted values over the sum of weights.
 pub(crate) fn finish(partial: &[f32], out: &mut [f32]) {
     let sum = partial[partial.len() - LANES + 1];
-    let inverse = 1.0 / sum;
+    scale(partial, 1.0 / sum, out);
+}
+
+/// `out` of the values of a partial result.
+#[inline(always)]
+fn scale(partial: &[f32], factor: f32, out: &mut [f32]) {
     for (out, value) in out.iter_mut().zip(partial) {
-        *out = value * inverse;
+        *out = value * factor;
+    }
+}
+
+/// As [`finish`], of a head with a sink: a logit that joins the softmax and weighs nothing.
+pub(crate) struct FinishWithSink<'a> {
+    pub(crate) partial: &'a [f32],
+    pub(crate) sink: f32,
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Kernel for FinishWithSink<'_> {
+    type Output = ();
+    const WORDS: Words = Words::Floats;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { partial, sink, out } = self;
+        let state = partial.len() - LANES;
+        let (max, sum) = (partial[state], partial[state + 1]);
+        let top = max.max(sink);
+        let mut exponents = [0.0; LANES];
+        (exponents[0], exponents[1]) = (max - top, sink - top);
+        s.store(super::math::exp(s, s.load(&exponents)), &mut exponents);
+        let [rescaled, of_sink, ..] = exponents;
+        scale(partial, rescaled / (sum * rescaled + of_sink), out);
     }
 }
 

@@ -110,6 +110,8 @@ pub(crate) struct Output<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     /// Where a matrix shaped like y begins that is added to it.
     pub(crate) residual: Option<usize>,
+    /// Which row of y each row of x makes, where that is another: the rows of x that one expert multiplies.
+    pub(crate) rows: Option<&'a [u32]>,
 }
 
 impl Output<'_> {
@@ -122,6 +124,7 @@ impl Output<'_> {
                 sums[i] += bias[i];
             }
         }
+        let row = self.rows.map_or(row, |rows| rows[row] as usize);
         let place = row * self.stride + column - self.first_column;
         if let Some(residual) = self.residual {
             // SAFETY: written before the last barrier, and by nobody in this op: its result lies elsewhere.
@@ -376,7 +379,7 @@ mod tests {
     fn linear<W: Widen>(isa: Isa, weights: &[W], x: &[f32], (rows, n, k): (usize, usize, usize)) -> Vec<f32> {
         let mut y = vec![f32::INFINITY; rows * n];
         let values = &SharedSlice::new(&mut y);
-        let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
+        let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None, rows: None };
         let mut sums = vec![f32::NAN; sums_len(n, k)];
         isa.run(LinearFloat { weights, first_row: 0, x, rows, k, columns: 0..n, output, sums: &mut sums });
         y
@@ -445,7 +448,8 @@ mod tests {
         let mut values = vec![1.0, 10.0, 20.0, 30.0, 0.0, 0.0, 0.0];
         let shared = &SharedSlice::new(&mut values);
         let bias = Some(&[0.5, 0.25, 0.125][..]);
-        let output = Output { values: shared, start: 4, stride: 3, first_column: 0, bias, residual: Some(1) };
+        let output =
+            Output { values: shared, start: 4, stride: 3, first_column: 0, bias, residual: Some(1), rows: None };
         let x = &[3.0];
         let sums = &mut [];
         Isa::best().run(LinearFloat { weights: &weights, first_row: 0, x, rows: 1, k: 1, columns: 0..3, output, sums });

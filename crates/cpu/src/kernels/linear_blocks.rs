@@ -567,7 +567,7 @@ mod tests {
         let blocks = x_blocks / F::X_BLOCKS;
         let mut y = vec![f32::INFINITY; rows * n];
         let values = &SharedSlice::new(&mut y);
-        let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
+        let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None, rows: None };
         let mut sums = vec![f32::NAN; sums_len(rows, n)];
         let mut packed = Packed::reserve(tensor).unwrap();
         for panel in 0..n.div_ceil(PANEL_ROWS) {

@@ -117,7 +117,7 @@ mod tests {
         let rows = x.len() / padded(k);
         let mut y = vec![f32::INFINITY; rows * n];
         let values = &SharedSlice::new(&mut y);
-        let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None };
+        let output = Output { values, start: 0, stride: n, first_column: 0, bias: None, residual: None, rows: None };
         let mut room = crate::shared::AlignedBuffer::zeroed(group_bytes(k)).unwrap();
         let weights = match packed {
             Some(packed) => Weights::Packed(packed),

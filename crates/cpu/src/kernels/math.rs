@@ -1,5 +1,7 @@
 //! Functions of one variable, sixteen lanes at a time.
 
+use plan::Activation;
+
 use crate::simd::Simd;
 
 /// eˣ, within 2 units in the last place where the result is normal. Below -87.3 the result is 1.2e-38 and above 88.3
@@ -40,6 +42,29 @@ pub(crate) fn gelu_tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
     const CUBIC: f32 = 0.071_354_814;
     let argument = s.mul(x, s.mul_add(s.mul(x, x), s.splat(-CUBIC), s.splat(-LINEAR)));
     s.div(x, s.add(s.splat(1.0), exp(s, argument)))
+}
+
+/// g · sigmoid(1.702 · g) of g = min(x, 7); NaN stays ([`plan::Activation::ClampedSwiglu`]).
+#[inline(always)]
+pub(crate) fn clamped_swish<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    // The order of the operands keeps a NaN of x.
+    let x = s.min(s.splat(Activation::SWIGLU_LIMIT), x);
+    let argument = s.mul(x, s.splat(-Activation::SWIGLU_ALPHA));
+    s.div(x, s.add(s.splat(1.0), exp(s, argument)))
+}
+
+/// x between -7 and 7, plus one; NaN stays.
+#[inline(always)]
+pub(crate) fn plus_one<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    let limit = Activation::SWIGLU_LIMIT;
+    let x = s.min(s.splat(limit), s.max(s.splat(-limit), x));
+    s.add(x, s.splat(1.0))
+}
+
+/// x.
+#[inline(always)]
+pub(crate) fn as_it_is<S: Simd>(_: S, x: S::F32) -> S::F32 {
+    x
 }
 
 /// max(x, 0); NaN stays.

@@ -36,3 +36,4 @@ pub(crate) mod math;
 pub(crate) mod quantize;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
+pub(crate) mod route;

@@ -1,6 +1,7 @@
-//! `rope`: each head turned by its token's position, feature i paired with i + head_dim / 2.
+//! `rope`: each head turned by its token's position, feature i paired with i + dims / 2, the features from dims on as
+//! they are.
 //!
-//! Shapes    x (head_dim,) in place; angles (head_dim / 2,) of cosines, then as many sines, for the token.
+//! Shapes    x (head_dim,) in place; angles (dims / 2,) of cosines, then as many sines, for the token.
 //! Accuracy  angles in f64, rounded to f32 once; two products and a sum in f32.
 //! Versions  plain Rust, vectorised by the compiler: the angles of a token are computed once a step for all its heads
 //!           and layers, and what is left is a few thousand multiplications.
@@ -32,9 +33,9 @@ impl RopeTable {
 /// Turns one head in place.
 #[inline(always)]
 pub(crate) fn rotate(head: &mut [f32], angles: &[f32]) {
-    let half = head.len() / 2;
+    let half = angles.len() / 2;
     let (cos, sin) = angles.split_at(half);
-    let (first, second) = head.split_at_mut(half);
+    let (first, second) = head[..2 * half].split_at_mut(half);
     for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
         (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
     }

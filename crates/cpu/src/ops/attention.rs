@@ -175,7 +175,14 @@ fn finish_tile<E>(step: &Step<'_>, attend: &Attend, row: usize, tile: &Tile<'_, 
         let (query, head) = (index / tile.heads.len(), tile.heads.start + index % tile.heads.len());
         let start = attend.out.start + (row + query) * attend.out.width + head * head_dim;
         // SAFETY: each (row, head) is in one tile, and each tile is one worker's.
-        attention::finish(partial, unsafe { step.arena.write(start..start + head_dim) });
+        let out = unsafe { step.arena.write(start..start + head_dim) };
+        match attend.attention.sinks {
+            None => attention::finish(partial, out),
+            Some(sinks) => {
+                let sink = step.vectors[sinks.index()][head];
+                step.isa.run(attention::FinishWithSink { partial, sink, out });
+            }
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Projections, with the rows that go into them and what is made of the result: the ops that multiply by weights share
 //! this.
 
+pub(crate) mod experts;
 mod prepare;
 mod run;
 

@@ -104,10 +104,10 @@ pub(super) struct RowBuffers<'a> {
 }
 
 /// Normalises a row where there is a norm, and quantises and rounds it where there is room for it.
-struct PrepareRow<'a> {
-    x: &'a [f32],
-    norm: Option<(&'a [f32], f32)>,
-    out: RowBuffers<'a>,
+pub(super) struct PrepareRow<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) norm: Option<(&'a [f32], f32)>,
+    pub(super) out: RowBuffers<'a>,
 }
 
 impl Kernel for PrepareRow<'_> {

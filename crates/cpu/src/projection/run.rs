@@ -34,7 +34,7 @@ pub(super) fn project(step: &Step<'_>, project: &Project, turns: &Turns, worker:
             if chunk < chunks(projection) {
                 let start = chunk * chunk_columns;
                 let columns = start..(start + chunk_columns).min(projection.out.width);
-                project_columns(step, projection, &x, columns, up, &mut room);
+                project_columns(step, projection, &x, None, columns, up, &mut room);
                 break;
             }
             chunk -= chunks(projection);
@@ -42,18 +42,20 @@ pub(super) fn project(step: &Step<'_>, project: &Project, turns: &Turns, worker:
     }
 }
 
-/// Some columns of one weight's result.
-fn project_columns(
+/// Some columns of one weight's result; `places` says which row each row of `x` makes, where that is another.
+pub(super) fn project_columns(
     step: &Step<'_>,
     projection: &Projection,
     x: &Operand<'_>,
+    places: Option<&[u32]>,
     columns: Range<usize>,
     up: &mut [f32],
     room: &mut Room<'_>,
 ) {
     let Place { start, width, .. } = projection.out;
     let residual = projection.residual;
-    let output = Output { values: &step.arena, start, stride: width, first_column: 0, bias: None, residual };
+    let output =
+        Output { values: &step.arena, start, stride: width, first_column: 0, bias: None, residual, rows: places };
     let Some((linear, activation)) = projection.up else {
         multiply(step, projection.linear, x, columns.clone(), output, room);
         if let Some(peaks) = projection.peaks {
@@ -67,13 +69,16 @@ fn project_columns(
     let strip = if in_strips { GATED_STRIP_ROWS } else { x.rows.max(1) };
     for first in (0..x.rows).step_by(strip) {
         let x = x.rows(first..(first + strip).min(x.rows));
-        let start = start + first * width;
-        multiply(step, projection.linear, &x, columns.clone(), Output { start, ..output }, room);
+        let places = places.map(|places| &places[first..first + x.rows]);
+        let start = if places.is_some() { start } else { start + first * width };
+        multiply(step, projection.linear, &x, columns.clone(), Output { start, rows: places, ..output }, room);
         let values = &SharedSlice::new(&mut up[..x.rows * stride]);
-        let up = Output { values, start: 0, stride, first_column: columns.start, bias: None, residual: None };
+        let up =
+            Output { values, start: 0, stride, first_column: columns.start, bias: None, residual: None, rows: None };
         multiply(step, linear, &x, columns.clone(), up, room);
         for row in 0..x.rows {
-            let gate = start + row * width + columns.start;
+            let place = places.map_or(row, |places| places[row] as usize);
+            let gate = start + place * width + columns.start;
             // SAFETY: these columns are this worker's alone in this op.
             let gate_and_out = unsafe { step.arena.write(gate..gate + stride) };
             // SAFETY: the slice is this worker's own, and nothing writes to it any more.
@@ -108,7 +113,7 @@ fn keep_peaks(step: &Step<'_>, out: Place, peaks: usize, rows: usize, columns: &
 }
 
 /// Some columns of x · Wᵀ + b.
-fn multiply(
+pub(super) fn multiply(
     step: &Step<'_>,
     linear: LinearRef,
     x: &Operand<'_>,
@@ -185,13 +190,13 @@ fn multiply_floats<W: Widen>(
 }
 
 /// A worker's own memory for one projection.
-struct Room<'a> {
+pub(super) struct Room<'a> {
     /// For panels that are packed on the way.
-    panel: &'a mut [u8],
+    pub(super) panel: &'a mut [u8],
     /// Whether weights in blocks are, whatever their format.
-    packs: bool,
+    pub(super) packs: bool,
     /// For weights of a chunk as f32; empty where they are widened in each tile.
-    widened: &'a mut [f32],
+    pub(super) widened: &'a mut [f32],
     /// For sums between pieces of k.
-    sums: &'a mut [f32],
+    pub(super) sums: &'a mut [f32],
 }
