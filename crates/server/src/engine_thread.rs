@@ -92,7 +92,7 @@ impl std::fmt::Display for EngineFailure {
 const STACK_BYTES: usize = 64 << 20;
 
 /// How long the engine must be without work until it goes on with the check of its weights.
-const IDLE: Duration = Duration::from_secs(2);
+const IDLE: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 2000 });
 
 /// How often it is looked whether a step is stuck, in the time that it may take.
 const LOOKS: u32 = 8;
@@ -121,7 +121,8 @@ impl EngineHandle {
             step_begun: Mutex::default(),
             failure: watch::Sender::new(None),
         });
-        let thread = EngineThread { engine, hand, shared: Arc::clone(&shared) };
+        let next_weight_check = Instant::now();
+        let thread = EngineThread { engine, hand, shared: Arc::clone(&shared), next_weight_check };
         // Grammars go as deep as their rules nest, here too.
         let builder = std::thread::Builder::new().name("engine".to_owned()).stack_size(STACK_BYTES);
         builder.spawn(move || thread.run(&received))?;
@@ -357,6 +358,8 @@ struct EngineThread {
     engine: Engine,
     hand: UnboundedSender<Handed>,
     shared: Arc<Shared>,
+    /// When the next check of the weights may begin; in the past while one is under way.
+    next_weight_check: Instant,
 }
 
 impl EngineThread {
@@ -407,7 +410,7 @@ impl EngineThread {
     /// Waits for a command; checks weights meanwhile. `None` once nobody can send one, or the engine has failed.
     fn next_command(&mut self, commands: &mpsc::Receiver<Command>) -> Option<Command> {
         let Some(pause) = self.shared.weight_check_pause else { return commands.recv().ok() };
-        let mut wait = IDLE.min(pause);
+        let mut wait = IDLE.min(pause).max(self.next_weight_check.saturating_duration_since(Instant::now()));
         loop {
             match commands.recv_timeout(wait) {
                 Ok(command) => return Some(command),
@@ -418,12 +421,21 @@ impl EngineThread {
             let checked = self.engine.check_weights();
             self.shared.set_step_begun(None);
             let failure = match checked {
-                Ok(is_whole) => {
-                    wait = if is_whole { pause } else { Duration::ZERO };
+                Ok(false) => {
+                    wait = Duration::ZERO;
+                    continue;
+                }
+                Ok(true) => {
+                    (wait, self.next_weight_check) = (pause, Instant::now() + pause);
+                    continue;
+                }
+                // The steps tell whether the device is lost.
+                Err(WeightFault::Device(error)) => {
+                    tracing::warn!(%error, "the device did not show its weights; they were not checked");
+                    (wait, self.next_weight_check) = (pause, Instant::now() + pause);
                     continue;
                 }
                 Err(WeightFault::Changed(changed)) => EngineFailure::WeightsChanged(changed.to_string().into()),
-                Err(WeightFault::Device(error)) => EngineFailure::Lost(error.to_string().into()),
             };
             tracing::info!(%failure, "all requests end");
             self.shared.failure.send_replace(Some(failure));

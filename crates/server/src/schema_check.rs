@@ -1,6 +1,6 @@
 //! Whether a finished answer is of its schema, for keywords that no grammar holds a text to.
 //!
-//! A library for this (`jsonschema`) would add more to the program than its limit of 50 MiB leaves, and reads schemas from
+//! A library for this (`jsonschema`) would add more to the program than its limit leaves, and reads schemas from
 //! anywhere; here it is what a request can have: one document, references within it, and bounds on what one check takes.
 //! Keywords that depend on what others have looked at (`unevaluatedProperties`, `$dynamicRef`) are not looked at.
 

@@ -184,6 +184,24 @@ async fn a_server_whose_weights_have_changed_in_memory_says_so_and_ends_as_faile
     assert_eq!(timeout(Duration::from_secs(20), served).await.expect("it ends").unwrap(), Ended::Failed);
 }
 
+/// Requests between two checks do not bring the next one forward.
+#[tokio::test]
+async fn weights_are_checked_once_in_the_time_between_two_checks() {
+    let weights = NullWeights::new(vec![7; 1 << 20].into());
+    let app = loading(Options { weight_check_pause: Some(Duration::from_secs(3600)), ..Options::default() });
+    let device = NullExecutable::new(config().kv, VOCAB_SIZE).with_queue().with_weights(Arc::clone(&weights));
+    app.ready(served_by(device, config(), chat_template())).unwrap();
+    // The first check begins after 20 ms without work, and reads one piece.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    weights.lock().unwrap()[12_345] ^= 1;
+    for _ in 0..3 {
+        let (status, ..) = post(&app, TEXT, &json!({"prompt": "Once", "max_tokens": 8, "ignore_eos": true})).await;
+        assert_eq!(status, StatusCode::OK);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert_eq!(app.failure(), None, "the next check is an hour away");
+}
+
 /// Errors of single steps, with whole steps between them, are not a lost device.
 #[tokio::test]
 async fn errors_that_the_next_step_does_not_repeat_leave_the_server_alive() {
