@@ -87,8 +87,7 @@ fn row(
     ceiling: &Ceiling,
     kernels: Vec<String>,
 ) -> Row {
-    let work =
-        Work { plan: &loaded.plan, kv_format: loaded.kv_format, active_weight_bytes: loaded.active_weight_bytes };
+    let work = Work::new(&loaded.plan, loaded.kv_format, &loaded.bytes_on_device);
     let samples: Vec<f64> = times.repetitions.iter().map(|seconds| test.num_tokens() as f64 / seconds).collect();
     let decodes = !times.decode_steps_ms.is_empty();
     let latencies = if decodes { &times.decode_steps_ms } else { &times.prompts_ms };

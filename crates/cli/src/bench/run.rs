@@ -13,7 +13,7 @@ use super::args::{TargetArgs, Test};
 use super::clock::Clock;
 use super::shapes::{self, MatrixFormats, Random};
 use crate::builtin;
-use crate::load::facts::{self, KV_BLOCK_LEN, kv_format_of, main_format};
+use crate::load::facts::{KV_BLOCK_LEN, kv_format_of, main_format};
 use crate::load::fits::check_fits;
 use crate::load::{device, find};
 use crate::model::load_weights;
@@ -50,8 +50,8 @@ pub(super) struct Loaded {
     pub(super) kv_format: KvFormat,
     pub(super) num_parameters: u64,
     pub(super) weight_bytes: u64,
-    /// Bytes of the weights that each step reads, as the device lays them out.
-    pub(super) active_weight_bytes: u64,
+    /// Bytes that the device reads of each weight, as it lays it out.
+    pub(super) bytes_on_device: Vec<u64>,
     pub(super) device: backend::DeviceInfo,
     /// From opening the files to being able to run a step; of random weights, without the time to make them.
     pub(super) load_time: Duration,
@@ -106,8 +106,7 @@ impl<'a> Source<'a> {
         let num_blocks = blocks_per_sequence * num_sequences;
         let kv = KvLayout { format: kv_format, block_len: KV_BLOCK_LEN, num_blocks };
         let weight_bytes = weights.iter().map(|weight| weight.bytes().len() as u64).sum();
-        let on_device = backend.weight_bytes(&weights);
-        let (_, active_weight_bytes) = facts::weight_bytes(&plan, |index| on_device[index]);
+        let bytes_on_device = backend.weight_bytes(&weights);
         let format = main_format(&weights);
         let device = backend.device().clone();
         let largest = StepShape { tokens: batch_tokens.min(kv_len), sequences: num_sequences, outputs: num_sequences };
@@ -135,7 +134,7 @@ impl<'a> Source<'a> {
             kv_format,
             num_parameters: plan.weights.iter().map(|weight| weight.shape.iter().product::<usize>() as u64).sum(),
             weight_bytes,
-            active_weight_bytes,
+            bytes_on_device,
             device,
             load_time,
             driver: Driver::new(executable, plan.vocab_size, blocks_per_sequence, num_sequences, batch_tokens),

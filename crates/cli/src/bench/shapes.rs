@@ -54,12 +54,15 @@ pub(crate) enum MatrixFormats {
     One(WeightFormat),
     /// Q4_0 as files of INT4 in groups of 128 are read: with the same scale for four blocks.
     Int4,
+    /// Experts in this one and all else in BF16, as gpt-oss is published.
+    ExpertsIn(WeightFormat),
     /// As `quantize` writes them: what a file of that name has in its head, too.
     Mix(Mix),
 }
 
 impl MatrixFormats {
     const INT4: &str = "int4";
+    const MXFP4_EXPERTS: &str = "mxfp4+bf16";
     /// Weights that share a scale in [`Self::Int4`].
     const INT4_GROUP: usize = 128;
 
@@ -68,13 +71,17 @@ impl MatrixFormats {
         if name.eq_ignore_ascii_case(Self::INT4) {
             return Ok(Self::Int4);
         }
+        if name.eq_ignore_ascii_case(Self::MXFP4_EXPERTS) {
+            return Ok(Self::ExpertsIn(WeightFormat::MXFP4));
+        }
         if let Ok(mix) = name.parse() {
             return Ok(Self::Mix(mix));
         }
         format_of(name).map(Self::One).map_err(|_| {
             let formats = WeightFormat::ALL.map(|format| format.name().to_ascii_lowercase());
             let mixes = MIXES.map(Mix::name).into_iter().filter(|name| format_of(name).is_err());
-            let names: Vec<_> = formats.iter().map(String::as_str).chain([Self::INT4]).chain(mixes).collect();
+            let names: Vec<_> =
+                formats.iter().map(String::as_str).chain([Self::INT4, Self::MXFP4_EXPERTS]).chain(mixes).collect();
             anyhow!("there is no weight format `{name}`; this build has: {}", names.join(", "))
         })
     }
@@ -84,6 +91,7 @@ impl MatrixFormats {
         match self {
             Self::One(format) => format.name().to_ascii_lowercase(),
             Self::Int4 => Self::INT4.to_owned(),
+            Self::ExpertsIn(_) => Self::MXFP4_EXPERTS.to_owned(),
             Self::Mix(mix) => mix.name().to_owned(),
         }
     }
@@ -91,7 +99,7 @@ impl MatrixFormats {
     /// What most matrices are in.
     pub(super) fn base(self) -> WeightFormat {
         match self {
-            Self::One(format) => format,
+            Self::One(format) | Self::ExpertsIn(format) => format,
             Self::Int4 => WeightFormat::Q4_0,
             Self::Mix(mix) => mix.base,
         }
@@ -103,7 +111,12 @@ impl MatrixFormats {
         let format = match self {
             Self::One(format) => row_len.is_multiple_of(format.block_len()).then_some(format),
             Self::Int4 => row_len.is_multiple_of(Self::INT4_GROUP).then_some(WeightFormat::Q4_0),
-            Self::Mix(mix) => mix.format_of_rows(&names.gguf_name(&weight.name).unwrap_or_default(), model, row_len),
+            Self::Mix(mix) => mix.format_of_rows(&names.gguf_tensor(&weight.name).unwrap_or_default(), model, row_len),
+            Self::ExpertsIn(format) => {
+                let of_expert = names.gguf_expert(&weight.name).is_some();
+                let format = if of_expert { format } else { WeightFormat::BF16 };
+                row_len.is_multiple_of(format.block_len()).then_some(format)
+            }
         };
         format.with_context(|| {
             let (name, format) = (&weight.name, self.name());
@@ -114,7 +127,7 @@ impl MatrixFormats {
     fn pattern(self, format: WeightFormat) -> Pattern {
         let pattern = Pattern::new(format);
         match self {
-            Self::One(_) | Self::Mix(_) => pattern,
+            Self::One(_) | Self::Mix(_) | Self::ExpertsIn(_) => pattern,
             Self::Int4 => pattern.with_shared_scales(Self::INT4_GROUP / format.block_len()),
         }
     }
@@ -247,6 +260,12 @@ mod tests {
             ("llama-3.2-1b", 1_235_814_400),
             ("llama-3.1-8b", 8_030_261_248),
             ("devstral-small", 23_572_403_200_usize),
+            ("mixtral-8x7b", 46_702_792_704),
+            ("qwen3-30b-a3b", 30_532_122_624),
+            ("gpt-oss-20b", 20_914_757_184),
+            ("gpt-oss-120b", 116_829_156_672),
+            ("glm-4.5-air", 106_852_251_264),
+            ("moe-small", 978_481_152),
         ];
         let shapes: Map<String, Value> = serde_json::from_str(SHAPES).unwrap();
         assert_eq!(shapes.len(), published.len());

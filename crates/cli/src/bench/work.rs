@@ -2,27 +2,33 @@
 
 use std::ops::Range;
 
-use plan::{KvFormat, Op, Plan, Rows};
+use plan::{Cost, KvFormat, Op, Plan, StepCost, StepInput, WeightId};
 
 use super::args::Test;
 
-/// What one step of a plan costs.
-pub(super) struct Work<'a> {
-    pub(super) plan: &'a Plan,
-    pub(super) kv_format: KvFormat,
-    /// Weights that every step reads.
-    pub(super) active_weight_bytes: u64,
+/// What the steps of a plan cost.
+pub(super) struct Work {
+    /// One for each op.
+    costs: Vec<StepCost>,
 }
 
-impl Work<'_> {
+impl Work {
+    /// `weight_bytes` are those that the device reads of each weight where it reads all of it.
+    pub(super) fn new(plan: &Plan, kv_format: KvFormat, weight_bytes: &[u64]) -> Self {
+        let bytes_of = |weight: WeightId| weight_bytes[weight.index()];
+        // A row of the embedding table is next to nothing.
+        let ops = plan.ops.iter().filter(|op| !matches!(op, Op::Embed { .. }));
+        Self { costs: ops.map(|op| op.cost(plan, &bytes_of, kv_format)).collect() }
+    }
+
     /// Bytes that a step of `test` reads, on average over its decode steps, or for the last step of a prompt: each weight
-    /// once, whatever the batch, and the cache of each sequence.
+    /// once that some row wants, whatever the batch, and the cache of each sequence.
     pub(super) fn active_bytes(&self, test: &Test) -> u64 {
         let first = test.depth + test.prompt;
-        let kv_lens = if test.generate == 0 { first..first + 1 } else { first + 1..test.kv_len() + 1 };
-        let num_steps = kv_lens.len() as u64;
-        let kv_bytes: u64 = kv_lens.map(|kv_len| self.kv_bytes(kv_len)).sum();
-        self.active_weight_bytes + test.batch as u64 * kv_bytes / num_steps
+        let positions = if test.generate == 0 { first - 1..first } else { first..test.kv_len() };
+        let num_steps = positions.len() as u64;
+        let bytes: u64 = positions.map(|position| self.of_step(position..position + 1, test.batch).bytes).sum();
+        bytes / num_steps
     }
 
     /// Operations (a multiplication and an addition are two) of one repetition of `test`: matrix products and attention;
@@ -31,50 +37,23 @@ impl Work<'_> {
         let prompt_end = test.depth + test.prompt;
         let mut flops = 0.0;
         if test.prompt > 0 {
-            flops += self.step_flops(test.depth..prompt_end, 1);
+            flops += self.of_step(test.depth..prompt_end, 1).flops as f64;
         }
         for position in prompt_end..test.kv_len() {
-            flops += self.step_flops(position..position + 1, 1);
+            flops += self.of_step(position..position + 1, 1).flops as f64;
         }
         flops * test.batch as f64
     }
 
-    /// Bytes of the cache that a token at the end of `kv_len` sees, over all layers.
-    fn kv_bytes(&self, kv_len: usize) -> u64 {
-        let bytes = |op: &Op| match op {
-            Op::Attention { attention, .. } => {
-                let layer = &self.plan.kv_layers[attention.layer];
-                let seen = attention.window.map_or(kv_len, |window| kv_len.min(window));
-                (2 * layer.kv_heads * layer.head_dim * self.kv_format.bytes() * seen) as u64
-            }
-            _ => 0,
-        };
-        self.plan.ops.iter().map(bytes).sum()
-    }
-
-    /// Operations for tokens at `positions` of one sequence, of which the last `outputs` give logits.
-    fn step_flops(&self, positions: Range<usize>, outputs: usize) -> f64 {
-        let mut flops = 0.0;
-        for op in &self.plan.ops {
-            // The last layer computes only what the logits need.
-            let only_outputs = op.outputs().iter().any(|&out| self.plan.value(out).rows == Rows::Outputs);
-            let rows = if only_outputs { positions.end - outputs..positions.end } else { positions.clone() };
-            match op {
-                Op::Embed { .. } => {}
-                Op::Attention { attention, .. } => {
-                    let head_dim = self.plan.kv_layers[attention.layer].head_dim;
-                    let seen = |position: usize| attention.window.map_or(position + 1, |w| w.min(position + 1));
-                    // Scores, and the sum that they weigh.
-                    flops += rows.map(|position| (4 * attention.heads * head_dim * seen(position)) as f64).sum::<f64>();
-                }
-                op => {
-                    let shapes = op.weights().into_iter().map(|weight| &self.plan.weight(weight).shape);
-                    let products: usize = shapes.filter(|shape| shape.len() == 2).map(|s| s[0] * s[1]).sum();
-                    flops += 2.0 * products as f64 * rows.len() as f64;
-                }
-            }
+    /// A step of `sequences` sequences with tokens at `positions`, of which the last of each gives logits.
+    fn of_step(&self, positions: Range<usize>, sequences: usize) -> Cost {
+        let mut step = StepInput::default();
+        for _ in 0..sequences {
+            let first_row = step.push_sequence(&vec![0; positions.len()], positions.start, &[]);
+            step.output_rows.push((first_row + positions.len() - 1) as u32);
         }
-        flops
+        let costs = self.costs.iter().map(|cost| cost.of(&step));
+        costs.fold(Cost::default(), |a, b| Cost { bytes: a.bytes + b.bytes, flops: a.flops + b.flops })
     }
 }
 
@@ -97,12 +76,14 @@ mod tests {
     #[test]
     fn a_decode_step_reads_weights_once_and_each_cache() {
         let plan = plan();
-        let work = Work { plan: &plan, kv_format: KvFormat::F16, active_weight_bytes: 1000 };
-        // Two layers, K and V, 4 features of 2 bytes: 32 bytes a token.
+        let work = Work::new(&plan, KvFormat::F16, &vec![100; plan.weights.len()]);
+        // All weights but the table. Two layers, K and V, 4 features of 2 bytes: 32 bytes a token that is seen, and as many
+        // are written.
+        let weights = 100 * (plan.weights.len() as u64 - 1);
         let test = Test { prompt: 0, generate: 3, depth: 10, batch: 1 };
-        assert_eq!(work.active_bytes(&test), 1000 + 32 * 12);
-        assert_eq!(work.active_bytes(&Test { batch: 4, ..test }), 1000 + 4 * 32 * 12);
-        assert_eq!(work.active_bytes(&Test { prompt: 5, generate: 0, depth: 0, batch: 1 }), 1000 + 32 * 5);
+        assert_eq!(work.active_bytes(&test), weights + 32 * 13);
+        assert_eq!(work.active_bytes(&Test { batch: 4, ..test }), weights + 4 * 32 * 13);
+        assert_eq!(work.active_bytes(&Test { prompt: 5, generate: 0, depth: 0, batch: 1 }), weights + 32 * 6);
     }
 
     #[test]
@@ -110,7 +91,8 @@ mod tests {
         let plan = plan();
         let layer = 2 * (8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 12 * 8);
         let (head, attention_per_kv) = (2 * 16 * 8, 4 * 8);
-        let work = Work { plan: &plan, kv_format: KvFormat::F16, active_weight_bytes: 0 };
+        let work_of = |plan: &Plan| Work::new(plan, KvFormat::F16, &vec![0; plan.weights.len()]);
+        let work = work_of(&plan);
         let decode = Test { prompt: 0, generate: 1, depth: 4, batch: 1 };
         let expected = 2 * layer + head + 2 * attention_per_kv * 5;
         assert_eq!(work.flops(&decode), f64::from(expected));
@@ -120,8 +102,27 @@ mod tests {
         assert_eq!(work.flops(&prompt), f64::from(expected));
         // With the rest of the last layer computed for that token only, there is less to do, but k and v.
         let restricted = plan::fuse(plan::restrict_outputs(plan.clone()));
-        let fused = Work { plan: &restricted, ..work };
+        let fused = work_of(&restricted);
         assert!(fused.flops(&prompt) < f64::from(expected));
         assert_eq!(fused.flops(&decode), work.flops(&decode));
+    }
+
+    #[test]
+    fn a_step_reads_the_experts_that_its_rows_take() {
+        let config = json!({
+            "model_type": "mixtral", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+        });
+        let plan = models::build_plan(&config, &AnyShape).unwrap();
+        let is_expert = |weight: &plan::WeightInfo| weight.name.contains(".experts.");
+        let bytes: Vec<u64> = plan.weights.iter().map(|weight| if is_expert(weight) { 16 } else { 0 }).collect();
+        let work = Work::new(&plan, KvFormat::F16, &bytes);
+        let test = |batch| Test { prompt: 0, generate: 1, depth: 0, batch };
+        let cache = |batch: u64| 32 * batch;
+        // Three matrices an expert: one of four, then 1 - (3/4)² of them, then as good as all.
+        assert_eq!(work.active_bytes(&test(1)), 3 * 16 + cache(1));
+        assert_eq!(work.active_bytes(&test(2)), 3 * 28 + cache(2));
+        assert_eq!(work.active_bytes(&test(50)), 3 * 64 + cache(50));
     }
 }

@@ -1,7 +1,7 @@
 //! What several steps and commands ask of a plan and its weights: formats, bytes, windows of text.
 
 use anyhow::{Result, bail};
-use plan::{KvFormat, Plan};
+use plan::{KvFormat, Op, Plan, StepInput, WeightId};
 use tensor::{Tensor, WeightFormat};
 use tokenizer::{ParseSpecial, Tokenizer};
 
@@ -30,16 +30,18 @@ pub(crate) fn main_format(weights: &[Tensor]) -> WeightFormat {
     WeightFormat::ALL.into_iter().max_by_key(bytes_in).unwrap_or(WeightFormat::F32)
 }
 
-/// Bytes of all weights of `plan`, and of those that each decode step reads whole: all but an embedding table of which
-/// it only looks up a row. `bytes_of` knows the size of a weight by its index.
+/// Bytes of all weights of `plan`, and of those that a decode step of one row reads: not the rest of an embedding table of
+/// which it looks up a row, and not the experts that its token does not take. `bytes_of` knows the size of a weight by
+/// its index.
 pub(crate) fn weight_bytes(plan: &Plan, bytes_of: impl Fn(usize) -> u64) -> (u64, u64) {
-    let is_looked_up = |index: usize| {
-        let mut reads = plan.ops.iter().filter(|op| op.weights().iter().any(|weight| weight.index() == index));
-        reads.all(|op| matches!(op, plan::Op::Embed { .. }))
-    };
-    let total = (0..plan.weights.len()).map(&bytes_of).sum();
-    let looked_up: u64 = (0..plan.weights.len()).filter(|&index| is_looked_up(index)).map(&bytes_of).sum();
-    (total, total - looked_up)
+    let mut one_row = StepInput::default();
+    one_row.push_sequence(&[0], 0, &[]);
+    one_row.output_rows.push(0);
+    let bytes_of_weight = |weight: WeightId| bytes_of(weight.index());
+    // The cache is no weight, and a row of the table is next to nothing.
+    let reads = plan.ops.iter().filter(|op| op.cache_layer().is_none() && !matches!(op, Op::Embed { .. }));
+    let active = reads.map(|op| op.cost(plan, &bytes_of_weight, KvFormat::F16).of(&one_row).bytes).sum();
+    ((0..plan.weights.len()).map(&bytes_of).sum(), active)
 }
 
 /// The text's tokens in windows that all have the same length.

@@ -106,6 +106,9 @@ const RULES: [(&str, &str, Layers, WeightFormat); 24] = {
     ]
 };
 
+/// What the names of matrices of experts end with.
+const EXPERTS: &str = "_exps";
+
 /// Layers of models that llama.cpp takes for those of 70 billion parameters: `attn_v` has more bits there.
 const LAYERS_OF_70B: usize = 80;
 
@@ -134,16 +137,19 @@ pub(crate) struct Model {
     sharing: u64,
     /// Whether scales are chosen by importance.
     weighed: bool,
+    /// Whether it is a mixture of experts.
+    has_experts: bool,
 }
 
 impl Model {
     /// What they ask of a model of these matrices, by GGUF's names and with the number of rows.
     pub(crate) fn of(matrices: impl Iterator<Item = (String, u64)>, weighed: bool) -> Self {
-        let (mut layers, mut tied, mut queries, mut keys) = (0, true, 0, 0);
+        let (mut layers, mut tied, mut queries, mut keys, mut has_experts) = (0, true, 0, 0, false);
         for (name, rows) in matrices {
             tied &= name != "output.weight";
             if let Some((layer, kind)) = layer_of(&name) {
                 layers = layers.max(layer + 1);
+                has_experts |= kind.ends_with(EXPERTS);
                 match kind {
                     "attn_q" => queries = rows,
                     "attn_k" => keys = rows,
@@ -151,14 +157,14 @@ impl Model {
                 }
             }
         }
-        Self { layers, tied, sharing: queries.checked_div(keys).unwrap_or(0), weighed }
+        Self { layers, tied, sharing: queries.checked_div(keys).unwrap_or(0), weighed, has_experts }
     }
 
     /// What they ask of the model that `plan` computes.
     pub(crate) fn of_plan(plan: &Plan) -> Self {
         let names = gguf_architectures::names(&plan.model_type);
         let of = |weight: &WeightInfo| {
-            let name = names.gguf_name(&weight.name).unwrap_or_default();
+            let name = names.gguf_tensor(&weight.name).unwrap_or_default();
             (name, weight.shape.first().map_or(0, |&rows| rows as u64))
         };
         Self::of(plan.weights.iter().map(of), false)
@@ -198,7 +204,16 @@ impl Mix {
     }
 
     fn format_of(self, name: &str, model: Model) -> WeightFormat {
-        use WeightFormat::{NVFP4, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0};
+        use WeightFormat::{F32, MXFP4, NVFP4, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0};
+        let kind = layer_of(name).map(|(_, kind)| kind);
+        // The choice of experts is a jump: a rounding may take another one.
+        if kind.is_some_and(|kind| kind == "ffn_gate_inp" || kind == "ffn_gate_inp_shexp") {
+            return F32;
+        }
+        // What every token passes through is a small part of a mixture, and four bits lose most of it.
+        if self.base == MXFP4 && model.has_experts && !kind.is_some_and(|kind| kind.ends_with(EXPERTS)) {
+            return Q8_0;
+        }
         // Embeddings are looked up without the scale that NVFP4 has beside a matrix.
         let is_embedding = name == "token_embd.weight" && (model.tied || self.base == NVFP4);
         if name == "output.weight" || is_embedding {
@@ -206,6 +221,7 @@ impl Mix {
             return if self.base.is_quantized() && self.base != Q8_0 { Q6_K } else { self.base };
         }
         let Some((layer, kind)) = layer_of(name) else { return self.base };
+        let kind = kind.strip_suffix(EXPERTS).unwrap_or(kind);
         let rule =
             RULES.iter().find(|&&(mix, of, layers, _)| (mix, of) == (self.name, kind) && model.has(layer, layers));
         match rule.map_or(self.base, |&(.., format)| format) {
@@ -240,7 +256,7 @@ mod tests {
 
     use super::*;
 
-    const MODEL: Model = Model { layers: 32, tied: false, sharing: 1, weighed: false };
+    const MODEL: Model = Model { layers: 32, tied: false, sharing: 1, weighed: false, has_experts: false };
 
     fn of(mix: &str, name: &str, model: Model) -> WeightFormat {
         mix.parse::<Mix>().unwrap().format_of(name, model)
@@ -285,6 +301,21 @@ mod tests {
     }
 
     #[test]
+    fn experts_are_as_the_matrices_of_that_name_and_routers_stay_exact() {
+        use WeightFormat::{F32, MXFP4, Q4_K, Q6_K, Q8_0};
+        let model = Model { has_experts: true, ..MODEL };
+        for mix in MIXES {
+            assert_eq!(mix.format_of("blk.3.ffn_gate_inp.weight", model), F32, "{}", mix.name);
+            assert_eq!(mix.format_of("blk.3.ffn_gate_inp_shexp.weight", model), F32, "{}", mix.name);
+        }
+        assert_eq!([0, 4].map(|layer| of("q4_k_m", &format!("blk.{layer}.ffn_down_exps.weight"), model)), [Q6_K, Q4_K]);
+        let names = ["blk.0.ffn_up_exps.weight", "blk.0.attn_q.weight", "token_embd.weight", "output.weight"];
+        assert_eq!(names.map(|name| of("mxfp4", name, model)), [MXFP4, Q8_0, Q8_0, Q8_0]);
+        let experts = [("blk.0.ffn_up_exps.weight".to_owned(), 8)].into_iter();
+        assert!(Model::of(experts, false).has_experts);
+    }
+
+    #[test]
     fn the_head_has_six_bits_and_embeddings_that_are_no_head_are_as_the_rest() {
         use WeightFormat::{BF16, Q4_0, Q4_K, Q5_1, Q6_K, Q8_0};
         let tied = Model { tied: true, ..MODEL };
@@ -311,7 +342,7 @@ mod tests {
         let matrices = [("token_embd.weight", 99), ("blk.0.attn_q.weight", 896), ("blk.1.attn_k.weight", 128)];
         let named = || matrices.into_iter().map(|(name, rows)| (name.to_owned(), rows));
         let model = Model::of(named(), true);
-        assert_eq!(model, Model { layers: 2, tied: true, sharing: 7, weighed: true });
+        assert_eq!(model, Model { layers: 2, tied: true, sharing: 7, weighed: true, has_experts: false });
         let untied = named().chain([("output.weight".to_owned(), 99)]);
         assert!(!Model::of(untied, false).tied);
     }

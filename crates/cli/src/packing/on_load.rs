@@ -75,7 +75,7 @@ fn targets(checkpoint: &Checkpoint, plan: &Plan, mix: Mix) -> Result<Vec<TargetT
         let Some(own) = info.format else { bail!("`{}` is of type {}, which is not read", info.name, info.type_name) };
         let shape = weight.shape.clone();
         let row_len = shape.last().copied().unwrap_or(0);
-        let name = names.gguf_name(&weight.name).unwrap_or_else(|| weight.name.clone());
+        let name = names.gguf_tensor(&weight.name).unwrap_or_else(|| weight.name.clone());
         let chosen = mix.format_of_rows(&name, model, row_len);
         let format = if shape.len() < 2 { own } else { chosen.unwrap_or(own) };
         Ok(TargetTensor { name: weight.name.clone(), shape, format })

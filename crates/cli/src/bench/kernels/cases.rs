@@ -93,7 +93,7 @@ impl Case {
         };
         let heads = |layer: usize, heads: usize, scale: f32, window: Option<usize>| {
             let kv = plan.kv_layers[layer];
-            Heads { heads, kv_heads: kv.kv_heads, head_dim: kv.head_dim, scale, window }
+            Heads { heads, kv_heads: kv.kv_heads, head_dim: kv.head_dim, scale, window, sinks: None }
         };
         Some(match op {
             Op::Embed { out, .. } => Self::Embed { width: width(*out) },
@@ -108,7 +108,17 @@ impl Case {
                 let rope = plan.ropes[*rope].clone();
                 Self::Rope { heads: width(*x) / rope.head_dim, rope }
             }
-            Op::KvWrite { .. } | Op::GatherColumns { .. } | Op::SelectOutputs { .. } => return None,
+            // What mixtures do is measured in whole models: which experts a step reads is a matter of its tokens.
+            Op::Route { .. }
+            | Op::ExpertLinear { .. }
+            | Op::Combine { .. }
+            | Op::GateRows { .. }
+            | Op::MoeRoute { .. }
+            | Op::MoeGlu { .. }
+            | Op::MoeDown { .. }
+            | Op::KvWrite { .. }
+            | Op::GatherColumns { .. }
+            | Op::SelectOutputs { .. } => return None,
             Op::Attention { attention: a, .. } => Self::Attention(heads(a.layer, a.heads, a.scale, a.window)),
             Op::Glu { out, activation, .. } => Self::Glu { width: width(*out), activation: *activation },
             Op::Add { out, .. } => Self::Add { width: width(*out) },

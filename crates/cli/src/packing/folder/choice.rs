@@ -90,7 +90,7 @@ impl<'a> TensorChoice<'a> {
         let own =
             info.format.with_context(|| format!("`{}` is of type {}, which is not read", info.name, info.type_name))?;
         let plain = |format: WeightFormat| if format == own { TensorFate::Kept } else { TensorFate::Plain(format) };
-        let gguf_name = self.names.gguf_name(&info.name).unwrap_or_else(|| info.name.clone());
+        let gguf_name = self.names.gguf_tensor(&info.name).unwrap_or_else(|| info.name.clone());
         let is_matrix = info.shape.len() > 1;
         let projection = self.projections.binary_search_by(|(name, _)| name.cmp(&info.name)).ok();
         let is_projection = projection.is_some();
