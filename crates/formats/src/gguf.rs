@@ -156,6 +156,29 @@ impl Gguf {
         }
         Tensor::new(format, shape.ok_or_else(overflow)?, bytes).map_err(|_| overflow())
     }
+
+    /// The matrix `index` of a tensor of several, such as those of experts: without the outermost dimension. A view of the
+    /// file, but for NVFP4.
+    ///
+    /// # Errors
+    /// As [`Gguf::read_tensor`]; and where there is no such matrix.
+    pub fn read_matrix(&self, info: &GgufTensor, index: u64) -> Result<Tensor, FormatError> {
+        let overflow = || FormatError::Overflow { what: info.described() };
+        let shape = info.shape();
+        let (Some(format), Some((&count, inner))) = (info.ggml_type.weight_format(), shape.split_first()) else {
+            return self.read_tensor(info);
+        };
+        let bytes = self.tensor_bytes(info)?;
+        let len = bytes.len() as u64 / count.max(1);
+        let range = index.checked_mul(len).filter(|_| index < count).and_then(|start| ByteRange::new(start, len));
+        let bytes = range.ok_or_else(overflow)?.slice(&bytes, &info.described())?;
+        let dims: Option<Vec<usize>> = inner.iter().map(|&dim| usize::try_from(dim).ok()).collect();
+        let dims = dims.ok_or_else(overflow)?;
+        if info.ggml_type.is_nvfp4() {
+            return nvfp4::tensor(&info.name, dims, nvfp4::scale_of(self, info, index, count)?, &bytes);
+        }
+        Tensor::new(format, dims, bytes).map_err(|_| overflow())
+    }
 }
 
 impl GgufTensor {

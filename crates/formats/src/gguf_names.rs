@@ -202,6 +202,11 @@ impl Names {
         self.own?.names.first().map(|(name, _)| *name)
     }
 
+    /// Whether the model's own files have the key `{architecture}.KEY`, beside those that all decoders share.
+    pub fn has_key(&self, key: &str) -> bool {
+        self.own.is_some_and(|own| own.keys.iter().any(|(known, _)| *known == key))
+    }
+
     /// The checkpoint's name of a GGUF tensor; a name that nobody knows stays as it is, so that it is reported by
     /// the name the user can find in the file.
     pub fn checkpoint_name(&self, gguf_name: &str) -> String {
