@@ -75,6 +75,8 @@ enum Layers {
 
 /// What llama.cpp's quantiser gives more bits than the rest of a file: in files of this name, matrices of this kind in
 /// these layers become this. The first that fits counts.
+///
+/// Of eight experts, [`of_eight_experts`] comes before.
 const RULES: [(&str, &str, Layers, WeightFormat); 24] = {
     use Layers::{All, AllIfShared, First, FirstPart, FirstPartUnweighed, FirstPartWeighed, Spread};
     use WeightFormat::{Q3_K, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K};
@@ -106,8 +108,23 @@ const RULES: [(&str, &str, Layers, WeightFormat); 24] = {
     ]
 };
 
-/// What the names of matrices of experts end with.
+/// What the names of matrices of experts end with, and of those of an expert that every token takes.
 const EXPERTS: &str = "_exps";
+const SHARED_EXPERTS: &str = "_shexp";
+
+/// Mixtures in which `attn_output` has five bits where a layer has eight experts, as in llama.cpp; in all others it is as
+/// the rest there.
+const FIVE_BITS_OF_EIGHT_EXPERTS: [&str; 7] = ["q2_k", "q3_k_s", "q3_k_m", "iq4_nl", "iq4_xs", "q4_k_s", "q4_k_m"];
+
+/// What a matrix of attention becomes where a layer has eight experts, as Mixtral's have: attention is a small part there.
+fn of_eight_experts(mix: &Mix, kind: &str) -> Option<WeightFormat> {
+    match kind {
+        "attn_v" | "attn_k" if mix.base.is_quantized() => Some(WeightFormat::Q8_0),
+        "attn_output" if FIVE_BITS_OF_EIGHT_EXPERTS.contains(&mix.name) => Some(WeightFormat::Q5_K),
+        "attn_output" => Some(mix.base),
+        _ => None,
+    }
+}
 
 /// Layers of models that llama.cpp takes for those of 70 billion parameters: `attn_v` has more bits there.
 const LAYERS_OF_70B: usize = 80;
@@ -137,35 +154,38 @@ pub(crate) struct Model {
     sharing: u64,
     /// Whether scales are chosen by importance.
     weighed: bool,
-    /// Whether it is a mixture of experts.
-    has_experts: bool,
+    /// Experts of a layer; none where it is no mixture.
+    experts: u64,
 }
 
 impl Model {
-    /// What they ask of a model of these matrices, by GGUF's names and with the number of rows.
+    /// What they ask of a model of these matrices, by GGUF's names and with the number of rows, or of experts.
     pub(crate) fn of(matrices: impl Iterator<Item = (String, u64)>, weighed: bool) -> Self {
-        let (mut layers, mut tied, mut queries, mut keys, mut has_experts) = (0, true, 0, 0, false);
+        let (mut layers, mut tied, mut queries, mut keys, mut experts) = (0, true, 0, 0, 0);
         for (name, rows) in matrices {
             tied &= name != "output.weight";
             if let Some((layer, kind)) = layer_of(&name) {
                 layers = layers.max(layer + 1);
-                has_experts |= kind.ends_with(EXPERTS);
                 match kind {
                     "attn_q" => queries = rows,
                     "attn_k" => keys = rows,
+                    _ if kind.ends_with(EXPERTS) => experts = experts.max(rows),
                     _ => {}
                 }
             }
         }
-        Self { layers, tied, sharing: queries.checked_div(keys).unwrap_or(0), weighed, has_experts }
+        Self { layers, tied, sharing: queries.checked_div(keys).unwrap_or(0), weighed, experts }
     }
 
     /// What they ask of the model that `plan` computes.
     pub(crate) fn of_plan(plan: &Plan) -> Self {
         let names = gguf_architectures::names(&plan.model_type);
-        let of = |weight: &WeightInfo| {
-            let name = names.gguf_tensor(&weight.name).unwrap_or_default();
-            (name, weight.shape.first().map_or(0, |&rows| rows as u64))
+        let of = |weight: &WeightInfo| match names.gguf_expert(&weight.name) {
+            Some((name, expert)) => (name, u64::from(expert) + 1),
+            None => {
+                let name = names.gguf_name(&weight.name).unwrap_or_default();
+                (name, weight.shape.first().map_or(0, |&rows| rows as u64))
+            }
         };
         Self::of(plan.weights.iter().map(of), false)
     }
@@ -211,7 +231,7 @@ impl Mix {
             return F32;
         }
         // What every token passes through is a small part of a mixture, and four bits lose most of it.
-        if self.base == MXFP4 && model.has_experts && !kind.is_some_and(|kind| kind.ends_with(EXPERTS)) {
+        if self.base == MXFP4 && model.experts > 0 && !kind.is_some_and(|kind| kind.ends_with(EXPERTS)) {
             return Q8_0;
         }
         // Embeddings are looked up without the scale that NVFP4 has beside a matrix.
@@ -221,7 +241,11 @@ impl Mix {
             return if self.base.is_quantized() && self.base != Q8_0 { Q6_K } else { self.base };
         }
         let Some((layer, kind)) = layer_of(name) else { return self.base };
-        let kind = kind.strip_suffix(EXPERTS).unwrap_or(kind);
+        let of_experts = [EXPERTS, SHARED_EXPERTS].into_iter().find_map(|end| kind.strip_suffix(end));
+        let kind = of_experts.unwrap_or(kind);
+        if let Some(format) = of_eight_experts(&self, kind).filter(|_| model.experts == 8) {
+            return format;
+        }
         let rule =
             RULES.iter().find(|&&(mix, of, layers, _)| (mix, of) == (self.name, kind) && model.has(layer, layers));
         match rule.map_or(self.base, |&(.., format)| format) {
@@ -256,7 +280,7 @@ mod tests {
 
     use super::*;
 
-    const MODEL: Model = Model { layers: 32, tied: false, sharing: 1, weighed: false, has_experts: false };
+    const MODEL: Model = Model { layers: 32, tied: false, sharing: 1, weighed: false, experts: 0 };
 
     fn of(mix: &str, name: &str, model: Model) -> WeightFormat {
         mix.parse::<Mix>().unwrap().format_of(name, model)
@@ -303,16 +327,60 @@ mod tests {
     #[test]
     fn experts_are_as_the_matrices_of_that_name_and_routers_stay_exact() {
         use WeightFormat::{F32, MXFP4, Q4_K, Q6_K, Q8_0};
-        let model = Model { has_experts: true, ..MODEL };
+        let model = Model { experts: 64, ..MODEL };
         for mix in MIXES {
             assert_eq!(mix.format_of("blk.3.ffn_gate_inp.weight", model), F32, "{}", mix.name);
             assert_eq!(mix.format_of("blk.3.ffn_gate_inp_shexp.weight", model), F32, "{}", mix.name);
         }
-        assert_eq!([0, 4].map(|layer| of("q4_k_m", &format!("blk.{layer}.ffn_down_exps.weight"), model)), [Q6_K, Q4_K]);
+        for kind in ["ffn_down_exps", "ffn_down_shexp"] {
+            assert_eq!([0, 4].map(|layer| of("q4_k_m", &format!("blk.{layer}.{kind}.weight"), model)), [Q6_K, Q4_K]);
+        }
         let names = ["blk.0.ffn_up_exps.weight", "blk.0.attn_q.weight", "token_embd.weight", "output.weight"];
         assert_eq!(names.map(|name| of("mxfp4", name, model)), [MXFP4, Q8_0, Q8_0, Q8_0]);
-        let experts = [("blk.0.ffn_up_exps.weight".to_owned(), 8)].into_iter();
-        assert!(Model::of(experts, false).has_experts);
+        let experts = [("blk.0.ffn_up_exps.weight".to_owned(), 64)].into_iter();
+        assert_eq!(Model::of(experts, false).experts, 64);
+        // A plan has each by itself.
+        let config = serde_json::json!({
+            "model_type": "qwen3_moe", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_experts": 6,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 4, "norm_topk_prob": true,
+        });
+        let model = Model::of_plan(&models::build_plan(&config, &plan::AnyShape).unwrap());
+        assert_eq!((model.experts, model.sharing, model.layers), (6, 2, 1));
+    }
+
+    /// `n_expert == 8` in llama.cpp's quantiser.
+    #[test]
+    fn attention_has_more_bits_beside_eight_experts() {
+        use WeightFormat::{F16, IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+        let eight = Model { experts: 8, sharing: 4, ..MODEL };
+        let [q, k, v, output] = ["q", "k", "v", "output"].map(|kind| format!("blk.9.attn_{kind}.weight"));
+        for mix in MIXES.into_iter().filter(|mix| mix.base.is_quantized()) {
+            assert_eq!([&k, &v].map(|name| mix.format_of(name, eight)), [Q8_0; 2], "{}", mix.name);
+            let rest = if mix.base == WeightFormat::MXFP4 { Q8_0 } else { mix.base };
+            assert_eq!(mix.format_of(&q, eight), rest, "{}", mix.name);
+        }
+        assert_eq!([of("f16", &v, eight), of("f16", &output, eight)], [F16; 2]);
+        for (mix, base, expected) in [
+            ("q2_k", Q2_K, Q5_K),
+            ("q3_k_s", Q3_K, Q5_K),
+            ("q3_k_m", Q3_K, Q5_K),
+            ("q3_k_l", Q3_K, Q3_K),
+            ("q4_k_s", Q4_K, Q5_K),
+            ("q4_k_m", Q4_K, Q5_K),
+            ("q5_k_m", Q5_K, Q5_K),
+            ("q6_k", Q6_K, Q6_K),
+            ("q4_0", Q4_0, Q4_0),
+            ("iq4_nl", IQ4_NL, Q5_K),
+            ("iq4_xs", IQ4_XS, Q5_K),
+        ] {
+            assert_eq!([of(mix, &output, eight), of(mix, &q, eight)], [expected, base], "{mix}");
+        }
+        // The experts themselves are as of other mixtures.
+        let others = Model { experts: 64, ..eight };
+        let down = "blk.0.ffn_down_exps.weight";
+        assert_eq!([of("q4_k_m", down, eight), of("q4_k_m", down, others)], [Q6_K; 2]);
+        assert_eq!([of("q3_k_l", &output, others), of("q4_k_m", &k, others)], [Q5_K, Q4_K]);
     }
 
     #[test]
@@ -342,7 +410,7 @@ mod tests {
         let matrices = [("token_embd.weight", 99), ("blk.0.attn_q.weight", 896), ("blk.1.attn_k.weight", 128)];
         let named = || matrices.into_iter().map(|(name, rows)| (name.to_owned(), rows));
         let model = Model::of(named(), true);
-        assert_eq!(model, Model { layers: 2, tied: true, sharing: 7, weighed: true, has_experts: false });
+        assert_eq!(model, Model { layers: 2, tied: true, sharing: 7, weighed: true, experts: 0 });
         let untied = named().chain([("output.weight".to_owned(), 99)]);
         assert!(!Model::of(untied, false).tied);
     }
