@@ -42,9 +42,14 @@ pub(crate) fn check_head(has_head: bool, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// The plan of a checkpoint's tensors if its configuration were `config`.
+pub(crate) fn plan_with_config(checkpoint: &Checkpoint, config: &serde_json::Value) -> Result<Plan> {
+    Ok(models::build_plan(config, &Headers::of(checkpoint))?)
+}
+
 /// The textbook plan of a checkpoint. Every tensor must be read by some op.
 pub(crate) fn plan_of(checkpoint: &Checkpoint) -> Result<Plan> {
-    let plan = models::build_plan(&checkpoint.config, &Headers::of(checkpoint))?;
+    let plan = plan_with_config(checkpoint, &checkpoint.config)?;
     let mut unread = models::unread(&plan, checkpoint.tensor_names());
     if checkpoint.quantization.is_some() {
         // AutoGPTQ gives every projection a bias, of zeros where the model has none.

@@ -7,14 +7,15 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail};
 use formats::gguf::{Array, GgufWriter, Value};
-use formats::{Checkpoint, TokenizerSource, gguf_names};
-use plan::{Plan, Rope, RopeScaling};
+use formats::gguf_names::{self, Names};
+use formats::{Checkpoint, TokenizerSource};
+use plan::{Op, Plan, Rope, RopeScaling, RouteWeights, Scores};
 use serde_json::Value as Json;
 use tensor::{Tensor, WeightFormat};
 use tokenizer::{EquivalentJson, ParseSpecial, Tokenizer};
 
 use crate::gguf_architectures;
-use crate::load::plan::plan_of;
+use crate::load::plan::{plan_of, plan_with_config};
 use crate::load::text::{load_tokenizer, with_side_files};
 use crate::output::note;
 
@@ -54,15 +55,16 @@ pub(super) fn metadata(checkpoint: &Checkpoint, name: &str) -> Result<GgufWriter
         ("attention.head_count_kv", Some(kv_heads)),
         ("attention.key_length", Some(head_dim)),
         ("attention.value_length", Some(head_dim)),
-        ("rope.dimension_count", Some(head_dim)),
+        ("rope.dimension_count", Some(plan.ropes.first().map_or(head_dim, |rope| rope.dims as u64))),
         ("vocab_size", Some(plan.vocab_size as u64)),
     ];
     for (name, value) in integers {
         if let Some(value) = value {
-            let value = u32::try_from(value).with_context(|| format!("`{name}` is {value}, which GGUF cannot say"))?;
-            writer.metadata(&key(name), Value::U32(value));
+            writer.metadata(&key(name), number(name, value)?);
         }
     }
+    refuse_other_than_implied(&plan.model_type, &checkpoint.config)?;
+    experts(&mut writer, &plan, names)?;
     if let Some(window) = plan.ops.iter().find_map(|op| match op {
         plan::Op::Attention { attention, .. } => attention.window,
         _ => None,
@@ -85,6 +87,110 @@ pub(super) fn metadata(checkpoint: &Checkpoint, name: &str) -> Result<GgufWriter
         writer.metadata(&format!("tokenizer.chat_template.{name}"), Value::String(template.clone()));
     }
     Ok(writer)
+}
+
+fn number(name: &str, value: u64) -> Result<Value> {
+    let value = u32::try_from(value).with_context(|| format!("`{name}` is {value}, which GGUF cannot say"))?;
+    Ok(Value::U32(value))
+}
+
+/// Refuses a configuration that says otherwise than the model's GGUF files mean, which have no key for it.
+fn refuse_other_than_implied(model_type: &str, config: &Json) -> Result<()> {
+    let Some(model) = models::architectures().find(|model| model.model_type == model_type) else { return Ok(()) };
+    let implied = (model.gguf.implied)();
+    for (field, implied) in implied.as_object().into_iter().flatten() {
+        let has_key = model.gguf.keys.iter().any(|(_, known)| known == field) || field == ROUTED_SCALE;
+        let has_key = has_key || implied.is_object() || implied.is_null();
+        let found = config.get(field).filter(|found| !found.is_null() && !has_key);
+        let same =
+            |found: &Json| found == implied || found.as_f64().is_some_and(|found| implied.as_f64() == Some(found));
+        if let Some(found) = found.filter(|found| !same(found)) {
+            bail!(
+                "config.json: `{field}` is {found}, and GGUF files of `{model_type}` have no key for it: they mean {implied}. \
+                 Write safetensors (-o FOLDER/)"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What the weights of all experts are multiplied by, in config.json.
+const ROUTED_SCALE: &str = "routed_scaling_factor";
+
+/// The number that `expert_gating_func` has where scores are sigmoids.
+const GATING_SIGMOID: u32 = 2;
+
+/// What the file says of a mixture of experts: the keys that the architecture has, by what `plan` computes.
+pub(crate) fn experts(writer: &mut GgufWriter, plan: &Plan, names: Names) -> Result<()> {
+    let (mut first_layer, mut count, mut inner, mut router) = (None, 0, 0, None);
+    for op in &plan.ops {
+        match op {
+            Op::Route { router: found, .. } => router = router.or(Some(*found)),
+            Op::ExpertLinear { experts, .. } if first_layer.is_none() => {
+                let weight = plan.weight(experts.linear(0).weight);
+                first_layer = Some(layer_of(&weight.name));
+                (count, inner) = (experts.count, weight.shape.first().copied().unwrap_or(0));
+            }
+            _ => {}
+        }
+    }
+    let (Some(router), Some(first_layer)) = (router, first_layer) else { return Ok(()) };
+    let architecture = names.architecture().unwrap_or(&plan.model_type);
+    let key = |name: &str| format!("{architecture}.{name}");
+    let shared = plan
+        .weights
+        .iter()
+        .find(|weight| names.gguf_name(&weight.name).is_some_and(|name| name.ends_with(".ffn_gate_shexp.weight")));
+    let shared = shared.and_then(|weight| weight.shape.first().copied()).unwrap_or(0);
+    let (groups, chosen_groups) = router.groups.map_or((1, 1), |groups| (groups.count, groups.chosen));
+    let norm = matches!(router.weights, RouteWeights::Normalised { .. });
+    let known = [
+        ("expert_count", Value::U32(u32::try_from(count)?)),
+        ("expert_used_count", Value::U32(u32::try_from(router.top_k)?)),
+        ("expert_feed_forward_length", Value::U32(u32::try_from(inner)?)),
+        ("expert_shared_feed_forward_length", Value::U32(u32::try_from(shared)?)),
+        ("expert_shared_count", Value::U32(u32::try_from(shared / inner.max(1))?)),
+        ("leading_dense_block_count", Value::U32(first_layer)),
+        ("expert_group_count", Value::U32(u32::try_from(groups)?)),
+        ("expert_group_used_count", Value::U32(u32::try_from(chosen_groups)?)),
+        ("expert_weights_norm", Value::Bool(norm)),
+    ];
+    for (name, value) in known.into_iter().filter(|(name, _)| names.has_key(name)) {
+        writer.metadata(&key(name), value);
+    }
+    // Elsewhere the scores follow from the architecture, and are not multiplied.
+    if router.scores == Scores::Sigmoid {
+        writer.metadata(&key("expert_gating_func"), Value::U32(GATING_SIGMOID));
+    }
+    if router.scores == Scores::Sigmoid || router.scale != 1.0 {
+        writer.metadata(&key("expert_weights_scale"), Value::F32(router.scale));
+    }
+    Ok(())
+}
+
+/// The layer of a weight, by its name in checkpoints.
+fn layer_of(name: &str) -> u32 {
+    let layer = name.split_once("layers.").and_then(|(_, rest)| rest.split('.').next()?.parse().ok());
+    layer.unwrap_or(0)
+}
+
+/// Refuses a file whose header does not give the plan of the source, before its tensors are written. Of frequencies that
+/// are in tensors a header says nothing: [`check`] compares them when the file is whole.
+pub(super) fn check_header(source: &Checkpoint, header: Vec<u8>) -> Result<()> {
+    let config = Checkpoint::config_of_gguf_header(header.into(), gguf_architectures::all())?;
+    let mut written = match plan_with_config(source, &config) {
+        Ok(written) => written,
+        // Another layer would have the experts, or none.
+        Err(error) if matches!(error.downcast_ref(), Some(models::ModelError::Build(_))) => {
+            return Err(error.context(UNSAYABLE));
+        }
+        // The factors of LongRoPE, perhaps.
+        Err(_) => return Ok(()),
+    };
+    let mut source = plan_of(source)?;
+    source.ropes.clear();
+    written.ropes.clear();
+    compare(&source, &mut written)
 }
 
 /// What the file says of the rotary embedding beside its base. `config` is the source's config.json.
@@ -151,9 +257,7 @@ fn factors(rope: &Rope) -> Vec<f32> {
 /// Refuses a file whose keys do not give the plan of the source.
 pub(super) fn check(source: &Checkpoint, written: &Checkpoint) -> Result<()> {
     let (mut source, mut written) = (plan_of(source)?, plan_of(written)?);
-    // Mistral's models have another name there, and frequencies may be said in two ways. What scores
-    // grow by is compared with them.
-    written.model_type.clone_from(&source.model_type);
+    // Frequencies may be said in two ways. What scores grow by is compared with them.
     let turns = |plan: &mut Plan| -> Vec<Vec<f32>> {
         let ropes = std::mem::take(&mut plan.ropes);
         let numbers = |rope: &Rope| {
@@ -166,10 +270,22 @@ pub(super) fn check(source: &Checkpoint, written: &Checkpoint) -> Result<()> {
     let near =
         |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= a.abs() * 1e-6);
     let same_turns = turns.len() == found.len() && turns.iter().zip(&found).all(|(a, b)| near(a, b));
-    if source != written || !same_turns {
+    if !same_turns {
+        bail!("{UNSAYABLE}: the rotary embedding would be another");
+    }
+    compare(&source, &mut written)
+}
+
+const UNSAYABLE: &str = "what config.json says of the model cannot be said in a GGUF file";
+
+/// Refuses plans that are not the same. Their ropes are not compared.
+fn compare(source: &Plan, written: &mut Plan) -> Result<()> {
+    // Mistral's models have another name there.
+    written.model_type.clone_from(&source.model_type);
+    if source != written {
         let different = source.ops.iter().zip(&written.ops).find(|(a, b)| a != b);
         let which = different.map(|(a, b)| format!(": `{a:?}` would be read as `{b:?}`")).unwrap_or_default();
-        bail!("what config.json says of the model cannot be said in a GGUF file{which}");
+        bail!("{UNSAYABLE}{which}");
     }
     Ok(())
 }
