@@ -12,6 +12,7 @@ mod completions;
 mod dialects;
 mod doctor;
 mod eval;
+mod expert_names;
 mod explain;
 mod files;
 mod generate;

@@ -119,9 +119,11 @@ pub(super) fn in_pieces<T: Send>(
     // Fewer of them where the rows that belong together are many weights: memory is for a piece, not for as many as
     // there are cores.
     let threads = threads.min(PIECE_WEIGHTS / (together * row_len).max(1)).max(1);
-    let of_thread = (PIECE_WEIGHTS / threads / row_len.max(1) / together * together).max(together);
     // A piece has one importance: where a tensor has several matrices, it ends with each.
     let alike = scales.rows_alike(rows_in_all);
+    // No more than a share of them: an expert is smaller than a piece.
+    let share = alike.div_ceil(threads).next_multiple_of(together);
+    let of_thread = (PIECE_WEIGHTS / threads / row_len.max(1) / together * together).min(share).max(together);
     let pieces = (0..rows_in_all).step_by(alike).flat_map(|start| {
         let end = (start + alike).min(rows_in_all);
         (start..end).step_by(of_thread * threads).map(move |first| (first, (first + of_thread * threads).min(end)))

@@ -1,6 +1,7 @@
 //! Writing a GGUF file with its matrices in another format.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
@@ -11,7 +12,7 @@ use formats::gguf::{Value, nvfp4};
 use formats::gguf_names::Names;
 use tensor::{Tensor, WeightFormat};
 
-use super::convert::{convert, damaged, matrix_scale, write_and_release};
+use super::convert::{convert, damaged, matrix_scale};
 use super::importance::Importances;
 use super::job::{FormatOverride, PackedModel, PackingJob};
 use super::loss::Loss;
@@ -39,7 +40,7 @@ pub(crate) fn write(job: &PackingJob, mix: Mix, importance: &mut Importances) ->
     let model = Model::of(matrices.iter().map(rows), importance.is_given());
     let names = source.names()?;
     for matrix in matrices {
-        let is_vector = matrix.shape.len() < 2;
+        let is_vector = matrix.is_vector();
         let to = match is_vector {
             true => source.vector_format(),
             false => target(&matrix, names, mix, model, &job.overrides, &mut used)?,
@@ -52,7 +53,7 @@ pub(crate) fn write(job: &PackingJob, mix: Mix, importance: &mut Importances) ->
             let (ggml_type, len) = matrix.kept()?;
             let beside = source.beside(&matrix)?;
             let make = move |out: &mut dyn Write| {
-                write_and_release(&source.bytes(&matrix).map_err(damaged)?, out)?;
+                source.write_kept(&matrix, out)?;
                 progress.inc(matrix.bytes);
                 Ok(())
             };
@@ -64,34 +65,41 @@ pub(crate) fn write(job: &PackingJob, mix: Mix, importance: &mut Importances) ->
         };
         // Refused now, and not when half of the file is written.
         let (ggml_type, len) = stored(to, &matrix.name, &matrix.shape)?;
+        let num_parts = matrix.num_parts();
         if matrix.format.is_none() {
-            source.tensor(&matrix)?;
+            (0..num_parts).try_for_each(|part| source.tensor(&matrix, part).map(drop))?;
         }
         // Q8_0 has nothing to choose.
         let chooses = to.is_quantized() && to != WeightFormat::Q8_0;
-        let weighted = if is_vector { None } else { importance.scales(&matrix, chooses)? };
+        let weighted = if is_vector { None } else { importance.scales(&matrix.importance(), chooses)? };
         let scales = weighted.unwrap_or(if job.plain { Scales::Plain } else { Scales::Searched });
         // Read when its turn comes: some are decoded then, and one tensor at a time is enough.
-        let scale = Rc::new(MatrixScale::default());
+        let units = Rc::new(MatrixScales::default());
         if to == WeightFormat::NVFP4 {
-            // Before the matrix: it is needed there, and is a number.
-            let (source, matrix, scale) = (source.clone(), matrix.clone(), scale.clone());
+            // Before the matrix: they are needed there, and are a number for each expert.
+            let (source, matrix, units) = (source.clone(), matrix.clone(), units.clone());
             let make = move |out: &mut dyn Write| {
-                let found = scale.of(|| source.tensor(&matrix).map_err(damaged))?;
-                out.write_all(&found.to_le_bytes())
+                (0..num_parts).try_for_each(|part| {
+                    let found = units.of(part, || source.tensor(&matrix, part).map_err(damaged))?;
+                    out.write_all(&found.to_le_bytes())
+                })
             };
-            writer.made_tensor(&nvfp4::scale_name(&name), source::ggml_type(WeightFormat::F32)?, &[1], 4, make);
+            let (f32, count) = (source::ggml_type(WeightFormat::F32)?, num_parts as u64);
+            writer.made_tensor(&nvfp4::scale_name(&name), f32, &[count], 4 * count, make);
         }
         let make = move |out: &mut dyn Write| {
             progress.set_message(matrix.name.clone());
-            let tensor = source.tensor(&matrix).map_err(damaged)?;
             let mut loss = Loss::none(&matrix.name, matrix.type_name, to.name());
             loss.weighted = matches!(scales, Scales::Weighted { .. }) && to.is_quantized();
-            let num_rows = tensor.num_rows();
-            let unit = if to == WeightFormat::NVFP4 { scale.of(|| Ok(tensor.clone()))? } else { 1.0 };
-            convert(&tensor, to, unit, &scales, out, &mut loss, &mut |rows| {
-                progress.inc(matrix.bytes * rows as u64 / num_rows.max(1) as u64);
-            })?;
+            for part in 0..num_parts {
+                let tensor = source.tensor(&matrix, part).map_err(damaged)?;
+                let num_rows = (num_parts * tensor.num_rows()).max(1) as u64;
+                let unit = if to == WeightFormat::NVFP4 { units.of(part, || Ok(tensor.clone()))? } else { 1.0 };
+                let scales = scales.of_part(part, num_parts);
+                convert(&tensor, to, unit, &scales, out, &mut loss, &mut |rows| {
+                    progress.inc(matrix.bytes * rows as u64 / num_rows);
+                })?;
+            }
             if !is_vector {
                 losses.borrow_mut().push(loss);
             }
@@ -103,6 +111,7 @@ pub(crate) fn write(job: &PackingJob, mix: Mix, importance: &mut Importances) ->
         bail!("--tensor {}: no matrix of `{}` has that in its name", unused.0.name, job.source);
     }
     importance.check(&job.source)?;
+    source.check_header(writer.header())?;
     let identity = source.identity(&importance.identity(job.plain))?;
     let work = Work { path: &job.output, writer: &writer, losses: &losses, identity, is_part: false };
     let checked = |path: &Path| source.check(path);
@@ -149,25 +158,28 @@ fn target(
     }))
 }
 
-/// Whether llama.cpp looks for a scale beside this matrix: one of a projection; embeddings are looked up without, and
-/// experts have one each, which are not written.
+/// Whether llama.cpp looks for a scale beside this matrix: one of a projection, or the experts of a layer, which have one
+/// each; embeddings are looked up without.
 fn may_be_nvfp4(matrix: &Matrix, names: Names) -> bool {
-    let is_known = names.checkpoint_name(&matrix.name) != matrix.name;
-    is_known && matrix.name != EMBEDDINGS && matrix.shape.len() == 2
+    match matrix.shape.len() {
+        2 => names.checkpoint_name(&matrix.name) != matrix.name && matrix.name != EMBEDDINGS,
+        3 => names.checkpoint_expert(&matrix.name, 0).is_some(),
+        _ => false,
+    }
 }
 
-/// The scale of a matrix in NVFP4, which two tensors need.
+/// The scales of the matrices of a tensor in NVFP4, which two tensors need.
 #[derive(Default)]
-struct MatrixScale(Cell<Option<f32>>);
+struct MatrixScales(RefCell<BTreeMap<usize, f32>>);
 
-impl MatrixScale {
-    /// It, found by reading the matrix once more where it is not known.
-    fn of(&self, tensor: impl FnOnce() -> io::Result<Tensor>) -> io::Result<f32> {
-        if let Some(found) = self.0.get() {
+impl MatrixScales {
+    /// That of matrix `part`, found by reading it once more where it is not known.
+    fn of(&self, part: usize, tensor: impl FnOnce() -> io::Result<Tensor>) -> io::Result<f32> {
+        if let Some(&found) = self.0.borrow().get(&part) {
             return Ok(found);
         }
         let found = matrix_scale(&tensor()?)?;
-        self.0.set(Some(found));
+        self.0.borrow_mut().insert(part, found);
         Ok(found)
     }
 }

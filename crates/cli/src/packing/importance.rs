@@ -5,7 +5,7 @@
 //! model file wrote it is what runs, so that every projection's input is a value of its own. Weights stay where the
 //! file is mapped.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::scales::Scales;
-use super::source::{EMBEDDINGS, Matrix};
+use super::source::EMBEDDINGS;
 use crate::load::device::{self, CPU, DeviceSettings};
 use crate::load::facts::{KV_BLOCK_LEN, WINDOW, text_windows};
 use crate::load::find;
@@ -74,6 +74,19 @@ pub(super) struct ImportanceOrigin {
 
 /// What importance there is: none, or what `--imatrix` or `--imatrix-text` give.
 pub(crate) struct Importances(Option<GivenImportance>);
+
+/// A matrix of which the importance is asked for, or all experts of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ImportanceOf<'a> {
+    /// GGUF's name.
+    pub(super) name: &'a str,
+    /// Weights of a row.
+    pub(super) features: usize,
+    /// Matrices that have this name; 1 of what is no stack.
+    pub(super) experts: usize,
+    /// The one of them that is meant; `None` for all.
+    pub(super) expert: Option<usize>,
+}
 
 /// The importance that a file or a text gives.
 struct GivenImportance {
@@ -132,7 +145,7 @@ impl Importances {
 
     /// The scales of `matrix` by its importance, if it has one; `chooses` where what it becomes has scales to choose.
     /// Refuses importance that is not of its features.
-    pub(super) fn scales(&mut self, matrix: &Matrix, chooses: bool) -> Result<Option<Scales>> {
+    pub(super) fn scales(&mut self, matrix: &ImportanceOf<'_>, chooses: bool) -> Result<Option<Scales>> {
         self.0.as_mut().map_or(Ok(None), |given| given.scales(matrix, chooses))
     }
 
@@ -163,27 +176,26 @@ impl Importances {
 }
 
 impl GivenImportance {
-    fn scales(&mut self, matrix: &Matrix, chooses: bool) -> Result<Option<Scales>> {
-        let Some(found) = self.imatrix.entries.get(&matrix.name) else {
+    fn scales(&mut self, matrix: &ImportanceOf<'_>, chooses: bool) -> Result<Option<Scales>> {
+        let &ImportanceOf { name, features, experts, expert } = matrix;
+        let Some(found) = self.imatrix.entries.get(name) else {
             // Embeddings are looked up, and nothing is multiplied with them.
-            if chooses && matrix.name != EMBEDDINGS {
-                self.missing.push(matrix.name.clone());
+            if chooses && name != EMBEDDINGS && self.missing.last().is_none_or(|last| last != name) {
+                self.missing.push(name.to_owned());
             }
             return Ok(None);
         };
-        let features = matrix.shape.last().map_or(0, |&features| features as usize);
-        let experts = matrix.shape.iter().rev().skip(2).product::<u64>() as usize;
         let (values, matrices) = (found.sums.len(), found.counts.len());
         if values != features.saturating_mul(matrices) || ![1, experts].contains(&matrices) {
             bail!(
-                "the importance matrix `{}` is of another model: it has {values} values in {matrices} matrices for `{}`, \
+                "the importance matrix `{}` is of another model: it has {values} values in {matrices} matrices for `{name}`, \
                  whose rows have {features} weights; make one with --imatrix-text",
                 self.about.name,
-                matrix.name,
             );
         }
         self.used += 1;
-        Ok(Some(Scales::Weighted { importance: normalised(found), matrices }))
+        let all = Scales::Weighted { importance: normalised(found), matrices };
+        Ok(Some(expert.map_or_else(|| all.clone(), |expert| all.of_part(expert, experts))))
     }
 
     fn check(&self, source: &str) -> Result<()> {
@@ -245,42 +257,171 @@ fn file_name(path: &Path) -> String {
     path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// A value that projections are given, and what was added up of it.
-struct Input {
-    /// The projections, by the names of their matrices in GGUF files.
-    names: Vec<String>,
-    sums: Vec<f64>,
-    rows: u64,
+/// What a plan multiplies with weights, as the model file wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Projection {
+    /// What it is given.
+    pub(super) input: Value,
+    /// Of experts, which of them each row is given to.
+    pub(super) ids: Option<Value>,
+    pub(super) weight: WeightId,
+    /// Which of how many experts it is.
+    pub(super) expert: Option<(usize, usize)>,
+    /// Whether it chooses experts.
+    pub(super) routes: bool,
 }
 
-/// What a plan multiplies with weights, and these; the plan as the model file wrote it. A matrix that rows are looked
-/// up in too, as embeddings are, is left out: what is looked up is not weighted, and is not packed.
-pub(super) fn projections(plan: &Plan) -> impl Iterator<Item = (Value, WeightId)> {
-    let looked_up: Vec<WeightId> = plan
-        .ops
-        .iter()
-        .filter_map(|op| match op {
-            Op::Embed { table, .. } => Some(*table),
-            _ => None,
-        })
-        .collect();
-    plan.ops.iter().filter_map(move |op| match op {
-        Op::Linear { x, linear, .. } if !looked_up.contains(&linear.weight) => Some((*x, linear.weight)),
-        _ => None,
+/// The projections of a plan. A matrix that rows are looked up in too, as embeddings are, is left out: what is looked up
+/// is not weighted, and is not packed.
+pub(super) fn projections(plan: &Plan) -> impl Iterator<Item = Projection> {
+    let (mut looked_up, mut chosen_by) = (Vec::new(), HashSet::new());
+    for op in &plan.ops {
+        match op {
+            Op::Embed { table, .. } => looked_up.push(*table),
+            Op::Route { logits, .. } => drop(chosen_by.insert(*logits)),
+            _ => {}
+        }
+    }
+    plan.ops.iter().flat_map(move |op| match *op {
+        Op::Linear { x, linear, out } if !looked_up.contains(&linear.weight) => {
+            let routes = chosen_by.contains(&out);
+            vec![Projection { input: x, ids: None, weight: linear.weight, expert: None, routes }]
+        }
+        Op::ExpertLinear { x, ids, experts, .. } => {
+            let projection = |expert: usize| {
+                let weight = experts.linear(expert).weight;
+                let expert = Some((expert, experts.count));
+                Projection { input: x, ids: Some(ids), weight, expert, routes: false }
+            };
+            (0..experts.count).map(projection).collect()
+        }
+        _ => vec![],
     })
 }
 
-/// The inputs of all projections of a plan.
-fn inputs(plan: &Plan) -> HashMap<Value, Input> {
+/// A value that projections are given, and what was added up of it; of experts for each of them.
+struct Input {
+    /// The projections, by the names of their matrices in GGUF files.
+    names: Vec<String>,
+    /// (matrices, features).
+    sums: Vec<f64>,
+    /// (matrices,).
+    rows: Vec<u64>,
+    /// Features.
+    width: usize,
+}
+
+impl Input {
+    fn add(&mut self, matrix: usize, row: &[f32]) {
+        let sums = &mut self.sums[matrix * self.width..(matrix + 1) * self.width];
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
+        self.rows[matrix] += 1;
+    }
+}
+
+/// The inputs of all projections of a plan: the value, and of experts the ids of those that each row is given to.
+fn inputs(plan: &Plan) -> HashMap<(Value, Option<Value>), Input> {
     let gguf_names = gguf_architectures::names(&plan.model_type);
-    let mut inputs: HashMap<Value, Input> = HashMap::new();
-    for (x, weight) in projections(plan) {
-        let name = &plan.weight(weight).name;
-        let width = plan.value(x).width;
-        let input = inputs.entry(x).or_insert_with(|| Input { names: Vec::new(), sums: vec![0.0; width], rows: 0 });
-        input.names.push(gguf_names.gguf_name(name).unwrap_or_else(|| name.clone()));
+    let mut inputs: HashMap<(Value, Option<Value>), Input> = HashMap::new();
+    for Projection { input, ids, weight, expert, .. } in projections(plan) {
+        // One entry for all experts.
+        if expert.is_some_and(|(expert, _)| expert > 0) {
+            continue;
+        }
+        let (weight, matrices) = (plan.weight(weight), expert.map_or(1, |(_, count)| count));
+        let width = weight.shape.last().copied().unwrap_or(0);
+        let input = inputs.entry((input, ids)).or_insert_with(|| Input {
+            names: Vec::new(),
+            sums: vec![0.0; matrices * width],
+            rows: vec![0; matrices],
+            width,
+        });
+        input.names.push(gguf_names.gguf_tensor(&weight.name).unwrap_or_else(|| weight.name.clone()));
     }
     inputs
+}
+
+/// What the projections of a plan were given so far.
+struct Seen<'a> {
+    plan: &'a Plan,
+    inputs: HashMap<(Value, Option<Value>), Input>,
+    /// Values that experts are given, and ids of experts, as they were shown last.
+    of_experts: HashMap<Value, Vec<f32>>,
+    /// The first op that is given such a value: gate and up are given the same, which is added once.
+    first: HashMap<(Value, Value), usize>,
+}
+
+impl<'a> Seen<'a> {
+    fn new(plan: &'a Plan) -> Self {
+        let (mut of_experts, mut first) = (HashMap::new(), HashMap::new());
+        for (index, op) in plan.ops.iter().enumerate() {
+            if let Op::ExpertLinear { x, ids, .. } = *op {
+                of_experts.extend([(x, Vec::new()), (ids, Vec::new())]);
+                first.entry((x, ids)).or_insert(index);
+            }
+        }
+        Self { plan, inputs: inputs(plan), of_experts, first }
+    }
+
+    /// Takes in a result of op `index`.
+    fn observe(&mut self, index: usize, which: Observed, elements: &[f32]) {
+        let Observed::Value(value) = which else { return };
+        if let Some(kept) = self.of_experts.get_mut(&value) {
+            kept.clear();
+            kept.extend_from_slice(elements);
+        }
+        if let Some(input) = self.inputs.get_mut(&(value, None)) {
+            elements.chunks_exact(input.width.max(1)).for_each(|row| input.add(0, row));
+        }
+        // Now the value and the ids have both been shown, whichever came first.
+        let Some(&Op::ExpertLinear { x, ids, .. }) = self.plan.ops.get(index) else { return };
+        if self.first.get(&(x, ids)) != Some(&index) {
+            return;
+        }
+        let (Some(rows), Some(chosen)) = (self.of_experts.get(&x), self.of_experts.get(&ids)) else { return };
+        let Some(input) = self.inputs.get_mut(&(x, Some(ids))) else { return };
+        let (top_k, width) = (self.plan.value(ids).width, self.plan.value(x).width);
+        for (row, chosen) in rows.chunks_exact(width.max(1)).zip(chosen.chunks_exact(top_k.max(1))) {
+            // The same row for all of its experts, or a slice for each.
+            let is_shared = width == input.width;
+            for (slot, &expert) in chosen.iter().enumerate() {
+                let start = if is_shared { 0 } else { slot * input.width };
+                input.add(expert as usize, &row[start..start + input.width]);
+            }
+        }
+    }
+
+    /// By the names of matrices.
+    fn into_entries(self) -> Result<BTreeMap<String, Importance>> {
+        let mut entries = BTreeMap::new();
+        for Input { names, sums, rows, .. } in self.inputs.into_values() {
+            if let Some(sum) = sums.iter().find(|sum| !sum.is_finite() || **sum > f64::from(f32::MAX)) {
+                bail!("`{}` is given features whose squares add up to {sum}: the model is damaged", names.join("`, `"));
+            }
+            let sums = sums.iter().map(|&sum| sum as f32).collect();
+            let importance = Importance { sums, counts: rows.iter().map(|&rows| rows as f32).collect() };
+            entries.extend(names.into_iter().map(|name| (name, importance.clone())));
+        }
+        Ok(entries)
+    }
+}
+
+/// Says how many experts no token of the text was given to: their features count alike.
+fn note_unseen(entries: &BTreeMap<String, Importance>) {
+    let experts = entries.iter().filter(|(_, entry)| entry.counts.len() > 1).map(|(name, entry)| (name, &entry.counts));
+    // Of the matrices of an expert, one tells of all.
+    let gates = experts.filter(|(name, _)| name.contains("ffn_gate_exps"));
+    let (mut unseen, mut all) = (0, 0);
+    for (_, counts) in gates {
+        all += counts.len();
+        unseen += counts.iter().filter(|&&count| count == 0.0).count();
+    }
+    if unseen > 0 {
+        note(&format!(
+            "no token of the text was given to {unseen} of {all} experts, so that the features of these count alike: a longer \
+             text reaches more"
+        ));
+    }
 }
 
 /// Has the model predict `text` and adds up the squares of what each of its projections is given.
@@ -301,9 +442,9 @@ fn collect(model: &str, settings: &ImportanceSettings, text: &str, dataset: &str
     let table: Vec<u32> = (0..kv.num_blocks as u32).collect();
     let plan = Arc::new(plan);
     let mut executable = backend.load(plan.clone(), weights, kv)?;
-    let mut inputs = inputs(&plan);
+    let mut seen = Seen::new(&plan);
     // The head's input has a row for each output; where the head is the embeddings, nobody asks for it.
-    let all_outputs = inputs.keys().any(|&value| plan.value(value).rows == plan::Rows::Outputs);
+    let all_outputs = seen.inputs.keys().any(|&(value, _)| plan.value(value).rows == plan::Rows::Outputs);
     let progress = ProgressBar::new(windows.len() as u64).with_style(
         ProgressStyle::with_template("importance {bar:30} {pos}/{len} windows, {eta} left").expect("a valid template"),
     );
@@ -315,26 +456,13 @@ fn collect(model: &str, settings: &ImportanceSettings, text: &str, dataset: &str
             input.push_sequence(&tokens[start..end], start, &table[..end.div_ceil(KV_BLOCK_LEN)]);
             let len = (end - start) as u32;
             input.output_rows.extend(if all_outputs { 0..len } else { len - 1..len });
-            executable.replay_observed(&input, &mut |_, which, elements| {
-                let Observed::Value(value) = which else { return };
-                let Some(Input { sums, rows, .. }) = inputs.get_mut(&value) else { return };
-                for row in elements.chunks_exact(sums.len()) {
-                    sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
-                    *rows += 1;
-                }
-            })?;
+            executable.replay_observed(&input, &mut |index, which, elements| seen.observe(index, which, elements))?;
         }
         progress.inc(1);
     }
     progress.finish_and_clear();
-    let mut entries = BTreeMap::new();
-    for Input { names, sums, rows } in inputs.into_values() {
-        if let Some(sum) = sums.iter().find(|sum| !sum.is_finite() || **sum > f64::from(f32::MAX)) {
-            bail!("`{}` is given features whose squares add up to {sum}: the model is damaged", names.join("`, `"));
-        }
-        let importance = Importance { sums: sums.iter().map(|&sum| sum as f32).collect(), counts: vec![rows as f32] };
-        entries.extend(names.into_iter().map(|name| (name, importance.clone())));
-    }
+    let entries = seen.into_entries()?;
+    note_unseen(&entries);
     let (chunks, chunk_len) = (windows.len() as u64, window as u64);
     Ok(Imatrix { datasets: vec![dataset.to_owned()], chunks, chunk_len, entries })
 }

@@ -10,6 +10,7 @@ use tensor::WeightFormat;
 use super::importance::ImportanceSettings;
 use super::loss::Loss;
 use super::source::EMBEDDINGS;
+use crate::expert_names::of_any_expert;
 use crate::load::facts::parse_weight_format;
 
 /// A model that is to be written with its matrices in another format.
@@ -64,10 +65,15 @@ impl FromStr for FormatOverride {
 
 impl FormatOverride {
     /// Whether it means the matrix with this GGUF name, by that or by the checkpoint's. A model without a head of its
-    /// own has one matrix for both, which is meant by the names of either.
+    /// own has one matrix for both, which is meant by the names of either. The experts of a layer are one matrix there,
+    /// which checkpoints would call `mlp.experts.*.up_proj`.
     pub(crate) fn is_of(&self, gguf_name: &str, names: Names, is_tied: bool) -> bool {
         let means = |name: &str| name.contains(&self.name);
         let is_head = is_tied && gguf_name == EMBEDDINGS;
-        means(gguf_name) || means(&names.checkpoint_name(gguf_name)) || is_head && means("lm_head.weight")
+        let experts = names.checkpoint_expert(gguf_name, 0).and_then(|name| of_any_expert(&name));
+        means(gguf_name)
+            || means(&names.checkpoint_name(gguf_name))
+            || experts.is_some_and(|name| means(&name))
+            || is_head && means("lm_head.weight")
     }
 }

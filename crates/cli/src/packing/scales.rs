@@ -14,6 +14,18 @@ pub(crate) enum Scales {
 }
 
 impl Scales {
+    /// Those of matrix `part` of `count`, where each is packed alone.
+    pub(crate) fn of_part(&self, part: usize, count: usize) -> Self {
+        match self {
+            Self::Weighted { importance, matrices } if *matrices == count => {
+                let features = importance.len() / count.max(1);
+                let importance = importance[part * features..(part + 1) * features].to_vec();
+                Self::Weighted { importance, matrices: 1 }
+            }
+            other => other.clone(),
+        }
+    }
+
     /// Rows that have the same importance, of `rows`.
     pub(crate) fn rows_alike(&self, rows: usize) -> usize {
         match self {

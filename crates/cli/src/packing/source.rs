@@ -1,6 +1,7 @@
 //! What is quantised: a GGUF file, or a checkpoint in safetensors under GGUF's names.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -15,7 +16,9 @@ use mapped::FileIdentity;
 use sha2::{Digest, Sha256};
 use tensor::{Tensor, WeightFormat};
 
+use super::convert::{damaged, write_and_release};
 use super::gguf_metadata;
+use super::importance::ImportanceOf;
 use crate::load::find;
 use crate::load::plan::plan_of;
 use crate::{gguf_architectures, units};
@@ -27,25 +30,51 @@ pub(super) const EMBEDDINGS: &str = "token_embd.weight";
 #[derive(Clone)]
 pub(super) enum Source {
     Gguf(Rc<GgufParts>),
-    Checkpoint(Rc<Checkpoint>),
+    /// With the names of the model that is computed: `config.json` may name its class alone.
+    Checkpoint(Rc<Checkpoint>, Names),
 }
 
-/// A tensor of a source.
+/// A tensor of a source, as a GGUF file has it: of experts all of a layer.
 #[derive(Clone, Debug)]
 pub(super) struct Matrix {
     /// GGUF's name.
     pub(super) name: String,
-    /// Dimensions, outermost first.
+    /// Dimensions, outermost first; experts are the outermost.
     pub(super) shape: Vec<u64>,
-    /// The published name of its type.
+    /// The published name of its type; where parts have several, that of the first.
     pub(super) type_name: &'static str,
-    /// What it is read as.
+    /// What it is read as; the same.
     pub(super) format: Option<WeightFormat>,
-    /// Its size in the file.
+    /// Its size in the files.
     pub(super) bytes: u64,
+    /// The checkpoint's tensors that it consists of, in order: one, or one of each expert. Of a GGUF file none.
+    parts: Vec<String>,
+    /// Whether all parts are read as `format`.
+    is_uniform: bool,
 }
 
 impl Matrix {
+    /// Tensors that are read one after another, so that memory is for one: the matrices of a stack.
+    pub(super) fn num_parts(&self) -> usize {
+        match (self.parts.len(), &self.shape[..]) {
+            (0, [matrices, _, _, ..]) => usize::try_from(*matrices).unwrap_or(usize::MAX),
+            (parts, _) => parts.max(1),
+        }
+    }
+
+    /// Whether nothing is multiplied with its rows: vectors, and the biases of experts, which are a tensor of two
+    /// dimensions.
+    pub(super) fn is_vector(&self) -> bool {
+        self.shape.len() < 2 || self.name.ends_with(".bias")
+    }
+
+    /// What importance is asked for.
+    pub(super) fn importance(&self) -> ImportanceOf<'_> {
+        let features = self.shape.last().map_or(0, |&features| features as usize);
+        let experts = self.shape.iter().rev().skip(2).product::<u64>() as usize;
+        ImportanceOf { name: &self.name, features, experts, expert: None }
+    }
+
     /// Its type, and bytes of it, in a file that keeps it as it is.
     pub(super) fn kept(&self) -> Result<(GgmlType, u64)> {
         let found = GgmlType::all().find(|ggml| ggml.name() == self.type_name);
@@ -97,15 +126,23 @@ impl Source {
         }
         // GGUF has no FP8, and what is packed anew should be rounded once.
         checkpoint.expand_unless(|format| format == WeightFormat::NVFP4 && becomes == format);
-        Ok(Self::Checkpoint(Rc::new(checkpoint)))
+        let plan = plan_of(&checkpoint)?;
+        // The order of k's rows follows from it, and a configuration may leave it to the model's default.
+        if let (Some(config), Some(layer)) = (checkpoint.config.as_object_mut(), plan.kv_layers.first()) {
+            let heads = config.entry("num_key_value_heads").or_insert(serde_json::Value::Null);
+            if heads.is_null() {
+                *heads = layer.kv_heads.into();
+            }
+        }
+        let names = gguf_architectures::names(&plan.model_type);
+        Ok(Self::Checkpoint(Rc::new(checkpoint), names))
     }
 
     /// What GGUF files of the model call its parts.
     pub(super) fn names(&self) -> Result<Names> {
         match self {
             Self::Gguf(gguf) => Ok(Names::of_file(gguf.metadata(), gguf_architectures::all())?),
-            // Of the model that is computed: `config.json` may name its class alone.
-            Self::Checkpoint(checkpoint) => Ok(gguf_architectures::names(&plan_of(checkpoint)?.model_type)),
+            Self::Checkpoint(_, names) => Ok(*names),
         }
     }
 
@@ -121,23 +158,40 @@ impl Source {
                     type_name: info.ggml_type().name(),
                     format: info.ggml_type().weight_format(),
                     bytes: info.range().len(),
+                    parts: Vec::new(),
+                    is_uniform: true,
                 })
                 .collect()),
-            Self::Checkpoint(checkpoint) => {
+            Self::Checkpoint(checkpoint, names) => {
                 let plan = plan_of(checkpoint)?;
-                let names = gguf_architectures::names(&plan.model_type);
                 // The plan's order is that of use; of tied embeddings only one is kept.
                 let infos: Vec<_> = checkpoint.tensor_infos().collect();
-                let matrix = |weight: &plan::WeightInfo| {
-                    let at = infos.binary_search_by(|info| info.name.cmp(&weight.name));
-                    let info = at.ok().and_then(|at| infos.get(at)).with_context(|| format!("no `{}`", weight.name))?;
-                    let name = names
-                        .gguf_name(&info.name)
-                        .with_context(|| format!("GGUF has no name for the tensor `{}`", info.name))?;
-                    let (shape, type_name) = (info.shape.clone(), info.type_name);
-                    Ok(Matrix { name, shape, type_name, format: info.format, bytes: info.bytes })
+                let weights: Vec<&str> = plan.weights.iter().map(|weight| weight.name.as_str()).collect();
+                let info = |&index: &usize| {
+                    let name = weights[index];
+                    let at = infos.binary_search_by(|info| info.name.as_str().cmp(name));
+                    at.ok().and_then(|at| infos.get(at)).with_context(|| format!("no `{name}`"))
                 };
-                plan.weights.iter().map(matrix).collect()
+                let matrix = |(name, parts): (String, Vec<usize>)| {
+                    let parts = parts.iter().map(info).collect::<Result<Vec<_>>>()?;
+                    let first = *parts.first().with_context(|| format!("`{name}` has no part"))?;
+                    let shape = match names.gguf_expert(&first.name) {
+                        Some(_) => [&[parts.len() as u64], &first.shape[..]].concat(),
+                        None => names.shape_in_file(&name, &first.shape),
+                    };
+                    // One that is not read is refused when the stack is.
+                    let format = parts.iter().find(|part| part.format.is_none()).map_or(first.format, |_| None);
+                    Ok(Matrix {
+                        shape,
+                        type_name: first.type_name,
+                        format,
+                        bytes: parts.iter().map(|part| part.bytes).sum(),
+                        is_uniform: parts.iter().all(|part| part.format == first.format),
+                        parts: parts.iter().map(|part| part.name.clone()).collect(),
+                        name,
+                    })
+                };
+                names.gguf_tensors(&weights)?.into_iter().map(matrix).collect()
             }
         }
     }
@@ -146,7 +200,7 @@ impl Source {
     pub(super) fn vector_format(&self) -> Option<WeightFormat> {
         match self {
             Self::Gguf(_) => None,
-            Self::Checkpoint(_) => Some(WeightFormat::F32),
+            Self::Checkpoint(..) => Some(WeightFormat::F32),
         }
     }
 
@@ -161,25 +215,28 @@ impl Source {
                 }
                 Ok(writer)
             }
-            Self::Checkpoint(checkpoint) => {
+            Self::Checkpoint(checkpoint, _) => {
                 let name = name.trim_end_matches('/').rsplit('/').next().unwrap_or(name);
                 gguf_metadata::metadata(checkpoint, name.trim_end_matches(".safetensors"))
             }
         }
     }
 
-    /// A tensor, its rows in the order of GGUF files.
-    pub(super) fn tensor(&self, matrix: &Matrix) -> Result<Tensor> {
+    /// A part of a tensor, its rows in the order of GGUF files.
+    pub(super) fn tensor(&self, matrix: &Matrix, part: usize) -> Result<Tensor> {
         match self {
             Self::Gguf(gguf) => {
-                let (part, info) = gguf.tensor_info(&matrix.name).with_context(|| format!("no `{}`", matrix.name))?;
-                Ok(part.read_tensor(info)?)
+                let (file, info) = gguf.tensor_info(&matrix.name).with_context(|| format!("no `{}`", matrix.name))?;
+                match matrix.shape.len() {
+                    0..=2 => Ok(file.read_tensor(info)?),
+                    _ => Ok(file.read_matrix(info, part as u64)?),
+                }
             }
-            Self::Checkpoint(checkpoint) => {
-                let names = self.names()?;
-                let tensor = checkpoint.tensor(&names.checkpoint_name(&matrix.name))?;
-                let is_decoded = tensor.bytes().len() as u64 != matrix.bytes;
-                if is_decoded {
+            Self::Checkpoint(checkpoint, names) => {
+                let name = matrix.parts.get(part).with_context(|| format!("no part {part} of `{}`", matrix.name))?;
+                let tensor = checkpoint.tensor(name)?;
+                // A copy: decoded, or an expert that was transposed. Its bytes in the file are not needed again.
+                if mapped::identity(tensor.bytes()).is_none() {
                     checkpoint.weight_bytes().for_each(|bytes| mapped::release(bytes));
                 }
                 let config = checkpoint.config.as_object();
@@ -210,23 +267,32 @@ impl Source {
 
     /// Whether the bytes of a matrix are those of a GGUF file of this format.
     pub(super) fn has(&self, matrix: &Matrix, format: WeightFormat) -> bool {
-        matrix.format == Some(format) && (matches!(self, Self::Gguf(_)) || format != WeightFormat::NVFP4)
+        let is_it = matrix.is_uniform && matrix.format == Some(format);
+        is_it && (matches!(self, Self::Gguf(_)) || format != WeightFormat::NVFP4)
     }
 
-    /// The bytes of a tensor that is kept.
-    pub(super) fn bytes(&self, matrix: &Matrix) -> Result<Bytes> {
+    /// Writes the bytes of a tensor that is kept.
+    pub(super) fn write_kept(&self, matrix: &Matrix, out: &mut dyn Write) -> io::Result<()> {
         match self {
             Self::Gguf(gguf) => {
-                let (part, info) = gguf.tensor_info(&matrix.name).with_context(|| format!("no `{}`", matrix.name))?;
-                Ok(part.tensor_bytes(info)?)
+                let no_such = || damaged(format!("no `{}`", matrix.name));
+                let (part, info) = gguf.tensor_info(&matrix.name).ok_or_else(no_such)?;
+                write_and_release(&part.tensor_bytes(info).map_err(damaged)?, out)
             }
-            Self::Checkpoint(_) => Ok(self.tensor(matrix)?.bytes().clone()),
+            Self::Checkpoint(..) => (0..matrix.num_parts())
+                .try_for_each(|part| write_and_release(self.tensor(matrix, part).map_err(damaged)?.bytes(), out)),
         }
+    }
+
+    /// Refuses a file with this header that would not be read as the source is, as far as a header tells.
+    pub(super) fn check_header(&self, header: Vec<u8>) -> Result<()> {
+        let Self::Checkpoint(source, _) = self else { return Ok(()) };
+        gguf_metadata::check_header(source, header)
     }
 
     /// Refuses a file that is not read as the source is.
     pub(super) fn check(&self, path: &Path) -> Result<()> {
-        let Self::Checkpoint(source) = self else { return Ok(()) };
+        let Self::Checkpoint(source, _) = self else { return Ok(()) };
         let open = |path: &Path| mapped::map(path).map_err(Into::into);
         let written = Checkpoint::open(path, &open, gguf_architectures::all()).map_err(|error| anyhow!(error))?;
         gguf_metadata::check(source, &written)
@@ -246,7 +312,7 @@ impl Source {
                 }
                 hash.update(contents.finish());
             }
-            Self::Checkpoint(checkpoint) => hash.update(identity(checkpoint)),
+            Self::Checkpoint(checkpoint, _) => hash.update(identity(checkpoint)),
         }
         Ok(units::hex(&hash.finalize()))
     }

@@ -1,7 +1,7 @@
 //! Which tensors of a folder of safetensors become what.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
@@ -11,10 +11,9 @@ use plan::{Plan, Value};
 use tensor::WeightFormat;
 
 use crate::gguf_architectures;
-use crate::packing::importance::{Importances, projections};
+use crate::packing::importance::{ImportanceOf, Importances, projections};
 use crate::packing::job::{FormatOverride, PackingJob, SafetensorsTarget};
 use crate::packing::scales::Scales;
-use crate::packing::source::Matrix;
 
 /// What becomes of a tensor.
 pub(super) enum TensorFate {
@@ -24,8 +23,8 @@ pub(super) enum TensorFate {
     Packed(HowPacked),
 }
 
-/// Matrices that are multiplied with the same input, as q, k and v are: runtimes make one of them, so they have one
-/// scale of a matrix. It is found when the first is packed.
+/// Matrices that are multiplied with the same input, as q, k and v are, or gate and up of an expert: runtimes make one of
+/// them, so they have one scale of a matrix. It is found when the first is packed.
 #[derive(Clone)]
 pub(super) struct Siblings {
     pub(super) names: Rc<[String]>,
@@ -49,8 +48,13 @@ pub(super) struct TensorChoice<'a> {
     names: Names,
     used: Vec<bool>,
     scales: Scales,
-    /// Matrices that rows are multiplied with, sorted, and those that are given the same rows.
+    /// Matrices that rows are multiplied with, sorted, and those that are given the same rows; not those that choose
+    /// experts, because a rounding may choose others.
     projections: Vec<(String, Siblings)>,
+    /// Which of how many experts of a layer a matrix is.
+    experts: HashMap<String, (usize, usize)>,
+    /// Matrices that choose experts, and what weighs an expert that all rows are given to.
+    routers: HashSet<String>,
     /// What plain numbers are where the source has none.
     plain: WeightFormat,
     /// Modules that are not packed.
@@ -60,9 +64,19 @@ pub(super) struct TensorChoice<'a> {
 
 impl<'a> TensorChoice<'a> {
     pub(super) fn new(job: &'a PackingJob, target: SafetensorsTarget, checkpoint: &Checkpoint, plan: &Plan) -> Self {
-        let mut inputs: BTreeMap<Value, Vec<String>> = BTreeMap::new();
-        for (input, weight) in projections(plan) {
-            inputs.entry(input).or_default().push(plan.weight(weight).name.clone());
+        let (mut experts, mut routers) = (HashMap::new(), HashSet::new());
+        let mut inputs: BTreeMap<(Value, Option<usize>), Vec<String>> = BTreeMap::new();
+        for projection in projections(plan) {
+            let weight = plan.weight(projection.weight);
+            let name = weight.name.clone();
+            // A gate of one number for a row.
+            if projection.routes || weight.shape.first() == Some(&1) {
+                routers.insert(name);
+                continue;
+            }
+            let expert = projection.expert.map(|(expert, _)| expert);
+            inputs.entry((projection.input, expert)).or_default().push(name.clone());
+            experts.extend(projection.expert.map(|of| (name, of)));
         }
         let mut projections = Vec::new();
         for names in inputs.into_values() {
@@ -82,7 +96,20 @@ impl<'a> TensorChoice<'a> {
         // What layouts are asked for by name stays as it is for readers that look at nothing but the list.
         let ignored = vec!["lm_head".to_owned()];
         let names = gguf_architectures::names(&plan.model_type);
-        Self { target, overrides, is_tied, names, used, scales, projections, plain, ignored, packed: 0 }
+        Self {
+            target,
+            overrides,
+            is_tied,
+            names,
+            used,
+            scales,
+            projections,
+            experts,
+            routers,
+            plain,
+            ignored,
+            packed: 0,
+        }
     }
 
     /// What a tensor becomes.
@@ -93,7 +120,7 @@ impl<'a> TensorChoice<'a> {
         let gguf_name = self.names.gguf_tensor(&info.name).unwrap_or_else(|| info.name.clone());
         let is_matrix = info.shape.len() > 1;
         let projection = self.projections.binary_search_by(|(name, _)| name.cmp(&info.name)).ok();
-        let is_projection = projection.is_some();
+        let is_projection = projection.is_some() || self.routers.contains(&info.name);
         let module = info.name.strip_suffix(".weight").unwrap_or(&info.name).to_owned();
         let mut chosen = None;
         for (chosen_by, used) in self.overrides.iter().zip(&mut self.used) {
@@ -105,7 +132,8 @@ impl<'a> TensorChoice<'a> {
             }
         }
         let ignore = |ignored: &mut Vec<String>| {
-            if is_projection && !ignored.contains(&module) {
+            // The head is in the list from the start.
+            if is_projection && module != "lm_head" {
                 ignored.push(module.clone());
             }
         };
@@ -126,9 +154,10 @@ impl<'a> TensorChoice<'a> {
                 if let Some(at) = projection.filter(|_| module != "lm_head" && divides) {
                     self.packed += 1;
                     let siblings = self.projections[at].1.clone();
-                    let (shape, type_name) = (info.shape.clone(), info.type_name);
-                    let matrix = Matrix { name: gguf_name, shape, type_name, format: info.format, bytes: info.bytes };
-                    let scales = importance.scales(&matrix, true)?.unwrap_or_else(|| self.scales.clone());
+                    let (expert, experts) = self.experts.get(&info.name).copied().unzip();
+                    let features = info.shape.last().map_or(0, |&features| features as usize);
+                    let of = ImportanceOf { name: &gguf_name, features, experts: experts.unwrap_or(1), expert };
+                    let scales = importance.scales(&of, true)?.unwrap_or_else(|| self.scales.clone());
                     return Ok(TensorFate::Packed(HowPacked { layout, scales, siblings }));
                 }
                 ignore(&mut self.ignored);
