@@ -32,15 +32,29 @@ const PROBE: &str = "Hello, World!  It's 1234567 o'clock; we'll see—won't WE'R
 /// The writer of a GGUF file with everything but tensors.
 pub(super) fn metadata(checkpoint: &Checkpoint, name: &str) -> Result<GgufWriter> {
     let plan = plan_of(checkpoint)?;
-    let config = checkpoint.model_config();
     let mut writer = GgufWriter::new();
+    refuse_other_than_implied(&plan.model_type, &checkpoint.config)?;
+    model(&mut writer, &plan, &checkpoint.config, name)?;
+    vocabulary(checkpoint, &mut writer)?;
+    if let Some(template) = &checkpoint.chat_templates.default {
+        writer.metadata("tokenizer.chat_template", Value::String(template.clone()));
+    }
+    for (name, template) in &checkpoint.chat_templates.named {
+        writer.metadata(&format!("tokenizer.chat_template.{name}"), Value::String(template.clone()));
+    }
+    Ok(writer)
+}
+
+/// Everything that is about the model alone, and not its vocabulary. `config` is its config.json.
+pub(crate) fn model(writer: &mut GgufWriter, plan: &Plan, config: &Json, name: &str) -> Result<()> {
     let names = gguf_architectures::names(&plan.model_type);
     let architecture = names.architecture().unwrap_or(&plan.model_type);
     writer.metadata("general.architecture", Value::String(architecture.into()));
     writer.metadata("general.name", Value::String(name.into()));
     let key = |name: &str| format!("{architecture}.{name}");
-    let hidden_size = config.u64("hidden_size")?.context("config.json has no `hidden_size`")?;
-    let heads = config.u64("num_attention_heads")?.context("config.json has no `num_attention_heads`")?;
+    let integer = |field: &str| config.get(field).and_then(Json::as_u64);
+    let hidden_size = integer("hidden_size").context("config.json has no `hidden_size`")?;
+    let heads = integer("num_attention_heads").context("config.json has no `num_attention_heads`")?;
     let head_dim = match plan.kv_layers.first() {
         Some(layer) => layer.head_dim as u64,
         None => hidden_size / heads.max(1),
@@ -50,7 +64,7 @@ pub(super) fn metadata(checkpoint: &Checkpoint, name: &str) -> Result<GgufWriter
         ("block_count", Some(plan.kv_layers.len() as u64)),
         ("context_length", Some(plan.context_len as u64)),
         ("embedding_length", Some(hidden_size)),
-        ("feed_forward_length", config.u64("intermediate_size")?),
+        ("feed_forward_length", integer("intermediate_size")),
         ("attention.head_count", Some(heads)),
         ("attention.head_count_kv", Some(kv_heads)),
         ("attention.key_length", Some(head_dim)),
@@ -63,30 +77,24 @@ pub(super) fn metadata(checkpoint: &Checkpoint, name: &str) -> Result<GgufWriter
             writer.metadata(&key(name), number(name, value)?);
         }
     }
-    refuse_other_than_implied(&plan.model_type, &checkpoint.config)?;
-    experts(&mut writer, &plan, names)?;
+    experts(writer, plan, names)?;
     if let Some(window) = plan.ops.iter().find_map(|op| match op {
-        plan::Op::Attention { attention, .. } => attention.window,
+        Op::Attention { attention, .. } => attention.window,
         _ => None,
     }) {
         writer.metadata(&key("attention.sliding_window"), Value::U32(u32::try_from(window)?));
     }
-    // transformers' default.
-    let epsilon = config.f64("rms_norm_eps")?.unwrap_or(1e-6);
-    writer.metadata(&key("attention.layer_norm_rms_epsilon"), Value::F32(epsilon as f32));
+    let epsilon = plan.ops.iter().find_map(|op| match op {
+        Op::RmsNorm { norm, .. } => Some(norm.eps),
+        _ => None,
+    });
+    // All of a model's are the same.
+    writer.metadata(&key("attention.layer_norm_rms_epsilon"), Value::F32(epsilon.unwrap_or(1e-6)));
     let Some(rope) = plan.ropes.first().filter(|_| plan.ropes.len() == 1) else {
         bail!("the model has {} rotary embeddings, where a GGUF file says one", plan.ropes.len());
     };
     writer.metadata(&key("rope.freq_base"), Value::F32(rope.theta));
-    rotary(&mut writer, &key, rope, &checkpoint.config)?;
-    vocabulary(checkpoint, &mut writer)?;
-    if let Some(template) = &checkpoint.chat_templates.default {
-        writer.metadata("tokenizer.chat_template", Value::String(template.clone()));
-    }
-    for (name, template) in &checkpoint.chat_templates.named {
-        writer.metadata(&format!("tokenizer.chat_template.{name}"), Value::String(template.clone()));
-    }
-    Ok(writer)
+    rotary(writer, &key, rope, config)
 }
 
 fn number(name: &str, value: u64) -> Result<Value> {
@@ -121,7 +129,7 @@ const ROUTED_SCALE: &str = "routed_scaling_factor";
 const GATING_SIGMOID: u32 = 2;
 
 /// What the file says of a mixture of experts: the keys that the architecture has, by what `plan` computes.
-pub(crate) fn experts(writer: &mut GgufWriter, plan: &Plan, names: Names) -> Result<()> {
+fn experts(writer: &mut GgufWriter, plan: &Plan, names: Names) -> Result<()> {
     let (mut first_layer, mut count, mut inner, mut router) = (None, 0, 0, None);
     for op in &plan.ops {
         match op {

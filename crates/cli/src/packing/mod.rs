@@ -12,7 +12,7 @@
 mod convert;
 pub(crate) mod folder;
 pub(crate) mod gguf;
-mod gguf_metadata;
+pub(crate) mod gguf_metadata;
 pub(crate) mod importance;
 pub(crate) mod job;
 mod loss;

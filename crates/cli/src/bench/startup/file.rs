@@ -5,28 +5,16 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use formats::gguf::{Array, GgmlType, GgufWriter, Value};
-use formats::gguf_names::ROPE_FREQS;
-use plan::{Plan, Rope, RopeScaling};
-use tensor::{Tensor, WeightFormat};
+use plan::Plan;
+use tensor::Tensor;
 
 use crate::gguf_architectures;
+use crate::packing::gguf_metadata;
 
 use super::super::shapes::{self, MatrixFormats};
 
-/// Integers of the configuration, as `{architecture}.X` and in `config.json`.
-const INTEGERS: [(&str, &str); 7] = [
-    ("block_count", "num_hidden_layers"),
-    ("embedding_length", "hidden_size"),
-    ("feed_forward_length", "intermediate_size"),
-    ("context_length", "max_position_embeddings"),
-    ("attention.head_count", "num_attention_heads"),
-    ("attention.head_count_kv", "num_key_value_heads"),
-    ("attention.key_length", "head_dim"),
-];
-const FLOATS: [(&str, &str); 2] =
-    [("attention.layer_norm_rms_epsilon", "rms_norm_eps"), ("rope.freq_base", "rope_theta")];
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 
@@ -72,38 +60,25 @@ impl Drop for ModelFile {
 
 fn gguf(name: &str, config: &serde_json::Value, plan: &Plan, weights: &[Tensor]) -> Result<GgufWriter> {
     let names = gguf_architectures::names(&plan.model_type);
-    let architecture = names.architecture().unwrap_or(&plan.model_type);
     let mut out = GgufWriter::new();
-    out.metadata("general.architecture", Value::String(architecture.to_owned()));
-    out.metadata("general.name", Value::String(name.to_owned()));
-    for (key, field) in INTEGERS {
-        if let Some(value) = config.get(field).and_then(serde_json::Value::as_u64) {
-            out.metadata(&format!("{architecture}.{key}"), Value::U32(u32::try_from(value)?));
-        }
-    }
-    for (key, field) in FLOATS {
-        if let Some(value) = config.get(field).and_then(serde_json::Value::as_f64) {
-            out.metadata(&format!("{architecture}.{key}"), Value::F32(value as f32));
-        }
-    }
+    gguf_metadata::model(&mut out, plan, config, name)?;
     vocabulary(&mut out, plan.vocab_size)?;
-    for (info, tensor) in plan.weights.iter().zip(weights) {
-        let gguf_name = names.gguf_name(&info.name).with_context(|| format!("GGUF has no name for `{}`", info.name))?;
-        out.tensor(&gguf_name, tensor);
-    }
-    if let Some(rope) = plan.ropes.iter().find(|rope| rope.scaling != RopeScaling::None) {
-        out.tensor(ROPE_FREQS, &frequency_factors(rope)?);
+    let weight_names: Vec<&str> = plan.weights.iter().map(|weight| weight.name.as_str()).collect();
+    for (name, parts) in names.gguf_tensors(&weight_names)? {
+        let is_stack = parts.first().is_some_and(|&first| names.gguf_expert(weight_names[first]).is_some());
+        let parts: Vec<Tensor> = parts.into_iter().map(|index| weights[index].clone()).collect();
+        let first = parts.first().with_context(|| format!("`{name}` has no part"))?;
+        let part: Vec<u64> = first.shape().iter().map(|&dim| dim as u64).collect();
+        let shape =
+            if is_stack { [&[parts.len() as u64], &part[..]].concat() } else { names.shape_in_file(&name, &part) };
+        let ggml_type = GgmlType::of(first.format());
+        let ggml_type = ggml_type.with_context(|| format!("`{name}` is in {}, no type of GGUF", first.format()))?;
+        let dims: Vec<u64> = shape.into_iter().rev().collect();
+        let len = parts.iter().map(|part| part.bytes().len() as u64).sum();
+        let write = move |out: &mut dyn Write| parts.iter().try_for_each(|part| out.write_all(part.bytes()));
+        out.made_tensor(&name, ggml_type, &dims, len, write);
     }
     Ok(out)
-}
-
-/// What scaling divides each frequency by.
-fn frequency_factors(rope: &Rope) -> Result<Tensor> {
-    ensure!(rope.attention_factor == 1.0, "this file has no key for an attention factor");
-    let plain = Rope { scaling: RopeScaling::None, ..rope.clone() }.frequencies();
-    let factors: Vec<f32> =
-        plain.iter().zip(rope.frequencies()).map(|(plain, scaled)| (plain / scaled) as f32).collect();
-    Ok(Tensor::from_f32(WeightFormat::F32, vec![factors.len()], &factors)?)
 }
 
 /// Byte-level BPE of `vocab_size` tokens: the bytes, then all words of two letters, of three and so on, each merged from a
@@ -152,6 +127,8 @@ fn printable(byte: u8) -> char {
 
 #[cfg(test)]
 mod tests {
+    use tensor::WeightFormat;
+
     use super::*;
 
     #[test]
@@ -161,7 +138,15 @@ mod tests {
 
     #[test]
     fn every_shape_has_a_name_for_each_weight_and_a_vocabulary_of_its_size() {
-        for name in ["qwen2.5-0.5b", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b", "devstral-small"] {
+        for name in [
+            "qwen2.5-0.5b",
+            "qwen3-0.6b",
+            "llama-3.2-1b",
+            "devstral-small",
+            "mixtral-8x7b",
+            "gpt-oss-20b",
+            "glm-4.5-air",
+        ] {
             let plan = shapes::plan_of(name).unwrap();
             // Names and shapes only: an empty tensor stands for each.
             let empty = Tensor::from_f32(WeightFormat::F32, vec![1], &[0.0]).unwrap();
@@ -172,6 +157,7 @@ mod tests {
             assert_eq!(tokens.len(), plan.vocab_size, "{name}");
             let distinct: std::collections::HashSet<_> = tokens.iter().collect();
             assert_eq!(distinct.len(), plan.vocab_size, "{name}");
+            assert!(gguf.tensors().len() < 1000, "{name}: {} tensors", gguf.tensors().len());
         }
     }
 }
