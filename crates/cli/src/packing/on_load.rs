@@ -163,23 +163,22 @@ fn write(checkpoint: &Checkpoint, targets: &[TargetTensor], path: &Path) -> io::
             let ggml_type = source::ggml_type(WeightFormat::F32).map_err(damaged)?;
             header.made_tensor(&nvfp4::scale_name(&target.name), ggml_type, &[1], 4, |_| Ok(()));
         }
-        out.write_all(&header.header())?;
-        let mut at = header.header().len() as u64;
+        let (start_of_file, offsets) = (header.header(), header.offsets());
+        out.write_all(&start_of_file)?;
+        let mut at = start_of_file.len() as u64;
         let mut units = Vec::new();
-        for (index, target) in targets.iter().enumerate() {
-            let start = header.bytes_before(index);
+        for (target, &start) in targets.iter().zip(&offsets) {
             io::copy(&mut io::Read::take(io::repeat(0), start - at), &mut out)?;
             let unit = write_tensor(checkpoint, target, &mut out)?;
             units.extend((target.format == WeightFormat::NVFP4).then_some(unit));
             at = start + target.stored().map_err(damaged)?.1;
         }
-        for (index, unit) in (targets.len()..).zip(units) {
-            let start = header.bytes_before(index);
+        for (&start, unit) in offsets.iter().skip(targets.len()).zip(units) {
             io::copy(&mut io::Read::take(io::repeat(0), start - at), &mut out)?;
             out.write_all(&unit.to_le_bytes())?;
             at = start + 4;
         }
-        let end = header.bytes_before(header.len());
+        let end = offsets[header.len()];
         io::copy(&mut io::Read::take(io::repeat(0), end - at), &mut out)?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         fs::rename(&partial, path)?;

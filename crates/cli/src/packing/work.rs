@@ -28,8 +28,8 @@ type Done<'a> = dyn FnMut(&mut BufWriter<File>, usize) -> io::Result<()> + 'a;
 pub(super) trait TensorFile {
     /// Everything before the data.
     fn header(&self) -> Vec<u8>;
-    /// Bytes of the file before the data of a tensor, or all of them past the last.
-    fn bytes_before(&self, index: usize) -> u64;
+    /// Bytes of the file before the data of each tensor, and all of them at the end.
+    fn offsets(&self) -> Vec<u64>;
     /// Tensors.
     fn len(&self) -> usize;
     /// Writes the file from a tensor on, where what is before it is written already: none for 0.
@@ -44,8 +44,8 @@ macro_rules! tensor_file {
                 self.header()
             }
 
-            fn bytes_before(&self, index: usize) -> u64 {
-                self.bytes_before(index)
+            fn offsets(&self) -> Vec<u64> {
+                self.offsets()
             }
 
             fn len(&self) -> usize {
@@ -152,13 +152,12 @@ impl Work<'_> {
         if !matches!(lines.next(), Some(Line::Of(found)) if found == described) {
             return Vec::new();
         }
-        let len = file_len(partial);
+        let (len, offsets) = (file_len(partial), self.writer.offsets());
+        let is_there = |index: usize| offsets.get(index + 1).is_some_and(|&end| end <= len);
         let mut losses = Vec::new();
         for line in lines {
             match line {
-                Line::Tensor { index, loss } if index == losses.len() && self.writer.bytes_before(index + 1) <= len => {
-                    losses.push(loss);
-                }
+                Line::Tensor { index, loss } if index == losses.len() && is_there(index) => losses.push(loss),
                 _ => break,
             }
         }
@@ -182,7 +181,7 @@ impl Work<'_> {
         }
         let mut out = BufWriter::with_capacity(1 << 20, file);
         if first > 0 {
-            let start = self.writer.bytes_before(first);
+            let start = self.writer.offsets()[first];
             out.get_ref().set_len(start)?;
             out.seek(SeekFrom::Start(start))?;
         }

@@ -109,13 +109,23 @@ impl GgufWriter {
         self.tensors.get(index).map(|tensor| tensor.name.as_str())
     }
 
-    /// Bytes of the file before the data of tensor `index`, or all of them past the last.
+    /// Bytes of the file before the data of each tensor, and all of them at the end.
+    pub fn offsets(&self) -> Vec<u64> {
+        let alignment = self.alignment();
+        let mut at = (self.header().len() as u64).next_multiple_of(alignment);
+        let mut offsets = Vec::with_capacity(self.tensors.len() + 1);
+        for tensor in &self.tensors {
+            offsets.push(at);
+            at += tensor.data.len().next_multiple_of(alignment);
+        }
+        offsets.push(at);
+        offsets
+    }
+
+    /// Bytes of the file before the data of tensor `index`, or all of them past the last. [`GgufWriter::offsets`] has those of
+    /// all at once.
     pub fn bytes_before(&self, index: usize) -> u64 {
-        let header = self.header();
-        let (alignment, len) = (self.alignment(), header.len() as u64);
-        let before = self.tensors.iter().take(index);
-        len.next_multiple_of(alignment)
-            + before.map(|tensor| tensor.data.len().next_multiple_of(alignment)).sum::<u64>()
+        self.offsets()[index.min(self.tensors.len())]
     }
 
     /// As [`GgufWriter::write_to`], from tensor `first` on, where [`GgufWriter::bytes_before`] it are written already: none

@@ -90,10 +90,22 @@ impl SafetensorsWriter {
         self.tensors.is_empty()
     }
 
-    /// Bytes of the file before the data of tensor `index`, or all of them past the last.
+    /// Bytes of the file before the data of each tensor, and all of them at the end.
+    pub fn offsets(&self) -> Vec<u64> {
+        let mut at = self.header().len() as u64;
+        let mut offsets = Vec::with_capacity(self.tensors.len() + 1);
+        for tensor in &self.tensors {
+            offsets.push(at);
+            at += tensor.data.len();
+        }
+        offsets.push(at);
+        offsets
+    }
+
+    /// Bytes of the file before the data of tensor `index`, or all of them past the last. [`SafetensorsWriter::offsets`] has
+    /// those of all at once.
     pub fn bytes_before(&self, index: usize) -> u64 {
-        let before = self.tensors.iter().take(index).map(|tensor| tensor.data.len());
-        self.header().len() as u64 + before.sum::<u64>()
+        self.offsets()[index.min(self.tensors.len())]
     }
 
     /// Everything before the data: the length of the table, and the table with spaces up to a multiple of eight bytes.
