@@ -30,6 +30,7 @@ use super::work::{Work, beside, is_of_disk, progress_bar};
 use crate::gguf_architectures;
 use crate::load::find;
 use crate::load::plan::plan_of;
+use crate::output::note;
 use choice::TensorChoice;
 use tensors::TensorToWrite;
 
@@ -68,6 +69,7 @@ pub(crate) fn write(job: &PackingJob, target: SafetensorsTarget, importance: &mu
     }
     let checkpoint = Rc::new(checkpoint);
     let plan = plan_of(&checkpoint)?;
+    note_experts(&plan);
     let bytes_in = checkpoint.total_bytes();
     let progress = progress_bar(bytes_in);
     let losses = Rc::new(RefCell::new(Vec::new()));
@@ -123,6 +125,18 @@ pub(crate) fn write(job: &PackingJob, target: SafetensorsTarget, importance: &mu
     let bytes_out = weight_bytes(&job.output)?;
     let losses = losses.borrow().clone();
     Ok(PackedModel { bytes_in, bytes_out, losses })
+}
+
+/// Says where a model that is published with the experts of a layer in one tensor gets a tensor for each.
+fn note_experts(plan: &Plan) {
+    let model = models::architectures().find(|model| model.model_type == plan.model_type);
+    if model.is_some_and(|model| model.gguf.alternates_experts) {
+        note(&format!(
+            "each expert is written as tensors of its own, as other mixtures have them: programs that expect those of `{}` \
+             in one tensor do not read the folder",
+            plan.model_type
+        ));
+    }
 }
 
 /// Bytes of the safetensors files in a folder.
