@@ -1,6 +1,6 @@
 //! `hotmetal inspect`: what is in a model, from its headers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -11,6 +11,7 @@ use formats::{Checkpoint, TensorInfo, TokenizerSource};
 use serde_json::{Map, Value, json};
 use tensor::WeightFormat;
 
+use crate::expert_names::of_any_expert;
 use crate::load::find;
 use crate::load::plan::plan_of;
 use crate::packing::folder::weight_bytes;
@@ -208,20 +209,83 @@ fn as_text(
         }
     }
     section(&mut out, "tensors")?;
-    let width = tensors.iter().map(|tensor| tensor.name.chars().count()).max().unwrap_or(0).min(80);
-    for tensor in tensors {
+    let lines = stacked(tensors);
+    let width = lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0).min(80);
+    for Line { name, tensor, count, bytes } in lines {
         let shape = tensor.shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(" × ");
-        let size = units::bytes(tensor.bytes);
-        writeln!(out, "{:<width$}  {:<6} {:>10}  {shape}", printable(&tensor.name), tensor.type_name, size)?;
+        let shape = count.map_or_else(|| shape.clone(), |count| format!("{count} × [{shape}]"));
+        let size = units::bytes(bytes);
+        writeln!(out, "{:<width$}  {:<6} {:>10}  {shape}", printable(&name), tensor.type_name, size)?;
     }
-    for ignored in checkpoint.ignored() {
-        writeln!(out, "{} (ignored: no weight)", printable(ignored))?;
+    for (ignored, count) in ignored_by_layer(checkpoint.ignored()) {
+        match count {
+            None => writeln!(out, "{} (ignored: no weight)", printable(&ignored))?,
+            Some(count) => {
+                writeln!(out, "{} (ignored: {count} tensors, no weights of this model)", printable(&ignored))?
+            }
+        }
     }
     for (title, template) in templates(checkpoint) {
         section(&mut out, &title)?;
         writeln!(out, "{}", printable_lines(&template))?;
     }
     Ok(out)
+}
+
+/// What is shown of a tensor, or of all experts of a layer that are called alike and are of one shape and type.
+struct Line<'a> {
+    name: String,
+    /// The tensor, or the first of them.
+    tensor: &'a TensorInfo,
+    /// How many experts, where it stands for such.
+    count: Option<usize>,
+    bytes: u64,
+}
+
+/// The lines of all tensors, in the order of the first of each.
+fn stacked(tensors: &[TensorInfo]) -> Vec<Line<'_>> {
+    let mut lines: Vec<Line<'_>> = Vec::new();
+    let mut stacks: HashMap<_, usize> = HashMap::new();
+    for tensor in tensors {
+        let Some(name) = of_any_expert(&tensor.name) else {
+            lines.push(Line { name: tensor.name.clone(), tensor, count: None, bytes: tensor.bytes });
+            continue;
+        };
+        let alike = (name.clone(), tensor.type_name, &tensor.shape);
+        let at = *stacks.entry(alike).or_insert(lines.len());
+        match lines.get_mut(at) {
+            Some(line) => {
+                line.count = line.count.map(|count| count + 1);
+                line.bytes = line.bytes.saturating_add(tensor.bytes);
+            }
+            None => lines.push(Line { name, tensor, count: Some(1), bytes: tensor.bytes }),
+        }
+    }
+    lines
+}
+
+/// The names of tensors that are no weights; of a layer with more than one of them `model.layers.N.*`, and how many.
+fn ignored_by_layer(names: &[String]) -> Vec<(String, Option<usize>)> {
+    let layer_of = |name: &str| {
+        let start = ["model.layers.", "blk."].into_iter().find(|start| name.starts_with(start))?;
+        let number = name[start.len()..].split('.').next()?;
+        Some(format!("{start}{number}.*"))
+    };
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    names.iter().filter_map(|name| layer_of(name)).for_each(|layer| *counts.entry(layer).or_default() += 1);
+    let mut lines: Vec<(String, Option<usize>)> = Vec::new();
+    for name in names {
+        match layer_of(name).and_then(|layer| counts.get(&layer).map(|&count| (layer, count))) {
+            Some((layer, count)) if count > 1 => {
+                if counts.remove(&layer).is_some() {
+                    lines.push((layer, Some(count)));
+                }
+            }
+            None if layer_of(name).is_some() => {}
+            _ => lines.push((name.clone(), None)),
+        }
+    }
+    lines
 }
 
 fn as_json(checkpoint: &Checkpoint, name: &str, tensors: &[TensorInfo], trouble: Option<&str>) -> Value {
@@ -350,6 +414,44 @@ mod tests {
         let mut names = ["a.10.x", "a.9.x", "a.b", "a.1.x"];
         names.sort_by_cached_key(|name| natural(name));
         assert_eq!(names, ["a.1.x", "a.9.x", "a.10.x", "a.b"]);
+    }
+
+    #[test]
+    fn experts_are_a_line_for_a_layer_and_so_is_a_layer_that_is_ignored() {
+        let info = |name: &str, shape: &[u64]| TensorInfo {
+            name: name.to_owned(),
+            source_name: name.to_owned(),
+            type_name: "BF16",
+            format: Some(WeightFormat::BF16),
+            shape: shape.to_vec(),
+            bytes: 10,
+            file: "model.safetensors".to_owned(),
+            exact: true,
+        };
+        let expert = |layer: u64, expert: u64, name: &str, shape: &[u64]| {
+            info(&format!("model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight"), shape)
+        };
+        let mut tensors = vec![info("model.layers.0.mlp.gate.weight", &[3, 8])];
+        for index in 0..3 {
+            tensors.extend([expert(0, index, "down", &[8, 4]), expert(0, index, "up", &[4, 8])]);
+        }
+        tensors.push(expert(1, 0, "up", &[4, 8]));
+        let lines = stacked(&tensors);
+        let lines: Vec<_> = lines.iter().map(|line| (line.name.as_str(), line.count, line.bytes)).collect();
+        assert_eq!(
+            lines,
+            [
+                ("model.layers.0.mlp.gate.weight", None, 10),
+                ("model.layers.0.mlp.experts.*.down_proj.weight", Some(3), 30),
+                ("model.layers.0.mlp.experts.*.up_proj.weight", Some(3), 30),
+                ("model.layers.1.mlp.experts.*.up_proj.weight", Some(1), 10),
+            ]
+        );
+        let names = ["model.layers.0.rotary_emb.inv_freq", "model.layers.46.eh_proj.weight", "x", "model.layers.46.y"];
+        let names = names.map(str::to_owned);
+        let lines = ignored_by_layer(&names);
+        let lines: Vec<_> = lines.iter().map(|(name, count)| (name.as_str(), *count)).collect();
+        assert_eq!(lines, [(names[0].as_str(), None), ("model.layers.46.*", Some(2)), ("x", None)]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use formats::{Checkpoint, TensorInfo};
-use plan::{KvFormat, Plan};
+use plan::{KvFormat, Op, Plan};
 use serde_json::{Value, json};
 use tensor::Tensor;
 
@@ -53,8 +53,11 @@ const SEQUENCES: [usize; 4] = [1, 4, 16, 64];
 /// What a model takes and what the machine has.
 struct Fit {
     weight_bytes: u64,
-    /// Weights that a decode step reads: all but the embedding table, of which it reads a row, unless the head is tied.
+    /// Weights that a decode step reads: all but the embedding table, of which it reads a row, unless the head is tied, and
+    /// of experts those that a token takes.
     active_bytes: u64,
+    /// Of a mixture, the experts of a layer, and those that a token takes.
+    experts: Option<(usize, usize)>,
     kv_bytes_per_token: u64,
     context_len: usize,
     memory_bytes: u64,
@@ -71,6 +74,10 @@ impl Fit {
         Self {
             weight_bytes,
             active_bytes,
+            experts: plan.ops.iter().find_map(|op| match op {
+                Op::ExpertLinear { ids, experts, .. } => Some((experts.count, plan.value(*ids).width)),
+                _ => None,
+            }),
             kv_bytes_per_token: plan.kv_bytes_per_token(kv) as u64,
             context_len: plan.context_len,
             memory_bytes,
@@ -138,12 +145,14 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<()> {
 fn as_text(fit: &Fit, plan: &Plan, name: &str, kv: KvFormat, device: &str) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     writeln!(out, "model      {name}: {}, {} layers", plan.model_type, plan.kv_layers.len())?;
-    writeln!(
-        out,
-        "weights    {} ({} read for each token)",
-        units::bytes(fit.weight_bytes),
-        units::bytes(fit.active_bytes)
-    )?;
+    let (all, active) = (units::bytes(fit.weight_bytes), units::bytes(fit.active_bytes));
+    match fit.experts {
+        None => writeln!(out, "weights    {all} ({active} read for each token)")?,
+        Some((count, of_token)) => {
+            writeln!(out, "weights    {all}, of which {active} are read for each token")?;
+            writeln!(out, "experts    {count} in a layer, {of_token} for each token")?;
+        }
+    }
     writeln!(out, "KV cache   {} a token ({kv:?})", units::bytes(fit.kv_bytes_per_token))?;
     writeln!(out, "device     {device}")?;
     writeln!(out, "memory     {}", units::bytes(fit.memory_bytes))?;
@@ -197,7 +206,8 @@ fn as_json(fit: &Fit, plan: &Plan, name: &str, device: &str) -> Value {
         .collect();
     json!({
         "model": name, "model_type": plan.model_type, "device": device, "weight_bytes": fit.weight_bytes,
-        "active_bytes": fit.active_bytes, "kv_bytes_per_token": fit.kv_bytes_per_token,
+        "active_bytes": fit.active_bytes, "experts": fit.experts.map(|(count, _)| count),
+        "experts_per_token": fit.experts.map(|(_, of_token)| of_token), "kv_bytes_per_token": fit.kv_bytes_per_token,
         "context_len": fit.context_len, "memory_bytes": fit.memory_bytes,
         "bandwidth_gb_s": fit.bandwidth.map(|bandwidth| bandwidth / 1e9),
         "memory": rows, "decode": speeds,
@@ -212,6 +222,7 @@ mod tests {
         Fit {
             weight_bytes: 1000,
             active_bytes: 800,
+            experts: None,
             kv_bytes_per_token: 2,
             context_len: 600,
             memory_bytes: 2500,
