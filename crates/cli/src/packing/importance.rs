@@ -466,3 +466,50 @@ fn collect(model: &str, settings: &ImportanceSettings, text: &str, dataset: &str
     let (chunks, chunk_len) = (windows.len() as u64, window as u64);
     Ok(Imatrix { datasets: vec![dataset.to_owned()], chunks, chunk_len, entries })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_expert_is_given_the_rows_that_chose_it() {
+        let config = json!({
+            "model_type": "qwen3_moe", "vocab_size": 16, "hidden_size": 4, "intermediate_size": 12, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_experts": 3,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 2, "norm_topk_prob": true,
+        });
+        let plan = models::build_plan(&config, &plan::AnyShape).unwrap();
+        let of_experts: Vec<(usize, Value, Value)> = (0..)
+            .zip(&plan.ops)
+            .filter_map(|(index, op)| match *op {
+                Op::ExpertLinear { x, ids, .. } => Some((index, x, ids)),
+                _ => None,
+            })
+            .collect();
+        let [(gate, h, ids), (up, ..), (down, glu, _)] = of_experts[..] else { panic!("{plan}") };
+        let mut seen = Seen::new(&plan);
+        let defined = |value: Value| plan.ops.iter().position(|op| op.outputs().contains(&value)).unwrap();
+        let out = |index: usize| plan.ops[index].outputs()[0];
+        // Two rows: the first takes experts 2 and 0, the second 2 and 1.
+        for (index, value, elements) in [
+            (defined(h), h, &[1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 1.0, 0.0][..]),
+            (defined(ids), ids, &[2.0, 0.0, 2.0, 1.0]),
+            (gate, out(gate), &[0.0; 8]),
+            (up, out(up), &[0.0; 8]),
+            (defined(glu), glu, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]),
+            (down, out(down), &[0.0; 16]),
+        ] {
+            seen.observe(index, Observed::Value(value), elements);
+        }
+        let entries = seen.into_entries().unwrap();
+        let entry = |sums: &[f32]| Importance { sums: sums.into(), counts: vec![1.0, 1.0, 2.0] };
+        let of_h = entry(&[1.0, 4.0, 9.0, 16.0, 0.0, 0.0, 1.0, 0.0, 1.0, 4.0, 10.0, 16.0]);
+        assert_eq!(entries["blk.0.ffn_gate_exps.weight"], of_h);
+        assert_eq!(entries["blk.0.ffn_up_exps.weight"], of_h);
+        assert_eq!(entries["blk.0.ffn_down_exps.weight"], entry(&[9.0, 16.0, 49.0, 64.0, 26.0, 40.0]));
+        let router = &entries["blk.0.ffn_gate_inp.weight"];
+        assert_eq!((&router.sums[..], &router.counts[..]), (&[1.0, 4.0, 10.0, 16.0][..], &[2.0][..]));
+    }
+}
