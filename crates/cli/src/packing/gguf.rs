@@ -71,7 +71,7 @@ pub(crate) fn write(job: &PackingJob, mix: Mix, importance: &mut Importances) ->
         }
         // Q8_0 has nothing to choose.
         let chooses = to.is_quantized() && to != WeightFormat::Q8_0;
-        let weighted = if is_vector { None } else { importance.scales(&matrix.importance(), chooses)? };
+        let weighted = if is_vector { None } else { importance.scales(&(&matrix).into(), chooses)? };
         let scales = weighted.unwrap_or(if job.plain { Scales::Plain } else { Scales::Searched });
         // Read when its turn comes: some are decoded then, and one tensor at a time is enough.
         let units = Rc::new(MatrixScales::default());

@@ -19,7 +19,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::scales::Scales;
-use super::source::EMBEDDINGS;
+use super::source::{EMBEDDINGS, Matrix};
 use crate::load::device::{self, CPU, DeviceSettings};
 use crate::load::facts::{KV_BLOCK_LEN, WINDOW, text_windows};
 use crate::load::find;
@@ -86,6 +86,14 @@ pub(super) struct ImportanceOf<'a> {
     pub(super) experts: usize,
     /// The one of them that is meant; `None` for all.
     pub(super) expert: Option<usize>,
+}
+
+impl<'a> From<&'a Matrix> for ImportanceOf<'a> {
+    fn from(matrix: &'a Matrix) -> Self {
+        let features = matrix.shape.last().map_or(0, |&features| features as usize);
+        let experts = matrix.shape.iter().rev().skip(2).product::<u64>() as usize;
+        Self { name: &matrix.name, features, experts, expert: None }
+    }
 }
 
 /// The importance that a file or a text gives.

@@ -18,7 +18,6 @@ use tensor::{Tensor, WeightFormat};
 
 use super::convert::{damaged, write_and_release};
 use super::gguf_metadata;
-use super::importance::ImportanceOf;
 use crate::load::find;
 use crate::load::plan::plan_of;
 use crate::{gguf_architectures, units};
@@ -66,13 +65,6 @@ impl Matrix {
     /// dimensions.
     pub(super) fn is_vector(&self) -> bool {
         self.shape.len() < 2 || self.name.ends_with(".bias")
-    }
-
-    /// What importance is asked for.
-    pub(super) fn importance(&self) -> ImportanceOf<'_> {
-        let features = self.shape.last().map_or(0, |&features| features as usize);
-        let experts = self.shape.iter().rev().skip(2).product::<u64>() as usize;
-        ImportanceOf { name: &self.name, features, experts, expert: None }
     }
 
     /// Its type, and bytes of it, in a file that keeps it as it is.
