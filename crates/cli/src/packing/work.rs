@@ -21,6 +21,10 @@ use super::source::file_len;
 use crate::output::note;
 use crate::units;
 
+/// Bytes of tensors that are brought to the disk together: waiting for it after each of 50,000 small ones takes minutes. An
+/// interrupted run writes so many again.
+const SYNC_BYTES: u64 = 1 << 20;
+
 /// Hears of each tensor that was written, by its index.
 type Done<'a> = dyn FnMut(&mut BufWriter<File>, usize) -> io::Result<()> + 'a;
 
@@ -186,14 +190,24 @@ impl Work<'_> {
             out.seek(SeekFrom::Start(start))?;
         }
         let mut known = self.losses.borrow().len();
+        let offsets = self.writer.offsets();
+        let mut on_disk = offsets[first];
+        let mut waiting = String::new();
         self.writer.write_from(first, &mut out, &mut |out, index| {
-            // The bytes first, then the line that says that they are there.
-            out.flush()?;
-            out.get_ref().sync_data()?;
             let losses = self.losses.borrow();
             let loss = losses.last().cloned().filter(|_| losses.len() > known);
             known = losses.len();
-            writeln!(lines, "{}", serde_json::to_string(&Line::Tensor { index, loss })?)
+            waiting.push_str(&serde_json::to_string(&Line::Tensor { index, loss })?);
+            waiting.push('\n');
+            let end = offsets[index + 1];
+            if end - on_disk < SYNC_BYTES && index + 1 < self.writer.len() {
+                return Ok(());
+            }
+            // The bytes first, then the lines that say that they are there.
+            out.flush()?;
+            out.get_ref().sync_data()?;
+            on_disk = end;
+            lines.write_all(std::mem::take(&mut waiting).as_bytes())
         })?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         Ok(())
