@@ -29,8 +29,9 @@ use crate::{files, output};
 /// Vectors stay as they are (those of safetensors become F32, as GGUF has them). Rows that are no whole number of
 /// blocks of 256 become what has blocks of 32 and about as many bits (Q5_0 for Q4_K), or F16. At less than eight bits,
 /// the output matrix, which often is the embeddings, too, becomes Q6_K; q2_k, q4_k_m and others give more bits to some
-/// layers; all as llama.cpp does it: --tensor chooses otherwise. A file that was interrupted is continued by the same
-/// command.
+/// layers, and others to attention beside eight experts; all as llama.cpp does it: --tensor chooses otherwise. What
+/// chooses experts becomes F32, and experts are read and written one after another. A file that was interrupted is
+/// continued by the same command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct QuantizeArgs {
     /// What to read: a .gguf or .safetensors file, a directory, or a cached ORG/REPO or ORG/REPO:FILE
@@ -56,7 +57,7 @@ pub(crate) struct QuantizeArgs {
     max_shard_size: ByteSize,
 
     /// Matrices whose name, in GGUF files or in checkpoints, contains NAME become FORMAT: attn_v, layers.3.mlp, lm_head
-    /// (the embeddings, where they are the head); the last that fits counts; may be given several times
+    /// (the embeddings, where they are the head), experts; the last that fits counts; may be given several times
     #[arg(long, value_name = "NAME=FORMAT")]
     tensor: Vec<FormatOverride>,
 

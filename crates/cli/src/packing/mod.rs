@@ -2,7 +2,8 @@
 //! the weights of a model that is being loaded for `--quant`. It stands above `load`, which reads what it packs.
 //!
 //! Tensors are read from the mapped file, converted a piece at a time on all cores and written as they come, so that
-//! memory does not grow with the model. The same input gives the same bytes.
+//! memory does not grow with the model; the experts of a layer are one tensor of a GGUF file, and are read and written
+//! one after another. The same input gives the same bytes.
 //!
 //! `mix` says which format a matrix gets, `scales` how its scales are chosen, `importance` how much its features count
 //! then, `convert` packs its weights and `loss` adds up what they lose. `source` reads what is packed, `gguf_metadata`
