@@ -287,6 +287,58 @@ fn packed_files_are_near_and_files_become_files_of_other_formats() {
     }
 }
 
+/// gpt-oss as it is published: experts in MXFP4, and all else in plain numbers.
+#[test]
+fn experts_in_mxfp4_keep_their_codes() {
+    let root = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| root.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let mut config = config("gpt_oss");
+    let plain = as_published(weights(&config));
+    config["quantization_config"] = json!({
+        "quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+    });
+    let is_stack = |name: &str| name.ends_with(".gate_up_proj") || name.ends_with(".down_proj");
+    let source = folder(&root.path().join("source"), &config, &Weights::new());
+    let (mut writer, mut rng) = (SafetensorsWriter::new(), Rng::new(4));
+    for (name, shape, values) in &plain {
+        let dims: Vec<u64> = shape.iter().map(|&dim| dim as u64).collect();
+        if !is_stack(name) {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            writer.tensor(name, "F32", &dims, bytes.into());
+            continue;
+        }
+        // (experts, in, out) of plain numbers; (experts, out, groups of in, bytes) of these.
+        let [experts, features, outputs] = dims[..] else { panic!("{name}: {dims:?}") };
+        let groups = experts * outputs * features / 32;
+        let codes: Vec<u8> = (0..16 * groups).map(|_| rng.next_u64() as u8).collect();
+        let scales: Vec<u8> = (0..groups).map(|_| 120 + (rng.next_u64() % 4) as u8).collect();
+        writer.tensor(&format!("{name}_blocks"), "U8", &[experts, outputs, features / 32, 16], codes.into());
+        writer.tensor(&format!("{name}_scales"), "U8", &[experts, outputs, features / 32], scales.into());
+    }
+    fs::write(Path::new(&source).join("model.safetensors"), writer.to_bytes()).expect("room for a file");
+    let (packed, bytes, folder) = (at("packed.gguf"), at("bytes.gguf"), at("folder"));
+    process::succeed(&["quantize", &source, "-F", "mxfp4", "-o", &packed]);
+    process::succeed(&["quantize", &source, "-F", "q8_0", "-o", &bytes]);
+    let (before, after, of_bytes) = (open(&source), open(&packed), open(&bytes));
+    assert_eq!(plan(&before), plan(&after));
+    for name in before.tensor_names().filter(|name| name.contains(".experts.") && name.ends_with(".weight")) {
+        let (expected, found) = (before.tensor(name).unwrap(), after.tensor(name).unwrap());
+        assert_eq!((expected.format(), found.format()), (WeightFormat::MXFP4, WeightFormat::MXFP4), "{name}");
+        assert!(expected.bytes() == found.bytes(), "{name}");
+        assert_eq!(of_bytes.tensor(name).unwrap().format(), WeightFormat::Q8_0);
+    }
+    let file = gguf(&packed);
+    let type_of = |name: &str| file.tensor_info(name).expect("it is there").ggml_type().name();
+    let names =
+        ["blk.0.ffn_up_exps.weight", "blk.0.ffn_up_exps.bias", "blk.0.ffn_gate_inp.weight", "blk.0.attn_q.weight"];
+    assert_eq!(names.map(type_of), ["MXFP4", "F32", "F32", "Q8_0"]);
+    // A folder has them one by one, which is said.
+    let output = process::output(&["quantize", &source, "-F", "int4_g32", "-o", &folder]);
+    let said = process::text(&output.stderr);
+    assert!(output.status.success() && said.contains("tensors of its own") && said.contains("gpt_oss"), "{said}");
+    assert_eq!(plan(&open(&folder)), plan(&before));
+}
+
 #[test]
 fn experts_in_nvfp4_have_a_scale_each() {
     let root = tempfile::tempdir().expect("a folder");
