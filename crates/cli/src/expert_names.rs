@@ -3,8 +3,8 @@
 /// What stands in front of an expert's number in the names of checkpoints.
 const EXPERTS: &str = ".experts.";
 
-/// `model.layers.0.mlp.experts.*.up_proj.weight` for each of `model.layers.0.mlp.experts.N.up_proj.weight`; `None` for the
-/// name of a tensor that is not one of several experts.
+/// `model.layers.0.mlp.experts.*.up_proj.weight` for each of `model.layers.0.mlp.experts.N.up_proj.weight`; `None` for
+/// the name of a tensor that is not one of several experts.
 pub(crate) fn of_any_expert(name: &str) -> Option<String> {
     let (before, rest) = name.split_once(EXPERTS)?;
     let (number, after) = rest.split_once('.')?;

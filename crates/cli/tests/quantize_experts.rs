@@ -467,8 +467,8 @@ fn what_a_file_cannot_say_is_refused_before_it_is_written() {
     assert!(!Path::new(&none).exists() && !fs::read_dir(root.path()).unwrap().any(left));
 }
 
-/// The system gives the process less than a stack of experts has, which are transposed besides: one is held at a time, of
-/// mapped files too.
+/// The system gives the process less than a stack of experts has, which are transposed besides: one is held at a time,
+/// of mapped files too.
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_is_for_one_expert() {

@@ -157,8 +157,8 @@ impl Gguf {
         Tensor::new(format, shape.ok_or_else(overflow)?, bytes).map_err(|_| overflow())
     }
 
-    /// The matrix `index` of a tensor of several, such as those of experts: without the outermost dimension. A view of the
-    /// file, but for NVFP4.
+    /// The matrix `index` of a tensor of several, such as those of experts: without the outermost dimension. A view of
+    /// the file, but for NVFP4.
     ///
     /// # Errors
     /// As [`Gguf::read_tensor`]; and where there is no such matrix.

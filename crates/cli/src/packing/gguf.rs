@@ -158,8 +158,8 @@ fn target(
     }))
 }
 
-/// Whether llama.cpp looks for a scale beside this matrix: one of a projection, or the experts of a layer, which have one
-/// each; embeddings are looked up without.
+/// Whether llama.cpp looks for a scale beside this matrix: one of a projection, or the experts of a layer, which have
+/// one each; embeddings are looked up without.
 fn may_be_nvfp4(matrix: &Matrix, names: Names) -> bool {
     match matrix.shape.len() {
         2 => names.checkpoint_name(&matrix.name) != matrix.name && matrix.name != EMBEDDINGS,

@@ -114,8 +114,8 @@ fn refuse_other_than_implied(model_type: &str, config: &Json) -> Result<()> {
             |found: &Json| found == implied || found.as_f64().is_some_and(|found| implied.as_f64() == Some(found));
         if let Some(found) = found.filter(|found| !same(found)) {
             bail!(
-                "config.json: `{field}` is {found}, and GGUF files of `{model_type}` have no key for it: they mean {implied}. \
-                 Write safetensors (-o FOLDER/)"
+                "config.json: `{field}` is {found}, and GGUF files of `{model_type}` have no key for it: they mean \
+                 {implied}. Write safetensors (-o FOLDER/)"
             );
         }
     }
@@ -182,8 +182,8 @@ fn layer_of(name: &str) -> u32 {
     layer.unwrap_or(0)
 }
 
-/// Refuses a file whose header does not give the plan of the source, before its tensors are written. Of frequencies that
-/// are in tensors a header says nothing: [`check`] compares them when the file is whole.
+/// Refuses a file whose header does not give the plan of the source, before its tensors are written. Of frequencies
+/// that are in tensors a header says nothing: [`check`] compares them when the file is whole.
 pub(super) fn check_header(source: &Checkpoint, header: Vec<u8>) -> Result<()> {
     let config = Checkpoint::config_of_gguf_header(header.into(), gguf_architectures::all())?;
     let mut written = match plan_with_config(source, &config) {

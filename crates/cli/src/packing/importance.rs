@@ -279,8 +279,8 @@ pub(super) struct Projection {
     pub(super) routes: bool,
 }
 
-/// The projections of a plan. A matrix that rows are looked up in too, as embeddings are, is left out: what is looked up
-/// is not weighted, and is not packed.
+/// The projections of a plan. A matrix that rows are looked up in too, as embeddings are, is left out: what is looked
+/// up is not weighted, and is not packed.
 pub(super) fn projections(plan: &Plan) -> impl Iterator<Item = Projection> {
     let (mut looked_up, mut chosen_by) = (Vec::new(), HashSet::new());
     for op in &plan.ops {
@@ -426,8 +426,8 @@ fn note_unseen(entries: &BTreeMap<String, Importance>) {
     }
     if unseen > 0 {
         note(&format!(
-            "no token of the text was given to {unseen} of {all} experts, so that the features of these count alike: a longer \
-             text reaches more"
+            "no token of the text was given to {unseen} of {all} experts, so that the features of these count alike: a \
+             longer text reaches more"
         ));
     }
 }

@@ -112,11 +112,12 @@ const RULES: [(&str, &str, Layers, WeightFormat); 24] = {
 const EXPERTS: &str = "_exps";
 const SHARED_EXPERTS: &str = "_shexp";
 
-/// Mixtures in which `attn_output` has five bits where a layer has eight experts, as in llama.cpp; in all others it is as
-/// the rest there.
+/// Mixtures in which `attn_output` has five bits where a layer has eight experts, as in llama.cpp; in all others it is
+/// as the rest there.
 const FIVE_BITS_OF_EIGHT_EXPERTS: [&str; 7] = ["q2_k", "q3_k_s", "q3_k_m", "iq4_nl", "iq4_xs", "q4_k_s", "q4_k_m"];
 
-/// What a matrix of attention becomes where a layer has eight experts, as Mixtral's have: attention is a small part there.
+/// What a matrix of attention becomes where a layer has eight experts, as Mixtral's have: attention is a small part
+/// there.
 fn of_eight_experts(mix: &Mix, kind: &str) -> Option<WeightFormat> {
     match kind {
         "attn_v" | "attn_k" if mix.base.is_quantized() => Some(WeightFormat::Q8_0),

@@ -21,8 +21,8 @@ use super::source::file_len;
 use crate::output::note;
 use crate::units;
 
-/// Bytes of tensors that are brought to the disk together: waiting for it after each of 50,000 small ones takes minutes.
-/// An interrupted run writes so many again.
+/// Bytes of tensors that are brought to the disk together: waiting for it after each of 50,000 small ones takes
+/// minutes. An interrupted run writes so many again.
 const SYNC_BYTES: u64 = 1 << 20;
 
 /// Hears of each tensor that was written, by its index.

@@ -132,8 +132,8 @@ fn note_experts(plan: &Plan) {
     let model = models::architectures().find(|model| model.model_type == plan.model_type);
     if model.is_some_and(|model| model.gguf.alternates_experts) {
         note(&format!(
-            "each expert is written as tensors of its own, as other mixtures have them: programs that expect those of `{}` \
-             in one tensor do not read the folder",
+            "each expert is written as tensors of its own, as other mixtures have them: programs that expect those of \
+             `{}` in one tensor do not read the folder",
             plan.model_type
         ));
     }
