@@ -23,7 +23,7 @@ use crate::units;
 
 /// Bytes of tensors that are brought to the disk together: waiting for it after each of 50,000 small ones takes
 /// minutes. An interrupted run writes so many again.
-const SYNC_BYTES: u64 = 1 << 20;
+const SYNC_BYTES: u64 = 1 << 18;
 
 /// Hears of each tensor that was written, by its index.
 type Done<'a> = dyn FnMut(&mut BufWriter<File>, usize) -> io::Result<()> + 'a;
