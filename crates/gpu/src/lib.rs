@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Footprint, check_load};
-use plan::{KvFormat, KvLayout, Op, Plan, StepShape};
+use plan::{Activation, KvFormat, KvLayout, Op, Plan, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 use driver::cuda::{CudaDevice, CudaDriver};
@@ -403,6 +403,8 @@ impl Backend for GpuBackend {
         // There are kernels for every op; formats without any become one that has them when they are uploaded. A match
         // without a wildcard, so that a new op is decided here.
         match op {
+            Op::Attention { attention, .. } => attention.sinks.is_none(),
+            Op::Glu { activation, .. } => *activation != Activation::ClampedSwiglu,
             // One kernel computes both.
             Op::NormGlu { gate, .. } => {
                 let up = formats[2 + usize::from(gate.bias.is_some())];
@@ -416,12 +418,17 @@ impl Backend for GpuBackend {
             | Op::RmsNorm { .. }
             | Op::Rope { .. }
             | Op::KvWrite { .. }
-            | Op::Attention { .. }
-            | Op::Glu { .. }
             | Op::Add { .. }
             | Op::GatherColumns { .. }
             | Op::SelectOutputs { .. }
             | Op::RopeKvWrite { .. } => true,
+            Op::Route { .. }
+            | Op::ExpertLinear { .. }
+            | Op::Combine { .. }
+            | Op::GateRows { .. }
+            | Op::MoeRoute { .. }
+            | Op::MoeGlu { .. }
+            | Op::MoeDown { .. } => false,
         }
     }
 

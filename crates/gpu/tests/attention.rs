@@ -77,7 +77,7 @@ fn check(dialect: SimDialect, heads: Heads, block_len: usize, order: ThreadOrder
 }
 
 fn heads(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> Heads {
-    Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
+    Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window, sinks: None }
 }
 
 const MATRIX: GpuOptions = GpuOptions { batch_invariant: false, forced: ForcedVariants::NONE };

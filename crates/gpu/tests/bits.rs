@@ -238,7 +238,7 @@ fn two_rows_to_thirty_two_give_the_same_bits_on_matrix_instructions() {
 
 /// One attention layer, nothing else, over up to 700 positions.
 fn attention_plan(window: Option<usize>) -> Plan {
-    let heads = Heads { heads: 3, kv_heads: 1, head_dim: 6, scale: 0.5, window };
+    let heads = Heads { heads: 3, kv_heads: 1, head_dim: 6, scale: 0.5, window, sinks: None };
     Graph::build("attention", 700, &AnyShape, |g, w| {
         let q = g.embed(w.get("embed_q", [18, 18])?, 18);
         let k = g.embed(w.get("embed_k", [18, 6])?, 6);

@@ -58,7 +58,7 @@ fn kernels(plan: &Arc<Plan>, weights: &[Tensor], format: KvFormat, batch_invaria
 }
 
 fn heads_plan(head_dim: usize) -> Arc<Plan> {
-    let heads = Heads { heads: 4, kv_heads: 2, head_dim, scale: 0.1, window: None };
+    let heads = Heads { heads: 4, kv_heads: 2, head_dim, scale: 0.1, window: None, sinks: None };
     let plan = Graph::build("attention", 512, &AnyShape, |g, w| {
         let q = g.embed(w.get("embed_q", [16, 4 * head_dim])?, 4 * head_dim);
         let k = g.embed(w.get("embed_k", [16, 2 * head_dim])?, 2 * head_dim);

@@ -126,6 +126,13 @@ fn launches(site: &Site<'_>, op: &Op) -> Vec<Launch> {
         Op::Add { a, b, out } => {
             vec![elementwise::launch(site, "add_f32", place(a), SecondOperand::Rows(place(b)), None, place(out))]
         }
+        Op::Route { .. }
+        | Op::ExpertLinear { .. }
+        | Op::Combine { .. }
+        | Op::GateRows { .. }
+        | Op::MoeRoute { .. }
+        | Op::MoeGlu { .. }
+        | Op::MoeDown { .. } => unreachable!("`supports` refuses `{}`", op.name()),
         Op::GatherColumns { x, order, out } => {
             let order = SecondOperand::Indices(site.loaded.orders[order]);
             vec![elementwise::launch(site, "gather_columns_f32", place(x), order, None, place(out))]
