@@ -302,10 +302,35 @@ fn of_q4_k_m(name: &str, layers: usize) -> WeightFormat {
     }
 }
 
+/// Mixtures of experts, in exact shapes.
+const MIXTURES: &str = r#"{
+  "qwen3-30b-a3b": {
+    "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+    "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": true,
+    "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "hidden_act": "silu", "attention_bias": false, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0, "use_sliding_window": false, "tie_word_embeddings": false
+  },
+  "mixtral-8x7b": {
+    "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false
+  },
+  "gpt-oss-like": {
+    "model_type": "qwen3_moe", "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
+    "moe_intermediate_size": 2880, "num_experts": 32, "num_experts_per_tok": 4, "norm_topk_prob": true,
+    "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+    "hidden_act": "silu", "attention_bias": false, "max_position_embeddings": 40960, "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0, "use_sliding_window": false, "tie_word_embeddings": false
+  }
+}"#;
+
 /// A plan in the shape of that name, with random weights; all matrices are cut from one pattern.
 fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
     let shapes: serde_json::Value = serde_json::from_str(include_str!("../../cli/src/bench/shapes.json"))?;
-    let config = shapes.get(shape).ok_or_else(|| format!("there is no shape `{shape}`"))?;
+    let mixtures: serde_json::Value = serde_json::from_str(MIXTURES)?;
+    let config = shapes.get(shape).or_else(|| mixtures.get(shape)).ok_or_else(|| format!("there is no shape `{shape}`"))?;
     let plan = fuse(restrict_outputs(models::build_plan(config, &AnyShape)?));
     let is_int4 = format == "int4";
     let format_of = |name: &str| {
@@ -331,6 +356,9 @@ fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
             continue;
         };
         let format = format_of(&weight.name).ok_or("there is no such format")?;
+        // Routers stay as files of mixtures have them.
+        let is_router = weight.name.ends_with(".gate.weight");
+        let format = if is_router && format.is_quantized() { WeightFormat::F32 } else { format };
         let divides = weight.shape[1].is_multiple_of(format.block_len());
         let format = if divides { format } else { WeightFormat::Q8_0 };
         let bytes = Tensor::byte_len(format, &weight.shape)?;

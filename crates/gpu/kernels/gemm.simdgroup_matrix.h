@@ -132,7 +132,7 @@ FN void gemm_simdgroup(CONST LinearParams& p, GROUP GemmTiles<T>& g, Lane t) {
       if (GLU) {
         f32 by = matrix_scaled<W>(g.at[at + TILE_FEATURES / 2], s.up_matrix_scale);
         if (given(s.up_bias)) by += s.up_bias[column];
-        y = activated(y, s.activation) * by;
+        y = gated(y, by, s.activation);
       }
       if (given(p.residual)) y += p.residual[i64(row) * p.residual_stride + column];
       s.y[i64(row) * s.y_stride + column] = y;

@@ -39,9 +39,18 @@ struct LinearGroup { f32x4 x[LINEAR_VECTORS]; SumGroup sum; };
 // U chunks of each of N rows of weights that one lane has in flight.
 template <class W, i32 N, i32 U> struct LinearTile { typename W::Chunk chunk[N][U]; };
 
+// Where rows of weights lie.
+struct LinearRows {
+  Ptr<const u32x4> weight;
+  Ptr<const f16> scales;
+  Ptr<const u32x4> up;
+  Ptr<const f16> up_scales;
+  i32 n;
+};
+
 // Chunks 32 apart from `first`; with TAIL, those past the row's end are zero. Rows `R` and on are of the up weight.
 template <bool TAIL, class W, i32 R, i32 N, i32 U>
-FN void linear_load(THREAD LinearTile<W, N, U>& tile, CONST LinearSegment& s, i32 row, i32 first, i32 chunks) {
+FN void linear_load(THREAD LinearTile<W, N, U>& tile, THREAD const LinearRows& s, i32 row, i32 first, i32 chunks) {
   UNROLL for (i32 u = 0; u < U; u++) {
     const i32 c = first + u * SIMD;
     UNROLL for (i32 r = 0; r < N; r++) {
@@ -124,7 +133,7 @@ FN void linear_finish(CONST LinearParams& p, CONST LinearSegment& s, THREAD cons
         if (given(s.bias)) y += s.bias[column];
         if (P == 2) {
           if (given(s.up_bias)) up += s.up_bias[column];
-          y = activated(y, s.activation) * up;
+          y = gated(y, up, s.activation);
         }
         if (given(p.residual)) y += p.residual[i64(y_row) * p.residual_stride + column];
         s.y[i64(y_row) * s.y_stride + column] = y;
@@ -141,11 +150,12 @@ FN void linear(CONST LinearParams& p, GROUP LinearGroup& g, Lane t) {
   const LinearPlace place = linear_place(p, R, t);
   CONST LinearSegment& s = p.segments[place.segment];
   const i32 row = place.row, chunks = (p.k + W::LEN - 1) / W::LEN, whole = p.k / W::LEN;
+  const LinearRows weights = {s.weight, s.scales, s.up, s.up_scales, s.n};
   LinearTile<W, N, U> tile, next;
   let_next_start();
   // Weights are asked for before the kernel ahead has ended.
-  if (TILE <= whole) linear_load<false, W, R>(tile, s, row, t.lane, chunks);
-  else linear_load<true, W, R>(tile, s, row, t.lane, chunks);
+  if (TILE <= whole) linear_load<false, W, R>(tile, weights, row, t.lane, chunks);
+  else linear_load<true, W, R>(tile, weights, row, t.lane, chunks);
   wait_for_previous();
   const i32 rows = p.rows[0], first_row = t.gy * M;
   if (first_row >= rows) return;  // the whole group
@@ -164,8 +174,8 @@ FN void linear(CONST LinearParams& p, GROUP LinearGroup& g, Lane t) {
     group_barrier();
     for (i32 base = piece; base < end; base += TILE) {
       const i32 after = base + TILE;
-      if (after + TILE <= whole) linear_load<false, W, R>(next, s, row, after + t.lane, chunks);
-      else if (after < chunks) linear_load<true, W, R>(next, s, row, after + t.lane, chunks);
+      if (after + TILE <= whole) linear_load<false, W, R>(next, weights, row, after + t.lane, chunks);
+      else if (after < chunks) linear_load<true, W, R>(next, weights, row, after + t.lane, chunks);
       linear_add<W, M, N, U>(sum, tile, g, base - piece, t.lane);
       tile = next;
     }

@@ -254,7 +254,7 @@ FN BatchMore batch_more(CONST LinearBatchParams& p, CONST LinearSegment& s, i32 
 
 FN f32 batch_one(f32 sum, f32 bias, f32 up, f32 up_bias, f32 residual, f32 norm, bool glu, i32 activation) {
   f32 y = sum * norm + bias;
-  if (glu) y = activated(y, activation) * (up * norm + up_bias);
+  if (glu) y = gated(y, up * norm + up_bias, activation);
   return y + residual;
 }
 

@@ -43,10 +43,18 @@ struct LinearStreamParams {
 
 #ifdef HAS_BULK_COPIES
 enum { STREAM_SIMDS = 16, STREAM_THREADS = 512, STREAM_STAGES = 8 };
-enum StreamKind { STREAM_PLAIN, STREAM_GLU, STREAM_ROPE };
+enum StreamKind { STREAM_PLAIN, STREAM_GLU, STREAM_ROPE, STREAM_EXPERT_GLU, STREAM_EXPERT_DOWN };
+// Whether a unit is a gated unit; whether its weights are those of an expert (experts_stream.h).
+template <StreamKind KIND> struct StreamHas {
+  enum { GLU = KIND == STREAM_GLU || KIND == STREAM_EXPERT_GLU, EXPERTS = KIND == STREAM_EXPERT_GLU || KIND == STREAM_EXPERT_DOWN };
+};
 
 // How group memory begins; x and the rings follow, at x_at and ring_at.
-struct LinearStreamGroup { CopyBarrier full[STREAM_SIMDS][STREAM_STAGES]; f32 part[STREAM_SIMDS]; };
+struct LinearStreamGroup {
+  CopyBarrier full[STREAM_SIMDS][STREAM_STAGES];
+  f32 part[STREAM_SIMDS];
+  i32 expert[STREAM_SIMDS];  // of each slot
+};
 static_assert(sizeof(LinearStreamGroup) <= 1152, "x begins at byte 1152");
 
 // Activations as chunks are multiplied with them, those from `first` on, one a lane: f32 for F16 and BF16 …
@@ -354,7 +362,7 @@ template <> struct StreamActivations<WeightQ6_K> : StreamFourBits {
 template <class W, StreamKind KIND> struct StreamStage {
   typedef StreamActivations<W> Activations;
   enum {
-    PLANES = KIND == STREAM_PLAIN ? 1 : 2, PIECE = Activations::STAGE / PLANES,
+    PLANES = KIND == STREAM_PLAIN || KIND == STREAM_EXPERT_DOWN ? 1 : 2, PIECE = Activations::STAGE / PLANES,
     PIECE_SCALES = PIECE / 32 * Activations::SCALES_OF_32,
     SCALES = i32(PIECE_SCALES) > i32(Activations::SCALES_MIN) ? i32(PIECE_SCALES) : i32(Activations::SCALES_MIN)
   };
@@ -363,12 +371,23 @@ template <class W, StreamKind KIND> struct StreamStage {
 // Outputs one after another whose weights lie one after another: up to `end`, or of one segment, or of half a head.
 struct StreamRun { i32 segment, row, left; };
 
+// Units of experts go slot by slot: how many of a slot a group or a launch has, and the first row of each; 16 bytes from expert to
+// expert. A run is of one slot, which stands where others have their segment.
+struct StreamSlots { i32 units, first, stride; };
+
 template <StreamKind KIND, bool ONE>
-FN StreamRun stream_run(CONST LinearStreamParams& p, i32 unit, i32 end) {
+FN StreamRun stream_run(CONST LinearStreamParams& p, StreamSlots slots, i32 unit, i32 end) {
   StreamRun run;
   run.segment = 0;
   run.row = unit;
   run.left = end - unit;
+  if (StreamHas<KIND>::EXPERTS) {
+    run.segment = unit / slots.units;
+    const i32 place = unit - run.segment * slots.units;
+    run.row = slots.first + place;
+    run.left = mini(run.left, slots.units - place);
+    return run;
+  }
   if (ONE) return run;
   while (run.segment < 2 && unit >= p.segments[run.segment].groups) {
     unit -= p.segments[run.segment].groups;
@@ -408,19 +427,20 @@ template <class W, StreamKind KIND, bool OTHER> FN StreamSizes stream_sizes(CONS
 struct StreamCursor { i32 unit, segment, left, at, scales_at, piece, stage; };
 
 template <class W, StreamKind KIND, bool ONE, bool OTHER, i32 PLANE>
-FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THREAD StreamCursor& next, StreamSizes size, i32 end, Lane t) {
+FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THREAD StreamCursor& next, StreamSizes size, StreamSlots slots, i32 end, Lane t) {
   enum {
     SCALES = StreamStage<W, KIND>::SCALES, PIECE = StreamStage<W, KIND>::PIECE, PLANES = StreamStage<W, KIND>::PLANES,
     PIECE_SCALES = StreamStage<W, KIND>::PIECE_SCALES
   };
   if (next.left == 0) {
     if (next.unit >= end) return;
-    const StreamRun run = stream_run<KIND, ONE>(p, next.unit, end);
+    const StreamRun run = stream_run<KIND, ONE>(p, slots, next.unit, end);
+    const i32 base = StreamHas<KIND>::EXPERTS ? g.expert[run.segment] * slots.stride : 0;
     next.unit += run.left;
     next.segment = run.segment;
     next.left = run.left;
-    next.at = run.row * size.row;
-    next.scales_at = run.row * size.scales;
+    next.at = base + run.row * size.row;
+    next.scales_at = base + run.row * size.scales;
   }
   i32 weights = PIECE / 16, scales = PIECE_SCALES / 16;
   if (++next.piece == size.pieces) {
@@ -436,7 +456,7 @@ FN void stream_ask(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, THRE
     GROUP CopyBarrier& barrier = g.full[t.simd][next.stage];
     expect_copies(barrier, PLANES * 16 * (weights + (SCALES > 0 ? scales : 0)));
     UNROLL for (i32 plane = 0; plane < PLANES; plane++) {
-      const bool up = KIND == STREAM_GLU && plane == 1;
+      const bool up = StreamHas<KIND>::GLU && plane == 1;
       const i32 half = KIND == STREAM_ROPE && plane == 1 ? p.head_dim / 2 : 0;
       copy_to_group(group_at<u32x4>(g, to + plane * PLANE), offset(up ? s.up : s.weight, next.at + half * size.row), weights * 16, barrier);
       if (SCALES > 0)
@@ -489,6 +509,9 @@ FN f32 near_activated(f32 x, i32 activation) {
   if (activation == RELU) return x < 0.f ? 0.f : x;
   return near_quotient(x, 1.f + exp32(-sigmoid_argument(x, activation)));
 }
+FN f32 near_gated(f32 gate, f32 up, i32 activation) {
+  return near_activated(clamped_gate(gate, activation), activation) * let_through(up, activation);
+}
 
 // One output, or a pair, to where it belongs; a lane of its own does it.
 template <StreamKind KIND>
@@ -496,7 +519,7 @@ FN void stream_store(CONST LinearStreamParams& p, i32 segment, i32 row, f32 a, f
   CONST LinearSegment& s = p.segments[segment];
   a += rest.bias;
   if (KIND == STREAM_PLAIN) s.y[row] = a + rest.residual;
-  if (KIND == STREAM_GLU) s.y[row] = near_activated(a, s.activation) * (b + rest.other_bias);
+  if (KIND == STREAM_GLU) s.y[row] = near_gated(a, b + rest.other_bias, s.activation);
   if (KIND == STREAM_ROPE) {
     const i32 half = p.head_dim / 2, head = row / p.head_dim, i = row - head * p.head_dim;
     b += rest.other_bias;
@@ -519,24 +542,23 @@ FN void stream_store(CONST LinearStreamParams& p, i32 segment, i32 row, f32 a, f
   }
 }
 
-// What a SIMD group makes, of weights in format W, once x lies in group memory.
-template <class W, StreamKind KIND, bool ONE, bool OTHER, i32 PLANE>
-FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, StreamCursor next, StreamSizes size, i32 unit, i32 end,
-                     f32 factor, i32 position, i32 slot, Lane t) {
+// What a SIMD group makes, of weights in format W, once x lies in group memory. MORE says what is particular to KIND: what an output
+// is finished with, where it goes, and for units of experts where their x lies and what their sums are multiplied by.
+template <class W, StreamKind KIND, bool ONE, bool OTHER, i32 PLANE, class MORE>
+FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, StreamCursor next, StreamSizes size, StreamSlots slots, i32 unit,
+                     i32 end, THREAD const MORE& more, Lane t) {
   typedef StreamActivations<W> Activations;
   enum { CHUNK = Activations::CHUNK, PIECE = StreamStage<W, KIND>::PIECE, PLANES = StreamStage<W, KIND>::PLANES };
-  const i32 x_at = OTHER ? p.other_x_at : p.x_at;
   i32 stage = 0;
   u32 parity = 0;
   while (unit < end) {
-    StreamRun run = stream_run<KIND, ONE>(p, unit, end);
+    StreamRun run = stream_run<KIND, ONE>(p, slots, unit, end);
     unit += run.left;
-    CONST LinearSegment& s = p.segments[ONE ? 0 : run.segment];
-    const f32 factor_a = matrix_scaled<W>(factor, s.matrix_scale);
-    const f32 factor_b = matrix_scaled<W>(factor, KIND == STREAM_GLU ? s.up_matrix_scale : s.matrix_scale);
+    const i32 x_at = more.template x_at<OTHER>(p, run.segment);
+    const f32 factor_a = more.template factor<W, false>(p, g, run.segment), factor_b = more.template factor<W, true>(p, g, run.segment);
     while (run.left > 0) {
       const i32 count = mini(stream_rows<OTHER>(p), run.left);
-      const StreamRest rest = stream_rest<KIND>(p, ONE ? 0 : run.segment, run.row + t.lane, position, t.lane < count);
+      const StreamRest rest = more.rest(p, g, run.segment, run.row + t.lane, t.lane < count);
       f32 sum[PLANES];
       UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
       for (i32 piece = 0; piece < size.pieces; piece++) {
@@ -563,12 +585,12 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
           }
           if (is_last) {
             const f32 a = sum_lanes<SIMD>(sum[0]), b = i32(PLANES) == 2 ? sum_lanes<SIMD>(sum[PLANES - 1]) : 0.f;
-            if (t.lane == r) stream_store<KIND>(p, ONE ? 0 : run.segment, run.row + r, a * factor_a, b * factor_b, rest, slot);
+            if (t.lane == r) more.store(p, g, run.segment, run.row + r, a * factor_a, b * factor_b, rest);
             UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
           }
         }
         simd_barrier();
-        stream_ask<W, KIND, ONE, OTHER, PLANE>(p, g, next, size, end, t);
+        stream_ask<W, KIND, ONE, OTHER, PLANE>(p, g, next, size, slots, end, t);
         if (++stage == p.stages) { stage = 0; parity ^= 1; }
       }
       run.row += count;
@@ -576,6 +598,23 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
     }
   }
 }
+
+// What outputs of one row are finished with. ONE: there is one segment.
+template <StreamKind KIND, bool ONE> struct StreamDense {
+  f32 factor_;  // of the norm
+  i32 position, slot;
+  template <bool OTHER> PART i32 x_at(CONST LinearStreamParams& p, i32) const { return OTHER ? p.other_x_at : p.x_at; }
+  template <class W, bool SECOND> PART f32 factor(CONST LinearStreamParams& p, GROUP LinearStreamGroup&, i32 segment) const {
+    CONST LinearSegment& s = p.segments[ONE ? 0 : segment];
+    return matrix_scaled<W>(factor_, SECOND && KIND == STREAM_GLU ? s.up_matrix_scale : s.matrix_scale);
+  }
+  PART StreamRest rest(CONST LinearStreamParams& p, GROUP LinearStreamGroup&, i32 segment, i32 row, bool in) const {
+    return stream_rest<KIND>(p, ONE ? 0 : segment, row, position, in);
+  }
+  PART void store(CONST LinearStreamParams& p, GROUP LinearStreamGroup&, i32 segment, i32 row, f32 a, f32 b, StreamRest rest) const {
+    stream_store<KIND>(p, ONE ? 0 : segment, row, a, b, rest, slot);
+  }
+};
 
 // Whether two formats are one.
 template <class A, class B> struct IsSame { enum { VALUE = 0 }; };
@@ -596,6 +635,34 @@ FN void stream_stage(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, u3
   StreamActivations<W>::template stage<N>(g, p.x_at, p.k, first, v, lane);
   if (i32(StreamActivations<W>::LAYOUT) != i32(StreamActivations<V>::LAYOUT))
     StreamActivations<V>::template stage<N>(g, p.other_x_at, p.k, first, v, lane);
+}
+
+// N vectors a thread of a row from vector `base` on to where they are multiplied.
+template <class W, class V, i32 N>
+FN void stream_stage_all(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, i32 base, THREAD const f32x4 (&v)[N], Lane t) {
+  UNROLL for (i32 j = 0; j < N; j += 2) {
+    const i32 left = p.k - (base + j * STREAM_THREADS) * 4;
+    const u32 first = u32(base + t.simd * SIMD + t.lane + j * STREAM_THREADS);
+    const f32x4 one[1] = {v[j]}, two[2] = {v[j], v[j + 1]};
+    if (left > 4 * STREAM_THREADS) stream_stage<W, V, 2>(p, g, first, two, t.lane);
+    else if (left > 0) stream_stage<W, V, 1>(p, g, first, one, t.lane);
+  }
+}
+
+// A thread's part of the sum of squares.
+template <i32 N> FN f32 stream_squares(THREAD const f32x4 (&v)[N]) {
+  f32 squares[N], sum = 0.f;
+  UNROLL for (i32 j = 0; j < N; j++)
+    squares[j] = fma32(v[j].w, v[j].w, fma32(v[j].z, v[j].z, fma32(v[j].y, v[j].y, v[j].x * v[j].x)));
+  UNROLL for (i32 j = 0; j < N; j++) sum += squares[j];
+  return sum;
+}
+
+// 1 / rms of the row, of the sums that SIMD groups left in `part`.
+FN f32 stream_norm(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g) {
+  f32 part[4];
+  UNROLL for (i32 s = 0; s < 4; s++) part[s] = (g.part[s] + g.part[s + 4]) + (g.part[s + 8] + g.part[s + 12]);
+  return near_inverse_sqrt(near_quotient((part[0] + part[1]) + (part[2] + part[3]), f32(p.k)) + p.eps);
 }
 
 // V: the format of the last segment.
@@ -626,9 +693,10 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
     for (i32 i = 0; i < p.stages; i++) begin_barrier(g.full[t.simd][i]);
     show_barriers();
   }
+  const StreamSlots slots = {0, 0, 0};
   for (i32 i = 0; i < p.stages; i++) {
-    if (other) stream_ask<V, KIND, ONE, true, PLANE>(p, g, next, size, end, t);
-    else stream_ask<W, KIND, ONE, false, PLANE>(p, g, next, size, end, t);
+    if (other) stream_ask<V, KIND, ONE, true, PLANE>(p, g, next, size, slots, end, t);
+    else stream_ask<W, KIND, ONE, false, PLANE>(p, g, next, size, slots, end, t);
   }
   f32x4 gain[XV], v[XV];
   if (NORM) UNROLL for (i32 j = 0; j < XV; j++) gain[j] = stream_vector<W>(p.gain, thread + j * STREAM_THREADS, p.k);
@@ -642,11 +710,7 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
   if (NORM) {
     // Codes of a row and of the same times a number are the same codes: so that number is worked out beside them, and results
     // are multiplied by it.
-    f32 squares[XV], sum = 0.f;
-    UNROLL for (i32 j = 0; j < XV; j++)
-      squares[j] = fma32(v[j].w, v[j].w, fma32(v[j].z, v[j].z, fma32(v[j].y, v[j].y, v[j].x * v[j].x)));
-    UNROLL for (i32 j = 0; j < XV; j++) sum += squares[j];
-    sum = sum_lanes<SIMD>(sum);
+    const f32 sum = sum_lanes<SIMD>(stream_squares<XV>(v));
     if (t.lane == 0) g.part[t.simd] = sum;
     UNROLL for (i32 j = 0; j < XV; j++) {
       v[j].x *= gain[j].x; v[j].y *= gain[j].y;
@@ -654,26 +718,17 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
     }
   }
   for (i32 base = 0;;) {
-    UNROLL for (i32 j = 0; j < XV; j += 2) {
-      const i32 left = p.k - (base + j * STREAM_THREADS) * 4;
-      const u32 first = u32(base + thread + j * STREAM_THREADS);
-      const f32x4 one[1] = {v[j]}, two[2] = {v[j], v[j + 1]};
-      if (left > 4 * STREAM_THREADS) stream_stage<W, V, 2>(p, g, first, two, t.lane);
-      else if (left > 0) stream_stage<W, V, 1>(p, g, first, one, t.lane);
-    }
+    stream_stage_all<W, V, XV>(p, g, base, v, t);
     base += XV * STREAM_THREADS;
     if (NORM || base * 4 >= p.k) break;
     UNROLL for (i32 j = 0; j < XV; j++) v[j] = stream_vector<W>(x, base + thread + j * STREAM_THREADS, p.k);
   }
   group_barrier();
   f32 factor = 1.f;
-  if (NORM) {
-    f32 part[4];
-    UNROLL for (i32 s = 0; s < 4; s++) part[s] = (g.part[s] + g.part[s + 4]) + (g.part[s + 8] + g.part[s + 12]);
-    factor = near_inverse_sqrt(near_quotient((part[0] + part[1]) + (part[2] + part[3]), f32(p.k)) + p.eps);
-  }
-  if (other) stream_units<V, KIND, ONE, true, PLANE>(p, g, next, size, unit, end, factor, position, slot, t);
-  else stream_units<W, KIND, ONE, false, PLANE>(p, g, next, size, unit, end, factor, position, slot, t);
+  if (NORM) factor = stream_norm(p, g);
+  const StreamDense<KIND, ONE> more = {factor, position, slot};
+  if (other) stream_units<V, KIND, ONE, true, PLANE>(p, g, next, size, slots, unit, end, more, t);
+  else stream_units<W, KIND, ONE, false, PLANE>(p, g, next, size, slots, unit, end, more, t);
 }
 
 // x of up to 8,192 features where they are normalised: as `dispatch.rs` has it.

@@ -280,15 +280,30 @@ FN f32 sum_group(f32 v, GROUP SumGroup& g, Lane t) {
 }
 
 // The activations of gated units: numbers of `plan::Activation`.
-enum { SILU, GELU_TANH, RELU };
+enum { SILU, GELU_TANH, RELU, CLAMPED_SWIGLU };
+#define SWIGLU_ALPHA 1.702f
+#define SWIGLU_LIMIT 7.f
 
 // What the sigmoid of an activation that is x times one takes.
 FN f32 sigmoid_argument(f32 x, i32 activation) {
+  if (activation == CLAMPED_SWIGLU) return x * SWIGLU_ALPHA;
   return activation == GELU_TANH ? x * fma32(x * x, 0.071354814f, 1.5957691f) : x;
 }
 FN f32 activated(f32 x, i32 activation) {
   if (activation == RELU) return x < 0.f ? 0.f : x;  // NaN stays
   return x / (1.f + exp32(-sigmoid_argument(x, activation)));
+}
+// What goes into the activation of a gate, and what that is multiplied by: NaN stays.
+FN f32 clamped_gate(f32 gate, i32 activation) {
+  return activation == CLAMPED_SWIGLU && gate > SWIGLU_LIMIT ? SWIGLU_LIMIT : gate;
+}
+FN f32 let_through(f32 up, i32 activation) {
+  if (activation != CLAMPED_SWIGLU) return up;
+  return (up > SWIGLU_LIMIT ? SWIGLU_LIMIT : up < -SWIGLU_LIMIT ? -SWIGLU_LIMIT : up) + 1.f;
+}
+// A gated unit.
+FN f32 gated(f32 gate, f32 up, i32 activation) {
+  return activated(clamped_gate(gate, activation), activation) * let_through(up, activation);
 }
 
 // A vector of a row of `width` f32, with zeros past its end.

@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Footprint, check_load};
-use plan::{Activation, KvFormat, KvLayout, Op, Plan, StepShape};
+use plan::{KvFormat, KvLayout, Op, Plan, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 use driver::cuda::{CudaDevice, CudaDriver};
@@ -45,6 +45,7 @@ use driver::cuda::{CudaDevice, CudaDriver};
 use driver::metal::{MetalDevice, MetalDriver};
 use driver::{Driver, DriverError};
 use kernel_source::ImageOf;
+use kernels::route;
 use target::{Matrix, Target};
 use weights::{DeviceFormat, DeviceWeights};
 
@@ -404,7 +405,6 @@ impl Backend for GpuBackend {
         // without a wildcard, so that a new op is decided here.
         match op {
             Op::Attention { attention, .. } => attention.sinks.is_none(),
-            Op::Glu { activation, .. } => *activation != Activation::ClampedSwiglu,
             // One kernel computes both.
             Op::NormGlu { gate, .. } => {
                 let up = formats[2 + usize::from(gate.bias.is_some())];
@@ -421,14 +421,22 @@ impl Backend for GpuBackend {
             | Op::Add { .. }
             | Op::GatherColumns { .. }
             | Op::SelectOutputs { .. }
-            | Op::RopeKvWrite { .. } => true,
-            Op::Route { .. }
-            | Op::ExpertLinear { .. }
+            | Op::RopeKvWrite { .. }
+            | Op::Glu { .. }
             | Op::Combine { .. }
-            | Op::GateRows { .. }
-            | Op::MoeRoute { .. }
-            | Op::MoeGlu { .. }
-            | Op::MoeDown { .. } => false,
+            | Op::GateRows { .. } => true,
+            Op::Route { router, .. } | Op::MoeRoute { router, .. } => {
+                router.top_k <= route::TOP_K_MAX
+                    && router.groups.is_none_or(|groups| groups.count <= route::GROUPS_MAX)
+            }
+            // One kernel reads all experts of a stack, at equal distances, and gate and up together.
+            Op::ExpertLinear { experts, .. } => are_alike(&formats[..experts.count]),
+            Op::MoeDown { down, .. } => are_alike(&formats[..down.count]),
+            Op::MoeGlu { gate, up, .. } => {
+                let gates = &formats[1..=gate.count];
+                let ups = &formats[1 + gate.weights().count()..][..up.count];
+                are_alike(gates) && are_alike(ups) && DeviceFormat::of(gates[0]) == DeviceFormat::of(ups[0])
+            }
         }
     }
 
@@ -511,6 +519,11 @@ impl Backend for GpuBackend {
     }
 }
 
+/// Whether matrices in these formats are in one on the device.
+fn are_alike(formats: &[WeightFormat]) -> bool {
+    formats.iter().all(|&format| DeviceFormat::of(format) == DeviceFormat::of(formats[0]))
+}
+
 impl GpuBackend {
     /// What kernels take for granted: heads that fit their registers, and indices of 32 bits where they use them.
     fn check_sizes(&self, plan: &Plan, weights: &[Tensor], kv: &KvLayout) -> Result<(), BackendError> {
@@ -522,6 +535,14 @@ impl GpuBackend {
         let heads: HashSet<_> = plan.kv_layers.iter().map(|layer| layer.head_dim).chain(rope_heads).collect();
         if let Some(head_dim) = heads.into_iter().find(|&head_dim| head_dim > HEAD_DIM_MAX) {
             return refuse(format!("its attention is for heads of up to {HEAD_DIM_MAX} features, not {head_dim}"));
+        }
+        let experts = plan.ops.iter().filter_map(|op| match *op {
+            Op::Route { logits, .. } => Some(plan.value(logits).width),
+            Op::MoeRoute { gate, .. } => Some(plan.weight(gate.weight).shape[0]),
+            _ => None,
+        });
+        if let Some(experts) = experts.into_iter().find(|&experts| experts > route::EXPERTS_MAX) {
+            return refuse(format!("it chooses among up to {} experts, not {experts}", route::EXPERTS_MAX));
         }
         let small = |n: usize| i32::try_from(n).is_ok();
         if let Some(index) = weights.iter().position(|weight| !small(weight.num_rows()) || !small(weight.row_len())) {

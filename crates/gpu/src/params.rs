@@ -139,6 +139,29 @@ params! {
         other_stage_rows: i32,
     }
 
+    /// `experts_stream.h`
+    "ExpertStreamParams" struct ExpertStreamParams {
+        linear: LinearStreamParams,
+        router: RouterParams,
+        ids: Address,
+        weights: Address,
+        matrix_scales: Address,
+        up_matrix_scales: Address,
+        router_f32: Address,
+        router_bf16: Address,
+        router_bias: Address,
+        logits: Address,
+        logit: Address,
+        ids_out: Address,
+        weights_out: Address,
+        slots: i32,
+        experts: i32,
+        stride: i32,
+        bias_stride: i32,
+        x_slot: i32,
+        parts_at: i32,
+    }
+
     /// `linear_batch.h`
     "LinearBatchParams" struct LinearBatchParams {
         linear: LinearParams,
@@ -150,6 +173,68 @@ params! {
         slice_steps: i32,
         k_simds: i32,
         scale_stride: i32,
+    }
+
+    /// `route.h`: how experts are chosen.
+    "RouterParams" struct RouterParams {
+        correction: Address,
+        experts: i32,
+        top_k: i32,
+        scores: i32,
+        weighing: i32,
+        groups: i32,
+        chosen_groups: i32,
+        sum_of_two: i32,
+        padding: i32,
+        eps: f32,
+        scale: f32,
+    }
+
+    /// `route.h`
+    "RouteParams" struct RouteParams {
+        router: RouterParams,
+        logits: Address,
+        rows: Address,
+        ids: Address,
+        weights: Address,
+        logits_stride: i32,
+        ids_stride: i32,
+        weights_stride: i32,
+        padding: i32,
+    }
+
+    /// `experts.h`: the weights of all experts of one projection.
+    "ExpertStack" struct ExpertStack {
+        weight: Address,
+        scales: Address,
+        bias: Address,
+        matrix_scales: Address,
+        stride: i32,
+        bias_stride: i32,
+    }
+
+    /// `experts.h`
+    "ExpertsParams" struct ExpertsParams {
+        stack: ExpertStack,
+        up: ExpertStack,
+        x: Address,
+        ids: Address,
+        weights: Address,
+        residual: Address,
+        rows: Address,
+        y: Address,
+        n: i32,
+        k: i32,
+        slots: i32,
+        experts: i32,
+        x_stride: i32,
+        x_slot: i32,
+        ids_stride: i32,
+        weights_stride: i32,
+        residual_stride: i32,
+        y_stride: i32,
+        activation: i32,
+        padding: i32,
     }
 
     /// `rope_kv_write.h`
@@ -326,7 +411,7 @@ params! {
         b_stride: i32,
         y_stride: i32,
         activation: i32,
-        padding: i32,
+        terms: i32,
     }
 
     /// `choose.h`: what is found for an output row.

@@ -102,6 +102,8 @@ pub(crate) struct Site<'a> {
     pub(crate) writes: Option<DirectOperand>,
     /// What the op before wrote so for this one.
     pub(crate) reads: Option<DirectOperand>,
+    /// Whether there are messages of a router that the next sum of experts forgets.
+    pub(crate) routed: bool,
 }
 
 impl Site<'_> {

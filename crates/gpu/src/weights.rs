@@ -1,7 +1,7 @@
 //! Weights on the device. Matrices keep their format where kernels have it, laid out for 16-byte loads (`kernels/parts.h`), and
 //! become Q8_0 on the way where it is another block format; vectors (norms and biases) are f32.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, TryRecvError};
@@ -10,12 +10,13 @@ use std::thread;
 
 use backend::Copied;
 use half::f16;
-use plan::{Plan, WeightId};
+use plan::{Experts, Op, Plan, WeightId};
 use tensor::quant::{fp8, mxfp4, nvfp4, q4_0, q4_k, q6_k, q8_0};
 use tensor::{Tensor, WeightFormat};
 
 use crate::driver::{Driver, DriverError};
 use crate::launch::Region;
+use crate::params::Address;
 
 /// Where allocations in the one big one begin: what every load width and bulk copy is happy with.
 const ALIGN: u64 = 256;
@@ -121,12 +122,47 @@ pub(crate) struct DeviceWeight {
     pub(crate) matrix_scale: f32,
 }
 
+/// The matrices of all experts of one projection, and their biases: at equal distances.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceExperts {
+    /// That of expert 0.
+    pub(crate) first: DeviceWeight,
+    /// From the first byte of the first matrix to the last of the last.
+    pub(crate) all: Region,
+    /// Bytes from expert to expert, of values and of scales.
+    pub(crate) stride: u64,
+    /// From the first bias to the last; absent without biases.
+    pub(crate) biases: Region,
+    /// Bytes from bias to bias.
+    pub(crate) bias_stride: u64,
+    /// What the weights of each matrix are multiplied by besides, f32, of NVFP4.
+    pub(crate) matrix_scales: Region,
+    pub(crate) count: usize,
+}
+
 /// All weights of a plan.
 #[derive(Default)]
 pub(crate) struct DeviceWeights {
     weights: Vec<DeviceWeight>,
     /// The allocation of those that were copied.
     copied: Region,
+    /// By the first of them: [`DeviceExperts::matrix_scales`].
+    matrix_scales: HashMap<usize, Region>,
+}
+
+/// The stacks of experts that the ops of a plan read.
+pub(crate) fn stacks(plan: &Plan) -> impl Iterator<Item = Experts> + '_ {
+    plan.ops.iter().flat_map(|op| match *op {
+        Op::ExpertLinear { experts, .. } => vec![experts],
+        Op::MoeGlu { gate, up, .. } => vec![gate, up],
+        Op::MoeDown { down, .. } => vec![down],
+        _ => vec![],
+    })
+}
+
+/// The places of consecutive weights.
+fn run(first: WeightId, count: usize) -> std::ops::Range<usize> {
+    first.index()..first.index() + count
 }
 
 impl DeviceWeights {
@@ -150,7 +186,15 @@ impl DeviceWeights {
     ) -> Result<Self, DriverError> {
         debug_assert!(plan.weights.len() == tensors.len(), "`check_load` compared them");
         let mut in_place = |tensor| if is_as_on_device(tensor) { driver.in_place(tensor.bytes()) } else { None };
-        let in_place: Vec<_> = tensors.iter().map(&mut in_place).collect();
+        let mut in_place: Vec<_> = tensors.iter().map(&mut in_place).collect();
+        for experts in stacks(plan) {
+            for first in [Some(experts.first), experts.bias].into_iter().flatten() {
+                let stack = &mut in_place[run(first, experts.count)];
+                if !are_adjacent(stack, tensors[first.index()].bytes().len() as u64) {
+                    stack.fill(None);
+                }
+            }
+        }
         let formats = formats(tensors);
         let to_copy =
             tensors.iter().zip(formats.iter().copied()).zip(&in_place).filter(|(_, in_place)| in_place.is_none());
@@ -174,7 +218,18 @@ impl DeviceWeights {
         }
         let to_copy = weights.iter().zip(tensors).zip(&in_place).filter(|(_, in_place)| in_place.is_none());
         fill(driver, to_copy.map(|(weight, _)| weight), copied)?;
-        Ok(Self { weights, copied: all })
+        let mut matrix_scales = HashMap::new();
+        for experts in stacks(plan) {
+            let stack = &weights[run(experts.first, experts.count)];
+            if stack[0].format == DeviceFormat::NVFP4 {
+                let scales: Vec<f32> = stack.iter().map(|weight| weight.matrix_scale).collect();
+                let bytes = size_of_val(&scales[..]) as u64;
+                let region = Region { address: driver.allocate(bytes)?, bytes };
+                driver.upload(region.address, bytemuck::cast_slice(&scales))?;
+                matrix_scales.insert(experts.first.index(), region);
+            }
+        }
+        Ok(Self { weights, copied: all, matrix_scales })
     }
 
     /// Where values and scales of each of `tensors` lie, start and length, and the bytes of all.
@@ -214,7 +269,33 @@ impl DeviceWeights {
                 DeviceWeight { format, values, scales, rows, row_len, matrix_scale: 1.0 }
             })
             .collect();
-        Self { weights, copied: all }
+        Self { weights, copied: all, matrix_scales: HashMap::new() }
+    }
+
+    /// The matrices of a stack of experts, which are all in one format.
+    pub(crate) fn stack(&self, experts: &Experts) -> DeviceExperts {
+        let matrices = &self.weights[run(experts.first, experts.count)];
+        let (first, last) = (matrices[0], matrices[experts.count - 1]);
+        debug_assert!(matrices.iter().all(|matrix| matrix.format == first.format), "`supports` refuses others");
+        let stride = |all: &[DeviceWeight]| {
+            let next = all.get(1).map_or(all[0].values.address.0, |next| next.values.address.0);
+            next - all[0].values.address.0
+        };
+        let span = |first: &DeviceWeight, last: &DeviceWeight| {
+            let end = if last.scales.bytes > 0 { last.scales } else { last.values };
+            let address = first.values.address;
+            Region { address, bytes: end.address.0 + end.bytes - address.0 }
+        };
+        let biases = experts.bias.map(|bias| &self.weights[run(bias, experts.count)]);
+        DeviceExperts {
+            first,
+            all: span(&first, &last),
+            stride: stride(matrices),
+            biases: biases.map_or(Region::default(), |biases| span(&biases[0], &biases[experts.count - 1])),
+            bias_stride: biases.map_or(0, stride),
+            matrix_scales: self.matrix_scales.get(&experts.first.index()).copied().unwrap_or_default(),
+            count: experts.count,
+        }
     }
 
     pub(crate) fn get(&self, weight: WeightId) -> &DeviceWeight {
@@ -300,6 +381,13 @@ impl DeviceWeight {
             DeviceFormat::F16 | DeviceFormat::BF16 => lay_out([(bytes, [])].into_iter(), to),
         }
     }
+}
+
+/// Whether matrices of so many bytes lie one after another, as a tensor of a whole stack has them: so kernels find the
+/// weights of experts.
+fn are_adjacent(addresses: &[Option<Address>], bytes: u64) -> bool {
+    let known: Option<Vec<_>> = addresses.iter().copied().collect();
+    known.is_some_and(|known| known.windows(2).all(|pair| pair[0].0 + bytes == pair[1].0))
 }
 
 /// Values and scales of blocks, each one after another, and zeros behind them.

@@ -102,6 +102,9 @@ FN f32 shuffle_xor(f32 v, i32 mask) { return __shfl_xor_sync(~0u, v, mask); }
 template <i32 L> FN f32 sum_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v += shuffle_xor(v, m); return v; }
 template <i32 L> FN f32 max_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v = fmaxf(v, shuffle_xor(v, m)); return v; }
 
+FN u32 max_lanes_u32(u32 v) { return __reduce_max_sync(~0u, v); }
+FN u32 min_lanes_u32(u32 v) { return __reduce_min_sync(~0u, v); }
+
 FN f32 bits_to_f32(u32 bits) { return __uint_as_float(bits); }
 FN u32 f32_to_bits(f32 v) { return __float_as_uint(v); }
 FN f32 to_f32(f32 v) { return v; }
@@ -254,6 +257,7 @@ FN bool has_come(f32x4 v) {
 FN void send(f32x4* to, i64 i, f32x4 v) {
   asm volatile("st.relaxed.gpu.global.v4.f32 [%0],{%1,%2,%3,%4};" ::"l"(to + i), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
+FN void send(f32* to, i64 i, f32 v) { asm volatile("st.relaxed.gpu.global.f32 [%0],%1;" ::"l"(to + i), "f"(v) : "memory"); }
 FN void forget(f32x4* at, i64 i) { asm volatile("st.relaxed.gpu.global.v4.u32 [%0],{%1,%1,%1,%1};" ::"l"(at + i), "r"(~0u) : "memory"); }
 // One thread of each group of a launch whose groups all run at once, after a group barrier: goes on when `until` have come to
 // the counter, which no other launch uses.

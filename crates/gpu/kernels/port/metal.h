@@ -97,6 +97,15 @@ FN f32 shuffle_xor(f32 v, i32 m) { return simd_shuffle_xor(v, (ushort)m); }
 template <i32 L> FN f32 sum_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v += shuffle_xor(v, m); return v; }
 template <i32 L> FN f32 max_lanes(f32 v) { UNROLL for (i32 m = L / 2; m; m >>= 1) v = max(v, shuffle_xor(v, m)); return v; }
 
+FN u32 max_lanes_u32(u32 v) {
+  UNROLL for (i32 m = SIMD / 2; m; m >>= 1) { const u32 other = simd_shuffle_xor(v, (ushort)m); v = other > v ? other : v; }
+  return v;
+}
+FN u32 min_lanes_u32(u32 v) {
+  UNROLL for (i32 m = SIMD / 2; m; m >>= 1) { const u32 other = simd_shuffle_xor(v, (ushort)m); v = other < v ? other : v; }
+  return v;
+}
+
 FN f32 bits_to_f32(u32 bits) { return as_type<f32>(bits); }
 FN u32 f32_to_bits(f32 v) { return as_type<u32>(v); }
 FN f32 to_f32(f32 v) { return v; }

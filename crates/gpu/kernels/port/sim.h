@@ -616,6 +616,16 @@ FN i32 shuffle(i32 v, i32 lane) {
   const i32 i = sim::here().current;
   return (i32)f32_to_bits(sim::here().fibre[i / SIMD * SIMD + lane].slot[sim::here().fibre[i].turn & 1]);
 }
+FN u32 max_lanes_u32(u32 v) {
+  const i32 lane = sim::here().current % SIMD;
+  for (i32 m = SIMD / 2; m; m >>= 1) { const u32 other = (u32)shuffle((i32)v, lane ^ m); v = other > v ? other : v; }
+  return v;
+}
+FN u32 min_lanes_u32(u32 v) {
+  const i32 lane = sim::here().current % SIMD;
+  for (i32 m = SIMD / 2; m; m >>= 1) { const u32 other = (u32)shuffle((i32)v, lane ^ m); v = other < v ? other : v; }
+  return v;
+}
 FN f32 to_f32(f32 v) { return v; }
 FN f32 to_f32(bf16 v) { return bits_to_f32((u32)v.bits << 16); }
 FN f32 to_f32(f16 v) {
@@ -799,6 +809,7 @@ FN bool has_come(f32x4 v) {
   return true;
 }
 FN void send(Ptr<f32x4> to, i64 i, f32x4 v) { to[i] = v; }
+FN void send(Ptr<f32> to, i64 i, f32 v) { to[i] = v; }
 FN void forget(Ptr<f32x4> at, i64 i) { memset(&at[i], 0xff, sizeof(f32x4)); }
 FN void meet_groups(Ptr<u32> counter, u32 until) {
   if (++counter[0] < until) sim::fail("wait for a group that has not run%.0d", 0);

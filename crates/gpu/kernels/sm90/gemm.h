@@ -533,7 +533,6 @@ FN f32x4 gemm_scaled(f32x4 v, f32 scale, f32x4 bias) {
 
 FN f32x4 gemm_added(f32x4 a, f32x4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-FN f32 gemm_gated(f32 gate, f32 up, i32 activation) { return near_activated(gate, activation) * up; }
 
 // One token of a column: v are its sums, up those of up.
 template <bool GLU>
@@ -542,7 +541,7 @@ FN void gemm_finish(CONST GemmSegment& s, const GemmColumn<GLU>& c, f32x4 v, f32
   if (GLU) {
     up = gemm_scaled(up, scale, c.up_bias);
     const i32 activation = s.activation;
-    v = make_float4(gemm_gated(v.x, up.x, activation), gemm_gated(v.y, up.y, activation), gemm_gated(v.z, up.z, activation), gemm_gated(v.w, up.w, activation));
+    v = make_float4(near_gated(v.x, up.x, activation), near_gated(v.y, up.y, activation), near_gated(v.z, up.z, activation), near_gated(v.w, up.w, activation));
   } else {
     v = gemm_added(v, residual);
   }

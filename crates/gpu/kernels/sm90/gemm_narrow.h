@@ -371,7 +371,7 @@ FN void narrow_finish(f32x2 (&residual)[COUNT], CONST GemmParams& p, GROUP Narro
       v = make_float2(fma32(v.x, scale.x, bias), fma32(v.y, scale.y, bias));
       if (p.glu) {
         up = make_float2(fma32(up.x, scale.x, up_bias), fma32(up.y, scale.y, up_bias));
-        v = make_float2(gemm_gated(v.x, up.x, s.activation), gemm_gated(v.y, up.y, s.activation));
+        v = make_float2(near_gated(v.x, up.x, s.activation), near_gated(v.y, up.y, s.activation));
       }
       const bool both = row + 1 < rows;
       if (hands) {

@@ -23,10 +23,12 @@ pub(crate) fn launch(
     activation: Option<Activation>,
     out: DeviceRows,
 ) -> Launch {
-    let (b_region, b_stride, select) = match other {
-        SecondOperand::Rows(b) => (b.region, b.stride, Region::default()),
-        SecondOperand::Indices(select) => (Region::default(), 0, select),
+    // Of `combine`, as many as the second operand has columns.
+    let (b_region, b_stride, select, terms) = match other {
+        SecondOperand::Rows(b) => (b.region, b.stride, Region::default(), a.width / out.width),
+        SecondOperand::Indices(select) => (Region::default(), 0, select, 0),
     };
+    let terms = if terms > 1 || kernel == "combine_f32" { index(terms) } else { 0 };
     let params = ElementwiseParams {
         a: a.region.address,
         b: b_region.address,
@@ -38,7 +40,7 @@ pub(crate) fn launch(
         b_stride: index(b_stride),
         y_stride: index(out.stride),
         activation: activation.map_or(0, |activation| activation as i32),
-        ..ElementwiseParams::default()
+        terms,
     };
     Launch::new(kernel, [out.width.div_ceil(GROUP_THREADS as usize), site.num_rows(out.rows), 1], &params)
         .with(Access::Read, a.region)

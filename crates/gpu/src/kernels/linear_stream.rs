@@ -45,24 +45,24 @@ pub(crate) struct OtherFormat {
 }
 
 /// As in `kernels/linear_stream.h`.
-const THREADS: u32 = 512;
+pub(super) const THREADS: u32 = 512;
 
-const SIMDS: usize = 16;
+pub(super) const SIMDS: usize = 16;
 
-const STAGES_MAX: usize = 8;
+pub(super) const STAGES_MAX: usize = 8;
 
 /// Bytes of its barriers and sums.
 const HEADER: usize = 1152;
 
 /// Features that its threads hold to normalise them.
-const NORM_K_MAX: usize = 8_192;
+pub(super) const NORM_K_MAX: usize = 8_192;
 
 /// Percent of group memory for kernels with a norm, and for the others. Kernels of a layer take turns, and attention of
 /// one row is between two of them: so large are the shares that each begins while the one ahead is at work, one of each
 /// on every multiprocessor; two of the same, and other multiprocessors would have none (a fifth slower).
-const NORM_SHARE: usize = 42;
+pub(super) const NORM_SHARE: usize = 42;
 
-const PLAIN_SHARE: usize = 57;
+pub(super) const PLAIN_SHARE: usize = 57;
 
 /// The variant that streams weights through group memory, for one row of `k` features: where copies run by themselves,
 /// results may depend on the batch, and its memory suffices. `norm`: the row is normalised on the way; `other`: the
@@ -127,12 +127,12 @@ pub(crate) fn variant(
 
 /// Bytes of a format in group memory.
 #[derive(Clone, Copy)]
-struct StreamedFormat {
+pub(super) struct StreamedFormat {
     /// Of a row, and of its scales.
     row: usize,
     scale_row: usize,
     /// Of activations; formats of one layout share them.
-    x_bytes: usize,
+    pub(super) x_bytes: usize,
     layout: u32,
     /// Of weights and scales of one plane of a stage.
     piece: usize,
@@ -141,7 +141,7 @@ struct StreamedFormat {
 
 impl StreamedFormat {
     /// Where a stage has so many planes.
-    fn new(format: DeviceFormat, k: usize, planes: usize) -> Self {
+    pub(super) fn new(format: DeviceFormat, k: usize, planes: usize) -> Self {
         let (row, scale_row) = (row_bytes(format, k), scale_row_bytes(format, k));
         let four_bits = k.next_multiple_of(1024) + k / 4;
         let (layout, x_bytes, stage, stage_scales) = match format {
@@ -157,12 +157,12 @@ impl StreamedFormat {
         Self { row, scale_row, x_bytes, layout, piece: stage / planes, stage_scales }
     }
 
-    fn plane(self) -> usize {
+    pub(super) fn plane(self) -> usize {
         self.piece + self.stage_scales
     }
 
     /// Rows of a stage.
-    fn stage_rows(self) -> usize {
+    pub(super) fn stage_rows(self) -> usize {
         let short_rows = (self.piece / self.row).min(SIMDS / 2);
         short_rows.min(self.stage_scales.checked_div(self.scale_row).unwrap_or(short_rows)).max(1)
     }

@@ -3,12 +3,14 @@
 
 mod attention;
 pub(crate) mod glu_bounds;
+mod moe;
 mod projection;
 
 use plan::{MemoryPlan, Op, Rows, StepShape};
 
 use crate::kernels::elementwise::{self, SecondOperand};
-use crate::kernels::{Projection, Projections, choose, embed, rms_norm, rope_kv_write};
+use crate::kernels::experts::{self, ExpertsKind};
+use crate::kernels::{Projection, Projections, choose, embed, rms_norm, rope_kv_write, route};
 use crate::launch::{Launch, Region};
 use crate::site::{ArenaLayout, F32, LoadedPlan, ROW_ALIGN, Site};
 use crate::step_input::StepLayout;
@@ -34,7 +36,9 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout 
         end += bytes.next_multiple_of(256);
         (start, bytes)
     };
-    let scratch = reserve(most(&|op| projection::scratch_bytes(loaded, op, shape)));
+    let scratch = reserve(most(&|op| {
+        projection::scratch_bytes(loaded, op, shape).max(moe::scratch_bytes(loaded, op, shape))
+    }));
     let pairs = plan.ops.windows(2);
     let direct_operand =
         reserve(pairs.map(|pair| projection::direct_operand_bytes(loaded, pair, shape)).max().unwrap_or(0));
@@ -48,7 +52,7 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout 
         partials,
         choose_parts,
         bytes: end,
-        messages: most(&|op| projection::messages_bytes(loaded, op, shape)),
+        messages: most(&|op| projection::messages_bytes(loaded, op, shape)) + moe::messages_bytes(loaded, shape),
     }
 }
 
@@ -62,7 +66,11 @@ pub(crate) fn lower(
 ) -> Vec<OpLaunches> {
     let (step, shape) = (layout.step.place(step), layout.step.shape);
     let (target, writes, reads) = (loaded.target, None, None);
-    let mut site = Site { loaded, target, layout, arena, step, shape, messages, writes, reads };
+    let mut site = Site { loaded, target, layout, arena, step, shape, messages, writes, reads, routed: false };
+    let following = |index: usize| match loaded.plan.ops.get(index..index + 3) {
+        Some([op, next, after]) => Some([op, next, after]),
+        _ => None,
+    };
     let mut ops = Vec::with_capacity(loaded.plan.ops.len());
     while let Some(op) = loaded.plan.ops.get(ops.len()) {
         let index = ops.len();
@@ -73,8 +81,13 @@ pub(crate) fn lower(
         if let Some(launch) = next.and_then(|next| projection::norm_linear_rope(&site, op, next)) {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
+        } else if let Some(launch) = following(index).and_then(|three| moe::route_glu(&site, three)) {
+            ops.push(OpLaunches { op: index, launches: vec![launch] });
+            ops.push(OpLaunches { op: index + 1, launches: vec![] });
+            site.routed = true;
         } else {
             ops.push(OpLaunches { op: index, launches: launches(&site, op) });
+            site.routed &= !matches!(op, Op::MoeDown { .. });
         }
     }
     ops
@@ -126,13 +139,27 @@ fn launches(site: &Site<'_>, op: &Op) -> Vec<Launch> {
         Op::Add { a, b, out } => {
             vec![elementwise::launch(site, "add_f32", place(a), SecondOperand::Rows(place(b)), None, place(out))]
         }
-        Op::Route { .. }
-        | Op::ExpertLinear { .. }
-        | Op::Combine { .. }
-        | Op::GateRows { .. }
-        | Op::MoeRoute { .. }
-        | Op::MoeGlu { .. }
-        | Op::MoeDown { .. } => unreachable!("`supports` refuses `{}`", op.name()),
+        Op::Route { logits, ref router, ids, weights } => {
+            vec![route::launch(site, place(logits), router, [ids, weights].map(place))]
+        }
+        Op::ExpertLinear { x, ids, ref experts, out } => {
+            vec![experts::launch(site, place(x), place(ids), experts, ExpertsKind::Linear, place(out))]
+        }
+        Op::Combine { x, weights, out } => {
+            vec![elementwise::launch(site, "combine_f32", place(x), SecondOperand::Rows(place(weights)), None, place(out))]
+        }
+        Op::GateRows { x, gate, out } => {
+            vec![elementwise::launch(site, "gate_rows_f32", place(x), SecondOperand::Rows(place(gate)), None, place(out))]
+        }
+        Op::MoeRoute { x, norm, gate, ref router, ids, weights } => {
+            moe::route(site, x, norm, gate, router, [ids, weights])
+        }
+        Op::MoeGlu { x, norm, ids, ref gate, ref up, activation, out } => {
+            moe::glu(site, [x, ids], norm, [gate, up], activation, out)
+        }
+        Op::MoeDown { x, ids, weights, ref down, residual, out } => {
+            moe::down(site, [x, ids, weights], down, residual, out)
+        }
         Op::GatherColumns { x, order, out } => {
             let order = SecondOperand::Indices(site.loaded.orders[order]);
             vec![elementwise::launch(site, "gather_columns_f32", place(x), order, None, place(out))]

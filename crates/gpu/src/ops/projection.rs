@@ -1,7 +1,7 @@
 //! Projections, with the norm before them, the activation of a gated unit and the residual after them: which kernel
 //! takes which rows and weights.
 
-use plan::{KvFormat, Linear, Op, Rows, StepShape, Value};
+use plan::{Activation, KvFormat, Linear, Op, Rows, StepShape, Value};
 
 use crate::forced::Kernel;
 use crate::kernels::linear_stream::{self, StreamKind};
@@ -147,6 +147,8 @@ pub(crate) fn direct_operand(site: &Site<'_>, op: &Op, next: &Op) -> Option<Dire
             let fits = cache.layout.format == KvFormat::F16 || format == DeviceFormat::BF16;
             (site.layout.step.attention.tiles == 0 && in_fours && fits).then_some(1.0)
         }
+        // What its gate is multiplied by is not bounded by its weights alone.
+        Op::NormGlu { activation: Activation::ClampedSwiglu, .. } => None,
         Op::NormGlu { x, gate, up, activation, .. } => {
             let k = plan.value(x).width;
             let bounded = || site.loaded.glu_bounds.f16_factor(gate.weight);

@@ -1,0 +1,280 @@
+// norm_expert_glu_stream: what expert_glu computes of one row, at the speed of memory, as linear_stream does; the row is normalised on
+// the way. expert_down_stream: what expert_down computes. Weights stream from where the ids say: a launch is the same for all experts.
+// route_expert_glu_stream: the router too, where groups of a launch may wait for each other.
+//
+// Shapes    as experts.h, one row; up to 16 slots; gates and ups at the same distances.
+// Grid      a group a multiprocessor. Units of work are outputs (pairs of gate and up) slot by slot. norm_expert_glu_stream: each SIMD
+//           group takes its share of all; expert_down_stream: each group has outputs of its own, whose sums over the slots its SIMD
+//           groups leave in group memory.
+// Router    each group makes the logit of one expert, and sends it to all, which choose for themselves. `logits` is full of ones
+//           before, and a later kernel of the step fills it again (`forget`).
+// Bytes     the weights of the experts, once.
+// Accuracy  as linear_stream.h; logits in f32.
+// Order     as linear_stream.h; expert_down_stream adds up the slots in order, then the residual.
+struct ExpertStreamParams {
+  LinearStreamParams linear;        // one segment: expert 0; x and y of all slots
+  RouterParams router;
+  Ptr<const f32> ids;
+  Ptr<const f32> weights;           // of the slots
+  Ptr<const f32> matrix_scales;     // as ExpertStack has them
+  Ptr<const f32> up_matrix_scales;
+  Ptr<const f32x4> router_f32;      // (experts, k), in one format or the other
+  Ptr<const f32x2> router_bf16;     // pairs of pairs
+  Ptr<const f32> router_bias;
+  Ptr<f32x4> logits;                // messages: expert e in part e / 32 of vector e % 32
+  Ptr<f32> logit;                   // the same, one by one
+  Ptr<f32> ids_out;
+  Ptr<f32> weights_out;
+  i32 slots, experts;
+  i32 stride, bias_stride;          // from expert to expert, in 16 bytes and in numbers
+  i32 x_slot, parts_at;             // expert_down: bytes of a slot of x in group memory, and where its sums lie there
+};
+
+#ifdef HAS_BULK_COPIES
+// Of group memory, ahead of x.
+struct ExpertStreamGroup { LinearStreamGroup stream; f32 dot[STREAM_SIMDS]; i32 padding[16]; };
+static_assert(sizeof(ExpertStreamGroup) <= 1280, "x begins at byte 1280");
+
+// What outputs of experts are finished with.
+template <StreamKind KIND> struct StreamExperts {
+  CONST ExpertStreamParams& e;
+  f32 factor_;  // of the norm
+  i32 units, first;
+  template <bool OTHER> PART i32 x_at(CONST LinearStreamParams& p, i32 slot) const {
+    return KIND == STREAM_EXPERT_DOWN ? p.x_at + slot * e.x_slot : p.x_at;
+  }
+  template <class W, bool SECOND> PART f32 factor(CONST LinearStreamParams&, GROUP LinearStreamGroup& g, i32 slot) const {
+    if (!HasMatrixScale<W>::VALUE) return factor_;
+    return factor_ * (SECOND && KIND == STREAM_EXPERT_GLU ? e.up_matrix_scales : e.matrix_scales)[g.expert[slot]];
+  }
+  PART StreamRest rest(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, i32 slot, i32 row, bool in) const {
+    StreamRest rest;
+    rest.residual = rest.bias = rest.other_bias = rest.turn.x = rest.turn.y = 0.f;
+    CONST LinearSegment& s = p.segments[0];
+    if (in) {
+      const i64 at = i64(g.expert[slot]) * e.bias_stride + row;
+      if (given(s.bias)) rest.bias = s.bias[at];
+      if (KIND == STREAM_EXPERT_GLU && given(s.up_bias)) rest.other_bias = s.up_bias[at];
+      if (KIND == STREAM_EXPERT_DOWN) rest.residual = e.weights[slot];
+    }
+    return rest;
+  }
+  PART void store(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, i32 slot, i32 row, f32 a, f32 b, StreamRest rest) const {
+    CONST LinearSegment& s = p.segments[0];
+    a += rest.bias;
+    if (KIND == STREAM_EXPERT_GLU) s.y[slot * s.n + row] = near_gated(a, b + rest.other_bias, s.activation);
+    else group_at<f32>(g, e.parts_at)[slot * units + row - first] = a * rest.residual;
+  }
+};
+
+// Barriers of a SIMD group's ring.
+FN void stream_begin(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, Lane t) {
+  if (t.lane == 0) {
+    for (i32 i = 0; i < p.stages; i++) begin_barrier(g.full[t.simd][i]);
+    show_barriers();
+  }
+}
+
+#ifdef GROUPS_MEET
+// A thread's part of the logit of this group's expert, without the norm's factor: `v` is its part of the row times the gain.
+template <i32 N> FN void router_row(CONST ExpertStreamParams& e, THREAD f32x4 (&row)[N], i32 expert, i32 thread) {
+  const i32 vectors = e.linear.k / 4;
+  UNROLL for (i32 j = 0; j < N; j++) {
+    const i32 i = thread + j * STREAM_THREADS;
+    row[j].x = row[j].y = row[j].z = row[j].w = 0.f;
+    if (i < vectors && expert < e.experts) {
+      if (given(e.router_bf16)) {
+        const f32x2 four = e.router_bf16[i64(expert) * vectors + i];
+        const f32x2 a = bf16x2_to_f32(f32_to_bits(four.x)), b = bf16x2_to_f32(f32_to_bits(four.y));
+        row[j].x = a.x; row[j].y = a.y; row[j].z = b.x; row[j].w = b.y;
+      } else {
+        row[j] = e.router_f32[i64(expert) * vectors + i];
+      }
+    }
+  }
+}
+
+// Waits for the logits of all experts; the first SIMD group chooses.
+FN RouteSlot router_choice(CONST ExpertStreamParams& e, i32 lane) {
+  f32x4 all;
+  for (;;) {
+    all = look(e.logits, lane);
+    const u32 none = ~0u;
+    const bool late = (lane < e.experts && f32_to_bits(all.x) == none) || (SIMD + lane < e.experts && f32_to_bits(all.y) == none) ||
+                      (2 * SIMD + lane < e.experts && f32_to_bits(all.z) == none) || (3 * SIMD + lane < e.experts && f32_to_bits(all.w) == none);
+    if (!any_lane(late)) break;
+  }
+  f32 score[4] = {all.x, all.y, all.z, all.w};
+  return route_choose<4>(e.router, score, lane);
+}
+#endif
+
+template <class W, bool ROUTE>
+FN void expert_glu_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& whole, Lane t) {
+  CONST LinearStreamParams& p = e.linear;
+  GROUP LinearStreamGroup& g = whole.stream;
+  enum { PLANE = StreamStage<W, STREAM_EXPERT_GLU>::PIECE + StreamStage<W, STREAM_EXPERT_GLU>::SCALES, XV = 4 };
+  const i32 worker = t.gx * STREAM_SIMDS + t.simd, workers = p.groups * STREAM_SIMDS, thread = t.simd * SIMD + t.lane;
+  // Products fit 32 bits: the host sees to it.
+  const i32 unit = i32(u32(worker) * u32(p.units) / u32(workers)), end = i32(u32(worker + 1) * u32(p.units) / u32(workers));
+  let_next_start();
+  const StreamSizes size = stream_sizes<W, STREAM_EXPERT_GLU, false>(p);
+  const StreamSlots slots = {p.segments[0].n, 0, e.stride};
+  StreamCursor next;
+  next.unit = unit;
+  next.segment = next.left = next.at = next.scales_at = next.piece = next.stage = 0;
+  stream_begin(p, g, t);
+  f32x4 gain[XV], v[XV];
+  UNROLL for (i32 j = 0; j < XV; j++) gain[j] = stream_vector<W>(p.gain, thread + j * STREAM_THREADS, p.k);
+#ifdef GROUPS_MEET
+  f32x4 row[XV];
+  if (ROUTE) router_row<XV>(e, row, t.gx, thread);
+#endif
+  wait_for_previous();
+  UNROLL for (i32 j = 0; j < XV; j++) v[j] = stream_vector<W>(p.x, thread + j * STREAM_THREADS, p.k);
+  i32 id = 0;
+  if (!ROUTE && t.simd == 0 && t.lane < e.slots) id = expert_of(e.ids[t.lane], e.experts);
+  f32 squares = stream_squares<XV>(v);
+  UNROLL for (i32 j = 0; j < XV; j++) {
+    v[j].x *= gain[j].x; v[j].y *= gain[j].y;
+    v[j].z *= gain[j].z; v[j].w *= gain[j].w;
+  }
+#ifdef GROUPS_MEET
+  if (ROUTE) {
+    f32 dot = 0.f;
+    UNROLL for (i32 j = 0; j < XV; j++)
+      dot = fma32(v[j].w, row[j].w, fma32(v[j].z, row[j].z, fma32(v[j].y, row[j].y, fma32(v[j].x, row[j].x, dot))));
+    dot = sum_lanes<SIMD>(dot);
+    if (t.lane == 0) whole.dot[t.simd] = dot;
+  }
+#endif
+  squares = sum_lanes<SIMD>(squares);
+  if (t.lane == 0) g.part[t.simd] = squares;
+  f32 factor = 0.f;
+#ifdef GROUPS_MEET
+  if (ROUTE) {
+    group_barrier();
+    factor = stream_norm(p, g);
+    if (t.simd == 0) {
+      const f32 sum = sum_lanes<STREAM_SIMDS>(whole.dot[t.lane % STREAM_SIMDS]);
+      const i32 expert = t.gx;
+      if (t.lane == 0 && expert < e.experts) {
+        f32 logit = sum * factor;
+        if (given(e.router_bias)) logit += e.router_bias[expert];
+        send(e.logit, expert % SIMD * 4 + expert / SIMD, logit);
+      }
+    }
+  }
+#endif
+  if (!ROUTE) {
+    if (t.simd == 0 && t.lane < e.slots) g.expert[t.lane] = id;
+    group_barrier();
+    factor = stream_norm(p, g);
+    for (i32 i = 0; i < p.stages; i++) stream_ask<W, STREAM_EXPERT_GLU, true, false, PLANE>(p, g, next, size, slots, end, t);
+  }
+  stream_stage_all<W, W, XV>(p, g, 0, v, t);
+#ifdef GROUPS_MEET
+  if (ROUTE && t.simd == 0) {
+    const RouteSlot slot = router_choice(e, t.lane);
+    if (t.lane < e.slots) {
+      g.expert[t.lane] = slot.id;
+      if (t.gx == 0) {
+        e.ids_out[t.lane] = f32(slot.id);
+        e.weights_out[t.lane] = slot.weight;
+      }
+    }
+  }
+#endif
+  group_barrier();
+  if (ROUTE)
+    for (i32 i = 0; i < p.stages; i++) stream_ask<W, STREAM_EXPERT_GLU, true, false, PLANE>(p, g, next, size, slots, end, t);
+  const StreamExperts<STREAM_EXPERT_GLU> more = {e, factor, slots.units, 0};
+  stream_units<W, STREAM_EXPERT_GLU, true, false, PLANE>(p, g, next, size, slots, unit, end, more, t);
+}
+
+template <class W>
+FN void expert_down_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& whole, Lane t) {
+  CONST LinearStreamParams& p = e.linear;
+  GROUP LinearStreamGroup& g = whole.stream;
+  enum { PLANE = StreamStage<W, STREAM_EXPERT_DOWN>::PIECE + StreamStage<W, STREAM_EXPERT_DOWN>::SCALES, XV = 4 };
+  const i32 thread = t.simd * SIMD + t.lane, n = p.segments[0].n;
+  // Outputs of the group, and units of the SIMD group: products fit 32 bits.
+  const i32 first = i32(u32(t.gx) * u32(n) / u32(p.groups)), outputs = i32(u32(t.gx + 1) * u32(n) / u32(p.groups)) - first;
+  const i32 units = outputs * e.slots, unit = t.simd * units / STREAM_SIMDS, end = (t.simd + 1) * units / STREAM_SIMDS;
+  let_next_start();
+  const StreamSizes size = stream_sizes<W, STREAM_EXPERT_DOWN, false>(p);
+  const StreamSlots slots = {outputs, first, e.stride};
+  StreamCursor next;
+  next.unit = unit;
+  next.segment = next.left = next.at = next.scales_at = next.piece = next.stage = 0;
+  stream_begin(p, g, t);
+  wait_for_previous();
+  if (t.simd == 0 && t.lane < e.slots) g.expert[t.lane] = expert_of(e.ids[t.lane], e.experts);
+  const f32 residual = thread < outputs ? p.residual[first + thread] : 0.f;
+#ifdef GROUPS_MEET
+  // Messages of the router, which everybody has seen.
+  if (given(e.logits) && t.gx == 0 && t.simd == 1) forget(e.logits, t.lane);
+#endif
+  // Vectors of all slots one after another; eight lanes have a block.
+  const i32 slot_vectors = p.k / 4, vectors = slot_vectors * e.slots;
+  bool asked = false;
+  for (i32 base = 0; base < vectors; base += XV * STREAM_THREADS) {
+    f32x4 v[XV];
+    UNROLL for (i32 j = 0; j < XV; j++) {
+      const i32 i = base + j * STREAM_THREADS + thread;
+      v[j].x = v[j].y = v[j].z = v[j].w = 0.f;
+      if (i < vectors) v[j] = p.x[i];
+    }
+    if (!asked) {
+      group_barrier();
+      for (i32 i = 0; i < p.stages; i++) stream_ask<W, STREAM_EXPERT_DOWN, true, false, PLANE>(p, g, next, size, slots, end, t);
+      asked = true;
+    }
+    UNROLL for (i32 j = 0; j < XV; j++) {
+      const i32 i = base + j * STREAM_THREADS + thread;
+      const i32 slot = mini(i / slot_vectors, e.slots - 1), at = i - slot * slot_vectors;
+      const f32x4 one[1] = {v[j]};
+      if (base + j * STREAM_THREADS < vectors)  // the whole group
+        StreamActivations<W>::template stage<1>(g, p.x_at + slot * e.x_slot, p.k, u32(at), one, t.lane);
+    }
+  }
+  group_barrier();
+  const StreamExperts<STREAM_EXPERT_DOWN> more = {e, 1.f, outputs, first};
+  stream_units<W, STREAM_EXPERT_DOWN, true, false, PLANE>(p, g, next, size, slots, unit, end, more, t);
+  group_barrier();
+  const GroupPtr<f32> parts = group_at<f32>(g, e.parts_at);
+  for (i32 i = thread; i < outputs; i += STREAM_THREADS) {
+    f32 sum = parts[i];
+    for (i32 slot = 1; slot < e.slots; slot++) sum += parts[slot * outputs + i];
+    p.segments[0].y[first + i] = sum + (i == thread ? residual : p.residual[first + i]);
+  }
+}
+
+#define EXPERTS_STREAM(FORMAT, W)                                                                                                     \
+  KERNEL_BESIDE(norm_expert_glu_stream_##FORMAT, ExpertStreamParams, ExpertStreamGroup, 512, 2, expert_glu_stream<W, false>)               \
+  KERNEL_BESIDE(expert_down_stream_##FORMAT, ExpertStreamParams, ExpertStreamGroup, 512, 2, expert_down_stream<W>)
+EXPERTS_STREAM(f16, WeightF16)
+EXPERTS_STREAM(bf16, WeightBF16)
+EXPERTS_STREAM(q8_0, WeightQ8_0)
+EXPERTS_STREAM(fp8, WeightFP8)
+EXPERTS_STREAM(q4_0, WeightQ4_0)
+EXPERTS_STREAM(q4_g128, WeightQ4G128)
+EXPERTS_STREAM(mxfp4, WeightMXFP4)
+EXPERTS_STREAM(nvfp4, WeightNVFP4)
+EXPERTS_STREAM(q4_k, WeightQ4_K)
+EXPERTS_STREAM(q6_k, WeightQ6_K)
+#ifdef GROUPS_MEET
+#define ROUTE_EXPERTS_STREAM(FORMAT, W) \
+  KERNEL_BESIDE(route_expert_glu_stream_##FORMAT, ExpertStreamParams, ExpertStreamGroup, 512, 2, expert_glu_stream<W, true>)
+ROUTE_EXPERTS_STREAM(f16, WeightF16)
+ROUTE_EXPERTS_STREAM(bf16, WeightBF16)
+ROUTE_EXPERTS_STREAM(q8_0, WeightQ8_0)
+ROUTE_EXPERTS_STREAM(fp8, WeightFP8)
+ROUTE_EXPERTS_STREAM(q4_0, WeightQ4_0)
+ROUTE_EXPERTS_STREAM(q4_g128, WeightQ4G128)
+ROUTE_EXPERTS_STREAM(mxfp4, WeightMXFP4)
+ROUTE_EXPERTS_STREAM(nvfp4, WeightNVFP4)
+ROUTE_EXPERTS_STREAM(q4_k, WeightQ4_K)
+ROUTE_EXPERTS_STREAM(q6_k, WeightQ6_K)
+#endif
+#endif

@@ -1,0 +1,269 @@
+//! `kernels/experts_stream.h`: projections by the experts of one row, whose weights stream through group memory.
+
+use plan::{Activation, Experts, Linear, Norm, Router};
+
+use crate::kernels::experts::with_stack;
+use crate::kernels::linear_stream::{NORM_K_MAX, NORM_SHARE, PLAIN_SHARE, SIMDS, STAGES_MAX, StreamedFormat, THREADS};
+use crate::kernels::route;
+use crate::launch::{Access, Launch, Region};
+use crate::params::{ExpertStreamParams, LinearSegment, LinearStreamParams};
+use crate::site::{DeviceRows, F32, Site, index};
+use crate::target::Target;
+use crate::weights::{DeviceExperts, DeviceFormat};
+
+/// As in `kernels/experts_stream.h`: bytes ahead of x, and slots.
+const HEADER: usize = 1280;
+
+const SLOTS_MAX: usize = 16;
+
+/// Experts among which the kernel chooses that has the router too.
+const ROUTED_EXPERTS_MAX: usize = 128;
+
+/// Percent of group memory for activations that leave no room for weights in the share of a projection.
+const WHOLE_SHARE: usize = 99;
+
+/// Bytes of the messages of a router, of which each step has one at a time.
+pub(crate) const MESSAGES_BYTES: u64 = ROUTED_EXPERTS_MAX as u64 * F32;
+
+/// How group memory is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExpertsVariant {
+    stages: usize,
+    stage_rows: usize,
+    ring_at: usize,
+    /// Bytes of a slot of x.
+    x_slot: usize,
+    parts_at: usize,
+    group_bytes: usize,
+}
+
+/// What experts are, whatever row there is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertsShape {
+    pub(crate) format: DeviceFormat,
+    /// Output and input features of one expert.
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) slots: usize,
+}
+
+impl ExpertsShape {
+    pub(crate) fn new(stack: &DeviceExperts, slots: usize) -> Self {
+        Self { format: stack.first.format, n: stack.first.rows, k: stack.first.row_len, slots }
+    }
+
+    fn can_stream(self, target: &Target) -> bool {
+        let workers = target.multiprocessors * THREADS as usize / 32;
+        let products = (self.n * self.slots) as u64 * (workers as u64 + 1);
+        // Slices of rows are read in vectors, and eight lanes make a block.
+        let whole = self.k.is_multiple_of(if self.format.chunk_len() > 8 { 32 } else { 8 });
+        target.kernel.is_none()
+            && target.bulk_copies
+            && !target.batch_invariant
+            && self.format != DeviceFormat::F32
+            && self.slots <= SLOTS_MAX
+            && whole
+            && products <= u64::from(u32::MAX)
+    }
+}
+
+/// Gated units of one row, where copies run by themselves and results may depend on the batch.
+pub(crate) fn glu_variant(target: &Target, shape: ExpertsShape) -> Option<ExpertsVariant> {
+    if !shape.can_stream(target) || shape.k > NORM_K_MAX {
+        return None;
+    }
+    let format = StreamedFormat::new(shape.format, shape.k, 2);
+    let group_bytes = target.group_bytes_max as usize * NORM_SHARE / 100 / 1024 * 1024;
+    let ring_at = HEADER + format.x_bytes.next_multiple_of(128);
+    let stages = (group_bytes.checked_sub(ring_at)? / (SIMDS * 2 * format.plane())).min(STAGES_MAX);
+    let stage_rows = format.stage_rows();
+    (stages > 0).then_some(ExpertsVariant { stages, stage_rows, ring_at, x_slot: 0, parts_at: 0, group_bytes })
+}
+
+/// The weighted sum of the down projections of one row: likewise.
+pub(crate) fn down_variant(target: &Target, shape: ExpertsShape) -> Option<ExpertsVariant> {
+    if !shape.can_stream(target) {
+        return None;
+    }
+    let format = StreamedFormat::new(shape.format, shape.k, 1);
+    let x_slot = format.x_bytes.next_multiple_of(128);
+    let parts_at = HEADER + shape.slots * x_slot;
+    let outputs = shape.n.div_ceil(target.multiprocessors);
+    let ring_at = (parts_at + shape.slots * outputs * F32 as usize).next_multiple_of(128);
+    let of_share = |share: usize| {
+        let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
+        let stages = (group_bytes.checked_sub(ring_at)? / (SIMDS * format.plane())).min(STAGES_MAX);
+        let stage_rows = format.stage_rows();
+        Some(ExpertsVariant { stages, stage_rows, ring_at, x_slot, parts_at, group_bytes })
+    };
+    let two_stages = of_share(PLAIN_SHARE).filter(|variant| variant.stages > 1);
+    two_stages.or_else(|| of_share(WHOLE_SHARE)).filter(|variant| variant.stages > 0)
+}
+
+/// The router of the experts whose gated units are computed.
+#[derive(Clone, Copy)]
+pub(crate) struct RouterPlace<'a> {
+    pub(crate) gate: Linear,
+    pub(crate) router: &'a Router,
+    pub(crate) weights: DeviceRows,
+}
+
+/// Where the router's messages lie, if groups can wait for each other and there is one for each expert.
+pub(crate) fn can_route(site: &Site<'_>, gate: Linear, router: &Router) -> bool {
+    let weight = site.loaded.weights.get(gate.weight);
+    let is_plain = matches!(weight.format, DeviceFormat::F32 | DeviceFormat::BF16);
+    site.target.groups_meet
+        && site.target.kernel.is_none()
+        && is_plain
+        && weight.row_len.is_multiple_of(8)
+        && weight.rows <= ROUTED_EXPERTS_MAX.min(site.target.multiprocessors)
+        && router.top_k <= SLOTS_MAX
+}
+
+fn messages(site: &Site<'_>) -> Region {
+    site.messages.part(site.messages.bytes - MESSAGES_BYTES, MESSAGES_BYTES)
+}
+
+/// The gated units of the experts of one row, which is normalised on the way; with a router, `ids` is written and not
+/// read.
+pub(crate) fn glu(
+    site: &Site<'_>,
+    variant: &ExpertsVariant,
+    [x, ids]: [DeviceRows; 2],
+    norm: Norm,
+    [gate, up]: [&Experts; 2],
+    activation: Activation,
+    router: Option<RouterPlace<'_>>,
+    out: DeviceRows,
+) -> Launch {
+    let weights = site.loaded.weights;
+    let (stack, up_stack) = (weights.stack(gate), weights.stack(up));
+    let gain = site.vector(Some(norm.weight));
+    let (n, slots) = (stack.first.rows, ids.width);
+    let segment = LinearSegment {
+        up: up_stack.first.values.address,
+        up_scales: up_stack.first.scales.address,
+        up_bias: up_stack.biases.address,
+        activation: activation as i32,
+        ..segment(&stack, out.region)
+    };
+    let mut params = ExpertStreamParams {
+        linear: LinearStreamParams {
+            segments: [segment, LinearSegment::default(), LinearSegment::default()],
+            x: x.region.address,
+            gain: gain.address,
+            units: index(n * slots),
+            eps: norm.eps,
+            ..linear(site, variant, &stack)
+        },
+        up_matrix_scales: up_stack.matrix_scales.address,
+        ..of_stack(&stack, slots)
+    };
+    let format = stack.first.format;
+    let mut kernel = named!(format, "norm_expert_glu_stream_", "");
+    let mut operands = vec![(Access::Read, x.region), (Access::Constant, gain), (Access::Write, out.region)];
+    match router {
+        None => {
+            params.ids = ids.region.address;
+            operands.push((Access::Read, ids.region));
+        }
+        Some(RouterPlace { gate, router, weights: of_slots }) => {
+            let (rows, bias, messages) = (weights.get(gate.weight), site.vector(gate.bias), messages(site));
+            kernel = named!(format, "route_expert_glu_stream_", "");
+            params.router = route::router(site, router, rows.rows);
+            match rows.format {
+                DeviceFormat::BF16 => params.router_bf16 = rows.values.address,
+                _ => params.router_f32 = rows.values.address,
+            }
+            params.router_bias = bias.address;
+            (params.logits, params.logit) = (messages.address, messages.address);
+            (params.ids_out, params.weights_out) = (ids.region.address, of_slots.region.address);
+            operands.extend([rows.values, bias, site.vector(router.correction)].map(|region| (Access::Constant, region)));
+            operands.extend([(Access::Write, ids.region), (Access::Write, of_slots.region), (Access::Update, messages)]);
+        }
+    }
+    let launch = launch(site, kernel, variant, &params, operands);
+    with_stack(with_stack(launch, &stack), &up_stack)
+}
+
+/// The weighted sum of the down projections of the experts of one row, and the residual; `routed`: the gated units came
+/// of a kernel with the router, whose messages are forgotten.
+pub(crate) fn down(
+    site: &Site<'_>,
+    variant: &ExpertsVariant,
+    [x, ids, weights]: [DeviceRows; 3],
+    down: &Experts,
+    residual: DeviceRows,
+    routed: bool,
+    out: DeviceRows,
+) -> Launch {
+    let stack = site.loaded.weights.stack(down);
+    let messages = if routed { messages(site) } else { Region::default() };
+    let params = ExpertStreamParams {
+        linear: LinearStreamParams {
+            segments: [segment(&stack, out.region), LinearSegment::default(), LinearSegment::default()],
+            x: x.region.address,
+            residual: residual.region.address,
+            ..linear(site, variant, &stack)
+        },
+        ids: ids.region.address,
+        weights: weights.region.address,
+        logits: messages.address,
+        x_slot: index(variant.x_slot),
+        parts_at: index(variant.parts_at),
+        ..of_stack(&stack, ids.width)
+    };
+    let reads = [x, ids, weights, residual].map(|rows| (Access::Read, rows.region));
+    let operands = reads.into_iter().chain([(Access::Write, out.region), (Access::Update, messages)]).collect();
+    let kernel = named!(stack.first.format, "expert_down_stream_", "");
+    with_stack(launch(site, kernel, variant, &params, operands), &stack)
+}
+
+fn segment(stack: &DeviceExperts, out: Region) -> LinearSegment {
+    LinearSegment {
+        weight: stack.first.values.address,
+        scales: stack.first.scales.address,
+        bias: stack.biases.address,
+        y: out.address,
+        n: index(stack.first.rows),
+        matrix_scale: 1.0,
+        up_matrix_scale: 1.0,
+        ..LinearSegment::default()
+    }
+}
+
+fn linear(site: &Site<'_>, variant: &ExpertsVariant, stack: &DeviceExperts) -> LinearStreamParams {
+    LinearStreamParams {
+        k: index(stack.first.row_len),
+        stages: index(variant.stages),
+        stage_rows: index(variant.stage_rows),
+        x_at: index(HEADER),
+        ring_at: index(variant.ring_at),
+        groups: index(site.target.multiprocessors),
+        ..LinearStreamParams::default()
+    }
+}
+
+fn of_stack(stack: &DeviceExperts, slots: usize) -> ExpertStreamParams {
+    let of_kernel = crate::kernels::experts::stack_params(stack);
+    ExpertStreamParams {
+        matrix_scales: stack.matrix_scales.address,
+        slots: index(slots),
+        experts: index(stack.count),
+        stride: of_kernel.stride,
+        bias_stride: of_kernel.bias_stride,
+        ..ExpertStreamParams::default()
+    }
+}
+
+fn launch(
+    site: &Site<'_>,
+    kernel: &'static str,
+    variant: &ExpertsVariant,
+    params: &ExpertStreamParams,
+    operands: Vec<(Access, Region)>,
+) -> Launch {
+    let group_bytes = u32::try_from(variant.group_bytes).expect("group memory is smaller than 2^32 bytes");
+    let launch = Launch::new(kernel, [site.target.multiprocessors, 1, 1], params).with_groups_of(THREADS, group_bytes);
+    operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
+}

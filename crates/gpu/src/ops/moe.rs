@@ -1,0 +1,131 @@
+//! Mixtures of experts: the choice of experts, and the projections by those that were chosen.
+
+use plan::{Activation, Experts, Linear, Norm, Op, Router, StepShape, Value};
+
+use crate::kernels::experts::{self, ExpertsKind};
+use crate::kernels::experts_stream::{self, ExpertsShape, RouterPlace};
+use crate::kernels::{Projection, Projections, linear, rms_norm, route};
+use crate::launch::Launch;
+use crate::site::{DeviceRows, F32, LoadedPlan, ROW_ALIGN, Site, num_rows};
+
+/// Bytes of an op's rows between its kernels: normalised, and behind them the router's logits.
+pub(crate) fn scratch_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
+    let plan = loaded.plan;
+    let (x, experts) = match *op {
+        Op::MoeRoute { x, gate, .. } => (x, plan.weight(gate.weight).shape[0]),
+        Op::MoeGlu { x, .. } => (x, 0),
+        _ => return 0,
+    };
+    let info = plan.value(x);
+    let widths = info.width.next_multiple_of(ROW_ALIGN) + experts.next_multiple_of(ROW_ALIGN);
+    (num_rows(info.rows, shape) * widths) as u64 * F32
+}
+
+/// RMSNorm, the router's projection and the choice. The projection is that without matrix instructions, whose sums are
+/// the same however many rows there are: so is the choice.
+pub(crate) fn route(
+    site: &Site<'_>,
+    x: Value,
+    norm: Norm,
+    gate: Linear,
+    router: &Router,
+    chosen: [Value; 2],
+) -> Vec<Launch> {
+    let (x, chosen) = (site.place(x), chosen.map(|value| site.place(value)));
+    let normed = site.normed(x, x.rows);
+    let experts = site.loaded.plan.weight(gate.weight).shape[0];
+    let stride = experts.next_multiple_of(ROW_ALIGN);
+    let bytes = (site.num_rows(x.rows) * stride) as u64 * F32;
+    let region = site.arena.part(site.layout.scratch.0 + normed.region.bytes, bytes);
+    let logits = DeviceRows { region, width: experts, stride, rows: x.rows };
+    let list = &[Projection { linear: gate, up: None, out: logits }];
+    let of_normed = Projections { x: normed, rows: x.rows, norm: None, list, residual: None };
+    vec![
+        rms_norm::launch(site, x, norm, normed),
+        linear::launch(site, &of_normed),
+        route::launch(site, logits, router, chosen),
+    ]
+}
+
+/// RMSNorm and the gated units of the experts of each row.
+pub(crate) fn glu(
+    site: &Site<'_>,
+    [x, ids]: [Value; 2],
+    norm: Norm,
+    [gate, up]: [&Experts; 2],
+    activation: Activation,
+    out: Value,
+) -> Vec<Launch> {
+    let [x, ids, out] = [x, ids, out].map(|value| site.place(value));
+    if let Some(variant) = glu_variant(site, x, ids, gate, up) {
+        return vec![experts_stream::glu(site, &variant, [x, ids], norm, [gate, up], activation, None, out)];
+    }
+    let normed = site.normed(x, x.rows);
+    let kind = ExpertsKind::Glu(*up, activation);
+    vec![rms_norm::launch(site, x, norm, normed), experts::launch(site, normed, ids, gate, kind, out)]
+}
+
+/// The weighted sum of the down projections of the experts of each row, and the residual.
+pub(crate) fn down(
+    site: &Site<'_>,
+    [x, ids, weights]: [Value; 3],
+    down: &Experts,
+    residual: Value,
+    out: Value,
+) -> Vec<Launch> {
+    let [x, ids, weights, residual, out] = [x, ids, weights, residual, out].map(|value| site.place(value));
+    let shape = ExpertsShape::new(&site.loaded.weights.stack(down), ids.width);
+    let streamed = if site.num_rows(x.rows) == 1 { experts_stream::down_variant(&site.target, shape) } else { None };
+    if let Some(variant) = streamed {
+        return vec![experts_stream::down(site, &variant, [x, ids, weights], down, residual, site.routed, out)];
+    }
+    vec![experts::launch(site, x, ids, down, ExpertsKind::Down { weights, residual }, out)]
+}
+
+/// How the gated units of one row are streamed, where they are: gates and ups at the same distances.
+fn glu_variant(
+    site: &Site<'_>,
+    x: DeviceRows,
+    ids: DeviceRows,
+    gate: &Experts,
+    up: &Experts,
+) -> Option<experts_stream::ExpertsVariant> {
+    let (gates, ups) = (site.loaded.weights.stack(gate), site.loaded.weights.stack(up));
+    let alike = gates.stride == ups.stride && (up.bias.is_none() || gates.bias_stride == ups.bias_stride);
+    if site.num_rows(x.rows) != 1 || !alike || gate.bias.is_some() != up.bias.is_some() {
+        return None;
+    }
+    experts_stream::glu_variant(&site.target, ExpertsShape::new(&gates, ids.width))
+}
+
+/// Router and gated units of one row in one launch, where the one follows the other, the sum of the experts forgets the
+/// router's messages, and there is a kernel for it.
+pub(crate) fn route_glu(site: &Site<'_>, [op, next, after]: [&Op; 3]) -> Option<Launch> {
+    let Op::MoeRoute { x, norm, gate: router_gate, ref router, ids, weights } = *op else { return None };
+    let Op::MoeGlu { x: glu_x, norm: glu_norm, ids: glu_ids, ref gate, ref up, activation, out } = *next else {
+        return None;
+    };
+    let Op::MoeDown { ids: down_ids, ref down, .. } = *after else { return None };
+    if (glu_x, glu_norm, glu_ids, down_ids) != (x, norm, ids, ids) {
+        return None;
+    }
+    let [x, ids, weights, out] = [x, ids, weights, out].map(|value| site.place(value));
+    let variant = glu_variant(site, x, ids, gate, up)?;
+    let shape = ExpertsShape::new(&site.loaded.weights.stack(down), ids.width);
+    // The results are written while the op ahead may still read its rows.
+    let apart = [ids, weights, out].iter().all(|rows| rows.region.is_apart(x.region));
+    if !apart
+        || experts_stream::down_variant(&site.target, shape).is_none()
+        || !experts_stream::can_route(site, router_gate, router)
+    {
+        return None;
+    }
+    let router = RouterPlace { gate: router_gate, router, weights };
+    Some(experts_stream::glu(site, &variant, [x, ids], norm, [gate, up], activation, Some(router), out))
+}
+
+/// Bytes of the messages of a router.
+pub(crate) fn messages_bytes(loaded: &LoadedPlan<'_>, shape: StepShape) -> u64 {
+    let has_router = loaded.plan.ops.iter().any(|op| matches!(op, Op::MoeRoute { .. }));
+    if has_router && loaded.target.groups_meet && shape.tokens == 1 { experts_stream::MESSAGES_BYTES } else { 0 }
+}

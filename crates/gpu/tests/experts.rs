@@ -1,0 +1,168 @@
+//! Mixtures of experts against the reference: every way to choose experts, every weight format, one row and several, in
+//! textbook ops and fused; biases, slices of odd widths, and what is in no row.
+
+use std::sync::Arc;
+
+use backend::Backend;
+use gpu::SimDialect::{Cuda, Metal};
+use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
+use plan::{
+    Activation, AnyShape, ExpertGroups, Graph, GroupScore, KvFormat, KvLayout, Plan, RouteWeights, Router, Scores,
+    StepInput, fuse,
+};
+use tensor::{Tensor, WeightFormat};
+use testing::tiny::{random_weights, share_scales};
+use testing::{ErrorAnalysis, Rng};
+
+/// Tokens that rows are of: fewer than any plan here has.
+const VOCAB: usize = 24;
+const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks: 8 };
+
+/// One layer of experts.
+#[derive(Clone, Copy, Debug)]
+struct Mixture {
+    hidden: usize,
+    inner: usize,
+    experts: usize,
+    router: Router,
+    activation: Activation,
+    bias: bool,
+}
+
+const SOFTMAX: Router = Router {
+    top_k: 2,
+    scores: Scores::Softmax,
+    correction: None,
+    groups: None,
+    weights: RouteWeights::Normalised { eps: 0.0 },
+    scale: 1.0,
+};
+
+fn mixture(hidden: usize, inner: usize, experts: usize, top_k: usize) -> Mixture {
+    let router = Router { top_k, ..SOFTMAX };
+    Mixture { hidden, inner, experts, router, activation: Activation::Silu, bias: false }
+}
+
+fn mixture_plan(of: Mixture, correction: bool) -> Plan {
+    let Mixture { hidden, inner, experts, mut router, activation, bias } = of;
+    Graph::build("mixture", 64, &AnyShape, |g, w| {
+        let x = g.embed(w.get("embed_tokens", [hidden, hidden])?, hidden);
+        let h = g.rms_norm(x, w.norm("norm", hidden, 1e-5)?);
+        let logits = g.linear(h, w.linear("gate", experts, hidden, bias)?, experts);
+        router.correction = if correction { Some(w.get("correction.bias", [experts])?) } else { None };
+        let (ids, weights) = g.route(logits, router);
+        let name = |what: &'static str| move |expert: usize| format!("experts.{expert}.{what}");
+        let gate = g.expert_linear(h, ids, w.experts(name("gate_proj"), experts, [inner, hidden], bias)?, inner);
+        let up = g.expert_linear(h, ids, w.experts(name("up_proj"), experts, [inner, hidden], bias)?, inner);
+        let glu = g.glu(gate, up, activation);
+        let down = g.expert_linear(glu, ids, w.experts(name("down_proj"), experts, [hidden, inner], bias)?, hidden);
+        let sum = g.combine(down, weights);
+        let y = g.add(x, sum);
+        Ok::<_, plan::BuildError>(g.select_outputs(y))
+    })
+    .unwrap()
+}
+
+/// Steps of one row and of several, within the bounds of the error analysis; twice the same bits.
+fn check(dialect: SimDialect, order: ThreadOrder, batch_invariant: bool, plan: Plan, weights: Vec<Tensor>, what: &str) {
+    let options = GpuOptions { batch_invariant, ..GpuOptions::default() };
+    let backend = GpuBackend::simulator_of(dialect, order, 1 << 30, options);
+    let textbook = Arc::new(plan);
+    let fused = Arc::new(fuse((*textbook).clone()));
+    assert!(fused.ops.iter().any(|op| op.name() == "moe_down"), "{fused}");
+    let mut analysis = ErrorAnalysis::new(textbook.clone(), &weights, KV, backend.claims().activations);
+    for plan in [textbook, fused] {
+        let mut executable = backend.load(plan.clone(), weights.clone(), KV).unwrap();
+        for rows in [1, 5, 1] {
+            let mut input = StepInput::default();
+            input.push_sequence(&Rng::new(rows as u64 + 7).tokens(rows, VOCAB), 0, &[3]);
+            input.output_rows.extend(0..rows as u32);
+            let bound = analysis.run(&input);
+            let found = executable.replay(&input).unwrap().to_vec();
+            let (at, share) = bound.worst(&found).unwrap();
+            assert!(
+                share <= 1.0,
+                "{what}, {dialect:?}, {order:?}, {batch_invariant}, {rows} rows, [{}]: {at}: {share} of its bound",
+                plan.ops.iter().map(|op| op.name()).collect::<Vec<_>>().join(" ")
+            );
+            assert!(executable.replay(&input).unwrap() == found, "{what}: other bits");
+        }
+    }
+}
+
+fn check_in(format: WeightFormat, of: Mixture, correction: bool, dialect: SimDialect, order: ThreadOrder, alike: bool) {
+    let plan = mixture_plan(of, correction);
+    let weights = random_weights(&plan, &mut Rng::new(3), format);
+    check(dialect, order, alike, plan, weights, &format!("{format}, {of:?}"));
+}
+
+#[test]
+fn experts_in_every_format_are_those_of_the_reference() {
+    let formats = GpuBackend::simulator(ThreadOrder::Forward, 1 << 30, GpuOptions::default()).claims().formats;
+    for (index, format) in formats.into_iter().enumerate() {
+        // Several pieces of a row, rows that share a stage, and more outputs than a group has.
+        let block = format.block_len();
+        let (hidden, inner) = match block {
+            1 => (88, 40),
+            block => (block.max(64), block.max(32) * if index % 2 == 0 { 1 } else { 2 }),
+        };
+        let of = Mixture { bias: index % 3 == 0, ..mixture(hidden, inner, 5, 2 + index % 2) };
+        let order = if index % 2 == 0 { ThreadOrder::Forward } else { ThreadOrder::Reverse };
+        check_in(format, of, false, Cuda, order, false);
+        check_in(format, of, false, if index % 2 == 0 { Metal } else { Cuda }, order, index % 2 != 0);
+    }
+}
+
+#[test]
+fn experts_in_int4_are_those_of_the_reference() {
+    let plan = mixture_plan(mixture(256, 128, 3, 2), false);
+    let weights = random_weights(&plan, &mut Rng::new(3), WeightFormat::Q4_0);
+    let weights: Vec<_> = weights.iter().map(|tensor| share_scales(tensor, 128)).collect();
+    check(Cuda, ThreadOrder::Forward, false, plan, weights, "INT4");
+}
+
+#[test]
+fn experts_of_odd_widths_are_those_of_the_reference() {
+    for order in [ThreadOrder::Forward, ThreadOrder::Reverse] {
+        check_in(WeightFormat::F16, mixture(37, 11, 6, 4), false, Cuda, order, false);
+        check_in(WeightFormat::F32, Mixture { bias: true, ..mixture(33, 9, 3, 3) }, false, Metal, order, false);
+    }
+    check_in(WeightFormat::F16, mixture(2200, 24, 2, 1), false, Cuda, ThreadOrder::Forward, false);
+    check_in(WeightFormat::Q4_0, mixture(2080, 1056, 2, 2), false, Cuda, ThreadOrder::Reverse, false);
+}
+
+#[test]
+fn clamped_gated_units_are_those_of_the_reference() {
+    let of = Mixture { activation: Activation::ClampedSwiglu, bias: true, ..mixture(64, 32, 4, 2) };
+    for format in [WeightFormat::MXFP4, WeightFormat::F16] {
+        check_in(format, of, false, Cuda, ThreadOrder::Forward, false);
+    }
+    check_in(WeightFormat::F32, of, false, Metal, ThreadOrder::Reverse, false);
+}
+
+#[test]
+fn every_router_chooses_as_the_reference() {
+    let grouped = |count, chosen, score| Some(ExpertGroups { count, chosen, score });
+    let routers = [
+        (Router { weights: RouteWeights::Scores, scale: 2.5, ..SOFTMAX }, false),
+        (Router { scores: Scores::Logits, weights: RouteWeights::Softmax, top_k: 4, ..SOFTMAX }, false),
+        (Router { scores: Scores::Sigmoid, weights: RouteWeights::Normalised { eps: 1e-20 }, ..SOFTMAX }, true),
+        (
+            Router { scores: Scores::Sigmoid, groups: grouped(4, 2, GroupScore::SumOfTwo), top_k: 3, ..SOFTMAX },
+            true,
+        ),
+        (Router { groups: grouped(3, 1, GroupScore::Largest), scale: 16.0, ..SOFTMAX }, false),
+    ];
+    for (index, (router, correction)) in routers.into_iter().enumerate() {
+        // In one register of a lane, in several, and more than the smaller kernel takes.
+        for experts in [12, 60, 132] {
+            let of = Mixture { router, ..mixture(40, 8, experts, router.top_k) };
+            let (dialect, order) = match (index + experts / 12) % 3 {
+                0 => (Cuda, ThreadOrder::Forward),
+                1 => (Cuda, ThreadOrder::Reverse),
+                _ => (Metal, ThreadOrder::Forward),
+            };
+            check_in(WeightFormat::F32, of, correction, dialect, order, false);
+        }
+    }
+}
