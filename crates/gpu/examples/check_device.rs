@@ -13,6 +13,9 @@
 
 #![expect(clippy::print_stdout, reason = "a tool that reports")]
 
+#[path = "../tests/mixtures/mod.rs"]
+mod mixtures;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::PathBuf;
@@ -29,7 +32,7 @@ use plan::sampling::{RowSampling, choose, share};
 use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::tiny::{random_weights, share_scales};
-use testing::{GOLDEN_KV, MODEL_TYPES, Rng, golden_step, goldens, tiny_model};
+use testing::{ErrorAnalysis, GOLDEN_KV, MODEL_TYPES, Rng, golden_step, goldens, tiny_model};
 
 type Checked<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -53,6 +56,7 @@ fn main() -> Checked {
             ["parity"] => parity(&device)?,
             ["gemm"] => gemm(&device)?,
             ["draws"] => draws(&device)?,
+            ["mixtures"] => mixture_layers(&device)?,
             ["decode", shape, format, batch, depth] => {
                 decode(&device, shape, format, batch.parse()?, depth.parse()?, RowSampling::default())?;
             }
@@ -282,6 +286,50 @@ fn draws(device: &GpuBackend) -> Checked {
         }
     }
     println!("draws: {drawn} tokens, each as a full sort draws it");
+    Ok(())
+}
+
+/// Layers of experts in every format, with the router in a launch with them and alone, within the bounds of the error
+/// analysis, and with the same bits again.
+fn mixture_layers(device: &GpuBackend) -> Checked {
+    use mixtures::{KV, Mixture, mixture, mixture_plan};
+    for format in device.claims().formats {
+        for (experts, top_k, bias) in [(128, 8, false), (8, 2, true), (40, 3, false), (132, 4, false)] {
+            let of = Mixture { bias, ..mixture(512, 256, experts, top_k) };
+            let textbook = Arc::new(mixture_plan(of, false));
+            let fused = Arc::new(fuse((*textbook).clone()));
+            for router in [WeightFormat::F32, WeightFormat::BF16, WeightFormat::F16] {
+                let mut weights = random_weights(&textbook, &mut Rng::new(3), format);
+                for (info, tensor) in textbook.weights.iter().zip(&mut weights) {
+                    if info.name == "gate.weight" {
+                        *tensor = Tensor::from_f32(router, tensor.shape().to_vec(), &tensor.to_f32())?;
+                    }
+                }
+                let mut analysis = ErrorAnalysis::new(textbook.clone(), &weights, KV, device.claims().activations);
+                let mut executable = device.load(fused.clone(), weights, KV)?;
+                let mut worst = 0f64;
+                for rows in [1, 1, 5, 1, 40] {
+                    let mut input = StepInput::default();
+                    input.push_sequence(&Rng::new(rows as u64 + 7).tokens(rows, mixtures::VOCAB), 0, &[3, 1, 2, 4, 5]);
+                    input.output_rows.extend(0..rows as u32);
+                    let bound = analysis.run(&input);
+                    let found = executable.replay(&input)?.to_vec();
+                    let share = bound.worst(&found).map_or(0.0, |(_, share)| share);
+                    if share > 1.0 {
+                        let what = format!("{format}, {experts} experts, router in {router}, {rows} rows");
+                        return Err(format!("{what}: {share} of the bound").into());
+                    }
+                    worst = worst.max(share);
+                    for _ in 0..10 {
+                        if executable.replay(&input)? != found {
+                            return Err(format!("{format}, {experts} experts, {rows} rows: other bits").into());
+                        }
+                    }
+                }
+                println!("mixture in {format}, {top_k} of {experts} by {router}: {worst:.2} of the bound");
+            }
+        }
+    }
     Ok(())
 }
 

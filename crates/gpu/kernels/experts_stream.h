@@ -6,8 +6,9 @@
 // Grid      a group a multiprocessor. Units of work are outputs (pairs of gate and up) slot by slot. norm_expert_glu_stream: each SIMD
 //           group takes its share of all; expert_down_stream: each group has outputs of its own, whose sums over the slots its SIMD
 //           groups leave in group memory.
-// Router    each group makes the logit of one expert, and sends it to all, which choose for themselves. `logits` is full of ones
-//           before, and a later kernel of the step fills it again (`forget`).
+// Router    each group makes the logit of one expert, and sends it to all, which choose for themselves. What was chosen is sent to
+//           expert_down_stream, whose weights are on their way before this kernel has ended. `logits` and `sent_ids` are full of ones
+//           before; a later kernel fills them again (`forget`): the ids of a layer when that of the next layer has begun.
 // Bytes     the weights of the experts, once.
 // Accuracy  as linear_stream.h; logits in f32.
 // Order     as linear_stream.h; expert_down_stream adds up the slots in order, then the residual.
@@ -23,6 +24,8 @@ struct ExpertStreamParams {
   Ptr<const f32> router_bias;
   Ptr<f32x4> logits;                // messages: expert e in part e / 32 of vector e % 32
   Ptr<f32> logit;                   // the same, one by one
+  Ptr<f32> sent_ids;                // messages: the ids, 16 of them; expert_down: absent where they are read once all is there
+  Ptr<f32x4> old_ids;               // expert_down: the messages of the layer before
   Ptr<f32> ids_out;
   Ptr<f32> weights_out;
   i32 slots, experts;
@@ -32,8 +35,15 @@ struct ExpertStreamParams {
 
 #ifdef HAS_BULK_COPIES
 // Of group memory, ahead of x.
-struct ExpertStreamGroup { LinearStreamGroup stream; f32 dot[STREAM_SIMDS]; i32 padding[16]; };
-static_assert(sizeof(ExpertStreamGroup) <= 1280, "x begins at byte 1280");
+enum { STREAM_EXPERTS = 128 };  // among which the kernel chooses that has the router
+struct ExpertStreamGroup {
+  LinearStreamGroup stream;
+  f32 dot[STREAM_SIMDS];
+  i32 padding[16];
+  f32 logit[STREAM_EXPERTS];
+  u32 key[STREAM_EXPERTS];
+};
+static_assert(sizeof(ExpertStreamGroup) <= 2304, "x begins at byte 2304");
 
 // What outputs of experts are finished with.
 template <StreamKind KIND> struct StreamExperts {
@@ -94,8 +104,16 @@ template <i32 N> FN void router_row(CONST ExpertStreamParams& e, THREAD f32x4 (&
   }
 }
 
-// Waits for the logits of all experts; the first SIMD group chooses.
-FN RouteSlot router_choice(CONST ExpertStreamParams& e, i32 lane) {
+// Waits for the id of a lane's slot.
+FN f32 sent_id(CONST ExpertStreamParams& e, i32 lane) {
+  for (;;) {
+    const f32 id = look(e.sent_ids, mini(lane, e.slots - 1));
+    if (!any_lane(f32_to_bits(id) == ~0u)) return id;
+  }
+}
+
+// The first SIMD group waits for the logits of all experts, and leaves them in group memory, with the keys that they are ordered by.
+FN void router_logits(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& g, i32 lane) {
   f32x4 all;
   for (;;) {
     all = look(e.logits, lane);
@@ -104,8 +122,42 @@ FN RouteSlot router_choice(CONST ExpertStreamParams& e, i32 lane) {
                       (2 * SIMD + lane < e.experts && f32_to_bits(all.z) == none) || (3 * SIMD + lane < e.experts && f32_to_bits(all.w) == none);
     if (!any_lane(late)) break;
   }
-  f32 score[4] = {all.x, all.y, all.z, all.w};
-  return route_choose<4>(e.router, score, lane);
+  const f32 logit[4] = {all.x, all.y, all.z, all.w};
+  UNROLL for (i32 j = 0; j < 4; j++) {
+    const i32 expert = j * SIMD + lane;
+    const f32 score = e.router.scores == SCORES_SIGMOID ? 1.f / (1.f + exp32(-logit[j])) : logit[j];
+    g.logit[expert] = logit[j];
+    g.key[expert] = expert < e.experts ? route_key(score + (given(e.router.correction) ? e.router.correction[expert] : 0.f)) : 0;
+  }
+}
+
+// Four threads count the experts ahead of one: those that are among the chosen are in the slot of that number.
+FN void router_choose(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& g, Lane t) {
+  const i32 thread = t.simd * SIMD + t.lane, expert = thread / 4;
+  const u32 own = g.key[expert];
+  i32 ahead = 0;
+  UNROLL for (i32 i = 0; i < STREAM_EXPERTS / 4; i++) {
+    const i32 other = i * 4 + thread % 4;
+    const u32 key = g.key[other];
+    ahead += key > own || (key == own && other < expert) ? 1 : 0;
+  }
+  ahead += shuffle(ahead, t.lane ^ 1);
+  ahead += shuffle(ahead, t.lane ^ 2);
+  if (thread % 4 == 0 && expert < e.experts && ahead < e.slots) g.stream.expert[ahead] = expert;
+}
+
+// The weights of the chosen: a lane has that of its slot.
+FN f32 router_weight(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& g, i32 lane) {
+  f32 score[4];
+  u32 key[4];
+  UNROLL for (i32 j = 0; j < 4; j++) score[j] = g.logit[j * SIMD + lane];
+  route_scores<4>(e.router, score, key, lane);
+  UNROLL for (i32 j = 0; j < 4; j++) g.logit[j * SIMD + lane] = score[j];
+  simd_barrier();
+  RouteSlot slot;
+  slot.id = lane < e.slots ? g.stream.expert[lane] : 0;
+  slot.weight = g.logit[slot.id];
+  return route_weigh(e.router, slot, lane).weight;
 }
 #endif
 
@@ -174,20 +226,26 @@ FN void expert_glu_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& 
   }
   stream_stage_all<W, W, XV>(p, g, 0, v, t);
 #ifdef GROUPS_MEET
-  if (ROUTE && t.simd == 0) {
-    const RouteSlot slot = router_choice(e, t.lane);
-    if (t.lane < e.slots) {
-      g.expert[t.lane] = slot.id;
-      if (t.gx == 0) {
-        e.ids_out[t.lane] = f32(slot.id);
-        e.weights_out[t.lane] = slot.weight;
+  if (ROUTE) {
+    if (t.simd == 0) router_logits(e, whole, t.lane);
+    group_barrier();
+    router_choose(e, whole, t);
+  }
+#endif
+  group_barrier();
+#ifdef GROUPS_MEET
+  if (ROUTE) {
+    for (i32 i = 0; i < p.stages; i++) stream_ask<W, STREAM_EXPERT_GLU, true, false, PLANE>(p, g, next, size, slots, end, t);
+    if (t.gx == 0 && t.simd == 0) {
+      if (given(e.sent_ids) && t.lane < e.slots) send(e.sent_ids, t.lane, f32(g.expert[t.lane]));
+      const f32 weight = router_weight(e, whole, t.lane);
+      if (t.lane < e.slots) {
+        e.ids_out[t.lane] = f32(g.expert[t.lane]);
+        e.weights_out[t.lane] = weight;
       }
     }
   }
 #endif
-  group_barrier();
-  if (ROUTE)
-    for (i32 i = 0; i < p.stages; i++) stream_ask<W, STREAM_EXPERT_GLU, true, false, PLANE>(p, g, next, size, slots, end, t);
   const StreamExperts<STREAM_EXPERT_GLU> more = {e, factor, slots.units, 0};
   stream_units<W, STREAM_EXPERT_GLU, true, false, PLANE>(p, g, next, size, slots, unit, end, more, t);
 }
@@ -208,16 +266,28 @@ FN void expert_down_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup&
   next.unit = unit;
   next.segment = next.left = next.at = next.scales_at = next.piece = next.stage = 0;
   stream_begin(p, g, t);
+  bool asked = false;
+#ifdef GROUPS_MEET
+  if (given(e.sent_ids)) {
+    if (t.simd == 0) {
+      const f32 id = sent_id(e, t.lane);
+      if (t.lane < e.slots) g.expert[t.lane] = expert_of(id, e.experts);
+    }
+    group_barrier();
+    for (i32 i = 0; i < p.stages; i++) stream_ask<W, STREAM_EXPERT_DOWN, true, false, PLANE>(p, g, next, size, slots, end, t);
+    asked = true;
+  }
+#endif
   wait_for_previous();
-  if (t.simd == 0 && t.lane < e.slots) g.expert[t.lane] = expert_of(e.ids[t.lane], e.experts);
+  if (!asked && t.simd == 0 && t.lane < e.slots) g.expert[t.lane] = expert_of(e.ids[t.lane], e.experts);
   const f32 residual = thread < outputs ? p.residual[first + thread] : 0.f;
 #ifdef GROUPS_MEET
   // Messages of the router, which everybody has seen.
   if (given(e.logits) && t.gx == 0 && t.simd == 1) forget(e.logits, t.lane);
+  if (given(e.old_ids) && t.gx == 0 && t.simd == 1 && t.lane < STREAM_SIMDS / 4) forget(e.old_ids, t.lane);
 #endif
   // Vectors of all slots one after another; eight lanes have a block.
   const i32 slot_vectors = p.k / 4, vectors = slot_vectors * e.slots;
-  bool asked = false;
   for (i32 base = 0; base < vectors; base += XV * STREAM_THREADS) {
     f32x4 v[XV];
     UNROLL for (i32 j = 0; j < XV; j++) {

@@ -42,7 +42,7 @@ struct LinearStreamParams {
 };
 
 #ifdef HAS_BULK_COPIES
-enum { STREAM_SIMDS = 16, STREAM_THREADS = 512, STREAM_STAGES = 8 };
+enum { STREAM_SIMDS = 16, STREAM_THREADS = 512, STREAM_STAGES = 8, STREAM_ROWS = 4 };
 enum StreamKind { STREAM_PLAIN, STREAM_GLU, STREAM_ROPE, STREAM_EXPERT_GLU, STREAM_EXPERT_DOWN };
 // Whether a unit is a gated unit; whether its weights are those of an expert (experts_stream.h).
 template <StreamKind KIND> struct StreamHas {
@@ -567,7 +567,27 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
         const i32 first = piece * (PIECE / CHUNK);
         const bool is_last = piece == size.pieces - 1;
         const i32 chunks = is_last ? size.last / (CHUNK / 16) : PIECE / CHUNK;
-        for (i32 r = 0; r < count; r++) {
+        i32 r = 0;
+        if (KIND == STREAM_EXPERT_DOWN && size.pieces == 1) {
+          // Several rows at once, which meet the same x: sums of one would wait for each other.
+          for (; r < count; r += STREAM_ROWS) {
+            f32 sums[STREAM_ROWS];
+            UNROLL for (i32 b = 0; b < STREAM_ROWS; b++) sums[b] = 0;
+            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD)
+              if (c + t.lane < chunks) {
+                const typename Activations::Chunk chunk = Activations::load(g, x_at, p.k, c, t.lane);
+                UNROLL for (i32 b = 0; b < STREAM_ROWS; b++) {
+                  const i32 row = mini(r + b, count - 1);
+                  sums[b] = Activations::dot(g, at + row * size.row * 16, at + PIECE + row * size.scales * 16, c, chunk, t.lane, sums[b]);
+                }
+              }
+            UNROLL for (i32 b = 0; b < STREAM_ROWS; b++) {
+              sums[b] = sum_lanes<SIMD>(sums[b]);
+              if (t.lane == r + b && r + b < count) more.store(p, g, run.segment, run.row + r + b, sums[b] * factor_a, 0.f, rest);
+            }
+          }
+        }
+        for (; r < count; r++) {
           const i32 weights = at + r * size.row * 16, scales = at + PIECE + r * size.scales * 16;
           if (chunks == PIECE / CHUNK) {
             UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD) {

@@ -97,6 +97,19 @@ template <i32 J> FN void route_groups(CONST RouterParams& r, THREAD u32 (&key)[J
 // An expert, and its weight: lane s has those of slot s.
 struct RouteSlot { i32 id; f32 weight; };
 
+// The weights of slots that have scores.
+FN RouteSlot route_weigh(CONST RouterParams& r, RouteSlot slot, i32 lane) {
+  const bool in = lane < r.top_k;
+  if (r.weighing == WEIGHTS_NORMALISED) slot.weight /= sum_lanes<SIMD>(in ? slot.weight : 0.f) + r.eps;
+  if (r.weighing == WEIGHTS_SOFTMAX) {
+    const f32 largest = max_lanes<SIMD>(in ? slot.weight : ROUTE_LEAST);
+    slot.weight = in ? exp32(slot.weight - largest) : 0.f;
+    slot.weight /= sum_lanes<SIMD>(slot.weight);
+  }
+  slot.weight *= r.scale;
+  return slot;
+}
+
 // `score`: the logits of a lane's experts.
 template <i32 J> FN RouteSlot route_choose(CONST RouterParams& r, THREAD f32 (&score)[J], i32 lane) {
   u32 key[J], most;
@@ -119,15 +132,7 @@ template <i32 J> FN RouteSlot route_choose(CONST RouterParams& r, THREAD f32 (&s
       slot.weight = picked;
     }
   }
-  const bool in = lane < r.top_k;
-  if (r.weighing == WEIGHTS_NORMALISED) slot.weight /= sum_lanes<SIMD>(in ? slot.weight : 0.f) + r.eps;
-  if (r.weighing == WEIGHTS_SOFTMAX) {
-    const f32 largest = max_lanes<SIMD>(in ? slot.weight : ROUTE_LEAST);
-    slot.weight = in ? exp32(slot.weight - largest) : 0.f;
-    slot.weight /= sum_lanes<SIMD>(slot.weight);
-  }
-  slot.weight *= r.scale;
-  return slot;
+  return route_weigh(r, slot, lane);
 }
 
 template <i32 J> FN void route(CONST RouteParams& p, GROUP NoGroup&, Lane t) {

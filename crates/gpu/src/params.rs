@@ -152,6 +152,8 @@ params! {
         router_bias: Address,
         logits: Address,
         logit: Address,
+        sent_ids: Address,
+        old_ids: Address,
         ids_out: Address,
         weights_out: Address,
         slots: i32,

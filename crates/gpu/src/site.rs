@@ -87,6 +87,13 @@ impl LoadedPlan<'_> {
     }
 }
 
+/// Which of the layers with a router one is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RoutedLayer {
+    pub(crate) index: usize,
+    pub(crate) layers: usize,
+}
+
 /// One op of a program that is being lowered: what its kernels are told.
 #[derive(Clone, Copy)]
 pub(crate) struct Site<'a> {
@@ -102,8 +109,8 @@ pub(crate) struct Site<'a> {
     pub(crate) writes: Option<DirectOperand>,
     /// What the op before wrote so for this one.
     pub(crate) reads: Option<DirectOperand>,
-    /// Whether there are messages of a router that the next sum of experts forgets.
-    pub(crate) routed: bool,
+    /// Index and count of layers with a router whose messages the next sum of experts reads and forgets.
+    pub(crate) routed: Option<RoutedLayer>,
 }
 
 impl Site<'_> {

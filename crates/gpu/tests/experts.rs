@@ -1,67 +1,18 @@
 //! Mixtures of experts against the reference: every way to choose experts, every weight format, one row and several, in
 //! textbook ops and fused; biases, slices of odd widths, and what is in no row.
 
+mod mixtures;
+
 use std::sync::Arc;
 
 use backend::Backend;
 use gpu::SimDialect::{Cuda, Metal};
 use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
-use plan::{
-    Activation, AnyShape, ExpertGroups, Graph, GroupScore, KvFormat, KvLayout, Plan, RouteWeights, Router, Scores,
-    StepInput, fuse,
-};
+use mixtures::{KV, Mixture, SOFTMAX, VOCAB, mixture, mixture_plan};
+use plan::{Activation, ExpertGroups, GroupScore, Plan, RouteWeights, Router, Scores, StepInput, fuse};
 use tensor::{Tensor, WeightFormat};
 use testing::tiny::{random_weights, share_scales};
 use testing::{ErrorAnalysis, Rng};
-
-/// Tokens that rows are of: fewer than any plan here has.
-const VOCAB: usize = 24;
-const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks: 8 };
-
-/// One layer of experts.
-#[derive(Clone, Copy, Debug)]
-struct Mixture {
-    hidden: usize,
-    inner: usize,
-    experts: usize,
-    router: Router,
-    activation: Activation,
-    bias: bool,
-}
-
-const SOFTMAX: Router = Router {
-    top_k: 2,
-    scores: Scores::Softmax,
-    correction: None,
-    groups: None,
-    weights: RouteWeights::Normalised { eps: 0.0 },
-    scale: 1.0,
-};
-
-fn mixture(hidden: usize, inner: usize, experts: usize, top_k: usize) -> Mixture {
-    let router = Router { top_k, ..SOFTMAX };
-    Mixture { hidden, inner, experts, router, activation: Activation::Silu, bias: false }
-}
-
-fn mixture_plan(of: Mixture, correction: bool) -> Plan {
-    let Mixture { hidden, inner, experts, mut router, activation, bias } = of;
-    Graph::build("mixture", 64, &AnyShape, |g, w| {
-        let x = g.embed(w.get("embed_tokens", [hidden, hidden])?, hidden);
-        let h = g.rms_norm(x, w.norm("norm", hidden, 1e-5)?);
-        let logits = g.linear(h, w.linear("gate", experts, hidden, bias)?, experts);
-        router.correction = if correction { Some(w.get("correction.bias", [experts])?) } else { None };
-        let (ids, weights) = g.route(logits, router);
-        let name = |what: &'static str| move |expert: usize| format!("experts.{expert}.{what}");
-        let gate = g.expert_linear(h, ids, w.experts(name("gate_proj"), experts, [inner, hidden], bias)?, inner);
-        let up = g.expert_linear(h, ids, w.experts(name("up_proj"), experts, [inner, hidden], bias)?, inner);
-        let glu = g.glu(gate, up, activation);
-        let down = g.expert_linear(glu, ids, w.experts(name("down_proj"), experts, [hidden, inner], bias)?, hidden);
-        let sum = g.combine(down, weights);
-        let y = g.add(x, sum);
-        Ok::<_, plan::BuildError>(g.select_outputs(y))
-    })
-    .unwrap()
-}
 
 /// Steps of one row and of several, within the bounds of the error analysis; twice the same bits.
 fn check(dialect: SimDialect, order: ThreadOrder, batch_invariant: bool, plan: Plan, weights: Vec<Tensor>, what: &str) {

@@ -251,6 +251,7 @@ FN f32x4 look(const f32x4* from, i64 i) {
   asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from + i) : "memory");
   return v;
 }
+FN f32 look(const f32* from, i64 i) { f32 v; asm volatile("ld.relaxed.gpu.global.f32 %0,[%1];" : "=f"(v) : "l"(from + i) : "memory"); return v; }
 FN bool has_come(f32x4 v) {
   return __float_as_uint(v.x) != ~0u && __float_as_uint(v.y) != ~0u && __float_as_uint(v.z) != ~0u && __float_as_uint(v.w) != ~0u;
 }

@@ -804,6 +804,7 @@ template <class G> FN void copy4_async(G& g, i32 byte, Ptr<const f16> from, i64 
 // Messages between groups of a launch. Groups run one after another here: a launch must not need any.
 #define GROUPS_MEET
 FN f32x4 look(Ptr<f32x4> from, i64 i) { return from[i]; }
+FN f32 look(Ptr<f32> from, i64 i) { return from[i]; }
 FN bool has_come(f32x4 v) {
   if (f32_to_bits(v.x) == ~0u) sim::fail("wait for a message that no group before has sent%.0d", 0);
   return true;

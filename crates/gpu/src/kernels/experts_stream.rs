@@ -1,18 +1,18 @@
 //! `kernels/experts_stream.h`: projections by the experts of one row, whose weights stream through group memory.
 
-use plan::{Activation, Experts, Linear, Norm, Router};
+use plan::{Activation, Experts, Linear, Norm, Router, Scores};
 
 use crate::kernels::experts::with_stack;
 use crate::kernels::linear_stream::{NORM_K_MAX, NORM_SHARE, PLAIN_SHARE, SIMDS, STAGES_MAX, StreamedFormat, THREADS};
 use crate::kernels::route;
 use crate::launch::{Access, Launch, Region};
 use crate::params::{ExpertStreamParams, LinearSegment, LinearStreamParams};
-use crate::site::{DeviceRows, F32, Site, index};
+use crate::site::{DeviceRows, F32, RoutedLayer, Site, index};
 use crate::target::Target;
 use crate::weights::{DeviceExperts, DeviceFormat};
 
 /// As in `kernels/experts_stream.h`: bytes ahead of x, and slots.
-const HEADER: usize = 1280;
+const HEADER: usize = 2304;
 
 const SLOTS_MAX: usize = 16;
 
@@ -22,8 +22,27 @@ const ROUTED_EXPERTS_MAX: usize = 128;
 /// Percent of group memory for activations that leave no room for weights in the share of a projection.
 const WHOLE_SHARE: usize = 99;
 
-/// Bytes of the messages of a router, of which each step has one at a time.
-pub(crate) const MESSAGES_BYTES: u64 = ROUTED_EXPERTS_MAX as u64 * F32;
+/// Bytes of the messages of a router about logits, of which each step has one at a time, and about ids, of which each
+/// layer has its own.
+const LOGITS_BYTES: u64 = ROUTED_EXPERTS_MAX as u64 * F32;
+
+const IDS_BYTES: u64 = SLOTS_MAX as u64 * F32;
+
+/// Bytes of the messages of the routers of so many layers.
+pub(crate) fn messages_bytes(layers: usize) -> u64 {
+    if layers == 0 { 0 } else { LOGITS_BYTES + layers as u64 * IDS_BYTES }
+}
+
+/// The messages about logits, about a layer's ids, and about those of the layer before it, which for the first is the
+/// last of the step before. One layer alone would find its own.
+fn messages(site: &Site<'_>, layer: RoutedLayer) -> (Region, Option<[Region; 2]>) {
+    let RoutedLayer { index, layers } = layer;
+    let bytes = messages_bytes(layers);
+    let all = site.messages.part(site.messages.bytes - bytes, bytes);
+    let ids = |index: usize| all.part(LOGITS_BYTES + index as u64 * IDS_BYTES, IDS_BYTES);
+    let before = ids((index + layers - 1) % layers);
+    (all.part(0, LOGITS_BYTES), (layers > 1).then(|| [ids(index), before]))
+}
 
 /// How group memory is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,9 +125,10 @@ pub(crate) struct RouterPlace<'a> {
     pub(crate) gate: Linear,
     pub(crate) router: &'a Router,
     pub(crate) weights: DeviceRows,
+    pub(crate) layer: RoutedLayer,
 }
 
-/// Where the router's messages lie, if groups can wait for each other and there is one for each expert.
+/// Whether groups can wait for each other and there is one for each expert.
 pub(crate) fn can_route(site: &Site<'_>, gate: Linear, router: &Router) -> bool {
     let weight = site.loaded.weights.get(gate.weight);
     let is_plain = matches!(weight.format, DeviceFormat::F32 | DeviceFormat::BF16);
@@ -118,10 +138,9 @@ pub(crate) fn can_route(site: &Site<'_>, gate: Linear, router: &Router) -> bool 
         && weight.row_len.is_multiple_of(8)
         && weight.rows <= ROUTED_EXPERTS_MAX.min(site.target.multiprocessors)
         && router.top_k <= SLOTS_MAX
-}
-
-fn messages(site: &Site<'_>) -> Region {
-    site.messages.part(site.messages.bytes - MESSAGES_BYTES, MESSAGES_BYTES)
+        && router.groups.is_none()
+        // Experts are ordered by logits, as their scores are.
+        && (router.scores != Scores::Softmax || router.correction.is_none())
 }
 
 /// The gated units of the experts of one row, which is normalised on the way; with a router, `ids` is written and not
@@ -167,8 +186,11 @@ pub(crate) fn glu(
             params.ids = ids.region.address;
             operands.push((Access::Read, ids.region));
         }
-        Some(RouterPlace { gate, router, weights: of_slots }) => {
-            let (rows, bias, messages) = (weights.get(gate.weight), site.vector(gate.bias), messages(site));
+        Some(RouterPlace { gate, router, weights: of_slots, layer }) => {
+            let (rows, bias) = (weights.get(gate.weight), site.vector(gate.bias));
+            let (messages, ids_sent) = messages(site, layer);
+            let [ids_sent, _] = ids_sent.unwrap_or_default();
+            params.sent_ids = ids_sent.address;
             kernel = named!(format, "route_expert_glu_stream_", "");
             params.router = route::router(site, router, rows.rows);
             match rows.format {
@@ -179,7 +201,7 @@ pub(crate) fn glu(
             (params.logits, params.logit) = (messages.address, messages.address);
             (params.ids_out, params.weights_out) = (ids.region.address, of_slots.region.address);
             operands.extend([rows.values, bias, site.vector(router.correction)].map(|region| (Access::Constant, region)));
-            operands.extend([(Access::Write, ids.region), (Access::Write, of_slots.region), (Access::Update, messages)]);
+            operands.extend([(Access::Write, ids.region), (Access::Write, of_slots.region), (Access::Update, messages), (Access::Update, ids_sent)]);
         }
     }
     let launch = launch(site, kernel, variant, &params, operands);
@@ -187,18 +209,19 @@ pub(crate) fn glu(
 }
 
 /// The weighted sum of the down projections of the experts of one row, and the residual; `routed`: the gated units came
-/// of a kernel with the router, whose messages are forgotten.
+/// of a kernel with the router, whose messages are read and forgotten.
 pub(crate) fn down(
     site: &Site<'_>,
     variant: &ExpertsVariant,
     [x, ids, weights]: [DeviceRows; 3],
     down: &Experts,
     residual: DeviceRows,
-    routed: bool,
+    routed: Option<RoutedLayer>,
     out: DeviceRows,
 ) -> Launch {
     let stack = site.loaded.weights.stack(down);
-    let messages = if routed { messages(site) } else { Region::default() };
+    let (messages, ids_sent) = routed.map(|layer| messages(site, layer)).unwrap_or_default();
+    let [ids_sent, ids_before] = ids_sent.unwrap_or_default();
     let params = ExpertStreamParams {
         linear: LinearStreamParams {
             segments: [segment(&stack, out.region), LinearSegment::default(), LinearSegment::default()],
@@ -209,12 +232,15 @@ pub(crate) fn down(
         ids: ids.region.address,
         weights: weights.region.address,
         logits: messages.address,
+        sent_ids: ids_sent.address,
+        old_ids: ids_before.address,
         x_slot: index(variant.x_slot),
         parts_at: index(variant.parts_at),
         ..of_stack(&stack, ids.width)
     };
     let reads = [x, ids, weights, residual].map(|rows| (Access::Read, rows.region));
-    let operands = reads.into_iter().chain([(Access::Write, out.region), (Access::Update, messages)]).collect();
+    let updates = [messages, ids_sent, ids_before].map(|region| (Access::Update, region));
+    let operands = reads.into_iter().chain([(Access::Write, out.region)]).chain(updates).collect();
     let kernel = named!(stack.first.format, "expert_down_stream_", "");
     with_stack(launch(site, kernel, variant, &params, operands), &stack)
 }

@@ -66,11 +66,8 @@ pub(crate) fn lower(
 ) -> Vec<OpLaunches> {
     let (step, shape) = (layout.step.place(step), layout.step.shape);
     let (target, writes, reads) = (loaded.target, None, None);
-    let mut site = Site { loaded, target, layout, arena, step, shape, messages, writes, reads, routed: false };
-    let following = |index: usize| match loaded.plan.ops.get(index..index + 3) {
-        Some([op, next, after]) => Some([op, next, after]),
-        _ => None,
-    };
+    let mut site = Site { loaded, target, layout, arena, step, shape, messages, writes, reads, routed: None };
+    let routes_with_glu = moe::routes_with_glu(&site);
     let mut ops = Vec::with_capacity(loaded.plan.ops.len());
     while let Some(op) = loaded.plan.ops.get(ops.len()) {
         let index = ops.len();
@@ -81,13 +78,13 @@ pub(crate) fn lower(
         if let Some(launch) = next.and_then(|next| projection::norm_linear_rope(&site, op, next)) {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
-        } else if let Some(launch) = following(index).and_then(|three| moe::route_glu(&site, three)) {
+        } else if let Some(launch) = moe::route_glu(&site, index).filter(|_| routes_with_glu) {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
-            site.routed = true;
+            site.routed = Some(moe::routed_layer(&loaded.plan.ops, index));
         } else {
             ops.push(OpLaunches { op: index, launches: launches(&site, op) });
-            site.routed &= !matches!(op, Op::MoeDown { .. });
+            site.routed = site.routed.filter(|_| !matches!(op, Op::MoeDown { .. }));
         }
     }
     ops

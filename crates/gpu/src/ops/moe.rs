@@ -6,7 +6,7 @@ use crate::kernels::experts::{self, ExpertsKind};
 use crate::kernels::experts_stream::{self, ExpertsShape, RouterPlace};
 use crate::kernels::{Projection, Projections, linear, rms_norm, route};
 use crate::launch::Launch;
-use crate::site::{DeviceRows, F32, LoadedPlan, ROW_ALIGN, Site, num_rows};
+use crate::site::{DeviceRows, F32, LoadedPlan, ROW_ALIGN, RoutedLayer, Site, num_rows};
 
 /// Bytes of an op's rows between its kernels: normalised, and behind them the router's logits.
 pub(crate) fn scratch_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
@@ -98,9 +98,11 @@ fn glu_variant(
     experts_stream::glu_variant(&site.target, ExpertsShape::new(&gates, ids.width))
 }
 
-/// Router and gated units of one row in one launch, where the one follows the other, the sum of the experts forgets the
-/// router's messages, and there is a kernel for it.
-pub(crate) fn route_glu(site: &Site<'_>, [op, next, after]: [&Op; 3]) -> Option<Launch> {
+/// Router and gated units of one row in one launch, where the one follows the other, the sum of the experts reads and
+/// forgets the router's messages, and there is a kernel for it.
+pub(crate) fn route_glu(site: &Site<'_>, at: usize) -> Option<Launch> {
+    let ops = &site.loaded.plan.ops;
+    let [op, next, after] = ops.get(at..at + 3)? else { return None };
     let Op::MoeRoute { x, norm, gate: router_gate, ref router, ids, weights } = *op else { return None };
     let Op::MoeGlu { x: glu_x, norm: glu_norm, ids: glu_ids, ref gate, ref up, activation, out } = *next else {
         return None;
@@ -120,12 +122,29 @@ pub(crate) fn route_glu(site: &Site<'_>, [op, next, after]: [&Op; 3]) -> Option<
     {
         return None;
     }
-    let router = RouterPlace { gate: router_gate, router, weights };
+    let router = RouterPlace { gate: router_gate, router, weights, layer: routed_layer(ops, at) };
     Some(experts_stream::glu(site, &variant, [x, ids], norm, [gate, up], activation, Some(router), out))
 }
 
-/// Bytes of the messages of a router.
+/// Whether all routers of a plan are in one launch with gated units: messages of one layer are forgotten by the next.
+pub(crate) fn routes_with_glu(site: &Site<'_>) -> bool {
+    let ops = &site.loaded.plan.ops;
+    routers(ops).next().is_some() && routers(ops).all(|at| route_glu(site, at).is_some())
+}
+
+/// The places of routers.
+fn routers(ops: &[Op]) -> impl Iterator<Item = usize> {
+    ops.iter().enumerate().filter(|(_, op)| matches!(op, Op::MoeRoute { .. })).map(|(at, _)| at)
+}
+
+/// The layer whose router is the last up to `at`.
+pub(crate) fn routed_layer(ops: &[Op], at: usize) -> RoutedLayer {
+    let index = routers(ops).take_while(|&router| router <= at).count().saturating_sub(1);
+    RoutedLayer { index, layers: routers(ops).count() }
+}
+
+/// Bytes of the messages of routers.
 pub(crate) fn messages_bytes(loaded: &LoadedPlan<'_>, shape: StepShape) -> u64 {
-    let has_router = loaded.plan.ops.iter().any(|op| matches!(op, Op::MoeRoute { .. }));
-    if has_router && loaded.target.groups_meet && shape.tokens == 1 { experts_stream::MESSAGES_BYTES } else { 0 }
+    let has_messages = loaded.target.groups_meet && shape.tokens == 1;
+    if has_messages { experts_stream::messages_bytes(routers(&loaded.plan.ops).count()) } else { 0 }
 }
