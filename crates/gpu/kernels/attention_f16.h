@@ -8,6 +8,21 @@
 //           lower eight rows of the instruction, so nothing is lost against f32 and nothing is paid. Queries are scaled
 //           by a power of two that is their own, and weights by 2^15, so that f16 holds them.
 
+// Norms and rotation of heads, and the write to the cache, as rope_kv_write has them.
+struct RopeAttentionParams {
+  AttentionParams<f16> attention;  // q: as the projection left it
+  Ptr<const f32> k;
+  Ptr<const f32> v;
+  Ptr<const f32> q_gain;
+  Ptr<const f32> k_gain;
+  Ptr<const f32x2> angles;
+  Ptr<const i32> slots;
+  Ptr<f16> keys;
+  Ptr<f16> values;
+  i32 kv_stride, padding;
+  f32 q_eps, k_eps;
+};
+
 #if MATRIX_16X8X16
 // Query heads that are multiplied at once.
 enum { MATRIX_HEADS = 8 };
@@ -32,13 +47,16 @@ FN f32 inverse_power(u32 exponent) { return bits_to_f32(0x7f000000u - exponent);
 template <i32 D> struct QueryRows { u32 high[D / 32][4], low[D / 32][4]; f32 scale; };
 
 template <i32 D>
-FN QueryRows<D> load_query(CONST AttentionParams<f16>& p, THREAD const AttentionWork& w, i32 lane) {
-  QueryRows<D> rows;
+FN void load_query(THREAD f32x4 (&q)[D / 16], CONST AttentionParams<f16>& p, THREAD const AttentionWork& w, i32 lane) {
   const i32 head = lane / 4;
-  const bool live = head < w.heads;
-  const Ptr<const f32x4> from = vectors4(offset(p.q, i64(w.row) * p.q_stride + (w.first_head + (live ? head : 0)) * D + lane % 4 * 8));
-  f32x4 q[D / 16];
+  const Ptr<const f32x4> from = vectors4(offset(p.q, i64(w.row) * p.q_stride + (w.first_head + (head < w.heads ? head : 0)) * D + lane % 4 * 8));
   UNROLL for (i32 j = 0; j < D / 32; j++) { q[2 * j] = from[j * 8]; q[2 * j + 1] = from[j * 8 + 1]; }
+}
+
+template <i32 D>
+FN QueryRows<D> split_query(THREAD const f32x4 (&q)[D / 16], CONST AttentionParams<f16>& p, THREAD const AttentionWork& w, i32 lane) {
+  QueryRows<D> rows;
+  const bool live = lane / 4 < w.heads;
   f32 most = 0;
   UNROLL for (i32 j = 0; j < D / 16; j++)
     most = max32(max32(max32(abs32(q[j].x), abs32(q[j].y)), max32(abs32(q[j].z), abs32(q[j].w))), most);
@@ -250,7 +268,9 @@ FN void attention_matrix(CONST AttentionParams<f16>& p, GROUP MatrixGroup<D, W>&
     if (asked < 2 * tiles.count) ask_for_tile(p, table, w, tiles, asked, own.tiles[asked], t.lane);
     copies_asked();
   }
-  const QueryRows<D> q = load_query<D>(p, w, t.lane);
+  f32x4 row[D / 16];
+  load_query<D>(row, p, w, t.lane);
+  const QueryRows<D> q = split_query<D>(row, p, w, t.lane);
   if (!LOOP) {
     matrix_split(p, table, w, q, tiles, own, t.lane);
     attention_finish<D>(p, w, t.gz, g, t);
@@ -270,6 +290,78 @@ FN void attention_matrix(CONST AttentionParams<f16>& p, GROUP MatrixGroup<D, W>&
   }
   attention_store_all(p, states, w, t);
 }
+// A lane's part of a query is normalised with those of the three lanes beside it, and turned: features that turn together are in one lane.
+template <i32 D>
+FN void turn_query(THREAD f32x4 (&q)[D / 16], CONST RopeAttentionParams& r, i32 position, i32 lane) {
+  if (given(r.q_gain)) {
+    f32 squares = 0.f;
+    UNROLL for (i32 j = 0; j < D / 16; j++)
+      squares = fma32(q[j].w, q[j].w, fma32(q[j].z, q[j].z, fma32(q[j].y, q[j].y, fma32(q[j].x, q[j].x, squares))));
+    squares += shuffle_xor(squares, 1);
+    squares += shuffle_xor(squares, 2);
+    const f32 scale = inv_sqrt(squares / f32(D) + r.q_eps);
+    const Ptr<const f32x4> gains = vectors4(r.q_gain);
+    UNROLL for (i32 j = 0; j < D / 16; j++) {
+      const f32x4 gain = gains[j / 2 * 8 + lane % 4 * 2 + j % 2];
+      q[j].x = q[j].x * scale * gain.x; q[j].y = q[j].y * scale * gain.y;
+      q[j].z = q[j].z * scale * gain.z; q[j].w = q[j].w * scale * gain.w;
+    }
+  }
+  const Ptr<const f32x2> angles = offset(r.angles, i64(position) * (D / 2));
+  UNROLL for (i32 j = 0; j < D / 32; j++) {
+    const i32 first = j / 2 * 32 + lane % 4 * 8 + j % 2 * 4;
+    const f32x2 x = angles[first], y = angles[first + 1], z = angles[first + 2], w = angles[first + 3];
+    const f32x4 a = q[j], b = q[j + D / 32];
+    q[j].x = a.x * x.x - b.x * x.y; q[j + D / 32].x = b.x * x.x + a.x * x.y;
+    q[j].y = a.y * y.x - b.y * y.y; q[j + D / 32].y = b.y * y.x + a.y * y.y;
+    q[j].z = a.z * z.x - b.z * z.y; q[j + D / 32].z = b.z * z.x + a.z * z.y;
+    q[j].w = a.w * w.x - b.w * w.y; q[j + D / 32].w = b.w * w.x + a.w * w.y;
+  }
+}
+
+// rope_attention: what rope_kv_write and attention do, of rows that are alone in their sequence. The SIMD group whose last tile has
+// the row's own position writes its key and value to the cache, and reads them there as it does the others.
+template <i32 D, i32 W>
+FN void rope_attention_matrix(CONST RopeAttentionParams& r, GROUP MatrixGroup<D, W>& g, Lane t) {
+  CONST AttentionParams<f16>& p = r.attention;
+  enum { STAGES = MatrixMemory<D, W>::STAGES };
+  let_next_start();
+  if (!attention_has_work(p, t)) return;  // the whole group
+  const AttentionWork w = attention_work(p, MATRIX_HEADS, t);
+  const Ptr<const i32> table = offset(p.blocks, p.table_starts[w.row]);
+  GROUP MatrixMemory<D, W>& own = g.of[t.simd];
+  MatrixTiles tiles = matrix_tiles(p, table, w, t.gz, t);
+  i32 asked = 0;
+  for (; asked < STAGES && asked < 2 * tiles.count; asked++) {
+    const i32 last = tiles.begin + asked / 2 * tiles.stride + ATTENTION_TILE - 1;
+    if (mini(last, w.position) >= w.settled) break;
+    ask_for_tile(p, table, w, tiles, asked, own.tiles[asked], t.lane);
+    copies_asked();
+  }
+  wait_for_previous();
+  f32x4 row[D / 16];
+  load_query<D>(row, p, w, t.lane);
+  const i32 behind = w.position - (tiles.begin + (tiles.count - 1) * tiles.stride);
+  if (tiles.count > 0 && tiles.end == w.position + 1 && behind >= 0 && behind < ATTENTION_TILE) {  // the whole SIMD group
+    const i64 from = i64(w.row) * r.kv_stride + w.kv_head * D, to = kv_at(r.slots[w.row], w.kv_head, p.kv_heads, p.block_len, D);
+    RopeHead key = rope_load(offset(r.k, from), D / 2, t.lane);
+    const RopeHead value = rope_load(offset(r.v, from), D / 2, t.lane);
+    if (given(r.k_gain)) rope_norm(key, r.k_gain, r.k_eps, D / 2, t.lane);
+    rope_turn(key, offset(r.angles, i64(w.position) * (D / 2)), D / 2, t.lane);
+    rope_store(offset(r.keys, to), key, D / 2, t.lane);
+    rope_store(offset(r.values, to), value, D / 2, t.lane);
+    simd_barrier();  // all lanes of it see them
+  }
+  for (; asked < STAGES; asked++) {
+    if (asked < 2 * tiles.count) ask_for_tile(p, table, w, tiles, asked, own.tiles[asked], t.lane);
+    copies_asked();
+  }
+  turn_query<D>(row, r, w.position, t.lane);
+  const QueryRows<D> q = split_query<D>(row, p, w, t.lane);
+  matrix_split(p, table, w, q, tiles, own, t.lane);
+  attention_finish<D>(p, w, t.gz, g, t);
+}
+
 // Two groups share a multiprocessor; where there are few rows, one of eight SIMD groups has what the projections beside it leave:
 // of registers 128 a thread, which heads of 64 do with (`WIDE_BESIDE` 2), so that the projections of the next layer fill their rings
 // meanwhile. Heads of 128 have 176 registers, and lose more by 128 than they gain.
@@ -279,7 +371,9 @@ FN void attention_matrix(CONST AttentionParams<f16>& p, GROUP MatrixGroup<D, W>&
   KERNEL_DYNAMIC(attention_f16_d##D, AttentionParams<f16>, attention_d##D##_memory, 128, attention_matrix<D, 4, false>)      \
   KERNEL_DYNAMIC(attention_f16_d##D##_loop, AttentionParams<f16>, attention_d##D##_memory, 128, attention_matrix<D, 4, true>) \
   KERNEL_BESIDE(attention_f16_d##D##_wide, AttentionParams<f16>, attention_d##D##_wide_memory, 256, WIDE_BESIDE,             \
-                attention_matrix<D, 8, false>)
+                attention_matrix<D, 8, false>)                                                                               \
+  KERNEL_BESIDE(rope_attention_f16_d##D##_wide, RopeAttentionParams, attention_d##D##_wide_memory, 256, WIDE_BESIDE,        \
+                rope_attention_matrix<D, 8>)
 ATTENTION_MATRIX(64, 2)
 ATTENTION_MATRIX(128, 1)
 #endif

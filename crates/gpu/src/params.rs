@@ -350,6 +350,23 @@ params! {
         operand: OperandPlace,
     }
 
+    /// `attention_f16.h`
+    "RopeAttentionParams" struct RopeAttentionParams {
+        attention: AttentionParams,
+        k: Address,
+        v: Address,
+        q_gain: Address,
+        k_gain: Address,
+        angles: Address,
+        slots: Address,
+        keys: Address,
+        values: Address,
+        kv_stride: i32,
+        padding: i32,
+        q_eps: f32,
+        k_eps: f32,
+    }
+
     /// `sm90/activations.h`
     "ActivationParams" struct ActivationParams {
         x: Address,

@@ -1,11 +1,11 @@
 //! `kernels/attention.h`: attention of rows that are alone in their sequence, or few, each for itself;
 //! [`attention_f16`] has variants on matrix instructions.
 
-use plan::{Attention, KvFormat};
+use plan::{Attention, KvFormat, Norm};
 
 use crate::kernels::{attention_f16, operand};
 use crate::launch::{Access, Launch, Region};
-use crate::params::AttentionParams;
+use crate::params::{AttentionParams, RopeAttentionParams};
 use crate::site::{DeviceRows, F32, LoadedPlan, Site, index};
 use crate::target::Target;
 
@@ -128,8 +128,78 @@ pub(crate) fn partials_bytes(loaded: &LoadedPlan<'_>, attention: &Attention, sin
     (singles * attention.heads * variant.max_splits * (variant.dim + STATS_LEN)) as u64 * F32
 }
 
-/// Rows that are alone in their sequence, or few: each for itsite.
+/// What a launch of single rows is made of.
+struct SingleRows {
+    variant: AttentionVariant,
+    params: AttentionParams,
+    groups: [usize; 3],
+    /// Beside those that all kernels of attention have.
+    operands: Vec<(Access, Region)>,
+}
+
+/// Rows that are alone in their sequence, or few: each for itself.
 pub(crate) fn launch(site: &Site<'_>, q: DeviceRows, attention: &Attention, out: DeviceRows, singles: usize) -> Launch {
+    let SingleRows { variant, params, groups, operands } = single_rows(site, q, attention, out, singles);
+    let launch = launch_of(site, variant.kernel, groups, &params, q, attention)
+        .with_groups_of(variant.threads, variant.group_bytes);
+    operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
+}
+
+/// The same of rows of `q`, `k` and `v` as projections leave them: heads are normalised and turned on the way, and keys
+/// and values written to the cache. `None` where there is no kernel for it.
+pub(crate) fn rope_launch(
+    site: &Site<'_>,
+    [q, k, v]: [DeviceRows; 3],
+    norms: [Option<Norm>; 2],
+    rope: usize,
+    attention: &Attention,
+    out: DeviceRows,
+    singles: usize,
+) -> Option<Launch> {
+    let cache = &site.loaded.cache.layers[attention.layer];
+    let SingleRows { variant, params, groups, operands } = single_rows(site, q, attention, out, singles);
+    let kernel = match variant.kernel {
+        "attention_f16_d64_wide" => "rope_attention_f16_d64_wide",
+        "attention_f16_d128_wide" => "rope_attention_f16_d128_wide",
+        _ => return None,
+    };
+    let [q_gain, k_gain] = norms.map(|norm| site.vector(norm.map(|norm| norm.weight)));
+    let [q_eps, k_eps] = norms.map(|norm| norm.map_or(0.0, |norm| norm.eps));
+    let angles = site.loaded.angles[rope];
+    let params = RopeAttentionParams {
+        attention: params,
+        k: k.region.address,
+        v: v.region.address,
+        q_gain: q_gain.address,
+        k_gain: k_gain.address,
+        angles: angles.address,
+        slots: site.step.slots.address,
+        keys: cache.keys.address,
+        values: cache.values.address,
+        kv_stride: index(k.stride),
+        padding: 0,
+        q_eps,
+        k_eps,
+    };
+    let launch = Launch::new(kernel, groups, &params)
+        .with_groups_of(variant.threads, variant.group_bytes)
+        .with(Access::Read, q.region)
+        .with(Access::Read, k.region)
+        .with(Access::Read, v.region)
+        .with(Access::Update, cache.keys)
+        .with(Access::Update, cache.values);
+    let steps = [site.step.positions, site.step.table_starts, site.step.blocks, site.step.slots];
+    let constants = steps.into_iter().chain([q_gain, k_gain, angles]).map(|region| (Access::Constant, region));
+    Some(constants.chain(operands).fold(launch, |launch, (access, region)| launch.with(access, region)))
+}
+
+fn single_rows(
+    site: &Site<'_>,
+    q: DeviceRows,
+    attention: &Attention,
+    out: DeviceRows,
+    singles: usize,
+) -> SingleRows {
     let variant = variant_for(site.loaded, attention, singles);
     let (offset, bytes) = site.layout.partials;
     let is_cut = variant.max_splits > 1 && !variant.loops;
@@ -155,14 +225,15 @@ pub(crate) fn launch(site: &Site<'_>, q: DeviceRows, attention: &Attention, out:
         ..params(site, q, attention, out)
     };
     let splits = if is_cut { variant.max_splits } else { 1 };
-    launch_of(site, variant.kernel, [groups_of_row, singles, splits], &params, q, attention)
-        .with_groups_of(variant.threads, variant.group_bytes)
-        .with(Access::Constant, site.step.num_singles)
-        .with(Access::Constant, site.step.singles)
-        .with(Access::Write, site.writes.map_or(out.region, |direct| direct.rows))
-        .with(Access::Write, partials)
-        .with(Access::Write, stats)
-        .with(Access::Update, counters)
+    let operands = vec![
+        (Access::Constant, site.step.num_singles),
+        (Access::Constant, site.step.singles),
+        (Access::Write, site.writes.map_or(out.region, |direct| direct.rows)),
+        (Access::Write, partials),
+        (Access::Write, stats),
+        (Access::Update, counters),
+    ];
+    SingleRows { variant, params, groups: [groups_of_row, singles, splits], operands }
 }
 
 /// What all kernels of attention are given.

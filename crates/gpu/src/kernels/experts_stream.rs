@@ -16,6 +16,9 @@ const HEADER: usize = 2304;
 
 const SLOTS_MAX: usize = 16;
 
+/// Rows that are multiplied at once, `STREAM_ROWS` of `kernels/linear_stream.h`.
+const ROWS: usize = 4;
+
 /// Experts among which the kernel chooses that has the router too.
 const ROUTED_EXPERTS_MAX: usize = 128;
 
@@ -108,11 +111,12 @@ pub(crate) fn down_variant(target: &Target, shape: ExpertsShape) -> Option<Exper
     let x_slot = format.x_bytes.next_multiple_of(128);
     let parts_at = HEADER + shape.slots * x_slot;
     let outputs = shape.n.div_ceil(target.multiprocessors);
+    // Short rows are multiplied several at once.
+    let stage_rows = if format.stage_rows() > ROWS { ROWS } else { format.stage_rows() };
     let ring_at = (parts_at + shape.slots * outputs * F32 as usize).next_multiple_of(128);
     let of_share = |share: usize| {
         let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
         let stages = (group_bytes.checked_sub(ring_at)? / (SIMDS * format.plane())).min(STAGES_MAX);
-        let stage_rows = format.stage_rows();
         Some(ExpertsVariant { stages, stage_rows, ring_at, x_slot, parts_at, group_bytes })
     };
     let two_stages = of_share(PLAIN_SHARE).filter(|variant| variant.stages > 1);

@@ -1,6 +1,6 @@
 //! Attention: rows that are alone in their sequence, or few, by one kernel, and many rows of a sequence by another.
 
-use plan::{Attention, Op, StepShape};
+use plan::{Attention, Op, Plan, StepShape};
 
 use crate::kernels::{attention, attention_tiles};
 use crate::launch::{Access, Launch};
@@ -33,4 +33,43 @@ pub(crate) fn launches(site: &Site<'_>, q: DeviceRows, of: &Attention, out: Devi
         launches.push(attention_tiles::launch(site, q, of, out, tiles).with(access, out.region));
     }
     launches
+}
+
+/// Lets what [`rope_attention`] reads live until attention has ended, for those who place values: behind such an attention
+/// stand ops that read it once more.
+pub(crate) fn keep_operands(plan: &mut Plan) {
+    if !plan.ops.iter().any(|op| matches!(op, Op::MoeRoute { .. })) {
+        return;
+    }
+    let ops = std::mem::take(&mut plan.ops);
+    for (at, op) in ops.iter().enumerate() {
+        plan.ops.push(op.clone());
+        if let (Some(&Op::RopeKvWrite { q, k, v, layer, .. }), Op::Attention { .. }) =
+            (at.checked_sub(1).map(|before| &ops[before]), op)
+        {
+            plan.ops.extend([Op::KvWrite { layer, k: q, v: q }, Op::KvWrite { layer, k, v }]);
+        }
+    }
+}
+
+/// Rotation, the write to the cache and attention of one row in one launch, where the one follows the other, nobody else
+/// reads what is turned, and there is a kernel for it.
+pub(crate) fn rope_attention(site: &Site<'_>, op: &Op, next: &Op) -> Option<Launch> {
+    let Op::RopeKvWrite { q, k, v, q_norm, k_norm, rope, layer, q_out } = *op else { return None };
+    let Op::Attention { q: turned, ref attention, out } = *next else { return None };
+    let plan = site.loaded.plan;
+    let readers = plan.ops.iter().filter(|op| op.inputs().contains(&q_out)).count();
+    let [q, k, v, out] = [q, k, v, out].map(|value| site.place(value));
+    let AttentionItems { singles, tiles } = site.layout.step.attention;
+    // The result may lie where the op ahead still reads, or what this one reads.
+    let apart = [q, k, v].iter().all(|rows| rows.region.is_apart(out.region));
+    let is_one = site.num_rows(q.rows) == 1 && (singles, tiles) == (1, 0);
+    if turned != q_out || attention.layer != layer || readers != 1 || !apart || !is_one {
+        return None;
+    }
+    let head_dim = site.loaded.cache.layers[layer].layer.head_dim;
+    if plan.ropes[rope].head_dim != head_dim {
+        return None;
+    }
+    attention::rope_launch(site, [q, k, v], [q_norm, k_norm], rope, attention, out, singles)
 }

@@ -28,6 +28,7 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout 
     let LoadedPlan { plan, cache, .. } = *loaded;
     let mut padded = plan.clone();
     padded.values.iter_mut().for_each(|value| value.width = value.width.next_multiple_of(ROW_ALIGN));
+    attention::keep_operands(&mut padded);
     let memory = MemoryPlan::new(&padded, shape);
     let most = |bytes: &dyn Fn(&Op) -> u64| plan.ops.iter().map(bytes).max().unwrap_or(0);
     let mut end = (memory.len as u64 * F32).next_multiple_of(256);
@@ -76,6 +77,12 @@ pub(crate) fn lower(
         site.reads = site.writes;
         site.writes = next.filter(|_| !keep).and_then(|next| projection::direct_operand(&site, op, next));
         if let Some(launch) = next.and_then(|next| projection::norm_linear_rope(&site, op, next)) {
+            ops.push(OpLaunches { op: index, launches: vec![launch] });
+            ops.push(OpLaunches { op: index + 1, launches: vec![] });
+        } else if let Some(launch) = next
+            .filter(|_| routes_with_glu && !keep)
+            .and_then(|next| attention::rope_attention(&Site { target: loaded.target.of("attention"), ..site }, op, next))
+        {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
         } else if let Some(launch) = moe::route_glu(&site, index).filter(|_| routes_with_glu) {
