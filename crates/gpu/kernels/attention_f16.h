@@ -290,9 +290,23 @@ FN void attention_matrix(CONST AttentionParams<f16>& p, GROUP MatrixGroup<D, W>&
   }
   attention_store_all(p, states, w, t);
 }
+// What a lane's part of a query is multiplied by and turned by, asked for before the query is there.
+template <i32 D> struct QueryTurn { f32x4 gain[D / 16]; f32x2 angle[D / 8]; };
+
+template <i32 D>
+FN void load_turn(THREAD QueryTurn<D>& turn, CONST RopeAttentionParams& r, i32 position, i32 lane) {
+  const Ptr<const f32x2> angles = offset(r.angles, i64(position) * (D / 2));
+  UNROLL for (i32 j = 0; j < D / 32; j++)
+    UNROLL for (i32 i = 0; i < 4; i++) turn.angle[j * 4 + i] = angles[j / 2 * 32 + lane % 4 * 8 + j % 2 * 4 + i];
+  if (given(r.q_gain)) {
+    const Ptr<const f32x4> gains = vectors4(r.q_gain);
+    UNROLL for (i32 j = 0; j < D / 16; j++) turn.gain[j] = gains[j / 2 * 8 + lane % 4 * 2 + j % 2];
+  }
+}
+
 // A lane's part of a query is normalised with those of the three lanes beside it, and turned: features that turn together are in one lane.
 template <i32 D>
-FN void turn_query(THREAD f32x4 (&q)[D / 16], CONST RopeAttentionParams& r, i32 position, i32 lane) {
+FN void turn_query(THREAD f32x4 (&q)[D / 16], THREAD const QueryTurn<D>& turn, CONST RopeAttentionParams& r) {
   if (given(r.q_gain)) {
     f32 squares = 0.f;
     UNROLL for (i32 j = 0; j < D / 16; j++)
@@ -300,17 +314,14 @@ FN void turn_query(THREAD f32x4 (&q)[D / 16], CONST RopeAttentionParams& r, i32 
     squares += shuffle_xor(squares, 1);
     squares += shuffle_xor(squares, 2);
     const f32 scale = inv_sqrt(squares / f32(D) + r.q_eps);
-    const Ptr<const f32x4> gains = vectors4(r.q_gain);
     UNROLL for (i32 j = 0; j < D / 16; j++) {
-      const f32x4 gain = gains[j / 2 * 8 + lane % 4 * 2 + j % 2];
+      const f32x4 gain = turn.gain[j];
       q[j].x = q[j].x * scale * gain.x; q[j].y = q[j].y * scale * gain.y;
       q[j].z = q[j].z * scale * gain.z; q[j].w = q[j].w * scale * gain.w;
     }
   }
-  const Ptr<const f32x2> angles = offset(r.angles, i64(position) * (D / 2));
   UNROLL for (i32 j = 0; j < D / 32; j++) {
-    const i32 first = j / 2 * 32 + lane % 4 * 8 + j % 2 * 4;
-    const f32x2 x = angles[first], y = angles[first + 1], z = angles[first + 2], w = angles[first + 3];
+    const f32x2 x = turn.angle[j * 4], y = turn.angle[j * 4 + 1], z = turn.angle[j * 4 + 2], w = turn.angle[j * 4 + 3];
     const f32x4 a = q[j], b = q[j + D / 32];
     q[j].x = a.x * x.x - b.x * x.y; q[j + D / 32].x = b.x * x.x + a.x * x.y;
     q[j].y = a.y * y.x - b.y * y.y; q[j + D / 32].y = b.y * y.x + a.y * y.y;
@@ -338,12 +349,15 @@ FN void rope_attention_matrix(CONST RopeAttentionParams& r, GROUP MatrixGroup<D,
     ask_for_tile(p, table, w, tiles, asked, own.tiles[asked], t.lane);
     copies_asked();
   }
+  QueryTurn<D> turn;
+  load_turn<D>(turn, r, w.position, t.lane);
+  const i64 to = kv_at(r.slots[w.row], w.kv_head, p.kv_heads, p.block_len, D);
   wait_for_previous();
   f32x4 row[D / 16];
   load_query<D>(row, p, w, t.lane);
   const i32 behind = w.position - (tiles.begin + (tiles.count - 1) * tiles.stride);
   if (tiles.count > 0 && tiles.end == w.position + 1 && behind >= 0 && behind < ATTENTION_TILE) {  // the whole SIMD group
-    const i64 from = i64(w.row) * r.kv_stride + w.kv_head * D, to = kv_at(r.slots[w.row], w.kv_head, p.kv_heads, p.block_len, D);
+    const i64 from = i64(w.row) * r.kv_stride + w.kv_head * D;
     RopeHead key = rope_load(offset(r.k, from), D / 2, t.lane);
     const RopeHead value = rope_load(offset(r.v, from), D / 2, t.lane);
     if (given(r.k_gain)) rope_norm(key, r.k_gain, r.k_eps, D / 2, t.lane);
@@ -356,7 +370,7 @@ FN void rope_attention_matrix(CONST RopeAttentionParams& r, GROUP MatrixGroup<D,
     if (asked < 2 * tiles.count) ask_for_tile(p, table, w, tiles, asked, own.tiles[asked], t.lane);
     copies_asked();
   }
-  turn_query<D>(row, r, w.position, t.lane);
+  turn_query<D>(row, turn, r);
   const QueryRows<D> q = split_query<D>(row, p, w, t.lane);
   matrix_split(p, table, w, q, tiles, own, t.lane);
   attention_finish<D>(p, w, t.gz, g, t);

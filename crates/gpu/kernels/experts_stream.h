@@ -38,8 +38,8 @@ struct ExpertStreamParams {
 enum { STREAM_EXPERTS = 128 };  // among which the kernel chooses that has the router
 struct ExpertStreamGroup {
   LinearStreamGroup stream;
-  f32 dot[STREAM_SIMDS];
-  i32 padding[16];
+  f32 dot[STREAM_SIMDS];     // a SIMD group's part of a logit
+  f32 weight[STREAM_SIMDS];  // of each slot
   f32 logit[STREAM_EXPERTS];
   u32 key[STREAM_EXPERTS];
 };
@@ -48,6 +48,7 @@ static_assert(sizeof(ExpertStreamGroup) <= 2304, "x begins at byte 2304");
 // What outputs of experts are finished with.
 template <StreamKind KIND> struct StreamExperts {
   CONST ExpertStreamParams& e;
+  GROUP const f32 (&weights)[STREAM_SIMDS];  // of slots
   f32 factor_;  // of the norm
   i32 units, first;
   template <bool OTHER> PART i32 x_at(CONST LinearStreamParams& p, i32 slot) const {
@@ -65,7 +66,7 @@ template <StreamKind KIND> struct StreamExperts {
       const i64 at = i64(g.expert[slot]) * e.bias_stride + row;
       if (given(s.bias)) rest.bias = s.bias[at];
       if (KIND == STREAM_EXPERT_GLU && given(s.up_bias)) rest.other_bias = s.up_bias[at];
-      if (KIND == STREAM_EXPERT_DOWN) rest.residual = e.weights[slot];
+      if (KIND == STREAM_EXPERT_DOWN) rest.residual = weights[slot];
     }
     return rest;
   }
@@ -246,7 +247,7 @@ FN void expert_glu_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& 
     }
   }
 #endif
-  const StreamExperts<STREAM_EXPERT_GLU> more = {e, factor, slots.units, 0};
+  const StreamExperts<STREAM_EXPERT_GLU> more = {e, whole.weight, factor, slots.units, 0};
   stream_units<W, STREAM_EXPERT_GLU, true, false, PLANE>(p, g, next, size, slots, unit, end, more, t);
 }
 
@@ -280,6 +281,7 @@ FN void expert_down_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup&
 #endif
   wait_for_previous();
   if (!asked && t.simd == 0 && t.lane < e.slots) g.expert[t.lane] = expert_of(e.ids[t.lane], e.experts);
+  const f32 weight = t.simd == 0 && t.lane < e.slots ? e.weights[t.lane] : 0.f;
   const f32 residual = thread < outputs ? p.residual[first + thread] : 0.f;
 #ifdef GROUPS_MEET
   // Messages of the router, which everybody has seen.
@@ -304,12 +306,12 @@ FN void expert_down_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup&
       const i32 i = base + j * STREAM_THREADS + thread;
       const i32 slot = mini(i / slot_vectors, e.slots - 1), at = i - slot * slot_vectors;
       const f32x4 one[1] = {v[j]};
-      if (base + j * STREAM_THREADS < vectors)  // the whole group
-        StreamActivations<W>::template stage<1>(g, p.x_at + slot * e.x_slot, p.k, u32(at), one, t.lane);
+      StreamActivations<W>::template stage<1>(g, p.x_at + slot * e.x_slot, p.k, u32(at), one, t.lane);
     }
   }
+  if (t.simd == 0 && t.lane < STREAM_SIMDS) whole.weight[t.lane] = weight;
   group_barrier();
-  const StreamExperts<STREAM_EXPERT_DOWN> more = {e, 1.f, outputs, first};
+  const StreamExperts<STREAM_EXPERT_DOWN> more = {e, whole.weight, 1.f, outputs, first};
   stream_units<W, STREAM_EXPERT_DOWN, true, false, PLANE>(p, g, next, size, slots, unit, end, more, t);
   group_barrier();
   const GroupPtr<f32> parts = group_at<f32>(g, e.parts_at);

@@ -568,7 +568,7 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
         const bool is_last = piece == size.pieces - 1;
         const i32 chunks = is_last ? size.last / (CHUNK / 16) : PIECE / CHUNK;
         i32 r = 0;
-        if (KIND == STREAM_EXPERT_DOWN && p.stage_rows == STREAM_ROWS) {
+        if (KIND == STREAM_EXPERT_DOWN && i32(W::LEN) == 32 && p.stage_rows == STREAM_ROWS) {
           // Several rows at once, which meet the same x: sums of one would wait for each other.
           for (; r < count; r += STREAM_ROWS) {
             f32 sums[STREAM_ROWS];

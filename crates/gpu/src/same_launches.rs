@@ -77,6 +77,12 @@ fn models() -> Vec<(&'static str, Value)> {
         config.as_object_mut().expect("an object").extend(fields);
         config
     };
+    let mixture = |more: &Value| {
+        with(
+            json!({"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true}),
+            more.clone(),
+        )
+    };
     vec![
         ("llama-8b", config("llama", 4096, 14_336, 32, 8, 128)),
         ("llama-1b", with(config("llama", 2048, 8192, 32, 8, 64), json!({"tie_word_embeddings": true}))),
@@ -85,6 +91,9 @@ fn models() -> Vec<(&'static str, Value)> {
         ("qwen3-4b", config("qwen3", 2560, 9728, 32, 8, 128)),
         ("mistral", with(config("mistral", 1024, 2816, 8, 8, 128), json!({"sliding_window": 33}))),
         ("smollm3", config("smollm3", 2048, 11_008, 16, 4, 128)),
+        ("mixtral", with(config("mixtral", 1024, 2048, 8, 2, 128), json!({"num_local_experts": 8, "num_experts_per_tok": 2}))),
+        ("qwen3-moe", with(config("qwen3_moe", 2048, 6144, 32, 4, 128), mixture(&json!({})))),
+        ("qwen2-moe", with(config("qwen2_moe", 512, 1024, 8, 2, 64), mixture(&json!({"shared_expert_intermediate_size": 512})))),
         ("odd", config("llama", 40, 56, 3, 1, 10)),
     ]
 }
@@ -230,8 +239,11 @@ fn lines() -> (String, BTreeMap<String, String>) {
                 let loaded = Loaded::new(target, &fused, &all_in(format), kv(KvFormat::F16));
                 add(name(&format!("{format:?}").to_lowercase()), loaded.recorded(&fused));
             }
-            let loaded = Loaded::new(target, &fused, &mixed, kv(KvFormat::F16));
-            add(name("mixed"), loaded.recorded(&fused));
+            // All experts of a stack are in one format.
+            if crate::weights::stacks(&fused).next().is_none() {
+                let loaded = Loaded::new(target, &fused, &mixed, kv(KvFormat::F16));
+                add(name("mixed"), loaded.recorded(&fused));
+            }
             let q8_0 = all_in(DeviceFormat::Q8_0);
             add(name("kv-f32"), Loaded::new(target, &fused, &q8_0, kv(KvFormat::F32)).recorded(&fused));
             add(name("textbook"), Loaded::new(target, &textbook, &q8_0, kv(KvFormat::F16)).recorded(&textbook));

@@ -34,6 +34,9 @@ const TILE: usize = 16;
 /// Tiles of a split, where there are more than one: with fewer, folding costs more than it saves.
 const MIN_TILES: usize = 6;
 
+/// The same beside rotation: three tiles for each SIMD group of a group that folds nothing.
+const ROPE_MIN_TILES: usize = 24;
+
 /// Splits that are folded at once; more are no faster.
 const SPLITS_MAX: usize = 16;
 
@@ -167,7 +170,7 @@ pub(crate) fn rope_launch(
     let [q_eps, k_eps] = norms.map(|norm| norm.map_or(0.0, |norm| norm.eps));
     let angles = site.loaded.angles[rope];
     let params = RopeAttentionParams {
-        attention: params,
+        attention: AttentionParams { min_tiles: index(ROPE_MIN_TILES), ..params },
         k: k.region.address,
         v: v.region.address,
         q_gain: q_gain.address,

@@ -85,7 +85,7 @@ pub(crate) fn lower(
         {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
-        } else if let Some(launch) = moe::route_glu(&site, index).filter(|_| routes_with_glu) {
+        } else if let Some(launch) = Some(index).filter(|_| routes_with_glu).and_then(|at| moe::route_glu(&site, at)) {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
             site.routed = Some(moe::routed_layer(&loaded.plan.ops, index));

@@ -129,7 +129,9 @@ pub(crate) fn route_glu(site: &Site<'_>, at: usize) -> Option<Launch> {
 /// Whether all routers of a plan are in one launch with gated units: messages of one layer are forgotten by the next.
 pub(crate) fn routes_with_glu(site: &Site<'_>) -> bool {
     let ops = &site.loaded.plan.ops;
-    routers(ops).next().is_some() && routers(ops).all(|at| route_glu(site, at).is_some())
+    has_messages(site.loaded, site.shape)
+        && routers(ops).next().is_some()
+        && routers(ops).all(|at| route_glu(site, at).is_some())
 }
 
 /// The places of routers.
@@ -143,8 +145,12 @@ pub(crate) fn routed_layer(ops: &[Op], at: usize) -> RoutedLayer {
     RoutedLayer { index, layers: routers(ops).count() }
 }
 
+/// Whether routers may send messages: the last layer may have one row, of outputs, where the others have more.
+fn has_messages(loaded: &LoadedPlan<'_>, shape: StepShape) -> bool {
+    loaded.target.groups_meet && shape.tokens == 1
+}
+
 /// Bytes of the messages of routers.
 pub(crate) fn messages_bytes(loaded: &LoadedPlan<'_>, shape: StepShape) -> u64 {
-    let has_messages = loaded.target.groups_meet && shape.tokens == 1;
-    if has_messages { experts_stream::messages_bytes(routers(&loaded.plan.ops).count()) } else { 0 }
+    if has_messages(loaded, shape) { experts_stream::messages_bytes(routers(&loaded.plan.ops).count()) } else { 0 }
 }
