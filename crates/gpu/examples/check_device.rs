@@ -380,7 +380,9 @@ fn mixture_layers(device: &GpuBackend) -> Checked {
                         }
                     }
                 }
-                println!("mixture in {format}, {top_k} of {experts} by {router}: {worst:.3} of the bound, off by {off:.1e}");
+                println!(
+                    "mixture in {format}, {top_k} of {experts} by {router}: {worst:.3} of the bound, off by {off:.1e}"
+                );
             }
         }
     }
@@ -432,7 +434,8 @@ const MIXTURES: &str = r#"{
 fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
     let shapes: serde_json::Value = serde_json::from_str(include_str!("../../cli/src/bench/shapes.json"))?;
     let mixtures: serde_json::Value = serde_json::from_str(MIXTURES)?;
-    let config = shapes.get(shape).or_else(|| mixtures.get(shape)).ok_or_else(|| format!("there is no shape `{shape}`"))?;
+    let config =
+        shapes.get(shape).or_else(|| mixtures.get(shape)).ok_or_else(|| format!("there is no shape `{shape}`"))?;
     let plan = fuse(restrict_outputs(models::build_plan(config, &AnyShape)?));
     let is_int4 = format == "int4";
     let format_of = |name: &str| {

@@ -426,8 +426,7 @@ impl Backend for GpuBackend {
             | Op::Combine { .. }
             | Op::GateRows { .. } => true,
             Op::Route { router, .. } | Op::MoeRoute { router, .. } => {
-                router.top_k <= route::TOP_K_MAX
-                    && router.groups.is_none_or(|groups| groups.count <= route::GROUPS_MAX)
+                router.top_k <= route::TOP_K_MAX && router.groups.is_none_or(|groups| groups.count <= route::GROUPS_MAX)
             }
             // One kernel reads all experts of a stack, at equal distances, and gate and up together.
             Op::ExpertLinear { experts, .. } => are_alike(&formats[..experts.count]),

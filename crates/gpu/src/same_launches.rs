@@ -91,9 +91,15 @@ fn models() -> Vec<(&'static str, Value)> {
         ("qwen3-4b", config("qwen3", 2560, 9728, 32, 8, 128)),
         ("mistral", with(config("mistral", 1024, 2816, 8, 8, 128), json!({"sliding_window": 33}))),
         ("smollm3", config("smollm3", 2048, 11_008, 16, 4, 128)),
-        ("mixtral", with(config("mixtral", 1024, 2048, 8, 2, 128), json!({"num_local_experts": 8, "num_experts_per_tok": 2}))),
+        (
+            "mixtral",
+            with(config("mixtral", 1024, 2048, 8, 2, 128), json!({"num_local_experts": 8, "num_experts_per_tok": 2})),
+        ),
         ("qwen3-moe", with(config("qwen3_moe", 2048, 6144, 32, 4, 128), mixture(&json!({})))),
-        ("qwen2-moe", with(config("qwen2_moe", 512, 1024, 8, 2, 64), mixture(&json!({"shared_expert_intermediate_size": 512})))),
+        (
+            "qwen2-moe",
+            with(config("qwen2_moe", 512, 1024, 8, 2, 64), mixture(&json!({"shared_expert_intermediate_size": 512}))),
+        ),
         ("odd", config("llama", 40, 56, 3, 1, 10)),
     ]
 }

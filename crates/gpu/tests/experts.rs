@@ -98,10 +98,7 @@ fn every_router_chooses_as_the_reference() {
         (Router { weights: RouteWeights::Scores, scale: 2.5, ..SOFTMAX }, false),
         (Router { scores: Scores::Logits, weights: RouteWeights::Softmax, top_k: 4, ..SOFTMAX }, false),
         (Router { scores: Scores::Sigmoid, weights: RouteWeights::Normalised { eps: 1e-20 }, ..SOFTMAX }, true),
-        (
-            Router { scores: Scores::Sigmoid, groups: grouped(4, 2, GroupScore::SumOfTwo), top_k: 3, ..SOFTMAX },
-            true,
-        ),
+        (Router { scores: Scores::Sigmoid, groups: grouped(4, 2, GroupScore::SumOfTwo), top_k: 3, ..SOFTMAX }, true),
         (Router { groups: grouped(3, 1, GroupScore::Largest), scale: 16.0, ..SOFTMAX }, false),
     ];
     for (index, (router, correction)) in routers.into_iter().enumerate() {

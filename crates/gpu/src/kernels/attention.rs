@@ -34,9 +34,6 @@ const TILE: usize = 16;
 /// Tiles of a split, where there are more than one: with fewer, folding costs more than it saves.
 const MIN_TILES: usize = 6;
 
-/// The same beside rotation: three tiles for each SIMD group of a group that folds nothing.
-const ROPE_MIN_TILES: usize = 24;
-
 /// Splits that are folded at once; more are no faster.
 const SPLITS_MAX: usize = 16;
 
@@ -170,7 +167,7 @@ pub(crate) fn rope_launch(
     let [q_eps, k_eps] = norms.map(|norm| norm.map_or(0.0, |norm| norm.eps));
     let angles = site.loaded.angles[rope];
     let params = RopeAttentionParams {
-        attention: AttentionParams { min_tiles: index(ROPE_MIN_TILES), ..params },
+        attention: params,
         k: k.region.address,
         v: v.region.address,
         q_gain: q_gain.address,
@@ -196,13 +193,7 @@ pub(crate) fn rope_launch(
     Some(constants.chain(operands).fold(launch, |launch, (access, region)| launch.with(access, region)))
 }
 
-fn single_rows(
-    site: &Site<'_>,
-    q: DeviceRows,
-    attention: &Attention,
-    out: DeviceRows,
-    singles: usize,
-) -> SingleRows {
+fn single_rows(site: &Site<'_>, q: DeviceRows, attention: &Attention, out: DeviceRows, singles: usize) -> SingleRows {
     let variant = variant_for(site.loaded, attention, singles);
     let (offset, bytes) = site.layout.partials;
     let is_cut = variant.max_splits > 1 && !variant.loops;

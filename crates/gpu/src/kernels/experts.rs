@@ -10,9 +10,6 @@ use crate::weights::{DeviceExperts, DeviceFormat};
 /// Output features of a group.
 const OUTPUTS: usize = 2 * GROUP_SIMDS;
 
-/// Rows and slots that share one launch's grid: more slots than any model has.
-const _: () = assert!(crate::kernels::route::TOP_K_MAX < 65_536, "slots are a dimension of the grid");
-
 /// What is computed of a row's experts.
 #[derive(Clone, Copy)]
 pub(crate) enum ExpertsKind {
@@ -21,10 +18,7 @@ pub(crate) enum ExpertsKind {
     /// The gated unit of each: of these up projections too.
     Glu(Experts, Activation),
     /// The weighted sum of the projections, and a residual.
-    Down {
-        weights: DeviceRows,
-        residual: DeviceRows,
-    },
+    Down { weights: DeviceRows, residual: DeviceRows },
 }
 
 /// The weights of a stack as kernels are told.

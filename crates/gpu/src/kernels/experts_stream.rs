@@ -204,8 +204,14 @@ pub(crate) fn glu(
             params.router_bias = bias.address;
             (params.logits, params.logit) = (messages.address, messages.address);
             (params.ids_out, params.weights_out) = (ids.region.address, of_slots.region.address);
-            operands.extend([rows.values, bias, site.vector(router.correction)].map(|region| (Access::Constant, region)));
-            operands.extend([(Access::Write, ids.region), (Access::Write, of_slots.region), (Access::Update, messages), (Access::Update, ids_sent)]);
+            operands
+                .extend([rows.values, bias, site.vector(router.correction)].map(|region| (Access::Constant, region)));
+            operands.extend([
+                (Access::Write, ids.region),
+                (Access::Write, of_slots.region),
+                (Access::Update, messages),
+                (Access::Update, ids_sent),
+            ]);
         }
     }
     let launch = launch(site, kernel, variant, &params, operands);

@@ -41,12 +41,7 @@ pub(crate) fn router(site: &Site<'_>, router: &Router, experts: usize) -> Router
 }
 
 /// The experts of the rows of `logits`, and their weights.
-pub(crate) fn launch(
-    site: &Site<'_>,
-    logits: DeviceRows,
-    of: &Router,
-    [ids, weights]: [DeviceRows; 2],
-) -> Launch {
+pub(crate) fn launch(site: &Site<'_>, logits: DeviceRows, of: &Router, [ids, weights]: [DeviceRows; 2]) -> Launch {
     let correction = site.vector(of.correction);
     let params = RouteParams {
         router: router(site, of, logits.width),

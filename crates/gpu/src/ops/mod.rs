@@ -37,9 +37,8 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout 
         end += bytes.next_multiple_of(256);
         (start, bytes)
     };
-    let scratch = reserve(most(&|op| {
-        projection::scratch_bytes(loaded, op, shape).max(moe::scratch_bytes(loaded, op, shape))
-    }));
+    let scratch =
+        reserve(most(&|op| projection::scratch_bytes(loaded, op, shape).max(moe::scratch_bytes(loaded, op, shape))));
     let pairs = plan.ops.windows(2);
     let direct_operand =
         reserve(pairs.map(|pair| projection::direct_operand_bytes(loaded, pair, shape)).max().unwrap_or(0));
@@ -79,10 +78,9 @@ pub(crate) fn lower(
         if let Some(launch) = next.and_then(|next| projection::norm_linear_rope(&site, op, next)) {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
-        } else if let Some(launch) = next
-            .filter(|_| routes_with_glu && !keep)
-            .and_then(|next| attention::rope_attention(&Site { target: loaded.target.of("attention"), ..site }, op, next))
-        {
+        } else if let Some(launch) = next.filter(|_| routes_with_glu && !keep).and_then(|next| {
+            attention::rope_attention(&Site { target: loaded.target.of("attention"), ..site }, op, next)
+        }) {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
         } else if let Some(launch) = Some(index).filter(|_| routes_with_glu).and_then(|at| moe::route_glu(&site, at)) {
@@ -150,10 +148,24 @@ fn launches(site: &Site<'_>, op: &Op) -> Vec<Launch> {
             vec![experts::launch(site, place(x), place(ids), experts, ExpertsKind::Linear, place(out))]
         }
         Op::Combine { x, weights, out } => {
-            vec![elementwise::launch(site, "combine_f32", place(x), SecondOperand::Rows(place(weights)), None, place(out))]
+            vec![elementwise::launch(
+                site,
+                "combine_f32",
+                place(x),
+                SecondOperand::Rows(place(weights)),
+                None,
+                place(out),
+            )]
         }
         Op::GateRows { x, gate, out } => {
-            vec![elementwise::launch(site, "gate_rows_f32", place(x), SecondOperand::Rows(place(gate)), None, place(out))]
+            vec![elementwise::launch(
+                site,
+                "gate_rows_f32",
+                place(x),
+                SecondOperand::Rows(place(gate)),
+                None,
+                place(out),
+            )]
         }
         Op::MoeRoute { x, norm, gate, ref router, ids, weights } => {
             moe::route(site, x, norm, gate, router, [ids, weights])

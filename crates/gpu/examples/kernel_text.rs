@@ -1,2 +1,0 @@
-#![allow(clippy::print_stdout, reason = "temporary")]
-fn main() { print!("{}", gpu::kernel_source::cuda()); }
