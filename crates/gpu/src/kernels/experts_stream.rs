@@ -152,12 +152,11 @@ pub(crate) fn can_route(site: &Site<'_>, gate: Linear, router: &Router) -> bool 
 pub(crate) fn glu(
     site: &Site<'_>,
     variant: &ExpertsVariant,
-    [x, ids]: [DeviceRows; 2],
+    [x, ids, out]: [DeviceRows; 3],
     norm: Norm,
     [gate, up]: [&Experts; 2],
     activation: Activation,
     router: Option<RouterPlace<'_>>,
-    out: DeviceRows,
 ) -> Launch {
     let weights = site.loaded.weights;
     let (stack, up_stack) = (weights.stack(gate), weights.stack(up));
@@ -302,4 +301,37 @@ fn launch(
     let group_bytes = u32::try_from(variant.group_bytes).expect("group memory is smaller than 2^32 bytes");
     let launch = Launch::new(kernel, [site.target.multiprocessors, 1, 1], params).with_groups_of(THREADS, group_bytes);
     operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::tests::H200;
+
+    #[test]
+    fn kernels_of_a_layer_share_a_multiprocessor_two_by_two() {
+        let qwen = |format, n, k| ExpertsShape { format, n, k, slots: 8 };
+        for format in DeviceFormat::ALL.into_iter().filter(|&format| format != DeviceFormat::F32) {
+            let glu = glu_variant(&H200, qwen(format, 768, 2048)).unwrap();
+            let down = down_variant(&H200, qwen(format, 2048, 768)).unwrap();
+            assert!(glu.stages > 0 && down.stages > 0 && down.parts_at > HEADER && down.ring_at > down.parts_at);
+            // A multiprocessor has a KiB more than a group may have, and keeps one for each group.
+            let two = glu.group_bytes + down.group_bytes + (2 << 10);
+            assert!(two <= (H200.group_bytes_max as usize) + (1 << 10), "{format:?}: {two} bytes");
+        }
+    }
+
+    #[test]
+    fn rows_that_leave_no_room_take_the_whole_group_or_another_kernel() {
+        let shape = ExpertsShape { format: DeviceFormat::BF16, n: 4096, k: 14_336, slots: 2 };
+        let whole = down_variant(&H200, shape).unwrap();
+        assert!(whole.group_bytes > H200.group_bytes_max as usize * PLAIN_SHARE / 100, "{whole:?}");
+        assert_eq!(down_variant(&H200, ExpertsShape { slots: 4, ..shape }), None);
+        assert_eq!(glu_variant(&H200, ExpertsShape { k: NORM_K_MAX + 32, ..shape }), None);
+        assert_eq!(glu_variant(&H200, ExpertsShape { slots: SLOTS_MAX + 1, k: 4096, ..shape }), None);
+        let alike = Target { batch_invariant: true, ..H200 };
+        assert_eq!(glu_variant(&alike, ExpertsShape { k: 4096, ..shape }), None);
+        let without = Target { bulk_copies: false, ..H200 };
+        assert_eq!(down_variant(&without, shape), None);
+    }
 }

@@ -58,7 +58,7 @@ pub(crate) fn glu(
 ) -> Vec<Launch> {
     let [x, ids, out] = [x, ids, out].map(|value| site.place(value));
     if let Some(variant) = glu_variant(site, x, ids, gate, up) {
-        return vec![experts_stream::glu(site, &variant, [x, ids], norm, [gate, up], activation, None, out)];
+        return vec![experts_stream::glu(site, &variant, [x, ids, out], norm, [gate, up], activation, None)];
     }
     let normed = site.normed(x, x.rows);
     let kind = ExpertsKind::Glu(*up, activation);
@@ -123,7 +123,7 @@ pub(crate) fn route_glu(site: &Site<'_>, at: usize) -> Option<Launch> {
         return None;
     }
     let router = RouterPlace { gate: router_gate, router, weights, layer: routed_layer(ops, at) };
-    Some(experts_stream::glu(site, &variant, [x, ids], norm, [gate, up], activation, Some(router), out))
+    Some(experts_stream::glu(site, &variant, [x, ids, out], norm, [gate, up], activation, Some(router)))
 }
 
 /// Whether all routers of a plan are in one launch with gated units: messages of one layer are forgotten by the next.
