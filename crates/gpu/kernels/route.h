@@ -63,7 +63,7 @@ template <i32 J> FN void route_scores(CONST RouterParams& r, THREAD f32 (&score)
   }
 }
 
-// The experts of groups that are not chosen score 0.
+// The experts of groups that are not chosen score minus infinity.
 template <i32 J> FN void route_groups(CONST RouterParams& r, THREAD u32 (&key)[J], i32 lane) {
   const i32 size = r.experts / r.groups;
   u32 own[1] = {0};  // of group `lane`
@@ -90,7 +90,7 @@ template <i32 J> FN void route_groups(CONST RouterParams& r, THREAD u32 (&key)[J
   }
   UNROLL for (i32 j = 0; j < J; j++) {
     const i32 expert = j * SIMD + lane;
-    if (expert < r.experts && (taken >> mini(expert / size, 31) & 1u) == 0) key[j] = route_key(0.f);
+    if (expert < r.experts && (taken >> mini(expert / size, 31) & 1u) == 0) key[j] = route_key(ROUTE_LEAST);
   }
 }
 

@@ -36,7 +36,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Footprint, check_load};
+use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Feature, Footprint, check_load};
 use plan::{KvFormat, KvLayout, Op, Plan, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
@@ -404,7 +404,6 @@ impl Backend for GpuBackend {
         // There are kernels for every op; formats without any become one that has them when they are uploaded. A match
         // without a wildcard, so that a new op is decided here.
         match op {
-            Op::Attention { attention, .. } => attention.sinks.is_none(),
             // One kernel computes both.
             Op::NormGlu { gate, .. } => {
                 let up = formats[2 + usize::from(gate.bias.is_some())];
@@ -418,6 +417,7 @@ impl Backend for GpuBackend {
             | Op::RmsNorm { .. }
             | Op::Rope { .. }
             | Op::KvWrite { .. }
+            | Op::Attention { .. }
             | Op::Add { .. }
             | Op::GatherColumns { .. }
             | Op::SelectOutputs { .. }
@@ -471,6 +471,7 @@ impl Backend for GpuBackend {
             }
         };
         Claims {
+            lacks: &[Feature::AttentionSinks, Feature::PartialRotation],
             // Those with kernels: others are rounded to them.
             formats: WeightFormat::ALL
                 .into_iter()
