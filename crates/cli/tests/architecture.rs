@@ -22,7 +22,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 13] = [
     ("cpu", &["backend", "plan", "tensor"]),
     ("gpu", &["backend", "plan", "tensor"]),
     ("engine", &["backend", "plan"]),
-    ("testing", &["models", "plan", "tensor"]),
+    ("testing", &["formats", "models", "plan", "tensor"]),
     ("server", &["engine", "tokenizer"]),
     (
         "cli",
@@ -342,7 +342,13 @@ const CIRCLES: [(&str, &[Circle]); 13] = [
     ("gpu", &[(&["driver", "vendor"], "not broken up yet: the vendor's products run on the driver that makes them")]),
     ("tensor", &[]),
     ("mapped", &[]),
-    ("formats", &[]),
+    (
+        "formats",
+        &[(
+            &["experts", "gguf", "gguf_names", "gguf_parts", "quantized"],
+            "not broken up yet: what a stack of experts is called and how it is read ask for each other",
+        )],
+    ),
     (
         "plan",
         &[(

@@ -143,7 +143,10 @@ fn mistakes_are_named_with_what_there_is() {
     let model = golden("qwen3");
     let model = path(&model);
     let cases: [(&[&str], &str); 10] = [
-        (&["--op", "convolution"], "there is no op `convolution` among the cases; there are: add, attention, embed"),
+        (
+            &["--op", "convolution"],
+            "there is no op `convolution` among the cases; there are: add, attention, combine, embed",
+        ),
         (&["--format", "q9"], "expected one of f32, f16, bf16, q8_0"),
         (&["--against", "abacus"], "`abacus` is neither a device nor an instruction set of this processor (scalar"),
         (&["--device", "abacus"], "there is no device `abacus`"),

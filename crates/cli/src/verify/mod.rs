@@ -9,14 +9,18 @@ mod kernels;
 mod models;
 mod report;
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, anyhow, bail};
+use backend::reference::ReferenceBackend;
 use indicatif::{ProgressBar, ProgressStyle};
+use plan::Kind;
 
 pub(crate) use args::VerifyArgs;
 
 use crate::explain;
 use crate::load::find;
-use crate::output::stdout;
+use crate::output::{note, stdout};
 use args::OutputFormat;
 use devices::Named;
 use models::Subject;
@@ -42,7 +46,30 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
     };
     let for_models = devices::for_models(args)?;
     let subjects = if args.op.is_empty() { models::subjects(args)? } else { Vec::new() };
-    let pairs = pairs(args, &subjects, &for_models, &other, &variants)?;
+    let mut pairs = pairs(args, &subjects, &for_models, &other, &variants)?;
+    if args.model.is_none() {
+        let mut left_out = BTreeSet::new();
+        pairs.retain(|(subject, device, other)| {
+            let lacking = [device, other]
+                .into_iter()
+                .find_map(|side| Some((&side.name, side.backend.claims().lacking(&subject.textbook)?)));
+            let Some((device, feature)) = lacking else {
+                let comparable = is_comparable(subject, device, other);
+                if !comparable {
+                    let (name, device, other) = (&subject.name, &device.name, &other.name);
+                    left_out.insert(format!("{name} is not compared on {device} with {other}: {FLIPS}"));
+                }
+                return comparable;
+            };
+            left_out.insert(format!("{} is not compared on {device}, which lacks {}", subject.name, feature.words()));
+            false
+        });
+        left_out.iter().for_each(|words| note(words));
+    } else if let Some((subject, device, other)) =
+        pairs.iter().find(|(subject, device, other)| !is_comparable(subject, device, other))
+    {
+        bail!("{} is not compared on {} with {}: {FLIPS}", subject.name, device.name, other.name);
+    }
     let steps: usize = pairs.iter().map(|(subject, device, other)| subject.num_steps(args, device, other)).sum();
 
     let progress = progress(cases.len() + steps);
@@ -61,6 +88,19 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
         OutputFormat::Json => stdout(&report.as_json())?,
     }
     report.verdict().map_or(Ok(()), |verdict| Err(anyhow!(verdict)))
+}
+
+/// Why mixtures of experts are not compared on two devices of other arithmetic.
+const FLIPS: &str = "each chooses experts for itself, and rounding may choose others; use --against reference, which \
+                     follows the device's choices";
+
+/// Whether two devices have to make the same numbers of a model: of a mixture, only the reference follows the other's
+/// choices of experts.
+fn is_comparable(subject: &Subject, device: &Named, other: &Named) -> bool {
+    let arithmetic = |named: &Named| named.backend.claims().same_bits;
+    let is_mixture = subject.textbook.values.iter().any(|value| value.kind == Kind::Index);
+    let same = arithmetic(device).is_some() && arithmetic(device) == arithmetic(other);
+    !is_mixture || same || other.name == ReferenceBackend::NAME
 }
 
 /// Which model is compared on which two devices: each of `for_models` with `other`, and small models also on all other

@@ -30,9 +30,9 @@ const RANDOM_PROMPT_LEN: usize = 24;
 
 /// A model to compare.
 pub(super) struct Subject {
-    name: String,
+    pub(super) name: String,
     format: String,
-    textbook: Arc<Plan>,
+    pub(super) textbook: Arc<Plan>,
     work: Work,
     /// What a text begins with; none for models whose text means nothing.
     prompt: Option<Vec<u32>>,
@@ -53,6 +53,10 @@ pub(super) struct ModelResult {
     /// Every result of every op from the operands that the device had.
     pub(super) in_place: Vec<InPlaceRow>,
     pub(super) first_out_of_bound: Option<InPlaceRow>,
+    /// Choices of experts that were compared with the reference's; the rest is compared on the device's own choices.
+    pub(super) expert_choices: usize,
+    /// Those that went the other way, between scores that the device's rounding cannot tell apart.
+    pub(super) expert_flips: usize,
     pub(super) parity: Option<ParityRow>,
     /// In words.
     pub(super) faults: Vec<String>,
@@ -283,6 +287,8 @@ impl Subject {
             first_beyond: comparison.first_beyond.as_ref().map(CheckpointRow::from),
             in_place: comparison.in_place.iter().map(InPlaceRow::from).collect(),
             first_out_of_bound: comparison.first_out_of_bound.as_ref().map(InPlaceRow::from),
+            expert_choices: comparison.experts.compared,
+            expert_flips: comparison.experts.flips,
             parity: parity.map(|(prompt, parity)| ParityRow::new(prompt, parity)),
             faults,
         })
@@ -329,6 +335,9 @@ fn faults_of(comparison: &Comparison) -> Vec<String> {
                 at.0, at.1
             ),
         });
+    }
+    if let Some(wrong) = &comparison.experts.fault {
+        faults.push(format!("a router: {wrong}"));
     }
     if let Some(first) = &comparison.first_out_of_bound {
         let InPlace { place, step, at, found, expected, bound, .. } = first;

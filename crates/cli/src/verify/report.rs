@@ -193,6 +193,14 @@ impl Report {
             ];
             rows.extend(of_pair(pair).into_iter().map(model_row));
             write_table(text, &rows);
+            let sum = |count: fn(&ModelResult) -> usize| of_pair(pair).into_iter().map(count).sum::<usize>();
+            let (choices, flips) = (sum(|model| model.expert_choices), sum(|model| model.expert_flips));
+            if choices > 0 {
+                let _ = writeln!(
+                    text,
+                    "\n{flips} of {choices} choices of experts were others, between scores that rounding cannot tell apart"
+                );
+            }
         }
         if !same.is_empty() {
             text.push('\n');
