@@ -22,7 +22,7 @@ impl Work {
     }
 
     /// Bytes that a step of `test` reads, on average over its decode steps, or for the last step of a prompt: each weight
-    /// once that some row wants, whatever the batch, and the cache of each sequence.
+    /// once that some row wants, whatever the batch, and the cache of each sequence, with what is written to it.
     pub(super) fn active_bytes(&self, test: &Test) -> u64 {
         let first = test.depth + test.prompt;
         let positions = if test.generate == 0 { first - 1..first } else { first..test.kv_len() };
@@ -45,7 +45,7 @@ impl Work {
         flops * test.batch as f64
     }
 
-    /// A step of `sequences` sequences with tokens at `positions`, of which the last of each gives logits.
+    /// A step of `sequences` sequences with tokens at `positions`. The last token of each sequence gives logits.
     fn of_step(&self, positions: Range<usize>, sequences: usize) -> Cost {
         let mut step = StepInput::default();
         for _ in 0..sequences {
