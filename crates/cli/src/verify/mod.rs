@@ -50,25 +50,14 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
     if args.model.is_none() {
         let mut left_out = BTreeSet::new();
         pairs.retain(|(subject, device, other)| {
-            let lacking = [device, other]
-                .into_iter()
-                .find_map(|side| Some((&side.name, side.backend.claims().lacking(&subject.textbook)?)));
-            let Some((device, feature)) = lacking else {
-                let comparable = is_comparable(subject, device, other);
-                if !comparable {
-                    let (name, device, other) = (&subject.name, &device.name, &other.name);
-                    left_out.insert(format!("{name} is not compared on {device} with {other}: {FLIPS}"));
-                }
-                return comparable;
-            };
-            left_out.insert(format!("{} is not compared on {device}, which lacks {}", subject.name, feature.words()));
-            false
+            let why = lacking(subject, device, other).or_else(|| incomparable(subject, device, other));
+            let is_compared = why.is_none();
+            left_out.extend(why);
+            is_compared
         });
         left_out.iter().for_each(|words| note(words));
-    } else if let Some((subject, device, other)) =
-        pairs.iter().find(|(subject, device, other)| !is_comparable(subject, device, other))
-    {
-        bail!("{} is not compared on {} with {}: {FLIPS}", subject.name, device.name, other.name);
+    } else if let Some(why) = pairs.iter().find_map(|(subject, device, other)| incomparable(subject, device, other)) {
+        bail!(why);
     }
     let steps: usize = pairs.iter().map(|(subject, device, other)| subject.num_steps(args, device, other)).sum();
 
@@ -94,13 +83,24 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
 const FLIPS: &str = "each chooses experts for itself, and rounding may choose others; use --against reference, which \
                      follows the device's choices";
 
-/// Whether two devices have to make the same numbers of a model: of a mixture, only the reference follows the other's
-/// choices of experts.
-fn is_comparable(subject: &Subject, device: &Named, other: &Named) -> bool {
+/// In words, which of two devices cannot load a model, and why; `None` where both can.
+fn lacking(subject: &Subject, device: &Named, other: &Named) -> Option<String> {
+    let of = |side: &Named| {
+        let feature = side.backend.claims().lacking(&subject.textbook)?;
+        Some(format!("{} is not compared on {}, which lacks {}", subject.name, side.name, feature.words()))
+    };
+    of(device).or_else(|| of(other))
+}
+
+/// In words, why two devices need not make the same numbers of a model: of a mixture, only the reference follows the
+/// other's choices of experts. `None` where they must.
+fn incomparable(subject: &Subject, device: &Named, other: &Named) -> Option<String> {
     let arithmetic = |named: &Named| named.backend.claims().same_bits;
     let is_mixture = subject.textbook.values.iter().any(|value| value.kind == Kind::Index);
     let same = arithmetic(device).is_some() && arithmetic(device) == arithmetic(other);
-    !is_mixture || same || other.name == ReferenceBackend::NAME
+    let comparable = !is_mixture || same || other.name == ReferenceBackend::NAME;
+    let words = || format!("{} is not compared on {} with {}: {FLIPS}", subject.name, device.name, other.name);
+    (!comparable).then(words)
 }
 
 /// Which model is compared on which two devices: each of `for_models` with `other`, and small models also on all other
