@@ -1,6 +1,6 @@
 //! The mixtures of experts that several architectures share: the fields of `config.json`, and the ops.
 
-use plan::{Activation, BuildError, Graph, Router, Value, Weights};
+use plan::{Activation, BuildError, Graph, RouteWeights, Router, Scores, Value, Weights};
 
 use crate::ConfigError;
 use crate::config::{Fields, Neutral, WIDTH_MAX, hidden_act, invalid};
@@ -37,6 +37,12 @@ impl Experts {
         }
         let intermediate_size = fields.required(intermediate_size, 1..=WIDTH_MAX)?;
         Ok(Self { count: num_experts, top_k, intermediate_size, activation: hidden_act(fields)?, bias: false })
+    }
+
+    /// A router by the softmax over all experts; with `normalised`, the weights of those that are chosen add up to one.
+    pub(crate) fn softmax_router(&self, normalised: bool) -> Router {
+        let weights = if normalised { RouteWeights::Normalised { eps: 0.0 } } else { RouteWeights::Scores };
+        Router { top_k: self.top_k, scores: Scores::Softmax, correction: None, groups: None, weights, scale: 1.0 }
     }
 
     /// x + what the experts make of h, both (tokens, hidden). `gate` is the router's projection, and `names` are those

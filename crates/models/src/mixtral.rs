@@ -1,7 +1,7 @@
 //! Mixtral: Mistral with eight experts in the place of the gated MLP, of which a token takes two, weighed by the softmax
 //! over all of them and normalised. Reference: the checkpoint's published modelling code.
 
-use plan::{Graph, Plan, RouteWeights, Router, Scores, Value, WeightSource, Weights};
+use plan::{Graph, Plan, Value, WeightSource, Weights};
 use serde_json::json;
 
 use crate::architecture::{Architecture, GgufNames};
@@ -79,14 +79,7 @@ fn attention(g: &mut Graph, w: &Weights<'_>, cfg: &Config, x: Value) -> Result<V
 
 fn moe(g: &mut Graph, w: &Weights<'_>, cfg: &Config, [x, h]: [Value; 2]) -> Result<Value, ModelError> {
     let Config { experts, decoder, .. } = cfg;
-    let router = Router {
-        top_k: experts.top_k,
-        scores: Scores::Softmax,
-        correction: None,
-        groups: None,
-        weights: RouteWeights::Normalised { eps: 0.0 },
-        scale: 1.0,
-    };
+    let router = experts.softmax_router(true);
     let gate = w.linear("gate", experts.count, decoder.hidden_size, false)?;
     Ok(experts.add_to(g, w, (gate, router), ["w1", "w3", "w2"], decoder.hidden_size, [x, h])?)
 }

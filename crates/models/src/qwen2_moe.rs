@@ -1,7 +1,7 @@
 //! Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B): Qwen2 with experts in the place of the gated MLP, and a shared expert that every
 //! token takes, times the sigmoid of a gate of its own. Reference: the checkpoint's published modelling code.
 
-use plan::{Graph, Plan, RouteWeights, Router, Scores, Value, WeightSource, Weights};
+use plan::{Graph, Plan, Value, WeightSource, Weights};
 use serde_json::json;
 
 use crate::architecture::{Architecture, GgufNames, MLP_EXPERTS};
@@ -83,13 +83,10 @@ pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Res
     Graph::build(ARCHITECTURE.model_type, cfg.rotary.context_len, source, |g, w| {
         blocks::decoder(g, w, &cfg.decoder, |g, w, index, x| {
             let attention = |g: &mut Graph, w: &Weights<'_>, h| attention(g, w, &cfg, index, h);
-            match cfg.sparse.is_sparse(index) {
-                true => {
-                    let moe = |g: &mut Graph, x, h| moe(g, &w.at("mlp"), &cfg, [x, h]);
-                    blocks::layer(g, w, &cfg.decoder, x, attention, moe)
-                }
-                false => blocks::pre_norm_layer(g, w, &cfg.decoder, &cfg.mlp, x, attention),
+            if !cfg.sparse.is_sparse(index) {
+                return blocks::pre_norm_layer(g, w, &cfg.decoder, &cfg.mlp, x, attention);
             }
+            blocks::layer(g, w, &cfg.decoder, x, attention, |g, x, h| moe(g, &w.at("mlp"), &cfg, [x, h]))
         })
     })
 }
@@ -112,9 +109,7 @@ fn moe(g: &mut Graph, w: &Weights<'_>, cfg: &Config, [x, h]: [Value; 2]) -> Resu
     let gate = g.linear(h, w.linear("shared_expert_gate", 1, hidden, false)?, 1);
     let shared = g.gate_rows(shared, gate);
     let x = g.add(x, shared);
-    let weights = if cfg.norm_topk_prob { RouteWeights::Normalised { eps: 0.0 } } else { RouteWeights::Scores };
-    let (scores, top_k) = (Scores::Softmax, experts.top_k);
-    let router = Router { top_k, scores, correction: None, groups: None, weights, scale: 1.0 };
+    let router = experts.softmax_router(cfg.norm_topk_prob);
     let gate = w.linear("gate", experts.count, hidden, false)?;
     Ok(experts.add_to(g, w, (gate, router), ["gate_proj", "up_proj", "down_proj"], hidden, [x, h])?)
 }

@@ -2,7 +2,7 @@
 //! where `norm_topk_prob` says so; some layers may stay dense (`mlp_only_layers`, `decoder_sparse_step`). Reference: the
 //! checkpoint's published modelling code.
 
-use plan::{Graph, Plan, RouteWeights, Router, Scores, Value, WeightSource, Weights};
+use plan::{Graph, Plan, Value, WeightSource, Weights};
 use serde_json::json;
 
 use crate::architecture::{Architecture, GgufNames, MLP_EXPERTS};
@@ -72,13 +72,10 @@ pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Res
     Graph::build(ARCHITECTURE.model_type, cfg.rotary.context_len, source, |g, w| {
         blocks::decoder(g, w, &cfg.decoder, |g, w, index, x| {
             let attention = |g: &mut Graph, w: &Weights<'_>, h| attention(g, w, &cfg, index, h);
-            match cfg.sparse.is_sparse(index) {
-                true => {
-                    let moe = |g: &mut Graph, x, h| moe(g, &w.at("mlp"), &cfg, [x, h]);
-                    blocks::layer(g, w, &cfg.decoder, x, attention, moe)
-                }
-                false => blocks::pre_norm_layer(g, w, &cfg.decoder, &cfg.mlp, x, attention),
+            if !cfg.sparse.is_sparse(index) {
+                return blocks::pre_norm_layer(g, w, &cfg.decoder, &cfg.mlp, x, attention);
             }
+            blocks::layer(g, w, &cfg.decoder, x, attention, |g, x, h| moe(g, &w.at("mlp"), &cfg, [x, h]))
         })
     })
 }
@@ -99,9 +96,7 @@ fn attention(g: &mut Graph, w: &Weights<'_>, cfg: &Config, index: usize, x: Valu
 
 fn moe(g: &mut Graph, w: &Weights<'_>, cfg: &Config, [x, h]: [Value; 2]) -> Result<Value, ModelError> {
     let Config { experts, decoder, .. } = cfg;
-    let weights = if cfg.norm_topk_prob { RouteWeights::Normalised { eps: 0.0 } } else { RouteWeights::Scores };
-    let (scores, top_k) = (Scores::Softmax, experts.top_k);
-    let router = Router { top_k, scores, correction: None, groups: None, weights, scale: 1.0 };
+    let router = experts.softmax_router(cfg.norm_topk_prob);
     let gate = w.linear("gate", experts.count, decoder.hidden_size, false)?;
     let names = ["gate_proj", "up_proj", "down_proj"];
     Ok(experts.add_to(g, w, (gate, router), names, decoder.hidden_size, [x, h])?)
