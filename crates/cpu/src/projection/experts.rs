@@ -5,16 +5,15 @@
 //! Each worker groups the slots for itself, because a few thousand ids take less time than a barrier.
 
 use plan::{Activation, Experts, Norm, Value};
-use tensor::{Tensor, WeightFormat};
+use tensor::Tensor;
 
 use super::prepare::{Operand, PrepareRow, RowBuffers};
 use super::run::{Room, multiply, project_columns};
-use super::{LinearRef, Multiplied, ProjectVariant, Projection, REDUNDANT_ROWS, choose_project};
+use super::{Forms, LinearRef, ProjectVariant, Projection, REDUNDANT_ROWS, choose_project, operand_words};
 use crate::kernels::elementwise::WeightedSum;
-use crate::kernels::linear::{self, Output};
+use crate::kernels::linear::Output;
+use crate::kernels::linear_tiles;
 use crate::kernels::quantize::BLOCK_LEN;
-use crate::kernels::{linear_blocks, linear_tiles};
-use crate::packed;
 use crate::pool::{Turns, Worker};
 use crate::profile::Facts;
 use crate::program::{Compiler, NormRef, Place, Work};
@@ -107,16 +106,7 @@ pub(crate) fn compile(compiler: &mut Compiler<'_>, projections: ExpertProjection
     let stacks = [Some(experts), up.map(|(up, _)| up)].into_iter().flatten();
     let matrices = stacks.flat_map(|stack| (0..stack.count).map(move |expert| stack.linear(expert).weight.index()));
     let tensors: Vec<&Tensor> = matrices.map(|weight| &source.weights[weight]).collect();
-    let any = |has: &dyn Fn(WeightFormat) -> bool| tensors.iter().any(|tensor| has(tensor.format()));
-    let quantized = any(&|format| format.is_quantized());
-    let rounded = source.isa.rounds_to_bf16() && any(&|format| format == WeightFormat::BF16);
-    let floats = any(&|format| !(format.is_quantized() || rounded && format == WeightFormat::BF16));
-    let tiles = rounded && source.isa.has_tiles();
-    let by = match quantized {
-        _ if tiles => Multiplied::Tiles,
-        true => Multiplied::Blocks,
-        false => Multiplied::Floats,
-    };
+    let forms = Forms::of(source, &tensors);
     let row_bytes = tensors.iter().map(|tensor| tensor.row_bytes()).max().unwrap_or(0);
     // As many rows as an expert has where they choose evenly, and the experts that some row chooses then.
     let rows_of_one = slots.div_ceil(experts.count);
@@ -124,46 +114,22 @@ pub(crate) fn compile(compiler: &mut Compiler<'_>, projections: ExpertProjection
         ExpertResult::Slots(_) => out_features * slots.min(experts.count),
         ExpertResult::Sum { .. } => out_features,
     };
-    let mut variant = choose_project(rows_of_one, columns, row_bytes, source.threads, by);
+    let mut variant = choose_project(rows_of_one, columns, row_bytes, source.threads, forms.multiplied());
     variant.redundant = rows <= REDUNDANT_ROWS && source.threads > 1;
-    let blocks = if quantized { in_features / BLOCK_LEN } else { 0 };
-    let halves = if rounded { linear_tiles::padded(in_features) } else { 0 };
-    let float_rows = if floats { slots * in_features } else { 0 };
+    // The largest group there may be has every row.
+    forms.reserve(&mut compiler.sizes, &tensors, variant, [slots, rows], in_features);
+    let float_rows = if forms.floats && variant.redundant { slots * in_features } else { 0 };
     let worker = &mut compiler.sizes.worker;
     // One row more, which is normalised before it becomes something else.
-    worker.rows = worker.rows.max(in_features + if variant.redundant { float_rows } else { 0 });
-    if variant.redundant {
-        worker.quantized = worker.quantized.max(slots * blocks);
-        worker.rounded = worker.rounded.max(slots * halves);
-    } else {
-        compiler.sizes.quantized = compiler.sizes.quantized.max(slots * blocks);
-        compiler.sizes.rounded = compiler.sizes.rounded.max(slots * halves);
-    }
+    worker.rows = worker.rows.max(in_features + float_rows);
     worker.slots = worker.slots.max(Groups::room(slots, experts.count));
-    for tensor in &tensors {
-        worker.panel = worker.panel.max(packed::room_bytes(tensor, variant.panel));
-    }
-    // The largest group there may be has every row.
-    if quantized {
-        worker.sums = worker.sums.max(linear_blocks::sums_len(rows, variant.chunk_columns));
-    }
-    if tiles {
-        worker.panel = worker.panel.max(linear_tiles::group_bytes(in_features));
-        worker.sums = worker.sums.max(linear_tiles::SUMS_LEN);
-    }
-    let widens = any(&|format| format == WeightFormat::F16 || format == WeightFormat::BF16 && !rounded);
-    if widens && rows >= linear::WIDEN_MIN_ROWS {
-        worker.widened = worker.widened.max(variant.chunk_columns * in_features);
-    }
-    if rows > 1 {
-        worker.sums = worker.sums.max(linear::sums_len(variant.chunk_columns, in_features));
-    }
     if up.is_some() {
         worker.up = worker.up.max(rows * variant.chunk_columns);
     }
     if matches!(result, ExpertResult::Sum { .. }) && sums_in_turns(rows) {
         worker.up = worker.up.max(slots * variant.chunk_columns);
     }
+    let Forms { floats, quantized, rounded, .. } = forms;
     let rows_start = compiler.expert_rows;
     Box::new(ExpertProject {
         x: compiler.place(x),
@@ -223,12 +189,7 @@ impl Work for ExpertProject {
     }
 
     fn variant(&self, facts: &Facts<'_>) -> String {
-        let operand = match (self.quantized, self.rounded) {
-            (false, false) => "f32",
-            (true, false) => "int8",
-            (false, true) => "bf16",
-            (true, true) => "int8 and bf16",
-        };
+        let operand = operand_words(self.quantized, self.rounded);
         let prepared = if self.variant.redundant { "made by each thread" } else { "made once" };
         let is_packed = facts.packed[self.stack.first].is_some();
         let layout = if is_packed { ", packed panels" } else { "" };

@@ -15,7 +15,7 @@ use crate::kernels::{linear, linear_tiles};
 use crate::packed;
 use crate::pool::{Turns, Worker};
 use crate::profile::Facts;
-use crate::program::{Compiler, End, NormRef, Place, Work};
+use crate::program::{Compiler, End, NormRef, Place, Sizes, Source, Work};
 use crate::simd::LANES;
 use crate::step::{Scratch, Step};
 use backend::PEAK_GROUP;
@@ -116,6 +116,92 @@ impl Multiplied {
     }
 }
 
+/// The forms of a row that weights multiply, and whether they do so in tiles.
+#[derive(Clone, Copy, Debug)]
+struct Forms {
+    floats: bool,
+    quantized: bool,
+    /// To bfloat16.
+    rounded: bool,
+    tiles: bool,
+}
+
+impl Forms {
+    fn of(source: &Source<'_>, weights: &[&Tensor]) -> Self {
+        let rounds = source.isa.rounds_to_bf16();
+        let mut forms = Self { floats: false, quantized: false, rounded: false, tiles: false };
+        for weight in weights {
+            match weight.format() {
+                format if format.is_quantized() => forms.quantized = true,
+                WeightFormat::BF16 if rounds => forms.rounded = true,
+                _ => forms.floats = true,
+            }
+        }
+        forms.tiles = forms.rounded && source.isa.has_tiles();
+        forms
+    }
+
+    fn multiplied(self) -> Multiplied {
+        match self.quantized {
+            _ if self.tiles => Multiplied::Tiles,
+            true => Multiplied::Blocks,
+            false => Multiplied::Floats,
+        }
+    }
+
+    /// Makes room for `prepared` rows of `k` features, quantised and rounded, and for what weights need that multiply up to
+    /// `rows` of them at a time.
+    fn reserve(
+        self,
+        sizes: &mut Sizes,
+        weights: &[&Tensor],
+        variant: ProjectVariant,
+        [prepared, rows]: [usize; 2],
+        k: usize,
+    ) {
+        let blocks = if self.quantized { prepared * (k / BLOCK_LEN) } else { 0 };
+        let halves = if self.rounded { prepared * linear_tiles::padded(k) } else { 0 };
+        let worker = &mut sizes.worker;
+        let (quantized, rounded) = match variant.redundant {
+            true => (&mut worker.quantized, &mut worker.rounded),
+            false => (&mut sizes.quantized, &mut sizes.rounded),
+        };
+        *quantized = blocks.max(*quantized);
+        *rounded = halves.max(*rounded);
+        for weight in weights {
+            worker.panel = worker.panel.max(packed::room_bytes(weight, variant.panel));
+        }
+        if self.quantized {
+            worker.sums = worker.sums.max(linear_blocks::sums_len(rows, variant.chunk_columns));
+        }
+        if self.tiles {
+            worker.panel = worker.panel.max(linear_tiles::group_bytes(k));
+            worker.sums = worker.sums.max(linear_tiles::SUMS_LEN);
+        }
+        let widens = weights.iter().any(|weight| match weight.format() {
+            WeightFormat::F16 => true,
+            WeightFormat::BF16 => !self.rounded,
+            _ => false,
+        });
+        if widens && rows >= linear::WIDEN_MIN_ROWS {
+            worker.widened = worker.widened.max(variant.chunk_columns * k);
+        }
+        if rows > 1 {
+            worker.sums = worker.sums.max(linear::sums_len(variant.chunk_columns, k));
+        }
+    }
+}
+
+/// What rows are multiplied as, in words.
+fn operand_words(quantized: bool, rounded: bool) -> &'static str {
+    match (quantized, rounded) {
+        (false, false) => "f32",
+        (true, false) => "int8",
+        (false, true) => "bf16",
+        (true, true) => "int8 and bf16",
+    }
+}
+
 /// Chooses how `columns` outputs in all are computed for `rows` rows by `threads` workers, with weights of `row_bytes`
 /// a column.
 fn choose_project(rows: usize, columns: usize, row_bytes: usize, threads: usize, by: Multiplied) -> ProjectVariant {
@@ -163,60 +249,27 @@ pub(crate) fn compile(
     let source = compiler.source;
     let linears = projections.iter().flat_map(Projection::linears);
     let tensors: Vec<&Tensor> = linears.map(|linear| &source.weights[linear.weight]).collect();
-    let quantized = tensors.iter().any(|tensor| tensor.format().is_quantized());
-    let rounded = compiler.source.isa.rounds_to_bf16() && tensors.iter().any(|t| t.format() == WeightFormat::BF16);
+    let forms = Forms::of(source, &tensors);
     let rows = if select { compiler.shape.outputs } else { compiler.rows(x.rows) };
     let columns = projections.iter().map(|projection| projection.out.width).sum();
     let row_bytes = tensors.iter().map(|tensor| tensor.row_bytes()).max().unwrap_or(0);
-    let tiles = rounded && compiler.source.isa.has_tiles();
-    let by = match quantized {
-        _ if tiles => Multiplied::Tiles,
-        true => Multiplied::Blocks,
-        false => Multiplied::Floats,
-    };
-    let mut variant = choose_project(rows, columns, row_bytes, compiler.source.threads, by);
+    let mut variant = choose_project(rows, columns, row_bytes, source.threads, forms.multiplied());
     for projection in projections.iter_mut().filter(|projection| projection.makes_logits) {
         let Some(columns) = in_peak_groups(variant.chunk_columns) else { break };
         variant.chunk_columns = columns;
         let start = compiler.shared(rows * num_peaks(projection.out.width));
         (projection.peaks, compiler.peaks) = (Some(start), Some(start));
     }
-    let blocks = k / BLOCK_LEN;
+    forms.reserve(&mut compiler.sizes, &tensors, variant, [rows, rows], k);
     let worker = &mut compiler.sizes.worker;
     if variant.redundant {
         worker.rows = worker.rows.max(rows * k);
-        worker.quantized = worker.quantized.max(if quantized { rows * blocks } else { 0 });
-        worker.rounded = worker.rounded.max(if rounded { rows * linear_tiles::padded(k) } else { 0 });
-    } else {
-        compiler.sizes.quantized = compiler.sizes.quantized.max(if quantized { rows * blocks } else { 0 });
-        compiler.sizes.rounded = compiler.sizes.rounded.max(if rounded { rows * linear_tiles::padded(k) } else { 0 });
-    }
-    for tensor in &tensors {
-        let room = packed::room_bytes(tensor, variant.panel);
-        worker.panel = worker.panel.max(room);
-    }
-    if quantized {
-        worker.sums = worker.sums.max(linear_blocks::sums_len(rows, variant.chunk_columns));
-    }
-    if tiles {
-        worker.panel = worker.panel.max(linear_tiles::group_bytes(k));
-        worker.sums = worker.sums.max(linear_tiles::SUMS_LEN);
-    }
-    let widens = tensors.iter().any(|tensor| match tensor.format() {
-        WeightFormat::F16 => true,
-        WeightFormat::BF16 => !rounded,
-        _ => false,
-    });
-    if widens && rows >= linear::WIDEN_MIN_ROWS {
-        worker.widened = worker.widened.max(variant.chunk_columns * k);
-    }
-    if rows > 1 {
-        worker.sums = worker.sums.max(linear::sums_len(variant.chunk_columns, k));
     }
     if projections.iter().any(|projection| projection.up.is_some()) {
         worker.up = worker.up.max(rows * variant.chunk_columns);
     }
     let norm = norm.map(NormRef::from);
+    let Forms { quantized, rounded, .. } = forms;
     let rows_start = compiler.rows_start;
     Box::new(Project { x, select, norm, projections, quantized, rounded, variant, rows_start })
 }
@@ -227,12 +280,7 @@ impl Work for Project {
     }
 
     fn variant(&self, facts: &Facts<'_>) -> String {
-        let operand = match (self.quantized, self.rounded) {
-            (false, false) => "f32",
-            (true, false) => "int8",
-            (false, true) => "bf16",
-            (true, true) => "int8 and bf16",
-        };
+        let operand = operand_words(self.quantized, self.rounded);
         let prepared = match self.prepares() {
             false => "",
             true if self.variant.redundant => " made by each thread",
