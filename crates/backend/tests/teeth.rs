@@ -74,24 +74,25 @@ impl Executable for FaultyExecutable {
     }
 
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
-        let mut changed = input.clone();
-        if let Fault::Input(change) = self.fault {
-            change(&mut changed);
-        }
-        let shown = self.inner.replay_observed(&changed, observer)?;
-        self.logits = shown.to_vec();
-        if let Fault::Logits(change) = self.fault {
-            change(input, &mut self.logits);
-        }
-        Ok(&self.logits)
+        self.run(input, |inner, input| inner.replay_observed(input, observer).map(<[f32]>::to_vec))
     }
 
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
+        self.run(input, |inner, input| inner.replay(input).map(<[f32]>::to_vec))
+    }
+}
+
+impl FaultyExecutable {
+    fn run(
+        &mut self,
+        input: &StepInput,
+        replay: impl FnOnce(&mut dyn Executable, &StepInput) -> Result<Vec<f32>, BackendError>,
+    ) -> Result<&[f32], BackendError> {
         let mut changed = input.clone();
         if let Fault::Input(change) = self.fault {
             change(&mut changed);
         }
-        self.logits = self.inner.replay(&changed)?.to_vec();
+        self.logits = replay(&mut *self.inner, &changed)?;
         if let Fault::Logits(change) = self.fault {
             change(input, &mut self.logits);
         }

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plan::reference::{Choices, Seen, WrongChoice};
+use plan::reference::{Choices, Seen};
 use plan::{Kind, KvFormat, KvLayout, Op, Plan, StepInput, Value, WeightId, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::tolerance::{self, Bounded};
@@ -17,6 +17,7 @@ use testing::{BlockPool, ErrorAnalysis, Rng, tiny_model};
 
 use super::meaning::{Counterpart, counterparts};
 use super::model_cases::random_steps;
+use super::trial::router_noise;
 use crate::reference::ReferenceBackend;
 use crate::{Backend, BackendError, Claims, Observed};
 
@@ -174,30 +175,9 @@ pub struct Comparison {
     pub in_place: Vec<InPlace>,
     /// The first of these that is out of its bound.
     pub first_out_of_bound: Option<InPlace>,
-    /// What the device's routers chose; nothing where the other device is not the reference.
-    pub experts: Experts,
-}
-
-/// The experts that a device chose, beside those that the reference chooses of the same rows. All later results are
-/// compared on the device's own choices.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Experts {
-    /// How many were compared.
-    pub compared: usize,
-    /// Those that were others, between scores that the device's noise cannot tell apart.
-    pub flips: usize,
-    /// The first that no noise explains.
-    pub fault: Option<WrongChoice>,
-}
-
-impl Experts {
-    fn add(&mut self, Seen { compared, flips, fault }: Seen) {
-        self.compared += compared;
-        self.flips += flips;
-        if self.fault.is_none() {
-            self.fault = fault;
-        }
-    }
+    /// The experts that the device chose, beside those that the reference chooses of the same rows; nothing where the other
+    /// device is not the reference. All later results are compared on the device's own choices.
+    pub experts: Seen,
 }
 
 /// Runs `work` on `device` and on `other` and compares what their ops made; `on_op` hears of each op that has been run.
@@ -226,7 +206,7 @@ pub fn compare(
     let mut checkpoints: BTreeMap<Key, Checkpoint> = BTreeMap::new();
     let mut in_place: BTreeMap<Key, InPlace> = BTreeMap::new();
     let (mut first_beyond, mut first_out_of_bound) = (None, None);
-    let mut experts = Experts::default();
+    let mut experts = Seen::default();
     for (step, input) in steps.iter().enumerate() {
         let mut found = Shown::new();
         on_device.replay_observed(input, &mut |op, what, elements| {
@@ -279,8 +259,7 @@ fn choices(places: &BTreeMap<Key, (Place, Elsewhere)>, found: &Shown, plan: &Pla
         }
         _ => None,
     });
-    // What a result may be off by, and some more, because it is a part of one row.
-    Choices::new(chosen, 4.0 * nmse_max.sqrt())
+    Choices::new(chosen, router_noise(nmse_max))
 }
 
 /// How often [`compare`] calls `on_op`.

@@ -8,7 +8,7 @@ use plan::{BlockCopy, Kind, KvLayout, Plan, StepInput, StepShape, fuse, restrict
 use tensor::{Tensor, WeightFormat};
 use testing::{BlockPool, Rng, Sequence, tiny_model};
 
-use super::trial::{Trial, Twins, replay};
+use super::trial::{Trial, Twins, replay, router_noise};
 use super::{Case, Outcome, Part, distinct};
 use crate::{Backend, BackendError, Executable, Observed};
 
@@ -107,10 +107,10 @@ impl Trial<'_> {
                 _ => {}
             };
             let found = executable.replay_observed(input, &mut observe).map_err(|error| error.to_string())?.to_vec();
-            let choices = Choices::new(chosen, self.router_noise(weights));
+            let choices = Choices::new(chosen, router_noise(self.nmse_max(weights)));
             interpreter.choose(Some(choices));
             let expected = interpreter.run(input).expect("a well-formed step");
-            // They stay for whoever asks for the hidden states of the same step.
+            // The choices are kept, because the hidden states of this step may be asked for next.
             let seen = interpreter.choices_seen();
             if let Some(fault) = seen.fault {
                 return Err(format!("{:?}: {fault}", input.shape()));

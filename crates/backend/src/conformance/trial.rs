@@ -84,9 +84,7 @@ impl<'a> Trial<'a> {
         expected: &[f64],
     ) -> Result<(), String> {
         same_len(input, found.len(), expected.len())?;
-        let attention = (self.claims.attention)(self.kv.format);
-        let rounding = tolerance::coarsest(weights, self.claims.activations, attention);
-        let tolerance = tolerance::model_nmse_max(rounding, self.kv.format);
+        let tolerance = self.nmse_max(weights);
         let error = nmse(found.iter().map(|&x| f64::from(x)), expected);
         let worst = Worst { error, tolerance, measure: Measure::Nmse };
         self.note(worst);
@@ -96,12 +94,11 @@ impl<'a> Trial<'a> {
         Err(format!("{:?}: NMSE {error:.1e}, at most {tolerance:.1e}", input.shape()))
     }
 
-    /// How far a router's logit may be off, as a share of its row's root mean square: what the model's own logits may be, and
-    /// some more, because it is a part of one row.
-    pub(super) fn router_noise(&self, weights: &[Tensor]) -> f64 {
+    /// What the logits of a whole model with these weights may differ by.
+    pub(super) fn nmse_max(&self, weights: &[Tensor]) -> f64 {
         let attention = (self.claims.attention)(self.kv.format);
         let rounding = tolerance::coarsest(weights, self.claims.activations, attention);
-        4.0 * tolerance::model_nmse_max(rounding, self.kv.format).sqrt()
+        tolerance::model_nmse_max(rounding, self.kv.format)
     }
 
     fn note(&mut self, worst: Worst) {
@@ -109,6 +106,12 @@ impl<'a> Trial<'a> {
             self.worst = Some(worst);
         }
     }
+}
+
+/// How far a router's logit may be off, as a share of its row's root mean square, where a result of the model may differ
+/// by `nmse_max`: some more than that, because a logit is a part of one row.
+pub(super) fn router_noise(nmse_max: f64) -> f64 {
+    4.0 * nmse_max.sqrt()
 }
 
 /// What the first backend of each arithmetic found, so that others of the same can be held to its bits.

@@ -26,6 +26,15 @@ pub struct Seen {
     pub fault: Option<WrongChoice>,
 }
 
+impl Seen {
+    /// Adds what came of later steps.
+    pub fn add(&mut self, later: Self) {
+        self.compared += later.compared;
+        self.flips += later.flips;
+        self.fault = self.fault.take().or(later.fault);
+    }
+}
+
 /// An expert that was chosen in the place of another.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
