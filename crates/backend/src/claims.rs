@@ -34,7 +34,7 @@ pub struct Claims {
 pub enum Feature {
     /// A logit for each head that joins the softmax of attention: [`plan::Attention::sinks`].
     AttentionSinks,
-    /// Heads of which only the first features turn with the position: [`plan::Rope::dims`].
+    /// Positions that turn only the first features of each head: [`plan::Rope::dims`].
     PartialRotation,
 }
 

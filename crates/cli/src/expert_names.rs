@@ -1,4 +1,4 @@
-//! The names of experts, of which a mixture has thousands: one name for all of a layer that are called alike.
+//! One name for all experts of a layer whose names differ only in their number: a mixture has thousands of experts.
 
 /// What stands in front of an expert's number in the names of checkpoints.
 const EXPERTS: &str = ".experts.";

@@ -75,14 +75,14 @@ pub(super) struct ImportanceOrigin {
 /// What importance there is: none, or what `--imatrix` or `--imatrix-text` give.
 pub(crate) struct Importances(Option<GivenImportance>);
 
-/// A matrix of which the importance is asked for, or all experts of a layer.
+/// The matrix, or the stack of a layer's experts, whose importance is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ImportanceOf<'a> {
     /// GGUF's name.
     pub(super) name: &'a str,
     /// Weights of a row.
     pub(super) features: usize,
-    /// Matrices that have this name; 1 of what is no stack.
+    /// Matrices that have this name: the experts of a stack, otherwise 1.
     pub(super) experts: usize,
     /// The one of them that is meant; `None` for all.
     pub(super) expert: Option<usize>,
@@ -307,7 +307,7 @@ pub(super) fn projections(plan: &Plan) -> impl Iterator<Item = Projection> {
     })
 }
 
-/// A value that projections are given, and what was added up of it; of experts for each of them.
+/// What projections are given, summed up. Experts each have sums of their own.
 struct Input {
     /// The projections, by the names of their matrices in GGUF files.
     names: Vec<String>,
