@@ -1,8 +1,8 @@
 // attention: out = softmax(q · Kᵀ · scale) · V over the cached positions of the row's sequence up to its own, or the last
 // `window` of them. Query head h reads key/value head h / group. For few rows of each sequence; attention_tiles.h is for
-// many.
+// many. A head may have a sink, a logit that joins the softmax and has no value: the weights then sum to less than 1.
 //
-// Shapes    q, out (rows, heads · head_dim), f32; the cache as in rope_kv_write.h; head_dim <= 256.
+// Shapes    q, out (rows, heads · head_dim), f32; the cache as in rope_kv_write.h; head_dim <= 256; sinks (heads,) or none.
 // Tables    items[i]: a row, and how many positions of its sequence were there before this step; positions[row];
 //           blocks[table_starts[row] + p / block_len] holds position p.
 // Grid      (kv heads · ceil(group / G), items, splits). A group takes G query heads at once, so that K and V are read
@@ -29,6 +29,7 @@ struct AttentionParams {
   Ptr<f32x4> partials;  // (items, heads, max_splits, D): weighted values
   Ptr<f32x2> stats;     // (items, heads, max_splits): the maximum that they refer to, and the sum of the weights
   Ptr<u32> counters;    // (items, grid x): splits that are done; zero between launches
+  Ptr<const f32> sinks;
   i32 heads, kv_heads;
   i32 head_dim, block_len;
   i32 window, max_splits;  // window 0: all
@@ -140,9 +141,16 @@ FN AttentionState attention_merge(GROUP const M& g, i32 h, i32 d) {
   return all;
 }
 
+// What the weighted values of a head are divided by: the sum of the weights, and that of its sink where it has one. A score
+// of `unit`, in base 2, has the weight 1. A sink far above all scores weighs infinitely much, and the result is zero.
+template <class E>
+FN f32 attention_divisor(CONST AttentionParams<E>& p, i32 head, f32 sum, f32 unit) {
+  return given(p.sinks) ? sum + exp2_32(p.sinks[head] * LOG2_E - unit) : sum;
+}
+
 template <class E>
 FN void attention_store(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, i32 h, i32 d, THREAD const AttentionState& all) {
-  const f32 scale = 1.f / all.sum;
+  const f32 scale = 1.f / attention_divisor(p, w.first_head + h, all.sum, all.top);
   if (given(p.operand.rows)) {
     f32x4 v;
     v.x = all.acc.x * scale; v.y = all.acc.y * scale; v.z = all.acc.z * scale; v.w = all.acc.w * scale;

@@ -155,7 +155,7 @@ FN void prefill_store(CONST AttentionParams<f16>& p, THREAD const PrefillWork& w
   f32 sum = s.sum;
   sum += shuffle_xor(sum, 1);
   sum += shuffle_xor(sum, 2);
-  const f32 scale = 1.f / sum;
+  const f32 scale = 1.f / attention_divisor(p, w.head, sum, s.top - PREFILL_SHIFT);
   const i32 line = t.lane / 4, first = t.lane % 4 * 8, row = t.simd * 8 + line;
   UNROLL for (i32 piece = 0; piece < D / 32; piece++) {
     simd_barrier();  // none reads what was there

@@ -164,7 +164,7 @@ FN void tile_store(CONST AttentionParams<f16>& p, THREAD const TileWork& w, THRE
       f32 sum = s.sum[m][i];
       sum += shuffle_xor(sum, 1);
       sum += shuffle_xor(sum, 2);
-      const f32 scale = 1.f / sum;
+      const f32 scale = 1.f / attention_divisor(p, w.head, sum, s.top[m][i] - WEIGHT_SHIFT);
       const Ptr<f32> out = offset(p.out, i64(w.first_row + row) * p.out_stride + w.head * D + t.lane % 4 * 2);
       if (row < w.rows)
         UNROLL for (i32 j = 0; j < D / 8; j++) {

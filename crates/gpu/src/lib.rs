@@ -471,7 +471,7 @@ impl Backend for GpuBackend {
             }
         };
         Claims {
-            lacks: &[Feature::AttentionSinks, Feature::PartialRotation],
+            lacks: &[Feature::PartialRotation],
             // Those with kernels: others are rounded to them.
             formats: WeightFormat::ALL
                 .into_iter()

@@ -337,6 +337,7 @@ params! {
         partials: Address,
         stats: Address,
         counters: Address,
+        sinks: Address,
         heads: i32,
         kv_heads: i32,
         head_dim: i32,

@@ -189,7 +189,8 @@ pub(crate) fn rope_launch(
         .with(Access::Update, cache.keys)
         .with(Access::Update, cache.values);
     let steps = [site.step.positions, site.step.table_starts, site.step.blocks, site.step.slots];
-    let constants = steps.into_iter().chain([q_gain, k_gain, angles]).map(|region| (Access::Constant, region));
+    let vectors = [q_gain, k_gain, site.vector(attention.sinks)];
+    let constants = steps.into_iter().chain(vectors).chain([angles]).map(|region| (Access::Constant, region));
     Some(constants.chain(operands).fold(launch, |launch, (access, region)| launch.with(access, region)))
 }
 
@@ -241,6 +242,7 @@ pub(crate) fn params(site: &Site<'_>, q: DeviceRows, attention: &Attention, out:
         table_starts: site.step.table_starts.address,
         blocks: site.step.blocks.address,
         out: out.region.address,
+        sinks: site.vector(attention.sinks).address,
         heads: index(attention.heads),
         kv_heads: index(cache.layer.kv_heads),
         head_dim: index(cache.layer.head_dim),
@@ -271,6 +273,7 @@ pub(crate) fn launch_of(
         .with(Access::Constant, site.step.positions)
         .with(Access::Constant, site.step.table_starts)
         .with(Access::Constant, site.step.blocks)
+        .with(Access::Constant, site.vector(attention.sinks))
 }
 
 #[cfg(test)]
