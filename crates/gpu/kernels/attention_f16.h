@@ -330,7 +330,7 @@ FN void turn_query(THREAD f32x4 (&q)[D / 16], THREAD const QueryTurn<D>& turn, C
   }
 }
 
-// rope_attention: what rope_kv_write and attention do, of rows that are alone in their sequence. The SIMD group whose last tile has
+// rope_attention: what rope_kv_write and attention do, of rows that are alone in their sequence and whose heads turn whole. The SIMD group whose last tile has
 // the row's own position writes its key and value to the cache, and reads them there as it does the others.
 template <i32 D, i32 W>
 FN void rope_attention_matrix(CONST RopeAttentionParams& r, GROUP MatrixGroup<D, W>& g, Lane t) {
@@ -358,12 +358,12 @@ FN void rope_attention_matrix(CONST RopeAttentionParams& r, GROUP MatrixGroup<D,
   const i32 behind = w.position - (tiles.begin + (tiles.count - 1) * tiles.stride);
   if (tiles.count > 0 && tiles.end == w.position + 1 && behind >= 0 && behind < ATTENTION_TILE) {  // the whole SIMD group
     const i64 from = i64(w.row) * r.kv_stride + w.kv_head * D;
-    RopeHead key = rope_load(offset(r.k, from), D / 2, t.lane);
-    const RopeHead value = rope_load(offset(r.v, from), D / 2, t.lane);
-    if (given(r.k_gain)) rope_norm(key, r.k_gain, r.k_eps, D / 2, t.lane);
+    RopeHead key = rope_load(offset(r.k, from), D / 2, D / 2, t.lane);
+    const RopeHead value = rope_load(offset(r.v, from), D / 2, D / 2, t.lane);
+    if (given(r.k_gain)) rope_norm(key, r.k_gain, r.k_eps, D / 2, D / 2, t.lane);
     rope_turn(key, offset(r.angles, i64(w.position) * (D / 2)), D / 2, t.lane);
-    rope_store(offset(r.keys, to), key, D / 2, t.lane);
-    rope_store(offset(r.values, to), value, D / 2, t.lane);
+    rope_store(offset(r.keys, to), key, D / 2, D / 2, t.lane);
+    rope_store(offset(r.values, to), value, D / 2, D / 2, t.lane);
     simd_barrier();  // all lanes of it see them
   }
   for (; asked < STAGES; asked++) {

@@ -1,7 +1,8 @@
 // rope_kv_write: q_out = rope(norm(q)); cache <- rope(norm(k)), v.  rope and kv_write: parts of it.
 //
 // Shapes    q (rows, heads · head_dim), k and v (rows, kv_heads · head_dim), f32; gains (head_dim,) or none.
-// Angles    (positions, head_dim / 2) of (cosine, sine); feature i turns with feature i + head_dim / 2.
+// Angles    (positions, turned) of (cosine, sine); feature i turns with feature i + turned, and those from 2 · turned on pass
+//           as they are. turned <= head_dim / 2; head_dim is even.
 // Cache     of one layer: keys and values each (blocks, kv_heads, block_len, head_dim) of E; slots[row] is
 //           block · block_len + place.
 // Grid      (heads + 2 · kv_heads, in fours, rows): a SIMD group a head, a lane up to four pairs, so head_dim <= 256.
@@ -23,7 +24,7 @@ struct RopeKvWriteParams {
   i32 heads, kv_heads;    // kv_heads = 0: only q is turned
   i32 head_dim, block_len;
   i32 q_stride, kv_stride;
-  i32 q_out_stride, padding;
+  i32 q_out_stride, turned;
   f32 q_eps, k_eps;
 };
 
@@ -31,33 +32,45 @@ enum { ROPE_PAIRS = 4 };
 
 struct RopeHead { f32 low[ROPE_PAIRS], high[ROPE_PAIRS]; };
 
-FN RopeHead rope_load(Ptr<const f32> x, i32 half, i32 lane) {
+// The features of pair i of the `half` pairs of a head: the first `turned` pairs turn, the others are any.
+struct RopePair { i32 low, high; };
+
+FN RopePair rope_pair(i32 i, i32 half, i32 turned) {
+  RopePair pair;
+  pair.low = i < turned ? i : i + turned;
+  pair.high = i < turned ? i + turned : i + half;
+  return pair;
+}
+
+FN RopeHead rope_load(Ptr<const f32> x, i32 half, i32 turned, i32 lane) {
   RopeHead head;
   UNROLL for (i32 j = 0; j < ROPE_PAIRS; j++) {
     const i32 i = lane + j * SIMD;
-    head.low[j] = i < half ? x[i] : 0.f;
-    head.high[j] = i < half ? x[i + half] : 0.f;
+    const RopePair pair = rope_pair(i, half, turned);
+    head.low[j] = i < half ? x[pair.low] : 0.f;
+    head.high[j] = i < half ? x[pair.high] : 0.f;
   }
   return head;
 }
 
-FN void rope_norm(THREAD RopeHead& head, Ptr<const f32> gain, f32 eps, i32 half, i32 lane) {
+FN void rope_norm(THREAD RopeHead& head, Ptr<const f32> gain, f32 eps, i32 half, i32 turned, i32 lane) {
   f32 squares = 0;
   UNROLL for (i32 j = 0; j < ROPE_PAIRS; j++) squares = fma32(head.high[j], head.high[j], fma32(head.low[j], head.low[j], squares));
   const f32 scale = inv_sqrt(sum_lanes<SIMD>(squares) / f32(2 * half) + eps);
   UNROLL for (i32 j = 0; j < ROPE_PAIRS; j++) {
     const i32 i = lane + j * SIMD;
     if (i < half) {
-      head.low[j] = head.low[j] * scale * gain[i];
-      head.high[j] = head.high[j] * scale * gain[i + half];
+      const RopePair pair = rope_pair(i, half, turned);
+      head.low[j] = head.low[j] * scale * gain[pair.low];
+      head.high[j] = head.high[j] * scale * gain[pair.high];
     }
   }
 }
 
-FN void rope_turn(THREAD RopeHead& head, Ptr<const f32x2> angles, i32 half, i32 lane) {
+FN void rope_turn(THREAD RopeHead& head, Ptr<const f32x2> angles, i32 turned, i32 lane) {
   UNROLL for (i32 j = 0; j < ROPE_PAIRS; j++) {
     const i32 i = lane + j * SIMD;
-    if (i < half) {
+    if (i < turned) {
       const f32x2 turn = angles[i];
       const f32 a = head.low[j], b = head.high[j];
       head.low[j] = a * turn.x - b * turn.y;
@@ -67,12 +80,13 @@ FN void rope_turn(THREAD RopeHead& head, Ptr<const f32x2> angles, i32 half, i32 
 }
 
 template <class E>
-FN void rope_store(Ptr<E> y, THREAD const RopeHead& head, i32 half, i32 lane) {
+FN void rope_store(Ptr<E> y, THREAD const RopeHead& head, i32 half, i32 turned, i32 lane) {
   UNROLL for (i32 j = 0; j < ROPE_PAIRS; j++) {
     const i32 i = lane + j * SIMD;
     if (i < half) {
-      store(y, i, head.low[j]);
-      store(y, i + half, head.high[j]);
+      const RopePair pair = rope_pair(i, half, turned);
+      store(y, pair.low, head.low[j]);
+      store(y, pair.high, head.high[j]);
     }
   }
 }
@@ -88,23 +102,23 @@ FN void rope_kv_write(CONST RopeKvWriteParams<E>& p, GROUP NoGroup&, Lane t) {
   let_next_start();
   wait_for_previous();
   if (row >= p.rows[0] || item >= p.heads + 2 * p.kv_heads) return;  // the whole SIMD group
-  const Ptr<const f32x2> angles = offset(p.angles, i64(p.positions[row]) * half);
+  const Ptr<const f32x2> angles = offset(p.angles, i64(p.positions[row]) * p.turned);
   if (item < p.heads) {
-    RopeHead head = rope_load(offset(p.q, i64(row) * p.q_stride + item * p.head_dim), half, t.lane);
-    if (given(p.q_gain)) rope_norm(head, p.q_gain, p.q_eps, half, t.lane);
-    rope_turn(head, angles, half, t.lane);
-    rope_store(offset(p.q_out, i64(row) * p.q_out_stride + item * p.head_dim), head, half, t.lane);
+    RopeHead head = rope_load(offset(p.q, i64(row) * p.q_stride + item * p.head_dim), half, p.turned, t.lane);
+    if (given(p.q_gain)) rope_norm(head, p.q_gain, p.q_eps, half, p.turned, t.lane);
+    rope_turn(head, angles, p.turned, t.lane);
+    rope_store(offset(p.q_out, i64(row) * p.q_out_stride + item * p.head_dim), head, half, p.turned, t.lane);
     return;
   }
   const bool key = item < p.heads + p.kv_heads;
   const i32 kv_head = item - p.heads - (key ? 0 : p.kv_heads);
   const i64 to = kv_at(p.slots[row], kv_head, p.kv_heads, p.block_len, p.head_dim);
-  RopeHead head = rope_load(offset(key ? p.k : p.v, i64(row) * p.kv_stride + kv_head * p.head_dim), half, t.lane);
+  RopeHead head = rope_load(offset(key ? p.k : p.v, i64(row) * p.kv_stride + kv_head * p.head_dim), half, p.turned, t.lane);
   if (key) {
-    if (given(p.k_gain)) rope_norm(head, p.k_gain, p.k_eps, half, t.lane);
-    rope_turn(head, angles, half, t.lane);
+    if (given(p.k_gain)) rope_norm(head, p.k_gain, p.k_eps, half, p.turned, t.lane);
+    rope_turn(head, angles, p.turned, t.lane);
   }
-  rope_store(offset(key ? p.keys : p.values, to), head, half, t.lane);
+  rope_store(offset(key ? p.keys : p.values, to), head, half, p.turned, t.lane);
 }
 KERNEL(rope_kv_write_f32, RopeKvWriteParams<f32>, NoGroup, 128, rope_kv_write<f32>)
 KERNEL(rope_kv_write_f16, RopeKvWriteParams<f16>, NoGroup, 128, rope_kv_write<f16>)
@@ -118,6 +132,7 @@ struct RopeParams {
   Ptr<f32> y;
   i32 heads, head_dim;
   i32 x_stride, y_stride;
+  i32 turned, padding;
 };
 
 FN void rope(CONST RopeParams& p, GROUP NoGroup&, Lane t) {
@@ -130,9 +145,16 @@ FN void rope(CONST RopeParams& p, GROUP NoGroup&, Lane t) {
     for (i32 i = first + t.lane; i < mini(first + ROPE_PAIRS * SIMD, half); i += SIMD) {
       const Ptr<const f32> x = offset(p.x, i64(row) * p.x_stride + item * p.head_dim);
       const Ptr<f32> y = offset(p.y, i64(row) * p.y_stride + item * p.head_dim);
-      const f32x2 turn = p.angles[i64(p.positions[row]) * half + i];
-      y[i] = x[i] * turn.x - x[i + half] * turn.y;
-      y[i + half] = x[i + half] * turn.x + x[i] * turn.y;
+      const RopePair pair = rope_pair(i, half, p.turned);
+      f32 a = x[pair.low], b = x[pair.high];
+      if (i < p.turned) {
+        const f32x2 turn = p.angles[i64(p.positions[row]) * p.turned + i];
+        const f32 low = a;
+        a = low * turn.x - b * turn.y;
+        b = b * turn.x + low * turn.y;
+      }
+      y[pair.low] = a;
+      y[pair.high] = b;
     }
 }
 KERNEL(rope_f32, RopeParams, NoGroup, 128, rope)

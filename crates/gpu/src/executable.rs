@@ -171,7 +171,7 @@ pub(crate) fn footprint(
     let layouts = [largest, decode, of_one].map(|shape| ops::lay_out(&loaded, shape.bucket()));
     let arena = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
     let step = layouts.iter().map(|layout| layout.step.bytes()).max().unwrap_or(0);
-    let angles = plan.ropes.iter().map(|rope| (max_positions(plan, &kv) * rope.head_dim) as u64 * 4).sum::<u64>();
+    let angles = plan.ropes.iter().map(|rope| (max_positions(plan, &kv) * rope.dims) as u64 * 4).sum::<u64>();
     let orders = plan.orders.iter().map(|order| size_of_val(&order[..]) as u64).sum::<u64>();
     let counters = counters_len(plan, &target) as u64 * 4;
     let messages = layouts.iter().map(|layout| layout.messages).max().unwrap_or(0);
@@ -586,7 +586,7 @@ pub(crate) fn counters_len(plan: &Plan, target: &Target) -> usize {
     attention::num_counters(target, heads.max().unwrap_or(0))
 }
 
-/// (positions, head_dim / 2) of cosine and sine, times the attention factor, computed in f64.
+/// (positions, dims / 2) of cosine and sine, times the attention factor, computed in f64.
 fn upload_angles(driver: &mut dyn Driver, rope: &Rope, positions: usize) -> Result<Region, DriverError> {
     let frequencies = rope.frequencies();
     let angles: Vec<[f32; 2]> = (0..positions)

@@ -36,7 +36,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Feature, Footprint, check_load};
+use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Footprint, check_load};
 use plan::{KvFormat, KvLayout, Op, Plan, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
@@ -471,7 +471,6 @@ impl Backend for GpuBackend {
             }
         };
         Claims {
-            lacks: &[Feature::PartialRotation],
             // Those with kernels: others are rounded to them.
             formats: WeightFormat::ALL
                 .into_iter()
@@ -536,6 +535,9 @@ impl GpuBackend {
         if let Some(head_dim) = heads.into_iter().find(|&head_dim| head_dim > HEAD_DIM_MAX) {
             return refuse(format!("its attention is for heads of up to {HEAD_DIM_MAX} features, not {head_dim}"));
         }
+        if let Some(odd) = plan.ropes.iter().map(|rope| rope.head_dim).find(|head_dim| !head_dim.is_multiple_of(2)) {
+            return refuse(format!("it turns heads of an even number of features, not of {odd}"));
+        }
         let experts = plan.ops.iter().filter_map(|op| match *op {
             Op::Route { logits, .. } => Some(plan.value(logits).width),
             Op::MoeRoute { gate, .. } => Some(plan.weight(gate.weight).shape[0]),
@@ -561,6 +563,8 @@ impl GpuBackend {
 
 #[cfg(test)]
 mod tests {
+    use plan::{AnyShape, BuildError, Graph, Rope, RopeScaling};
+
     use super::*;
 
     #[test]
@@ -572,6 +576,22 @@ mod tests {
             );
             assert_eq!(check_simd_width("a device", width).unwrap_err().to_string(), expected);
         }
+    }
+
+    #[test]
+    fn heads_of_an_odd_number_of_features_are_not_turned() {
+        let rope = Rope { head_dim: 5, dims: 4, theta: 100.0, scaling: RopeScaling::None, attention_factor: 1.0 };
+        let plan = Graph::build("rope", 8, &AnyShape, |g, w| {
+            let x = g.embed(w.get("embed", [8, 5])?, 5);
+            let y = g.rope(x, &rope);
+            Ok::<_, BuildError>(g.select_outputs(y))
+        })
+        .unwrap();
+        let weights = vec![Tensor::from_f32(WeightFormat::F32, vec![8, 5], &[0.5; 40]).unwrap()];
+        let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 1 };
+        let simulated = GpuBackend::simulated(GpuOptions::default()).expect("tests have it");
+        let error = simulated.load(Arc::new(plan), weights, kv).err().expect("it is refused");
+        assert!(error.to_string().ends_with("it turns heads of an even number of features, not of 5"), "{error}");
     }
 
     #[test]

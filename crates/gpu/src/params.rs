@@ -260,7 +260,7 @@ params! {
         q_stride: i32,
         kv_stride: i32,
         q_out_stride: i32,
-        padding: i32,
+        turned: i32,
         q_eps: f32,
         k_eps: f32,
     }
@@ -276,6 +276,8 @@ params! {
         head_dim: i32,
         x_stride: i32,
         y_stride: i32,
+        turned: i32,
+        padding: i32,
     }
 
     /// `rope_kv_write.h`

@@ -19,7 +19,7 @@ pub(crate) const F32: u64 = size_of::<f32>() as u64;
 pub(crate) struct LoadedPlan<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) weights: &'a DeviceWeights,
-    /// (positions, head_dim / 2) of cosine and sine, one for each of [`Plan::ropes`].
+    /// (positions, dims / 2) of cosine and sine, one for each of [`Plan::ropes`].
     pub(crate) angles: &'a [Region],
     /// i32, one for each of [`Plan::orders`].
     pub(crate) orders: &'a [Region],

@@ -1,7 +1,7 @@
 //! `kernels/rope_kv_write.h`: heads are turned by their positions, keys and values go to the cache, and blocks of it
 //! are copied.
 
-use plan::{KvFormat, Norm};
+use plan::{KvFormat, Norm, Rope};
 
 use crate::kv_cache::KvCache;
 use crate::launch::{Access, GROUP_SIMDS, GROUP_THREADS, Launch};
@@ -10,7 +10,7 @@ use crate::site::{DeviceRows, Site, index};
 
 /// Turns each head of `x`.
 pub(crate) fn rope(site: &Site<'_>, x: DeviceRows, rope: usize, out: DeviceRows) -> Launch {
-    let head_dim = site.loaded.plan.ropes[rope].head_dim;
+    let Rope { head_dim, dims, .. } = site.loaded.plan.ropes[rope];
     let heads = x.width / head_dim;
     let angles = site.loaded.angles[rope];
     let params = RopeParams {
@@ -23,6 +23,8 @@ pub(crate) fn rope(site: &Site<'_>, x: DeviceRows, rope: usize, out: DeviceRows)
         head_dim: index(head_dim),
         x_stride: index(x.stride),
         y_stride: index(out.stride),
+        turned: index(dims / 2),
+        padding: 0,
     };
     Launch::new("rope_f32", [heads.div_ceil(GROUP_SIMDS), site.num_rows(x.rows), 1], &params)
         .with(Access::Read, x.region)
@@ -93,7 +95,7 @@ pub(crate) fn rope_kv_write(
         q_stride: index(q.stride),
         kv_stride: index(k.stride),
         q_out_stride: index(q_out.stride),
-        padding: 0,
+        turned: index(site.loaded.plan.ropes[rope].dims / 2),
         q_eps,
         k_eps,
     };

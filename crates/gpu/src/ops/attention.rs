@@ -1,6 +1,6 @@
 //! Attention: rows that are alone in their sequence, or few, by one kernel, and many rows of a sequence by another.
 
-use plan::{Attention, Op, Plan, StepShape};
+use plan::{Attention, Op, Plan, Rope, StepShape};
 
 use crate::kernels::{attention, attention_tiles};
 use crate::launch::{Access, Launch};
@@ -53,7 +53,7 @@ pub(crate) fn keep_operands(plan: &mut Plan) {
 }
 
 /// Rotation, the write to the cache and attention of one row in one launch, where the one follows the other, nobody else
-/// reads what is turned, and there is a kernel for it.
+/// reads what is turned, heads turn whole, and there is a kernel for it.
 pub(crate) fn rope_attention(site: &Site<'_>, op: &Op, next: &Op) -> Option<Launch> {
     let Op::RopeKvWrite { q, k, v, q_norm, k_norm, rope, layer, q_out } = *op else { return None };
     let Op::Attention { q: turned, ref attention, out } = *next else { return None };
@@ -68,7 +68,8 @@ pub(crate) fn rope_attention(site: &Site<'_>, op: &Op, next: &Op) -> Option<Laun
         return None;
     }
     let head_dim = site.loaded.cache.layers[layer].layer.head_dim;
-    if plan.ropes[rope].head_dim != head_dim {
+    let Rope { head_dim: of_rope, dims, .. } = plan.ropes[rope];
+    if [of_rope, dims] != [head_dim; 2] {
         return None;
     }
     attention::rope_launch(site, [q, k, v], [q_norm, k_norm], rope, attention, out, singles)

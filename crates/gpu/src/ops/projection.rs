@@ -1,7 +1,7 @@
 //! Projections, with the norm before them, the activation of a gated unit and the residual after them: which kernel
 //! takes which rows and weights.
 
-use plan::{Activation, KvFormat, Linear, Op, Rows, StepShape, Value};
+use plan::{Activation, KvFormat, Linear, Op, Rope, Rows, StepShape, Value};
 
 use crate::forced::Kernel;
 use crate::kernels::linear_stream::{self, StreamKind};
@@ -170,23 +170,18 @@ fn is_gemm_narrow(site: &Site<'_>, num_rows: usize, k: usize, projection: (Linea
 }
 
 /// Q, K and V, and what `rope_kv_write` does with them, in one launch: for one row, where the two ops follow each
-/// other, Q and K are in one format and `linear_stream` has a kernel for it and that of V.
+/// other, heads turn whole, Q and K are in one format and `linear_stream` has a kernel for it and that of V.
 pub(crate) fn norm_linear_rope(site: &Site<'_>, op: &Op, next: &Op) -> Option<Launch> {
     let Op::NormLinear { x, norm, ref projections } = *op else { return None };
     let Op::RopeKvWrite { q, k, v, q_norm: None, k_norm: None, rope, layer, q_out } = *next else { return None };
     let [(q_linear, q_to), (k_linear, k_to), (v_linear, v_to)] = projections[..] else { return None };
     let cache = &site.loaded.cache.layers[layer];
-    let head_dim = site.loaded.plan.ropes[rope].head_dim;
+    let Rope { head_dim, dims, .. } = site.loaded.plan.ropes[rope];
     let [x, q_to, k_to, v_to, q_out] = [x, q_to, k_to, v_to, q_out].map(|value| site.place(value));
     let follows = [q, k, v].map(|value| site.place(value).region) == [q_to, k_to, v_to].map(|to| to.region);
     // The turned queries are written while the op ahead reads its row: that must not be the same memory.
     let apart = q_out.region.is_apart(x.region);
-    if !follows
-        || !apart
-        || site.num_rows(x.rows) != 1
-        || head_dim != cache.layer.head_dim
-        || !head_dim.is_multiple_of(2)
-    {
+    if !follows || !apart || site.num_rows(x.rows) != 1 || [head_dim, dims] != [cache.layer.head_dim; 2] {
         return None;
     }
     if site.loaded.cache.layout.format != KvFormat::F16 {
