@@ -323,7 +323,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             push(
                 format!("rope, cache write and attention of {shape:?}, norms {norms}, {:?}", rope.scaling),
                 CACHED,
-                Arc::new(move |g, w| attention_case(g, w, shape, Some(&rope), norms)),
+                Arc::new(move |g, w| attention_case(g, w, shape, Some(&rope), norms.then_some(["q_norm", "k_norm"]))),
             );
         }
         let window = [None, Some(6)][index % 2];
@@ -332,7 +332,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             if index == 2 { LONG } else { CACHED },
             Arc::new(move |g, w| {
                 let sinks = Some(w.get("sinks", [heads])?);
-                attention_case(g, w, Heads { window, sinks, ..shape }, None, false)
+                attention_case(g, w, Heads { window, sinks, ..shape }, None, None)
             }),
         );
     }
@@ -406,9 +406,32 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
             push(
                 format!("attention of {shape:?}"),
                 lens,
-                Arc::new(move |g, w| attention_case(g, w, shape, None, false)),
+                Arc::new(move |g, w| attention_case(g, w, shape, None, None)),
             );
         }
+    }
+    // Gains are tables in F32 here.
+    let gains = Some(["input_q_norm", "input_k_norm"]);
+    for (index, norms) in [(1, None), (3, gains), (4, gains)] {
+        let (heads, kv_heads, head_dim) = HEADS[index];
+        let rope = Rope { dims: head_dim.div_ceil(4) * 2, scaling: RopeScaling::None, ..rope_of(head_dim, index) };
+        let shape =
+            Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window: None, sinks: None };
+        let turned = rope.clone();
+        push(
+            format!("rope of the first {} features of {heads} heads of {head_dim}", rope.dims),
+            SHORT,
+            Arc::new(move |g, w| {
+                let x = input(g, w, "x", heads * head_dim, heads * head_dim)?;
+                let y = g.rope(x, &turned);
+                Ok(g.select_outputs(y))
+            }),
+        );
+        push(
+            format!("rope of the first {} features, cache write and attention of {shape:?}, {norms:?}", rope.dims),
+            CACHED,
+            Arc::new(move |g, w| attention_case(g, w, shape, Some(&rope), norms)),
+        );
     }
     cases
 }
@@ -494,16 +517,16 @@ fn attention_case(
     w: &Weights<'_>,
     shape: Heads,
     rope: Option<&Rope>,
-    norms: bool,
+    norms: Option<[&str; 2]>,
 ) -> Result<Value, BuildError> {
     let Heads { heads, kv_heads, head_dim, .. } = shape;
     let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
     let mut q = input(g, w, "q", q_width, q_width)?;
     let mut k = input(g, w, "k", q_width, kv_width)?;
     let v = input(g, w, "v", q_width, kv_width)?;
-    if norms {
-        q = g.rms_norm(q, w.norm("q_norm", head_dim, EPS)?);
-        k = g.rms_norm(k, w.norm("k_norm", head_dim, EPS)?);
+    if let Some([q_norm, k_norm]) = norms {
+        q = g.rms_norm(q, w.norm(q_norm, head_dim, EPS)?);
+        k = g.rms_norm(k, w.norm(k_norm, head_dim, EPS)?);
     }
     if let Some(rope) = rope {
         (q, k) = (g.rope(q, rope), g.rope(k, rope));
