@@ -62,7 +62,8 @@ fn targets() -> [(&'static str, Target); 8] {
     ]
 }
 
-/// Models whose plans differ: biases, norms of heads, windows, tied heads, heads of every size that has a kernel.
+/// Models whose plans differ: biases, norms of heads, windows, sinks, tied heads, heads that turn in part, heads of every
+/// size that has a kernel.
 fn models() -> Vec<(&'static str, Value)> {
     let config = |model_type, hidden, inner, heads, kv_heads, head_dim| {
         json!({
@@ -100,6 +101,27 @@ fn models() -> Vec<(&'static str, Value)> {
             "qwen2-moe",
             with(config("qwen2_moe", 512, 1024, 8, 2, 64), mixture(&json!({"shared_expert_intermediate_size": 512}))),
         ),
+        (
+            "gpt-oss",
+            with(
+                config("gpt_oss", 2880, 2880, 64, 8, 64),
+                json!({
+                    "attention_bias": true, "sliding_window": 128, "num_local_experts": 32, "num_experts_per_tok": 4,
+                }),
+            ),
+        ),
+        (
+            "glm4-moe",
+            with(
+                config("glm4_moe", 1024, 2816, 8, 2, 128),
+                json!({
+                    "attention_bias": true, "partial_rotary_factor": 0.5, "use_qk_norm": false, "n_routed_experts": 128,
+                    "num_experts_per_tok": 8, "moe_intermediate_size": 768, "n_shared_experts": 1,
+                    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": true,
+                    "routed_scaling_factor": 1.0,
+                }),
+            ),
+        ),
         ("odd", config("llama", 40, 56, 3, 1, 10)),
     ]
 }
@@ -134,7 +156,7 @@ impl Loaded {
             tables
         };
         let positions = max_positions(plan, &kv);
-        let angles = plan.ropes.iter().map(|rope| table((positions * rope.head_dim) as u64 * 4)).collect();
+        let angles = plan.ropes.iter().map(|rope| table((positions * rope.dims) as u64 * 4)).collect();
         let orders = plan.orders.iter().map(|order| table(size_of_val(&order[..]) as u64)).collect();
         let cache_bytes = KvCache::bytes(&plan.kv_layers, &kv).expect("a cache of some size");
         Self {
