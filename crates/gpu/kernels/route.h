@@ -1,4 +1,4 @@
-// route: the experts of each row, by their logits, and how much each of them counts.
+// route: the experts of each row, by their logits, and how much each of them counts. router_logits: their logits.
 //
 // Shapes    logits (rows, experts), f32; ids (whole numbers) and weights (rows, top_k), f32.
 // Grid      (1, rows); a SIMD group a row. A lane has the experts e ≡ lane (mod 32); up to 512 experts, 32 of them chosen, 32 groups
@@ -19,6 +19,29 @@ struct RouteParams {
   Ptr<f32> ids;
   Ptr<f32> weights;
   i32 logits_stride, ids_stride, weights_stride, padding;
+};
+
+// router_logits: logits = norm(x) · Wᵀ + bias, for few rows; router_logits_many: for more.
+//
+// Shapes    x (rows, k), f32, rows on 16 bytes; gain (k,); W (experts, k), k a multiple of 4; bias (experts,) or none.
+// Grid      (experts, rows / ROUTER_ROWS): a group has one row of W for so many rows. Of many: (experts / 16, …), a SIMD group
+//           has ROUTER_EXPERTS rows of W.
+// Bytes     W once for ROUTER_ROWS rows; x once for each expert, or for 16, from the second cache. Bound by latency, or by the
+//           first cache.
+// Accuracy  f32. The norm is a factor at the end, because squares are added up with the products.
+// Order     each thread a stride of 128 (of many: of 32), then by halves, then SIMD groups: a row's logits do not depend on the
+//           rows beside it.
+template <class E> struct RouterLogitsParams {
+  Ptr<const f32x4> x;
+  Ptr<const f32x4> gain;
+  Ptr<const E> weight;
+  Ptr<const f32> bias;
+  Ptr<const i32> rows;
+  Ptr<f32> logits;
+  i32 k, x_stride;
+  i32 weight_stride, logits_stride;  // in numbers
+  f32 eps;
+  i32 experts;
 };
 
 enum RouteScores { SCORES_SOFTMAX, SCORES_SIGMOID, SCORES_LOGITS };
@@ -150,5 +173,100 @@ template <i32 J> FN void route(CONST RouteParams& p, GROUP NoGroup&, Lane t) {
     p.weights[i64(t.gy) * p.weights_stride + t.lane] = slot.weight;
   }
 }
+enum { ROUTER_ROWS = 8, ROUTER_AHEAD = 4 };
+struct RouterLogitsGroup { f32 product[GROUP_SIMDS][ROUTER_ROWS], squares[GROUP_SIMDS][ROUTER_ROWS]; };
+
+// Four weights of a row, times the gain.
+FN f32x4 router_weights(Ptr<const f32> w, i32 i) { return vectors4(w)[i]; }
+template <class E> FN f32x4 router_weights(Ptr<const E> w, i32 i) {
+  f32x4 v;
+  v.x = to_f32(w[i * 4]); v.y = to_f32(w[i * 4 + 1]); v.z = to_f32(w[i * 4 + 2]); v.w = to_f32(w[i * 4 + 3]);
+  return v;
+}
+template <class E>
+FN f32x4 router_scaled(CONST RouterLogitsParams<E>& p, i32 expert, i32 i) {
+  f32x4 v;
+  v.x = v.y = v.z = v.w = 0.f;
+  if (i * 4 < p.k) {
+    v = router_weights(offset(p.weight, i64(expert) * p.weight_stride), i);
+    const f32x4 gain = p.gain[i];
+    v.x *= gain.x; v.y *= gain.y; v.z *= gain.z; v.w *= gain.w;
+  }
+  return v;
+}
+
+template <class E>
+FN void router_logits(CONST RouterLogitsParams<E>& p, GROUP RouterLogitsGroup& g, Lane t) {
+  const i32 expert = t.gx, first = t.gy * ROUTER_ROWS, own = t.simd * SIMD + t.lane, rows = p.rows[0];
+  let_next_start();
+  f32x4 ahead[ROUTER_AHEAD];
+  UNROLL for (i32 j = 0; j < ROUTER_AHEAD; j++) ahead[j] = router_scaled(p, expert, own + j * GROUP_THREADS);
+  wait_for_previous();
+  if (first >= rows) return;  // the whole group
+  f32 product[ROUTER_ROWS], squares[ROUTER_ROWS];
+  UNROLL for (i32 r = 0; r < ROUTER_ROWS; r++) product[r] = squares[r] = 0.f;
+  for (i32 base = 0; base * 4 < p.k; base += ROUTER_AHEAD * GROUP_THREADS) {
+    UNROLL for (i32 j = 0; j < ROUTER_AHEAD; j++) {
+      const i32 i = base + j * GROUP_THREADS + own;
+      if (base > 0) ahead[j] = router_scaled(p, expert, i);
+      if (i * 4 < p.k)
+        UNROLL for (i32 r = 0; r < ROUTER_ROWS; r++) {
+          const f32x4 x = p.x[i64(mini(first + r, rows - 1)) * (p.x_stride / 4) + i];
+          product[r] = fma32(x.w, ahead[j].w, fma32(x.z, ahead[j].z, fma32(x.y, ahead[j].y, fma32(x.x, ahead[j].x, product[r]))));
+          squares[r] = fma32(x.w, x.w, fma32(x.z, x.z, fma32(x.y, x.y, fma32(x.x, x.x, squares[r]))));
+        }
+    }
+  }
+  UNROLL for (i32 r = 0; r < ROUTER_ROWS; r++) {
+    const f32 sum = sum_lanes<SIMD>(product[r]), square = sum_lanes<SIMD>(squares[r]);
+    if (t.lane == 0) { g.product[t.simd][r] = sum; g.squares[t.simd][r] = square; }
+  }
+  group_barrier();
+  if (own >= ROUTER_ROWS || first + own >= rows) return;
+  f32 sum = 0.f, square = 0.f;
+  UNROLL for (i32 s = 0; s < GROUP_SIMDS; s++) { sum += g.product[s][own]; square += g.squares[s][own]; }
+  const f32 scale = inv_sqrt(square / f32(p.k) + p.eps);
+  p.logits[i64(first + own) * p.logits_stride + expert] = sum * scale + (given(p.bias) ? p.bias[expert] : 0.f);
+}
+
+// Of a SIMD group, which has the rows of W in registers for its rows of x.
+enum { ROUTER_EXPERTS = 4 };
+
+template <class E>
+FN void router_logits_many(CONST RouterLogitsParams<E>& p, GROUP NoGroup&, Lane t) {
+  const i32 expert = (t.gx * t.simds + t.simd) * ROUTER_EXPERTS, first = t.gy * ROUTER_ROWS, rows = p.rows[0];
+  let_next_start();
+  wait_for_previous();
+  if (first >= rows || expert >= p.experts) return;  // the whole SIMD group
+  f32 product[ROUTER_EXPERTS][ROUTER_ROWS], squares[ROUTER_ROWS];
+  UNROLL for (i32 r = 0; r < ROUTER_ROWS; r++) {
+    squares[r] = 0.f;
+    UNROLL for (i32 e = 0; e < ROUTER_EXPERTS; e++) product[e][r] = 0.f;
+  }
+  for (i32 i = t.lane; i * 4 < p.k; i += SIMD) {
+    f32x4 w[ROUTER_EXPERTS];
+    UNROLL for (i32 e = 0; e < ROUTER_EXPERTS; e++) w[e] = router_scaled(p, mini(expert + e, p.experts - 1), i);
+    UNROLL for (i32 r = 0; r < ROUTER_ROWS; r++) {
+      const f32x4 x = p.x[i64(mini(first + r, rows - 1)) * (p.x_stride / 4) + i];
+      squares[r] = fma32(x.w, x.w, fma32(x.z, x.z, fma32(x.y, x.y, fma32(x.x, x.x, squares[r]))));
+      UNROLL for (i32 e = 0; e < ROUTER_EXPERTS; e++)
+        product[e][r] = fma32(x.w, w[e].w, fma32(x.z, w[e].z, fma32(x.y, w[e].y, fma32(x.x, w[e].x, product[e][r]))));
+    }
+  }
+  UNROLL for (i32 r = 0; r < ROUTER_ROWS; r++) {
+    const f32 scale = inv_sqrt(sum_lanes<SIMD>(squares[r]) / f32(p.k) + p.eps);
+    UNROLL for (i32 e = 0; e < ROUTER_EXPERTS; e++) {
+      const f32 sum = sum_lanes<SIMD>(product[e][r]);
+      if (t.lane == 0 && first + r < rows && expert + e < p.experts)
+        p.logits[i64(first + r) * p.logits_stride + expert + e] = sum * scale + (given(p.bias) ? p.bias[expert + e] : 0.f);
+    }
+  }
+}
+KERNEL(router_logits_f32, RouterLogitsParams<f32>, RouterLogitsGroup, 128, router_logits<f32>)
+KERNEL(router_logits_f16, RouterLogitsParams<f16>, RouterLogitsGroup, 128, router_logits<f16>)
+KERNEL(router_logits_bf16, RouterLogitsParams<bf16>, RouterLogitsGroup, 128, router_logits<bf16>)
+KERNEL(router_logits_many_f32, RouterLogitsParams<f32>, NoGroup, 128, router_logits_many<f32>)
+KERNEL(router_logits_many_f16, RouterLogitsParams<f16>, NoGroup, 128, router_logits_many<f16>)
+KERNEL(router_logits_many_bf16, RouterLogitsParams<bf16>, NoGroup, 128, router_logits_many<bf16>)
 KERNEL(route_e128, RouteParams, NoGroup, 32, route<4>)
 KERNEL(route_e512, RouteParams, NoGroup, 32, route<16>)

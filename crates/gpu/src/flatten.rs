@@ -6,7 +6,15 @@ use std::path::{Path, PathBuf};
 use crate::params::layout_assertions;
 
 /// Structs of kernels for one CUDA architecture alone (`kernels/sm90`), which neither Metal nor the simulator sees.
-pub(crate) const OF_SM90: [&str; 3] = ["ActivationParams", "GemmSegment", "GemmParams"];
+pub(crate) const OF_SM90: [&str; 7] = [
+    "ActivationParams",
+    "GemmSegment",
+    "GemmParams",
+    "GroupRowsParams",
+    "ExpertSumParams",
+    "GemmExperts",
+    "ExpertGemmParams",
+];
 
 /// The file that includes all others.
 const ROOT: &str = "metal.h";

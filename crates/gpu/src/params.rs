@@ -205,6 +205,22 @@ params! {
         padding: i32,
     }
 
+    /// `route.h`
+    "RouterLogitsParams<f32> RouterLogitsParams<f16> RouterLogitsParams<bf16>" struct RouterLogitsParams {
+        x: Address,
+        gain: Address,
+        weight: Address,
+        bias: Address,
+        rows: Address,
+        logits: Address,
+        k: i32,
+        x_stride: i32,
+        weight_stride: i32,
+        logits_stride: i32,
+        eps: f32,
+        experts: i32,
+    }
+
     /// `experts.h`: the weights of all experts of one projection.
     "ExpertStack" struct ExpertStack {
         weight: Address,
@@ -382,6 +398,8 @@ params! {
         x_stride: i32,
         y_stride: i32,
         eps: f32,
+        copies: i32,
+        waits: i32,
     }
 
     /// `sm90/gemm.h`: one of the weights.
@@ -419,6 +437,53 @@ params! {
         columns: i32,
         factor: f32,
         padding: [i32; 11],
+    }
+
+    /// `sm90/gemm_experts.h`
+    "GroupRowsParams" struct GroupRowsParams {
+        ids: Address,
+        rows: Address,
+        pairs: Address,
+        sources: Address,
+        tiles: Address,
+        num_tiles: Address,
+        ids_stride: i32,
+        slots: i32,
+        experts: i32,
+        tokens: i32,
+    }
+
+    /// `sm90/gemm_experts.h`
+    "ExpertSumParams" struct ExpertSumParams {
+        parts: Address,
+        weights: Address,
+        residual: Address,
+        rows: Address,
+        y: Address,
+        vectors: i32,
+        slots: i32,
+        parts_stride: i32,
+        weights_stride: i32,
+        residual_stride: i32,
+        y_stride: i32,
+    }
+
+    /// `sm90/gemm_experts.h`: whose weights multiply which rows.
+    "GemmExperts" struct GemmExperts {
+        tiles: Address,
+        num_tiles: Address,
+        pairs: Address,
+        matrix_scales: Address,
+        up_matrix_scales: Address,
+        stride: i32,
+        bias_stride: i32,
+        padding: [i32; 4],
+    }
+
+    /// `sm90/gemm_experts.h`
+    "ExpertGemmParams" struct ExpertGemmParams {
+        gemm: GemmParams,
+        experts: GemmExperts,
     }
 
     /// `elementwise.h`

@@ -44,6 +44,8 @@ pub(crate) struct ArenaLayout {
     pub(crate) direct_operand: (u64, u64),
     /// Likewise: partial results of attention.
     pub(crate) partials: (u64, u64),
+    /// Likewise: which rows are of which experts, from their gated units to their sum.
+    pub(crate) row_groups: (u64, u64),
     /// Likewise: what is found in the parts of rows of logits.
     pub(crate) choose_parts: (u64, u64),
     /// Length of the arena.
@@ -109,6 +111,8 @@ pub(crate) struct Site<'a> {
     pub(crate) writes: Option<DirectOperand>,
     /// What the op before wrote so for this one.
     pub(crate) reads: Option<DirectOperand>,
+    /// The ids by whose experts the rows in [`ArenaLayout::row_groups`] are in order.
+    pub(crate) grouped: Option<Value>,
     /// Index and count of layers with a router whose messages the next sum of experts reads and forgets.
     pub(crate) routed: Option<RoutedLayer>,
 }

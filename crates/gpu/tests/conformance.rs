@@ -1,6 +1,7 @@
 //! The suite that every backend passes, on the simulator. It is hundreds of times slower than a GPU, so these are samples:
 //! every 16th op case (and every norm of slices, since a sample had missed a fault there, and heads that turn in part), in
-//! both thread orders, and models in turn; the same of the text as CUDA sees it and as Metal does. `examples/check_device.rs` runs all of it on a device.
+//! both thread orders, and models in turn; the same of the text as CUDA sees it and as Metal does.
+//! `examples/check_device.rs` runs all of it on a device.
 
 use backend::Backend;
 use backend::conformance::{Part, cases};

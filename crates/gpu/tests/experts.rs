@@ -16,6 +16,19 @@ use testing::{ErrorAnalysis, Rng};
 
 /// Steps of one row and of several, within the bounds of the error analysis; twice the same bits.
 fn check(dialect: SimDialect, order: ThreadOrder, batch_invariant: bool, plan: Plan, weights: Vec<Tensor>, what: &str) {
+    check_steps(&[1, 5, 1], dialect, order, batch_invariant, plan, weights, what);
+}
+
+/// The same of steps of so many rows.
+fn check_steps(
+    steps: &[usize],
+    dialect: SimDialect,
+    order: ThreadOrder,
+    batch_invariant: bool,
+    plan: Plan,
+    weights: Vec<Tensor>,
+    what: &str,
+) {
     let options = GpuOptions { batch_invariant, ..GpuOptions::default() };
     let backend = GpuBackend::simulator_of(dialect, order, 1 << 30, options);
     let textbook = Arc::new(plan);
@@ -24,9 +37,10 @@ fn check(dialect: SimDialect, order: ThreadOrder, batch_invariant: bool, plan: P
     let mut analysis = ErrorAnalysis::new(textbook.clone(), &weights, KV, backend.claims().activations);
     for plan in [textbook, fused] {
         let mut executable = backend.load(plan.clone(), weights.clone(), KV).unwrap();
-        for rows in [1, 5, 1] {
+        for &rows in steps {
             let mut input = StepInput::default();
-            input.push_sequence(&Rng::new(rows as u64 + 7).tokens(rows, VOCAB), 0, &[3]);
+            let table: Vec<u32> = (0..KV.num_blocks as u32).rev().collect();
+            input.push_sequence(&Rng::new(rows as u64 + 7).tokens(rows, VOCAB), 0, &table);
             input.output_rows.extend(0..rows as u32);
             let bound = analysis.run(&input);
             let found = executable.replay(&input).unwrap().to_vec();
@@ -61,6 +75,20 @@ fn experts_in_every_format_are_those_of_the_reference() {
         let order = if index % 2 == 0 { ThreadOrder::Forward } else { ThreadOrder::Reverse };
         check_in(format, of, false, Cuda, order, false);
         check_in(format, of, false, if index % 2 == 0 { Metal } else { Cuda }, order, index % 2 != 0);
+    }
+}
+
+/// Logits of routers have a kernel for few rows, and one for many.
+#[test]
+fn experts_of_many_rows_are_those_of_the_reference() {
+    for (format, dialect, order) in [
+        (WeightFormat::F32, Cuda, ThreadOrder::Forward),
+        (WeightFormat::F16, Metal, ThreadOrder::Reverse),
+        (WeightFormat::BF16, Cuda, ThreadOrder::Reverse),
+    ] {
+        let plan = mixture_plan(Mixture { bias: true, ..mixture(136, 8, 21, 2) }, false);
+        let weights = random_weights(&plan, &mut Rng::new(3), format);
+        check_steps(&[261, 11], dialect, order, false, plan, weights, &format!("{format}, many rows"));
     }
 }
 

@@ -4,7 +4,7 @@
 // Shapes    x (rows, k), f32, rows on 16 bytes; gain (k,); y (rows, k rounded up to 64), f16 or bf16, zeros past k.
 // Scales    y · row_scales = x, to 11 bits (bf16: 8): the largest of a row is in [2^13, 2^14).
 // Order     see operand.h.
-// Grid      (rows); a group a row, which it holds in registers: k <= 16 · threads <= 16384 (wide: twice that). Bytes: x and y, once.
+// Grid      (rows · copies); a group a row, which it holds in registers: k <= 16 · threads <= 16384 (wide: twice that). Bytes: x and y, once.
 
 struct ActivationParams {
   Ptr<const f32x4> x;
@@ -16,6 +16,8 @@ struct ActivationParams {
   i32 k, x_stride;  // in f32
   i32 y_stride;     // in 16-bit numbers
   f32 eps;
+  i32 copies;       // rows of y for each of `rows`
+  i32 waits;        // whether a kernel of this step makes `select`
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
@@ -44,7 +46,8 @@ template <bool NORM, bool BF16, OperandOrder ORDER, i32 VECTORS>
 FN void activations(CONST ActivationParams& p, GROUP ActivationGroup& g, Lane t) {
   enum { EARLY = NORM && VECTORS <= 4 };
   let_next_start();
-  if (t.gx >= p.rows[0]) return;  // the whole group
+  if (t.gx >= p.rows[0] * p.copies) return;  // the whole group
+  if (p.waits) wait_for_previous();
   const i32 source = given(p.select) ? p.select[t.gx] : t.gx, threads = t.simds * SIMD, thread = t.simd * SIMD + t.lane;
   const Ptr<const f32x4> row = p.x + i64(source) * (p.x_stride / 4);
   f32x4 gains[EARLY ? VECTORS : 1];

@@ -46,7 +46,7 @@ enum {
   GEMM_UNIT = 4,            // stages that one load of scales is for
   GEMM_TOKEN_TILES = 8,     // tiles of rows that go through the second cache together
   GEMM_MULTIPLIERS = 8,     // SIMD groups that multiply
-  GEMM_STAGES_MAX = 8,
+  GEMM_STAGES_MAX = 16,
   GEMM_HEADER = 1024,
   GEMM_MEMORY = 227 * 1024, // of a group
   // Sums on their way to y lie in lines of 64 features of a token with a gap after them, so that neither writing nor
@@ -202,9 +202,9 @@ struct GemmNVFP4 : GemmFourBits {
 };
 template <> struct HasMatrixScale<GemmNVFP4> { enum { VALUE = 1 }; };
 // Multiplies sums of two rows by turns of two, in a GLU of gate and up.
-template <class W, i32 R> FN void gemm_scale_sums(f32 (&sum)[R], CONST GemmSegment& s, bool glu) {
+template <class W, i32 R> FN void gemm_scale_sums(f32 (&sum)[R], f32 matrix_scale, f32 up_matrix_scale, bool glu) {
   if (!HasMatrixScale<W>::VALUE) return;
-  const f32 first = s.matrix_scale * 16384.f, second = glu ? s.up_matrix_scale * 16384.f : first;
+  const f32 first = matrix_scale * 16384.f, second = glu ? up_matrix_scale * 16384.f : first;
   UNROLL for (i32 i = 0; i < R; i++) sum[i] *= i % 4 < 2 ? first : second;
 }
 
@@ -292,24 +292,52 @@ template <class W, i32 TOKENS> struct GemmShape {
   enum {
     X = TOKENS * GEMM_K * 2,
     STAGE = W::STAGE + X,
+    // Stages of few rows are small.
+    MOST = TOKENS < 128 ? 16 : 8,
+    PASS = TOKENS < GEMM_PASS ? TOKENS : i32(GEMM_PASS),  // rows that are finished at a time
     ROOM = (GEMM_MEMORY - GEMM_HEADER - 4 * GEMM_BUFFER) / STAGE,
     ROOM_OF_PARTS = (GEMM_MEMORY - GEMM_HEADER - 2 * TOKENS * GEMM_LINE) / STAGE,
-    STAGES = ROOM < GEMM_STAGES_MAX ? ROOM : GEMM_STAGES_MAX,
-    STAGES_OF_PARTS = ROOM_OF_PARTS < GEMM_STAGES_MAX ? ROOM_OF_PARTS : GEMM_STAGES_MAX,
+    STAGES = ROOM < MOST ? ROOM : MOST,
+    STAGES_OF_PARTS = ROOM_OF_PARTS < MOST ? ROOM_OF_PARTS : MOST,
     SHARED = TOKENS == 256,      // rows of x, by two groups
     SUMS = TOKENS / 2            // f32 of a thread: 64 features by TOKENS over 128 threads
   };
 };
 
 // Where a tile is.
-struct GemmTile { i32 segment, row, token, begin, end; };  // `begin` and `end` of k, in stages
+struct GemmTile {
+  i32 segment, row, token, begin, end;  // `begin` and `end` of k, in stages
+  i32 rows, expert;                     // rows of x end there; whose weights, of GemmExperts
+};
+
+// Which weights multiply which rows: one matrix a segment, and all rows. gemm_experts.h has another answer.
+struct GemmAll {
+  enum { BY_EXPERTS = 0 };
+  PART i32 token_tiles(CONST GemmParams& p, i32 tokens) const { return (p.rows[0] + tokens - 1) / tokens; }
+  template <bool SHARED, bool GLU>
+  PART GemmTile tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 tokens, u32 rank, u32 size) const;
+  template <bool GLU>
+  PART void copy_weight(CONST GemmSegment& s, const GemmTile& tile, u32 to, u32 barrier, i32 k) const {
+    if (GLU) copy_tile_4d(to, s.weight, barrier, k, 0, 0, tile.row / 8);
+    else copy_tile_2d(to, s.weight, barrier, k, tile.row);
+  }
+  // Where the expert's begin: scales of gate and up, in f16; their biases.
+  PART i64 scales_at(const GemmTile& tile) const { return 0; }
+  PART i64 bias_at(const GemmTile& tile) const { return 0; }
+  PART f32 matrix_scale(CONST GemmSegment& s, const GemmTile& tile) const { return s.matrix_scale; }
+  PART f32 up_matrix_scale(CONST GemmSegment& s, const GemmTile& tile) const { return s.up_matrix_scale; }
+  // The row of y that the result of a row of x is.
+  PART i32 y_row(i32 token) const { return token; }
+};
 
 template <bool SHARED, bool GLU>
-FN GemmTile gemm_tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 tokens, u32 rank, u32 size) {
+PART GemmTile GemmAll::tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 tokens, u32 rank, u32 size) const {
   const i32 block = index / (GEMM_TOKEN_TILES * p.tiles), left = token_tiles - block * GEMM_TOKEN_TILES;
   const i32 wide = mini(left, GEMM_TOKEN_TILES), inside = index - block * GEMM_TOKEN_TILES * p.tiles;
   i32 feature = inside / wide;
   GemmTile tile;
+  tile.rows = p.rows[0];
+  tile.expert = 0;
   tile.token = (block * GEMM_TOKEN_TILES + inside - feature * wide) * tokens;
   tile.segment = 0;
   while (tile.segment < 2 && feature >= p.segments[tile.segment].tiles) feature -= p.segments[tile.segment++].tiles;
@@ -325,11 +353,9 @@ FN GemmTile gemm_tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 token
   return tile;
 }
 
-template <class W, bool GLU>
-FN void gemm_copy_weight(CONST GemmParams& p, GemmTile tile, i32 stage, u32 to, u32 barrier) {
-  const i32 k = stage * (GEMM_K / W::PACK);
-  if (GLU) copy_tile_4d(to, p.segments[tile.segment].weight, barrier, k, 0, 0, tile.row / 8);
-  else copy_tile_2d(to, p.segments[tile.segment].weight, barrier, k, tile.row);
+template <class W, bool GLU, class E>
+FN void gemm_copy_weight(CONST GemmParams& p, const E& of, const GemmTile& tile, i32 stage, u32 to, u32 barrier) {
+  of.template copy_weight<GLU>(p.segments[tile.segment], tile, to, barrier, stage * (GEMM_K / W::PACK));
 }
 
 template <i32 TOKENS>
@@ -340,20 +366,20 @@ FN void gemm_copy_x(CONST GemmParams& p, GemmTile tile, i32 stage, u32 to, u32 b
 }
 
 // One thread: copies stage after stage, as they become empty.
-template <class W, i32 TOKENS, bool GLU>
-FN void gemm_copy(CONST GemmParams& p, u32 full, u32 empty, u32 stages, i32 depth, i32 first, i32 step, i32 tiles, i32 token_tiles, u32 rank, u32 size) {
+template <class W, i32 TOKENS, bool GLU, class E>
+FN void gemm_copy(CONST GemmParams& p, const E& of, u32 full, u32 empty, u32 stages, i32 depth, i32 first, i32 step, i32 tiles, i32 token_tiles, u32 rank, u32 size) {
   typedef GemmShape<W, TOKENS> Shape;
   i32 slot = 0, filled = 0;
   u32 phase = 1;
   ROLL for (i32 index = first; index < tiles; index += step) {
-    const GemmTile tile = gemm_tile<Shape::SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
+    const GemmTile tile = of.template tile<Shape::SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
     i32 stage = tile.begin;
     if (index == first) {
       // Weights are asked for before the kernel ahead, which makes x, has ended.
       filled = mini(depth, tile.end - tile.begin);
       ROLL for (i32 i = 0; i < filled; i++) {
         barrier_expect(full + i * 8, Shape::STAGE);
-        gemm_copy_weight<W, GLU>(p, tile, stage + i, stages + i * Shape::STAGE, full + i * 8);
+        gemm_copy_weight<W, GLU>(p, of, tile, stage + i, stages + i * Shape::STAGE, full + i * 8);
       }
       wait_for_previous();
       ROLL for (i32 i = 0; i < filled; i++)
@@ -365,7 +391,7 @@ FN void gemm_copy(CONST GemmParams& p, u32 full, u32 empty, u32 stages, i32 dept
     ROLL for (; stage < tile.end; stage++) {
       barrier_wait(empty + slot * 8, phase);
       barrier_expect(full + slot * 8, Shape::STAGE);
-      gemm_copy_weight<W, GLU>(p, tile, stage, stages + slot * Shape::STAGE, full + slot * 8);
+      gemm_copy_weight<W, GLU>(p, of, tile, stage, stages + slot * Shape::STAGE, full + slot * 8);
       gemm_copy_x<TOKENS>(p, tile, stage, stages + slot * Shape::STAGE + W::STAGE, full + slot * 8, rank);
       if (++slot == depth) { slot = 0; phase ^= 1; }
     }
@@ -413,15 +439,15 @@ FN void gemm_fragment(u32 (&w)[4], typename W::Share a, typename W::Share b, i32
   W::widen(w[1], w[3], b, step, scale_b);
 }
 
-template <class W, i32 TOKENS, bool GLU, i32 R>
-FN void gemm_multiply_codes(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
+template <class W, i32 TOKENS, bool GLU, class E, i32 R>
+FN void gemm_multiply_codes(f32 (&sum)[R], CONST GemmParams& p, const E& of, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
   typedef GemmShape<W, TOKENS> Shape;
   CONST GemmSegment& s = p.segments[tile.segment];
   const i32 g = lane / 4, t = lane % 4;
   const i32 first = tile.row + (GLU ? half * 32 + simd * 8 : half * 64 + simd * 16) + g;
   const i64 row_a = mini(first, s.n - 1), row_b = mini(GLU ? first : first + 8, s.n - 1);
-  const f16* scales_a = s.scales + row_a * p.scale_stride;
-  const f16* scales_b = (GLU ? s.up_scales : s.scales) + row_b * p.scale_stride;
+  const f16* scales_a = s.scales + (of.scales_at(tile) + row_a * p.scale_stride);
+  const f16* scales_b = (GLU ? s.up_scales : s.scales) + (of.scales_at(tile) + row_b * p.scale_stride);
   const u32 share = W::place(half * 64 + simd * 16 + g, t), share_b = W::place(half * 64 + simd * 16 + g + 8, t);
   i32 before = -1;
   enum { AT_ONCE = TOKENS == 256 ? 2 : 4 };  // stages whose fragments have registers of their own
@@ -462,15 +488,15 @@ FN void gemm_multiply_codes(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, 
 }
 
 template <class W, bool IN_REGISTERS> struct GemmSum {
-  template <i32 TOKENS, bool GLU, i32 R>
-  static PART void run(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
+  template <i32 TOKENS, bool GLU, class E, i32 R>
+  static PART void run(f32 (&sum)[R], CONST GemmParams& p, const E& of, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
     gemm_multiply<W, TOKENS>(sum, p, ring, tile, half, lane);
   }
 };
 template <class W> struct GemmSum<W, true> {
-  template <i32 TOKENS, bool GLU, i32 R>
-  static PART void run(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
-    gemm_multiply_codes<W, TOKENS, GLU>(sum, p, ring, tile, half, simd, lane);
+  template <i32 TOKENS, bool GLU, class E, i32 R>
+  static PART void run(f32 (&sum)[R], CONST GemmParams& p, const E& of, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
+    gemm_multiply_codes<W, TOKENS, GLU>(sum, p, of, ring, tile, half, simd, lane);
   }
 };
 
@@ -489,15 +515,15 @@ FN void gemm_stage(u32 to, const f32 (&sum)[R], i32 first, i32 simd, i32 lane) {
 
 // What a thread finishes: four features of every STEP-th token of four SIMD groups' part of a tile.
 template <bool GLU> struct GemmColumn {
-  enum { STEP = GLU ? 16 : 8, PASSES = GEMM_PASS / STEP };
+  enum { STEP = GLU ? 16 : 8 };
   i32 feature, token;  // of `token`s in the buffer
   u32 place;           // in a line
   bool in;
   f32x4 bias, up_bias;
 };
 
-template <bool GLU>
-FN GemmColumn<GLU> gemm_column(CONST GemmSegment& s, GemmTile tile, i32 half, i32 thread) {
+template <bool GLU, class E>
+FN GemmColumn<GLU> gemm_column(CONST GemmSegment& s, const E& of, GemmTile tile, i32 half, i32 thread) {
   GemmColumn<GLU> c;
   const i32 lanes = GLU ? 8 : 16;
   c.token = thread / lanes;
@@ -506,8 +532,8 @@ FN GemmColumn<GLU> gemm_column(CONST GemmSegment& s, GemmTile tile, i32 half, i3
   c.in = c.feature < s.n;
   if (!c.in) c.feature = 0;  // what is read for nothing is there, at least
   c.bias = c.up_bias = make_float4(0.f, 0.f, 0.f, 0.f);
-  if (given(s.bias)) c.bias = *reinterpret_cast<const f32x4*>(s.bias + c.feature);
-  if (GLU && given(s.up_bias)) c.up_bias = *reinterpret_cast<const f32x4*>(s.up_bias + c.feature);
+  if (given(s.bias)) c.bias = *reinterpret_cast<const f32x4*>(s.bias + (of.bias_at(tile) + c.feature));
+  if (GLU && given(s.up_bias)) c.up_bias = *reinterpret_cast<const f32x4*>(s.up_bias + (of.bias_at(tile) + c.feature));
   return c;
 }
 
@@ -535,8 +561,8 @@ FN f32x4 gemm_added(f32x4 a, f32x4 b) { return make_float4(a.x + b.x, a.y + b.y,
 
 
 // One token of a column: v are its sums, up those of up.
-template <bool GLU>
-FN void gemm_finish(CONST GemmSegment& s, const GemmColumn<GLU>& c, f32x4 v, f32x4 up, f32 scale, f32x4 residual, i32 token, i32 rows) {
+template <bool GLU, class E>
+FN void gemm_finish(CONST GemmSegment& s, const E& of, const GemmColumn<GLU>& c, f32x4 v, f32x4 up, f32 scale, f32x4 residual, i32 token, i32 rows) {
   v = gemm_scaled(v, scale, c.bias);
   if (GLU) {
     up = gemm_scaled(up, scale, c.up_bias);
@@ -545,35 +571,36 @@ FN void gemm_finish(CONST GemmSegment& s, const GemmColumn<GLU>& c, f32x4 v, f32
   } else {
     v = gemm_added(v, residual);
   }
-  if (c.in && token < rows) *reinterpret_cast<f32x4*>(s.y + i64(token) * s.y_stride + c.feature) = v;
+  if (c.in && token < rows) *reinterpret_cast<f32x4*>(s.y + i64(of.y_row(token)) * s.y_stride + c.feature) = v;
 }
 
 // What rows of a tile are multiplied by: a thread of four SIMD groups has that of every 128th, since before the sums.
-template <i32 TOKENS> struct GemmScales { f32 of[TOKENS / 128]; };
+template <i32 TOKENS> struct GemmScales { enum { COUNT = (TOKENS + 127) / 128 }; f32 of[COUNT]; };
 
 // A whole tile: pass by pass through two buffers of group memory. Scales travel in the gaps of lines.
-template <i32 TOKENS, bool GLU, i32 R>
-FN void gemm_finish_tile(CONST GemmParams& p, const f32 (&sum)[R], const GemmScales<TOKENS>& scales, GemmTile tile, u32 buffers, i32 half, i32 simd, i32 lane, i32 rows) {
+template <i32 TOKENS, bool GLU, class E, i32 R>
+FN void gemm_finish_tile(CONST GemmParams& p, const E& of, const f32 (&sum)[R], const GemmScales<TOKENS>& scales, GemmTile tile, u32 buffers, i32 turn, i32 half, i32 simd, i32 lane) {
   typedef GemmColumn<GLU> Column;
-  enum { PASSES = TOKENS / GEMM_PASS, N = Column::PASSES };
+  enum { PASS = GemmShape<GemmF16, TOKENS>::PASS, PASSES = TOKENS / PASS, N = PASS / Column::STEP };
+  const i32 rows = tile.rows;
   CONST GemmSegment& s = p.segments[tile.segment];
-  const Column c = gemm_column<GLU>(s, tile, half, simd * SIMD + lane);
+  const Column c = gemm_column<GLU>(s, of, tile, half, simd * SIMD + lane);
   const u32 mine = buffers + half * (2 * GEMM_BUFFER);
   const i32 first = tile.token + c.token;
   GemmResidual<N> residual, next, last;
   gemm_ask<GLU, N>(residual, p, c, first, rows);
-  gemm_ask<GLU, N>(next, p, c, first + GEMM_PASS, rows);
+  gemm_ask<GLU, N>(next, p, c, first + PASS, rows);
   UNROLL for (i32 pass = 0; pass < PASSES; pass++) {
-    const u32 buffer = mine + (pass & 1) * GEMM_BUFFER;
-    gemm_stage<GLU, GEMM_PASS / 8>(buffer, sum, pass * (GEMM_PASS / 8), simd, lane);
+    const u32 buffer = mine + ((pass + turn) & 1) * GEMM_BUFFER;
+    gemm_stage<GLU, PASS / 8>(buffer, sum, pass * (PASS / 8), simd, lane);
     if (simd == pass % 4) store_group(buffer + lane * GEMM_LINE + GEMM_GAP, scales.of[pass / 4]);
-    if (pass + 2 < PASSES) gemm_ask<GLU, N>(last, p, c, first + (pass + 2) * GEMM_PASS, rows);
+    if (pass + 2 < PASSES) gemm_ask<GLU, N>(last, p, c, first + (pass + 2) * PASS, rows);
     // Nobody writes to this buffer before the barrier after the next.
     four_simds_barrier(1 + half);
     UNROLL for (i32 i = 0; i < N; i++) {
       const u32 line = buffer + (c.token + i * Column::STEP) * GEMM_LINE;
       const f32x4 v = load_group(line + c.place), up = GLU ? load_group(line + c.place + 32 * 4) : v;
-      gemm_finish<GLU>(s, c, v, up, load_group_scalar(line + GEMM_GAP), residual.v[i], first + pass * GEMM_PASS + i * Column::STEP, rows);
+      gemm_finish<GLU>(s, of, c, v, up, load_group_scalar(line + GEMM_GAP), residual.v[i], first + pass * PASS + i * Column::STEP, rows);
     }
     residual = next;
     next = last;
@@ -581,11 +608,12 @@ FN void gemm_finish_tile(CONST GemmParams& p, const f32 (&sum)[R], const GemmSca
 }
 
 // A part of the tile for each group of the cluster: every group has sums over part of k, which are added rank by rank.
-template <i32 TOKENS, bool GLU, i32 R>
-FN void gemm_finish_part(CONST GemmParams& p, const f32 (&sum)[R], GemmTile tile, u32 buffers, u32 summed, u32 read, u32 phase, i32 half, i32 simd, i32 lane, i32 rows, u32 rank, u32 size) {
+template <i32 TOKENS, bool GLU, class E, i32 R>
+FN void gemm_finish_part(CONST GemmParams& p, const E& of, const f32 (&sum)[R], GemmTile tile, u32 buffers, u32 summed, u32 read, u32 phase, i32 half, i32 simd, i32 lane, u32 rank, u32 size) {
   typedef GemmColumn<GLU> Column;
+  const i32 rows = tile.rows;
   CONST GemmSegment& s = p.segments[tile.segment];
-  const Column c = gemm_column<GLU>(s, tile, half, simd * SIMD + lane);
+  const Column c = gemm_column<GLU>(s, of, tile, half, simd * SIMD + lane);
   const u32 mine = buffers + half * (TOKENS * GEMM_LINE);
   barrier_wait(read, phase ^ 1);
   gemm_stage<GLU, TOKENS / 8>(mine, sum, 0, simd, lane);
@@ -611,14 +639,14 @@ FN void gemm_finish_part(CONST GemmParams& p, const f32 (&sum)[R], GemmTile tile
           if (GLU) up[j] = gemm_added(up[j], load_cluster(at + 32 * 4, r));
         }
     UNROLL for (i32 j = 0; j < BATCH; j++)
-      if (i + j < end) gemm_finish<GLU>(s, c, v[j], up[j], scales[j], residual.v[j], token + j * Column::STEP, rows);
+      if (i + j < end) gemm_finish<GLU>(s, of, c, v[j], up[j], scales[j], residual.v[j], token + j * Column::STEP, rows);
   }
   simd_barrier();
   if (lane < (i32)size) barrier_arrive_at(read, lane);
 }
 
-template <class W, i32 TOKENS, bool GLU>
-FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) {
+template <class W, i32 TOKENS, bool GLU, class E>
+FN void gemm_of(CONST GemmParams& p, const E& of, GROUP GemmGroup& g, Lane t) {
   typedef GemmShape<W, TOKENS> Shape;
   const u32 rank = cluster_rank(), size = cluster_size();
   const bool parts = !Shape::SHARED && size > 1;
@@ -637,12 +665,13 @@ FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) {
     barriers_are_ready();
   }
   cluster_barrier();
-  const i32 rows = p.rows[0], token_tiles = (rows + TOKENS - 1) / TOKENS, tiles = p.tiles * token_tiles;
+  if (E::BY_EXPERTS) wait_for_previous();
+  const i32 token_tiles = of.token_tiles(p, TOKENS), tiles = p.tiles * token_tiles;
   const i32 first = t.gx / (i32)size, step = (i32)gridDim.x / (i32)size;
   if (t.simd < 4) {
     give_registers<40>();
     if (t.simd == 0 && one_lane(t.lane)) {
-      gemm_copy<W, TOKENS, GLU>(p, full, empty, stages, depth, first, step, tiles, token_tiles, rank, size);
+      gemm_copy<W, TOKENS, GLU>(p, of, full, empty, stages, depth, first, step, tiles, token_tiles, rank, size);
     }
     simd_barrier();
   } else {
@@ -650,27 +679,33 @@ FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) {
     const i32 half = t.simd / 4 - 1, simd = t.simd & 3;
     GemmRing ring = {full, empty, stages, depth, 0, 0};
     u32 phase = 0;
+    i32 turn = 0;  // which of two buffers is first: where a tile is one pass, the next takes the other
     wait_for_previous();
     ROLL for (i32 index = first; index < tiles; index += step) {
-      const GemmTile tile = gemm_tile<Shape::SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
+      const GemmTile tile = of.template tile<Shape::SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
       f32 sum[Shape::SUMS];
       UNROLL for (i32 i = 0; i < Shape::SUMS; i++) sum[i] = 0.f;
       GemmScales<TOKENS> scales;
-      UNROLL for (i32 i = 0; i < TOKENS / 128; i++)
-        scales.of[i] = gemm_row_scale(p, tile.token + i * 128 + simd * SIMD + t.lane, rows);
-      GemmSum<W, W::IN_REGISTERS>::template run<TOKENS, GLU>(sum, p, ring, tile, half, simd, t.lane);
-      gemm_scale_sums<W>(sum, p.segments[tile.segment], GLU);
+      UNROLL for (i32 i = 0; i < GemmScales<TOKENS>::COUNT; i++)
+        scales.of[i] = gemm_row_scale(p, tile.token + i * 128 + simd * SIMD + t.lane, tile.rows);
+      GemmSum<W, W::IN_REGISTERS>::template run<TOKENS, GLU>(sum, p, of, ring, tile, half, simd, t.lane);
+      CONST GemmSegment& s = p.segments[tile.segment];
+      if (HasMatrixScale<W>::VALUE) gemm_scale_sums<W>(sum, of.matrix_scale(s, tile), of.up_matrix_scale(s, tile), GLU);
       if (parts) {
-        gemm_finish_part<TOKENS, GLU>(p, sum, tile, buffers, summed, read, phase, half, simd, t.lane, rows, rank, size);
+        gemm_finish_part<TOKENS, GLU>(p, of, sum, tile, buffers, summed, read, phase, half, simd, t.lane, rank, size);
         phase ^= 1;
       } else {
-        gemm_finish_tile<TOKENS, GLU>(p, sum, scales, tile, buffers, half, simd, t.lane, rows);
+        turn ^= (TOKENS / Shape::PASS) & 1;
+        gemm_finish_tile<TOKENS, GLU>(p, of, sum, scales, tile, buffers, turn, half, simd, t.lane);
       }
     }
   }
   // Nobody leaves while others still reach into its memory.
   cluster_barrier();
 }
+
+template <class W, i32 TOKENS, bool GLU>
+FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) { gemm_of<W, TOKENS, GLU>(p, GemmAll(), g, t); }
 
 #define GEMM_KERNEL(NAME, ...)                                                                                              \
   extern "C" __global__ void __launch_bounds__(384, 1) NAME(const __grid_constant__ GemmParams p) {                         \

@@ -437,7 +437,8 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
     narrow_sum<W, N>(sum, p, ring, share, places, role);
     // What was summed of the tile before has been read.
     simds_barrier<NARROW_MULTIPLIERS>();
-    gemm_scale_sums<W>(sum, p.segments[tile.segment], p.glu);
+    CONST GemmSegment& s = p.segments[tile.segment];
+    gemm_scale_sums<W>(sum, s.matrix_scale, s.up_matrix_scale, p.glu);
     // Where groups share k, there is one tile for each cluster: nobody is told of the next before it has read this one.
     if (share.sharers > 1 && thread == 0) barrier_expect(sums.summed, share.sharers * p.height * sums.pairs * 8);
     narrow_add<W, N>(sum, p, sums, share.rank, role);

@@ -95,9 +95,17 @@ FN void copy_tile_2d(u32 to, CONST TensorMap& map, u32 barrier, i32 x, i32 y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1,{%2,%3}],[%4];"
                :: "r"(to), "l"(&map), "r"(x), "r"(y), "r"(barrier) : "memory");
 }
+FN void copy_tile_3d(u32 to, CONST TensorMap& map, u32 barrier, i32 x, i32 y, i32 z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1,{%2,%3,%4}],[%5];"
+               :: "r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
+}
 FN void copy_tile_4d(u32 to, CONST TensorMap& map, u32 barrier, i32 x, i32 y, i32 z, i32 w) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1,{%2,%3,%4,%5}],[%6];"
                :: "r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier) : "memory");
+}
+FN void copy_tile_5d(u32 to, CONST TensorMap& map, u32 barrier, i32 x, i32 y, i32 z, i32 w, i32 v) {
+  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1,{%2,%3,%4,%5,%6}],[%7];"
+               :: "r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(barrier) : "memory");
 }
 // To the same place in every group of `ranks` (a bit each), whose barriers all hear of it.
 FN void copy_tile_2d_to_all(u32 to, CONST TensorMap& map, u32 barrier, i32 x, i32 y, u32 ranks) {

@@ -43,6 +43,7 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout 
     let direct_operand =
         reserve(pairs.map(|pair| projection::direct_operand_bytes(loaded, pair, shape)).max().unwrap_or(0));
     let partials = reserve(most(&|op| attention::partials_bytes(loaded, op, shape)));
+    let row_groups = reserve(most(&|op| moe::row_groups_bytes(loaded, op, shape)));
     let choose_parts = reserve(choose::parts_bytes(plan.vocab_size, shape.outputs));
     ArenaLayout {
         step: StepLayout::new(shape, plan, &cache.layout, attention::has_tiles(loaded)),
@@ -50,6 +51,7 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout 
         scratch,
         direct_operand,
         partials,
+        row_groups,
         choose_parts,
         bytes: end,
         messages: most(&|op| projection::messages_bytes(loaded, op, shape)) + moe::messages_bytes(loaded, shape),
@@ -66,7 +68,8 @@ pub(crate) fn lower(
 ) -> Vec<OpLaunches> {
     let (step, shape) = (layout.step.place(step), layout.step.shape);
     let (target, writes, reads) = (loaded.target, None, None);
-    let mut site = Site { loaded, target, layout, arena, step, shape, messages, writes, reads, routed: None };
+    let (routed, grouped) = (None, None);
+    let mut site = Site { loaded, target, layout, arena, step, shape, messages, writes, reads, routed, grouped };
     let routes_with_glu = moe::routes_with_glu(&site);
     let mut ops = Vec::with_capacity(loaded.plan.ops.len());
     while let Some(op) = loaded.plan.ops.get(ops.len()) {
@@ -89,6 +92,7 @@ pub(crate) fn lower(
             site.routed = Some(moe::routed_layer(&loaded.plan.ops, index));
         } else {
             ops.push(OpLaunches { op: index, launches: launches(&site, op) });
+            site.grouped = moe::groups_rows(&site, op).or(site.grouped);
             site.routed = site.routed.filter(|_| !matches!(op, Op::MoeDown { .. }));
         }
     }
@@ -171,10 +175,10 @@ fn launches(site: &Site<'_>, op: &Op) -> Vec<Launch> {
             moe::route(site, x, norm, gate, router, [ids, weights])
         }
         Op::MoeGlu { x, norm, ids, ref gate, ref up, activation, out } => {
-            moe::glu(site, [x, ids], norm, [gate, up], activation, out)
+            moe::glu(site, op, [x, ids], norm, [gate, up], activation, out)
         }
         Op::MoeDown { x, ids, weights, ref down, residual, out } => {
-            moe::down(site, [x, ids, weights], down, residual, out)
+            moe::down(site, op, [x, ids, weights], down, residual, out)
         }
         Op::GatherColumns { x, order, out } => {
             let order = SecondOperand::Indices(site.loaded.orders[order]);

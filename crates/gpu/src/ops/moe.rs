@@ -4,25 +4,89 @@ use plan::{Activation, Experts, Linear, Norm, Op, Router, StepShape, Value};
 
 use crate::kernels::experts::{self, ExpertsKind};
 use crate::kernels::experts_stream::{self, ExpertsShape, RouterPlace};
+use crate::kernels::sm90::gemm_experts::{self, Inputs, Routed, RowGroups};
 use crate::kernels::{Projection, Projections, linear, rms_norm, route};
-use crate::launch::Launch;
+use crate::launch::{Launch, Region};
 use crate::site::{DeviceRows, F32, LoadedPlan, ROW_ALIGN, RoutedLayer, Site, num_rows};
 
-/// Bytes of an op's rows between its kernels: normalised, and behind them the router's logits.
+/// Bytes of an op's rows between its kernels: normalised, and behind them the router's logits; or as the operand of a gemm,
+/// and behind it what is to be added up.
 pub(crate) fn scratch_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
     let plan = loaded.plan;
     let (x, experts) = match *op {
         Op::MoeRoute { x, gate, .. } => (x, plan.weight(gate.weight).shape[0]),
         Op::MoeGlu { x, .. } => (x, 0),
+        Op::MoeDown { ref down, .. } => {
+            let [features, k] = plan.weight(down.first).shape[..] else { return 0 };
+            return routed(loaded, op, shape).map_or(0, |(_, of)| down_bytes(of, k, features).iter().sum());
+        }
         _ => return 0,
     };
     let info = plan.value(x);
     let widths = info.width.next_multiple_of(ROW_ALIGN) + experts.next_multiple_of(ROW_ALIGN);
-    (num_rows(info.rows, shape) * widths) as u64 * F32
+    let plain = (num_rows(info.rows, shape) * widths) as u64 * F32;
+    plain.max(routed(loaded, op, shape).map_or(0, |(_, of)| gemm_experts::operand_bytes(of, info.width)))
 }
 
-/// RMSNorm, the router's projection and the choice. The projection is that without matrix instructions, whose sums are
-/// the same however many rows there are: so is the choice.
+/// Bytes of the operand of down projections, and of their results.
+fn down_bytes(of: Routed, k: usize, features: usize) -> [u64; 2] {
+    [gemm_experts::operand_bytes(of, k).next_multiple_of(256), gemm_experts::parts_bytes(of, features)]
+}
+
+/// The ids by which experts take the rows of an op, and how many there are of each, where a gemm may do that.
+fn routed(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> Option<(Value, Routed)> {
+    let (ids, experts) = match *op {
+        Op::MoeGlu { ids, ref gate, .. } => (ids, gate.count),
+        Op::MoeDown { ids, ref down, .. } => (ids, down.count),
+        _ => return None,
+    };
+    let info = loaded.plan.value(ids);
+    let of = Routed { rows: num_rows(info.rows, shape), slots: info.width, experts };
+    gemm_experts::may_be(&loaded.target.of(op.name()), of.rows).then_some((ids, of))
+}
+
+/// Bytes that say which rows of an op are of which experts.
+pub(crate) fn row_groups_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
+    routed(loaded, op, shape).map_or(0, |(_, of)| RowGroups::bytes(of))
+}
+
+/// The ids by whose experts an op has put rows in order.
+pub(crate) fn groups_rows(site: &Site<'_>, op: &Op) -> Option<Value> {
+    by_experts(site, op).map(|(ids, _)| ids)
+}
+
+/// The same as [`routed`], where a gemm does.
+fn by_experts(site: &Site<'_>, op: &Op) -> Option<(Value, Routed)> {
+    let (ids, of) = routed(site.loaded, op, site.shape)?;
+    let stack = |experts: &Experts| site.loaded.weights.stack(experts);
+    let can_be = match *op {
+        Op::MoeGlu { ref gate, ref up, out, .. } => {
+            let (gates, ups) = (stack(gate), stack(up));
+            let rows_follow = site.place(out).stride == of.slots * gates.first.rows;
+            let alike = gate.bias.is_some() == up.bias.is_some();
+            rows_follow && alike && gemm_experts::can_be(&site.target, of.rows, &gates, Some(&ups))
+        }
+        Op::MoeDown { x, ref down, .. } => {
+            let downs = stack(down);
+            let rows_follow = site.place(x).stride == of.slots * downs.first.row_len;
+            rows_follow && gemm_experts::can_be(&site.target, of.rows, &downs, None)
+        }
+        _ => false,
+    };
+    can_be.then_some((ids, of))
+}
+
+/// Where rows are put in the order of their experts, and the launch that does so unless the op ahead has.
+fn row_groups(site: &Site<'_>, ids: Value, of: Routed) -> (RowGroups, Option<Launch>) {
+    let (at, _) = site.layout.row_groups;
+    let groups = RowGroups::new(site.arena.part(at, RowGroups::bytes(of)), of);
+    let launch = || gemm_experts::group_rows(site, site.place(ids), of, &groups);
+    (groups, (site.grouped != Some(ids)).then(launch))
+}
+
+/// RMSNorm, the router's projection and the choice. The projection is without matrix instructions, because what they round
+/// could change the choice; where results must not depend on the rows of a step, its sums are the same however many there
+/// are.
 pub(crate) fn route(
     site: &Site<'_>,
     x: Value,
@@ -38,6 +102,9 @@ pub(crate) fn route(
     let bytes = (site.num_rows(x.rows) * stride) as u64 * F32;
     let region = site.arena.part(site.layout.scratch.0 + normed.region.bytes, bytes);
     let logits = DeviceRows { region, width: experts, stride, rows: x.rows };
+    if let Some(launch) = route::logits(site, x, norm, gate, logits) {
+        return vec![launch, route::launch(site, logits, router, chosen)];
+    }
     let list = &[Projection { linear: gate, up: None, out: logits }];
     let of_normed = Projections { x: normed, rows: x.rows, norm: None, list, residual: None };
     vec![
@@ -50,12 +117,20 @@ pub(crate) fn route(
 /// RMSNorm and the gated units of the experts of each row.
 pub(crate) fn glu(
     site: &Site<'_>,
+    op: &Op,
     [x, ids]: [Value; 2],
     norm: Norm,
     [gate, up]: [&Experts; 2],
     activation: Activation,
     out: Value,
 ) -> Vec<Launch> {
+    if let Some((ids, of)) = by_experts(site, op) {
+        let (groups, grouping) = row_groups(&Site { grouped: None, ..*site }, ids, of);
+        let inputs = Inputs { x: site.place(x), shared: true, norm: Some(norm) };
+        let y = (site.place(out).region, site.loaded.weights.stack(gate).first.rows);
+        let launches = gemm_experts::launches(site, inputs, of, gate, Some((up, activation)), &groups, y);
+        return grouping.into_iter().chain(launches).collect();
+    }
     let [x, ids, out] = [x, ids, out].map(|value| site.place(value));
     if let Some(variant) = glu_variant(site, x, ids, gate, up) {
         return vec![experts_stream::glu(site, &variant, [x, ids, out], norm, [gate, up], activation, None)];
@@ -68,11 +143,23 @@ pub(crate) fn glu(
 /// The weighted sum of the down projections of the experts of each row, and the residual.
 pub(crate) fn down(
     site: &Site<'_>,
+    op: &Op,
     [x, ids, weights]: [Value; 3],
     down: &Experts,
     residual: Value,
     out: Value,
 ) -> Vec<Launch> {
+    if let Some((ids, of)) = by_experts(site, op) {
+        let (groups, grouping) = row_groups(site, ids, of);
+        let [x, weights, residual, out] = [x, weights, residual, out].map(|value| site.place(value));
+        let inputs = Inputs { x, shared: false, norm: None };
+        let [operand, bytes] = down_bytes(of, site.loaded.weights.stack(down).first.row_len, out.width);
+        let parts: Region = site.arena.part(site.layout.scratch.0 + operand, bytes);
+        let y = (parts, gemm_experts::parts_stride(out.width));
+        let launches = gemm_experts::launches(site, inputs, of, down, None, &groups, y);
+        let sum = gemm_experts::sum(site, parts, of, weights, residual, out);
+        return grouping.into_iter().chain(launches).chain([sum]).collect();
+    }
     let [x, ids, weights, residual, out] = [x, ids, weights, residual, out].map(|value| site.place(value));
     let shape = ExpertsShape::new(&site.loaded.weights.stack(down), ids.width);
     let streamed = if site.num_rows(x.rows) == 1 { experts_stream::down_variant(&site.target, shape) } else { None };

@@ -4,8 +4,8 @@ use plan::{Activation, AnyShape, Graph, KvFormat, KvLayout, Plan, RouteWeights, 
 
 /// Tokens that rows are of: fewer than any plan here has.
 pub(crate) const VOCAB: usize = 24;
-/// Room for a few tokens.
-pub(crate) const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks: 8 };
+/// Room for some hundred tokens.
+pub(crate) const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks: 64 };
 
 /// One layer of experts.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ pub(crate) fn mixture(hidden: usize, inner: usize, experts: usize, top_k: usize)
 /// Norm, router, experts and residual, in textbook ops.
 pub(crate) fn mixture_plan(of: Mixture, correction: bool) -> Plan {
     let Mixture { hidden, inner, experts, mut router, activation, bias } = of;
-    Graph::build("mixture", 64, &AnyShape, |g, w| {
+    Graph::build("mixture", 512, &AnyShape, |g, w| {
         let x = g.embed(w.get("embed_tokens", [hidden, hidden])?, hidden);
         let h = g.rms_norm(x, w.norm("norm", hidden, 1e-5)?);
         let logits = g.linear(h, w.linear("gate", experts, hidden, bias)?, experts);

@@ -49,6 +49,8 @@ pub(crate) fn launch(
         x_stride: index(x.stride),
         y_stride: index(operand.stride),
         eps: projections.eps(),
+        copies: 1,
+        waits: 0,
     };
     let kernel = variant.activations[usize::from(norm.is_some())];
     Launch::new(kernel, [site.num_rows(rows), 1, 1], &params)

@@ -32,15 +32,15 @@ pub(crate) struct GemmVariant {
 }
 
 /// Threads of a gemm's groups, and their group memory.
-const THREADS: u32 = 384;
+pub(crate) const THREADS: u32 = 384;
 
 pub(crate) const GROUP_BYTES: usize = 227 << 10;
 
 /// Input features that a row of activations may have.
-const K_MAX: usize = 32_768;
+pub(crate) const K_MAX: usize = 32_768;
 
 /// Numbers of k in a stage, output features and rows of one copy.
-const TILE: [u32; 3] = [64, 128, 128];
+pub(crate) const TILE: [u32; 3] = [64, 128, 128];
 
 /// Clusters of so many groups that run at once, at one group a multiprocessor. They do not cross certain borders: of
 /// 132 multiprocessors, 39 clusters of three were counted, 30 of four and 15 of eight; devices with others may have
@@ -171,7 +171,7 @@ impl GemmOperand {
 
 /// A matrix whose tiles a gemm copies.
 #[derive(Clone, Copy)]
-struct CopiedMatrix {
+pub(crate) struct CopiedMatrix {
     region: Region,
     rows: usize,
     row_len: usize,
@@ -179,7 +179,8 @@ struct CopiedMatrix {
 }
 
 impl CopiedMatrix {
-    fn values(weight: &DeviceWeight) -> Self {
+    /// The numbers of a weight, or its codes.
+    pub(crate) fn values(weight: &DeviceWeight) -> Self {
         let element = match weight.format {
             DeviceFormat::F16 => Element::F16,
             DeviceFormat::BF16 => Element::BF16,
@@ -197,8 +198,12 @@ impl CopiedMatrix {
         Self { region: weight.scales, rows: weight.rows, row_len: weight.scale_stride(), element: Element::F16 }
     }
 
+    pub(crate) fn element(&self) -> Element {
+        self.element
+    }
+
     /// Tiles of its rows; of gate and up, eight rows of each in turn.
-    fn tiles(self, at: usize, up: Option<Self>, tile: [u32; 2], swizzled: bool) -> TileMap {
+    pub(crate) fn tiles(self, at: usize, up: Option<Self>, tile: [u32; 2], swizzled: bool) -> TileMap {
         let row_bytes = self.region.bytes / self.rows as u64;
         let [k, features] = tile;
         let (dims, strides, tile) = match up {

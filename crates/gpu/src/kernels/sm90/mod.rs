@@ -2,4 +2,5 @@
 
 pub(crate) mod activations;
 pub(crate) mod gemm;
+pub(crate) mod gemm_experts;
 pub(crate) mod gemm_narrow;

@@ -1,0 +1,338 @@
+//! `kernels/sm90/gemm_experts.h`: projections of two rows and more by the experts of each, on matrix instructions. Rows
+//! are put in the order of their experts, and [`gemm`] makes tiles of rows of one expert each.
+
+use std::mem::offset_of;
+
+use plan::{Activation, Experts, Norm};
+
+use crate::kernels::experts;
+use crate::kernels::sm90::activations;
+use crate::kernels::sm90::gemm::{self, CopiedMatrix, GemmOperand, K_MAX};
+use crate::launch::{Access, Element, GROUP_THREADS, Launch, Region};
+use crate::params::{
+    ActivationParams, ExpertGemmParams, ExpertSumParams, GemmExperts, GemmParams, GemmSegment, GroupRowsParams,
+};
+use crate::site::{DeviceRows, F32, Site, index};
+use crate::target::Target;
+use crate::weights::{DeviceExperts, DeviceFormat, row_bytes};
+
+/// Rows of a tile, and of an expert in the mean up to which they are so few: then less is copied and multiplied for nothing.
+const TILE_ROWS: [(usize, usize); 4] = [(16, 4), (32, 16), (64, 40), (128, usize::MAX)];
+
+/// Output features of a tile; gate and up share them.
+const FEATURES: usize = 128;
+
+/// Threads of `group_rows`.
+const GROUP_ROWS_THREADS: u32 = 256;
+
+/// How many rows there may be for an expert, and of how many experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Routed {
+    /// Rows of the step, and experts of each.
+    pub(crate) rows: usize,
+    pub(crate) slots: usize,
+    pub(crate) experts: usize,
+}
+
+impl Routed {
+    /// Rows and experts that meet.
+    pub(crate) fn pairs(self) -> usize {
+        self.rows * self.slots
+    }
+
+    /// Rows of a tile.
+    pub(crate) fn tile_rows(self) -> usize {
+        let rows = self.pairs().div_ceil(self.experts);
+        TILE_ROWS.iter().find(|&&(_, up_to)| rows <= up_to).expect("the last is for all").0
+    }
+
+    /// Tiles of rows, at most: all experts may end with one that is not full.
+    pub(crate) fn tiles_max(self) -> usize {
+        self.pairs() / self.tile_rows() + self.pairs().min(self.experts)
+    }
+}
+
+/// Where rows are put in the order of their experts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowGroups {
+    /// i32 for each place in that order: which pair of row and slot, and which row.
+    pairs: Region,
+    sources: Region,
+    /// Four i32 for each tile.
+    tiles: Region,
+    num_tiles: Region,
+}
+
+impl RowGroups {
+    const WORD: u64 = size_of::<i32>() as u64;
+
+    /// Bytes of all of it.
+    pub(crate) fn bytes(of: Routed) -> u64 {
+        let [pairs, tiles] = Self::lens(of);
+        tiles + 2 * pairs + Self::WORD
+    }
+
+    fn lens(of: Routed) -> [u64; 2] {
+        [(of.pairs() as u64 * Self::WORD).next_multiple_of(16), of.tiles_max() as u64 * 4 * Self::WORD]
+    }
+
+    pub(crate) fn new(all: Region, of: Routed) -> Self {
+        let [pairs, tiles] = Self::lens(of);
+        Self {
+            tiles: all.part(0, tiles),
+            pairs: all.part(tiles, pairs),
+            sources: all.part(tiles + pairs, pairs),
+            num_tiles: all.part(tiles + 2 * pairs, Self::WORD),
+        }
+    }
+}
+
+/// Whether rows of a step may be taken by experts.
+pub(crate) fn may_be(target: &Target, rows: usize) -> bool {
+    target.kernel.is_none() && gemm::may_be(target, rows)
+}
+
+/// Whether there are kernels for a stack, behind whose matrices those of `up` follow at one distance.
+pub(crate) fn can_be(target: &Target, rows: usize, stack: &DeviceExperts, up: Option<&DeviceExperts>) -> bool {
+    let is_copied = |stack: &DeviceExperts| {
+        stack.first.format != DeviceFormat::F32
+            && stack.first.scale_stride().is_multiple_of(8)
+            && stack.bias_stride.is_multiple_of(16)
+            && stack.first.row_len <= K_MAX
+            // Four results are written together.
+            && stack.first.rows.is_multiple_of(4)
+    };
+    let follows = |up: &DeviceExperts| {
+        stack.first.rows.is_multiple_of(8)
+            && stack.stride == up.stride
+            && stack.bias_stride == up.bias_stride
+            && up.first.values.address.0 > stack.first.values.address.0
+    };
+    may_be(target, rows) && is_copied(stack) && up.is_none_or(|up| is_copied(up) && follows(up))
+}
+
+/// Puts the rows of a step in the order of the experts that `ids` names.
+pub(crate) fn group_rows(site: &Site<'_>, ids: DeviceRows, of: Routed, groups: &RowGroups) -> Launch {
+    let params = GroupRowsParams {
+        ids: ids.region.address,
+        rows: site.live(ids.rows).address,
+        pairs: groups.pairs.address,
+        sources: groups.sources.address,
+        tiles: groups.tiles.address,
+        num_tiles: groups.num_tiles.address,
+        ids_stride: index(ids.stride),
+        slots: index(of.slots),
+        experts: index(of.experts),
+        tokens: index(of.tile_rows()),
+    };
+    Launch::new("group_rows", [of.experts, 1, 1], &params)
+        .with_groups_of(GROUP_ROWS_THREADS, 0)
+        .with(Access::Read, ids.region)
+        .with(Access::Constant, site.live(ids.rows))
+        .with(Access::Write, groups.pairs)
+        .with(Access::Write, groups.sources)
+        .with(Access::Write, groups.tiles)
+        .with(Access::Write, groups.num_tiles)
+}
+
+/// The rows that experts multiply, before they are put in order.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs {
+    pub(crate) x: DeviceRows,
+    /// Whether all slots of a row share it, or each has a slice.
+    pub(crate) shared: bool,
+    /// The norm that rows go through first.
+    pub(crate) norm: Option<Norm>,
+}
+
+/// Bytes of the operand of a gemm of so many features.
+pub(crate) fn operand_bytes(of: Routed, k: usize) -> u64 {
+    GemmOperand::bytes(of.pairs(), k)
+}
+
+/// Makes the operand of the gemm, rows in the order of experts.
+fn activations(
+    site: &Site<'_>,
+    inputs: Inputs,
+    of: Routed,
+    format: DeviceFormat,
+    groups: &RowGroups,
+    operand: &GemmOperand,
+) -> Launch {
+    let Inputs { x, shared, norm } = inputs;
+    let select = if shared { groups.sources } else { groups.pairs };
+    let gain = site.vector(norm.map(|norm| norm.weight));
+    let (kernels, threads) = activations::kernels(format, operand.k);
+    let params = ActivationParams {
+        x: x.region.address,
+        gain: gain.address,
+        rows: site.live(x.rows).address,
+        select: select.address,
+        y: operand.rows.address,
+        row_scales: operand.scales.address,
+        k: index(operand.k),
+        x_stride: index(if shared { x.stride } else { operand.k }),
+        y_stride: index(operand.stride),
+        eps: norm.map_or(0.0, |norm| norm.eps),
+        copies: index(of.slots),
+        waits: 1,
+    };
+    Launch::new(kernels[usize::from(norm.is_some())], [of.pairs(), 1, 1], &params)
+        .with_groups_of(threads, 0)
+        .with(Access::Read, x.region)
+        .with(Access::Constant, gain)
+        .with(Access::Constant, site.live(x.rows))
+        .with(Access::Read, select)
+        .with(Access::Write, operand.rows)
+        .with(Access::Write, operand.scales)
+}
+
+/// What the experts of each row make of it, gated units where there is an up projection: a row of `y` for each pair of row
+/// and slot, `y_stride` numbers apart.
+pub(crate) fn launches(
+    site: &Site<'_>,
+    inputs: Inputs,
+    of: Routed,
+    stack: &Experts,
+    up: Option<(&Experts, Activation)>,
+    groups: &RowGroups,
+    (y, y_stride): (Region, usize),
+) -> Vec<Launch> {
+    let place = |experts: &Experts| site.loaded.weights.stack(experts);
+    let (stack, activation) = (place(stack), up.map_or(0, |(_, activation)| activation as i32));
+    let up = up.map(|(up, _)| place(up));
+    let weight = &stack.first;
+    let scratch = site.arena.part(site.layout.scratch.0, operand_bytes(of, weight.row_len));
+    let operand = GemmOperand::new(scratch, of.pairs(), weight.row_len);
+    let features = if up.is_some() { FEATURES / 2 } else { FEATURES };
+    let tiles = weight.rows.div_ceil(features);
+    let mut params = ExpertGemmParams {
+        gemm: GemmParams {
+            rows: site.live(inputs.x.rows).address,
+            k: index(weight.row_len),
+            scale_stride: index(weight.scale_stride()),
+            tiles: index(tiles),
+            factor: 1.0,
+            ..GemmParams::default()
+        },
+        experts: GemmExperts {
+            tiles: groups.tiles.address,
+            num_tiles: groups.num_tiles.address,
+            pairs: groups.pairs.address,
+            matrix_scales: stack.matrix_scales.address,
+            up_matrix_scales: up.map_or(Region::default(), |up| up.matrix_scales).address,
+            stride: experts::stack_params(&stack).stride,
+            bias_stride: experts::stack_params(&stack).bias_stride,
+            ..GemmExperts::default()
+        },
+    };
+    params.gemm.segments[0] = GemmSegment {
+        scales: weight.scales.address,
+        up_scales: up.map_or(Region::default(), |up| up.first.scales).address,
+        bias: stack.biases.address,
+        up_bias: up.map_or(Region::default(), |up| up.biases).address,
+        y: y.address,
+        n: index(weight.rows),
+        tiles: index(tiles),
+        y_stride: index(y_stride),
+        matrix_scale: 1.0,
+        up_matrix_scale: 1.0,
+        activation,
+        ..GemmSegment::default()
+    };
+    let values = CopiedMatrix::values(weight);
+    let element = values.element();
+    if element != Element::BF16 {
+        params.gemm.row_scales = operand.scales.address;
+    }
+    let at = offset_of!(ExpertGemmParams, gemm) + offset_of!(GemmParams, segments) + offset_of!(GemmSegment, weight);
+    let copied = row_bytes(weight.format, gemm::TILE[0] as usize) as u64 / element.bytes();
+    let up_values = up.map(|up| CopiedMatrix::values(&up.first));
+    let mut weights = values.tiles(at, up_values, [copied as u32, gemm::TILE[1]], element.bytes() == 2);
+    // One dimension more, over the experts; where there is one, its matrix is as far as the next would be.
+    weights.dims.push(stack.count as u64);
+    weights.strides.push(stack.stride.max(weight.values.bytes.next_multiple_of(16)));
+    weights.tile.push(1);
+    let x = operand.tiles(offset_of!(ExpertGemmParams, gemm) + offset_of!(GemmParams, x), element, of.tile_rows());
+    let format = weight.format;
+    let kernel = match (up.is_some(), of.tile_rows()) {
+        (false, 16) => named!(format, "expert_gemm_", "_t16"),
+        (false, 32) => named!(format, "expert_gemm_", "_t32"),
+        (false, 64) => named!(format, "expert_gemm_", "_t64"),
+        (false, _) => named!(format, "expert_gemm_", "_t128"),
+        (true, 16) => named!(format, "expert_gemm_glu_", "_t16"),
+        (true, 32) => named!(format, "expert_gemm_glu_", "_t32"),
+        (true, 64) => named!(format, "expert_gemm_glu_", "_t64"),
+        (true, _) => named!(format, "expert_gemm_glu_", "_t128"),
+    };
+    let count = (tiles * of.tiles_max()).min(site.target.multiprocessors);
+    let launch = Launch { maps: vec![weights, x], ..Launch::new(kernel, [count, 1, 1], &params) }
+        .with_groups_of(gemm::THREADS, gemm::GROUP_BYTES as u32)
+        .with(Access::Read, operand.rows)
+        .with(Access::Read, operand.scales)
+        .with(Access::Constant, site.live(inputs.x.rows))
+        .with(Access::Read, groups.tiles)
+        .with(Access::Read, groups.num_tiles)
+        .with(Access::Read, groups.pairs)
+        .with(Access::Write, y);
+    let launch = experts::with_stack(launch, &stack);
+    let launch = up.iter().fold(launch, experts::with_stack);
+    vec![activations(site, inputs, of, weight.format, groups, &operand), launch]
+}
+
+/// Numbers from row to row of what [`sum`] adds up.
+pub(crate) fn parts_stride(features: usize) -> usize {
+    features.next_multiple_of(4)
+}
+
+/// Bytes of what [`sum`] adds up.
+pub(crate) fn parts_bytes(of: Routed, features: usize) -> u64 {
+    (of.pairs() * parts_stride(features)) as u64 * F32
+}
+
+/// The weighted sum of the pairs of each row, and the residual.
+pub(crate) fn sum(
+    site: &Site<'_>,
+    parts: Region,
+    of: Routed,
+    weights: DeviceRows,
+    residual: DeviceRows,
+    out: DeviceRows,
+) -> Launch {
+    let vectors = out.width.div_ceil(4);
+    let params = ExpertSumParams {
+        parts: parts.address,
+        weights: weights.region.address,
+        residual: residual.region.address,
+        rows: site.live(out.rows).address,
+        y: out.region.address,
+        vectors: index(vectors),
+        slots: index(of.slots),
+        parts_stride: index(parts_stride(out.width)),
+        weights_stride: index(weights.stride),
+        residual_stride: index(residual.stride),
+        y_stride: index(out.stride),
+    };
+    Launch::new("expert_sum", [vectors.div_ceil(GROUP_THREADS as usize), site.num_rows(out.rows), 1], &params)
+        .with(Access::Read, parts)
+        .with(Access::Read, weights.region)
+        .with(Access::Read, residual.region)
+        .with(Access::Constant, site.live(out.rows))
+        .with(Access::Write, out.region)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::tests::H200;
+
+    #[test]
+    fn tiles_have_many_rows_where_experts_do() {
+        let of = |rows| Routed { rows, slots: 8, experts: 128 };
+        assert_eq!([2, 64, 65, 256, 257, 640, 641].map(|rows| of(rows).tile_rows()), [16, 16, 32, 32, 64, 64, 128]);
+        // Every expert has a tile that is not full.
+        assert_eq!([of(2).tiles_max(), of(2048).tiles_max()], [1 + 16, 128 + 128]);
+        assert!(may_be(&H200, 2) && !may_be(&H200, 1));
+        assert!(!may_be(&Target { batch_invariant: true, ..H200 }, 64));
+    }
+}
