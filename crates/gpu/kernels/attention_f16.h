@@ -330,8 +330,9 @@ FN void turn_query(THREAD f32x4 (&q)[D / 16], THREAD const QueryTurn<D>& turn, C
   }
 }
 
-// rope_attention: what rope_kv_write and attention do, of rows that are alone in their sequence and whose heads turn whole. The SIMD group whose last tile has
-// the row's own position writes its key and value to the cache, and reads them there as it does the others.
+// rope_attention: what rope_kv_write and attention do, of rows that are alone in their sequence and whose heads turn whole. The
+// SIMD group whose last tile has the row's own position writes its key and value to the cache, and reads them there as it does
+// the others.
 template <i32 D, i32 W>
 FN void rope_attention_matrix(CONST RopeAttentionParams& r, GROUP MatrixGroup<D, W>& g, Lane t) {
   CONST AttentionParams<f16>& p = r.attention;

@@ -140,7 +140,7 @@ FN void gemm_simdgroup(CONST LinearParams& p, GROUP GemmTiles<T>& g, Lane t) {
   }
 }
 
-// Rows and output features of a group: as `dispatch.rs` has them.
+// Rows and output features of a group: as `src/kernels/gemm_simdgroup.rs` has them.
 #define GEMM_SIMDGROUP(FORMAT, W, T)                                                                                     \
   KERNEL(gemm_simdgroup_##FORMAT##_t##T, LinearParams, GemmTiles<T>, 128, gemm_simdgroup<W, T, false>)                   \
   KERNEL(gemm_simdgroup_glu_##FORMAT##_t##T, LinearParams, GemmTiles<T>, 128, gemm_simdgroup<W, T, true>)

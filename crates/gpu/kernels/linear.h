@@ -183,7 +183,7 @@ FN void linear(CONST LinearParams& p, GROUP LinearGroup& g, Lane t) {
   linear_finish<W, M, R, P>(p, s, sum, row, first_row, rows, t);
 }
 
-// R outputs a SIMD group: as `dispatch.rs` has it.
+// R outputs a SIMD group: as `src/kernels/linear.rs` has it.
 #define LINEAR(FORMAT, W, R, U)                                                                           \
   KERNEL(linear_##FORMAT##_m1, LinearParams, LinearGroup, 128, linear<W, 1, R, U, 1, false>)              \
   KERNEL(linear_##FORMAT##_m4, LinearParams, LinearGroup, 128, linear<W, 4, R, U / 2, 1, false>)          \

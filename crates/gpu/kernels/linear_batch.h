@@ -459,7 +459,7 @@ FN void linear_batch(CONST LinearBatchParams& p, GROUP LinearBatchGroup& g, Lane
   }
 }
 
-// As `dispatch.rs` has them: threads, and stages of a ring. One group has a multiprocessor: two were slower.
+// As `src/kernels/linear_batch.rs` has them: threads, and stages of a ring. One group has a multiprocessor: two were slower.
 #define LINEAR_BATCH(FORMAT, W)                                                                                  \
   KERNEL_BESIDE(linear_batch_##FORMAT##_t8, LinearBatchParams, LinearBatchGroup, 320, 1, linear_batch<W, 1, 3>)  \
   KERNEL_BESIDE(linear_batch_##FORMAT##_t16, LinearBatchParams, LinearBatchGroup, 320, 1, linear_batch<W, 2, 3>) \

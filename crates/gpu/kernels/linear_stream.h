@@ -701,7 +701,7 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
   const i32 units = TWO ? (other ? p.units - p.first_units : p.first_units) : p.units;
   const i32 sharers = TWO ? (other ? workers - p.first_workers : p.first_workers) : workers;
   const i32 sharer = other ? worker - p.first_workers : worker, before = other ? p.first_units : 0;
-  // Products fit 32 bits: `lower.rs` sees to it.
+  // Products fit 32 bits: `src/kernels/linear_stream.rs` sees to it.
   const i32 end = before + i32(u32(sharer + 1) * u32(units) / u32(sharers));
   let_next_start();
   const StreamSizes size = other ? stream_sizes<V, KIND, true>(p) : stream_sizes<W, KIND, false>(p);
@@ -751,7 +751,7 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
   else stream_units<W, KIND, ONE, false, PLANE>(p, g, next, size, slots, unit, end, more, t);
 }
 
-// x of up to 8,192 features where they are normalised: as `dispatch.rs` has it.
+// x of up to 8,192 features where they are normalised: as `src/kernels/linear_stream.rs` has it.
 #define LINEAR_STREAM(FORMAT, W)                                                                                             \
   KERNEL_BESIDE(linear_stream_##FORMAT, LinearStreamParams, LinearStreamGroup, 512, 2, linear_stream<W, STREAM_PLAIN, false>)     \
   KERNEL_BESIDE(linear_glu_stream_##FORMAT, LinearStreamParams, LinearStreamGroup, 512, 2, linear_stream<W, STREAM_GLU, false>)   \
