@@ -16,5 +16,5 @@ pub use golden::{GOLDEN_KV, Golden, golden_step, goldens};
 pub use random::Rng;
 pub use sample::Sample;
 pub use steps::{BlockPool, Sequence};
-pub use tiny::{MODEL_TYPES, tiny_model};
+pub use tiny::{MODEL_TYPES, tiny_model, tiny_plan};
 pub use tolerance::ErrorAnalysis;

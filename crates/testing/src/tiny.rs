@@ -19,11 +19,21 @@ pub const MODEL_TYPES: [&str; models::SUPPORTED.len()] = models::SUPPORTED;
 /// and stretched rotary frequencies. Projections and embeddings are in `format`; norms and biases as files have them,
 /// in `format` beside 16-bit projections and in F32 beside quantised ones.
 pub fn tiny_model(model_type: &str, seed: u64, format: WeightFormat) -> (Arc<Plan>, Vec<Tensor>) {
-    let mut rng = Rng::new(seed ^ 0x7143_0000);
-    let config = tiny_config(model_type, &mut rng, format);
-    let plan = models::build_plan(&config, &AnyShape).expect("a valid configuration");
+    let (plan, mut rng) = plan_and_rest(model_type, seed, format);
     let weights = random_weights(&plan, &mut rng, format);
     (Arc::new(plan), weights)
+}
+
+/// The plan of [`tiny_model`] alone, because packing its weights takes a hundred times as long.
+pub fn tiny_plan(model_type: &str, seed: u64, format: WeightFormat) -> Arc<Plan> {
+    Arc::new(plan_and_rest(model_type, seed, format).0)
+}
+
+/// A plan, and the generator that its weights come from.
+fn plan_and_rest(model_type: &str, seed: u64, format: WeightFormat) -> (Plan, Rng) {
+    let mut rng = Rng::new(seed ^ 0x7143_0000);
+    let config = tiny_config(model_type, &mut rng, format);
+    (models::build_plan(&config, &AnyShape).expect("a valid configuration"), rng)
 }
 
 /// Random weights for `plan` that keep activations of the order of one: projections have a deviation of

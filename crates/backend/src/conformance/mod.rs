@@ -121,13 +121,14 @@ pub fn cases(claims: &Claims, quick: bool) -> Vec<Case> {
         for op in ops.into_iter().filter(|op| !quick || op.seed % 4 == 0) {
             // Ops that treat each row alone are not the cache's business.
             let layouts = kv_layouts(claims, if op.is_row_by_row() { 1 } else { usize::MAX });
+            let ops = distinct(op.forms().iter().flat_map(|plan| &plan.ops));
             for kv in layouts {
                 cases.push(Case {
                     part: Part::Ops,
                     name: op.name.clone(),
                     format,
                     kv,
-                    ops: distinct(op.forms().iter().flat_map(|plan| &plan.ops)),
+                    ops: ops.clone(),
                     kind: Kind::Op(op.clone()),
                 });
             }
@@ -144,7 +145,7 @@ pub fn cases(claims: &Claims, quick: bool) -> Vec<Case> {
 
 impl Case {
     fn of_model(part: Part, format: WeightFormat, model: ModelCase, kv: KvLayout) -> Self {
-        let ops = distinct(model.forms(part, format).iter().flat_map(|(_, plan)| &plan.ops));
+        let ops = distinct(model.plans(part, format).iter().flat_map(|plan| &plan.ops));
         Self { part, name: model.model_type.to_owned(), format, kv, ops, kind: Kind::Model(model) }
     }
 
@@ -226,7 +227,7 @@ fn kv_layouts(claims: &Claims, count: usize) -> Vec<KvLayout> {
 fn models_of(claims: &Claims) -> Vec<(WeightFormat, ModelCase, KvLayout)> {
     let layouts = kv_layouts(claims, usize::MAX);
     let computes = |model_type: &&str| {
-        claims.lacks.is_empty() || claims.lacking(&testing::tiny_model(model_type, 1, WeightFormat::F32).0).is_none()
+        claims.lacks.is_empty() || claims.lacking(&testing::tiny_plan(model_type, 1, WeightFormat::F32)).is_none()
     };
     let model_types: Vec<&str> = MODEL_TYPES.into_iter().filter(computes).collect();
     let models =

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use plan::reference::{Choices, Interpreter};
 use plan::{BlockCopy, Kind, KvLayout, Plan, StepInput, StepShape, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
-use testing::{BlockPool, Rng, Sequence, tiny_model};
+use testing::{BlockPool, Rng, Sequence, tiny_model, tiny_plan};
 
 use super::trial::{Trial, Twins, replay, router_noise};
 use super::{Case, Outcome, Part, distinct};
@@ -25,17 +25,30 @@ pub(super) struct ModelCase {
     pub(super) first: bool,
 }
 
+/// Other weights for each part.
+fn seed_of(part: Part) -> u64 {
+    1 + part as u64
+}
+
+/// What `part` runs of a plan in textbook ops.
+fn plans_of(textbook: &Plan, part: Part) -> Vec<Arc<Plan>> {
+    let fused = Arc::new(fuse(textbook.clone()));
+    match part {
+        Part::Models => vec![fused, Arc::new(fuse(restrict_outputs(textbook.clone())))],
+        _ => vec![fused],
+    }
+}
+
 impl ModelCase {
-    /// The plans that `part` runs, and the weights of all.
-    pub(super) fn forms(&self, part: Part, format: WeightFormat) -> Vec<(Vec<Tensor>, Arc<Plan>)> {
-        // Other weights for each part.
-        let (textbook, weights) = tiny_model(self.model_type, 1 + part as u64, format);
-        let fused = Arc::new(fuse((*textbook).clone()));
-        let restricted = Arc::new(fuse(restrict_outputs((*textbook).clone())));
-        match part {
-            Part::Models => vec![(weights.clone(), fused), (weights, restricted)],
-            _ => vec![(weights, fused)],
-        }
+    /// The plans that `part` runs.
+    pub(super) fn plans(&self, part: Part, format: WeightFormat) -> Vec<Arc<Plan>> {
+        plans_of(&tiny_plan(self.model_type, seed_of(part), format), part)
+    }
+
+    /// The same, with the weights of each.
+    fn forms(&self, part: Part, format: WeightFormat) -> Vec<(Vec<Tensor>, Arc<Plan>)> {
+        let (textbook, weights) = tiny_model(self.model_type, seed_of(part), format);
+        plans_of(&textbook, part).into_iter().map(|plan| (weights.clone(), plan)).collect()
     }
 
     pub(super) fn run(&self, case: &Case, backends: &[&dyn Backend]) -> Vec<Vec<Outcome>> {
