@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plan::reference::{Choices, Seen};
+use plan::reference::{Choices, Chosen, Seen};
 use plan::{Kind, KvFormat, KvLayout, Op, Plan, StepInput, Value, WeightId, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::tolerance::{self, Bounded};
@@ -214,7 +214,7 @@ pub fn compare(
             on_op();
         })?;
         if is_reference {
-            on_other.choose(Some(choices(&places, &found, &device.plan, nmse_max)));
+            on_other.choose(Some(choices(&places, &found, &device.plan, input, nmse_max)));
         }
         let mut expected = Shown::new();
         on_other.replay_observed(input, &mut |op, what, elements| {
@@ -248,16 +248,22 @@ pub fn compare(
     Ok(Comparison { checkpoints, first_beyond, in_place, first_out_of_bound, experts })
 }
 
-/// What the device chose, for the reference to choose the same.
-fn choices(places: &BTreeMap<Key, (Place, Elsewhere)>, found: &Shown, plan: &Plan, nmse_max: f64) -> Choices {
-    let chosen = places.iter().filter_map(|(key, (_, elsewhere))| match (key.1, elsewhere) {
-        // Rows that only the reference has are left to it.
-        (Observed::Value(value), Elsewhere::Same((_, Observed::Value(ids))))
-            if plan.value(value).kind == Kind::Index =>
-        {
-            Some((*ids, found.get(key)?.clone()))
-        }
-        _ => None,
+/// What the device chose, for the reference to choose the same; rows that only the reference has are left to it.
+fn choices(
+    places: &BTreeMap<Key, (Place, Elsewhere)>,
+    found: &Shown,
+    plan: &Plan,
+    input: &StepInput,
+    nmse_max: f64,
+) -> Choices {
+    let chosen = places.iter().filter_map(|(key, (_, elsewhere))| {
+        let Observed::Value(value) = key.1 else { return None };
+        let (theirs, rows) = match elsewhere {
+            Elsewhere::Same(theirs) => (theirs, None),
+            Elsewhere::OutputRowsOf(theirs) => (theirs, Some(input.output_rows.clone())),
+        };
+        let (Observed::Value(ids), Kind::Index) = (theirs.1, plan.value(value).kind) else { return None };
+        Some((ids, Chosen { ids: found.get(key)?.clone(), rows }))
     });
     Choices::new(chosen, router_noise(nmse_max))
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use plan::reference::{Choices, Interpreter};
+use plan::reference::{Choices, Chosen, Interpreter};
 use plan::{BlockCopy, Kind, KvLayout, Plan, StepInput, StepShape, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::{BlockPool, Rng, Sequence, tiny_model, tiny_plan};
@@ -115,7 +115,7 @@ impl Trial<'_> {
         if plan.values.iter().any(|value| value.kind == Kind::Index) {
             let mut observe = |_: usize, what: Observed, elements: &[f32]| match what {
                 Observed::Value(value) if plan.value(value).kind == Kind::Index => {
-                    chosen.push((value, elements.to_vec()));
+                    chosen.push((value, Chosen { ids: elements.to_vec(), rows: None }));
                 }
                 _ => {}
             };

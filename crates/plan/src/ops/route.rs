@@ -156,16 +156,19 @@ impl Textbook for RouteOp {
         let correction = self.router.correction.map(|weight| env.weight(weight));
         let (logits, experts) = (env.value(self.logits), env.width(self.logits));
         let (mut ids, mut weights) = route(logits, experts, &self.router, correction.as_deref());
-        if let Some((choices, forced)) = env.choices.and_then(|choices| Some((choices, choices.of(self.ids)?))) {
+        if let Some(choices) = env.choices {
             let logits = Bounded::zip(logits.clone(), choices.errors(logits, experts));
             let (bound, _) = route_bound(&logits, experts, &self.router, correction.as_deref());
             let top_k = self.router.top_k;
-            for (place, (&found, &expected)) in forced.iter().zip(&bound.value).enumerate() {
-                choices.compare((place / top_k, place % top_k), found, expected, bound.error[place] == 0.0);
+            for (row, logits) in logits.value.chunks_exact(experts).enumerate() {
+                let Some(chosen) = choices.of(self.ids, row, top_k) else { continue };
+                let places = row * top_k..(row + 1) * top_k;
+                for (slot, place) in places.clone().enumerate() {
+                    choices.compare((row, slot), chosen[slot], bound.value[place], bound.error[place] == 0.0);
+                }
+                weights[places.clone()].copy_from_slice(&weights_of(logits, &chosen, &self.router));
+                ids[places].copy_from_slice(&chosen);
             }
-            let rows = logits.value.chunks_exact(experts).zip(forced.chunks_exact(top_k));
-            weights = rows.flat_map(|(logits, ids)| weights_of(logits, ids, &self.router)).collect();
-            ids = forced.to_vec();
         }
         env.set(self.ids, ids);
         env.set(self.weights, weights);

@@ -10,9 +10,19 @@ use crate::Value;
 /// The choices of a device in one step, and what the reference says of them.
 #[derive(Debug, Default)]
 pub struct Choices {
-    ids: HashMap<Value, Vec<f64>>,
+    /// By the reference's value of ids.
+    ids: HashMap<Value, Chosen>,
     noise: f64,
     seen: RefCell<Seen>,
+}
+
+/// What a device made of a value of ids.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// (rows, top_k).
+    pub ids: Vec<f32>,
+    /// The rows of the reference's value that these are, where the device has not all of them.
+    pub rows: Option<Vec<u32>>,
 }
 
 /// What came of a comparison of choices.
@@ -52,12 +62,10 @@ pub struct WrongChoice {
 }
 
 impl Choices {
-    /// `ids` holds what the device made of each value of ids, (rows, top_k); values that it lacks are left to the
-    /// reference. `noise` is how far a logit of the device may be off, as a share of the root mean square of its row.
-    pub fn new(ids: impl IntoIterator<Item = (Value, Vec<f32>)>, noise: f64) -> Self {
-        let wide = |ids: Vec<f32>| ids.into_iter().map(f64::from).collect();
-        let ids = ids.into_iter().map(|(value, ids)| (value, wide(ids))).collect();
-        Self { ids, noise, seen: RefCell::default() }
+    /// `ids` holds what the device made of each value of ids; values and rows that it lacks are left to the reference.
+    /// `noise` is how far a logit of the device may be off, as a share of the root mean square of its row.
+    pub fn new(ids: impl IntoIterator<Item = (Value, Chosen)>, noise: f64) -> Self {
+        Self { ids: ids.into_iter().collect(), noise, seen: RefCell::default() }
     }
 
     /// What came of the steps that were run with these.
@@ -65,8 +73,15 @@ impl Choices {
         self.seen.borrow().clone()
     }
 
-    pub(crate) fn of(&self, ids: Value) -> Option<&[f64]> {
-        self.ids.get(&ids).map(Vec::as_slice)
+    /// The ids of a row of a value.
+    pub(crate) fn of(&self, ids: Value, row: usize, top_k: usize) -> Option<Vec<f64>> {
+        let chosen = self.ids.get(&ids)?;
+        let place = match &chosen.rows {
+            Some(rows) => rows.iter().position(|&known| known as usize == row)?,
+            None => row,
+        };
+        let ids = chosen.ids.get(place * top_k..(place + 1) * top_k)?;
+        Some(ids.iter().copied().map(f64::from).collect())
     }
 
     /// How far each logit may be off.
@@ -86,5 +101,21 @@ impl Choices {
             seen.fault = Some(WrongChoice { row, slot, found, expected });
         }
         seen.flips += usize::from(found != expected && !is_certain);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_a_device_lacks_are_left_to_the_reference() {
+        let [all, some, none] = [0, 1, 2].map(Value);
+        let ids = vec![5.0, 6.0, 7.0, 8.0];
+        let chosen = |rows| Chosen { ids: ids.clone(), rows };
+        let choices = Choices::new([(all, chosen(None)), (some, chosen(Some(vec![1, 4])))], 0.0);
+        assert_eq!([0, 1, 2].map(|row| choices.of(all, row, 2)), [Some(vec![5.0, 6.0]), Some(vec![7.0, 8.0]), None]);
+        assert_eq!([1, 4].map(|row| choices.of(some, row, 2)), [Some(vec![5.0, 6.0]), Some(vec![7.0, 8.0])]);
+        assert_eq!([choices.of(some, 0, 2), choices.of(none, 0, 2)], [None, None]);
     }
 }

@@ -16,7 +16,7 @@ use tensor::Tensor;
 
 use crate::{BlockCopy, KvLayout, Op, Plan, StepError, StepInput, Value, VerifyError, WeightId, hidden_states, verify};
 
-pub use choices::{Choices, Seen, WrongChoice};
+pub use choices::{Choices, Chosen, Seen, WrongChoice};
 pub(crate) use env::Env;
 pub use kv_cache::KvCache;
 
