@@ -109,7 +109,8 @@ pub struct Checkpoint {
     pub expected: f32,
     /// Cosine of the angle between the two results; 1 where both are zero.
     pub cosine: f64,
-    /// Normalised mean square error: Σ(found - expected)² / Σ expected².
+    /// Normalised mean square error: Σ(found - expected)² / Σ expected², or over what that is in the mean of the steps so far
+    /// where it is less.
     pub nmse: f64,
     /// What that may be; 0 where the bits have to be the same.
     pub nmse_max: f64,
@@ -207,6 +208,7 @@ pub fn compare(
     let mut in_place: BTreeMap<Key, InPlace> = BTreeMap::new();
     let (mut first_beyond, mut first_out_of_bound) = (None, None);
     let mut experts = Seen::default();
+    let mut usual: BTreeMap<Key, Energy> = BTreeMap::new();
     for (step, input) in steps.iter().enumerate() {
         let mut found = Shown::new();
         on_device.replay_observed(input, &mut |op, what, elements| {
@@ -227,7 +229,9 @@ pub fn compare(
         for (key, (place, counterpart)) in &places {
             let Some(found) = found.get(key) else { continue };
             let Some(expected) = counterpart.elements(&expected, input, place.width) else { continue };
-            let checkpoint = checkpoint(place, step, found, &expected, nmse_max);
+            let usual = usual.entry(*key).or_default();
+            usual.add(&expected);
+            let checkpoint = checkpoint(place, step, found, &expected, *usual, nmse_max);
             if checkpoint.beyond && first_beyond.is_none() {
                 first_beyond = Some(checkpoint.clone());
             }
@@ -372,7 +376,8 @@ fn projection_of(plan: &Plan, op: &Op, value: Value) -> Option<String> {
     Some(after_layer.map_or(name, |(_, rest)| rest).to_owned())
 }
 
-fn checkpoint(place: &Place, step: usize, found: &[f32], expected: &[f32], nmse_max: f64) -> Checkpoint {
+fn checkpoint(place: &Place, step: usize, found: &[f32], expected: &[f32], usual: Energy, nmse_max: f64) -> Checkpoint {
+    let nmse_max = nmse_max * (1.0 + FEW_ELEMENTS / expected.len().max(1) as f64);
     let (mut error, mut found_square, mut expected_square, mut product) = (0.0, 0.0, 0.0, 0.0);
     let (mut max_abs, mut at) = (0.0, 0);
     for (index, (&a, &b)) in found.iter().zip(expected).enumerate() {
@@ -388,7 +393,9 @@ fn checkpoint(place: &Place, step: usize, found: &[f32], expected: &[f32], nmse_
         }
     }
     let all_zero = found_square == 0.0 && expected_square == 0.0;
-    let nmse = if error == 0.0 { 0.0 } else { error / f64::max(expected_square, f64::MIN_POSITIVE) };
+    // One number may be near zero by chance, and its error then is nothing unusual.
+    let square = expected_square.max(usual.of(expected.len()));
+    let nmse = if error == 0.0 { 0.0 } else { error / f64::max(square, f64::MIN_POSITIVE) };
     let is_not_finite = |side: &[f32]| side.iter().any(|element| !element.is_finite());
     let not_finite = match (is_not_finite(found), is_not_finite(expected)) {
         (false, false) => None,
@@ -411,6 +418,28 @@ fn checkpoint(place: &Place, step: usize, found: &[f32], expected: &[f32], nmse_
         nmse_max,
         not_finite,
         beyond: !within || not_finite.is_some() || found.len() != expected.len(),
+    }
+}
+
+/// So few elements may be off by twice as much as many in the mean, because they are a small sample of noise.
+const FEW_ELEMENTS: f64 = 8.0;
+
+/// How large a result is in the mean over the steps so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Energy {
+    square: f64,
+    len: usize,
+}
+
+impl Energy {
+    fn add(&mut self, elements: &[f32]) {
+        self.square += elements.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
+        self.len += elements.len();
+    }
+
+    /// The sum of squares of so many elements.
+    fn of(self, len: usize) -> f64 {
+        self.square / self.len.max(1) as f64 * len as f64
     }
 }
 
