@@ -109,8 +109,8 @@ pub struct Checkpoint {
     pub expected: f32,
     /// Cosine of the angle between the two results; 1 where both are zero.
     pub cosine: f64,
-    /// Normalised mean square error: Σ(found - expected)² / Σ expected², or over what that is in the mean of the steps so far
-    /// where it is less.
+    /// Normalised mean square error: Σ(found - expected)² / Σ expected². A result of few elements is divided by what
+    /// that is in the mean of the steps so far, where it is less.
     pub nmse: f64,
     /// What that may be; 0 where the bits have to be the same.
     pub nmse_max: f64,
@@ -377,7 +377,9 @@ fn projection_of(plan: &Plan, op: &Op, value: Value) -> Option<String> {
 }
 
 fn checkpoint(place: &Place, step: usize, found: &[f32], expected: &[f32], usual: Energy, nmse_max: f64) -> Checkpoint {
-    let nmse_max = nmse_max * (1.0 + FEW_ELEMENTS / expected.len().max(1) as f64);
+    // A few numbers are a small sample of noise, and one may be near zero by chance; many keep their bound.
+    let few = expected.len() < FEW_ELEMENTS;
+    let nmse_max = if few { nmse_max * (1.0 + 8.0 / expected.len().max(1) as f64) } else { nmse_max };
     let (mut error, mut found_square, mut expected_square, mut product) = (0.0, 0.0, 0.0, 0.0);
     let (mut max_abs, mut at) = (0.0, 0);
     for (index, (&a, &b)) in found.iter().zip(expected).enumerate() {
@@ -393,8 +395,7 @@ fn checkpoint(place: &Place, step: usize, found: &[f32], expected: &[f32], usual
         }
     }
     let all_zero = found_square == 0.0 && expected_square == 0.0;
-    // One number may be near zero by chance, and its error then is nothing unusual.
-    let square = expected_square.max(usual.of(expected.len()));
+    let square = if few { expected_square.max(usual.of(expected.len())) } else { expected_square };
     let nmse = if error == 0.0 { 0.0 } else { error / f64::max(square, f64::MIN_POSITIVE) };
     let is_not_finite = |side: &[f32]| side.iter().any(|element| !element.is_finite());
     let not_finite = match (is_not_finite(found), is_not_finite(expected)) {
@@ -421,8 +422,9 @@ fn checkpoint(place: &Place, step: usize, found: &[f32], expected: &[f32], usual
     }
 }
 
-/// So few elements may be off by twice as much as many in the mean, because they are a small sample of noise.
-const FEW_ELEMENTS: f64 = 8.0;
+/// Results of fewer elements than this are judged by what they are in the mean of the steps so far: the weights of a router, the
+/// gate of a shared expert.
+const FEW_ELEMENTS: usize = 16;
 
 /// How large a result is in the mean over the steps so far.
 #[derive(Clone, Copy, Debug, Default)]
