@@ -53,8 +53,8 @@ const SEQUENCES: [usize; 4] = [1, 4, 16, 64];
 /// What a model takes and what the machine has.
 struct Fit {
     weight_bytes: u64,
-    /// Weights that a decode step reads: all but the embedding table, of which it reads a row, unless the head is tied,
-    /// and of experts those that a token takes.
+    /// Bytes of the weights that a decode step reads. It reads one row of the embedding table, which is not counted unless
+    /// the head is tied to it, and only the experts that a token takes.
     active_bytes: u64,
     /// Of a mixture, the experts of a layer, and those that a token takes.
     experts: Option<(usize, usize)>,

@@ -16,7 +16,7 @@ use testing::Rng;
 mod gguf_architectures;
 mod process;
 
-/// The folder of the built-in model, of which the tokenizer is taken.
+/// The folder of the built-in model, whose tokenizer these tests use.
 const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/builtin");
 const MODELS: [&str; 5] = ["mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss"];
 const HIDDEN: usize = 64;

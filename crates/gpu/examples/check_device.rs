@@ -5,11 +5,17 @@
 //! cargo run --release -p gpu --example check_device -- decode:llama-3.1-8b:q8_0:1:8192
 //! ```
 //!
-//! FORMAT is one of weights, `q4_k_m`, or `int4` (Q4_0 as INT4 in groups of 128 is read). `profile:SHAPE:FORMAT:BATCH:DEPTH`
-//! and `profile-prompt:SHAPE:FORMAT:TOKENS` time each kind of op by itself. `decode:SHAPE:FORMAT:BATCH:DEPTH`, `sampled:…` (tokens are drawn, not the likeliest) and
-//! `prefill:SHAPE:FORMAT:TOKENS` (BATCH and TOKENS may be several, with commas between them) use random weights in the shapes of `hotmetal bench`; what is timed is whole steps, upload of the input and download of what was made included: in decode the tokens,
-//! each step submitted before those of the one before are read. `steady:SHAPE:FORMAT:TOKENS` holds the counters of a long
-//! run to one submission and one wait a step. Kernels are those of the folder `HOTMETAL_KERNEL_SRC`, where that is set.
+//! FORMAT is one of weights, `q4_k_m`, or `int4` (Q4_0 as INT4 in groups of 128 is read). These jobs use random weights in
+//! the shapes of `hotmetal bench`; BATCH and TOKENS of `decode` and `prefill` may be several numbers with commas:
+//!
+//! - `decode:SHAPE:FORMAT:BATCH:DEPTH`: whole steps, each submitted before the tokens of the one before are read. The times
+//!   include the upload of the input and the download of the tokens.
+//! - `sampled:SHAPE:FORMAT:BATCH:DEPTH`: the same, with tokens that are drawn.
+//! - `prefill:SHAPE:FORMAT:TOKENS`: a prompt.
+//! - `profile:SHAPE:FORMAT:BATCH:DEPTH`, `profile-prompt:SHAPE:FORMAT:TOKENS`: each kind of op by itself.
+//! - `steady:SHAPE:FORMAT:TOKENS`: the counters of a long run must be one submission and one wait a step.
+//!
+//! Kernels are those of the folder `HOTMETAL_KERNEL_SRC`, where that is set.
 
 #![expect(clippy::print_stdout, reason = "a tool that reports")]
 

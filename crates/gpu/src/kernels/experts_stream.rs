@@ -25,8 +25,8 @@ const ROUTED_EXPERTS_MAX: usize = 128;
 /// Percent of group memory for activations that leave no room for weights in the share of a projection.
 const WHOLE_SHARE: usize = 99;
 
-/// Bytes of the messages of a router about logits, of which each step has one at a time, and about ids, of which each
-/// layer has its own.
+/// Bytes of the messages in which a router sends logits: all layers of a step share them. Then of those in which it sends
+/// ids: each layer has its own.
 const LOGITS_BYTES: u64 = ROUTED_EXPERTS_MAX as u64 * F32;
 
 const IDS_BYTES: u64 = SLOTS_MAX as u64 * F32;
