@@ -62,7 +62,8 @@ fn main() -> Checked {
             ["parity"] => parity(&device)?,
             ["gemm"] => gemm(&device)?,
             ["draws"] => draws(&device)?,
-            ["mixtures"] => mixture_layers(&device)?,
+            ["mixtures"] => mixture_layers(&device, 0, 1)?,
+            ["mixtures", shard, shards] => mixture_layers(&device, shard.parse()?, shards.parse()?)?,
             ["mixture-steps"] => mixture_steps(&device)?,
             ["decode", shape, format, batch, depth] => {
                 decode(&device, shape, format, &list(batch)?, depth.parse()?, RowSampling::default())?;
@@ -353,9 +354,9 @@ fn mixture_steps(device: &GpuBackend) -> Checked {
 
 /// Layers of experts in every format, with the router in a launch with them and alone, within the bounds of the error
 /// analysis, and with the same bits again.
-fn mixture_layers(device: &GpuBackend) -> Checked {
+fn mixture_layers(device: &GpuBackend, shard: usize, shards: usize) -> Checked {
     use mixtures::{KV, Mixture, mixture, mixture_plan};
-    for format in device.claims().formats {
+    for format in device.claims().formats.into_iter().skip(shard).step_by(shards) {
         for (experts, top_k, bias) in [(128, 8, false), (8, 2, true), (4, 4, false), (40, 3, false), (132, 4, false)] {
             let of = Mixture { bias, ..mixture(512, 256, experts, top_k) };
             let textbook = Arc::new(mixture_plan(of, false));

@@ -1,13 +1,14 @@
 // expert_linear: what `linear` computes, of each row by the weights of each of the experts that it chose. expert_glu: gated units.
-// expert_down: their weighted sum, and what is added to it.
+// expert_down: their weighted sum, and what is added to it. expert_sum: the same sum of results that are there.
 //
 // Shapes    ids, weights (rows, slots), f32; x (rows, k), or (rows, slots · k), a slice for each slot; weights of an expert (n, k), in
-//           any format, experts one after another at equal distances; y (rows, slots · n), of expert_down (rows, n).
+//           any format, experts one after another at equal distances; y (rows, slots · n), of expert_down and expert_sum (rows, n);
+//           parts (rows · slots, n), rows of all on 16 bytes.
 // Grid      (n / outputs of a group, rows, slots), of expert_down (…, rows, 1): a group makes outputs of one row and one slot, or of
-//           all slots one after another.
+//           all slots one after another. expert_sum: (n / 512, rows, 1), a thread has four outputs.
 // Bytes     the weights of a row's experts, once for each row.
 // Accuracy  as linear.h.
-// Order     as linear.h; expert_down adds up the slots in order, then the residual.
+// Order     as linear.h; expert_down and expert_sum add up the slots in order, then the residual.
 struct ExpertStack {
   Ptr<const u32x4> weight;         // of expert 0
   Ptr<const f16> scales;
@@ -28,6 +29,16 @@ struct ExpertsParams {
   i32 ids_stride, weights_stride;
   i32 residual_stride, y_stride;
   i32 activation, padding;
+};
+struct ExpertSumParams {
+  Ptr<const f32x4> parts;
+  Ptr<const f32> weights;
+  Ptr<const f32x4> residual;
+  Ptr<const i32> rows;
+  Ptr<f32x4> y;
+  i32 vectors, slots;              // vectors: of a row, four numbers each
+  i32 parts_stride, weights_stride;  // strides in numbers
+  i32 residual_stride, y_stride;
 };
 
 // The expert that an id names; some expert where there is no row and nobody reads the result.
@@ -130,3 +141,22 @@ EXPERTS(mxfp4, WeightMXFP4, 1)
 EXPERTS(nvfp4, WeightNVFP4, 1)
 EXPERTS(q4_k, WeightQ4_K, 1)
 EXPERTS(q6_k, WeightQ6_K, 1)
+
+FN void expert_sum(CONST ExpertSumParams& p, GROUP NoGroup&, Lane t) {
+  const i32 row = t.gy, i = (t.gx * t.simds + t.simd) * SIMD + t.lane;
+  let_next_start();
+  wait_for_previous();
+  if (row >= p.rows[0] || i >= p.vectors) return;
+  const f32x4 residual = p.residual[i64(row) * (p.residual_stride / 4) + i];
+  f32x4 sum;
+  sum.x = sum.y = sum.z = sum.w = 0.f;
+  for (i32 slot = 0; slot < p.slots; slot++) {
+    const f32 weight = p.weights[i64(row) * p.weights_stride + slot];
+    const f32x4 v = p.parts[(i64(row) * p.slots + slot) * (p.parts_stride / 4) + i];
+    sum.x = fma32(weight, v.x, sum.x); sum.y = fma32(weight, v.y, sum.y);
+    sum.z = fma32(weight, v.z, sum.z); sum.w = fma32(weight, v.w, sum.w);
+  }
+  sum.x += residual.x; sum.y += residual.y; sum.z += residual.z; sum.w += residual.w;
+  p.y[i64(row) * (p.y_stride / 4) + i] = sum;
+}
+KERNEL(expert_sum, ExpertSumParams, NoGroup, 128, expert_sum)

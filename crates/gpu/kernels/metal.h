@@ -12,6 +12,7 @@
 #include "rope_kv_write.h"
 #include "linear_stream.h"
 #include "experts_stream.h"
+#include "experts_rows.h"
 #include "attention.h"
 #include "attention_f16.h"
 #include "attention_tiles.h"

@@ -158,20 +158,25 @@ template <i32 J> FN RouteSlot route_choose(CONST RouterParams& r, THREAD f32 (&s
   return route_weigh(r, slot, lane);
 }
 
+// The experts of one row, which a SIMD group leaves where the row has them.
+template <i32 J> FN RouteSlot route_row(CONST RouteParams& p, i32 row, i32 lane) {
+  f32 score[J];
+  UNROLL for (i32 j = 0; j < J; j++) {
+    const i32 expert = j * SIMD + lane;
+    score[j] = expert < p.router.experts ? p.logits[i64(row) * p.logits_stride + expert] : 0.f;
+  }
+  const RouteSlot slot = route_choose<J>(p.router, score, lane);
+  if (lane < p.router.top_k) {
+    p.ids[i64(row) * p.ids_stride + lane] = f32(slot.id);
+    p.weights[i64(row) * p.weights_stride + lane] = slot.weight;
+  }
+  return slot;
+}
+
 template <i32 J> FN void route(CONST RouteParams& p, GROUP NoGroup&, Lane t) {
   let_next_start();
   wait_for_previous();
-  if (t.gy >= p.rows[0]) return;  // the whole group
-  f32 score[J];
-  UNROLL for (i32 j = 0; j < J; j++) {
-    const i32 expert = j * SIMD + t.lane;
-    score[j] = expert < p.router.experts ? p.logits[i64(t.gy) * p.logits_stride + expert] : 0.f;
-  }
-  const RouteSlot slot = route_choose<J>(p.router, score, t.lane);
-  if (t.lane < p.router.top_k) {
-    p.ids[i64(t.gy) * p.ids_stride + t.lane] = f32(slot.id);
-    p.weights[i64(t.gy) * p.weights_stride + t.lane] = slot.weight;
-  }
+  if (t.gy < p.rows[0]) route_row<J>(p, t.gy, t.lane);  // the whole group
 }
 enum { ROUTER_ROWS = 8, ROUTER_AHEAD = 4 };
 struct RouterLogitsGroup { f32 product[GROUP_SIMDS][ROUTER_ROWS], squares[GROUP_SIMDS][ROUTER_ROWS]; };

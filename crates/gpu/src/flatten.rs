@@ -6,15 +6,8 @@ use std::path::{Path, PathBuf};
 use crate::params::layout_assertions;
 
 /// Structs of kernels for one CUDA architecture alone (`kernels/sm90`), which neither Metal nor the simulator sees.
-pub(crate) const OF_SM90: [&str; 7] = [
-    "ActivationParams",
-    "GemmSegment",
-    "GemmParams",
-    "GroupRowsParams",
-    "ExpertSumParams",
-    "GemmExperts",
-    "ExpertGemmParams",
-];
+pub(crate) const OF_SM90: [&str; 6] =
+    ["ActivationParams", "GemmSegment", "GemmParams", "GroupRowsParams", "GemmExperts", "ExpertGemmParams"];
 
 /// The file that includes all others.
 const ROOT: &str = "metal.h";

@@ -131,7 +131,7 @@ pub(crate) fn hash(bytes: &[u8]) -> u64 {
 }
 
 /// The files of `kernels/all.h`, in its order.
-const KERNELS: [(&str, &str); 19] = [
+const KERNELS: [(&str, &str); 20] = [
     ("parts.h", include_str!("../kernels/parts.h")),
     ("operand.h", include_str!("../kernels/operand.h")),
     ("embed.h", include_str!("../kernels/embed.h")),
@@ -144,6 +144,7 @@ const KERNELS: [(&str, &str); 19] = [
     ("rope_kv_write.h", include_str!("../kernels/rope_kv_write.h")),
     ("linear_stream.h", include_str!("../kernels/linear_stream.h")),
     ("experts_stream.h", include_str!("../kernels/experts_stream.h")),
+    ("experts_rows.h", include_str!("../kernels/experts_rows.h")),
     ("attention.h", include_str!("../kernels/attention.h")),
     ("attention_f16.h", include_str!("../kernels/attention_f16.h")),
     ("attention_tiles.h", include_str!("../kernels/attention_tiles.h")),

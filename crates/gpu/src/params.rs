@@ -139,6 +139,21 @@ params! {
         other_stage_rows: i32,
     }
 
+    /// `experts.h`
+    "ExpertSumParams" struct ExpertSumParams {
+        parts: Address,
+        weights: Address,
+        residual: Address,
+        rows: Address,
+        y: Address,
+        vectors: i32,
+        slots: i32,
+        parts_stride: i32,
+        weights_stride: i32,
+        residual_stride: i32,
+        y_stride: i32,
+    }
+
     /// `experts_stream.h`
     "ExpertStreamParams" struct ExpertStreamParams {
         linear: LinearStreamParams,
@@ -203,6 +218,39 @@ params! {
         ids_stride: i32,
         weights_stride: i32,
         padding: i32,
+    }
+
+    /// `experts_rows.h`
+    "RouteRowsParams" struct RouteRowsParams {
+        route: RouteParams,
+        pairs: Address,
+        sources: Address,
+        tiles: Address,
+        num_tiles: Address,
+        tile_rows: i32,
+        padding: i32,
+    }
+
+    /// `experts_rows.h`
+    "ExpertRowsParams" struct ExpertRowsParams {
+        linear: LinearStreamParams,
+        tiles: Address,
+        num_tiles: Address,
+        pairs: Address,
+        matrix_scales: Address,
+        up_matrix_scales: Address,
+        stride: i32,
+        bias_stride: i32,
+        tile_rows: i32,
+        tiles_max: i32,
+        pairs_max: i32,
+        slots: i32,
+        x_row: i32,
+        x_rows: i32,
+        plane: i32,
+        scales_at: i32,
+        lanes: i32,
+        y_stride: i32,
     }
 
     /// `route.h`
@@ -451,21 +499,6 @@ params! {
         slots: i32,
         experts: i32,
         tokens: i32,
-    }
-
-    /// `sm90/gemm_experts.h`
-    "ExpertSumParams" struct ExpertSumParams {
-        parts: Address,
-        weights: Address,
-        residual: Address,
-        rows: Address,
-        y: Address,
-        vectors: i32,
-        slots: i32,
-        parts_stride: i32,
-        weights_stride: i32,
-        residual_stride: i32,
-        y_stride: i32,
     }
 
     /// `sm90/gemm_experts.h`: whose weights multiply which rows.

@@ -111,8 +111,8 @@ pub(crate) struct Site<'a> {
     pub(crate) writes: Option<DirectOperand>,
     /// What the op before wrote so for this one.
     pub(crate) reads: Option<DirectOperand>,
-    /// The ids by whose experts the rows in [`ArenaLayout::row_groups`] are in order.
-    pub(crate) grouped: Option<Value>,
+    /// The ids by whose experts the rows in [`ArenaLayout::row_groups`] are in order, and rows of a tile there.
+    pub(crate) grouped: Option<(Value, usize)>,
     /// Index and count of layers with a router whose messages the next sum of experts reads and forgets.
     pub(crate) routed: Option<RoutedLayer>,
 }

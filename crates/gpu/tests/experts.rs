@@ -37,10 +37,11 @@ fn check_steps(
     let mut analysis = ErrorAnalysis::new(textbook.clone(), &weights, KV, backend.claims().activations);
     for plan in [textbook, fused] {
         let mut executable = backend.load(plan.clone(), weights.clone(), KV).unwrap();
-        for &rows in steps {
+        // Of other tokens, and of one.
+        for (rows, vocab) in steps.iter().flat_map(|&rows| [(rows, VOCAB), (rows, 1)]) {
             let mut input = StepInput::default();
             let table: Vec<u32> = (0..KV.num_blocks as u32).rev().collect();
-            input.push_sequence(&Rng::new(rows as u64 + 7).tokens(rows, VOCAB), 0, &table);
+            input.push_sequence(&Rng::new(rows as u64 + 7).tokens(rows, vocab), 0, &table);
             input.output_rows.extend(0..rows as u32);
             let bound = analysis.run(&input);
             let found = executable.replay(&input).unwrap().to_vec();
@@ -75,6 +76,26 @@ fn experts_in_every_format_are_those_of_the_reference() {
         let order = if index % 2 == 0 { ThreadOrder::Forward } else { ThreadOrder::Reverse };
         check_in(format, of, false, Cuda, order, false);
         check_in(format, of, false, if index % 2 == 0 { Metal } else { Cuda }, order, index % 2 != 0);
+    }
+}
+
+/// Where there are more experts than pairs of a row and an expert, weights are streamed: rows of one expert in one tile or
+/// two, rows of weights in pieces or several in a stage, one tile a round or two.
+#[test]
+fn experts_of_some_rows_are_those_of_the_reference() {
+    let formats = GpuBackend::simulator(ThreadOrder::Forward, 1 << 30, GpuOptions::default()).claims().formats;
+    for (index, format) in formats.into_iter().enumerate() {
+        let (hidden, inner) = match (format.block_len(), index % 2) {
+            (1, 0) => (88, 1048),
+            (1, _) => (1112, 40),
+            (block, 0) => (block.max(64), 2048 + block.max(32)),
+            (block, _) => (2048 + block.max(64), block.max(32)),
+        };
+        let of = Mixture { bias: index % 3 == 0, ..mixture(hidden, inner, 14, 2) };
+        let order = if index % 2 == 0 { ThreadOrder::Forward } else { ThreadOrder::Reverse };
+        let plan = mixture_plan(of, false);
+        let weights = random_weights(&plan, &mut Rng::new(3), format);
+        check_steps(&[2, 7], Cuda, order, false, plan, weights, &format!("{format}, {of:?}"));
     }
 }
 

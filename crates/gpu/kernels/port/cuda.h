@@ -95,6 +95,8 @@ FN bool one_lane(i32 lane) {
   return lane == 0;
 #endif
 }
+// The place of the lowest bit that is set; one is.
+FN i32 lowest_bit(u32 v) { return __ffs((i32)v) - 1; }
 FN bool any_lane(bool v) { return __any_sync(~0u, v); }
 FN i32 shuffle(i32 v, i32 lane) { return __shfl_sync(~0u, v, lane); }
 FN f32 shuffle_xor(f32 v, i32 mask) { return __shfl_xor_sync(~0u, v, mask); }

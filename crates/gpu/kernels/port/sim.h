@@ -558,6 +558,7 @@ template <i32 L> FN f32 sum_lanes(f32 v) { return reduce_lanes<L>(v, "sum_lanes"
 template <i32 L> FN f32 max_lanes(f32 v) { return reduce_lanes<L>(v, "max_lanes", [](f32 a, f32 b) { return std::fmax(a, b); }); }
 
 FN bool one_lane(i32 lane) { return lane == 0; }
+FN i32 lowest_bit(u32 v) { return __builtin_ctz(v); }
 FN bool any_lane(bool v) { return reduce_lanes<SIMD>(v ? 1.f : 0.f, "any_lane", [](f32 a, f32 b) { return std::fmax(a, b); }) > 0; }
 // One thread counts its group, after a group barrier: 1 for the last of `groups`, which then sees, after another barrier, what
 // all of them wrote to device memory before; and the counter is zero again.

@@ -1,14 +1,14 @@
 // gemm by experts: expert_linear, expert_glu and expert_down (see experts.h: the same meaning) for two rows and more. A pair is a
 // row and one of the slots of its experts. group_rows orders pairs by their expert; activations.h makes rows of them in that order;
-// the gemm of gemm.h makes tiles of rows of one expert each, and writes every result to the place of its pair; expert_sum adds
-// up the pairs of a row.
+// the gemm of gemm.h makes tiles of rows of one expert each, and writes every result to the place of its pair; expert_sum of
+// experts.h adds up the pairs of a row.
 //
 // Shapes    ids, weights (rows, slots), f32; x (pairs, k), f16 or bf16, in the order of experts; weights of an expert (n, k), experts
-//           one after another at equal distances; y (pairs, n), f32, in the order of pairs; expert_sum (rows, n).
+//           one after another at equal distances; y (pairs, n), f32, in the order of pairs.
 // Tiles     up to TOKENS rows of one expert by 128 features (64 of each, in a GLU). The list of tiles is made on the device, so that
 //           the recorded launches stay as they are, whatever is chosen.
 // Bytes     W of each chosen expert once for TOKENS of its rows, x once for 128 features from the second cache.
-// Accuracy  as gemm.h; expert_sum adds up the slots in order, then the residual.
+// Accuracy  as gemm.h.
 // Order     a result follows from its row and its expert alone, whatever is beside it.
 struct GroupRowsParams {
   Ptr<const f32> ids;
@@ -19,16 +19,6 @@ struct GroupRowsParams {
   Ptr<i32> num_tiles;
   i32 ids_stride, slots;
   i32 experts, tokens;  // tokens: rows of a tile
-};
-struct ExpertSumParams {
-  Ptr<const f32x4> parts;     // (pairs, n)
-  Ptr<const f32> weights;
-  Ptr<const f32x4> residual;
-  Ptr<const i32> rows;
-  Ptr<f32x4> y;
-  i32 vectors, slots;         // vectors: of a row, four numbers each
-  i32 parts_stride, weights_stride;  // strides in numbers
-  i32 residual_stride, y_stride;
 };
 // What the gemm of gemm.h asks, answered for the experts of rows.
 struct GemmExperts {
@@ -131,22 +121,6 @@ FN void group_rows(CONST GroupRowsParams& p, GROUP GroupRowsMemory& g, Lane t) {
   }
 }
 KERNEL(group_rows, GroupRowsParams, GroupRowsMemory, 256, group_rows)
-
-FN void expert_sum(CONST ExpertSumParams& p, GROUP NoGroup&, Lane t) {
-  const i32 row = t.gy, i = (t.gx * t.simds + t.simd) * SIMD + t.lane;
-  let_next_start();
-  wait_for_previous();
-  if (row >= p.rows[0] || i >= p.vectors) return;
-  f32x4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-  const Ptr<const f32x4> parts = p.parts + i64(row) * p.slots * (p.parts_stride / 4) + i;
-  for (i32 s = 0; s < p.slots; s++) {
-    const f32 weight = p.weights[i64(row) * p.weights_stride + s];
-    const f32x4 v = parts[i64(s) * (p.parts_stride / 4)];
-    sum = make_float4(fma32(weight, v.x, sum.x), fma32(weight, v.y, sum.y), fma32(weight, v.z, sum.z), fma32(weight, v.w, sum.w));
-  }
-  p.y[i64(row) * (p.y_stride / 4) + i] = gemm_added(sum, p.residual[i64(row) * (p.residual_stride / 4) + i]);
-}
-KERNEL(expert_sum, ExpertSumParams, NoGroup, 128, expert_sum)
 
 #define EXPERT_GEMM_KERNEL(NAME, W, TOKENS, GLU)                                                                            \
   extern "C" __global__ void __launch_bounds__(384, 1) NAME(const __grid_constant__ ExpertGemmParams p) {                   \

@@ -1,10 +1,10 @@
 //! `kernels/experts.h`: projections by the experts of each row, without matrix instructions.
 
-use plan::{Activation, Experts};
+use plan::{Activation, Experts, Norm};
 
-use crate::launch::{Access, GROUP_SIMDS, Launch, Region};
-use crate::params::{ExpertStack, ExpertsParams};
-use crate::site::{DeviceRows, Site, index};
+use crate::launch::{Access, GROUP_SIMDS, GROUP_THREADS, Launch, Region};
+use crate::params::{ExpertStack, ExpertSumParams, ExpertsParams};
+use crate::site::{DeviceRows, F32, Site, index};
 use crate::weights::{DeviceExperts, DeviceFormat};
 
 /// Output features of a group.
@@ -94,4 +94,134 @@ pub(crate) fn launch(
         .with(Access::Write, out.region);
     let launch = with_stack(launch, &stack);
     up_stack.iter().fold(launch, with_stack)
+}
+
+/// The rows of a step that experts take, however they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Routed {
+    /// Rows, and experts of each.
+    pub(crate) rows: usize,
+    pub(crate) slots: usize,
+    /// Experts that there are.
+    pub(crate) experts: usize,
+}
+
+impl Routed {
+    /// Rows and experts that meet.
+    pub(crate) fn pairs(self) -> usize {
+        self.rows * self.slots
+    }
+
+    /// Tiles of up to `tile_rows` rows of one expert, at most: all experts may end with one that is not full.
+    pub(crate) fn tiles_max(self, tile_rows: usize) -> usize {
+        self.pairs() / tile_rows + self.pairs().min(self.experts)
+    }
+}
+
+/// Where rows are put in the order of their experts, for kernels that take a tile of rows of one expert at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowGroups {
+    /// i32 for each place in that order: which pair of row and slot, and which row.
+    pub(crate) pairs: Region,
+    pub(crate) sources: Region,
+    /// Four i32 for each tile.
+    pub(crate) tiles: Region,
+    pub(crate) num_tiles: Region,
+    pub(crate) tile_rows: usize,
+}
+
+impl RowGroups {
+    /// Rows of a tile at least.
+    pub(crate) const TILE_ROWS_MIN: usize = 4;
+    const WORD: u64 = size_of::<i32>() as u64;
+
+    /// Bytes of all of it, whatever tiles are.
+    pub(crate) fn bytes(of: Routed) -> u64 {
+        let [pairs, tiles] = Self::lens(of, Self::TILE_ROWS_MIN);
+        tiles + 2 * pairs + Self::WORD
+    }
+
+    fn lens(of: Routed, tile_rows: usize) -> [u64; 2] {
+        [(of.pairs() as u64 * Self::WORD).next_multiple_of(16), of.tiles_max(tile_rows) as u64 * 4 * Self::WORD]
+    }
+
+    pub(crate) fn new(all: Region, of: Routed, tile_rows: usize) -> Self {
+        let [pairs, tiles] = Self::lens(of, tile_rows);
+        Self {
+            tiles: all.part(0, tiles),
+            pairs: all.part(tiles, pairs),
+            sources: all.part(tiles + pairs, pairs),
+            num_tiles: all.part(tiles + 2 * pairs, Self::WORD),
+            tile_rows,
+        }
+    }
+
+    /// A launch with all of it among its results.
+    pub(crate) fn written_by(&self, launch: Launch) -> Launch {
+        [self.pairs, self.sources, self.tiles, self.num_tiles]
+            .into_iter()
+            .fold(launch, |launch, region| launch.with(Access::Write, region))
+    }
+}
+
+/// The rows that experts multiply, before they are put in order.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs {
+    pub(crate) x: DeviceRows,
+    /// Whether all slots of a row share it, or each has a slice.
+    pub(crate) shared: bool,
+    /// The norm that rows go through first.
+    pub(crate) norm: Option<Norm>,
+}
+
+/// Numbers from row to row of what [`sum`] adds up.
+pub(crate) fn parts_stride(features: usize) -> usize {
+    features.next_multiple_of(4)
+}
+
+/// Bytes of what [`sum`] adds up.
+pub(crate) fn parts_bytes(of: Routed, features: usize) -> u64 {
+    (of.pairs() * parts_stride(features)) as u64 * F32
+}
+
+/// The weighted sum of the pairs of each row, and the residual.
+pub(crate) fn sum(
+    site: &Site<'_>,
+    parts: Region,
+    of: Routed,
+    weights: DeviceRows,
+    residual: DeviceRows,
+    out: DeviceRows,
+) -> Launch {
+    let vectors = out.width.div_ceil(4);
+    let params = ExpertSumParams {
+        parts: parts.address,
+        weights: weights.region.address,
+        residual: residual.region.address,
+        rows: site.live(out.rows).address,
+        y: out.region.address,
+        vectors: index(vectors),
+        slots: index(of.slots),
+        parts_stride: index(parts_stride(out.width)),
+        weights_stride: index(weights.stride),
+        residual_stride: index(residual.stride),
+        y_stride: index(out.stride),
+    };
+    Launch::new("expert_sum", [vectors.div_ceil(GROUP_THREADS as usize), site.num_rows(out.rows), 1], &params)
+        .with(Access::Read, parts)
+        .with(Access::Read, weights.region)
+        .with(Access::Read, residual.region)
+        .with(Access::Constant, site.live(out.rows))
+        .with(Access::Write, out.region)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_expert_may_have_a_tile_that_is_not_full() {
+        let of = |rows| Routed { rows, slots: 8, experts: 128 };
+        assert_eq!([of(2).tiles_max(16), of(8).tiles_max(4), of(2048).tiles_max(128)], [1 + 16, 16 + 64, 128 + 128]);
+    }
 }

@@ -14,7 +14,7 @@ use crate::weights::{DeviceExperts, DeviceFormat};
 /// As in `kernels/experts_stream.h`: bytes ahead of x, and slots.
 const HEADER: usize = 2304;
 
-const SLOTS_MAX: usize = 16;
+pub(crate) const SLOTS_MAX: usize = 16;
 
 /// Rows that are multiplied at once, `STREAM_ROWS` of `kernels/linear_stream.h`.
 const ROWS: usize = 4;

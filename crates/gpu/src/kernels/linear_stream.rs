@@ -161,6 +161,15 @@ impl StreamedFormat {
         self.piece + self.stage_scales
     }
 
+    /// The same with so many rows, where they are short, and where scales begin in it.
+    pub(super) fn plane_of(self, stage_rows: usize) -> (usize, usize) {
+        if stage_rows == 1 {
+            return (self.piece, self.plane());
+        }
+        let scales_at = (stage_rows * self.row).next_multiple_of(128);
+        (scales_at, scales_at + (stage_rows * self.scale_row).next_multiple_of(128))
+    }
+
     /// Rows of a stage.
     pub(super) fn stage_rows(self) -> usize {
         let short_rows = (self.piece / self.row).min(SIMDS / 2);

@@ -34,6 +34,7 @@ pub(crate) mod choose;
 pub(crate) mod elementwise;
 pub(crate) mod embed;
 pub(crate) mod experts;
+pub(crate) mod experts_rows;
 pub(crate) mod experts_stream;
 mod gemm_simdgroup;
 pub(crate) mod linear;

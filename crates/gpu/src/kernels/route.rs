@@ -96,10 +96,9 @@ pub(crate) fn router(site: &Site<'_>, router: &Router, experts: usize) -> Router
     }
 }
 
-/// The experts of the rows of `logits`, and their weights.
-pub(crate) fn launch(site: &Site<'_>, logits: DeviceRows, of: &Router, [ids, weights]: [DeviceRows; 2]) -> Launch {
-    let correction = site.vector(of.correction);
-    let params = RouteParams {
+/// What kernels are told that choose for the rows of `logits`.
+pub(crate) fn params(site: &Site<'_>, logits: DeviceRows, of: &Router, [ids, weights]: [DeviceRows; 2]) -> RouteParams {
+    RouteParams {
         router: router(site, of, logits.width),
         logits: logits.region.address,
         rows: site.live(ids.rows).address,
@@ -109,13 +108,28 @@ pub(crate) fn launch(site: &Site<'_>, logits: DeviceRows, of: &Router, [ids, wei
         ids_stride: index(ids.stride),
         weights_stride: index(weights.stride),
         padding: 0,
-    };
-    let kernel = if logits.width <= 128 { "route_e128" } else { "route_e512" };
-    Launch::new(kernel, [1, site.num_rows(ids.rows), 1], &params)
-        .with_groups_of(THREADS, 0)
+    }
+}
+
+/// A launch with the operands of [`params`].
+pub(crate) fn with_operands(
+    site: &Site<'_>,
+    launch: Launch,
+    logits: DeviceRows,
+    of: &Router,
+    [ids, weights]: [DeviceRows; 2],
+) -> Launch {
+    launch
         .with(Access::Read, logits.region)
         .with(Access::Constant, site.live(ids.rows))
-        .with(Access::Constant, correction)
+        .with(Access::Constant, site.vector(of.correction))
         .with(Access::Write, ids.region)
         .with(Access::Write, weights.region)
+}
+
+/// The experts of the rows of `logits`, and their weights.
+pub(crate) fn launch(site: &Site<'_>, logits: DeviceRows, of: &Router, chosen: [DeviceRows; 2]) -> Launch {
+    let kernel = if logits.width <= 128 { "route_e128" } else { "route_e512" };
+    let launch = Launch::new(kernel, [1, site.num_rows(logits.rows), 1], &params(site, logits, of, chosen));
+    with_operands(site, launch.with_groups_of(THREADS, 0), logits, of, chosen)
 }

@@ -2,9 +2,10 @@
 
 use plan::{Activation, Experts, Linear, Norm, Op, Router, StepShape, Value};
 
-use crate::kernels::experts::{self, ExpertsKind};
+use crate::kernels::experts::{self, ExpertsKind, Inputs, Routed, RowGroups};
+use crate::kernels::experts_rows::{self, RowsVariant};
 use crate::kernels::experts_stream::{self, ExpertsShape, RouterPlace};
-use crate::kernels::sm90::gemm_experts::{self, Inputs, Routed, RowGroups};
+use crate::kernels::sm90::gemm_experts;
 use crate::kernels::{Projection, Projections, linear, rms_norm, route};
 use crate::launch::{Launch, Region};
 use crate::site::{DeviceRows, F32, LoadedPlan, ROW_ALIGN, RoutedLayer, Site, num_rows};
@@ -30,10 +31,10 @@ pub(crate) fn scratch_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) 
 
 /// Bytes of the operand of down projections, and of their results.
 fn down_bytes(of: Routed, k: usize, features: usize) -> [u64; 2] {
-    [gemm_experts::operand_bytes(of, k).next_multiple_of(256), gemm_experts::parts_bytes(of, features)]
+    [gemm_experts::operand_bytes(of, k).next_multiple_of(256), experts::parts_bytes(of, features)]
 }
 
-/// The ids by which experts take the rows of an op, and how many there are of each, where a gemm may do that.
+/// The ids by which experts take the rows of an op, and how many there are of each, where they may come in their order.
 fn routed(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> Option<(Value, Routed)> {
     let (ids, experts) = match *op {
         Op::MoeGlu { ids, ref gate, .. } => (ids, gate.count),
@@ -42,7 +43,8 @@ fn routed(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> Option<(Value, 
     };
     let info = loaded.plan.value(ids);
     let of = Routed { rows: num_rows(info.rows, shape), slots: info.width, experts };
-    gemm_experts::may_be(&loaded.target.of(op.name()), of.rows).then_some((ids, of))
+    let target = loaded.target.of(op.name());
+    (gemm_experts::may_be(&target, of.rows) || experts_rows::may_be(&target, of)).then_some((ids, of))
 }
 
 /// Bytes that say which rows of an op are of which experts.
@@ -50,38 +52,104 @@ pub(crate) fn row_groups_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShap
     routed(loaded, op, shape).map_or(0, |(_, of)| RowGroups::bytes(of))
 }
 
-/// The ids by whose experts an op has put rows in order.
-pub(crate) fn groups_rows(site: &Site<'_>, op: &Op) -> Option<Value> {
-    by_experts(site, op).map(|(ids, _)| ids)
+/// Kernels that take rows in the order of their experts.
+enum ByExperts {
+    Stream(RowsVariant),
+    Gemm,
 }
 
-/// The same as [`routed`], where a gemm does.
-fn by_experts(site: &Site<'_>, op: &Op) -> Option<(Value, Routed)> {
-    let (ids, of) = routed(site.loaded, op, site.shape)?;
-    let stack = |experts: &Experts| site.loaded.weights.stack(experts);
-    let can_be = match *op {
-        Op::MoeGlu { ref gate, ref up, out, .. } => {
-            let (gates, ups) = (stack(gate), stack(up));
-            let rows_follow = site.place(out).stride == of.slots * gates.first.rows;
-            let alike = gate.bias.is_some() == up.bias.is_some();
-            rows_follow && alike && gemm_experts::can_be(&site.target, of.rows, &gates, Some(&ups))
+/// How experts take the rows of an op, where they do so in their order.
+struct InOrder {
+    ids: Value,
+    of: Routed,
+    by: ByExperts,
+}
+
+impl InOrder {
+    fn new(site: &Site<'_>, op: &Op) -> Option<Self> {
+        let (ids, of) = routed(site.loaded, op, site.shape)?;
+        let place = |experts: &Experts| site.loaded.weights.stack(experts);
+        let (stack, up, rows_follow) = match *op {
+            Op::MoeGlu { ref gate, ref up, out, .. } => {
+                let gates = place(gate);
+                let rows_follow = site.place(out).stride == of.slots * gates.first.rows;
+                (gates, Some(place(up)), rows_follow && gate.bias.is_some() == up.bias.is_some())
+            }
+            Op::MoeDown { x, ref down, .. } => {
+                let downs = place(down);
+                let rows_follow = site.place(x).stride == of.slots * downs.first.row_len;
+                (downs, None, rows_follow)
+            }
+            _ => return None,
+        };
+        let streamed = experts_rows::variant(&site.target, of, &stack, up.as_ref())
+            // The router has made groups, or there is a kernel that does.
+            .filter(|_| is_grouped(site, ids) || gemm_experts::may_be(&site.target, of.rows));
+        let by = match streamed {
+            Some(variant) => ByExperts::Stream(variant),
+            None if gemm_experts::can_be(&site.target, of.rows, &stack, up.as_ref()) => ByExperts::Gemm,
+            None => return None,
+        };
+        rows_follow.then_some(Self { ids, of, by })
+    }
+
+    /// Where rows are put in the order of their experts.
+    fn groups(&self, site: &Site<'_>) -> RowGroups {
+        let tile_rows = match self.by {
+            ByExperts::Stream(_) => experts_rows::TILE_ROWS,
+            ByExperts::Gemm => gemm_experts::tile_rows(self.of),
+        };
+        let (at, _) = site.layout.row_groups;
+        RowGroups::new(site.arena.part(at, RowGroups::bytes(self.of)), self.of, tile_rows)
+    }
+
+    /// The same, and the launch that makes it, unless an op ahead has.
+    fn grouping(&self, site: &Site<'_>) -> (RowGroups, Option<Launch>) {
+        let groups = self.groups(site);
+        let launch = || gemm_experts::group_rows(site, site.place(self.ids), self.of, &groups);
+        (groups, (site.grouped != Some((self.ids, groups.tile_rows))).then(launch))
+    }
+
+    /// What the experts of each row make of it, a row of `y` for each pair.
+    fn launches(
+        &self,
+        site: &Site<'_>,
+        inputs: Inputs,
+        stack: &Experts,
+        up: Option<(&Experts, Activation)>,
+        groups: &RowGroups,
+        y: (Region, usize),
+    ) -> Vec<Launch> {
+        match &self.by {
+            ByExperts::Stream(variant) => {
+                vec![experts_rows::launch(site, variant, inputs, self.of, stack, up, groups, y)]
+            }
+            ByExperts::Gemm => gemm_experts::launches(site, inputs, self.of, stack, up, groups, y),
         }
-        Op::MoeDown { x, ref down, .. } => {
-            let downs = stack(down);
-            let rows_follow = site.place(x).stride == of.slots * downs.first.row_len;
-            rows_follow && gemm_experts::can_be(&site.target, of.rows, &downs, None)
-        }
-        _ => false,
+    }
+}
+
+/// Whether rows are in the order of the experts that `ids` names, in tiles for weights that are streamed.
+fn is_grouped(site: &Site<'_>, ids: Value) -> bool {
+    site.grouped == Some((ids, experts_rows::TILE_ROWS))
+}
+
+/// The ids by whose experts an op has put rows in order, and rows of a tile.
+pub(crate) fn groups_rows(site: &Site<'_>, op: &Op) -> Option<(Value, usize)> {
+    let in_order = match *op {
+        Op::MoeRoute { ids, .. } => streamed_behind(site, ids),
+        _ => InOrder::new(site, op),
     };
-    can_be.then_some((ids, of))
+    in_order.map(|in_order| (in_order.ids, in_order.groups(site).tile_rows))
 }
 
-/// Where rows are put in the order of their experts, and the launch that does so unless the op ahead has.
-fn row_groups(site: &Site<'_>, ids: Value, of: Routed) -> (RowGroups, Option<Launch>) {
-    let (at, _) = site.layout.row_groups;
-    let groups = RowGroups::new(site.arena.part(at, RowGroups::bytes(of)), of);
-    let launch = || gemm_experts::group_rows(site, site.place(ids), of, &groups);
-    (groups, (site.grouped != Some(ids)).then(launch))
+/// How gated units stream the weights of the experts that a router chooses, if they do: so the router puts rows in order.
+fn streamed_behind(site: &Site<'_>, chosen: Value) -> Option<InOrder> {
+    let reads = |op: &&Op| matches!(**op, Op::MoeGlu { ids, .. } if ids == chosen);
+    let glu = site.loaded.plan.ops.iter().find(reads)?;
+    let target = site.loaded.target.of(glu.name());
+    let in_order = InOrder::new(&Site { target, grouped: Some((chosen, experts_rows::TILE_ROWS)), ..*site }, glu);
+    in_order.filter(|in_order| matches!(in_order.by, ByExperts::Stream(_)))
 }
 
 /// RMSNorm, the router's projection and the choice. The projection is without matrix instructions, because what they round
@@ -95,6 +163,7 @@ pub(crate) fn route(
     router: &Router,
     chosen: [Value; 2],
 ) -> Vec<Launch> {
+    let streamed = streamed_behind(site, chosen[0]);
     let (x, chosen) = (site.place(x), chosen.map(|value| site.place(value)));
     let normed = site.normed(x, x.rows);
     let experts = site.loaded.plan.weight(gate.weight).shape[0];
@@ -102,16 +171,16 @@ pub(crate) fn route(
     let bytes = (site.num_rows(x.rows) * stride) as u64 * F32;
     let region = site.arena.part(site.layout.scratch.0 + normed.region.bytes, bytes);
     let logits = DeviceRows { region, width: experts, stride, rows: x.rows };
+    let choice = match streamed {
+        Some(in_order) => experts_rows::route(site, logits, router, chosen, &in_order.groups(site)),
+        None => route::launch(site, logits, router, chosen),
+    };
     if let Some(launch) = route::logits(site, x, norm, gate, logits) {
-        return vec![launch, route::launch(site, logits, router, chosen)];
+        return vec![launch, choice];
     }
     let list = &[Projection { linear: gate, up: None, out: logits }];
     let of_normed = Projections { x: normed, rows: x.rows, norm: None, list, residual: None };
-    vec![
-        rms_norm::launch(site, x, norm, normed),
-        linear::launch(site, &of_normed),
-        route::launch(site, logits, router, chosen),
-    ]
+    vec![rms_norm::launch(site, x, norm, normed), linear::launch(site, &of_normed), choice]
 }
 
 /// RMSNorm and the gated units of the experts of each row.
@@ -124,11 +193,11 @@ pub(crate) fn glu(
     activation: Activation,
     out: Value,
 ) -> Vec<Launch> {
-    if let Some((ids, of)) = by_experts(site, op) {
-        let (groups, grouping) = row_groups(&Site { grouped: None, ..*site }, ids, of);
+    if let Some(in_order) = InOrder::new(site, op) {
+        let (groups, grouping) = in_order.grouping(site);
         let inputs = Inputs { x: site.place(x), shared: true, norm: Some(norm) };
         let y = (site.place(out).region, site.loaded.weights.stack(gate).first.rows);
-        let launches = gemm_experts::launches(site, inputs, of, gate, Some((up, activation)), &groups, y);
+        let launches = in_order.launches(site, inputs, gate, Some((up, activation)), &groups, y);
         return grouping.into_iter().chain(launches).collect();
     }
     let [x, ids, out] = [x, ids, out].map(|value| site.place(value));
@@ -149,15 +218,15 @@ pub(crate) fn down(
     residual: Value,
     out: Value,
 ) -> Vec<Launch> {
-    if let Some((ids, of)) = by_experts(site, op) {
-        let (groups, grouping) = row_groups(site, ids, of);
+    if let Some(in_order) = InOrder::new(site, op) {
+        let (of, (groups, grouping)) = (in_order.of, in_order.grouping(site));
         let [x, weights, residual, out] = [x, weights, residual, out].map(|value| site.place(value));
         let inputs = Inputs { x, shared: false, norm: None };
         let [operand, bytes] = down_bytes(of, site.loaded.weights.stack(down).first.row_len, out.width);
         let parts: Region = site.arena.part(site.layout.scratch.0 + operand, bytes);
-        let y = (parts, gemm_experts::parts_stride(out.width));
-        let launches = gemm_experts::launches(site, inputs, of, down, None, &groups, y);
-        let sum = gemm_experts::sum(site, parts, of, weights, residual, out);
+        let y = (parts, experts::parts_stride(out.width));
+        let launches = in_order.launches(site, inputs, down, None, &groups, y);
+        let sum = experts::sum(site, parts, of, weights, residual, out);
         return grouping.into_iter().chain(launches).chain([sum]).collect();
     }
     let [x, ids, weights, residual, out] = [x, ids, weights, residual, out].map(|value| site.place(value));

@@ -3,16 +3,14 @@
 
 use std::mem::offset_of;
 
-use plan::{Activation, Experts, Norm};
+use plan::{Activation, Experts};
 
-use crate::kernels::experts;
+use crate::kernels::experts::{self, Inputs, Routed, RowGroups};
 use crate::kernels::sm90::activations;
 use crate::kernels::sm90::gemm::{self, CopiedMatrix, GemmOperand, K_MAX};
-use crate::launch::{Access, Element, GROUP_THREADS, Launch, Region};
-use crate::params::{
-    ActivationParams, ExpertGemmParams, ExpertSumParams, GemmExperts, GemmParams, GemmSegment, GroupRowsParams,
-};
-use crate::site::{DeviceRows, F32, Site, index};
+use crate::launch::{Access, Element, Launch, Region};
+use crate::params::{ActivationParams, ExpertGemmParams, GemmExperts, GemmParams, GemmSegment, GroupRowsParams};
+use crate::site::{DeviceRows, Site, index};
 use crate::target::Target;
 use crate::weights::{DeviceExperts, DeviceFormat, row_bytes};
 
@@ -25,66 +23,10 @@ const FEATURES: usize = 128;
 /// Threads of `group_rows`.
 const GROUP_ROWS_THREADS: u32 = 256;
 
-/// How many rows there may be for an expert, and of how many experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Routed {
-    /// Rows of the step, and experts of each.
-    pub(crate) rows: usize,
-    pub(crate) slots: usize,
-    pub(crate) experts: usize,
-}
-
-impl Routed {
-    /// Rows and experts that meet.
-    pub(crate) fn pairs(self) -> usize {
-        self.rows * self.slots
-    }
-
-    /// Rows of a tile.
-    pub(crate) fn tile_rows(self) -> usize {
-        let rows = self.pairs().div_ceil(self.experts);
-        TILE_ROWS.iter().find(|&&(_, up_to)| rows <= up_to).expect("the last is for all").0
-    }
-
-    /// Tiles of rows, at most: all experts may end with one that is not full.
-    pub(crate) fn tiles_max(self) -> usize {
-        self.pairs() / self.tile_rows() + self.pairs().min(self.experts)
-    }
-}
-
-/// Where rows are put in the order of their experts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowGroups {
-    /// i32 for each place in that order: which pair of row and slot, and which row.
-    pairs: Region,
-    sources: Region,
-    /// Four i32 for each tile.
-    tiles: Region,
-    num_tiles: Region,
-}
-
-impl RowGroups {
-    const WORD: u64 = size_of::<i32>() as u64;
-
-    /// Bytes of all of it.
-    pub(crate) fn bytes(of: Routed) -> u64 {
-        let [pairs, tiles] = Self::lens(of);
-        tiles + 2 * pairs + Self::WORD
-    }
-
-    fn lens(of: Routed) -> [u64; 2] {
-        [(of.pairs() as u64 * Self::WORD).next_multiple_of(16), of.tiles_max() as u64 * 4 * Self::WORD]
-    }
-
-    pub(crate) fn new(all: Region, of: Routed) -> Self {
-        let [pairs, tiles] = Self::lens(of);
-        Self {
-            tiles: all.part(0, tiles),
-            pairs: all.part(tiles, pairs),
-            sources: all.part(tiles + pairs, pairs),
-            num_tiles: all.part(tiles + 2 * pairs, Self::WORD),
-        }
-    }
+/// Rows of a tile.
+pub(crate) fn tile_rows(of: Routed) -> usize {
+    let rows = of.pairs().div_ceil(of.experts);
+    TILE_ROWS.iter().find(|&&(_, up_to)| rows <= up_to).expect("the last is for all").0
 }
 
 /// Whether rows of a step may be taken by experts.
@@ -123,26 +65,13 @@ pub(crate) fn group_rows(site: &Site<'_>, ids: DeviceRows, of: Routed, groups: &
         ids_stride: index(ids.stride),
         slots: index(of.slots),
         experts: index(of.experts),
-        tokens: index(of.tile_rows()),
+        tokens: index(groups.tile_rows),
     };
-    Launch::new("group_rows", [of.experts, 1, 1], &params)
+    let launch = Launch::new("group_rows", [of.experts, 1, 1], &params)
         .with_groups_of(GROUP_ROWS_THREADS, 0)
         .with(Access::Read, ids.region)
-        .with(Access::Constant, site.live(ids.rows))
-        .with(Access::Write, groups.pairs)
-        .with(Access::Write, groups.sources)
-        .with(Access::Write, groups.tiles)
-        .with(Access::Write, groups.num_tiles)
-}
-
-/// The rows that experts multiply, before they are put in order.
-#[derive(Clone, Copy)]
-pub(crate) struct Inputs {
-    pub(crate) x: DeviceRows,
-    /// Whether all slots of a row share it, or each has a slice.
-    pub(crate) shared: bool,
-    /// The norm that rows go through first.
-    pub(crate) norm: Option<Norm>,
+        .with(Access::Constant, site.live(ids.rows));
+    groups.written_by(launch)
 }
 
 /// Bytes of the operand of a gemm of so many features.
@@ -253,9 +182,9 @@ pub(crate) fn launches(
     weights.dims.push(stack.count as u64);
     weights.strides.push(stack.stride.max(weight.values.bytes.next_multiple_of(16)));
     weights.tile.push(1);
-    let x = operand.tiles(offset_of!(ExpertGemmParams, gemm) + offset_of!(GemmParams, x), element, of.tile_rows());
+    let x = operand.tiles(offset_of!(ExpertGemmParams, gemm) + offset_of!(GemmParams, x), element, groups.tile_rows);
     let format = weight.format;
-    let kernel = match (up.is_some(), of.tile_rows()) {
+    let kernel = match (up.is_some(), groups.tile_rows) {
         (false, 16) => named!(format, "expert_gemm_", "_t16"),
         (false, 32) => named!(format, "expert_gemm_", "_t32"),
         (false, 64) => named!(format, "expert_gemm_", "_t64"),
@@ -265,7 +194,7 @@ pub(crate) fn launches(
         (true, 64) => named!(format, "expert_gemm_glu_", "_t64"),
         (true, _) => named!(format, "expert_gemm_glu_", "_t128"),
     };
-    let count = (tiles * of.tiles_max()).min(site.target.multiprocessors);
+    let count = (tiles * of.tiles_max(groups.tile_rows)).min(site.target.multiprocessors);
     let launch = Launch { maps: vec![weights, x], ..Launch::new(kernel, [count, 1, 1], &params) }
         .with_groups_of(gemm::THREADS, gemm::GROUP_BYTES as u32)
         .with(Access::Read, operand.rows)
@@ -280,47 +209,6 @@ pub(crate) fn launches(
     vec![activations(site, inputs, of, weight.format, groups, &operand), launch]
 }
 
-/// Numbers from row to row of what [`sum`] adds up.
-pub(crate) fn parts_stride(features: usize) -> usize {
-    features.next_multiple_of(4)
-}
-
-/// Bytes of what [`sum`] adds up.
-pub(crate) fn parts_bytes(of: Routed, features: usize) -> u64 {
-    (of.pairs() * parts_stride(features)) as u64 * F32
-}
-
-/// The weighted sum of the pairs of each row, and the residual.
-pub(crate) fn sum(
-    site: &Site<'_>,
-    parts: Region,
-    of: Routed,
-    weights: DeviceRows,
-    residual: DeviceRows,
-    out: DeviceRows,
-) -> Launch {
-    let vectors = out.width.div_ceil(4);
-    let params = ExpertSumParams {
-        parts: parts.address,
-        weights: weights.region.address,
-        residual: residual.region.address,
-        rows: site.live(out.rows).address,
-        y: out.region.address,
-        vectors: index(vectors),
-        slots: index(of.slots),
-        parts_stride: index(parts_stride(out.width)),
-        weights_stride: index(weights.stride),
-        residual_stride: index(residual.stride),
-        y_stride: index(out.stride),
-    };
-    Launch::new("expert_sum", [vectors.div_ceil(GROUP_THREADS as usize), site.num_rows(out.rows), 1], &params)
-        .with(Access::Read, parts)
-        .with(Access::Read, weights.region)
-        .with(Access::Read, residual.region)
-        .with(Access::Constant, site.live(out.rows))
-        .with(Access::Write, out.region)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,9 +217,7 @@ mod tests {
     #[test]
     fn tiles_have_many_rows_where_experts_do() {
         let of = |rows| Routed { rows, slots: 8, experts: 128 };
-        assert_eq!([2, 64, 65, 256, 257, 640, 641].map(|rows| of(rows).tile_rows()), [16, 16, 32, 32, 64, 64, 128]);
-        // Every expert has a tile that is not full.
-        assert_eq!([of(2).tiles_max(), of(2048).tiles_max()], [1 + 16, 128 + 128]);
+        assert_eq!([2, 64, 65, 256, 257, 640, 641].map(|rows| tile_rows(of(rows))), [16, 16, 32, 32, 64, 64, 128]);
         assert!(may_be(&H200, 2) && !may_be(&H200, 1));
         assert!(!may_be(&Target { batch_invariant: true, ..H200 }, 64));
     }

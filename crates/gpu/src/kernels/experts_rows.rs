@@ -1,0 +1,245 @@
+//! `kernels/experts_rows.h`: some rows by the experts of each, whose weights stream through group memory.
+
+use plan::{Activation, Experts, Router};
+
+use crate::kernels::experts::{Inputs, Routed, RowGroups, stack_params, with_stack};
+use crate::kernels::experts_stream::SLOTS_MAX;
+use crate::kernels::linear_stream::{SIMDS, STAGES_MAX, StreamedFormat, THREADS};
+use crate::kernels::route;
+use crate::kernels::sm90::gemm_experts;
+use crate::launch::{Access, Launch, Region};
+use crate::params::{ExpertRowsParams, LinearSegment, LinearStreamParams, RouteRowsParams};
+use crate::site::{DeviceRows, ROW_ALIGN, Site, index};
+use crate::target::Target;
+use crate::weights::{DeviceExperts, DeviceFormat};
+
+/// As in `kernels/experts_rows.h`: bytes ahead of x, rows of a tile, and rows of x in group memory at most.
+const HEADER: usize = 4352;
+pub(crate) const TILE_ROWS: usize = RowGroups::TILE_ROWS_MIN;
+const ROWS_MAX: usize = 8;
+
+/// As in the kernel text: pairs of a row and an expert, and tiles.
+const PAIRS_MAX: usize = 256;
+const TILES_MAX: usize = 320;
+
+/// Short rows of weights in a stage: four outputs are multiplied side by side, by eight lanes each.
+const SHORT_ROWS: usize = 4;
+
+/// Percent of group memory: with half of it and half of the registers, so that two kernels share a multiprocessor, streams
+/// were slower.
+const SHARE: usize = 99;
+
+/// Rows up to which a step streams weights, where there are as many experts as pairs of rows and experts.
+const STEP_ROWS_MAX: usize = 16;
+
+/// Experts for each pair from which streams are faster than a gemm by experts, measured on an H100.
+const EXPERTS_OF_PAIR: usize = 2;
+
+/// How group memory is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowsVariant {
+    stages: usize,
+    stage_rows: usize,
+    ring_at: usize,
+    /// Bytes of a plane of a stage, and where its scales begin.
+    plane: usize,
+    scales_at: usize,
+    /// Lanes that multiply one output, of short rows.
+    lanes: usize,
+    /// Bytes of a row of x, and for how many there is room.
+    x_row: usize,
+    x_rows: usize,
+    group_bytes: usize,
+}
+
+/// Whether rows of a step may be streamed by experts.
+pub(crate) fn may_be(target: &Target, of: Routed) -> bool {
+    target.kernel.is_none()
+        && target.bulk_copies
+        && !target.batch_invariant
+        && (2..=STEP_ROWS_MAX).contains(&of.rows)
+        && of.pairs() <= of.experts.min(PAIRS_MAX)
+        && of.tiles_max(TILE_ROWS) <= TILES_MAX
+        && of.slots <= SLOTS_MAX
+        && of.experts <= route::EXPERTS_MAX
+}
+
+/// Whether streams are faster than a gemm by experts. Numbers of E2M1 take more instructions than a stream has time for.
+fn is_faster(of: Routed, format: DeviceFormat) -> bool {
+    let is_e2m1 = matches!(format, DeviceFormat::MXFP4 | DeviceFormat::NVFP4);
+    of.pairs() * EXPERTS_OF_PAIR <= of.experts && !is_e2m1
+}
+
+/// Whether the kernels take a stack, and the one of up projections: whole blocks, at the same distances, and places that fit
+/// 32 bits.
+fn is_in_bounds(target: &Target, of: Routed, stack: &DeviceExperts, up: Option<&DeviceExperts>) -> bool {
+    let (format, n, k) = (stack.first.format, stack.first.rows, stack.first.row_len);
+    // Eight lanes make a block.
+    let block = if format.chunk_len() > 8 { 32 } else { 8 };
+    let alike = up.is_none_or(|up| {
+        (up.first.format, up.first.rows, up.first.row_len, up.stride) == (format, n, k, stack.stride)
+            && (up.biases.bytes == 0) == (stack.biases.bytes == 0)
+            && up.bias_stride == stack.bias_stride
+    });
+    let units = (of.tiles_max(TILE_ROWS) * n) as u64 * (target.multiprocessors as u64 + 1);
+    let places = (of.pairs() * n).max(stack.count * stack.bias_stride as usize / size_of::<f32>());
+    format != DeviceFormat::F32
+        && k.is_multiple_of(block)
+        && alike
+        && units <= u64::from(u32::MAX)
+        && places <= i32::MAX as usize
+}
+
+/// How the weights of a stack are streamed, gated units where there is a second one, if they are.
+pub(crate) fn variant(
+    target: &Target,
+    of: Routed,
+    stack: &DeviceExperts,
+    up: Option<&DeviceExperts>,
+) -> Option<RowsVariant> {
+    let (format, k) = (stack.first.format, stack.first.row_len);
+    let has_gemm = gemm_experts::can_be(target, of.rows, stack, up);
+    if !may_be(target, of) || !is_in_bounds(target, of, stack, up) || (has_gemm && !is_faster(of, format)) {
+        return None;
+    }
+    let planes = if up.is_some() { 2 } else { 1 };
+    let streamed = StreamedFormat::new(format, k, planes);
+    let x_row = streamed.x_bytes.next_multiple_of(128);
+    let is_short = up.is_none() && format.chunk_len() > 8 && format != DeviceFormat::NVFP4 && streamed.stage_rows() > 1;
+    let (stage_rows, lanes) = match streamed.stage_rows() {
+        SHORT_ROWS.. if is_short => (SHORT_ROWS, 32 / SHORT_ROWS),
+        rows if is_short => (rows, 16),
+        rows => (rows, 32),
+    };
+    let (scales_at, plane) = streamed.plane_of(stage_rows);
+    let of_rows = |x_rows: usize| {
+        let group_bytes = target.group_bytes_max as usize * SHARE / 100 / 1024 * 1024;
+        let ring_at = HEADER + x_rows * x_row;
+        let stages = (group_bytes.checked_sub(ring_at)? / (SIMDS * planes * plane)).min(STAGES_MAX);
+        let variant = RowsVariant { stages, stage_rows, ring_at, plane, scales_at, lanes, x_row, x_rows, group_bytes };
+        (stages > 1).then_some(variant)
+    };
+    of_rows(ROWS_MAX).or_else(|| of_rows(TILE_ROWS))
+}
+
+/// The experts of the rows of `logits`, their weights, and the rows in the order of their experts.
+pub(crate) fn route(
+    site: &Site<'_>,
+    logits: DeviceRows,
+    router: &Router,
+    chosen: [DeviceRows; 2],
+    groups: &RowGroups,
+) -> Launch {
+    let params = RouteRowsParams {
+        route: route::params(site, logits, router, chosen),
+        pairs: groups.pairs.address,
+        sources: groups.sources.address,
+        tiles: groups.tiles.address,
+        num_tiles: groups.num_tiles.address,
+        tile_rows: index(TILE_ROWS),
+        padding: 0,
+    };
+    let kernel = if logits.width <= 128 { "route_rows_e128" } else { "route_rows_e512" };
+    let launch = Launch::new(kernel, [1, 1, 1], &params).with_groups_of(THREADS, 0);
+    groups.written_by(route::with_operands(site, launch, logits, router, chosen))
+}
+
+/// What the experts of each row make of it, gated units where there is an up projection: a row of `y` for each pair of row
+/// and slot, `y_stride` numbers apart.
+pub(crate) fn launch(
+    site: &Site<'_>,
+    variant: &RowsVariant,
+    inputs: Inputs,
+    of: Routed,
+    stack: &Experts,
+    up: Option<(&Experts, Activation)>,
+    groups: &RowGroups,
+    (y, y_stride): (Region, usize),
+) -> Launch {
+    let Inputs { x, shared, norm } = inputs;
+    let place = |experts: &Experts| site.loaded.weights.stack(experts);
+    let (stack, activation) = (place(stack), up.map_or(0, |(_, activation)| activation as i32));
+    let up = up.map(|(up, _)| place(up));
+    let weight = &stack.first;
+    let gain = site.vector(norm.map(|norm| norm.weight));
+    let mut segment = LinearSegment {
+        weight: weight.values.address,
+        scales: weight.scales.address,
+        bias: stack.biases.address,
+        y: y.address,
+        n: index(weight.rows),
+        activation,
+        matrix_scale: 1.0,
+        up_matrix_scale: 1.0,
+        ..LinearSegment::default()
+    };
+    let mut params = ExpertRowsParams {
+        tiles: groups.tiles.address,
+        num_tiles: groups.num_tiles.address,
+        pairs: groups.pairs.address,
+        matrix_scales: stack.matrix_scales.address,
+        stride: stack_params(&stack).stride,
+        bias_stride: stack_params(&stack).bias_stride,
+        tile_rows: index(groups.tile_rows),
+        tiles_max: index(of.tiles_max(groups.tile_rows)),
+        pairs_max: index(of.pairs()),
+        slots: index(if shared { of.slots } else { 1 }),
+        plane: index(variant.plane),
+        scales_at: index(variant.scales_at),
+        lanes: index(variant.lanes),
+        y_stride: index(y_stride),
+        x_row: index(variant.x_row),
+        x_rows: index(variant.x_rows),
+        ..ExpertRowsParams::default()
+    };
+    let mut kernel = named!(weight.format, "expert_down_rows_", "");
+    if let Some(up) = &up {
+        segment.up = up.first.values.address;
+        segment.up_scales = up.first.scales.address;
+        segment.up_bias = up.biases.address;
+        params.up_matrix_scales = up.matrix_scales.address;
+        kernel = named!(weight.format, "expert_glu_rows_", "");
+    }
+    params.linear = LinearStreamParams {
+        segments: [segment, LinearSegment::default(), LinearSegment::default()],
+        x: x.region.address,
+        gain: gain.address,
+        k: index(weight.row_len),
+        x_stride: index(if shared { x.stride } else { weight.row_len } / ROW_ALIGN),
+        stages: index(variant.stages),
+        stage_rows: index(variant.stage_rows),
+        x_at: index(HEADER),
+        ring_at: index(variant.ring_at),
+        eps: norm.map_or(0.0, |norm| norm.eps),
+        groups: index(site.target.multiprocessors),
+        ..LinearStreamParams::default()
+    };
+    let group_bytes = u32::try_from(variant.group_bytes).expect("group memory is smaller than 2^32 bytes");
+    let launch = Launch::new(kernel, [site.target.multiprocessors, 1, 1], &params)
+        .with_groups_of(THREADS, group_bytes)
+        .with(Access::Read, x.region)
+        .with(Access::Constant, gain)
+        .with(Access::Read, groups.tiles)
+        .with(Access::Read, groups.num_tiles)
+        .with(Access::Read, groups.pairs)
+        .with(Access::Write, y);
+    let launch = with_stack(launch, &stack);
+    up.iter().fold(launch, with_stack)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::tests::H200;
+
+    #[test]
+    fn few_rows_of_many_experts_are_streamed() {
+        let of = |rows, slots, experts| Routed { rows, slots, experts };
+        assert!([2, 8, 16].into_iter().all(|rows| may_be(&H200, of(rows, 8, 128))));
+        assert!(!may_be(&H200, of(1, 8, 128)) && !may_be(&H200, of(17, 4, 128)) && !may_be(&H200, of(8, 2, 8)));
+        assert!(is_faster(of(8, 8, 128), DeviceFormat::Q4_0) && !is_faster(of(9, 8, 128), DeviceFormat::Q4_0));
+        assert!(!is_faster(of(2, 4, 32), DeviceFormat::MXFP4));
+        assert!(!may_be(&Target { batch_invariant: true, ..H200 }, of(8, 8, 128)));
+        assert!(!may_be(&Target { bulk_copies: false, ..H200 }, of(8, 8, 128)));
+    }
+}
