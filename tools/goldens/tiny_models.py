@@ -107,8 +107,8 @@ YARN_ROPE = {
 
 DEEPSEEK_YARN = {
     "rope_type": "yarn",
-    # With theta 1000 and 10 turned features the range to correct is 0.2 to 1.7, rounded to 0 and 2: pair 0 is kept, pair 1
-    # is blended, the others are divided. Cosines and sines grow by 1.064, and scores by 1.083² beside that.
+    # With theta 1000 and 10 turned features the range to correct is 0.2 to 1.7, rounded to 0 and 2: pair 0 is kept,
+    # pair 1 is blended, the others are divided. Cosines and sines grow by 1.064, and scores by 1.083² beside that.
     "rope_theta": 1000.0,
     "factor": 4.0,
     "original_max_position_embeddings": 32,
@@ -498,8 +498,8 @@ CASES = [
         "glm4_moe_lite",
         dict(vocab_size=101, hidden_size=34, intermediate_size=45, moe_intermediate_size=15, num_attention_heads=5,
              num_key_value_heads=5, num_hidden_layers=3, q_lora_rank=22, kv_lora_rank=18, qk_nope_head_dim=10,
-             qk_rope_head_dim=6, v_head_dim=14, n_routed_experts=12, num_experts_per_tok=3, n_shared_experts=1, n_group=1,
-             topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.8, rms_norm_eps=1e-5,
+             qk_rope_head_dim=6, v_head_dim=14, n_routed_experts=12, num_experts_per_tok=3, n_shared_experts=1,
+             n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.8, rms_norm_eps=1e-5,
              rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
         prompt_len=29,
         router_gain=1.5,
@@ -524,8 +524,8 @@ CASES = [
         "deepseek_v2",
         dict(vocab_size=97, hidden_size=33, intermediate_size=41, moe_intermediate_size=13, num_attention_heads=3,
              num_key_value_heads=3, num_hidden_layers=3, q_lora_rank=None, kv_lora_rank=20, qk_nope_head_dim=12,
-             qk_rope_head_dim=8, v_head_dim=9, n_routed_experts=10, num_experts_per_tok=3, n_shared_experts=2, n_group=1,
-             topk_group=1, topk_method="greedy", norm_topk_prob=False, routed_scaling_factor=1.5,
+             qk_rope_head_dim=8, v_head_dim=9, n_routed_experts=10, num_experts_per_tok=3, n_shared_experts=2,
+             n_group=1, topk_group=1, topk_method="greedy", norm_topk_prob=False, routed_scaling_factor=1.5,
              first_k_dense_replace=1, rms_norm_eps=1e-6,
              rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
         prompt_len=31,
@@ -546,8 +546,8 @@ CASES = [
         # Three experts in a group, so that the best of a group is not the sum of its two best.
         dict(vocab_size=103, hidden_size=35, intermediate_size=43, moe_intermediate_size=11, num_attention_heads=5,
              num_key_value_heads=5, num_hidden_layers=3, q_lora_rank=16, kv_lora_rank=24, qk_nope_head_dim=8,
-             qk_rope_head_dim=10, v_head_dim=12, n_routed_experts=12, num_experts_per_tok=3, n_shared_experts=1, n_group=4,
-             topk_group=2, topk_method="group_limited_greedy", norm_topk_prob=False, routed_scaling_factor=4.0,
+             qk_rope_head_dim=10, v_head_dim=12, n_routed_experts=12, num_experts_per_tok=3, n_shared_experts=1,
+             n_group=4, topk_group=2, topk_method="group_limited_greedy", norm_topk_prob=False, routed_scaling_factor=4.0,
              first_k_dense_replace=1, attention_bias=True, max_position_embeddings=128, rms_norm_eps=1e-6,
              rope_parameters=DEEPSEEK_YARN),
         prompt_len=53,
@@ -572,8 +572,8 @@ CASES = [
         "deepseek_v3",
         dict(vocab_size=107, hidden_size=35, intermediate_size=47, moe_intermediate_size=12, num_attention_heads=7,
              num_key_value_heads=7, num_hidden_layers=3, q_lora_rank=20, kv_lora_rank=22, qk_nope_head_dim=14,
-             qk_rope_head_dim=10, v_head_dim=6, n_routed_experts=12, num_experts_per_tok=4, n_shared_experts=1, n_group=4,
-             topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5, first_k_dense_replace=1,
+             qk_rope_head_dim=10, v_head_dim=6, n_routed_experts=12, num_experts_per_tok=4, n_shared_experts=1,
+             n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5, first_k_dense_replace=1,
              max_position_embeddings=128, rms_norm_eps=1e-6,
              rope_parameters={**DEEPSEEK_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}),
         prompt_len=47,
@@ -604,7 +604,8 @@ COMMON = dict(num_hidden_layers=2, max_position_embeddings=256, rms_norm_eps=1e-
 
 def randomise(model, seed, router_gain):
     """Fills every parameter: projections keep the scale of their input, attention is peaked, nothing is neutral."""
-    gains = {"q_proj": 1.8, "q_b_proj": 1.8, "k_proj": 1.8, "kv_a_proj_with_mqa": 1.8, "lm_head": 3.0, "gate": router_gain, "router": router_gain}
+    gains = {"q_proj": 1.8, "q_b_proj": 1.8, "k_proj": 1.8, "kv_a_proj_with_mqa": 1.8, "lm_head": 3.0,
+             "gate": router_gain, "router": router_gain}
     generator = torch.Generator().manual_seed(seed)
     seen = set()
     for name, parameter in model.named_parameters():

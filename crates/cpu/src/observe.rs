@@ -52,8 +52,8 @@ pub(crate) fn replay<'a>(
     Ok(executable.result(program, input))
 }
 
-/// Keys and values of `rows` as they lie in the cache, each (rows, kv_heads · head_dim). Of a latent layer, its rows and no
-/// values.
+/// Keys and values of `rows` as they lie in the cache, each (rows, kv_heads · head_dim). Of a latent layer, its rows
+/// and no values.
 fn written(cache: &KvCache, layer: &CachePlace, rows: &[RowPlace]) -> (Vec<f32>, Vec<f32>) {
     match cache {
         KvCache::F32(buffer) => gather(buffer, layer, rows),

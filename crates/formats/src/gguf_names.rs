@@ -57,8 +57,8 @@ const UP_EXPERTS: &str = "ffn_up_exps";
 const DOWN_EXPERTS: &str = "ffn_down_exps";
 const GATE_UP_EXPERTS: &str = "ffn_gate_up_exps";
 
-/// The heads of latent attention, which files have in one tensor each way (`attn_k_b`, `attn_v_b`: stacks, as of experts),
-/// or both ways in one, as checkpoints.
+/// The heads of latent attention, which files have in one tensor each way (`attn_k_b`, `attn_v_b`: stacks, as of
+/// experts), or both ways in one, as checkpoints.
 const KEY_HEADS: &str = "attn_k_b";
 const VALUE_HEADS: &str = "attn_v_b";
 const HEADS: &str = "attn_kv_b";
@@ -112,7 +112,8 @@ const FLAGS: [(&str, &str); 2] =
 
 /// Features of a head that are turned.
 const ROPE_DIMS: &str = "rope.dimension_count";
-/// What scores grow by with YaRN's logarithm. Of latent attention it is a factor of its own, and cosines are as they are.
+/// What scores grow by with YaRN's logarithm. Of latent attention it is a factor of its own, and cosines are as they
+/// are.
 const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 
 /// What `rope.freq_base` is when it is not there.
@@ -133,10 +134,10 @@ pub struct Architecture {
     /// Tensors of layer N: `blk.N.X.weight` is `model.layers.N.Y.weight`, and the same for `bias`. An X that ends in
     /// `.weight` or `.bias` is all of it, and Y too: `("attn_sinks.weight", "self_attn.sinks")`.
     pub layer_tensors: &'static [(&'static str, &'static str)],
-    /// Experts of layer N, which GGUF files have in one tensor: expert E of `blk.N.X.weight` is `model.layers.N.Y.weight`
-    /// with E for the `{}` in Y, and the same for `bias`. The tensors X are `ffn_gate_exps`, `ffn_up_exps` and
-    /// `ffn_down_exps`; and those of the heads of latent attention, `attn_k_b` and `attn_v_b`, which files may have in one
-    /// tensor, too: `attn_kv_b` of `layer_tensors`, `kv_b_proj` in checkpoints.
+    /// Experts of layer N, which GGUF files have in one tensor: expert E of `blk.N.X.weight` is
+    /// `model.layers.N.Y.weight` with E for the `{}` in Y, and the same for `bias`. The tensors X are `ffn_gate_exps`,
+    /// `ffn_up_exps` and `ffn_down_exps`; and those of the heads of latent attention, `attn_k_b` and `attn_v_b`, which
+    /// files may have in one tensor, too: `attn_kv_b` of `layer_tensors`, `kv_b_proj` in checkpoints.
     pub expert_tensors: &'static [(&'static str, &'static str)],
     /// Whether safetensors that have the experts of a layer in one tensor have them as gpt-oss: outputs of gate and up
     /// alternate, and what is not quantised is transposed. Others have the rows of gate, then those of up.
@@ -367,8 +368,8 @@ impl Names {
         self.expert_names(layer, parts, kind)
     }
 
-    /// What the heads in a checkpoint's tensor are called: their keys' halves, and their values'. `None` for a tensor that
-    /// is not both halves of all heads of latent attention.
+    /// What the heads in a checkpoint's tensor are called: their keys' halves, and their values'. `None` for a tensor
+    /// that is not both halves of all heads of latent attention.
     pub(crate) fn split_heads(&self, name: &str) -> Option<[ExpertNames; 2]> {
         let (layer, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
         let (_, whole) = self.own?.layer_tensors.iter().find(|(gguf, _)| *gguf == HEADS)?;

@@ -1,13 +1,13 @@
-//! Heads of latent attention (MLA): the matrices that bring the queries of a head into the latent space, and its results
-//! out of it. Checkpoints have them in one tensor, `kv_b_proj`; here each is a tensor of its own.
+//! Heads of latent attention (MLA): the matrices that bring the queries of a head into the latent space, and its
+//! results out of it. Checkpoints have them in one tensor, `kv_b_proj`; here each is a tensor of its own.
 //!
-//! Layout    (heads · (keys + values), rank): of each head the rows that make its keys, then those that make its values.
-//!           `v_b_proj.H` is the latter, (values, rank). `k_b_proj.H` is the former transposed, (rank, keys).
+//! Layout    (heads · (keys + values), rank): of each head the rows that make its keys, then those that make its
+//!           values. `v_b_proj.H` is the latter, (values, rank). `k_b_proj.H` is the former transposed, (rank, keys).
 //! Memory    `v_b_proj.H` is a view of the file in the file's format, unless the file has it in several tensors.
-//!           `k_b_proj.H` is copied. Blocks lie along rows, so what is quantised becomes F16 or BF16, whichever is nearer
-//!           (F16 from GGUF files, whose scales are F16).
-//! Elsewhere GGUF files that were converted since 2025 have both apart (`attn_k_b`, `attn_v_b`), transposed already, one
-//!           matrix for each head: a stack, as of experts.
+//!           `k_b_proj.H` is copied. Blocks lie along rows, so what is quantised becomes F16 or BF16, whichever is
+//!           nearer (F16 from GGUF files, whose scales are F16).
+//! Apart     GGUF files that were converted since 2025 have both halves in stacks, as of experts (`attn_k_b`, which is
+//!           transposed already, and `attn_v_b`): see `experts`.
 //! Source    DeepSeek-AI, 2024 (DeepSeek-V2, section 2.1); the modelling code of transformers for `deepseek_v2` and
 //!           `deepseek_v3`.
 

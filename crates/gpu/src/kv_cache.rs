@@ -1,6 +1,6 @@
-//! The paged cache on the device: one allocation; of each layer the keys, then the values, each
-//! (blocks, kv_heads, block_len, head_dim). Of a latent layer there are rows alone, (blocks, block_len, numbers of a row),
-//! in the place of keys.
+//! The paged cache on the device: one allocation; of each layer the keys, then the values, each (blocks, kv_heads,
+//! block_len, head_dim). Of a latent layer there are rows alone, (blocks, block_len, numbers of a row), in the place of
+//! keys.
 
 use plan::{CacheLayer, KvLayer, KvLayout};
 

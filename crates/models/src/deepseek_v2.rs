@@ -1,6 +1,6 @@
-//! DeepSeek-V2, V2.5 and V2-Lite: latent attention, with queries from a latent space of their own or not; experts that are
-//! chosen by a softmax, from the best groups of them where the model is large, beside shared ones; the first layers are
-//! dense. Reference: the checkpoint's published modelling code, as transformers has it.
+//! DeepSeek-V2, V2.5 and V2-Lite: latent attention, with queries from a latent space of their own or not; experts that
+//! are chosen by a softmax, from the best groups of them where the model is large, beside shared ones; the first layers
+//! are dense. Reference: the checkpoint's published modelling code, as transformers has it.
 
 use plan::{Graph, Plan, WeightSource};
 use serde_json::json;
@@ -19,7 +19,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
         implied: || {
             json!({
                 "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
-                "topk_method": "group_limited_greedy",
+                "topk_method": "group_limited_greedy", "q_lora_rank": null,
             })
         },
         ..latent::GGUF

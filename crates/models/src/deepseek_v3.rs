@@ -1,6 +1,6 @@
-//! DeepSeek-V3, V3.1 and R1: latent attention; experts that are chosen by the sigmoids of their logits plus a correction,
-//! from the best groups of them, beside a shared one; the first layers are dense. Reference: the checkpoint's published
-//! modelling code, as transformers has it.
+//! DeepSeek-V3, V3.1 and R1: latent attention; experts that are chosen by the sigmoids of their logits plus a
+//! correction, from the best groups of them, beside a shared one; the first layers are dense. Reference: the
+//! checkpoint's published modelling code, as transformers has it.
 
 use plan::{Graph, Plan, WeightSource};
 use serde_json::json;
@@ -16,7 +16,12 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     class: "DeepseekV3ForCausalLM",
     gguf: GgufNames {
         architectures: &[("deepseek2", Some("expert_gating_func=2"))],
-        implied: || json!({ "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1 }),
+        implied: || {
+            json!({
+                "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+                "q_lora_rank": null,
+            })
+        },
         ..latent::GGUF
     },
 };

@@ -17,7 +17,12 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     class: "Glm4MoeLiteForCausalLM",
     gguf: GgufNames {
         architectures: &[("deepseek2", Some("vocab_size=154880"))],
-        implied: || json!({ "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1 }),
+        implied: || {
+            json!({
+                "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+                "q_lora_rank": null,
+            })
+        },
         ..latent::GGUF
     },
 };

@@ -1,10 +1,11 @@
 //! Latent attention (MLA; DeepSeek-AI, 2024) as DeepSeek's models and GLM-4.7-Flash have it.
 //!
 //! A layer keeps one row of each token: `kv_lora_rank` latent numbers after their norm, and `qk_rope_head_dim` turned
-//! ones. What checkpoints do with it is to make keys and values of every head from the latent numbers by `kv_b_proj`, and
-//! to attend to those. This is the absorbed form, which gives the same numbers: the rows of `kv_b_proj` that make keys
-//! bring the queries into the latent space (`k_b_proj`, transposed), and those that make values bring the results out of
-//! it (`v_b_proj`), so that no key or value of a head is ever made. Readers of checkpoints give the rows so, head by head.
+//! ones. What checkpoints do with it is to make keys and values of every head from the latent numbers by `kv_b_proj`,
+//! and to attend to those. This is the absorbed form, which gives the same numbers: the rows of `kv_b_proj` that make
+//! keys bring the queries into the latent space (`k_b_proj`, transposed), and those that make values bring the results
+//! out of it (`v_b_proj`), so that no key or value of a head is ever made. Readers of checkpoints give the rows so,
+//! head by head.
 
 use plan::{Graph, LatentHeads, Value, Weights};
 
@@ -88,11 +89,13 @@ impl LatentAttention {
         if !rope.is_multiple_of(2) {
             return Err(invalid("qk_rope_head_dim", rope, "an even number, which the rotary embedding pairs up"));
         }
-        let nope = match fields.optional("qk_nope_head_dim", width.clone())? {
-            Some(nope) => nope,
-            // GGUF files have the whole head: `key_length_mla`, or `key_length` in those from before it.
-            None => {
-                let field = if fields.get("qk_head_dim").is_some() { "qk_head_dim" } else { "head_dim" };
+        let said = |field: &str| fields.config.get(field).is_some_and(|value| !value.is_null());
+        // GGUF files have the whole head: `key_length_mla`, or `key_length` in those from before it. Checkpoints call the
+        // part that turns `head_dim`, and say what does not beside it.
+        let whole = ["qk_head_dim", "head_dim"].into_iter().find(|field| said(field) && !said("qk_nope_head_dim"));
+        let nope = match whole {
+            None => fields.required("qk_nope_head_dim", width.clone())?,
+            Some(field) => {
                 let whole = fields.required(field, width.clone())?;
                 let expected = || invalid(field, whole, format!("more than `qk_rope_head_dim`, {rope}"));
                 whole.checked_sub(rope).filter(|&nope| nope > 0).ok_or_else(expected)?
@@ -158,8 +161,8 @@ impl LatentAttention {
         Ok(g.linear(o, w.linear("o_proj", hidden, count * value, bias)?, hidden))
     }
 
-    /// The columns of features that turn, from `first` on, with the first of all pairs before the second of them: queries
-    /// and keys in the same order have the same products.
+    /// The columns of features that turn, from `first` on, with the first of all pairs before the second of them:
+    /// queries and keys in the same order have the same products.
     fn turned(&self, first: usize) -> Vec<usize> {
         let rope = self.rope;
         match self.is_interleaved {

@@ -70,8 +70,8 @@ impl Rotary {
 }
 
 /// What latent attention multiplies its scores by beside 1/√head_dim: the square of what `mscale_all_dim` gives, where
-/// the embedding is stretched and has it (`yarn_apply_mscale` in transformers), or GGUF's `yarn_log_multiplier`, which is
-/// a tenth of it.
+/// the embedding is stretched and has it (`yarn_apply_mscale` in transformers), or GGUF's `yarn_log_multiplier`, which
+/// is a tenth of it.
 pub(crate) fn score_factor(fields: &Fields<'_>) -> Result<f64, ConfigError> {
     let empty = Value::Object(Map::new());
     let path = PARAMETERS.into_iter().find(|path| fields.get(path).is_some_and(Value::is_object));

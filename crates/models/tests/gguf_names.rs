@@ -104,13 +104,3 @@ fn latent_attention_has_the_sizes_of_its_keys() {
     let found = ["head_dim", "v_head_dim", "qk_rope_head_dim"].map(|field| &config_of_old[field]);
     assert_eq!(found, [16, 14, 6].map(|n| json!(n)).each_ref());
 }
-
-#[test]
-fn heads_of_latent_attention_are_parts_of_two_tensors() {
-    let names = gguf_architectures::names("glm4_moe_lite");
-    let head = |kind: &str, head: usize| format!("model.layers.3.self_attn.{kind}_b_proj.{head}.weight");
-    assert_eq!(names.gguf_expert(&head("k", 4)), Some(("blk.3.attn_k_b.weight".to_owned(), 4)));
-    assert_eq!(names.checkpoint_expert("blk.3.attn_v_b.weight", 2), Some(head("v", 2)));
-    let whole = "model.layers.3.self_attn.kv_b_proj.weight";
-    assert_eq!(names.checkpoint_name("blk.3.attn_kv_b.weight"), whole);
-}

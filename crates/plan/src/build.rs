@@ -287,8 +287,8 @@ impl Graph {
         out
     }
 
-    /// Causal attention of queries in the latent space over a new latent cache layer, to which this step's rows, `latent`
-    /// beside `rope`, are appended first: (tokens, heads · dim), in the latent space.
+    /// Causal attention of queries in the latent space over a new latent cache layer, to which this step's rows,
+    /// `latent` beside `rope`, are appended first: (tokens, heads · dim), in the latent space.
     pub fn mla_attention(&mut self, q: [Value; 2], [latent, rope]: [Value; 2], heads: LatentHeads) -> Value {
         let layer = self.kv_layers.len();
         let [q_latent, q_rope] = q;

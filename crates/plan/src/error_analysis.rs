@@ -148,8 +148,8 @@ impl ErrorAnalysis {
         Env::new(&self.plan, input, rows, &weight, values, errors).run(op, |op, env| op.bound(env));
     }
 
-    /// Keys and values of `rows` as they stand in the cache of `layer`, each (rows, kv_heads · head_dim). A latent layer has
-    /// keys alone, (rows, numbers of a row).
+    /// Keys and values of `rows` as they stand in the cache of `layer`, each (rows, kv_heads · head_dim). A latent
+    /// layer has keys alone, (rows, numbers of a row).
     pub fn written(&self, layer: usize, rows: &[RowPlace]) -> (Bounded, Bounded) {
         let shape = self.cache.layer(layer);
         let heads = || rows.iter().flat_map(|row| (0..shape.kv_heads()).map(|head| (row.slot(), head)));

@@ -6,11 +6,12 @@
 //! Order     positions are taken in splits of [`SPLIT`] that begin at multiples of it. Within a split: each score has
 //!           sixteen accumulators, lane l of features l, l + 16, … in order, first of the latent numbers, then of the
 //!           turned ones, summed by halves; softmax as in [`super::attention`]; each feature of the result is one chain
-//!           over positions. Splits are merged in order. So a row's result depends on its position and the cache, and on
-//!           nothing else: not on chunks, batch, block length or threads.
+//!           over positions. Splits are merged in order. So a row's result depends on its position and the cache, and
+//!           on nothing else: not on chunks, batch, block length or threads.
 //! Bytes     (dim + rope) · element bytes for each visible position, once for all (query, head) rows of a tile: up to
-//!           [`TILE_HEADS`] heads, and queries of a prefill until there are [`TILE_ROWS`] rows. A piece of [`PIECE`] rows
-//!           stays in the nearest cache while all rows pass over it; a split stays in the next between scores and sums.
+//!           [`TILE_HEADS`] heads, and queries of a prefill until there are [`TILE_ROWS`] rows. A piece of [`PIECE`]
+//!           rows stays in the nearest cache while all rows pass over it; a split stays in the next between scores and
+//!           sums.
 //! Roofline  2 · heads · (2 · dim + rope) flop over (dim + rope) · element bytes: 38 flop a byte for 20 heads of
 //!           GLM-4.7-Flash in F16, so that it is bound by multiplications, not by memory.
 //! Accuracy  as `attention`.
@@ -36,8 +37,8 @@ pub(crate) fn tile_queries(heads: usize) -> usize {
     (TILE_ROWS / heads.max(1)).max(1)
 }
 
-/// f32 that a worker needs to attend with tiles of `rows` rows: queries, scores, then partial results of one split and of
-/// all.
+/// f32 that a worker needs to attend with tiles of `rows` rows: queries, scores, then partial results of one split and
+/// of all.
 pub(crate) fn scratch_len(rows: usize, layer: &LatentPlace) -> usize {
     rows * (layer.row_len() + SPLIT + 2 * partial_width(layer.dim))
 }
@@ -225,8 +226,8 @@ fn score_piece<S: Simd, E: KvElement>(
     }
 }
 
-/// Scores of `MR` queries, side by side in `q`, with all rows of the piece, `NP` at a time. Returns how many queries that
-/// were.
+/// Scores of `MR` queries, side by side in `q`, with all rows of the piece, `NP` at a time. Returns how many queries
+/// that were.
 #[inline(always)]
 fn score_rows<S: Simd, E: KvElement, const MR: usize, const NP: usize>(
     s: S,
@@ -315,8 +316,8 @@ fn weigh_piece<S: Simd, E: KvElement>(
     }
 }
 
-/// Adds weight · latent numbers to the partial results of `MR` rows, position after position. Returns how many rows that
-/// were.
+/// Adds weight · latent numbers to the partial results of `MR` rows, position after position. Returns how many rows
+/// that were.
 #[inline(always)]
 fn weigh_rows<S: Simd, E: KvElement, const MR: usize>(
     s: S,

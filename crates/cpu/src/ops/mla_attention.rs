@@ -1,4 +1,5 @@
-//! Latent attention over the cache: tile by tile, or split over the cache where there are too few tiles for the workers.
+//! Latent attention over the cache: tile by tile, or split over the cache where there are too few tiles for the
+//! workers.
 
 use std::ops::Range;
 
@@ -34,8 +35,8 @@ fn tile_heads(heads: usize) -> usize {
     heads.div_ceil(heads.div_ceil(TILE_HEADS).max(1)).max(1)
 }
 
-/// Splits that the partial results of each row have room for; 0 where the step is attended tile by tile, because workers
-/// have enough tiles, or because that room is too much.
+/// Splits that the partial results of each row have room for; 0 where the step is attended tile by tile, because
+/// workers have enough tiles, or because that room is too much.
 fn max_splits(compiler: &Compiler<'_>, attention: plan::MlaAttention, layer: &LatentPlace) -> usize {
     let (tokens, threads) = (compiler.shape.tokens, compiler.source.threads);
     let tiles = tokens * attention.heads.div_ceil(tile_heads(attention.heads));

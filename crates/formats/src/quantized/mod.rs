@@ -588,7 +588,8 @@ impl QuantizedWeight {
 
     /// From now on has its features in the order of their groups, where each has a group of its own and it can stay packed so.
     pub(crate) fn sort_features(&mut self, files: &impl Files) {
-        // A table is looked up by rows, and nothing is gathered before it. Heads of latent attention share rows, as experts.
+        // A table is looked up by rows, and nothing is gathered before it. Heads of latent attention share rows, as
+        // experts.
         let is_apart = ["embed", "kv_b_proj"].iter().any(|part| self.name.contains(part));
         if self.order.is_some() || self.parts.order.is_none() || is_apart {
             return;

@@ -112,9 +112,9 @@ impl Textbook for AttentionOp {
     }
 }
 
-/// softmax(q · kᵀ · scale, sink) · v for each head of each row of `q`, (tokens, heads · head_dim), over the cached positions
-/// up to the row's own, or the last `window` of them. Query head h reads key/value head h · kv_heads / heads. Keys are as
-/// wide as the heads of `q`; values may have another width.
+/// softmax(q · kᵀ · scale, sink) · v for each head of each row of `q`, (tokens, heads · head_dim), over the cached
+/// positions up to the row's own, or the last `window` of them. Query head h reads key/value head h · kv_heads / heads.
+/// Keys are as wide as the heads of `q`; values may have another width.
 pub(super) fn attention(
     q: &[f64],
     attention: &Attention,

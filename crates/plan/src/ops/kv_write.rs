@@ -60,8 +60,8 @@ impl Textbook for KvWriteOp {
     }
 }
 
-/// Stores each row's keys and values, (tokens, [`widths`](crate::CacheLayer::widths)), in the row's own slot, rounded to the cache's format
-/// where that is narrower than f32.
+/// Stores each row's keys and values, (tokens, [`widths`](crate::CacheLayer::widths)), in the row's own slot, rounded
+/// to the cache's format where that is narrower than f32.
 fn kv_write(cache: &mut KvCache, layer: usize, k: &[f64], v: &[f64], rows: &[RowPlace]) {
     let format = cache.layout().format;
     let [k_width, v_width] = cache.layer(layer).widths();

@@ -45,8 +45,8 @@ impl KvCache {
         &k[start..start + layer.key_dim()]
     }
 
-    /// The value head of `layer` at `slot`: as many numbers as its values have features. In a latent layer, the first of
-    /// the row.
+    /// The value head of `layer` at `slot`: as many numbers as its values have features. In a latent layer, the first
+    /// of the row.
     pub fn v(&self, layer: usize, slot: usize, kv_head: usize) -> &[f64] {
         let LayerCache { layer: shape, v, .. } = &self.layers[layer];
         if shape.latent().is_some() {
