@@ -27,8 +27,8 @@ A golden must be able to fail, so the script checks before it writes:
 the experts of each token in descending order of the score that chose them; `weights`, by which their results are
 multiplied, in the same order; `margin`, the least difference of any token between the scores of the last expert chosen
 and the next (null where all are chosen); and `group_margin`, the same for groups, where experts are chosen in groups.
-The score that chooses is the probability of a softmax over all experts (Mixtral, Qwen), the logit (gpt-oss), or the
-sigmoid plus the correction bias (GLM).
+The score that chooses is the probability of a softmax over all experts (Mixtral, Qwen, DeepSeek-V2), the logit
+(gpt-oss), or the sigmoid plus the correction bias (GLM, DeepSeek-V3).
 """
 
 import argparse
@@ -105,6 +105,19 @@ YARN_ROPE = {
     "beta_slow": 0.5,
 }
 
+DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    # With theta 1000 and 10 turned features the range to correct is 0.2 to 1.7, rounded to 0 and 2: pair 0 is kept,
+    # pair 1 is blended, the others are divided. Cosines and sines grow by 1.064, and scores by 1.083² beside that.
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+    "mscale": 1.1,
+    "mscale_all_dim": 0.6,
+}
+
 GPT_OSS_YARN = {
     "rope_type": "yarn",
     # With theta 150 and head_dim 16 the range to correct is 0.39 to 3.71: pair 0 is kept, 1 to 3 are blended, 4 to 7
@@ -133,6 +146,14 @@ def softmax_over_all(router, logits, ids):
 def biased_sigmoids(router, logits, ids):
     chosen = (logits.sigmoid() + router.e_score_correction_bias).gather(1, ids)
     return chosen / chosen.sum(-1, keepdim=True) * router.routed_scaling_factor
+
+
+def rescale_attention(scale):
+    """The teeth of what scores are multiplied by: `scale(attention)` in its place."""
+    def change(model):
+        for layer in model.model.layers:
+            layer.self_attn.scaling = scale(layer.self_attn)
+    return change
 
 
 def gate_with(gate):
@@ -472,6 +493,109 @@ CASES = [
             "scales": change_experts(lambda w: w / w.unflatten(1, (-1, 32)).abs().amax(2).repeat_interleave(32, 1)),
         }},
     ),
+    Case(
+        "glm4_moe_lite",
+        "glm4_moe_lite",
+        dict(vocab_size=101, hidden_size=34, intermediate_size=45, moe_intermediate_size=15, num_attention_heads=5,
+             num_key_value_heads=5, num_hidden_layers=3, q_lora_rank=22, kv_lora_rank=18, qk_nope_head_dim=10,
+             qk_rope_head_dim=6, v_head_dim=14, n_routed_experts=12, num_experts_per_tok=3, n_shared_experts=1,
+             n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.8, rms_norm_eps=1e-5,
+             rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        prompt_len=29,
+        router_gain=1.5,
+        published={"first_k_dense_replace": 1, "topk_method": "noaux_tc"},
+        unpublished=["mlp_layer_types"],
+        teeth_config=[
+            {"num_experts_per_tok": 2},
+            {"num_experts_per_tok": 4},
+            {"routed_scaling_factor": 1.0},
+            {"norm_topk_prob": False},
+            {"rope_interleave": False},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
+        ],
+        teeth_tensors=["e_score_correction_bias", "q_a_layernorm", "kv_a_layernorm", "shared_experts.down_proj"],
+        teeth_code={
+            "weights without the correction bias": reweigh(biased_sigmoids),
+            "a scale by the whole head": rescale_attention(lambda a: a.qk_nope_head_dim ** -0.5),
+        },
+    ),
+    Case(
+        "deepseek_v2_lite",
+        "deepseek_v2",
+        dict(vocab_size=97, hidden_size=33, intermediate_size=41, moe_intermediate_size=13, num_attention_heads=3,
+             num_key_value_heads=3, num_hidden_layers=3, q_lora_rank=None, kv_lora_rank=20, qk_nope_head_dim=12,
+             qk_rope_head_dim=8, v_head_dim=9, n_routed_experts=10, num_experts_per_tok=3, n_shared_experts=2,
+             n_group=1, topk_group=1, topk_method="greedy", norm_topk_prob=False, routed_scaling_factor=1.5,
+             first_k_dense_replace=1, rms_norm_eps=1e-6,
+             rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        prompt_len=31,
+        published={"scoring_func": "softmax", "moe_layer_freq": 1},
+        unpublished=["head_dim", "mlp_bias"],
+        teeth_config=[
+            {"num_experts_per_tok": 2},
+            {"num_experts_per_tok": 4},
+            {"routed_scaling_factor": 1.0},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
+        ],
+        teeth_tensors=["kv_a_layernorm", "shared_experts.down_proj"],
+        teeth_code={"a scale by the whole head": rescale_attention(lambda a: a.qk_nope_head_dim ** -0.5)},
+    ),
+    Case(
+        "deepseek_v2",
+        "deepseek_v2",
+        # Three experts in a group, so that the best of a group is not the sum of its two best.
+        dict(vocab_size=103, hidden_size=35, intermediate_size=43, moe_intermediate_size=11, num_attention_heads=5,
+             num_key_value_heads=5, num_hidden_layers=3, q_lora_rank=16, kv_lora_rank=24, qk_nope_head_dim=8,
+             qk_rope_head_dim=10, v_head_dim=12, n_routed_experts=12, num_experts_per_tok=3, n_shared_experts=1,
+             n_group=4, topk_group=2, topk_method="group_limited_greedy", norm_topk_prob=False, routed_scaling_factor=4.0,
+             first_k_dense_replace=1, attention_bias=True, max_position_embeddings=128, rms_norm_eps=1e-6,
+             rope_parameters=DEEPSEEK_YARN),
+        prompt_len=53,
+        published={"scoring_func": "softmax", "moe_layer_freq": 1},
+        unpublished=["head_dim", "mlp_bias"],
+        teeth_config=[
+            {"topk_method": "greedy"},
+            {"topk_group": 1},
+            {"topk_group": 3},
+            {"routed_scaling_factor": 1.0},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}},
+            {"rope_parameters": {**DEEPSEEK_YARN, "mscale": 0.6}},
+            {"rope_parameters": {**DEEPSEEK_YARN, "beta_fast": 1.0}},
+            {"rope_parameters": {**DEEPSEEK_YARN, "original_max_position_embeddings": 64}},
+        ],
+        teeth_tensors=["q_a_layernorm", "kv_a_layernorm", "q_a_proj.bias", "kv_a_proj_with_mqa.bias",
+                       "shared_experts.down_proj"],
+        teeth_code={"scores that grow by mscale²": rescale_attention(lambda a: a.qk_head_dim ** -0.5)},
+    ),
+    Case(
+        "deepseek_v3",
+        "deepseek_v3",
+        dict(vocab_size=107, hidden_size=35, intermediate_size=47, moe_intermediate_size=12, num_attention_heads=7,
+             num_key_value_heads=7, num_hidden_layers=3, q_lora_rank=20, kv_lora_rank=22, qk_nope_head_dim=14,
+             qk_rope_head_dim=10, v_head_dim=6, n_routed_experts=12, num_experts_per_tok=4, n_shared_experts=1,
+             n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5, first_k_dense_replace=1,
+             max_position_embeddings=128, rms_norm_eps=1e-6,
+             rope_parameters={**DEEPSEEK_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}),
+        prompt_len=47,
+        router_gain=1.5,
+        published={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
+        unpublished=["head_dim", "qk_head_dim", "rope_interleave"],
+        teeth_config=[
+            {"n_group": 1, "topk_group": 1},
+            {"topk_group": 1},
+            {"topk_group": 3},
+            {"num_experts_per_tok": 3},
+            {"routed_scaling_factor": 1.0},
+            {"norm_topk_prob": False},
+            {"rope_interleave": False},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}},
+        ],
+        teeth_tensors=["e_score_correction_bias", "q_a_layernorm", "kv_a_layernorm", "shared_experts.down_proj"],
+        teeth_code={
+            "weights without the correction bias": reweigh(biased_sigmoids),
+            "scores that grow by mscale²": rescale_attention(lambda a: a.qk_head_dim ** -0.5),
+        },
+    ),
 ]
 
 COMMON = dict(num_hidden_layers=2, max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=False,
@@ -480,7 +604,8 @@ COMMON = dict(num_hidden_layers=2, max_position_embeddings=256, rms_norm_eps=1e-
 
 def randomise(model, seed, router_gain):
     """Fills every parameter: projections keep the scale of their input, attention is peaked, nothing is neutral."""
-    gains = {"q_proj": 1.8, "k_proj": 1.8, "lm_head": 3.0, "gate": router_gain, "router": router_gain}
+    gains = {"q_proj": 1.8, "q_b_proj": 1.8, "k_proj": 1.8, "kv_a_proj_with_mqa": 1.8, "lm_head": 3.0,
+             "gate": router_gain, "router": router_gain}
     generator = torch.Generator().manual_seed(seed)
     seen = set()
     for name, parameter in model.named_parameters():
@@ -593,13 +718,22 @@ def gap(ranked, chosen):
     return (ranked[:, chosen - 1] - ranked[:, chosen]).min().item() if chosen < ranked.shape[1] else None
 
 
-def choice(router, router_logits, best_of_group=2):
-    """Experts of each token from the best to the worst, their scores in this order, and how clear groups were."""
+# Routers that choose by the sigmoid of the logit plus the correction bias.
+SIGMOID_ROUTERS = ("Glm4MoeTopkRouter", "Glm4MoeLiteTopkRouter", "DeepseekV3TopkRouter")
+
+
+def choice(router, router_logits, best_of_group=None):
+    """Experts of each token from the best to the worst, their scores in this order, and how clear groups were.
+
+    A group counts as much as so many of its best experts together: two, or the one where scores are a softmax.
+    """
     kind = type(router).__name__
+    is_softmax = kind == "DeepseekV2TopkRouter"
     if kind == "GptOssTopKRouter":
         scores, group_margin = router_logits, None
-    elif kind == "Glm4MoeTopkRouter":
-        scores = router_logits.sigmoid() + router.e_score_correction_bias
+    elif kind in SIGMOID_ROUTERS or is_softmax and router.topk_method == "group_limited_greedy":
+        best_of_group = best_of_group or (1 if is_softmax else 2)
+        scores = router_logits.softmax(-1) if is_softmax else router_logits.sigmoid() + router.e_score_correction_bias
         groups = scores.unflatten(1, (router.num_group, -1))
         group_scores = groups.sort(descending=True).values[..., :best_of_group].sum(-1)
         ranked = group_scores.sort(descending=True).values
@@ -637,7 +771,7 @@ def routing(model, prompt):
         assert torch.equal(order[:, :k].sort().values, ids.sort().values), "not the experts that transformers chose"
         least = min([least] + [gap(ranked, chosen) for chosen in range(1, k)])
         if group_margin is not None:
-            for wrong in (1, router.num_experts):
+            for wrong in (2 if type(router).__name__ == "DeepseekV2TopkRouter" else 1, router.num_experts):
                 other = choice(router, router_logits, best_of_group=wrong)[0][:, :k].sort().values
                 least = 0.0 if torch.equal(other, ids.sort().values) else least
         if len(ids.unique()) < min(0.6 * router.num_experts, 40):

@@ -36,6 +36,8 @@ pub enum Feature {
     AttentionSinks,
     /// Positions that turn only the first features of each head: [`plan::Rope::dims`].
     PartialRotation,
+    /// One row of the cache for all heads, and matrices of their own for each of them: [`plan::MlaAttention`].
+    LatentAttention,
 }
 
 impl Feature {
@@ -46,6 +48,10 @@ impl Feature {
                 let has_sinks = |op: &Op| matches!(op, Op::Attention { attention, .. } if attention.sinks.is_some());
                 plan.ops.iter().any(has_sinks)
             }
+            Self::LatentAttention => plan
+                .ops
+                .iter()
+                .any(|op| matches!(op, Op::HeadLinear { .. } | Op::LatentWrite { .. } | Op::MlaAttention { .. })),
             Self::PartialRotation => plan.ropes.iter().any(|rope| rope.dims != rope.head_dim),
         }
     }
@@ -54,6 +60,7 @@ impl Feature {
     pub fn words(self) -> &'static str {
         match self {
             Self::AttentionSinks => "attention sinks (gpt-oss)",
+            Self::LatentAttention => "latent attention (GLM-4.7-Flash, DeepSeek-V2 and V3)",
             Self::PartialRotation => "rotary positions on a part of each head (GLM-4.5)",
         }
     }

@@ -300,9 +300,10 @@ pub type Observer<'a> = dyn FnMut(usize, Observed, &[f32]) + 'a;
 pub enum Observed {
     /// A value of the plan: (rows, width).
     Value(Value),
-    /// The keys of the step's tokens as they now stand in the cache of the op's layer: (tokens, kv_heads · head_dim).
+    /// The keys of the step's tokens as they now stand in the cache of the op's layer: (tokens, kv_heads · head_dim),
+    /// or the rows of a latent layer.
     CacheKeys,
-    /// The values of the step's tokens, likewise.
+    /// The values of the step's tokens, likewise. Nothing in a latent layer.
     CacheValues,
 }
 

@@ -91,11 +91,13 @@ impl Executable for Loaded {
             if let Some(layer) = op.written_layer() {
                 let cache = self.interpreter.cache();
                 let heads =
-                    || rows.iter().flat_map(|row| (0..cache.layer(layer).kv_heads).map(|head| (row.slot(), head)));
+                    || rows.iter().flat_map(|row| (0..cache.layer(layer).kv_heads()).map(|head| (row.slot(), head)));
                 let keys: Vec<_> = heads().flat_map(|(slot, head)| narrow(cache.k(layer, slot, head))).collect();
-                let values: Vec<_> = heads().flat_map(|(slot, head)| narrow(cache.v(layer, slot, head))).collect();
                 observer(index, Observed::CacheKeys, &keys);
-                observer(index, Observed::CacheValues, &values);
+                if cache.layer(layer).latent().is_none() {
+                    let values: Vec<_> = heads().flat_map(|(slot, head)| narrow(cache.v(layer, slot, head))).collect();
+                    observer(index, Observed::CacheValues, &values);
+                }
             }
         }
         Ok(&self.result)

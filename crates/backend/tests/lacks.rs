@@ -24,7 +24,7 @@ impl Backend for Lacking {
     }
 
     fn claims(&self) -> Claims {
-        let lacks = &[Feature::AttentionSinks, Feature::PartialRotation];
+        let lacks = &[Feature::AttentionSinks, Feature::PartialRotation, Feature::LatentAttention];
         Claims { lacks, formats: vec![WeightFormat::F32], ..self.0.claims() }
     }
 
@@ -47,6 +47,7 @@ fn models_that_ask_for_more_are_refused_by_name() {
         let expected = match model_type {
             "gpt_oss" => Some(Feature::AttentionSinks),
             "glm4_moe" => Some(Feature::PartialRotation),
+            "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite" => Some(Feature::LatentAttention),
             _ => None,
         };
         assert_eq!(lacking, expected, "{model_type}");
@@ -60,7 +61,8 @@ fn the_suite_leaves_out_what_a_backend_lacks() {
         let cases = cases(claims, false).into_iter().filter(move |case| case.part == part);
         cases.map(|case| case.name).collect::<BTreeSet<_>>()
     };
-    for (part, lacks) in [(Part::Ops, &["with sinks", "rope of the first"]), (Part::Models, &["gpt_oss", "glm4_moe"])] {
+    let ops = &["with sinks", "rope of the first", "latent attention", "matrices of their own"][..];
+    for (part, lacks) in [(Part::Ops, ops), (Part::Models, &["gpt_oss", "glm4_moe", "deepseek"])] {
         let all = names(&Claims { lacks: &[], ..lacking.clone() }, part);
         let (left_out, run): (BTreeSet<_>, BTreeSet<_>) =
             all.into_iter().partition(|name| lacks.iter().any(|&lacks| name.contains(lacks)));

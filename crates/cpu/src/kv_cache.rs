@@ -3,9 +3,12 @@
 //! A block of one layer holds, for each kv head, its keys as (head_dim, block_len) and its values as (block_len,
 //! head_dim), so that one head of one block is contiguous. Keys are transposed so that scores of sixteen positions are
 //! computed lane by lane, without a sum across lanes; both inner dimensions are padded to sixteen with zeros.
+//!
+//! A block of a latent layer holds the rows of its positions, (block_len, latent numbers, then turned ones), each part
+//! padded to sixteen with zeros. Scores and sums read the same rows, so they are not transposed.
 
 use half::f16;
-use plan::{BlockCopy, KvFormat, KvLayer, KvLayout};
+use plan::{BlockCopy, CacheLayer, KvFormat, KvLayer, KvLayout, LatentLayer};
 
 use crate::kernels::linear::Widen;
 use crate::numa;
@@ -27,6 +30,82 @@ impl KvElement for f32 {
 impl KvElement for f16 {
     fn from_f32(value: f32) -> Self {
         f16::from_f32(value)
+    }
+}
+
+/// Where what one layer keeps lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CachePlace {
+    Heads(LayerPlace),
+    Latent(LatentPlace),
+}
+
+impl CachePlace {
+    /// Keys and values of heads.
+    ///
+    /// # Panics
+    /// When it is a latent layer: the verifier checks that no op takes one for the other.
+    pub(crate) fn heads(&self) -> &LayerPlace {
+        match self {
+            Self::Heads(place) => place,
+            Self::Latent(_) => unreachable!("the verifier checks that the layer has heads"),
+        }
+    }
+
+    /// Rows of a latent layer.
+    ///
+    /// # Panics
+    /// When it has heads.
+    pub(crate) fn latent(&self) -> &LatentPlace {
+        match self {
+            Self::Latent(place) => place,
+            Self::Heads(_) => unreachable!("the verifier checks that the layer is latent"),
+        }
+    }
+
+    /// Parts of a block that are contiguous and copied apart: one for each head.
+    pub(crate) fn parts(&self) -> usize {
+        match self {
+            Self::Heads(place) => place.kv_heads,
+            Self::Latent(_) => 1,
+        }
+    }
+
+    /// Where a part of a block lies.
+    fn part(&self, block: u32, part: usize) -> std::ops::Range<usize> {
+        match self {
+            Self::Heads(place) => place.keys(block, part).start..place.values(block, part).end,
+            Self::Latent(place) => place.row(block, 0).start..place.row(block + 1, 0).start,
+        }
+    }
+}
+
+/// Where the rows of a latent layer lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LatentPlace {
+    /// Where its first block begins, in elements.
+    start: usize,
+    /// Latent numbers of a row, and turned ones.
+    pub(crate) dim: usize,
+    pub(crate) rope: usize,
+    pub(crate) block_len: usize,
+}
+
+impl LatentPlace {
+    /// Elements before the turned numbers: the latent ones, padded.
+    pub(crate) fn rope_start(&self) -> usize {
+        self.dim.next_multiple_of(LANES)
+    }
+
+    /// Elements of a row: both parts, padded.
+    pub(crate) fn row_len(&self) -> usize {
+        self.rope_start() + self.rope.next_multiple_of(LANES)
+    }
+
+    /// Where the row at `place` of a block lies.
+    pub(crate) fn row(&self, block: u32, place: usize) -> std::ops::Range<usize> {
+        let start = self.start + (block as usize * self.block_len + place) * self.row_len();
+        start..start + self.row_len()
     }
 }
 
@@ -78,17 +157,26 @@ impl LayerPlace {
 }
 
 /// The places of all layers, and the elements that they take together; `None` when that overflows.
-pub(crate) fn place_layers(layers: &[KvLayer], layout: KvLayout) -> Option<(Vec<LayerPlace>, usize)> {
+pub(crate) fn place_layers(layers: &[CacheLayer], layout: KvLayout) -> Option<(Vec<CachePlace>, usize)> {
+    let KvLayout { block_len, num_blocks, .. } = layout;
     let mut start = 0usize;
     let mut places = Vec::with_capacity(layers.len());
-    for layer in layers {
-        let place =
-            LayerPlace { start, kv_heads: layer.kv_heads, head_dim: layer.head_dim, block_len: layout.block_len };
-        let key_stride = layout.block_len.checked_next_multiple_of(LANES)?;
-        let keys = layer.head_dim.checked_mul(key_stride)?;
-        let values = layer.head_dim.checked_next_multiple_of(LANES)?.checked_mul(layout.block_len)?;
-        let block = keys.checked_add(values)?.checked_mul(layer.kv_heads)?;
-        start = start.checked_add(block.checked_mul(layout.num_blocks)?)?;
+    for &layer in layers {
+        let (place, block) = match layer {
+            CacheLayer::Heads(KvLayer { kv_heads, head_dim }) => {
+                let keys = head_dim.checked_mul(block_len.checked_next_multiple_of(LANES)?)?;
+                let values = head_dim.checked_next_multiple_of(LANES)?.checked_mul(block_len)?;
+                let block = keys.checked_add(values)?.checked_mul(kv_heads)?;
+                (CachePlace::Heads(LayerPlace { start, kv_heads, head_dim, block_len }), block)
+            }
+            CacheLayer::Latent(LatentLayer { dim, rope }) => {
+                let parts = [dim, rope].map(|part| part.checked_next_multiple_of(LANES));
+                let row = parts[0]?.checked_add(parts[1]?)?;
+                let place = LatentPlace { start, dim, rope, block_len };
+                (CachePlace::Latent(place), row.checked_mul(block_len)?)
+            }
+        };
+        start = start.checked_add(block.checked_mul(num_blocks)?)?;
         places.push(place);
     }
     Some((places, start))
@@ -166,20 +254,38 @@ pub(crate) unsafe fn write_token<E: KvElement>(
     }
 }
 
-/// Makes all copies, in order, for one head of one layer.
+/// Writes one token's row at `place` in `block` of a latent layer. What pads the row is never written: it stays zero.
 ///
 /// # Safety
 ///
-/// No other worker touches this head of this layer until the next barrier.
+/// No other worker touches this token's row until the next barrier.
+pub(crate) unsafe fn write_row<E: KvElement>(
+    cache: &SharedSlice<'_, E>,
+    layer: &LatentPlace,
+    (block, place): (u32, usize),
+    (latent, rope): (&[f32], &[f32]),
+) {
+    // SAFETY: this token's row; the caller owes that nobody else is there.
+    let row = unsafe { cache.write(layer.row(block, place)) };
+    let (latent_out, rope_out) = row.split_at_mut(layer.rope_start());
+    for (out, x) in [(latent_out, latent), (rope_out, rope)] {
+        out.iter_mut().zip(x).for_each(|(out, &x)| *out = E::from_f32(x));
+    }
+}
+
+/// Makes all copies, in order, for one part of one layer's blocks.
+///
+/// # Safety
+///
+/// No other worker touches this part of this layer until the next barrier.
 pub(crate) unsafe fn copy_blocks<E: KvElement>(
     cache: &SharedSlice<'_, E>,
-    layer: &LayerPlace,
-    kv_head: usize,
+    layer: &CachePlace,
+    part: usize,
     copies: &[BlockCopy],
 ) {
     for copy in copies.iter().filter(|copy| copy.from != copy.to) {
-        let from = layer.keys(copy.from, kv_head).start..layer.values(copy.from, kv_head).end;
-        let to = layer.keys(copy.to, kv_head).start..layer.values(copy.to, kv_head).end;
+        let (from, to) = (layer.part(copy.from, part), layer.part(copy.to, part));
         // SAFETY: blocks differ, so the ranges do not overlap; the caller owes that nobody else is there.
         unsafe { cache.write(to).copy_from_slice(cache.read(from)) }
     }

@@ -49,7 +49,7 @@ pub use peaks::{Peak, PeakClass, peak, peak_of_format, peaks};
 
 use kernels::quantize::QuantizedBlock;
 use kernels::rope::RopeTable;
-use kv_cache::{KvCache, LayerPlace};
+use kv_cache::{CachePlace, KvCache};
 use packed::Repacking;
 use pool::{Team, Turns, WorkerPanic};
 use profile::Recording;
@@ -172,6 +172,9 @@ impl Backend for CpuBackend {
             | Op::Glu { .. }
             | Op::Add { .. }
             | Op::GatherColumns { .. }
+            | Op::HeadLinear { .. }
+            | Op::LatentWrite { .. }
+            | Op::MlaAttention { .. }
             | Op::SelectOutputs { .. }
             | Op::NormLinear { .. }
             | Op::NormGlu { .. }
@@ -272,7 +275,7 @@ struct CpuExecutable {
     repacking: Repacking,
     vectors: Vec<Vec<f32>>,
     ropes: Vec<RopeTable>,
-    layers: Vec<LayerPlace>,
+    layers: Vec<CachePlace>,
     cache: KvCache,
     team: Team,
     /// By end and shape, ascending.

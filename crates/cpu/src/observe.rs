@@ -9,7 +9,7 @@ use plan::{MemoryPlan, Op, Rows, StepInput};
 
 use crate::CpuExecutable;
 use crate::kernels::linear::Widen;
-use crate::kv_cache::{KvCache, LayerPlace};
+use crate::kv_cache::{CachePlace, KvCache, LayerPlace};
 use crate::program::End;
 use crate::step::RowPlace;
 
@@ -44,19 +44,36 @@ pub(crate) fn replay<'a>(
             observer(index, Observed::CacheKeys, &keys);
             observer(index, Observed::CacheValues, &values);
         }
+        if let Op::LatentWrite { layer, .. } = *op {
+            let (rows, _) = written(&executable.cache, &executable.layers[layer], &executable.rows);
+            observer(index, Observed::CacheKeys, &rows);
+        }
     }
     Ok(executable.result(program, input))
 }
 
-/// Keys and values of `rows` as they lie in the cache, each (rows, kv_heads · head_dim).
-fn written(cache: &KvCache, layer: &LayerPlace, rows: &[RowPlace]) -> (Vec<f32>, Vec<f32>) {
+/// Keys and values of `rows` as they lie in the cache, each (rows, kv_heads · head_dim). Of a latent layer, its rows
+/// and no values.
+fn written(cache: &KvCache, layer: &CachePlace, rows: &[RowPlace]) -> (Vec<f32>, Vec<f32>) {
     match cache {
         KvCache::F32(buffer) => gather(buffer, layer, rows),
         KvCache::F16(buffer) => gather(buffer, layer, rows),
     }
 }
 
-fn gather<E: Widen>(cache: &[E], layer: &LayerPlace, rows: &[RowPlace]) -> (Vec<f32>, Vec<f32>) {
+fn gather<E: Widen>(cache: &[E], layer: &CachePlace, rows: &[RowPlace]) -> (Vec<f32>, Vec<f32>) {
+    match layer {
+        CachePlace::Heads(layer) => gather_heads(cache, layer, rows),
+        CachePlace::Latent(layer) => {
+            let parts = [0..layer.dim, layer.rope_start()..layer.rope_start() + layer.rope];
+            let row = |&RowPlace { slot: (block, place), .. }: &RowPlace| &cache[layer.row(block, place)];
+            let parts = rows.iter().map(row).flat_map(|row| parts.each_ref().map(|part| &row[part.clone()]));
+            (parts.flatten().map(|&element| element.widen()).collect(), vec![])
+        }
+    }
+}
+
+fn gather_heads<E: Widen>(cache: &[E], layer: &LayerPlace, rows: &[RowPlace]) -> (Vec<f32>, Vec<f32>) {
     let mut keys = Vec::with_capacity(rows.len() * layer.kv_heads * layer.head_dim);
     let mut values = Vec::with_capacity(keys.capacity());
     for &RowPlace { slot: (block, place), .. } in rows {

@@ -3,7 +3,7 @@
 use backend::profile::{Cost, CostModel};
 use plan::{KvLayout, StepInput};
 
-use crate::kv_cache::{self, with_elements};
+use crate::kv_cache::{self, CachePlace, with_elements};
 use crate::pool::{Turns, Worker};
 use crate::program::{Place, Work};
 use crate::step::{Scratch, Step};
@@ -17,12 +17,12 @@ impl Work for CopyBlocks {
         if step.input.block_copies.is_empty() {
             return;
         }
-        let heads = step.layers.iter().flat_map(|layer| (0..layer.kv_heads).map(move |head| (layer, head)));
-        let share = worker.share(step.layers.iter().map(|layer| layer.kv_heads).sum());
-        for (layer, head) in heads.skip(share.start).take(share.len()) {
-            // SAFETY: each head of each layer is in one worker's share.
+        let parts = step.layers.iter().flat_map(|layer| (0..layer.parts()).map(move |part| (layer, part)));
+        let share = worker.share(step.layers.iter().map(CachePlace::parts).sum());
+        for (layer, part) in parts.skip(share.start).take(share.len()) {
+            // SAFETY: each part of each layer is in one worker's share.
             with_elements!(&step.kv, cache => unsafe {
-                kv_cache::copy_blocks(cache, layer, head, &step.input.block_copies);
+                kv_cache::copy_blocks(cache, layer, part, &step.input.block_copies);
             });
         }
     }

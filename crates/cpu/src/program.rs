@@ -7,7 +7,7 @@ use backend::profile::{Cost, CostModel};
 use plan::{KvLayout, MemoryPlan, Norm, Op, Plan, Rows, StepInput, StepShape, Value};
 use tensor::Tensor;
 
-use crate::kv_cache::LayerPlace;
+use crate::kv_cache::CachePlace;
 use crate::own_work::{Angles, CopyBlocks};
 use crate::pool::{Turns, Worker};
 use crate::profile::Facts;
@@ -157,7 +157,7 @@ impl From<Norm> for NormRef {
 pub(crate) struct Source<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) weights: &'a [Tensor],
-    pub(crate) layers: &'a [LayerPlace],
+    pub(crate) layers: &'a [CachePlace],
     /// Positions that the cache has room for.
     pub(crate) max_positions: usize,
     pub(crate) threads: usize,
@@ -200,7 +200,9 @@ impl Source<'_> {
         let inputs = self.plan.ops.iter().flat_map(Op::inputs);
         let widest = inputs.map(|value| self.plan.value(value).width).max().unwrap_or(0);
         compiler.rows_start = compiler.shared(shape.tokens.max(shape.outputs) * widest);
-        let partials = self.plan.ops.iter().map(|op| ops::attention::partials_len(&compiler, op)).max().unwrap_or(0);
+        let of_op =
+            |op| ops::attention::partials_len(&compiler, op).max(ops::mla_attention::partials_len(&compiler, op));
+        let partials = self.plan.ops.iter().map(of_op).max().unwrap_or(0);
         compiler.partials = compiler.shared(partials);
         let of_experts = self.plan.ops.iter().map(|op| ops::shared_by_experts(&compiler, op)).max().unwrap_or(0);
         compiler.expert_rows = compiler.shared(of_experts);

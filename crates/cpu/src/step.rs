@@ -13,7 +13,7 @@ use crate::Isa;
 use crate::kernels::quantize::QuantizedBlock;
 use crate::kernels::rms_norm::RmsNorm;
 use crate::kernels::rope::{RopeTable, rotate};
-use crate::kv_cache::{self, LayerPlace, SharedKv, with_elements};
+use crate::kv_cache::{self, CachePlace, SharedKv, with_elements};
 use crate::packed::Packed;
 use crate::pool::Worker;
 use crate::program::{NormRef, Place, Program, WorkerSizes};
@@ -43,7 +43,7 @@ pub(crate) struct Step<'a> {
     pub(crate) ropes: &'a [RopeTable],
     /// Orders of columns.
     pub(crate) orders: &'a [Vec<u32>],
-    pub(crate) layers: &'a [LayerPlace],
+    pub(crate) layers: &'a [CachePlace],
     pub(crate) arena: SharedSlice<'a, f32>,
     pub(crate) quantized: SharedSlice<'a, QuantizedBlock>,
     pub(crate) rounded: SharedSlice<'a, bf16>,
@@ -127,7 +127,15 @@ impl Step<'_> {
     pub(crate) fn kv_write(&self, layer: usize, row: usize, head: usize, k: &[f32], v: &[f32]) {
         // SAFETY: each (row, head) is in one worker's share, and rows have places of their own.
         with_elements!(&self.kv, cache => unsafe {
-            kv_cache::write_token(cache, &self.layers[layer], head, self.rows[row].slot, (k, v));
+            kv_cache::write_token(cache, self.layers[layer].heads(), head, self.rows[row].slot, (k, v));
+        });
+    }
+
+    /// Writes a row of a latent layer to the cache.
+    pub(crate) fn latent_write(&self, layer: usize, row: usize, latent: &[f32], rope: &[f32]) {
+        // SAFETY: each row is in one worker's share, and rows have places of their own.
+        with_elements!(&self.kv, cache => unsafe {
+            kv_cache::write_row(cache, self.layers[layer].latent(), self.rows[row].slot, (latent, rope));
         });
     }
 

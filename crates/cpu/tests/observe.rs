@@ -59,8 +59,13 @@ fn every_result_is_shown_and_is_the_ordinary_step_s() {
             for ((input, (found, logits)), (expected, _)) in steps.iter().zip(&found).zip(&expected) {
                 assert_eq!(ordinary.replay(input).unwrap(), logits, "{model_type}: the ordinary step's logits");
                 assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{model_type}");
-                let writes = |op: &&Op| matches!(op, Op::KvWrite { .. } | Op::RopeKvWrite { .. });
-                assert_eq!(found.len(), plan.values.len() + 2 * plan.ops.iter().filter(writes).count());
+                // Keys and values, or the rows of a latent layer.
+                let written = |op: &Op| match op {
+                    Op::KvWrite { .. } | Op::RopeKvWrite { .. } => 2,
+                    Op::LatentWrite { .. } => 1,
+                    _ => 0,
+                };
+                assert_eq!(found.len(), plan.values.len() + plan.ops.iter().map(written).sum::<usize>());
                 for (at, found) in found {
                     let expected: Vec<_> = expected[at].iter().map(|&x| f64::from(x)).collect();
                     assert_eq!(found.len(), expected.len(), "{model_type}: {at:?}");

@@ -19,6 +19,7 @@ use crate::{
     gguf::{Gguf, GgufTensor, Metadata, nvfp4, vocabulary::GgufVocabulary},
     gguf_names::{self, Architecture, Names},
     gguf_parts::{Parts, name_parts},
+    heads::{self, Half, HeadHalves},
     json,
     limits::{Budget, TENSORS_MAX, at_most},
     quantized::{self, Files, Named, QuantizedWeight, Scheme},
@@ -67,6 +68,8 @@ pub struct Checkpoint {
     quantized: Vec<QuantizedWeight>,
     /// Tensors that hold a matrix or a bias of each expert.
     stacks: Vec<Stack>,
+    /// Halves of the heads of latent attention, of tensors that have both.
+    halves: Vec<HeadHalves>,
     ignored: Vec<String>,
 }
 
@@ -180,6 +183,8 @@ enum Place {
     Quantized(u32),
     /// One of a stack, by its place in their list.
     Expert { stack: u32, expert: u32 },
+    /// One of the heads in a tensor, by the place of its half in their list.
+    Head { halves: u32, head: u32 },
 }
 
 impl Checkpoint {
@@ -303,7 +308,7 @@ impl Checkpoint {
     pub fn order(&self, name: &str) -> Option<&[u32]> {
         let at = self.tensors.binary_search_by(|location| (*location.name).cmp(name)).ok()?;
         match self.tensors.get(at)?.place {
-            Place::File { .. } | Place::Expert { .. } => None,
+            Place::File { .. } | Place::Expert { .. } | Place::Head { .. } => None,
             Place::Quantized(index) => self.quantized.get(index as usize)?.order(),
         }
     }
@@ -329,6 +334,9 @@ impl Checkpoint {
                 Place::Quantized(index) => self.quantized.get(index as usize).map(|weight| self.quantized_info(weight)),
                 Place::Expert { stack, expert } => {
                     self.stacks.get(stack as usize).and_then(|stack| self.expert_info(&location.name, stack, expert))
+                }
+                Place::Head { halves, .. } => {
+                    self.halves.get(halves as usize).and_then(|halves| self.head_info(&location.name, halves))
                 }
             };
             info.expect("locations are made from the tables of these files")
@@ -377,6 +385,9 @@ impl Checkpoint {
         let at = self.tensors.binary_search_by(|location| (*location.name).cmp(name)).map_err(|_| missing())?;
         let place = self.tensors.get(at).ok_or_else(missing)?.place;
         let (source, part) = match place {
+            Place::Head { halves, head } => {
+                return self.read_head(self.halves.get(halves as usize).ok_or_else(missing)?, head as usize);
+            }
             Place::File { file, index } => (Source::File { file, index }, None),
             Place::Quantized(index) => (Source::Quantized(index), None),
             Place::Expert { stack, expert } => {
@@ -403,6 +414,41 @@ impl Checkpoint {
             (Source::File { index, .. }, _, Some((stack, expert))) => file.expert(index, stack, expert),
         };
         Ok((tensor.map_err(|error| error.in_file(&file.name))?, &file.name))
+    }
+
+    /// One half of a head, and the file that an error is about.
+    fn read_head(&self, halves: &HeadHalves, head: usize) -> Result<(Tensor, &str), FormatError> {
+        let missing = || FormatError::MissingTensor { tensor: head.to_string(), found: self.tensors.len() };
+        let of_file = |file: u32| self.files.get(file as usize).ok_or_else(missing);
+        let (tensor, file) = match halves.source {
+            Source::File { file, index } => {
+                let file = of_file(file)?;
+                let name = file.info("", index).map_or_else(String::new, |info| info.source_name);
+                let whole = file.tensor(index, &self.config);
+                (whole.and_then(|whole| halves.of_whole(&name, &whole, head)), file)
+            }
+            Source::Quantized(index) => {
+                let weight = self.quantized.get(index as usize).ok_or_else(missing)?;
+                let format = if halves.half == Half::Keys { halves.keys_format } else { Some(weight.format) };
+                let rows = weight.read_rows(halves.rows(head), format.ok_or_else(missing)?, &self.files.as_slice());
+                (rows.and_then(|rows| halves.finished(&weight.name, rows)), of_file(weight.file)?)
+            }
+        };
+        Ok((tensor.map_err(|error| error.in_file(&file.name))?, &file.name))
+    }
+
+    /// What is known of one half of a head; its file has it as a part of another.
+    fn head_info(&self, name: &str, halves: &HeadHalves) -> Option<TensorInfo> {
+        let whole = match halves.source {
+            Source::File { file, index } => self.files.get(file as usize)?.info(name, index)?,
+            Source::Quantized(index) => self.quantized_info(self.quantized.get(index as usize)?),
+        };
+        let (shape, bytes) = (halves.shape(), halves.bytes(whole.bytes));
+        let (format, exact) = match halves.half {
+            Half::Keys => (halves.keys_format, whole.exact && whole.format == halves.keys_format),
+            Half::Values => (whole.format, whole.exact),
+        };
+        Some(TensorInfo { name: name.into(), shape, bytes, format, exact, ..whole })
     }
 
     fn quantized_info(&self, weight: &QuantizedWeight) -> TensorInfo {
@@ -448,7 +494,7 @@ impl Checkpoint {
         let config = gguf_names::config(&gguf, names, vocabulary.as_ref(), folder.completeness)?;
         let config = Json::from(config);
         let file_len = gguf.iter().map(|part| part.file().len() as u64).sum();
-        let mut locations = Locations::new(file_len, names.experts(&config));
+        let mut locations = Locations::new(file_len, names.experts(&config), &config);
         locations.tensors.reserve(gguf.iter().map(|part| part.tensors().len()).sum());
         let mut ignored = Vec::new();
         for (file, part) in (0..).zip(gguf.iter()) {
@@ -460,9 +506,24 @@ impl Checkpoint {
                 {
                     ignored.push(info.name().into());
                 } else if !is_part {
+                    // Some files have the heads of latent attention together and apart.
+                    let halves = names.halves_of(info.name());
+                    if halves.is_some_and(|halves| halves.iter().all(|half| gguf.tensor_info(half).is_some())) {
+                        ignored.push(info.name().into());
+                        continue;
+                    }
                     let stacked = names.stacked(info.name());
                     if stacked.is_empty() {
-                        locations.add(names.checkpoint_name(info.name()), Place::File { file, index })?;
+                        let name = names.checkpoint_name(info.name());
+                        let format = info.ggml_type().weight_format();
+                        let source = Source::File { file, index };
+                        match names.split_heads(&name) {
+                            None => locations.add(name, Place::File { file, index })?,
+                            Some(of_heads) => {
+                                let format = format.map(heads::keys_format);
+                                locations.add_heads(source, &of_heads, info.name(), &info.shape(), format)?;
+                            }
+                        }
                     }
                     for names in stacked {
                         let stack =
@@ -472,7 +533,7 @@ impl Checkpoint {
                 }
             }
         }
-        let Locations { mut tensors, stacks, .. } = locations;
+        let Locations { mut tensors, stacks, halves, .. } = locations;
         sort_by_name(&mut tensors)?;
         let metadata = gguf.metadata().iter().map(|(key, value)| (shown(key), value.summary())).collect();
         let generation_config = gguf_names::generation_config(vocabulary.as_ref());
@@ -494,6 +555,7 @@ impl Checkpoint {
             tensors,
             quantized: Vec::new(),
             stacks,
+            halves,
             ignored,
         })
     }
@@ -610,6 +672,7 @@ impl Folder<'_> {
             tensors: Vec::new(),
             quantized: Vec::new(),
             stacks: Vec::new(),
+            halves: Vec::new(),
             ignored: Vec::new(),
         };
         checkpoint.index_safetensors(self.architectures)?;
@@ -724,17 +787,24 @@ impl Checkpoint {
             self.ignored.extend(gathered.ignored);
         }
         let file_len = self.weight_bytes().map(|bytes| bytes.len() as u64).sum();
-        let mut locations = Locations::new(file_len, of_model.experts(&self.config));
+        let mut locations = Locations::new(file_len, of_model.experts(&self.config), &self.config);
         locations.tensors.reserve(names.len() + self.quantized.len());
         let files = self.files.as_slice();
         for Named { name, file, index } in names {
+            let weights = self.files.get(file as usize);
+            let info = files.info(file, index);
+            let shape = info.map_or(&[][..], SafetensorsTensor::shape);
+            if let Some(of_heads) = of_model.split_heads(&name) {
+                let format = info.and_then(SafetensorsTensor::weight_format).map(heads::keys_format);
+                let added = locations.add_heads(Source::File { file, index }, &of_heads, &name, shape, format);
+                added.map_err(|error| error.in_file(weights.map_or(CONFIG, |weights| &weights.name)))?;
+                continue;
+            }
             let fused = of_model.fused(&name);
             if fused.is_empty() {
                 locations.add(name, Place::File { file, index })?;
                 continue;
             }
-            let weights = self.files.get(file as usize);
-            let shape = files.info(file, index).map_or(&[][..], SafetensorsTensor::shape);
             for names in fused {
                 let is_transposed = of_model.alternates_experts() && !names.is_bias;
                 let stack = Stack { source: Source::File { file, index }, take: names.take, is_transposed };
@@ -743,6 +813,12 @@ impl Checkpoint {
             }
         }
         for (at, weight) in (0..).zip(&self.quantized) {
+            if let Some(of_heads) = of_model.split_heads(&weight.name) {
+                let (format, _) = weight.nearest_float(&files);
+                let source = Source::Quantized(at);
+                locations.add_heads(source, &of_heads, &weight.source_name, &weight.shape, Some(format))?;
+                continue;
+            }
             let fused = of_model.fused(&weight.name);
             if fused.is_empty() {
                 locations.add(weight.name.clone(), Place::Quantized(at))?;
@@ -752,24 +828,30 @@ impl Checkpoint {
                 locations.add_stack(stack, &names, &weight.source_name, &weight.shape)?;
             }
         }
-        (self.tensors, self.stacks) = (locations.tensors, locations.stacks);
+        (self.tensors, self.stacks, self.halves) = (locations.tensors, locations.stacks, locations.halves);
         sort_by_name(&mut self.tensors)
     }
 }
 
 /// Tensors of a checkpoint while they are listed: bounded, because a small file may have many experts.
-struct Locations {
+struct Locations<'a> {
     tensors: Vec<Location>,
     stacks: Vec<Stack>,
+    halves: Vec<HeadHalves>,
     /// How many experts the model has.
     experts: Option<u64>,
+    config: &'a Json,
     budget: Budget,
 }
 
-impl Locations {
+/// The number in a name, and what an allocation costs beside its bytes.
+const NAME_BYTES: usize = 8 + 16;
+
+impl<'a> Locations<'a> {
     /// For files of so many bytes together.
-    fn new(file_len: u64, experts: Option<u64>) -> Self {
-        Self { tensors: Vec::new(), stacks: Vec::new(), experts, budget: Budget::for_names(file_len) }
+    fn new(file_len: u64, experts: Option<u64>, config: &'a Json) -> Self {
+        let budget = Budget::for_names(file_len);
+        Self { tensors: Vec::new(), stacks: Vec::new(), halves: Vec::new(), experts, config, budget }
     }
 
     fn add(&mut self, name: String, place: Place) -> Result<(), FormatError> {
@@ -780,14 +862,10 @@ impl Locations {
 
     /// Adds each expert of a tensor that has this name and shape in its file.
     fn add_stack(&mut self, stack: Stack, names: &ExpertNames, tensor: &str, shape: &[u64]) -> Result<(), FormatError> {
-        /// The number in a name, and what an allocation costs beside its bytes.
-        const NAME_BYTES: usize = 8 + 16;
-        let experts = stack.experts(names, tensor, shape, self.experts)?;
-        at_most(TENSORS_MAX, experts.saturating_add(self.tensors.len() as u64), &"tensors")?;
-        // Twice: a vector that grows holds its old and new half for a moment.
-        let name_bytes = names.before.len() + names.after.len() + NAME_BYTES;
-        let bytes = (2 * size_of::<Location>() + name_bytes) as u64;
-        self.budget.take_items(experts, bytes, &format_args!("the experts of `{}`", shown(tensor)))?;
+        let heads = || self.config.get("num_attention_heads").and_then(Json::as_u64);
+        let of_model = if names.are_heads { heads() } else { self.experts };
+        let experts = stack.experts(names, tensor, shape, of_model)?;
+        self.take_room(experts, names, tensor)?;
         let at = self.stacks.len() as u32;
         self.stacks.push(stack);
         for (expert, index) in (0..experts).zip(0u32..) {
@@ -795,6 +873,39 @@ impl Locations {
             self.tensors.push(Location { name: names.of(expert).into(), place });
         }
         Ok(())
+    }
+
+    /// Adds both halves of each head of a tensor of latent attention that has this name and shape in its file.
+    /// `keys_format` is what its keys become.
+    fn add_heads(
+        &mut self,
+        source: Source,
+        names: &[ExpertNames; 2],
+        tensor: &str,
+        shape: &[u64],
+        keys_format: Option<WeightFormat>,
+    ) -> Result<(), FormatError> {
+        let both = HeadHalves::both(source, tensor, shape, keys_format, self.config)?;
+        for (halves, names) in both.into_iter().zip(names) {
+            self.take_room(halves.count() as u64, names, tensor)?;
+            let at = self.halves.len() as u32;
+            self.halves.push(halves);
+            for (head, index) in (0..halves.count() as u64).zip(0u32..) {
+                let place = Place::Head { halves: at, head: index };
+                self.tensors.push(Location { name: names.of(head).into(), place });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the memory that so many more tensors need from what the files may have.
+    fn take_room(&mut self, count: u64, names: &ExpertNames, tensor: &str) -> Result<(), FormatError> {
+        at_most(TENSORS_MAX, count.saturating_add(self.tensors.len() as u64), &"tensors")?;
+        // Twice: a vector that grows holds its old and new half for a moment.
+        let name_bytes = names.before.len() + names.after.len() + NAME_BYTES;
+        let bytes = (2 * size_of::<Location>() + name_bytes) as u64;
+        let what = if names.are_heads { "heads" } else { "experts" };
+        self.budget.take_items(count, bytes, &format_args!("the {what} of `{}`", shown(tensor)))
     }
 }
 

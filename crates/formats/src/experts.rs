@@ -57,6 +57,8 @@ pub(crate) struct ExpertNames {
     pub(crate) after: String,
     pub(crate) take: Take,
     pub(crate) is_bias: bool,
+    /// Whether they are the heads of latent attention, which a stack has as it has experts.
+    pub(crate) are_heads: bool,
 }
 
 impl ExpertNames {
@@ -94,7 +96,8 @@ impl Stack {
         shape: &[u64],
         of_model: Option<u64>,
     ) -> Result<u64, FormatError> {
-        let outer = of_model.map_or("experts".into(), |experts| experts.to_string());
+        let outer = if names.are_heads { "heads" } else { "experts" };
+        let outer = of_model.map_or(outer.into(), |count| count.to_string());
         let dims = match (names.is_bias, self.is_transposed) {
             (true, _) => "out",
             (false, false) => "out, in",

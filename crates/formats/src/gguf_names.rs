@@ -57,6 +57,12 @@ const UP_EXPERTS: &str = "ffn_up_exps";
 const DOWN_EXPERTS: &str = "ffn_down_exps";
 const GATE_UP_EXPERTS: &str = "ffn_gate_up_exps";
 
+/// The heads of latent attention, which files have in one tensor each way (`attn_k_b`, `attn_v_b`: stacks, as of
+/// experts), or both ways in one, as checkpoints.
+const KEY_HEADS: &str = "attn_k_b";
+const VALUE_HEADS: &str = "attn_v_b";
+const HEADS: &str = "attn_kv_b";
+
 /// Experts of a layer, in `{architecture}.X`.
 const EXPERT_COUNT: &str = "expert_count";
 /// Layers beyond those of the model that predict further tokens; `block_count` counts them.
@@ -104,6 +110,12 @@ const FACTORS: [(&str, &str); 8] = [
 const FLAGS: [(&str, &str); 2] =
     [("attention.causal", "is_causal"), ("use_parallel_residual", "use_parallel_residual")];
 
+/// Features of a head that are turned.
+const ROPE_DIMS: &str = "rope.dimension_count";
+/// What scores grow by with YaRN's logarithm. Of latent attention it is a factor of its own, and cosines are as they
+/// are.
+const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+
 /// What `rope.freq_base` is when it is not there.
 const ROPE_THETA_DEFAULT: f64 = 10_000.0;
 
@@ -115,16 +127,17 @@ pub struct Architecture {
     /// The class in `architectures` of `config.json`.
     pub class: &'static str,
     /// What `general.architecture` is in its files; files that are written have the first. Where models share a name,
-    /// those of this one have the key `{architecture}.KEY` with a number above 0.
+    /// those of this one have the key `{architecture}.KEY` with a number above 0, or with N where it is `KEY=N`.
     pub names: &'static [(&'static str, Option<&'static str>)],
     /// Metadata: numbers and flags that are copied, `{architecture}.X` to `Y`.
     pub keys: &'static [(&'static str, &'static str)],
     /// Tensors of layer N: `blk.N.X.weight` is `model.layers.N.Y.weight`, and the same for `bias`. An X that ends in
     /// `.weight` or `.bias` is all of it, and Y too: `("attn_sinks.weight", "self_attn.sinks")`.
     pub layer_tensors: &'static [(&'static str, &'static str)],
-    /// Experts of layer N, which GGUF files have in one tensor: expert E of `blk.N.X.weight` is `model.layers.N.Y.weight`
-    /// with E for the `{}` in Y, and the same for `bias`. The tensors X are `ffn_gate_exps`, `ffn_up_exps` and
-    /// `ffn_down_exps`.
+    /// Experts of layer N, which GGUF files have in one tensor: expert E of `blk.N.X.weight` is
+    /// `model.layers.N.Y.weight` with E for the `{}` in Y, and the same for `bias`. The tensors X are `ffn_gate_exps`,
+    /// `ffn_up_exps` and `ffn_down_exps`; and those of the heads of latent attention, `attn_k_b` and `attn_v_b`, which
+    /// files may have in one tensor, too: `attn_kv_b` of `layer_tensors`, `kv_b_proj` in checkpoints.
     pub expert_tensors: &'static [(&'static str, &'static str)],
     /// Whether safetensors that have the experts of a layer in one tensor have them as gpt-oss: outputs of gate and up
     /// alternate, and what is not quantised is transposed. Others have the rows of gate, then those of up.
@@ -187,10 +200,13 @@ impl Names {
             for (_, key) in candidate.names.iter().filter(|(name, _)| *name == found) {
                 match key {
                     None => own = own.or(Some(candidate)),
-                    Some(key) if metadata.u64(&format!("{found}.{key}"))?.is_some_and(|value| value > 0) => {
-                        return Ok(Self { own: Some(candidate), all });
+                    Some(key) => {
+                        let (key, wanted) = key.split_once('=').map_or((*key, None), |(key, n)| (key, Some(n)));
+                        let value = metadata.u64(&format!("{found}.{key}"))?;
+                        if value.is_some_and(|value| wanted.map_or(value > 0, |wanted| wanted == value.to_string())) {
+                            return Ok(Self { own: Some(candidate), all });
+                        }
                     }
-                    Some(_) => {}
                 }
             }
         }
@@ -352,6 +368,25 @@ impl Names {
         self.expert_names(layer, parts, kind)
     }
 
+    /// What the heads in a checkpoint's tensor are called: their keys' halves, and their values'. `None` for a tensor
+    /// that is not both halves of all heads of latent attention.
+    pub(crate) fn split_heads(&self, name: &str) -> Option<[ExpertNames; 2]> {
+        let (layer, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
+        let (_, whole) = self.own?.layer_tensors.iter().find(|(gguf, _)| *gguf == HEADS)?;
+        if rest.strip_suffix(".weight")? != *whole {
+            return None;
+        }
+        let parts = [(KEY_HEADS, Take::All), (VALUE_HEADS, Take::All)];
+        self.expert_names(plain_number(layer)?, &parts, "weight").try_into().ok()
+    }
+
+    /// The GGUF tensors that have the halves of the same heads as this one has together, if it is one that does.
+    pub(crate) fn halves_of(&self, gguf_name: &str) -> Option<[String; 2]> {
+        let (layer, rest) = gguf_name.strip_prefix("blk.")?.split_once('.')?;
+        let is_whole = rest.strip_suffix(".weight") == Some(HEADS) && self.expert_tensor(KEY_HEADS).is_some();
+        is_whole.then(|| [KEY_HEADS, VALUE_HEADS].map(|half| format!("blk.{layer}.{half}.weight")))
+    }
+
     /// Names of the experts of a layer, for each of these GGUF tensors that the model has.
     fn expert_names(&self, layer: u32, parts: &[(&str, Take)], kind: &str) -> Vec<ExpertNames> {
         let names = |&(gguf, take): &(&str, Take)| {
@@ -361,6 +396,7 @@ impl Names {
                 after: format!("{after}.{kind}"),
                 take,
                 is_bias: kind == "bias",
+                are_heads: [KEY_HEADS, VALUE_HEADS].contains(&gguf),
             })
         };
         let found: Option<Vec<_>> = parts.iter().map(names).collect();
@@ -514,8 +550,10 @@ pub(crate) fn config(
     insert(&mut config, "num_attention_heads", heads);
     insert(&mut config, "num_key_value_heads", kv_heads);
     insert(&mut config, "head_dim", head_dim);
-    if let (Some(rope_dims), Some(head_dim)) = (metadata.u64(&key("rope.dimension_count"))?, head_dim)
+    // Latent attention turns a part of its own, whose width is a field.
+    if let (Some(rope_dims), Some(head_dim)) = (metadata.u64(&key(ROPE_DIMS))?, head_dim)
         && rope_dims != head_dim
+        && !names.has_key(ROPE_DIMS)
     {
         config.insert("partial_rotary_factor".into(), json!(rope_dims as f64 / head_dim as f64));
     }
@@ -536,7 +574,7 @@ pub(crate) fn config(
     }
     insert(&mut config, "bos_token_id", vocabulary.and_then(|v| v.bos_token_id));
     insert(&mut config, "eos_token_id", vocabulary.and_then(|v| v.eos_token_id));
-    let mut rope_scaling = rope_scaling(metadata, &key)?;
+    let mut rope_scaling = rope_scaling(metadata, &key, names.has_key(LOG_MULTIPLIER))?;
     if completeness == Completeness::Whole {
         insert(&mut config, "rope_freq_factors", rope_factors(gguf, ROPE_FREQS)?);
         if let Some(scaling) = &mut rope_scaling {
@@ -612,7 +650,11 @@ fn per_layer(metadata: &Metadata, key: &str) -> Result<Option<u64>, FormatError>
 }
 
 /// `rope_scaling` in `config.json`'s form, when the file has one.
-fn rope_scaling(metadata: &Metadata, key: &dyn Fn(&str) -> String) -> Result<Option<Map<String, Json>>, FormatError> {
+fn rope_scaling(
+    metadata: &Metadata,
+    key: &dyn Fn(&str) -> String,
+    is_latent: bool,
+) -> Result<Option<Map<String, Json>>, FormatError> {
     // `rope.scale_linear` is from before `rope.scaling.*` existed.
     let factor = match metadata.f64(&key("rope.scaling.factor"))? {
         None => metadata.f64(&key("rope.scale_linear"))?,
@@ -631,9 +673,10 @@ fn rope_scaling(metadata: &Metadata, key: &dyn Fn(&str) -> String) -> Result<Opt
     insert(&mut scaling, "original_max_position_embeddings", original);
     let attn_factor = metadata.f64(&key("rope.scaling.attn_factor"))?;
     let attention_factor = match rope_type {
+        "yarn" if is_latent => Some(attn_factor.unwrap_or(1.0)),
         // The key multiplies what YaRN gives by itself, which config.json replaces.
         "yarn" => {
-            let log_multiplier = metadata.f64(&key("rope.scaling.yarn_log_multiplier"))?.filter(|&value| value != 0.0);
+            let log_multiplier = metadata.f64(&key(LOG_MULTIPLIER))?.filter(|&value| value != 0.0);
             let grown = |scale: f64| factor.filter(|&factor| factor > 1.0).map_or(1.0, |f| 0.1 * scale * f.ln() + 1.0);
             let own = grown(1.0) / log_multiplier.map_or(1.0, grown);
             let said = attn_factor.is_some_and(|value| value != 1.0) || log_multiplier.is_some();

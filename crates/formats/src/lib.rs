@@ -16,6 +16,7 @@ mod experts;
 pub mod gguf;
 pub mod gguf_names;
 mod gguf_parts;
+mod heads;
 mod imatrix;
 mod json;
 pub mod limits;

@@ -1,7 +1,8 @@
-//! The paged cache on the device: one allocation; of each layer the keys, then the values, each
-//! (blocks, kv_heads, block_len, head_dim).
+//! The paged cache on the device: one allocation; of each layer the keys, then the values, each (blocks, kv_heads,
+//! block_len, head_dim). Of a latent layer there are rows alone, (blocks, block_len, numbers of a row), in the place of
+//! keys.
 
-use plan::{KvLayer, KvLayout};
+use plan::{CacheLayer, KvLayer, KvLayout};
 
 use crate::driver::{Driver, DriverError};
 use crate::launch::Region;
@@ -9,7 +10,7 @@ use crate::launch::Region;
 /// Where the keys of a layer begin, and its values: bulk copies and 16-byte loads are happy with it.
 const ALIGN: u64 = 256;
 
-/// One layer's part of the cache.
+/// One layer's part of the cache. A latent layer has one head, whose keys are the rows, and no values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LayerCache {
     pub(crate) layer: KvLayer,
@@ -25,16 +26,17 @@ pub(crate) struct KvCache {
 
 impl KvCache {
     /// The bytes that the cache takes; `None` where that is beyond all bounds.
-    pub(crate) fn bytes(layers: &[KvLayer], layout: &KvLayout) -> Option<u64> {
-        layers.iter().try_fold(0u64, |bytes, layer| {
-            bytes.checked_add(plane_bytes(layer, layout)?.checked_next_multiple_of(ALIGN)?.checked_mul(2)?)
+    pub(crate) fn bytes(layers: &[CacheLayer], layout: &KvLayout) -> Option<u64> {
+        let mut planes = layers.iter().flat_map(|layer| layer.widths());
+        planes.try_fold(0u64, |bytes, width| {
+            bytes.checked_add(plane_bytes(width, layout)?.checked_next_multiple_of(ALIGN)?)
         })
     }
 
     /// An empty cache, whose size [`KvCache::bytes`] said.
     pub(crate) fn allocate(
         driver: &mut dyn Driver,
-        layers: &[KvLayer],
+        layers: &[CacheLayer],
         layout: KvLayout,
         bytes: u64,
     ) -> Result<Self, DriverError> {
@@ -42,15 +44,18 @@ impl KvCache {
     }
 
     /// The cache that lies in `all`.
-    pub(crate) fn at(all: Region, layers: &[KvLayer], layout: KvLayout) -> Self {
+    pub(crate) fn at(all: Region, layers: &[CacheLayer], layout: KvLayout) -> Self {
         let mut start = 0;
         let layers = layers
             .iter()
             .map(|&layer| {
-                let bytes = plane_bytes(&layer, &layout).expect("`bytes` added them up");
-                let keys = all.part(start, bytes);
-                let values = all.part(start + bytes.next_multiple_of(ALIGN), bytes);
-                start += 2 * bytes.next_multiple_of(ALIGN);
+                let [keys, values] = layer.widths().map(|width| {
+                    let bytes = plane_bytes(width, &layout).expect("`bytes` added them up");
+                    let plane = all.part(start, bytes);
+                    start += bytes.next_multiple_of(ALIGN);
+                    plane
+                });
+                let layer = KvLayer { kv_heads: layer.kv_heads(), head_dim: layer.key_dim() };
                 LayerCache { layer, keys, values }
             })
             .collect();
@@ -65,9 +70,9 @@ impl LayerCache {
     }
 }
 
-/// Bytes of the keys, or of the values, of one layer.
-fn plane_bytes(layer: &KvLayer, layout: &KvLayout) -> Option<u64> {
-    let elements = layer.kv_heads.checked_mul(layer.head_dim)?.checked_mul(layout.block_len)?;
+/// Bytes of the keys, or of the values, of one layer that keeps so many of their numbers of a token.
+fn plane_bytes(width: usize, layout: &KvLayout) -> Option<u64> {
+    let elements = width.checked_mul(layout.block_len)?;
     let elements = elements.checked_mul(layout.num_blocks)?.checked_mul(layout.format.bytes())?;
     u64::try_from(elements).ok()
 }

@@ -36,7 +36,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Footprint, check_load};
+use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Feature, Footprint, check_load};
 use plan::{KvFormat, KvLayout, Op, Plan, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
@@ -430,6 +430,8 @@ impl Backend for GpuBackend {
             }
             // One kernel reads all experts of a stack, at equal distances, and gate and up together.
             Op::ExpertLinear { experts, .. } => are_alike(&formats[..experts.count]),
+            // Refused as a whole: see `claims`.
+            Op::HeadLinear { .. } | Op::LatentWrite { .. } | Op::MlaAttention { .. } => false,
             Op::MoeDown { down, .. } => are_alike(&formats[..down.count]),
             Op::MoeGlu { gate, up, .. } => {
                 let gates = &formats[1..=gate.count];
@@ -480,6 +482,7 @@ impl Backend for GpuBackend {
             attention,
             bit_exact: batch_invariant,
             same_bits: Some(arithmetic),
+            lacks: &[Feature::LatentAttention],
             ..Claims::default()
         }
     }
@@ -531,7 +534,8 @@ impl GpuBackend {
             Op::RopeKvWrite { rope, .. } => Some(plan.ropes[rope].head_dim),
             _ => None,
         });
-        let heads: HashSet<_> = plan.kv_layers.iter().map(|layer| layer.head_dim).chain(rope_heads).collect();
+        let heads: HashSet<_> =
+            plan.kv_layers.iter().filter_map(|layer| Some(layer.heads()?.head_dim)).chain(rope_heads).collect();
         if let Some(head_dim) = heads.into_iter().find(|&head_dim| head_dim > HEAD_DIM_MAX) {
             return refuse(format!("its attention is for heads of up to {HEAD_DIM_MAX} features, not {head_dim}"));
         }

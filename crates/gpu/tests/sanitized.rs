@@ -45,6 +45,9 @@ fn tiny_models_under_the_address_sanitizer() {
             let (textbook, weights) = golden.model();
             let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
             let backend = GpuBackend::simulator_of(dialect, ThreadOrder::Reverse, 1 << 30, GpuOptions::default());
+            if backend.claims().lacking(&plan).is_some() {
+                continue;
+            }
             let mut executable = backend.load(plan, weights, GOLDEN_KV).expect("a tiny model loads");
             let replay = |step: &_| executable.replay(step).map(<[f32]>::to_vec).map_err(|error| error.to_string());
             golden.check_logits(replay).expect("transformers' logits");

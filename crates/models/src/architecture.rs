@@ -18,16 +18,17 @@ pub struct Architecture {
 #[derive(Clone, Copy, Debug)]
 pub struct GgufNames {
     /// What `general.architecture` is in the model's files; files that are written have the first. Where models share a
-    /// name, those of this one have the key `{architecture}.KEY` with a number above 0.
+    /// name, those of this one have the key `{architecture}.KEY` with a number above 0, or with N where it is `KEY=N`.
     pub architectures: &'static [(&'static str, Option<&'static str>)],
     /// Metadata: the key `{architecture}.X`, a number or a flag, is `Y` in config.json.
     pub keys: &'static [(&'static str, &'static str)],
     /// Tensors of layer N: `blk.N.X.weight` is `model.layers.N.Y.weight`, and the same for `bias`. An X that ends in
     /// `.weight` or `.bias` is all of it, and Y too: `("attn_sinks.weight", "self_attn.sinks")`.
     pub layer_tensors: &'static [(&'static str, &'static str)],
-    /// Experts of layer N, which GGUF files have in one tensor: expert E of `blk.N.X.weight` is `model.layers.N.Y.weight`
-    /// with E for the `{}` in Y, and the same for `bias`. The tensors X are `ffn_gate_exps`, `ffn_up_exps` and
-    /// `ffn_down_exps`.
+    /// Experts of layer N, which GGUF files have in one tensor: expert E of `blk.N.X.weight` is
+    /// `model.layers.N.Y.weight` with E for the `{}` in Y, and the same for `bias`. The tensors X are `ffn_gate_exps`,
+    /// `ffn_up_exps` and `ffn_down_exps`; and those of the heads of latent attention, `attn_k_b` and `attn_v_b`, which
+    /// files may have in one tensor, too: `attn_kv_b` of `layer_tensors`, `kv_b_proj` in checkpoints.
     pub expert_tensors: &'static [(&'static str, &'static str)],
     /// Whether safetensors that have the experts of a layer in one tensor have them as gpt-oss: outputs of gate and up
     /// alternate, and what is not quantised is transposed. Others have the rows of gate, then those of up.

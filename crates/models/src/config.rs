@@ -427,7 +427,10 @@ mod tests {
     /// What each architecture says of a configuration, whose heads are those of no default.
     fn build(changes: &Value) -> Vec<Result<plan::Plan, crate::ModelError>> {
         let build = |model_type: &&str| {
-            let mut config = json!({ "num_key_value_heads": null, "head_dim": null, "partial_rotary_factor": 1 });
+            let mut config = json!({
+                "num_key_value_heads": null, "head_dim": null, "partial_rotary_factor": 1, "num_experts_per_tok": 2,
+                "qk_rope_head_dim": 6,
+            });
             for (field, value) in changed(changes).as_object().unwrap() {
                 config[field] = value.clone();
             }
@@ -586,9 +589,17 @@ mod tests {
             ),
         ];
         for (changes, expected) in faults {
-            // One architecture turns a part of each head.
-            let is_taken =
-                |model_type: &str| model_type == "glm4_moe" && changes.get("partial_rotary_factor").is_some();
+            let is_changed = |field: &str| changes.get(field).is_some();
+            // One architecture turns a part of each head, and latent attention has sizes of its own.
+            let is_taken = |model_type: &str| match model_type {
+                "glm4_moe" => is_changed("partial_rotary_factor"),
+                "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite" => {
+                    ["num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim"]
+                        .iter()
+                        .any(|&f| is_changed(f))
+                }
+                _ => false,
+            };
             for (outcome, model_type) in build(&changes).into_iter().zip(crate::SUPPORTED) {
                 if is_taken(model_type) {
                     continue;

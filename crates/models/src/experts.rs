@@ -1,9 +1,9 @@
 //! The mixtures of experts that several architectures share: the fields of `config.json`, and the ops.
 
-use plan::{Activation, BuildError, Graph, RouteWeights, Router, Scores, Value, Weights};
+use plan::{Activation, BuildError, ExpertGroups, Graph, GroupScore, RouteWeights, Router, Scores, Value, Weights};
 
-use crate::ConfigError;
-use crate::config::{Fields, Neutral, WIDTH_MAX, hidden_act, invalid};
+use crate::config::{Decoder, Fields, Mlp, Neutral, WIDTH_MAX, hidden_act, invalid, show};
+use crate::{ConfigError, blocks};
 
 /// The most experts of a layer: above every published model.
 pub(crate) const EXPERTS_MAX: usize = 1 << 12;
@@ -67,6 +67,126 @@ impl Experts {
         let sum = g.combine(down, weights);
         Ok(g.add(x, sum))
     }
+}
+
+/// The second halves of layers of which the first are dense, and the others have experts that are chosen for a token
+/// beside some that every token takes: DeepSeek's, and GLM's after them.
+pub(crate) struct SharedExperts {
+    /// Of the dense layers.
+    mlp: Mlp,
+    /// Whether each layer is dense; those beyond the list are not.
+    dense: Vec<bool>,
+    experts: Experts,
+    /// The experts that every token takes, as one.
+    shared: Mlp,
+    router: Router,
+    /// Whether the router's choice is corrected by `gate.e_score_correction_bias`.
+    is_corrected: bool,
+}
+
+impl SharedExperts {
+    /// Chosen by the sigmoids of their logits plus a correction, among the groups whose two best are best (`noaux_tc`).
+    pub(crate) fn by_sigmoid(fields: &Fields<'_>) -> Result<Self, ConfigError> {
+        fields.one_of("topk_method", &["noaux_tc"], "noaux_tc")?;
+        check_router(fields, "sigmoid", true)?;
+        let normalised = fields.flag("norm_topk_prob")?;
+        let experts = Experts::read(fields, "n_routed_experts", "moe_intermediate_size")?;
+        let router = Router {
+            top_k: experts.top_k,
+            scores: Scores::Sigmoid,
+            correction: None,
+            groups: groups(fields, &experts, GroupScore::SumOfTwo)?,
+            weights: if normalised { RouteWeights::Normalised { eps: 1e-20 } } else { RouteWeights::Scores },
+            scale: fields.positive("routed_scaling_factor")?,
+        };
+        Self::read(fields, experts, router, true)
+    }
+
+    /// Chosen by the softmax over all of them: `greedy`, or among the groups whose best is best
+    /// (`group_limited_greedy`). transformers never normalises their weights.
+    pub(crate) fn by_softmax(fields: &Fields<'_>) -> Result<Self, ConfigError> {
+        let method = fields.one_of("topk_method", &["greedy", "group_limited_greedy"], "greedy")?;
+        check_router(fields, "softmax", true)?;
+        fields.refuse_unless_neutral(&[("norm_topk_prob", Neutral::Flag(false))])?;
+        let experts = Experts::read(fields, "n_routed_experts", "moe_intermediate_size")?;
+        let groups = match method {
+            "greedy" => None,
+            _ => groups(fields, &experts, GroupScore::Largest)?,
+        };
+        let scale = fields.positive("routed_scaling_factor")?;
+        let router = Router { groups, scale, ..experts.softmax_router(false) };
+        Self::read(fields, experts, router, false)
+    }
+
+    fn read(fields: &Fields<'_>, experts: Experts, router: Router, is_corrected: bool) -> Result<Self, ConfigError> {
+        fields.refuse_unless_neutral(&[("moe_layer_freq", Neutral::Number(1.0))])?;
+        let mlp = Mlp::read(fields, false)?;
+        let shared = fields.required("n_shared_experts", 1..=EXPERTS_MAX)?;
+        let dense = match fields.get("mlp_layer_types") {
+            None => vec![true; fields.required("first_k_dense_replace", 0..=WIDTH_MAX)?],
+            Some(types) => layer_types(types)?,
+        };
+        let shared = Mlp { intermediate_size: shared * experts.intermediate_size, ..mlp };
+        Ok(Self { mlp, dense, experts, shared, router, is_corrected })
+    }
+
+    /// A pre-norm layer: x + attention(norm(x)), then what this is, (tokens, hidden_size).
+    pub(crate) fn layer<E: From<BuildError>>(
+        &self,
+        g: &mut Graph,
+        w: &Weights<'_>,
+        decoder: &Decoder,
+        index: usize,
+        x: Value,
+        attention: impl FnOnce(&mut Graph, &Weights<'_>, Value) -> Result<Value, E>,
+    ) -> Result<Value, E> {
+        if self.dense.get(index).copied().unwrap_or(false) {
+            return blocks::pre_norm_layer(g, w, decoder, &self.mlp, x, attention);
+        }
+        let mixture = |g: &mut Graph, x, h| Ok(self.add_to(g, &w.at("mlp"), decoder.hidden_size, [x, h])?);
+        blocks::layer(g, w, decoder, x, attention, mixture)
+    }
+
+    /// x + what the experts make of h, both (tokens, hidden).
+    fn add_to(&self, g: &mut Graph, w: &Weights<'_>, hidden: usize, [x, h]: [Value; 2]) -> Result<Value, BuildError> {
+        let shared = blocks::gated_mlp(g, &w.at("shared_experts"), &self.shared, hidden, h)?;
+        let x = g.add(x, shared);
+        let count = self.experts.count;
+        let correction = self.is_corrected.then(|| w.get("gate.e_score_correction_bias", [count])).transpose()?;
+        let gate = w.linear("gate", count, hidden, false)?;
+        let names = ["gate_proj", "up_proj", "down_proj"];
+        self.experts.add_to(g, w, (gate, Router { correction, ..self.router }), names, hidden, [x, h])
+    }
+}
+
+/// The groups that experts are chosen from, where there is more than one.
+fn groups(fields: &Fields<'_>, experts: &Experts, score: GroupScore) -> Result<Option<ExpertGroups>, ConfigError> {
+    let count = fields.required("n_group", 1..=EXPERTS_MAX)?;
+    let chosen = fields.required("topk_group", 1..=EXPERTS_MAX)?;
+    if count == 1 {
+        return Ok(None);
+    }
+    if !experts.count.is_multiple_of(count) || experts.count < 2 * count {
+        let expected = format!("a divisor of `n_routed_experts`, {}, of groups of two experts or more", experts.count);
+        return Err(invalid("n_group", count, expected));
+    }
+    if chosen > count || experts.top_k > chosen * (experts.count / count) {
+        let expected = format!("at most `n_group`, {count}, and groups enough for {} experts", experts.top_k);
+        return Err(invalid("topk_group", chosen, expected));
+    }
+    Ok(Some(ExpertGroups { count, chosen, score }))
+}
+
+/// Whether each layer is dense, by `mlp_layer_types`.
+fn layer_types(types: &serde_json::Value) -> Result<Vec<bool>, ConfigError> {
+    let field = "mlp_layer_types";
+    let list = types.as_array().ok_or_else(|| invalid(field, show(types), "a list, one for each layer"))?;
+    let is_dense = |(layer, value): (usize, &serde_json::Value)| match value.as_str() {
+        Some("dense") => Ok(true),
+        Some("sparse") => Ok(false),
+        _ => Err(invalid(format!("{field}[{layer}]"), show(value), "dense or sparse")),
+    };
+    list.iter().enumerate().map(is_dense).collect()
 }
 
 /// Refuses a file that says of its router what the architecture does not compute: GGUF files say it in keys that all

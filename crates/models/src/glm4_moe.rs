@@ -2,12 +2,12 @@
 //! groups of them, beside a shared expert; the first layers are dense. A part of each head is turned by its position
 //! (`partial_rotary_factor`), and q and k may be normalised. Reference: the checkpoint's published modelling code.
 
-use plan::{ExpertGroups, Graph, GroupScore, Plan, RouteWeights, Router, Scores, Value, WeightSource, Weights};
+use plan::{Graph, Plan, Value, WeightSource, Weights};
 use serde_json::json;
 
 use crate::architecture::{Architecture, GgufNames, MLP_EXPERTS};
-use crate::config::{Decoder, Fields, HeadSizes, Mlp, WIDTH_MAX, invalid};
-use crate::experts::{EXPERTS_MAX, Experts, check_router};
+use crate::config::{Decoder, Fields, HeadSizes};
+use crate::experts::SharedExperts;
 use crate::rope::Rotary;
 use crate::{ConfigError, ModelError, blocks};
 
@@ -45,15 +45,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 struct Config {
     decoder: Decoder,
     heads: HeadSizes,
-    /// Of the first layers.
-    mlp: Mlp,
-    dense_layers: usize,
-    experts: Experts,
-    /// The expert that every token takes.
-    shared: Mlp,
-    groups: Option<ExpertGroups>,
-    norm_topk_prob: bool,
-    routed_scaling_factor: f32,
+    feed_forward: SharedExperts,
     rotary: Rotary,
     attention_bias: bool,
     use_qk_norm: bool,
@@ -68,45 +60,17 @@ impl Config {
             "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": true, "routed_scaling_factor": 1.0,
         });
         let fields = Fields::with_own(config, &defaults, &["use_qk_norm"])?;
-        check_router(&fields, "sigmoid", true)?;
         let decoder = Decoder::read(&fields)?;
         let heads = HeadSizes::read(&fields, decoder.hidden_size)?;
-        let mlp = Mlp::read(&fields, false)?;
-        let experts = Experts::read(&fields, "n_routed_experts", "moe_intermediate_size")?;
-        let shared = fields.required("n_shared_experts", 1..=EXPERTS_MAX)?;
         Ok(Self {
-            shared: Mlp { intermediate_size: shared * experts.intermediate_size, ..mlp },
-            mlp,
-            dense_layers: fields.required("first_k_dense_replace", 0..=WIDTH_MAX)?,
-            groups: groups(&fields, &experts)?,
-            norm_topk_prob: fields.flag("norm_topk_prob")?,
-            routed_scaling_factor: fields.positive("routed_scaling_factor")?,
+            feed_forward: SharedExperts::by_sigmoid(&fields)?,
             rotary: Rotary::read_partial(&fields, heads.head_dim)?,
             attention_bias: fields.flag("attention_bias")?,
             use_qk_norm: fields.flag("use_qk_norm")?,
-            experts,
             decoder,
             heads,
         })
     }
-}
-
-/// The groups that experts are chosen from, where there is more than one.
-fn groups(fields: &Fields<'_>, experts: &Experts) -> Result<Option<ExpertGroups>, ConfigError> {
-    let count = fields.required("n_group", 1..=EXPERTS_MAX)?;
-    let chosen = fields.required("topk_group", 1..=EXPERTS_MAX)?;
-    if count == 1 {
-        return Ok(None);
-    }
-    if !experts.count.is_multiple_of(count) || experts.count < 2 * count {
-        let expected = format!("a divisor of `n_routed_experts`, {}, of groups of two experts or more", experts.count);
-        return Err(invalid("n_group", count, expected));
-    }
-    if chosen > count || experts.top_k > chosen * (experts.count / count) {
-        let expected = format!("at most `n_group`, {count}, and groups enough for {} experts", experts.top_k);
-        return Err(invalid("topk_group", chosen, expected));
-    }
-    Ok(Some(ExpertGroups { count, chosen, score: GroupScore::SumOfTwo }))
 }
 
 pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Result<Plan, ModelError> {
@@ -114,10 +78,7 @@ pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Res
     Graph::build(ARCHITECTURE.model_type, cfg.rotary.context_len, source, |g, w| {
         blocks::decoder(g, w, &cfg.decoder, |g, w, index, x| {
             let attention = |g: &mut Graph, w: &Weights<'_>, h| attention(g, w, &cfg, h);
-            if index < cfg.dense_layers {
-                return blocks::pre_norm_layer(g, w, &cfg.decoder, &cfg.mlp, x, attention);
-            }
-            blocks::layer(g, w, &cfg.decoder, x, attention, |g, x, h| moe(g, &w.at("mlp"), &cfg, [x, h]))
+            cfg.feed_forward.layer(g, w, &cfg.decoder, index, x, attention)
         })
     })
 }
@@ -136,21 +97,4 @@ fn attention(g: &mut Graph, w: &Weights<'_>, cfg: &Config, x: Value) -> Result<V
     let (q, k) = (g.rope(q, &rotary.rope), g.rope(k, &rotary.rope));
     let o = g.attention(q, k, v, heads.attention(None));
     Ok(g.linear(o, w.linear("o_proj", hidden, q_width, false)?, hidden))
-}
-
-fn moe(g: &mut Graph, w: &Weights<'_>, cfg: &Config, [x, h]: [Value; 2]) -> Result<Value, ModelError> {
-    let Config { experts, decoder, groups, .. } = cfg;
-    let hidden = decoder.hidden_size;
-    let shared = blocks::gated_mlp(g, &w.at("shared_experts"), &cfg.shared, hidden, h)?;
-    let x = g.add(x, shared);
-    let router = Router {
-        top_k: experts.top_k,
-        scores: Scores::Sigmoid,
-        correction: Some(w.get("gate.e_score_correction_bias", [experts.count])?),
-        groups: *groups,
-        weights: if cfg.norm_topk_prob { RouteWeights::Normalised { eps: 1e-20 } } else { RouteWeights::Scores },
-        scale: cfg.routed_scaling_factor,
-    };
-    let gate = w.linear("gate", experts.count, hidden, false)?;
-    Ok(experts.add_to(g, w, (gate, router), ["gate_proj", "up_proj", "down_proj"], hidden, [x, h])?)
 }

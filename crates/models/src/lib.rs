@@ -10,9 +10,13 @@
 mod architecture;
 mod blocks;
 mod config;
+mod deepseek_v2;
+mod deepseek_v3;
 mod experts;
 mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt_oss;
+mod latent;
 mod llama;
 mod mistral;
 mod mixtral;

@@ -32,6 +32,10 @@ type Build = fn(&Value, &dyn WeightSource) -> Result<Plan, ModelError>;
 
 /// Each architecture with its file. The one list of them.
 const ARCHITECTURES: &[(Architecture, Build)] = &[
+    // Before DeepSeek-V3: a GGUF file of that name with GLM's vocabulary is GLM-4.7-Flash's.
+    (crate::glm4_moe_lite::ARCHITECTURE, crate::glm4_moe_lite::plan),
+    (crate::deepseek_v2::ARCHITECTURE, crate::deepseek_v2::plan),
+    (crate::deepseek_v3::ARCHITECTURE, crate::deepseek_v3::plan),
     (crate::glm4_moe::ARCHITECTURE, crate::glm4_moe::plan),
     (crate::gpt_oss::ARCHITECTURE, crate::gpt_oss::plan),
     (crate::llama::ARCHITECTURE, crate::llama::plan),
@@ -112,8 +116,8 @@ mod tests {
         let error = build_plan(&json!({ "model_type": "mamba" }), &AnyShape).unwrap_err().to_string();
         assert_eq!(
             error,
-            "architecture `mamba` is not supported; supported: glm4_moe, gpt_oss, llama, mixtral, mistral, \
-                          qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3"
+            "architecture `mamba` is not supported; supported: glm4_moe_lite, deepseek_v2, deepseek_v3, glm4_moe, gpt_oss, \
+                          llama, mixtral, mistral, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3"
         );
         let error = build_plan(&json!({ "architectures": ["GPT2LMHeadModel"] }), &AnyShape).unwrap_err().to_string();
         assert!(error.starts_with("architecture `GPT2LMHeadModel` is not supported"), "{error}");

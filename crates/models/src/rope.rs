@@ -26,6 +26,9 @@ const NEUTRAL: [(&str, Neutral); 4] = [
 /// A parameter of YaRN and LongRoPE, which transformers does not look at in the other kinds and llama.cpp does.
 const ATTENTION_FACTOR: (&str, Neutral) = ("attention_factor", Neutral::Number(1.0));
 
+/// Where the parameters are: in transformers 5, and before.
+const PARAMETERS: [&str; 2] = ["rope_parameters", "rope_scaling"];
+
 /// What `rope_type` may be; `su` is the older name of `longrope`.
 const KINDS: [&str; 7] = ["default", "linear", "llama3", "yarn", "dynamic", "longrope", "su"];
 
@@ -66,6 +69,27 @@ impl Rotary {
     }
 }
 
+/// What latent attention multiplies its scores by beside 1/√head_dim: the square of what `mscale_all_dim` gives, where
+/// the embedding is stretched and has it (`yarn_apply_mscale` in transformers), or GGUF's `yarn_log_multiplier`, which
+/// is a tenth of it.
+pub(crate) fn score_factor(fields: &Fields<'_>) -> Result<f64, ConfigError> {
+    let empty = Value::Object(Map::new());
+    let path = PARAMETERS.into_iter().find(|path| fields.get(path).is_some_and(Value::is_object));
+    let Some(path) = path else { return Ok(1.0) };
+    let parameters = Fields { config: fields.get(path).unwrap_or(&empty), defaults: &empty, path };
+    let kind = ["rope_type", "type"].into_iter().find_map(|field| parameters.get(field)?.as_str()).unwrap_or("default");
+    if kind == "default" {
+        return Ok(1.0);
+    }
+    let given = |fields: &Fields<'_>, field: &str| match fields.get(field).is_some_and(|x| x.as_f64() != Some(0.0)) {
+        true => fields.positive(field).map(|scale| Some(f64::from(scale))),
+        false => Ok(None),
+    };
+    let of_gguf = given(fields, "yarn_log_multiplier")?.map(|multiplier| 10.0 * multiplier);
+    let Some(scale) = given(&parameters, "mscale_all_dim")?.or(of_gguf) else { return Ok(1.0) };
+    Ok(yarn_attention_factor(parameters.positive("factor")?.into(), scale).powi(2))
+}
+
 /// Reads `rope_parameters` if it is there, otherwise `rope_scaling` beside `rope_theta`, for heads of `head_dim` features of
 /// which the first `dims` are turned. `max_position_embeddings` is that of config.json.
 fn read(
@@ -73,7 +97,7 @@ fn read(
     [head_dim, dims]: [usize; 2],
     max_position_embeddings: usize,
 ) -> Result<Rotary, ConfigError> {
-    let path = ["rope_parameters", "rope_scaling"].into_iter().find(|path| fields.get(path).is_some());
+    let path = PARAMETERS.into_iter().find(|path| fields.get(path).is_some());
     let empty = Value::Object(Map::new());
     let parameters = match path.and_then(|path| Some((path, fields.get(path)?))) {
         None => Fields { config: &empty, defaults: &empty, path: "" },

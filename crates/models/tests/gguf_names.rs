@@ -21,6 +21,7 @@ fn config(architecture: &str, keys: &[(&str, u32)]) -> serde_json::Value {
 #[test]
 fn a_file_is_of_the_model_that_its_keys_tell() {
     let (window, experts) = (("attention.sliding_window", 7), ("expert_count", 8));
+    let sigmoid = ("expert_gating_func", 2);
     for (architecture, keys, model_type, class) in [
         ("llama", &[][..], "llama", json!(["LlamaForCausalLM"])),
         ("llama", &[("attention.sliding_window", 0), ("expert_count", 0)], "llama", json!(["LlamaForCausalLM"])),
@@ -34,13 +35,17 @@ fn a_file_is_of_the_model_that_its_keys_tell() {
         ("qwen2moe", &[experts], "qwen2_moe", json!(["Qwen2MoeForCausalLM"])),
         ("gpt-oss", &[window, experts], "gpt_oss", json!(["GptOssForCausalLM"])),
         ("glm4moe", &[experts], "glm4_moe", json!(["Glm4MoeForCausalLM"])),
+        ("deepseek2", &[experts], "deepseek_v2", json!(["DeepseekV2ForCausalLM"])),
+        ("deepseek2", &[experts, ("expert_gating_func", 1)], "deepseek_v2", json!(["DeepseekV2ForCausalLM"])),
+        ("deepseek2", &[experts, sigmoid], "deepseek_v3", json!(["DeepseekV3ForCausalLM"])),
+        ("deepseek2", &[("vocab_size", 154_880), sigmoid], "glm4_moe_lite", json!(["Glm4MoeLiteForCausalLM"])),
     ] {
         let config = config(architecture, keys);
         assert_eq!((&config["model_type"], &config["architectures"]), (&json!(model_type), &class), "{config}");
         let number = |name| keys.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
         let count = match model_type {
             "qwen2_moe" | "qwen3_moe" => "num_experts",
-            "glm4_moe" => "n_routed_experts",
+            "glm4_moe" | "glm4_moe_lite" | "deepseek_v2" | "deepseek_v3" => "n_routed_experts",
             _ => "num_local_experts",
         };
         assert_eq!(config[count], json!(number("expert_count")), "{config}");
@@ -59,6 +64,7 @@ fn tensors_have_their_names_and_rows_their_order() {
         let written = match model_type {
             "mistral" | "mixtral" => "llama",
             "gpt_oss" => "gpt-oss",
+            "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite" => "deepseek2",
             "glm4_moe" => "glm4moe",
             "qwen2_moe" => "qwen2moe",
             "qwen3_moe" => "qwen3moe",
@@ -73,4 +79,28 @@ fn tensors_have_their_names_and_rows_their_order() {
         assert_eq!(names.checkpoint_name("blk.0.attn_q_norm.weight"), q_norm);
         assert_eq!(names.gguf_name(q_norm).as_deref(), Some("blk.0.attn_q_norm.weight"));
     }
+}
+
+/// Latent attention has widths of its own: keys of a head are not what the cache has, and a part of them is turned.
+#[test]
+fn latent_attention_has_the_sizes_of_its_keys() {
+    let new = [
+        ("attention.head_count", 5),
+        ("attention.head_count_kv", 1),
+        ("attention.key_length", 24),
+        ("attention.value_length", 18),
+        ("attention.key_length_mla", 16),
+        ("attention.value_length_mla", 14),
+        ("attention.kv_lora_rank", 18),
+        ("rope.dimension_count", 6),
+    ];
+    let config_of_new = config("deepseek2", &new);
+    let found = ["qk_head_dim", "v_head_dim", "kv_lora_rank", "qk_rope_head_dim"].map(|field| &config_of_new[field]);
+    assert_eq!(found, [16, 14, 18, 6].map(|n| json!(n)).each_ref());
+    assert_eq!(config_of_new.get("partial_rotary_factor"), None);
+    // Files from before heads shared a row.
+    let old = [("attention.key_length", 16), ("attention.value_length", 14), ("rope.dimension_count", 6)];
+    let config_of_old = config("deepseek2", &old);
+    let found = ["head_dim", "v_head_dim", "qk_rope_head_dim"].map(|field| &config_of_old[field]);
+    assert_eq!(found, [16, 14, 6].map(|n| json!(n)).each_ref());
 }

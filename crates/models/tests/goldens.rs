@@ -47,7 +47,11 @@ fn forms(golden: &Golden) -> (Vec<(&'static str, Arc<Plan>)>, Vec<Tensor>) {
     let fused = Arc::new(fuse((*textbook).clone()));
     let restricted = Arc::new(restrict_outputs((*textbook).clone()));
     let both = Arc::new(fuse((*restricted).clone()));
-    assert!(fused.ops.len() < textbook.ops.len() / 2, "{}: fusion did little:\n{fused}", golden.name);
+    // Latent attention is more ops that stay as they are.
+    let is_latent = textbook.kv_layers.iter().any(|layer| layer.latent().is_some());
+    let share = if is_latent { 2.0 / 3.0 } else { 0.5 };
+    let did_much = (fused.ops.len() as f64) < share * textbook.ops.len() as f64;
+    assert!(did_much, "{}: fusion did little:\n{fused}", golden.name);
     (vec![("textbook", textbook), ("fused", fused), ("restricted", restricted), ("restricted, fused", both)], weights)
 }
 

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use crate::{
-    Activation, Attention, Experts, Kind, KvLayer, Linear, Norm, Op, Plan, Rope, Router, Rows, Value, ValueInfo,
-    WeightId, WeightInfo,
+    Activation, Attention, CacheLayer, Experts, Kind, KvLayer, LatentLayer, Linear, MlaAttention, Norm, Op, Plan, Rope,
+    Router, Rows, Value, ValueInfo, WeightId, WeightInfo,
 };
 
 /// Where shapes come from while a plan is built: a checkpoint's headers, or nothing at all.
@@ -176,7 +176,7 @@ pub struct Graph {
     values: Vec<ValueInfo>,
     ropes: Vec<Rope>,
     orders: Vec<Vec<u32>>,
-    kv_layers: Vec<KvLayer>,
+    kv_layers: Vec<CacheLayer>,
     ops: Vec<Op>,
     taken: Rc<RefCell<Taken>>,
 }
@@ -273,10 +273,31 @@ impl Graph {
     pub fn attention(&mut self, q: Value, k: Value, v: Value, heads: Heads) -> Value {
         let layer = self.kv_layers.len();
         let Heads { heads, kv_heads, head_dim, scale, window, sinks } = heads;
-        self.kv_layers.push(KvLayer { kv_heads, head_dim });
+        self.kv_layers.push(KvLayer { kv_heads, head_dim }.into());
         self.ops.push(Op::KvWrite { layer, k, v });
         let out = self.define_like(q);
         self.ops.push(Op::Attention { q, attention: Attention { layer, heads, scale, window, sinks }, out });
+        out
+    }
+
+    /// Each head of `x`, (rows, heads · in_features), by a matrix of its own: (rows, heads · out_features).
+    pub fn head_linear(&mut self, x: Value, heads: Experts, out_features: usize) -> Value {
+        let out = self.define(self.info(x).rows, heads.count * out_features);
+        self.ops.push(Op::HeadLinear { x, heads, out });
+        out
+    }
+
+    /// Causal attention of queries in the latent space over a new latent cache layer, to which this step's rows,
+    /// `latent` beside `rope`, are appended first: (tokens, heads · dim), in the latent space.
+    pub fn mla_attention(&mut self, q: [Value; 2], [latent, rope]: [Value; 2], heads: LatentHeads) -> Value {
+        let layer = self.kv_layers.len();
+        let [q_latent, q_rope] = q;
+        let row = LatentLayer { dim: self.info(latent).width, rope: self.info(rope).width };
+        self.kv_layers.push(row.into());
+        self.ops.push(Op::LatentWrite { layer, latent, rope });
+        let out = self.define_like(q_latent);
+        let LatentHeads { heads, scale } = heads;
+        self.ops.push(Op::MlaAttention { q_latent, q_rope, attention: MlaAttention { layer, heads, scale }, out });
         out
     }
 
@@ -367,4 +388,13 @@ pub struct Heads {
     pub window: Option<usize>,
     /// A logit for each query head that joins the softmax and has no value: (heads,).
     pub sinks: Option<WeightId>,
+}
+
+/// The heads of a latent attention layer, as a model file gives them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentHeads {
+    /// `num_attention_heads`.
+    pub heads: usize,
+    /// Scores are q·k · scale.
+    pub scale: f32,
 }

@@ -83,7 +83,7 @@ impl Prices<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_plans::{HIDDEN, VOCAB, decoder, mixture};
+    use crate::test_plans::{HIDDEN, VOCAB, decoder, latent, mixture};
     use crate::{Op, fuse};
 
     /// The cost of the first op called `name`, with weights of four bytes an element.
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_fused_op_costs_what_the_ops_cost_that_it_stands_for() {
-        for plan in [decoder(), mixture()] {
+        for plan in [decoder(), mixture(), latent()] {
             check_fused_costs(&plan);
         }
     }

@@ -148,14 +148,17 @@ impl ErrorAnalysis {
         Env::new(&self.plan, input, rows, &weight, values, errors).run(op, |op, env| op.bound(env));
     }
 
-    /// Keys and values of `rows` as they stand in the cache of `layer`, each (rows, kv_heads · head_dim).
+    /// Keys and values of `rows` as they stand in the cache of `layer`, each (rows, kv_heads · head_dim). A latent
+    /// layer has keys alone, (rows, numbers of a row).
     pub fn written(&self, layer: usize, rows: &[RowPlace]) -> (Bounded, Bounded) {
-        let heads = || rows.iter().flat_map(|row| (0..self.cache.layer(layer).kv_heads).map(|head| (row.slot(), head)));
+        let shape = self.cache.layer(layer);
+        let heads = || rows.iter().flat_map(|row| (0..shape.kv_heads()).map(|head| (row.slot(), head)));
         let of = |head: fn(&KvCache, usize, usize, usize) -> &[f64]| {
             let all = |cache: &KvCache| heads().flat_map(|(slot, h)| head(cache, layer, slot, h).to_vec()).collect();
             Bounded::zip(all(&self.cache), all(&self.cache_error))
         };
-        (of(KvCache::k), of(KvCache::v))
+        let values = if shape.latent().is_none() { of(KvCache::v) } else { Bounded::default() };
+        (of(KvCache::k), values)
     }
 
     /// Has `keys` and `values` of `rows` in the cache of `layer`, as they are.

@@ -26,15 +26,15 @@ mod value;
 mod verify;
 mod weight;
 
-pub use build::{AnyShape, BuildError, Graph, Heads, WeightSource, Weights};
-pub use cache::{KvFormat, KvLayer, KvLayout};
+pub use build::{AnyShape, BuildError, Graph, Heads, LatentHeads, WeightSource, Weights};
+pub use cache::{CacheLayer, KvFormat, KvLayer, KvLayout, LatentLayer};
 pub use cost::{Cost, StepCost};
 pub use hidden::hidden_states;
 pub use memory::{MemoryError, MemoryPlan};
 pub use op::Op;
 pub use ops::{
-    Activation, Attention, ExpertGroups, Experts, GroupScore, Linear, Norm, Rope, RopeScaling, RouteWeights, Router,
-    Scores, WrittenOut,
+    Activation, Attention, ExpertGroups, Experts, GroupScore, Linear, MlaAttention, Norm, Rope, RopeScaling,
+    RouteWeights, Router, Scores, WrittenOut,
 };
 pub use passes::{fuse, restrict_outputs};
 pub use plan::Plan;

@@ -4,10 +4,13 @@
 use crate::cost::Prices;
 use crate::ops::{
     AddOp, AttentionOp, Cache, CombineOp, Definition, EmbedOp, ExpertLinearOp, GateRowsOp, GatherColumnsOp, GluOp,
-    KvWriteOp, LinearOp, LinearResidualOp, LogitsOp, Meaning, MoeDownOp, MoeGluOp, MoeRouteOp, NormGluOp, NormLinearOp,
-    RmsNormOp, RopeKvWriteOp, RopeOp, RouteOp, SelectOutputsOp, WrittenOut,
+    HeadLinearOp, KvWriteOp, LatentWriteOp, LinearOp, LinearResidualOp, LogitsOp, Meaning, MlaAttentionOp, MoeDownOp,
+    MoeGluOp, MoeRouteOp, NormGluOp, NormLinearOp, RmsNormOp, RopeKvWriteOp, RopeOp, RouteOp, SelectOutputsOp,
+    WrittenOut,
 };
-use crate::{Activation, Attention, Experts, KvFormat, Linear, Norm, Plan, Router, StepCost, Value, WeightId};
+use crate::{
+    Activation, Attention, Experts, KvFormat, Linear, MlaAttention, Norm, Plan, Router, StepCost, Value, WeightId,
+};
 
 /// One op. The first group is what model files write; the second is what passes make of it, each with the meaning of
 /// the ops it replaces.
@@ -63,6 +66,36 @@ pub enum Op {
         /// Layer, heads, scale and window.
         attention: Attention,
         /// (tokens, heads · head_dim).
+        out: Value,
+    },
+    /// `out[t][h] = x[t][h] · W[h]ᵀ`: each head of a row by a matrix of its own, side by side.
+    HeadLinear {
+        /// (rows, heads · in_features).
+        x: Value,
+        /// A projection for each head.
+        heads: Experts,
+        /// (rows, heads · out_features).
+        out: Value,
+    },
+    /// Appends each token's row to the cache of `layer`, a latent one, at the token's position.
+    LatentWrite {
+        /// An index into [`Plan::kv_layers`].
+        layer: usize,
+        /// (tokens, dim).
+        latent: Value,
+        /// (tokens, rope), turned by the token's position.
+        rope: Value,
+    },
+    /// Causal attention over a latent cache, which holds this step's own rows already: the key of every head is a whole
+    /// row, its value the latent numbers of it.
+    MlaAttention {
+        /// (tokens, heads · dim), in the latent space.
+        q_latent: Value,
+        /// (tokens, heads · rope), turned by the token's position.
+        q_rope: Value,
+        /// Layer, heads and scale.
+        attention: MlaAttention,
+        /// (tokens, heads · dim), in the latent space.
         out: Value,
     },
     /// out = activation(gate) · up, element by element.
@@ -267,6 +300,11 @@ impl Op {
             Self::Rope { x, rope, out } => visit(&RopeOp { x, rope, out }),
             Self::KvWrite { layer, k, v } => visit(&KvWriteOp { layer, k, v }),
             Self::Attention { q, attention, out } => visit(&AttentionOp { q, attention, out }),
+            Self::HeadLinear { x, heads, out } => visit(&HeadLinearOp { x, heads, out }),
+            Self::LatentWrite { layer, latent, rope } => visit(&LatentWriteOp { layer, latent, rope }),
+            Self::MlaAttention { q_latent, q_rope, attention, out } => {
+                visit(&MlaAttentionOp { q_latent, q_rope, attention, out })
+            }
             Self::Glu { gate, up, activation, out } => visit(&GluOp { gate, up, activation, out }),
             Self::Add { a, b, out } => visit(&AddOp { a, b, out }),
             Self::GatherColumns { x, order, out } => visit(&GatherColumnsOp { x, order, out }),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{KvFormat, KvLayer, Op, Rope, Value, ValueInfo, WeightId, WeightInfo};
+use crate::{CacheLayer, KvFormat, Op, Rope, Value, ValueInfo, WeightId, WeightInfo};
 
 /// What a model computes in one step: ops in execution order, and the tables that they index.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,7 +18,7 @@ pub struct Plan {
     /// Orders of columns: [`Op::GatherColumns`].
     pub orders: Vec<Vec<u32>>,
     /// The cache of each attention layer.
-    pub kv_layers: Vec<KvLayer>,
+    pub kv_layers: Vec<CacheLayer>,
     /// In execution order.
     pub ops: Vec<Op>,
     /// The result: (outputs, vocab_size).

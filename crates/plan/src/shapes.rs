@@ -1,6 +1,6 @@
 //! Checks of shapes that ops share, with the words in which a mismatch is reported.
 
-use crate::{Linear, Norm, Plan, Rows, Value, ValueInfo, WeightId};
+use crate::{KvLayer, LatentLayer, Linear, Norm, Plan, Rows, Value, ValueInfo, WeightId};
 
 /// A fault without its place, which [`verify`](crate::verify()) adds.
 pub(crate) type Checked<T = ()> = Result<T, String>;
@@ -45,9 +45,21 @@ impl Shapes<'_> {
         Err(format!("`{what}` ({value}) has width {}, expected a multiple of head_dim {head_dim}", self.width(value)))
     }
 
+    /// The heads whose keys and values `layer` keeps.
+    pub(crate) fn kv_layer(&self, layer: usize) -> Checked<KvLayer> {
+        self.plan.kv_layers[layer].heads().ok_or_else(|| format!("cache layer {layer} has latent rows, expected heads"))
+    }
+
+    /// The row that `layer` keeps.
+    pub(crate) fn latent_layer(&self, layer: usize) -> Checked<LatentLayer> {
+        self.plan.kv_layers[layer]
+            .latent()
+            .ok_or_else(|| format!("cache layer {layer} has heads, expected latent rows"))
+    }
+
     /// `k` and `v` are rows of the cache of `layer`, one for each token.
     pub(crate) fn cache_rows(&self, layer: usize, k: Value, v: Value) -> Checked {
-        let expected = self.plan.kv_layers[layer].width();
+        let expected = self.kv_layer(layer)?.width();
         for (what, value) in [("k", k), ("v", v)] {
             self.rows(what, value, Rows::Tokens)?;
             self.width_is(what, value, expected)?;

@@ -1,8 +1,8 @@
 //! Small plans for the tests of this crate.
 
 use crate::{
-    Activation, AnyShape, BuildError, ExpertGroups, Graph, GroupScore, Heads, Linear, Plan, Rope, RopeScaling,
-    RouteWeights, Router, Scores, Value, WeightSource, Weights,
+    Activation, AnyShape, BuildError, ExpertGroups, Graph, GroupScore, Heads, LatentHeads, Linear, Plan, Rope,
+    RopeScaling, RouteWeights, Router, Scores, Value, WeightSource, Weights,
 };
 
 pub(crate) const HIDDEN: usize = 12;
@@ -76,6 +76,45 @@ pub(crate) fn mixture() -> Plan {
             shared = g.add(shared, down);
         }
         let x = experts(g, &w.at("1"), [shared, h], router, true)?;
+        let x = g.rms_norm(x, w.norm("norm", HIDDEN, 1e-6)?);
+        let x = g.select_outputs(x);
+        Ok(g.linear(x, Linear { weight: embed_tokens, bias: None }, VOCAB))
+    })
+}
+
+/// Latent attention in one layer: three heads, keys of 2 and 4 features, values of 5.
+pub(crate) fn latent() -> Plan {
+    const COUNT: usize = 3;
+    const NOPE: usize = 2;
+    const ROPE: usize = 4;
+    const VALUE: usize = 5;
+    const RANK: usize = 6;
+    let names = |name: &'static str| move |head: usize| format!("{name}.{head}");
+    plan_of(|g, w| {
+        let embed_tokens = w.get("embed_tokens.weight", [VOCAB, HIDDEN])?;
+        let x = g.embed(embed_tokens, HIDDEN);
+        let h = g.rms_norm(x, w.norm("input_layernorm", HIDDEN, 1e-6)?);
+        let q_width = COUNT * (NOPE + ROPE);
+        let q = g.linear(h, w.linear("q_proj", q_width, HIDDEN, false)?, q_width);
+        let kv = g.linear(h, w.linear("kv_a_proj", RANK + ROPE, HIDDEN, false)?, RANK + ROPE);
+        let of_heads = |columns: std::ops::Range<usize>| {
+            (0..COUNT).flat_map(move |head| columns.clone().map(move |column| head * (NOPE + ROPE) + column))
+        };
+        let mut columns =
+            |x, columns: Vec<usize>| g.gather_columns(x, columns.into_iter().map(|column| column as u32).collect());
+        let q_nope = columns(q, of_heads(0..NOPE).collect());
+        let q_rope = columns(q, of_heads(NOPE..NOPE + ROPE).collect());
+        let latent = columns(kv, (0..RANK).collect());
+        let k_rope = columns(kv, (RANK..RANK + ROPE).collect());
+        let scaling = RopeScaling::None;
+        let rope = Rope { head_dim: ROPE, dims: ROPE, theta: 100.0, scaling, attention_factor: 1.0 };
+        let latent = g.rms_norm(latent, w.norm("kv_a_layernorm", RANK, 1e-6)?);
+        let (q_rope, k_rope) = (g.rope(q_rope, &rope), g.rope(k_rope, &rope));
+        let q_latent = g.head_linear(q_nope, w.experts(names("k_b_proj"), COUNT, [RANK, NOPE], false)?, RANK);
+        let o = g.mla_attention([q_latent, q_rope], [latent, k_rope], LatentHeads { heads: COUNT, scale: 0.5 });
+        let o = g.head_linear(o, w.experts(names("v_b_proj"), COUNT, [VALUE, RANK], false)?, VALUE);
+        let o = g.linear(o, w.linear("o_proj", HIDDEN, COUNT * VALUE, false)?, HIDDEN);
+        let x = g.add(x, o);
         let x = g.rms_norm(x, w.norm("norm", HIDDEN, 1e-6)?);
         let x = g.select_outputs(x);
         Ok(g.linear(x, Linear { weight: embed_tokens, bias: None }, VOCAB))

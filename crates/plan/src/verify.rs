@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::ops::{Cache, Operands};
 use crate::shapes::{Checked, Shapes, show};
-use crate::{Kind, Plan, Rope, RopeScaling, Rows, ValueInfo};
+use crate::{CacheLayer, Kind, KvLayer, LatentLayer, Plan, Rope, RopeScaling, Rows, ValueInfo};
 
 /// What is wrong with a plan: always a bug of a model file or a pass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -90,9 +90,16 @@ fn check_tables(plan: &Plan) -> Checked {
             return Err(format!("rope {index} has {} factors for {} pairs", factors.len(), rope.dims / 2));
         }
     }
-    match plan.kv_layers.iter().position(|layer| layer.kv_heads == 0 || layer.head_dim == 0) {
+    match plan.kv_layers.iter().position(|layer| is_empty(*layer)) {
         Some(layer) => Err(format!("cache layer {layer} is empty: {:?}", plan.kv_layers[layer])),
         None => Ok(()),
+    }
+}
+
+fn is_empty(layer: CacheLayer) -> bool {
+    match layer {
+        CacheLayer::Heads(KvLayer { kv_heads, head_dim }) => kv_heads == 0 || head_dim == 0,
+        CacheLayer::Latent(LatentLayer { dim, rope }) => dim == 0 || rope == 0,
     }
 }
 
@@ -185,8 +192,8 @@ fn check_ends(plan: &Plan, seen: &Seen) -> Checked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_plans::{HIDDEN, VOCAB, decoder};
-    use crate::{KvLayer, Op, RopeScaling, Value, ValueInfo, WeightId, fuse};
+    use crate::test_plans::{HIDDEN, VOCAB, decoder, latent};
+    use crate::{Op, RopeScaling, Value, ValueInfo, WeightId, fuse};
 
     type Fault = fn(&mut Plan);
 
@@ -232,8 +239,12 @@ mod tests {
                     p.ropes[0].attention_factor = f32::NAN;
                 }),
                 ("rope 0 has 1 factors for 2 pairs", |p| p.ropes[0].scaling = RopeScaling::Factors(vec![1.0])),
-                ("cache layer 1 is empty", |p| p.kv_layers[1].kv_heads = 0),
-                ("cache layer 2 is never written", |p| p.kv_layers.push(KvLayer { kv_heads: 1, head_dim: 4 })),
+                ("cache layer 1 is empty", |p| {
+                    p.kv_layers[1] = KvLayer { kv_heads: 0, head_dim: 4 }.into();
+                }),
+                ("cache layer 2 is never written", |p| {
+                    p.kv_layers.push(KvLayer { kv_heads: 1, head_dim: 4 }.into());
+                }),
                 ("value v38 is never defined", |p| p.values.push(ValueInfo::activations(Rows::Tokens, 1))),
                 ("value v38 is never used", |p| {
                     let out = Value(p.values.len() as u32);
@@ -300,9 +311,11 @@ mod tests {
                     p.ropes[0].head_dim = 6;
                     p.ropes[0].scaling = RopeScaling::None;
                 }),
-                ("`kv_write`: `k` (v8) is (tokens, 4), expected (tokens, 8)", |p| p.kv_layers[0].kv_heads = 2),
+                ("`kv_write`: `k` (v8) is (tokens, 4), expected (tokens, 8)", |p| {
+                    p.kv_layers[0] = KvLayer { kv_heads: 2, head_dim: 4 }.into();
+                }),
                 ("`attention`: 3 heads do not divide over 2 key/value heads", |p| {
-                    p.kv_layers[0] = KvLayer { kv_heads: 2, head_dim: 2 };
+                    p.kv_layers[0] = KvLayer { kv_heads: 2, head_dim: 2 }.into();
                     match op(p, "attention") {
                         Op::Attention { attention, .. } => attention.heads = 3,
                         _ => unreachable!(),
@@ -329,6 +342,46 @@ mod tests {
     }
 
     #[test]
+    fn each_fault_in_the_shapes_of_latent_attention_is_named() {
+        check(
+            &latent(),
+            &[
+                ("cache layer 0 is empty", |p| p.kv_layers[0] = LatentLayer { dim: 6, rope: 0 }.into()),
+                ("`latent_write`: `latent` (v8) is (tokens, 6), expected (tokens, 5)", |p| {
+                    p.kv_layers[0] = LatentLayer { dim: 5, rope: 4 }.into();
+                }),
+                ("`latent_write`: `rope` (v10) is (tokens, 4), expected (tokens, 3)", |p| {
+                    p.kv_layers[0] = LatentLayer { dim: 6, rope: 3 }.into();
+                }),
+                ("`latent_write`: cache layer 0 has heads, expected latent rows", |p| {
+                    p.kv_layers[0] = KvLayer { kv_heads: 1, head_dim: 10 }.into();
+                }),
+                ("`mla_attention`: `q_latent` (v11) is (tokens, 18), expected (tokens, 12)", |p| {
+                    match op(p, "mla_attention") {
+                        Op::MlaAttention { attention, .. } => attention.heads = 2,
+                        _ => unreachable!(),
+                    }
+                }),
+                ("`head_linear`: `x` (v4) has width 6, expected a multiple of 4 heads", |p| {
+                    match op(p, "head_linear") {
+                        Op::HeadLinear { heads, .. } => heads.count = 4,
+                        _ => unreachable!(),
+                    }
+                }),
+                ("`head_linear`: weight `k_b_proj.1.weight` has shape [6, 3], expected [6, 2]", |p| {
+                    p.weights.iter_mut().find(|w| w.name == "k_b_proj.1.weight").unwrap().shape = vec![6, 3];
+                }),
+            ],
+        );
+        check(
+            &decoder(),
+            &[("`kv_write`: cache layer 0 has latent rows, expected heads", |p| {
+                p.kv_layers[0] = LatentLayer { dim: 2, rope: 2 }.into();
+            })],
+        );
+    }
+
+    #[test]
     fn each_fault_in_the_shapes_of_fused_ops_is_named() {
         check(
             &fuse(decoder()),
@@ -344,7 +397,7 @@ mod tests {
                     p.weights[4].shape = vec![5, HIDDEN];
                 }),
                 ("`rope_kv_write`: rope 0 is for heads of 4, cache layer 0 has 2", |p| {
-                    p.kv_layers[0] = KvLayer { kv_heads: 2, head_dim: 2 };
+                    p.kv_layers[0] = KvLayer { kv_heads: 2, head_dim: 2 }.into();
                 }),
                 ("`rope_kv_write`: weight `0.k_norm.weight` has shape [8], expected [4]", |p| {
                     p.weights.iter_mut().find(|w| w.name == "0.k_norm.weight").unwrap().shape = vec![8];

@@ -139,8 +139,19 @@ fn tiny_config(model_type: &str, rng: &mut Rng, format: WeightFormat) -> Value {
         }
     }
     // The others' random weights are those that they had before there were mixtures: tests know their texts.
-    if !["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "glm4_moe"].contains(&model_type) {
+    let latent = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"];
+    let mixtures = ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "glm4_moe"];
+    if !mixtures.iter().chain(&latent).any(|&known| known == model_type) {
         return config;
+    }
+    if latent.contains(&model_type) {
+        // Heads whose parts differ in width; each matrix of them has rows of whole blocks.
+        config["num_key_value_heads"] = json!(heads);
+        config["qk_nope_head_dim"] = json!(if block == 1 { rng.pick(&[5, 8, 12]) } else { block });
+        config["qk_rope_head_dim"] = json!(rng.pick(&[4, 6, 10]));
+        config["v_head_dim"] = json!(if block == 1 { rng.pick(&[7, 16, 18]) } else { head_dim });
+        config["kv_lora_rank"] = json!(if block == 1 { 13 + rng.below(20) } else { block });
+        config["q_lora_rank"] = json!(rng.pick(&[None, Some(if block == 1 { 21 } else { block })]));
     }
     let inner = match block {
         1 => 9 + rng.below(12),
@@ -162,7 +173,7 @@ fn tiny_config(model_type: &str, rng: &mut Rng, format: WeightFormat) -> Value {
                 "original_max_position_embeddings": 32,
             });
         }
-        "glm4_moe" => {
+        "glm4_moe" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite" => {
             let (experts, groups) = rng.pick(&[(8, (1, 1)), (8, (4, 2)), (9, (3, 2))]);
             config["n_routed_experts"] = json!(experts);
             config["num_experts_per_tok"] = json!(rng.pick(&[1, 2, 4]));
@@ -171,6 +182,19 @@ fn tiny_config(model_type: &str, rng: &mut Rng, format: WeightFormat) -> Value {
             config["n_shared_experts"] = json!(1 + rng.below(2));
             config["routed_scaling_factor"] = json!(1.8);
             config["attention_bias"] = json!(true);
+            if latent.contains(&model_type) {
+                config["first_k_dense_replace"] = json!(1);
+                if model_type == "deepseek_v2" && groups.0 > 1 {
+                    config["topk_method"] = json!("group_limited_greedy");
+                }
+                if rng.below(2) == 0 {
+                    config["rope_scaling"] = json!({
+                        "rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 0.707,
+                        "mscale_all_dim": 0.707, "original_max_position_embeddings": 32,
+                    });
+                }
+                return config;
+            }
             config["use_qk_norm"] = json!(rng.below(2) == 0);
             // At least a pair, and whole pairs.
             config["partial_rotary_factor"] = json!(head_dim.div_ceil(4) as f64 * 2.0 / head_dim as f64);

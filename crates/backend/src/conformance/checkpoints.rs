@@ -274,7 +274,8 @@ fn choices(
 
 /// How often [`compare`] calls `on_op`.
 pub fn num_ops(device: &Side<'_>, other: &Side<'_>, work: &Work) -> usize {
-    let shown = |plan: &Plan| plan.values.len() + 2 * plan.kv_layers.len();
+    let planes = |layer: &plan::CacheLayer| layer.widths().iter().filter(|&&width| width > 0).count();
+    let shown = |plan: &Plan| plan.values.len() + plan.kv_layers.iter().map(planes).sum::<usize>();
     let in_place = if other.backend.device().name == ReferenceBackend::NAME { device.plan.ops.len() } else { 0 };
     work.steps.len() * (shown(&device.plan) + shown(&other.plan) + in_place)
 }
@@ -347,9 +348,10 @@ fn places(plan: &Plan, other: &Plan) -> BTreeMap<Key, (Place, Elsewhere)> {
         if let Some(kv_layer) = op.written_layer()
             && let Some(writer) = writer(kv_layer)
         {
-            let heads = plan.kv_layers[kv_layer];
-            for (what, name) in [(Observed::CacheKeys, "keys"), (Observed::CacheValues, "values")] {
-                let place = place(Some(name.to_owned()), heads.width());
+            let planes = [(Observed::CacheKeys, "keys"), (Observed::CacheValues, "values")];
+            let widths = plan.kv_layers[kv_layer].widths();
+            for ((what, name), width) in planes.into_iter().zip(widths).filter(|&(_, width)| width > 0) {
+                let place = place(Some(name.to_owned()), width);
                 places.insert((index, what), (place, Elsewhere::Same((writer, what))));
             }
         }
@@ -493,7 +495,10 @@ fn check_in_place(
             let [key, value] = [Observed::CacheKeys, Observed::CacheValues].map(|what| (index, what));
             hold(key, &keys);
             hold(value, &cached_values);
-            if let (Some(keys), Some(values)) = (found.get(&key), found.get(&value)) {
+            // A latent layer has rows, which are shown as keys, and no values beside them.
+            let none = vec![];
+            let values = found.get(&value).or(plan.kv_layers[layer].latent().map(|_| &none));
+            if let (Some(keys), Some(values)) = (found.get(&key), values) {
                 analysis.overwrite(layer, &wide(keys), &wide(values), &rows);
             }
         }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use plan::{
-    Activation, AnyShape, BuildError, ExpertGroups, Graph, GroupScore, Heads, KvLayout, Plan, Rope, RopeScaling,
-    RouteWeights, Router, Scores, StepInput, Value, Weights, fuse, verify,
+    Activation, AnyShape, BuildError, ExpertGroups, Graph, GroupScore, Heads, KvLayout, LatentHeads, Plan, Rope,
+    RopeScaling, RouteWeights, Router, Scores, StepInput, Value, Weights, fuse, verify,
 };
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 use testing::tolerance::Bounded;
@@ -336,6 +336,18 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             }),
         );
     }
+    for (index, (heads, n)) in [(1, 1), (3, 16), (5, 33), (20, 3)].into_iter().enumerate() {
+        let k = in_widths[index % in_widths.len()];
+        push(
+            format!("{heads} heads with matrices of their own, {k} by {n}"),
+            if index == 1 && k <= 64 { TALL } else { SHORT },
+            Arc::new(move |g, w| {
+                let x = input(g, w, "x", heads * n, heads * k)?;
+                let y = g.head_linear(x, w.experts(|head| format!("heads.{head}"), heads, [n, k], false)?, n);
+                Ok(g.select_outputs(y))
+            }),
+        );
+    }
     cases
 }
 
@@ -433,8 +445,25 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
             Arc::new(move |g, w| attention_case(g, w, shape, Some(&rope), norms)),
         );
     }
+    for (index, (heads, dim, rope)) in LATENT_HEADS.into_iter().enumerate() {
+        push(
+            format!("latent attention of {heads} heads over rows of {dim} and {rope}"),
+            if index == 1 { LONG } else { CACHED },
+            Arc::new(move |g, w| {
+                let out = heads * dim;
+                let q = [input(g, w, "q_latent", out, out)?, input(g, w, "q_rope", out, heads * rope)?];
+                let row = [input(g, w, "latent", out, dim)?, input(g, w, "rope", out, rope)?];
+                let scale = 1.0 / ((dim + rope) as f32).sqrt();
+                let y = g.mla_attention(q, row, LatentHeads { heads, scale });
+                Ok(g.select_outputs(y))
+            }),
+        );
+    }
     cases
 }
+
+/// Heads, latent numbers, and turned ones.
+const LATENT_HEADS: [(usize, usize, usize); 5] = [(1, 1, 2), (3, 18, 6), (20, 64, 16), (5, 33, 10), (33, 16, 4)];
 
 /// A router and what it chooses among.
 #[derive(Clone, Copy)]

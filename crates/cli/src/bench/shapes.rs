@@ -113,7 +113,8 @@ impl MatrixFormats {
             Self::Int4 => row_len.is_multiple_of(Self::INT4_GROUP).then_some(WeightFormat::Q4_0),
             Self::Mix(mix) => mix.format_of_rows(&names.gguf_tensor(&weight.name).unwrap_or_default(), model, row_len),
             Self::ExpertsIn(format) => {
-                let of_expert = names.gguf_expert(&weight.name).is_some();
+                // The heads of latent attention are a stack, too.
+                let of_expert = names.gguf_expert(&weight.name).is_some_and(|(name, _)| name.contains("_exps."));
                 let format = if of_expert { format } else { WeightFormat::BF16 };
                 row_len.is_multiple_of(format.block_len()).then_some(format)
             }
@@ -265,6 +266,8 @@ mod tests {
             ("gpt-oss-20b", 20_914_757_184),
             ("gpt-oss-120b", 116_829_156_672),
             ("glm-4.5-air", 106_852_251_264),
+            ("glm-4.7-flash", 29_943_393_920),
+            ("deepseek-v2-lite", 15_706_484_224),
             ("moe-small", 978_481_152),
         ];
         let shapes: Map<String, Value> = serde_json::from_str(SHAPES).unwrap();

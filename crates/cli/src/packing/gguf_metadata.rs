@@ -55,11 +55,12 @@ pub(crate) fn model(writer: &mut GgufWriter, plan: &Plan, config: &Json, name: &
     let integer = |field: &str| config.get(field).and_then(Json::as_u64);
     let hidden_size = integer("hidden_size").context("config.json has no `hidden_size`")?;
     let heads = integer("num_attention_heads").context("config.json has no `num_attention_heads`")?;
-    let head_dim = match plan.kv_layers.first() {
-        Some(layer) => layer.head_dim as u64,
-        None => hidden_size / heads.max(1),
+    // Of a latent layer these are what heads have in the cache, as llama.cpp has it: one row for all.
+    let [head_dim, value_dim] = match plan.kv_layers.first() {
+        Some(layer) => [layer.key_dim() as u64, layer.value_dim() as u64],
+        None => [hidden_size / heads.max(1); 2],
     };
-    let kv_heads = plan.kv_layers.first().map_or(heads, |layer| layer.kv_heads as u64);
+    let kv_heads = plan.kv_layers.first().map_or(heads, |layer| layer.kv_heads() as u64);
     let integers = [
         ("block_count", Some(plan.kv_layers.len() as u64)),
         ("context_length", Some(plan.context_len as u64)),
@@ -68,7 +69,7 @@ pub(crate) fn model(writer: &mut GgufWriter, plan: &Plan, config: &Json, name: &
         ("attention.head_count", Some(heads)),
         ("attention.head_count_kv", Some(kv_heads)),
         ("attention.key_length", Some(head_dim)),
-        ("attention.value_length", Some(head_dim)),
+        ("attention.value_length", Some(value_dim)),
         ("rope.dimension_count", Some(plan.ropes.first().map_or(head_dim, |rope| rope.dims as u64))),
         ("vocab_size", Some(plan.vocab_size as u64)),
     ];
@@ -77,6 +78,7 @@ pub(crate) fn model(writer: &mut GgufWriter, plan: &Plan, config: &Json, name: &
             writer.metadata(&key(name), number(name, value)?);
         }
     }
+    latent(writer, plan, &key)?;
     experts(writer, plan, names)?;
     if let Some(window) = plan.ops.iter().find_map(|op| match op {
         Op::Attention { attention, .. } => attention.window,
@@ -94,7 +96,30 @@ pub(crate) fn model(writer: &mut GgufWriter, plan: &Plan, config: &Json, name: &
         bail!("the model has {} rotary embeddings, where a GGUF file says one", plan.ropes.len());
     };
     writer.metadata(&key("rope.freq_base"), Value::F32(rope.theta));
-    rotary(writer, &key, rope, config)
+    let is_latent = plan.kv_layers.iter().any(|layer| layer.latent().is_some());
+    rotary(writer, &key, rope, config, is_latent)
+}
+
+/// What the file says of latent attention: the widths of its heads, by the matrices that `plan` has for each of them.
+fn latent(writer: &mut GgufWriter, plan: &Plan, key: &dyn Fn(&str) -> String) -> Result<()> {
+    let Some(layer) = plan.kv_layers.first().and_then(|layer| layer.latent()) else { return Ok(()) };
+    let shape = |name: &str| plan.weights.iter().find(|weight| weight.name.contains(name)).map(|w| &w.shape[..]);
+    let (Some(&[_, nope]), Some(&[value, _])) = (shape(".k_b_proj.0."), shape(".v_b_proj.0.")) else {
+        bail!("the model has no matrices for its heads");
+    };
+    let q_rank = shape(".q_a_proj.weight").and_then(|shape| shape.first());
+    let integers = [
+        ("attention.q_lora_rank", q_rank.copied()),
+        ("attention.kv_lora_rank", Some(layer.dim)),
+        ("attention.key_length_mla", Some(nope + layer.rope)),
+        ("attention.value_length_mla", Some(value)),
+    ];
+    for (name, value) in integers {
+        if let Some(value) = value {
+            writer.metadata(&key(name), number(name, value as u64)?);
+        }
+    }
+    Ok(())
 }
 
 fn number(name: &str, value: u64) -> Result<Value> {
@@ -108,7 +133,8 @@ fn refuse_other_than_implied(model_type: &str, config: &Json) -> Result<()> {
     let implied = (model.gguf.implied)();
     for (field, implied) in implied.as_object().into_iter().flatten() {
         let has_key = model.gguf.keys.iter().any(|(_, known)| known == field) || field == ROUTED_SCALE;
-        let has_key = has_key || implied.is_object() || implied.is_null();
+        // How experts are chosen follows from the number of groups, which has a key.
+        let has_key = has_key || implied.is_object() || implied.is_null() || field == "topk_method";
         let found = config.get(field).filter(|found| !found.is_null() && !has_key);
         let same =
             |found: &Json| found == implied || found.as_f64().is_some_and(|found| implied.as_f64() == Some(found));
@@ -202,7 +228,14 @@ pub(super) fn check_header(source: &Checkpoint, header: Vec<u8>) -> Result<()> {
 }
 
 /// What the file says of the rotary embedding beside its base. `config` is the source's config.json.
-fn rotary(writer: &mut GgufWriter, key: &dyn Fn(&str) -> String, rope: &Rope, config: &Json) -> Result<()> {
+/// Latent attention multiplies scores by what other models multiply cosines by.
+fn rotary(
+    writer: &mut GgufWriter,
+    key: &dyn Fn(&str) -> String,
+    rope: &Rope,
+    config: &Json,
+    is_latent: bool,
+) -> Result<()> {
     let parameters = ["rope_parameters", "rope_scaling"].into_iter().find_map(|field| config.get(field)?.as_object());
     let parameter = |name: &str| parameters.and_then(|parameters| parameters.get(name));
     let kind = parameter("rope_type").or_else(|| parameter("type")).and_then(Json::as_str);
@@ -230,8 +263,12 @@ fn rotary(writer: &mut GgufWriter, key: &dyn Fn(&str) -> String, rope: &Rope, co
             writer.metadata(&key("rope.scaling.original_context_length"), original);
             writer.metadata(&key("rope.scaling.yarn_beta_fast"), Value::F32(*beta_fast));
             writer.metadata(&key("rope.scaling.yarn_beta_slow"), Value::F32(*beta_slow));
+            let scale = parameter("mscale_all_dim").and_then(Json::as_f64).filter(|_| is_latent);
+            if let Some(scale) = scale.filter(|&scale| scale != 0.0) {
+                writer.metadata(&key("rope.scaling.yarn_log_multiplier"), Value::F32((0.1 * scale) as f32));
+            }
             // The key multiplies what YaRN gives by itself.
-            let own = models::yarn_attention_factor((*factor).into(), 1.0) as f32;
+            let own = if is_latent { 1.0 } else { models::yarn_attention_factor((*factor).into(), 1.0) as f32 };
             writer.metadata(&key("rope.scaling.attn_factor"), Value::F32(rope.attention_factor / own));
         }
         RopeScaling::Factors(_) if matches!(kind, Some("longrope" | "su")) => {

@@ -123,7 +123,7 @@ impl Source {
         if let (Some(config), Some(layer)) = (checkpoint.config.as_object_mut(), plan.kv_layers.first()) {
             let heads = config.entry("num_key_value_heads").or_insert(serde_json::Value::Null);
             if heads.is_null() {
-                *heads = layer.kv_heads.into();
+                *heads = layer.kv_heads().into();
             }
         }
         let names = gguf_architectures::names(&plan.model_type);

@@ -562,7 +562,7 @@ fn ask<S: Simd, E>(s: S, at: *const E, len: usize) {
 
 /// Turns the scores in `visible` into weights exp(score · scale - max), all others to zero. Returns maximum and sum.
 #[inline(always)]
-fn softmax<S: Simd>(s: S, scores: &mut [f32], visible: Range<usize>, scale: f32) -> (f32, f32) {
+pub(super) fn softmax<S: Simd>(s: S, scores: &mut [f32], visible: Range<usize>, scale: f32) -> (f32, f32) {
     let vectors = visible.start / LANES..visible.end.div_ceil(LANES);
     scores[vectors.start * LANES..visible.start].fill(f32::NEG_INFINITY);
     scores[visible.end..vectors.end * LANES].fill(f32::NEG_INFINITY);
@@ -812,12 +812,17 @@ fn merge_split<S: Simd, E>(s: S, tile: &Tile<'_, E>, row: usize, split: usize, p
     if tile.visible_in(row, split).is_empty() {
         return;
     }
-    let len = part.len() - LANES;
-    let first = split == tile.visible(row).start / SPLIT;
-    if first {
+    if split == tile.visible(row).start / SPLIT {
         into.copy_from_slice(part);
-        return;
+    } else {
+        merge_parts(s, part, into);
     }
+}
+
+/// Takes a partial result into that over all positions before.
+#[inline(always)]
+pub(super) fn merge_parts<S: Simd>(s: S, part: &[f32], into: &mut [f32]) {
+    let len = part.len() - LANES;
     let (max_a, max_b) = (into[len], part[len]);
     let max = if max_b > max_a { max_b } else { max_a };
     // Both factors in one vector: lane 0 for what is there, lane 1 for what comes.
@@ -861,7 +866,7 @@ mod tests {
         let Case { group, head_dim, block_len, first, window, .. } = case;
         let num_blocks = kv.len().div_ceil(block_len);
         let layout = KvLayout { format: plan::KvFormat::F32, block_len, num_blocks };
-        let (places, len) = place_layers(&[KvLayer { kv_heads: 1, head_dim }], layout).unwrap();
+        let (places, len) = place_layers(&[KvLayer { kv_heads: 1, head_dim }.into()], layout).unwrap();
         // What nobody wrote must not matter.
         let mut cache = vec![E::from_f32(f32::NAN); len];
         let cache = &SharedSlice::new(&mut cache);
@@ -869,14 +874,14 @@ mod tests {
         for (position, kv) in kv.iter().enumerate() {
             let slot = (table[position / block_len], position % block_len);
             // SAFETY: one thread.
-            unsafe { write_token(cache, &places[0], 0, slot, kv.split_at(head_dim)) };
+            unsafe { write_token(cache, places[0].heads(), 0, slot, kv.split_at(head_dim)) };
         }
         let (q_stride, width) = (group * head_dim, partial_width(head_dim));
         let mut out = Vec::new();
         for (index, q) in q.chunks(queries * q_stride).enumerate() {
             let tile = &Tile {
                 cache,
-                layer: &places[0],
+                layer: places[0].heads(),
                 kv_head: 0,
                 table: &table,
                 q,

@@ -33,6 +33,7 @@ pub(crate) mod linear;
 pub(crate) mod linear_blocks;
 pub(crate) mod linear_tiles;
 pub(crate) mod math;
+pub(crate) mod mla_attention;
 pub(crate) mod quantize;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;

@@ -34,13 +34,13 @@ fn max_splits(compiler: &Compiler<'_>) -> usize {
 /// f32 of the partial results that `op` needs.
 pub(crate) fn partials_len(compiler: &Compiler<'_>, op: &Op) -> usize {
     let Op::Attention { attention: of, .. } = op else { return 0 };
-    let layer = &compiler.source.layers[of.layer];
+    let layer = compiler.source.layers[of.layer].heads();
     let rows = rows_to_split(compiler.shape.tokens, layer.kv_heads, compiler.source.threads);
     rows * of.heads * max_splits(compiler) * attention::partial_width(layer.head_dim)
 }
 
 pub(super) fn compile(compiler: &mut Compiler<'_>, q: Value, of: plan::Attention, out: Value) -> Box<dyn Work> {
-    let layer = compiler.source.layers[of.layer];
+    let layer = compiler.source.layers[of.layer].heads();
     let group = of.heads.div_ceil(layer.kv_heads);
     let rows = group * attention::tile_queries(group);
     let len = attention::scratch_len(rows, layer.head_dim);
@@ -78,7 +78,7 @@ fn attend_cache<E: KvElement>(
     worker: &Worker<'_>,
     scratch: &mut [f32],
 ) {
-    let layer = &step.layers[attend.attention.layer];
+    let layer = step.layers[attend.attention.layer].heads();
     let most_splits = step.input.sequences.iter().map(|s| s.kv_len().div_ceil(attention::SPLIT)).max().unwrap_or(0);
     // One split is no work to share, and a cache that is addressed beyond its size has no room for partial results.
     let split = most_splits > 1 && most_splits <= attend.max_splits;
@@ -187,7 +187,7 @@ fn finish_tile<E>(step: &Step<'_>, attend: &Attend, row: usize, tile: &Tile<'_, 
 }
 
 /// Calls `run(group, index)` for this worker's turns among all groups' items.
-fn for_my_turns<G>(
+pub(super) fn for_my_turns<G>(
     worker: &Worker<'_>,
     turns: &Turns,
     groups: impl Iterator<Item = (G, usize)>,

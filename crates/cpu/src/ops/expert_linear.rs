@@ -3,7 +3,7 @@
 use plan::{Experts, Value};
 
 use crate::program::{Compiler, Work};
-use crate::projection::experts::{self, ExpertProjections, ExpertResult};
+use crate::projection::experts::{self, ExpertProjections, ExpertResult, Slots};
 
 pub(super) fn compile(
     compiler: &mut Compiler<'_>,
@@ -12,5 +12,8 @@ pub(super) fn compile(
     out: Value,
 ) -> Box<dyn Work> {
     let result = ExpertResult::Slots(out);
-    experts::compile(compiler, ExpertProjections { x, norm: None, ids, experts, up: None, result })
+    experts::compile(
+        compiler,
+        ExpertProjections { x, norm: None, slots: Slots::Chosen(ids), experts, up: None, result },
+    )
 }

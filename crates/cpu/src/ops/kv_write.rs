@@ -20,7 +20,7 @@ pub(super) fn compile(compiler: &Compiler<'_>, layer: usize, k: Value, v: Value)
 
 impl Work for KvWrite {
     fn run(&self, step: &Step<'_>, _: &Turns, worker: &Worker<'_>, _: &mut Scratch) {
-        let LayerPlace { kv_heads: heads, head_dim, .. } = step.layers[self.layer];
+        let LayerPlace { kv_heads: heads, head_dim, .. } = *step.layers[self.layer].heads();
         for item in worker.share(step.num_rows(Rows::Tokens) * heads) {
             let (row, head) = (item / heads, item % heads);
             let features = head * head_dim..(head + 1) * head_dim;

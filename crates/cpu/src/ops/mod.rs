@@ -9,10 +9,13 @@ mod expert_linear;
 mod gate_rows;
 mod gather_columns;
 mod glu;
+mod head_linear;
 mod kv_write;
+mod latent_write;
 mod linear;
 mod linear_residual;
 mod logits;
+pub(crate) mod mla_attention;
 mod moe_down;
 mod moe_glu;
 mod moe_route;
@@ -39,6 +42,7 @@ pub(crate) fn shared_by_experts(compiler: &Compiler<'_>, op: &Op) -> usize {
     match op {
         Op::MoeRoute { x, gate, .. } => compiler.rows(plan.value(*x).rows) * plan.weight(gate.weight).shape[0],
         Op::ExpertLinear { experts, ids, .. } => of(experts, *ids),
+        Op::HeadLinear { x, heads, .. } => shared_len(compiler.rows(plan.value(*x).rows), heads, heads.count, plan),
         Op::MoeGlu { gate, ids, .. } => of(gate, *ids),
         Op::MoeDown { down, ids, .. } => of(down, *ids),
         _ => 0,
@@ -68,6 +72,11 @@ pub(crate) fn compile(compiler: &mut Compiler<'_>, op: &Op) -> Box<dyn Work> {
         Op::GatherColumns { x, order, out } => gather_columns::compile(compiler, x, order, out),
         Op::Route { logits, router, ids, weights } => route::compile(compiler, logits, router, [ids, weights]),
         Op::ExpertLinear { x, ids, experts, out } => expert_linear::compile(compiler, [x, ids], experts, out),
+        Op::HeadLinear { x, heads, out } => head_linear::compile(compiler, x, heads, out),
+        Op::LatentWrite { layer, latent, rope } => latent_write::compile(compiler, layer, latent, rope),
+        Op::MlaAttention { q_latent, q_rope, attention, out } => {
+            mla_attention::compile(compiler, [q_latent, q_rope], attention, out)
+        }
         Op::Combine { x, weights, out } => combine::compile(compiler, [x, weights], out),
         Op::GateRows { x, gate, out } => gate_rows::compile(compiler, [x, gate], out),
         Op::MoeRoute { x, norm, gate, router, ids, weights } => {

@@ -3,7 +3,7 @@
 use plan::{Activation, Experts, Norm, Value};
 
 use crate::program::{Compiler, Work};
-use crate::projection::experts::{self, ExpertProjections, ExpertResult};
+use crate::projection::experts::{self, ExpertProjections, ExpertResult, Slots};
 
 pub(super) fn compile(
     compiler: &mut Compiler<'_>,
@@ -14,5 +14,8 @@ pub(super) fn compile(
     out: Value,
 ) -> Box<dyn Work> {
     let (up, result) = (Some((up, activation)), ExpertResult::Slots(out));
-    experts::compile(compiler, ExpertProjections { x, norm: Some(norm), ids, experts: gate, up, result })
+    experts::compile(
+        compiler,
+        ExpertProjections { x, norm: Some(norm), slots: Slots::Chosen(ids), experts: gate, up, result },
+    )
 }

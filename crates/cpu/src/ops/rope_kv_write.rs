@@ -28,7 +28,7 @@ pub(super) fn compile(
     rope: usize,
     layer: usize,
 ) -> Box<dyn Work> {
-    let head_dim = compiler.source.layers[layer].head_dim;
+    let head_dim = compiler.source.layers[layer].heads().head_dim;
     compiler.sizes.worker.rows = compiler.sizes.worker.rows.max(head_dim);
     Box::new(RopeKvWrite {
         layer,
@@ -44,7 +44,7 @@ pub(super) fn compile(
 
 impl Work for RopeKvWrite {
     fn run(&self, step: &Step<'_>, _: &Turns, worker: &Worker<'_>, scratch: &mut Scratch) {
-        let LayerPlace { kv_heads, head_dim, .. } = step.layers[self.layer];
+        let LayerPlace { kv_heads, head_dim, .. } = *step.layers[self.layer].heads();
         let heads = self.q.width / head_dim;
         for item in worker.share(step.num_rows(Rows::Tokens) * (heads + kv_heads)) {
             let (row, head) = (item / (heads + kv_heads), item % (heads + kv_heads));

@@ -4,7 +4,7 @@
 //!
 //! Each worker groups the slots for itself, because a few thousand ids take less time than a barrier.
 
-use plan::{Activation, Experts, Norm, Value};
+use plan::{Activation, Experts, Norm, Rows, Value};
 use tensor::Tensor;
 
 use super::prepare::{Operand, PrepareRow, RowBuffers};
@@ -26,12 +26,49 @@ pub(crate) struct ExpertProjections {
     pub(crate) x: Value,
     /// Over the rows of `x`, where these are not slices.
     pub(crate) norm: Option<Norm>,
-    /// (rows, top_k).
-    pub(crate) ids: Value,
+    pub(crate) slots: Slots<Value>,
     pub(crate) experts: Experts,
     /// What the activation of `experts` multiplies.
     pub(crate) up: Option<(Experts, Activation)>,
     pub(crate) result: ExpertResult<Value>,
+}
+
+/// Which experts each row has, one in a slot.
+#[derive(Clone, Copy)]
+pub(crate) enum Slots<V> {
+    /// Those whose ids these are, (rows, top_k).
+    Chosen(V),
+    /// All of them, in order: heads, each of which has a matrix of its own.
+    Every(Rows),
+}
+
+/// The ids of a row's experts in the arena, (rows, top_k).
+#[derive(Clone, Copy)]
+enum Ids {
+    At(Place),
+    /// Nowhere, because each row has all experts: only the shape is of use.
+    All(Place),
+}
+
+impl Ids {
+    fn rows(self) -> Rows {
+        let (Self::At(place) | Self::All(place)) = self;
+        place.rows
+    }
+
+    fn top_k(self) -> usize {
+        let (Self::At(place) | Self::All(place)) = self;
+        place.width
+    }
+}
+
+impl std::fmt::Debug for Ids {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::At(place) => place.fmt(f),
+            Self::All(Place { width, rows, .. }) => write!(f, "all {width} of {rows:?}"),
+        }
+    }
 }
 
 /// Where results go.
@@ -66,7 +103,7 @@ impl From<Experts> for Stack {
 struct ExpertProject {
     x: Place,
     norm: Option<NormRef>,
-    ids: Place,
+    ids: Ids,
     /// Experts that there are.
     count: usize,
     /// Features that each of them multiplies, and makes.
@@ -95,10 +132,13 @@ pub(crate) fn shared_len(rows: usize, experts: &Experts, top_k: usize, plan: &pl
 }
 
 pub(crate) fn compile(compiler: &mut Compiler<'_>, projections: ExpertProjections) -> Box<dyn Work> {
-    let ExpertProjections { x, norm, ids, experts, up, result } = projections;
+    let ExpertProjections { x, norm, slots: slots_of, experts, up, result } = projections;
     let (plan, source) = (compiler.source.plan, compiler.source);
-    let ids = compiler.place(ids);
-    let (rows, top_k) = (compiler.rows(ids.rows), ids.width);
+    let ids = match slots_of {
+        Slots::Chosen(ids) => Ids::At(compiler.place(ids)),
+        Slots::Every(rows) => Ids::All(Place { start: 0, width: experts.count, rows }),
+    };
+    let (rows, top_k) = (compiler.rows(ids.rows()), ids.top_k());
     let slots = rows * top_k;
     let &[out_features, in_features] = &plan.weight(experts.first).shape[..] else {
         unreachable!("the verifier checks that experts are matrices")
@@ -165,12 +205,12 @@ fn sums_in_turns(rows: usize) -> bool {
 impl Work for ExpertProject {
     fn run(&self, step: &Step<'_>, turns: &Turns, worker: &Worker<'_>, scratch: &mut Scratch) {
         let Scratch { rows, quantized, rounded, up, panel, widened, sums, slots, .. } = scratch;
-        let groups = Groups::new(step, self.ids, self.count, slots);
+        let groups = Groups::new(step, self, slots);
         let x = self.prepare(step, &groups, worker, RowBuffers { rows, quantized, rounded });
         let room = Room { panel, packs: self.variant.panel, widened, sums };
         match self.result {
             ExpertResult::Slots(out) => self.to_slots(step, &groups, &x, out.start, turns, worker, up, room),
-            ExpertResult::Sum { weights, residual, out } if sums_in_turns(step.num_rows(self.ids.rows)) => {
+            ExpertResult::Sum { weights, residual, out } if sums_in_turns(step.num_rows(self.ids.rows())) => {
                 self.sum_in_turns(step, &groups, &x, [weights, residual, out], turns, worker, up, room);
             }
             ExpertResult::Sum { weights, residual, out } => {
@@ -178,9 +218,9 @@ impl Work for ExpertProject {
                 worker.barrier();
                 let width = out.width;
                 step.each_row(worker, out, |row, out| {
-                    let start = self.products_start + row * self.ids.width * width;
+                    let start = self.products_start + row * self.ids.top_k() * width;
                     // SAFETY: written before the barrier just passed, and by nobody until the next.
-                    let x = unsafe { step.arena.read(start..start + self.ids.width * width) };
+                    let x = unsafe { step.arena.read(start..start + self.ids.top_k() * width) };
                     let (weights, residual) = (step.row(weights, row), Some(step.row(residual, row)));
                     step.isa.run(WeightedSum { stride: width, x, weights, residual, out });
                 });
@@ -206,8 +246,8 @@ impl ExpertProject {
         worker: &Worker<'_>,
         own: RowBuffers<'a>,
     ) -> Operand<'a> {
-        let (k, top_k) = (self.in_features, self.ids.width);
-        let rows = step.num_rows(self.ids.rows);
+        let (k, top_k) = (self.in_features, self.ids.top_k());
+        let rows = step.num_rows(self.ids.rows());
         let slots = rows * top_k;
         let widths = [
             if self.floats { k } else { 0 },
@@ -280,7 +320,7 @@ impl ExpertProject {
     ) {
         let columns_in_turn = self.variant.chunk_columns;
         let chunks = self.out_features.div_ceil(columns_in_turn);
-        let out = Place { start, width: self.out_features, rows: self.ids.rows };
+        let out = Place { start, width: self.out_features, rows: self.ids.rows() };
         for item in worker.take_turns(turns, groups.active.len() * chunks) {
             let (expert, slots) = groups.of(item / chunks);
             let first = item % chunks * columns_in_turn;
@@ -331,10 +371,10 @@ impl ExpertProject {
                 let output = Output { rows: Some(&groups.order[slots.clone()]), ..output };
                 multiply(step, self.stack.linear(expert), &x.rows(slots), columns.clone(), output, &mut room);
             }
-            for row in 0..step.num_rows(self.ids.rows) {
-                let slots = row * self.ids.width * stride;
+            for row in 0..step.num_rows(self.ids.rows()) {
+                let slots = row * self.ids.top_k() * stride;
                 // SAFETY: the slice is this worker's own, and nothing writes to it any more.
-                let x = unsafe { values.read(slots..slots + self.ids.width * stride) };
+                let x = unsafe { values.read(slots..slots + self.ids.top_k() * stride) };
                 let (weights, residual) = (step.row(weights, row), &step.row(residual, row)[columns.clone()]);
                 let start = out.start + row * out.width;
                 // SAFETY: these columns are this worker's alone in this op.
@@ -363,13 +403,27 @@ impl<'a> Groups<'a> {
         2 * slots + (count + 1) + count
     }
 
-    /// `ids` are of the step's rows; each is below `count`.
-    fn new(step: &Step<'_>, ids: Place, count: usize, room: &'a mut [u32]) -> Self {
-        let slots = step.num_rows(ids.rows) * ids.width;
+    /// The slots of the step's rows. Ids that were chosen are below the number of experts.
+    fn new(step: &Step<'_>, project: &ExpertProject, room: &'a mut [u32]) -> Self {
+        let (rows, count) = (step.num_rows(project.ids.rows()), project.count);
+        let slots = rows * project.ids.top_k();
         let (order, room) = room.split_at_mut(slots);
         let (places, room) = room.split_at_mut(slots);
         let (starts, room) = room.split_at_mut(count + 1);
         let active = &mut room[..count];
+        let ids = match project.ids {
+            Ids::At(ids) => ids,
+            Ids::All(_) => {
+                for (slot, place) in places.iter_mut().enumerate() {
+                    let of_slot = slot % count * rows + slot / count;
+                    (order[of_slot], *place) = (slot as u32, of_slot as u32);
+                }
+                starts.iter_mut().enumerate().for_each(|(expert, start)| *start = (expert * rows) as u32);
+                active.iter_mut().zip(0..).for_each(|(active, expert)| *active = expert);
+                let num_active = if rows > 0 { count } else { 0 };
+                return Self { order, places, starts, active: &active[..num_active] };
+            }
+        };
         // SAFETY: written before the last barrier, and by nobody in this op: its result lies elsewhere.
         let ids = unsafe { step.arena.read(ids.start..ids.start + slots) };
         // A choice among logits that are not numbers is an expert all the same.

@@ -551,6 +551,24 @@ impl QuantizedWeight {
         Tensor::new(self.format, shape.ok_or_else(too_large)?, bytes).map_err(|_| too_large())
     }
 
+    /// F16 or BF16, whichever is nearer to what it means; `true` where that is exact.
+    pub(crate) fn nearest_float(&self, files: &impl Files) -> (WeightFormat, bool) {
+        self.matrix(files).map_or((WeightFormat::F16, false), |matrix| matrix.nearest_float())
+    }
+
+    /// Rows from `first` on, in a format that has rows of it.
+    pub(crate) fn read_rows(
+        &self,
+        (first, count): (usize, usize),
+        format: WeightFormat,
+        files: &impl Files,
+    ) -> Result<Tensor, FormatError> {
+        let too_large = || overflow(&self.name);
+        let rows = RowSet { first, step: 1, count };
+        let bytes = self.matrix(files)?.decode(format, rows).ok_or_else(too_large)?;
+        Tensor::new(format, vec![count, self.cols], bytes).map_err(|_| too_large())
+    }
+
     /// From now on F16 or BF16, where it would be FP8 or NVFP4 and `is_computed` says no to that. Returns whether its format is
     /// another than before.
     pub(crate) fn expand_unless(&mut self, files: &impl Files, is_computed: impl Fn(WeightFormat) -> bool) -> bool {
@@ -570,8 +588,10 @@ impl QuantizedWeight {
 
     /// From now on has its features in the order of their groups, where each has a group of its own and it can stay packed so.
     pub(crate) fn sort_features(&mut self, files: &impl Files) {
-        // A table is looked up by rows, and nothing is gathered before it.
-        if self.order.is_some() || self.parts.order.is_none() || self.name.contains("embed") {
+        // A table is looked up by rows, and nothing is gathered before it. Heads of latent attention share rows, as
+        // experts.
+        let is_apart = ["embed", "kv_b_proj"].iter().any(|part| self.name.contains(part));
+        if self.order.is_some() || self.parts.order.is_none() || is_apart {
             return;
         }
         let Ok(Matrix { features: Features::Listed(of_feature), col_step, .. }) = self.matrix(files) else { return };

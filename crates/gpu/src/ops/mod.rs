@@ -180,6 +180,9 @@ fn launches(site: &Site<'_>, op: &Op) -> Vec<Launch> {
         Op::MoeDown { x, ids, weights, ref down, residual, out } => {
             moe::down(site, op, [x, ids, weights], down, residual, out)
         }
+        Op::HeadLinear { .. } | Op::LatentWrite { .. } | Op::MlaAttention { .. } => {
+            unreachable!("the backend claims to lack latent attention, so that no such plan is loaded")
+        }
         Op::GatherColumns { x, order, out } => {
             let order = SecondOperand::Indices(site.loaded.orders[order]);
             vec![elementwise::launch(site, "gather_columns_f32", place(x), order, None, place(out))]

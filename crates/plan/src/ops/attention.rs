@@ -48,7 +48,7 @@ impl Meaning for AttentionOp {
 
     fn check(&self, shapes: &Shapes<'_>) -> Checked {
         let Attention { layer, heads, window, sinks, .. } = self.attention;
-        let layer = shapes.plan.kv_layers[layer];
+        let layer = shapes.kv_layer(layer)?;
         if heads == 0 || !heads.is_multiple_of(layer.kv_heads) {
             return Err(format!("{heads} heads do not divide over {} key/value heads", layer.kv_heads));
         }
@@ -67,11 +67,22 @@ impl Meaning for AttentionOp {
     }
 
     fn cost(&self, prices: &Prices<'_>) -> StepCost {
-        let Attention { layer, heads, window, .. } = self.attention;
-        let layer = prices.plan.kv_layers[layer];
-        let bytes_per_position = layer.bytes(prices.kv_format) as u64;
+        prices.attention(self.attention)
+    }
+
+    fn definition(&self) -> Definition<'_> {
+        Definition::Textbook(self)
+    }
+}
+
+impl Prices<'_> {
+    /// Reads the cached positions that some row of a sequence sees, once for all heads.
+    pub(crate) fn attention(&self, attention: Attention) -> StepCost {
+        let Attention { layer, heads, window, .. } = attention;
+        let layer = self.plan.kv_layers[layer];
+        let bytes_per_position = layer.bytes(self.kv_format) as u64;
         // Scores, and the sum that they weigh.
-        let flops_per_position = (4 * heads * layer.head_dim) as u64;
+        let flops_per_position = (2 * heads * (layer.key_dim() + layer.value_dim())) as u64;
         let seen = move |kv_len: usize| window.map_or(kv_len, |window| kv_len.min(window));
         StepCost::new(move |input| {
             let mut cost = Cost::default();
@@ -84,10 +95,6 @@ impl Meaning for AttentionOp {
             }
             cost
         })
-    }
-
-    fn definition(&self) -> Definition<'_> {
-        Definition::Textbook(self)
     }
 }
 
@@ -105,16 +112,23 @@ impl Textbook for AttentionOp {
     }
 }
 
-/// softmax(q · kᵀ · scale, sink) · v for each head of each row of `q`, (tokens, heads · head_dim), over the cached positions
-/// up to the row's own, or the last `window` of them. Query head h reads key/value head h · kv_heads / heads.
-fn attention(q: &[f64], attention: &Attention, sinks: Option<&[f32]>, cache: &KvCache, rows: &[RowPlace]) -> Vec<f64> {
+/// softmax(q · kᵀ · scale, sink) · v for each head of each row of `q`, (tokens, heads · head_dim), over the cached
+/// positions up to the row's own, or the last `window` of them. Query head h reads key/value head h · kv_heads / heads.
+/// Keys are as wide as the heads of `q`; values may have another width.
+pub(super) fn attention(
+    q: &[f64],
+    attention: &Attention,
+    sinks: Option<&[f32]>,
+    cache: &KvCache,
+    rows: &[RowPlace],
+) -> Vec<f64> {
     let layer = cache.layer(attention.layer);
     let mut out = Vec::with_capacity(q.len());
-    for (q, row) in q.chunks_exact(attention.heads * layer.head_dim).zip(rows) {
+    for (q, row) in q.chunks_exact(attention.heads * layer.key_dim()).zip(rows) {
         let first = attention.window.map_or(0, |window| (row.position + 1).saturating_sub(window));
         let slots = &row.slots[first..=row.position];
-        for (head, q) in q.chunks_exact(layer.head_dim).enumerate() {
-            let kv_head = head * layer.kv_heads / attention.heads;
+        for (head, q) in q.chunks_exact(layer.key_dim()).enumerate() {
+            let kv_head = head * layer.kv_heads() / attention.heads;
             let score = |&slot: &usize| {
                 let k = cache.k(attention.layer, slot, kv_head);
                 q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(attention.scale)
@@ -124,7 +138,7 @@ fn attention(q: &[f64], attention: &Attention, sinks: Option<&[f32]>, cache: &Kv
             let max = scores.iter().copied().fold(sink, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
             let sum: f64 = weights.iter().sum::<f64>() + (sink - max).exp();
-            let mut head_out = vec![0.0; layer.head_dim];
+            let mut head_out = vec![0.0; layer.value_dim()];
             for (weight, &slot) in weights.iter().zip(slots) {
                 let v = cache.v(attention.layer, slot, kv_head);
                 head_out.iter_mut().zip(v).for_each(|(out, v)| *out += weight / sum * v);
@@ -135,7 +149,7 @@ fn attention(q: &[f64], attention: &Attention, sinks: Option<&[f32]>, cache: &Kv
     out
 }
 
-fn attention_bound(
+pub(super) fn attention_bound(
     q: &Bounded,
     attend: &Attention,
     sinks: Option<&[f32]>,
@@ -146,7 +160,7 @@ fn attention_bound(
     let value = attention(&q.value, attend, sinks, cache, rows);
     let layer = cache.layer(attend.layer);
     let scale = f64::from(attend.scale).abs();
-    let row_width = attend.heads * layer.head_dim;
+    let row_width = attend.heads * layer.key_dim();
     let mut error = Vec::with_capacity(value.len());
     let rounded = rounding_error(errors.attention_rounding, &q.value, &q.error);
     let q_error: Vec<f64> = q.error.iter().zip(rounded).map(|(error, rounded)| error + rounded).collect();
@@ -155,9 +169,9 @@ fn attention_bound(
     for ((q, q_error), row) in q.value.chunks_exact(row_width).zip(q_error.chunks_exact(row_width)).zip(rows) {
         let first = attend.window.map_or(0, |window| (row.position + 1).saturating_sub(window));
         let slots = &row.slots[first..=row.position];
-        let heads = q.chunks_exact(layer.head_dim).zip(q_error.chunks_exact(layer.head_dim));
+        let heads = q.chunks_exact(layer.key_dim()).zip(q_error.chunks_exact(layer.key_dim()));
         for (head, (q, q_error)) in heads.enumerate() {
-            let kv_head = head * layer.kv_heads / attend.heads;
+            let kv_head = head * layer.kv_heads() / attend.heads;
             let mut scores = Vec::with_capacity(slots.len());
             let mut score_error: f64 = 0.0;
             for &slot in slots {
@@ -170,7 +184,7 @@ fn attention_bound(
                     moved += q.abs() * ke + k.abs() * qe + qe * ke;
                 }
                 scores.push(score * f64::from(attend.scale));
-                score_error = score_error.max(scale * (moved + gamma(layer.head_dim + 3) * magnitude));
+                score_error = score_error.max(scale * (moved + gamma(layer.key_dim() + 3) * magnitude));
             }
             let sink = sinks.map(|sinks| f64::from(sinks[head]));
             let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
@@ -181,7 +195,7 @@ fn attention_bound(
             // over all positions, and rescaling whenever a kernel that streams meets a new maximum.
             let arithmetic = gamma(2 * slots.len() + 32) + 4.0 * (max - min) * ROUNDOFF;
             let relative = (2.0 * score_error).exp_m1() + arithmetic + weight_error;
-            let mut head_error = vec![0.0; layer.head_dim];
+            let mut head_error = vec![0.0; layer.value_dim()];
             for (weight, &slot) in weights.iter().zip(slots) {
                 let v = cache.v(attend.layer, slot, kv_head);
                 let v_error = cache_error.v(attend.layer, slot, kv_head);

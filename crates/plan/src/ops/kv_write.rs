@@ -60,19 +60,24 @@ impl Textbook for KvWriteOp {
     }
 }
 
-/// Stores each row's key and value, (tokens, kv_heads · head_dim), in the row's own slot, rounded to the cache's format
-/// where that is narrower than f32.
+/// Stores each row's keys and values, (tokens, [`widths`](crate::CacheLayer::widths)), in the row's own slot, rounded
+/// to the cache's format where that is narrower than f32.
 fn kv_write(cache: &mut KvCache, layer: usize, k: &[f64], v: &[f64], rows: &[RowPlace]) {
     let format = cache.layout().format;
-    let round = |x: &f64| match format {
-        KvFormat::F32 => *x,
-        KvFormat::F16 => f16::from_f64(*x).to_f64(),
-    };
-    let width = cache.layer(layer).width();
-    for ((k, v), row) in k.chunks_exact(width).zip(v.chunks_exact(width)).zip(rows) {
+    let [k_width, v_width] = cache.layer(layer).widths();
+    for (index, row) in rows.iter().enumerate() {
+        let (k, v) = (&k[index * k_width..(index + 1) * k_width], &v[index * v_width..(index + 1) * v_width]);
         let (k_slot, v_slot) = cache.slot_mut(layer, row.slot());
-        k_slot.iter_mut().zip(k).for_each(|(out, x)| *out = round(x));
-        v_slot.iter_mut().zip(v).for_each(|(out, x)| *out = round(x));
+        k_slot.iter_mut().zip(k).for_each(|(out, &x)| *out = round_to(format, x));
+        v_slot.iter_mut().zip(v).for_each(|(out, &x)| *out = round_to(format, x));
+    }
+}
+
+/// `x` as a cache of `format` holds it; f32 is as good as exact here.
+pub(super) fn round_to(format: KvFormat, x: f64) -> f64 {
+    match format {
+        KvFormat::F32 => x,
+        KvFormat::F16 => f16::from_f64(x).to_f64(),
     }
 }
 
@@ -86,16 +91,18 @@ pub(crate) fn kv_write_bound(
     rows: &[RowPlace],
 ) {
     kv_write(cache, layer, &k.value, &v.value, rows);
-    let narrow = cache.layout().format == KvFormat::F16;
-    let stored = |x: &Bounded| -> Vec<f64> {
-        let element = |(x, e): (&f64, &f64)| match *e {
-            // The same number rounds to the same number.
-            0.0 => 0.0,
-            // Otherwise both may round by half a unit of f16: 2^-11 each, or 2^-25 where f16 is subnormal.
-            e if narrow => e + (x.abs() + e) / 1024.0 + 1.0 / (1u64 << 24) as f64,
-            e => e,
-        };
-        x.value.iter().zip(&x.error).map(element).collect()
+    let format = cache.layout().format;
+    kv_write(cache_error, layer, &stored_error(k, format), &stored_error(v, format), rows);
+}
+
+/// What each element of `x` may be off by once a cache of `format` holds it.
+pub(super) fn stored_error(x: &Bounded, format: KvFormat) -> Vec<f64> {
+    let element = |(x, e): (&f64, &f64)| match (*e, format) {
+        // The same number rounds to the same number.
+        (0.0, _) => 0.0,
+        // Otherwise both may round by half a unit of f16: 2^-11 each, or 2^-25 where f16 is subnormal.
+        (e, KvFormat::F16) => e + (x.abs() + e) / 1024.0 + 1.0 / (1u64 << 24) as f64,
+        (e, KvFormat::F32) => e,
     };
-    kv_write(cache_error, layer, &stored(k), &stored(v), rows);
+    x.value.iter().zip(&x.error).map(element).collect()
 }

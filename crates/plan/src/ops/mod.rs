@@ -11,10 +11,13 @@ mod expert_linear;
 mod gate_rows;
 mod gather_columns;
 mod glu;
+mod head_linear;
 mod kv_write;
+mod latent_write;
 mod linear;
 mod linear_residual;
 mod logits;
+mod mla_attention;
 mod moe_down;
 mod moe_glu;
 mod moe_route;
@@ -36,6 +39,7 @@ pub use attention::Attention;
 pub use expert_linear::Experts;
 pub use glu::Activation;
 pub use linear::Linear;
+pub use mla_attention::MlaAttention;
 pub use rms_norm::Norm;
 pub use rope::{Rope, RopeScaling};
 pub use route::{ExpertGroups, GroupScore, RouteWeights, Router, Scores};
@@ -48,10 +52,13 @@ pub(crate) use expert_linear::ExpertLinearOp;
 pub(crate) use gate_rows::GateRowsOp;
 pub(crate) use gather_columns::GatherColumnsOp;
 pub(crate) use glu::GluOp;
+pub(crate) use head_linear::HeadLinearOp;
 pub(crate) use kv_write::{KvWriteOp, kv_write_bound};
+pub(crate) use latent_write::LatentWriteOp;
 pub(crate) use linear::{LinearOp, LinearWeights};
 pub(crate) use linear_residual::LinearResidualOp;
 pub(crate) use logits::LogitsOp;
+pub(crate) use mla_attention::MlaAttentionOp;
 pub(crate) use moe_down::MoeDownOp;
 pub(crate) use moe_glu::MoeGluOp;
 pub(crate) use moe_route::MoeRouteOp;
@@ -175,12 +182,13 @@ impl WrittenOut {
 mod tests {
     use super::*;
     use crate::passes::compact;
-    use crate::test_plans::{decoder, mixture};
+    use crate::test_plans::{decoder, latent, mixture};
     use crate::{fuse, verify};
 
     #[test]
     fn what_is_written_out_is_textbook_and_fuses_back() {
         assert_eq!(check_written_out(decoder()).ops.len(), decoder().ops.len());
+        assert_eq!(check_written_out(latent()).ops.len(), latent().ops.len());
         // The fused ops of a mixture normalise each for itself.
         assert!(check_written_out(mixture()).ops.len() > mixture().ops.len());
     }

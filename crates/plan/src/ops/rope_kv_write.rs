@@ -41,7 +41,7 @@ impl Meaning for RopeKvWriteOp {
     fn check(&self, shapes: &Shapes<'_>) -> Checked {
         let &Self { q, k, v, rope, layer, .. } = self;
         let head_dim = shapes.plan.ropes[rope].head_dim;
-        let found = shapes.plan.kv_layers[layer].head_dim;
+        let found = shapes.kv_layer(layer)?.head_dim;
         if head_dim != found {
             return Err(format!("rope {rope} is for heads of {head_dim}, cache layer {layer} has {found}"));
         }

@@ -16,7 +16,7 @@ pub(super) fn run(plan: &mut Plan) {
         let Some((q_index, &Op::Rope { x: q, rope: q_rope, out: q_out })) = rewrite.producer(q) else { continue };
         // The fused op stands where the cache is written, so nobody may want the turned q before that.
         let q_read_later = rewrite.consumers(q_out).iter().all(|&consumer| consumer > index);
-        if q_rope != rope || !q_read_later || plan.ropes[rope].head_dim != plan.kv_layers[layer].head_dim {
+        if q_rope != rope || !q_read_later || plan.ropes[rope].head_dim != plan.kv_layers[layer].key_dim() {
             continue;
         }
         let mut replaced = vec![k_index, q_index];

@@ -1,6 +1,6 @@
 //! The paged cache of the reference.
 
-use crate::{KvLayer, KvLayout};
+use crate::{CacheLayer, KvLayout};
 
 /// The paged cache of all layers. A slot that was never written holds NaN, so that reading one shows.
 #[derive(Clone, Debug)]
@@ -9,21 +9,23 @@ pub struct KvCache {
     layers: Vec<LayerCache>,
 }
 
-/// Keys and values of one layer, each (slots, kv_heads · head_dim).
+/// What one layer keeps: (slots, numbers of keys), and (slots, numbers of values beside them).
 #[derive(Clone, Debug)]
 struct LayerCache {
-    layer: KvLayer,
+    layer: CacheLayer,
     k: Vec<f64>,
     v: Vec<f64>,
 }
 
 impl KvCache {
     /// An empty cache.
-    pub fn new(layers: &[KvLayer], layout: KvLayout) -> Self {
+    pub fn new(layers: &[CacheLayer], layout: KvLayout) -> Self {
         let slots = layout.num_blocks * layout.block_len;
-        let empty = |layer: &KvLayer| vec![f64::NAN; slots * layer.width()];
-        let layers = layers.iter().map(|&layer| LayerCache { layer, k: empty(&layer), v: empty(&layer) }).collect();
-        Self { layout, layers }
+        let empty = |&layer: &CacheLayer| {
+            let [k, v] = layer.widths().map(|width| vec![f64::NAN; slots * width]);
+            LayerCache { layer, k, v }
+        };
+        Self { layout, layers: layers.iter().map(empty).collect() }
     }
 
     /// Its blocks.
@@ -31,41 +33,43 @@ impl KvCache {
         &self.layout
     }
 
-    /// The heads of `layer`.
-    pub fn layer(&self, layer: usize) -> KvLayer {
+    /// What `layer` keeps of a token.
+    pub fn layer(&self, layer: usize) -> CacheLayer {
         self.layers[layer].layer
     }
 
-    /// The key head of `layer` at `slot`: (head_dim,).
+    /// The key head of `layer` at `slot`: as many numbers as its keys have features. In a latent layer, the whole row.
     pub fn k(&self, layer: usize, slot: usize, kv_head: usize) -> &[f64] {
-        self.layers[layer].head(&self.layers[layer].k, slot, kv_head)
+        let LayerCache { layer, k, .. } = &self.layers[layer];
+        let start = (slot * layer.kv_heads() + kv_head) * layer.key_dim();
+        &k[start..start + layer.key_dim()]
     }
 
-    /// The value head of `layer` at `slot`: (head_dim,).
+    /// The value head of `layer` at `slot`: as many numbers as its values have features. In a latent layer, the first
+    /// of the row.
     pub fn v(&self, layer: usize, slot: usize, kv_head: usize) -> &[f64] {
-        self.layers[layer].head(&self.layers[layer].v, slot, kv_head)
+        let LayerCache { layer: shape, v, .. } = &self.layers[layer];
+        if shape.latent().is_some() {
+            return &self.k(layer, slot, kv_head)[..shape.value_dim()];
+        }
+        let start = (slot * shape.kv_heads() + kv_head) * shape.value_dim();
+        &v[start..start + shape.value_dim()]
     }
 
-    /// The key and the value of `layer` at `slot`, each (kv_heads · head_dim,).
+    /// All keys of `layer` at `slot`, and the values beside them ([`CacheLayer::widths`]).
     pub(crate) fn slot_mut(&mut self, layer: usize, slot: usize) -> (&mut [f64], &mut [f64]) {
         let LayerCache { layer, k, v } = &mut self.layers[layer];
-        let place = slot * layer.width()..(slot + 1) * layer.width();
-        (&mut k[place.clone()], &mut v[place])
+        let [k_place, v_place] = layer.widths().map(|width| slot * width..(slot + 1) * width);
+        (&mut k[k_place], &mut v[v_place])
     }
 
     /// Copies block `from` over block `to`, in every layer.
     pub fn copy_block(&mut self, from: usize, to: usize) {
         for LayerCache { layer, k, v } in &mut self.layers {
-            let block = self.layout.block_len * layer.width();
-            k.copy_within(from * block..(from + 1) * block, to * block);
-            v.copy_within(from * block..(from + 1) * block, to * block);
+            for (cache, width) in [k, v].into_iter().zip(layer.widths()) {
+                let block = self.layout.block_len * width;
+                cache.copy_within(from * block..(from + 1) * block, to * block);
+            }
         }
-    }
-}
-
-impl LayerCache {
-    fn head<'a>(&self, cache: &'a [f64], slot: usize, kv_head: usize) -> &'a [f64] {
-        let start = (slot * self.layer.kv_heads + kv_head) * self.layer.head_dim;
-        &cache[start..start + self.layer.head_dim]
     }
 }

@@ -92,7 +92,7 @@ impl Case {
             Projection { in_features: shape[1], out_features: shape[0], bias: linear.bias.is_some() }
         };
         let heads = |layer: usize, heads: usize, scale: f32, window: Option<usize>| {
-            let kv = plan.kv_layers[layer];
+            let kv = plan.kv_layers[layer].heads().expect("the verifier checks that attention has heads");
             Heads { heads, kv_heads: kv.kv_heads, head_dim: kv.head_dim, scale, window, sinks: None }
         };
         Some(match op {
@@ -117,6 +117,9 @@ impl Case {
             | Op::MoeGlu { .. }
             | Op::MoeDown { .. }
             | Op::KvWrite { .. }
+            | Op::HeadLinear { .. }
+            | Op::LatentWrite { .. }
+            | Op::MlaAttention { .. }
             | Op::GatherColumns { .. }
             | Op::SelectOutputs { .. } => return None,
             Op::Attention { attention: a, .. } => Self::Attention(heads(a.layer, a.heads, a.scale, a.window)),

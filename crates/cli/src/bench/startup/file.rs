@@ -146,6 +146,8 @@ mod tests {
             "mixtral-8x7b",
             "gpt-oss-20b",
             "glm-4.5-air",
+            "glm-4.7-flash",
+            "deepseek-v2-lite",
         ] {
             let plan = shapes::plan_of(name).unwrap();
             // Names and shapes only: an empty tensor stands for each.
