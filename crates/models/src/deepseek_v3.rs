@@ -52,10 +52,10 @@ impl Config {
 
 pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Result<Plan, ModelError> {
     let Config { decoder, attention, feed_forward } = Config::read(config)?;
-    let sizes = (decoder.hidden_size, decoder.rms_norm_eps);
+    let hidden = decoder.hidden_size;
     Graph::build(ARCHITECTURE.model_type, attention.rotary.context_len, source, |g, w| {
         blocks::decoder(g, w, &decoder, |g, w, index, x| {
-            feed_forward.layer(g, w, &decoder, index, x, |g, w, h| attention.of(g, w, sizes, h))
+            feed_forward.layer(g, w, &decoder, index, x, |g, w, h| attention.of(g, w, hidden, h))
         })
     })
 }

@@ -55,6 +55,9 @@ pub(crate) const GGUF: GgufNames = GgufNames {
     ..GgufNames::SHARED
 };
 
+/// What the norms of latent spaces add: transformers does not give them `rms_norm_eps`.
+const LATENT_EPS: f32 = 1e-6;
+
 /// The attention of a layer.
 pub(crate) struct LatentAttention {
     heads: LatentHeads,
@@ -123,14 +126,8 @@ impl LatentAttention {
         })
     }
 
-    /// `self_attn` of x, (tokens, hidden). `eps` is added in every norm.
-    pub(crate) fn of(
-        &self,
-        g: &mut Graph,
-        w: &Weights<'_>,
-        (hidden, eps): (usize, f32),
-        x: Value,
-    ) -> Result<Value, ModelError> {
+    /// `self_attn` of x, (tokens, hidden).
+    pub(crate) fn of(&self, g: &mut Graph, w: &Weights<'_>, hidden: usize, x: Value) -> Result<Value, ModelError> {
         let &Self { heads, nope, rope, value, rank, bias, .. } = self;
         let count = heads.heads;
         let q_width = count * (nope + rope);
@@ -138,7 +135,7 @@ impl LatentAttention {
             None => g.linear(x, w.linear("q_proj", q_width, hidden, false)?, q_width),
             Some(q_rank) => {
                 let q = g.linear(x, w.linear("q_a_proj", q_rank, hidden, bias)?, q_rank);
-                let q = g.rms_norm(q, w.norm("q_a_layernorm", q_rank, eps)?);
+                let q = g.rms_norm(q, w.norm("q_a_layernorm", q_rank, LATENT_EPS)?);
                 g.linear(q, w.linear("q_b_proj", q_width, q_rank, false)?, q_width)
             }
         };
@@ -150,7 +147,7 @@ impl LatentAttention {
         let q_rope = columns(g, q, of_heads(&|head| self.turned(head + nope)));
         let latent = columns(g, kv, (0..rank).collect());
         let k_rope = columns(g, kv, self.turned(rank));
-        let latent = g.rms_norm(latent, w.norm("kv_a_layernorm", rank, eps)?);
+        let latent = g.rms_norm(latent, w.norm("kv_a_layernorm", rank, LATENT_EPS)?);
         let (q_rope, k_rope) = (g.rope(q_rope, &self.rotary.rope), g.rope(k_rope, &self.rotary.rope));
 
         let k_b = w.experts(|head| format!("k_b_proj.{head}"), count, [rank, nope], false)?;
