@@ -168,7 +168,11 @@ fn parity(device: &GpuBackend) -> Checked {
         for model_type in MODEL_TYPES {
             let (textbook, weights) = tiny_model(model_type, 5, format);
             let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
-            if device.claims().lacking(&plan).is_some() {
+            // Another choice of experts is a jump and no rounding: `hotmetal verify` follows the choices of a device, which
+            // this does not. In these two formats none differs.
+            let has_experts = plan.ops.iter().any(|op| op.name() == "moe_route");
+            let is_rounded = !matches!(format, WeightFormat::F32 | WeightFormat::F16);
+            if device.claims().lacking(&plan).is_some() || (has_experts && is_rounded) {
                 continue;
             }
             let mut ours = device.load(plan.clone(), weights.clone(), GOLDEN_KV)?;
