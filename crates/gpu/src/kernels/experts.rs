@@ -121,6 +121,7 @@ impl Routed {
 /// Where rows are put in the order of their experts, for kernels that take a tile of rows of one expert at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowGroups {
+    pub(crate) of: Routed,
     /// i32 for each place in that order: which pair of row and slot, and which row.
     pub(crate) pairs: Region,
     pub(crate) sources: Region,
@@ -148,6 +149,7 @@ impl RowGroups {
     pub(crate) fn new(all: Region, of: Routed, tile_rows: usize) -> Self {
         let [pairs, tiles] = Self::lens(of, tile_rows);
         Self {
+            of,
             tiles: all.part(0, tiles),
             pairs: all.part(tiles, pairs),
             sources: all.part(tiles + pairs, pairs),

@@ -106,7 +106,7 @@ impl InOrder {
     /// The same, and the launch that makes it, unless an op ahead has.
     fn grouping(&self, site: &Site<'_>) -> (RowGroups, Option<Launch>) {
         let groups = self.groups(site);
-        let launch = || gemm_experts::group_rows(site, site.place(self.ids), self.of, &groups);
+        let launch = || gemm_experts::group_rows(site, site.place(self.ids), &groups);
         (groups, (site.grouped != Some((self.ids, groups.tile_rows))).then(launch))
     }
 
@@ -121,10 +121,8 @@ impl InOrder {
         y: (Region, usize),
     ) -> Vec<Launch> {
         match &self.by {
-            ByExperts::Stream(variant) => {
-                vec![experts_rows::launch(site, variant, inputs, self.of, stack, up, groups, y)]
-            }
-            ByExperts::Gemm => gemm_experts::launches(site, inputs, self.of, stack, up, groups, y),
+            ByExperts::Stream(variant) => vec![experts_rows::launch(site, variant, inputs, stack, up, groups, y)],
+            ByExperts::Gemm => gemm_experts::launches(site, inputs, stack, up, groups, y),
         }
     }
 }

@@ -54,7 +54,8 @@ pub(crate) fn can_be(target: &Target, rows: usize, stack: &DeviceExperts, up: Op
 }
 
 /// Puts the rows of a step in the order of the experts that `ids` names.
-pub(crate) fn group_rows(site: &Site<'_>, ids: DeviceRows, of: Routed, groups: &RowGroups) -> Launch {
+pub(crate) fn group_rows(site: &Site<'_>, ids: DeviceRows, groups: &RowGroups) -> Launch {
+    let of = groups.of;
     let params = GroupRowsParams {
         ids: ids.region.address,
         rows: site.live(ids.rows).address,
@@ -83,11 +84,11 @@ pub(crate) fn operand_bytes(of: Routed, k: usize) -> u64 {
 fn activations(
     site: &Site<'_>,
     inputs: Inputs,
-    of: Routed,
     format: DeviceFormat,
     groups: &RowGroups,
     operand: &GemmOperand,
 ) -> Launch {
+    let of = groups.of;
     let Inputs { x, shared, norm } = inputs;
     let select = if shared { groups.sources } else { groups.pairs };
     let gain = site.vector(norm.map(|norm| norm.weight));
@@ -121,12 +122,12 @@ fn activations(
 pub(crate) fn launches(
     site: &Site<'_>,
     inputs: Inputs,
-    of: Routed,
     stack: &Experts,
     up: Option<(&Experts, Activation)>,
     groups: &RowGroups,
     (y, y_stride): (Region, usize),
 ) -> Vec<Launch> {
+    let of = groups.of;
     let place = |experts: &Experts| site.loaded.weights.stack(experts);
     let (stack, activation) = (place(stack), up.map_or(0, |(_, activation)| activation as i32));
     let up = up.map(|(up, _)| place(up));
@@ -206,7 +207,7 @@ pub(crate) fn launches(
         .with(Access::Write, y);
     let launch = experts::with_stack(launch, &stack);
     let launch = up.iter().fold(launch, experts::with_stack);
-    vec![activations(site, inputs, of, weight.format, groups, &operand), launch]
+    vec![activations(site, inputs, weight.format, groups, &operand), launch]
 }
 
 #[cfg(test)]
