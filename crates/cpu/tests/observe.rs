@@ -8,7 +8,7 @@ use backend::{Backend, Observed};
 use cpu::{CpuBackend, CpuOptions};
 use plan::{KvFormat, KvLayout, Op, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
-use testing::tolerance::{model_nmse_max, nmse};
+use testing::tolerance::{checkpoint_nmse_max, nmse};
 use testing::{BlockPool, MODEL_TYPES, Rng, tiny_model};
 
 const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 60 };
@@ -70,7 +70,7 @@ fn every_result_is_shown_and_is_the_ordinary_step_s() {
                     let expected: Vec<_> = expected[at].iter().map(|&x| f64::from(x)).collect();
                     assert_eq!(found.len(), expected.len(), "{model_type}: {at:?}");
                     let error = nmse(found.iter().map(|&x| f64::from(x)), &expected);
-                    let most = model_nmse_max(ActivationRounding::F32, KV.format);
+                    let most = checkpoint_nmse_max(ActivationRounding::F32, KV.format);
                     assert!(error <= most, "{model_type}: {at:?} of {}: NMSE {error:e}", plan.ops[at.0].name());
                 }
             }
