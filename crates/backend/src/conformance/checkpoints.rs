@@ -196,7 +196,7 @@ pub fn compare(
     let load = |side: &Side<'_>| side.backend.load(side.plan.clone(), weights.clone(), *kv);
     let (mut on_device, mut on_other) = (load(device)?, load(other)?);
     let claims = device.backend.claims();
-    let nmse_max = nmse_max(&claims, &other.backend.claims(), work);
+    let nmse_max = nmse_max(&claims, &other.backend.claims(), &device.plan, work);
     let places = places(&device.plan, &other.plan);
     let is_reference = other.backend.device().name == ReferenceBackend::NAME;
     let mut analysis = is_reference.then(|| {
@@ -281,7 +281,7 @@ pub fn num_ops(device: &Side<'_>, other: &Side<'_>, work: &Work) -> usize {
 }
 
 /// What two devices may differ by: nothing where both claim the same arithmetic, otherwise what each claims.
-pub(super) fn nmse_max(a: &Claims, b: &Claims, work: &Work) -> f64 {
+pub(super) fn nmse_max(a: &Claims, b: &Claims, plan: &Plan, work: &Work) -> f64 {
     let arithmetic = a.arithmetic(&work.weights);
     if arithmetic.is_some() && arithmetic == b.arithmetic(&work.weights) {
         return 0.0;
@@ -289,7 +289,7 @@ pub(super) fn nmse_max(a: &Claims, b: &Claims, work: &Work) -> f64 {
     let attention = |claims: &Claims| (claims.attention)(work.kv.format);
     let rounding = |claims: &Claims| tolerance::coarsest(&work.weights, claims.activations, attention(claims));
     let of = |claims| tolerance::checkpoint_nmse_max(rounding(claims), work.kv.format);
-    of(a) + of(b)
+    tolerance::checkpoint_factor(plan) * (of(a) + of(b))
 }
 
 /// A result: the op's place in the plan, and which of its results.

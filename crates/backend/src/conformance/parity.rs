@@ -74,7 +74,7 @@ pub fn greedy(
     assert!(!prompt.is_empty() && kv.num_blocks * kv.block_len >= prompt.len() + num_tokens, "room for the text");
     let load = |side: &Side<'_>| side.backend.load(side.plan.clone(), work.weights.clone(), kv);
     let (mut on_device, mut on_other) = (load(device)?, load(other)?);
-    let nmse_max = nmse_max(&device.backend.claims(), &other.backend.claims(), work);
+    let nmse_max = nmse_max(&device.backend.claims(), &other.backend.claims(), &device.plan, work);
     let mut parity = Parity { nmse_max, ..Parity::default() };
     let mut next = prompt.to_vec();
     let mut done = 0;
