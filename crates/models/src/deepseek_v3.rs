@@ -2,14 +2,14 @@
 //! correction, from the best groups of them, beside a shared one; the first layers are dense. Reference: the
 //! checkpoint's published modelling code, as transformers has it.
 
-use plan::{Graph, Plan, WeightSource};
+use plan::{Plan, WeightSource};
 use serde_json::json;
 
 use crate::architecture::{Architecture, GgufNames};
-use crate::config::{Decoder, Fields};
+use crate::config::Fields;
 use crate::experts::SharedExperts;
-use crate::latent::{self, LatentAttention};
-use crate::{ConfigError, ModelError, blocks};
+use crate::latent::{self, LatentModel};
+use crate::{ConfigError, ModelError};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     model_type: "deepseek_v3",
@@ -26,36 +26,18 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-struct Config {
-    decoder: Decoder,
-    attention: LatentAttention,
-    feed_forward: SharedExperts,
-}
-
-impl Config {
-    fn read(config: &serde_json::Value) -> Result<Self, ConfigError> {
-        let defaults = json!({
-            "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "kv_lora_rank": 512,
-            "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-            "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-            "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "norm_topk_prob": true,
-            "routed_scaling_factor": 2.5,
-        });
-        let fields = Fields::new(config, &defaults)?;
-        Ok(Self {
-            decoder: Decoder::read(&fields)?,
-            attention: LatentAttention::read(&fields)?,
-            feed_forward: SharedExperts::by_sigmoid(&fields)?,
-        })
-    }
+fn read(config: &serde_json::Value) -> Result<LatentModel, ConfigError> {
+    let defaults = json!({
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "kv_lora_rank": 512,
+        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+        "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "norm_topk_prob": true,
+        "routed_scaling_factor": 2.5,
+    });
+    let fields = Fields::new(config, &defaults)?;
+    LatentModel::read(&fields, SharedExperts::by_sigmoid)
 }
 
 pub(crate) fn plan(config: &serde_json::Value, source: &dyn WeightSource) -> Result<Plan, ModelError> {
-    let Config { decoder, attention, feed_forward } = Config::read(config)?;
-    let hidden = decoder.hidden_size;
-    Graph::build(ARCHITECTURE.model_type, attention.rotary.context_len, source, |g, w| {
-        blocks::decoder(g, w, &decoder, |g, w, index, x| {
-            feed_forward.layer(g, w, &decoder, index, x, |g, w, h| attention.of(g, w, hidden, h))
-        })
-    })
+    read(config)?.plan(ARCHITECTURE.model_type, source)
 }

@@ -69,8 +69,8 @@ impl Experts {
     }
 }
 
-/// The second halves of layers of which the first are dense, and the others have experts that are chosen for a token
-/// beside some that every token takes: DeepSeek's, and GLM's after them.
+/// The feed-forward blocks of DeepSeek's models, and of GLM's after them. The first layers are dense. The others choose
+/// experts for each token, and have shared experts that every token takes.
 pub(crate) struct SharedExperts {
     /// Of the dense layers.
     mlp: Mlp,

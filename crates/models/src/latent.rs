@@ -7,12 +7,13 @@
 //! out of it (`v_b_proj`), so that no key or value of a head is ever made. Readers of checkpoints give the rows so,
 //! head by head.
 
-use plan::{Graph, LatentHeads, Value, Weights};
+use plan::{Graph, LatentHeads, Plan, Value, WeightSource, Weights};
 
 use crate::architecture::GgufNames;
-use crate::config::{Fields, WIDTH_MAX, invalid};
+use crate::config::{Decoder, Fields, WIDTH_MAX, invalid};
+use crate::experts::SharedExperts;
 use crate::rope::{self, Rotary};
-use crate::{ConfigError, ModelError};
+use crate::{ConfigError, ModelError, blocks};
 
 /// What GGUF files call the parts of these models: one architecture there, `deepseek2`, whatever checkpoints call it.
 pub(crate) const GGUF: GgufNames = GgufNames {
@@ -55,11 +56,41 @@ pub(crate) const GGUF: GgufNames = GgufNames {
     ..GgufNames::SHARED
 };
 
+/// A model whose layers are latent attention, and then a dense feed-forward block or experts.
+pub(crate) struct LatentModel {
+    decoder: Decoder,
+    attention: LatentAttention,
+    feed_forward: SharedExperts,
+}
+
+impl LatentModel {
+    /// `feed_forward`: how the fields of the feed-forward blocks are read.
+    pub(crate) fn read(
+        fields: &Fields<'_>,
+        feed_forward: fn(&Fields<'_>) -> Result<SharedExperts, ConfigError>,
+    ) -> Result<Self, ConfigError> {
+        Ok(Self {
+            decoder: Decoder::read(fields)?,
+            attention: LatentAttention::read(fields)?,
+            feed_forward: feed_forward(fields)?,
+        })
+    }
+
+    pub(crate) fn plan(&self, model_type: &str, source: &dyn WeightSource) -> Result<Plan, ModelError> {
+        let Self { decoder, attention, feed_forward } = self;
+        Graph::build(model_type, attention.rotary.context_len, source, |g, w| {
+            blocks::decoder(g, w, decoder, |g, w, index, x| {
+                feed_forward.layer(g, w, decoder, index, x, |g, w, h| attention.of(g, w, decoder.hidden_size, h))
+            })
+        })
+    }
+}
+
 /// What the norms of latent spaces add: transformers does not give them `rms_norm_eps`.
 const LATENT_EPS: f32 = 1e-6;
 
 /// The attention of a layer.
-pub(crate) struct LatentAttention {
+struct LatentAttention {
     heads: LatentHeads,
     /// Features of a head's query and key that no position turns, and those that it does.
     nope: usize,
@@ -70,7 +101,7 @@ pub(crate) struct LatentAttention {
     rank: usize,
     /// Latent numbers that queries are made from, where they are.
     q_rank: Option<usize>,
-    pub(crate) rotary: Rotary,
+    rotary: Rotary,
     /// Whether the pairs that turn lie beside each other, and not half a head apart.
     is_interleaved: bool,
     /// Whether the projections into latent spaces and out of attention have biases.
@@ -78,7 +109,7 @@ pub(crate) struct LatentAttention {
 }
 
 impl LatentAttention {
-    pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, ConfigError> {
+    fn read(fields: &Fields<'_>) -> Result<Self, ConfigError> {
         let width = 1..=WIDTH_MAX;
         let heads = fields.required("num_attention_heads", width.clone())?;
         // GGUF files say 1, because all heads share the row.
