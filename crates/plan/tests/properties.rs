@@ -97,7 +97,7 @@ fn live_max(plan: &Plan, shape: StepShape) -> usize {
 #[test]
 fn memory_plans_hold_every_live_value_and_little_more() {
     let mut rng = Rng::new(11);
-    let mut worst = 1f64;
+    let (mut worst, mut beyond) = (1f64, 0);
     for model_type in MODEL_TYPES {
         for seed in SEEDS {
             let (textbook, _) = tiny_model(model_type, seed, WeightFormat::F32);
@@ -109,11 +109,14 @@ fn memory_plans_hold_every_live_value_and_little_more() {
                 memory.check(&plan).unwrap();
                 let live = live_max(&plan, shape);
                 assert!(memory.len >= live, "{} elements for {live} alive", memory.len);
-                worst = worst.max(memory.len as f64 / live as f64);
+                let share = memory.len as f64 / live as f64;
+                worst = worst.max(share);
+                beyond += usize::from(share > 1.3);
             }
         }
     }
-    // What is lost to fragmentation: at most 1.27 of the least there can be in plans without latent attention, and 1.51 in
-    // those with it, whose values have many widths.
+    // What is lost to fragmentation: 1.51 of the least there can be in one `qwen2_moe`, of 62 tokens and 43 outputs, and at
+    // most 1.3 in all other plans, those with latent attention among them.
+    assert_eq!(beyond, 1);
     assert!(worst <= 1.55, "{worst}");
 }
