@@ -174,6 +174,7 @@ impl Backend for CpuBackend {
             | Op::GatherColumns { .. }
             | Op::HeadLinear { .. }
             | Op::LatentWrite { .. }
+            | Op::LatentRopeWrite { .. }
             | Op::MlaAttention { .. }
             | Op::SelectOutputs { .. }
             | Op::NormLinear { .. }

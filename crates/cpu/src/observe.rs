@@ -44,7 +44,7 @@ pub(crate) fn replay<'a>(
             observer(index, Observed::CacheKeys, &keys);
             observer(index, Observed::CacheValues, &values);
         }
-        if let Op::LatentWrite { layer, .. } = *op {
+        if let Op::LatentWrite { layer, .. } | Op::LatentRopeWrite { layer, .. } = *op {
             let (rows, _) = written(&executable.cache, &executable.layers[layer], &executable.rows);
             observer(index, Observed::CacheKeys, &rows);
         }

@@ -62,7 +62,7 @@ fn every_result_is_shown_and_is_the_ordinary_step_s() {
                 // Keys and values, or the rows of a latent layer.
                 let written = |op: &Op| match op {
                     Op::KvWrite { .. } | Op::RopeKvWrite { .. } => 2,
-                    Op::LatentWrite { .. } => 1,
+                    Op::LatentWrite { .. } | Op::LatentRopeWrite { .. } => 1,
                     _ => 0,
                 };
                 assert_eq!(found.len(), plan.values.len() + plan.ops.iter().map(written).sum::<usize>());

@@ -431,7 +431,10 @@ impl Backend for GpuBackend {
             // One kernel reads all experts of a stack, at equal distances, and gate and up together.
             Op::ExpertLinear { experts, .. } => are_alike(&formats[..experts.count]),
             // Refused as a whole: see `claims`.
-            Op::HeadLinear { .. } | Op::LatentWrite { .. } | Op::MlaAttention { .. } => false,
+            Op::HeadLinear { .. }
+            | Op::LatentWrite { .. }
+            | Op::LatentRopeWrite { .. }
+            | Op::MlaAttention { .. } => false,
             Op::MoeDown { down, .. } => are_alike(&formats[..down.count]),
             Op::MoeGlu { gate, up, .. } => {
                 let gates = &formats[1..=gate.count];

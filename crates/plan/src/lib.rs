@@ -33,8 +33,8 @@ pub use hidden::hidden_states;
 pub use memory::{MemoryError, MemoryPlan};
 pub use op::Op;
 pub use ops::{
-    Activation, Attention, ExpertGroups, Experts, GroupScore, Linear, MlaAttention, Norm, Rope, RopeScaling,
-    RouteWeights, Router, Scores, WrittenOut,
+    Activation, Attention, ExpertGroups, Experts, GroupScore, LatentColumns, Linear, MlaAttention, Norm, Rope,
+    RopeScaling, RouteWeights, Router, Scores, WrittenOut,
 };
 pub use passes::{fuse, restrict_outputs};
 pub use plan::Plan;

@@ -4,12 +4,13 @@
 use crate::cost::Prices;
 use crate::ops::{
     AddOp, AttentionOp, Cache, CombineOp, Definition, EmbedOp, ExpertLinearOp, GateRowsOp, GatherColumnsOp, GluOp,
-    HeadLinearOp, KvWriteOp, LatentWriteOp, LinearOp, LinearResidualOp, LogitsOp, Meaning, MlaAttentionOp, MoeDownOp,
-    MoeGluOp, MoeRouteOp, NormGluOp, NormLinearOp, RmsNormOp, RopeKvWriteOp, RopeOp, RouteOp, SelectOutputsOp,
-    WrittenOut,
+    HeadLinearOp, KvWriteOp, LatentRopeWriteOp, LatentWriteOp, LinearOp, LinearResidualOp, LogitsOp, Meaning,
+    MlaAttentionOp, MoeDownOp, MoeGluOp, MoeRouteOp, NormGluOp, NormLinearOp, RmsNormOp, RopeKvWriteOp, RopeOp,
+    RouteOp, SelectOutputsOp, WrittenOut,
 };
 use crate::{
-    Activation, Attention, Experts, KvFormat, Linear, MlaAttention, Norm, Plan, Router, StepCost, Value, WeightId,
+    Activation, Attention, Experts, KvFormat, LatentColumns, Linear, MlaAttention, Norm, Plan, Router, StepCost, Value,
+    WeightId,
 };
 
 /// One op. The first group is what model files write; the second is what passes make of it, each with the meaning of
@@ -276,6 +277,26 @@ pub enum Op {
         /// As `q`.
         q_out: Value,
     },
+    /// Takes apart what latent attention is made from: q_nope and q_rope are columns of q, cache ← columns of kv, the
+    /// latent ones normalised; q_rope and the last columns of the row are turned.
+    LatentRopeWrite {
+        /// (tokens, heads · qk_head_dim).
+        q: Value,
+        /// (tokens, dim + rope).
+        kv: Value,
+        /// Which columns are which part.
+        columns: LatentColumns,
+        /// Of the latent numbers.
+        norm: Norm,
+        /// An index into [`Plan::ropes`].
+        rope: usize,
+        /// An index into [`Plan::kv_layers`].
+        layer: usize,
+        /// (tokens, heads · nope).
+        q_nope: Value,
+        /// (tokens, heads · rope), turned by the token's position.
+        q_rope: Value,
+    },
     /// `out = norm(x[output_rows]) · headᵀ + b`.
     Logits {
         /// (tokens, hidden_size).
@@ -329,6 +350,9 @@ impl Op {
             }
             Self::RopeKvWrite { q, k, v, q_norm, k_norm, rope, layer, q_out } => {
                 visit(&RopeKvWriteOp { q, k, v, q_norm, k_norm, rope, layer, q_out })
+            }
+            Self::LatentRopeWrite { q, kv, columns, norm, rope, layer, q_nope, q_rope } => {
+                visit(&LatentRopeWriteOp { q, kv, columns, norm, rope, layer, q_nope, q_rope })
             }
             Self::Logits { x, norm, head, out } => visit(&LogitsOp { x, norm, head, out }),
         }

@@ -45,6 +45,15 @@ impl Shapes<'_> {
         Err(format!("`{what}` ({value}) has width {}, expected a multiple of head_dim {head_dim}", self.width(value)))
     }
 
+    /// `x` has the columns that an order names.
+    pub(crate) fn columns(&self, x: Value, order: usize) -> Checked {
+        let (width, mut columns) = (self.width(x), self.plan.orders[order].iter());
+        match columns.find(|&&column| column as usize >= width) {
+            Some(column) => Err(format!("its order names column {column} of {width}")),
+            None => Ok(()),
+        }
+    }
+
     /// The heads whose keys and values `layer` keeps.
     pub(crate) fn kv_layer(&self, layer: usize) -> Checked<KvLayer> {
         self.plan.kv_layers[layer].heads().ok_or_else(|| format!("cache layer {layer} has latent rows, expected heads"))

@@ -125,13 +125,11 @@ fn check_order(plan: &Plan, operands: &Operands, seen: &mut Seen) -> Checked {
             true;
     }
     let layer = operands.cache.map(Cache::layer);
-    let tables = [
-        ("rope", operands.rope, plan.ropes.len()),
-        ("order", operands.order, plan.orders.len()),
-        ("cache layer", layer, plan.kv_layers.len()),
-    ];
-    for (what, index, len) in tables {
-        if let Some(index) = index.filter(|&index| index >= len) {
+    let tables = [("rope", operands.rope, plan.ropes.len()), ("cache layer", layer, plan.kv_layers.len())];
+    let tables = tables.into_iter().filter_map(|(what, index, len)| Some((what, index?, len)));
+    let orders = operands.orders.iter().map(|&order| ("order", order, plan.orders.len()));
+    for (what, index, len) in tables.chain(orders) {
+        if index >= len {
             return Err(format!("uses {what} {index}, but the plan has {len}"));
         }
     }
@@ -378,6 +376,28 @@ mod tests {
             &[("`kv_write`: cache layer 0 has latent rows, expected heads", |p| {
                 p.kv_layers[0] = LatentLayer { dim: 2, rope: 2 }.into();
             })],
+        );
+    }
+
+    #[test]
+    fn each_fault_in_the_shapes_of_what_stands_between_the_projections_of_latent_attention_is_named() {
+        check(
+            &fuse(latent()),
+            &[
+                ("`latent_rope_write`: rope 0 is for heads of 4, cache layer 0 turns 3", |p| {
+                    p.kv_layers[0] = LatentLayer { dim: 6, rope: 3 }.into();
+                }),
+                ("`latent_rope_write`: weight `kv_a_layernorm.weight` has shape [5], expected [6]", |p| {
+                    p.weights.iter_mut().find(|w| w.name == "kv_a_layernorm.weight").unwrap().shape = vec![5];
+                }),
+                ("`latent_rope_write`: order 2 has 5 columns of `latent`, expected 6", |p| {
+                    p.orders[2].pop();
+                }),
+                ("`latent_rope_write`: its order names column 10 of 10", |p| p.orders[3][1] = 10),
+                ("`latent_rope_write`: `q_nope` (v3) is (tokens, 6), expected (tokens, 5)", |p| {
+                    p.orders[0].pop();
+                }),
+            ],
         );
     }
 

@@ -11,6 +11,7 @@ mod gather_columns;
 mod glu;
 mod head_linear;
 mod kv_write;
+mod latent_rope_write;
 mod latent_write;
 mod linear;
 mod linear_residual;
@@ -65,6 +66,9 @@ pub(crate) fn compile(compiler: &mut Compiler<'_>, op: &Op) -> Box<dyn Work> {
         Op::KvWrite { layer, k, v } => kv_write::compile(compiler, layer, k, v),
         Op::RopeKvWrite { q, k, v, q_norm, k_norm, rope, layer, q_out } => {
             rope_kv_write::compile(compiler, [q, k, v, q_out], [q_norm, k_norm], rope, layer)
+        }
+        Op::LatentRopeWrite { q, kv, columns, norm, rope, layer, q_nope, q_rope } => {
+            latent_rope_write::compile(compiler, [q, kv, q_nope, q_rope], columns, norm, rope, layer)
         }
         Op::Attention { q, attention, out } => attention::compile(compiler, q, attention, out),
         Op::Glu { gate, up, activation, out } => glu::compile(compiler, [gate, up], activation, out),

@@ -180,7 +180,10 @@ fn launches(site: &Site<'_>, op: &Op) -> Vec<Launch> {
         Op::MoeDown { x, ids, weights, ref down, residual, out } => {
             moe::down(site, op, [x, ids, weights], down, residual, out)
         }
-        Op::HeadLinear { .. } | Op::LatentWrite { .. } | Op::MlaAttention { .. } => {
+        Op::HeadLinear { .. }
+        | Op::LatentWrite { .. }
+        | Op::LatentRopeWrite { .. }
+        | Op::MlaAttention { .. } => {
             unreachable!("the backend claims to lack latent attention, so that no such plan is loaded")
         }
         Op::GatherColumns { x, order, out } => {

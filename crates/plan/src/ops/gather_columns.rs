@@ -20,7 +20,7 @@ impl Meaning for GatherColumnsOp {
     }
 
     fn operands(&self) -> Operands {
-        Operands { inputs: vec![self.x], outputs: vec![self.out], order: Some(self.order), ..Operands::default() }
+        Operands { inputs: vec![self.x], outputs: vec![self.out], orders: vec![self.order], ..Operands::default() }
     }
 
     fn with_values(&self, map: &mut dyn FnMut(Value) -> Value) -> Op {
@@ -29,10 +29,7 @@ impl Meaning for GatherColumnsOp {
 
     fn check(&self, shapes: &Shapes<'_>) -> Checked {
         let order = &shapes.plan.orders[self.order];
-        let width = shapes.width(self.x);
-        if let Some(column) = order.iter().find(|&&column| column as usize >= width) {
-            return Err(format!("its order names column {column} of {width}"));
-        }
+        shapes.columns(self.x, self.order)?;
         shapes.rows("out", self.out, shapes.plan.value(self.x).rows)?;
         shapes.width_is("out", self.out, order.len())
     }

@@ -13,6 +13,7 @@ mod gather_columns;
 mod glu;
 mod head_linear;
 mod kv_write;
+mod latent_rope_write;
 mod latent_write;
 mod linear;
 mod linear_residual;
@@ -38,6 +39,7 @@ use crate::{Op, Plan, StepCost, Value, ValueInfo, WeightId};
 pub use attention::Attention;
 pub use expert_linear::Experts;
 pub use glu::Activation;
+pub use latent_rope_write::LatentColumns;
 pub use linear::Linear;
 pub use mla_attention::MlaAttention;
 pub use rms_norm::Norm;
@@ -54,6 +56,7 @@ pub(crate) use gather_columns::GatherColumnsOp;
 pub(crate) use glu::GluOp;
 pub(crate) use head_linear::HeadLinearOp;
 pub(crate) use kv_write::{KvWriteOp, kv_write_bound};
+pub(crate) use latent_rope_write::LatentRopeWriteOp;
 pub(crate) use latent_write::LatentWriteOp;
 pub(crate) use linear::{LinearOp, LinearWeights};
 pub(crate) use linear_residual::LinearResidualOp;
@@ -105,8 +108,8 @@ pub(crate) struct Operands {
     pub(crate) weights: Vec<WeightId>,
     /// An index into [`Plan::ropes`].
     pub(crate) rope: Option<usize>,
-    /// An index into [`Plan::orders`].
-    pub(crate) order: Option<usize>,
+    /// Indices into [`Plan::orders`].
+    pub(crate) orders: Vec<usize>,
     /// What it does to the cache.
     pub(crate) cache: Option<Cache>,
     /// Those of its inputs and outputs that are ids of experts.

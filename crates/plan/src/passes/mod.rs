@@ -3,6 +3,7 @@
 //! Each pass is one file that finds groups of ops whose intermediates nobody else reads. The meaning of a fused op is
 //! the ops it replaces, in the same order of arithmetic: the reference interpreter gives the same bits for both.
 
+mod latent_rope_write;
 mod linear_residual;
 mod logits;
 mod moe;
@@ -22,7 +23,15 @@ pub fn fuse(plan: Plan) -> Plan {
     // `logits` before `norm_linear`, which would take the final norm and the head; `norm_glu` before it for the same
     // reason, and before `linear_residual` only by habit: they share no op. `moe` before both, because it wants a norm
     // whose result is read by all of them.
-    let passes = [logits::run, moe::run, norm_glu::run, norm_linear::run, rope_kv_write::run, linear_residual::run];
+    let passes = [
+        logits::run,
+        moe::run,
+        norm_glu::run,
+        norm_linear::run,
+        rope_kv_write::run,
+        latent_rope_write::run,
+        linear_residual::run,
+    ];
     passes.into_iter().fold(plan, run)
 }
 
@@ -47,7 +56,7 @@ fn run(mut plan: Plan, pass: fn(&mut Plan)) -> Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_plans::{HIDDEN, VOCAB, decoder, mixture, plan_of};
+    use crate::test_plans::{HIDDEN, VOCAB, decoder, latent, mixture, plan_of};
     use crate::{Activation, Graph, Heads, Op, Rope, RopeScaling, RouteWeights, Router, Rows, Scores, Value};
 
     fn op_names(plan: &Plan) -> Vec<&'static str> {
@@ -68,6 +77,23 @@ v8 = linear_residual(v7, v6; 0.down_proj.weight)
 ";
         assert!(text.starts_with(expected), "{text}");
         assert!(text.ends_with("v17 = logits(v16; norm.weight, embed_tokens.weight)\n"), "{text}");
+    }
+
+    #[test]
+    fn latent_attention_becomes_the_fused_ops() {
+        let fused = fuse(latent());
+        let expected = [
+            "embed",
+            "norm_linear",
+            "latent_rope_write",
+            "head_linear",
+            "mla_attention",
+            "head_linear",
+            "linear_residual",
+            "logits",
+        ];
+        assert_eq!(op_names(&fused), expected, "{fused}");
+        assert_eq!(fuse(fused.clone()), fused);
     }
 
     #[test]

@@ -119,6 +119,7 @@ impl Case {
             | Op::KvWrite { .. }
             | Op::HeadLinear { .. }
             | Op::LatentWrite { .. }
+            | Op::LatentRopeWrite { .. }
             | Op::MlaAttention { .. }
             | Op::GatherColumns { .. }
             | Op::SelectOutputs { .. } => return None,
