@@ -188,7 +188,7 @@ KERNEL(kv_write_f32, KvWriteParams<f32>, NoGroup, 128, kv_write<f32>)
 KERNEL(kv_write_f16, KvWriteParams<f16>, NoGroup, 128, kv_write<f16>)
 
 // block_copy: one block of one layer's keys and values over another, whatever their format, two bytes at a time.
-// Grid (halves / 128, 2).
+// Grid (halves / 128, 2), of a latent cache, which has keys alone, (…, 1).
 struct BlockCopyParams {
   Ptr<f16> keys;
   Ptr<f16> values;

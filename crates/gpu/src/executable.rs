@@ -41,6 +41,7 @@ pub(crate) struct GpuExecutable {
     glu_bounds: GluBounds,
     angles: Vec<Region>,
     orders: Vec<Region>,
+    head_ids: Region,
     cache: KvCache,
     counters: Region,
     memory: Memory,
@@ -159,6 +160,7 @@ pub(crate) fn footprint(
         weights: &DeviceWeights::default(),
         angles: &[],
         orders: &[],
+        head_ids: nowhere,
         cache: &cache,
         target,
         chosen: Region::default(),
@@ -173,6 +175,7 @@ pub(crate) fn footprint(
     let step = layouts.iter().map(|layout| layout.step.bytes()).max().unwrap_or(0);
     let angles = plan.ropes.iter().map(|rope| (max_positions(plan, &kv) * rope.dims) as u64 * 4).sum::<u64>();
     let orders = plan.orders.iter().map(|order| size_of_val(&order[..]) as u64).sum::<u64>();
+    let orders = orders + size_of_val(&ops::latent::head_ids(plan)[..]) as u64;
     let counters = counters_len(plan, &target) as u64 * 4;
     let messages = layouts.iter().map(|layout| layout.messages).max().unwrap_or(0);
     Footprint { weights, kv_cache, activations: arena + step + messages + angles + orders + counters + CHOSEN_BYTES }
@@ -200,6 +203,7 @@ impl GpuExecutable {
         let angles = angles.collect::<Result<_, _>>().map_err(error("rotary angles"))?;
         let orders = plan.orders.iter().map(|order| upload_table(&mut *driver, order));
         let orders = orders.collect::<Result<_, _>>().map_err(error("orders of columns"))?;
+        let head_ids = upload_table(&mut *driver, &ops::latent::head_ids(&plan)).map_err(error("numbers of heads"))?;
         let counters = allocate_counters(&mut *driver, &plan, &target).map_err(error("counters"))?;
         let chosen = driver.allocate(CHOSEN_BYTES).map_err(error("activations"))?;
         let costs = profile::costs(&plan, &weights, cache.layout.format);
@@ -213,6 +217,7 @@ impl GpuExecutable {
             glu_bounds,
             angles,
             orders,
+            head_ids,
             cache,
             counters,
             memory: Memory::default(),
@@ -241,6 +246,7 @@ impl GpuExecutable {
             weights: &self.weights,
             angles: &self.angles,
             orders: &self.orders,
+            head_ids: self.head_ids,
             cache: &self.cache,
             target: self.target,
             counters: self.counters,
@@ -394,7 +400,10 @@ impl GpuExecutable {
 
     fn layer(&self, op: usize) -> Option<LayerCache> {
         match self.plan.ops[op] {
-            Op::KvWrite { layer, .. } | Op::RopeKvWrite { layer, .. } => Some(self.cache.layers[layer]),
+            Op::KvWrite { layer, .. }
+            | Op::RopeKvWrite { layer, .. }
+            | Op::LatentWrite { layer, .. }
+            | Op::LatentRopeWrite { layer, .. } => Some(self.cache.layers[layer]),
             _ => None,
         }
     }
@@ -561,7 +570,10 @@ impl Executable for GpuExecutable {
             }
             if let Some(layer) = self.layer(op) {
                 observer(op, Observed::CacheKeys, &self.read_cache(layer, layer.keys, input)?);
-                observer(op, Observed::CacheValues, &self.read_cache(layer, layer.values, input)?);
+                // A latent layer has rows alone.
+                if layer.values.bytes > 0 {
+                    observer(op, Observed::CacheValues, &self.read_cache(layer, layer.values, input)?);
+                }
             }
         }
         self.logits = logits;
@@ -581,6 +593,7 @@ fn allocate_counters(driver: &mut dyn Driver, plan: &Plan, target: &Target) -> R
 pub(crate) fn counters_len(plan: &Plan, target: &Target) -> usize {
     let heads = plan.ops.iter().filter_map(|op| match *op {
         Op::Attention { ref attention, .. } => Some(attention.heads),
+        Op::MlaAttention { attention, .. } => Some(attention.heads),
         _ => None,
     });
     attention::num_counters(target, heads.max().unwrap_or(0))
@@ -603,6 +616,9 @@ fn upload_angles(driver: &mut dyn Driver, rope: &Rope, positions: usize) -> Resu
 /// A table that steps read.
 fn upload_table<T: bytemuck::NoUninit>(driver: &mut dyn Driver, table: &[T]) -> Result<Region, DriverError> {
     let bytes = size_of_val(table) as u64;
+    if bytes == 0 {
+        return Ok(Region::default());
+    }
     let region = Region { address: driver.allocate(bytes)?, bytes };
     driver.upload(region.address, bytemuck::cast_slice(table))?;
     Ok(region)

@@ -131,7 +131,7 @@ pub(crate) fn hash(bytes: &[u8]) -> u64 {
 }
 
 /// The files of `kernels/all.h`, in its order.
-const KERNELS: [(&str, &str); 20] = [
+const KERNELS: [(&str, &str); 22] = [
     ("parts.h", include_str!("../kernels/parts.h")),
     ("operand.h", include_str!("../kernels/operand.h")),
     ("embed.h", include_str!("../kernels/embed.h")),
@@ -141,6 +141,7 @@ const KERNELS: [(&str, &str); 20] = [
     ("linear_batch.h", include_str!("../kernels/linear_batch.h")),
     ("route.h", include_str!("../kernels/route.h")),
     ("experts.h", include_str!("../kernels/experts.h")),
+    ("head_linear.h", include_str!("../kernels/head_linear.h")),
     ("rope_kv_write.h", include_str!("../kernels/rope_kv_write.h")),
     ("linear_stream.h", include_str!("../kernels/linear_stream.h")),
     ("experts_stream.h", include_str!("../kernels/experts_stream.h")),
@@ -148,6 +149,7 @@ const KERNELS: [(&str, &str); 20] = [
     ("attention.h", include_str!("../kernels/attention.h")),
     ("attention_f16.h", include_str!("../kernels/attention_f16.h")),
     ("attention_tiles.h", include_str!("../kernels/attention_tiles.h")),
+    ("mla_attention.h", include_str!("../kernels/mla_attention.h")),
     ("elementwise.h", include_str!("../kernels/elementwise.h")),
     ("choose.h", include_str!("../kernels/choose.h")),
     ("sample.h", include_str!("../kernels/sample.h")),

@@ -36,8 +36,8 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Feature, Footprint, check_load};
-use plan::{KvFormat, KvLayout, Op, Plan, StepShape};
+use backend::{Backend, BackendError, Claims, Copied, DeviceInfo, Executable, Footprint, check_load};
+use plan::{CacheLayer, KvFormat, KvLayout, LatentLayer, Op, Plan, StepShape};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 
 use driver::cuda::{CudaDevice, CudaDriver};
@@ -45,7 +45,7 @@ use driver::cuda::{CudaDevice, CudaDriver};
 use driver::metal::{MetalDevice, MetalDriver};
 use driver::{Driver, DriverError};
 use kernel_source::ImageOf;
-use kernels::route;
+use kernels::{mla_attention, route};
 use target::{Matrix, Target};
 use weights::{DeviceFormat, DeviceWeights};
 
@@ -422,6 +422,9 @@ impl Backend for GpuBackend {
             | Op::GatherColumns { .. }
             | Op::SelectOutputs { .. }
             | Op::RopeKvWrite { .. }
+            | Op::LatentWrite { .. }
+            | Op::LatentRopeWrite { .. }
+            | Op::MlaAttention { .. }
             | Op::Glu { .. }
             | Op::Combine { .. }
             | Op::GateRows { .. } => true,
@@ -429,12 +432,9 @@ impl Backend for GpuBackend {
                 router.top_k <= route::TOP_K_MAX && router.groups.is_none_or(|groups| groups.count <= route::GROUPS_MAX)
             }
             // One kernel reads all experts of a stack, at equal distances, and gate and up together.
-            Op::ExpertLinear { experts, .. } => are_alike(&formats[..experts.count]),
-            // Refused as a whole: see `claims`.
-            Op::HeadLinear { .. }
-            | Op::LatentWrite { .. }
-            | Op::LatentRopeWrite { .. }
-            | Op::MlaAttention { .. } => false,
+            Op::ExpertLinear { experts, .. } | Op::HeadLinear { heads: experts, .. } => {
+                are_alike(&formats[..experts.count])
+            }
             Op::MoeDown { down, .. } => are_alike(&formats[..down.count]),
             Op::MoeGlu { gate, up, .. } => {
                 let gates = &formats[1..=gate.count];
@@ -485,7 +485,6 @@ impl Backend for GpuBackend {
             attention,
             bit_exact: batch_invariant,
             same_bits: Some(arithmetic),
-            lacks: &[Feature::LatentAttention],
             ..Claims::default()
         }
     }
@@ -541,6 +540,17 @@ impl GpuBackend {
             plan.kv_layers.iter().filter_map(|layer| Some(layer.heads()?.head_dim)).chain(rope_heads).collect();
         if let Some(head_dim) = heads.into_iter().find(|&head_dim| head_dim > HEAD_DIM_MAX) {
             return refuse(format!("its attention is for heads of up to {HEAD_DIM_MAX} features, not {head_dim}"));
+        }
+        for LatentLayer { dim, rope } in plan.kv_layers.iter().copied().filter_map(CacheLayer::latent) {
+            if dim > mla_attention::DIM_MAX || dim + rope > mla_attention::ROW_MAX {
+                return refuse(format!(
+                    "its latent attention is for rows of up to {} latent numbers, and {} with those that turn; not {dim} \
+                     and {}",
+                    mla_attention::DIM_MAX,
+                    mla_attention::ROW_MAX,
+                    dim + rope
+                ));
+            }
         }
         if let Some(odd) = plan.ropes.iter().map(|rope| rope.head_dim).find(|head_dim| !head_dim.is_multiple_of(2)) {
             return refuse(format!("it turns heads of an even number of features, not of {odd}"));

@@ -417,6 +417,90 @@ params! {
         operand: OperandPlace,
     }
 
+    /// `mla_attention.h`
+    "MlaParams<f32> MlaParams<f16>" struct MlaParams {
+        attention: AttentionParams,
+        q_rope: Address,
+        parts: Address,
+        rope: i32,
+        q_rope_stride: i32,
+        tile: i32,
+        padding: i32,
+    }
+
+    /// `mla_attention.h`
+    "LatentWriteParams<f32> LatentWriteParams<f16>" struct LatentWriteParams {
+        latent: Address,
+        rope: Address,
+        rows: Address,
+        slots: Address,
+        cache: Address,
+        dim: i32,
+        rope_dim: i32,
+        latent_stride: i32,
+        rope_stride: i32,
+    }
+
+    /// `mla_attention.h`
+    "LatentRopeWriteParams<f32> LatentRopeWriteParams<f16>" struct LatentRopeWriteParams {
+        q: Address,
+        kv: Address,
+        q_nope_columns: Address,
+        q_rope_columns: Address,
+        latent_columns: Address,
+        rope_columns: Address,
+        gain: Address,
+        angles: Address,
+        rows: Address,
+        positions: Address,
+        slots: Address,
+        q_nope: Address,
+        q_rope: Address,
+        cache: Address,
+        heads: i32,
+        nope: i32,
+        dim: i32,
+        rope_dim: i32,
+        q_stride: i32,
+        kv_stride: i32,
+        q_nope_stride: i32,
+        q_rope_stride: i32,
+        turned: i32,
+        eps: f32,
+    }
+
+    /// `head_linear.h`
+    "HeadLinearParams" struct HeadLinearParams {
+        weight: Address,
+        scales: Address,
+        bias: Address,
+        matrix_scales: Address,
+        x: Address,
+        columns: Address,
+        rows: Address,
+        y: Address,
+        n: i32,
+        k: i32,
+        stride: i32,
+        bias_stride: i32,
+        x_stride: i32,
+        y_stride: i32,
+        heads: i32,
+        groups: i32,
+    }
+
+    /// `mla_attention.h`
+    "LatentHeadParams" struct LatentHeadParams {
+        heads: HeadLinearParams,
+        write: LatentRopeWriteParams,
+    }
+
+    /// `mla_attention.h`
+    "FoldHeadParams" struct FoldHeadParams {
+        heads: HeadLinearParams,
+        mla: MlaParams,
+    }
+
     /// `attention_f16.h`
     "RopeAttentionParams" struct RopeAttentionParams {
         attention: AttentionParams,

@@ -122,6 +122,30 @@ fn models() -> Vec<(&'static str, Value)> {
                 }),
             ),
         ),
+        (
+            "glm4-moe-lite",
+            with(
+                config("glm4_moe_lite", 2048, 10_240, 20, 20, 64),
+                json!({
+                    "q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+                    "v_head_dim": 256, "n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536,
+                    "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+                    "norm_topk_prob": true, "routed_scaling_factor": 1.8,
+                }),
+            ),
+        ),
+        (
+            "deepseek-v2-lite",
+            with(
+                config("deepseek_v2", 2048, 10_944, 16, 16, 64),
+                json!({
+                    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+                    "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408,
+                    "n_shared_experts": 2, "first_k_dense_replace": 1, "topk_method": "greedy",
+                    "scoring_func": "softmax", "norm_topk_prob": false, "routed_scaling_factor": 1.0,
+                }),
+            ),
+        ),
         ("odd", config("llama", 40, 56, 3, 1, 10)),
     ]
 }
@@ -140,6 +164,7 @@ struct Loaded {
     glu_bounds: GluBounds,
     angles: Vec<Region>,
     orders: Vec<Region>,
+    head_ids: Region,
     cache: KvCache,
     counters: Region,
     chosen: Region,
@@ -164,6 +189,7 @@ impl Loaded {
             glu_bounds: GluBounds::of_all(plan, 900.0),
             angles,
             orders,
+            head_ids: table(size_of_val(&ops::latent::head_ids(plan)[..]) as u64),
             cache: KvCache::at(nowhere(2, cache_bytes), &plan.kv_layers, kv),
             counters: nowhere(4, counters_len(plan, &target) as u64 * 4),
             chosen: nowhere(5, (4096 * size_of::<Chosen>()) as u64),
@@ -177,6 +203,7 @@ impl Loaded {
             weights: &self.weights,
             angles: &self.angles,
             orders: &self.orders,
+            head_ids: self.head_ids,
             cache: &self.cache,
             target: self.target,
             counters: self.counters,

@@ -23,6 +23,8 @@ pub(crate) struct LoadedPlan<'a> {
     pub(crate) angles: &'a [Region],
     /// i32, one for each of [`Plan::orders`].
     pub(crate) orders: &'a [Region],
+    /// f32, from 0 on: the heads whose matrices are their own, as ids of experts.
+    pub(crate) head_ids: Region,
     pub(crate) cache: &'a KvCache,
     pub(crate) target: Target,
     /// Counters of attention, zero between launches.

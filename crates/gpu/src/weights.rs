@@ -150,10 +150,10 @@ pub(crate) struct DeviceWeights {
     matrix_scales: HashMap<usize, Region>,
 }
 
-/// The stacks of experts that the ops of a plan read.
+/// The stacks of experts that the ops of a plan read; the matrices of heads are such a stack.
 pub(crate) fn stacks(plan: &Plan) -> impl Iterator<Item = Experts> + '_ {
     plan.ops.iter().flat_map(|op| match *op {
-        Op::ExpertLinear { experts, .. } => vec![experts],
+        Op::ExpertLinear { experts, .. } | Op::HeadLinear { heads: experts, .. } => vec![experts],
         Op::MoeGlu { gate, up, .. } => vec![gate, up],
         Op::MoeDown { down, .. } => vec![down],
         _ => vec![],

@@ -128,6 +128,8 @@ const SHORT: [usize; 4] = [1, 2, 5, 17];
 const TALL: [usize; 4] = [1, 2, 30, 200];
 /// Sequences over several blocks of the cache.
 const CACHED: [usize; 4] = [1, 2, 33, 70];
+/// A sequence over two tiles of a latent cache.
+const TWO_TILES: [usize; 4] = [1, 2, 3, 66];
 /// A sequence over more positions than a kernel takes at once.
 const LONG: [usize; 4] = [1, 2, 20, 330];
 
@@ -348,7 +350,43 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
             }),
         );
     }
+    let nope = in_widths[0];
+    push(
+        format!("latent attention of 3 heads of {nope} over rows of {LATENT} and {TURNED}, with their matrices"),
+        TWO_TILES,
+        Arc::new(move |g, w| published_latent_case(g, w, nope)),
+    );
     cases
+}
+
+/// Latent numbers of a row in published models, and turned ones.
+const LATENT: usize = 512;
+const TURNED: usize = 64;
+
+/// Latent attention in the widths of published models, from the results of projections to what the output projection
+/// reads. Half a head turns, and pairs lie beside each other.
+fn published_latent_case(g: &mut Graph, w: &Weights<'_>, nope: usize) -> Result<Value, BuildError> {
+    const HEADS: usize = 3;
+    const VALUES: usize = 5;
+    let (wide, row) = (nope + TURNED, LATENT + TURNED);
+    let q = input(g, w, "q", HEADS * VALUES, HEADS * wide)?;
+    let kv = input(g, w, "kv", HEADS * VALUES, row)?;
+    let pairs = |first: usize| (0..2).flat_map(move |half| (0..TURNED / 2).map(move |pair| first + 2 * pair + half));
+    let mut columns = |x, columns: Vec<usize>| g.gather_columns(x, columns.into_iter().map(|at| at as u32).collect());
+    let q_nope = columns(q, (0..HEADS).flat_map(|head| head * wide..head * wide + nope).collect());
+    let q_rope = columns(q, (0..HEADS).flat_map(|head| pairs(head * wide + nope)).collect());
+    let latent = columns(kv, (0..LATENT).collect());
+    let turned = columns(kv, pairs(LATENT).collect());
+    let rope = Rope { head_dim: TURNED, dims: TURNED, theta: 1e4, scaling: RopeScaling::None, attention_factor: 1.0 };
+    let latent = g.rms_norm(latent, w.norm("kv_a_layernorm", LATENT, EPS)?);
+    let (q_rope, turned) = (g.rope(q_rope, &rope), g.rope(turned, &rope));
+    let keys = w.experts(|head| format!("k_b.{head}"), HEADS, [LATENT, nope], false)?;
+    let values = w.experts(|head| format!("v_b.{head}"), HEADS, [VALUES, LATENT], false)?;
+    let q_latent = g.head_linear(q_nope, keys, LATENT);
+    let scale = 1.0 / (wide as f32).sqrt();
+    let o = g.mla_attention([q_latent, q_rope], [latent, turned], LatentHeads { heads: HEADS, scale });
+    let o = g.head_linear(o, values, VALUES);
+    Ok(g.select_outputs(o))
 }
 
 /// The cases of ops without weights.
@@ -463,7 +501,10 @@ pub(super) fn weightless_op_cases() -> Vec<OpCase> {
 }
 
 /// Heads, latent numbers, and turned ones.
-const LATENT_HEADS: [(usize, usize, usize); 5] = [(1, 1, 2), (3, 18, 6), (20, 64, 16), (5, 33, 10), (33, 16, 4)];
+///
+/// The last two are those of published models, which have kernels of their own.
+const LATENT_HEADS: [(usize, usize, usize); 7] =
+    [(1, 1, 2), (3, 18, 6), (20, 64, 16), (5, 33, 10), (33, 16, 4), (3, 512, 64), (20, 512, 64)];
 
 /// A router and what it chooses among.
 #[derive(Clone, Copy)]

@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use backend::Feature;
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepShape, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::Rng;
@@ -76,10 +75,6 @@ fn every_launch_keeps_to_what_metal_can_run() {
     for model_type in MODEL_TYPES {
         let plain = WeightFormat::ALL.map(|format| tiny_model(model_type, 1, format));
         for (textbook, weights) in plain.into_iter().chain([tiny_int4_model(model_type, 1)]) {
-            // Latent attention is refused when it is loaded.
-            if Feature::LatentAttention.is_in(&textbook) {
-                continue;
-            }
             let fused = Arc::new(fuse(restrict_outputs((*textbook).clone())));
             for batch_invariant in [false, true] {
                 for kv in [KvFormat::F32, KvFormat::F16] {

@@ -28,6 +28,19 @@ pub(crate) struct AttentionVariant {
     pub(crate) loops: bool,
 }
 
+impl AttentionVariant {
+    /// Whether a row's positions are cut, and groups make partial results of them.
+    fn is_cut(&self) -> bool {
+        self.max_splits > 1 && !self.loops
+    }
+
+    /// Bytes of the partial results of so many rows of `heads` query heads.
+    pub(crate) fn partials_bytes(&self, heads: usize, singles: usize) -> u64 {
+        let numbers = singles * heads * self.max_splits * (self.dim + STATS_LEN);
+        if self.is_cut() { numbers as u64 * F32 } else { 0 }
+    }
+}
+
 /// Positions of a tile, as in `kernels/attention.h`.
 const TILE: usize = 16;
 
@@ -121,25 +134,22 @@ fn variant_for(loaded: &LoadedPlan<'_>, attention: &Attention, rows: usize) -> A
 
 /// Bytes of the partial results where the positions of so many rows are cut.
 pub(crate) fn partials_bytes(loaded: &LoadedPlan<'_>, attention: &Attention, singles: usize) -> u64 {
-    let variant = variant_for(loaded, attention, singles);
-    if variant.max_splits == 1 || variant.loops {
-        return 0;
-    }
-    (singles * attention.heads * variant.max_splits * (variant.dim + STATS_LEN)) as u64 * F32
+    variant_for(loaded, attention, singles).partials_bytes(attention.heads, singles)
 }
 
 /// What a launch of single rows is made of.
-struct SingleRows {
-    variant: AttentionVariant,
-    params: AttentionParams,
-    groups: [usize; 3],
+pub(crate) struct SingleRows {
+    pub(crate) variant: AttentionVariant,
+    pub(crate) params: AttentionParams,
+    pub(crate) groups: [usize; 3],
     /// Beside those that all kernels of attention have.
-    operands: Vec<(Access, Region)>,
+    pub(crate) operands: Vec<(Access, Region)>,
 }
 
 /// Rows that are alone in their sequence, or few: each for itself.
 pub(crate) fn launch(site: &Site<'_>, q: DeviceRows, attention: &Attention, out: DeviceRows, singles: usize) -> Launch {
-    let SingleRows { variant, params, groups, operands } = single_rows(site, q, attention, out, singles);
+    let variant = variant_for(site.loaded, attention, singles);
+    let SingleRows { variant, params, groups, operands } = single_rows(site, variant, q, attention, out, singles);
     let launch = launch_of(site, variant.kernel, groups, &params, q, attention)
         .with_groups_of(variant.threads, variant.group_bytes);
     operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
@@ -157,7 +167,8 @@ pub(crate) fn rope_launch(
     singles: usize,
 ) -> Option<Launch> {
     let cache = &site.loaded.cache.layers[attention.layer];
-    let SingleRows { variant, params, groups, operands } = single_rows(site, q, attention, out, singles);
+    let variant = variant_for(site.loaded, attention, singles);
+    let SingleRows { variant, params, groups, operands } = single_rows(site, variant, q, attention, out, singles);
     let kernel = match variant.kernel {
         "attention_f16_d64_wide" => "rope_attention_f16_d64_wide",
         "attention_f16_d128_wide" => "rope_attention_f16_d128_wide",
@@ -194,10 +205,17 @@ pub(crate) fn rope_launch(
     Some(constants.chain(operands).fold(launch, |launch, (access, region)| launch.with(access, region)))
 }
 
-fn single_rows(site: &Site<'_>, q: DeviceRows, attention: &Attention, out: DeviceRows, singles: usize) -> SingleRows {
-    let variant = variant_for(site.loaded, attention, singles);
+/// What a launch of `variant` is made of.
+pub(crate) fn single_rows(
+    site: &Site<'_>,
+    variant: AttentionVariant,
+    q: DeviceRows,
+    attention: &Attention,
+    out: DeviceRows,
+    singles: usize,
+) -> SingleRows {
     let (offset, bytes) = site.layout.partials;
-    let is_cut = variant.max_splits > 1 && !variant.loops;
+    let is_cut = variant.is_cut();
     let (mut partials, mut stats, mut counters) = (Region::default(), Region::default(), Region::default());
     let chunks = (attention.heads / site.loaded.cache.layers[attention.layer].layer.kv_heads).div_ceil(variant.heads);
     let groups_of_row = site.loaded.cache.layers[attention.layer].layer.kv_heads * chunks;

@@ -131,7 +131,9 @@ pub(crate) fn block_copy(cache: &KvCache, layer: usize, from: u32, to: u32) -> L
         block_halves: index(halves),
         padding: 0,
     };
-    Launch::new("block_copy", [halves.div_ceil(GROUP_THREADS as usize), 2, 1], &params)
+    // A latent layer has rows alone.
+    let planes = if layer.values.bytes > 0 { 2 } else { 1 };
+    Launch::new("block_copy", [halves.div_ceil(GROUP_THREADS as usize), planes, 1], &params)
         .with(Access::Update, layer.keys)
         .with(Access::Update, layer.values)
 }

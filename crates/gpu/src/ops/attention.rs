@@ -2,7 +2,7 @@
 
 use plan::{Attention, Op, Plan, Rope, StepShape};
 
-use crate::kernels::{attention, attention_tiles};
+use crate::kernels::{attention, attention_tiles, mla_attention};
 use crate::launch::{Access, Launch};
 use crate::site::{DeviceRows, LoadedPlan, Site};
 use crate::step_input::AttentionItems;
@@ -16,8 +16,12 @@ pub(crate) fn has_tiles(loaded: &LoadedPlan<'_>) -> bool {
 
 /// Bytes of the partial results of an attention whose rows are cut.
 pub(crate) fn partials_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
-    let Op::Attention { ref attention, .. } = *op else { return 0 };
-    attention::partials_bytes(loaded, attention, AttentionItems::new(shape, has_tiles(loaded)).singles)
+    let singles = || AttentionItems::new(shape, has_tiles(loaded)).singles;
+    match *op {
+        Op::Attention { ref attention, .. } => attention::partials_bytes(loaded, attention, singles()),
+        Op::MlaAttention { ref attention, .. } => mla_attention::partials_bytes(loaded, attention, singles()),
+        _ => 0,
+    }
 }
 
 /// The launches of attention.

@@ -3,6 +3,7 @@
 
 mod attention;
 pub(crate) mod glu_bounds;
+pub(crate) mod latent;
 mod moe;
 mod projection;
 
@@ -10,7 +11,7 @@ use plan::{MemoryPlan, Op, Rows, StepShape};
 
 use crate::kernels::elementwise::{self, SecondOperand};
 use crate::kernels::experts::{self, ExpertsKind};
-use crate::kernels::{Projection, Projections, choose, embed, rms_norm, rope_kv_write, route};
+use crate::kernels::{Projection, Projections, choose, embed, mla_attention, rms_norm, rope_kv_write, route};
 use crate::launch::{Launch, Region};
 use crate::site::{ArenaLayout, F32, LoadedPlan, ROW_ALIGN, Site};
 use crate::step_input::StepLayout;
@@ -29,6 +30,7 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout 
     let mut padded = plan.clone();
     padded.values.iter_mut().for_each(|value| value.width = value.width.next_multiple_of(ROW_ALIGN));
     attention::keep_operands(&mut padded);
+    latent::keep_operands(&mut padded);
     let memory = MemoryPlan::new(&padded, shape);
     let most = |bytes: &dyn Fn(&Op) -> u64| plan.ops.iter().map(bytes).max().unwrap_or(0);
     let mut end = (memory.len as u64 * F32).next_multiple_of(256);
@@ -37,13 +39,16 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout 
         end += bytes.next_multiple_of(256);
         (start, bytes)
     };
-    let scratch =
-        reserve(most(&|op| projection::scratch_bytes(loaded, op, shape).max(moe::scratch_bytes(loaded, op, shape))));
+    let scratch = reserve(most(&|op| {
+        let of_op = [projection::scratch_bytes, moe::scratch_bytes, latent::scratch_bytes];
+        of_op.iter().map(|bytes| bytes(loaded, op, shape)).max().unwrap_or(0)
+    }));
     let pairs = plan.ops.windows(2);
     let direct_operand =
         reserve(pairs.map(|pair| projection::direct_operand_bytes(loaded, pair, shape)).max().unwrap_or(0));
     let partials = reserve(most(&|op| attention::partials_bytes(loaded, op, shape)));
-    let row_groups = reserve(most(&|op| moe::row_groups_bytes(loaded, op, shape)));
+    let row_groups =
+        reserve(most(&|op| moe::row_groups_bytes(loaded, op, shape).max(latent::row_groups_bytes(loaded, op, shape))));
     let choose_parts = reserve(choose::parts_bytes(plan.vocab_size, shape.outputs));
     ArenaLayout {
         step: StepLayout::new(shape, plan, &cache.layout, attention::has_tiles(loaded)),
@@ -86,6 +91,14 @@ pub(crate) fn lower(
         }) {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
+        } else if let Some(launch) = next.filter(|_| !keep).and_then(|next| latent::write_heads(&site, op, next)) {
+            ops.push(OpLaunches { op: index, launches: vec![launch] });
+            ops.push(OpLaunches { op: index + 1, launches: vec![] });
+        } else if let Some([launch, heads]) =
+            next.filter(|_| !keep).and_then(|next| latent::attention_heads(&site, op, next))
+        {
+            ops.push(OpLaunches { op: index, launches: vec![launch] });
+            ops.push(OpLaunches { op: index + 1, launches: vec![heads] });
         } else if let Some(launch) = Some(index).filter(|_| routes_with_glu).and_then(|at| moe::route_glu(&site, at)) {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
@@ -180,11 +193,13 @@ fn launches(site: &Site<'_>, op: &Op) -> Vec<Launch> {
         Op::MoeDown { x, ids, weights, ref down, residual, out } => {
             moe::down(site, op, [x, ids, weights], down, residual, out)
         }
-        Op::HeadLinear { .. }
-        | Op::LatentWrite { .. }
-        | Op::LatentRopeWrite { .. }
-        | Op::MlaAttention { .. } => {
-            unreachable!("the backend claims to lack latent attention, so that no such plan is loaded")
+        Op::HeadLinear { x, ref heads, out } => latent::head_launches(site, op, x, heads, out),
+        Op::LatentWrite { layer, latent, rope } => {
+            vec![mla_attention::latent_write(site, layer, place(latent), place(rope))]
+        }
+        Op::LatentRopeWrite { q_nope, q_rope, .. } => latent::rope_write(site, op, q_nope, q_rope),
+        Op::MlaAttention { q_latent, q_rope, ref attention, out } => {
+            latent::attention(site, [q_latent, q_rope], attention, out)
         }
         Op::GatherColumns { x, order, out } => {
             let order = SecondOperand::Indices(site.loaded.orders[order]);

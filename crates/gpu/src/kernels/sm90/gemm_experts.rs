@@ -50,7 +50,9 @@ pub(crate) fn can_be(target: &Target, rows: usize, stack: &DeviceExperts, up: Op
             && stack.bias_stride == up.bias_stride
             && up.first.values.address.0 > stack.first.values.address.0
     };
-    may_be(target, rows) && is_copied(stack) && up.is_none_or(|up| is_copied(up) && follows(up))
+    // A slice for each slot must begin on 16 bytes.
+    let begins = up.is_some() || stack.first.row_len.is_multiple_of(4);
+    may_be(target, rows) && begins && is_copied(stack) && up.is_none_or(|up| is_copied(up) && follows(up))
 }
 
 /// Puts the rows of a step in the order of the experts that `ids` names.

@@ -1,0 +1,80 @@
+//! `kernels/head_linear.h`: each head of a row by a matrix of its own.
+
+use plan::Experts;
+
+use crate::kernels::experts;
+use crate::launch::{Access, GROUP_SIMDS, Launch, Region};
+use crate::params::HeadLinearParams;
+use crate::site::{DeviceRows, Site, index};
+use crate::weights::{DeviceExperts, DeviceFormat};
+
+/// Output features of a group: four lanes make one.
+const OUTPUTS: usize = 8 * GROUP_SIMDS;
+
+/// Rows that share what is read of a matrix, where there are more than one.
+const ROWS: usize = 4;
+
+/// What a launch is made of, whatever its kernel gets the rows from.
+pub(crate) struct HeadLaunch {
+    pub(crate) params: HeadLinearParams,
+    /// Outputs, rows and heads, a group for so many of each.
+    pub(crate) groups: [usize; 3],
+    pub(crate) format: DeviceFormat,
+    /// Whether a group has one row.
+    pub(crate) one: bool,
+    stack: DeviceExperts,
+    operands: [(Access, Region); 3],
+}
+
+impl HeadLaunch {
+    /// Of rows of `x`; of those columns, where an order is given.
+    pub(crate) fn new(
+        site: &Site<'_>,
+        x: DeviceRows,
+        columns: Option<usize>,
+        heads: &Experts,
+        out: DeviceRows,
+    ) -> Self {
+        let stack = site.loaded.weights.stack(heads);
+        let of_stack = experts::stack_params(&stack);
+        let columns = columns.map_or(Region::default(), |order| site.loaded.orders[order]);
+        let (n, rows) = (stack.first.rows, site.num_rows(x.rows));
+        let one = rows == 1;
+        let groups = [n.div_ceil(OUTPUTS), rows.div_ceil(if one { 1 } else { ROWS }), stack.count];
+        let params = HeadLinearParams {
+            weight: of_stack.weight,
+            scales: of_stack.scales,
+            bias: of_stack.bias,
+            matrix_scales: of_stack.matrix_scales,
+            x: x.region.address,
+            columns: columns.address,
+            rows: site.live(x.rows).address,
+            y: out.region.address,
+            n: index(n),
+            k: index(stack.first.row_len),
+            stride: of_stack.stride,
+            bias_stride: of_stack.bias_stride,
+            x_stride: index(x.stride),
+            y_stride: index(out.stride),
+            heads: index(stack.count),
+            groups: index(groups[0]),
+        };
+        let operands =
+            [(Access::Constant, columns), (Access::Constant, site.live(x.rows)), (Access::Write, out.region)];
+        Self { params, groups, format: stack.first.format, one, stack, operands }
+    }
+
+    /// A launch with its weights and result among the operands; the rows are others'.
+    pub(crate) fn with_operands(&self, launch: Launch) -> Launch {
+        let launch = self.operands.iter().fold(launch, |launch, &(access, region)| launch.with(access, region));
+        experts::with_stack(launch, &self.stack)
+    }
+}
+
+/// What the matrices of `heads` make of each row of `x`.
+pub(crate) fn launch(site: &Site<'_>, x: DeviceRows, heads: &Experts, out: DeviceRows) -> Launch {
+    let of = HeadLaunch::new(site, x, None, heads, out);
+    let format = of.format;
+    let kernel = if of.one { named!(format, "head_linear_", "_m1") } else { named!(format, "head_linear_", "_m4") };
+    of.with_operands(Launch::new(kernel, of.groups, &of.params).with(Access::Read, x.region))
+}
