@@ -15,7 +15,9 @@ pub(crate) struct Scheduled {
     pub(crate) index: Option<usize>,
     /// The output of the step before that is its token, where the host does not know that yet.
     pub(crate) fed: Option<u32>,
-    /// Its next so many tokens.
+    /// The position of the first of its tokens in this step.
+    pub(crate) first: usize,
+    /// So many tokens from there on.
     pub(crate) num_tokens: usize,
     /// Rows of them, before the last, whose logits say how likely the prompt's next token was, or whose states are pooled.
     pub(crate) num_scored: usize,
@@ -65,9 +67,7 @@ impl Batch {
         input.block_copies.extend_from_slice(&self.copies);
         for item in &self.items {
             let sequence = &running[item.index.expect("a step is written down when it is scheduled")];
-            // A token that the step before makes stands behind those that are known.
-            let first = if item.fed.is_some() { sequence.tokens.len() } else { sequence.num_computed };
-            let end = first + item.num_tokens;
+            let (first, end) = (item.first, item.first + item.num_tokens);
             debug_assert!(kv.is_writable(&sequence.table, first, end), "a shared block would be written");
             let table = &sequence.table.blocks()[..kv.blocks_for(end)];
             let first_row = match item.fed {

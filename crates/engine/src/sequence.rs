@@ -12,6 +12,17 @@ use crate::sampler::{GrammarState, History, SampledToken};
 use crate::scheduler::ServiceOrder;
 use crate::{EngineConfig, FinishReason, Pooling};
 
+/// What the step under way computes of a sequence. It is set only while the step after that one is scheduled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UnderWay {
+    /// Tokens that the step computes.
+    pub(crate) num_tokens: usize,
+    /// The step's output that is the sequence's next token, if these are all the tokens that it has.
+    pub(crate) output: Option<u32>,
+    /// Whether that token is the last, whatever it is.
+    pub(crate) ends: bool,
+}
+
 /// One completion of a request: tokens, how many of them are computed, and the blocks that hold their keys and values.
 #[derive(Debug)]
 pub(crate) struct Sequence {
@@ -23,6 +34,7 @@ pub(crate) struct Sequence {
     pub(crate) prompt_len: usize,
     /// Tokens whose keys and values are in the cache.
     pub(crate) num_computed: usize,
+    pub(crate) under_way: UnderWay,
     pub(crate) table: BlockTable,
     /// Completions that branch off when the prompt is computed.
     pub(crate) num_forks: usize,
@@ -48,6 +60,7 @@ impl Sequence {
             prompt_len: tokens.len(),
             tokens,
             num_computed: 0,
+            under_way: UnderWay::default(),
             table: BlockTable::new(request.cache_domain),
             num_forks: request.num_completions - 1,
             grammar: request.grammar.as_ref().map(|grammar| grammar.start()),
@@ -68,6 +81,7 @@ impl Sequence {
             tokens: self.tokens.clone(),
             prompt_len: self.prompt_len,
             num_computed: self.num_computed,
+            under_way: UnderWay::default(),
             table,
             num_forks: 0,
             cached_tokens: self.cached_tokens,
@@ -79,9 +93,19 @@ impl Sequence {
         }
     }
 
-    /// Tokens that are not computed yet; the logits after the last of them give the next.
+    /// The position of the first token that is neither computed nor under way.
+    pub(crate) fn next_position(&self) -> usize {
+        self.num_computed + self.under_way.num_tokens
+    }
+
+    /// Tokens that are neither computed nor under way, the one that the step under way makes included; the logits after
+    /// the last of them give the next.
     pub(crate) fn num_pending(&self) -> usize {
-        self.tokens.len() - self.num_computed
+        match self.under_way {
+            UnderWay { ends: true, .. } => 0,
+            UnderWay { output: Some(_), .. } => 1,
+            _ => self.tokens.len() - self.next_position(),
+        }
     }
 
     /// The grammar that steps do not wait for any more, where this sequence has such a one.

@@ -255,7 +255,12 @@ impl Engine {
     /// seen after that: then the row was computed for nothing.
     fn run_ahead(&mut self, watch: &mut impl StepWatch) {
         let Self { executable, scheduler, kv, batch, next, is_ahead, .. } = self;
-        if !scheduler.config().run_ahead || !executable.can_queue() || !scheduler.follow(batch, kv, next) {
+        if !scheduler.config().run_ahead || !executable.can_queue() {
+            return;
+        }
+        let follows = scheduler.follow(batch, kv, next);
+        scheduler.started().iter().for_each(|&request| watch.started(request));
+        if !follows {
             return;
         }
         let input = next.step_input(scheduler.running(), kv, true);

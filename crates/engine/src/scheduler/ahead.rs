@@ -1,9 +1,9 @@
 //! Steps that are submitted to the device before the host knows the tokens of the step before.
 
 use super::Scheduler;
-use crate::batch::{Batch, Scheduled};
+use crate::batch::Batch;
 use crate::kv_cache::KvCache;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, UnderWay};
 
 impl Scheduler {
     /// Whether a device can choose every token of `batch`, and nothing else is wanted of it.
@@ -35,32 +35,70 @@ impl Scheduler {
         batch.items.iter().any(|item| item.index.is_some())
     }
 
-    /// Fills `next` with the step after `batch`, which is under way, for the tokens that it will make, and reserves its
-    /// blocks. Returns whether there is one: not where anything else would have to be decided first, such as who starts,
-    /// who gives up blocks, or what a prompt that is not computed yet goes on with.
-    pub(crate) fn follow(&mut self, batch: &Batch, kv: &mut KvCache, next: &mut Batch) -> bool {
+    /// Fills `next` with the step after `batch`, which is under way, and reserves its blocks: texts go on with the tokens
+    /// that `batch` will make, prompts with their next tokens, and waiting sequences start. Returns whether there is such a
+    /// step: not where the tokens of `batch` have to be known first, because the host chooses some or completions branch
+    /// off, and not where a sequence would have to give up blocks.
+    ///
+    /// Sequences that start move the others: the places in `batch` are those after that.
+    pub(crate) fn follow(&mut self, batch: &mut Batch, kv: &mut KvCache, next: &mut Batch) -> bool {
         next.clear();
-        let width: usize = self.running.iter().map(Sequence::width).sum();
-        let starts = self.waiting.first().is_some_and(|next| width + next.width() <= self.config.max_sequences);
-        let all_run = batch.items.iter().filter(|item| item.index.is_some()).count() == self.running.len();
-        if starts || !all_run || width != self.running.len() || batch.items.iter().any(|item| !item.wants_token) {
+        self.started.clear();
+        if !self.can_follow() {
             return false;
         }
-        for (output, item) in (0..).zip(&batch.items) {
-            let Some(index) = item.index else { continue };
-            let sequence = &mut self.running[index];
-            if sequence.ends_with_next(&self.config) {
-                continue;
-            }
-            if !kv.extend(&mut sequence.table, sequence.tokens.len()) {
-                return false;
-            }
-            let scheduled = Scheduled { fed: Some(output), num_tokens: 1, num_scored: 0, wants_token: true, ..*item };
-            next.items.push(scheduled);
+        self.set_under_way(batch);
+        let num_running = self.running.len();
+        if self.extend_texts(kv) {
+            self.start_waiting(kv);
+            self.share_out_budget(next);
+        }
+        self.running.iter_mut().for_each(|sequence| sequence.under_way = UnderWay::default());
+        if self.running.len() != num_running {
+            self.find_again(batch);
         }
         let any = !next.is_empty();
         self.num_steps += u64::from(any);
         self.num_ahead += u64::from(any);
+        self.gave_states &= !any;
         any
+    }
+
+    /// Whether the device chooses the next token of every sequence that can be part of the next step, and none branches
+    /// off.
+    fn can_follow(&self) -> bool {
+        let is_for_device = |sequence: &Sequence| !sequence.is_embedding() && self.is_chosen_by_device(sequence);
+        if !self.running.iter().all(|sequence| sequence.width() == 1 && is_for_device(sequence)) {
+            return false;
+        }
+        // One that the host chooses for starts in a step that is not ahead.
+        let mut width = self.running.len();
+        let mut may_start = self.waiting.iter().take_while(|next| {
+            width += next.width();
+            width <= self.config.max_sequences
+        });
+        may_start.all(is_for_device)
+    }
+
+    /// Notes in each sequence what `batch` computes of it.
+    fn set_under_way(&mut self, batch: &Batch) {
+        let mut num_outputs = 0;
+        for item in &batch.items {
+            num_outputs += item.num_outputs() as u32;
+            let output = item.wants_token.then(|| num_outputs - 1);
+            let Some(index) = item.index else { continue };
+            let sequence = &mut self.running[index];
+            let ends = item.wants_token && sequence.ends_with_next(&self.config);
+            sequence.under_way = UnderWay { num_tokens: item.num_tokens, output, ends };
+        }
+    }
+
+    /// Room in a block for the next token of each text. Returns whether there was enough without a copy.
+    fn extend_texts(&mut self, kv: &mut KvCache) -> bool {
+        let mut texts = self.running.iter_mut().filter(|sequence| sequence.is_decode());
+        texts.all(|sequence| {
+            let position = sequence.next_position();
+            kv.extend(&mut sequence.table, position)
+        })
     }
 }

@@ -39,7 +39,8 @@ impl Scheduler {
                 index += 1;
                 continue;
             }
-            match kv.make_writable(&mut sequence.table, sequence.num_computed) {
+            let position = sequence.next_position();
+            match kv.make_writable(&mut sequence.table, position) {
                 Ok(copy) => {
                     batch.copies.extend(copy);
                     index += 1;
@@ -63,7 +64,8 @@ impl Scheduler {
         insert_in_order(&mut self.waiting, sequence);
     }
 
-    fn start_waiting(&mut self, kv: &mut KvCache) {
+    /// Starts waiting sequences, in their order, as long as there is room for the first of them.
+    pub(super) fn start_waiting(&mut self, kv: &mut KvCache) {
         let mut width: usize = self.running.iter().map(Sequence::width).sum();
         while let Some(next) = self.waiting.first_mut() {
             width += next.width();
@@ -95,7 +97,8 @@ impl Scheduler {
         }
     }
 
-    fn share_out_budget(&self, batch: &mut Batch) {
+    /// Gives the running sequences the tokens of the step.
+    pub(super) fn share_out_budget(&self, batch: &mut Batch) {
         let mut budget = self.config.max_batch_tokens;
         // Each that runs may want a row of its own.
         let mut scored_budget = self.config.max_batch_outputs - self.running.len();
@@ -125,9 +128,9 @@ impl Scheduler {
                 }
                 budget -= num_tokens;
                 let wants_token = num_tokens == sequence.num_pending();
-                let order = sequence.order;
+                let (order, first, fed) = (sequence.order, sequence.next_position(), sequence.under_way.output);
                 let index = Some(index);
-                batch.items.push(Scheduled { order, index, fed: None, num_tokens, num_scored, wants_token });
+                batch.items.push(Scheduled { order, index, fed, first, num_tokens, num_scored, wants_token });
             }
         }
     }

@@ -123,6 +123,34 @@ fn a_long_prompt_is_computed_in_chunks_while_others_go_on() {
 }
 
 #[test]
+fn steps_run_ahead_while_prompts_are_read_and_while_requests_start() {
+    let greedy = |prompt: &[u32], max_tokens| Request {
+        max_tokens: Some(max_tokens),
+        ignore_eos: true,
+        ..Request::new(prompt.to_vec(), SamplingParams::greedy())
+    };
+    let device = || NullExecutable::new(config().kv, VOCAB_SIZE).with_queue();
+    let config = EngineConfig { max_mixed_tokens: 5, ..config() };
+    let mut engine = Engine::new(Box::new(device()), config.clone()).unwrap();
+    // The second is read in pieces beside the first, the third starts while that goes on.
+    let requests = [greedy(&[1, 2], 30), greedy(&[3; 22], 20), greedy(&[4; 17], 12)];
+    let mut outputs = Vec::new();
+    let ids = requests.clone().map(|request| {
+        let id = engine.submit(request).unwrap();
+        outputs.extend(engine.step());
+        outputs.extend(engine.step());
+        id
+    });
+    outputs.extend(run(&mut engine));
+    for (id, request) in ids.into_iter().zip(&requests) {
+        let len = request.max_tokens.unwrap();
+        assert_eq!(text(&outputs, id, 0), expected_text(&config, request, len));
+    }
+    let stats = engine.stats();
+    assert_eq!(stats.num_ahead, stats.num_steps - 1, "only the first step follows none: {stats:?}");
+}
+
+#[test]
 fn texts_that_go_on_wait_for_few_tokens_of_prompts() {
     let widths = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&widths);
