@@ -1,5 +1,7 @@
 //! What one step computes: the schedule, and the step input made from it.
 
+use std::time::Duration;
+
 use plan::{BlockCopy, FED, StepInput};
 
 use crate::kv_cache::KvCache;
@@ -41,6 +43,8 @@ pub(crate) struct Batch {
     pub(crate) copies: Vec<BlockCopy>,
     /// Whether its rows are wanted as hidden states, for embeddings, and not as logits.
     pub(crate) hidden: bool,
+    /// When it was submitted, where somebody takes times.
+    pub(crate) submitted: Option<Duration>,
     input: StepInput,
 }
 
@@ -49,6 +53,7 @@ impl Batch {
         self.items.clear();
         self.copies.clear();
         self.hidden = false;
+        self.submitted = None;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -58,6 +63,14 @@ impl Batch {
     /// Rows of logits, or of states.
     pub(crate) fn num_outputs(&self) -> usize {
         self.items.iter().map(Scheduled::num_outputs).sum()
+    }
+
+    /// Sequences that compute one token, and the tokens of the others.
+    pub(crate) fn num_texts_and_prompt_tokens(&self) -> (usize, usize) {
+        self.items.iter().fold((0, 0), |(texts, tokens), item| match item.num_tokens {
+            1 => (texts + 1, tokens),
+            of_prompt => (texts, tokens + of_prompt),
+        })
     }
 
     /// Writes the step down for the backend, which is to choose the tokens where it `chooses`.

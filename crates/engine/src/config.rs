@@ -1,5 +1,7 @@
 //! The sizes and limits that an engine is made with.
 
+use std::time::Duration;
+
 use plan::KvLayout;
 
 use crate::EngineError;
@@ -20,6 +22,13 @@ pub struct EngineConfig {
     /// Of these, tokens of prompts in a step in which texts go on too, at least 1: the fewer, the shorter a text waits for its
     /// next token, and the longer a prompt for its first.
     pub max_mixed_tokens: usize,
+    /// How long a step may take in which prompts are read and texts go on, because that is the time between two tokens of
+    /// these texts. The engine chooses the tokens of prompts by the times that [`crate::StepWatch::now`] shows, from
+    /// `min_mixed_tokens` to `max_mixed_tokens`. `None`: always `max_mixed_tokens`.
+    pub step_target: Option<Duration>,
+    /// Tokens of prompts that such a step has at least, however long it then takes, so that prompts are read on slow
+    /// devices too.
+    pub min_mixed_tokens: usize,
     /// Rows of logits made in one step: more than `max_sequences`. The rest is for log-probabilities of prompts.
     pub max_batch_outputs: usize,
     /// Sequences that run at a time (a request with n completions counts n).
@@ -49,6 +58,8 @@ impl EngineConfig {
             eos_token_ids,
             max_batch_tokens: 512,
             max_mixed_tokens: 512,
+            step_target: None,
+            min_mixed_tokens: 32,
             max_batch_outputs: 64,
             max_sequences: 16,
             max_waiting: 256,
@@ -74,6 +85,7 @@ impl EngineConfig {
         at_least("max_sequences", self.max_sequences, 1, "")?;
         at_least("max_batch_tokens", self.max_batch_tokens, self.max_sequences, ", the max_sequences")?;
         at_least("max_mixed_tokens", self.max_mixed_tokens, 1, "")?;
+        at_least("min_mixed_tokens", self.min_mixed_tokens, 1, "")?;
         at_least("max_batch_outputs", self.max_batch_outputs, self.max_sequences + 1, ", one over the max_sequences")?;
         // What can never wait would be told for ever to try again.
         at_least("max_waiting", self.max_waiting, self.max_sequences, ", the max_sequences")?;

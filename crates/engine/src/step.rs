@@ -1,6 +1,6 @@
 //! The engine: the one place where scheduler, backend and sampler meet.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use backend::{BackendError, Executable, WeightCheck, WeightFault, num_peaks};
 use plan::StepShape;
@@ -24,6 +24,8 @@ pub struct Engine {
     next: Batch,
     /// Whether `next` is under way already.
     is_ahead: bool,
+    /// When the last step ended, where somebody takes times.
+    ended: Option<Duration>,
     sampler: Sampler,
     device_errors: DeviceErrors,
     weight_check: WeightCheck,
@@ -71,6 +73,11 @@ pub trait StepWatch {
     fn given(&mut self);
     /// That has been done.
     fn returned(&mut self);
+    /// The time since a fixed moment, for [`EngineConfig::step_target`]. Asked when a step was submitted and when its result
+    /// is there. `None`: nobody takes times, and what was measured before stays.
+    fn now(&mut self) -> Option<Duration> {
+        None
+    }
     /// A request has left the queue, for the first time: it is part of the step that was just made.
     fn started(&mut self, _request: RequestId) {}
     /// Until when a step waits for grammars that do not know yet what they allow; asked once a step, when the device has
@@ -123,6 +130,7 @@ impl Engine {
             batch: Batch::default(),
             next: Batch::default(),
             is_ahead: false,
+            ended: None,
             sampler: Sampler::default(),
             device_errors: DeviceErrors::default(),
             weight_check: WeightCheck::default(),
@@ -183,17 +191,25 @@ impl Engine {
             }
             Some(Submitted::Failed(error)) => Err(error),
             Some(Submitted::Replay) if self.batch.hidden => {
+                self.batch.submitted = watch.now();
                 let input = self.batch.step_input(self.scheduler.running(), &self.kv, false);
                 let states = watched(watch, || self.executable.replay_hidden(input));
                 states.map(|states| StepResult::States(states, hidden_size))
             }
             Some(Submitted::Replay) => {
+                self.batch.submitted = watch.now();
                 let input = self.batch.step_input(self.scheduler.running(), &self.kv, false);
                 watched(watch, || self.executable.replay_with_peaks(input)).map(StepResult::Logits)
             }
         };
-        let Self { scheduler, kv, batch, sampler, device_errors, .. } = self;
+        let Self { scheduler, kv, batch, sampler, device_errors, ended, .. } = self;
         device_errors.count(&made);
+        let begun = batch.submitted.max(ended.take());
+        *ended = watch.now();
+        if let (Some(begun), Some(ended), true) = (begun, *ended, made.is_ok()) {
+            // A step that was submitted ahead begins when the one before it ends.
+            scheduler.note_time(batch, ended.saturating_sub(begun));
+        }
         let (found, expected, what) = match made {
             Ok(StepResult::Logits(made)) => {
                 let (outputs, vocab_size) = (batch.num_outputs(), scheduler.config().vocab_size);
@@ -248,6 +264,7 @@ impl Engine {
         }
         let input = batch.step_input(scheduler.running(), kv, true);
         let queued = watched(watch, || executable.enqueue(input));
+        batch.submitted = watch.now();
         Some(queued.map_or_else(Submitted::Failed, |()| Submitted::Queued))
     }
 
@@ -265,7 +282,7 @@ impl Engine {
         }
         let input = next.step_input(scheduler.running(), kv, true);
         match watched(watch, || executable.enqueue(input)) {
-            Ok(()) => *is_ahead = true,
+            Ok(()) => (*is_ahead, next.submitted) = (true, watch.now()),
             // The step that is scheduled in its place will say so to those who wait for it.
             Err(error) => tracing::warn!(%error, "a step could not be submitted ahead"),
         }
@@ -292,7 +309,7 @@ impl Engine {
             device_errors.count(&queued);
         }
         match queued {
-            Ok(()) => *is_ahead = true,
+            Ok(()) => (*is_ahead, next.submitted) = (true, watch.now()),
             Err(error) => {
                 tracing::warn!(%error, sequences = next.items.len(), "a step could not be submitted");
                 scheduler.fail(next, &error.to_string(), kv, outputs);

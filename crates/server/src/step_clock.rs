@@ -1,5 +1,6 @@
 //! How long steps take, and how much of that the host takes beside the device's program.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use engine::{RequestId, StepWatch};
@@ -14,6 +15,9 @@ const HOST_S: &[f64] = &[5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 7.5e-5, 1e-4, 2e-4, 5e-4,
 /// longer than a step of a small model, and without the wait a text that is alone would compute each row twice.
 /// Unoptimised builds take a few times as long.
 const MASKS_MAX: Duration = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 2 });
+
+/// What times are counted from that the engine chooses the tokens of a step by.
+static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// The times of all steps so far.
 #[derive(Clone, Debug)]
@@ -64,6 +68,10 @@ impl StepWatch for StepClock {
 
     fn returned(&mut self) {
         self.on_device += self.given.take().map_or(Duration::ZERO, |given| given.elapsed());
+    }
+
+    fn now(&mut self) -> Option<Duration> {
+        Some(ORIGIN.elapsed())
     }
 
     fn started(&mut self, request: RequestId) {

@@ -8,8 +8,9 @@
 //!    the prefix cache still holds.
 //! 2. Waiting sequences start, in order and without overtaking, as long as there are sequences left in `max_sequences`,
 //!    free blocks for all their tokens, and tokens left in the budget of the step.
-//! 3. The budget is shared out: one token to each decode, the rest to prefills, in order and in chunks. Where a prefill shares
-//!    the step with decodes, `max_mixed_tokens` bounds it, because the decodes wait for the end of the step.
+//! 3. The budget is shared out: one token to each decode, the rest to prefills, in order and in chunks. Where prefills share
+//!    the step with decodes, `max_mixed_tokens` bounds them, because the decodes wait for the end of the step. With a
+//!    `step_target`, [`StepTimes`] says how many tokens of prompts keep the step to that time, as steps were measured.
 //!
 //! A step computes logits or, for embeddings, hidden states. Where both are wanted, steps take turns.
 //!
@@ -24,7 +25,11 @@ mod ahead;
 mod commit;
 mod order;
 mod schedule;
+mod step_times;
 
+use std::time::Duration;
+
+use crate::batch::Batch;
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_cache::KvCache;
@@ -35,6 +40,7 @@ use crate::sequence::Sequence;
 pub(crate) use commit::StepResult;
 pub(crate) use order::ServiceOrder;
 use order::{Turns, insert_in_order};
+use step_times::StepTimes;
 
 /// The running and the waiting sequences. Plain data: it knows no device, and no clock but the count of steps.
 #[derive(Debug)]
@@ -58,11 +64,13 @@ pub(crate) struct Scheduler {
     /// Whether the last step gave hidden states.
     gave_states: bool,
     turns: Turns,
+    times: StepTimes,
 }
 
 impl Scheduler {
     pub(crate) fn new(config: EngineConfig) -> Self {
         Self {
+            times: StepTimes::new(config.min_mixed_tokens),
             config,
             running: Vec::new(),
             waiting: Vec::new(),
@@ -111,6 +119,12 @@ impl Scheduler {
     /// Tokens that were looked for in the prefix cache when their requests began, and those that were there.
     pub(crate) fn prefix(&self) -> (u64, u64) {
         self.prefix
+    }
+
+    /// Notes how long the step of `batch` took.
+    pub(crate) fn note_time(&mut self, batch: &Batch, time: Duration) {
+        let (texts, prompt_tokens) = batch.num_texts_and_prompt_tokens();
+        self.times.add(texts, prompt_tokens, time);
     }
 
     /// A grammar that a sequence sits out for.

@@ -97,6 +97,15 @@ impl Scheduler {
         }
     }
 
+    /// Tokens of prompts in a step of so many texts, of which `left` fit in.
+    fn mixed_budget(&self, texts: usize, left: usize) -> usize {
+        let most = left.min(self.config.max_mixed_tokens);
+        match self.config.step_target {
+            Some(target) => self.times.prompt_tokens(texts, target, most),
+            None => most,
+        }
+    }
+
     /// Gives the running sequences the tokens of the step.
     pub(super) fn share_out_budget(&self, batch: &mut Batch) {
         let mut budget = self.config.max_batch_tokens;
@@ -104,7 +113,7 @@ impl Scheduler {
         let mut scored_budget = self.config.max_batch_outputs - self.running.len();
         for decode in [true, false] {
             if !decode && !batch.is_empty() {
-                budget = budget.min(self.config.max_mixed_tokens);
+                budget = self.mixed_budget(batch.items.len(), budget);
             }
             for (index, sequence) in self.running.iter().enumerate() {
                 let is_of_step = sequence.is_embedding() == batch.hidden;

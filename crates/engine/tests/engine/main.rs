@@ -1,6 +1,7 @@
 //! Tests of the engine from outside, on the null device.
 
 mod fuzz_seeds;
+mod pace;
 mod requests;
 mod simulation;
 #[path = "../../../../fuzz/oracles/traces.rs"]

@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use engine::null::{Fault, NullExecutable, null_logits, null_state};
 use engine::{
     Engine, EngineConfig, EngineError, Failure, FinishReason, History, Output, Pooling, Request, RequestId,
-    SampledToken, Sampler, SamplingParams, TokenLogprobs,
+    SampledToken, Sampler, SamplingParams, StepWatch, TokenLogprobs,
 };
 
 /// What the device is told and tells.
@@ -56,6 +57,28 @@ impl Coverage {
     }
 }
 
+/// A clock that goes on by a number that nobody can foresee whenever it is read: no text may depend on it.
+#[derive(Debug, Default)]
+struct WildClock {
+    now: Duration,
+    state: u64,
+}
+
+impl StepWatch for WildClock {
+    fn given(&mut self) {}
+
+    fn returned(&mut self) {}
+
+    fn now(&mut self) -> Option<Duration> {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let random = self.state >> 33;
+        // Now and then nobody takes the time, and a step takes hours.
+        let micros = if random % 50 == 7 { 1 << 33 } else { random % 20_000 };
+        self.now += Duration::from_micros(micros);
+        (random % 31 != 5).then_some(self.now)
+    }
+}
+
 /// A completion that has not ended.
 struct Live {
     request: Arc<Request>,
@@ -72,6 +95,7 @@ pub(crate) struct Watched {
     live: BTreeMap<(RequestId, usize), Live>,
     /// Tokens of a request's prompt whose log-probabilities have come.
     scored: BTreeMap<RequestId, usize>,
+    clock: WildClock,
     pub(crate) coverage: Coverage,
 }
 
@@ -95,6 +119,7 @@ impl Watched {
             copies,
             live: BTreeMap::new(),
             scored: BTreeMap::new(),
+            clock: WildClock::default(),
             coverage: Coverage::default(),
         }
     }
@@ -151,7 +176,8 @@ impl Watched {
     /// One step, with a fault if one is given, and all checks.
     pub(crate) fn step(&mut self, fault: Option<Fault>) -> Result<Vec<Output>, String> {
         *self.device.lock().unwrap() = Device { fault, shape: None };
-        let outputs = self.engine.step();
+        let mut outputs = Vec::new();
+        self.engine.step_watched(&mut outputs, &mut self.clock);
         self.coverage.steps += 1;
         let shape = self.device.lock().unwrap().shape;
         self.check_step(fault, shape, &outputs)?;

@@ -1,5 +1,7 @@
 //! Worlds of requests on the null device: what comes, what ends and what fails, by random numbers or as bytes say it.
 
+use std::time::Duration;
+
 use engine::null::Fault;
 use engine::{CacheDomain, Dry, EngineConfig, EngineError, Pooling, Request, SamplingParams, Xtc};
 use plan::{KvFormat, KvLayout};
@@ -72,6 +74,8 @@ fn random_config(random: &mut Random<'_>) -> EngineConfig {
         max_waiting_tokens: random.between(40, 200),
         prefix_cache: !random.one_in(8),
         aging_steps: random.between(1, 20) as u32,
+        step_target: random.one_in(2).then(|| Duration::from_millis(random.between(0, 60) as u64)),
+        min_mixed_tokens: random.between(1, 3),
         ..EngineConfig::new(kv, context_len, VOCAB_SIZE, vec![0])
     }
 }
