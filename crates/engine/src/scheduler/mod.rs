@@ -27,6 +27,7 @@ mod order;
 mod schedule;
 mod step_times;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::batch::Batch;
@@ -39,7 +40,7 @@ use crate::sequence::Sequence;
 
 pub(crate) use commit::StepResult;
 pub(crate) use order::ServiceOrder;
-use order::{Turns, insert_in_order};
+use order::Turns;
 use step_times::StepTimes;
 
 /// The running and the waiting sequences. Plain data: it knows no device, and no clock but the count of steps.
@@ -48,7 +49,7 @@ pub(crate) struct Scheduler {
     config: EngineConfig,
     /// Both lists are sorted by [`ServiceOrder`].
     running: Vec<Sequence>,
-    waiting: Vec<Sequence>,
+    waiting: VecDeque<Sequence>,
     /// Completions that branched off in the step that is being taken in.
     forked: Vec<Sequence>,
     num_steps: u64,
@@ -73,7 +74,7 @@ impl Scheduler {
             times: StepTimes::new(config.min_mixed_tokens),
             config,
             running: Vec::new(),
-            waiting: Vec::new(),
+            waiting: VecDeque::new(),
             forked: Vec::new(),
             num_steps: 0,
             num_requests: 0,
@@ -95,7 +96,7 @@ impl Scheduler {
         &self.running
     }
 
-    pub(crate) fn waiting(&self) -> &[Sequence] {
+    pub(crate) fn waiting(&self) -> &VecDeque<Sequence> {
         &self.waiting
     }
 
@@ -153,17 +154,22 @@ impl Scheduler {
         let turn_len = i64::from(self.config.aging_steps) * request.num_completions as i64;
         let turn = request.caller.map(|caller| self.turns.next(caller, turn_len));
         let order = ServiceOrder { rank: turn.unwrap_or(self.num_steps as i64) - ahead, request: id, completion: 0 };
-        insert_in_order(&mut self.waiting, Sequence::new(order, request));
+        self.enqueue(Sequence::new(order, request));
         Ok(id)
+    }
+
+    /// Puts a sequence into the queue, in its place.
+    fn enqueue(&mut self, sequence: Sequence) {
+        let index = self.waiting.partition_point(|other| other.order < sequence.order);
+        self.waiting.insert(index, sequence);
     }
 
     /// Whether all that must hold between two steps does.
     pub(crate) fn check(&self, kv: &KvCache) -> Result<(), String> {
         kv.check(self.running.iter().map(|sequence| &sequence.table))?;
-        for (name, sequences) in [("running", &self.running), ("waiting", &self.waiting)] {
-            if !sequences.is_sorted_by(|a, b| a.order < b.order) {
-                return Err(format!("{name} sequences are out of order"));
-            }
+        let is_running_sorted = self.running.is_sorted_by(|a, b| a.order < b.order);
+        if !is_running_sorted || !self.waiting.iter().is_sorted_by(|a, b| a.order < b.order) {
+            return Err("sequences are out of order".to_owned());
         }
         let width: usize = self.running.iter().map(Sequence::width).sum();
         if width > self.config.max_sequences {

@@ -61,13 +61,13 @@ impl Scheduler {
         sequence.pooled.clear();
         self.num_preemptions += 1;
         tracing::debug!(request = %sequence.order.request, tokens = sequence.tokens.len(), "preempted");
-        insert_in_order(&mut self.waiting, sequence);
+        self.enqueue(sequence);
     }
 
     /// Starts waiting sequences, in their order, as long as there is room for the first of them.
     pub(super) fn start_waiting(&mut self, kv: &mut KvCache) {
         let mut width: usize = self.running.iter().map(Sequence::width).sum();
-        while let Some(next) = self.waiting.first_mut() {
+        while let Some(next) = self.waiting.front_mut() {
             width += next.width();
             if width > self.config.max_sequences || !tokens_left_for(next, &self.running, &self.config) {
                 break;
@@ -92,7 +92,7 @@ impl Scheduler {
             if next.request.caller.is_some() {
                 self.turns.now = self.turns.now.max(next.order.rank);
             }
-            let next = self.waiting.remove(0);
+            let Some(next) = self.waiting.pop_front() else { break };
             insert_in_order(&mut self.running, next);
         }
     }

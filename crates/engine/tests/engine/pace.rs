@@ -1,7 +1,7 @@
 //! Steps that keep to a target of time, on a device whose steps take as long as a model of one says.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::null::NullExecutable;
 use engine::{Engine, EngineConfig, Request, RequestId, SamplingParams, StepWatch};
@@ -136,6 +136,84 @@ fn steps_keep_to_the_target_and_prompts_wait_no_longer_for_it_than_they_must() {
         assert!(
             longest < 2.5 * all_prompts_s + 1.0,
             "{longest} s to a first token, of {all_prompts_s} s for all prompts"
+        );
+    }
+}
+
+/// The time that is the device's, and not the host's.
+#[derive(Default)]
+struct HostClock {
+    given: Option<Instant>,
+    on_device: Duration,
+}
+
+impl StepWatch for HostClock {
+    fn given(&mut self) {
+        self.given = Some(Instant::now());
+    }
+
+    fn returned(&mut self) {
+        self.on_device += self.given.take().map_or(Duration::ZERO, |given| given.elapsed());
+    }
+
+    fn now(&mut self) -> Option<Duration> {
+        Some(self.on_device)
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the times are what it is for")]
+#[test]
+#[ignore = "prints times for docs/lab/0062-host-part-with-hundreds-of-texts.md, and holds no bound"]
+fn the_hosts_part_of_a_step_with_hundreds_of_texts() {
+    for count in [16, 64, 256, 512] {
+        let kv = KvLayout { format: KvFormat::F32, block_len: 32, num_blocks: count * 20 };
+        let config = EngineConfig {
+            max_batch_tokens: 2048,
+            max_mixed_tokens: 2048,
+            step_target: Some(TARGET),
+            max_batch_outputs: count + 48,
+            max_sequences: count,
+            max_waiting: count,
+            max_waiting_tokens: usize::MAX,
+            ..EngineConfig::new(kv, 1024, VOCAB_SIZE, vec![])
+        };
+        let device = NullExecutable::new(kv, VOCAB_SIZE).with_queue();
+        let mut engine = Engine::new(Box::new(device), config).unwrap();
+        let request = |number: usize, max_tokens| {
+            let prompt = (0..130).map(|index| ((number * 31 + index * (number + 7)) % VOCAB_SIZE) as u32).collect();
+            Request { max_tokens: Some(max_tokens), ignore_eos: true, ..Request::new(prompt, SamplingParams::greedy()) }
+        };
+        let mut clock = HostClock::default();
+        let mut outputs = Vec::new();
+        let mut measure = |engine: &mut Engine, steps: usize, clients: usize| {
+            let mut host: Vec<f64> = Vec::new();
+            let mut number = 1000;
+            while host.len() < steps {
+                let (begun, before) = (Instant::now(), clock.on_device);
+                engine.step_watched(&mut outputs, &mut clock);
+                host.push((begun.elapsed() - (clock.on_device - before)).as_secs_f64() * 1e6);
+                let ended = outputs.iter().filter(|output| output.finish.is_some()).count();
+                for _ in 0..ended.min(clients) {
+                    engine.submit(request(number, 40 + number % 50)).unwrap();
+                    number += 1;
+                }
+            }
+            host.sort_by(f64::total_cmp);
+            (host[steps / 2], host[steps * 9 / 10])
+        };
+        // All begin together; then they go on, each of which ends at a time of its own and is followed by another.
+        for number in 0..count {
+            engine.submit(request(number, 200 + number % 50)).unwrap();
+        }
+        measure(&mut engine, 40, count);
+        let texts = measure(&mut engine, 100, count);
+        measure(&mut engine, 150, count);
+        let mixed = measure(&mut engine, 200, count);
+        let stats = engine.stats();
+        println!(
+            "{count} texts: {:.1} µs of the host in the median step, 90th percentile {:.1}; beside prompts {:.1}, {:.1}; \
+             {} of {} steps ahead",
+            texts.0, texts.1, mixed.0, mixed.1, stats.num_ahead, stats.num_steps
         );
     }
 }
