@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ use crate::output::note;
 use crate::sampling_args::SamplingArgs;
 use crate::{files, generate, interrupt};
 
+/// `--parallel`, where the device says how many.
+const AUTO: &str = "auto";
 /// Where a key may stand, besides in a file.
 const API_KEY_VARIABLE: &str = "HOTMETAL_API_KEY";
 /// What clients call the built-in model.
@@ -92,27 +95,32 @@ struct AccessArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
 struct LimitArgs {
-    /// Texts that are generated at a time
-    #[arg(long, short = 'p', alias = "max-num-seqs", value_name = "N", default_value_t = 16)]
-    parallel: usize,
+    /// Texts that are generated at a time, or auto: on an NVIDIA GPU up to 256, as its memory allows, else 16
+    #[arg(long, short = 'p', alias = "max-num-seqs", value_name = "N", default_value = "auto")]
+    parallel: Parallel,
 
     /// Tokens computed in one step: more reads prompts faster and takes more memory [default: 2048 on an NVIDIA GPU with
     /// room for that, else 512]
     #[arg(long, alias = "max-num-batched-tokens", value_name = "N")]
     batch_tokens: Option<usize>,
 
-    /// Tokens of prompts computed in a step for whose end texts wait: fewer keep tokens coming more evenly, more let new
-    /// requests begin earlier [default: 64 on a CPU, on a GPU 1024 less --parallel]
+    /// Tokens of prompts computed in a step for whose end texts wait, at most: fewer keep tokens coming more evenly, more
+    /// let new requests begin earlier [default: 64 on a CPU; on a GPU as many as --step-target-ms leaves time for]
     #[arg(long, value_name = "N")]
     mixed_tokens: Option<usize>,
+
+    /// Milliseconds that a step with prompts may take for whose end texts wait: as steps were measured, prompts get the
+    /// tokens that keep to it; 0 for --mixed-tokens alone [default: 50 on a GPU without --mixed-tokens, else 0]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(..=60_000))]
+    step_target_ms: Option<u64>,
 
     /// Tokens of all texts that the KV cache holds [default: a context for each, as far as a share of the memory does]
     #[arg(long, value_name = "N")]
     kv_tokens: Option<usize>,
 
-    /// Texts that may wait, of each key; more are told to try again
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    queue: usize,
+    /// Texts that may wait, of each key; more are told to try again [default: as many as --parallel, and at least 256]
+    #[arg(long, value_name = "N")]
+    queue: Option<usize>,
 
     /// Bytes of a request's body
     #[arg(long, value_name = "N", default_value_t = 8 << 20)]
@@ -159,6 +167,22 @@ struct LimitArgs {
     /// Read special tokens in messages, as transformers does; a user can then end a message and add others in any role
     #[arg(long)]
     parse_special_in_messages: bool,
+}
+
+/// How many texts are generated at a time; `None` for what suits the device and its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Parallel(Option<usize>);
+
+impl FromStr for Parallel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text == AUTO => Ok(Self(None)),
+            Ok(count) => Ok(Self(Some(count))),
+            Err(_) => Err(format!("expected a number of texts or `{AUTO}`, found `{text}`")),
+        }
+    }
 }
 
 /// Runs the command.
@@ -266,9 +290,10 @@ fn load_into(
 ) -> Result<DeviceShare> {
     let limits = &args.limits;
     let sizes = EngineSizes {
-        max_sequences: limits.parallel,
+        max_sequences: limits.parallel.0,
         max_batch_tokens: limits.batch_tokens,
         max_mixed_tokens: limits.mixed_tokens,
+        step_target: limits.step_target_ms.map(Duration::from_millis),
         max_waiting: limits.queue,
         kv_tokens: limits.kv_tokens.map_or(KvTokens::AsMemoryAllows, KvTokens::AtLeast),
         neighbours,
@@ -279,11 +304,12 @@ fn load_into(
     defaults.check(model.engine.config().vocab_size)?;
     let kv = model.engine.config().kv;
     let ready = format!(
-        "ready: {} on {}; context of {} tokens, {} at a time, KV cache of {} tokens",
+        "ready: {} on {}; context of {} tokens, {} at a time ({}), KV cache of {} tokens",
         name,
         model.device,
         model.context_len,
-        limits.parallel,
+        model.engine.config().max_sequences,
+        model.sequences_why,
         kv.num_blocks * kv.block_len,
     );
     app.ready(ServedModel {
@@ -397,6 +423,18 @@ mod tests {
     struct Command {
         #[command(flatten)]
         args: ServeArgs,
+    }
+
+    #[test]
+    fn the_texts_at_a_time_are_a_number_or_what_suits_the_device() {
+        let parallel = |line: &[&str]| {
+            let command = Command::try_parse_from(std::iter::once(&"serve").chain(line));
+            command.map(|command| command.args.limits.parallel.0).map_err(|error| error.to_string())
+        };
+        assert_eq!(parallel(&[]), Ok(None));
+        assert_eq!(parallel(&["--parallel", "auto"]), Ok(None));
+        assert_eq!(parallel(&["--max-num-seqs", "40"]), Ok(Some(40)));
+        assert!(parallel(&["--parallel", "many"]).unwrap_err().contains("a number of texts or `auto`"));
     }
 
     fn names(line: &[&str]) -> Result<Vec<String>, String> {

@@ -1,6 +1,7 @@
 //! What a model gets of a device's memory, and what is refused.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use backend::{Backend, BackendError, DeviceInfo, Executable, Footprint};
@@ -175,13 +176,54 @@ fn steps_are_large_where_that_takes_nothing_from_the_context() {
     assert_eq!(placed(CUDA, little, None, None), Ok((512, 128)));
     assert_eq!(placed(CUDA, little, Some(128), None), Ok((512, 128)));
     assert_eq!(placed(CUDA, little + 3 * (1 << 19), Some(128), None), Ok((2048, 128)));
-    let mixed = |device, max_sequences| {
-        let sizes = EngineSizes { max_sequences, ..EngineSizes::SINGLE };
-        let region = place_on(device, context(None), &sizes, &plan, &[]).unwrap().region;
-        sizes.config(CUDA, region, 64).max_mixed_tokens
-    };
-    assert_eq!([16, 64, 1024].map(|sequences| mixed(named(CUDA, 1 << 40), sequences)), [1008, 960, 64]);
     // What is asked for is not made smaller in silence.
     assert!(placed(CUDA, little, Some(128), Some(2048)).is_err_and(|error| error.contains("do not fit")));
     assert_eq!(placed(CUDA, little, Some(96), Some(256)), Ok((256, 96)));
+}
+
+#[test]
+fn as_many_sequences_run_on_an_nvidia_gpu_as_its_cache_has_room_for() {
+    let plan = small_plan();
+    let placed = |name, bytes, ctx_size, change: &dyn Fn(&mut EngineSizes<'static>)| {
+        let mut sizes = EngineSizes { max_sequences: None, kv_tokens: KvTokens::AsMemoryAllows, ..EngineSizes::SINGLE };
+        change(&mut sizes);
+        let region = place_on(named(name, bytes), context(ctx_size), &sizes, &plan, &[]).unwrap().region;
+        (region.max_sequences, region.kv.num_blocks * KV_BLOCK_LEN)
+    };
+    let as_it_is = |_: &mut EngineSizes<'static>| ();
+    let with_cache = |tokens| move |sizes: &mut EngineSizes<'static>| sizes.kv_tokens = KvTokens::AtLeast(tokens);
+    assert_eq!(placed(CUDA, 1 << 40, None, &as_it_is), (256, 256 * 4096));
+    assert_eq!(placed("cuda:1", 1 << 40, Some(256), &as_it_is), (256, 256 * 256));
+    assert_eq!(placed(CUDA, 1 << 40, Some(4096), &with_cache(128 * 512)).0, 128);
+    assert_eq!(placed(CUDA, 1 << 40, Some(4096), &with_cache(128 * 512 - 32)).0, 64);
+    assert_eq!(placed(CUDA, 1 << 40, Some(4096), &with_cache(4096)).0, 16);
+    // A step has a token for each.
+    assert_eq!(placed(CUDA, 1 << 40, None, &|sizes| sizes.max_batch_tokens = Some(200)).0, 128);
+    // Others compute each sequence in time of its own.
+    assert_eq!(placed("small", 1 << 40, None, &as_it_is), (16, 16 * 4096));
+    // What is asked for is what there is.
+    assert_eq!(placed(CUDA, 1 << 40, None, &|sizes| sizes.max_sequences = Some(500)).0, 500);
+    // Half of the memory of a GPU that serves, and a fourth of any other.
+    let [of_gpu, of_other] = [CUDA, "small"].map(|name| placed(name, 1 << 30, None, &as_it_is).1);
+    let of_gpu_alone = placed(CUDA, 1 << 30, None, &|sizes| sizes.max_sequences = Some(16)).1;
+    assert!(of_gpu_alone.abs_diff(16 * 4096) <= KV_BLOCK_LEN && of_other == 16 * 4096, "{of_gpu}, {of_other}");
+}
+
+#[test]
+fn prompts_share_steps_with_texts_by_time_on_a_gpu_and_by_number_on_a_processor() {
+    let plan = small_plan();
+    let config = |device, max_mixed_tokens, step_target_ms: Option<u64>| {
+        let step_target = step_target_ms.map(Duration::from_millis);
+        let sizes = EngineSizes { max_mixed_tokens, step_target, ..EngineSizes::SINGLE };
+        let region = place_on(named(device, 1 << 40), context(None), &sizes, &plan, &[]).unwrap().region;
+        let config = sizes.config(device, region, 64);
+        (config.max_mixed_tokens, config.step_target.map(|target| target.as_millis()))
+    };
+    assert_eq!(config(CUDA, None, None), (2048, Some(50)));
+    assert_eq!(config(CPU, None, None), (64, None));
+    // One flag says one thing, and both say both.
+    assert_eq!(config(CUDA, Some(700), None), (700, None));
+    assert_eq!(config(CUDA, None, Some(0)), (2048, None));
+    assert_eq!(config(CUDA, Some(700), Some(30)), (700, Some(30)));
+    assert_eq!(config(CPU, None, Some(200)), (512, Some(200)));
 }

@@ -1,6 +1,8 @@
 //! How much a model does at a time: what is asked of its cache and steps, and the part of a device's memory that it
 //! gets.
 
+use std::time::Duration;
+
 use engine::EngineConfig;
 use plan::{KvFormat, KvLayout, StepShape};
 
@@ -15,11 +17,23 @@ pub(super) const BATCH_TOKENS: usize = 512;
 /// others: a step of a laptop's would take seconds, and a client that goes away is seen between steps.
 const BATCH_TOKENS_ON_CUDA: usize = 2048;
 
-/// Tokens of a step of a GPU in which texts go on too, and wait for its end: those of prompts and of as many texts as
-/// may run together. One row more than products have tiles of rows for takes as long as a whole tile.
-const MIXED_STEP_TOKENS: usize = 1024;
-/// Tokens of prompts in such a step of a CPU: they then take about as long as the decodes beside them.
+/// Tokens of prompts in a step of a CPU in which texts go on too: they then take about as long as the decodes beside
+/// them.
 const MIXED_TOKENS_ON_CPU: usize = 64;
+/// How long such a step of a GPU takes: the largest one of an H200 with 8B weights, which reads prompts fastest, and yet
+/// twenty tokens a second of each text.
+const STEP_TARGET_ON_GPU: Duration = Duration::from_millis(50);
+
+/// Texts that run at a time where nothing is said, on devices on which more would not pay: on a CPU each more takes its
+/// time for itself.
+pub(super) const SEQUENCES: usize = 16;
+/// The same on an NVIDIA GPU, if the cache has room for them, and what is tried if it has not. From 256 rows on, products
+/// are bound by arithmetic: more texts would only wait longer for their tokens (`docs/adr/0017-steps-by-their-time.md`).
+pub(super) const SEQUENCES_ON_CUDA: [usize; 4] = [256, 128, 64, 32];
+/// Tokens of a text for which a cache has room if as many run at a time.
+pub(super) const TEXT_TOKENS: usize = 512;
+/// Texts that may wait if nothing is said.
+const WAITING: usize = 256;
 
 /// What is asked of the KV cache.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,19 +56,24 @@ pub(crate) struct DeviceRegion {
     pub(crate) context_len: usize,
     /// Tokens that a step may compute.
     pub(crate) batch_tokens: usize,
+    /// Sequences that may run at a time, and why so many.
+    pub(crate) max_sequences: usize,
+    pub(crate) sequences_why: &'static str,
 }
 
 /// How much an engine does at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineSizes<'a> {
-    /// Sequences that run at a time.
-    pub(crate) max_sequences: usize,
+    /// Sequences that run at a time; what suits the device and its memory if nothing is said.
+    pub(crate) max_sequences: Option<usize>,
     /// Tokens computed in one step; what suits the device and its memory if nothing is said.
     pub(crate) max_batch_tokens: Option<usize>,
     /// Of these, tokens of prompts in a step in which texts go on too; what suits the device if nothing is said.
     pub(crate) max_mixed_tokens: Option<usize>,
-    /// Sequences that may wait.
-    pub(crate) max_waiting: usize,
+    /// How long such a step may take, zero for no such bound; what suits the device if nothing is said.
+    pub(crate) step_target: Option<Duration>,
+    /// Sequences that may wait; as many as may run if nothing is said, and at least 256.
+    pub(crate) max_waiting: Option<usize>,
     /// Tokens of all sequences that the KV cache holds.
     pub(crate) kv_tokens: KvTokens,
     /// The other models of the process, which have memory of the device too.
@@ -77,41 +96,43 @@ pub(crate) enum KvTokens {
 impl EngineSizes<'static> {
     /// For one text at a time.
     pub(crate) const SINGLE: Self = Self {
-        max_sequences: 16,
+        max_sequences: Some(SEQUENCES),
         max_batch_tokens: None,
         max_mixed_tokens: None,
-        max_waiting: 256,
+        step_target: None,
+        max_waiting: None,
         kv_tokens: KvTokens::OneContext,
         neighbours: &ALONE,
         watch: &Unwatched,
     };
 }
 
+/// Rows of logits in a step: one for each sequence, and some for prompts that are scored.
+fn max_batch_outputs(sequences: usize) -> usize {
+    sequences.saturating_add(48)
+}
+
+/// The largest step, of up to `tokens` tokens of so many sequences.
+pub(super) fn largest_step(tokens: usize, sequences: usize) -> StepShape {
+    StepShape { tokens, sequences, outputs: max_batch_outputs(sequences) }
+}
+
 impl EngineSizes<'_> {
-    /// Rows of logits in a step: one for each sequence, and some for prompts that are scored.
-    fn max_batch_outputs(&self) -> usize {
-        self.max_sequences.saturating_add(48)
-    }
-
-    /// The largest step, of up to `tokens` tokens.
-    pub(super) fn largest_step(&self, tokens: usize) -> StepShape {
-        StepShape { tokens, sequences: self.max_sequences, outputs: self.max_batch_outputs() }
-    }
-
     /// The configuration of an engine on a device of this name, in its part of the memory.
     pub(crate) fn config(&self, device: &str, region: DeviceRegion, vocab_size: usize) -> EngineConfig {
-        // A GPU computes some hundred tokens in little more time than one, a CPU does not.
-        let mixed = match device {
-            CPU | REFERENCE => MIXED_TOKENS_ON_CPU,
-            _ => MIXED_STEP_TOKENS.saturating_sub(self.max_sequences).max(MIXED_TOKENS_ON_CPU),
-        };
-        let DeviceRegion { kv, context_len, batch_tokens, bytes: _ } = region;
+        let is_processor = matches!(device, CPU | REFERENCE);
+        let DeviceRegion { kv, context_len, batch_tokens, max_sequences, bytes: _, sequences_why: _ } = region;
+        // Whoever says how many tokens means that many.
+        let by_default = (!is_processor && self.max_mixed_tokens.is_none()).then_some(STEP_TARGET_ON_GPU);
+        let step_target = self.step_target.or(by_default).filter(|target| !target.is_zero());
+        let mixed = if is_processor && step_target.is_none() { MIXED_TOKENS_ON_CPU } else { batch_tokens };
         EngineConfig {
-            max_sequences: self.max_sequences,
+            max_sequences,
             max_batch_tokens: batch_tokens,
             max_mixed_tokens: self.max_mixed_tokens.unwrap_or(mixed),
-            max_batch_outputs: self.max_batch_outputs(),
-            max_waiting: self.max_waiting,
+            step_target,
+            max_batch_outputs: max_batch_outputs(max_sequences),
+            max_waiting: self.max_waiting.unwrap_or(WAITING.max(max_sequences)),
             ..EngineConfig::new(kv, context_len, vocab_size, Vec::new())
         }
     }

@@ -36,6 +36,8 @@ pub(crate) struct Model {
     pub(crate) share: DeviceShare,
     /// Tokens that a sequence may have.
     pub(crate) context_len: usize,
+    /// Why so many sequences run at a time as do.
+    pub(crate) sequences_why: &'static str,
     /// From the start of the load to its end.
     pub(crate) load_time: Duration,
     /// `generation_config.json`.
@@ -94,6 +96,7 @@ pub(crate) fn load_with(name: Option<&str>, settings: &ModelSettings, sizes: &En
         device,
         share,
         context_len: region.context_len,
+        sequences_why: region.sequences_why,
         load_time: begun.elapsed(),
         generation_config: checkpoint.generation_config,
         embedding: checkpoint.embedding,
