@@ -478,4 +478,9 @@ fn bench_serve_says_what_clients_see() {
     std::fs::remove_file(&page).expect("it was written");
     let table = bench(&["-n", "4", "--request-rate", "100", "--goodput", "ttft:60000"]);
     assert!(table.contains("| time to first token |") && table.contains("| request_goodput |"), "{table}");
+    let lines = bench(&["-n", "4", "--clients", "1,3"]);
+    assert!(["| 1 | 4 | 0 |", "| 3 | 4 | 0 |"].iter().all(|line| lines.contains(line)), "{lines}");
+    let results = bench(&["-n", "4", "--clients", "1,3", "-o", "json"]);
+    let results: Value = serde_json::from_str(&results).expect("JSON");
+    assert_eq!((&results[0]["max_concurrency"], &results[1]["max_concurrency"]), (&json!(1), &json!(3)));
 }

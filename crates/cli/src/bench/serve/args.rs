@@ -8,6 +8,8 @@ use clap::{Args, ValueEnum};
 use super::timings::Goal;
 use crate::bench::workload::Lengths;
 
+/// Requests of a measurement with few clients.
+const NUM_PROMPTS: usize = 100;
 /// Times between arrivals beyond this are a burst of all, and then nothing for longer than anybody waits.
 const BURSTINESS_MIN: f64 = 0.01;
 
@@ -18,6 +20,18 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub(super) base_url: String,
 
+    /// Start a `hotmetal serve` for the measurement, of random weights in the exact shapes of this model, and end it
+    #[arg(long, value_name = "NAME", conflicts_with = "base_url")]
+    pub(super) shape: Option<String>,
+
+    /// Format of the matrices of --shape, as for `bench` [default: q8_0]
+    #[arg(long, value_name = "FORMAT", requires = "shape")]
+    pub(super) format: Option<String>,
+
+    /// Flags of that `hotmetal serve`, behind `--`, such as `-- --device cuda --parallel 64`; without any it has its defaults
+    #[arg(last = true, value_name = "FLAG", requires = "shape")]
+    pub(super) server_flags: Vec<String>,
+
     /// The model's name [default: the first that the server names]
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
@@ -26,17 +40,17 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value_t = Endpoint::Completions)]
     pub(super) endpoint: Endpoint,
 
-    /// Requests
-    #[arg(long, short = 'n', value_name = "N", default_value_t = 100)]
-    pub(super) num_prompts: usize,
+    /// Requests [default: 100, or four for each of --max-concurrency if that is more]
+    #[arg(long, short = 'n', value_name = "N")]
+    num_prompts: Option<usize>,
 
     /// Requests that arrive in a second, at random (a Poisson process) [default: all at once]
     #[arg(long, value_name = "R")]
     pub(super) request_rate: Option<f64>,
 
-    /// Requests under way at a time [default: no bound]
-    #[arg(long, alias = "concurrency", value_name = "N")]
-    pub(super) max_concurrency: Option<usize>,
+    /// Requests under way at a time; several numbers, such as 1,64,256, are measured one after the other [default: no bound]
+    #[arg(long, aliases = ["concurrency", "clients"], value_name = "N", value_delimiter = ',')]
+    max_concurrency: Vec<usize>,
 
     /// How evenly: the shape of the gamma distribution of the times between arrivals; below 1 they come in bursts, and
     /// more is more even
@@ -70,7 +84,7 @@ pub(crate) struct ServeArgs {
 
     /// Of arrivals, lengths, words and sampling
     #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(super) seed: u64,
+    seed: u64,
 
     /// Of sampling
     #[arg(long, value_name = "T", default_value_t = 0.0)]
@@ -93,6 +107,17 @@ pub(crate) struct ServeArgs {
     pub(super) report: Option<PathBuf>,
 }
 
+/// One measurement of those that the flags ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Load {
+    /// Requests.
+    pub(super) num_prompts: usize,
+    /// Requests under way at a time.
+    pub(super) max_concurrency: Option<usize>,
+    /// Of arrivals, lengths, words and sampling: another one each, so that no server knows a prompt from before.
+    pub(super) seed: u64,
+}
+
 /// The route that is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Endpoint {
@@ -108,13 +133,28 @@ pub(super) enum OutputFormat {
 }
 
 impl ServeArgs {
+    /// What is measured, one after the other.
+    pub(super) fn loads(&self) -> Vec<Load> {
+        let counts = self.max_concurrency.iter().map(|&count| Some(count));
+        let counts: Vec<_> = if self.max_concurrency.is_empty() { vec![None] } else { counts.collect() };
+        let load = |(seed, max_concurrency): (u64, Option<usize>)| {
+            let by_default = max_concurrency.map_or(0, |count| count.saturating_mul(4)).max(NUM_PROMPTS);
+            let num_prompts = self.num_prompts.unwrap_or(by_default);
+            Load { num_prompts, max_concurrency, seed: self.seed.wrapping_add(seed << 32) }
+        };
+        (0..).zip(counts).map(load).collect()
+    }
+
     /// Refuses values that contradict each other or mean nothing.
     pub(super) fn check(&self) -> Result<()> {
         if self.request_rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
             bail!("--request-rate has to be above 0; without it all requests are sent at once");
         }
-        if self.max_concurrency == Some(0) || self.num_prompts == 0 || self.num_prefixes == 0 {
+        if self.max_concurrency.contains(&0) || self.num_prompts == Some(0) || self.num_prefixes == 0 {
             bail!("--max-concurrency, --num-prompts and --num-prefixes have to be at least 1");
+        }
+        if self.report.is_some() && self.max_concurrency.len() > 1 {
+            bail!("--report is a page of one measurement: give one --max-concurrency, or leave --report out");
         }
         if self.num_prefixes > 1 && self.prefix_len == 0 {
             bail!(

@@ -42,6 +42,12 @@ impl Client {
         }
     }
 
+    /// Whether the server answers requests already.
+    pub(super) fn is_served(&self) -> bool {
+        let health = self.agent.get(format!("{}/health", self.base_url)).call();
+        health.is_ok_and(|answer| answer.status().is_success())
+    }
+
     /// The first model that the server names.
     pub(super) fn first_model(&self) -> Result<String> {
         let url = format!("{}/v1/models", self.base_url);

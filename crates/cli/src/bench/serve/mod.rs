@@ -2,10 +2,11 @@
 //! the names that vLLM's `bench serve` gives them, so that results stand beside each other.
 //!
 //! `requests` says what is sent and when, `client` sends it and takes the time, `timings` and `steady` are what is
-//! measured, `result` adds it up.
+//! measured, `result` adds it up. `own_server` is the server, where none is there to be measured.
 
 pub(super) mod args;
 mod client;
+mod own_server;
 mod requests;
 mod result;
 mod steady;
@@ -16,23 +17,63 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
 
 use super::html;
-use super::workload;
+use super::workload::{self, Sample};
 use crate::output::{note, stdout};
-use args::{Endpoint, OutputFormat, ServeArgs};
+use args::{Endpoint, Load, OutputFormat, ServeArgs};
 use client::Client;
+use own_server::OwnServer;
 use requests::{PlannedRequest, plan};
-use result::{figures, markdown, quantiles, result, title};
+use result::{comparison, figures, markdown, quantiles, result, title};
 use timings::RequestTimings;
 
 /// Runs the command.
 pub(super) fn serve(args: &ServeArgs) -> Result<()> {
     args.check()?;
-    let client = Client::new(&args.base_url);
+    let own = args.shape.as_deref().map(|shape| OwnServer::start(shape, args.format.as_deref(), &args.server_flags));
+    let own = own.transpose()?;
+    let client = Client::new(own.as_ref().map_or(&args.base_url, |own| &own.base_url));
+    if let Some(mut own) = own {
+        own.await_ready(&client)?;
+        return measure(args, &client);
+    }
+    measure(args, &client)
+}
+
+/// Measures all that is asked for, and prints it.
+fn measure(args: &ServeArgs, client: &Client) -> Result<()> {
     let model = args.model.clone().map_or_else(|| client.first_model(), Ok)?;
     let samples = args.dataset.as_deref().map(workload::samples).transpose()?;
-    let mut planned = plan(args, &model, args.num_prompts + 1, samples.as_deref());
+    let mut results = Vec::new();
+    let mut latencies = Vec::new();
+    for load in args.loads() {
+        let (result, seen) = measure_load(args, &load, client, &model, samples.as_deref())?;
+        latencies = quantiles(&seen);
+        results.push(result);
+    }
+    match (args.output, &results[..]) {
+        (OutputFormat::Md, [result]) => stdout(&markdown(result))?,
+        (OutputFormat::Md, results) => stdout(&comparison(results))?,
+        (OutputFormat::Json, [result]) => stdout(&format!("{result:#}\n"))?,
+        (OutputFormat::Json, results) => stdout(&format!("{:#}\n", Value::from(results)))?,
+    }
+    match &args.report {
+        Some(path) => html::write_serve(path, &title(&results[0]), &figures(&results[0]), &latencies),
+        None => Ok(()),
+    }
+}
+
+/// One measurement: its figures, and what was seen.
+fn measure_load(
+    args: &ServeArgs,
+    load: &Load,
+    client: &Client,
+    model: &str,
+    samples: Option<&[Sample]>,
+) -> Result<(Value, Vec<RequestTimings>)> {
+    let mut planned = plan(args, load, model, load.num_prompts + 1, samples);
     let path = match args.endpoint {
         Endpoint::Completions => "/v1/completions",
         Endpoint::Chat => "/v1/chat/completions",
@@ -41,25 +82,19 @@ pub(super) fn serve(args: &ServeArgs) -> Result<()> {
     // of a prompt, so this one is like the others and none of them.
     let first = planned.pop().ok_or_else(|| anyhow!("there are no requests to send"))?;
     client.ask(path, &first.body, Instant::now()).context("the first request, which is not measured, failed")?;
-    note(&format!("{} requests to {}{path}, model `{model}`", planned.len(), client.base_url));
-    let steps = client.steps(&model);
+    let at_a_time = load.max_concurrency.map_or_else(String::new, |count| format!(", {count} at a time"));
+    note(&format!("{} requests to {}{path}, model `{model}`{at_a_time}", planned.len(), client.base_url));
+    let steps = client.steps(model);
     let begun = Instant::now();
-    let (seen, failures) = run(&client, path, planned, args.max_concurrency.unwrap_or(usize::MAX), begun)?;
-    let mut result = result(args, &model, begun.elapsed(), &seen, &failures);
-    if let Some((before, after)) = steps.zip(client.steps(&model)) {
+    let (seen, failures) = run(client, path, planned, load.max_concurrency.unwrap_or(usize::MAX), begun)?;
+    let mut result = result(args, load, (&client.base_url, model), begun.elapsed(), &seen, &failures);
+    if let Some((before, after)) = steps.zip(client.steps(model)) {
         after.since(&before).write(&mut result);
     }
     if seen.is_empty() {
         bail!("no request was answered: {}", failures.first().map_or("", String::as_str));
     }
-    match args.output {
-        OutputFormat::Md => stdout(&markdown(&result))?,
-        OutputFormat::Json => stdout(&format!("{result:#}\n"))?,
-    }
-    match &args.report {
-        Some(path) => html::write_serve(path, &title(&result), &figures(&result), &quantiles(&seen)),
-        None => Ok(()),
-    }
+    Ok((result, seen))
 }
 
 /// Sends all, each at its time or as soon after as `most` under way allow. What was seen, and what failed.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::args::{Endpoint, ServeArgs};
+use super::args::{Endpoint, Load, ServeArgs};
 use crate::bench::shapes::Random;
 use crate::bench::workload::Sample;
 
@@ -16,9 +16,15 @@ pub(super) struct PlannedRequest {
     pub(super) body: Value,
 }
 
-/// The first `count` requests, with when each is sent; of `samples`, where there are any.
-pub(super) fn plan(args: &ServeArgs, model: &str, count: usize, samples: Option<&[Sample]>) -> Vec<PlannedRequest> {
-    let random = &mut Random(args.seed);
+/// The first `count` requests of `load`, with when each is sent; of `samples`, where there are any.
+pub(super) fn plan(
+    args: &ServeArgs,
+    load: &Load,
+    model: &str,
+    count: usize,
+    samples: Option<&[Sample]>,
+) -> Vec<PlannedRequest> {
+    let random = &mut Random(load.seed);
     let prefixes: Vec<String> = (0..args.num_prefixes).map(|_| random.words(args.prefix_len)).collect();
     let mut at = 0.0;
     (0..count)
@@ -70,6 +76,26 @@ mod tests {
         Line::try_parse_from([&["serve"], line].concat()).map(|line| line.args).unwrap()
     }
 
+    /// The first requests of the first measurement.
+    fn first(args: &ServeArgs, count: usize, samples: Option<&[Sample]>) -> Vec<PlannedRequest> {
+        plan(args, &args.loads()[0], "m", count, samples)
+    }
+
+    #[test]
+    fn several_counts_of_clients_are_several_measurements_with_prompts_of_their_own() {
+        let of = |line: &[&str]| args(line).loads();
+        let sizes = |line: &[&str]| -> Vec<_> {
+            of(line).iter().map(|load| (load.num_prompts, load.max_concurrency)).collect()
+        };
+        assert_eq!(sizes(&[]), [(100, None)]);
+        assert_eq!(sizes(&["--clients", "1,64"]), [(100, Some(1)), (256, Some(64))]);
+        assert_eq!(sizes(&["--max-concurrency", "1", "--clients", "64", "-n", "7"]), [(7, Some(1)), (7, Some(64))]);
+        let args = args(&["--clients", "4,4"]);
+        let loads = args.loads();
+        let [one, other] = [0, 1].map(|index| plan(&args, &loads[index], "m", 5, None));
+        assert!(one.iter().zip(&other).all(|(one, other)| one.body["prompt"] != other.body["prompt"]));
+    }
+
     #[test]
     fn the_same_seed_sends_the_same_requests_at_the_rate_asked_for() {
         let line = [
@@ -86,7 +112,7 @@ mod tests {
             "--prefix-len",
             "5",
         ];
-        let of = |line: &[&str], count: usize| plan(&args(line), "m", count, None);
+        let of = |line: &[&str], count: usize| first(&args(line), count, None);
         let mut planned = of(&line, 4001);
         let first = planned.pop().unwrap();
         assert_eq!(planned, of(&line, 4000));
@@ -109,8 +135,8 @@ mod tests {
     #[test]
     fn prompts_begin_alike_in_as_many_ways_as_asked_for_and_may_come_from_a_file() {
         let line = ["-n", "400", "--prefix-len", "6", "--num-prefixes", "4", "--input-len", "lognormal:9:0.5"];
-        let planned = plan(&args(&line), "m", 400, None);
-        assert_eq!(planned, plan(&args(&line), "m", 400, None));
+        let planned = first(&args(&line), 400, None);
+        assert_eq!(planned, first(&args(&line), 400, None));
         let mut counts = std::collections::BTreeMap::<String, usize>::new();
         for planned in &planned {
             let words: Vec<_> = planned.body["prompt"].as_str().unwrap().split(' ').take(6).collect();
@@ -119,7 +145,7 @@ mod tests {
         assert!(counts.len() == 4 && counts.values().all(|count| (60..140).contains(count)), "{counts:?}");
         let samples = [("a", Some(3)), ("b", None)];
         let samples = samples.map(|(prompt, output_len)| Sample { prompt: prompt.to_owned(), output_len });
-        let planned = plan(&args(&["--output-len", "5-6"]), "m", 200, Some(&samples));
+        let planned = first(&args(&["--output-len", "5-6"]), 200, Some(&samples));
         let has = |prompt: &str, len: u64| {
             planned.iter().filter(|p| p.body["prompt"] == prompt && p.body["max_tokens"] == len).count()
         };
@@ -127,6 +153,8 @@ mod tests {
         assert_eq!(has("a", 3) + has("b", 5) + has("b", 6), 200);
         for line in [
             &["--num-prefixes", "0", "--prefix-len", "1"][..],
+            &["--clients", "4,0"],
+            &["--clients", "4,8", "--report", "page.html"],
             &["--num-prefixes", "3", "--prefix-len", "0"],
             &["--burstiness", "0", "--request-rate", "1"],
             &["--burstiness", "nan", "--request-rate", "1"],
@@ -134,7 +162,7 @@ mod tests {
         ] {
             assert!(args(line).check().is_err(), "{line:?}");
         }
-        for line in [["--burstiness", "2"], ["--num-prefixes", "2"], ["--input-len", "0"]] {
+        for line in [["--burstiness", "2"], ["--num-prefixes", "2"], ["--input-len", "0"], ["--format", "q4_0"]] {
             assert!(Line::try_parse_from(["serve"].iter().chain(&line)).is_err(), "{line:?}");
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::args::{Endpoint, ServeArgs};
+use super::args::{Endpoint, Load, ServeArgs};
 use super::steady::SteadyPart;
 use super::timings::{Metric, RequestTimings, samples};
 use crate::bench::report::Facts;
@@ -27,7 +27,8 @@ fn shown(lengths: Lengths) -> Value {
 /// The result, in the fields of vLLM's `bench serve`, and what it was of.
 pub(super) fn result(
     args: &ServeArgs,
-    model: &str,
+    load: &Load,
+    (base_url, model): (&str, &str),
     duration: Duration,
     seen: &[RequestTimings],
     failures: &[String],
@@ -45,13 +46,13 @@ pub(super) fn result(
     };
     let mut result = json!({
         "date": facts.date, "endpoint_type": endpoint,
-        "backend": args.base_url, "model_id": model, "num_prompts": args.num_prompts,
+        "backend": base_url, "model_id": model, "num_prompts": load.num_prompts,
         "request_rate": args.request_rate.map_or(json!("inf"), |rate| json!(rate)), "burstiness": args.burstiness,
-        "max_concurrency": args.max_concurrency, "random_input_len": shown(args.input_len),
+        "max_concurrency": load.max_concurrency, "random_input_len": shown(args.input_len),
         "random_output_len": shown(args.output_len), "random_range_ratio": args.range_ratio,
         "random_prefix_len": args.prefix_len, "num_prefixes": args.num_prefixes,
         "dataset": args.dataset.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy()),
-        "seed": args.seed, "temperature": args.temperature,
+        "seed": load.seed, "temperature": args.temperature,
         "duration": rounded(seconds), "completed": seen.len(), "failed": failures.len(),
         "total_input_tokens": input, "total_output_tokens": output,
         "request_throughput": rate(seen.len() as f64),
@@ -115,6 +116,29 @@ pub(super) fn markdown(result: &Value) -> String {
     out
 }
 
+/// Several results as one table, with a line for each.
+pub(super) fn comparison(results: &[Value]) -> String {
+    let first = &results[0];
+    let text = |name: &str| first[name].as_str().unwrap_or_default();
+    let mut out = format!("{} at {}\n\n", text("model_id"), text("date"));
+    out.push_str(
+        "| clients | answers | failed | prompt tokens each | output tokens/s | first token, median, ms | p99 | \
+         between tokens, median, ms | p99 |\n|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+    );
+    for result in results {
+        let clients = result["max_concurrency"].as_u64().map_or_else(String::new, |count| format!("{count} "));
+        let number = |name: &str| result[name].as_f64().unwrap_or_default();
+        let of_each = number("total_input_tokens") / number("completed").max(1.0);
+        out.push_str(&format!("| {clients}| {} | {} | {of_each:.0} |", result["completed"], result["failed"]));
+        out.push_str(&format!(" {:.1} |", number("output_throughput")));
+        for name in ["median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms"] {
+            out.push_str(&format!(" {:.2} |", number(name)));
+        }
+        out.push('\n');
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -143,7 +167,8 @@ mod tests {
         };
         let all = [seen(0.1, 0.5, 5), seen(0.3, 1.3, 11), seen(0.2, 0.2, 1)];
         let args = args(&["--goodput", "ttft:250", "e2el:1000"]);
-        let found = result(&args, "m", Duration::from_secs(2), &all, &["no".to_owned(), "no".to_owned()]);
+        let failures = ["no".to_owned(), "no".to_owned()];
+        let found = result(&args, &args.loads()[0], ("url", "m"), Duration::from_secs(2), &all, &failures);
         let expected = [
             ("completed", 3.0),
             ("failed", 2.0),
@@ -166,5 +191,8 @@ mod tests {
         assert_eq!(found["errors"]["no"], 2);
         let text = markdown(&found);
         assert!(text.contains("| time to first token | 200.00 | 200.00 |") && text.contains("2 failed: no"), "{text}");
+        let table = comparison(&[found.clone(), found]);
+        let line = "| | 3 | 2 | 10 | 8.5 | 200.00 | 298.00 | 10.00 | 10.00 |\n";
+        assert!(table.ends_with(&line.repeat(2)), "{table}");
     }
 }

@@ -19,22 +19,22 @@ const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 
 /// The file, in a folder of its own; both go when this does.
-pub(super) struct ModelFile {
+pub(in crate::bench) struct ModelFile {
     folder: PathBuf,
     path: PathBuf,
 }
 
 impl ModelFile {
     /// Writes the model `name` with matrices in `formats`.
-    pub(super) fn write(name: &str, formats: MatrixFormats, memory_bytes: u64) -> Result<Self> {
+    pub(in crate::bench) fn write(name: &str, formats: MatrixFormats, memory_bytes: u64) -> Result<Self> {
         let format = formats.base();
         if GgmlType::of(format).is_none() {
-            bail!("--startup writes no file in {format}: choose another --format");
+            bail!("a GGUF file has no weights in {format}: choose another --format");
         }
         let config = shapes::config_of(name)?;
         let plan = shapes::plan_of(name)?;
         let weights = shapes::random_weights(&plan, formats, memory_bytes)?;
-        let folder = std::env::temp_dir().join(format!("hotmetal-startup-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("hotmetal-bench-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder `{}`", folder.display()))?;
         let file = Self { path: folder.join("model.gguf"), folder };
         let written = || format!("cannot write `{}`", file.path.display());
@@ -46,7 +46,7 @@ impl ModelFile {
         Ok(file)
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::bench) fn path(&self) -> &Path {
         &self.path
     }
 }

@@ -20,7 +20,7 @@ use super::shapes::{self, MatrixFormats};
 use super::statistics::Summary;
 use crate::load::device::{self, CPU};
 use crate::output::{note, stdout};
-use file::ModelFile;
+pub(super) use file::ModelFile;
 use page_cache::Dropped;
 
 /// What the model is asked to continue; short, so that the start is what is measured.
