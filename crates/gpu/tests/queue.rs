@@ -190,6 +190,50 @@ fn an_engine_gives_the_same_texts_with_and_without_the_queue() {
     }
 }
 
+/// Rows that are fed stand beside pieces of prompts here, and requests start while a step is under way.
+#[test]
+fn prompts_in_pieces_and_requests_that_start_change_no_text_ahead_of_the_tokens() {
+    let (textbook, weights) = tiny_model("llama", 4, WeightFormat::Q8_0);
+    let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
+    let texts = |dialect, run_ahead: bool| {
+        let options = GpuOptions { batch_invariant: true, ..GpuOptions::default() };
+        let backend = GpuBackend::simulator_of(dialect, ThreadOrder::Forward, 1 << 30, options);
+        let executable = backend.load(plan.clone(), weights.clone(), KV).unwrap();
+        let config = EngineConfig {
+            run_ahead,
+            max_sequences: 3,
+            max_batch_tokens: 16,
+            max_mixed_tokens: 5,
+            ..EngineConfig::new(KV, 64, plan.vocab_size, vec![])
+        };
+        let mut engine = Engine::new(executable, config).unwrap();
+        let mut texts = vec![vec![]; 4];
+        let mut num_submitted = 0;
+        while num_submitted < 4 || engine.has_work() {
+            if num_submitted < 4 {
+                let prompt = Rng::new(num_submitted).tokens(3 + 6 * num_submitted as usize, plan.vocab_size);
+                let seed = num_submitted;
+                let drawn = SamplingParams { seed, temperature: 0.8, ..SamplingParams::default() };
+                let sampling = if seed == 2 { drawn } else { SamplingParams::greedy() };
+                engine.submit(Request { max_tokens: Some(8), ..Request::new(prompt, sampling) }).unwrap();
+                num_submitted += 1;
+            }
+            for output in engine.step() {
+                assert!(!matches!(output.finish, Some(FinishReason::Error(_))), "{output:?}");
+                let index: usize = output.request.to_string().parse().unwrap();
+                texts[index].extend(output.token.map(|token| token.id));
+            }
+        }
+        let stats = engine.stats();
+        assert!(!run_ahead || stats.num_ahead + 1 == stats.num_steps, "{stats:?}");
+        texts
+    };
+    // The other dialect computes the same, and takes as long again.
+    let ahead = texts(SimDialect::Cuda, true);
+    assert!(ahead.iter().all(|text| text.len() == 8), "{ahead:?}");
+    assert_eq!(ahead, texts(SimDialect::Cuda, false));
+}
+
 #[test]
 fn in_steady_state_a_step_is_one_submission_and_one_wait() {
     let (textbook, weights) = tiny_model("llama", 4, WeightFormat::F16);
