@@ -104,8 +104,8 @@ struct LimitArgs {
     #[arg(long, alias = "max-num-batched-tokens", value_name = "N")]
     batch_tokens: Option<usize>,
 
-    /// Tokens of prompts computed in a step for whose end texts wait, at most: fewer keep tokens coming more evenly, more
-    /// let new requests begin earlier [default: 64 on a CPU; on a GPU as many as --step-target-ms leaves time for]
+    /// Tokens of prompts computed in a step for whose end texts wait, at most: fewer keep tokens coming more evenly,
+    /// more let new requests begin earlier [default: 64 on a CPU; on a GPU as many as --step-target-ms leaves time for]
     #[arg(long, value_name = "N")]
     mixed_tokens: Option<usize>,
 

@@ -22,8 +22,8 @@ pub struct EngineConfig {
     /// Of these, tokens of prompts in a step in which texts go on too, at least 1: the fewer, the shorter a text waits for its
     /// next token, and the longer a prompt for its first.
     pub max_mixed_tokens: usize,
-    /// How long a step may take in which prompts are read and texts go on, because that is the time between two tokens of
-    /// these texts. The engine chooses the tokens of prompts by the times that [`crate::StepWatch::now`] shows, from
+    /// How long a step may take in which prompts are read and texts go on, because that is the time between two tokens
+    /// of these texts. The engine chooses the tokens of prompts by the times that [`crate::StepWatch::now`] shows, from
     /// `min_mixed_tokens` to `max_mixed_tokens`. `None`: always `max_mixed_tokens`.
     pub step_target: Option<Duration>,
     /// Tokens of prompts that such a step has at least, however long it then takes, so that prompts are read on slow

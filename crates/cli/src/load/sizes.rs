@@ -20,15 +20,16 @@ const BATCH_TOKENS_ON_CUDA: usize = 2048;
 /// Tokens of prompts in a step of a CPU in which texts go on too: they then take about as long as the decodes beside
 /// them.
 const MIXED_TOKENS_ON_CPU: usize = 64;
-/// How long such a step of a GPU takes: the largest one of an H200 with 8B weights, which reads prompts fastest, and yet
-/// twenty tokens a second of each text.
+/// How long such a step of a GPU takes: the largest one of an H200 with 8B weights, which reads prompts fastest, and
+/// yet twenty tokens a second of each text.
 const STEP_TARGET_ON_GPU: Duration = Duration::from_millis(50);
 
 /// Texts that run at a time where nothing is said, on devices on which more would not pay: on a CPU each more takes its
 /// time for itself.
 pub(super) const SEQUENCES: usize = 16;
-/// The same on an NVIDIA GPU, if the cache has room for them, and what is tried if it has not. From 256 rows on, products
-/// are bound by arithmetic: more texts would only wait longer for their tokens (`docs/adr/0017-steps-by-their-time.md`).
+/// The same on an NVIDIA GPU, if the cache has room for them, and what is tried if it has not. From 256 rows on,
+/// products are bound by arithmetic: more texts would only wait longer for their tokens
+/// (`docs/adr/0017-steps-by-their-time.md`).
 pub(super) const SEQUENCES_ON_CUDA: [usize; 4] = [256, 128, 64, 32];
 /// Tokens of a text for which a cache has room if as many run at a time.
 pub(super) const TEXT_TOKENS: usize = 512;

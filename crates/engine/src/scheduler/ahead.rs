@@ -35,10 +35,10 @@ impl Scheduler {
         batch.items.iter().any(|item| item.index.is_some())
     }
 
-    /// Fills `next` with the step after `batch`, which is under way, and reserves its blocks: texts go on with the tokens
-    /// that `batch` will make, prompts with their next tokens, and waiting sequences start. Returns whether there is such a
-    /// step: not where the tokens of `batch` have to be known first, because the host chooses some or completions branch
-    /// off, and not where a sequence would have to give up blocks.
+    /// Fills `next` with the step after `batch`, which is under way, and reserves its blocks: texts go on with the
+    /// tokens that `batch` will make, prompts with their next tokens, and waiting sequences start. Returns whether
+    /// there is such a step: not where the tokens of `batch` have to be known first, because the host chooses some or
+    /// completions branch off, and not where a sequence would have to give up blocks.
     ///
     /// Sequences that start move the others: the places in `batch` are those after that.
     pub(crate) fn follow(&mut self, batch: &mut Batch, kv: &mut KvCache, next: &mut Batch) -> bool {

@@ -1,25 +1,28 @@
-//! Chooses which sequences compute which tokens in a step: continuous batching, chunked prefill, preemption by recompute.
+//! Chooses which sequences compute which tokens in a step: continuous batching, chunked prefill, preemption by
+//! recompute.
 //!
-//! [`ServiceOrder`] says which sequence comes first: by priority and arrival, or by the caller's turn. A step does three
-//! things:
+//! [`ServiceOrder`] says which sequence comes first: by priority and arrival, or by the caller's turn. A step does
+//! three things:
 //!
-//! 1. Each running sequence in decode gets room in a block for its next token. If no block is free, the running sequence
-//!    that stands last loses its blocks and goes back to the queue. Its tokens are computed again later, except those that
-//!    the prefix cache still holds.
+//! 1. Each running sequence in decode gets room in a block for its next token. If no block is free, the running
+//!    sequence that stands last loses its blocks and goes back to the queue. Its tokens are computed again later,
+//!    except those that the prefix cache still holds.
 //! 2. Waiting sequences start, in order and without overtaking, as long as there are sequences left in `max_sequences`,
 //!    free blocks for all their tokens, and tokens left in the budget of the step.
-//! 3. The budget is shared out: one token to each decode, the rest to prefills, in order and in chunks. Where prefills share
-//!    the step with decodes, `max_mixed_tokens` bounds them, because the decodes wait for the end of the step. With a
-//!    `step_target`, [`StepTimes`] says how many tokens of prompts keep the step to that time, as steps were measured.
+//! 3. The budget is shared out: one token to each decode, the rest to prefills, in order and in chunks. Where prefills
+//!    share the step with decodes, `max_mixed_tokens` bounds them, because the decodes wait for the end of the step.
+//!    With a `step_target`, [`StepTimes`] says how many tokens of prompts keep the step to that time, as steps were
+//!    measured.
 //!
 //! A step computes logits or, for embeddings, hidden states. Where both are wanted, steps take turns.
 //!
-//! A grammar may find out which tokens it allows while the device computes. Where the logits are there first, the sequence
-//! gives its row up and sits out until the grammar knows, so that other sequences wait for it once, and for a bounded time.
+//! A grammar may find out which tokens it allows while the device computes. Where the logits are there first, the
+//! sequence gives its row up and sits out until the grammar knows, so that other sequences wait for it once, and for a
+//! bounded time.
 //!
-//! The sequence that stands first is never preempted. It fits into the pool alone, because a request that does not fit is
-//! refused. It is part of the next step of its kind, unless its grammar is late. So every step brings some sequence nearer to
-//! its end, and every second step the first one.
+//! The sequence that stands first is never preempted. It fits into the pool alone, because a request that does not fit
+//! is refused. It is part of the next step of its kind, unless its grammar is late. So every step brings some sequence
+//! nearer to its end, and every second step the first one.
 
 mod ahead;
 mod commit;

@@ -1,23 +1,24 @@
 //! Measured times of steps, and from them the prompt tokens that may join a step of texts.
 //!
-//! The model of a step's time has two tables, by powers of two: the seconds of a step of so many texts and no prompt, and
-//! the seconds that a prompt token adds, in steps of so many tokens in all. Each entry is the lower median of the last
-//! [`Recent::LEN`] measurements, so that a step in which a program was compiled, or the machine was busy, moves nothing.
-//! It reads no clock: whoever runs the steps says how long each took.
+//! The model of a step's time has two tables, by powers of two: the seconds of a step of so many texts and no prompt,
+//! and the seconds that a prompt token adds, in steps of so many tokens in all. Each entry is the lower median of the
+//! last [`Recent::LEN`] measurements, so that a step in which a program was compiled, or the machine was busy, moves
+//! nothing. It reads no clock: whoever runs the steps says how long each took.
 
 use std::time::Duration;
 
 /// Powers of two that are told apart: steps of up to 2^19 tokens.
 const BUCKETS: usize = 20;
-/// Rows that the matrix kernels of GPUs compute at a time. A step with few rows more than a multiple of this takes as long
-/// as one with all rows of the next tile (`docs/lab/0055-prompts-beside-texts-on-a-gpu.md`).
+/// Rows that the matrix kernels of GPUs compute at a time. A step with few rows more than a multiple of this takes as
+/// long as one with all rows of the next tile (`docs/lab/0055-prompts-beside-texts-on-a-gpu.md`).
 const TILE_ROWS: usize = 256;
 /// Seconds of a prompt token while nothing has been measured: those of a small GPU.
 const DEFAULT_TOKEN_S: f64 = 5e-5;
-/// The least that a prompt token is taken to cost, in seconds: a step with prompts may come out shorter than one without.
+/// The least that a prompt token is taken to cost, in seconds: a step with prompts may come out shorter than one
+/// without.
 const TOKEN_S_MIN: f64 = 1e-8;
-/// Measured steps after which the price of a size that no step had since is no longer believed. Without this, a size that
-/// looked too slow once would never be tried again.
+/// Measured steps after which the price of a size that no step had since is no longer believed. Without this, a size
+/// that looked too slow once would never be tried again.
 const FRESH_STEPS: u64 = 1000;
 
 /// The last measurements of one kind of step.
@@ -80,8 +81,8 @@ impl StepTimes {
         }
     }
 
-    /// Tokens of prompts, at most `most`, with which a step of `texts` takes about `target`. A step may always take as long
-    /// again as its texts alone, and always has the least number of tokens of prompts, so that neither starves.
+    /// Tokens of prompts, at most `most`, with which a step of `texts` takes about `target`. A step may always take as
+    /// long again as its texts alone, and always has the least number of tokens of prompts, so that neither starves.
     pub(crate) fn prompt_tokens(&self, texts: usize, target: Duration, most: usize) -> usize {
         let texts_s = self.texts_s(texts);
         let room = (target.as_secs_f64() - texts_s).max(texts_s);
@@ -110,8 +111,8 @@ impl StepTimes {
         fewer.iter().rev().chain(more).find_map(Recent::median).unwrap_or(0.0)
     }
 
-    /// Seconds of a prompt token in a step of that size: as measured lately, else as in smaller steps, else as in larger
-    /// ones, else as measured at any time.
+    /// Seconds of a prompt token in a step of that size: as measured lately, else as in smaller steps, else as in
+    /// larger ones, else as measured at any time.
     fn token_s(&self, bucket: usize) -> f64 {
         let (smaller, larger) = self.prompts.split_at(bucket + 1);
         let nearest = || smaller.iter().rev().chain(larger);

@@ -115,8 +115,8 @@ fn serve(costs: Costs, num_clients: usize, num_requests: usize, target: Option<D
 
 #[test]
 fn steps_keep_to_the_target_and_prompts_wait_no_longer_for_it_than_they_must() {
-    // Three devices: one on which the largest step keeps to the target, one on which half of that does, and one on which
-    // the texts alone nearly do not, so that evenness costs a third of the tokens.
+    // Three devices: one on which the largest step keeps to the target, one on which half of that does, and one on
+    // which the texts alone nearly do not, so that evenness costs a third of the tokens.
     for (costs, p99_most, share_least) in [
         (Costs { fixed_s: 2e-3, row_s: 2e-5 }, 0.05, 0.98),
         (Costs { fixed_s: 2e-3, row_s: 5e-5 }, 0.05, 0.95),
@@ -211,8 +211,8 @@ fn the_hosts_part_of_a_step_with_hundreds_of_texts() {
         let mixed = measure(&mut engine, 200, count);
         let stats = engine.stats();
         println!(
-            "{count} texts: {:.1} µs of the host in the median step, 90th percentile {:.1}; beside prompts {:.1}, {:.1}; \
-             {} of {} steps ahead",
+            "{count} texts: {:.1} µs of the host in the median step, 90th percentile {:.1}; beside prompts {:.1}, \
+             {:.1}; {} of {} steps ahead",
             texts.0, texts.1, mixed.0, mixed.1, stats.num_ahead, stats.num_steps
         );
     }

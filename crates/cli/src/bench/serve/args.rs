@@ -28,7 +28,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FORMAT", requires = "shape")]
     pub(super) format: Option<String>,
 
-    /// Flags of that `hotmetal serve`, behind `--`, such as `-- --device cuda --parallel 64`; without any it has its defaults
+    /// Flags of that `hotmetal serve`, behind `--`, such as `-- --device cuda --parallel 64`; without any it has its
+    /// defaults
     #[arg(last = true, value_name = "FLAG", requires = "shape")]
     pub(super) server_flags: Vec<String>,
 
@@ -48,7 +49,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "R")]
     pub(super) request_rate: Option<f64>,
 
-    /// Requests under way at a time; several numbers, such as 1,64,256, are measured one after the other [default: no bound]
+    /// Requests under way at a time; several numbers, such as 1,64,256, are measured one after the other [default: no
+    /// bound]
     #[arg(long, aliases = ["concurrency", "clients"], value_name = "N", value_delimiter = ',')]
     max_concurrency: Vec<usize>,
 
