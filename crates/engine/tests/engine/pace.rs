@@ -163,7 +163,7 @@ impl StepWatch for HostClock {
 
 #[expect(clippy::print_stdout, reason = "the times are what it is for")]
 #[test]
-#[ignore = "prints times for docs/lab/0062-host-part-with-hundreds-of-texts.md, and holds no bound"]
+#[ignore = "prints times for docs/lab/0063-host-part-with-hundreds-of-texts.md, and holds no bound"]
 fn the_hosts_part_of_a_step_with_hundreds_of_texts() {
     for count in [16, 64, 256, 512] {
         let kv = KvLayout { format: KvFormat::F32, block_len: 32, num_blocks: count * 20 };
