@@ -441,4 +441,41 @@ mod tests {
             }
         }
     }
+
+    /// Loads sixteen numbers, of which the last lies behind the end of its allocation.
+    struct LoadPastTheEnd<'a>(&'a [f32]);
+
+    impl Kernel for LoadPastTheEnd<'_> {
+        type Output = f32;
+        const WORDS: Words = Words::Floats;
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> f32 {
+            // SAFETY: there is no reason why this is sound. It is the fault that the address sanitizer must report.
+            s.sum(s.load(unsafe { &*self.0.as_ptr().cast() }))
+        }
+    }
+
+    #[test]
+    #[ignore = "the next test runs it in a program of its own, because the address sanitizer ends that program"]
+    fn a_load_past_the_end() {
+        let level = std::env::var("HOTMETAL_TEST_LEVEL").expect("the next test sets it");
+        let isa = Isa::available().into_iter().find(|isa| isa.to_string() == level).expect("an available level");
+        let numbers = std::hint::black_box(vec![1.0; LANES - 1]);
+        std::hint::black_box(isa.run(LoadPastTheEnd(&numbers)));
+    }
+
+    /// Only where `.ci/run` has built this program with the address sanitizer.
+    #[test]
+    fn the_address_sanitizer_reports_a_load_past_the_end_at_every_level() {
+        if std::env::var_os("HOTMETAL_ADDRESS_SANITIZER").is_none() {
+            return;
+        }
+        for isa in Isa::available() {
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            again.args(["--exact", "--ignored", "simd::tests::a_load_past_the_end"]);
+            let output = again.env("HOTMETAL_TEST_LEVEL", isa.to_string()).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("ERROR: AddressSanitizer: heap-buffer-overflow"), "{isa}: {said}");
+        }
+    }
 }
