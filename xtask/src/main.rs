@@ -7,6 +7,7 @@ mod fuzz;
 mod kernels;
 mod macos;
 mod performance;
+mod sbom;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -24,6 +25,7 @@ enum Chore {
     Fuzz(fuzz::FuzzArgs),
     Kernels(kernels::KernelsArgs),
     Performance(performance::PerformanceArgs),
+    Sbom(sbom::SbomArgs),
 }
 
 fn main() -> Result<()> {
@@ -32,5 +34,6 @@ fn main() -> Result<()> {
         Chore::Fuzz(args) => fuzz::fuzz(&args),
         Chore::Kernels(args) => kernels::kernels(&args),
         Chore::Performance(args) => performance::performance(&args),
+        Chore::Sbom(args) => sbom::sbom(&args),
     }
 }
