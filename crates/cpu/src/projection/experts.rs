@@ -33,12 +33,12 @@ pub(crate) struct ExpertProjections {
     pub(crate) result: ExpertResult<Value>,
 }
 
-/// Which experts each row has, one in a slot.
+/// Which experts each row has, one in each slot.
 #[derive(Clone, Copy)]
 pub(crate) enum Slots<V> {
-    /// Those whose ids these are, (rows, top_k).
+    /// The experts whose ids are in this value, (rows, top_k).
     Chosen(V),
-    /// All of them, in order: heads, each of which has a matrix of its own.
+    /// All experts in order. `head_linear` uses this, because each head has a matrix of its own.
     Every(Rows),
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum Slots<V> {
 #[derive(Clone, Copy)]
 enum Ids {
     At(Place),
-    /// Nowhere, because each row has all experts: only the shape is of use.
+    /// No ids are stored, because each row has all experts; only the place's shape is used.
     All(Place),
 }
 
