@@ -288,8 +288,11 @@ pub(super) fn nmse_max(a: &Claims, b: &Claims, plan: &Plan, work: &Work) -> f64 
     }
     let attention = |claims: &Claims| (claims.attention)(work.kv.format);
     let rounding = |claims: &Claims| tolerance::coarsest(&work.weights, claims.activations, attention(claims));
-    let of = |claims| tolerance::checkpoint_nmse_max(rounding(claims), work.kv.format);
-    tolerance::checkpoint_factor(plan) * (of(a) + of(b))
+    let of = |claims| {
+        let rounding = rounding(claims);
+        tolerance::checkpoint_factor(plan, rounding) * tolerance::checkpoint_nmse_max(rounding, work.kv.format)
+    };
+    of(a) + of(b)
 }
 
 /// A result: the op's place in the plan, and which of its results.
