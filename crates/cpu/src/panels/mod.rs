@@ -9,7 +9,8 @@
 //!           Rows beyond the last are blocks of zeros. About the same bytes as in the file, up to the last panel and the
 //!           rounding to cache lines.
 //!
-//! A format is one type that implements [`PanelFormat`], and a name in [`with_panel_format`].
+//! A format is one type that implements [`PanelFormat`] (or [`one_scale::OneScale`], which is shorter), and a name in
+//! [`with_panel_format`].
 
 #![expect(clippy::needless_range_loop, reason = "tiles are indexed by row and column, as one writes matrices")]
 
@@ -18,6 +19,7 @@ mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
 mod nvfp4;
+mod one_scale;
 mod q2_k;
 mod q3_k;
 mod q4_0;

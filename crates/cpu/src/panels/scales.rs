@@ -1,4 +1,4 @@
-//! Scales that two formats each have in common, of sixteen blocks of 256 weights: one of each row in a lane.
+//! Scales that two formats each have in common, of sixteen blocks: one of each row in a lane.
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;
@@ -7,6 +7,46 @@ use super::add_halves;
 use super::tiles::{ScaleAndMinimum, ScaleOfHalves};
 use crate::kernels::quantize::QuantizedBlock;
 use crate::simd::{LANES, Simd};
+
+/// Of Q4_1 and Q5_1: a scale and a minimum for each 32 weights.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct ScalesAndMinimaOf32 {
+    scale: [f16; LANES],
+    minimum: [f16; LANES],
+}
+
+impl ScalesAndMinimaOf32 {
+    /// Puts those of a row in place.
+    #[inline(always)]
+    pub(super) fn pack(&mut self, row: usize, scale: f16, minimum: f16) {
+        (self.scale[row], self.minimum[row]) = (scale, minimum);
+    }
+
+    /// sums + what the products `dots` with the blocks `x` come to, for panel `p`.
+    #[inline(always)]
+    pub(super) fn add<S: Simd, const MR: usize, const NP: usize>(
+        &self,
+        s: S,
+        (p, dots): (usize, [[S::I32; NP]; MR]),
+        x: [&QuantizedBlock; MR],
+        sums: &mut [[S::F32; NP]; MR],
+    ) {
+        let (scale, minimum) = (s.load_f16(&self.scale), s.load_f16(&self.minimum));
+        for m in 0..MR {
+            let x_scale = x[m].scale;
+            let sum = s.mul_add(s.to_f32(dots[m][p]), s.mul(scale, s.splat(x_scale)), sums[m][p]);
+            sums[m][p] = s.mul_add(minimum, s.splat(x_scale * x[m].sum() as f32), sum);
+        }
+    }
+
+    /// As tiles have them.
+    #[inline(always)]
+    pub(super) fn unpack<S: Simd>(&self, s: S, out: &mut ScaleAndMinimum) {
+        s.store(s.load_f16(&self.scale), &mut out.scale);
+        s.store(s.load_f16(&self.minimum), &mut out.minimum);
+    }
+}
 
 /// Of Q4_K and Q5_K: for each 32 weights a scale and a minimum of six bits, as bytes, and what these are multiplied by.
 #[derive(Clone, Copy, Pod, Zeroable)]
