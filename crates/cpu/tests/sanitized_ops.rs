@@ -11,7 +11,7 @@ const SHARE: usize = 61;
 
 #[test]
 fn ops_under_the_address_sanitizer() {
-    if std::env::var_os("HOTMETAL_ADDRESS_SANITIZER").is_none() {
+    if !testing::has_address_sanitizer() {
         return;
     }
     let levels = [IsaLevel::Avx2, Isa::best().level()].into_iter().filter(|&level| Isa::new(level).is_some());

@@ -18,3 +18,8 @@ pub use sample::Sample;
 pub use steps::{BlockPool, Sequence};
 pub use tiny::{MODEL_TYPES, tiny_model, tiny_plan};
 pub use tolerance::ErrorAnalysis;
+
+/// Whether this program was built with the address sanitizer; `.ci/run` sets the variable where it builds so.
+pub fn has_address_sanitizer() -> bool {
+    std::env::var_os("HOTMETAL_ADDRESS_SANITIZER").is_some()
+}

@@ -234,6 +234,9 @@ pub(crate) trait Simd: Copy {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
     use tensor::quant::fp8;
     use testing::random::Rng;
 
@@ -458,7 +461,7 @@ mod tests {
     #[test]
     #[ignore = "the next test runs it in a program of its own, because the address sanitizer ends that program"]
     fn a_load_past_the_end() {
-        let level = std::env::var("HOTMETAL_TEST_LEVEL").expect("the next test sets it");
+        let level = std::io::read_to_string(std::io::stdin()).expect("the next test writes a level");
         let isa = Isa::available().into_iter().find(|isa| isa.to_string() == level).expect("an available level");
         let numbers = std::hint::black_box(vec![1.0; LANES - 1]);
         std::hint::black_box(isa.run(LoadPastTheEnd(&numbers)));
@@ -467,13 +470,15 @@ mod tests {
     /// Only where `.ci/run` has built this program with the address sanitizer.
     #[test]
     fn the_address_sanitizer_reports_a_load_past_the_end_at_every_level() {
-        if std::env::var_os("HOTMETAL_ADDRESS_SANITIZER").is_none() {
+        if !testing::has_address_sanitizer() {
             return;
         }
         for isa in Isa::available() {
-            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            let mut again = Command::new(std::env::current_exe().unwrap());
             again.args(["--exact", "--ignored", "simd::tests::a_load_past_the_end"]);
-            let output = again.env("HOTMETAL_TEST_LEVEL", isa.to_string()).output().unwrap();
+            let mut again = again.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            again.stdin.take().unwrap().write_all(isa.to_string().as_bytes()).unwrap();
+            let output = again.wait_with_output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(said.contains("ERROR: AddressSanitizer: heap-buffer-overflow"), "{isa}: {said}");
         }
