@@ -125,6 +125,11 @@ impl Site<'_> {
         self.loaded.place(self.layout, self.arena, value)
     }
 
+    /// Whether exactly one op reads `value`, so that a kernel which does that op's work need not store it.
+    pub(crate) fn is_read_once(&self, value: Value) -> bool {
+        self.loaded.plan.ops.iter().filter(|op| op.inputs().contains(&value)).count() == 1
+    }
+
     /// Room for normalised rows of `x`.
     pub(crate) fn normed(&self, x: DeviceRows, rows: Rows) -> DeviceRows {
         let bytes = (self.num_rows(rows) * x.stride) as u64 * F32;

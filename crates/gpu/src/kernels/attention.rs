@@ -1,7 +1,7 @@
 //! `kernels/attention.h`: attention of rows that are alone in their sequence, or few, each for itself;
 //! [`attention_f16`] has variants on matrix instructions.
 
-use plan::{Attention, KvFormat, Norm};
+use plan::{Attention, KvFormat, KvLayer, Norm};
 
 use crate::kernels::{attention_f16, operand};
 use crate::launch::{Access, Launch, Region};
@@ -66,6 +66,14 @@ pub(crate) struct AttentionShape {
     pub(crate) max_positions: usize,
 }
 
+impl AttentionShape {
+    /// Of so many rows of `heads` query heads over the cache of `layer`.
+    pub(crate) fn new(loaded: &LoadedPlan<'_>, layer: usize, heads: usize, rows: usize) -> Self {
+        let KvLayer { kv_heads, head_dim } = loaded.cache.layers[layer].layer;
+        Self { rows, heads, kv_heads, head_dim, max_positions: loaded.max_positions() }
+    }
+}
+
 /// How the positions of a row may be cut.
 pub(crate) struct Cut {
     /// Whether one group takes all positions of a row, one split after another.
@@ -121,14 +129,7 @@ pub(crate) fn num_counters(target: &Target, heads: usize) -> usize {
 
 /// The variant for `rows` that are taken for themselves.
 fn variant_for(loaded: &LoadedPlan<'_>, attention: &Attention, rows: usize) -> AttentionVariant {
-    let layer = loaded.cache.layers[attention.layer].layer;
-    let shape = AttentionShape {
-        rows,
-        heads: attention.heads,
-        kv_heads: layer.kv_heads,
-        head_dim: layer.head_dim,
-        max_positions: loaded.max_positions(),
-    };
+    let shape = AttentionShape::new(loaded, attention.layer, attention.heads, rows);
     variant(&loaded.target.of("attention"), loaded.cache.layout.format, shape)
 }
 

@@ -49,7 +49,7 @@ struct Variant {
     folded: Option<usize>,
 }
 
-/// The variant for rows of a cache of `row_dim` numbers, of which `dim` are latent.
+/// The variant for rows of a cache of [`AttentionShape::head_dim`] numbers, of which `dim` are latent.
 fn variant(target: &Target, format: KvFormat, shape: AttentionShape, dim: usize) -> Variant {
     let fits = |kernel: &&MatrixKernel| {
         kernel.group_bytes <= target.group_bytes_max
@@ -93,15 +93,8 @@ fn variant(target: &Target, format: KvFormat, shape: AttentionShape, dim: usize)
 
 /// The variant for so many rows of an op.
 fn variant_for(loaded: &LoadedPlan<'_>, attention: &MlaAttention, rows: usize) -> Variant {
-    let layer = loaded.cache.layers[attention.layer].layer;
     let dim = loaded.plan.kv_layers[attention.layer].latent().expect("`verify` wants a latent layer here").dim;
-    let shape = AttentionShape {
-        rows,
-        heads: attention.heads,
-        kv_heads: layer.kv_heads,
-        head_dim: layer.head_dim,
-        max_positions: loaded.max_positions(),
-    };
+    let shape = AttentionShape::new(loaded, attention.layer, attention.heads, rows);
     variant(&loaded.target.of("mla_attention"), loaded.cache.layout.format, shape, dim)
 }
 

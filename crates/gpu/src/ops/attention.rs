@@ -1,6 +1,6 @@
 //! Attention: rows that are alone in their sequence, or few, by one kernel, and many rows of a sequence by another.
 
-use plan::{Attention, Op, Plan, Rope, StepShape};
+use plan::{Attention, Op, Plan, Rope, StepShape, Value};
 
 use crate::kernels::{attention, attention_tiles, mla_attention};
 use crate::launch::{Access, Launch};
@@ -39,20 +39,12 @@ pub(crate) fn launches(site: &Site<'_>, q: DeviceRows, of: &Attention, out: Devi
     launches
 }
 
-/// Lets what [`rope_attention`] reads live until attention has ended, for those who place values: behind such an attention
-/// stand ops that read it once more.
-pub(crate) fn keep_operands(plan: &mut Plan) {
-    if !plan.ops.iter().any(|op| matches!(op, Op::MoeRoute { .. })) {
-        return;
-    }
-    let ops = std::mem::take(&mut plan.ops);
-    for (at, op) in ops.iter().enumerate() {
-        plan.ops.push(op.clone());
-        if let (Some(&Op::RopeKvWrite { q, k, v, layer, .. }), Op::Attention { .. }) =
-            (at.checked_sub(1).map(|before| &ops[before]), op)
-        {
-            plan.ops.extend([Op::KvWrite { layer, k: q, v: q }, Op::KvWrite { layer, k, v }]);
-        }
+/// The values that [`rope_attention`] reads until attention has ended, if it may take the place of two ops of `plan`.
+pub(crate) fn read_to_the_end(plan: &Plan, op: &Op, next: &Op) -> Vec<Value> {
+    let has_routers = || plan.ops.iter().any(|op| matches!(op, Op::MoeRoute { .. }));
+    match (op, next) {
+        (&Op::RopeKvWrite { q, k, v, .. }, Op::Attention { .. }) if has_routers() => vec![q, k, v],
+        _ => vec![],
     }
 }
 
@@ -62,13 +54,12 @@ pub(crate) fn rope_attention(site: &Site<'_>, op: &Op, next: &Op) -> Option<Laun
     let Op::RopeKvWrite { q, k, v, q_norm, k_norm, rope, layer, q_out } = *op else { return None };
     let Op::Attention { q: turned, ref attention, out } = *next else { return None };
     let plan = site.loaded.plan;
-    let readers = plan.ops.iter().filter(|op| op.inputs().contains(&q_out)).count();
     let [q, k, v, out] = [q, k, v, out].map(|value| site.place(value));
     let AttentionItems { singles, tiles } = site.layout.step.attention;
     // The result may lie where the op ahead still reads, or what this one reads.
     let apart = [q, k, v].iter().all(|rows| rows.region.is_apart(out.region));
     let is_one = site.num_rows(q.rows) == 1 && (singles, tiles) == (1, 0);
-    if turned != q_out || attention.layer != layer || readers != 1 || !apart || !is_one {
+    if turned != q_out || attention.layer != layer || !site.is_read_once(q_out) || !apart || !is_one {
         return None;
     }
     let head_dim = site.loaded.cache.layers[layer].layer.head_dim;

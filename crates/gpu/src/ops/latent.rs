@@ -74,11 +74,6 @@ fn mla(site: &Site<'_>, q: [Value; 2], of: &MlaAttention, out: Value) -> mla_att
     mla_attention::launch(site, q.map(|value| site.place(value)), of, site.place(out), singles)
 }
 
-/// Whether `value` has one reader, the op that is asked about.
-fn is_read_once(site: &Site<'_>, value: Value) -> bool {
-    site.loaded.plan.ops.iter().filter(|op| op.inputs().contains(&value)).count() == 1
-}
-
 /// Attention, and the matrices of heads on its result, which fold its splits on the way: where the one follows the other,
 /// nobody else reads the result, and there are splits.
 pub(crate) fn attention_heads(site: &Site<'_>, op: &Op, next: &Op) -> Option<[Launch; 2]> {
@@ -86,7 +81,7 @@ pub(crate) fn attention_heads(site: &Site<'_>, op: &Op, next: &Op) -> Option<[La
     let Op::HeadLinear { x, ref heads, out: of_heads } = *next else { return None };
     let of_next = Site { target: site.loaded.target.of(next.name()), ..*site };
     let is_few = routed(site.loaded, next, site.shape).is_none();
-    if x != out || !is_few || !is_read_once(site, out) {
+    if x != out || !is_few || !site.is_read_once(out) {
         return None;
     }
     let place = |value| site.place(value);
@@ -103,7 +98,7 @@ pub(crate) fn write_heads(site: &Site<'_>, op: &Op, next: &Op) -> Option<Launch>
     // The result may lie where the op ahead still reads.
     let apart = [of.q, of.kv].iter().all(|rows| rows.region.is_apart(out.region));
     let is_few = routed(site.loaded, next, site.shape).is_none();
-    if x != q_nope || !apart || !is_few || !is_read_once(site, q_nope) {
+    if x != q_nope || !apart || !is_few || !site.is_read_once(q_nope) {
         return None;
     }
     mla_attention::latent_head_linear(site, &of, q_rope, heads, out)
@@ -120,16 +115,11 @@ pub(crate) fn rope_write(site: &Site<'_>, op: &Op, q_nope: Value, q_rope: Value)
     vec![mla_attention::latent_rope_write(site, &of, site.place(q_nope), site.place(q_rope))]
 }
 
-/// Lets what [`write_heads`] reads live until the matrices of heads have been multiplied, for those who place values:
-/// behind them stand ops that read it once more.
-pub(crate) fn keep_operands(plan: &mut Plan) {
-    let ops = std::mem::take(&mut plan.ops);
-    for (at, op) in ops.iter().enumerate() {
-        plan.ops.push(op.clone());
-        if let (Some(&Op::LatentRopeWrite { q, kv, layer, .. }), Op::HeadLinear { .. }) =
-            (at.checked_sub(1).map(|before| &ops[before]), op)
-        {
-            plan.ops.push(Op::LatentWrite { layer, latent: q, rope: kv });
-        }
+/// The values that [`write_heads`] reads until the matrices of heads have been multiplied, if it may take the place of
+/// these two ops.
+pub(crate) fn read_to_the_end(op: &Op, next: &Op) -> Vec<Value> {
+    match (op, next) {
+        (&Op::LatentRopeWrite { q, kv, .. }, Op::HeadLinear { .. }) => vec![q, kv],
+        _ => vec![],
     }
 }

@@ -7,7 +7,7 @@ pub(crate) mod latent;
 mod moe;
 mod projection;
 
-use plan::{MemoryPlan, Op, Rows, StepShape};
+use plan::{MemoryPlan, Op, Plan, Rows, StepShape};
 
 use crate::kernels::elementwise::{self, SecondOperand};
 use crate::kernels::experts::{self, ExpertsKind};
@@ -29,8 +29,7 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout 
     let LoadedPlan { plan, cache, .. } = *loaded;
     let mut padded = plan.clone();
     padded.values.iter_mut().for_each(|value| value.width = value.width.next_multiple_of(ROW_ALIGN));
-    attention::keep_operands(&mut padded);
-    latent::keep_operands(&mut padded);
+    keep_operands(&mut padded);
     let memory = MemoryPlan::new(&padded, shape);
     let most = |bytes: &dyn Fn(&Op) -> u64| plan.ops.iter().map(bytes).max().unwrap_or(0);
     let mut end = (memory.len as u64 * F32).next_multiple_of(256);
@@ -63,6 +62,21 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout 
     }
 }
 
+/// Lets what a launch in the place of two ops reads live until the second has ended, for those who place values: behind
+/// that one stand ops that read it once more.
+fn keep_operands(plan: &mut Plan) {
+    let reads = |pair: &[Op]| {
+        [attention::read_to_the_end(plan, &pair[0], &pair[1]), latent::read_to_the_end(&pair[0], &pair[1])].concat()
+    };
+    let kept: Vec<_> = plan.ops.windows(2).map(reads).collect();
+    let ops = std::mem::take(&mut plan.ops);
+    for (op, values) in ops.into_iter().zip([vec![]].into_iter().chain(kept)) {
+        plan.ops.push(op);
+        // Any op that only reads would do.
+        plan.ops.extend(values.into_iter().map(|value| Op::KvWrite { layer: 0, k: value, v: value }));
+    }
+}
+
 /// The launches of every op, with the arena, the step's input and messages in these places. Where values are to be
 /// kept, all are written, for those who look at them; otherwise a kernel may do without one that only it reads.
 pub(crate) fn lower(
@@ -83,15 +97,15 @@ pub(crate) fn lower(
         site.target = loaded.target.of(op.name());
         site.reads = site.writes;
         site.writes = next.filter(|_| !keep).and_then(|next| projection::direct_operand(&site, op, next));
-        if let Some(launch) = next.and_then(|next| projection::norm_linear_rope(&site, op, next)) {
-            ops.push(OpLaunches { op: index, launches: vec![launch] });
-            ops.push(OpLaunches { op: index + 1, launches: vec![] });
-        } else if let Some(launch) = next.filter(|_| routes_with_glu && !keep).and_then(|next| {
-            attention::rope_attention(&Site { target: loaded.target.of("attention"), ..site }, op, next)
-        }) {
-            ops.push(OpLaunches { op: index, launches: vec![launch] });
-            ops.push(OpLaunches { op: index + 1, launches: vec![] });
-        } else if let Some(launch) = next.filter(|_| !keep).and_then(|next| latent::write_heads(&site, op, next)) {
+        let in_one = next.and_then(|next| {
+            let rope_attention = || {
+                let site = Site { target: loaded.target.of("attention"), ..site };
+                (routes_with_glu && !keep).then(|| attention::rope_attention(&site, op, next)).flatten()
+            };
+            let write_heads = || (!keep).then(|| latent::write_heads(&site, op, next)).flatten();
+            projection::norm_linear_rope(&site, op, next).or_else(rope_attention).or_else(write_heads)
+        });
+        if let Some(launch) = in_one {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
         } else if let Some([launch, heads]) =

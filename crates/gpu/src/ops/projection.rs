@@ -129,8 +129,7 @@ fn activation_of_next(op: &Op, next: &Op) -> Option<(Value, &'static str)> {
 /// Where `op` can write its result as the operand of the gemm of `next`.
 pub(crate) fn direct_operand(site: &Site<'_>, op: &Op, next: &Op) -> Option<DirectOperand> {
     let plan = site.loaded.plan;
-    let num_readers = |value| plan.ops.iter().filter(|op| op.inputs().contains(&value)).count();
-    let (out, name) = activation_of_next(op, next).filter(|&(out, _)| num_readers(out) == 1)?;
+    let (out, name) = activation_of_next(op, next).filter(|&(out, _)| site.is_read_once(out))?;
     let (Op::Linear { linear, .. } | Op::LinearResidual { linear, .. }) = *next else { return None };
     let next = Site { target: site.loaded.target.of(name), ..*site };
     let (rows, k) = (site.num_rows(plan.value(out).rows), plan.value(out).width);
