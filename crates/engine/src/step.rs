@@ -73,8 +73,9 @@ pub trait StepWatch {
     fn given(&mut self);
     /// That has been done.
     fn returned(&mut self);
-    /// The time since a fixed moment, for [`EngineConfig::step_target`]. Asked when a step was submitted and when its
-    /// result is there. `None`: nobody takes times, and what was measured before stays.
+    /// The time since a fixed moment, for [`EngineConfig::step_target`]. The engine asks for it when it has
+    /// submitted a step, and when it has the step's result. With `None` the engine measures nothing and keeps what it
+    /// measured before.
     fn now(&mut self) -> Option<Duration> {
         None
     }

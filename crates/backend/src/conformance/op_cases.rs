@@ -364,7 +364,7 @@ const LATENT: usize = 512;
 const TURNED: usize = 64;
 
 /// Latent attention in the widths of published models, from the results of projections to what the output projection
-/// reads. Half a head turns, and pairs lie beside each other.
+/// reads. The columns that positions turn are pairs that lie beside each other, as in the models' checkpoints.
 fn published_latent_case(g: &mut Graph, w: &Weights<'_>, nope: usize) -> Result<Value, BuildError> {
     const HEADS: usize = 3;
     const VALUES: usize = 5;

@@ -123,7 +123,7 @@ impl EngineSizes<'_> {
     pub(crate) fn config(&self, device: &str, region: DeviceRegion, vocab_size: usize) -> EngineConfig {
         let is_processor = matches!(device, CPU | REFERENCE);
         let DeviceRegion { kv, context_len, batch_tokens, max_sequences, bytes: _, sequences_why: _ } = region;
-        // Whoever says how many tokens means that many.
+        // A user who gives a number of tokens gets that number, so no default target may lower it.
         let by_default = (!is_processor && self.max_mixed_tokens.is_none()).then_some(STEP_TARGET_ON_GPU);
         let step_target = self.step_target.or(by_default).filter(|target| !target.is_zero());
         let mixed = if is_processor && step_target.is_none() { MIXED_TOKENS_ON_CPU } else { batch_tokens };

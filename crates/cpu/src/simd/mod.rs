@@ -445,7 +445,7 @@ mod tests {
         }
     }
 
-    /// Loads sixteen numbers, of which the last lies behind the end of its allocation.
+    /// Loads sixteen numbers; the allocation ends before the last of them.
     struct LoadPastTheEnd<'a>(&'a [f32]);
 
     impl Kernel for LoadPastTheEnd<'_> {

@@ -97,7 +97,7 @@ impl Scheduler {
         }
     }
 
-    /// Tokens of prompts in a step of so many texts, of which `left` fit in.
+    /// How many prompt tokens a step with so many texts may have; the step has room for `left` of them.
     fn mixed_budget(&self, texts: usize, left: usize) -> usize {
         let most = left.min(self.config.max_mixed_tokens);
         match self.config.step_target {

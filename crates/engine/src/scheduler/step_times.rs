@@ -3,7 +3,7 @@
 //! The model of a step's time has two tables, by powers of two: the seconds of a step of so many texts and no prompt,
 //! and the seconds that a prompt token adds, in steps of so many tokens in all. Each entry is the lower median of the
 //! last [`Recent::LEN`] measurements, so that a step in which a program was compiled, or the machine was busy, moves
-//! nothing. It reads no clock: whoever runs the steps says how long each took.
+//! nothing. This code reads no clock, because the caller measures each step.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ struct Recent {
     count: usize,
     /// The step that was measured last.
     step: u64,
-    /// Their lower median; meaningless while there are none.
+    /// The lower median of these measurements; 0 before the first one.
     median: f64,
 }
 
@@ -140,7 +140,7 @@ mod tests {
     const LEAST: usize = 32;
     const TARGET: Duration = Duration::from_millis(50);
 
-    /// A device of which a step takes `fixed` and `token` seconds for each of its tokens.
+    /// Measurements of a device whose step takes `fixed` seconds, and `token` seconds more for each token.
     fn measured(fixed: f64, token: f64, shapes: &[(usize, usize)]) -> StepTimes {
         let mut times = StepTimes::new(LEAST);
         for &(texts, prompts) in shapes {

@@ -65,7 +65,7 @@ fn measure(args: &ServeArgs, client: &Client) -> Result<()> {
     }
 }
 
-/// One measurement: its figures, and what was seen.
+/// Runs one measurement. Returns its figures, and the times of each request.
 fn measure_load(
     args: &ServeArgs,
     load: &Load,
