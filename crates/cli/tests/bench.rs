@@ -214,7 +214,7 @@ fn mistakes_are_named_with_what_there_is() {
             &["bench", "--device", "cpu", "--force-variant", "logits=linear"],
             "expected --device cuda, metal or sim, found `cpu`",
         ),
-        (&["bench", "--force-variant", "logits=gemv"], "it has: linear, linear_stream, linear_batch, gemm"),
+        (&["bench", "--force-variant", "logits=gemv"], "it has: linear, linear_stream, linear_batch, gemm, gemm_mma"),
         (&["bench", "--device", "abacus"], "there is no device `abacus`"),
         (&["bench", "--depth", "8192"], "needs a context of"),
         (&["bench", "--clock", "cpu"], "--clock cpu times one thread"),

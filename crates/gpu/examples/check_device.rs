@@ -15,7 +15,8 @@
 //! - `profile:SHAPE:FORMAT:BATCH:DEPTH`, `profile-prompt:SHAPE:FORMAT:TOKENS`: each kind of op by itself.
 //! - `steady:SHAPE:FORMAT:TOKENS`: the counters of a long run must be one submission and one wait a step.
 //!
-//! Kernels are those of the folder `HOTMETAL_KERNEL_SRC`, where that is set.
+//! `--force-variant=OP=KERNEL` before them is as in `hotmetal bench`. Kernels are those of the folder
+//! `HOTMETAL_KERNEL_SRC`, where that is set.
 
 #![expect(clippy::print_stdout, reason = "a tool that reports")]
 
@@ -33,7 +34,7 @@ use backend::profile::Recorder;
 use backend::{Backend, Counters, Executable, Observed};
 use bytes::Bytes;
 use cpu::{CpuBackend, CpuOptions};
-use gpu::{GpuBackend, GpuOptions, KernelSource};
+use gpu::{ForcedVariant, GpuBackend, GpuOptions, KernelSource};
 use plan::sampling::{RowSampling, choose, share};
 use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
@@ -43,7 +44,13 @@ use testing::{ErrorAnalysis, GOLDEN_KV, MODEL_TYPES, Rng, golden_step, goldens, 
 type Checked<T = ()> = Result<T, Box<dyn Error>>;
 
 fn main() -> Checked {
-    let options = GpuOptions::default();
+    let (flags, jobs): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with("--"));
+    let forced = flags.iter().map(|flag| {
+        let variant = flag.strip_prefix("--force-variant=").ok_or_else(|| format!("there is no `{flag}`"))?;
+        Ok(variant.parse::<ForcedVariant>()?)
+    });
+    let forced = forced.collect::<Checked<_>>()?;
+    let options = GpuOptions { forced, ..GpuOptions::default() };
     let device = match std::env::var_os("HOTMETAL_KERNEL_SRC").map(PathBuf::from) {
         Some(folder) => {
             let cache = Some(folder.join("compiled"));
@@ -52,7 +59,7 @@ fn main() -> Checked {
         None => GpuBackend::cuda(0, options)?,
     };
     println!("{}", device.device().description);
-    for job in std::env::args().skip(1) {
+    for job in jobs {
         let parts: Vec<_> = job.split(':').collect();
         let begun = Instant::now();
         match parts[..] {

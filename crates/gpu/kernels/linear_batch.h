@@ -43,7 +43,6 @@ struct LinearBatchGroup {
 FN f32x4 zero4() { f32x4 v; v.x = v.y = v.z = v.w = 0.f; return v; }
 FN void add4(THREAD f32x4& sum, f32x4 v) { sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w; }
 FN f32x4 times4(f32x4 v, f32x4 w) { v.x *= w.x; v.y *= w.y; v.z *= w.z; v.w *= w.w; return v; }
-FN f32 largest4(f32x4 v) { return max32(max32(abs32(v.x), abs32(v.y)), max32(abs32(v.z), abs32(v.w))); }
 FN f32 squares4(f32x4 v, f32 sum) { return fma32(v.w, v.w, fma32(v.z, v.z, fma32(v.y, v.y, fma32(v.x, v.x, sum)))); }
 
 // The power of two by which f16 has room for numbers of up to `largest`: 16 for the usual ones.

@@ -7,6 +7,8 @@
 #include "rms_norm.h"
 #include "linear.h"
 #include "linear_batch.h"
+#include "gemm_formats.h"
+#include "gemm_mma.h"
 #include "route.h"
 #include "experts.h"
 #include "head_linear.h"

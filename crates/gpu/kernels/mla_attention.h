@@ -279,7 +279,6 @@ FN void mla_ask(CONST AttentionParams<f16>& a, Ptr<const i32> table, i32 begin, 
 FN u32x4 mla_halves(f32x4 a, f32x4 b, f32 by) {
   return make16(f32x2_to_f16x2(a.x * by, a.y * by), f32x2_to_f16x2(a.z * by, a.w * by), f32x2_to_f16x2(b.x * by, b.y * by), f32x2_to_f16x2(b.z * by, b.w * by));
 }
-FN f32 largest_of(f32x4 v) { return max32(max32(abs32(v.x), abs32(v.y)), max32(abs32(v.z), abs32(v.w))); }
 
 // Each SIMD group rounds the queries of every eighth head; of heads that are not there come zeros.
 template <i32 HEADS>
@@ -295,7 +294,7 @@ FN void mla_queries(CONST MlaParams<f16>& p, i32 row, i32 first_head, i32 heads,
     UNROLL for (i32 i = 0; i < 4; i++) v[i] = latent[(i / 2 * SIMD + t.lane) * 2 + i % 2];
     UNROLL for (i32 i = 0; i < 2; i++) v[4 + i] = turned[t.lane % 8 * 2 + i];
     f32 most = 0;
-    UNROLL for (i32 i = 0; i < 6; i++) most = max32(most, largest_of(v[i]));
+    UNROLL for (i32 i = 0; i < 6; i++) most = max32(most, largest4(v[i]));
     const u32 exponent = exponent_of(max_lanes<SIMD>(most));
     const f32 inverse = live ? inverse_power(exponent) : 0.f;
     g.q[h][t.lane] = mla_halves(v[0], v[1], inverse);

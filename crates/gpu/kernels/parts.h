@@ -265,6 +265,9 @@ struct WeightQ6_K {
   }
 };
 
+// The largest magnitude of four.
+FN f32 largest4(f32x4 v) { return max32(max32(abs32(v.x), abs32(v.y)), max32(abs32(v.z), abs32(v.w))); }
+
 enum { GROUP_THREADS = 128, GROUP_SIMDS = 4 };
 
 struct SumGroup { f32 part[GROUP_SIMDS]; };

@@ -16,7 +16,7 @@ use tensor::Tensor;
 
 use crate::driver::{Driver, DriverError, Recording, STEPS_MAX};
 use crate::glu_bounds::GluBounds;
-use crate::kernels::{attention, choose, rope_kv_write, sample};
+use crate::kernels::{attention, choose, gemm_mma, rope_kv_write, sample};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::launch::Region;
 use crate::ops::{self, OpLaunches};
@@ -581,7 +581,8 @@ impl Executable for GpuExecutable {
     }
 }
 
-/// Counters of attention, all zero: one for each group of a row whose positions other groups share.
+/// Counters, all zero: one for each group of a row of attention whose positions other groups share, or for each tile of
+/// a gemm whose input features they share.
 fn allocate_counters(driver: &mut dyn Driver, plan: &Plan, target: &Target) -> Result<Region, DriverError> {
     let zeros = vec![0u32; counters_len(plan, target)];
     let bytes = size_of_val(&zeros[..]) as u64;
@@ -596,7 +597,7 @@ pub(crate) fn counters_len(plan: &Plan, target: &Target) -> usize {
         Op::MlaAttention { attention, .. } => Some(attention.heads),
         _ => None,
     });
-    attention::num_counters(target, heads.max().unwrap_or(0))
+    attention::num_counters(target, heads.max().unwrap_or(0)).max(gemm_mma::num_counters(target))
 }
 
 /// (positions, dims / 2) of cosine and sine, times the attention factor, computed in f64.

@@ -10,6 +10,7 @@ pub(crate) enum Kernel {
     LinearStream,
     LinearBatch,
     Gemm,
+    GemmMma,
     Attention,
     AttentionF16,
 }
@@ -21,6 +22,7 @@ impl Kernel {
             Self::LinearStream => "linear_stream",
             Self::LinearBatch => "linear_batch",
             Self::Gemm => "gemm",
+            Self::GemmMma => "gemm_mma",
             Self::Attention => "attention",
             Self::AttentionF16 => "attention_f16",
         }
@@ -35,7 +37,9 @@ const OPS: [&str; 6] = ["linear", "norm_linear", "linear_residual", "norm_glu", 
 pub(crate) fn kernels_of(op: &str) -> &'static [Kernel] {
     match op {
         "attention" => &[Kernel::Attention, Kernel::AttentionF16],
-        op if OPS.contains(&op) => &[Kernel::Linear, Kernel::LinearStream, Kernel::LinearBatch, Kernel::Gemm],
+        op if OPS.contains(&op) => {
+            &[Kernel::Linear, Kernel::LinearStream, Kernel::LinearBatch, Kernel::Gemm, Kernel::GemmMma]
+        }
         _ => &[],
     }
 }
@@ -124,7 +128,7 @@ mod tests {
         );
         assert_eq!(
             error("logits=attention"),
-            "`logits` has no kernel `attention`; it has: linear, linear_stream, linear_batch, gemm"
+            "`logits` has no kernel `attention`; it has: linear, linear_stream, linear_batch, gemm, gemm_mma"
         );
         assert_eq!(error("attention=gemm"), "`attention` has no kernel `gemm`; it has: attention, attention_f16");
     }

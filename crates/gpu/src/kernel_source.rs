@@ -131,7 +131,7 @@ pub(crate) fn hash(bytes: &[u8]) -> u64 {
 }
 
 /// The files of `kernels/all.h`, in its order.
-const KERNELS: [(&str, &str); 22] = [
+const KERNELS: [(&str, &str); 24] = [
     ("parts.h", include_str!("../kernels/parts.h")),
     ("operand.h", include_str!("../kernels/operand.h")),
     ("embed.h", include_str!("../kernels/embed.h")),
@@ -139,6 +139,8 @@ const KERNELS: [(&str, &str); 22] = [
     ("rms_norm.h", include_str!("../kernels/rms_norm.h")),
     ("linear.h", include_str!("../kernels/linear.h")),
     ("linear_batch.h", include_str!("../kernels/linear_batch.h")),
+    ("gemm_formats.h", include_str!("../kernels/gemm_formats.h")),
+    ("gemm_mma.h", include_str!("../kernels/gemm_mma.h")),
     ("route.h", include_str!("../kernels/route.h")),
     ("experts.h", include_str!("../kernels/experts.h")),
     ("head_linear.h", include_str!("../kernels/head_linear.h")),
@@ -241,7 +243,8 @@ mod tests {
         for (image, packed) in ARCHITECTURES.iter().zip(PACKED) {
             let bytes = miniz_oxide::inflate::decompress_to_vec(packed).unwrap();
             assert_eq!(bytes.starts_with(b"\x7fELF"), image.is_machine_code(), "{}", image.target);
-            for kernel in ["linear_q8_0_m1", "attention_f16", "rms_norm_f32", "rope_kv_write_f16", "embed_bf16"] {
+            for kernel in ["linear_q8_0_m1", "gemm_mma_q4_0_t128", "attention_f16", "rms_norm_f32", "rope_kv_write_f16"]
+            {
                 let found = bytes.windows(kernel.len()).any(|window| window == kernel.as_bytes());
                 assert!(found, "{} lacks `{kernel}`", image.target);
             }

@@ -192,6 +192,35 @@ params! {
         scale_stride: i32,
     }
 
+    /// `gemm_mma.h`
+    "OperandRowsParams" struct OperandRowsParams {
+        x: Address,
+        gain: Address,
+        rows: Address,
+        select: Address,
+        row_scales: Address,
+        to: OperandPlace,
+        k: i32,
+        x_stride: i32,
+        eps: f32,
+        padding: i32,
+    }
+
+    /// `gemm_mma.h`
+    "GemmMmaParams" struct GemmMmaParams {
+        linear: LinearParams,
+        operand: Address,
+        row_scales: Address,
+        partials: Address,
+        counters: Address,
+        operand_stride: i32,
+        scale_stride: i32,
+        tiles: i32,
+        slices: i32,
+        stages: i32,
+        padding: i32,
+    }
+
     /// `route.h`: how experts are chosen.
     "RouterParams" struct RouterParams {
         correction: Address,

@@ -27,7 +27,7 @@ pub(crate) struct LoadedPlan<'a> {
     pub(crate) head_ids: Region,
     pub(crate) cache: &'a KvCache,
     pub(crate) target: Target,
-    /// Counters of attention, zero between launches.
+    /// Counters of attention and gemms, zero between launches.
     pub(crate) counters: Region,
     /// Where the tokens lie that a step chooses: a [`Chosen`] for each output.
     pub(crate) chosen: Region,

@@ -53,7 +53,7 @@ impl Target {
             Kernel::Linear | Kernel::Attention => true,
             Kernel::AttentionF16 => self.matrix >= Matrix::SimdGroup,
             Kernel::LinearStream => self.bulk_copies && !self.batch_invariant,
-            Kernel::LinearBatch => self.matrix >= Matrix::SimdGroup && !self.batch_invariant,
+            Kernel::LinearBatch | Kernel::GemmMma => self.matrix >= Matrix::SimdGroup && !self.batch_invariant,
             Kernel::Gemm => self.matrix != Matrix::SimdGroup && !self.batch_invariant,
         };
         forced::kernels_of(op).iter().copied().filter(is_here).collect()

@@ -48,6 +48,8 @@ fn what_is_forced_computes_the_same_and_is_said() {
     for (forced, op, kernel) in [
         ("norm_glu=linear", "norm_glu", "rms_norm_f32 + linear_glu_f16_m4"),
         ("linear_residual=linear", "linear_residual", "linear_f16_m4"),
+        ("norm_glu=gemm_mma", "norm_glu", "operand_rows_f32 + gemm_mma_glu_f16_t16"),
+        ("linear_residual=gemm_mma", "linear_residual", "operand_rows_f32 + gemm_mma_f16_t16"),
         ("attention=attention", "attention", "attention_f16"),
         // It is for one row: with more, all is as ever.
         ("norm_glu=linear_stream", "norm_glu", "linear_batch_f16_t8"),
@@ -78,7 +80,7 @@ fn what_the_device_cannot_do_is_refused_with_what_it_can() {
     assert!(matches!(error, GpuError::NoVariant { op: "norm_glu", kernel: "gemm", .. }));
     assert_eq!(
         error.to_string(),
-        "`gemm` cannot compute `norm_glu` on `sim` as it is to; what can: linear, linear_stream, linear_batch"
+        "`gemm` cannot compute `norm_glu` on `sim` as it is to; what can: linear, linear_stream, linear_batch, gemm_mma"
     );
     assert!(refused(true, "logits=linear_batch").to_string().ends_with("what can: linear"));
 }

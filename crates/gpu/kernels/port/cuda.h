@@ -143,6 +143,10 @@ FN i32 dot_u8x4(u32 a, u32 b, i32 sum) { asm("dp4a.u32.s32 %0,%1,%2,%0;" : "+r"(
 FN u32 pick_bytes(u32 low, u32 high, u32 which) { u32 r; asm("prmt.b32 %0,%1,%2,%3;" : "=r"(r) : "r"(low), "r"(high), "r"(which)); return r; }
 // Pairs of f16: a · b + c, rounded once.
 FN u32 fma_f16x2(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.f16x2 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
+FN u32 mul_f16x2(u32 a, u32 b) { u32 r; asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+FN u32 sub_f16x2(u32 a, u32 b) { u32 r; asm("sub.rn.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+// Byte i is that of eight, four in `low` and four in `high`, which half byte i of `which`, below 8, names.
+FN u32 byte_perm(u32 low, u32 high, u32 which) { return __byte_perm(low, high, which); }
 
 // Group memory by its byte, for kernels whose group memory has parts of sizes that the launch decides.
 template <class T> using GroupPtr = T*;
@@ -150,11 +154,27 @@ template <class T, class G> FN GroupPtr<T> group_at(G& g, i32 byte) {
   return reinterpret_cast<T*>(reinterpret_cast<unsigned char*>(&g) + byte);
 }
 
+// The same as instructions address it.
+typedef u32 GroupAddress;
+template <class G> FN GroupAddress group_address_at(G& g, i32 byte) { return (u32)__cvta_generic_to_shared(&g) + byte; }
+struct u32x2 { u32 x, y; };
+FN u32x4 load_group_bits(GroupAddress address) {
+  u32x4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  return v;
+}
+FN u32x2 load_group_two(GroupAddress address) {
+  u32x2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
+
 // Copies from device to group memory that run beside the threads. A barrier counts phases: in each, one thread says how
 // many bytes will come, asks for the copies, and all wait for its end by the phase's parity, 0 first.
 #if __CUDA_ARCH__ >= 900
 #define HAS_BULK_COPIES
 // Numbers of E4M3 as pairs of f16, exactly: the instruction is of capability 8.9 and on.
+#define HAS_E4M3
 FN void e4m3x4_to_f16x4(u32& low, u32& high, u32 word) {
   asm("{.reg .b16 a,b; mov.b32 {a,b},%2; cvt.rn.f16x2.e4m3x2 %0,a; cvt.rn.f16x2.e4m3x2 %1,b;}" : "=r"(low), "=r"(high) : "r"(word));
 }
@@ -164,7 +184,6 @@ FN u32 e4m3x2_to_f16x2(u32 pair) {  // in the lower half of a word
   return r;
 }
 struct CopyBarrier { unsigned long long state; };
-// Group memory as instructions address it.
 FN u32 group_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 FN void begin_barrier(CopyBarrier& b) { asm volatile("mbarrier.init.shared.b64 [%0],1;" ::"r"(group_address(&b)) : "memory"); }
 FN void show_barriers() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }  // after begin_barrier, to the copies
@@ -279,7 +298,6 @@ FN void mma_bf16_16x8x16(f32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-struct u32x2 { u32 x, y; };
 FN u32 to_f16x2(f32 x, f32 y) { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(y), "f"(x)); return r; }
 FN u32 to_bf16x2(f32 x, f32 y) { u32 r; asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(y), "f"(x)); return r; }
 // Four signed bytes times `scale`: byte + 128 into the mantissa of 1024, subtract, multiply; rounded once.

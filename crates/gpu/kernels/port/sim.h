@@ -582,6 +582,16 @@ template <class T> struct GroupPtr {
 };
 template <class T, class G> FN GroupPtr<T> group_at(G& g, i32 byte) { return {(char*)&g + byte}; }
 
+// The same as instructions address it.
+struct GroupAddress {
+  char* at;
+  GroupAddress operator+(i32 bytes) const { return {at + bytes}; }
+};
+struct alignas(8) u32x2 { u32 x, y; };
+template <class G> FN GroupAddress group_address_at(G& g, i32 byte) { return {(char*)&g + byte}; }
+FN u32x4 load_group_bits(GroupAddress address) { return GroupPtr<u32x4>{address.at}[0]; }
+FN u32x2 load_group_two(GroupAddress address) { return GroupPtr<u32x2>{address.at}[0]; }
+
 // Copies from device to group memory that run beside the threads: as in cuda.h.
 #define HAS_BULK_COPIES
 typedef sim::CopyBarrier CopyBarrier;
@@ -672,6 +682,19 @@ FN u32 fma_f16x2(u32 a, u32 b, u32 c) {
   const f32x2 x = f16x2_to_f32(a), y = f16x2_to_f32(b), z = f16x2_to_f32(c);
   return f32x2_to_f16x2((f32)((double)x.x * y.x + z.x), (f32)((double)x.y * y.y + z.y));
 }
+FN u32 mul_f16x2(u32 a, u32 b) {
+  const f32x2 x = f16x2_to_f32(a), y = f16x2_to_f32(b);
+  return f32x2_to_f16x2(x.x * y.x, x.y * y.y);
+}
+FN u32 sub_f16x2(u32 a, u32 b) {
+  const f32x2 x = f16x2_to_f32(a), y = f16x2_to_f32(b);
+  return f32x2_to_f16x2(x.x - y.x, x.y - y.y);
+}
+FN u32 byte_perm(u32 low, u32 high, u32 which) {
+  if (which & 0x8888u) sim::fail("byte %x of eight", which);
+  return pick_bytes(low, high, which);
+}
+#define HAS_E4M3
 FN void e4m3x4_to_f16x4(u32& low, u32& high, u32 word) {
   f32 v[4];
   for (i32 i = 0; i < 4; i++) {
@@ -819,7 +842,6 @@ FN void meet_groups(Ptr<u32> counter, u32 until) {
 FN i32 flag(const i32& word) { return word; }
 FN void pause() { sim::fail("wait for another SIMD group%.0d", 0); }
 
-struct alignas(8) u32x2 { u32 x, y; };
 FN u32 to_f16x2(f32 x, f32 y) { return to_f16(x).bits | (u32)to_f16(y).bits << 16; }
 FN u32 to_bf16(f32 v) {  // to nearest even
   const u32 bits = f32_to_bits(v);

@@ -24,8 +24,6 @@ struct ActivationParams {
 
 struct ActivationGroup { f32 part[2][32]; };
 
-FN f32 largest(f32x4 v) { return max32(max32(fabsf(v.x), fabsf(v.y)), max32(fabsf(v.z), fabsf(v.w))); }
-
 // y of one lane's vector. 16 lanes have 64 numbers, and each writes two pairs that follow each other, of different lanes.
 template <OperandOrder ORDER>
 FN void activation_store(Ptr<u32> y, i32 vector, u32 low, u32 high, i32 lane, bool in) {
@@ -72,7 +70,7 @@ FN void activations(CONST ActivationParams& p, GROUP ActivationGroup& g, Lane t)
   f32 factor = 1.f;
   if (!BF16) {
     f32 most = 0.f;
-    UNROLL for (i32 j = 0; j < VECTORS; j++) most = max32(most, largest(v[j]));
+    UNROLL for (i32 j = 0; j < VECTORS; j++) most = max32(most, largest4(v[j]));
     most = max_lanes<SIMD>(most);
     if (t.lane == 0) g.part[1][t.simd] = most;
     group_barrier();

@@ -41,9 +41,7 @@ struct GemmParams {
 #if __CUDA_ARCH_FEAT_SM90_ALL
 
 enum {
-  GEMM_K = 64,              // of k in a stage: 128 bytes of x
   GEMM_FEATURES = 128,      // rows of weights in a tile
-  GEMM_UNIT = 4,            // stages that one load of scales is for
   GEMM_TOKEN_TILES = 8,     // tiles of rows that go through the second cache together
   GEMM_MULTIPLIERS = 8,     // SIMD groups that multiply
   GEMM_STAGES_MAX = 16,
@@ -57,229 +55,18 @@ enum {
   GEMM_BUFFER = GEMM_PASS * GEMM_LINE
 };
 
-// PACK: numbers in an element of a weight's map.
-struct GemmF16 {
-  enum { STAGE = GEMM_FEATURES * GEMM_K * 2, IN_REGISTERS = 0, PACK = 1 };
+struct GemmF16 : GemmHalves {
   template <i32 T, i32 R> static PART void multiply(f32 (&sum)[R], unsigned long long w, unsigned long long x) { MatrixOp<T>::f16(sum, w, x); }
 };
-struct GemmBF16 {
-  enum { STAGE = GEMM_FEATURES * GEMM_K * 2, IN_REGISTERS = 0, PACK = 1 };
+struct GemmBF16 : GemmHalves {
   template <i32 T, i32 R> static PART void multiply(f32 (&sum)[R], unsigned long long w, unsigned long long x) { MatrixOp<T>::bf16(sum, w, x); }
 };
-// Blocks: codes become f16 on the way to the matrix instruction, which takes W from registers. So that a thread finds its share
-// of 64 codes of a row side by side, x comes with each 64 of k in the order of `activations.h`. The scales of 256 weights are
-// 16 bytes, or a block of `WeightQ6_K`; what a thread multiplies its share by, and then subtracts, are two pairs of equal f16.
-struct GemmScale { u32 scale, minimum; };
-// The scales of 256 weights of a row, whose scales begin at `row`.
-struct GemmUnit16 {
-  typedef u32x4 Unit;
-  enum { SCALES = 16 };  // bytes
-  static PART Unit unit(const f16* row, i32 place, i32 t) { return load_once(vectors16(row), place); }
-};
-
-// Two codes as f16 with `bias` in them, which the first operation takes away without rounding.
-FN u32 gemm_unbiased(u32 pair, u32 bias, GemmScale s) {
-  u32 r;
-  asm("{.reg .b32 a; sub.rn.f16x2 a,%1,%2; mul.rn.f16x2 %0,a,%3;}" : "=r"(r) : "r"(pair), "r"(bias), "r"(s.scale));
-  return r;
-}
-// The scale of 32 codes of eight in a block of 256.
-FN GemmScale gemm_scale_of_32(u32x4 scales, i32 pair, i32 t) {
-  const u32 two = pair < 2 ? (pair == 0 ? scales.x : scales.y) : (pair == 2 ? scales.z : scales.w);
-  return {__byte_perm(two, 0, t < 2 ? 0x1010 : 0x3232), 0};
-}
-
-struct GemmQ8_0 : GemmUnit16 {
-  enum { STAGE = GEMM_FEATURES * GEMM_K, IN_REGISTERS = 1, PACK = 1 };
-  typedef u32x4 Share;
-  static PART u32 place(i32 row, i32 t) { return row * GEMM_K + t * 16; }
-  static PART Share load(u32 at, const Unit& unit, i32 pair) { return load_group_bits(at); }
-  // Of the pair-th 64 weights of a block.
-  static PART GemmScale scale(u32x4 scales, i32 pair, i32 t) { return gemm_scale_of_32(scales, pair, t); }
-  // The four codes of a step of 16: 1024 + 128 + code has the code in its low bits.
-  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
-    const u32 biased = (step < 2 ? (step == 0 ? share.x : share.y) : (step == 2 ? share.z : share.w)) ^ 0x80808080u;
-    low = gemm_unbiased(__byte_perm(biased, 0x64646464u, 0x4140), 0x64806480u, s);
-    high = gemm_unbiased(__byte_perm(biased, 0x64646464u, 0x4342), 0x64806480u, s);
-  }
-};
-
-struct GemmFP8 : GemmQ8_0 {
-  // 2^-8 first: beside it the scale may be too small for f16.
-  static PART u32 scaled(u32 pair, GemmScale s) {
-    u32 r;
-    asm("{.reg .b32 a; mul.rn.f16x2 a,%1,%2; mul.rn.f16x2 %0,a,%3;}" : "=r"(r) : "r"(pair), "r"(0x1c001c00u), "r"(s.scale));
-    return r;
-  }
-  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
-    e4m3x4_to_f16x4(low, high, step < 2 ? (step == 0 ? share.x : share.y) : (step == 2 ? share.z : share.w));
-    low = scaled(low, s);
-    high = scaled(high, s);
-  }
-};
-
-// Steps are the lower halves of the bytes of a word, then the upper ones, which are 1024 + 16 · code.
-struct GemmHalfBytes {
-  enum { STAGE = GEMM_FEATURES * GEMM_K / 2, IN_REGISTERS = 1, PACK = 2 };
-  static PART u32 place(i32 row, i32 t) { return row * (GEMM_K / 2) + t * 8; }
-};
-struct GemmFourBits : GemmHalfBytes, GemmUnit16 {
-  typedef uint2 Share;
-  static PART Share load(u32 at, const Unit& unit, i32 pair) { return load_group_two(at); }
-};
-// (a & mask) | 1024 in each half.
-FN u32 gemm_codes(u32 word, u32 mask) {
-  u32 r;
-  asm("lop3.b32 %0,%1,%2,%3,0xea;" : "=r"(r) : "r"(word), "r"(mask), "r"(0x64006400u));
-  return r;
-}
-struct GemmQ4_0 : GemmFourBits {
-  static PART GemmScale scale(u32x4 scales, i32 pair, i32 t) { return gemm_scale_of_32(scales, pair, t); }
-  static PART u32 pair(u32 word, bool upper, GemmScale s) {
-    if (!upper) return gemm_unbiased(gemm_codes(word, 0x000f000fu), 0x64086408u, s);
-    u32 r;
-    asm("{.reg .b32 a; fma.rn.f16x2 a,%1,%2,%3; mul.rn.f16x2 %0,a,%4;}"
-        : "=r"(r) : "r"(gemm_codes(word, 0x00f000f0u)), "r"(0x2c002c00u), "r"(0xd480d480u), "r"(s.scale));
-    return r;
-  }
-  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
-    const u32 word = step < 2 ? share.x : share.y;
-    low = pair(word, step % 2 == 1, s);
-    high = pair(word >> 8, step % 2 == 1, s);
-  }
-};
-// One scale for 128.
-struct GemmQ4G128 : GemmQ4_0 {
-  enum { SCALES = 4 };
-  typedef u32 Unit;
-  static PART Unit unit(const f16* row, i32 place, i32 t) { return load_once(words(row), place); }
-  static PART Share load(u32 at, Unit unit, i32 pair) { return load_group_two(at); }
-  static PART GemmScale scale(Unit scales, i32 pair, i32 t) { return {__byte_perm(scales, 0, pair < 2 ? 0x1010 : 0x3232), 0}; }
-};
-struct GemmMXFP4 : GemmHalfBytes {
-  enum { SCALES = 8 };
-  typedef uint2 Unit;
-  typedef uint2 Share;
-  static PART Unit unit(const f16* row, i32 place, i32 t) {
-    return make_uint2(load_once(words(row), 2 * place), load_once(words(row), 2 * place + 1));
-  }
-  static PART Share load(u32 at, const Unit& unit, i32 pair) { return load_group_two(at); }
-  // 2^5 of a power of two between 2^-19 and 2^10 (it is nothing below, and 2^10 above), as numbers are 2^-14 of themselves and
-  // become 2^-5 of themselves first: so it is a normal number of f16.
-  static PART GemmScale scale(Unit exponents, i32 pair, i32 t) {
-    const i32 exponent = i32((pair < 2 ? exponents.x : exponents.y) >> (pair % 2 * 16 + t / 2 * 8) & 255u) - 107;
-    return {(u32)mini(maxi(exponent, 0), 30) * 0x04000400u, 0};
-  }
-  static PART u32 pair(u32 numbers, GemmScale s) {
-    u32 r;
-    asm("{.reg .b32 a; mul.rn.f16x2 a,%1,%2; mul.rn.f16x2 %0,a,%3;}" : "=r"(r) : "r"(numbers), "r"(0x60006000u), "r"(s.scale));
-    return r;
-  }
-  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
-    const u32 word = step < 2 ? share.x : share.y;
-    low = pair(step % 2 == 1 ? e2m1_pair<1>(word) : e2m1_pair<0>(word), s);
-    high = pair(step % 2 == 1 ? e2m1_pair<3>(word) : e2m1_pair<2>(word), s);
-  }
-};
-// A thread's 16 weights are of two scales, which lower and upper halves have. Numbers are 2^-14 of themselves, and so are products
-// with scales of E4M3: f16 has all of them. What a matrix is multiplied by besides, and 2^14, is for the sums.
-struct GemmNVFP4 : GemmFourBits {
-  static PART GemmScale scale(u32x4 scales, i32 pair, i32 t) {
-    const u32 four = pair < 2 ? (pair == 0 ? scales.x : scales.y) : (pair == 2 ? scales.z : scales.w);
-    const u32 two = e4m3x2_to_f16x2(four >> (t / 2 * 16));
-    return {__byte_perm(two, 0, 0x1010), __byte_perm(two, 0, 0x3232)};
-  }
-  static PART u32 pair(u32 numbers, u32 scale) {
-    u32 r;
-    asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(r) : "r"(numbers), "r"(scale));
-    return r;
-  }
-  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
-    const u32 word = step < 2 ? share.x : share.y, scale = step % 2 == 0 ? s.scale : s.minimum;
-    low = pair(step % 2 == 1 ? e2m1_pair<1>(word) : e2m1_pair<0>(word), scale);
-    high = pair(step % 2 == 1 ? e2m1_pair<3>(word) : e2m1_pair<2>(word), scale);
-  }
-};
-template <> struct HasMatrixScale<GemmNVFP4> { enum { VALUE = 1 }; };
 // Multiplies sums of two rows by turns of two, in a GLU of gate and up.
 template <class W, i32 R> FN void gemm_scale_sums(f32 (&sum)[R], f32 matrix_scale, f32 up_matrix_scale, bool glu) {
   if (!HasMatrixScale<W>::VALUE) return;
   const f32 first = matrix_scale * 16384.f, second = glu ? up_matrix_scale * 16384.f : first;
   UNROLL for (i32 i = 0; i < R; i++) sum[i] *= i % 4 < 2 ? first : second;
 }
-
-struct GemmQ4_K : GemmFourBits {
-  // See `scale_q4_k`: the two numbers of six bits become f16 together.
-  static PART GemmScale scale(u32x4 scales, i32 pair, i32 t) {
-    const u32 low = (pair < 2 ? scales.y : scales.z) >> (pair % 2 * 16 + t / 2 * 8), high = scales.w >> (pair * 8 + t / 2 * 4);
-    const u32 both = (low & 15u) | (high & 3u) << 4 | (low & 0xf0u) << 12 | (high & 12u) << 18 | 0x64006400u;
-    u32 r;
-    asm("{.reg .b32 a; sub.rn.f16x2 a,%1,%2; mul.rn.f16x2 %0,a,%3;}" : "=r"(r) : "r"(both), "r"(0x64006400u), "r"(scales.x));
-    return {__byte_perm(r, 0, 0x1010), __byte_perm(r, 0, 0x3232) ^ 0x80008000u};
-  }
-  static PART u32 pair(u32 word, bool upper, GemmScale s) {
-    u32 r;
-    asm("{.reg .b32 a; fma.rn.f16x2 a,%1,%2,%3; fma.rn.f16x2 %0,a,%4,%5;}"
-        : "=r"(r) : "r"(gemm_codes(word, upper ? 0x00f000f0u : 0x000f000fu)), "r"(upper ? 0x2c002c00u : 0x3c003c00u),
-                    "r"(upper ? 0xd400d400u : 0xe400e400u), "r"(s.scale), "r"(s.minimum));
-    return r;
-  }
-  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
-    const u32 word = step < 2 ? share.x : share.y;
-    low = pair(word, step % 2 == 1, s);
-    high = pair(word >> 8, step % 2 == 1, s);
-  }
-};
-
-// The upper two bits of a thread's share are one word. Its 16 weights are of two scales, which lower and upper halves have.
-struct GemmQ6_K : GemmHalfBytes {
-  enum { SCALES = Q6_K_WORDS * 4 };
-  struct Unit { u32 high[4], scales[2], unit; };  // of each 64 weights, the two scales that the thread needs
-  struct Share { u32 x, y, high; };
-  static PART Unit unit(const f16* row, i32 place, i32 t) {
-    const u32* block = words(row) + place * Q6_K_WORDS;
-    Unit u;
-    UNROLL for (i32 s = 0; s < 4; s++) u.high[s] = load_once(block, t * 4 + s);
-    u32 scales[4];
-    UNROLL for (i32 s = 0; s < 4; s++) scales[s] = load_once(block, Q6_K_SCALES + s);
-    take_scales(u, scales, t);
-    u.unit = load_once(block, Q6_K_UNIT);
-    return u;
-  }
-  static PART void take_scales(Unit& u, const u32 (&scales)[4], i32 t) {
-    const u32 halves = t < 2 ? 0x5410 : 0x7632;
-    u.scales[0] = __byte_perm(scales[0], scales[1], halves);
-    u.scales[1] = __byte_perm(scales[2], scales[3], halves);
-  }
-  static PART Share load(u32 at, const Unit& unit, i32 pair) {
-    const uint2 codes = load_group_two(at);
-    return {codes.x, codes.y, high(unit, pair)};
-  }
-  static PART u32 high(const Unit& u, i32 pair) { return pair < 2 ? (pair == 0 ? u.high[0] : u.high[1]) : (pair == 2 ? u.high[2] : u.high[3]); }
-  static PART GemmScale scale(const Unit& u, i32 pair, i32 t) {
-    return scale_of((pair < 2 ? u.scales[0] : u.scales[1]) >> (pair % 2 * 16), u.unit);
-  }
-  // Both scales become f16 together.
-  static PART GemmScale scale_of(u32 scales, u32 unit) {
-    const u32 both = __byte_perm(scales ^ 0x80808080u, 0x64646464u, 0x4140), units = __byte_perm(unit, 0, 0x1010);
-    u32 r;
-    asm("{.reg .b32 a; sub.rn.f16x2 a,%1,%2; mul.rn.f16x2 %0,a,%3;}" : "=r"(r) : "r"(both), "r"(0x64806480u), "r"(units));
-    return {__byte_perm(r, 0, 0x1010), __byte_perm(r, 0, 0x3232)};
-  }
-  // 1024 + 32 less the highest bit, which is inverted: 1024 + code.
-  static PART u32 pair(u32 codes, u32 high, u32 scale) {
-    u32 r;
-    asm("{.reg .b32 a; lop3.b32 a,%1,%2,%3,0xea; lop3.b32 a,%4,%5,a,0x6a; sub.rn.f16x2 a,a,%6; mul.rn.f16x2 %0,a,%7;}"
-        : "=r"(r) : "r"(codes), "r"(0x000f000fu), "r"(0x64206420u), "r"(high), "r"(0x00300030u), "r"(0x64206420u), "r"(scale));
-    return r;
-  }
-  static PART void widen(u32& low, u32& high, Share share, i32 step, GemmScale s) {
-    const u32 word = (step < 2 ? share.x : share.y) >> (step % 2 * 4), scale = step % 2 == 0 ? s.scale : s.minimum;
-    const u32 upper = step < 2 ? share.high << (4 - 2 * step) : share.high >> (2 * step - 4);
-    low = pair(word, upper, scale);
-    high = pair(word >> 8, upper >> 8, scale);
-  }
-};
 
 // Group memory. `full` and `empty` are of a stage; `summed` and `read` of the partial sums of a cluster.
 struct GemmGroup {
@@ -291,7 +78,8 @@ struct GemmGroup {
 template <class W, i32 TOKENS> struct GemmShape {
   enum {
     X = TOKENS * GEMM_K * 2,
-    STAGE = W::STAGE + X,
+    W_STAGE = GEMM_FEATURES * W::LINE,
+    STAGE = W_STAGE + X,
     // Stages of few rows are small.
     MOST = TOKENS < 128 ? 16 : 8,
     PASS = TOKENS < GEMM_PASS ? TOKENS : i32(GEMM_PASS),  // rows that are finished at a time
@@ -383,7 +171,7 @@ FN void gemm_copy(CONST GemmParams& p, const E& of, u32 full, u32 empty, u32 sta
       }
       wait_for_previous();
       ROLL for (i32 i = 0; i < filled; i++)
-        gemm_copy_x<TOKENS>(p, tile, stage + i, stages + i * Shape::STAGE + W::STAGE, full + i * 8, rank);
+        gemm_copy_x<TOKENS>(p, tile, stage + i, stages + i * Shape::STAGE + Shape::W_STAGE, full + i * 8, rank);
       stage += filled;
       slot = filled;
       if (slot == depth) { slot = 0; phase ^= 1; }
@@ -392,7 +180,7 @@ FN void gemm_copy(CONST GemmParams& p, const E& of, u32 full, u32 empty, u32 sta
       barrier_wait(empty + slot * 8, phase);
       barrier_expect(full + slot * 8, Shape::STAGE);
       gemm_copy_weight<W, GLU>(p, of, tile, stage, stages + slot * Shape::STAGE, full + slot * 8);
-      gemm_copy_x<TOKENS>(p, tile, stage, stages + slot * Shape::STAGE + W::STAGE, full + slot * 8, rank);
+      gemm_copy_x<TOKENS>(p, tile, stage, stages + slot * Shape::STAGE + Shape::W_STAGE, full + slot * 8, rank);
       if (++slot == depth) { slot = 0; phase ^= 1; }
     }
   }
@@ -419,7 +207,7 @@ FN void gemm_multiply(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTi
   ROLL for (i32 stage = tile.begin; stage < tile.end; stage++) {
     barrier_wait(ring.full + ring.slot * 8, ring.phase);
     const u32 at = ring.stages + ring.slot * Shape::STAGE;
-    const unsigned long long w = tile_descriptor(at + half * (W::STAGE / 2)), x = tile_descriptor(at + W::STAGE);
+    const unsigned long long w = tile_descriptor(at + half * (Shape::W_STAGE / 2)), x = tile_descriptor(at + Shape::W_STAGE);
     matrix_begin();
     UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) W::template multiply<TOKENS>(sum, w + 2 * i, x + 2 * i);
     matrix_commit();
@@ -471,7 +259,7 @@ FN void gemm_multiply_codes(f32 (&sum)[R], CONST GemmParams& p, const E& of, Gem
         const typename W::Share a = W::load(at + share, unit_a, pair), b = W::load(at + share_b, unit_b, pair);
         const GemmScale scale_a = W::scale(unit_a, pair, t), scale_b = W::scale(unit_b, pair, t);
         UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) gemm_fragment<W>(w[j][i], a, b, i, scale_a, scale_b);
-        const unsigned long long x = tile_descriptor(at + W::STAGE);
+        const unsigned long long x = tile_descriptor(at + Shape::W_STAGE);
         matrix_begin();
         UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) MatrixOp<TOKENS>::f16(sum, w[j][i], x + 2 * i);
         matrix_commit();

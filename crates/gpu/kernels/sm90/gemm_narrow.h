@@ -185,7 +185,7 @@ FN u32 load_word(u32 address) {
   return v;
 }
 FN void narrow_unit(u32& unit, u32 at, i32 t) { unit = load_word(at); }
-FN void narrow_unit(uint2& unit, u32 at, i32 t) { unit = make_uint2(load_word(at), load_word(at + 4)); }
+FN void narrow_unit(u32x2& unit, u32 at, i32 t) { unit = {load_word(at), load_word(at + 4)}; }
 FN void narrow_unit(u32x4& unit, u32 at, i32 t) { unit = load_group_bits(at); }
 FN void narrow_unit(GemmQ6_K::Unit& unit, u32 at, i32 t) {
   UNROLL for (i32 s = 0; s < 4; s++) unit.high[s] = load_word(at + (t * 4 + s) * 4);

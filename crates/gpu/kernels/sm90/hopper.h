@@ -74,16 +74,6 @@ FN f32x4 load_cluster(u32 address, u32 rank) {
                : "r"(cluster_address(address, rank)) : "memory");
   return v;
 }
-FN u32x4 load_group_bits(u32 address) {
-  u32x4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
-  return v;
-}
-FN uint2 load_group_two(u32 address) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
-  return v;
-}
 FN void store_group_pair(u32 address, f32 a, f32 b) {
   asm volatile("st.shared.v2.f32 [%0],{%1,%2};" :: "r"(address), "f"(a), "f"(b) : "memory");
 }

@@ -36,6 +36,7 @@ pub(crate) mod embed;
 pub(crate) mod experts;
 pub(crate) mod experts_rows;
 pub(crate) mod experts_stream;
+pub(crate) mod gemm_mma;
 mod gemm_simdgroup;
 pub(crate) mod head_linear;
 pub(crate) mod linear;

@@ -5,8 +5,11 @@ use plan::{Activation, KvFormat, Linear, Op, Rope, Rows, StepShape, Value};
 
 use crate::forced::Kernel;
 use crate::kernels::linear_stream::{self, StreamKind};
-use crate::kernels::sm90::gemm::{self, GemmOperand};
-use crate::kernels::{Projection, Projections, ProjectionsShape, SEGMENTS, Up, linear, linear_batch, rms_norm};
+use crate::kernels::operand::GemmOperand;
+use crate::kernels::sm90::gemm;
+use crate::kernels::{
+    Projection, Projections, ProjectionsShape, SEGMENTS, Up, gemm_mma, linear, linear_batch, rms_norm,
+};
 use crate::launch::{Access, Launch};
 use crate::params::LinearStreamParams;
 use crate::site::{DirectOperand, F32, LoadedPlan, ROW_ALIGN, Site, index, num_rows};
@@ -23,8 +26,9 @@ fn normalises_on_the_way(rows: usize) -> bool {
 fn on_matrices(target: &Target) -> &'static [Kernel] {
     match target.kernel {
         Some(Kernel::Linear) => &[],
-        Some(Kernel::LinearBatch) => &[Kernel::LinearBatch, Kernel::Gemm],
-        _ => &[Kernel::Gemm, Kernel::LinearBatch],
+        Some(Kernel::LinearBatch) => &[Kernel::LinearBatch, Kernel::Gemm, Kernel::GemmMma],
+        Some(Kernel::GemmMma) => &[Kernel::GemmMma, Kernel::Gemm, Kernel::LinearBatch],
+        _ => &[Kernel::Gemm, Kernel::LinearBatch, Kernel::GemmMma],
     }
 }
 
@@ -41,6 +45,7 @@ pub(crate) fn launches(site: &Site<'_>, projections: &Projections<'_>) -> Vec<La
 fn of_one_format_launches(site: &Site<'_>, projections: &Projections<'_>) -> Vec<Launch> {
     let on_matrices = on_matrices(&site.target).iter().find_map(|kernel| match kernel {
         Kernel::Gemm => gemm::launches(site, projections),
+        Kernel::GemmMma => gemm_mma::launches(site, projections),
         _ => linear_batch::launches(site, projections),
     });
     if let Some(launches) = on_matrices {
@@ -67,22 +72,37 @@ fn without_matrices(site: &Site<'_>, projections: &Projections<'_>) -> Launch {
     linear::launch(site, projections)
 }
 
+/// Projections of an op: their input, its rows in a step, whether they are a gated unit, and the output features of each.
+struct OpProjections {
+    x: Value,
+    rows: usize,
+    glu: bool,
+    features: Vec<usize>,
+}
+
+impl OpProjections {
+    fn of(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> Option<Self> {
+        let plan = loaded.plan;
+        let (x, rows, glu, linears) = match *op {
+            Op::Linear { x, linear, .. } | Op::LinearResidual { x, linear, .. } => {
+                (x, plan.value(x).rows, false, vec![linear])
+            }
+            Op::NormLinear { x, ref projections, .. } => {
+                (x, plan.value(x).rows, false, projections.iter().map(|&(linear, _)| linear).collect())
+            }
+            Op::NormGlu { x, gate, .. } => (x, plan.value(x).rows, true, vec![gate]),
+            Op::Logits { x, head, .. } => (x, Rows::Outputs, false, vec![head]),
+            _ => return None,
+        };
+        let features = linears.iter().map(|linear| plan.weight(linear.weight).shape[0]).collect();
+        Some(Self { x, rows: num_rows(rows, shape), glu, features })
+    }
+}
+
 /// Bytes of messages of an op's projections, whatever format their weights are in: there may be none yet.
 pub(crate) fn messages_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
-    let plan = loaded.plan;
-    let (x, rows, glu, linears) = match *op {
-        Op::Linear { x, linear, .. } | Op::LinearResidual { x, linear, .. } => {
-            (x, plan.value(x).rows, false, vec![linear])
-        }
-        Op::NormLinear { x, ref projections, .. } => {
-            (x, plan.value(x).rows, false, projections.iter().map(|&(linear, _)| linear).collect())
-        }
-        Op::NormGlu { x, gate, .. } => (x, plan.value(x).rows, true, vec![gate]),
-        Op::Logits { x, head, .. } => (x, Rows::Outputs, false, vec![head]),
-        _ => return 0,
-    };
-    let features: Vec<_> = linears.iter().map(|linear| plan.weight(linear.weight).shape[0]).collect();
-    let (rows, k) = (num_rows(rows, shape), plan.value(x).width);
+    let Some(OpProjections { x, rows, glu, features }) = OpProjections::of(loaded, op, shape) else { return 0 };
+    let k = loaded.plan.value(x).width;
     let bytes = |format| {
         features.chunks(SEGMENTS).filter_map(move |features| {
             let variant = linear_batch::variant(&loaded.target, ProjectionsShape { format, rows, k, glu, features })?;
@@ -106,7 +126,22 @@ pub(crate) fn scratch_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) 
     let normed = normed && !normalises_on_the_way(rows);
     let normed = if normed { (rows * width.next_multiple_of(ROW_ALIGN)) as u64 * F32 } else { 0 };
     let gemm = if gemm::may_be(&loaded.target.of(op.name()), rows) { GemmOperand::bytes(rows, width) } else { 0 };
-    normed.max(gemm)
+    normed.max(gemm).max(mma_bytes(loaded, op, shape))
+}
+
+/// Bytes of the operand of a `gemm_mma`, and of what slices of its input features leave. Weights in several formats are
+/// several launches.
+fn mma_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
+    let target = loaded.target.of(op.name());
+    let Some(OpProjections { x, rows, glu, features }) = OpProjections::of(loaded, op, shape) else { return 0 };
+    let k = loaded.plan.value(x).width;
+    let of = |features: &[usize]| {
+        let shape = ProjectionsShape { format: DeviceFormat::F16, rows, k, glu, features };
+        gemm_mma::scratch_bytes(&target, shape)
+    };
+    let runs =
+        (0..features.len()).flat_map(|from| (from + 1..=features.len().min(from + SEGMENTS)).map(move |to| from..to));
+    runs.map(|run| of(&features[run])).max().unwrap_or(0)
 }
 
 /// Bytes of the rows that the first op of `pair` may write as the operand of the second, whatever format weights are
@@ -240,8 +275,10 @@ mod tests {
         };
         let of = |forced: &str, op| target(&[forced]).of(op);
         assert_eq!(target(&["norm_glu=gemm"]).of("logits").kernel, None);
-        assert_eq!(on_matrices(&H200), [Kernel::Gemm, Kernel::LinearBatch]);
-        assert_eq!(on_matrices(&of("logits=linear_batch", "logits")), [Kernel::LinearBatch, Kernel::Gemm]);
+        assert_eq!(on_matrices(&H200), [Kernel::Gemm, Kernel::LinearBatch, Kernel::GemmMma]);
+        for (forced, first) in [("logits=linear_batch", Kernel::LinearBatch), ("logits=gemm_mma", Kernel::GemmMma)] {
+            assert_eq!(on_matrices(&of(forced, "logits"))[0], first);
+        }
         let plain = of("norm_glu=linear", "norm_glu");
         assert!(on_matrices(&plain).is_empty());
         assert_eq!(linear_stream::variant(&plain, DeviceFormat::F16, None, StreamKind::Glu, true, 4096), None);
@@ -252,9 +289,9 @@ mod tests {
         for forced in ["attention=attention", "attention=attention_f16"] {
             assert_eq!(attention_tiles::variant(&of(forced, "attention"), KvFormat::F16, 128), None);
         }
-        assert_eq!(H200.kernels_of("linear").len(), 4);
+        assert_eq!(H200.kernels_of("linear").len(), 5);
         assert_eq!(Target { batch_invariant: true, ..H200 }.kernels_of("linear"), [Kernel::Linear]);
         let older = Target { matrix: Matrix::SimdGroup, bulk_copies: false, ..H200 };
-        assert_eq!(older.kernels_of("norm_glu"), [Kernel::Linear, Kernel::LinearBatch]);
+        assert_eq!(older.kernels_of("norm_glu"), [Kernel::Linear, Kernel::LinearBatch, Kernel::GemmMma]);
     }
 }

@@ -1,7 +1,8 @@
 //! `kernels/sm90/activations.h`: rows become the operand of a gemm.
 
 use crate::kernels::Projections;
-use crate::kernels::sm90::gemm::{GemmOperand, GemmVariant};
+use crate::kernels::operand::GemmOperand;
+use crate::kernels::sm90::gemm::GemmVariant;
 use crate::launch::{Access, Launch};
 use crate::params::ActivationParams;
 use crate::site::{Site, index};

@@ -4,12 +4,13 @@ use std::mem::offset_of;
 
 use plan::Linear;
 
+use crate::kernels::operand::GemmOperand;
 use crate::kernels::sm90::activations;
 use crate::kernels::sm90::gemm_narrow::{self, NarrowCut};
 use crate::kernels::{Projection, Projections, ProjectionsShape, SEGMENTS, Up, operand};
 use crate::launch::{Access, Element, Launch, Region, TileMap};
 use crate::params::{GemmParams, GemmSegment};
-use crate::site::{DirectOperand, F32, Site, index};
+use crate::site::{Site, index};
 use crate::target::{Matrix, Target};
 use crate::weights::{DeviceFormat, DeviceWeight, row_bytes, scales_of_256};
 
@@ -110,50 +111,7 @@ fn of_tiles(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant>
     costs.min_by_key(|&(cost, _)| cost).map(|(_, variant)| variant)
 }
 
-/// Rows as a gemm takes them: 16-bit numbers, and what each row is to be multiplied by.
-pub(crate) struct GemmOperand {
-    pub(crate) rows: Region,
-    pub(crate) scales: Region,
-    pub(crate) num_rows: usize,
-    pub(crate) k: usize,
-    /// Numbers from row to row.
-    pub(crate) stride: usize,
-    /// What results are multiplied by where there are no scales.
-    pub(crate) factor: f32,
-}
-
 impl GemmOperand {
-    pub(crate) fn stride(k: usize) -> usize {
-        k.next_multiple_of(TILE[0] as usize)
-    }
-
-    /// Bytes of its rows.
-    pub(crate) fn row_bytes(num_rows: usize, k: usize) -> u64 {
-        (num_rows * Self::stride(k) * 2) as u64
-    }
-
-    /// Bytes of all of it.
-    pub(crate) fn bytes(num_rows: usize, k: usize) -> u64 {
-        Self::row_bytes(num_rows, k) + num_rows as u64 * F32
-    }
-
-    pub(crate) fn new(scratch: Region, num_rows: usize, k: usize) -> Self {
-        let row_bytes = Self::row_bytes(num_rows, k);
-        Self {
-            rows: scratch.part(0, row_bytes),
-            scales: scratch.part(row_bytes, num_rows as u64 * F32),
-            num_rows,
-            k,
-            stride: Self::stride(k),
-            factor: 1.0,
-        }
-    }
-
-    pub(crate) fn direct(direct: DirectOperand, num_rows: usize, k: usize) -> Self {
-        let (rows, scales, factor) = (direct.rows, Region::default(), direct.factor.recip());
-        Self { rows, scales, num_rows, k, stride: Self::stride(k), factor }
-    }
-
     /// Tiles of so many of its rows.
     pub(crate) fn tiles(&self, at: usize, element: Element, rows: usize) -> TileMap {
         TileMap {

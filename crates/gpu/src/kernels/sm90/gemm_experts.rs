@@ -6,8 +6,9 @@ use std::mem::offset_of;
 use plan::{Activation, Experts};
 
 use crate::kernels::experts::{self, Inputs, Routed, RowGroups};
+use crate::kernels::operand::GemmOperand;
 use crate::kernels::sm90::activations;
-use crate::kernels::sm90::gemm::{self, CopiedMatrix, GemmOperand, K_MAX};
+use crate::kernels::sm90::gemm::{self, CopiedMatrix, K_MAX};
 use crate::launch::{Access, Element, Launch, Region};
 use crate::params::{ActivationParams, ExpertGemmParams, GemmExperts, GemmParams, GemmSegment, GroupRowsParams};
 use crate::site::{DeviceRows, Site, index};
