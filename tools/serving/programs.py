@@ -510,6 +510,65 @@ class Program(typing.NamedTuple):
     force: tuple[str, dict] | None = None
 
 
+def ollama_python(address):
+    """Ollama's own package: what Home Assistant, llm-ollama and Open WebUI's first interface are written with."""
+    import ollama
+    from pydantic import BaseModel
+
+    class Answer(BaseModel):
+        yes: bool
+
+    def weather(city: str) -> str:
+        """The weather in a city.
+
+        Args:
+          city: The city
+        """
+        return f"rain in {city}"
+
+    client = ollama.Client(address)
+    model = client.list().models[0].model
+    assert model == f"{MODEL}:latest", model
+    assert client.ps().models[0].context_length > 0
+    assert "completion" in client.show(model).capabilities
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    options = {"num_predict": 12, "seed": 1}
+    whole = client.chat(model, messages, options=options)
+    assert whole.done_reason == "length" and whole.eval_count == 12 and whole.prompt_eval_count > 0, whole
+    parts = list(client.chat(model, messages, options=options, stream=True))
+    assert "".join(part.message.content for part in parts) == whole.message.content, parts
+    assert len(parts) > 2 and parts[-1].done and parts[-1].eval_duration > 0, parts
+    raw = client.generate(model, "Once upon a time", raw=True, options=options)
+    parts = client.generate(model, "Once upon a time", raw=True, options=options, stream=True)
+    assert "".join(part.response for part in parts) == raw.response, raw
+    held = client.chat(model, messages, format=Answer.model_json_schema(), options={"num_predict": 40, "temperature": 0})
+    Answer.model_validate_json(held.message.content)
+    call = {"function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "weather", "content": weather("Oslo")},
+    ]
+    client.chat(model, messages, tools=[weather], options=options)
+    vectors = client.embed(model, ["The moon was out.", "It was night."]).embeddings
+    assert len(vectors) == 2 and abs(sum(x * x for x in vectors[0]) - 1) < 1e-3, vectors
+    assert client.embeddings(model, "The moon was out.").embedding == list(vectors[0])
+    assert client.generate(model).done_reason == "load"
+    refusals = [
+        (404, lambda: client.chat("llama3", messages)),
+        (403, lambda: client.pull("llama3")),
+        (403, lambda: client.delete(model)),
+        (400, lambda: client.generate(model, "x", images=[b"x"])),
+    ]
+    for status, ask in refusals:
+        try:
+            ask()
+        except ollama.ResponseError as error:
+            assert error.status_code == status and error.error, error
+        else:
+            raise AssertionError(f"{status} was expected")
+
+
 PROGRAMS = {
     "openai-agents": Program(openai_agents, ["openai-agents==0.24.0"]),
     "autogen": Program(
@@ -536,6 +595,7 @@ PROGRAMS = {
     "litellm": Program(litellm_bridge, ["litellm[proxy]==1.108.7"]),
     "aider": Program(aider, ["aider-chat==0.86.2"]),
     "lm-eval": Program(lm_eval, ["lm-eval[api]==0.4.13"]),
+    "ollama": Program(ollama_python, ["ollama==0.6.3"]),
     "open-webui": Program(open_webui, ["open-webui==0.12.4"]),
 }
 

@@ -353,6 +353,19 @@ fn top_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
+/// Tells the template of a request that another interface's became whether the model is to think, if it has a switch for
+/// it; otherwise reports the field `name`, which asks for that.
+pub(crate) fn switch_thinking(chat: &mut Map<String, Value>, enabled: bool, name: &str, serving: &Serving) {
+    // A model may have another template for conversations with tools.
+    let has_tools = chat.get("tools").and_then(Value::as_array).is_some_and(|tools| !tools.is_empty());
+    let profile = serving.profile(has_tools);
+    if profile.switches_thinking {
+        chat.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": enabled}));
+    } else if enabled != profile.thinks {
+        ignore(name);
+    }
+}
+
 struct ChatFormat {
     id: String,
     created: u64,

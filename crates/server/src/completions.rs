@@ -19,7 +19,7 @@ use crate::generation::{self, Format, Plan, prepared};
 use crate::grammar;
 use crate::ids::random_id;
 use crate::logprobs::TextLogprobs;
-use crate::prompts::{self, Gap, Prompt};
+use crate::prompts::{self, Form, Gap, Prompt, TooLong};
 use crate::sampling::{self, PROMPTS_MAX, Settings};
 use crate::security::KeyNumber;
 
@@ -49,10 +49,18 @@ pub(crate) async fn completions(
     let (serving, (mut plan, prompts, format), notes, memory) = prepared(&app, key, request, prepare).await?;
     plan.memory = Some(memory);
     notes.report(&mut plan.settings.labels);
+    let prompts = prompts.into_iter().map(|prompt| prompt.ids).collect();
     generation::respond(&app, serving, prompts, plan, format).await
 }
 
-fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<Vec<u32>>, TextFormat), ApiError> {
+/// The plan and the only prompt of a request that another interface's became.
+pub(crate) fn prepare_one(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<u32>), ApiError> {
+    let (plan, mut prompts, _) = prepare(body, serving, key)?;
+    let prompt = prompts.pop().ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing"))?;
+    Ok((plan, prompt.ids))
+}
+
+fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<Prompt>, TextFormat), ApiError> {
     let mut fields = Fields::new(body, KNOWN)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
     // An empty one asks for what a missing one asks for.
@@ -69,7 +77,10 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
             return Err(ApiError::unsupported("suffix", message));
         }
     };
-    let prompts = prompts::take(&mut fields, "prompt", PROMPTS_MAX, Around::Prefix, gap, serving)?;
+    let prompts = {
+        let form = Form { around: Around::Prefix, gap, too_long: TooLong::Refused };
+        prompts::take(&mut fields, "prompt", PROMPTS_MAX, form, serving)?
+    };
     settings.compile(serving)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     if echo && suffix.is_some() {
@@ -118,7 +129,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
         max_tokens_field: "max_tokens",
         memory: None,
     };
-    Ok((plan, prompts.into_iter().map(|prompt| prompt.ids).collect(), format))
+    Ok((plan, prompts, format))
 }
 
 /// A prompt that is part of the answer.

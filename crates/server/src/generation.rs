@@ -16,6 +16,7 @@ use crate::app::{App, Serving};
 use crate::blocking::blocking;
 use crate::body::read_json;
 use crate::choice::{Choice, Delta, Finish};
+use crate::dialect::Part;
 use crate::engine_thread::{EngineFailure, Running, SubmitError};
 use crate::error::{ApiError, json_response};
 use crate::fields::{self, Notes};
@@ -91,6 +92,11 @@ pub(crate) struct Progress {
     pub(crate) cached_tokens: usize,
     pub(crate) generated_tokens: usize,
     pub(crate) reasoning_tokens: usize,
+    /// Since the request was begun.
+    pub(crate) total_time: Duration,
+    /// The times of its prompt and of its tokens, as [`Job::phases`] has them.
+    pub(crate) prompt_time: Duration,
+    pub(crate) decode_time: Duration,
     /// `x_hotmetal`.
     pub(crate) facts: Value,
 }
@@ -384,13 +390,26 @@ impl Job {
         (prompt, self.last_token.saturating_duration_since(first_token))
     }
 
+    /// The parts of new text; all of it is content where the request has nothing taken apart.
+    pub(crate) fn parts(&self, delta: &mut Delta) -> Vec<Part> {
+        if self.settings.text.reply.is_some() {
+            return std::mem::take(&mut delta.parts);
+        }
+        let text = std::mem::take(&mut delta.text);
+        if text.is_empty() { Vec::new() } else { vec![Part::Content(text)] }
+    }
+
     pub(crate) fn is_stream(&self) -> bool {
         self.settings.stream
     }
 
     /// How far the only completion of the only prompt is.
     pub(crate) fn progress(&self) -> Progress {
+        let (prompt_time, decode_time) = self.phases();
         Progress {
+            total_time: self.begun.elapsed(),
+            prompt_time,
+            decode_time,
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens(),
             generated_tokens: self.generated_tokens(),

@@ -1,4 +1,4 @@
-//! The HTTP server: OpenAI's interface, and Anthropic's messages, over the engine, for many clients at a time.
+//! The HTTP server: OpenAI's interface, Anthropic's messages and Ollama's interface, over the engine, for many clients at a time.
 //!
 //! Of each model, one thread owns the engine and steps it ([`App::ready`] starts it); everything else (reading requests,
 //! tokenising, templates, detokenising, writing streams) runs beside it and talks to it by messages. A client that goes away
@@ -46,6 +46,7 @@ mod masks;
 mod memory;
 mod messages;
 mod metrics;
+mod ollama;
 mod openapi;
 mod options;
 mod page;

@@ -5,16 +5,27 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 
 use crate::app::App;
 use crate::error::{ApiError, json_response};
 use crate::fields::Rule;
 use crate::openapi::{self, BodyRoute, ReadRoute};
 use crate::options::Options;
+use crate::sse::Framing;
 use crate::{
-    anthropic, chat, completions, embeddings, grammar, infill, info, page, responses, sampling, security, tokens, tools,
+    anthropic, chat, completions, embeddings, grammar, infill, info, ollama, page, responses, sampling, security,
+    tokens, tools,
 };
+
+/// The media types of streams.
+const EVENTS: Option<&str> = Some(Framing::Events.media_type());
+const LINES: Option<&str> = Some(Framing::Lines.media_type());
+
+/// Routes of other servers by which clients change which models there are. They are refused by any method, with what to
+/// do instead, and are not in the document.
+pub(crate) const REFUSED_ROUTES: &[&str] =
+    &["/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{*digest}"];
 
 /// All routes that take a body, with their fields.
 pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
@@ -25,7 +36,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, tools::FIELDS, chat::PROMPT_FIELDS, chat::FIELDS],
         required: &["messages"],
         answer: "ChatCompletion",
-        streams: true,
+        stream: EVENTS,
     },
     BodyRoute {
         path: "/v1/completions",
@@ -34,7 +45,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
         required: &["prompt"],
         answer: "Completion",
-        streams: true,
+        stream: EVENTS,
     },
     BodyRoute {
         path: "/infill",
@@ -43,7 +54,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[sampling::COMMON, grammar::FIELDS, infill::FIELDS],
         required: &["input_prefix", "input_suffix"],
         answer: "Infill",
-        streams: true,
+        stream: EVENTS,
     },
     BodyRoute {
         path: "/v1/responses",
@@ -52,7 +63,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[responses::FIELDS],
         required: &["input"],
         answer: "Response",
-        streams: true,
+        stream: EVENTS,
     },
     BodyRoute {
         path: "/v1/messages",
@@ -61,7 +72,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[anthropic::PROMPT_FIELDS, anthropic::FIELDS],
         required: &["messages", "max_tokens"],
         answer: "Message",
-        streams: true,
+        stream: EVENTS,
     },
     BodyRoute {
         path: "/v1/messages/count_tokens",
@@ -70,7 +81,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[anthropic::PROMPT_FIELDS],
         required: &["messages"],
         answer: "TokenCount",
-        streams: false,
+        stream: None,
     },
     BodyRoute {
         path: "/v1/embeddings",
@@ -79,7 +90,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[embeddings::FIELDS],
         required: &["input"],
         answer: "EmbeddingList",
-        streams: false,
+        stream: None,
     },
     BodyRoute {
         path: "/tokenize",
@@ -88,7 +99,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[tokens::TOKENIZE, chat::PROMPT_FIELDS],
         required: &[],
         answer: "Tokens",
-        streams: false,
+        stream: None,
     },
     BodyRoute {
         path: "/detokenize",
@@ -97,7 +108,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[tokens::DETOKENIZE],
         required: &["tokens"],
         answer: "Detokenized",
-        streams: false,
+        stream: None,
     },
     BodyRoute {
         path: "/apply-template",
@@ -106,7 +117,52 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[tokens::APPLY_TEMPLATE, chat::PROMPT_FIELDS],
         required: &["messages"],
         answer: "Rendered",
-        streams: false,
+        stream: None,
+    },
+    BodyRoute {
+        path: "/api/chat",
+        handler: || post(ollama::chat),
+        summary: "Answer a conversation, in Ollama's form",
+        known: &[ollama::COMMON, ollama::CHAT],
+        required: &[],
+        answer: "OllamaChat",
+        stream: LINES,
+    },
+    BodyRoute {
+        path: "/api/generate",
+        handler: || post(ollama::generate),
+        summary: "Answer or continue a text, in Ollama's form",
+        known: &[ollama::COMMON, ollama::GENERATE],
+        required: &[],
+        answer: "OllamaText",
+        stream: LINES,
+    },
+    BodyRoute {
+        path: "/api/embed",
+        handler: || post(ollama::embed),
+        summary: "Vectors of texts, in Ollama's form",
+        known: &[ollama::EMBED],
+        required: &[],
+        answer: "OllamaVectors",
+        stream: None,
+    },
+    BodyRoute {
+        path: "/api/embeddings",
+        handler: || post(ollama::embeddings),
+        summary: "The vector of a text, in Ollama's older form",
+        known: &[ollama::EMBEDDINGS],
+        required: &[],
+        answer: "OllamaVector",
+        stream: None,
+    },
+    BodyRoute {
+        path: "/api/show",
+        handler: || post(ollama::show),
+        summary: "What a model is and can, in Ollama's form",
+        known: &[ollama::SHOW],
+        required: &[],
+        answer: "OllamaModel",
+        stream: None,
     },
 ];
 
@@ -148,6 +204,30 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
         path: "/version",
         handler: || get(info::version),
         summary: "The program's version",
+        answer: Ok("Version"),
+        model_query: None,
+        is_open: false,
+    },
+    ReadRoute {
+        path: "/api/tags",
+        handler: || get(ollama::tags),
+        summary: "What is served, in Ollama's form",
+        answer: Ok("OllamaModels"),
+        model_query: None,
+        is_open: false,
+    },
+    ReadRoute {
+        path: "/api/ps",
+        handler: || get(ollama::ps),
+        summary: "What is loaded, in Ollama's form",
+        answer: Ok("OllamaModels"),
+        model_query: None,
+        is_open: false,
+    },
+    ReadRoute {
+        path: "/api/version",
+        handler: || get(ollama::version),
+        summary: "The version of Ollama's interface that is followed",
         answer: Ok("Version"),
         model_query: None,
         is_open: false,
@@ -213,6 +293,9 @@ impl App {
         }
         for route in READ_ROUTES {
             routes = routes.route(route.path, (route.handler)());
+        }
+        for path in REFUSED_ROUTES {
+            routes = routes.route(path, any(ollama::refused));
         }
         let routes = routes.fallback(info::not_found).method_not_allowed_fallback(info::method_not_allowed);
         security::protect(routes.with_state(self.clone()), self, is_open)

@@ -4,6 +4,7 @@
 mod echoes;
 mod embeddings;
 mod errors;
+mod field_cases;
 mod fields;
 mod forced_calls;
 mod fuzz_seeds;
@@ -12,7 +13,9 @@ mod infill;
 mod listen;
 mod load;
 mod models;
+mod ollama;
 mod page;
+mod parrot;
 mod roles;
 mod structure;
 mod turns;
@@ -176,6 +179,7 @@ const COUNT: &str = "/v1/messages/count_tokens";
 const RESPONSES: &str = "/v1/responses";
 const EMBED: &str = "/v1/embeddings";
 const INFILL: &str = "/infill";
+const OLLAMA: &str = "/api/chat";
 
 fn hello() -> Value {
     json!({"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 8, "seed": 3})
