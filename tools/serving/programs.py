@@ -541,7 +541,8 @@ def ollama_python(address):
     raw = client.generate(model, "Once upon a time", raw=True, options=options)
     parts = client.generate(model, "Once upon a time", raw=True, options=options, stream=True)
     assert "".join(part.response for part in parts) == raw.response, raw
-    held = client.chat(model, messages, format=Answer.model_json_schema(), options={"num_predict": 40, "temperature": 0})
+    asked = [{"role": "user", "content": "Is the moon out?"}]
+    held = client.chat(model, asked, format=Answer.model_json_schema(), options={"num_predict": 100, "temperature": 0})
     Answer.model_validate_json(held.message.content)
     call = {"function": {"name": "weather", "arguments": {"city": "Oslo"}}}
     messages = [

@@ -20,6 +20,7 @@ use crate::fields::{Field, Fields, applied, hint, ignore, only};
 use crate::generation::{self, Format, Plan, prepared};
 use crate::grammar::{Asked, AskedKind};
 use crate::ids::random_id;
+use crate::llama_cpp::build_info;
 use crate::reply::ReplyReader;
 use crate::sampling::{self, Settings};
 use crate::security::KeyNumber;
@@ -272,6 +273,7 @@ pub(crate) fn prepare_within(
     let mut fields = Fields::new(body, KNOWN)?;
     let mut conversation = Conversation::take(&mut fields, serving)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
+    settings.take_times(&mut fields)?;
     let (max_tokens, max_tokens_field) = max_tokens(&mut fields)?;
     settings.sampling.logprobs = top_logprobs(&mut fields)?;
     let choice = ToolChoice::take(&mut fields, &conversation.tools)?;
@@ -389,7 +391,8 @@ impl Format for ChatFormat {
     fn envelope(&self, choices: Vec<Value>, is_chunk: bool) -> Value {
         let object = if is_chunk { "chat.completion.chunk" } else { "chat.completion" };
         let mut envelope = json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.serving.name, "choices": choices,
+            "id": self.id, "object": object, "created": self.created, "model": self.serving.name,
+            "system_fingerprint": build_info(self.serving.version), "choices": choices,
         });
         if let Some(ids) = self.prompt_ids.as_ref().filter(|_| !is_chunk) {
             envelope["prompt_token_ids"] = json!(ids);

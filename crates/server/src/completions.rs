@@ -18,6 +18,7 @@ use crate::fields::{Field, Fields, applied, only};
 use crate::generation::{self, Format, Plan, prepared};
 use crate::grammar;
 use crate::ids::random_id;
+use crate::llama_cpp::build_info;
 use crate::logprobs::TextLogprobs;
 use crate::prompts::{self, Form, Gap, Prompt, TooLong};
 use crate::sampling::{self, PROMPTS_MAX, Settings};
@@ -63,6 +64,7 @@ pub(crate) fn prepare_one(body: Value, serving: &Arc<Serving>, key: u64) -> Resu
 fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<Prompt>, TextFormat), ApiError> {
     let mut fields = Fields::new(body, KNOWN)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
+    settings.take_times(&mut fields)?;
     // An empty one asks for what a missing one asks for.
     let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
     let gap = match (&suffix, &serving.fim) {
@@ -214,7 +216,7 @@ impl Format for TextFormat {
     fn envelope(&self, choices: Vec<Value>, _: bool) -> Value {
         json!({
             "id": self.id, "object": "text_completion", "created": self.created, "model": self.serving.name,
-            "choices": choices,
+            "system_fingerprint": build_info(self.serving.version), "choices": choices,
         })
     }
 

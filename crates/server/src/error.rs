@@ -21,7 +21,8 @@ pub(crate) enum ErrorForm {
 impl ErrorForm {
     /// The form of the route at this path.
     pub(crate) fn of(path: &str) -> Self {
-        if path.starts_with("/v1/messages") {
+        let path = path.strip_prefix("/v1").unwrap_or(path);
+        if path.starts_with("/messages") {
             Self::Anthropic
         } else if path.starts_with("/api/") {
             Self::Ollama

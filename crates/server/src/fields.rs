@@ -112,6 +112,8 @@ const NO_TEXT: &[&str] = &[
     "response_fields",
     // When to give up, which clients of llama.cpp send with every request.
     "t_max_predict_ms",
+    "timings_per_token",
+    "return_progress",
 ];
 
 thread_local! {

@@ -39,6 +39,7 @@ mod infill;
 mod info;
 mod lark;
 mod listen;
+mod llama_cpp;
 mod loading;
 mod logprobs;
 mod mask_watch;

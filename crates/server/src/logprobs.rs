@@ -1,4 +1,4 @@
-//! Log-probabilities as OpenAI's two interfaces write them.
+//! Log-probabilities as OpenAI's two interfaces and llama.cpp's write them.
 
 use engine::{TokenLogprob, TokenLogprobs};
 use serde_json::{Map, Value, json};
@@ -28,6 +28,21 @@ pub(crate) fn chat(tokenizer: &Tokenizer, tokens: &[PlacedToken]) -> Value {
         })
         .collect();
     json!({"content": content, "refusal": null})
+}
+
+/// `completion_probabilities` of llama.cpp's own routes.
+pub(crate) fn native(tokenizer: &Tokenizer, tokens: &[PlacedToken]) -> Vec<Value> {
+    let entry = |id: u32, logprob: f32| {
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        json!({"id": id, "token": String::from_utf8_lossy(&bytes), "bytes": bytes, "logprob": logprob})
+    };
+    let token = |placed: &PlacedToken| {
+        let TokenLogprobs { logprob, top } = placed.token.logprobs.as_ref()?;
+        let mut token = entry(placed.token.id, *logprob);
+        token["top_logprobs"] = top.iter().map(|top| entry(top.id, top.logprob)).collect();
+        Some(token)
+    };
+    tokens.iter().filter_map(token).collect()
 }
 
 /// `choices[].logprobs` of a completion: lists over tokens.

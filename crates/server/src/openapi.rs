@@ -17,6 +17,8 @@ use field_schemas::{chat_message, count, one_of, only_schema, or_null, schema_of
 /// A route that takes a body.
 pub(crate) struct BodyRoute {
     pub(crate) path: &'static str,
+    /// Other paths at which it is.
+    pub(crate) aliases: &'static [&'static str],
     /// What answers it.
     pub(crate) handler: fn() -> MethodRouter<App>,
     /// What it does, in a line.
@@ -35,6 +37,8 @@ pub(crate) struct BodyRoute {
 pub(crate) struct ReadRoute {
     /// As the router has it: a rest of several segments is `{*name}`.
     pub(crate) path: &'static str,
+    /// Other paths at which it is.
+    pub(crate) aliases: &'static [&'static str],
     /// What answers it.
     pub(crate) handler: fn() -> MethodRouter<App>,
     /// What it shows, in a line.
@@ -210,6 +214,7 @@ fn components() -> Value {
         "ChatCompletion": answer(&["id", "object", "created", "model", "choices", "usage", "x_hotmetal"]),
         "Completion": answer(&["id", "object", "created", "model", "choices", "usage", "x_hotmetal"]),
         "Infill": answer(&["x_hotmetal"]),
+        "List": {"type": "array", "items": {"type": "object"}},
         "Response": answer(&["id", "object", "created_at", "status", "output", "usage", "x_hotmetal"]),
         "Message": answer(&["id", "type", "role", "model", "content", "stop_reason", "usage", "x_hotmetal"]),
         "TokenCount": {"type": "object", "required": ["input_tokens"], "properties": {"input_tokens": count(0)}},

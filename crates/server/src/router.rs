@@ -14,8 +14,8 @@ use crate::openapi::{self, BodyRoute, ReadRoute};
 use crate::options::Options;
 use crate::sse::Framing;
 use crate::{
-    anthropic, chat, completions, embeddings, grammar, infill, info, ollama, page, responses, sampling, security,
-    tokens, tools,
+    anthropic, chat, completions, embeddings, grammar, infill, info, llama_cpp, ollama, page, responses, sampling,
+    security, tokens, tools,
 };
 
 /// The media types of streams.
@@ -31,6 +31,7 @@ pub(crate) const REFUSED_ROUTES: &[&str] =
 pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     BodyRoute {
         path: "/v1/chat/completions",
+        aliases: &["/chat/completions"],
         handler: || post(chat::chat_completions),
         summary: "Answer a conversation",
         known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, tools::FIELDS, chat::PROMPT_FIELDS, chat::FIELDS],
@@ -40,6 +41,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/v1/completions",
+        aliases: &[],
         handler: || post(completions::completions),
         summary: "Continue texts or token ids, echo or score them",
         known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
@@ -48,16 +50,29 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         stream: EVENTS,
     },
     BodyRoute {
+        path: "/completion",
+        // Of OpenAI's interface, the path without a version is llama.cpp's own.
+        aliases: &["/completions"],
+        handler: || post(llama_cpp::completion),
+        summary: "Continue texts or token ids, in llama.cpp's form",
+        known: &[sampling::COMMON, llama_cpp::COMMON, grammar::FIELDS, llama_cpp::FIELDS],
+        required: &["prompt"],
+        answer: "Infill",
+        stream: EVENTS,
+    },
+    BodyRoute {
         path: "/infill",
+        aliases: &[],
         handler: || post(infill::infill),
         summary: "Fill a gap in a text, in llama.cpp's form",
-        known: &[sampling::COMMON, grammar::FIELDS, infill::FIELDS],
+        known: &[sampling::COMMON, llama_cpp::COMMON, grammar::FIELDS, infill::FIELDS],
         required: &["input_prefix", "input_suffix"],
         answer: "Infill",
         stream: EVENTS,
     },
     BodyRoute {
         path: "/v1/responses",
+        aliases: &["/responses"],
         handler: || post(responses::responses),
         summary: "Answer a conversation, in items",
         known: &[responses::FIELDS],
@@ -67,6 +82,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/v1/messages",
+        aliases: &["/messages"],
         handler: || post(anthropic::messages),
         summary: "Answer a conversation, in Anthropic's form",
         known: &[anthropic::PROMPT_FIELDS, anthropic::FIELDS],
@@ -76,6 +92,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/v1/messages/count_tokens",
+        aliases: &["/messages/count_tokens"],
         handler: || post(anthropic::count_tokens),
         summary: "Count the tokens of a conversation, in Anthropic's form",
         known: &[anthropic::PROMPT_FIELDS],
@@ -85,6 +102,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/v1/embeddings",
+        aliases: &["/embeddings"],
         handler: || post(embeddings::embeddings),
         summary: "Vectors of texts, pooled from the model's hidden states",
         known: &[embeddings::FIELDS],
@@ -94,6 +112,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/tokenize",
+        aliases: &[],
         handler: || post(tokens::tokenize),
         summary: "A text or a conversation as token ids",
         known: &[tokens::TOKENIZE, chat::PROMPT_FIELDS],
@@ -103,6 +122,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/detokenize",
+        aliases: &[],
         handler: || post(tokens::detokenize),
         summary: "Token ids as text",
         known: &[tokens::DETOKENIZE],
@@ -112,6 +132,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/apply-template",
+        aliases: &[],
         handler: || post(tokens::apply_template),
         summary: "The text that the model would see of a conversation",
         known: &[tokens::APPLY_TEMPLATE, chat::PROMPT_FIELDS],
@@ -121,6 +142,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/api/chat",
+        aliases: &[],
         handler: || post(ollama::chat),
         summary: "Answer a conversation, in Ollama's form",
         known: &[ollama::COMMON, ollama::CHAT],
@@ -130,6 +152,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/api/generate",
+        aliases: &[],
         handler: || post(ollama::generate),
         summary: "Answer or continue a text, in Ollama's form",
         known: &[ollama::COMMON, ollama::GENERATE],
@@ -139,6 +162,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/api/embed",
+        aliases: &[],
         handler: || post(ollama::embed),
         summary: "Vectors of texts, in Ollama's form",
         known: &[ollama::EMBED],
@@ -148,6 +172,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/api/embeddings",
+        aliases: &[],
         handler: || post(ollama::embeddings),
         summary: "The vector of a text, in Ollama's older form",
         known: &[ollama::EMBEDDINGS],
@@ -157,6 +182,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
     },
     BodyRoute {
         path: "/api/show",
+        aliases: &[],
         handler: || post(ollama::show),
         summary: "What a model is and can, in Ollama's form",
         known: &[ollama::SHOW],
@@ -170,6 +196,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
 pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     ReadRoute {
         path: "/v1/models",
+        aliases: &["/models"],
         handler: || get(info::models),
         summary: "What is served",
         answer: Ok("ModelList"),
@@ -178,6 +205,7 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/v1/models/{*model}",
+        aliases: &["/models/{*model}"],
         handler: || get(info::model),
         summary: "What is served, if it is this",
         answer: Ok("Model"),
@@ -186,6 +214,7 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/tokenizer_info",
+        aliases: &[],
         handler: || get(tokens::tokenizer_info),
         summary: "Special tokens, and what the chat template can show",
         answer: Ok("Object"),
@@ -194,6 +223,7 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/health",
+        aliases: &["/v1/health"],
         handler: || get(info::health),
         summary: "Whether requests are answered",
         answer: Ok("Health"),
@@ -202,6 +232,7 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/version",
+        aliases: &[],
         handler: || get(info::version),
         summary: "The program's version",
         answer: Ok("Version"),
@@ -210,6 +241,7 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/api/tags",
+        aliases: &[],
         handler: || get(ollama::tags),
         summary: "What is served, in Ollama's form",
         answer: Ok("OllamaModels"),
@@ -218,6 +250,7 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/api/ps",
+        aliases: &[],
         handler: || get(ollama::ps),
         summary: "What is loaded, in Ollama's form",
         answer: Ok("OllamaModels"),
@@ -226,6 +259,7 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/api/version",
+        aliases: &[],
         handler: || get(ollama::version),
         summary: "The version of Ollama's interface that is followed",
         answer: Ok("Version"),
@@ -233,7 +267,26 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
         is_open: false,
     },
     ReadRoute {
+        path: "/props",
+        aliases: &[],
+        handler: || get(llama_cpp::props),
+        summary: "Defaults and chat template, in llama.cpp's form",
+        answer: Ok("Object"),
+        model_query: Some("Of this model; of the first without it"),
+        is_open: false,
+    },
+    ReadRoute {
+        path: "/slots",
+        aliases: &[],
+        handler: || get(llama_cpp::slots),
+        summary: "Places for texts, in llama.cpp's form",
+        answer: Ok("List"),
+        model_query: Some("Of this model; of the first without it"),
+        is_open: false,
+    },
+    ReadRoute {
         path: "/metrics",
+        aliases: &[],
         handler: || get(info::metrics),
         summary: "Counters and distributions, in Prometheus' format",
         answer: Err("text/plain"),
@@ -242,6 +295,7 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/openapi.json",
+        aliases: &[],
         handler: || get(openapi_document),
         summary: "This document",
         answer: Ok("Object"),
@@ -250,6 +304,7 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/",
+        aliases: &[],
         handler: || get(page::index),
         summary: "A page to talk to the model",
         answer: Err("text/html"),
@@ -258,6 +313,7 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/app.js",
+        aliases: &[],
         handler: || get(page::script),
         summary: "The page's script",
         answer: Err("text/javascript"),
@@ -266,6 +322,7 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/app.css",
+        aliases: &[],
         handler: || get(page::style),
         summary: "The page's style",
         answer: Err("text/css"),
@@ -289,10 +346,14 @@ impl App {
     pub fn router(&self) -> Router {
         let mut routes = Router::new();
         for route in BODY_ROUTES {
-            routes = routes.route(route.path, (route.handler)());
+            for path in std::iter::once(&route.path).chain(route.aliases) {
+                routes = routes.route(path, (route.handler)());
+            }
         }
         for route in READ_ROUTES {
-            routes = routes.route(route.path, (route.handler)());
+            for path in std::iter::once(&route.path).chain(route.aliases) {
+                routes = routes.route(path, (route.handler)());
+            }
         }
         for path in REFUSED_ROUTES {
             routes = routes.route(path, any(ollama::refused));
@@ -313,7 +374,7 @@ fn is_generation_field(name: &str) -> bool {
 
 /// Whether the route at this path is answered without a key.
 fn is_open(path: &str) -> bool {
-    READ_ROUTES.iter().any(|route| route.is_open && route.path == path)
+    READ_ROUTES.iter().any(|route| route.is_open && (route.path == path || route.aliases.contains(&path)))
 }
 
 async fn openapi_document(State(app): State<App>) -> Result<Response, ApiError> {

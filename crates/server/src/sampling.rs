@@ -60,6 +60,8 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("include_stop_str_in_output"),
     applied("skip_special_tokens"),
     applied("return_token_ids"),
+    applied("timings_per_token"),
+    applied("return_progress"),
     applied("repetition_penalty"),
     only("best_of", |value| value == 1, "each text is sampled once and none is thrown away"),
     hint("store", "nothing is stored here"),
@@ -84,6 +86,10 @@ pub(crate) struct Settings {
     pub(crate) include_usage: bool,
     pub(crate) continuous_usage: bool,
     pub(crate) return_token_ids: bool,
+    /// Each chunk of the routes of OpenAI's interface has the times so far, as llama.cpp names them.
+    pub(crate) times_tokens: bool,
+    /// A stream of those routes says how far the prompt is.
+    pub(crate) shows_progress: bool,
     /// `user` and `metadata`, given back.
     pub(crate) labels: Map<String, Value>,
     /// What the text is to keep to, until that is compiled.
@@ -127,6 +133,8 @@ impl Settings {
             include_usage,
             continuous_usage,
             return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
+            times_tokens: false,
+            shows_progress: false,
             labels: labels(fields)?,
             ignore_eos: match fields.boolean("ignore_eos")?.unwrap_or(false) {
                 true if asked.is_some() => {
@@ -143,6 +151,13 @@ impl Settings {
             cache_domain: cache_domain(key, fields.string("cache_salt")?.as_deref()),
             sampling: sampling(fields, serving)?,
         })
+    }
+
+    /// Takes whether the answer has llama.cpp's times and progress, on the routes of OpenAI's interface.
+    pub(crate) fn take_times(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        self.times_tokens = fields.boolean("timings_per_token")?.unwrap_or(false);
+        self.shows_progress = fields.boolean("return_progress")?.unwrap_or(false);
+        Ok(())
     }
 
     /// Compiles what the text is to keep to, if it is.

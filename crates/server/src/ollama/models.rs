@@ -67,7 +67,7 @@ pub(crate) async fn tags(State(app): State<App>) -> Result<Response, ApiError> {
 pub(crate) async fn ps(State(app): State<App>) -> Result<Response, ApiError> {
     let running = |serving: &std::sync::Arc<Serving>| {
         let mut model = listed(serving);
-        let on_gpu = !serving.device.to_ascii_lowercase().contains("cpu");
+        let on_gpu = ["NVIDIA", "Apple"].iter().any(|maker| serving.device.contains(maker));
         model["size_vram"] = if on_gpu { model["size"].clone() } else { 0.into() };
         // Nothing unloads it.
         model["expires_at"] = utc_in_a_year().into();

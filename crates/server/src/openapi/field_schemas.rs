@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use crate::llama_cpp::samplers;
+
 /// The same, or null.
 pub(super) fn or_null(mut schema: Value) -> Value {
     schema["enum"].as_array_mut().into_iter().for_each(|values| values.push(Value::Null));
@@ -34,22 +36,34 @@ pub(super) fn or_null(mut schema: Value) -> Value {
 /// What a field of which only some values are taken may hold.
 pub(super) fn only_schema(name: &str) -> Value {
     match name {
-        "best_of" | "length_penalty" => json!({"type": "integer", "enum": [1]}),
+        "best_of" | "length_penalty" | "num_beams" | "guidance_scale" | "tfs" | "tfs_z" => {
+            json!({"type": "integer", "enum": [1]})
+        }
         "min_tokens" => json!({"type": "integer", "enum": [0]}),
         "n" => json!({"type": "integer", "enum": [1]}),
         "min_keep" => json!({"type": "integer", "enum": [0, 1]}),
-        "n_probs" | "mirostat" | "dynatemp_range" | "top_logprobs" => json!({"type": "integer", "enum": [0]}),
+        "mirostat"
+        | "dynatemp_range"
+        | "top_logprobs"
+        | "smoothing_factor"
+        | "top_a"
+        | "epsilon_cutoff"
+        | "eta_cutoff"
+        | "penalty_alpha"
+        | "no_repeat_ngram_size"
+        | "top_n_sigma"
+        | "nsigma" => json!({"type": "integer", "enum": [0]}),
         "use_beam_search" | "background" | "echo" | "post_sampling_probs" | "logprobs" | "truncate" | "shift" => {
             json!({"type": "boolean", "enum": [false]})
         }
-        "documents" | "functions" | "mcp_servers" | "context" | "images" => {
+        "documents" | "functions" | "mcp_servers" | "context" | "images" | "lora" => {
             json!({"type": "array", "maxItems": 0, "items": {"type": "string"}})
         }
         "modalities" => {
             json!({"type": "array", "minItems": 1, "maxItems": 1, "items": {"type": "string", "enum": ["text"]}})
         }
         "function_call" => json!({"type": "string", "enum": ["none"]}),
-        "grammar" | "template" => json!({"type": "string", "enum": [""]}),
+        "grammar" | "template" | "negative_prompt" => json!({"type": "string", "enum": [""]}),
         // Nothing but null.
         _ => json!({"type": "null"}),
     }
@@ -104,6 +118,16 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         "cache_salt" | "instructions" | "content" | "user" | "reasoning_effort" | "suffix" => text(),
         "input_prefix" | "input_suffix" => text(),
         "prompt" if path == "/infill" => text(),
+        "prompt" if path == "/completion" => {
+            let piece =
+                one_of(vec![text(), count(0), json!({"type": "object"}), json!({"type": "array", "items": {}})]);
+            let list = json!({"type": "array", "minItems": 1, "items": piece});
+            one_of(vec![json!({"type": "string", "minLength": 1}), list, json!({"type": "object"})])
+        }
+        "logit_bias" if path == "/completion" => {
+            one_of(vec![json!({"type": "object"}), json!({"type": "array", "items": {"type": "array", "items": {}}})])
+        }
+        "n_probs" => json!({"type": "integer", "minimum": 0, "maximum": 20}),
         "input_extra" => {
             let chunk = object(json!({"text": text(), "filename": or_null(text())}), &["text"]);
             json!({"type": "array", "maxItems": 1024, "items": chunk})
@@ -140,6 +164,8 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         | "parallel_tool_calls"
         | "normalize"
         | "return_tokens"
+        | "timings_per_token"
+        | "return_progress"
         | "echo" => boolean(),
         "logprobs" if path == "/v1/completions" => json!({"type": "integer", "minimum": 0, "maximum": 20}),
         "logprobs" => boolean(),
@@ -153,7 +179,7 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
             }),
             &[],
         ),
-        "n" => json!({"type": "integer", "minimum": 1, "maximum": 1024}),
+        "n" | "n_cmpl" => json!({"type": "integer", "minimum": 1, "maximum": 1024}),
         "stop" | "dry_sequence_breakers" | "response_fields" => texts(),
         "stop_sequences" => json!({"type": "array", "items": text()}),
         "stop_token_ids" => json!({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}}),
@@ -171,8 +197,10 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         "dry_allowed_length" => count(1),
         "samplers" => {
             let mut names = sampler_names();
-            // Taken without effect there.
-            names.extend((path == "/infill").then_some("infill"));
+            if matches!(path, "/infill" | "/completion") {
+                // Other names, and samplers that are taken without effect there.
+                names.extend(samplers::ABSENT.into_iter().chain(["typ_p", "temp"]));
+            }
             json!({"type": "array", "uniqueItems": true, "items": {"type": "string", "enum": names}})
         }
         "logit_bias" => json!({"type": "object", "additionalProperties": number(-100.0, 100.0)}),

@@ -84,26 +84,55 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
         (INFILL, "input_extra") => case(json!([{"text": "a"}]), |before, answer| {
             answer["tokens_evaluated"].as_u64() > before["tokens_evaluated"].as_u64()
         }),
-        (INFILL, "n_predict") => {
+        ("/completion", "prompt") => {
+            case(json!("Another beginning of a tale"), |before, answer| before["content"] != answer["content"])
+        }
+        ("/completion", "n" | "n_cmpl") => case(json!(3), |_, answer| answer.as_array().unwrap().len() == 3),
+        ("/completion", "parse_special") => case_with(json!({"prompt": "<|im_end|>"}), json!(false), |_, answer| {
+            answer["tokens_evaluated"].as_u64() > Some(1)
+        }),
+        ("/completion", "stop_token_ids") => case(json!((0..2000).collect::<Vec<u32>>()), |_, answer| {
+            answer["stop_type"] == "eos" && answer["tokens_predicted"].as_u64() < Some(8)
+        }),
+        ("/completion", "include_stop_str_in_output") => case_with(json!({"stop": ["e"]}), json!(true), |_, answer| {
+            answer["content"].as_str().unwrap().ends_with('e')
+        }),
+        ("/completion", "skip_special_tokens") => {
+            case_with(json!({"logit_bias": {"1": 100}}), json!(false), |_, answer| {
+                answer["content"].as_str().unwrap().contains("<|im_start|>")
+            })
+        }
+        (INFILL | "/completion", "n_probs") => case(json!(2), |_, answer| {
+            answer["completion_probabilities"][0]["top_logprobs"].as_array().unwrap().len() == 2
+        }),
+        // Of streams, which tests of their own have; whole answers have the times anyway.
+        (INFILL | "/completion", "timings_per_token") => {
+            case(json!(true), |before, answer| before["content"] == answer["content"])
+        }
+        (_, "timings_per_token") => case(json!(true), |_, answer| answer["timings"]["predicted_n"] == 8),
+        (_, "return_progress") => case(json!(true), |before, answer| text(before) == text(answer)),
+        (INFILL | "/completion", "n_predict") => {
             case(json!(5), |_, answer| answer["tokens_predicted"] == 5 && answer["stop_type"] == "limit")
         }
-        (INFILL, "max_tokens") => {
+        (INFILL | "/completion", "max_tokens") => {
             case_with(json!({"n_predict": null}), json!(5), |_, answer| answer["tokens_predicted"] == 5)
         }
         // Of lines and of time, which tests of their own have.
-        (INFILL, "n_indent" | "t_max_predict_ms") => None,
-        (INFILL, "stop") => {
+        (INFILL | "/completion", "n_indent" | "t_max_predict_ms") => None,
+        (INFILL | "/completion", "stop") => {
             case(json!(["e"]), |_, answer| answer["stop_type"] == "word" && answer["stopping_word"] == "e")
         }
-        (INFILL, "ignore_eos") => {
+        (INFILL | "/completion", "ignore_eos") => {
             case_with(json!({"logit_bias": {"2": 100}, "n_predict": 3}), json!(true), |_, answer| {
                 answer["stop_type"] == "limit"
             })
         }
-        (INFILL, "seed") => case(json!(77), |before, answer| before["content"] != answer["content"]),
-        (INFILL, "priority") => case(json!(5), |before, answer| before["content"] == answer["content"]),
-        (INFILL, "return_tokens") => case(json!(true), |_, answer| answer["tokens"].as_array().unwrap().len() == 8),
-        (INFILL, "response_fields") => {
+        (INFILL | "/completion", "seed") => case(json!(77), |before, answer| before["content"] != answer["content"]),
+        (INFILL | "/completion", "priority") => case(json!(5), |before, answer| before["content"] == answer["content"]),
+        (INFILL | "/completion", "return_tokens") => {
+            case(json!(true), |_, answer| answer["tokens"].as_array().unwrap().len() == 8)
+        }
+        (INFILL | "/completion", "response_fields") => {
             case(json!(["timings/predicted_n"]), |_, answer| answer["timings/predicted_n"] == 8)
         }
         (_, "model") => case(json!(MODEL), |_, answer| answer["error"].is_null()),

@@ -9,7 +9,9 @@ use super::field_cases::{Case, applied_case};
 use super::*;
 use crate::fields::{Field, Rule};
 use crate::router::BODY_ROUTES;
-use crate::{anthropic, chat, completions, embeddings, grammar, infill, ollama, responses, sampling, tokens, tools};
+use crate::{
+    anthropic, chat, completions, embeddings, grammar, infill, llama_cpp, ollama, responses, sampling, tokens, tools,
+};
 
 /// A route, its fields, and a body that it answers.
 struct Route {
@@ -51,8 +53,13 @@ fn routes() -> Vec<Route> {
         },
         Route {
             path: INFILL,
-            known: vec![sampling::COMMON, grammar::FIELDS, infill::FIELDS],
+            known: vec![sampling::COMMON, llama_cpp::COMMON, grammar::FIELDS, infill::FIELDS],
             body: json!({"input_prefix": "Once upon a time", "input_suffix": " and so", "n_predict": 8, "seed": 3}),
+        },
+        Route {
+            path: "/completion",
+            known: vec![sampling::COMMON, llama_cpp::COMMON, grammar::FIELDS, llama_cpp::FIELDS],
+            body: json!({"prompt": "Once upon a time", "n_predict": 8, "seed": 3}),
         },
         Route { path: EMBED, known: vec![embeddings::FIELDS], body: json!({"input": "Once upon a time"}) },
         Route {

@@ -11,6 +11,7 @@ mod fuzz_seeds;
 mod generation;
 mod infill;
 mod listen;
+mod llama_cpp;
 mod load;
 mod models;
 mod ollama;
