@@ -7,6 +7,7 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
+use engine::TokenLogprobs;
 use serde_json::{Map, Value, json};
 use tokenizer::Prompt;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
@@ -21,12 +22,14 @@ use crate::generation::{self, Format, Plan, prepared};
 use crate::grammar::{Asked, AskedKind};
 use crate::ids::random_id;
 use crate::llama_cpp::build_info;
+use crate::logprobs::Scored;
+use crate::prompts::TooLong;
 use crate::reply::ReplyReader;
 use crate::sampling::{self, Settings};
 use crate::security::KeyNumber;
 use crate::template_profile::ToolForm;
 use crate::tools::{self, ToolChoice};
-use crate::{abandoned, generic_tools, grammar, logprobs, messages, prompts};
+use crate::{abandoned, generic_tools, grammar, logprobs, messages, prompts, token_rules};
 
 /// Fields of a conversation that is to be rendered; `/apply-template` and `/tokenize` have them too.
 pub(crate) const PROMPT_FIELDS: &[Field] = &[
@@ -46,6 +49,7 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("max_completion_tokens"),
     applied("logprobs"),
     applied("top_logprobs"),
+    applied("prompt_logprobs"),
     only("functions", is_empty, "it is the old name of `tools`"),
     hint("prediction", "nothing is speculated from it, and the text is the same"),
     hint("verbosity", "the model decides"),
@@ -56,7 +60,8 @@ pub(crate) const FIELDS: &[Field] = &[
     only("echo", |value| value == false, "it belongs to /v1/completions"),
 ];
 
-const KNOWN: &[&[Field]] = &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, tools::FIELDS, PROMPT_FIELDS, FIELDS];
+const KNOWN: &[&[Field]] =
+    &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, token_rules::FIELDS, tools::FIELDS, PROMPT_FIELDS, FIELDS];
 
 /// Variables of a template that a conversation gives it anyway.
 const FIXED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
@@ -253,6 +258,7 @@ pub(crate) async fn chat_completions(
         return_token_ids: plan.settings.return_token_ids,
         num_calls: vec![0; plan.settings.num_completions],
         prompt_ids: plan.settings.return_token_ids.then(|| prompt.clone()),
+        scored: plan.prompt_logprobs.map(|_| Scored::new(&prompt)),
         serving: Arc::clone(&serving),
     };
     generation::respond(&app, serving, vec![prompt], plan, format).await
@@ -276,6 +282,9 @@ pub(crate) fn prepare_within(
     settings.take_times(&mut fields)?;
     let (max_tokens, max_tokens_field) = max_tokens(&mut fields)?;
     settings.sampling.logprobs = top_logprobs(&mut fields)?;
+    let prompt_logprobs = logprobs::asked_of_prompt(&mut fields, settings.stream)?;
+    let too_long = sampling::too_long(&mut fields, serving)?;
+    settings.check_length(max_tokens)?;
     let choice = ToolChoice::take(&mut fields, &conversation.tools)?;
     fields.finish(KNOWN)?;
     if choice.none {
@@ -328,10 +337,14 @@ pub(crate) fn prepare_within(
     settings.text.controls = controls.tokens;
     settings.text.one_call = choice.one_call || choice.is_forced();
     abandoned::check()?;
+    let tokens_max = if too_long == TooLong::Refused { tokens_max } else { usize::MAX };
     let ids = prompt.encode_within(&serving.tokenizer, &abandoned::bounds(tokens_max));
     let ids = ids.map_err(|error| prompts::too_long(error, "messages", "messages", serving))?;
-    let plan =
-        Plan { settings, max_tokens, prompt_logprobs: None, prompt_field: "messages", max_tokens_field, memory: None };
+    let (ids, is_cut) = prompts::cut(ids, serving.tokenizer.prefix_ids(), &[], too_long);
+    if is_cut {
+        settings.labels.insert("prompt_truncated".to_owned(), true.into());
+    }
+    let plan = Plan { settings, max_tokens, prompt_logprobs, prompt_field: "messages", max_tokens_field, memory: None };
     Ok((plan, ids, wants_logprobs))
 }
 
@@ -376,6 +389,8 @@ struct ChatFormat {
     /// Calls of each choice that have begun.
     num_calls: Vec<usize>,
     prompt_ids: Option<Vec<u32>>,
+    /// The log-probabilities of the prompt, if they are asked for.
+    scored: Option<Scored>,
     serving: Arc<Serving>,
 }
 
@@ -397,7 +412,16 @@ impl Format for ChatFormat {
         if let Some(ids) = self.prompt_ids.as_ref().filter(|_| !is_chunk) {
             envelope["prompt_token_ids"] = json!(ids);
         }
+        if let Some(scored) = self.scored.as_ref().filter(|_| !is_chunk) {
+            envelope["prompt_logprobs"] = scored.to_json(&self.serving.tokenizer);
+        }
         envelope
+    }
+
+    fn scored(&mut self, _: usize, logprobs: Vec<TokenLogprobs>) {
+        if let Some(scored) = &mut self.scored {
+            scored.push(logprobs);
+        }
     }
 
     fn opening(&mut self) -> Vec<Value> {

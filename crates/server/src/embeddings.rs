@@ -19,7 +19,7 @@ use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied, hint, only, wrong};
 use crate::generation::{Watched, failed, prepared};
 use crate::prompts::{self, Form, TooLong};
-use crate::sampling::{cache_domain, labels, priority};
+use crate::sampling::{self, cache_domain, labels, priority};
 use crate::security::KeyNumber;
 
 /// Texts of one request, as many as OpenAI's interface takes.
@@ -41,7 +41,7 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("cache_salt"),
     applied("user"),
     applied("metadata"),
-    only("truncate_prompt_tokens", |_| false, "a text is never cut; send what fits"),
+    applied("truncate_prompt_tokens"),
     hint("prompt_cache_key", "the prefix cache serves all prompts; `cache_salt` keeps a prompt apart"),
     only("input_type", |_| false, "the model knows one kind of text; what is to stand before a query is part of it"),
 ];
@@ -51,7 +51,7 @@ const KNOWN: &[&[Field]] = &[FIELDS];
 /// What a request asks for.
 pub(crate) struct Wanted {
     inputs: Vec<Vec<u32>>,
-    /// Which of them were too long and lost their end.
+    /// Which of them were too long and were cut.
     cut: Vec<usize>,
     /// What the route calls them.
     pub(crate) input_field: &'static str,
@@ -106,6 +106,11 @@ pub(crate) fn prepare_cut(
         let message =
             "this model gives no hidden states here, so it makes no embeddings: its head is no projection of a norm";
         return Err(ApiError::refused(StatusCode::BAD_REQUEST, "no_embeddings", message));
+    };
+    // Another interface's own says it in its place.
+    let too_long = match too_long {
+        TooLong::Refused => sampling::too_long(&mut fields, serving)?,
+        other => other,
     };
     let form = Form { around: Around::Both, gap: None, too_long };
     let inputs = prompts::take(&mut fields, "input", INPUTS_MAX, form, serving)?;

@@ -102,6 +102,20 @@ pub(crate) async fn health(State(app): State<App>, uri: Uri) -> Result<Response,
     Ok(response)
 }
 
+/// How many texts run or wait: of one model, if the query names it.
+pub(crate) async fn load(State(app): State<App>, uri: Uri) -> Result<Response, ApiError> {
+    let models = match asked_model(&uri) {
+        Some(asked) => vec![app.serving(Some(&asked))?],
+        None => app.serving_any()?,
+    };
+    let texts = |serving: &std::sync::Arc<Serving>| {
+        let stats = serving.engine.stats();
+        stats.num_running + stats.num_waiting
+    };
+    let load: usize = models.iter().map(texts).sum();
+    Ok(json_response(StatusCode::OK, &json!({"server_load": load})))
+}
+
 fn word(phase: &ModelPhase<'_>) -> &'static str {
     match phase {
         ModelPhase::Loading(_) => "loading",

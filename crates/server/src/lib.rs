@@ -69,6 +69,7 @@ mod stream_io;
 mod template_profile;
 #[cfg(test)]
 mod tests;
+mod token_rules;
 mod tokens;
 mod tools;
 mod turn;

@@ -24,6 +24,8 @@ pub(crate) enum TooLong {
     Refused,
     /// It loses its end, so that it has so many.
     LosesEnd(usize),
+    /// It loses its beginning, so that it has so many. What stands before every text stays.
+    LosesBeginning(usize),
 }
 
 /// How the prompts of a request are made of its texts.
@@ -95,7 +97,7 @@ pub(crate) fn take(
             let message = "`add_special_tokens` is about text; token ids are taken as they are";
             return Err(ApiError::invalid("add_special_tokens", message));
         }
-        let (ids, is_cut) = cut(token_ids(name, value)?, &[], when_too_long);
+        let (ids, is_cut) = cut(token_ids(name, value)?, &[], &[], when_too_long);
         Ok(Prompt { ids: ask(ids), text: None, is_cut })
     };
     let prompts = match fields.required(name)? {
@@ -131,22 +133,29 @@ fn encode_within(
 ) -> Result<(Vec<u32>, bool), TokenizerError> {
     let tokens_max = match when_too_long {
         TooLong::Refused => serving.engine.config().context_len,
-        TooLong::LosesEnd(_) => usize::MAX,
+        TooLong::LosesEnd(_) | TooLong::LosesBeginning(_) => usize::MAX,
     };
     let ids = serving.tokenizer.encode_within(text, special, around, &abandoned::bounds(tokens_max))?;
     let behind = if around == Around::Both { serving.tokenizer.suffix_ids() } else { &[] };
-    Ok(cut(ids, behind, when_too_long))
+    let before = if around == Around::Nothing { &[] } else { serving.tokenizer.prefix_ids() };
+    Ok(cut(ids, before, behind, when_too_long))
 }
 
-/// The ids as far as there may be so many, of which the last are those `behind` every text; and whether they were cut.
-fn cut(mut ids: Vec<u32>, behind: &[u32], when_too_long: TooLong) -> (Vec<u32>, bool) {
+/// The ids as far as there may be so many, of which the first are those `before` every text, and the last those `behind`
+/// it; and whether they were cut.
+pub(crate) fn cut(mut ids: Vec<u32>, before: &[u32], behind: &[u32], when_too_long: TooLong) -> (Vec<u32>, bool) {
     match when_too_long {
         TooLong::LosesEnd(most) if ids.len() > most => {
             ids.truncate(most.saturating_sub(behind.len()));
             ids.extend(behind);
             (ids, true)
         }
-        TooLong::Refused | TooLong::LosesEnd(_) => (ids, false),
+        TooLong::LosesBeginning(most) if ids.len() > most => {
+            let num_before = if ids.starts_with(before) { before.len().min(most) } else { 0 };
+            ids.drain(num_before..ids.len() - (most - num_before));
+            (ids, true)
+        }
+        TooLong::Refused | TooLong::LosesEnd(_) | TooLong::LosesBeginning(_) => (ids, false),
     }
 }
 

@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::sse::Framing;
 use crate::{
     anthropic, chat, completions, embeddings, grammar, infill, info, llama_cpp, ollama, page, responses, sampling,
-    security, tokens, tools,
+    security, token_rules, tokens, tools,
 };
 
 /// The media types of streams.
@@ -34,7 +34,15 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         aliases: &["/chat/completions"],
         handler: || post(chat::chat_completions),
         summary: "Answer a conversation",
-        known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, tools::FIELDS, chat::PROMPT_FIELDS, chat::FIELDS],
+        known: &[
+            sampling::COMMON,
+            sampling::FIELDS,
+            grammar::FIELDS,
+            token_rules::FIELDS,
+            tools::FIELDS,
+            chat::PROMPT_FIELDS,
+            chat::FIELDS,
+        ],
         required: &["messages"],
         answer: "ChatCompletion",
         stream: EVENTS,
@@ -44,7 +52,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         aliases: &[],
         handler: || post(completions::completions),
         summary: "Continue texts or token ids, echo or score them",
-        known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
+        known: &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, token_rules::FIELDS, completions::FIELDS],
         required: &["prompt"],
         answer: "Completion",
         stream: EVENTS,
@@ -55,7 +63,7 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         aliases: &["/completions"],
         handler: || post(llama_cpp::completion),
         summary: "Continue texts or token ids, in llama.cpp's form",
-        known: &[sampling::COMMON, llama_cpp::COMMON, grammar::FIELDS, llama_cpp::FIELDS],
+        known: &[sampling::COMMON, llama_cpp::COMMON, grammar::FIELDS, token_rules::FIELDS, llama_cpp::FIELDS],
         required: &["prompt"],
         answer: "Infill",
         stream: EVENTS,
@@ -223,12 +231,22 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
     },
     ReadRoute {
         path: "/health",
-        aliases: &["/v1/health"],
+        // As vLLM and Sagemaker call it, too.
+        aliases: &["/v1/health", "/ping"],
         handler: || get(info::health),
         summary: "Whether requests are answered",
         answer: Ok("Health"),
         model_query: Some("Of this model alone"),
         is_open: true,
+    },
+    ReadRoute {
+        path: "/load",
+        aliases: &[],
+        handler: || get(info::load),
+        summary: "How many texts run or wait, in vLLM's form",
+        answer: Ok("Object"),
+        model_query: Some("Of this model; of all without it"),
+        is_open: false,
     },
     ReadRoute {
         path: "/version",

@@ -20,6 +20,7 @@ use crate::grammar;
 use crate::prompts;
 use crate::sampling::{self, PROMPTS_MAX, Settings};
 use crate::security::KeyNumber;
+use crate::token_rules;
 
 /// Why other names of a limit have no effect.
 const LIMIT: &str = "`n_predict` says it";
@@ -60,7 +61,7 @@ pub(crate) const FIELDS: &[Field] = &[
     only("lora", |value| value.as_array().is_some_and(Vec::is_empty), "adapters are not loaded here"),
 ];
 
-const KNOWN: &[&[Field]] = &[sampling::COMMON, COMMON, grammar::FIELDS, FIELDS];
+const KNOWN: &[&[Field]] = &[sampling::COMMON, COMMON, grammar::FIELDS, token_rules::FIELDS, FIELDS];
 
 fn is_one(value: &Value) -> bool {
     value.as_f64() == Some(1.0)
@@ -99,6 +100,7 @@ fn prepare(mut body: Value, serving: &Arc<Serving>, key: u64) -> Result<Prepared
     let prompts = take_prompts(fields.required("prompt")?, special, serving)?;
     let (form, max_tokens) = TextForm::take(&mut fields)?;
     fields.finish(KNOWN)?;
+    settings.check_length(max_tokens)?;
     form.ask(&mut settings, serving)?;
     settings.compile(serving)?;
     let (form, described) = (Arc::new(form), described(&settings, max_tokens));

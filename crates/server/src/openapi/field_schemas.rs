@@ -39,7 +39,6 @@ pub(super) fn only_schema(name: &str) -> Value {
         "best_of" | "length_penalty" | "num_beams" | "guidance_scale" | "tfs" | "tfs_z" => {
             json!({"type": "integer", "enum": [1]})
         }
-        "min_tokens" => json!({"type": "integer", "enum": [0]}),
         "n" => json!({"type": "integer", "enum": [1]}),
         "min_keep" => json!({"type": "integer", "enum": [0, 1]}),
         "mirostat"
@@ -127,6 +126,11 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         "logit_bias" if path == "/completion" => {
             one_of(vec![json!({"type": "object"}), json!({"type": "array", "items": {"type": "array", "items": {}}})])
         }
+        "min_tokens" => count(0),
+        "truncate_prompt_tokens" => count(-1),
+        "bad_words" => json!({"type": "array", "maxItems": 256, "items": text()}),
+        "allowed_token_ids" => ids(),
+        "prompt_logprobs" => json!({"type": "integer", "minimum": 0, "maximum": 20}),
         "n_probs" => json!({"type": "integer", "minimum": 0, "maximum": 20}),
         "input_extra" => {
             let chunk = object(json!({"text": text(), "filename": or_null(text())}), &["text"]);

@@ -109,6 +109,34 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
         (INFILL | "/completion", "timings_per_token") => {
             case(json!(true), |before, answer| before["content"] == answer["content"])
         }
+        // The token that ends a text is the likeliest by far.
+        (_, "min_tokens") => case_with(json!({"logit_bias": {"2": 100}}), json!(3), |_, answer| {
+            let found = [&answer["usage"]["completion_tokens"], &answer["tokens_predicted"]];
+            found.into_iter().find_map(Value::as_u64) == Some(4)
+        }),
+        (_, "bad_words") => {
+            let id = |letter| tokenizer().encode(letter, tokenizer::ParseSpecial::No).unwrap()[0];
+            let with = json!({"allowed_token_ids": [id("a"), id("b")]});
+            case_with(with, json!(["a"]), |_, answer| answer.to_string().contains("\"bbbbbbbb\""))
+        }
+        (_, "allowed_token_ids") => case(json!([300, 301]), |before, answer| text(before) != text(answer)),
+        (TEXT, "truncate_prompt_tokens") => case(json!(2), |_, answer| {
+            answer["usage"]["prompt_tokens"] == 2 && answer["x_hotmetal"]["prompt_truncated"] == true
+        }),
+        (CHAT, "truncate_prompt_tokens") => case(json!(5), |_, answer| {
+            answer["usage"]["prompt_tokens"] == 5 && answer["x_hotmetal"]["prompt_truncated"] == true
+        }),
+        (EMBED, "truncate_prompt_tokens") => case(json!(2), |_, answer| {
+            answer["usage"]["prompt_tokens"] == 2 && answer["x_hotmetal"]["truncated"] == json!([0])
+        }),
+        (CHAT, "prompt_logprobs") => case(json!(2), |_, answer| {
+            let tokens = answer["prompt_logprobs"].as_array().unwrap();
+            tokens.len() as u64 == answer["usage"]["prompt_tokens"].as_u64().unwrap() && tokens[1].is_object()
+        }),
+        (TEXT, "prompt_logprobs") => case(json!(2), |_, answer| {
+            let tokens = answer["choices"][0]["prompt_logprobs"].as_array().unwrap();
+            tokens.len() as u64 == answer["usage"]["prompt_tokens"].as_u64().unwrap() && tokens[1].is_object()
+        }),
         (_, "timings_per_token") => case(json!(true), |_, answer| answer["timings"]["predicted_n"] == 8),
         (_, "return_progress") => case(json!(true), |before, answer| text(before) == text(answer)),
         (INFILL | "/completion", "n_predict") => {

@@ -10,7 +10,8 @@ use super::*;
 use crate::fields::{Field, Rule};
 use crate::router::BODY_ROUTES;
 use crate::{
-    anthropic, chat, completions, embeddings, grammar, infill, llama_cpp, ollama, responses, sampling, tokens, tools,
+    anthropic, chat, completions, embeddings, grammar, infill, llama_cpp, ollama, responses, sampling, token_rules,
+    tokens, tools,
 };
 
 /// A route, its fields, and a body that it answers.
@@ -29,6 +30,7 @@ fn routes() -> Vec<Route> {
                 sampling::COMMON,
                 sampling::FIELDS,
                 grammar::FIELDS,
+                token_rules::FIELDS,
                 tools::FIELDS,
                 chat::PROMPT_FIELDS,
                 chat::FIELDS,
@@ -37,7 +39,7 @@ fn routes() -> Vec<Route> {
         },
         Route {
             path: TEXT,
-            known: vec![sampling::COMMON, sampling::FIELDS, grammar::FIELDS, completions::FIELDS],
+            known: vec![sampling::COMMON, sampling::FIELDS, grammar::FIELDS, token_rules::FIELDS, completions::FIELDS],
             body: json!({"prompt": "Once upon a time", "max_tokens": 8, "seed": 3}),
         },
         Route {
@@ -58,7 +60,7 @@ fn routes() -> Vec<Route> {
         },
         Route {
             path: "/completion",
-            known: vec![sampling::COMMON, llama_cpp::COMMON, grammar::FIELDS, llama_cpp::FIELDS],
+            known: vec![sampling::COMMON, llama_cpp::COMMON, grammar::FIELDS, token_rules::FIELDS, llama_cpp::FIELDS],
             body: json!({"prompt": "Once upon a time", "n_predict": 8, "seed": 3}),
         },
         Route { path: EMBED, known: vec![embeddings::FIELDS], body: json!({"input": "Once upon a time"}) },
@@ -232,6 +234,7 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
                 "reasoning_effort",
                 "guided_regex",
                 "guided_choice",
+                "bad_words",
                 "grammar",
                 "dry_sequence_breakers",
             ]

@@ -20,6 +20,7 @@ mod parrot;
 mod roles;
 mod structure;
 mod turns;
+mod vllm;
 
 use std::sync::Arc;
 use std::time::Duration;
