@@ -62,6 +62,7 @@ mod sampling;
 mod schema;
 mod schema_check;
 mod schema_keywords;
+mod score;
 mod security;
 mod sse;
 mod step_clock;

@@ -219,6 +219,8 @@ fn components() -> Value {
         "Message": answer(&["id", "type", "role", "model", "content", "stop_reason", "usage", "x_hotmetal"]),
         "TokenCount": {"type": "object", "required": ["input_tokens"], "properties": {"input_tokens": count(0)}},
         "EmbeddingList": answer(&["object", "data", "model", "usage", "x_hotmetal"]),
+        "Scores": answer(&["id", "object", "created", "model", "data", "usage", "x_hotmetal"]),
+        "Ranking": answer(&["id", "model", "results", "usage", "x_hotmetal"]),
         "Tokens": answer(&["count", "max_model_len", "tokens"]),
         "Detokenized": answer(&["prompt", "content"]),
         "Rendered": answer(&["prompt"]),

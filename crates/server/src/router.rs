@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::sse::Framing;
 use crate::{
     anthropic, chat, completions, embeddings, grammar, infill, info, llama_cpp, ollama, page, responses, sampling,
-    security, token_rules, tokens, tools,
+    score, security, token_rules, tokens, tools,
 };
 
 /// The media types of streams.
@@ -116,6 +116,26 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         known: &[embeddings::FIELDS],
         required: &["input"],
         answer: "EmbeddingList",
+        stream: None,
+    },
+    BodyRoute {
+        path: "/v1/score",
+        aliases: &["/score"],
+        handler: || post(score::score),
+        summary: "How near texts are, by a model of vectors",
+        known: &[score::COMMON, score::SCORE],
+        required: &["text_1", "text_2"],
+        answer: "Scores",
+        stream: None,
+    },
+    BodyRoute {
+        path: "/v1/rerank",
+        aliases: &["/rerank", "/v2/rerank", "/reranking", "/v1/reranking"],
+        handler: || post(score::rerank),
+        summary: "Texts in the order in which they are near to a query, by a model of vectors",
+        known: &[score::COMMON, score::RERANK],
+        required: &["query", "documents"],
+        answer: "Ranking",
         stream: None,
     },
     BodyRoute {

@@ -114,7 +114,7 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         "model" => json!({
             "type": "string", "description": "A name that `/v1/models` lists; the first model answers where it is left out.",
         }),
-        "cache_salt" | "instructions" | "content" | "user" | "reasoning_effort" | "suffix" => text(),
+        "query" | "cache_salt" | "instructions" | "content" | "user" | "reasoning_effort" | "suffix" => text(),
         "input_prefix" | "input_suffix" => text(),
         "prompt" if path == "/infill" => text(),
         "prompt" if path == "/completion" => {
@@ -126,7 +126,15 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         "logit_bias" if path == "/completion" => {
             one_of(vec![json!({"type": "object"}), json!({"type": "array", "items": {"type": "array", "items": {}}})])
         }
-        "min_tokens" => count(0),
+        "text_1" | "text_2" => {
+            let list = json!({"type": "array", "minItems": 1, "maxItems": 2048, "items": json!({"type": "string", "minLength": 1})});
+            one_of(vec![json!({"type": "string", "minLength": 1}), list])
+        }
+        "documents" => json!({"type": "array", "minItems": 1, "maxItems": 2048, "items": one_of(vec![
+            json!({"type": "string", "minLength": 1}),
+            json!({"type": "object", "required": ["text"], "properties": {"text": {"type": "string", "minLength": 1}}}),
+        ])}),
+        "min_tokens" | "top_n" => count(0),
         "truncate_prompt_tokens" => count(-1),
         "bad_words" => json!({"type": "array", "maxItems": 256, "items": text()}),
         "allowed_token_ids" => ids(),
@@ -169,6 +177,7 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         | "normalize"
         | "return_tokens"
         | "timings_per_token"
+        | "return_documents"
         | "return_progress"
         | "echo" => boolean(),
         "logprobs" if path == "/v1/completions" => json!({"type": "integer", "minimum": 0, "maximum": 20}),

@@ -109,6 +109,26 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
         (INFILL | "/completion", "timings_per_token") => {
             case(json!(true), |before, answer| before["content"] == answer["content"])
         }
+        ("/v1/score", "text_1") => case(json!("Other words"), |before, answer| before["data"] != answer["data"]),
+        ("/v1/score", "text_2") => case(json!("Twice"), |before, answer| {
+            answer["data"].as_array().unwrap().len() == 1 && answer["data"][0] == before["data"][0]
+        }),
+        ("/v1/rerank", "query") => case(json!("Other words"), |before, answer| before["results"] != answer["results"]),
+        ("/v1/rerank", "documents") => {
+            case(json!(["Twice"]), |_, answer| answer["results"].as_array().unwrap().len() == 1)
+        }
+        ("/v1/rerank", "top_n") => case(json!(2), |before, answer| {
+            before["results"].as_array().unwrap()[..2] == answer["results"].as_array().unwrap()[..]
+        }),
+        ("/v1/rerank", "return_documents") => case(json!(false), |before, answer| {
+            !before["results"][0]["document"].is_null() && answer["results"][0]["document"].is_null()
+        }),
+        ("/v1/score" | "/v1/rerank", "truncate_prompt_tokens") => {
+            case(json!(1), |_, answer| !answer["x_hotmetal"]["truncated"].is_null())
+        }
+        ("/v1/score" | "/v1/rerank", "priority") => {
+            case(json!(5), |before, answer| before["data"] == answer["data"] && before["results"] == answer["results"])
+        }
         // The token that ends a text is the likeliest by far.
         (_, "min_tokens") => case_with(json!({"logit_bias": {"2": 100}}), json!(3), |_, answer| {
             let found = [&answer["usage"]["completion_tokens"], &answer["tokens_predicted"]];

@@ -10,8 +10,8 @@ use super::*;
 use crate::fields::{Field, Rule};
 use crate::router::BODY_ROUTES;
 use crate::{
-    anthropic, chat, completions, embeddings, grammar, infill, llama_cpp, ollama, responses, sampling, token_rules,
-    tokens, tools,
+    anthropic, chat, completions, embeddings, grammar, infill, llama_cpp, ollama, responses, sampling, score,
+    token_rules, tokens, tools,
 };
 
 /// A route, its fields, and a body that it answers.
@@ -79,6 +79,16 @@ fn routes() -> Vec<Route> {
         Route { path: "/api/embed", known: vec![ollama::EMBED], body: json!({"input": "Once upon a time"}) },
         Route { path: "/api/embeddings", known: vec![ollama::EMBEDDINGS], body: json!({"prompt": "Once upon a time"}) },
         Route { path: "/api/show", known: vec![ollama::SHOW], body: json!({"model": MODEL}) },
+        Route {
+            path: "/v1/score",
+            known: vec![score::COMMON, score::SCORE],
+            body: json!({"text_1": "Once upon a time", "text_2": ["Twice", "Once upon"]}),
+        },
+        Route {
+            path: "/v1/rerank",
+            known: vec![score::COMMON, score::RERANK],
+            body: json!({"query": "Once upon a time", "documents": ["Twice", "Once upon", "far"]}),
+        },
         Route {
             path: "/tokenize",
             known: vec![tokens::TOKENIZE, chat::PROMPT_FIELDS],
@@ -185,6 +195,7 @@ async fn every_field_of_every_route_is_applied_reported_or_refused_by_name() {
                             "embeddings",
                             "embedding",
                             "template",
+                            "results",
                         ]
                         .map(|name| answer[name].clone())
                     };
@@ -201,7 +212,19 @@ async fn every_field_of_every_route_is_applied_reported_or_refused_by_name() {
             body[name] = Value::Null;
             let (status, _, answer) = post(&app, path, &body).await;
             let is_needed = (*path == MESSAGES && *name == "max_tokens")
-                || ["messages", "tokens", "prompt", "input", "input_prefix", "input_suffix"].contains(name);
+                || [
+                    "messages",
+                    "tokens",
+                    "prompt",
+                    "input",
+                    "input_prefix",
+                    "input_suffix",
+                    "text_1",
+                    "text_2",
+                    "query",
+                    "documents",
+                ]
+                .contains(name);
             if !FOREIGN.contains(name) && !is_needed {
                 assert!(
                     status == StatusCode::OK || error_of(&answer)["param"] != *name,
@@ -235,6 +258,10 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
                 "guided_regex",
                 "guided_choice",
                 "bad_words",
+                "text_1",
+                "text_2",
+                "query",
+                "documents",
                 "grammar",
                 "dry_sequence_breakers",
             ]

@@ -46,8 +46,13 @@ impl Coder {
         }
         let app = loading(Options::default());
         let engine = Engine::new(Box::new(executable), config.clone()).unwrap();
-        app.ready(ServedModel { tokenizer: Arc::clone(&tokenizer), engine, ..served(config, None, chat_template()) })
-            .unwrap();
+        let model = ServedModel {
+            tokenizer: Arc::clone(&tokenizer),
+            engine,
+            pooling: Some("mean".to_owned()),
+            ..served(config, None, chat_template())
+        };
+        app.ready(model).unwrap();
         Self { app, tokenizer, script }
     }
 

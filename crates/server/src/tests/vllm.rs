@@ -160,3 +160,72 @@ async fn the_state_of_the_server_is_there_under_vllms_names() {
         (StatusCode::OK, StatusCode::UNAUTHORIZED)
     );
 }
+
+/// A model that was trained to make vectors of texts.
+fn vectors() -> App {
+    let app = loading(Options::default());
+    app.ready(ServedModel { pooling: Some("last".to_owned()), ..served(config(), None, chat_template()) }).unwrap();
+    app
+}
+
+#[tokio::test]
+async fn texts_are_scored_and_put_in_order() {
+    let app = vectors();
+    let embedding = async |text: &str| -> Vec<f64> {
+        let answer = ok(&app, EMBED, &json!({"input": text})).await;
+        answer["data"][0]["embedding"].as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+    };
+    let texts = ["Twice", "Once upon a time", "far away"];
+    let query = embedding("Once upon a time").await;
+    let mut expected = Vec::new();
+    for text in texts {
+        let other = embedding(text).await;
+        // Vectors have length 1.
+        expected.push(query.iter().zip(other).map(|(a, b)| a * b).sum::<f64>());
+    }
+    let body = json!({"text_1": "Once upon a time", "text_2": texts});
+    for path in ["/v1/score", "/score"] {
+        let answer = ok(&app, path, &body).await;
+        let data = answer["data"].as_array().unwrap();
+        assert_eq!(data.len(), 3);
+        for (index, (found, expected)) in data.iter().zip(&expected).enumerate() {
+            assert_eq!(found["index"], index);
+            assert!((found["score"].as_f64().unwrap() - expected).abs() < 1e-5, "{found}, and {expected}");
+        }
+        assert!(answer["usage"]["prompt_tokens"].as_u64() > Some(4));
+    }
+    // Pairs.
+    let pairs = ok(&app, "/v1/score", &json!({"text_1": texts, "text_2": texts})).await;
+    assert!(pairs["data"].as_array().unwrap().iter().all(|pair| (pair["score"].as_f64().unwrap() - 1.0).abs() < 1e-6));
+    let body = json!({"query": "Once upon a time", "documents": ["Twice", {"text": "Once upon a time"}, "far away"]});
+    for path in ["/v1/rerank", "/rerank", "/v2/rerank", "/reranking", "/v1/reranking"] {
+        let answer = ok(&app, path, &body).await;
+        let results = answer["results"].as_array().unwrap();
+        assert_eq!((&results[0]["index"], &results[0]["document"]["text"]), (&json!(1), &json!("Once upon a time")));
+        let scores: Vec<f64> = results.iter().map(|result| result["relevance_score"].as_f64().unwrap()).collect();
+        assert!(scores.len() == 3 && scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
+        for result in results {
+            let index = result["index"].as_u64().unwrap() as usize;
+            assert!((result["relevance_score"].as_f64().unwrap() - expected[index]).abs() < 1e-5, "{result}");
+        }
+    }
+    for (path, body, param) in [
+        ("/v1/score", json!({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}), json!("text_1")),
+        ("/v1/score", json!({"text_1": "a", "text_2": []}), json!("text_2")),
+        ("/v1/score", json!({"text_1": "a", "text_2": [""]}), json!("text_2")),
+        ("/v1/score", json!({"text_1": "a", "text_2": "far ".repeat(300)}), json!("text_2")),
+        ("/v1/rerank", json!({"query": "a", "documents": [7]}), json!("documents")),
+        ("/v1/rerank", json!({"query": "a", "documents": ["b"], "top_n": -1}), json!("top_n")),
+    ] {
+        assert_eq!(refused(&app, path, &body).await, param, "{body}");
+    }
+    // A model that was trained to write does not judge how near texts are.
+    let writer = super::app();
+    for (path, body) in [
+        ("/v1/score", json!({"text_1": "a", "text_2": "b"})),
+        ("/v1/rerank", json!({"query": "a", "documents": ["b"]})),
+    ] {
+        let (status, _, answer) = post(&writer, path, &body).await;
+        assert_eq!((status, &answer["error"]["code"]), (StatusCode::BAD_REQUEST, &json!("no_embeddings")), "{answer}");
+    }
+}
