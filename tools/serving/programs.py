@@ -555,19 +555,24 @@ def ollama_python(address):
     assert len(vectors) == 2 and abs(sum(x * x for x in vectors[0]) - 1) < 1e-3, vectors
     assert client.embeddings(model, "The moon was out.").embedding == list(vectors[0])
     assert client.generate(model).done_reason == "load"
-    refusals = [
-        (404, lambda: client.chat("llama3", messages)),
-        (403, lambda: client.pull("llama3")),
-        (403, lambda: client.delete(model)),
-        (400, lambda: client.generate(model, "x", images=[b"x"])),
-    ]
-    for status, ask in refusals:
-        try:
-            ask()
-        except ollama.ResponseError as error:
-            assert error.status_code == status and error.error, error
-        else:
-            raise AssertionError(f"{status} was expected")
+
+
+def langchain_ollama(address):
+    from langchain_ollama import ChatOllama, OllamaEmbeddings
+
+    model = ChatOllama(model=MODEL, base_url=address, num_predict=12, seed=1)
+    whole = model.invoke("Tell me a story.").content
+    assert whole and "".join(part.content for part in model.stream("Tell me a story.")) == whole, whole
+    assert len(OllamaEmbeddings(model=MODEL, base_url=address).embed_query("The moon was out.")) > 1
+
+
+def llm_ollama(address):
+    """The command line `llm` with its plugin, which asks what a model can before it talks to it."""
+    with folder() as home:
+        environment = os.environ | {"OLLAMA_HOST": address, "LLM_USER_PATH": home}
+        command = [sys.executable, "-m", "llm", "-m", f"ollama/{MODEL}", "-o", "num_predict", "12", "Tell me a story."]
+        told = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        assert len(told.strip()) > 3, told
 
 
 PROGRAMS = {
@@ -597,6 +602,8 @@ PROGRAMS = {
     "aider": Program(aider, ["aider-chat==0.86.2"]),
     "lm-eval": Program(lm_eval, ["lm-eval[api]==0.4.13"]),
     "ollama": Program(ollama_python, ["ollama==0.6.3"]),
+    "langchain-ollama": Program(langchain_ollama, ["langchain-ollama==1.1.0"]),
+    "llm-ollama": Program(llm_ollama, ["llm==0.36", "llm-ollama==0.19.1"]),
     "open-webui": Program(open_webui, ["open-webui==0.12.4"]),
 }
 
