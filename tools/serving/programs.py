@@ -510,6 +510,71 @@ class Program(typing.NamedTuple):
     force: tuple[str, dict] | None = None
 
 
+def ollama_python(address):
+    """Ollama's own package: what Home Assistant, llm-ollama and Open WebUI's first interface are written with."""
+    import ollama
+    from pydantic import BaseModel
+
+    class Answer(BaseModel):
+        yes: bool
+
+    def weather(city: str) -> str:
+        """The weather in a city.
+
+        Args:
+          city: The city
+        """
+        return f"rain in {city}"
+
+    client = ollama.Client(address)
+    model = client.list().models[0].model
+    assert model == f"{MODEL}:latest", model
+    assert client.ps().models[0].context_length > 0
+    assert "completion" in client.show(model).capabilities
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    options = {"num_predict": 12, "seed": 1}
+    whole = client.chat(model, messages, options=options)
+    assert whole.done_reason == "length" and whole.eval_count == 12 and whole.prompt_eval_count > 0, whole
+    parts = list(client.chat(model, messages, options=options, stream=True))
+    assert "".join(part.message.content for part in parts) == whole.message.content, parts
+    assert len(parts) > 2 and parts[-1].done and parts[-1].eval_duration > 0, parts
+    raw = client.generate(model, "Once upon a time", raw=True, options=options)
+    parts = client.generate(model, "Once upon a time", raw=True, options=options, stream=True)
+    assert "".join(part.response for part in parts) == raw.response, raw
+    asked = [{"role": "user", "content": "Is the moon out?"}]
+    held = client.chat(model, asked, format=Answer.model_json_schema(), options={"num_predict": 100, "temperature": 0})
+    Answer.model_validate_json(held.message.content)
+    call = {"function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "weather", "content": weather("Oslo")},
+    ]
+    client.chat(model, messages, tools=[weather], options=options)
+    vectors = client.embed(model, ["The moon was out.", "It was night."]).embeddings
+    assert len(vectors) == 2 and abs(sum(x * x for x in vectors[0]) - 1) < 1e-3, vectors
+    assert client.embeddings(model, "The moon was out.").embedding == list(vectors[0])
+    assert client.generate(model).done_reason == "load"
+
+
+def langchain_ollama(address):
+    from langchain_ollama import ChatOllama, OllamaEmbeddings
+
+    model = ChatOllama(model=MODEL, base_url=address, num_predict=12, seed=1)
+    whole = model.invoke("Tell me a story.").content
+    assert whole and "".join(part.content for part in model.stream("Tell me a story.")) == whole, whole
+    assert len(OllamaEmbeddings(model=MODEL, base_url=address).embed_query("The moon was out.")) > 1
+
+
+def llm_ollama(address):
+    """The command line `llm` with its plugin, which asks what a model can before it talks to it."""
+    with folder() as home:
+        environment = os.environ | {"OLLAMA_HOST": address, "LLM_USER_PATH": home}
+        command = [sys.executable, "-m", "llm", "-m", f"ollama/{MODEL}", "-o", "num_predict", "12", "Tell me a story."]
+        told = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        assert len(told.strip()) > 3, told
+
+
 PROGRAMS = {
     "openai-agents": Program(openai_agents, ["openai-agents==0.24.0"]),
     "autogen": Program(
@@ -536,6 +601,9 @@ PROGRAMS = {
     "litellm": Program(litellm_bridge, ["litellm[proxy]==1.108.7"]),
     "aider": Program(aider, ["aider-chat==0.86.2"]),
     "lm-eval": Program(lm_eval, ["lm-eval[api]==0.4.13"]),
+    "ollama": Program(ollama_python, ["ollama==0.6.3"]),
+    "langchain-ollama": Program(langchain_ollama, ["langchain-ollama==1.1.0"]),
+    "llm-ollama": Program(llm_ollama, ["llm==0.36", "llm-ollama==0.19.1"]),
     "open-webui": Program(open_webui, ["open-webui==0.12.4"]),
 }
 

@@ -342,15 +342,7 @@ fn thinking(
         "adaptive" => return Ok(None),
         other => return Err(wrong("thinking.type", &json!(other), "enabled, disabled or adaptive")),
     };
-    // A model may have another template for conversations with tools.
-    let has_tools = chat.get("tools").and_then(Value::as_array).is_some_and(|tools| !tools.is_empty());
-    let profile = serving.profile(has_tools);
-    if profile.switches_thinking {
-        chat.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": enabled}));
-    } else if enabled != profile.thinks {
-        // The model has no switch for it.
-        ignore("thinking");
-    }
+    chat::switch_thinking(chat, enabled, "thinking", serving);
     let mut budget = None;
     if enabled {
         budget =

@@ -107,6 +107,8 @@ pub(crate) struct Serving {
     /// Whether special tokens count in messages.
     pub(crate) special_in_messages: ParseSpecial,
     pub(crate) load_time: Duration,
+    /// Bytes of its weights, if whoever loaded it has said so.
+    pub(crate) weight_bytes: Option<u64>,
     /// Seconds since 1970 when it was ready.
     pub(crate) created: u64,
     /// How its requests fared.
@@ -296,6 +298,7 @@ impl App {
             generic_tools: self.inner.options.generic_tools,
             special_in_messages: self.inner.options.special_in_messages,
             load_time,
+            weight_bytes: slot.loading.weight_bytes(),
             created: unix_time(),
             metrics: Metrics::default(),
         };
@@ -401,7 +404,7 @@ impl App {
     pub(crate) fn serving(&self, asked: Option<&str>) -> Result<Arc<Serving>, ApiError> {
         self.serving_any()?;
         let models = &self.inner.models;
-        let found = asked.map_or(models.first(), |asked| models.iter().find(|slot| slot.name == asked));
+        let found = asked.map_or(models.first(), |asked| models.iter().find(|slot| is_name_of(&slot.name, asked)));
         found.ok_or_else(|| self.no_such_model(asked.unwrap_or_default()))?.serving()
     }
 
@@ -431,6 +434,12 @@ impl App {
     }
 }
 
+/// Whether a request that names `asked` means the model of this name. Clients of Ollama write a name without a tag with
+/// the tag `latest`.
+fn is_name_of(name: &str, asked: &str) -> bool {
+    asked == name || asked.strip_suffix(":latest") == Some(name)
+}
+
 fn loading(names: &str) -> ApiError {
     ApiError::unavailable("loading", format!("`{names}` is still being loaded"))
 }
@@ -439,7 +448,7 @@ impl Serving {
     /// Whether a request that names `asked` means this model.
     pub(crate) fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
         match asked {
-            Some(asked) if asked != self.name => Err(ApiError::no_such_model(asked, &[&self.name])),
+            Some(asked) if !is_name_of(&self.name, asked) => Err(ApiError::no_such_model(asked, &[&self.name])),
             _ => Ok(()),
         }
     }

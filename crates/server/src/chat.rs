@@ -7,6 +7,7 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
+use engine::TokenLogprobs;
 use serde_json::{Map, Value, json};
 use tokenizer::Prompt;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
@@ -20,12 +21,15 @@ use crate::fields::{Field, Fields, applied, hint, ignore, only};
 use crate::generation::{self, Format, Plan, prepared};
 use crate::grammar::{Asked, AskedKind};
 use crate::ids::random_id;
+use crate::llama_cpp::build_info;
+use crate::logprobs::Scored;
+use crate::prompts::TooLong;
 use crate::reply::ReplyReader;
 use crate::sampling::{self, Settings};
 use crate::security::KeyNumber;
 use crate::template_profile::ToolForm;
 use crate::tools::{self, ToolChoice};
-use crate::{abandoned, generic_tools, grammar, logprobs, messages, prompts};
+use crate::{abandoned, generic_tools, grammar, logprobs, messages, prompts, token_rules};
 
 /// Fields of a conversation that is to be rendered; `/apply-template` and `/tokenize` have them too.
 pub(crate) const PROMPT_FIELDS: &[Field] = &[
@@ -45,6 +49,7 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("max_completion_tokens"),
     applied("logprobs"),
     applied("top_logprobs"),
+    applied("prompt_logprobs"),
     only("functions", is_empty, "it is the old name of `tools`"),
     hint("prediction", "nothing is speculated from it, and the text is the same"),
     hint("verbosity", "the model decides"),
@@ -55,7 +60,8 @@ pub(crate) const FIELDS: &[Field] = &[
     only("echo", |value| value == false, "it belongs to /v1/completions"),
 ];
 
-const KNOWN: &[&[Field]] = &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, tools::FIELDS, PROMPT_FIELDS, FIELDS];
+const KNOWN: &[&[Field]] =
+    &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, token_rules::FIELDS, tools::FIELDS, PROMPT_FIELDS, FIELDS];
 
 /// Variables of a template that a conversation gives it anyway.
 const FIXED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
@@ -252,6 +258,7 @@ pub(crate) async fn chat_completions(
         return_token_ids: plan.settings.return_token_ids,
         num_calls: vec![0; plan.settings.num_completions],
         prompt_ids: plan.settings.return_token_ids.then(|| prompt.clone()),
+        scored: plan.prompt_logprobs.map(|_| Scored::new(&prompt)),
         serving: Arc::clone(&serving),
     };
     generation::respond(&app, serving, vec![prompt], plan, format).await
@@ -272,8 +279,12 @@ pub(crate) fn prepare_within(
     let mut fields = Fields::new(body, KNOWN)?;
     let mut conversation = Conversation::take(&mut fields, serving)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
+    settings.take_times(&mut fields)?;
     let (max_tokens, max_tokens_field) = max_tokens(&mut fields)?;
     settings.sampling.logprobs = top_logprobs(&mut fields)?;
+    let prompt_logprobs = logprobs::asked_of_prompt(&mut fields, settings.stream)?;
+    let too_long = sampling::too_long(&mut fields, serving)?;
+    settings.check_length(max_tokens)?;
     let choice = ToolChoice::take(&mut fields, &conversation.tools)?;
     fields.finish(KNOWN)?;
     if choice.none {
@@ -326,10 +337,14 @@ pub(crate) fn prepare_within(
     settings.text.controls = controls.tokens;
     settings.text.one_call = choice.one_call || choice.is_forced();
     abandoned::check()?;
+    let tokens_max = if too_long == TooLong::Refused { tokens_max } else { usize::MAX };
     let ids = prompt.encode_within(&serving.tokenizer, &abandoned::bounds(tokens_max));
     let ids = ids.map_err(|error| prompts::too_long(error, "messages", "messages", serving))?;
-    let plan =
-        Plan { settings, max_tokens, prompt_logprobs: None, prompt_field: "messages", max_tokens_field, memory: None };
+    let (ids, is_cut) = prompts::cut(ids, serving.tokenizer.prefix_ids(), &[], too_long);
+    if is_cut {
+        settings.labels.insert("prompt_truncated".to_owned(), true.into());
+    }
+    let plan = Plan { settings, max_tokens, prompt_logprobs, prompt_field: "messages", max_tokens_field, memory: None };
     Ok((plan, ids, wants_logprobs))
 }
 
@@ -353,6 +368,19 @@ fn top_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
+/// Tells the template of a request that another interface's became whether the model is to think, if it has a switch for
+/// it; otherwise reports the field `name`, which asks for that.
+pub(crate) fn switch_thinking(chat: &mut Map<String, Value>, enabled: bool, name: &str, serving: &Serving) {
+    // A model may have another template for conversations with tools.
+    let has_tools = chat.get("tools").and_then(Value::as_array).is_some_and(|tools| !tools.is_empty());
+    let profile = serving.profile(has_tools);
+    if profile.switches_thinking {
+        chat.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": enabled}));
+    } else if enabled != profile.thinks {
+        ignore(name);
+    }
+}
+
 struct ChatFormat {
     id: String,
     created: u64,
@@ -361,6 +389,8 @@ struct ChatFormat {
     /// Calls of each choice that have begun.
     num_calls: Vec<usize>,
     prompt_ids: Option<Vec<u32>>,
+    /// The log-probabilities of the prompt, if they are asked for.
+    scored: Option<Scored>,
     serving: Arc<Serving>,
 }
 
@@ -376,12 +406,22 @@ impl Format for ChatFormat {
     fn envelope(&self, choices: Vec<Value>, is_chunk: bool) -> Value {
         let object = if is_chunk { "chat.completion.chunk" } else { "chat.completion" };
         let mut envelope = json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.serving.name, "choices": choices,
+            "id": self.id, "object": object, "created": self.created, "model": self.serving.name,
+            "system_fingerprint": build_info(self.serving.version), "choices": choices,
         });
         if let Some(ids) = self.prompt_ids.as_ref().filter(|_| !is_chunk) {
             envelope["prompt_token_ids"] = json!(ids);
         }
+        if let Some(scored) = self.scored.as_ref().filter(|_| !is_chunk) {
+            envelope["prompt_logprobs"] = scored.to_json(&self.serving.tokenizer);
+        }
         envelope
+    }
+
+    fn scored(&mut self, _: usize, logprobs: Vec<TokenLogprobs>) {
+        if let Some(scored) = &mut self.scored {
+            scored.push(logprobs);
+        }
     }
 
     fn opening(&mut self) -> Vec<Value> {

@@ -11,3 +11,23 @@ pub(crate) fn local_now() -> time::PrimitiveDateTime {
     let now = time::OffsetDateTime::now_local().unwrap_or_else(|_| time::OffsetDateTime::now_utc());
     time::PrimitiveDateTime::new(now.date(), now.time())
 }
+
+/// The time in UTC, as RFC 3339 writes it.
+pub(crate) fn utc_now() -> String {
+    written(time::OffsetDateTime::now_utc())
+}
+
+/// So many seconds after 1970 began, in UTC, as RFC 3339 writes it.
+pub(crate) fn utc_at(unix_time: u64) -> String {
+    let at = i64::try_from(unix_time).ok().and_then(|at| time::OffsetDateTime::from_unix_timestamp(at).ok());
+    written(at.unwrap_or(time::OffsetDateTime::UNIX_EPOCH))
+}
+
+/// A year from now, as RFC 3339 writes it: later than anybody waits for.
+pub(crate) fn utc_in_a_year() -> String {
+    utc_at(unix_time() + 365 * 24 * 60 * 60)
+}
+
+fn written(at: time::OffsetDateTime) -> String {
+    at.format(&time::format_description::well_known::Rfc3339).unwrap_or_default()
+}

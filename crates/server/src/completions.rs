@@ -14,14 +14,15 @@ use crate::app::{App, Serving};
 use crate::choice::Delta;
 use crate::clock::unix_time;
 use crate::error::ApiError;
-use crate::fields::{Field, Fields, applied, only};
+use crate::fields::{Field, Fields, applied};
 use crate::generation::{self, Format, Plan, prepared};
-use crate::grammar;
 use crate::ids::random_id;
-use crate::logprobs::TextLogprobs;
-use crate::prompts::{self, Gap, Prompt};
+use crate::llama_cpp::build_info;
+use crate::logprobs::{self, Scored, TextLogprobs};
+use crate::prompts::{self, Form, Gap, Prompt};
 use crate::sampling::{self, PROMPTS_MAX, Settings};
 use crate::security::KeyNumber;
+use crate::{grammar, token_rules};
 
 /// What OpenAI's interface generates where nothing is said.
 const MAX_TOKENS: usize = 16;
@@ -35,10 +36,10 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("logprobs"),
     applied("add_special_tokens"),
     applied("parse_special"),
-    only("prompt_logprobs", |_| false, "`echo` with `logprobs` gives them"),
+    applied("prompt_logprobs"),
 ];
 
-const KNOWN: &[&[Field]] = &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, FIELDS];
+const KNOWN: &[&[Field]] = &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, token_rules::FIELDS, FIELDS];
 
 /// Continues prompts.
 pub(crate) async fn completions(
@@ -49,12 +50,21 @@ pub(crate) async fn completions(
     let (serving, (mut plan, prompts, format), notes, memory) = prepared(&app, key, request, prepare).await?;
     plan.memory = Some(memory);
     notes.report(&mut plan.settings.labels);
+    let prompts = prompts.into_iter().map(|prompt| prompt.ids).collect();
     generation::respond(&app, serving, prompts, plan, format).await
 }
 
-fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<Vec<u32>>, TextFormat), ApiError> {
+/// The plan and the only prompt of a request that another interface's became.
+pub(crate) fn prepare_one(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<u32>), ApiError> {
+    let (plan, mut prompts, _) = prepare(body, serving, key)?;
+    let prompt = prompts.pop().ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing"))?;
+    Ok((plan, prompt.ids))
+}
+
+fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<Prompt>, TextFormat), ApiError> {
     let mut fields = Fields::new(body, KNOWN)?;
     let mut settings = Settings::take(&mut fields, serving, key)?;
+    settings.take_times(&mut fields)?;
     // An empty one asks for what a missing one asks for.
     let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
     let gap = match (&suffix, &serving.fim) {
@@ -69,7 +79,10 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
             return Err(ApiError::unsupported("suffix", message));
         }
     };
-    let prompts = prompts::take(&mut fields, "prompt", PROMPTS_MAX, Around::Prefix, gap, serving)?;
+    let prompts = {
+        let form = Form { around: Around::Prefix, gap, too_long: sampling::too_long(&mut fields, serving)? };
+        prompts::take(&mut fields, "prompt", PROMPTS_MAX, form, serving)?
+    };
     settings.compile(serving)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     if echo && suffix.is_some() {
@@ -81,7 +94,16 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
     let is_said = fields.has("max_tokens");
     // Where nothing is said, as OpenAI's interface; -1 is no limit.
     let max_tokens = fields.token_limit("max_tokens", 0)?.or((!is_said).then_some(MAX_TOKENS));
+    let asked_logprobs = logprobs::asked_of_prompt(&mut fields, settings.stream)?;
+    if asked_logprobs.is_some() && echo && logprobs.is_some() {
+        let message = "`echo` with `logprobs` gives the log-probabilities of the prompt";
+        return Err(ApiError::invalid("prompt_logprobs", message));
+    }
     fields.finish(KNOWN)?;
+    settings.check_length(max_tokens)?;
+    if prompts.iter().any(|prompt| prompt.is_cut) {
+        settings.labels.insert("prompt_truncated".to_owned(), true.into());
+    }
     let scores = max_tokens == Some(0);
     if scores && !echo {
         return Err(ApiError::invalid(
@@ -98,7 +120,11 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
         .check(vocab_size)
         .map_err(|error| ApiError::from(error).with_param("top_logprobs", "logprobs"))?;
     // Without tokens to generate, the engine is asked about the prompt alone.
-    let prompt_logprobs = if scores { Some(logprobs.unwrap_or(0)) } else { logprobs.filter(|_| echo) };
+    let prompt_logprobs = match asked_logprobs {
+        Some(count) => Some(count),
+        None if scores => Some(logprobs.unwrap_or(0)),
+        None => logprobs.filter(|_| echo),
+    };
     let format = TextFormat {
         id: random_id("cmpl"),
         created: unix_time(),
@@ -106,6 +132,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
         return_token_ids: settings.return_token_ids,
         num_completions: settings.num_completions,
         echo: echo.then(|| prompts.iter().map(|prompt| Echo::new(prompt, serving, &settings)).collect()),
+        scored: asked_logprobs.map(|_| prompts.iter().map(|prompt| Scored::new(&prompt.ids)).collect()),
         // In a stream, how many characters of each choice have been sent; at the start, nothing at all.
         sent: vec![None; prompts.len() * settings.num_completions],
         serving: Arc::clone(serving),
@@ -118,7 +145,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<V
         max_tokens_field: "max_tokens",
         memory: None,
     };
-    Ok((plan, prompts.into_iter().map(|prompt| prompt.ids).collect(), format))
+    Ok((plan, prompts, format))
 }
 
 /// A prompt that is part of the answer.
@@ -155,6 +182,8 @@ struct TextFormat {
     num_completions: usize,
     /// One a prompt, if prompts are echoed.
     echo: Option<Vec<Echo>>,
+    /// One a prompt, if the log-probabilities of prompts are asked for.
+    scored: Option<Vec<Scored>>,
     sent: Vec<Option<Sent>>,
     serving: Arc<Serving>,
 }
@@ -203,12 +232,14 @@ impl Format for TextFormat {
     fn envelope(&self, choices: Vec<Value>, _: bool) -> Value {
         json!({
             "id": self.id, "object": "text_completion", "created": self.created, "model": self.serving.name,
-            "choices": choices,
+            "system_fingerprint": build_info(self.serving.version), "choices": choices,
         })
     }
 
     fn scored(&mut self, place: usize, logprobs: Vec<TokenLogprobs>) {
-        if let Some(echo) = &mut self.echo {
+        if let Some(scored) = &mut self.scored {
+            scored[place].push(logprobs);
+        } else if let Some(echo) = &mut self.echo {
             echo[place].logprobs.extend(logprobs);
         }
     }
@@ -224,6 +255,10 @@ impl Format for TextFormat {
     }
 
     fn whole(&mut self, index: usize, text: Delta) -> Value {
-        self.entry(index, &text)
+        let mut entry = self.entry(index, &text);
+        if let Some(scored) = &self.scored {
+            entry["prompt_logprobs"] = scored[index / self.num_completions].to_json(&self.serving.tokenizer);
+        }
+        entry
     }
 }

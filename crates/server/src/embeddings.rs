@@ -18,8 +18,8 @@ use crate::blocking::blocking;
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied, hint, only, wrong};
 use crate::generation::{Watched, failed, prepared};
-use crate::prompts;
-use crate::sampling::{cache_domain, labels, priority};
+use crate::prompts::{self, Form, TooLong};
+use crate::sampling::{self, cache_domain, labels, priority};
 use crate::security::KeyNumber;
 
 /// Texts of one request, as many as OpenAI's interface takes.
@@ -41,7 +41,7 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("cache_salt"),
     applied("user"),
     applied("metadata"),
-    only("truncate_prompt_tokens", |_| false, "a text is never cut; send what fits"),
+    applied("truncate_prompt_tokens"),
     hint("prompt_cache_key", "the prefix cache serves all prompts; `cache_salt` keeps a prompt apart"),
     only("input_type", |_| false, "the model knows one kind of text; what is to stand before a query is part of it"),
 ];
@@ -49,8 +49,12 @@ pub(crate) const FIELDS: &[Field] = &[
 const KNOWN: &[&[Field]] = &[FIELDS];
 
 /// What a request asks for.
-struct Wanted {
+pub(crate) struct Wanted {
     inputs: Vec<Vec<u32>>,
+    /// Which of them were too long and were cut.
+    cut: Vec<usize>,
+    /// What the route calls them.
+    pub(crate) input_field: &'static str,
     pooling: Pooling,
     /// Who says so: `request`, `model`, or nobody, which is `default`.
     pooling_from: &'static str,
@@ -60,7 +64,14 @@ struct Wanted {
     cache_domain: CacheDomain,
     caller: u64,
     /// `user` and `metadata`, given back.
-    labels: Map<String, Value>,
+    pub(crate) labels: Map<String, Value>,
+}
+
+/// The vectors that were asked for.
+pub(crate) struct Computed {
+    pub(crate) vectors: Vec<Vec<f32>>,
+    pub(crate) prompt_tokens: usize,
+    cached_tokens: usize,
 }
 
 /// Answers with the embeddings of texts.
@@ -73,36 +84,22 @@ pub(crate) async fn embeddings(
     // The ids of all texts wait here, and the vectors come; texts and bodies are gone.
     memory.shrink_to(wanted.memory(&serving));
     notes.report(&mut wanted.labels);
-    let (mut vectors, mut prompt_tokens, mut cached_tokens) = (Vec::with_capacity(wanted.inputs.len()), 0, 0);
-    let begun = std::time::Instant::now();
-    for wave in wanted.inputs.chunks(WAVE) {
-        let requests = wave.iter().map(|ids| wanted.request(ids)).collect();
-        let running = serving.engine.submit(requests).await;
-        let running = running.map_err(|error| error.into_api("input", "input"));
-        let running = running.inspect_err(|_| serving.metrics.refused())?;
-        let tokens = wave.iter().map(Vec::len).sum::<usize>();
-        serving.metrics.started(tokens);
-        prompt_tokens += tokens;
-        let mut found = vec![None; wave.len()];
-        let mut watched = Watched::new(&app, running, begun);
-        while let Some((place, output)) = watched.next().await? {
-            if let Some(FinishReason::Error(failure)) = &output.finish {
-                return Err(failed(failure));
-            }
-            cached_tokens += output.usage.cached_tokens;
-            found[place] = output.embedding;
-        }
-        for vector in found {
-            let message = "the engine ended a request without its embedding, which is a bug";
-            vectors.push(vector.ok_or_else(|| ApiError::internal("no_embedding", message))?);
-        }
-    }
-    serving.metrics.finished(std::iter::empty(), 0, begun.elapsed());
+    let computed = wanted.compute(&app, &serving).await?;
     // Of two thousand texts it is megabytes of numbers.
-    blocking(move || Ok(wanted.answer(vectors, &serving, prompt_tokens, cached_tokens))).await
+    blocking(move || Ok(wanted.answer(computed, &serving))).await
 }
 
 fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiError> {
+    prepare_cut(body, serving, key, TooLong::Refused)
+}
+
+/// What a request asks for, with this done about texts that are too long.
+pub(crate) fn prepare_cut(
+    body: Value,
+    serving: &Arc<Serving>,
+    key: u64,
+    too_long: TooLong,
+) -> Result<Wanted, ApiError> {
     let mut fields = Fields::new(body, KNOWN)?;
     serving.check_model(fields.string("model")?.as_deref())?;
     let Some(hidden_size) = serving.hidden_size else {
@@ -110,7 +107,13 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
             "this model gives no hidden states here, so it makes no embeddings: its head is no projection of a norm";
         return Err(ApiError::refused(StatusCode::BAD_REQUEST, "no_embeddings", message));
     };
-    let inputs = prompts::take(&mut fields, "input", INPUTS_MAX, Around::Both, None, serving)?;
+    // Another interface's own says it in its place.
+    let too_long = match too_long {
+        TooLong::Refused => sampling::too_long(&mut fields, serving)?,
+        other => other,
+    };
+    let form = Form { around: Around::Both, gap: None, too_long };
+    let inputs = prompts::take(&mut fields, "input", INPUTS_MAX, form, serving)?;
     let context_len = serving.engine.config().context_len;
     if let Some(index) = inputs.iter().position(|input| input.ids.len() > context_len) {
         let found = inputs[index].ids.len();
@@ -145,6 +148,8 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
         Some(other) => return Err(wrong("encoding_format", &json!(other), "float or base64")),
     };
     let wanted = Wanted {
+        cut: inputs.iter().enumerate().filter(|(_, input)| input.is_cut).map(|(index, _)| index).collect(),
+        input_field: "input",
         inputs: inputs.into_iter().map(|input| input.ids).collect(),
         pooling,
         pooling_from,
@@ -160,8 +165,38 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
 }
 
 impl Wanted {
+    /// Computes the vectors, some texts at a time.
+    pub(crate) async fn compute(&self, app: &App, serving: &Serving) -> Result<Computed, ApiError> {
+        let (mut vectors, mut prompt_tokens, mut cached_tokens) = (Vec::with_capacity(self.inputs.len()), 0, 0);
+        let begun = std::time::Instant::now();
+        for wave in self.inputs.chunks(WAVE) {
+            let requests = wave.iter().map(|ids| self.request(ids)).collect();
+            let running = serving.engine.submit(requests).await;
+            let running = running.map_err(|error| error.into_api(self.input_field, self.input_field));
+            let running = running.inspect_err(|_| serving.metrics.refused())?;
+            let tokens = wave.iter().map(Vec::len).sum::<usize>();
+            serving.metrics.started(tokens);
+            prompt_tokens += tokens;
+            let mut found = vec![None; wave.len()];
+            let mut watched = Watched::new(app, running, begun);
+            while let Some((place, output)) = watched.next().await? {
+                if let Some(FinishReason::Error(failure)) = &output.finish {
+                    return Err(failed(failure));
+                }
+                cached_tokens += output.usage.cached_tokens;
+                found[place] = output.embedding;
+            }
+            for vector in found {
+                let message = "the engine ended a request without its embedding, which is a bug";
+                vectors.push(vector.ok_or_else(|| ApiError::internal("no_embedding", message))?);
+            }
+        }
+        serving.metrics.finished(std::iter::empty(), 0, begun.elapsed());
+        Ok(Computed { vectors, prompt_tokens, cached_tokens })
+    }
+
     /// The memory of the ids, and of the vectors with the numbers that are written for them.
-    fn memory(&self, serving: &Serving) -> usize {
+    pub(crate) fn memory(&self, serving: &Serving) -> usize {
         let ids: usize = self.inputs.iter().map(Vec::len).sum();
         let features = self.inputs.len() * serving.hidden_size.unwrap_or_default();
         ids * size_of::<u32>() + features * (size_of::<f32>() + size_of::<Value>())
@@ -177,37 +212,40 @@ impl Wanted {
     }
 
     /// The answer with all vectors.
-    fn answer(
-        &self,
-        vectors: Vec<Vec<f32>>,
-        serving: &Serving,
-        prompt_tokens: usize,
-        cached_tokens: usize,
-    ) -> Response {
-        let dimensions = vectors.first().map_or(0, Vec::len);
+    fn answer(&self, computed: Computed, serving: &Serving) -> Response {
+        let (prompt_tokens, facts) = (computed.prompt_tokens, self.facts(&computed, serving));
         let entry = |(index, vector): (usize, Vec<f32>)| {
             let vector = self.written(vector);
             json!({"object": "embedding", "index": index, "embedding": vector})
         };
-        let data: Vec<Value> = vectors.into_iter().enumerate().map(entry).collect();
-        let mut answer = json!({
+        let data: Vec<Value> = computed.vectors.into_iter().enumerate().map(entry).collect();
+        let answer = json!({
             "object": "list", "data": data, "model": serving.name,
             "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
-            "x_hotmetal": {
-                "device": serving.device, "context_len": serving.engine.config().context_len,
-                "embedding": "hidden states of the final norm", "pooling": self.pooling.name(),
-                "pooling_from": self.pooling_from,
-                "normalized": self.normalize, "dimensions": dimensions, "cached_tokens": cached_tokens,
-            },
+            "x_hotmetal": facts,
         });
-        for (name, value) in &self.labels {
-            answer["x_hotmetal"][name] = value.clone();
-        }
         json_response(StatusCode::OK, &answer)
     }
 
+    /// `x_hotmetal`.
+    pub(crate) fn facts(&self, computed: &Computed, serving: &Serving) -> Value {
+        let mut facts = json!({
+            "device": serving.device, "context_len": serving.engine.config().context_len,
+            "embedding": "hidden states of the final norm", "pooling": self.pooling.name(),
+            "pooling_from": self.pooling_from, "normalized": self.normalize,
+            "dimensions": computed.vectors.first().map_or(0, Vec::len), "cached_tokens": computed.cached_tokens,
+        });
+        if !self.cut.is_empty() {
+            facts["truncated"] = json!(self.cut);
+        }
+        for (name, value) in &self.labels {
+            facts[name] = value.clone();
+        }
+        facts
+    }
+
     /// A vector as the answer has it: numbers, or the base64 of their 32 bits, low byte first.
-    fn written(&self, mut vector: Vec<f32>) -> Value {
+    pub(crate) fn written(&self, mut vector: Vec<f32>) -> Value {
         if self.normalize {
             normalize(&mut vector);
         }

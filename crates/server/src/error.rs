@@ -10,6 +10,37 @@ use tokenizer::TokenizerError;
 /// Seconds after which a client that was turned away may try again.
 const RETRY_AFTER_S: u64 = 1;
 
+/// The interface in whose form a route writes its errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorForm {
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+impl ErrorForm {
+    /// The form of the route at this path.
+    pub(crate) fn of(path: &str) -> Self {
+        let path = path.strip_prefix("/v1").unwrap_or(path);
+        if path.starts_with("/messages") {
+            Self::Anthropic
+        } else if path.starts_with("/api/") {
+            Self::Ollama
+        } else {
+            Self::OpenAi
+        }
+    }
+
+    /// The schema of an error in this form.
+    pub(crate) fn schema(self) -> &'static str {
+        match self {
+            Self::OpenAi => "Error",
+            Self::Anthropic => "AnthropicError",
+            Self::Ollama => "OllamaError",
+        }
+    }
+}
+
 /// What a client is told instead of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiError {
@@ -141,9 +172,19 @@ impl ApiError {
         json!({"type": "error", "error": {"type": kind, "message": message, "param": param, "code": code}})
     }
 
-    /// The answer on a route of Anthropic's interface.
-    pub(crate) fn into_anthropic_response(self) -> Response {
-        let body = self.to_anthropic_json();
+    /// Ollama's form, whose clients read a text; with the field at fault and the code besides.
+    pub(crate) fn to_ollama_json(&self) -> Value {
+        let Self { message, param, code, .. } = self;
+        json!({"error": message, "param": param, "code": code})
+    }
+
+    /// The answer on a route whose interface writes errors in this form.
+    pub(crate) fn into_response_in(self, form: ErrorForm) -> Response {
+        let body = match form {
+            ErrorForm::OpenAi => self.to_json(),
+            ErrorForm::Anthropic => self.to_anthropic_json(),
+            ErrorForm::Ollama => self.to_ollama_json(),
+        };
         self.response(&body)
     }
 

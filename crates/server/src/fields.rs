@@ -112,6 +112,8 @@ const NO_TEXT: &[&str] = &[
     "response_fields",
     // When to give up, which clients of llama.cpp send with every request.
     "t_max_predict_ms",
+    "timings_per_token",
+    "return_progress",
 ];
 
 thread_local! {
@@ -407,7 +409,9 @@ fn unknown(at: &str, name: &str, known: &[&[Field]], num_unknown: &mut usize) ->
 fn of_other_routes(name: &str, known: &[&[Field]]) -> bool {
     /// Asking for what depends on the model anyway.
     const HINTS: &[&str] = &["thinking", "reasoning", "reasoning_effort", "output_config"];
-    let is_temperature = |field: &Field| field.name == "temperature" && matches!(field.rule, Rule::Applied);
+    // Ollama's interface has them all in `options`.
+    let is_temperature =
+        |field: &Field| matches!(field.name, "temperature" | "options") && matches!(field.rule, Rule::Applied);
     known.iter().copied().flatten().any(is_temperature)
         && !NO_TEXT.contains(&name)
         && !HINTS.contains(&name)

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
-use engine::{Failure, Output, TokenLogprobs};
+use engine::{Failure, Output, TokenLogprobs, Usage};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep_until, timeout};
@@ -16,6 +16,7 @@ use crate::app::{App, Serving};
 use crate::blocking::blocking;
 use crate::body::read_json;
 use crate::choice::{Choice, Delta, Finish};
+use crate::dialect::Part;
 use crate::engine_thread::{EngineFailure, Running, SubmitError};
 use crate::error::{ApiError, json_response};
 use crate::fields::{self, Notes};
@@ -91,6 +92,11 @@ pub(crate) struct Progress {
     pub(crate) cached_tokens: usize,
     pub(crate) generated_tokens: usize,
     pub(crate) reasoning_tokens: usize,
+    /// Since the request was begun.
+    pub(crate) total_time: Duration,
+    /// The times of its prompt and of its tokens, as [`Job::phases`] has them.
+    pub(crate) prompt_time: Duration,
+    pub(crate) decode_time: Duration,
     /// `x_hotmetal`.
     pub(crate) facts: Value,
 }
@@ -295,6 +301,9 @@ impl Job {
         let choices = texts.into_iter().enumerate().map(|(index, text)| format.whole(index, text)).collect();
         let mut answer = format.envelope(choices, false);
         answer["usage"] = self.usage();
+        if self.settings.times_tokens {
+            answer["timings"] = self.timings_of_all();
+        }
         answer["x_hotmetal"] = self.facts();
         Ok(answer)
     }
@@ -302,6 +311,12 @@ impl Job {
     async fn stream(mut self, mut format: impl Format, sender: &EventSender) -> Result<(), ReaderGone> {
         for choice in format.opening() {
             let chunk = self.chunk(&format, vec![choice]);
+            sender.send(&chunk).await?;
+        }
+        let mut shows_progress = self.settings.shows_progress;
+        if shows_progress {
+            let mut chunk = format.envelope(Vec::new(), true);
+            chunk["prompt_progress"] = self.prompt_progress(self.prompt_tokens, 0, false);
             sender.send(&chunk).await?;
         }
         let mut finishes: Vec<Finish> = Vec::new();
@@ -314,6 +329,11 @@ impl Job {
                 Err(_) => sender.keep_alive().await?,
                 Ok(Ok(Some(Event::Scored(place, logprobs)))) => format.scored(place, logprobs),
                 Ok(Ok(Some(Event::Text(index, delta)))) => {
+                    if std::mem::take(&mut shows_progress) {
+                        let mut chunk = format.envelope(Vec::new(), true);
+                        chunk["prompt_progress"] = self.prompt_progress(self.prompt_tokens, self.cached_tokens(), true);
+                        sender.send(&chunk).await?;
+                    }
                     finishes.extend(delta.finish.clone());
                     let Some(choice) = format.chunk(index, delta) else { continue };
                     let mut chunk = self.chunk(&format, vec![choice]);
@@ -343,6 +363,9 @@ impl Job {
         if self.settings.include_usage {
             chunk["usage"] = if self.settings.continuous_usage { self.usage() } else { Value::Null };
         }
+        if self.settings.times_tokens {
+            chunk["timings"] = self.timings_of_all();
+        }
         chunk
     }
 
@@ -369,11 +392,49 @@ impl Job {
         self.choices.iter().step_by(self.settings.num_completions).map(|choice| choice.usage.cached_tokens).sum()
     }
 
-    /// Ends the only completion of the only prompt, unless it has ended. Nothing more comes of it.
-    pub(crate) fn end(&mut self) {
-        let Some(choice) = self.choices.first_mut().filter(|choice| !choice.finished) else { return };
+    /// Ends a completion, unless it has ended. Nothing more comes of it.
+    pub(crate) fn end(&mut self, index: usize) {
+        let Some(choice) = self.choices.get_mut(index).filter(|choice| !choice.finished) else { return };
         choice.finished = true;
-        self.watched.running.end_completion(0, 0);
+        let each = self.settings.num_completions;
+        self.watched.running.end_completion(index / each, index % each);
+    }
+
+    /// What a completion has taken so far.
+    pub(crate) fn usage_of(&self, index: usize) -> Usage {
+        self.choices.get(index).map_or_else(Usage::default, |choice| choice.usage)
+    }
+
+    /// The times as llama.cpp names them, with these counts of tokens.
+    pub(crate) fn timings(&self, prompt_tokens: usize, usage: Usage) -> Value {
+        let (prompt_time, decode_time) = self.phases();
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let each = |time: Duration, count: usize| (count > 0).then(|| ms(time) / count as f64);
+        let rate = |time: Duration, count: usize| (!time.is_zero()).then(|| count as f64 / time.as_secs_f64());
+        let Usage { cached_tokens: cached, generated_tokens: generated, .. } = usage;
+        let computed = prompt_tokens.saturating_sub(cached);
+        json!({
+            "cache_n": cached,
+            "prompt_n": computed, "prompt_ms": ms(prompt_time),
+            "prompt_per_token_ms": each(prompt_time, computed), "prompt_per_second": rate(prompt_time, computed),
+            "predicted_n": generated, "predicted_ms": ms(decode_time),
+            "predicted_per_token_ms": each(decode_time, generated), "predicted_per_second": rate(decode_time, generated),
+        })
+    }
+
+    /// [`Self::timings`] of all completions together.
+    fn timings_of_all(&self) -> Value {
+        let (generated_tokens, cached_tokens) = (self.generated_tokens(), self.cached_tokens());
+        self.timings(self.prompt_tokens, Usage { generated_tokens, cached_tokens, ..Usage::default() })
+    }
+
+    /// How far so many tokens of a prompt are, as llama.cpp says it: at its beginning, and once it `is_read`.
+    pub(crate) fn prompt_progress(&self, total: usize, cached: usize, is_read: bool) -> Value {
+        let (time, _) = self.phases();
+        json!({
+            "total": total, "cache": cached, "processed": if is_read { total } else { cached },
+            "time_ms": if is_read { time.as_millis() as u64 } else { 0 },
+        })
     }
 
     /// How long the prompt took, from the queue to its first token, and all tokens after that.
@@ -384,13 +445,26 @@ impl Job {
         (prompt, self.last_token.saturating_duration_since(first_token))
     }
 
+    /// The parts of new text; all of it is content where the request has nothing taken apart.
+    pub(crate) fn parts(&self, delta: &mut Delta) -> Vec<Part> {
+        if self.settings.text.reply.is_some() {
+            return std::mem::take(&mut delta.parts);
+        }
+        let text = std::mem::take(&mut delta.text);
+        if text.is_empty() { Vec::new() } else { vec![Part::Content(text)] }
+    }
+
     pub(crate) fn is_stream(&self) -> bool {
         self.settings.stream
     }
 
     /// How far the only completion of the only prompt is.
     pub(crate) fn progress(&self) -> Progress {
+        let (prompt_time, decode_time) = self.phases();
         Progress {
+            total_time: self.begun.elapsed(),
+            prompt_time,
+            decode_time,
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens(),
             generated_tokens: self.generated_tokens(),

@@ -27,8 +27,13 @@ pub(crate) async fn model(
 
 /// The model that the query of a route without a body names.
 pub(crate) fn asked_model(uri: &Uri) -> Option<String> {
+    query(uri, "model")
+}
+
+/// The value of a parameter of a query.
+pub(crate) fn query(uri: &Uri, wanted: &str) -> Option<String> {
     let mut pairs = form_urlencoded::parse(uri.query()?.as_bytes());
-    pairs.find_map(|(name, value)| (name == "model").then(|| value.into_owned()))
+    pairs.find_map(|(name, value)| (name == wanted).then(|| value.into_owned()))
 }
 
 fn describe(serving: &Serving) -> Value {
@@ -61,7 +66,9 @@ fn describe(serving: &Serving) -> Value {
 pub(crate) async fn health(State(app): State<App>, uri: Uri) -> Result<Response, ApiError> {
     let elapsed_s = app.inner.started.elapsed().as_secs_f64();
     let loading = |what: &str| {
-        let mut body = json!({"status": "loading", "model": what, "elapsed_s": elapsed_s});
+        // llama.cpp's clients look for this error, and wait.
+        let error = json!({"code": 503, "message": "Loading model", "type": "unavailable_error"});
+        let mut body = json!({"status": "loading", "model": what, "elapsed_s": elapsed_s, "error": error});
         if let Some((_, ModelPhase::Loading(loading))) = app.models().find(|(name, _)| *name == what) {
             loading.write(&mut body);
         }
@@ -93,6 +100,20 @@ pub(crate) async fn health(State(app): State<App>, uri: Uri) -> Result<Response,
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
     Ok(response)
+}
+
+/// How many texts run or wait: of one model, if the query names it.
+pub(crate) async fn load(State(app): State<App>, uri: Uri) -> Result<Response, ApiError> {
+    let models = match asked_model(&uri) {
+        Some(asked) => vec![app.serving(Some(&asked))?],
+        None => app.serving_any()?,
+    };
+    let texts = |serving: &std::sync::Arc<Serving>| {
+        let stats = serving.engine.stats();
+        stats.num_running + stats.num_waiting
+    };
+    let load: usize = models.iter().map(texts).sum();
+    Ok(json_response(StatusCode::OK, &json!({"server_load": load})))
 }
 
 fn word(phase: &ModelPhase<'_>) -> &'static str {

@@ -1,4 +1,4 @@
-//! The HTTP server: OpenAI's interface, and Anthropic's messages, over the engine, for many clients at a time.
+//! The HTTP server: OpenAI's interface, Anthropic's messages and Ollama's interface, over the engine, for many clients at a time.
 //!
 //! Of each model, one thread owns the engine and steps it ([`App::ready`] starts it); everything else (reading requests,
 //! tokenising, templates, detokenising, writing streams) runs beside it and talks to it by messages. A client that goes away
@@ -39,6 +39,7 @@ mod infill;
 mod info;
 mod lark;
 mod listen;
+mod llama_cpp;
 mod loading;
 mod logprobs;
 mod mask_watch;
@@ -46,6 +47,7 @@ mod masks;
 mod memory;
 mod messages;
 mod metrics;
+mod ollama;
 mod openapi;
 mod options;
 mod page;
@@ -60,6 +62,7 @@ mod sampling;
 mod schema;
 mod schema_check;
 mod schema_keywords;
+mod score;
 mod security;
 mod sse;
 mod step_clock;
@@ -67,6 +70,7 @@ mod stream_io;
 mod template_profile;
 #[cfg(test)]
 mod tests;
+mod token_rules;
 mod tokens;
 mod tools;
 mod turn;

@@ -45,18 +45,27 @@ struct State {
     /// Bytes of the weights that it is done with, of how many: 0 as long as that is not known.
     loaded: u64,
     total: u64,
+    /// Bytes of all weights, once they are being read.
+    weights: u64,
 }
 
 impl Loading {
     /// Says what is done now; nothing of it is yet.
     pub fn stage(&self, stage: LoadStage) {
-        self.set(State { stage, ..State::default() });
+        let State { weights, .. } = self.get();
+        self.set(State { stage, weights, ..State::default() });
     }
 
     /// Says how many bytes of the weights this stage is done with, of how many.
     pub fn bytes(&self, loaded: u64, total: u64) {
-        let State { stage, .. } = self.get();
-        self.set(State { stage, loaded: loaded.min(total), total });
+        let State { stage, weights, .. } = self.get();
+        let weights = if stage == LoadStage::Weights { total } else { weights };
+        self.set(State { stage, loaded: loaded.min(total), total, weights });
+    }
+
+    /// Bytes of the model's weights, if whoever loaded it has said how many there are.
+    pub(crate) fn weight_bytes(&self) -> Option<u64> {
+        Some(self.get().weights).filter(|&bytes| bytes > 0)
     }
 
     fn get(&self) -> State {
@@ -69,7 +78,7 @@ impl Loading {
 
     /// Adds it to what `/health` says.
     pub(crate) fn write(&self, health: &mut Value) {
-        let State { stage, loaded, total } = self.get();
+        let State { stage, loaded, total, .. } = self.get();
         health["stage"] = stage.name().into();
         if total > 0 {
             health["bytes_loaded"] = loaded.into();

@@ -1,10 +1,12 @@
-//! Log-probabilities as OpenAI's two interfaces write them.
+//! Log-probabilities as OpenAI's two interfaces, llama.cpp's and vLLM's write them.
 
 use engine::{TokenLogprob, TokenLogprobs};
 use serde_json::{Map, Value, json};
 use tokenizer::Tokenizer;
 
 use crate::choice::PlacedToken;
+use crate::error::ApiError;
+use crate::fields::Fields;
 
 /// A token as text: its bytes, with U+FFFD where they are part of a character only.
 pub(crate) fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
@@ -28,6 +30,66 @@ pub(crate) fn chat(tokenizer: &Tokenizer, tokens: &[PlacedToken]) -> Value {
         })
         .collect();
     json!({"content": content, "refusal": null})
+}
+
+/// `completion_probabilities` of llama.cpp's own routes.
+pub(crate) fn native(tokenizer: &Tokenizer, tokens: &[PlacedToken]) -> Vec<Value> {
+    let entry = |id: u32, logprob: f32| {
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        json!({"id": id, "token": String::from_utf8_lossy(&bytes), "bytes": bytes, "logprob": logprob})
+    };
+    let token = |placed: &PlacedToken| {
+        let TokenLogprobs { logprob, top } = placed.token.logprobs.as_ref()?;
+        let mut token = entry(placed.token.id, *logprob);
+        token["top_logprobs"] = top.iter().map(|top| entry(top.id, top.logprob)).collect();
+        Some(token)
+    };
+    tokens.iter().filter_map(token).collect()
+}
+
+/// Takes vLLM's `prompt_logprobs`: how many alternatives to each token of the prompt are shown.
+pub(crate) fn asked_of_prompt(fields: &mut Fields, stream: bool) -> Result<Option<usize>, ApiError> {
+    let asked = fields.integer("prompt_logprobs", 0, 20)?.map(|count| count as usize);
+    if asked.is_some() && stream {
+        let message = "`prompt_logprobs` stand in a whole answer: send `stream`: false";
+        return Err(ApiError::invalid("prompt_logprobs", message));
+    }
+    Ok(asked)
+}
+
+/// The log-probabilities of a prompt, as vLLM writes them.
+pub(crate) struct Scored {
+    ids: Vec<u32>,
+    /// Of the tokens from the second on.
+    logprobs: Vec<TokenLogprobs>,
+}
+
+impl Scored {
+    /// Those of a prompt of which none is known yet.
+    pub(crate) fn new(ids: &[u32]) -> Self {
+        Self { ids: ids.to_vec(), logprobs: Vec::new() }
+    }
+
+    /// Takes those that come next.
+    pub(crate) fn push(&mut self, logprobs: Vec<TokenLogprobs>) {
+        self.logprobs.extend(logprobs);
+    }
+
+    /// A list over the tokens: nothing of the first, of each other one an object by token ids, which has the token itself
+    /// and the likeliest. The rank of a token is known where it is among these.
+    pub(crate) fn to_json(&self, tokenizer: &Tokenizer) -> Value {
+        let entry = |id: u32, logprob: f32, rank: Option<usize>| json!({"logprob": logprob, "rank": rank, "decoded_token": token_text(tokenizer, id)});
+        let token = |(&id, TokenLogprobs { logprob, top }): (&u32, &TokenLogprobs)| {
+            let ranked = |(index, top): (usize, &TokenLogprob)| {
+                (top.id.to_string(), entry(top.id, top.logprob, Some(index + 1)))
+            };
+            let mut map: Map<String, Value> = top.iter().enumerate().map(ranked).collect();
+            map.entry(id.to_string()).or_insert_with(|| entry(id, *logprob, None));
+            Value::Object(map)
+        };
+        let rest = self.ids.iter().skip(1).zip(&self.logprobs).map(token);
+        std::iter::once(Value::Null).chain(rest).collect()
+    }
 }
 
 /// `choices[].logprobs` of a completion: lists over tokens.

@@ -4,15 +4,21 @@
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{OpenApi, OpenApiVersion};
 
+mod field_schemas;
+
 use axum::routing::MethodRouter;
 
 use crate::app::App;
+use crate::error::ErrorForm;
 use crate::fields::{Field, Rule};
 use crate::loading::LoadStage;
+use field_schemas::{chat_message, count, one_of, only_schema, or_null, schema_of, text};
 
 /// A route that takes a body.
 pub(crate) struct BodyRoute {
     pub(crate) path: &'static str,
+    /// Other paths at which it is.
+    pub(crate) aliases: &'static [&'static str],
     /// What answers it.
     pub(crate) handler: fn() -> MethodRouter<App>,
     /// What it does, in a line.
@@ -23,14 +29,16 @@ pub(crate) struct BodyRoute {
     pub(crate) required: &'static [&'static str],
     /// The schema of its answer.
     pub(crate) answer: &'static str,
-    /// Whether it can answer by a stream of events.
-    pub(crate) streams: bool,
+    /// The media type of the stream by which it can answer, if it can.
+    pub(crate) stream: Option<&'static str>,
 }
 
 /// A route that is only read.
 pub(crate) struct ReadRoute {
     /// As the router has it: a rest of several segments is `{*name}`.
     pub(crate) path: &'static str,
+    /// Other paths at which it is.
+    pub(crate) aliases: &'static [&'static str],
     /// What answers it.
     pub(crate) handler: fn() -> MethodRouter<App>,
     /// What it shows, in a line.
@@ -70,7 +78,7 @@ pub(crate) fn document(version: &str, body_routes: &[BodyRoute], read_routes: &[
     for &ReadRoute { path, summary, answer, model_query, .. } in read_routes {
         let path = path.replace("{*", "{");
         let path = path.as_str();
-        let mut operation = json!({"summary": summary, "operationId": operation_id(path), "responses": errors(false)});
+        let mut operation = json!({"summary": summary, "operationId": operation_id(path), "responses": errors(path)});
         operation["responses"]["200"] = match answer {
             Ok(schema) => json_answer(summary, schema),
             Err(kind) => json!({"description": summary, "content": {kind: {"schema": {"type": "string"}}}}),
@@ -124,8 +132,8 @@ fn json_answer(description: &str, schema: &str) -> Value {
     json!({"description": description, "content": {"application/json": {"schema": schema}}})
 }
 
-fn errors(is_anthropic: bool) -> Value {
-    let schema = if is_anthropic { "AnthropicError" } else { "Error" };
+fn errors(path: &str) -> Value {
+    let schema = ErrorForm::of(path).schema();
     let entry = |&(status, meaning): &(&str, &str)| (status.to_owned(), json_answer(meaning, schema));
     ERRORS.iter().map(entry).collect::<Map<_, _>>().into()
 }
@@ -158,279 +166,17 @@ fn body_operation(route: &BodyRoute) -> Value {
         // text on other servers.
         "additionalProperties": true,
     });
-    let mut responses = errors(route.path.starts_with("/v1/messages"));
+    let mut responses = errors(route.path);
     responses["200"] = json_answer(route.summary, route.answer);
-    if route.streams {
+    if let Some(media_type) = route.stream {
         // No schema: some readers hold it to the whole text, others to each event.
-        responses["200"]["content"]["text/event-stream"] = json!({});
+        responses["200"]["content"][media_type] = json!({});
     }
     json!({
         "summary": route.summary, "operationId": operation_id(route.path),
         "requestBody": {"required": true, "content": {"application/json": {"schema": body}}},
         "responses": responses,
     })
-}
-
-/// The same, or null.
-fn or_null(mut schema: Value) -> Value {
-    schema["enum"].as_array_mut().into_iter().for_each(|values| values.push(Value::Null));
-    if schema["enum"].is_null()
-        && let Some(schema) = schema.as_object_mut()
-    {
-        schema.shift_remove("enum");
-    }
-    match schema["type"].take() {
-        Value::String(kind) if kind == "null" => json!({"type": "null", "description": schema["description"]}),
-        Value::String(kind) => {
-            schema["type"] = json!([kind, "null"]);
-            schema
-        }
-        _ => {
-            let description = schema["description"].take();
-            if let Some(schema) = schema.as_object_mut() {
-                schema.shift_remove("type");
-                schema.shift_remove("description");
-            }
-            let mut either = json!({"oneOf": [schema, {"type": "null"}]});
-            if !description.is_null() {
-                either["description"] = description;
-            }
-            either
-        }
-    }
-}
-
-/// What a field of which only some values are taken may hold.
-fn only_schema(name: &str) -> Value {
-    match name {
-        "best_of" | "length_penalty" => json!({"type": "integer", "enum": [1]}),
-        "min_tokens" => json!({"type": "integer", "enum": [0]}),
-        "n" => json!({"type": "integer", "enum": [1]}),
-        "min_keep" => json!({"type": "integer", "enum": [0, 1]}),
-        "n_probs" | "mirostat" | "dynatemp_range" => json!({"type": "integer", "enum": [0]}),
-        "use_beam_search" | "background" | "echo" | "post_sampling_probs" => {
-            json!({"type": "boolean", "enum": [false]})
-        }
-        "documents" | "functions" | "mcp_servers" => {
-            json!({"type": "array", "maxItems": 0, "items": {"type": "string"}})
-        }
-        "modalities" => {
-            json!({"type": "array", "minItems": 1, "maxItems": 1, "items": {"type": "string", "enum": ["text"]}})
-        }
-        "function_call" => json!({"type": "string", "enum": ["none"]}),
-        "grammar" => json!({"type": "string", "enum": [""]}),
-        // Nothing but null.
-        _ => json!({"type": "null"}),
-    }
-}
-
-fn one_of(schemas: Vec<Value>) -> Value {
-    json!({"anyOf": schemas})
-}
-
-fn object(properties: Value, required: &[&str]) -> Value {
-    // Other members are taken without effect.
-    json!({"type": "object", "properties": properties, "required": required})
-}
-
-fn ids() -> Value {
-    json!({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}})
-}
-
-fn number(least: f64, most: f64) -> Value {
-    json!({"type": "number", "minimum": least, "maximum": most})
-}
-
-fn count(least: i64) -> Value {
-    json!({"type": "integer", "minimum": least, "maximum": u32::MAX})
-}
-
-fn share() -> Value {
-    json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1})
-}
-
-fn text() -> Value {
-    json!({"type": "string"})
-}
-
-fn boolean() -> Value {
-    json!({"type": "boolean"})
-}
-
-fn texts() -> Value {
-    one_of(vec![text(), json!({"type": "array", "items": text()})])
-}
-
-/// What an applied field may hold. One without an entry fails the test that makes the document.
-fn schema_of(path: &str, name: &str) -> Value {
-    let is_anthropic = path.starts_with("/v1/messages");
-    let is_responses = path == "/v1/responses";
-    match name {
-        "model" => json!({
-            "type": "string", "description": "A name that `/v1/models` lists; the first model answers where it is left out.",
-        }),
-        "cache_salt" | "instructions" | "content" | "user" | "reasoning_effort" | "suffix" => text(),
-        "input_prefix" | "input_suffix" => text(),
-        "prompt" if path == "/infill" => text(),
-        "input_extra" => {
-            let chunk = object(json!({"text": text(), "filename": or_null(text())}), &["text"]);
-            json!({"type": "array", "maxItems": 1024, "items": chunk})
-        }
-        "prompt" if path == "/tokenize" => text(),
-        "prompt" | "input" if !is_responses => {
-            let list = |item: Value| json!({"type": "array", "minItems": 1, "maxItems": 2048, "items": item});
-            let some = json!({"type": "string", "minLength": 1});
-            one_of(vec![some.clone(), ids(), list(some), list(ids())])
-        }
-        "input" => {
-            let item = json!({"type": "object"});
-            one_of(vec![text(), json!({"type": "array", "minItems": 1, "items": item})])
-        }
-        "stream"
-        | "ignore_eos"
-        | "include_stop_str_in_output"
-        | "skip_special_tokens"
-        | "return_token_ids"
-        | "add_generation_prompt"
-        | "continue_final_message"
-        | "add_special_tokens"
-        | "add_special"
-        | "parse_special"
-        | "return_token_strs"
-        | "with_pieces"
-        | "parallel_tool_calls"
-        | "normalize"
-        | "return_tokens"
-        | "echo" => boolean(),
-        "logprobs" if path == "/v1/completions" => json!({"type": "integer", "minimum": 0, "maximum": 20}),
-        "logprobs" => boolean(),
-        "top_logprobs" => json!({"type": "integer", "minimum": 0, "maximum": 20}),
-        "stream_options" if is_responses => {
-            json!({"type": "object"})
-        }
-        "stream_options" => object(
-            json!({
-                "include_usage": or_null(boolean()), "continuous_usage_stats": or_null(boolean()),
-            }),
-            &[],
-        ),
-        "n" => json!({"type": "integer", "minimum": 1, "maximum": 1024}),
-        "stop" | "dry_sequence_breakers" | "response_fields" => texts(),
-        "stop_sequences" => json!({"type": "array", "items": text()}),
-        "stop_token_ids" => json!({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}}),
-        "tokens" => json!({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}}),
-        "seed" => json!({"type": "integer", "minimum": -1, "maximum": i64::MAX}),
-        "temperature" => number(0.0, 100.0),
-        "top_p" => number(0.0, 1.0),
-        "typical_p" => share(),
-        "top_k" | "repeat_last_n" | "dry_penalty_last_n" => count(-1),
-        "min_p" | "xtc_probability" | "xtc_threshold" => number(0.0, 1.0),
-        "presence_penalty" | "frequency_penalty" => number(-2.0, 2.0),
-        "repetition_penalty" | "repeat_penalty" => number(0.01, 100.0),
-        "dry_multiplier" => number(0.0, 100.0),
-        "dry_base" => number(1.0, 100.0),
-        "dry_allowed_length" => count(1),
-        "samplers" => {
-            let mut names = sampler_names();
-            // Taken without effect there.
-            names.extend((path == "/infill").then_some("infill"));
-            json!({"type": "array", "uniqueItems": true, "items": {"type": "string", "enum": names}})
-        }
-        "logit_bias" => json!({"type": "object", "additionalProperties": number(-100.0, 100.0)}),
-        "priority" => json!({"type": "integer", "minimum": -127, "maximum": 127}),
-        "metadata" | "chat_template_kwargs" => json!({"type": "object"}),
-        "max_tokens" | "max_completion_tokens" | "max_output_tokens" | "n_predict" | "t_max_predict_ms" => count(-1),
-        "n_indent" => count(0),
-        "output_config" => json!({"type": "object"}),
-        "dimensions" => count(1),
-        "pooling" => json!({"type": "string", "enum": ["mean", "last"]}),
-        "encoding_format" => json!({"type": "string", "enum": ["float", "base64"]}),
-        "system" => one_of(vec![text(), json!({"type": "array", "items": {"$ref": "#/components/schemas/TextBlock"}})]),
-        "messages" if is_anthropic => messages("AnthropicMessage"),
-        "messages" => messages("ChatMessage"),
-        "thinking" => object(
-            json!({"type": {"type": "string", "enum": ["enabled", "disabled", "adaptive"]}, "budget_tokens": or_null(count(1))}),
-            &["type"],
-        ),
-        "tools" => json!({"type": "array", "maxItems": 128, "items": tool()}),
-        "tool_choice" if is_anthropic => object(
-            json!({
-                "type": {"type": "string", "enum": ["auto", "any", "tool", "none"]}, "name": or_null(text()),
-                "disable_parallel_tool_use": or_null(boolean()),
-            }),
-            &["type"],
-        ),
-        "tool_choice" => {
-            let function = match is_responses {
-                true => {
-                    object(json!({"type": {"type": "string", "enum": ["function"]}, "name": text()}), &["type", "name"])
-                }
-                false => object(
-                    json!({
-                        "type": {"type": "string", "enum": ["function"]},
-                        "function": object(json!({"name": text()}), &["name"]),
-                    }),
-                    &["type", "function"],
-                ),
-            };
-            one_of(vec![json!({"type": "string", "enum": ["none", "auto", "required"]}), function])
-        }
-        "text" => json!({"type": "object", "properties": {"format": or_null(json!({"type": "object"}))}}),
-        "reasoning" => json!({"type": "object", "properties": {"effort": or_null(text())}}),
-        "response_format" => json!({"type": "object", "required": ["type"],
-            "properties": {"type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
-                "json_schema": {"type": ["object", "null"]}}}),
-        "guided_json" => one_of(vec![text(), json!({"type": "object"}), boolean()]),
-        "json_schema" => one_of(vec![json!({"type": "object"}), boolean()]),
-        "guided_regex" | "guided_grammar" | "grammar" => text(),
-        "guided_choice" => texts(),
-        "structured_outputs" => json!({"type": "object", "minProperties": 1,
-            "properties": {"json": {"type": ["object", "boolean", "null"]}, "regex": or_null(text()),
-                "choice": or_null(texts()), "grammar": or_null(text())}}),
-        other => unreachable!("`{other}` of {path} has no schema: a test makes the whole document"),
-    }
-}
-
-fn messages(schema: &str) -> Value {
-    let item = json!({"$ref": format!("#/components/schemas/{schema}")});
-    json!({"type": "array", "minItems": 1, "maxItems": 4096, "items": item})
-}
-
-fn sampler_names() -> Vec<&'static str> {
-    engine::SamplerStep::ALL.map(engine::SamplerStep::name).to_vec()
-}
-
-/// A tool; those of a kind that the server does not run are left out where others remain.
-fn tool() -> Value {
-    json!({"type": "object"})
-}
-
-/// A message of a conversation, by its role: only an assistant's may be without content.
-fn chat_message() -> Value {
-    let part = json!({"type": "object", "required": ["type"]});
-    let nothing = || json!({"type": ["array", "null"], "maxItems": 0, "items": text()});
-    let or_nothing = |schema: Value| one_of(vec![schema, nothing()]);
-    let content = || vec![text(), json!({"type": "array", "maxItems": 256, "items": part})];
-    let call = object(json!({"function": object(json!({"name": text()}), &["name"])}), &["function"]);
-    let of_role = |roles: &[&str], required: &[&str], more: Value| {
-        let mut properties = json!({
-            "role": {"type": "string", "enum": roles}, "content": one_of(content()), "name": or_nothing(text()),
-        });
-        more.as_object().into_iter().flatten().for_each(|(name, schema)| properties[name] = schema.clone());
-        json!({"type": "object", "required": required, "properties": properties})
-    };
-    let mut absent = content();
-    absent.push(json!({"type": "null"}));
-    let assistant = json!({
-        "content": one_of(absent.clone()), "reasoning": or_nothing(text()), "reasoning_content": or_nothing(text()),
-        "tool_calls": json!({"type": ["array", "null"], "items": call}),
-    });
-    let result = json!({"content": one_of(absent), "tool_call_id": or_nothing(text())});
-    one_of(vec![
-        of_role(&["system", "developer", "user"], &["role", "content"], json!({})),
-        of_role(&["assistant"], &["role"], assistant),
-        of_role(&["tool"], &["role"], result),
-    ])
 }
 
 /// The schemas that others refer to.
@@ -451,6 +197,14 @@ fn components() -> Value {
         "Error": {"type": "object", "required": ["error"], "properties": {"error": error}},
         "AnthropicError": {"type": "object", "required": ["type", "error"], "properties": {
             "type": {"type": "string", "enum": ["error"]}, "error": error}},
+        "OllamaError": {"type": "object", "required": ["error", "param", "code"], "properties": {
+            "error": text(), "param": error["properties"]["param"], "code": error["properties"]["code"]}},
+        "OllamaChat": answer(&["model", "created_at", "message", "done", "x_hotmetal"]),
+        "OllamaText": answer(&["model", "created_at", "response", "done", "x_hotmetal"]),
+        "OllamaVectors": answer(&["model", "embeddings", "prompt_eval_count", "x_hotmetal"]),
+        "OllamaVector": answer(&["embedding", "x_hotmetal"]),
+        "OllamaModel": answer(&["details", "model_info", "capabilities"]),
+        "OllamaModels": answer(&["models"]),
         "Object": {"type": "object"},
         "Health": health(),
         "Version": answer(&["version"]),
@@ -460,10 +214,13 @@ fn components() -> Value {
         "ChatCompletion": answer(&["id", "object", "created", "model", "choices", "usage", "x_hotmetal"]),
         "Completion": answer(&["id", "object", "created", "model", "choices", "usage", "x_hotmetal"]),
         "Infill": answer(&["x_hotmetal"]),
+        "List": {"type": "array", "items": {"type": "object"}},
         "Response": answer(&["id", "object", "created_at", "status", "output", "usage", "x_hotmetal"]),
         "Message": answer(&["id", "type", "role", "model", "content", "stop_reason", "usage", "x_hotmetal"]),
         "TokenCount": {"type": "object", "required": ["input_tokens"], "properties": {"input_tokens": count(0)}},
         "EmbeddingList": answer(&["object", "data", "model", "usage", "x_hotmetal"]),
+        "Scores": answer(&["id", "object", "created", "model", "data", "usage", "x_hotmetal"]),
+        "Ranking": answer(&["id", "model", "results", "usage", "x_hotmetal"]),
         "Tokens": answer(&["count", "max_model_len", "tokens"]),
         "Detokenized": answer(&["prompt", "content"]),
         "Rendered": answer(&["prompt"]),
@@ -575,7 +332,8 @@ mod tests {
                 assert!(operation["responses"][*status]["content"].is_object(), "{} {status}", route.path);
             }
             let answer = &operation["responses"]["200"]["content"];
-            assert_eq!(answer["text/event-stream"].is_object(), route.streams, "{}", route.path);
+            assert_eq!(answer.as_object().unwrap().len(), 1 + usize::from(route.stream.is_some()), "{}", route.path);
+            assert!(route.stream.is_none_or(|media_type| answer[media_type].is_object()), "{}", route.path);
         }
         // An assistant's message, and a result, may be without content.
         let messages = document["components"]["schemas"]["ChatMessage"]["anyOf"].as_array().unwrap();

@@ -2,13 +2,18 @@
 //! loads nothing else for them.
 
 use axum::body::Body;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
+
+use crate::ollama;
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-pub(crate) async fn index() -> Response {
+pub(crate) async fn index(headers: HeaderMap) -> Response {
+    if ollama::is_running_probe(&headers) {
+        return file("text/plain; charset=utf-8", ollama::RUNNING);
+    }
     file("text/html; charset=utf-8", include_str!("page/index.html"))
 }
 

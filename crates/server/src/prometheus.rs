@@ -1,4 +1,5 @@
-//! The page at `/metrics`, in Prometheus' text format: under vLLM's names, which gateways know, and under our own.
+//! The page at `/metrics`, in Prometheus' text format: under vLLM's names and llama.cpp's, which gateways and
+//! dashboards know, and under our own.
 
 use std::fmt::Write;
 
@@ -91,6 +92,14 @@ fn write_engine(page: &mut Page, counts: &Counts, serving: &Serving, model: &str
     gauge("hotmetal_kv_blocks", "Blocks of the KV cache.", stats.num_blocks as f64);
     gauge("hotmetal_kv_blocks_used", "Blocks that sequences hold.", used as f64);
     gauge("hotmetal_kv_blocks_cached", "Blocks whose tokens can be reused.", stats.num_cached_blocks as f64);
+    gauge("llamacpp:requests_processing", "Sequences that run.", stats.num_running as f64);
+    gauge("llamacpp:requests_deferred", "Sequences that wait.", stats.num_waiting as f64);
+    let (read, written) = (counts.prefill.sum(), counts.decode.sum());
+    let rate = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    let help = "Tokens of prompts a second, of requests that have ended.";
+    gauge("llamacpp:prompt_tokens_seconds", help, rate(counts.prompt_tokens, read));
+    let help = "Tokens generated a second, of requests that have ended.";
+    gauge("llamacpp:predicted_tokens_seconds", help, rate(counts.generated_tokens, written));
     let config = serving.engine.config();
     let labels = format!(
         "{model},block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{}\"",
@@ -106,6 +115,9 @@ fn write_engine(page: &mut Page, counts: &Counts, serving: &Serving, model: &str
     let help = "Tokens of prompts that were looked for in the prefix cache.";
     counter("vllm:prefix_cache_queries_total", help, stats.num_prefix_queries);
     counter("vllm:prefix_cache_hits_total", "Those of them that were there.", stats.num_prefix_hits);
+    counter("llamacpp:prompt_tokens_total", "Tokens of prompts.", counts.prompt_tokens);
+    counter("llamacpp:tokens_predicted_total", "Tokens generated.", counts.generated_tokens);
+    counter("llamacpp:n_decode_total", "Steps of the engine.", stats.num_steps);
     counter("hotmetal_steps_total", "Steps of the engine.", stats.num_steps);
     counter(
         "hotmetal_steps_ahead_total",

@@ -17,11 +17,33 @@ pub(crate) struct Gap<'a> {
     pub(crate) suffix: &'a str,
 }
 
+/// What is done about a prompt that has too many tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TooLong {
+    /// It is refused.
+    Refused,
+    /// It loses its end, so that it has so many.
+    LosesEnd(usize),
+    /// It loses its beginning, so that it has so many. What stands before every text stays.
+    LosesBeginning(usize),
+}
+
+/// How the prompts of a request are made of its texts.
+#[derive(Clone, Copy)]
+pub(crate) struct Form<'a> {
+    /// What stands around a text.
+    pub(crate) around: Around,
+    pub(crate) gap: Option<Gap<'a>>,
+    pub(crate) too_long: TooLong,
+}
+
 /// One prompt of a request.
 pub(crate) struct Prompt {
     pub(crate) ids: Vec<u32>,
     /// As the request has it; none of one that is given as ids.
     pub(crate) text: Option<String>,
+    /// It was too long, and lost some of its tokens.
+    pub(crate) is_cut: bool,
 }
 
 /// Takes whether the texts of special tokens in a raw text are those tokens. They are, if nothing is said, as for llama.cpp
@@ -39,10 +61,10 @@ pub(crate) fn take(
     fields: &mut Fields,
     name: &'static str,
     most: usize,
-    around: Around,
-    gap: Option<Gap<'_>>,
+    form: Form<'_>,
     serving: &Serving,
 ) -> Result<Vec<Prompt>, ApiError> {
+    let Form { around, gap, too_long: when_too_long } = form;
     let special = fields.boolean("add_special_tokens")?;
     // The texts around a gap are those of a file, and the server writes the markers.
     let parse_special = parse_special_or(fields, gap.is_none())?;
@@ -65,8 +87,9 @@ pub(crate) fn take(
         None => prefix,
     };
     let from_text = |at: &str, text: String| {
-        let ids = encode(serving, &text, parse_special, around).map_err(|error| too_long(error, at, name, serving))?;
-        Ok::<_, ApiError>(Prompt { ids: ask(ids), text: Some(text) })
+        let (ids, is_cut) = encode_within(serving, &text, parse_special, around, when_too_long)
+            .map_err(|error| too_long(error, at, name, serving))?;
+        Ok::<_, ApiError>(Prompt { ids: ask(ids), text: Some(text), is_cut })
     };
     let from_ids = |value: &Value| {
         abandoned::check()?;
@@ -74,7 +97,8 @@ pub(crate) fn take(
             let message = "`add_special_tokens` is about text; token ids are taken as they are";
             return Err(ApiError::invalid("add_special_tokens", message));
         }
-        Ok(Prompt { ids: ask(token_ids(name, value)?), text: None })
+        let (ids, is_cut) = cut(token_ids(name, value)?, &[], &[], when_too_long);
+        Ok(Prompt { ids: ask(ids), text: None, is_cut })
     };
     let prompts = match fields.required(name)? {
         Value::String(text) => vec![from_text(name, text)?],
@@ -99,15 +123,40 @@ pub(crate) fn take(
     }
 }
 
-/// The ids of a prompt, unless they are more than the context holds or its client has gone.
-pub(crate) fn encode(
+/// The ids of a prompt, and whether it was cut. One that is not to be cut fails where it has more than the context holds.
+fn encode_within(
     serving: &Serving,
     text: &str,
     special: ParseSpecial,
     around: Around,
-) -> Result<Vec<u32>, TokenizerError> {
-    let bounds = abandoned::bounds(serving.engine.config().context_len);
-    serving.tokenizer.encode_within(text, special, around, &bounds)
+    when_too_long: TooLong,
+) -> Result<(Vec<u32>, bool), TokenizerError> {
+    let tokens_max = match when_too_long {
+        TooLong::Refused => serving.engine.config().context_len,
+        TooLong::LosesEnd(_) | TooLong::LosesBeginning(_) => usize::MAX,
+    };
+    let ids = serving.tokenizer.encode_within(text, special, around, &abandoned::bounds(tokens_max))?;
+    let behind = if around == Around::Both { serving.tokenizer.suffix_ids() } else { &[] };
+    let before = if around == Around::Nothing { &[] } else { serving.tokenizer.prefix_ids() };
+    Ok(cut(ids, before, behind, when_too_long))
+}
+
+/// The ids as far as there may be so many, of which the first are those `before` every text, and the last those `behind`
+/// it; and whether they were cut.
+pub(crate) fn cut(mut ids: Vec<u32>, before: &[u32], behind: &[u32], when_too_long: TooLong) -> (Vec<u32>, bool) {
+    match when_too_long {
+        TooLong::LosesEnd(most) if ids.len() > most => {
+            ids.truncate(most.saturating_sub(behind.len()));
+            ids.extend(behind);
+            (ids, true)
+        }
+        TooLong::LosesBeginning(most) if ids.len() > most => {
+            let num_before = if ids.starts_with(before) { before.len().min(most) } else { 0 };
+            ids.drain(num_before..ids.len() - (most - num_before));
+            (ids, true)
+        }
+        TooLong::Refused | TooLong::LosesEnd(_) | TooLong::LosesBeginning(_) => (ids, false),
+    }
 }
 
 /// What a client is told whose text at `at`, in the field `name`, could not be encoded.

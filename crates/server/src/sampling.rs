@@ -11,6 +11,8 @@ use crate::choice::TextOptions;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, only, wrong};
 use crate::grammar::Asked;
+use crate::prompts::TooLong;
+use crate::token_rules::TokenRules;
 
 /// Prompts of one request.
 pub(crate) const PROMPTS_MAX: usize = 64;
@@ -60,6 +62,8 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("include_stop_str_in_output"),
     applied("skip_special_tokens"),
     applied("return_token_ids"),
+    applied("timings_per_token"),
+    applied("return_progress"),
     applied("repetition_penalty"),
     only("best_of", |value| value == 1, "each text is sampled once and none is thrown away"),
     hint("store", "nothing is stored here"),
@@ -70,9 +74,8 @@ pub(crate) const FIELDS: &[Field] = &[
     hint("client_metadata", "nothing is kept"),
     hint("include", "answers hold all that there is"),
     only("use_beam_search", |value| value == false, "texts are sampled"),
-    only("min_tokens", |value| value == 0, "a text ends where the model ends it; `ignore_eos` goes on"),
     only("length_penalty", |value| value == 1 || value == 1.0, "it belongs to beam search"),
-    only("truncate_prompt_tokens", |_| false, "a prompt is never cut; send what fits"),
+    applied("truncate_prompt_tokens"),
 ];
 
 /// What a request asks of the engine and of the text.
@@ -84,11 +87,17 @@ pub(crate) struct Settings {
     pub(crate) include_usage: bool,
     pub(crate) continuous_usage: bool,
     pub(crate) return_token_ids: bool,
+    /// Each chunk of the routes of OpenAI's interface has the times so far, as llama.cpp names them.
+    pub(crate) times_tokens: bool,
+    /// A stream of those routes says how far the prompt is.
+    pub(crate) shows_progress: bool,
     /// `user` and `metadata`, given back.
     pub(crate) labels: Map<String, Value>,
     /// What the text is to keep to, until that is compiled.
     pub(crate) asked: Option<Asked>,
     pub(crate) grammar: Option<Arc<dyn Grammar>>,
+    /// What holds for single tokens, besides the grammar.
+    rules: TokenRules,
     /// Tokens that end the text besides the model's own, and are not reported.
     ends: Vec<u32>,
     pub(crate) ignore_eos: bool,
@@ -127,6 +136,8 @@ impl Settings {
             include_usage,
             continuous_usage,
             return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
+            times_tokens: false,
+            shows_progress: false,
             labels: labels(fields)?,
             ignore_eos: match fields.boolean("ignore_eos")?.unwrap_or(false) {
                 true if asked.is_some() => {
@@ -137,12 +148,20 @@ impl Settings {
             },
             asked,
             grammar: None,
+            rules: TokenRules::take(fields, serving)?,
             ends: Vec::new(),
             caller: key,
             priority: priority(fields)?,
             cache_domain: cache_domain(key, fields.string("cache_salt")?.as_deref()),
             sampling: sampling(fields, serving)?,
         })
+    }
+
+    /// Takes whether the answer has llama.cpp's times and progress, on the routes of OpenAI's interface.
+    pub(crate) fn take_times(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        self.times_tokens = fields.boolean("timings_per_token")?.unwrap_or(false);
+        self.shows_progress = fields.boolean("return_progress")?.unwrap_or(false);
+        Ok(())
     }
 
     /// Compiles what the text is to keep to, if it is.
@@ -154,6 +173,17 @@ impl Settings {
         Ok(())
     }
 
+    /// That a text may be as long as `min_tokens` asks for, where it has at most `max_tokens`.
+    pub(crate) fn check_length(&self, max_tokens: Option<usize>) -> Result<(), ApiError> {
+        match (self.rules.min_tokens(), max_tokens) {
+            (least, Some(most)) if least > most => Err(ApiError::invalid(
+                "min_tokens",
+                format!("`min_tokens` is {least}, and the text has at most {most} tokens"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Ends the text at each token that marks a gap: none of them is part of what fills one.
     pub(crate) fn end_at(&mut self, markers: &FimMarkers) {
         if !self.ignore_eos {
@@ -163,11 +193,12 @@ impl Settings {
 
     /// The engine's request for one prompt.
     pub(crate) fn request(&self, prompt: Vec<u32>, max_tokens: Option<usize>, scored: Option<usize>) -> Request {
+        let stop_token_ids = [&*self.text.stop_token_ids, &*self.ends].concat();
         Request {
             max_tokens,
             prompt_logprobs: scored,
-            grammar: self.grammar.clone(),
-            stop_token_ids: [&*self.text.stop_token_ids, &*self.ends].concat(),
+            grammar: self.rules.over(self.grammar.clone(), &stop_token_ids),
+            stop_token_ids,
             ignore_eos: self.ignore_eos,
             num_completions: self.num_completions,
             // The keys take turns.
@@ -199,6 +230,17 @@ fn stream_options(fields: &mut Fields, stream: bool) -> Result<(bool, bool), Api
         ignore("stream_options.continuous_usage_stats");
     }
     Ok((include, include && continuous))
+}
+
+/// Takes `truncate_prompt_tokens`: a prompt keeps its last so many tokens, or as many as fit for -1.
+pub(crate) fn too_long(fields: &mut Fields, serving: &Serving) -> Result<TooLong, ApiError> {
+    let most = serving.engine.config().context_len.saturating_sub(1);
+    let is_said = fields.has("truncate_prompt_tokens");
+    Ok(match fields.token_limit("truncate_prompt_tokens", 1)? {
+        Some(count) => TooLong::LosesBeginning(count),
+        None if is_said => TooLong::LosesBeginning(most),
+        None => TooLong::Refused,
+    })
 }
 
 /// In vLLM's sense: lower goes first.

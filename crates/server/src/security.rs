@@ -11,7 +11,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::{ApiError, ErrorForm};
 use crate::ids::random_id;
 use crate::options::Options;
 
@@ -53,8 +53,9 @@ async fn check(State(Gate { app, is_open }): State<Gate>, mut request: Request<B
     let mut response = response;
     if let Some(error) = response.extensions().get::<ApiError>() {
         tracing::info!(%id, route, param = error.param(), code = error.code(), "refused");
-        if request_path.starts_with("/v1/messages") {
-            response = error.clone().into_anthropic_response();
+        let form = ErrorForm::of(&request_path);
+        if form != ErrorForm::OpenAi {
+            response = error.clone().into_response_in(form);
         }
     }
     if let Some(origin) = origin.filter(|origin| is_listed(origin, options)) {

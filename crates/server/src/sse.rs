@@ -1,4 +1,4 @@
-//! Server-sent events: a body that is written by one task and read by the connection.
+//! Streams: a body that is written by one task and read by the connection, as server-sent events or as lines of JSON.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -18,8 +18,28 @@ const EVENTS_MAX: usize = 256;
 /// Silence after which a comment is sent, so that nobody between takes the connection for dead.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// How the events of a stream stand in its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// Server-sent events.
+    Events,
+    /// One JSON value a line, as Ollama's interface sends them.
+    Lines,
+}
+
+impl Framing {
+    /// The media type of such a stream.
+    pub(crate) const fn media_type(self) -> &'static str {
+        match self {
+            Self::Events => "text/event-stream",
+            Self::Lines => "application/x-ndjson",
+        }
+    }
+}
+
 /// The writing end.
 pub(crate) struct EventSender {
+    framing: Framing,
     events: mpsc::Sender<Bytes>,
     stall_time_max: Duration,
 }
@@ -45,24 +65,35 @@ impl hyper::body::Body for EventBody {
 
 /// A stream of events, and who writes them. A reader that does not read for `stall_time_max` counts as gone.
 pub(crate) fn channel(stall_time_max: Duration) -> (EventSender, Response) {
+    framed_channel(Framing::Events, stall_time_max)
+}
+
+/// As [`channel`], with events that stand in the body in this way.
+pub(crate) fn framed_channel(framing: Framing, stall_time_max: Duration) -> (EventSender, Response) {
     let (events, received) = mpsc::channel(EVENTS_MAX);
     let mut response = Response::new(Body::new(EventBody(received)));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(framing.media_type()));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Proxies that buffer would hold back what is meant to be seen at once.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    (EventSender { events, stall_time_max }, response)
+    (EventSender { framing, events, stall_time_max }, response)
 }
 
 impl EventSender {
     /// Sends an event with `data`.
     pub(crate) async fn send(&self, data: &Value) -> Result<(), ReaderGone> {
-        self.send_raw(format!("data: {data}\n\n")).await
+        match self.framing {
+            Framing::Events => self.send_raw(format!("data: {data}\n\n")).await,
+            Framing::Lines => self.send_raw(format!("{data}\n")).await,
+        }
     }
 
-    /// Sends an event with a name and `data`.
+    /// Sends an event with a name and `data`; a line has no name.
     pub(crate) async fn send_named(&self, name: &str, data: &Value) -> Result<(), ReaderGone> {
+        if self.framing == Framing::Lines {
+            return self.send(data).await;
+        }
         self.send_raw(format!("event: {name}\ndata: {data}\n\n")).await
     }
 
@@ -71,8 +102,11 @@ impl EventSender {
         self.send_raw("data: [DONE]\n\n".to_owned()).await
     }
 
-    /// Sends a comment, which readers skip.
+    /// Sends a comment, which readers skip. Lines of JSON have no comments, so nothing is sent there.
     pub(crate) async fn keep_alive(&self) -> Result<(), ReaderGone> {
+        if self.framing == Framing::Lines {
+            return Ok(());
+        }
         self.send_raw(": still here\n\n".to_owned()).await
     }
 

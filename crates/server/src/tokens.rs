@@ -267,7 +267,9 @@ pub(crate) async fn tokenizer_info(State(app): State<App>, uri: Uri) -> Result<R
             "suffix_first": fim.suffix_first,
         })),
         "model_max_length": serving.engine.config().context_len,
-        "chat_template": capabilities,
+        // As vLLM has it; what it can show stands beside it.
+        "chat_template": serving.chat_template.as_ref().map(|template| template.source()),
+        "chat_template_capabilities": capabilities,
     });
     Ok(json_response(StatusCode::OK, &info))
 }

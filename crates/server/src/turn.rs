@@ -1,5 +1,5 @@
 //! Answers that are one turn of a conversation made of blocks (text, reasoning, calls of tools), whole or as named events:
-//! what Anthropic's interface and OpenAI's Responses have in common.
+//! what Anthropic's interface, OpenAI's Responses and Ollama's have in common.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::dialect::Part;
 use crate::error::{ApiError, json_response};
 use crate::generation::{Event, Job, Plan, Progress};
 use crate::ids::random_id;
-use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
+use crate::sse::{self, EventSender, Framing, KEEP_ALIVE, ReaderGone};
 
 /// An event with a name, as those interfaces send them.
 pub(crate) struct NamedEvent {
@@ -43,6 +43,9 @@ impl Conversation {
 
 /// How a route writes one turn.
 pub(crate) trait TurnFormat: Send + 'static {
+    /// How a stream's events stand in its body.
+    const FRAMING: Framing = Framing::Events;
+
     /// What a stream says before anything is computed.
     fn begin(&mut self) -> Vec<NamedEvent>;
 
@@ -134,16 +137,16 @@ impl Blocks {
 }
 
 /// Submits the prompt and answers as the request wants it.
-pub(crate) async fn respond(
+pub(crate) async fn respond<F: TurnFormat>(
     app: &App,
     serving: Arc<Serving>,
     prompt: Vec<u32>,
     plan: Plan,
-    mut format: impl TurnFormat,
+    mut format: F,
 ) -> Result<Response, ApiError> {
     let mut job = Job::start(app, serving, vec![prompt], plan).await?;
     if job.is_stream() {
-        let (sender, response) = sse::channel(app.inner.options.stall_time_max);
+        let (sender, response) = sse::framed_channel(F::FRAMING, app.inner.options.stall_time_max);
         tokio::spawn(async move {
             if stream(job, format, &sender).await == Err(ReaderGone) {
                 tracing::info!("the reader of a stream has gone");
@@ -158,7 +161,7 @@ pub(crate) async fn respond(
         }
     }
     let mut blocks = Blocks::default();
-    whole.parts.into_iter().for_each(|part| blocks.push(part, |_, _| {}));
+    job.parts(&mut whole).into_iter().for_each(|part| blocks.push(part, |_, _| {}));
     blocks.close(&mut |_, _| {});
     let finish = whole.finish.ok_or_else(no_end)?;
     job.finished(std::iter::once(&finish));
@@ -181,10 +184,10 @@ async fn stream(mut job: Job, mut format: impl TurnFormat, sender: &EventSender)
                 sender.keep_alive().await?;
                 continue;
             }
-            Ok(Ok(Some(Event::Text(_, delta)))) => {
+            Ok(Ok(Some(Event::Text(_, mut delta)))) => {
                 let progress = job.progress();
                 let mut changed = |blocks: &[Block], change| events.extend(format.changed(blocks, change, &progress));
-                delta.parts.into_iter().for_each(|part| blocks.push(part, &mut changed));
+                job.parts(&mut delta).into_iter().for_each(|part| blocks.push(part, &mut changed));
                 let Some(finish) = delta.finish else { continue };
                 blocks.close(&mut changed);
                 job.finished(std::iter::once(&finish));

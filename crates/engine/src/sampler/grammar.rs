@@ -59,6 +59,25 @@ impl TokenSet {
         }
     }
 
+    /// Takes a token out.
+    pub fn remove(&mut self, id: u32) {
+        if let Some(word) = self.words.get_mut(id as usize / 32) {
+            *word &= !(1 << (id % 32));
+        }
+    }
+
+    /// Keeps those tokens alone whose bit is set in `words`, 32 a word, the lowest bit first.
+    pub fn keep_words(&mut self, words: &[u32]) {
+        for (index, word) in self.words.iter_mut().enumerate() {
+            *word &= words.get(index).copied().unwrap_or(0);
+        }
+    }
+
+    /// Whether no token is in the set.
+    pub fn is_empty(&self) -> bool {
+        self.ids().next().is_none()
+    }
+
     /// The tokens of the set, ascending.
     pub(super) fn ids(&self) -> impl Iterator<Item = u32> {
         let of_word = |(word, first): (&u32, u32)| {
@@ -94,6 +113,15 @@ mod tests {
         let found: Vec<u32> = (0..200).filter(|&id| set.contains(id)).collect();
         assert_eq!(found, [31, 33, 64, 65, 66, 67, 68, 69]);
         assert!(set.ids().eq(found));
+        set.remove(64);
+        set.remove(300);
+        set.keep_words(&[u32::MAX, 0, 0b111]);
+        assert!(set.ids().eq([31, 65, 66]) && !set.is_empty());
+        set.keep_words(&[]);
+        assert!(set.is_empty());
+        // Bits beyond the vocabulary are no tokens.
+        set.insert_words(&[0, 0, 1 << 31]);
+        assert!(set.is_empty());
         set.clear(70);
         assert!((0..200).all(|id| !set.contains(id)));
         assert_eq!(set.ids().next(), None);

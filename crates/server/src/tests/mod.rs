@@ -4,18 +4,23 @@
 mod echoes;
 mod embeddings;
 mod errors;
+mod field_cases;
 mod fields;
 mod forced_calls;
 mod fuzz_seeds;
 mod generation;
 mod infill;
 mod listen;
+mod llama_cpp;
 mod load;
 mod models;
+mod ollama;
 mod page;
+mod parrot;
 mod roles;
 mod structure;
 mod turns;
+mod vllm;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -176,6 +181,7 @@ const COUNT: &str = "/v1/messages/count_tokens";
 const RESPONSES: &str = "/v1/responses";
 const EMBED: &str = "/v1/embeddings";
 const INFILL: &str = "/infill";
+const OLLAMA: &str = "/api/chat";
 
 fn hello() -> Value {
     json!({"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 8, "seed": 3})

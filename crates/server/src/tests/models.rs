@@ -44,6 +44,11 @@ fn bodies() -> Vec<(&'static str, Value)> {
         ("/tokenize", json!({"prompt": "Hello"})),
         ("/detokenize", json!({"tokens": [5, 6]})),
         ("/apply-template", json!({"messages": messages})),
+        (OLLAMA, json!({"messages": messages, "stream": false, "options": {"num_predict": 4}})),
+        ("/api/generate", json!({"prompt": "Once", "stream": false, "options": {"num_predict": 4}})),
+        ("/api/embed", json!({"input": "Hello"})),
+        ("/api/embeddings", json!({"prompt": "Hello"})),
+        ("/api/show", json!({})),
     ]
 }
 
@@ -63,15 +68,18 @@ async fn each_route_takes_the_model_that_the_request_names() {
         }
         let (status, _, answer) = post(&app, path, &with_model(body.clone(), "gpt-4")).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{path}: {answer}");
-        let error = &answer["error"];
+        let is_text = answer["error"].is_string();
+        let error = if is_text { &answer } else { &answer["error"] };
         assert_eq!((&error["param"], &error["code"]), (&json!("model"), &json!("model_not_found")), "{path}");
-        let message = error["message"].as_str().unwrap();
+        let message = if is_text { &error["error"] } else { &error["message"] };
+        let message = message.as_str().unwrap();
         assert!(message.contains("`gpt-4`") && message.contains("`tiny`, `org/other` are"), "{message}");
         // What is no name is a wrong field, as with one model.
         let mut wrong = body;
         wrong["model"] = json!(7);
         let (status, _, answer) = post(&app, path, &wrong).await;
-        assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("model")), "{path}");
+        let error = if is_text { &answer } else { &answer["error"] };
+        assert_eq!((status, &error["param"]), (StatusCode::BAD_REQUEST, &json!("model")), "{path}");
     }
     // The first, where none is named.
     assert_eq!(ok(&app, CHAT, &hello()).await["model"], MODEL);

@@ -524,6 +524,9 @@ fn blocks_of_all_kinds_are_streamed_as_they_are_whole() {
         cached_tokens: 2,
         generated_tokens: 5,
         reasoning_tokens: 3,
+        total_time: Duration::from_millis(3),
+        prompt_time: Duration::from_millis(1),
+        decode_time: Duration::from_millis(2),
         facts: json!({"sampling": {}}),
     };
     for reply in replies {

@@ -41,6 +41,7 @@ pub struct ChatTemplate {
     worker: Worker,
     limits: Limits,
     capabilities: Capabilities,
+    source: String,
 }
 
 /// What one render is given.
@@ -211,7 +212,8 @@ impl ChatTemplate {
             return Err(TemplateError::SourceTooLarge { found: source.len(), max: limits.source_bytes });
         }
         let worker = Worker::start(normalized(source), limits.clone())?;
-        let mut template = ChatTemplate { worker, limits, capabilities: Capabilities::default() };
+        let mut template =
+            ChatTemplate { worker, limits, capabilities: Capabilities::default(), source: source.to_owned() };
         template.capabilities = Capabilities::probe(&template)?;
         Ok(template)
     }
@@ -237,6 +239,11 @@ impl ChatTemplate {
     /// still be a variable of its own, such as a loop's.)
     pub fn reads(&self, name: &str) -> bool {
         self.worker.reads(name)
+    }
+
+    /// The text that the template was compiled from.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// What the template can show, found out by rendering when it was loaded.

@@ -1,0 +1,40 @@
+//! llama.cpp's own interface: `/completion`, `/props` and `/slots`. What `/infill` shares with it is here, too: the form
+//! of an answer ([`text`]), and what `samplers` means there ([`samplers`]).
+
+mod completion;
+mod props;
+pub(crate) mod samplers;
+pub(crate) mod text;
+
+use serde_json::Value;
+
+use crate::fields::{Field, applied, hint, only};
+
+pub(crate) use completion::{FIELDS, completion};
+pub(crate) use props::{build_info, props, slots};
+
+/// Fields of the routes that generate.
+pub(crate) const COMMON: &[Field] = &[
+    applied("n_predict"),
+    applied("max_tokens"),
+    applied("n_indent"),
+    applied("t_max_predict_ms"),
+    applied("return_tokens"),
+    applied("response_fields"),
+    applied("n_probs"),
+    applied("timings_per_token"),
+    applied("return_progress"),
+    hint("n_cache_reuse", "the prefix cache serves all"),
+    hint("id_slot", "any place in the batch serves any request"),
+    hint("n_keep", "a text ends where the context does, and nothing is shifted out of it"),
+    hint("n_discard", "a text ends where the context does, and nothing is shifted out of it"),
+    hint("t_max_prompt_ms", "a prompt is computed to its end"),
+    only("post_sampling_probs", |value| value == false, "log-probabilities are those before the samplers"),
+    only("min_keep", |value| value == 0 || value == 1, "the filters keep one token at least, and no more by force"),
+    only("mirostat", is_zero, "this sampler is not here; `top_p`, `min_p` or `typical_p` cut the unlikely tokens"),
+    only("dynatemp_range", is_zero, "the temperature is one number here: `temperature`"),
+];
+
+fn is_zero(value: &Value) -> bool {
+    value.as_f64() == Some(0.0)
+}

@@ -1,0 +1,368 @@
+//! llama.cpp's own routes: texts in its form, and what its clients ask besides.
+
+use super::*;
+
+const COMPLETION: &str = "/completion";
+
+fn once() -> Value {
+    json!({"prompt": "Once upon a time", "n_predict": 8, "seed": 3})
+}
+
+fn with(body: &Value, change: Value) -> Value {
+    let mut body = body.clone();
+    body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    body
+}
+
+/// The events of a stream, which ends without `[DONE]`.
+async fn events(app: &App, path: &str, body: &Value) -> Vec<Value> {
+    let body = with(body, json!({"stream": true}));
+    let response = send(app, request(Method::POST, path, &body.to_string())).await;
+    assert_eq!(response.status(), StatusCode::OK, "{body}");
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let bytes = bytes(response).await;
+    let text = std::str::from_utf8(&bytes).unwrap();
+    let events = text.split_terminator("\n\n").filter(|event| !event.starts_with(':'));
+    events.map(|event| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap()).collect()
+}
+
+async fn refused(app: &App, body: &Value) -> Value {
+    let (status, _, answer) = post(app, COMPLETION, body).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{body}: {answer}");
+    answer["error"]["param"].clone()
+}
+
+/// The text is that of the route of texts, whole and in events, at both paths.
+#[tokio::test]
+async fn a_text_goes_on_in_the_native_form() {
+    let app = app();
+    let text = ok(&app, TEXT, &json!({"prompt": "Once upon a time", "max_tokens": 8, "seed": 3})).await;
+    let expected = &text["choices"][0]["text"];
+    for path in [COMPLETION, "/completions"] {
+        let answer = ok(&app, path, &once()).await;
+        assert_eq!(answer["content"], *expected, "{path}");
+        assert_eq!(
+            (&answer["stop"], &answer["stop_type"], &answer["index"]),
+            (&json!(true), &json!("limit"), &json!(0))
+        );
+        assert_eq!(
+            (&answer["tokens_predicted"], &answer["tokens_evaluated"]),
+            (&json!(8), &text["usage"]["prompt_tokens"])
+        );
+        assert_eq!((&answer["prompt"], &answer["tokens"]), (&json!("Once upon a time"), &json!([])));
+        assert_eq!(answer["generation_settings"]["n_predict"], 8);
+        assert_eq!(answer["timings"]["predicted_n"], 8);
+        assert_eq!(answer["system_fingerprint"], "hotmetal-0");
+        assert!(answer["completion_probabilities"].is_null());
+    }
+    let streamed = events(&app, COMPLETION, &once()).await;
+    let (last, pieces) = streamed.split_last().unwrap();
+    let content: String = pieces.iter().map(|event| event["content"].as_str().unwrap()).collect();
+    assert_eq!(json!(content), *expected);
+    assert!(pieces.iter().all(|event| event["stop"] == false && event["timings"].is_null()), "{pieces:?}");
+    assert_eq!((&last["stop"], &last["content"], &last["tokens_predicted"]), (&json!(true), &json!(""), &json!(8)));
+    // A word ends a text, and says so.
+    let word = &expected.as_str().unwrap()[2..4];
+    let answer = ok(&app, COMPLETION, &with(&once(), json!({"stop": [word]}))).await;
+    assert_eq!((&answer["stop_type"], &answer["stopping_word"]), (&json!("word"), &json!(word)));
+    // Nothing but the prompt.
+    let answer = ok(&app, COMPLETION, &with(&once(), json!({"n_predict": 0}))).await;
+    assert_eq!((&answer["content"], &answer["tokens_predicted"]), (&json!(""), &json!(0)));
+    // No limit.
+    let answer = ok(&app, COMPLETION, &with(&once(), json!({"n_predict": -1, "ignore_eos": true}))).await;
+    assert_eq!(answer["stop_type"], "limit");
+    assert!(answer["tokens_predicted"].as_u64() > Some(200), "{}", answer["tokens_predicted"]);
+}
+
+#[tokio::test]
+async fn a_prompt_is_a_text_or_ids_or_both_or_several() {
+    let app = app();
+    let tokenizer = tokenizer();
+    let ids = |text: &str| tokenizer.encode(text, tokenizer::ParseSpecial::No).unwrap();
+    let expected = ok(&app, COMPLETION, &once()).await["content"].clone();
+    let whole = ids("Once upon a time");
+    let (front, rest) = (
+        ids("Once upon"),
+        tokenizer.encode_inside(" a time", tokenizer::ParseSpecial::No, &crate::abandoned::bounds(usize::MAX)).unwrap(),
+    );
+    let ask = async |prompt: Value| ok(&app, COMPLETION, &with(&once(), json!({"prompt": prompt}))).await;
+    assert_eq!(ask(json!(whole)).await["content"], expected);
+    assert_eq!(ask(json!({"prompt_string": "Once upon a time"})).await["content"], expected);
+    assert_eq!([front.clone(), rest.clone()].concat(), whole, "the words divide here");
+    let mut mixed: Vec<Value> = front.iter().map(|id| json!(id)).collect();
+    mixed.push(json!(" a time"));
+    assert_eq!(ask(json!(mixed)).await["content"], expected);
+    let mut mixed: Vec<Value> = vec![json!("Once upon")];
+    mixed.extend(rest.iter().map(|id| json!(id)));
+    assert_eq!(ask(json!(mixed)).await["content"], expected);
+    // Several: a list, each with its own counts.
+    let several = ask(json!(["Twice", whole, mixed])).await;
+    let several = several.as_array().unwrap();
+    assert_eq!(several.len(), 3);
+    assert_eq!((&several[1]["content"], &several[2]["content"]), (&expected, &expected));
+    assert_ne!(several[0]["content"], expected);
+    for (index, answer) in several.iter().enumerate() {
+        assert_eq!((&answer["index"], &answer["tokens_predicted"]), (&json!(index), &json!(8)));
+    }
+    assert!(several[0]["tokens_evaluated"].as_u64() < several[1]["tokens_evaluated"].as_u64());
+    let texts = ok(&app, COMPLETION, &with(&once(), json!({"n_cmpl": 3}))).await;
+    let texts = texts.as_array().unwrap();
+    assert_eq!((texts.len(), &texts[0]["content"]), (3, &expected));
+    assert_ne!(texts[0]["content"], texts[1]["content"]);
+    let streamed = events(&app, COMPLETION, &with(&once(), json!({"prompt": ["Twice", whole]}))).await;
+    for (index, whole) in several.iter().take(2).enumerate() {
+        let own = streamed.iter().filter(|event| event["index"] == index);
+        let content: String = own.clone().map(|event| event["content"].as_str().unwrap()).collect();
+        assert_eq!(json!(content), whole["content"]);
+        assert_eq!(own.filter(|event| event["stop"] == true).count(), 1);
+    }
+    for (prompt, param) in [
+        (json!([]), "prompt"),
+        (json!(""), "prompt"),
+        (json!([[]]), "prompt"),
+        (json!([1, -2]), "prompt"),
+        (json!([1, {"a": 2}]), "prompt"),
+        (json!([99999]), "prompt"),
+        (json!(7), "prompt"),
+        (json!(vec![7; 300]), "prompt"),
+        (json!("far ".repeat(300)), "prompt"),
+        (json!({"prompt_string": "x", "multimodal_data": ["aGk="]}), "prompt.multimodal_data"),
+        (json!({"prompt_string": 7}), "prompt.prompt_string"),
+        (json!(vec!["a"; 65]), "prompt"),
+    ] {
+        assert_eq!(refused(&app, &with(&once(), json!({"prompt": prompt}))).await, param, "{prompt}");
+    }
+}
+
+#[tokio::test]
+async fn tokens_come_with_probabilities_ids_times_and_progress_where_they_are_asked_for() {
+    let app = app();
+    let asked =
+        with(&once(), json!({"n_probs": 3, "return_tokens": true, "timings_per_token": true, "return_progress": true}));
+    let answer = ok(&app, COMPLETION, &asked).await;
+    let tokens = answer["completion_probabilities"].as_array().unwrap();
+    assert_eq!((tokens.len(), answer["tokens"].as_array().unwrap().len()), (8, 8));
+    let mut text = String::new();
+    for (token, id) in tokens.iter().zip(answer["tokens"].as_array().unwrap()) {
+        assert_eq!((&token["id"], token["top_logprobs"].as_array().unwrap().len()), (id, 3), "{token}");
+        assert!(token["logprob"].as_f64() <= Some(0.0) && token["bytes"].is_array(), "{token}");
+        assert!(token["top_logprobs"][0]["id"].is_u64() && token["top_logprobs"][0]["token"].is_string());
+        text.push_str(token["token"].as_str().unwrap());
+    }
+    assert_eq!(json!(text), answer["content"]);
+    let streamed = events(&app, COMPLETION, &asked).await;
+    let (progress, rest): (Vec<&Value>, Vec<&Value>) =
+        streamed.iter().partition(|event| !event["prompt_progress"].is_null());
+    let total = &answer["tokens_evaluated"];
+    assert_eq!((progress.len(), &progress[1]["prompt_progress"]["processed"]), (2, total), "{progress:?}");
+    assert!(progress.iter().all(|event| event["prompt_progress"]["total"] == *total && event["content"] == ""));
+    assert!(!streamed[0]["prompt_progress"].is_null(), "it comes first");
+    let (last, pieces) = rest.split_last().unwrap();
+    let sent: Vec<Value> =
+        pieces.iter().flat_map(|event| event["completion_probabilities"].as_array().unwrap().clone()).collect();
+    assert_eq!(json!(sent), answer["completion_probabilities"]);
+    for (index, event) in pieces.iter().enumerate() {
+        assert_eq!(event["timings"]["predicted_n"], index + 1, "{event}");
+        assert_eq!(event["tokens"].as_array().unwrap().len(), 1);
+    }
+    assert!(last["completion_probabilities"].is_null() && last["timings"]["predicted_n"] == 8, "{last}");
+    assert_eq!(refused(&app, &with(&once(), json!({"n_probs": 2000}))).await, "n_probs");
+    // The routes of OpenAI's interface give times and progress too, where they are asked for.
+    for (path, body) in [(CHAT, hello()), (TEXT, json!({"prompt": "Once", "max_tokens": 8, "seed": 3}))] {
+        assert!(ok(&app, path, &body).await["timings"].is_null());
+        let body = with(&body, json!({"timings_per_token": true, "return_progress": true}));
+        assert_eq!(ok(&app, path, &body).await["timings"]["predicted_n"], 8);
+        let chunks = stream(&app, path, &body).await;
+        assert_eq!(chunks.last().unwrap()["timings"]["predicted_n"], 8);
+        let progress: Vec<&Value> = chunks.iter().filter(|chunk| !chunk["prompt_progress"].is_null()).collect();
+        assert_eq!(progress.len(), 2, "{path}");
+        assert_eq!(progress[1]["prompt_progress"]["processed"], progress[1]["prompt_progress"]["total"]);
+        assert_eq!(chunks[0]["system_fingerprint"], "hotmetal-0");
+    }
+}
+
+#[tokio::test]
+async fn grammars_biases_and_samplers_have_llama_cpps_forms() {
+    let app = app();
+    let text = async |change: Value| {
+        ok(&app, COMPLETION, &with(&once(), change)).await["content"].as_str().unwrap().to_owned()
+    };
+    let gbnf = text(json!({"grammar": "root ::= [ab]{4}"})).await;
+    assert!(gbnf.len() == 4 && gbnf.bytes().all(|byte| b"ab".contains(&byte)), "{gbnf}");
+    let schema = text(json!({"json_schema": {"type": "boolean"}})).await;
+    assert!(["true", "false"].contains(&schema.as_str()), "{schema}");
+    assert_eq!(text(json!({"grammar": ""})).await, text(json!({})).await);
+    let used = async |bias: Value| {
+        let answer = ok(&app, COMPLETION, &with(&once(), json!({"logit_bias": bias}))).await;
+        answer["generation_settings"]["logit_bias"].clone()
+    };
+    assert_eq!(used(json!([[300, 1.5], [301, false]])).await, json!({"300": 1.5, "301": -100}));
+    assert_eq!(used(json!({"300": 1.5, "301": false})).await, json!({"300": 1.5, "301": -100}));
+    let tokenizer = tokenizer();
+    let ids = tokenizer.encode("Once upon", tokenizer::ParseSpecial::No).unwrap();
+    let named = used(json!([["Once upon", -1]])).await;
+    assert_eq!(named.as_object().unwrap().len(), ids.len());
+    assert!(ids.iter().all(|id| named[id.to_string()] == -1.0), "{named}");
+    assert_eq!(used(json!([])).await, json!({}));
+    for bias in [
+        json!([300]),
+        json!([[300]]),
+        json!([[300, "x"]]),
+        json!([[300, true]]),
+        json!(7),
+        json!([[[1], 2]]),
+        json!([[99999, 1]]),
+    ] {
+        assert_eq!(refused(&app, &with(&once(), json!({"logit_bias": bias}))).await, "logit_bias", "{bias}");
+    }
+    let answer = ok(
+        &app,
+        COMPLETION,
+        &with(&once(), json!({"samplers": ["dry", "top_k", "typ_p", "top_n_sigma", "temperature"]})),
+    )
+    .await;
+    assert_eq!(answer["generation_settings"]["samplers"], json!(["dry", "top_k", "typical_p", "temperature"]));
+    assert_eq!(answer["generation_settings"]["top_p"], 1.0);
+    assert_eq!(answer["x_hotmetal"]["ignored"], json!(["samplers.top_n_sigma"]));
+    for (change, param) in [
+        (json!({"mirostat": 2}), "mirostat"),
+        (json!({"top_n_sigma": 1.5}), "top_n_sigma"),
+        (json!({"dynatemp_range": 0.5}), "dynatemp_range"),
+        (json!({"lora": [{"id": 0, "scale": 1}]}), "lora"),
+        (json!({"n": 2, "n_cmpl": 3}), "n"),
+        (json!({"n_cmpl": 0}), "n_cmpl"),
+        (json!({"max_tokens": 7}), "max_tokens"),
+        (json!({"post_sampling_probs": true}), "post_sampling_probs"),
+        (json!({"grammar": "root ::= ["}), "grammar"),
+        (json!({"image_data": [{"id": 1}]}), "image_data"),
+    ] {
+        assert_eq!(refused(&app, &with(&once(), change.clone())).await, param, "{change}");
+    }
+}
+
+#[tokio::test]
+async fn properties_and_places_are_shown() {
+    let app = app();
+    let (status, props) = get(&app, "/props").await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 256);
+    assert_eq!(props["default_generation_settings"]["params"]["temperature"], 0.7);
+    assert_eq!((&props["build_info"], &props["model_alias"]), (&json!("hotmetal-0"), &json!(MODEL)));
+    assert!(props["chat_template"].as_str().unwrap().contains("<|im_start|>"));
+    assert_eq!(props["chat_template_caps"]["supports_system_role"], true);
+    assert_eq!(props["modalities"]["vision"], false);
+    let (_, slots) = get(&app, "/slots").await;
+    let slots = slots.as_array().unwrap();
+    assert_eq!(json!(slots.len()), props["total_slots"]);
+    assert!(slots.iter().all(|slot| slot["is_processing"] == false && slot["n_ctx"] == 256), "{slots:?}");
+    assert_eq!(get(&app, "/slots?fail_on_no_slot=1").await.0, StatusCode::OK);
+    assert_eq!(get(&app, "/props?model=x").await.0, StatusCode::NOT_FOUND);
+    // The page of counts has llama.cpp's names beside the others.
+    ok(&app, COMPLETION, &once()).await;
+    let page = String::from_utf8(bytes(send(&app, request(Method::GET, "/metrics", "")).await).await.to_vec()).unwrap();
+    for line in [
+        "llamacpp:tokens_predicted_total{model_name=\"tiny\"} 8",
+        "llamacpp:requests_processing{model_name=\"tiny\"} 0",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line} is missing in\n{page}");
+    }
+    // While a model loads, a client of llama.cpp reads that it does.
+    let waiting = loading(Options::default());
+    let (status, health) = get(&waiting, "/health").await;
+    assert_eq!((status, &health["error"]["message"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("Loading model")));
+    assert_eq!((&health["error"]["code"], &health["error"]["type"]), (&json!(503), &json!("unavailable_error")));
+}
+
+/// All slots are taken while a text runs on a server of one.
+#[tokio::test]
+async fn no_place_is_free_while_all_texts_run() {
+    let config = EngineConfig { max_sequences: 1, ..config() };
+    let app = app_on(config, None);
+    let body = with(&once(), json!({"n_predict": -1, "ignore_eos": true, "stream": true}));
+    let response = send(&app, request(Method::POST, COMPLETION, &body.to_string())).await;
+    let mut status = StatusCode::OK;
+    for _ in 0..1000 {
+        status = get(&app, "/slots?fail_on_no_slot=1").await.0;
+        if status == StatusCode::SERVICE_UNAVAILABLE || stats(&app).num_running + stats(&app).num_waiting == 0 {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    // The text may have been written before anybody looked.
+    assert!(status == StatusCode::SERVICE_UNAVAILABLE || bytes(response).await.len() > 200, "{status}");
+}
+
+/// Each route is there without `/v1`, too.
+#[tokio::test]
+async fn routes_are_there_without_their_version() {
+    let app = app();
+    let same = async |path: &str, body: &Value, part: &str| {
+        let (with, without) = (ok(&app, &format!("/v1{path}"), body).await, ok(&app, path, body).await);
+        assert!(!with[part].is_null() && with[part] == without[part], "{path}: {without}");
+    };
+    same("/chat/completions", &hello(), "choices").await;
+    same("/embeddings", &json!({"input": "Once"}), "data").await;
+    same("/messages", &json!({"messages": hello()["messages"], "max_tokens": 4, "seed": 3}), "content").await;
+    same("/messages/count_tokens", &json!({"messages": hello()["messages"]}), "input_tokens").await;
+    same("/responses", &json!({"input": "Hello", "max_output_tokens": 4, "seed": 3}), "status").await;
+    assert_eq!(get(&app, "/models").await, get(&app, "/v1/models").await);
+    assert_eq!(get(&app, "/models/tiny").await, get(&app, "/v1/models/tiny").await);
+    assert_eq!(get(&app, "/v1/health").await.0, StatusCode::OK);
+    // The errors of an interface stay its own.
+    let (status, _, error) = post(&app, "/messages", &json!({})).await;
+    assert_eq!((status, &error["type"]), (StatusCode::BAD_REQUEST, &json!("error")));
+    // Health needs no key by either name, and all else does.
+    let key = crate::ApiKey::new("a-key-of-some-length").unwrap();
+    let locked = loading(Options { api_keys: vec![key], ..Options::default() });
+    serve_on(&locked, config(), None);
+    assert_eq!(get(&locked, "/v1/health").await.0, StatusCode::OK);
+    for path in ["/models", "/props", "/slots"] {
+        assert_eq!(get(&locked, path).await.0, StatusCode::UNAUTHORIZED, "{path}");
+    }
+    for path in ["/completion", "/completions", "/chat/completions", "/embeddings", "/messages"] {
+        assert_eq!(post(&locked, path, &json!({})).await.0, StatusCode::UNAUTHORIZED, "{path}");
+    }
+}
+
+/// What llama.vim and SillyTavern send, as they send it.
+#[tokio::test]
+async fn recorded_requests_of_clients_are_answered() {
+    let vim = json!({
+        "input_prefix": "int f(int a) {\n", "input_suffix": "}\n", "input_extra": [{"filename": "a.c", "text": "int x;\n", "time": [1, 2]}],
+        "prompt": "    return", "n_predict": 128, "stop": [], "n_indent": 0, "top_k": 40, "top_p": 0.9,
+        "samplers": ["top_k", "top_p", "infill"], "stream": false, "cache_prompt": true, "t_max_prompt_ms": 500,
+        "t_max_predict_ms": 1000, "response_fields": ["content", "timings/prompt_n", "timings/predicted_n", "truncated", "tokens_cached"],
+    });
+    let coder = super::infill::app_with_marks();
+    let answer = ok(&coder, INFILL, &vim).await;
+    assert!(answer["content"].is_string() && answer["timings/predicted_n"].is_u64(), "{answer}");
+    // It warms the cache while nobody types.
+    let warm = with(&vim, json!({"n_predict": 0, "t_max_predict_ms": 1, "response_fields": [""], "samplers": []}));
+    ok(&coder, INFILL, &warm).await;
+
+    let app = app();
+    let tavern: Value = serde_json::from_str(
+        r#"{
+        "prompt": "Once upon a time", "max_new_tokens": 20, "max_tokens": 20, "temperature": 0.7, "top_p": 0.9, "typical_p": 1,
+        "typical": 1, "sampler_seed": -1, "min_p": 0.05, "repetition_penalty": 1.1, "frequency_penalty": 0, "presence_penalty": 0,
+        "top_k": 40, "skew": 0, "min_length": 0, "min_tokens": 0, "num_beams": 1, "length_penalty": 1, "early_stopping": false,
+        "add_bos_token": true, "dynamic_temperature": false, "dynatemp_low": 1, "dynatemp_high": 1, "dynatemp_range": 0,
+        "dynatemp_exponent": 1, "smoothing_factor": 0, "smoothing_curve": 1, "dry_allowed_length": 2, "dry_multiplier": 0,
+        "dry_base": 1.75, "dry_sequence_breakers": ["\n", ":", "\"", "*"], "dry_penalty_last_n": 0, "max_tokens_second": 0,
+        "sampler_priority": ["temperature"], "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "tfs_z", "typical_p", "top_p", "min_p", "xtc", "temperature"],
+        "stopping_strings": ["\nUser:"], "stop": ["\nUser:"], "truncation_length": 256, "ban_eos_token": false,
+        "skip_special_tokens": true, "include_reasoning": true, "top_a": 0, "tfs": 1, "mirostat": 0, "mirostat_mode": 0, "mirostat_tau": 5,
+        "mirostat_eta": 0.1, "custom_token_bans": "", "banned_strings": [], "api_type": "llamacpp", "api_server": "http://127.0.0.1:8080/",
+        "xtc_threshold": 0.1, "xtc_probability": 0, "nsigma": 0, "top_n_sigma": 0, "min_keep": 0, "n_predict": 20, "num_predict": 20,
+        "num_ctx": 256, "rep_pen": 1.1, "rep_pen_range": 0, "repetition_penalty_range": 0, "encoder_repetition_penalty": 1,
+        "no_repeat_ngram_size": 0, "penalty_alpha": 0, "temperature_last": true, "do_sample": true, "seed": 7, "guidance_scale": 1,
+        "negative_prompt": "", "grammar_string": "", "repeat_penalty": 1.1, "repeat_last_n": 0, "n_probs": 0, "cache_prompt": true,
+        "logit_bias": [], "ignore_eos": false, "trim_stop": true, "epsilon_cutoff": 0, "eta_cutoff": 0}"#,
+    )
+    .unwrap();
+    let answer = ok(&app, COMPLETION, &tavern).await;
+    assert!(answer["tokens_predicted"].as_u64() <= Some(20), "{answer}");
+    assert_eq!(answer["generation_settings"]["temperature"], 0.7);
+    let streamed = events(&app, COMPLETION, &tavern).await;
+    assert_eq!(streamed.last().unwrap()["stop"], true);
+}
