@@ -18,9 +18,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::app::{App, ModelPhase};
+use crate::security;
 use crate::stream_io::{Peer, Peers, Probed, Timed};
 
-const HEADER_BYTES_MAX: usize = 32 << 10;
+/// What is kept of a request that is not whole: twice what its head may have, so that most of those whose head is too
+/// long are told its length. Beyond that the answer is a bare 431.
+const READ_BYTES_MAX: usize = 2 * security::HEAD_BYTES_MAX;
 const HEADERS_MAX: usize = 64;
 /// How long a connection waits for a free place before somebody idle has to give one up.
 const PLACE_INTERVAL: Duration = Duration::from_millis(10);
@@ -178,7 +181,7 @@ async fn connection(
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(app.inner.options.header_time_max)
-        .max_buf_size(HEADER_BYTES_MAX)
+        .max_buf_size(READ_BYTES_MAX)
         // `Timed` tells those who wait with their half closed from those who have left.
         .half_close(true)
         .max_headers(HEADERS_MAX);

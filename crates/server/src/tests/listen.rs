@@ -426,6 +426,30 @@ async fn the_work_of_a_client_that_leaves_without_reading_ends() {
     }
 }
 
+/// The bound holds to the byte. A little beyond it the answer says the length; far beyond it the status has to do.
+#[tokio::test]
+async fn headers_beyond_their_bound_are_refused() {
+    let (_app, address, ..) = start(Options::default()).await;
+    let ask = async |length: usize| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let head = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: ";
+        let rest = length - head.len() - 4;
+        let request = format!("{head}{}\r\n\r\n", "x".repeat(rest));
+        assert_eq!(request.len(), length);
+        let _ = stream.write_all(request.as_bytes()).await;
+        read_for(&mut stream, Duration::from_secs(10)).await
+    };
+    for length in [1 << 10, 31 << 10, 32 << 10] {
+        assert!(ask(length).await.starts_with("HTTP/1.1 200"), "{length}");
+    }
+    for length in [(32 << 10) + 1, 33 << 10, 100 << 10, 1 << 20] {
+        let answer = ask(length).await;
+        assert!(answer.starts_with("HTTP/1.1 431"), "{length}: {answer:?}");
+        let says = answer.contains(&format!("have {length} bytes")) && answer.contains("headers_too_large");
+        assert!(says || length > 64 << 10, "{length}: {answer:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_request_whose_client_leaves_is_counted_as_aborted() {
     let slow: Faults = Box::new(|_, _| {
