@@ -27,6 +27,7 @@ mod output;
 mod packing;
 mod plan_command;
 mod profile;
+mod prompt_line;
 mod pull;
 mod quantize;
 mod repl;

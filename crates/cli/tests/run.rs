@@ -257,6 +257,33 @@ fn a_conversation_remembers_obeys_its_commands_and_saves() {
     assert_eq!(roles, ["system", "user", "assistant"]);
 }
 
+/// A message of several lines, parameters, and a conversation that goes on in another process.
+#[test]
+fn a_conversation_has_long_messages_and_settings_and_goes_on_elsewhere() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = folder.path().join("chat.json");
+    let saved = saved.display();
+    let script = format!(
+        "/set temperature 0\n/set num_predict 8\n/set parameter top_p 2\n/set colour red\n/set num_ctx 9\n\"\"\"Tell me\na \
+         story.\"\"\"\n/save {saved}\n"
+    );
+    let output = with_stdin(&["run", "-i"], &script);
+    let stderr = text(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    for words in ["temperature is 0", "num_predict is 8", "top_p", "`colour`", "--ctx-size 9", "saved to"] {
+        assert!(stderr.contains(words), "`{words}` in {stderr}");
+    }
+    let object: Value =
+        serde_json::from_str(&std::fs::read_to_string(folder.path().join("chat.json")).expect("saved")).expect("JSON");
+    assert_eq!(object["messages"][0]["content"], "Tell me\na story.");
+    let answer = object["messages"][1]["content"].as_str().expect("an answer").to_owned();
+    let output =
+        with_stdin(&["run", "-i", "--temp", "0", "-n", "8"], &format!("/load {saved}\n/regen\n/load nowhere\n"));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("2 messages of") && stderr.contains("`nowhere`"), "{stderr}");
+    assert_eq!(text(&output.stdout).trim_end(), answer.trim_end(), "the same prompt, without chance");
+}
+
 #[test]
 fn gguf_and_safetensors_of_one_model_tell_the_same_story() {
     let (Some(gguf), Some(folder)) = (shared_model("stories260K-f16.gguf"), shared_model("stories260K-hf")) else {
