@@ -147,9 +147,12 @@ fn a_bias_of_minus_infinity_bans_a_token() {
 
 #[test]
 fn mistakes_get_one_clear_message() {
-    let cases: [(i32, &[&str], &[&str]); 13] = [
+    let cases: [(i32, &[&str], &[&str]); 16] = [
         (1, &["run", "/no/such/model.gguf", "hi"], &["/no/such/model.gguf"]),
         (1, &["run", "no-such-org/no-such-repo", "hi"], &["no-such-org/no-such-repo", "pull"]),
+        (1, &["run", "no-such-model", "hi"], &["`no-such-model`", "ORG/REPO", "hotmetal pull"]),
+        (1, &["run", "llama3.2:1b"], &["`llama3.2:1b`", "ORG/REPO"]),
+        (1, &["run", "nosuch.gguf", "hi"], &["`nosuch.gguf`", "no such file"]),
         (1, &["run", "-f", "/no/such/prompt.txt"], &["/no/such/prompt.txt"]),
         (1, &["run"], &["no prompt"]),
         (1, &["run", "-m", "some/model", "hi", "-p", "there"], &["twice"]),
@@ -168,6 +171,31 @@ fn mistakes_get_one_clear_message() {
             assert!(stderr.contains(word), "{args:?} should mention `{word}`: {stderr}");
         }
     }
+}
+
+/// Names without an organisation are answered with what is in the cache, and are no prompts of the built-in model.
+#[test]
+fn a_name_without_an_organisation_is_answered_with_those_that_are_here() {
+    let home = tempfile::tempdir().expect("a folder");
+    for repo in ["models--Qwen--Qwen2.5-0.5B-Instruct", "models--Qwen--Qwen2.5-7B", "models--google--gemma-3-1b-it"] {
+        std::fs::create_dir_all(home.path().join("hub").join(repo).join("blobs")).expect("a folder");
+    }
+    for (args, first, other) in [
+        (&["run", "qwen2.5", "hi"][..], "Qwen/Qwen2.5-7B", Some("Qwen/Qwen2.5-0.5B-Instruct")),
+        (&["run", "qwen2.5:0.5b"], "Qwen/Qwen2.5-0.5B-Instruct", Some("Qwen/Qwen2.5-7B")),
+        (&["run", "Gemma3"], "google/gemma-3-1b-it", None),
+        (&["inspect", "gemma-3"], "google/gemma-3-1b-it", None),
+    ] {
+        let output = hotmetal(args).env("HF_HOME", home.path()).output().expect("the binary starts");
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        let at = stderr.find(first).unwrap_or_else(|| panic!("{args:?}: {stderr}"));
+        assert!(other.is_none_or(|other| stderr.find(other).is_some_and(|later| later > at)), "{args:?}: {stderr}");
+        assert!(!stderr.contains("hotmetal pull"), "{stderr}");
+    }
+    // One word that is like none of them is a prompt.
+    let output = hotmetal(&["run", "Once", "-n", "2"]).env("HF_HOME", home.path()).output().expect("the binary starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
 #[test]
