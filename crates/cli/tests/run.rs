@@ -147,12 +147,14 @@ fn a_bias_of_minus_infinity_bans_a_token() {
 
 #[test]
 fn mistakes_get_one_clear_message() {
-    let cases: [(i32, &[&str], &[&str]); 16] = [
+    let cases: [(i32, &[&str], &[&str]); 18] = [
         (1, &["run", "/no/such/model.gguf", "hi"], &["/no/such/model.gguf"]),
         (1, &["run", "no-such-org/no-such-repo", "hi"], &["no-such-org/no-such-repo", "pull"]),
         (1, &["run", "no-such-model", "hi"], &["`no-such-model`", "ORG/REPO", "hotmetal pull"]),
         (1, &["run", "llama3.2:1b"], &["`llama3.2:1b`", "ORG/REPO"]),
         (1, &["run", "nosuch.gguf", "hi"], &["`nosuch.gguf`", "no such file"]),
+        (2, &["run", "--lora", "a.gguf", "hi"], &["`--lora`", "merge"]),
+        (2, &["run", "--mirostat", "2", "hi"], &["`--mirostat 2`"]),
         (1, &["run", "-f", "/no/such/prompt.txt"], &["/no/such/prompt.txt"]),
         (1, &["run"], &["no prompt"]),
         (1, &["run", "-m", "some/model", "hi", "-p", "there"], &["twice"]),
