@@ -35,6 +35,17 @@ DEFINITIONS = {
     "tiny_aya": bytes_after(r"\d{1,3}(?=(?:\d{3})*\b)", CASED_WORDS),
     "superbpe": bytes_after(r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
     "roberta-bpe": ByteLevel(add_prefix_space=False, use_regex=True),
+    # Trinity's: digits in threes from the end of a number, in chunks that the pattern keeps short; then scripts that
+    # write no spaces.
+    "afmoe": bytes_after(
+        r"\p{Nd}{1,510}(?=(?>\p{Nd}{510})*(?:\P{Nd}|$))|\G\p{Nd}{510}",
+        r"\A\p{Nd}{1,2}(?=\p{Nd}{3}+\z)",
+        r"\A\p{Nd}{3}|\G\p{Nd}{3}",
+        r"(?:[\u4E00-\u9FFF\u3040-\u309F\u30A0-\u30FF\u3400-\u4DBF\uf900-\uFAFF\uFF65-\uFF9F\u2F00-\u2FDF]+|[\u0E00-\u0E7F]+"
+        r"|[\u0E80-\u0EFF]+|[\u1780-\u17FF]+|[\u1000-\u109F\uAA60-\uAA7F\uA9E0-\uA9FF]+|[\uAC00-\uD7AF\u1100-\u11FF]+)",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
 }
 
 RUNS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 65, 600]
@@ -61,6 +72,13 @@ TEXTS = [
     *[f"x\n{chr(10) * count}y" for count in (0, 1, 2, 9)],
 ]
 
+# For words alone: merges are those of the texts above.
+MORE_TEXTS = [
+    *["9" * count for count in (5, 6, 7, 509, 510, 511, 1020, 1021, 1022)],
+    "ไทย๑๒๓๔ลาวພາສາລາວ၁၂၃၄ဗမာ 한국中文カナｶﾅ㐀豈⼀កខ 1234한5678",
+    " 1234567 ٠١٢٣٤ (1234567) -12345.678\n1234\n",
+]
+
 
 def merged_text():
     """A tokenizer as Gemma's: `▁` for spaces, then merges over all of the text; its tokens hold newlines alone or none."""
@@ -83,8 +101,8 @@ def main(path):
     def sizes(definition, text):
         return [len(word) for word, _ in definition.pre_tokenize_str(text)]
 
-    words = {name: [sizes(definition, text) for text in TEXTS] for name, definition in DEFINITIONS.items()}
-    golden = {"tokenizers": tokenizers.__version__, "texts": TEXTS, "words": words, "merged": merged_text()}
+    words = {name: [sizes(definition, text) for text in TEXTS + MORE_TEXTS] for name, definition in DEFINITIONS.items()}
+    golden = {"tokenizers": tokenizers.__version__, "texts": TEXTS + MORE_TEXTS, "words": words, "merged": merged_text()}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(golden, file, ensure_ascii=True, separators=(",", ":"))
         file.write("\n")

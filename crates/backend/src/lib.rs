@@ -58,7 +58,11 @@ pub enum BackendError {
         found: Vec<usize>,
     },
     /// The device's memory does not hold what was asked for.
-    #[error("device `{device}` cannot hold {what} of {needed_bytes} bytes; use a smaller --ctx-size or model")]
+    #[error(
+        "device `{device}` cannot hold {what} of {}{}; use a smaller --ctx-size or model",
+        mebibytes(*needed_bytes),
+        free_words(*free_bytes)
+    )]
     OutOfMemory {
         /// The device's name.
         device: String,
@@ -66,6 +70,8 @@ pub enum BackendError {
         what: &'static str,
         /// Its size.
         needed_bytes: u64,
+        /// What is free of the device's memory, where the device says it.
+        free_bytes: Option<u64>,
     },
     /// A backend without the means to say what its steps do.
     #[error("this device does not record {what}; `--device cpu` does")]
@@ -93,6 +99,16 @@ pub enum BackendError {
         /// What it said.
         reason: String,
     },
+}
+
+/// A size for people: `1536` → `1536 bytes`, `1572864` → `1.5 MiB`.
+fn mebibytes(bytes: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    if bytes < MIB { format!("{bytes} bytes") } else { format!("{:.1} MiB", bytes as f64 / MIB as f64) }
+}
+
+fn free_words(free_bytes: Option<u64>) -> String {
+    free_bytes.map_or(String::new(), |free| format!(": {} of its memory are free", mebibytes(free)))
 }
 
 /// What a device is.

@@ -1,16 +1,36 @@
-//! Command lines of llama.cpp and vLLM, as far as clap cannot say them: options of one dash with several letters, and
-//! options that have no effect here, which are named in a note and left out.
+//! Command lines of llama.cpp and vLLM, as far as clap cannot say them: options of one dash with several letters, options
+//! with another name here, options that have no effect here, which a note names, and options that would change the text
+//! or the service and cannot be honoured, which are refused with the reason.
 
 use std::ffi::OsString;
+use std::iter::Peekable;
 
 /// What becomes of an option.
 enum Meaning {
-    /// It is called this here.
+    /// It takes a value, and is called this here.
     Is(&'static str),
+    /// It takes no value, and stands for these arguments.
+    Are(&'static [&'static str]),
     /// It has no effect, because of this.
     NoEffect(Values, &'static str),
-    /// The same, where its value is this one; others are refused as unknown.
-    NoEffectIf(&'static str, &'static str),
+    /// The same, where its value is one of these; with another value it is refused with the reason.
+    NoEffectIf(&'static [&'static str], &'static str),
+    /// Its value decides.
+    ByValue(fn(&str) -> Choice),
+    /// It cannot be honoured, because of this.
+    Refused(&'static str),
+}
+
+/// What becomes of an option with a certain value.
+enum Choice {
+    /// These arguments.
+    Args(Vec<String>),
+    /// It stays as it is.
+    AsItIs,
+    /// It has no effect, because of this.
+    NoEffect(&'static str),
+    /// It cannot be honoured, because of this.
+    Refused(&'static str),
 }
 
 /// The values that may follow an option as an argument of their own.
@@ -22,90 +42,455 @@ enum Values {
     Switch,
 }
 
-use Meaning::{Is, NoEffect, NoEffectIf};
+/// Which of the two commands has an option.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Both,
+    Run,
+    Serve,
+}
+
+use Meaning::{Are, ByValue, Is, NoEffect, NoEffectIf, Refused};
+use Of::{Both, Run, Serve};
 
 const LAYERS: &str = "a model is computed on one device, as a whole: --device says which";
 const ATTENTION: &str = "attention never writes its scores to memory here";
 const CACHE: &str = "the KV cache is f16, or f32 with --kv-type f32";
 const BATCH: &str = "--batch-tokens says how many tokens a step has";
 const MEMORY: &str = "--kv-tokens and --ctx-size say how much memory the cache takes";
+const ONE_DEVICE: &str = "a model is computed on one device";
+const THREADS: &str = "--threads says how many threads compute";
+const PLACES: &str = "the system chooses the processors and the priority of the threads";
+const LOGS: &str = "logs go to standard error; -v shows more of them";
+const CONTINUOUS: &str = "texts always join and leave the steps one by one";
+const PREFIXES: &str = "prompts always share the cache of their common beginnings";
+const TIMES: &str = "--request-timeout, --step-timeout and --stall-timeout are the limits of time";
+const ADAPTERS: &str = "adapters are not applied; merge them into the weights first";
+const IMAGES: &str = "models read text alone here";
+const DRAFTS: &str = "no second model drafts tokens here";
+const DIALECTS: &str = "the model's chat template shows how it writes calls and thoughts";
+const GRAMMARS: &str = "`hotmetal serve` takes a grammar or a schema with each request";
+const TEMPLATE_FIELDS: &str = "a request's `chat_template_kwargs` says it";
+const SERVER_TLS: &str = "the server speaks plain HTTP: put a proxy in front of it (packaging/nginx.conf)";
+const ROUTES: &str = "the server has all routes that the model can answer";
+const SAMPLER: &str = "this sampler is not computed here";
+const SAMPLER_ORDER: &str = "`samplers` of a request says the order";
+const WHERE_FROM: &str = "nothing is downloaded while a model runs; `hotmetal pull ORG/REPO` brings it first";
+const WEIGHTS: &str = "weights are computed in the format that they are stored in; --quant FORMAT makes others";
 
-/// Options, with what they mean here.
-const OPTIONS: &[(&str, Meaning)] = &[
-    ("-hf", Is("--model")),
-    ("-hfr", Is("--model")),
-    ("--hf-repo", Is("--model")),
-    ("-np", Is("--parallel")),
-    ("-cnv", Is("--interactive")),
-    ("--conversation", Is("--interactive")),
-    ("-ngl", NoEffect(Values::One, LAYERS)),
-    ("--gpu-layers", NoEffect(Values::One, LAYERS)),
-    ("--n-gpu-layers", NoEffect(Values::One, LAYERS)),
-    ("-fa", NoEffect(Values::Switch, ATTENTION)),
-    ("--flash-attn", NoEffect(Values::Switch, ATTENTION)),
-    ("-ctk", NoEffect(Values::One, CACHE)),
-    ("--cache-type-k", NoEffect(Values::One, CACHE)),
-    ("-ctv", NoEffect(Values::One, CACHE)),
-    ("--cache-type-v", NoEffect(Values::One, CACHE)),
-    ("-b", NoEffect(Values::One, BATCH)),
-    ("--batch-size", NoEffect(Values::One, BATCH)),
-    ("-ub", NoEffect(Values::One, BATCH)),
-    ("--ubatch-size", NoEffect(Values::One, BATCH)),
-    ("--jinja", NoEffect(Values::None, "chat templates are always rendered as Jinja")),
-    ("--mlock", NoEffect(Values::None, "the system keeps what is used in memory")),
-    ("--gpu-memory-utilization", NoEffect(Values::One, MEMORY)),
-    ("--tensor-parallel-size", NoEffectIf("1", "a model is computed on one device")),
-    ("--dtype", NoEffectIf("auto", "weights are computed in the format that they are stored in")),
+/// Options, with the command that has them and what they mean here.
+const OPTIONS: &[(&[&str], Of, Meaning)] = &[
+    // Models.
+    (&["-hf", "-hfr", "--hf-repo"], Both, Is("--model")),
+    (&["-hft", "--hf-token"], Both, Refused("`hotmetal pull` reads the token from the variable HF_TOKEN")),
+    (&["-mu", "--model-url", "-dr", "--docker-repo"], Both, Refused(WHERE_FROM)),
+    (&["--download-dir"], Both, Refused("the variable HF_HOME says where models are kept")),
+    (&["--revision"], Both, Refused("`hotmetal pull --revision` brings another revision")),
+    (&["--tokenizer"], Both, Refused("a model is read with the tokenizer in its own files")),
+    (&["--offline"], Both, NoEffect(Values::None, "a model that runs opens no connection")),
+    (&["--trust-remote-code"], Both, NoEffect(Values::None, "no code in a model's folder is run")),
+    (&["--load-format", "--tokenizer-mode"], Both, NoEffect(Values::One, "the model's files say what they are")),
+    (&["--quantization", "-q"], Both, NoEffect(Values::One, WEIGHTS)),
+    (&["--dtype"], Both, NoEffectIf(&["auto"], WEIGHTS)),
+    (&["--override-kv"], Both, Refused("the model's own metadata counts; `hotmetal inspect` shows it")),
+    (&["--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"], Both, Refused(ADAPTERS)),
+    (&["--enable-lora", "--lora-modules"], Both, Refused(ADAPTERS)),
+    (&["-mm", "--mmproj", "-mmu", "--mmproj-url", "--image", "--audio"], Both, Refused(IMAGES)),
+    (&["--no-mmproj"], Both, NoEffect(Values::None, IMAGES)),
+    (&["--limit-mm-per-prompt"], Both, NoEffect(Values::One, IMAGES)),
+    (&["-md", "--model-draft", "-hfd", "--hf-repo-draft", "--speculative-config"], Both, Refused(DRAFTS)),
+    (&["--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-p-min"], Both, NoEffect(Values::One, DRAFTS)),
+    (&["-ngld", "--gpu-layers-draft", "-devd", "--device-draft", "-cd"], Both, NoEffect(Values::One, DRAFTS)),
+    // Devices.
+    (&["-dev"], Both, Is("--device")),
+    (&["-ngl", "--gpu-layers", "--n-gpu-layers"], Both, ByValue(layers)),
+    (
+        &["-sm", "--split-mode", "-ts", "--tensor-split", "-ot", "--override-tensor"],
+        Both,
+        NoEffect(Values::One, LAYERS),
+    ),
+    (&["-ncmoe", "--n-cpu-moe"], Both, NoEffect(Values::One, LAYERS)),
+    (
+        &["-cmoe", "--cpu-moe", "-nkvo", "--no-kv-offload", "--no-op-offload", "-kvo", "--kv-offload"],
+        Both,
+        NoEffect(Values::None, LAYERS),
+    ),
+    (&["-mg", "--main-gpu"], Both, ByValue(main_gpu)),
+    (&["--rpc"], Both, Refused(ONE_DEVICE)),
+    (
+        &["--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"],
+        Both,
+        NoEffectIf(&["1"], ONE_DEVICE),
+    ),
+    (&["--cpu-offload-gb"], Both, NoEffectIf(&["0"], LAYERS)),
+    (&["--swap-space", "--num-gpu-blocks-override", "--block-size"], Both, NoEffect(Values::One, MEMORY)),
+    (&["--gpu-memory-utilization"], Both, NoEffect(Values::One, MEMORY)),
+    (&["-fit", "--fit"], Both, NoEffect(Values::Switch, MEMORY)),
+    (&["--enforce-eager"], Both, NoEffect(Values::None, "steps are recorded where that helps")),
+    // Threads and memory.
+    (&["-t", "--threads"], Both, ByValue(own_unless_negative)),
+    (&["-tb", "--threads-batch"], Both, NoEffect(Values::One, THREADS)),
+    (&["--threads-http"], Serve, NoEffect(Values::One, "two threads read requests and write answers")),
+    (
+        &["-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict", "--prio", "--poll", "--numa"],
+        Both,
+        NoEffect(Values::One, PLACES),
+    ),
+    (
+        &["-Cb", "--cpu-mask-batch", "-Crb", "--cpu-range-batch", "--cpu-strict-batch", "--prio-batch", "--poll-batch"],
+        Both,
+        NoEffect(Values::One, PLACES),
+    ),
+    (&["--mlock"], Both, NoEffect(Values::None, "the system keeps what is used in memory")),
+    (&["--mmap"], Both, NoEffect(Values::None, "files are mapped unless --no-mmap is given")),
+    (&["-dio", "--direct-io", "-ndio", "--no-direct-io"], Both, NoEffect(Values::None, "--no-mmap reads files whole")),
+    (&["--repack"], Both, NoEffect(Values::None, "weights are repacked unless --no-repack is given")),
+    (&["--warmup", "--no-warmup"], Both, NoEffect(Values::None, "the first request is computed as all others")),
+    // Contexts, caches and steps.
+    (&["-c", "--ctx-size"], Both, ByValue(own_unless_zero)),
+    (&["--max-model-len"], Both, ByValue(context_of_vllm)),
+    (&["-fa", "--flash-attn"], Both, NoEffect(Values::Switch, ATTENTION)),
+    (&["-ctk", "--cache-type-k"], Both, ByValue(cache_type)),
+    (
+        &["-ctv", "--cache-type-v", "-ctkd", "--cache-type-k-draft", "-ctvd", "--cache-type-v-draft"],
+        Both,
+        NoEffect(Values::One, CACHE),
+    ),
+    (&["--kv-cache-dtype"], Both, NoEffectIf(&["auto", "float16", "half", "fp16"], CACHE)),
+    (&["-b", "--batch-size", "-ub", "--ubatch-size"], Both, NoEffect(Values::One, BATCH)),
+    (&["-np"], Serve, Is("--parallel")),
+    (&["-np", "--parallel"], Run, NoEffectIf(&["1", "-1", "0"], "`hotmetal run` generates one text at a time")),
+    (&["-cb", "--cont-batching", "-nocb", "--no-cont-batching"], Both, NoEffect(Values::None, CONTINUOUS)),
+    (&["--enable-chunked-prefill", "--no-enable-chunked-prefill"], Both, NoEffect(Values::None, CONTINUOUS)),
+    (
+        &["--cache-prompt", "--no-cache-prompt", "--enable-prefix-caching", "--no-enable-prefix-caching"],
+        Both,
+        NoEffect(Values::None, PREFIXES),
+    ),
+    (
+        &["--cache-reuse", "-cram", "--cache-ram", "--keep", "--prompt-cache", "-sps", "--slot-prompt-similarity"],
+        Both,
+        NoEffect(Values::One, PREFIXES),
+    ),
+    (
+        &["--prompt-cache-all", "--prompt-cache-ro", "--swa-full", "-kvu", "--kv-unified", "--no-kv-unified"],
+        Both,
+        NoEffect(Values::None, PREFIXES),
+    ),
+    (&["-dt", "--defrag-thold"], Both, NoEffect(Values::One, "the cache is in blocks, which need no order")),
+    (&["--no-context-shift"], Both, NoEffect(Values::None, "a text ends where its context is full")),
+    (&["--context-shift"], Both, Refused("a text ends where its context is full: --ctx-size makes room")),
+    (&["-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"], Both, Refused("--rope-scaling stretches a context")),
+    (&["--yarn-ext-factor"], Both, NoEffectIf(&["-1", "-1.0"], "it is YaRN's own")),
+    // What is generated.
+    (&["-n", "--predict", "--n-predict", "--max-tokens"], Run, ByValue(own_unless_negative)),
+    (&["-n", "--predict", "--n-predict"], Serve, ByValue(limit_of_requests)),
+    (&["-s", "--seed"], Run, ByValue(own_unless_negative)),
+    (&["-s", "--seed"], Serve, ByValue(seed_of_requests)),
+    (&["-cnv", "--conversation"], Run, Are(&["--interactive"])),
+    (&["-no-cnv", "--no-conversation"], Run, Are(&["--raw"])),
+    (&["-st", "--single-turn"], Run, NoEffect(Values::None, "a prompt gets one answer; -i holds a conversation")),
+    (
+        &["-if", "--interactive-first", "-mli", "--multiline-input"],
+        Run,
+        NoEffect(Values::None, "a line that ends in \\ goes on in the next, and \"\"\" begins and ends several"),
+    ),
+    (&["-sys"], Run, Is("--system")),
+    (&["-sysf", "--system-prompt-file"], Run, Refused("--system \"$(cat FILE)\" gives the text of a file")),
+    (&["-r", "--reverse-prompt"], Run, Is("--stop")),
+    (&["-r", "--reverse-prompt"], Serve, Refused("a request's `stop` says where its text ends")),
+    (&["--in-prefix", "--in-suffix"], Run, Refused("the chat template says what surrounds a message")),
+    (
+        &["-e", "--escape"],
+        Run,
+        Refused("a prompt is taken as it is; in a shell, $'a\\nb' writes a line break into an argument"),
+    ),
+    (&["--no-escape"], Run, NoEffect(Values::None, "a prompt is taken as it is")),
+    (&["-co", "--color"], Run, NoEffect(Values::Switch, "a text has no colours")),
+    (
+        &["--simple-io", "--no-display-prompt", "--display-prompt", "--verbose-prompt", "--no-perf", "--perf"],
+        Run,
+        NoEffect(Values::None, "standard output has the text alone, and standard error the figures"),
+    ),
+    (
+        &["-sp", "--special"],
+        Both,
+        Refused("special tokens have no text; `return_token_ids` of a request gives all ids"),
+    ),
+    (&["--mirostat"], Both, NoEffectIf(&["0"], SAMPLER)),
+    (&["--mirostat-lr", "--mirostat-ent", "--dynatemp-exp", "--adaptive-decay"], Both, NoEffect(Values::One, SAMPLER)),
+    (&["--dynatemp-range"], Both, NoEffectIf(&["0", "0.0", "0.00"], SAMPLER)),
+    (&["--top-nsigma", "--top-n-sigma", "--adaptive-target"], Both, NoEffectIf(&["-1", "-1.0", "-1.00"], SAMPLER)),
+    (&["--samplers", "--sampler-seq", "--sampling-seq"], Both, Refused(SAMPLER_ORDER)),
+    (&["--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"], Both, Refused(GRAMMARS)),
+    // Conversations and tools.
+    (&["--jinja"], Both, NoEffect(Values::None, "chat templates are always rendered as Jinja")),
+    (&["--no-jinja"], Both, Refused("chat templates are always rendered as Jinja")),
+    (&["--chat-template-kwargs", "--default-chat-template-kwargs"], Both, Refused(TEMPLATE_FIELDS)),
+    (&["--chat-template-content-format"], Both, NoEffect(Values::One, "the chat template says what it reads")),
+    (
+        &["--reasoning-format"],
+        Serve,
+        NoEffectIf(&["auto", "deepseek", "deepseek-legacy"], "thoughts are always apart from the answer"),
+    ),
+    (&["--reasoning-budget"], Run, ByValue(reasoning_budget)),
+    (&["--reasoning-budget"], Serve, NoEffectIf(&["-1"], TEMPLATE_FIELDS)),
+    (&["--enable-auto-tool-choice", "--enable-reasoning"], Serve, NoEffect(Values::None, DIALECTS)),
+    (&["--tool-call-parser", "--reasoning-parser", "--tool-parser-plugin"], Serve, NoEffect(Values::One, DIALECTS)),
+    (
+        &["--guided-decoding-backend", "--structured-outputs-config.backend"],
+        Serve,
+        NoEffect(Values::One, "one engine enforces all grammars"),
+    ),
+    // The service.
+    (&["-to", "--timeout"], Serve, NoEffect(Values::One, TIMES)),
+    (
+        &["--metrics", "--slots", "--no-slots", "--props", "--embedding", "--embeddings"],
+        Serve,
+        NoEffect(Values::None, ROUTES),
+    ),
+    (&["--task", "--runner", "--convert"], Serve, NoEffect(Values::One, ROUTES)),
+    (&["--reranking", "--rerank"], Serve, Refused("no route ranks documents here")),
+    (&["--pooling"], Serve, Refused("the model's files say how its embeddings are pooled")),
+    (&["--webui"], Serve, NoEffect(Values::None, "the page is always at `/`")),
+    (
+        &["--no-webui"],
+        Serve,
+        NoEffect(Values::None, "the page at `/` holds nothing, and its requests need the key too"),
+    ),
+    (
+        &["--path", "--api-prefix", "--root-path", "--uds"],
+        Serve,
+        Refused("routes are where they are: a proxy moves them"),
+    ),
+    (&["--ssl-key-file", "--ssl-cert-file", "--ssl-keyfile", "--ssl-certfile"], Serve, Refused(SERVER_TLS)),
+    (&["--slot-save-path"], Serve, Refused("the cache is in memory alone")),
+    (&["--allowed-origins"], Serve, ByValue(origins)),
+    (&["--generation-config"], Serve, NoEffectIf(&["auto"], "flags such as --temp change what the model's file says")),
+    (&["--max-logprobs"], Serve, NoEffect(Values::One, "a request says how many it wants")),
+    (&["--disable-frontend-multiprocessing"], Serve, NoEffect(Values::None, "the server is one process")),
+    (
+        &["--disable-log-requests", "--disable-log-stats", "--no-enable-log-requests", "--enable-log-requests"],
+        Serve,
+        NoEffect(Values::None, LOGS),
+    ),
+    (&["--uvicorn-log-level", "-lv", "--verbosity", "--log-verbosity"], Both, NoEffect(Values::One, LOGS)),
+    (
+        &["--log-disable", "--log-prefix", "--log-timestamps", "--no-log-prefix", "--no-log-timestamps"],
+        Both,
+        NoEffect(Values::None, LOGS),
+    ),
+    (&["--log-colors"], Both, NoEffect(Values::Switch, "NO_COLOR=1 in the environment switches colours off")),
+    (&["--log-file"], Both, Refused("logs go to standard error; 2>FILE writes them to a file")),
+    (&["--list-devices"], Both, Refused("`hotmetal doctor` lists the devices")),
 ];
 
-/// The arguments in the words of `hotmetal run` and `hotmetal serve`, and what is to be said of those left out.
-pub(crate) fn translated(args: impl Iterator<Item = OsString>) -> (Vec<OsString>, Vec<String>) {
-    let mut args = args.peekable();
-    let (mut ours, mut notes) = (Vec::new(), Vec::new());
-    // The program and the command; of other commands, all is as it stands.
-    ours.extend(args.by_ref().take(2));
-    if !ours.get(1).is_some_and(|command| command == "run" || command == "serve") {
-        ours.extend(args);
-        return (ours, notes);
+/// The file of `-hff`, which belongs to the repository of `-hf`.
+const REPO_OPTIONS: &[&str] = &["-hf", "-hfr", "--hf-repo"];
+const FILE_OPTIONS: &[&str] = &["-hff", "--hf-file"];
+
+fn args(words: &[&str]) -> Choice {
+    Choice::Args(words.iter().map(|&word| word.to_owned()).collect())
+}
+
+fn layers(value: &str) -> Choice {
+    if value == "0" { args(&["--device", "cpu"]) } else { Choice::NoEffect(LAYERS) }
+}
+
+fn main_gpu(value: &str) -> Choice {
+    if value == "0" { Choice::NoEffect(LAYERS) } else { Choice::Refused("--device cuda:N chooses a GPU") }
+}
+
+fn cache_type(value: &str) -> Choice {
+    match value {
+        "f16" | "f32" => args(&["--kv-type", value]),
+        _ => Choice::NoEffect(CACHE),
     }
+}
+
+/// Ours, where -1 stands for what the option is without: no limit, all processors, a random seed.
+fn own_unless_negative(value: &str) -> Choice {
+    if ["-1", "-2"].contains(&value) { args(&[]) } else { Choice::AsItIs }
+}
+
+fn own_unless_zero(value: &str) -> Choice {
+    if value == "0" { args(&[]) } else { Choice::AsItIs }
+}
+
+fn limit_of_requests(value: &str) -> Choice {
+    let because = "each request's `max_tokens` says how long its text may be";
+    if ["-1", "-2"].contains(&value) { args(&[]) } else { Choice::NoEffect(because) }
+}
+
+fn seed_of_requests(value: &str) -> Choice {
+    if value == "-1" { args(&[]) } else { Choice::AsItIs }
+}
+
+/// `32k` is 32,000 and `32K` is 32,768, as in vLLM.
+fn context_of_vllm(value: &str) -> Choice {
+    if ["auto", "-1"].contains(&value) {
+        return args(&[]);
+    }
+    let units = [('k', 1_000), ('K', 1 << 10), ('m', 1_000_000), ('M', 1 << 20)];
+    let known = units.iter().find_map(|&(unit, of)| Some((value.strip_suffix(unit)?.parse::<usize>().ok()?, of)));
+    match known.and_then(|(count, of)| count.checked_mul(of)) {
+        Some(tokens) => args(&["--ctx-size", &tokens.to_string()]),
+        None => Choice::AsItIs,
+    }
+}
+
+fn reasoning_budget(value: &str) -> Choice {
+    match value {
+        "-1" => args(&[]),
+        "0" => args(&["--think", "false"]),
+        _ => Choice::Refused("thoughts have no limit of their own; --think false asks for none"),
+    }
+}
+
+/// A list in JSON, as vLLM takes it.
+fn origins(value: &str) -> Choice {
+    match serde_json::from_str::<Vec<String>>(value) {
+        Ok(origins) => {
+            Choice::Args(origins.into_iter().flat_map(|origin| ["--cors-origin".to_owned(), origin]).collect())
+        }
+        Err(_) => Choice::Refused("expected a list in JSON such as [\"https://example.org\"]; --cors-origin takes one"),
+    }
+}
+
+/// A command line in our words.
+#[derive(Debug, Default)]
+pub(crate) struct Translated {
+    /// The arguments.
+    pub(crate) args: Vec<OsString>,
+    /// What is to be said of those left out.
+    pub(crate) notes: Vec<String>,
+}
+
+/// The arguments in the words of `hotmetal run` and `hotmetal serve`.
+///
+/// # Errors
+/// What is wrong, where an option of another program cannot be honoured.
+pub(crate) fn translated(args: impl Iterator<Item = OsString>) -> Result<Translated, String> {
+    let mut args = args.peekable();
+    let mut ours = Translated::default();
+    // The program and the command; of other commands, all is as it stands.
+    ours.args.extend(args.by_ref().take(2));
+    let command = match ours.args.get(1).and_then(|command| command.to_str()) {
+        Some("run") => Run,
+        Some("serve") => Serve,
+        _ => {
+            ours.args.extend(args);
+            return Ok(ours);
+        }
+    };
+    let (mut repo_at, mut file) = (None, None);
     while let Some(arg) = args.next() {
         if arg == "--" {
-            ours.push(arg);
-            ours.extend(args);
+            ours.args.push(arg);
+            ours.args.extend(args);
             break;
         }
-        let (name, value) = match arg.to_str().map(|arg| arg.split_once('=').unwrap_or((arg, ""))) {
-            Some((name, value)) => (name, (!value.is_empty()).then_some(value)),
-            None => ("", None),
+        let Some(text) = arg.to_str().filter(|text| text.starts_with('-')) else {
+            ours.args.push(arg);
+            continue;
         };
-        match OPTIONS.iter().find(|(option, _)| *option == name).map(|(_, meaning)| meaning) {
-            None => ours.push(arg),
-            Some(Is(here)) => {
-                ours.push((*here).into());
-                ours.extend(value.map(OsString::from));
-            }
-            Some(NoEffect(values, because)) => {
-                notes.push(format!("`{name}` has no effect here: {because}"));
-                if value.is_none() {
-                    args.next_if(|next| match values {
-                        Values::None => false,
-                        Values::One => !next.as_encoded_bytes().starts_with(b"-"),
-                        Values::Switch => ["on", "off", "auto", "1", "0"].iter().any(|word| next == word),
-                    });
-                }
-            }
-            Some(NoEffectIf(only, because)) => {
-                let given = value.map(OsString::from).or_else(|| args.next());
-                if given.as_deref().is_some_and(|given| given == *only) {
-                    notes.push(format!("`{name} {only}` has no effect here: {because}"));
-                } else {
-                    ours.push(name.into());
-                    ours.extend(given);
-                }
-            }
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (text, None),
+        };
+        // As vLLM's parser does.
+        let name = if name.starts_with("--") { name.replace('_', "-") } else { name.to_owned() };
+        if FILE_OPTIONS.contains(&name.as_str()) {
+            file = value.or_else(|| args.next().and_then(|file| file.into_string().ok()));
+            continue;
+        }
+        translate(command, &name, value, &mut args, &mut ours)?;
+        if REPO_OPTIONS.contains(&name.as_str()) {
+            repo_at = Some(ours.args.len() - 1);
         }
     }
-    (ours, notes)
+    if let Some(file) = file {
+        let repo =
+            repo_at.map(|at| &mut ours.args[at]).ok_or("`-hff` names a file of the repository that `-hf` names")?;
+        // `ORG/REPO:QUANT` names a file already, and the file's own name says more.
+        let name = repo.to_string_lossy().split(':').next().map(|repo| format!("{repo}:{file}"));
+        *repo = name.unwrap_or_default().into();
+    }
+    Ok(ours)
+}
+
+/// Translates one option, whose value may be among `rest`.
+fn translate(
+    command: Of,
+    name: &str,
+    value: Option<String>,
+    rest: &mut Peekable<impl Iterator<Item = OsString>>,
+    ours: &mut Translated,
+) -> Result<(), String> {
+    let found = OPTIONS.iter().find(|(names, of, _)| names.contains(&name) && (*of == Both || *of == command));
+    let Some((_, _, meaning)) = found else {
+        ours.args.push(match value {
+            Some(value) => format!("{name}={value}").into(),
+            None => name.into(),
+        });
+        return Ok(());
+    };
+    let mut next = || value.clone().map(OsString::from).or_else(|| rest.next_if(is_value));
+    let as_text = |value: &Option<OsString>| {
+        value.as_ref().map(|value| format!(" {}", value.to_string_lossy())).unwrap_or_default()
+    };
+    let refusal = |value: &Option<OsString>, because: &str| {
+        Err(format!("`{name}{}` cannot be honoured: {because}", as_text(value)))
+    };
+    let note =
+        |value: &Option<OsString>, because: &str| format!("`{name}{}` has no effect here: {because}", as_text(value));
+    match meaning {
+        Is(here) => {
+            ours.args.push((*here).into());
+            ours.args.extend(next());
+        }
+        Are(words) => ours.args.extend(words.iter().map(OsString::from)),
+        NoEffect(values, because) => {
+            match values {
+                Values::None => {}
+                Values::One => _ = next(),
+                Values::Switch => {
+                    let words = ["on", "off", "auto", "1", "0", "true", "false"];
+                    if value.is_none() {
+                        rest.next_if(|next| words.iter().any(|word| next == word));
+                    }
+                }
+            }
+            ours.notes.push(note(&None, because));
+        }
+        NoEffectIf(only, because) => {
+            let given = next();
+            if !given.as_deref().is_some_and(|given| only.iter().any(|only| given == *only)) {
+                return refusal(&given, because);
+            }
+            ours.notes.push(note(&given, because));
+        }
+        ByValue(choose) => {
+            let given = next();
+            match choose(given.as_deref().and_then(|given| given.to_str()).unwrap_or_default()) {
+                Choice::Args(words) => ours.args.extend(words.into_iter().map(OsString::from)),
+                Choice::AsItIs => {
+                    ours.args.push(name.into());
+                    ours.args.extend(given);
+                }
+                Choice::NoEffect(because) => ours.notes.push(note(&given, because)),
+                Choice::Refused(because) => return refusal(&given, because),
+            }
+        }
+        Refused(because) => return refusal(&None, because),
+    }
+    Ok(())
+}
+
+/// Whether an argument is a value rather than the next option: options are no numbers.
+fn is_value(arg: &OsString) -> bool {
+    let arg = arg.to_string_lossy();
+    !arg.starts_with('-') || arg == "-" || arg.parse::<f64>().is_ok()
 }
 
 #[cfg(test)]
@@ -113,28 +498,92 @@ mod tests {
     use super::*;
 
     fn line(text: &str) -> (String, usize) {
-        let (ours, notes) = translated(text.split(' ').map(OsString::from));
-        (ours.iter().map(|arg| arg.to_str().unwrap()).collect::<Vec<_>>().join(" "), notes.len())
+        let found = translated(text.split(' ').map(OsString::from)).expect(text);
+        let args: Vec<_> = found.args.iter().map(|arg| arg.to_str().unwrap()).collect();
+        (args.join(" "), found.notes.len())
     }
 
     #[test]
     fn other_programs_options_are_ours_or_are_told() {
         for (theirs, ours, notes) in [
             ("hotmetal run -hf org/repo -p hi", "hotmetal run --model org/repo -p hi", 0),
+            ("hotmetal run -hf org/repo:Q4_K_M", "hotmetal run --model org/repo:Q4_K_M", 0),
+            ("hotmetal run -hf org/repo -hff a.gguf", "hotmetal run --model org/repo:a.gguf", 0),
+            ("hotmetal run --hf-file=a.gguf --hf-repo=org/repo:Q8_0", "hotmetal run --model org/repo:a.gguf", 0),
             ("hotmetal serve -ngl 99 -fa -np 4 --hf-repo=org/repo", "hotmetal serve --parallel 4 --model org/repo", 2),
+            ("hotmetal serve -ngl 0 m.gguf", "hotmetal serve --device cpu m.gguf", 0),
             ("hotmetal serve -fa m.gguf", "hotmetal serve m.gguf", 1),
             ("hotmetal serve -ctk q8_0 -fa on --jinja m.gguf", "hotmetal serve m.gguf", 3),
+            ("hotmetal run -ctk f32 -ctv f32 m.gguf", "hotmetal run --kv-type f32 m.gguf", 1),
             ("hotmetal serve --dtype auto --tensor-parallel-size=1", "hotmetal serve", 2),
+            ("hotmetal run -cnv -- -ngl", "hotmetal run --interactive -- -ngl", 0),
+            ("hotmetal run -no-cnv -n -1 -c 0 -s -1 -t -1 hi", "hotmetal run --raw hi", 0),
+            ("hotmetal run -n 8 -c 64 -s 7 -t 2 hi", "hotmetal run -n 8 -c 64 -s 7 -t 2 hi", 0),
+            ("hotmetal serve -n 128 -c 4096", "hotmetal serve -c 4096", 1),
+            ("hotmetal run -r User: -sys Brief", "hotmetal run --stop User: --system Brief", 0),
+            ("hotmetal serve --max-model-len 32k", "hotmetal serve --ctx-size 32000", 0),
+            ("hotmetal serve --max_model_len=4K", "hotmetal serve --ctx-size 4096", 0),
+            ("hotmetal serve --max-model-len 2048", "hotmetal serve --max-model-len 2048", 0),
+            ("hotmetal serve --allowed-origins [\"*\"]", "hotmetal serve --cors-origin *", 0),
+            ("hotmetal serve --tool-call-parser hermes --enable-auto-tool-choice m", "hotmetal serve m", 2),
             (
-                "hotmetal serve --dtype float8 --tensor-parallel-size 2",
-                "hotmetal serve --dtype float8 --tensor-parallel-size 2",
+                "hotmetal serve --no-mmap --cors-origin=https://a.b?c=d",
+                "hotmetal serve --no-mmap --cors-origin=https://a.b?c=d",
                 0,
             ),
-            ("hotmetal run -cnv -- -ngl", "hotmetal run --interactive -- -ngl", 0),
             ("hotmetal bench -ngl 99", "hotmetal bench -ngl 99", 0),
             ("hotmetal", "hotmetal", 0),
         ] {
             assert_eq!(line(theirs), (ours.to_owned(), notes), "{theirs}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_honoured_is_refused_with_the_reason() {
+        for (theirs, option, because) in [
+            ("hotmetal serve --dtype float8", "`--dtype float8`", "--quant FORMAT"),
+            ("hotmetal serve --tensor-parallel-size 2", "`--tensor-parallel-size 2`", ONE_DEVICE),
+            ("hotmetal serve --lora a.gguf", "`--lora`", ADAPTERS),
+            ("hotmetal run -mu https://example.org/m.gguf", "`-mu`", "hotmetal pull"),
+            ("hotmetal run --mirostat 2 hi", "`--mirostat 2`", SAMPLER),
+            ("hotmetal run -j {} hi", "`-j`", GRAMMARS),
+            ("hotmetal run -hff a.gguf hi", "`-hff`", "-hf"),
+            ("hotmetal serve --allowed-origins *", "`--allowed-origins *`", "--cors-origin"),
+            ("hotmetal serve -mg 1", "`-mg 1`", "cuda:N"),
+        ] {
+            let error = translated(theirs.split(' ').map(OsString::from)).unwrap_err();
+            assert!(error.contains(option) && error.contains(because), "{theirs}: {error}");
+        }
+    }
+
+    /// Each option has one meaning in each command, and what it is called here is a flag of that command.
+    #[test]
+    fn each_option_has_one_meaning_and_stands_for_flags_that_exist() {
+        use clap::CommandFactory;
+        let commands = crate::Cli::command();
+        for (command, of) in [("run", Run), ("serve", Serve)] {
+            let clap = commands.find_subcommand(command).expect("a command").clone();
+            let flags: Vec<String> = clap
+                .get_arguments()
+                .flat_map(|arg| arg.get_long_and_visible_aliases().into_iter().flatten())
+                .map(|long| format!("--{long}"))
+                .collect();
+            let mut names: Vec<&str> = Vec::new();
+            for (option, _, meaning) in OPTIONS.iter().filter(|(_, which, _)| *which == Both || *which == of) {
+                names.extend(*option);
+                let here: Vec<&str> = match meaning {
+                    Is(here) => vec![here],
+                    Are(words) => words.iter().copied().filter(|word| word.starts_with("--")).collect(),
+                    _ => vec![],
+                };
+                for flag in here {
+                    assert!(flags.iter().any(|known| known == flag), "{command} {option:?}: {flag}");
+                }
+            }
+            let count = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), count, "{command}: an option is listed twice");
         }
     }
 }

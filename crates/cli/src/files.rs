@@ -26,6 +26,14 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
     cache.map(|cache| cache.join("hotmetal"))
 }
 
+/// The file of what was typed into conversations, where a folder for it is known: `hotmetal/history` among what programs
+/// keep of their state.
+pub(crate) fn history_file() -> Option<PathBuf> {
+    let state = std::env::var_os("XDG_STATE_HOME").filter(|state| !state.is_empty()).map(PathBuf::from);
+    let state = state.or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
+    state.map(|state| state.join("hotmetal/history"))
+}
+
 /// The bytes of the file at `path`, which has at most `most` bytes, and in messages `what` before its name: `the prompt
 /// file`, or nothing. It may be a pipe.
 pub(crate) fn read(path: &Path, what: &str, most: u64) -> Result<Vec<u8>> {

@@ -43,6 +43,60 @@ impl GenerationOptions {
     }
 }
 
+/// What a conversation can set.
+const SETTINGS: &[&str] = &[
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_tokens",
+    "stop",
+];
+
+impl GenerationOptions {
+    /// Sets a parameter by its name in requests, or by llama.cpp's or Ollama's.
+    ///
+    /// # Errors
+    /// A name that none has, with those that there are, and a value out of range; then nothing has changed.
+    pub(crate) fn set(&mut self, name: &str, value: &str, vocab_size: usize) -> Result<()> {
+        fn parsed<T: std::str::FromStr>(name: &str, value: &str) -> Result<T> {
+            value.parse().ok().with_context(|| format!("{name}: expected a number, found `{value}`"))
+        }
+        let mut new = self.clone();
+        let sampling = &mut new.sampling;
+        match name {
+            "temperature" | "temp" => sampling.temperature = parsed(name, value)?,
+            "top_k" => sampling.top_k = parsed(name, value)?,
+            "top_p" => sampling.top_p = parsed(name, value)?,
+            "min_p" => sampling.min_p = parsed(name, value)?,
+            "typical_p" | "typical" => sampling.typical_p = parsed(name, value)?,
+            "repeat_penalty" | "repetition_penalty" => sampling.repetition_penalty = parsed(name, value)?,
+            "repeat_last_n" => {
+                sampling.repeat_last_n = if value == "-1" { None } else { Some(parsed(name, value)?) };
+            }
+            "presence_penalty" => sampling.presence_penalty = parsed(name, value)?,
+            "frequency_penalty" => sampling.frequency_penalty = parsed(name, value)?,
+            "seed" => new.seed = parsed(name, value)?,
+            "max_tokens" | "num_predict" | "n_predict" => {
+                new.max_tokens = if ["-1", "-2"].contains(&value) { None } else { Some(parsed(name, value)?) };
+            }
+            "stop" => new.stop = value.split_whitespace().map(str::to_owned).collect(),
+            "num_ctx" | "ctx_size" => bail!("the context is chosen at the start: `hotmetal run --ctx-size {value}`"),
+            _ => bail!("there is no parameter `{name}`; there are {}", SETTINGS.join(", ")),
+        }
+        new.sampling.seed = new.seed;
+        new.sampling.check(vocab_size)?;
+        *self = new;
+        Ok(())
+    }
+}
+
 /// The parameters, but for the seed.
 pub(crate) fn sampling_params(model: &Model, args: &SamplingArgs) -> Result<SamplingParams> {
     let from_model = |key: &str| -> Result<Option<f32>> {

@@ -27,6 +27,7 @@ mod output;
 mod packing;
 mod plan_command;
 mod profile;
+mod prompt_line;
 mod pull;
 mod quantize;
 mod repl;
@@ -78,11 +79,20 @@ enum Command {
     Completions(completions::CompletionsArgs),
 }
 
+/// The exit code of a command line that makes no sense, which is clap's.
+const USAGE: u8 = 2;
+
 fn main() -> ExitCode {
-    let (args, notes) = dialects::translated(std::env::args_os());
-    let cli = Cli::parse_from(bench::with_long_pg(args.into_iter()));
+    let translated = match dialects::translated(std::env::args_os()) {
+        Ok(translated) => translated,
+        Err(error) => {
+            note(&format!("error: {error}"));
+            return ExitCode::from(USAGE);
+        }
+    };
+    let cli = Cli::parse_from(bench::with_long_pg(translated.args.into_iter()));
     start_logging(cli.verbose);
-    notes.iter().for_each(|text| note(text));
+    translated.notes.iter().for_each(|text| note(text));
     if cli.no_mmap {
         mapped::read_instead_of_mapping();
     }

@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use rustyline::DefaultEditor;
-use rustyline::error::ReadlineError;
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use crate::generate::{Generation, GenerationOptions};
 use crate::model::Model;
 use crate::output::{note, stdout};
+use crate::prompt_line::PromptLine;
 use crate::{files, interrupt};
 
 const HELP: &str = "\
@@ -18,9 +17,16 @@ const HELP: &str = "\
 /system [TEXT]  set the system message and begin anew; without TEXT, show it
 /regen          answer the last message again
 /save FILE      write the conversation to FILE as JSON
+/load FILE      go on with a conversation that /save wrote
+/set NAME VALUE set a parameter of the answers (temperature, top_p, seed, max_tokens, stop, …)
+/set nohistory  keep what is typed in no file; /set history keeps it again
 /stats          figures of the last answer
 /bye            leave (so does Ctrl-D)
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next.";
+Ctrl-C stops an answer, and Tab completes a command. \"\"\" begins and ends a message of several lines; a line that
+ends in \\ goes on in the next.";
+
+/// What Tab completes.
+const COMMANDS: &[&str] = &["/bye", "/clear", "/help", "/load", "/regen", "/save", "/set", "/stats", "/system"];
 
 /// What a line of input asks for.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,6 +36,9 @@ enum Command<'a> {
     System(Option<&'a str>),
     Regenerate,
     Save(&'a str),
+    Load(&'a str),
+    Set(&'a str, &'a str),
+    KeepHistory(bool),
     Stats,
     Leave,
     Unknown(&'a str),
@@ -49,9 +58,30 @@ fn parse(line: &str) -> Command<'_> {
         "/system" => Command::System((!rest.is_empty()).then_some(rest)),
         "/regen" => Command::Regenerate,
         "/save" => Command::Save(rest),
+        "/load" => Command::Load(rest),
+        "/set" => parse_set(rest),
         "/stats" => Command::Stats,
         "/bye" | "/exit" | "/quit" => Command::Leave,
         _ => Command::Unknown(word),
+    }
+}
+
+/// `NAME VALUE`, and what Ollama's users type: `parameter NAME VALUE`, `system TEXT`.
+fn parse_set(rest: &str) -> Command<'_> {
+    let split = |text: &'_ str| -> (usize, usize) {
+        let end = text.find(char::is_whitespace).unwrap_or(text.len());
+        (end, text.len() - text[end..].trim_start().len())
+    };
+    let (end, next) = split(rest);
+    match (&rest[..end], &rest[next..]) {
+        ("history", "") => Command::KeepHistory(true),
+        ("nohistory", "") => Command::KeepHistory(false),
+        ("system", text) => Command::System((!text.is_empty()).then_some(text)),
+        ("parameter", setting) => {
+            let (end, next) = split(setting);
+            Command::Set(&setting[..end], &setting[next..])
+        }
+        (name, value) => Command::Set(name, value),
     }
 }
 
@@ -80,20 +110,22 @@ pub(crate) fn run(
     think: Option<bool>,
     first: Option<String>,
 ) -> Result<()> {
-    let mut editor = DefaultEditor::new().context("cannot open the terminal for a conversation")?;
+    // What a script writes is in the script.
+    let keeps = std::io::IsTerminal::is_terminal(&std::io::stdin());
+    let mut line = PromptLine::new(COMMANDS, keeps.then(files::history_file).flatten())?;
     let mut conversation = Conversation { system: system.map(str::to_owned), turns: Vec::new() };
     let mut last: Option<Generation> = None;
     note(&format!("{} on {}. /help lists the commands.", model.name, model.device));
     let mut pending = first;
     loop {
-        let line = match pending.take() {
-            Some(line) => line,
-            None => match read_line(&mut editor)? {
-                Some(line) => line,
+        let text = match pending.take() {
+            Some(text) => text,
+            None => match line.read()? {
+                Some(text) => text,
                 None => return Ok(()),
             },
         };
-        match parse(&line) {
+        match parse(&text) {
             Command::Say("") => continue,
             Command::Help => note(HELP),
             Command::Clear => {
@@ -111,6 +143,25 @@ pub(crate) fn run(
                 Ok(()) => note(&format!("saved to {path}")),
                 Err(error) => note(&format!("error: {error:#}")),
             },
+            Command::Load("") => note("/load needs a file name"),
+            Command::Load(path) => match load(Path::new(path)) {
+                Ok(loaded) => {
+                    note(&format!(
+                        "{} messages of {path}; the conversation goes on from there",
+                        loaded.messages().len()
+                    ));
+                    conversation = loaded;
+                }
+                Err(error) => note(&format!("error: {error:#}")),
+            },
+            Command::Set(name, value) => match options.set(name, value, model.engine.config().vocab_size) {
+                Ok(()) => note(&format!("{name} is {value}")),
+                Err(error) => note(&format!("error: {error:#}")),
+            },
+            Command::KeepHistory(keep) => {
+                line.keep_history(keep.then(files::history_file).flatten());
+                note(if keep { "what is typed is kept in a file" } else { "what is typed is kept in no file" });
+            }
             Command::Stats => match &last {
                 Some(generation) => note(&generation.statistics(model.load_time)),
                 None => note("no answer yet"),
@@ -133,32 +184,6 @@ pub(crate) fn run(
                 conversation.turns.push(json!({"role": "user", "content": text}));
                 last = answer(model, &options, &mut conversation, think)?.or(last);
             }
-        }
-    }
-}
-
-/// One line, with continuations; `None` when the user leaves.
-fn read_line(editor: &mut DefaultEditor) -> Result<Option<String>> {
-    let mut text = String::new();
-    loop {
-        let prompt = if text.is_empty() { "> " } else { "… " };
-        match editor.readline(prompt) {
-            Ok(line) => match line.strip_suffix('\\') {
-                Some(begun) => {
-                    text.push_str(begun);
-                    text.push('\n');
-                }
-                None => {
-                    text.push_str(&line);
-                    // History is a convenience: a line that cannot be kept is still answered.
-                    let _ = editor.add_history_entry(&text);
-                    return Ok(Some(text));
-                }
-            },
-            Err(ReadlineError::Interrupted) if text.is_empty() => note("(Ctrl-D or /bye leaves)"),
-            Err(ReadlineError::Interrupted) => text.clear(),
-            Err(ReadlineError::Eof) => return Ok(None),
-            Err(error) => return Err(error).context("cannot read from the terminal"),
         }
     }
 }
@@ -196,6 +221,31 @@ fn save(conversation: &Conversation, path: &Path) -> Result<()> {
     files::write(path, (json + "\n").as_bytes())
 }
 
+/// Reads what [`save`] writes, and other lists of messages with texts.
+fn load(path: &Path) -> Result<Conversation> {
+    let text = files::read_text(path, "the conversation", files::RESULT_BYTES_MAX)?;
+    let named = || format!("`{}`", path.display());
+    let json: Value = serde_json::from_str(&text).with_context(|| format!("{} is not JSON", named()))?;
+    let messages = json["messages"].as_array().with_context(|| format!("{} has no list `messages`", named()))?;
+    let mut conversation = Conversation { system: None, turns: Vec::new() };
+    for (index, message) in messages.iter().enumerate() {
+        let field = |name: &str| {
+            message[name].as_str().with_context(|| format!("{}: messages[{index}].{name} is not a text", named()))
+        };
+        match field("role")? {
+            "system" if index == 0 => conversation.system = Some(field("content")?.to_owned()),
+            role @ ("user" | "assistant") => {
+                conversation.turns.push(json!({"role": role, "content": field("content")?}));
+            }
+            role => bail!(
+                "{}: messages[{index}].role is `{role}`; a conversation here has user and assistant, and system first",
+                named()
+            ),
+        }
+    }
+    Ok(conversation)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,6 +260,48 @@ mod tests {
         assert_eq!(parse("/nope x"), Command::Unknown("/nope"));
         assert_eq!(parse("/regen"), Command::Regenerate);
         assert_eq!(parse(""), Command::Say(""));
+        assert_eq!(parse("/load a b.json"), Command::Load("a b.json"));
+        assert_eq!(parse("/set temperature  0.5 "), Command::Set("temperature", "0.5"));
+        assert_eq!(parse("/set parameter top_k 5"), Command::Set("top_k", "5"));
+        assert_eq!(parse("/set"), Command::Set("", ""));
+        assert_eq!(parse("/set stop a b"), Command::Set("stop", "a b"));
+        assert_eq!(parse("/set system You are brief."), Command::System(Some("You are brief.")));
+        assert_eq!(parse("/set nohistory"), Command::KeepHistory(false));
+    }
+
+    #[test]
+    fn every_command_of_the_help_is_completed() {
+        for line in HELP.lines().filter(|line| line.starts_with('/')) {
+            let word = line.split_whitespace().next().unwrap();
+            assert!(COMMANDS.contains(&word), "{word}");
+            assert!(!matches!(parse(word), Command::Unknown(_) | Command::Say(_)), "{word}");
+        }
+    }
+
+    #[test]
+    fn a_saved_conversation_is_loaded_and_another_file_is_refused_by_its_field() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c.json");
+        let mut conversation = Conversation { system: Some("S".into()), turns: vec![] };
+        conversation.turns.push(json!({"role": "user", "content": "U"}));
+        conversation.turns.push(json!({"role": "assistant", "content": "A"}));
+        save(&conversation, &path).unwrap();
+        let loaded = load(&path).unwrap();
+        assert_eq!(loaded.messages(), conversation.messages());
+        for (text, field) in [
+            ("[]", "no list `messages`"),
+            ("{", "is not JSON"),
+            (r#"{"messages": [{"role": "tool", "content": "x"}]}"#, "messages[0].role is `tool`"),
+            (r#"{"messages": [{"role": "user", "content": []}]}"#, "messages[0].content is not a text"),
+            (
+                r#"{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}"#,
+                "messages[1].role",
+            ),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = load(&path).err().expect("no conversation");
+            assert!(format!("{error:#}").contains(field), "{error:#}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokenizer::ParseSpecial;
 
 use crate::generate::{Generation, GenerationOptions};
-use crate::load::find::names_a_model;
+use crate::load::find::{self, names_a_model};
 use crate::load::plan::check_head;
 use crate::model::args::ModelArgs;
 use crate::model::{self, Model};
@@ -108,7 +108,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if interactive && args.output_format != OutputFormat::Text {
         bail!("a conversation is text: --output-format goes with a prompt (-p, -f or standard input)");
     }
-    // Before the weights are touched: what is missing should not cost a load.
+    // Before the weights are touched: what is missing should not cost a load. A model that is not there comes first,
+    // because its name may have been meant as the prompt.
+    if let Some(name) = &model_name {
+        find::locate(name)?;
+    }
     if !interactive && prompt.is_none() {
         bail!("no prompt: give one as an argument, with -p TEXT, with -f FILE or on standard input, or chat with -i");
     }

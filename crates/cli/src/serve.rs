@@ -77,6 +77,11 @@ struct AccessArgs {
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
+    /// A key, or several with commas between them; others on this machine can read it in the list of processes, so
+    /// --api-key-file or HOTMETAL_API_KEY is better
+    #[arg(long, value_name = "KEY", value_delimiter = ',')]
+    api_key: Vec<String>,
+
     /// Let everybody who reaches the address use the server
     #[arg(long)]
     no_auth: bool,
@@ -341,7 +346,7 @@ fn parse_host(text: &str) -> Result<IpAddr, String> {
 fn options(args: &ServeArgs) -> Result<Options> {
     let ServeArgs { access, limits, .. } = args;
     Ok(Options {
-        api_keys: api_keys(access.api_key_file.as_deref())?,
+        api_keys: api_keys(access.api_key_file.as_deref(), &access.api_key)?,
         allowed_hosts: access.allowed_host.iter().cloned().chain(own_names()).collect(),
         cors_origins: access.cors_origin.clone(),
         body_bytes_max: limits.max_body_bytes,
@@ -368,8 +373,11 @@ fn own_names() -> impl Iterator<Item = String> {
     name.filter(|name| !name.is_empty()).into_iter()
 }
 
-fn api_keys(file: Option<&Path>) -> Result<Vec<ApiKey>> {
+fn api_keys(file: Option<&Path>, on_the_line: &[String]) -> Result<Vec<ApiKey>> {
     let mut keys = Vec::new();
+    for key in on_the_line {
+        keys.push(ApiKey::new(key).context("in --api-key")?);
+    }
     if let Some(file) = file {
         let text = files::read_text(file, "the keys in", files::SETTINGS_BYTES_MAX)?;
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());

@@ -1,6 +1,8 @@
 //! `hotmetal bench` as a user meets it: real processes on the built-in model, each output read back, one clear message
 //! for each mistake. What is measured here is never judged: the machine may be busy.
 
+use std::process::Command;
+
 use process::{output, succeed, text};
 use serde_json::Value;
 
@@ -160,6 +162,29 @@ fn markdown_begins_with_the_columns_of_llama_bench() {
         assert!(0.0 < of("min") && of("min") <= of("median") && of("median") <= of("max"), "{line}");
     }
     assert!(lines.last().is_some_and(|line| line.contains("2 repetitions")), "{printed}");
+}
+
+/// A terminal is given eight columns, each of which ends or begins at one place, and `-o md` all.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_terminal_is_given_eight_columns() {
+    let on_a_terminal = |more: &str| {
+        let program = env!("CARGO_BIN_EXE_hotmetal");
+        let line = format!("{program} bench --device cpu -p 4 -n 4 -r 2 -t 1 {more}");
+        let output = Command::new("script").args(["-qec", &line, "/dev/null"]).output().expect("util-linux has it");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).replace("\r\n", "\n")
+    };
+    let printed = on_a_terminal("");
+    // Behind the bar, which is wiped away.
+    let lines: Vec<&str> = printed.rsplit("\u{1b}[2K").next().expect("text").lines().take(3).collect();
+    assert!(lines[0].starts_with("model ") && lines[0].ends_with("of ceiling"), "{printed}");
+    let cells = |line: &str| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).count();
+    assert_eq!(lines.iter().map(|line| cells(line)).collect::<Vec<_>>(), [8, 8, 8], "{printed}");
+    let end = |line: &str| line.chars().count();
+    assert!(end(lines[0]) == end(lines[1]) && end(lines[1]) == end(lines[2]), "{printed}");
+    assert!(printed.contains("-v shows all columns"), "{printed}");
+    assert!(on_a_terminal("-o md").contains("| model | size | params |"));
 }
 
 #[test]

@@ -147,9 +147,14 @@ fn a_bias_of_minus_infinity_bans_a_token() {
 
 #[test]
 fn mistakes_get_one_clear_message() {
-    let cases: [(i32, &[&str], &[&str]); 13] = [
+    let cases: [(i32, &[&str], &[&str]); 18] = [
         (1, &["run", "/no/such/model.gguf", "hi"], &["/no/such/model.gguf"]),
         (1, &["run", "no-such-org/no-such-repo", "hi"], &["no-such-org/no-such-repo", "pull"]),
+        (1, &["run", "no-such-model", "hi"], &["`no-such-model`", "ORG/REPO", "hotmetal pull"]),
+        (1, &["run", "llama3.2:1b"], &["`llama3.2:1b`", "ORG/REPO"]),
+        (1, &["run", "nosuch.gguf", "hi"], &["`nosuch.gguf`", "no such file"]),
+        (2, &["run", "--lora", "a.gguf", "hi"], &["`--lora`", "merge"]),
+        (2, &["run", "--mirostat", "2", "hi"], &["`--mirostat 2`"]),
         (1, &["run", "-f", "/no/such/prompt.txt"], &["/no/such/prompt.txt"]),
         (1, &["run"], &["no prompt"]),
         (1, &["run", "-m", "some/model", "hi", "-p", "there"], &["twice"]),
@@ -168,6 +173,31 @@ fn mistakes_get_one_clear_message() {
             assert!(stderr.contains(word), "{args:?} should mention `{word}`: {stderr}");
         }
     }
+}
+
+/// Names without an organisation are answered with what is in the cache, and are no prompts of the built-in model.
+#[test]
+fn a_name_without_an_organisation_is_answered_with_those_that_are_here() {
+    let home = tempfile::tempdir().expect("a folder");
+    for repo in ["models--Qwen--Qwen2.5-0.5B-Instruct", "models--Qwen--Qwen2.5-7B", "models--google--gemma-3-1b-it"] {
+        std::fs::create_dir_all(home.path().join("hub").join(repo).join("blobs")).expect("a folder");
+    }
+    for (args, first, other) in [
+        (&["run", "qwen2.5", "hi"][..], "Qwen/Qwen2.5-7B", Some("Qwen/Qwen2.5-0.5B-Instruct")),
+        (&["run", "qwen2.5:0.5b"], "Qwen/Qwen2.5-0.5B-Instruct", Some("Qwen/Qwen2.5-7B")),
+        (&["run", "Gemma3"], "google/gemma-3-1b-it", None),
+        (&["inspect", "gemma-3"], "google/gemma-3-1b-it", None),
+    ] {
+        let output = hotmetal(args).env("HF_HOME", home.path()).output().expect("the binary starts");
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        let at = stderr.find(first).unwrap_or_else(|| panic!("{args:?}: {stderr}"));
+        assert!(other.is_none_or(|other| stderr.find(other).is_some_and(|later| later > at)), "{args:?}: {stderr}");
+        assert!(!stderr.contains("hotmetal pull"), "{stderr}");
+    }
+    // One word that is like none of them is a prompt.
+    let output = hotmetal(&["run", "Once", "-n", "2"]).env("HF_HOME", home.path()).output().expect("the binary starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -255,6 +285,33 @@ fn a_conversation_remembers_obeys_its_commands_and_saves() {
     let object: Value = serde_json::from_str(&std::fs::read_to_string(saved).expect("saved")).expect("JSON");
     let roles: Vec<_> = object["messages"].as_array().expect("messages").iter().map(|m| m["role"].clone()).collect();
     assert_eq!(roles, ["system", "user", "assistant"]);
+}
+
+/// A message of several lines, parameters, and a conversation that goes on in another process.
+#[test]
+fn a_conversation_has_long_messages_and_settings_and_goes_on_elsewhere() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = folder.path().join("chat.json");
+    let saved = saved.display();
+    let script = format!(
+        "/set temperature 0\n/set num_predict 8\n/set parameter top_p 2\n/set colour red\n/set num_ctx 9\n\"\"\"Tell me\na \
+         story.\"\"\"\n/save {saved}\n"
+    );
+    let output = with_stdin(&["run", "-i"], &script);
+    let stderr = text(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    for words in ["temperature is 0", "num_predict is 8", "top_p", "`colour`", "--ctx-size 9", "saved to"] {
+        assert!(stderr.contains(words), "`{words}` in {stderr}");
+    }
+    let object: Value =
+        serde_json::from_str(&std::fs::read_to_string(folder.path().join("chat.json")).expect("saved")).expect("JSON");
+    assert_eq!(object["messages"][0]["content"], "Tell me\na story.");
+    let answer = object["messages"][1]["content"].as_str().expect("an answer").to_owned();
+    let output =
+        with_stdin(&["run", "-i", "--temp", "0", "-n", "8"], &format!("/load {saved}\n/regen\n/load nowhere\n"));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("2 messages of") && stderr.contains("`nowhere`"), "{stderr}");
+    assert_eq!(text(&output.stdout).trim_end(), answer.trim_end(), "the same prompt, without chance");
 }
 
 #[test]

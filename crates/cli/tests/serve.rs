@@ -5,6 +5,7 @@ mod http_server;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use http_server::{Server, command};
 use serde_json::{Value, json};
@@ -242,6 +243,51 @@ fn a_signal_lets_answers_end_and_a_second_one_does_not() {
     }
 }
 
+/// Its model never comes: the template is a pipe that nobody writes to. And a large file of keys, a pipe as well, is read
+/// before anything else.
+#[cfg(unix)]
+#[test]
+fn a_signal_while_the_model_loads_ends_the_server_within_a_second() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+    let pipe = pipe.to_str().expect("UTF-8");
+    for (signal, args) in [
+        ("-TERM", ["--chat-template", pipe]),
+        ("-INT", ["--chat-template", pipe]),
+        ("-HUP", ["--chat-template", pipe]),
+        ("-TERM", ["--api-key-file", pipe]),
+    ] {
+        let is_loading = args[0] == "--chat-template";
+        let server = if is_loading { Server::start_loading(&args) } else { Server::start_unheard(&args) };
+        if is_loading {
+            let (status, health) = server.get("/health");
+            assert_eq!(status, 503, "{health}");
+        }
+        let begun = Instant::now();
+        server.signal(signal);
+        let (status, notes) = server.wait();
+        assert!(begun.elapsed() < Duration::from_secs(1), "{signal} {args:?}: {:?}", begun.elapsed());
+        assert!(status.success() == is_loading, "{signal} {args:?}: {status} {notes}");
+        assert!(!notes.contains("error"), "{notes}");
+    }
+}
+
+/// Two at once, while it loads and while a stream goes on.
+#[cfg(unix)]
+#[test]
+fn a_second_signal_ends_the_server_at_once() {
+    let server = Server::start(&["--drain-timeout", "600"]);
+    let _stream = begun_stream(&server, 1500, 16);
+    server.signal("-TERM");
+    server.await_note("shutting down");
+    let begun = Instant::now();
+    server.signal("-TERM");
+    let (status, notes) = server.wait();
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert_eq!(status.code(), Some(130), "{notes}");
+}
+
 #[test]
 fn a_key_of_the_environment_protects_and_is_not_shown() {
     let key = "a-key-of-the-environment";
@@ -257,18 +303,24 @@ fn a_key_of_the_environment_protects_and_is_not_shown() {
         assert!(error.contains("HOTMETAL_API_KEY") && error.contains(why), "{error}");
         assert!(key.is_empty() || !error.contains(key), "{error}");
     }
-    // With it, and with one of a file besides, both of which do.
+    for key in ["short", "", "long-enough-to-be-one,short"] {
+        let error = refused(&["--port", "0", "--device", "cpu", "--api-key", key]);
+        assert!(error.contains("--api-key") && error.contains("at least 16"), "{error}");
+    }
+    // With it, and with those of a file and of the command line besides, all of which do.
     let folder = tempfile::tempdir().expect("a folder");
     let keys = folder.path().join("keys");
     std::fs::write(&keys, "a-key-of-some-length\n").expect("written");
-    let server = Server::start_as(&["--api-key-file", keys.to_str().expect("UTF-8")], &[("HOTMETAL_API_KEY", key)]);
+    let args =
+        ["--api-key-file", keys.to_str().expect("UTF-8"), "--api-key", "one-key-of-the-line,other-key-of-the-line"];
+    let server = Server::start_as(&args, &[("HOTMETAL_API_KEY", key)]);
     let ask = |header: &str| {
         let request = format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{header}Connection: close\r\n\r\n");
         server.raw(request.as_bytes())[9..12].to_owned()
     };
     assert_eq!(ask(""), "401");
     assert_eq!(ask("Authorization: Bearer a-key-of-the-environmenu\r\n"), "401");
-    for key in [key, "a-key-of-some-length"] {
+    for key in [key, "a-key-of-some-length", "one-key-of-the-line", "other-key-of-the-line"] {
         assert_eq!(ask(&format!("Authorization: Bearer {key}\r\n")), "200");
     }
 }
@@ -308,6 +360,18 @@ fn a_server_that_would_be_open_or_cannot_work_is_not_started() {
     }
     assert!(refused(&["--seed", "1"]).contains("--seed"));
     assert!(refused(&["--api-key-file", "/nonexistent"]).contains("cannot read the keys"));
+    // Files without end, wherever a file is named.
+    #[cfg(unix)]
+    for (flag, what) in [("--api-key-file", "the keys in `/dev/zero`"), ("--chat-template", "`/dev/zero`")] {
+        let error = refused(&["--port", "0", "--device", "cpu", flag, "/dev/zero"]);
+        assert!(error.contains(what) && error.contains("more than 4.00 MiB"), "{flag}: {error}");
+    }
+    for count in ["0", "-1", "many"] {
+        let output = command(&[&format!("--max-connections={count}")]).output().expect("the binary starts");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{count}: {error}");
+        assert!(error.contains("--max-connections") && error.contains(count), "{count}: {error}");
+    }
     let error = refused(&["./nothing.gguf", "--port", "0"]);
     assert!(error.contains("there is no model at `./nothing.gguf`"), "{error}");
     let error = refused(&["--port", "0", "--device", "cpu", "--temp", "-1"]);

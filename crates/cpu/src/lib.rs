@@ -262,7 +262,7 @@ fn kernel_panicked(WorkerPanic(message): WorkerPanic) -> BackendError {
 }
 
 fn out_of_memory(what: &'static str, needed_bytes: u64) -> BackendError {
-    BackendError::OutOfMemory { device: DEVICE.to_owned(), what, needed_bytes }
+    BackendError::OutOfMemory { device: DEVICE.to_owned(), what, needed_bytes, free_bytes: available_bytes() }
 }
 
 /// A plan with its weights, cache and threads.

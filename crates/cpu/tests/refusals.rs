@@ -20,6 +20,8 @@ fn a_cache_that_memory_cannot_hold_is_refused_before_it_is_allocated() {
             error.starts_with("device `cpu` cannot hold a KV cache of ") && error.contains("--ctx-size"),
             "{error}"
         );
+        let says_what_is_free = error.contains(" MiB: ") && error.contains(" of its memory are free");
+        assert!(says_what_is_free || cpu::available_bytes().is_none(), "{error}");
     }
 }
 

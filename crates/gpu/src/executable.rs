@@ -133,8 +133,8 @@ const CHOSEN_BYTES: u64 = (TOKENS_MAX * size_of::<Chosen>()) as u64;
 /// An error of the driver as one of the backend: about `what` where memory is short.
 pub(crate) fn device_error(device: String, what: &'static str) -> impl Fn(DriverError) -> BackendError {
     move |error| match error {
-        DriverError::OutOfMemory { bytes } => {
-            BackendError::OutOfMemory { device: device.clone(), what, needed_bytes: bytes }
+        DriverError::OutOfMemory { bytes, free_bytes } => {
+            BackendError::OutOfMemory { device: device.clone(), what, needed_bytes: bytes, free_bytes }
         }
         DriverError::Failed(reason) => BackendError::Device { device: device.clone(), reason },
     }
@@ -194,7 +194,7 @@ impl GpuExecutable {
         let error = |what| device_error(device.clone(), what);
         let cache_error = error("a KV cache");
         let cache_bytes = KvCache::bytes(&plan.kv_layers, &kv)
-            .ok_or_else(|| cache_error(DriverError::OutOfMemory { bytes: u64::MAX }))?;
+            .ok_or_else(|| cache_error(DriverError::OutOfMemory { bytes: u64::MAX, free_bytes: None }))?;
         let weights = DeviceWeights::upload(&mut *driver, &plan, tensors, copied).map_err(error("weights"))?;
         let glu_bounds = ops::glu_bounds::measure(&mut *driver, &target, &plan, &weights, tensors)
             .map_err(error("bounds of gated units"))?;

@@ -572,6 +572,7 @@ impl GpuBackend {
                 device: self.device.name.clone(),
                 what: "a KV cache",
                 needed_bytes: kv_cache::KvCache::bytes(&plan.kv_layers, kv).unwrap_or(u64::MAX),
+                free_bytes: Some(self.device.memory_bytes),
             });
         }
         Ok(())

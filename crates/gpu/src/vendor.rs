@@ -56,10 +56,12 @@ pub enum VendorError {
         device: String,
     },
     /// No memory for the operands.
-    #[error("the device has no room for {bytes} bytes of operands")]
+    #[error("the device has no room for {bytes} bytes of operands{}", free_words(*free_bytes))]
     OutOfMemory {
         /// Those that were asked for.
         bytes: u64,
+        /// What is free, where the system says it.
+        free_bytes: Option<u64>,
     },
     /// The library or the driver failed.
     #[error("cuBLASLt failed: {reason}")]
@@ -69,10 +71,14 @@ pub enum VendorError {
     },
 }
 
+fn free_words(free_bytes: Option<u64>) -> String {
+    free_bytes.map_or(String::new(), |free| format!("; {free} bytes are free"))
+}
+
 impl From<DriverError> for VendorError {
     fn from(error: DriverError) -> Self {
         match error {
-            DriverError::OutOfMemory { bytes } => Self::OutOfMemory { bytes },
+            DriverError::OutOfMemory { bytes, free_bytes } => Self::OutOfMemory { bytes, free_bytes },
             DriverError::Failed(reason) => Self::Failed { reason },
         }
     }

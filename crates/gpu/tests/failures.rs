@@ -144,7 +144,9 @@ fn a_step_that_has_no_room_fails_alone() {
     engine.submit(long()).unwrap();
     let found = run(&mut engine, |_| ());
     let [(_, Some(FinishReason::Error(failure)))] = &found.into_values().collect::<Vec<_>>()[..] else { panic!() };
-    assert!(failure.to_string().contains("device `sim` cannot hold activations of "), "{failure}");
+    let failure = failure.to_string();
+    assert!(failure.contains("device `sim` cannot hold activations of "), "{failure}");
+    assert!(failure.contains(": 0 bytes of its memory are free; use a smaller --ctx-size or model"), "{failure}");
     faults.set(None);
     engine.submit(long()).unwrap();
     submit(&mut engine, false);

@@ -17,7 +17,7 @@ use crate::choice::Delta;
 use crate::clock::{local_now, unix_time};
 use crate::dialect::{Controls, Function, Part, Reasoning, ends_in_thought};
 use crate::error::ApiError;
-use crate::fields::{Field, Fields, applied, hint, ignore, only};
+use crate::fields::{Field, Fields, applied, hint, ignore, only, wrong};
 use crate::generation::{self, Format, Plan, prepared};
 use crate::grammar::{Asked, AskedKind};
 use crate::ids::random_id;
@@ -89,7 +89,9 @@ impl Conversation {
         let can = template.capabilities();
         let form = serving.tool_form();
         let shows_calls = form != ToolForm::None || (can.tool_calls && can.tool_results);
-        let messages = messages::check(fields.required("messages")?, can, profile, shows_calls)?;
+        let mut messages = fields.required("messages")?;
+        let is_prefix = take_prefix(&mut messages)?;
+        let messages = messages::check(messages, can, profile, shows_calls)?;
         let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(name) = extra.keys().find(|name| FIXED.contains(&name.as_str())) {
             let message = format!("`{name}` is what the request's other fields say");
@@ -109,7 +111,7 @@ impl Conversation {
                 ignore("reasoning_effort");
             }
         }
-        let continues = fields.boolean("continue_final_message")?.unwrap_or(false);
+        let continues = fields.boolean("continue_final_message")?.unwrap_or(is_prefix);
         let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(!continues);
         if continues {
             check_continued(&messages, add_generation_prompt)?;
@@ -196,6 +198,26 @@ impl Conversation {
 /// Whether an answer can go on with this message.
 pub(crate) fn can_go_on(message: &Value) -> bool {
     message["role"] == "assistant" && message["tool_calls"].is_null() && !message["content"].is_null()
+}
+
+/// Whether the last message says itself that the answer goes on with it: `prefix` in DeepSeek's and Mistral's interfaces,
+/// `partial` in Moonshot's and Qwen's.
+fn take_prefix(messages: &mut Value) -> Result<bool, ApiError> {
+    let Some(messages) = messages.as_array_mut() else { return Ok(false) };
+    let at = messages.len().saturating_sub(1);
+    let Some(last) = messages.last_mut().and_then(Value::as_object_mut) else { return Ok(false) };
+    if last.get("role").is_none_or(|role| role != "assistant") {
+        return Ok(false);
+    }
+    let mut is_prefix = false;
+    for name in ["prefix", "partial"] {
+        match last.shift_remove(name) {
+            None | Some(Value::Null | Value::Bool(false)) => {}
+            Some(Value::Bool(true)) => is_prefix = true,
+            Some(value) => return Err(wrong(&format!("messages[{at}].{name}"), &value, "true or false")),
+        }
+    }
+    Ok(is_prefix)
 }
 
 /// That the last message can be gone on with.

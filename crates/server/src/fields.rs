@@ -230,6 +230,14 @@ fn policy() -> FieldPolicy {
 /// The fields of one body, taken out one by one. A `null` is as good as none.
 pub(crate) struct Fields(Map<String, Value>);
 
+/// A whole number; some clients write one with a point (`5.0`).
+fn whole(value: &Value) -> Option<i64> {
+    // Beyond that, a number with a point may stand for another one.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let with_point = |found: f64| (found.fract() == 0.0 && found.abs() <= EXACT).then_some(found as i64);
+    value.as_i64().or_else(|| value.as_f64().and_then(with_point))
+}
+
 impl Fields {
     /// Those of a body.
     pub(crate) fn new(body: Value, known: &[&[Field]]) -> Result<Self, ApiError> {
@@ -300,7 +308,7 @@ impl Fields {
     pub(crate) fn integer(&mut self, name: &'static str, least: i64, most: i64) -> Result<Option<i64>, ApiError> {
         let expected = || format!("a whole number from {least} to {most}");
         let read = |value: Value| {
-            let found = value.as_i64().filter(|found| (least..=most).contains(found));
+            let found = whole(&value).filter(|found| (least..=most).contains(found));
             found.ok_or_else(|| wrong(name, &value, expected()))
         };
         self.take(name).map(read).transpose()
@@ -311,13 +319,17 @@ impl Fields {
         Ok(self.integer(name, 0, i64::from(u32::MAX))?.map(|count| count as usize))
     }
 
-    /// A count of tokens to generate; -1 (llama.cpp, LM Studio) is no limit.
+    /// A count of tokens to generate; -1 (llama.cpp, LM Studio) is no limit, and neither is one that no context has.
     pub(crate) fn token_limit(&mut self, name: &'static str, least: i64) -> Result<Option<usize>, ApiError> {
-        match self.integer(name, -1, i64::from(u32::MAX))? {
-            Some(count) if (0..least).contains(&count) => {
-                Err(wrong(name, &count.into(), format!("at least {least}, or -1")))
-            }
-            count => Ok(count.and_then(|count| usize::try_from(count).ok())),
+        let Some(value) = self.take(name) else { return Ok(None) };
+        if value.as_u64().is_some_and(|found| found > u64::from(u32::MAX)) {
+            return Ok(Some(u32::MAX as usize));
+        }
+        match whole(&value) {
+            Some(-1) => Ok(None),
+            Some(count) if count >= least => Ok(Some(count as usize)),
+            Some(0) => Err(wrong(name, &value, format!("at least {least}, or -1"))),
+            _ => Err(wrong(name, &value, format!("a whole number, at least {least}, or -1"))),
         }
     }
 

@@ -1,11 +1,15 @@
 //! The router on a socket: connections are counted and timed, and a shutdown waits for requests under way.
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
@@ -14,9 +18,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::app::{App, ModelPhase};
-use crate::stream_io::{Peer, Peers, Timed};
+use crate::security;
+use crate::stream_io::{Peer, Peers, Probed, Timed};
 
-const HEADER_BYTES_MAX: usize = 32 << 10;
+/// What is kept of a request that is not whole: twice what its head may have, so that most of those whose head is too
+/// long are told its length. Beyond that the answer is a bare 431.
+const READ_BYTES_MAX: usize = 2 * security::HEAD_BYTES_MAX;
 const HEADERS_MAX: usize = 64;
 /// How long a connection waits for a free place before somebody idle has to give one up.
 const PLACE_INTERVAL: Duration = Duration::from_millis(10);
@@ -174,12 +181,24 @@ async fn connection(
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(app.inner.options.header_time_max)
-        .max_buf_size(HEADER_BYTES_MAX)
+        .max_buf_size(READ_BYTES_MAX)
+        // `Timed` tells those who wait with their half closed from those who have left.
+        .half_close(true)
         .max_headers(HEADERS_MAX);
     let peer = Peer::new();
     peers.add(&peer);
     let stream = Timed::new(stream, Arc::clone(&peer), app.inner.options.stall_time_max);
-    let served = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(|request: Request<Incoming>| {
+        peer.asks(request.version());
+        let (answer, peer) = (router.call(request), Arc::clone(&peer));
+        async move {
+            let answer = answer.await?;
+            peer.is_answered(answer.headers());
+            Ok::<_, Infallible>(answer.map(|body| Probed::new(body, peer)))
+        }
+    });
+    let served = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(served);
     let ended = tokio::select! {
         ended = &mut served => ended,

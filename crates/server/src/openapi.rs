@@ -64,6 +64,7 @@ const ERRORS: &[(&str, &str)] = &[
     ("415", "the body is not declared to be JSON"),
     ("421", "the server does not answer under this host name"),
     ("429", "the queue is full: try again after `Retry-After`"),
+    ("431", "the headers are too long, or too many"),
     ("500", "a step failed"),
     ("503", "the model is being loaded, or the server is shutting down"),
     ("504", "the answer took too long"),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 
@@ -83,6 +83,7 @@ enum Admitted {
 
 fn admit(request: &Request<Body>, options: &Options, is_open: fn(&str) -> bool) -> Result<Admitted, ApiError> {
     let headers = request.headers();
+    check_head_len(request)?;
     if headers.get_all(header::HOST).iter().nth(1).is_some() {
         // A gateway may have looked at the other one.
         return Err(ApiError::bad_request("the request has two Host headers"));
@@ -105,6 +106,24 @@ fn admit(request: &Request<Body>, options: &Options, is_open: fn(&str) -> bool) 
             Err(ApiError::refused(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
         }
     }
+}
+
+/// The most bytes of a request's first line and its headers.
+pub(crate) const HEAD_BYTES_MAX: usize = 32 << 10;
+
+/// Counted here, because the bound of the connection is on what is read at a time.
+fn check_head_len(request: &Request<Body>) -> Result<(), ApiError> {
+    let uri = request.uri();
+    let target = uri.path_and_query().map_or(0, |path| path.as_str().len());
+    // ` HTTP/1.1`, and an end of line behind it and behind the last header.
+    let first = request.method().as_str().len() + " ".len() + target + " HTTP/1.1\r\n\r\n".len();
+    let length = |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + ": \r\n".len();
+    let total = first + request.headers().iter().map(length).sum::<usize>();
+    if total <= HEAD_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!("the request's first line and headers have {total} bytes; at most {HEAD_BYTES_MAX} are read");
+    Err(ApiError::refused(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message))
 }
 
 fn shown_key(headers: &HeaderMap) -> Option<&str> {

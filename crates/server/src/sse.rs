@@ -17,6 +17,8 @@ use tokio::time::timeout;
 const EVENTS_MAX: usize = 256;
 /// Silence after which a comment is sent, so that nobody between takes the connection for dead.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// What readers skip.
+pub(crate) const COMMENT: &str = ": still here\n\n";
 
 /// How the events of a stream stand in its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +109,7 @@ impl EventSender {
         if self.framing == Framing::Lines {
             return Ok(());
         }
-        self.send_raw(": still here\n\n".to_owned()).await
+        self.send_raw(COMMENT.to_owned()).await
     }
 
     /// Returns once the reader has gone.

@@ -57,10 +57,10 @@ pub enum TokenizerError {
         /// All known names.
         known: String,
     },
-    /// A GGUF vocabulary names a pre-tokenizer whose splits are not known for certain.
+    /// A GGUF vocabulary names a pre-tokenizer whose published definitions contradict each other.
     #[error(
-        "pre-tokenizer `{name}` (`tokenizer.ggml.pre`) is known by name alone, and guessed splits would give other \
-         tokens: use the model's folder with its tokenizer.json, which says how text is cut"
+        "pre-tokenizer `{name}` (`tokenizer.ggml.pre`) stands for different splits in different programs, and wrong \
+         splits would give other tokens: use the model's folder with its tokenizer.json, which says how text is cut"
     )]
     PreTokenizerWithoutDefinition {
         /// The name in the file.

@@ -302,8 +302,8 @@ pub(super) struct MeasureArgs {
     pub(super) startup: bool,
 
     /// How to print the result
-    #[arg(long, short = 'o', value_enum, value_name = "FORMAT", default_value_t = OutputFormat::Md)]
-    pub(super) output: OutputFormat,
+    #[arg(long, short = 'o', value_enum, value_name = "FORMAT")]
+    pub(super) output: Option<OutputFormat>,
 
     /// Also write the result as a page with plots
     #[arg(long, value_name = "OUT.html", conflicts_with = "roofline")]
@@ -354,6 +354,11 @@ impl Test {
 }
 
 impl MeasureArgs {
+    /// How the result is printed where it is not for a terminal.
+    pub(super) fn output(&self) -> OutputFormat {
+        self.output.unwrap_or(OutputFormat::Md)
+    }
+
     /// The tests that the flags ask for, by ascending depth, so that a filled cache is used again.
     pub(super) fn tests(&self) -> Result<Vec<Test>> {
         /// Beyond any machine: a mistyped number should not overflow.

@@ -87,14 +87,16 @@ fn measure(args: &MeasureArgs) -> Result<()> {
             progress.set_message(format!("{} @ {} × {}", test.name(), test.depth, test.batch));
             let mut row = measured_row(&mut loaded, test, args.repetitions, &mut ceiling, &mut || progress.inc(1))?;
             row.default_tokens_per_s = default_rates.get(index).copied();
-            if args.output == OutputFormat::Jsonl {
+            if args.output() == OutputFormat::Jsonl {
                 progress.suspend(|| stdout(&report.as_json_line(&row)))?;
             }
             report.rows.push(row);
         }
     }
     progress.finish_and_clear();
-    match args.output {
+    match args.output() {
+        // A line of nineteen cells is broken on most terminals; who asks for more gets them all.
+        OutputFormat::Md if args.output.is_none() && is_for_a_reader() => stdout(&report.as_columns())?,
         OutputFormat::Md => stdout(&report.as_markdown())?,
         OutputFormat::Csv => stdout(&report.as_csv())?,
         OutputFormat::Json => stdout(&report.as_json())?,
@@ -104,6 +106,11 @@ fn measure(args: &MeasureArgs) -> Result<()> {
         Some(path) => html::write(path, &[report], &[]),
         None => Ok(()),
     }
+}
+
+/// Whether somebody reads the result as it is printed, and has not asked for more with `-v`.
+fn is_for_a_reader() -> bool {
+    std::io::IsTerminal::is_terminal(&std::io::stdout()) && !tracing::enabled!(tracing::Level::INFO)
 }
 
 /// The median tokens per second of each test without `--batch-invariant`. That model is gone when this returns: a device need

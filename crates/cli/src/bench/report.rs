@@ -247,6 +247,46 @@ impl Report {
         out
     }
 
+    /// Eight columns that stand under each other on a terminal.
+    pub(super) fn as_columns(&self) -> String {
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+        let head = ["model", "device", "test", "tokens/s", "ms p50", "ms p99", "GB/s", "of ceiling"].map(str::to_owned);
+        let row = |row: &Row| {
+            [
+                format!("{} {}", row.model, row.format.to_ascii_uppercase()),
+                format!("{} × {}", row.device, row.threads),
+                row.label(),
+                format!("{:.2} ± {:.2}", row.tokens_per_s.mean, row.tokens_per_s.stdev),
+                format!("{:.2}", row.latency_ms.p50),
+                format!("{:.2}", row.latency_ms.p99),
+                or_dash(row.bandwidth_gb_s.map(|value| format!("{value:.1}"))),
+                or_dash(row.ceiling()),
+            ]
+        };
+        let lines: Vec<[String; 8]> = std::iter::once(head).chain(self.rows.iter().map(row)).collect();
+        let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or_default();
+        let widths: Vec<usize> = (0..8).map(width).collect();
+        let mut out = String::new();
+        for line in &lines {
+            let cells = line.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| match column {
+                // Words begin under each other, and numbers end so.
+                0..3 => format!("{cell:<width$}"),
+                _ => format!("{cell:>width$}"),
+            });
+            out.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+            out.push('\n');
+        }
+        out.push_str(&self.prices());
+        out.push_str(&format!("\n{}\n-v shows all columns.\n", self.run.line(&self.device)));
+        out
+    }
+
+    /// What batch invariance costs, where that was measured.
+    fn prices(&self) -> String {
+        let prices: String = self.rows.iter().filter_map(Row::price).map(|price| format!("- {price}\n")).collect();
+        if prices.is_empty() { prices } else { format!("\nThe price of --batch-invariant:\n{prices}") }
+    }
+
     /// The columns of llama-bench, then ours.
     pub(super) fn as_markdown(&self) -> String {
         let mut out = String::from(
@@ -281,10 +321,7 @@ impl Report {
             ];
             out.push_str(&format!("| {} |\n", cells.join(" | ")));
         }
-        let prices: String = self.rows.iter().filter_map(Row::price).map(|price| format!("- {price}\n")).collect();
-        if !prices.is_empty() {
-            out.push_str(&format!("\nThe price of --batch-invariant:\n{prices}"));
-        }
+        out.push_str(&self.prices());
         out.push_str(&format!("\n{}\n", self.run.line(&self.device)));
         out
     }

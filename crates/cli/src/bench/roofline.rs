@@ -36,7 +36,7 @@ pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
     let settings = args.target.device_settings(None);
     let device: Device = device::backend(&settings)?.device().into();
     if let Some(gpu) = device::gpu_backend(&settings)? {
-        return Ok(stdout(&gpu_roofline::measured(&gpu, &device, &facts, args.output)?)?);
+        return Ok(stdout(&gpu_roofline::measured(&gpu, &device, &facts, args.output())?)?);
     }
     if args.target.device() != CPU {
         bail!(
@@ -62,7 +62,7 @@ pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
         progress.inc(1);
     }
     progress.finish_and_clear();
-    stdout(&match args.output {
+    stdout(&match args.output() {
         OutputFormat::Md => roofline.as_markdown(&device, &facts),
         OutputFormat::Csv => roofline.as_csv(),
         OutputFormat::Json => {

@@ -38,6 +38,26 @@ impl Server {
 
     /// The same, on this device.
     pub(crate) fn start_on(device: &str, args: &[&str], variables: &[(&str, &str)]) -> Self {
+        let server = Self::listening(device, args, variables);
+        await_that(|| server.get("/health").0 == 200, || "the model is never ready".to_owned());
+        server
+    }
+
+    /// Starts a server, and does not wait for its model.
+    pub(crate) fn start_loading(args: &[&str]) -> Self {
+        Self::listening("cpu", args, &[])
+    }
+
+    /// Starts a server that does not come to listen, and waits until it is asleep.
+    #[cfg(unix)]
+    pub(crate) fn start_unheard(args: &[&str]) -> Self {
+        let mut command = command(&["--port", "0", "--device", "cpu"]);
+        let child = command.args(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        std::thread::sleep(Duration::from_millis(500));
+        Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)), notes: Arc::default(), listener: None }
+    }
+
+    fn listening(device: &str, args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut child = command(&["--port", "0", "--device", device])
             .args(args)
             .envs(variables.iter().copied())
@@ -58,9 +78,7 @@ impl Server {
                 heard.lock().expect("nobody panics with it").push_str(&line);
             }
         });
-        let server = Self { child, address, notes, listener: Some(listener) };
-        await_that(|| server.get("/health").0 == 200, || "the model is never ready".to_owned());
-        server
+        Self { child, address, notes, listener: Some(listener) }
     }
 
     pub(crate) fn connect(&self) -> TcpStream {

@@ -304,7 +304,7 @@ impl CudaDriver {
 impl Driver for CudaDriver {
     fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError> {
         self.enter()?;
-        let size = usize::try_from(bytes.max(1)).map_err(|_| DriverError::OutOfMemory { bytes })?;
+        let size = usize::try_from(bytes.max(1)).map_err(|_| no_room(bytes))?;
         // SAFETY: plain memory; whoever reads it has written it before.
         match unsafe { result::malloc_sync(size) } {
             Ok(address) => {
@@ -312,7 +312,7 @@ impl Driver for CudaDriver {
                 self.allocations.insert(Address(address));
                 Ok(Address(address))
             }
-            Err(CudaError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(DriverError::OutOfMemory { bytes }),
+            Err(OUT_OF_MEMORY) => Err(no_room(bytes)),
             Err(error) => Err(failed(error)),
         }
     }
@@ -635,8 +635,24 @@ impl Drop for Staging {
     }
 }
 
+const OUT_OF_MEMORY: CudaError = CudaError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+
+/// The error of an allocation, with what is free now; the context is current.
+fn no_room(bytes: u64) -> DriverError {
+    let free_bytes = result::mem_get_info().ok().map(|(free, _)| free as u64);
+    DriverError::OutOfMemory { bytes, free_bytes }
+}
+
 fn failed(error: CudaError) -> DriverError {
-    DriverError::Failed(describe(error))
+    let words = describe(error);
+    // Calls that allocate on their own account, as those that make a graph do, know no size.
+    let free = if error == OUT_OF_MEMORY { result::mem_get_info().ok() } else { None };
+    DriverError::Failed(match free {
+        Some((free, total)) => {
+            format!("{words}; {} MiB of the device's {} MiB are free, and a step needs more", free >> 20, total >> 20)
+        }
+        None => words,
+    })
 }
 
 /// The driver's own name for the error, and its words.

@@ -23,7 +23,11 @@ use crate::params::Address;
 pub(crate) enum DriverError {
     /// The device has no room.
     #[error("no room for {bytes} bytes")]
-    OutOfMemory { bytes: u64 },
+    OutOfMemory {
+        bytes: u64,
+        /// What is free, where the system says it. Less than `bytes` need not be: it may lie in pieces.
+        free_bytes: Option<u64>,
+    },
     /// The device, or its system driver, failed.
     #[error("{0}")]
     Failed(String),

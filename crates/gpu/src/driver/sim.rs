@@ -74,7 +74,7 @@ impl SimFaults {
                 *after -= 1;
                 Ok(())
             }
-            (Some(SimFault::OutOfMemory), Some(bytes)) => Err(DriverError::OutOfMemory { bytes }),
+            (Some(SimFault::OutOfMemory), Some(bytes)) => Err(DriverError::OutOfMemory { bytes, free_bytes: Some(0) }),
             (Some(SimFault::Lost), _) => Err(DriverError::Failed("planted: the device is lost".to_owned())),
             (Some(SimFault::OutOfMemory) | None, _) => Ok(()),
         }
@@ -226,8 +226,9 @@ impl SimDriver {
 impl Driver for SimDriver {
     fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError> {
         self.faults.of_call(Some(bytes))?;
-        let out_of_memory = DriverError::OutOfMemory { bytes };
-        if bytes.max(1) > self.memory_bytes - self.allocated_bytes {
+        let free_bytes = self.memory_bytes - self.allocated_bytes;
+        let out_of_memory = DriverError::OutOfMemory { bytes, free_bytes: Some(free_bytes) };
+        if bytes.max(1) > free_bytes {
             return Err(out_of_memory);
         }
         let layout = usize::try_from(bytes.max(1)).ok().and_then(|size| Layout::from_size_align(size, 256).ok());

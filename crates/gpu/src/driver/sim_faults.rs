@@ -187,7 +187,7 @@ fn launches_that_do_not_fit_their_kernel_are_refused() {
 fn memory_has_an_end() {
     let mut driver = SimDriver::new(SimDialect::Cuda, ThreadOrder::Forward, 1000, SimFaults::default());
     let first = driver.allocate(600).unwrap();
-    assert_eq!(driver.allocate(401), Err(DriverError::OutOfMemory { bytes: 401 }));
+    assert_eq!(driver.allocate(401), Err(DriverError::OutOfMemory { bytes: 401, free_bytes: Some(400) }));
     driver.free(first);
     assert!(driver.allocate(1000).is_ok());
 }

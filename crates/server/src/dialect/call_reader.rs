@@ -240,12 +240,29 @@ impl CallReader {
                 }
                 (Ok("name"), _) => self.state = CallState::Failed,
                 (Ok("arguments" | "parameters"), _) if self.in_arguments => self.mean(&value),
+                // The call as it stands in a conversation of OpenAI's interface.
+                (Ok("function"), Ok(Value::Object(function)))
+                    if self.name.is_none() && self.object.is_none() && self.meant.is_none() =>
+                {
+                    self.wrapped(&function);
+                }
                 _ => {}
             }
         }
         if !self.is_bare {
             self.member = at;
             self.in_arguments = false;
+        }
+    }
+
+    /// Takes a call that stands in a member of its own.
+    fn wrapped(&mut self, function: &Map<String, Value>) {
+        let Some(name) = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else { return };
+        self.name = Some(name.to_owned());
+        match function.get("arguments").or_else(|| function.get("parameters")) {
+            Some(arguments @ Value::Object(_)) => self.meant = Some(arguments.to_string()),
+            Some(arguments) => self.mean(&arguments.to_string()),
+            None => self.meant = Some("{}".to_owned()),
         }
     }
 

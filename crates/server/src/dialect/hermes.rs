@@ -92,6 +92,28 @@ mod tests {
                 ),
                 (Plain, r#"<tool_call>{"arguments": "{\"x\": 1}", "name": "f"}</tool_call>"#, called(r#"{"x": 1}"#)),
                 (Plain, r#"<tool_call>{"name": "f", "arguments": null}</tool_call>"#, called("{}")),
+                // As a client sends a call back.
+                (
+                    Plain,
+                    r#"<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}</tool_call>"#,
+                    called(r#"{"x":1}"#),
+                ),
+                (
+                    Plain,
+                    r#"<tool_call>{"function": {"name": "f", "arguments": "{\"x\": 1}"}, "id": "c"}</tool_call>"#,
+                    called(r#"{"x": 1}"#),
+                ),
+                (Plain, r#"<tool_call>{"function": {"name": "f"}}</tool_call>"#, called("{}")),
+                (
+                    Plain,
+                    r#"<tool_call>{"function": {"name": "f", "arguments": [1]}}</tool_call>"#,
+                    text(r#"<tool_call>{"function": {"name": "f", "arguments": [1]}}</tool_call>"#),
+                ),
+                (
+                    Plain,
+                    r#"<tool_call>{"function": {"name": ""}}</tool_call>"#,
+                    text(r#"<tool_call>{"function": {"name": ""}}</tool_call>"#),
+                ),
                 (Plain, r#"<tool_call>{"name": "f", "arguments": ""}</tool_call>"#, called("{}")),
                 (Plain, r#"<tool_call>{"name": "f"}</tool_call>"#, called("{}")),
                 (Plain, r#"<tool_call>{"name": "f", "parameters": {"x": 1}}</tool_call>"#, called(r#"{"x": 1}"#)),

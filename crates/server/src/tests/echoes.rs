@@ -426,6 +426,24 @@ async fn an_answer_goes_on_with_given_words() {
         assert_eq!(answer["output"][0]["content"][0]["text"], " a time");
         assert_eq!(counted(&answer), count);
     }
+    // The message may say so itself, in other interfaces' words.
+    let model = Parrot::new(HERMES, &[], Options::default());
+    for name in ["prefix", "partial"] {
+        let said = |value: Value| {
+            json!({"max_tokens": 20, "messages": [
+                {"role": "user", "content": "x"}, {"role": "assistant", "content": "Once upon", name: value},
+            ]})
+        };
+        let prompt = ok(&model.app, "/apply-template", &said(json!(true))).await;
+        assert_eq!(prompt["prompt"], "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\nOnce upon", "{name}");
+        let answer = model.say(" a time", CHAT, &said(json!(true))).await;
+        assert_eq!(answer["choices"][0]["message"]["content"], " a time");
+        let prompt = ok(&model.app, "/apply-template", &said(json!(false))).await;
+        assert!(prompt["prompt"].as_str().unwrap().ends_with("<|im_start|>assistant\n"), "{prompt}");
+        let (status, _, answer) = post(&model.app, CHAT, &said(json!(1))).await;
+        let param = format!("messages[1].{name}");
+        assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{answer}");
+    }
     // A thought that the given words have begun goes on as one.
     let model = Parrot::new(HERMES, &["<think>", "</think>"], Options::default());
     let messages = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": "<think>\nI"}]);

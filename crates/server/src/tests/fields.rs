@@ -563,11 +563,28 @@ async fn no_limit_is_taken_in_the_words_of_other_servers() {
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     assert_eq!(answer["usage"]["completion_tokens"], context - prompt);
     assert_eq!(answer["x_hotmetal"]["max_tokens_used"], context - prompt);
-    for path in [CHAT, TEXT] {
-        let mut body = if path == CHAT { hello() } else { json!({"prompt": "Once"}) };
-        body["max_tokens"] = json!(-1);
-        body["ignore_eos"] = json!(true);
-        assert_eq!(ok(&app, path, &body).await["usage"]["total_tokens"], context, "{path}");
+    // JavaScript's largest whole number, and the largest that there is.
+    for limit in [json!(-1), json!(9_007_199_254_740_991_u64), json!(u64::MAX), json!(-1.0)] {
+        for path in [CHAT, TEXT] {
+            let mut body = if path == CHAT { hello() } else { json!({"prompt": "Once"}) };
+            body["max_tokens"] = limit.clone();
+            body["ignore_eos"] = json!(true);
+            assert_eq!(ok(&app, path, &body).await["usage"]["total_tokens"], context, "{path} {limit}");
+        }
+    }
+    // Whole numbers with a point, as languages without integers write them.
+    let mut body = hello();
+    body.as_object_mut()
+        .unwrap()
+        .extend(json!({"max_tokens": 5.0, "n": 2.0, "seed": 7.0}).as_object().unwrap().clone());
+    let answer = ok(&app, CHAT, &body).await;
+    assert_eq!(answer["choices"].as_array().map(Vec::len), Some(2));
+    assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() <= 10, "{answer}");
+    for (name, value) in [("max_tokens", 5.5), ("max_tokens", -2.0), ("max_tokens", 0.0), ("seed", 1e17), ("n", 1.5)] {
+        let mut body = hello();
+        body[name] = json!(value);
+        let (status, _, answer) = post(&app, CHAT, &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(name)), "{value}: {answer}");
     }
     let mut body = json!({"messages": hello()["messages"], "max_tokens": 32000});
     body["seed"] = json!(-1);

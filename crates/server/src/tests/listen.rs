@@ -350,6 +350,106 @@ async fn two_hosts_an_encoding_and_a_foreign_charset_are_refused() {
     assert_eq!(ask(&format!("{json}\r\nHost: evil.example\r\n")).await, "400");
 }
 
+/// Sends a request, closes this half, and returns the whole answer.
+async fn half_closed(address: SocketAddr, version: &str, body: &Value) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let body = body.to_string();
+    let request = format!(
+        "POST {TEXT} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    read_for(&mut stream, Duration::from_secs(30)).await
+}
+
+fn slow_steps(time: Duration) -> Faults {
+    Box::new(move |_, _| {
+        std::thread::sleep(time);
+        None
+    })
+}
+
+#[tokio::test]
+async fn a_client_that_has_closed_its_half_gets_its_answer() {
+    let (_app, address, ..) = start(Options::default()).await;
+    for version in ["1.0", "1.1"] {
+        let mut body = json!({"prompt": "Once", "max_tokens": 8, "ignore_eos": true});
+        let answer = half_closed(address, version, &body).await;
+        assert!(answer.starts_with("HTTP/1.") && answer[8..].starts_with(" 200"), "{version}: {answer}");
+        assert!(answer.ends_with('}') && answer.contains("\"length\""), "{version}: {answer}");
+        body["stream"] = json!(true);
+        let answer = half_closed(address, version, &body).await;
+        assert!(answer[8..].starts_with(" 200") && answer.contains("[DONE]"), "{version}: {answer}");
+    }
+}
+
+/// An answer that takes long: the server asks whether somebody waits, in words that a client skips.
+#[tokio::test]
+async fn a_slow_answer_to_a_half_closed_client_is_whole() {
+    let (_app, address, ..) = start_with(Options::default(), Some(slow_steps(Duration::from_millis(200)))).await;
+    let mut body = json!({"prompt": "Once", "max_tokens": 8, "ignore_eos": true});
+    let answer = half_closed(address, "1.1", &body).await;
+    let rest = answer.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").expect("it is asked");
+    assert!(rest.starts_with("HTTP/1.1 200") && rest.contains("\"length\"") && rest.ends_with('}'), "{rest}");
+    body["stream"] = json!(true);
+    let answer = half_closed(address, "1.1", &body).await;
+    let comments = answer.matches(": still here\n\n").count();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("[DONE]") && comments == 1, "{answer}");
+    // Older clients take the first line for that of the answer.
+    assert_eq!(half_closed(address, "1.0", &json!({"prompt": "Once", "max_tokens": 8, "ignore_eos": true})).await, "");
+}
+
+/// One that has left looks the same at first, and its work ends long before its text would: at most 256 tokens of 100 ms.
+#[tokio::test]
+async fn the_work_of_a_client_that_leaves_without_reading_ends() {
+    for stream in [false, true] {
+        let (app, address, ..) = start_with(Options::default(), Some(slow_steps(Duration::from_millis(100)))).await;
+        let mut left = TcpStream::connect(address).await.unwrap();
+        let body = json!({"prompt": "Once", "max_tokens": 200, "ignore_eos": true, "stream": stream}).to_string();
+        let request = format!(
+            "POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        left.write_all(request.as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(app.inner.metrics.connections() > 0);
+        drop(left);
+        timeout(Duration::from_secs(5), async {
+            while app.inner.metrics.connections() > 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            idle(&app).await;
+        })
+        .await
+        .expect("its work ends");
+    }
+}
+
+/// The bound holds to the byte. A little beyond it the answer says the length; far beyond it the status has to do.
+#[tokio::test]
+async fn headers_beyond_their_bound_are_refused() {
+    let (_app, address, ..) = start(Options::default()).await;
+    let ask = async |length: usize| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let head = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: ";
+        let rest = length - head.len() - 4;
+        let request = format!("{head}{}\r\n\r\n", "x".repeat(rest));
+        assert_eq!(request.len(), length);
+        let _ = stream.write_all(request.as_bytes()).await;
+        read_for(&mut stream, Duration::from_secs(10)).await
+    };
+    for length in [1 << 10, 31 << 10, 32 << 10] {
+        assert!(ask(length).await.starts_with("HTTP/1.1 200"), "{length}");
+    }
+    for length in [(32 << 10) + 1, 33 << 10, 100 << 10, 1 << 20] {
+        let answer = ask(length).await;
+        assert!(answer.starts_with("HTTP/1.1 431"), "{length}: {answer:?}");
+        let says = answer.contains(&format!("have {length} bytes")) && answer.contains("headers_too_large");
+        assert!(says || length > 64 << 10, "{length}: {answer:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_request_whose_client_leaves_is_counted_as_aborted() {
     let slow: Faults = Box::new(|_, _| {

@@ -119,13 +119,15 @@ fn a_run_of_newlines_that_is_a_token_is_one_without_merges() {
 
 #[test]
 fn roberta_puts_a_text_between_bos_and_eos_unless_the_file_says_otherwise() {
-    let vocabulary = GgufVocabulary { bos_id: Some(258), eos_id: Some(259), ..byte_level("roberta-bpe") };
-    let encode = |vocabulary: GgufVocabulary| {
-        let tokenizer = Tokenizer::from_gguf(vocabulary).expect("good");
-        tokenizer.encode_with_special_tokens("hel", ParseSpecial::No).expect("covered")
-    };
-    assert_eq!(encode(vocabulary.clone()), [258, 257, 259]);
-    assert_eq!(encode(GgufVocabulary { add_bos: Some(false), add_eos: Some(false), ..vocabulary }), [257]);
+    for pre in ["roberta-bpe", "jina-v1-en", "jina-v2-code"] {
+        let vocabulary = GgufVocabulary { bos_id: Some(258), eos_id: Some(259), ..byte_level(pre) };
+        let encode = |vocabulary: GgufVocabulary| {
+            let tokenizer = Tokenizer::from_gguf(vocabulary).expect("good");
+            tokenizer.encode_with_special_tokens("hel", ParseSpecial::No).expect("covered")
+        };
+        assert_eq!(encode(vocabulary.clone()), [258, 257, 259], "{pre}");
+        assert_eq!(encode(GgufVocabulary { add_bos: Some(false), add_eos: Some(false), ..vocabulary }), [257], "{pre}");
+    }
 }
 
 #[test]
@@ -212,7 +214,7 @@ fn what_does_not_fit_is_refused_by_name() {
     };
     for (error, expected) in [
         (with(|v| v.pre = "qwen9".into()), "`qwen9` (`tokenizer.ggml.pre`) is unknown; known are: default, gpt-2"),
-        (with(|v| v.pre = "afmoe".into()), "`afmoe` (`tokenizer.ggml.pre`) is known by name alone"),
+        (with(|v| v.pre = "whitespace".into()), "`whitespace` (`tokenizer.ggml.pre`) stands for different splits"),
         (with(|v| v.model = "t5".into()), "`t5` (`tokenizer.ggml.model`)"),
         (with(|v| v.tokens = Texts::default()), "`tokenizer.ggml.tokens` has 0 tokens"),
         (with(|v| v.token_types.truncate(3)), "`tokenizer.ggml.token_type` has 3 values for 261 tokens"),

@@ -111,7 +111,7 @@ pub(super) fn startup(args: &MeasureArgs) -> Result<()> {
     }
     progress.finish_and_clear();
     drop(made);
-    stdout(&print(args.output, &device, &facts, &rows))?;
+    stdout(&print(args.output(), &device, &facts, &rows))?;
     Ok(())
 }
 

@@ -135,7 +135,14 @@ impl MetalDriver {
     fn buffer(&self, bytes: u64) -> Result<Buffer, DriverError> {
         let size = self.affordable(bytes);
         let buffer = size.and_then(|size| self.context.device.newBufferWithLength_options(size, options()));
-        buffer.ok_or(DriverError::OutOfMemory { bytes })
+        buffer.ok_or_else(|| {
+            let device = &self.context.device;
+            let most = device.recommendedMaxWorkingSetSize();
+            DriverError::OutOfMemory {
+                bytes,
+                free_bytes: Some(most.saturating_sub(device.currentAllocatedSize() as u64)),
+            }
+        })
     }
 
     /// Makes `place` a buffer of `bytes` at least; returns how many allocations that took.
