@@ -115,7 +115,7 @@ struct LimitArgs {
     mixed_tokens: Option<usize>,
 
     /// Milliseconds that a step with prompts may take for whose end texts wait: as steps were measured, prompts get the
-    /// tokens that keep to it; 0 for --mixed-tokens alone [default: 50 on a GPU without --mixed-tokens, else 0]
+    /// tokens that keep to it; 0 for --mixed-tokens alone [default: 55 on a GPU without --mixed-tokens, else 0]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(..=60_000))]
     step_target_ms: Option<u64>,
 

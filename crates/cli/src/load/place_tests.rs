@@ -219,7 +219,7 @@ fn prompts_share_steps_with_texts_by_time_on_a_gpu_and_by_number_on_a_processor(
         let config = sizes.config(device, region, 64);
         (config.max_mixed_tokens, config.step_target.map(|target| target.as_millis()))
     };
-    assert_eq!(config(CUDA, None, None), (2048, Some(50)));
+    assert_eq!(config(CUDA, None, None), (2048, Some(55)));
     assert_eq!(config(CPU, None, None), (64, None));
     // One flag says one thing, and both say both.
     assert_eq!(config(CUDA, Some(700), None), (700, None));
