@@ -81,7 +81,7 @@ struct GemmFourBits : GemmHalfBytes, GemmUnit16 {
   static PART Share load(GroupAddress at, THREAD const Unit& unit, i32 pair) { return load_group_two(at); }
 };
 // (a & mask) | 1024 in each half.
-FN u32 gemm_codes(u32 word, u32 mask) { return (word & mask) | 0x64006400u; }
+FN u32 gemm_codes(u32 word, u32 mask) { return and_or(word, mask, 0x64006400u); }
 struct GemmQ4_0 : GemmFourBits {
   static PART GemmScale scale(u32x4 scales, i32 pair, i32 t) { return gemm_scale_of_32(scales, pair, t); }
   static PART u32 pair(u32 word, bool upper, GemmScale s) {
@@ -196,7 +196,7 @@ struct GemmQ6_K : GemmHalfBytes {
   }
   // 1024 + 32 less the highest bit, which is inverted: 1024 + code.
   static PART u32 pair(u32 codes, u32 high, u32 scale) {
-    const u32 biased = (high & 0x00300030u) ^ ((codes & 0x000f000fu) | 0x64206420u);
+    const u32 biased = (high & 0x00300030u) ^ and_or(codes, 0x000f000fu, 0x64206420u);
     return mul_f16x2(sub_f16x2(biased, 0x64206420u), scale);
   }
   static PART void widen(THREAD u32& low, THREAD u32& high, Share share, i32 step, GemmScale s) {

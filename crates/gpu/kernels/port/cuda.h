@@ -145,6 +145,17 @@ FN u32 pick_bytes(u32 low, u32 high, u32 which) { u32 r; asm("prmt.b32 %0,%1,%2,
 FN u32 fma_f16x2(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.f16x2 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
 FN u32 mul_f16x2(u32 a, u32 b) { u32 r; asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
 FN u32 sub_f16x2(u32 a, u32 b) { u32 r; asm("sub.rn.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+// (a & b) | c. Hopper's kernels have it as the one instruction that it is: taken apart by the compiler and mixed with shifts, few rows
+// of four bits took 6 % longer.
+FN u32 and_or(u32 a, u32 b, u32 c) {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  u32 r;
+  asm("lop3.b32 %0,%1,%2,%3,0xea;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+#else
+  return (a & b) | c;
+#endif
+}
 // Byte i is that of eight, four in `low` and four in `high`, which half byte i of `which`, below 8, names.
 FN u32 byte_perm(u32 low, u32 high, u32 which) { return __byte_perm(low, high, which); }
 

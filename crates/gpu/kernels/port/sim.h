@@ -690,6 +690,7 @@ FN u32 sub_f16x2(u32 a, u32 b) {
   const f32x2 x = f16x2_to_f32(a), y = f16x2_to_f32(b);
   return f32x2_to_f16x2(x.x - y.x, x.y - y.y);
 }
+FN u32 and_or(u32 a, u32 b, u32 c) { return (a & b) | c; }
 FN u32 byte_perm(u32 low, u32 high, u32 which) {
   if (which & 0x8888u) sim::fail("byte %x of eight", which);
   return pick_bytes(low, high, which);
