@@ -329,6 +329,7 @@ fn load_into(
         has_head: model.has_head,
         pooling: model.embedding.pooling,
         normalize: model.embedding.normalize,
+        files: Some(model.files),
         engine: model.engine,
         load_time: model.load_time,
     })?;

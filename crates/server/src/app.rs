@@ -49,10 +49,23 @@ pub struct ServedModel {
     pub pooling: Option<String>,
     /// Whether such vectors are brought to length 1, if the model's files say so.
     pub normalize: Option<bool>,
+    /// What its files are, if whoever loaded them says so.
+    pub files: Option<ModelFiles>,
     /// The engine, with the model in it.
     pub engine: Engine,
     /// How long loading took.
     pub load_time: Duration,
+}
+
+/// What the files of a model are, for routes that describe it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelFiles {
+    /// The architecture, by its name in transformers: `qwen3`.
+    pub architecture: String,
+    /// Numbers in its weights.
+    pub parameters: u64,
+    /// The format of most of its matrices, as they were loaded: `Q4_0`.
+    pub format: String,
 }
 
 impl ServedModel {
@@ -71,6 +84,7 @@ impl ServedModel {
             has_head: true,
             pooling: None,
             normalize: None,
+            files: None,
             engine,
             load_time: Duration::ZERO,
         }
@@ -95,6 +109,7 @@ pub(crate) struct Serving {
     /// The pooling that the model was trained with.
     pub(crate) pooling: Option<String>,
     pub(crate) normalize: Option<bool>,
+    pub(crate) files: Option<ModelFiles>,
     /// The width of embeddings, if the device gives any.
     pub(crate) hidden_size: Option<usize>,
     pub(crate) grammars: Grammars,
@@ -258,6 +273,7 @@ impl App {
             has_head,
             pooling,
             normalize,
+            files,
             engine,
             load_time,
         } = model;
@@ -291,6 +307,7 @@ impl App {
             engine,
             pooling,
             normalize,
+            files,
             hidden_size,
             grammars,
             profile,

@@ -75,7 +75,7 @@ mod tokens;
 mod tools;
 mod turn;
 
-pub use app::{App, ReadyError, ServedModel};
+pub use app::{App, ModelFiles, ReadyError, ServedModel};
 pub use listen::{Ended, Shutdown, serve};
 pub use loading::{LoadStage, Loading};
 pub use options::{ApiKey, Options, OptionsError, Origin};

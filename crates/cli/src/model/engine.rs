@@ -9,12 +9,13 @@ use engine::{Engine, EngineConfig};
 use formats::{Checkpoint, EmbeddingConfig, TokenizerSource};
 use plan::Plan;
 use serde_json::Value;
-use server::LoadStage;
+use server::{LoadStage, ModelFiles};
 use tensor::Tensor;
 use tokenizer::Tokenizer;
 
 use super::settings::ModelSettings;
 use crate::files;
+use crate::load::facts::main_format;
 use crate::load::neighbours::DeviceShare;
 use crate::load::place::{PlacedModel, place};
 use crate::load::plan::plan_of;
@@ -49,6 +50,7 @@ pub(crate) struct Model {
     pub(crate) templates: ChatTemplates,
     /// Whether it generates, and does not only make vectors of texts.
     pub(crate) has_head: bool,
+    pub(crate) files: ModelFiles,
 }
 
 /// Loads the model that `name` stands for, the built-in one without a name, for one text at a time.
@@ -70,7 +72,7 @@ pub(crate) fn load_with(name: Option<&str>, settings: &ModelSettings, sizes: &En
         sizes.watch.stage(LoadStage::Vocabulary);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
-    let AllButTokenizer { executable, device, vocab_size, region, templates } = rest.with_context(in_model)?;
+    let AllButTokenizer { executable, device, vocab_size, region, templates, files } = rest.with_context(in_model)?;
     let share = DeviceShare { device: device.name.clone(), had: device.memory_bytes, bytes: region.bytes };
     let DeviceInfo { name: device_name, description: device, .. } = device;
     let mut tokenizer = tokenizer.with_context(in_model)?;
@@ -104,6 +106,7 @@ pub(crate) fn load_with(name: Option<&str>, settings: &ModelSettings, sizes: &En
         engine,
         tokenizer: Arc::new(tokenizer),
         templates,
+        files,
     })
 }
 
@@ -117,6 +120,7 @@ struct AllButTokenizer {
     vocab_size: usize,
     region: DeviceRegion,
     templates: ChatTemplates,
+    files: ModelFiles,
 }
 
 fn load_all_but_tokenizer(
@@ -129,10 +133,15 @@ fn load_all_but_tokenizer(
     let PlacedModel { backend, region } = place(&settings.device, settings.cache, sizes, &plan, &weights)?;
     let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
+    let files = ModelFiles {
+        architecture: plan.model_type.clone(),
+        parameters: weights.iter().map(|weight| weight.shape().iter().product::<usize>() as u64).sum(),
+        format: main_format(&weights).to_string(),
+    };
     let mut copied = |bytes, total| sizes.watch.bytes(bytes, total);
     let executable = backend.load_watched(Arc::new(plan), weights, region.kv, &mut copied)?;
     let templates = ChatTemplates::load(checkpoint, settings.chat_template.as_deref())?;
-    Ok(AllButTokenizer { executable, device, vocab_size, region, templates })
+    Ok(AllButTokenizer { executable, device, vocab_size, region, templates, files })
 }
 
 /// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].

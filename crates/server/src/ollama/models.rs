@@ -29,8 +29,8 @@ pub(crate) const SHOW: &[Field] = &[
 /// The version of Ollama whose interface these routes follow. Clients ask for it to find out what they may send.
 const INTERFACE_VERSION: &str = "0.12.0";
 
-/// The name of the family of a model whose files are not looked at here.
-const ARCHITECTURE: &str = "hotmetal";
+/// The architecture of a model of which nobody says what its files are.
+const ARCHITECTURE: &str = "unknown";
 
 /// A model's name with a tag: clients add `latest` to a name without one, and look for that in the list.
 pub(super) fn tagged(name: &str) -> String {
@@ -38,12 +38,29 @@ pub(super) fn tagged(name: &str) -> String {
     if has_tag { name.to_owned() } else { format!("{name}:latest") }
 }
 
+fn architecture(serving: &Serving) -> &str {
+    serving.files.as_ref().map_or(ARCHITECTURE, |files| &files.architecture)
+}
+
 fn details(serving: &Serving) -> Value {
-    let format = if serving.name.ends_with(".gguf") { "gguf" } else { "" };
+    let format = if serving.name.ends_with(".gguf") { "gguf" } else { "safetensors" };
+    let family = architecture(serving);
+    let (size, level) = serving
+        .files
+        .as_ref()
+        .map_or_else(Default::default, |files| (in_millions(files.parameters), files.format.clone()));
     json!({
-        "parent_model": "", "format": format, "family": ARCHITECTURE, "families": [ARCHITECTURE],
-        "parameter_size": "", "quantization_level": "",
+        "parent_model": "", "format": format, "family": family, "families": [family],
+        "parameter_size": size, "quantization_level": level,
     })
+}
+
+/// A number of parameters as the interface writes it: `8.0B`, `134.52M`.
+fn in_millions(parameters: u64) -> String {
+    match parameters as f64 {
+        many if many >= 1e9 => format!("{:.1}B", many / 1e9),
+        some => format!("{:.2}M", some / 1e6),
+    }
 }
 
 /// What the lists say of a model.
@@ -116,11 +133,13 @@ fn described(serving: &Serving) -> Value {
         ("num_ctx", context_len.to_string()),
     ];
     let parameters = parameters.map(|(name, value)| format!("{name} {value}")).join("\n");
+    let architecture = architecture(serving);
     let mut info = Map::new();
-    info.insert("general.architecture".to_owned(), ARCHITECTURE.into());
-    info.insert(format!("{ARCHITECTURE}.context_length"), context_len.into());
-    info.insert(format!("{ARCHITECTURE}.vocab_size"), serving.engine.config().vocab_size.into());
-    info.extend(serving.hidden_size.map(|size| (format!("{ARCHITECTURE}.embedding_length"), size.into())));
+    info.insert("general.architecture".to_owned(), architecture.into());
+    info.extend(serving.files.as_ref().map(|files| ("general.parameter_count".to_owned(), files.parameters.into())));
+    info.insert(format!("{architecture}.context_length"), context_len.into());
+    info.insert(format!("{architecture}.vocab_size"), serving.engine.config().vocab_size.into());
+    info.extend(serving.hidden_size.map(|size| (format!("{architecture}.embedding_length"), size.into())));
     let template = serving.chat_template.as_ref().map_or("", |template| template.source());
     json!({
         "license": "", "modelfile": format!("FROM {}", serving.name), "parameters": parameters, "template": template,

@@ -6,6 +6,7 @@ use super::field_cases::{Case, case, case_with};
 use super::parrot::Parrot;
 use super::structure::{HERMES, app_with, weather};
 use super::*;
+use crate::ModelFiles;
 
 const GENERATE: &str = "/api/generate";
 
@@ -416,9 +417,13 @@ async fn what_is_served_is_listed_under_names_with_tags() {
     watch.stage(crate::LoadStage::Weights);
     watch.bytes(5000, 5000);
     watch.stage(crate::LoadStage::Vocabulary);
-    serve_on(&app, config(), None);
+    let files = ModelFiles { architecture: "qwen3".to_owned(), parameters: 134_515_008, format: "Q4_0".to_owned() };
+    let model = ServedModel { files: Some(files), ..served(config(), None, chat_template()) };
+    app.ready(model).unwrap();
     let (_, tags) = get(&app, "/api/tags").await;
     let model = &tags["models"][0];
+    let details = ["family", "parameter_size", "quantization_level"].map(|name| model["details"][name].as_str());
+    assert_eq!(details, [Some("qwen3"), Some("134.52M"), Some("Q4_0")]);
     assert_eq!(
         (&model["name"], &model["model"], &model["size"]),
         (&json!("tiny:latest"), &json!("tiny:latest"), &json!(5000))
@@ -429,7 +434,8 @@ async fn what_is_served_is_listed_under_names_with_tags() {
     assert_eq!((&running["name"], &running["context_length"]), (&json!("tiny:latest"), &json!(256)));
     assert!(running["expires_at"].as_str().unwrap() > model["modified_at"].as_str().unwrap(), "{running}");
     let show = ok(&app, "/api/show", &json!({"model": "tiny:latest"})).await;
-    assert_eq!(show["model_info"]["hotmetal.context_length"], 256);
+    assert_eq!(show["model_info"]["qwen3.context_length"], 256);
+    assert_eq!(show["model_info"]["general.parameter_count"], 134_515_008);
     assert_eq!(show["capabilities"], json!(["completion", "tools"]));
     assert!(show["template"].as_str().unwrap().contains("<|im_start|>"), "{show}");
     assert!(show["parameters"].as_str().unwrap().contains("temperature 0.7"), "{show}");
