@@ -28,7 +28,7 @@ const ASK_ITEMS: usize = 4096;
 /// The JSON in a request's body, and the memory that the request may take until the engine has it. The key with number `key`
 /// was shown with it.
 pub(crate) async fn read_json(request: Request<Body>, app: &App, key: u64) -> Result<(Value, Permit), ApiError> {
-    check_type(request.headers())?;
+    check_type(request.uri().path(), request.headers())?;
     let (options, memory) = (&app.inner.options, &app.inner.memory);
     let limit = options.body_bytes_max;
     let too_large = || {
@@ -210,8 +210,12 @@ async fn pass_over(body: Body, limit: usize) {
     let _ = timeout(TIME, read).await;
 }
 
-/// A page of another site can send text without asking, but not JSON.
-fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+/// Headers of which a browser sends at least one with what a page posts.
+const OF_BROWSERS: [&str; 3] = ["origin", "referer", "sec-fetch-site"];
+
+/// A page of another site can send text without asking, but not JSON. Ollama asks for no type, and its examples are sent with
+/// the one that `curl -d` makes up: its routes take that and none, if no browser sends it.
+fn check_type(path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
     let found = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("missing");
     let refused =
         |message| Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
@@ -220,7 +224,11 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
         return refused(format!("the Content-Encoding is {}, and bodies are taken as they are", shown(encoding)));
     }
     let mut parameters = found.split(';').map(str::trim);
-    if !parameters.next().is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
+    let essence = parameters.next().unwrap_or_default();
+    let is_untyped =
+        ["missing", "application/x-www-form-urlencoded"].iter().any(|none| essence.eq_ignore_ascii_case(none));
+    let is_free = path.starts_with("/api/") && !OF_BROWSERS.iter().any(|name| headers.contains_key(*name));
+    if !essence.eq_ignore_ascii_case("application/json") && !(is_untyped && is_free) {
         return refused(format!("the Content-Type is {}, expected application/json", shown(found)));
     }
     let charset = parameters

@@ -394,6 +394,25 @@ async fn what_cannot_be_applied_is_refused_by_name() {
 }
 
 #[tokio::test]
+async fn what_curl_sends_by_itself_is_taken_and_what_a_page_could_send_is_not() {
+    let app = app();
+    for (path, content_type, browser, status) in [
+        (OLLAMA, Some("application/x-www-form-urlencoded"), None, StatusCode::OK),
+        (OLLAMA, None, None, StatusCode::OK),
+        (OLLAMA, Some("text/plain"), None, StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        (OLLAMA, None, Some("sec-fetch-site"), StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        (OLLAMA, Some("application/x-www-form-urlencoded"), Some("referer"), StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        (CHAT, None, None, StatusCode::UNSUPPORTED_MEDIA_TYPE),
+    ] {
+        let mut request = request(Method::POST, path, &whole(&conversation()).to_string());
+        request.headers_mut().remove("content-type");
+        content_type.map(|value| request.headers_mut().insert("content-type", value.parse().unwrap()));
+        browser.map(|name| request.headers_mut().insert(name, "http://localhost/".parse().unwrap()));
+        assert_eq!(send(&app, request).await.status(), status, "{path} {content_type:?} {browser:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_conversation_that_a_template_cannot_show_is_continued_as_text() {
     let app = loading(Options::default());
     let model = ServedModel { chat_template: None, ..served(config(), None, chat_template()) };
