@@ -82,7 +82,10 @@ pub(crate) fn document(version: &str, body_routes: &[BodyRoute], read_routes: &[
         let mut operation = json!({"summary": summary, "operationId": operation_id(path), "responses": errors(path)});
         operation["responses"]["200"] = match answer {
             Ok(schema) => json_answer(summary, schema),
-            Err(kind) => json!({"description": summary, "content": {kind: {"schema": {"type": "string"}}}}),
+            Err(kinds) => {
+                let kinds = kinds.split(", ").map(|kind| (kind.to_owned(), json!({"schema": {"type": "string"}})));
+                json!({"description": summary, "content": Map::from_iter(kinds)})
+            }
         };
         if path.contains("{model}") {
             let parameter = json!({"name": "model", "in": "path", "required": true, "schema": {"type": "string"}});

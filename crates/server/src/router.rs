@@ -345,7 +345,8 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
         aliases: &[],
         handler: || get(page::index),
         summary: "A page to talk to the model",
-        answer: Err("text/html"),
+        // A sentence for clients that look whether this is Ollama's interface.
+        answer: Err("text/html, text/plain"),
         model_query: None,
         is_open: true,
     },

@@ -84,6 +84,7 @@ async fn respond(
     let model = model.unwrap_or_else(|| models::tagged(&serving.name));
     let Some(mut wanted) = wanted else {
         let mut answer = write(&model, Vec::new(), &Facts { duration_ns: 1, prompt_tokens: 0 });
+        answer["x_hotmetal"] = json!({});
         notes.attach(&mut answer);
         return Ok(json_response(StatusCode::OK, &answer));
     };
@@ -139,6 +140,11 @@ fn prepare(
         other => other.is_null(),
     };
     if says_nothing {
+        let fits = |n: u64| n >= 1 && serving.hidden_size.is_none_or(|most| n <= most as u64);
+        if dimensions.is_some_and(|dimensions| !dimensions.as_u64().is_some_and(fits)) {
+            let message = "`dimensions` is a number from 1 to the width of the model's vectors";
+            return Err(ApiError::invalid("dimensions", message));
+        }
         return Ok(Asked { model, wanted: None });
     }
     let mut inner = Map::new();

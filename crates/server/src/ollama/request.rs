@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::fields::{self, Field, Fields, applied, hint, ignore, only, string, wrong};
 use crate::generation::Plan;
 use crate::turn::Conversation;
-use crate::{chat as openai, completions};
+use crate::{chat as openai, completions, tools};
 
 /// Fields of both routes.
 pub(crate) const COMMON: &[Field] = &[
@@ -73,6 +73,10 @@ pub(super) fn chat(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Want
     take_think(&mut fields, &mut inner, serving)?;
     fields.finish(CHAT_KNOWN)?;
     if messages.is_empty() {
+        // Nothing is generated; tools that could not be shown are refused all the same.
+        if let Some(tools) = inner.remove("tools") {
+            tools::take(&mut Fields::new(json!({"tools": tools}), &[&[applied("tools")]])?, serving)?;
+        }
         return Ok(Wanted { model, work: None });
     }
     let mut reader = Messages::default();

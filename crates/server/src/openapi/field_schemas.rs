@@ -146,6 +146,11 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         }
         "prompt" if path == "/tokenize" => text(),
         "prompt" | "system" if is_ollama => text(),
+        "input" if is_ollama => {
+            let some = json!({"type": "string", "minLength": 1});
+            let list = |item: Value, least: usize| json!({"type": "array", "minItems": least, "maxItems": 2048, "items": item});
+            one_of(vec![text(), ids(), list(some, 0), list(ids(), 1)])
+        }
         "input" | "prompt" if !is_responses => {
             let list = |item: Value| json!({"type": "array", "minItems": 1, "maxItems": 2048, "items": item});
             let some = json!({"type": "string", "minLength": 1});
