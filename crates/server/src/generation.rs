@@ -553,8 +553,8 @@ pub(crate) fn failed(failure: &Failure) -> ApiError {
         let message = format!("{failure}; the server's --check-tensors looks for a weight that is the cause");
         return ApiError::internal(code, message);
     }
-    if matches!(failure, Failure::Grammar(_)) {
-        // It is the client's.
+    if matches!(failure, Failure::Grammar(_) | Failure::NoTokenLeft) {
+        // They are the client's.
         return ApiError::refused(StatusCode::BAD_REQUEST, code, failure.to_string());
     }
     ApiError::internal(code, failure.to_string())
