@@ -26,8 +26,8 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
     cache.map(|cache| cache.join("hotmetal"))
 }
 
-/// The file of what was typed into conversations, where a folder for it is known: `hotmetal/history` among what programs
-/// keep of their state.
+/// The file that keeps the lines typed into conversations: `hotmetal/history` in the user's folder of state, if there is
+/// one.
 pub(crate) fn history_file() -> Option<PathBuf> {
     let state = std::env::var_os("XDG_STATE_HOME").filter(|state| !state.is_empty()).map(PathBuf::from);
     let state = state.or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));

@@ -74,7 +74,7 @@ impl PromptLine {
     }
 }
 
-/// A message of which some lines have come.
+/// A message of several lines that the user is still typing.
 #[derive(Debug, Default)]
 struct Message {
     lines: Vec<String>,

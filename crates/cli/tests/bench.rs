@@ -164,7 +164,7 @@ fn markdown_begins_with_the_columns_of_llama_bench() {
     assert!(lines.last().is_some_and(|line| line.contains("2 repetitions")), "{printed}");
 }
 
-/// A terminal is given eight columns, each of which ends or begins at one place, and `-o md` all.
+/// `bench` prints eight aligned columns on a terminal, and all columns with `-o md`.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_terminal_is_given_eight_columns() {

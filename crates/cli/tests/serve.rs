@@ -307,7 +307,7 @@ fn a_key_of_the_environment_protects_and_is_not_shown() {
         let error = refused(&["--port", "0", "--device", "cpu", "--api-key", key]);
         assert!(error.contains("--api-key") && error.contains("at least 16"), "{error}");
     }
-    // With it, and with those of a file and of the command line besides, all of which do.
+    // The server takes each of the keys: this one, those of a file, and those of the command line.
     let folder = tempfile::tempdir().expect("a folder");
     let keys = folder.path().join("keys");
     std::fs::write(&keys, "a-key-of-some-length\n").expect("written");

@@ -49,7 +49,7 @@ pub struct ServedModel {
     pub pooling: Option<String>,
     /// Whether such vectors are brought to length 1, if the model's files say so.
     pub normalize: Option<bool>,
-    /// What its files are, if whoever loaded them says so.
+    /// What its files are, if the loader says so.
     pub files: Option<ModelFiles>,
     /// The engine, with the model in it.
     pub engine: Engine,
@@ -122,7 +122,7 @@ pub(crate) struct Serving {
     /// Whether special tokens count in messages.
     pub(crate) special_in_messages: ParseSpecial,
     pub(crate) load_time: Duration,
-    /// Bytes of its weights, if whoever loaded it has said so.
+    /// Bytes of its weights, if the loader says so.
     pub(crate) weight_bytes: Option<u64>,
     /// Seconds since 1970 when it was ready.
     pub(crate) created: u64,

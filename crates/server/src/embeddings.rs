@@ -93,6 +93,16 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiE
     prepare_cut(body, serving, key, TooLong::Refused)
 }
 
+/// A vector of a part of the features is one only of models that were trained for it.
+pub(crate) fn check_dimensions(dimensions: Option<Value>, hidden_size: usize) -> Result<(), ApiError> {
+    match dimensions {
+        Some(dimensions) if dimensions != hidden_size => {
+            Err(wrong("dimensions", &dimensions, format!("{hidden_size}, the width of this model's vectors")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// What a request asks for, with this done about texts that are too long.
 pub(crate) fn prepare_cut(
     body: Value,
@@ -120,12 +130,7 @@ pub(crate) fn prepare_cut(
         let message = format!("`input[{index}]` has {found} tokens, and the context holds {context_len}");
         return Err(ApiError::context_exceeded("input", message));
     }
-    // A vector of a part of the features is one only of models that were trained for it.
-    if let Some(dimensions) = fields.take("dimensions")
-        && dimensions != hidden_size
-    {
-        return Err(wrong("dimensions", &dimensions, format!("{hidden_size}, the width of this model's vectors")));
-    }
+    check_dimensions(fields.take("dimensions"), hidden_size)?;
     let asked = fields.string("pooling")?;
     let (pooling, pooling_from) = match (asked.as_deref(), serving.pooling.as_deref()) {
         (Some("mean"), _) => (Pooling::Mean, "request"),

@@ -197,14 +197,10 @@ fn rows_launch(site: &Site<'_>, projections: &Projections<'_>, operand: &GemmOpe
 fn launch(site: &Site<'_>, operand: &GemmOperand, variant: &MmaVariant, projections: &Projections<'_>) -> Launch {
     let (linear, operands) = linear::params(site, variant.features, projections);
     let format = projections.format(site);
-    let row_tiles = operand.num_rows.div_ceil(variant.rows);
+    let tiles = variant.tiles * variant.row_tiles;
     let after = site.layout.scratch.0 + operand_bytes(operand.num_rows, operand.k);
     let partials = site.arena.part(after, variant.partials_bytes());
-    let counters = if variant.slices > 1 {
-        site.loaded.counters.part(0, (variant.tiles * row_tiles) as u64 * 4)
-    } else {
-        Default::default()
-    };
+    let counters = if variant.slices > 1 { site.loaded.counters.part(0, tiles as u64 * 4) } else { Default::default() };
     let weights = |&Projection { linear, .. }: &Projection| site.loaded.weights.get(linear.weight);
     let params = GemmMmaParams {
         linear,
@@ -220,7 +216,7 @@ fn launch(site: &Site<'_>, operand: &GemmOperand, variant: &MmaVariant, projecti
         stages: index(variant.stages),
         padding: 0,
     };
-    let launch = Launch::new(variant.kernel, [variant.tiles * row_tiles * variant.slices, 1, 1], &params)
+    let launch = Launch::new(variant.kernel, [tiles * variant.slices, 1, 1], &params)
         .with_groups_of(threads(variant.rows), variant.group_bytes(format) as u32)
         .with(Access::Read, operand.rows)
         .with(Access::Read, operand.scales)

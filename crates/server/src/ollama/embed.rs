@@ -140,10 +140,8 @@ fn prepare(
         other => other.is_null(),
     };
     if says_nothing {
-        let fits = |n: u64| n >= 1 && serving.hidden_size.is_none_or(|most| n <= most as u64);
-        if dimensions.is_some_and(|dimensions| !dimensions.as_u64().is_some_and(fits)) {
-            let message = "`dimensions` is a number from 1 to the width of the model's vectors";
-            return Err(ApiError::invalid("dimensions", message));
+        if let Some(hidden_size) = serving.hidden_size {
+            openai::check_dimensions(dimensions, hidden_size)?;
         }
         return Ok(Asked { model, wanted: None });
     }
