@@ -225,8 +225,8 @@ fn check_type(path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
     }
     let mut parameters = found.split(';').map(str::trim);
     let essence = parameters.next().unwrap_or_default();
-    let is_untyped =
-        ["missing", "application/x-www-form-urlencoded"].iter().any(|none| essence.eq_ignore_ascii_case(none));
+    let is_untyped = !headers.contains_key(header::CONTENT_TYPE)
+        || essence.eq_ignore_ascii_case("application/x-www-form-urlencoded");
     let is_free = path.starts_with("/api/") && !OF_BROWSERS.iter().any(|name| headers.contains_key(*name));
     if !essence.eq_ignore_ascii_case("application/json") && !(is_untyped && is_free) {
         return refused(format!("the Content-Type is {}, expected application/json", shown(found)));
