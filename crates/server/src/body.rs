@@ -228,7 +228,8 @@ fn check_type(path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
     let is_untyped = !headers.contains_key(header::CONTENT_TYPE)
         || essence.eq_ignore_ascii_case("application/x-www-form-urlencoded");
     let is_free = path.starts_with("/api/") && !OF_BROWSERS.iter().any(|name| headers.contains_key(*name));
-    if !essence.eq_ignore_ascii_case("application/json") && !(is_untyped && is_free) {
+    let is_json = essence.eq_ignore_ascii_case("application/json");
+    if !(is_json || is_free && is_untyped) {
         return refused(format!("the Content-Type is {}, expected application/json", shown(found)));
     }
     let charset = parameters
