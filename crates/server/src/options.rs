@@ -149,14 +149,23 @@ pub enum Origin {
 
 impl Origin {
     pub(crate) fn admits(&self, origin: &[u8]) -> bool {
+        let Ok(origin) = str::from_utf8(origin) else { return *self == Self::Any };
+        let is_same = |listed: &str| without_usual_port(listed).eq_ignore_ascii_case(without_usual_port(origin));
         match self {
             Self::Any => true,
-            Self::Exactly(listed) => listed.as_bytes().eq_ignore_ascii_case(origin),
-            Self::Host(listed) => [&b"http://"[..], b"https://"].iter().any(|scheme| {
-                origin.strip_prefix(*scheme).is_some_and(|host| listed.as_bytes().eq_ignore_ascii_case(host))
-            }),
+            Self::Exactly(listed) => is_same(listed),
+            Self::Host(listed) => ["http", "https"].iter().any(|scheme| is_same(&format!("{scheme}://{listed}"))),
         }
     }
+}
+
+/// An origin as browsers write it: without the port that its scheme has anyway.
+fn without_usual_port(origin: &str) -> &str {
+    let usual = [("http://", ":80"), ("https://", ":443")];
+    let is_of_scheme =
+        |scheme: &str| origin.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme));
+    let port = usual.iter().find(|(scheme, _)| is_of_scheme(scheme)).map(|(_, port)| *port);
+    port.and_then(|port| origin.strip_suffix(port)).unwrap_or(origin)
 }
 
 impl std::str::FromStr for Origin {
@@ -252,6 +261,13 @@ mod tests {
             ("localhost:3000", "https://localhost:3000", true),
             ("localhost:3000", "http://localhost:3001", false),
             ("app.example", "https://app.example.evil", false),
+            // Browsers leave out the port that a scheme has anyway.
+            ("https://app.example:443", "https://app.example", true),
+            ("HTTP://app.example:80/", "http://app.example", true),
+            ("app.example:443", "https://app.example", true),
+            ("app.example:443", "http://app.example", false),
+            ("https://app.example:80", "https://app.example", false),
+            ("http://[::80]", "http://[::80]", true),
             ("null", "null", true),
             ("app://obsidian.md", "app://obsidian.md", true),
             ("http://[::1]:3000", "http://[::1]:3000", true),
