@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use serde_json::{Map, Value};
+use records::{Record, Row};
 
 /// Write docs/performance/today.md and the README's figures from the newest records in docs/performance/records
 #[derive(Args)]
@@ -84,203 +84,6 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
 
 fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-/// What one command measured on one machine.
-#[derive(Debug)]
-struct Record {
-    machine: String,
-    file: String,
-    /// RFC 3339, or its date alone.
-    date: String,
-    /// Of a record whose rows have columns of their own.
-    title: Option<String>,
-    device: String,
-    command: Option<String>,
-    note: Option<String>,
-    rows: Vec<Row>,
-}
-
-/// A quantity. What nobody measured is absent.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Row {
-    name: String,
-    unit: String,
-    value: Option<f64>,
-    worst: Option<f64>,
-    best: Option<f64>,
-    /// Others that did the same in turns: program and figure.
-    peers: Vec<(String, f64)>,
-    /// Of the ceiling that was measured beside it; 1 is all of it.
-    roofline_share: Option<f64>,
-    must: Option<f64>,
-    goal: Option<f64>,
-    /// In place of all of the above, for results that are a table of their own.
-    columns: Vec<(String, f64)>,
-}
-
-impl Record {
-    /// Reads the file `machine/file`.
-    fn read(machine: &str, file: &str, text: &str) -> Result<Self> {
-        let record: Value = serde_json::from_str(text).context("this is not JSON")?;
-        ensure!(record["profiled"] != true, "this was measured while a profiler looked on, which slows it down");
-        let text_at = |pointer: &str| record.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
-        let date = text_at("/run/date").context("`run.date` is missing: a record says when it was measured")?;
-        ensure!(
-            file.ends_with(".json") && date.get(..10).is_some_and(|day| file.starts_with(day)),
-            "a record's file is named <date>-<commit>.json, and its `run.date` is {date}"
-        );
-        let words = record.pointer("/run/command").and_then(Value::as_array);
-        let command = words.map(|words| words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "));
-        let rows = record["rows"].as_array().context("`rows` is missing")?;
-        let rows: Result<Vec<Row>> = rows
-            .iter()
-            .enumerate()
-            .map(|(index, row)| {
-                let row = row.as_object().with_context(|| format!("row {index} is not an object"))?;
-                Row::read(row, command.as_deref().unwrap_or_default()).with_context(|| format!("in row {index}"))
-            })
-            .collect();
-        let rows = rows?;
-        Ok(Self {
-            machine: machine.to_owned(),
-            file: file.to_owned(),
-            date,
-            title: text_at("/title"),
-            device: text_at("/device/description").context("`device.description` is missing")?,
-            command,
-            note: text_at("/note"),
-            rows,
-        })
-    }
-
-    fn day(&self) -> &str {
-        self.date.get(..10).unwrap_or(&self.date)
-    }
-}
-
-impl Row {
-    /// Reads a row of what `command` measured.
-    fn read(row: &Map<String, Value>, command: &str) -> Result<Self> {
-        let number = |name: &str| row.get(name).and_then(Value::as_f64);
-        let text = |name: &str| row.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-        if row.contains_key("name") {
-            return Self::named(row);
-        }
-        // On GPUs the host's threads compute nothing.
-        let threads = match (text("device").as_str(), number("threads")) {
-            ("cpu" | "", Some(threads)) if threads > 1.0 => format!(", {threads} threads"),
-            ("cpu" | "", Some(_)) => ", 1 thread".to_owned(),
-            _ => String::new(),
-        };
-        match (row.get("tokens_per_s"), row.get("first_token_ms"), text("kind").as_str()) {
-            (Some(rate), ..) => Ok(Self::of_bench(row, rate, &threads, command)),
-            (None, Some(time), _) => Ok(Self {
-                name: format!(
-                    "start to first token, {} {}, {}{threads}",
-                    text("model"),
-                    text("format"),
-                    text("file_cache")
-                ),
-                unit: "ms".to_owned(),
-                value: time["median"].as_f64(),
-                worst: time["max"].as_f64(),
-                best: time["min"].as_f64(),
-                ..Self::default()
-            }),
-            (None, None, "peak") => Ok(Self {
-                name: format!("{}, {}{threads}", text("class"), text("instruction")),
-                unit: "TOP/s".to_owned(),
-                value: number("ops_per_s").map(|rate| rate / 1e12),
-                ..Self::default()
-            }),
-            (None, None, "cost") => {
-                Ok(Self { name: text("what"), unit: "µs".to_owned(), value: number("us"), ..Self::default() })
-            }
-            (None, None, kind) if row.contains_key("bandwidth_gb_s") => Ok(Self {
-                name: format!(
-                    "{kind} {} of {} bytes{threads}",
-                    text("way"),
-                    number("buffer_bytes").unwrap_or_default()
-                ),
-                unit: "GB/s".to_owned(),
-                value: number("bandwidth_gb_s"),
-                ..Self::default()
-            }),
-            _ => bail!("this is no row of `bench`, `bench table`, `bench --startup` or `bench --roofline`"),
-        }
-    }
-
-    /// A row of `bench table`, or one that was written by hand.
-    fn named(row: &Map<String, Value>) -> Result<Self> {
-        // `bench table` keeps what `bench` has under `row`.
-        let number = |name: &str| row.get(name).or_else(|| row.get("row")?.get(name)).and_then(Value::as_f64);
-        let text = |name: &str| row.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let numbers = |name: &str| -> Vec<(String, f64)> {
-            let members = row.get(name).and_then(Value::as_object).into_iter().flatten();
-            members.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect()
-        };
-        let mut peers = numbers("peers");
-        peers.extend(number("llama_cpp").map(|figure| ("llama.cpp".to_owned(), figure)));
-        let read = Self {
-            name: text("name"),
-            unit: text("unit"),
-            value: number("value"),
-            worst: number("worst"),
-            best: number("best"),
-            peers,
-            roofline_share: number("roofline_share"),
-            must: number("must"),
-            goal: number("goal"),
-            columns: numbers("columns"),
-        };
-        ensure!(!read.unit.is_empty(), "`{}` has no unit", read.name);
-        let has_figure =
-            read.value.is_some() || read.worst.is_some() && read.best.is_some() || !read.columns.is_empty();
-        ensure!(has_figure, "`{}` has no `value`, no `worst` with `best`, and no `columns`", read.name);
-        Ok(read)
-    }
-
-    /// A row of `bench -o json`, under the name that `bench table` has for it.
-    fn of_bench(row: &Map<String, Value>, rate: &Value, threads: &str, command: &str) -> Self {
-        let number = |name: &str| row.get(name).and_then(Value::as_f64);
-        let text = |name: &str| row.get(name).and_then(Value::as_str).unwrap_or_default();
-        let (batch, depth) = (number("batch").unwrap_or(1.0), number("depth").unwrap_or(0.0));
-        let test = text("test");
-        let mut what = match (test.strip_prefix("tg"), test.strip_prefix("pp")) {
-            (Some(_), _) if batch > 1.0 => format!("batch {batch}"),
-            (Some(_), _) => "decode".to_owned(),
-            (_, Some(tokens)) => format!("prefill {tokens}"),
-            _ => test.to_owned(),
-        };
-        if depth > 0.0 {
-            let _ = write!(what, " @{depth}");
-        }
-        let is_step = what.starts_with("batch");
-        let in_unit = |rate: f64| if is_step { 1e3 * batch / rate } else { rate };
-        let figure = |name: &str| rate[name].as_f64().map(in_unit);
-        let clock = if text("clock") == "cpu" { ", processor time" } else { "" };
-        // What a user gets without flags is one quantity, whichever instruction set that is on the day.
-        let words = || command.split(' ');
-        let mut flags: String = ["--no-repack", "--batch-invariant"]
-            .into_iter()
-            .filter(|flag| words().any(|word| word == *flag))
-            .map(|flag| format!(", {flag}"))
-            .collect();
-        if words().any(|word| word.starts_with("--isa")) {
-            let isa = row.get("variants").and_then(|variants| variants["isa"].as_str());
-            let _ = write!(flags, ", {}", isa.unwrap_or_default());
-        }
-        Self {
-            name: format!("{} {} {what}{flags}{threads}{clock}", text("model"), text("format")),
-            unit: if is_step { "ms a step" } else { "tokens/s" }.to_owned(),
-            value: figure("median"),
-            worst: figure("min"),
-            best: figure("max"),
-            roofline_share: number("roofline_share"),
-            ..Self::default()
-        }
-    }
 }
 
 /// Each quantity of each machine with the record that had it last.
@@ -464,10 +267,10 @@ fn with_figures(readme: &str, newest: &Newest<'_>) -> Result<String> {
 mod tests {
     use super::*;
 
-    fn record(file: &str, date: &str, rows: &str) -> Result<Record> {
+    fn record(file: &str, date: &str, rows: &str) -> Record {
         let text =
             format!(r#"{{"device": {{"description": "a machine"}}, "run": {{"date": "{date}"}}, "rows": [{rows}]}}"#);
-        Record::read("machine", file, &text)
+        Record::read("machine", file, &text).unwrap()
     }
 
     #[test]
@@ -476,46 +279,17 @@ mod tests {
     }
 
     #[test]
-    fn output_of_the_bench_is_a_record_as_it_is() {
-        let bench = r#"{"test": "tg128", "model": "m", "format": "q8_0", "device": "cpu", "threads": 2, "batch": 1, "depth": 2048,
-            "clock": "wall", "tokens_per_s": {"median": 50, "min": 49, "max": 51}, "roofline_share": 0.9,
-            "variants": {"isa": "avx2"}}"#;
-        let batch = r#"{"test": "tg128", "model": "m", "format": "q8_0", "device": "cuda", "threads": 1, "batch": 8, "depth": 0,
-            "clock": "wall", "tokens_per_s": {"median": 2000, "min": 1600, "max": 4000}}"#;
-        let table = r#"{"name": "m q8_0 batch 8", "unit": "ms a step", "value": 4, "worst": 5, "best": 2, "llama_cpp": 7,
-            "must": 4.2, "goal": 3.6, "row": {"roofline_share": 0.7}}"#;
-        let rows =
-            record("2026-11-25-abc.json", "2026-11-25T01:02:03Z", &[bench, batch, table].join(",")).unwrap().rows;
-        assert_eq!(rows[0].name, "m q8_0 decode @2048, 2 threads");
-        assert_eq!((rows[0].value, rows[0].roofline_share), (Some(50.0), Some(0.9)));
-        assert_eq!((rows[1].name.as_str(), rows[1].unit.as_str()), (rows[2].name.as_str(), rows[2].unit.as_str()));
-        assert_eq!((rows[1].value, rows[1].worst, rows[1].best), (Some(4.0), Some(5.0), Some(2.0)));
-        assert_eq!((&rows[2].peers[..], rows[2].roofline_share), (&[("llama.cpp".to_owned(), 7.0)][..], Some(0.7)));
-    }
-
-    #[test]
     fn the_newest_record_holds_and_two_of_one_time_are_refused() {
         let row = |value: u32| format!(r#"{{"name": "decode", "unit": "tokens/s", "value": {value}}}"#);
-        let old = record("2026-11-24-a.json", "2026-11-24", &row(1)).unwrap();
-        let new = record("2026-11-25-b.json", "2026-11-25", &row(2)).unwrap();
-        let other = record("2026-11-25-c.json", "2026-11-25", &row(3)).unwrap();
+        let old = record("2026-11-24-a.json", "2026-11-24", &row(1));
+        let new = record("2026-11-25-b.json", "2026-11-25", &row(2));
+        let other = record("2026-11-25-c.json", "2026-11-25", &row(3));
         let records = [new, old];
         let values: Vec<_> = newest(&records).unwrap().values().map(|(_, row)| row.value).collect();
         assert_eq!(values, [Some(2.0)]);
         let [new, _] = records;
         let error = newest(&[new, other]).unwrap_err().to_string();
         assert!(error.contains("which one holds"), "{error}");
-    }
-
-    #[test]
-    fn a_record_without_a_figure_or_a_date_is_refused() {
-        let error = |file, date, rows| format!("{:#}", record(file, date, rows).unwrap_err());
-        assert!(
-            error("2026-11-25-a.json", "2026-11-25", r#"{"name": "decode", "unit": "tokens/s"}"#)
-                .contains("no `value`")
-        );
-        assert!(error("2026-11-24-a.json", "2026-11-25", "").contains("is named"));
-        assert!(error("2026-11-25-a.json", "2026-11-25", r#"{"what": 1}"#).contains("no row of `bench`"));
     }
 
     #[test]

@@ -120,6 +120,9 @@ pub struct DeviceInfo {
     pub description: String,
     /// Memory that weights and cache can use, in bytes.
     pub memory_bytes: u64,
+    /// The versions of what stands between the program and the device: `driver 580.95.05, CUDA 13.0`. `None` where nothing
+    /// does, or where nobody says.
+    pub driver: Option<String>,
 }
 
 /// What a model takes of a device's memory, in bytes.

@@ -24,6 +24,7 @@ impl ReferenceBackend {
             name: Self::NAME.to_owned(),
             description: "the plan interpreter, f64, one thread".to_owned(),
             memory_bytes: u64::MAX,
+            driver: None,
         };
         Self { device }
     }

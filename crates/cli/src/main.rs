@@ -15,6 +15,7 @@ mod eval;
 mod expert_names;
 mod explain;
 mod files;
+mod gate;
 mod generate;
 mod gguf_architectures;
 mod hub;
@@ -27,6 +28,7 @@ mod output;
 mod packing;
 mod plan_command;
 mod profile;
+mod program;
 mod prompt_line;
 mod pull;
 mod quantize;
@@ -67,6 +69,7 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     Bench(Box<bench::BenchArgs>),
     Verify(verify::VerifyArgs),
+    Gate(gate::GateArgs),
     Profile(Box<profile::ProfileArgs>),
     Eval(Box<eval::EvalArgs>),
     Quantize(quantize::QuantizeArgs),
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::serve(args),
         Command::Bench(args) => bench::bench(args),
         Command::Verify(args) => verify::verify(args),
+        Command::Gate(args) => gate::gate(args),
         Command::Profile(args) => profile::profile(args),
         Command::Eval(args) => eval::eval(args),
         Command::Quantize(args) => quantize::quantize(args),

@@ -140,6 +140,7 @@ impl CpuBackend {
             name: DEVICE.to_owned(),
             description: format!("{}, {isa}, {threads} thread{plural}{nodes}", isa::processor_name()),
             memory_bytes: memory::total_bytes(),
+            driver: None,
         };
         Ok(Self { device, isa, threads, pin: options.pin, repack: options.repack })
     }

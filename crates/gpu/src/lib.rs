@@ -257,8 +257,8 @@ impl GpuBackend {
 
     fn cuda_with(ordinal: usize, options: GpuOptions, image: &ImageOf<'_>) -> Result<Self, GpuError> {
         let found = CudaDevice::find(ordinal, image)?;
-        let memory_bytes = found.memory_bytes;
-        let device = DeviceInfo { name: CUDA.to_owned(), description: String::new(), memory_bytes };
+        let (memory_bytes, driver) = (found.memory_bytes, found.driver.clone());
+        let device = DeviceInfo { name: CUDA.to_owned(), description: String::new(), memory_bytes, driver };
         Self { device, options: GpuOptions::default(), system: System::Cuda(found) }.with_options(options)
     }
 
@@ -272,7 +272,7 @@ impl GpuBackend {
     pub fn metal(ordinal: usize, options: GpuOptions, metal: &MetalOptions) -> Result<Self, GpuError> {
         let found = MetalDevice::find(ordinal, metal)?;
         let memory_bytes = found.memory_bytes;
-        let device = DeviceInfo { name: METAL.to_owned(), description: String::new(), memory_bytes };
+        let device = DeviceInfo { name: METAL.to_owned(), description: String::new(), memory_bytes, driver: None };
         Self { device, options: GpuOptions::default(), system: System::Metal(found) }.with_options(options)
     }
 
@@ -328,7 +328,8 @@ impl GpuBackend {
     pub fn simulator_of(dialect: SimDialect, order: ThreadOrder, memory_bytes: u64, options: GpuOptions) -> Self {
         let system = System::Sim(dialect, order, SimFaults::default());
         let name = sim_name(dialect).to_owned();
-        let device = DeviceInfo { name, description: system.description(options.forced), memory_bytes };
+        let description = system.description(options.forced);
+        let device = DeviceInfo { name, description, memory_bytes, driver: None };
         Self { device, options, system }
     }
 

@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::clock::Clock;
+use super::record::RecordArgs;
 use crate::load::args::{GpuArgs, KvType, parse_isa};
 use crate::load::device::{self, AUTO, DeviceSettings};
 use crate::load::sizes::{self, CacheSettings};
@@ -28,6 +29,7 @@ pub(crate) struct BenchArgs {
 pub(super) enum BenchCommand {
     Kernels(Box<KernelsArgs>),
     Compare(CompareArgs),
+    History(super::history::HistoryArgs),
     Report(ReportArgs),
     Serve(Box<super::serve::args::ServeArgs>),
     Table(Box<TableArgs>),
@@ -52,6 +54,10 @@ pub(super) struct TableArgs {
     #[arg(long, short = 'r', value_name = "N", default_value_t = 3)]
     pub(super) repetitions: usize,
 
+    /// Records of other programs on this machine, whose figures stand beside ours
+    #[arg(long, value_name = "RECORD.json")]
+    pub(super) peers: Vec<PathBuf>,
+
     /// Where to compute, as for `bench`
     #[arg(long, value_name = "DEVICE", default_value = AUTO)]
     pub(super) device: String,
@@ -62,6 +68,9 @@ pub(super) struct TableArgs {
     /// How to print the result: md, json, or jsonl (each row as soon as it is measured)
     #[arg(long, short = 'o', value_enum, value_name = "FORMAT", default_value_t = OutputFormat::Md)]
     pub(super) output: OutputFormat,
+
+    #[command(flatten)]
+    pub(super) record: RecordArgs,
 }
 
 /// Make one page of results of `bench -o json` and `bench kernels -o json`
@@ -308,6 +317,9 @@ pub(super) struct MeasureArgs {
     /// Also write the result as a page with plots
     #[arg(long, value_name = "OUT.html", conflicts_with = "roofline")]
     pub(super) report: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(super) record: RecordArgs,
 }
 
 /// How a result is printed.

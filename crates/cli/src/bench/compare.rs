@@ -3,17 +3,15 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use records::{Change, Spread};
 use serde::Deserialize;
 
 use super::args::CompareArgs;
 use super::report::{Report, Row};
+use super::statistics::Summary;
 use crate::files;
 use crate::output::{note, stdout};
 
-/// A difference below this is never one: two runs of the same program differ as much.
-const MIN_BAND: f64 = 0.01;
-/// Standard deviations of one repetition that the band is wide.
-const BAND_DEVIATIONS: f64 = 2.0;
 /// A memory that has become so much faster or slower is said: on virtual machines it does so by itself.
 const SAME_MEMORY: f64 = 0.05;
 
@@ -66,19 +64,19 @@ fn table(before: &Report, after: &Report) -> Result<String> {
     );
     let share = |row: &Row| row.roofline_share.map_or("–".to_owned(), |share| format!("{:.0} %", 100.0 * share));
     for (a, b) in &pairs {
-        let change = Change::between(a, b);
+        let compared = Compared::new(a, b);
         let cells = [
             format!("{} {}", a.model.replace('|', "\\|"), a.format.to_ascii_uppercase()),
             a.threads.to_string(),
             a.label(),
             format!("{:.2}", a.tokens_per_s.median),
             format!("{:.2}", b.tokens_per_s.median),
-            format!("{:.3}", change.ratio),
-            change.band.map_or("unknown".to_owned(), |band| format!("± {:.1} %", 100.0 * band)),
-            change.verdict(),
+            format!("{:.3}", compared.change.ratio),
+            compared.change.band.map_or("unknown".to_owned(), |band| format!("± {:.1} %", 100.0 * band)),
+            compared.verdict(),
             share(a),
             share(b),
-            change.ceiling.map_or("–".to_owned(), |ratio| format!("× {ratio:.2}")),
+            compared.ceiling.map_or("–".to_owned(), |ratio| format!("× {ratio:.2}")),
         ];
         out.push_str(&format!("| {} |\n", cells.join(" | ")));
     }
@@ -96,55 +94,46 @@ fn key(row: &Row) -> (&str, &str, &str, &str, usize, usize, usize, &str) {
     (&row.test, &row.model, &row.format, &row.device, row.threads, row.batch, row.depth, &row.clock)
 }
 
-/// How much faster, and how sure that is.
-struct Change {
-    /// Median tokens per second, after by before.
-    ratio: f64,
-    /// A ratio this far from 1 is still noise; unknown where a side has one repetition only.
-    band: Option<f64>,
+/// How much faster a row is, beside how much the machine changed.
+struct Compared {
+    change: Change,
     /// What the machine gave beside the second test by what it gave beside the first.
     ceiling: Option<f64>,
 }
 
-impl Change {
-    /// The band takes the spread of single repetitions, not of their mean: repetitions of one run are not independent,
-    /// and two runs differ by more than their means' errors say. A deviation of few repetitions is easily too small, so
-    /// the band is also no narrower than the distances from each median to its furthest repetition.
-    fn between(a: &Row, b: &Row) -> Self {
-        let deviation = |row: &Row| row.tokens_per_s.stdev / row.tokens_per_s.mean;
-        let reach = |row: &Row| {
-            let rate = &row.tokens_per_s;
-            (rate.max - rate.median).max(rate.median - rate.min) / rate.median
-        };
-        let known = a.samples.len() > 1 && b.samples.len() > 1;
-        let band = (BAND_DEVIATIONS * deviation(a).hypot(deviation(b))).max(reach(a).hypot(reach(b)));
+impl Compared {
+    fn new(a: &Row, b: &Row) -> Self {
         let ceiling = |row: &Row| row.read_bandwidth_gb_s.or(row.peak_flops_per_s);
         Self {
-            ratio: b.tokens_per_s.median / a.tokens_per_s.median,
-            band: known.then(|| band.max(MIN_BAND)),
+            change: Change::between(&spread(a), &spread(b), false),
             ceiling: ceiling(b).zip(ceiling(a)).map(|(after, before)| after / before),
         }
     }
 
     fn verdict(&self) -> String {
-        let Some(band) = self.band else { return "one repetition says nothing".to_owned() };
-        let is_noise = |ratio: f64| (ratio - 1.0).abs() <= band;
-        let percent = 100.0 * (self.ratio - 1.0);
-        if is_noise(self.ratio) {
-            return "no difference".to_owned();
-        }
-        let direction = if percent > 0.0 { "faster" } else { "slower" };
+        let verdict = self.change.verdict();
+        let is_noise = |ratio: f64| self.change.is_noise(ratio) != Some(false);
         // The machine may have changed instead of the program.
-        let as_the_ceiling = |ceiling: &f64| (ceiling - 1.0).abs() > SAME_MEMORY && is_noise(self.ratio / ceiling);
-        let why = if self.ceiling.as_ref().is_some_and(as_the_ceiling) { ", as the machine is" } else { "" };
-        format!("{:.1} % {direction}{why}", percent.abs())
+        let as_the_ceiling =
+            |ceiling: &f64| (ceiling - 1.0).abs() > SAME_MEMORY && is_noise(self.change.ratio / ceiling);
+        let is_the_machine = !is_noise(self.change.ratio) && self.ceiling.as_ref().is_some_and(as_the_ceiling);
+        format!("{verdict}{}", if is_the_machine { ", as the machine is" } else { "" })
     }
+}
+
+/// Of the tokens per second.
+fn spread(row: &Row) -> Spread {
+    let Summary { median, mean, min, max, stdev } = row.tokens_per_s;
+    let deviation = (row.samples.len() > 1).then(|| stdev / mean);
+    // One repetition has no limits that say anything.
+    let range = if deviation.is_some() { (min, max) } else { (median, median) };
+    Spread { median, range, deviation }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::report::Variants;
-    use super::super::statistics::{Percentiles, Summary};
+    use super::super::statistics::Percentiles;
     use super::*;
 
     fn row(samples: &[f64]) -> Row {
@@ -177,29 +166,15 @@ mod tests {
         }
     }
 
-    fn verdict(a: &[f64], b: &[f64]) -> String {
-        Change::between(&row(a), &row(b)).verdict()
-    }
-
-    #[test]
-    fn a_change_counts_when_it_is_larger_than_the_spread() {
-        assert_eq!(verdict(&[100.0, 100.0, 100.0], &[120.0, 120.0, 120.0]), "20.0 % faster");
-        assert_eq!(verdict(&[100.0, 100.0, 100.0], &[80.0, 80.0, 80.0]), "20.0 % slower");
-        // Deviations of 10 % each: a band of 28 %.
-        assert_eq!(verdict(&[90.0, 100.0, 110.0], &[108.0, 120.0, 132.0]), "no difference");
-        assert_eq!(verdict(&[100.0, 100.0], &[100.9, 100.9]), "no difference");
-        assert_eq!(verdict(&[100.0], &[200.0, 200.0]), "one repetition says nothing");
-        // One repetition of five that far away: a deviation of 4.5 %, but a reach of 10 %.
-        assert_eq!(verdict(&[100.0, 100.0, 100.0, 100.0, 90.0], &[109.0; 5]), "no difference");
-    }
-
     #[test]
     fn a_faster_memory_is_not_taken_for_a_faster_program() {
         let at = |rate: f64, bandwidth: f64| Row { read_bandwidth_gb_s: Some(bandwidth), ..row(&[rate, rate]) };
-        let verdict = |a, b| Change::between(&a, &b).verdict();
+        let verdict = |a, b| Compared::new(&a, &b).verdict();
         assert_eq!(verdict(at(100.0, 15.0), at(120.0, 18.0)), "20.0 % faster, as the machine is");
         assert_eq!(verdict(at(100.0, 15.0), at(120.0, 15.0)), "20.0 % faster");
         assert_eq!(verdict(at(100.0, 15.0), at(80.0, 12.0)), "20.0 % slower, as the machine is");
         assert_eq!(verdict(at(100.0, 15.0), at(120.0, 12.0)), "20.0 % faster");
+        let once = |rate| Row { samples: vec![rate], ..at(rate, 15.0) };
+        assert_eq!(verdict(once(100.0), once(200.0)), "one repetition says nothing");
     }
 }

@@ -5,21 +5,22 @@ use anyhow::Result;
 use gpu::{Bandwidth, Cost, GpuBackend, Peak, Roofline};
 use serde_json::{Value, json};
 
-use super::args::OutputFormat;
-use super::report::{Device, Facts, quoted};
+use super::args::{MeasureArgs, OutputFormat};
+use super::report::{Device, Facts, SCHEMA, quoted};
+use crate::output::stdout;
 use crate::units;
 
-/// Measures `gpu`; the result as text.
-pub(super) fn measured(gpu: &GpuBackend, device: &Device, facts: &Facts, output: OutputFormat) -> Result<String> {
+/// Measures `gpu`, prints the result and keeps it where `args` say.
+pub(super) fn measure(gpu: &GpuBackend, device: &Device, facts: &Facts, args: &MeasureArgs) -> Result<()> {
     let roofline = gpu.roofline()?;
-    Ok(match output {
+    let result = json!({"schema": SCHEMA, "device": device, "run": facts, "rows": rows(&roofline)});
+    args.record.keep(&result, device, facts, None)?;
+    Ok(stdout(&match args.output() {
         OutputFormat::Md => as_markdown(&roofline, device, facts),
         OutputFormat::Csv => as_csv(&roofline),
-        OutputFormat::Json => {
-            format!("{:#}\n", json!({"device": device, "run": facts, "rows": rows(&roofline)}))
-        }
+        OutputFormat::Json => format!("{result:#}\n"),
         OutputFormat::Jsonl => rows(&roofline).iter().map(|row| format!("{row}\n")).collect(),
-    })
+    })?)
 }
 
 /// An object for each measurement, told apart by `kind`.
@@ -90,7 +91,7 @@ mod tests {
         assert_eq!(lines[1], "read,bulk copies,1073741824,4700,,");
         assert_eq!(lines[2], "peak,f16_matrix mma,,,600000000000000,");
         assert_eq!(lines[3], "cost,\"launch in a graph, early start\",,,,0.75");
-        let device = Device { name: "cuda".to_owned(), description: "a GPU".to_owned(), memory_bytes: 1 };
+        let device = Device { name: "cuda".to_owned(), description: "a GPU".to_owned(), memory_bytes: 1, driver: None };
         let table = as_markdown(&roofline, &device, &Facts::collect(1, None));
         for line in ["| read | bulk copies | 1.00 GiB | 4700 |", "| f16_matrix | mma | 600.0 |", "start | 0.75 |"] {
             assert!(table.contains(line), "{line}: {table}");

@@ -4,10 +4,12 @@ mod args;
 mod clock;
 mod compare;
 mod gpu_roofline;
+mod history;
 mod html;
 mod kernels;
 mod measured;
 mod progress;
+mod record;
 mod report;
 mod roofline;
 mod run;
@@ -21,9 +23,11 @@ mod workload;
 
 use anyhow::Result;
 use indicatif::ProgressBar;
+use serde_json::json;
 
 pub(crate) use args::{BenchArgs, TargetArgs, with_long_pg};
-pub(crate) use report::{Device, Facts};
+pub(crate) use record::{RecordArgs, read_all as read_records};
+pub(crate) use report::{Device, Facts, SCHEMA};
 pub(crate) use run::{Parts, Source};
 pub(crate) use shapes::SEED;
 pub(crate) use statistics::{Percentiles, median};
@@ -42,6 +46,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     match &args.command {
         Some(BenchCommand::Kernels(args)) => kernels::kernels(args),
         Some(BenchCommand::Compare(args)) => compare::compare(args),
+        Some(BenchCommand::History(args)) => history::history(args),
         Some(BenchCommand::Report(args)) => html::report(args),
         Some(BenchCommand::Serve(args)) => serve::serve(args),
         Some(BenchCommand::Table(args)) => table::table(args),
@@ -94,6 +99,7 @@ fn measure(args: &MeasureArgs) -> Result<()> {
         }
     }
     progress.finish_and_clear();
+    args.record.keep(&json!(report), &report.device, &report.run, None)?;
     match args.output() {
         // A line of nineteen cells is broken on most terminals; who asks for more gets them all.
         OutputFormat::Md if args.output.is_none() && is_for_a_reader() => stdout(&report.as_columns())?,

@@ -9,9 +9,15 @@ use time::format_description::well_known::Rfc3339;
 use super::statistics::{Percentiles, Summary};
 use crate::units;
 
+/// The form of results, which grows when a field changes its meaning. Fields that are added do not change it.
+pub(crate) const SCHEMA: u32 = 1;
+
 /// What `bench -o json` prints and `bench compare` reads.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Report {
+    /// [`SCHEMA`]; results before 2026-11-27 say none, and have the same form.
+    #[serde(default = "schema")]
+    pub(super) schema: u32,
     /// Whether a profiler looked on: such figures are never compared.
     #[serde(default)]
     pub(super) profiled: bool,
@@ -26,6 +32,9 @@ pub(crate) struct Device {
     pub(super) name: String,
     pub(crate) description: String,
     pub(super) memory_bytes: u64,
+    /// `driver 580.95.05, CUDA 13.0`: of a GPU, where its driver says so.
+    #[serde(default)]
+    pub(super) driver: Option<String>,
 }
 
 /// What the run was.
@@ -109,6 +118,10 @@ fn wall() -> String {
     "wall".to_owned()
 }
 
+fn schema() -> u32 {
+    SCHEMA
+}
+
 /// Which of several ways was taken.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Variants {
@@ -165,13 +178,14 @@ fn load_average() -> Option<[f64; 3]> {
 
 impl From<&DeviceInfo> for Device {
     fn from(device: &DeviceInfo) -> Self {
-        Self { name: device.name.clone(), description: device.description.clone(), memory_bytes: device.memory_bytes }
+        let DeviceInfo { name, description, memory_bytes, driver } = device.clone();
+        Self { name, description, memory_bytes, driver }
     }
 }
 
 impl Report {
     pub(super) fn new(device: &DeviceInfo, run: Facts) -> Self {
-        Self { profiled: false, device: device.into(), run, rows: Vec::new() }
+        Self { schema: SCHEMA, profiled: false, device: device.into(), run, rows: Vec::new() }
     }
 
     /// Which models in which formats on which devices: `qwen2.5-0.5b q8_0 on cpu`.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::args::{MeasureArgs, OutputFormat};
 use super::gpu_roofline;
 use super::progress::progress;
-use super::report::{Device, Facts};
+use super::report::{Device, Facts, SCHEMA};
 use crate::load::device::{self, CPU};
 use crate::output::stdout;
 use crate::units;
@@ -36,7 +36,7 @@ pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
     let settings = args.target.device_settings(None);
     let device: Device = device::backend(&settings)?.device().into();
     if let Some(gpu) = device::gpu_backend(&settings)? {
-        return Ok(stdout(&gpu_roofline::measured(&gpu, &device, &facts, args.output())?)?);
+        return gpu_roofline::measure(&gpu, &device, &facts, args);
     }
     if args.target.device() != CPU {
         bail!(
@@ -62,12 +62,12 @@ pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
         progress.inc(1);
     }
     progress.finish_and_clear();
+    let result = json!({"schema": SCHEMA, "device": device, "run": facts, "rows": roofline.rows()});
+    args.record.keep(&result, &device, &facts, None)?;
     stdout(&match args.output() {
         OutputFormat::Md => roofline.as_markdown(&device, &facts),
         OutputFormat::Csv => roofline.as_csv(),
-        OutputFormat::Json => {
-            format!("{:#}\n", json!({"device": device, "run": facts, "rows": roofline.rows()}))
-        }
+        OutputFormat::Json => format!("{result:#}\n"),
         OutputFormat::Jsonl => roofline.rows().iter().map(|row| format!("{row}\n")).collect(),
     })?;
     Ok(())

@@ -1,8 +1,12 @@
 //! `hotmetal bench table`: the rows that `docs/performance/gpu.md` is about, in one run, beside what each has to reach.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use records::Record;
 use serde::Serialize;
 use serde_json::json;
 
@@ -10,10 +14,11 @@ use super::args::{OutputFormat, TableArgs, TargetArgs, Test};
 use super::clock::Clock;
 use super::measured::{Ceiling, measured_row};
 use super::progress::progress;
-use super::report::{Device, Facts, Row};
+use super::report::{Device, Facts, Row, SCHEMA};
 use super::run::Source;
 use super::shapes;
 use super::statistics::Summary;
+use crate::files;
 use crate::load::device;
 use crate::output::stdout;
 
@@ -43,27 +48,23 @@ struct Case {
     prompt: usize,
     depth: usize,
     batch: usize,
-    /// llama.cpp on an H200; the least that counts; what we are after. None where nobody said.
-    marks: [Option<f64>; 3],
+    /// The least that counts, and what is wanted. `None` where nobody said.
+    marks: Option<[f64; 2]>,
 }
 
 /// Decodes one sequence, after so many tokens.
-const fn decode(shape: &'static str, format: &'static str, depth: usize, marks: [Option<f64>; 3]) -> Case {
+const fn decode(shape: &'static str, format: &'static str, depth: usize, marks: Option<[f64; 2]>) -> Case {
     Case { shape, format, prompt: 0, depth, batch: 1, marks }
 }
 
 /// Decodes so many sequences at once.
-const fn batch(format: &'static str, batch: usize, [llama_cpp, must, goal]: [f64; 3]) -> Case {
-    Case { batch, ..decode(LLAMA_8B, format, 0, marks(llama_cpp, must, goal)) }
+const fn batch(format: &'static str, batch: usize, marks: [f64; 2]) -> Case {
+    Case { batch, ..decode(LLAMA_8B, format, 0, Some(marks)) }
 }
 
 /// Reads a prompt.
-const fn prefill(shape: &'static str, format: &'static str, [llama_cpp, must, goal]: [f64; 3]) -> Case {
-    Case { prompt: PROMPT, ..decode(shape, format, 0, marks(llama_cpp, must, goal)) }
-}
-
-const fn marks(llama_cpp: f64, must: f64, goal: f64) -> [Option<f64>; 3] {
-    [Some(llama_cpp), Some(must), Some(goal)]
+const fn prefill(shape: &'static str, format: &'static str, marks: [f64; 2]) -> Case {
+    Case { prompt: PROMPT, ..decode(shape, format, 0, Some(marks)) }
 }
 
 const QWEN: &str = "qwen2.5-0.5b";
@@ -74,36 +75,36 @@ const PROMPT: usize = 2048;
 
 /// Rows of one shape and format stand together: its weights are made once.
 static CASES: [Case; 30] = [
-    decode(QWEN, "f16", 0, marks(778.0, 1500.0, 2400.0)),
-    prefill(QWEN, "f16", [88_800.0, 200_000.0, 350_000.0]),
-    decode(QWEN, "q8_0", 0, marks(930.0, 1800.0, 3200.0)),
-    decode(QWEN, "q4_0", 0, marks(976.0, 2000.0, 3800.0)),
-    decode(QWEN, "q4_k_m", 0, [None; 3]),
-    decode(LLAMA_1B, "f16", 0, marks(799.0, 1250.0, 1500.0)),
-    decode(LLAMA_8B, "f16", 0, marks(210.0, 265.0, 290.0)),
-    decode(LLAMA_8B, "f16", DEEP, marks(188.0, 245.0, 270.0)),
-    batch("f16", 8, [7.4, 4.2, 3.6]),
-    batch("f16", 32, [7.5, 4.6, 3.8]),
-    batch("f16", 128, [11.8, 7.0, 4.8]),
-    prefill(LLAMA_8B, "f16", [25_400.0, 30_000.0, 40_000.0]),
-    decode(LLAMA_8B, "q8_0", 0, marks(255.0, 430.0, 510.0)),
-    decode(LLAMA_8B, "q8_0", DEEP, marks(221.0, 390.0, 460.0)),
-    batch("q8_0", 8, [7.4, 2.8, 2.1]),
-    batch("q8_0", 32, [9.7, 3.2, 2.3]),
-    batch("q8_0", 128, [20.5, 7.0, 4.0]),
-    prefill(LLAMA_8B, "q8_0", [11_500.0, 26_000.0, 38_000.0]),
-    decode(LLAMA_8B, "q4_0", 0, marks(335.0, 650.0, 830.0)),
-    decode(LLAMA_8B, "q4_0", DEEP, marks(281.0, 540.0, 700.0)),
-    batch("q4_0", 8, [6.2, 2.2, 1.4]),
-    batch("q4_0", 32, [9.0, 2.8, 1.6]),
-    batch("q4_0", 128, [20.5, 7.0, 4.0]),
-    prefill(LLAMA_8B, "q4_0", [11_600.0, 25_000.0, 38_000.0]),
-    decode(LLAMA_8B, "q4_k_m", 0, marks(277.0, 600.0, 780.0)),
-    decode(LLAMA_8B, "q4_k_m", DEEP, [None; 3]),
-    decode(LLAMA_8B, "int4", 0, [None, Some(650.0), Some(830.0)]),
-    decode(LLAMA_8B, "int4", DEEP, [None, Some(540.0), Some(700.0)]),
-    prefill(LLAMA_8B, "int4", [11_600.0, 25_000.0, 38_000.0]),
-    decode("devstral-small", "int4", 0, [None, Some(270.0), Some(340.0)]),
+    decode(QWEN, "f16", 0, Some([1500.0, 2400.0])),
+    prefill(QWEN, "f16", [200_000.0, 350_000.0]),
+    decode(QWEN, "q8_0", 0, Some([1800.0, 3200.0])),
+    decode(QWEN, "q4_0", 0, Some([2000.0, 3800.0])),
+    decode(QWEN, "q4_k_m", 0, None),
+    decode(LLAMA_1B, "f16", 0, Some([1250.0, 1500.0])),
+    decode(LLAMA_8B, "f16", 0, Some([265.0, 290.0])),
+    decode(LLAMA_8B, "f16", DEEP, Some([245.0, 270.0])),
+    batch("f16", 8, [4.2, 3.6]),
+    batch("f16", 32, [4.6, 3.8]),
+    batch("f16", 128, [7.0, 4.8]),
+    prefill(LLAMA_8B, "f16", [30_000.0, 40_000.0]),
+    decode(LLAMA_8B, "q8_0", 0, Some([430.0, 510.0])),
+    decode(LLAMA_8B, "q8_0", DEEP, Some([390.0, 460.0])),
+    batch("q8_0", 8, [2.8, 2.1]),
+    batch("q8_0", 32, [3.2, 2.3]),
+    batch("q8_0", 128, [7.0, 4.0]),
+    prefill(LLAMA_8B, "q8_0", [26_000.0, 38_000.0]),
+    decode(LLAMA_8B, "q4_0", 0, Some([650.0, 830.0])),
+    decode(LLAMA_8B, "q4_0", DEEP, Some([540.0, 700.0])),
+    batch("q4_0", 8, [2.2, 1.4]),
+    batch("q4_0", 32, [2.8, 1.6]),
+    batch("q4_0", 128, [7.0, 4.0]),
+    prefill(LLAMA_8B, "q4_0", [25_000.0, 38_000.0]),
+    decode(LLAMA_8B, "q4_k_m", 0, Some([600.0, 780.0])),
+    decode(LLAMA_8B, "q4_k_m", DEEP, None),
+    decode(LLAMA_8B, "int4", 0, Some([650.0, 830.0])),
+    decode(LLAMA_8B, "int4", DEEP, Some([540.0, 700.0])),
+    prefill(LLAMA_8B, "int4", [25_000.0, 38_000.0]),
+    decode("devstral-small", "int4", 0, Some([270.0, 340.0])),
 ];
 
 impl Case {
@@ -138,30 +139,78 @@ struct Measured {
     value: f64,
     worst: f64,
     best: f64,
-    llama_cpp: Option<f64>,
     must: Option<f64>,
     goal: Option<f64>,
     /// More than 1 is better than it must be.
     of_must: Option<f64>,
+    /// What other programs gave, as the records of `--peers` say.
+    peers: BTreeMap<String, f64>,
+    /// By the best of them: more than 1 is better than every one.
+    of_peer: Option<f64>,
     /// As `bench -o json` has it, with the ceilings that were measured beside it.
     row: Row,
 }
 
 impl Measured {
-    fn new(case: &Case, row: Row) -> Self {
-        let [llama_cpp, must, goal] = case.marks;
+    fn new(case: &Case, row: Row, peers: &Peers) -> Self {
+        let (must, goal) = (case.marks.map(|[must, _]| must), case.marks.map(|[_, goal]| goal));
         let Summary { median, min, max, .. } = row.tokens_per_s;
         let in_unit = |tokens_per_s: f64| match case.unit() {
             Unit::TokensPerSecond => tokens_per_s,
             Unit::MillisecondsPerStep => 1e3 * case.batch as f64 / tokens_per_s,
         };
         let value = in_unit(median);
-        let of_must = must.map(|must| match case.unit() {
-            Unit::TokensPerSecond => value / must,
-            Unit::MillisecondsPerStep => must / value,
-        });
+        let times_as_good_as = |other: f64| match case.unit() {
+            Unit::TokensPerSecond => value / other,
+            Unit::MillisecondsPerStep => other / value,
+        };
         let (name, unit) = (case.name(), case.unit().name());
-        Self { name, unit, value, worst: in_unit(min), best: in_unit(max), llama_cpp, must, goal, of_must, row }
+        let peers = peers.of(&name, unit);
+        let of_must = must.map(times_as_good_as);
+        let of_peer = peers.values().map(|&peer| times_as_good_as(peer)).reduce(f64::min);
+        let (worst, best) = (in_unit(min), in_unit(max));
+        Self { name, unit, value, worst, best, must, goal, of_must, peers, of_peer, row }
+    }
+}
+
+/// What other programs gave: from records of theirs, never from memory.
+struct Peers {
+    records: Vec<Record>,
+}
+
+impl Peers {
+    fn read(paths: &[PathBuf]) -> Result<Self> {
+        let read = |path: &PathBuf| {
+            let text = files::read_text(path, "", files::RESULT_BYTES_MAX)?;
+            let name = |path: Option<&OsStr>| path.unwrap_or_default().to_string_lossy().into_owned();
+            let machine = name(path.parent().and_then(Path::file_name));
+            let record = Record::read(&machine, &name(path.file_name()), &text);
+            let record = record.with_context(|| format!("`{}` is no record", path.display()))?;
+            if record.command.is_none() || record.rows.iter().all(|row| row.peers.is_empty()) {
+                bail!(
+                    "`{}` has no figures of other programs, or not the command that gave them (`rows[].peers`, `run.command`)",
+                    path.display()
+                );
+            }
+            Ok(record)
+        };
+        Ok(Self { records: paths.iter().map(read).collect::<Result<_>>()? })
+    }
+
+    /// What they say of a quantity, by the program; of two that say something, the later one holds.
+    fn of(&self, name: &str, unit: &str) -> BTreeMap<String, f64> {
+        let rows = self.records.iter().flat_map(|record| &record.rows);
+        let of_quantity = rows.filter(|row| row.name == name && row.unit == unit);
+        of_quantity.flat_map(|row| row.peers.iter().cloned()).collect()
+    }
+
+    /// Where the figures come from.
+    fn line(&self) -> String {
+        let of = |record: &Record| {
+            let command = record.command.as_deref().unwrap_or_default();
+            format!("Peers of {} are those of {}: `{command}`.\n", record.day(), record.device)
+        };
+        self.records.iter().map(of).collect()
     }
 }
 
@@ -182,6 +231,7 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
     if args.output == OutputFormat::Csv {
         bail!("the table is printed as md, json or jsonl");
     }
+    let peers = Peers::read(&args.peers)?;
     let target = |case: &Case| TargetArgs {
         model: None,
         shape: Some(case.shape.to_owned()),
@@ -211,7 +261,7 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
             for (case, test) in cases.into_iter().zip(&tests) {
                 progress.set_message(case.name());
                 let row = measured_row(&mut loaded, test, args.repetitions, &mut ceiling, &mut || progress.inc(1))?;
-                let row = Measured::new(case, row);
+                let row = Measured::new(case, row, &peers);
                 if args.output == OutputFormat::Jsonl {
                     progress.suspend(|| stdout(&format!("{}\n", json!(row))))?;
                 }
@@ -223,48 +273,54 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
     // As they are listed, though batches were measured last.
     measured.sort_by_key(|(case, _)| CASES.iter().position(|listed| std::ptr::eq(listed, *case)));
     let rows: Vec<_> = measured.into_iter().map(|(_, measured)| measured).collect();
+    let result = json!({"schema": SCHEMA, "device": device, "run": facts, "rows": rows});
+    args.record.keep(&result, &device, &facts, None)?;
     match args.output {
-        OutputFormat::Md => stdout(&as_markdown(&rows, &device, &facts))?,
-        OutputFormat::Json => stdout(&format!("{:#}\n", json!({"device": device, "run": facts, "rows": rows})))?,
+        OutputFormat::Md => stdout(&as_markdown(&rows, &peers, &facts.line(&device)))?,
+        OutputFormat::Json => stdout(&format!("{result:#}\n"))?,
         OutputFormat::Csv | OutputFormat::Jsonl => {}
     }
     Ok(())
 }
 
-fn as_markdown(rows: &[Measured], device: &Device, facts: &Facts) -> String {
+fn as_markdown(rows: &[Measured], peers: &Peers, run: &str) -> String {
     let mut out = String::from(
-        "| case | | median | worst to best | must | of must | goal | llama.cpp | of ceiling | ceiling |\n\
-         | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n",
+        "| case | | median | worst to best | must | of must | goal | peer | of peer | of ceiling | ceiling |\n\
+         | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n",
     );
     let figure = |value: f64| if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") };
     let or_dash = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), figure);
+    let times = |value: &Option<f64>| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.2}"));
     for measured in rows {
-        let Measured { name, unit, value, worst, best, llama_cpp, must, goal, of_must, row } = measured;
+        let Measured { name, unit, value, worst, best, must, goal, of_must, peers, of_peer, row } = measured;
         let ceiling = match (row.read_bandwidth_gb_s, row.peak_flops_per_s, &row.peak_class) {
             (Some(read), ..) => format!("{read:.0} GB/s read"),
             (None, Some(peak), Some(class)) => format!("{:.0} TOP/s of {class}", peak / 1e12),
             _ => "–".to_owned(),
         };
         let share = row.roofline_share.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", 100.0 * share));
-        let of_must = of_must.map_or_else(|| "–".to_owned(), |of_must| format!("{of_must:.2}"));
+        // A peer that nobody measured is left blank.
+        let peer =
+            peers.iter().map(|(name, value)| format!("{name} {}", figure(*value))).collect::<Vec<_>>().join(", ");
         let _ = writeln!(
             out,
-            "| {name} | {unit} | {} | {} to {} | {} | {of_must} | {} | {} | {share} | {ceiling} |",
+            "| {name} | {unit} | {} | {} to {} | {} | {} | {} | {peer} | {} | {share} | {ceiling} |",
             figure(*value),
             figure(*worst),
             figure(*best),
             or_dash(*must),
+            times(of_must),
             or_dash(*goal),
-            or_dash(*llama_cpp),
+            times(of_peer),
         );
     }
     let missed = rows.iter().filter(|row| row.of_must.is_some_and(|of_must| of_must < 1.0)).count();
     let _ = write!(
         out,
-        "\n{missed} of {} rows miss what they must. \"Must\", \"goal\" and llama.cpp are of one H200; a ceiling was measured \
-         beside its row.\n{}\n",
+        "\n{missed} of {} rows miss what they must. \"Must\" and \"goal\" are of one H200; a ceiling was measured beside its \
+         row.\n{}{run}\n",
         rows.iter().filter(|row| row.must.is_some()).count(),
-        facts.line(device)
+        peers.line(),
     );
     out
 }
@@ -284,11 +340,28 @@ mod tests {
         for case in &CASES {
             shapes::plan_of(case.shape).unwrap();
             shapes::MatrixFormats::named(case.format).unwrap();
-            // What must be reached lies between the peer and the goal.
-            let marks: Vec<_> = case.marks.into_iter().flatten().collect();
-            let is_ascending = marks.is_sorted();
-            let is_descending = marks.iter().rev().is_sorted();
-            assert!(if case.batch > 1 { is_descending } else { is_ascending }, "{}", case.name());
+            // A goal is harder to reach than what must be.
+            let is_harder = |[must, goal]: [f64; 2]| if case.batch > 1 { goal < must } else { goal > must };
+            assert!(case.marks.is_none_or(is_harder), "{}", case.name());
         }
+    }
+
+    #[test]
+    fn figures_of_peers_come_from_records_with_their_command() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("2026-11-25-abc.json");
+        let write = |run: serde_json::Value, peers: serde_json::Value| {
+            let row = json!({"name": "m q8_0 decode", "unit": "tokens/s", "value": 1, "peers": peers});
+            let record = json!({"device": {"description": "one H200"}, "run": run, "rows": [row]});
+            std::fs::write(&path, record.to_string()).unwrap();
+            Peers::read(std::slice::from_ref(&path))
+        };
+        let run = json!({"date": "2026-11-25", "command": ["llama-bench", "-m", "m"]});
+        let peers = write(run.clone(), json!({"llama.cpp b7000": 250.0})).unwrap();
+        assert_eq!(peers.of("m q8_0 decode", "tokens/s")["llama.cpp b7000"], 250.0);
+        assert!(peers.of("m q8_0 decode", "ms a step").is_empty());
+        assert!(peers.line().contains("one H200: `llama-bench -m m`"), "{}", peers.line());
+        assert!(write(run, json!({})).is_err());
+        assert!(write(json!({"date": "2026-11-25"}), json!({"x": 1.0})).is_err());
     }
 }

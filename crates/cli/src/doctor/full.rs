@@ -1,10 +1,9 @@
 //! The full report on a device: commands of this program, from the simplest on, each as a process of its own.
 
 use std::fmt::Write;
-use std::process::{Command, ExitStatus};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use backend::Claims;
 use backend::conformance;
 
@@ -13,6 +12,7 @@ use crate::load::args::{DeviceArgs, GpuArgs, RopeArgs};
 use crate::load::device::{self, CPU, SIM};
 use crate::model::args::ModelArgs;
 use crate::output::stdout;
+use crate::program::{self, Outcome};
 
 /// What is measured on a GPU: small enough for any, and known elsewhere.
 const SHAPE: &str = "qwen2.5-0.5b";
@@ -29,7 +29,6 @@ struct Section {
 
 /// Prints the report. Fails if a section does.
 pub(super) fn report(args: &DoctorArgs) -> Result<()> {
-    let program = std::env::current_exe().context("this program does not know where it is")?;
     let sections = sections(args)?;
     stdout(&format!(
         "hotmetal {} on {} {}\n",
@@ -41,17 +40,15 @@ pub(super) fn report(args: &DoctorArgs) -> Result<()> {
     for (index, Section { what, args, brief }) in sections.iter().enumerate() {
         stdout(&format!("\n{}/{} {what}\n$ hotmetal {}\n", index + 1, sections.len(), args.join(" ")))?;
         let begun = Instant::now();
-        let output = Command::new(&program).args(args).output().context("this program cannot be started again")?;
+        let Outcome { ok, ended, stdout: printed, stderr } = program::run(args)?;
         let seconds = begun.elapsed().as_secs_f64();
-        let printed = String::from_utf8_lossy(&output.stdout);
-        let ok = output.status.success();
         if ok && *brief {
             stdout(&format!("{}\n", printed.lines().last().unwrap_or_default()))?;
         } else {
             stdout(&printed)?;
-            stdout(&String::from_utf8_lossy(&output.stderr))?;
+            stdout(&stderr)?;
         }
-        stdout(&format!("{} {} in {seconds:.1} s\n", if ok { "✓" } else { "✗" }, ended(output.status)))?;
+        stdout(&format!("{} {ended} in {seconds:.1} s\n", if ok { "✓" } else { "✗" }))?;
         if ok {
             passed += 1;
         } else {
@@ -180,17 +177,4 @@ fn ops() -> Vec<String> {
     ops.sort_unstable_by_key(|op| (!FIRST.contains(op), *op));
     ops.dedup();
     ops.into_iter().map(|&op| op.to_owned()).collect()
-}
-
-/// How a process ended, in words.
-fn ended(status: ExitStatus) -> String {
-    #[cfg(unix)]
-    if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
-        return format!("killed by signal {signal}");
-    }
-    match status.code() {
-        Some(0) => "passed".to_owned(),
-        Some(code) => format!("failed with {code}"),
-        None => "failed".to_owned(),
-    }
 }

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     fn device(name: &str, memory_bytes: u64) -> DeviceInfo {
-        DeviceInfo { name: name.to_owned(), description: String::new(), memory_bytes }
+        DeviceInfo { name: name.to_owned(), description: String::new(), memory_bytes, driver: None }
     }
 
     #[test]

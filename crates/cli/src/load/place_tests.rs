@@ -44,7 +44,7 @@ fn device(bytes: u64) -> Box<dyn Backend> {
 
 fn named(name: &str, bytes: u64) -> Box<dyn Backend> {
     let memory_bytes = RESERVE_BYTES + bytes;
-    Box::new(Device(DeviceInfo { name: name.to_owned(), description: String::new(), memory_bytes }))
+    Box::new(Device(DeviceInfo { name: name.to_owned(), description: String::new(), memory_bytes, driver: None }))
 }
 
 fn small_plan() -> Plan {

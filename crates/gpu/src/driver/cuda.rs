@@ -32,6 +32,8 @@ pub(crate) struct CudaDevice {
     /// Compute capability.
     pub(crate) capability: (u32, u32),
     pub(crate) multiprocessors: u32,
+    /// The versions of the driver, where it says them.
+    pub(crate) driver: Option<String>,
 }
 
 impl CudaDevice {
@@ -75,6 +77,7 @@ impl CudaDevice {
             memory_bytes: free_bytes as u64,
             capability: (major, minor),
             multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            driver: driver_versions(),
         })
     }
 
@@ -82,6 +85,21 @@ impl CudaDevice {
     pub(crate) fn group_bytes_max(&self) -> u32 {
         u32::try_from(self.context.group_memory_bytes).unwrap_or(0)
     }
+}
+
+/// `driver 580.95.05, CUDA 13.0`: the kernel module's version, which only Linux shows, and the newest CUDA that it knows.
+fn driver_versions() -> Option<String> {
+    let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+    let is_version = |word: &&str| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let module = module.as_deref().and_then(|text| text.lines().next()?.split_whitespace().find(is_version));
+    let mut cuda = 0;
+    // SAFETY: the driver writes one number to where the pointer leads.
+    let answer = unsafe { sys::cuDriverGetVersion(&mut cuda) };
+    // 13000 is 13.0, 12090 is 12.9.
+    let cuda = (answer == sys::CUresult::CUDA_SUCCESS && cuda > 0)
+        .then(|| format!("CUDA {}.{}", cuda / 1000, cuda % 1000 / 10));
+    let words: Vec<_> = module.map(|version| format!("driver {version}")).into_iter().chain(cuda).collect();
+    (!words.is_empty()).then(|| words.join(", "))
 }
 
 /// A device's context with the kernels in it: it takes a third of a second to make, and all models share it.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::args::{MeasureArgs, OutputFormat};
 use super::progress::progress;
-use super::report::{Device, Facts, quoted};
+use super::report::{Device, Facts, SCHEMA, quoted};
 use super::shapes::{self, MatrixFormats};
 use super::statistics::Summary;
 use crate::load::device::{self, CPU};
@@ -111,7 +111,9 @@ pub(super) fn startup(args: &MeasureArgs) -> Result<()> {
     }
     progress.finish_and_clear();
     drop(made);
-    stdout(&print(args.output(), &device, &facts, &rows))?;
+    let result = json!({"schema": SCHEMA, "profiled": false, "device": device, "run": facts, "rows": rows});
+    args.record.keep(&result, &device, &facts, None)?;
+    stdout(&print(args.output(), &result, &facts.line(&device), &rows))?;
     Ok(())
 }
 
@@ -176,16 +178,15 @@ fn drop_all(files: &[PathBuf]) -> Result<Dropped> {
     Ok(Dropped::Yes)
 }
 
-fn print(output: OutputFormat, device: &Device, facts: &Facts, rows: &[Row]) -> String {
+/// `result` and `rows` are the same; `line` is the last one of the table.
+fn print(output: OutputFormat, result: &Value, line: &str, rows: &[Row]) -> String {
     match output {
-        OutputFormat::Json => {
-            format!("{:#}\n", json!({"profiled": false, "device": device, "run": facts, "rows": rows}))
-        }
+        OutputFormat::Json => format!("{result:#}\n"),
         OutputFormat::Jsonl => {
             let line = |row: &Row| {
                 let mut line: Value = json!(row);
-                line["machine"] = json!(device);
-                line["run"] = json!(facts);
+                line["machine"] = result["device"].clone();
+                line["run"] = result["run"].clone();
                 format!("{line}\n")
             };
             rows.iter().map(line).collect()
@@ -234,7 +235,7 @@ fn print(output: OutputFormat, device: &Device, facts: &Facts, rows: &[Row]) -> 
                     ms.stdev
                 ));
             }
-            out.push_str(&format!("\n{}; a new process each time\n", facts.line(device)));
+            out.push_str(&format!("\n{line}; a new process each time\n"));
             out
         }
     }
