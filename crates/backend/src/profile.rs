@@ -132,6 +132,8 @@ pub struct OpInfo {
     pub formats: Vec<WeightFormat>,
     /// Which of several ways the backend chose, in its own words: instruction set, kernel, tiles.
     pub variant: String,
+    /// Kernels that a step starts for it; `None` where ops are not started one by one, as on CPUs.
+    pub launches: Option<usize>,
 }
 
 impl OpInfo {
@@ -150,13 +152,14 @@ impl OpInfo {
             out_features: op.outputs().iter().map(|&out| plan.value(out).width).sum(),
             formats: of_matrices,
             variant,
+            launches: None,
         }
     }
 
     /// Work that the plan does not name, such as copies between cache blocks.
     pub fn own(name: &'static str, variant: String) -> Self {
         let rows = Rows::Tokens;
-        Self { name, layer: None, rows, in_features: 0, out_features: 0, formats: vec![], variant }
+        Self { name, layer: None, rows, in_features: 0, out_features: 0, formats: vec![], variant, launches: None }
     }
 
     /// `512 × 896 → 1152` in a step of `shape`; empty for work that the plan does not name.

@@ -131,6 +131,7 @@ mod tests {
             out_features: 16,
             formats: vec![tensor::WeightFormat::F16],
             variant: variant.to_owned(),
+            launches: None,
         };
         let mut lines = Vec::new();
         for (rows, variant) in [("1", "m1"), ("4", "m4"), ("16", "m4")] {

@@ -458,3 +458,19 @@ fn a_vendors_library_is_compared_with_on_its_gpus_alone() {
     assert!(of("cpu").contains("--vendor compares with cuBLASLt: expected --device cuda, found `cpu`"));
     assert!(of("sim").contains("cuBLASLt is for NVIDIA GPUs: expected --device cuda, found `sim`"));
 }
+
+#[test]
+fn what_a_fusion_is_worth_is_measured_beside_it() {
+    let flags =
+        ["bench", "-p", "8", "-n", "2", "-r", "2", "--threads", "1", "--without", "fusion=norm_glu,fusion=logits"];
+    let result: Value = serde_json::from_str(&succeed(&[&flags[..], &["-o", "json"]].concat())).unwrap();
+    for row in result["rows"].as_array().unwrap() {
+        assert!(row["default_tokens_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{row}");
+        let kernels: Vec<_> = row["variants"]["kernels"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        let has = |op: &str| kernels.iter().any(|kernel| kernel.starts_with(&format!("{op}: ")));
+        assert!(has("glu") && has("norm_linear") && !has("norm_glu") && !has("logits"), "{kernels:?}");
+    }
+    let table = succeed(&[&flags[..], &["-o", "md"]].concat());
+    assert!(table.contains("The price of --without fusion=norm_glu,fusion=logits:\n- pp8: "), "{table}");
+    assert!(fail(&["bench", "--without", "fusion=nosuch"]).contains("norm_glu"));
+}

@@ -26,7 +26,11 @@ pub(crate) fn infos(plan: &Plan, weights: &DeviceWeights, ops: &[OpLaunches]) ->
         ahead = kernels.join(" + ");
         ahead.clone()
     };
-    ops.iter().map(|op| OpInfo::of(plan, op.op, &format, variant(op))).collect()
+    let mut info = |op: &OpLaunches| {
+        let launches = Some(op.launches.len());
+        OpInfo { launches, ..OpInfo::of(plan, op.op, &format, variant(op)) }
+    };
+    ops.iter().map(&mut info).collect()
 }
 
 /// Where an executable's records go, and what is the same in all of them.

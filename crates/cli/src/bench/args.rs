@@ -294,6 +294,12 @@ pub(super) struct MeasureArgs {
     #[arg(long, short = 'r', value_name = "N", default_value_t = 5)]
     pub(super) repetitions: usize,
 
+    /// Measure without something, beside the same with it: fusion=OP without the pass that makes this fused op, fusion=all
+    /// without any; may be given for several. The result says what it is worth
+    #[arg(long, value_name = "fusion=OP", value_delimiter = ',', value_parser = parse_without)]
+    #[arg(conflicts_with_all = ["roofline", "startup", "explain_dispatch"])]
+    pub(super) without: Vec<LeftOut>,
+
     /// What times a step; cpu is the processor time of one thread, which a busy machine falsifies little
     #[arg(long, value_enum, value_name = "CLOCK", default_value_t = Clock::Wall)]
     pub(super) clock: Clock,
@@ -365,7 +371,28 @@ impl Test {
     }
 }
 
+/// Passes that do not fuse the plan.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LeftOut(Vec<&'static str>);
+
+/// `fusion=norm_glu` or `fusion=all`.
+fn parse_without(text: &str) -> Result<LeftOut, String> {
+    let names = || plan::FUSIONS.iter().map(|fusion| fusion.name);
+    let expected = || format!("expected fusion=OP, with one of all, {}", names().collect::<Vec<_>>().join(", "));
+    let name = text.strip_prefix("fusion=").ok_or_else(expected)?;
+    match names().find(|&known| known == name) {
+        Some(known) => Ok(LeftOut(vec![known])),
+        None if name == "all" => Ok(LeftOut(names().collect())),
+        None => Err(expected()),
+    }
+}
+
 impl MeasureArgs {
+    /// The passes that do not fuse the plan.
+    pub(super) fn without_fusions(&self) -> Vec<&'static str> {
+        self.without.iter().flat_map(|LeftOut(names)| names.iter().copied()).collect()
+    }
+
     /// How the result is printed where it is not for a terminal.
     pub(super) fn output(&self) -> OutputFormat {
         self.output.unwrap_or(OutputFormat::Md)
@@ -442,6 +469,15 @@ pub(crate) fn with_long_pg(args: impl Iterator<Item = OsString>) -> impl Iterato
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pass_is_left_out_by_the_op_that_it_makes() {
+        assert_eq!(parse_without("fusion=norm_glu"), Ok(LeftOut(vec!["norm_glu"])));
+        assert_eq!(parse_without("fusion=all").unwrap().0.len(), plan::FUSIONS.len());
+        for wrong in ["norm_glu", "fusion=", "fusion=glu", "capture"] {
+            assert!(parse_without(wrong).is_err_and(|error| error.contains("fusion=OP, with one of all, logits")));
+        }
+    }
 
     #[test]
     fn prompts_and_generated_are_read_as_ours_and_as_llama_bench_writes_them() {

@@ -163,6 +163,8 @@ mod tests {
             weight_bytes: 0,
             num_parameters: 0,
             variants: Variants { isa: "scalar".to_owned(), kv_type: "f16".to_owned(), kernels: vec![] },
+            launches_per_step: None,
+            host_work_per_step: None,
         }
     }
 

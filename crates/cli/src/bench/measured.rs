@@ -6,7 +6,7 @@ use tensor::WeightFormat;
 use super::args::Test;
 use super::clock::{self, Clock};
 use super::report::{Row, Variants};
-use super::run::{Loaded, Times, milliseconds};
+use super::run::{Loaded, StepKernels, Times, milliseconds};
 use super::statistics::{Percentiles, Summary, median, twentieths};
 use super::work::Work;
 use crate::ceiling::{Meter, Peak};
@@ -85,7 +85,7 @@ fn row(
     times: &Times,
     beside: &TestCeilings,
     ceiling: &Ceiling,
-    kernels: Vec<String>,
+    kernels: StepKernels,
 ) -> Row {
     let work = Work::new(&loaded.plan, loaded.kv_format, &loaded.bytes_on_device);
     let samples: Vec<f64> = times.repetitions.iter().map(|seconds| test.num_tokens() as f64 / seconds).collect();
@@ -123,7 +123,9 @@ fn row(
         variants: Variants {
             isa: ceiling.meter.isa().to_owned(),
             kv_type: format!("{:?}", loaded.kv_format).to_ascii_lowercase(),
-            kernels,
+            kernels: kernels.names,
         },
+        launches_per_step: kernels.launches,
+        host_work_per_step: times.host_work(),
     }
 }

@@ -35,6 +35,7 @@ pub(crate) use statistics::{Percentiles, median};
 use crate::explain;
 use crate::load::device;
 use crate::load::facts::kv_format_of;
+use crate::model::settings::ModelSettings;
 use crate::output::stdout;
 use args::{BenchCommand, MeasureArgs, OutputFormat, Test};
 use measured::{Ceiling, measured_row};
@@ -73,9 +74,9 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| shapes::SEED));
     let mut report = Report::new(&device, facts);
     let thread_counts = args.thread_counts();
-    // What batch invariance costs is measured beside it; the CPU has it for nothing.
-    let has_price =
-        args.target.gpu.batch_invariant && device::gpu_backend(&args.target.device_settings(None))?.is_some();
+    // What batch invariance costs is measured beside it; the CPU has it for nothing. So is what a fusion gives.
+    let is_gpu = || anyhow::Ok(device::gpu_backend(&args.target.device_settings(None))?.is_some());
+    let has_price = !args.without.is_empty() || args.target.gpu.batch_invariant && is_gpu()?;
     let times = if has_price { 2 } else { 1 };
     let progress = progress(thread_counts.len() * tests.len() * args.repetitions * times, "making weights");
     let source = Source::new(&args.target)?;
@@ -85,7 +86,8 @@ fn measure(args: &MeasureArgs) -> Result<()> {
             true => default_rates(args, &source, threads, &tests, &progress)?,
             false => Vec::new(),
         };
-        let mut loaded = source.load(&args.target.settings(threads), &tests, args.target.batch_tokens())?;
+        let settings = ModelSettings { without_fusions: args.without_fusions(), ..args.target.settings(threads) };
+        let mut loaded = source.load(&settings, &tests, args.target.batch_tokens())?;
         loaded.driver.clock = args.clock;
         let mut ceiling = Ceiling::new(&args.target.device_settings(threads), args.clock, &tests, loaded.format)?;
         for (index, test) in tests.iter().enumerate() {
@@ -119,8 +121,8 @@ fn is_for_a_reader() -> bool {
     std::io::IsTerminal::is_terminal(&std::io::stdout()) && !tracing::enabled!(tracing::Level::INFO)
 }
 
-/// The median tokens per second of each test without `--batch-invariant`. That model is gone when this returns: a device need
-/// not hold two.
+/// The median tokens per second of each test without `--batch-invariant` and `--without`. That model is gone when this
+/// returns: a device need not hold two.
 fn default_rates(
     args: &MeasureArgs,
     source: &Source<'_>,
@@ -131,6 +133,7 @@ fn default_rates(
     let mut settings = args.target.settings(threads);
     settings.device.gpu.batch_invariant = false;
     let mut loaded = source.load(&settings, tests, args.target.batch_tokens())?;
+    loaded.driver.clock = args.clock;
     let mut rates = Vec::with_capacity(tests.len());
     for test in tests {
         let times = loaded.driver.measure(test, args.repetitions, &mut || progress.inc(1))?;

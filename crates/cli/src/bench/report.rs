@@ -81,7 +81,7 @@ pub(super) struct Row {
     pub(super) tokens_per_s: Summary,
     /// Tokens per second of each repetition, in order.
     pub(super) samples: Vec<f64>,
-    /// The median of the same test without `--batch-invariant`, where that was given and has a price.
+    /// The median of the same test without `--batch-invariant` and `--without`, where one was given and has a price.
     #[serde(default)]
     pub(super) default_tokens_per_s: Option<f64>,
     /// Of a decode step; of a whole prompt where nothing is decoded.
@@ -112,6 +112,23 @@ pub(super) struct Row {
     pub(super) weight_bytes: u64,
     pub(super) num_parameters: u64,
     pub(super) variants: Variants,
+    /// Kernels that a step starts, but for those that choose tokens; none on CPUs.
+    #[serde(default)]
+    pub(super) launches_per_step: Option<usize>,
+    /// What a step asked of the device; none where nobody counts.
+    #[serde(default)]
+    pub(super) host_work_per_step: Option<HostWork>,
+}
+
+/// What the host asked of the device in a step, on average. A recorded step is one wait and nothing else.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub(super) struct HostWork {
+    /// Times that the host waited for the device.
+    pub(super) waits: f64,
+    /// Allocations, on the device and of memory that it copies from and to.
+    pub(super) allocations: f64,
+    /// Kernels that were launched one by one, and not as part of a recorded step.
+    pub(super) launches_one_by_one: f64,
 }
 
 fn wall() -> String {
@@ -151,6 +168,19 @@ impl Facts {
 }
 
 impl Facts {
+    /// The flags of the command that have a price, as they were given.
+    fn priced_flags(&self) -> String {
+        let mut flags = Vec::new();
+        for (index, word) in self.command.iter().enumerate() {
+            match word.as_str() {
+                "--without" => flags.push(format!("--without {}", self.command.get(index + 1).map_or("", |word| word))),
+                word if word == "--batch-invariant" || word.starts_with("--without=") => flags.push(word.to_owned()),
+                _ => {}
+            }
+        }
+        flags.join(" ")
+    }
+
     /// What a figure is worth nothing without, on one line.
     pub(super) fn line(&self, device: &Device) -> String {
         let mut out = format!("{}; hotmetal {}", device.description, self.version);
@@ -295,10 +325,25 @@ impl Report {
         out
     }
 
-    /// What batch invariance costs, where that was measured.
+    /// What `--batch-invariant` or `--without` costs, where that was measured.
     fn prices(&self) -> String {
         let prices: String = self.rows.iter().filter_map(Row::price).map(|price| format!("- {price}\n")).collect();
-        if prices.is_empty() { prices } else { format!("\nThe price of --batch-invariant:\n{prices}") }
+        if prices.is_empty() { prices } else { format!("\nThe price of {}:\n{prices}", self.run.priced_flags()) }
+    }
+
+    /// What a step is on a device that is told what to do: kernels, and what the host adds.
+    fn step_work(&self) -> String {
+        let line = |row: &Row| {
+            let (launches, work) = (row.launches_per_step?, row.host_work_per_step?);
+            let HostWork { waits, allocations, launches_one_by_one } = work;
+            Some(format!(
+                "- {}: {launches} kernels, {waits:.2} waits, {allocations:.2} allocations, {launches_one_by_one:.2} launches one \
+                 by one\n",
+                row.label()
+            ))
+        };
+        let lines: String = self.rows.iter().filter_map(line).collect();
+        if lines.is_empty() { lines } else { format!("\nA step is:\n{lines}") }
     }
 
     /// The columns of llama-bench, then ours.
@@ -336,6 +381,7 @@ impl Report {
             out.push_str(&format!("| {} |\n", cells.join(" | ")));
         }
         out.push_str(&self.prices());
+        out.push_str(&self.step_work());
         out.push_str(&format!("\n{}\n", self.run.line(&self.device)));
         out
     }
@@ -348,7 +394,7 @@ impl Row {
         self.roofline_share.map(|share| format!("{:.0} % of {which}", 100.0 * share))
     }
 
-    /// What batch invariance costs, where that was measured: `tg128 x8: 1.31 × the time, 520.3 t/s instead of 681.9`.
+    /// What the flags cost, where that was measured: `tg128 x8: 1.31 × the time, 520.3 t/s instead of 681.9`.
     fn price(&self) -> Option<String> {
         let default = self.default_tokens_per_s?;
         Some(price_line(&self.label(), self.tokens_per_s.median, default))

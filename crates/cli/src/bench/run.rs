@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use backend::{Backend, BackendError, Executable};
+use backend::{Backend, BackendError, Counters, Executable};
 use plan::{FED, KvFormat, KvLayout, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
 use super::args::{TargetArgs, Test};
 use super::clock::Clock;
+use super::report::HostWork;
 use super::shapes::{self, MatrixFormats, Random};
 use crate::builtin;
 use crate::load::facts::{KV_BLOCK_LEN, kv_format_of, main_format};
@@ -26,8 +27,8 @@ const WARM_UP_STEPS: usize = 2;
 pub(crate) enum Source<'a> {
     /// A checkpoint, the built-in one without a name.
     Checkpoint(Option<&'a str>),
-    /// Random ones, in this plan's shapes.
-    Random { name: &'a str, formats: MatrixFormats, plan: Arc<Plan>, weights: Vec<Tensor> },
+    /// Random ones, in the shapes of this plan of textbook ops.
+    Random { name: &'a str, formats: MatrixFormats, textbook: Plan, weights: Vec<Tensor> },
 }
 
 /// What a model on a device is made of.
@@ -62,10 +63,10 @@ impl<'a> Source<'a> {
     pub(crate) fn new(args: &'a TargetArgs) -> Result<Self> {
         let Some(name) = &args.shape else { return Ok(Self::Checkpoint(args.model.as_deref())) };
         let formats = MatrixFormats::named(args.format.as_deref().unwrap_or("q8_0"))?;
-        let plan = plan::fuse(plan::restrict_outputs(shapes::plan_of(name)?));
+        let textbook = plan::restrict_outputs(shapes::plan_of(name)?);
         let memory_bytes = device::backend(&args.device_settings(None))?.device().memory_bytes;
-        let weights = shapes::random_weights(&plan, formats, memory_bytes)?;
-        Ok(Self::Random { name, formats, plan: Arc::new(plan), weights })
+        let weights = shapes::random_weights(&textbook, formats, memory_bytes)?;
+        Ok(Self::Random { name, formats, textbook, weights })
     }
 
     /// Plan and weights, and the backend that `settings` name.
@@ -77,8 +78,9 @@ impl<'a> Source<'a> {
                     load_weights(&mut checkpoint, settings).with_context(|| format!("cannot load `{name}`"))?;
                 Ok(Parts { plan: Arc::new(plan), backend, weights })
             }
-            Self::Random { plan, weights, .. } => {
-                Ok(Parts { plan: plan.clone(), backend: device::backend(&settings.device)?, weights: weights.clone() })
+            Self::Random { textbook, weights, .. } => {
+                let plan = Arc::new(plan::fuse_without(textbook.clone(), &settings.without_fusions));
+                Ok(Parts { plan, backend: device::backend(&settings.device)?, weights: weights.clone() })
             }
         }
     }
@@ -160,6 +162,31 @@ pub(super) struct Times {
     pub(super) decode_steps_ms: Vec<f64>,
     /// From the start of a prompt to its logits, in milliseconds.
     pub(super) prompts_ms: Vec<f64>,
+    /// What the device had been asked before the first repetition, after the warm-up, and after the last.
+    before: Counters,
+    after: Counters,
+}
+
+impl Times {
+    /// What a step asked of the device on average; `None` where nobody counts.
+    pub(super) fn host_work(&self) -> Option<HostWork> {
+        let steps = self.after.steps - self.before.steps;
+        let per_step = |of: fn(&Counters) -> u64| (of(&self.after) - of(&self.before)) as f64 / steps as f64;
+        (steps > 0).then(|| HostWork {
+            waits: per_step(|counters| counters.waits),
+            allocations: per_step(|counters| counters.allocations),
+            launches_one_by_one: per_step(|counters| counters.launches),
+        })
+    }
+}
+
+/// What a step is made of.
+#[derive(Default)]
+pub(super) struct StepKernels {
+    /// `op: variant`, each once; none where the device does not say.
+    pub(super) names: Vec<String>,
+    /// Kernels that a step starts, but for those that choose tokens; `None` on CPUs.
+    pub(super) launches: Option<usize>,
 }
 
 /// Runs steps on sequences that each have their own part of the cache.
@@ -215,11 +242,12 @@ impl Driver {
         }
         let warm_up = Test { generate: test.generate.min(WARM_UP_STEPS), ..*test };
         self.repetition(&warm_up, &mut Times::default())?;
-        let mut times = Times::default();
+        let mut times = Times { before: self.executable.counters(), ..Times::default() };
         for _ in 0..repetitions {
             self.repetition(test, &mut times)?;
             on_repetition();
         }
+        times.after = self.executable.counters();
         Ok(times)
     }
 
@@ -247,22 +275,25 @@ impl Driver {
         Ok(())
     }
 
-    /// Which kernels the steps of `test` are made of, `op: variant`; none where the device does not say.
-    pub(super) fn kernels(&mut self, test: &Test) -> Result<Vec<String>> {
+    /// What the steps of `test` are made of.
+    pub(super) fn kernels(&mut self, test: &Test) -> Result<StepKernels> {
         let shape = match test.generate {
             0 => StepShape { tokens: test.prompt.min(self.batch_tokens), sequences: 1, outputs: 1 },
             _ => StepShape { tokens: test.batch, sequences: test.batch, outputs: test.batch },
         };
         let infos = match self.executable.variants(shape.bucket()) {
             Ok(infos) => infos,
-            Err(BackendError::NotRecorded { .. }) => return Ok(Vec::new()),
+            Err(BackendError::NotRecorded { .. }) => return Ok(StepKernels::default()),
             Err(error) => return Err(error.into()),
         };
-        let mut kernels = Vec::new();
+        let mut kernels = StepKernels::default();
         for info in infos {
             let kernel = format!("{}: {}", info.name, info.variant);
-            if !kernels.contains(&kernel) {
-                kernels.push(kernel);
+            if !kernels.names.contains(&kernel) {
+                kernels.names.push(kernel);
+            }
+            if let Some(launches) = info.launches {
+                *kernels.launches.get_or_insert(0) += launches;
             }
         }
         Ok(kernels)

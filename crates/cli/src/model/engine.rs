@@ -167,7 +167,7 @@ fn plan_and_weights(
     if settings.quant.is_none() {
         checkpoint.sort_features();
     }
-    let plan = plan::fuse(plan::restrict_outputs(plan_of(checkpoint)?));
+    let plan = plan::fuse_without(plan::restrict_outputs(plan_of(checkpoint)?), &settings.without_fusions);
     if let Some(mix) = settings.quant {
         // What is quantised anew is made of plain numbers.
         checkpoint.expand_unless(|_| false);

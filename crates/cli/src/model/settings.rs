@@ -19,6 +19,8 @@ pub(crate) struct ModelSettings {
     pub(crate) chat_template: Option<PathBuf>,
     /// Whether all weights are read first, and a NaN or an infinity in one is refused.
     pub(crate) check_tensors: bool,
+    /// Names of passes that do not fuse the plan, of [`plan::FUSIONS`]: for measuring what they are worth.
+    pub(crate) without_fusions: Vec<&'static str>,
     /// Whether patterns of a tokenizer are accepted that can take very long on hostile text.
     pub(crate) allow_unknown_patterns: bool,
 }
@@ -33,6 +35,7 @@ impl ModelSettings {
             quant: None,
             chat_template: None,
             check_tensors: false,
+            without_fusions: Vec::new(),
             allow_unknown_patterns: false,
         }
     }

@@ -17,22 +17,39 @@ pub(crate) use rewrite::compact;
 
 use crate::{Plan, verify};
 
+/// A pass of [`fuse`], by name. Passes are named after the op that they make; `moe` makes three.
+#[derive(Clone, Copy, Debug)]
+pub struct Fusion {
+    /// As flags and reports call it.
+    pub name: &'static str,
+    run: fn(&mut Plan),
+}
+
+/// The passes of [`fuse`], in their order.
+///
+/// `logits` before `norm_linear`, which would take the final norm and the head; `norm_glu` before it for the same reason,
+/// and before `linear_residual` only by habit: they share no op. `moe` before both, because it wants a norm whose result
+/// is read by all of them.
+pub static FUSIONS: [Fusion; 7] = [
+    Fusion { name: "logits", run: logits::run },
+    Fusion { name: "moe", run: moe::run },
+    Fusion { name: "norm_glu", run: norm_glu::run },
+    Fusion { name: "norm_linear", run: norm_linear::run },
+    Fusion { name: "rope_kv_write", run: rope_kv_write::run },
+    Fusion { name: "latent_rope_write", run: latent_rope_write::run },
+    Fusion { name: "linear_residual", run: linear_residual::run },
+];
+
 /// Replaces textbook ops by the fused ops that backends are fast at. `plan` must pass [`verify`](verify()); the result
 /// does, has the same weights in the same order, and computes the same numbers.
 pub fn fuse(plan: Plan) -> Plan {
-    // `logits` before `norm_linear`, which would take the final norm and the head; `norm_glu` before it for the same
-    // reason, and before `linear_residual` only by habit: they share no op. `moe` before both, because it wants a norm
-    // whose result is read by all of them.
-    let passes = [
-        logits::run,
-        moe::run,
-        norm_glu::run,
-        norm_linear::run,
-        rope_kv_write::run,
-        latent_rope_write::run,
-        linear_residual::run,
-    ];
-    passes.into_iter().fold(plan, run)
+    fuse_without(plan, &[])
+}
+
+/// As [`fuse`], without the passes of these names: so that what a fusion is worth can be measured.
+pub fn fuse_without(plan: Plan, left_out: &[&str]) -> Plan {
+    let passes = FUSIONS.iter().filter(|fusion| !left_out.contains(&fusion.name));
+    passes.fold(plan, |plan, fusion| run(plan, fusion.run))
 }
 
 /// Computes only the rows whose logits are wanted as soon as nothing else is: after the last layer's attention. Saves
@@ -228,6 +245,22 @@ v8 = linear_residual(v7, v6; 0.down_proj.weight)
         // One slice of one expert is as wide as the row, so the sum is `moe_down` all the same.
         let expected = ["embed", "rms_norm", "linear", "route", "moe_down", "select_outputs"];
         assert_eq!(op_names(&fuse(plan)), expected);
+    }
+
+    #[test]
+    fn a_pass_that_is_left_out_makes_none_of_its_ops() {
+        let without = fuse_without(decoder(), &["norm_glu", "linear_residual"]);
+        let names = op_names(&without);
+        assert!(names.contains(&"glu") && names.contains(&"add") && names.contains(&"norm_linear"), "{without}");
+        assert!(!names.contains(&"norm_glu") && !names.contains(&"linear_residual"), "{without}");
+        assert_eq!(without.weights, fuse(decoder()).weights);
+        let all: Vec<_> = FUSIONS.iter().map(|fusion| fusion.name).collect();
+        assert_eq!(fuse_without(decoder(), &all), decoder());
+        // What is left out is made by no other pass, but for `moe`, which makes more than one op.
+        for fusion in FUSIONS.iter().filter(|fusion| fusion.name != "moe") {
+            let plans = [decoder(), latent()].map(|plan| fuse_without(plan, &[fusion.name]));
+            assert!(plans.iter().all(|plan| !op_names(plan).contains(&fusion.name)), "{}", fusion.name);
+        }
     }
 
     #[test]
