@@ -28,7 +28,7 @@ pub(crate) enum Source<'a> {
     /// A checkpoint, the built-in one without a name.
     Checkpoint(Option<&'a str>),
     /// Random ones, in the shapes of this plan of textbook ops.
-    Random { name: &'a str, formats: MatrixFormats, textbook: Plan, weights: Vec<Tensor> },
+    Random { name: &'a str, formats: MatrixFormats, textbook: Box<Plan>, weights: Vec<Tensor> },
 }
 
 /// What a model on a device is made of.
@@ -63,7 +63,7 @@ impl<'a> Source<'a> {
     pub(crate) fn new(args: &'a TargetArgs) -> Result<Self> {
         let Some(name) = &args.shape else { return Ok(Self::Checkpoint(args.model.as_deref())) };
         let formats = MatrixFormats::named(args.format.as_deref().unwrap_or("q8_0"))?;
-        let textbook = plan::restrict_outputs(shapes::plan_of(name)?);
+        let textbook = Box::new(plan::restrict_outputs(shapes::plan_of(name)?));
         let memory_bytes = device::backend(&args.device_settings(None))?.device().memory_bytes;
         let weights = shapes::random_weights(&textbook, formats, memory_bytes)?;
         Ok(Self::Random { name, formats, textbook, weights })
@@ -79,7 +79,7 @@ impl<'a> Source<'a> {
                 Ok(Parts { plan: Arc::new(plan), backend, weights })
             }
             Self::Random { textbook, weights, .. } => {
-                let plan = Arc::new(plan::fuse_without(textbook.clone(), &settings.without_fusions));
+                let plan = Arc::new(plan::fuse_without((**textbook).clone(), &settings.without_fusions));
                 Ok(Parts { plan, backend: device::backend(&settings.device)?, weights: weights.clone() })
             }
         }
