@@ -2,7 +2,7 @@
 
 use engine::StopStrings;
 
-use crate::reply::{ById, CONTROL, Function, Part, Reasoning, ReplyReader, THINK, THINK_END, ToolSyntax, push_part};
+use crate::reply::{ById, CONTROL, Function, Part, Reasoning, ReplyReader, THINK_TAGS, ToolSyntax, push_part};
 
 /// Stands where a piece of the text ends.
 const CUT: char = '\u{1}';
@@ -14,7 +14,7 @@ const SENTINEL: &str = "☃";
 /// A model's text through the readers of replies and of stop strings: cut at any places it gives what it gives in one
 /// piece, and nothing of it is lost.
 ///
-/// The input is a byte for the syntax of calls (its low three bits), a byte of flags (two bits for the reasoning, then
+/// The input is a byte for the syntax of calls (its low five bits), a byte of flags (two bits for the reasoning, then
 /// which markers count as tokens, whether the text goes on within content, and whether the model has ended it), and the
 /// text with its cuts, behind which stop strings may stand.
 pub(super) fn stream(data: &[u8]) {
@@ -57,12 +57,41 @@ struct Reading {
 
 impl Setting {
     fn new(syntax: u8, flags: u8) -> Self {
-        use ToolSyntax::{DeepSeek, Glm, Harmony, Hermes, Llama3, MistralArgs, MistralList};
-        let known = [Hermes, Llama3, MistralList, MistralArgs, DeepSeek, Glm, Harmony];
+        use ToolSyntax::{
+            Apertus, Apriel, Command, DeepSeek, DeepSeekV4, DeepSeekV32, Functionary, Gemma4, Glm, Harmony, Hermes,
+            Kimi, Lfm2, Llama3, MiniMax, MistralArgs, MistralIds, MistralList, Nemotron, Phi4, Pythonic, Qwen3Coder,
+            SeedOss,
+        };
+        // New ones come last, because inputs that were found once name them by their place.
+        let known = [
+            Hermes,
+            Llama3,
+            MistralList,
+            MistralArgs,
+            DeepSeek,
+            Glm,
+            Harmony,
+            MistralIds,
+            Qwen3Coder,
+            SeedOss,
+            MiniMax,
+            DeepSeekV32,
+            DeepSeekV4,
+            Kimi,
+            Gemma4,
+            Command,
+            Apertus,
+            Lfm2,
+            Nemotron,
+            Apriel,
+            Phi4,
+            Functionary,
+            Pythonic,
+        ];
         let reasoning = [Reasoning::None, Reasoning::Tagged, Reasoning::Open, Reasoning::Channels];
         let has = |bit: u8| flags >> bit & 1 == 1;
         Self {
-            syntax: usize::from(syntax % 8).checked_sub(1).map(|index| known[index]),
+            syntax: usize::from(syntax % 32).checked_sub(1).and_then(|index| known.get(index).copied()),
             reasoning: reasoning[usize::from(flags % 4)],
             by_id: ById { calls: has(2), reasoning: has(3) },
             within_content: has(4),
@@ -171,14 +200,14 @@ fn thought_and_rest(setting: &Setting, text: &str) -> (String, String) {
         return all;
     }
     let marked = |marker: &str| if setting.by_id.reasoning { format!("{CONTROL}{marker}") } else { marker.to_owned() };
-    let begun = text.trim_start().strip_prefix(marked(THINK.text).as_str());
+    let begun = text.trim_start().strip_prefix(marked(THINK_TAGS.open().text).as_str());
     let thought = match begun {
         Some(thought) => thought,
         None if setting.reasoning == Reasoning::Open => text,
         None => return all,
     };
     let thought = thought.trim_start_matches('\n');
-    match thought.split_once(marked(THINK_END.text).as_str()) {
+    match thought.split_once(marked(THINK_TAGS.close().text).as_str()) {
         Some((thought, rest)) => (thought.to_owned(), rest.trim_start().to_owned()),
         None => (thought.to_owned(), String::new()),
     }

@@ -15,7 +15,7 @@ use tokenizer::chat_template::{ChatTemplate, RenderInput};
 use crate::app::{App, Serving};
 use crate::choice::Delta;
 use crate::clock::{local_now, unix_time};
-use crate::dialect::{Controls, Function, Part, Reasoning, ends_in_thought};
+use crate::dialect::{Controls, Function, Part, Reasoning};
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, only, wrong};
 use crate::generation::{self, Format, Plan, prepared};
@@ -174,7 +174,8 @@ impl Conversation {
     /// How the answer to this prompt begins, and its reader.
     fn reader(&self, prompt: &str, serving: &Serving) -> (Reasoning, ReplyReader) {
         let syntax = serving.tool_form().syntax().filter(|_| self.has_tools());
-        let reader = |reasoning| ReplyReader::new(reasoning, syntax, Function::offered(&self.tools));
+        let tags = serving.profile(self.has_tools()).thought_tags();
+        let reader = |reasoning| ReplyReader::new(reasoning, syntax, Function::offered(&self.tools)).thinking_in(tags);
         let reasoning = serving.profile(self.has_tools()).reasoning(prompt);
         let given = if self.continues { self.given() } else { String::new() };
         if given.trim().is_empty() {
@@ -184,7 +185,7 @@ impl Conversation {
             return (reasoning, reader(reasoning).within_content());
         }
         // The given words may have begun a thought.
-        let thinks = ends_in_thought(&given);
+        let thinks = tags.are_open_in(&given);
         let reasoning = if thinks { Reasoning::Open } else { Reasoning::None };
         (reasoning, if thinks { reader(reasoning) } else { reader(reasoning).within_content() })
     }
@@ -341,7 +342,8 @@ pub(crate) fn prepare_within(
     if let Some(grammar) = choice.grammar(&conversation.tools, answer, reasoning, serving)? {
         settings.grammar = Some(grammar);
     }
-    let controls = Controls::of(reasoning, syntax, &serving.tokenizer);
+    let tags = serving.profile(conversation.has_tools()).thought_tags();
+    let controls = Controls::of(reasoning, tags, syntax, &serving.tokenizer);
     let is_special = |(id, _): &(u32, String)| serving.tokenizer.is_special(*id);
     let special_markers = syntax
         .map_or(&[][..], |syntax| syntax.dialect().spelled)

@@ -44,8 +44,15 @@ pub(crate) fn check(
         let found = format!("`messages` is a list of {}, expected 1 to {MESSAGES_MAX}", messages.len());
         return Err(ApiError::invalid("messages", found));
     }
-    let mut reader =
-        Reader { profile, shows_calls, calls: HashMap::new(), unanswered: VecDeque::new(), answered: HashSet::new() };
+    let mut reader = Reader {
+        profile,
+        shows_calls,
+        calls: HashMap::new(),
+        ids: HashMap::new(),
+        num_calls: 0,
+        unanswered: VecDeque::new(),
+        answered: HashSet::new(),
+    };
     let checked = |(index, message)| reader.message(&format!("messages[{index}]"), message);
     let mut messages = messages.into_iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
     if !template.system {
@@ -65,6 +72,9 @@ struct Reader<'a> {
     shows_calls: bool,
     /// Functions by the ids of their calls.
     calls: HashMap<String, String>,
+    /// Ids in the template's form by those that the client gave, where the template's have the name in them.
+    ids: HashMap<String, String>,
+    num_calls: usize,
     /// Ids of the last message's calls, in their order, and those whose results have come.
     unanswered: VecDeque<String>,
     answered: HashSet<String>,
@@ -178,7 +188,12 @@ impl Reader<'_> {
             ignore(format!("{inside}.arguments"));
             Map::new()
         });
-        let id = self.id(&given.unwrap_or_else(|| format!("call{:05}", self.calls.len() % 100_000)));
+        let given = given.unwrap_or_else(|| format!("call{:05}", self.calls.len() % 100_000));
+        if self.profile.names_in_ids {
+            self.ids.insert(given.clone(), format!("functions.{name}:{}", self.num_calls));
+        }
+        self.num_calls += 1;
+        let id = self.id(&given);
         self.calls.insert(id.clone(), name.clone());
         self.unanswered.push_back(id.clone());
         Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
@@ -201,8 +216,11 @@ impl Reader<'_> {
     }
 
     /// An id as the template takes it. Mistral's take nine letters and digits: of another id, those are made of its hash, so
-    /// that a call and its result still agree.
+    /// that a call and its result still agree. Kimi's have the name and a number.
     fn id(&self, id: &str) -> String {
+        if let Some(id) = self.ids.get(id) {
+            return id.clone();
+        }
         let is_nine = id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
         if is_nine || !self.profile.nine_letter_ids { id.to_owned() } else { nine_letters(id) }
     }

@@ -2,10 +2,12 @@
 //! each part as soon as it is certain; the parts do not depend on how the text was cut. How calls and reasoning stand
 //! in the text is the dialect's to say (`dialect/`).
 
-pub(crate) use crate::dialect::{ById, CONTROL, Function, Part, Reasoning, THINK, THINK_END, ToolSyntax, push_part};
+pub(crate) use crate::dialect::{
+    ById, CONTROL, Function, Part, Reasoning, THINK_TAGS, ThoughtTags, ToolSyntax, push_part,
+};
 use crate::dialect::{
     CallForm, CallReader, CallStart, MarkedCalls, Marker, MessageReader, OwnReader, ReadStep, Reading, TextEnd,
-    take_until,
+    take_until, take_until_any,
 };
 
 /// What is being read.
@@ -35,8 +37,12 @@ pub(crate) struct ReplyReader {
     syntax: Option<ToolSyntax>,
     mode: Mode,
     reading: Reading,
+    /// What stands around a thought.
+    tags: &'static ThoughtTags,
     /// The prompt has opened the thought.
     is_open: bool,
+    /// What a thought begins with that says what it is was read, or is not there.
+    has_label: bool,
     /// Some of the reasoning was given out.
     has_thought: bool,
 }
@@ -51,7 +57,13 @@ impl ReplyReader {
             Reasoning::Channels => Mode::Own(Box::new(MessageReader::Header)),
         };
         let is_open = reasoning == Reasoning::Open;
-        Self { syntax, mode, reading: Reading::new(functions), is_open, has_thought: false }
+        let (reading, tags) = (Reading::new(functions), &THINK_TAGS);
+        Self { syntax, mode, reading, tags, is_open, has_label: false, has_thought: false }
+    }
+
+    /// The same, of a text whose thoughts stand between these tags.
+    pub(crate) fn thinking_in(self, tags: &'static ThoughtTags) -> Self {
+        Self { tags, ..self }
     }
 
     /// The same, of a text in which these tokens are marked by [`CONTROL`].
@@ -176,7 +188,7 @@ impl ReplyReader {
     }
 
     fn start(&mut self, ended: bool) -> bool {
-        let think = self.reading.in_reasoning(THINK);
+        let think = self.reading.in_reasoning(self.tags.open());
         let rest = self.reading.buffer.trim_start();
         if let Some(thought) = rest.strip_prefix(think) {
             // Some models open what the prompt has opened.
@@ -195,8 +207,20 @@ impl ReplyReader {
         if !self.has_thought {
             let trimmed = self.reading.buffer.trim_start_matches('\n').len();
             self.reading.buffer.drain(..self.reading.buffer.len() - trimmed);
+            if !self.has_label {
+                let label = self.tags.label;
+                let may_come = label.len() > trimmed && label.starts_with(&self.reading.buffer);
+                if may_come && !ended {
+                    return false;
+                }
+                self.has_label = true;
+                if self.reading.buffer.starts_with(label) {
+                    self.reading.buffer.drain(..label.len());
+                    return true;
+                }
+            }
         }
-        let end = self.reading.in_reasoning(THINK_END);
+        let end = self.reading.in_reasoning(self.tags.close());
         let (text, found) = take_until(&mut self.reading.buffer, end, ended);
         self.has_thought |= !text.is_empty();
         push_part(parts, Part::Reasoning(text));
@@ -210,9 +234,16 @@ impl ReplyReader {
         if self.reading.buffer.is_empty() {
             return false;
         }
-        let Some(tag) = self.bare_tag() else {
-            self.mode = Mode::Content;
-            return true;
+        let tag = match self.form() {
+            Some(CallForm::Bare { tag, .. }) => tag,
+            Some(CallForm::Leading { reader, .. }) => {
+                self.mode = Mode::Own(reader());
+                return true;
+            }
+            _ => {
+                self.mode = Mode::Content;
+                return true;
+            }
         };
         let rest = self.reading.buffer.trim_start();
         let call = rest.strip_prefix(tag).unwrap_or(rest).trim_start();
@@ -230,14 +261,16 @@ impl ReplyReader {
     }
 
     fn content(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
-        let Some(&MarkedCalls { opener, first, .. }) = self.marked_calls() else {
-            push_part(parts, Part::Content(std::mem::take(&mut self.reading.buffer)));
-            return false;
-        };
-        let marker = self.reading.in_calls(opener);
-        let (text, found) = take_until(&mut self.reading.buffer, marker, ended);
+        let calls = self.marked_calls();
+        let opener = calls.map(|calls| self.reading.in_calls(calls.opener));
+        let unopened = calls.and_then(|calls| calls.unopened);
+        let frames = self.tags.frames().iter().map(|frame| self.reading.in_reasoning(*frame));
+        let unopened_text = unopened.map(|(marker, _)| marker.text);
+        let markers: Vec<&str> = opener.into_iter().chain(unopened_text).chain(frames).collect();
+        let (text, found) = take_until_any(&mut self.reading.buffer, &markers, ended);
         push_part(parts, Part::Content(text));
-        if found {
+        let begins_call = found.is_some() && found == opener;
+        if let Some(&MarkedCalls { opener, first, .. }) = calls.filter(|_| begins_call) {
             self.reading.held = Some(opener.text.to_owned());
             self.mode = match first {
                 CallStart::Object => Mode::Call(CallReader::object()),
@@ -246,11 +279,16 @@ impl ReplyReader {
                 CallStart::Own(reader) => Mode::Own(reader()),
             };
         }
-        found
+        if let Some((marker, reader)) = unopened.filter(|_| found.is_some() && found == unopened_text) {
+            self.reading.held = Some(marker.text.to_owned());
+            self.mode = Mode::Own(reader());
+        }
+        // What stands around an answer is dropped.
+        found.is_some()
     }
 
     fn call_name(&mut self, parts: &mut Vec<Part>, ended: bool) -> bool {
-        let Some(&MarkedCalls { id, separator: Some(separator), .. }) = self.marked_calls() else {
+        let Some(&MarkedCalls { id, separator: Some(separator), name: name_in, .. }) = self.marked_calls() else {
             self.mode = Mode::Content;
             return true;
         };
@@ -267,6 +305,7 @@ impl ReplyReader {
             Some((called.trim().to_owned(), format!("{called}{}{id}", marker.text)))
         });
         let (called, written) = with_id.unwrap_or_else(|| (name.trim().to_owned(), name));
+        let called = name_in(&called).to_owned();
         if called.is_empty() {
             // A call without a name calls no tool.
             self.reading.give_back(parts, false, &format!("{written}{}", separator.text));
@@ -351,6 +390,7 @@ impl ReplyReader {
         let (between, each, has_list): (&[Marker], _, _) = match self.form() {
             Some(CallForm::Marked(calls)) => (calls.between, calls.each, calls.has_list),
             Some(CallForm::Bare { between, .. }) => (between, None, true),
+            Some(CallForm::Leading { between, .. }) => (between, None, false),
             Some(CallForm::Messages) | None => (&[], None, false),
         };
         let space = self.reading.buffer[..self.reading.buffer.len() - rest.len()].to_owned();

@@ -5,7 +5,7 @@ use tokenizer::Tokenizer;
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 
 use crate::clock::local_now;
-use crate::dialect::{Controls, Reasoning, ShownCall, THINK, ToolSyntax, shows_final_message, shows_thoughts};
+use crate::dialect::{Controls, Reasoning, ShownCall, THINK_TAGS, ThoughtTags, ToolSyntax, shows_final_message};
 
 /// How tools are shown to a model, and their calls read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,8 @@ impl ToolForm {
 pub(crate) struct TemplateProfile {
     pub(crate) tools: Option<ToolSyntax>,
     pub(crate) thinks: bool,
+    /// What the template shows around thoughts, if it shows any.
+    thought_tags: Option<&'static ThoughtTags>,
     /// Whether texts are messages with channels, as gpt-oss writes them.
     has_channels: bool,
     /// Whether the template can be told to let the model think or not.
@@ -46,6 +48,9 @@ pub(crate) struct TemplateProfile {
     shows_names: [bool; NAMED_ROLES.len()],
     /// Whether it takes ids of calls only that are nine letters and digits, as Mistral's do.
     pub(crate) nine_letter_ids: bool,
+    /// Whether it shows the id of a call where its name belongs, because the model's ids have the name in them: see
+    /// `dialect/kimi.rs`.
+    pub(crate) names_in_ids: bool,
     /// Whether it refuses two messages of a user in a row.
     pub(crate) alternates: bool,
     /// Whether it refuses a message of a user behind the result of a call.
@@ -64,9 +69,16 @@ const NAMED_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 impl TemplateProfile {
     /// Found out by rendering a conversation in which all of it happens.
     pub(crate) fn of(template: &ChatTemplate) -> Self {
+        let thought_tags = thought_tags(template);
+        let (tools, names_in_ids) = match tool_syntax(template, false) {
+            Some(syntax) => (Some(syntax), false),
+            None => (tool_syntax(template, true), true),
+        };
         Self {
-            tools: tool_syntax(template),
-            thinks: thinks(template) || has_channels(template),
+            tools,
+            names_in_ids: names_in_ids && tools.is_some(),
+            thinks: thought_tags.is_some() || has_channels(template),
+            thought_tags,
             has_channels: has_channels(template),
             switches_thinking: switches_thinking(template),
             takes_effort: takes_effort(template),
@@ -77,15 +89,21 @@ impl TemplateProfile {
             answers_results: answers_results(template),
             one_system: one_system(template),
             needs_description: needs_description(template),
-            may_think: thinks(template),
+            may_think: thought_tags.is_some(),
         }
     }
 
     /// The same, of a model with this vocabulary: one that has tokens for thoughts may think, whatever its template
     /// shows.
     pub(crate) fn with_vocabulary(self, tokenizer: &Tokenizer) -> Self {
-        let has_tokens = Reasoning::Tagged.controls().iter().all(|marker| tokenizer.token_to_id(marker.text).is_some());
+        let controls = Reasoning::Tagged.controls(self.thought_tags());
+        let has_tokens = controls.iter().all(|marker| tokenizer.token_to_id(marker.text).is_some());
         Self { may_think: self.may_think || has_tokens, ..self }
+    }
+
+    /// What stands around the model's thoughts.
+    pub(crate) fn thought_tags(&self) -> &'static ThoughtTags {
+        self.thought_tags.unwrap_or(&THINK_TAGS)
     }
 
     /// Whether the template shows the `name` in a message of this role.
@@ -100,14 +118,18 @@ impl TemplateProfile {
             (false, true) => Reasoning::Tagged,
             (false, false) => Reasoning::None,
         };
-        Controls::of(reasoning, self.tools, tokenizer).tokens.into_iter().map(|(id, _)| id).collect()
+        Controls::of(reasoning, self.thought_tags(), self.tools, tokenizer)
+            .tokens
+            .into_iter()
+            .map(|(id, _)| id)
+            .collect()
     }
 
     /// How an answer to this rendered prompt may begin.
     pub(crate) fn reasoning(&self, prompt: &str) -> Reasoning {
         if self.has_channels {
             Reasoning::Channels
-        } else if prompt.trim_end().ends_with(THINK.text) {
+        } else if self.thought_tags().are_open_behind(prompt) {
             Reasoning::Open
         } else if self.may_think {
             Reasoning::Tagged
@@ -122,17 +144,19 @@ fn probe(messages: &[Value]) -> RenderInput<'_> {
     RenderInput { bos_token: Some(""), eos_token: Some(""), ..RenderInput::new(messages, local_now()) }
 }
 
-fn tool_syntax(template: &ChatTemplate) -> Option<ToolSyntax> {
+/// The dialect of a call, which has an id, or one in which the name is as Kimi writes it.
+fn tool_syntax(template: &ChatTemplate, name_in_id: bool) -> Option<ToolSyntax> {
+    let id = if name_in_id { "functions.called_function:0" } else { "call00001" };
     let function = |name: &str| {
         let parameters = json!({"type": "object", "properties": {"listed_key": {"type": "string"}}, "required": []});
         json!({"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}})
     };
-    let call = json!({"id": "call00001", "type": "function",
+    let call = json!({"id": id, "type": "function",
         "function": {"name": "called_function", "arguments": {"called_key": "called_value"}}});
     let messages = [
         json!({"role": "user", "content": "x"}),
         json!({"role": "assistant", "content": "", "tool_calls": [call]}),
-        json!({"role": "tool", "tool_call_id": "call00001", "name": "called_function", "content": "y"}),
+        json!({"role": "tool", "tool_call_id": id, "name": "called_function", "content": "y"}),
     ];
     let tools = [function("listed_function")];
     let text = template.render(&RenderInput { tools: Some(&tools), ..probe(&messages) }).ok()?;
@@ -140,7 +164,7 @@ fn tool_syntax(template: &ChatTemplate) -> Option<ToolSyntax> {
     ToolSyntax::recognised(&ShownCall { before, after })
 }
 
-fn thinks(template: &ChatTemplate) -> bool {
+fn thought_tags(template: &ChatTemplate) -> Option<&'static ThoughtTags> {
     let user = json!({"role": "user", "content": "x"});
     let thought = json!({"role": "assistant", "content": "y", "reasoning_content": "z"});
     let asked = [user.clone()];
@@ -150,7 +174,8 @@ fn thinks(template: &ChatTemplate) -> bool {
         RenderInput { enable_thinking: Some(false), ..probe(&asked) },
         RenderInput { add_generation_prompt: false, ..probe(&answered) },
     ];
-    renders.iter().any(|input| template.render(input).is_ok_and(|text| shows_thoughts(&text)))
+    let texts: Vec<String> = renders.iter().filter_map(|input| template.render(input).ok()).collect();
+    ThoughtTags::shown_in(&texts)
 }
 
 /// A call, its result, and the tool that was called, as templates that check them want them.

@@ -195,9 +195,10 @@ impl ToolChoice {
             };
             meant.push(Callable { name: function["name"].as_str().unwrap_or_default().to_owned(), at, parameters });
         }
-        let controls = Controls::of(reasoning, Some(syntax), &serving.tokenizer);
+        let tags = serving.profile(true).thought_tags();
+        let controls = Controls::of(reasoning, tags, Some(syntax), &serving.tokenizer);
         let name = if answer.is_some() { "response_format" } else { "tool_choice" };
-        let lark = forced_call(&meant, answer, syntax, reasoning, &controls)?;
+        let lark = forced_call(&meant, answer, syntax, (reasoning, tags), &controls)?;
         let grammar = TopLevelGrammar::from_lark(lark);
         let vocab_size = serving.engine.config().vocab_size;
         serving.grammars.compile(name, grammar, &serving.tokenizer, vocab_size).map(Some)

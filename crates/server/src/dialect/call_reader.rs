@@ -1,6 +1,7 @@
 //! A call, read as it comes: an object with a name and arguments, or the arguments alone.
 //!
-//! Templates show arguments as an object. Models also write them as a string that holds the object's JSON, as `null`,
+//! Templates show arguments as an object. Cohere's models call the name `tool_name`, and the arguments are `parameters`
+//! there and with Llama 3. Models also write them as a string that holds the object's JSON, as `null`,
 //! as an empty string, or leave them out; all of these mean what was meant. Arguments that are an object are given out
 //! while they come, the others when they are whole.
 
@@ -233,12 +234,12 @@ impl CallReader {
                 serde_json::from_str::<String>(self.raw[self.member..].split(':').next().unwrap_or_default().trim());
             match (key.as_deref(), serde_json::from_str::<Value>(&value)) {
                 // A second name would contradict the first, which may be sent already; an empty one names no tool.
-                (Ok("name"), Ok(Value::String(name)))
+                (Ok("name" | "tool_name"), Ok(Value::String(name)))
                     if !name.is_empty() && self.name.as_ref().is_none_or(|known| *known == name) =>
                 {
                     self.name = Some(name);
                 }
-                (Ok("name"), _) => self.state = CallState::Failed,
+                (Ok("name" | "tool_name"), _) => self.state = CallState::Failed,
                 (Ok("arguments" | "parameters"), _) if self.in_arguments => self.mean(&value),
                 // The call as it stands in a conversation of OpenAI's interface.
                 (Ok("function"), Ok(Value::Object(function)))

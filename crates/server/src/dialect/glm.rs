@@ -3,9 +3,10 @@
 
 use serde_json::Value;
 
-use super::function::{Function, is_name, is_string};
+use super::function::{Function, is_name};
 use super::grammar::{Callable, GrammarWriter, quoted};
 use super::marker::markers;
+use super::members::{Member, marked_members};
 use super::part::{Part, push_part};
 use super::reading::{OwnReader, ReadStep, Reading, TextEnd};
 use super::{CallForm, CallStart, Dialect, MarkedCalls};
@@ -21,6 +22,8 @@ markers! {
 }
 
 pub(super) static DIALECT: Dialect = Dialect {
+    families: "GLM-4.5 and later, Ling 3, Laguna",
+    written: "<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>",
     is_shown: |call| {
         let after = call.after.trim_start();
         call.before.ends_with(TOOL_CALL.text) && after.starts_with("<arg_key>called_key</arg_key>")
@@ -140,93 +143,17 @@ fn member(
     ReadStep::GoOn
 }
 
-/// What of a schema this form can hold: it writes members one by one, so only what says which there are.
-const OBJECT: &[&str] = &["type", "properties", "required", "additionalProperties", "$defs", "definitions"];
-/// Keywords that say something about an object and hold it to nothing.
-const ANNOTATIONS: &[&str] = &["$schema", "$id", "$comment", "title", "description", "default", "examples"];
-/// What of a schema a string can be held to that stands there as it is.
-const STRING: &[&str] = &["type", "enum", "const", "minLength", "maxLength"];
-
 fn grammar(writer: &mut GrammarWriter, tools: &[Callable]) -> Result<Vec<String>, ApiError> {
     let call = |tool: &Callable| {
-        let members = members(writer, tool)?;
+        let before = |writer: &GrammarWriter, member: &Member| {
+            let [key, key_end, value] = [KEY, KEY_END, VALUE].map(|marker| writer.marker(marker));
+            format!("{key} {} {key_end} {value}", quoted(member.name))
+        };
+        let members = marked_members(writer, tool, before, VALUE_END)?;
         let (begins, ends) = (writer.marker(TOOL_CALL), writer.marker(TOOL_CALL_END));
         Ok(format!("{begins} {} {members} {ends}", quoted(&tool.name)))
     };
     tools.iter().map(call).collect()
-}
-
-/// The members of the arguments, in the order in which the schema lists them.
-fn members(writer: &mut GrammarWriter, tool: &Callable) -> Result<String, ApiError> {
-    let cannot = |keyword: &str, what: &str| {
-        let message = format!("this model writes arguments one by one, and they cannot be held to {what} there");
-        ApiError::unsupported(format!("{}.{keyword}", tool.at), message)
-    };
-    let schema = tool.parameters.as_object().into_iter().flatten();
-    for (keyword, value) in schema {
-        let is_known = OBJECT.contains(&keyword.as_str()) || ANNOTATIONS.contains(&keyword.as_str());
-        if !is_known || (keyword == "type" && value != "object") {
-            return Err(cannot(keyword, &format!("`{keyword}`")));
-        }
-    }
-    let required = tool.parameters["required"].as_array().into_iter().flatten();
-    let required: Vec<&str> = required.filter_map(Value::as_str).collect();
-    let properties = tool.parameters["properties"].as_object();
-    let is_property = |name: &&&str| properties.is_some_and(|properties| properties.contains_key(**name));
-    if let Some(missing) = required.iter().find(|name| !is_property(name)) {
-        return Err(cannot("required", &format!("`{missing}`, which is no property")));
-    }
-    let mut members = Vec::new();
-    for (name, schema) in properties.into_iter().flatten() {
-        let value = if is_string(schema) {
-            string(writer, schema, &|keyword| cannot(&format!("properties.{name}.{keyword}"), &format!("`{keyword}`")))?
-        } else {
-            let mut schema = schema.clone();
-            // What it refers to stands beside the properties.
-            for definitions in ["$defs", "definitions"] {
-                if let (Some(schema), Some(found)) = (schema.as_object_mut(), tool.parameters.get(definitions)) {
-                    schema.insert(definitions.to_owned(), found.clone());
-                }
-            }
-            let json = writer.json(schema);
-            format!("{json} {}", writer.marker(VALUE_END))
-        };
-        let [key, key_end, begins] = [KEY, KEY_END, VALUE].map(|marker| writer.marker(marker));
-        let member = format!("({key} {} {key_end} {begins} {value})", quoted(name));
-        members.push(if required.contains(&name.as_str()) { member } else { format!("{member}?") });
-    }
-    Ok(members.join(" "))
-}
-
-/// A string as it is, and the marker behind it.
-fn string(writer: &mut GrammarWriter, schema: &Value, cannot: &dyn Fn(&str) -> ApiError) -> Result<String, ApiError> {
-    let keywords = schema.as_object().into_iter().flatten().map(|(keyword, _)| keyword.as_str());
-    if let Some(other) = keywords.into_iter().find(|k| !STRING.contains(k) && !ANNOTATIONS.contains(k)) {
-        return Err(cannot(other));
-    }
-    let constant = schema.get("const").map(std::slice::from_ref);
-    let values = constant.or_else(|| schema["enum"].as_array().map(Vec::as_slice));
-    if let Some(values) = values {
-        let values: Vec<_> = values.iter().filter_map(Value::as_str).map(quoted).collect();
-        if values.is_empty() {
-            return Err(cannot("enum"));
-        }
-        return Ok(format!("({}) {}", values.join(" | "), writer.marker(VALUE_END)));
-    }
-    let length = |keyword: &str| schema.get(keyword).map(|value| value.as_u64().ok_or_else(|| cannot(keyword)));
-    let (least, most) = (length("minLength").transpose()?, length("maxLength").transpose()?);
-    if least.is_none() && most.is_none() {
-        return Ok(writer.text_until(VALUE_END));
-    }
-    let end = writer.marker(VALUE_END);
-    if most == Some(0) {
-        return Ok(end);
-    }
-    let most = most.map_or(String::new(), |most| most.to_string());
-    let least = least.unwrap_or(0);
-    let text = writer.rule("TEXT", "", &format!("/(?s:.{{{},{most}}})/", least.max(1)));
-    let optional = if least == 0 { "?" } else { "" };
-    Ok(format!("{text}{optional} {end}"))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::controls::Controls;
 use super::marker::Marker;
-use super::{Reasoning, ToolSyntax};
+use super::{Reasoning, ThoughtTags, ToolSyntax};
 use crate::error::ApiError;
 use crate::grammar::escaped;
 use crate::schema::bounded_space;
@@ -22,11 +22,11 @@ pub(crate) fn forced_call(
     tools: &[Callable],
     answer: Option<Value>,
     syntax: ToolSyntax,
-    reasoning: Reasoning,
+    (reasoning, tags): (Reasoning, &ThoughtTags),
     controls: &Controls,
 ) -> Result<String, ApiError> {
     let mut writer = GrammarWriter { controls, rules: String::new(), count: 0 };
-    let before = reasoning.grammar_before(&mut writer);
+    let before = reasoning.grammar_before(tags, &mut writer);
     let mut calls = (syntax.dialect().grammar)(&mut writer, tools)?;
     calls.extend(answer.map(|schema| reasoning.grammar_of_answer(&mut writer, schema)));
     Ok(format!("start: {before} ({})\n{}", calls.join(" | "), writer.rules))
@@ -71,12 +71,17 @@ impl GrammarWriter<'_> {
 
     /// An object with the name of one of `tools` and, in the member `arguments`, arguments of its schema.
     pub(super) fn call_object(&mut self, tools: &[Callable], arguments: &str) -> String {
+        self.named_object(tools, "name", arguments)
+    }
+
+    /// The same, with the name in the member `name`.
+    pub(super) fn named_object(&mut self, tools: &[Callable], name: &str, arguments: &str) -> String {
         let call = |(index, tool): (usize, &Callable)| {
             let parameters = moved(&tool.parameters, &format!("anyOf/{index}/properties/{arguments}"));
             let properties =
-                Map::from_iter([("name".to_owned(), json!({"const": tool.name})), (arguments.to_owned(), parameters)]);
+                Map::from_iter([(name.to_owned(), json!({"const": tool.name})), (arguments.to_owned(), parameters)]);
             json!({
-                "type": "object", "properties": properties, "required": ["name", arguments], "additionalProperties": false,
+                "type": "object", "properties": properties, "required": [name, arguments], "additionalProperties": false,
             })
         };
         self.json(json!({"anyOf": tools.iter().enumerate().map(call).collect::<Vec<_>>()}))

@@ -24,6 +24,8 @@ markers! {
 pub(super) const CONTROLS: &[Marker] = &[START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN];
 
 pub(super) static DIALECT: Dialect = Dialect {
+    families: "gpt-oss",
+    written: "<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>",
     is_shown: |call| call.before.ends_with("to=functions.") && call.after.starts_with("<|channel|>commentary"),
     has_special_tokens: true,
     spelled: &[],

@@ -14,6 +14,8 @@ markers! {
 
 /// `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`.
 pub(super) static LIST_FORM: Dialect = Dialect {
+    families: "Mistral v0.3, Nemo, Small 2409",
+    written: r#"[TOOL_CALLS][{"name": …, "arguments": {…}}, …]"#,
     is_shown: |call| call.is_near(TOOL_CALLS.text) && call.begins_object(),
     has_special_tokens: true,
     spelled: &[],
@@ -31,6 +33,8 @@ pub(super) static LIST_FORM: Dialect = Dialect {
 
 /// `[TOOL_CALLS]name[ARGS]{…}`.
 pub(super) static ARGS_FORM: Dialect = Dialect {
+    families: "Devstral, Magistral, Ministral 3",
+    written: "[TOOL_CALLS]name[ARGS]{…}",
     is_shown: |call| call.before.ends_with(TOOL_CALLS.text) && call.after.starts_with(ARGS.text),
     has_special_tokens: true,
     spelled: &[],
@@ -45,6 +49,8 @@ pub(super) static ARGS_FORM: Dialect = Dialect {
 
 /// `[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`.
 pub(super) static IDS_FORM: Dialect = Dialect {
+    families: "Mistral Small 3.2",
+    written: "[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}",
     is_shown: |call| call.before.ends_with(TOOL_CALLS.text) && call.after.starts_with("[CALL_ID]call00001[ARGS]"),
     has_special_tokens: true,
     spelled: &[],

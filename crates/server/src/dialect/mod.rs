@@ -7,19 +7,37 @@
 
 mod call_reader;
 mod controls;
+mod elements;
+mod expressions;
 mod function;
 mod grammar;
+mod literal;
 mod marker;
+mod members;
 mod part;
 mod reading;
 mod reasoning;
 
+mod apertus;
+mod apriel;
+mod command;
 mod deepseek;
+mod deepseek_dsml;
+mod functionary;
+mod gemma4;
 mod glm;
 mod harmony;
 mod hermes;
+mod kimi;
+mod lfm2;
 mod llama3;
+mod minimax;
 mod mistral;
+mod nemotron;
+mod phi4;
+mod pythonic;
+mod qwen3_coder;
+mod seed_oss;
 
 pub(crate) use self::call_reader::CallReader;
 pub(crate) use self::controls::Controls;
@@ -29,14 +47,20 @@ pub(crate) use self::harmony::{MessageReader, shows_final_message};
 pub(crate) use self::hermes::{TOOL_CALL, TOOL_CALL_END};
 pub(crate) use self::marker::{ById, CONTROL, Marker};
 pub(crate) use self::part::{Part, push_part};
-pub(crate) use self::reading::{OwnReader, ReadStep, Reading, TextEnd, take_until};
-pub(crate) use self::reasoning::{Reasoning, THINK, THINK_END, ends_in_thought, shows_thoughts};
+pub(crate) use self::reading::{OwnReader, ReadStep, Reading, TextEnd, take_until, take_until_any};
+pub(crate) use self::reasoning::{Reasoning, THINK_TAGS, ThoughtTags};
 
 use self::grammar::GrammarWriter;
 use crate::error::ApiError;
 
 /// How a family of models writes calls of tools.
 pub(crate) struct Dialect {
+    /// Models that write it, for `docs/dialects.md`.
+    #[cfg_attr(not(test), expect(dead_code, reason = "a test makes the page"))]
+    pub(crate) families: &'static str,
+    /// A call, for `docs/dialects.md`.
+    #[cfg_attr(not(test), expect(dead_code, reason = "a test makes the page"))]
+    pub(crate) written: &'static str,
     /// Whether this is how a chat template writes a call.
     pub(crate) is_shown: fn(&ShownCall) -> bool,
     /// Whether calls begin with tokens that are special, which no text holds.
@@ -51,6 +75,9 @@ pub(crate) struct Dialect {
     grammar: fn(&mut GrammarWriter, &[Callable]) -> Result<Vec<String>, ApiError>,
 }
 
+/// Makes a reader of its own, at its beginning.
+pub(crate) type NewReader = fn() -> Box<dyn OwnReader>;
+
 /// How calls stand in a text.
 pub(crate) enum CallForm {
     /// A call is all of the content, and the name of a function that is offered is all that tells it.
@@ -58,6 +85,12 @@ pub(crate) enum CallForm {
         /// What may stand before it.
         tag: &'static str,
         /// What may stand between two calls, and is dropped.
+        between: &'static [Marker],
+    },
+    /// Calls are all of the content, and this reader tells them from text.
+    Leading {
+        reader: NewReader,
+        /// What may stand behind them, and is dropped.
         between: &'static [Marker],
     },
     /// Calls begin with a marker, wherever in the content.
@@ -72,12 +105,16 @@ pub(crate) struct MarkedCalls {
     pub(crate) opener: Marker,
     /// What stands behind it.
     pub(crate) first: CallStart,
+    /// Begins a call whose opener the model has left out, and what reads it: only a function that is offered is called.
+    pub(crate) unopened: Option<(Marker, NewReader)>,
     /// Stands before the name of each call, where the opener opens a list of them.
     pub(crate) each: Option<Marker>,
     /// Stands between a name and an id, which is not read because the answer has ids of its own.
     pub(crate) id: Option<Marker>,
     /// Stands between a name (with its id) and the arguments.
     pub(crate) separator: Option<Marker>,
+    /// The name in what stands where a name does.
+    pub(crate) name: fn(&str) -> &str,
     /// Each of these may stand where arguments are left out.
     pub(crate) no_arguments: &'static [Marker],
     /// What may stand between two calls and behind the last, and is dropped.
@@ -89,9 +126,25 @@ pub(crate) struct MarkedCalls {
 impl MarkedCalls {
     /// Calls of which each is one thing behind this marker.
     const fn new(opener: Marker, first: CallStart) -> Self {
-        let (each, id, separator) = (None, None, None);
-        Self { opener, first, each, id, separator, no_arguments: &[], between: &[], has_list: false }
+        let (unopened, each, id, separator) = (None, None, None, None);
+        Self {
+            opener,
+            first,
+            unopened,
+            each,
+            id,
+            separator,
+            name: all_of,
+            no_arguments: &[],
+            between: &[],
+            has_list: false,
+        }
     }
+}
+
+/// A name that stands alone.
+const fn all_of(name: &str) -> &str {
+    name
 }
 
 /// What stands behind the marker of a call.
@@ -104,7 +157,7 @@ pub(crate) enum CallStart {
     /// Calls, or what stands between them.
     List,
     /// What this reader reads.
-    Own(fn() -> Box<dyn OwnReader>),
+    Own(NewReader),
 }
 
 /// A rendered conversation, in which the model calls `called_function` with `{"called_key": "called_value"}` in a call
@@ -172,6 +225,36 @@ dialects! {
     Glm = glm::DIALECT;
     /// `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, as Mistral's older models have it.
     MistralList = mistral::LIST_FORM;
+    /// `<tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>`, as Qwen3-Coder has it.
+    Qwen3Coder = qwen3_coder::DIALECT;
+    /// `<seed:tool_call><function=name><parameter=key>value</parameter>…</function></seed:tool_call>`, as Seed-OSS has it.
+    SeedOss = seed_oss::DIALECT;
+    /// `<minimax:tool_call><invoke name="name"><parameter name="key">value</parameter>…</invoke>…</minimax:tool_call>`.
+    MiniMax = minimax::DIALECT;
+    /// `<｜DSML｜function_calls><｜DSML｜invoke name="name">…</｜DSML｜invoke>…</｜DSML｜function_calls>`, as DeepSeek's V3.2.
+    DeepSeekV32 = deepseek_dsml::V3_DIALECT;
+    /// The same within `<｜DSML｜tool_calls>`, as DeepSeek's V4 has it.
+    DeepSeekV4 = deepseek_dsml::V4_DIALECT;
+    /// `<|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}…`, as Kimi has it.
+    Kimi = kimi::DIALECT;
+    /// `<|tool_call>call:name{key:value,…}<tool_call|>`, as Gemma 4 has it.
+    Gemma4 = gemma4::DIALECT;
+    /// `<|START_ACTION|>[{"tool_name": …, "parameters": {…}}, …]<|END_ACTION|>`, as Command R7B and later have it.
+    Command = command::DIALECT;
+    /// `<|tools_prefix|>[{"name": {…}}, …]<|tools_suffix|>`, as Apertus has it.
+    Apertus = apertus::DIALECT;
+    /// `<|tool_call_start|>[name(key=value, …), …]<|tool_call_end|>`, as LFM2 has it.
+    Lfm2 = lfm2::DIALECT;
+    /// `<TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>`, as Nemotron's Nano 2 has it.
+    Nemotron = nemotron::DIALECT;
+    /// `<tool_calls>[{"name": …, "arguments": {…}}, …]</tool_calls>`, as Apriel has it.
+    Apriel = apriel::DIALECT;
+    /// `<|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>`, as Phi-4-mini has it.
+    Phi4 = phi4::DIALECT;
+    /// `<function=name>{…}</function>`, as functionary 3.1 has it.
+    Functionary = functionary::DIALECT;
+    /// `[name(key=value, …), …]` and nothing else, as Llama 4 has it with a template for it.
+    Pythonic = pythonic::DIALECT;
     /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen have it.
     Hermes = hermes::DIALECT;
     /// `{"name": …, "parameters": {…}}` and nothing else, as Llama 3 has it.
@@ -190,9 +273,7 @@ mod tests {
 
     #[test]
     fn a_call_in_no_known_dialect_is_none() {
-        for text in
-            ["<function=called_function>{}</function>", "called_function", "\"name\": \"called_function\", \"args\": 1"]
-        {
+        for text in ["<call>called_function</call>", "called_function", "\"name\": \"called_function\", \"args\": 1"] {
             assert_eq!(recognised(text), None, "{text}");
         }
     }

@@ -166,6 +166,17 @@ pub(crate) fn take_until(buffer: &mut String, marker: &str, ended: bool) -> (Str
     (std::mem::replace(buffer, rest), false)
 }
 
+/// The same of the first of `markers` that comes, which it names.
+pub(crate) fn take_until_any<'m>(buffer: &mut String, markers: &[&'m str], ended: bool) -> (String, Option<&'m str>) {
+    let first = markers.iter().filter_map(|marker| Some((buffer.find(marker)?, *marker))).min();
+    if let Some((_, marker)) = first {
+        return (take_until(buffer, marker, ended).0, Some(marker));
+    }
+    let keep = markers.iter().map(|marker| kept(buffer, marker)).max().filter(|_| !ended).unwrap_or(0);
+    let rest = buffer.split_off(buffer.len() - keep);
+    (std::mem::replace(buffer, rest), None)
+}
+
 /// Bytes at the end of a text that may be the beginning of `marker`.
 pub(super) fn kept(text: &str, marker: &str) -> usize {
     let mut lengths = (1..marker.len()).rev().filter(|&length| marker.is_char_boundary(length));

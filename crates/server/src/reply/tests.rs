@@ -124,6 +124,31 @@ fn reasoning_and_content_are_taken_apart() {
     );
 }
 
+/// Thoughts between tags of other families, with what stands around the answers of one, and what begins the thoughts of
+/// another.
+#[test]
+fn each_family_has_tags_of_its_own() {
+    let cases = [
+        (Reasoning::Tagged, "<seed:think>hm</seed:think>So.", "hm", "So."),
+        (Reasoning::Tagged, "<|channel>thought\nhm\n<channel|>So.", "hm\n", "So."),
+        (Reasoning::Open, "thought\nhm<channel|>So.", "hm", "So."),
+        (Reasoning::Tagged, "<|channel>thou<channel|>So.", "thou", "So."),
+        (Reasoning::Tagged, "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>So.<|END_RESPONSE|>", "hm", "So."),
+        (Reasoning::Tagged, "<|START_RESPONSE|>So", "", "So"),
+        (Reasoning::Tagged, "[THINK]hm[/THINK]\nSo.", "hm", "So."),
+    ];
+    for (reasoning, text, thought, answer) in cases {
+        let tags =
+            ["<seed:think>", "<channel|>", "<|START_RESPONSE|>", "[THINK]"].map(|mark| (mark, text.contains(mark)));
+        let (mark, _) = tags.into_iter().find(|(_, is_there)| *is_there).unwrap();
+        let shown = if mark == "<|START_RESPONSE|>" { "<|START_THINKING|>" } else { mark };
+        let tags = ThoughtTags::shown_in(&[shown.to_owned()]).unwrap();
+        check_pieces(&[(reasoning, text, reply(thought, answer, &[]))], false, |reasoning| {
+            reader(reasoning, None).thinking_in(tags)
+        });
+    }
+}
+
 /// A call that was shown and then could not be read is none any more, and the answer says so.
 #[test]
 fn a_call_that_cannot_be_read_is_text_with_a_warning() {
@@ -178,7 +203,12 @@ proptest! {
                 ":", ",", ";", "\"name\"", "\"f\"", "\"arguments\"", "\"parameters\"", " ", "\n", "a", "é", "<", "<t", "1",
                 "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<｜", "null",
                 "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|channel|>", "analysis", "final", " to=functions.f",
-                "<|message|>", "<|end|>", "<|start|>", "<|call|>",
+                "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<function=", "f>", "</function>", "<parameter=", "s>", "n>",
+                "</parameter>", "<seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>",
+                "<parameter name=", "<｜DSML｜tool_calls>", "<｜DSML｜invoke name=", "</｜DSML｜invoke>", "f(", "=", ")", "(", "'",
+                "<|tool_call>", "call:f{", "<|\"|>", "<tool_call|>", "<|START_ACTION|>", "\"tool_name\"", "<|tools_prefix|>",
+                "<|tool_call_start|>", "<|tool_call_end|>", "<TOOLCALL>", "<tool_calls>", "<|tool_call|>",
+                "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0", "<|tool_call_argument_begin|>",
             ]), 0..24),
         which in 0..=ToolSyntax::ALL.len(),
         reasoning in 0usize..4,

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::small_templates::FAMILIES;
 use super::structure::weather;
 use super::*;
 
@@ -32,8 +33,11 @@ fn app_of(template: &str, tokens: &[&str]) -> App {
 }
 
 #[expect(clippy::print_stderr, reason = "a skipped test says why")]
-/// A published template, or Mistral's own of a version (`tekken.json v13`).
+/// A published template, Mistral's own of a version (`tekken.json v13`), or one of [`FAMILIES`].
 pub(super) fn template(file: &str) -> Option<String> {
+    if let Some(family) = FAMILIES.iter().find(|family| family.name == file) {
+        return Some(family.template());
+    }
     if let Some(version) = file.strip_prefix("tekken.json ") {
         let tokens = ["<s>", "</s>", "[SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]"];
         let tokens: Vec<Value> =
@@ -121,7 +125,9 @@ async fn a_model_of_each_family_that_has_to_call_calls() {
         ("openai-gpt-oss-120b", &[]),
         ("mistralai-Mistral-Nemo-Instruct-2407", &[]),
     ];
-    for (file, tokens) in families {
+    // Each as tokens and as texts.
+    let small = FAMILIES.iter().flat_map(|family| [(family.name, family.tokens), (family.name, &[])]);
+    for (file, tokens) in families.into_iter().chain(small) {
         let Some(source) = template(file) else { continue };
         // DeepSeek's template leaves it to the system message to show tools, which a template of one's own mends.
         let shows = ChatTemplate::new(&source).unwrap().supports_tools();

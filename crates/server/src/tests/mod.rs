@@ -1,6 +1,7 @@
 //! The interface as clients meet it, without a socket: the engine computes nothing but remembers everything
 //! (`engine::null`), with the built-in model's vocabulary and chat template.
 
+mod dialects_page;
 mod echoes;
 mod embeddings;
 mod errors;
@@ -18,6 +19,8 @@ mod ollama;
 mod page;
 mod parrot;
 mod roles;
+mod round_trips;
+mod small_templates;
 mod structure;
 mod turns;
 mod vllm;

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::choice::{Choice, TextOptions};
-use crate::dialect::Controls;
+use crate::dialect::{Controls, THINK_TAGS};
 use crate::reply::{Part, Reasoning, ReplyReader, ToolSyntax};
 use crate::template_profile::TemplateProfile;
 
@@ -295,9 +295,9 @@ fn a_call_begins_with_a_token_and_not_with_its_letters() {
     let json = json.replace("<|im_start|>", "[TOOL_CALLS]").replace("<|endoftext|>", "[ARGS]");
     let tokenizer = Arc::new(Tokenizer::from_json(json.as_bytes(), None, &LoadOptions::default()).unwrap());
     let syntax = Some(ToolSyntax::MistralArgs);
-    let without = Controls::of(Reasoning::None, syntax, &super::tokenizer());
+    let without = Controls::of(Reasoning::None, &THINK_TAGS, syntax, &super::tokenizer());
     assert_eq!(without.tokens, [], "a vocabulary without them");
-    let controls = Controls::of(Reasoning::None, syntax, &tokenizer);
+    let controls = Controls::of(Reasoning::None, &THINK_TAGS, syntax, &tokenizer);
     assert_eq!(controls.tokens, [(0, "[ARGS]".to_owned()), (1, "[TOOL_CALLS]".to_owned())]);
     assert!(controls.by_id.calls && !controls.by_id.reasoning);
     let options = Arc::new(TextOptions {
@@ -371,7 +371,33 @@ fn real_templates_are_recognised() {
         ("GLM-4.7-Flash", Some(ToolSyntax::Glm), true),
         ("openai-gpt-oss-120b", Some(ToolSyntax::Harmony), false),
         ("deepseek-ai-DeepSeek-V3.1", Some(ToolSyntax::DeepSeek), true),
-        // Forms that are not read yet are none, so that tools are refused and not misread.
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", Some(ToolSyntax::Command), true),
+        // Templates of llama.cpp's collection, where `HOTMETAL_TEST_DATA` has them.
+        ("Apertus-8B-Instruct", Some(ToolSyntax::Apertus), false),
+        ("Apriel-1.6-15b-Thinker-fixed", Some(ToolSyntax::Apriel), false),
+        ("Bielik-11B-v3.0-Instruct", Some(ToolSyntax::Hermes), true),
+        ("ByteDance-Seed-OSS", Some(ToolSyntax::SeedOss), true),
+        ("Cohere2MoE", Some(ToolSyntax::Command), true),
+        ("GLM-4.6", Some(ToolSyntax::Glm), true),
+        ("LFM2.5-8B-A1B", Some(ToolSyntax::Lfm2), true),
+        ("MiniMax-M2", Some(ToolSyntax::MiniMax), true),
+        ("Mistral-Small-3.2-24B-Instruct-2506", Some(ToolSyntax::MistralIds), false),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", Some(ToolSyntax::Qwen3Coder), true),
+        ("NVIDIA-Nemotron-Nano-v2", Some(ToolSyntax::Nemotron), true),
+        ("Qwen3-Coder", Some(ToolSyntax::Qwen3Coder), false),
+        ("Qwen3.5-4B", Some(ToolSyntax::Qwen3Coder), true),
+        ("StepFun3.5-Flash", Some(ToolSyntax::Qwen3Coder), true),
+        ("deepseek-ai-DeepSeek-V3.2", Some(ToolSyntax::DeepSeekV32), true),
+        ("deepseek-ai-DeepSeek-V4", Some(ToolSyntax::DeepSeekV4), true),
+        ("google-gemma-4-31B-it", Some(ToolSyntax::Gemma4), true),
+        ("ibm-granite-granite-4.0", Some(ToolSyntax::Hermes), false),
+        ("meetkai-functionary-medium-v3.1", Some(ToolSyntax::Functionary), false),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", Some(ToolSyntax::MistralArgs), true),
+        ("moonshotai-Kimi-K2", Some(ToolSyntax::Kimi), false),
+        // Forms that are not read yet are none, so that tools are told in words and calls are not misread.
+        ("HuggingFaceTB-SmolLM3-3B", None, true),
+        ("ibm-granite-granite-3.3-2B-Instruct", None, false),
+        ("MiniMax-M3", None, false),
         ("google-gemma-2-2b-it", None, false),
         ("microsoft-Phi-3.5-mini-instruct", None, false),
     ] {
