@@ -135,6 +135,16 @@ impl Conversation {
             true => (generic_tools::in_words(self.messages.clone(), &self.tools, system).into(), &[]),
             false => (Cow::Borrowed(&self.messages), &self.tools),
         };
+        let told = profile.tools.filter(|_| profile.calls_are_text && !is_generic);
+        if let Some(told) = told.and_then(|syntax| syntax.dialect().told.as_ref())
+            && messages.iter().any(|message| !message["tool_calls"].is_null())
+        {
+            let shown = |message: Value| match message["tool_calls"].is_null() {
+                true => message,
+                false => generic_tools::with_calls_in_text(message, told.write),
+            };
+            messages = messages.into_owned().into_iter().map(shown).collect::<Vec<_>>().into();
+        }
         if messages::repeats(&messages, profile) {
             messages = messages::in_turns(messages.into_owned(), profile).into();
         }

@@ -23,17 +23,9 @@ pub(crate) fn in_words(messages: Vec<Value>, tools: &[Value], shows_system: bool
                 }
             }
             Some("assistant") if !message["tool_calls"].is_null() => {
-                let mut message = message;
-                let calls = message["tool_calls"].take();
                 let call = |call: &Value| format!("{}\n{}\n{}", TOOL_CALL.text, call["function"], TOOL_CALL_END.text);
-                let calls: Vec<String> = calls.as_array().into_iter().flatten().map(call).collect();
-                let text = text_of(&message["content"]);
-                let between = if text.is_empty() { "" } else { "\n" };
-                message["content"] = format!("{text}{between}{}", calls.join("\n")).into();
-                if let Some(message) = message.as_object_mut() {
-                    message.shift_remove("tool_calls");
-                }
-                written.push(message);
+                let write = |calls: &[Value]| calls.iter().map(call).collect::<Vec<_>>().join("\n");
+                written.push(with_calls_in_text(message, write));
             }
             _ => written.push(message),
         }
@@ -42,6 +34,19 @@ pub(crate) fn in_words(messages: Vec<Value>, tools: &[Value], shows_system: bool
         describe(&mut written, tools, shows_system);
     }
     written
+}
+
+/// A message whose calls are part of its text, as `write` writes them.
+pub(crate) fn with_calls_in_text(mut message: Value, write: impl Fn(&[Value]) -> String) -> Value {
+    let calls = message["tool_calls"].take();
+    let text = text_of(&message["content"]);
+    let between = if text.is_empty() { "" } else { "\n" };
+    let calls = write(calls.as_array().map_or(&[][..], Vec::as_slice));
+    message["content"] = format!("{text}{between}{calls}").into();
+    if let Some(message) = message.as_object_mut() {
+        message.shift_remove("tool_calls");
+    }
+    message
 }
 
 fn is_results(message: &Value) -> bool {

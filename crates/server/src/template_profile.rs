@@ -51,6 +51,8 @@ pub(crate) struct TemplateProfile {
     /// Whether it shows the id of a call where its name belongs, because the model's ids have the name in them: see
     /// `dialect/kimi.rs`.
     pub(crate) names_in_ids: bool,
+    /// Whether it tells the model of the form of calls and shows none: they are part of the text.
+    pub(crate) calls_are_text: bool,
     /// Whether it refuses two messages of a user in a row.
     pub(crate) alternates: bool,
     /// Whether it refuses a message of a user behind the result of a call.
@@ -70,13 +72,14 @@ impl TemplateProfile {
     /// Found out by rendering a conversation in which all of it happens.
     pub(crate) fn of(template: &ChatTemplate) -> Self {
         let thought_tags = thought_tags(template);
-        let (tools, names_in_ids) = match tool_syntax(template, false) {
-            Some(syntax) => (Some(syntax), false),
-            None => (tool_syntax(template, true), true),
-        };
+        let (by_name, by_id) = (tool_syntax(template, false), tool_syntax(template, true));
+        let names_in_ids = by_name.is_none() && by_id.is_some();
+        let told = || told_syntax(template);
+        let tools = by_name.or(by_id).or_else(told);
         Self {
             tools,
-            names_in_ids: names_in_ids && tools.is_some(),
+            names_in_ids,
+            calls_are_text: tools.is_some() && by_name.or(by_id).is_none(),
             thinks: thought_tags.is_some() || has_channels(template),
             thought_tags,
             has_channels: has_channels(template),
@@ -162,6 +165,15 @@ fn tool_syntax(template: &ChatTemplate, name_in_id: bool) -> Option<ToolSyntax> 
     let text = template.render(&RenderInput { tools: Some(&tools), ..probe(&messages) }).ok()?;
     let (before, after) = text.split_once("called_function")?;
     ToolSyntax::recognised(&ShownCall { before, after })
+}
+
+/// The dialect of which a template tells that describes tools and shows no calls.
+fn told_syntax(template: &ChatTemplate) -> Option<ToolSyntax> {
+    let user = [json!({"role": "user", "content": "x"})];
+    let (_, _, tool) = probe_call();
+    let tools = [tool];
+    let text = template.render(&RenderInput { tools: Some(&tools), ..probe(&user) }).ok()?;
+    ToolSyntax::told_in(&text)
 }
 
 fn thought_tags(template: &ChatTemplate) -> Option<&'static ThoughtTags> {

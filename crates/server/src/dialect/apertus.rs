@@ -19,6 +19,7 @@ markers! {
 pub(super) static DIALECT: Dialect = Dialect {
     families: "Apertus",
     written: r#"<|tools_prefix|>[{"name": {…}}, …]<|tools_suffix|>"#,
+    told: None,
     is_shown: |call| call.is_near(CALLS.text) && call.before.ends_with("{\"") && call.after.starts_with("\": {"),
     has_special_tokens: true,
     spelled: &[],

@@ -11,6 +11,7 @@ markers! {
 pub(super) static DIALECT: Dialect = Dialect {
     families: "Apriel, MiniMax M1",
     written: r#"<tool_calls>[{"name": …, "arguments": {…}}, …]</tool_calls>"#,
+    told: None,
     is_shown: |call| call.is_near(CALLS.text) && call.begins_object(),
     has_special_tokens: false,
     spelled: &[CALLS, CALLS_END],

@@ -12,6 +12,7 @@ markers! {
 pub(super) static DIALECT: Dialect = Dialect {
     families: "Command R7B, Command A",
     written: r#"<|START_ACTION|>[{"tool_name": …, "parameters": {…}}, …]<|END_ACTION|>"#,
+    told: None,
     is_shown: |call| call.before.contains(CALLS.text) && call.before.ends_with("\"tool_name\": \""),
     has_special_tokens: true,
     spelled: &[],

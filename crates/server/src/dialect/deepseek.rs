@@ -16,7 +16,8 @@ markers! {
 
 pub(super) static DIALECT: Dialect = Dialect {
     families: "DeepSeek V3.1",
-    written: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…<｜tool▁calls▁end｜>",
+    written: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}…",
+    told: None,
     is_shown: |call| call.before.ends_with(CALL.text) && call.after.starts_with("<｜tool▁sep｜>{"),
     has_special_tokens: true,
     spelled: &[],

@@ -34,7 +34,9 @@ static V4_ELEMENTS: Elements =
 /// As V3.2 writes calls.
 pub(super) static V3_DIALECT: Dialect = Dialect {
     families: "DeepSeek V3.2",
-    written: r#"<｜DSML｜function_calls><｜DSML｜invoke name="name"><｜DSML｜parameter name="key" string="true">value</｜DSML｜parameter>…"#,
+    written: "<｜DSML｜function_calls><｜DSML｜invoke name=\"name\"><｜DSML｜parameter name=\"key\" string=\"true\">\
+              value</｜DSML｜parameter>…",
+    told: None,
     is_shown: |call| is_invoked(call) && call.is_near("<｜DSML｜function_calls>"),
     has_special_tokens: false,
     // The token is special, and shown because of this.
@@ -53,7 +55,9 @@ pub(super) static V3_DIALECT: Dialect = Dialect {
 /// As V4 writes them.
 pub(super) static V4_DIALECT: Dialect = Dialect {
     families: "DeepSeek V4",
-    written: r#"<｜DSML｜tool_calls><｜DSML｜invoke name="name"><｜DSML｜parameter name="key" string="true">value</｜DSML｜parameter>…"#,
+    written: "<｜DSML｜tool_calls><｜DSML｜invoke name=\"name\"><｜DSML｜parameter name=\"key\" string=\"true\">\
+              value</｜DSML｜parameter>…",
+    told: None,
     is_shown: |call| is_invoked(call) && call.is_near("<｜DSML｜tool_calls>"),
     has_special_tokens: false,
     // The token is special, and shown because of this.

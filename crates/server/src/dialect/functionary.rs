@@ -12,6 +12,7 @@ const CALL_END: Marker = Marker::spelled("</function>");
 pub(super) static DIALECT: Dialect = Dialect {
     families: "functionary 3.1",
     written: "<function=name>{…}</function>",
+    told: None,
     is_shown: |call| call.before.ends_with(CALL.text) && call.after.starts_with(">{"),
     has_special_tokens: false,
     spelled: &[],

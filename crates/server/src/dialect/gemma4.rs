@@ -29,6 +29,7 @@ static CALLS: Expressions = Expressions {
 pub(super) static DIALECT: Dialect = Dialect {
     families: "Gemma 4",
     written: "<|tool_call>call:name{key:value,…}<tool_call|>",
+    told: None,
     is_shown: |call| call.before.ends_with("<|tool_call>call:") && call.after.starts_with('{'),
     has_special_tokens: true,
     spelled: &[],

@@ -24,6 +24,7 @@ markers! {
 pub(super) static DIALECT: Dialect = Dialect {
     families: "GLM-4.5 and later, Ling 3, Laguna",
     written: "<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>",
+    told: None,
     is_shown: |call| {
         let after = call.after.trim_start();
         call.before.ends_with(TOOL_CALL.text) && after.starts_with("<arg_key>called_key</arg_key>")

@@ -26,6 +26,7 @@ pub(super) const CONTROLS: &[Marker] = &[START, CHANNEL, CONSTRAIN, MESSAGE, END
 pub(super) static DIALECT: Dialect = Dialect {
     families: "gpt-oss",
     written: "<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>",
+    told: None,
     is_shown: |call| call.before.ends_with("to=functions.") && call.after.starts_with("<|channel|>commentary"),
     has_special_tokens: true,
     spelled: &[],

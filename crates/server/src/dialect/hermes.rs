@@ -14,6 +14,7 @@ markers! {
 pub(super) static DIALECT: Dialect = Dialect {
     families: "Hermes, Qwen 2.5 and 3, Granite 4, EXAONE 4, MiMo, Bielik 3",
     written: r#"<tool_call>{"name": …, "arguments": {…}}</tool_call>"#,
+    told: None,
     is_shown: |call| call.is_near(TOOL_CALL.text) && (call.begins_object() || call.is_near("arguments")),
     has_special_tokens: false,
     spelled: &[TOOL_CALL, TOOL_CALL_END],

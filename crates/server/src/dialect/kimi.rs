@@ -17,7 +17,8 @@ markers! {
 
 pub(super) static DIALECT: Dialect = Dialect {
     families: "Kimi K2",
-    written: "<|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>…<|tool_calls_section_end|>",
+    written: "<|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}…",
+    told: None,
     is_shown: |call| {
         call.before.ends_with("<|tool_call_begin|>functions.")
             && call.after.trim_start_matches([':', '0']).starts_with(SEPARATOR.text)

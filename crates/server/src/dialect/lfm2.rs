@@ -1,10 +1,12 @@
 //! LFM2: `<|tool_call_start|>[name(key=value, …), …]<|tool_call_end|>`. Some of its templates show the calls as JSON
 //! objects in the same list, and both are read.
 
+use serde_json::Value;
+
 use super::expressions::{self, ExpressionReader, Expressions};
-use super::literal::PYTHON;
+use super::literal::{PYTHON, python};
 use super::marker::markers;
-use super::{CallForm, CallStart, Dialect, MarkedCalls};
+use super::{CallForm, CallStart, Dialect, MarkedCalls, Told};
 
 markers! {
     CALLS_BEGIN = "<|tool_call_start|>";
@@ -23,8 +25,10 @@ static CALLS: Expressions = Expressions {
 };
 
 pub(super) static DIALECT: Dialect = Dialect {
-    families: "LFM2.5",
+    families: "LFM2, LFM2.5",
     written: "<|tool_call_start|>[name(key=value, …), …]<|tool_call_end|>",
+    // The first of these models.
+    told: Some(Told { marker: "<|tool_list_start|>", write }),
     is_shown: |call| call.is_near(CALLS_BEGIN.text),
     has_special_tokens: true,
     spelled: &[],
@@ -39,8 +43,21 @@ pub(super) static DIALECT: Dialect = Dialect {
     },
 };
 
+/// Calls in a conversation.
+fn write(calls: &[Value]) -> String {
+    let call = |call: &Value| {
+        let arguments = call["function"]["arguments"].as_object().into_iter().flatten();
+        let arguments: Vec<String> = arguments.map(|(key, value)| format!("{key}={}", python(value))).collect();
+        format!("{}({})", call["function"]["name"].as_str().unwrap_or_default(), arguments.join(", "))
+    };
+    let calls: Vec<String> = calls.iter().map(call).collect();
+    format!("{}[{}]{}", CALLS_BEGIN.text, calls.join(", "), CALLS_END.text)
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use crate::dialect::Reasoning::None as Plain;
     use crate::dialect::ToolSyntax::Lfm2;
     use crate::dialect::tests::recognised;
@@ -74,6 +91,20 @@ mod tests {
                 (Plain, "<|tool_call_start|>f()<|tool_call_end|>", called("{}")),
             ],
         );
+    }
+
+    /// What stands in a conversation is what is read.
+    #[test]
+    fn calls_are_written_as_they_are_read() {
+        let arguments = json!({"s": "it's \"x\"\n", "l": [1, true, null], "o": {"k": -1.5}});
+        let calls = [json!({"function": {"name": "f", "arguments": arguments}})];
+        let written = super::write(&calls);
+        assert_eq!(
+            written,
+            "<|tool_call_start|>[f(s=\"it's \\\"x\\\"\\n\", l=[1, True, None], o={\"k\": -1.5})]<|tool_call_end|>"
+        );
+        let read = "{\"s\": \"it's \\\"x\\\"\\n\", \"l\": [1,true,null], \"o\": {\"k\":-1.5}}";
+        check(Lfm2, &[(Plain, &written, called(read))]);
     }
 
     /// Calls that are not as the template shows them, in answers that the model has ended.

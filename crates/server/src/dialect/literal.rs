@@ -272,6 +272,22 @@ pub(super) fn python_value(text: &str) -> Option<Value> {
     scanner.rest().trim().is_empty().then_some(value)
 }
 
+/// A value as Python writes it.
+pub(super) fn python(value: &Value) -> String {
+    let joined = |parts: Vec<String>| parts.join(", ");
+    match value {
+        Value::Null => "None".to_owned(),
+        Value::Bool(true) => "True".to_owned(),
+        Value::Bool(false) => "False".to_owned(),
+        Value::Number(_) | Value::String(_) => value.to_string(),
+        Value::Array(values) => format!("[{}]", joined(values.iter().map(python).collect())),
+        Value::Object(members) => {
+            let member = |(key, value): (&String, &Value)| format!("{}: {}", Value::from(key.as_str()), python(value));
+            format!("{{{}}}", joined(members.iter().map(member).collect()))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

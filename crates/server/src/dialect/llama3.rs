@@ -9,6 +9,7 @@ use crate::error::ApiError;
 pub(super) static DIALECT: Dialect = Dialect {
     families: "Llama 3.1 to 3.3",
     written: r#"{"name": …, "parameters": {…}}"#,
+    told: None,
     is_shown: |call| call.begins_object() && call.after.find("parameters").is_some_and(|at| at < 16),
     has_special_tokens: false,
     spelled: &[],

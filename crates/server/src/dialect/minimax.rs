@@ -26,6 +26,7 @@ static ELEMENTS: Elements = Elements {
 pub(super) static DIALECT: Dialect = Dialect {
     families: "MiniMax M2",
     written: r#"<minimax:tool_call><invoke name="name"><parameter name="key">value</parameter>…</invoke>…</minimax:tool_call>"#,
+    told: None,
     is_shown: |call| call.before.ends_with("<invoke name=\"") && call.is_near(TOOL_CALL.text),
     has_special_tokens: true,
     spelled: &[],

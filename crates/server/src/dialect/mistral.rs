@@ -16,6 +16,7 @@ markers! {
 pub(super) static LIST_FORM: Dialect = Dialect {
     families: "Mistral v0.3, Nemo, Small 2409",
     written: r#"[TOOL_CALLS][{"name": …, "arguments": {…}}, …]"#,
+    told: None,
     is_shown: |call| call.is_near(TOOL_CALLS.text) && call.begins_object(),
     has_special_tokens: true,
     spelled: &[],
@@ -35,6 +36,7 @@ pub(super) static LIST_FORM: Dialect = Dialect {
 pub(super) static ARGS_FORM: Dialect = Dialect {
     families: "Devstral, Magistral, Ministral 3",
     written: "[TOOL_CALLS]name[ARGS]{…}",
+    told: None,
     is_shown: |call| call.before.ends_with(TOOL_CALLS.text) && call.after.starts_with(ARGS.text),
     has_special_tokens: true,
     spelled: &[],
@@ -51,6 +53,7 @@ pub(super) static ARGS_FORM: Dialect = Dialect {
 pub(super) static IDS_FORM: Dialect = Dialect {
     families: "Mistral Small 3.2",
     written: "[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}",
+    told: None,
     is_shown: |call| call.before.ends_with(TOOL_CALLS.text) && call.after.starts_with("[CALL_ID]call00001[ARGS]"),
     has_special_tokens: true,
     spelled: &[],

@@ -50,6 +50,8 @@ pub(crate) use self::part::{Part, push_part};
 pub(crate) use self::reading::{OwnReader, ReadStep, Reading, TextEnd, take_until, take_until_any};
 pub(crate) use self::reasoning::{Reasoning, THINK_TAGS, ThoughtTags};
 
+use serde_json::Value;
+
 use self::grammar::GrammarWriter;
 use crate::error::ApiError;
 
@@ -61,6 +63,8 @@ pub(crate) struct Dialect {
     /// A call, for `docs/dialects.md`.
     #[cfg_attr(not(test), expect(dead_code, reason = "a test makes the page"))]
     pub(crate) written: &'static str,
+    /// How models know the form whose template describes tools and shows no calls.
+    pub(crate) told: Option<Told>,
     /// Whether this is how a chat template writes a call.
     pub(crate) is_shown: fn(&ShownCall) -> bool,
     /// Whether calls begin with tokens that are special, which no text holds.
@@ -73,6 +77,15 @@ pub(crate) struct Dialect {
     pub(crate) form: CallForm,
     /// Alternatives, in Lark's notation, of a call of one of these tools.
     grammar: fn(&mut GrammarWriter, &[Callable]) -> Result<Vec<String>, ApiError>,
+}
+
+/// A form that some chat templates tell their models of, and leave to them: calls in a conversation are part of the text
+/// there.
+pub(crate) struct Told {
+    /// What such a template writes where it describes tools.
+    marker: &'static str,
+    /// The calls of a message, as the model writes them.
+    pub(crate) write: fn(&[Value]) -> String,
 }
 
 /// Makes a reader of its own, at its beginning.
@@ -205,6 +218,12 @@ macro_rules! dialects {
 }
 
 impl ToolSyntax {
+    /// The first of the list that a chat template tells of in this text, in which it describes tools.
+    pub(crate) fn told_in(text: &str) -> Option<Self> {
+        let is_told = |told: &Told| text.contains(told.marker);
+        Self::ALL.iter().copied().find(|syntax| syntax.dialect().told.as_ref().is_some_and(is_told))
+    }
+
     /// The first of the list that a chat template shows.
     pub(crate) fn recognised(call: &ShownCall) -> Option<Self> {
         Self::ALL.iter().copied().find(|syntax| (syntax.dialect().is_shown)(call))

@@ -11,6 +11,7 @@ markers! {
 pub(super) static DIALECT: Dialect = Dialect {
     families: "Nemotron Nano 2",
     written: r#"<TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>"#,
+    told: None,
     is_shown: |call| call.is_near(CALLS.text) && call.begins_object(),
     has_special_tokens: false,
     spelled: &[CALLS, CALLS_END],

@@ -1,8 +1,10 @@
 //! Phi-4-mini and Granite 3: `<|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>`, or one object without a
 //! list. Granite has no token that ends the list.
 
+use serde_json::{Value, json};
+
 use super::marker::{Marker, markers};
-use super::{CallForm, CallStart, Dialect, MarkedCalls};
+use super::{CallForm, CallStart, Dialect, MarkedCalls, Told};
 
 markers! {
     CALLS = "<|tool_call|>";
@@ -10,8 +12,10 @@ markers! {
 }
 
 pub(super) static DIALECT: Dialect = Dialect {
-    families: "Phi-4-mini",
+    families: "Phi-4-mini, Granite 3",
     written: r#"<|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>"#,
+    // Granite 3, and Phi-4-mini in its first template.
+    told: Some(Told { marker: "<|tool_call|>", write }),
     is_shown: |call| call.is_near(CALLS.text) && (call.begins_object() || call.is_near("arguments")),
     has_special_tokens: false,
     spelled: &[CALLS, CALLS_END],
@@ -26,6 +30,12 @@ pub(super) static DIALECT: Dialect = Dialect {
         Ok(vec![format!("{} \"[\" {object} \"]\" {}", writer.marker(CALLS), writer.marker(CALLS_END))])
     },
 };
+
+/// Calls in a conversation, as Granite's models write them.
+fn write(calls: &[Value]) -> String {
+    let call = |call: &Value| json!({"name": call["function"]["name"], "arguments": call["function"]["arguments"]});
+    format!("{}{}", CALLS.text, calls.iter().map(call).collect::<Value>())
+}
 
 #[cfg(test)]
 mod tests {

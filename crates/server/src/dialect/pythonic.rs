@@ -20,6 +20,7 @@ static CALLS: Expressions = Expressions {
 pub(super) static DIALECT: Dialect = Dialect {
     families: "Llama 3.2 and 4 with a template for it, ToolACE",
     written: "[name(key=value, …), …]",
+    told: None,
     is_shown: |call| call.before.ends_with('[') && call.after.starts_with("(called_key="),
     has_special_tokens: false,
     spelled: &[],

@@ -26,6 +26,7 @@ static ELEMENTS: Elements = Elements {
 pub(super) static DIALECT: Dialect = Dialect {
     families: "Qwen3-Coder, Qwen 3.5 and 3.6, Nemotron 3, Step 3.5",
     written: "<tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>",
+    told: None,
     is_shown: |call| call.before.ends_with("<function=") && call.is_near(TOOL_CALL.text) && call.after.starts_with('>'),
     has_special_tokens: false,
     spelled: &[TOOL_CALL, TOOL_CALL_END],

@@ -25,6 +25,7 @@ static ELEMENTS: Elements = Elements {
 pub(super) static DIALECT: Dialect = Dialect {
     families: "Seed-OSS",
     written: "<seed:tool_call><function=name><parameter=key>value</parameter>…</function></seed:tool_call>",
+    told: None,
     is_shown: |call| call.before.ends_with("<function=") && call.is_near(TOOL_CALL.text),
     has_special_tokens: true,
     spelled: &[],

@@ -52,6 +52,16 @@ fn written(form: &str, calls: &[&str]) -> String {
             let calls = each(&|call| format!("{{\"name\": \"get_weather\", \"arguments\": {call}}}"));
             format!("[TOOL_CALLS][{}]", calls.join(", "))
         }
+        "granite" => {
+            let calls = each(&|call| format!("{{\"name\": \"get_weather\", \"arguments\": {call}}}"));
+            format!("<|tool_call|>[{}]", calls.join(", "))
+        }
+        "command" => {
+            let calls = each(&|call| {
+                format!("{{\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {call}}}")
+            });
+            format!("<|START_ACTION|>[\n    {}\n]<|END_ACTION|>", calls.join(",\n    "))
+        }
         "ids" => each(&|call| format!("[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{call}")).concat(),
         "args" => each(&|call| format!("[TOOL_CALLS]get_weather[ARGS]{call}")).concat(),
         "deepseek" => {
@@ -128,7 +138,8 @@ async fn what_a_route_emits_every_route_takes_back() {
         ("google-gemma-2-2b-it", "hermes", &[]),
         ("microsoft-Phi-3.5-mini-instruct", "hermes", &[]),
         ("HuggingFaceTB-SmolLM3-3B", "hermes", &[]),
-        ("ibm-granite-granite-3.3-2B-Instruct", "hermes", &[]),
+        ("ibm-granite-granite-3.3-2B-Instruct", "granite", &[]),
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "command", &["<|START_ACTION|>", "<|END_ACTION|>"]),
     ];
     let real = real.iter().filter_map(|&(file, form, tokens)| Some((template(file)?, form, tokens)));
     for (source, form, tokens) in own.into_iter().chain(real) {

@@ -4,10 +4,13 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use tokenizer::chat_template::{ChatTemplate, RenderInput};
 
+use super::parrot::Parrot;
 use super::small_templates::{FAMILIES, Family};
+use super::structure::{app_with, weather};
+use super::{CHAT, Options, ok};
 use crate::clock::local_now;
 use crate::dialect::{Function, Part, Reasoning};
-use crate::reply::ReplyReader;
+use crate::reply::{ReplyReader, ToolSyntax};
 use crate::template_profile::TemplateProfile;
 
 /// What the template writes behind the prompt for an answer with these calls.
@@ -134,7 +137,6 @@ proptest! {
 /// Every dialect has a family here, but for gpt-oss's, whose templates are long and tested in other places.
 #[test]
 fn every_dialect_is_written_and_read_back() {
-    use crate::reply::ToolSyntax;
     for syntax in ToolSyntax::ALL {
         let is_here = FAMILIES.iter().any(|family| family.syntax == *syntax);
         assert!(is_here || *syntax == ToolSyntax::Harmony, "{syntax:?}");
@@ -144,5 +146,69 @@ fn every_dialect_is_written_and_read_back() {
         assert_eq!(profile.tools, Some(family.syntax), "{}", family.name);
         assert_eq!(profile.names_in_ids, family.name == "Kimi K2", "{}", family.name);
         assert!(profile.reasoning("x") != Reasoning::Channels);
+    }
+}
+
+/// Over the interface: a call is read, streamed and shown again where the answer is sent back; one that breaks off is the
+/// text that it was, with a warning.
+#[tokio::test]
+async fn a_server_reads_each_family_and_shows_its_calls_again() {
+    for family in FAMILIES {
+        let (source, name) = (family.template(), family.name);
+        let template = ChatTemplate::new(&source).unwrap();
+        let model = Parrot::new(&source, family.tokens, Options::default());
+        let text = written(&template, "", "", &[("get_weather".to_owned(), json!({"unit": "C"}))]);
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}], "tools": weather(), "max_tokens": 1000});
+        let answer = model.say(&text, CHAT, &body).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{name}: {answer}");
+        let call = &choice["message"]["tool_calls"][0];
+        assert_eq!(call["function"]["name"], "get_weather", "{name}");
+        assert_eq!(call["function"]["arguments"].as_str().unwrap().replace(' ', ""), "{\"unit\":\"C\"}", "{name}");
+        assert_eq!(answer["x_hotmetal"]["warnings"], Value::Null, "{name}: {answer}");
+
+        let messages = body["messages"].as_array_mut().unwrap();
+        messages.push(choice["message"].clone());
+        messages.push(json!({"role": "tool", "tool_call_id": call["id"], "content": "12 degrees"}));
+        let asked = json!({"messages": messages, "tools": body["tools"]});
+        let prompt = ok(&model.app, "/apply-template", &asked).await["prompt"].as_str().unwrap().to_owned();
+        // Some show the id, and each call has an id of its own; Kimi's have a form.
+        let has_id = text.contains("functions.get_weather:0") && name != "Kimi K2";
+        assert!(has_id || prompt.contains(text.trim()), "{name}: {text} is not in {prompt}");
+
+        body["messages"].as_array_mut().unwrap().truncate(1);
+        let broken = format!("{}unit?", text.split_once("unit").unwrap().0);
+        let answer = model.say(&broken, CHAT, &body).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "stop", "{name}: {answer}");
+        assert_eq!(choice["message"]["content"].as_str().unwrap().trim(), broken.trim(), "{name}");
+        let warning = answer["x_hotmetal"]["warnings"][0].as_str().unwrap_or_default();
+        assert!(warning.contains("could not be read"), "{name}: {answer}");
+    }
+}
+
+/// Templates that describe tools and show no calls have them as part of the text, in the form that they tell of.
+#[tokio::test]
+async fn calls_are_text_where_a_template_only_tells_of_them() {
+    let messages = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}";
+    let lfm2 = "{% if tools %}<|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}";
+    let granite = "{% if tools %}Respond only with <|tool_call|> followed by a JSON list of tools used.\
+                   {{ tools | tojson }}{% endif %}";
+    for (shown, call, syntax) in [
+        (lfm2, "<|tool_call_start|>[get_weather(unit=\"C\")]<|tool_call_end|>", ToolSyntax::Lfm2),
+        (granite, "<|tool_call|>[{\"name\":\"get_weather\",\"arguments\":{\"unit\":\"C\"}}]", ToolSyntax::Phi4),
+    ] {
+        let source = format!("{shown}{messages}");
+        let profile = TemplateProfile::of(&ChatTemplate::new(&source).unwrap());
+        assert_eq!((profile.tools, profile.calls_are_text), (Some(syntax), true));
+        let app = app_with(&source);
+        let function = json!({"name": "get_weather", "arguments": "{\"unit\": \"C\"}"});
+        let body = json!({"tools": weather(), "messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "Sure.", "tool_calls": [{"id": "a", "type": "function", "function": function}]},
+            {"role": "tool", "tool_call_id": "a", "content": "12"},
+        ]});
+        let prompt = ok(&app, "/apply-template", &body).await["prompt"].as_str().unwrap().to_owned();
+        assert!(prompt.contains(&format!("<|assistant|>Sure.\n{call}<|tool|>12")), "{prompt}");
     }
 }

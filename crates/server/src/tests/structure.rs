@@ -371,6 +371,7 @@ fn real_templates_are_recognised() {
         ("GLM-4.7-Flash", Some(ToolSyntax::Glm), true),
         ("openai-gpt-oss-120b", Some(ToolSyntax::Harmony), false),
         ("deepseek-ai-DeepSeek-V3.1", Some(ToolSyntax::DeepSeek), true),
+        ("ibm-granite-granite-3.3-2B-Instruct", Some(ToolSyntax::Phi4), false),
         ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", Some(ToolSyntax::Command), true),
         // Templates of llama.cpp's collection, where `HOTMETAL_TEST_DATA` has them.
         ("Apertus-8B-Instruct", Some(ToolSyntax::Apertus), false),
@@ -380,6 +381,7 @@ fn real_templates_are_recognised() {
         ("Cohere2MoE", Some(ToolSyntax::Command), true),
         ("GLM-4.6", Some(ToolSyntax::Glm), true),
         ("LFM2.5-8B-A1B", Some(ToolSyntax::Lfm2), true),
+        ("LFM2-8B-A1B", Some(ToolSyntax::Lfm2), false),
         ("MiniMax-M2", Some(ToolSyntax::MiniMax), true),
         ("Mistral-Small-3.2-24B-Instruct-2506", Some(ToolSyntax::MistralIds), false),
         ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", Some(ToolSyntax::Qwen3Coder), true),
@@ -396,7 +398,6 @@ fn real_templates_are_recognised() {
         ("moonshotai-Kimi-K2", Some(ToolSyntax::Kimi), false),
         // Forms that are not read yet are none, so that tools are told in words and calls are not misread.
         ("HuggingFaceTB-SmolLM3-3B", None, true),
-        ("ibm-granite-granite-3.3-2B-Instruct", None, false),
         ("MiniMax-M3", None, false),
         ("google-gemma-2-2b-it", None, false),
         ("microsoft-Phi-3.5-mini-instruct", None, false),
