@@ -14,7 +14,7 @@ const SENTINEL: &str = "☃";
 /// A model's text through the readers of replies and of stop strings: cut at any places it gives what it gives in one
 /// piece, and nothing of it is lost.
 ///
-/// The input is a byte for the syntax of calls (its low five bits), a byte of flags (two bits for the reasoning, then
+/// The input is a byte for the syntax of calls (counted from the digit 0, its low five bits), a byte of flags (two bits for the reasoning, then
 /// which markers count as tokens, whether the text goes on within content, and whether the model has ended it), and the
 /// text with its cuts, behind which stop strings may stand.
 pub(super) fn stream(data: &[u8]) {
@@ -91,7 +91,9 @@ impl Setting {
         let reasoning = [Reasoning::None, Reasoning::Tagged, Reasoning::Open, Reasoning::Channels];
         let has = |bit: u8| flags >> bit & 1 == 1;
         Self {
-            syntax: usize::from(syntax % 32).checked_sub(1).and_then(|index| known.get(index).copied()),
+            syntax: usize::from(syntax.wrapping_sub(b'0') % 32)
+                .checked_sub(1)
+                .and_then(|index| known.get(index).copied()),
             reasoning: reasoning[usize::from(flags % 4)],
             by_id: ById { calls: has(2), reasoning: has(3) },
             within_content: has(4),

@@ -79,8 +79,8 @@ pub(crate) struct Dialect {
     grammar: fn(&mut GrammarWriter, &[Callable]) -> Result<Vec<String>, ApiError>,
 }
 
-/// A form that some chat templates tell their models of, and leave to them: calls in a conversation are part of the text
-/// there.
+/// A form that some chat templates tell their models of, and leave to them: there, calls in a conversation are part of
+/// the text.
 pub(crate) struct Told {
     /// What such a template writes where it describes tools.
     marker: &'static str,
@@ -246,7 +246,7 @@ dialects! {
     MistralList = mistral::LIST_FORM;
     /// `<tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>`, as Qwen3-Coder has it.
     Qwen3Coder = qwen3_coder::DIALECT;
-    /// `<seed:tool_call><function=name><parameter=key>value</parameter>…</function></seed:tool_call>`, as Seed-OSS has it.
+    /// `<seed:tool_call><function=name><parameter=key>value</parameter>…</function></seed:tool_call>`, as Seed-OSS.
     SeedOss = seed_oss::DIALECT;
     /// `<minimax:tool_call><invoke name="name"><parameter name="key">value</parameter>…</invoke>…</minimax:tool_call>`.
     MiniMax = minimax::DIALECT;
@@ -254,7 +254,7 @@ dialects! {
     DeepSeekV32 = deepseek_dsml::V3_DIALECT;
     /// The same within `<｜DSML｜tool_calls>`, as DeepSeek's V4 has it.
     DeepSeekV4 = deepseek_dsml::V4_DIALECT;
-    /// `<|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}…`, as Kimi has it.
+    /// `<|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}…`, as Kimi.
     Kimi = kimi::DIALECT;
     /// `<|tool_call>call:name{key:value,…}<tool_call|>`, as Gemma 4 has it.
     Gemma4 = gemma4::DIALECT;

@@ -1,5 +1,5 @@
-//! Llama 3.2 and 4 with a template for it, ToolACE and others: `[name(key=value, …), …]` and nothing else. Nothing marks
-//! a call, so only the name of a function that is offered makes one of it.
+//! Llama 3.2 and 4 with a template for it, ToolACE and others: `[name(key=value, …), …]` and nothing else. Nothing
+//! marks a call, so only the name of a function that is offered makes one of it.
 
 use super::expressions::{self, ExpressionReader, Expressions};
 use super::literal::PYTHON;

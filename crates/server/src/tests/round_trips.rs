@@ -31,7 +31,7 @@ pub(super) fn written(template: &ChatTemplate, thought: &str, content: &str, cal
     answer.strip_suffix("<|over|>").unwrap().to_owned()
 }
 
-/// Calls with their arguments as text, thoughts and content, of a text that comes in these pieces; and each state of the
+/// Calls with their arguments as text, thoughts and content, of a text that comes in these pieces. Each state of the
 /// last call's arguments on the way is a beginning of the next.
 fn read(family: &Family, profile: &TemplateProfile, pieces: &[&str]) -> (Vec<(String, String)>, String, String) {
     let function = |name: &str| Function { name: name.to_owned(), strings: vec!["s".to_owned(), "é t".to_owned()] };

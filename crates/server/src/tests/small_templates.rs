@@ -1,5 +1,5 @@
-//! Chat templates of a few lines, written by hand: each writes calls as the published templates of a family do. They are
-//! here because a fresh clone has none of the published ones.
+//! Chat templates of a few lines, written by hand: each writes calls as the published templates of a family do. They
+//! are here because a fresh clone has none of the published ones.
 
 use crate::reply::ToolSyntax;
 

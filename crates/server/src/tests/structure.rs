@@ -373,7 +373,7 @@ fn real_templates_are_recognised() {
         ("deepseek-ai-DeepSeek-V3.1", Some(ToolSyntax::DeepSeek), true),
         ("ibm-granite-granite-3.3-2B-Instruct", Some(ToolSyntax::Phi4), false),
         ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", Some(ToolSyntax::Command), true),
-        // Templates of llama.cpp's collection, where `HOTMETAL_TEST_DATA` has them.
+        // More of llama.cpp's collection, for who puts them there.
         ("Apertus-8B-Instruct", Some(ToolSyntax::Apertus), false),
         ("Apriel-1.6-15b-Thinker-fixed", Some(ToolSyntax::Apriel), false),
         ("Bielik-11B-v3.0-Instruct", Some(ToolSyntax::Hermes), true),
