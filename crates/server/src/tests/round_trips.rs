@@ -212,3 +212,36 @@ async fn calls_are_text_where_a_template_only_tells_of_them() {
         assert!(prompt.contains(&format!("<|assistant|>Sure.\n{call}<|tool|>12")), "{prompt}");
     }
 }
+
+/// The calls that are read of what a published template writes for one, with all that it writes around it.
+pub(super) fn read_back(template: &ChatTemplate, syntax: ToolSyntax) -> Vec<(String, Value)> {
+    let arguments = json!({"s": "5 o'clock", "n": 5, "l": ["x", 1.5]});
+    let call = json!({"id": "call00001", "type": "function", "function": {"name": "get_it", "arguments": arguments}});
+    let messages = [
+        json!({"role": "user", "content": "mark5f1d0c"}),
+        json!({"role": "assistant", "content": "", "tool_calls": [call]}),
+        json!({"role": "tool", "tool_call_id": "call00001", "name": "get_it", "content": "y"}),
+    ];
+    let tools = weather();
+    let input = RenderInput {
+        bos_token: Some(""),
+        eos_token: Some(""),
+        tools: tools.as_array().map(Vec::as_slice),
+        ..RenderInput::new(&messages, local_now())
+    };
+    let text = template.render(&input).unwrap();
+    let (_, text) = text.split_once("mark5f1d0c").unwrap();
+    let function = Function { name: "get_it".to_owned(), strings: vec!["s".to_owned()] };
+    let mut reader = ReplyReader::new(Reasoning::None, Some(syntax), vec![function]);
+    let (mut parts, mut calls) = (Vec::new(), Vec::<(String, String)>::new());
+    reader.push(text, &mut parts);
+    reader.finish(&mut parts, false);
+    for part in parts {
+        match part {
+            Part::Call { name } => calls.push((name, String::new())),
+            Part::Arguments(text) => calls.last_mut().unwrap().1.push_str(&text),
+            _ => {}
+        }
+    }
+    calls.into_iter().map(|(name, text)| (name, serde_json::from_str(&text).unwrap())).collect()
+}

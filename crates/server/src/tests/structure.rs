@@ -403,8 +403,21 @@ fn real_templates_are_recognised() {
         ("microsoft-Phi-3.5-mini-instruct", None, false),
     ] {
         let Some(source) = forced_calls::template(file) else { continue };
-        let dialect = TemplateProfile::of(&ChatTemplate::new(&source).unwrap());
+        let template = ChatTemplate::new(&source).unwrap();
+        let dialect = TemplateProfile::of(&template);
         assert_eq!(dialect.tools, tools, "{file}");
+        // Where all of a text is a call or messages, what stands around them would not be text.
+        let is_text = |syntax: &ToolSyntax| [ToolSyntax::Llama3, ToolSyntax::Harmony].contains(syntax);
+        let shown = tools.filter(|syntax| !is_text(syntax) && !dialect.calls_are_text);
+        // Ids with names in them are Kimi's, and here they are none.
+        if let Some(syntax) = shown.filter(|syntax| *syntax != ToolSyntax::Kimi) {
+            let read = round_trips::read_back(&template, syntax);
+            let arguments = json!({"s": "5 o'clock", "n": 5, "l": ["x", 1.5]});
+            // LFM2.5's template writes a quote within a string as it is, which ends the string.
+            let is_call = syntax != ToolSyntax::Lfm2;
+            let expected = is_call.then(|| ("get_it".to_owned(), arguments));
+            assert_eq!(read, expected.into_iter().collect::<Vec<_>>(), "{file}");
+        }
         assert_eq!(dialect.reasoning("x") == Reasoning::Tagged, thinks, "{file}");
     }
 }
