@@ -3,7 +3,8 @@
 //! `cargo tree` lists the crates that the program is built from, `cargo metadata` describes them and their
 //! dependencies, and `Cargo.lock` has their checksums. `cargo metadata` alone is not enough, because it includes the
 //! features of tests. Crates that run only while the program is built (macros, build scripts, and the crates that
-//! these use) have the scope `excluded`. The document has no date and no random number, so the same commit gives the
+//! these use) have the scope `excluded`. The libraries of the chat page stand beside its licences, where
+//! `tools/serving/vendor_page.sh` writes them. The document has no date and no random number, so the same commit gives the
 //! same bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,16 +49,22 @@ pub(crate) fn sbom(args: &SbomArgs) -> Result<()> {
     let graph = Graph::new(&metadata, &cargo(&tree)?)?;
     let document = fs::read_to_string(root.join("docs/dependencies.md"))?;
     graph.check(&rows(&document))?;
-    let bill = graph.bill(&checksums(&fs::read_to_string(root.join("Cargo.lock"))?));
+    let licences = fs::read_to_string(root.join("crates/server/src/page/vendor/LICENSES.txt"))?;
+    let page = PageLibrary::all(&licences);
+    for library in &page {
+        ensure!(document.contains(&format!("[{}]", library.name)), "no row of docs/dependencies.md names {library:?}");
+    }
+    let bill = graph.bill(&checksums(&fs::read_to_string(root.join("Cargo.lock"))?), &page);
     let text = serde_json::to_string_pretty(&bill)? + "\n";
     fs::write(&args.file, text).with_context(|| format!("cannot write {}", args.file.display()))?;
     let count = |scope: &str| graph.scopes.values().filter(|found| **found == scope).count();
     println!(
-        "{}: {} crates in the program for {}, {} more that build it",
+        "{}: {} crates in the program for {}, {} more that build it, {} libraries of the page",
         args.file.display(),
         count(REQUIRED),
         args.target,
-        count(EXCLUDED)
+        count(EXCLUDED),
+        page.len()
     );
     Ok(())
 }
@@ -167,11 +174,12 @@ impl<'a> Graph<'a> {
         Ok(())
     }
 
-    /// The document. `checksums` are SHA-256 by name and version.
-    fn bill(&self, checksums: &BTreeMap<(String, String), String>) -> Value {
+    /// The document. `checksums` are SHA-256 by name and version, `page` the libraries of the chat page.
+    fn bill(&self, checksums: &BTreeMap<(String, String), String>, page: &[PageLibrary<'_>]) -> Value {
         let own = self.component(self.program, checksums);
         let others = self.scopes.keys().filter(|id| **id != self.program);
         let components: Vec<Value> = others.map(|id| self.component(id, checksums)).collect();
+        let components: Vec<Value> = components.into_iter().chain(page.iter().map(PageLibrary::component)).collect();
         let dependencies: Vec<Value> = self
             .scopes
             .keys()
@@ -232,6 +240,35 @@ impl<'a> Graph<'a> {
             set("externalReferences", json!([{ "type": "vcs", "url": repository }]));
         }
         Value::Object(component)
+    }
+}
+
+/// A library of the chat page, from the npm registry.
+#[derive(Debug, PartialEq)]
+struct PageLibrary<'a> {
+    name: &'a str,
+    version: &'a str,
+    license: &'a str,
+}
+
+impl<'a> PageLibrary<'a> {
+    /// Reads the first line of each licence: `FILE.js: NAME VERSION (LICENCE)`.
+    fn all(licences: &'a str) -> Vec<Self> {
+        let library = |line: &'a str| {
+            let (_, library) = line.split_once(".js: ")?;
+            let (package, license) = library.strip_suffix(')')?.split_once(" (")?;
+            let (name, version) = package.split_once(' ')?;
+            Some(Self { name, version, license })
+        };
+        licences.lines().filter_map(library).collect()
+    }
+
+    fn component(&self) -> Value {
+        let purl = format!("pkg:npm/{}@{}", self.name.replace('@', "%40"), self.version);
+        json!({
+            "type": "library", "bom-ref": purl, "name": self.name, "version": self.version, "scope": REQUIRED,
+            "licenses": [{ "expression": self.license }], "purl": purl,
+        })
     }
 }
 
@@ -335,7 +372,9 @@ mod tests {
         let metadata = metadata();
         let lock = "[[package]]\nname = \"deep\"\nversion = \"1.0.0+x\"\nsource = \"registry\"\nchecksum = \"ab\"\n\n\
                     [[package]]\nname = \"ours\"\nversion = \"1.0.0+x\"\n";
-        let bill = Graph::new(&metadata, TREE).unwrap().bill(&checksums(lock));
+        let page = PageLibrary::all("a.js: @b/c 1.2.3 (MIT)\n\nCopyright (c) b: all.\n");
+        assert_eq!(page, [PageLibrary { name: "@b/c", version: "1.2.3", license: "MIT" }]);
+        let bill = Graph::new(&metadata, TREE).unwrap().bill(&checksums(lock), &page);
         let reference = "pkg:cargo/deep@1.0.0%2Bx";
         assert_eq!(
             bill["components"][1],
@@ -345,6 +384,8 @@ mod tests {
                 "licenses": [{ "expression": "MIT OR Apache-2.0" }], "purl": reference,
             })
         );
+        let reference_of_page = "pkg:npm/%40b/c@1.2.3";
+        assert_eq!(list(&bill["components"]).last().unwrap()["purl"], reference_of_page);
         assert_eq!(bill["metadata"]["component"]["type"], "application");
         let theirs = json!({ "ref": "pkg:cargo/theirs@1.0.0%2Bx", "dependsOn": [reference] });
         assert!(list(&bill["dependencies"]).any(|found| *found == theirs));

@@ -3,7 +3,7 @@
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::{any, get, post};
 
@@ -350,24 +350,6 @@ pub(crate) const READ_ROUTES: &[ReadRoute] = &[
         model_query: None,
         is_open: true,
     },
-    ReadRoute {
-        path: "/app.js",
-        aliases: &[],
-        handler: || get(page::script),
-        summary: "The page's script",
-        answer: Err("text/javascript"),
-        model_query: None,
-        is_open: true,
-    },
-    ReadRoute {
-        path: "/app.css",
-        aliases: &[],
-        handler: || get(page::style),
-        summary: "The page's style",
-        answer: Err("text/css"),
-        model_query: None,
-        is_open: true,
-    },
 ];
 
 impl App {
@@ -394,6 +376,10 @@ impl App {
                 routes = routes.route(path, (route.handler)());
             }
         }
+        // Parts of the page at `/`, and no interface: the document does not list them.
+        for file in page::FILES {
+            routes = routes.route(file.path, get(move |headers: HeaderMap| async move { file.response(&headers) }));
+        }
         for path in REFUSED_ROUTES {
             routes = routes.route(path, any(ollama::refused));
         }
@@ -414,6 +400,7 @@ fn is_generation_field(name: &str) -> bool {
 /// Whether the route at this path is answered without a key.
 fn is_open(path: &str) -> bool {
     READ_ROUTES.iter().any(|route| route.is_open && (route.path == path || route.aliases.contains(&path)))
+        || page::FILES.iter().any(|file| file.path == path)
 }
 
 async fn openapi_document(State(app): State<App>) -> Result<Response, ApiError> {

@@ -296,7 +296,7 @@ async fn readers_that_do_not_read_shut_nobody_out_and_are_let_go() {
     let mut greedy = Vec::new();
     for _ in 0..4 {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let request = "GET /app.js HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2000);
+        let request = "GET /page/main.js HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2000);
         // As much as the system takes.
         let _ = timeout(Duration::from_millis(500), stream.write_all(request.as_bytes())).await;
         greedy.push(stream);
