@@ -481,6 +481,8 @@ def keyboard(page):
         reached.append(page.script("return document.activeElement.id || document.activeElement.textContent"))
         if page.script("return document.activeElement !== document.body"):
             assert page.script("return getComputedStyle(document.activeElement).outlineStyle") == "solid", reached
+    # A notice of the test before may still be there.
+    reached = [name for name in reached if name != "×"]
     at = reached.index("list-toggle")
     # The first version and the last have no other before and after them.
     want = ["list-toggle", "new", "theme", "settings-toggle", "Edit", "Copy", "‹", "Regenerate", "Continue", "Copy"]

@@ -106,10 +106,12 @@ export function listenToComposer() {
     event.preventDefault();
     submit();
   });
-  input.addEventListener("input", () => {
-    resize();
-    keepDraft();
-  });
+  for (const name of ["input", "change"]) {
+    input.addEventListener(name, () => {
+      resize();
+      keepDraft();
+    });
+  }
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
