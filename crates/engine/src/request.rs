@@ -19,6 +19,8 @@ pub struct Request {
     /// Return log-probabilities of the prompt's own tokens, and of so many alternatives to each, up to 20. The prompt is
     /// then computed in full, whatever the prefix cache holds.
     pub prompt_logprobs: Option<usize>,
+    /// Say after each step how much of the prompt is computed, as long as it is not all: [`Output::prompt_read`].
+    pub reports_prompt: bool,
     /// Return an embedding of the prompt instead of a text: its tokens' states after the final norm, pooled so. Goes with
     /// `max_tokens` of 0, one completion, and neither grammar nor log-probabilities. See [`Request::embedding`].
     pub pooling: Option<Pooling>,
@@ -47,6 +49,7 @@ impl Request {
             sampling,
             max_tokens: None,
             prompt_logprobs: None,
+            reports_prompt: false,
             pooling: None,
             grammar: None,
             stop_token_ids: Vec::new(),
@@ -122,6 +125,9 @@ pub struct Output {
     /// Log-probabilities of the prompt's next tokens, where the request wants them: of the second token in the first of
     /// these lists, for nothing predicts the first. They come once, before or with the first token of any completion.
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// Tokens of the prompt that are computed, those of the prefix cache among them, where the request wants to know and
+    /// more are to come.
+    pub prompt_read: Option<usize>,
     /// The prompt's embedding, (hidden_size,), not normalised: with the last output of a request that asks for one.
     pub embedding: Option<Vec<f32>>,
     /// The new token; none when it ended without one. The token that ended a text is here too, for the caller to hide.

@@ -184,7 +184,8 @@ impl Sequence {
             generated_tokens: self.num_generated(),
         };
         let ServiceOrder { request, completion, .. } = self.order;
-        Output { request, completion, prompt_logprobs: Vec::new(), embedding: None, token, finish, usage }
+        let (prompt_logprobs, prompt_read, embedding) = (Vec::new(), None, None);
+        Output { request, completion, prompt_logprobs, prompt_read, embedding, token, finish, usage }
     }
 
     /// The last output of this sequence and of those that would have branched off.
@@ -192,6 +193,13 @@ impl Sequence {
         for completion in self.order.completion..self.order.completion + self.width() {
             outputs.push(Output { completion, ..self.output(None, Some(reason.clone())) });
         }
+    }
+
+    /// Tokens of the prompt that are computed, if the request wants to know. A sequence that lost its blocks computes its
+    /// prompt again, of which nobody needs to know.
+    pub(crate) fn prompt_read(&self) -> Option<usize> {
+        let is_first = self.num_generated() == 0 && self.num_computed < self.prompt_len;
+        (self.request.reports_prompt && is_first).then_some(self.num_computed)
     }
 
     fn num_generated(&self) -> usize {

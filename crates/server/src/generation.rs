@@ -66,6 +66,8 @@ pub(crate) struct Job {
     /// `num_completions` of each prompt, in the order of the prompts.
     choices: Vec<Choice>,
     prompt_tokens: usize,
+    /// Tokens of each prompt that are read so far, where its answer shows that.
+    pub(crate) read: Vec<usize>,
     begun: Instant,
     first_token: Option<Instant>,
     last_token: Instant,
@@ -104,6 +106,8 @@ pub(crate) struct Progress {
 /// Something that happened to a request.
 pub(crate) enum Event {
     Scored(usize, Vec<TokenLogprobs>),
+    /// More of a prompt is read, but not all; [`Job::read`] says how much of which.
+    Read(usize),
     Text(usize, Delta),
 }
 
@@ -220,6 +224,7 @@ impl Job {
         let begun = Instant::now();
         let prompt_tokens = prompts.iter().map(Vec::len).sum();
         let context_len = serving.engine.config().context_len;
+        let read = vec![0; prompts.len()];
         let prompt_too_long = prompts.iter().any(|prompt| prompt.len() >= context_len);
         // More than the context holds is as good as no limit: the text ends there with `length`.
         let room = |prompt: &[u32]| context_len.saturating_sub(prompt.len());
@@ -246,7 +251,18 @@ impl Job {
         serving.metrics.started(prompt_tokens);
         let watched = Watched::new(app, running, begun);
         let (first_token, last_token, is_counted) = (None, begun, false);
-        Ok(Self { serving, settings, watched, choices, prompt_tokens, begun, first_token, last_token, is_counted })
+        Ok(Self {
+            serving,
+            settings,
+            watched,
+            choices,
+            prompt_tokens,
+            read,
+            begun,
+            first_token,
+            last_token,
+            is_counted,
+        })
     }
 
     /// Waits for the next event; nothing once all completions have ended. Safe to drop while it waits.
@@ -259,6 +275,11 @@ impl Job {
                 self.watched.running.put_back(place, output);
             }
             return Ok(Some(Event::Scored(place, scored)));
+        }
+        if let Some(tokens) = output.prompt_read {
+            self.read[place] = tokens;
+            self.choices[place * self.settings.num_completions].usage = output.usage;
+            return Ok(Some(Event::Read(place)));
         }
         if output.token.is_some() {
             self.count_token();
@@ -294,6 +315,7 @@ impl Job {
         while let Some(event) = self.next().await? {
             match event {
                 Event::Scored(place, logprobs) => format.scored(place, logprobs),
+                Event::Read(_) => {}
                 Event::Text(index, delta) => texts[index].append(delta),
             }
         }
@@ -316,7 +338,7 @@ impl Job {
         let mut shows_progress = self.settings.shows_progress;
         if shows_progress {
             let mut chunk = format.envelope(Vec::new(), true);
-            chunk["prompt_progress"] = self.prompt_progress(self.prompt_tokens, 0, false);
+            chunk["prompt_progress"] = self.prompt_progress(self.prompt_tokens, 0, 0);
             sender.send(&chunk).await?;
         }
         let mut finishes: Vec<Finish> = Vec::new();
@@ -328,10 +350,17 @@ impl Job {
             match next {
                 Err(_) => sender.keep_alive().await?,
                 Ok(Ok(Some(Event::Scored(place, logprobs)))) => format.scored(place, logprobs),
+                Ok(Ok(Some(Event::Read(_)))) => {
+                    let (cached, read) = (self.cached_tokens(), self.read.iter().sum());
+                    let mut chunk = format.envelope(Vec::new(), true);
+                    chunk["prompt_progress"] = self.prompt_progress(self.prompt_tokens, cached, read);
+                    sender.send(&chunk).await?;
+                }
                 Ok(Ok(Some(Event::Text(index, delta)))) => {
                     if std::mem::take(&mut shows_progress) {
                         let mut chunk = format.envelope(Vec::new(), true);
-                        chunk["prompt_progress"] = self.prompt_progress(self.prompt_tokens, self.cached_tokens(), true);
+                        let (total, cached) = (self.prompt_tokens, self.cached_tokens());
+                        chunk["prompt_progress"] = self.prompt_progress(total, cached, total);
                         sender.send(&chunk).await?;
                     }
                     finishes.extend(delta.finish.clone());
@@ -428,13 +457,15 @@ impl Job {
         self.timings(self.prompt_tokens, Usage { generated_tokens, cached_tokens, ..Usage::default() })
     }
 
-    /// How far so many tokens of a prompt are, as llama.cpp says it: at its beginning, and once it `is_read`.
-    pub(crate) fn prompt_progress(&self, total: usize, cached: usize, is_read: bool) -> Value {
-        let (time, _) = self.phases();
-        json!({
-            "total": total, "cache": cached, "processed": if is_read { total } else { cached },
-            "time_ms": if is_read { time.as_millis() as u64 } else { 0 },
-        })
+    /// How far a prompt of `total` tokens is, as llama.cpp says it: `processed` of them are read, of which the cache had
+    /// `cached`. The time is that since it left the queue.
+    pub(crate) fn prompt_progress(&self, total: usize, cached: usize, processed: usize) -> Value {
+        let time = match (self.first_token, self.watched.running.queued()) {
+            (Some(_), _) => self.phases().0,
+            (None, (_, Some(started))) => started.elapsed(),
+            (None, (_, None)) => Duration::ZERO,
+        };
+        json!({"total": total, "cache": cached, "processed": processed, "time_ms": time.as_millis() as u64})
     }
 
     /// How long the prompt took, from the queue to its first token, and all tokens after that.

@@ -197,6 +197,7 @@ impl Settings {
         Request {
             max_tokens,
             prompt_logprobs: scored,
+            reports_prompt: self.shows_progress && self.stream,
             grammar: self.rules.over(self.grammar.clone(), &stop_token_ids),
             stop_token_ids,
             ignore_eos: self.ignore_eos,

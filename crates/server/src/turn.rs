@@ -194,7 +194,7 @@ async fn stream(mut job: Job, mut format: impl TurnFormat, sender: &EventSender)
                 events.extend(format.end(blocks.all(), &finish, &progress));
                 true
             }
-            Ok(Ok(Some(Event::Scored(..)))) => false,
+            Ok(Ok(Some(Event::Scored(..) | Event::Read(_)))) => false,
             Ok(Ok(None)) => {
                 events.extend(format.failed(blocks.all(), &no_end()));
                 true

@@ -116,8 +116,10 @@ impl Commit<'_> {
                     sequence.num_computed -= 1;
                     sequence.is_late = true;
                 }
-                if !scored.is_empty() {
-                    self.outputs.push(Output { prompt_logprobs: scored, ..sequence.output(None, None) });
+                let prompt_read = sequence.prompt_read();
+                if !scored.is_empty() || prompt_read.is_some() {
+                    let output = sequence.output(None, None);
+                    self.outputs.push(Output { prompt_logprobs: scored, prompt_read, ..output });
                 }
             }
             Err(failure) => self.end(sequence, failure),

@@ -430,6 +430,27 @@ fn a_configuration_that_cannot_work_is_refused() {
     assert!(refusal(EngineConfig { max_sequences: 0, ..config() }).contains("max_sequences is 0"));
 }
 
+#[test]
+fn a_request_can_be_told_how_much_of_its_prompt_is_read() {
+    let prompt: Vec<u32> = (0..23).map(|i| i * 7 % 50).collect();
+    let mut engine = engine(EngineConfig { max_batch_tokens: 8, ..config() });
+    let told = |engine: &mut Engine, wanted: Request| {
+        engine.submit(wanted).unwrap();
+        let outputs: Vec<Output> = std::iter::from_fn(|| engine.has_work().then(|| engine.step())).flatten().collect();
+        assert_eq!(outputs.iter().filter(|output| output.token.is_some()).count(), 2);
+        assert!(outputs.iter().all(|output| output.prompt_read.is_none() || output.token.is_none()));
+        let reading = outputs.iter().filter_map(|output| Some((output.prompt_read?, output.usage.cached_tokens)));
+        reading.collect::<Vec<_>>()
+    };
+    let wanted = Request { reports_prompt: true, ..request(&prompt, 2) };
+    assert_eq!(told(&mut engine, request(&prompt, 2)), []);
+    let other: Vec<u32> = prompt.iter().map(|token| (token + 1) % 50).collect();
+    assert_eq!(told(&mut engine, Request { prompt: other, ..wanted.clone() }), [(8, 0), (16, 0)]);
+    // Of what the cache holds, nothing is read.
+    let again = told(&mut engine, Request { prompt: [&prompt[..], &[1; 12]].concat(), ..wanted });
+    assert!(again.iter().all(|&(read, cached)| cached > 0 && read > cached), "{again:?}");
+}
+
 /// However small the steps, and with the whole prompt in the cache.
 #[test]
 fn the_prompt_is_scored_token_by_token() {

@@ -69,9 +69,10 @@ impl TextForm {
         self.num_probabilities > 0
     }
 
-    /// Asks for the log-probabilities that the answers show.
+    /// Asks for the log-probabilities and the progress that the answers show.
     pub(crate) fn ask(&self, settings: &mut Settings, serving: &Serving) -> Result<(), ApiError> {
         settings.sampling.logprobs = Some(self.num_probabilities).filter(|&count| count > 0);
+        settings.shows_progress = self.shows_progress;
         let checked = settings.sampling.check(serving.engine.config().vocab_size);
         checked.map_err(|error| ApiError::from(error).with_param("top_logprobs", "n_probs"))
     }
@@ -256,7 +257,7 @@ pub(crate) async fn respond(
         });
         return Ok(response);
     }
-    while next(&mut texts, &mut job).await?.is_some() {}
+    while next_event(&mut texts, &mut job).await?.is_some() {}
     job.finished(texts.iter().filter_map(|text| text.finish.as_ref()));
     let mut answers: Vec<Value> =
         texts.iter().enumerate().map(|(index, text)| text.answer(index, true, &job)).collect();
@@ -264,17 +265,25 @@ pub(crate) async fn respond(
     Ok(json_response(StatusCode::OK, &answer))
 }
 
+/// What happened to a text, by its index.
+enum NativeEvent {
+    /// Of its prompt more is read, but not all.
+    Read(usize),
+    Text(usize, Piece),
+}
+
 /// Waits for more of any text; nothing once all have ended. Safe to drop while it waits.
-async fn next(texts: &mut [NativeText], job: &mut Job) -> Result<Option<(usize, Piece)>, ApiError> {
+async fn next_event(texts: &mut [NativeText], job: &mut Job) -> Result<Option<NativeEvent>, ApiError> {
     loop {
         match job.next().await? {
             Some(Event::Scored(..)) => {}
+            Some(Event::Read(place)) => return Ok(Some(NativeEvent::Read(place * texts.len() / job.read.len()))),
             Some(Event::Text(index, delta)) => {
                 let piece = texts[index].take(delta);
                 if piece.finish.is_some() {
                     job.end(index);
                 }
-                return Ok(Some((index, piece)));
+                return Ok(Some(NativeEvent::Text(index, piece)));
             }
             None if texts.iter().all(|text| text.finish.is_some()) => return Ok(None),
             None => {
@@ -288,12 +297,12 @@ async fn next(texts: &mut [NativeText], job: &mut Job) -> Result<Option<(usize, 
 /// Sends the texts as they come, and of each an event with `stop` last. llama.cpp's own routes end without `[DONE]`.
 async fn stream(mut job: Job, mut texts: Vec<NativeText>, sender: &EventSender) -> Result<(), ReaderGone> {
     if texts.first().is_some_and(|text| text.form.shows_progress) {
-        sender.send(&progress(&texts[0], 0, false, &job)).await?;
+        sender.send(&progress(&texts[0], 0, 0, &job)).await?;
     }
-    let mut read = vec![false; texts.len()];
+    let mut is_read = vec![false; texts.len()];
     loop {
         let next = tokio::select! {
-            next = timeout(KEEP_ALIVE, next(&mut texts, &mut job)) => next,
+            next = timeout(KEEP_ALIVE, next_event(&mut texts, &mut job)) => next,
             () = sender.gone() => return Err(ReaderGone),
         };
         let (index, piece) = match next {
@@ -302,12 +311,17 @@ async fn stream(mut job: Job, mut texts: Vec<NativeText>, sender: &EventSender) 
                 continue;
             }
             Ok(Err(error)) => return sender.send(&error.to_json()).await,
-            Ok(Ok(Some(piece))) => piece,
+            Ok(Ok(Some(NativeEvent::Read(index)))) => {
+                let read = job.read[index * job.read.len() / texts.len()];
+                sender.send(&progress(&texts[index], index, read, &job)).await?;
+                continue;
+            }
+            Ok(Ok(Some(NativeEvent::Text(index, piece)))) => (index, piece),
             Ok(Ok(None)) => return Ok(()),
         };
         let text = &texts[index];
-        if !std::mem::replace(&mut read[index], true) && text.form.shows_progress {
-            sender.send(&progress(text, index, true, &job)).await?;
+        if !std::mem::replace(&mut is_read[index], true) && text.form.shows_progress {
+            sender.send(&progress(text, index, text.prompt.len(), &job)).await?;
         }
         let hides_tokens = !text.form.returns_tokens || piece.tokens.is_empty();
         if !piece.text.is_empty() || !hides_tokens || !piece.probabilities.is_empty() {
@@ -326,9 +340,9 @@ async fn stream(mut job: Job, mut texts: Vec<NativeText>, sender: &EventSender) 
     }
 }
 
-/// An event that says how far a prompt is: at its beginning, and once it `is_read`.
-fn progress(text: &NativeText, index: usize, is_read: bool, job: &Job) -> Value {
-    let progress = job.prompt_progress(text.prompt.len(), job.usage_of(index).cached_tokens, is_read);
+/// An event that says how far a prompt is: `read` of its tokens.
+fn progress(text: &NativeText, index: usize, read: usize, job: &Job) -> Value {
+    let progress = job.prompt_progress(text.prompt.len(), job.usage_of(index).cached_tokens, read);
     json!({
         "index": index, "content": "", "tokens": [], "stop": false, "id_slot": 0, "tokens_predicted": 0,
         "tokens_evaluated": progress["processed"], "prompt_progress": progress,

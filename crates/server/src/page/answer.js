@@ -145,7 +145,7 @@ class Progress {
     if (processed > 0) $("reading").value = processed;
     else $("reading").removeAttribute("value");
     if (processed >= total) this.end();
-    else this.text = `Reading ${total} tokens`;
+    else this.text = processed > 0 ? `Reading ${processed} of ${total} tokens` : `Reading ${total} tokens`;
     this.show();
   }
 

@@ -182,6 +182,32 @@ async fn tokens_come_with_probabilities_ids_times_and_progress_where_they_are_as
 }
 
 #[tokio::test]
+async fn a_long_prompt_says_after_each_step_how_much_of_it_is_read() {
+    let app = app_on(EngineConfig { max_sequences: 4, max_batch_tokens: 8, ..config() }, None);
+    let prompt = "Once upon a time there was a little fox who counted the stars.";
+    let asked = json!({"prompt": prompt, "max_tokens": 2, "return_progress": true});
+    let chat = json!({"messages": [{"role": "user", "content": prompt}], "max_tokens": 2, "return_progress": true});
+    let read = |events: &[Value]| {
+        let progress = events.iter().map(|event| &event["prompt_progress"]).filter(|progress| !progress.is_null());
+        progress.map(|progress| ["processed", "total"].map(|name| progress[name].as_u64().unwrap())).collect::<Vec<_>>()
+    };
+    let check = |read: Vec<[u64; 2]>| {
+        let total = read[0][1];
+        // At the beginning, after each step but the last, and once all is read.
+        assert_eq!(read.len() as u64, total.div_ceil(8) + 1, "{read:?}");
+        assert!(read.is_sorted() && read.iter().all(|[_, of]| *of == total), "{read:?}");
+        assert_eq!((read[0][0], read[read.len() - 1][0]), (0, total));
+    };
+    check(read(&events(&app, COMPLETION, &asked).await));
+    // The cache holds the beginning of the prompt now, so other texts come first.
+    check(read(&stream(&app, TEXT, &with(&asked, json!({"prompt": format!("And {prompt}")}))).await));
+    check(read(&stream(&app, CHAT, &chat).await));
+    // A whole answer, and one that was not asked, says nothing of it.
+    assert!(read(&stream(&app, TEXT, &json!({"prompt": prompt, "max_tokens": 2})).await).is_empty());
+    assert!(ok(&app, TEXT, &asked).await["prompt_progress"].is_null());
+}
+
+#[tokio::test]
 async fn grammars_biases_and_samplers_have_llama_cpps_forms() {
     let app = app();
     let text = async |change: Value| {
