@@ -87,6 +87,8 @@ fn a_planted_regression_shuts_the_gate() {
     let verdict: Value = serde_json::from_str(&text(&second.stdout)).unwrap();
     assert_eq!(verdict["gate"]["passed"], false);
     assert!(verdict["gate"]["checks"][1]["found"].as_str().unwrap().contains("slower than on"), "{verdict}");
+    let stderr = text(&output(&["gate", "--capture", "x.gputrace"]).stderr);
+    assert!(stderr.contains("--capture traces one step"), "{stderr}");
     // Kept all the same: a gate that was shut is part of the history.
     assert_eq!(records(folder.path()).len(), 2);
 }

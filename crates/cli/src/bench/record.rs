@@ -18,7 +18,7 @@ const RECORDS_MAX: usize = 10_000;
 /// Where a result is kept.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct RecordArgs {
-    /// Keep the result for `bench history`, as FOLDER/<machine>/<date>-<commit>.json; without a folder, in `records`
+    /// Keep the result for `bench history`, as FOLDER/MACHINE/DATE-TIME-COMMIT.json; without a folder, in `records`
     #[arg(long, value_name = "FOLDER", num_args = 0..=1, require_equals = true, default_missing_value = Self::FOLDER)]
     pub(crate) record: Option<PathBuf>,
 

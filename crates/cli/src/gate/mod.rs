@@ -33,6 +33,9 @@ const BUILT_IN_FORMAT: &str = "bf16";
 
 /// Runs `hotmetal gate`. Fails if a check does.
 pub(crate) fn gate(args: &GateArgs) -> Result<()> {
+    if args.gpu.capture.is_some() {
+        bail!("--capture traces one step, and the gate makes many: give it to `hotmetal run`");
+    }
     let device_name = device::resolve(&args.device);
     let settings =
         DeviceSettings { gpu: args.gpu.settings(), threads: args.threads, ..DeviceSettings::on(device_name) };
@@ -166,6 +169,8 @@ impl Commands<'_> {
         if self.args.gpu.batch_invariant {
             out.push("--batch-invariant".to_owned());
         }
+        let ways = self.args.gpu.metal_way.iter().filter_map(ValueEnum::to_possible_value);
+        out.extend(ways.flat_map(|way| ["--metal-way".to_owned(), way.get_name().to_owned()]));
         out
     }
 
