@@ -9,6 +9,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::part::{Part, push_part};
+use super::reading::{ReadStep, Reading, TextEnd};
 
 /// Reads one call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,6 +56,35 @@ impl CallReader {
 
     pub(crate) fn arguments(name: String) -> Self {
         Self { is_bare: true, name: Some(name), in_arguments: true, ..Self::default() }
+    }
+
+    /// Takes what the text holds next of the call's object. Returns what comes of it; `None` once the call is made.
+    pub(super) fn advance(&mut self, reading: &mut Reading, parts: &mut Vec<Part>, end: TextEnd) -> Option<ReadStep> {
+        let read = self.push(&reading.buffer);
+        reading.buffer.drain(..read);
+        if end == TextEnd::Ended {
+            self.end();
+        }
+        let announced = self.announced;
+        self.take_parts(parts);
+        if self.is_whole() {
+            let name = self.name.take().unwrap_or_default();
+            reading.called(&name);
+            reading.call_is_whole();
+            return None;
+        }
+        if self.has_failed() {
+            let raw = std::mem::take(&mut self.raw);
+            reading.give_back(parts, announced, &raw);
+            return Some(ReadStep::Content);
+        }
+        if end == TextEnd::Cut && !self.announced {
+            // The text was cut in what may have become a call.
+            let held = reading.held.take().unwrap_or_default();
+            push_part(parts, Part::Content(format!("{held}{}", std::mem::take(&mut self.raw))));
+            return Some(ReadStep::Content);
+        }
+        Some(ReadStep::Wait)
     }
 
     pub(crate) fn is_whole(&self) -> bool {

@@ -224,30 +224,9 @@ impl ExpressionReader {
 
     fn object(&mut self, reading: &mut Reading, parts: &mut Vec<Part>, end: TextEnd) -> ReadStep {
         let State::Object(reader) = &mut self.state else { return ReadStep::Content };
-        let read = reader.push(&reading.buffer);
-        reading.buffer.drain(..read);
-        if end == TextEnd::Ended {
-            reader.end();
+        if let Some(step) = reader.advance(reading, parts, end) {
+            return step;
         }
-        let announced = reader.announced;
-        reader.take_parts(parts);
-        let is_cut = end == TextEnd::Cut && !reader.is_whole() && !reader.announced;
-        if reader.has_failed() || is_cut {
-            let raw = std::mem::take(&mut reader.raw);
-            if is_cut && !reader.has_failed() {
-                let held = reading.held.take().unwrap_or_default();
-                push_part(parts, Part::Content(format!("{held}{raw}")));
-            } else {
-                reading.give_back(parts, announced, &raw);
-            }
-            return ReadStep::Content;
-        }
-        if !reader.is_whole() {
-            return ReadStep::Wait;
-        }
-        let name = reader.name.take().unwrap_or_default();
-        reading.called(&name);
-        reading.call_is_whole();
         self.state = State::Next;
         ReadStep::GoOn
     }
