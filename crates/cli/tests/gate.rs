@@ -52,6 +52,15 @@ fn a_result_is_recorded_and_its_history_is_told() {
     assert!(table.contains("## m\n") && table.contains(prefill) && !table.contains(decode), "{table}");
     let stderr = text(&output(&["bench", "history", root, "--only", "nosuch"]).stderr);
     assert!(stderr.contains("2 records of m"), "{stderr}");
+
+    // What cannot be kept is printed all the same.
+    let blocked = folder.path().join("file");
+    fs::write(&blocked, "").unwrap();
+    let record = format!("--record={}", blocked.display());
+    let failed = output(&["bench", "-p", "0", "-n", "1", "-r", "1", "--threads", "1", "-o", "json", &record]);
+    let stderr = text(&failed.stderr);
+    assert!(!failed.status.success() && stderr.contains("cannot make the folder"), "{stderr}");
+    assert!(serde_json::from_str::<Value>(&text(&failed.stdout)).unwrap()["rows"].is_array());
 }
 
 #[test]

@@ -14,13 +14,13 @@ use crate::units;
 pub(super) fn measure(gpu: &GpuBackend, device: &Device, facts: &Facts, args: &MeasureArgs) -> Result<()> {
     let roofline = gpu.roofline()?;
     let result = json!({"schema": SCHEMA, "device": device, "run": facts, "rows": rows(&roofline)});
-    args.record.keep(&result, device, facts, None)?;
-    Ok(stdout(&match args.output() {
+    stdout(&match args.output() {
         OutputFormat::Md => as_markdown(&roofline, device, facts),
         OutputFormat::Csv => as_csv(&roofline),
         OutputFormat::Json => format!("{result:#}\n"),
         OutputFormat::Jsonl => rows(&roofline).iter().map(|row| format!("{row}\n")).collect(),
-    })?)
+    })?;
+    args.record.keep(&result, device, facts, None)
 }
 
 /// An object for each measurement, told apart by `kind`.

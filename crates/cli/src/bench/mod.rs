@@ -101,7 +101,6 @@ fn measure(args: &MeasureArgs) -> Result<()> {
         }
     }
     progress.finish_and_clear();
-    args.record.keep(&json!(report), &report.device, &report.run, None)?;
     match args.output() {
         // A line of nineteen cells is broken on most terminals; who asks for more gets them all.
         OutputFormat::Md if args.output.is_none() && is_for_a_reader() => stdout(&report.as_columns())?,
@@ -110,6 +109,7 @@ fn measure(args: &MeasureArgs) -> Result<()> {
         OutputFormat::Json => stdout(&report.as_json())?,
         OutputFormat::Jsonl => {}
     }
+    args.record.keep(&json!(report), &report.device, &report.run, None)?;
     match &args.report {
         Some(path) => html::write(path, &[report], &[]),
         None => Ok(()),

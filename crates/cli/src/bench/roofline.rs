@@ -63,14 +63,13 @@ pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
     }
     progress.finish_and_clear();
     let result = json!({"schema": SCHEMA, "device": device, "run": facts, "rows": roofline.rows()});
-    args.record.keep(&result, &device, &facts, None)?;
     stdout(&match args.output() {
         OutputFormat::Md => roofline.as_markdown(&device, &facts),
         OutputFormat::Csv => roofline.as_csv(),
         OutputFormat::Json => format!("{result:#}\n"),
         OutputFormat::Jsonl => roofline.rows().iter().map(|row| format!("{row}\n")).collect(),
     })?;
-    Ok(())
+    args.record.keep(&result, &device, &facts, None)
 }
 
 /// Those asked for, or 1, 2, 4 and so on up to all.

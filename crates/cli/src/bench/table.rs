@@ -274,13 +274,12 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
     measured.sort_by_key(|(case, _)| CASES.iter().position(|listed| std::ptr::eq(listed, *case)));
     let rows: Vec<_> = measured.into_iter().map(|(_, measured)| measured).collect();
     let result = json!({"schema": SCHEMA, "device": device, "run": facts, "rows": rows});
-    args.record.keep(&result, &device, &facts, None)?;
     match args.output {
         OutputFormat::Md => stdout(&as_markdown(&rows, &peers, &facts.line(&device)))?,
         OutputFormat::Json => stdout(&format!("{result:#}\n"))?,
         OutputFormat::Csv | OutputFormat::Jsonl => {}
     }
-    Ok(())
+    args.record.keep(&result, &device, &facts, None)
 }
 
 fn as_markdown(rows: &[Measured], peers: &Peers, run: &str) -> String {

@@ -99,7 +99,6 @@ pub(crate) fn gate(args: &GateArgs) -> Result<()> {
         "schema": bench::SCHEMA, "device": device, "run": facts, "model": model, "rows": rows,
         "gate": {"passed": passed, "wave": args.wave, "checks": checks},
     });
-    keep.keep(&result, &device, &facts, args.wave.as_deref())?;
     match args.output {
         OutputFormat::Json => stdout(&format!("{result:#}\n"))?,
         OutputFormat::Text if passed => {
@@ -108,6 +107,7 @@ pub(crate) fn gate(args: &GateArgs) -> Result<()> {
         }
         OutputFormat::Text => {}
     }
+    keep.keep(&result, &device, &facts, args.wave.as_deref())?;
     if left_out > 0 && args.wave.is_some() {
         note("the record is of some checks only: --only left out the others");
     }

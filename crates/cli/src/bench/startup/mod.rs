@@ -112,9 +112,8 @@ pub(super) fn startup(args: &MeasureArgs) -> Result<()> {
     progress.finish_and_clear();
     drop(made);
     let result = json!({"schema": SCHEMA, "profiled": false, "device": device, "run": facts, "rows": rows});
-    args.record.keep(&result, &device, &facts, None)?;
     stdout(&print(args.output(), &result, &facts.line(&device), &rows))?;
-    Ok(())
+    args.record.keep(&result, &device, &facts, None)
 }
 
 /// The arguments of one run.
