@@ -118,15 +118,42 @@ async fn answer(app: &App, request: Request<Body>) -> (StatusCode, HeaderMap, By
     tokio::time::timeout(TIME_MAX, answered).await.expect("an answer in time")
 }
 
+/// Routes that are also there without `/v1`; the document has each route under one name.
+const ALSO_WITHOUT_V1: [&str; 8] = [
+    "/chat/completions",
+    "/responses",
+    "/messages",
+    "/messages/count_tokens",
+    "/embeddings",
+    "/score",
+    "/rerank",
+    "/models",
+];
+
+/// The name that the document has for a route.
+fn documented(path: &str) -> String {
+    match path {
+        "/completions" => "/completion".to_owned(),
+        "/v2/rerank" | "/reranking" | "/v1/reranking" => "/v1/rerank".to_owned(),
+        _ if ALSO_WITHOUT_V1.contains(&path) || path.starts_with("/models/") => format!("/v1{path}"),
+        _ => path.to_owned(),
+    }
+}
+
 fn check_status(served: &Served, method: &Method, path: &str, status: StatusCode, answer: &[u8]) {
+    let name = documented(path);
     let matches = |declared: &str| match declared.split_once('{') {
-        Some((before, _)) => path.strip_prefix(before).is_some_and(|rest| !rest.is_empty()),
-        None => declared == path,
+        Some((before, _)) => name.strip_prefix(before).is_some_and(|rest| !rest.is_empty()),
+        None => declared == name,
     };
     let as_declared = if *method == Method::HEAD { "GET" } else { method.as_str() };
     let operation = served.declared.iter().find(|((method, path), _)| method == as_declared && matches(path));
     let is_declared = match operation {
         Some((_, statuses)) => statuses.contains(&status.as_u16()),
+        // The files of the page are for the page alone.
+        None if path.starts_with("/page/") && matches!(*method, Method::GET | Method::HEAD) => {
+            [200, 304, 404].contains(&status.as_u16())
+        }
         // What browsers ask before they ask.
         None if *method == Method::OPTIONS && status.is_success() => true,
         None => WITHOUT_ROUTE.contains(&status.as_u16()),
