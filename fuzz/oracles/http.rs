@@ -152,7 +152,7 @@ fn check_status(served: &Served, method: &Method, path: &str, status: StatusCode
         Some((_, statuses)) => statuses.contains(&status.as_u16()),
         // The files of the page are for the page alone.
         None if path.starts_with("/page/") && matches!(*method, Method::GET | Method::HEAD) => {
-            [200, 304, 404].contains(&status.as_u16())
+            [200, 304].contains(&status.as_u16()) || WITHOUT_ROUTE.contains(&status.as_u16())
         }
         // What browsers ask before they ask.
         None if *method == Method::OPTIONS && status.is_success() => true,

@@ -1,6 +1,7 @@
 //! `tokenizer.json`, with what `tokenizer_config.json` adds to it.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -369,8 +370,19 @@ fn build(
         Err(other) => {
             let value: Value = serde_json::from_str(other.get()).map_err(part("model"))?;
             let model = ModelWrapper::deserialize(&value).map_err(part("model"))?;
-            let vocab = model.get_vocab().into_iter().collect();
-            let vocabulary = vocabulary_of(&vocab, &added, token_bytes)?;
+            let vocab: AHashMap<String, u32> = model.get_vocab().into_iter().collect();
+            check_added(&added, |text| vocab.get(text).copied())?;
+            let mut ids: Vec<u32> = vocab.values().copied().collect();
+            let mut texts: Texts = vocab.keys().collect();
+            // A list of pieces may have a piece twice. The map has the last of its ids, and the model may give any.
+            let known: HashSet<u32> = ids.iter().copied().collect();
+            for id in (0..u32::try_from(model.get_vocab_size()).unwrap_or(u32::MAX)).filter(|id| !known.contains(id)) {
+                if let Some(text) = model.id_to_token(id) {
+                    texts.push(&text);
+                    ids.push(id);
+                }
+            }
+            let vocabulary = vocabulary_with(texts, &ids, &added, token_bytes)?;
             let unk = value.get("unk_token").and_then(Value::as_str).map(str::to_owned);
             (vocabulary, Model::Library(Box::new(model)), unk)
         }
