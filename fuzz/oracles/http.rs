@@ -134,6 +134,7 @@ const ALSO_WITHOUT_V1: [&str; 8] = [
 fn documented(path: &str) -> String {
     match path {
         "/completions" => "/completion".to_owned(),
+        "/v1/health" | "/ping" => "/health".to_owned(),
         "/v2/rerank" | "/reranking" | "/v1/reranking" => "/v1/rerank".to_owned(),
         _ if ALSO_WITHOUT_V1.contains(&path) || path.starts_with("/models/") => format!("/v1{path}"),
         _ => path.to_owned(),
