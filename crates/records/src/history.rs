@@ -33,7 +33,7 @@ pub struct History<'a> {
 
 impl<'a> History<'a> {
     /// The history that these records tell.
-    pub fn of(records: &'a [Record]) -> Self {
+    pub fn of(records: impl IntoIterator<Item = &'a Record>) -> Self {
         let mut quantities: BTreeMap<_, Vec<Point<'a>>> = BTreeMap::new();
         for record in records {
             for row in record.rows.iter().filter(|row| row.spread().is_some()) {

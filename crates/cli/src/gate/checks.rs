@@ -25,7 +25,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    /// `Ok` is what was found to be right, `Err` what is wrong.
+    /// A check passes with `Ok`, whose text says what was compared, and fails with `Err`, whose text says what is wrong.
     pub(super) fn new(id: CheckId, verdict: Result<String, String>, seconds: f64) -> Self {
         let (name, question, passed) = (id.name(), id.question(), verdict.is_ok());
         let (Ok(found) | Err(found)) = verdict;
@@ -52,25 +52,10 @@ pub(super) fn greedy_text(verify: &Outcome, tokens: usize) -> Result<String, Str
     };
     let mut ties = 0;
     for model in texts {
-        let parity = &model["parity"];
-        let number_of = |list: &str| parity[list].as_array().map_or(0, Vec::len);
-        let position = |name: &str| parity[name].as_u64();
+        let number_of = |list: &str| model["parity"][list].as_array().map_or(0, Vec::len);
         let name = text(&model["model"]);
-        if let Some(first) = position("first_not_finite") {
-            return Err(format!("{name}: the logits of token {first} are not finite"));
-        }
-        if number_of("mismatches") > 0 {
-            let first = &parity["mismatches"][0];
-            return Err(format!(
-                "{name}: token {} is {}, and {} has {}",
-                first["position"],
-                first["found"],
-                text(&against),
-                first["expected"]
-            ));
-        }
-        if let Some(first) = position("first_beyond") {
-            return Err(format!("{name}: the logits from token {first} on are beyond their tolerance"));
+        if let Some(fault) = fault_of_text(model) {
+            return Err(format!("{name}: {fault}"));
         }
         if number_of("token_ids") < tokens {
             return Err(format!("{name}: only {} of {tokens} tokens were compared", number_of("token_ids")));
@@ -83,6 +68,20 @@ pub(super) fn greedy_text(verify: &Outcome, tokens: usize) -> Result<String, Str
         ties => format!(", {ties} of them ties"),
     };
     Ok(format!("{tokens} greedy tokens are those of {}{of_ties}", text(&against)))
+}
+
+/// What is wrong with the greedy text of a model that `verify` compared; `None` also where it compared no text.
+fn fault_of_text(model: &Value) -> Option<String> {
+    let parity = &model["parity"];
+    if let Some(first) = parity["first_not_finite"].as_u64() {
+        return Some(format!("the logits of token {first} are not finite"));
+    }
+    if let Some(first) = parity["mismatches"].as_array().and_then(|mismatches| mismatches.first()) {
+        let (position, found, expected) = (&first["position"], &first["found"], &first["expected"]);
+        return Some(format!("token {position} is {found}, and {} has {expected}", text(&model["against"])));
+    }
+    let first = parity["first_beyond"].as_u64()?;
+    Some(format!("the logits from token {first} on are beyond their tolerance"))
 }
 
 /// P2, of what `verify -o json` printed.
@@ -99,9 +98,9 @@ pub(super) fn each_op(verify: &Outcome) -> Result<String, String> {
                 return Err(format!("{name}: {op}{layer} in step {step} is the first that is {what}"));
             }
         }
-        // A router that chose otherwise, and what else has no place.
+        // A fault without a place is that of a router, unless it is of the text, which P1 judges.
         if let Some(fault) = model["faults"].as_array().and_then(|faults| faults.first())
-            && model["parity"].is_null()
+            && fault_of_text(model).is_none()
         {
             return Err(format!("{name}: {}", text(fault)));
         }
@@ -147,8 +146,7 @@ pub(super) fn printed_text(golden: &Outcome, texts: [&Outcome; 2]) -> Result<Str
 /// P5: `measured` is what `bench -o json` printed, as a record.
 pub(super) fn speed(measured: &Record, earlier: &[Record]) -> Result<String, String> {
     // A gate that failed is no example.
-    let sound: Vec<Record> = earlier.iter().filter(|record| record.passed != Some(false)).cloned().collect();
-    let history = History::of(&sound);
+    let history = History::of(earlier.iter().filter(|record| record.passed != Some(false)));
     let (mut worse, mut compared) = (Vec::new(), Vec::new());
     for row in &measured.rows {
         let Some(before) = history.newest(&measured.machine, &row.name, &row.unit) else { continue };
@@ -233,6 +231,9 @@ mod tests {
         let error = each_op(&verified(|model| model["first_beyond"] = place)).unwrap_err();
         assert_eq!(error, "m: norm_glu of layer 3 in step 1 is the first that is beyond its tolerance");
         assert!(each_op(&verified(|model| model["checkpoints"] = json!([]))).is_err());
+        // A router that chose wrongly, in a model whose text is right all the same.
+        let error = each_op(&verified(|model| model["faults"] = json!(["a router: it chose 3"]))).unwrap_err();
+        assert_eq!(error, "m: a router: it chose 3");
         let crashed = Outcome { ended: "killed by signal 11".to_owned(), ..failed("") };
         assert_eq!(each_op(&crashed).unwrap_err(), "killed by signal 11");
     }
