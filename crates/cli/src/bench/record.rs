@@ -1,5 +1,6 @@
 //! `--record`: keeps a result where `bench history` and `gate` find it.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -69,8 +70,17 @@ impl RecordArgs {
     }
 }
 
-/// The records below `folder`, of all machines. What is no record is left out, and a note says why: a file that is damaged
-/// must not hide the others.
+/// Reads the record at `path`: the folder that it is in is named after the machine.
+pub(super) fn read(path: &Path) -> Result<Record> {
+    let text = files::read_text(path, "", files::RESULT_BYTES_MAX)?;
+    let name = |path: Option<&OsStr>| path.unwrap_or_default().to_string_lossy().into_owned();
+    let machine = name(path.parent().and_then(Path::file_name));
+    let record = Record::read(&machine, &name(path.file_name()), &text);
+    record.with_context(|| format!("`{}` is no record", path.display()))
+}
+
+/// Reads the records of all machines below `folder`. A damaged file must not hide the others, so a note names it, and the
+/// rest is read.
 pub(crate) fn read_all(folder: &Path) -> Result<Vec<Record>> {
     let in_folder = |folder: &Path| -> Result<Vec<PathBuf>> {
         let read = fs::read_dir(folder).with_context(|| format!("cannot read the folder `{}`", folder.display()))?;
@@ -78,7 +88,6 @@ pub(crate) fn read_all(folder: &Path) -> Result<Vec<Record>> {
         paths.sort();
         Ok(paths)
     };
-    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut found = Vec::new();
     for machine in in_folder(folder)?.into_iter().filter(|path| path.is_dir()) {
         let of_records = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
@@ -86,11 +95,9 @@ pub(crate) fn read_all(folder: &Path) -> Result<Vec<Record>> {
             if found.len() == RECORDS_MAX {
                 bail!("`{}` holds more than {RECORDS_MAX} records: move the old ones away", folder.display());
             }
-            let record = files::read_text(&path, "", files::RESULT_BYTES_MAX)
-                .and_then(|text| Ok(Record::read(&name(&machine), &name(&path), &text)?));
-            match record {
+            match read(&path) {
                 Ok(record) => found.push(record),
-                Err(error) => note(&format!("warning: `{}` is left out: {error:#}", path.display())),
+                Err(error) => note(&format!("warning: left out: {error:#}")),
             }
         }
     }

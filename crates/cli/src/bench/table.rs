@@ -1,11 +1,10 @@
 //! `hotmetal bench table`: the rows that `docs/performance/gpu.md` is about, in one run, beside what each has to reach.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use records::Record;
 use serde::Serialize;
 use serde_json::json;
@@ -14,11 +13,11 @@ use super::args::{OutputFormat, TableArgs, TargetArgs, Test};
 use super::clock::Clock;
 use super::measured::{Ceiling, measured_row};
 use super::progress::progress;
+use super::record;
 use super::report::{Device, Facts, Row, SCHEMA};
 use super::run::Source;
 use super::shapes;
 use super::statistics::Summary;
-use crate::files;
 use crate::load::device;
 use crate::output::stdout;
 
@@ -181,11 +180,7 @@ struct Peers {
 impl Peers {
     fn read(paths: &[PathBuf]) -> Result<Self> {
         let read = |path: &PathBuf| {
-            let text = files::read_text(path, "", files::RESULT_BYTES_MAX)?;
-            let name = |path: Option<&OsStr>| path.unwrap_or_default().to_string_lossy().into_owned();
-            let machine = name(path.parent().and_then(Path::file_name));
-            let record = Record::read(&machine, &name(path.file_name()), &text);
-            let record = record.with_context(|| format!("`{}` is no record", path.display()))?;
+            let record = record::read(path)?;
             if record.command.is_none() || record.rows.iter().all(|row| row.peers.is_empty()) {
                 bail!(
                     "`{}` has no figures of other programs, or not the command that gave them (`rows[].peers`, `run.command`)",
