@@ -371,18 +371,11 @@ fn build(
             let value: Value = serde_json::from_str(other.get()).map_err(part("model"))?;
             let model = ModelWrapper::deserialize(&value).map_err(part("model"))?;
             let vocab: AHashMap<String, u32> = model.get_vocab().into_iter().collect();
-            check_added(&added, |text| vocab.get(text).copied())?;
-            let mut ids: Vec<u32> = vocab.values().copied().collect();
-            let mut texts: Texts = vocab.keys().collect();
             // A list of pieces may have a piece twice. The map has the last of its ids, and the model may give any.
-            let known: HashSet<u32> = ids.iter().copied().collect();
-            for id in (0..u32::try_from(model.get_vocab_size()).unwrap_or(u32::MAX)).filter(|id| !known.contains(id)) {
-                if let Some(text) = model.id_to_token(id) {
-                    texts.push(&text);
-                    ids.push(id);
-                }
-            }
-            let vocabulary = vocabulary_with(texts, &ids, &added, token_bytes)?;
+            let known: HashSet<u32> = vocab.values().copied().collect();
+            let ids = 0..u32::try_from(model.get_vocab_size()).unwrap_or(u32::MAX);
+            let others = ids.filter(|id| !known.contains(id)).filter_map(|id| Some((model.id_to_token(id)?, id)));
+            let vocabulary = vocabulary_of(&vocab, others, &added, token_bytes)?;
             let unk = value.get("unk_token").and_then(Value::as_str).map(str::to_owned);
             (vocabulary, Model::Library(Box::new(model)), unk)
         }
@@ -454,7 +447,7 @@ fn library_bpe(
     added: &AddedTokens,
     token_bytes: TokenBytes,
 ) -> Result<(Vocabulary, Model), TokenizerError> {
-    let vocabulary = vocabulary_of(&vocab, added, token_bytes)?;
+    let vocabulary = vocabulary_of(&vocab, [], added, token_bytes)?;
     if let Some(prefix) = json.continuing_subword_prefix.as_deref() {
         // The library cuts the prefix off without looking.
         if let Some((_, b)) = json.merges.pairs().find(|(_, b)| !b.starts_with(prefix)) {
@@ -487,15 +480,20 @@ fn library_bpe(
     Ok((vocabulary, Model::Library(Box::new(ModelWrapper::BPE(model)))))
 }
 
-/// The tables of a model's tokens and the added ones.
+/// The tables of a model's tokens and the added ones. `others` are tokens whose texts `vocab` has with another id.
 fn vocabulary_of(
     vocab: &AHashMap<String, u32>,
+    others: impl IntoIterator<Item = (String, u32)>,
     added: &AddedTokens,
     token_bytes: TokenBytes,
 ) -> Result<Vocabulary, TokenizerError> {
     check_added(added, |text| vocab.get(text).copied())?;
-    let ids: Vec<u32> = vocab.values().copied().collect();
-    vocabulary_with(vocab.keys().collect(), &ids, added, token_bytes)
+    let (mut texts, mut ids): (Texts, Vec<u32>) = (vocab.keys().collect(), vocab.values().copied().collect());
+    for (text, id) in others {
+        texts.push(&text);
+        ids.push(id);
+    }
+    vocabulary_with(texts, &ids, added, token_bytes)
 }
 
 fn vocabulary_with(

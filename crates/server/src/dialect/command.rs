@@ -24,7 +24,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     }),
     grammar: |writer, tools| {
         let object = writer.named_object(tools, "tool_name", "parameters");
-        Ok(vec![format!("{} \"[\" {object} \"]\" {}", writer.marker(CALLS), writer.marker(CALLS_END))])
+        Ok(vec![writer.list_of_call(CALLS, &object, CALLS_END)])
     },
 };
 

@@ -69,6 +69,11 @@ impl GrammarWriter<'_> {
         self.rule("text", "[lazy]", &format!("/(?s:.*){}/", escaped(marker.text)))
     }
 
+    /// A list with one call, which is `object`, between two markers.
+    pub(super) fn list_of_call(&self, opens: Marker, object: &str, closes: Marker) -> String {
+        format!("{} \"[\" {object} \"]\" {}", self.marker(opens), self.marker(closes))
+    }
+
     /// An object with the name of one of `tools` and, in the member `arguments`, arguments of its schema.
     pub(super) fn call_object(&mut self, tools: &[Callable], arguments: &str) -> String {
         self.named_object(tools, "name", arguments)
