@@ -195,8 +195,8 @@ impl Sequence {
         }
     }
 
-    /// Tokens of the prompt that are computed, if the request wants to know. A sequence that lost its blocks computes its
-    /// prompt again, of which nobody needs to know.
+    /// Tokens of the prompt that are computed, if the request wants to know. `None` once a token was generated: a sequence
+    /// that lost its blocks computes its prompt again, and the request has heard of that prompt already.
     pub(crate) fn prompt_read(&self) -> Option<usize> {
         let is_first = self.num_generated() == 0 && self.num_computed < self.prompt_len;
         (self.request.reports_prompt && is_first).then_some(self.num_computed)

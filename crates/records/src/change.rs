@@ -51,7 +51,7 @@ impl Spread {
 }
 
 impl Change {
-    /// From `before` to `after`, of a quantity of which less is better if `less_is_better`.
+    /// Compares `after` with `before`. `less_is_better` is true for times and false for rates.
     ///
     /// The band takes the spread of single repetitions, not of their mean: repetitions of one run are not independent,
     /// and two runs differ by more than the errors of their means say. A deviation of few repetitions is easily too small,

@@ -2,7 +2,7 @@
 //!
 //! A record is what `hotmetal bench … -o json` prints, as it is, or a file of the same shape that was written by hand;
 //! `docs/performance/records/README.md` lists the fields. This crate reads the text of a record, names its file and its
-//! machine, and says what changed between two records and what is noise. Whoever uses it opens the files.
+//! machine, and says what changed between two records and what is noise. Its callers open the files.
 
 #![forbid(unsafe_code)]
 

@@ -54,7 +54,7 @@ pub(super) struct TableArgs {
     #[arg(long, short = 'r', value_name = "N", default_value_t = 3)]
     pub(super) repetitions: usize,
 
-    /// Records of other programs on this machine, whose figures stand beside ours
+    /// Show the figures of other programs from these records beside ours
     #[arg(long, value_name = "RECORD.json")]
     pub(super) peers: Vec<PathBuf>,
 

@@ -88,7 +88,7 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// A table for each machine. What was measured once has no history, and is only counted.
+/// Makes a table for each machine. It only counts the quantities that were measured once, because they have no history.
 fn as_markdown(shown: &[Shown<'_>]) -> String {
     let mut out = String::new();
     for of_machine in shown.chunk_by(|a, b| a.quantity.machine == b.quantity.machine) {

@@ -331,7 +331,7 @@ impl Report {
         if prices.is_empty() { prices } else { format!("\nThe price of {}:\n{prices}", self.run.priced_flags()) }
     }
 
-    /// What a step is on a device that is told what to do: kernels, and what the host adds.
+    /// The kernels of a GPU's step, and what the host asks of the GPU in it.
     fn step_work(&self) -> String {
         let line = |row: &Row| {
             let (launches, work) = (row.launches_per_step?, row.host_work_per_step?);
