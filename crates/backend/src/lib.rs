@@ -11,6 +11,7 @@ pub mod conformance;
 mod logits;
 pub mod profile;
 pub mod reference;
+mod tuning;
 mod weight_check;
 
 use std::ops::Range;
@@ -24,6 +25,7 @@ use crate::profile::{OpInfo, Recorder};
 
 pub use claims::{Claims, Feature};
 pub use logits::{Logits, PEAK_GROUP, num_peaks, peak};
+pub use tuning::{Tunable, Tuning};
 pub use weight_check::{ChangedWeight, ResidentWeight, WeightCheck, WeightFault};
 
 /// Why a backend could not load, compile or run.
@@ -274,6 +276,10 @@ pub trait Executable: Send {
         let _ = (input, observer);
         Err(BackendError::Unobservable)
     }
+
+    /// Forgets the programs that were made so far, so that later steps are compiled with the choices that
+    /// [`Tuning`] has by then. Steps must not be under way.
+    fn forget_programs(&mut self) {}
 
     /// Does now what later steps would do little by little, such as bringing weights into a faster layout: what is measured
     /// after it is the steady state.

@@ -453,6 +453,11 @@ impl Executable for GpuExecutable {
         self.compile_of(ResultKind::Logits, shape).map(drop)
     }
 
+    fn forget_programs(&mut self) {
+        self.driver.forget_recordings();
+        self.programs.clear();
+    }
+
     fn can_queue(&self) -> bool {
         // What is recorded is one step after another.
         self.recording.as_ref().is_none_or(|recording| !recording.is_on())

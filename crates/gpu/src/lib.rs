@@ -29,6 +29,7 @@ mod self_test;
 mod site;
 mod step_input;
 mod target;
+mod tuned;
 mod vendor;
 mod weights;
 
@@ -52,6 +53,7 @@ use weights::{DeviceFormat, DeviceWeights};
 pub use forced::{ForcedVariant, ForcedVariantError, ForcedVariants};
 pub use kernel_source::KernelSource;
 pub use roofline::{Bandwidth, Cost, Peak, Roofline};
+pub use tuned::Tuned;
 pub use vendor::{Numbers, Product, Vendor, VendorError, VendorTimes};
 
 #[cfg(feature = "sim")]
@@ -109,6 +111,8 @@ pub struct GpuOptions {
     pub batch_invariant: bool,
     /// Kernels that are taken wherever they can be, for whoever compares them.
     pub forced: ForcedVariants,
+    /// What was measured best on this device.
+    pub tuned: Tuned,
 }
 
 /// What only Apple GPUs are told.
@@ -138,9 +142,9 @@ enum System {
 }
 
 impl System {
-    /// What it is to a person, and what is forced, so that every report says so.
-    fn description(&self, forced: ForcedVariants) -> String {
-        let device = match self {
+    /// What it is to a person, and what is forced and tuned, so that every report says so.
+    fn description(&self, forced: ForcedVariants, tuned: Tuned) -> String {
+        let mut device = match self {
             Self::Cuda(CudaDevice { name, capability: (major, minor), multiprocessors, .. }) => {
                 format!("{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors")
             }
@@ -153,7 +157,13 @@ impl System {
             #[cfg(feature = "sim")]
             Self::Sim(SimDialect::Metal, order, _) => format!("GPU simulator of Metal, threads {order:?}"),
         };
-        if forced == ForcedVariants::NONE { device } else { format!("{device}, forced: {forced}") }
+        if forced != ForcedVariants::NONE {
+            device.push_str(&format!(", forced: {forced}"));
+        }
+        if let Some(shapes) = tuned.num_choices() {
+            device.push_str(&format!(", tuned for {shapes} shapes"));
+        }
+        device
     }
 }
 
@@ -235,6 +245,12 @@ pub enum GpuError {
          (Debian: apt-get install g++), `cargo build --release --package hotmetal --features sim` makes one that has it"
     )]
     NoSimulator,
+    /// A table of tuned kernels that cannot be used.
+    #[error("{reason}")]
+    Table {
+        /// Why.
+        reason: String,
+    },
     /// The driver does not answer.
     #[error("the NVIDIA driver failed: {reason}")]
     Driver {
@@ -302,8 +318,14 @@ impl GpuBackend {
                 return Err(GpuError::NoVariant { device, op, kernel: kernel.name(), known });
             }
         }
-        backend.device.description = backend.system.description(options.forced);
+        let tuned = if options.batch_invariant { Tuned::NONE } else { options.tuned };
+        backend.device.description = backend.system.description(options.forced, tuned);
         Ok(backend)
+    }
+
+    /// What the device is to a person, whatever its options.
+    pub fn untuned_description(&self) -> String {
+        self.system.description(ForcedVariants::NONE, Tuned::NONE)
     }
 
     /// The simulator as a device that flags name: thousands of times slower than a GPU, and strict.
@@ -328,7 +350,7 @@ impl GpuBackend {
     pub fn simulator_of(dialect: SimDialect, order: ThreadOrder, memory_bytes: u64, options: GpuOptions) -> Self {
         let system = System::Sim(dialect, order, SimFaults::default());
         let name = sim_name(dialect).to_owned();
-        let description = system.description(options.forced);
+        let description = system.description(options.forced, options.tuned);
         let device = DeviceInfo { name, description, memory_bytes, driver: None };
         Self { device, options, system }
     }
@@ -357,8 +379,10 @@ impl GpuBackend {
     }
 
     fn target(&self) -> Target {
-        let GpuOptions { batch_invariant, forced } = self.options;
-        match self.system {
+        let GpuOptions { batch_invariant, forced, tuned } = self.options;
+        // What is measured are kernels that round; where a row must have the same bits beside others, there is no choice.
+        let tuned = if batch_invariant { Tuned::NONE } else { tuned };
+        let target = match self.system {
             System::Cuda(ref device) => Target {
                 multiprocessors: device.multiprocessors as usize,
                 bulk_copies: device.capability >= (9, 0),
@@ -368,6 +392,7 @@ impl GpuBackend {
                 batch_invariant,
                 forced,
                 kernel: None,
+                tuned: Tuned::NONE,
             },
             #[cfg(target_os = "macos")]
             System::Metal(ref device) => {
@@ -386,8 +411,10 @@ impl GpuBackend {
                 batch_invariant,
                 forced,
                 kernel: None,
+                tuned: Tuned::NONE,
             },
-        }
+        };
+        Target { tuned, ..target }
     }
 
     /// An error of the driver, about `what` where it is one of memory.

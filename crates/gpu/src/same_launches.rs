@@ -23,6 +23,7 @@ use crate::params::{Address, Chosen};
 use crate::site::LoadedPlan;
 use crate::step_input::max_positions;
 use crate::target::{Matrix, Target};
+use crate::tuned::Tuned;
 use crate::weights::{DeviceFormat, DeviceWeights};
 
 const EXPECTED: &str = include_str!("../tests/launches.txt");
@@ -38,6 +39,7 @@ fn targets() -> [(&'static str, Target); 8] {
         batch_invariant: false,
         forced: ForcedVariants::NONE,
         kernel: None,
+        tuned: Tuned::NONE,
     };
     let blackwell = Target { multiprocessors: 170, matrix: Matrix::SimdGroup, group_bytes_max: 99 << 10, ..hopper };
     let ampere = Target { multiprocessors: 108, bulk_copies: false, group_bytes_max: 163 << 10, ..blackwell };

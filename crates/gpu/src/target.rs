@@ -1,6 +1,7 @@
 //! What choices of kernels depend on: the device's facts, and the options of a run.
 
 use crate::forced::{self, ForcedVariants, Kernel};
+use crate::tuned::Tuned;
 
 /// What of a device and of its options variants depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub(crate) struct Target {
     /// What is forced for any op, and for the op at hand ([`Target::of`]).
     pub(crate) forced: ForcedVariants,
     pub(crate) kernel: Option<Kernel>,
+    /// What was measured best on the device.
+    pub(crate) tuned: Tuned,
 }
 
 impl Target {
@@ -39,12 +42,18 @@ impl Target {
             batch_invariant,
             forced,
             kernel: None,
+            tuned: Tuned::NONE,
         }
     }
 
     /// The target for the op of that name.
     pub(crate) fn of(&self, op: &str) -> Self {
         Self { kernel: self.forced.of(op), ..*self }
+    }
+
+    /// The same for questions about what may never be launched.
+    pub(crate) fn supposed(&self) -> Self {
+        Self { tuned: self.tuned.supposed(), ..*self }
     }
 
     /// The kernels that compute the op of that name here, in some shapes at least.
@@ -84,5 +93,6 @@ pub(crate) mod tests {
         batch_invariant: false,
         forced: ForcedVariants::NONE,
         kernel: None,
+        tuned: Tuned::NONE,
     };
 }

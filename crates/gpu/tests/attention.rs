@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use backend::{Backend, Executable};
 use gpu::SimDialect::{Cuda, Metal};
-use gpu::{ForcedVariants, GpuBackend, GpuOptions, SimDialect, ThreadOrder};
+use gpu::{ForcedVariants, GpuBackend, GpuOptions, SimDialect, ThreadOrder, Tuned};
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 use testing::tiny::random_weights;
@@ -95,7 +95,7 @@ fn heads(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) 
     Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window, sinks: None }
 }
 
-const MATRIX: GpuOptions = GpuOptions { batch_invariant: false, forced: ForcedVariants::NONE };
+const MATRIX: GpuOptions = GpuOptions { batch_invariant: false, forced: ForcedVariants::NONE, tuned: Tuned::NONE };
 const ALIKE: GpuOptions = GpuOptions { batch_invariant: true, ..MATRIX };
 
 #[test]

@@ -18,6 +18,7 @@ mod shapes;
 mod startup;
 mod statistics;
 mod table;
+mod tune;
 mod work;
 mod workload;
 
@@ -31,6 +32,7 @@ pub(crate) use report::{Device, Facts, SCHEMA};
 pub(crate) use run::{Parts, Source};
 pub(crate) use shapes::SEED;
 pub(crate) use statistics::{Percentiles, median};
+pub(crate) use tune::{TuneArgs, tune};
 
 use crate::explain;
 use crate::load::device;

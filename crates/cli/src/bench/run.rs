@@ -275,6 +275,11 @@ impl Driver {
         Ok(())
     }
 
+    /// Has programs compiled anew, with the choices of a tuner.
+    pub(super) fn forget_programs(&mut self) {
+        self.executable.forget_programs();
+    }
+
     /// What the steps of `test` are made of.
     pub(super) fn kernels(&mut self, test: &Test) -> Result<StepKernels> {
         let shape = match test.generate {

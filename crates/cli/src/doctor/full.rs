@@ -10,6 +10,7 @@ use backend::conformance;
 use super::args::DoctorArgs;
 use crate::load::args::{DeviceArgs, GpuArgs, RopeArgs};
 use crate::load::device::{self, CPU, SIM};
+use crate::load::tuned::TunedFrom;
 use crate::model::args::ModelArgs;
 use crate::output::stdout;
 use crate::program::{self, Outcome};
@@ -129,7 +130,7 @@ fn flags(args: &DoctorArgs) -> Result<Vec<String>> {
         device:
             DeviceArgs {
                 device: _,
-                gpu: GpuArgs { batch_invariant, force_variant, metal_way, capture },
+                gpu: GpuArgs { batch_invariant, force_variant, tuned, metal_way, capture },
                 threads,
                 isa,
                 no_repack,
@@ -144,6 +145,7 @@ fn flags(args: &DoctorArgs) -> Result<Vec<String>> {
         ("--ctx-size", ctx_size.is_some()),
         ("--rope-… or --yarn-…", *rope != RopeArgs::default()),
         ("--force-variant", !force_variant.is_empty()),
+        ("--tuned", *tuned != TunedFrom::Usual),
         ("--metal-way", !metal_way.is_empty()),
         ("--capture", capture.is_some()),
         ("--no-repack", *no_repack),

@@ -8,6 +8,7 @@ use plan::KvFormat;
 
 use super::device::{AUTO, DeviceSettings, GpuSettings};
 use super::rope::{RopeKind, RopeSettings};
+use super::tuned::TunedFrom;
 
 /// Flags of the device.
 #[derive(Args, Clone, Debug)]
@@ -59,6 +60,11 @@ pub(crate) struct GpuArgs {
     #[arg(long, value_name = "OP=KERNEL", value_delimiter = ',')]
     pub(crate) force_variant: Vec<gpu::ForcedVariant>,
 
+    /// GPU: which table of `hotmetal tune` says how kernels are launched: auto (what comes with the program, and what was
+    /// measured on this machine), off (cost models choose), or a file
+    #[arg(long, value_name = "TABLE", default_value = "auto", value_parser = TunedFrom::parse)]
+    pub(crate) tuned: TunedFrom,
+
     /// Apple GPU: do this in another way, for comparison; may be given for both
     #[arg(long, value_name = "WAY", value_enum, value_delimiter = ',')]
     pub(crate) metal_way: Vec<MetalWay>,
@@ -83,6 +89,7 @@ impl GpuArgs {
         GpuSettings {
             batch_invariant: self.batch_invariant,
             force_variant: self.force_variant.clone(),
+            tuned: self.tuned.clone(),
             indirect: self.metal_way.contains(&MetalWay::Indirect),
             copied: self.metal_way.contains(&MetalWay::Copied),
             capture: self.capture.clone(),

@@ -6,6 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use anyhow::{Result, bail};
 use backend::Backend;
 
+use super::tuned::{self, TunedFrom};
 use crate::files;
 
 /// The first GPU if a model fits it, else the CPU.
@@ -48,6 +49,8 @@ pub(crate) struct GpuSettings {
     pub(crate) batch_invariant: bool,
     /// Kernels that compute an op wherever they can.
     pub(crate) force_variant: Vec<gpu::ForcedVariant>,
+    /// Where it is said how kernels are launched.
+    pub(crate) tuned: TunedFrom,
     /// Apple GPU: whether steps are replayed from an indirect command buffer.
     pub(crate) indirect: bool,
     /// Apple GPU: whether weights are copied, and not read where the file is mapped.
@@ -91,21 +94,25 @@ impl GpuSettings {
         }
     }
 
-    fn options(&self) -> gpu::GpuOptions {
+    /// `gpu` as it is to compute: a table that cannot be read is an error of the device.
+    fn applied_to(&self, gpu: gpu::GpuBackend) -> Result<gpu::GpuBackend, gpu::GpuError> {
         let forced = self.force_variant.iter().copied().collect();
-        gpu::GpuOptions { batch_invariant: self.batch_invariant, forced }
+        let tuned = tuned::for_gpu(&gpu, &self.tuned);
+        let tuned = tuned.map_err(|error| gpu::GpuError::Table { reason: format!("{error:#}") })?;
+        gpu.with_options(gpu::GpuOptions { batch_invariant: self.batch_invariant, forced, tuned })
     }
 }
 
 /// The first GPU. It is opened once, because its context takes a third of a second to make.
 pub(super) fn first_gpu(settings: &GpuSettings) -> Result<gpu::GpuBackend, gpu::GpuError> {
     static FIRST: OnceLock<Result<gpu::GpuBackend, gpu::GpuError>> = OnceLock::new();
-    let found = FIRST.get_or_init(|| cuda(0, gpu::GpuOptions::default())).clone()?;
-    found.with_options(settings.options())
+    let found = FIRST.get_or_init(|| cuda(0)).clone()?;
+    settings.applied_to(found)
 }
 
 /// An NVIDIA GPU, with the kernels of this binary, or with those of the folder `HOTMETAL_KERNEL_SRC`, compiled now.
-fn cuda(ordinal: usize, options: gpu::GpuOptions) -> Result<gpu::GpuBackend, gpu::GpuError> {
+fn cuda(ordinal: usize) -> Result<gpu::GpuBackend, gpu::GpuError> {
+    let options = gpu::GpuOptions::default();
     let Some(folder) = kernel_folder() else {
         return gpu::GpuBackend::cuda(ordinal, options);
     };
@@ -120,11 +127,11 @@ fn metal(ordinal: usize, settings: &GpuSettings) -> Result<gpu::GpuBackend, gpu:
     let wanted = settings.metal_options();
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((.., backend)) = found.iter().find(|(number, options, _)| *number == ordinal && *options == wanted) {
-        return backend.clone().with_options(settings.options());
+        return settings.applied_to(backend.clone());
     }
     let backend = gpu::GpuBackend::metal(ordinal, gpu::GpuOptions::default(), &wanted)?;
     found.push((ordinal, wanted, backend.clone()));
-    backend.with_options(settings.options())
+    settings.applied_to(backend)
 }
 
 /// Where kernels are read as text, if not those of the binary are used.
@@ -204,8 +211,8 @@ pub(crate) fn gpu_backend(settings: &DeviceSettings) -> Result<Option<gpu::GpuBa
     Ok(match parse_gpu(resolve(&settings.name)) {
         None => None,
         Some((CUDA, 0)) => Some(first_gpu(&settings.gpu)?),
-        Some((CUDA, ordinal)) => Some(cuda(ordinal, settings.gpu.options())?),
-        Some((SIM, _)) => Some(gpu::GpuBackend::simulated(settings.gpu.options())?),
+        Some((CUDA, ordinal)) => Some(settings.gpu.applied_to(cuda(ordinal)?)?),
+        Some((SIM, _)) => Some(settings.gpu.applied_to(gpu::GpuBackend::simulated(gpu::GpuOptions::default())?)?),
         Some((_, ordinal)) => Some(metal(ordinal, &settings.gpu)?),
     })
 }

@@ -21,5 +21,6 @@ pub(crate) mod plan;
 pub(crate) mod rope;
 pub(crate) mod sizes;
 pub(crate) mod text;
+pub(crate) mod tuned;
 pub(crate) mod watch;
 pub(crate) mod weights;

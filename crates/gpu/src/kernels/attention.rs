@@ -24,6 +24,8 @@ pub(crate) struct AttentionVariant {
     pub(crate) group_bytes: u32,
     /// Splits of a row at most.
     pub(crate) max_splits: usize,
+    /// Tiles of a split at least, where there are more than one.
+    pub(crate) min_tiles: usize,
     /// Whether one group takes all of them, one after another.
     pub(crate) loops: bool,
 }
@@ -45,7 +47,11 @@ impl AttentionVariant {
 const TILE: usize = 16;
 
 /// Tiles of a split, where there are more than one: with fewer, folding costs more than it saves.
-const MIN_TILES: usize = 6;
+pub(crate) const MIN_TILES: usize = 6;
+
+/// The same where it is measured, the usual one first. Not many more: what is best behind a few hundred positions would
+/// be slow behind a thousand.
+const TILES_OF_A_SPLIT: [usize; 4] = [MIN_TILES, 3, 9, 12];
 
 /// Splits that are folded at once; more are no faster.
 const SPLITS_MAX: usize = 16;
@@ -106,7 +112,26 @@ impl Cut {
 ///
 /// A row is cut so that there are as many groups as the device runs at once, whatever rows are beside it where results
 /// must not depend on those.
+/// Longer splits, or shorter ones, where those were measured better: how many there are must go on to follow from how
+/// many positions there are.
 pub(crate) fn variant(target: &Target, format: KvFormat, shape: AttentionShape) -> AttentionVariant {
+    let usual = usual(target, format, shape);
+    if !usual.is_cut() {
+        return usual;
+    }
+    let variants = TILES_OF_A_SPLIT.map(|min_tiles| AttentionVariant { min_tiles, ..usual }).to_vec();
+    let key = || {
+        let AttentionShape { rows, heads, kv_heads, head_dim, max_positions } = shape;
+        // Longer caches are cut alike.
+        let positions = max_positions.next_power_of_two().min(SPLITS_MAX * MIN_TILES * TILE);
+        format!("{} rows={rows} heads={heads}/{kv_heads} dim={head_dim} positions={positions}", usual.kernel)
+    };
+    let label = |variant: &AttentionVariant| format!("tiles={}", variant.min_tiles);
+    target.tuned.pick(key, variants, label, 0).unwrap_or(usual)
+}
+
+/// The same where nothing was measured.
+fn usual(target: &Target, format: KvFormat, shape: AttentionShape) -> AttentionVariant {
     if let Some(variant) = attention_f16::variant(target, format, shape) {
         return variant;
     }
@@ -119,7 +144,8 @@ pub(crate) fn variant(target: &Target, format: KvFormat, shape: AttentionShape) 
         (KvFormat::F16, true) => "attention_f16_loop",
     };
     let max_splits = cut.max_splits(target.multiprocessors * GROUPS_AT_ONCE);
-    AttentionVariant { kernel, heads, dim: 256, threads: 128, group_bytes: 0, max_splits, loops: cut.loops }
+    let (dim, threads, group_bytes, min_tiles, loops) = (256, 128, 0, MIN_TILES, cut.loops);
+    AttentionVariant { kernel, heads, dim, threads, group_bytes, max_splits, min_tiles, loops }
 }
 
 /// Counters that steps need whose attention has up to so many heads: rows are cut where there are few groups of them.
@@ -234,7 +260,7 @@ pub(crate) fn single_rows(
         stats: stats.address,
         counters: counters.address,
         max_splits: index(variant.max_splits),
-        min_tiles: index(MIN_TILES),
+        min_tiles: index(variant.min_tiles),
         operand: operand::place(site.writes, out.width),
         ..params(site, q, attention, out)
     };

@@ -3,7 +3,7 @@
 use plan::KvFormat;
 
 use crate::forced::Kernel;
-use crate::kernels::attention::{AttentionShape, AttentionVariant, Cut};
+use crate::kernels::attention::{AttentionShape, AttentionVariant, Cut, MIN_TILES};
 use crate::target::{Matrix, Target};
 
 /// Bytes that a group keeps on their way, what each SIMD group found, and those of the group itself.
@@ -43,6 +43,7 @@ pub(crate) fn variant(target: &Target, format: KvFormat, shape: AttentionShape) 
         // 64 have twice as many: a group has half as many bytes of them to read, and two fit a multiprocessor.
         max_splits: cut
             .max_splits(target.multiprocessors * if shape.head_dim == 64 && cut.rows > 1 { 8 } else { 4 } / 5),
+        min_tiles: MIN_TILES,
         loops: cut.loops,
     })
 }

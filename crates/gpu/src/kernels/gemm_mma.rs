@@ -8,6 +8,7 @@ use crate::launch::{Access, Launch};
 use crate::params::{GemmMmaParams, OperandPlace, OperandRowsParams};
 use crate::site::{ROW_ALIGN, Site, index};
 use crate::target::{Matrix, Target};
+use crate::tuned;
 use crate::weights::{DeviceFormat, row_bytes};
 
 /// How `gemm_mma` is launched: `kernels/gemm_mma.h` says what these are.
@@ -101,15 +102,18 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Mm
             let rounds = groups.div_ceil(target.multiprocessors);
             // A guess: the end of a tile takes as long as eight blocks, and what slices leave has to be read.
             let end = cost * 8 + if slices > 1 { (2 + slices) * rows / 4 } else { 0 };
-            Some((rounds * (units.div_ceil(slices) * UNIT * cost + end), rows, row_tiles, slices))
+            let cost = rounds * (units.div_ceil(slices) * UNIT * cost + end);
+            let room = target.group_bytes_max as usize;
+            let stages = (room.checked_sub(HEADER)? / stage_bytes(shape.format, rows)).min(STAGES_MAX);
+            let fits = stages >= 2 && HEADER + SUMS <= room;
+            fits.then_some((cost, (rows, row_tiles, slices, stages)))
         })
     });
-    let (_, rows, row_tiles, slices) = candidates.min()?;
-    let room = target.group_bytes_max as usize;
-    let stages = (room.checked_sub(HEADER)? / stage_bytes(shape.format, rows)).min(STAGES_MAX);
-    if stages < 2 || HEADER + SUMS > room {
-        return None;
-    }
+    // Of equal costs the fewest rows.
+    let candidates: Vec<_> = candidates.collect();
+    let label = |&(rows, _, slices, _): &(usize, usize, usize, usize)| format!("rows={rows} slices={slices}");
+    let found = target.tuned.pick_cheapest(|| tuned::key("gemm_mma", &shape), candidates, label);
+    let (rows, row_tiles, slices, stages) = found?;
     let kernel = match (shape.glu, rows) {
         (false, 16) => named!(shape.format, "gemm_mma_", "_t16"),
         (false, 32) => named!(shape.format, "gemm_mma_", "_t32"),
@@ -128,11 +132,9 @@ fn operand_bytes(rows: usize, k: usize) -> u64 {
     GemmOperand::bytes(rows, k).next_multiple_of(256)
 }
 
-/// Bytes of scratch memory for projections of `shape`, whatever format weights are in.
+/// Bytes of scratch memory for projections of `shape`.
 pub(crate) fn scratch_bytes(target: &Target, shape: ProjectionsShape<'_>) -> u64 {
-    let partials = |format| variant(target, ProjectionsShape { format, ..shape }).map(|found| found.partials_bytes());
-    let most = DeviceFormat::ALL.into_iter().filter_map(partials).max();
-    most.map_or(0, |partials| operand_bytes(shape.rows, shape.k) + partials)
+    variant(target, shape).map_or(0, |found| operand_bytes(shape.rows, shape.k) + found.partials_bytes())
 }
 
 /// Projections of the same rows, all weights in one format, in as many launches as they take, behind the one that makes

@@ -1,11 +1,12 @@
 //! `kernels/linear_stream.h`: projections of one row, whose weights stream through group memory.
 
 use crate::forced::Kernel;
-use crate::kernels::{Projection, Projections};
+use crate::kernels::{Projection, Projections, ProjectionsShape};
 use crate::launch::{Access, Launch, Region};
 use crate::params::{LinearSegment, LinearStreamParams};
 use crate::site::{ROW_ALIGN, Site, index};
 use crate::target::Target;
+use crate::tuned;
 use crate::weights::{DeviceFormat, row_bytes, scale_row_bytes};
 
 /// What `linear_stream` computes beside projections.
@@ -64,17 +65,20 @@ pub(super) const NORM_SHARE: usize = 42;
 
 pub(super) const PLAIN_SHARE: usize = 57;
 
-/// The variant that streams weights through group memory, for one row of `k` features: where copies run by themselves,
-/// results may depend on the batch, and its memory suffices. `norm`: the row is normalised on the way; `other`: the
-/// format of the last segment, where it is not that of the rest.
+/// Other shares that may be better on other devices or for other shapes.
+const SHARES: [usize; 6] = [28, 35, NORM_SHARE, PLAIN_SHARE, 72, 99];
+
+/// The variant that streams weights through group memory, for one row: where copies run by themselves, results may
+/// depend on the batch, and its memory suffices. `norm`: the row is normalised on the way; `other`: the format of the
+/// last segment, where it is not that of the rest.
 pub(crate) fn variant(
     target: &Target,
-    format: DeviceFormat,
     other: Option<DeviceFormat>,
     kind: StreamKind,
     norm: bool,
-    k: usize,
+    shape: ProjectionsShape<'_>,
 ) -> Option<StreamVariant> {
+    let ProjectionsShape { format, k, .. } = shape;
     let kernel = match (kind, norm) {
         (StreamKind::Rope, true) => match (format, other) {
             (format, None) => named!(format, "norm_linear_rope_stream_", ""),
@@ -96,8 +100,6 @@ pub(crate) fn variant(
         return None;
     }
     let planes = if kind == StreamKind::Plain { 1 } else { 2 };
-    let share = if norm { NORM_SHARE } else { PLAIN_SHARE };
-    let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
     let (first, second) =
         (StreamedFormat::new(format, k, planes), other.map(|other| StreamedFormat::new(other, k, planes)));
     let first_end = HEADER + first.x_bytes.next_multiple_of(128);
@@ -106,23 +108,38 @@ pub(crate) fn variant(
         _ => (HEADER, first_end),
     };
     let plane = second.map_or(0, StreamedFormat::plane).max(first.plane());
-    let stages = group_bytes.checked_sub(ring_at)? / (SIMDS * planes * plane);
-    Some(StreamVariant {
-        kernel,
-        groups: target.multiprocessors,
-        stages: stages.min(STAGES_MAX),
-        stage_rows: first.stage_rows(),
-        x_at: HEADER,
-        ring_at,
-        group_bytes,
-        other: second.map(|second| OtherFormat {
-            x_at: other_x_at,
-            stage_rows: second.stage_rows(),
-            // Measured: more instructions a byte, and shorter stages.
-            effort: if other == Some(DeviceFormat::Q6_K) { 1.6 } else { 1.0 },
-        }),
-    })
-    .filter(|variant| variant.stages > 0)
+    let of_share = |share: usize, groups: usize| {
+        let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
+        let stages = group_bytes.checked_sub(ring_at)? / (SIMDS * planes * plane);
+        let variant = StreamVariant {
+            kernel,
+            groups,
+            stages: stages.min(STAGES_MAX),
+            stage_rows: first.stage_rows(),
+            x_at: HEADER,
+            ring_at,
+            group_bytes,
+            other: second.map(|second| OtherFormat {
+                x_at: other_x_at,
+                stage_rows: second.stage_rows(),
+                // Measured: more instructions a byte, and shorter stages.
+                effort: if other == Some(DeviceFormat::Q6_K) { 1.6 } else { 1.0 },
+            }),
+        };
+        (variant.stages > 0).then_some((share, variant))
+    };
+    let multiprocessors = target.multiprocessors;
+    let usual = of_share(if norm { NORM_SHARE } else { PLAIN_SHARE }, multiprocessors)?;
+    // Fewer groups have fewer sums to make, and read more slowly.
+    let counts = [multiprocessors, multiprocessors * 3 / 4, multiprocessors / 2];
+    let others = counts
+        .into_iter()
+        .filter(|&groups| groups > 0)
+        .flat_map(|groups| SHARES.into_iter().filter_map(move |share| of_share(share, groups)));
+    let others = others.filter(|&other| other != usual);
+    let variants: Vec<_> = std::iter::once(usual).chain(others).collect();
+    let label = |(share, variant): &(usize, StreamVariant)| format!("groups={} share={share}", variant.groups);
+    target.tuned.pick(|| tuned::key(kernel, &shape), variants, label, 0).map(|(_, variant)| variant)
 }
 
 /// Bytes of a format in group memory.
@@ -189,7 +206,11 @@ pub(crate) fn variant_for(site: &Site<'_>, projections: &Projections<'_>) -> Opt
     if (list.len() > 1 && !has_segments) || rows as u64 * (workers as u64 + 1) > u64::from(u32::MAX) {
         return None;
     }
-    variant(&site.target, projections.format(site), None, kind, norm.is_some(), x.width)
+    let features: Vec<_> =
+        list.iter().map(|projection| site.loaded.weights.get(projection.linear.weight).rows).collect();
+    let (format, glu) = (projections.format(site), up.is_some());
+    let shape = ProjectionsShape { format, rows: 1, k: x.width, glu, features: &features };
+    variant(&site.target, None, kind, norm.is_some(), shape)
 }
 
 /// One row's projections; `params` has what is not theirs.
@@ -286,15 +307,21 @@ mod tests {
         let shape = AttentionShape { rows: 1, heads: 32, kv_heads: 8, head_dim: 128, max_positions: 8192 };
         let of_attention = attention::variant(&H200, KvFormat::F16, shape).group_bytes as usize;
         for format in DeviceFormat::ALL.into_iter().filter(|&format| format != DeviceFormat::F32) {
-            let rope = variant(&H200, format, None, StreamKind::Rope, true, 4096).unwrap().group_bytes;
-            let plain = variant(&H200, format, None, StreamKind::Plain, false, 14_336).unwrap().group_bytes;
+            let of = |kind, norm, k| {
+                let shape = ProjectionsShape { format, rows: 1, k, glu: false, features: &[4096] };
+                variant(&H200, None, kind, norm, shape).unwrap().group_bytes
+            };
+            let (rope, plain) = (of(StreamKind::Rope, true, 4096), of(StreamKind::Plain, false, 14_336));
             // A multiprocessor has a KiB more than a group may have, and keeps one for each group.
             for two in [rope + of_attention, of_attention + plain, plain + rope] {
                 assert!(two + (2 << 10) <= (H200.group_bytes_max as usize) + (1 << 10), "{format:?}: {two} bytes");
             }
             assert!(2 * plain > H200.group_bytes_max as usize, "two of one kernel would leave others without");
         }
-        let of_two = |first, other| variant(&H200, first, Some(other), StreamKind::Rope, true, 4096);
+        let of_two = |format, other| {
+            let shape = ProjectionsShape { format, rows: 1, k: 4096, glu: false, features: &[4096, 1024, 1024] };
+            variant(&H200, Some(other), StreamKind::Rope, true, shape)
+        };
         let both = of_two(DeviceFormat::Q4_K, DeviceFormat::Q8_0).unwrap();
         let other = both.other.unwrap();
         assert!(both.stages > 0 && other.x_at > both.x_at && other.x_at < both.ring_at);

@@ -68,6 +68,7 @@ fn variant(target: &Target, format: KvFormat, shape: AttentionShape, dim: usize)
             threads: MATRIX_THREADS,
             group_bytes: kernel.group_bytes,
             max_splits,
+            min_tiles: attention::MIN_TILES,
             loops: false,
         };
         return Variant { of, folded: (max_splits > 1).then_some(kernel.tile) };
@@ -86,6 +87,7 @@ fn variant(target: &Target, format: KvFormat, shape: AttentionShape, dim: usize)
         threads: GROUP_THREADS,
         group_bytes: 0,
         max_splits: cut.max_splits(target.multiprocessors * GROUPS_AT_ONCE),
+        min_tiles: attention::MIN_TILES,
         loops: cut.loops,
     };
     Variant { of, folded: None }

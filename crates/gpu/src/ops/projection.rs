@@ -13,13 +13,34 @@ use crate::kernels::{
 use crate::launch::{Access, Launch};
 use crate::params::LinearStreamParams;
 use crate::site::{DirectOperand, F32, LoadedPlan, ROW_ALIGN, Site, index, num_rows};
-use crate::target::Target;
+use crate::target::{Matrix, Target};
+use crate::tuned::{self, Tuned};
 use crate::weights::{DeviceFormat, DeviceWeight};
 
 /// Whether rows are normalised by the kernel that multiplies them, and not by one before it: every group does it again,
 /// which pays for one row.
 fn normalises_on_the_way(rows: usize) -> bool {
     rows == 1
+}
+
+/// The target for projections of `shape`, which wants another kernel where that was measured better.
+fn tuned_for(target: &Target, shape: ProjectionsShape<'_>) -> Target {
+    if target.kernel.is_some() || target.tuned.is_none() || target.matrix < Matrix::SimdGroup || shape.rows < 2 {
+        return *target;
+    }
+    let is_there = |&kernel: &Kernel| {
+        let target = Target { kernel: Some(kernel), tuned: Tuned::NONE, ..*target };
+        match kernel {
+            Kernel::Gemm => gemm::variant(&target, shape).is_some(),
+            Kernel::GemmMma => gemm_mma::variant(&target, shape).is_some(),
+            _ => linear_batch::variant(&target, shape).is_some(),
+        }
+    };
+    let kernels: Vec<_> = on_matrices(target).iter().copied().filter(is_there).collect();
+    let usual = kernels.first().copied();
+    let label = |kernel: &Kernel| kernel.name().to_owned();
+    let kernel = target.tuned.pick(|| tuned::key("projection", &shape), kernels, label, 0);
+    Target { kernel: kernel.filter(|_| kernel != usual), ..*target }
 }
 
 /// Kernels of projections on matrix instructions, in the order in which they are tried.
@@ -43,6 +64,12 @@ pub(crate) fn launches(site: &Site<'_>, projections: &Projections<'_>) -> Vec<La
 }
 
 fn of_one_format_launches(site: &Site<'_>, projections: &Projections<'_>) -> Vec<Launch> {
+    let weights = site.loaded.weights;
+    let features: Vec<_> = projections.list.iter().map(|one| weights.get(one.linear.weight).rows).collect();
+    let glu = projections.list.iter().any(|projection| projection.up.is_some());
+    let (format, rows, k) = (projections.format(site), site.num_rows(projections.rows), projections.x.width);
+    let shape = ProjectionsShape { format, rows, k, glu, features: &features };
+    let site = &Site { target: tuned_for(&site.target, shape), ..*site };
     let on_matrices = on_matrices(&site.target).iter().find_map(|kernel| match kernel {
         Kernel::Gemm => gemm::launches(site, projections),
         Kernel::GemmMma => gemm_mma::launches(site, projections),
@@ -103,9 +130,10 @@ impl OpProjections {
 pub(crate) fn messages_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
     let Some(OpProjections { x, rows, glu, features }) = OpProjections::of(loaded, op, shape) else { return 0 };
     let k = loaded.plan.value(x).width;
+    let target = loaded.target.supposed();
     let bytes = |format| {
         features.chunks(SEGMENTS).filter_map(move |features| {
-            let variant = linear_batch::variant(&loaded.target, ProjectionsShape { format, rows, k, glu, features })?;
+            let variant = linear_batch::variant(&target, ProjectionsShape { format, rows, k, glu, features })?;
             Some(variant.partials_bytes + variant.squares_bytes)
         })
     };
@@ -132,12 +160,15 @@ pub(crate) fn scratch_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) 
 /// Bytes of the operand of a `gemm_mma`, and of what slices of its input features leave. Weights in several formats are
 /// several launches.
 fn mma_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
-    let target = loaded.target.of(op.name());
+    let target = loaded.target.of(op.name()).supposed();
     let Some(OpProjections { x, rows, glu, features }) = OpProjections::of(loaded, op, shape) else { return 0 };
     let k = loaded.plan.value(x).width;
     let of = |features: &[usize]| {
-        let shape = ProjectionsShape { format: DeviceFormat::F16, rows, k, glu, features };
-        gemm_mma::scratch_bytes(&target, shape)
+        let bytes = |format| {
+            let shape = ProjectionsShape { format, rows, k, glu, features };
+            gemm_mma::scratch_bytes(&tuned_for(&target, shape), shape)
+        };
+        DeviceFormat::ALL.into_iter().map(bytes).max().unwrap_or(0)
     };
     let runs =
         (0..features.len()).flat_map(|from| (from + 1..=features.len().min(from + SEGMENTS)).map(move |to| from..to));
@@ -198,7 +229,11 @@ pub(crate) fn direct_operand(site: &Site<'_>, op: &Op, next: &Op) -> Option<Dire
 
 /// Whether a projection is a `gemm_narrow`.
 fn is_gemm_narrow(site: &Site<'_>, num_rows: usize, k: usize, projection: (Linear, Option<Up>)) -> bool {
-    on_matrices(&site.target).first() == Some(&Kernel::Gemm)
+    let (linear, up) = projection;
+    let weight = site.loaded.weights.get(linear.weight);
+    let features = &[weight.rows];
+    let shape = ProjectionsShape { format: weight.format, rows: num_rows, k, glu: up.is_some(), features };
+    on_matrices(&tuned_for(&site.target, shape)).first() == Some(&Kernel::Gemm)
         && gemm::is_narrow(num_rows)
         && gemm::variants(site, num_rows, k, &[projection]).is_some()
 }
@@ -227,7 +262,9 @@ pub(crate) fn norm_linear_rope(site: &Site<'_>, op: &Op, next: &Op) -> Option<La
         return None;
     }
     let other = (v_format != format).then_some(v_format);
-    let variant = linear_stream::variant(&site.target, format, other, StreamKind::Rope, true, x.width)?;
+    let features = &weights.map(|weight| weight.rows);
+    let shape = ProjectionsShape { format, rows: 1, k: x.width, glu: false, features };
+    let variant = linear_stream::variant(&site.target, other, StreamKind::Rope, true, shape)?;
     let angles = site.loaded.angles[rope];
     let params = LinearStreamParams {
         angles: angles.address,
@@ -259,7 +296,6 @@ mod tests {
     use super::*;
     use crate::kernels::attention::{self, AttentionShape};
     use crate::kernels::attention_tiles;
-    use crate::target::Matrix;
     use crate::target::tests::H200;
 
     #[test]
@@ -281,7 +317,9 @@ mod tests {
         }
         let plain = of("norm_glu=linear", "norm_glu");
         assert!(on_matrices(&plain).is_empty());
-        assert_eq!(linear_stream::variant(&plain, DeviceFormat::F16, None, StreamKind::Glu, true, 4096), None);
+        let features = &[14_336];
+        let shape = ProjectionsShape { format: DeviceFormat::F16, rows: 1, k: 4096, glu: true, features };
+        assert_eq!(linear_stream::variant(&plain, None, StreamKind::Glu, true, shape), None);
         let shape = AttentionShape { rows: 1, heads: 32, kv_heads: 8, head_dim: 128, max_positions: 256 };
         let kernel = |forced| attention::variant(&of(forced, "attention"), KvFormat::F16, shape).kernel;
         assert_eq!(kernel("attention=attention"), "attention_f16");

@@ -20,7 +20,7 @@ const CONTEXT_LEN: usize = 1 << 24;
 
 /// An op with its shape; which of a model's layers it is in does not matter.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Case {
+pub(in crate::bench) enum Case {
     /// The table is as wide as it is long: gathering rows does not depend on how many there are.
     Embed {
         width: usize,
@@ -65,14 +65,14 @@ pub(super) enum Case {
 
 /// The shape of a projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Projection {
-    pub(super) in_features: usize,
-    pub(super) out_features: usize,
-    pub(super) bias: bool,
+pub(in crate::bench) struct Projection {
+    pub(in crate::bench) in_features: usize,
+    pub(in crate::bench) out_features: usize,
+    pub(in crate::bench) bias: bool,
 }
 
 /// Every op of `plans` in each of its shapes once, in order. Selections of rows are left out: they are the glue.
-pub(super) fn cases_of(plans: &[&Plan]) -> Vec<Case> {
+pub(in crate::bench) fn cases_of(plans: &[&Plan]) -> Vec<Case> {
     let mut cases = Vec::new();
     for plan in plans {
         for case in plan.ops.iter().filter_map(|op| Case::of(plan, op)) {
@@ -85,7 +85,7 @@ pub(super) fn cases_of(plans: &[&Plan]) -> Vec<Case> {
 }
 
 impl Case {
-    fn of(plan: &Plan, op: &Op) -> Option<Self> {
+    pub(in crate::bench) fn of(plan: &Plan, op: &Op) -> Option<Self> {
         let width = |value: Value| plan.value(value).width;
         let projection = |linear: &Linear| {
             let shape = &plan.weight(linear.weight).shape;
@@ -145,7 +145,7 @@ impl Case {
     }
 
     /// The op's name, as plans have it.
-    pub(super) fn op(&self) -> &'static str {
+    pub(in crate::bench) fn op(&self) -> &'static str {
         match self {
             Self::Embed { .. } => "embed",
             Self::RmsNorm { .. } => "rms_norm",
@@ -163,7 +163,7 @@ impl Case {
     }
 
     /// `896 → 4864`, `14 heads of 64, 2 kv`.
-    pub(super) fn shape(&self) -> String {
+    pub(in crate::bench) fn shape(&self) -> String {
         let of_heads = |heads: &Heads| format!("{} heads of {}, {} kv", heads.heads, heads.head_dim, heads.kv_heads);
         match self {
             Self::Embed { width } | Self::Glu { width, .. } | Self::Add { width } => width.to_string(),
@@ -185,7 +185,7 @@ impl Case {
     }
 
     /// Whether it multiplies with matrices, so that the weights' format matters.
-    pub(super) fn has_matrices(&self) -> bool {
+    pub(in crate::bench) fn has_matrices(&self) -> bool {
         match self {
             Self::Embed { .. }
             | Self::Linear(_)
@@ -203,7 +203,7 @@ impl Case {
     }
 
     /// Whether it reads or writes the cache.
-    pub(super) fn has_cache(&self) -> bool {
+    pub(in crate::bench) fn has_cache(&self) -> bool {
         matches!(self, Self::Attention(_) | Self::RopeKvWrite { .. })
     }
 
@@ -213,12 +213,12 @@ impl Case {
     }
 
     /// Whether there is more to read than activations.
-    pub(super) fn is_bound_by_memory(&self) -> bool {
+    pub(in crate::bench) fn is_bound_by_memory(&self) -> bool {
         self.has_matrices() || matches!(self, Self::Attention(_))
     }
 
     /// `cost`, with activations where the op reads nothing else to speak of.
-    pub(super) fn counted(&self, cost: Cost, rows: usize) -> Cost {
+    pub(in crate::bench) fn counted(&self, cost: Cost, rows: usize) -> Cost {
         if self.is_bound_by_memory() {
             return cost;
         }
@@ -228,7 +228,7 @@ impl Case {
     }
 
     /// Its projections, but for the head.
-    pub(super) fn projections(&self) -> Vec<Projection> {
+    pub(in crate::bench) fn projections(&self) -> Vec<Projection> {
         match self {
             Self::Linear(projection) | Self::LinearResidual(projection) => vec![*projection],
             Self::NormGlu { gate, .. } => vec![*gate],
@@ -241,7 +241,7 @@ impl Case {
     }
 
     /// Outputs and inputs of the one product that its projections are, but for the head's: gate and up are as large.
-    pub(super) fn product(&self) -> Option<(usize, usize)> {
+    pub(in crate::bench) fn product(&self) -> Option<(usize, usize)> {
         let projections = self.projections();
         let outputs: usize = projections.iter().map(|projection| projection.out_features).sum();
         let outputs = if matches!(self, Self::NormGlu { .. }) { 2 * outputs } else { outputs };
@@ -249,12 +249,12 @@ impl Case {
     }
 
     /// Whether a plan can have more than one of it.
-    pub(super) fn can_be_copied(&self) -> bool {
+    pub(in crate::bench) fn can_be_copied(&self) -> bool {
         !matches!(self, Self::Logits(_))
     }
 
     /// Whether an op of a plan is what is measured, and not glue.
-    pub(super) fn is_measured(&self, plan: &Plan, op: &Op) -> bool {
+    pub(in crate::bench) fn is_measured(&self, plan: &Plan, op: &Op) -> bool {
         let is_it = op.name() == self.op() || matches!((self, op), (Self::Attention(_), Op::KvWrite { .. }));
         let is_by_token = |value: &Value| plan.value(*value).rows == Rows::Tokens;
         is_it
@@ -264,7 +264,7 @@ impl Case {
 
     /// The plan to take the time of, with `copies` of the op; or as many times its glue, without the op: `None` where the
     /// op is the end of every plan that has it.
-    pub(super) fn timed_plan(&self, copies: Range<usize>, with_op: bool) -> Option<Plan> {
+    pub(in crate::bench) fn timed_plan(&self, copies: Range<usize>, with_op: bool) -> Option<Plan> {
         if let Self::Logits(projection) = self {
             return with_op.then(|| logits_plan(*projection));
         }
@@ -297,7 +297,7 @@ impl Case {
     }
 
     /// The plan to compare with the reference: all results of one copy of the op, whole.
-    pub(super) fn checked_plan(&self, copy: usize) -> Plan {
+    pub(in crate::bench) fn checked_plan(&self, copy: usize) -> Plan {
         if let Self::Logits(projection) = self {
             return logits_plan(*projection);
         }
@@ -419,7 +419,14 @@ impl Case {
     }
 
     /// The step of `rows` tokens after `depth` others in one sequence, with the results of the rows at `outputs`.
-    pub(super) fn step(&self, plan: &Plan, kv: &KvLayout, rows: usize, depth: usize, outputs: &[usize]) -> StepInput {
+    pub(in crate::bench) fn step(
+        &self,
+        plan: &Plan,
+        kv: &KvLayout,
+        rows: usize,
+        depth: usize,
+        outputs: &[usize],
+    ) -> StepInput {
         let mut input = StepInput::default();
         let tokens: Vec<u32> = (0..rows).map(|row| token_of(row, plan.vocab_size)).collect();
         let blocks: Vec<u32> = (0..(depth + rows).div_ceil(kv.block_len) as u32).collect();
@@ -432,7 +439,7 @@ impl Case {
     }
 
     /// As [`Case::step`], with no more rows than the results at `outputs` depend on: for the reference, which is slow.
-    pub(super) fn reference_step(
+    pub(in crate::bench) fn reference_step(
         &self,
         plan: &Plan,
         kv: &KvLayout,
@@ -512,7 +519,7 @@ impl Glue<'_, '_> {
 }
 
 /// Whether a plan's weight belongs to the op and not to the glue.
-pub(super) fn is_of_op(name: &str) -> bool {
+pub(in crate::bench) fn is_of_op(name: &str) -> bool {
     name.starts_with("copy.")
 }
 

@@ -71,7 +71,7 @@ impl<'a> Subject<'a> {
         rotation_bytes: u64,
     ) -> Result<Self> {
         let depth = if case.has_cache() { depth.next_multiple_of(KV_BLOCK_LEN) } else { 0 };
-        let weights = Weights { format, pattern: Pattern::new(format), random: Random(SEED), made: HashMap::new() };
+        let weights = Weights::new(format);
         let mut subject = Self { case, kv_format, depth, copies: 1, weights, expected: HashMap::new() };
         let plan = subject.timed_plan(1, true).context("every op has a plan")?;
         let mut bytes = (plan.kv_bytes_per_token(kv_format) * depth) as u64;
@@ -322,7 +322,7 @@ fn fill(executable: &mut dyn Executable, case: &Case, plan: &Plan, kv: &KvLayout
 }
 
 /// Makes weights on demand, each once: many plans of a subject have them in common.
-struct Weights {
+pub(in crate::bench) struct Weights {
     format: WeightFormat,
     pattern: Pattern,
     random: Random,
@@ -330,6 +330,11 @@ struct Weights {
 }
 
 impl Weights {
+    /// With matrices of the op in `format`.
+    pub(in crate::bench) fn new(format: WeightFormat) -> Self {
+        Self { format, pattern: Pattern::new(format), random: Random(SEED), made: HashMap::new() }
+    }
+
     /// Matrices of the op are in its format; norms, biases and all glue in F32.
     fn format_of(&self, weight: &WeightInfo) -> WeightFormat {
         if is_of_op(&weight.name) && weight.shape.len() > 1 { self.format } else { WeightFormat::F32 }
@@ -340,7 +345,8 @@ impl Weights {
         plan.weights.iter().map(|weight| self.tensor(weight)).collect()
     }
 
-    fn tensor(&mut self, weight: &WeightInfo) -> Result<Tensor> {
+    /// The weight, the same each time.
+    pub(in crate::bench) fn tensor(&mut self, weight: &WeightInfo) -> Result<Tensor> {
         let key = (weight.name.clone(), weight.shape.clone());
         if let Some(tensor) = self.made.get(&key) {
             return Ok(tensor.clone());

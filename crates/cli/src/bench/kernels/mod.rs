@@ -1,10 +1,10 @@
 //! `hotmetal bench kernels`: each op of a model by itself, in every weight format and at every instruction set, through the
 //! same trait as whole models, and the steps from a textbook loop to the shipped kernel.
 
-mod cases;
+pub(super) mod cases;
 mod device;
 mod ladder;
-mod measure;
+pub(super) mod measure;
 pub(super) mod report;
 
 use anyhow::{Context, Result, bail};

@@ -12,6 +12,7 @@ use crate::launch::{Access, Element, Launch, Region, TileMap};
 use crate::params::{GemmParams, GemmSegment};
 use crate::site::{Site, index};
 use crate::target::{Matrix, Target};
+use crate::tuned;
 use crate::weights::{DeviceFormat, DeviceWeight, row_bytes, scales_of_256};
 
 /// A variant of `gemm`, as `kernels/sm90/gemm.h` has them, or of `gemm_narrow`.
@@ -75,7 +76,8 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
     if is_narrow(shape.rows) { gemm_narrow::variant(target, shape) } else { of_tiles(target, shape) }
 }
 
-/// Of many rows: the variant that takes the fewest rounds of the multiprocessors, each as long as its share of k.
+/// Of many rows: the variant that takes the fewest rounds of the multiprocessors, each as long as its share of k, where
+/// no other was measured best.
 fn of_tiles(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
     let [wide, narrow] = if shape.glu {
         [named!(shape.format, "gemm_glu_", "_t256"), named!(shape.format, "gemm_glu_", "_t128")]
@@ -107,8 +109,9 @@ fn of_tiles(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant>
     };
     let small = [1, 2, 3, 4, 8].map(|cluster| variant(128, cluster));
     let variants = std::iter::once(variant(256, 2)).chain(small);
-    let costs = variants.filter_map(|variant| Some((cost(&variant)?, variant)));
-    costs.min_by_key(|&(cost, _)| cost).map(|(_, variant)| variant)
+    let costs = variants.filter_map(|variant| Some((cost(&variant)?, variant))).collect();
+    let label = |variant: &GemmVariant| format!("rows={} cluster={}", variant.rows, variant.cluster);
+    target.tuned.pick_cheapest(|| tuned::key("gemm", &shape), costs, label)
 }
 
 impl GemmOperand {

@@ -4,6 +4,7 @@ use crate::kernels::ProjectionsShape;
 use crate::kernels::sm90::activations;
 use crate::kernels::sm90::gemm::{GROUP_BYTES, GemmVariant, clusters_max};
 use crate::target::Target;
+use crate::tuned;
 use crate::weights::DeviceFormat;
 
 /// How a gemm is cut, as the kernel has it.
@@ -40,7 +41,8 @@ fn unit(features: usize) -> usize {
     (4 * features).max(512)
 }
 
-/// The cut of up to 32 rows that streams the weights soonest: whose tiles are equal shares for the multiprocessors.
+/// The cut of up to 32 rows that streams the weights soonest: whose tiles are equal shares for the multiprocessors,
+/// where no other was measured best.
 pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
     // Features in 128 bytes of a row; nanoseconds that a stage takes at least, of one and of two columns, by rows.
     let (features, stage_times, scales) = match shape.format {
@@ -62,7 +64,7 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
     let unit = unit(features);
     let units = shape.k.div_ceil(unit);
     let (activations, activation_threads) = activations::kernels(shape.format, shape.k);
-    let mut best: Option<(usize, GemmVariant)> = None;
+    let mut candidates = vec![];
     for height in (16..=128).step_by(16) {
         let columns = if height <= 64 { 2 } else { 1 };
         let outputs = if shape.glu { height / 2 } else { height };
@@ -84,9 +86,6 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
             };
             let left = if tiles.is_multiple_of(clusters) { 0 } else { round(tiles % clusters) };
             let cost = tiles / clusters * round(clusters) + left;
-            if best.as_ref().is_some_and(|&(least, _)| least <= cost) {
-                continue;
-            }
             let pairs = (rows / 2).div_ceil(cluster);
             let sums = height * (rows + 2) * 4 + if cluster > 1 { cluster * height * (2 * pairs + 2) * 4 } else { 0 };
             // With room for two columns, or, where rows take much, for as many as there are.
@@ -104,10 +103,13 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
                 threads: THREADS,
                 narrow: Some(NarrowCut { height, columns, stages }),
             };
-            best = Some((cost, variant));
+            candidates.push((cost, variant));
         }
     }
-    best.map(|(_, variant)| variant)
+    let label = |variant: &GemmVariant| {
+        format!("height={} cluster={}", variant.narrow.map_or(0, |cut| cut.height), variant.cluster)
+    };
+    target.tuned.pick_cheapest(|| tuned::key("gemm_narrow", &shape), candidates, label)
 }
 
 #[cfg(test)]
