@@ -65,7 +65,8 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
     let units = shape.k.div_ceil(unit);
     let (activations, activation_threads) = activations::kernels(shape.format, shape.k);
     let mut candidates = vec![];
-    for height in (16..=128).step_by(16) {
+    // The highest first, which wins where two cost the same: with fewer groups, fewer read the rows and start late.
+    for height in (1..=8).rev().map(|sixteens| 16 * sixteens) {
         let columns = if height <= 64 { 2 } else { 1 };
         let outputs = if shape.glu { height / 2 } else { height };
         let tiles: usize = shape.features.iter().map(|n| n.div_ceil(outputs)).sum();
@@ -80,8 +81,8 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
             let bytes = columns * (height * 128 + rows * features);
             let round = |tiles: usize| {
                 let stream = bytes * (tiles * cluster).max(4500 / 44) / 4500;
-                // Of 32 rows, what a cluster exchanges takes as long as it is high.
-                let exchange = if rows == 32 { 900 + 14 * height } else { 900 };
+                // Of 32 rows, what a cluster exchanges takes as long as it is high, and no less below 64.
+                let exchange = if rows == 32 { 900 + 14 * height.max(64) } else { 900 };
                 stages * stream.max(stage_times[columns - 1][place]) + if cluster > 1 { exchange } else { 500 }
             };
             let left = if tiles.is_multiple_of(clusters) { 0 } else { round(tiles % clusters) };
