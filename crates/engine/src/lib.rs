@@ -34,8 +34,8 @@ pub use error::EngineError;
 pub use pooling::Pooling;
 pub use request::{CacheDomain, Failure, FinishReason, Output, Request, RequestId, Usage};
 pub use sampler::{
-    Dry, Grammar, GrammarState, History, LogitsRow, SampledToken, Sampler, SamplerStep, SamplingParams, TokenLogprob,
-    TokenLogprobs, TokenSet, Xtc,
+    Dry, Dynatemp, Grammar, GrammarState, History, LogitsRow, Mirostat, SampledToken, Sampler, SamplerStep,
+    SamplingParams, TokenLogprob, TokenLogprobs, TokenSet, Xtc,
 };
 pub use step::{Engine, EngineStats, StepWatch};
 pub use stop::{StopStrings, StopText};

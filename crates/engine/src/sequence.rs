@@ -46,6 +46,8 @@ pub(crate) struct Sequence {
     pub(crate) pooled: Pooled,
     /// Where its text is in the request's grammar.
     pub(crate) grammar: Option<Box<dyn GrammarState>>,
+    /// Mirostat's bound as the last token left it.
+    pub(crate) mirostat_bound: Option<f64>,
     /// Whether the grammar was late: the last token's logits were there, and nobody knew which tokens may come next. That
     /// token is computed again once it is known.
     pub(crate) is_late: bool,
@@ -64,6 +66,7 @@ impl Sequence {
             table: BlockTable::new(request.cache_domain),
             num_forks: request.num_completions - 1,
             grammar: request.grammar.as_ref().map(|grammar| grammar.start()),
+            mirostat_bound: None,
             is_late: false,
             request: Arc::new(request),
             cached_tokens: None,
@@ -88,6 +91,7 @@ impl Sequence {
             num_scored: self.num_scored,
             pooled: Pooled::default(),
             grammar: self.request.grammar.as_ref().map(|grammar| grammar.start()),
+            mirostat_bound: None,
             is_late: false,
             finished: false,
         }
@@ -147,7 +151,7 @@ impl Sequence {
     }
 
     pub(crate) fn history(&self) -> History<'_> {
-        History { tokens: &self.tokens, prompt_len: self.prompt_len }
+        History { tokens: &self.tokens, prompt_len: self.prompt_len, mirostat_bound: self.mirostat_bound }
     }
 
     /// How a device chooses the next token, or the one after it.

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use engine::null::NullExecutable;
-use engine::{Engine, EngineConfig, Request, SamplingParams};
+use engine::{Dynatemp, Engine, EngineConfig, Mirostat, Request, SamplingParams};
 use plan::{KvFormat, KvLayout};
 
 thread_local! {
@@ -42,6 +42,20 @@ fn a_decode_step_allocates_nothing() {
             SamplingParams { typical_p: 0.9, temperature: 0.7, ..SamplingParams::default() },
         ],
     );
+}
+
+#[test]
+fn a_decode_step_of_samplers_that_look_at_all_candidates_allocates_nothing() {
+    let mirostat = |version| SamplingParams {
+        mirostat: Mirostat { version, ..SamplingParams::default().mirostat },
+        ..SamplingParams::default()
+    };
+    let spread = SamplingParams {
+        top_n_sigma: 1.0,
+        dynatemp: Dynatemp { range: 0.5, exponent: 1.0 },
+        ..SamplingParams::default()
+    };
+    steps_allocate_nothing(NullExecutable::new(KV, 1000), [mirostat(1), mirostat(2), spread]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 
 use plan::sampling::{share, share_of, weight};
 
-use super::candidates::{Candidate, max_logit, weight_sum};
+use super::candidates::{Candidate, Softmax, max_logit, weight_sum};
 use super::params::Xtc;
 
 /// A candidate with what it is ranked by, lower first.
@@ -81,17 +81,26 @@ pub(super) fn typical(candidates: &mut Vec<Candidate>, p: f32, ranked: &mut Vec<
     if p >= 1.0 {
         return;
     }
+    let softmax = Softmax::of(candidates);
+    let entropy = softmax.entropy(candidates);
+    keep_mass(candidates, p, 0.0, ranked, |candidate| (softmax.surprise(candidate) - entropy).abs() as f32);
+}
+
+/// Top-n-sigma (arXiv 2411.07641): keeps those whose logits are no further below the largest than `n` standard deviations
+/// of all logits; 0 and less keeps all.
+pub(super) fn top_n_sigma(candidates: &mut Vec<Candidate>, n: f32) {
     let max = max_logit(candidates);
-    let sum = weight_sum(candidates, max);
-    let log_sum = (sum as f64 / weight(0.0) as f64).ln();
-    // ln p = logit - max - log_sum, and the entropy is the mean of -ln p. What has no weight has no share in it.
-    let entropy = candidates.iter().fold(0.0, |entropy, candidate| {
-        let share = weight(max - candidate.logit) as f64 / sum as f64;
-        if share > 0.0 { entropy - share * (f64::from(candidate.logit - max) - log_sum) } else { entropy }
-    });
-    keep_mass(candidates, p, 0.0, ranked, |candidate| {
-        (log_sum - f64::from(candidate.logit - max) - entropy).abs() as f32
-    });
+    if n <= 0.0 || !max.is_finite() {
+        return;
+    }
+    // What a penalty has made infinite says nothing of how the others are spread. Distances from the largest, because
+    // their squares fit into an f64 whatever the logits are.
+    let distances = || candidates.iter().map(|c| f64::from(max) - f64::from(c.logit)).filter(|d| d.is_finite());
+    let count = distances().count() as f64;
+    let mean = distances().sum::<f64>() / count;
+    let variance = distances().map(|distance| (distance - mean) * (distance - mean)).sum::<f64>() / count;
+    let most = f64::from(n) * variance.sqrt();
+    candidates.retain(|candidate| f64::from(max) - f64::from(candidate.logit) <= most);
 }
 
 /// Keeps those at least `p` times as likely as the likeliest; 0 keeps all.

@@ -1,9 +1,9 @@
 //! The sampler: logits of one row → one token, in a chain of steps that each sequence chooses for itself.
 //!
 //! What a grammar rules out is gone from the start. The logit bias comes first; then the steps in the order of
-//! [`SamplingParams::order`], which is llama.cpp's unless the request says otherwise: penalties, DRY, top-k, typical,
-//! top-p, min-p, XTC, temperature. A step whose parameter is neutral does nothing. At last one token is drawn from the
-//! softmax of what is left; at temperature 0 the likeliest is taken instead, the lowest id of equals. Where only the
+//! [`SamplingParams::order`], which is llama.cpp's unless the request says otherwise: penalties, DRY, top-n-sigma, top-k,
+//! typical, top-p, min-p, XTC, temperature. A step whose parameter is neutral does nothing. Mirostat stands in the place of
+//! all that leave candidates out, and comes last. Then one token is drawn from the softmax of what is left; at temperature 0 the likeliest is taken instead, the lowest id of equals. Where only the
 //! likeliest few can be chosen, the others are never made candidates; and where all can, but few ever are, bounds on what
 //! the others weigh decide which (`bounds.rs`).
 //!
@@ -17,6 +17,7 @@ mod candidates;
 mod filters;
 mod grammar;
 mod logprobs;
+mod mirostat;
 mod params;
 mod peaks;
 mod penalties;
@@ -24,7 +25,7 @@ mod rng;
 
 pub use grammar::{Grammar, GrammarState, TokenSet};
 pub use logprobs::{TokenLogprob, TokenLogprobs};
-pub use params::{Dry, SamplerStep, SamplingParams, Xtc};
+pub use params::{Dry, Dynatemp, Mirostat, SamplerStep, SamplingParams, Xtc};
 
 pub(crate) use params::check_top_logprobs;
 
@@ -45,6 +46,8 @@ pub struct SampledToken {
     pub id: u32,
     /// Its log-probability and the likeliest alternatives, if the request wants them.
     pub logprobs: Option<TokenLogprobs>,
+    /// Mirostat's bound on the surprise of the next token, in bits, with mirostat.
+    pub mirostat_bound: Option<f64>,
 }
 
 /// The logits of a row, (vocab_size,), with what is known of them already.
@@ -69,9 +72,16 @@ pub struct History<'a> {
     pub tokens: &'a [u32],
     /// Tokens of the prompt.
     pub prompt_len: usize,
+    /// Mirostat's bound as the last token left it ([`SampledToken::mirostat_bound`]); none before the first.
+    pub mirostat_bound: Option<f64>,
 }
 
 impl<'a> History<'a> {
+    /// That of a sequence of which no token was chosen under mirostat.
+    pub fn new(tokens: &'a [u32], prompt_len: usize) -> Self {
+        Self { tokens, prompt_len, mirostat_bound: None }
+    }
+
     /// The last `last_n` tokens, all without a bound.
     fn window(&self, last_n: Option<usize>) -> &'a [u32] {
         &self.tokens[self.tokens.len() - last_n.map_or(self.tokens.len(), |n| n.min(self.tokens.len()))..]
@@ -104,12 +114,12 @@ impl Sampler {
         completion: usize,
     ) -> Result<SampledToken, Failure> {
         let logits = self.look_over(row.into(), history)?;
-        let id = if params.is_plain_greedy() {
-            self.peaks.likeliest(logits).ok_or(Failure::NoTokenLeft)? as u32
+        let chosen = if params.is_plain_greedy() {
+            Chosen { id: self.peaks.likeliest(logits).ok_or(Failure::NoTokenLeft)? as u32, mirostat_bound: None }
         } else {
             self.run_chain(logits, params, history, completion, None)?
         };
-        Ok(self.sampled(logits, id, params))
+        Ok(self.sampled(logits, chosen, params))
     }
 
     /// As [`Sampler::sample`], from the tokens of `allowed`.
@@ -122,8 +132,8 @@ impl Sampler {
         completion: usize,
     ) -> Result<SampledToken, Failure> {
         let logits = self.look_over(row.into(), history)?;
-        let id = self.run_chain(logits, params, history, completion, Some(allowed))?;
-        Ok(self.sampled(logits, id, params))
+        let chosen = self.run_chain(logits, params, history, completion, Some(allowed))?;
+        Ok(self.sampled(logits, chosen, params))
     }
 
     /// Log-probabilities of `token` after `history`, and of `count` alternatives.
@@ -149,10 +159,11 @@ impl Sampler {
         Err(numeric_fault(logits.get(faulty).copied().unwrap_or(f32::NAN), faulty as u32, history))
     }
 
-    fn sampled(&mut self, logits: &[f32], id: u32, params: &SamplingParams) -> SampledToken {
+    fn sampled(&mut self, logits: &[f32], chosen: Chosen, params: &SamplingParams) -> SampledToken {
         let Self { peaks, ranked, .. } = self;
+        let Chosen { id, mirostat_bound } = chosen;
         let logprobs = params.logprobs.map(|count| logprobs::logprobs(logits, peaks, id, count, ranked));
-        SampledToken { id, logprobs }
+        SampledToken { id, logprobs, mirostat_bound }
     }
 
     fn run_chain(
@@ -162,7 +173,7 @@ impl Sampler {
         history: History<'_>,
         completion: usize,
         allowed: Option<&TokenSet>,
-    ) -> Result<u32, Failure> {
+    ) -> Result<Chosen, Failure> {
         let draws = rng::draws(params.seed, completion, history.tokens.len() - history.prompt_len);
         let Self { peaks, candidates, ranked, .. } = self;
         let head = params.head(history).filter(|head| allowed.is_none() && head.len() < logits.len() / 8);
@@ -171,7 +182,8 @@ impl Sampler {
         match (head, whole) {
             (Some(head), _) => peaks.fill(candidates, logits, head.len(), head.changed(), ranked),
             (None, Some(WholeVocabulary::Draw)) => {
-                return bounds::draw(peaks, logits, params.temperature, draws.pick).ok_or(Failure::NoTokenLeft);
+                let id = bounds::draw(peaks, logits, params.temperature, draws.pick).ok_or(Failure::NoTokenLeft)?;
+                return Ok(Chosen { id, mirostat_bound: None });
             }
             (None, Some(WholeVocabulary::TopP(left)))
                 if bounds::top_p(peaks, logits, share(params.top_p), candidates, ranked) =>
@@ -187,38 +199,51 @@ impl Sampler {
                 None => candidates::fill(candidates, logits),
             },
         }
-        self.choose(params, order, history, draws)
+        self.choose(params, order, history, draws, logits.len())
     }
 
-    /// Runs the steps of `order` on the candidates and chooses one of those that are left.
+    /// Runs the steps of `order` on the candidates, of a vocabulary of `vocab_size`, and chooses one of those that are left.
     fn choose(
         &mut self,
         params: &SamplingParams,
         order: &[SamplerStep],
         history: History<'_>,
         draws: Draws,
-    ) -> Result<u32, Failure> {
+        vocab_size: usize,
+    ) -> Result<Chosen, Failure> {
         let Self { candidates, ranked, penalties: scratch, .. } = self;
         penalties::logit_bias(candidates, &params.logit_bias);
-        for step in order {
+        for step in order.iter().filter(|&&step| params.runs(step)) {
             match step {
                 SamplerStep::Penalties => penalties::repetition(candidates, params, history, scratch),
                 SamplerStep::Dry => penalties::dry(candidates, &params.dry, history, scratch),
+                SamplerStep::TopNSigma => filters::top_n_sigma(candidates, params.top_n_sigma),
                 SamplerStep::TopK => filters::top_k(candidates, params.top_k, ranked),
                 SamplerStep::Typical => filters::typical(candidates, params.typical_p, ranked),
                 SamplerStep::TopP => filters::top_p(candidates, params.top_p, ranked),
                 SamplerStep::MinP => filters::min_p(candidates, params.min_p),
                 SamplerStep::Xtc => filters::xtc(candidates, &params.xtc, draws.xtc),
+                SamplerStep::Temperature if params.has_dynatemp() => {
+                    match candidates::dynamic_temperature(candidates, params.temperature, &params.dynatemp) {
+                        // Nothing but the likeliest has a chance.
+                        0.0 => filters::top_k(candidates, 1, ranked),
+                        temperature => candidates::temperature(candidates, temperature),
+                    }
+                }
                 SamplerStep::Temperature => candidates::temperature(candidates, params.temperature),
             }
         }
-        let chosen = if params.temperature == 0.0 {
+        if params.takes_likeliest() {
             filters::top_k(candidates, 1, ranked);
-            (!candidates.is_empty()).then_some(0)
-        } else {
-            candidates::draw(candidates, draws.pick)
-        };
-        chosen.map(|index| candidates[index].id).ok_or(Failure::NoTokenLeft)
+            let id = candidates.first().ok_or(Failure::NoTokenLeft)?.id;
+            return Ok(Chosen { id, mirostat_bound: None });
+        }
+        if params.has_mirostat() {
+            mirostat::leave_out(candidates, &params.mirostat, history.mirostat_bound, vocab_size, ranked);
+        }
+        let chosen = &candidates[candidates::draw(candidates, draws.pick).ok_or(Failure::NoTokenLeft)?];
+        let next_bound = || mirostat::next_bound(candidates, chosen, &params.mirostat, history.mirostat_bound);
+        Ok(Chosen { id: chosen.id, mirostat_bound: params.has_mirostat().then(next_bound) })
     }
 
     /// As [`Sampler::sample`], with every token a candidate: what all shorter ways must give.
@@ -235,15 +260,22 @@ impl Sampler {
         }
         let draws = rng::draws(params.seed, completion, history.tokens.len() - history.prompt_len);
         candidates::fill(&mut self.candidates, logits);
-        self.choose(params, &params.order, history, draws)
+        self.choose(params, &params.order, history, draws, logits.len()).map(|chosen| chosen.id)
     }
+}
+
+/// What a chain has chosen.
+#[derive(Clone, Copy, Debug)]
+struct Chosen {
+    id: u32,
+    mirostat_bound: Option<f64>,
 }
 
 /// What [`Sampler::sample`] gives where the likeliest token is wanted and the device has found it.
 pub(crate) fn take_choice(choice: &Choice, history: History<'_>) -> Result<SampledToken, Failure> {
     match choice.fault {
         Some((token_id, logit)) => Err(numeric_fault(logit, token_id, history)),
-        None => Ok(SampledToken { id: choice.token_id, logprobs: None }),
+        None => Ok(SampledToken { id: choice.token_id, logprobs: None, mirostat_bound: None }),
     }
 }
 

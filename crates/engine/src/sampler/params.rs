@@ -36,10 +36,16 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Tokens that these three penalties look back on; none = all, 0 = off.
     pub repeat_last_n: Option<usize>,
+    /// Keep those whose logits are within so many standard deviations of the largest, up to 100; 0 and -1 keep all.
+    pub top_n_sigma: f32,
     /// A penalty on going on with a repetition.
     pub dry: Dry,
     /// Exclude top choices.
     pub xtc: Xtc,
+    /// A temperature that follows the candidates.
+    pub dynatemp: Dynatemp,
+    /// A text that is as surprising all the time, in place of the filters.
+    pub mirostat: Mirostat,
     /// Added to the logits of these tokens, -100 to 100; -inf bans a token. Each id once.
     pub logit_bias: Vec<(u32, f32)>,
     /// Seed of the random choices: the same seed gives the same text.
@@ -76,6 +82,29 @@ pub struct Xtc {
     pub threshold: f32,
 }
 
+/// Dynamic temperature: where all candidates are as likely, the temperature plus the range; where one is certain, the
+/// temperature less the range, but not below 0; between these by the share^exponent that the entropy has of the largest
+/// entropy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dynatemp {
+    /// 0 to 100; 0 is off.
+    pub range: f32,
+    /// 0 to 100.
+    pub exponent: f32,
+}
+
+/// Mirostat: instead of all steps but penalties, DRY and the temperature itself, leaves out what is too surprising for a
+/// text whose surprise is to stay near a target. Each text has a bound of its own, which moves with each token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mirostat {
+    /// 1 or 2; 0 is off.
+    pub version: u8,
+    /// The target in bits, 0 to 100.
+    pub tau: f32,
+    /// How fast the bound follows, 0 to 100.
+    pub eta: f32,
+}
+
 /// A step of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SamplerStep {
@@ -83,6 +112,8 @@ pub enum SamplerStep {
     Penalties,
     /// DRY.
     Dry,
+    /// Top-n-sigma.
+    TopNSigma,
     /// Top-k.
     TopK,
     /// Locally typical sampling.
@@ -99,14 +130,24 @@ pub enum SamplerStep {
 
 impl SamplerStep {
     /// All steps, in the default order (llama.cpp's).
-    pub const ALL: [Self; 8] =
-        [Self::Penalties, Self::Dry, Self::TopK, Self::Typical, Self::TopP, Self::MinP, Self::Xtc, Self::Temperature];
+    pub const ALL: [Self; 9] = [
+        Self::Penalties,
+        Self::Dry,
+        Self::TopNSigma,
+        Self::TopK,
+        Self::Typical,
+        Self::TopP,
+        Self::MinP,
+        Self::Xtc,
+        Self::Temperature,
+    ];
 
     /// The name that flags and messages use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Penalties => "penalties",
             Self::Dry => "dry",
+            Self::TopNSigma => "top_n_sigma",
             Self::TopK => "top_k",
             Self::Typical => "typical_p",
             Self::TopP => "top_p",
@@ -171,8 +212,11 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             repeat_last_n: Some(64),
+            top_n_sigma: 0.0,
             dry: Dry::default(),
             xtc: Xtc { probability: 0.0, threshold: 0.1 },
+            dynatemp: Dynatemp { range: 0.0, exponent: 1.0 },
+            mirostat: Mirostat { version: 0, tau: 5.0, eta: 0.1 },
             logit_bias: Vec::new(),
             seed: 0,
             logprobs: None,
@@ -193,9 +237,30 @@ impl SamplingParams {
         Self { temperature: 0.0, ..Self::default() }
     }
 
-    /// Whether the likeliest token is the choice, whatever the other steps do: top-k, top-p and min-p always keep it.
+    /// Whether the likeliest of those that are left is the choice, at a temperature that is 0 whatever they are.
+    pub(super) fn takes_likeliest(&self) -> bool {
+        self.temperature == 0.0 && !self.has_dynatemp()
+    }
+
+    /// Whether the temperature follows the candidates. With mirostat it is one number, as in llama.cpp.
+    pub(super) fn has_dynatemp(&self) -> bool {
+        self.dynatemp.range > 0.0 && !self.has_mirostat()
+    }
+
+    /// Whether mirostat stands in the place of the filters.
+    pub(super) fn has_mirostat(&self) -> bool {
+        self.mirostat.version != 0
+    }
+
+    /// Whether `step` is run: with mirostat, those are not that leave candidates out.
+    pub(super) fn runs(&self, step: SamplerStep) -> bool {
+        !self.has_mirostat() || matches!(step, SamplerStep::Penalties | SamplerStep::Dry | SamplerStep::Temperature)
+    }
+
+    /// Whether the likeliest token is the choice, whatever the other steps do: top-n-sigma, top-k, top-p and min-p always
+    /// keep it.
     pub(super) fn is_plain_greedy(&self) -> bool {
-        self.temperature == 0.0
+        self.takes_likeliest()
             && self.logit_bias.is_empty()
             && [SamplerStep::Penalties, SamplerStep::Dry, SamplerStep::Typical, SamplerStep::Xtc]
                 .iter()
@@ -207,8 +272,8 @@ impl SamplingParams {
         self.is_plain_greedy() && self.logprobs.is_none()
     }
 
-    /// Whether a device can choose, which knows no penalties, DRY, typical sampling, XTC, biases and log-probabilities, and
-    /// filters in the default order alone.
+    /// Whether a device can choose, which knows no penalties, DRY, top-n-sigma, typical sampling, XTC, dynamic temperature,
+    /// mirostat, biases and log-probabilities, and filters in the default order alone.
     pub(crate) fn is_for_device(&self) -> bool {
         const STEPS: [SamplerStep; 4] =
             [SamplerStep::TopK, SamplerStep::TopP, SamplerStep::MinP, SamplerStep::Temperature];
@@ -217,7 +282,12 @@ impl SamplingParams {
         let mut active = self.order.iter().filter(|&&step| !self.is_neutral(step));
         let in_order = active.all(|step| steps.any(|known| known == step));
         self.is_likeliest()
-            || (self.temperature > 0.0 && in_order && self.logit_bias.is_empty() && self.logprobs.is_none())
+            || (self.temperature > 0.0
+                && !self.has_dynatemp()
+                && !self.has_mirostat()
+                && in_order
+                && self.logit_bias.is_empty()
+                && self.logprobs.is_none())
     }
 
     /// How a device chooses the `index`-th token of a completion, as the sampler would, where it can.
@@ -244,7 +314,10 @@ impl SamplingParams {
             window = if other.len() > window.len() { other } else { window };
         };
         let mut only_likeliest = false;
-        for &step in self.order.iter().filter(|&&step| !self.is_neutral(step)) {
+        if self.has_mirostat() && !self.takes_likeliest() {
+            return None;
+        }
+        for &step in self.order.iter().filter(|&&step| self.runs(step) && !self.is_neutral(step)) {
             match step {
                 SamplerStep::Penalties if !only_likeliest => widen(self.repeat_last_n),
                 SamplerStep::Dry if !only_likeliest => widen(self.dry.last_n),
@@ -252,18 +325,20 @@ impl SamplingParams {
                     return Some(Head { kept: self.top_k, biased: &self.logit_bias, window });
                 }
                 // Whom else these keep is no matter where the likeliest is taken, unless a later step looks at them.
-                SamplerStep::TopK | SamplerStep::TopP | SamplerStep::MinP if self.temperature == 0.0 => {
+                SamplerStep::TopNSigma | SamplerStep::TopK | SamplerStep::TopP | SamplerStep::MinP
+                    if self.takes_likeliest() =>
+                {
                     only_likeliest = true;
                 }
                 _ => return None,
             }
         }
-        (self.temperature == 0.0).then_some(Head { kept: 1, biased: &self.logit_bias, window })
+        self.takes_likeliest().then_some(Head { kept: 1, biased: &self.logit_bias, window })
     }
 
     /// What is done with the whole vocabulary, where it is one of the simple things and no single logit is changed before.
     pub(super) fn whole_vocabulary(&self) -> Option<WholeVocabulary<'_>> {
-        if self.temperature == 0.0 || !self.logit_bias.is_empty() {
+        if self.takes_likeliest() || self.has_mirostat() || !self.logit_bias.is_empty() {
             return None;
         }
         let mut active = self.order.iter().enumerate().filter(|&(_, &step)| !self.is_neutral(step));
@@ -273,7 +348,7 @@ impl SamplingParams {
         };
         let left = &self.order[index + 1..];
         match first {
-            SamplerStep::Temperature if active.next().is_none() => Some(WholeVocabulary::Draw),
+            SamplerStep::Temperature if active.next().is_none() && !self.has_dynatemp() => Some(WholeVocabulary::Draw),
             SamplerStep::TopP => Some(WholeVocabulary::TopP(left)),
             SamplerStep::MinP => Some(WholeVocabulary::MinP(left)),
             _ => None,
@@ -288,12 +363,13 @@ impl SamplingParams {
                     || (self.repetition_penalty == 1.0 && self.presence_penalty == 0.0 && self.frequency_penalty == 0.0)
             }
             SamplerStep::Dry => self.dry.multiplier == 0.0 || self.dry.last_n == Some(0),
+            SamplerStep::TopNSigma => self.top_n_sigma <= 0.0,
             SamplerStep::TopK => self.top_k == 0,
             SamplerStep::Typical => self.typical_p == 1.0,
             SamplerStep::TopP => self.top_p == 1.0,
             SamplerStep::MinP => self.min_p == 0.0,
             SamplerStep::Xtc => self.xtc.probability == 0.0,
-            SamplerStep::Temperature => self.temperature == 1.0 || self.temperature == 0.0,
+            SamplerStep::Temperature => (self.temperature == 1.0 || self.temperature == 0.0) && !self.has_dynatemp(),
         }
     }
 
@@ -316,6 +392,14 @@ impl SamplingParams {
         within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
         within("xtc_probability", self.xtc.probability, 0.0, 1.0)?;
         within("xtc_threshold", self.xtc.threshold, 0.0, 1.0)?;
+        within("top_n_sigma", self.top_n_sigma, -1.0, 100.0)?;
+        within("dynatemp_range", self.dynatemp.range, 0.0, 100.0)?;
+        within("dynatemp_exponent", self.dynatemp.exponent, 0.0, 100.0)?;
+        within("mirostat_tau", self.mirostat.tau, 0.0, 100.0)?;
+        within("mirostat_eta", self.mirostat.eta, 0.0, 100.0)?;
+        if self.mirostat.version > 2 {
+            return Err(EngineError::parameter("mirostat", self.mirostat.version, "1 or 2, or 0, which is off"));
+        }
         check_top_logprobs("top_logprobs", self.logprobs)?;
         self.check_dry(vocab_size)?;
         self.check_logit_bias(vocab_size)?;

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::candidates::Candidate;
-use super::filters::{min_p, top_k, top_p, typical, xtc};
-use super::params::{Dry, SamplerStep, SamplingParams, Xtc};
+use super::filters::{min_p, top_k, top_n_sigma, top_p, typical, xtc};
+use super::params::{Dry, Dynatemp, Mirostat, SamplerStep, SamplingParams, Xtc};
 use super::*;
 
 fn candidates(logits: &[f32]) -> Vec<Candidate> {
@@ -77,6 +77,62 @@ mod reference {
         sorted_ids(all[num_top.saturating_sub(1)..].iter())
     }
 
+    /// Distances from a limit below which a cut is a matter of the last bits.
+    pub(super) const UNSURE: f64 = 1e-6;
+
+    /// Ids that are kept for sure, and those that may be kept. Banned ones have a logit of -inf.
+    pub(super) fn top_n_sigma(logits: &[f32], n: f32) -> [Vec<u32>; 2] {
+        let finite: Vec<f64> = logits.iter().filter(|logit| logit.is_finite()).map(|&logit| logit.into()).collect();
+        let mean = finite.iter().sum::<f64>() / finite.len() as f64;
+        let deviation = (finite.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / finite.len() as f64).sqrt();
+        let max = finite.iter().copied().fold(f64::MIN, f64::max);
+        let within = |slack: f64| {
+            let kept =
+                (0..).zip(logits).filter(|&(_, &logit)| f64::from(logit) >= max - f64::from(n) * deviation + slack);
+            kept.map(|(id, _)| id).collect()
+        };
+        [within(UNSURE), within(-UNSURE)]
+    }
+
+    pub(super) fn dynamic_temperature(logits: &[f32], temperature: f32, range: f32, exponent: f32) -> f64 {
+        if logits.len() == 1 {
+            return temperature.into();
+        }
+        let all = softmax(logits);
+        let entropy: f64 = all.iter().filter(|(_, p)| *p > 0.0).map(|(_, p)| -p * p.ln()).sum();
+        let share = (entropy / (logits.len() as f64).ln()).clamp(0.0, 1.0).powf(exponent.into());
+        let (temperature, range) = (f64::from(temperature), f64::from(range));
+        let least = (temperature - range).max(0.0);
+        least + (temperature + range - least) * share
+    }
+
+    /// How many of the likeliest version 1 of mirostat keeps, before it is rounded down.
+    pub(super) fn mirostat_1(logits: &[f32], mu: f64) -> f64 {
+        let all = softmax(logits);
+        let (mut products, mut squares) = (0.0, 0.0);
+        for i in 0..99.min(all.len() - 1) {
+            let t = ((i + 2) as f64 / (i + 1) as f64).ln();
+            if all[i + 1].1 == 0.0 {
+                break;
+            }
+            products += t * (all[i].1 / all[i + 1].1).ln();
+            squares += t * t;
+        }
+        let s = products / squares;
+        let epsilon = s - 1.0;
+        (epsilon * 2f64.powf(mu) / (1.0 - (logits.len() as f64).powf(-epsilon))).powf(1.0 / s)
+    }
+
+    /// Ids that version 2 keeps for sure, and those that it may keep.
+    pub(super) fn mirostat_2(logits: &[f32], mu: f64) -> [Vec<u32>; 2] {
+        let all = softmax(logits);
+        let within = |slack: f64| {
+            let count = all.iter().filter(|&&(_, p)| p > 0.0 && -p.log2() <= mu + slack).count();
+            sorted_ids(all[..count.max(1)].iter())
+        };
+        [within(-UNSURE), within(UNSURE)]
+    }
+
     /// For each place that a suffix of the window also ends at: what follows it, and the longest such suffix.
     pub(super) fn dry(window: &[u32], breakers: &[Vec<u32>], next: u32) -> usize {
         let ends_in_breaker = |end: usize| breakers.iter().any(|breaker| window[..end].ends_with(breaker));
@@ -104,6 +160,20 @@ fn distinct_logits() -> impl Strategy<Value = Vec<f32>> {
     prop::collection::hash_set(-60..60i32, 1..80)
         .prop_map(|set| set.into_iter().map(|n| n as f32 / 8.0).collect::<Vec<_>>())
         .prop_shuffle()
+}
+
+/// Logits of which some may be equal, some ruled out, and often few are left.
+fn any_logits() -> impl Strategy<Value = Vec<f32>> {
+    let logit = prop_oneof![4 => (-60..60i16).prop_map(|n| f32::from(n) / 8.0), 1 => Just(f32::NEG_INFINITY)];
+    (prop::collection::vec(logit, 0..160), any::<prop::sample::Index>(), -60..60i16).prop_map(|(mut logits, at, n)| {
+        logits.insert(at.index(logits.len() + 1), f32::from(n) / 8.0);
+        logits
+    })
+}
+
+/// Whether `ids` has all of `sure`, and no other than those of `unsure`.
+fn is_between(sure: &[u32], ids: &[u32], unsure: &[u32]) -> bool {
+    sure.iter().all(|id| ids.contains(id)) && ids.iter().all(|id| unsure.contains(id))
 }
 
 proptest! {
@@ -135,7 +205,7 @@ proptest! {
         let params = SamplingParams { temperature, top_k, top_p, min_p, seed, ..SamplingParams::default() };
         prop_assert!(params.is_for_device());
         let tokens = vec![0; 4 + index];
-        let chosen = Sampler::default().sample(&logits, &params, History { tokens: &tokens, prompt_len: 4 }, completion);
+        let chosen = Sampler::default().sample(&logits, &params, History::new(&tokens, 4), completion);
         let of_device = plan::sampling::choose(&logits, &params.of_device(completion, index));
         prop_assert_eq!(chosen.map(|token| token.id as usize), Ok(of_device));
     }
@@ -162,6 +232,59 @@ proptest! {
     }
 
     #[test]
+    fn top_n_sigma_keeps_what_the_definition_keeps(logits in any_logits(), n in 0.01f32..5.0) {
+        let mut kept = candidates(&logits);
+        top_n_sigma(&mut kept, n);
+        let [sure, unsure] = reference::top_n_sigma(&logits, n);
+        prop_assert!(is_between(&sure, &ids(&kept), &unsure), "{:?} {:?} {:?}", sure, kept, unsure);
+        prop_assert!(!kept.is_empty());
+    }
+
+    #[test]
+    fn the_dynamic_temperature_is_that_of_the_definition(
+        logits in any_logits(),
+        (temperature, range, exponent) in (0.0f32..3.0, 0.01f32..3.0, 0.0f32..4.0),
+    ) {
+        let expected = reference::dynamic_temperature(&logits, temperature, range, exponent);
+        let found = candidates::dynamic_temperature(&candidates(&logits), temperature, &Dynatemp { range, exponent });
+        // Shares of an entropy near 0 are steep where the exponent is small.
+        let slack = if exponent < 0.5 { 0.02 } else { 1e-4 };
+        prop_assert!((f64::from(found) - expected).abs() < slack, "{} {}", found, expected);
+    }
+
+    #[test]
+    fn mirostat_keeps_what_the_definition_keeps(logits in any_logits(), mu in -2.0f64..14.0, eta in 0.0f32..1.0) {
+        let [first, second] = [1, 2].map(|version| {
+            let mut kept = candidates(&logits);
+            let mirostat = Mirostat { version, tau: 3.0, eta };
+            mirostat::leave_out(&mut kept, &mirostat, Some(mu), logits.len(), &mut Vec::new());
+            kept
+        });
+        let [sure, unsure] = reference::mirostat_2(&logits, mu);
+        prop_assert!(is_between(&sure, &ids(&second), &unsure), "{:?} {:?} {:?}", sure, second, unsure);
+        let exact = reference::mirostat_1(&logits, mu);
+        let count = |exact: f64| (exact as usize).clamp(1, logits.len());
+        prop_assert!(
+            (count(exact * (1.0 - 1e-6))..=count(exact * (1.0 + 1e-6))).contains(&first.len()),
+            "{} of {}", first.len(), exact,
+        );
+        prop_assert_eq!(ids(&first), reference::top_k(&logits, first.len()));
+        // The bound moves by the error of what was chosen, among those that are left.
+        for kept in [first, second] {
+            let logits: Vec<f32> = kept.iter().map(|candidate| candidate.logit).collect();
+            for (index, probability) in reference::softmax(&logits) {
+                if probability < 1e-9 {
+                    continue;
+                }
+                let mirostat = Mirostat { version: 2, tau: 3.0, eta };
+                let found = mirostat::next_bound(&kept, &kept[index as usize], &mirostat, Some(mu));
+                let expected = mu - f64::from(eta) * (-probability.log2() - 3.0);
+                prop_assert!((found - expected).abs() < 1e-5, "{} {}", found, expected);
+            }
+        }
+    }
+
+    #[test]
     fn dry_finds_the_repetitions_that_a_plain_search_finds(
         tokens in prop::collection::vec(0..4u32, 0..40),
         breakers in prop::collection::vec(prop::collection::vec(0..4u32, 1..3), 0..2),
@@ -169,7 +292,7 @@ proptest! {
         last_n in prop::option::of(0..50usize),
     ) {
         let dry = Dry { multiplier: 1.0, base: 2.0, allowed_length, last_n, sequence_breakers: breakers };
-        let history = History { tokens: &tokens, prompt_len: 0 };
+        let history = History::new(&tokens, 0);
         let mut changed = candidates(&[0.0; 4]);
         penalties::dry(&mut changed, &dry, history, &mut penalties::Scratch::default());
         for candidate in changed {
@@ -193,7 +316,7 @@ proptest! {
         };
         let logits = [4.0, -4.0, 2.0, -2.0, 1.0, 0.0];
         let mut changed = candidates(&logits);
-        let history = History { tokens: &tokens, prompt_len };
+        let history = History::new(&tokens, prompt_len);
         penalties::repetition(&mut changed, &params, history, &mut penalties::Scratch::default());
         let start = tokens.len() - last_n.unwrap_or(usize::MAX).min(tokens.len());
         for (candidate, &logit) in changed.iter().zip(&logits) {
@@ -212,17 +335,21 @@ proptest! {
         (temperature, top_k, top_p, min_p) in (0.0f32..3.0, 0..50usize, 0.001f32..=1.0, 0.0f32..=1.0),
         (typical_p, xtc_probability, threshold) in (0.001f32..=1.0, 0.0f32..=1.0, 0.0f32..=1.0),
         (penalty, multiplier, seed) in (0.01f32..100.0, 0.0f32..100.0, any::<u64>()),
+        (top_n_sigma, range, exponent) in (0.0f32..4.0, -1.0f32..3.0, 0.0f32..4.0),
+        (version, tau, eta, bound) in (0..3u8, 0.0f32..20.0, 0.0f32..2.0, prop::option::of(-50.0f64..50.0)),
         order in Just(SamplerStep::ALL.to_vec()).prop_shuffle(),
     ) {
         let params = SamplingParams {
-            temperature, top_k, top_p, min_p, typical_p, repetition_penalty: penalty, seed, order,
+            temperature, top_k, top_p, min_p, typical_p, repetition_penalty: penalty, seed, order, top_n_sigma,
+            dynatemp: Dynatemp { range: range.max(0.0), exponent },
+            mirostat: Mirostat { version, tau, eta },
             dry: Dry { multiplier, ..Dry::default() },
             xtc: Xtc { probability: xtc_probability, threshold },
             logit_bias: vec![(1, f32::NEG_INFINITY)],
             ..SamplingParams::default()
         };
         params.check(logits.len()).unwrap();
-        let history = History { tokens: &history, prompt_len: 0 };
+        let history = History { mirostat_bound: bound, ..History::new(&history, 0) };
         let mut sampler = Sampler::default();
         let token = sampler.sample(&logits, &params, history, 0).unwrap();
         prop_assert!((token.id as usize) < logits.len() && token.id != 1);
@@ -275,6 +402,7 @@ proptest! {
         (temperature, top_k, top_p, min_p) in (0..4u8, 0..30usize, 0.1f32..=1.2, -0.3f32..=0.5),
         (penalty, presence, multiplier, last_n) in (0.5f32..3.0, -2.0f32..2.0, 0.0f32..2.0, prop::option::of(0..12usize)),
         (bias, penalised, typical, xtc) in (-9.0f32..9.0, 0..3u8, 0..4u8, 0..4u8),
+        (sigma, range, version, bound) in (0..4u8, 0..4u8, 0..6u8, prop::option::of(0.0f64..12.0)),
         (seed, completion) in (any::<u64>(), 0..3usize),
         order in prop::option::of(Just(SamplerStep::ALL.to_vec()).prop_shuffle()),
     ) {
@@ -300,6 +428,9 @@ proptest! {
             min_p: min_p.max(0.0),
             seed,
             typical_p: if typical == 0 { 0.9 } else { 1.0 },
+            top_n_sigma: if sigma == 0 { 1.5 } else { 0.0 },
+            dynatemp: Dynatemp { range: if range == 0 { 0.6 } else { 0.0 }, exponent: 1.0 },
+            mirostat: Mirostat { version: if version > 2 { 0 } else { version }, ..SamplingParams::default().mirostat },
             repetition_penalty: if penalised > 0 { penalty } else { 1.0 },
             presence_penalty: if penalised > 0 { presence } else { 0.0 },
             repeat_last_n: last_n,
@@ -309,7 +440,7 @@ proptest! {
             order: order.unwrap_or_else(|| SamplerStep::ALL.to_vec()),
             ..SamplingParams::default()
         };
-        let history = History { tokens: &history, prompt_len: history.len() / 2 };
+        let history = History { mirostat_bound: bound, ..History::new(&history, history.len() / 2) };
         let expected = Sampler::default().sample_plainly(&logits, &params, history, completion);
         let mut sampler = Sampler::default();
         let found = sampler.sample(&logits, &params, history, completion).map(|token| token.id);
@@ -374,13 +505,120 @@ fn known_values_of_each_filter() {
     assert_eq!(filtered(&|c| xtc(c, &Xtc { probability: 1.0, threshold: 0.3 }, 0.0)), [0, 1, 2, 3, 4]);
 }
 
+/// The values are worked out by hand.
+#[test]
+fn known_values_of_mirostat_dynamic_temperature_and_top_n_sigma() {
+    let quarters = logits_of(&[0.5, 0.25, 0.125, 0.125]);
+    let left = |version, bound| {
+        let mut kept = candidates(&quarters);
+        let mirostat = Mirostat { version, tau: 1.75, eta: 0.5 };
+        mirostat::leave_out(&mut kept, &mirostat, bound, 4, &mut Vec::new());
+        ids(&kept)
+    };
+    // Surprises are 1, 2, 3 and 3 bits.
+    assert_eq!(left(2, Some(2.5)), [0, 1]);
+    assert_eq!(left(2, Some(0.5)), [0]);
+    assert_eq!(left(2, Some(-9.0)), [0]);
+    // At first the bound is twice the target.
+    assert_eq!(left(2, None).len(), 4);
+    // The choice of token 1 from the two that are left has a probability of 1/3: 1.585 bits, 0.085 above the target.
+    let mut kept = candidates(&quarters);
+    kept.truncate(2);
+    let next = mirostat::next_bound(&kept, &kept[1], &Mirostat { version: 2, tau: 1.5, eta: 0.5 }, Some(2.5));
+    assert!((next - (2.5 - 0.5 * (3f64.log2() - 1.5))).abs() < 1e-6, "{next}");
+
+    // Evenly spread, the entropy is the largest; where one token is certain, there is none.
+    let dynatemp = |logits: &[f32], range| {
+        candidates::dynamic_temperature(&candidates(logits), 0.5, &Dynatemp { range, exponent: 2.0 })
+    };
+    assert_eq!(dynatemp(&[1.0; 8], 0.25), 0.75);
+    assert_eq!(dynatemp(&[1.0, -1000.0], 0.25), 0.25);
+    assert_eq!(dynatemp(&[1.0, -1000.0], 2.0), 0.0);
+    assert_eq!(dynatemp(&[1.0], 0.25), 0.5);
+    // 1.75 bits of 2.
+    assert!((dynatemp(&quarters, 0.25) - (0.25 + 0.5 * 0.875 * 0.875)).abs() < 1e-5);
+
+    // The mean is 0 and the deviation 2.
+    let sigma = |n| {
+        let mut kept = candidates(&[3.0, 1.0, -1.0, -3.0, f32::NEG_INFINITY, 5f32.sqrt(), -(5f32.sqrt())]);
+        top_n_sigma(&mut kept, n);
+        ids(&kept)
+    };
+    assert_eq!(sigma(0.1), [0]);
+    assert_eq!(sigma(0.5), [0, 5]);
+    assert_eq!(sigma(1.5), [0, 1, 5]);
+    assert_eq!(sigma(50.0), [0, 1, 2, 3, 5, 6]);
+    assert_eq!(sigma(0.0).len(), 7);
+}
+
+#[test]
+fn mirostat_stands_in_the_place_of_the_filters_and_a_text_comes_near_its_target() {
+    // Surprises of 7 bits are the usual ones here.
+    let logits: Vec<f32> = (0..300).map(|id| ((id * 7) % 300) as f32 / 60.0).collect();
+    for version in [1, 2] {
+        let mirostat = Mirostat { version, tau: 3.0, eta: 0.1 };
+        let params = SamplingParams { mirostat, seed: 4, ..SamplingParams::default() };
+        let text = |params: &SamplingParams| {
+            let (mut tokens, mut bound) = (vec![0; 5], None);
+            for _ in 0..600 {
+                let history = History { mirostat_bound: bound, ..History::new(&tokens, 5) };
+                let token = Sampler::default().sample(&logits, params, history, 0).unwrap();
+                tokens.push(token.id);
+                bound = token.mirostat_bound;
+            }
+            (tokens, bound.unwrap())
+        };
+        let (tokens, bound) = text(&params);
+        // The bound's way over the text is the sum of all errors.
+        let mean = 3.0 + (6.0 - bound) / f64::from(0.1f32) / 600.0;
+        assert!((mean - 3.0).abs() < 0.2, "version {version}: {mean}");
+        assert_eq!(text(&params).0, tokens);
+        assert_ne!(text(&SamplingParams { seed: 5, ..params.clone() }).0, tokens);
+        let filters =
+            SamplingParams { top_k: 1, top_p: 0.1, min_p: 0.9, typical_p: 0.1, top_n_sigma: 0.1, ..params.clone() };
+        let xtc = Xtc { probability: 1.0, threshold: 0.0 };
+        assert_eq!(
+            text(&SamplingParams { xtc, dynatemp: Dynatemp { range: 1.0, exponent: 1.0 }, ..filters }).0,
+            tokens
+        );
+        // Temperature and penalties count, and at temperature 0 the likeliest is taken.
+        assert_ne!(text(&SamplingParams { temperature: 2.0, ..params.clone() }).0, tokens);
+        assert_ne!(text(&SamplingParams { frequency_penalty: 1.0, ..params.clone() }).0, tokens);
+        let cold = SamplingParams { temperature: 0.0, ..params };
+        let likeliest = choose(&logits, &SamplingParams::greedy()).unwrap();
+        assert_eq!(choose(&logits, &cold), Ok(likeliest));
+        let banned = SamplingParams { logit_bias: vec![(likeliest, f32::NEG_INFINITY)], ..cold };
+        assert_eq!(choose(&logits, &banned).map(|id| logits[id as usize]), Ok(298.0 / 60.0));
+    }
+}
+
+#[test]
+fn a_dynamic_temperature_may_be_0_and_one_around_0_is_none() {
+    let sharp = [0.0, 0.0, 200.0, 200.0 - 1e-4];
+    let params = |temperature, range| SamplingParams {
+        temperature,
+        dynatemp: Dynatemp { range, exponent: 1.0 },
+        seed: 3,
+        ..SamplingParams::default()
+    };
+    let distinct = |logits: &[f32], params: &SamplingParams| {
+        let chosen = (0..100).map(|seed| choose(logits, &SamplingParams { seed, ..params.clone() }).unwrap());
+        chosen.collect::<std::collections::BTreeSet<_>>().len()
+    };
+    // As in llama.cpp, the range around 0 goes up to itself.
+    assert_eq!(distinct(&sharp, &params(0.0, 0.5)), 2);
+    assert_eq!(distinct(&sharp, &params(0.0, 0.0)), 1);
+    // Nothing but one token is left of the entropy: the temperature is 0, and the likeliest is taken.
+    assert_eq!(distinct(&[0.0, 500.0, 400.0], &params(0.5, 0.5)), 1);
+}
+
 #[test]
 fn dry_grows_with_the_repetition_and_stops_at_a_breaker() {
     // ... 1 2 3 4 | 1 2 3: token 4 would make a repetition of 3 one of 4.
     let tokens = [1, 2, 3, 4, 1, 2, 3];
     let after = |dry: Dry| {
         let mut changed = candidates(&[0.0; 6]);
-        let history = History { tokens: &tokens, prompt_len: 7 };
+        let history = History::new(&tokens, 7);
         penalties::dry(&mut changed, &dry, history, &mut penalties::Scratch::default());
         changed.iter().map(|candidate| candidate.logit).collect::<Vec<_>>()
     };
@@ -396,7 +634,7 @@ fn dry_grows_with_the_repetition_and_stops_at_a_breaker() {
 #[test]
 fn a_long_repetition_is_final_but_finite() {
     let tokens = vec![3; 5000];
-    let history = History { tokens: &tokens, prompt_len: 0 };
+    let history = History::new(&tokens, 0);
     let dry = Dry { multiplier: 1.0, ..Dry::default() };
     let params = SamplingParams { dry, seed: 1, ..SamplingParams::default() };
     for seed in 0..50 {
@@ -410,7 +648,7 @@ fn a_long_repetition_is_final_but_finite() {
     assert_eq!(Sampler::default().sample(&[0.0; 4], &only, history, 0).unwrap().id, 3);
 }
 
-const NOTHING: History<'static> = History { tokens: &[], prompt_len: 0 };
+const NOTHING: History<'static> = History { tokens: &[], prompt_len: 0, mirostat_bound: None };
 
 fn choose(logits: &[f32], params: &SamplingParams) -> Result<u32, Failure> {
     Sampler::default().sample(logits, params, NOTHING, 0).map(|token| token.id)
@@ -475,9 +713,16 @@ fn what_a_device_does_not_know_is_left_to_the_host() {
     };
     assert!(is_for_device(&|_| ()));
     assert!(is_for_device(&|p| p.temperature = 0.0));
+    // The likeliest is left, whatever these keep; and without a range the exponent is that of nothing.
+    assert!(is_for_device(&|p| (p.temperature, p.top_n_sigma, p.mirostat.version) = (0.0, 1.0, 1)));
+    assert!(is_for_device(&|p| (p.dynatemp.exponent, p.mirostat.tau) = (2.0, 1.0)));
+    assert!(!is_for_device(&|p| (p.temperature, p.dynatemp.range) = (0.0, 0.5)));
     // What does nothing may stand anywhere.
     assert!(is_for_device(&|p| p.order.rotate_left(2)));
-    let left: [Change<'_>; 8] = [
+    let left: [Change<'_>; 11] = [
+        (&|p| p.top_n_sigma = 1.0),
+        (&|p| p.dynatemp.range = 0.5),
+        (&|p| p.mirostat.version = 2),
         (&|p| p.order.reverse()),
         (&|p| p.order = vec![SamplerStep::MinP, SamplerStep::TopK, SamplerStep::TopP]),
         (&|p| p.repetition_penalty = 1.1),
@@ -500,7 +745,13 @@ fn wrong_parameters_are_named() {
         change(&mut params);
         params.check(10).map_err(|error| error.to_string())
     };
-    let cases: [(Change<'_>, &str); 16] = [
+    let cases: [(Change<'_>, &str); 22] = [
+        (&|p| p.top_n_sigma = -2.0, "top_n_sigma is -2, but must be from -1 to 100"),
+        (&|p| p.dynatemp.range = 101.0, "dynatemp_range is 101, but must be from 0 to 100"),
+        (&|p| p.dynatemp.exponent = -1.0, "dynatemp_exponent is -1, but must be from 0 to 100"),
+        (&|p| p.mirostat.version = 3, "mirostat is 3, but must be 1 or 2, or 0, which is off"),
+        (&|p| p.mirostat.tau = f32::NAN, "mirostat_tau is NaN, but must be from 0 to 100"),
+        (&|p| p.mirostat.eta = -0.1, "mirostat_eta is -0.1, but must be from 0 to 100"),
         (&|p| p.temperature = f32::NAN, "temperature is NaN, but must be from 0 to 100"),
         (&|p| p.top_p = 0.0, "top_p is 0, but must be above 0 and at most 1"),
         (&|p| p.min_p = 1.5, "min_p is 1.5, but must be from 0 to 1"),
@@ -580,7 +831,7 @@ fn frequencies_match_the_probabilities() {
         let tokens = vec![0; num_draws];
         for index in 0..num_draws {
             let params = SamplingParams { temperature, seed: 5, ..SamplingParams::default() };
-            let history = History { tokens: &tokens[..index], prompt_len: 0 };
+            let history = History::new(&tokens[..index], 0);
             counts[sampler.sample(&logits, &params, history, 0).unwrap().id as usize] += 1;
         }
         let chi_square: f64 = reference::softmax(&scaled)

@@ -138,7 +138,7 @@ impl Commit<'_> {
         positions
             .zip(row..row + item.num_scored)
             .map(|(position, row)| {
-                let history = History { tokens: &sequence.tokens[..=position], prompt_len: sequence.prompt_len };
+                let history = History { tokens: &sequence.tokens[..=position], ..sequence.history() };
                 let row = row_of(logits, row, self.config.vocab_size);
                 self.sampler.score(row, sequence.tokens[position + 1], count, history)
             })
@@ -191,6 +191,7 @@ impl Commit<'_> {
                 // The prompt was all that was asked about.
                 Ok(_) if target.request.max_tokens == Some(0) => (None, Some(FinishReason::Length)),
                 Ok(token) => {
+                    target.mirostat_bound = token.mirostat_bound;
                     let finish = target.append(token.id, self.config);
                     if let Some(grammar) = target.grammar.as_mut().filter(|_| finish.is_none()) {
                         grammar.accept(token.id);

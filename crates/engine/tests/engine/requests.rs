@@ -59,8 +59,10 @@ fn last(outputs: &[Output], request: RequestId) -> &Output {
 /// What the request's first completion gets alone, without an engine.
 fn expected_text(config: &EngineConfig, request: &Request, len: usize) -> Vec<u32> {
     let mut tokens = request.prompt.clone();
+    let mut mirostat_bound = None;
     for _ in 0..len {
-        let next = alone(config, request, &tokens, 0);
+        let next = alone(config, request, &tokens, 0, mirostat_bound);
+        mirostat_bound = next.mirostat_bound;
         tokens.push(next.id);
     }
     tokens.split_off(request.prompt.len())

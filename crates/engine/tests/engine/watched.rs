@@ -83,6 +83,8 @@ impl StepWatch for WildClock {
 struct Live {
     request: Arc<Request>,
     tokens: Vec<u32>,
+    /// Mirostat's, as the last token left it.
+    mirostat_bound: Option<f64>,
     /// The step of its arrival or of its last token.
     since: u64,
 }
@@ -129,7 +131,7 @@ impl Watched {
         let id = self.engine.submit(request).inspect_err(|_| self.coverage.refused += 1)?;
         for completion in 0..shared.num_completions {
             let (request, since) = (Arc::clone(&shared), self.coverage.steps);
-            let live = Live { request, tokens: tokens.clone(), since };
+            let live = Live { request, tokens: tokens.clone(), mirostat_bound: None, since };
             self.live.insert((id, completion), live);
         }
         Ok(id)
@@ -290,11 +292,12 @@ impl Watched {
             self.live.remove(&key);
             return if sound { Ok(()) } else { Err(format!("{output:?} where no token was asked for")) };
         }
-        let expected = alone(config, &live.request, &live.tokens, key.1);
+        let expected = alone(config, &live.request, &live.tokens, key.1, live.mirostat_bound);
         if output.token.as_ref() != Some(&expected) {
             return Err(format!("{key:?} got {:?} after {:?}; alone, {expected:?}", output.token, live.tokens));
         }
         live.tokens.push(expected.id);
+        live.mirostat_bound = expected.mirostat_bound;
         let finish = expected_finish(config, &live.request, &live.tokens);
         let generated = live.tokens.len() - live.request.prompt.len();
         let usage = output.usage;
@@ -331,8 +334,14 @@ impl Watched {
 }
 
 /// The token that a request gets with nothing else going on: a fresh sampler on the logits of its own tokens.
-pub(crate) fn alone(config: &EngineConfig, request: &Request, tokens: &[u32], completion: usize) -> SampledToken {
-    let history = History { tokens, prompt_len: request.prompt.len() };
+pub(crate) fn alone(
+    config: &EngineConfig,
+    request: &Request,
+    tokens: &[u32],
+    completion: usize,
+    mirostat_bound: Option<f64>,
+) -> SampledToken {
+    let history = History { mirostat_bound, ..History::new(tokens, request.prompt.len()) };
     Sampler::default().sample(&null_logits(tokens, config.vocab_size), &request.sampling, history, completion).unwrap()
 }
 
@@ -356,7 +365,7 @@ pub(crate) fn scored_alone(config: &EngineConfig, request: &Request, index: usiz
         logit_bias: vec![(request.prompt[index], 100.0)],
         ..SamplingParams::greedy()
     };
-    let history = History { tokens: &request.prompt[..index], prompt_len: request.prompt.len().min(index) };
+    let history = History::new(&request.prompt[..index], request.prompt.len().min(index));
     let logits = null_logits(&request.prompt[..index], config.vocab_size);
     let sampled = Sampler::default().sample(&logits, &sampling, history, 0).unwrap();
     assert_eq!(sampled.id, request.prompt[index]);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use engine::null::Fault;
-use engine::{CacheDomain, Dry, EngineConfig, EngineError, Pooling, Request, SamplingParams, Xtc};
+use engine::{CacheDomain, Dry, Dynatemp, EngineConfig, EngineError, Mirostat, Pooling, Request, SamplingParams, Xtc};
 use plan::{KvFormat, KvLayout};
 
 use super::watched::{Coverage, Watched};
@@ -88,8 +88,19 @@ fn random_sampling(random: &mut Random<'_>, mostly_greedy: bool) -> SamplingPara
             SamplingParams { seed, temperature: 1.5, top_k: 7, top_p: 0.9, min_p: 0.02, ..SamplingParams::default() };
         return if random.one_in(3) { drawn } else { SamplingParams::greedy() };
     }
-    match random.between(0, 5) {
+    match random.between(0, 7) {
         0 => SamplingParams::greedy(),
+        6 => SamplingParams {
+            seed,
+            mirostat: Mirostat { version: if random.one_in(2) { 1 } else { 2 }, tau: 2.0, eta: 0.5 },
+            ..SamplingParams::default()
+        },
+        7 => SamplingParams {
+            seed,
+            top_n_sigma: 1.5,
+            dynatemp: Dynatemp { range: 0.5, exponent: 1.5 },
+            ..SamplingParams::default()
+        },
         1 => SamplingParams { seed, logprobs: Some(2), ..SamplingParams::default() },
         2 => SamplingParams { seed, temperature: 2.0, top_k: 5, top_p: 0.9, ..SamplingParams::default() },
         3 => SamplingParams {
