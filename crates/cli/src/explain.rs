@@ -22,8 +22,8 @@ const CONTEXT: usize = 8192;
 
 /// Where tokens are chosen.
 const CHOSEN_ON_DEVICE: &str = "The device chooses tokens: the likeliest, or one drawn by temperature, top-k, top-p and min-p in their \
-     default order. A step with penalties, DRY, typical sampling, XTC, a bias, a grammar, log-probabilities or another order \
-     of samplers gives its logits to the host.\n";
+     default order. A step with penalties, DRY, top-n-sigma, typical sampling, XTC, dynamic temperature, mirostat, \
+     a bias, a grammar, log-probabilities or another order of samplers gives its logits to the host.\n";
 const CHOSEN_ON_HOST: &str = "The host chooses tokens.\n";
 
 /// The same op in every layer: what is dispatched on, and the variant for each number of rows.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use engine::{Dry, FinishReason, Request, SamplingParams, StopStrings, Xtc};
+use engine::{Dry, Dynatemp, FinishReason, Mirostat, Request, SamplingParams, StopStrings, Xtc};
 use serde_json::Value;
 use tokenizer::{ParseSpecial, StreamDecoder};
 
@@ -54,6 +54,12 @@ const SETTINGS: &[&str] = &[
     "repeat_last_n",
     "presence_penalty",
     "frequency_penalty",
+    "top_n_sigma",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
     "seed",
     "max_tokens",
     "stop",
@@ -82,6 +88,12 @@ impl GenerationOptions {
             }
             "presence_penalty" => sampling.presence_penalty = parsed(name, value)?,
             "frequency_penalty" => sampling.frequency_penalty = parsed(name, value)?,
+            "top_n_sigma" => sampling.top_n_sigma = parsed(name, value)?,
+            "dynatemp_range" => sampling.dynatemp.range = parsed(name, value)?,
+            "dynatemp_exponent" => sampling.dynatemp.exponent = parsed(name, value)?,
+            "mirostat" => sampling.mirostat.version = parsed(name, value)?,
+            "mirostat_tau" => sampling.mirostat.tau = parsed(name, value)?,
+            "mirostat_eta" => sampling.mirostat.eta = parsed(name, value)?,
             "seed" => new.seed = parsed(name, value)?,
             "max_tokens" | "num_predict" | "n_predict" => {
                 new.max_tokens = if ["-1", "-2"].contains(&value) { None } else { Some(parsed(name, value)?) };
@@ -156,6 +168,16 @@ pub(crate) fn sampling_params(model: &Model, args: &SamplingArgs) -> Result<Samp
         xtc: Xtc {
             probability: args.xtc_probability.unwrap_or(whole.xtc.probability),
             threshold: args.xtc_threshold.unwrap_or(whole.xtc.threshold),
+        },
+        top_n_sigma: args.top_n_sigma.unwrap_or(whole.top_n_sigma),
+        dynatemp: Dynatemp {
+            range: args.dynatemp_range.unwrap_or(whole.dynatemp.range),
+            exponent: args.dynatemp_exponent.unwrap_or(whole.dynatemp.exponent),
+        },
+        mirostat: Mirostat {
+            version: args.mirostat.unwrap_or(whole.mirostat.version),
+            tau: args.mirostat_tau.unwrap_or(whole.mirostat.tau),
+            eta: args.mirostat_eta.unwrap_or(whole.mirostat.eta),
         },
         logit_bias: args.logit_bias.clone(),
         ..whole

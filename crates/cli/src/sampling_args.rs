@@ -71,6 +71,30 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) xtc_threshold: Option<f32>,
 
+    /// Keep tokens whose logits are within N standard deviations of the largest; 0 and -1 keep all
+    #[arg(long = "top-nsigma", alias = "top-n-sigma", value_name = "N", allow_negative_numbers = true)]
+    pub(crate) top_n_sigma: Option<f32>,
+
+    /// Let the temperature follow the entropy of the tokens that are left, up and down by R; 0 is off
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub(crate) dynatemp_range: Option<f32>,
+
+    /// Exponent of the share of the largest entropy that the dynamic temperature follows [default: 1]
+    #[arg(long = "dynatemp-exp", alias = "dynatemp-exponent", value_name = "E", allow_negative_numbers = true)]
+    pub(crate) dynatemp_exponent: Option<f32>,
+
+    /// Mirostat 1 or 2: keep the surprise of the text near a target, in place of the filters; 0 is off
+    #[arg(long, value_name = "N")]
+    pub(crate) mirostat: Option<u8>,
+
+    /// Mirostat: how fast it follows the error of a token [default: 0.1]
+    #[arg(long = "mirostat-lr", alias = "mirostat-eta", value_name = "F", allow_negative_numbers = true)]
+    pub(crate) mirostat_eta: Option<f32>,
+
+    /// Mirostat: the target, in bits [default: 5]
+    #[arg(long = "mirostat-ent", alias = "mirostat-tau", value_name = "F", allow_negative_numbers = true)]
+    pub(crate) mirostat_tau: Option<f32>,
+
     /// Add a bias to a token's logit, as ID=BIAS (`15043=-1.5`, `15043=-inf` bans it); may be given several times
     #[arg(long, value_name = "ID=BIAS", value_parser = parse_logit_bias)]
     pub(crate) logit_bias: Vec<(u32, f32)>,

@@ -154,7 +154,7 @@ fn mistakes_get_one_clear_message() {
         (1, &["run", "llama3.2:1b"], &["`llama3.2:1b`", "ORG/REPO"]),
         (1, &["run", "nosuch.gguf", "hi"], &["`nosuch.gguf`", "no such file"]),
         (2, &["run", "--lora", "a.gguf", "hi"], &["`--lora`", "merge"]),
-        (2, &["run", "--mirostat", "2", "hi"], &["`--mirostat 2`"]),
+        (2, &["run", "--adaptive-target", "0.5", "hi"], &["`--adaptive-target 0.5`"]),
         (1, &["run", "-f", "/no/such/prompt.txt"], &["/no/such/prompt.txt"]),
         (1, &["run"], &["no prompt"]),
         (1, &["run", "-m", "some/model", "hi", "-p", "there"], &["twice"]),

@@ -58,15 +58,9 @@ pub(crate) const fn hint(name: &'static str, why: &'static str) -> Field {
 
 /// Names by which other servers take what would change the text, with what to do instead.
 pub(crate) const FOREIGN: &[(&str, &str)] = &[
-    ("mirostat", "this sampler is not here; `top_p`, `min_p` or `typical_p` cut the unlikely tokens"),
-    ("mirostat_tau", "this sampler is not here"),
-    ("mirostat_eta", "this sampler is not here"),
-    ("dynatemp_range", "the temperature is one number here: `temperature`"),
-    ("dynatemp_exponent", "the temperature is one number here: `temperature`"),
     ("smoothing_factor", "this sampler is not here"),
     ("tfs_z", "this sampler is not here; `typical_p` or `min_p` come close"),
     ("top_a", "this sampler is not here; `min_p` comes close"),
-    ("top_n_sigma", "this sampler is not here; `min_p` comes close"),
     ("epsilon_cutoff", "this sampler is not here; `min_p` comes close"),
     ("eta_cutoff", "this sampler is not here; `min_p` comes close"),
     ("penalty_alpha", "contrastive search is not here"),
@@ -283,6 +277,11 @@ impl Fields {
     /// Whether a field is there.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
+    }
+
+    /// The number that a field has, if it is there and is one. The field stays.
+    pub(crate) fn number_of(&self, name: &str) -> Option<f64> {
+        self.0.get(name).and_then(Value::as_f64)
     }
 
     /// The value of a field, if it is there.
@@ -542,7 +541,7 @@ mod tests {
             ("max_token", "max_tokens"),
             ("temperatuer", "temperature"),
             ("n", "one is enough"),
-            ("mirostat", "sampler"),
+            ("smoothing_factor", "sampler"),
         ] {
             let error = read(false, json!({name: 2})).0.unwrap_err().to_json().to_string();
             assert!(error.contains(hint) && error.contains(&format!("\"param\":\"{name}\"")), "{name}: {error}");

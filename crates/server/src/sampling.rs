@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::{CacheDomain, Dry, Grammar, Request, SamplerStep, SamplingParams, Xtc};
+use engine::{CacheDomain, Dry, Dynatemp, Grammar, Mirostat, Request, SamplerStep, SamplingParams, Xtc};
 use serde_json::{Map, Value, json};
 use tokenizer::{FimMarkers, ParseSpecial};
 
@@ -18,6 +18,17 @@ use crate::token_rules::TokenRules;
 pub(crate) const PROMPTS_MAX: usize = 64;
 /// Bytes of `user`, and of `metadata` as JSON.
 const LABEL_BYTES_MAX: usize = 4096;
+
+/// Fields of what mirostat stands in the place of, and the values with which they ask for nothing.
+const WITHOUT_MIROSTAT: [(&str, f64); 7] = [
+    ("top_n_sigma", 0.0),
+    ("top_k", 0.0),
+    ("typical_p", 1.0),
+    ("top_p", 1.0),
+    ("min_p", 0.0),
+    ("xtc_probability", 0.0),
+    ("dynatemp_range", 0.0),
+];
 
 /// What `top_p`: 0 is taken for.
 const TOP_P_LEAST: f32 = 1e-6;
@@ -45,6 +56,12 @@ pub(crate) const COMMON: &[Field] = &[
     applied("dry_sequence_breakers"),
     applied("xtc_probability"),
     applied("xtc_threshold"),
+    applied("top_n_sigma"),
+    applied("dynatemp_range"),
+    applied("dynatemp_exponent"),
+    applied("mirostat"),
+    applied("mirostat_tau"),
+    applied("mirostat_eta"),
     applied("samplers"),
     applied("logit_bias"),
     applied("priority"),
@@ -277,6 +294,12 @@ pub(crate) fn cache_domain(key: u64, salt: Option<&str>) -> CacheDomain {
 
 fn sampling(fields: &mut Fields, serving: &Serving) -> Result<SamplingParams, ApiError> {
     let defaults = serving.defaults.clone();
+    let asks = |&(name, nothing): &(&'static str, f64)| {
+        let said = fields.number_of(name)?;
+        // A negative one is off, too, wherever 0 is.
+        (said > 0.0 || nothing > 0.0).then_some(name).filter(|_| said != nothing)
+    };
+    let without_mirostat: Vec<&str> = WITHOUT_MIROSTAT.iter().filter_map(asks).collect();
     let (repetition_penalty, repetition_field) =
         match (fields.number("repetition_penalty")?, fields.number("repeat_penalty")?) {
             (Some(a), Some(b)) if a != b => {
@@ -316,6 +339,16 @@ fn sampling(fields: &mut Fields, serving: &Serving) -> Result<SamplingParams, Ap
             probability: fields.number("xtc_probability")?.unwrap_or(defaults.xtc.probability),
             threshold: fields.number("xtc_threshold")?.unwrap_or(defaults.xtc.threshold),
         },
+        top_n_sigma: fields.number("top_n_sigma")?.unwrap_or(defaults.top_n_sigma),
+        dynatemp: Dynatemp {
+            range: fields.number("dynatemp_range")?.unwrap_or(defaults.dynatemp.range),
+            exponent: fields.number("dynatemp_exponent")?.unwrap_or(defaults.dynatemp.exponent),
+        },
+        mirostat: Mirostat {
+            version: fields.integer("mirostat", 0, 2)?.map_or(defaults.mirostat.version, |version| version as u8),
+            tau: fields.number("mirostat_tau")?.unwrap_or(defaults.mirostat.tau),
+            eta: fields.number("mirostat_eta")?.unwrap_or(defaults.mirostat.eta),
+        },
         logit_bias: fields.object("logit_bias")?.map_or(Ok(defaults.logit_bias), logit_bias)?,
         // llama.cpp and LM Studio write -1 for one that nobody chose.
         seed: fields
@@ -327,6 +360,9 @@ fn sampling(fields: &mut Fields, serving: &Serving) -> Result<SamplingParams, Ap
     };
     let checked = sampling.check(serving.engine.config().vocab_size);
     checked.map_err(|error| ApiError::from(error).with_param("repetition_penalty", repetition_field))?;
+    if sampling.mirostat.version != 0 {
+        without_mirostat.into_iter().for_each(ignore);
+    }
     Ok(sampling)
 }
 
@@ -389,6 +425,9 @@ pub fn describe(sampling: &SamplingParams) -> Value {
         "dry_allowed_length": sampling.dry.allowed_length, "dry_penalty_last_n": sampling.dry.last_n,
         "dry_sequence_breakers": sampling.dry.sequence_breakers,
         "xtc_probability": number(sampling.xtc.probability), "xtc_threshold": number(sampling.xtc.threshold),
+        "top_n_sigma": number(sampling.top_n_sigma), "dynatemp_range": number(sampling.dynatemp.range),
+        "dynatemp_exponent": number(sampling.dynatemp.exponent), "mirostat": sampling.mirostat.version,
+        "mirostat_tau": number(sampling.mirostat.tau), "mirostat_eta": number(sampling.mirostat.eta),
         "logit_bias": bias,
         "samplers": sampling.order.iter().map(|step| step.name()).collect::<Vec<_>>(),
     })

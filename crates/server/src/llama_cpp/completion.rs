@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use tokenizer::{Around, ParseSpecial};
 
 use super::text::{self, NativeText, TextForm, described};
-use super::{COMMON, is_zero, samplers};
+use super::{COMMON, samplers};
 use crate::abandoned;
 use crate::app::{App, Serving};
 use crate::error::ApiError;
@@ -39,14 +39,10 @@ pub(crate) const FIELDS: &[Field] = &[
     hint("max_new_tokens", LIMIT),
     hint("num_predict", LIMIT),
     hint("typical", "`typical_p` says it"),
-    hint("mirostat_tau", "without `mirostat` it says nothing"),
-    hint("mirostat_eta", "without `mirostat` it says nothing"),
-    hint("dynatemp_exponent", "without `dynatemp_range` it says nothing"),
     hint("smoothing_curve", "without `smoothing_factor` it says nothing"),
     hint("sse_ping_interval", "the server says itself when a stream shows that it lives"),
     only("smoothing_factor", is_zero, "this sampler is not here"),
-    only("top_n_sigma", is_off, "this sampler is not here; `min_p` comes close"),
-    only("nsigma", is_off, "this sampler is not here; `min_p` comes close"),
+    only("nsigma", is_off, "`top_n_sigma` says it"),
     only("tfs_z", is_one, "this sampler is not here; `typical_p` or `min_p` come close"),
     only("tfs", is_one, "this sampler is not here; `typical_p` or `min_p` come close"),
     only("top_a", is_zero, "this sampler is not here; `min_p` comes close"),
@@ -62,6 +58,10 @@ pub(crate) const FIELDS: &[Field] = &[
 ];
 
 const KNOWN: &[&[Field]] = &[sampling::COMMON, COMMON, grammar::FIELDS, token_rules::FIELDS, FIELDS];
+
+fn is_zero(value: &Value) -> bool {
+    value.as_f64() == Some(0.0)
+}
 
 fn is_one(value: &Value) -> bool {
     value.as_f64() == Some(1.0)

@@ -6,8 +6,6 @@ mod props;
 pub(crate) mod samplers;
 pub(crate) mod text;
 
-use serde_json::Value;
-
 use crate::fields::{Field, applied, hint, only};
 
 pub(crate) use completion::{FIELDS, completion};
@@ -31,10 +29,4 @@ pub(crate) const COMMON: &[Field] = &[
     hint("t_max_prompt_ms", "a prompt is computed to its end"),
     only("post_sampling_probs", |value| value == false, "log-probabilities are those before the samplers"),
     only("min_keep", |value| value == 0 || value == 1, "the filters keep one token at least, and no more by force"),
-    only("mirostat", is_zero, "this sampler is not here; `top_p`, `min_p` or `typical_p` cut the unlikely tokens"),
-    only("dynatemp_range", is_zero, "the temperature is one number here: `temperature`"),
 ];
-
-fn is_zero(value: &Value) -> bool {
-    value.as_f64() == Some(0.0)
-}

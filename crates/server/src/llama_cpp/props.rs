@@ -57,8 +57,6 @@ fn parameters(serving: &Serving) -> Value {
         ("min_keep", json!(0)),
         ("grammar", json!("")),
         ("ignore_eos", json!(false)),
-        ("mirostat", json!(0)),
-        ("dynatemp_range", json!(0)),
     ] {
         parameters[name] = value;
     }

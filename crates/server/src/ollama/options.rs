@@ -22,6 +22,12 @@ const OPTIONS: &[Field] = &[
     applied("repeat_last_n"),
     applied("presence_penalty"),
     applied("frequency_penalty"),
+    applied("top_n_sigma"),
+    applied("dynatemp_range"),
+    applied("dynatemp_exponent"),
+    applied("mirostat"),
+    applied("mirostat_tau"),
+    applied("mirostat_eta"),
     hint("num_ctx", "the context is the server's: --ctx-size says how long it is"),
     hint("num_keep", "a text ends where the context does, and nothing is shifted out of it"),
     hint("num_batch", LOADED),
@@ -38,9 +44,6 @@ const OPTIONS: &[Field] = &[
     hint("use_mlock", LOADED),
     only("penalize_newline", |value| value == true, "penalties count all tokens"),
     only("tfs_z", |value| value.as_f64() == Some(1.0), "this sampler is not here; `typical_p` or `min_p` come close"),
-    only("mirostat", |value| value.as_f64() == Some(0.0), "this sampler is not here; `top_p` or `min_p` come close"),
-    hint("mirostat_tau", "without `mirostat` it says nothing"),
-    hint("mirostat_eta", "without `mirostat` it says nothing"),
 ];
 
 /// Options that the inner request calls by another name.

@@ -41,16 +41,13 @@ pub(super) fn only_schema(name: &str) -> Value {
         }
         "n" => json!({"type": "integer", "enum": [1]}),
         "min_keep" => json!({"type": "integer", "enum": [0, 1]}),
-        "mirostat"
-        | "dynatemp_range"
-        | "top_logprobs"
+        "top_logprobs"
         | "smoothing_factor"
         | "top_a"
         | "epsilon_cutoff"
         | "eta_cutoff"
         | "penalty_alpha"
         | "no_repeat_ngram_size"
-        | "top_n_sigma"
         | "nsigma" => json!({"type": "integer", "enum": [0]}),
         "use_beam_search" | "background" | "echo" | "post_sampling_probs" | "logprobs" | "truncate" | "shift" => {
             json!({"type": "boolean", "enum": [false]})
@@ -210,6 +207,9 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         "min_p" | "xtc_probability" | "xtc_threshold" => number(0.0, 1.0),
         "presence_penalty" | "frequency_penalty" => number(-2.0, 2.0),
         "repetition_penalty" | "repeat_penalty" => number(0.01, 100.0),
+        "top_n_sigma" => number(-1.0, 100.0),
+        "dynatemp_range" | "dynatemp_exponent" | "mirostat_tau" | "mirostat_eta" => number(0.0, 100.0),
+        "mirostat" => json!({"type": "integer", "minimum": 0, "maximum": 2}),
         "dry_multiplier" => number(0.0, 100.0),
         "dry_base" => number(1.0, 100.0),
         "dry_allowed_length" => count(1),

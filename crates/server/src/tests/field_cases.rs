@@ -232,6 +232,12 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
         }),
         (_, "xtc_probability") => reported!("xtc_probability", 0.5),
         (_, "xtc_threshold") => reported!("xtc_threshold", 0.25),
+        (_, "top_n_sigma") => reported!("top_n_sigma", 1.5),
+        (_, "dynatemp_range") => reported!("dynatemp_range", 0.25),
+        (_, "dynatemp_exponent") => reported!("dynatemp_exponent", 1.5),
+        (_, "mirostat") => reported!("mirostat", 2),
+        (_, "mirostat_tau") => reported!("mirostat_tau", 3.5),
+        (_, "mirostat_eta") => reported!("mirostat_eta", 0.25),
         (_, "samplers") => reported!("samplers", ["top_p", "temperature"]),
         (_, "logit_bias") => {
             case(json!({"300": 100}), |_, answer| answer["x_hotmetal"]["sampling"]["logit_bias"]["300"] == 100.0)

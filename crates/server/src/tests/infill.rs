@@ -408,7 +408,7 @@ async fn the_request_of_an_editors_plugin_is_answered() {
         (json!({"max_tokens": 5}), "max_tokens"),
         (json!({"n_probs": 2000}), "n_probs"),
         (json!({"grammar": "root ::= b"}), "grammar"),
-        (json!({"mirostat": 2}), "mirostat"),
+        (json!({"mirostat": 3}), "mirostat"),
         (json!({"n": 2}), "n"),
         (json!({"suffix": "x"}), "suffix"),
     ] {

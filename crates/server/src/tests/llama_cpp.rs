@@ -244,16 +244,22 @@ async fn grammars_biases_and_samplers_have_llama_cpps_forms() {
     let answer = ok(
         &app,
         COMPLETION,
-        &with(&once(), json!({"samplers": ["dry", "top_k", "typ_p", "top_n_sigma", "temperature"]})),
+        &with(&once(), json!({"samplers": ["dry", "top_k", "typ_p", "top_n_sigma", "tfs_z", "temperature"]})),
     )
     .await;
-    assert_eq!(answer["generation_settings"]["samplers"], json!(["dry", "top_k", "typical_p", "temperature"]));
+    assert_eq!(
+        answer["generation_settings"]["samplers"],
+        json!(["dry", "top_k", "typical_p", "top_n_sigma", "temperature"])
+    );
     assert_eq!(answer["generation_settings"]["top_p"], 1.0);
-    assert_eq!(answer["x_hotmetal"]["ignored"], json!(["samplers.top_n_sigma"]));
+    assert_eq!(answer["x_hotmetal"]["ignored"], json!(["samplers.tfs_z"]));
     for (change, param) in [
-        (json!({"mirostat": 2}), "mirostat"),
-        (json!({"top_n_sigma": 1.5}), "top_n_sigma"),
-        (json!({"dynatemp_range": 0.5}), "dynatemp_range"),
+        (json!({"mirostat": 3}), "mirostat"),
+        (json!({"mirostat_tau": 101}), "mirostat_tau"),
+        (json!({"top_n_sigma": -2}), "top_n_sigma"),
+        (json!({"nsigma": 1.5}), "nsigma"),
+        (json!({"dynatemp_range": -0.5}), "dynatemp_range"),
+        (json!({"dynatemp_exponent": -1}), "dynatemp_exponent"),
         (json!({"lora": [{"id": 0, "scale": 1}]}), "lora"),
         (json!({"n": 2, "n_cmpl": 3}), "n"),
         (json!({"n_cmpl": 0}), "n_cmpl"),
@@ -263,6 +269,39 @@ async fn grammars_biases_and_samplers_have_llama_cpps_forms() {
         (json!({"image_data": [{"id": 1}]}), "image_data"),
     ] {
         assert_eq!(refused(&app, &with(&once(), change.clone())).await, param, "{change}");
+    }
+}
+
+#[tokio::test]
+async fn mirostat_leaves_filters_without_effect_and_says_so() {
+    let app = app();
+    let answer = |change: Value| {
+        let (app, body) = (&app, with(&once(), change));
+        async move { ok(app, COMPLETION, &body).await }
+    };
+    let mirostat = json!({"mirostat": 2, "mirostat_tau": 4, "mirostat_eta": 0.2});
+    let alone = answer(mirostat.clone()).await;
+    let settings = &alone["generation_settings"];
+    assert_eq!((&settings["mirostat"], &settings["mirostat_eta"]), (&json!(2), &json!(0.2)));
+    let filters = json!({
+        "top_k": 1, "top_p": 0.1, "min_p": 0, "typical_p": 1.0, "top_n_sigma": -1, "dynatemp_range": 0.5, "samplers": ["top_k"],
+    });
+    let filtered = answer(with(&mirostat, filters)).await;
+    assert_eq!(filtered["content"], alone["content"]);
+    let ignored = filtered["x_hotmetal"]["ignored"].as_array().unwrap();
+    assert_eq!(ignored, &["samplers", "top_k", "top_p", "dynatemp_range"].map(Value::from));
+    // The samplers change the text, and a seed gives it again.
+    for change in [
+        mirostat,
+        json!({"mirostat": 1, "mirostat_tau": 1}),
+        json!({"dynatemp_range": 0.5, "temperature": 1.5}),
+        json!({"top_n_sigma": 0.5, "temperature": 1.5}),
+    ] {
+        let change = with(&change, json!({"n_predict": 24}));
+        let [once, again] = [answer(change.clone()).await, answer(change.clone()).await];
+        assert_eq!(once["content"], again["content"], "{change}");
+        let plain = json!({"n_predict": 24, "temperature": once["generation_settings"]["temperature"]});
+        assert_ne!(once["content"], answer(plain).await["content"], "{change}");
     }
 }
 

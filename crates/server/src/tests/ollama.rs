@@ -163,7 +163,8 @@ async fn options_are_the_fields_of_other_routes() {
     let options = json!({
         "temperature": 0.5, "top_k": 20.0, "top_p": 0.9, "min_p": 0.05, "typical_p": 0.7, "seed": 42.0,
         "repeat_penalty": 1.25, "repeat_last_n": 33, "presence_penalty": 0.5, "frequency_penalty": 1, "num_predict": 4,
-        "stop": ["\n"], "penalize_newline": true, "mirostat": 0, "mirostat_tau": 0.8, "tfs_z": 1.0, "num_ctx": 1024,
+        "stop": ["\n"], "penalize_newline": true, "top_n_sigma": 2.5, "dynatemp_range": 0.25,
+        "dynatemp_exponent": 2, "mirostat": 0.0, "mirostat_tau": 0.75, "mirostat_eta": 0.5, "tfs_z": 1.0, "num_ctx": 1024,
         "num_batch": 2, "num_gpu": 1, "main_gpu": 0, "use_mmap": true, "num_thread": 8, "num_keep": 5,
     });
     let answer = ok(&app, OLLAMA, &with(&whole(&conversation()), json!({"options": options}))).await;
@@ -178,12 +179,18 @@ async fn options_are_the_fields_of_other_routes() {
         ("repeat_last_n", 33.0),
         ("presence_penalty", 0.5),
         ("frequency_penalty", 1.0),
+        ("top_n_sigma", 2.5),
+        ("dynatemp_range", 0.25),
+        ("dynatemp_exponent", 2.0),
+        ("mirostat", 0.0),
+        ("mirostat_tau", 0.75),
+        ("mirostat_eta", 0.5),
     ] {
         assert_eq!(used[name].as_f64(), Some(value), "{name}: {used}");
     }
     assert_eq!(answer["x_hotmetal"]["seed"], 42);
     let ignored = answer["x_hotmetal"]["ignored"].as_array().unwrap();
-    for name in ["num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "mirostat_tau"] {
+    for name in ["num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep"] {
         assert!(ignored.contains(&json!(format!("options.{name}"))), "{name}: {ignored:?}");
     }
     for (options, param) in [
@@ -193,7 +200,8 @@ async fn options_are_the_fields_of_other_routes() {
         (json!({"num_predict": 2.5}), "options.num_predict"),
         (json!({"top_p": 2}), "options.top_p"),
         (json!({"repeat_penalty": -1}), "options.repeat_penalty"),
-        (json!({"mirostat": 2}), "options.mirostat"),
+        (json!({"mirostat": 3}), "options.mirostat"),
+        (json!({"mirostat_tau": -1}), "options.mirostat_tau"),
         (json!({"tfs_z": 0.5}), "options.tfs_z"),
         (json!({"penalize_newline": false}), "options.penalize_newline"),
         (json!({"temprature": 0}), "options.temprature"),
