@@ -24,6 +24,8 @@ mod interrupt;
 mod list;
 mod load;
 mod model;
+mod models_folder;
+mod on_demand;
 mod output;
 mod packing;
 mod plan_command;

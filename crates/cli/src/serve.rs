@@ -8,17 +8,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use server::{ApiKey, App, Ended, Options, Origin, ServedModel, Shutdown};
+use server::{ApiKey, App, Ended, Loading, OnDemand, Options, Origin, ServedModel, Shutdown};
 use tokenizer::ParseSpecial;
 
 use crate::load::find;
-use crate::load::neighbours::{ALONE, DeviceShare, Neighbours};
+use crate::load::neighbours::Neighbours;
 use crate::load::sizes::{EngineSizes, KvTokens};
 use crate::model;
 use crate::model::args::ModelArgs;
+use crate::on_demand::{Loaded, Loader};
 use crate::output::note;
 use crate::sampling_args::SamplingArgs;
-use crate::{files, generate, interrupt};
+use crate::{files, generate, interrupt, models_folder};
 
 /// `--parallel`, where the device says how many.
 const AUTO: &str = "auto";
@@ -57,6 +58,9 @@ pub(crate) struct ServeArgs {
     alias: Vec<String>,
 
     #[command(flatten)]
+    on_demand: OnDemandArgs,
+
+    #[command(flatten)]
     access: AccessArgs,
 
     #[command(flatten)]
@@ -67,6 +71,24 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+}
+
+/// Which models are loaded when they are asked for, and unloaded.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Models on demand")]
+struct OnDemandArgs {
+    /// Offer each .gguf file and model folder in FOLDER under its name, and load it when a request asks for it
+    #[arg(long, value_name = "FOLDER")]
+    models_dir: Option<PathBuf>,
+
+    /// Models that are loaded at a time with --models-dir: for another one, that is unloaded which was used least lately
+    /// and that nobody uses; 0 for any number
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "models_dir")]
+    models_max: usize,
+
+    /// Unload a model that had no request for N seconds; the next request loads it again; -1 for never
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, value_parser = parse_idle_seconds)]
+    sleep_idle_seconds: i64,
 }
 
 /// Who may use the server.
@@ -204,6 +226,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     }
     let options = options(args)?;
     let names = names_of(args)?;
+    let offered = offered(args, &names)?;
     let address = SocketAddr::new(args.host, args.port);
     options.check_address(address, args.access.no_auth)?;
     let listener = std::net::TcpListener::bind(address)
@@ -218,19 +241,20 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
         .build()
         .context("cannot start the threads that read requests")?;
 
-    let app = App::new(options, &names.iter().map(String::as_str).collect::<Vec<_>>());
+    let offered_names: Vec<&str> = offered.iter().map(|(name, _)| name.as_str()).collect();
+    let app = App::with_offered(options, &names.iter().map(String::as_str).collect::<Vec<_>>(), &offered_names);
     let shutdown = Shutdown::default();
     let asked = shutdown.clone();
     interrupt::on_first(move || {
         note("shutting down: answers under way may end; once more stops at once");
         asked.ask();
     });
-    note(&format!("listening on http://{address}, loading `{}`", names.join("`, `")));
+    note(&format!("listening on http://{address}, {}", what_comes(&names, &offered_names)));
     let failure = Arc::new(Mutex::new(None));
     let load = {
         let (app, args, failure) = (app.clone(), args.clone(), Arc::clone(&failure));
         move || {
-            if let Err(error) = load_all_into(&app, &args, &names) {
+            if let Err(error) = load_all_into(&app, &args, &names, offered) {
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 app.failed("the model could not be loaded");
             }
@@ -269,30 +293,62 @@ fn wait_deeper(listener: &std::net::TcpListener) {
     let _ = (listener, WAITING_MAX);
 }
 
-/// Loads one model after the other: each is placed in what those before have left.
-fn load_all_into(app: &App, args: &ServeArgs, names: &[String]) -> Result<()> {
-    if args.models.len() < 2 {
-        let only = args.models.first().map(String::as_str);
-        return load_into(app, args, only, &names[0], &ALONE).map(drop);
+/// What the server says that it does next.
+fn what_comes(names: &[String], offered: &[&str]) -> String {
+    let loading = format!("loading `{}`", names.join("`, `"));
+    let on_demand = format!("`{}` on demand", offered.join("`, `"));
+    match (names.is_empty(), offered.is_empty()) {
+        (true, _) => on_demand,
+        (false, true) => loading,
+        (false, false) => format!("{loading}, {on_demand}"),
     }
-    // Before anything is loaded, which may take minutes: whether all are there.
-    let sizes: Vec<u64> = args.models.iter().map(|model| find::weight_bytes(model)).collect::<Result<_>>()?;
-    let mut neighbours = Neighbours::of(args.models.len());
-    for (index, (model, name)) in args.models.iter().zip(names).enumerate() {
-        neighbours.await_bytes(sizes[index + 1..].iter().sum());
-        let share = load_into(app, args, Some(model), name, &neighbours)?;
-        neighbours.give(share);
-    }
-    Ok(())
 }
 
-fn load_into(
-    app: &App,
+/// Loads one model after the other: each is placed in what those before have left. Then leaves the others, and those that
+/// are unloaded, to the server's own thread.
+fn load_all_into(app: &App, args: &ServeArgs, names: &[String], offered: Vec<(String, String)>) -> Result<()> {
+    let found = |index: usize| args.models.get(index).map(String::as_str);
+    // Before anything is loaded, which may take minutes: whether all are there.
+    let sizes: Vec<u64> = match names.len() {
+        0 | 1 => vec![0; names.len()],
+        _ => args.models.iter().map(|model| find::weight_bytes(model)).collect::<Result<_>>()?,
+    };
+    let OnDemandArgs { models_dir, models_max, sleep_idle_seconds } = &args.on_demand;
+    let loaded_max = Some(*models_max).filter(|&max| max > 0 && models_dir.is_some());
+    let num_models = names.len() + offered.len();
+    let mut neighbours = Neighbours::of(loaded_max.unwrap_or(num_models).min(num_models));
+    let mut shares = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        neighbours.await_bytes(sizes[index + 1..].iter().sum());
+        let Loaded { model, share, note: ready } = load(args, found(index), name, &neighbours, &app.loading(name))?;
+        app.ready(model)?;
+        note(&ready);
+        neighbours.give(share.clone());
+        shares.push((name.clone(), share));
+    }
+    let idle_time_max = u64::try_from(*sleep_idle_seconds).ok().map(Duration::from_secs);
+    if offered.is_empty() && idle_time_max.is_none() {
+        return Ok(());
+    }
+    let named = names.iter().enumerate().map(|(index, name)| (name.clone(), found(index).map(str::to_owned)));
+    let models = named.chain(offered.into_iter().map(|(name, path)| (name, Some(path)))).collect();
+    let load_args = args.clone();
+    let load = Box::new(move |model: Option<&str>, name: &str, neighbours: &Neighbours, loading: &Loading| {
+        load(&load_args, model, name, neighbours, loading)
+    });
+    let loader = Box::new(Loader::new(models, loaded_max.unwrap_or(num_models), shares, load));
+    let version = env!("CARGO_PKG_VERSION");
+    app.load_on_demand(OnDemand { loader, loaded_max, idle_time_max, version })
+        .context("cannot start the thread that loads models on demand")
+}
+
+fn load(
     args: &ServeArgs,
     model: Option<&str>,
     name: &str,
     neighbours: &Neighbours,
-) -> Result<DeviceShare> {
+    loading: &Loading,
+) -> Result<Loaded> {
     let limits = &args.limits;
     let sizes = EngineSizes {
         max_sequences: limits.parallel.0,
@@ -302,13 +358,13 @@ fn load_into(
         max_waiting: limits.queue,
         kv_tokens: limits.kv_tokens.map_or(KvTokens::AsMemoryAllows, KvTokens::AtLeast),
         neighbours,
-        watch: &app.loading(name),
+        watch: loading,
     };
     let model = model::load_with(model, &args.model_args.settings(), &sizes)?;
     let defaults = generate::sampling_params(&model, &args.sampling)?;
     defaults.check(model.engine.config().vocab_size)?;
     let kv = model.engine.config().kv;
-    let ready = format!(
+    let note = format!(
         "ready: {} on {}; context of {} tokens, {} at a time ({}), KV cache of {} tokens",
         name,
         model.device,
@@ -317,7 +373,8 @@ fn load_into(
         model.sequences_why,
         kv.num_blocks * kv.block_len,
     );
-    app.ready(ServedModel {
+    let share = model.share;
+    let model = ServedModel {
         name: name.to_owned(),
         device: model.device,
         version: env!("CARGO_PKG_VERSION"),
@@ -332,9 +389,34 @@ fn load_into(
         files: Some(model.files),
         engine: model.engine,
         load_time: model.load_time,
-    })?;
-    note(&ready);
-    Ok(model.share)
+    };
+    Ok(Loaded { model, share, note })
+}
+
+/// The models of `--models-dir`, each by its name, with its path.
+fn offered(args: &ServeArgs, names: &[String]) -> Result<Vec<(String, String)>> {
+    let OnDemandArgs { models_dir, models_max, .. } = &args.on_demand;
+    let Some(folder) = models_dir else { return Ok(Vec::new()) };
+    if *models_max > 0 && names.len() > *models_max {
+        bail!(
+            "{} models are named, and --models-max {models_max} lets that many be loaded at a time: name fewer, or let              more be loaded",
+            names.len()
+        );
+    }
+    let offered = models_folder::models_in(folder)?;
+    if let Some((name, path)) = offered.iter().find(|(name, _)| names.contains(name)) {
+        bail!(
+            "two models would be called `{name}`: give the one that is named another name with --alias, or rename `{path}`"
+        );
+    }
+    Ok(offered)
+}
+
+fn parse_idle_seconds(text: &str) -> Result<i64, String> {
+    match text.parse() {
+        Ok(seconds) if seconds == -1 || seconds > 0 => Ok(seconds),
+        _ => Err(format!("expected a number of seconds, or -1 for never, found `{text}`")),
+    }
 }
 
 fn parse_host(text: &str) -> Result<IpAddr, String> {
@@ -397,9 +479,11 @@ fn api_keys(file: Option<&Path>, on_the_line: &[String]) -> Result<Vec<ApiKey>> 
 
 /// What clients call each model.
 fn names_of(args: &ServeArgs) -> Result<Vec<String>> {
-    let count = args.models.len().max(1);
+    // The built-in model stands in where there is no other.
+    let has_builtin = args.models.is_empty() && args.on_demand.models_dir.is_none();
+    let count = args.models.len() + usize::from(has_builtin);
     let names: Vec<String> = match args.alias.len() {
-        0 if args.models.is_empty() => vec![BUILTIN_NAME.to_owned()],
+        0 if has_builtin => vec![BUILTIN_NAME.to_owned()],
         0 => args.models.iter().map(|model| name_of(model)).collect(),
         aliases if aliases == count => args.alias.clone(),
         aliases => bail!("--alias is given {aliases} times: expected one for each model, of which there are {count}"),

@@ -1,5 +1,5 @@
 //! Files mapped into memory, as reference-counted [`Bytes`]: the only place where files meet `unsafe`. The allocator's
-//! setting ([`keep_few_arenas`]) is here too, since it takes a call of the system's library.
+//! settings ([`keep_few_arenas`], [`give_back_free_memory`]) are here too, since they take calls of the system's library.
 //!
 //! Knows nothing of what the bytes mean. A mapping is read only and shared, so several processes that use one model
 //! share one copy of it in memory.
@@ -23,7 +23,7 @@ use std::{
 use bytes::Bytes;
 use memmap2::{Mmap, MmapMut};
 
-pub use arenas::keep_few_arenas;
+pub use arenas::{give_back_free_memory, keep_few_arenas};
 pub use identity::FileIdentity;
 use identity::Known;
 #[cfg(unix)]

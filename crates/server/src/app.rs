@@ -1,15 +1,15 @@
 //! The server's state: what is served, and whether it is.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use engine::{Engine, SamplingParams};
 use serde_json::Value;
 use tokenizer::chat_template::ChatTemplate;
 use tokenizer::{FimMarkers, ParseSpecial, Tokenizer};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::clock::unix_time;
 use crate::engine_thread::{EngineFailure, EngineHandle};
@@ -127,10 +127,70 @@ pub(crate) struct Serving {
     /// Seconds since 1970 when it was ready.
     pub(crate) created: u64,
     /// How its requests fared.
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Serving {
+    /// Starts the engine's thread of a model.
+    fn start(model: ServedModel, slot: &ModelSlot, options: &Options) -> std::io::Result<Self> {
+        let ServedModel {
+            name,
+            device,
+            version,
+            defaults,
+            tokenizer,
+            chat_template,
+            tool_template,
+            template_fault,
+            has_head,
+            pooling,
+            normalize,
+            files,
+            engine,
+            load_time,
+        } = model;
+        let hidden_size = engine.hidden_size();
+        let vocab_size = engine.config().vocab_size;
+        // A vocabulary may have more tokens than the model has logits, and a prompt none of those.
+        let fim = tokenizer.fim().copied().filter(|fim| fim.ids().all(|id| (id as usize) < vocab_size));
+        let engine = EngineHandle::start(engine, options)?;
+        let profile_of = |template: &ChatTemplate| TemplateProfile::of(template).with_vocabulary(&tokenizer);
+        let none = || TemplateProfile::default().with_vocabulary(&tokenizer);
+        let profile = chat_template.as_ref().map_or_else(none, profile_of);
+        let tool_use = tool_template.map(|template| {
+            let profile = profile_of(&template);
+            (template, profile)
+        });
+        let mut controls = profile.controls(&tokenizer);
+        controls.extend(tool_use.iter().flat_map(|(_, profile)| profile.controls(&tokenizer)));
+        let grammars = Grammars::new(controls);
+        Ok(Self {
+            name,
+            device,
+            version,
+            defaults,
+            tokenizer,
+            chat_template,
+            tool_use,
+            template_fault,
+            has_head,
+            engine,
+            pooling,
+            normalize,
+            files,
+            hidden_size,
+            grammars,
+            profile,
+            fim,
+            generic_tools: options.generic_tools,
+            special_in_messages: options.special_in_messages,
+            load_time,
+            weight_bytes: slot.loading.weight_bytes(),
+            created: unix_time(),
+            metrics: Arc::clone(&slot.metrics),
+        })
+    }
+
     /// The template of a conversation, with tools or without: as in transformers, one named `tool_use` is for those with.
     pub(crate) fn template(&self, with_tools: bool) -> Option<&ChatTemplate> {
         let own = self.tool_use.as_ref().filter(|_| with_tools).map(|(template, _)| template);
@@ -161,7 +221,7 @@ pub(crate) enum Phase {
     Loading {
         what: Vec<String>,
     },
-    /// All are loaded, and these answer: one at least.
+    /// All are loaded that are not loaded on demand, and these answer: one at least, or some are to be loaded on demand.
     Ready(Vec<Arc<Serving>>),
     Draining,
     Failed {
@@ -183,9 +243,10 @@ pub(crate) struct Inner {
     /// What requests take until an engine has them.
     pub(crate) memory: Memory,
     pub(crate) started: Instant,
-    models: Vec<ModelSlot>,
+    pub(crate) models: Arc<Models>,
     /// Why there will be no models.
     not_loaded: RwLock<Option<String>>,
+    has_served: AtomicBool,
     draining: AtomicBool,
     /// Turns true when streams have to end now.
     pub(crate) stop: watch::Sender<bool>,
@@ -193,32 +254,124 @@ pub(crate) struct Inner {
     ignored: Mutex<HashSet<String>>,
 }
 
-/// Where a model is, once it is loaded.
-struct ModelSlot {
-    name: String,
-    model: OnceLock<Arc<Serving>>,
-    loading: Loading,
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.models.lock().is_closed = true;
+        self.models.changed.notify_all();
+    }
+}
+
+/// The models of a server, in their order. Whoever loads them on demand shares them.
+pub(crate) struct Models {
+    pub(crate) slots: Vec<ModelSlot>,
+    seats: Mutex<Seats>,
+    /// Notified of what whoever loads on demand waits for.
+    pub(crate) changed: Condvar,
+}
+
+impl Models {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Seats> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What of a model stays as it is.
+pub(crate) struct ModelSlot {
+    pub(crate) name: String,
+    /// Whether it is loaded when a request asks for it, and not at the start.
+    is_offered: bool,
+    pub(crate) loading: Loading,
+    metrics: Arc<Metrics>,
+}
+
+/// Where the models are, and who waits for one.
+pub(crate) struct Seats {
+    /// In the order of the slots.
+    pub(crate) seats: Vec<Seat>,
+    /// The models that requests wait for, in the order in which they were first asked for.
+    pub(crate) wanted: VecDeque<Wanted>,
+    /// Nobody is left who could ask.
+    pub(crate) is_closed: bool,
+    /// How long a model may be without requests, where one is then unloaded.
+    pub(crate) idle_time_max: Option<Duration>,
+    /// The program's version, where models are loaded on demand.
+    pub(crate) version: Option<&'static str>,
+}
+
+/// Where a model is.
+pub(crate) struct Seat {
+    pub(crate) place: Place,
+    pub(crate) last_used: Instant,
+    /// Another model is to have its room, so it takes no new requests.
+    pub(crate) leaves: bool,
+    /// How often in succession it was found in use.
+    pub(crate) found_in_use: u32,
+}
+
+/// Whether a model is loaded.
+pub(crate) enum Place {
+    /// It is loaded at the start, and is not there yet.
+    First,
+    /// It is not; the last attempt may have failed.
+    Unloaded {
+        has_failed: bool,
+    },
+    /// Somebody has asked for it.
+    Loading,
+    Ready(Arc<Serving>),
+}
+
+/// A model that requests wait for.
+pub(crate) struct Wanted {
+    pub(crate) index: usize,
+    pub(crate) waiters: Vec<oneshot::Sender<Result<Arc<Serving>, ApiError>>>,
+}
+
+impl Seat {
+    /// Whether nobody uses the model, or looks at it.
+    pub(crate) fn is_idle(&self) -> bool {
+        matches!(&self.place, Place::Ready(serving) if Arc::strong_count(serving) == 1 && serving.engine.is_alone())
+    }
+
+    fn phase(&self, slot: &ModelSlot) -> ModelPhase {
+        match &self.place {
+            Place::First => ModelPhase::Loading(slot.loading.clone()),
+            Place::Loading => ModelPhase::OnDemand(Absence::Loading(slot.loading.clone())),
+            &Place::Unloaded { has_failed } => ModelPhase::OnDemand(Absence::Unloaded { has_failed }),
+            Place::Ready(serving) => {
+                serving.engine.failure().map_or_else(|| ModelPhase::Ready(Arc::clone(serving)), ModelPhase::Failed)
+            }
+        }
+    }
 }
 
 /// How one of the models is.
-pub(crate) enum ModelPhase<'a> {
-    Loading(&'a Loading),
-    Ready(&'a Arc<Serving>),
+pub(crate) enum ModelPhase {
+    /// It is being loaded since the start.
+    Loading(Loading),
+    Ready(Arc<Serving>),
     Failed(EngineFailure),
+    /// It is not loaded, and a request loads it.
+    OnDemand(Absence),
 }
 
-impl ModelSlot {
-    fn phase(&self) -> ModelPhase<'_> {
-        let Some(serving) = self.model.get() else { return ModelPhase::Loading(&self.loading) };
-        serving.engine.failure().map_or(ModelPhase::Ready(serving), ModelPhase::Failed)
-    }
+/// How far a model is that a request loads.
+pub(crate) enum Absence {
+    Unloaded { has_failed: bool },
+    Loading(Loading),
+}
 
+impl ModelPhase {
     /// The model, if it answers now.
-    fn serving(&self) -> Result<Arc<Serving>, ApiError> {
-        match self.phase() {
-            ModelPhase::Ready(serving) => Ok(Arc::clone(serving)),
-            ModelPhase::Loading(_) => Err(loading(&self.name)),
-            ModelPhase::Failed(failure) => Err(ApiError::unavailable("failed", failure.to_string())),
+    pub(crate) fn serving(self, name: &str) -> Result<Arc<Serving>, ApiError> {
+        match self {
+            Self::Ready(serving) => Ok(serving),
+            Self::Loading(_) => Err(loading(name)),
+            Self::Failed(failure) => Err(ApiError::unavailable("failed", failure.to_string())),
+            Self::OnDemand(_) => {
+                let message = format!("`{name}` is not loaded; a request that generates with it loads it");
+                Err(ApiError::unavailable("not_loaded", message))
+            }
         }
     }
 }
@@ -239,19 +392,32 @@ pub enum ReadyError {
 
 impl App {
     /// [`App::new`], for routes of which those that generate apply the fields for whose names `is_generation_field`
-    /// holds.
-    pub(crate) fn with_routes(options: Options, models: &[&str], is_generation_field: fn(&str) -> bool) -> Self {
-        assert!(!models.is_empty(), "a server serves a model");
-        let slot =
-            |&name: &&str| ModelSlot { name: name.to_owned(), model: OnceLock::new(), loading: Loading::default() };
+    /// holds. The models `offered` are loaded on demand, the others at the start.
+    pub(crate) fn with_routes(
+        options: Options,
+        models: &[&str],
+        offered: &[&str],
+        is_generation_field: fn(&str) -> bool,
+    ) -> Self {
+        assert!(!models.is_empty() || !offered.is_empty(), "a server serves a model");
+        let (mut slots, mut seats) = (Vec::new(), Vec::new());
+        let all = models.iter().map(|name| (name, false)).chain(offered.iter().map(|name| (name, true)));
+        for (name, is_offered) in all {
+            let (name, loading, metrics) = ((*name).to_owned(), Loading::default(), Arc::default());
+            slots.push(ModelSlot { name, is_offered, loading, metrics });
+            let place = if is_offered { Place::Unloaded { has_failed: false } } else { Place::First };
+            seats.push(Seat { place, last_used: Instant::now(), leaves: false, found_in_use: 0 });
+        }
+        let seats = Seats { seats, wanted: VecDeque::new(), is_closed: false, idle_time_max: None, version: None };
         let inner = Inner {
             field_policy: FieldPolicy { strict: options.strict_fields, is_generation_field },
             memory: Memory::new(options.prepare_bytes_max, options.prepare_time_max),
             options,
             metrics: HttpMetrics::default(),
             started: Instant::now(),
-            models: models.iter().map(slot).collect(),
+            models: Arc::new(Models { slots, seats: Mutex::new(seats), changed: Condvar::new() }),
             not_loaded: RwLock::new(None),
+            has_served: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             stop: watch::Sender::new(false),
             ignored: Mutex::default(),
@@ -261,71 +427,21 @@ impl App {
 
     /// Starts the engine's thread of one of the models and serves it from now on.
     pub fn ready(&self, model: ServedModel) -> Result<(), ReadyError> {
-        let ServedModel {
-            name,
-            device,
-            version,
-            defaults,
-            tokenizer,
-            chat_template,
-            tool_template,
-            template_fault,
-            has_head,
-            pooling,
-            normalize,
-            files,
-            engine,
-            load_time,
-        } = model;
-        let slot = self.inner.models.iter().find(|slot| slot.name == name && slot.model.get().is_none());
-        let slot = slot.ok_or_else(|| ReadyError::Unexpected { name: name.clone() })?;
-        let hidden_size = engine.hidden_size();
-        let vocab_size = engine.config().vocab_size;
-        // A vocabulary may have more tokens than the model has logits, and a prompt none of those.
-        let fim = tokenizer.fim().copied().filter(|fim| fim.ids().all(|id| (id as usize) < vocab_size));
-        let engine = EngineHandle::start(engine, &self.inner.options)?;
-        let profile_of = |template: &ChatTemplate| TemplateProfile::of(template).with_vocabulary(&tokenizer);
-        let none = || TemplateProfile::default().with_vocabulary(&tokenizer);
-        let profile = chat_template.as_ref().map_or_else(none, profile_of);
-        let tool_use = tool_template.map(|template| {
-            let profile = profile_of(&template);
-            (template, profile)
-        });
-        let mut controls = profile.controls(&tokenizer);
-        controls.extend(tool_use.iter().flat_map(|(_, profile)| profile.controls(&tokenizer)));
-        let grammars = Grammars::new(controls);
-        let serving = Serving {
-            name,
-            device,
-            version,
-            defaults,
-            tokenizer,
-            chat_template,
-            tool_use,
-            template_fault,
-            has_head,
-            engine,
-            pooling,
-            normalize,
-            files,
-            hidden_size,
-            grammars,
-            profile,
-            fim,
-            generic_tools: self.inner.options.generic_tools,
-            special_in_messages: self.inner.options.special_in_messages,
-            load_time,
-            weight_bytes: slot.loading.weight_bytes(),
-            created: unix_time(),
-            metrics: Metrics::default(),
-        };
-        slot.model.set(Arc::new(serving)).map_err(|_| ReadyError::Unexpected { name: slot.name.clone() })
+        let awaited = |&index: &usize| matches!(self.inner.models.lock().seats[index].place, Place::First);
+        let index = self.index_of(&model.name).filter(awaited);
+        let index = index.ok_or_else(|| ReadyError::Unexpected { name: model.name.clone() })?;
+        self.inner.seat(index, model)?;
+        Ok(())
     }
 
     /// Where whoever loads the model of this name says how far it is. Of another name, nobody looks at it.
     pub fn loading(&self, name: &str) -> Loading {
-        let slot = self.inner.models.iter().find(|slot| slot.name == name);
-        slot.map_or_else(Loading::default, |slot| slot.loading.clone())
+        let index = self.index_of(name);
+        index.map_or_else(Loading::default, |index| self.inner.models.slots[index].loading.clone())
+    }
+
+    fn index_of(&self, name: &str) -> Option<usize> {
+        self.inner.models.slots.iter().position(|slot| slot.name == name)
     }
 
     /// Says that no model will be served, and why.
@@ -355,9 +471,17 @@ impl App {
         }
     }
 
-    /// Takes no new request from now on; those under way go on.
+    /// Takes no new request from now on; those under way go on, but for those that wait until a model is loaded.
     pub fn drain(&self) {
         self.inner.draining.store(true, Ordering::Release);
+        for waiter in self.inner.models.lock().wanted.drain(..).flat_map(|wanted| wanted.waiters) {
+            // Whoever has gone needs no answer.
+            let _ = waiter.send(Err(draining()));
+        }
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.inner.draining.load(Ordering::Acquire)
     }
 
     /// Ends the requests under way, each with an error that says so.
@@ -369,31 +493,45 @@ impl App {
         if let Some(why) = self.inner.not_loaded.read().unwrap_or_else(PoisonError::into_inner).clone() {
             return Phase::Failed { why };
         }
-        let (mut loading, mut ready, mut failure) = (Vec::new(), Vec::new(), None);
+        let (mut loading, mut ready, mut failure, mut is_on_demand) = (Vec::new(), Vec::new(), None, false);
         for (name, phase) in self.models() {
             match phase {
                 ModelPhase::Loading(_) => loading.push(name.to_owned()),
-                ModelPhase::Ready(serving) => ready.push(Arc::clone(serving)),
+                ModelPhase::Ready(serving) => ready.push(serving),
                 ModelPhase::Failed(found) => failure = failure.or(Some(found)),
+                ModelPhase::OnDemand(_) => is_on_demand = true,
             }
         }
         match failure {
             // As long as some other answers, or will, there is a server.
-            Some(failure) if ready.is_empty() && loading.is_empty() => Phase::Failed { why: failure.to_string() },
-            _ if self.inner.draining.load(Ordering::Acquire) => Phase::Draining,
+            Some(failure) if ready.is_empty() && loading.is_empty() && !is_on_demand => {
+                Phase::Failed { why: failure.to_string() }
+            }
+            _ if self.is_draining() => Phase::Draining,
             _ if loading.is_empty() => Phase::Ready(ready),
             _ => Phase::Loading { what: loading },
         }
     }
 
     /// How each model is, in their order.
-    pub(crate) fn models(&self) -> impl Iterator<Item = (&str, ModelPhase<'_>)> {
-        self.inner.models.iter().map(|slot| (&*slot.name, slot.phase()))
+    pub(crate) fn models(&self) -> Vec<(&str, ModelPhase)> {
+        let models = &self.inner.models;
+        let seats = models.lock();
+        models.slots.iter().zip(&seats.seats).map(|(slot, seat)| (&*slot.name, seat.phase(slot))).collect()
+    }
+
+    /// How long each model that is loaded may still be without requests, where one is then unloaded.
+    pub(crate) fn expiries(&self) -> Vec<(&str, Duration)> {
+        let models = &self.inner.models;
+        let seats = models.lock();
+        let Some(most) = seats.idle_time_max else { return Vec::new() };
+        let left = |seat: &Seat| most.saturating_sub(seat.last_used.elapsed());
+        models.slots.iter().zip(&seats.seats).map(|(slot, seat)| (&*slot.name, left(seat))).collect()
     }
 
     /// Whether there has been a model, ever.
     pub(crate) fn has_served(&self) -> bool {
-        self.inner.models.iter().any(|slot| slot.model.get().is_some())
+        self.inner.has_served.load(Ordering::Acquire)
     }
 
     /// Why nothing can be served any more: a model was not loaded, or all engines have failed.
@@ -404,50 +542,93 @@ impl App {
         }
     }
 
-    /// The models that answer now, of which there is one at least.
+    /// The models that answer now, of which there is one at least, or one that is loaded on demand.
     pub(crate) fn serving_any(&self) -> Result<Vec<Arc<Serving>>, ApiError> {
         match self.phase() {
             Phase::Ready(serving) => Ok(serving),
-            Phase::Draining => Err(ApiError::unavailable("draining", "the server is shutting down")),
+            Phase::Draining => Err(draining()),
             Phase::Failed { why } => Err(ApiError::unavailable("failed", why)),
             Phase::Loading { what } => {
-                let found: Vec<_> = self.inner.models.iter().filter_map(|slot| slot.serving().ok()).collect();
-                if found.is_empty() { Err(loading(&what.join("`, `"))) } else { Ok(found) }
+                let (mut found, mut is_on_demand) = (Vec::new(), false);
+                for (_, phase) in self.models() {
+                    match phase {
+                        ModelPhase::Ready(serving) => found.push(serving),
+                        ModelPhase::OnDemand(_) => is_on_demand = true,
+                        ModelPhase::Loading(_) | ModelPhase::Failed(_) => {}
+                    }
+                }
+                if found.is_empty() && !is_on_demand { Err(loading(&what.join("`, `"))) } else { Ok(found) }
             }
         }
     }
 
-    /// The model that a request means which asks for `asked`, the first one if for none, if it answers now.
-    pub(crate) fn serving(&self, asked: Option<&str>) -> Result<Arc<Serving>, ApiError> {
-        self.serving_any()?;
-        let models = &self.inner.models;
-        let found = asked.map_or(models.first(), |asked| models.iter().find(|slot| is_name_of(&slot.name, asked)));
-        found.ok_or_else(|| self.no_such_model(asked.unwrap_or_default()))?.serving()
+    /// Which model a request means that asks for `asked`: for none the first one, unless there are several, and all of
+    /// them are loaded on demand.
+    pub(crate) fn meant(&self, asked: Option<&str>) -> Result<usize, ApiError> {
+        let slots = &self.inner.models.slots;
+        match (asked, &**slots) {
+            (Some(asked), _) => {
+                let found = slots.iter().position(|slot| is_name_of(&slot.name, asked));
+                found.ok_or_else(|| self.no_such_model(asked))
+            }
+            (None, [first, _, ..]) if first.is_offered => {
+                let names: Vec<_> = slots.iter().map(|slot| &*slot.name).collect();
+                let message = format!("`model` has to name one of the models here: `{}`", names.join("`, `"));
+                Err(ApiError::invalid("model", message))
+            }
+            (None, _) => Ok(0),
+        }
     }
 
-    /// The model that the request with this body means. What is wrong with the field itself is said by whoever reads the
+    /// The model that a request means which asks for `asked`, if it answers now.
+    pub(crate) fn serving(&self, asked: Option<&str>) -> Result<Arc<Serving>, ApiError> {
+        self.serving_any()?;
+        let index = self.meant(asked)?;
+        let Models { slots, .. } = &*self.inner.models;
+        let phase = self.inner.models.lock().seats[index].phase(&slots[index]);
+        phase.serving(&slots[index].name)
+    }
+
+    /// Which model the request with this body means. What is wrong with the field itself is said by whoever reads the
     /// fields, each in its turn.
-    pub(crate) fn serving_of(&self, body: &Value) -> Result<Arc<Serving>, ApiError> {
-        match &*self.inner.models {
-            [_] => self.serving(None),
-            _ => self.serving(body["model"].as_str()),
+    pub(crate) fn meant_by(&self, body: &Value) -> Result<usize, ApiError> {
+        match &*self.inner.models.slots {
+            [_] => self.meant(None),
+            _ => self.meant(body["model"].as_str()),
         }
     }
 
     /// The most memory that encoding takes for each byte of a text, whichever of the models is meant.
     pub(crate) fn encoding_bytes(&self) -> usize {
-        let models = self.inner.models.iter().filter_map(|slot| slot.model.get());
-        models.map(|serving| serving.tokenizer.memory_per_byte()).max().unwrap_or_default()
+        let seats = self.inner.models.lock();
+        let bytes = |seat: &Seat| match &seat.place {
+            Place::Ready(serving) => Some(serving.tokenizer.memory_per_byte()),
+            _ => None,
+        };
+        seats.seats.iter().filter_map(bytes).max().unwrap_or_default()
     }
 
-    /// The program's version, once there is a model.
+    /// The program's version, once there is a model, or one that is loaded on demand.
     pub(crate) fn version(&self) -> Result<&'static str, ApiError> {
-        Ok(self.serving_any()?.first().map_or("", |serving| serving.version))
+        let of_model = self.serving_any()?.first().map(|serving| serving.version);
+        Ok(of_model.or(self.inner.models.lock().version).unwrap_or_default())
     }
 
     pub(crate) fn no_such_model(&self, asked: &str) -> ApiError {
-        let names: Vec<_> = self.inner.models.iter().map(|slot| &*slot.name).collect();
+        let names: Vec<_> = self.inner.models.slots.iter().map(|slot| &*slot.name).collect();
         ApiError::no_such_model(asked, &names)
+    }
+}
+
+impl Inner {
+    /// Starts the engine's thread of a model and puts it into its place.
+    pub(crate) fn seat(&self, index: usize, model: ServedModel) -> std::io::Result<Arc<Serving>> {
+        let serving = Arc::new(Serving::start(model, &self.models.slots[index], &self.options)?);
+        let mut seats = self.models.lock();
+        let seat = &mut seats.seats[index];
+        (seat.place, seat.last_used, seat.leaves) = (Place::Ready(Arc::clone(&serving)), Instant::now(), false);
+        self.has_served.store(true, Ordering::Release);
+        Ok(serving)
     }
 }
 
@@ -457,7 +638,12 @@ fn is_name_of(name: &str, asked: &str) -> bool {
     asked == name || asked.strip_suffix(":latest") == Some(name)
 }
 
-fn loading(names: &str) -> ApiError {
+/// Why nothing new is answered.
+pub(crate) fn draining() -> ApiError {
+    ApiError::unavailable("draining", "the server is shutting down")
+}
+
+pub(crate) fn loading(names: &str) -> ApiError {
     ApiError::unavailable("loading", format!("`{names}` is still being loaded"))
 }
 

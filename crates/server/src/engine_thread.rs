@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineConfig, EngineError, EngineStats, FinishReason, Output, Request, RequestId, WeightFault};
@@ -34,6 +35,8 @@ enum Command {
 pub(crate) struct EngineHandle {
     commands: mpsc::Sender<Command>,
     shared: Arc<Shared>,
+    /// Held by each handle, and by nobody else.
+    handles: Arc<()>,
 }
 
 #[derive(Debug)]
@@ -48,6 +51,8 @@ struct Shared {
     weight_check_pause: Option<Duration>,
     /// When the step that is under way began.
     step_begun: Mutex<Option<Instant>>,
+    /// The thread, until somebody waits for its end.
+    thread: Mutex<Option<JoinHandle<()>>>,
     /// Why the engine answers nobody any more.
     failure: watch::Sender<Option<EngineFailure>>,
 }
@@ -119,14 +124,26 @@ impl EngineHandle {
             step_time_max: options.step_time_max,
             weight_check_pause: options.weight_check_pause,
             step_begun: Mutex::default(),
+            thread: Mutex::default(),
             failure: watch::Sender::new(None),
         });
         let next_weight_check = Instant::now();
         let thread = EngineThread { engine, hand, shared: Arc::clone(&shared), next_weight_check };
         // Grammars go as deep as their rules nest, here too.
         let builder = std::thread::Builder::new().name("engine".to_owned()).stack_size(STACK_BYTES);
-        builder.spawn(move || thread.run(&received))?;
-        Ok(Self { commands, shared })
+        let thread = builder.spawn(move || thread.run(&received))?;
+        *shared.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(Self { commands, shared, handles: Arc::new(()) })
+    }
+
+    /// Whether there is no other handle: no request is under way.
+    pub(crate) fn is_alone(&self) -> bool {
+        Arc::strong_count(&self.handles) == 1
+    }
+
+    /// The thread, for whoever waits until it has ended and the engine's memory is free: once the last handle is gone.
+    pub(crate) fn take_thread(&self) -> Option<JoinHandle<()>> {
+        self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(crate) fn config(&self) -> &EngineConfig {

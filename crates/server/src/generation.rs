@@ -122,7 +122,7 @@ pub(crate) async fn prepared<T: Send + 'static>(
     // Before a body is read for nothing.
     app.serving_any()?;
     let (body, permit) = read_json(request, app, key).await?;
-    let serving = app.serving_of(&body)?;
+    let serving = app.serving_for(&body).await?;
     let served = Arc::clone(&serving);
     // The thread holds the permit while it works, whether its client waits or not.
     let read = move || {

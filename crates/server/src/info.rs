@@ -7,12 +7,15 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::app::{App, ModelPhase, Phase, Serving};
+use crate::app::{Absence, App, ModelPhase, Phase, Serving};
+use crate::clock::unix_time;
 use crate::error::{ApiError, json_response};
 use crate::prometheus;
 
 pub(crate) async fn models(State(app): State<App>) -> Result<Response, ApiError> {
-    let data: Vec<_> = app.serving_any()?.iter().map(|serving| describe(serving)).collect();
+    app.serving_any()?;
+    let models = app.models().into_iter();
+    let data: Vec<_> = models.filter_map(|(name, phase)| described(&app, name, &phase)).collect();
     Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": data})))
 }
 
@@ -22,7 +25,13 @@ pub(crate) async fn model(
 ) -> Result<Response, ApiError> {
     let not_text = |_| ApiError::invalid("model", "the model in the path is not UTF-8; `/v1/models` lists the models");
     let Path(name) = name.map_err(not_text)?;
-    Ok(json_response(StatusCode::OK, &describe(&*app.serving(Some(&name))?)))
+    app.serving_any()?;
+    let (name, phase) = app.models().swap_remove(app.meant(Some(&name))?);
+    let found = match described(&app, name, &phase) {
+        Some(found) => found,
+        None => describe(&*phase.serving(name)?),
+    };
+    Ok(json_response(StatusCode::OK, &found))
 }
 
 /// The model that the query of a route without a body names.
@@ -36,6 +45,20 @@ pub(crate) fn query(uri: &Uri, wanted: &str) -> Option<String> {
     pairs.find_map(|(name, value)| (name == wanted).then(|| value.into_owned()))
 }
 
+/// What the list says of a model that answers, or that a request loads.
+fn described(app: &App, name: &str, phase: &ModelPhase) -> Option<Value> {
+    let status = match phase {
+        ModelPhase::Ready(serving) => return Some(describe(serving)),
+        ModelPhase::Loading(_) | ModelPhase::Failed(_) => return None,
+        // As llama.cpp's router names them.
+        ModelPhase::OnDemand(Absence::Loading(_)) => json!({"value": "loading"}),
+        ModelPhase::OnDemand(Absence::Unloaded { has_failed: false }) => json!({"value": "unloaded"}),
+        ModelPhase::OnDemand(Absence::Unloaded { has_failed: true }) => json!({"value": "unloaded", "failed": true}),
+    };
+    let created = unix_time().saturating_sub(app.inner.started.elapsed().as_secs());
+    Some(json!({"id": name, "object": "model", "created": created, "owned_by": "hotmetal", "status": status}))
+}
+
 fn describe(serving: &Serving) -> Value {
     let config = serving.engine.config();
     json!({
@@ -44,6 +67,7 @@ fn describe(serving: &Serving) -> Value {
         "created": serving.created,
         "owned_by": "hotmetal",
         "max_model_len": config.context_len,
+        "status": {"value": "loaded"},
         "x_hotmetal": {
             "device": serving.device,
             "version": serving.version,
@@ -69,30 +93,39 @@ pub(crate) async fn health(State(app): State<App>, uri: Uri) -> Result<Response,
         // llama.cpp's clients look for this error, and wait.
         let error = json!({"code": 503, "message": "Loading model", "type": "unavailable_error"});
         let mut body = json!({"status": "loading", "model": what, "elapsed_s": elapsed_s, "error": error});
-        if let Some((_, ModelPhase::Loading(loading))) = app.models().find(|(name, _)| *name == what) {
+        if let Some((_, ModelPhase::Loading(loading))) = app.models().iter().find(|(name, _)| *name == what) {
             loading.write(&mut body);
         }
         body
     };
     let failed = |why: &str| json!({"status": "failed", "reason": why});
     let phase = app.phase();
-    let is_one = app.models().count() == 1;
+    let models = app.models();
+    let has_failed = models.iter().any(|(_, phase)| matches!(phase, ModelPhase::Failed(_)));
     let (is_well, mut body) = match (&phase, asked_model(&uri)) {
         (Phase::Draining, _) => (false, json!({"status": "draining"})),
         (Phase::Failed { why }, _) => (false, failed(why)),
-        (_, Some(asked)) => match app.models().find(|(name, _)| *name == asked).map(|(_, phase)| phase) {
+        (_, Some(asked)) => match models.iter().find(|(name, _)| *name == asked).map(|(_, phase)| phase) {
             Some(ModelPhase::Ready(_)) => (true, json!({"status": "ok"})),
+            // A request is answered, though it has to wait.
+            Some(ModelPhase::OnDemand(absence)) => {
+                let mut body = json!({"status": "ok"});
+                if let Absence::Loading(loading) = absence {
+                    loading.write(&mut body);
+                }
+                (true, body)
+            }
             Some(ModelPhase::Loading(_)) => (false, loading(&asked)),
             Some(ModelPhase::Failed(failure)) => (false, failed(&failure.to_string())),
             None => return Err(app.no_such_model(&asked)),
         },
-        (Phase::Ready(ready), None) if ready.len() == app.models().count() => (true, json!({"status": "ok"})),
         // Others answer, so requests may come.
-        (Phase::Ready(_), None) => (true, json!({"status": "degraded"})),
+        (Phase::Ready(_), None) if has_failed => (true, json!({"status": "degraded"})),
+        (Phase::Ready(_), None) => (true, json!({"status": "ok"})),
         (Phase::Loading { what }, None) => (false, loading(&what[0])),
     };
-    if !is_one {
-        body["models"] = app.models().map(|(name, phase)| (name.to_owned(), json!(word(&phase)))).collect();
+    if models.len() != 1 {
+        body["models"] = models.iter().map(|(name, phase)| ((*name).to_owned(), json!(word(phase)))).collect();
     }
     let status = if is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut response = json_response(status, &body);
@@ -116,9 +149,10 @@ pub(crate) async fn load(State(app): State<App>, uri: Uri) -> Result<Response, A
     Ok(json_response(StatusCode::OK, &json!({"server_load": load})))
 }
 
-fn word(phase: &ModelPhase<'_>) -> &'static str {
+fn word(phase: &ModelPhase) -> &'static str {
     match phase {
-        ModelPhase::Loading(_) => "loading",
+        ModelPhase::OnDemand(Absence::Unloaded { .. }) => "unloaded",
+        ModelPhase::Loading(_) | ModelPhase::OnDemand(Absence::Loading(_)) => "loading",
         ModelPhase::Ready(_) => "ok",
         ModelPhase::Failed(_) => "failed",
     }
@@ -132,7 +166,7 @@ pub(crate) async fn version(State(app): State<App>) -> Result<Response, ApiError
 pub(crate) async fn metrics(State(app): State<App>) -> Response {
     // Of a server that shuts down, no more than what it still does.
     let is_up = matches!(app.phase(), Phase::Ready(_) | Phase::Loading { .. });
-    let models = app.models().filter(|_| is_up);
+    let models = app.models().into_iter().filter(|_| is_up);
     let mut response =
         Response::new(Body::from(prometheus::write(&app.inner.metrics, app.inner.memory.held(), models)));
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");

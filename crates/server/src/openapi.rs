@@ -212,7 +212,7 @@ fn components() -> Value {
         "Object": {"type": "object"},
         "Health": health(),
         "Version": answer(&["version"]),
-        "Model": answer(&["id", "object", "created", "owned_by", "max_model_len", "x_hotmetal"]),
+        "Model": answer(&["id", "object", "created", "owned_by", "status"]),
         "ModelList": {"type": "object", "required": ["object", "data"], "properties": {
             "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}},
         "ChatCompletion": answer(&["id", "object", "created", "model", "choices", "usage", "x_hotmetal"]),

@@ -51,7 +51,7 @@ impl Page {
 pub(crate) fn write<'a>(
     http: &HttpMetrics,
     prepare_bytes: usize,
-    models: impl Iterator<Item = (&'a str, ModelPhase<'a>)>,
+    models: impl Iterator<Item = (&'a str, ModelPhase)>,
 ) -> String {
     let mut page = Page::default();
     {
@@ -73,7 +73,7 @@ pub(crate) fn write<'a>(
         let answers = matches!(phase, ModelPhase::Ready(_));
         page.single("hotmetal_model_ready", "gauge", "Whether the model answers: 1 or 0.", &model, u8::from(answers));
         if let ModelPhase::Ready(serving) = phase {
-            write_engine(&mut page, &serving.metrics.counts(), serving, &model);
+            write_engine(&mut page, &serving.metrics.counts(), &serving, &model);
         }
     }
     page.text()

@@ -360,7 +360,17 @@ impl App {
     ///
     /// Without any model.
     pub fn new(options: Options, models: &[&str]) -> Self {
-        Self::with_routes(options, models, is_generation_field)
+        Self::with_routes(options, models, &[], is_generation_field)
+    }
+
+    /// The same, with the models `offered` behind them, each of which is loaded when a request asks for it
+    /// ([`App::load_on_demand`]).
+    ///
+    /// # Panics
+    ///
+    /// Without any model.
+    pub fn with_offered(options: Options, models: &[&str], offered: &[&str]) -> Self {
+        Self::with_routes(options, models, offered, is_generation_field)
     }
 
     /// All routes, behind the layer that checks host, origin and key.

@@ -55,7 +55,7 @@ async fn answer<T: Serialize + Send + 'static>(
 ) -> Result<Response, ApiError> {
     app.serving_any()?;
     let (body, mut memory) = read_json(request, &app, key).await?;
-    let serving: Arc<Serving> = app.serving_of(&body)?;
+    let serving: Arc<Serving> = app.serving_for(&body).await?;
     let read = move || {
         let mut fields = Fields::new(body, known)?;
         serving.check_model(fields.string("model")?.as_deref())?;
@@ -235,7 +235,8 @@ pub(crate) async fn apply_template(
 }
 
 pub(crate) async fn tokenizer_info(State(app): State<App>, uri: Uri) -> Result<Response, ApiError> {
-    let serving = app.serving(info::asked_model(&uri).as_deref())?;
+    app.serving_any()?;
+    let serving = app.loaded(app.meant(info::asked_model(&uri).as_deref())?).await?;
     let tokenizer = &serving.tokenizer;
     let token = |id: Option<u32>| id.map(|id| json!({"id": id, "token": tokenizer.id_to_token(id)}));
     let eos: Vec<_> = tokenizer.eos_ids().iter().map(|&id| token(Some(id))).collect();

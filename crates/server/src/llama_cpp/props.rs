@@ -5,7 +5,7 @@ use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::app::{App, Serving};
+use crate::app::{App, ModelPhase, Serving};
 use crate::error::{ApiError, json_response};
 use crate::info::{asked_model, query};
 use crate::sampling::describe;
@@ -17,7 +17,17 @@ pub(crate) fn build_info(version: &str) -> String {
 
 /// Shows the defaults of a model, and its chat template.
 pub(crate) async fn props(State(app): State<App>, uri: Uri) -> Result<Response, ApiError> {
-    let serving = app.serving(asked_model(&uri).as_deref())?;
+    app.serving_any()?;
+    // Of several that are loaded on demand, those who ask for none want to know what program this is.
+    let asked = asked_model(&uri);
+    let meant = app.meant(asked.as_deref());
+    let found = if asked.is_none() { meant.ok() } else { Some(meant?) };
+    let found = found.map(|index| app.models().swap_remove(index));
+    let serving = match found {
+        Some((name, ModelPhase::OnDemand(_))) => return Ok(json_response(StatusCode::OK, &asleep(&app, name)?)),
+        Some((name, phase)) => phase.serving(name)?,
+        None => return Ok(json_response(StatusCode::OK, &asleep(&app, "")?)),
+    };
     let config = serving.engine.config();
     let text = |id: Option<u32>| id.and_then(|id| serving.tokenizer.id_to_token(id));
     let template = serving.chat_template.as_ref();
@@ -41,6 +51,14 @@ pub(crate) async fn props(State(app): State<App>, uri: Uri) -> Result<Response, 
         "is_sleeping": false,
     });
     Ok(json_response(StatusCode::OK, &props))
+}
+
+/// What is shown of a model that is not loaded: looking at it loads none.
+fn asleep(app: &App, name: &str) -> Result<Value, ApiError> {
+    Ok(json!({
+        "model_alias": name, "model_path": name, "modalities": {"vision": false, "audio": false},
+        "build_info": build_info(app.version()?), "is_sleeping": true,
+    }))
 }
 
 /// What a text is generated with that says nothing of it.

@@ -8,8 +8,8 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::app::{App, Serving};
-use crate::clock::{utc_at, utc_in_a_year};
+use crate::app::{App, ModelPhase, Serving};
+use crate::clock::{unix_time, utc_at, utc_in_a_year};
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied, hint};
 use crate::generation::prepared;
@@ -63,31 +63,56 @@ fn in_millions(parameters: u64) -> String {
     }
 }
 
+/// What tells models of these names apart: clients print its beginning, and the files are not hashed.
+fn digest(name: &str) -> String {
+    Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// What the lists say of a model.
 fn listed(serving: &Serving) -> Value {
     let name = tagged(&serving.name);
-    // Clients print its beginning. It tells served models apart; the files are not hashed.
-    let digest: String = Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
     json!({
         "name": name, "model": name, "modified_at": utc_at(serving.created),
-        "size": serving.weight_bytes.unwrap_or_default(), "digest": digest, "details": details(serving),
+        "size": serving.weight_bytes.unwrap_or_default(), "digest": digest(&name), "details": details(serving),
     })
 }
 
-/// Lists the models that are served.
+/// What the lists say of a model that is not loaded.
+fn listed_absent(app: &App, name: &str) -> Value {
+    let (name, started) = (tagged(name), unix_time().saturating_sub(app.inner.started.elapsed().as_secs()));
+    let details = json!({
+        "parent_model": "", "format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": "",
+    });
+    json!({
+        "name": name, "model": name, "modified_at": utc_at(started), "size": 0, "digest": digest(&name), "details": details,
+    })
+}
+
+/// Lists the models that are served, and those that a request loads.
 pub(crate) async fn tags(State(app): State<App>) -> Result<Response, ApiError> {
-    let models: Vec<Value> = app.serving_any()?.iter().map(|serving| listed(serving)).collect();
+    app.serving_any()?;
+    let of_phase = |(name, phase): (&str, ModelPhase)| match phase {
+        ModelPhase::Ready(serving) => Some(listed(&serving)),
+        ModelPhase::OnDemand(_) => Some(listed_absent(&app, name)),
+        ModelPhase::Loading(_) | ModelPhase::Failed(_) => None,
+    };
+    let models: Vec<Value> = app.models().into_iter().filter_map(of_phase).collect();
     Ok(json_response(StatusCode::OK, &json!({"models": models})))
 }
 
-/// Lists the models that are loaded: all that are served.
+/// Lists the models that are loaded.
 pub(crate) async fn ps(State(app): State<App>) -> Result<Response, ApiError> {
+    let expiries = app.expiries();
+    let expires_at = |name: &str| match expiries.iter().find(|(model, _)| *model == name) {
+        Some((_, left)) => utc_at(unix_time() + left.as_secs()),
+        // Nothing unloads it.
+        None => utc_in_a_year(),
+    };
     let running = |serving: &std::sync::Arc<Serving>| {
         let mut model = listed(serving);
         let on_gpu = ["NVIDIA", "Apple"].iter().any(|maker| serving.device.contains(maker));
         model["size_vram"] = if on_gpu { model["size"].clone() } else { 0.into() };
-        // Nothing unloads it.
-        model["expires_at"] = utc_in_a_year().into();
+        model["expires_at"] = expires_at(&serving.name).into();
         model["context_length"] = serving.engine.config().context_len.into();
         model
     };

@@ -109,7 +109,7 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
     let is_ollama = path.starts_with("/api/");
     match name {
         "model" => json!({
-            "type": "string", "description": "A name that `/v1/models` lists; the first model answers where it is left out.",
+            "type": "string", "description": "A name that `/v1/models` lists; without it the first model answers, unless it is loaded on demand beside others.",
         }),
         "query" | "cache_salt" | "instructions" | "content" | "user" | "reasoning_effort" | "suffix" => text(),
         "input_prefix" | "input_suffix" => text(),

@@ -15,6 +15,14 @@ function headers() {
 
 let attempts = 0;
 
+/** What is known of a model that the first message loads. */
+export const NOT_LOADED = { device: "not loaded yet", sampling: {}, chat: true, system: true };
+
+/** Whether the model answers without being loaded first. */
+function isLoaded(model) {
+  return !model.status || model.status.value === "loaded";
+}
+
 /** Asks for the models until all are loaded. */
 export async function connect() {
   const attempt = ++attempts;
@@ -32,7 +40,7 @@ export async function connect() {
       else again();
       return;
     }
-    server.models = body.data;
+    server.models = body.data.map((model) => ({ x_hotmetal: NOT_LOADED, ...model }));
     serverEvents.dispatchEvent(new Event("models"));
     const health = await (await fetch("health")).json();
     // Other models may still be loading.
@@ -47,7 +55,8 @@ export async function connect() {
 export function chooseModel(id) {
   if (server.models.length === 0) return;
   server.model = server.models.find((known) => known.id === id) ?? server.models[0];
-  $("models").replaceChildren(...server.models.map((known) => el("option", known.id, { value: known.id })));
+  const text = (known) => (isLoaded(known) ? known.id : `${known.id} · ${known.status.value}`);
+  $("models").replaceChildren(...server.models.map((known) => el("option", text(known), { value: known.id })));
   $("models").value = server.model.id;
   $("choice").hidden = server.models.length < 2;
   serverEvents.dispatchEvent(new Event("chosen"));
@@ -66,6 +75,8 @@ export async function* ask(body, signal) {
   } catch (error) {
     throw error.name === "AbortError" ? error : new ServerError(0, {});
   }
+  // It was loaded for this, or could not be.
+  if (!isLoaded(server.model)) connect();
   if (!response.ok) throw new ServerError(response.status, (await response.json().catch(() => ({}))).error ?? {});
   let isWhole = false;
   try {

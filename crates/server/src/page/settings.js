@@ -3,7 +3,7 @@
 import { gauge } from "./answer.js";
 import { current, events, update } from "./conversation.js";
 import { $, el, notify } from "./dom.js";
-import { chooseModel, connect, server, serverEvents } from "./server.js";
+import { chooseModel, connect, NOT_LOADED, server, serverEvents } from "./server.js";
 import { preferences, setPreference } from "./storage.js";
 
 const SAMPLERS = [
@@ -26,12 +26,14 @@ function showModel() {
   const rows = {
     Name: id,
     Device: facts.device,
-    Context: `${facts.context_len} tokens`,
-    "KV cache": `${facts.kv_tokens} tokens`,
-    "At a time": facts.max_sequences,
-    Vocabulary: facts.vocab_size,
-    "Loaded in": `${facts.load_ms} ms`,
-    Version: facts.version,
+    ...(facts !== NOT_LOADED && {
+      Context: `${facts.context_len} tokens`,
+      "KV cache": `${facts.kv_tokens} tokens`,
+      "At a time": facts.max_sequences,
+      Vocabulary: facts.vocab_size,
+      "Loaded in": `${facts.load_ms} ms`,
+      Version: facts.version,
+    }),
   };
   $("model").replaceChildren(...Object.entries(rows).flatMap(([name, value]) => [el("dt", name), el("dd", value)]));
   for (const [name] of SAMPLERS) $(`s-${name}`).placeholder = facts.sampling[name] ?? "";

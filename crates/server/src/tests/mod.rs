@@ -16,6 +16,7 @@ mod llama_cpp;
 mod load;
 mod models;
 mod ollama;
+mod on_demand;
 mod page;
 mod parrot;
 mod roles;
