@@ -9,6 +9,7 @@ use tokenizer::{ParseSpecial, StreamDecoder};
 
 use crate::model::settings::ModelSettings;
 use crate::model::{self, Model};
+use crate::output::note;
 use crate::sampling_args::SamplingArgs;
 use crate::{interrupt, units};
 
@@ -129,6 +130,13 @@ pub(crate) fn sampling_params(model: &Model, args: &SamplingArgs) -> Result<Samp
         Some(k) if k >= 0.0 => k as usize,
         _ => default(40.0, 0.0) as usize,
     };
+    let replaced = args.replaced_by_mirostat();
+    if args.mirostat.is_some_and(|version| version > 0) && !replaced.is_empty() {
+        note(&format!(
+            "without effect: {}, because --mirostat stands in the place of the filters",
+            replaced.join(", ")
+        ));
+    }
     let breakers = match args.dry_sequence_breaker.as_slice() {
         [] => DRY_SEQUENCE_BREAKERS.map(str::to_owned).to_vec(),
         given => given.to_vec(),

@@ -100,6 +100,23 @@ pub(crate) struct SamplingArgs {
     pub(crate) logit_bias: Vec<(u32, f32)>,
 }
 
+impl SamplingArgs {
+    /// The flags that were given and that mirostat stands in the place of.
+    pub(crate) fn replaced_by_mirostat(&self) -> Vec<&'static str> {
+        let asks = |value: Option<f32>, nothing: f32| value.is_some_and(|value| value != nothing);
+        let all = [
+            ("--top-nsigma", self.top_n_sigma.is_some_and(|limit| limit > 0.0)),
+            ("--top-k", self.top_k.is_some_and(|k| k > 0)),
+            ("--typical", asks(self.typical_p, 1.0)),
+            ("--top-p", asks(self.top_p, 1.0)),
+            ("--min-p", asks(self.min_p, 0.0)),
+            ("--xtc-probability", asks(self.xtc_probability, 0.0)),
+            ("--dynatemp-range", asks(self.dynatemp_range, 0.0)),
+        ];
+        all.into_iter().filter(|(_, is_given)| *is_given).map(|(flag, _)| flag).collect()
+    }
+}
+
 /// `ID=BIAS`, or llama.cpp's `ID+BIAS` and `ID-BIAS`.
 fn parse_logit_bias(text: &str) -> Result<(u32, f32), String> {
     let malformed = || format!("expected ID=BIAS such as 15043=-1.5, found `{text}`");
@@ -115,6 +132,14 @@ fn parse_logit_bias(text: &str) -> Result<(u32, f32), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flags_that_mirostat_replaces_are_those_that_ask_for_something() {
+        let args = SamplingArgs { top_k: Some(0), top_p: Some(0.9), min_p: Some(0.0), ..SamplingArgs::default() };
+        assert_eq!(args.replaced_by_mirostat(), ["--top-p"]);
+        let args = SamplingArgs { top_n_sigma: Some(-1.0), dynatemp_range: Some(0.5), ..args };
+        assert_eq!(args.replaced_by_mirostat(), ["--top-p", "--dynatemp-range"]);
+    }
 
     #[test]
     fn logit_bias_takes_both_dialects() {

@@ -594,6 +594,8 @@ impl App {
     pub(crate) fn meant_by(&self, body: &Value) -> Result<usize, ApiError> {
         match &*self.inner.models.slots {
             [_] => self.meant(None),
+            // Ollama's older clients write `name`.
+            [first, ..] if first.is_offered && body["model"].is_null() => self.meant(body["name"].as_str()),
             _ => self.meant(body["model"].as_str()),
         }
     }

@@ -20,7 +20,7 @@ use crate::generation::prepared;
 use crate::prompts::TooLong;
 use crate::security::KeyNumber;
 
-const KEEP_ALIVE: Field = hint("keep_alive", "a model stays loaded as long as it is served");
+const KEEP_ALIVE: Field = hint("keep_alive", "--sleep-idle-seconds of the server says how long a model stays loaded");
 const OPTIONS: Field = hint("options", "none of them changes a vector");
 
 /// Fields of `/api/embed`.

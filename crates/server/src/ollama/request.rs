@@ -21,7 +21,7 @@ pub(crate) const COMMON: &[Field] = &[
     applied("options"),
     applied("format"),
     applied("think"),
-    hint("keep_alive", "a model stays loaded as long as it is served"),
+    hint("keep_alive", "--sleep-idle-seconds of the server says how long a model stays loaded"),
     only("logprobs", |value| value == false, "/v1/chat/completions gives them"),
     only("top_logprobs", |value| value == 0, "/v1/chat/completions gives them"),
     only("truncate", |value| value == false, "a prompt is never cut; send what fits"),

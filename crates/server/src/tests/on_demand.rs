@@ -144,7 +144,8 @@ async fn a_model_is_loaded_for_its_first_request_and_leaves_for_another() {
     assert_eq!(names(&get(app, "/api/ps").await.1), ["a:latest"]);
     let (_, health) = get(app, "/health").await;
     assert_eq!((&health["models"]["a"], &health["models"]["b"]), (&json!("ok"), &json!("unloaded")));
-    // Tokens of a vocabulary take its model, too.
+    // Tokens of a vocabulary take its model, too, and so does what it can.
+    assert_eq!(ok(app, "/api/show", &json!({"name": "a"})).await["modelfile"], "FROM a");
     assert_eq!(get(app, "/tokenizer_info?model=b").await.0, StatusCode::OK);
     // Of several none is meant by a request that names none.
     let (status, _, answer) = post(app, TEXT, &json!({"prompt": "x"})).await;
