@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 
 use anyhow::Result;
-use server::{Loading, ModelLoader, ServedModel};
+use server::{LoadFailure, Loading, ModelLoader, ServedModel};
 
 use crate::load::find;
+use crate::load::fits::TooLargeBeside;
 use crate::load::neighbours::{DeviceShare, Neighbours};
 use crate::load::plan::plan_of;
 use crate::output::note;
@@ -76,10 +77,13 @@ impl ModelLoader for Loader {
         found.map(drop).map_err(|error| told(&error, path.as_deref(), name))
     }
 
-    fn load(&mut self, name: &str, loading: &Loading) -> Result<ServedModel, String> {
+    fn load(&mut self, name: &str, loading: &Loading) -> Result<ServedModel, LoadFailure> {
         let path = self.path_of(name);
         let loaded = (self.load)(path.as_deref(), name, &self.neighbours(), loading);
-        let Loaded { model, share, note: ready } = loaded.map_err(|error| told(&error, path.as_deref(), name))?;
+        let Loaded { model, share, note: ready } = loaded.map_err(|error| {
+            let why = told(&error, path.as_deref(), name);
+            if TooLargeBeside::is_in(&error) { LoadFailure::Beside(why) } else { LoadFailure::Always(why) }
+        })?;
         self.give(name, share);
         note(&ready);
         Ok(model)

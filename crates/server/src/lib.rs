@@ -79,6 +79,6 @@ mod turn;
 pub use app::{App, ModelFiles, ReadyError, ServedModel};
 pub use listen::{Ended, Shutdown, serve};
 pub use loading::{LoadStage, Loading};
-pub use on_demand::{ModelLoader, OnDemand};
+pub use on_demand::{LoadFailure, ModelLoader, OnDemand};
 pub use options::{ApiKey, Options, OptionsError, Origin};
 pub use sampling::{describe as describe_sampling, random_seed};

@@ -30,10 +30,19 @@ pub trait ModelLoader: Send {
     fn check(&mut self, name: &str) -> Result<(), String>;
 
     /// Loads the model of this name, and says how far it is.
-    fn load(&mut self, name: &str, loading: &Loading) -> Result<ServedModel, String>;
+    fn load(&mut self, name: &str, loading: &Loading) -> Result<ServedModel, LoadFailure>;
 
     /// Hears that the model of this name is unloaded: all that the engine held is free.
     fn unloaded(&mut self, name: &str);
+}
+
+/// Why a model was not loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoadFailure {
+    /// It would not be if it were alone, either.
+    Always(String),
+    /// It does not fit beside the models that are loaded.
+    Beside(String),
 }
 
 /// How models are loaded on demand.
@@ -215,10 +224,7 @@ impl Keeper {
         if !self.make_room(index) {
             return;
         }
-        self.models.lock().seats[index].place = Place::Loading;
-        let (loader, loading) = (&mut self.loader, &self.models.slots[index].loading);
-        let loaded = catch_unwind(AssertUnwindSafe(|| loader.load(&name, loading)));
-        let loaded = loaded.unwrap_or_else(|_| Err("the loader failed in a way that is a bug".to_owned()));
+        let loaded = self.load(index, &name);
         let Some(app) = self.app.upgrade() else { return };
         let seated = loaded.and_then(|model| {
             let cannot = |error: std::io::Error| format!("its engine's thread cannot be started: {error}");
@@ -230,6 +236,27 @@ impl Keeper {
                 // What it had taken so far is free.
                 self.loader.unloaded(&name);
                 self.refuse(index, &name, &why);
+            }
+        }
+    }
+
+    /// Loads a model; where it does not fit beside those that nobody uses, these make room first.
+    fn load(&mut self, index: usize, name: &str) -> Result<ServedModel, String> {
+        self.models.lock().seats[index].place = Place::Loading;
+        loop {
+            let (loader, loading) = (&mut self.loader, &self.models.slots[index].loading);
+            let loaded = catch_unwind(AssertUnwindSafe(|| loader.load(name, loading)));
+            let why = match loaded {
+                Ok(Ok(model)) => return Ok(model),
+                Ok(Err(LoadFailure::Always(why))) => return Err(why),
+                Ok(Err(LoadFailure::Beside(why))) => why,
+                Err(_) => return Err("the loader failed in a way that is a bug".to_owned()),
+            };
+            self.loader.unloaded(name);
+            let victim = self.models.lock().oldest(Seat::is_idle);
+            match victim {
+                Some(victim) => self.unload(victim),
+                None => return Err(why),
             }
         }
     }

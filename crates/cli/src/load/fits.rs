@@ -18,6 +18,18 @@ pub(super) fn room_for_cache(memory_bytes: u64, footprint: &Footprint) -> u64 {
     memory_bytes.saturating_sub(footprint.weights).saturating_sub(footprint.activations).saturating_sub(RESERVE_BYTES)
 }
 
+/// A model does not fit a device beside those that have memory there.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct TooLargeBeside(String);
+
+impl TooLargeBeside {
+    /// Whether this is, at the end, why something failed.
+    pub(crate) fn is_in(error: &anyhow::Error) -> bool {
+        error.chain().any(|cause| cause.is::<Self>())
+    }
+}
+
 /// What to do about a cache, if so many tokens would fit; not called where there is no room for weights.
 pub(crate) type Remedy<'a> = &'a dyn Fn(usize) -> String;
 
@@ -94,5 +106,10 @@ pub(super) fn bytes_beside(
         }
         None => format!("{cache} does"),
     };
-    bail!("{what} not fit the {} that are free on `{}`{beside}; {remedy}", units::bytes(free), device.name);
+    let message =
+        format!("{what} not fit the {} that are free on `{}`{beside}; {remedy}", units::bytes(free), device.name);
+    if beside.is_empty() {
+        bail!(message);
+    }
+    Err(TooLargeBeside(message).into())
 }

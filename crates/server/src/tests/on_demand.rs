@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::*;
-use crate::{Loading, ModelLoader, OnDemand};
+use crate::{LoadFailure, Loading, ModelLoader, OnDemand};
 
 /// What a loader did, and how it is to behave.
 #[derive(Default)]
@@ -37,11 +37,14 @@ impl ModelLoader for ShelfLoader {
         if name == "garbage" { Err("it is no model file".to_owned()) } else { Ok(()) }
     }
 
-    fn load(&mut self, name: &str, _: &Loading) -> Result<ServedModel, String> {
+    fn load(&mut self, name: &str, _: &Loading) -> Result<ServedModel, LoadFailure> {
         self.0.log.lock().unwrap().push(format!("load {name}"));
         std::thread::sleep(self.0.load_time);
         match name {
-            "large" => return Err("it does not fit".to_owned()),
+            "large" => return Err(LoadFailure::Always("it does not fit".to_owned())),
+            "wide" if !self.0.alive.lock().unwrap().is_empty() => {
+                return Err(LoadFailure::Beside("it does not fit beside others".to_owned()));
+            }
             "bug" => panic!("planted"),
             _ => {}
         }
@@ -63,7 +66,7 @@ impl ModelLoader for ShelfLoader {
     }
 }
 
-const OFFERED: [&str; 5] = ["a", "b", "garbage", "large", "bug"];
+const OFFERED: [&str; 6] = ["a", "b", "garbage", "large", "bug", "wide"];
 
 struct Library {
     app: App,
@@ -140,7 +143,7 @@ async fn a_model_is_loaded_for_its_first_request_and_leaves_for_another() {
         models.map(|model| model["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     let (_, tags) = get(app, "/api/tags").await;
-    assert_eq!(names(&tags), ["a:latest", "b:latest", "garbage:latest", "large:latest", "bug:latest"]);
+    assert_eq!(names(&tags), ["a:latest", "b:latest", "garbage:latest", "large:latest", "bug:latest", "wide:latest"]);
     assert_eq!(names(&get(app, "/api/ps").await.1), ["a:latest"]);
     let (_, health) = get(app, "/health").await;
     assert_eq!((&health["models"]["a"], &health["models"]["b"]), (&json!("ok"), &json!("unloaded")));
@@ -182,6 +185,26 @@ async fn a_model_that_cannot_be_loaded_fails_its_request_and_no_other() {
     // Nobody made room for what its files tell of.
     assert!(!library.log().contains(&"unloaded a".to_owned()), "{:?}", library.log());
     assert_eq!(get(&library.app, "/health").await.1["status"], "ok");
+}
+
+#[tokio::test]
+async fn models_that_nobody_uses_leave_for_one_that_does_not_fit_beside_them() {
+    let library = Library::of(Shelf { step_time: Duration::from_millis(5), ..Shelf::default() }, 4, None);
+    for model in ["a", "b", "wide"] {
+        ok(&library.app, TEXT, &named(model, 2)).await;
+    }
+    let leaves = ["unloaded wide", "unloaded a", "load wide", "unloaded wide", "unloaded b", "load wide"];
+    assert_eq!(library.log()[2..], [&["load wide"][..], &leaves].concat());
+    assert!(!library.shelf.was_early.load(Ordering::SeqCst), "its memory was not free yet");
+    // One that is in use stays, and the request is told why.
+    let library = Library::of(Shelf { step_time: Duration::from_millis(5), ..Shelf::default() }, 4, None);
+    let under_way = library.ask("a", 60);
+    library.await_log(1).await;
+    tokio::time::sleep(Duration::from_millis(40)).await;
+    let (status, _, answer) = post(&library.app, TEXT, &named("wide", 2)).await;
+    assert_eq!((status, &answer["error"]["code"]), (StatusCode::INTERNAL_SERVER_ERROR, &json!("model_not_loaded")));
+    assert_eq!(under_way.await.unwrap().0, StatusCode::OK);
+    ok(&library.app, TEXT, &named("wide", 2)).await;
 }
 
 #[tokio::test]
