@@ -6,6 +6,7 @@
 mod fuzz;
 mod kernels;
 mod macos;
+mod package;
 mod performance;
 mod sbom;
 
@@ -24,6 +25,7 @@ enum Chore {
     CheckMacos(macos::CheckMacosArgs),
     Fuzz(fuzz::FuzzArgs),
     Kernels(kernels::KernelsArgs),
+    Package(package::PackageArgs),
     Performance(performance::PerformanceArgs),
     Sbom(sbom::SbomArgs),
 }
@@ -33,6 +35,7 @@ fn main() -> Result<()> {
         Chore::CheckMacos(args) => macos::check_macos(&args),
         Chore::Fuzz(args) => fuzz::fuzz(&args),
         Chore::Kernels(args) => kernels::kernels(&args),
+        Chore::Package(args) => package::package(&args),
         Chore::Performance(args) => performance::performance(&args),
         Chore::Sbom(args) => sbom::sbom(&args),
     }

@@ -35,27 +35,16 @@ pub(crate) struct SbomArgs {
 /// Runs `cargo xtask sbom`.
 pub(crate) fn sbom(args: &SbomArgs) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
-    let cargo = |arguments: &[&str]| -> Result<String> {
-        let mut cargo = Command::new("cargo");
-        let output = cargo.current_dir(&root).args(arguments).output().context("cannot run `cargo`")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "`cargo {}` fails: {said}", arguments.join(" "));
-        Ok(String::from_utf8(output.stdout)?)
-    };
-    let metadata = cargo(&["metadata", "--format-version", "1", "--locked", "--filter-platform", &args.target])?;
-    let metadata: Value = serde_json::from_str(&metadata)?;
-    let kinds = ["--edges", "normal,build", "--prefix", "none", "--format", "{p}"];
-    let tree = [&["tree", "--locked", "--package", PROGRAM, "--target", &args.target], &kinds[..]].concat();
-    let graph = Graph::new(&metadata, &cargo(&tree)?)?;
+    let said = Said::of(&root, &args.target)?;
+    let graph = said.graph()?;
     let document = fs::read_to_string(root.join("docs/dependencies.md"))?;
     graph.check(&rows(&document))?;
-    let licences = fs::read_to_string(root.join("crates/server/src/page/vendor/LICENSES.txt"))?;
+    let licences = licences_of_page(&root)?;
     let page = PageLibrary::all(&licences);
     for library in &page {
         ensure!(document.contains(&format!("[{}]", library.name)), "no row of docs/dependencies.md names {library:?}");
     }
-    let bill = graph.bill(&checksums(&fs::read_to_string(root.join("Cargo.lock"))?), &page);
-    let text = serde_json::to_string_pretty(&bill)? + "\n";
+    let text = graph.document(&root, &page)?;
     fs::write(&args.file, text).with_context(|| format!("cannot write {}", args.file.display()))?;
     let count = |scope: &str| graph.scopes.values().filter(|found| **found == scope).count();
     println!(
@@ -67,6 +56,56 @@ pub(crate) fn sbom(args: &SbomArgs) -> Result<()> {
         page.len()
     );
     Ok(())
+}
+
+/// A crate of others that is in the program.
+pub(crate) struct CrateInProgram {
+    pub(crate) name: String,
+    pub(crate) version: String,
+    /// As its manifest has it.
+    pub(crate) license: String,
+    /// Where its source is on this machine.
+    pub(crate) folder: PathBuf,
+}
+
+/// The bill of materials of the program for a target, and the crates of others that are in it, by their names.
+pub(crate) fn of_program(root: &Path, target: &str) -> Result<(String, Vec<CrateInProgram>)> {
+    let said = Said::of(root, target)?;
+    let graph = said.graph()?;
+    let licences = licences_of_page(root)?;
+    let bill = graph.document(root, &PageLibrary::all(&licences))?;
+    Ok((bill, graph.crates_of_others()))
+}
+
+/// What Cargo says of the program for a target.
+struct Said {
+    metadata: Value,
+    tree: String,
+}
+
+impl Said {
+    fn of(root: &Path, target: &str) -> Result<Self> {
+        let cargo = |arguments: &[&str]| -> Result<String> {
+            let mut cargo = Command::new("cargo");
+            let output = cargo.current_dir(root).args(arguments).output().context("cannot run `cargo`")?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "`cargo {}` fails: {said}", arguments.join(" "));
+            Ok(String::from_utf8(output.stdout)?)
+        };
+        let metadata = cargo(&["metadata", "--format-version", "1", "--locked", "--filter-platform", target])?;
+        let kinds = ["--edges", "normal,build", "--prefix", "none", "--format", "{p}"];
+        let tree = [&["tree", "--locked", "--package", PROGRAM, "--target", target], &kinds[..]].concat();
+        Ok(Self { metadata: serde_json::from_str(&metadata)?, tree: cargo(&tree)? })
+    }
+
+    fn graph(&self) -> Result<Graph<'_>> {
+        Graph::new(&self.metadata, &self.tree)
+    }
+}
+
+/// The licences of the chat page's libraries.
+fn licences_of_page(root: &Path) -> Result<String> {
+    Ok(fs::read_to_string(root.join("crates/server/src/page/vendor/LICENSES.txt"))?)
 }
 
 /// The scope of crates that are in the program.
@@ -172,6 +211,30 @@ impl<'a> Graph<'a> {
         let stale: Vec<&str> = rows.iter().copied().filter(|row| !declared.contains(row)).collect();
         ensure!(stale.is_empty(), "docs/dependencies.md has rows of what nothing depends on: {}", stale.join(", "));
         Ok(())
+    }
+
+    /// The crates of others that are in the program, by their names.
+    fn crates_of_others(&self) -> Vec<CrateInProgram> {
+        let is_in_it = |(id, scope): &(&&'a str, &&str)| **scope == REQUIRED && !self.members.contains(**id);
+        let described = |(id, _): (&&'a str, _)| {
+            let package = self.packages[*id];
+            let manifest = Path::new(text(package, "manifest_path"));
+            CrateInProgram {
+                name: text(package, "name").to_owned(),
+                version: text(package, "version").to_owned(),
+                license: text(package, "license").to_owned(),
+                folder: manifest.parent().unwrap_or(manifest).to_owned(),
+            }
+        };
+        let mut crates: Vec<_> = self.scopes.iter().filter(is_in_it).map(described).collect();
+        crates.sort_by(|one, other| (&one.name, &one.version).cmp(&(&other.name, &other.version)));
+        crates
+    }
+
+    /// The document as text, with the checksums of `Cargo.lock`.
+    fn document(&self, root: &Path, page: &[PageLibrary<'_>]) -> Result<String> {
+        let bill = self.bill(&checksums(&fs::read_to_string(root.join("Cargo.lock"))?), page);
+        Ok(serde_json::to_string_pretty(&bill)? + "\n")
     }
 
     /// The document. `checksums` are SHA-256 by name and version, `page` the libraries of the chat page.

@@ -23,6 +23,7 @@ mod inspect;
 mod interrupt;
 mod list;
 mod load;
+mod man;
 mod model;
 mod models_folder;
 mod on_demand;
@@ -83,6 +84,8 @@ enum Command {
     Rm(rm::RmArgs),
     Doctor(doctor::DoctorArgs),
     Completions(completions::CompletionsArgs),
+    #[command(hide = true)]
+    Man(man::ManArgs),
 }
 
 /// The exit code of a command line that makes no sense, which is clap's.
@@ -123,6 +126,7 @@ fn main() -> ExitCode {
         Command::Rm(args) => rm::rm(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Completions(args) => completions::completions(args, &mut Cli::command()),
+        Command::Man(args) => man::man(args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
