@@ -21,6 +21,9 @@ pub(crate) const SIM: &str = "sim";
 /// Plain f64.
 pub(crate) const REFERENCE: &str = "reference";
 
+/// Whether this program is linked to no library: a program that is so cannot load one either.
+const IS_STATIC: bool = cfg!(all(target_env = "musl", target_feature = "crt-static"));
+
 /// A device and how it computes.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceSettings {
@@ -206,8 +209,20 @@ fn parse_gpu(device: &str) -> Option<(&'static str, usize)> {
     Some((kind, number.parse().ok()?))
 }
 
+/// Refuses an NVIDIA GPU where its driver cannot be loaded.
+fn check_driver_loads(device: &str, is_static: bool) -> Result<()> {
+    if is_static && is_cuda(device) {
+        bail!(
+            "--device {device}: this program is linked to no library and cannot load the driver of a GPU, which is one: \
+             take --device cpu, or a program that is linked to glibc (`cargo build --release`, the wheel, the Debian package)"
+        );
+    }
+    Ok(())
+}
+
 /// The GPU that `settings` name, if they name one.
 pub(crate) fn gpu_backend(settings: &DeviceSettings) -> Result<Option<gpu::GpuBackend>> {
+    check_driver_loads(&settings.name, IS_STATIC)?;
     Ok(match parse_gpu(resolve(&settings.name)) {
         None => None,
         Some((CUDA, 0)) => Some(first_gpu(&settings.gpu)?),
@@ -225,4 +240,21 @@ pub(crate) fn cpu_backend(settings: &DeviceSettings) -> Result<cpu::CpuBackend> 
         pin: true,
         repack: settings.repack,
     })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_without_libraries_says_that_it_loads_no_driver() {
+        for device in ["cuda", "cuda:1"] {
+            let error = check_driver_loads(device, true).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("--device {device}: ")) && error.contains("--device cpu"), "{error}");
+            check_driver_loads(device, false).unwrap();
+        }
+        for device in ["auto", "cpu", "reference"] {
+            check_driver_loads(device, true).unwrap();
+        }
+    }
 }
