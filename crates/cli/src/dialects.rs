@@ -17,6 +17,8 @@ enum Meaning {
     NoEffectIf(&'static [&'static str], &'static str),
     /// Its value decides.
     ByValue(fn(&str) -> Choice),
+    /// It is ours with one of these values; without one it is a switch of the other program, and has no effect.
+    OwnOrSwitch(&'static [&'static str], &'static str),
     /// It cannot be honoured, because of this.
     Refused(&'static str),
 }
@@ -50,7 +52,7 @@ enum Of {
     Serve,
 }
 
-use Meaning::{Are, ByValue, Is, NoEffect, NoEffectIf, Refused};
+use Meaning::{Are, ByValue, Is, NoEffect, NoEffectIf, OwnOrSwitch, Refused};
 use Of::{Both, Run, Serve};
 
 const LAYERS: &str = "a model is computed on one device, as a whole: --device says which";
@@ -62,6 +64,7 @@ const ONE_DEVICE: &str = "a model is computed on one device";
 const THREADS: &str = "--threads says how many threads compute";
 const PLACES: &str = "the system chooses the processors and the priority of the threads";
 const LOGS: &str = "logs go to standard error; -v shows more of them";
+const COLOURS: &str = "a text has no colours; --color always or never is about errors and warnings";
 const CONTINUOUS: &str = "texts always join and leave the steps one by one";
 const PREFIXES: &str = "prompts always share the cache of their common beginnings";
 const TIMES: &str = "--request-timeout, --step-timeout and --stall-timeout are the limits of time";
@@ -206,7 +209,8 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
         Refused("a prompt is taken as it is; in a shell, $'a\\nb' writes a line break into an argument"),
     ),
     (&["--no-escape"], Run, NoEffect(Values::None, "a prompt is taken as it is")),
-    (&["-co", "--color"], Run, NoEffect(Values::Switch, "a text has no colours")),
+    (&["-co"], Run, NoEffect(Values::Switch, COLOURS)),
+    (&["--color"], Run, OwnOrSwitch(&["auto", "always", "never"], COLOURS)),
     (
         &["--simple-io", "--no-display-prompt", "--display-prompt", "--verbose-prompt", "--no-perf", "--perf"],
         Run,
@@ -420,6 +424,12 @@ pub(crate) fn translated(args: impl Iterator<Item = OsString>) -> Result<Transla
     Ok(ours)
 }
 
+/// Passes over a word that switches something on or off, if one follows.
+fn pass_switch(rest: &mut Peekable<impl Iterator<Item = OsString>>) {
+    let words = ["on", "off", "auto", "1", "0", "true", "false"];
+    rest.next_if(|next| words.iter().any(|word| next == word));
+}
+
 /// Translates one option, whose value may be among `rest`.
 fn translate(
     command: Of,
@@ -455,12 +465,23 @@ fn translate(
             match values {
                 Values::None => {}
                 Values::One => _ = next(),
-                Values::Switch => {
-                    let words = ["on", "off", "auto", "1", "0", "true", "false"];
-                    if value.is_none() {
-                        rest.next_if(|next| words.iter().any(|word| next == word));
-                    }
-                }
+                Values::Switch if value.is_none() => pass_switch(rest),
+                Values::Switch => {}
+            }
+            ours.notes.push(note(&None, because));
+        }
+        OwnOrSwitch(values, because) => {
+            let is_own = |given: &OsString| values.iter().any(|value| given == value);
+            let given = match &value {
+                Some(value) => Some(value.into()).filter(is_own),
+                None => rest.next_if(is_own),
+            };
+            if let Some(given) = given {
+                ours.args.extend([name.into(), given]);
+                return Ok(());
+            }
+            if value.is_none() {
+                pass_switch(rest);
             }
             ours.notes.push(note(&None, because));
         }
@@ -532,6 +553,10 @@ mod tests {
                 "hotmetal serve --no-mmap --cors-origin=https://a.b?c=d",
                 0,
             ),
+            ("hotmetal run --color always hi", "hotmetal run --color always hi", 0),
+            ("hotmetal run --color=never hi", "hotmetal run --color never hi", 0),
+            ("hotmetal run --color hi", "hotmetal run hi", 1),
+            ("hotmetal run --color on hi", "hotmetal run hi", 1),
             ("hotmetal bench -ngl 99", "hotmetal bench -ngl 99", 0),
             ("hotmetal", "hotmetal", 0),
         ] {

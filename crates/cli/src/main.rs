@@ -45,9 +45,9 @@ mod verify;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::output::{OutputError, note};
+use crate::output::{Colours, OutputError, note};
 
 /// Runs open-weight language models on the machine in front of you.
 #[derive(Parser)]
@@ -61,6 +61,11 @@ struct Cli {
     /// Takes the file's size in memory, and the time to read it at the start
     #[arg(long, global = true)]
     no_mmap: bool,
+
+    /// Whether errors and warnings have colours: always, never, or auto: on a terminal, unless NO_COLOR is set or TERM is
+    /// `dumb`
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", hide_possible_values = true)]
+    color: Colours,
 
     #[command(subcommand)]
     command: Command,
@@ -92,14 +97,21 @@ enum Command {
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let translated = match dialects::translated(std::env::args_os()) {
+    let args: Vec<_> = std::env::args_os().collect();
+    let colours = Colours::in_args(&args);
+    output::choose_colours(colours);
+    let translated = match dialects::translated(args.into_iter()) {
         Ok(translated) => translated,
         Err(error) => {
             note(&format!("error: {error}"));
             return ExitCode::from(USAGE);
         }
     };
-    let cli = Cli::parse_from(bench::with_long_pg(translated.args.into_iter()));
+    let command = Cli::command().color(colours.of_clap());
+    let matches = command.get_matches_from(bench::with_long_pg(translated.args.into_iter()));
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    // What the scan above could not tell from a prompt, the parser can.
+    output::choose_colours(cli.color);
     start_logging(cli.verbose);
     translated.notes.iter().for_each(|text| note(text));
     if cli.no_mmap {
@@ -160,12 +172,10 @@ fn start_logging(verbose: u8) {
         2 => tracing::Level::DEBUG,
         _ => tracing::Level::TRACE,
     };
-    // In a file or a journal, colours are noise.
-    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(std::io::stderr)
-        .with_ansi(!is_plain && std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_ansi(output::is_coloured())
         .without_time()
         .with_target(false)
         .init();

@@ -1,0 +1,52 @@
+//! What a person sees on a terminal and no file has: colours.
+
+#![cfg(unix)]
+
+mod pseudo_terminal;
+
+use std::process::{Command, Output, Stdio};
+
+use pseudo_terminal::talk;
+
+/// The binary, offline, on a terminal that can do what most can.
+fn hotmetal(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hotmetal"));
+    command.args(args).env("HF_HUB_OFFLINE", "1").env("TERM", "xterm").env_remove("NO_COLOR");
+    command
+}
+
+/// Its output where that is no terminal.
+fn piped(command: &mut Command) -> Output {
+    command.stdin(Stdio::null()).output().expect("the binary starts")
+}
+
+/// How an error begins where it has a colour.
+const RED: &str = "\u{1b}[1m\u{1b}[31merror:\u{1b}[0m ";
+
+#[test]
+fn errors_have_a_colour_on_a_terminal_alone() {
+    let missing = ["inspect", "missing.gguf"];
+    let (code, shown) = talk(&mut hotmetal(&missing), 80, &[]);
+    assert_eq!(code, Some(1));
+    assert!(shown.starts_with(RED), "{shown:?}");
+    let plain = |command: &mut Command| {
+        let (_, shown) = talk(command, 80, &[]);
+        assert!(shown.starts_with("error: ") && !shown.contains('\u{1b}'), "{shown:?}");
+    };
+    plain(hotmetal(&missing).env("NO_COLOR", "1"));
+    plain(hotmetal(&missing).env("TERM", "dumb"));
+    plain(&mut hotmetal(&["inspect", "missing.gguf", "--color", "never"]));
+    plain(&mut hotmetal(&["--color=never", "no-such-command"]));
+    let stderr = piped(&mut hotmetal(&missing)).stderr;
+    assert!(stderr.starts_with(b"error: "), "{}", String::from_utf8_lossy(&stderr));
+    for args in [["--color", "always", "inspect", "missing.gguf"], ["run", "--color", "always", "missing.gguf"]] {
+        let stderr = piped(hotmetal(&args).env("NO_COLOR", "1")).stderr;
+        assert!(stderr.starts_with(RED.as_bytes()), "{}", String::from_utf8_lossy(&stderr));
+    }
+    // The parser's own errors obey the flag too, and refuse what is no such word.
+    let stderr = piped(&mut hotmetal(&["--color", "always", "no-such-command"])).stderr;
+    assert!(stderr.starts_with(b"\x1b["), "{}", String::from_utf8_lossy(&stderr));
+    let refused = piped(&mut hotmetal(&["inspect", "--color", "blue", "x"]));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("invalid value 'blue' for '--color <WHEN>'"));
+}
