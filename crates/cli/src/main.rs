@@ -42,6 +42,7 @@ mod sampling_args;
 mod serve;
 mod units;
 mod verify;
+mod word_wrap;
 
 use std::process::ExitCode;
 

@@ -9,6 +9,7 @@ use crate::generate::{Generation, GenerationOptions};
 use crate::model::Model;
 use crate::output::{note, stdout};
 use crate::prompt_line::PromptLine;
+use crate::word_wrap::WordWrap;
 use crate::{files, interrupt};
 
 const HELP: &str = "\
@@ -20,6 +21,7 @@ const HELP: &str = "\
 /load FILE      go on with a conversation that /save wrote
 /set NAME VALUE set a parameter of the answers (temperature, top_p, seed, max_tokens, stop, …)
 /set nohistory  keep what is typed in no file; /set history keeps it again
+/set nowordwrap leave the lines of answers to the terminal; /set wordwrap breaks them between words again
 /stats          figures of the last answer
 /bye            leave (so does Ctrl-D)
 Ctrl-C stops an answer, and Tab completes a command. \"\"\" begins and ends a message of several lines; a line that
@@ -39,6 +41,7 @@ enum Command<'a> {
     Load(&'a str),
     Set(&'a str, &'a str),
     KeepHistory(bool),
+    WrapWords(bool),
     Stats,
     Leave,
     Unknown(&'a str),
@@ -76,6 +79,8 @@ fn parse_set(rest: &str) -> Command<'_> {
     match (&rest[..end], &rest[next..]) {
         ("history", "") => Command::KeepHistory(true),
         ("nohistory", "") => Command::KeepHistory(false),
+        ("wordwrap", "") => Command::WrapWords(true),
+        ("nowordwrap", "") => Command::WrapWords(false),
         ("system", text) => Command::System((!text.is_empty()).then_some(text)),
         ("parameter", setting) => {
             let (end, next) = split(setting);
@@ -115,6 +120,9 @@ pub(crate) fn run(
     let mut line = PromptLine::new(COMMANDS, keeps.then(files::history_file).flatten())?;
     let mut conversation = Conversation { system: system.map(str::to_owned), turns: Vec::new() };
     let mut last: Option<Generation> = None;
+    // In a file, lines are as the model writes them.
+    let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stdout());
+    let mut wraps = is_terminal;
     note(&format!("{} on {}. /help lists the commands.", model.name, model.device));
     let mut pending = first;
     loop {
@@ -162,6 +170,14 @@ pub(crate) fn run(
                 line.keep_history(keep.then(files::history_file).flatten());
                 note(if keep { "what is typed is kept in a file" } else { "what is typed is kept in no file" });
             }
+            Command::WrapWords(wrap) => {
+                wraps = wrap && is_terminal;
+                note(match (wrap, is_terminal) {
+                    (true, true) => "answers are broken between words",
+                    (true, false) => "answers are not broken, because they go to no terminal",
+                    (false, _) => "answers have the lines that the model writes",
+                });
+            }
             Command::Stats => match &last {
                 Some(generation) => note(&generation.statistics(model.load_time)),
                 None => note("no answer yet"),
@@ -178,27 +194,36 @@ pub(crate) fn run(
                 }
                 // The same seed would give the same answer.
                 options.seed = options.seed.wrapping_add(1);
-                last = answer(model, &options, &mut conversation, think)?.or(last);
+                last = answer(model, &options, &mut conversation, think, wraps)?.or(last);
             }
             Command::Say(text) => {
                 conversation.turns.push(json!({"role": "user", "content": text}));
-                last = answer(model, &options, &mut conversation, think)?.or(last);
+                last = answer(model, &options, &mut conversation, think, wraps)?.or(last);
             }
         }
     }
 }
 
-/// Answers the conversation and appends the answer. What cannot be answered (too long, say) is reported and taken back.
+/// Answers the conversation and appends the answer, whose lines are broken between words if `wraps`. What cannot be
+/// answered (too long, say) is reported and taken back.
 fn answer(
     model: &mut Model,
     options: &GenerationOptions,
     conversation: &mut Conversation,
     think: Option<bool>,
+    wraps: bool,
 ) -> Result<Option<Generation>> {
     interrupt::reset();
-    let generated = model
-        .encode_chat(&conversation.messages(), think)
-        .and_then(|ids| model.generate(ids, options, &mut |text| Ok(stdout(text)?)));
+    let mut wrap = wraps.then(WordWrap::default);
+    let mut write = |text: &str| match &mut wrap {
+        Some(wrap) => Ok(stdout(&wrap.push(text, columns()))?),
+        None => Ok(stdout(text)?),
+    };
+    let generated =
+        model.encode_chat(&conversation.messages(), think).and_then(|ids| model.generate(ids, options, &mut write));
+    if let Some(wrap) = &mut wrap {
+        stdout(&wrap.finish(columns()))?;
+    }
     let generation = match generated {
         Ok(generation) => generation,
         Err(error) if error.downcast_ref::<crate::output::OutputError>().is_some() => return Err(error),
@@ -214,6 +239,11 @@ fn answer(
     }
     conversation.turns.push(json!({"role": "assistant", "content": generation.text}));
     Ok(Some(generation))
+}
+
+/// Columns of the terminal, which may change while an answer is written.
+fn columns() -> usize {
+    usize::from(console::Term::stdout().size().1)
 }
 
 fn save(conversation: &Conversation, path: &Path) -> Result<()> {
@@ -267,6 +297,7 @@ mod tests {
         assert_eq!(parse("/set stop a b"), Command::Set("stop", "a b"));
         assert_eq!(parse("/set system You are brief."), Command::System(Some("You are brief.")));
         assert_eq!(parse("/set nohistory"), Command::KeepHistory(false));
+        assert_eq!(parse("/set nowordwrap"), Command::WrapWords(false));
     }
 
     #[test]

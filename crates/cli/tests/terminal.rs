@@ -1,4 +1,4 @@
-//! What a person sees on a terminal and no file has: colours.
+//! What a person sees on a terminal and no file has: colours, and answers that are broken between words.
 
 #![cfg(unix)]
 
@@ -49,4 +49,32 @@ fn errors_have_a_colour_on_a_terminal_alone() {
     let refused = piped(&mut hotmetal(&["inspect", "--color", "blue", "x"]));
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("invalid value 'blue' for '--color <WHEN>'"));
+}
+
+#[test]
+fn an_answer_is_broken_between_words_on_a_terminal_alone() {
+    const COLUMNS: u16 = 32;
+    let message = "Tell me a story about a sheep.";
+    let options = ["-n", "60", "--temp", "0"];
+    let file = piped(hotmetal(&["run", "-p", message]).args(options)).stdout;
+    let file = String::from_utf8(file).expect("a text");
+    let whole = file.trim_end();
+    assert!(whole.lines().any(|line| line.len() > usize::from(COLUMNS)), "{whole}");
+
+    let (code, shown) =
+        talk(hotmetal(&["run", "-i", "-p", message]).args(options), COLUMNS, &[("commands.", ""), ("> ", "\u{4}")]);
+    assert_eq!(code, Some(0), "{shown}");
+    let (_, answer) = shown.split_once("lists the commands.\r\n").expect("the conversation begins with its help");
+    // The prompt is drawn with escape sequences before it.
+    let answer = &answer[..answer.find(['\u{1b}', '>']).expect("a prompt follows")];
+    assert!(answer.lines().all(|line| line.chars().count() <= usize::from(COLUMNS)), "{answer}");
+    // The words are the same, and none is cut.
+    assert!(answer.split_whitespace().eq(whole.split_whitespace()), "{answer}");
+
+    let end = &whole[whole.len() - 12..];
+    let typed = format!("{message}\r");
+    let script = [("> ", "/set nowordwrap\r"), ("the model writes", ""), ("> ", &*typed), (end, ""), ("> ", "\u{4}")];
+    let (code, shown) = talk(hotmetal(&["run", "-i"]).args(options), COLUMNS, &script);
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(shown.replace("\r\n", "\n").contains(whole), "{shown}");
 }
