@@ -1,6 +1,8 @@
 //! `pull`, `list`, `rm` and `completions` as real processes, against a hub that misbehaves in every way we know of.
 
 mod hub_server;
+#[cfg(unix)]
+mod pseudo_terminal;
 
 use std::fs;
 use std::process::Command;
@@ -481,6 +483,29 @@ fn a_pull_killed_at_200_random_moments_is_always_resumed() {
     assert!(home.repo().join("refs/main").exists());
     let resumed = server.gets().iter().filter(|get| get.offset() > 0).count();
     assert!(resumed > 0, "no download was ever cut off in the middle ({completed} pulls completed)");
+}
+
+#[test]
+fn one_line_counts_on_a_terminal_and_two_stay_in_a_file() {
+    let server = Server::start(checkpoint(), |_| Act::Slowly(Duration::from_millis(20)));
+    let home = Home::new(&server);
+    let pulled = home.run(&["pull", "org/repo"]).succeeded();
+    let [begin, end] = &pulled.stderr.lines().collect::<Vec<_>>()[..] else { panic!("{pulled:?}") };
+    assert!(begin.starts_with("org/repo at main (") && begin.ends_with(" to download"), "{begin}");
+    assert!(end.starts_with("org/repo: ") && end.contains(" KiB in ") && end.ends_with("/s)"), "{end}");
+    #[cfg(unix)]
+    {
+        let home = Home::new(&server);
+        let mut command = home.command(&["pull", "org/repo"]);
+        let (code, shown) = pseudo_terminal::talk(command.env("TERM", "xterm"), 100, &[]);
+        assert_eq!(code, Some(0), "{shown}");
+        // Which file, what there is of how much, how fast, and how long it will take.
+        let mut counted = shown.split('\r').filter(|line| line.contains("/5 model-0000") && line.contains(" KiB/s"));
+        let last = counted.next_back().unwrap_or_else(|| panic!("no line counts: {shown:?}"));
+        assert!(last.contains(" KiB/488.44 KiB ") && last.trim_end().ends_with('s'), "{last:?}");
+        let lines: Vec<&str> = shown.lines().collect();
+        assert!(shown.ends_with(&format!("{}\r\n", home.snapshot().display())), "{lines:?}");
+    }
 }
 
 #[test]

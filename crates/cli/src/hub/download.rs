@@ -9,7 +9,7 @@ use super::client::Client;
 use super::disk::{Disk, RealDisk, open_lock};
 use super::error::{HubError, disk_error};
 use super::names::{self, ModelRef};
-use super::progress::FileProgress;
+use super::progress::PullProgress;
 use super::select::select;
 use super::settings::Settings;
 use super::store::{self, RemoteFile, Retries};
@@ -66,7 +66,7 @@ pub(crate) fn pull(
     // Where locks are not supported, a removal at the same time is not kept out.
     let _ = lock.lock_shared();
 
-    let (total, missing) = bytes_missing(&repo, &files);
+    let Missing { total, missing, files: missing_files } = Missing::of(&repo, &files);
     output::note(&format!(
         "{} at {revision} ({}): {} file{}, {}; {} to download",
         model.repo,
@@ -81,6 +81,7 @@ pub(crate) fn pull(
     let refused =
         |file: &RemoteFile, why| HubError::NotComputed { repo: model.repo.to_string(), file: file.name.clone(), why };
     let mut looked = false;
+    let progress = PullProgress::new(model.to_string(), missing_files, missing, settings.plain_progress);
     for file in &files {
         if !store::is_complete(&repo.blob(&file.etag), file) {
             // Parts of one model are alike.
@@ -88,10 +89,9 @@ pub(crate) fn pull(
                 looked = true;
                 look_at_gguf(&client, model, &listing.commit, file, look).map_err(|why| refused(file, why))?;
             }
-            let progress = FileProgress::new(&file.name, file.size, settings.plain_progress);
+            progress.begin(&file.name);
             let mut source = |offset| client.read(&model.repo, &listing.commit, &file.name, offset);
             store::store_blob(&disk, &repo, file, &mut source, Retries::DEFAULT, &progress)?;
-            progress.done(file.size);
         }
         store::place(&disk, &repo, &listing.commit, file)?;
         if let Some(look) = look.filter(|_| file.name == CONFIG && files.len() > 1) {
@@ -100,6 +100,7 @@ pub(crate) fn pull(
             look.config(&json).map_err(|why| refused(file, why))?;
         }
     }
+    progress.done();
     if revision != listing.commit {
         store::write_ref(&disk, &repo, revision, &listing.commit)?;
     }
@@ -130,22 +131,34 @@ fn look_at_gguf(
     Ok(())
 }
 
-/// The bytes of all files, and those that are not here yet.
-fn bytes_missing(repo: &RepoCache, files: &[RemoteFile]) -> (u64, u64) {
-    let mut etags = Vec::new();
-    let (mut total, mut missing) = (0_u64, 0_u64);
-    for file in files {
-        if etags.contains(&&file.etag) {
-            continue; // two names of one content
+/// What a pull has to do.
+struct Missing {
+    /// The bytes of all files.
+    total: u64,
+    /// Those that are not here yet.
+    missing: u64,
+    /// The files that are not complete.
+    files: usize,
+}
+
+impl Missing {
+    fn of(repo: &RepoCache, files: &[RemoteFile]) -> Self {
+        let mut etags = Vec::new();
+        let mut found = Self { total: 0, missing: 0, files: 0 };
+        for file in files {
+            if etags.contains(&&file.etag) {
+                continue; // two names of one content
+            }
+            etags.push(&file.etag);
+            found.total = found.total.saturating_add(file.size);
+            if !store::is_complete(&repo.blob(&file.etag), file) {
+                let here = fs::metadata(repo.incomplete(&file.etag)).map_or(0, |part| part.len());
+                found.missing = found.missing.saturating_add(file.size.saturating_sub(here));
+                found.files += 1;
+            }
         }
-        etags.push(&file.etag);
-        total = total.saturating_add(file.size);
-        if !store::is_complete(&repo.blob(&file.etag), file) {
-            let here = fs::metadata(repo.incomplete(&file.etag)).map_or(0, |part| part.len());
-            missing = missing.saturating_add(file.size.saturating_sub(here));
-        }
+        found
     }
-    (total, missing)
 }
 
 /// Refuses a pull that cannot fit, before its first byte.

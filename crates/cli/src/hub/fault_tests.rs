@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use super::cache::{Cache, RepoCache};
 use super::disk::{Disk, DiskFile, RealDisk};
 use super::error::HubError;
-use super::progress::FileProgress;
+use super::progress::PullProgress;
 use super::store::{self, Body, RemoteFile, Retries};
 use crate::units::hex;
 
@@ -245,7 +245,7 @@ fn pull(disk: &dyn Disk, repo: &RepoCache) -> Result<(), HubError> {
             let rest = bytes.get(offset as usize..).unwrap_or_default().to_vec();
             Ok(Body { offset, reader: Box::new(Pieces { bytes: Cursor::new(rest), breaks_at }) })
         };
-        store::store_blob(disk, repo, &file, &mut source, retries, &FileProgress::silent())?;
+        store::store_blob(disk, repo, &file, &mut source, retries, &PullProgress::silent())?;
         store::place(disk, repo, COMMIT, &file)?;
     }
     store::write_ref(disk, repo, "main", COMMIT)

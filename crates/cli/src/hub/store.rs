@@ -13,7 +13,7 @@ use super::cache::RepoCache;
 use super::checksum::checksum_as;
 use super::disk::{Disk, DiskFile, open_lock};
 use super::error::{HubError, disk_error};
-use super::progress::FileProgress;
+use super::progress::PullProgress;
 
 /// A file as the hub announces it.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ pub(super) fn store_blob(
     file: &RemoteFile,
     source: &mut dyn FnMut(u64) -> Result<Body, HubError>,
     retries: Retries,
-    progress: &FileProgress,
+    progress: &PullProgress,
 ) -> Result<(), HubError> {
     let lock_path = repo.lock(&file.etag);
     create_parent(disk, &lock_path)?;
@@ -111,7 +111,7 @@ fn fill(
     file: &RemoteFile,
     source: &mut dyn FnMut(u64) -> Result<Body, HubError>,
     retries: Retries,
-    progress: &FileProgress,
+    progress: &PullProgress,
 ) -> Result<(), HubError> {
     let write_error = |have: u64, source| HubError::Write { path: path.to_owned(), missing: file.size - have, source };
     let mut have = part.len().map_err(disk_error("read", path))?;
@@ -221,7 +221,7 @@ pub(super) fn write_ref(disk: &dyn Disk, repo: &RepoCache, revision: &str, commi
 
 /// Waits for a lock, telling so; the same lock as `huggingface_hub`'s. File systems without locks go without: then two
 /// pulls may spoil each other's unfinished file, which the checksum finds.
-fn lock_exclusive(path: &Path, progress: &FileProgress) -> Result<File, HubError> {
+fn lock_exclusive(path: &Path, progress: &PullProgress) -> Result<File, HubError> {
     let file = open_lock(path)?;
     match file.try_lock() {
         Err(fs::TryLockError::WouldBlock) => {
