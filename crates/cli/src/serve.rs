@@ -399,7 +399,8 @@ fn offered(args: &ServeArgs, names: &[String]) -> Result<Vec<(String, String)>> 
     let Some(folder) = models_dir else { return Ok(Vec::new()) };
     if *models_max > 0 && names.len() > *models_max {
         bail!(
-            "{} models are named, and --models-max {models_max} lets that many be loaded at a time: name fewer, or let              more be loaded",
+            "{} models are named, and --models-max {models_max} lets that many be loaded at a time: name fewer, \
+             or let more be loaded",
             names.len()
         );
     }

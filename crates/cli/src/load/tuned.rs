@@ -120,7 +120,7 @@ impl Table {
     }
 
     /// Why it says nothing of the device that `now` is of, if so.
-    fn is_stale(&self, now: &Self) -> Option<String> {
+    fn why_stale(&self, now: &Self) -> Option<String> {
         let differs = |what: &str, then: &str, now: &str| Some(format!("it is of {what} {then}, and this is {now}"));
         let none = || "none".to_owned();
         if self.device != now.device {
@@ -138,7 +138,7 @@ impl Table {
 
     /// Whether both are of one device, driver and text of the kernels.
     pub(crate) fn is_of_the_same(&self, other: &Self) -> bool {
-        self.is_stale(other).is_none()
+        self.why_stale(other).is_none()
     }
 
     /// The same without its rows.
@@ -188,7 +188,7 @@ pub(crate) fn for_gpu(gpu: &gpu::GpuBackend, from: &TunedFrom) -> Result<gpu::Tu
 fn choices_for(now: &Table, from: &TunedFrom) -> Result<BTreeMap<String, String>> {
     if let TunedFrom::File(path) = from {
         let table = Table::read(path)?;
-        if let Some(why) = table.is_stale(now) {
+        if let Some(why) = table.why_stale(now) {
             bail!("`{}` cannot be used: {why}; `hotmetal tune` measures again", path.display());
         }
         return Ok(table.choices().collect());
@@ -197,7 +197,7 @@ fn choices_for(now: &Table, from: &TunedFrom) -> Result<BTreeMap<String, String>
     let mut choices: BTreeMap<_, _> = shipped.flat_map(|table| table.choices().collect::<Vec<_>>()).collect();
     let Some(path) = file_of(&now.device).filter(|path| path.exists()) else { return Ok(choices) };
     match Table::read(&path) {
-        Ok(table) => match table.is_stale(now) {
+        Ok(table) => match table.why_stale(now) {
             None => choices.extend(table.choices()),
             Some(why) => tracing::warn!("`{}` is passed over: {why}; `hotmetal tune` measures again", path.display()),
         },

@@ -2,10 +2,11 @@
 //!
 //! What a grammar rules out is gone from the start. The logit bias comes first; then the steps in the order of
 //! [`SamplingParams::order`], which is llama.cpp's unless the request says otherwise: penalties, DRY, top-n-sigma, top-k,
-//! typical, top-p, min-p, XTC, temperature. A step whose parameter is neutral does nothing. Mirostat stands in the place of
-//! all that leave candidates out, and comes last. Then one token is drawn from the softmax of what is left; at temperature 0 the likeliest is taken instead, the lowest id of equals. Where only the
-//! likeliest few can be chosen, the others are never made candidates; and where all can, but few ever are, bounds on what
-//! the others weigh decide which (`bounds.rs`).
+//! typical, top-p, min-p, XTC, temperature. A step whose parameter is neutral does nothing. Mirostat stands in the place
+//! of all that leave candidates out, and comes last. Then one token is drawn from the softmax of what is left; at
+//! temperature 0 the likeliest is taken instead, the lowest id of equals. Where only the likeliest few can be chosen, the
+//! others are never made candidates; and where all can, but few ever are, bounds on what the others weigh decide which
+//! (`bounds.rs`).
 //!
 //! The random numbers of a token depend on the seed, the completion's number and the token's index only (ChaCha8, one
 //! stream a token), so a text is the same in any batch, after preemption, and on every run. Candidates stay in the
