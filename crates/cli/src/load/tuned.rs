@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use crate::files;
 
 /// Tables that come with the program: of a device, whatever its driver. A way that kernels no longer have is passed over.
-const SHIPPED: [&str; 1] = [include_str!("tuned_tables/nvidia-h200.json")];
+const SHIPPED: [&str; 2] =
+    [include_str!("tuned_tables/nvidia-h100.json"), include_str!("tuned_tables/nvidia-h200.json")];
 
 /// The only version of the form that there is.
 const SCHEMA: u32 = 1;
