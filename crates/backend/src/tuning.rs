@@ -45,10 +45,11 @@ impl Tuning {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether [`Tuning::choose`] can say anything but `default`, or anybody wants to hear of it.
-    pub fn is_asked(&self) -> bool {
+    /// Whether [`Tuning::choose`] can say anything but `default` for `key`, or, where it `counts`, anybody wants to hear
+    /// of it: finding the candidates may take longer than choosing.
+    pub fn is_asked(&self, key: &str, counts: bool) -> bool {
         let state = self.state();
-        state.watched.is_some() || !state.choices.is_empty()
+        (counts && state.watched.is_some()) || state.choices.contains_key(key)
     }
 
     /// Which of `candidates` to take for `key`: the one in the table, or `default`. Where it `counts`, somebody who
@@ -118,7 +119,7 @@ mod tests {
     fn the_table_decides_where_it_names_a_candidate() {
         let of = |key: &str, choice: &str| (key.to_owned(), choice.to_owned());
         let tuning = Tuning::new([of("x", "c"), of("y", "gone")]);
-        assert!(tuning.is_asked());
+        assert!(tuning.is_asked("x", true) && tuning.is_asked("x", false) && !tuning.is_asked("z", true));
         let chosen = ["x", "y", "z"].map(|key| tuning.choose(key, &candidates, 1, true));
         assert_eq!(chosen, [2, 1, 1]);
         assert_eq!((tuning.num_taken(), tuning.unknown()), (1, vec!["y".to_owned()]));
@@ -131,10 +132,10 @@ mod tests {
     #[test]
     fn who_watches_hears_of_each_place_once() {
         let tuning = Tuning::default();
-        assert!(!tuning.is_asked());
+        assert!(!tuning.is_asked("x", true));
         tuning.choose("before", &candidates, 0, true);
         tuning.watch();
-        assert!(tuning.is_asked());
+        assert!(tuning.is_asked("x", true) && !tuning.is_asked("x", false));
         for key in ["y", "x", "y"] {
             tuning.choose(key, &candidates, 2, true);
         }
@@ -142,6 +143,6 @@ mod tests {
         let seen = tuning.watched();
         assert_eq!(seen.iter().map(|tunable| &*tunable.key).collect::<Vec<_>>(), ["x", "y"]);
         assert_eq!(seen[0], Tunable { key: "x".to_owned(), candidates: candidates(), default: 2 });
-        assert!(tuning.watched().is_empty() && !tuning.is_asked());
+        assert!(tuning.watched().is_empty() && !tuning.is_asked("x", true));
     }
 }

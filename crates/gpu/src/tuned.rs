@@ -49,6 +49,11 @@ impl Tuned {
         Self { is_supposed: true, ..self }
     }
 
+    /// Whether [`Tuned::pick`] has anything to look up for `key`.
+    pub(crate) fn is_asked(self, key: &str) -> bool {
+        self.table.is_some_and(|table| table.is_asked(key, !self.is_supposed))
+    }
+
     /// One of `candidates`: what the table has for the key, or the one at `default`. `label` names a candidate, and no
     /// two alike.
     pub(crate) fn pick<V>(
@@ -62,9 +67,10 @@ impl Tuned {
             return None;
         }
         let place = match self.table {
-            Some(table) if candidates.len() > 1 && table.is_asked() => {
+            Some(table) if candidates.len() > 1 => {
+                let (key, counts) = (key(), !self.is_supposed);
                 let labels = || candidates.iter().map(&label).collect();
-                table.choose(&key(), &labels, default, !self.is_supposed)
+                if table.is_asked(&key, counts) { table.choose(&key, &labels, default, counts) } else { default }
             }
             _ => default,
         };

@@ -28,6 +28,11 @@ fn tuned_for(target: &Target, shape: ProjectionsShape<'_>) -> Target {
     if target.kernel.is_some() || target.tuned.is_none() || target.matrix < Matrix::SimdGroup || shape.rows < 2 {
         return *target;
     }
+    // Most shapes are in no table, and what follows is asked for every op in every format.
+    let key = tuned::key("projection", &shape);
+    if !target.tuned.is_asked(&key) {
+        return *target;
+    }
     let is_there = |&kernel: &Kernel| {
         let target = Target { kernel: Some(kernel), tuned: Tuned::NONE, ..*target };
         match kernel {
@@ -39,7 +44,7 @@ fn tuned_for(target: &Target, shape: ProjectionsShape<'_>) -> Target {
     let kernels: Vec<_> = on_matrices(target).iter().copied().filter(is_there).collect();
     let usual = kernels.first().copied();
     let label = |kernel: &Kernel| kernel.name().to_owned();
-    let kernel = target.tuned.pick(|| tuned::key("projection", &shape), kernels, label, 0);
+    let kernel = target.tuned.pick(|| key, kernels, label, 0);
     Target { kernel: kernel.filter(|_| kernel != usual), ..*target }
 }
 
