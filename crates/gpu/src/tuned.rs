@@ -3,8 +3,6 @@
 
 use backend::Tuning;
 
-use crate::kernels::ProjectionsShape;
-
 /// A table of measured choices, or none. It lives as long as the program, because a device is opened once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tuned {
@@ -87,13 +85,6 @@ impl Tuned {
         let (default, _) = candidates.iter().enumerate().min_by_key(|(_, (cost, _))| *cost)?;
         self.pick(key, candidates, |(_, candidate)| label(candidate), default).map(|(_, candidate)| candidate)
     }
-}
-
-/// `gemm_narrow q4_0 rows=8 k=4096 n=4096+1024+1024`; of gated units `glu` too.
-pub(crate) fn key(kernel: &str, shape: &ProjectionsShape<'_>) -> String {
-    let features: Vec<_> = shape.features.iter().map(usize::to_string).collect();
-    let glu = if shape.glu { " glu" } else { "" };
-    format!("{kernel} {:?} rows={} k={} n={}{glu}", shape.format, shape.rows, shape.k, features.join("+"))
 }
 
 #[cfg(test)]

@@ -155,10 +155,21 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     fn a_real_program_is_read_and_a_damaged_one_is_an_error() {
+        // This one, which has the simulator of GPUs in it where the tests of all crates are built together.
         let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        let needs = Needs::of(&program).unwrap();
-        assert_eq!(needs.machine.name(), std::env::consts::ARCH);
-        assert!(needs.libgcc && needs.glibc.unwrap() >= (2, 17), "{needs:?}");
+        match Needs::of(&program) {
+            Ok(needs) => {
+                assert_eq!(needs.machine.name(), std::env::consts::ARCH);
+                assert!(needs.libgcc && needs.glibc.unwrap() >= (2, 17), "{needs:?}");
+            }
+            Err(error) => {
+                let error = error.to_string();
+                assert!(
+                    error.contains("needs libstdc++.so.6") && error.contains("without `--features sim`"),
+                    "{error}"
+                );
+            }
+        }
         for len in [64, 100, program.len() / 2] {
             assert!(Needs::of(&program[..len]).is_err());
         }

@@ -8,7 +8,6 @@ use crate::launch::{Access, Launch};
 use crate::params::{GemmMmaParams, OperandPlace, OperandRowsParams};
 use crate::site::{ROW_ALIGN, Site, index};
 use crate::target::{Matrix, Target};
-use crate::tuned;
 use crate::weights::{DeviceFormat, row_bytes};
 
 /// How `gemm_mma` is launched: `kernels/gemm_mma.h` says what these are.
@@ -112,7 +111,7 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Mm
     // Of equal costs the fewest rows.
     let candidates: Vec<_> = candidates.collect();
     let label = |&(rows, _, slices, _): &(usize, usize, usize, usize)| format!("rows={rows} slices={slices}");
-    let found = target.tuned.pick_cheapest(|| tuned::key("gemm_mma", &shape), candidates, label);
+    let found = target.tuned.pick_cheapest(|| shape.key("gemm_mma"), candidates, label);
     let (rows, row_tiles, slices, stages) = found?;
     let kernel = match (shape.glu, rows) {
         (false, 16) => named!(shape.format, "gemm_mma_", "_t16"),

@@ -6,7 +6,6 @@ use crate::launch::{Access, Launch, Region};
 use crate::params::{LinearSegment, LinearStreamParams};
 use crate::site::{ROW_ALIGN, Site, index};
 use crate::target::Target;
-use crate::tuned;
 use crate::weights::{DeviceFormat, row_bytes, scale_row_bytes};
 
 /// What `linear_stream` computes beside projections.
@@ -139,7 +138,7 @@ pub(crate) fn variant(
     let others = others.filter(|&other| other != usual);
     let variants: Vec<_> = std::iter::once(usual).chain(others).collect();
     let label = |(share, variant): &(usize, StreamVariant)| format!("groups={} share={share}", variant.groups);
-    target.tuned.pick(|| tuned::key(kernel, &shape), variants, label, 0).map(|(_, variant)| variant)
+    target.tuned.pick(|| shape.key(kernel), variants, label, 0).map(|(_, variant)| variant)
 }
 
 /// Bytes of a format in group memory.

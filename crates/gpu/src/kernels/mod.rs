@@ -131,3 +131,12 @@ pub(crate) struct ProjectionsShape<'a> {
     /// Output features of each projection.
     pub(crate) features: &'a [usize],
 }
+
+impl ProjectionsShape<'_> {
+    /// What choices for `kernel` are called: `gemm_narrow Q4_0 rows=8 k=4096 n=4096+1024+1024`; of gated units `glu` too.
+    pub(crate) fn key(&self, kernel: &str) -> String {
+        let features: Vec<_> = self.features.iter().map(usize::to_string).collect();
+        let glu = if self.glu { " glu" } else { "" };
+        format!("{kernel} {:?} rows={} k={} n={}{glu}", self.format, self.rows, self.k, features.join("+"))
+    }
+}

@@ -14,7 +14,7 @@ use crate::launch::{Access, Launch};
 use crate::params::LinearStreamParams;
 use crate::site::{DirectOperand, F32, LoadedPlan, ROW_ALIGN, Site, index, num_rows};
 use crate::target::{Matrix, Target};
-use crate::tuned::{self, Tuned};
+use crate::tuned::Tuned;
 use crate::weights::{DeviceFormat, DeviceWeight};
 
 /// Whether rows are normalised by the kernel that multiplies them, and not by one before it: every group does it again,
@@ -29,7 +29,7 @@ fn tuned_for(target: &Target, shape: ProjectionsShape<'_>) -> Target {
         return *target;
     }
     // Most shapes are in no table, and what follows is asked for every op in every format.
-    let key = tuned::key("projection", &shape);
+    let key = shape.key("projection");
     if !target.tuned.is_asked(&key) {
         return *target;
     }

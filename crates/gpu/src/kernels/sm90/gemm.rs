@@ -12,7 +12,6 @@ use crate::launch::{Access, Element, Launch, Region, TileMap};
 use crate::params::{GemmParams, GemmSegment};
 use crate::site::{Site, index};
 use crate::target::{Matrix, Target};
-use crate::tuned;
 use crate::weights::{DeviceFormat, DeviceWeight, row_bytes, scales_of_256};
 
 /// A variant of `gemm`, as `kernels/sm90/gemm.h` has them, or of `gemm_narrow`.
@@ -111,7 +110,7 @@ fn of_tiles(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant>
     let variants = std::iter::once(variant(256, 2)).chain(small);
     let costs = variants.filter_map(|variant| Some((cost(&variant)?, variant))).collect();
     let label = |variant: &GemmVariant| format!("rows={} cluster={}", variant.rows, variant.cluster);
-    target.tuned.pick_cheapest(|| tuned::key("gemm", &shape), costs, label)
+    target.tuned.pick_cheapest(|| shape.key("gemm"), costs, label)
 }
 
 impl GemmOperand {

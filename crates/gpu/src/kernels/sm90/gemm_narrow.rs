@@ -4,7 +4,6 @@ use crate::kernels::ProjectionsShape;
 use crate::kernels::sm90::activations;
 use crate::kernels::sm90::gemm::{GROUP_BYTES, GemmVariant, clusters_max};
 use crate::target::Target;
-use crate::tuned;
 use crate::weights::DeviceFormat;
 
 /// How a gemm is cut, as the kernel has it.
@@ -110,7 +109,7 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
     let label = |variant: &GemmVariant| {
         format!("height={} cluster={}", variant.narrow.map_or(0, |cut| cut.height), variant.cluster)
     };
-    target.tuned.pick_cheapest(|| tuned::key("gemm_narrow", &shape), candidates, label)
+    target.tuned.pick_cheapest(|| shape.key("gemm_narrow"), candidates, label)
 }
 
 #[cfg(test)]
