@@ -66,9 +66,8 @@ impl Tuned {
         }
         let place = match self.table {
             Some(table) if candidates.len() > 1 => {
-                let (key, counts) = (key(), !self.is_supposed);
                 let labels = || candidates.iter().map(&label).collect();
-                if table.is_asked(&key, counts) { table.choose(&key, &labels, default, counts) } else { default }
+                table.choose(&key(), &labels, default, !self.is_supposed)
             }
             _ => default,
         };

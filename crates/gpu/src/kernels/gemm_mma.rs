@@ -147,14 +147,7 @@ pub(crate) fn launches(site: &Site<'_>, projections: &Projections<'_>) -> Option
     }
     let variants: Vec<_> = projections
         .in_launches()
-        .map(|some| {
-            let weights = site.loaded.weights;
-            let features: Vec<_> = some.list.iter().map(|one| weights.get(one.linear.weight).rows).collect();
-            let glu = some.list.iter().any(|projection| projection.up.is_some());
-            let format = some.format(site);
-            let shape = ProjectionsShape { format, rows: num_rows, k: some.x.width, glu, features: &features };
-            variant(&site.target, shape)
-        })
+        .map(|some| variant(&site.target, some.shape(site, &some.features(site))))
         .collect::<Option<_>>()?;
     let k = projections.x.width;
     let operand = GemmOperand::new(site.arena.part(site.layout.scratch.0, operand_bytes(num_rows, k)), num_rows, k);

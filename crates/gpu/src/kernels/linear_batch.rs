@@ -133,12 +133,8 @@ pub(crate) fn launches(site: &Site<'_>, projections: &Projections<'_>) -> Option
         return None;
     }
     let launches = projections.in_launches().map(|some| {
-        let glu = some.list.iter().any(|projection| projection.up.is_some());
-        let features: Vec<_> =
-            some.list.iter().map(|projection| site.loaded.weights.get(projection.linear.weight).rows).collect();
-        let format = some.format(site);
-        let shape = ProjectionsShape { format, rows: num_rows, k: some.x.width, glu, features: &features };
-        Some(launch(site, &variant(&site.target, shape)?, &some))
+        let variant = variant(&site.target, some.shape(site, &some.features(site)))?;
+        Some(launch(site, &variant, &some))
     });
     launches.collect()
 }

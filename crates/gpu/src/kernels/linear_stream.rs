@@ -195,21 +195,18 @@ impl StreamedFormat {
 
 /// The variant for these projections, if there is one.
 pub(crate) fn variant_for(site: &Site<'_>, projections: &Projections<'_>) -> Option<StreamVariant> {
-    let &Projections { x, norm, list, .. } = projections;
+    let &Projections { norm, list, .. } = projections;
     let up = list[0].up;
     let kind = if up.is_some() { StreamKind::Glu } else { StreamKind::Plain };
     // Pairs, and rows that are not normalised, have one segment there; shares of outputs are counted in 32 bits.
     let has_segments = norm.is_some() && up.is_none();
-    let rows: usize = list.iter().map(|projection| site.loaded.weights.get(projection.linear.weight).rows).sum();
+    let features = projections.features(site);
+    let rows: usize = features.iter().sum();
     let workers = site.target.multiprocessors * THREADS as usize / 32;
     if (list.len() > 1 && !has_segments) || rows as u64 * (workers as u64 + 1) > u64::from(u32::MAX) {
         return None;
     }
-    let features: Vec<_> =
-        list.iter().map(|projection| site.loaded.weights.get(projection.linear.weight).rows).collect();
-    let (format, glu) = (projections.format(site), up.is_some());
-    let shape = ProjectionsShape { format, rows: 1, k: x.width, glu, features: &features };
-    variant(&site.target, None, kind, norm.is_some(), shape)
+    variant(&site.target, None, kind, norm.is_some(), projections.shape(site, &features))
 }
 
 /// One row's projections; `params` has what is not theirs.

@@ -113,6 +113,18 @@ impl Projections<'_> {
         site.loaded.weights.get(self.list[0].linear.weight).format
     }
 
+    /// Output features of each.
+    pub(crate) fn features(&self, site: &Site<'_>) -> Vec<usize> {
+        self.list.iter().map(|projection| site.loaded.weights.get(projection.linear.weight).rows).collect()
+    }
+
+    /// What kernels are chosen by, with [`Projections::features`]; all weights are in one format.
+    pub(crate) fn shape<'f>(&self, site: &Site<'_>, features: &'f [usize]) -> ProjectionsShape<'f> {
+        let glu = self.list.iter().any(|projection| projection.up.is_some());
+        let (format, rows) = (self.format(site), site.num_rows(self.rows));
+        ProjectionsShape { format, rows, k: self.x.width, glu, features }
+    }
+
     /// Pieces of as many projections as one launch takes.
     pub(crate) fn in_launches(&self) -> impl Iterator<Item = Self> {
         self.list.chunks(SEGMENTS).map(|list| Self { list, ..*self })

@@ -69,12 +69,8 @@ pub(crate) fn launches(site: &Site<'_>, projections: &Projections<'_>) -> Vec<La
 }
 
 fn of_one_format_launches(site: &Site<'_>, projections: &Projections<'_>) -> Vec<Launch> {
-    let weights = site.loaded.weights;
-    let features: Vec<_> = projections.list.iter().map(|one| weights.get(one.linear.weight).rows).collect();
-    let glu = projections.list.iter().any(|projection| projection.up.is_some());
-    let (format, rows, k) = (projections.format(site), site.num_rows(projections.rows), projections.x.width);
-    let shape = ProjectionsShape { format, rows, k, glu, features: &features };
-    let site = &Site { target: tuned_for(&site.target, shape), ..*site };
+    let features = projections.features(site);
+    let site = &Site { target: tuned_for(&site.target, projections.shape(site, &features)), ..*site };
     let on_matrices = on_matrices(&site.target).iter().find_map(|kernel| match kernel {
         Kernel::Gemm => gemm::launches(site, projections),
         Kernel::GemmMma => gemm_mma::launches(site, projections),
