@@ -88,7 +88,7 @@ impl PullProgress {
             Some(before) => {
                 self.received.set(self.received.get() + bytes.saturating_sub(before));
                 if let Shown::Bar(bar) = &self.shown {
-                    // What was lost has to come once more.
+                    // The server sends the lost bytes again.
                     bar.inc_length(before.saturating_sub(bytes));
                     bar.set_position(self.received.get());
                 }
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(seen(), ("1/2 a.gguf".into(), 30, Some(150)));
         progress.verifying();
         assert_eq!(seen().0, "1/2 a.gguf (verifying)");
-        // A server that begins anew sends again what was here.
+        // A server that starts from the beginning sends these bytes again.
         progress.position(0);
         progress.position(20);
         assert_eq!(seen(), ("1/2 a.gguf (verifying)".into(), 50, Some(230)));
