@@ -86,7 +86,7 @@ impl Tuning {
         self.state().watched = Some(BTreeMap::new());
     }
 
-    /// What was chosen among since [`Tuning::watch`], by key; records no more.
+    /// Returns what was recorded since [`Tuning::watch`], by key, and stops recording.
     pub fn watched(&self) -> Vec<Tunable> {
         self.state().watched.take().unwrap_or_default().into_values().collect()
     }

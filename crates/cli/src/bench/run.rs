@@ -88,7 +88,18 @@ impl<'a> Source<'a> {
     /// Loads the model for as many sequences of as many tokens as `tests` have, and prompts in steps of up to `batch_tokens`.
     pub(super) fn load(&self, settings: &ModelSettings, tests: &[Test], batch_tokens: usize) -> Result<Loaded> {
         let begun = Instant::now();
-        let Parts { plan, backend, weights } = self.open(settings)?;
+        self.load_parts(self.open(settings)?, begun, settings, tests, batch_tokens)
+    }
+
+    /// The same of parts that were opened already, from `begun` on.
+    pub(super) fn load_parts(
+        &self,
+        Parts { plan, backend, weights }: Parts,
+        begun: Instant,
+        settings: &ModelSettings,
+        tests: &[Test],
+        batch_tokens: usize,
+    ) -> Result<Loaded> {
         let model = self.name().to_owned();
         for test in tests {
             if test.kv_len() > plan.context_len {

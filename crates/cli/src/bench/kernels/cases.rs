@@ -370,7 +370,13 @@ impl Case {
     }
 
     /// Writes the op, in the textbook ops that its fused form is made of; `timed` cuts what must come with it short.
-    fn forward(&self, g: &mut Graph, w: &Weights<'_>, inputs: &[Value], timed: bool) -> Result<Vec<Value>, BuildError> {
+    pub(in crate::bench) fn forward(
+        &self,
+        g: &mut Graph,
+        w: &Weights<'_>,
+        inputs: &[Value],
+        timed: bool,
+    ) -> Result<Vec<Value>, BuildError> {
         let linear = |name: &str, p: &Projection| w.linear(name, p.out_features, p.in_features, p.bias);
         Ok(match self {
             Self::Embed { width } => {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use backend::{Backend, Executable, Tunable, Tuning};
 use plan::error_analysis::{Bounded, ErrorAnalysis};
-use plan::{AnyShape, BuildError, Graph, Heads, KvFormat, KvLayout, Norm, Op, Plan, StepInput, WeightId};
+use plan::{AnyShape, BuildError, Graph, KvFormat, KvLayout, Op, Plan, StepInput, WeightId};
 use tensor::Tensor;
 
 use super::super::kernels::cases::{Case, is_of_op};
@@ -84,13 +84,13 @@ impl Checks {
             // Embeddings are looked up in one way.
             let case = Case::of(plan, op).filter(|case| case.is_bound_by_memory() && case.op() != "embed");
             let formats: Vec<_> = op.weights().into_iter().map(|id| weights[id.index()].format()).collect();
-            let name = format!("{:?} {:?} {formats:?}", heads.as_ref().map(|heads| heads.heads), case);
+            let name = format!("{:?} {case:?} {formats:?}", heads.as_ref().map(|heads| &heads.attention));
             if seen.contains(&name) {
                 continue;
             }
             seen.push(name);
             if let Some(heads) = heads {
-                checks.push(heads.check(plan, weights)?);
+                checks.push(heads.check(weights)?);
             }
             if let Some(case) = case {
                 checks.push(Check::of_case(&case, op, weights)?);
@@ -240,68 +240,50 @@ fn sequences(
 
 /// Projections, rotation and attention of a layer, which a device may compute in fewer kernels than there are ops.
 struct HeadsOf<'a> {
-    heads: Heads,
-    ops: [&'a Op; 3],
+    projections: Case,
+    /// Rotation, and the attention of the model behind it.
+    attention: Case,
+    /// The model's projections and its rotation.
+    ops: [&'a Op; 2],
 }
 
 impl<'a> HeadsOf<'a> {
     /// Those that begin at `index` of the ops.
     fn at(plan: &'a Plan, index: usize) -> Option<Self> {
         let [first, second, third] = plan.ops.get(index..index + 3)? else { return None };
-        let (Op::NormLinear { projections, .. }, Op::RopeKvWrite { .. }, Op::Attention { attention, .. }) =
-            (first, second, third)
-        else {
-            return None;
-        };
-        let layer = plan.kv_layers[attention.layer].heads()?;
-        let heads = Heads {
-            heads: attention.heads,
-            kv_heads: layer.kv_heads,
-            head_dim: layer.head_dim,
-            scale: attention.scale,
-            window: attention.window,
-            sinks: None,
-        };
-        (projections.len() == 3 && attention.sinks.is_none()).then_some(Self { heads, ops: [first, second, third] })
+        let projections = Case::of(plan, first)?;
+        let Case::RopeKvWrite { rope, q_norm, k_norm, .. } = Case::of(plan, second)? else { return None };
+        let Op::Attention { attention, .. } = third else { return None };
+        let Case::Attention(heads) = Case::of(plan, third)? else { return None };
+        let are_three = matches!(&projections, Case::NormLinear { projections, .. } if projections.len() == 3);
+        let attention_case = Case::RopeKvWrite { heads, rope, q_norm, k_norm };
+        (are_three && attention.sinks.is_none()).then_some(Self {
+            projections,
+            attention: attention_case,
+            ops: [first, second],
+        })
     }
 
-    fn check(&self, plan: &Plan, weights: &[Tensor]) -> Result<Check> {
-        let [Op::NormLinear { x, norm, projections }, Op::RopeKvWrite { q_norm, k_norm, rope, .. }, _] = self.ops
+    fn check(&self, weights: &[Tensor]) -> Result<Check> {
+        let (Case::NormLinear { in_features, .. }, Case::RopeKvWrite { heads, .. }) =
+            (&self.projections, &self.attention)
         else {
             unreachable!("`at` looks for these")
         };
-        let (width, heads) = (plan.value(*x).width, self.heads);
-        let rope = &plan.ropes[*rope];
-        let eps = |norm: &Option<Norm>| norm.map(|norm| norm.eps);
+        let (width, out_width) = (*in_features, heads.heads * heads.head_dim);
         let own = Graph::build("heads", 1 << 24, &AnyShape, |g, w| {
-            let out_width = heads.heads * heads.head_dim;
-            let glue = w;
             let x = g.embed(w.get("input_x.weight", [out_width, width])?, width);
-            let w = &w.at("copy.0");
-            let h = g.rms_norm(x, w.norm("norm", width, norm.eps)?);
-            let mut made = vec![];
-            for (index, (linear, out)) in projections.iter().enumerate() {
-                let features = plan.value(*out).width;
-                let linear = w.linear(&format!("proj_{index}"), features, width, linear.bias.is_some())?;
-                made.push(g.linear(h, linear, features));
-            }
-            let [mut q, mut k, v] = made[..] else { unreachable!("`at` looks for three") };
-            if let Some(eps) = eps(q_norm) {
-                q = g.rms_norm(q, w.norm("q_norm", heads.head_dim, eps)?);
-            }
-            if let Some(eps) = eps(k_norm) {
-                k = g.rms_norm(k, w.norm("k_norm", heads.head_dim, eps)?);
-            }
-            let (q, k) = (g.rope(q, rope), g.rope(k, rope));
-            let out = g.attention(q, k, v, heads);
+            let of_op = w.at("copy.0");
+            let made = self.projections.forward(g, &of_op, &[x], false)?;
+            let made = self.attention.forward(g, &of_op, &made, false)?;
             // As in a model, the rows outlive attention; else its queries could lie where they do.
-            let (out, x) = (g.select_outputs(out), g.select_outputs(x));
-            let mixed = g.linear(x, glue.linear("output_mix", out_width, width, false)?, out_width);
+            let (out, x) = (g.select_outputs(made[0]), g.select_outputs(x));
+            let mixed = g.linear(x, w.linear("output_mix", out_width, width, false)?, out_width);
             Ok::<_, BuildError>(g.add(out, mixed))
         });
         let own = plan::fuse(own.context("projections and attention are a plan")?);
-        let of = |name: &str| own.ops.iter().find(|op| op.name() == name).map(Op::weights).context("it was fused");
-        let pairs = [(of("norm_linear")?, self.ops[0].weights()), (of("rope_kv_write")?, self.ops[1].weights())];
+        let of = |op: &&Op| own.ops.iter().find(|own| own.name() == op.name()).map(Op::weights).context("it was fused");
+        let pairs = self.ops.iter().map(|op| Ok((of(op)?, op.weights()))).collect::<Result<Vec<_>>>()?;
         let weights = of_model(&own, &pairs, weights)?;
         Ok(Check { plan: Arc::new(own), weights, shared: BLOCKS_BEHIND_HEADS, all_rows: false, loaded: None })
     }
@@ -421,7 +403,7 @@ mod tests {
             assert_eq!(*whole, Verdict::Right);
             assert!(matches!(quarter, Verdict::Wrong(times) if *times > 10.0), "{quarter:?}");
             assert!(matches!(stops, Verdict::Failed(why) if why.contains("no step is under way")), "{stops:?}");
-            assert!(live.choices().is_empty(), "what was there before is there again");
+            assert!(live.choices().is_empty(), "the table is as it was");
         }
     }
 }

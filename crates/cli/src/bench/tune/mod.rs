@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use backend::Tuning;
-use plan::KvFormat;
 
 pub(crate) use args::TuneArgs;
 
 use super::progress::progress;
-use super::run::{Loaded, Parts, Source};
+use super::run::{Loaded, Source};
 use super::shapes::Random;
 use crate::load::device::{self, gpu_backend};
 use crate::load::facts::kv_format_of;
@@ -63,10 +62,9 @@ pub(crate) fn tune(args: &TuneArgs) -> Result<()> {
             deadline: search::share_of(end, args.rows.len() - place),
             wants: &wants,
             on_try: &mut on_try,
-            found: std::mem::take(&mut found),
+            found: &mut found,
         };
         let tuned = search.tune(&test, rows).with_context(|| format!("cannot tune steps of {rows} rows"))?;
-        found = search.found;
         bar.inc(1);
         let measured_with = match test.generate {
             0 => format!("{of_model}, a prompt of {rows}"),
@@ -106,12 +104,13 @@ fn load(
     settings: &ModelSettings,
     live: &'static Tuning,
 ) -> Result<(Loaded, Checks)> {
-    let Parts { plan, backend, weights } = source.open(settings)?;
-    let kv_format: KvFormat = kv_format_of(settings.cache.format, &weights);
-    let checks = Checks::new(backend, live, &plan, &weights, kv_format)?;
+    let begun = Instant::now();
+    let parts = source.open(settings)?;
+    let kv_format = kv_format_of(settings.cache.format, &parts.weights);
+    let checks = Checks::new(device::backend(&settings.device)?, live, &parts.plan, &parts.weights, kv_format)?;
     let tests: Vec<_> = args.rows.iter().map(|&rows| search::test_of(rows, args.depth)).collect();
     let batch_tokens = args.rows.iter().copied().max().unwrap_or(1).max(args.target.batch_tokens());
-    Ok((source.load(settings, &tests, batch_tokens)?, checks))
+    Ok((source.load_parts(parts, begun, settings, &tests, batch_tokens)?, checks))
 }
 
 fn row(choice: &Choice, measured_with: &str) -> Row {
@@ -156,7 +155,7 @@ fn report(of_model: &str, table: &Table, lines: &[String], found: &Found, begun:
     out
 }
 
-/// Writes what was found to the user's table and to `--export`.
+/// Writes the winners to the user's table and to the file of `--export`.
 fn keep(args: &TuneArgs, table: Table) -> Result<()> {
     if let Some(path) = &args.export {
         table.write(path)?;

@@ -36,7 +36,7 @@ pub(super) struct Search<'a> {
     pub(super) wants: &'a dyn Fn(&str) -> bool,
     /// Hears of every way that was tried.
     pub(super) on_try: &'a mut dyn FnMut(&str),
-    pub(super) found: Found,
+    pub(super) found: &'a mut Found,
 }
 
 /// What came of it, over all steps.
@@ -52,7 +52,7 @@ pub(super) struct Found {
     pub(super) left: Vec<String>,
 }
 
-/// What was chosen for one step.
+/// The choices for the steps of one number of rows.
 #[derive(Debug)]
 pub(super) struct Tuned {
     /// Seconds of the step before and after, in turns.
@@ -75,6 +75,8 @@ impl Search<'_> {
     pub(super) fn tune(&mut self, test: &Test, rows: usize) -> Result<Tuned> {
         let mut choices: Vec<Choice> = vec![];
         let mut done: Vec<String> = vec![];
+        // Fills the cache, so that no other steps are seen below.
+        self.sample(test)?;
         // Another kernel has other ways to be launched, so what there is to choose is asked for again.
         loop {
             let seen = self.seen(test)?;
@@ -106,9 +108,8 @@ impl Search<'_> {
         Ok(Tuned { before, after: before, choices: vec![] })
     }
 
-    /// What a step of `test` chooses among, and nothing of the steps that fill the cache before it.
+    /// What a step of `test` chooses among. The cache must be filled, as the steps that fill it choose, too.
     fn seen(&mut self, test: &Test) -> Result<Vec<Tunable>> {
-        self.sample(test)?;
         self.live.watch();
         self.driver.forget_programs();
         let sampled = self.sample(test);
