@@ -48,8 +48,8 @@ fn name_of(path: &Path) -> Option<String> {
     }
     let stem = file_name.strip_suffix(".gguf").filter(|_| is_model_file(&file_name))?;
     // A model in parts has the name that stands before their numbers, and its first part leads to the others.
-    match part_of(stem) {
-        Some((whole, "00001")) => Some(whole.to_owned()),
+    match formats::gguf_name_parts(&file_name) {
+        Some((whole, 1, _)) => Some(whole.to_owned()),
         Some(_) => None,
         None => Some(stem.to_owned()),
     }
@@ -58,14 +58,6 @@ fn name_of(path: &Path) -> Option<String> {
 /// Whether a file of this name is a model: a projector of images is a part of one.
 fn is_model_file(name: &str) -> bool {
     name.ends_with(".gguf") && !name.starts_with("mmproj")
-}
-
-/// `m-00002-of-00003` is part 00002 of `m`.
-fn part_of(stem: &str) -> Option<(&str, &str)> {
-    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let (rest, count) = stem.rsplit_once("-of-")?;
-    let (whole, number) = rest.rsplit_once('-')?;
-    (is_number(count) && is_number(number)).then_some((whole, number))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::{Completeness, FormatError};
 pub struct Parts(Vec<(String, Gguf)>);
 
 /// The name of a part: `m-00002-of-00003.gguf` is (`m`, 2, 3).
-pub(crate) fn name_parts(file: &str) -> Option<(&str, u64, u64)> {
+pub fn name_parts(file: &str) -> Option<(&str, u64, u64)> {
     let (rest, count) = file.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
     let digits = |text: &str| text.parse().ok().filter(|_| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit()));

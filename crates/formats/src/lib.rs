@@ -29,7 +29,7 @@ pub use checkpoint::{Checkpoint, OpenFile, TensorInfo, TokenizerFiles, Tokenizer
 pub use config::{ChatTemplates, ModelConfig};
 pub use embedding::EmbeddingConfig;
 pub use error::FormatError;
-pub use gguf_parts::Parts as GgufParts;
+pub use gguf_parts::{Parts as GgufParts, name_parts as gguf_name_parts};
 pub use imatrix::{Imatrix, Importance};
 pub use quantized::{PackedLayout, PackedPart, PackedRows, PackedTensor};
 pub use safetensors::SafetensorsWriter;
