@@ -90,13 +90,27 @@ pub(crate) struct LinearWeights<'a> {
 
 /// x · weightᵀ + bias: (rows, in_features) to (rows, out_features).
 pub(super) fn linear(x: &[f64], linear: &LinearWeights<'_>) -> Vec<f64> {
-    let dot = |x: &[f64], w: &[f32]| x.iter().zip(w).map(|(x, &w)| x * f64::from(w)).sum::<f64>();
     x.chunks_exact(linear.in_features)
         .flat_map(|x| {
             let rows = linear.weight.chunks_exact(linear.in_features).enumerate();
-            rows.map(move |(out, w)| dot(x, w) + linear.bias.as_ref().map_or(0.0, |bias| f64::from(bias[out])))
+            rows.map(move |(out, w)| dot(x, w, |w| w) + linear.bias.as_ref().map_or(0.0, |bias| f64::from(bias[out])))
         })
         .collect()
+}
+
+/// Σ x · of(w), in eight sums: in a single sum each addition waits for the one before, and half of the time of the tests
+/// was spent waiting here.
+fn dot(x: &[f64], w: &[f32], of: impl Fn(f32) -> f32) -> f64 {
+    let (x_eights, x_rest) = x.as_chunks::<8>();
+    let (w_eights, w_rest) = w.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for (x, w) in x_eights.iter().zip(w_eights) {
+        for ((sum, x), &w) in sums.iter_mut().zip(x).zip(w) {
+            *sum += x * f64::from(of(w));
+        }
+    }
+    let rest: f64 = x_rest.iter().zip(w_rest).map(|(x, &w)| x * f64::from(of(w))).sum();
+    sums.iter().sum::<f64>() + rest
 }
 
 /// `rounding` is what activations are rounded to before they meet the weight.
@@ -106,14 +120,10 @@ pub(super) fn linear_bound(x: &Bounded, weights: &LinearWeights<'_>, rounding: A
     let mut error = Vec::with_capacity(value.len());
     for (x, e) in x.value.chunks_exact(in_features).zip(x.error.chunks_exact(in_features)) {
         let rounded: Vec<f64> = rounding_error(rounding, x, e).iter().zip(e).map(|(r, e)| r + e).collect();
+        let largest: Vec<f64> = x.iter().zip(&rounded).map(|(x, e)| x.abs() + e).collect();
         for (out, row) in weight.chunks_exact(in_features).enumerate() {
-            let mut magnitude = bias.as_ref().map_or(0.0, |bias| f64::from(bias[out]).abs());
-            let mut moved = 0.0;
-            for ((x, e), &w) in x.iter().zip(&rounded).zip(row) {
-                let w = f64::from(w).abs();
-                magnitude += w * (x.abs() + e);
-                moved += w * e;
-            }
+            let magnitude = dot(&largest, row, f32::abs) + bias.as_ref().map_or(0.0, |bias| f64::from(bias[out]).abs());
+            let moved = dot(&rounded, row, f32::abs);
             // k · ε · Σ|w·x|, the sum with its bias, and what x itself was off by.
             error.push(moved + gamma(in_features + 2) * magnitude);
         }
