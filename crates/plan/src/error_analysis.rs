@@ -3,7 +3,6 @@
 //! No kernel of the right meaning exceeds the bound, in whatever order it adds, and one that drops or doubles a term
 //! does. How errors pass through an op stands in the op's file in `ops`.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use tensor::{ActivationRounding, Tensor, WeightFormat};
@@ -138,7 +137,7 @@ impl ErrorAnalysis {
     /// Runs one op, textbook or fused, on `values`, one for each of the plan's: reads its operands there, and puts
     /// there what it defines.
     pub fn run_op(&mut self, op: &Op, input: &StepInput, rows: &[RowPlace], values: &mut Vec<Bounded>) {
-        let weight = |weight: WeightId| Cow::Owned(self.weights[weight.index()].to_f32());
+        let weight = |weight: WeightId| self.weights[weight.index()].as_f32();
         let errors = Errors {
             cache: &mut self.cache,
             cache_error: &mut self.cache_error,

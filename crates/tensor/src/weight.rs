@@ -1,5 +1,7 @@
 //! A tensor: a format, a shape, and the bytes that hold it.
 
+use std::borrow::Cow;
+
 use bytemuck::Pod;
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -195,6 +197,14 @@ impl Tensor {
         }
     }
 
+    /// As [`Tensor::to_f32`], but the weights themselves where they are F32.
+    pub fn as_f32(&self) -> Cow<'_, [f32]> {
+        match self.format {
+            WeightFormat::F32 => Cow::Borrowed(bytemuck::cast_slice(&self.data)),
+            _ => Cow::Owned(self.to_f32()),
+        }
+    }
+
     /// All weights as f32, row-major.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.num_rows() * self.row_len()];
@@ -260,6 +270,7 @@ mod tests {
                 // Half of the gap between the largest numbers, 4 and 6, and a scale that is off by a 16th.
                 WeightFormat::NVFP4 => 32.0 / 6.0 * 1.07,
             };
+            assert_eq!(*tensor.as_f32(), tensor.to_f32(), "{format}");
             for (found, expected) in tensor.to_f32().iter().zip(&values) {
                 assert!((found - expected).abs() <= bound, "{format}: {found} for {expected}");
             }
