@@ -216,7 +216,7 @@ impl Backend for CpuBackend {
         let layout_error = || out_of_memory("a KV cache", u64::MAX);
         let (layers, len) = kv_cache::place_layers(&plan.kv_layers, kv).ok_or_else(layout_error)?;
         let bytes = (len as u64).saturating_mul(kv.format.bytes() as u64);
-        if memory::available_bytes().is_some_and(|available| bytes > available) {
+        if !memory::has_room(bytes) {
             return Err(out_of_memory("a KV cache", bytes));
         }
         let cache = KvCache::zeroed(kv.format, len).ok_or_else(|| out_of_memory("a KV cache", bytes))?;
@@ -405,7 +405,7 @@ impl CpuExecutable {
             // The old memory goes first: nothing in it outlives a step, and two would not fit where one does.
             self.memory = Memory::default();
             let bytes = (sizes.arena as u64).saturating_mul(size_of::<f32>() as u64);
-            if memory::available_bytes().is_some_and(|available| bytes > available) {
+            if !memory::has_room(bytes) {
                 self.programs.clear();
                 return Err(out_of_memory("activations", bytes));
             }

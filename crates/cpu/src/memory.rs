@@ -23,6 +23,13 @@ pub fn available_bytes() -> Option<u64> {
     Some(group_memory(Path::new("/")).map_or(machine, |group| machine.min(group.available)))
 }
 
+/// Whether [`available_bytes`] are as many, or unknown. A few are always there: the question costs a millisecond, because it
+/// reads a dozen files of the system, and a small model is loaded in less.
+pub(crate) fn has_room(bytes: u64) -> bool {
+    const FEW: u64 = 4 << 20;
+    bytes <= FEW || available_bytes().is_none_or(|available| bytes <= available)
+}
+
 /// Brings rows into the cache in the order of memory, before they are read side by side: as fast as one stream is read. On
 /// Zen 4 sixteen rows of 952 bytes take less than half of the time so (10 and 22 GB/s).
 pub(crate) fn read_in_order<T: Pod>(rows: &[Option<&[T]>]) {

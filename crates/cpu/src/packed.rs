@@ -215,8 +215,8 @@ impl Repacking {
             .filter(|&index| is_packed(&weights[index]) && seen.insert(index))
             .collect();
         let bytes: u64 = this.waiting.iter().map(|&index| bytes_of(&weights[index]) as u64).sum();
-        // Activations and other programs need some of what is left.
-        if memory::available_bytes().is_some_and(|available| bytes > available / 10 * 9) {
+        // Activations and other programs need a tenth of what is left.
+        if !memory::has_room(bytes.saturating_add(bytes / 9)) {
             this.waiting.clear();
         }
         this

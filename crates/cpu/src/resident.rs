@@ -26,7 +26,7 @@ pub(crate) fn list(executable: &CpuExecutable) -> Vec<ResidentWeight> {
         .filter(|&index| is_read_as_file(index))
         .map(|index| weights[index].bytes().len() as u64)
         .sum();
-    let fits = memory::available_bytes().is_none_or(|available| as_file <= available);
+    let fits = memory::has_room(as_file);
     (0..weights.len())
         .flat_map(|index| {
             let layouts = [
