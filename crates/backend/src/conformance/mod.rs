@@ -170,10 +170,23 @@ pub fn run(backends: &[&(dyn Backend + Sync)], sample: Sample) {
 
 /// Runs one part, on all processors; panics as [`run`].
 pub fn run_part(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample) {
+    let (num_cases, faults) = faults(backends, part, sample, usize::MAX);
+    let count = faults.len();
+    assert!(faults.is_empty(), "{part}, {sample}: {count} faults in {num_cases} cases:\n{}", faults.join("\n"));
+}
+
+/// Whether a part finds a fault; it ends with the first.
+pub fn finds_fault(backends: &[&(dyn Backend + Sync)], part: Part) -> bool {
+    !faults(backends, part, Sample::ALL, 1).1.is_empty()
+}
+
+/// Runs cases of one part on all processors, until `enough` faults are found: how many cases there are, and the faults.
+fn faults(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample, enough: usize) -> (usize, Vec<String>) {
     let claims = backends[0].claims();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     // Each thread has the list, and takes the next case of it.
     let next = AtomicUsize::new(0);
+    let found = AtomicUsize::new(0);
     let run_cases = || {
         let mut cases = cases(&claims, false);
         cases.retain(|case| case.part == part);
@@ -183,7 +196,9 @@ pub fn run_part(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample) 
         }
         let backends: Vec<&dyn Backend> = backends.iter().map(|&backend| backend as &dyn Backend).collect();
         let mut faults = Vec::new();
-        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while found.load(Ordering::Relaxed) < enough
+            && let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed))
+        {
             for (backend, outcomes) in backends.iter().zip(case.run(&backends)) {
                 let device = &backend.device().description;
                 for Outcome { ops, fault, .. } in outcomes {
@@ -191,6 +206,7 @@ pub fn run_part(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample) 
                     faults.extend(fault.map(of));
                 }
             }
+            found.fetch_max(faults.len(), Ordering::Relaxed);
         }
         (cases.len(), faults)
     };
@@ -200,9 +216,7 @@ pub fn run_part(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample) 
     });
     let num_cases = done[0].0;
     assert_ne!(num_cases, 0, "{part}: the claims leave nothing to run");
-    let faults: Vec<String> = done.into_iter().flat_map(|(_, faults)| faults).collect();
-    let count = faults.len();
-    assert!(faults.is_empty(), "{part}, {sample}: {count} faults in {num_cases} cases:\n{}", faults.join("\n"));
+    (num_cases, done.into_iter().flat_map(|(_, faults)| faults).collect())
 }
 
 /// A part with no more cases than this runs all of them, whatever the sample.
