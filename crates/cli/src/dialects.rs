@@ -73,7 +73,9 @@ const IMAGES: &str = "models read text alone here";
 const DRAFTS: &str = "no second model drafts tokens here";
 const DIALECTS: &str = "the model's chat template shows how it writes calls and thoughts";
 const GRAMMARS: &str = "`hotmetal serve` takes a grammar or a schema with each request";
-const TEMPLATE_FIELDS: &str = "a request's `chat_template_kwargs` says it";
+const THINK: &str =
+    "--think says whether the model is to think; other variables of its chat template keep their values";
+const THOUGHTS: &str = "thoughts have no limit of their own; --reasoning off asks for none";
 const SERVER_TLS: &str = "the server speaks plain HTTP: put a proxy in front of it (packaging/nginx.conf)";
 const ROUTES: &str = "the server has all routes that the model can answer";
 const SAMPLER: &str = "this sampler is not computed here";
@@ -176,7 +178,16 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
         NoEffect(Values::One, PREFIXES),
     ),
     (
-        &["--prompt-cache-all", "--prompt-cache-ro", "--swa-full", "-kvu", "--kv-unified", "--no-kv-unified"],
+        &[
+            "--prompt-cache-all",
+            "--prompt-cache-ro",
+            "--swa-full",
+            "-kvu",
+            "--kv-unified",
+            "--no-kv-unified",
+            "--cache-idle-slots",
+            "--no-cache-idle-slots",
+        ],
         Both,
         NoEffect(Values::None, PREFIXES),
     ),
@@ -226,9 +237,9 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     (&["--samplers", "--sampler-seq", "--sampling-seq"], Both, Refused(SAMPLER_ORDER)),
     (&["--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"], Both, Refused(GRAMMARS)),
     // Conversations and tools.
-    (&["--jinja"], Both, NoEffect(Values::None, "chat templates are always rendered as Jinja")),
-    (&["--no-jinja"], Both, Refused("chat templates are always rendered as Jinja")),
-    (&["--chat-template-kwargs", "--default-chat-template-kwargs"], Both, Refused(TEMPLATE_FIELDS)),
+    (&["--jinja", "--no-jinja"], Both, NoEffect(Values::None, "chat templates are always rendered as Jinja")),
+    (&["--chat-template-kwargs", "--default-chat-template-kwargs"], Run, Refused(THINK)),
+    (&["-rea", "--reasoning"], Serve, ByValue(reasoning)),
     (&["--chat-template-content-format"], Both, NoEffect(Values::One, "the chat template says what it reads")),
     (
         &["--reasoning-format"],
@@ -236,7 +247,7 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
         NoEffectIf(&["auto", "deepseek", "deepseek-legacy"], "thoughts are always apart from the answer"),
     ),
     (&["--reasoning-budget"], Run, ByValue(reasoning_budget)),
-    (&["--reasoning-budget"], Serve, NoEffectIf(&["-1"], TEMPLATE_FIELDS)),
+    (&["--reasoning-budget"], Serve, ByValue(reasoning_budget_of_requests)),
     (&["--enable-auto-tool-choice", "--enable-reasoning"], Serve, NoEffect(Values::None, DIALECTS)),
     (&["--tool-call-parser", "--reasoning-parser", "--tool-parser-plugin"], Serve, NoEffect(Values::One, DIALECTS)),
     (
@@ -254,12 +265,7 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     (&["--task", "--runner", "--convert"], Serve, NoEffect(Values::One, ROUTES)),
     (&["--reranking", "--rerank"], Serve, Refused("no route ranks documents here")),
     (&["--pooling"], Serve, Refused("the model's files say how its embeddings are pooled")),
-    (&["--webui"], Serve, NoEffect(Values::None, "the page is always at `/`")),
-    (
-        &["--no-webui"],
-        Serve,
-        NoEffect(Values::None, "the page at `/` holds nothing, and its requests need the key too"),
-    ),
+    (&["--webui", "--ui"], Serve, NoEffect(Values::None, "the page is at `/` unless --no-webui is given")),
     (
         &["--path", "--api-prefix", "--root-path", "--uds"],
         Serve,
@@ -271,6 +277,8 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     (&["--models-preset"], Serve, Refused("flags hold for all models of --models-dir")),
     (&["--slot-save-path"], Serve, Refused("the cache is in memory alone")),
     (&["--allowed-origins"], Serve, ByValue(origins)),
+    (&["--cors-origins"], Serve, ByValue(origins_with_commas)),
+    (&["--tags"], Serve, NoEffect(Values::One, "clients choose a model by its name")),
     (&["--generation-config"], Serve, NoEffectIf(&["auto"], "flags such as --temp change what the model's file says")),
     (&["--max-logprobs"], Serve, NoEffect(Values::One, "a request says how many it wants")),
     (&["--disable-frontend-multiprocessing"], Serve, NoEffect(Values::None, "the server is one process")),
@@ -323,8 +331,7 @@ fn own_unless_zero(value: &str) -> Choice {
 }
 
 fn limit_of_requests(value: &str) -> Choice {
-    let because = "each request's `max_tokens` says how long its text may be";
-    if ["-1", "-2"].contains(&value) { args(&[]) } else { Choice::NoEffect(because) }
+    if ["-1", "-2"].contains(&value) { args(&[]) } else { Choice::AsItIs }
 }
 
 fn seed_of_requests(value: &str) -> Choice {
@@ -350,6 +357,29 @@ fn reasoning_budget(value: &str) -> Choice {
         "0" => args(&["--think", "false"]),
         _ => Choice::Refused("thoughts have no limit of their own; --think false asks for none"),
     }
+}
+
+fn reasoning_budget_of_requests(value: &str) -> Choice {
+    match value {
+        "-1" => args(&[]),
+        "0" => reasoning("off"),
+        _ => Choice::Refused(THOUGHTS),
+    }
+}
+
+/// Whether requests that do not say it want thoughts.
+fn reasoning(value: &str) -> Choice {
+    match value {
+        "auto" => args(&[]),
+        "on" => args(&["--chat-template-kwargs", r#"{"enable_thinking":true}"#]),
+        "off" => args(&["--chat-template-kwargs", r#"{"enable_thinking":false}"#]),
+        _ => Choice::Refused("expected on, off or auto"),
+    }
+}
+
+/// Origins with commas between them, as llama.cpp takes them.
+fn origins_with_commas(value: &str) -> Choice {
+    Choice::Args(value.split(',').flat_map(|origin| ["--cors-origin".to_owned(), origin.trim().to_owned()]).collect())
 }
 
 /// A list in JSON, as vLLM takes it.
@@ -541,12 +571,23 @@ mod tests {
             ("hotmetal run -cnv -- -ngl", "hotmetal run --interactive -- -ngl", 0),
             ("hotmetal run -no-cnv -n -1 -c 0 -s -1 -t -1 hi", "hotmetal run --raw hi", 0),
             ("hotmetal run -n 8 -c 64 -s 7 -t 2 hi", "hotmetal run -n 8 -c 64 -s 7 -t 2 hi", 0),
-            ("hotmetal serve -n 128 -c 4096", "hotmetal serve -c 4096", 1),
+            ("hotmetal serve -n 128 -c 4096", "hotmetal serve -n 128 -c 4096", 0),
             ("hotmetal run -r User: -sys Brief", "hotmetal run --stop User: --system Brief", 0),
             ("hotmetal serve --max-model-len 32k", "hotmetal serve --ctx-size 32000", 0),
             ("hotmetal serve --max_model_len=4K", "hotmetal serve --ctx-size 4096", 0),
             ("hotmetal serve --max-model-len 2048", "hotmetal serve --max-model-len 2048", 0),
             ("hotmetal serve --allowed-origins [\"*\"]", "hotmetal serve --cors-origin *", 0),
+            ("hotmetal serve --cors-origins a,b", "hotmetal serve --cors-origin a --cors-origin b", 0),
+            (
+                "hotmetal serve --reasoning off --no-jinja",
+                "hotmetal serve --chat-template-kwargs {\"enable_thinking\":false}",
+                1,
+            ),
+            (
+                "hotmetal serve --reasoning-budget 0",
+                "hotmetal serve --chat-template-kwargs {\"enable_thinking\":false}",
+                0,
+            ),
             ("hotmetal serve --tool-call-parser hermes --enable-auto-tool-choice m", "hotmetal serve m", 2),
             (
                 "hotmetal serve --no-mmap --cors-origin=https://a.b?c=d",
@@ -575,6 +616,9 @@ mod tests {
             ("hotmetal run -j {} hi", "`-j`", GRAMMARS),
             ("hotmetal run -hff a.gguf hi", "`-hff`", "-hf"),
             ("hotmetal serve --allowed-origins *", "`--allowed-origins *`", "--cors-origin"),
+            ("hotmetal serve --reasoning maybe", "`--reasoning maybe`", "on, off or auto"),
+            ("hotmetal serve --reasoning-budget 100", "`--reasoning-budget 100`", THOUGHTS),
+            ("hotmetal run --chat-template-kwargs {} hi", "`--chat-template-kwargs`", THINK),
             ("hotmetal serve -mg 1", "`-mg 1`", "cuda:N"),
         ] {
             let error = translated(theirs.split(' ').map(OsString::from)).unwrap_err();

@@ -116,6 +116,10 @@ struct AccessArgs {
     /// (`*`: of any origin)
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<Origin>,
+
+    /// Have no page at `/`
+    #[arg(long, alias = "no-ui")]
+    no_webui: bool,
 }
 
 /// How much at a time, and how long.
@@ -187,6 +191,15 @@ struct LimitArgs {
     #[arg(long)]
     strict_fields: bool,
 
+    /// Tokens of a text at most, and of one whose request sets no limit [default: what the context holds]
+    #[arg(long, short = 'n', aliases = ["n-predict", "predict"], value_name = "N", allow_negative_numbers = true)]
+    max_tokens: Option<usize>,
+
+    /// Variables of the chat template, as an object in JSON, where a request's `chat_template_kwargs` does not set them:
+    /// {"enable_thinking": false}
+    #[arg(long, alias = "default-chat-template-kwargs", value_name = "JSON", value_parser = Options::read_template_defaults)]
+    chat_template_kwargs: Option<serde_json::Map<String, serde_json::Value>>,
+
     /// Refuse tools where the model's chat template shows none, which are else described in the system message
     #[arg(long)]
     no_generic_tools: bool,
@@ -221,9 +234,6 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     let mut args = args.clone();
     args.models.append(&mut args.model);
     let args = &args;
-    if args.sampling.seed.is_some() {
-        bail!("--seed would give all requests the same random choices: each says its own");
-    }
     let options = options(args)?;
     let names = names_of(args)?;
     let offered = offered(args, &names)?;
@@ -443,6 +453,10 @@ fn options(args: &ServeArgs) -> Result<Options> {
         connections_max: limits.max_connections as usize,
         strict_fields: limits.strict_fields,
         generic_tools: !limits.no_generic_tools,
+        template_defaults: limits.chat_template_kwargs.clone().unwrap_or_default(),
+        seed: args.sampling.seed,
+        max_tokens: limits.max_tokens,
+        has_page: !access.no_webui,
         special_in_messages: ParseSpecial::where_asked(limits.parse_special_in_messages),
         ..Options::default()
     })

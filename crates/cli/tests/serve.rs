@@ -358,7 +358,6 @@ fn a_server_that_would_be_open_or_cannot_work_is_not_started() {
         let error = refused(&["--host", host, "--port", "0"]);
         assert!(error.contains("--api-key-file") && error.contains("--no-auth"), "{error}");
     }
-    assert!(refused(&["--seed", "1"]).contains("--seed"));
     assert!(refused(&["--api-key-file", "/nonexistent"]).contains("cannot read the keys"));
     // Files without end, wherever a file is named.
     #[cfg(unix)]

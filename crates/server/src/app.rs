@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use engine::{Engine, SamplingParams};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokenizer::chat_template::ChatTemplate;
 use tokenizer::{FimMarkers, ParseSpecial, Tokenizer};
 use tokio::sync::{oneshot, watch};
@@ -119,6 +119,12 @@ pub(crate) struct Serving {
     pub(crate) fim: Option<FimMarkers>,
     /// Whether tools are described in words where the template shows none.
     generic_tools: bool,
+    /// Variables of chat templates, where a request does not set them.
+    pub(crate) template_defaults: Map<String, Value>,
+    /// The seed of requests that give none.
+    pub(crate) seed: Option<u64>,
+    /// Tokens of a text at most.
+    pub(crate) max_tokens: Option<usize>,
     /// Whether special tokens count in messages.
     pub(crate) special_in_messages: ParseSpecial,
     pub(crate) load_time: Duration,
@@ -183,6 +189,9 @@ impl Serving {
             profile,
             fim,
             generic_tools: options.generic_tools,
+            template_defaults: options.template_defaults.clone(),
+            seed: options.seed,
+            max_tokens: options.max_tokens,
             special_in_messages: options.special_in_messages,
             load_time,
             weight_bytes: slot.loading.weight_bytes(),
@@ -195,6 +204,11 @@ impl Serving {
     pub(crate) fn template(&self, with_tools: bool) -> Option<&ChatTemplate> {
         let own = self.tool_use.as_ref().filter(|_| with_tools).map(|(template, _)| template);
         own.or(self.chat_template.as_ref())
+    }
+
+    /// Tokens of a text at most, of which its request wants so many at most.
+    pub(crate) fn most_tokens(&self, wanted: Option<usize>) -> Option<usize> {
+        [wanted, self.max_tokens].into_iter().flatten().min()
     }
 
     /// How the model writes in a conversation, with tools or without.

@@ -23,6 +23,7 @@ use crate::grammar::{Asked, AskedKind};
 use crate::ids::random_id;
 use crate::llama_cpp::build_info;
 use crate::logprobs::Scored;
+use crate::options::FIXED_VARIABLES;
 use crate::prompts::TooLong;
 use crate::reply::ReplyReader;
 use crate::sampling::{self, Settings};
@@ -63,9 +64,6 @@ pub(crate) const FIELDS: &[Field] = &[
 const KNOWN: &[&[Field]] =
     &[sampling::COMMON, sampling::FIELDS, grammar::FIELDS, token_rules::FIELDS, tools::FIELDS, PROMPT_FIELDS, FIELDS];
 
-/// Variables of a template that a conversation gives it anyway.
-const FIXED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
-
 fn is_empty(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty)
 }
@@ -93,7 +91,7 @@ impl Conversation {
         let is_prefix = take_prefix(&mut messages)?;
         let messages = messages::check(messages, can, profile, shows_calls)?;
         let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
-        if let Some(name) = extra.keys().find(|name| FIXED.contains(&name.as_str())) {
+        if let Some(name) = extra.keys().find(|name| FIXED_VARIABLES.contains(&name.as_str())) {
             let message = format!("`{name}` is what the request's other fields say");
             return Err(ApiError::unsupported(format!("chat_template_kwargs.{name}"), message));
         }
@@ -104,6 +102,11 @@ impl Conversation {
             }
             reads
         });
+        for (name, value) in &serving.template_defaults {
+            if template.reads(name) && !extra.contains_key(name) {
+                extra.insert(name.clone(), value.clone());
+            }
+        }
         if let Some(effort) = fields.string("reasoning_effort")? {
             if profile.takes_effort {
                 extra.insert("reasoning_effort".to_owned(), effort.into());

@@ -83,7 +83,7 @@ fn prepare(mut body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, V
     settings.compile(serving)?;
     settings.end_at(markers);
     form.ask(&mut settings, serving)?;
-    let described = described(&settings, max_tokens);
+    let described = described(&settings, serving.most_tokens(max_tokens));
     let filling = NativeText::new(serving, &Arc::new(form), prompt.clone(), truncated, described);
     let plan = Plan {
         settings,

@@ -3,9 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokenizer::ParseSpecial;
+
+/// Variables of a chat template that a conversation gives it anyway.
+pub(crate) const FIXED_VARIABLES: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 
 /// Fewest bytes of a key: 128 bits, written in base64 or the like.
 const KEY_BYTES_MIN: usize = 16;
@@ -45,6 +49,15 @@ pub struct Options {
     pub strict_fields: bool,
     /// Describe tools in the system message where the model's chat template shows none; else they are refused there.
     pub generic_tools: bool,
+    /// Variables of chat templates where a request's `chat_template_kwargs` does not set them; a template that does not read
+    /// one is not given it.
+    pub template_defaults: Map<String, Value>,
+    /// The seed of requests that give none; `None` draws one for each.
+    pub seed: Option<u64>,
+    /// Tokens of a text at most, and of one whose request sets no limit; `None` leaves it to requests and the context.
+    pub max_tokens: Option<usize>,
+    /// Whether there is a page at `/`.
+    pub has_page: bool,
     /// Whether special tokens are read in messages of a conversation. If they are, a user can end a message and add others
     /// in any role.
     pub special_in_messages: ParseSpecial,
@@ -69,6 +82,10 @@ impl Default for Options {
             drain_time_max: Duration::from_secs(30),
             strict_fields: false,
             generic_tools: true,
+            template_defaults: Map::new(),
+            seed: None,
+            max_tokens: None,
+            has_page: true,
             special_in_messages: ParseSpecial::No,
         }
     }
@@ -100,12 +117,32 @@ pub enum OptionsError {
         /// What was given.
         found: String,
     },
+    /// What sets no variables of a chat template.
+    #[error("`{found}` sets no variables of a chat template: {reason}")]
+    BadTemplateDefaults {
+        /// What was given.
+        found: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A key that cannot stand in a header.
     #[error("an API key may hold only visible ASCII characters, because it has to stand in a header")]
     UnusableKey,
 }
 
 impl Options {
+    /// [`Options::template_defaults`] of a JSON object such as `{"enable_thinking": false}`.
+    pub fn read_template_defaults(text: &str) -> Result<Map<String, Value>, OptionsError> {
+        let bad = |reason: String| OptionsError::BadTemplateDefaults { found: text.to_owned(), reason };
+        let defaults: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
+            bad(format!("expected an object in JSON such as {{\"enable_thinking\": false}} ({error})"))
+        })?;
+        match defaults.keys().find(|name| FIXED_VARIABLES.contains(&name.as_str())) {
+            Some(name) => Err(bad(format!("a request says what `{name}` is"))),
+            None => Ok(defaults),
+        }
+    }
+
     /// Whether a server with these options may listen on `address`.
     pub fn check_address(&self, address: SocketAddr, no_auth: bool) -> Result<(), OptionsError> {
         // An IPv4 address in IPv6's clothes is that address.

@@ -2,11 +2,14 @@
 //! nothing else for them.
 
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::Response;
 use sha2::{Digest, Sha256};
 
-use crate::ollama;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::{info, ollama};
 
 /// Besides what may be loaded, it forbids every way by which a script makes HTML of a text: the page makes its elements
 /// one by one, and browsers that know Trusted Types refuse the others.
@@ -58,11 +61,15 @@ pub(crate) const FILES: &[PageFile] = &[
     page_file!("vendor/LICENSES.txt", TEXT),
 ];
 
-pub(crate) async fn index(headers: HeaderMap) -> Response {
+/// The page, where the server has one.
+pub(crate) async fn index(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Result<Response, ApiError> {
     if ollama::is_running_probe(&headers) {
-        return answer(TEXT, ollama::RUNNING);
+        return Ok(answer(TEXT, ollama::RUNNING));
     }
-    answer("text/html; charset=utf-8", include_str!("page/index.html"))
+    if !app.inner.options.has_page {
+        return Err(info::not_found(uri).await);
+    }
+    Ok(answer("text/html; charset=utf-8", include_str!("page/index.html")))
 }
 
 impl PageFile {

@@ -387,7 +387,7 @@ impl App {
             }
         }
         // Parts of the page at `/`, and no interface: the document does not list them.
-        for file in page::FILES {
+        for file in page::FILES.iter().filter(|_| self.inner.options.has_page) {
             routes = routes.route(file.path, get(move |headers: HeaderMap| async move { file.response(&headers) }));
         }
         for path in REFUSED_ROUTES {

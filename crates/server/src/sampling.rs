@@ -354,6 +354,7 @@ fn sampling(fields: &mut Fields, serving: &Serving) -> Result<SamplingParams, Ap
         seed: fields
             .integer("seed", -1, i64::MAX)?
             .and_then(|seed| u64::try_from(seed).ok())
+            .or(serving.seed)
             .unwrap_or_else(random_seed),
         logprobs: None,
         order: fields.strings("samplers")?.map_or(Ok(defaults.order), |names| order(&names))?,

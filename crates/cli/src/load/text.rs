@@ -111,8 +111,20 @@ pub(crate) fn with_side_files<T>(beside: &TokenizerFiles, read: impl FnOnce(Side
     })
 }
 
+/// The form that many models without a template of their own know: `--chat-template chatml`.
+const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor \
+                      %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// Whether the value of `--chat-template` is a template, and no file with one, as llama.cpp and vLLM take it.
+fn is_template(value: &Path) -> bool {
+    let text = value.to_string_lossy();
+    text.contains("{{") || text.contains("{%")
+}
+
 fn load_chat_template(checkpoint: &Checkpoint, file: Option<&Path>) -> Result<Option<ChatTemplate>> {
     let source = match file {
+        Some(text) if is_template(text) => Some(text.to_string_lossy().into_owned()),
+        Some(name) if name == Path::new("chatml") && !name.exists() => Some(CHATML.to_owned()),
         Some(path) => Some(files::read_text(path, "the chat template", files::SETTINGS_BYTES_MAX)?),
         None => checkpoint.chat_templates.default.clone(),
     };
@@ -135,6 +147,26 @@ fn load_tool_template(checkpoint: &Checkpoint) -> Option<ChatTemplate> {
         Err(error) => {
             note(&format!("the model's template for tools (`tool_use`) cannot be used: {error}"));
             None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokenizer::chat_template::RenderInput;
+
+    use super::*;
+
+    #[test]
+    fn a_template_is_a_name_a_text_or_a_file() {
+        let messages = [json!({"role": "system", "content": "Be brief."}), json!({"role": "user", "content": "Hi"})];
+        let input = RenderInput::new(&messages, time::PrimitiveDateTime::MIN);
+        let rendered = ChatTemplate::new(CHATML).unwrap().render(&input).unwrap();
+        let turns = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n";
+        assert_eq!(rendered, format!("{turns}<|im_start|>assistant\n"));
+        for (value, is_text) in [("{{ messages[0].content }}", true), ("{% if x %}", true), ("a/file.jinja", false)] {
+            assert_eq!(is_template(Path::new(value)), is_text, "{value}");
         }
     }
 }

@@ -103,7 +103,7 @@ fn prepare(mut body: Value, serving: &Arc<Serving>, key: u64) -> Result<Prepared
     settings.check_length(max_tokens)?;
     form.ask(&mut settings, serving)?;
     settings.compile(serving)?;
-    let (form, described) = (Arc::new(form), described(&settings, max_tokens));
+    let (form, described) = (Arc::new(form), described(&settings, serving.most_tokens(max_tokens)));
     let each = prompts.iter().flat_map(|prompt| std::iter::repeat_n(prompt, settings.num_completions));
     let texts = each.map(|prompt| NativeText::new(serving, &form, prompt.clone(), false, described.clone())).collect();
     let plan = Plan {

@@ -65,9 +65,9 @@ fn asleep(app: &App, name: &str) -> Result<Value, ApiError> {
 fn parameters(serving: &Serving) -> Value {
     let mut parameters = describe(&serving.defaults);
     for (name, value) in [
-        ("seed", json!(-1)),
-        ("n_predict", json!(-1)),
-        ("max_tokens", json!(-1)),
+        ("seed", serving.seed.map_or(json!(-1), |seed| json!(seed))),
+        ("n_predict", serving.max_tokens.map_or(json!(-1), |most| json!(most))),
+        ("max_tokens", serving.max_tokens.map_or(json!(-1), |most| json!(most))),
         ("repeat_penalty", parameters["repetition_penalty"].clone()),
         ("stop", json!([])),
         ("stream", json!(false)),

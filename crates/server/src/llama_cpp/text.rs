@@ -185,7 +185,7 @@ impl NativeText {
         let generated = job.usage_of(index).generated_tokens;
         let mut event = json!({
             "index": index, "content": piece.text,
-            "tokens": if self.form.returns_tokens { &*piece.tokens } else { &[] },
+            "tokens": piece.tokens,
             "stop": false, "id_slot": 0, "tokens_predicted": generated, "tokens_evaluated": self.prompt.len(),
         });
         if self.form.shows_probabilities() {

@@ -556,6 +556,39 @@ async fn with_strict_fields_only_what_the_server_knows_is_taken() {
 }
 
 #[tokio::test]
+async fn a_server_has_a_limit_and_a_seed_for_requests() {
+    let app = loading(Options { seed: Some(7), max_tokens: Some(5), ..Options::default() });
+    serve_with(&app, config(), None, ChatTemplate::new(super::structure::HERMES).unwrap());
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": true});
+    let ask = async |change: Value| {
+        let mut body = body.clone();
+        body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        ok(&app, CHAT, &body).await
+    };
+    let of = |answer: &Value| (answer["usage"]["completion_tokens"].clone(), answer["x_hotmetal"].clone());
+    for (change, expected, used, seed) in [
+        (json!({}), 5, Value::Null, 7),
+        (json!({"max_tokens": 3}), 3, Value::Null, 7),
+        (json!({"max_tokens": 8, "seed": 2}), 5, json!(5), 2),
+        (json!({"max_tokens": -1, "seed": -1}), 5, Value::Null, 7),
+    ] {
+        let (tokens, said) = of(&ask(change.clone()).await);
+        assert_eq!(
+            (tokens, &said["max_tokens_used"], &said["seed"]),
+            (json!(expected), &used, &json!(seed)),
+            "{change}"
+        );
+    }
+    let native = json!({"prompt": "Once", "n_predict": 9, "ignore_eos": true});
+    let settings = ok(&app, "/completion", &native).await["generation_settings"].take();
+    assert_eq!((&settings["n_predict"], &settings["seed"]), (&json!(5), &json!(7)), "{settings}");
+    let props = send(&app, request(Method::GET, "/props", "")).await;
+    let props: Value = serde_json::from_slice(&bytes(props).await).unwrap();
+    let params = &props["default_generation_settings"]["params"];
+    assert_eq!((&params["n_predict"], &params["seed"]), (&json!(5), &json!(7)), "{props}");
+}
+
+#[tokio::test]
 async fn no_limit_is_taken_in_the_words_of_other_servers() {
     let app = app();
     let context = config().context_len;

@@ -52,6 +52,20 @@ async fn a_browser_that_has_a_file_gets_it_no_second_time() {
     assert!(bytes(second).await.is_empty());
 }
 
+#[tokio::test]
+async fn a_server_can_be_without_the_page() {
+    let app = loading(Options { has_page: false, ..Options::default() });
+    for path in ["/", "/page/main.js", "/page/vendor/LICENSES.txt"] {
+        assert_eq!(send(&app, request(Method::GET, path, "")).await.status(), StatusCode::NOT_FOUND, "{path}");
+    }
+    // Ollama's clients look there whether the server runs.
+    let mut probe = request(Method::GET, "/", "");
+    probe.headers_mut().insert("accept", "application/json".parse().unwrap());
+    let response = send(&app, probe).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert!(String::from_utf8(bytes(response).await.to_vec()).unwrap().contains("Ollama"));
+}
+
 #[test]
 fn every_file_of_the_folder_is_served() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/page");

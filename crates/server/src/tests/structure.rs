@@ -288,6 +288,23 @@ async fn a_variable_for_the_template_is_one_that_it_looks_at() {
     }
 }
 
+#[tokio::test]
+async fn a_server_has_defaults_for_the_variables_of_templates() {
+    let template_defaults = Options::read_template_defaults(r#"{"tone": "soft", "unread": 1}"#).unwrap();
+    let app = loading(Options { template_defaults, ..Options::default() });
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tone }}";
+    serve_with(&app, config(), None, ChatTemplate::new(template).unwrap());
+    let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
+    let answer = ok(&app, "/apply-template", &body).await;
+    assert_eq!((&answer["prompt"], &answer["x_hotmetal"]["ignored"]), (&json!("xsoft"), &Value::Null), "{answer}");
+    body["chat_template_kwargs"] = json!({"tone": "loud"});
+    assert_eq!(ok(&app, "/apply-template", &body).await["prompt"], "xloud");
+    for (wrong, because) in [("[]", "an object in JSON"), ("{", "an object in JSON"), (r#"{"tools": []}"#, "`tools`")] {
+        let error = Options::read_template_defaults(wrong).unwrap_err().to_string();
+        assert!(error.contains(wrong) && error.contains(because), "{error}");
+    }
+}
+
 /// The token that begins a call, and the same letters in other tokens: one is a call, the other is text.
 #[test]
 fn a_call_begins_with_a_token_and_not_with_its_letters() {
