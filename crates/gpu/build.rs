@@ -115,9 +115,8 @@ fn compile_simulator() {
     all.std("c++17")
         .include("kernels")
         .include(out)
-        // Fast enough to run a suite, whatever the profile; and each check calls back into sim.h. What is run under the address
-        // sanitizer takes less time than the compiler saves.
-        .opt_level(if is_asan { 1 } else { 2 })
+        // Fast enough to run a suite, whatever the profile; and each check calls back into sim.h.
+        .opt_level(2)
         .flag(format!("-fsanitize={bounds},signed-integer-overflow,shift,integer-divide-by-zero"))
         .flag("-fno-sanitize-recover=all")
         // What a kernel rounds is rounded.

@@ -30,12 +30,12 @@ fn conforms(part: Part, step: usize, firsts: [usize; 2]) {
 
 #[test]
 fn ops_under_the_address_sanitizer() {
-    conforms(Part::Ops, 16, [1, 3]);
+    conforms(Part::Ops, 32, [1, 3]);
 }
 
 #[test]
 fn models_under_the_address_sanitizer() {
-    conforms(Part::Models, 8, [1, 4]);
+    conforms(Part::Models, 24, [1, 4]);
 }
 
 #[test]
