@@ -206,7 +206,7 @@ impl Serving {
         own.or(self.chat_template.as_ref())
     }
 
-    /// Tokens of a text at most, of which its request wants so many at most.
+    /// The limit of a text: the smaller one of its request's limit and the server's.
     pub(crate) fn most_tokens(&self, wanted: Option<usize>) -> Option<usize> {
         [wanted, self.max_tokens].into_iter().flatten().min()
     }

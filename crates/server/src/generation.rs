@@ -229,14 +229,13 @@ impl Job {
         // More than the context holds is as good as no limit: the text ends there with `length`.
         let room = |prompt: &[u32]| context_len.saturating_sub(prompt.len());
         let least_room = prompts.iter().map(|prompt| room(prompt)).min().filter(|&room| room > 0);
-        let most = [least_room, serving.max_tokens].into_iter().flatten().min();
-        let max_tokens = match (max_tokens, most) {
-            (Some(wanted), Some(most)) if most < wanted => {
-                settings.labels.insert("max_tokens_used".to_owned(), most.into());
-                Some(most)
-            }
-            (wanted, _) => wanted.or(serving.max_tokens),
-        };
+        let wanted = max_tokens;
+        let max_tokens = serving.most_tokens(wanted).map(|most| least_room.map_or(most, |room| room.min(most)));
+        if let (Some(used), Some(wanted)) = (max_tokens, wanted)
+            && used < wanted
+        {
+            settings.labels.insert("max_tokens_used".to_owned(), used.into());
+        }
         let text = Arc::new(settings.text.clone());
         let choices = (0..prompts.len() * settings.num_completions)
             .map(|_| Choice::new(Arc::clone(&serving.tokenizer), Arc::clone(&text)))

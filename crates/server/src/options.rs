@@ -114,15 +114,15 @@ pub enum OptionsError {
         "`{found}` is no origin: expected `*`, or a scheme, host and port such as https://example.org:8443, without a path"
     )]
     BadOrigin {
-        /// What was given.
+        /// The text that was to be read.
         found: String,
     },
     /// What sets no variables of a chat template.
     #[error("`{found}` sets no variables of a chat template: {reason}")]
     BadTemplateDefaults {
-        /// What was given.
+        /// The text that was to be read.
         found: String,
-        /// What is wrong with it.
+        /// Why it sets none.
         reason: String,
     },
     /// A key that cannot stand in a header.

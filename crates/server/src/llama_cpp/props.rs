@@ -64,10 +64,11 @@ fn asleep(app: &App, name: &str) -> Result<Value, ApiError> {
 /// What a text is generated with that says nothing of it.
 fn parameters(serving: &Serving) -> Value {
     let mut parameters = describe(&serving.defaults);
+    let most = serving.max_tokens.map_or(json!(-1), |most| json!(most));
     for (name, value) in [
         ("seed", serving.seed.map_or(json!(-1), |seed| json!(seed))),
-        ("n_predict", serving.max_tokens.map_or(json!(-1), |most| json!(most))),
-        ("max_tokens", serving.max_tokens.map_or(json!(-1), |most| json!(most))),
+        ("n_predict", most.clone()),
+        ("max_tokens", most),
         ("repeat_penalty", parameters["repetition_penalty"].clone()),
         ("stop", json!([])),
         ("stream", json!(false)),

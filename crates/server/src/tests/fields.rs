@@ -579,6 +579,11 @@ async fn a_server_has_a_limit_and_a_seed_for_requests() {
             "{change}"
         );
     }
+    // One that is larger than the context is as good as none.
+    let roomy = loading(Options { max_tokens: Some(1_000_000), ..Options::default() });
+    serve_with(&roomy, config(), None, ChatTemplate::new(super::structure::HERMES).unwrap());
+    let answer = ok(&roomy, CHAT, &body).await;
+    assert_eq!(answer["usage"]["total_tokens"], config().context_len, "{answer}");
     let native = json!({"prompt": "Once", "n_predict": 9, "ignore_eos": true});
     let settings = ok(&app, "/completion", &native).await["generation_settings"].take();
     assert_eq!((&settings["n_predict"], &settings["seed"]), (&json!(5), &json!(7)), "{settings}");
