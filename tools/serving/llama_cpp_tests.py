@@ -33,9 +33,8 @@ binary, model = {{binary!r}}, {{model!r}}
 arguments, repo = [], None
 rest = iter(sys.argv[1:])
 for argument in rest:
-    if argument == "--hf-repo":
-        repo = next(rest)
-    elif argument == "--hf-file":
+    # A file says more than its repository, and stands behind it.
+    if argument in ("--hf-repo", "--hf-file"):
         repo = next(rest)
     else:
         arguments.append(argument)

@@ -1,6 +1,6 @@
 //! Documents name no chore that `cargo xtask` does not have.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -21,23 +21,21 @@ fn documents_name_chores_that_there_are() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut pages = Vec::new();
     markdown(root, &mut pages);
-    let mut named = BTreeSet::new();
+    // Each chore with the pages that name it.
+    let mut chores = BTreeMap::<String, Vec<&Path>>::new();
     for page in &pages {
-        let text = std::fs::read_to_string(page).unwrap();
-        for (_, behind) in text.match_indices("cargo xtask ").map(|(at, words)| text.split_at(at + words.len())) {
+        for behind in std::fs::read_to_string(page).unwrap().split("cargo xtask ").skip(1) {
             let chore = behind.split(|c: char| !(c.is_ascii_lowercase() || c == '-')).next().unwrap_or_default();
             if !chore.is_empty() && !chore.starts_with('-') {
-                named.insert((chore.to_owned(), page.clone()));
+                chores.entry(chore.to_owned()).or_default().push(page);
             }
         }
     }
-    let chores: BTreeSet<&str> = named.iter().map(|(chore, _)| chore.as_str()).collect();
     assert!(chores.len() > 4, "{chores:?}");
     let program = env!("CARGO_BIN_EXE_xtask");
     let is_known = |chore: &str| Command::new(program).args([chore, "--help"]).output().unwrap().status.success();
     assert!(!is_known("alphabetise"));
-    for chore in chores {
-        let pages: Vec<_> = named.iter().filter(|(named, _)| named == chore).map(|(_, page)| page).collect();
-        assert!(is_known(chore), "`cargo xtask {chore}` is in {pages:?}");
+    for (chore, pages) in chores {
+        assert!(is_known(&chore), "`cargo xtask {chore}` is in {pages:?}");
     }
 }

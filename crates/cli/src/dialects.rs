@@ -197,10 +197,8 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     (&["-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"], Both, Refused("--rope-scaling stretches a context")),
     (&["--yarn-ext-factor"], Both, NoEffectIf(&["-1", "-1.0"], "it is YaRN's own")),
     // What is generated.
-    (&["-n", "--predict", "--n-predict", "--max-tokens"], Run, ByValue(own_unless_negative)),
-    (&["-n", "--predict", "--n-predict"], Serve, ByValue(limit_of_requests)),
-    (&["-s", "--seed"], Run, ByValue(own_unless_negative)),
-    (&["-s", "--seed"], Serve, ByValue(seed_of_requests)),
+    (&["-n", "--predict", "--n-predict", "--max-tokens"], Both, ByValue(own_unless_negative)),
+    (&["-s", "--seed"], Both, ByValue(own_unless_negative)),
     (&["-cnv", "--conversation"], Run, Are(&["--interactive"])),
     (&["-no-cnv", "--no-conversation"], Run, Are(&["--raw"])),
     (&["-st", "--single-turn"], Run, NoEffect(Values::None, "a prompt gets one answer; -i holds a conversation")),
@@ -330,14 +328,6 @@ fn own_unless_zero(value: &str) -> Choice {
     if value == "0" { args(&[]) } else { Choice::AsItIs }
 }
 
-fn limit_of_requests(value: &str) -> Choice {
-    if ["-1", "-2"].contains(&value) { args(&[]) } else { Choice::AsItIs }
-}
-
-fn seed_of_requests(value: &str) -> Choice {
-    if value == "-1" { args(&[]) } else { Choice::AsItIs }
-}
-
 /// `32k` is 32,000 and `32K` is 32,768, as in vLLM.
 fn context_of_vllm(value: &str) -> Choice {
     if ["auto", "-1"].contains(&value) {
@@ -377,17 +367,19 @@ fn reasoning(value: &str) -> Choice {
     }
 }
 
+fn each_origin<'a>(origins: impl Iterator<Item = &'a str>) -> Choice {
+    Choice::Args(origins.flat_map(|origin| ["--cors-origin", origin]).map(str::to_owned).collect())
+}
+
 /// Origins with commas between them, as llama.cpp takes them.
 fn origins_with_commas(value: &str) -> Choice {
-    Choice::Args(value.split(',').flat_map(|origin| ["--cors-origin".to_owned(), origin.trim().to_owned()]).collect())
+    each_origin(value.split(',').map(str::trim))
 }
 
 /// A list in JSON, as vLLM takes it.
 fn origins(value: &str) -> Choice {
     match serde_json::from_str::<Vec<String>>(value) {
-        Ok(origins) => {
-            Choice::Args(origins.into_iter().flat_map(|origin| ["--cors-origin".to_owned(), origin]).collect())
-        }
+        Ok(origins) => each_origin(origins.iter().map(String::as_str)),
         Err(_) => Choice::Refused("expected a list in JSON such as [\"https://example.org\"]; --cors-origin takes one"),
     }
 }

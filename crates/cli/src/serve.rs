@@ -192,7 +192,7 @@ struct LimitArgs {
     strict_fields: bool,
 
     /// Tokens of a text at most, and of one whose request sets no limit [default: what the context holds]
-    #[arg(long, short = 'n', aliases = ["n-predict", "predict"], value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, short = 'n', aliases = ["n-predict", "predict"], value_name = "N")]
     max_tokens: Option<usize>,
 
     /// Variables of the chat template, as an object in JSON, where a request's `chat_template_kwargs` does not set them:

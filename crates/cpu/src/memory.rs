@@ -23,8 +23,8 @@ pub fn available_bytes() -> Option<u64> {
     Some(group_memory(Path::new("/")).map_or(machine, |group| machine.min(group.available)))
 }
 
-/// Whether [`available_bytes`] are as many, or unknown. A few are always there: the question costs a millisecond, because it
-/// reads a dozen files of the system, and a small model is loaded in less.
+/// Whether `bytes` of memory are free, or the system does not say. For 4 MiB or less the answer is yes without a question,
+/// because a question takes a millisecond (it reads a dozen files), and a small model is loaded in less.
 pub(crate) fn has_room(bytes: u64) -> bool {
     const FEW: u64 = 4 << 20;
     bytes <= FEW || available_bytes().is_none_or(|available| bytes <= available)

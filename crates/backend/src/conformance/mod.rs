@@ -17,7 +17,7 @@ mod trial;
 
 use std::fmt;
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use plan::{KvLayout, Op};
 use tensor::WeightFormat;
@@ -170,23 +170,24 @@ pub fn run(backends: &[&(dyn Backend + Sync)], sample: Sample) {
 
 /// Runs one part, on all processors; panics as [`run`].
 pub fn run_part(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample) {
-    let (num_cases, faults) = faults(backends, part, sample, usize::MAX);
+    let (num_cases, faults) = faults(backends, part, sample, false);
     let count = faults.len();
     assert!(faults.is_empty(), "{part}, {sample}: {count} faults in {num_cases} cases:\n{}", faults.join("\n"));
 }
 
 /// Whether a part finds a fault; it ends with the first.
 pub fn finds_fault(backends: &[&(dyn Backend + Sync)], part: Part) -> bool {
-    !faults(backends, part, Sample::ALL, 1).1.is_empty()
+    !faults(backends, part, Sample::ALL, true).1.is_empty()
 }
 
-/// Runs cases of one part on all processors, until `enough` faults are found: how many cases there are, and the faults.
-fn faults(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample, enough: usize) -> (usize, Vec<String>) {
+/// Runs cases of one part on all processors, with `until_first` until one has a fault. Returns how many cases there are, and
+/// the faults.
+fn faults(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample, until_first: bool) -> (usize, Vec<String>) {
     let claims = backends[0].claims();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     // Each thread has the list, and takes the next case of it.
     let next = AtomicUsize::new(0);
-    let found = AtomicUsize::new(0);
+    let is_enough = AtomicBool::new(false);
     let run_cases = || {
         let mut cases = cases(&claims, false);
         cases.retain(|case| case.part == part);
@@ -196,7 +197,7 @@ fn faults(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample, enough
         }
         let backends: Vec<&dyn Backend> = backends.iter().map(|&backend| backend as &dyn Backend).collect();
         let mut faults = Vec::new();
-        while found.load(Ordering::Relaxed) < enough
+        while !is_enough.load(Ordering::Relaxed)
             && let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed))
         {
             for (backend, outcomes) in backends.iter().zip(case.run(&backends)) {
@@ -206,7 +207,9 @@ fn faults(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample, enough
                     faults.extend(fault.map(of));
                 }
             }
-            found.fetch_max(faults.len(), Ordering::Relaxed);
+            if until_first && !faults.is_empty() {
+                is_enough.store(true, Ordering::Relaxed);
+            }
         }
         (cases.len(), faults)
     };
