@@ -1,7 +1,7 @@
 //! Holds the first CUDA device to everything that the simulator is held to, all of it; then measures decoding.
 //!
 //! ```sh
-//! cargo run --release -p gpu --example check_device -- conformance goldens parity gemm draws
+//! cargo run --release -p gpu --example check_device -- conformance goldens parity gemm draws attention
 //! cargo run --release -p gpu --example check_device -- decode:llama-3.1-8b:q8_0:1:8192
 //! ```
 //!
@@ -20,6 +20,8 @@
 
 #![expect(clippy::print_stdout, reason = "a tool that reports")]
 
+#[path = "../tests/attentions/mod.rs"]
+mod attentions;
 #[path = "../tests/mixtures/mod.rs"]
 mod mixtures;
 
@@ -37,7 +39,7 @@ use cpu::{CpuBackend, CpuOptions};
 use gpu::{ForcedVariant, GpuBackend, GpuOptions, KernelSource};
 use plan::sampling::{RowSampling, choose, share};
 use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
-use tensor::{Tensor, WeightFormat};
+use tensor::{ActivationRounding, Tensor, WeightFormat};
 use testing::tiny::{random_weights, share_scales};
 use testing::{ErrorAnalysis, GOLDEN_KV, MODEL_TYPES, Rng, golden_step, goldens, tiny_model};
 
@@ -69,6 +71,7 @@ fn main() -> Checked {
             ["parity"] => parity(&device)?,
             ["gemm"] => gemm(&device)?,
             ["draws"] => draws(&device)?,
+            ["attention"] => attention_layers(&device)?,
             ["mixtures"] => mixture_layers(&device, 0, 1)?,
             ["mixtures", shard, shards] => mixture_layers(&device, shard.parse()?, shards.parse()?)?,
             ["mixture-steps"] => mixture_steps(&device)?,
@@ -236,7 +239,7 @@ fn gemm(device: &GpuBackend) -> Checked {
             WeightFormat::Q4_K | WeightFormat::Q6_K => 0.1,
             _ => 0.03,
         };
-        for tokens in [2, 7, 16, 29, 33, 65, 100, 300, 2047] {
+        for tokens in [2, 7, 16, 29, 33, 64, 65, 100, 300, 2047] {
             let kv = KvLayout { format: KvFormat::F32, block_len: 16, num_blocks: 128 };
             let mut input = StepInput::default();
             let table: Vec<u32> = (0..128).collect();
@@ -421,6 +424,56 @@ fn mixture_layers(device: &GpuBackend, shard: usize, shards: usize) -> Checked {
                     "mixture in {format}, {top_k} of {experts} by {router}: {worst:.3} of the bound, off by {off:.1e}"
                 );
             }
+        }
+    }
+    Ok(())
+}
+
+/// Attention of prompts, of rows that go on with them and of both together, for heads of every width that has kernels of its
+/// own, within the bounds of the error analysis, and with the same bits again.
+fn attention_layers(device: &GpuBackend) -> Checked {
+    use attentions::{Step, attention_plan, heads, input, weights};
+    const STEPS: [Step<'static>; 8] = [
+        &[(0, 40, 0)],
+        &[(0, 1, 40), (1, 20, 0)],
+        &[(0, 260, 41)],
+        &[(1, 129, 20), (0, 70, 301)],
+        &[(0, 400, 371)],
+        &[(0, 1, 771), (1, 1, 149)],
+        &[(1, 128, 150)],
+        &[(0, 64, 772), (1, 500, 278)],
+    ];
+    for head_dim in [64, 80, 96, 128, 192, 256, 112] {
+        for (query_heads, kv_heads, window, sinks, block_len) in
+            [(4, 1, None, false, 16), (3, 3, Some(100), true, 5), (6, 2, Some(300), false, 32), (2, 1, None, true, 24)]
+        {
+            let plan = attention_plan(heads(query_heads, kv_heads, head_dim, window), sinks, 900);
+            let weights = weights(&plan);
+            let kv = KvLayout { format: KvFormat::F16, block_len, num_blocks: 2 * 900_usize.div_ceil(block_len) + 1 };
+            let mut blocks: Vec<u32> = (0..kv.num_blocks as u32).rev().collect();
+            let tables = [blocks.split_off(900_usize.div_ceil(block_len)), blocks];
+            let analysis = ErrorAnalysis::new(plan.clone(), &weights, kv, |_| ActivationRounding::F32);
+            let mut analysis = analysis.with_attention(ActivationRounding::F16);
+            let mut executable = device.load(plan, weights, kv)?;
+            let (mut rng, mut worst) = (Rng::new(2), 0f64);
+            for step in STEPS {
+                let input = input(&mut rng, step, &tables);
+                let bound = analysis.run(&input);
+                let found = executable.replay(&input)?.to_vec();
+                let share = bound.worst(&found).map_or(0.0, |(_, share)| share);
+                if share > 1.0 {
+                    return Err(
+                        format!("heads of {head_dim}, window {window:?}, {step:?}: {share} of the bound").into()
+                    );
+                }
+                worst = worst.max(share);
+                for _ in 0..5 {
+                    if executable.replay(&input)? != found {
+                        return Err(format!("heads of {head_dim}, window {window:?}, {step:?}: other bits").into());
+                    }
+                }
+            }
+            println!("attention, heads of {head_dim}, window {window:?}: {worst:.3} of the bound");
         }
     }
     Ok(())

@@ -6,8 +6,15 @@ use std::path::{Path, PathBuf};
 use crate::params::layout_assertions;
 
 /// Structs of kernels for one CUDA architecture alone (`kernels/sm90`), which neither Metal nor the simulator sees.
-pub(crate) const OF_SM90: [&str; 6] =
-    ["ActivationParams", "GemmSegment", "GemmParams", "GroupRowsParams", "GemmExperts", "ExpertGemmParams"];
+pub(crate) const OF_SM90: [&str; 7] = [
+    "ActivationParams",
+    "GemmSegment",
+    "GemmParams",
+    "GroupRowsParams",
+    "GemmExperts",
+    "ExpertGemmParams",
+    "PromptParams",
+];
 
 /// The file that includes all others.
 const ROOT: &str = "metal.h";

@@ -13,6 +13,7 @@ pub(crate) enum Kernel {
     GemmMma,
     Attention,
     AttentionF16,
+    AttentionTiles,
 }
 
 impl Kernel {
@@ -25,6 +26,7 @@ impl Kernel {
             Self::GemmMma => "gemm_mma",
             Self::Attention => "attention",
             Self::AttentionF16 => "attention_f16",
+            Self::AttentionTiles => "attention_tiles",
         }
     }
 }
@@ -36,7 +38,7 @@ const OPS: [&str; 6] = ["linear", "norm_linear", "linear_residual", "norm_glu", 
 /// choice.
 pub(crate) fn kernels_of(op: &str) -> &'static [Kernel] {
     match op {
-        "attention" => &[Kernel::Attention, Kernel::AttentionF16],
+        "attention" => &[Kernel::Attention, Kernel::AttentionF16, Kernel::AttentionTiles],
         op if OPS.contains(&op) => {
             &[Kernel::Linear, Kernel::LinearStream, Kernel::LinearBatch, Kernel::Gemm, Kernel::GemmMma]
         }
@@ -130,7 +132,10 @@ mod tests {
             error("logits=attention"),
             "`logits` has no kernel `attention`; it has: linear, linear_stream, linear_batch, gemm, gemm_mma"
         );
-        assert_eq!(error("attention=gemm"), "`attention` has no kernel `gemm`; it has: attention, attention_f16");
+        assert_eq!(
+            error("attention=gemm"),
+            "`attention` has no kernel `gemm`; it has: attention, attention_f16, attention_tiles"
+        );
     }
 
     #[test]

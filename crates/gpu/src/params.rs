@@ -446,6 +446,15 @@ params! {
         operand: OperandPlace,
     }
 
+    /// `sm90/prompt_attention.h`
+    "PromptParams" struct PromptParams {
+        keys: TensorMap,
+        values: TensorMap,
+        of: AttentionParams,
+        chunk: i32,
+        padding: [i32; 5],
+    }
+
     /// `mla_attention.h`
     "MlaParams<f32> MlaParams<f16>" struct MlaParams {
         attention: AttentionParams,

@@ -61,6 +61,7 @@ impl Target {
         let is_here = |kernel: &Kernel| match kernel {
             Kernel::Linear | Kernel::Attention => true,
             Kernel::AttentionF16 => self.matrix >= Matrix::SimdGroup,
+            Kernel::AttentionTiles => self.matrix >= Matrix::SimdGroup && !self.batch_invariant,
             Kernel::LinearStream => self.bulk_copies && !self.batch_invariant,
             Kernel::LinearBatch | Kernel::GemmMma => self.matrix >= Matrix::SimdGroup && !self.batch_invariant,
             Kernel::Gemm => self.matrix != Matrix::SimdGroup && !self.batch_invariant,

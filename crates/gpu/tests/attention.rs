@@ -1,47 +1,24 @@
 //! Attention of heads that have matrix instructions, against the reference: rows alone and in tiles, over splits, blocks,
 //! windows and groups of query heads of all sizes, with sinks and without. Conformance has other heads, and all layouts.
 
+mod attentions;
+
 use std::sync::Arc;
 
 use backend::{Backend, Executable};
 use gpu::SimDialect::{Cuda, Metal};
 use gpu::{ForcedVariants, GpuBackend, GpuOptions, SimDialect, ThreadOrder, Tuned};
-use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput};
+use plan::{Heads, KvFormat, KvLayout, Plan, StepInput};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
-use testing::tiny::random_weights;
 use testing::{ErrorAnalysis, Rng};
 
-const VOCAB: usize = 40;
+use attentions::{Step, VOCAB, attention_plan, heads, input, weights};
 
-/// One attention layer, nothing else; its heads have sinks, if `sinks`.
-fn attention_plan(heads: Heads, sinks: bool) -> Arc<Plan> {
-    let (q_width, kv_width) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
-    let plan = Graph::build("attention", 400, &AnyShape, |g, w| {
-        let q = g.embed(w.get("embed_q", [VOCAB, q_width])?, q_width);
-        let k = g.embed(w.get("embed_k", [VOCAB, kv_width])?, kv_width);
-        let v = g.embed(w.get("embed_v", [VOCAB, kv_width])?, kv_width);
-        let sinks = sinks.then(|| w.get("sinks", [heads.heads])).transpose()?;
-        let o = g.attention(q, k, v, Heads { sinks, ..heads });
-        Ok::<_, plan::BuildError>(g.select_outputs(o))
-    });
-    Arc::new(plan.unwrap())
-}
-
-/// Random weights, and sinks from below most scores to above nearly all that a step can have.
-fn weights(plan: &Plan) -> Vec<Tensor> {
-    let mut weights = random_weights(plan, &mut Rng::new(1), WeightFormat::F32);
-    for (tensor, info) in weights.iter_mut().zip(&plan.weights).filter(|(_, info)| info.name == "sinks") {
-        let sinks: Vec<f32> = [-2.0, 4.0, 1.0, 8.0].into_iter().cycle().take(info.shape[0]).collect();
-        *tensor = Tensor::from_f32(WeightFormat::F32, info.shape.clone(), &sinks).unwrap();
-    }
-    weights
-}
-
-/// A step of (sequence, tokens, position).
-type Step = &'static [(usize, usize, usize)];
+/// Positions of a sequence, at most.
+const CONTEXT: usize = 400;
 
 /// Rows that grow two sequences, together and alone: with more than 16 rows of one they are tiles.
-const STEPS: [Step; 7] = [
+const STEPS: [Step<'static>; 7] = [
     &[(0, 40, 0)],
     &[(0, 1, 40), (1, 20, 0)],
     &[(0, 1, 41), (1, 1, 20)],
@@ -51,18 +28,9 @@ const STEPS: [Step; 7] = [
     &[(0, 18, 306), (1, 2, 26)],
 ];
 
-fn input(rng: &mut Rng, step: Step, tables: &[Vec<u32>]) -> StepInput {
-    let mut input = StepInput::default();
-    for &(sequence, len, position) in step {
-        input.push_sequence(&rng.tokens(len, VOCAB), position, &tables[sequence]);
-    }
-    input.output_rows.extend(0..input.token_ids.len() as u32);
-    input
-}
-
 /// Holds every step to its bounds: those of f32 but for tiles, and for all where rows must be alike.
 fn check(dialect: SimDialect, heads: Heads, block_len: usize, order: ThreadOrder, options: GpuOptions) {
-    check_of(&attention_plan(heads, false), dialect, block_len, order, options);
+    check_of(&attention_plan(heads, false, CONTEXT), dialect, block_len, order, options);
 }
 
 fn check_of(plan: &Arc<Plan>, dialect: SimDialect, block_len: usize, order: ThreadOrder, options: GpuOptions) {
@@ -89,10 +57,6 @@ fn check_of(plan: &Arc<Plan>, dialect: SimDialect, block_len: usize, order: Thre
             plan.ops
         );
     }
-}
-
-fn heads(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> Heads {
-    Heads { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window, sinks: None }
 }
 
 const MATRIX: GpuOptions = GpuOptions { batch_invariant: false, forced: ForcedVariants::NONE, tuned: Tuned::NONE };
@@ -123,7 +87,7 @@ fn heads_on_metal_are_those_of_the_reference() {
 #[test]
 fn heads_with_sinks_are_those_of_the_reference() {
     let check = |dialect, heads, block_len, order, options| {
-        check_of(&attention_plan(heads, true), dialect, block_len, order, options);
+        check_of(&attention_plan(heads, true, CONTEXT), dialect, block_len, order, options);
     };
     check(Cuda, heads(7, 1, 64, None), 16, ThreadOrder::Forward, MATRIX);
     check(Cuda, heads(4, 2, 128, Some(70)), 24, ThreadOrder::Reverse, MATRIX);
@@ -142,7 +106,7 @@ fn a_sink_far_from_all_scores_takes_nothing_or_all() {
         let backend = GpuBackend::simulator_of(dialect, ThreadOrder::Forward, 1 << 30, MATRIX);
         // Of a prompt, which is tiles, and of a row after it.
         let results = |sink: Option<f32>| {
-            let plan = attention_plan(heads, sink.is_some());
+            let plan = attention_plan(heads, sink.is_some(), CONTEXT);
             let mut weights = weights(&plan);
             if let (Some(sink), Some(at)) = (sink, plan.weights.iter().position(|info| info.name == "sinks")) {
                 weights[at] = Tensor::from_f32(WeightFormat::F32, vec![3], &[sink; 3]).unwrap();
@@ -167,7 +131,7 @@ fn a_sink_far_from_all_scores_takes_nothing_or_all() {
 #[test]
 fn a_row_beside_others_has_its_bits() {
     for head_dim in [64, 128, 96] {
-        let plan = attention_plan(heads(3, 1, head_dim, None), true);
+        let plan = attention_plan(heads(3, 1, head_dim, None), true, CONTEXT);
         let weights = weights(&plan);
         let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 20 };
         let backend = GpuBackend::simulator(ThreadOrder::Forward, 1 << 30, ALIKE);

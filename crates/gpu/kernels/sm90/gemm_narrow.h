@@ -1,4 +1,4 @@
-// gemm_narrow: gemm (see gemm.h: the same operands, epilogues and meaning) for up to 32 rows, bound by memory. The matrix
+// gemm_narrow: gemm (see gemm.h: the same operands, epilogues and meaning) for up to 64 rows, bound by memory. The matrix
 // instruction is as wide as there are rows, and weights stream through a ring that takes nearly all of group memory.
 //
 // Tiles     of up to 64 rows of weights by 256 bytes a stage (two columns), or 128 rows by 128 bytes (two blocks): each of
@@ -10,13 +10,14 @@
 enum {
   NARROW_MULTIPLIERS = 16,      // SIMD groups; one more copies weights, and one rows
   NARROW_HEADER = 1024,
+  NARROW_ROWS_MAX = 64,
   NARROW_STAGES_MAX = 24,
   NARROW_WEIGHTS = 128 * 128    // bytes of a stage
 };
 struct NarrowGroup {
   unsigned long long full[NARROW_STAGES_MAX], empty[NARROW_STAGES_MAX], summed;
-  f32 scales[32];  // of rows
-  unsigned char fill[NARROW_HEADER - 16 * NARROW_STAGES_MAX - 8 - 128];
+  f32 scales[NARROW_ROWS_MAX];
+  unsigned char fill[NARROW_HEADER - 16 * NARROW_STAGES_MAX - 8 - 4 * NARROW_ROWS_MAX];
   unsigned char stages[16];  // then sums
 };
 
@@ -35,9 +36,9 @@ template <class W, i32 N> struct NarrowFormat {
     X_TILE = N * GEMM_K * 2,
     X_TILES = K / GEMM_K
   };
-  // Bytes of a stage: of 32 rows with room for no more columns than there are, so that there are more stages. Of fewer rows more
+  // Bytes of a stage: of 32 and 64 rows with room for no more columns than there are, so that there are more stages. Of fewer rows more
   // stages are slower.
-  static PART i32 stage(CONST GemmParams& p) { return NARROW_WEIGHTS + SCALES + (N == 32 ? p.columns : 2) * (X_TILES * X_TILE); }
+  static PART i32 stage(CONST GemmParams& p) { return NARROW_WEIGHTS + SCALES + (N >= 32 ? p.columns : 2) * (X_TILES * X_TILE); }
 };
 
 struct NarrowTile { i32 segment, row; };
@@ -317,7 +318,7 @@ FN NarrowPart narrow_part(CONST GemmParams& p, i32 thread) {
   part.first = thread / outputs;
   part.output = thread - part.first * outputs;
   part.line = p.glu ? part.output / 8 * 16 + part.output % 8 : part.output;
-  if (part.first >= part.step) part.first = 16;
+  if (part.first >= part.step) part.first = NARROW_ROWS_MAX / 2;
   return part;
 }
 
@@ -391,7 +392,7 @@ FN void narrow_finish(f32x2 (&residual)[COUNT], CONST GemmParams& p, GROUP Narro
 template <class W, i32 N>
 FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   typedef NarrowFormat<W, N> Format;
-  enum { PAIRS = N / 16 > 0 ? N / 16 : 1 };  // whose residual is under way together
+  enum { PAIRS = N < 32 ? 1 : 2 };  // whose residual is under way together
   const NarrowShare share = narrow_share<Format>(p, t.gx);
   NarrowRing ring = {group_address(g.full), group_address(g.empty), group_address(g.stages), Format::stage(p), 0, 1};
   NarrowSums sums;
@@ -456,7 +457,8 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
 #define NARROW(FORMAT, W)                                         \
   NARROW_KERNEL(gemm_narrow_##FORMAT##_t8, gemm_narrow<W, 8>)     \
   NARROW_KERNEL(gemm_narrow_##FORMAT##_t16, gemm_narrow<W, 16>)   \
-  NARROW_KERNEL(gemm_narrow_##FORMAT##_t32, gemm_narrow<W, 32>)
+  NARROW_KERNEL(gemm_narrow_##FORMAT##_t32, gemm_narrow<W, 32>)   \
+  NARROW_KERNEL(gemm_narrow_##FORMAT##_t64, gemm_narrow<W, 64>)
 NARROW(f16, GemmF16)
 NARROW(bf16, GemmBF16)
 NARROW(q8_0, GemmQ8_0)

@@ -111,7 +111,8 @@ fn kernels_that_do_not_fit_are_not_chosen() {
     let target = |bytes| Target::metal(10, bytes, false, ForcedVariants::NONE);
     let of = |bytes| linear::variant(&target(bytes), DeviceFormat::F16, 100, LinearKind::Plain).kernel;
     assert_eq!((of(32 << 10), of(16 << 10)), ("gemm_simdgroup_f16_t64", "linear_f16_m4"));
-    let of = |bytes, dim| attention_tiles::variant(&target(bytes), KvFormat::F16, dim).map(|variant| variant.kernel);
+    let kv = KvLayout { format: KvFormat::F16, block_len: 32, num_blocks: 8 };
+    let of = |bytes, dim| attention_tiles::variant(&target(bytes), &kv, dim).map(|variant| variant.kernel);
     assert_eq!(of(32 << 10, 128), Some("attention_prefill_d128"));
     assert_eq!((of(30 << 10, 128), of(30 << 10, 64)), (None, Some("attention_prefill_d64")));
     let bytes = |kernel| kernel_of(SimDialect::Metal, kernel).unwrap();

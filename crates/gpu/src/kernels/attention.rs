@@ -1,6 +1,7 @@
 //! `kernels/attention.h`: attention of rows that are alone in their sequence, or few, each for itself;
 //! [`attention_f16`] has variants on matrix instructions.
 
+use bytemuck::Pod;
 use plan::{Attention, KvFormat, KvLayer, Norm};
 
 use crate::kernels::{attention_f16, operand};
@@ -306,7 +307,7 @@ pub(crate) fn launch_of(
     site: &Site<'_>,
     kernel: &'static str,
     groups: [usize; 3],
-    params: &AttentionParams,
+    params: &impl Pod,
     q: DeviceRows,
     attention: &Attention,
 ) -> Launch {
@@ -324,8 +325,12 @@ pub(crate) fn launch_of(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plan::KvLayout;
+
     use crate::kernels::attention_tiles;
     use crate::target::tests::H200;
+
+    const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 32, num_blocks: 8 };
 
     #[test]
     fn attention_is_cut_so_that_the_device_is_full() {
@@ -352,7 +357,7 @@ mod tests {
             assert_eq!(one, few);
             assert_eq!(many, AttentionVariant { kernel: many.kernel, loops: true, ..one });
             assert_eq!(many.kernel, format!("{}_loop", one.kernel));
-            assert_eq!(attention_tiles::variant(&target, KvFormat::F16, head_dim), None);
+            assert_eq!(attention_tiles::variant(&target, &KV, head_dim), None);
         }
     }
 
@@ -366,9 +371,13 @@ mod tests {
         assert_eq!(kernel(KvFormat::F16, 8, 128), "attention_f16_d128_wide");
         assert_eq!(kernel(KvFormat::F16, 8, 96), "attention_f16");
         assert_eq!(kernel(KvFormat::F32, 8, 128), "attention_f32");
-        let tiles = |format, head_dim| attention_tiles::variant(&H200, format, head_dim).map(|variant| variant.kernel);
-        assert_eq!(tiles(KvFormat::F16, 64), Some("attention_tiles_d64"));
-        assert_eq!(tiles(KvFormat::F16, 128), Some("attention_tiles_d128"));
-        assert_eq!([tiles(KvFormat::F16, 96), tiles(KvFormat::F32, 128)], [None, None]);
+        let tiles = |format, head_dim| {
+            let kv = KvLayout { format, ..KV };
+            attention_tiles::variant(&H200, &kv, head_dim).map(|variant| variant.kernel)
+        };
+        assert_eq!(tiles(KvFormat::F16, 64), Some("prompt_attention_d64"));
+        assert_eq!(tiles(KvFormat::F16, 128), Some("prompt_attention_d128"));
+        assert_eq!(tiles(KvFormat::F16, 256), Some("prompt_attention_d256"));
+        assert_eq!([tiles(KvFormat::F16, 112), tiles(KvFormat::F32, 128)], [None, None]);
     }
 }

@@ -21,5 +21,5 @@ pub(crate) fn variant(target: &Target, format: KvFormat, head_dim: usize) -> Opt
     let memory = 2 * 32 * (dim + 8) * 2 + 8 * (8 * 32 * (4 + 2) + 8 * 8 * 4);
     let fits = target.kernel.is_none() && !target.batch_invariant && memory <= target.group_bytes_max;
     let parts = ATTENTION_TILE_ROWS / GROUP_ROWS;
-    fits.then_some(AttentionTilesVariant { kernel, threads: 256, group_bytes: 0, parts })
+    fits.then_some(AttentionTilesVariant { kernel, threads: 256, group_bytes: 0, parts, copied_positions: 0 })
 }

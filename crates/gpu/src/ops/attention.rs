@@ -9,9 +9,9 @@ use crate::step_input::AttentionItems;
 
 /// Whether there are kernels for many rows of a sequence, for all layers.
 pub(crate) fn has_tiles(loaded: &LoadedPlan<'_>) -> bool {
-    let (target, format) = (loaded.target.of("attention"), loaded.cache.layout.format);
+    let (target, kv) = (loaded.target.of("attention"), &loaded.cache.layout);
     let mut layers = loaded.cache.layers.iter();
-    layers.all(|layer| attention_tiles::variant(&target, format, layer.layer.head_dim).is_some())
+    layers.all(|layer| attention_tiles::variant(&target, kv, layer.layer.head_dim).is_some())
 }
 
 /// Bytes of the partial results of an attention whose rows are cut.

@@ -294,6 +294,8 @@ pub(crate) fn norm_linear_rope(site: &Site<'_>, op: &Op, next: &Op) -> Option<La
 
 #[cfg(test)]
 mod tests {
+    use plan::KvLayout;
+
     use super::*;
     use crate::kernels::attention::{self, AttentionShape};
     use crate::kernels::attention_tiles;
@@ -325,8 +327,11 @@ mod tests {
         let kernel = |forced| attention::variant(&of(forced, "attention"), KvFormat::F16, shape).kernel;
         assert_eq!(kernel("attention=attention"), "attention_f16");
         assert_eq!(kernel("attention=attention_f16"), "attention_f16_d128_wide");
+        let kv = KvLayout { format: KvFormat::F16, block_len: 32, num_blocks: 8 };
+        let tiles = attention_tiles::variant(&of("attention=attention_tiles", "attention"), &kv, 128);
+        assert_eq!(tiles.map(|variant| variant.kernel), Some("attention_tiles_d128"));
         for forced in ["attention=attention", "attention=attention_f16"] {
-            assert_eq!(attention_tiles::variant(&of(forced, "attention"), KvFormat::F16, 128), None);
+            assert_eq!(attention_tiles::variant(&of(forced, "attention"), &kv, 128), None);
         }
         assert_eq!(H200.kernels_of("linear").len(), 5);
         assert_eq!(Target { batch_invariant: true, ..H200 }.kernels_of("linear"), [Kernel::Linear]);

@@ -1,4 +1,4 @@
-//! `kernels/sm90/gemm_narrow.h`: gemms of 2 to 32 rows, which stream the weights.
+//! `kernels/sm90/gemm_narrow.h`: gemms of 2 to 64 rows, which stream the weights.
 
 use crate::kernels::ProjectionsShape;
 use crate::kernels::sm90::activations;
@@ -17,10 +17,10 @@ pub(crate) struct NarrowCut {
 }
 
 /// Rows of its kernels.
-const ROWS: [usize; 3] = [8, 16, 32];
+const ROWS: [usize; 4] = [8, 16, 32, 64];
 
 /// The most rows of any of them.
-pub(crate) const ROWS_MAX: usize = ROWS[2];
+pub(crate) const ROWS_MAX: usize = ROWS[3];
 
 const THREADS: u32 = 576;
 
@@ -40,23 +40,24 @@ fn unit(features: usize) -> usize {
     (4 * features).max(512)
 }
 
-/// The cut of up to 32 rows that streams the weights soonest: whose tiles are equal shares for the multiprocessors,
+/// The cut of up to 64 rows that streams the weights soonest: whose tiles are equal shares for the multiprocessors,
 /// where no other was measured best.
 pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
     // Features in 128 bytes of a row; nanoseconds that a stage takes at least, of one and of two columns, by rows.
     let (features, stage_times, scales) = match shape.format {
         DeviceFormat::F32 => return None,
-        DeviceFormat::F16 | DeviceFormat::BF16 => (64, [[200, 260, 330], [250, 280, 330]], 0),
-        DeviceFormat::Q8_0 | DeviceFormat::FP8 => (128, [[350, 420, 520], [470, 500, 600]], STAGE_SCALES),
+        DeviceFormat::F16 | DeviceFormat::BF16 => (64, [[200, 260, 330, 500], [250, 280, 330, 500]], 0),
+        DeviceFormat::Q8_0 | DeviceFormat::FP8 => (128, [[350, 420, 520, 700], [470, 500, 600, 800]], STAGE_SCALES),
         DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::NVFP4 | DeviceFormat::Q4_K => {
-            (256, [[600, 700, 900], [700, 800, 1000]], STAGE_SCALES)
+            (256, [[600, 700, 900, 1200], [700, 800, 1000, 1300]], STAGE_SCALES)
         }
-        DeviceFormat::Q6_K => (256, [[900, 1000, 1200], [1000, 1100, 1300]], STAGE_Q6_K),
+        DeviceFormat::Q6_K => (256, [[900, 1000, 1200, 1500], [1000, 1100, 1300, 1600]], STAGE_Q6_K),
     };
     let kernels = [
         named!(shape.format, "gemm_narrow_", "_t8"),
         named!(shape.format, "gemm_narrow_", "_t16"),
         named!(shape.format, "gemm_narrow_", "_t32"),
+        named!(shape.format, "gemm_narrow_", "_t64"),
     ];
     let place = ROWS.iter().position(|&rows| shape.rows <= rows)?;
     let rows = ROWS[place];
@@ -81,7 +82,7 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
             let round = |tiles: usize| {
                 let stream = bytes * (tiles * cluster).max(4500 / 44) / 4500;
                 // Of 32 rows, what a cluster exchanges takes as long as it is high, and no less below 64.
-                let exchange = if rows == 32 { 900 + 14 * height.max(64) } else { 900 };
+                let exchange = if rows >= 32 { 900 + 14 * height.max(64) } else { 900 };
                 stages * stream.max(stage_times[columns - 1][place]) + if cluster > 1 { exchange } else { 500 }
             };
             let left = if tiles.is_multiple_of(clusters) { 0 } else { round(tiles % clusters) };
@@ -89,7 +90,7 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
             let pairs = (rows / 2).div_ceil(cluster);
             let sums = height * (rows + 2) * 4 + if cluster > 1 { cluster * height * (2 * pairs + 2) * 4 } else { 0 };
             // With room for two columns, or, where rows take much, for as many as there are.
-            let room = if rows == 32 { columns } else { 2 };
+            let room = if rows >= 32 { columns } else { 2 };
             let stage = STAGE + scales + room * rows * features * 2;
             // Every second stage belongs to the same SIMD groups.
             let stages = ((GROUP_BYTES - HEADER - sums) / stage).min(STAGES_MAX) / 2 * 2;
@@ -131,7 +132,7 @@ mod tests {
                 assert_eq!(cut(format, 2, 4096, true, &[14_336]), (8, 1, 112, 1));
                 assert_eq!(cut(format, 2, 14_336, false, &[4096]), (8, 2, 64, 2));
             }
-            for (rows, tile) in [(2, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32)] {
+            for (rows, tile) in [(2, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64)] {
                 for (k, features) in [(32, &[1][..]), (896, &[896, 128, 128]), (4096, &[128_256]), (14_336, &[4096])] {
                     let shape = ProjectionsShape { format, rows, k, glu: false, features };
                     let found = variant(&H200, shape).expect("a variant for every shape");

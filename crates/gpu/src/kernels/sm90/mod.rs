@@ -4,3 +4,4 @@ pub(crate) mod activations;
 pub(crate) mod gemm;
 pub(crate) mod gemm_experts;
 pub(crate) mod gemm_narrow;
+pub(crate) mod prompt_attention;

@@ -1,0 +1,328 @@
+// prompt_attention: attention of attention_tiles.h (the same tables, tiles and meaning) on Hopper's matrix instructions, for
+// heads of 64, 80, 96, 128, 192 or 256 features.
+//
+// Grid      (heads, items), as attention_tiles.
+// Tiles     a group takes 128 rows of a query head: twice four SIMD groups multiply 64 rows each, and one more copies keys and
+//           values of P positions after another into two stages of each. A copy brings `chunk` positions of a block.
+// Overlap   the products of queries with the next keys and of weights with these values are asked for together; while they run,
+//           the other four SIMD groups turn scores into weights. They take turns, so that neither has both to itself.
+// Accuracy  as attention_tiles: queries and weights are rounded to f16, sums are f32. Not the same bits, because P differs.
+struct PromptParams {
+  TensorMap keys, values;  // (features, heads of all positions in the order of the cache)
+  AttentionParams<f16> of;
+  i32 chunk;               // positions of a copy: divides P and block_len
+  i32 padding[5];
+};
+
+#if __CUDA_ARCH_FEAT_SM90_ALL
+enum { PROMPT_ROWS = 128, PROMPT_STAGES = 2, PROMPT_THREADS = 384 };
+
+// Keys, values and queries lie as tiles of 64 features: rows of 128 bytes, swizzled. Of the last tile a head may fill a part.
+template <i32 D, i32 P> struct PromptShape {
+  enum {
+    TILES = (D + 63) / 64,
+    TILE = P * 128,                        // bytes of P positions of 64 features
+    STAGE = TILES * i32(TILE),
+    Q_TILE = PROMPT_ROWS * 128
+  };
+};
+template <i32 D, i32 P> struct PromptAttention {
+  unsigned long long full_keys[PROMPT_STAGES], full_values[PROMPT_STAGES], empty_keys[PROMPT_STAGES], empty_values[PROMPT_STAGES];
+  f32 scale[PROMPT_ROWS], sums[256];  // sums: of each thread, which nobody reads
+  unsigned char fill[2048 - 64 - 4 * (PROMPT_ROWS + 256)];
+  unsigned char queries[PromptShape<D, P>::TILES * PromptShape<D, P>::Q_TILE];
+  unsigned char keys[PROMPT_STAGES][PromptShape<D, P>::STAGE];
+  unsigned char values[PROMPT_STAGES][PromptShape<D, P>::STAGE];
+};
+
+// Barriers of some threads: of the four SIMD groups of a role, and for the turns of the two roles that multiply.
+enum { PROMPT_ROLE_BARRIER = 1, PROMPT_TURN_BARRIER = 3, PROMPT_BOTH_BARRIER = 5 };
+FN void prompt_wait_for_turn(i32 role) { asm volatile("bar.sync %0,256;" :: "r"(PROMPT_TURN_BARRIER + role) : "memory"); }
+FN void prompt_give_turn(i32 role) { asm volatile("bar.arrive %0,256;" :: "r"(PROMPT_TURN_BARRIER + role) : "memory"); }
+FN void prompt_both_roles() { asm volatile("bar.sync %0,256;" :: "r"(i32(PROMPT_BOTH_BARRIER)) : "memory"); }
+// Writes of this thread to group memory are seen by matrix instructions.
+FN void writes_are_operands() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Sums are there: the compiler reads them after what stands before, and computes them before what stands behind.
+template <i32 R> FN void sums_are_there(f32 (&sum)[R]) { UNROLL for (i32 i = 0; i < R; i++) asm volatile("" : "+f"(sum[i]) :: "memory"); }
+// A tile (numbers of k, 64 of the others) as an operand that is turned: `next` is how far the next 64 of the others are.
+FN unsigned long long turned_tile_descriptor(u32 address, u32 next) {
+  return (unsigned long long)(address >> 4 & 0x3fff) | (unsigned long long)(next >> 4) << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// The heads that a lane copies in a step; -1 where they are behind the last position that the tile sees.
+FN i32 prompt_heads(CONST PromptParams& p, const TileWork& w, const i32* table, i32 begin, i32 lane) {
+  const i32 position = begin + lane * p.chunk;
+  return position <= w.last ? attention_slot(p.of, table, w.kv_head, position) : -1;
+}
+
+// One SIMD group: each lane asks for the positions of its chunk.
+template <i32 D, i32 P>
+FN void prompt_copy(CONST PromptParams& p, const TileWork& w, const i32* table, GROUP PromptAttention<D, P>& g, i32 lane) {
+  typedef PromptShape<D, P> Shape;
+  const u32 keys = group_address(g.keys), values = group_address(g.values);
+  const u32 full_keys = group_address(g.full_keys), full_values = group_address(g.full_values);
+  const u32 empty_keys = group_address(g.empty_keys), empty_values = group_address(g.empty_values);
+  const i32 chunks = P / p.chunk, chunk_bytes = p.chunk * 128;
+  if (lane == 0) { prefetch_map(p.keys); prefetch_map(p.values); }
+  i32 heads = prompt_heads(p, w, table, w.first, lane);
+  wait_for_previous();
+  ROLL for (i32 step = 0; step < w.steps; step++) {
+    const i32 stage = step & 1, at = stage * Shape::STAGE + lane * chunk_bytes, begin = w.first + step * P;
+    const i32 bytes = mini(chunks, (w.last - begin) / p.chunk + 1) * chunk_bytes * Shape::TILES;
+    const bool copies = lane < chunks && heads >= 0;
+    if (step >= PROMPT_STAGES) barrier_wait(empty_keys + stage * 8, (step / PROMPT_STAGES - 1) & 1);
+    if (lane == 0) barrier_expect(full_keys + stage * 8, bytes);
+    simd_barrier();
+    UNROLL for (i32 tile = 0; tile < Shape::TILES; tile++)
+      if (copies) copy_tile_2d(keys + at + tile * Shape::TILE, p.keys, full_keys + stage * 8, tile * 64, heads);
+    if (step >= PROMPT_STAGES) barrier_wait(empty_values + stage * 8, (step / PROMPT_STAGES - 1) & 1);
+    if (lane == 0) barrier_expect(full_values + stage * 8, bytes);
+    simd_barrier();
+    UNROLL for (i32 tile = 0; tile < Shape::TILES; tile++)
+      if (copies) copy_tile_2d(values + at + tile * Shape::TILE, p.values, full_values + stage * 8, tile * 64, heads);
+    heads = prompt_heads(p, w, table, begin + P, lane);
+  }
+}
+
+// 16 rows of a SIMD group, scaled and rounded; lanes take four features of a row.
+template <i32 D, i32 P>
+FN void prompt_queries(CONST AttentionParams<f16>& p, const TileWork& w, GROUP PromptAttention<D, P>& g, i32 first, i32 lane) {
+  enum { VECTORS = D / 4, EACH = (VECTORS + SIMD - 1) / SIMD, AT_ONCE = 4 };
+  const u32 queries = group_address(g.queries);
+  ROLL for (i32 base = first; base < first + 16; base += AT_ONCE) {
+    f32x4 q[AT_ONCE][EACH];
+    UNROLL for (i32 j = 0; j < AT_ONCE; j++)
+      UNROLL for (i32 e = 0; e < EACH; e++) {
+        const i32 vector = e * SIMD + lane;
+        q[j][e] = make_float4(0.f, 0.f, 0.f, 0.f);
+        const i64 from = i64(w.first_row + mini(base + j, w.rows - 1)) * p.q_stride + w.head * D;
+        if (vector < VECTORS) q[j][e] = vectors4(p.q + from)[vector];
+      }
+    UNROLL for (i32 j = 0; j < AT_ONCE; j++) {
+      f32 most = 0.f;
+      UNROLL for (i32 e = 0; e < EACH; e++) most = max32(most, max32(max32(abs32(q[j][e].x), abs32(q[j][e].y)), max32(abs32(q[j][e].z), abs32(q[j][e].w))));
+      const u32 exponent = exponent_of(max_lanes<SIMD>(most));
+      const f32 inverse = inverse_power(exponent);
+      const i32 row = base + j;
+      UNROLL for (i32 e = 0; e < EACH; e++) {
+        const i32 vector = e * SIMD + lane, chunk = vector / 2;
+        const u32 at = queries + chunk / 8 * PromptShape<D, P>::Q_TILE + row * 128 + (chunk % 8 ^ row % 8) * 16 + vector % 2 * 8;
+        const u32 a = f32x2_to_f16x2(q[j][e].x * inverse, q[j][e].y * inverse), b = f32x2_to_f16x2(q[j][e].z * inverse, q[j][e].w * inverse);
+        if (vector < VECTORS) asm volatile("st.shared.v2.u32 [%0],{%1,%2};" :: "r"(at), "r"(a), "r"(b) : "memory");
+      }
+      // Of a row of zeros it is no zero, by which no masked score may be multiplied.
+      if (lane == 0) g.scale[row] = max32(bits_to_f32(exponent) * (p.scale * LOG2_E), 1e-37f);
+    }
+  }
+}
+
+// What a thread has of 64 rows: of 16 · (SIMD group) + lane / 4 + 8 i.
+template <i32 D> struct PromptState { f32 acc[D / 2]; f32 top[2], sum[2], scale[2]; };
+
+template <i32 D, i32 P>
+FN void prompt_scores(f32 (&score)[P / 2], u32 queries, u32 keys) {
+  typedef PromptShape<D, P> Shape;
+  UNROLL for (i32 i = 0; i < P / 2; i++) score[i] = 0.f;
+  matrix_begin();
+  UNROLL for (i32 k = 0; k < D / 16; k++) {
+    const unsigned long long q = tile_descriptor(queries + k / 4 * Shape::Q_TILE), from = tile_descriptor(keys + k / 4 * Shape::TILE);
+    MatrixOp<P>::f16(score, q + k % 4 * 2, from + k % 4 * 2);
+  }
+  matrix_commit();
+}
+
+template <i32 D, i32 P>
+FN void prompt_values(f32 (&acc)[D / 2], const u32 (&weights)[P / 16][4], u32 values) {
+  const unsigned long long from = turned_tile_descriptor(values, PromptShape<D, P>::TILE);
+  matrix_begin();
+  UNROLL for (i32 k = 0; k < P / 16; k++) MatrixOp<D>::f16_turned(acc, weights[k], from + k * (16 * 128 / 16));
+  matrix_commit();
+}
+
+// Whether some row of 64 from `low` on does not see some of P positions from `begin` on.
+template <i32 P> FN bool prompt_is_masked(CONST AttentionParams<f16>& p, i32 low, i32 begin) {
+  return begin + P - 1 > low || (p.window > 0 && begin <= low + 63 - p.window);
+}
+
+// Scores of P positions from `begin` on become weights, and `keep` what sums so far are multiplied by.
+template <i32 D, i32 P, bool MASKED>
+FN void prompt_weights(f32 (&score)[P / 2], f32 (&keep)[2], PromptState<D>& s, CONST AttentionParams<f16>& p, i32 low, i32 begin, i32 simd, i32 lane) {
+  UNROLL for (i32 i = 0; i < 2; i++) {
+    if (MASKED) {
+      const i32 position = low + simd * 16 + lane / 4 + i * 8;
+      UNROLL for (i32 n = 0; n < P / 8; n++)
+        UNROLL for (i32 e = 0; e < 2; e++) {
+          const i32 at = begin + n * 8 + lane % 4 * 2 + e;
+          if (at > position || (p.window > 0 && at <= position - p.window)) score[n * 4 + i * 2 + e] = bits_to_f32(0xff800000u);
+        }
+    }
+    f32 most = score[i * 2];
+    UNROLL for (i32 n = 0; n < P / 8; n++) most = max32(most, max32(score[n * 4 + i * 2], score[n * 4 + i * 2 + 1]));
+    most = max32(most, shuffle_xor(most, 1));
+    most = max32(most, shuffle_xor(most, 2));
+    const f32 now = max32(s.top[i], most * s.scale[i]);
+    keep[i] = exp2_32(s.top[i] - now);
+    s.top[i] = now;
+    const f32 shifted = now - WEIGHT_SHIFT, scale = s.scale[i];
+    f32 sum = 0.f;
+    UNROLL for (i32 n = 0; n < P / 8; n++)
+      UNROLL for (i32 e = 0; e < 2; e++) {
+        const f32 weight = exp2_32(fma32(score[n * 4 + i * 2 + e], scale, -shifted));
+        score[n * 4 + i * 2 + e] = weight;
+        sum += weight;
+      }
+    s.sum[i] = fma32(s.sum[i], keep[i], sum);
+  }
+}
+
+template <i32 P>
+FN void prompt_halves(u32 (&weights)[P / 16][4], const f32 (&score)[P / 2]) {
+  UNROLL for (i32 k = 0; k < P / 16; k++)
+    UNROLL for (i32 i = 0; i < 4; i++) weights[k][i] = f32x2_to_f16x2(score[k * 8 + i * 2], score[k * 8 + i * 2 + 1]);
+}
+
+// What those that multiply need to know: addresses, whose turn it is, and where they are.
+struct PromptPlaces { u32 queries, keys, values, full_keys, full_values, empty_keys, empty_values, sums; i32 role, low, simd, lane; };
+
+// Scores of a step, and the values of the step before. Without a branch between request and wait, for at one the compiler waits
+// for all products.
+template <i32 D, i32 P, bool MASKED>
+FN void prompt_step(f32 (&score)[P / 2], u32 (&weights)[P / 16][4], PromptState<D>& s, CONST AttentionParams<f16>& p, const PromptPlaces& at, i32 step, i32 begin) {
+  enum { STAGE = PromptShape<D, P>::STAGE };
+  const i32 stage = step & 1, before = stage ^ 1;
+  f32 keep[2];
+  barrier_wait(at.full_keys + stage * 8, step / PROMPT_STAGES & 1);
+  prompt_wait_for_turn(at.role);
+  prompt_scores<D, P>(score, at.queries, at.keys + stage * STAGE);
+  barrier_wait(at.full_values + before * 8, (step - 1) / PROMPT_STAGES & 1);
+  prompt_values<D, P>(s.acc, weights, at.values + before * STAGE);
+  prompt_give_turn(at.role ^ 1);
+  matrix_wait<1>();
+  sums_are_there(score);
+  if (at.lane == 0) barrier_arrive(at.empty_keys + stage * 8);
+  prompt_weights<D, P, MASKED>(score, keep, s, p, at.low, begin, at.simd, at.lane);
+  // The compiler waits before it computes weights, unless something that it may not move stands between.
+  store_group(at.sums, s.sum[0] + s.sum[1]);
+  matrix_wait<0>();
+  sums_are_there(s.acc);
+  if (at.lane == 0) barrier_arrive(at.empty_values + before * 8);
+  UNROLL for (i32 j = 0; j < D / 8; j++)
+    UNROLL for (i32 i = 0; i < 4; i++) s.acc[j * 4 + i] *= keep[i / 2];
+  prompt_halves<P>(weights, score);
+}
+
+// Values of positions behind the last may be anything, and no number times a weight of zero is none: they become zeros. Each
+// role has half of a stage.
+template <i32 D, i32 P>
+FN void prompt_clear(u32 values, i32 from, i32 role, i32 thread) {
+  typedef PromptShape<D, P> Shape;
+  ROLL for (i32 item = role * (P / 2 * 8) + thread; item < (role + 1) * (P / 2 * 8); item += 128) {
+    const u32 at = values + item * 16;
+    if (item / 8 >= from) {
+      UNROLL for (i32 tile = 0; tile < Shape::TILES; tile++)
+        asm volatile("st.shared.v4.u32 [%0],{%1,%1,%1,%1};" :: "r"(at + tile * Shape::TILE), "r"(0) : "memory");
+    }
+  }
+}
+
+template <i32 D, i32 P>
+FN void prompt_multiply(CONST AttentionParams<f16>& p, const TileWork& w, GROUP PromptAttention<D, P>& g, i32 role, i32 simd, i32 lane) {
+  typedef PromptShape<D, P> Shape;
+  const PromptPlaces at = {
+      group_address(g.queries) + role * (64 * 128), group_address(g.keys), group_address(g.values),
+      group_address(g.full_keys), group_address(g.full_values), group_address(g.empty_keys), group_address(g.empty_values),
+      group_address(g.sums) + (role * 128 + simd * SIMD + lane) * 4, role, w.position + role * 64, simd, lane};
+  const i32 row = role * 64 + simd * 16 + lane / 4;
+  wait_for_previous();
+  prompt_queries<D, P>(p, w, g, role * 64 + simd * 16, lane);
+  writes_are_operands();
+  four_simds_barrier(PROMPT_ROLE_BARRIER + role);
+  PromptState<D> s;
+  UNROLL for (i32 i = 0; i < D / 2; i++) s.acc[i] = 0.f;
+  UNROLL for (i32 i = 0; i < 2; i++) { s.top[i] = ATTENTION_NONE; s.sum[i] = 0.f; s.scale[i] = g.scale[row + i * 8]; }
+  f32 score[P / 2], keep[2];
+  u32 weights[P / 16][4];
+  // The first role has the first turn.
+  if (role == 1) prompt_give_turn(0);
+  barrier_wait(at.full_keys, 0);
+  prompt_scores<D, P>(score, at.queries, at.keys);
+  matrix_wait<0>();
+  sums_are_there(score);
+  if (lane == 0) barrier_arrive(at.empty_keys);
+  prompt_weights<D, P, true>(score, keep, s, p, at.low, w.first, simd, lane);
+  prompt_halves<P>(weights, score);
+  ROLL for (i32 step = 1; step < w.steps; step++) {
+    const i32 begin = w.first + step * P;
+    if (prompt_is_masked<P>(p, at.low, begin)) prompt_step<D, P, true>(score, weights, s, p, at, step, begin);
+    else prompt_step<D, P, false>(score, weights, s, p, at, step, begin);
+  }
+  const i32 last = w.steps - 1;
+  barrier_wait(at.full_values + (last & 1) * 8, last / PROMPT_STAGES & 1);
+  const i32 seen = w.last + 1 - (w.first + last * P);  // positions of the last step
+  if (seen < P) {
+    prompt_clear<D, P>(at.values + (last & 1) * Shape::STAGE, seen, role, simd * SIMD + lane);
+    writes_are_operands();
+    prompt_both_roles();
+  }
+  prompt_values<D, P>(s.acc, weights, at.values + (last & 1) * Shape::STAGE);
+  matrix_wait<0>();
+  sums_are_there(s.acc);
+  // The turn that nobody takes.
+  if (role == 0) prompt_wait_for_turn(0);
+  UNROLL for (i32 i = 0; i < 2; i++) {
+    f32 sum = s.sum[i];
+    sum += shuffle_xor(sum, 1);
+    sum += shuffle_xor(sum, 2);
+    const f32 scale = 1.f / attention_divisor(p, w.head, sum, s.top[i] - WEIGHT_SHIFT);
+    f32* const out = p.out + (i64(w.first_row + row + i * 8) * p.out_stride + w.head * D + lane % 4 * 2);
+    if (row + i * 8 < w.rows) {
+      UNROLL for (i32 j = 0; j < D / 8; j++)
+        *reinterpret_cast<f32x2*>(out + j * 8) = make_float2(s.acc[j * 4 + i * 2] * scale, s.acc[j * 4 + i * 2 + 1] * scale);
+    }
+  }
+}
+
+template <i32 D, i32 P>
+FN void prompt_attention(CONST PromptParams& p, GROUP PromptAttention<D, P>& g, Lane t) {
+  let_next_start();
+  if (t.gy >= p.of.num_items[0]) {
+    // A kernel may not end before the one ahead has.
+    if (t.gx + t.gy == 0) wait_for_previous();
+    return;  // the whole group
+  }
+  TileWork w = tile_work(p.of, t);
+  w.first -= w.first % p.chunk;
+  w.steps = (w.last - w.first) / P + 1;
+  if (t.simd == 0 && t.lane == 0) {
+    UNROLL for (i32 i = 0; i < PROMPT_STAGES; i++) {
+      barrier_init(group_address(&g.full_keys[i]), 1);
+      barrier_init(group_address(&g.full_values[i]), 1);
+      barrier_init(group_address(&g.empty_keys[i]), 8);
+      barrier_init(group_address(&g.empty_values[i]), 8);
+    }
+    barriers_are_ready();
+  }
+  group_barrier();
+  if (t.simd < 4) {
+    give_registers<40>();
+    if (t.simd == 0) prompt_copy<D, P>(p, w, p.of.blocks + p.of.table_starts[w.first_row], g, t.lane);
+  } else {
+    take_registers<232>();
+    prompt_multiply<D, P>(p.of, w, g, t.simd / 4 - 1, t.simd & 3, t.lane);
+  }
+}
+
+#define PROMPT_ATTENTION(D, P)                                                                                              \
+  extern "C" __global__ void __launch_bounds__(PROMPT_THREADS, 1)                                                           \
+      prompt_attention_d##D(const __grid_constant__ PromptParams p) {                                                       \
+    extern __shared__ __align__(1024) unsigned char group_memory[];                                                         \
+    const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, simd_of_thread(), (i32)threadIdx.x & 31, 12};        \
+    prompt_attention<D, P>(p, *reinterpret_cast<PromptAttention<D, P>*>(group_memory), t);                                  \
+  }
+PROMPT_ATTENTION(64, 128)
+PROMPT_ATTENTION(80, 128)
+PROMPT_ATTENTION(96, 128)
+PROMPT_ATTENTION(128, 128)
+PROMPT_ATTENTION(192, 64)
+PROMPT_ATTENTION(256, 64)
+#endif

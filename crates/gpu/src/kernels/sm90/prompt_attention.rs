@@ -1,0 +1,96 @@
+//! `kernels/sm90/prompt_attention.h`: attention of many rows of a sequence together, on matrix instructions of four SIMD
+//! groups.
+
+use std::mem::offset_of;
+
+use plan::{Attention, KvFormat, KvLayout};
+
+use crate::kernels::attention;
+use crate::kernels::attention_tiles::AttentionTilesVariant;
+use crate::launch::{Element, Launch, Region, TileMap};
+use crate::params::{AttentionParams, PromptParams};
+use crate::site::{DeviceRows, Site, index};
+use crate::step_input::ATTENTION_TILE_ROWS;
+use crate::target::Target;
+
+const THREADS: u32 = 384;
+
+/// Barriers, scales of rows, and sums of threads.
+const HEADER: usize = 2048;
+
+/// Stages of keys, and of values.
+const STAGES: usize = 2;
+
+/// Features of a tile of queries, keys or values.
+const TILE_FEATURES: usize = 64;
+
+/// The variant, if there is one for these heads.
+pub(crate) fn variant(target: &Target, kv: &KvLayout, head_dim: usize) -> Option<AttentionTilesVariant> {
+    // Positions of a stage: of wide heads fewer, whose sums take more registers.
+    let (kernel, positions) = match (kv.format, head_dim) {
+        (KvFormat::F16, 64) => ("prompt_attention_d64", 128),
+        (KvFormat::F16, 80) => ("prompt_attention_d80", 128),
+        (KvFormat::F16, 96) => ("prompt_attention_d96", 128),
+        (KvFormat::F16, 128) => ("prompt_attention_d128", 128),
+        (KvFormat::F16, 192) => ("prompt_attention_d192", 64),
+        (KvFormat::F16, 256) => ("prompt_attention_d256", 64),
+        _ => return None,
+    };
+    // Eight rows of a tile are swizzled together.
+    let copied_positions = (1 << kv.block_len.trailing_zeros()).min(64);
+    let row_bytes = head_dim.div_ceil(TILE_FEATURES) * 2 * TILE_FEATURES;
+    let group_bytes = HEADER + row_bytes * (ATTENTION_TILE_ROWS + 2 * STAGES * positions);
+    let may_be = target.kernel.is_none() && !target.batch_invariant && copied_positions >= 8;
+    (may_be && group_bytes <= target.group_bytes_max as usize).then_some(AttentionTilesVariant {
+        kernel,
+        threads: THREADS,
+        group_bytes: group_bytes as u32,
+        parts: 1,
+        copied_positions,
+    })
+}
+
+/// A launch of it, with the operands that all kernels of attention have.
+pub(crate) fn launch(
+    site: &Site<'_>,
+    variant: &AttentionTilesVariant,
+    groups: [usize; 3],
+    of: AttentionParams,
+    q: DeviceRows,
+    attention: &Attention,
+) -> Launch {
+    let cache = &site.loaded.cache.layers[attention.layer];
+    let head_dim = cache.layer.head_dim;
+    let tiles = |at, plane: Region| {
+        let row_bytes = (head_dim * KvFormat::F16.bytes()) as u64;
+        TileMap {
+            at,
+            address: plane.address,
+            element: Element::F16,
+            dims: vec![head_dim as u64, plane.bytes / row_bytes],
+            strides: vec![row_bytes],
+            tile: vec![TILE_FEATURES as u32, variant.copied_positions as u32],
+            swizzled: true,
+        }
+    };
+    let maps =
+        vec![tiles(offset_of!(PromptParams, keys), cache.keys), tiles(offset_of!(PromptParams, values), cache.values)];
+    let params = PromptParams { of, chunk: index(variant.copied_positions), ..PromptParams::default() };
+    Launch { maps, ..attention::launch_of(site, variant.kernel, groups, &params, q, attention) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::tests::H200;
+
+    #[test]
+    fn blocks_of_the_cache_are_copied_in_tiles_of_eight_positions_or_more() {
+        let copied = |block_len| {
+            let kv = KvLayout { format: KvFormat::F16, block_len, num_blocks: 1 };
+            variant(&H200, &kv, 128).map(|variant| variant.copied_positions)
+        };
+        assert_eq!([8, 24, 32, 48, 64, 256].map(copied), [8, 8, 32, 16, 64, 64].map(Some));
+        assert_eq!([1, 5, 12, 20].map(copied), [None; 4]);
+    }
+}
