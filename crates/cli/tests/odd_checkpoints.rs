@@ -267,8 +267,17 @@ fn positions_are_stretched_by_flags_and_by_files_alike() {
             assert_eq!(run(file, &["--ctx-size", "1024"]), short);
         }
     }
-    // A context that the model was not made for is refused with the way to have it.
-    let (is_ok, _, report) = plain.output(&[prompt, "--raw", "--ctx-size", "5000"]);
-    assert!(!is_ok && report.contains("--rope-scaling yarn --rope-scale 3"), "{report}");
+    // Of a context that the model was not made for it gets what it was made for, and the way to have all is said, once.
+    let (is_ok, text, report) = plain.output(&[prompt, "--raw", "--ctx-size", "5000"]);
+    assert!(is_ok && text == plain_text, "{text}\n{plain_text}\n{report}");
+    let told: Vec<_> = report.lines().filter(|line| line.contains("5000")).collect();
+    assert!(
+        matches!(*told, [line] if line.contains("2048") && line.contains("--rope-scaling yarn --rope-scale 3")),
+        "{report}"
+    );
+    // Who stretches it too little has said what it is to be, and is refused.
+    let stretched = ["--rope-scaling", "yarn", "--rope-scale", "2"];
+    let (is_ok, _, report) = plain.output(&[&[prompt, "--raw", "--ctx-size", "5000"], &stretched[..]].concat());
+    assert!(!is_ok && report.contains("--rope-scaling yarn --rope-scale 2"), "{report}");
     assert!(plain.output(&[prompt, "--raw", "--ctx-size", "5000", "--rope-scaling", "yarn", "--rope-scale", "3"]).0);
 }

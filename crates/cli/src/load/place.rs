@@ -10,7 +10,7 @@ use super::facts::{KV_BLOCK_LEN, kv_format_of};
 use super::fits::{bytes_beside, room_for_cache};
 use super::sizes::{
     BATCH_TOKENS, CacheSettings, DeviceRegion, EngineSizes, KvTokens, SEQUENCES, SEQUENCES_ON_CUDA, TEXT_TOKENS,
-    batch_tokens, largest_step,
+    batch_tokens, largest_step, stretched,
 };
 use crate::output::note;
 use crate::units;
@@ -170,9 +170,9 @@ fn context_len(plan: &Plan, asked: Option<usize>, affordable: usize) -> Result<u
         if asked > plan.context_len {
             bail!(
                 "--ctx-size {asked} is more than the {} tokens that the model was made for; text beyond them would be \
-                 noise (--rope-scaling yarn --rope-scale {:.0} stretches its positions so far, at some cost in quality)",
+                 noise ({})",
                 plan.context_len,
-                (asked as f64 / plan.context_len as f64).ceil(),
+                stretched(asked, plan.context_len),
             );
         }
         if asked < 2 {

@@ -10,6 +10,7 @@ use super::device::{self, CPU, REFERENCE};
 use super::fits::smaller_context;
 use super::neighbours::{ALONE, Neighbours};
 use super::watch::{Unwatched, Watch};
+use crate::output::note;
 
 /// Tokens that a step computes at most.
 pub(super) const BATCH_TOKENS: usize = 512;
@@ -44,6 +45,24 @@ pub(crate) struct CacheSettings {
     pub(crate) ctx_size: Option<usize>,
     /// Element type; exact where the weights are, and half precision otherwise, if nothing is said.
     pub(crate) format: Option<KvFormat>,
+}
+
+impl CacheSettings {
+    /// The same, with a context of at most `trained` tokens, as llama-server takes it; says so where more was asked for.
+    pub(crate) fn within(self, trained: usize) -> Self {
+        let Some(asked) = self.ctx_size.filter(|&asked| asked > trained) else { return self };
+        note(&format!(
+            "the context has {trained} tokens, which the model was made for, and not the {asked} of --ctx-size ({})",
+            stretched(asked, trained)
+        ));
+        Self { ctx_size: Some(trained), ..self }
+    }
+}
+
+/// How a context of `asked` tokens is had of a model that was made for `trained`.
+pub(super) fn stretched(asked: usize, trained: usize) -> String {
+    let scale = asked.div_ceil(trained.max(1));
+    format!("--rope-scaling yarn --rope-scale {scale} stretches its positions so far, at some cost in quality")
 }
 
 /// The part of a device's memory that a model gets, and what it may do in it.

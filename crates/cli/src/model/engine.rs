@@ -19,6 +19,7 @@ use crate::load::facts::main_format;
 use crate::load::neighbours::DeviceShare;
 use crate::load::place::{PlacedModel, place};
 use crate::load::plan::plan_of;
+use crate::load::rope::RopeSettings;
 use crate::load::sizes::{DeviceRegion, EngineSizes};
 use crate::load::text::{ChatTemplates, load_tokenizer};
 use crate::load::watch::{LoadBar, Unwatched, Watch};
@@ -130,7 +131,12 @@ fn load_all_but_tokenizer(
 ) -> Result<AllButTokenizer> {
     let (plan, weights) = plan_and_weights(checkpoint, settings, sizes.watch)?;
     sizes.watch.stage(LoadStage::Placing);
-    let PlacedModel { backend, region } = place(&settings.device, settings.cache, sizes, &plan, &weights)?;
+    // Who stretches the context says how far, and is told where that is not far enough.
+    let cache = match settings.rope == RopeSettings::default() {
+        true => settings.cache.within(plan.context_len),
+        false => settings.cache,
+    };
+    let PlacedModel { backend, region } = place(&settings.device, cache, sizes, &plan, &weights)?;
     let device = backend.device().clone();
     let vocab_size = plan.vocab_size;
     let files = ModelFiles {
