@@ -296,16 +296,16 @@ fn a_key_of_the_environment_protects_and_is_not_shown() {
         command.env("HOTMETAL_API_KEY", key);
         command
     };
-    for (key, why) in [("short", "at least 16"), ("a key with spaces in it", "visible ASCII"), ("", "at least 16")] {
+    for (key, why) in [("short", "at least 16"), ("a key with spaces in it", "visible ASCII"), ("", "is empty")] {
         let output = with(key).output().expect("the binary starts");
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{error}");
         assert!(error.contains("HOTMETAL_API_KEY") && error.contains(why), "{error}");
         assert!(key.is_empty() || !error.contains(key), "{error}");
     }
-    for key in ["short", "", "long-enough-to-be-one,short"] {
-        let error = refused(&["--port", "0", "--device", "cpu", "--api-key", key]);
-        assert!(error.contains("--api-key") && error.contains("at least 16"), "{error}");
+    for (key, why) in [("short", "at least 16"), ("", "is empty"), ("long-enough-to-be-one,short", "at least 16")] {
+        let error = refused(&["--port", "0", "--host", "0.0.0.0", "--device", "cpu", "--api-key", key]);
+        assert!(error.contains("--api-key") && error.contains(why), "{error}");
     }
     // The server takes each of the keys: this one, those of a file, and those of the command line.
     let folder = tempfile::tempdir().expect("a folder");
@@ -323,6 +323,22 @@ fn a_key_of_the_environment_protects_and_is_not_shown() {
     for key in [key, "a-key-of-some-length", "one-key-of-the-line", "other-key-of-the-line"] {
         assert_eq!(ask(&format!("Authorization: Bearer {key}\r\n")), "200");
     }
+}
+
+/// As llama-server takes it: who is on this machine has other ways.
+#[cfg(unix)]
+#[test]
+fn a_short_key_protects_a_loopback_address_with_a_warning() {
+    let server = Server::start(&["--api-key", "long-enough-to-be-one,short", "--device", "cpu"]);
+    let ask = |key: &str| {
+        let header = format!("Authorization: Bearer {key}");
+        let request = format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{header}\r\nConnection: close\r\n\r\n");
+        server.raw(request.as_bytes())[9..12].to_owned()
+    };
+    assert_eq!((&*ask("short"), &*ask("shorter"), &*ask("long-enough-to-be-one")), ("200", "401", "200"));
+    server.signal("-TERM");
+    let (_, notes) = server.wait();
+    assert!(notes.contains("an API key has 5 bytes and can be guessed"), "{notes}");
 }
 
 #[test]

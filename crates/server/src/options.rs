@@ -11,7 +11,7 @@ use tokenizer::ParseSpecial;
 /// Variables of a chat template that a conversation gives it anyway.
 pub(crate) const FIXED_VARIABLES: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 
-/// Fewest bytes of a key: 128 bits, written in base64 or the like.
+/// Fewest bytes of a key that others may try to guess over a network: 128 bits, written in base64 or the like.
 const KEY_BYTES_MIN: usize = 16;
 
 /// Who may use the server, and the limits of a request.
@@ -104,11 +104,19 @@ pub enum OptionsError {
         address: SocketAddr,
     },
     /// A key that can be guessed.
-    #[error("an API key has {found} bytes, and needs at least {KEY_BYTES_MIN}: `openssl rand -hex 16` makes one")]
+    #[error(
+        "{address} can be reached from the network, and a key of --api-key, --api-key-file or HOTMETAL_API_KEY has \
+         {found} bytes: it needs at least {KEY_BYTES_MIN} there (`openssl rand -hex 16` makes one)"
+    )]
     ShortKey {
+        /// The address.
+        address: SocketAddr,
         /// Its length.
         found: usize,
     },
+    /// A key that everybody has.
+    #[error("an API key is empty: `openssl rand -hex 16` makes one")]
+    EmptyKey,
     /// What is no origin of a page.
     #[error(
         "`{found}` is no origin: expected `*`, or a scheme, host and port such as https://example.org:8443, without a path"
@@ -150,10 +158,17 @@ impl Options {
             IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4),
             ip => ip,
         };
-        if ip.is_loopback() || !self.api_keys.is_empty() || no_auth {
-            return Ok(());
+        match self.short_key() {
+            _ if ip.is_loopback() => Ok(()),
+            Some(found) => Err(OptionsError::ShortKey { address, found }),
+            None if self.api_keys.is_empty() && !no_auth => Err(OptionsError::Unprotected { address }),
+            None => Ok(()),
         }
-        Err(OptionsError::Unprotected { address })
+    }
+
+    /// The bytes of the shortest key, if it can be guessed.
+    pub fn short_key(&self) -> Option<usize> {
+        self.api_keys.iter().map(|key| key.bytes).min().filter(|&bytes| bytes < KEY_BYTES_MIN)
     }
 
     /// The number of the key that was shown, counted from 1; 0 where none is asked for, nothing if it is wrong.
@@ -165,7 +180,7 @@ impl Options {
         let mut number = None;
         // Every key is compared, whichever it is.
         for (index, key) in (1..).zip(&self.api_keys) {
-            if bool::from(key.0.ct_eq(&shown[..])) {
+            if bool::from(key.digest.ct_eq(&shown[..])) {
                 number = Some(index);
             }
         }
@@ -235,18 +250,21 @@ impl std::str::FromStr for Origin {
 
 /// A key, as its digest: memory that is dumped or printed does not show it.
 #[derive(Clone)]
-pub struct ApiKey([u8; 32]);
+pub struct ApiKey {
+    digest: [u8; 32],
+    bytes: usize,
+}
 
 impl ApiKey {
-    /// A key of at least 16 visible ASCII characters.
+    /// A key of visible ASCII characters: at least 16, unless the server listens on a loopback address.
     pub fn new(key: &str) -> Result<Self, OptionsError> {
-        if key.len() < KEY_BYTES_MIN {
-            return Err(OptionsError::ShortKey { found: key.len() });
+        if key.is_empty() {
+            return Err(OptionsError::EmptyKey);
         }
         if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(OptionsError::UnusableKey);
         }
-        Ok(Self(Sha256::digest(key.as_bytes()).into()))
+        Ok(Self { digest: Sha256::digest(key.as_bytes()).into(), bytes: key.len() })
     }
 }
 
@@ -263,7 +281,13 @@ mod tests {
     #[test]
     fn only_a_loopback_address_goes_without_a_key() {
         let open = Options::default();
-        let with_key = Options { api_keys: vec![ApiKey::new("0123456789abcdef").unwrap()], ..Options::default() };
+        let with_keys = |keys: &[&str]| {
+            let api_keys = keys.iter().map(|key| ApiKey::new(key).unwrap()).collect();
+            Options { api_keys, ..Options::default() }
+        };
+        let with_key = with_keys(&["0123456789abcdef"]);
+        let with_short_key = with_keys(&["0123456789abcdef", "0123456789abcde"]);
+        assert_eq!((open.short_key(), with_key.short_key(), with_short_key.short_key()), (None, None, Some(15)));
         let loopback = ["127.0.0.1:8080", "127.0.0.2:1", "127.255.255.255:0", "[::1]:8080", "[::ffff:127.0.0.1]:80"];
         let public = [
             "0.0.0.0:8080",
@@ -276,6 +300,7 @@ mod tests {
         ];
         for address in loopback {
             open.check_address(address.parse().unwrap(), false).unwrap();
+            with_short_key.check_address(address.parse().unwrap(), false).unwrap();
         }
         for address in public {
             let address = address.parse().unwrap();
@@ -283,6 +308,11 @@ mod tests {
             assert!(refused.to_string().contains("--no-auth"), "{refused}");
             open.check_address(address, true).unwrap();
             with_key.check_address(address, false).unwrap();
+            // Who asks for a key does not mean everybody.
+            for no_auth in [false, true] {
+                let refused = with_short_key.check_address(address, no_auth).unwrap_err();
+                assert_eq!(refused, OptionsError::ShortKey { address, found: 15 });
+            }
         }
     }
 
@@ -330,7 +360,7 @@ mod tests {
             assert_eq!(options.authenticate(wrong), None);
         }
         assert_eq!(Options::default().authenticate(None), Some(0));
-        assert_eq!(ApiKey::new("short").unwrap_err(), OptionsError::ShortKey { found: 5 });
+        assert_eq!(ApiKey::new("").unwrap_err(), OptionsError::EmptyKey);
         assert_eq!(ApiKey::new("0123456789abcde\n").unwrap_err(), OptionsError::UnusableKey);
     }
 }
