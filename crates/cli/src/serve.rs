@@ -1,6 +1,7 @@
 //! `hotmetal serve`: a model for many clients, over HTTP.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -192,8 +193,8 @@ struct LimitArgs {
     strict_fields: bool,
 
     /// Tokens of a text at most, and of one whose request sets no limit [default: what the context holds]
-    #[arg(long, short = 'n', aliases = ["n-predict", "predict"], value_name = "N")]
-    max_tokens: Option<usize>,
+    #[arg(long, short = 'n', aliases = ["n-predict", "predict"], value_name = "N", value_parser = parse_max_tokens)]
+    max_tokens: Option<NonZeroUsize>,
 
     /// Variables of the chat template, as an object in JSON, where a request's `chat_template_kwargs` does not set them:
     /// {"enable_thinking": false}
@@ -436,6 +437,11 @@ fn parse_idle_seconds(text: &str) -> Result<i64, String> {
     }
 }
 
+/// A limit of 0 would refuse every request that sets none.
+fn parse_max_tokens(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| format!("expected a number of tokens, at least 1, or -1 for no limit, found `{text}`"))
+}
+
 fn parse_host(text: &str) -> Result<IpAddr, String> {
     if text.eq_ignore_ascii_case("localhost") {
         return Ok(IpAddr::from([127, 0, 0, 1]));
@@ -461,7 +467,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
         generic_tools: !limits.no_generic_tools,
         template_defaults: limits.chat_template_kwargs.clone().unwrap_or_default(),
         seed: args.sampling.seed,
-        max_tokens: limits.max_tokens,
+        max_tokens: limits.max_tokens.map(NonZeroUsize::get),
         has_page: !access.no_webui,
         special_in_messages: ParseSpecial::where_asked(limits.parse_special_in_messages),
         ..Options::default()
@@ -549,6 +555,17 @@ mod tests {
         assert_eq!(parallel(&["--parallel", "auto"]), Ok(None));
         assert_eq!(parallel(&["--max-num-seqs", "40"]), Ok(Some(40)));
         assert!(parallel(&["--parallel", "many"]).unwrap_err().contains("a number of texts or `auto`"));
+    }
+
+    #[test]
+    fn a_limit_of_no_tokens_is_refused_with_what_to_write() {
+        let limit = |value: &str| {
+            let command = Command::try_parse_from(["serve", "-n", value]);
+            command.map(|command| options(&command.args).unwrap().max_tokens).map_err(|error| error.to_string())
+        };
+        assert_eq!(limit("1"), Ok(Some(1)));
+        let refused = limit("0").unwrap_err();
+        assert!(refused.contains("--max-tokens") && refused.contains("at least 1, or -1 for no limit"), "{refused}");
     }
 
     fn names(line: &[&str]) -> Result<Vec<String>, String> {
