@@ -192,6 +192,11 @@ struct LimitArgs {
     #[arg(long)]
     strict_fields: bool,
 
+    /// Refuse requests that name another model than the one that is served, which else answers them; several models, and
+    /// those of --models-dir, have to be named right anyway
+    #[arg(long)]
+    strict_model: bool,
+
     /// Tokens of a text at most, and of one whose request sets no limit [default: what the context holds]
     #[arg(long, short = 'n', aliases = ["n-predict", "predict"], value_name = "N", value_parser = parse_max_tokens)]
     max_tokens: Option<NonZeroUsize>,
@@ -464,6 +469,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
         drain_time_max: Duration::from_secs(limits.drain_timeout),
         connections_max: limits.max_connections as usize,
         strict_fields: limits.strict_fields,
+        strict_model: limits.strict_model,
         generic_tools: !limits.no_generic_tools,
         template_defaults: limits.chat_template_kwargs.clone().unwrap_or_default(),
         seed: args.sampling.seed,

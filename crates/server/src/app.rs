@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 use crate::clock::unix_time;
 use crate::engine_thread::{EngineFailure, EngineHandle};
 use crate::error::ApiError;
-use crate::fields::FieldPolicy;
+use crate::fields::{FieldPolicy, ignore};
 use crate::grammar::Grammars;
 use crate::loading::Loading;
 use crate::memory::Memory;
@@ -117,6 +117,8 @@ pub(crate) struct Serving {
     profile: TemplateProfile,
     /// The tokens that mark a gap, if the model has them.
     pub(crate) fim: Option<FimMarkers>,
+    /// Whether it answers requests that name another model.
+    any_name: bool,
     /// Whether tools are described in words where the template shows none.
     generic_tools: bool,
     /// Variables of chat templates, where a request does not set them.
@@ -138,7 +140,7 @@ pub(crate) struct Serving {
 
 impl Serving {
     /// Starts the engine's thread of a model.
-    fn start(model: ServedModel, slot: &ModelSlot, options: &Options) -> std::io::Result<Self> {
+    fn start(model: ServedModel, slot: &ModelSlot, is_alone: bool, options: &Options) -> std::io::Result<Self> {
         let ServedModel {
             name,
             device,
@@ -188,6 +190,7 @@ impl Serving {
             grammars,
             profile,
             fim,
+            any_name: is_alone && !options.strict_model,
             generic_tools: options.generic_tools,
             template_defaults: options.template_defaults.clone(),
             seed: options.seed,
@@ -639,7 +642,10 @@ impl App {
 impl Inner {
     /// Starts the engine's thread of a model and puts it into its place.
     pub(crate) fn seat(&self, index: usize, model: ServedModel) -> std::io::Result<Arc<Serving>> {
-        let serving = Arc::new(Serving::start(model, &self.models.slots[index], &self.options)?);
+        let slots = &self.models.slots;
+        // A name that is offered on demand was chosen from a list, and so is the only one of such a list.
+        let is_alone = matches!(&**slots, [slot] if !slot.is_offered);
+        let serving = Arc::new(Serving::start(model, &slots[index], is_alone, &self.options)?);
         let mut seats = self.models.lock();
         let seat = &mut seats.seats[index];
         (seat.place, seat.last_used, seat.leaves) = (Place::Ready(Arc::clone(&serving)), Instant::now(), false);
@@ -664,11 +670,28 @@ pub(crate) fn loading(names: &str) -> ApiError {
 }
 
 impl Serving {
-    /// Whether a request that names `asked` means this model.
+    /// Whether this model answers a request that names `asked`. Where there is no other, it does whatever the name is,
+    /// which is then without effect: programs have a name of OpenAI's or Anthropic's written in.
     pub(crate) fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
         match asked {
-            Some(asked) if !is_name_of(&self.name, asked) => Err(ApiError::no_such_model(asked, &[&self.name])),
+            Some(asked) if self.any_name && !self.is_named(asked) => {
+                ignore("model");
+                Ok(())
+            }
+            asked => self.check_name(asked),
+        }
+    }
+
+    /// Whether a request that asks what `asked` is means this model.
+    pub(crate) fn check_name(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        match asked {
+            Some(asked) if !self.is_named(asked) => Err(ApiError::no_such_model(asked, &[&self.name])),
             _ => Ok(()),
         }
+    }
+
+    /// Whether `asked` is a name of this model.
+    pub(crate) fn is_named(&self, asked: &str) -> bool {
+        is_name_of(&self.name, asked)
     }
 }

@@ -47,6 +47,8 @@ pub struct Options {
     pub drain_time_max: Duration,
     /// Refuse fields that no route lists, which are else taken without effect and reported.
     pub strict_fields: bool,
+    /// Refuse requests that name another model than the served one, where there is one alone; else that model answers.
+    pub strict_model: bool,
     /// Describe tools in the system message where the model's chat template shows none; else they are refused there.
     pub generic_tools: bool,
     /// Variables of chat templates where a request's `chat_template_kwargs` does not set them; a template that does not read
@@ -81,6 +83,7 @@ impl Default for Options {
             connections_max: 1024,
             drain_time_max: Duration::from_secs(30),
             strict_fields: false,
+            strict_model: false,
             generic_tools: true,
             template_defaults: Map::new(),
             seed: None,

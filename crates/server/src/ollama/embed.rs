@@ -32,7 +32,7 @@ pub(crate) const EMBEDDINGS: &[Field] = &[applied("model"), applied("prompt"), O
 
 /// What a request asks for.
 struct Asked {
-    /// The model, as the request names it.
+    /// The model, as the request names it; nothing, if that is another model's name.
     model: Option<String>,
     /// Nothing, where there is no text: the request asks that the model is loaded.
     wanted: Option<Wanted>,
@@ -134,6 +134,7 @@ fn prepare(
     key: u64,
 ) -> Result<Asked, ApiError> {
     serving.check_model(model.as_deref())?;
+    let model = model.filter(|asked| serving.is_named(asked));
     let says_nothing = match &input {
         Value::String(text) => text.is_empty(),
         Value::Array(texts) => texts.is_empty(),

@@ -136,8 +136,8 @@ pub(crate) async fn show(
         const KNOWN: &[&[Field]] = &[SHOW];
         let mut fields = Fields::new(body, KNOWN)?;
         let (model, name) = (fields.string("model")?, fields.string("name")?);
-        serving.check_model(model.as_deref())?;
-        serving.check_model(name.as_deref()).map_err(|error| error.with_param("model", "name"))?;
+        serving.check_name(model.as_deref())?;
+        serving.check_name(name.as_deref()).map_err(|error| error.with_param("model", "name"))?;
         fields.finish(KNOWN)
     })
     .await?;

@@ -45,16 +45,13 @@ pub(crate) const GENERATE: &[Field] = &[
 const CHAT_KNOWN: &[&[Field]] = &[COMMON, CHAT];
 const GENERATE_KNOWN: &[&[Field]] = &[COMMON, GENERATE];
 
-/// Bytes of a name of a model that an answer repeats: no served model has a longer one.
-const MODEL_BYTES_MAX: usize = 1024;
-
 fn is_empty(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty)
 }
 
 /// What a request asks for.
 pub(super) struct Wanted {
-    /// The model, as the request names it.
+    /// The model, as the request names it; nothing, if that is another model's name.
     pub(super) model: Option<String>,
     /// What is to be generated from which prompt; without it, that the model is loaded.
     pub(super) work: Option<(Plan, Vec<u32>)>,
@@ -140,6 +137,7 @@ pub(super) fn generate(body: Value, serving: &Arc<Serving>, key: u64) -> Result<
 fn common(fields: &mut Fields, serving: &Serving) -> Result<(Option<String>, Map<String, Value>), ApiError> {
     let model = fields.string("model")?;
     serving.check_model(model.as_deref())?;
+    let model = model.filter(|asked| serving.is_named(asked));
     let mut inner = Map::new();
     // Streams are what this interface sends where nothing is said.
     inner.insert("stream".to_owned(), fields.boolean("stream")?.unwrap_or(true).into());
@@ -155,7 +153,7 @@ fn common(fields: &mut Fields, serving: &Serving) -> Result<(Option<String>, Map
         }
         Some(other) => return Err(wrong("format", &other, "\"json\" or a JSON schema")),
     }
-    Ok((model.filter(|model| model.len() <= MODEL_BYTES_MAX), inner))
+    Ok((model, inner))
 }
 
 /// Takes `think`: whether the model is to think, or how much.

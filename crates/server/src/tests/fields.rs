@@ -316,7 +316,7 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
 
 #[tokio::test]
 async fn fields_that_contradict_each_other_are_refused() {
-    let app = app();
+    let app = strict();
     let cases = [
         (CHAT, json!({"max_tokens": 3, "max_completion_tokens": 4}), "max_tokens"),
         (CHAT, json!({"top_logprobs": 3}), "top_logprobs"),

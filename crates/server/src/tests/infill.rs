@@ -44,7 +44,8 @@ impl Coder {
         if let Some(faults) = faults {
             executable = executable.with_faults(faults);
         }
-        let app = loading(Options::default());
+        // The matrix of fields sends names that are no model's.
+        let app = loading(Options { strict_model: true, ..Options::default() });
         let engine = Engine::new(Box::new(executable), config.clone()).unwrap();
         let model = ServedModel {
             tokenizer: Arc::clone(&tokenizer),

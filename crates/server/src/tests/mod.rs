@@ -101,6 +101,13 @@ fn app() -> App {
     app_on(config(), None)
 }
 
+/// One that does not answer for other models.
+fn strict() -> App {
+    let app = loading(Options { strict_model: true, ..Options::default() });
+    serve_on(&app, config(), None);
+    app
+}
+
 fn app_on(config: EngineConfig, faults: Option<Faults>) -> App {
     let app = loading(Options::default());
     serve_on(&app, config, faults);

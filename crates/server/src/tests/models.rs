@@ -90,6 +90,38 @@ async fn each_route_takes_the_model_that_the_request_names() {
     assert_eq!(get(&app, "/tokenizer_info?model=x").await.0, StatusCode::NOT_FOUND);
 }
 
+/// Programs have a name of OpenAI's or Anthropic's written in, and one model has no other that could be meant.
+#[tokio::test]
+async fn one_model_answers_to_any_name_and_says_so() {
+    let (app, strict) = (app(), strict());
+    for (path, body) in bodies() {
+        let body = with_model(body, "gpt-4");
+        let (status, _, refusal) = post(&strict, path, &body).await;
+        let code = if refusal["error"].is_string() { &refusal["code"] } else { &refusal["error"]["code"] };
+        assert_eq!((status, code), (StatusCode::NOT_FOUND, &json!("model_not_found")), "{path}");
+        let (status, _, answer) = post(&app, path, &body).await;
+        // Whoever asks what a model is asks about no other.
+        if path == "/api/show" {
+            assert_eq!((status, answer), (StatusCode::NOT_FOUND, refusal));
+            continue;
+        }
+        assert_eq!(status, StatusCode::OK, "{path}: {answer}");
+        assert_eq!(answer["x_hotmetal"]["ignored"], json!(["model"]), "{path}");
+        // Ollama's names have a tag.
+        let name = answer["model"].as_str().unwrap_or(MODEL);
+        assert!([MODEL, "tiny:latest"].contains(&name), "{path}: {answer}");
+    }
+    let streamed = stream(&app, CHAT, &with_model(hello(), "gpt-4")).await;
+    assert!(streamed.iter().all(|chunk| chunk["model"] == MODEL), "{streamed:?}");
+    assert_eq!(streamed.last().unwrap()["x_hotmetal"]["ignored"], json!(["model"]));
+    let unnamed = ok(&app, CHAT, &with_model(hello(), MODEL)).await;
+    assert!(unnamed["x_hotmetal"]["ignored"].is_null());
+    assert_eq!(get(&app, "/v1/models/gpt-4").await.0, StatusCode::NOT_FOUND);
+    // The only one of a list that is loaded on demand was to be chosen.
+    let offered = App::with_offered(Options::default(), &[], &[MODEL]);
+    assert_eq!(offered.serving(Some("gpt-4")).map(|_| ()).unwrap_err().code(), Some("model_not_found"));
+}
+
 #[tokio::test]
 async fn all_are_listed_and_counted_each_for_itself() {
     let app = two();

@@ -453,7 +453,7 @@ async fn the_call_of_a_result_is_found_at_once() {
 
 #[tokio::test]
 async fn errors_on_anthropics_routes_have_its_form() {
-    let app = app();
+    let app = strict();
     let (status, _, answer) = post(&app, MESSAGES, &with(messages(), json!({"model": "claude"}))).await;
     assert_eq!((status, &answer["error"]["type"]), (StatusCode::NOT_FOUND, &json!("not_found_error")));
     for (method, path, kind) in
