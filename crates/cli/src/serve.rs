@@ -245,12 +245,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     let offered = offered(args, &names)?;
     let address = SocketAddr::new(args.host, args.port);
     options.check_address(address, args.access.no_auth)?;
-    if let Some(bytes) = options.short_key() {
-        note(&format!(
-            "an API key has {bytes} bytes and can be guessed: it keeps others on this machine out for a while, and nobody \
-             if something passes requests on from a network (`openssl rand -hex 16` makes a better one)"
-        ));
-    }
+    let short_key = options.short_key();
     let listener = std::net::TcpListener::bind(address)
         .with_context(|| format!("cannot listen on {address}; is another server there? --port chooses another port"))?;
     let address = listener.local_addr().context("the system does not say where it listens")?;
@@ -272,6 +267,12 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
         asked.ask();
     });
     note(&format!("listening on http://{address}, {}", what_comes(&names, &offered_names)));
+    if let Some(bytes) = short_key {
+        note(&format!(
+            "an API key has {bytes} bytes and can be guessed: it keeps others on this machine out for a while, and nobody \
+             if something passes requests on from a network (`openssl rand -hex 16` makes a better one)"
+        ));
+    }
     let failure = Arc::new(Mutex::new(None));
     let load = {
         let (app, args, failure) = (app.clone(), args.clone(), Arc::clone(&failure));

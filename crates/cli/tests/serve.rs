@@ -329,7 +329,7 @@ fn a_key_of_the_environment_protects_and_is_not_shown() {
 #[cfg(unix)]
 #[test]
 fn a_short_key_protects_a_loopback_address_with_a_warning() {
-    let server = Server::start(&["--api-key", "long-enough-to-be-one,short", "--device", "cpu"]);
+    let server = Server::start(&["--api-key", "long-enough-to-be-one,short"]);
     let ask = |key: &str| {
         let header = format!("Authorization: Bearer {key}");
         let request = format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{header}\r\nConnection: close\r\n\r\n");
