@@ -159,9 +159,12 @@ def cases():
         },
     )
 
+    # One model alone answers to every name.
+    add("another name", chat, {"messages": story, "model": "other", "max_tokens": 5, **greedy}, weight=0.5)
+
     # Refusals: of a field, a model, a route, a grammar, a text that is no JSON.
     add("misspelt", chat, {"messages": story, "temprature": 0}, weight=0.5)
-    add("no such model", chat, {"messages": story, "model": "other"}, weight=0.5)
+    add("no such model", "/api/show", {"model": "other"}, weight=0.5)
     add("no such route", "/v1/audio/speech", {}, weight=0.3)
     add("not JSON", chat, b'{"messages": [', weight=0.5)
     add("too deep", chat, b'{"messages": ' + b"[" * 100 + b"]" * 100 + b"}", weight=0.5)
