@@ -95,12 +95,20 @@ def refused(client, request, expected, param):
 def errors(client, model):
     cases = [
         (dict(extra_body={"temperature": -1}), anthropic.BadRequestError, "temperature"),
-        (dict(model="another"), anthropic.NotFoundError, "model"),
         (dict(extra_body={"stop_sequence": ["x"]}), anthropic.BadRequestError, "stop_sequence"),
         (dict(tools=[{"type": "bash_20250124", "name": "bash"}]), anthropic.BadRequestError, "tools"),
     ]
     for change, expected, param in cases:
         refused(client, {**dict(model=model, messages=MESSAGES, max_tokens=2), **change}, expected, param)
+    # One model alone answers under every name, with its own; another's is not known.
+    answer = client.messages.create(model="another", messages=MESSAGES, max_tokens=2)
+    assert answer.model == model and "model" in answer.x_hotmetal["ignored"], answer
+    try:
+        client.models.retrieve("another")
+    except anthropic.NotFoundError:
+        pass
+    else:
+        raise AssertionError("there is no other model")
     # An error before a stream begins is one of the client's too.
     refused(client, dict(model=model, messages=[], max_tokens=2, stream=True), anthropic.BadRequestError, "messages")
 
