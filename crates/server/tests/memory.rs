@@ -310,7 +310,7 @@ fn what_those_who_left_had_asked_for_keeps_nobody_waiting() {
 fn what_was_taken_comes_back_whatever_became_of_the_request() {
     let _alone = alone();
     let runtime = runtime();
-    let app = app(Options { body_bytes_max: 2 * MIB, ..Options::default() });
+    let app = app(Options { body_bytes_max: 2 * MIB, strict_model: true, ..Options::default() });
     let bodies = [
         ("is no JSON", Long::new("{\"content\": \"", "a", MIB, "\""), 400),
         ("nests too deep", Long::new("{\"content\": ", "[", MIB, "}"), 400),
