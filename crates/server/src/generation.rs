@@ -337,9 +337,7 @@ impl Job {
         }
         let mut shows_progress = self.settings.shows_progress;
         if shows_progress {
-            let mut chunk = format.envelope(Vec::new(), true);
-            chunk["prompt_progress"] = self.prompt_progress(self.prompt_tokens, 0, 0);
-            sender.send(&chunk).await?;
+            sender.send(&self.progress_chunk(&format, 0, 0)).await?;
         }
         let mut finishes: Vec<Finish> = Vec::new();
         loop {
@@ -352,16 +350,12 @@ impl Job {
                 Ok(Ok(Some(Event::Scored(place, logprobs)))) => format.scored(place, logprobs),
                 Ok(Ok(Some(Event::Read(_)))) => {
                     let (cached, read) = (self.cached_tokens(), self.read.iter().sum());
-                    let mut chunk = format.envelope(Vec::new(), true);
-                    chunk["prompt_progress"] = self.prompt_progress(self.prompt_tokens, cached, read);
-                    sender.send(&chunk).await?;
+                    sender.send(&self.progress_chunk(&format, cached, read)).await?;
                 }
                 Ok(Ok(Some(Event::Text(index, delta)))) => {
                     if std::mem::take(&mut shows_progress) {
-                        let mut chunk = format.envelope(Vec::new(), true);
                         let (total, cached) = (self.prompt_tokens, self.cached_tokens());
-                        chunk["prompt_progress"] = self.prompt_progress(total, cached, total);
-                        sender.send(&chunk).await?;
+                        sender.send(&self.progress_chunk(&format, cached, total)).await?;
                     }
                     finishes.extend(delta.finish.clone());
                     let Some(choice) = format.chunk(index, delta) else { continue };
@@ -385,6 +379,16 @@ impl Job {
             sender.send(&chunk).await?;
         }
         sender.done().await
+    }
+
+    /// A chunk that says how far the prompts are.
+    fn progress_chunk(&self, format: &impl Format, cached: usize, read: usize) -> Value {
+        let mut chunk = format.envelope(Vec::new(), true);
+        chunk["prompt_progress"] = self.prompt_progress(self.prompt_tokens, cached, read);
+        if self.settings.times_tokens {
+            chunk["timings"] = self.timings_so_far(cached, read);
+        }
+        chunk
     }
 
     fn chunk(&self, format: &impl Format, choices: Vec<Value>) -> Value {
@@ -434,38 +438,40 @@ impl Job {
         self.choices.get(index).map_or_else(Usage::default, |choice| choice.usage)
     }
 
-    /// The times as llama.cpp names them, with these counts of tokens.
+    /// The times of a completion as llama.cpp names them, with these counts of tokens.
     pub(crate) fn timings(&self, prompt_tokens: usize, usage: Usage) -> Value {
         let (prompt_time, decode_time) = self.phases();
-        let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        let each = |time: Duration, count: usize| (count > 0).then(|| ms(time) / count as f64);
-        let rate = |time: Duration, count: usize| (!time.is_zero()).then(|| count as f64 / time.as_secs_f64());
-        let Usage { cached_tokens: cached, generated_tokens: generated, .. } = usage;
-        let computed = prompt_tokens.saturating_sub(cached);
-        json!({
-            "cache_n": cached,
-            "prompt_n": computed, "prompt_ms": ms(prompt_time),
-            "prompt_per_token_ms": each(prompt_time, computed), "prompt_per_second": rate(prompt_time, computed),
-            "predicted_n": generated, "predicted_ms": ms(decode_time),
-            "predicted_per_token_ms": each(decode_time, generated), "predicted_per_second": rate(decode_time, generated),
-        })
+        timings((prompt_tokens, prompt_time), (usage, decode_time), 1)
     }
 
     /// [`Self::timings`] of all completions together.
     fn timings_of_all(&self) -> Value {
         let (generated_tokens, cached_tokens) = (self.generated_tokens(), self.cached_tokens());
-        self.timings(self.prompt_tokens, Usage { generated_tokens, cached_tokens, ..Usage::default() })
+        let usage = Usage { generated_tokens, cached_tokens, ..Usage::default() };
+        let (prompt_time, decode_time) = self.phases();
+        timings((self.prompt_tokens, prompt_time), (usage, decode_time), self.choices.len())
+    }
+
+    /// [`Self::timings`] of a prompt of which `processed` tokens are read, as [`Self::prompt_progress`] counts them.
+    pub(crate) fn timings_so_far(&self, cached_tokens: usize, processed: usize) -> Value {
+        let time = if processed == 0 { Duration::ZERO } else { self.prompt_time() };
+        timings((processed, time), (Usage { cached_tokens, ..Usage::default() }, Duration::ZERO), 1)
     }
 
     /// How far a prompt of `total` tokens is, as llama.cpp says it: `processed` of them are read, of which the cache had
     /// `cached`. The time is that since it left the queue.
     pub(crate) fn prompt_progress(&self, total: usize, cached: usize, processed: usize) -> Value {
-        let time = match (self.first_token, self.watched.running.queued()) {
+        let time = self.prompt_time();
+        json!({"total": total, "cache": cached, "processed": processed, "time_ms": time.as_millis() as u64})
+    }
+
+    /// How long the prompt has been read so far.
+    fn prompt_time(&self) -> Duration {
+        match (self.first_token, self.watched.running.queued()) {
             (Some(_), _) => self.phases().0,
             (None, (_, Some(started))) => started.elapsed(),
             (None, (_, None)) => Duration::ZERO,
-        };
-        json!({"total": total, "cache": cached, "processed": processed, "time_ms": time.as_millis() as u64})
+        }
     }
 
     /// How long the prompt took, from the queue to its first token, and all tokens after that.
@@ -548,6 +554,28 @@ impl Job {
         }
         facts
     }
+}
+
+/// Times as llama.cpp names them: of a prompt of so many tokens, and of these completions of it. The first token of a
+/// completion comes out of the prompt's last step, so the time between tokens is that of one step less.
+fn timings(
+    (prompt_tokens, prompt_time): (usize, Duration),
+    (usage, time): (Usage, Duration),
+    completions: usize,
+) -> Value {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    // Where nothing was computed there is no time either; clients do arithmetic with it.
+    let each = |time: Duration, count: usize| if count > 0 { ms(time) / count as f64 } else { 0.0 };
+    let rate = |time: Duration, count: usize| if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() };
+    let Usage { cached_tokens: cached, generated_tokens: generated, .. } = usage;
+    let (computed, steps) = (prompt_tokens.saturating_sub(cached), generated.saturating_sub(completions));
+    json!({
+        "cache_n": cached,
+        "prompt_n": computed, "prompt_ms": ms(prompt_time),
+        "prompt_per_token_ms": each(prompt_time, computed), "prompt_per_second": rate(prompt_time, computed),
+        "predicted_n": generated, "predicted_ms": ms(time),
+        "predicted_per_token_ms": each(time, steps), "predicted_per_second": rate(time, steps),
+    })
 }
 
 impl SubmitError {

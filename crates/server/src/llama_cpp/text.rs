@@ -342,11 +342,16 @@ async fn stream(mut job: Job, mut texts: Vec<NativeText>, sender: &EventSender) 
 
 /// An event that says how far a prompt is: `read` of its tokens.
 fn progress(text: &NativeText, index: usize, read: usize, job: &Job) -> Value {
-    let progress = job.prompt_progress(text.prompt.len(), job.usage_of(index).cached_tokens, read);
-    json!({
+    let cached = job.usage_of(index).cached_tokens;
+    let progress = job.prompt_progress(text.prompt.len(), cached, read);
+    let mut event = json!({
         "index": index, "content": "", "tokens": [], "stop": false, "id_slot": 0, "tokens_predicted": 0,
         "tokens_evaluated": progress["processed"], "prompt_progress": progress,
-    })
+    });
+    if text.form.times_tokens {
+        event["timings"] = job.timings_so_far(cached, read);
+    }
+    event
 }
 
 /// The value of `a/b` in an object.

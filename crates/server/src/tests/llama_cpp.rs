@@ -165,6 +165,19 @@ async fn tokens_come_with_probabilities_ids_times_and_progress_where_they_are_as
         assert_eq!(event["timings"]["predicted_n"], index + 1, "{event}");
         assert_eq!(event["tokens"].as_array().unwrap().len(), 1);
     }
+    let timings = &progress[0]["timings"];
+    assert_eq!(
+        (&timings["prompt_n"], &timings["prompt_ms"], &timings["predicted_n"]),
+        (&json!(0), &json!(0.0), &json!(0))
+    );
+    assert_eq!(progress[1]["timings"]["prompt_n"], *total);
+    // The first token comes out of the prompt's last step, and no number is missing where there is no time.
+    let each = |timings: &Value| ["predicted_ms", "predicted_per_token_ms"].map(|name| timings[name].as_f64().unwrap());
+    let [all, per_token] = each(&answer["timings"]);
+    assert!(all > 0.0 && (per_token * 7.0 - all).abs() < 1e-6, "{all} {per_token}");
+    let one = ok(&app, COMPLETION, &with(&once(), json!({"n_predict": 1}))).await;
+    assert!(one["timings"].as_object().unwrap().values().all(Value::is_number), "{one}");
+    assert_eq!((each(&one["timings"]), &one["timings"]["predicted_per_second"]), ([0.0, 0.0], &json!(0.0)));
     assert!(last["completion_probabilities"].is_null() && last["timings"]["predicted_n"] == 8, "{last}");
     assert_eq!(refused(&app, &with(&once(), json!({"n_probs": 2000}))).await, "n_probs");
     // The routes of OpenAI's interface give times and progress too, where they are asked for.
@@ -177,6 +190,7 @@ async fn tokens_come_with_probabilities_ids_times_and_progress_where_they_are_as
         let progress: Vec<&Value> = chunks.iter().filter(|chunk| !chunk["prompt_progress"].is_null()).collect();
         assert_eq!(progress.len(), 2, "{path}");
         assert_eq!(progress[1]["prompt_progress"]["processed"], progress[1]["prompt_progress"]["total"]);
+        assert_eq!(progress[0]["timings"]["prompt_n"], 0);
         assert_eq!(chunks[0]["system_fingerprint"], "hotmetal-0");
     }
 }
