@@ -128,7 +128,7 @@ pub(crate) fn prepare_cut(
     if let Some(index) = inputs.iter().position(|input| input.ids.len() > context_len) {
         let found = inputs[index].ids.len();
         let message = format!("`input[{index}]` has {found} tokens, and the context holds {context_len}");
-        return Err(ApiError::context_exceeded("input", message));
+        return Err(ApiError::context_exceeded("input", message, found, context_len));
     }
     check_dimensions(fields.take("dimensions"), hidden_size)?;
     let asked = fields.string("pooling")?;

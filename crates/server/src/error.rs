@@ -14,6 +14,8 @@ const RETRY_AFTER_S: u64 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorForm {
     OpenAi,
+    /// OpenAI's, with other types of errors.
+    LlamaCpp,
     Anthropic,
     Ollama,
 }
@@ -21,11 +23,14 @@ pub(crate) enum ErrorForm {
 impl ErrorForm {
     /// The form of the route at this path.
     pub(crate) fn of(path: &str) -> Self {
-        let path = path.strip_prefix("/v1").unwrap_or(path);
-        if path.starts_with("/messages") {
+        let inner = path.strip_prefix("/v1").unwrap_or(path);
+        if inner.starts_with("/messages") {
             Self::Anthropic
-        } else if path.starts_with("/api/") {
+        } else if inner.starts_with("/api/") {
             Self::Ollama
+        } else if inner == path {
+            // Its own routes, and those of OpenAI's interface by the names that its server has for them, too.
+            Self::LlamaCpp
         } else {
             Self::OpenAi
         }
@@ -34,7 +39,7 @@ impl ErrorForm {
     /// The schema of an error in this form.
     pub(crate) fn schema(self) -> &'static str {
         match self {
-            Self::OpenAi => "Error",
+            Self::OpenAi | Self::LlamaCpp => "Error",
             Self::Anthropic => "AnthropicError",
             Self::Ollama => "OllamaError",
         }
@@ -49,12 +54,22 @@ pub(crate) struct ApiError {
     message: String,
     param: Option<String>,
     code: Option<&'static str>,
+    excess: Option<ContextExcess>,
     retry: bool,
+}
+
+/// A prompt that is too long.
+#[derive(Clone, Copy, Debug)]
+struct ContextExcess {
+    /// Tokens of the prompt, at least.
+    prompt: usize,
+    /// Tokens that the context holds.
+    context: usize,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, message: message.into(), param: None, code: None, retry: false }
+        Self { status, kind, message: message.into(), param: None, code: None, excess: None, retry: false }
     }
 
     /// A field with a value that cannot be used.
@@ -67,9 +82,15 @@ impl ApiError {
         Self { code: Some("unsupported_parameter"), ..Self::invalid(param, message) }
     }
 
-    /// A prompt that the context does not hold.
-    pub(crate) fn context_exceeded(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
+    /// A prompt of `prompt` tokens, at least, that the context of `context` does not hold.
+    pub(crate) fn context_exceeded(
+        param: impl Into<String>,
+        message: impl Into<String>,
+        prompt: usize,
+        context: usize,
+    ) -> Self {
+        let excess = Some(ContextExcess { prompt, context });
+        Self { code: Some("context_length_exceeded"), excess, ..Self::invalid(param, message) }
     }
 
     /// A request that cannot be used, for a reason beyond one field.
@@ -178,10 +199,27 @@ impl ApiError {
         json!({"error": message, "param": param, "code": code})
     }
 
+    /// llama.cpp's form: OpenAI's, with the types of errors that its clients look for.
+    pub(crate) fn to_llama_cpp_json(&self) -> Value {
+        let mut json = self.to_json();
+        let kind = match self.status {
+            _ if self.excess.is_some() => "exceed_context_size_error",
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::NOT_IMPLEMENTED => "not_supported_error",
+            StatusCode::SERVICE_UNAVAILABLE => "unavailable_error",
+            _ => return json,
+        };
+        json["error"]["type"] = kind.into();
+        json
+    }
+
     /// The answer on a route whose interface writes errors in this form.
     pub(crate) fn into_response_in(self, form: ErrorForm) -> Response {
         let body = match form {
             ErrorForm::OpenAi => self.to_json(),
+            ErrorForm::LlamaCpp => self.to_llama_cpp_json(),
             ErrorForm::Anthropic => self.to_anthropic_json(),
             ErrorForm::Ollama => self.to_ollama_json(),
         };
@@ -199,10 +237,15 @@ impl ApiError {
         response
     }
 
-    /// OpenAI's form.
+    /// OpenAI's form, with llama.cpp's members of a prompt that is too long.
     pub(crate) fn to_json(&self) -> Value {
-        let Self { message, kind, param, code, .. } = self;
-        json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+        let Self { message, kind, param, code, excess, .. } = self;
+        let mut json = json!({"error": {"message": message, "type": kind, "param": param, "code": code}});
+        if let &Some(ContextExcess { prompt, context }) = excess {
+            json["error"]["n_prompt_tokens"] = prompt.into();
+            json["error"]["n_ctx"] = context.into();
+        }
+        json
     }
 }
 
@@ -228,7 +271,9 @@ impl From<EngineError> for ApiError {
         let message = error.to_string();
         match error {
             EngineError::QueueFull { .. } => Self::too_many(message),
-            EngineError::ContextExceeded { .. } => Self::context_exceeded("max_tokens", message),
+            EngineError::ContextExceeded { prompt, context, .. } => {
+                Self::context_exceeded("max_tokens", message, prompt, context)
+            }
             EngineError::EmptyPrompt => Self::invalid("prompt", message),
             EngineError::UnknownToken { what, .. } => Self::invalid(what, message),
             EngineError::Parameter { name, .. } => Self::invalid(name, message),

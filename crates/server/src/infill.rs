@@ -170,7 +170,7 @@ fn fitting_prompt(
     let Some(room) = context_len.checked_sub(reserved + fixed) else {
         let (found, context) = (texts.begun.len(), context_len);
         let message = format!("`prompt` has {found} tokens, which are never cut, and the context holds {context}");
-        return Err(ApiError::context_exceeded("prompt", message));
+        return Err(ApiError::context_exceeded("prompt", message, found, context));
     };
     let (prefix, suffix) = (texts.prefix, texts.suffix);
     let num_suffix = suffix.len().min((room / 4).max(room.saturating_sub(prefix.len())));

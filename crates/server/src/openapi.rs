@@ -194,11 +194,17 @@ fn components() -> Value {
             "code": {"type": ["string", "null"], "description": "For programs to compare."},
         },
     });
+    let mut of_openai = error.clone();
+    for (name, meaning) in
+        [("n_prompt_tokens", "Of a prompt that is too long, at least."), ("n_ctx", "The context's, then.")]
+    {
+        of_openai["properties"][name] = json!({"type": "integer", "description": meaning});
+    }
     let answer = |required: &[&str]| json!({"type": "object", "required": required});
     let block = json!({"type": "object", "required": ["type"], "properties": {
         "type": {"type": "string"}}});
     json!({
-        "Error": {"type": "object", "required": ["error"], "properties": {"error": error}},
+        "Error": {"type": "object", "required": ["error"], "properties": {"error": of_openai}},
         "AnthropicError": {"type": "object", "required": ["type", "error"], "properties": {
             "type": {"type": "string", "enum": ["error"]}, "error": error}},
         "OllamaError": {"type": "object", "required": ["error", "param", "code"], "properties": {

@@ -167,5 +167,5 @@ pub(crate) fn too_long(error: TokenizerError, at: &str, name: &str, serving: &Se
         "`{at}` has at least {at_least} tokens, which do not fit the context of {context_len}; shorten the prompt, or use \
          a larger --ctx-size"
     );
-    ApiError::context_exceeded(name, message)
+    ApiError::context_exceeded(name, message, at_least, context_len)
 }

@@ -310,7 +310,7 @@ async fn stream(mut job: Job, mut texts: Vec<NativeText>, sender: &EventSender) 
                 sender.keep_alive().await?;
                 continue;
             }
-            Ok(Err(error)) => return sender.send(&error.to_json()).await,
+            Ok(Err(error)) => return sender.send(&error.to_llama_cpp_json()).await,
             Ok(Ok(Some(NativeEvent::Read(index)))) => {
                 let read = job.read[index * job.read.len() / texts.len()];
                 sender.send(&progress(&texts[index], index, read, &job)).await?;

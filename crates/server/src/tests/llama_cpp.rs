@@ -371,6 +371,34 @@ async fn no_place_is_free_while_all_texts_run() {
     assert!(status == StatusCode::SERVICE_UNAVAILABLE || bytes(response).await.len() > 200, "{status}");
 }
 
+/// Its clients look for the type, and OpenAI's for the code.
+#[tokio::test]
+async fn a_prompt_that_is_too_long_is_told_in_both_forms() {
+    let app = app();
+    let long = "x".repeat(4000);
+    let chat = json!({"messages": [{"role": "user", "content": long}]});
+    let text = json!({"prompt": vec![7; 300]});
+    for (path, body, kind, prompt) in [
+        (CHAT, &chat, "invalid_request_error", 257),
+        ("/chat/completions", &chat, "exceed_context_size_error", 257),
+        (TEXT, &text, "invalid_request_error", 300),
+        (COMPLETION, &text, "exceed_context_size_error", 300),
+        (EMBED, &json!({"input": vec![7; 300]}), "invalid_request_error", 300),
+    ] {
+        for stream in [false, true].into_iter().take(if path == EMBED { 1 } else { 2 }) {
+            let body = if stream { with(body, json!({"stream": true})) } else { body.clone() };
+            let (status, _, answer) = post(&app, path, &body).await;
+            let error = &answer["error"];
+            assert_eq!((status, &error["type"]), (StatusCode::BAD_REQUEST, &json!(kind)), "{path}: {answer}");
+            assert_eq!((&error["code"], &error["n_ctx"]), (&json!("context_length_exceeded"), &json!(256)), "{path}");
+            // Of a text at least, because it is not encoded to its end.
+            assert!(error["n_prompt_tokens"].as_u64() >= Some(prompt), "{path}: {answer}");
+        }
+    }
+    let (_, _, other) = post(&app, COMPLETION, &json!({"prompt": 7})).await;
+    assert_eq!((&other["error"]["type"], &other["error"]["n_ctx"]), (&json!("invalid_request_error"), &Value::Null));
+}
+
 /// Each route is there without `/v1`, too.
 #[tokio::test]
 async fn routes_are_there_without_their_version() {
