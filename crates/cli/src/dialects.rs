@@ -255,11 +255,7 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     ),
     // The service.
     (&["-to", "--timeout"], Serve, NoEffect(Values::One, TIMES)),
-    (
-        &["--metrics", "--slots", "--no-slots", "--props", "--embedding", "--embeddings"],
-        Serve,
-        NoEffect(Values::None, ROUTES),
-    ),
+    (&["--metrics", "--slots", "--props", "--embedding", "--embeddings"], Serve, NoEffect(Values::None, ROUTES)),
     (&["--task", "--runner", "--convert"], Serve, NoEffect(Values::One, ROUTES)),
     (&["--reranking", "--rerank"], Serve, Refused("no route ranks documents here")),
     (&["--pooling"], Serve, Refused("the model's files say how its embeddings are pooled")),

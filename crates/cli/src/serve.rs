@@ -121,6 +121,10 @@ struct AccessArgs {
     /// Have no page at `/`
     #[arg(long, alias = "no-ui")]
     no_webui: bool,
+
+    /// Answer /slots with 501: who may not generate could see there how many texts run
+    #[arg(long)]
+    no_slots: bool,
 }
 
 /// How much at a time, and how long.
@@ -476,6 +480,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
         seed: args.sampling.seed,
         max_tokens: limits.max_tokens.map(NonZeroUsize::get),
         has_page: !access.no_webui,
+        has_slots: !access.no_slots,
         special_in_messages: ParseSpecial::where_asked(limits.parse_special_in_messages),
         ..Options::default()
     })

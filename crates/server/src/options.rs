@@ -60,6 +60,8 @@ pub struct Options {
     pub max_tokens: Option<usize>,
     /// Whether there is a page at `/`.
     pub has_page: bool,
+    /// Whether `/slots` shows how many texts run.
+    pub has_slots: bool,
     /// Whether special tokens are read in messages of a conversation. If they are, a user can end a message and add others
     /// in any role.
     pub special_in_messages: ParseSpecial,
@@ -89,6 +91,7 @@ impl Default for Options {
             seed: None,
             max_tokens: None,
             has_page: true,
+            has_slots: true,
             special_in_messages: ParseSpecial::No,
         }
     }

@@ -85,6 +85,10 @@ fn parameters(serving: &Serving) -> Value {
 /// Shows the places for texts: as many as run at a time. Any place serves any text, so the first ones are those that are
 /// taken; no place shows a text, which is its client's.
 pub(crate) async fn slots(State(app): State<App>, uri: Uri) -> Result<Response, ApiError> {
+    if !app.inner.options.has_slots {
+        let message = "this server was started with --no-slots";
+        return Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "no_slots", message));
+    }
     let serving = app.serving(asked_model(&uri).as_deref())?;
     let (config, stats) = (serving.engine.config(), serving.engine.stats());
     if query(&uri, "fail_on_no_slot").is_some() && stats.num_running >= config.max_sequences {

@@ -336,6 +336,10 @@ async fn properties_and_places_are_shown() {
     assert!(slots.iter().all(|slot| slot["is_processing"] == false && slot["n_ctx"] == 256), "{slots:?}");
     assert_eq!(get(&app, "/slots?fail_on_no_slot=1").await.0, StatusCode::OK);
     assert_eq!(get(&app, "/props?model=x").await.0, StatusCode::NOT_FOUND);
+    let closed = loading(Options { has_slots: false, ..Options::default() });
+    let (status, refusal) = get(&closed, "/slots").await;
+    assert_eq!((status, &refusal["error"]["type"]), (StatusCode::NOT_IMPLEMENTED, &json!("not_supported_error")));
+    assert!(refusal["error"]["message"].as_str().unwrap().contains("--no-slots"));
     // The page of counts has llama.cpp's names beside the others.
     ok(&app, COMPLETION, &once()).await;
     let page = String::from_utf8(bytes(send(&app, request(Method::GET, "/metrics", "")).await).await.to_vec()).unwrap();
