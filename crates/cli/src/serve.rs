@@ -114,7 +114,7 @@ struct AccessArgs {
     allowed_host: Vec<String>,
 
     /// Let pages of this origin (`https://example.org`) use the server from a browser; may be given several times
-    /// (`*`: of any origin)
+    /// (`*`: of any origin; localhost: of any port of this machine)
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<Origin>,
 

@@ -203,6 +203,8 @@ pub enum Origin {
     Exactly(String),
     /// Those of this host and port, by either scheme.
     Host(String),
+    /// Those that this machine serves, on any port and by either scheme.
+    Local,
 }
 
 impl Origin {
@@ -212,9 +214,19 @@ impl Origin {
         match self {
             Self::Any => true,
             Self::Exactly(listed) => is_same(listed),
+            Self::Local => {
+                ["http://", "https://"].iter().any(|scheme| origin.strip_prefix(scheme).is_some_and(is_local))
+            }
             Self::Host(listed) => ["http", "https"].iter().any(|scheme| is_same(&format!("{scheme}://{listed}"))),
         }
     }
+}
+
+/// Whether a host, with its port or without, is this machine.
+fn is_local(host: &str) -> bool {
+    let is_port =
+        |rest: &str| rest.is_empty() || rest.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    ["localhost", "127.0.0.1", "[::1]"].into_iter().any(|name| host.strip_prefix(name).is_some_and(is_port))
 }
 
 /// An origin as browsers write it: without the port that its scheme has anyway.
@@ -229,12 +241,16 @@ fn without_usual_port(origin: &str) -> &str {
 impl std::str::FromStr for Origin {
     type Err = OptionsError;
 
-    /// `*`, an origin with or without its scheme, with or without a slash behind it, or `null`, which pages in files have.
+    /// `*`, `localhost` for all ports of this machine, an origin with or without its scheme, with or without a slash
+    /// behind it, or `null`, which pages in files have.
     fn from_str(text: &str) -> Result<Self, OptionsError> {
         let bad = || OptionsError::BadOrigin { found: text.to_owned() };
         let origin = text.trim().trim_end_matches('/');
         if origin == "*" {
             return Ok(Self::Any);
+        }
+        if origin.eq_ignore_ascii_case("localhost") {
+            return Ok(Self::Local);
         }
         let (scheme, host) = origin.split_once("://").map_or((None, origin), |(scheme, host)| (Some(scheme), host));
         let name =
@@ -330,6 +346,20 @@ mod tests {
             ("https://app.example/", "https://app.example", true),
             ("https://App.example", "https://app.example", true),
             ("https://app.example", "http://app.example", false),
+            ("localhost", "http://localhost", true),
+            ("localhost", "https://localhost:8080", true),
+            ("localhost", "http://127.0.0.1:3000", true),
+            ("localhost", "http://[::1]", true),
+            ("localhost", "http://[::1]:3000", true),
+            ("localhost", "http://localhost.evil.com", false),
+            ("localhost", "http://localhost:80.evil.com", false),
+            ("localhost", "http://localhost8080.evil.com", false),
+            ("localhost", "http://localhost8080", false),
+            ("localhost", "http://notlocalhost", false),
+            ("localhost", "http://127.0.0.1.evil.com", false),
+            ("localhost", "http://127.0.0.12", false),
+            ("localhost", "null", false),
+            ("localhost", "ftp://localhost", false),
             ("localhost:3000", "http://localhost:3000", true),
             ("localhost:3000", "https://localhost:3000", true),
             ("localhost:3000", "http://localhost:3001", false),

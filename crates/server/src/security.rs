@@ -197,7 +197,7 @@ fn is_listed(origin: &HeaderValue, options: &Options) -> bool {
 
 /// Whatever headers a page of a listed origin wants to send, it may: clients send their own (`x-stainless-os`).
 fn preflight(asked: Option<HeaderValue>) -> Response {
-    let mut response = StatusCode::NO_CONTENT.into_response();
+    let mut response = StatusCode::OK.into_response();
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
     let allowed = asked.unwrap_or(HeaderValue::from_static("authorization, content-type, x-api-key"));
