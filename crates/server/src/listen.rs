@@ -184,7 +184,9 @@ async fn connection(
         .max_buf_size(READ_BYTES_MAX)
         // `Timed` tells those who wait with their half closed from those who have left.
         .half_close(true)
-        .max_headers(HEADERS_MAX);
+        .max_headers(HEADERS_MAX)
+        // As other servers write them: some clients look for a name with its capitals, against the standard.
+        .title_case_headers(true);
     let peer = Peer::new();
     peers.add(&peer);
     let stream = Timed::new(stream, Arc::clone(&peer), app.inner.options.stall_time_max);
