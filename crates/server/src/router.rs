@@ -169,6 +169,16 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         stream: None,
     },
     BodyRoute {
+        path: "/v1/chat/completions/input_tokens",
+        aliases: &["/chat/completions/input_tokens"],
+        handler: || post(tokens::input_tokens),
+        summary: "Count the tokens of a conversation, in llama.cpp's form",
+        known: &[tokens::APPLY_TEMPLATE, chat::PROMPT_FIELDS],
+        required: &["messages"],
+        answer: "TokenCount",
+        stream: None,
+    },
+    BodyRoute {
         path: "/api/chat",
         aliases: &[],
         handler: || post(ollama::chat),

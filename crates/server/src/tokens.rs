@@ -42,7 +42,7 @@ pub(crate) const TOKENIZE: &[Field] = &[
 /// Fields of `/detokenize`.
 pub(crate) const DETOKENIZE: &[Field] = &[applied("model"), applied("tokens"), applied("skip_special_tokens")];
 
-/// Fields of `/apply-template` besides those of a conversation.
+/// Fields of `/apply-template`, and of the count of tokens, besides those of a conversation.
 pub(crate) const APPLY_TEMPLATE: &[Field] = &[applied("model")];
 
 /// Makes an answer of the fields of a body, where it holds up nobody.
@@ -230,6 +230,19 @@ pub(crate) async fn apply_template(
 ) -> Result<Response, ApiError> {
     answer(app, key, request, &[APPLY_TEMPLATE, PROMPT_FIELDS], |fields, serving, _| {
         Ok(json!({"prompt": Conversation::take(fields, serving)?.render(serving)?.into_text()}))
+    })
+    .await
+}
+
+/// Says how many tokens a conversation has, as llama.cpp does.
+pub(crate) async fn input_tokens(
+    State(app): State<App>,
+    Extension(KeyNumber(key)): Extension<KeyNumber>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    answer(app, key, request, &[APPLY_TEMPLATE, PROMPT_FIELDS], |fields, serving, _| {
+        let tokens = Conversation::take(fields, serving)?.encode(serving)?.len();
+        Ok(json!({"object": "response.input_tokens", "input_tokens": tokens}))
     })
     .await
 }

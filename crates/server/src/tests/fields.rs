@@ -100,6 +100,11 @@ fn routes() -> Vec<Route> {
             known: vec![tokens::APPLY_TEMPLATE, chat::PROMPT_FIELDS],
             body: json!({"messages": conversation}),
         },
+        Route {
+            path: "/v1/chat/completions/input_tokens",
+            known: vec![tokens::APPLY_TEMPLATE, chat::PROMPT_FIELDS],
+            body: json!({"messages": conversation}),
+        },
     ]
 }
 

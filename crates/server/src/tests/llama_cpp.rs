@@ -416,6 +416,9 @@ async fn routes_are_there_without_their_version() {
     same("/messages", &json!({"messages": hello()["messages"], "max_tokens": 4, "seed": 3}), "content").await;
     same("/messages/count_tokens", &json!({"messages": hello()["messages"]}), "input_tokens").await;
     same("/responses", &json!({"input": "Hello", "max_output_tokens": 4, "seed": 3}), "status").await;
+    same("/chat/completions/input_tokens", &json!({"messages": hello()["messages"]}), "input_tokens").await;
+    let counted = ok(&app, "/chat/completions/input_tokens", &json!({"messages": hello()["messages"]})).await;
+    assert_eq!(counted["input_tokens"], ok(&app, CHAT, &hello()).await["usage"]["prompt_tokens"]);
     assert_eq!(get(&app, "/models").await, get(&app, "/v1/models").await);
     assert_eq!(get(&app, "/models/tiny").await, get(&app, "/v1/models/tiny").await);
     assert_eq!(get(&app, "/v1/health").await.0, StatusCode::OK);

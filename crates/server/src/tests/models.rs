@@ -44,6 +44,7 @@ fn bodies() -> Vec<(&'static str, Value)> {
         ("/tokenize", json!({"prompt": "Hello"})),
         ("/detokenize", json!({"tokens": [5, 6]})),
         ("/apply-template", json!({"messages": messages})),
+        ("/v1/chat/completions/input_tokens", json!({"messages": messages})),
         (OLLAMA, json!({"messages": messages, "stream": false, "options": {"num_predict": 4}})),
         ("/api/generate", json!({"prompt": "Once", "stream": false, "options": {"num_predict": 4}})),
         ("/api/embed", json!({"input": "Hello"})),
