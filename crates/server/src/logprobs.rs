@@ -32,16 +32,22 @@ pub(crate) fn chat(tokenizer: &Tokenizer, tokens: &[PlacedToken]) -> Value {
     json!({"content": content, "refusal": null})
 }
 
-/// `completion_probabilities` of llama.cpp's own routes.
-pub(crate) fn native(tokenizer: &Tokenizer, tokens: &[PlacedToken]) -> Vec<Value> {
+/// `completion_probabilities` of llama.cpp's own routes: log-probabilities, or probabilities behind all samplers.
+pub(crate) fn native(tokenizer: &Tokenizer, tokens: &[PlacedToken], after_samplers: bool) -> Vec<Value> {
     let entry = |id: u32, logprob: f32| {
         let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-        json!({"id": id, "token": String::from_utf8_lossy(&bytes), "bytes": bytes, "logprob": logprob})
+        let mut entry = json!({"id": id, "token": String::from_utf8_lossy(&bytes), "bytes": bytes});
+        match after_samplers {
+            true => entry["prob"] = json!(logprob.exp()),
+            false => entry["logprob"] = json!(logprob),
+        }
+        entry
     };
     let token = |placed: &PlacedToken| {
         let TokenLogprobs { logprob, top } = placed.token.logprobs.as_ref()?;
         let mut token = entry(placed.token.id, *logprob);
-        token["top_logprobs"] = top.iter().map(|top| entry(top.id, top.logprob)).collect();
+        let list = if after_samplers { "top_probs" } else { "top_logprobs" };
+        token[list] = top.iter().map(|top| entry(top.id, top.logprob)).collect();
         Some(token)
     };
     tokens.iter().filter_map(token).collect()

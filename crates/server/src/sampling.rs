@@ -357,6 +357,7 @@ fn sampling(fields: &mut Fields, serving: &Serving) -> Result<SamplingParams, Ap
             .or(serving.seed)
             .unwrap_or_else(random_seed),
         logprobs: None,
+        logprobs_after_steps: false,
         order: fields.strings("samplers")?.map_or(Ok(defaults.order), |names| order(&names))?,
     };
     let checked = sampling.check(serving.engine.config().vocab_size);

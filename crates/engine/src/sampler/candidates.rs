@@ -50,6 +50,11 @@ impl Softmax {
         Self { max, sum, log_sum: (sum as f64 / weight(0.0) as f64).ln() }
     }
 
+    /// Whether a candidate can be drawn.
+    pub(super) fn has_weight(&self, candidate: &Candidate) -> bool {
+        weight(self.max - candidate.logit) > 0
+    }
+
     /// -ln p of a candidate.
     pub(super) fn surprise(&self, candidate: &Candidate) -> f64 {
         self.log_sum - f64::from(candidate.logit - self.max)

@@ -1,10 +1,11 @@
 //! Log-probabilities of a chosen token and of its likeliest alternatives.
 
-use super::filters::Ranked;
+use super::candidates::{Candidate, Softmax};
+use super::filters::{Ranked, rank_likeliest};
 use super::peaks::Peaks;
 
 /// Log-probabilities of one prediction: of the model's own distribution, before bias, penalties, filters and
-/// temperature.
+/// temperature, unless [`SamplingParams::logprobs_after_steps`](super::SamplingParams::logprobs_after_steps).
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
     /// The chosen token's.
@@ -39,5 +40,25 @@ pub(super) fn logprobs(
     TokenLogprobs {
         logprob: logprob(chosen),
         top: ranked.iter().map(|&Ranked { id, .. }| TokenLogprob { id, logprob: logprob(id) }).collect(),
+    }
+}
+
+/// The log-softmax of `candidates`, which the steps have left, at `chosen` and at the `count` likeliest that can be
+/// drawn.
+pub(super) fn after_steps(
+    candidates: &[Candidate],
+    chosen: u32,
+    count: usize,
+    ranked: &mut Vec<Ranked>,
+) -> TokenLogprobs {
+    let softmax = Softmax::of(candidates);
+    let logprob = |id: u32, logit: f32| -softmax.surprise(&Candidate { id, logit }) as f32;
+    let drawable = candidates.iter().filter(|candidate| softmax.has_weight(candidate));
+    rank_likeliest(drawable.map(|&Candidate { id, logit }| (id, logit)), count, ranked);
+    ranked.sort_unstable_by(Ranked::order);
+    let of_chosen = candidates.iter().find(|candidate| candidate.id == chosen);
+    TokenLogprobs {
+        logprob: of_chosen.map_or(f32::NEG_INFINITY, |candidate| logprob(chosen, candidate.logit)),
+        top: ranked.iter().map(|&Ranked { id, key, .. }| TokenLogprob { id, logprob: logprob(id, -key) }).collect(),
     }
 }

@@ -116,7 +116,10 @@ impl Sampler {
     ) -> Result<SampledToken, Failure> {
         let logits = self.look_over(row.into(), history)?;
         let chosen = if params.is_plain_greedy() {
-            Chosen { id: self.peaks.likeliest(logits).ok_or(Failure::NoTokenLeft)? as u32, mirostat_bound: None }
+            let id = self.peaks.likeliest(logits).ok_or(Failure::NoTokenLeft)? as u32;
+            // All that the steps would leave.
+            candidates::fill_with(&mut self.candidates, logits, std::iter::once(id));
+            Chosen { id, mirostat_bound: None }
         } else {
             self.run_chain(logits, params, history, completion, None)?
         };
@@ -161,9 +164,12 @@ impl Sampler {
     }
 
     fn sampled(&mut self, logits: &[f32], chosen: Chosen, params: &SamplingParams) -> SampledToken {
-        let Self { peaks, ranked, .. } = self;
+        let Self { peaks, candidates, ranked, .. } = self;
         let Chosen { id, mirostat_bound } = chosen;
-        let logprobs = params.logprobs.map(|count| logprobs::logprobs(logits, peaks, id, count, ranked));
+        let logprobs = params.logprobs.map(|count| match params.logprobs_after_steps {
+            true => logprobs::after_steps(candidates, id, count, ranked),
+            false => logprobs::logprobs(logits, peaks, id, count, ranked),
+        });
         SampledToken { id, logprobs, mirostat_bound }
     }
 
@@ -178,7 +184,11 @@ impl Sampler {
         let draws = rng::draws(params.seed, completion, history.tokens.len() - history.prompt_len);
         let Self { peaks, candidates, ranked, .. } = self;
         let head = params.head(history).filter(|head| allowed.is_none() && head.len() < logits.len() / 8);
-        let whole = if allowed.is_some() { None } else { params.whole_vocabulary() };
+        // What a bound decides on is no list of candidates whose probabilities could be told.
+        let tells_candidates = params.logprobs.is_some() && params.logprobs_after_steps;
+        let whole = params
+            .whole_vocabulary()
+            .filter(|whole| allowed.is_none() && !(tells_candidates && matches!(whole, WholeVocabulary::Draw)));
         let mut order = params.order.as_slice();
         match (head, whole) {
             (Some(head), _) => peaks.fill(candidates, logits, head.len(), head.changed(), ranked),

@@ -52,6 +52,8 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Return log-probabilities: of the chosen token and of so many alternatives, up to 20.
     pub logprobs: Option<usize>,
+    /// Whether these are of what the token was drawn from, behind all steps, and not of the model's own distribution.
+    pub logprobs_after_steps: bool,
     /// The chain. A step that is left out must have its parameters at their neutral values.
     pub order: Vec<SamplerStep>,
 }
@@ -220,6 +222,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             seed: 0,
             logprobs: None,
+            logprobs_after_steps: false,
             order: SamplerStep::ALL.to_vec(),
         }
     }

@@ -441,7 +441,8 @@ proptest! {
             ..SamplingParams::default()
         };
         let history = History { mirostat_bound: bound, ..History::new(&history, history.len() / 2) };
-        let expected = Sampler::default().sample_plainly(&logits, &params, history, completion);
+        let mut plain = Sampler::default();
+        let expected = plain.sample_plainly(&logits, &params, history, completion);
         let mut sampler = Sampler::default();
         let found = sampler.sample(&logits, &params, history, completion).map(|token| token.id);
         prop_assert_eq!(&found, &expected);
@@ -454,6 +455,16 @@ proptest! {
         let with_peaks = sampler.sample(row, &params, history, completion);
         prop_assert_eq!(with_peaks.as_ref().map(|token| token.id), expected.as_ref().copied());
         prop_assert_eq!(with_peaks, sampler.sample(&logits, &params, history, completion));
+        // With those of what is left in the end, which is the same however little of the vocabulary was looked at.
+        let params = SamplingParams { logprobs_after_steps: true, ..params };
+        for row in [row, LogitsRow::from(&logits)] {
+            let token = sampler.sample(row, &params, history, completion);
+            prop_assert_eq!(token.as_ref().map(|token| token.id), expected.as_ref().copied());
+            if let Ok(token) = token {
+                let of_plain = logprobs::after_steps(&plain.candidates, token.id, 5, &mut Vec::new());
+                prop_assert_eq!(token.logprobs, Some(of_plain));
+            }
+        }
     }
 
     /// What a grammar allows is a chain over these tokens alone.
@@ -802,6 +813,34 @@ fn logprobs_are_of_the_models_own_distribution() {
     for (top, expected) in logprobs.top.iter().zip([0.5f32, 0.25, 0.125]) {
         assert!((top.logprob - expected.ln()).abs() < 1e-6);
     }
+}
+
+#[test]
+fn logprobs_after_the_steps_are_of_what_is_drawn_from() {
+    let logits = logits_of(&[0.1, 0.4, 0.2, 0.3]);
+    let of = |params: SamplingParams| {
+        let params = SamplingParams { logprobs: Some(3), logprobs_after_steps: true, ..params };
+        let token = Sampler::default().sample(&logits, &params, NOTHING, 0).unwrap();
+        let TokenLogprobs { logprob, top } = token.logprobs.clone().unwrap();
+        let probabilities: Vec<(u32, f32)> = top.iter().map(|top| (top.id, top.logprob.exp())).collect();
+        let chosen = probabilities.iter().find(|(id, _)| *id == token.id);
+        assert!(chosen.is_none_or(|(_, probability)| (probability - logprob.exp()).abs() < 1e-6), "{token:?}");
+        probabilities
+    };
+    let close = |found: &[(u32, f32)], expected: &[(u32, f32)]| {
+        let pairs = found.iter().zip(expected);
+        assert!(found.len() == expected.len(), "{found:?}");
+        assert!(pairs.into_iter().all(|(a, b)| a.0 == b.0 && (a.1 - b.1).abs() < 1e-6), "{found:?} {expected:?}");
+    };
+    let whole = SamplingParams::default();
+    close(&of(whole.clone()), &[(1, 0.4), (3, 0.3), (2, 0.2)]);
+    close(&of(SamplingParams { top_k: 2, ..whole.clone() }), &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
+    // The squares of 4, 3, 2 and 1 are 30 together.
+    let colder = SamplingParams { temperature: 0.5, ..whole.clone() };
+    close(&of(colder), &[(1, 16.0 / 30.0), (3, 9.0 / 30.0), (2, 4.0 / 30.0)]);
+    let banned = vec![(1, f32::NEG_INFINITY), (3, f32::NEG_INFINITY)];
+    close(&of(SamplingParams { logit_bias: banned, ..whole.clone() }), &[(2, 2.0 / 3.0), (0, 1.0 / 3.0)]);
+    close(&of(SamplingParams { temperature: 0.0, ..whole }), &[(1, 1.0)]);
 }
 
 #[test]

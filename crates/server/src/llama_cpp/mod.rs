@@ -20,6 +20,7 @@ pub(crate) const COMMON: &[Field] = &[
     applied("return_tokens"),
     applied("response_fields"),
     applied("n_probs"),
+    applied("post_sampling_probs"),
     applied("timings_per_token"),
     applied("return_progress"),
     hint("n_cache_reuse", "the prefix cache serves all"),
@@ -27,6 +28,5 @@ pub(crate) const COMMON: &[Field] = &[
     hint("n_keep", "a text ends where the context does, and nothing is shifted out of it"),
     hint("n_discard", "a text ends where the context does, and nothing is shifted out of it"),
     hint("t_max_prompt_ms", "a prompt is computed to its end"),
-    only("post_sampling_probs", |value| value == false, "log-probabilities are those before the samplers"),
     only("min_keep", |value| value == 0 || value == 1, "the filters keep one token at least, and no more by force"),
 ];

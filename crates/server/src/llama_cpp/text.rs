@@ -12,7 +12,7 @@ use super::build_info;
 use crate::app::{App, Serving};
 use crate::choice::{Delta, Finish};
 use crate::error::{ApiError, json_response};
-use crate::fields::Fields;
+use crate::fields::{Fields, ignore};
 use crate::generation::{Event, Job, Plan};
 use crate::logprobs;
 use crate::sampling::{Settings, describe};
@@ -29,6 +29,8 @@ pub(crate) struct TextForm {
     time_max: Option<Duration>,
     /// Each token comes with its log-probability and those of so many others, if not 0.
     num_probabilities: usize,
+    /// They are probabilities, of what the samplers have left.
+    after_samplers: bool,
     /// Each event has the times so far.
     times_tokens: bool,
     /// A stream says how far the prompt is.
@@ -59,9 +61,13 @@ impl TextForm {
             returns_tokens: fields.boolean("return_tokens")?.unwrap_or(false),
             response_fields: fields.strings("response_fields")?.filter(|names| !names.is_empty()),
             num_probabilities: fields.count("n_probs")?.unwrap_or(0),
+            after_samplers: fields.boolean("post_sampling_probs")?.unwrap_or(false),
             times_tokens: fields.boolean("timings_per_token")?.unwrap_or(false),
             shows_progress: fields.boolean("return_progress")?.unwrap_or(false),
         };
+        if form.after_samplers && !form.shows_probabilities() {
+            ignore("post_sampling_probs");
+        }
         Ok((form, max_tokens))
     }
 
@@ -72,6 +78,7 @@ impl TextForm {
     /// Asks for the log-probabilities and the progress that the answers show.
     pub(crate) fn ask(&self, settings: &mut Settings, serving: &Serving) -> Result<(), ApiError> {
         settings.sampling.logprobs = Some(self.num_probabilities).filter(|&count| count > 0);
+        settings.sampling.logprobs_after_steps = self.after_samplers;
         settings.shows_progress = self.shows_progress;
         let checked = settings.sampling.check(serving.engine.config().vocab_size);
         checked.map_err(|error| ApiError::from(error).with_param("top_logprobs", "n_probs"))
@@ -153,7 +160,7 @@ impl NativeText {
             text.truncate(cut);
         }
         let probabilities = match self.form.shows_probabilities() {
-            true => logprobs::native(&self.serving.tokenizer, &placed),
+            true => logprobs::native(&self.serving.tokenizer, &placed, self.form.after_samplers),
             false => Vec::new(),
         };
         self.text.push_str(&text);

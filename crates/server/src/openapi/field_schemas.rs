@@ -49,7 +49,7 @@ pub(super) fn only_schema(name: &str) -> Value {
         | "penalty_alpha"
         | "no_repeat_ngram_size"
         | "nsigma" => json!({"type": "integer", "enum": [0]}),
-        "use_beam_search" | "background" | "echo" | "post_sampling_probs" | "logprobs" | "truncate" | "shift" => {
+        "use_beam_search" | "background" | "echo" | "logprobs" | "truncate" | "shift" => {
             json!({"type": "boolean", "enum": [false]})
         }
         "documents" | "functions" | "mcp_servers" | "context" | "images" | "lora" => {
@@ -181,6 +181,7 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         | "timings_per_token"
         | "return_documents"
         | "return_progress"
+        | "post_sampling_probs"
         | "echo" => boolean(),
         "logprobs" if path == "/v1/completions" => json!({"type": "integer", "minimum": 0, "maximum": 20}),
         "logprobs" => boolean(),

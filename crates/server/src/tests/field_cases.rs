@@ -157,6 +157,12 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
             let tokens = answer["choices"][0]["prompt_logprobs"].as_array().unwrap();
             tokens.len() as u64 == answer["usage"]["prompt_tokens"].as_u64().unwrap() && tokens[1].is_object()
         }),
+        (INFILL | "/completion", "post_sampling_probs") => {
+            case_with(json!({"n_probs": 2}), json!(true), |_, answer| {
+                let token = &answer["completion_probabilities"][0];
+                token["prob"].is_number() && token["top_probs"].is_array() && token["logprob"].is_null()
+            })
+        }
         (_, "timings_per_token") => case(json!(true), |_, answer| answer["timings"]["predicted_n"] == 8),
         (_, "return_progress") => case(json!(true), |before, answer| text(before) == text(answer)),
         (INFILL | "/completion", "n_predict") => {

@@ -180,6 +180,19 @@ async fn tokens_come_with_probabilities_ids_times_and_progress_where_they_are_as
     assert_eq!((each(&one["timings"]), &one["timings"]["predicted_per_second"]), ([0.0, 0.0], &json!(0.0)));
     assert!(last["completion_probabilities"].is_null() && last["timings"]["predicted_n"] == 8, "{last}");
     assert_eq!(refused(&app, &with(&once(), json!({"n_probs": 2000}))).await, "n_probs");
+    // Probabilities behind the samplers are of few tokens, which are certain together, and the text is the same.
+    let after = with(&once(), json!({"n_probs": 4, "post_sampling_probs": true, "top_k": 2, "temperature": 0.5}));
+    let plain = with(&after, json!({"post_sampling_probs": false}));
+    let [after, plain] = [ok(&app, COMPLETION, &after).await, ok(&app, COMPLETION, &plain).await];
+    assert_eq!(after["content"], plain["content"]);
+    for token in after["completion_probabilities"].as_array().unwrap() {
+        let top: Vec<f64> =
+            token["top_probs"].as_array().unwrap().iter().map(|top| top["prob"].as_f64().unwrap()).collect();
+        assert!(top.len() <= 2 && (top.iter().sum::<f64>() - 1.0).abs() < 1e-5, "{token}");
+        assert!(top.contains(&token["prob"].as_f64().unwrap()) && token["top_logprobs"].is_null(), "{token}");
+    }
+    let without = ok(&app, COMPLETION, &with(&once(), json!({"post_sampling_probs": true}))).await;
+    assert_eq!(without["x_hotmetal"]["ignored"], json!(["post_sampling_probs"]));
     // The routes of OpenAI's interface give times and progress too, where they are asked for.
     for (path, body) in [(CHAT, hello()), (TEXT, json!({"prompt": "Once", "max_tokens": 8, "seed": 3}))] {
         assert!(ok(&app, path, &body).await["timings"].is_null());
@@ -278,7 +291,6 @@ async fn grammars_biases_and_samplers_have_llama_cpps_forms() {
         (json!({"n": 2, "n_cmpl": 3}), "n"),
         (json!({"n_cmpl": 0}), "n_cmpl"),
         (json!({"max_tokens": 7}), "max_tokens"),
-        (json!({"post_sampling_probs": true}), "post_sampling_probs"),
         (json!({"grammar": "root ::= ["}), "grammar"),
         (json!({"image_data": [{"id": 1}]}), "image_data"),
     ] {
